@@ -1,0 +1,3 @@
+"""Robust encoders and noise stability, in JAX."""
+
+__version__ = "0.1.0"
