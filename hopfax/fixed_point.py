@@ -1,0 +1,185 @@
+"""The library's one loop to a fixed point, with a choice of gradients."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+Gradient = Literal["implicit", "unrolled"]
+Stop = Literal["relative", "absolute"]
+Map = Callable[[PyTree, Array], Array]
+
+# A term of the adjoint series this many times its first one is taken as divergence.
+_ADJOINT_GROWTH = 10.0
+
+
+class FixedPoint(NamedTuple):
+    """Where an iteration ended, and how.
+
+    Attributes:
+        value: The last iterate, shaped like the start.
+        num_steps: Applications of the map, 0 only for a start that was not finite.
+        residual: Size of the last change, in the stop rule's measure.
+        converged: Whether `residual <= tol`; False after `max_steps`, and for anything not finite.
+    """
+
+    value: Array
+    num_steps: Int[Array, ""]
+    residual: Float[Array, ""]
+    converged: Bool[Array, ""]
+
+
+class _Loop(NamedTuple):
+    value: Array
+    num_steps: Array
+    residual: Array
+    running: Array
+
+
+def fixed_point(
+    fn: Map,
+    params: PyTree,
+    init: Float[Array, "..."],
+    *,
+    tol: float | Float[Array, ""] = 1e-4,
+    max_steps: int = 50,
+    gradient: Gradient = "implicit",
+    stop: Stop = "relative",
+) -> FixedPoint:
+    r"""Iterates $x \leftarrow f(\theta, x)$ until it stands still.
+
+    The whole array `init` is one state with one stop rule: `vmap` over states that are to stop
+    one by one, and each keeps its own count of steps.
+
+    Args:
+        fn: The map, called as `fn(params, x)` and returning an array like `x`. It must not close
+            over traced arrays; hand them over in `params`.
+        params: Whatever `fn` needs, a pytree.
+        init: Start of the iteration, any shape, floating.
+        tol: Stop when the change is at most this, > 0. May be traced; `inf` stops after one step.
+        max_steps: Most applications of `fn`, at least 1.
+        gradient: `"implicit"` or `"unrolled"`, see Differentiation.
+        stop: `"relative"`, $\|x' - x\| \le tol \|x\|$, or `"absolute"`, $\|x' - x\| \le tol$.
+
+    Returns:
+        A `FixedPoint`. A start or iterate that is not finite ends the loop at once.
+
+    Raises:
+        ValueError: If `max_steps < 1`, or `gradient` or `stop` is not one of the names above.
+
+    Differentiation:
+        `"implicit"` solves $u = g + (\partial f/\partial x)^\top u$ at the fixed point (implicit
+        function theorem) by the same loop, so memory does not grow with the number of steps.
+        The gradient with respect to `init` is zero: inside a basin, the start does not move the
+        fixed point. It is exact at a stable fixed point only. Where the series diverges (a saddle,
+        or a state still moving after `max_steps`) it is cut off once a term is ten times as large
+        as the first, which bounds the gradient but leaves it approximate.
+        `"unrolled"` differentiates the iterates themselves through a scan of `max_steps` steps in
+        which finished states are frozen; memory grows with `max_steps`.
+    """
+    if max_steps < 1:
+        raise ValueError(f"max_steps must be at least 1, got {max_steps}")
+    if stop not in ("relative", "absolute"):
+        raise ValueError(f'stop must be "relative" or "absolute", got {stop!r}')
+    tol = jnp.asarray(tol, dtype=init.dtype)
+    if gradient == "implicit":
+        return _implicit(fn, max_steps, stop, params, init, tol)
+    if gradient == "unrolled":
+        return _unrolled(fn, max_steps, stop, params, init, tol)
+    raise ValueError(f'gradient must be "implicit" or "unrolled", got {gradient!r}')
+
+
+def _norm(x: Array) -> Array:
+    return jnp.sqrt(jnp.sum(jnp.square(x)))
+
+
+def _start(init: Array) -> _Loop:
+    return _Loop(
+        value=init,
+        num_steps=jnp.zeros((), jnp.int32),
+        residual=jnp.full((), jnp.inf, init.dtype),
+        running=jnp.all(jnp.isfinite(init)),
+    )
+
+
+def _advance(loop: _Loop, value: Array, *, tol: Array, stop: Stop) -> _Loop:
+    old, new = jax.lax.stop_gradient((loop.value, value))
+    residual = _norm(new - old)
+    if stop == "relative":
+        residual = residual / jnp.maximum(_norm(old), jnp.finfo(old.dtype).tiny)
+    return _Loop(
+        value=value,
+        num_steps=loop.num_steps + 1,
+        residual=residual,
+        running=(residual > tol) & jnp.isfinite(residual),
+    )
+
+
+def _finish(loop: _Loop, tol: Array) -> FixedPoint:
+    converged = (loop.residual <= tol) & jnp.isfinite(loop.residual)
+    return FixedPoint(loop.value, loop.num_steps, loop.residual, converged)
+
+
+def _iterate(
+    fn: Callable[[Array], Array], init: Array, tol: Array, max_steps: int, stop: Stop
+) -> _Loop:
+    """The while loop behind both the forward pass and the adjoint."""
+    return jax.lax.while_loop(
+        lambda loop: loop.running & (loop.num_steps < max_steps),
+        lambda loop: _advance(loop, fn(loop.value), tol=tol, stop=stop),
+        _start(init),
+    )
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _implicit(
+    fn: Map, max_steps: int, stop: Stop, params: PyTree, init: Array, tol: Array
+) -> FixedPoint:
+    return _finish(_iterate(partial(fn, params), init, tol, max_steps, stop), tol)
+
+
+def _implicit_forward(
+    fn: Map, max_steps: int, stop: Stop, params: PyTree, init: Array, tol: Array
+) -> tuple[FixedPoint, tuple[PyTree, Array, Array]]:
+    found = _implicit(fn, max_steps, stop, params, init, tol)
+    return found, (params, found.value, tol)
+
+
+def _implicit_backward(
+    fn: Map,
+    max_steps: int,
+    stop: Stop,
+    saved: tuple[PyTree, Array, Array],
+    cotangent: FixedPoint,
+) -> tuple[Any, Array, Array]:
+    del stop  # the size of a cotangent means nothing in absolute terms
+    params, value, tol = saved
+    _, pull = jax.vjp(fn, params, value)
+    first = cotangent.value
+    bound = _ADJOINT_GROWTH * _norm(first)
+
+    def add_term(u: Array) -> Array:
+        following = first + pull(u)[1]
+        # Returning u itself reads as "no change", and so ends the loop.
+        return jnp.where(_norm(following - u) <= bound, following, u)
+
+    adjoint = _iterate(add_term, first, tol, max_steps, "relative").value
+    return pull(adjoint)[0], jnp.zeros_like(value), jnp.zeros_like(tol)
+
+
+_implicit.defvjp(_implicit_forward, _implicit_backward)
+
+
+def _unrolled(
+    fn: Map, max_steps: int, stop: Stop, params: PyTree, init: Array, tol: Array
+) -> FixedPoint:
+    def body(loop: _Loop, _: None) -> tuple[_Loop, None]:
+        following = _advance(loop, fn(params, loop.value), tol=tol, stop=stop)
+        kept = jax.tree.map(lambda new, old: jnp.where(loop.running, new, old), following, loop)
+        return kept, None
+
+    loop, _ = jax.lax.scan(body, _start(init), length=max_steps)
+    return _finish(loop, tol)

@@ -1,0 +1,20 @@
+"""Hopfield retrieval, key spectra and noise: the pure functions of the Robertha paper.
+
+`retrieval` iterates a query to an attractor, `spectrum` measures and regularizes how keys spread,
+`corruption` adds noise of known strength. Nothing here knows about modules or training.
+"""
+
+from hopfax.hopfield.corruption import gaussian_noise as gaussian_noise
+from hopfax.hopfield.corruption import matched_sigma as matched_sigma
+from hopfax.hopfield.corruption import snr_db as snr_db
+from hopfax.hopfield.retrieval import Trajectory as Trajectory
+from hopfax.hopfield.retrieval import energy as energy
+from hopfax.hopfield.retrieval import retrieve as retrieve
+from hopfax.hopfield.retrieval import trajectory as trajectory
+from hopfax.hopfield.retrieval import update as update
+from hopfax.hopfield.spectrum import effective_rank as effective_rank
+from hopfax.hopfield.spectrum import eigen_entropy as eigen_entropy
+from hopfax.hopfield.spectrum import esr_penalty as esr_penalty
+from hopfax.hopfield.spectrum import gini as gini
+from hopfax.hopfield.spectrum import key_spectrum as key_spectrum
+from hopfax.hopfield.spectrum import participation_ratio as participation_ratio

@@ -1,0 +1,91 @@
+"""Gaussian noise on embeddings, and the signal-to-noise ratio it leaves.
+
+A standard deviation means nothing without the signal it is added to, so every noise here can be
+set by, and is reported with, its ratio to that signal. Written for one sequence.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+Signal = Float[Array, "tokens width"]
+Mask = Bool[Array, " tokens"] | None
+
+
+def gaussian_noise(
+    key: PRNGKeyArray,
+    signal: Signal,
+    *,
+    sigma: float | Float[Array, ""],
+    mask: Mask = None,
+) -> Signal:
+    r"""White noise of standard deviation `sigma` in every coordinate of every real token.
+
+    A token's noise has the expected squared norm $d\sigma^2$. A token's draws depend on the key
+    and its position alone, not on how far the sequence is padded.
+
+    Args:
+        key: Random key.
+        signal: What the noise is for; only its shape and dtype are used.
+        sigma: Standard deviation, >= 0, in the signal's units.
+        mask: True where a token is real; the others get zero. None takes all.
+
+    Returns:
+        The noise, to be added to the signal.
+
+    Raises:
+        ValueError: If `sigma` is negative.
+
+    References:
+        Robertha, section 4 and Eq. 6 (which leaves out the dimension).
+    """
+    if not isinstance(sigma, jax.core.Tracer) and not np.all(np.asarray(sigma) >= 0):
+        raise ValueError(f"sigma is a standard deviation and must be >= 0, got {sigma}")
+    noise = jnp.asarray(sigma, signal.dtype) * jax.random.normal(key, signal.shape, signal.dtype)
+    return noise if mask is None else jnp.where(mask[:, None], noise, 0)
+
+
+def matched_sigma(
+    signal: Signal, *, snr_db: float | Float[Array, ""], mask: Mask = None
+) -> Float[Array, ""]:
+    r"""Standard deviation whose noise has a wanted signal-to-noise ratio on this signal.
+
+    $$\sigma = \mathrm{rms}(e) \cdot 10^{-SNR/20}$$
+
+    so that $\sigma$ in units of the signal's root mean square is $-20 \log_{10} \sigma$ dB.
+
+    Args:
+        signal: One token a row.
+        snr_db: The expected ratio in dB.
+        mask: True where a token is real; None takes all.
+
+    Returns:
+        The standard deviation for `gaussian_noise`; 0 where no token is real.
+    """
+    power = _mean_squared_norm(signal, mask) / signal.shape[-1]
+    return jnp.sqrt(power) * 10 ** (-jnp.asarray(snr_db, power.dtype) / 20)
+
+
+def snr_db(signal: Signal, noise: Signal, *, mask: Mask = None) -> Float[Array, ""]:
+    r"""Realised signal-to-noise ratio over the real tokens, in dB.
+
+    $$10 \log_{10} \frac{\mathrm{mean}\, \|e_i\|^2}{\mathrm{mean}\, \|n_i\|^2}$$
+
+    Args:
+        signal: One token a row.
+        noise: What was added to it.
+        mask: True where a token is real; None takes all.
+
+    Returns:
+        The ratio; +inf without noise, nan without both.
+    """
+    ratio = _mean_squared_norm(signal, mask) / _mean_squared_norm(noise, mask)
+    return 10 * jnp.log10(ratio)
+
+
+def _mean_squared_norm(rows: Array, mask: Mask) -> Array:
+    squared = jnp.sum(jnp.square(rows.astype(jnp.promote_types(rows.dtype, jnp.float32))), axis=-1)
+    if mask is None:
+        return jnp.mean(squared)
+    return jnp.sum(jnp.where(mask, squared, 0)) / jnp.maximum(jnp.sum(mask), 1)

@@ -1,0 +1,218 @@
+"""Modern Hopfield retrieval: energy, one update, and iteration to an attractor.
+
+Written for one query over one set of stored patterns; `jax.vmap` for more.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from hopfax.fixed_point import FixedPoint, Gradient, Stop, fixed_point
+
+Beta = float | Float[Array, ""]
+Mask = Bool[Array, " patterns"] | None
+
+
+class Trajectory(NamedTuple):
+    """States visited by the update, and their energies, start included."""
+
+    states: Float[Array, "steps+1 width"]
+    energies: Float[Array, " steps+1"]
+
+
+def energy(
+    state: Float[Array, " width"],
+    patterns: Float[Array, "patterns width"],
+    *,
+    beta: Beta,
+    mask: Mask = None,
+) -> Float[Array, ""]:
+    r"""Energy of a state, which every `update` lowers or keeps.
+
+    $$E(\xi) = -\tfrac{1}{\beta} \log \sum_i \exp(\beta\, x_i^\top \xi)
+    + \tfrac{1}{2} \xi^\top \xi$$
+
+    Args:
+        state: The state $\xi$.
+        patterns: Stored patterns $x_i$, one a row.
+        beta: The whole inverse temperature, > 0; fold a $1/\sqrt d$ in if you want one.
+        mask: True where a pattern is real; None takes all.
+
+    Returns:
+        The energy, a scalar; +inf if no pattern is real.
+
+    Raises:
+        ValueError: If `beta` is not positive.
+
+    References:
+        Robertha, Eq. 2, without its constant.
+    """
+    _check_beta(beta)
+    state, patterns = _at_least_float32(state, patterns)
+    scores = beta * (patterns @ state)
+    if mask is not None:
+        scores = jnp.where(mask, scores, -jnp.inf)
+    return -jax.nn.logsumexp(scores) / beta + 0.5 * jnp.sum(jnp.square(state))
+
+
+def update(
+    state: Float[Array, " width"],
+    patterns: Float[Array, "patterns width"],
+    *,
+    beta: Beta,
+    mask: Mask = None,
+) -> Float[Array, " width"]:
+    r"""Moves a state to the softmax-weighted mean of the patterns.
+
+    $$\xi' = X^\top \mathrm{softmax}(\beta X \xi)$$
+
+    It is a step of gradient descent on `energy` with step size 1: $\xi' = \xi - \nabla E(\xi)$.
+
+    Args:
+        state: The state $\xi$.
+        patterns: Stored patterns $X$, one a row.
+        beta: The whole inverse temperature, > 0.
+        mask: True where a pattern is real; None takes all. The values of the others are ignored,
+            and get a gradient of exactly zero. If none is real the result is zero.
+
+    Returns:
+        The next state.
+
+    Raises:
+        ValueError: If `beta` is not positive.
+
+    References:
+        Robertha, Eq. 4.
+    """
+    _check_beta(beta)
+    precise, patterns = _at_least_float32(state, patterns)
+    return _update((patterns, beta, mask), precise).astype(state.dtype)
+
+
+def retrieve(
+    query: Float[Array, " width"],
+    patterns: Float[Array, "patterns width"],
+    *,
+    beta: Beta,
+    mask: Mask = None,
+    tol: float | Float[Array, ""] = 1e-4,
+    max_steps: int = 50,
+    gradient: Gradient = "implicit",
+    stop: Stop = "relative",
+) -> FixedPoint:
+    r"""Iterates `update` from a query to an attractor.
+
+    Args:
+        query: Where to start, for instance a stored pattern with noise on it.
+        patterns: Stored patterns, one a row.
+        beta: The whole inverse temperature, > 0. Large values retrieve single patterns, small
+            ones the mean of many.
+        mask: True where a pattern is real; None takes all.
+        tol: Stop when a step changes the state by at most this, relative to the state's norm.
+        max_steps: Most updates, at least 1.
+        gradient: `"implicit"` (memory constant in the steps) or `"unrolled"`.
+        stop: `"relative"`, or the paper's `"absolute"` change (Eq. 8).
+
+    Returns:
+        A `FixedPoint` whose `value` has the query's dtype. Inside, arithmetic is in float32 at
+        least.
+
+    Raises:
+        ValueError: If `beta <= 0`, `max_steps < 1`, or the widths differ.
+
+    Differentiation:
+        See `hopfax.fixed_point.fixed_point`. With `"implicit"` the query gets a zero gradient:
+        it chooses the basin, not the attractor.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
+        >>> patterns = jnp.eye(3)
+        >>> found = hopfield.retrieve(jnp.array([0.9, 0.3, -0.2]), patterns, beta=8.0)
+        >>> bool(found.converged), found.value.round(2).tolist()
+        (True, [1.0, 0.0, 0.0])
+
+    References:
+        Robertha, Eqs. 7 and 8.
+    """
+    _check_beta(beta)
+    if query.shape[-1] != patterns.shape[-1]:
+        raise ValueError(
+            f"query has width {query.shape[-1]}, patterns have {patterns.shape[-1]}: "
+            "both must live in one space"
+        )
+    start, patterns = _at_least_float32(query, patterns)
+    found = fixed_point(
+        _update,
+        (patterns, jnp.asarray(beta, patterns.dtype), mask),
+        start,
+        tol=tol,
+        max_steps=max_steps,
+        gradient=gradient,
+        stop=stop,
+    )
+    return found._replace(value=found.value.astype(query.dtype))
+
+
+def trajectory(
+    query: Float[Array, " width"],
+    patterns: Float[Array, "patterns width"],
+    *,
+    beta: Beta,
+    mask: Mask = None,
+    num_steps: int = 20,
+) -> Trajectory:
+    """States and energies of `num_steps` updates, for plots; it never stops early.
+
+    Args:
+        query: Where to start.
+        patterns: Stored patterns, one a row.
+        beta: The whole inverse temperature, > 0.
+        mask: True where a pattern is real; None takes all.
+        num_steps: Updates to make, at least 1.
+
+    Returns:
+        A `Trajectory` of `num_steps + 1` states and energies, the query's own first.
+
+    Raises:
+        ValueError: If `beta <= 0` or `num_steps < 1`.
+    """
+    _check_beta(beta)
+    if num_steps < 1:
+        raise ValueError(f"num_steps must be at least 1, got {num_steps}")
+
+    query, patterns = _at_least_float32(query, patterns)
+
+    def step(state: Array, _: None) -> tuple[Array, Array]:
+        following = _update((patterns, beta, mask), state)
+        return following, following
+
+    _, visited = jax.lax.scan(step, query, length=num_steps)
+    states = jnp.concatenate([query[None], visited])
+    energies = jax.vmap(lambda s: energy(s, patterns, beta=beta, mask=mask))(states)
+    return Trajectory(states, energies)
+
+
+def _at_least_float32(*arrays: Array) -> tuple[Array, ...]:
+    dtype = jnp.result_type(*arrays, jnp.float32)
+    return tuple(array.astype(dtype) for array in arrays)
+
+
+def _update(params: tuple[Array, Beta, Mask], state: Array) -> Array:
+    patterns, beta, mask = params
+    if mask is not None:
+        # 0 * nan is nan: whatever stands in a padded row must go before the products.
+        patterns = jnp.where(mask[:, None], patterns, 0)
+    scores = beta * (patterns @ state)
+    if mask is not None:
+        # Finite, so that a fully padded set gives equal weights to zeros instead of nan.
+        scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
+    return jax.nn.softmax(scores) @ patterns
+
+
+def _check_beta(beta: Beta) -> None:
+    if not isinstance(beta, jax.core.Tracer) and not np.all(np.asarray(beta) > 0):
+        raise ValueError(f"beta is an inverse temperature and must be > 0, got {beta}")
