@@ -1,0 +1,1 @@
+"""One module, one claim of a paper; `python -m experiments` lists them."""

@@ -1,0 +1,132 @@
+"""`python -m experiments`: list the experiments, or run one by name."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+import importlib.util
+import inspect
+import io
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+# Name on the command line -> module with `Config`, `REPRODUCES` and `run(config) -> Path`.
+EXPERIMENTS = {
+    "robustness": "experiments.robertha.robustness",
+}
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130  # 130 is the shell's 128 + SIGINT
+
+
+def main(arguments: Sequence[str], experiments: Mapping[str, str] = EXPERIMENTS) -> int:
+    """Runs one command line and returns its exit status.
+
+    Args:
+        arguments: the words after `python -m experiments`.
+        experiments: experiment name -> module path.
+
+    Returns:
+        0 done, 1 the experiment reported an error, 2 a wrong command line, 130 interrupted.
+    """
+    if not arguments or arguments[0] in ("-h", "--help", "list"):
+        print(listing(experiments))
+        return OK
+    name = arguments[0]
+    if name not in experiments:
+        print(f"error: {unknown(name, experiments)}", file=sys.stderr)
+        return USAGE
+    try:
+        return launch(name, experiments[name], arguments[1:])
+    except KeyboardInterrupt:
+        line = shlex.join(["python", "-m", "experiments", *arguments])
+        print(
+            f"\nstopped; what was finished is kept. The same line continues:\n  {line}",
+            file=sys.stderr,
+        )
+        return INTERRUPTED
+    except Exception as error:
+        if os.environ.get("HOPFAX_DEBUG") == "1" or not is_expected(error):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        print("(HOPFAX_DEBUG=1 shows where it was raised)", file=sys.stderr)
+        return FAILED
+
+
+def launch(name: str, module_path: str, flags: Sequence[str]) -> int:
+    """Reads the flags into the experiment's `Config`, runs it and says where the results lie."""
+    import tyro
+
+    module = importlib.import_module(module_path)
+    try:
+        config = tyro.cli(
+            module.Config,
+            args=list(flags),
+            prog=f"python -m experiments {name}",
+            description=inspect.getdoc(module),
+        )
+    except SystemExit as stop:  # tyro has printed the help, or the flag and the nearest ones
+        return stop.code if isinstance(stop.code, int) else USAGE
+    folder = module.run(config)
+    print(f"results: {folder}")
+    return OK
+
+
+def listing(experiments: Mapping[str, str]) -> str:
+    """One entry an experiment: its name, what it reproduces, the first line of its docstring.
+
+    The modules are read, not imported: the list appears at once, without loading jax.
+    """
+    lines = ["usage: python -m experiments NAME [flags]     (NAME --help lists the flags)", ""]
+    width = max(map(len, experiments), default=0)
+    for name, module_path in experiments.items():
+        reproduces, claim = introduction(module_path)
+        lines += [f"  {name:<{width}}  {reproduces}", f"  {'':<{width}}  {claim}", ""]
+    return "\n".join(lines).rstrip()
+
+
+def introduction(module_path: str) -> tuple[str, str]:
+    """`REPRODUCES` and the first docstring line of a module, read from its source."""
+    spec = importlib.util.find_spec(module_path)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"no module {module_path!r}, named in EXPERIMENTS")
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    reproduces = ""
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign):
+            targets: list[ast.expr] = [node.target]
+        elif isinstance(node, ast.Assign):
+            targets = node.targets
+        else:
+            continue
+        named = any(isinstance(each, ast.Name) and each.id == "REPRODUCES" for each in targets)
+        if named and node.value is not None:
+            reproduces = str(ast.literal_eval(node.value))
+    docstring = ast.get_docstring(tree) or ""
+    return reproduces, docstring.partition("\n")[0]
+
+
+def unknown(name: str, experiments: Mapping[str, str]) -> str:
+    """What to say about an experiment that does not exist: the nearest names first."""
+    nearest = difflib.get_close_matches(name, experiments, n=3, cutoff=0.4)
+    known = ", ".join(experiments)
+    hint = (
+        f"did you mean {' or '.join(nearest)}?" if nearest else f"known: {', '.join(experiments)}"
+    )
+    return f"unknown experiment {name!r}; {hint} `python -m experiments` lists them all."
+
+
+def is_expected(error: Exception) -> bool:
+    """Whether the message alone tells the user what to do: bad input, a full disk, our own."""
+    ours = type(error).__module__.partition(".")[0] in ("hopfax", "experiments")
+    return ours or isinstance(error, (ValueError, OSError, FloatingPointError))
+
+
+if __name__ == "__main__":
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # σ and ± must not end a run on an ASCII terminal
+    sys.exit(main(sys.argv[1:]))

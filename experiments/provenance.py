@@ -1,0 +1,98 @@
+"""Where a result comes from: command line, commit, hardware, versions, date."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def provenance() -> dict[str, Any]:
+    """Describes this process: what a reader needs to run the same thing again.
+
+    Returns:
+        `command`, `date` (UTC, ISO 8601), `commit` (`unknown` outside git), `dirty` (tracked files
+        differ from the commit), `cpu`, `cores`, `device`, and versions of python, jax and flax.
+    """
+    commit, dirty = source_state()
+    return {
+        "command": command_line(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": commit,
+        "dirty": dirty,
+        "cpu": cpu_model(),
+        "cores": usable_cores(),
+        "device": device_kind(),
+        "python": platform.python_version(),
+        "jax": importlib.metadata.version("jax"),
+        "flax": importlib.metadata.version("flax"),
+    }
+
+
+def same_origin(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two sessions differ in nothing but their date."""
+    return {**one, "date": ""} == {**other, "date": ""}
+
+
+def command_line() -> str:
+    """The line as typed, without the path this interpreter happens to live at."""
+    program = sys.argv[0] if sys.argv else ""
+    if Path(program).name == "__main__.py":
+        program = f"-m {Path(program).parent.name}"
+    else:
+        program = shlex.quote(Path(program).name) if program else "-c"
+    return " ".join(["python", program, *map(shlex.quote, sys.argv[1:])])
+
+
+def source_state() -> tuple[str, bool]:
+    """Commit of the checkout this file lies in, and whether tracked files were changed since."""
+
+    def git(*arguments: str) -> str:
+        answer = subprocess.run(
+            ["git", *arguments],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=20,
+        )
+        return answer.stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError):
+        return "unknown", False
+
+
+def cpu_model() -> str:
+    """The processor's name, from Linux's own list where there is one."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def usable_cores() -> int:
+    """Cores this process may use, which a container or a job limit makes fewer than there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def device_kind() -> str:
+    """What jax computes on, e.g. `2 x NVIDIA A100` or `cpu`."""
+    import jax
+
+    devices = jax.devices()
+    kind = devices[0].device_kind
+    return f"{len(devices)} x {kind}" if len(devices) > 1 else kind

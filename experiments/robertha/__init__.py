@@ -1,0 +1,1 @@
+"""Experiments after *Robertha* (Podasca and Das, ACL 2026)."""
