@@ -1,0 +1,35 @@
+"""From a task's name to tokenised rows: GLUE, SuperGLUE and three synthetic tasks.
+
+`tasks` says what each task is, `raw` reads its files, `synthetic` (with `grammar`) makes rows up,
+`tokenize` and `vocabulary` turn texts into arrays, `batching` cuts padding without dropping rows,
+`load` does all of it in one call, and `builders` puts the sets into TensorFlow Datasets' files.
+Nothing here needs jax or tensorflow; `tokenizers` and `tensorflow_datasets` are imported at use.
+"""
+
+from hopfax.data.batching import Bucket, Encoded, bucket_boundaries, bucketed, eval_batches
+from hopfax.data.load import TaskData, load_task
+from hopfax.data.raw import read_split
+from hopfax.data.synthetic import synthetic_split
+from hopfax.data.tasks import TASKS, Example, TaskSpec, task
+from hopfax.data.tokenize import WordPiece, encode, read_vocabulary
+from hopfax.data.vocabulary import train_vocabulary
+
+__all__ = [
+    "TASKS",
+    "Bucket",
+    "Encoded",
+    "Example",
+    "TaskData",
+    "TaskSpec",
+    "WordPiece",
+    "bucket_boundaries",
+    "bucketed",
+    "encode",
+    "eval_batches",
+    "load_task",
+    "read_split",
+    "read_vocabulary",
+    "synthetic_split",
+    "task",
+    "train_vocabulary",
+]

@@ -1,0 +1,167 @@
+"""Three small grammars in which function words decide the label.
+
+Each draws one row with the label asked for. Content words are drawn the same way for every
+label, or nearly so: whoever reads only them stays near chance, as does whoever reads only the
+function words.
+"""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+Row = tuple[str, ...]
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+# Sentiment ---------------------------------------------------------------------------------
+
+_ASPECTS = _words(
+    "film plot story cast acting ending script music humour dialogue pacing scenery "
+    "opening costumes editing"
+)
+_GOOD = _words("brilliant charming clever delightful fresh funny graceful moving superb warm")
+_BAD = _words("awful boring clumsy dreadful dull lazy shallow stale tedious ugly")
+_WATCHERS = _words("critic viewer guest reader friend student teacher writer")
+_UPRIGHT = ("{}", "very {}", "truly {}", "quite {}", "so {}")
+_TURNED = ("not {}", "never {}", "hardly {}", "not at all {}", "by no means {}")
+_MANY = ("every {}", "each {}", "almost every {}", "many a {}")
+_NONE = ("no {}", "hardly any {}", "not one {}", "almost no {}")
+
+
+def sentiment(rng: np.random.Generator, label: int) -> Row:
+    """A verdict: one clause, or two of which the connective says which one counts.
+
+    "although the plot was dull , the cast was not at all shallow" is positive: the main clause
+    counts, and its adjective is turned. "X but Y" counts Y; "although X , Y" and "Y , even if X"
+    count the clause without the connective.
+    """
+    positive = bool(label)
+    if rng.random() < 0.5:
+        return (_verdict(rng, positive),)
+    # The other clause is of either kind, so that agreement between clauses tells nothing.
+    other = _verdict(rng, bool(rng.random() < 0.3) == positive)
+    counts = _verdict(rng, positive)
+    frames = ("{o} but {c}", "although {o} , {c}", "{c} although {o}", "{c} , even if {o}")
+    return (_pick(rng, frames).format(o=other, c=counts),)
+
+
+def _verdict(rng: np.random.Generator, positive: bool) -> str:
+    """One clause; a third of them turn their adjective, by a negation or by the subject."""
+    turned = rng.random() < 0.4
+    adjective = _pick(rng, _GOOD if positive != turned else _BAD)
+    aspect = _pick(rng, _ASPECTS)
+    if rng.random() < 0.35:
+        watcher = _pick(rng, _NONE if turned else _MANY).format(_pick(rng, _WATCHERS))
+        return f"{watcher} found the {aspect} {adjective}"
+    return f"the {aspect} was {_pick(rng, _TURNED if turned else _UPRIGHT).format(adjective)}"
+
+
+# Entailment --------------------------------------------------------------------------------
+
+_KINDS = _words(
+    "dog cat horse bird child farmer sailor doctor baker king singer painter clerk nurse "
+    "pilot robot"
+)
+_TRAITS = _words("old young small tall brown grey hungry quiet happy tired")
+_DEEDS = _words(
+    "runs sleeps sings eats waits works swims dances reads walks jumps shouts smiles travels"
+)
+_WAYS = _words("quickly slowly outside inside today alone loudly together often early")
+# Which way an addition to (noun, verb) goes: +1 if leaving it out keeps a sentence true.
+_QUANTIFIERS = {
+    "some": (("some", "at least one", "a certain"), (1, 1)),
+    "no": (("no", "not a single", "not even one"), (-1, -1)),
+    "every": (("every", "each", "any"), (-1, 1)),
+    "not every": (("not every", "not each"), (1, -1)),
+}
+
+
+def entailment(rng: np.random.Generator, label: int) -> Row:
+    """Premise and hypothesis "Q (trait) kind deed (way)"; label 0 is entailment.
+
+    One word is added or left out between them, or the quantifier changes into its
+    contradictory. Whether truth survives is a matter of the quantifier (monotonicity: van
+    Benthem 1986): "no dog runs" entails "no old dog runs", "some dog runs" does not.
+    """
+    kind, trait = _pick(rng, _KINDS), _pick(rng, _TRAITS)
+    deed, way = _pick(rng, _DEEDS), _pick(rng, _WAYS)
+    name = _pick(rng, tuple(_QUANTIFIERS))
+    quantifiers, directions = _QUANTIFIERS[name]
+    place = int(rng.random() < 0.5)
+    removed = (directions[place] > 0) == (label == 0)
+    # The word that is not in play is there half the time, in both sentences alike.
+    extra = bool(rng.random() < 0.5)
+    changed = (True, False) if removed else (False, True)
+    sentences = []
+    for present in changed:
+        has_trait, has_way = (present, extra) if place == 0 else (extra, present)
+        noun = f"{trait} {kind}" if has_trait else kind
+        verb = f"{deed} {way}" if has_way else deed
+        sentences.append(f"{_pick(rng, quantifiers)} {noun} {verb}")
+    return tuple(sentences)
+
+
+# Paraphrase --------------------------------------------------------------------------------
+
+_PEOPLE = _words(
+    "anna ben carl dora emil fay george helen ivan jane karl lucy mary nina oscar paul "
+    "rosa sam tom vera"
+)
+_ACTS = _words("called helped followed thanked praised visited warned painted paid met")
+_TIMES = ("", " today", " yesterday", " twice", " again", " on monday", " in may", " last week")
+_THINGS = _words("letter book key basket lamp coat map ring box bottle")
+_SITS = _words("was lay stood stayed fell appeared vanished")
+_SPOTS = _words("house bridge garden table river tower wall church shed gate")
+_PLACES = (("in", "inside", "within"), ("on", "upon", "on top of"), ("under", "beneath", "below"),
+           ("near", "close to", "next to"), ("behind", "in back of", "at the back of"))  # fmt: skip
+_ACTIONS = _words("sang slept danced worked laughed waited cooked rested")
+_LINKS = (("before", "prior to when"), ("after", "as soon as"), ("because", "since"),
+          ("although", "even though"), ("unless", "except if"), ("while", "at the time that"))  # fmt: skip
+
+
+def paraphrase(rng: np.random.Generator, label: int) -> Row:
+    """Two sentences of the same content words; label 1 where they say the same.
+
+    Prepositions, connectives and voice decide: "the key was under the table" is "the key was
+    beneath the table" and is not "the key was near the table".
+    """
+    family = rng.random()
+    same = label == 1
+    if family < 0.4:
+        thing, spot = _pick(rng, _THINGS), _pick(rng, _SPOTS)
+        first, second = _two_words(rng, _PLACES, same)
+        sits = _pick(rng, _SITS)
+        return tuple(f"the {thing} {sits} {word} the {spot}" for word in (first, second))
+    names = rng.permutation(len(_PEOPLE))[:2]
+    one, two = _PEOPLE[names[0]], _PEOPLE[names[1]]
+    if family < 0.8:
+        acts = rng.permutation(len(_ACTIONS))[:2]
+        main, side = f"{one} {_ACTIONS[acts[0]]}", f"{two} {_ACTIONS[acts[1]]}"
+        first, second = _two_words(rng, _LINKS, same)
+        if rng.random() < 0.5:
+            return f"{main} {first} {side}", f"{main} {second} {side}"
+        return f"{main} {first} {side}", f"{second} {side} , {main}"
+    act = _pick(rng, _ACTS)
+    time = _pick(rng, _TIMES)
+    patient, agent = (two, one) if same else (one, two)
+    return f"{one} {act} {two}{time}", f"{patient} was {act} by {agent}{time}"
+
+
+def _two_words(
+    rng: np.random.Generator, classes: Sequence[Sequence[str]], same: bool
+) -> tuple[str, str]:
+    """Two different words of one class, or of two."""
+    one, two = rng.permutation(len(classes))[:2].tolist()
+    if same:
+        chosen = rng.permutation(len(classes[one]))[:2].tolist()
+        return classes[one][chosen[0]], classes[one][chosen[1]]
+    return _pick(rng, classes[one]), _pick(rng, classes[two])
+
+
+def _pick(rng: np.random.Generator, options: Sequence[T]) -> T:
+    return options[int(rng.integers(len(options)))]

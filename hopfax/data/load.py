@@ -1,0 +1,132 @@
+"""One call from a task's name to tokenised training, validation and test rows."""
+
+import os
+import zlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from hopfax.data.batching import Encoded
+from hopfax.data.raw import read_split
+from hopfax.data.synthetic import synthetic_split
+from hopfax.data.tasks import Example, TaskSpec, task
+from hopfax.data.tokenize import WordPiece, encode, read_vocabulary
+from hopfax.data.vocabulary import train_vocabulary
+
+_SYNTHETIC_SIZES = {"train": 2000, "validation": 400, "test": 500}
+_MOST_SELECTION_ROWS = 1000
+
+
+class TaskData(NamedTuple):
+    """A task ready for training.
+
+    Attributes:
+        spec: The task.
+        train: Rows to fit.
+        validation: Rows to stop early by; of a raw set they are held out of its train file.
+        test: Rows to report; of a raw set its official dev file (test labels are hidden).
+        vocabulary: Tokens, their number (`.size`), `.pad_id` and `.source`.
+        source: Where the rows come from, for reports.
+    """
+
+    spec: TaskSpec
+    train: Encoded
+    validation: Encoded
+    test: Encoded
+    vocabulary: WordPiece
+    source: str
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens."""
+        return self.vocabulary.size
+
+    @property
+    def pad_id(self) -> int:
+        """Id of [PAD]."""
+        return self.vocabulary.pad_id
+
+
+def load_task(
+    name: str,
+    *,
+    data_dir: str | os.PathLike | None = None,
+    vocab: str | os.PathLike | None = None,
+    vocab_size: int = 8000,
+    max_length: int = 128,
+    train_size: int | None = None,
+    seed: int = 0,
+    selection_fraction: float = 0.1,
+    cache_dir: str | os.PathLike | None = None,
+) -> TaskData:
+    """Loads, splits and tokenises a task.
+
+    The split is a function of the task, `seed` and `selection_fraction` alone: it does not move
+    with `train_size`, and training seeds should share it.
+
+    Args:
+        name: A key of `hopfax.data.TASKS`.
+        data_dir: Folder of raw files; needed for all but the synthetic tasks.
+        vocab: A `vocab.txt` or its folder; None trains one on the training rows.
+        vocab_size: Most tokens of a trained vocabulary.
+        max_length: Longest row in tokens.
+        train_size: How many training rows to use; None is all (synthetic: 2000).
+        seed: Seed of the split and of synthetic rows.
+        selection_fraction: Share of a raw train file held out as `validation`, at most 1000
+            rows; in (0, 0.5].
+        cache_dir: Where tokenised arrays are kept, see `hopfax.data.tokenize.encode`.
+
+    Raises:
+        ValueError: Unknown task, malformed rows, or a number out of its range.
+        FileNotFoundError: A folder, file or vocabulary is missing.
+    """
+    spec = task(name)
+    if train_size is not None and train_size < 1:
+        raise ValueError(f"train_size must be at least 1, got {train_size}")
+    if not 0 < selection_fraction <= 0.5:
+        raise ValueError(f"selection_fraction must be in (0, 0.5], got {selection_fraction}")
+    if spec.suite == "synthetic":
+        if data_dir is not None:
+            raise ValueError(f"{name} is generated and has no files: leave data_dir out")
+        sizes = _SYNTHETIC_SIZES | ({"train": train_size} if train_size else {})
+        train, validation, test = (
+            synthetic_split(name, split, size=size, seed=seed) for split, size in sizes.items()
+        )
+        source = f"generated, seed {seed}"
+    else:
+        if data_dir is None:
+            raise ValueError(
+                f"{name} needs data_dir, a folder that holds {spec.folder} (or glue_data or "
+                "superglue); without files there are sentiment, entailment and paraphrase"
+            )
+        rows = read_split(spec, data_dir, "train")
+        test = read_split(spec, data_dir, "dev")
+        train, validation = _hold_out(rows, spec.name, seed, selection_fraction, train_size)
+        source = f"{spec.files['train']} and {spec.files['dev']} of {spec.title}"
+    if vocab is None:
+        texts = (text for row in train for choice in row.texts for text in choice)
+        vocabulary = train_vocabulary(texts, vocab_size=vocab_size)
+    else:
+        vocabulary = read_vocabulary(vocab)
+    encoded = [
+        encode(rows, vocabulary, max_length=max_length, cache_dir=cache_dir)
+        for rows in (train, validation, test)
+    ]
+    return TaskData(spec, *encoded, vocabulary=vocabulary, source=source)
+
+
+def _hold_out(
+    rows: Sequence[Example], name: str, seed: int, fraction: float, train_size: int | None
+) -> tuple[list[Example], list[Example]]:
+    """Splits train rows into those to fit and those to select by, each in file order."""
+    held = min(max(1, round(fraction * len(rows))), _MOST_SELECTION_ROWS)
+    left = len(rows) - held
+    if train_size is not None and train_size > left:
+        raise ValueError(
+            f"train_size {train_size} is more than the {left} rows of {name} that are left with "
+            f"{held} held out for validation"
+        )
+    order = np.random.default_rng([seed, zlib.crc32(name.encode())]).permutation(len(rows))
+    fitted = order[held:][:train_size]
+    return [rows[i] for i in sorted(fitted)], [rows[i] for i in sorted(order[:held])]

@@ -1,0 +1,304 @@
+"""One specification per task: where its rows lie, what they mean, how their texts are joined.
+
+Nine GLUE tasks (Wang et al. 2019a), four SuperGLUE tasks (Wang et al. 2019b) and the three
+synthetic tasks of `hopfax.data.synthetic`. ``TASKS`` is a literal: adding a task is adding
+an entry.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+Metric = Literal["accuracy", "f1", "mcc", "pearson", "spearman"]
+Suite = Literal["glue", "superglue", "synthetic"]
+Texts = tuple[tuple[str, ...], ...]
+Join = Callable[[Mapping[str, Any]], Texts]
+
+
+class Example(NamedTuple):
+    """One row of a task as text.
+
+    Attributes:
+        texts: Per choice (one, but for COPA's two) the first text, or the first and second.
+        label: Class number, number of the right choice, or a score where regression.
+        index: Number of the row in the file (or stream) it comes from, from 0.
+    """
+
+    texts: Texts
+    label: int | float
+    index: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSpec:
+    """What hopfax knows of one task.
+
+    Attributes:
+        name: Name on the command line and in `results.csv`.
+        title: Name in the papers' tables.
+        suite: Collection the task belongs to.
+        folder: Folder of the raw files in the community's layout; empty for synthetic tasks.
+        files: File of each raw split, ``"train"`` and ``"dev"``.
+        columns: Columns (or JSON keys; ``a.b`` is nested) the texts come from, none empty.
+        header: Columns of a file that has no header line; empty where the file names them.
+        label_column: Column of the label.
+        labels: Labels as the files write them (JSON booleans in lower case), in class order:
+            class 1 is the positive one of F1 and MCC. Empty for regression.
+        unlabelled: What stands in the label column of a row without a gold label. Such rows
+            are left out, and a warning counts them.
+        damaged_share: Share of lines that official files are known to have damaged (columns or
+            a text missing). Up to that share they are left out, and a warning counts them;
+            above it the first one is an error.
+        label_range: Lowest and highest score of a regression task.
+        metrics: What the task is scored by; the score is their mean (design's 0-100 scale).
+        num_choices: Texts to score per row.
+        num_outputs: Width of the model's head: classes, or 1 for regression and choice.
+        join: Turns a row into its texts.
+    """
+
+    name: str
+    title: str
+    suite: Suite
+    folder: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+    columns: tuple[str, ...]
+    header: tuple[str, ...] = ()
+    label_column: str = "label"
+    labels: tuple[str, ...]
+    unlabelled: str | None = None
+    damaged_share: float = 0.0
+    label_range: tuple[float, float] | None = None
+    metrics: tuple[Metric, ...] = ("accuracy",)
+    num_choices: int = 1
+    num_outputs: int = 2
+    join: Join
+
+    @property
+    def regression(self) -> bool:
+        """Whether labels are scores rather than classes."""
+        return self.label_range is not None
+
+
+def task(name: str) -> TaskSpec:
+    """Returns the specification of a task.
+
+    Args:
+        name: A key of `TASKS`.
+
+    Raises:
+        ValueError: No such task; the nearest names and all of them are listed.
+    """
+    if name in TASKS:
+        return TASKS[name]
+    simple = name.lower().replace("-", "").replace("_", "")
+    near = difflib.get_close_matches(simple, TASKS, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise ValueError(f"unknown task {name!r}: {hint}the tasks are {', '.join(TASKS)}")
+
+
+def _columns(*names: str) -> Join:
+    """A single text, or a pair, straight from the columns."""
+    return lambda row: (tuple(row[name].strip() for name in names),)
+
+
+def _copa(row: Mapping[str, Any]) -> Texts:
+    """Premise and question first, one choice second; each choice is scored by itself."""
+    questions = {"cause": "What was the cause?", "effect": "What happened as a result?"}
+    if row["question"] not in questions:
+        raise ValueError(f"COPA asks for 'cause' or 'effect', not {row['question']!r}")
+    first = f"{row['premise'].strip()} {questions[row['question']]}"
+    return ((first, row["choice1"].strip()), (first, row["choice2"].strip()))
+
+
+def _wic(row: Mapping[str, Any]) -> Texts:
+    """The word leads the first sentence: ``run : Run rogue.`` / ``She ran 10 miles.``."""
+    return ((f"{row['word'].strip()} : {row['sentence1'].strip()}", row["sentence2"].strip()),)
+
+
+def _wsc(row: Mapping[str, Any]) -> Texts:
+    """The text, then its claim: ``He refers to Mark``."""
+    target = row["target"]
+    claim = f"{target['span2_text'].strip()} refers to {target['span1_text'].strip()}"
+    return ((row["text"].strip(), claim),)
+
+
+_TSV = {"train": "train.tsv", "dev": "dev.tsv"}
+_JSONL = {"train": "train.jsonl", "dev": "val.jsonl"}
+_ENTAILMENT = ("entailment", "not_entailment")
+_BOOLEAN = ("false", "true")
+_PAIR = ("sentence1", "sentence2")
+
+TASKS: dict[str, TaskSpec] = {
+    "cola": TaskSpec(
+        name="cola",
+        title="CoLA",
+        suite="glue",
+        folder="CoLA",
+        files=_TSV,
+        header=("source", "label", "star", "sentence"),
+        columns=("sentence",),
+        labels=("0", "1"),
+        metrics=("mcc",),
+        join=_columns("sentence"),
+    ),
+    "sst2": TaskSpec(
+        name="sst2",
+        title="SST-2",
+        suite="glue",
+        folder="SST-2",
+        files=_TSV,
+        columns=("sentence",),
+        labels=("0", "1"),
+        join=_columns("sentence"),
+    ),
+    "mrpc": TaskSpec(
+        name="mrpc",
+        title="MRPC",
+        suite="glue",
+        folder="MRPC",
+        files=_TSV,
+        columns=("#1 String", "#2 String"),
+        label_column="Quality",
+        labels=("0", "1"),
+        metrics=("f1", "accuracy"),
+        join=_columns("#1 String", "#2 String"),
+    ),
+    "qqp": TaskSpec(
+        name="qqp",
+        title="QQP",
+        suite="glue",
+        folder="QQP",
+        files=_TSV,
+        columns=("question1", "question2"),
+        label_column="is_duplicate",
+        labels=("0", "1"),
+        # A few of the 363,849 official questions are empty or run over two lines.
+        damaged_share=1e-3,
+        metrics=("f1", "accuracy"),
+        join=_columns("question1", "question2"),
+    ),
+    "stsb": TaskSpec(
+        name="stsb",
+        title="STS-B",
+        suite="glue",
+        folder="STS-B",
+        files=_TSV,
+        columns=_PAIR,
+        label_column="score",
+        labels=(),
+        label_range=(0.0, 5.0),
+        metrics=("pearson", "spearman"),
+        num_outputs=1,
+        join=_columns(*_PAIR),
+    ),
+    "mnli": TaskSpec(
+        name="mnli",
+        title="MNLI",
+        suite="glue",
+        folder="MNLI",
+        files={"train": "train.tsv", "dev": "dev_matched.tsv"},
+        columns=_PAIR,
+        label_column="gold_label",
+        labels=("entailment", "neutral", "contradiction"),
+        unlabelled="-",
+        num_outputs=3,
+        join=_columns(*_PAIR),
+    ),
+    "qnli": TaskSpec(
+        name="qnli",
+        title="QNLI",
+        suite="glue",
+        folder="QNLI",
+        files=_TSV,
+        columns=("question", "sentence"),
+        labels=_ENTAILMENT,
+        join=_columns("question", "sentence"),
+    ),
+    "rte": TaskSpec(
+        name="rte",
+        title="RTE",
+        suite="glue",
+        folder="RTE",
+        files=_TSV,
+        columns=_PAIR,
+        labels=_ENTAILMENT,
+        join=_columns(*_PAIR),
+    ),
+    "wnli": TaskSpec(
+        name="wnli",
+        title="WNLI",
+        suite="glue",
+        folder="WNLI",
+        files=_TSV,
+        columns=_PAIR,
+        labels=("0", "1"),
+        join=_columns(*_PAIR),
+    ),
+    "boolq": TaskSpec(
+        name="boolq",
+        title="BoolQ",
+        suite="superglue",
+        folder="BoolQ",
+        files=_JSONL,
+        columns=("question", "passage"),
+        labels=_BOOLEAN,
+        join=_columns("question", "passage"),
+    ),
+    "copa": TaskSpec(
+        name="copa",
+        title="COPA",
+        suite="superglue",
+        folder="COPA",
+        files=_JSONL,
+        columns=("premise", "question", "choice1", "choice2"),
+        labels=("0", "1"),
+        num_choices=2,
+        num_outputs=1,
+        join=_copa,
+    ),
+    "wic": TaskSpec(
+        name="wic",
+        title="WiC",
+        suite="superglue",
+        folder="WiC",
+        files=_JSONL,
+        columns=("word", "sentence1", "sentence2"),
+        labels=_BOOLEAN,
+        join=_wic,
+    ),
+    "wsc": TaskSpec(
+        name="wsc",
+        title="WSC",
+        suite="superglue",
+        folder="WSC",
+        files=_JSONL,
+        columns=("text", "target.span1_text", "target.span2_text"),
+        labels=_BOOLEAN,
+        join=_wsc,
+    ),
+    "sentiment": TaskSpec(
+        name="sentiment",
+        title="Sentiment",
+        suite="synthetic",
+        columns=("text",),
+        labels=("negative", "positive"),
+        join=_columns("text"),
+    ),
+    "entailment": TaskSpec(
+        name="entailment",
+        title="Entailment",
+        suite="synthetic",
+        columns=("premise", "hypothesis"),
+        labels=_ENTAILMENT,
+        join=_columns("premise", "hypothesis"),
+    ),
+    "paraphrase": TaskSpec(
+        name="paraphrase",
+        title="Paraphrase",
+        suite="synthetic",
+        columns=("first", "second"),
+        labels=("different", "same"),
+        join=_columns("first", "second"),
+    ),
+}
