@@ -43,7 +43,7 @@ def sentiment(rng: np.random.Generator, label: int) -> Row:
     positive = bool(label)
     if rng.random() < 0.5:
         return (_verdict(rng, positive),)
-    # The other clause is of either kind, so that agreement between clauses tells nothing.
+    # The other clause mostly says the opposite, as concessions do.
     other = _verdict(rng, bool(rng.random() < 0.3) == positive)
     counts = _verdict(rng, positive)
     frames = ("{o} but {c}", "although {o} , {c}", "{c} although {o}", "{c} , even if {o}")
@@ -51,7 +51,7 @@ def sentiment(rng: np.random.Generator, label: int) -> Row:
 
 
 def _verdict(rng: np.random.Generator, positive: bool) -> str:
-    """One clause; a third of them turn their adjective, by a negation or by the subject."""
+    """One clause; four in ten turn their adjective, by a negation or by the subject."""
     turned = rng.random() < 0.4
     adjective = _pick(rng, _GOOD if positive != turned else _BAD)
     aspect = _pick(rng, _ASPECTS)
@@ -117,11 +117,22 @@ _TIMES = ("", " today", " yesterday", " twice", " again", " on monday", " in may
 _THINGS = _words("letter book key basket lamp coat map ring box bottle")
 _SITS = _words("was lay stood stayed fell appeared vanished")
 _SPOTS = _words("house bridge garden table river tower wall church shed gate")
-_PLACES = (("in", "inside", "within"), ("on", "upon", "on top of"), ("under", "beneath", "below"),
-           ("near", "close to", "next to"), ("behind", "in back of", "at the back of"))  # fmt: skip
+_PLACES = (
+    ("in", "inside", "within"),
+    ("on", "upon", "on top of"),
+    ("under", "beneath", "below"),
+    ("near", "close to", "next to"),
+    ("behind", "in back of", "at the back of"),
+)
 _ACTIONS = _words("sang slept danced worked laughed waited cooked rested")
-_LINKS = (("before", "prior to when"), ("after", "as soon as"), ("because", "since"),
-          ("although", "even though"), ("unless", "except if"), ("while", "at the time that"))  # fmt: skip
+_LINKS = (
+    ("before", "prior to when"),
+    ("after", "as soon as"),
+    ("because", "since"),
+    ("although", "even though"),
+    ("unless", "except if"),
+    ("while", "at the time that"),
+)
 
 
 def paraphrase(rng: np.random.Generator, label: int) -> Row:
@@ -137,11 +148,10 @@ def paraphrase(rng: np.random.Generator, label: int) -> Row:
         first, second = _two_words(rng, _PLACES, same)
         sits = _pick(rng, _SITS)
         return tuple(f"the {thing} {sits} {word} the {spot}" for word in (first, second))
-    names = rng.permutation(len(_PEOPLE))[:2]
-    one, two = _PEOPLE[names[0]], _PEOPLE[names[1]]
+    one, two = _two(rng, _PEOPLE)
     if family < 0.8:
-        acts = rng.permutation(len(_ACTIONS))[:2]
-        main, side = f"{one} {_ACTIONS[acts[0]]}", f"{two} {_ACTIONS[acts[1]]}"
+        did, also_did = _two(rng, _ACTIONS)
+        main, side = f"{one} {did}", f"{two} {also_did}"
         first, second = _two_words(rng, _LINKS, same)
         if rng.random() < 0.5:
             return f"{main} {first} {side}", f"{main} {second} {side}"
@@ -156,11 +166,14 @@ def _two_words(
     rng: np.random.Generator, classes: Sequence[Sequence[str]], same: bool
 ) -> tuple[str, str]:
     """Two different words of one class, or of two."""
-    one, two = rng.permutation(len(classes))[:2].tolist()
-    if same:
-        chosen = rng.permutation(len(classes[one]))[:2].tolist()
-        return classes[one][chosen[0]], classes[one][chosen[1]]
-    return _pick(rng, classes[one]), _pick(rng, classes[two])
+    one, two = _two(rng, classes)
+    return _two(rng, one) if same else (_pick(rng, one), _pick(rng, two))
+
+
+def _two(rng: np.random.Generator, options: Sequence[T]) -> tuple[T, T]:
+    """Two different options."""
+    first, second = rng.choice(len(options), size=2, replace=False)
+    return options[int(first)], options[int(second)]
 
 
 def _pick(rng: np.random.Generator, options: Sequence[T]) -> T:
