@@ -63,6 +63,8 @@ def fixed_point(
         max_steps: Most applications of `fn`, at least 1.
         gradient: `"implicit"` or `"unrolled"`, see Differentiation.
         stop: `"relative"`, $\|x' - x\| \le tol \|x\|$, or `"absolute"`, $\|x' - x\| \le tol$.
+            Only the second one can end an approach to the origin, where the state shrinks by
+            the same factor in every step.
 
     Returns:
         A `FixedPoint`. A start or iterate that is not finite ends the loop at once.
@@ -74,9 +76,11 @@ def fixed_point(
         `"implicit"` solves $u = g + (\partial f/\partial x)^\top u$ at the fixed point (implicit
         function theorem) by the same loop, so memory does not grow with the number of steps.
         The gradient with respect to `init` is zero: inside a basin, the start does not move the
-        fixed point. It is exact at a stable fixed point only. Where the series diverges (a saddle,
-        or a state still moving after `max_steps`) it is cut off once a term is ten times as large
-        as the first, which bounds the gradient but leaves it approximate.
+        fixed point. It is exact, up to `tol`, at a stable fixed point only. Where the series
+        diverges (a saddle, or a state still moving after `max_steps`) it is cut off once a term is
+        ten times as large as the first, which bounds the gradient but leaves it approximate; so
+        is it where a Jacobian far from symmetric makes the terms grow that much before they fall.
+        Reverse mode, first order: for forward mode or Hessians take the other one.
         `"unrolled"` differentiates the iterates themselves through a scan of `max_steps` steps in
         which finished states are frozen; memory grows with `max_steps`.
     """
@@ -84,6 +88,7 @@ def fixed_point(
         raise ValueError(f"max_steps must be at least 1, got {max_steps}")
     if stop not in ("relative", "absolute"):
         raise ValueError(f'stop must be "relative" or "absolute", got {stop!r}')
+    init = jnp.asarray(init)
     tol = jnp.asarray(tol, dtype=init.dtype)
     if gradient == "implicit":
         return _implicit(fn, max_steps, stop, params, init, tol)
@@ -107,9 +112,12 @@ def _start(init: Array) -> _Loop:
 
 def _advance(loop: _Loop, value: Array, *, tol: Array, stop: Stop) -> _Loop:
     old, new = jax.lax.stop_gradient((loop.value, value))
-    residual = _norm(new - old)
+    residual = change = _norm(new - old)
     if stop == "relative":
-        residual = residual / jnp.maximum(_norm(old), jnp.finfo(old.dtype).tiny)
+        limits = jnp.finfo(old.dtype)
+        residual = change / jnp.maximum(_norm(old), limits.tiny)
+        # Leaving the origin is a change beyond measure, and not a failure.
+        residual = jnp.where(jnp.isfinite(change), jnp.minimum(residual, limits.max), change)
     return _Loop(
         value=value,
         num_steps=loop.num_steps + 1,
@@ -144,7 +152,7 @@ def _implicit(
 def _implicit_forward(
     fn: Map, max_steps: int, stop: Stop, params: PyTree, init: Array, tol: Array
 ) -> tuple[FixedPoint, tuple[PyTree, Array, Array]]:
-    found = _implicit(fn, max_steps, stop, params, init, tol)
+    found = _finish(_iterate(partial(fn, params), init, tol, max_steps, stop), tol)
     return found, (params, found.value, tol)
 
 
@@ -158,7 +166,10 @@ def _implicit_backward(
     del stop  # the size of a cotangent means nothing in absolute terms
     params, value, tol = saved
     _, pull = jax.vjp(fn, params, value)
-    first = cotangent.value
+    # Unit scale: the squares of a cotangent of 1e-20 would vanish, and read as "no change".
+    size = jnp.max(jnp.abs(cotangent.value), initial=0)
+    size = jnp.where(size > 0, size, 1)
+    first = cotangent.value / size
     bound = _ADJOINT_GROWTH * _norm(first)
 
     def add_term(u: Array) -> Array:
@@ -167,7 +178,7 @@ def _implicit_backward(
         return jnp.where(_norm(following - u) <= bound, following, u)
 
     adjoint = _iterate(add_term, first, tol, max_steps, "relative").value
-    return pull(adjoint)[0], jnp.zeros_like(value), jnp.zeros_like(tol)
+    return pull(adjoint * size)[0], jnp.zeros_like(value), jnp.zeros_like(tol)
 
 
 _implicit.defvjp(_implicit_forward, _implicit_backward)

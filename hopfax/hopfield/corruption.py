@@ -7,6 +7,7 @@ set by, and is reported with, its ratio to that signal. Written for one sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 Signal = Float[Array, "tokens width"]
@@ -40,8 +41,9 @@ def gaussian_noise(
     References:
         Robertha, section 4 and Eq. 6 (which leaves out the dimension).
     """
-    if not isinstance(sigma, jax.core.Tracer) and not np.all(np.asarray(sigma) >= 0):
+    if not isinstance(sigma, Tracer) and not np.all(np.asarray(sigma) >= 0):
         raise ValueError(f"sigma is a standard deviation and must be >= 0, got {sigma}")
+    signal = jnp.asarray(signal)
     noise = jnp.asarray(sigma, signal.dtype) * jax.random.normal(key, signal.shape, signal.dtype)
     return noise if mask is None else jnp.where(mask[:, None], noise, 0)
 
@@ -64,7 +66,10 @@ def matched_sigma(
         The standard deviation for `gaussian_noise`; 0 where no token is real.
     """
     power = _mean_squared_norm(signal, mask) / signal.shape[-1]
-    return jnp.sqrt(power) * 10 ** (-jnp.asarray(snr_db, power.dtype) / 20)
+    # The root has an infinite slope at 0, where no token is real.
+    silent = power == 0
+    rms = jnp.where(silent, 0, jnp.sqrt(jnp.where(silent, 1, power)))
+    return rms * 10 ** (-jnp.asarray(snr_db, power.dtype) / 20)
 
 
 def snr_db(signal: Signal, noise: Signal, *, mask: Mask = None) -> Float[Array, ""]:
@@ -85,7 +90,10 @@ def snr_db(signal: Signal, noise: Signal, *, mask: Mask = None) -> Float[Array, 
 
 
 def _mean_squared_norm(rows: Array, mask: Mask) -> Array:
-    squared = jnp.sum(jnp.square(rows.astype(jnp.promote_types(rows.dtype, jnp.float32))), axis=-1)
+    rows = jnp.asarray(rows)
+    rows = rows.astype(jnp.promote_types(rows.dtype, jnp.float32))
     if mask is None:
-        return jnp.mean(squared)
-    return jnp.sum(jnp.where(mask, squared, 0)) / jnp.maximum(jnp.sum(mask), 1)
+        return jnp.mean(jnp.sum(jnp.square(rows), axis=-1))
+    # Before the squares: the gradient of a nan row would be 0 * nan.
+    rows = jnp.where(mask[:, None], rows, 0)
+    return jnp.sum(jnp.square(rows)) / jnp.maximum(jnp.sum(mask), 1)

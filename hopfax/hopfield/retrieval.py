@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float
 
 from hopfax.fixed_point import FixedPoint, Gradient, Stop, fixed_point
@@ -42,20 +43,18 @@ def energy(
         mask: True where a pattern is real; None takes all.
 
     Returns:
-        The energy, a scalar; +inf if no pattern is real.
+        The energy, a scalar in float32 at least; +inf if no pattern is real.
 
     Raises:
-        ValueError: If `beta` is not positive.
+        ValueError: If `beta <= 0`, or the shapes are not those of one state and its patterns.
 
     References:
         Robertha, Eq. 2, without its constant.
     """
-    _check_beta(beta)
-    state, patterns = _at_least_float32(state, patterns)
-    scores = beta * (patterns @ state)
-    if mask is not None:
-        scores = jnp.where(mask, scores, -jnp.inf)
-    return -jax.nn.logsumexp(scores) / beta + 0.5 * jnp.sum(jnp.square(state))
+    state, patterns, beta = _prepared(state, patterns, beta, mask)
+    scores = _scores(state, patterns, beta, mask)
+    found = -jax.nn.logsumexp(scores) / beta + 0.5 * jnp.sum(jnp.square(state))
+    return found if mask is None else jnp.where(jnp.any(mask), found, jnp.inf)
 
 
 def update(
@@ -79,17 +78,16 @@ def update(
             and get a gradient of exactly zero. If none is real the result is zero.
 
     Returns:
-        The next state.
+        The next state, in the state's dtype; inside, arithmetic is in float32 at least.
 
     Raises:
-        ValueError: If `beta` is not positive.
+        ValueError: If `beta <= 0`, or the shapes are not those of one state and its patterns.
 
     References:
         Robertha, Eq. 4.
     """
-    _check_beta(beta)
-    precise, patterns = _at_least_float32(state, patterns)
-    return _update((patterns, beta, mask), precise).astype(state.dtype)
+    start, patterns, beta = _prepared(state, patterns, beta, mask)
+    return _update((patterns, beta, mask), start).astype(jnp.asarray(state).dtype)
 
 
 def retrieve(
@@ -121,7 +119,8 @@ def retrieve(
         least.
 
     Raises:
-        ValueError: If `beta <= 0`, `max_steps < 1`, or the widths differ.
+        ValueError: If `beta <= 0`, `max_steps < 1`, or the shapes are not those of one query and
+            its patterns.
 
     Differentiation:
         See `hopfax.fixed_point.fixed_point`. With `"implicit"` the query gets a zero gradient:
@@ -138,23 +137,17 @@ def retrieve(
     References:
         Robertha, Eqs. 7 and 8.
     """
-    _check_beta(beta)
-    if query.shape[-1] != patterns.shape[-1]:
-        raise ValueError(
-            f"query has width {query.shape[-1]}, patterns have {patterns.shape[-1]}: "
-            "both must live in one space"
-        )
-    start, patterns = _at_least_float32(query, patterns)
+    start, patterns, beta = _prepared(query, patterns, beta, mask)
     found = fixed_point(
         _update,
-        (patterns, jnp.asarray(beta, patterns.dtype), mask),
+        (patterns, beta, mask),
         start,
         tol=tol,
         max_steps=max_steps,
         gradient=gradient,
         stop=stop,
     )
-    return found._replace(value=found.value.astype(query.dtype))
+    return found._replace(value=found.value.astype(jnp.asarray(query).dtype))
 
 
 def trajectory(
@@ -178,13 +171,12 @@ def trajectory(
         A `Trajectory` of `num_steps + 1` states and energies, the query's own first.
 
     Raises:
-        ValueError: If `beta <= 0` or `num_steps < 1`.
+        ValueError: If `beta <= 0`, `num_steps < 1`, or the shapes are not those of one query and
+            its patterns.
     """
-    _check_beta(beta)
+    query, patterns, beta = _prepared(query, patterns, beta, mask)
     if num_steps < 1:
         raise ValueError(f"num_steps must be at least 1, got {num_steps}")
-
-    query, patterns = _at_least_float32(query, patterns)
 
     def step(state: Array, _: None) -> tuple[Array, Array]:
         following = _update((patterns, beta, mask), state)
@@ -196,23 +188,34 @@ def trajectory(
     return Trajectory(states, energies)
 
 
-def _at_least_float32(*arrays: Array) -> tuple[Array, ...]:
-    dtype = jnp.result_type(*arrays, jnp.float32)
-    return tuple(array.astype(dtype) for array in arrays)
-
-
-def _update(params: tuple[Array, Beta, Mask], state: Array) -> Array:
-    patterns, beta, mask = params
+def _prepared(state: Array, patterns: Array, beta: Beta, mask: Mask) -> tuple[Array, Array, Array]:
+    """Checks the arguments, raises them to float32 at least, and empties padded rows."""
+    if jnp.ndim(state) != 1 or jnp.ndim(patterns) != 2:
+        raise ValueError(
+            "wanted one state (width,) and its patterns (patterns, width), got shapes "
+            f"{jnp.shape(state)} and {jnp.shape(patterns)}: use jax.vmap for more"
+        )
+    if state.shape[0] != patterns.shape[1]:
+        raise ValueError(
+            f"query has width {state.shape[0]}, patterns have {patterns.shape[1]}: "
+            "both must live in one space"
+        )
+    if not isinstance(beta, Tracer) and not np.all(np.asarray(beta) > 0):
+        raise ValueError(f"beta is an inverse temperature and must be > 0, got {beta}")
+    dtype = jnp.result_type(state, patterns, jnp.float32)
+    patterns = jnp.asarray(patterns, dtype)
     if mask is not None:
         # 0 * nan is nan: whatever stands in a padded row must go before the products.
         patterns = jnp.where(mask[:, None], patterns, 0)
+    return jnp.asarray(state, dtype), patterns, jnp.asarray(beta, dtype)
+
+
+def _update(params: tuple[Array, Array, Mask], state: Array) -> Array:
+    patterns, beta, mask = params
+    return jax.nn.softmax(_scores(state, patterns, beta, mask)) @ patterns
+
+
+def _scores(state: Array, patterns: Array, beta: Array, mask: Mask) -> Array:
     scores = beta * (patterns @ state)
-    if mask is not None:
-        # Finite, so that a fully padded set gives equal weights to zeros instead of nan.
-        scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
-    return jax.nn.softmax(scores) @ patterns
-
-
-def _check_beta(beta: Beta) -> None:
-    if not isinstance(beta, jax.core.Tracer) and not np.all(np.asarray(beta) > 0):
-        raise ValueError(f"beta is an inverse temperature and must be > 0, got {beta}")
+    # Finite, so that a fully padded set gives equal weights to zeros instead of nan.
+    return scores if mask is None else jnp.where(mask, scores, jnp.finfo(scores.dtype).min)

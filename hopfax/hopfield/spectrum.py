@@ -8,6 +8,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float
 
 Keys = Float[Array, "tokens width"]
@@ -29,7 +30,8 @@ def key_spectrum(keys: Keys, *, mask: Mask = None) -> Float[Array, " width"]:
 
     Returns:
         `width` shares, descending, >= 0, sum 1, in float32 at least. All zero where the keys do
-        not vary (constant, a single token, none real), since nothing can then be shared out.
+        not vary (constant, a single token, none real), since nothing can then be shared out, and
+        nan where a real key is not finite.
 
     Differentiation:
         Only eigenvalues enter, so equal eigenvalues do no harm to any symmetric function of the
@@ -38,24 +40,23 @@ def key_spectrum(keys: Keys, *, mask: Mask = None) -> Float[Array, " width"]:
     References:
         Robertha, Eq. 9.
     """
+    keys = jnp.asarray(keys)
     keys = keys.astype(jnp.promote_types(keys.dtype, jnp.float32))
-    count, width = keys.shape
-    if mask is not None:
-        keys = jnp.where(mask[:, None], keys, 0)
-        real = jnp.maximum(jnp.sum(mask), 1).astype(keys.dtype)
-        centred = jnp.where(mask[:, None], keys - jnp.sum(keys, axis=0) / real, 0)
-    else:
-        centred = keys - jnp.mean(keys, axis=0)
+    centred = _centre(keys, mask)
     # Unit scale before squaring: keys of size 1e-30 must not underflow to "constant".
-    scale = jnp.max(jnp.abs(jax.lax.stop_gradient(centred)), initial=0)
+    scale = jnp.max(jnp.abs(jax.lax.stop_gradient(centred)))
     centred = centred / jnp.where(scale > 0, scale, 1)
-    gram = centred @ centred.T if count < width else centred.T @ centred
+    count, width = keys.shape
+    sides = (centred, centred.T) if count < width else (centred.T, centred)
+    # GPUs would otherwise round the products to 10 bits, and small shares would be noise.
+    gram = jnp.matmul(*sides, precision="highest")
     eigenvalues = jnp.maximum(jnp.linalg.eigvalsh(gram)[::-1], 0)
-    # Rounding leaves noise of this size where the exact eigenvalue is zero.
+    # Rounding leaves noise of this size where the exact eigenvalue is zero. Written so that
+    # nan stays: keys that are not finite have no entropy, and must not look like constant ones.
     floor = jnp.finfo(keys.dtype).eps * eigenvalues[0]
-    eigenvalues = jnp.where(eigenvalues > floor, eigenvalues, 0)
+    eigenvalues = jnp.where(eigenvalues <= floor, 0, eigenvalues)
     total = jnp.sum(eigenvalues)
-    shares = eigenvalues / jnp.where(total > 0, total, 1)
+    shares = eigenvalues / jnp.where(total == 0, 1, total)
     return jnp.pad(shares, (0, width - shares.shape[0]))
 
 
@@ -114,7 +115,7 @@ def participation_ratio(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
         A number in [1, width], at most `effective_rank`; 1 also where the keys do not vary.
     """
     concentration = jnp.sum(jnp.square(key_spectrum(keys, mask=mask)))
-    return 1 / jnp.where(concentration > 0, concentration, 1)
+    return 1 / jnp.where(concentration == 0, 1, concentration)
 
 
 def gini(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
@@ -160,7 +161,7 @@ def esr_penalty(
     References:
         Robertha, Eq. 12.
     """
-    if not isinstance(target, jax.core.Tracer) and not 0 <= float(target) <= 1:
+    if not isinstance(target, Tracer) and not 0 <= float(target) <= 1:
         warnings.warn(
             f"ESR target {float(target):g} lies outside [0, 1], where normalised entropy lives: "
             "the penalty only pushes the entropy to the nearer end (the paper's sweep has 5 and "
@@ -170,7 +171,20 @@ def esr_penalty(
     return jnp.square(eigen_entropy(keys, mask=mask) - target)
 
 
+def _centre(keys: Array, mask: Mask) -> Array:
+    if mask is None:
+        shifted = keys - jax.lax.stop_gradient(keys[0])
+        return shifted - jnp.mean(shifted, axis=0)
+    real = mask[:, None]
+    keys = jnp.where(real, keys, 0)
+    # Relative to a real key equal keys are exactly zero. Their mean, in contrast, is rounded, and
+    # what it left would look like variance.
+    shifted = jnp.where(real, keys - jax.lax.stop_gradient(keys[jnp.argmax(mask)]), 0)
+    count = jnp.maximum(jnp.sum(mask), 1).astype(keys.dtype)
+    return jnp.where(real, shifted - jnp.sum(shifted, axis=0) / count, 0)
+
+
 def _entropy(shares: Array) -> Array:
     # p log p has the limit 0, but an infinite slope at 0: neither branch may see log(0).
-    positive = shares > 0
-    return jnp.sum(jnp.where(positive, -shares * jnp.log(jnp.where(positive, shares, 1)), 0))
+    none = shares == 0
+    return jnp.sum(jnp.where(none, 0, -shares * jnp.log(jnp.where(none, 1, shares))))
