@@ -1,0 +1,261 @@
+import json
+import math
+import os
+import re
+import resource
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hopfax.train import metrics as module
+from hopfax.train.metrics import MetricsLog, read_metrics, scores
+
+
+def one_hot_logits(predicted, outputs):
+    return np.eye(outputs, dtype=np.float32)[np.asarray(predicted)]
+
+
+def slow_ranks(values):
+    """1 + how many are smaller + half of the others that are equal."""
+    return [1 + sum(b < a for b in values) + (sum(b == a for b in values) - 1) / 2 for a in values]
+
+
+def slow_pearson(x, y):
+    mx, my = sum(x) / len(x), sum(y) / len(y)
+    xy = sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True))
+    return xy / math.sqrt(sum((a - mx) ** 2 for a in x) * sum((b - my) ** 2 for b in y))
+
+
+def slow_counts(predicted, labels):
+    pairs = list(zip(predicted, labels, strict=True))
+    return [sum(pair == kind for pair in pairs) for kind in ((1, 1), (0, 0), (1, 0), (0, 1))]
+
+
+# Asymmetric on purpose: 3 hits, 4 rejections, 2 false alarms, 1 miss.
+PREDICTED = [1, 1, 1, 0, 0, 0, 0, 1, 1, 0]
+LABELS = [1, 1, 1, 0, 0, 0, 0, 0, 0, 1]
+
+
+def test_two_classes_by_their_formulae():
+    hits, rejections, alarms, misses = slow_counts(PREDICTED, LABELS)
+    assert (hits, rejections, alarms, misses) == (3, 4, 2, 1)
+    got = scores(("accuracy", "f1", "mcc"), one_hot_logits(PREDICTED, 2), np.array(LABELS))
+    precision, recall = 3 / 5, 3 / 4
+    mcc = (3 * 4 - 2 * 1) / math.sqrt(5 * 4 * 6 * 5)
+    assert got["accuracy"] == pytest.approx(0.7)
+    assert got["f1"] == pytest.approx(2 * precision * recall / (precision + recall))
+    assert got["mcc"] == pytest.approx(mcc)
+    assert got["score"] == pytest.approx((70 + 100 * got["f1"] + 50 * (mcc + 1)) / 3)
+
+
+def test_f1_is_of_class_one_and_roles_do_not_swap():
+    logits, labels = one_hot_logits(PREDICTED, 2), np.array(LABELS)
+    flipped = scores(("f1",), logits[:, ::-1], 1 - labels)["f1"]
+    assert flipped == pytest.approx(2 * 4 / (2 * 4 + 3))  # class 0's F1
+    assert flipped != pytest.approx(scores(("f1",), logits, labels)["f1"])
+
+
+@pytest.mark.parametrize("outputs", [2, 3, 5])
+def test_random_classes(outputs):
+    rng = np.random.default_rng(outputs)
+    labels = rng.integers(outputs, size=200)
+    logits = rng.normal(size=(200, outputs)) + 0.8 * np.eye(outputs)[labels]
+    got = scores(("accuracy", "mcc"), logits, labels)
+    predicted = [max(range(outputs), key=lambda k: row[k]) for row in logits]
+    assert got["accuracy"] == sum(p == y for p, y in zip(predicted, labels, strict=True)) / 200
+    # Gorodkin's R_K as covariances of the one-hot codes
+    given, guessed = np.eye(outputs)[labels], np.eye(outputs)[predicted]
+    pairs = [(given, guessed), (given, given), (guessed, guessed)]
+    both, left, right = (
+        sum(np.cov(a[:, k], b[:, k])[0, 1] for k in range(outputs)) for a, b in pairs
+    )
+    assert got["mcc"] == pytest.approx(both / math.sqrt(left * right), rel=1e-12)
+
+
+def test_correlations_with_ties_by_their_formulae():
+    rng = np.random.default_rng(0)
+    predicted = np.round(rng.normal(size=60), 1)
+    labels = np.round(np.exp(predicted + rng.normal(size=60)), 1)
+    got = scores(("pearson", "spearman"), predicted[:, None].astype(np.float32), labels)
+    pearson = slow_pearson(predicted.astype(np.float32).tolist(), labels.tolist())
+    spearman = slow_pearson(slow_ranks(predicted.tolist()), slow_ranks(labels.tolist()))
+    assert got["pearson"] == pytest.approx(pearson)
+    assert got["spearman"] == pytest.approx(spearman)
+    assert abs(pearson - spearman) > 0.05
+    assert got["score"] == pytest.approx(100 * ((pearson + 1) / 2 + (spearman + 1) / 2) / 2)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "logits", "labels", "score"),
+    [
+        (("accuracy",), one_hot_logits([0, 1, 1, 1], 2), [0, 1, 1, 0], 75.0),
+        (("mcc",), one_hot_logits([0, 1, 1, 0], 2), [1, 0, 0, 1], 0.0),  # all wrong
+        (("mcc",), one_hot_logits([0, 1, 1, 1], 2), [0, 1, 1, 1], 100.0),
+        (("f1", "accuracy"), one_hot_logits([1, 1, 1, 1], 2), [1, 0, 0, 0], (40 + 25) / 2),
+        (("pearson", "spearman"), np.array([[0.0], [1], [2]]), [5.0, 4, 3], 0.0),
+        (("pearson", "spearman"), np.array([[0.0], [1], [10]]), [0.0, 2, 20], 100.0),
+    ],
+)
+def test_score_scale(metrics, logits, labels, score):
+    assert scores(metrics, logits, np.array(labels))["score"] == pytest.approx(score)
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 1], [0, 0, 0], [1, 1, 1]])
+@pytest.mark.parametrize("guess", [0, 1])
+def test_constant_classes_are_defined(guess, labels):
+    got = scores(("mcc", "f1"), one_hot_logits([guess] * 3, 2), np.array(labels))
+    assert got["mcc"] == 0.0
+    positives = sum(labels)
+    assert got["f1"] == (2 * positives / (3 + positives) if guess else 0.0)
+
+
+def test_constant_numbers_are_defined():
+    both = ("pearson", "spearman")
+    rising = np.array([1.0, 2.0, 3.0])
+    for logits, labels in [(np.full((3, 1), 2.3), rising), (rising[:, None], np.full(3, 2.3))]:
+        assert scores(both, logits, labels) == {"pearson": 0, "spearman": 0, "score": 50}
+    assert scores(both, np.ones((1, 1)), np.ones(1))["score"] == 50  # one row
+    almost = np.array([[1.0], [1.0], [1 + 1e-15]])
+    assert scores(both, almost, rising)["pearson"] > 0  # and no warning
+
+
+def test_rows_of_weight_zero_do_not_exist():
+    logits = one_hot_logits([1, 0, 1, 1], 2)
+    logits[3] = np.nan
+    labels = np.array([1, 0, 0, -9])
+    got = scores(("accuracy", "mcc"), logits, labels, np.array([1.0, 1.0, 1.0, 0.0]))
+    assert got == scores(("accuracy", "mcc"), logits[:3], labels[:3])
+    with pytest.raises(ValueError, match="no rows"):
+        scores(("accuracy",), logits, labels, np.zeros(4))
+    with pytest.raises(ValueError, match="zeros and ones"):
+        scores(("accuracy",), logits, labels, np.array([1, 1, 0.5, 0]))
+
+
+def test_half_precision_logits_from_jax():
+    logits = jnp.array([[0.5, 1.0], [2.0, 1.0]], jnp.bfloat16)
+    assert scores(("accuracy",), logits, jnp.array([1, 1]))["score"] == 50.0
+
+
+def test_logits_that_are_not_finite_are_counted():
+    logits = np.ones((4, 3))
+    logits[1, 0], logits[1, 2], logits[3, 1] = np.nan, np.inf, -np.inf
+    with pytest.raises(ValueError, match="3 of 12 logits are not finite, in 2 of 4 rows"):
+        scores(("accuracy",), logits, np.zeros(4, int))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "logits", "labels", "words"),
+    [
+        (("acuracy",), np.ones((2, 2)), [0, 1], "some of accuracy, f1.*'acuracy'"),
+        ((), np.ones((2, 2)), [0, 1], "metrics must be"),
+        (("accuracy",), np.ones(2), [0, 1], r"not \(2,\) and \(2,\)"),
+        (("accuracy",), np.ones((2, 2)), [0, 1, 1], r"not \(2, 2\) and \(3,\)"),
+        (("accuracy",), np.ones((2, 1)), [0, 1], "an output per class or choice, not 1"),
+        (("accuracy",), np.ones((2, 2)), [0, 2], "labels run from 0 to 2, but there are 2"),
+        (("f1",), np.ones((2, 2)), [0, -1], "labels run from -1 to 0"),
+        (("mcc",), np.ones((2, 2)), [0.0, 1.0], "class numbers as labels, not float64"),
+        (("pearson",), np.ones((2, 2)), [0.0, 1.0], "one output per example, not 2"),
+        (("spearman",), np.ones((2, 1)), [0.0, np.nan], "1 of 2 labels are not finite"),
+        (("accuracy",), np.ones((0, 2)), [], "no rows"),
+    ],
+)
+def test_bad_input(metrics, logits, labels, words):
+    with pytest.raises(ValueError, match=words):
+        scores(metrics, logits, np.array(labels))
+
+
+def test_log_keeps_each_record_as_one_line_at_once(tmp_path):
+    path = tmp_path / "run" / "metrics.jsonl"
+    with MetricsLog(path) as log:
+        log.write(1, loss=np.float32(0.25), score=jnp.float32(3), seeds=np.array([23, 42]))
+        assert read_metrics(path) == [{"step": 1, "loss": 0.25, "score": 3.0, "seeds": [23, 42]}]
+        log.write(
+            np.int64(2), loss=float("nan"), snr_db=[np.inf, 1.0], task="sst2\nσ", nested={"a": (1,)}
+        )
+    lines = path.read_text().splitlines()
+    assert [json.loads(line) for line in lines] == read_metrics(path)
+    assert json.loads(lines[1], parse_constant=pytest.fail) == {
+        "step": 2,
+        "loss": None,
+        "snr_db": [None, 1.0],
+        "task": "sst2\nσ",
+        "nested": {"a": [1]},
+    }
+
+
+def test_resumed_log_has_no_line_twice(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with MetricsLog(path) as log:
+        for step in (1, 2, 2, 3, 10):
+            log.write(step, loss=step)
+    whole = path.read_bytes()
+    with MetricsLog(path) as log:
+        assert path.read_bytes() == whole
+        log.truncate_after(2)
+        assert [record["step"] for record in read_metrics(path)] == [1, 2, 2]
+        for step in (3, 10):
+            log.write(step, loss=step)
+    assert path.read_bytes() == whole
+    with MetricsLog(path) as log:
+        log.truncate_after(0)
+        assert path.read_bytes() == b""
+    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_last_line_cut_anywhere_is_dropped_or_whole(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    first = b'{"step": 1, "loss": 2}\n'
+    last = '{"step": 12, "name": "σ"}\n'.encode()
+    for cut in range(len(last) + 1):
+        path.write_bytes(first + last[:cut])
+        expected = [1, 12] if cut >= len(last) - 1 else [1]
+        assert [record["step"] for record in read_metrics(path)] == expected
+        with MetricsLog(path) as log:
+            log.write(13)
+        assert [record["step"] for record in read_metrics(path)] == [*expected, 13]
+
+
+def test_truncating_stays_whole_when_stopped_midway(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    with MetricsLog(path) as log:
+        log.write(1)
+        log.write(2)
+        whole = path.read_bytes()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                log.truncate_after(1)
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("line", ['{"step": 1, "lo', "[1]", '{"loss": 2}', "", '{"step": "1"}'])
+def test_damage_before_the_last_line_is_named(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n' + line + '\n{"step": 2}\n')
+    for reader in (read_metrics, MetricsLog):
+        with pytest.raises(ValueError, match=re.escape(f"{path}, line 2")):
+            reader(path)
+
+
+def test_log_refuses_what_json_cannot_hold(tmp_path):
+    with MetricsLog(tmp_path / "m.jsonl") as log:
+        with pytest.raises(TypeError, match="not JSON serializable"):
+            log.write(1, thing=module)
+        log.write(2)
+    assert read_metrics(tmp_path / "m.jsonl") == [{"step": 2}]
+
+
+def test_full_disk_leaves_whole_lines(tmp_path):
+    path = tmp_path / "m.jsonl"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with MetricsLog(path) as log:
+        log.write(1)
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, limits[1]))
+            with pytest.raises(OSError, match="too large"):
+                log.write(2, loss=0.5)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        log.write(3)
+    assert path.read_text() == '{"step": 1}\n{"step": 3}\n'
