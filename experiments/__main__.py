@@ -112,7 +112,6 @@ def introduction(module_path: str) -> tuple[str, str]:
 def unknown(name: str, experiments: Mapping[str, str]) -> str:
     """What to say about an experiment that does not exist: the nearest names first."""
     nearest = difflib.get_close_matches(name, experiments, n=3, cutoff=0.4)
-    known = ", ".join(experiments)
     hint = (
         f"did you mean {' or '.join(nearest)}?" if nearest else f"known: {', '.join(experiments)}"
     )

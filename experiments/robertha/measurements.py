@@ -1,0 +1,222 @@
+"""What a run measured: results.csv as scores by cell and seed, and the grid it should fill."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.rundir import read_config, read_results
+from hopfax.data.tasks import TASKS
+
+BASELINE = "tinybert"
+CLEAN = ("none", "clean")  # site and protocol of rows without noise
+
+MODEL_TITLES = {
+    "tinybert": "TinyBERT",
+    "robertha": "Robertha",
+    "robertha-no-esr": "Robertha w/o ESR",
+    "robertha-no-iteration-no-esr": "Robertha w/o iteration, ESR",
+}
+SITE_TITLES = {
+    "token": "noise on the token embeddings",
+    "embedding": "noise after the embedding LayerNorm",
+}
+PROTOCOL_TITLES = {"sigma": "same σ (the paper's)", "matched": "same SNR (matched)"}
+
+
+class Cell(NamedTuple):
+    """One entry of the table: everything but the seed."""
+
+    task: str
+    model: str
+    site: str
+    protocol: str
+    level: float
+
+
+class Grid(NamedTuple):
+    """What a run sets out to measure. `levels` are the noisy ones; clean is always measured."""
+
+    tasks: tuple[str, ...]
+    models: tuple[str, ...]
+    seeds: tuple[int, ...]
+    levels: tuple[float, ...]
+    sites: tuple[str, ...]
+    protocols: tuple[str, ...]
+
+    @property
+    def groups(self) -> tuple[tuple[str, str], ...]:
+        """(site, protocol) pairs, the paper's protocol first."""
+        return tuple((site, protocol) for protocol in self.protocols for site in self.sites)
+
+    def cells(self, task: str, model: str) -> Iterator[Cell]:
+        """Every cell of one task and model, the clean one first."""
+        yield Cell(task, model, *CLEAN, 0.0)
+        for site, protocol in self.groups:
+            for level in self.levels:
+                yield Cell(task, model, site, protocol, level)
+
+
+class Sizes(NamedTuple):
+    """Rows a task was trained and tested on (the extremes, were they ever to differ)."""
+
+    train: tuple[int, int]
+    test: tuple[int, int]
+
+
+class Measurements(NamedTuple):
+    """Scores of a run; `scores[cell][seed]` is on the papers' 0 to 100 scale."""
+
+    grid: Grid
+    scores: dict[Cell, dict[int, float]]
+    snr_db: dict[Cell, float]
+    steps: dict[Cell, float]
+    sizes: dict[str, Sizes]
+    num_draws: int
+
+    def at(self, task: str, model: str, site: str, protocol: str, level: float) -> dict[int, float]:
+        """Scores by seed; level 0 is the clean score, whatever the site. Empty if not measured."""
+        place = CLEAN if level == 0 else (site, protocol)
+        return self.scores.get(Cell(task, model, *place, float(level)), {})
+
+
+def load(run_folder: str | Path) -> Measurements:
+    """Reads results.csv, and from config.json the plan it should fill.
+
+    Raises:
+        FileNotFoundError: the folder has no config.json.
+        ValueError: results.csv cannot be read, or holds a score that is not a number.
+    """
+    plan = read_config(run_folder).get("plan", {})
+    return measurements(read_results(run_folder), plan)
+
+
+def measurements(
+    rows: Sequence[Mapping[str, str]], plan: Mapping[str, Sequence] | None = None
+) -> Measurements:
+    """Sorts rows of results.csv into cells; draws are averaged within their seed.
+
+    Args:
+        rows: as read from the file, text fields. Metrics other than `score` are left aside.
+        plan: names of `Grid` -> values. What it leaves out is taken from the rows, so that a
+            table of any results.csv can be drawn; only with a plan can missing cells be told.
+    """
+    draws: defaultdict[tuple[Cell, int], list[float]] = defaultdict(list)
+    ratios: defaultdict[Cell, list[float]] = defaultdict(list)
+    steps: defaultdict[Cell, list[float]] = defaultdict(list)
+    trained: defaultdict[str, set[int]] = defaultdict(set)
+    tested: defaultdict[str, set[int]] = defaultdict(set)
+    for row in rows:
+        if row["metric"] != "score":
+            continue
+        cell = cell_of(row)
+        draws[cell, int(row["seed"])].append(finite(row, "score"))
+        if row["snr_db"]:
+            ratios[cell].append(finite(row, "snr_db"))
+        if row["steps_mean"]:
+            steps[cell].append(finite(row, "steps_mean"))
+        if row["num_train"]:
+            trained[cell.task].add(int(row["num_train"]))
+        tested[cell.task].add(int(row["num_examples"]))
+    scores: defaultdict[Cell, dict[int, float]] = defaultdict(dict)
+    for (cell, seed), values in sorted(draws.items()):
+        scores[cell][seed] = float(np.mean(values))
+    return Measurements(
+        grid=grid(scores, plan or {}),
+        scores=dict(scores),
+        snr_db={cell: float(np.mean(values)) for cell, values in ratios.items()},
+        steps={cell: float(np.mean(values)) for cell, values in steps.items()},
+        sizes={task: Sizes(extremes(trained[task]), extremes(tested[task])) for task in tested},
+        num_draws=max((len(v) for (cell, _), v in draws.items() if cell.level), default=0),
+    )
+
+
+def cell_of(row: Mapping[str, str]) -> Cell:
+    """The cell a row belongs to; all rows without noise share one."""
+    level = finite(row, "level")
+    if row["corruption"] == "none" or level == 0:
+        return Cell(row["task"], row["model"], *CLEAN, 0.0)
+    return Cell(row["task"], row["model"], row["site"], row["protocol"], level)
+
+
+def finite(row: Mapping[str, str], column: str) -> float:
+    """A field as a finite number."""
+    try:
+        value = float(row[column])
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(
+            f"results.csv: {column} is {row[column]!r}, not a number, for {row['task']}, "
+            f"{row['model']}, seed {row['seed']}; delete that row and rerun to measure it again"
+        )
+    return value
+
+
+def extremes(values: Iterable[int]) -> tuple[int, int]:
+    """Smallest and largest; zeros when there is none."""
+    values = tuple(values) or (0,)
+    return min(values), max(values)
+
+
+def grid(scores: Mapping[Cell, Mapping[int, float]], plan: Mapping[str, Sequence]) -> Grid:
+    """The plan's grid, with what the plan does not say read off the scores."""
+    noisy = [cell for cell in scores if cell.level]
+    seen = {
+        "tasks": in_order((cell.task for cell in scores), TASKS),
+        "models": in_order((cell.model for cell in scores), MODEL_TITLES),
+        "seeds": sorted({seed for by_seed in scores.values() for seed in by_seed}),
+        "levels": sorted({cell.level for cell in noisy}),
+        "sites": in_order((cell.site for cell in noisy), SITE_TITLES),
+        "protocols": in_order((cell.protocol for cell in noisy), PROTOCOL_TITLES),
+    }
+    chosen = {name: tuple(plan.get(name) or seen[name]) for name in Grid._fields}
+    chosen["levels"] = tuple(float(level) for level in chosen["levels"] if level)
+    return Grid(**chosen)
+
+
+def in_order(names: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Distinct names, the known ones first and in their own order."""
+    present = set(names)
+    first = [name for name in known if name in present]
+    return first + sorted(present - set(first))
+
+
+def missing(found: Measurements) -> list[str]:
+    """What the plan asks for and the results lack, one line a task; empty if complete."""
+    lines = []
+    for task in found.grid.tasks:
+        models = []
+        for model in found.grid.models:
+            by_seed = [found.scores.get(cell, {}) for cell in found.grid.cells(task, model)]
+            seeds = [seed for seed in found.grid.seeds if any(seed not in one for one in by_seed)]
+            if seeds:
+                models.append(f"{model_title(model)} (seed {', '.join(map(str, seeds))})")
+        if models:
+            lines.append(f"{task_title(task)}: {', '.join(models)}")
+    return lines
+
+
+def task_title(task: str) -> str:
+    """A task's name in the paper's tables."""
+    return TASKS[task].title if task in TASKS else task
+
+
+def task_suite(task: str) -> str:
+    """The collection a task belongs to."""
+    return TASKS[task].suite if task in TASKS else "other"
+
+
+def group_title(site: str, protocol: str) -> str:
+    """A site and protocol, for the head of a table or panel."""
+    return f"{SITE_TITLES.get(site, site)}, {PROTOCOL_TITLES.get(protocol, protocol)}"
+
+
+def model_title(model: str) -> str:
+    """A model's name for tables and pictures."""
+    return MODEL_TITLES.get(model, model)

@@ -1,0 +1,160 @@
+"""One panel of the picture: one subject, site and protocol, a line a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from experiments.robertha.labels import level_label, signed_whole
+from experiments.robertha.measurements import CLEAN, Measurements
+from experiments.robertha.subjects import Subject
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Okabe and Ito's colours, told apart by colour-blind readers; marker and dashes for print.
+STYLES: dict[str, tuple[str, str, str]] = {
+    "tinybert": ("#4d4d4d", "s", "-"),
+    "robertha": ("#0072B2", "o", "-"),
+    "robertha-no-esr": ("#D55E00", "^", "--"),
+    "robertha-no-iteration-no-esr": ("#009E73", "D", ":"),
+}
+SPARE_STYLES = (("#CC79A7", "v", "-."), ("#E69F00", "P", "-."), ("#56B4E9", "X", "-."))
+HOLLOW: dict[str, Any] = {
+    "linestyle": "none",
+    "markerfacecolor": "white",
+    "markeredgewidth": 1.3,
+    "markersize": 6.5,
+}
+BAND_SEEDS = 3  # with fewer a t interval is wider than the picture: the seeds are drawn instead
+CLEAN_GAP_DB = 6.0  # how far left of the weakest noise the clean scores stand
+TICK_DB = 6
+
+
+def draw_panel(
+    axes: Axes,
+    found: Measurements,
+    subject: Subject,
+    points: Sequence[dict[str, Any]],
+    site: str,
+    protocol: str,
+) -> None:
+    """Draws lines over falling SNR, and the clean scores apart on the left.
+
+    Args:
+        axes: the panel.
+        found: scores by seed, for the thin lines of single seeds.
+        subject: task or average.
+        points: the subject's numbers, as `figure.plotted` lists them.
+        site: where the noise was added.
+        protocol: how its size was set.
+    """
+    here = [p for p in points if (p["site"], p["protocol"]) == (site, protocol)]
+    here = [p for p in here if p["snr_db"] is not None]
+    if not here:
+        axes.text(0.5, 0.5, "not measured yet", ha="center", transform=axes.transAxes)
+        axes.set_xticks([])
+        return
+    best = max(p["snr_db"] for p in here)
+    models = found.grid.models
+    for number, model in enumerate(models):
+        style = line_style(model, number)
+        line = [p for p in here if p["model"] == model]
+        x = [p["snr_db"] for p in line]
+        on_top = 3.5 if model == "robertha" else 3
+        axes.plot(x, [p["mean"] for p in line], zorder=on_top, **style)
+        draw_spread(axes, found, subject, line, style["color"])
+        paper = [p for p in line if p["paper_mean"] is not None]
+        draw_paper(axes, [p["snr_db"] for p in paper], paper, style)
+        # side by side, the first model leftmost on an axis that falls to the right
+        beside = best + CLEAN_GAP_DB + 0.9 * ((len(models) - 1) / 2 - number)
+        for clean in points:
+            if (clean["site"], clean["protocol"], clean["model"]) == (*CLEAN, model):
+                draw_clean(axes, beside, clean, style, with_paper=protocol == "sigma")
+    axes.axvline(best + CLEAN_GAP_DB / 2, color="#999999", linewidth=0.8, linestyle=(0, (2, 3)))
+    set_ticks(axes, found, here, protocol)
+
+
+def line_style(model: str, number: int) -> dict[str, Any]:
+    """How a model's line looks; the same in every picture for the known ones."""
+    colour, marker, dashes = STYLES.get(model, SPARE_STYLES[number % len(SPARE_STYLES)])
+    return {"color": colour, "marker": marker, "linestyle": dashes}
+
+
+def draw_spread(
+    axes: Axes, found: Measurements, subject: Subject, line: Sequence[dict[str, Any]], colour: str
+) -> None:
+    """95 % intervals over seeds; with too few seeds for one, a thin line for each seed."""
+    counts = [p["num_seeds"] for p in line]
+    if counts and min(counts) >= BAND_SEEDS:
+        x, low, high = ([p[name] for p in line] for name in ("snr_db", "low", "high"))
+        axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0, zorder=1)
+    elif counts and max(counts) > 1:
+        for seed in found.grid.seeds:
+            x, y = [], []
+            for p in line:
+                place = (p["model"], p["site"], p["protocol"], p["level"])
+                scores = found.at(subject.name, *place)
+                if seed in scores:
+                    x.append(p["snr_db"])
+                    y.append(scores[seed])
+            axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.6, zorder=1)
+
+
+def draw_clean(
+    axes: Axes, x: float, point: dict[str, Any], style: dict[str, Any], *, with_paper: bool
+) -> None:
+    """The score without noise, its interval a bar."""
+    axes.plot([x], [point["mean"]], zorder=3, **style)
+    if point["num_seeds"] >= BAND_SEEDS:
+        ends = [point["low"], point["high"]]
+        axes.plot([x, x], ends, color=style["color"], linewidth=1.2, zorder=2)
+    if with_paper and point["paper_mean"] is not None:
+        draw_paper(axes, [x], [point], style)
+
+
+def draw_paper(
+    axes: Axes, x: list[float], points: Sequence[dict[str, Any]], style: dict[str, Any]
+) -> None:
+    """The paper's figures: open markers, above the lines."""
+    look = {"marker": style["marker"], "markeredgecolor": style["color"], **HOLLOW}
+    axes.plot(x, [p["paper_mean"] for p in points], zorder=4, **look)
+
+
+def set_ticks(
+    axes: Axes, found: Measurements, here: Sequence[dict[str, Any]], protocol: str
+) -> None:
+    """SNR below, falling to the right; σ above, at the models' mean SNR."""
+    ratios = [p["snr_db"] for p in here]
+    best, worst = max(ratios), min(ratios)
+    axes.set_xlim(best + CLEAN_GAP_DB + 2.8, worst - 1.6)
+    # a tick just beyond the outermost point may carry its label, one near "clean" may not
+    marks = [db for db in range(-300, 301, TICK_DB) if worst - 1.6 <= db <= best + 0.5]
+    labels = ["clean", *map(signed_whole, marks)]
+    axes.set_xticks([best + CLEAN_GAP_DB, *marks], labels)
+    places, names = [], []
+    for level in found.grid.levels:
+        at_level = [p["snr_db"] for p in here if p["level"] == level]
+        if at_level:
+            places.append(sum(at_level) / len(at_level))
+            names.append(f"{level:g}" if names else level_label(protocol, level))
+    top = axes.secondary_xaxis("top")
+    top.set_xticks(places, names)
+    top.tick_params(length=3, pad=1, labelsize=8, colors="#555555")
+    top.spines["top"].set_visible(False)
+
+
+def set_limits(axes: Axes, points: Sequence[dict[str, Any]]) -> None:
+    """A scale that shows means and the paper's figures; a very wide interval is cut off."""
+    from matplotlib.ticker import MaxNLocator
+
+    values = [p[name] for p in points for name in ("mean", "paper_mean") if p[name] is not None]
+    if values:
+        low, high = min(values), max(values)
+        room = max(0.06 * (high - low), 1.0)
+        banded = [p for p in points if p["num_seeds"] >= BAND_SEEDS]
+        lowest = min([low, *(p["low"] for p in banded)])
+        highest = max([high, *(p["high"] for p in banded)])
+        most = 0.25 * (high - low) + 1.0
+        axes.set_ylim(max(lowest, low - most) - room, min(highest, high + most) + room)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
