@@ -3,6 +3,7 @@
 import os
 import zlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -67,7 +68,8 @@ def load_task(
 
     Args:
         name: A key of `hopfax.data.TASKS`.
-        data_dir: Folder of raw files; needed for all but the synthetic tasks.
+        data_dir: Folder of raw files, or of sets built by `hopfax.data.builders.build`; needed
+            for all but the synthetic tasks, which have no use for it.
         vocab: A `vocab.txt` or its folder; None trains one on the training rows.
         vocab_size: Most tokens of a trained vocabulary.
         max_length: Longest row in tokens.
@@ -87,8 +89,6 @@ def load_task(
     if not 0 < selection_fraction <= 0.5:
         raise ValueError(f"selection_fraction must be in (0, 0.5], got {selection_fraction}")
     if spec.suite == "synthetic":
-        if data_dir is not None:
-            raise ValueError(f"{name} is generated and has no files: leave data_dir out")
         sizes = _SYNTHETIC_SIZES | ({"train": train_size} if train_size else {})
         train, validation, test = (
             synthetic_split(name, split, size=size, seed=seed) for split, size in sizes.items()
@@ -100,8 +100,7 @@ def load_task(
                 f"{name} needs data_dir, a folder that holds {spec.folder} (or glue_data or "
                 "superglue); without files there are sentiment, entailment and paraphrase"
             )
-        rows = read_split(spec, data_dir, "train")
-        test = read_split(spec, data_dir, "dev")
+        rows, test = (_read(spec, data_dir, split) for split in ("train", "dev"))
         train, validation = _hold_out(rows, spec.name, seed, selection_fraction, train_size)
         source = f"{spec.files['train']} and {spec.files['dev']} of {spec.title}"
     if vocab is None:
@@ -114,6 +113,15 @@ def load_task(
         for rows in (train, validation, test)
     ]
     return TaskData(spec, *encoded, vocabulary=vocabulary, source=source)
+
+
+def _read(spec: TaskSpec, data_dir: str | os.PathLike, split: str) -> list[Example]:
+    """Rows of a built set where `data_dir` holds one, else of raw files."""
+    if (Path(data_dir).expanduser() / "hopfax_tasks" / spec.name).is_dir():
+        from hopfax.data.builders import read_built
+
+        return read_built(spec, data_dir, split)
+    return read_split(spec, data_dir, split)
 
 
 def _hold_out(

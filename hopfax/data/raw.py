@@ -11,7 +11,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hopfax.data.tasks import Example, TaskSpec
 
@@ -24,6 +24,20 @@ _SOURCE = {
     "glue": "gluebenchmark.com/tasks",
     "superglue": "super.gluebenchmark.com/tasks",
 }
+
+
+class Row(NamedTuple):
+    """A row as its file has it.
+
+    Attributes:
+        columns: The task's text columns; nested keys as ``target.span1_text``.
+        label: Class number, or a score where regression.
+        index: Number of the row in the file, from 0.
+    """
+
+    columns: dict[str, str]
+    label: int | float
+    index: int
 
 
 class _DamagedRow(ValueError):
@@ -55,7 +69,19 @@ def task_folder(spec: TaskSpec, data_dir: str | os.PathLike) -> Path:
 
 
 def read_split(spec: TaskSpec, data_dir: str | os.PathLike, split: str) -> list[Example]:
-    """Reads one raw split.
+    """Reads one raw split as the texts a model is given.
+
+    Arguments, errors and warnings are those of `read_rows`.
+
+    Returns:
+        The rows in file order.
+    """
+    rows = read_rows(spec, data_dir, split)
+    return [Example(spec.join(row.columns), row.label, row.index) for row in rows]
+
+
+def read_rows(spec: TaskSpec, data_dir: str | os.PathLike, split: str) -> list[Row]:
+    """Reads one raw split, its texts still apart.
 
     Args:
         spec: Task with files.
@@ -84,13 +110,13 @@ def read_split(spec: TaskSpec, data_dir: str | os.PathLike, split: str) -> list[
             f"{', '.join(others) or 'nothing'}. A set with the dev file alone can be read but not "
             f"trained on; get {spec.files[split]} from {_SOURCE[spec.suite]}"
         )
-    examples = list(_examples(spec, path))
-    if not examples:
+    rows = list(_usable_rows(spec, path))
+    if not rows:
         raise ValueError(f"{path} has no rows: it is empty or was cut short")
-    return examples
+    return rows
 
 
-def _examples(spec: TaskSpec, path: Path) -> Iterator[Example]:
+def _usable_rows(spec: TaskSpec, path: Path) -> Iterator[Row]:
     """The rows of a file that can be used; warns of those left out once all are read."""
     unlabelled: list[int] = []
     damaged: list[tuple[int, ValueError]] = []
@@ -101,7 +127,7 @@ def _examples(spec: TaskSpec, path: Path) -> Iterator[Example]:
         try:
             if isinstance(row, _DamagedRow):
                 raise row
-            texts, label = _parse(spec, row)
+            columns, label = _parse(spec, row)
         except _DamagedRow as error:
             if not spec.damaged_share:
                 raise ValueError(f"{path}, line {number}: {error}") from None
@@ -112,7 +138,7 @@ def _examples(spec: TaskSpec, path: Path) -> Iterator[Example]:
         if label is None:
             unlabelled.append(number)
             continue
-        yield Example(texts, label, index)
+        yield Row(columns, label, index)
     if len(damaged) > spec.damaged_share * total:
         number, error = damaged[0]
         raise ValueError(
@@ -181,8 +207,9 @@ def _json_rows(spec: TaskSpec, path: Path) -> Iterator[tuple[int, dict[str, Any]
         yield number, row
 
 
-def _parse(spec: TaskSpec, row: dict[str, Any]) -> tuple[Any, int | float | None]:
+def _parse(spec: TaskSpec, row: dict[str, Any]) -> tuple[dict[str, str], int | float | None]:
     """The texts and label of a row; the label is None where the file gives none."""
+    columns = {}
     for column in spec.columns:
         value: Any = row
         for key in column.split("."):
@@ -193,9 +220,11 @@ def _parse(spec: TaskSpec, row: dict[str, Any]) -> tuple[Any, int | float | None
             raise ValueError(f"{column!r} is {value!r}, not a text")
         if not value.strip():
             raise _DamagedRow(f"empty text in {column!r}")
+        columns[column] = value
     if spec.label_column not in row:
         raise ValueError(f"no label {spec.label_column!r} (the row has {', '.join(row)})")
-    return spec.join(row), _label(spec, row[spec.label_column])
+    spec.join(columns)  # a join may refuse a row, and here the line is still known
+    return columns, _label(spec, row[spec.label_column])
 
 
 def _label(spec: TaskSpec, given: Any) -> int | float | None:

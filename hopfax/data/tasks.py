@@ -8,12 +8,12 @@ an entry.
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 Metric = Literal["accuracy", "f1", "mcc", "pearson", "spearman"]
 Suite = Literal["glue", "superglue", "synthetic"]
 Texts = tuple[tuple[str, ...], ...]
-Join = Callable[[Mapping[str, Any]], Texts]
+Join = Callable[[Mapping[str, str]], Texts]
 
 
 class Example(NamedTuple):
@@ -54,7 +54,7 @@ class TaskSpec:
         metrics: What the task is scored by; the score is their mean (design's 0-100 scale).
         num_choices: Texts to score per row.
         num_outputs: Width of the model's head: classes, or 1 for regression and choice.
-        join: Turns a row into its texts.
+        join: Turns the text columns of a row into what a model is given.
     """
 
     name: str
@@ -102,7 +102,7 @@ def _columns(*names: str) -> Join:
     return lambda row: (tuple(row[name].strip() for name in names),)
 
 
-def _copa(row: Mapping[str, Any]) -> Texts:
+def _copa(row: Mapping[str, str]) -> Texts:
     """Premise and question first, one choice second; each choice is scored by itself."""
     questions = {"cause": "What was the cause?", "effect": "What happened as a result?"}
     if row["question"] not in questions:
@@ -111,15 +111,14 @@ def _copa(row: Mapping[str, Any]) -> Texts:
     return ((first, row["choice1"].strip()), (first, row["choice2"].strip()))
 
 
-def _wic(row: Mapping[str, Any]) -> Texts:
+def _wic(row: Mapping[str, str]) -> Texts:
     """The word leads the first sentence: ``run : Run rogue.`` / ``She ran 10 miles.``."""
     return ((f"{row['word'].strip()} : {row['sentence1'].strip()}", row["sentence2"].strip()),)
 
 
-def _wsc(row: Mapping[str, Any]) -> Texts:
+def _wsc(row: Mapping[str, str]) -> Texts:
     """The text, then its claim: ``He refers to Mark``."""
-    target = row["target"]
-    claim = f"{target['span2_text'].strip()} refers to {target['span1_text'].strip()}"
+    claim = f"{row['target.span2_text'].strip()} refers to {row['target.span1_text'].strip()}"
     return ((row["text"].strip(), claim),)
 
 
