@@ -76,7 +76,9 @@ def open_run(
     settings, planned = plain(config), plain(plan or {})
     folder = Path(root) / experiment / run_id(experiment, settings, planned, ignore=ignore)
     folder.mkdir(parents=True, exist_ok=True)
-    sessions = read_config(folder)["provenance"] if (folder / "config.json").exists() else []
+    sessions = (
+        read_config(folder).get("provenance", []) if (folder / "config.json").exists() else []
+    )
     current = provenance()
     if not any(same_origin(current, earlier) for earlier in sessions):
         sessions.append(current)

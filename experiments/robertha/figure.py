@@ -140,7 +140,8 @@ def legend(
         handles.append(Patch(color="#555555", alpha=0.25, lw=0, label=label))
     elif counts and max(counts) > 1:
         handles.append(Line2D([], [], color="#555555", lw=0.7, alpha=0.6, label="single seeds"))
-    if any(p["paper_mean"] is not None for p in points):
+    drawn = "sigma" in found.grid.protocols  # only there can the paper's figures stand
+    if drawn and any(p["paper_mean"] is not None for p in points):
         empty = {"marker": "o", "markeredgecolor": "#555555", **HOLLOW}
         handles.append(Line2D([], [], label="the paper's figures (no site stated)", **empty))
     # about two inches an entry; fewer columns than entries make further lines
