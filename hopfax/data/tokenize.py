@@ -5,6 +5,7 @@ import json
 import os
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,9 +179,10 @@ def _content_hash(examples: Sequence[Example], vocabulary: WordPiece, max_length
 def _read_cached(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
     """Arrays of an earlier run, or None where there are none that can be read."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        # Opened here, since np.load leaves a file open that turns out to be no archive.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             ids, lengths = stored["ids"], stored["lengths"]
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile):
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error):
         return None
     whole = ids.dtype == lengths.dtype == np.int32 and ids.ndim == 3
     return (ids, lengths) if whole and ids.shape[:2] == lengths.shape else None

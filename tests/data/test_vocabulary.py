@@ -1,0 +1,78 @@
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from hopfax.data import encode, synthetic_split, train_vocabulary
+from hopfax.data.vocabulary import _merge
+
+TEXTS = ["low lower lowest", "new newer newest", "low new wide wider", "Café, wide!"] * 2
+
+
+def slow_oracle(words, size, min_count):
+    """Byte-pair merges by counting all pairs anew each time."""
+    pieces = {word: (word[0], *("##" + letter for letter in word[1:])) for word in words}
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    tokens += sorted({piece for word in pieces.values() for piece in word})
+    while len(tokens) < size:
+        pairs = Counter()
+        for word, count in words.items():
+            for pair in zip(pieces[word], pieces[word][1:], strict=False):
+                pairs[pair] += count
+        if not pairs or max(pairs.values()) < min_count:
+            break
+        best = min(pairs, key=lambda pair: (-pairs[pair], pair))
+        merged = best[0] + best[1].removeprefix("##")
+        if merged not in tokens:
+            tokens.append(merged)
+        pieces = {word: _merge(piece, best, merged) for word, piece in pieces.items()}
+    return tuple(tokens)
+
+
+@pytest.mark.parametrize("size", [25, 30, 60])
+@pytest.mark.parametrize("min_count", [1, 2, 3])
+def test_equals_the_slow_oracle(size, min_count):
+    words = Counter(
+        word for text in TEXTS for word in text.lower().replace("é", "e").replace("!", " !")
+        .replace(",", " ,").split()
+    )  # fmt: skip
+    trained = train_vocabulary(TEXTS, vocab_size=size, min_count=min_count)
+    assert trained.tokens == slow_oracle(words, size, min_count)
+
+
+def test_covers_its_training_texts(tmp_path):
+    rows = synthetic_split("paraphrase", "train", size=200, seed=0)
+    vocabulary = train_vocabulary(text for row in rows for text in row.texts[0])
+    encoded = encode(rows, vocabulary, cache_dir=tmp_path)
+    assert vocabulary.tokens.index("[UNK]") not in encoded.ids
+    assert vocabulary.tokens[:2] == ("[PAD]", "[UNK]") and len(set(vocabulary.tokens)) > 100
+
+
+def test_repeated_letters_merge_from_the_left():
+    assert _merge(("a", "##a", "##a", "##a"), ("##a", "##a"), "##aa") == ("a", "##aa", "##a")
+
+
+def test_same_vocabulary_in_every_process():
+    code = (
+        "from hopfax.data import train_vocabulary; "
+        f"print(train_vocabulary({TEXTS!r}, vocab_size=40).tokens)"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="no words"):
+        train_vocabulary(["", " "])
+    with pytest.raises(ValueError, match="vocab_size must be above 4, got 4"):
+        train_vocabulary(TEXTS, vocab_size=4)
