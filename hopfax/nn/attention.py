@@ -1,0 +1,225 @@
+"""Self-attention layers: softmax, and Hopfield attention that iterates its queries first."""
+
+from functools import partial
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from hopfax import hopfield
+from hopfax.fixed_point import FixedPoint, Gradient, Stop, fixed_point
+
+Scope = Literal["query", "batch"]
+Tokens = Float[Array, "batch tokens width"]
+Heads = Float[Array, "batch heads tokens head_width"]
+Mask = Bool[Array, "batch tokens"]
+
+linear = partial(nnx.Linear, kernel_init=nnx.initializers.normal(0.02))
+
+
+class Attended(NamedTuple):
+    """What an attention layer returns.
+
+    Attributes:
+        values: New token vectors.
+        keys: The layer's keys, heads side by side, for their spectrum.
+        num_steps: Hopfield updates made per query, 0 in softmax attention.
+        converged: Whether each query came to rest; True in softmax attention.
+    """
+
+    values: Tokens
+    keys: Tokens
+    num_steps: Int[Array, "batch heads tokens"]
+    converged: Bool[Array, "batch heads tokens"]
+
+
+class SoftmaxAttention(nnx.Module):
+    """Multi-head self-attention of the transformer, scores scaled by 1/sqrt(head width).
+
+    Args:
+        width: Token width, a multiple of `num_heads`.
+        num_heads: Number of heads.
+        rngs: Source of the initial parameters.
+    """
+
+    def __init__(self, width: int, *, num_heads: int = 2, rngs: nnx.Rngs):
+        _check_heads(width, num_heads)
+        self.num_heads = num_heads
+        self.query = linear(width, width, rngs=rngs)
+        self.key = linear(width, width, rngs=rngs)
+        self.value = linear(width, width, rngs=rngs)
+        self.out = linear(width, width, rngs=rngs)
+
+    def keys(self, x: Tokens) -> Tokens:
+        """The keys alone."""
+        return self.key(x)
+
+    def __call__(self, x: Tokens, mask: Mask) -> Attended:
+        """Attends from every token to the real ones."""
+        keys = self.keys(x)
+        query, key, value = (
+            _split(part, self.num_heads) for part in (self.query(x), keys, self.value(x))
+        )
+        mixed = _read_out(query, key, value, beta=key.shape[-1] ** -0.5, mask=mask)
+        counts = query.shape[:-1]
+        return Attended(
+            self.out(_join(mixed)), keys, jnp.zeros(counts, jnp.int32), jnp.ones(counts, bool)
+        )
+
+
+class HopfieldAttention(nnx.Module):
+    r"""Attention whose queries first fall into attractors of the keys.
+
+    Each query is iterated, $\xi \leftarrow K^\top \mathrm{softmax}(\beta K \xi / \sqrt{d_h})$, to
+    a fixed point $\xi^*$; the output is $V^\top \mathrm{softmax}(\beta K \xi^* / \sqrt{d_h})$.
+
+    Since the start does not move the attractor, the query projection of an iterated layer is not
+    trained: its gradient is exactly zero with `gradient="implicit"`, and vanishes with the change
+    per step (1e-7 of the other projections' in the released program) with `"unrolled"`.
+
+    Args:
+        width: Token width, a multiple of `num_heads`.
+        num_heads: Number of heads.
+        beta: Inverse temperature before the 1/sqrt(head width), > 0.
+        tol: A query stops once a step changes it by at most this.
+        max_steps: Most steps; 0 reads out with the query itself (no iteration).
+        stop: Measure of the change, `"relative"` or `"absolute"`.
+        scope: Whether each `"query"` stops by itself, or the whole `"batch"` at once by its one
+            norm, as the released program has it.
+        gradient: `"implicit"` or `"unrolled"`.
+        mask_keys: Whether padding is kept out of the stored patterns.
+        query_projection: Whether queries are W_Q x, or x itself.
+        output_projection: Whether the heads are mixed by W_O.
+        rngs: Source of the initial parameters.
+
+    References:
+        Robertha, Eqs. 4, 7, 8 and Algorithms 1, 2.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        num_heads: int = 2,
+        beta: float = 15.0,
+        tol: float = 1e-4,
+        max_steps: int = 50,
+        stop: Stop = "relative",
+        scope: Scope = "query",
+        gradient: Gradient = "implicit",
+        mask_keys: bool = True,
+        query_projection: bool = True,
+        output_projection: bool = True,
+        rngs: nnx.Rngs,
+    ):
+        _check_heads(width, num_heads)
+        if not beta > 0:
+            raise ValueError(f"beta is an inverse temperature and must be > 0, got {beta}")
+        if max_steps < 0:
+            raise ValueError(f"max_steps must be at least 0 (no iteration), got {max_steps}")
+        if scope not in ("query", "batch"):
+            raise ValueError(f'scope must be "query" or "batch", got {scope!r}')
+        self.num_heads = num_heads
+        self.beta = beta * (width // num_heads) ** -0.5
+        self.tol = tol
+        self.max_steps = max_steps
+        self.stop: Stop = stop
+        self.scope: Scope = scope
+        self.gradient: Gradient = gradient
+        self.mask_keys = mask_keys
+        self.query = linear(width, width, rngs=rngs) if query_projection else None
+        self.key = linear(width, width, rngs=rngs)
+        self.value = linear(width, width, rngs=rngs)
+        self.out = linear(width, width, rngs=rngs) if output_projection else None
+
+    def keys(self, x: Tokens) -> Tokens:
+        """The keys alone."""
+        return self.key(x)
+
+    def __call__(self, x: Tokens, mask: Mask) -> Attended:
+        """Retrieves from every token, then reads the values out."""
+        keys = self.keys(x)
+        query = x if self.query is None else self.query(x)
+        query, key, value = (_split(part, self.num_heads) for part in (query, keys, self.value(x)))
+        key_mask = mask if self.mask_keys else jnp.ones_like(mask)
+        if self.max_steps == 0:
+            counts = query.shape[:-1]
+            found = FixedPoint(
+                query, jnp.zeros(counts, jnp.int32), jnp.zeros(counts), jnp.ones(counts, bool)
+            )
+        elif self.scope == "query":
+            found = self._retrieve_each(query, key, key_mask, mask)
+        else:
+            found = self._retrieve_together(query, key, key_mask)
+        mixed = _join(_read_out(found.value, key, value, beta=self.beta, mask=key_mask))
+        values = mixed if self.out is None else self.out(mixed)
+        return Attended(values, keys, found.num_steps, found.converged)
+
+    def _retrieve_each(self, query: Heads, key: Heads, key_mask: Mask, mask: Mask) -> FixedPoint:
+        def one(query: Array, key: Array, key_mask: Array, tol: Array) -> FixedPoint:
+            return hopfield.retrieve(
+                query,
+                key,
+                beta=self.beta,
+                mask=key_mask,
+                tol=tol,
+                max_steps=self.max_steps,
+                gradient=self.gradient,
+                stop=self.stop,
+            )
+
+        # Nobody reads what padding retrieves: it stops after one step and holds nobody up.
+        tol = jnp.where(mask, self.tol, jnp.inf)
+        tokens = jax.vmap(one, in_axes=(0, None, None, 0))
+        heads = jax.vmap(tokens, in_axes=(0, 0, None, None))
+        return jax.vmap(heads)(query, key, key_mask, tol)
+
+    def _retrieve_together(self, query: Heads, key: Heads, key_mask: Mask) -> FixedPoint:
+        found = fixed_point(
+            _update_all,
+            (key, jnp.asarray(self.beta, key.dtype), key_mask),
+            query,
+            tol=self.tol,
+            max_steps=self.max_steps,
+            gradient=self.gradient,
+            stop=self.stop,
+        )
+        counts = query.shape[:-1]
+        return found._replace(
+            num_steps=jnp.broadcast_to(found.num_steps, counts),
+            converged=jnp.broadcast_to(found.converged, counts),
+        )
+
+
+def _update_all(params: tuple[Heads, Array, Mask], query: Heads) -> Heads:
+    key, beta, mask = params
+
+    def one(query: Array, key: Array, mask: Array) -> Array:
+        return hopfield.update(query, key, beta=beta, mask=mask)
+
+    tokens = jax.vmap(one, in_axes=(0, None, None))
+    return jax.vmap(jax.vmap(tokens, in_axes=(0, 0, None)))(query, key, mask)
+
+
+def _read_out(query: Heads, key: Heads, value: Heads, *, beta: float, mask: Mask) -> Heads:
+    scores = beta * jnp.einsum("bhqd,bhkd->bhqk", query, key)
+    # Finite, so that a row without a single real token stays finite too.
+    scores = jnp.where(mask[:, None, None, :], scores, jnp.finfo(scores.dtype).min)
+    return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores), value)
+
+
+def _split(x: Tokens, num_heads: int) -> Heads:
+    batch, tokens, width = x.shape
+    return x.reshape(batch, tokens, num_heads, width // num_heads).swapaxes(1, 2)
+
+
+def _join(x: Heads) -> Tokens:
+    batch, heads, tokens, head_width = x.shape
+    return x.swapaxes(1, 2).reshape(batch, tokens, heads * head_width)
+
+
+def _check_heads(width: int, num_heads: int) -> None:
+    if num_heads < 1 or width % num_heads:
+        raise ValueError(f"width {width} does not divide into {num_heads} heads")

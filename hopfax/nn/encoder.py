@@ -1,0 +1,233 @@
+"""A small text encoder and classifier whose stages can be called one by one.
+
+`embed_tokens` -> *token site* -> `embed` -> *embedding site* -> `encode` -> `classify`: noise (or
+anything else) goes in between two stages.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from hopfax.nn.attention import Attended, Mask, Tokens, linear
+
+Pooling = Literal["mean", "cls"]
+Key = PRNGKeyArray | None
+
+
+class Attention(Protocol):
+    """What a block asks of its attention layer."""
+
+    def keys(self, x: Tokens) -> Tokens:
+        """The keys alone."""
+        ...
+
+    def __call__(self, x: Tokens, mask: Mask) -> Attended:
+        """Attends."""
+        ...
+
+
+class Encoding(NamedTuple):
+    """What the blocks make of the embeddings.
+
+    Attributes:
+        hidden: Final token vectors.
+        keys: Keys of every layer, for their spectrum.
+        num_steps: Hopfield updates per layer and query.
+        converged: Whether each query came to rest.
+    """
+
+    hidden: Tokens
+    keys: Float[Array, "layers batch tokens width"]
+    num_steps: Int[Array, "layers batch heads tokens"]
+    converged: Bool[Array, "layers batch heads tokens"]
+
+
+class Classification(NamedTuple):
+    """Logits, and the encoding they were read from."""
+
+    logits: Float[Array, "batch outputs"]
+    encoding: Encoding
+
+
+def dropout(key: Key, x: Array, rate: float) -> Array:
+    """Zeroes entries with probability `rate` and scales up the rest; none if `key` is None.
+
+    Sixteen random bits an entry are enough (rates are met to 1/65536) and cost half of 32.
+    """
+    if key is None or rate == 0:
+        return x
+    kept = jax.random.bits(key, x.shape, jnp.uint16) >= round(rate * 65536)
+    return jnp.where(kept, x / (1 - rate), 0)
+
+
+def layer_norm(width: int, *, rngs: nnx.Rngs) -> nnx.LayerNorm:
+    """Layer normalisation with PyTorch's epsilon and a two-pass variance."""
+    return nnx.LayerNorm(width, epsilon=1e-5, use_fast_variance=False, rngs=rngs)
+
+
+class Block(nnx.Module):
+    """Attention and feed-forward (GELU), each with a residual connection and a norm.
+
+    Args:
+        width: Token width.
+        attention: Makes the attention layer.
+        ff_width: Width of the feed-forward's inner layer.
+        norm_first: Norm before each part (pre-LN), or after its residual sum (post-LN).
+        dropout: Rate on each part's output, in [0, 1).
+        isolate_keys: Whether the reported keys depend on this layer's parameters alone: a
+            penalty on them then trains its key projection (and norm) but nothing below.
+        rngs: Source of the initial parameters.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        attention: Callable[..., Attention],
+        ff_width: int,
+        norm_first: bool,
+        dropout: float,
+        isolate_keys: bool,
+        rngs: nnx.Rngs,
+    ):
+        self.norm_first = norm_first
+        self.dropout = dropout
+        self.isolate_keys = isolate_keys
+        self.attention_norm = layer_norm(width, rngs=rngs)
+        self.attention = attention(width, rngs=rngs)
+        self.ff_norm = layer_norm(width, rngs=rngs)
+        self.ff_in = linear(width, ff_width, rngs=rngs)
+        self.ff_out = linear(ff_width, width, rngs=rngs)
+
+    def __call__(self, x: Tokens, mask: Mask, *, key: Key = None) -> Attended:
+        """Maps token vectors to new ones (`values`), with the attention's keys and counts."""
+        first, second = (None, None) if key is None else jax.random.split(key)
+        entry = self.attention_norm(x) if self.norm_first else x
+        attended = self.attention(entry, mask)
+        if self.isolate_keys:
+            alone = jax.lax.stop_gradient(x)
+            alone = self.attention_norm(alone) if self.norm_first else alone
+            attended = attended._replace(keys=self.attention.keys(alone))
+        x = x + dropout(first, attended.values, self.dropout)
+        x = x if self.norm_first else self.attention_norm(x)
+        entry = self.ff_norm(x) if self.norm_first else x
+        change = self.ff_out(jax.nn.gelu(self.ff_in(entry), approximate=False))
+        x = x + dropout(second, change, self.dropout)
+        return attended._replace(values=x if self.norm_first else self.ff_norm(x))
+
+
+class Encoder(nnx.Module):
+    """Token classifier of texts: embeddings, blocks, pooling, one linear read-out.
+
+    Args:
+        vocab_size: Number of token ids.
+        num_outputs: Classes, or 1 for regression and for scoring choices.
+        attention: Makes an attention layer, called as `attention(width, rngs=rngs)`; for instance
+            `functools.partial(HopfieldAttention, beta=15.0)`.
+        width: Token width.
+        num_layers: Number of blocks.
+        ff_width: Width inside the feed-forward parts.
+        max_length: Most tokens of a text.
+        norm_first: Pre-LN blocks, or post-LN ones.
+        pooling: `"mean"` over real tokens, or `"cls"`: the first token through a tanh layer.
+        dropout: Rate during training, in [0, 1).
+        isolate_keys: See `Block`.
+        rngs: Source of the initial parameters.
+
+    Raises:
+        ValueError: If `dropout` or `pooling` is not one of the above.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        num_outputs: int,
+        *,
+        attention: Callable[..., Attention],
+        width: int = 128,
+        num_layers: int = 2,
+        ff_width: int = 512,
+        max_length: int = 128,
+        norm_first: bool = True,
+        pooling: Pooling = "mean",
+        dropout: float = 0.1,
+        isolate_keys: bool = False,
+        rngs: nnx.Rngs,
+    ):
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout is a share of entries and must be in [0, 1), got {dropout}")
+        if pooling not in ("mean", "cls"):
+            raise ValueError(f'pooling must be "mean" or "cls", got {pooling!r}')
+        self.max_length = max_length
+        self.dropout = dropout
+        initial = nnx.initializers.normal(0.02)
+        self.tokens = nnx.Embed(vocab_size, width, embedding_init=initial, rngs=rngs)
+        self.positions = nnx.Embed(max_length, width, embedding_init=initial, rngs=rngs)
+        self.norm = layer_norm(width, rngs=rngs)
+        self.blocks = nnx.List(
+            [
+                Block(
+                    width,
+                    attention=attention,
+                    ff_width=ff_width,
+                    norm_first=norm_first,
+                    dropout=dropout,
+                    isolate_keys=isolate_keys,
+                    rngs=rngs,
+                )
+                for _ in range(num_layers)
+            ]
+        )
+        self.pooler = linear(width, width, rngs=rngs) if pooling == "cls" else None
+        self.classifier = linear(width, num_outputs, rngs=rngs)
+
+    def embed_tokens(self, ids: Int[Array, "batch tokens"]) -> Tokens:
+        """Looks tokens up: the *token* site, before positions and norm."""
+        if ids.shape[-1] > self.max_length:
+            raise ValueError(
+                f"texts of {ids.shape[-1]} tokens do not fit a model of max_length "
+                f"{self.max_length}: truncate them, or build a longer model"
+            )
+        return self.tokens(ids)
+
+    def embed(self, tokens: Tokens, *, key: Key = None) -> Tokens:
+        """Adds positions and normalises: the *embedding* site."""
+        positions = self.positions(jnp.arange(tokens.shape[-2]))
+        return dropout(key, self.norm(tokens + positions[None]), self.dropout)
+
+    def encode(self, embeddings: Tokens, mask: Mask, *, key: Key = None) -> Encoding:
+        """Runs the blocks. `mask` is True at real tokens."""
+        x, layers = embeddings, []
+        for number, block in enumerate(self.blocks):
+            attended = block(x, mask, key=None if key is None else jax.random.fold_in(key, number))
+            x = attended.values
+            layers.append(attended)
+        keys, num_steps, converged = (
+            jnp.stack([getattr(layer, name) for layer in layers])
+            for name in ("keys", "num_steps", "converged")
+        )
+        return Encoding(x, keys, num_steps, converged)
+
+    def classify(
+        self, hidden: Tokens, mask: Mask, *, key: Key = None
+    ) -> Float[Array, "batch outputs"]:
+        """Pools the real tokens and reads the logits out."""
+        if self.pooler is None:
+            count = jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1)
+            pooled = jnp.sum(jnp.where(mask[..., None], hidden, 0), axis=-2) / count
+        else:
+            pooled = jnp.tanh(self.pooler(hidden[:, 0]))
+        return self.classifier(dropout(key, pooled, self.dropout))
+
+    def __call__(
+        self, ids: Int[Array, "batch tokens"], mask: Mask, *, key: Key = None
+    ) -> Classification:
+        """All stages in turn, with dropout if a key is given."""
+        keys = (None, None, None) if key is None else jax.random.split(key, 3)
+        embeddings = self.embed(self.embed_tokens(ids), key=keys[0])
+        encoding = self.encode(embeddings, mask, key=keys[1])
+        return Classification(self.classify(encoding.hidden, mask, key=keys[2]), encoding)

@@ -1,0 +1,63 @@
+"""Modules as functions of a plain dict of parameters: the only file that splits and merges.
+
+Outside of a model's own methods, parameters are nested dicts of arrays, which every JAX transform
+takes as they are.
+"""
+
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import jax
+from flax import nnx
+from jaxtyping import Array, PRNGKeyArray
+
+Module = TypeVar("Module", bound=nnx.Module)
+Params = dict[str, Any]
+
+
+class Functional(NamedTuple, Generic[Module]):
+    """A module taken apart.
+
+    Attributes:
+        init: Draws parameters from a key; `vmap` it over keys for several seeds at once.
+        bind: Puts parameters back into a module, whose methods can then be called. Free inside
+            `jit`, where the module exists only while tracing.
+    """
+
+    init: Callable[[PRNGKeyArray], Params]
+    bind: Callable[[Params], Module]
+
+
+def functional(build: Callable[[nnx.Rngs], Module]) -> Functional[Module]:
+    """Takes apart the module that `build` makes.
+
+    Args:
+        build: Makes the module, all parameters drawn from the given rngs. Parameters must be its
+            only state.
+
+    Returns:
+        Its `init` and `bind`.
+
+    Example:
+        >>> import jax
+        >>> from flax import nnx
+        >>> model = functional(lambda rngs: nnx.Linear(3, 2, rngs=rngs))
+        >>> params = model.init(jax.random.key(0))
+        >>> sorted(params), model.bind(params)(jax.numpy.ones(3)).shape
+        (['bias', 'kernel'], (2,))
+    """
+    graphdef, _ = nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(0))), nnx.Param)
+
+    def init(key: PRNGKeyArray) -> Params:
+        return nnx.to_pure_dict(nnx.split(build(nnx.Rngs(key)), nnx.Param)[1])
+
+    def bind(params: Params) -> Module:
+        return nnx.merge(graphdef, params)
+
+    return Functional(init, bind)
+
+
+def num_params(params: Params) -> int:
+    """Number of scalars in a tree of parameters."""
+    leaves: list[Array] = jax.tree.leaves(params)
+    return sum(leaf.size for leaf in leaves)

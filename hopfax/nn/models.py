@@ -1,0 +1,163 @@
+"""The papers' models by name, and the three presets of Robertha."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from flax import nnx
+
+from hopfax.fixed_point import Gradient, Stop
+from hopfax.nn.attention import HopfieldAttention, Scope, SoftmaxAttention
+from hopfax.nn.encoder import Encoder
+from hopfax.nn.functional import Functional, functional
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """Where the paper's text, the released program and hopfax differ about Robertha.
+
+    Attributes:
+        num_heads: Heads an attention layer has.
+        norm_first: Pre-LN or post-LN.
+        query_projection: Whether there is a W_Q.
+        output_projection: Whether there is a W_O.
+        mask_keys: Whether padding is kept out of the stored patterns, and of the ESR spectrum.
+        stop: Measure of the change that ends the iteration.
+        scope: Whether queries stop one by one or the batch at once.
+        gradient: Through the fixed point, or through the iterates.
+        isolate_keys: Whether ESR trains only its own layer's W_K and norm.
+        esr_in_nats: Whether ESR compares H with alpha log d, instead of H/log d with alpha.
+        dropout: Rate during training.
+    """
+
+    num_heads: int = 2
+    norm_first: bool = True
+    query_projection: bool = True
+    output_projection: bool = True
+    mask_keys: bool = True
+    stop: Stop = "relative"
+    scope: Scope = "query"
+    gradient: Gradient = "implicit"
+    isolate_keys: bool = False
+    esr_in_nats: bool = False
+    dropout: float = 0.3
+
+
+PRESETS: Mapping[str, Preset] = {
+    "hopfax": Preset(),
+    "paper": Preset(
+        norm_first=False,
+        query_projection=False,
+        output_projection=False,
+        stop="absolute",
+        gradient="unrolled",
+        dropout=0.0,
+    ),
+    "released": Preset(
+        num_heads=1,
+        mask_keys=False,
+        scope="batch",
+        gradient="unrolled",
+        isolate_keys=True,
+        esr_in_nats=True,
+    ),
+}
+
+
+def preset(name: str) -> Preset:
+    """Looks a preset up; a ValueError names the nearest ones."""
+    if name not in PRESETS:
+        near = difflib.get_close_matches(name, PRESETS, n=1) or list(PRESETS)
+        raise ValueError(f"unknown preset {name!r}; did you mean {' or '.join(near)}?")
+    return PRESETS[name]
+
+
+def tinybert(
+    vocab_size: int, num_outputs: int, *, num_heads: int = 2, dropout: float = 0.1, **sizes: Any
+) -> Functional[Encoder]:
+    """A BERT of TinyBERT's shape: softmax attention, post-LN, [CLS] through a tanh layer.
+
+    Args:
+        vocab_size: Number of token ids.
+        num_outputs: Classes, or 1 for regression and for scoring choices.
+        num_heads: Heads an attention layer has.
+        dropout: Rate during training.
+        **sizes: `width`, `num_layers`, `ff_width`, `max_length` of `Encoder`.
+
+    Returns:
+        Its `init` and `bind`.
+    """
+    attention = partial(SoftmaxAttention, num_heads=num_heads)
+
+    def build(rngs: nnx.Rngs) -> Encoder:
+        return Encoder(
+            vocab_size,
+            num_outputs,
+            attention=attention,
+            norm_first=False,
+            pooling="cls",
+            dropout=dropout,
+            rngs=rngs,
+            **sizes,
+        )
+
+    return functional(build)
+
+
+def robertha(
+    vocab_size: int,
+    num_outputs: int,
+    *,
+    details: Preset = PRESETS["hopfax"],
+    beta: float = 15.0,
+    tol: float = 1e-4,
+    max_steps: int = 50,
+    **sizes: Any,
+) -> Functional[Encoder]:
+    """Robertha: Hopfield attention, mean pooling.
+
+    ESR is a term of the training objective, not of the model; Robertha without iteration is
+    `max_steps=0`.
+
+    Args:
+        vocab_size: Number of token ids.
+        num_outputs: Classes, or 1 for regression and for scoring choices.
+        details: One of `PRESETS`, or your own.
+        beta: Inverse temperature before the 1/sqrt(head width), > 0.
+        tol: Change at which a query stops.
+        max_steps: Most iterations T; 0 for none.
+        **sizes: `width`, `num_layers`, `ff_width`, `max_length` of `Encoder`.
+
+    Returns:
+        Its `init` and `bind`.
+    """
+    attention = partial(
+        HopfieldAttention,
+        num_heads=details.num_heads,
+        beta=beta,
+        tol=tol,
+        max_steps=max_steps,
+        stop=details.stop,
+        scope=details.scope,
+        gradient=details.gradient,
+        mask_keys=details.mask_keys,
+        query_projection=details.query_projection,
+        output_projection=details.output_projection,
+    )
+
+    def build(rngs: nnx.Rngs) -> Encoder:
+        return Encoder(
+            vocab_size,
+            num_outputs,
+            attention=attention,
+            norm_first=details.norm_first,
+            pooling="mean",
+            dropout=details.dropout,
+            isolate_keys=details.isolate_keys,
+            rngs=rngs,
+            **sizes,
+        )
+
+    return functional(build)
