@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
-from hopfax.data.downloads import fetch_raw
+from hopfax.data.downloads import fetch_raw, sha256
 from hopfax.data.raw import SPLITS, read_rows, task_folder
 from hopfax.data.tasks import TASKS, Example, TaskSpec, task
 
@@ -63,7 +63,16 @@ class HopfaxTasks(tfds.core.GeneratorBasedBuilder):
             builder=self,
             features=tfds.features.FeaturesDict(features),
             disable_shuffling=True,
+            metadata=tfds.core.MetadataDict(sha256=self._sha256()),
         )
+
+    def _sha256(self) -> dict[str, str]:
+        """Hash of each raw file, kept with the set to tell whether it is another's."""
+        if self._raw_dir is None:
+            return {}
+        folder = task_folder(self.spec, self._raw_dir)
+        files = {split: folder / name for split, name in self.spec.files.items()}
+        return {split: sha256(path) for split, path in files.items() if path.is_file()}
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict]]]:
         if self._raw_dir is None:
@@ -106,19 +115,28 @@ def build(
         The builder; ``.as_data_source("dev")`` reads rows.
 
     Raises:
-        ValueError: The task is unknown or generated, or its files are malformed.
+        ValueError: The task is unknown or generated, its files are malformed, or the set that is
+            there was built from other files.
         OSError: Files are missing, or cannot be fetched.
     """
     spec = task(name)
     if spec.suite == "synthetic":
         raise ValueError(f"{name} is generated and has no files; sets are {', '.join(_RAW_TASKS)}")
+    built = HopfaxTasks(config=name, data_dir=str(tfds_dir), file_format="array_record")
+    if raw_dir is None:
+        if built.is_prepared():
+            return built
+        raw_dir = fetch_raw(spec, download_dir or Path(tfds_dir) / "downloads")
     builder = HopfaxTasks(
         config=name, data_dir=str(tfds_dir), file_format="array_record", raw_dir=raw_dir
     )
-    if not builder.is_prepared():
-        if raw_dir is None:
-            builder._raw_dir = fetch_raw(spec, download_dir or Path(tfds_dir) / "downloads")
+    if not built.is_prepared():
         builder.download_and_prepare()
+    elif (built.info.metadata or {}).get("sha256") != builder._sha256():
+        raise ValueError(
+            f"{built.data_dir} was built from other files than those under {raw_dir}: delete it "
+            "to build anew, or give another tfds_dir"
+        )
     return builder
 
 

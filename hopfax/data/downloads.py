@@ -67,14 +67,14 @@ def fetch(resource: Resource, folder: str | os.PathLike, *, timeout: float = 60.
         ValueError: What came is not what the list promises; it is not kept.
     """
     target = Path(folder) / resource.name
-    if target.is_file() and _sha256(target) == resource.sha256:
+    if target.is_file() and sha256(target) == resource.sha256:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         with urllib.request.urlopen(resource.url, timeout=timeout) as source, part.open("wb") as to:
             shutil.copyfileobj(source, to)
-        got = _sha256(part)
+        got = sha256(part)
         if got != resource.sha256:
             raise ValueError(
                 f"{resource.url} gave {part.stat().st_size} bytes with sha256 {got}; "
@@ -135,6 +135,7 @@ def _split_mrpc(text: bytes, dev_ids: bytes) -> dict[str, bytes]:
     return {split: b"\n".join(lines) + b"\n" for split, lines in parts.items()}
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """Returns the sha256 of a file in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -10,23 +10,14 @@ from hopfax.data import synthetic_split, task
 from hopfax.data.synthetic import MAX_ROWS
 
 TASKS = ("sentiment", "entailment", "paraphrase")
-GOOD = set(
-    [
-        "brilliant",
-        "charming",
-        "clever",
-        "delightful",
-        "fresh",
-        "funny",
-        "graceful",
-        "moving",
-        "superb",
-        "warm",
-    ]
-)
-BAD = set(
-    ["awful", "boring", "clumsy", "dreadful", "dull", "lazy", "shallow", "stale", "tedious", "ugly"]
-)
+
+
+def words(text):
+    return set(text.split())
+
+
+GOOD = words("brilliant charming clever delightful fresh funny graceful moving superb warm")
+BAD = words("awful boring clumsy dreadful dull lazy shallow stale tedious ugly")
 
 
 def sentiment(texts):
@@ -57,9 +48,7 @@ QUANTIFIERS = {
     "each": lambda kinds, does: all(d for k, d in zip(kinds, does, strict=True) if k),
     "any": lambda kinds, does: all(d for k, d in zip(kinds, does, strict=True) if k),
 }
-TRAITS = set(
-    ["old", "young", "small", "tall", "brown", "grey", "hungry", "quiet", "happy", "tired"]
-)
+TRAITS = words("old young small tall brown grey hungry quiet happy tired")
 
 
 def entailment(texts):
@@ -185,74 +174,15 @@ def test_labels_are_balanced_and_sentences_short(name):
     assert len(counts) == len(task(name).labels) and np.ptp(counts) <= 1
     longest = max(len(text.split()) for row in rows for text in row.texts[0])
     assert longest <= 20
-    words = {word for row in rows for text in row.texts[0] for word in text.split()}
-    assert len(words) <= 200
+    lexicon = {word for row in rows for text in row.texts[0] for word in text.split()}
+    assert len(lexicon) <= 200
 
 
-FUNCTION = set(
-    [
-        "the",
-        "was",
-        "but",
-        "although",
-        ",",
-        "even",
-        "if",
-        "not",
-        "never",
-        "hardly",
-        "at",
-        "all",
-        "by",
-        "no",
-        "means",
-        "very",
-        "truly",
-        "quite",
-        "so",
-        "every",
-        "each",
-        "almost",
-        "many",
-        "a",
-        "any",
-        "one",
-        "found",
-        "some",
-        "least",
-        "certain",
-        "single",
-        "in",
-        "inside",
-        "within",
-        "on",
-        "upon",
-        "top",
-        "of",
-        "under",
-        "beneath",
-        "below",
-        "near",
-        "close",
-        "to",
-        "next",
-        "behind",
-        "back",
-        "before",
-        "prior",
-        "when",
-        "after",
-        "as",
-        "soon",
-        "because",
-        "since",
-        "though",
-        "unless",
-        "except",
-        "while",
-        "time",
-        "that",
-    ]
+FUNCTION = words(
+    "the was but although , even if not never hardly at all by no means very truly quite so "
+    "every each almost many a any one found some least certain single in inside within on "
+    "upon top of under beneath below near close to next behind back before prior when after "
+    "as soon because since though unless except while time that"
 )
 
 

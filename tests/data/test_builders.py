@@ -1,0 +1,143 @@
+"""Raw files to array_record files and back, with no TensorFlow."""
+
+import json
+import sys
+
+import pytest
+
+from hopfax.data import TASKS, load_task, read_split, task
+
+# array_record and protobuf are compiled against older interfaces of Python than it warns about.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:google"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:importlib"),
+]
+RAW_TASKS = [name for name, spec in TASKS.items() if spec.suite != "synthetic"]
+
+
+def write_raw(folder, name, rows=6):
+    """Tiny raw files of any task, in its layout."""
+    spec = task(name)
+    (folder / spec.folder).mkdir(parents=True, exist_ok=True)
+    for split, file in spec.files.items():
+        lines = []
+        for number in range(rows):
+            row = dict.fromkeys(spec.header)
+            row |= {column: f'{split} "{column}" é {number}' for column in spec.columns}
+            row[spec.label_column] = (
+                f"{number % 6 * 0.8:.3f}"
+                if spec.regression
+                else spec.labels[number % len(spec.labels)]
+            )
+            if name == "copa":
+                row["question"] = ("cause", "effect")[number % 2]
+            lines.append(row)
+        if file.endswith(".jsonl"):
+            text = "".join(f"{json.dumps(nested(row))}\n" for row in lines)
+        else:
+            header = [] if spec.header else [list(lines[0])]
+            cells = header + [[value or "" for value in row.values()] for row in lines]
+            text = "".join("\t".join(row) + "\n" for row in cells)
+        (folder / spec.folder / file).write_text(text)
+
+
+def nested(row):
+    whole = {key: value for key, value in row.items() if "." not in key}
+    if whole["label"] in ("true", "false"):
+        whole["label"] = whole["label"] == "true"
+    inner = {key.split(".")[1]: value for key, value in row.items() if "." in key}
+    return whole | ({"target": inner} if inner else {})
+
+
+@pytest.fixture
+def builders():
+    import tensorflow_datasets as tfds
+
+    from hopfax.data import builders
+
+    tfds.disable_progress_bar()
+    return builders
+
+
+def same(built, raw):
+    assert [row.texts for row in built] == [row.texts for row in raw]
+    assert [row.index for row in built] == [row.index for row in raw]
+    assert [row.label for row in built] == pytest.approx([row.label for row in raw], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", RAW_TASKS)
+def test_built_rows_are_the_raw_rows(tmp_path, builders, name):
+    write_raw(tmp_path / "raw", name)
+    builder = builders.build(name, tfds_dir=tmp_path / "sets", raw_dir=tmp_path / "raw")
+    for split in ("train", "dev"):
+        raw = read_split(task(name), tmp_path / "raw", split)
+        same(builders.read_built(task(name), tmp_path / "sets", split), raw)
+        source = builder.as_data_source(split)
+        assert len(source) == len(raw) == 6
+        assert [row["index"] for row in source] == list(range(6))
+    assert list((tmp_path / "sets").rglob("*.array_record*"))
+    assert "tensorflow" not in sys.modules
+
+
+def test_tfds_finds_the_set_by_name(tmp_path, builders):
+    import tensorflow_datasets as tfds
+
+    write_raw(tmp_path / "raw", "mrpc")
+    builders.build("mrpc", tfds_dir=tmp_path / "sets", raw_dir=tmp_path / "raw")
+    source = tfds.data_source("hopfax_tasks/mrpc", split="dev", data_dir=tmp_path / "sets")
+    assert source[0]["1_string"].decode() == 'dev "#1 String" é 0'
+    assert source[0]["label"] == 0 and source[1]["label"] == 1
+    assert "tensorflow" not in sys.modules
+
+
+def test_a_task_loads_from_its_built_set(tmp_path, builders):
+    write_raw(tmp_path / "raw", "stsb", rows=30)
+    builders.build("stsb", tfds_dir=tmp_path / "sets", raw_dir=tmp_path / "raw")
+    one, two = (
+        load_task("stsb", data_dir=tmp_path / folder, cache_dir=tmp_path / "cache")
+        for folder in ("sets", "raw")
+    )
+    for split in ("train", "validation", "test"):
+        for left, right in zip(getattr(one, split), getattr(two, split), strict=True):
+            assert left.tobytes() == right.tobytes() and left.dtype == right.dtype
+
+
+def test_dev_only_set(tmp_path, builders):
+    write_raw(tmp_path / "raw", "qnli")
+    (tmp_path / "raw" / "QNLI" / "train.tsv").unlink()
+    builder = builders.build("qnli", tfds_dir=tmp_path / "sets", raw_dir=tmp_path / "raw")
+    assert list(builder.info.splits) == ["dev"]
+    with pytest.raises(FileNotFoundError, match=r"no train split of QNLI.*\(dev is built there\)"):
+        builders.read_built(task("qnli"), tmp_path / "sets", "train")
+
+
+def test_a_set_of_other_files_is_not_passed_off(tmp_path, builders):
+    write_raw(tmp_path / "raw", "rte")
+    arguments = {"tfds_dir": tmp_path / "sets", "raw_dir": tmp_path / "raw"}
+    builders.build("rte", **arguments)
+    builders.build("rte", **arguments)
+    builders.build("rte", tfds_dir=tmp_path / "sets")  # neither raw files nor network needed
+    write_raw(tmp_path / "raw", "rte", rows=7)
+    with pytest.raises(ValueError, match="was built from other files than those under"):
+        builders.build("rte", **arguments)
+
+
+def test_malformed_and_missing_files(tmp_path, builders):
+    write_raw(tmp_path / "raw", "sst2")
+    (tmp_path / "raw" / "SST-2" / "dev.tsv").write_text("sentence\tlabel\nfine\t7\n")
+    with pytest.raises(ValueError, match=r"dev\.tsv, line 2: unknown label '7'"):
+        builders.build("sst2", tfds_dir=tmp_path / "sets", raw_dir=tmp_path / "raw")
+    with pytest.raises(FileNotFoundError, match=r"no dev split of SST-2.*\(nothing is built"):
+        builders.read_built(task("sst2"), tmp_path / "sets", "dev")
+    with pytest.raises(FileNotFoundError, match="no folder of CoLA"):
+        builders.build("cola", tfds_dir=tmp_path / "sets", raw_dir=tmp_path / "raw")
+    with pytest.raises(ValueError, match="sentiment is generated"):
+        builders.build("sentiment", tfds_dir=tmp_path / "sets")
+
+
+def test_real_sets_survive_the_round_trip(shared, tmp_path, builders):
+    for name in ("cola", "mrpc", "copa", "wsc"):
+        builders.build(name, tfds_dir=tmp_path, raw_dir=shared / "data")
+        for split in ("train", "dev"):
+            raw = read_split(task(name), shared / "data", split)
+            same(builders.read_built(task(name), tmp_path, split), raw)
