@@ -7,11 +7,6 @@ import pytest
 
 from hopfax.data import TASKS, load_task, read_split, task
 
-# array_record and protobuf are compiled against older interfaces of Python than it warns about.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:google"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:importlib"),
-]
 RAW_TASKS = [name for name, spec in TASKS.items() if spec.suite != "synthetic"]
 
 
