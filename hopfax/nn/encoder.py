@@ -135,7 +135,9 @@ class Encoder(nnx.Module):
         norm_first: Pre-LN blocks, or post-LN ones.
         pooling: `"mean"` over real tokens, or `"cls"`: the first token through a tanh layer.
         dropout: Rate during training, in [0, 1).
-        isolate_keys: See `Block`.
+        isolate_keys: Whether the keys a layer reports are cut off from the layers below it (see
+            `Block`). The first layer has none below: its keys still reach the embeddings.
+        frozen_token: Id of a token whose embedding is not trained (PyTorch's `padding_idx`).
         rngs: Source of the initial parameters.
 
     Raises:
@@ -156,6 +158,7 @@ class Encoder(nnx.Module):
         pooling: Pooling = "mean",
         dropout: float = 0.1,
         isolate_keys: bool = False,
+        frozen_token: int | None = None,
         rngs: nnx.Rngs,
     ):
         if not 0 <= dropout < 1:
@@ -163,6 +166,7 @@ class Encoder(nnx.Module):
         if pooling not in ("mean", "cls"):
             raise ValueError(f'pooling must be "mean" or "cls", got {pooling!r}')
         self.max_length = max_length
+        self.frozen_token = frozen_token
         self.dropout = dropout
         initial = nnx.initializers.normal(0.02)
         self.tokens = nnx.Embed(vocab_size, width, embedding_init=initial, rngs=rngs)
@@ -176,10 +180,10 @@ class Encoder(nnx.Module):
                     ff_width=ff_width,
                     norm_first=norm_first,
                     dropout=dropout,
-                    isolate_keys=isolate_keys,
+                    isolate_keys=isolate_keys and number > 0,
                     rngs=rngs,
                 )
-                for _ in range(num_layers)
+                for number in range(num_layers)
             ]
         )
         self.pooler = linear(width, width, rngs=rngs) if pooling == "cls" else None
@@ -192,7 +196,11 @@ class Encoder(nnx.Module):
                 f"texts of {ids.shape[-1]} tokens do not fit a model of max_length "
                 f"{self.max_length}: truncate them, or build a longer model"
             )
-        return self.tokens(ids)
+        tokens = self.tokens(ids)
+        if self.frozen_token is None:
+            return tokens
+        frozen = (ids == self.frozen_token)[..., None]
+        return jnp.where(frozen, jax.lax.stop_gradient(tokens), tokens)
 
     def embed(self, tokens: Tokens, *, key: Key = None) -> Tokens:
         """Adds positions and normalises: the *embedding* site."""

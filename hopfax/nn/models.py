@@ -27,7 +27,9 @@ class Preset:
         stop: Measure of the change that ends the iteration.
         scope: Whether queries stop one by one or the batch at once.
         gradient: Through the fixed point, or through the iterates.
-        isolate_keys: Whether ESR trains only its own layer's W_K and norm.
+        isolate_keys: Whether a layer's ESR trains no layer below; only its own W_K and norm, and,
+            from the first layer, the embeddings.
+        frozen_token: Id of a token whose embedding is not trained, or None.
         esr_in_nats: Whether ESR compares H with alpha log d, instead of H/log d with alpha.
         dropout: Rate during training.
     """
@@ -41,6 +43,7 @@ class Preset:
     scope: Scope = "query"
     gradient: Gradient = "implicit"
     isolate_keys: bool = False
+    frozen_token: int | None = None
     esr_in_nats: bool = False
     dropout: float = 0.3
 
@@ -61,6 +64,7 @@ PRESETS: Mapping[str, Preset] = {
         scope="batch",
         gradient="unrolled",
         isolate_keys=True,
+        frozen_token=0,  # its padding_idx; the embedding is random all the same
         esr_in_nats=True,
     ),
 }
@@ -156,6 +160,7 @@ def robertha(
             pooling="mean",
             dropout=details.dropout,
             isolate_keys=details.isolate_keys,
+            frozen_token=details.frozen_token,
             rngs=rngs,
             **sizes,
         )
