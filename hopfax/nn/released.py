@@ -2,6 +2,7 @@
 
 import os
 import re
+import zipfile
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -14,20 +15,20 @@ from hopfax.nn.encoder import Encoder
 from hopfax.nn.functional import Functional, Params
 from hopfax.nn.models import PRESETS, robertha
 
-# State-dict name -> path of the parameter. Every name must match one row.
-_NAMES = (
-    (r"token_embeddings\.weight", "tokens/embedding"),
-    (r"position_embeddings\.weight", "positions/embedding"),
-    (r"layer_norm\.(weight|bias)", r"norm/\1"),
-    (r"layer_norms\.(\d+)\.(weight|bias)", r"blocks/\1/attention_norm/\2"),
-    (
-        r"hopfield_layers\.(\d+)\.W_(query|key|value|out)\.(weight|bias)",
-        r"blocks/\1/attention/\2/\3",
-    ),
-    (r"ffn_norms\.(\d+)\.(weight|bias)", r"blocks/\1/ff_norm/\2"),
-    (r"ffn_layers\.(\d+)\.linear1\.(weight|bias)", r"blocks/\1/ff_in/\2"),
-    (r"ffn_layers\.(\d+)\.linear2\.(weight|bias)", r"blocks/\1/ff_out/\2"),
-    (r"classifier\.(weight|bias)", r"classifier/\1"),
+# Part of the state dict, part of the model, and what the model calls the part's `weight`.
+_PARTS = (
+    ("token_embeddings", "tokens", "embedding"),
+    ("position_embeddings", "positions", "embedding"),
+    ("layer_norm", "norm", "scale"),
+    ("layer_norms.{}", "blocks/{}/attention_norm", "scale"),
+    ("hopfield_layers.{}.W_query", "blocks/{}/attention/query", "kernel"),
+    ("hopfield_layers.{}.W_key", "blocks/{}/attention/key", "kernel"),
+    ("hopfield_layers.{}.W_value", "blocks/{}/attention/value", "kernel"),
+    ("hopfield_layers.{}.W_out", "blocks/{}/attention/out", "kernel"),
+    ("ffn_norms.{}", "blocks/{}/ff_norm", "scale"),
+    ("ffn_layers.{}.linear1", "blocks/{}/ff_in", "kernel"),
+    ("ffn_layers.{}.linear2", "blocks/{}/ff_out", "kernel"),
+    ("classifier", "classifier", "kernel"),
 )
 
 
@@ -73,12 +74,15 @@ class Released:
         """
         network = self.model.bind(self.params)
         real = jnp.asarray(mask) != 0
-        embeddings = network.embed(network.embed_tokens(jnp.asarray(ids)))
-        if noise is not None:
-            embeddings = embeddings + noise
-        encoding = network.encode(embeddings, real)
+        # GPUs would otherwise round products to 10 bits, and stop after other counts.
+        with jax.default_matmul_precision("highest"):
+            embeddings = network.embed(network.embed_tokens(jnp.asarray(ids)))
+            if noise is not None:
+                embeddings = embeddings + noise
+            encoding = network.encode(embeddings, real)
+            logits = network.classify(encoding.hidden, real)
         return ReleasedOutput(
-            network.classify(encoding.hidden, real),
+            logits,
             encoding.num_steps[:, 0, 0, 0],
             encoding.converged[:, 0, 0, 0],
             encoding.keys,
@@ -99,77 +103,91 @@ def load_released(path: str | os.PathLike[str]) -> Released:
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: A weight that has no place in the model, a place without its weight, or a
-            shape that does not fit: all of them are named.
+        ValueError: The file is not an .npz; or a weight is missing, has no place in the model, or
+            does not fit by its shape: all of them are named.
     """
-    with np.load(path, allow_pickle=False) as file:
+    try:
+        file = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is not an .npz file of plain arrays: {error}") from error
+    if not isinstance(file, np.lib.npyio.NpzFile):
+        raise ValueError(f"{path} is a single array: wanted an .npz with one for every weight")
+    with file:
         weights = {name[2:]: file[name] for name in file.files if name.startswith("w:")}
         beta = float(file["beta"]) if "beta" in file.files else 15.0
         max_steps = int(file["max_iterations"]) if "max_iterations" in file.files else 50
-    model = _model_for(weights, path=path, beta=beta, max_steps=max_steps)
-    return Released(model, import_params(weights, model))
+    try:
+        model = _model_for(weights, beta=beta, max_steps=max_steps)
+        return Released(model, import_params(weights, model))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def import_params(weights: Mapping[str, np.ndarray], model: Functional[Encoder]) -> Params:
     """Maps a released state dict (or its gradients) onto the parameters of the model.
 
     Raises:
-        ValueError: If the two are not in one-to-one correspondence.
+        ValueError: If the two are not in one-to-one correspondence, or shapes differ.
     """
     wanted = _leaves(jax.eval_shape(model.init, jax.random.key(0)))
-    found, unknown = {}, []
-    for name, value in weights.items():
-        path = _path(name)
-        if path is None:
-            unknown.append(name)
-            continue
-        if path.endswith("weight"):
-            norm = path.split("/")[-2].endswith("norm")
-            path = path.removesuffix("weight") + ("scale" if norm else "kernel")
-            value = value if norm else value.T  # PyTorch keeps (out, in)
-        found[path] = value
-    problems = [f"no place for {name}" for name in unknown]
-    problems += [f"no place for {path}" for path in found.keys() - wanted.keys()]
-    problems += [f"no weight for {path}" for path in wanted.keys() - found.keys()]
-    problems += [
-        f"{path} has shape {found[path].shape}, wanted {wanted[path].shape}"
-        for path in found.keys() & wanted.keys()
+    paths = _paths(sum(path.endswith("/attention/key/kernel") for path in wanted))
+    _check_names(weights, paths)
+    # PyTorch keeps its matrices as (out, in).
+    found = {
+        path: weights[name].T if path.endswith("kernel") else weights[name]
+        for name, path in paths.items()
+    }
+    problems = [
+        f"w:{name} has shape {weights[name].shape}, wanted "
+        f"{wanted[path].shape[::-1] if path.endswith('kernel') else wanted[path].shape}"
+        for name, path in paths.items()
         if found[path].shape != wanted[path].shape
     ]
     if problems:
-        raise ValueError("weights do not fit the model: " + "; ".join(sorted(problems)))
+        raise ValueError("weights do not fit together: " + "; ".join(problems))
     return _nested({path: jnp.asarray(value) for path, value in found.items()})
 
 
 def _model_for(
-    weights: Mapping[str, np.ndarray], *, path: Any, beta: float, max_steps: int
+    weights: Mapping[str, np.ndarray], *, beta: float, max_steps: int
 ) -> Functional[Encoder]:
     layers = {m[1] for name in weights if (m := re.match(r"hopfield_layers\.(\d+)\.", name))}
-    try:
-        vocab_size, width = weights["token_embeddings.weight"].shape
-        return robertha(
-            vocab_size,
-            weights["classifier.bias"].shape[0],
-            details=PRESETS["released"],
-            beta=beta,
-            max_steps=max_steps,
-            width=width,
-            num_layers=len(layers),
-            ff_width=weights["ffn_layers.0.linear1.weight"].shape[0],
-            max_length=weights["position_embeddings.weight"].shape[0],
-        )
-    except KeyError as missing:
-        raise ValueError(
-            f"{path} has no array 'w:{missing.args[0]}': it is not an export of the released "
-            "program's state dict"
-        ) from None
+    _check_names(weights, _paths(len(layers)))
+    parts = ("token_embeddings", "position_embeddings", "classifier", "ffn_layers.0.linear1")
+    if wrong := [part for part in parts if weights[f"{part}.weight"].ndim != 2]:
+        raise ValueError(f"{', '.join(f'w:{part}.weight' for part in wrong)} must be matrices")
+    (vocab_size, width), (max_length, _), (num_outputs, _), (ff_width, _) = (
+        weights[f"{part}.weight"].shape for part in parts
+    )
+    return robertha(
+        vocab_size,
+        num_outputs,
+        details=PRESETS["released"],
+        beta=beta,
+        max_steps=max_steps,
+        width=width,
+        num_layers=len(layers),
+        ff_width=ff_width,
+        max_length=max_length,
+    )
 
 
-def _path(name: str) -> str | None:
-    for pattern, path in _NAMES:
-        if match := re.fullmatch(pattern, name):
-            return match.expand(path)
-    return None
+def _paths(num_layers: int) -> dict[str, str]:
+    """Path of the parameter for every name of a state dict with so many layers."""
+    paths = {}
+    for part, place, weight in _PARTS:
+        for layer in range(max(num_layers, 1)) if "{}" in part else (0,):
+            paths[f"{part}.weight".format(layer)] = f"{place}/{weight}".format(layer)
+            if weight != "embedding":
+                paths[f"{part}.bias".format(layer)] = f"{place}/bias".format(layer)
+    return paths
+
+
+def _check_names(weights: Mapping[str, np.ndarray], paths: Mapping[str, str]) -> None:
+    problems = [f"no array w:{name}" for name in paths if name not in weights]
+    problems += [f"no place for w:{name}" for name in weights if name not in paths]
+    if problems:
+        raise ValueError("not the released program's state dict: " + "; ".join(problems))
 
 
 def _leaves(params: Params) -> dict[str, Any]:
