@@ -5,7 +5,7 @@ anything else) goes in between two stages.
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from hopfax.nn.attention import Attended, Mask, Tokens, linear
 
 Pooling = Literal["mean", "cls"]
 Key = PRNGKeyArray | None
+Arrays = TypeVar("Arrays", bound=tuple)
 
 
 class Attention(Protocol):
@@ -67,6 +68,16 @@ def dropout(key: Key, x: Array, rate: float) -> Array:
 def layer_norm(width: int, *, rngs: nnx.Rngs) -> nnx.LayerNorm:
     """Layer normalisation with PyTorch's epsilon and a two-pass variance."""
     return nnx.LayerNorm(width, epsilon=1e-5, use_fast_variance=False, rngs=rngs)
+
+
+def embedding(count: int, width: int, *, rngs: nnx.Rngs) -> nnx.Embed:
+    """A table of vectors. By itself flax would round them to the dtype they were drawn in."""
+    initial = nnx.initializers.normal(0.02)
+    return nnx.Embed(count, width, embedding_init=initial, promote_dtype=_as_they_are, rngs=rngs)
+
+
+def _as_they_are(arrays: Arrays, /, *, dtype: Any = None, inexact: bool = True) -> Arrays:
+    return arrays
 
 
 class Block(nnx.Module):
@@ -168,9 +179,8 @@ class Encoder(nnx.Module):
         self.max_length = max_length
         self.frozen_token = frozen_token
         self.dropout = dropout
-        initial = nnx.initializers.normal(0.02)
-        self.tokens = nnx.Embed(vocab_size, width, embedding_init=initial, rngs=rngs)
-        self.positions = nnx.Embed(max_length, width, embedding_init=initial, rngs=rngs)
+        self.tokens = embedding(vocab_size, width, rngs=rngs)
+        self.positions = embedding(max_length, width, rngs=rngs)
         self.norm = layer_norm(width, rngs=rngs)
         self.blocks = nnx.List(
             [

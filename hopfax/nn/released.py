@@ -106,16 +106,10 @@ def load_released(path: str | os.PathLike[str]) -> Released:
         ValueError: The file is not an .npz; or a weight is missing, has no place in the model, or
             does not fit by its shape: all of them are named.
     """
-    try:
-        file = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is not an .npz file of plain arrays: {error}") from error
-    if not isinstance(file, np.lib.npyio.NpzFile):
-        raise ValueError(f"{path} is a single array: wanted an .npz with one for every weight")
-    with file:
-        weights = {name[2:]: file[name] for name in file.files if name.startswith("w:")}
-        beta = float(file["beta"]) if "beta" in file.files else 15.0
-        max_steps = int(file["max_iterations"]) if "max_iterations" in file.files else 50
+    arrays = _read(path)
+    weights = {name[2:]: value for name, value in arrays.items() if name.startswith("w:")}
+    beta = float(arrays.get("beta", 15.0))
+    max_steps = int(arrays.get("max_iterations", 50))
     try:
         model = _model_for(weights, beta=beta, max_steps=max_steps)
         return Released(model, import_params(weights, model))
@@ -146,6 +140,18 @@ def import_params(weights: Mapping[str, np.ndarray], model: Functional[Encoder])
     if problems:
         raise ValueError("weights do not fit together: " + "; ".join(problems))
     return _nested({path: jnp.asarray(value) for path, value in found.items()})
+
+
+def _read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    # Opened here, since np.load leaves a file that it cannot read open.
+    with open(path, "rb") as stream:
+        try:
+            file = np.load(stream, allow_pickle=False)
+            if isinstance(file, np.ndarray):
+                raise ValueError("it holds a single array")
+            return {name: file[name] for name in file.files}
+        except (ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{path} is not an .npz file of plain arrays: {error}") from error
 
 
 def _model_for(

@@ -1,0 +1,35 @@
+"""What the tests of the modules share."""
+
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+# pytest's importlib mode leaves sys.path alone, and `oracles` lies one folder up.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+
+@pytest.fixture
+def x64():
+    """Double precision for one test."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(11)
+
+
+@pytest.fixture
+def redraw(rng):
+    """Replaces every parameter, biases and scales too, by a normal draw: no zero hides a bug."""
+
+    def redraw(params, *, scale=0.5, dtype=np.float64):
+        return jax.tree.map(
+            lambda leaf: jax.numpy.asarray(scale * rng.normal(size=leaf.shape), dtype), params
+        )
+
+    return redraw
