@@ -139,6 +139,11 @@ class Checkpoints:
         concurrent.futures.wait(self._pending)
         self._collect()
 
+    def newest(self) -> str:
+        """Names the newest state on the disk, or nothing if there is none."""
+        finished = self._finished("last")
+        return f"step {finished[-1][0]} in {finished[-1][2]}" if finished else ""
+
     def _claim(self, config: dict[str, Any]) -> None:
         path = self.folder / "config.json"
         try:

@@ -1,0 +1,194 @@
+"""Logits of all seeds on every row of a set, with or without noise at a named site."""
+
+import difflib
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from hopfax import hopfield
+from hopfax.data.batching import Bucket, eval_batches
+from hopfax.nn.encoder import Encoder
+from hopfax.nn.functional import Functional, Params
+from hopfax.train.objectives import Batch, per_example, texts_of
+
+Site = Literal["token", "embedding"]
+Protocol = Literal["sigma", "matched"]
+SITES: tuple[Site, ...] = get_args(Site)
+PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
+
+
+class Noise(NamedTuple):
+    """Gaussian noise on a model's inputs.
+
+    Attributes:
+        site: `"token"`, on the token vectors before positions and LayerNorm, or `"embedding"`,
+            on what that LayerNorm returns.
+        protocol: `"sigma"`: `level` is the standard deviation itself; `"matched"`: in units of
+            the root mean square of the example's own signal at the site, so that every model
+            meets the same ratio, -20 log10(level) dB.
+        level: The standard deviation, >= 0.
+        draw: Number of the draw. Draws are shared by levels, seeds and models (paired), and
+            depend on the row, not on its batch.
+    """
+
+    site: Site
+    protocol: Protocol
+    level: float
+    draw: int = 0
+
+
+class Predictions(NamedTuple):
+    """What the seeds say about every row, in the order of the rows' `index`.
+
+    Attributes:
+        logits: `(seeds, examples, outputs)`.
+        labels: `(examples,)`.
+        snr_db: `(seeds,)` realised signal-to-noise ratio over all real tokens; +inf when clean.
+        num_steps: `(seeds,)` mean Hopfield updates per real query; 0 in softmax models.
+    """
+
+    logits: np.ndarray
+    labels: np.ndarray
+    snr_db: np.ndarray
+    num_steps: np.ndarray
+
+
+class _Counts(NamedTuple):
+    """Sums over the rows of a batch that count."""
+
+    signal: Float[Array, ""]
+    noise: Float[Array, ""]
+    steps: Float[Array, ""]
+    queries: Float[Array, ""]
+
+
+Predictor = Callable[..., tuple[Array, _Counts]]
+
+
+def check_noise(noise: Noise) -> None:
+    """Raises a ValueError for an unknown site or protocol, or a negative level."""
+    for kind, name, known in (
+        ("site", noise.site, SITES),
+        ("protocol", noise.protocol, PROTOCOLS),
+    ):
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1) or known
+            raise ValueError(f"unknown {kind} {name!r}; did you mean {' or '.join(near)}?")
+    if noise.level < 0:
+        raise ValueError(f"noise level is a standard deviation and must be >= 0, got {noise.level}")
+
+
+def make_predictor(model: Functional[Encoder]) -> Predictor:
+    """Compiles prediction of all seeds under noise; one compilation per padded length.
+
+    Returns:
+        A function for `predict`.
+    """
+
+    def one_seed(
+        params: Params, batch: Batch, draws: Array, at_token: Array, level: Array, relative: Array
+    ) -> tuple[Array, _Counts]:
+        network = model.bind(params)
+        ids, mask = texts_of(batch)
+
+        def noise_on(signal: Array, active: Array) -> Array:
+            rms = jax.vmap(lambda s, m: hopfield.matched_sigma(s, snr_db=0.0, mask=m))(signal, mask)
+            sigma = jnp.where(active, level * jnp.where(relative, rms, 1.0), 0.0)
+            return sigma[:, None, None] * draws
+
+        tokens = network.embed_tokens(ids)
+        token_noise = noise_on(tokens, at_token)
+        embeddings = network.embed(tokens + token_noise)
+        embedding_noise = noise_on(embeddings, ~at_token)
+        encoding = network.encode(embeddings + embedding_noise, mask)
+        logits = per_example(network.classify(encoding.hidden, mask), batch)
+
+        counted = mask & (jnp.repeat(batch.weights, batch.ids.shape[1]) > 0)[:, None]
+        signal = jnp.where(at_token, tokens, embeddings)
+        real = jnp.broadcast_to(counted[None, :, None, :], encoding.num_steps.shape)
+        return logits, _Counts(
+            signal=jnp.sum(jnp.where(counted[..., None], jnp.square(signal), 0)),
+            noise=jnp.sum(
+                jnp.where(counted[..., None], jnp.square(token_noise + embedding_noise), 0)
+            ),
+            steps=jnp.sum(jnp.where(real, encoding.num_steps, 0)).astype(jnp.float32),
+            queries=jnp.sum(real).astype(jnp.float32),
+        )
+
+    def all_seeds(
+        params: Params,
+        batch: Batch,
+        index: Array,
+        draw: Array,
+        at_token: Array,
+        level: Array,
+        relative: Array,
+    ) -> tuple[Array, _Counts]:
+        # Outside of the seeds' vmap: they share their draws, which are then made once.
+        choices, length = batch.ids.shape[1:]
+        blank = jnp.zeros((length, params["tokens"]["embedding"].shape[-1]))
+        root = jax.random.fold_in(jax.random.key(0), draw)
+
+        def draws_of(row: Array, choice: Array) -> Array:
+            key = jax.random.fold_in(jax.random.fold_in(root, row), choice)
+            return hopfield.gaussian_noise(key, blank, sigma=1.0)
+
+        draws = jax.vmap(draws_of)(
+            jnp.repeat(index, choices), jnp.tile(jnp.arange(choices), len(index))
+        )
+        return jax.vmap(one_seed, in_axes=(0, *[None] * 5))(
+            params, batch, draws, at_token, level, relative
+        )
+
+    return jax.jit(all_seeds)
+
+
+def predict(
+    predictor: Predictor,
+    params: Params,
+    buckets: Sequence[Bucket],
+    *,
+    noise: Noise | None = None,
+    batch_size: int = 64,
+) -> Predictions:
+    """Predicts every row of a set exactly once.
+
+    Args:
+        predictor: From `make_predictor`.
+        params: Parameters stacked over seeds.
+        buckets: The set, as `hopfax.data.bucketed` makes it.
+        noise: What to add, and where; None for clean inputs.
+        batch_size: Rows a call.
+
+    Raises:
+        ValueError: See `check_noise`.
+    """
+    asked = Noise("embedding", "sigma", 0.0) if noise is None else noise
+    check_noise(asked)
+    at_token = jnp.asarray(asked.site == "token")
+    relative = jnp.asarray(asked.protocol == "matched")
+    level, draw = jnp.float32(asked.level), jnp.uint32(asked.draw)
+    pending, index, labels = [], [], []
+    for bucket in buckets:
+        for rows, weights in eval_batches(bucket, batch_size=batch_size):
+            batch = Batch(*map(jnp.asarray, (rows.ids, rows.lengths, rows.labels, weights)))
+            pending.append(predictor(params, batch, rows.index, draw, at_token, level, relative))
+            index.append(rows.index[weights > 0])
+            labels.append(rows.labels[weights > 0])
+    logits = [
+        np.asarray(part)[:, : len(rows)] for (part, _), rows in zip(pending, index, strict=True)
+    ]
+    counts = jax.tree.map(lambda *parts: np.sum(np.stack(parts), 0), *[part for _, part in pending])
+    order = np.argsort(np.concatenate(index), kind="stable")
+    with np.errstate(divide="ignore"):
+        snr_db = 10 * np.log10(counts.signal / counts.noise)
+    return Predictions(
+        logits=np.concatenate(logits, axis=1)[:, order],
+        labels=np.concatenate(labels)[order],
+        snr_db=snr_db,
+        num_steps=counts.steps / counts.queries,
+    )

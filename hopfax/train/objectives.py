@@ -1,0 +1,147 @@
+"""What training minimises: task loss plus Eigenspectrum Regularization."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from hopfax import hopfield
+from hopfax.nn.encoder import Encoder, Encoding
+from hopfax.nn.functional import Functional, Params
+
+Objective = Callable[[Params, "Batch", PRNGKeyArray], tuple[Array, "Losses"]]
+
+
+class Batch(NamedTuple):
+    """Rows of one padded length. An example has one text, or one per choice.
+
+    Attributes:
+        ids: Token ids.
+        lengths: Real tokens of each text.
+        labels: Classes, or scores for regression.
+        weights: 1 for a row that counts, 0 for one that only fills the batch.
+    """
+
+    ids: Int[Array, "batch choices tokens"]
+    lengths: Int[Array, "batch choices"]
+    labels: Int[Array, " batch"] | Float[Array, " batch"]
+    weights: Float[Array, " batch"]
+
+
+class Losses(NamedTuple):
+    """The parts of a loss, each a mean over the rows that count, and the mean iterations."""
+
+    task: Float[Array, ""]
+    esr: Float[Array, ""]
+    num_steps: Float[Array, ""]
+
+
+def texts_of(batch: Batch) -> tuple[Int[Array, "texts tokens"], Bool[Array, "texts tokens"]]:
+    """Ids and mask of every text of a batch, the choices of an example one after the other."""
+    tokens = batch.ids.shape[-1]
+    mask = jnp.arange(tokens) < batch.lengths.reshape(-1, 1)
+    return batch.ids.reshape(-1, tokens), mask
+
+
+def per_example(logits: Float[Array, "texts outputs"], batch: Batch) -> Float[Array, "batch _"]:
+    """Lines the outputs of an example's texts up: classes, or one score a choice."""
+    return logits.reshape(batch.labels.shape[0], -1)
+
+
+def task_loss(
+    logits: Float[Array, "batch outputs"], batch: Batch, *, regression: bool
+) -> Float[Array, ""]:
+    """Mean cross-entropy, or mean squared error for regression, over the rows that count."""
+    if regression:
+        losses = jnp.square(logits[:, 0] - batch.labels)
+    else:
+        log_probs = jax.nn.log_softmax(logits)
+        losses = -jnp.take_along_axis(log_probs, batch.labels[:, None], axis=1)[:, 0]
+    return _weighted_mean(losses, batch.weights)
+
+
+def esr_loss(
+    encoding: Encoding,
+    mask: Bool[Array, "texts tokens"],
+    weights: Float[Array, " texts"],
+    *,
+    target: float,
+    in_nats: bool = False,
+) -> Float[Array, ""]:
+    r"""ESR penalty of each text's keys, summed over layers, averaged over the texts that count.
+
+    Args:
+        encoding: Holds the keys of every layer.
+        mask: Tokens that take part in the spectrum.
+        weights: 1 for texts that count.
+        target: The normalised entropy to aim at.
+        in_nats: The released program's $(H - \alpha \log d)^2$, which is $(\log d)^2$ times the
+            paper's Eq. 12.
+    """
+
+    def penalty(keys: Array, mask: Array) -> Array:
+        return hopfield.esr_penalty(keys, target=target, mask=mask)
+
+    penalties = jax.vmap(jax.vmap(penalty), in_axes=(0, None))(encoding.keys, mask)
+    scale = np.log(encoding.keys.shape[-1]) ** 2 if in_nats else 1.0
+    return scale * _weighted_mean(jnp.sum(penalties, axis=0), weights)
+
+
+def classification(
+    model: Functional[Encoder],
+    *,
+    regression: bool = False,
+    esr_weight: float = 0.0,
+    esr_target: float = 0.35,
+    esr_in_nats: bool = False,
+    esr_masked: bool = True,
+) -> Objective:
+    """The papers' objective: task loss + `esr_weight` times ESR.
+
+    Args:
+        model: The classifier.
+        regression: Squared error in place of cross-entropy.
+        esr_weight: Lambda, >= 0; at 0 no spectrum is computed.
+        esr_target: Alpha, in [0, 1].
+        esr_in_nats: See `esr_loss`.
+        esr_masked: Whether padding is kept out of the spectrum.
+
+    Returns:
+        `objective(params, batch, key) -> (loss, Losses)`, differentiable in `params`; the key
+        drives dropout.
+
+    Raises:
+        ValueError: If `esr_weight` is negative.
+
+    References:
+        Robertha, Eq. 12 and Table 15.
+    """
+    if esr_weight < 0:
+        raise ValueError(f"esr_weight scales a penalty and must be >= 0, got {esr_weight}")
+
+    def objective(params: Params, batch: Batch, key: PRNGKeyArray) -> tuple[Array, Losses]:
+        ids, mask = texts_of(batch)
+        logits, encoding = model.bind(params)(ids, mask, key=key)
+        task = task_loss(per_example(logits, batch), batch, regression=regression)
+        weights = jnp.repeat(batch.weights, batch.ids.shape[1])
+        esr = jnp.zeros_like(task)
+        if esr_weight > 0:
+            seen = mask if esr_masked else jnp.ones_like(mask)
+            esr = esr_loss(encoding, seen, weights, target=esr_target, in_nats=esr_in_nats)
+        steps = mean_steps(encoding, mask & (weights > 0)[:, None])
+        return task + esr_weight * esr, Losses(task, esr, steps)
+
+    return objective
+
+
+def mean_steps(encoding: Encoding, mask: Bool[Array, "texts tokens"]) -> Float[Array, ""]:
+    """Mean Hopfield updates per real query, over layers and heads."""
+    real = jnp.broadcast_to(mask[None, :, None, :], encoding.num_steps.shape)
+    return jnp.sum(jnp.where(real, encoding.num_steps, 0)) / jnp.maximum(jnp.sum(real), 1)
+
+
+def _weighted_mean(values: Array, weights: Any) -> Array:
+    return jnp.sum(values * weights) / jnp.maximum(jnp.sum(weights), 1)

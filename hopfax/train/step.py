@@ -1,0 +1,87 @@
+"""One training step, and a chunk of them compiled as one scan over all seeds."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from hopfax.train.objectives import Batch, Objective
+from hopfax.train.state import TrainState
+
+# Keeps a seed's dropout apart from its initialisation, which uses the key as it is.
+_DROPOUT = 1
+
+
+class StepMetrics(NamedTuple):
+    """What a step tells: the loss before it, its parts, the gradient before clipping."""
+
+    loss: Float[Array, "..."]
+    task: Float[Array, "..."]
+    esr: Float[Array, "..."]
+    num_steps: Float[Array, "..."]
+    gradient_norm: Float[Array, "..."]
+
+
+def make_step(
+    objective: Objective, optimizer: optax.GradientTransformation
+) -> Callable[[TrainState, Batch, PRNGKeyArray], tuple[TrainState, StepMetrics]]:
+    """A pure step of one seed: `step(state, batch, seed_key) -> (state, metrics)`.
+
+    The dropout key is made of the seed's key and `state.step`, so a resumed run draws what an
+    uninterrupted one would have drawn.
+    """
+
+    def step(
+        state: TrainState, batch: Batch, seed_key: PRNGKeyArray
+    ) -> tuple[TrainState, StepMetrics]:
+        key = jax.random.fold_in(jax.random.fold_in(seed_key, _DROPOUT), state.step)
+        (loss, parts), gradients = jax.value_and_grad(objective, has_aux=True)(
+            state.params, batch, key
+        )
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+        # Not optax.apply_updates: its types do not know our plain dicts.
+        moved = jax.tree.map(jnp.add, state.params, updates)
+        metrics = StepMetrics(
+            loss, parts.task, parts.esr, parts.num_steps, optax.global_norm(gradients)
+        )
+        return TrainState(moved, opt_state, state.step + 1), metrics
+
+    return step
+
+
+def make_chunk(
+    objective: Objective, optimizer: optax.GradientTransformation
+) -> Callable[..., tuple[TrainState, StepMetrics]]:
+    """Compiles several steps of all seeds into one call.
+
+    Returns:
+        `chunk(states, rows_of, picks, weights, seed_keys) -> (states, metrics)`, with the states
+        donated; `rows_of` holds all rows of one bucket, `picks` (steps, seeds, batch) says which
+        rows a seed takes in a step, `weights` (steps, seeds, batch) which of them count, and
+        the metrics are (steps, seeds).
+    """
+    step = jax.vmap(make_step(objective, optimizer))
+
+    def chunk(
+        states: TrainState,
+        rows_of: Batch,
+        picks: Int[Array, "steps seeds batch"],
+        weights: Float[Array, "steps seeds batch"],
+        seed_keys: Array,
+    ) -> tuple[TrainState, StepMetrics]:
+        def body(states: TrainState, plan: tuple[Array, Array]) -> tuple[TrainState, StepMetrics]:
+            rows, weights = plan
+            batch = Batch(
+                ids=rows_of.ids[rows],
+                lengths=rows_of.lengths[rows],
+                labels=rows_of.labels[rows],
+                weights=weights,
+            )
+            return step(states, batch, seed_keys)
+
+        return jax.lax.scan(body, states, (picks, weights))
+
+    return jax.jit(chunk, donate_argnums=0)
