@@ -140,6 +140,7 @@ class HopfieldAttention(nnx.Module):
 
     def __call__(self, x: Tokens, mask: Mask) -> Attended:
         """Retrieves from every token, then reads the values out."""
+        x, mask = jnp.asarray(x), jnp.asarray(mask)
         keys = self.keys(x)
         query = x if self.query is None else self.query(x)
         query, key, value = (_split(part, self.num_heads) for part in (query, keys, self.value(x)))

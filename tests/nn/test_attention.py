@@ -1,0 +1,289 @@
+"""Attention layers against loops over single queries."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from flax import nnx
+
+from hopfax.nn import PRESETS, HopfieldAttention, SoftmaxAttention, functional, robertha
+
+WIDTH, BETA = 6, 3.0
+MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], bool)
+
+
+@pytest.fixture
+def x(rng):
+    return rng.normal(size=(*MASK.shape, WIDTH))
+
+
+def softmax_layer(**options):
+    return functional(lambda rngs: SoftmaxAttention(WIDTH, rngs=rngs, **options))
+
+
+def hopfield_layer(**options):
+    options = {"beta": BETA} | options
+    return functional(lambda rngs: HopfieldAttention(WIDTH, rngs=rngs, **options))
+
+
+def preset_layer(name):
+    """The attention of a model of that preset."""
+    details = PRESETS[name]
+    model = robertha(3, 2, details=details, beta=BETA, width=WIDTH, num_layers=1, ff_width=4)
+    attention = functional(lambda rngs: model.bind(model.init(rngs.params())).blocks[0].attention)
+    return attention, details
+
+
+def project(params, name, x):
+    if name not in params:
+        return x
+    return x @ np.asarray(params[name]["kernel"]) + np.asarray(params[name]["bias"])
+
+
+def attend(params, x, mask, *, num_heads, beta, find=None):
+    """Every head and query by itself; `find` moves a query among the keys before the read-out."""
+    result = np.zeros_like(x)
+    head_width = x.shape[-1] // num_heads
+    beta = beta / np.sqrt(head_width)
+    for b, rows in enumerate(x):
+        query, key, value = (project(params, name, rows) for name in ("query", "key", "value"))
+        for h in range(num_heads):
+            part = slice(h * head_width, (h + 1) * head_width)
+            keys, values = key[mask[b], part], value[mask[b], part]
+            for t in range(len(rows)):
+                state = query[t, part] if find is None else find(b, h, t, query[t, part], keys)
+                weights = np.exp([beta * key @ state for key in keys])
+                result[b, t, part] = weights @ values / weights.sum()
+    return project(params, "out", result)
+
+
+@pytest.mark.parametrize("num_heads", [1, 2, 3])
+def test_softmax_attention_is_the_formula(x64, x, redraw, num_heads):
+    layer = softmax_layer(num_heads=num_heads)
+    params = redraw(layer.init(jax.random.key(0)))
+    found = layer.bind(params)(x, MASK)
+    wanted = attend(params, x, MASK, num_heads=num_heads, beta=1.0)
+    np.testing.assert_allclose(found.values, wanted, rtol=1e-10)
+    np.testing.assert_allclose(found.keys, project(params, "key", x), rtol=1e-12)
+    assert found.num_steps.shape == found.converged.shape == (2, num_heads, 5)
+    assert not found.num_steps.any()
+    assert found.converged.all()
+
+
+@pytest.mark.parametrize("name", ["hopfax", "paper"])
+def test_each_query_is_retrieved_by_itself(x64, x, redraw, name):
+    layer, details = preset_layer(name)
+    params = redraw(layer.init(jax.random.key(0)))
+    assert ("query" in params, "out" in params) == ((name == "hopfax"),) * 2
+    counts = np.zeros((2, details.num_heads, 5), int)
+    stands = np.zeros(counts.shape, bool)
+
+    def find(b, h, t, query, keys):
+        state, counts[b, h, t], stands[b, h, t] = oracles.retrieve(
+            query, keys, BETA / np.sqrt(WIDTH / 2), relative=name == "hopfax"
+        )
+        return state
+
+    wanted = attend(params, x, MASK, num_heads=details.num_heads, beta=BETA, find=find)
+    found = layer.bind(params)(x, MASK)
+    np.testing.assert_allclose(found.values[MASK], wanted[MASK], rtol=1e-9)
+    real = np.broadcast_to(MASK[:, None], counts.shape)
+    assert found.num_steps[real].tolist() == counts[real].tolist()
+    assert found.converged[real].tolist() == stands[real].tolist()
+    assert len(set(counts[real].tolist())) > 2, "a case in which queries differ"
+
+
+def test_the_released_program_iterates_the_batch_as_one(x64, x, redraw):
+    layer, details = preset_layer("released")
+    assert details.num_heads == 1
+    params = redraw(layer.init(jax.random.key(0)))
+    query, keys = project(params, "query", x), project(params, "key", x)
+    state, count = query, 0
+    for count in range(1, 51):  # noqa: B007
+        following = np.array(
+            [
+                [oracles.update(one, patterns, BETA / np.sqrt(WIDTH)) for one in text]
+                for text, patterns in zip(state, keys, strict=True)
+            ]
+        )
+        change = np.linalg.norm(following - state) / np.linalg.norm(state)
+        state = following
+        if change <= 1e-4:
+            break
+    assert 2 < count < 50
+    wanted = attend(
+        params, x, np.ones_like(MASK), num_heads=1, beta=BETA, find=lambda b, h, t, *_: state[b, t]
+    )
+    found = layer.bind(params)(x, MASK)
+    np.testing.assert_allclose(found.values, wanted, rtol=1e-9)
+    assert set(found.num_steps.ravel().tolist()) == {count}
+    assert found.converged.all()
+
+
+def layers():
+    return {
+        "softmax": softmax_layer(),
+        "hopfax": preset_layer("hopfax")[0],
+        "unrolled": hopfield_layer(gradient="unrolled"),
+        "paper": preset_layer("paper")[0],
+        "no-iteration": hopfield_layer(max_steps=0),
+        "released": preset_layer("released")[0],
+    }
+
+
+@pytest.mark.parametrize("name", layers())
+def test_padding_changes_nothing_but_in_the_released_program(x, redraw, name):
+    layer = layers()[name]
+    params = redraw(layer.init(jax.random.key(0)), dtype=np.float32)
+    x = jnp.asarray(x, jnp.float32)
+    other = jnp.where(MASK[..., None], x, 100 * x[:, ::-1] + 7)
+    weights = jnp.cos(jnp.arange(x.size).reshape(x.shape))
+
+    @jax.jit
+    def run(params, x):
+        found = layer.bind(params)(x, MASK)
+        return jnp.sum(jnp.where(MASK[..., None], weights * found.values, 0)), found
+
+    (total, found), (_, content) = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)(params, x)
+    (_, moved), _ = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)(params, other)
+    assert np.isfinite(total)
+    if name == "released":
+        assert np.abs(found.values - moved.values)[MASK].max() > 1e-3
+        assert np.abs(content[~MASK]).max() > 1e-6
+        return
+    assert found.values[MASK].tolist() == moved.values[MASK].tolist()
+    real = np.broadcast_to(MASK[:, None], found.num_steps.shape)
+    assert found.num_steps[real].tolist() == moved.num_steps[real].tolist()
+    assert not np.any(content[~MASK]), "exactly zero"
+    assert np.abs(content[MASK]).max() > 1e-3
+
+
+@pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
+@pytest.mark.parametrize("stop", ["relative", "absolute"])
+def test_padded_queries_hold_nobody_up(x, redraw, gradient, stop):
+    layer = hopfield_layer(gradient=gradient, stop=stop)
+    params = redraw(layer.init(jax.random.key(0)), dtype=np.float32)
+    found = layer.bind(params)(jnp.asarray(x, jnp.float32), MASK)
+    padded = np.broadcast_to(~MASK[:, None], found.num_steps.shape)
+    assert set(found.num_steps[padded].tolist()) == {1}
+    assert found.num_steps[~padded].min() > 1
+
+
+def test_a_text_without_a_token_stays_finite(x, redraw):
+    empty = jnp.array([[True] * 5, [False] * 5])
+    for name, layer in layers().items():
+        params = redraw(layer.init(jax.random.key(0)), dtype=np.float32)
+
+        def total(params, layer=layer):
+            return jnp.sum(layer.bind(params)(jnp.asarray(x, jnp.float32), empty).values)
+
+        value, gradient = jax.jit(jax.value_and_grad(total))(params)
+        for leaf in (value, *jax.tree.leaves(gradient)):
+            assert np.all(np.isfinite(leaf)), name
+
+
+def test_without_iteration_it_is_one_read_out(x64, x, redraw):
+    layer = hopfield_layer(max_steps=0)
+    params = redraw(layer.init(jax.random.key(0)))
+    found = layer.bind(params)(x, MASK)
+    wanted = attend(params, x, MASK, num_heads=2, beta=BETA)
+    np.testing.assert_allclose(found.values, wanted, rtol=1e-10)
+    assert not found.num_steps.any()
+    assert found.converged.all()
+    plain = softmax_layer().bind(params)(x, MASK)
+    unit = hopfield_layer(max_steps=0, beta=1.0).bind(params)(x, MASK)
+    np.testing.assert_allclose(unit.values, plain.values, rtol=1e-12)
+    assert np.abs(found.values - plain.values).max() > 1e-3
+
+
+def sum_of_squares(layer, x):
+    return jax.jit(jax.grad(lambda p: jnp.sum(layer.bind(p)(x, MASK).values[MASK] ** 2)))
+
+
+def test_implicit_gradient_leaves_the_query_projection_alone(x, redraw):
+    x = jnp.asarray(x, jnp.float32)
+    params = redraw(hopfield_layer().init(jax.random.key(0)), dtype=np.float32)
+    gradient = sum_of_squares(hopfield_layer(), x)(params)
+    for leaf in jax.tree.leaves(gradient["query"]):
+        assert not np.any(leaf), "exactly zero"
+    for name in ("key", "value", "out"):
+        assert np.abs(gradient[name]["kernel"]).max() > 1e-2
+    gradient = sum_of_squares(hopfield_layer(max_steps=0), x)(params)
+    assert np.abs(gradient["query"]["kernel"]).max() > 1e-2
+
+
+def test_implicit_and_unrolled_gradients_agree_where_queries_rest(x64, x, redraw):
+    # Not so cold that a query sits on the ridge between two basins.
+    options = {"beta": 1.0, "tol": 1e-13, "max_steps": 400}
+    layer = hopfield_layer(**options)
+    params = redraw(layer.init(jax.random.key(0)))
+    found = layer.bind(params)(x, MASK)
+    assert found.converged.all()
+    implicit = sum_of_squares(layer, x)(params)
+    unrolled = sum_of_squares(hopfield_layer(gradient="unrolled", **options), x)(params)
+    for name in ("key", "value", "out"):
+        for part in ("kernel", "bias"):
+            wanted = np.asarray(unrolled[name][part])
+            np.testing.assert_allclose(implicit[name][part], wanted, rtol=1e-7, atol=1e-9)
+    assert np.abs(unrolled["query"]["kernel"]).max() < 1e-9
+
+
+@pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
+def test_gradient_is_the_central_difference(x64, x, rng, redraw, gradient):
+    layer = hopfield_layer(gradient=gradient, beta=1.5, tol=1e-12, max_steps=300)
+    params = redraw(layer.init(jax.random.key(0)))
+    direction = redraw(params)
+    evaluate = jax.jit(lambda p: jnp.sum(layer.bind(p)(x, MASK).values[MASK] ** 2))
+    up, down = (
+        evaluate(jax.tree.map(lambda p, d, h=h: p + h * d, params, direction))
+        for h in (1e-6, -1e-6)
+    )
+    along = sum(
+        jnp.vdot(g, d)
+        for g, d in zip(
+            jax.tree.leaves(sum_of_squares(layer, x)(params)),
+            jax.tree.leaves(direction),
+            strict=True,
+        )
+    )
+    np.testing.assert_allclose(along, (up - down) / 2e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["softmax", "hopfax", "paper", "released"])
+def test_jit_equals_eager_and_texts_do_not_meet(x, redraw, name):
+    layer = layers()[name]
+    params = redraw(layer.init(jax.random.key(0)), dtype=np.float32)
+    x = jnp.asarray(x, jnp.float32)
+
+    def run(params, x, mask):
+        return layer.bind(params)(x, mask)
+
+    eager, compiled = run(params, x, MASK), jax.jit(run)(params, x, MASK)
+    np.testing.assert_allclose(compiled.values, eager.values, rtol=1e-5, atol=1e-6)
+    assert compiled.num_steps.tolist() == eager.num_steps.tolist()
+    alone = run(params, x[1:], MASK[1:])
+    if name == "released":
+        assert alone.num_steps.ravel()[0] != eager.num_steps.ravel()[0]
+    else:
+        np.testing.assert_allclose(alone.values[0], eager.values[1], rtol=1e-5, atol=1e-6)
+        assert alone.num_steps[0].tolist() == eager.num_steps[1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_heads": 4}, "width 6 does not divide into 4 heads"),
+        ({"num_heads": 0}, "width 6 does not divide into 0 heads"),
+        ({"beta": 0.0}, r"beta .* must be > 0, got 0.0"),
+        ({"beta": float("nan")}, r"beta .* must be > 0, got nan"),
+        ({"max_steps": -1}, "max_steps must be at least 0"),
+        ({"scope": "token"}, r'"query" or "batch", got \'token\''),
+    ],
+)
+def test_wrong_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        HopfieldAttention(WIDTH, rngs=nnx.Rngs(0), **options)
+    if "num_heads" in options:
+        with pytest.raises(ValueError, match=message):
+            SoftmaxAttention(WIDTH, rngs=nnx.Rngs(0), **options)
