@@ -145,7 +145,7 @@ def run(config: Config) -> Path:
     _check(config, grid)
     if not config.resume:
         shutil.rmtree(_open(config, grid))
-    folder = open_run("robustness", config, plan=grid, root=config.runs, ignore=("runs", "resume"))
+    folder = _open(config, grid)
     print(f"writing to {folder}", flush=True)
     for spec in specs:
         missing = [name for name in config.model if not _done(folder, grid, spec.name, name)]

@@ -173,7 +173,7 @@ def fit(
                 running = (step, metrics)
                 step, chunk_number = step + len(plan.picks), chunk_number + 1
                 if before:
-                    progress.update(before[0], 0, loss=book(*before))
+                    progress.update(step, 0, loss=book(*before))
                 if time.monotonic() - saved_at > checkpoint_seconds:
                     progress.update(step, 0, loss=book(*running))
                     running = None
