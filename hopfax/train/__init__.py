@@ -1,6 +1,6 @@
 """Training: pure steps, compiled in chunks, all seeds side by side, resumable to the same bits.
 
 `objectives` says what is minimised, `step` makes one step and a chunk of them, `schedule` says
-which rows come when, `loop` runs it all, `evaluate` predicts with or without noise; `checkpoint`,
-`metrics` and `progress` do what their names say.
+which rows come when, `loop` runs it all, `evaluate` predicts with or without noise; `checkpoint`
+(over `snapshot`), `metrics` and `progress` do what their names say.
 """

@@ -130,13 +130,13 @@ def test_restored_arrays_can_be_donated(tmp_path):
 
 def test_save_returns_before_the_write_ends(tmp_path, monkeypatch):
     release = threading.Event()
-    write = checkpoint._write_arrays
+    write = checkpoint.write_arrays
 
     def slow(folder, arrays):
         assert release.wait(20)
         write(folder, arrays)
 
-    monkeypatch.setattr(checkpoint, "_write_arrays", slow)
+    monkeypatch.setattr(checkpoint, "write_arrays", slow)
     with open_in(tmp_path) as checkpoints:
         checkpoints.save_last(1, small(1), {})
         checkpoints.save_best(1, small(1), {})
@@ -378,11 +378,11 @@ def test_stopping_between_any_two_file_operations_loses_nothing(tmp_path, monkey
         with monkeypatch.context() as patch:
             for module, name in [(os, "rename"), (os, "replace"), (os, "fsync"), (os, "unlink")]:
                 patch.setattr(module, name, interruptible(getattr(module, name)))
-            for name in ("_write_arrays", "_write_json"):
+            for name in ("write_arrays", "write_manifest"):
                 patch.setattr(checkpoint, name, interruptible(getattr(checkpoint, name)))
             patch.setattr(shutil, "rmtree", interruptible(shutil.rmtree))
             # In this thread, so that the patches meet no other work.
-            arrays = {k: np.array(v) for k, v in checkpoint._named_leaves(small(-new)).items()}
+            arrays = {k: np.array(v) for k, v in checkpoint.named_leaves(small(-new)).items()}
             try:
                 checkpoints._write("last", new, arrays, {})
                 finished = True
