@@ -1,0 +1,143 @@
+"""Slow float64 NumPy versions of the papers' equations, written as plain loops from the text.
+
+They share nothing with the library: no masks (rows that are not real are left out beforehand),
+no stable softmax, no choice of the smaller matrix.
+"""
+
+import math
+
+import numpy as np
+
+# -- Robertha, sections 2 and 3 ---------------------------------------------------------------
+
+
+def energy(state, patterns, beta):
+    """Eq. 2 without its constant."""
+    total = 0.0
+    for pattern in patterns:
+        score = 0.0
+        for p, s in zip(pattern, state, strict=True):
+            score += float(p) * float(s)
+        total += math.exp(beta * score)
+    squared = 0.0
+    for s in state:
+        squared += float(s) ** 2
+    return -math.log(total) / beta + squared / 2
+
+
+def update(state, patterns, beta):
+    """Eq. 4."""
+    weights = []
+    for pattern in patterns:
+        score = 0.0
+        for p, s in zip(pattern, state, strict=True):
+            score += float(p) * float(s)
+        weights.append(math.exp(beta * score))
+    result = np.zeros(len(state))
+    for weight, pattern in zip(weights, patterns, strict=True):
+        for j in range(len(state)):
+            result[j] += weight / sum(weights) * float(pattern[j])
+    return result
+
+
+def retrieve(query, patterns, beta, *, tol=1e-4, max_steps=50, relative=True):
+    """Eqs. 7 and 8, and the relative form of 8; returns the state, its steps, whether it stands."""
+    state = np.asarray(query, np.float64)
+    for step in range(1, max_steps + 1):
+        following = update(state, patterns, beta)
+        change = math.sqrt(sum((following - state) ** 2))
+        if relative:
+            change = change / math.sqrt(sum(state**2))
+        state = following
+        if change <= tol:
+            return state, step, True
+    return state, max_steps, False
+
+
+def covariance(keys):
+    """The matrix of Eq. 9."""
+    count, width = np.shape(keys)
+    mean = np.zeros(width)
+    for key in keys:
+        mean += np.asarray(key, np.float64) / count
+    result = np.zeros((width, width))
+    for key in keys:
+        for i in range(width):
+            for j in range(width):
+                result[i, j] += (key[i] - mean[i]) * (key[j] - mean[j]) / count
+    return result
+
+
+def key_spectrum(keys):
+    """Eq. 9: shares of the covariance's trace, descending."""
+    eigenvalues = np.linalg.eigvalsh(covariance(keys))[::-1].clip(min=0)
+    return eigenvalues / np.trace(covariance(keys))
+
+
+def entropy(shares):
+    total = 0.0
+    for p in shares:
+        if p > 1e-300:
+            total -= p * math.log(p)
+    return total
+
+
+def eigen_entropy(keys):
+    """Eq. 10."""
+    return entropy(key_spectrum(keys)) / math.log(np.shape(keys)[1])
+
+
+def effective_rank(keys):
+    """Eq. 11."""
+    return np.shape(keys)[1] ** eigen_entropy(keys)
+
+
+def esr_penalty(keys, target):
+    """Eq. 12."""
+    return (eigen_entropy(keys) - target) ** 2
+
+
+def participation_ratio(keys):
+    total = 0.0
+    for p in key_spectrum(keys):
+        total += p**2
+    return 1 / total
+
+
+def gini(keys):
+    """Mean absolute difference over twice the mean: the definition, not the sorted formula."""
+    shares = key_spectrum(keys)
+    difference = 0.0
+    for p in shares:
+        for q in shares:
+            difference += abs(p - q)
+    return difference / (2 * len(shares) ** 2 * np.mean(shares))
+
+
+def snr_db(signal, noise):
+    """Design, section 4: mean squared norm of the signal's rows over that of the noise's."""
+    powers = []
+    for rows in (signal, noise):
+        total = 0.0
+        for row in rows:
+            for value in row:
+                total += float(value) ** 2
+        powers.append(total / len(rows))
+    return 10 * math.log10(powers[0] / powers[1])
+
+
+# -- Independent of any paper -----------------------------------------------------------------
+
+
+def central_difference(fn, point, *, step=1e-6):
+    """Gradient of a scalar function of one float64 array, coordinate by coordinate."""
+    point = np.array(point, np.float64)
+    gradient = np.zeros_like(point)
+    for index in np.ndindex(point.shape):
+        ends = []
+        for sign in (1, -1):
+            moved = point.copy()
+            moved[index] += sign * step
+            ends.append(float(fn(moved)))
+        gradient[index] = (ends[0] - ends[1]) / (2 * step)
+    return gradient

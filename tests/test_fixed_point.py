@@ -1,0 +1,248 @@
+"""The loop on maps that have nothing to do with Hopfield networks."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optimistix
+import pytest
+
+from hopfax.fixed_point import FixedPoint, fixed_point
+
+
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+def affine(params, x):
+    matrix, offset = params
+    return matrix @ x + offset
+
+
+def squashed(params, x):
+    """Contractive, with a Jacobian that is not symmetric."""
+    matrix, offset = params
+    return jnp.tanh(matrix @ x + offset)
+
+
+def asymmetric_problem(scale=0.35, width=4):
+    rng = np.random.default_rng(3)
+    matrix = scale * rng.normal(size=(width, width))
+    assert np.abs(matrix - matrix.T).max() > 0.1
+    return jnp.asarray(matrix), jnp.asarray(rng.normal(size=width))
+
+
+def test_affine_map_ends_at_the_solution_of_its_linear_equation(x64):
+    matrix, offset = asymmetric_problem()
+    found = fixed_point(affine, (matrix, offset), jnp.zeros(4), tol=1e-12, max_steps=500)
+    assert isinstance(found, FixedPoint)
+    assert found.converged
+    np.testing.assert_allclose(found.value, np.linalg.solve(np.eye(4) - matrix, offset), rtol=1e-9)
+
+
+@pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
+def test_counts_follow_from_the_contraction(gradient):
+    # x' = x/2 from 1: the change of step k is 2**-k, relative to x it is 1/2 for ever.
+    run = partial(fixed_point, lambda p, x: p * x, jnp.float32(0.5), jnp.ones(1), max_steps=30)
+    found = run(tol=1e-3, stop="absolute", gradient=gradient)
+    assert (int(found.num_steps), bool(found.converged)) == (10, True)
+    assert float(found.residual) == 2.0**-10
+    assert float(found.value[0]) == 2.0**-10
+    found = run(tol=1e-3, stop="relative", gradient=gradient)
+    assert (int(found.num_steps), bool(found.converged)) == (30, False)
+    assert float(found.residual) == 0.5
+
+
+def test_tol_may_be_traced_and_infinite():
+    run = jax.jit(lambda tol: fixed_point(lambda p, x: 0.5 * x, (), jnp.ones(2), tol=tol))
+    one = run(jnp.inf)
+    assert (int(one.num_steps), bool(one.converged)) == (1, True)
+    assert int(run(1.0).num_steps) == 1
+    assert int(run(1e-3).num_steps) == 50
+
+
+@pytest.mark.parametrize("stop", ["relative", "absolute"])
+@pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
+def test_a_start_at_the_origin_is_left(stop, gradient):
+    found = fixed_point(
+        affine, (0.5 * jnp.eye(3), jnp.full(3, 1e3)), jnp.zeros(3), gradient=gradient, stop=stop
+    )
+    assert found.converged
+    assert found.num_steps > 5
+    np.testing.assert_allclose(found.value, 2e3, rtol=1e-3)
+
+
+def test_a_start_on_the_fixed_point_takes_one_step():
+    found = fixed_point(affine, (0.5 * jnp.eye(3), jnp.ones(3)), jnp.full(3, 2.0))
+    assert (int(found.num_steps), float(found.residual), bool(found.converged)) == (1, 0.0, True)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
+def test_what_is_not_finite_stops_at_once(bad, gradient):
+    params = (0.5 * jnp.eye(2), jnp.ones(2))
+    found = fixed_point(affine, params, jnp.array([1.0, bad]), gradient=gradient)
+    assert (int(found.num_steps), bool(found.converged)) == (0, False)
+    found = fixed_point(affine, (params[0], jnp.array([1.0, bad])), jnp.ones(2), gradient=gradient)
+    assert (int(found.num_steps), bool(found.converged)) == (1, False)
+    assert not np.isfinite(found.residual)
+
+
+def test_a_map_that_runs_away_is_reported():
+    found = fixed_point(lambda p, x: x * x, (), jnp.full(2, 10.0))
+    assert not found.converged
+    assert found.num_steps < 10
+
+
+@pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
+def test_jit_equals_eager_and_vmap_equals_a_loop(gradient):
+    matrix, offset = (a.astype(jnp.float32) for a in asymmetric_problem())
+    starts = jnp.stack([jnp.zeros(4), 1e4 * jnp.ones(4), jnp.array([1.0, jnp.nan, 0, 0])])
+    offsets = jnp.stack([offset, 3 * offset, offset])
+
+    def run(init, b):
+        return fixed_point(affine, (matrix, b), init, gradient=gradient, max_steps=100)
+
+    together = jax.vmap(run)(starts, offsets)
+    compiled = jax.jit(jax.vmap(run))(starts, offsets)
+    for i in range(3):
+        alone = run(starts[i], offsets[i])
+        for batch in (together, compiled):
+            assert int(batch.num_steps[i]) == int(alone.num_steps)
+            assert bool(batch.converged[i]) == bool(alone.converged)
+            np.testing.assert_allclose(batch.value[i], alone.value, rtol=1e-5)
+    assert together.converged.tolist() == [True, True, False]
+    # A stop rule over the whole batch would give them all one count.
+    assert len(set(together.num_steps.tolist())) == 3
+
+
+def objective(params, weights, *, fn, **options):
+    found = fixed_point(fn, params, jnp.zeros_like(params[1]), **options)
+    return jnp.vdot(weights, jnp.sin(found.value))
+
+
+def central_difference(fn, arrays, *, step=1e-6):
+    gradients = [np.zeros_like(array) for array in arrays]
+    for which, gradient in enumerate(gradients):
+        for index in np.ndindex(gradient.shape):
+            ends = []
+            for sign in (1, -1):
+                moved = list(arrays)
+                moved[which] = moved[which].at[index].add(sign * step)
+                ends.append(fn(tuple(moved)))
+            gradient[index] = (ends[0] - ends[1]) / (2 * step)
+    return gradients
+
+
+@pytest.mark.parametrize("fn", [affine, squashed])
+def test_gradient_three_ways_and_by_optimistix(x64, fn):
+    params = asymmetric_problem()
+    weights = jnp.arange(1.0, 5.0)
+    options = {"tol": 1e-13, "max_steps": 300}
+
+    def by(gradient):
+        return jax.grad(lambda p: objective(p, weights, fn=fn, gradient=gradient, **options))
+
+    def by_optimistix(p):
+        solution = optimistix.fixed_point(
+            lambda y, args: fn(args, y),
+            optimistix.FixedPointIteration(rtol=1e-13, atol=1e-13),
+            jnp.zeros(4),
+            args=p,
+            max_steps=1000,
+        )
+        return jnp.vdot(weights, jnp.sin(solution.value))
+
+    implicit, unrolled = by("implicit")(params), by("unrolled")(params)
+    peer = jax.grad(by_optimistix)(params)
+    np.testing.assert_allclose(
+        objective(params, weights, fn=fn, **options), by_optimistix(params), rtol=1e-10
+    )
+    evaluate = jax.jit(partial(objective, weights=weights, fn=fn, **options))
+    numeric = central_difference(evaluate, params)
+    for got, same, other, measured in zip(implicit, unrolled, peer, numeric, strict=True):
+        assert np.abs(got).max() > 0.1
+        np.testing.assert_allclose(got, same, rtol=1e-8, atol=1e-10)
+        np.testing.assert_allclose(got, other, rtol=1e-8, atol=1e-10)
+        np.testing.assert_allclose(got, measured, rtol=1e-6, atol=1e-8)
+
+
+def test_params_may_be_any_tree_with_integers_and_masks():
+    params = {"scale": jnp.float32(0.5), "mask": jnp.array([True, False]), "shift": 1}
+
+    def fn(p, x):
+        return jnp.where(p["mask"], p["scale"] * x + p["shift"], 0)
+
+    def value(scale):
+        return fixed_point(fn, params | {"scale": scale}, jnp.ones(2), tol=1e-6).value.sum()
+
+    np.testing.assert_allclose(value(0.5), 2, rtol=1e-5)
+    np.testing.assert_allclose(jax.grad(value)(0.5), 1 / (1 - 0.5) ** 2, rtol=1e-4)
+
+
+def test_the_start_gets_no_implicit_gradient_but_an_unrolled_one():
+    params = (0.5 * jnp.eye(2), jnp.ones(2))
+
+    def value(init, gradient):
+        return fixed_point(affine, params, init, gradient=gradient, max_steps=3).value.sum()
+
+    assert jax.grad(value)(jnp.ones(2), "implicit").tolist() == [0, 0]
+    np.testing.assert_allclose(jax.grad(value)(jnp.ones(2), "unrolled"), 0.125)
+
+
+def test_gradient_stays_bounded_where_the_adjoint_diverges():
+    # Slope 2 at the fixed point 1: the series 1 + 2 + 4 + ... has no sum.
+    def value(slope):
+        found = fixed_point(lambda p, x: 1 + p * (x - 1), slope, jnp.ones(1) * 0.999, max_steps=5)
+        return found.value[0]
+
+    gradient = jax.grad(value)(jnp.float32(2.0))
+    assert np.isfinite(gradient)
+    # |df/dslope| <= 0.04 there, times at most the sum of the terms up to tenfold, 1 + 2 + 4 + 8.
+    assert abs(gradient) <= 0.04 * 15
+
+
+def test_gradient_is_linear_in_the_cotangent_at_any_scale():
+    params = (jnp.array([[0.5, 0.2], [0.0, 0.4]]), jnp.ones(2))
+
+    def value(p, scale):
+        return scale * fixed_point(affine, p, jnp.zeros(2), tol=1e-6, max_steps=80).value.sum()
+
+    wanted = jax.grad(value)(params, 1.0)
+    for scale in (1e-25, 1e25):
+        got = jax.grad(value)(params, scale)
+        for a, b in zip(wanted, got, strict=True):
+            np.testing.assert_allclose(b / scale, a, rtol=1e-5)
+    assert not np.any(jax.grad(value)(params, 0.0)[0])
+
+
+@pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
+def test_dtypes_are_the_starts(gradient):
+    for dtype, rtol in ((jnp.float32, 1e-3), (jnp.bfloat16, 2e-2)):
+        params = (jnp.asarray(0.5 * np.eye(2), dtype), jnp.ones(2, dtype))
+        found = fixed_point(affine, params, jnp.zeros(2, dtype), tol=1e-2, gradient=gradient)
+        assert found.value.dtype == found.residual.dtype == dtype
+        assert found.num_steps.dtype == jnp.int32
+        assert found.converged.dtype == bool
+        np.testing.assert_allclose(found.value.astype(jnp.float32), 2, rtol=10 * rtol)
+
+
+def test_numpy_starts_are_welcome():
+    found = fixed_point(affine, (0.5 * np.eye(2, dtype=np.float32), np.ones(2)), np.zeros(2))
+    np.testing.assert_allclose(found.value, 2, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_steps": 0}, "max_steps must be at least 1, got 0"),
+        ({"gradient": "exact"}, '"implicit" or "unrolled", got \'exact\''),
+        ({"stop": "both"}, '"relative" or "absolute", got \'both\''),
+    ],
+)
+def test_wrong_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        fixed_point(lambda p, x: x, (), jnp.ones(1), **options)
