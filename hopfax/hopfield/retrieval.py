@@ -3,6 +3,7 @@
 Written for one query over one set of stored patterns; `jax.vmap` for more.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -138,8 +139,7 @@ def retrieve(
         Robertha, Eqs. 7 and 8.
     """
     start, patterns, beta = _prepared(query, patterns, beta, mask)
-    found = fixed_point(
-        _update,
+    found = _settle(
         (patterns, beta, mask),
         start,
         tol=tol,
@@ -178,14 +178,7 @@ def trajectory(
     if num_steps < 1:
         raise ValueError(f"num_steps must be at least 1, got {num_steps}")
 
-    def step(state: Array, _: None) -> tuple[Array, Array]:
-        following = _update((patterns, beta, mask), state)
-        return following, following
-
-    _, visited = jax.lax.scan(step, query, length=num_steps)
-    states = jnp.concatenate([query[None], visited])
-    energies = jax.vmap(lambda s: energy(s, patterns, beta=beta, mask=mask))(states)
-    return Trajectory(states, energies)
+    return _walk((patterns, beta, mask), query, num_steps=num_steps)
 
 
 def _prepared(state: Array, patterns: Array, beta: Beta, mask: Mask) -> tuple[Array, Array, Array]:
@@ -213,6 +206,23 @@ def _prepared(state: Array, patterns: Array, beta: Beta, mask: Mask) -> tuple[Ar
 def _update(params: tuple[Array, Array, Mask], state: Array) -> Array:
     patterns, beta, mask = params
     return jax.nn.softmax(_scores(state, patterns, beta, mask)) @ patterns
+
+
+# Compiled once per shape: outside of a jit a loop is compiled anew in every call.
+_settle = jax.jit(partial(fixed_point, _update), static_argnames=("max_steps", "gradient", "stop"))
+
+
+@partial(jax.jit, static_argnames="num_steps")
+def _walk(params: tuple[Array, Array, Mask], start: Array, *, num_steps: int) -> Trajectory:
+    def step(state: Array, _: None) -> tuple[Array, Array]:
+        following = _update(params, state)
+        return following, following
+
+    _, visited = jax.lax.scan(step, start, length=num_steps)
+    states = jnp.concatenate([start[None], visited])
+    patterns, beta, mask = params
+    energies = jax.vmap(lambda s: energy(s, patterns, beta=beta, mask=mask))(states)
+    return Trajectory(states, energies)
 
 
 def _scores(state: Array, patterns: Array, beta: Array, mask: Mask) -> Array:

@@ -1,0 +1,432 @@
+"""Energy, update and retrieval against the paper's equations and their limits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+
+from hopfax import hopfield
+
+# Relative error that one pass in each dtype may have on numbers of order one.
+TOLERANCE = {jnp.float32: 1e-5, jnp.bfloat16: 2e-2}
+
+
+@pytest.fixture
+def patterns(rng):
+    return rng.normal(size=(6, 4))
+
+
+@pytest.fixture
+def query(rng):
+    return rng.normal(size=4)
+
+
+# -- Oracles ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beta", [0.05, 1.0, 4.0])
+def test_energy_and_update_are_the_papers(x64, patterns, query, beta):
+    np.testing.assert_allclose(
+        hopfield.energy(query, patterns, beta=beta),
+        oracles.energy(query, patterns, beta),
+        rtol=1e-12,
+    )
+    np.testing.assert_allclose(
+        hopfield.update(query, patterns, beta=beta),
+        oracles.update(query, patterns, beta),
+        rtol=1e-12,
+    )
+
+
+@pytest.mark.parametrize("stop", ["relative", "absolute"])
+@pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
+@pytest.mark.parametrize("beta", [0.1, 0.8, 3.0])
+def test_retrieval_is_the_papers_steps_included(x64, patterns, query, beta, stop, gradient):
+    found = hopfield.retrieve(query, patterns, beta=beta, stop=stop, gradient=gradient)
+    state, steps, converged = oracles.retrieve(query, patterns, beta, relative=stop == "relative")
+    np.testing.assert_allclose(found.value, state, rtol=1e-10, atol=1e-12)
+    assert (int(found.num_steps), bool(found.converged)) == (steps, converged)
+
+
+def test_step_budget_is_kept(x64, patterns, query):
+    found = hopfield.retrieve(query, patterns, beta=0.8, tol=1e-12, max_steps=4)
+    assert (int(found.num_steps), bool(found.converged)) == (4, False)
+    state, *_ = oracles.retrieve(query, patterns, 0.8, tol=0.0, max_steps=4)
+    np.testing.assert_allclose(found.value, state, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_low_precision_stays_near(patterns, query, dtype):
+    patterns, query = jnp.asarray(patterns, dtype), jnp.asarray(query, dtype)
+    exact = np.asarray(patterns, np.float64), np.asarray(query, np.float64)
+    state = hopfield.update(query, patterns, beta=1.0)
+    found = hopfield.retrieve(query, patterns, beta=2.0)
+    energy = hopfield.energy(query, patterns, beta=1.0)
+    assert state.dtype == found.value.dtype == dtype
+    # Sums and norms are never taken in 8 bits.
+    assert energy.dtype == found.residual.dtype == jnp.float32
+    bound = TOLERANCE[dtype]
+    np.testing.assert_allclose(energy, oracles.energy(exact[1], exact[0], 1.0), rtol=1e-5)
+    np.testing.assert_allclose(
+        state.astype(jnp.float32), oracles.update(exact[1], exact[0], 1.0), atol=bound
+    )
+    settled, *_ = oracles.retrieve(exact[1], exact[0], 2.0, tol=1e-10)
+    # The stop rule may leave tol / (1 - contraction) on top.
+    np.testing.assert_allclose(found.value.astype(jnp.float32), settled, atol=bound + 1e-3)
+
+
+def test_dtypes_follow_the_query(x64):
+    patterns = jnp.eye(3, dtype=jnp.bfloat16)
+    for dtype in (jnp.float64, jnp.float32, jnp.bfloat16):
+        found = hopfield.retrieve(jnp.ones(3, dtype), patterns, beta=np.float64(2))
+        assert found.value.dtype == dtype
+        assert hopfield.update(jnp.ones(3, dtype), patterns, beta=np.float64(2)).dtype == dtype
+    path = hopfield.trajectory(jnp.ones(3, jnp.float32), patterns, beta=np.float64(2))
+    assert path.states.dtype == path.energies.dtype == jnp.float32
+
+
+def test_numpy_arrays_of_float64_are_taken_without_a_warning(patterns, query):
+    found = hopfield.retrieve(query, patterns, beta=1)
+    assert found.value.dtype == jnp.float32
+    assert hopfield.update(query, patterns, beta=1).dtype == jnp.float32
+
+
+# -- Closed forms and limits ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beta", [0.01, 1.0, 100.0])
+def test_one_pattern_is_retrieved_from_anywhere(beta, query):
+    pattern = jnp.array([[1.0, -2.0, 0.5, 3.0]])
+    np.testing.assert_array_equal(hopfield.update(query, pattern, beta=beta), pattern[0])
+    found = hopfield.retrieve(query, pattern, beta=beta)
+    assert (int(found.num_steps), bool(found.converged)) == (2, True)
+    # E = -x.s + s.s/2, its minimum -|x|^2 / 2 at x.
+    np.testing.assert_allclose(
+        hopfield.energy(pattern[0], pattern, beta=beta), -jnp.sum(pattern**2) / 2, rtol=1e-6
+    )
+
+
+def test_two_patterns_of_unequal_length_by_hand(x64):
+    # Scores 2*beta*s and beta*s on a line: the weight of the longer one is sigmoid(beta*s).
+    patterns, beta = jnp.array([[2.0], [1.0]]), 0.7
+    for s in (-3.0, 0.0, 0.4, 5.0):
+        weight = 1 / (1 + np.exp(-beta * s))
+        np.testing.assert_allclose(
+            hopfield.update(jnp.array([s]), patterns, beta=beta), [1 + weight], rtol=1e-12
+        )
+    found = hopfield.retrieve(jnp.array([0.4]), patterns, beta=beta, tol=1e-13, max_steps=200)
+    value = found.value[0]
+    np.testing.assert_allclose(value, 1 + 1 / (1 + np.exp(-beta * value)), rtol=1e-12)
+
+
+def test_large_beta_goes_to_the_pattern_with_the_largest_product(patterns, query):
+    found = hopfield.retrieve(query, patterns, beta=1e6, max_steps=20)
+    assert found.converged
+    reached = int(np.argmax(patterns @ np.asarray(found.value)))
+    np.testing.assert_allclose(found.value, patterns[reached], rtol=1e-5)
+    # The first step goes to the largest product with the query itself.
+    first = hopfield.update(query, patterns, beta=1e6)
+    np.testing.assert_allclose(first, patterns[np.argmax(patterns @ query)], rtol=1e-5)
+
+
+def test_large_beta_goes_to_the_nearest_of_equally_long_patterns(rng):
+    patterns = rng.normal(size=(8, 16))
+    patterns /= np.linalg.norm(patterns, axis=1, keepdims=True)
+    for i in range(8):
+        noisy = patterns[i] + 0.1 * rng.normal(size=16)
+        assert np.argmin(np.linalg.norm(patterns - noisy, axis=1)) == i
+        found = hopfield.retrieve(noisy, patterns, beta=60.0)
+        assert found.converged
+        np.testing.assert_allclose(found.value, patterns[i], atol=1e-3)
+
+
+def test_small_beta_goes_to_the_mean(patterns, query):
+    found = hopfield.retrieve(query, patterns, beta=1e-6)
+    assert found.converged
+    np.testing.assert_allclose(found.value, patterns.mean(0), atol=1e-5)
+
+
+def test_a_saddle_is_a_fixed_point_too():
+    # The paper's Theorem 1 promises a stationary point: this one is no minimum.
+    patterns, saddle = jnp.array([[1.0, 1.0], [-1.0, 1.0]]), jnp.array([0.0, 1.0])
+    found = hopfield.retrieve(saddle, patterns, beta=3.0)
+    assert found.converged
+    np.testing.assert_allclose(found.value, saddle, atol=1e-6)
+    at_saddle = hopfield.energy(saddle, patterns, beta=3.0)
+    assert hopfield.energy(saddle.at[0].add(0.05), patterns, beta=3.0) < at_saddle - 1e-4
+    # A state beside it leaves for a pattern.
+    beside = hopfield.retrieve(saddle.at[0].add(0.05), patterns, beta=3.0)
+    np.testing.assert_allclose(beside.value, [0.995, 1.0], atol=5e-3)
+
+
+# -- Properties -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beta", [0.1, 1.0, 10.0])
+def test_update_is_a_unit_step_down_the_energy(x64, patterns, query, beta):
+    slope = jax.grad(lambda s: hopfield.energy(s, patterns, beta=beta))(query)
+    np.testing.assert_allclose(
+        hopfield.update(query, patterns, beta=beta), query - slope, rtol=1e-10, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("beta", [0.1, 1.0, 10.0])
+def test_energy_never_rises_along_a_trajectory(patterns, rng, beta):
+    queries = 3 * rng.normal(size=(32, 4))
+    run = jax.jit(jax.vmap(lambda q: hopfield.trajectory(q, patterns, beta=beta, num_steps=15)))
+    paths = run(queries)
+    assert paths.states.shape == (32, 16, 4)
+    assert paths.energies.shape == (32, 16)
+    rise = np.diff(paths.energies, axis=1).max()
+    assert rise <= 1e-5 * np.abs(paths.energies).max()
+    assert (paths.energies[:, -1] < paths.energies[:, 0]).all()
+    np.testing.assert_array_equal(paths.states[:, 0], queries.astype(np.float32))
+    again = jax.vmap(lambda s: hopfield.update(s, patterns, beta=beta))(paths.states[:, 3])
+    np.testing.assert_allclose(paths.states[:, 4], again, rtol=1e-5, atol=1e-6)
+
+
+def test_shifting_no_pattern_order_matters(x64, patterns, query):
+    order = np.array([3, 1, 5, 0, 4, 2])
+    a = hopfield.retrieve(query, patterns, beta=1.0)
+    b = hopfield.retrieve(query, patterns[order], beta=1.0)
+    np.testing.assert_allclose(a.value, b.value, rtol=1e-12)
+
+
+# -- Gradients --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beta", [0.1, 3.0])
+def test_gradient_three_ways(x64, patterns, query, beta):
+    weights = jnp.arange(1.0, 5.0)
+
+    def value(patterns, beta, gradient="implicit"):
+        found = hopfield.retrieve(
+            query, patterns, beta=beta, gradient=gradient, tol=1e-13, max_steps=400
+        )
+        return jnp.vdot(weights, found.value**2)
+
+    implicit = jax.grad(value, argnums=(0, 1))(patterns, beta)
+    unrolled = jax.grad(lambda p, b: value(p, b, "unrolled"), argnums=(0, 1))(patterns, beta)
+    evaluate = jax.jit(value)
+    numeric = (
+        oracles.central_difference(lambda p: evaluate(p, beta), patterns),
+        oracles.central_difference(lambda b: evaluate(patterns, b), beta),
+    )
+    for got, same, measured in zip(implicit, unrolled, numeric, strict=True):
+        assert np.abs(got).max() > 1e-2
+        np.testing.assert_allclose(got, same, rtol=1e-8, atol=1e-10)
+        np.testing.assert_allclose(got, measured, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("fn", [hopfield.energy, hopfield.update])
+def test_gradients_of_one_pass_are_central_differences(x64, patterns, query, fn):
+    def value(state, patterns, beta):
+        return jnp.sum(jnp.sin(fn(state, patterns, beta=beta)))
+
+    arguments = [query, patterns, np.float64(0.8)]
+    gradients = jax.grad(value, argnums=(0, 1, 2))(*arguments)
+    for which, gradient in enumerate(gradients):
+        measured = oracles.central_difference(
+            lambda a, which=which: value(*arguments[:which], a, *arguments[which + 1 :]),
+            arguments[which],
+        )
+        np.testing.assert_allclose(gradient, measured, rtol=1e-6, atol=1e-8)
+
+
+def test_float32_gradients_agree(patterns, query):
+    def value(p, gradient):
+        return hopfield.retrieve(query, p, beta=0.5, gradient=gradient, tol=1e-6).value.sum()
+
+    implicit, unrolled = (jax.grad(value)(patterns, g) for g in ("implicit", "unrolled"))
+    np.testing.assert_allclose(implicit, unrolled, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("beta", [3.0, 100.0])
+def test_gradient_is_bounded_at_a_saddle(beta):
+    # The Jacobian has the eigenvalue beta there: its powers have no sum.
+    patterns, saddle = jnp.array([[1.0, 1.0], [-1.0, 1.0]]), jnp.array([0.0, 1.0])
+
+    def value(p):
+        return jnp.sum(hopfield.retrieve(saddle, p, beta=beta).value)
+
+    gradient = np.abs(jax.grad(value)(patterns)).max()
+    # The first term alone, |softmax| + beta |x|, times what the terms up to tenfold add up to.
+    assert gradient <= (1 + beta) * 20
+
+
+def test_step_counts_and_status_have_no_gradient(patterns, query):
+    def value(p):
+        found = hopfield.retrieve(query, p, beta=1.0)
+        return found.residual + found.num_steps
+
+    np.testing.assert_array_equal(jax.grad(value)(patterns), 0)
+
+
+# -- Transformations --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
+def test_jit_equals_eager_and_vmap_equals_a_loop(patterns, rng, gradient):
+    queries = rng.normal(size=(5, 4))
+
+    def run(q):
+        return hopfield.retrieve(q, patterns, beta=1.5, gradient=gradient)
+
+    batch, compiled = jax.vmap(run)(queries), jax.jit(jax.vmap(run))(queries)
+    for i, q in enumerate(queries):
+        alone = run(q)
+        for together in (batch, compiled):
+            assert int(together.num_steps[i]) == int(alone.num_steps)
+            assert bool(together.converged[i]) == bool(alone.converged)
+            np.testing.assert_allclose(together.value[i], alone.value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
+def test_each_query_stops_by_itself(gradient):
+    # One starts on a pattern, one close to the ridge between two, one is not finite.
+    patterns = jnp.array([[1.0, 1.0], [-1.0, 1.0]])
+    queries = jnp.array([[1.0, 1.0], [1e-4, 1.0], [jnp.nan, 1.0]])
+
+    def run(q):
+        return hopfield.retrieve(q, patterns, beta=2.5, gradient=gradient)
+
+    together = jax.vmap(run)(queries)
+    fast, slow, broken = together.num_steps.tolist()
+    assert 0 == broken < fast < slow - 5
+    assert together.converged.tolist() == [True, True, False]
+    for i in range(2):
+        # Frozen once it stands: the slow neighbour's steps leave it alone.
+        np.testing.assert_allclose(together.value[i], run(queries[i]).value, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(together.residual[i], run(queries[i]).residual, rtol=0.05)
+
+
+def test_gradients_under_vmap_equal_a_loop(patterns, rng):
+    queries = rng.normal(size=(3, 4))
+
+    def gradient(q):
+        return jax.grad(lambda p: hopfield.retrieve(q, p, beta=0.8).value.sum())(patterns)
+
+    together = jax.jit(jax.vmap(gradient))(queries)
+    for i, q in enumerate(queries):
+        np.testing.assert_allclose(together[i], gradient(q), rtol=1e-4, atol=1e-5)
+
+
+def test_beta_may_be_batched(patterns, query):
+    betas = jnp.array([0.1, 1.0, 5.0])
+    together = jax.vmap(lambda b: hopfield.retrieve(query, patterns, beta=b).value)(betas)
+    for beta, value in zip(betas, together, strict=True):
+        alone = hopfield.retrieve(query, patterns, beta=beta).value
+        np.testing.assert_allclose(value, alone, rtol=1e-5, atol=1e-6)
+
+
+# -- Padding ----------------------------------------------------------------------------------
+
+
+def padded(patterns, *, filler):
+    rows = np.concatenate([patterns, np.full((3, patterns.shape[1]), filler)])
+    # Real rows first, last and in between.
+    order = np.array([6, 0, 1, 7, 2, 3, 4, 8, 5])
+    return jnp.asarray(rows[order]), jnp.asarray(order < 6)
+
+
+@pytest.mark.parametrize(
+    ("filler", "gradient"),
+    [(1e3, "implicit"), (np.nan, "implicit"), (np.inf, "implicit"), (np.nan, "unrolled")],
+)
+def test_padding_changes_nothing_and_gets_no_gradient(x64, patterns, query, filler, gradient):
+    rows, mask = padded(patterns, filler=filler)
+
+    def value(p, mask=None):
+        found = hopfield.retrieve(query, p, beta=0.8, mask=mask, gradient=gradient)
+        return jnp.sum(found.value**2), found
+
+    wanted, bare = jax.grad(value, has_aux=True)(patterns)
+    got, found = jax.grad(value, has_aux=True)(rows, mask)
+    np.testing.assert_allclose(found.value, bare.value, rtol=1e-12)
+    assert (int(found.num_steps), bool(found.converged)) == (int(bare.num_steps), True)
+    np.testing.assert_allclose(got[mask], wanted, rtol=1e-9)
+    assert (np.asarray(got[~mask]) == 0).all()
+
+
+@pytest.mark.parametrize("filler", [0.0, np.nan])
+@pytest.mark.parametrize("fn", [hopfield.energy, hopfield.update])
+def test_padding_changes_nothing_in_one_pass(x64, patterns, query, filler, fn):
+    rows, mask = padded(patterns, filler=filler)
+
+    def value(state, p, mask=None):
+        return jnp.sum(jnp.sin(fn(state, p, beta=0.8, mask=mask)))
+
+    np.testing.assert_allclose(value(query, rows, mask), value(query, patterns), rtol=1e-12)
+    to_state, to_rows = jax.grad(value, argnums=(0, 1))(query, rows, mask)
+    bare_state, bare_rows = jax.grad(value, argnums=(0, 1))(query, patterns)
+    np.testing.assert_allclose(to_state, bare_state, rtol=1e-10)
+    np.testing.assert_allclose(to_rows[mask], bare_rows, rtol=1e-10)
+    assert (np.asarray(to_rows[~mask]) == 0).all()
+
+
+def test_nothing_but_padding(query):
+    rows, mask = jnp.full((3, 4), jnp.nan), jnp.zeros(3, bool)
+
+    def value(p):
+        found = hopfield.retrieve(query, p, beta=2.0, mask=mask)
+        return found.value.sum(), found
+
+    gradient, found = jax.grad(value, has_aux=True)(rows)
+    np.testing.assert_array_equal(found.value, 0)
+    assert found.converged
+    np.testing.assert_array_equal(gradient, 0)
+    assert hopfield.energy(query, rows, beta=2.0, mask=mask) == np.inf
+    slope = jax.grad(lambda s: hopfield.energy(s, rows, beta=2.0, mask=mask))(jnp.asarray(query))
+    assert np.isfinite(slope).all()
+    path = hopfield.trajectory(query, rows, beta=2.0, mask=mask, num_steps=2)
+    np.testing.assert_array_equal(path.states[1:], 0)
+
+
+# -- What cannot work -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_numbers_that_are_not_finite_stop_at_once(patterns, query, bad):
+    broken = query.copy()
+    broken[1] = bad
+    found = hopfield.retrieve(broken, patterns, beta=1.0)
+    assert (int(found.num_steps), bool(found.converged)) == (0, False)
+    rows = patterns.copy()
+    rows[2, 1] = bad
+    found = hopfield.retrieve(query, rows, beta=1.0)
+    assert (int(found.num_steps), bool(found.converged)) == (1, False)
+
+
+@pytest.mark.parametrize("beta", [0, -1.0, np.nan, jnp.float32(0)])
+@pytest.mark.parametrize(
+    "fn", [hopfield.energy, hopfield.update, hopfield.retrieve, hopfield.trajectory]
+)
+def test_beta_must_be_positive(patterns, query, beta, fn):
+    with pytest.raises(ValueError, match=r"inverse temperature and must be > 0, got"):
+        fn(query, patterns, beta=beta)
+
+
+@pytest.mark.parametrize(
+    "fn", [hopfield.energy, hopfield.update, hopfield.retrieve, hopfield.trajectory]
+)
+def test_shapes_must_fit(patterns, query, fn):
+    with pytest.raises(ValueError, match="query has width 3, patterns have 4"):
+        fn(query[:3], patterns, beta=1.0)
+    # A batch of as many queries as coordinates would pass through the products unnoticed.
+    with pytest.raises(ValueError, match=r"\(4, 4\) and \(6, 4\): use jax\.vmap"):
+        fn(np.ones((4, 4)), patterns, beta=1.0)
+
+
+def test_steps_must_be_positive(patterns, query):
+    with pytest.raises(ValueError, match="max_steps must be at least 1, got 0"):
+        hopfield.retrieve(query, patterns, beta=1.0, max_steps=0)
+    with pytest.raises(ValueError, match="num_steps must be at least 1, got 0"):
+        hopfield.trajectory(query, patterns, beta=1.0, num_steps=0)
+
+
+def test_option_names_must_be_known(patterns, query):
+    with pytest.raises(ValueError, match="'none'"):
+        hopfield.retrieve(query, patterns, beta=1.0, gradient="none")  # pyright: ignore
+    with pytest.raises(ValueError, match="'never'"):
+        hopfield.retrieve(query, patterns, beta=1.0, stop="never")  # pyright: ignore

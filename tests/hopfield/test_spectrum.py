@@ -1,0 +1,302 @@
+"""The key spectrum, its summaries and its gradient, degenerate keys above all."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+
+from hopfax import hopfield
+
+SUMMARIES = {
+    hopfield.eigen_entropy: oracles.eigen_entropy,
+    hopfield.effective_rank: oracles.effective_rank,
+    hopfield.participation_ratio: oracles.participation_ratio,
+    hopfield.gini: oracles.gini,
+}
+NAMES = [*(fn.__name__ for fn in SUMMARIES), "esr_penalty"]
+
+
+@jax.jit
+def measure(keys, mask=None):
+    """All scalars of `NAMES` at once: one compilation serves them all."""
+    scalars = [fn(keys, mask=mask) for fn in SUMMARIES]
+    return jnp.stack([*scalars, hopfield.esr_penalty(keys, mask=mask)])
+
+
+spectrum = jax.jit(hopfield.key_spectrum)
+slopes = jax.jit(jax.jacrev(measure))
+
+
+def expected(keys):
+    return [*(oracle(keys) for oracle in SUMMARIES.values()), oracles.esr_penalty(keys, 0.35)]
+
+
+# More directions than tokens (Gram matrix), as many, and fewer (covariance).
+SHAPES = [(3, 6), (5, 5), (9, 4)]
+
+
+@pytest.fixture(params=SHAPES, ids=str)
+def keys(request, rng):
+    return rng.normal(size=request.param) * np.linspace(0.3, 2, request.param[1]) + 5
+
+
+def simplex(width):
+    """Keys that vary equally along every direction."""
+    return np.concatenate([np.eye(width), -np.eye(width)])
+
+
+# As few shapes as the cases allow, for the sake of compilation.
+DEGENERATE = {
+    "constant": np.full((6, 4), 0.1),
+    "constant, each coordinate another": np.tile([0.1, -3.3, 1e4, 0.7], (6, 1)),
+    "zero": np.zeros((6, 4)),
+    "single token": np.array([[0.3, -1.0, 2.0, 0.5]]),
+    "duplicates": np.tile([1.0, 2.0, 3.0, 4.0], (3, 1)),
+    "two values": np.repeat([[1.0, 2.0, 0.0, 1.0], [0.0, 1.0, 1.0, 1.0]], 3, axis=0),
+    "one direction": np.outer(np.arange(6.0), [1.0, -2.0, 0.5, 3.0]),
+    "repeated eigenvalues": simplex(4),
+    "repeated eigenvalues, fewer tokens": np.eye(3, 4),
+}
+
+
+# -- Oracles ----------------------------------------------------------------------------------
+
+
+def test_spectrum_is_the_covariances(x64, keys):
+    shares = spectrum(keys)
+    assert shares.shape == (keys.shape[1],)
+    np.testing.assert_allclose(shares, oracles.key_spectrum(keys), rtol=1e-9, atol=1e-14)
+    np.testing.assert_allclose(jnp.sum(shares), 1, rtol=1e-12)
+    assert (np.diff(shares) <= 0).all()
+    assert (shares[keys.shape[0] - 1 :] < 1e-15).all()  # centring costs one direction
+
+
+def test_summaries_are_the_papers(x64, keys):
+    np.testing.assert_allclose(measure(keys), expected(keys), rtol=1e-9)
+
+
+@pytest.mark.parametrize("target", [0.0, 1.0])
+def test_penalty_has_any_target(x64, keys, target):
+    np.testing.assert_allclose(
+        hopfield.esr_penalty(keys, target=target), oracles.esr_penalty(keys, target), rtol=1e-9
+    )
+
+
+def test_gram_and_covariance_agree(x64, rng):
+    # The same keys with empty directions added, so that the other matrix is the smaller one.
+    keys = rng.normal(size=(5, 4))
+    wide = np.concatenate([keys, np.zeros((5, 3))], axis=1)
+    np.testing.assert_allclose(
+        hopfield.key_spectrum(wide), [*hopfield.key_spectrum(keys), 0, 0, 0], rtol=1e-10
+    )
+    # Neither rank depends on how many empty directions there are.
+    assert NAMES[1:3] == ["effective_rank", "participation_ratio"]
+    np.testing.assert_allclose(measure(wide)[1:3], measure(keys)[1:3], rtol=1e-10)
+    np.testing.assert_allclose(slopes(wide)[1:3, :, :4], slopes(keys)[1:3], rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_low_precision_keys_are_measured_in_float32(keys, dtype):
+    keys = jnp.asarray(keys, dtype)
+    assert measure(keys).dtype == spectrum(keys).dtype == jnp.float32
+    # Rounding the keys is the caller's; nothing more is lost here.
+    np.testing.assert_allclose(measure(keys), expected(np.asarray(keys, np.float64)), rtol=1e-4)
+
+
+def test_float64_keys_stay_float64(x64, keys):
+    assert hopfield.key_spectrum(keys).dtype == hopfield.eigen_entropy(keys).dtype == jnp.float64
+
+
+def test_numpy_float64_keys_are_cut_off_where_float32_ends():
+    shares = hopfield.key_spectrum(DEGENERATE["one direction"])
+    np.testing.assert_array_equal(shares, [1, 0, 0, 0])
+
+
+# -- Closed forms -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [2, 5])
+def test_equal_spread_is_the_upper_end(width):
+    keys = simplex(width)
+    np.testing.assert_allclose(hopfield.key_spectrum(keys), 1 / width, rtol=1e-5)
+    np.testing.assert_allclose(hopfield.eigen_entropy(keys), 1, rtol=1e-6)
+    np.testing.assert_allclose(hopfield.effective_rank(keys), width, rtol=1e-5)
+    np.testing.assert_allclose(hopfield.participation_ratio(keys), width, rtol=1e-5)
+    np.testing.assert_allclose(hopfield.gini(keys), 0, atol=1e-6)
+
+
+def test_one_direction_is_the_lower_end():
+    keys = DEGENERATE["one direction"]
+    assert hopfield.eigen_entropy(keys) == 0
+    assert hopfield.effective_rank(keys) == 1
+    assert hopfield.participation_ratio(keys) == 1
+    np.testing.assert_allclose(hopfield.gini(keys), 3 / 4, rtol=1e-6)
+
+
+def test_unequal_spread_by_hand():
+    # Variances 3 : 1 along the first two of three axes.
+    keys = np.array([[3**0.5, 0, 0], [-(3**0.5), 0, 0], [0, 1, 0], [0, -1, 0]])
+    entropy = -(0.75 * np.log(0.75) + 0.25 * np.log(0.25))
+    np.testing.assert_allclose(hopfield.key_spectrum(keys), [0.75, 0.25, 0], atol=1e-6)
+    np.testing.assert_allclose(hopfield.eigen_entropy(keys), entropy / np.log(3), rtol=1e-5)
+    np.testing.assert_allclose(hopfield.effective_rank(keys), np.exp(entropy), rtol=1e-5)
+    np.testing.assert_allclose(hopfield.participation_ratio(keys), 1.6, rtol=1e-5)
+    np.testing.assert_allclose(hopfield.gini(keys), (2 * 0.75 + 0) / 3, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["constant", "constant, each coordinate another", "zero"])
+def test_keys_that_do_not_vary_have_no_spectrum(name):
+    # Not even the one that a rounded mean would give them.
+    keys = DEGENERATE[name]
+    np.testing.assert_array_equal(hopfield.key_spectrum(keys), 0)
+    assert hopfield.eigen_entropy(keys) == 0
+    assert hopfield.effective_rank(keys) == 1
+    assert hopfield.participation_ratio(keys) == 1
+    assert hopfield.gini(keys) == 0
+
+
+def test_participation_ratio_is_at_most_the_effective_rank(x64, rng):
+    for _ in range(10):
+        keys = rng.normal(size=(6, 5)) * rng.exponential(size=5)
+        ratio, rank = hopfield.participation_ratio(keys), hopfield.effective_rank(keys)
+        assert 1 <= ratio <= rank <= 5
+        assert ratio < rank - 0.01  # generic keys: not merely equal
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20, 1e30])
+def test_scale_does_not_matter(keys, scale):
+    keys = jnp.asarray(keys)
+    scaled = keys * scale
+    np.testing.assert_allclose(spectrum(scaled), spectrum(keys), rtol=1e-3, atol=1e-6)
+    wanted = slopes(keys)
+    np.testing.assert_allclose(
+        slopes(scaled) * np.float32(scale), wanted, atol=1e-3 * np.abs(wanted).max()
+    )
+
+
+def test_offset_does_not_matter(keys):
+    np.testing.assert_allclose(spectrum(keys + 50), spectrum(keys), rtol=1e-3, atol=1e-5)
+
+
+# -- Gradients --------------------------------------------------------------------------------
+
+
+def test_gradients_are_central_differences(x64, keys):
+    got = slopes(keys)
+    for i, name in enumerate(NAMES):
+        measured = oracles.central_difference(lambda k, i=i: measure(k)[i], keys)
+        assert np.abs(measured).max() > 1e-3
+        np.testing.assert_allclose(got[i], measured, rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def test_target_has_a_gradient(x64, keys):
+    slope = jax.grad(lambda t: hopfield.esr_penalty(keys, target=t))(0.35)
+    np.testing.assert_allclose(slope, -2 * (oracles.eigen_entropy(keys) - 0.35), rtol=1e-9)
+
+
+@pytest.mark.parametrize("width", [4, 9])
+def test_gradient_at_repeated_eigenvalues(x64, width):
+    # Through the covariance (4 wide) and, with empty directions, through the Gram matrix.
+    keys = simplex(4)
+    keys[0] *= 1.5
+    keys = np.concatenate([keys, np.zeros((8, width - 4))], axis=1)
+    shares = np.asarray(spectrum(keys))[:4]
+    assert (np.abs(np.diff(shares)) < 1e-12).any()
+    got = slopes(keys)[:, :, :4]
+    for i, name in enumerate(NAMES[:3]):  # gini sorts: it has a corner here
+        measured = oracles.central_difference(lambda k, i=i: measure(k)[i], keys)[:, :4]
+        assert np.abs(measured).max() > 1e-3
+        np.testing.assert_allclose(got[i], measured, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("name", DEGENERATE)
+def test_degenerate_keys_have_finite_entropy_and_gradient(name, precision):
+    with jax.enable_x64(precision == "float64"):
+        keys = jnp.asarray(DEGENERATE[name], precision)
+        assert measure(keys).dtype == precision
+        assert np.isfinite(measure(keys)).all()
+        assert np.isfinite(slopes(keys)).all()
+
+
+def test_gradient_takes_an_optimizer_to_the_target(rng):
+    keys = jnp.asarray(rng.normal(size=(12, 6)))
+    step = jax.jit(lambda k: k - 5.0 * jax.grad(hopfield.esr_penalty)(k))
+    start = hopfield.eigen_entropy(keys)
+    for _ in range(150):
+        keys = step(keys)
+    assert start > 0.8
+    np.testing.assert_allclose(hopfield.eigen_entropy(keys), 0.35, atol=0.02)
+
+
+# -- Padding and transformations --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("filler", [0.0, 1e6, np.nan, np.inf])
+def test_padding_changes_nothing_and_gets_no_gradient(x64, keys, filler):
+    rows = np.concatenate([np.full((4, keys.shape[1]), filler), keys])
+    mask = jnp.arange(len(rows)) >= 4
+    # Four more rows change which matrix is the smaller one, too.
+    np.testing.assert_allclose(spectrum(rows, mask=mask), spectrum(keys), rtol=1e-9, atol=1e-14)
+    np.testing.assert_allclose(measure(rows, mask), measure(keys), rtol=1e-9)
+    got = slopes(rows, mask)
+    np.testing.assert_allclose(got[:, 4:], slopes(keys), rtol=1e-6, atol=1e-9)
+    assert (np.asarray(got[:, :4]) == 0).all()
+
+
+def test_nothing_but_padding():
+    keys, mask = jnp.full((6, 4), jnp.nan), jnp.zeros(6, bool)
+    np.testing.assert_array_equal(spectrum(keys, mask=mask), 0)
+    np.testing.assert_allclose(measure(keys, mask), [0, 1, 1, 0, 0.35**2], rtol=1e-6)
+    np.testing.assert_array_equal(slopes(keys, mask), 0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_broken_keys_do_not_pass_for_constant_ones(rng, bad):
+    keys = rng.normal(size=(6, 4))
+    keys[1, 2] = bad
+    assert np.isnan(measure(keys)).all()
+
+
+@pytest.mark.parametrize(
+    "fn", [hopfield.key_spectrum, measure.__wrapped__], ids=["key_spectrum", "scalars"]
+)
+def test_jit_equals_eager_and_vmap_equals_a_loop(rng, fn):
+    keys = jnp.asarray(rng.normal(size=(3, 6, 4)))
+    masks = jnp.arange(6) < jnp.array([6, 4, 1])[:, None]
+
+    def run(k, m):
+        return fn(k, mask=m)
+
+    together, compiled = jax.vmap(run)(keys, masks), jax.jit(jax.vmap(run))(keys, masks)
+    for i in range(3):
+        alone = run(keys[i], masks[i])
+        np.testing.assert_allclose(together[i], alone, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(compiled[i], alone, rtol=1e-4, atol=1e-6)
+
+
+# -- What cannot work -------------------------------------------------------------------------
+
+
+def test_width_one_has_no_normalised_entropy():
+    for fn in (hopfield.eigen_entropy, hopfield.esr_penalty):
+        with pytest.raises(ValueError, match="width must be >= 2, got 1"):
+            fn(jnp.ones((3, 1)))
+    assert hopfield.effective_rank(jnp.arange(3.0)[:, None]) == 1
+
+
+@pytest.mark.parametrize("target", [5, 50.0, -0.1, np.nan, jnp.float32(2)])
+def test_a_target_out_of_reach_warns_and_names_the_papers(target):
+    with pytest.warns(UserWarning, match=r"lies outside \[0, 1\].*5 and 50"):
+        hopfield.esr_penalty(jnp.eye(3), target=target)
+
+
+@pytest.mark.parametrize("target", [0, 0.35, 1, jnp.float32(0.5)])
+def test_a_target_within_reach_is_silent(target):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hopfield.esr_penalty(jnp.eye(3), target=target)
+        jax.jit(lambda t: hopfield.esr_penalty(jnp.eye(3), target=t))(50.0)
