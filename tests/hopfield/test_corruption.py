@@ -1,0 +1,165 @@
+"""Noise and its strength."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+
+from hopfax import hopfield
+
+SILENT = jnp.zeros((6, 4))
+
+
+@pytest.fixture
+def signal(rng):
+    return rng.normal(size=(6, 4)) * np.linspace(0.5, 3, 6)[:, None] + 1
+
+
+def draws(signal, *, count, sigma, mask=None):
+    keys = jax.random.split(jax.random.key(0), count)
+    return jax.vmap(lambda k: hopfield.gaussian_noise(k, signal, sigma=sigma, mask=mask))(keys)
+
+
+def test_noise_has_the_asked_deviation_mean_and_shape():
+    sigma, noise = 0.7, draws(jnp.zeros((25, 40)), count=100, sigma=0.7)
+    assert noise.shape == (100, 25, 40)
+    count = noise.size
+    # Five standard errors, themselves small: of the mean sigma/sqrt(n), of the square sqrt(2/n).
+    assert sigma / count**0.5 < 0.003
+    assert abs(noise.mean()) < 5 * sigma / count**0.5
+    assert abs((noise**2).mean() / sigma**2 - 1) < 5 * (2 / count) ** 0.5
+    # Gaussian: fourth moment 3, with standard error sqrt(96/n).
+    assert abs((noise**4).mean() / sigma**4 - 3) < 5 * (96 / count) ** 0.5
+    # White: no two coordinates or tokens go together.
+    flat = np.asarray(noise[:, :2, :3]).reshape(100, 6) / sigma
+    assert np.abs(np.corrcoef(flat.T) - np.eye(6)).max() < 5 / 100**0.5
+
+
+def test_deviation_zero_is_no_noise():
+    np.testing.assert_array_equal(hopfield.gaussian_noise(jax.random.key(1), SILENT, sigma=0), 0)
+
+
+def test_deviation_scales_the_same_draws():
+    one, three = (hopfield.gaussian_noise(jax.random.key(1), SILENT, sigma=s) for s in (1.0, 3.0))
+    np.testing.assert_allclose(three, 3 * one, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_tokens_draws_do_not_depend_on_the_padded_length(dtype):
+    key = jax.random.key(3)
+    long = hopfield.gaussian_noise(key, jnp.zeros((9, 5), dtype), sigma=1.0)
+    assert long.dtype == dtype
+    assert len(np.unique(long)) > 30
+    for length in (1, 4, 8):
+        short = hopfield.gaussian_noise(key, jnp.zeros((length, 5), dtype), sigma=1.0)
+        np.testing.assert_array_equal(short, long[:length])
+
+
+def test_padding_stays_silent_and_changes_nothing():
+    key, mask = jax.random.key(3), jnp.array([True, False, True, True, False, False])
+    bare = hopfield.gaussian_noise(key, SILENT, sigma=1.0)
+    noise = hopfield.gaussian_noise(key, jnp.full((6, 4), jnp.nan), sigma=1.0, mask=mask)
+    np.testing.assert_array_equal(noise[~mask], 0)
+    np.testing.assert_array_equal(noise[mask], bare[mask])
+
+
+def test_vmapped_keys_are_separate_runs():
+    together = draws(SILENT, count=4, sigma=1.0)
+    for i, key in enumerate(jax.random.split(jax.random.key(0), 4)):
+        alone = jax.jit(hopfield.gaussian_noise)(key, SILENT, sigma=1.0)
+        np.testing.assert_array_equal(together[i], alone)
+    assert len(np.unique(together)) == together.size
+
+
+def test_ratio_is_the_oracles(x64, signal, rng):
+    noise = rng.normal(size=signal.shape)
+    np.testing.assert_allclose(
+        hopfield.snr_db(signal, noise), oracles.snr_db(signal, noise), rtol=1e-12
+    )
+    # By hand: norms 5 and 0.5.
+    np.testing.assert_allclose(
+        hopfield.snr_db(jnp.array([[3.0, 4.0]]), jnp.array([[0.3, 0.4]])), 20, rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("wanted", [-20.0, 0.0, 6.02, 30.0])
+def test_matched_noise_has_the_asked_ratio(signal, wanted):
+    sigma = hopfield.matched_sigma(signal, snr_db=wanted)
+    # Exactly so for its expected power, d sigma^2 a token...
+    power = oracles.snr_db(signal, np.full(signal.shape, float(sigma)))
+    np.testing.assert_allclose(power, wanted, atol=1e-4)
+    # ...and on average over draws.
+    realised = hopfield.snr_db(
+        jnp.tile(signal, (500, 1)), draws(signal, count=500, sigma=sigma).reshape(-1, 4)
+    )
+    standard_error = 10 / np.log(10) * (2 / (500 * signal.size)) ** 0.5
+    assert standard_error < 0.06
+    assert abs(realised - wanted) < 5 * standard_error
+
+
+def test_deviation_in_units_of_the_signal_is_the_same_ratio_for_every_signal(signal):
+    for level in (0.5, 1.0, 2.0, 5.0):
+        for scale in (0.02, 1.0, 30.0):
+            sigma = hopfield.matched_sigma(scale * signal, snr_db=-20 * np.log10(level))
+            rms = scale * np.sqrt(np.mean(signal**2))
+            np.testing.assert_allclose(sigma, level * rms, rtol=1e-5)
+
+
+@pytest.mark.parametrize("filler", [0.0, 1e6, np.nan, np.inf])
+def test_padding_counts_for_nothing(signal, rng, filler):
+    rows, mask = np.concatenate([signal, np.full((3, 4), filler)]), jnp.arange(9) < 6
+    noise = rng.normal(size=rows.shape)
+    np.testing.assert_allclose(
+        hopfield.snr_db(rows, noise, mask=mask), hopfield.snr_db(signal, noise[:6]), rtol=1e-5
+    )
+
+    def sigma(s, mask=None):
+        return hopfield.matched_sigma(s, snr_db=3.0, mask=mask)
+
+    value, gradient = jax.value_and_grad(sigma)(rows, mask)
+    wanted, bare = jax.value_and_grad(sigma)(signal)
+    np.testing.assert_allclose(value, wanted, rtol=1e-6)
+    np.testing.assert_allclose(gradient[:6], bare, rtol=1e-5)
+    np.testing.assert_array_equal(gradient[6:], 0)
+
+
+def test_gradient_of_the_matched_deviation(x64, signal):
+    def sigma(s):
+        return hopfield.matched_sigma(s, snr_db=3.0)
+
+    np.testing.assert_allclose(
+        jax.grad(sigma)(signal), oracles.central_difference(sigma, signal), rtol=1e-6
+    )
+
+
+def test_silence_has_no_noise_to_match():
+    for mask in (None, jnp.zeros(6, bool)):
+        value, gradient = jax.value_and_grad(
+            lambda s, mask=mask: hopfield.matched_sigma(s, snr_db=3.0, mask=mask)
+        )(SILENT)
+        assert value == 0
+        np.testing.assert_array_equal(gradient, 0)
+    assert hopfield.snr_db(SILENT + 1, SILENT) == np.inf
+    assert hopfield.snr_db(SILENT, SILENT + 1) == -np.inf
+    assert np.isnan(hopfield.snr_db(SILENT, SILENT))
+
+
+def test_bfloat16_signals_are_measured_in_float32(signal):
+    signal = jnp.asarray(signal, jnp.bfloat16)
+    noise = hopfield.gaussian_noise(jax.random.key(0), signal, sigma=0.5)
+    ratio, sigma = hopfield.snr_db(signal, noise), hopfield.matched_sigma(signal, snr_db=0)
+    assert ratio.dtype == sigma.dtype == jnp.float32
+    exact = np.asarray(signal, np.float64), np.asarray(noise, np.float64)
+    np.testing.assert_allclose(ratio, oracles.snr_db(*exact), rtol=1e-5)
+
+
+def test_numpy_signals_of_float64_are_taken_without_a_warning(signal):
+    noise = hopfield.gaussian_noise(jax.random.key(0), signal, sigma=0.5)
+    assert noise.dtype == hopfield.snr_db(signal, noise).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("sigma", [-0.1, np.nan, jnp.float32(-1)])
+def test_a_negative_deviation_is_refused(sigma):
+    with pytest.raises(ValueError, match="standard deviation and must be >= 0, got"):
+        hopfield.gaussian_noise(jax.random.key(0), SILENT, sigma=sigma)
