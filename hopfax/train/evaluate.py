@@ -78,7 +78,7 @@ def check_noise(noise: Noise) -> None:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1) or known
             raise ValueError(f"unknown {kind} {name!r}; did you mean {' or '.join(near)}?")
-    if noise.level < 0:
+    if not 0 <= noise.level < np.inf:
         raise ValueError(f"noise level is a standard deviation and must be >= 0, got {noise.level}")
 
 
@@ -98,7 +98,8 @@ def make_predictor(model: Functional[Encoder]) -> Predictor:
         def noise_on(signal: Array, active: Array) -> Array:
             rms = jax.vmap(lambda s, m: hopfield.matched_sigma(s, snr_db=0.0, mask=m))(signal, mask)
             sigma = jnp.where(active, level * jnp.where(relative, rms, 1.0), 0.0)
-            return sigma[:, None, None] * draws
+            # Padding stays as it is: a model that does not mask its keys would see the noise.
+            return jnp.where(mask[..., None], sigma[:, None, None] * draws, 0.0)
 
         tokens = network.embed_tokens(ids)
         token_noise = noise_on(tokens, at_token)
@@ -182,7 +183,9 @@ def predict(
     logits = [
         np.asarray(part)[:, : len(rows)] for (part, _), rows in zip(pending, index, strict=True)
     ]
-    counts = jax.tree.map(lambda *parts: np.sum(np.stack(parts), 0), *[part for _, part in pending])
+    counts = jax.tree.map(
+        lambda *parts: np.sum(np.stack(parts), 0, dtype=np.float64), *[part for _, part in pending]
+    )
     order = np.argsort(np.concatenate(index), kind="stable")
     with np.errstate(divide="ignore"):
         snr_db = 10 * np.log10(counts.signal / counts.noise)

@@ -152,11 +152,12 @@ def fit(
     def book(first_step: int, metrics: StepMetrics) -> float:
         """Checks and logs the metrics of one chunk; called when the next is already running."""
         metrics = jax.tree.map(np.asarray, metrics)
-        _check_finite(metrics, first_step, seeds, checkpoints)
+        going = selection.waited < patience
+        _check_finite(metrics, going, first_step, seeds, checkpoints)
         if log:
             means = {name: part.mean(0) for name, part in metrics._asdict().items()}
             log.write(first_step + len(metrics.loss), epoch=epoch + 1, **means)
-        return float(metrics.loss.mean())
+        return float(metrics.loss[:, going].mean())
 
     saved_at = time.monotonic()
     with Progress(total_steps, title=title, done=step) as progress:
@@ -174,7 +175,9 @@ def fit(
                 step, chunk_number = step + len(plan.picks), chunk_number + 1
                 if before:
                     progress.update(step, 0, loss=book(*before))
-                if time.monotonic() - saved_at > checkpoint_seconds:
+                # Not at the epoch's end: resumed from there, it would log its validation twice.
+                unfinished = chunk_number < len(chunks)
+                if unfinished and time.monotonic() - saved_at > checkpoint_seconds:
                     progress.update(step, 0, loss=book(*running))
                     running = None
                     save()
@@ -182,13 +185,16 @@ def fit(
                 progress.update(step, int(plan.weights.sum()))
             loss = book(*running) if running else float("nan")
             found = predict(predictor, states.params, validation)
-            scores = np.array([score(logits, found.labels) for logits in found.logits])
+            # A stopped seed is done, come what may: its later states are nobody's concern.
+            going = selection.waited < patience
+            scores = np.full(len(seeds), np.nan)
+            scores[going] = [score(logits, found.labels) for logits in found.logits[going]]
             epoch, chunk_number = epoch + 1, 0
             selection, better = selection.after(scores, epoch, patience)
             best = _take(better, states.params, best)
             if log:
                 log.write(step, epoch=epoch, validation=scores, best=selection.scores)
-            progress.update(step, 0, loss=loss, validation=float(scores.mean()))
+            progress.update(step, 0, loss=loss, validation=float(scores[going].mean()))
             if checkpoints and better.any():
                 notes = {"scores": selection.scores.tolist(), "epochs": selection.epochs.tolist()}
                 checkpoints.save_best(step, best, notes)
@@ -213,9 +219,13 @@ def _on_device(bucket: Bucket) -> Batch:
 
 
 def _check_finite(
-    metrics: StepMetrics, first_step: int, seeds: Sequence[int], checkpoints: Checkpoints | None
+    metrics: StepMetrics,
+    going: np.ndarray,
+    first_step: int,
+    seeds: Sequence[int],
+    checkpoints: Checkpoints | None,
 ) -> None:
-    bad = ~(np.isfinite(metrics.loss) & np.isfinite(metrics.gradient_norm))
+    bad = going & ~(np.isfinite(metrics.loss) & np.isfinite(metrics.gradient_norm))
     if not bad.any():
         return
     row, column = np.argwhere(bad)[0]

@@ -49,10 +49,17 @@ def adamw(
     References:
         Robertha, Table 15.
     """
-    if not learning_rate > 0 or total_steps < 1 or not 0 <= warmup < 1 or not clip > 0:
+    ranges = {
+        "learning_rate > 0": learning_rate > 0,
+        "total_steps >= 1": total_steps >= 1,
+        "warmup in [0, 1)": 0 <= warmup < 1,
+        "weight_decay >= 0": weight_decay >= 0,
+        "clip > 0": clip > 0,
+    }
+    if wrong := [wanted for wanted, holds in ranges.items() if not holds]:
         raise ValueError(
-            "adamw wants learning_rate > 0, total_steps >= 1, warmup in [0, 1) and clip > 0; got "
-            f"{learning_rate}, {total_steps}, {warmup} and {clip}"
+            f"adamw wants {' and '.join(wrong)}; got learning_rate={learning_rate}, "
+            f"total_steps={total_steps}, warmup={warmup}, weight_decay={weight_decay}, clip={clip}"
         )
     rising = max(1, round(warmup * total_steps))
     # The first step already moves: a rate of exactly 0 would waste it.

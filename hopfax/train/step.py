@@ -45,7 +45,7 @@ def make_step(
         # Not optax.apply_updates: its types do not know our plain dicts.
         moved = jax.tree.map(jnp.add, state.params, updates)
         metrics = StepMetrics(
-            loss, parts.task, parts.esr, parts.num_steps, optax.global_norm(gradients)
+            loss, parts.task, parts.esr, parts.num_steps, optax.tree.norm(gradients)
         )
         return TrainState(moved, opt_state, state.step + 1), metrics
 
