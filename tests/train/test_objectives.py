@@ -1,0 +1,235 @@
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+import tiny
+
+from hopfax.nn.encoder import Encoding
+from hopfax.train.objectives import (
+    Batch,
+    classification,
+    esr_loss,
+    mean_steps,
+    per_example,
+    task_loss,
+    texts_of,
+)
+
+KEY = jax.random.key(0)
+ESR = {"esr_weight": 0.7, "esr_target": 0.2}
+
+
+def labelled(labels, weights):
+    count = len(labels)
+    return Batch(
+        jnp.ones((count, 1, 3), jnp.int32),
+        jnp.full((count, 1), 3),
+        jnp.asarray(labels),
+        jnp.asarray(weights, jnp.float32),
+    )
+
+
+def value_and_grad(objective, params, batch):
+    (loss, parts), gradient = jax.jit(jax.value_and_grad(objective, has_aux=True))(
+        params, batch, KEY
+    )
+    return loss, parts, gradient
+
+
+def test_cross_entropy_is_the_mean_over_rows_that_count(rng):
+    logits = rng.normal(size=(5, 3)).astype(np.float32) * 4
+    labels, weights = np.array([0, 2, 1, 1, 0]), [1, 1, 0, 1, 0]
+    total = 0.0
+    for row in (0, 1, 3):
+        exponentials = np.exp(logits[row].astype(np.float64))
+        total -= np.log(exponentials[labels[row]] / exponentials.sum())
+    loss = task_loss(jnp.asarray(logits), labelled(labels, weights), regression=False)
+    np.testing.assert_allclose(loss, total / 3, rtol=1e-6)
+
+
+def test_cross_entropy_of_huge_logits_is_finite():
+    logits = jnp.array([[1e4, -1e4], [1e4, -1e4]])
+    loss = task_loss(logits, labelled([0, 1], [1, 1]), regression=False)
+    np.testing.assert_allclose(loss, 1e4)
+
+
+def test_regression_is_the_mean_square_over_rows_that_count(rng):
+    logits = rng.normal(size=(4, 1)).astype(np.float32)
+    labels = np.array([0.0, 2.5, 5.0, 1.0], np.float32)
+    loss = task_loss(jnp.asarray(logits), labelled(labels, [1, 0, 1, 1]), regression=True)
+    want = ((logits[0, 0] - 0) ** 2 + (logits[2, 0] - 5) ** 2 + (logits[3, 0] - 1) ** 2) / 3
+    np.testing.assert_allclose(loss, want, rtol=1e-6)
+
+
+def test_no_row_that_counts_is_no_loss():
+    batch = labelled([0, 1], [0, 0])
+    assert task_loss(jnp.ones((2, 2)), batch, regression=False) == 0
+
+
+def test_choices_of_an_example_stand_side_by_side():
+    rows = tiny.batch(3, choices=2)
+    ids, mask = texts_of(rows)
+    assert ids.shape == mask.shape == (6, 12)
+    for example in range(3):
+        for choice in range(2):
+            text = 2 * example + choice
+            assert np.array_equal(ids[text], rows.ids[example, choice])
+            assert mask[text].sum() == rows.lengths[example, choice]
+            assert mask[text, : rows.lengths[example, choice]].all()
+    scores = per_example(jnp.arange(6.0)[:, None], rows)
+    assert scores.tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_choice_loss_equals_texts_scored_one_by_one():
+    model = tiny.softmax(1)
+    params, rows = tiny.lively(model), tiny.batch(3, choices=2, weights=[1, 0, 1])
+    loss, parts = jax.jit(classification(model))(params, rows, None)
+    network, total = jax.jit(lambda text: model.bind(params)(text, text > 0)), 0.0
+    for example in (0, 2):
+        scores = []
+        for choice in range(2):
+            scores.append(float(network(rows.ids[example, choice][None]).logits[0, 0]))
+        total += np.log(np.exp(scores).sum()) - scores[int(rows.labels[example])]
+    np.testing.assert_allclose(loss, total / 2, rtol=1e-5)
+    np.testing.assert_allclose(parts.task, loss)
+    assert (parts.esr, parts.num_steps) == (0, 0)
+
+
+@pytest.fixture
+def encoding(rng):
+    keys = rng.normal(size=(2, 3, 6, 4)).astype(np.float32)
+    steps = rng.integers(1, 9, (2, 3, 2, 6)).astype(np.int32)
+    return Encoding(jnp.zeros((3, 6, 4)), jnp.asarray(keys), jnp.asarray(steps), steps > 0)
+
+
+@pytest.mark.parametrize("in_nats", [False, True])
+def test_esr_sums_layers_and_averages_texts_as_numpy_does(encoding, in_nats):
+    lengths, weights = (6, 3, 4), jnp.array([1.0, 0.0, 1.0])
+    mask = jnp.arange(6) < jnp.array(lengths)[:, None]
+    total = 0.0
+    for text in (0, 2):
+        for layer in range(2):
+            keys = np.asarray(encoding.keys[layer, text, : lengths[text]])
+            if in_nats:
+                nats = oracles.entropy(oracles.key_spectrum(keys))
+                total += (nats - 0.35 * np.log(4)) ** 2
+            else:
+                total += oracles.esr_penalty(keys, 0.35)
+    got = esr_loss(encoding, mask, weights, target=0.35, in_nats=in_nats)
+    np.testing.assert_allclose(got, total / 2, rtol=1e-4)
+
+
+def test_mean_steps_are_of_real_queries_only(encoding):
+    mask = np.arange(6) < np.array([6, 0, 4])[:, None]
+    counted = [
+        int(encoding.num_steps[layer, text, head, token])
+        for layer in range(2)
+        for text in range(3)
+        for head in range(2)
+        for token in range(6)
+        if mask[text, token]
+    ]
+    np.testing.assert_allclose(mean_steps(encoding, jnp.asarray(mask)), np.mean(counted))
+    assert mean_steps(encoding, jnp.zeros((3, 6), bool)) == 0
+
+
+def test_loss_is_task_plus_weighted_esr():
+    model = tiny.hopfield(dropout=0.0)
+    params, rows = tiny.lively(model), tiny.batch(4)
+    loss, parts = jax.jit(classification(model, **ESR))(params, rows, KEY)
+    assert parts.esr > 0.01
+    np.testing.assert_allclose(loss, parts.task + 0.7 * parts.esr, rtol=1e-6)
+
+
+def test_weight_0_computes_no_spectrum():
+    model = tiny.hopfield()
+    params, rows = tiny.lively(model), tiny.batch(2)
+
+    def program(**esr):
+        objective = classification(model, **esr)
+        return str(jax.make_jaxpr(jax.grad(objective, has_aux=True))(params, rows, KEY))
+
+    assert "eigh" not in program()
+    assert "eigh" in program(esr_weight=0.1)
+
+
+def test_a_negative_weight_is_refused():
+    with pytest.raises(ValueError, match=r"esr_weight .* >= 0, got -1"):
+        classification(tiny.softmax(), esr_weight=-1)
+
+
+def test_dropout_follows_the_key():
+    model = tiny.softmax(dropout=0.5)
+    params, rows = tiny.lively(model), tiny.batch(4)
+    objective = jax.jit(classification(model))
+    one, again, other = (objective(params, rows, jax.random.key(n))[0] for n in (1, 1, 2))
+    assert one == again != other
+
+
+# In the released program padding is part of the stored patterns, so its length matters.
+MODELS = {
+    "softmax": (partial(tiny.softmax, dropout=0.0), {}),
+    "hopfield": (partial(tiny.hopfield, dropout=0.0), {}),
+    "hopfield-esr": (partial(tiny.hopfield, dropout=0.0), ESR),
+    "paper-esr": (
+        partial(tiny.hopfield, preset="paper", dropout=0.0, max_steps=4, num_layers=1),
+        ESR,
+    ),
+}
+RELEASED = (
+    partial(tiny.hopfield, preset="released", dropout=0.0, max_steps=4),
+    ESR | {"esr_in_nats": True, "esr_masked": False},
+)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_longer_padding_and_rows_that_fill_the_batch_change_nothing(name):
+    build, options = MODELS[name]
+    model = build()
+    params, objective = tiny.lively(model), classification(model, **options)
+    rows = tiny.batch(5, weights=[1, 1, 1, 0, 0])
+    # Tokens 1 to 9 occur in the filling rows alone, positions 12 to 15 in padding alone.
+    ids = jnp.where((rows.ids > 0) & (rows.ids < 10), 20, rows.ids)
+    ids = ids.at[3:].set(ids[3:] % 9 + 1)
+    alone = jax.tree.map(lambda field: field[:3], rows._replace(ids=ids))
+    ids = jnp.pad(ids, ((0, 0), (0, 0), (0, 4)), constant_values=9)
+    loss, parts, gradient = value_and_grad(objective, params, rows._replace(ids=ids))
+    tiny.assert_close(
+        value_and_grad(objective, params, alone), (loss, parts, gradient), rtol=2e-4, atol=2e-5
+    )
+    table = np.asarray(gradient["tokens"]["embedding"])
+    assert table[20].any()
+    assert not table[:10].any()  # exactly zero
+    assert not np.asarray(gradient["positions"]["embedding"])[12:].any()
+
+
+def test_rows_that_fill_a_batch_change_nothing_in_the_released_program():
+    build, options = RELEASED
+    model = build()
+    params, objective = tiny.lively(model), classification(model, **options)
+    alone = tiny.batch(3)
+    # Its queries stop together, so a filling row must not be one that goes on for longer.
+    rows = jax.tree.map(lambda field: jnp.concatenate([field, field[:2]]), alone)
+    rows = rows._replace(weights=jnp.array([1.0, 1.0, 1.0, 0.0, 0.0]))
+    filled = value_and_grad(objective, params, rows)
+    tiny.assert_close(value_and_grad(objective, params, alone), filled, rtol=2e-4, atol=2e-5)
+
+
+def test_released_esr_is_of_all_rows_in_nats():
+    build, options = RELEASED
+    model = build()
+    params, rows = tiny.lively(model), tiny.batch(3)
+    _, parts = jax.jit(classification(model, **options))(params, rows, KEY)
+    ids, mask = texts_of(rows)
+    keys = np.asarray(jax.jit(lambda: model.bind(params)(ids, mask).encoding.keys)())
+    penalties = [
+        sum(
+            (oracles.entropy(oracles.key_spectrum(layer[text])) - 0.2 * np.log(16)) ** 2
+            for layer in keys
+        )
+        for text in range(3)
+    ]
+    np.testing.assert_allclose(parts.esr, np.mean(penalties), rtol=1e-3)

@@ -1,0 +1,112 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from hopfax.train.state import adamw, init_states, seed_keys
+
+RATE, DECAY, CLIP, TOTAL = 0.1, 0.02, 1.5, 20
+
+
+def slow_rate(step, *, rate=RATE, total=TOTAL, warmup=0.25):
+    """Table 15 in words: up in equal parts to the peak, then down in equal parts to 0."""
+    rising = max(1, round(warmup * total))
+    if step < rising:
+        return rate * (step + 1) / rising
+    return rate * (1 - (step - rising) / (total - rising))
+
+
+def slow_adamw(param, gradients):
+    """Loshchilov and Hutter's Algorithm 2 in float64, of one concatenated vector."""
+    param = param.astype(np.float64)
+    first, second = np.zeros_like(param), np.zeros_like(param)
+    for step, gradient in enumerate(gradients):
+        gradient = gradient * min(1.0, CLIP / np.sqrt(np.sum(gradient**2)))
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.999 * second + 0.001 * gradient**2
+        direction = (first / (1 - 0.9 ** (step + 1))) / (
+            np.sqrt(second / (1 - 0.999 ** (step + 1))) + 1e-8
+        )
+        param = param - slow_rate(step) * (direction + DECAY * param)
+    return param
+
+
+def test_a_whole_schedule_equals_numpy(rng):
+    def split(vector):
+        return {
+            "a": jnp.asarray(vector[:6].reshape(2, 3)),
+            "b": jnp.asarray(vector[6:]),
+        }
+
+    start = rng.normal(size=10).astype(np.float32)
+    gradients = [rng.normal(size=10).astype(np.float32) for _ in range(TOTAL)]
+    gradients[3] *= 100  # far above the clip
+    gradients[4] *= 1e-3  # far below
+    optimizer = adamw(RATE, total_steps=TOTAL, warmup=0.25, weight_decay=DECAY, clip=CLIP)
+    params = split(start)
+    state = optimizer.init(params)
+    for gradient in gradients:
+        updates, state = optimizer.update(split(gradient), state, params)
+        params = jax.tree.map(jnp.add, params, updates)
+    got = np.concatenate([np.ravel(params["a"]), params["b"]])
+    # 1 - 0.999 alone has a relative error of 3e-5 in float32.
+    np.testing.assert_allclose(got, slow_adamw(start, gradients), rtol=1e-5, atol=3e-5)
+
+
+@pytest.mark.parametrize(
+    ("total", "warmup"), [(20, 0.25), (1, 0.1), (2, 0.1), (7, 0.0), (10, 0.99), (1000, 0.1)]
+)
+def test_rates_rise_to_the_peak_and_fall_to_nothing(total, warmup):
+    """Read off the updates: with a constant gradient of 1 AdamW moves by the rate itself."""
+    optimizer = adamw(RATE, total_steps=total, warmup=warmup, weight_decay=0.0, clip=10.0)
+    ones = jnp.ones(())
+
+    def step(state, _):
+        update, state = optimizer.update(ones, state, ones)
+        return state, -update
+
+    _, rates = jax.lax.scan(step, optimizer.init(ones), length=total + 3)
+    want = [slow_rate(step, total=total, warmup=warmup) for step in range(total)]
+    np.testing.assert_allclose(rates[:total], want, rtol=1e-4, atol=1e-7)
+    rising = max(1, round(warmup * total))
+    np.testing.assert_allclose(rates[0], RATE / rising, rtol=1e-5)
+    np.testing.assert_allclose(rates[rising - 1], RATE, rtol=1e-4)
+    assert rates[total - 1] > 0  # no step is wasted
+    if total > rising:
+        np.testing.assert_allclose(rates[total:], 0, atol=1e-6 * RATE)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"learning_rate": 0.0}, "learning_rate > 0; got learning_rate=0.0"),
+        ({"learning_rate": float("nan")}, "learning_rate > 0"),
+        ({"total_steps": 0}, "total_steps >= 1"),
+        ({"warmup": 1.0}, r"warmup in \[0, 1\)"),
+        ({"weight_decay": -0.1}, "weight_decay >= 0"),
+        ({"clip": 0.0, "warmup": -1.0}, r"warmup in \[0, 1\) and clip > 0"),
+    ],
+)
+def test_numbers_out_of_range_are_named(wrong, words):
+    numbers = {"learning_rate": 0.1, "total_steps": 10} | wrong
+    with pytest.raises(ValueError, match=words):
+        adamw(numbers.pop("learning_rate"), **numbers)
+
+
+def test_states_of_seeds_are_stacked_and_each_its_own():
+    model, optimizer = tiny.softmax(), adamw(RATE, total_steps=TOTAL)
+    both = init_states(model, optimizer, (23, 42))
+    alone = init_states(model, optimizer, (42,))
+    assert all(leaf.shape[0] == 2 for leaf in jax.tree.leaves(both))
+    assert tiny.same_bits(tiny.take(both, 1), tiny.take(alone, 0))
+    assert both.step.tolist() == [0, 0]
+    kernels = both.params["classifier"]["kernel"]
+    assert not np.allclose(kernels[0], kernels[1])
+
+
+def test_seed_keys_are_those_of_single_seeds():
+    keys = seed_keys((0, 42, 2**32 - 1))
+    for key, seed in zip(keys, (0, 42, 2**32 - 1), strict=True):
+        single = jax.random.key(np.uint32(seed))
+        assert tiny.same_bits(jax.random.key_data(key), jax.random.key_data(single))

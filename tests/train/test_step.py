@@ -1,0 +1,114 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from hopfax.train.objectives import Batch, Losses, classification
+from hopfax.train.state import TrainState, adamw, init_states, seed_keys
+from hopfax.train.step import make_chunk, make_step
+
+SEEDS, STEPS, BATCH = (23, 42), 3, 4
+
+
+@pytest.fixture(scope="module")
+def training():
+    model = tiny.softmax(dropout=0.3)
+    optimizer = adamw(1e-2, total_steps=20)
+    return model, classification(model), optimizer
+
+
+@pytest.fixture(scope="module")
+def plan():
+    rng = np.random.default_rng(0)
+    picks = rng.integers(0, 9, (STEPS, len(SEEDS), BATCH)).astype(np.int32)
+    weights = np.ones(picks.shape, np.float32)
+    weights[:, :, -1] = 0
+    return tiny.batch(9), picks, weights
+
+
+@pytest.fixture(scope="module")
+def ran(training, plan):
+    model, objective, optimizer = training
+    states = init_states(model, optimizer, SEEDS)
+    return make_chunk(objective, optimizer)(states, *plan, seed_keys(SEEDS))
+
+
+def test_a_chunk_is_its_single_steps_of_single_seeds(training, plan, ran):
+    model, objective, optimizer = training
+    step = jax.jit(make_step(objective, optimizer))
+    rows, picks, weights = plan
+    keys = seed_keys(SEEDS)
+    for number in range(len(SEEDS)):
+        state = tiny.take(init_states(model, optimizer, SEEDS), number)
+        for at in range(STEPS):
+            few = Batch(*(field[picks[at, number]] for field in rows))
+            few = few._replace(weights=jnp.asarray(weights[at, number]))
+            state, metrics = step(state, few, keys[number])
+            wanted = tiny.take(tiny.take(ran[1], at), number)
+            tiny.assert_close(metrics, wanted, rtol=1e-4, atol=1e-6)
+        # Adam divides by the root of squares: where a gradient is all rounding, steps differ.
+        tiny.assert_close(state, tiny.take(ran[0], number), rtol=1e-3, atol=1e-4)
+    assert ran[0].step.tolist() == [STEPS, STEPS]
+
+
+def test_metrics_are_of_each_step_and_seed(ran):
+    assert {leaf.shape for leaf in ran[1]} == {(STEPS, len(SEEDS))}
+    assert np.unique(ran[1].loss).size == ran[1].loss.size
+
+
+def test_chunks_may_be_cut_anywhere(training, plan, ran):
+    model, objective, optimizer = training
+    chunk = make_chunk(objective, optimizer)
+    rows, picks, weights = plan
+    states = init_states(model, optimizer, SEEDS)
+    for part in (slice(0, 1), slice(1, STEPS)):
+        states, _ = chunk(states, rows, picks[part], weights[part], seed_keys(SEEDS))
+    tiny.assert_close(states, ran[0], rtol=1e-3, atol=1e-4)
+
+
+def test_states_are_donated_and_rows_are_not(training, plan):
+    model, objective, optimizer = training
+    states = init_states(model, optimizer, SEEDS)
+    chunk = make_chunk(objective, optimizer)
+    chunk(states, *plan, seed_keys(SEEDS))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(states))
+    assert not any(leaf.is_deleted() for leaf in plan[0])
+
+
+def noisy_objective(params, batch, key):
+    """Its loss is the key's one draw: what a step drew can be read off the metrics."""
+    del batch
+    draw = jax.random.uniform(key)
+    return draw + 0 * params["x"], Losses(draw, draw, draw)
+
+
+def test_dropout_keys_are_of_seed_and_step_alone():
+    optimizer = adamw(1e-3, total_steps=9)
+    step = make_step(noisy_objective, optimizer)
+
+    def drawn(seed, number, *, rows, x=1.0):
+        params = {"x": jnp.asarray(x)}
+        state, (key,) = optimizer.init(params), seed_keys([seed])
+        moved, metrics = step(TrainState(params, state, jnp.int32(number)), rows, key)
+        assert moved.step == number + 1
+        return float(metrics.loss)
+
+    few, others = tiny.batch(2), tiny.batch(3, seed=1)
+    assert drawn(23, 5, rows=few) == drawn(23, 5, rows=others, x=-2.0)
+    grid = {drawn(seed, number, rows=few) for seed in (23, 42) for number in range(4)}
+    assert len(grid) == 8
+
+
+def test_gradient_norm_is_the_one_before_clipping():
+    def steep(params, batch, key):
+        del batch, key
+        loss = 30 * params["x"] + 40 * params["y"]
+        return loss, Losses(loss, loss, loss)
+
+    optimizer = adamw(1e-3, total_steps=9, clip=1.0)
+    params = {"x": jnp.ones(()), "y": jnp.ones(())}
+    state = TrainState(params, optimizer.init(params), jnp.int32(0))
+    (key,) = seed_keys([0])
+    _, metrics = make_step(steep, optimizer)(state, tiny.batch(1), key)
+    np.testing.assert_allclose(metrics.gradient_norm, 50, rtol=1e-6)

@@ -1,0 +1,79 @@
+"""Models and rows small enough to train in a second."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hopfax.data.batching import Encoded, bucketed
+from hopfax.nn.models import PRESETS, robertha, tinybert
+from hopfax.train.objectives import Batch
+
+VOCAB = 50
+BOUNDARIES = (6, 12)
+SIZES = {"width": 16, "num_layers": 2, "ff_width": 16, "max_length": 16}
+
+
+def softmax(num_outputs=2, *, dropout=0.1, **sizes):
+    return tinybert(VOCAB, num_outputs, dropout=dropout, **SIZES | sizes)
+
+
+def hopfield(num_outputs=2, *, preset="hopfax", dropout=None, max_steps=8, **sizes):
+    details = PRESETS[preset]
+    details = details if dropout is None else replace(details, dropout=dropout)
+    return robertha(VOCAB, num_outputs, details=details, max_steps=max_steps, **SIZES | sizes)
+
+
+def encoded(count, *, seed=0, choices=1, longest=12, regression=False, shuffled=False):
+    """Random texts of 3 to `longest` tokens; the label is told by the second token."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(3, longest + 1, (count, choices)).astype(np.int32)
+    ids = rng.integers(1, VOCAB, (count, choices, longest)).astype(np.int32)
+    ids[np.arange(longest) >= lengths[..., None]] = 0
+    labels = ids[:, 0, 1] % 2
+    labels = (labels + rng.random(count)).astype(np.float32) if regression else labels
+    index = rng.permutation(count) if shuffled else np.arange(count)
+    return Encoded(ids, lengths, labels, index.astype(np.int32))
+
+
+def buckets(count, *, boundaries=BOUNDARIES, **how):
+    return bucketed(encoded(count, **how), boundaries=boundaries)
+
+
+def batch(count, *, weights=None, **how):
+    rows = encoded(count, **how)
+    weights = np.ones(count, np.float32) if weights is None else np.asarray(weights, np.float32)
+    return Batch(*map(jnp.asarray, (rows.ids, rows.lengths, rows.labels, weights)))
+
+
+def lively(model, *, seed=3, scale=0.4):
+    """Parameters none of which is 0 or 1, so that no part of the model hides a fault."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(scale * rng.normal(size=leaf.shape), jnp.float32),
+        jax.eval_shape(model.init, jax.random.key(0)),
+    )
+
+
+def stack(*trees):
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def take(tree, number):
+    return jax.tree.map(lambda leaf: leaf[number], tree)
+
+
+def accuracy(logits, labels):
+    return float((logits.argmax(-1) == labels).mean())
+
+
+def same_bits(one, other):
+    one, other = (list(map(np.asarray, jax.tree.leaves(tree))) for tree in (one, other))
+    return [leaf.dtype for leaf in one] == [leaf.dtype for leaf in other] and all(
+        a.tobytes() == b.tobytes() for a, b in zip(one, other, strict=True)
+    )
+
+
+def assert_close(one, other, **tolerance):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **tolerance), one, other)
