@@ -10,7 +10,8 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 Gradient = Literal["implicit", "unrolled"]
 Stop = Literal["relative", "absolute"]
-Map = Callable[[PyTree, Array], Array]
+Map = Callable[[PyTree, PyTree], PyTree]
+Measure = Callable[[PyTree, PyTree], Array]
 
 # A term of the adjoint series this many times its first one is taken as divergence.
 _ADJOINT_GROWTH = 10.0
@@ -20,20 +21,20 @@ class FixedPoint(NamedTuple):
     """Where an iteration ended, and how.
 
     Attributes:
-        value: The last iterate, shaped like the start.
+        value: The last iterate, a tree of arrays like the start.
         num_steps: Applications of the map, 0 only for a start that was not finite.
         residual: Size of the last change, in the stop rule's measure.
         converged: Whether `residual <= tol`; False after `max_steps`, and for anything not finite.
     """
 
-    value: Array
+    value: Any
     num_steps: Int[Array, ""]
     residual: Float[Array, ""]
     converged: Bool[Array, ""]
 
 
 class _Loop(NamedTuple):
-    value: Array
+    value: PyTree
     num_steps: Array
     residual: Array
     running: Array
@@ -42,29 +43,30 @@ class _Loop(NamedTuple):
 def fixed_point(
     fn: Map,
     params: PyTree,
-    init: Float[Array, "..."],
+    init: PyTree[Float[Array, "..."]],
     *,
     tol: float | Float[Array, ""] = 1e-4,
     max_steps: int = 50,
     gradient: Gradient = "implicit",
-    stop: Stop = "relative",
+    stop: Stop | Measure = "relative",
 ) -> FixedPoint:
     r"""Iterates $x \leftarrow f(\theta, x)$ until it stands still.
 
-    The whole array `init` is one state with one stop rule: `vmap` over states that are to stop
+    The whole of `init` is one state with one stop rule: `vmap` over states that are to stop
     one by one, and each keeps its own count of steps.
 
     Args:
         fn: The map, called as `fn(params, x)` and returning an array like `x`. It must not close
             over traced arrays; hand them over in `params`.
         params: Whatever `fn` needs, a pytree.
-        init: Start of the iteration, any shape, floating.
+        init: Start of the iteration, a floating array of any shape or a tree of them.
         tol: Stop when the change is at most this, > 0. May be traced; `inf` stops after one step.
         max_steps: Most applications of `fn`, at least 1.
         gradient: `"implicit"` or `"unrolled"`, see Differentiation.
         stop: `"relative"`, $\|x' - x\| \le tol \|x\|$, or `"absolute"`, $\|x' - x\| \le tol$.
             Only the second one can end an approach to the origin, where the state shrinks by
-            the same factor in every step.
+            the same factor in every step. Or a function `stop(new, old)` that returns the size
+            of the change.
 
     Returns:
         A `FixedPoint`. A start or iterate that is not finite ends the loop at once.
@@ -86,10 +88,10 @@ def fixed_point(
     """
     if max_steps < 1:
         raise ValueError(f"max_steps must be at least 1, got {max_steps}")
-    if stop not in ("relative", "absolute"):
+    if not callable(stop) and stop not in ("relative", "absolute"):
         raise ValueError(f'stop must be "relative" or "absolute", got {stop!r}')
-    init = jnp.asarray(init)
-    tol = jnp.asarray(tol, dtype=init.dtype)
+    init = jax.tree.map(jnp.asarray, init)
+    tol = jnp.asarray(tol, dtype=_dtype(init))
     if gradient == "implicit":
         return _implicit(fn, max_steps, stop, params, init, tol)
     if gradient == "unrolled":
@@ -97,27 +99,36 @@ def fixed_point(
     raise ValueError(f'gradient must be "implicit" or "unrolled", got {gradient!r}')
 
 
-def _norm(x: Array) -> Array:
-    return jnp.sqrt(jnp.sum(jnp.square(x)))
+def _norm(x: PyTree) -> Array:
+    return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(x)))
 
 
-def _start(init: Array) -> _Loop:
+def _dtype(x: PyTree) -> Any:
+    return jnp.result_type(*jax.tree.leaves(x))
+
+
+def _start(init: PyTree) -> _Loop:
     return _Loop(
         value=init,
         num_steps=jnp.zeros((), jnp.int32),
-        residual=jnp.full((), jnp.inf, init.dtype),
-        running=jnp.all(jnp.isfinite(init)),
+        residual=jnp.full((), jnp.inf, _dtype(init)),
+        running=jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(init)])),
     )
 
 
-def _advance(loop: _Loop, value: Array, *, tol: Array, stop: Stop) -> _Loop:
+def _change(new: PyTree, old: PyTree, stop: Stop) -> Array:
+    change = _norm(jax.tree.map(jnp.subtract, new, old))
+    if stop == "absolute":
+        return change
+    limits = jnp.finfo(change.dtype)
+    residual = change / jnp.maximum(_norm(old), limits.tiny)
+    # Leaving the origin is a change beyond measure, and not a failure.
+    return jnp.where(jnp.isfinite(change), jnp.minimum(residual, limits.max), change)
+
+
+def _advance(loop: _Loop, value: PyTree, *, tol: Array, stop: Stop | Measure) -> _Loop:
     old, new = jax.lax.stop_gradient((loop.value, value))
-    residual = change = _norm(new - old)
-    if stop == "relative":
-        limits = jnp.finfo(old.dtype)
-        residual = change / jnp.maximum(_norm(old), limits.tiny)
-        # Leaving the origin is a change beyond measure, and not a failure.
-        residual = jnp.where(jnp.isfinite(change), jnp.minimum(residual, limits.max), change)
+    residual = stop(new, old) if callable(stop) else _change(new, old, stop)
     return _Loop(
         value=value,
         num_steps=loop.num_steps + 1,
@@ -132,7 +143,7 @@ def _finish(loop: _Loop, tol: Array) -> FixedPoint:
 
 
 def _iterate(
-    fn: Callable[[Array], Array], init: Array, tol: Array, max_steps: int, stop: Stop
+    fn: Callable[[PyTree], PyTree], init: PyTree, tol: Array, max_steps: int, stop: Stop | Measure
 ) -> _Loop:
     """The while loop behind both the forward pass and the adjoint."""
     return jax.lax.while_loop(
@@ -144,14 +155,14 @@ def _iterate(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _implicit(
-    fn: Map, max_steps: int, stop: Stop, params: PyTree, init: Array, tol: Array
+    fn: Map, max_steps: int, stop: Stop | Measure, params: PyTree, init: PyTree, tol: Array
 ) -> FixedPoint:
     return _finish(_iterate(partial(fn, params), init, tol, max_steps, stop), tol)
 
 
 def _implicit_forward(
-    fn: Map, max_steps: int, stop: Stop, params: PyTree, init: Array, tol: Array
-) -> tuple[FixedPoint, tuple[PyTree, Array, Array]]:
+    fn: Map, max_steps: int, stop: Stop | Measure, params: PyTree, init: PyTree, tol: Array
+) -> tuple[FixedPoint, tuple[PyTree, PyTree, Array]]:
     found = _finish(_iterate(partial(fn, params), init, tol, max_steps, stop), tol)
     return found, (params, found.value, tol)
 
@@ -159,33 +170,37 @@ def _implicit_forward(
 def _implicit_backward(
     fn: Map,
     max_steps: int,
-    stop: Stop,
-    saved: tuple[PyTree, Array, Array],
+    stop: Stop | Measure,
+    saved: tuple[PyTree, PyTree, Array],
     cotangent: FixedPoint,
-) -> tuple[Any, Array, Array]:
+) -> tuple[Any, Any, Array]:
     del stop  # the size of a cotangent means nothing in absolute terms
     params, value, tol = saved
     _, pull = jax.vjp(fn, params, value)
     # Unit scale: the squares of a cotangent of 1e-20 would vanish, and read as "no change".
-    size = jnp.max(jnp.abs(cotangent.value), initial=0)
+    size = jnp.max(
+        jnp.stack([jnp.max(jnp.abs(x), initial=0) for x in jax.tree.leaves(cotangent.value)])
+    )
     size = jnp.where(size > 0, size, 1)
-    first = cotangent.value / size
+    first = jax.tree.map(lambda x: x / size, cotangent.value)
     bound = _ADJOINT_GROWTH * _norm(first)
 
-    def add_term(u: Array) -> Array:
-        following = first + pull(u)[1]
+    def add_term(u: PyTree) -> PyTree:
+        following = jax.tree.map(jnp.add, first, pull(u)[1])
+        within = _norm(jax.tree.map(jnp.subtract, following, u)) <= bound
         # Returning u itself reads as "no change", and so ends the loop.
-        return jnp.where(_norm(following - u) <= bound, following, u)
+        return jax.tree.map(lambda new, old: jnp.where(within, new, old), following, u)
 
     adjoint = _iterate(add_term, first, tol, max_steps, "relative").value
-    return pull(adjoint * size)[0], jnp.zeros_like(value), jnp.zeros_like(tol)
+    gradient = pull(jax.tree.map(lambda x: x * size, adjoint))[0]
+    return gradient, jax.tree.map(jnp.zeros_like, value), jnp.zeros_like(tol)
 
 
 _implicit.defvjp(_implicit_forward, _implicit_backward)
 
 
 def _unrolled(
-    fn: Map, max_steps: int, stop: Stop, params: PyTree, init: Array, tol: Array
+    fn: Map, max_steps: int, stop: Stop | Measure, params: PyTree, init: PyTree, tol: Array
 ) -> FixedPoint:
     def body(loop: _Loop, _: None) -> tuple[_Loop, None]:
         following = _advance(loop, fn(params, loop.value), tol=tol, stop=stop)

@@ -1,7 +1,8 @@
 """Hopfield retrieval, key spectra and noise: the pure functions of the Robertha paper.
 
-`retrieval` iterates a query to an attractor, `spectrum` measures and regularizes how keys spread,
-`corruption` adds noise of known strength. Nothing here knows about modules or training.
+`retrieval` iterates a query to an attractor (`scores` does the same for attention), `spectrum`
+measures and regularizes how keys spread, `corruption` adds noise of known strength. Nothing here
+knows about modules or training.
 """
 
 from hopfax.hopfield.corruption import gaussian_noise as gaussian_noise
@@ -12,6 +13,7 @@ from hopfax.hopfield.retrieval import energy as energy
 from hopfax.hopfield.retrieval import retrieve as retrieve
 from hopfax.hopfield.retrieval import trajectory as trajectory
 from hopfax.hopfield.retrieval import update as update
+from hopfax.hopfield.scores import retrieve_scores as retrieve_scores
 from hopfax.hopfield.spectrum import effective_rank as effective_rank
 from hopfax.hopfield.spectrum import eigen_entropy as eigen_entropy
 from hopfax.hopfield.spectrum import esr_penalty as esr_penalty

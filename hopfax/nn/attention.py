@@ -14,6 +14,7 @@ from hopfax.fixed_point import FixedPoint, Gradient, Stop, fixed_point
 Scope = Literal["query", "batch"]
 Tokens = Float[Array, "batch tokens width"]
 Heads = Float[Array, "batch heads tokens head_width"]
+Scores = Float[Array, "batch heads tokens tokens"]
 Mask = Bool[Array, "batch tokens"]
 
 linear = partial(nnx.Linear, kernel_init=nnx.initializers.normal(0.02))
@@ -62,7 +63,8 @@ class SoftmaxAttention(nnx.Module):
         query, key, value = (
             _split(part, self.num_heads) for part in (self.query(x), keys, self.value(x))
         )
-        mixed = _read_out(query, key, value, beta=key.shape[-1] ** -0.5, mask=mask)
+        scores = jnp.einsum("bhqd,bhkd->bhqk", query, key)
+        mixed = _read_out(scores, value, beta=key.shape[-1] ** -0.5, mask=mask)
         counts = query.shape[:-1]
         return Attended(
             self.out(_join(mixed)), keys, jnp.zeros(counts, jnp.int32), jnp.ones(counts, bool)
@@ -145,24 +147,27 @@ class HopfieldAttention(nnx.Module):
         query = x if self.query is None else self.query(x)
         query, key, value = (_split(part, self.num_heads) for part in (query, keys, self.value(x)))
         key_mask = mask if self.mask_keys else jnp.ones_like(mask)
+        scores = jnp.einsum("bhqd,bhkd->bhqk", query, key)
+        counts = query.shape[:-1]
         if self.max_steps == 0:
-            counts = query.shape[:-1]
             found = FixedPoint(
-                query, jnp.zeros(counts, jnp.int32), jnp.zeros(counts), jnp.ones(counts, bool)
+                scores, jnp.zeros(counts, jnp.int32), jnp.zeros(counts), jnp.ones(counts, bool)
             )
         elif self.scope == "query":
-            found = self._retrieve_each(query, key, key_mask, mask)
+            found = self._retrieve_each(scores, key, key_mask, mask)
         else:
             found = self._retrieve_together(query, key, key_mask)
-        mixed = _join(_read_out(found.value, key, value, beta=self.beta, mask=key_mask))
+        mixed = _join(_read_out(found.value, value, beta=self.beta, mask=key_mask))
         values = mixed if self.out is None else self.out(mixed)
         return Attended(values, keys, found.num_steps, found.converged)
 
-    def _retrieve_each(self, query: Heads, key: Heads, key_mask: Mask, mask: Mask) -> FixedPoint:
-        def one(query: Array, key: Array, key_mask: Array, tol: Array) -> FixedPoint:
-            return hopfield.retrieve(
-                query,
-                key,
+    def _retrieve_each(self, scores: Scores, key: Heads, key_mask: Mask, mask: Mask) -> FixedPoint:
+        gram = jnp.einsum("bhqd,bhkd->bhqk", key, key)
+
+        def one(scores: Array, gram: Array, key_mask: Array, tol: Array) -> FixedPoint:
+            return hopfield.retrieve_scores(
+                scores,
+                gram,
                 beta=self.beta,
                 mask=key_mask,
                 tol=tol,
@@ -175,7 +180,7 @@ class HopfieldAttention(nnx.Module):
         tol = jnp.where(mask, self.tol, jnp.inf)
         tokens = jax.vmap(one, in_axes=(0, None, None, 0))
         heads = jax.vmap(tokens, in_axes=(0, 0, None, None))
-        return jax.vmap(heads)(query, key, key_mask, tol)
+        return jax.vmap(heads)(scores, gram, key_mask, tol)
 
     def _retrieve_together(self, query: Heads, key: Heads, key_mask: Mask) -> FixedPoint:
         found = fixed_point(
@@ -189,6 +194,7 @@ class HopfieldAttention(nnx.Module):
         )
         counts = query.shape[:-1]
         return found._replace(
+            value=jnp.einsum("bhqd,bhkd->bhqk", found.value, key),
             num_steps=jnp.broadcast_to(found.num_steps, counts),
             converged=jnp.broadcast_to(found.converged, counts),
         )
@@ -204,11 +210,10 @@ def _update_all(params: tuple[Heads, Array, Mask], query: Heads) -> Heads:
     return jax.vmap(jax.vmap(tokens, in_axes=(0, 0, None)))(query, key, mask)
 
 
-def _read_out(query: Heads, key: Heads, value: Heads, *, beta: float, mask: Mask) -> Heads:
-    scores = beta * jnp.einsum("bhqd,bhkd->bhqk", query, key)
+def _read_out(scores: Scores, value: Heads, *, beta: float, mask: Mask) -> Heads:
     # Finite, so that a row without a single real token stays finite too.
-    scores = jnp.where(mask[:, None, None, :], scores, jnp.finfo(scores.dtype).min)
-    return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores), value)
+    logits = jnp.where(mask[:, None, None, :], beta * scores, jnp.finfo(scores.dtype).min)
+    return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(logits), value)
 
 
 def _split(x: Tokens, num_heads: int) -> Heads:

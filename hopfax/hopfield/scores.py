@@ -1,0 +1,99 @@
+"""Retrieval seen from the patterns: the same iteration on scores instead of states.
+
+Between two updates a state is a mean of patterns, and all that an update asks of it are its inner
+products with them. Iterating those costs n^2 a step instead of 2nd, and the last ones are what
+attention reads its values out with.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from hopfax.fixed_point import FixedPoint, Gradient, Measure, Stop, fixed_point
+from hopfax.hopfield.retrieval import Beta
+
+
+def retrieve_scores(
+    scores: Float[Array, " patterns"],
+    gram: Float[Array, "patterns patterns"],
+    *,
+    beta: Beta,
+    mask: Bool[Array, " patterns"] | None = None,
+    tol: float | Float[Array, ""] = 1e-4,
+    max_steps: int = 50,
+    gradient: Gradient = "implicit",
+    stop: Stop = "relative",
+) -> FixedPoint:
+    r"""Iterates the scores $s = X \xi$ of a query to those of its attractor.
+
+    $$s' = X X^\top \mathrm{softmax}(\beta s)$$
+
+    The states $\xi' = X^\top \mathrm{softmax}(\beta s)$ behind them are those of `retrieve`, and so
+    is the stop rule, since $\|\xi' - \xi\|^2 = (p' - p)^\top (s' - s)$ for weights $p$; only the
+    first step, which leaves the query, is never taken for the last (unless `tol` is infinite).
+
+    Args:
+        scores: $X q$ of the query $q$.
+        gram: $X X^\top$ of the patterns.
+        beta: The whole inverse temperature, > 0.
+        mask: True where a pattern is real; None takes all.
+        tol: Stop when a step changes the state by at most this.
+        max_steps: Most updates, at least 1.
+        gradient: `"implicit"` or `"unrolled"`.
+        stop: `"relative"` or `"absolute"` change of the state.
+
+    Returns:
+        A `FixedPoint` whose value is $X \xi^*$, in float32 at least.
+
+    Raises:
+        ValueError: If `max_steps < 1`.
+
+    Differentiation:
+        As `retrieve`: with `"implicit"` the query's scores get a zero gradient.
+
+    References:
+        Robertha, Eqs. 4, 7 and 8.
+    """
+    dtype = jnp.result_type(scores, gram, jnp.float32)
+    start = scores.astype(dtype)
+    found = fixed_point(
+        _update,
+        (gram.astype(dtype), jnp.asarray(beta, dtype), mask),
+        # No weights yet: a query need not be a mean of patterns.
+        (jnp.zeros_like(start), start),
+        tol=tol,
+        max_steps=max_steps,
+        gradient=gradient,
+        stop=_MEASURES.get(stop, stop),
+    )
+    return found._replace(value=found.value[1])
+
+
+def _update(
+    params: tuple[Array, Array, Array | None], state: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    gram, beta, mask = params
+    logits = beta * state[1]
+    if mask is not None:
+        logits = jnp.where(mask, logits, jnp.finfo(logits.dtype).min)
+    weights = jax.nn.softmax(logits)
+    return weights, gram @ weights
+
+
+def _absolute(new: tuple[Array, Array], old: tuple[Array, Array]) -> Array:
+    change = jnp.vdot(new[0] - old[0], new[1] - old[1])
+    # Rounding can take the square of a tiny change below zero.
+    size = jnp.sqrt(jnp.maximum(change, 0))
+    left_query = jnp.where(jnp.isfinite(change), jnp.finfo(change.dtype).max, change)
+    return jnp.where(jnp.any(old[0] != 0), size, left_query)
+
+
+def _relative(new: tuple[Array, Array], old: tuple[Array, Array]) -> Array:
+    limits = jnp.finfo(new[1].dtype)
+    norm = jnp.sqrt(jnp.maximum(jnp.vdot(old[0], old[1]), 0))
+    change = _absolute(new, old)
+    residual = jnp.minimum(change / jnp.maximum(norm, limits.tiny), limits.max)
+    return jnp.where(jnp.isfinite(change), residual, change)
+
+
+_MEASURES: dict[str, Measure] = {"relative": _relative, "absolute": _absolute}
