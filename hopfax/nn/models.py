@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from flax import nnx
@@ -48,7 +49,7 @@ class Preset:
     dropout: float = 0.3
 
 
-PRESETS: Mapping[str, Preset] = {
+_PRESETS = {
     "hopfax": Preset(),
     "paper": Preset(
         norm_first=False,
@@ -68,6 +69,7 @@ PRESETS: Mapping[str, Preset] = {
         esr_in_nats=True,
     ),
 }
+PRESETS: Mapping[str, Preset] = MappingProxyType(_PRESETS)  # nobody's to change
 
 
 def preset(name: str) -> Preset:

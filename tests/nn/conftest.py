@@ -25,11 +25,12 @@ def rng():
 
 @pytest.fixture
 def redraw(rng):
-    """Replaces every parameter, biases and scales too, by a normal draw: no zero hides a bug."""
+    """Draws every parameter of a model, biases and scales too: no zero hides a bug."""
 
-    def redraw(params, *, scale=0.5, dtype=np.float64):
+    def redraw(model, *, scale=0.5, dtype=np.float32):
         return jax.tree.map(
-            lambda leaf: jax.numpy.asarray(scale * rng.normal(size=leaf.shape), dtype), params
+            lambda leaf: jax.numpy.asarray(scale * rng.normal(size=leaf.shape), dtype),
+            jax.eval_shape(model.init, jax.random.key(0)),
         )
 
     return redraw

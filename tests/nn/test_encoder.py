@@ -1,0 +1,283 @@
+"""The encoder's stages, its dropout, its norms, and what its keys' gradients reach."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from hopfax import hopfield
+from hopfax.nn import Encoder, HopfieldAttention, SoftmaxAttention, functional
+from hopfax.nn.encoder import dropout
+
+SIZES = {"width": 6, "num_layers": 2, "ff_width": 10, "max_length": 8}
+IDS = np.array([[3, 1, 4, 1, 5], [9, 2, 6, 0, 0]])
+MASK = IDS > 0
+
+
+def encoder(attention=None, **options):
+    attention = attention or partial(HopfieldAttention, beta=3.0)
+    options = SIZES | options
+    return functional(lambda rngs: Encoder(10, 3, attention=attention, rngs=rngs, **options))
+
+
+def test_the_call_is_its_stages(redraw):
+    model = encoder()
+    network = model.bind(redraw(model))
+    tokens = network.embed_tokens(jnp.asarray(IDS))
+    embeddings = network.embed(tokens)
+    encoding = network.encode(embeddings, MASK)
+    logits = network.classify(encoding.hidden, MASK)
+    whole = network(jnp.asarray(IDS), MASK)
+    assert whole.logits.tolist() == logits.tolist()
+    assert tokens.shape == embeddings.shape == encoding.hidden.shape == (2, 5, 6)
+    assert logits.shape == (2, 3)
+    assert encoding.keys.shape == (2, 2, 5, 6)
+    assert encoding.num_steps.shape == encoding.converged.shape == (2, 2, 2, 5)
+    for one, other in zip(whole.encoding, encoding, strict=True):
+        assert one.tolist() == other.tolist()
+
+
+def test_sites_are_where_they_say(x64, redraw):
+    model = encoder()
+    params = redraw(model, dtype=np.float64)
+    network = model.bind(params)
+    table = np.asarray(params["tokens"]["embedding"])
+    tokens = network.embed_tokens(jnp.asarray(IDS))
+    assert tokens.tolist() == table[IDS].tolist(), "not even rounded"
+    x = table[IDS] + np.asarray(params["positions"]["embedding"])[:5]
+    x = normalised(params["norm"], x)
+    np.testing.assert_allclose(network.embed(tokens), x, rtol=1e-10)
+
+
+def normalised(params, x):
+    x = np.asarray(x)
+    centred = x - x.mean(-1, keepdims=True)
+    scale = np.asarray(params["scale"]) / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
+    return centred * scale + np.asarray(params["bias"])
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_norms_stand_before_or_after(x64, redraw, rng, norm_first):
+    model = encoder(SoftmaxAttention, norm_first=norm_first, num_layers=1)
+    params = redraw(model, dtype=np.float64)
+    block, own = model.bind(params).blocks[0], params["blocks"][0]
+    x = rng.normal(size=(2, 5, 6))
+
+    def linear(name, x):
+        return x @ np.asarray(own[name]["kernel"]) + np.asarray(own[name]["bias"])
+
+    def feed_forward(x):
+        inner = linear("ff_in", x)
+        return linear("ff_out", inner * jax.scipy.stats.norm.cdf(inner))
+
+    def attend(x):
+        return np.asarray(block.attention(x, MASK).values)
+
+    if norm_first:
+        y = x + attend(normalised(own["attention_norm"], x))
+        wanted = y + feed_forward(normalised(own["ff_norm"], y))
+    else:
+        y = normalised(own["attention_norm"], x + attend(x))
+        wanted = normalised(own["ff_norm"], y + feed_forward(y))
+    np.testing.assert_allclose(block(x, MASK).values, wanted, rtol=1e-9)
+
+
+# -- Pooling and positions ----------------------------------------------------------------------
+
+
+def test_mean_pooling_leaves_padding_out(redraw, rng):
+    model = encoder()
+    network = model.bind(redraw(model))
+    hidden = jnp.asarray(rng.normal(size=(2, 5, 6)), jnp.float32)
+    nans = jnp.where(MASK[..., None], hidden, jnp.nan)
+    logits = network.classify(hidden, MASK)
+    assert network.classify(nans, MASK).tolist() == logits.tolist()
+    mean = jnp.stack([hidden[0].mean(0), hidden[1, :3].mean(0)])
+    np.testing.assert_allclose(network.classifier(mean), logits, rtol=1e-5, atol=1e-6)
+    gradient = jax.grad(lambda h: network.classify(h, MASK).sum())(hidden)
+    assert not np.any(gradient[~MASK])
+    assert np.all(np.isfinite(network.classify(hidden, np.zeros_like(MASK))))
+
+
+def test_cls_pooling_reads_the_first_token(redraw, rng):
+    model = encoder(pooling="cls")
+    network = model.bind(redraw(model))
+    hidden = jnp.asarray(rng.normal(size=(2, 5, 6)), jnp.float32)
+    logits = network.classify(hidden, MASK)
+    assert network.classify(hidden.at[:, 1:].set(7), MASK).tolist() == logits.tolist()
+    np.testing.assert_allclose(
+        network.classifier(jnp.tanh(network.pooler(hidden[:, 0]))), logits, rtol=1e-6
+    )
+
+
+def test_order_counts_by_positions_alone(redraw, rng):
+    order = rng.permutation(5)
+    ids, mask = np.array([[3, 1, 4, 1, 5]]), np.ones((1, 5), bool)
+    model = encoder()
+    params = redraw(model)
+    run = jax.jit(lambda params, ids: model.bind(params)(ids, mask))
+    plain, shuffled = run(params, ids), run(params, ids[:, order])
+    assert np.abs(plain.logits - shuffled.logits).max() > 1e-3
+    params["positions"]["embedding"] *= 0
+    plain, shuffled = run(params, ids), run(params, ids[:, order])
+    np.testing.assert_allclose(shuffled.logits, plain.logits, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        shuffled.encoding.hidden, plain.encoding.hidden[:, order], rtol=1e-4, atol=1e-4
+    )
+
+
+def test_texts_longer_than_the_model_are_refused(redraw):
+    model = encoder()
+    network = model.bind(redraw(model))
+    assert network(jnp.ones((1, 8), int), jnp.ones((1, 8), bool)).logits.shape == (1, 3)
+    with pytest.raises(ValueError, match="9 tokens do not fit a model of max_length 8"):
+        network(jnp.ones((1, 9), int), jnp.ones((1, 9), bool))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dropout": 1.0}, r"\[0, 1\), got 1.0"),
+        ({"dropout": -0.1}, r"\[0, 1\), got -0.1"),
+        ({"pooling": "max"}, '"mean" or "cls", got \'max\''),
+    ],
+)
+def test_wrong_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        Encoder(10, 3, attention=SoftmaxAttention, rngs=nnx.Rngs(0), **options)
+
+
+# -- Dropout ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.3, 0.875])
+def test_dropout_meets_its_rate_and_keeps_the_mean(rate):
+    count = 200_000
+    x = 3 * jnp.ones(count)
+    dropped = np.asarray(dropout(jax.random.key(5), x, rate))
+    share = np.mean(dropped == 0)
+    assert abs(share - rate) < 5 * np.sqrt(rate * (1 - rate) / count) + 2**-16
+    np.testing.assert_allclose(dropped[dropped != 0], 3 / (1 - rate), rtol=1e-6)
+    standard_error = 3 * np.sqrt(rate / (1 - rate) / count)
+    assert standard_error < 0.02
+    assert abs(dropped.mean() - 3) < 5 * standard_error
+
+
+def test_dropout_is_its_keys_and_off_without_one():
+    x = jnp.ones((40, 5))
+    one, again, other = (dropout(jax.random.key(seed), x, 0.5) for seed in (0, 0, 1))
+    assert one.tolist() == again.tolist() != other.tolist()
+    assert dropout(None, x, 0.5) is x
+    assert dropout(jax.random.key(0), x, 0.0) is x
+    assert dropout(jax.random.key(0), x.astype(jnp.bfloat16), 0.5).dtype == jnp.bfloat16
+    assert np.all(np.isfinite(dropout(jax.random.key(0), x, 1 - 1e-7)))
+
+
+def test_dropout_in_the_encoder_follows_the_key(redraw):
+    options = {"attention": SoftmaxAttention, "num_layers": 1}
+    model = encoder(dropout=0.3, **options)
+    params = redraw(model)
+    run = jax.jit(lambda key: model.bind(params)(IDS, MASK, key=key).logits)
+    one, again, other = (run(jax.random.key(seed)) for seed in (0, 0, 1))
+    assert one.tolist() == again.tolist() != other.tolist()
+    plain = model.bind(params)(IDS, MASK).logits
+    assert np.abs(one - plain).max() > 1e-3
+    # A rate of zero draws nothing, whatever the key.
+    still = encoder(dropout=0.0, **options).bind(params)
+    np.testing.assert_allclose(
+        still(IDS, MASK, key=jax.random.key(0)).logits, plain, rtol=1e-5, atol=1e-6
+    )
+
+
+def test_every_place_of_dropout_has_its_own_draws(redraw):
+    """Embeddings, two per block, and the pooled vector: six places in two layers."""
+    model = encoder(dropout=0.5, width=64, ff_width=8)
+    network = model.bind(redraw(model, scale=1.0))
+    keys = jax.random.split(jax.random.key(0), 3)
+    zero = np.asarray(network.embed(network.embed_tokens(jnp.asarray(IDS)), key=keys[0])) == 0
+    masks = [zero]
+    for number in range(2):
+        key = jax.random.fold_in(keys[1], number)
+        masks += [
+            np.asarray(dropout(part, jnp.ones((2, 5, 64)), 0.5)) == 0
+            for part in jax.random.split(key)
+        ]
+    for i, one in enumerate(masks):
+        for other in masks[:i]:
+            # 640 coin flips agree in 320 +- 12.6.
+            assert abs(np.sum(one == other) - 320) < 64
+
+
+# -- What gradients reach -----------------------------------------------------------------------
+
+
+def touched(gradient):
+    """Parameters that got any gradient."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/").rsplit("/", 1)[0]
+        for path, leaf in jax.tree_util.tree_leaves_with_path(gradient)
+        if np.any(np.asarray(leaf) != 0)
+    }
+
+
+def key_gradients(model, params, layer):
+    def penalty(params):
+        network = model.bind(params)
+        embeddings = network.embed(network.embed_tokens(jnp.asarray(IDS)))
+        keys = network.encode(embeddings, MASK).keys[layer]
+        return jax.vmap(lambda keys, mask: hopfield.esr_penalty(keys, mask=mask))(keys, MASK).sum()
+
+    return jax.jit(jax.grad(penalty))(params)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_isolated_keys_train_their_own_layer_alone(redraw, norm_first):
+    model = encoder(isolate_keys=True, norm_first=norm_first, num_layers=2)
+    params = redraw(model)
+    for layer in range(2):
+        own = {f"blocks/{layer}/attention/key"}
+        if norm_first:
+            own |= {f"blocks/{layer}/attention_norm"}
+        if layer == 0:  # no layer below: its keys are the embeddings' own
+            own |= {"tokens", "positions", "norm"}
+        assert touched(key_gradients(model, params, layer)) == own
+
+
+def test_other_keys_train_everything_below_them(redraw):
+    model = encoder(num_layers=2)
+    found = touched(key_gradients(model, redraw(model), 1))
+    below = {"attention/key", "attention/value", "attention/out", "attention_norm"}
+    below |= {"ff_norm", "ff_in", "ff_out"}
+    wanted = {"tokens", "positions", "norm"} | {f"blocks/0/{name}" for name in below}
+    assert found == wanted | {"blocks/1/attention/key", "blocks/1/attention_norm"}
+
+
+def test_isolating_keys_changes_gradients_only(redraw):
+    params = redraw(encoder())
+    plain, isolated = (
+        encoder(isolate_keys=isolate).bind(params)(IDS, MASK) for isolate in (False, True)
+    )
+    assert plain.logits.tolist() == isolated.logits.tolist()
+    np.testing.assert_allclose(plain.encoding.keys, isolated.encoding.keys, rtol=1e-6)
+
+
+def test_a_frozen_token_is_read_and_not_trained(redraw):
+    everything = np.ones_like(MASK)
+
+    def logits(params, frozen):
+        return (
+            encoder(SoftmaxAttention, frozen_token=frozen)
+            .bind(params)(IDS, everything)
+            .logits.sum()
+        )
+
+    params = redraw(encoder())
+    assert logits(params, 0) == logits(params, None)
+    gradient = jax.jit(jax.grad(logits), static_argnums=1)
+    free, frozen = (gradient(params, token)["tokens"]["embedding"] for token in (None, 0))
+    assert np.any(free[0])
+    assert not np.any(frozen[0])
+    assert frozen[1:].tolist() == free[1:].tolist()

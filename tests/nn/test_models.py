@@ -1,0 +1,160 @@
+"""The papers' models by name, and what the presets say."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hopfax import hopfield
+from hopfax.nn import (
+    PRESETS,
+    HopfieldAttention,
+    SoftmaxAttention,
+    num_params,
+    preset,
+    robertha,
+    tinybert,
+)
+
+SIZES = {"width": 8, "num_layers": 1, "ff_width": 12, "max_length": 8}
+IDS = np.array([[3, 1, 4, 1, 5], [9, 2, 6, 0, 0]])
+MASK = IDS > 0
+
+
+def models():
+    made = {name: robertha(10, 3, details=PRESETS[name], **SIZES) for name in PRESETS}
+    made["no-iteration"] = robertha(10, 3, max_steps=0, **SIZES)
+    made["tinybert"] = tinybert(10, 3, **SIZES)
+    return made
+
+
+def base(build):
+    return build(30522, 2, width=128, num_layers=2, ff_width=512, max_length=128)
+
+
+def count(model):
+    return num_params(jax.eval_shape(model.init, jax.random.key(0)))
+
+
+def test_presets_differ_as_the_design_says():
+    hopfax, paper, released = (preset(name) for name in ("hopfax", "paper", "released"))
+    assert set(PRESETS) == {"hopfax", "paper", "released"}
+    assert [p.mask_keys for p in (hopfax, paper, released)] == [True, True, False]
+    assert [p.num_heads for p in (hopfax, paper, released)] == [2, 2, 1]
+    assert [p.norm_first for p in (hopfax, paper, released)] == [True, False, True]
+    assert [p.scope for p in (hopfax, paper, released)] == ["query", "query", "batch"]
+    assert [p.stop for p in (hopfax, paper, released)] == ["relative", "absolute", "relative"]
+    assert [p.query_projection for p in (hopfax, paper, released)] == [True, False, True]
+    assert [p.output_projection for p in (hopfax, paper, released)] == [True, False, True]
+    assert [p.isolate_keys for p in (hopfax, paper, released)] == [False, False, True]
+    assert [p.esr_in_nats for p in (hopfax, paper, released)] == [False, False, True]
+    assert [p.dropout for p in (hopfax, paper, released)] == [0.3, 0.0, 0.3]
+    with pytest.raises(TypeError):
+        PRESETS["hopfax"] = released  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("releasd", "unknown preset 'releasd'; did you mean released?"),
+        ("Paper", "unknown preset 'Paper'; did you mean paper?"),
+        ("zzz", "unknown preset 'zzz'; did you mean hopfax or paper or released?"),
+    ],
+)
+def test_an_unknown_preset_names_the_nearest(name, wanted):
+    with pytest.raises(ValueError) as error:
+        preset(name)
+    assert str(error.value) == wanted
+
+
+def test_models_are_built_to_their_preset():
+    for name, details in PRESETS.items():
+        sizes = SIZES | {"num_layers": 2}
+        model = robertha(10, 3, details=details, beta=7.0, tol=1e-3, max_steps=9, **sizes)
+        network = model.bind(model.init(jax.random.key(0)))
+        assert network.pooler is None
+        assert network.dropout == details.dropout
+        assert network.frozen_token == details.frozen_token
+        assert len(network.blocks) == 2
+        for number, block in enumerate(network.blocks):
+            layer = block.attention
+            assert isinstance(layer, HopfieldAttention)
+            assert block.norm_first == details.norm_first
+            assert block.isolate_keys == (details.isolate_keys and number > 0), name
+            np.testing.assert_allclose(layer.beta, 7 / np.sqrt(8 / details.num_heads))
+            for option in ("num_heads", "stop", "scope", "gradient", "mask_keys"):
+                assert getattr(layer, option) == getattr(details, option)
+            assert (layer.tol, layer.max_steps) == (1e-3, 9)
+            assert (layer.query is not None) == details.query_projection
+            assert (layer.out is not None) == details.output_projection
+    model = tinybert(10, 3, **SIZES)
+    network = model.bind(model.init(jax.random.key(0)))
+    assert network.pooler is not None
+    for block in network.blocks:
+        assert isinstance(block.attention, SoftmaxAttention)
+        assert not block.norm_first
+
+
+@pytest.mark.parametrize("name", models())
+def test_each_model_runs_and_trains(redraw, name):
+    model = models()[name]
+    labels = jnp.array([0, 2])
+
+    def loss(params, key):
+        out = model.bind(params)(IDS, MASK, key=key)
+        task = -jnp.mean(jax.nn.log_softmax(out.logits)[jnp.arange(2), labels])
+        entropy = jax.vmap(
+            jax.vmap(lambda k, m: hopfield.eigen_entropy(k, mask=m), (0, 0)), (0, None)
+        )
+        return task + 0.05 * jnp.sum(entropy(out.encoding.keys, MASK)), out
+
+    step = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    for params in (redraw(model, scale=0.02), redraw(model)):
+        (value, out), gradient = step(params, jax.random.key(1))
+        assert out.logits.shape == (2, 3)
+        for leaf in (value, *jax.tree.leaves(gradient)):
+            assert np.all(np.isfinite(leaf))
+        if name in ("tinybert", "no-iteration"):
+            assert not out.encoding.num_steps.any()
+        else:
+            assert out.encoding.num_steps.min() >= 1
+        assert np.any(gradient["blocks"][0]["attention"]["key"]["kernel"])
+
+
+@pytest.mark.parametrize("name", models())
+def test_padding_further_changes_nothing(redraw, name):
+    model = models()[name]
+    params = redraw(model)
+    run = jax.jit(lambda ids, mask: model.bind(params)(ids, mask))
+    short = run(IDS, MASK)
+    wider = run(np.pad(IDS, ((0, 0), (0, 3)), constant_values=7), np.pad(MASK, ((0, 0), (0, 3))))
+    difference = np.abs(short.logits - wider.logits).max()
+    if name == "released":
+        assert difference > 1e-3
+        return
+    assert difference < 2e-5
+    real = np.broadcast_to(MASK[:, None], short.encoding.num_steps.shape)
+    assert (
+        short.encoding.num_steps[real].tolist() == wider.encoding.num_steps[..., :5][real].tolist()
+    )
+
+
+def test_sizes_are_the_papers():
+    """Design, section 3: base about 4.4 million, large as BERT's base."""
+    for build in (robertha, tinybert):
+        assert 4.2e6 < count(base(build)) < 4.5e6
+    details = dataclasses.replace(PRESETS["hopfax"], num_heads=12)
+    large = robertha(
+        30522, 2, details=details, width=768, num_layers=12, ff_width=3072, max_length=512
+    )
+    assert 1.05e8 < count(large) < 1.12e8
+
+
+def test_leaving_iteration_out_leaves_the_parameters():
+    iterated, plain = (
+        jax.eval_shape(robertha(10, 3, max_steps=steps, **SIZES).init, jax.random.key(0))
+        for steps in (50, 0)
+    )
+    assert iterated == plain
