@@ -144,7 +144,9 @@ def test_gradient_three_ways_and_by_optimistix(x64, fn):
     options = {"tol": 1e-13, "max_steps": 300}
 
     def by(gradient):
-        return jax.grad(lambda p: objective(p, weights, fn=fn, gradient=gradient, **options))
+        return jax.jit(
+            jax.grad(lambda p: objective(p, weights, fn=fn, gradient=gradient, **options))
+        )
 
     def by_optimistix(p):
         solution = optimistix.fixed_point(
@@ -157,10 +159,8 @@ def test_gradient_three_ways_and_by_optimistix(x64, fn):
         return jnp.vdot(weights, jnp.sin(solution.value))
 
     implicit, unrolled = by("implicit")(params), by("unrolled")(params)
-    peer = jax.grad(by_optimistix)(params)
-    np.testing.assert_allclose(
-        objective(params, weights, fn=fn, **options), by_optimistix(params), rtol=1e-10
-    )
+    wanted, peer = jax.jit(jax.value_and_grad(by_optimistix))(params)
+    np.testing.assert_allclose(objective(params, weights, fn=fn, **options), wanted, rtol=1e-10)
     evaluate = jax.jit(partial(objective, weights=weights, fn=fn, **options))
     numeric = central_difference(evaluate, params)
     for got, same, other, measured in zip(implicit, unrolled, peer, numeric, strict=True):
@@ -181,6 +181,36 @@ def test_params_may_be_any_tree_with_integers_and_masks():
 
     np.testing.assert_allclose(value(0.5), 2, rtol=1e-5)
     np.testing.assert_allclose(jax.grad(value)(0.5), 1 / (1 - 0.5) ** 2, rtol=1e-4)
+
+
+@pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
+def test_states_may_be_trees_with_a_measure_of_their_own(x64, gradient):
+    matrix, offset = asymmetric_problem()
+
+    def halves(params, state):
+        x = affine(params, jnp.concatenate([state["a"], state["b"]]))
+        return {"a": x[:1], "b": x[1:]}
+
+    def value(params, fn, init, stop):
+        found = fixed_point(
+            fn, params, init, stop=stop, tol=1e-12, max_steps=300, gradient=gradient
+        )
+        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(found.value)), found
+
+    start = jnp.ones(4)
+    parted = {"a": start[:1], "b": start[1:]}
+    evaluate = jax.value_and_grad(value, has_aux=True)
+    (wanted, whole), slopes = evaluate((matrix, offset), affine, start, "absolute")
+    for stop in ("absolute", lambda new, old: jnp.hypot(*_distances(new, old))):
+        (got, found), part_slopes = evaluate((matrix, offset), halves, parted, stop)
+        assert int(found.num_steps) == int(whole.num_steps)
+        np.testing.assert_allclose(got, wanted, rtol=1e-12)
+        for a, b in zip(part_slopes, slopes, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
+def _distances(new, old):
+    return [jnp.linalg.norm(new[name] - old[name]) for name in ("a", "b")]
 
 
 def test_the_start_gets_no_implicit_gradient_but_an_unrolled_one():

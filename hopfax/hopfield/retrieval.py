@@ -181,6 +181,12 @@ def trajectory(
     return _walk((patterns, beta, mask), query, num_steps=num_steps)
 
 
+def check_beta(beta: Beta) -> None:
+    """Raises a ValueError unless `beta` is positive, or not known before the program runs."""
+    if not isinstance(beta, Tracer) and not np.all(np.asarray(beta) > 0):
+        raise ValueError(f"beta is an inverse temperature and must be > 0, got {beta}")
+
+
 def _prepared(state: Array, patterns: Array, beta: Beta, mask: Mask) -> tuple[Array, Array, Array]:
     """Checks the arguments, raises them to float32 at least, and empties padded rows."""
     if jnp.ndim(state) != 1 or jnp.ndim(patterns) != 2:
@@ -193,8 +199,7 @@ def _prepared(state: Array, patterns: Array, beta: Beta, mask: Mask) -> tuple[Ar
             f"query has width {state.shape[0]}, patterns have {patterns.shape[1]}: "
             "both must live in one space"
         )
-    if not isinstance(beta, Tracer) and not np.all(np.asarray(beta) > 0):
-        raise ValueError(f"beta is an inverse temperature and must be > 0, got {beta}")
+    check_beta(beta)
     dtype = jnp.result_type(state, patterns, jnp.float32)
     patterns = jnp.asarray(patterns, dtype)
     if mask is not None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from hopfax.fixed_point import FixedPoint, Gradient, Measure, Stop, fixed_point
-from hopfax.hopfield.retrieval import Beta
+from hopfax.hopfield.retrieval import Beta, check_beta
 
 
 def retrieve_scores(
@@ -43,10 +43,10 @@ def retrieve_scores(
         stop: `"relative"` or `"absolute"` change of the state.
 
     Returns:
-        A `FixedPoint` whose value is $X \xi^*$, in float32 at least.
+        A `FixedPoint` whose value is $X \xi^*$, in float32 at least, and 0 for padding.
 
     Raises:
-        ValueError: If `max_steps < 1`.
+        ValueError: If `beta <= 0` or `max_steps < 1`.
 
     Differentiation:
         As `retrieve`: with `"implicit"` the query's scores get a zero gradient.
@@ -54,11 +54,16 @@ def retrieve_scores(
     References:
         Robertha, Eqs. 4, 7 and 8.
     """
+    check_beta(beta)
     dtype = jnp.result_type(scores, gram, jnp.float32)
-    start = scores.astype(dtype)
+    start, gram = jnp.asarray(scores, dtype), jnp.asarray(gram, dtype)
+    if mask is not None:
+        # 0 * nan is nan: whatever stands in padding must go before the products.
+        start = jnp.where(mask, start, 0)
+        gram = jnp.where(mask[:, None] & mask, gram, 0)
     found = fixed_point(
         _update,
-        (gram.astype(dtype), jnp.asarray(beta, dtype), mask),
+        (gram, jnp.asarray(beta, dtype), mask),
         # No weights yet: a query need not be a mean of patterns.
         (jnp.zeros_like(start), start),
         tol=tol,

@@ -71,9 +71,9 @@ def test_the_gini_column_does_not_fall_monotonically():
 def test_targets_above_one_only_maximise_entropy(target):
     keys = jnp.asarray(np.random.default_rng(0).normal(size=(9, 4)))
     with pytest.warns(UserWarning, match="5 and 50"):
-        penalty = hopfield.esr_penalty(keys, target=target)
-        slope = jax.grad(lambda k: hopfield.esr_penalty(k, target=target))(keys)
-    uphill = jax.grad(hopfield.eigen_entropy)(keys)
+        evaluate = jax.jit(jax.value_and_grad(lambda k: hopfield.esr_penalty(k, target=target)))
+        penalty, slope = evaluate(keys)
+    uphill = jax.jit(jax.grad(hopfield.eigen_entropy))(keys)
     # Anti-parallel everywhere: descent on the penalty is ascent on the entropy.
     scale = jnp.vdot(slope, uphill) / jnp.vdot(uphill, uphill)
     assert scale < 0

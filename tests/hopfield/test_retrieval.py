@@ -206,8 +206,8 @@ def test_gradient_three_ways(x64, patterns, query, beta):
         )
         return jnp.vdot(weights, found.value**2)
 
-    implicit = jax.grad(value, argnums=(0, 1))(patterns, beta)
-    unrolled = jax.grad(lambda p, b: value(p, b, "unrolled"), argnums=(0, 1))(patterns, beta)
+    slopes = jax.jit(jax.grad(value, argnums=(0, 1)), static_argnames="gradient")
+    implicit, unrolled = (slopes(patterns, beta, gradient=g) for g in ("implicit", "unrolled"))
     evaluate = jax.jit(value)
     numeric = (
         oracles.central_difference(lambda p: evaluate(p, beta), patterns),
@@ -225,7 +225,8 @@ def test_gradients_of_one_pass_are_central_differences(x64, patterns, query, fn)
         return jnp.sum(jnp.sin(fn(state, patterns, beta=beta)))
 
     arguments = [query, patterns, np.float64(0.8)]
-    gradients = jax.grad(value, argnums=(0, 1, 2))(*arguments)
+    gradients = jax.jit(jax.grad(value, argnums=(0, 1, 2)))(*arguments)
+    value = jax.jit(value)
     for which, gradient in enumerate(gradients):
         measured = oracles.central_difference(
             lambda a, which=which: value(*arguments[:which], a, *arguments[which + 1 :]),
@@ -341,8 +342,9 @@ def test_padding_changes_nothing_and_gets_no_gradient(x64, patterns, query, fill
         found = hopfield.retrieve(query, p, beta=0.8, mask=mask, gradient=gradient)
         return jnp.sum(found.value**2), found
 
-    wanted, bare = jax.grad(value, has_aux=True)(patterns)
-    got, found = jax.grad(value, has_aux=True)(rows, mask)
+    evaluate = jax.jit(jax.grad(value, has_aux=True))
+    wanted, bare = evaluate(patterns)
+    got, found = evaluate(rows, mask)
     np.testing.assert_allclose(found.value, bare.value, rtol=1e-12)
     assert (int(found.num_steps), bool(found.converged)) == (int(bare.num_steps), True)
     np.testing.assert_allclose(got[mask], wanted, rtol=1e-9)
@@ -358,8 +360,9 @@ def test_padding_changes_nothing_in_one_pass(x64, patterns, query, filler, fn):
         return jnp.sum(jnp.sin(fn(state, p, beta=0.8, mask=mask)))
 
     np.testing.assert_allclose(value(query, rows, mask), value(query, patterns), rtol=1e-12)
-    to_state, to_rows = jax.grad(value, argnums=(0, 1))(query, rows, mask)
-    bare_state, bare_rows = jax.grad(value, argnums=(0, 1))(query, patterns)
+    slopes = jax.jit(jax.grad(value, argnums=(0, 1)))
+    to_state, to_rows = slopes(query, rows, mask)
+    bare_state, bare_rows = slopes(query, patterns)
     np.testing.assert_allclose(to_state, bare_state, rtol=1e-10)
     np.testing.assert_allclose(to_rows[mask], bare_rows, rtol=1e-10)
     assert (np.asarray(to_rows[~mask]) == 0).all()
@@ -372,7 +375,7 @@ def test_nothing_but_padding(query):
         found = hopfield.retrieve(query, p, beta=2.0, mask=mask)
         return found.value.sum(), found
 
-    gradient, found = jax.grad(value, has_aux=True)(rows)
+    gradient, found = jax.jit(jax.grad(value, has_aux=True))(rows)
     np.testing.assert_array_equal(found.value, 0)
     assert found.converged
     np.testing.assert_array_equal(gradient, 0)

@@ -1,0 +1,176 @@
+"""The house rules that a program can check: imports, names, lengths.
+
+Everything is read from the syntax trees; nothing is imported but in the last test.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = sorted([*ROOT.glob("hopfax/**/*.py"), *ROOT.glob("experiments/**/*.py")])
+LIBRARY = [path for path in FILES if path.is_relative_to(ROOT / "hopfax")]
+assert LIBRARY, "the walk found nothing to check"
+
+# What each layer may import of this project, itself aside. `data` and `text` are leaves: others
+# import them, they import nothing.
+ALLOWED = {
+    "hopfax": set(),
+    "hopfax.fixed_point": set(),
+    "hopfax.hopfield": {"hopfax.fixed_point"},
+    "hopfax.stability": {"hopfax.fixed_point"},
+    "hopfax.data": set(),
+    "hopfax.text": set(),
+    "hopfax.nn": {"hopfax.fixed_point", "hopfax.hopfield", "hopfax.stability"},
+    "hopfax.train": {
+        "hopfax",  # its version, for the checkpoints
+        "hopfax.fixed_point",
+        "hopfax.hopfield",
+        "hopfax.stability",
+        "hopfax.nn",
+        "hopfax.data",
+        "hopfax.text",
+    },
+}
+CORE = ("hopfax.fixed_point", "hopfax.hopfield", "hopfax.stability")
+# nnx transformations and state: their interface is moving, and plain dicts dispatch faster.
+MOVING = {"jit", "grad", "value_and_grad", "vmap", "scan", "Optimizer", "MultiMetric"} | {
+    "sow",
+    "capture",
+    "perturb",
+    "pmap",
+    "remat",
+    "cond",
+    "while_loop",
+}
+FOREIGN = {"tensorflow", "torch", "transformers", "clu", "seaborn", "pickle", "cloudpickle", "dill"}
+
+
+def short(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def module(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module(path) for path in FILES}
+
+
+def layer(name: str) -> str:
+    return ".".join(name.split(".")[:2]) if name.startswith("hopfax") else name.split(".")[0]
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Full names of the modules a file imports, whether at its top or inside a function."""
+    package = module(path).split(".")
+    if path.name != "__init__.py":
+        package = package[:-1]
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*start, *([node.module] if node.module else [])])
+            for alias in node.names:
+                # `from hopfax import nn` imports a module, `from hopfax.nn import X` a name.
+                name = f"{origin}.{alias.name}"
+                yield name if name in MODULES else origin
+
+
+def attributes(path: Path, base: str) -> Iterator[str]:
+    """Names taken from `base`, as in `base.name` or `from flax.base import name`."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Attribute):
+            value = node.value
+            if (isinstance(value, ast.Name) and value.id == base) or (
+                isinstance(value, ast.Attribute) and value.attr == base
+            ):
+                yield node.attr
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[-1] == base:
+            yield from (alias.name for alias in node.names)
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=short)
+def test_imports_run_one_way(path):
+    here = layer(module(path))
+    assert here in ALLOWED, f"{here} has no place yet in the order of layers"
+    for name in imports(path):
+        assert not name.startswith("experiments"), f"the library imports {name}"
+        if name.split(".")[0] == "hopfax" and layer(name) != here:
+            assert layer(name) in ALLOWED[here], f"{here} must not import {name}"
+
+
+@pytest.mark.parametrize("path", [p for p in LIBRARY if layer(module(p)) in CORE], ids=short)
+def test_cores_know_no_modules(path):
+    known = {name.split(".")[0] for name in imports(path)}
+    assert not known & {"flax", "optax", "orbax", "experiments"}
+
+
+def test_packages_have_no_import_cycles():
+    graph = {
+        module(path): {name for name in imports(path) if name in MODULES and name != module(path)}
+        for path in FILES
+    }
+    done: set[str] = set()
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        assert name not in above, " -> ".join([*above[above.index(name) :], name])
+        if name not in done:
+            for following in sorted(graph[name]):
+                visit(following, (*above, name))
+            done.add(name)
+
+    for name in sorted(graph):
+        visit(name, ())
+
+
+@pytest.mark.parametrize("path", FILES, ids=short)
+def test_only_settled_parts_of_nnx_are_used(path):
+    assert not set(attributes(path, "nnx")) & MOVING
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Attribute):
+            assert node.attr not in {"sow", "perturb"}
+
+
+def test_modules_are_taken_apart_in_one_file_only():
+    taking = [short(p) for p in FILES if set(attributes(p, "nnx")) & {"split", "merge"}]
+    assert len(taking) <= 1, taking
+
+
+@pytest.mark.parametrize("path", FILES, ids=short)
+def test_heavy_and_unsafe_packages_are_never_imported(path):
+    known = {name.split(".")[0] for name in imports(path)}
+    allowed = {"torch"} if path.is_relative_to(ROOT / "experiments" / "speed") else set()
+    assert not known & (FOREIGN - allowed)
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            assert isinstance(node.value, ast.Constant), f"line {node.value.lineno}"
+            assert node.value.value is False, f"line {node.value.lineno}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=short)
+def test_files_are_short_and_named_after_what_they_hold(path):
+    assert path.stem not in {"utils", "util", "common", "helpers", "helper", "base", "misc"}
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+def test_importing_the_library_is_cheap():
+    heavy = ["tensorflow_datasets", "tokenizers", "orbax", "matplotlib", "optax", "rich", "tyro"]
+    program = (
+        "import sys, hopfax, hopfax.fixed_point, hopfax.hopfield\n"
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
