@@ -223,33 +223,42 @@ def touched(gradient):
     }
 
 
-def key_gradients(model, params, layer):
-    def penalty(params):
+def trained_by_keys(model, params):
+    """For each layer, the parameters that a penalty on its keys trains."""
+
+    def penalty(params, layer):
         network = model.bind(params)
         embeddings = network.embed(network.embed_tokens(jnp.asarray(IDS)))
-        keys = network.encode(embeddings, MASK).keys[layer]
-        return jax.vmap(lambda keys, mask: hopfield.esr_penalty(keys, mask=mask))(keys, MASK).sum()
+        keys = network.encode(embeddings, MASK).keys
+        of_text = jax.vmap(lambda keys, mask: hopfield.esr_penalty(keys, mask=mask))
+        return jax.vmap(of_text, in_axes=(0, None))(keys, MASK).sum(-1)[layer]
 
-    return jax.jit(jax.grad(penalty))(params)
+    gradient = jax.jit(jax.grad(penalty))
+    return [touched(gradient(params, layer)) for layer in range(2)]
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_isolated_keys_train_their_own_layer_alone(redraw, norm_first):
-    model = encoder(isolate_keys=True, norm_first=norm_first, num_layers=2)
-    params = redraw(model)
-    for layer in range(2):
+    model = encoder(SoftmaxAttention, isolate_keys=True, norm_first=norm_first)
+    for layer, found in enumerate(trained_by_keys(model, redraw(model))):
         own = {f"blocks/{layer}/attention/key"}
         if norm_first:
             own |= {f"blocks/{layer}/attention_norm"}
         if layer == 0:  # no layer below: its keys are the embeddings' own
             own |= {"tokens", "positions", "norm"}
-        assert touched(key_gradients(model, params, layer)) == own
+        assert found == own
 
 
 def test_other_keys_train_everything_below_them(redraw):
-    model = encoder(num_layers=2)
-    found = touched(key_gradients(model, redraw(model), 1))
-    below = {"attention/key", "attention/value", "attention/out", "attention_norm"}
+    model = encoder(SoftmaxAttention)
+    _, found = trained_by_keys(model, redraw(model))
+    below = {
+        "attention/query",
+        "attention/key",
+        "attention/value",
+        "attention/out",
+        "attention_norm",
+    }
     below |= {"ff_norm", "ff_in", "ff_out"}
     wanted = {"tokens", "positions", "norm"} | {f"blocks/0/{name}" for name in below}
     assert found == wanted | {"blocks/1/attention/key", "blocks/1/attention_norm"}
@@ -265,16 +274,12 @@ def test_isolating_keys_changes_gradients_only(redraw):
 
 
 def test_a_frozen_token_is_read_and_not_trained(redraw):
-    everything = np.ones_like(MASK)
+    everything, options = np.ones_like(MASK), {"attention": SoftmaxAttention, "num_layers": 1}
 
     def logits(params, frozen):
-        return (
-            encoder(SoftmaxAttention, frozen_token=frozen)
-            .bind(params)(IDS, everything)
-            .logits.sum()
-        )
+        return encoder(frozen_token=frozen, **options).bind(params)(IDS, everything).logits.sum()
 
-    params = redraw(encoder())
+    params = redraw(encoder(**options))
     assert logits(params, 0) == logits(params, None)
     gradient = jax.jit(jax.grad(logits), static_argnums=1)
     free, frozen = (gradient(params, token)["tokens"]["embedding"] for token in (None, 0))
