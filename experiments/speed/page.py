@@ -1,0 +1,137 @@
+"""Writes the page of a folder of results from its .json files: tables, origin and a picture.
+
+python -m experiments.speed.page experiments/results/speed`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.rundir import write_whole
+
+RATIOS = {
+    "buckets_over_torch": "hopfax in length buckets over PyTorch padded to 128 (wanted: 5)",
+    "equal_padding_over_torch": "both padded to 128 (wanted: 1)",
+    "five_seeds_over_one": "time of five vmapped seeds over time of one",
+}
+COLORS = {"hopfax": "#3465a4", "PyTorch": "#c17d11"}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Writes `README.md`, and `train_step.png` where there is a `train_step.json`."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args(arguments).folder
+    parts = ["# Speed and memory", "What is measured, and how: `experiments/speed/README.md`."]
+    for name, section in (("train_step", _train_step), ("memory", _memory)):
+        path = folder / f"{name}.json"
+        if path.exists():
+            report = json.loads(path.read_text(encoding="utf-8"))
+            parts += [*section(report), _origin(report["provenance"])]
+            if name == "train_step":
+                draw(report["table"], folder / "train_step.png")
+    write_whole(folder / "README.md", "\n\n".join(parts) + "\n")
+
+
+def draw(table: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Bars of examples per second; the numbers are in the .csv of the same name."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    weights = list(dict.fromkeys(row["weights"] for row in table))
+    figure = Figure(figsize=(8, 0.9 + 1.9 * len(weights)), layout="constrained")
+    for number, name in enumerate(weights, start=1):
+        axes = figure.add_subplot(len(weights), 1, number)
+        rows = [row for row in table if row["weights"] == name][::-1]
+        labels = [_label(row) for row in rows]
+        rates = [row["examples_per_second"] for row in rows]
+        below = [row["examples_per_second"] - row["low"] for row in rows]
+        above = [row["high"] - row["examples_per_second"] for row in rows]
+        colors = [COLORS[row["program"]] for row in rows]
+        axes.barh(labels, rates, xerr=(below, above), color=colors, error_kw={"linewidth": 1})
+        for place, rate in enumerate(rates):
+            axes.annotate(f" {rate:,.0f}", (rate, place), (6, 0), textcoords="offset points")
+        axes.set_xlim(0, 1.2 * max(row["high"] for row in rows))
+        axes.set_title(f"weights: {name}", fontsize=10, loc="left")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel("training examples per second (median and quartiles)", fontsize=10)
+    figure.savefig(path, dpi=120)
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    seeds = "" if row["seeds"] == 1 else f", {row['seeds']} seeds"
+    return f"{row['program']}, padded to {row['padding']}{seeds}"
+
+
+def _train_step(report: Mapping[str, Any]) -> list[str]:
+    rows = [
+        (
+            row["weights"],
+            row["program"],
+            row["padding"],
+            row["seeds"],
+            f"{row['examples_per_second']:.0f} ({row['low']:.0f} to {row['high']:.0f})",
+            f"{row['milliseconds_per_step']:.1f}",
+            f"{row['iterations_per_query']:.1f}",
+            f"{row['loop_trips']:.0f}",
+            row["rounds"],
+        )
+        for row in report["table"]
+    ]
+    heads = ("weights", "program", "padded to", "seeds", "examples/s (quartiles)", "ms a step")
+    heads += ("iterations a query", "loop trips, both layers", "rounds")
+    ratios = [
+        (weights, RATIOS[name], f"{r['median']:.1f} ({r['low']:.1f} to {r['high']:.1f})")
+        for weights, found in report["ratios"].items()
+        for name, r in found.items()
+    ]
+    return [
+        f"## Train step\n\nBase Robertha with ESR, batch 32, rows: {report['rows']}.",
+        _table(heads, rows),
+        _table(("weights", "ratio", "median (quartiles) over rounds"), ratios),
+        "![examples per second](train_step.png)",
+    ]
+
+
+def _memory(report: Mapping[str, Any]) -> list[str]:
+    rows = [
+        (
+            row["what"],
+            row["max_steps"],
+            f"{row['implicit_mb']:.1f}",
+            f"{row['unrolled_mb']:.1f}",
+            f"{row['unrolled_over_implicit']:.1f}",
+        )
+        for row in report["table"]
+    ]
+    heads = ("gradient of", "T", "implicit, MB", "unrolled, MB", "ratio (wanted: 5)")
+    return ["## Temporary memory of the compiled gradient", _table(heads, rows)]
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def _origin(origin: Mapping[str, Any]) -> str:
+    versions = [f"{name} {origin[name]}" for name in ("python", "jax", "flax")]
+    if "torch" in origin:
+        versions.append(f"torch {origin['torch']} with {origin['torch_threads']} threads")
+    changed = " with changes" if origin["dirty"] else ""
+    return (
+        f"`{origin['command']}`, {origin['date'][:10]}, commit {origin['commit'][:10]}{changed}; "
+        f"{origin['cpu']}, {origin['cores']} cores, jax on {origin['device']}; "
+        f"{', '.join(versions)}."
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Times several programs in turns, so that whatever else the machine does hits all alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Spread(NamedTuple):
+    """Median and quartiles of a measurement over rounds."""
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+
+
+def spread(values: Sequence[float] | np.ndarray) -> Spread:
+    """Summarises rounds; at least one."""
+    low, median, high = np.percentile(np.asarray(values, float), (25, 50, 75)).tolist()
+    return Spread(median, low, high, len(values))
+
+
+def interleaved(
+    programs: Mapping[str, Callable[[], object]],
+    *,
+    seconds: float,
+    min_rounds: int = 5,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, np.ndarray]:
+    """Runs every program once a round, the order rotating from round to round.
+
+    Args:
+        programs: Each returns only when its work is done.
+        seconds: No round starts after this long, once there are `min_rounds`.
+        min_rounds: At least so many are measured. A first one, for compilation and caches, is not.
+        clock: Where the time comes from.
+
+    Returns:
+        `(rounds,)` seconds of each program.
+    """
+    for program in programs.values():
+        program()
+    names = list(programs)
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    begin, rounds = clock(), 0
+    while rounds < min_rounds or clock() - begin < seconds:
+        turn = rounds % len(names)
+        for name in names[turn:] + names[:turn]:
+            start = clock()
+            programs[name]()
+            taken[name].append(clock() - start)
+        rounds += 1
+    return {name: np.asarray(values) for name, values in taken.items()}
