@@ -1,0 +1,60 @@
+"""Every notebook runs from top to bottom in a fresh kernel, and what is stored in it is its own."""
+
+import warnings
+from pathlib import Path
+
+import nbformat
+import pytest
+from jupyter_client.kernelspec import KernelSpecManager
+from nbclient import NotebookClient
+
+NOTEBOOKS = sorted((Path(__file__).resolve().parents[1] / "notebooks").glob("*.ipynb"))
+assert NOTEBOOKS, "there are no notebooks to run"
+
+
+def short(path: Path) -> str:
+    return path.stem
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=short)
+# Jupyter's own: sockets and event loops that its client leaves to the garbage collector.
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_notebook_runs(path, monkeypatch):
+    if "python3" not in KernelSpecManager().find_kernel_specs():
+        pytest.skip("no Jupyter kernel named python3 is installed")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    # Figures are to be shown in the notebook, not drawn into the void as in the other tests.
+    monkeypatch.delenv("MPLBACKEND", raising=False)
+    # A deprecated call in a notebook is an error here, as it is in the other tests.
+    monkeypatch.setenv("PYTHONWARNINGS", "error::DeprecationWarning:__main__")
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(
+        notebook,
+        timeout=300,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(path.parent)}},
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module="jupyter_client")
+        client.execute()
+    shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert not [output for output in shown if output.get("name") == "stderr"]
+    assert any("image/png" in output.get("data", {}) for output in shown)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=short)
+def test_stored_notebook_reads_well_and_is_small(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert path.stat().st_size < 200_000
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell.outputs]
+    assert not [o for o in outputs if o.output_type == "error" or o.get("name") == "stderr"]
+    for cell in code:
+        # Every picture is followed by words on what it shows.
+        if any("image/png" in output.get("data", {}) for output in cell.outputs):
+            following = notebook.cells[notebook.cells.index(cell) + 1]
+            assert following.cell_type == "markdown"
+            assert "**What to see.**" in following.source
