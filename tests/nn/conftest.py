@@ -7,8 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-# pytest's importlib mode leaves sys.path alone, and `oracles` lies one folder up.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+# pytest's importlib mode leaves sys.path alone: `oracles` lies one folder up, and
+# `released_program` here.
+sys.path[:0] = [str(folder) for folder in Path(__file__).resolve().parents[:2]]
 
 
 @pytest.fixture
