@@ -24,7 +24,7 @@ def gaussian_noise(
     r"""White noise of standard deviation `sigma` in every coordinate of every real token.
 
     A token's noise has the expected squared norm $d\sigma^2$. A token's draws depend on the key
-    and its position alone, not on how far the sequence is padded.
+    and its position alone (up to rounding), not on how far the sequence is padded.
 
     Args:
         key: Random key.

@@ -53,7 +53,11 @@ def test_a_tokens_draws_do_not_depend_on_the_padded_length(dtype):
     assert len(np.unique(long)) > 30
     for length in (1, 4, 8):
         short = hopfield.gaussian_noise(key, jnp.zeros((length, 5), dtype), sigma=1.0)
-        np.testing.assert_array_equal(short, long[:length])
+        # The same random bits; vector lanes may round the normal made of them differently.
+        np.testing.assert_allclose(
+            *(a.astype(jnp.float32) for a in (short, long[:length])),
+            rtol=float(jnp.finfo(dtype).eps) * 4,
+        )
 
 
 def test_padding_stays_silent_and_changes_nothing():
@@ -68,7 +72,7 @@ def test_vmapped_keys_are_separate_runs():
     together = draws(SILENT, count=4, sigma=1.0)
     for i, key in enumerate(jax.random.split(jax.random.key(0), 4)):
         alone = jax.jit(hopfield.gaussian_noise)(key, SILENT, sigma=1.0)
-        np.testing.assert_array_equal(together[i], alone)
+        np.testing.assert_allclose(together[i], alone, rtol=1e-6)
     assert len(np.unique(together)) == together.size
 
 

@@ -36,6 +36,7 @@ def test_energy_and_update_are_the_papers(x64, patterns, query, beta):
         hopfield.update(query, patterns, beta=beta),
         oracles.update(query, patterns, beta),
         rtol=1e-12,
+        atol=1e-14,
     )
 
 
