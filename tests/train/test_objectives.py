@@ -172,15 +172,11 @@ def test_dropout_follows_the_key():
 # In the released program padding is part of the stored patterns, so its length matters.
 MODELS = {
     "softmax": (partial(tiny.softmax, dropout=0.0), {}),
-    "hopfield": (partial(tiny.hopfield, dropout=0.0), {}),
     "hopfield-esr": (partial(tiny.hopfield, dropout=0.0), ESR),
-    "paper-esr": (
-        partial(tiny.hopfield, preset="paper", dropout=0.0, max_steps=4, num_layers=1),
-        ESR,
-    ),
+    "paper-esr": (partial(tiny.hopfield, preset="paper", dropout=0.0, max_steps=4), ESR),
 }
 RELEASED = (
-    partial(tiny.hopfield, preset="released", dropout=0.0, max_steps=4),
+    partial(tiny.hopfield, preset="released", dropout=0.0, max_steps=4, num_layers=2),
     ESR | {"esr_in_nats": True, "esr_masked": False},
 )
 

@@ -1,24 +1,35 @@
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import tiny
 
 from hopfax.train.objectives import Batch, Losses, classification
 from hopfax.train.state import TrainState, adamw, init_states, seed_keys
 from hopfax.train.step import make_chunk, make_step
 
-SEEDS, STEPS, BATCH = (23, 42), 3, 4
+SEEDS, STEPS, BATCH = (23, 42), 4, 4
 
 
-@pytest.fixture(scope="module")
-def training():
-    model = tiny.softmax(dropout=0.3)
-    optimizer = adamw(1e-2, total_steps=20)
-    return model, classification(model), optimizer
+MODEL = tiny.softmax(dropout=0.3)
+OPTIMIZER = adamw(1e-2, total_steps=20)
+OBJECTIVE = classification(MODEL)
+KEYS = seed_keys(SEEDS)
+chunk = make_chunk(OBJECTIVE, OPTIMIZER)
 
 
-@pytest.fixture(scope="module")
+@cache
+def start():
+    return init_states(MODEL, OPTIMIZER, SEEDS)
+
+
+def fresh():
+    """A chunk takes its states' buffers: give it copies."""
+    return jax.tree.map(jnp.copy, start())
+
+
+@cache
 def plan():
     rng = np.random.default_rng(0)
     picks = rng.integers(0, 9, (STEPS, len(SEEDS), BATCH)).astype(np.int32)
@@ -27,53 +38,42 @@ def plan():
     return tiny.batch(9), picks, weights
 
 
-@pytest.fixture(scope="module")
-def ran(training, plan):
-    model, objective, optimizer = training
-    states = init_states(model, optimizer, SEEDS)
-    return make_chunk(objective, optimizer)(states, *plan, seed_keys(SEEDS))
+@cache
+def ran():
+    return chunk(fresh(), *plan(), KEYS)
 
 
-def test_a_chunk_is_its_single_steps_of_single_seeds(training, plan, ran):
-    model, objective, optimizer = training
-    step = jax.jit(make_step(objective, optimizer))
-    rows, picks, weights = plan
-    keys = seed_keys(SEEDS)
+def test_a_chunk_is_its_single_steps_of_single_seeds():
+    step = jax.jit(make_step(OBJECTIVE, OPTIMIZER))
+    rows, picks, weights = plan()
     for number in range(len(SEEDS)):
-        state = tiny.take(init_states(model, optimizer, SEEDS), number)
+        state = tiny.take(start(), number)
         for at in range(STEPS):
             few = Batch(*(field[picks[at, number]] for field in rows))
             few = few._replace(weights=jnp.asarray(weights[at, number]))
-            state, metrics = step(state, few, keys[number])
-            wanted = tiny.take(tiny.take(ran[1], at), number)
+            state, metrics = step(state, few, KEYS[number])
+            wanted = tiny.take(tiny.take(ran()[1], at), number)
             tiny.assert_close(metrics, wanted, rtol=1e-4, atol=1e-6)
         # Adam divides by the root of squares: where a gradient is all rounding, steps differ.
-        tiny.assert_close(state, tiny.take(ran[0], number), rtol=1e-3, atol=1e-4)
-    assert ran[0].step.tolist() == [STEPS, STEPS]
+        tiny.assert_close(state, tiny.take(ran()[0], number), rtol=1e-3, atol=1e-4)
+    assert ran()[0].step.tolist() == [STEPS, STEPS]
 
 
-def test_metrics_are_of_each_step_and_seed(ran):
-    assert {leaf.shape for leaf in ran[1]} == {(STEPS, len(SEEDS))}
-    assert np.unique(ran[1].loss).size == ran[1].loss.size
+def test_metrics_are_of_each_step_and_seed():
+    metrics = ran()[1]
+    assert {leaf.shape for leaf in metrics} == {(STEPS, len(SEEDS))}
+    assert np.unique(metrics.loss).size == metrics.loss.size
 
 
-def test_chunks_may_be_cut_anywhere(training, plan, ran):
-    model, objective, optimizer = training
-    chunk = make_chunk(objective, optimizer)
-    rows, picks, weights = plan
-    states = init_states(model, optimizer, SEEDS)
-    for part in (slice(0, 1), slice(1, STEPS)):
-        states, _ = chunk(states, rows, picks[part], weights[part], seed_keys(SEEDS))
-    tiny.assert_close(states, ran[0], rtol=1e-3, atol=1e-4)
-
-
-def test_states_are_donated_and_rows_are_not(training, plan):
-    model, objective, optimizer = training
-    states = init_states(model, optimizer, SEEDS)
-    chunk = make_chunk(objective, optimizer)
-    chunk(states, *plan, seed_keys(SEEDS))
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(states))
-    assert not any(leaf.is_deleted() for leaf in plan[0])
+def test_chunks_may_be_cut_anywhere_and_take_the_states_buffers():
+    rows, picks, weights = plan()
+    states = fresh()
+    for part in (slice(0, 2), slice(2, 4)):
+        before = states
+        states, _ = chunk(states, rows, picks[part], weights[part], KEYS)
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
+    assert not any(leaf.is_deleted() for leaf in rows)
+    tiny.assert_close(states, ran()[0], rtol=1e-3, atol=1e-4)
 
 
 def noisy_objective(params, batch, key):

@@ -1,0 +1,188 @@
+"""A run that is killed and started again is the run that was never killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from hopfax.train.checkpoint import Checkpoints
+from hopfax.train.loop import fit
+from hopfax.train.metrics import MetricsLog, read_metrics
+from hopfax.train.objectives import classification
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAINING = """
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import tiny
+from hopfax.train.checkpoint import Checkpoints
+from hopfax.train.loop import fit
+from hopfax.train.metrics import MetricsLog
+from hopfax.train.objectives import classification
+
+folder = Path(sys.argv[1])
+model = tiny.softmax(dropout=0.2)
+with Checkpoints(folder, config={"model": "tiny"}) as checkpoints:
+    with MetricsLog(folder / "metrics.jsonl") as log:
+        fitted = fit(
+            model,
+            classification(model),
+            train=tiny.buckets(40, boundaries=(12,)),
+            validation=tiny.buckets(12, seed=1, boundaries=(12,)),
+            score=tiny.accuracy,
+            seeds=(23, 42),
+            epochs=10,
+            learning_rate=1e-2,
+            batch_size=4,
+            chunk_steps=2,
+            checkpoints=checkpoints,
+            checkpoint_seconds=0.0,
+            log=log,
+        )
+leaves = jax.tree.leaves(fitted.params)
+np.savez(folder / "fitted.npz", *leaves, scores=fitted.scores, epochs=fitted.epochs)
+"""
+
+
+def start(folder):
+    folder.mkdir(exist_ok=True)
+    paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    with open(folder / "said.txt", "w") as said:  # a pipe that nobody reads may fill up
+        return subprocess.Popen(
+            [sys.executable, "-c", TRAINING, str(folder)],
+            env=os.environ
+            | {"PYTHONPATH": paths, "PYTHONWARNINGS": "error::UserWarning"}
+            | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},  # four processes compile: let them be quick
+            stdout=said,
+            stderr=said,
+        )
+
+
+def finish(folder):
+    assert start(folder).wait(timeout=300) == 0, (folder / "said.txt").read_text()
+    with np.load(folder / "fitted.npz") as found:
+        return dict(found)
+
+
+def lines(folder):
+    path = folder / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_real_kills_change_no_bit(tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    want = finish(whole)
+    total = lines(whole)
+
+    def saving():
+        return any((cut / "last").glob("*.partial"))
+
+    # Early in the first epoch; and later, while a checkpoint is being written.
+    for share, moment in ((0.02, lambda: True), (0.4, saving)):
+        process = start(cut)
+        while process.poll() is None and not (lines(cut) >= share * total and moment()):
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL, (cut / "said.txt").read_text()
+        assert 0 < lines(cut) < total
+    got = finish(cut)
+    assert got.keys() == want.keys()
+    for name, array in want.items():
+        assert got[name].tobytes() == array.tobytes(), name
+    # Every step is logged once, in order, with the same numbers to the last digit.
+    assert read_metrics(cut / "metrics.jsonl") == read_metrics(whole / "metrics.jsonl")
+    steps = [line["step"] for line in read_metrics(whole / "metrics.jsonl") if "loss" in line]
+    assert steps == sorted(set(steps))
+
+
+class Killed(BaseException):
+    """Stands for a kill at a chosen place."""
+
+
+MODEL = tiny.bag()
+OBJECTIVE = classification(MODEL)
+
+
+def run(folder, **changes):
+    options = {"epochs": 3, "checkpoint_seconds": 0.0} | changes
+    with (
+        Checkpoints(folder, config={"a": 1}) as checkpoints,
+        MetricsLog(folder / "metrics.jsonl") as log,
+    ):
+        return fit(
+            MODEL,
+            OBJECTIVE,
+            train=tiny.buckets(20),
+            validation=tiny.buckets(8, seed=1),
+            score=tiny.accuracy,
+            seeds=(23, 42),
+            learning_rate=0.05,
+            batch_size=4,
+            chunk_steps=2,
+            checkpoints=checkpoints,
+            log=log,
+            **options,
+        )
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("name", ["write", "save_last", "save_best"])
+@pytest.mark.usefixtures("compiled_once")
+def test_stopping_beside_any_write_changes_no_bit(tmp_path, monkeypatch, name, after):
+    owner = MetricsLog if name == "write" else Checkpoints
+    function = getattr(owner, name)
+    want = run(tmp_path / "whole")
+    left = 0
+
+    def interruptible(self, *args, **kwargs):
+        nonlocal left
+        left -= 1
+        if not left and not after:
+            raise Killed
+        function(self, *args, **kwargs)
+        if not left:
+            if owner is Checkpoints:
+                self.wait()
+            raise Killed
+
+    monkeypatch.setattr(owner, name, interruptible)
+    kills, got = 0, None
+    for calls in (1, 2, 3, 4, 1000):  # counted anew by each process
+        left = calls
+        try:
+            got = run(tmp_path / "cut")
+        except Killed:
+            kills += 1
+    assert kills and got
+    assert tiny.same_bits(got, want)
+    logs = [read_metrics(tmp_path / folder / "metrics.jsonl") for folder in ("cut", "whole")]
+    assert logs[0] == logs[1]
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_a_finished_run_is_read_not_repeated(tmp_path):
+    want = run(tmp_path)
+    log = (tmp_path / "metrics.jsonl").read_bytes()
+    assert tiny.same_bits(run(tmp_path), want)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == log
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_saving_seldom_gives_the_same_run(tmp_path):
+    often, seldom = (run(tmp_path / str(s), checkpoint_seconds=s) for s in (0.0, 1e6))
+    assert tiny.same_bits(often, seldom)
+    with Checkpoints(tmp_path / "0.0", config={"a": 1}) as checkpoints:
+        like = jax.eval_shape(jax.vmap(MODEL.init), jax.random.split(jax.random.key(0)))
+        best = checkpoints.restore_best(like)
+    assert tiny.same_bits(best.tree, often.params)
+    assert best.extra == {"scores": often.scores.tolist(), "epochs": often.epochs.tolist()}
