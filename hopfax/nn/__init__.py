@@ -11,6 +11,7 @@ from hopfax.nn.encoder import Classification as Classification
 from hopfax.nn.encoder import Encoder as Encoder
 from hopfax.nn.encoder import Encoding as Encoding
 from hopfax.nn.functional import Functional as Functional
+from hopfax.nn.functional import Params as Params
 from hopfax.nn.functional import functional as functional
 from hopfax.nn.functional import num_params as num_params
 from hopfax.nn.models import PRESETS as PRESETS

@@ -1,0 +1,127 @@
+"""The main job on a grid small enough for a test: complete, resumable, and picky about its flags."""
+
+import csv
+import json
+
+import pytest
+
+from experiments.__main__ import main
+from experiments.robertha import cell, robustness
+
+SMALL = (
+    *("robustness", "--budget", "smoke", "--task", "sentiment", "--levels", "0.0", "1.0"),
+    *("--sites", "embedding", "--width", "16", "--train-size", "64", "--max-steps", "5"),
+)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run of `SMALL`, and the folder that all runs are under."""
+    runs = tmp_path_factory.mktemp("runs")
+    assert main([*SMALL, "--runs", str(runs)]) == 0
+    (folder,) = (runs / "robustness").iterdir()
+    return runs, folder
+
+
+def rows_of(folder):
+    with open(folder / "results.csv", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_leaves_every_file_and_every_row(finished):
+    _, folder = finished
+    for name in ("config.json", "metrics.jsonl", "robustness.png", "robustness.csv", "report.html"):
+        assert (folder / name).stat().st_size > 0, name
+    rows = rows_of(folder)
+    # 2 models x 2 seeds x (clean + 2 protocols x 1 draw) x (accuracy, score)
+    assert len(rows) == 2 * 2 * 3 * 2
+    assert {row["num_examples"] for row in rows} == {"500"}
+    assert {row["num_train"] for row in rows} == {"64"}
+    noisy = [row for row in rows if row["corruption"] == "gaussian"]
+    matched = {float(row["snr_db"]) for row in noisy if row["protocol"] == "matched"}
+    assert all(abs(snr) < 0.1 for snr in matched), "level 1 of the signal's RMS is 0 dB"
+    steps = {row["model"]: row["steps_mean"] for row in rows}
+    assert steps["tinybert"] == "" and 1 <= float(steps["robertha"]) <= 5
+
+
+def test_scores_are_accuracies_on_the_papers_scale(finished):
+    rows = rows_of(finished[1])
+    accuracy = [float(row["score"]) for row in rows if row["metric"] == "accuracy"]
+    score = [float(row["score"]) for row in rows if row["metric"] == "score"]
+    assert score == pytest.approx([100 * part for part in accuracy], abs=1e-3)
+
+
+def test_the_same_line_finds_everything_done(finished, monkeypatch):
+    runs, folder = finished
+    before = (folder / "results.csv").read_bytes()
+    monkeypatch.setattr(robustness, "run_cell", lambda *_, **__: pytest.fail("trained again"))
+    assert main([*SMALL, "--runs", str(runs)]) == 0
+    assert (folder / "results.csv").read_bytes() == before
+
+
+def test_a_run_broken_off_trains_only_what_is_missing(finished, tmp_path, monkeypatch):
+    """Robertha fails after TinyBERT is done; the same line then makes the same rows."""
+    _, folder = finished
+    whole = cell.fit
+
+    def failing(*args, title, **kwargs):
+        if "robertha" in title:
+            raise OSError("no space left")
+        return whole(*args, title=title, **kwargs)
+
+    monkeypatch.setattr(cell, "fit", failing)
+    assert main([*SMALL, "--runs", str(tmp_path)]) == 1
+    (again,) = (tmp_path / "robustness").iterdir()
+    assert {row["model"] for row in rows_of(again)} == {"tinybert"}
+    assert again.name == folder.name
+
+    def counted(*args, title, **kwargs):
+        assert "tinybert" not in title
+        return whole(*args, title=title, **kwargs)
+
+    monkeypatch.setattr(cell, "fit", counted)
+    assert main([*SMALL, "--runs", str(tmp_path)]) == 0
+    assert rows_of(again) == rows_of(folder)
+
+
+def test_metrics_of_all_cells_stand_in_one_log(finished):
+    lines = (finished[1] / "metrics.jsonl").read_text().splitlines()
+    assert {json.loads(line)["cell"] for line in lines} == {
+        "sentiment-tinybert",
+        "sentiment-robertha",
+    }
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--task", "sentimnt"), "did you mean sentiment"),
+        (("--task", "cola"), "needs data_dir"),
+        (("--task", "cola", "--data-dir", "nowhere"), "nowhere"),
+        (("--model", "robrtha"), "did you mean robertha"),
+        (("--sites", "tokn"), "did you mean token"),
+        (("--protocols", "matchd"), "did you mean matched"),
+        (("--preset", "relesed"), "did you mean released"),
+        (("--levels", "-0.5"), "must be >= 0, got -0.5"),
+        (("--beta", "0"), "must be > 0, got 0.0"),
+        (("--max-steps", "0"), "must be at least 1, got 0"),
+        (("--esr-weight", "-1"), "must be >= 0, got -1.0"),
+        (("--seeds", "1", "1"), "different values, got (1, 1)"),
+    ],
+)
+def test_a_wrong_flag_is_one_clear_error(flags, told, tmp_path, capsys):
+    assert main(["robustness", "--budget", "smoke", "--runs", str(tmp_path), *flags]) == 1
+    error = capsys.readouterr().err
+    assert told in error
+    assert "Traceback" not in error
+
+
+def test_no_resume_starts_over(finished, tmp_path, monkeypatch):
+    monkeypatch.setattr(robustness, "run_cell", lambda folder, *_, **__: None)
+    assert main([*SMALL, "--runs", str(tmp_path)]) == 0
+    (folder,) = (tmp_path / "robustness").iterdir()
+    (folder / "left over").touch()
+    assert main([*SMALL, "--runs", str(tmp_path)]) == 0
+    assert (folder / "left over").exists()
+    assert main([*SMALL, "--runs", str(tmp_path), "--no-resume"]) == 0
+    assert not (folder / "left over").exists()
