@@ -1,4 +1,4 @@
-"""The main job on a grid small enough for a test: complete, resumable, and picky about its flags."""
+"""The main job on a grid small enough for a test: complete, resumable, and clear about errors."""
 
 import csv
 import json

@@ -1,14 +1,8 @@
 """What the tests of the Hopfield core share."""
 
-import sys
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
-
-# pytest's importlib mode leaves sys.path alone, and `oracles` lies one folder up.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 
 @pytest.fixture
