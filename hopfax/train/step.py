@@ -11,8 +11,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from hopfax.train.objectives import Batch, Objective
 from hopfax.train.state import TrainState
 
-# Keeps a seed's dropout apart from its initialisation, which uses the key as it is.
-_DROPOUT = 1
+# Modules number their draws 0, 1, 2, ... under the seed's key; dropout must be none of those.
+_DROPOUT = 2**31
 
 
 class StepMetrics(NamedTuple):

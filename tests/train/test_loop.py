@@ -118,7 +118,7 @@ def breaking(seed, step, value):
     It knows them by the step's key, which is made of the two.
     """
     (key,) = seed_keys([seed])
-    wrong = jax.random.key_data(jax.random.fold_in(jax.random.fold_in(key, 1), step))
+    wrong = jax.random.key_data(jax.random.fold_in(jax.random.fold_in(key, 2**31), step))
 
     def objective(params, batch, key):
         loss, parts = OBJECTIVE(params, batch, key)
