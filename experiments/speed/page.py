@@ -94,7 +94,8 @@ def _train_step(report: Mapping[str, Any]) -> list[str]:
         for name, r in found.items()
     ]
     return [
-        f"## Train step\n\nBase Robertha with ESR, batch 32, rows: {report['rows']}.",
+        f"## Train step\n\nBase Robertha with ESR, batch 32, rows: {report['rows']}; "
+        f"seconds of {report['clock']}.",
         _table(heads, rows),
         _table(("weights", "ratio", "median (quartiles) over rounds"), ratios),
         "![examples per second](train_step.png)",
