@@ -1,5 +1,6 @@
 """The models an experiment can name, each with the objective it is trained by."""
 
+import dataclasses
 import difflib
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ def trainable(
     max_steps: int = 50,
     esr_weight: float = 0.05,
     esr_target: float = 0.35,
+    dropout: float | None = None,
     **sizes: Any,
 ) -> Trainable:
     """Builds a model for a task.
@@ -50,6 +52,8 @@ def trainable(
         max_steps: Its most iterations, >= 1.
         esr_weight: Weight of ESR in Robertha's loss.
         esr_target: Its target entropy.
+        dropout: Rate in training, in [0, 1); None leaves each model its own (0.1 and the
+            preset's).
         **sizes: See `hopfax.nn.Encoder`.
 
     Raises:
@@ -62,9 +66,12 @@ def trainable(
             "robertha-no-iteration-no-esr"
         )
     if name == "tinybert":
-        model = tinybert(vocab_size, spec.num_outputs, **sizes)
+        own = {} if dropout is None else {"dropout": dropout}
+        model = tinybert(vocab_size, spec.num_outputs, **own, **sizes)
         return Trainable(model, classification(model, regression=spec.regression), False)
     details = preset(preset_name)
+    if dropout is not None:
+        details = dataclasses.replace(details, dropout=dropout)
     iterates = name != "robertha-no-iteration-no-esr"
     model = robertha(
         vocab_size,

@@ -106,6 +106,8 @@ class Config:
     """Weight of Eigenspectrum Regularization."""
     esr_target: float = 0.35
     """Its target entropy α, in [0, 1]."""
+    dropout: float | None = None
+    """Dropout in training; without it each model has its own (TinyBERT 0.1, Robertha 0.3)."""
     batch_size: int = 32
     """Rows a training step."""
     max_length: int = 128
@@ -206,6 +208,7 @@ def _build(
         max_steps=config.max_steps,
         esr_weight=config.esr_weight,
         esr_target=config.esr_target,
+        dropout=config.dropout,
         width=budget.width,
         ff_width=4 * budget.width,
         max_length=config.max_length,

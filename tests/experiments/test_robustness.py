@@ -106,6 +106,7 @@ def test_metrics_of_all_cells_stand_in_one_log(finished):
         (("--beta", "0"), "must be > 0, got 0.0"),
         (("--max-steps", "0"), "must be at least 1, got 0"),
         (("--esr-weight", "-1"), "must be >= 0, got -1.0"),
+        (("--dropout", "1"), "must be in [0, 1), got 1.0"),
         (("--seeds", "1", "1"), "different values, got (1, 1)"),
     ],
 )
