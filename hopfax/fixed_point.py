@@ -153,50 +153,57 @@ def _iterate(
     )
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _implicit(
     fn: Map, max_steps: int, stop: Stop | Measure, params: PyTree, init: PyTree, tol: Array
 ) -> FixedPoint:
-    return _finish(_iterate(partial(fn, params), init, tol, max_steps, stop), tol)
+    """Searches without derivatives, and takes them from one more application at the end."""
+    fixed, start = jax.lax.stop_gradient((params, init))
+    loop = _iterate(partial(fn, fixed), start, tol, max_steps, stop)
+    # Outside of the custom rule, so that under `vmap` the gradient of shared parameters is summed
+    # as it arises; inside, every query would hold one of its own.
+    applied = fn(params, jax.lax.stop_gradient(loop.value))
+    value = _solved(fn, max_steps, applied, loop.value, fixed, tol)
+    return _finish(loop._replace(value=value), tol)
 
 
-def _implicit_forward(
-    fn: Map, max_steps: int, stop: Stop | Measure, params: PyTree, init: PyTree, tol: Array
-) -> tuple[FixedPoint, tuple[PyTree, PyTree, Array]]:
-    found = _finish(_iterate(partial(fn, params), init, tol, max_steps, stop), tol)
-    return found, (params, found.value, tol)
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _solved(
+    fn: Map, max_steps: int, applied: PyTree, value: PyTree, params: PyTree, tol: Array
+) -> PyTree:
+    """The fixed point `value`, whose cotangent reaches `applied` as the sum of the adjoint."""
+    return value
 
 
-def _implicit_backward(
-    fn: Map,
-    max_steps: int,
-    stop: Stop | Measure,
-    saved: tuple[PyTree, PyTree, Array],
-    cotangent: FixedPoint,
-) -> tuple[Any, Any, Array]:
-    del stop  # the size of a cotangent means nothing in absolute terms
-    params, value, tol = saved
-    _, pull = jax.vjp(fn, params, value)
+def _solved_forward(
+    fn: Map, max_steps: int, applied: PyTree, value: PyTree, params: PyTree, tol: Array
+) -> tuple[PyTree, tuple[PyTree, PyTree, Array]]:
+    return value, (value, params, tol)
+
+
+def _solved_backward(
+    fn: Map, max_steps: int, saved: tuple[PyTree, PyTree, Array], cotangent: PyTree
+) -> tuple[PyTree, None, None, None]:
+    value, params, tol = saved
+    # Keeps XLA from computing the cotangent early, and holding it through the whole forward pass.
+    cotangent = jax.lax.optimization_barrier(cotangent)
+    _, pull = jax.vjp(partial(fn, params), value)
     # Unit scale: the squares of a cotangent of 1e-20 would vanish, and read as "no change".
-    size = jnp.max(
-        jnp.stack([jnp.max(jnp.abs(x), initial=0) for x in jax.tree.leaves(cotangent.value)])
-    )
+    size = jnp.max(jnp.stack([jnp.max(jnp.abs(x), initial=0) for x in jax.tree.leaves(cotangent)]))
     size = jnp.where(size > 0, size, 1)
-    first = jax.tree.map(lambda x: x / size, cotangent.value)
+    first = jax.tree.map(lambda x: x / size, cotangent)
     bound = _ADJOINT_GROWTH * _norm(first)
 
     def add_term(u: PyTree) -> PyTree:
-        following = jax.tree.map(jnp.add, first, pull(u)[1])
+        following = jax.tree.map(jnp.add, first, pull(u)[0])
         within = _norm(jax.tree.map(jnp.subtract, following, u)) <= bound
         # Returning u itself reads as "no change", and so ends the loop.
         return jax.tree.map(lambda new, old: jnp.where(within, new, old), following, u)
 
     adjoint = _iterate(add_term, first, tol, max_steps, "relative").value
-    gradient = pull(jax.tree.map(lambda x: x * size, adjoint))[0]
-    return gradient, jax.tree.map(jnp.zeros_like, value), jnp.zeros_like(tol)
+    return jax.tree.map(lambda x: x * size, adjoint), None, None, None
 
 
-_implicit.defvjp(_implicit_forward, _implicit_backward)
+_solved.defvjp(_solved_forward, _solved_backward)
 
 
 def _unrolled(

@@ -276,3 +276,18 @@ def test_numpy_starts_are_welcome():
 def test_wrong_options_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         fixed_point(lambda p, x: x, (), jnp.ones(1), **options)
+
+
+def test_queries_side_by_side_share_one_gradient_of_their_parameters():
+    """Compiled, not run: the memory of many queries is far from queries times parameters."""
+    queries, width = 64, 64
+
+    def loss(weights, starts):
+        def one(start):
+            return fixed_point(lambda w, x: jnp.tanh(0.1 * w @ x), weights, start).value
+
+        return jnp.sum(jax.vmap(one)(starts))
+
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((width, width), (queries, width))]
+    planned = jax.jit(jax.grad(loss)).lower(*shapes).compile().memory_analysis()
+    assert planned.temp_size_in_bytes < 4 * queries * width**2 / 4
