@@ -35,6 +35,7 @@ class FixedPoint(NamedTuple):
 
 class _Loop(NamedTuple):
     value: PyTree
+    aux: PyTree
     num_steps: Array
     residual: Array
     running: Array
@@ -49,6 +50,7 @@ def fixed_point(
     max_steps: int = 50,
     gradient: Gradient = "implicit",
     stop: Stop | Measure = "relative",
+    has_aux: bool = False,
 ) -> FixedPoint:
     r"""Iterates $x \leftarrow f(\theta, x)$ until it stands still.
 
@@ -66,7 +68,9 @@ def fixed_point(
         stop: `"relative"`, $\|x' - x\| \le tol \|x\|$, or `"absolute"`, $\|x' - x\| \le tol$.
             Only the second one can end an approach to the origin, where the state shrinks by
             the same factor in every step. Or a function `stop(new, old)` that returns the size
-            of the change.
+            of the change; with `has_aux` it is given pairs `(x, aux)`.
+        has_aux: Whether `fn` returns a pair, the next iterate and something beside it that the
+            measure asks for. Beside the start stand zeros.
 
     Returns:
         A `FixedPoint`. A start or iterate that is not finite ends the loop at once.
@@ -92,10 +96,12 @@ def fixed_point(
         raise ValueError(f'stop must be "relative" or "absolute", got {stop!r}')
     init = jax.tree.map(jnp.asarray, init)
     tol = jnp.asarray(tol, dtype=_dtype(init))
+    whole = fn if has_aux else lambda params, x: (fn(params, x), ())
+    measure = partial(_measure, stop, has_aux)
     if gradient == "implicit":
-        return _implicit(fn, max_steps, stop, params, init, tol)
+        return _implicit(whole, max_steps, measure, params, init, tol)
     if gradient == "unrolled":
-        return _unrolled(fn, max_steps, stop, params, init, tol)
+        return _unrolled(whole, max_steps, measure, params, init, tol)
     raise ValueError(f'gradient must be "implicit" or "unrolled", got {gradient!r}')
 
 
@@ -107,13 +113,20 @@ def _dtype(x: PyTree) -> Any:
     return jnp.result_type(*jax.tree.leaves(x))
 
 
-def _start(init: PyTree) -> _Loop:
+def _start(fn: Callable[[PyTree], tuple[PyTree, PyTree]], init: PyTree) -> _Loop:
     return _Loop(
         value=init,
+        aux=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(fn, init)[1]),
         num_steps=jnp.zeros((), jnp.int32),
         residual=jnp.full((), jnp.inf, _dtype(init)),
         running=jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(init)])),
     )
+
+
+def _measure(stop: Stop | Measure, has_aux: bool, new: PyTree, old: PyTree) -> Array:
+    if not has_aux:
+        new, old = new[0], old[0]
+    return stop(new, old) if callable(stop) else _change(new, old, stop)
 
 
 def _change(new: PyTree, old: PyTree, stop: Stop) -> Array:
@@ -126,11 +139,11 @@ def _change(new: PyTree, old: PyTree, stop: Stop) -> Array:
     return jnp.where(jnp.isfinite(change), jnp.minimum(residual, limits.max), change)
 
 
-def _advance(loop: _Loop, value: PyTree, *, tol: Array, stop: Stop | Measure) -> _Loop:
-    old, new = jax.lax.stop_gradient((loop.value, value))
-    residual = stop(new, old) if callable(stop) else _change(new, old, stop)
+def _advance(loop: _Loop, new: tuple[PyTree, PyTree], *, tol: Array, measure: Measure) -> _Loop:
+    residual = measure(*jax.lax.stop_gradient((new, (loop.value, loop.aux))))
     return _Loop(
-        value=value,
+        value=new[0],
+        aux=new[1],
         num_steps=loop.num_steps + 1,
         residual=residual,
         running=(residual > tol) & jnp.isfinite(residual),
@@ -143,25 +156,29 @@ def _finish(loop: _Loop, tol: Array) -> FixedPoint:
 
 
 def _iterate(
-    fn: Callable[[PyTree], PyTree], init: PyTree, tol: Array, max_steps: int, stop: Stop | Measure
+    fn: Callable[[PyTree], tuple[PyTree, PyTree]],
+    init: PyTree,
+    tol: Array,
+    max_steps: int,
+    measure: Measure,
 ) -> _Loop:
     """The while loop behind both the forward pass and the adjoint."""
     return jax.lax.while_loop(
         lambda loop: loop.running & (loop.num_steps < max_steps),
-        lambda loop: _advance(loop, fn(loop.value), tol=tol, stop=stop),
-        _start(init),
+        lambda loop: _advance(loop, fn(loop.value), tol=tol, measure=measure),
+        _start(fn, init),
     )
 
 
 def _implicit(
-    fn: Map, max_steps: int, stop: Stop | Measure, params: PyTree, init: PyTree, tol: Array
+    fn: Map, max_steps: int, measure: Measure, params: PyTree, init: PyTree, tol: Array
 ) -> FixedPoint:
     """Searches without derivatives, and takes them from one more application at the end."""
     fixed, start = jax.lax.stop_gradient((params, init))
-    loop = _iterate(partial(fn, fixed), start, tol, max_steps, stop)
+    loop = _iterate(partial(fn, fixed), start, tol, max_steps, measure)
     # Outside of the custom rule, so that under `vmap` the gradient of shared parameters is summed
     # as it arises; inside, every query would hold one of its own.
-    applied = fn(params, jax.lax.stop_gradient(loop.value))
+    applied, _ = fn(params, jax.lax.stop_gradient(loop.value))
     value = _solved(fn, max_steps, applied, loop.value, fixed, tol)
     return _finish(loop._replace(value=value), tol)
 
@@ -186,20 +203,22 @@ def _solved_backward(
     value, params, tol = saved
     # Keeps XLA from computing the cotangent early, and holding it through the whole forward pass.
     cotangent = jax.lax.optimization_barrier(cotangent)
-    _, pull = jax.vjp(partial(fn, params), value)
+    _, pull, _ = jax.vjp(partial(fn, params), value, has_aux=True)
     # Unit scale: the squares of a cotangent of 1e-20 would vanish, and read as "no change".
     size = jnp.max(jnp.stack([jnp.max(jnp.abs(x), initial=0) for x in jax.tree.leaves(cotangent)]))
     size = jnp.where(size > 0, size, 1)
     first = jax.tree.map(lambda x: x / size, cotangent)
     bound = _ADJOINT_GROWTH * _norm(first)
 
-    def add_term(u: PyTree) -> PyTree:
+    def add_term(u: PyTree) -> tuple[PyTree, Array]:
         following = jax.tree.map(jnp.add, first, pull(u)[0])
-        within = _norm(jax.tree.map(jnp.subtract, following, u)) <= bound
-        # Returning u itself reads as "no change", and so ends the loop.
-        return jax.tree.map(lambda new, old: jnp.where(within, new, old), following, u)
+        change = _norm(jax.tree.map(jnp.subtract, following, u))
+        within = change <= bound
+        kept = jax.tree.map(lambda new, old: jnp.where(within, new, old), following, u)
+        # Keeping u reads as "no change", and so ends the loop.
+        return kept, jnp.where(within, change / _norm(u), 0)
 
-    adjoint = _iterate(add_term, first, tol, max_steps, "relative").value
+    adjoint = _iterate(add_term, first, tol, max_steps, lambda new, old: new[1]).value
     return jax.tree.map(lambda x: x * size, adjoint), None, None, None
 
 
@@ -207,12 +226,12 @@ _solved.defvjp(_solved_forward, _solved_backward)
 
 
 def _unrolled(
-    fn: Map, max_steps: int, stop: Stop | Measure, params: PyTree, init: PyTree, tol: Array
+    fn: Map, max_steps: int, measure: Measure, params: PyTree, init: PyTree, tol: Array
 ) -> FixedPoint:
     def body(loop: _Loop, _: None) -> tuple[_Loop, None]:
-        following = _advance(loop, fn(params, loop.value), tol=tol, stop=stop)
+        following = _advance(loop, fn(params, loop.value), tol=tol, measure=measure)
         kept = jax.tree.map(lambda new, old: jnp.where(loop.running, new, old), following, loop)
         return kept, None
 
-    loop, _ = jax.lax.scan(body, _start(init), length=max_steps)
+    loop, _ = jax.lax.scan(body, _start(partial(fn, params), init), length=max_steps)
     return _finish(loop, tol)

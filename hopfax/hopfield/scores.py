@@ -5,6 +5,8 @@ products with them. Iterating those costs n^2 a step instead of 2nd, and the las
 attention reads its values out with.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -61,41 +63,49 @@ def retrieve_scores(
         # 0 * nan is nan: whatever stands in padding must go before the products.
         start = jnp.where(mask, start, 0)
         gram = jnp.where(mask[:, None] & mask, gram, 0)
-    found = fixed_point(
+    return fixed_point(
         _update,
         (gram, jnp.asarray(beta, dtype), mask),
-        # No weights yet: a query need not be a mean of patterns.
-        (jnp.zeros_like(start), start),
+        start,
         tol=tol,
         max_steps=max_steps,
         gradient=gradient,
         stop=_MEASURES.get(stop, stop),
+        has_aux=True,
     )
-    return found._replace(value=found.value[1])
 
 
-def _update(
-    params: tuple[Array, Array, Array | None], state: tuple[Array, Array]
-) -> tuple[Array, Array]:
+class _Beside(NamedTuple):
+    """What scores alone do not tell of the state behind them; zeros beside a query."""
+
+    weights: Array
+    squared_norm: Array
+    is_mean: Array
+
+
+def _update(params: tuple[Array, Array, Array | None], scores: Array) -> tuple[Array, _Beside]:
     gram, beta, mask = params
-    logits = beta * state[1]
+    logits = beta * scores
     if mask is not None:
         logits = jnp.where(mask, logits, jnp.finfo(logits.dtype).min)
     weights = jax.nn.softmax(logits)
-    return weights, gram @ weights
+    # In this order vmap needs no transpose; the matrix is symmetric.
+    following = weights @ gram
+    return following, _Beside(weights, jnp.sum(weights * following), jnp.ones((), bool))
 
 
-def _absolute(new: tuple[Array, Array], old: tuple[Array, Array]) -> Array:
-    change = jnp.vdot(new[0] - old[0], new[1] - old[1])
+def _absolute(new: tuple[Array, _Beside], old: tuple[Array, _Beside]) -> Array:
+    change = jnp.sum((new[1].weights - old[1].weights) * (new[0] - old[0]))
     # Rounding can take the square of a tiny change below zero.
     size = jnp.sqrt(jnp.maximum(change, 0))
+    # A query need not be a mean of patterns: leaving it is a change beyond measure.
     left_query = jnp.where(jnp.isfinite(change), jnp.finfo(change.dtype).max, change)
-    return jnp.where(jnp.any(old[0] != 0), size, left_query)
+    return jnp.where(old[1].is_mean, size, left_query)
 
 
-def _relative(new: tuple[Array, Array], old: tuple[Array, Array]) -> Array:
-    limits = jnp.finfo(new[1].dtype)
-    norm = jnp.sqrt(jnp.maximum(jnp.vdot(old[0], old[1]), 0))
+def _relative(new: tuple[Array, _Beside], old: tuple[Array, _Beside]) -> Array:
+    limits = jnp.finfo(new[0].dtype)
+    norm = jnp.sqrt(jnp.maximum(old[1].squared_norm, 0))
     change = _absolute(new, old)
     residual = jnp.minimum(change / jnp.maximum(norm, limits.tiny), limits.max)
     return jnp.where(jnp.isfinite(change), residual, change)

@@ -166,8 +166,10 @@ def predict(
         batch_size: Rows a call.
 
     Raises:
-        ValueError: See `check_noise`.
+        ValueError: See `check_noise`; or there are no rows.
     """
+    if not buckets:
+        raise ValueError("there is nothing to predict: the set has no rows")
     asked = Noise("embedding", "sigma", 0.0) if noise is None else noise
     check_noise(asked)
     at_token = jnp.asarray(asked.site == "token")

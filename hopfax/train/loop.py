@@ -1,5 +1,6 @@
 """Trains all seeds of a model at once, with early stopping, checkpoints and resumption."""
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 from hopfax.data.batching import Bucket
 from hopfax.nn.encoder import Encoder
 from hopfax.nn.functional import Functional, Params
-from hopfax.train.checkpoint import Checkpoints
+from hopfax.train.checkpoint import CheckpointError, Checkpoints
 from hopfax.train.evaluate import make_predictor, predict
 from hopfax.train.metrics import MetricsLog
 from hopfax.train.objectives import Batch, Objective
@@ -231,7 +232,9 @@ def _check_finite(
     row, column = np.argwhere(bad)[0]
     kept = "none was asked for"
     if checkpoints:
-        checkpoints.wait()
+        # A full disk must not hide what happened here: the newest one on it is named all the same.
+        with contextlib.suppress(CheckpointError):
+            checkpoints.wait()
         kept = checkpoints.newest() or "none yet"
     raise DivergedError(
         f"loss {metrics.loss[row, column]:g} with gradient norm "

@@ -95,7 +95,8 @@ class Progress:
             self._bar.update(self._task, completed=done, status=self._status)
             return
         due = self._printed is None or self._recent[-1][0] - self._printed[0] >= self._interval
-        if due or done >= self._total:
+        # The last line waits for the end: what is learned there still goes into it.
+        if due and done < self._total:
             self._print()
 
     def _describe(self, fields: dict[str, Any]) -> str:

@@ -53,6 +53,9 @@ def shapes(sizes: Sequence[int], *, batch_size: int, chunk_steps: int = 16) -> l
     for size in sizes:
         steps = -(-size // batch_size)
         chunks = max(1, round(steps / chunk_steps))
+        # More steps than rows would leave steps without one.
+        while chunks > 1 and chunks * -(-steps // chunks) > size:
+            chunks -= 1
         found.append(Shape(chunks, -(-steps // chunks)))
     return found
 

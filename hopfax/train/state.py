@@ -97,5 +97,11 @@ def init_states(
 
 
 def seed_keys(seeds: Sequence[int]) -> Array:
-    """One random key a seed."""
+    """One random key a seed.
+
+    Raises:
+        ValueError: If a seed is not in [0, 2**32).
+    """
+    if wrong := [seed for seed in seeds if not 0 <= seed < 2**32]:
+        raise ValueError(f"a seed is a whole number in [0, 2**32), got {wrong[0]}")
     return jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))

@@ -218,3 +218,8 @@ def test_a_noise_that_is_none_is_refused_by_name(noise, words):
         check_noise(noise)
     with pytest.raises(ValueError, match=words):
         predict(predictor, params(), BUCKETS, noise=noise)
+
+
+def test_a_set_without_rows_is_refused():
+    with pytest.raises(ValueError, match="no rows"):
+        predict(predictor, params(), [])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tiny
 
-from hopfax.train.checkpoint import Checkpoints
+from hopfax.train.checkpoint import CheckpointError, Checkpoints
 from hopfax.train.evaluate import make_predictor, predict
 from hopfax.train.loop import DivergedError, fit
 from hopfax.train.metrics import MetricsLog, read_metrics
@@ -179,6 +179,27 @@ def test_divergence_without_checkpoints_says_so(tmp_path):
     with (
         Checkpoints(tmp_path, config={}) as checkpoints,
         pytest.raises(DivergedError, match=r"at step 1, seed 23\. .*: none yet"),
+    ):
+        run(objective=breaking(23, 0, np.nan), checkpoints=checkpoints)
+
+
+def test_a_full_disk_does_not_hide_divergence(tmp_path):
+    class Full(Checkpoints):
+        started = False
+
+        def restore_last(self, like):
+            found = super().restore_last(like)
+            self.started = True
+            return found
+
+        def wait(self):
+            if self.started:
+                raise CheckpointError("no space left")
+            super().wait()
+
+    with (
+        pytest.raises(DivergedError, match="at step 1, seed 23"),
+        Full(tmp_path, config={}) as checkpoints,
     ):
         run(objective=breaking(23, 0, np.nan), checkpoints=checkpoints)
 

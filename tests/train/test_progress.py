@@ -57,8 +57,10 @@ def test_nothing_done_prints_nothing():
     assert plain() == []
 
 
-def test_finished_line_is_printed_once():
+def test_finished_line_is_printed_once_with_the_last_that_was_learned():
     assert len(plain((1.0, 10, 5, {}))) == 1
+    (line,) = plain((9.0, 10, 5, {"loss": 1.0}), (1.0, 10, 0, {"loss": 1.0, "validation": 2.0}))
+    assert line.endswith("done  loss 1  validation 2")
 
 
 def test_resumed_steps_do_not_count_for_speed():

@@ -39,6 +39,7 @@ def test_every_seed_meets_every_row_once_an_epoch(batch_size, chunk_steps):
             assert chunk.picks.dtype == np.int32
             assert chunk.weights.dtype == np.float32
             assert set(np.unique(chunk.weights)) <= {0, 1}
+            assert chunk.weights.sum(axis=-1).min() >= 1  # no step without a row
             assert 0 <= chunk.picks.min() <= chunk.picks.max() < sizes[chunk.bucket]
 
 

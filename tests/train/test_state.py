@@ -110,3 +110,9 @@ def test_seed_keys_are_those_of_single_seeds():
     for key, seed in zip(keys, (0, 42, 2**32 - 1), strict=True):
         single = jax.random.key(np.uint32(seed))
         assert tiny.same_bits(jax.random.key_data(key), jax.random.key_data(single))
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_seeds_out_of_range_are_named(seed):
+    with pytest.raises(ValueError, match=f"got {seed}"):
+        seed_keys((0, seed))
