@@ -14,7 +14,7 @@ from experiments.rundir import add_results, write_whole
 from hopfax.data import Bucket, Encoded, TaskData, bucket_boundaries, bucketed
 from hopfax.nn import Params
 from hopfax.train.checkpoint import Checkpoints
-from hopfax.train.evaluate import Noise, Predictions, make_predictor, predict
+from hopfax.train.evaluate import Noise, Predictions, Predictor, make_predictor, predict
 from hopfax.train.loop import fit
 from hopfax.train.metrics import MetricsLog, scores
 from hopfax.train.progress import Progress
@@ -54,6 +54,7 @@ def run_cell(
     def score(logits: np.ndarray, labels: np.ndarray) -> float:
         return scores(spec.metrics, logits, labels)["score"]
 
+    predictor = make_predictor(built.model)
     cell = folder / "cells" / f"{spec.name}-{name}"
     schedule = {"epochs": epochs, "patience": patience, "learning_rate": learning_rate}
     settings = {
@@ -79,10 +80,12 @@ def run_cell(
             batch_size=batch_size,
             checkpoints=checkpoints,
             log=log,
+            predictor=predictor,
             title=f"{spec.title} {name}",
             **schedule,
         )
-    add_results(folder, _test(built, fitted.params, test, data, name=name, grid=grid, draws=draws))
+    rows = _test(built, predictor, fitted.params, test, data, name=name, grid=grid, draws=draws)
+    add_results(folder, rows)
     # The best parameters stay; what resuming needed, several times their size, can go.
     shutil.rmtree(cell / "last")
     _merge_metrics(folder)
@@ -92,8 +95,10 @@ def _buckets(data: TaskData) -> tuple[list[Bucket], list[Bucket], list[Bucket]]:
     """Common padded lengths for the three splits: few where rows are few, since each compiles."""
     splits: tuple[Encoded, ...] = (data.train, data.validation, data.test)
     lengths = np.concatenate([split.lengths.max(axis=1) for split in splits])
-    max_buckets = 1 if data.spec.suite == "synthetic" else min(4, 1 + len(lengths) // 1000)
-    boundaries = bucket_boundaries(lengths, max_buckets=max_buckets)
+    if data.spec.suite == "synthetic":
+        boundaries = bucket_boundaries(lengths, max_buckets=1, multiple=4)
+    else:
+        boundaries = bucket_boundaries(lengths, max_buckets=min(4, 1 + len(lengths) // 1000))
     train, validation, test = (bucketed(split, boundaries=boundaries) for split in splits)
     return train, validation, test
 
@@ -108,6 +113,7 @@ def _conditions(grid: Grid, draws: int) -> Iterator[tuple[Cell, Noise | None]]:
 
 def _test(
     built: Trainable,
+    predictor: Predictor,
     params: Params,
     test: list[Bucket],
     data: TaskData,
@@ -116,7 +122,6 @@ def _test(
     grid: Grid,
     draws: int,
 ) -> list[dict[str, Any]]:
-    predictor = make_predictor(built.model)
     conditions = list(_conditions(grid, draws))
     rows = []
     with Progress(len(conditions), title=f"{data.spec.title} {name}, testing") as progress:

@@ -54,7 +54,7 @@ BUDGETS = {
     "paper": Budget(PAPER_SEEDS, 30, 10, 2e-5, 3, None, 30522, 128),
 }
 # 2,000 short rows of some 250 words: a faster rate, and no stopping before they are learned.
-EMBEDDED_LAPTOP = BUDGETS["laptop"]._replace(epochs=6, patience=6, learning_rate=1e-3, draws=2)
+EMBEDDED_LAPTOP = BUDGETS["laptop"]._replace(epochs=4, patience=4, learning_rate=1e-3, draws=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,10 @@ SITES: tuple[Site, ...] = get_args(Site)
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 
 
+# Tokens of a call, padding included.
+_TOKENS = 8192
+
+
 class Noise(NamedTuple):
     """Gaussian noise on a model's inputs.
 
@@ -154,7 +158,7 @@ def predict(
     buckets: Sequence[Bucket],
     *,
     noise: Noise | None = None,
-    batch_size: int = 64,
+    batch_size: int | None = None,
 ) -> Predictions:
     """Predicts every row of a set exactly once.
 
@@ -163,7 +167,7 @@ def predict(
         params: Parameters stacked over seeds.
         buckets: The set, as `hopfax.data.bucketed` makes it.
         noise: What to add, and where; None for clean inputs.
-        batch_size: Rows a call.
+        batch_size: Rows a call; None takes as many as fit into 8,192 tokens.
 
     Raises:
         ValueError: See `check_noise`; or there are no rows.
@@ -177,7 +181,7 @@ def predict(
     level, draw = jnp.float32(asked.level), jnp.uint32(asked.draw)
     pending, index, labels = [], [], []
     for bucket in buckets:
-        for rows, weights in eval_batches(bucket, batch_size=batch_size):
+        for rows, weights in eval_batches(bucket, batch_size=batch_size or _rows(bucket)):
             batch = Batch(*map(jnp.asarray, (rows.ids, rows.lengths, rows.labels, weights)))
             pending.append(predictor(params, batch, rows.index, draw, at_token, level, relative))
             index.append(rows.index[weights > 0])
@@ -197,3 +201,9 @@ def predict(
         snr_db=snr_db,
         num_steps=counts.steps / counts.queries,
     )
+
+
+def _rows(bucket: Bucket) -> int:
+    """Enough to keep all cores busy; a power of two, so that all sets of a length share it."""
+    tokens = bucket.ids.shape[1] * bucket.ids.shape[2]
+    return 2 ** max(0, (_TOKENS // tokens).bit_length() - 1)

@@ -13,7 +13,7 @@ from hopfax.data.batching import Bucket
 from hopfax.nn.encoder import Encoder
 from hopfax.nn.functional import Functional, Params
 from hopfax.train.checkpoint import CheckpointError, Checkpoints
-from hopfax.train.evaluate import make_predictor, predict
+from hopfax.train.evaluate import Predictor, make_predictor, predict
 from hopfax.train.metrics import MetricsLog
 from hopfax.train.objectives import Batch, Objective
 from hopfax.train.progress import Progress
@@ -80,6 +80,7 @@ def fit(
     checkpoints: Checkpoints | None = None,
     checkpoint_seconds: float = 60.0,
     log: MetricsLog | None = None,
+    predictor: Predictor | None = None,
     title: str = "",
 ) -> Fitted:
     """Trains, validates after every epoch, and returns each seed's best parameters.
@@ -105,6 +106,8 @@ def fit(
         checkpoints: Where states are kept; None keeps none.
         checkpoint_seconds: Save within an epoch when this long has passed since the last save.
         log: Where metrics go.
+        predictor: Of this model, from `make_predictor`, if the caller goes on using it: it is then
+            compiled once.
         title: Shown beside the progress.
 
     Returns:
@@ -129,7 +132,7 @@ def fit(
         weight_decay=weight_decay,
         clip=clip,
     )
-    run_chunk, predictor = make_chunk(objective, optimizer), make_predictor(model)
+    run_chunk, predictor = make_chunk(objective, optimizer), predictor or make_predictor(model)
     keys, rows = seed_keys(seeds), [_on_device(bucket) for bucket in train]
     states = init_states(model, optimizer, seeds)
     best = jax.tree.map(jnp.copy, states.params)
