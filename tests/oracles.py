@@ -141,3 +141,38 @@ def central_difference(fn, point, *, step=1e-6):
             ends.append(float(fn(moved)))
         gradient[index] = (ends[0] - ends[1]) / (2 * step)
     return gradient
+
+
+# -- Noise Stability of Transformer Models ----------------------------------------------------
+
+
+def bivariate_normal_orthant(c, rho):
+    """P(X > c, Y > c) at correlation rho, by the midpoint rule over X."""
+    xs, width = np.linspace(c, c + 9, 20_001, retstep=True)
+    middles = (xs[:-1] + xs[1:]) / 2
+    if abs(rho) == 1:
+        upper = (
+            np.full(len(middles), 1.0 if rho > 0 else 0.0)
+            if c >= 0
+            else (np.ones(len(middles)) if rho > 0 else (middles < -c).astype(float))
+        )
+    else:
+        upper = np.array(
+            [0.5 * math.erfc((c - rho * x) / math.sqrt(2 * (1 - rho**2))) for x in middles]
+        )
+    density = np.exp(-(middles**2) / 2) / math.sqrt(2 * math.pi)
+    return float(np.sum(density * upper) * width)
+
+
+def walsh_weights(values, num_bits):
+    """Level weights from the definition: every coefficient a sum over the whole table.
+
+    `values[number]` is the function where bit i of `number` stands for x_i = -1.
+    """
+    weights = np.zeros(num_bits + 1)
+    for subset in range(2**num_bits):
+        total = 0.0
+        for number in range(2**num_bits):
+            total += values[number] * (-1) ** bin(subset & number).count("1")
+        weights[bin(subset).count("1")] += (total / 2**num_bits) ** 2
+    return weights

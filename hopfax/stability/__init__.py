@@ -1,0 +1,28 @@
+"""Noise stability of any function: estimates with error bars, spectra, influences, theory.
+
+`noise` draws correlated pairs, `estimators` measures stability with them, `spectrum` says where a
+function's weight lies, `influence` which inputs it listens to; `theory` has what the paper proves
+of layers, `penalty` its regularizer. Nothing here knows about modules or training.
+"""
+
+from hopfax.stability import theory as theory
+from hopfax.stability.estimators import Estimate as Estimate
+from hopfax.stability.estimators import noise_sensitivity as noise_sensitivity
+from hopfax.stability.estimators import noise_stability as noise_stability
+from hopfax.stability.estimators import normalized_stability as normalized_stability
+from hopfax.stability.influence import Junta as Junta
+from hopfax.stability.influence import geometric_influence as geometric_influence
+from hopfax.stability.influence import junta as junta
+from hopfax.stability.influence import total_influence as total_influence
+from hopfax.stability.noise import bit_pair as bit_pair
+from hopfax.stability.noise import bonami_beckner_pair as bonami_beckner_pair
+from hopfax.stability.noise import gaussian_pair as gaussian_pair
+from hopfax.stability.noise import uniform_token_pair as uniform_token_pair
+from hopfax.stability.penalty import stability_penalty as stability_penalty
+from hopfax.stability.spectrum import LevelWeights as LevelWeights
+from hopfax.stability.spectrum import influence_tail_bound as influence_tail_bound
+from hopfax.stability.spectrum import level_weights as level_weights
+from hopfax.stability.spectrum import spectral_tail_bound as spectral_tail_bound
+from hopfax.stability.spectrum import walsh_weights as walsh_weights
+from hopfax.stability.theory import attention_stability as attention_stability
+from hopfax.stability.theory import relu_stability as relu_stability

@@ -1,0 +1,186 @@
+"""Correlated pairs of inputs: Gaussian, of bits, and of tokens.
+
+A pair sampler is called as `pair(key, shape, rho=rho)` and returns two arrays; the first must not
+depend on `rho`, so that estimates at several of them can share it.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
+
+Rho = float | Float[Array, ""]
+
+
+def gaussian_pair(
+    key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Rho
+) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    r"""Two standard normal arrays whose matching coordinates have correlation `rho`.
+
+    $$Y = \rho X + \sqrt{1 - \rho^2}\, Z$$
+
+    Args:
+        key: Random key.
+        shape: Shape of either array.
+        rho: Correlation, in [-1, 1].
+
+    Returns:
+        X and Y. X depends on the key alone.
+
+    Raises:
+        ValueError: If `rho` is outside [-1, 1].
+
+    References:
+        Noise Stability of Transformer Models, section 4.
+    """
+    check_rho(rho)
+    first, fresh = (jax.random.normal(part, shape) for part in jax.random.split(key))
+    rho = jnp.asarray(rho, first.dtype)
+    return first, rho * first + jnp.sqrt(jnp.maximum(1 - jnp.square(rho), 0)) * fresh
+
+
+def bit_pair(
+    key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Rho
+) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+    """Two arrays of uniform ±1 bits whose matching bits have correlation `rho`.
+
+    Each bit of the second is that of the first with probability (1 + rho) / 2, else its opposite.
+
+    Args:
+        key: Random key.
+        shape: Shape of either array.
+        rho: Correlation, in [-1, 1].
+
+    Returns:
+        The bits as floats, and their noisy copy.
+
+    Raises:
+        ValueError: If `rho` is outside [-1, 1].
+
+    References:
+        O'Donnell, Analysis of Boolean Functions, Definition 2.40.
+    """
+    check_rho(rho)
+    for_bits, for_flips = jax.random.split(key)
+    first = jax.random.rademacher(for_bits, shape).astype(jnp.result_type(float))
+    return first, first * _signs(for_flips, shape, rho)
+
+
+def bonami_beckner_pair(
+    key: PRNGKeyArray, tokens: Int[Array, "..."], *, rho: Rho, num_tokens: int
+) -> tuple[Int[Array, "..."], Int[Array, "..."]]:
+    """Tokens and a copy in which each is kept with probability (1 + rho) / 2, else drawn anew.
+
+    The new token is uniform over all `num_tokens`, the old one among them: at rho = 0 about half
+    of the tokens stay, and at rho = -1 none is kept but by chance. For ±1 bits, where noise is
+    meant to flip, see `bit_pair`.
+
+    Args:
+        key: Random key.
+        tokens: Token ids in [0, num_tokens).
+        rho: Noise parameter, in [-1, 1].
+        num_tokens: Size of the vocabulary, >= 1.
+
+    Returns:
+        The tokens as they were given, and the noisy copy.
+
+    Raises:
+        ValueError: If `rho` is outside [-1, 1], `num_tokens < 1` or a token is out of range.
+        TypeError: If the tokens are not integers.
+
+    References:
+        Noise Stability of Transformer Models, Eq. 7 and Definition 6.1.
+    """
+    check_rho(rho)
+    tokens = jnp.asarray(tokens)
+    if num_tokens < 1:
+        raise ValueError(f"num_tokens is the size of a vocabulary and must be >= 1: {num_tokens}")
+    if not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise TypeError(f"tokens are integer ids, got {tokens.dtype}")
+    if not isinstance(tokens, Tracer) and tokens.size:
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= num_tokens:
+            raise ValueError(
+                f"tokens must be in [0, {num_tokens}), got {low if low < 0 else high}: is "
+                "num_tokens that of the tokenizer?"
+            )
+    for_kept, for_fresh = jax.random.split(key)
+    kept = jax.random.uniform(for_kept, tokens.shape) < (1 + jnp.asarray(rho)) / 2
+    fresh = jax.random.randint(for_fresh, tokens.shape, 0, num_tokens, tokens.dtype)
+    return tokens, jnp.where(kept, tokens, fresh)
+
+
+def uniform_token_pair(
+    key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Rho, num_tokens: int
+) -> tuple[Int[Array, "..."], Int[Array, "..."]]:
+    """A pair sampler of uniform tokens, for `partial(uniform_token_pair, num_tokens=...)`.
+
+    Args:
+        key: Random key.
+        shape: Shape of either array.
+        rho: See `bonami_beckner_pair`.
+        num_tokens: Size of the vocabulary.
+
+    Returns:
+        Uniform tokens and their noisy copy.
+
+    Raises:
+        ValueError: See `bonami_beckner_pair`.
+    """
+    for_tokens, for_noise = jax.random.split(key)
+    tokens = jax.random.randint(for_tokens, shape, 0, num_tokens)
+    return bonami_beckner_pair(for_noise, tokens, rho=rho, num_tokens=num_tokens)
+
+
+def gaussian_copies(
+    key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Rho, copies: int
+) -> Float[Array, "copies ..."]:
+    r"""Standard normal arrays, any two of which make a `gaussian_pair`, given one common part.
+
+    $$X_j = \sqrt\rho\, U + \sqrt{1 - \rho}\, Z_j$$
+
+    Args:
+        key: Random key.
+        shape: Shape of each array.
+        rho: Correlation of any two, in [0, 1].
+        copies: How many.
+    """
+    for_common, for_own = jax.random.split(key)
+    common = jax.random.normal(for_common, shape)
+    own = jax.random.normal(for_own, (copies, *shape))
+    rho = jnp.asarray(rho, own.dtype)
+    return jnp.sqrt(jnp.maximum(rho, 0)) * common + jnp.sqrt(jnp.maximum(1 - rho, 0)) * own
+
+
+def bit_copies(
+    key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Rho, copies: int
+) -> Float[Array, "copies ..."]:
+    """Arrays of ±1 bits, any two of which make a `bit_pair`: noisy copies of common bits.
+
+    Args:
+        key: Random key.
+        shape: Shape of each array.
+        rho: Correlation of any two, in [0, 1]; of each with the common bits, its root.
+        copies: How many.
+    """
+    for_common, for_own = jax.random.split(key)
+    common = jax.random.rademacher(for_common, shape).astype(jnp.result_type(float))
+    root = jnp.sqrt(jnp.maximum(jnp.asarray(rho), 0))
+    return common * _signs(for_own, (copies, *shape), root)
+
+
+def check_rho(rho: Rho | Float[Array, " rhos"]) -> None:
+    """Raises a ValueError unless `rho` is in [-1, 1], or not known before the program runs."""
+    if isinstance(rho, Tracer):
+        return
+    values = np.asarray(rho)
+    wrong = values[~((values >= -1) & (values <= 1))]
+    if wrong.size:
+        raise ValueError(f"rho is a correlation and must be in [-1, 1], got {wrong.flat[0]}")
+
+
+def _signs(key: PRNGKeyArray, shape: tuple[int, ...], rho: Rho) -> Shaped[Array, "..."]:
+    """1 with probability (1 + rho) / 2, else -1."""
+    draws = jax.random.uniform(key, shape)
+    return jnp.where(draws < (1 + jnp.asarray(rho, draws.dtype)) / 2, 1.0, -1.0).astype(draws.dtype)

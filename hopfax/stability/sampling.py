@@ -1,0 +1,132 @@
+"""One sample of an estimate: correlated inputs drawn, outputs multiplied."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, PRNGKeyArray
+
+from hopfax.stability.noise import bit_copies, bit_pair, gaussian_copies, gaussian_pair
+
+Fn = Callable[[Array], Array]
+Pair = Callable[..., tuple[Array, Array]]
+
+# Samplers whose noise is a semigroup, with their conditionally independent copies.
+COPIES = {gaussian_pair: gaussian_copies, bit_pair: bit_copies}
+
+
+class Settings(NamedTuple):
+    """What is compiled in."""
+
+    fn: Fn
+    shape: tuple[int, ...]
+    num_samples: int
+    pair: Pair
+    copies: int | None
+    per_output: bool
+    batch_size: int
+
+
+def check_copies(copies: int | None, pair: Pair, rho: Any) -> None:
+    """Raises a ValueError where groups of so many copies cannot be drawn."""
+    if copies is None or copies == 2:
+        return
+    if copies < 2:
+        raise ValueError(f"copies must be at least 2 (a pair), got {copies}")
+    if pair not in COPIES:
+        known = " and ".join(known.__name__ for known in COPIES)
+        raise ValueError(f"groups of {copies} copies exist for {known} only: take copies=2 (pairs)")
+    if not isinstance(rho, Tracer) and np.any(np.asarray(rho) < 0):
+        raise ValueError(
+            f"groups of {copies} copies cannot have the negative correlation "
+            f"{np.min(np.asarray(rho))}: take copies=2 (pairs)"
+        )
+
+
+def pair_products(settings: Settings, rhos: Array) -> Callable[[PRNGKeyArray], Array]:
+    """Products at one X and its partners, one for each rho."""
+
+    def sample(key: PRNGKeyArray) -> Array:
+        first, second = _draw(settings, key, rhos)
+        left = evaluate(settings.fn, first)
+        right = jax.vmap(partial(evaluate, settings.fn))(second)
+        if left.shape != right.shape[1:]:
+            raise ValueError(
+                f"fn returned the shapes {left.shape} and {right.shape[1:]} for inputs of one "
+                "shape: it must always return the same"
+            )
+        products = left * right
+        return products if settings.per_output else over_outputs(products, axis=1)
+
+    return sample
+
+
+def _draw(settings: Settings, key: PRNGKeyArray, rhos: Array) -> tuple[Array, Array]:
+    def draw(rho: Array) -> tuple[Array, Array]:
+        return settings.pair(key, settings.shape, rho=rho)
+
+    try:
+        return jax.vmap(draw, out_axes=(None, 0))(rhos)
+    except ValueError as error:
+        if "out_axes" not in str(error):
+            raise
+        raise ValueError(
+            "the first array of a pair must depend on the key alone, not on rho: estimates at "
+            "several rho share it"
+        ) from error
+
+
+def group_values(settings: Settings, rhos: Array, copies: int) -> Callable[..., Array]:
+    """Outputs (rhos, copies, ...) of a group of copies for each rho."""
+    draw = COPIES[settings.pair]
+
+    def values(key: PRNGKeyArray) -> Array:
+        inputs = jax.vmap(lambda rho: draw(key, settings.shape, rho=rho, copies=copies))(rhos)
+        return jax.vmap(jax.vmap(partial(evaluate, settings.fn)))(inputs)
+
+    return values
+
+
+def group_products(settings: Settings, rhos: Array, copies: int) -> Callable[[PRNGKeyArray], Array]:
+    """Mean product of the pairs in one group of copies, for each rho."""
+    values = group_values(settings, rhos, copies)
+
+    def sample(key: PRNGKeyArray) -> Array:
+        products = u_statistic(values(key), axis=1)
+        return products if settings.per_output else over_outputs(products, axis=1)
+
+    return sample
+
+
+def u_statistic(values: Array, *, axis: int) -> Array:
+    """Mean product of two different copies, for each output."""
+    copies = values.shape[axis]
+    total = jnp.square(jnp.sum(values, axis=axis)) - jnp.sum(jnp.square(values), axis=axis)
+    return total / (copies * (copies - 1))
+
+
+def over_outputs(products: Array, *, axis: int) -> Array:
+    """Sums all axes from `axis` on."""
+    return jnp.sum(products.reshape(*products.shape[:axis], -1), axis=-1)
+
+
+def evaluate(fn: Fn, x: Array) -> Array:
+    """The function's output, in float32 at least.
+
+    Raises:
+        ValueError: If it is not one array.
+    """
+    found = fn(x)
+    if not hasattr(found, "dtype") or not hasattr(found, "shape"):
+        raise ValueError(f"fn must return one array of numbers, got {type(found).__name__}")
+    return jnp.asarray(found, jnp.promote_types(found.dtype, jnp.float32))
+
+
+def outputs(settings: Settings, key: PRNGKeyArray, rho: Array) -> tuple[Array, Array]:
+    """Both outputs for one pair."""
+    first, second = settings.pair(key, settings.shape, rho=rho)
+    return evaluate(settings.fn, first), evaluate(settings.fn, second)

@@ -1,0 +1,200 @@
+"""The paper's formulas against Monte Carlo, closed forms and each other."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hopfax.stability import noise_stability, theory
+
+KEY = jax.random.key(2)
+RHOS = np.array([-1.0, -0.9, -0.3, 0.0, 0.2, 0.7, 0.99, 1.0])
+
+
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+def test_relu_stability_is_what_monte_carlo_finds():
+    found = noise_stability(
+        lambda x: jnp.maximum(x[0], 0), KEY, shape=(1,), rho=jnp.asarray(RHOS), num_samples=200_000
+    )
+    expected = theory.relu_stability(RHOS)
+    assert np.all(np.abs(found.mean - expected) < 5 * found.standard_error + 1e-6)
+    assert float(found.standard_error.max()) < 3e-3
+
+
+def test_relu_stability_at_its_ends():
+    np.testing.assert_allclose(
+        theory.relu_stability(np.array([-1, 0, 1])), [0, 1 / (2 * np.pi), 0.5], atol=1e-7
+    )
+    slopes = jax.vmap(jax.grad(theory.relu_stability))(jnp.array([0.0, 0.5]))
+    np.testing.assert_allclose(slopes, [1 / 4, (np.pi - np.arccos(0.5)) / (2 * np.pi)], rtol=1e-5)
+    assert np.isfinite(jax.vmap(jax.grad(theory.relu_stability))(jnp.array([-1.0, 1.0]))).all()
+
+
+def test_quadratic_is_the_expansion_and_its_error_is_bounded(x64):
+    exact, quadratic = theory.relu_stability(RHOS), theory.relu_stability_quadratic(RHOS)
+    assert np.max(np.abs(exact - quadratic)[RHOS >= 0]) <= 0.25 - 3 / (4 * np.pi) + 1e-9
+    slope = jax.grad(lambda r: theory.relu_stability(r))
+    np.testing.assert_allclose(jax.grad(slope)(0.0), 1 / (2 * np.pi), rtol=1e-6)
+
+
+def test_recurrence_reaches_its_own_fixed_point_and_the_proxy_the_papers(x64):
+    for start in (0.0, 0.5, 1.0):
+        visited = theory.relu_recurrence(start, num_layers=60)
+        assert visited.shape == (61,)
+        np.testing.assert_allclose(visited[-1], 0.217234, atol=1e-5)
+        proxy = theory.linear_recurrence(start, num_layers=60)
+        np.testing.assert_allclose(proxy[-1], theory.LINEAR_FIXED_POINT, rtol=1e-9)
+    found = theory.relu_fixed_point()
+    assert bool(found.converged)
+    np.testing.assert_allclose(found.value, 0.217234, atol=1e-5)
+    np.testing.assert_allclose(theory.relu_stability(found.value), found.value, atol=1e-6)
+    np.testing.assert_allclose(theory.LINEAR_FIXED_POINT, 0.2122, atol=1e-4)
+
+
+def overlap_by_sampling(rho, num_tokens, count=200_000):
+    rng = np.random.default_rng(0)
+    first = rng.standard_normal((count, num_tokens))
+    r = rho**2
+    second = r * first + math.sqrt(1 - r**2) * rng.standard_normal((count, num_tokens))
+    return (first.argmax(1) == second.argmax(1)).mean()
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 20])
+@pytest.mark.parametrize("rho", [0.0, 0.5, -0.8, 0.97])
+def test_overlap_is_how_often_the_largest_stays(num_tokens, rho):
+    found = float(theory.attention_overlap(rho, num_tokens=num_tokens))
+    expected = overlap_by_sampling(rho, num_tokens)
+    assert abs(found - expected) < 5 * math.sqrt(0.25 / 200_000) + 1e-4
+
+
+def test_overlap_of_two_tokens_has_a_closed_form(x64):
+    rhos = np.array([0.0, 0.3, 0.6, 0.9, 0.99])
+    found = theory.attention_overlap(rhos, num_tokens=2)
+    np.testing.assert_allclose(found, 0.5 + np.arcsin(rhos**2) / np.pi, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_tokens", [2, 10, 1000])
+def test_overlap_at_its_ends(x64, num_tokens):
+    found = theory.attention_overlap(np.array([0.0, 1.0, -1.0]), num_tokens=num_tokens)
+    np.testing.assert_allclose(found, [1 / num_tokens, 1, 1], rtol=1e-6)
+    more = theory.attention_overlap(0.8, num_tokens=num_tokens, num_points=160)
+    np.testing.assert_allclose(
+        theory.attention_overlap(0.8, num_tokens=num_tokens), more, rtol=2e-5
+    )
+    curve = theory.attention_overlap(np.linspace(0, 1, 30), num_tokens=num_tokens)
+    assert np.all(np.diff(curve) >= -1e-9)
+
+
+def test_attention_stability_is_that_of_a_wide_random_layer():
+    """σ(XWXᵀ)XW_V with W ~ N(0, 1), d = 256, 6 tokens; one output coordinate of one token."""
+    tokens, width, rho = 6, 256, 0.8
+    for_mix, for_value = jax.random.split(KEY)
+
+    # A fresh W with every sample: the theorem is about a random one.
+    def layer(inputs):
+        x, w, v = inputs[:tokens], inputs[tokens : tokens + width], inputs[-1]
+        return (jax.nn.softmax(x @ w @ x.T) @ (x @ (v / width**0.5)))[0]
+
+    def pair(key, shape, *, rho):
+        common = jax.random.normal(key, shape)
+        fresh = jax.random.normal(jax.random.fold_in(key, 1), (tokens, width))
+        noisy = rho * common[:tokens] + jnp.sqrt(1 - rho**2) * fresh
+        return common, common.at[:tokens].set(noisy)
+
+    found = noise_stability(
+        layer,
+        for_mix,
+        shape=(tokens + width + 1, width),
+        rho=rho,
+        num_samples=3_000,
+        pair=pair,
+        batch_size=50,
+    )
+    del for_value
+    expected = theory.attention_stability(rho, num_tokens=tokens)
+    # x_i W x_i differs from the others by its spread alone; at this width the rest is noise.
+    assert abs(found.mean - expected) < 5 * found.standard_error + 0.01
+    assert found.standard_error < 0.05
+
+
+def test_structured_attention_keeps_rho():
+    np.testing.assert_allclose(theory.structured_attention_stability(RHOS), RHOS, rtol=1e-6)
+
+
+def test_transformer_recurrence_loses_what_relu_layers_keep():
+    alone = theory.relu_recurrence(0.9, num_layers=30)
+    both = theory.transformer_recurrence(0.9, num_layers=30, num_tokens=16)
+    assert both[-1] < alone[-1]
+    np.testing.assert_allclose(
+        both[1],
+        theory.relu_stability(theory.attention_stability(0.9, num_tokens=16)),
+        rtol=1e-6,
+    )
+    faded = theory.attention_recurrence(0.9, num_layers=30, num_tokens=16, value_norm=0.9)
+    assert 0 <= faded[-1] < 1e-4
+
+
+FUNCTIONS = {
+    "relu": (lambda x: jnp.maximum(x[0], 0), 1 / math.sqrt(2 * math.pi), 0.5),
+    "linear": (lambda x: x[0], 0.0, 1.0),
+    "shifted square": (lambda x: x[0] ** 2 + 1, 2.0, 6.0),
+    "step": (lambda x: (x[0] > 0).astype(float), 0.5, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("rho", [-0.7, 0.0, 0.4, 1.0])
+def test_covariance_interval_holds(name, rho):
+    fn, mean, second = FUNCTIONS[name]
+    found = noise_stability(fn, KEY, shape=(1,), rho=rho, num_samples=100_000)
+    low, high = theory.covariance_interval(rho, mean=mean, second_moment=second)
+    assert low - 5 * found.standard_error - 1e-5 <= found.mean
+    assert found.mean <= high + 5 * found.standard_error + 1e-5
+
+
+def test_covariance_interval_is_reached():
+    """Above by linear functions; Lemma 11's two moments stand where the design says."""
+    low, high = theory.covariance_interval(0.4, mean=1.0, second_moment=3.0)
+    np.testing.assert_allclose([low, high], [1.0, 0.4 * 3.0 + 0.6 * 1.0], rtol=1e-6)
+    # x + 1 is linear: mean 1, second moment 2.
+    _, high = theory.covariance_interval(0.4, mean=1.0, second_moment=2.0)
+    np.testing.assert_allclose(high, 1 + 0.4, rtol=1e-6)
+
+
+def test_intervals_propagate_around_the_truth():
+    mean, second = 1 / math.sqrt(2 * math.pi), 0.5
+    interval = theory.Interval(jnp.asarray(0.5), jnp.asarray(0.5))
+    true = 0.5
+    for _ in range(4):
+        interval = theory.propagate_interval(interval, mean=mean, second_moment=second)
+        true = float(theory.relu_stability(true)) / second
+        assert interval.low - 1e-6 <= true <= interval.high + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: theory.relu_stability(1.1), r"in \[-1, 1\], got 1\.1"),
+        (lambda: theory.relu_recurrence(0.5, num_layers=-1), "num_layers must be >= 0, got -1"),
+        (lambda: theory.attention_stability(0.5, num_tokens=0), "num_tokens must be >= 1, got 0"),
+        (lambda: theory.attention_overlap(0.5, num_tokens=2, num_points=1), "got 1"),
+        (
+            lambda: theory.transformer_recurrence(0.5, num_layers=1, num_tokens=2, value_norm=1.5),
+            r"in \[0, 1\], got 1\.5",
+        ),
+        (
+            lambda: theory.covariance_interval(0.5, mean=2.0, second_moment=3.0),
+            "below the square of the mean",
+        ),
+    ],
+)
+def test_bad_input_is_named(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
