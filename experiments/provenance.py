@@ -44,15 +44,21 @@ def same_origin(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def command_line() -> str:
     """The line as typed, without the path this interpreter happens to live at."""
     program = sys.argv[0] if sys.argv else ""
-    if Path(program).name == "__main__.py":
-        program = f"-m {Path(program).parent.name}"
+    package = Path(__file__).parent.name
+    if package in (parts := Path(program).with_suffix("").parts):
+        # One of these modules: they only run by `python -m`.
+        module = parts[len(parts) - 1 - parts[::-1].index(package) :]
+        program = f"-m {'.'.join(module).removesuffix('.__main__')}"
     else:
         program = shlex.quote(Path(program).name) if program else "-c"
     return " ".join(["python", program, *map(shlex.quote, sys.argv[1:])])
 
 
 def source_state() -> tuple[str, bool]:
-    """Commit of the checkout this file lies in, and whether tracked files were changed since."""
+    """Commit of the checkout this file lies in, and whether its tracked files differ from it.
+
+    Results do not count: a command that has just written some is still the one that was committed.
+    """
 
     def git(*arguments: str) -> str:
         answer = subprocess.run(
@@ -66,7 +72,9 @@ def source_state() -> tuple[str, bool]:
         return answer.stdout.strip()
 
     try:
-        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--untracked-files=no"))
+        paths = ("--", ":/", ":(top,exclude)experiments/results")
+        changed = git("status", "--porcelain", "--untracked-files=no", *paths)
+        return git("rev-parse", "HEAD"), bool(changed)
     except (OSError, subprocess.SubprocessError):
         return "unknown", False
 

@@ -4,8 +4,8 @@ Paper: Podasca and Das (2026), Tables 2, 3 and 6 to 10. Claim: under Gaussian no
 embeddings a two-layer Robertha loses a few points where a TinyBERT falls to chance (GLUE average at
 σ = 0.5: 62 against 50).
 
-Command: `python -m experiments robustness` (three embedded tasks, two seeds, a few minutes on
-two cores), or for a real task
+Command: `python -m experiments robustness` (three embedded tasks, two seeds, under three
+minutes on two cores), or for a real task
 `python -m experiments robustness --task sst2 --data-dir DIR --vocab DIR/vocab/bert-base-uncased`.
 
 Expected: with noise at the same site and of the same strength, most of the paper's gap is not

@@ -167,5 +167,7 @@ def test_provenance_names_versions_hardware_and_commit():
 def test_the_command_is_shown_without_the_path_of_the_machine(monkeypatch):
     monkeypatch.setattr("sys.argv", ["/somewhere/experiments/__main__.py", "robustness", "a b"])
     assert command_line() == "python -m experiments robustness 'a b'"
+    monkeypatch.setattr("sys.argv", ["/somewhere/experiments/speed/memory.py"])
+    assert command_line() == "python -m experiments.speed.memory"
     monkeypatch.setattr("sys.argv", ["/somewhere/measure.py", "--fast"])
     assert command_line() == "python measure.py --fast"
