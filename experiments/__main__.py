@@ -17,6 +17,7 @@ from pathlib import Path
 # Name on the command line -> module with `Config`, `REPRODUCES` and `run(config) -> Path`.
 EXPERIMENTS = {
     "robustness": "experiments.robertha.robustness",
+    "theory": "experiments.noise_stability.theory",
 }
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130  # 130 is the shell's 128 + SIGINT

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 Gradient = Literal["implicit", "unrolled"]
@@ -62,7 +64,7 @@ def fixed_point(
             over traced arrays; hand them over in `params`.
         params: Whatever `fn` needs, a pytree.
         init: Start of the iteration, a floating array of any shape or a tree of them.
-        tol: Stop when the change is at most this, > 0. May be traced; `inf` stops after one step.
+        tol: Stop when the change is at most this, >= 0. May be traced; `inf` stops after one step.
         max_steps: Most applications of `fn`, at least 1.
         gradient: `"implicit"` or `"unrolled"`, see Differentiation.
         stop: `"relative"`, $\|x' - x\| \le tol \|x\|$, or `"absolute"`, $\|x' - x\| \le tol$.
@@ -76,7 +78,8 @@ def fixed_point(
         A `FixedPoint`. A start or iterate that is not finite ends the loop at once.
 
     Raises:
-        ValueError: If `max_steps < 1`, or `gradient` or `stop` is not one of the names above.
+        ValueError: If `max_steps < 1`, `tol < 0`, or `gradient` or `stop` is not one of the names
+            above.
 
     Differentiation:
         `"implicit"` solves $u = g + (\partial f/\partial x)^\top u$ at the fixed point (implicit
@@ -85,8 +88,10 @@ def fixed_point(
         fixed point. It is exact, up to `tol`, at a stable fixed point only. Where the series
         diverges (a saddle, or a state still moving after `max_steps`) it is cut off once a term is
         ten times as large as the first, which bounds the gradient but leaves it approximate; so
-        is it where a Jacobian far from symmetric makes the terms grow that much before they fall.
-        Reverse mode, first order: for forward mode or Hessians take the other one.
+        is it where a Jacobian far from symmetric makes the terms grow that much before they fall,
+        and where `max_steps` terms are too few (a search that starts close needs fewer than they).
+        Reverse mode, first order: forward mode and Hessians are errors, take the other one. A
+        value that is not finite makes the gradient nan, even where `converged` masks it out.
         `"unrolled"` differentiates the iterates themselves through a scan of `max_steps` steps in
         which finished states are frozen; memory grows with `max_steps`.
     """
@@ -94,6 +99,8 @@ def fixed_point(
         raise ValueError(f"max_steps must be at least 1, got {max_steps}")
     if not callable(stop) and stop not in ("relative", "absolute"):
         raise ValueError(f'stop must be "relative" or "absolute", got {stop!r}')
+    if not isinstance(tol, Tracer) and not np.all(np.asarray(tol) >= 0):
+        raise ValueError(f"tol is a size of change and must be >= 0, got {tol}")
     init = jax.tree.map(jnp.asarray, init)
     tol = jnp.asarray(tol, dtype=_dtype(init))
     whole = fn if has_aux else lambda params, x: (fn(params, x), ())
@@ -124,15 +131,19 @@ def _start(fn: Callable[[PyTree], tuple[PyTree, PyTree]], init: PyTree) -> _Loop
 
 
 def _measure(stop: Stop | Measure, has_aux: bool, new: PyTree, old: PyTree) -> Array:
-    if not has_aux:
-        new, old = new[0], old[0]
-    return stop(new, old) if callable(stop) else _change(new, old, stop)
+    if callable(stop):
+        return stop(new, old) if has_aux else stop(new[0], old[0])
+    return _change(new[0], old[0], stop)
 
 
 def _change(new: PyTree, old: PyTree, stop: Stop) -> Array:
+    # Unit scale, as in the adjoint: the squares of a state of 1e-25 would vanish.
+    size = jnp.max(jnp.stack([jnp.max(jnp.abs(x), initial=0) for x in jax.tree.leaves((new, old))]))
+    size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
+    new, old = jax.tree.map(lambda x: x / size.astype(x.dtype), (new, old))
     change = _norm(jax.tree.map(jnp.subtract, new, old))
     if stop == "absolute":
-        return change
+        return change * size
     limits = jnp.finfo(change.dtype)
     residual = change / jnp.maximum(_norm(old), limits.tiny)
     # Leaving the origin is a change beyond measure, and not a failure.
@@ -141,6 +152,7 @@ def _change(new: PyTree, old: PyTree, stop: Stop) -> Array:
 
 def _advance(loop: _Loop, new: tuple[PyTree, PyTree], *, tol: Array, measure: Measure) -> _Loop:
     residual = measure(*jax.lax.stop_gradient((new, (loop.value, loop.aux))))
+    residual = residual.astype(loop.residual.dtype)
     return _Loop(
         value=new[0],
         aux=new[1],
@@ -174,13 +186,36 @@ def _implicit(
     fn: Map, max_steps: int, measure: Measure, params: PyTree, init: PyTree, tol: Array
 ) -> FixedPoint:
     """Searches without derivatives, and takes them from one more application at the end."""
-    fixed, start = jax.lax.stop_gradient((params, init))
-    loop = _iterate(partial(fn, fixed), start, tol, max_steps, measure)
+    loop = cast(_Loop, _search(fn, max_steps, measure, params, init, tol))
     # Outside of the custom rule, so that under `vmap` the gradient of shared parameters is summed
     # as it arises; inside, every query would hold one of its own.
     applied, _ = fn(params, jax.lax.stop_gradient(loop.value))
-    value = _solved(fn, max_steps, applied, loop.value, fixed, tol)
+    value = _solved(fn, max_steps, applied, loop.value, params, tol)
     return _finish(loop._replace(value=value), tol)
+
+
+# A rule of its own, and not stop_gradient: a second derivative, which would need this one's, is an
+# error then and not 0.
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _search(
+    fn: Map, max_steps: int, measure: Measure, params: PyTree, init: PyTree, tol: Array
+) -> _Loop:
+    return _iterate(partial(fn, params), init, tol, max_steps, measure)
+
+
+def _search_forward(
+    fn: Map, max_steps: int, measure: Measure, params: PyTree, init: PyTree, tol: Array
+) -> tuple[_Loop, None]:
+    return _search(fn, max_steps, measure, params, init, tol), None
+
+
+def _search_backward(
+    fn: Map, max_steps: int, measure: Measure, saved: None, cotangent: _Loop
+) -> tuple[None, None, None]:
+    return None, None, None
+
+
+_search.defvjp(_search_forward, _search_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -207,7 +242,7 @@ def _solved_backward(
     # Unit scale: the squares of a cotangent of 1e-20 would vanish, and read as "no change".
     size = jnp.max(jnp.stack([jnp.max(jnp.abs(x), initial=0) for x in jax.tree.leaves(cotangent)]))
     size = jnp.where(size > 0, size, 1)
-    first = jax.tree.map(lambda x: x / size, cotangent)
+    first = jax.tree.map(lambda x: x / size.astype(x.dtype), cotangent)
     bound = _ADJOINT_GROWTH * _norm(first)
 
     def add_term(u: PyTree) -> tuple[PyTree, Array]:
@@ -219,7 +254,7 @@ def _solved_backward(
         return kept, jnp.where(within, change / _norm(u), 0)
 
     adjoint = _iterate(add_term, first, tol, max_steps, lambda new, old: new[1]).value
-    return jax.tree.map(lambda x: x * size, adjoint), None, None, None
+    return jax.tree.map(lambda x: x * size.astype(x.dtype), adjoint), None, None, None
 
 
 _solved.defvjp(_solved_forward, _solved_backward)

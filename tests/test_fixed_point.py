@@ -291,3 +291,53 @@ def test_queries_side_by_side_share_one_gradient_of_their_parameters():
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((width, width), (queries, width))]
     planned = jax.jit(jax.grad(loss)).lower(*shapes).compile().memory_analysis()
     assert planned.temp_size_in_bytes < 4 * queries * width**2 / 4
+
+
+def test_second_derivatives_of_the_implicit_gradient_are_refused_and_not_zero():
+    def fn(p, x):
+        return p * x + 1
+
+    def solution(p, gradient):
+        return fixed_point(fn, p, jnp.ones(()), tol=1e-6, max_steps=60, gradient=gradient).value
+
+    second = jax.grad(jax.grad(solution))(0.5, "unrolled")
+    np.testing.assert_allclose(second, 16, rtol=1e-3)
+    with pytest.raises((ValueError, TypeError)):
+        jax.grad(jax.grad(solution))(0.5, "implicit")
+
+
+def test_what_stands_beside_the_state_is_for_measures_of_their_own_only():
+    def with_aux(_, x):
+        return 0.5 * x + 1, jnp.array([1e6, 2.0])
+
+    def without(_, x):
+        return 0.5 * x + 1
+
+    for stop in ("relative", "absolute"):
+        found = fixed_point(with_aux, (), jnp.ones(()), stop=stop, has_aux=True)
+        expected = fixed_point(without, (), jnp.ones(()), stop=stop)
+        assert jax.tree.map(float, found) == jax.tree.map(float, expected)
+
+
+def test_states_may_mix_dtypes():
+    init = {"a": jnp.ones(2), "b": jnp.ones(2, jnp.bfloat16)}
+
+    def loss(p, gradient):
+        found = fixed_point(
+            lambda p, x: jax.tree.map(lambda leaf: (p * leaf + 1).astype(leaf.dtype), x),
+            p,
+            init,
+            gradient=gradient,
+        ).value
+        return jnp.sum(found["a"])
+
+    np.testing.assert_allclose(
+        jax.grad(loss)(0.5, "implicit"), jax.grad(loss)(0.5, "unrolled"), rtol=1e-2
+    )
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])
+def test_the_relative_stop_has_no_scale(scale):
+    found = fixed_point(lambda _, x: x / 2, (), jnp.full(3, scale), max_steps=5)
+    np.testing.assert_allclose(found.residual, 0.5, rtol=1e-5)
+    assert not bool(found.converged)

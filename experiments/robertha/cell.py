@@ -32,6 +32,7 @@ def run_cell(
     patience: int,
     learning_rate: float,
     batch_size: int,
+    max_length: int,
 ) -> None:
     """Trains, tests, and adds the rows to results.csv, all at once when they are all there.
 
@@ -47,9 +48,10 @@ def run_cell(
         patience: See `fit`.
         learning_rate: See `fit`.
         batch_size: See `fit`.
+        max_length: Most tokens the model takes.
     """
     spec = data.spec
-    train, validation, test = _buckets(data)
+    train, validation, test = _buckets(data, max_length=max_length)
 
     def score(logits: np.ndarray, labels: np.ndarray) -> float:
         return scores(spec.metrics, logits, labels)["score"]
@@ -91,14 +93,17 @@ def run_cell(
     _merge_metrics(folder)
 
 
-def _buckets(data: TaskData) -> tuple[list[Bucket], list[Bucket], list[Bucket]]:
+def _buckets(data: TaskData, *, max_length: int) -> tuple[list[Bucket], list[Bucket], list[Bucket]]:
     """Common padded lengths for the three splits: few where rows are few, since each compiles."""
     splits: tuple[Encoded, ...] = (data.train, data.validation, data.test)
     lengths = np.concatenate([split.lengths.max(axis=1) for split in splits])
     if data.spec.suite == "synthetic":
-        boundaries = bucket_boundaries(lengths, max_buckets=1, multiple=4)
+        most, multiple = 1, 4
     else:
-        boundaries = bucket_boundaries(lengths, max_buckets=min(4, 1 + len(lengths) // 1000))
+        most, multiple = min(4, 1 + len(lengths) // 1000), 8
+    boundaries = bucket_boundaries(
+        lengths, max_buckets=most, multiple=multiple, max_length=max_length
+    )
     train, validation, test = (bucketed(split, boundaries=boundaries) for split in splits)
     return train, validation, test
 

@@ -55,9 +55,10 @@ def findings(found: Measurements) -> list[str]:
                 parts.append(f"{described(difference)} with {SITE_TITLES.get(site, site)}")
         if parts:
             opening = PROTOCOL_OPENINGS.get(protocol, f"Protocol {protocol}")
+            unit = "σ/RMS" if protocol == "matched" else "σ"
             sentence = (
                 f"{opening}, {model_title(model)} minus {model_title(baseline_of(found))}, mean "
-                f"over σ = {', '.join(f'{level:g}' for level in found.grid.levels)}"
+                f"over {unit} = {', '.join(f'{level:g}' for level in found.grid.levels)}"
                 f"{over(tasks)}: {'; '.join(parts)}."
             )
             sentences.append(sentence + unequal_snr(found, tasks, model, protocol))

@@ -165,6 +165,7 @@ def run(config: Config) -> Path:
                 patience=budget.patience,
                 learning_rate=budget.learning_rate,
                 batch_size=config.batch_size,
+                max_length=config.max_length,
             )
         if missing[spec.name]:
             write_report(folder)
@@ -190,7 +191,8 @@ def _check(config: Config, grid: Grid) -> None:
     for site, protocol in ((s, p) for s in grid.sites for p in grid.protocols):
         for level in config.levels:
             check_noise(Noise(site, protocol, level))  # pyright: ignore[reportArgumentType]
-    for name, values in (("task", config.task), ("model", config.model), ("seeds", grid.seeds)):
+    lists = ("task", "model", "levels", "sites", "protocols")
+    for name, values in (("seeds", grid.seeds), *((n, getattr(config, n)) for n in lists)):
         if not values or len(set(values)) < len(values):
             raise ValueError(f"--{name} wants one or more different values, got {values}")
 

@@ -14,8 +14,8 @@ from typing import Any
 from experiments.rundir import write_whole
 
 RATIOS = {
-    "buckets_over_torch": "hopfax in length buckets over PyTorch padded to 128 (wanted: 5)",
-    "equal_padding_over_torch": "both padded to 128 (wanted: 1)",
+    "buckets_over_torch": "hopfax in length buckets over PyTorch padded to 128 (goal: at least 5)",
+    "equal_padding_over_torch": "both padded to 128 (goal: at least 1)",
     "five_seeds_over_one": "time of five vmapped seeds over time of one",
 }
 COLORS = {"hopfax": "#3465a4", "PyTorch": "#c17d11"}
@@ -113,7 +113,7 @@ def _memory(report: Mapping[str, Any]) -> list[str]:
         )
         for row in report["table"]
     ]
-    heads = ("gradient of", "T", "implicit, MB", "unrolled, MB", "ratio (wanted: 5)")
+    heads = ("gradient of", "T", "implicit, MB", "unrolled, MB", "ratio (goal: at least 5)")
     return ["## Temporary memory of the compiled gradient", _table(heads, rows)]
 
 

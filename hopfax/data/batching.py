@@ -34,7 +34,7 @@ class Bucket(NamedTuple):
 
 
 def bucket_boundaries(
-    lengths: np.ndarray, *, max_buckets: int = 4, multiple: int = 8
+    lengths: np.ndarray, *, max_buckets: int = 4, multiple: int = 8, max_length: int | None = None
 ) -> tuple[int, ...]:
     """Chooses the padded lengths that leave the fewest padding tokens.
 
@@ -45,6 +45,7 @@ def bucket_boundaries(
         lengths: `(examples,)` or `(examples, choices)` real tokens.
         max_buckets: At least 1.
         multiple: At least 1.
+        max_length: Most tokens a model takes: no boundary is rounded up beyond it.
 
     Returns:
         Increasing boundaries, the last no shorter than the longest row.
@@ -59,6 +60,8 @@ def bucket_boundaries(
         )
     rows = lengths.reshape(len(lengths), -1).max(axis=1)
     rounded = -(-np.maximum(rows, 1) // multiple) * multiple
+    if max_length is not None:
+        rounded = np.maximum(np.minimum(rounded, max_length), rows)
     candidates, counts = np.unique(rounded, return_counts=True)
     *inner, last = candidates.tolist()
     # Past about 64 candidates trying all sets gets slow: keep evenly many rows between them.

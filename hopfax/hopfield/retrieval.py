@@ -107,8 +107,9 @@ def retrieve(
     Args:
         query: Where to start, for instance a stored pattern with noise on it.
         patterns: Stored patterns, one a row.
-        beta: The whole inverse temperature, > 0. Large values retrieve single patterns, small
-            ones the mean of many.
+        beta: The whole inverse temperature, > 0. A single pattern is retrieved where its score
+            leads the others' by several 1/beta, the mean of many where it does not: for ±1
+            patterns of width 40 (own score 40) 0.5 is much, for unit vectors 10.
         mask: True where a pattern is real; None takes all.
         tol: Stop when a step changes the state by at most this, relative to the state's norm.
         max_steps: Most updates, at least 1.
@@ -120,8 +121,8 @@ def retrieve(
         least.
 
     Raises:
-        ValueError: If `beta <= 0`, `max_steps < 1`, or the shapes are not those of one query and
-            its patterns.
+        ValueError: If `beta <= 0`, `max_steps < 1`, `gradient` or `stop` is not one of the names
+            above, or the shapes are not those of one query and its patterns.
 
     Differentiation:
         See `hopfax.fixed_point.fixed_point`. With `"implicit"` the query gets a zero gradient:
@@ -183,21 +184,29 @@ def trajectory(
 
 def check_beta(beta: Beta) -> None:
     """Raises a ValueError unless `beta` is positive, or not known before the program runs."""
+    if jnp.ndim(beta):
+        raise ValueError(f"beta is one number, got shape {jnp.shape(beta)}: use jax.vmap for more")
     if not isinstance(beta, Tracer) and not np.all(np.asarray(beta) > 0):
         raise ValueError(f"beta is an inverse temperature and must be > 0, got {beta}")
 
 
 def _prepared(state: Array, patterns: Array, beta: Beta, mask: Mask) -> tuple[Array, Array, Array]:
     """Checks the arguments, raises them to float32 at least, and empties padded rows."""
-    if jnp.ndim(state) != 1 or jnp.ndim(patterns) != 2:
+    state, patterns = jnp.asarray(state), jnp.asarray(patterns)
+    if state.ndim != 1 or patterns.ndim != 2:
         raise ValueError(
             "wanted one state (width,) and its patterns (patterns, width), got shapes "
-            f"{jnp.shape(state)} and {jnp.shape(patterns)}: use jax.vmap for more"
+            f"{state.shape} and {patterns.shape}: use jax.vmap for more"
         )
     if state.shape[0] != patterns.shape[1]:
         raise ValueError(
-            f"query has width {state.shape[0]}, patterns have {patterns.shape[1]}: "
+            f"the state has width {state.shape[0]}, the patterns have {patterns.shape[1]}: "
             "both must live in one space"
+        )
+    if mask is not None and jnp.shape(mask) != patterns.shape[:1]:
+        raise ValueError(
+            f"mask wants one entry for each of {patterns.shape[0]} patterns, got shape "
+            f"{jnp.shape(mask)}"
         )
     check_beta(beta)
     dtype = jnp.result_type(state, patterns, jnp.float32)

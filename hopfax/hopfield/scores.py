@@ -48,7 +48,8 @@ def retrieve_scores(
         A `FixedPoint` whose value is $X \xi^*$, in float32 at least, and 0 for padding.
 
     Raises:
-        ValueError: If `beta <= 0` or `max_steps < 1`.
+        ValueError: If `beta <= 0`, `max_steps < 1`, `gradient` or `stop` is not one of the names
+            above, or the shapes are not those of one query's scores and their matrix.
 
     Differentiation:
         As `retrieve`: with `"implicit"` the query's scores get a zero gradient.
@@ -59,6 +60,11 @@ def retrieve_scores(
     check_beta(beta)
     dtype = jnp.result_type(scores, gram, jnp.float32)
     start, gram = jnp.asarray(scores, dtype), jnp.asarray(gram, dtype)
+    if start.ndim != 1 or gram.shape != (*start.shape, *start.shape):
+        raise ValueError(
+            "wanted the scores (patterns,) of one query and gram (patterns, patterns), got shapes "
+            f"{start.shape} and {gram.shape}: use jax.vmap for more"
+        )
     if mask is not None:
         # 0 * nan is nan: whatever stands in padding must go before the products.
         start = jnp.where(mask, start, 0)

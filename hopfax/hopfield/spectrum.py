@@ -41,6 +41,11 @@ def key_spectrum(keys: Keys, *, mask: Mask = None) -> Float[Array, " width"]:
         Robertha, Eq. 9.
     """
     keys = jnp.asarray(keys)
+    if keys.ndim != 2:
+        raise ValueError(
+            f"wanted the keys of one sequence (tokens, width), got shape {keys.shape}: "
+            "use jax.vmap for more"
+        )
     keys = keys.astype(jnp.promote_types(keys.dtype, jnp.float32))
     centred = _centre(keys, mask)
     # Unit scale before squaring: keys of size 1e-30 must not underflow to "constant".
@@ -82,7 +87,7 @@ def eigen_entropy(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     References:
         Robertha, Eq. 10.
     """
-    width = keys.shape[-1]
+    width = jnp.shape(keys)[-1]
     if width < 2:
         raise ValueError(f"entropy is normalised by log(width), so width must be >= 2, got {width}")
     return _entropy(key_spectrum(keys, mask=mask)) / np.log(width)

@@ -2,6 +2,20 @@
 
 Modules hold parameters and call pure functions; `functional` takes one apart into a plain dict of
 parameters and a `bind`, so that everything outside is ordinary JAX.
+
+Example:
+    >>> import jax, jax.numpy as jnp
+    >>> from hopfax import hopfield, nn
+    >>> model = nn.robertha(vocab_size=100, num_outputs=2, width=16, ff_width=32)
+    >>> params = model.init(jax.random.key(0))
+    >>> ids, mask = jnp.ones((3, 12), int), jnp.arange(12) < jnp.array([[12], [7], [5]])
+    >>> found = model.bind(params)(ids, mask)
+    >>> found.logits.shape, found.encoding.keys.shape  # keys: (layers, batch, tokens, width)
+    ((3, 2), (2, 3, 12, 16))
+    >>> esr = jax.vmap(lambda keys, real: hopfield.esr_penalty(keys, target=0.35, mask=real))
+    >>> penalties = jax.vmap(esr, in_axes=(0, None))(found.encoding.keys, mask)
+    >>> penalties.shape  # one a layer and text, to be added to a loss of your own
+    (2, 3)
 """
 
 from hopfax.nn.attention import Attended as Attended

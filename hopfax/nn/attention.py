@@ -157,7 +157,9 @@ class HopfieldAttention(nnx.Module):
             found = self._retrieve_each(scores, key, key_mask, mask)
         else:
             found = self._retrieve_together(query, key, key_mask)
-        mixed = _join(_read_out(found.value, value, beta=self.beta, mask=key_mask))
+        mixed = _read_out(found.value, value, beta=self.beta, mask=key_mask)
+        # Retrieval is in float32 at least; the layer keeps its inputs' dtype.
+        mixed = _join(mixed.astype(value.dtype))
         values = mixed if self.out is None else self.out(mixed)
         return Attended(values, keys, found.num_steps, found.converged)
 
@@ -176,8 +178,9 @@ class HopfieldAttention(nnx.Module):
                 stop=self.stop,
             )
 
-        # Nobody reads what padding retrieves: it stops after one step and holds nobody up.
-        tol = jnp.where(mask, self.tol, jnp.inf)
+        # Where keys are masked, nobody reads what padding retrieves: it stops after one step and
+        # holds nobody up. Elsewhere it is a stored pattern of the next layer.
+        tol = jnp.where(mask | (not self.mask_keys), self.tol, jnp.inf)
         tokens = jax.vmap(one, in_axes=(0, None, None, 0))
         heads = jax.vmap(tokens, in_axes=(0, 0, None, None))
         return jax.vmap(heads)(scores, gram, key_mask, tol)

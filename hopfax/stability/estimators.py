@@ -18,6 +18,7 @@ from hopfax.stability.sampling import (
     Pair,
     Settings,
     check_copies,
+    check_shape,
     group_products,
     group_values,
     outputs,
@@ -27,9 +28,9 @@ from hopfax.stability.sampling import (
 )
 from hopfax.stability.streaming import Moments, check_finite, check_sizes, stream
 
-# Group sizes that the pilot chooses from; two copies are a pair. Larger ones would leave few
-# independent draws of the common part, and an error bar that has not seen its tail.
-_GROUPS = (2, 4, 8, 16)
+# Group sizes that the pilot chooses from; two copies are a pair. Larger ones leave few independent
+# draws of the common part, and an error bar that has not seen its tail.
+_GROUPS = (2, 4, 8)
 _PILOT_SHARE, _PILOT_LEAST, _PILOT_MOST = 0.1, 256, 4096
 
 
@@ -40,7 +41,7 @@ class Estimate(NamedTuple):
         mean: The estimate, unbiased.
         standard_error: Its standard deviation over repetitions, estimated; ±1.96 of it is a 95 %
             interval.
-        num_samples: Independent samples averaged.
+        num_samples: Independent samples averaged (pairs, or groups of copies).
         copies: Correlated inputs a sample: 2 for a pair; more where a U-statistic over groups of
             copies was used.
     """
@@ -76,18 +77,25 @@ def noise_stability(
     degree have heavy tails: there, trust an error bar only once it no longer grows with the budget.
 
     Args:
-        fn: A jittable function of one input, returning one array of numbers.
+        fn: A jittable function of one input, returning one array of numbers. It is compiled, and
+            the program kept for as long as `fn` is the same object: whatever else it reads (a
+            module's parameters, an attribute) is frozen at the first call. For a model that
+            changes, hand its parameters through a `jit` of your own, which also compiles once:
+            `jax.jit(lambda params, key: noise_stability(lambda x: net(params, x), key, ...))`.
         key: Random key.
         shape: Shape of an input.
         rho: Correlation, in [-1, 1]: a number, or a vector of them.
-        num_samples: The budget: as many evaluations of `fn` as this many pairs need, >= 2.
+        num_samples: How many pairs to pay for, >= 2. With groups of copies fewer samples are
+            averaged, which is what `Estimate.num_samples` counts.
         pair: Sampler of correlated inputs: `gaussian_pair`, `bit_pair`, or your own
             `pair(key, shape, rho=rho)`, whose first array must not depend on `rho`.
-        copies: Inputs a sample. 2 takes pairs; 4, 8, ... the U-statistic over groups of that many,
-            for rho >= 0 and the two samplers named. None lets a pilot choose, with a tenth of
-            the budget, where that leaves it enough; its samples are thrown away, so that the
-            estimate stays unbiased. With negative correlations, or a sampler of your own, it
-            takes pairs.
+        copies: Inputs a sample. 2 takes pairs; more takes the U-statistic over groups of that
+            many, for rho >= 0 and the two samplers named (two groups at least, even beyond the
+            budget). None lets a pilot choose among 2, 4 and 8 with a tenth of the budget where
+            that is enough (from 10,240 pairs on for one rho); its samples are thrown away, so that
+            the estimate stays unbiased. It compiles more programs than one, and under `vmap` all
+            of them run: take 2 there, and where the first call must be quick. With negative
+            correlations, or a sampler of your own, None takes pairs.
         per_output: Keep the outputs apart instead of summing over them.
         batch_size: Samples evaluated side by side; memory grows with it.
 
@@ -98,6 +106,10 @@ def noise_stability(
     Raises:
         ValueError: If a number is out of range, or `fn` does not return one array of a fixed shape.
         FloatingPointError: If `fn` is not finite somewhere; sample and rho are named.
+
+    Differentiation:
+        In whatever `fn` closes over. In `rho` only inside (-1, 1), and with `copies=2`: at the
+        ends, and for groups at 0, the slope is not finite.
 
     Example:
         >>> import jax
@@ -118,7 +130,7 @@ def noise_stability(
     rho = jnp.asarray(rho, jnp.result_type(float))
     if rho.ndim > 1 or rho.size == 0:
         raise ValueError(f"rho must be a number or a vector of them, got shape {rho.shape}")
-    settings = Settings(fn, tuple(shape), num_samples, pair, copies, per_output, batch_size)
+    settings = Settings(fn, check_shape(shape), num_samples, pair, copies, per_output, batch_size)
     estimate, moments = _stability(settings, key, rho.reshape(-1))
     check_finite(moments, rho.reshape(-1))
     if rho.ndim == 0:
@@ -156,11 +168,13 @@ def normalized_stability(
         FloatingPointError: See `noise_stability`.
     """
     moments = _paired(_ratio_moments, fn, key, shape, rho, num_samples, pair, batch_size)
-    product, square, _ = moments.mean
-    var_product, var_square, var_total = moments.variance
+    product, square, _, _ = moments.mean
+    var_product, var_square, var_sum, var_difference = moments.variance
     ratio = product / square
-    covariance = (var_total - var_product - var_square) / 2
-    spread = var_product - 2 * ratio * covariance + ratio**2 * var_square
+    # Var(product - ratio * square), in terms that do not cancel where the ratio is near 1 or -1.
+    more, less = (1 + ratio) / 2, (1 - ratio) / 2
+    spread = more**2 * var_difference + less**2 * var_sum
+    spread += 2 * more * less * (var_product - var_square)
     error = jnp.sqrt(jnp.maximum(spread, 0) / moments.count) / square
     return Estimate(ratio, error, moments.count.astype(int), jnp.asarray(2))
 
@@ -233,20 +247,28 @@ def _pilot_costs(
     settings: Settings, key: PRNGKeyArray, rhos: Array, pilot: int
 ) -> Float[Array, " groups"]:
     """Variance of a sample times its evaluations, summed over rho and outputs, for each size."""
-    most = _GROUPS[-1]
+    most, count = _GROUPS[-1], len(rhos)
     values = group_values(settings, rhos, most)
-    # One after the other in batches, as the estimate itself.
-    found = jax.lax.map(values, jax.random.split(key, pilot), batch_size=settings.batch_size)
-    costs = []
-    for size in _GROUPS:
-        parts = found.reshape(pilot, len(rhos), most // size, size, *found.shape[3:])
-        products = u_statistic(parts, axis=3)
-        if not settings.per_output:
-            products = over_outputs(products, axis=3)
-        mean = jnp.mean(products, axis=(0, 2), keepdims=True)
-        variance = jnp.sum(jnp.mean(jnp.square(products - mean), axis=(0, 2)))
-        costs.append(variance * (len(rhos) + 1 if size == 2 else size * len(rhos)))
-    return jnp.stack(costs)
+
+    def sample(key: PRNGKeyArray) -> Array:
+        """First two moments of the products, of each size and rho, over the group's parts."""
+        found = values(key)
+        moments = []
+        for size in _GROUPS:
+            parts = found.reshape(count, most // size, size, *found.shape[2:])
+            products = u_statistic(parts, axis=2)
+            if not settings.per_output:
+                products = over_outputs(products, axis=2)
+            moments.append((jnp.mean(products, axis=1), jnp.mean(jnp.square(products), axis=1)))
+        return jnp.asarray(moments)
+
+    batch = max(1, settings.batch_size // (most * count))
+    means, squares = jnp.moveaxis(
+        stream(sample, key, num_samples=pilot, batch_size=batch).mean, 1, 0
+    )
+    variances = jnp.sum((squares - jnp.square(means)).reshape(len(_GROUPS), -1), axis=1)
+    evaluations = [count + 1 if size == 2 else size * count for size in _GROUPS]
+    return variances * jnp.asarray(evaluations)
 
 
 def _measured(
@@ -266,13 +288,13 @@ def _measured(
 
 @partial(jax.jit, static_argnums=0)
 def _ratio_moments(settings: Settings, key: PRNGKeyArray, rho: Array) -> Moments:
-    """Of the product, the mean square of both, and the sum of these two (for their covariance)."""
+    """Of the product, the mean square of both, their sum and their difference."""
 
     def sample(key: PRNGKeyArray) -> Array:
         left, right = outputs(settings, key, rho)
         product = jnp.sum(left * right)
         square = (jnp.sum(jnp.square(left)) + jnp.sum(jnp.square(right))) / 2
-        return jnp.stack([product, square, product + square])
+        return jnp.stack([product, square, product + square, square - product])
 
     return stream(sample, key, num_samples=settings.num_samples, batch_size=settings.batch_size)
 
@@ -298,8 +320,10 @@ def _paired(
 ) -> Moments:
     check_rho(rho)
     check_sizes(num_samples=num_samples, batch_size=batch_size)
-    settings = Settings(fn, tuple(shape), num_samples, pair, 2, False, batch_size)
     rho = jnp.asarray(rho, jnp.result_type(float))
+    if rho.ndim:
+        raise ValueError(f"rho must be one number here, got shape {rho.shape}: jax.vmap over it")
+    settings = Settings(fn, check_shape(shape), num_samples, pair, 2, False, batch_size)
     moments = measure(settings, key, rho)
     check_finite(moments, rho.reshape(1))
     return moments

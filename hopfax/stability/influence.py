@@ -6,9 +6,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from hopfax.stability.estimators import Estimate
+from hopfax.stability.sampling import check_same, evaluate
 from hopfax.stability.streaming import check_finite, check_sizes, stream
 
 
@@ -16,7 +19,7 @@ class Junta(NamedTuple):
     """How few inputs carry a function.
 
     Attributes:
-        num_holding: Fewest inputs that hold 90 % of the influence.
+        num_holding: Fewest inputs that hold the asked share of the influence (90 % by default).
         num_above_tenth: Inputs whose influence exceeds a tenth of the total.
     """
 
@@ -60,7 +63,7 @@ def total_influence(
         raise ValueError(f"num_bits must be >= 1, got {num_bits}")
     check_sizes(num_samples=num_samples, batch_size=batch_size)
     moments = _total(fn, num_bits, num_samples, batch_size, key)
-    check_finite(moments, jnp.zeros(1))
+    check_finite(moments)
     return Estimate(
         moments.mean, moments.standard_error, moments.count.astype(int), jnp.asarray(num_bits + 1)
     )
@@ -79,15 +82,20 @@ def geometric_influence(
             one influence a token.
 
     Returns:
-        One influence for every coordinate of an input, or every token of it.
+        One influence for every coordinate of an input, or every token of it. No standard error:
+        spread the samples over several calls for one.
 
     Raises:
-        ValueError: If there are no samples, or `per_token` meets inputs without an embedding axis.
+        ValueError: If there are no samples, they are not floats, or `per_token` meets inputs
+            without an embedding axis.
+        FloatingPointError: If a slope is not finite (inside `jit` the influence is then not).
 
     References:
         Keller, Mossel and Sen (2012); Noise Stability of Transformer Models, section 3.
     """
     inputs = jnp.asarray(inputs)
+    if not jnp.issubdtype(inputs.dtype, jnp.floating):
+        raise ValueError(f"inputs must be floats to have slopes, got {inputs.dtype}")
     if inputs.ndim < 1 or inputs.shape[0] == 0:
         raise ValueError(f"inputs want samples along their first axis, got shape {inputs.shape}")
     if per_token and inputs.ndim < 3:
@@ -99,9 +107,14 @@ def geometric_influence(
         slopes = jax.jacrev(fn)(x).reshape(-1, *x.shape)
         squares = jnp.sum(jnp.square(slopes), axis=0)
         squares = jnp.sum(squares, axis=-1) if per_token else squares
-        return jnp.sqrt(squares)
+        # The root has an infinite slope at 0, where an input has no influence.
+        none = squares == 0
+        return jnp.where(none, 0, jnp.sqrt(jnp.where(none, 1, squares)))
 
-    return jnp.mean(jax.lax.map(one, inputs), axis=0)
+    found = jnp.mean(jax.lax.map(one, inputs), axis=0)
+    if not isinstance(found, Tracer) and not np.all(np.isfinite(found)):
+        raise FloatingPointError("the slopes of fn are not finite at some of the inputs")
+    return found
 
 
 def junta(influence: Float[Array, " inputs"], *, share: float = 0.9) -> Junta:
@@ -115,7 +128,8 @@ def junta(influence: Float[Array, " inputs"], *, share: float = 0.9) -> Junta:
         A `Junta`; zeros where nothing has influence.
 
     Raises:
-        ValueError: If `share` is not in (0, 1].
+        ValueError: If `share` is not in (0, 1], or the influences are not one vector of finite
+            numbers >= 0.
 
     References:
         Noise Stability of Transformer Models, section 3 (5 to 10 of 256 tokens).
@@ -123,6 +137,12 @@ def junta(influence: Float[Array, " inputs"], *, share: float = 0.9) -> Junta:
     if not 0 < share <= 1:
         raise ValueError(f"share must be in (0, 1], got {share}")
     influence = jnp.asarray(influence)
+    if influence.ndim != 1:
+        raise ValueError(f"wanted one influence an input, got shape {influence.shape}: ravel it")
+    if not isinstance(influence, Tracer) and not np.all(
+        np.isfinite(influence) & (np.asarray(influence) >= 0)
+    ):
+        raise ValueError("influences must be finite and >= 0")
     total = jnp.sum(influence)
     held = jnp.cumsum(jnp.sort(influence)[::-1])
     # As many as are needed to reach the share: those before it, and one more. Rounding aside.
@@ -138,9 +158,10 @@ def _total(
 ):
     def sample(key: PRNGKeyArray) -> Array:
         bits = jax.random.rademacher(key, (num_bits,)).astype(jnp.result_type(float))
-        here = jnp.asarray(fn(bits), bits.dtype)
+        here = evaluate(fn, bits)
         flipped = jnp.where(jnp.eye(num_bits, dtype=bool), -bits, bits)
-        there = jax.vmap(fn)(flipped).astype(bits.dtype)
+        there = jax.vmap(partial(evaluate, fn))(flipped)
+        check_same(here.shape, there.shape[1:])
         return jnp.sum(jnp.square(there - here)) / 4
 
     return stream(sample, key, num_samples=num_samples, batch_size=batch_size)

@@ -23,7 +23,7 @@ def gaussian_pair(
     Args:
         key: Random key.
         shape: Shape of either array.
-        rho: Correlation, in [-1, 1].
+        rho: Correlation, in [-1, 1]; a traced one outside of it gives nan.
 
     Returns:
         X and Y. X depends on the key alone.
@@ -37,7 +37,7 @@ def gaussian_pair(
     check_rho(rho)
     first, fresh = (jax.random.normal(part, shape) for part in jax.random.split(key))
     rho = jnp.asarray(rho, first.dtype)
-    return first, rho * first + jnp.sqrt(jnp.maximum(1 - jnp.square(rho), 0)) * fresh
+    return first, rho * first + jnp.sqrt(1 - jnp.square(rho)) * fresh
 
 
 def bit_pair(
@@ -86,7 +86,7 @@ def bonami_beckner_pair(
         The tokens as they were given, and the noisy copy.
 
     Raises:
-        ValueError: If `rho` is outside [-1, 1], `num_tokens < 1` or a token is out of range.
+        ValueError: If `rho` is outside [-1, 1], `num_tokens < 1`, or a token is out of range.
         TypeError: If the tokens are not integers.
 
     References:
@@ -98,6 +98,8 @@ def bonami_beckner_pair(
         raise ValueError(f"num_tokens is the size of a vocabulary and must be >= 1: {num_tokens}")
     if not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise TypeError(f"tokens are integer ids, got {tokens.dtype}")
+    if jnp.iinfo(tokens.dtype).max < num_tokens - 1:
+        raise ValueError(f"tokens of {tokens.dtype} cannot hold {num_tokens} ids: use int32")
     if not isinstance(tokens, Tracer) and tokens.size:
         low, high = int(tokens.min()), int(tokens.max())
         if low < 0 or high >= num_tokens:
@@ -107,7 +109,7 @@ def bonami_beckner_pair(
             )
     for_kept, for_fresh = jax.random.split(key)
     kept = jax.random.uniform(for_kept, tokens.shape) < (1 + jnp.asarray(rho)) / 2
-    fresh = jax.random.randint(for_fresh, tokens.shape, 0, num_tokens, tokens.dtype)
+    fresh = jax.random.randint(for_fresh, tokens.shape, 0, num_tokens).astype(tokens.dtype)
     return tokens, jnp.where(kept, tokens, fresh)
 
 
@@ -115,6 +117,9 @@ def uniform_token_pair(
     key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Rho, num_tokens: int
 ) -> tuple[Int[Array, "..."], Int[Array, "..."]]:
     """A pair sampler of uniform tokens, for `partial(uniform_token_pair, num_tokens=...)`.
+
+    Two tokens agree as if the correlation were (1 + rho) / 2: bounds and level weights, which ask
+    for a correlation, want that in place of rho.
 
     Args:
         key: Random key.
@@ -150,7 +155,7 @@ def gaussian_copies(
     common = jax.random.normal(for_common, shape)
     own = jax.random.normal(for_own, (copies, *shape))
     rho = jnp.asarray(rho, own.dtype)
-    return jnp.sqrt(jnp.maximum(rho, 0)) * common + jnp.sqrt(jnp.maximum(1 - rho, 0)) * own
+    return jnp.sqrt(rho) * common + jnp.sqrt(1 - rho) * own
 
 
 def bit_copies(
@@ -166,7 +171,7 @@ def bit_copies(
     """
     for_common, for_own = jax.random.split(key)
     common = jax.random.rademacher(for_common, shape).astype(jnp.result_type(float))
-    root = jnp.sqrt(jnp.maximum(jnp.asarray(rho), 0))
+    root = jnp.sqrt(jnp.asarray(rho, common.dtype))
     return common * _signs(for_own, (copies, *shape), root)
 
 
@@ -183,4 +188,7 @@ def check_rho(rho: Rho | Float[Array, " rhos"]) -> None:
 def _signs(key: PRNGKeyArray, shape: tuple[int, ...], rho: Rho) -> Shaped[Array, "..."]:
     """1 with probability (1 + rho) / 2, else -1."""
     draws = jax.random.uniform(key, shape)
-    return jnp.where(draws < (1 + jnp.asarray(rho, draws.dtype)) / 2, 1.0, -1.0).astype(draws.dtype)
+    rho = jnp.asarray(rho, draws.dtype)
+    signs = jnp.where(draws < (1 + rho) / 2, 1.0, -1.0).astype(draws.dtype)
+    # What only a running program knows cannot raise.
+    return jnp.where(jnp.abs(rho) <= 1, signs, jnp.nan)

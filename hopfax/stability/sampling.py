@@ -31,6 +31,22 @@ class Settings(NamedTuple):
     batch_size: int
 
 
+def check_shape(shape: Any) -> tuple[int, ...]:
+    """The shape as a tuple, or a ValueError that says what one looks like."""
+    if not isinstance(shape, tuple | list):
+        raise ValueError(f"shape is that of one input, a tuple such as (5,), got {shape!r}")
+    return tuple(shape)
+
+
+def check_same(one: tuple[int, ...], other: tuple[int, ...]) -> None:
+    """Raises a ValueError if a function's outputs differ in shape."""
+    if one != other:
+        raise ValueError(
+            f"fn returned the shapes {one} and {other} for inputs of one shape: it must always "
+            "return the same"
+        )
+
+
 def check_copies(copies: int | None, pair: Pair, rho: Any) -> None:
     """Raises a ValueError where groups of so many copies cannot be drawn."""
     if copies is None or copies == 2:
@@ -54,11 +70,7 @@ def pair_products(settings: Settings, rhos: Array) -> Callable[[PRNGKeyArray], A
         first, second = _draw(settings, key, rhos)
         left = evaluate(settings.fn, first)
         right = jax.vmap(partial(evaluate, settings.fn))(second)
-        if left.shape != right.shape[1:]:
-            raise ValueError(
-                f"fn returned the shapes {left.shape} and {right.shape[1:]} for inputs of one "
-                "shape: it must always return the same"
-            )
+        check_same(left.shape, right.shape[1:])
         products = left * right
         return products if settings.per_output else over_outputs(products, axis=1)
 
@@ -128,5 +140,6 @@ def evaluate(fn: Fn, x: Array) -> Array:
 
 def outputs(settings: Settings, key: PRNGKeyArray, rho: Array) -> tuple[Array, Array]:
     """Both outputs for one pair."""
-    first, second = settings.pair(key, settings.shape, rho=rho)
-    return evaluate(settings.fn, first), evaluate(settings.fn, second)
+    left, right = (evaluate(settings.fn, x) for x in settings.pair(key, settings.shape, rho=rho))
+    check_same(left.shape, right.shape)
+    return left, right

@@ -17,10 +17,13 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from hopfax.stability.estimators import noise_stability
 from hopfax.stability.noise import Rho, check_rho, gaussian_pair
-from hopfax.stability.sampling import Fn, Pair
+from hopfax.stability.sampling import COPIES, Fn, Pair
 
-# Levels that a fit tells apart inside; those above the degree asked for are added up.
-_LEVELS = 40
+# Levels that a fit knows; those above the degree asked for are added up. Steps and kinks have
+# weight at all levels, and without the high ones it would go to the low ones. Even and odd, since
+# a function may have but one kind.
+_HIGH = (50, 64, 82, 110, 152, 222, 352, 602, 1202, 3002, 10002)
+_LEVELS = np.array([*range(41), *sorted(level + odd for level in _HIGH for odd in (-1, 0))])
 _BLOCKS = 64
 _RESAMPLES = 200
 
@@ -57,13 +60,14 @@ def level_weights(
     generalised least squares, with weights >= 0 and the draws' own covariance. Low levels are told
     apart well; high ones look alike at all but the largest correlations, which is why those above
     `degree` come as one sum. The intervals are percentiles of refits to resampled blocks of the
-    draws.
+    draws. NumPy and SciPy do the fit: not for `jit`, `grad` or `vmap`.
 
     Args:
         fn: A jittable function of one input.
         key: Random key.
         shape: Shape of an input.
-        num_samples: Inputs X, each with 24 partners, >= 128.
+        num_samples: Inputs X, each with 24 partners, >= 128; rounded down to a
+            multiple of 64.
         degree: Highest level reported by itself, in [0, 20].
         pair: `gaussian_pair` for Hermite weights, `bit_pair` for Walsh weights.
         batch_size: Inputs evaluated side by side.
@@ -83,6 +87,11 @@ def level_weights(
 
     if not 0 <= degree <= 20:
         raise ValueError(f"degree must be in [0, 20], got {degree}: higher levels look alike")
+    if pair not in COPIES:
+        known = " or ".join(known.__name__ for known in COPIES)
+        raise ValueError(
+            f"levels are powers of a correlation, which only some samplers have: take pair={known}"
+        )
     if num_samples < 2 * _BLOCKS:
         raise ValueError(f"num_samples must be at least {2 * _BLOCKS}, got {num_samples}")
     # Chebyshev points, the ends among them: there the weights' plain and alternating sums stand.
@@ -106,7 +115,7 @@ def level_weights(
             for block in range(_BLOCKS)
         ]
     )
-    powers = rhos[:, None] ** np.arange(_LEVELS + 1)
+    powers = rhos[:, None] ** _LEVELS
     # Shared draws make the means at neighbouring correlations move together: with that taken into
     # account their differences, which tell the levels apart, count for what they are worth.
     covariance = np.cov(blocks, rowvar=False) / _BLOCKS
@@ -116,7 +125,7 @@ def level_weights(
     whiten = np.linalg.inv(np.linalg.cholesky(0.9 * covariance + 0.1 * diagonal))
 
     def fit(means: np.ndarray) -> np.ndarray:
-        found, _ = nnls(whiten @ powers, whiten @ means, maxiter=100 * _LEVELS)
+        found, _ = nnls(whiten @ powers, whiten @ means, maxiter=100 * len(_LEVELS))
         return np.append(found[: degree + 1], found[degree + 1 :].sum())
 
     rng = np.random.default_rng(0)
@@ -124,6 +133,8 @@ def level_weights(
     refits = np.stack([fit(blocks[pick].mean(0)) for pick in picks])
     value, (low, high) = fit(blocks.mean(0)), np.percentile(refits, [2.5, 97.5], axis=0)
     low, high = np.minimum(low, value), np.maximum(high, value)
+    # Weights cannot be negative: where the interval is wider than the value is large, none is one.
+    low = np.where(2 * value - high <= 0, 0, low)
     return LevelWeights(value[:-1], low[:-1], high[:-1], np.array([value[-1], low[-1], high[-1]]))
 
 
@@ -159,10 +170,13 @@ def walsh_weights(
     result = jax.eval_shape(fn, jax.ShapeDtypeStruct((num_bits,), jnp.result_type(float)))
     if getattr(result, "shape", None) != ():
         raise ValueError(f"fn must return one number, got {result}")
-    weights, finite = _walsh(fn, num_bits, min(batch_size, 2**num_bits))
-    if not isinstance(finite, Tracer) and not bool(finite):
+    squares, levels, finite = _walsh(fn, num_bits, min(batch_size, 2**num_bits))
+    if isinstance(finite, Tracer):
+        return jnp.zeros(num_bits + 1, squares.dtype).at[levels].add(squares)
+    if not bool(finite):
         raise FloatingPointError("fn is not finite at some of the inputs")
-    return weights
+    # In float64: one by one, a hundred thousand float32 squares lose four digits.
+    return jnp.asarray(np.bincount(levels, np.asarray(squares, np.float64)), squares.dtype)
 
 
 def spectral_tail_bound(
@@ -183,7 +197,8 @@ def spectral_tail_bound(
     Args:
         stability: $\mathrm{Stab}_\rho(f)$, of `fn` or of `fn` less its mean.
         variance: $E\|f\|^2$, of the same: both centred, or neither.
-        rho: The correlation it was measured at, in (0, 1).
+        rho: The correlation it was measured at, in (0, 1); for tokens (1 + rho) / 2, see
+            `uniform_token_pair`.
         degree: $T$, >= 1.
 
     Returns:
@@ -230,7 +245,7 @@ def _check_degree(degree: int) -> None:
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _walsh(fn: Callable[[Array], Array], num_bits: int, batch_size: int) -> tuple[Array, Array]:
+def _walsh(fn: Callable[[Array], Array], num_bits: int, batch_size: int) -> tuple[Array, ...]:
     places = jnp.arange(num_bits)
 
     def value(number: Array) -> Array:
@@ -246,5 +261,4 @@ def _walsh(fn: Callable[[Array], Array], num_bits: int, batch_size: int) -> tupl
         one, other = jnp.split(table, 2, axis=axis)
         table = jnp.concatenate([one + other, one - other], axis=axis)
     squares = jnp.square(table.reshape(-1) / 2**num_bits)
-    levels = jax.lax.population_count(numbers)
-    return jnp.zeros(num_bits + 1, squares.dtype).at[levels].add(squares), finite
+    return squares, jax.lax.population_count(numbers), finite

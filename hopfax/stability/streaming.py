@@ -88,23 +88,33 @@ def stream(
         ), None
 
     moments, _ = jax.lax.scan(merge, start, jnp.arange(-(-num_samples // batch_size)))
-    return moments
+    # An infinite sample could leave an infinite mean, which looks like an answer.
+    return moments._replace(mean=jnp.where(moments.first_bad >= 0, jnp.nan, moments.mean))
 
 
-def check_finite(moments: Moments, rhos: Float[Array, " rhos"]) -> None:
+def check_finite(moments: Moments, rhos: Float[Array, " rhos"] | None = None) -> None:
     """Raises a FloatingPointError if a sample was not finite; inside `jit` nobody can know yet."""
-    if isinstance(moments.first_bad, Tracer) or moments.first_bad < 0:
+    if isinstance(moments.first_bad, Tracer):
         return
-    # A moment vector that is not one a rho says nothing about which.
-    row = min(int(moments.bad_row), len(rhos) - 1)
-    raise FloatingPointError(
-        f"fn is not finite in sample {int(moments.first_bad)}, at rho {np.asarray(rhos)[row]:g}: "
-        "it must be for all inputs that the pair sampler draws"
-    )
+    if moments.first_bad < 0:
+        if not (isinstance(moments.squares, Tracer) or np.all(np.isfinite(moments.squares))):
+            raise FloatingPointError(
+                f"the outputs of fn are finite, but their products overflow {moments.mean.dtype}: "
+                "scale fn down"
+            )
+        return
+    where = f"in sample {int(moments.first_bad)}"
+    if rhos is not None:
+        # A moment vector that is not one a rho says nothing about which.
+        row = min(int(moments.bad_row), len(rhos) - 1)
+        where += f", at rho {np.asarray(rhos)[row]:g}"
+    raise FloatingPointError(f"fn is not finite {where}: it must be for every input drawn")
 
 
 def check_sizes(*, num_samples: int, batch_size: int = 1) -> None:
     """Raises a ValueError unless a standard error can be had."""
+    if not isinstance(num_samples, int | np.integer):
+        raise ValueError(f"num_samples must be a whole number >= 2, got {num_samples!r}")
     if num_samples < 2:
         raise ValueError(f"a standard error needs num_samples >= 2, got {num_samples}")
     if batch_size < 1:

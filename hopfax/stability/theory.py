@@ -1,7 +1,8 @@
 r"""What the noise-stability paper proves of layers, as functions.
 
 Inputs are standard normal pairs $(X, Y)$ with correlation $\rho$ in every coordinate. All take
-scalars or arrays, and all can be differentiated.
+scalars or arrays of $\rho$, and can be differentiated inside (-1, 1); at the ends
+`attention_overlap` has an infinite slope, which comes out as 0.
 """
 
 from collections.abc import Callable
@@ -42,6 +43,9 @@ def relu_stability(rho: Rho) -> Float[Array, "..."]:
     Args:
         rho: Correlation, in [-1, 1].
 
+    Returns:
+        The stability, in [0, 1/2].
+
     Raises:
         ValueError: If `rho` is outside [-1, 1].
 
@@ -54,7 +58,8 @@ def relu_stability(rho: Rho) -> Float[Array, "..."]:
     inside = jnp.abs(rho) < 1
     safe = jnp.where(inside, rho, 0)
     smooth = (jnp.sqrt(1 - safe**2) + safe * (jnp.pi - jnp.arccos(safe))) / (2 * jnp.pi)
-    return jnp.where(inside, smooth, jnp.maximum(rho, 0) / 2)
+    ends = jnp.where(jnp.abs(rho) == 1, jnp.maximum(rho, 0) / 2, jnp.nan)
+    return jnp.where(inside, smooth, ends)
 
 
 def relu_stability_quadratic(rho: Rho) -> Float[Array, "..."]:
@@ -88,7 +93,15 @@ def relu_recurrence(rho: Rho, *, num_layers: int) -> Float[Array, "layers+1 ..."
 
 
 def linear_recurrence(rho: Rho, *, num_layers: int) -> Float[Array, "layers+1 ..."]:
-    r"""The paper's proxy of Eq. 5, $\rho_l = \frac{1}{2\pi} + \frac{\rho_{l-1}}{4}$."""
+    r"""The paper's proxy of Eq. 5, $\rho_l = \frac{1}{2\pi} + \frac{\rho_{l-1}}{4}$.
+
+    Args:
+        rho: Where to start, in [-1, 1].
+        num_layers: Steps to take, >= 0.
+
+    Raises:
+        ValueError: See `relu_recurrence`.
+    """
     return _recurrence(lambda rho: 1 / (2 * jnp.pi) + rho / 4, rho, num_layers)
 
 
@@ -103,31 +116,25 @@ def attention_stability(rho: Rho, *, num_tokens: int, num_points: int = 96) -> F
     In wide layers $X W X^\top$ with $W \sim \mathcal N(0, I)$ makes each token attend to one
     other, picked at random but for the noise; $s$ is `attention_overlap`. The value projection
     adds the factor $\|(W_V)_{:,j}\|^2$. The layer is $\sigma(XWX^\top) X W_V$; the theorem's
-    statement leaves out the $W$.
+    statement leaves out the $W$. With $W = I$ or $UU^\top$ each token attends to itself, with the
+    noise and without, and the stability is $\rho$ itself (Theorem 5.2).
 
     Args:
         rho: Correlation, in [-1, 1].
         num_tokens: Tokens to attend to, >= 1.
         num_points: See `attention_overlap`.
 
+    Returns:
+        The stability, in [-1, 1].
+
+    Raises:
+        ValueError: See `attention_overlap`.
+
     References:
-        Noise Stability of Transformer Models, Theorem 5.3.
+        Noise Stability of Transformer Models, Theorems 5.2 and 5.3.
     """
     overlap = attention_overlap(rho, num_tokens=num_tokens, num_points=num_points)
     return jnp.asarray(rho, overlap.dtype) * overlap
-
-
-def structured_attention_stability(rho: Rho) -> Float[Array, "..."]:
-    r"""Stability of attention with $W = I$ or $W = UU^\top$ of low rank: $\rho$ itself.
-
-    In wide layers each token then attends to itself, $\sigma(XX^\top) \to I_n$, with and without
-    the noise, up to $o(1)$. The value projection adds the factor $\|(W_V)_{:,j}\|^2$.
-
-    References:
-        Noise Stability of Transformer Models, Theorem 5.2.
-    """
-    check_rho(rho)
-    return jnp.asarray(rho, jnp.result_type(float))
 
 
 def attention_overlap(rho: Rho, *, num_tokens: int, num_points: int = 96) -> Float[Array, "..."]:
@@ -161,7 +168,7 @@ def attention_overlap(rho: Rho, *, num_tokens: int, num_points: int = 96) -> Flo
     rho = jnp.asarray(rho, jnp.result_type(float))
     one = partial(_overlap, num_tokens=num_tokens, num_points=num_points)
     found = jax.vmap(one)(jnp.square(rho).reshape(-1)).reshape(rho.shape)
-    return jnp.where(jnp.abs(rho) < 1, found, 1.0)
+    return jnp.where(jnp.abs(rho) < 1, found, jnp.where(jnp.abs(rho) == 1, 1.0, jnp.nan))
 
 
 def transformer_recurrence(
@@ -266,10 +273,16 @@ def propagate_interval(
     Returns:
         Bounds on $E[\varphi(X)\varphi(Y)] / E[\varphi(X)^2]$.
 
+    Raises:
+        ValueError: If the interval reaches outside [0, 1], or see `covariance_interval`.
+
     References:
         Noise Stability of Transformer Models, section 5 and Lemma 12 (covariance intervals through
         a network).
     """
+    low = correlation.low
+    if not isinstance(low, Tracer) and np.any(np.asarray(low) < 0):
+        raise ValueError(f"correlations must lie in [0, 1] to be carried on, got {low}")
     below = covariance_interval(correlation.low, mean=mean, second_moment=second_moment)
     above = covariance_interval(correlation.high, mean=mean, second_moment=second_moment)
     return Interval(below.low / second_moment, above.high / second_moment)

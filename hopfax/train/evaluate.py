@@ -162,6 +162,10 @@ def predict(
 ) -> Predictions:
     """Predicts every row of a set exactly once.
 
+    A model whose attention stops by one norm over the batch (the `released` preset) depends on what
+    else is in the call, the rows that fill the last one among it: give it the batch size of the
+    program it follows.
+
     Args:
         predictor: From `make_predictor`.
         params: Parameters stacked over seeds.

@@ -415,7 +415,7 @@ def test_beta_must_be_positive(patterns, query, beta, fn):
     "fn", [hopfield.energy, hopfield.update, hopfield.retrieve, hopfield.trajectory]
 )
 def test_shapes_must_fit(patterns, query, fn):
-    with pytest.raises(ValueError, match="query has width 3, patterns have 4"):
+    with pytest.raises(ValueError, match="the state has width 3, the patterns have 4"):
         fn(query[:3], patterns, beta=1.0)
     # A batch of as many queries as coordinates would pass through the products unnoticed.
     with pytest.raises(ValueError, match=r"\(4, 4\) and \(6, 4\): use jax\.vmap"):

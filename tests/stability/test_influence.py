@@ -66,6 +66,15 @@ def test_a_token_counts_by_the_norm_over_its_embedding():
     assert geometric_influence(lambda x: jnp.sum(weights * x), inputs).shape == (2, 3)
 
 
+def test_influence_has_a_gradient_where_it_is_zero():
+    inputs = jnp.array([[1.0, -1.0], [2.0, -2.0]])
+
+    def total(weight):
+        return geometric_influence(lambda x: jnp.sum(jax.nn.relu(weight * x)), inputs).sum()
+
+    np.testing.assert_allclose(jax.grad(total)(2.0), 1.0, rtol=1e-6)
+
+
 def test_junta_counts_who_matters():
     found = junta(jnp.array([0.05, 5.0, 4.0, 0.0, 0.95]))
     assert (int(found.num_holding), int(found.num_above_tenth)) == (2, 2)
@@ -100,6 +109,19 @@ def test_junta_counts_who_matters():
             r"\(samples, tokens, width\)",
         ),
         (lambda: junta(jnp.ones(3), share=0.0), ValueError, r"in \(0, 1\], got 0"),
+        (lambda: junta(jnp.ones((2, 3))), ValueError, r"got shape \(2, 3\): ravel it"),
+        (lambda: junta(jnp.array([jnp.nan, 1.0])), ValueError, "finite and >= 0"),
+        (lambda: geometric_influence(jnp.sum, jnp.ones((2, 3), int)), ValueError, "got int32"),
+        (
+            lambda: geometric_influence(lambda x: jnp.sqrt(x[0]), jnp.zeros((2, 1))),
+            FloatingPointError,
+            "not finite",
+        ),
+        (
+            lambda: total_influence(lambda x: (x, x), KEY, num_bits=2, num_samples=9),
+            ValueError,
+            "must return one array of numbers, got tuple",
+        ),
     ],
 )
 def test_bad_input_is_named(call, error, words):

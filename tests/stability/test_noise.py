@@ -98,6 +98,11 @@ def test_pairs_work_under_jit_and_vmap():
             "got -1",
         ),
         (
+            lambda: bonami_beckner_pair(KEY, jnp.array([5], jnp.int8), rho=0.5, num_tokens=300),
+            ValueError,
+            "int8 cannot hold 300 ids",
+        ),
+        (
             lambda: bonami_beckner_pair(KEY, jnp.array([0.5]), rho=0.5, num_tokens=5),
             TypeError,
             "integer ids, got float",

@@ -51,6 +51,14 @@ def test_twenty_bits_are_exact():
     np.testing.assert_allclose(found, np.eye(21)[2] + np.eye(21)[20], atol=1e-5)
 
 
+def test_weights_of_twenty_bits_add_up():
+    """Many small coefficients: a threshold function."""
+    table = np.sum([((np.arange(2**20) >> i) & 1) for i in range(20)], axis=0)
+    share = np.mean(20 - 2 * table > 3)
+    found = walsh_weights(lambda x: (x.sum() > 3).astype(float), num_bits=20)
+    np.testing.assert_allclose(np.sum(np.asarray(found, np.float64)), share, rtol=1e-5)
+
+
 def test_walsh_weights_generate_stability():
     weights = np.asarray(walsh_weights(odd, num_bits=7))
     rho = 0.7
@@ -95,6 +103,22 @@ def test_fit_finds_walsh_levels_of_bits():
         lambda x: jnp.sign(x.sum()), KEY, shape=(3,), num_samples=40_000, pair=bit_pair, degree=4
     )
     np.testing.assert_allclose(found.weights, [0, 3 / 4, 0, 1 / 4, 0], atol=0.05)
+
+
+def test_intervals_cover_where_weight_lies_at_all_levels():
+    """A step: 2/π at level 1, 1/(3π) at level 3, and a long tail."""
+    truth = {1: 2 / np.pi, 3: 1 / (3 * np.pi)}
+    covered = []
+    for seed in range(12):
+        found = level_weights(
+            lambda x: jnp.sign(x[0]),
+            jax.random.key(seed),
+            shape=(1,),
+            num_samples=40_000,
+            degree=4,
+        )
+        covered += [found.low[k] <= w <= found.high[k] for k, w in truth.items()]
+    assert sum(covered) >= 18  # of 24: fewer would be one in ten thousand at 95 %
 
 
 def test_tail_bound_holds_and_is_lemma_1():
@@ -146,6 +170,13 @@ def test_influence_bounds_the_tail_too():
             lambda: level_weights(odd, KEY, shape=(5,), num_samples=10),
             ValueError,
             "at least 128, got 10",
+        ),
+        (
+            lambda: level_weights(
+                odd, KEY, shape=(5,), num_samples=128, pair=lambda key, shape, rho: None
+            ),
+            ValueError,
+            "take pair=gaussian_pair or bit_pair",
         ),
         (lambda: spectral_tail_bound(0.5, 1.0, rho=1.0, degree=2), ValueError, "got 1.0"),
         (lambda: spectral_tail_bound(0.5, 1.0, rho=-0.5, degree=2), ValueError, "got -0.5"),
