@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from oracles import bivariate_normal_orthant
+from oracles import bivariate_normal_orthant, hermite
 
 from hopfax import stability
 from hopfax.stability import (
@@ -23,18 +23,6 @@ from hopfax.stability.sampling import u_statistic
 RHO = 0.6
 BITS = 9
 KEY = jax.random.key(11)
-
-
-def hermite(degree):
-    """Probabilists', orthonormal under N(0, 1)."""
-    terms = [
-        lambda x: jnp.ones(()),
-        lambda x: x[0],
-        lambda x: (x[0] ** 2 - 1) / math.sqrt(2),
-        lambda x: (x[0] ** 3 - 3 * x[0]) / math.sqrt(6),
-        lambda x: (x[0] ** 4 - 6 * x[0] ** 2 + 3) / math.sqrt(24),
-    ]
-    return terms[degree]
 
 
 def parity(x):

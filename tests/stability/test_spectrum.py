@@ -71,14 +71,7 @@ def test_walsh_weights_generate_stability():
 
 @pytest.mark.parametrize("degree", range(5))
 def test_fit_finds_the_one_level_of_a_hermite_polynomial(degree):
-    terms = [
-        lambda x: jnp.ones(()),
-        lambda x: x[0],
-        lambda x: (x[0] ** 2 - 1) / math.sqrt(2),
-        lambda x: (x[0] ** 3 - 3 * x[0]) / math.sqrt(6),
-        lambda x: (x[0] ** 4 - 6 * x[0] ** 2 + 3) / math.sqrt(24),
-    ]
-    found = level_weights(terms[degree], KEY, shape=(1,), num_samples=40_000, degree=5)
+    found = level_weights(oracles.hermite(degree), KEY, shape=(1,), num_samples=40_000, degree=5)
     np.testing.assert_allclose(found.weights, np.eye(6)[degree], atol=0.12)
     assert (found.low <= found.weights).all()
     assert (found.weights <= found.high).all()
