@@ -178,13 +178,15 @@ def walsh_weights(values, num_bits):
     return weights
 
 
+_HERMITE = (
+    lambda x: 1 + 0 * x[0],
+    lambda x: x[0],
+    lambda x: (x[0] ** 2 - 1) / math.sqrt(2),
+    lambda x: (x[0] ** 3 - 3 * x[0]) / math.sqrt(6),
+    lambda x: (x[0] ** 4 - 6 * x[0] ** 2 + 3) / math.sqrt(24),
+)
+
+
 def hermite(degree):
     """The probabilists' polynomial of the first coordinate, orthonormal under N(0, 1)."""
-    polynomials = (
-        lambda x: 1 + 0 * x[0],
-        lambda x: x[0],
-        lambda x: (x[0] ** 2 - 1) / math.sqrt(2),
-        lambda x: (x[0] ** 3 - 3 * x[0]) / math.sqrt(6),
-        lambda x: (x[0] ** 4 - 6 * x[0] ** 2 + 3) / math.sqrt(24),
-    )
-    return polynomials[degree]
+    return _HERMITE[degree]

@@ -102,14 +102,12 @@ def test_intervals_cover_where_weight_lies_at_all_levels():
     """A step: 2/π at level 1, 1/(3π) at level 3, and a long tail."""
     truth = {1: 2 / np.pi, 3: 1 / (3 * np.pi)}
     covered = []
+
+    def step(x):
+        return jnp.sign(x[0])
+
     for seed in range(12):
-        found = level_weights(
-            lambda x: jnp.sign(x[0]),
-            jax.random.key(seed),
-            shape=(1,),
-            num_samples=40_000,
-            degree=4,
-        )
+        found = level_weights(step, jax.random.key(seed), shape=(1,), num_samples=40_000, degree=4)
         covered += [found.low[k] <= w <= found.high[k] for k, w in truth.items()]
     assert sum(covered) >= 18  # of 24: fewer would be one in ten thousand at 95 %
 
