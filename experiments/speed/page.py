@@ -28,7 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args(arguments).folder
-    parts = ["# Speed and memory", "What is measured, and how: `experiments/speed/README.md`."]
+    parts = [
+        "# Speed and memory",
+        "What is measured, and how: [`experiments/speed/README.md`](../../speed/README.md).",
+    ]
     for name, section in (("train_step", _train_step), ("memory", _memory)):
         path = folder / f"{name}.json"
         if path.exists():
