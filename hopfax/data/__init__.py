@@ -2,10 +2,12 @@
 
 `tasks` says what each task is, `raw` reads its files, `synthetic` (with `grammar`) makes rows up,
 `tokenize` and `vocabulary` turn texts into arrays, `batching` cuts padding without dropping rows,
-`load` does all of it in one call, and `builders` puts the sets into TensorFlow Datasets' files.
+`load` does all of it in one call, `algorithmic` has modular addition and sparse parity, and
+`builders` puts the sets into TensorFlow Datasets' files.
 Nothing here needs jax or tensorflow; `tokenizers` and `tensorflow_datasets` are imported at use.
 """
 
+from hopfax.data.algorithmic import AlgorithmicData, modular_addition, sparse_parity
 from hopfax.data.batching import Bucket, Encoded, bucket_boundaries, bucketed, eval_batches
 from hopfax.data.load import TaskData, load_task
 from hopfax.data.raw import read_split
@@ -16,6 +18,7 @@ from hopfax.data.vocabulary import train_vocabulary
 
 __all__ = [
     "TASKS",
+    "AlgorithmicData",
     "Bucket",
     "Encoded",
     "Example",
@@ -27,8 +30,10 @@ __all__ = [
     "encode",
     "eval_batches",
     "load_task",
+    "modular_addition",
     "read_split",
     "read_vocabulary",
+    "sparse_parity",
     "synthetic_split",
     "task",
     "train_vocabulary",
