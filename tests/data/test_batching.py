@@ -95,3 +95,10 @@ def test_boundaries_of_few_and_of_many_lengths():
     assert len(many) == 3 and many[-1] == 1999
     with pytest.raises(ValueError, match="needs rows"):
         bucket_boundaries(np.zeros((0, 1)))
+
+
+def test_no_boundary_is_rounded_up_beyond_the_model():
+    lengths = np.array([3, 50, 41])
+    assert bucket_boundaries(lengths, max_buckets=1) == (56,)
+    assert bucket_boundaries(lengths, max_buckets=1, max_length=50) == (50,)
+    assert bucket_boundaries(lengths, max_buckets=2, max_length=50)[-1] == 50

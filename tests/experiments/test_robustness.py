@@ -108,6 +108,7 @@ def test_metrics_of_all_cells_stand_in_one_log(finished):
         (("--esr-weight", "-1"), "must be >= 0, got -1.0"),
         (("--dropout", "1"), "must be in [0, 1), got 1.0"),
         (("--seeds", "1", "1"), "different values, got (1, 1)"),
+        (("--levels", "1", "1"), "different values, got (1.0, 1.0)"),
     ],
 )
 def test_a_wrong_flag_is_one_clear_error(flags, told, tmp_path, capsys):

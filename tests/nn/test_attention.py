@@ -288,3 +288,23 @@ def test_wrong_options_are_named(options, message):
     if "num_heads" in options:
         with pytest.raises(ValueError, match=message):
             SoftmaxAttention(WIDTH, rngs=nnx.Rngs(0), **options)
+
+
+def test_padding_that_is_a_stored_pattern_is_retrieved_like_any_token(x, redraw):
+    """Without masked keys the next layer reads it: it must not be cut short."""
+    layer = hopfield_layer(mask_keys=False)
+    params = redraw(layer)
+    attended = layer.bind(params)(jnp.asarray(x, jnp.float32), MASK)
+    whole = layer.bind(params)(jnp.asarray(x, jnp.float32), np.ones_like(MASK))
+    np.testing.assert_array_equal(attended.num_steps, whole.num_steps)
+    np.testing.assert_array_equal(attended.values, whole.values)
+    assert (np.asarray(whole.num_steps)[1, :, 3:] > 1).any()
+
+
+@pytest.mark.parametrize("options", [{}, {"max_steps": 0}, {"scope": "batch"}])
+def test_the_layer_keeps_its_inputs_dtype(x, redraw, options):
+    layer = hopfield_layer(**options)
+    params = redraw(layer)
+    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    attended = layer.bind(half)(jnp.asarray(x, jnp.bfloat16), MASK)
+    assert attended.values.dtype == attended.keys.dtype == jnp.bfloat16
