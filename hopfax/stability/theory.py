@@ -187,13 +187,8 @@ def transformer_recurrence(
     Raises:
         ValueError: If a number is out of its range.
     """
-    if not 0 <= value_norm <= 1:
-        raise ValueError(f"value_norm must be in [0, 1], got {value_norm}")
-
-    def layer(rho: Array) -> Array:
-        return relu_stability(value_norm**2 * attention_stability(rho, num_tokens=num_tokens))
-
-    return _recurrence(layer, rho, num_layers)
+    attend = _attention_layer(num_tokens, value_norm)
+    return _recurrence(lambda rho: relu_stability(attend(rho)), rho, num_layers)
 
 
 def attention_recurrence(
@@ -209,13 +204,7 @@ def attention_recurrence(
         num_tokens: Tokens to attend to.
         value_norm: $\gamma$, in [0, 1].
     """
-    if not 0 <= value_norm <= 1:
-        raise ValueError(f"value_norm must be in [0, 1], got {value_norm}")
-
-    def layer(rho: Array) -> Array:
-        return value_norm**2 * attention_stability(rho, num_tokens=num_tokens)
-
-    return _recurrence(layer, rho, num_layers)
+    return _recurrence(_attention_layer(num_tokens, value_norm), rho, num_layers)
 
 
 def covariance_interval(
@@ -286,6 +275,12 @@ def propagate_interval(
     below = covariance_interval(correlation.low, mean=mean, second_moment=second_moment)
     above = covariance_interval(correlation.high, mean=mean, second_moment=second_moment)
     return Interval(below.low / second_moment, above.high / second_moment)
+
+
+def _attention_layer(num_tokens: int, value_norm: float) -> Callable[[Array], Array]:
+    if not 0 <= value_norm <= 1:
+        raise ValueError(f"value_norm must be in [0, 1], got {value_norm}")
+    return lambda rho: value_norm**2 * attention_stability(rho, num_tokens=num_tokens)
 
 
 def _relu_step(_: tuple[()], rho: Array) -> Array:
