@@ -1,4 +1,4 @@
-"""Thin Flax modules over the core: attention layers, an encoder, the papers' models.
+"""Thin Flax modules over the core: attention layers, an encoder, a decoder, the papers' models.
 
 Modules hold parameters and call pure functions; `functional` takes one apart into a plain dict of
 parameters and a `bind`, so that everything outside is ordinary JAX.
@@ -21,6 +21,9 @@ Example:
 from hopfax.nn.attention import Attended as Attended
 from hopfax.nn.attention import HopfieldAttention as HopfieldAttention
 from hopfax.nn.attention import SoftmaxAttention as SoftmaxAttention
+from hopfax.nn.decoder import Decoder as Decoder
+from hopfax.nn.decoder import decoder as decoder
+from hopfax.nn.decoder import sinusoids as sinusoids
 from hopfax.nn.encoder import Classification as Classification
 from hopfax.nn.encoder import Encoder as Encoder
 from hopfax.nn.encoder import Encoding as Encoding

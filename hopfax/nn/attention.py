@@ -42,12 +42,14 @@ class SoftmaxAttention(nnx.Module):
     Args:
         width: Token width, a multiple of `num_heads`.
         num_heads: Number of heads.
+        causal: Whether a token sees only itself and those before it.
         rngs: Source of the initial parameters.
     """
 
-    def __init__(self, width: int, *, num_heads: int = 2, rngs: nnx.Rngs):
+    def __init__(self, width: int, *, num_heads: int = 2, causal: bool = False, rngs: nnx.Rngs):
         _check_heads(width, num_heads)
         self.num_heads = num_heads
+        self.causal = causal
         self.query = linear(width, width, rngs=rngs)
         self.key = linear(width, width, rngs=rngs)
         self.value = linear(width, width, rngs=rngs)
@@ -64,7 +66,10 @@ class SoftmaxAttention(nnx.Module):
             _split(part, self.num_heads) for part in (self.query(x), keys, self.value(x))
         )
         scores = jnp.einsum("bhqd,bhkd->bhqk", query, key)
-        mixed = _read_out(scores, value, beta=key.shape[-1] ** -0.5, mask=mask)
+        visible = mask[:, None, None, :]
+        if self.causal:
+            visible = visible & jnp.tri(scores.shape[-1], dtype=bool)
+        mixed = _read_out(scores, value, beta=key.shape[-1] ** -0.5, visible=visible)
         counts = query.shape[:-1]
         return Attended(
             self.out(_join(mixed)), keys, jnp.zeros(counts, jnp.int32), jnp.ones(counts, bool)
@@ -157,7 +162,8 @@ class HopfieldAttention(nnx.Module):
             found = self._retrieve_each(scores, key, key_mask, mask)
         else:
             found = self._retrieve_together(query, key, key_mask)
-        mixed = _read_out(found.value, value, beta=self.beta, mask=key_mask)
+        visible = key_mask[:, None, None, :]
+        mixed = _read_out(found.value, value, beta=self.beta, visible=visible)
         # Retrieval is in float32 at least; the layer keeps its inputs' dtype.
         mixed = _join(mixed.astype(value.dtype))
         values = mixed if self.out is None else self.out(mixed)
@@ -213,9 +219,11 @@ def _update_all(params: tuple[Heads, Array, Mask], query: Heads) -> Heads:
     return jax.vmap(jax.vmap(tokens, in_axes=(0, 0, None)))(query, key, mask)
 
 
-def _read_out(scores: Scores, value: Heads, *, beta: float, mask: Mask) -> Heads:
+def _read_out(
+    scores: Scores, value: Heads, *, beta: float, visible: Bool[Array, "batch 1 _ tokens"]
+) -> Heads:
     # Finite, so that a row without a single real token stays finite too.
-    logits = jnp.where(mask[:, None, None, :], beta * scores, jnp.finfo(scores.dtype).min)
+    logits = jnp.where(visible, beta * scores, jnp.finfo(scores.dtype).min)
     return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(logits), value)
 
 

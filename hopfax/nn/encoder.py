@@ -70,9 +70,17 @@ def layer_norm(width: int, *, rngs: nnx.Rngs) -> nnx.LayerNorm:
     return nnx.LayerNorm(width, epsilon=1e-5, use_fast_variance=False, rngs=rngs)
 
 
-def embedding(count: int, width: int, *, rngs: nnx.Rngs) -> nnx.Embed:
+_NORMAL = nnx.initializers.normal(0.02)
+
+
+def embedding(
+    count: int,
+    width: int,
+    *,
+    initial: nnx.Initializer = _NORMAL,
+    rngs: nnx.Rngs,
+) -> nnx.Embed:
     """A table of vectors. By itself flax would round them to the dtype they were drawn in."""
-    initial = nnx.initializers.normal(0.02)
     return nnx.Embed(count, width, embedding_init=initial, promote_dtype=_as_they_are, rngs=rngs)
 
 
@@ -80,8 +88,13 @@ def _as_they_are(arrays: Arrays, /, *, dtype: Any = None, inexact: bool = True) 
     return arrays
 
 
+def gelu(x: Array) -> Array:
+    """BERT's activation, exact rather than by tanh."""
+    return jax.nn.gelu(x, approximate=False)
+
+
 class Block(nnx.Module):
-    """Attention and feed-forward (GELU), each with a residual connection and a norm.
+    """Attention and feed-forward, each with a residual connection and a norm.
 
     Args:
         width: Token width.
@@ -89,6 +102,7 @@ class Block(nnx.Module):
         ff_width: Width of the feed-forward's inner layer.
         norm_first: Norm before each part (pre-LN), or after its residual sum (post-LN).
         dropout: Rate on each part's output, in [0, 1).
+        activation: Of the feed-forward.
         isolate_keys: Whether the reported keys depend on this layer's parameters alone: a
             penalty on them then trains its key projection (and norm) but nothing below.
         rngs: Source of the initial parameters.
@@ -102,9 +116,11 @@ class Block(nnx.Module):
         ff_width: int,
         norm_first: bool,
         dropout: float,
-        isolate_keys: bool,
+        activation: Callable[[Array], Array] = gelu,
+        isolate_keys: bool = False,
         rngs: nnx.Rngs,
     ):
+        self.activation = activation
         self.norm_first = norm_first
         self.dropout = dropout
         self.isolate_keys = isolate_keys
@@ -126,7 +142,7 @@ class Block(nnx.Module):
         x = x + dropout(first, attended.values, self.dropout)
         x = x if self.norm_first else self.attention_norm(x)
         entry = self.ff_norm(x) if self.norm_first else x
-        change = self.ff_out(jax.nn.gelu(self.ff_in(entry), approximate=False))
+        change = self.ff_out(self.activation(self.ff_in(entry)))
         x = x + dropout(second, change, self.dropout)
         return attended._replace(values=x if self.norm_first else self.ff_norm(x))
 

@@ -20,6 +20,7 @@ from hopfax.stability.noise import bonami_beckner_pair as bonami_beckner_pair
 from hopfax.stability.noise import gaussian_pair as gaussian_pair
 from hopfax.stability.noise import uniform_token_pair as uniform_token_pair
 from hopfax.stability.penalty import stability_penalty as stability_penalty
+from hopfax.stability.penalty import stability_regularizer as stability_regularizer
 from hopfax.stability.spectrum import LevelWeights as LevelWeights
 from hopfax.stability.spectrum import influence_tail_bound as influence_tail_bound
 from hopfax.stability.spectrum import level_weights as level_weights

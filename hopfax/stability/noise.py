@@ -101,7 +101,9 @@ def bonami_beckner_pair(
     if jnp.iinfo(tokens.dtype).max < num_tokens - 1:
         raise ValueError(f"tokens of {tokens.dtype} cannot hold {num_tokens} ids: use int32")
     if not isinstance(tokens, Tracer) and tokens.size:
-        low, high = int(tokens.min()), int(tokens.max())
+        # In NumPy: inside a branch that is being traced even known arrays have unknown minima.
+        known = np.asarray(tokens)
+        low, high = int(known.min()), int(known.max())
         if low < 0 or high >= num_tokens:
             raise ValueError(
                 f"tokens must be in [0, {num_tokens}), got {low if low < 0 else high}: is "

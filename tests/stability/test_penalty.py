@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hopfax.stability import stability_penalty
+from hopfax.stability import bonami_beckner_pair, stability_penalty, stability_regularizer
 
 PROBS, NOISY = jnp.array([0.7, 0.2, 0.1]), jnp.array([0.5, 0.1, 0.4])
 
@@ -38,3 +38,101 @@ def test_gradient_reaches_both_sides():
 def test_shapes_must_agree():
     with pytest.raises(ValueError, match=r"\(3,\) and \(1, 3\)"):
         stability_penalty(PROBS, NOISY[None])
+
+
+TABLE = jnp.array([[0.7, 0.3], [0.1, 0.9], [0.5, 0.5]])
+TOKENS = jnp.array([[0, 1], [2, 2], [1, 0], [0, 0]])
+
+
+def model(tokens):
+    return TABLE[tokens].mean(axis=1)
+
+
+def regularized(key=None, **options):
+    key = jax.random.key(0) if key is None else key
+    options = {"rho": 0.2, "num_tokens": 3} | options
+    return stability_regularizer(model, key, TOKENS, model(TOKENS), **options)
+
+
+def test_the_regularizer_is_the_mean_penalty_of_noisy_copies():
+    key = jax.random.key(3)
+    _, noisy = bonami_beckner_pair(key, TOKENS, rho=0.2, num_tokens=3)
+    for sign in (True, False):
+        expected = stability_penalty(model(TOKENS), model(noisy), stabilize=sign).mean()
+        np.testing.assert_allclose(regularized(key, stabilize=sign), expected, rtol=1e-6)
+
+
+def test_the_regularizer_without_noise_is_minus_the_squared_length():
+    expected = -jnp.sum(model(TOKENS) ** 2, axis=-1).mean()
+    np.testing.assert_allclose(regularized(rho=1.0), expected, rtol=1e-6)
+
+
+def test_a_share_uses_the_first_rows():
+    expected = -jnp.sum(model(TOKENS[:2]) ** 2, axis=-1).mean()
+    np.testing.assert_allclose(regularized(rho=1.0, share=0.5), expected, rtol=1e-6)
+    one = -jnp.sum(model(TOKENS[:1]) ** 2)
+    np.testing.assert_allclose(regularized(rho=1.0, share=0.01), one, rtol=1e-6)
+
+
+@pytest.mark.parametrize("jitted", [True, False])
+def test_every_third_step_weighs_three_times_as_much(jitted):
+    def at(step):
+        return regularized(rho=1.0, step=step, every=3)
+
+    found = [float((jax.jit(at) if jitted else at)(step)) for step in range(6)]
+    whole = float(regularized(rho=1.0))
+    np.testing.assert_allclose(found, [3 * whole, 0, 0] * 2, rtol=1e-6)
+    np.testing.assert_allclose(np.mean(found), whole, rtol=1e-6)
+
+
+def test_shares_are_unbiased_over_shuffled_batches():
+    def shuffled(key, share):
+        order, noise = jax.random.split(key)
+        tokens = jax.random.permutation(order, TOKENS)
+        return stability_regularizer(
+            model, noise, tokens, model(tokens), rho=0.2, num_tokens=3, share=share
+        )
+
+    keys = jax.random.split(jax.random.key(5), 4000)
+    whole, half = (jax.vmap(lambda key, s=s: shuffled(key, s))(keys) for s in (1.0, 0.5))
+    error = float(jnp.hypot(whole.std(), half.std())) / 4000**0.5
+    assert abs(float(whole.mean() - half.mean())) < 5 * error
+    assert error < 0.005
+    assert half.std() > whole.std(), "half the rows, more noise"
+
+
+def test_a_skipped_step_saves_the_noisy_pass():
+    """The pass is inside a branch of the compiled program, seeds mapped, steps not."""
+
+    def loss(key, step):
+        return regularized(key, step=step, every=4)
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    program = jax.make_jaxpr(jax.vmap(loss, in_axes=(0, None)))(keys, 1)
+    assert "cond" in str(program)
+    mapped = jax.make_jaxpr(jax.vmap(loss))(keys, jnp.arange(3))
+    assert "cond" not in str(mapped), "as the docstring warns"
+
+
+def test_gradients_pass_through_both_outputs():
+    def loss(table, both):
+        def fn(tokens):
+            return table[tokens].mean(axis=1)
+
+        probs = fn(TOKENS) if both else jax.lax.stop_gradient(fn(TOKENS))
+        return stability_regularizer(fn, jax.random.key(2), TOKENS, probs, rho=0.2, num_tokens=3)
+
+    slope = jax.grad(loss)(TABLE, True)
+    eps = 1e-2
+    direction = jax.random.normal(jax.random.key(1), TABLE.shape)
+    ends = [loss(TABLE + sign * eps * direction, True) for sign in (1, -1)]
+    np.testing.assert_allclose(
+        (ends[0] - ends[1]) / (2 * eps), jnp.sum(slope * direction), rtol=1e-3
+    )
+    assert not jnp.allclose(slope, jax.grad(loss)(TABLE, False))
+
+
+@pytest.mark.parametrize("options", [{"share": 0.0}, {"share": 1.5}, {"every": 0}])
+def test_cheaper_variants_out_of_range_are_refused(options):
+    with pytest.raises(ValueError, match=r"share in \(0, 1\] and every >= 1"):
+        regularized(**options)

@@ -1,0 +1,169 @@
+"""A small decoder: reads a text from left to right, to classify it or to name each next token.
+
+`embed_tokens` -> *token site* -> `embed` -> *embedding site* -> `decode` -> `read_out`, as in
+`hopfax.nn.encoder`.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from hopfax.nn.attention import Mask, SoftmaxAttention, Tokens, linear
+from hopfax.nn.encoder import Block, Key, dropout, embedding, layer_norm
+from hopfax.nn.functional import Functional, functional
+
+Reading = Literal["mean", "each"]
+
+
+def sinusoids(num_tokens: int, width: int) -> Float[np.ndarray, "tokens width"]:
+    r"""Fixed positions: sines and cosines of ever longer waves.
+
+    $$p_{t,2i} = \sin(t / 10000^{2i/d}), \qquad p_{t,2i+1} = \cos(t / 10000^{2i/d})$$
+
+    Args:
+        num_tokens: Positions, counted from 0.
+        width: d.
+
+    References:
+        Vaswani et al. (2017), Attention Is All You Need, section 3.5.
+    """
+    angles = np.arange(num_tokens)[:, None] / 10000 ** (np.arange(0, width, 2) / width)
+    waves = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(num_tokens, -1)
+    return waves[:, :width].astype(np.float32)
+
+
+class Decoder(nnx.Module):
+    """Causal transformer with ReLU feed-forwards and sinusoidal positions.
+
+    Linear layers start at N(0, 0.02^2) with zero biases, embeddings at Xavier's uniform; the latter
+    are scaled by the root of the width, as positions of unit size ask for.
+
+    Args:
+        vocab_size: Number of token ids.
+        num_outputs: Classes, or the vocabulary's size for a language model.
+        width: Token width, a multiple of `num_heads`.
+        num_layers: Number of blocks.
+        num_heads: Heads of each attention layer.
+        ff_width: Width inside the feed-forward parts; None is four times `width`.
+        max_length: Most tokens of a text.
+        reading: `"mean"` reads one output off the mean over real tokens, `"each"` one off every
+            token (a language model).
+        causal: Whether a token sees only itself and those before it.
+        norm_first: Pre-LN blocks, or post-LN ones.
+        dropout: Rate during training, in [0, 1).
+        rngs: Source of the initial parameters.
+
+    Raises:
+        ValueError: If `dropout`, `reading` or the heads are not as above.
+
+    References:
+        Noise Stability of Transformer Models, Appendix J.1 and Table 2.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        num_outputs: int,
+        *,
+        width: int = 128,
+        num_layers: int = 2,
+        num_heads: int = 2,
+        ff_width: int | None = None,
+        max_length: int = 512,
+        reading: Reading = "mean",
+        causal: bool = True,
+        norm_first: bool = False,
+        dropout: float = 0.1,
+        rngs: nnx.Rngs,
+    ):
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout is a share of entries and must be in [0, 1), got {dropout}")
+        if reading not in ("mean", "each"):
+            raise ValueError(f'reading must be "mean" or "each", got {reading!r}')
+        self.width = width
+        self.max_length = max_length
+        self.reading: Reading = reading
+        self.dropout = dropout
+        xavier = nnx.initializers.xavier_uniform()
+        self.tokens = embedding(vocab_size, width, initial=xavier, rngs=rngs)
+        attention: Callable[..., SoftmaxAttention] = partial(
+            SoftmaxAttention, num_heads=num_heads, causal=causal
+        )
+        self.blocks = nnx.List(
+            [
+                Block(
+                    width,
+                    attention=attention,
+                    ff_width=4 * width if ff_width is None else ff_width,
+                    norm_first=norm_first,
+                    dropout=dropout,
+                    activation=jax.nn.relu,
+                    rngs=rngs,
+                )
+                for _ in range(num_layers)
+            ]
+        )
+        self.norm = layer_norm(width, rngs=rngs) if norm_first else None
+        self.reader = linear(width, num_outputs, rngs=rngs)
+
+    def embed_tokens(self, ids: Int[Array, "batch tokens"]) -> Tokens:
+        """Looks tokens up: the *token* site, before positions."""
+        if ids.shape[-1] > self.max_length:
+            raise ValueError(
+                f"texts of {ids.shape[-1]} tokens do not fit a model of max_length "
+                f"{self.max_length}: truncate them, or build a longer model"
+            )
+        return self.tokens(ids) * self.width**0.5
+
+    def embed(self, tokens: Tokens, *, key: Key = None) -> Tokens:
+        """Adds positions: the *embedding* site."""
+        positions = jnp.asarray(sinusoids(tokens.shape[-2], self.width), tokens.dtype)
+        return dropout(key, tokens + positions, self.dropout)
+
+    def decode(self, embeddings: Tokens, mask: Mask, *, key: Key = None) -> Tokens:
+        """Runs the blocks. `mask` is True at real tokens."""
+        x = embeddings
+        for number, block in enumerate(self.blocks):
+            x = block(x, mask, key=None if key is None else jax.random.fold_in(key, number)).values
+        return x if self.norm is None else self.norm(x)
+
+    def read_out(self, hidden: Tokens, mask: Mask) -> Float[Array, "batch *tokens outputs"]:
+        """Logits of each text, or of each of its tokens."""
+        if self.reading == "mean":
+            count = jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1)
+            hidden = jnp.sum(jnp.where(mask[..., None], hidden, 0), axis=-2) / count
+        return self.reader(hidden)
+
+    def __call__(
+        self, ids: Int[Array, "batch tokens"], mask: Mask | None = None, *, key: Key = None
+    ) -> Float[Array, "batch *tokens outputs"]:
+        """All stages in turn, with dropout if a key is given; every token is real by default."""
+        mask = jnp.ones(ids.shape, bool) if mask is None else mask
+        first, second = (None, None) if key is None else jax.random.split(key)
+        embeddings = self.embed(self.embed_tokens(ids), key=first)
+        return self.read_out(self.decode(embeddings, mask, key=second), mask)
+
+
+def decoder(vocab_size: int, num_outputs: int, **options: object) -> Functional[Decoder]:
+    """A `Decoder` taken apart into `init` and `bind`.
+
+    Args:
+        vocab_size: Number of token ids.
+        num_outputs: Classes, or the vocabulary's size for a language model.
+        **options: Those of `Decoder`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> model = decoder(vocab_size=10, num_outputs=10, width=8, reading="each")
+        >>> params = model.init(jax.random.key(0))
+        >>> model.bind(params)(jnp.ones((3, 5), int)).shape  # a guess at every next token
+        (3, 5, 10)
+    """
+    build = partial(Decoder, vocab_size, num_outputs, **options)  # pyright: ignore[reportArgumentType]
+    return functional(lambda rngs: build(rngs=rngs))
