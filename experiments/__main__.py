@@ -18,6 +18,9 @@ from pathlib import Path
 EXPERIMENTS = {
     "robustness": "experiments.robertha.robustness",
     "theory": "experiments.noise_stability.theory",
+    "grokking": "experiments.noise_stability.grokking",
+    "encoder-stability": "experiments.noise_stability.encoder",
+    "language-model": "experiments.noise_stability.language_model",
 }
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130  # 130 is the shell's 128 + SIGINT

@@ -2,13 +2,14 @@
 
 `tasks` says what each task is, `raw` reads its files, `synthetic` (with `grammar`) makes rows up,
 `tokenize` and `vocabulary` turn texts into arrays, `batching` cuts padding without dropping rows,
-`load` does all of it in one call, `algorithmic` has modular addition and sparse parity, and
-`builders` puts the sets into TensorFlow Datasets' files.
+`load` does all of it in one call, `algorithmic` has modular addition and sparse parity, `language`
+next-word prediction, and `builders` puts the sets into TensorFlow Datasets' files.
 Nothing here needs jax or tensorflow; `tokenizers` and `tensorflow_datasets` are imported at use.
 """
 
 from hopfax.data.algorithmic import AlgorithmicData, modular_addition, sparse_parity
 from hopfax.data.batching import Bucket, Encoded, bucket_boundaries, bucketed, eval_batches
+from hopfax.data.language import LanguageData, NextWords, next_words, read_wikitext2
 from hopfax.data.load import TaskData, load_task
 from hopfax.data.raw import read_split
 from hopfax.data.synthetic import synthetic_split
@@ -22,6 +23,8 @@ __all__ = [
     "Bucket",
     "Encoded",
     "Example",
+    "LanguageData",
+    "NextWords",
     "TaskData",
     "TaskSpec",
     "WordPiece",
@@ -31,8 +34,10 @@ __all__ = [
     "eval_batches",
     "load_task",
     "modular_addition",
+    "next_words",
     "read_split",
     "read_vocabulary",
+    "read_wikitext2",
     "sparse_parity",
     "synthetic_split",
     "task",

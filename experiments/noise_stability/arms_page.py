@@ -1,0 +1,193 @@
+"""Arms of a comparison as pictures, tables and one page: who arrives when, and at what cost."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from experiments.noise_stability import arms
+from experiments.noise_stability.cells import Cell
+from experiments.noise_stability.outcomes import survival
+from experiments.rundir import read_config, write_csv, write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#56B4E9", "#009E73", "#E69F00", "#CC79A7", "#999999")
+
+
+def write_page(
+    folder: Path,
+    cells: Mapping[str, Sequence[Cell]],
+    *,
+    title: str,
+    extra: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Writes results.csv, arms.csv, a figure with its csv for each task, and report.html.
+
+    Args:
+        folder: The run's.
+        cells: Arms by task.
+        title: Of the page.
+        extra: One more table, its columns the first row's.
+    """
+    rows = [row for task, each in cells.items() for row in arms.summary(task, each)]
+    write_csv(folder / "results.csv", *arms.results(cells))
+    write_csv(folder / "arms.csv", *arms.flat(rows))
+    for task, each in cells.items():
+        write_csv(folder / f"{task}.csv", *arms.curves(each))
+        draw(task, each, rows, folder / f"{task}.png")
+    tables = [arms.table(rows)]
+    if extra:
+        tables.append([tuple(extra[0]), *(tuple(map(str, row.values())) for row in extra)])
+    for lines in tables:
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for line in lines:
+            print("  ".join(f"{part:<{width}}" for part, width in zip(line, widths, strict=True)))
+        print()
+    write_whole(folder / "report.html", html(folder, title, list(cells), tables))
+
+
+def draw(task: str, cells: Sequence[Cell], rows: Sequence[arms.ArmRow], path: Path) -> None:
+    """Who has not arrived yet, what was gained, stability over training, and the sweep."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 2, figsize=(13, 9), layout="constrained")
+    shown = [cell for cell in cells if cell.name != arms.SWEEP]
+    _draw_survival(axes[0, 0], shown)
+    _draw_reductions(axes[0, 1], task, [row for row in rows if row.task == task])
+    _draw_stability(axes[1, 0], shown)
+    swept = [cell for cell in cells if cell.name == arms.SWEEP]
+    if swept:
+        _draw_sweep(axes[1, 1], swept[0])
+    else:
+        _draw_accuracy(axes[1, 1], shown)
+    for panel in axes.flat:
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _draw_survival(panel: Axes, cells: Sequence[Cell]) -> None:
+    end = max(len(cell.history.loss) * cell.steps_per_epoch for cell in cells)
+    for cell, colour in zip(cells, COLOURS, strict=False):
+        times, shares = survival(cell.steps)
+        # The last share holds until the longest run's end: runs that stopped had all arrived.
+        times, shares = np.append(times, end), np.append(shares, shares[-1])
+        panel.step(times, shares, where="post", color=colour, label=cell.name)
+    panel.set(
+        title=f"runs without {cells[0].target:.0%} on the {cells[0].target_on} rows",
+        xlabel="step",
+        ylabel="share of the runs",
+        ylim=(-0.02, 1.02),
+    )
+    panel.legend(frameon=False, fontsize=8)
+
+
+def _draw_reductions(panel: Axes, task: str, rows: Sequence[arms.ArmRow]) -> None:
+    rivals = [row for row in rows if row.arm != arms.PLAIN]
+    low_end = -200.0
+    for place, row in enumerate(rivals):
+        for shift, (interval, colour, label) in enumerate(
+            (
+                (row.percent, "#0072B2", "steps"),
+                (row.percent_compute, "#D55E00", "compute (rows through the network)"),
+            )
+        ):
+            value, low, high = (max(part, low_end) for part in interval)
+            y = place + 0.2 * shift
+            panel.plot([low, high], [y, y], color=colour, lw=1.5)
+            panel.plot([value], [y], "o", color=colour, ms=4, label=label if not place else None)
+    panel.axvline(0, color="0.7", zorder=0)
+    claimed = arms.PAPER.get(task, arms.NO_PAPER).percent
+    if claimed is not None:
+        panel.axvline(claimed, color="#CC79A7", ls=":", label="the paper, steps")
+    panel.set(
+        title="saved on the way to the target, against plain (95 %)",
+        xlabel="percent of the median (cut off at -200)",
+        xlim=(low_end - 5, 105),
+    )
+    panel.set_yticks(range(len(rivals)), [row.arm for row in rivals])
+    panel.invert_yaxis()
+    panel.legend(frameon=False, fontsize=8)
+
+
+def _draw_stability(panel: Axes, cells: Sequence[Cell]) -> None:
+    for cell, colour in zip(cells, COLOURS, strict=False):
+        share = cell.history.agreement / cell.history.confidence
+        steps = cell.steps_per_epoch * (1 + np.arange(len(share)))
+        panel.plot(steps, np.median(share, axis=1), color=colour, label=cell.name, lw=1)
+    panel.set(
+        title="noise stability at ρ = 1/2, over that at ρ = 1 (medians)",
+        xlabel="step",
+        ylabel="normalised stability",
+    )
+
+
+def _draw_accuracy(panel: Axes, cells: Sequence[Cell]) -> None:
+    for cell, colour in zip(cells, COLOURS, strict=False):
+        steps = cell.steps_per_epoch * (1 + np.arange(len(cell.history.loss)))
+        panel.plot(steps, 100 * np.median(cell.history.accuracy, axis=1), color=colour, lw=1)
+    panel.set(title="validation accuracy (medians)", xlabel="step", ylabel="percent")
+
+
+def _draw_sweep(panel: Axes, cell: Cell) -> None:
+    gammas, rhos, medians = arms.sweep_table(cell)
+    shown = np.where(np.isinf(medians), np.nan, medians)
+    panel.imshow(shown, cmap="viridis_r", aspect="auto")
+    for (i, j), value in np.ndenumerate(medians):
+        text = "not" if np.isinf(value) else f"{value:.0f}"
+        panel.text(j, i, text, ha="center", va="center", color="black", fontsize=9)
+    panel.set_xticks(range(len(rhos)), [f"{rho:g}" for rho in rhos])
+    panel.set_yticks(range(len(gammas)), [f"{gamma:g}" for gamma in gammas])
+    count = len(cell.seeds) // medians.size
+    panel.set(title=f"median steps, {count} seeds each", xlabel="ρ", ylabel="γ")
+
+
+def html(
+    folder: Path, title: str, tasks: Sequence[str], tables: Sequence[Sequence[tuple[str, ...]]]
+) -> str:
+    """A page that needs no other file."""
+    config = read_config(folder)
+    pictures = "".join(
+        f"<h2>{escape(task)}</h2><img alt='{escape(task)}: four panels' src='data:image/png;base64,"
+        f"{base64.b64encode((folder / f'{task}.png').read_bytes()).decode()}'>"
+        for task in tasks
+    )
+    origin = "<br>".join(
+        escape(
+            f"{each['command']}, {each['date'][:10]}, commit {each['commit'][:10]}"
+            f"{' with changes' if each['dirty'] else ''}; {each['cpu']}, {each['cores']} cores, "
+            f"jax {each['jax']} on {each['device']}"
+        )
+        for each in config["provenance"]
+    )
+    return f"""<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>
+<style>body{{font:16px/1.5 system-ui,sans-serif;max-width:75rem;margin:2rem auto;padding:0 1rem}}
+img{{width:100%}}td,th{{text-align:left;padding:.2rem 1rem .2rem 0}}</style>
+<h1>{escape(title)}</h1>
+{pictures}
+<h2>Arms</h2>
+{"".join(map(_table, tables))}
+<p>Medians over runs; intervals from resampled runs, an arm's and plain's seed by seed together.</p>
+<p>Plan: {escape(str(config["plan"]))}</p>
+<p>{origin}</p>
+</html>
+"""
+
+
+def _table(lines: Sequence[tuple[str, ...]]) -> str:
+    rows = (
+        "<tr>" + "".join(f"<{tag}>{escape(part)}</{tag}>" for part in line) + "</tr>"
+        for tag, line in zip(["th", *["td"] * (len(lines) - 1)], lines, strict=True)
+    )
+    return f"<table>{''.join(rows)}</table>"

@@ -1,0 +1,67 @@
+"""Medians of times some of which are never, their intervals, and comparisons of them."""
+
+import numpy as np
+import pytest
+
+from experiments.noise_stability.outcomes import median, median_time, reduction, survival
+
+NEVER = np.inf
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ([3, 1, 2], 2),
+        ([4, 1, 2, 3], 2.5),
+        ([1, 2, NEVER], 2),
+        ([1, 2, NEVER, NEVER], NEVER),
+        ([NEVER, NEVER], NEVER),
+    ],
+)
+def test_infinity_is_the_largest_number(times, expected):
+    assert float(median(np.array(times, float))) == expected
+
+
+def test_half_that_never_arrive_leave_an_interval_open_at_the_top():
+    found = median_time(np.array([10.0, 20, 30, 40, 50, NEVER, NEVER, NEVER]))
+    assert found.value == 45
+    assert found.low < 40
+    assert found.high == NEVER
+
+
+def test_the_interval_covers_the_median_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    inside = 0
+    for seed in range(200):
+        times = rng.exponential(size=25)
+        found = median_time(times, seed=seed)
+        inside += found.low <= np.log(2) <= found.high
+    # Percentile intervals of a median are a little generous or mean by a few points.
+    assert 180 <= inside <= 199
+
+
+def test_pairs_are_resampled_together():
+    """Every run a fifth sooner than its twin: the spread over seeds must not show."""
+    plain = np.exp(np.linspace(0, 6, 15))
+    found = reduction(0.8 * plain, plain)
+    np.testing.assert_allclose(found, 20, atol=1e-9)
+    mixed = reduction(0.8 * plain[::-1], plain)
+    assert mixed.low < 0 < mixed.high
+
+
+def test_who_never_arrives_saves_nothing():
+    arrived, never = np.array([1.0, 2, 3]), np.full(3, NEVER)
+    assert reduction(arrived, never) == (100, 100, 100)
+    assert reduction(never, arrived).value == -NEVER
+    assert all(np.isnan(reduction(never, never)))
+
+
+def test_survival_by_hand():
+    times, shares = survival(np.array([5.0, NEVER, 2.0, 5.0]))
+    assert times.tolist() == [0, 2, 5, 5]
+    assert shares.tolist() == [1, 0.75, 0.5, 0.25]
+
+
+def test_one_run_has_no_interval():
+    with pytest.raises(ValueError, match="at least two runs, got 1"):
+        median_time(np.array([1.0]))
