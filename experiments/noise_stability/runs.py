@@ -4,8 +4,9 @@ A run is a seed and its `Dials`. Runs of one seed see the same rows in the same 
 initial parameters, so that arms which differ in one dial are paired.
 """
 
+import functools
 import time
-from functools import partial
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -97,21 +98,7 @@ def train_runs(
     runs = len(seeds)
     spread = Dials(*(jnp.broadcast_to(jnp.asarray(dial, jnp.float32), (runs,)) for dial in dials))
     keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
-    run_epoch = make_epoch(model, recipe, num_tokens)
-
-    options = {"xla_backend_optimization_level": 0} if quick else None
-
-    @partial(jax.jit, donate_argnums=0, compiler_options=options)
-    def call(state: State, first: Array, train: Rows, validation: Rows) -> tuple[State, Epoch]:
-        def body(state: State, number: Array) -> tuple[State, Epoch]:
-            # The number is common to all runs: what happens every k-th step is then a branch.
-            return jax.vmap(run_epoch, in_axes=(0, None, 0, 0, 0, 0))(
-                state, number, keys, spread, train, validation
-            )
-
-        return jax.lax.scan(body, state, first + jnp.arange(epochs_per_call))
-
-    start = jax.jit(jax.vmap(partial(init_state, model, recipe)), compiler_options=options)
+    start, call = compiled(model, recipe, num_tokens, epochs_per_call, quick)
     state = start(keys)
     calls = -(-epochs // epochs_per_call)
     history = History(*np.full((len(History._fields), calls * epochs_per_call, runs), np.nan))
@@ -122,7 +109,7 @@ def train_runs(
     saved_at = time.monotonic()
     with Progress(calls * epochs_per_call, title=title, done=done) as progress:
         while done < epochs and np.isinf(history.reached(target, target_on)).any():
-            state, measured = call(state, jnp.asarray(done), train, validation)
+            state, measured = call(state, jnp.asarray(done), keys, spread, train, validation)
             for kept, new in zip(history, measured, strict=True):
                 kept[done : done + epochs_per_call] = new
             _check_finite(measured, done, seeds)
@@ -138,6 +125,40 @@ def train_runs(
                 accuracy=float(history.accuracy[done - 1].mean()),
             )
     return History(*(part[:done] for part in history)), state.params
+
+
+@functools.cache
+def compiled(
+    model: Functional[Decoder],
+    recipe: Recipe,
+    num_tokens: int,
+    epochs_per_call: int,
+    quick: bool = False,
+) -> tuple[Callable[..., State], Callable[..., tuple[State, Epoch]]]:
+    """The two programs of `train_runs`, the same ones for the same arguments.
+
+    Returns:
+        `start(keys) -> states` and `call(states, first, keys, dials, train, validation) ->
+        (states, epochs)`, everything but the number of the first epoch with an axis of runs, and
+        the states donated. Arms that differ in their dials alone share them.
+    """
+    run_epoch = make_epoch(model, recipe, num_tokens)
+    options = {"xla_backend_optimization_level": 0} if quick else None
+
+    @functools.partial(jax.jit, donate_argnums=0, compiler_options=options)
+    def call(
+        state: State, first: Array, keys: Array, dials: Dials, train: Rows, validation: Rows
+    ) -> tuple[State, Epoch]:
+        def body(state: State, number: Array) -> tuple[State, Epoch]:
+            # The number is common to all runs: what happens every k-th step is then a branch.
+            return jax.vmap(run_epoch, in_axes=(0, None, 0, 0, 0, 0))(
+                state, number, keys, dials, train, validation
+            )
+
+        return jax.lax.scan(body, state, first + jnp.arange(epochs_per_call))
+
+    start = functools.partial(init_state, model, recipe)
+    return jax.jit(jax.vmap(start), compiler_options=options), call
 
 
 def _check_finite(measured: Epoch, done: int, seeds: np.ndarray) -> None:

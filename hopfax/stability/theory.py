@@ -191,6 +191,20 @@ def transformer_recurrence(
     return _recurrence(lambda rho: relu_stability(attend(rho)), rho, num_layers)
 
 
+def transformer_fixed_point(*, num_tokens: int, value_norm: float = 1.0) -> FixedPoint:
+    r"""Where Eq. 8 ends up from any start, between $1/(2\pi)$ and `relu_fixed_point`'s 0.2172.
+
+    Args:
+        num_tokens: Tokens to attend to.
+        value_norm: $\gamma$, in [0, 1].
+
+    Raises:
+        ValueError: If a number is out of its range.
+    """
+    attend = _attention_layer(num_tokens, value_norm)
+    return fixed_point(lambda _, rho: relu_stability(attend(rho)), (), jnp.asarray(0.2), tol=1e-6)
+
+
 def attention_recurrence(
     rho: Rho, *, num_layers: int, num_tokens: int, value_norm: float = 1.0
 ) -> Float[Array, "layers+1 ..."]:
@@ -243,6 +257,39 @@ def covariance_interval(
     low = squared + jnp.minimum(rho, 0) * variance
     high = squared + jnp.where(rho >= 0, rho, rho**2) * variance
     return Interval(low, high)
+
+
+def covariance_alpha(
+    rho: Rho,
+    stability: Float[Array, "..."] | float,
+    *,
+    mean: Float[Array, "..."] | float,
+    second_moment: Float[Array, "..."] | float,
+) -> Float[Array, "..."]:
+    r"""The $\alpha$ at which Lemma 11 is an equality, for a measured stability.
+
+    $$E[\varphi(X)\varphi(Y)] = \rho\,\alpha\,E[\varphi^2] + (1-\rho)(E\varphi)^2$$
+
+    By `covariance_interval` it lies in $[(E\varphi)^2 / E[\varphi^2],\; 1]$: 1 for linear units,
+    the lower end where a unit answers to the noise alone.
+
+    Args:
+        rho: Correlation, in (0, 1].
+        stability: $E[\varphi(X)\varphi(Y)]$.
+        mean: $E\varphi(X)$.
+        second_moment: $E\varphi(X)^2$, > 0.
+
+    Raises:
+        ValueError: If `rho` is not in (0, 1].
+
+    References:
+        Noise Stability of Transformer Models, Lemma 11.
+    """
+    check_rho(rho)
+    if not isinstance(rho, Tracer) and np.any(np.asarray(rho) <= 0):
+        raise ValueError(f"alpha is defined for rho in (0, 1], got {rho}")
+    rho = jnp.asarray(rho, jnp.result_type(float))
+    return (stability - (1 - rho) * jnp.square(mean)) / (rho * second_moment)
 
 
 def propagate_interval(

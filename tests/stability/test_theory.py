@@ -194,3 +194,58 @@ def test_intervals_propagate_around_the_truth():
 def test_bad_input_is_named(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_recurrences_are_what_monte_carlo_finds_layer_by_layer():
+    """Each layer's stability, measured at the one before it as if that were a correlation."""
+    rho = 0.8
+    for expected in theory.relu_recurrence(rho, num_layers=3)[1:]:
+        key = jax.random.fold_in(KEY, int(1000 * expected))
+        found = noise_stability(
+            lambda x: jnp.maximum(x[0], 0), key, shape=(1,), rho=rho, num_samples=100_000, copies=2
+        )
+        assert abs(found.mean - expected) < 5 * found.standard_error
+        rho = float(expected)
+
+
+@pytest.mark.parametrize("num_tokens", [2, 16])
+def test_eq_8_ends_at_its_fixed_point(num_tokens, x64):
+    found = theory.transformer_fixed_point(num_tokens=num_tokens, value_norm=0.9)
+    assert found.converged
+    for start in (0.0, 1.0):
+        end = theory.transformer_recurrence(
+            start, num_layers=30, num_tokens=num_tokens, value_norm=0.9
+        )[-1]
+        np.testing.assert_allclose(found.value, end, atol=1e-6)
+    assert 1 / (2 * math.pi) < found.value < theory.relu_fixed_point().value
+    # Without values nothing is left of the pair before the ReLU.
+    alone = theory.transformer_fixed_point(num_tokens=num_tokens, value_norm=0.0)
+    np.testing.assert_allclose(alone.value, 1 / (2 * math.pi), atol=1e-6)
+
+
+def test_alpha_by_hand():
+    # A Hermite polynomial of degree 4: stability rho^4, mean 0.
+    np.testing.assert_allclose(
+        theory.covariance_alpha(0.5, 0.5**4, mean=0.0, second_moment=1.0), 0.5**3, rtol=1e-6
+    )
+    # Linear: the upper end of the interval. A constant: alpha 1 too.
+    _, high = theory.covariance_interval(0.3, mean=1.0, second_moment=3.0)
+    for stability, second in ((high, 3.0), (1.0, 1.0)):
+        found = theory.covariance_alpha(0.3, stability, mean=1.0, second_moment=second)
+        np.testing.assert_allclose(found, 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_alpha_lies_in_its_range(name):
+    fn, mean, second = FUNCTIONS[name]
+    rho = 0.4
+    found = noise_stability(fn, KEY, shape=(1,), rho=rho, num_samples=100_000)
+    alpha = theory.covariance_alpha(rho, found.mean, mean=mean, second_moment=second)
+    slack = 5 * found.standard_error / (rho * second)
+    assert mean**2 / second - slack <= alpha <= 1 + slack
+
+
+@pytest.mark.parametrize("rho", [0.0, -0.5])
+def test_alpha_wants_a_positive_correlation(rho):
+    with pytest.raises(ValueError, match=r"rho in \(0, 1\]"):
+        theory.covariance_alpha(rho, 0.5, mean=0.5, second_moment=1.0)
