@@ -5,6 +5,9 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
+# Tests compile far longer than they compute, and this takes a third of the time. Set XLA_FLAGS to
+# the empty string to test the code that users run.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 from pathlib import Path
 

@@ -126,7 +126,7 @@ def run(config: Config) -> Path:
         hopfax.train.loop.DivergedError: Training diverged.
     """
     specs = [task(name) for name in config.task]
-    budgets = {spec.name: _budget(config, spec.suite == "synthetic") for spec in specs}
+    budgets = {spec.name: sized(config, spec.suite == "synthetic") for spec in specs}
     # One grid for all tasks: the seeds that every task has.
     seeds = next(iter(budgets.values())).seeds
     grid = Grid(
@@ -143,17 +143,19 @@ def run(config: Config) -> Path:
     folder = _open(config, grid)
     print(f"writing to {folder}", flush=True)
     missing = {
-        spec.name: [name for name in config.model if not _done(folder, grid, spec.name, name)]
+        spec.name: [name for name in config.model if not is_finished(folder, grid, spec.name, name)]
         for spec in specs
     }
     # All data first: a missing file is told now, not after an hour of training.
     data = {
-        spec.name: _load(config, budgets[spec.name], spec) for spec in specs if missing[spec.name]
+        spec.name: load_rows(config, budgets[spec.name], spec)
+        for spec in specs
+        if missing[spec.name]
     }
     for spec in specs:
         for name in missing[spec.name]:
             budget, rows = budgets[spec.name], data[spec.name]
-            built = _build(config, budget, name, spec, vocab_size=rows.vocab_size)
+            built = build(config, budget, name, spec, vocab_size=rows.vocab_size)
             run_cell(
                 folder,
                 built,
@@ -174,7 +176,8 @@ def run(config: Config) -> Path:
     return folder
 
 
-def _budget(config: Config, embedded: bool) -> Budget:
+def sized(config: Config, embedded: bool) -> Budget:
+    """The budget's sizes under the flags; an embedded task has smaller ones on a laptop."""
     chosen = BUDGETS[config.budget]
     if embedded and config.budget == "laptop":
         chosen = EMBEDDED_LAPTOP
@@ -187,7 +190,7 @@ def _check(config: Config, grid: Grid) -> None:
     for name in config.model:
         check_model(name)
         for spec in map(task, config.task):
-            _build(config, _budget(config, False), name, spec, vocab_size=8)
+            build(config, sized(config, False), name, spec, vocab_size=8)
     for site, protocol in ((s, p) for s in grid.sites for p in grid.protocols):
         for level in config.levels:
             check_noise(Noise(site, protocol, level))  # pyright: ignore[reportArgumentType]
@@ -197,9 +200,10 @@ def _check(config: Config, grid: Grid) -> None:
             raise ValueError(f"--{name} wants one or more different values, got {values}")
 
 
-def _build(
+def build(
     config: Config, budget: Budget, name: str, spec: TaskSpec, *, vocab_size: int
 ) -> Trainable:
+    """The model that a configuration and a task ask for, with its objective."""
     return trainable(
         name,
         spec,
@@ -217,13 +221,15 @@ def _build(
     )
 
 
-def _done(folder: Path, grid: Grid, task_name: str, model: str) -> bool:
+def is_finished(folder: Path, grid: Grid, task_name: str, model: str) -> bool:
+    """Whether every score of a cell is in the folder's results."""
     found = load(folder).scores
     wanted = grid.cells(task_name, model)
     return all(set(grid.seeds) <= found.get(cell, {}).keys() for cell in wanted)
 
 
-def _load(config: Config, budget: Budget, spec: TaskSpec) -> TaskData:
+def load_rows(config: Config, budget: Budget, spec: TaskSpec) -> TaskData:
+    """A task's rows as the configuration has them: from its folder, or made up."""
     embedded = spec.suite == "synthetic"
     return load_task(
         spec.name,

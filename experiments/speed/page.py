@@ -1,6 +1,6 @@
 """Writes the page of a folder of results from its .json files: tables, origin and a picture.
 
-python -m experiments.speed.page experiments/results/speed`.
+python -m experiments.speed.page experiments/results/speed
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ RATIOS = {
     "equal_padding_over_torch": "both padded to 128 (goal: at least 1)",
     "five_seeds_over_one": "time of five vmapped seeds over time of one",
 }
+STABILITY_GOALS = {"ten rhos over one": "at most 6"}
 COLORS = {"hopfax": "#3465a4", "PyTorch": "#c17d11"}
 
 
@@ -32,7 +33,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "# Speed and memory",
         "What is measured, and how: [`experiments/speed/README.md`](../../speed/README.md).",
     ]
-    for name, section in (("train_step", _train_step), ("memory", _memory)):
+    sections = (
+        ("train_step", _train_step),
+        ("memory", _memory),
+        ("stability", _stability),
+        ("seeds", _seeds),
+    )
+    for name, section in sections:
         path = folder / f"{name}.json"
         if path.exists():
             report = json.loads(path.read_text(encoding="utf-8"))
@@ -118,6 +125,75 @@ def _memory(report: Mapping[str, Any]) -> list[str]:
     ]
     heads = ("gradient of", "T", "implicit, MB", "unrolled, MB", "ratio (goal: at least 5)")
     return ["## Temporary memory of the compiled gradient", _table(heads, rows)]
+
+
+def _stability(report: Mapping[str, Any]) -> list[str]:
+    timed = [
+        (
+            row["program"],
+            f"{row['seconds']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
+            f"{1e6 * row['seconds'] / report['num_samples']:.2f}",
+            # Of peers nothing is compiled, and ten rhos have ten errors.
+            f"{row['compile_seconds']:.1f}" if row["compile_seconds"] else "",
+            f"{row['mean']:.5f} ± {row['standard_error']:.5f}" if row["rhos"] == 1 else "",
+            f"{row['seconds_at_equal_error']:.2f}" if row["rhos"] == 1 else "",
+            row["copies"],
+            row["rounds"],
+        )
+        for row in report["table"]
+    ]
+    heads = ("program", "seconds (quartiles)", "µs a pair", "compilation, s")
+    heads += ("mean ± standard error", "seconds to the peer's error", "copies", "rounds")
+    ratios = [
+        (
+            f"{name} (goal: {STABILITY_GOALS.get(name, 'at least 3')})",
+            f"{r['median']:.2f} ({r['low']:.2f} to {r['high']:.2f})",
+        )
+        for name, r in report["ratios"].items()
+    ]
+    memory = [
+        (
+            row["copies"],
+            f"{row['num_samples']:,}",
+            *(f"{row[name]:.1f}" for name in ("peak_mb", "before_mb", "temporary_mb")),
+        )
+        for row in report["memory"]
+    ]
+    exact = next(row["exact"] for row in report["table"] if row["rhos"] == 1)
+    width, batch = report["width"], report["batch_size"]
+    threads = ", ".join(f"{k}={v}" for k, v in report["provenance"]["threads_set"].items())
+    return [
+        f"## Noise stability\n\n{report['num_samples']:,} Gaussian pairs at rho {report['rho']}, "
+        f"network {width}-{width}-1 with ReLU, batches of {batch}; seconds of {report['clock']}. "
+        f"Exactly {exact:.5f}, and every estimate within 5 standard errors of it; numpy "
+        f"{report['provenance']['numpy']}, threads set: {threads or 'none'}.",
+        _table(heads, timed),
+        _table(("ratio of seconds", "median (quartiles) over rounds"), ratios),
+        "Memory, each row in a process of its own; the peak before the estimate is that of imports "
+        "and compilation. A pilot takes some pairs to run at all, and then is part of the program.",
+        _table(("copies", "pairs", "peak, MB", "before it, MB", "XLA's temporaries, MB"), memory),
+    ]
+
+
+def _seeds(report: Mapping[str, Any]) -> list[str]:
+    rows = [
+        (
+            row["size"],
+            row["arm"],
+            f"{row['together_seconds']:.2f}",
+            f"{row['apart_seconds']:.2f}",
+            f"{row['apart_over_together']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
+            row["rounds"],
+        )
+        for row in report["table"]
+    ]
+    runs = report["table"][0]["runs"]
+    heads = ("modular addition", "arm", "one vmap, s", "one after another, s")
+    heads += ("ratio (goal: at least 3)", "rounds")
+    return [
+        f"## {runs} runs at once\n\n{report['epochs']} epochs of {runs} runs, compiled before.",
+        _table(heads, rows),
+    ]
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

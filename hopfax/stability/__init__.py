@@ -2,8 +2,8 @@
 
 `noise` draws correlated pairs, `estimators` measures stability with them, `spectrum` says where a
 function's weight lies, `influence` which inputs it listens to; `theory` has what the paper proves
-of layers, `penalty` its regularizer. `sampling` and `streaming` are what the estimators are made
-of. Nothing here knows about modules or training.
+of layers, `penalty` its regularizer. `designs`, `sampling` and `streaming` are what the estimators
+are made of. Nothing here knows about modules or training.
 """
 
 from hopfax.stability import theory as theory

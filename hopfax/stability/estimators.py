@@ -9,29 +9,20 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from hopfax.stability.designs import stability_moments
 from hopfax.stability.noise import Rho, check_rho, gaussian_pair
 from hopfax.stability.sampling import (
-    COPIES,
     Fn,
     Pair,
     Settings,
+    check_arc,
     check_copies,
     check_shape,
-    group_products,
-    group_values,
     outputs,
-    over_outputs,
-    pair_products,
-    u_statistic,
 )
 from hopfax.stability.streaming import Moments, check_finite, check_sizes, stream
-
-# Group sizes that the pilot chooses from; two copies are a pair. Larger ones leave few independent
-# draws of the common part, and an error bar that has not seen its tail.
-_GROUPS = (2, 4, 8)
-_PILOT_SHARE, _PILOT_LEAST, _PILOT_MOST = 0.1, 256, 4096
 
 
 class Estimate(NamedTuple):
@@ -43,13 +34,15 @@ class Estimate(NamedTuple):
             interval.
         num_samples: Independent samples averaged (pairs, or groups of copies).
         copies: Correlated inputs a sample: 2 for a pair; more where a U-statistic over groups of
-            copies was used.
+            copies, or the pairs along an arc, were used.
+        arc: Whether more than two lie along an arc.
     """
 
     mean: Float[Array, "..."]
     standard_error: Float[Array, "..."]
     num_samples: Int[Array, ""]
     copies: Int[Array, ""]
+    arc: Bool[Array, ""] | bool = False
 
 
 def noise_stability(
@@ -61,6 +54,7 @@ def noise_stability(
     num_samples: int,
     pair: Pair = gaussian_pair,
     copies: int | None = None,
+    arc: int | None = None,
     per_output: bool = False,
     batch_size: int = 1024,
 ) -> Estimate:
@@ -72,9 +66,12 @@ def noise_stability(
 
     By the semigroup property $\mathrm{Stab}_\rho(f) = E_U\|E_Z f(\sqrt\rho U+\sqrt{1-\rho}Z)\|^2$,
     so $m$ conditionally independent copies give $m(m-1)/2$ pairs at once. At equal evaluations of
-    `fn` that pays where stability is small against the second moment, and costs where it is not;
-    a pilot inside of the budget decides (see `copies`). Products of unbounded functions of high
-    degree have heavy tails: there, trust an error bar only once it no longer grows with the budget.
+    `fn` that pays where stability is small against the second moment, and costs where it is not.
+    Along an arc $X_j = \cos(j\theta)X + \sin(j\theta)Z$, $\cos\theta = \rho$, all $m-1$ neighbours
+    are pairs, for the draws of one: that pays where correlation is moderate, the more so the
+    cheaper `fn` is. A pilot inside of the budget decides (see `copies`). Products of unbounded
+    functions of high degree have heavy tails: there, trust an error bar only once it no longer
+    grows with the budget.
 
     Args:
         fn: A jittable function of one input, returning one array of numbers. It is compiled, and
@@ -91,11 +88,13 @@ def noise_stability(
             `pair(key, shape, rho=rho)`, whose first array must not depend on `rho`.
         copies: Inputs a sample. 2 takes pairs; more takes the U-statistic over groups of that
             many, for rho >= 0 and the two samplers named (two groups at least, even beyond the
-            budget). None lets a pilot choose among 2, 4 and 8 with a tenth of the budget where
-            that is enough (from 10,240 pairs on for one rho); its samples are thrown away, so that
-            the estimate stays unbiased. It compiles more programs than one, and under `vmap` all
+            budget). None lets a pilot choose among 2, 4 and 8, of Gaussians among 2, 8 and arcs
+            of 4 and 6 points, with a tenth of the budget where that is enough (of Gaussians, from
+            17,920 pairs on for one rho); its samples are thrown away, so that the estimate stays
+            unbiased. It compiles more programs than one, and under `vmap` all
             of them run: take 2 there, and where the first call must be quick. With negative
-            correlations, or a sampler of your own, None takes pairs.
+            correlations no groups are chosen, with a sampler of your own None takes pairs.
+        arc: Points a sample, along an arc, in place of copies; for `gaussian_pair`.
         per_output: Keep the outputs apart instead of summing over them.
         batch_size: Samples evaluated side by side; memory grows with it.
 
@@ -127,15 +126,17 @@ def noise_stability(
     check_rho(rho)
     check_sizes(num_samples=num_samples, batch_size=batch_size)
     check_copies(copies, pair, rho)
+    check_arc(arc, copies, pair)
     rho = jnp.asarray(rho, jnp.result_type(float))
     if rho.ndim > 1 or rho.size == 0:
         raise ValueError(f"rho must be a number or a vector of them, got shape {rho.shape}")
-    settings = Settings(fn, check_shape(shape), num_samples, pair, copies, per_output, batch_size)
-    estimate, moments = _stability(settings, key, rho.reshape(-1))
+    settings = Settings(
+        fn, check_shape(shape), num_samples, pair, copies, arc, per_output, batch_size
+    )
+    moments, chosen = stability_moments(settings, key, rho.reshape(-1))
     check_finite(moments, rho.reshape(-1))
-    if rho.ndim == 0:
-        return estimate._replace(mean=estimate.mean[0], standard_error=estimate.standard_error[0])
-    return estimate
+    found = (moments.mean, moments.standard_error)
+    return Estimate(*(found if rho.ndim else (part[0] for part in found)), *chosen)
 
 
 def normalized_stability(
@@ -218,75 +219,6 @@ def noise_sensitivity(
 
 
 @partial(jax.jit, static_argnums=0)
-def _stability(
-    settings: Settings, key: PRNGKeyArray, rhos: Float[Array, " rhos"]
-) -> tuple[Estimate, Moments]:
-    budget = settings.num_samples * (len(rhos) + 1)
-    copies = settings.copies
-    if copies is None and settings.pair in COPIES:
-        pilot = min(int(budget * _PILOT_SHARE) // (_GROUPS[-1] * len(rhos)), _PILOT_MOST)
-        if pilot >= _PILOT_LEAST:
-            return _chosen(settings, key, rhos, pilot)
-    return _measured(settings, key, rhos, copies or 2, budget)
-
-
-def _chosen(
-    settings: Settings, key: PRNGKeyArray, rhos: Array, pilot: int
-) -> tuple[Estimate, Moments]:
-    """Looks at the variances first, then spends what is left on the best size of groups."""
-    for_pilot, for_rest = jax.random.split(key)
-    costs = _pilot_costs(settings, for_pilot, rhos, pilot)
-    costs = jnp.where(jnp.any(rhos < 0) & (jnp.asarray(_GROUPS) > 2), jnp.inf, costs)
-    left = settings.num_samples * (len(rhos) + 1) - pilot * _GROUPS[-1] * len(rhos)
-    branches = [partial(_measured, settings, copies=copies, budget=left) for copies in _GROUPS]
-    # Nan costs choose the pairs, which then report where the function is not finite.
-    return jax.lax.switch(jnp.argmin(costs), branches, for_rest, rhos)
-
-
-def _pilot_costs(
-    settings: Settings, key: PRNGKeyArray, rhos: Array, pilot: int
-) -> Float[Array, " groups"]:
-    """Variance of a sample times its evaluations, summed over rho and outputs, for each size."""
-    most, count = _GROUPS[-1], len(rhos)
-    values = group_values(settings, rhos, most)
-
-    def sample(key: PRNGKeyArray) -> Array:
-        """First two moments of the products, of each size and rho, over the group's parts."""
-        found = values(key)
-        moments = []
-        for size in _GROUPS:
-            parts = found.reshape(count, most // size, size, *found.shape[2:])
-            products = u_statistic(parts, axis=2)
-            if not settings.per_output:
-                products = over_outputs(products, axis=2)
-            moments.append((jnp.mean(products, axis=1), jnp.mean(jnp.square(products), axis=1)))
-        return jnp.asarray(moments)
-
-    batch = max(1, settings.batch_size // (most * count))
-    means, squares = jnp.moveaxis(
-        stream(sample, key, num_samples=pilot, batch_size=batch).mean, 1, 0
-    )
-    variances = jnp.sum((squares - jnp.square(means)).reshape(len(_GROUPS), -1), axis=1)
-    evaluations = [count + 1 if size == 2 else size * count for size in _GROUPS]
-    return variances * jnp.asarray(evaluations)
-
-
-def _measured(
-    settings: Settings, key: PRNGKeyArray, rhos: Array, copies: int, budget: int
-) -> tuple[Estimate, Moments]:
-    if copies == 2:
-        sample, evaluations = pair_products(settings, rhos), len(rhos) + 1
-    else:
-        sample, evaluations = group_products(settings, rhos, copies), copies * len(rhos)
-    count = max(budget // evaluations, 2)
-    moments = stream(sample, key, num_samples=count, batch_size=settings.batch_size)
-    return (
-        Estimate(moments.mean, moments.standard_error, jnp.asarray(count), jnp.asarray(copies)),
-        moments,
-    )
-
-
-@partial(jax.jit, static_argnums=0)
 def _ratio_moments(settings: Settings, key: PRNGKeyArray, rho: Array) -> Moments:
     """Of the product, the mean square of both, their sum and their difference."""
 
@@ -323,7 +255,7 @@ def _paired(
     rho = jnp.asarray(rho, jnp.result_type(float))
     if rho.ndim:
         raise ValueError(f"rho must be one number here, got shape {rho.shape}: jax.vmap over it")
-    settings = Settings(fn, check_shape(shape), num_samples, pair, 2, False, batch_size)
+    settings = Settings(fn, check_shape(shape), num_samples, pair, 2, None, False, batch_size)
     moments = measure(settings, key, rho)
     check_finite(moments, rho.reshape(1))
     return moments

@@ -160,6 +160,27 @@ def gaussian_copies(
     return jnp.sqrt(rho) * common + jnp.sqrt(1 - rho) * own
 
 
+def gaussian_arc(
+    key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Rho, points: int
+) -> Float[Array, "points ..."]:
+    r"""Standard normal arrays along an arc, each two neighbours of which are a `gaussian_pair`.
+
+    $$X_j = \cos(j\theta)\, X + \sin(j\theta)\, Z, \qquad \theta = \arccos\rho$$
+
+    So `points - 1` pairs cost as many evaluations as points, and draws as for one pair.
+
+    Args:
+        key: Random key; the first two points are the `gaussian_pair` of it.
+        shape: Shape of each array.
+        rho: Correlation of neighbours, in [-1, 1].
+        points: How many, >= 2.
+    """
+    first, fresh = (jax.random.normal(part, shape) for part in jax.random.split(key))
+    angles = jnp.arccos(jnp.asarray(rho, first.dtype)) * jnp.arange(points)
+    angles = angles.reshape(-1, *[1] * len(shape))
+    return jnp.cos(angles) * first + jnp.sin(angles) * fresh
+
+
 def bit_copies(
     key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Rho, copies: int
 ) -> Float[Array, "copies ..."]:

@@ -10,7 +10,13 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, PRNGKeyArray
 
-from hopfax.stability.noise import bit_copies, bit_pair, gaussian_copies, gaussian_pair
+from hopfax.stability.noise import (
+    bit_copies,
+    bit_pair,
+    gaussian_arc,
+    gaussian_copies,
+    gaussian_pair,
+)
 
 Fn = Callable[[Array], Array]
 Pair = Callable[..., tuple[Array, Array]]
@@ -27,6 +33,7 @@ class Settings(NamedTuple):
     num_samples: int
     pair: Pair
     copies: int | None
+    arc: int | None
     per_output: bool
     batch_size: int
 
@@ -101,6 +108,52 @@ def group_values(settings: Settings, rhos: Array, copies: int) -> Callable[..., 
         return jax.vmap(jax.vmap(partial(evaluate, settings.fn)))(inputs)
 
     return values
+
+
+def check_arc(arc: int | None, copies: int | None, pair: Pair) -> None:
+    """Raises a ValueError where arcs of so many points cannot be drawn."""
+    if arc is None:
+        return
+    if arc < 2:
+        raise ValueError(f"an arc has at least 2 points (a pair), got {arc}")
+    if copies is not None:
+        raise ValueError("samples are arcs or groups of copies: leave one of the two out")
+    if pair is not gaussian_pair:
+        raise ValueError("arcs exist for gaussian_pair only: leave arc out")
+
+
+def arc_values(settings: Settings, rhos: Array, points: int) -> Callable[..., Array]:
+    """Outputs (rhos, points, ...) along an arc for each rho, the first point shared by all."""
+
+    def values(key: PRNGKeyArray) -> Array:
+        inputs = jax.vmap(lambda rho: gaussian_arc(key, settings.shape, rho=rho, points=points))(
+            rhos
+        )
+        first = evaluate(settings.fn, inputs[0, 0])
+        rest = jax.vmap(jax.vmap(partial(evaluate, settings.fn)))(inputs[:, 1:])
+        check_same(first.shape, rest.shape[2:])
+        first = jnp.broadcast_to(first, (len(rhos), 1, *first.shape))
+        return jnp.concatenate([first, rest], axis=1)
+
+    return values
+
+
+def arc_products(settings: Settings, rhos: Array, points: int) -> Callable[[PRNGKeyArray], Array]:
+    """Mean product of the neighbours along one arc, for each rho."""
+    values = arc_values(settings, rhos, points)
+
+    def sample(key: PRNGKeyArray) -> Array:
+        products = neighbours(values(key), axis=1)
+        return products if settings.per_output else over_outputs(products, axis=1)
+
+    return sample
+
+
+def neighbours(values: Array, *, axis: int) -> Array:
+    """Mean product of neighbours, for each output."""
+    count = values.shape[axis]
+    left = jax.lax.slice_in_dim(values, 0, count - 1, axis=axis)
+    return jnp.mean(left * jax.lax.slice_in_dim(values, 1, count, axis=axis), axis=axis)
 
 
 def group_products(settings: Settings, rhos: Array, copies: int) -> Callable[[PRNGKeyArray], Array]:

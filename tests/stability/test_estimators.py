@@ -157,14 +157,39 @@ def test_outputs_add_up_and_can_be_had_apart():
 
 def test_pilot_chooses_groups_where_stability_is_small_and_pairs_where_it_is_large():
     call = partial(noise_stability, hermite(4), KEY, shape=(1,), num_samples=100_000)
-    low, high = call(rho=0.1), call(rho=0.95)
+    low = call(rho=0.1)
     assert int(low.copies) > 2
+    high = noise_stability(linear, KEY, shape=(3,), rho=0.95, num_samples=100_000)
     assert int(high.copies) == 2
     pairs = call(rho=0.1, copies=2)
     assert low.standard_error < 0.7 * pairs.standard_error
     negative = call(rho=-0.1)
-    assert int(negative.copies) == 2
+    assert int(negative.copies) != 8  # groups cannot have it
     close(negative, 1e-4)
+
+
+@pytest.mark.parametrize("arc", [2, 4, 6])
+@pytest.mark.parametrize("name", ["linear", "threshold", "hermite 2", "hermite 3"])
+def test_arcs_measure_the_same(name, arc):
+    fn, shape, _, exact = CASES[name]
+    rhos = jnp.array([-0.8, 0.0, 0.5, 1.0])
+    found = noise_stability(fn, KEY, shape=shape, rho=rhos, num_samples=5_000, arc=arc)
+    close(found, [exact(float(rho)) for rho in rhos], least=1e-4)
+    assert (int(found.copies), bool(found.arc)) == (arc, arc > 2)
+    assert int(found.num_samples) == 25_000 // (1 + 4 * (arc - 1))
+
+
+def test_an_arc_of_two_points_is_a_pair():
+    call = partial(noise_stability, linear, KEY, shape=(3,), rho=RHO, num_samples=1000)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, call(arc=2), call(copies=2)))
+
+
+def test_an_arc_pays_for_what_is_nearly_linear():
+    call = partial(noise_stability, linear, KEY, shape=(3,), rho=RHO, num_samples=20_000)
+    chosen, pairs = call(), call(copies=2)
+    assert int(chosen.copies) > 2
+    assert chosen.arc
+    assert chosen.standard_error < 0.8 * pairs.standard_error
 
 
 def test_tokens_go_through_the_same_function():
@@ -179,8 +204,8 @@ def test_tokens_go_through_the_same_function():
     close(found, 4 * agree - 4 / 16 + agree)
 
 
-@pytest.mark.parametrize("copies", [2, 8])
-def test_error_bars_cover(copies):
+@pytest.mark.parametrize("how", [{"copies": 2}, {"copies": 8}, {"arc": 6}])
+def test_error_bars_cover(how):
     """95 % intervals hold the truth in 95 % of repetitions, within five of their own errors."""
     repetitions = 600
 
@@ -193,7 +218,7 @@ def test_error_bars_cover(copies):
             shape=(1,),
             rho=0.3,
             num_samples=4_000,
-            copies=copies,
+            **how,
         )
 
     found = estimates(jax.random.split(KEY, repetitions))
@@ -293,6 +318,9 @@ def test_streams_in_constant_memory():
         ({"rho": jnp.zeros((2, 2))}, ValueError, r"got shape \(2, 2\)"),
         ({"num_samples": 1}, ValueError, "num_samples >= 2, got 1"),
         ({"batch_size": 0}, ValueError, "batch_size must be >= 1, got 0"),
+        ({"arc": 1}, ValueError, "at least 2 points"),
+        ({"arc": 4, "copies": 2}, ValueError, "leave one of the two out"),
+        ({"arc": 4, "pair": bit_pair}, ValueError, "arcs exist for gaussian_pair only"),
         ({"rho": -0.5, "copies": 4}, ValueError, "negative correlation -0.5"),
         ({"copies": 1}, ValueError, "at least 2"),
         (

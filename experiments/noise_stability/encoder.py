@@ -1,0 +1,298 @@
+"""Of what degree is a trained text encoder's response to noise, on the texts it is tested on?
+
+Paper: Haris, Zhang and Yoshida (2026), section 4 and Eq. 7, on the encoders of Podasca and Das
+(2026). Claim: what trained transformers compute is noise stable, its weight lies at low degrees.
+
+Command: `python -m experiments encoder-stability --run runs/robustness/ID --data-dir DIR
+--task cola` reads the finished cells of a `robustness` run, and compares their parameters with
+those that the same seeds started from (four minutes on two cores for two models and three seeds);
+`--budget smoke` (seconds, one model and seed) or `--budget paper` (hours).
+
+A text x with embeddings e(x) makes the function f_x(z) = class probabilities of e(x) + σz, with z
+standard normal and σ per text so that all have the same signal-to-noise ratio. Both halves of a
+pair have the same text, and padding gets no noise. Token noise keeps a token with probability
+(1 + ρ)/2 and else draws it from the whole vocabulary; [CLS], [SEP] and padding stay. Texts are
+padded to few common lengths, which only a model that does not mask padding (`released`) can tell.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from experiments.noise_stability.encoder_page import Measured, Net, write_page
+from experiments.noise_stability.encoder_response import (
+    Network,
+    Texts,
+    gaussian_response,
+    level_meter,
+    level_rows,
+    network_of,
+    response_rows,
+    token_response,
+    token_rows,
+)
+from experiments.robertha import robustness
+from experiments.robertha.measurements import Grid, load
+from experiments.rundir import open_run, read_config
+from hopfax.data import (
+    Encoded,
+    TaskData,
+    TaskSpec,
+    bucket_boundaries,
+    bucketed,
+    eval_batches,
+    task,
+)
+from hopfax.nn import Encoder, Functional, Params
+from hopfax.train.checkpoint import Checkpoints
+from hopfax.train.progress import Progress
+from hopfax.train.snapshot import differences
+from hopfax.train.state import init_states
+
+REPRODUCES = "Noise stability, section 4 and Eq. 7, of the encoders that `robustness` trained"
+
+# Texts a call, of which Hopfield attention waits for the slowest query.
+ROWS = 16
+
+
+class Budget(NamedTuple):
+    """What a size of run means: texts and draws of each, seeds, and padded lengths to compile."""
+
+    texts: int
+    draws: int
+    level_texts: int
+    level_draws: int
+    seeds: int
+    lengths: int
+
+
+BUDGETS = {
+    "smoke": Budget(16, 2, 1, 128, 1, 1),
+    "laptop": Budget(128, 16, 8, 128, 3, 3),
+    "paper": Budget(1000, 64, 64, 512, 5, 4),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Whose encoders to measure, and how closely."""
+
+    run: str
+    """Folder of a finished `robustness` run, runs/robustness/ID."""
+    task: str | None = None
+    """One of its tasks; to be left out where it has but one."""
+    model: tuple[str, ...] | None = None
+    """Some of its models; without it all, or the first one with --budget smoke."""
+    data_dir: str | None = None
+    """Folder of the raw sets; without it the one that the run was given."""
+    budget: Literal["smoke", "laptop", "paper"] = "laptop"
+    """One seed in seconds, three in minutes, five in hours. The flags below override it."""
+    texts: int | None = None
+    """Rows drawn from the test split, at least 2; all where it has fewer."""
+    draws: int | None = None
+    """Noise draws a text, at least 2."""
+    level_texts: int | None = None
+    """How many of these texts the level weights are of; a draw there takes 25 evaluations."""
+    snr_db: float = 0.0
+    """Expected signal-to-noise ratio on the embeddings, in dB."""
+    seed: int = 0
+    """Seed of the choice of texts and of all noise."""
+    runs: str = "runs"
+    """Folder of all runs."""
+
+
+class Source(NamedTuple):
+    """A `robustness` run: its settings, what was asked for of its grid, and the task's rows."""
+
+    folder: Path
+    settings: robustness.Config
+    grid: Grid
+    data: TaskData
+
+
+def run(config: Config) -> Path:
+    """Measures every model and seed, trained and fresh, and writes the page.
+
+    Raises:
+        ValueError, FileNotFoundError: A flag is wrong, or the run has no cells that fit.
+    """
+    flags = {name: getattr(config, name) for name in ("texts", "draws", "level_texts")}
+    budget = BUDGETS[config.budget]._replace(**{k: v for k, v in flags.items() if v is not None})
+    if min(budget.texts, budget.draws) < 2 or budget.level_texts < 1:
+        raise ValueError("--texts and --draws must be at least 2, and --level-texts at least 1")
+    source = read_run(config)
+    grid, data = source.grid, source.data
+    cells = [(name, *restore(source, name)) for name in grid.models]
+    seeds = grid.seeds[: budget.seeds]
+    plan = {"task": data.spec.name, "models": grid.models, "seeds": seeds, **budget._asdict()}
+    folder = open_run("encoder-stability", config, plan=plan, root=config.runs, ignore=("runs",))
+    print(f"writing to {folder}", flush=True)
+    rows: list[Measured] = []
+    with Progress(2 * len(cells) * len(seeds), title=f"{data.spec.title} stability") as progress:
+        for name, model, arms in cells:
+            network = network_of(model)
+            for found in measure(network, name, arms, data, budget, config, seeds):
+                rows += found
+                done = len({row.net for row in rows})
+                progress.update(done, budget.texts, model=name, arm=found[0].net.arm)
+    write_page(folder, data.spec.name, data.spec.title, clean_rows(source, seeds) + rows)
+    return folder
+
+
+def read_run(config: Config) -> Source:
+    """A run's settings, the part of its grid that is asked for, and the rows it was trained on.
+
+    Raises:
+        FileNotFoundError: There is no run in that folder, or no data in theirs.
+        ValueError: It is of another experiment or version, or has not what is asked for.
+    """
+    document, settings = read_config(config.run), robustness.Config()
+    saved = document.get("config", {})
+    known = {field.name for field in dataclasses.fields(settings)}
+    if document.get("experiment") != "robustness" or not set(saved) <= known:
+        raise ValueError(
+            f"{config.run} holds no run of this version's robustness experiment: train one, and "
+            "give its folder as --run runs/robustness/ID"
+        )
+    saved |= {} if config.data_dir is None else {"data_dir": config.data_dir}
+    saved = {name: tuple(v) if isinstance(v, list) else v for name, v in saved.items()}
+    settings, grid = dataclasses.replace(settings, **saved), load(config.run).grid
+    tasks = (config.task,) if config.task else grid.tasks
+    models = config.model or grid.models[: 1 if config.budget == "smoke" else None]
+    if len(tasks) != 1 or tasks[0] not in grid.tasks:
+        raise ValueError(f"choose one of the run's tasks: --task {' or '.join(grid.tasks)}")
+    if not set(models) <= set(grid.models):
+        raise ValueError(f"choose among the run's models: --model {' '.join(grid.models)}")
+    spec = task(tasks[0])
+    if spec.regression:
+        raise ValueError(f"{spec.name} has scores, not classes with probabilities: take another")
+    data = robustness.load_rows(settings, _sizes(settings, spec), spec)
+    return Source(Path(config.run), settings, grid._replace(tasks=tasks, models=models), data)
+
+
+def _sizes(settings: robustness.Config, spec: TaskSpec) -> robustness.Budget:
+    return robustness.sized(settings, spec.suite == "synthetic")
+
+
+def restore(source: Source, name: str) -> tuple[Functional[Encoder], dict[str, Params]]:
+    """A model, the parameters its seeds started from, and their best, stacked over seeds.
+
+    Raises:
+        ValueError: The cell is missing, unfinished, or of other data or sizes.
+        hopfax.train.checkpoint.CheckpointError: Its checkpoint is damaged.
+    """
+    folder, settings, grid, data = source
+    cell = folder / "cells" / f"{data.spec.name}-{name}"
+    done = robustness.is_finished(folder, grid, data.spec.name, name) and (cell / "best").is_dir()
+    if not done or not (cell / "config.json").exists():
+        raise ValueError(
+            f"no finished {name} in {cell}; to train it, or with --no-resume to train it again:\n"
+            f"  {read_config(folder)['provenance'][-1]['command']}"
+        )
+    there = json.loads((cell / "config.json").read_bytes())
+    here = {"vocabulary": data.vocab_size, "rows": len(data.train.labels), "data": data.source}
+    if changed := differences(there, there | here):
+        raise ValueError(
+            f"{cell} was trained on other data (there → here):{changed}\n"
+            "Point --data-dir to the folder that it was trained from."
+        )
+    sizes = _sizes(settings, data.spec)
+    built = robustness.build(settings, sizes, name, data.spec, vocab_size=data.vocab_size)
+    fresh = init_states(built.model, optax.identity(), grid.seeds).params
+    with Checkpoints(cell, config=there) as checkpoints:
+        found = checkpoints.restore_best(fresh)
+    if found is None:
+        raise ValueError(f"no checkpoint in {cell / 'best'}: train again with --no-resume")
+    return built.model, {"fresh": fresh, "trained": found.tree}
+
+
+def clean_rows(source: Source, seeds: Sequence[int]) -> list[Measured]:
+    """The run's own scores without noise, 0 to 100: the stability of a guess means little."""
+    found = load(source.folder)
+    return [
+        Measured(Net(model, "trained", seed), "none", "score", None, by_seed[seed])
+        for model in source.grid.models
+        for by_seed in [found.at(source.grid.tasks[0], model, "", "", 0.0)]
+        for seed in seeds
+    ]
+
+
+def choose(rows: Encoded, count: int, seed: int) -> Encoded:
+    """So many rows at random, in random order; all where there are fewer."""
+    order = np.random.default_rng(seed).permutation(len(rows.labels))[:count]
+    return Encoded(*(field[order] for field in rows))
+
+
+def padded(chosen: Encoded, pad_id: int, *, lengths: int, rows: int) -> list[tuple[Texts, int]]:
+    """Calls of `rows` texts, of a few padded lengths, and how many texts of each call count."""
+    edges = bucket_boundaries(chosen.lengths, max_buckets=lengths, max_length=chosen.ids.shape[-1])
+    calls = []
+    for bucket in bucketed(chosen, boundaries=edges, pad_id=pad_id):
+        for part, counts in eval_batches(bucket, batch_size=rows):
+            mask = np.arange(part.ids.shape[-1]) < part.lengths[..., None]
+            texts = Texts(*map(jnp.asarray, (part.ids, mask, part.index)))
+            calls.append((texts, int(counts.sum())))
+    return calls
+
+
+def measure(
+    network: Network,
+    name: str,
+    arms: dict[str, Params],
+    data: TaskData,
+    budget: Budget,
+    config: Config,
+    seeds: Sequence[int],
+) -> Iterator[list[Measured]]:
+    """Everything about one seed after the other, fresh and trained; all share texts and noise."""
+    chosen = choose(data.test, budget.texts, config.seed)
+    few = Encoded(*(field[: budget.level_texts] for field in chosen))
+    calls = padded(chosen, data.pad_id, lengths=budget.lengths, rows=ROWS)
+    ((level_texts, _),) = padded(few, data.pad_id, lengths=1, rows=len(few.labels))
+    index = np.concatenate([texts.index[:count] for texts, count in calls]).tolist()
+    picks = np.array([index.index(row) for row in level_texts.index])
+    keys = jax.random.split(jax.random.key(config.seed), 3)
+    special = tuple(map(data.vocabulary.tokens.index, ("[CLS]", "[SEP]")))
+    meter = level_meter(
+        network, level_texts, keys[2], snr_db=config.snr_db, num_samples=budget.level_draws
+    )
+    for number, seed in enumerate(seeds):
+        for arm, stacked in arms.items():
+            net, params = Net(name, arm, seed), jax.tree.map(lambda x, at=number: x[at], stacked)
+            parts = []
+            for texts, count in calls:
+                tokens = token_response(
+                    network,
+                    params,
+                    texts,
+                    keys[1],
+                    num_tokens=data.vocab_size,
+                    special=special,
+                    draws=budget.draws,
+                )
+                response = gaussian_response(
+                    network,
+                    params,
+                    texts,
+                    keys[0],
+                    clean=tokens.clean,
+                    snr_db=config.snr_db,
+                    draws=budget.draws,
+                )
+                # Rows beyond the count only fill the call.
+                parts.append(jax.tree.map(lambda x, n=count: np.asarray(x)[:n], (tokens, response)))
+            tokens, response = jax.tree.map(lambda *each: np.concatenate(each), *parts)
+            weights = meter(params, jnp.asarray(response.mean[picks]))
+            yield [
+                *response_rows(net, response),
+                *level_rows(net, weights, len(picks), config.snr_db),
+                *token_rows(net, tokens),
+            ]

@@ -1,0 +1,143 @@
+"""How the samples of a stability estimate are made, and the pilot that chooses among the ways."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from hopfax.stability.noise import bit_pair, gaussian_pair
+from hopfax.stability.sampling import (
+    Settings,
+    arc_products,
+    arc_values,
+    group_products,
+    group_values,
+    neighbours,
+    over_outputs,
+    pair_products,
+    u_statistic,
+)
+from hopfax.stability.streaming import Moments, stream
+
+
+class Design(NamedTuple):
+    """How a sample is made: an arc of `size` points, or a group of as many copies."""
+
+    size: int
+    arc: bool
+
+    def evaluations(self, rhos: int) -> int:
+        """A sample's, at so many rho."""
+        return rhos * (self.size - 1) + 1 if self.arc else rhos * self.size
+
+
+class Chosen(NamedTuple):
+    """What was done: independent samples, inputs a sample, and whether those lie along an arc."""
+
+    num_samples: Int[Array, ""]
+    copies: Int[Array, ""]
+    arc: Bool[Array, ""]
+
+
+# What the pilot chooses from, pairs first. Larger ones leave few independent draws of the common
+# part, and an error bar that has not seen its tail.
+PAIRS = Design(2, True)
+DESIGNS = {
+    gaussian_pair: (PAIRS, Design(4, True), Design(6, True), Design(8, False)),
+    bit_pair: (PAIRS, Design(4, False), Design(8, False)),
+}
+_PILOT_SHARE, _PILOT_LEAST, _PILOT_MOST = 0.1, 256, 4096
+
+
+@partial(jax.jit, static_argnums=0)
+def stability_moments(
+    settings: Settings, key: PRNGKeyArray, rhos: Float[Array, " rhos"]
+) -> tuple[Moments, Chosen]:
+    """Measures the stability at every rho, with the design asked for or the pilot's choice."""
+    budget = settings.num_samples * (len(rhos) + 1)
+    if settings.arc is not None:
+        return _measured(settings, key, rhos, Design(settings.arc, True), budget)
+    if settings.copies is None and settings.pair in DESIGNS:
+        pilot = int(budget * _PILOT_SHARE) // _pilot_evaluations(settings, len(rhos))
+        if pilot >= _PILOT_LEAST:
+            return _chosen(settings, key, rhos, min(pilot, _PILOT_MOST))
+    copies = settings.copies or 2
+    return _measured(settings, key, rhos, Design(copies, copies == 2), budget)
+
+
+def _chosen(
+    settings: Settings, key: PRNGKeyArray, rhos: Array, pilot: int
+) -> tuple[Moments, Chosen]:
+    """Looks at the variances first, then spends what is left on the best design."""
+    designs = DESIGNS[settings.pair]
+    for_pilot, for_rest = jax.random.split(key)
+    costs = _pilot_costs(settings, for_pilot, rhos, pilot)
+    groups = jnp.asarray([not design.arc for design in designs])
+    costs = jnp.where(jnp.any(rhos < 0) & groups, jnp.inf, costs)
+    left = settings.num_samples * (len(rhos) + 1)
+    left -= pilot * _pilot_evaluations(settings, len(rhos))
+    branches = [partial(_measured, settings, design=design, budget=left) for design in designs]
+    # Nan costs choose the pairs, which then report where the function is not finite.
+    return jax.lax.switch(jnp.argmin(costs), branches, for_rest, rhos)
+
+
+def _largest(settings: Settings) -> tuple[int, int]:
+    """Points of the longest arc and copies of the largest group that the pilot looks at."""
+    designs = DESIGNS[settings.pair]
+    arc, group = (max(d.size for d in designs if d.arc == arc) for arc in (True, False))
+    return arc, group
+
+
+def _pilot_evaluations(settings: Settings, rhos: int) -> int:
+    arc, group = _largest(settings)
+    # Without longer arcs, the group has pairs enough.
+    return Design(group, False).evaluations(rhos) + (
+        Design(arc, True).evaluations(rhos) if arc > 2 else 0
+    )
+
+
+def _pilot_costs(
+    settings: Settings, key: PRNGKeyArray, rhos: Array, pilot: int
+) -> Float[Array, " designs"]:
+    """Variance of a sample times its evaluations, summed over rho and outputs, for each design."""
+    designs, count = DESIGNS[settings.pair], len(rhos)
+    arc, group = _largest(settings)
+
+    def sample(key: PRNGKeyArray) -> Array:
+        """First two moments of the products, of each design and rho, over its parts."""
+        for_arc, for_group = jax.random.split(key)
+        copies = group_values(settings, rhos, group)(for_group)
+        points = arc_values(settings, rhos, arc)(for_arc) if arc > 2 else copies
+        moments = []
+        for design in designs:
+            found = points if design.arc else copies
+            number = found.shape[1] // design.size
+            parts = found[:, : number * design.size]
+            parts = parts.reshape(count, number, design.size, *found.shape[2:])
+            products = (neighbours if design.arc else u_statistic)(parts, axis=2)
+            if not settings.per_output:
+                products = over_outputs(products, axis=2)
+            moments.append((jnp.mean(products, axis=1), jnp.mean(jnp.square(products), axis=1)))
+        return jnp.asarray(moments)
+
+    batch = max(1, settings.batch_size // _pilot_evaluations(settings, count))
+    means, squares = jnp.moveaxis(
+        stream(sample, key, num_samples=pilot, batch_size=batch).mean, 1, 0
+    )
+    variances = jnp.sum((squares - jnp.square(means)).reshape(len(designs), -1), axis=1)
+    return variances * jnp.asarray([design.evaluations(count) for design in designs])
+
+
+def _measured(
+    settings: Settings, key: PRNGKeyArray, rhos: Array, design: Design, budget: int
+) -> tuple[Moments, Chosen]:
+    if design == PAIRS:
+        sample = pair_products(settings, rhos)
+    else:
+        products = arc_products if design.arc else group_products
+        sample = products(settings, rhos, design.size)
+    count = max(budget // design.evaluations(len(rhos)), 2)
+    moments = stream(sample, key, num_samples=count, batch_size=settings.batch_size)
+    return moments, Chosen(*map(jnp.asarray, (count, design.size, design.arc and design.size > 2)))
