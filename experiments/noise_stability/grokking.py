@@ -193,6 +193,12 @@ class Config:
     """Seeds at each (gamma, rho) of the sweep; 0 leaves it out, else at least 2."""
     epochs: int | None = None
     """Most passes over the training rows."""
+    modulus: int | None = None
+    """K of the addition, at least 2; K * K pairs are to be enough for the budget's rows."""
+    num_bits: int | None = None
+    """Bits of a parity's rows (the paper: 10 to 100)."""
+    num_relevant: int | None = None
+    """How many of them it is the parity of (the paper: 2 or 3)."""
     monitor: Literal["budget", "train", "validation", "none"] = "budget"
     """Loss that lowers the learning rate when it stops falling (Table 2: patience 10 epochs,
     factor 0.8)."""
@@ -210,13 +216,15 @@ def run(config: Config) -> Path:
     named = config.arm or (tuple(ARMS) if config.budget != "smoke" else ("stable",))
     arms = {name: ARMS[name] for name in dict.fromkeys((PLAIN, *_known(named)))}
     plan = budget._asdict() | {"arms": list(arms)}
+    settings: dict[Task, Setting] = {"addition": budget.addition, "parity": budget.parity}
+    tasks: tuple[Task, ...] = config.task or budget.tasks
+    seeds = np.arange(budget.seeds)
+    problems = {task: make_problem(task, settings[task], seeds) for task in tasks}
     folder = open_run("grokking", config, plan=plan, root=config.runs, ignore=("runs",))
     print(f"writing to {folder}", flush=True)
-    settings: dict[Task, Setting] = {"addition": budget.addition, "parity": budget.parity}
     found: dict[str, list[Cell]] = {}
-    for task in dict.fromkeys(config.task or budget.tasks):
+    for task, problem in problems.items():
         setting = settings[task]
-        problem = make_problem(task, setting, np.arange(budget.seeds))
         found[task] = [
             run_cell(folder, problem, name, *arm_of(setting, arm)) for name, arm in arms.items()
         ]
@@ -308,8 +316,16 @@ def _sized(config: Config) -> Budget:
     if config.monitor != "budget":
         changes["monitor"] = None if config.monitor == "none" else config.monitor
     return budget._replace(
-        addition=budget.addition._replace(**changes), parity=budget.parity._replace(**changes)
+        addition=_changed(budget.addition, changes, modulus=config.modulus),
+        parity=_changed(
+            budget.parity, changes, num_bits=config.num_bits, num_relevant=config.num_relevant
+        ),
     )
+
+
+def _changed(setting: Setting, changes: dict[str, Any], **data: int | None) -> Setting:
+    given = {name: flag for name, flag in data.items() if flag is not None}
+    return setting._replace(data=setting.data | given, **changes)
 
 
 def _known(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -110,6 +110,9 @@ def test_the_paper_budget_is_table_2():
         (["--seeds", "1"], "--seeds >= 2"),
         (["--sweep-seeds", "1"], "--sweep-seeds 0 or >= 2"),
         (["--epochs", "0"], "--epochs must be at least 1"),
+        (["--modulus", "1"], "modulus must be at least 2, got 1"),
+        (["--modulus", "4"], "there are 16 pairs of numbers below 4, and the splits want 25"),
+        (["--task", "parity", "--num-relevant", "7"], "num_relevant=7 of num_bits=6"),
     ],
 )
 def test_bad_flags(flags, message, tmp_path, monkeypatch, capsys):
