@@ -219,7 +219,9 @@ def run(config: Config) -> Path:
     settings: dict[Task, Setting] = {"addition": budget.addition, "parity": budget.parity}
     tasks: tuple[Task, ...] = config.task or budget.tasks
     seeds = np.arange(budget.seeds)
-    problems = {task: make_problem(task, settings[task], seeds) for task in tasks}
+    problems: dict[Task, Problem] = {
+        task: make_problem(task, settings[task], seeds) for task in tasks
+    }
     folder = open_run("grokking", config, plan=plan, root=config.runs, ignore=("runs",))
     print(f"writing to {folder}", flush=True)
     found: dict[str, list[Cell]] = {}
