@@ -184,12 +184,13 @@ def _seeds(report: Mapping[str, Any]) -> list[str]:
             f"{row['apart_seconds']:.2f}",
             f"{row['apart_over_together']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
             row["rounds"],
+            f"{row['together_compile_seconds']:.0f}, {row['apart_compile_seconds']:.0f}",
         )
         for row in report["table"]
     ]
     runs = report["table"][0]["runs"]
     heads = ("modular addition", "arm", "one vmap, s", "one after another, s")
-    heads += ("ratio (goal: at least 3)", "rounds")
+    heads += ("ratio (goal: at least 3)", "rounds", "compilation, s: all runs, one run")
     return [
         f"## {runs} runs at once\n\n{report['epochs']} epochs of {runs} runs, compiled before.",
         _table(heads, rows),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ COLUMNS = (
     "low",
     "high",
     "rounds",
+    "together_compile_seconds",
+    "apart_compile_seconds",
 )
 
 
@@ -68,6 +71,12 @@ def programs(changes: dict[str, Any], arm: str) -> dict[str, Callable[[], object
     return {"together": lambda: some(0, RUNS), "apart": apart}
 
 
+def _seconds(program: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    program()
+    return time.perf_counter() - start
+
+
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measures, prints and writes `seeds.json` and `seeds.csv`."""
     parser = argparse.ArgumentParser(
@@ -83,15 +92,17 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     table = []
     for size, changes in chosen:
         for arm in flags.arms:
-            taken = interleaved(
-                programs(changes, arm), seconds=flags.seconds, min_rounds=flags.rounds
-            )
+            both = programs(changes, arm)
+            first = {name: _seconds(program) for name, program in both.items()}
+            taken = interleaved(both, seconds=flags.seconds, min_rounds=flags.rounds)
             ratio = spread(taken["apart"] / taken["together"])
-            seconds = [float(np.median(taken[name])) for name in ("together", "apart")]
-            found = (size, arm, RUNS, *seconds, *ratio)
+            seconds = {name: float(np.median(part)) for name, part in taken.items()}
+            compiling = [max(first[name] - seconds[name], 0.0) for name in both]
+            found = (size, arm, RUNS, *seconds.values(), *ratio, *compiling)
             table.append(dict(zip(COLUMNS, found, strict=True)))
             print(
-                f"{size}, {arm}: together {seconds[0]:.2f} s, apart {seconds[1]:.2f} s, "
+                f"{size}, {arm}: together {seconds['together']:.2f} s, "
+                f"apart {seconds['apart']:.2f} s, "
                 f"{ratio.median:.2f} times",
                 flush=True,
             )
