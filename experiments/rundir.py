@@ -121,7 +121,10 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     """`config.json` of a run: experiment, config, plan, and provenance, one entry an origin."""
     path = Path(folder) / "config.json"
     if not path.exists():
-        raise FileNotFoundError(f"no config.json in {path.parent}: that is not a run folder")
+        raise FileNotFoundError(
+            f"no config.json in {path.parent}: that is not a run's folder, which an experiment "
+            "makes as runs/NAME/ID and names when it starts and when it ends"
+        )
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:

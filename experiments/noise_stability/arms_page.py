@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +11,22 @@ import numpy as np
 from experiments.noise_stability import arms
 from experiments.noise_stability.cells import Cell
 from experiments.noise_stability.outcomes import survival
-from experiments.rundir import read_config, write_csv, write_whole
+from experiments.noise_stability.report_page import print_table, write_report
+from experiments.rundir import write_csv
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+NOTES = (
+    "Medians over runs. Intervals: 95 %, from resampled runs, an arm's and plain's seed by seed; "
+    "from fewer than six runs they cover less (from three some 75 %).",
+    "never: at most half of the runs reached the target accuracy while they were followed. Where "
+    "that is so of plain, the percentage is what is saved at least. ?: it is so of both.",
+    "Runs of an arm are followed until the slowest has arrived, or the budget ends: what is "
+    "measured at the end is of different steps in different arms.",
+    "Equal compute: rows that went through the network forward and backward, noisy copies too.",
+    "The paper's figures are of its own sizes and single runs.",
+)
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#56B4E9", "#009E73", "#E69F00", "#CC79A7", "#999999")
 
 
@@ -46,11 +55,10 @@ def write_page(
     if extra:
         tables.append([tuple(extra[0]), *(tuple(map(str, row.values())) for row in extra)])
     for lines in tables:
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        for line in lines:
-            print("  ".join(f"{part:<{width}}" for part, width in zip(line, widths, strict=True)))
+        print_table(lines)
         print()
-    write_whole(folder / "report.html", html(folder, title, list(cells), tables))
+    pictures = {f"{task}.png": task for task in cells}
+    write_report(folder, title, pictures=pictures, tables=tables, notes=NOTES)
 
 
 def draw(task: str, cells: Sequence[Cell], rows: Sequence[arms.ArmRow], path: Path) -> None:
@@ -77,10 +85,10 @@ def draw(task: str, cells: Sequence[Cell], rows: Sequence[arms.ArmRow], path: Pa
 
 
 def _draw_survival(panel: Axes, cells: Sequence[Cell]) -> None:
-    end = max(len(cell.history.loss) * cell.steps_per_epoch for cell in cells)
     for cell, colour in zip(cells, COLOURS, strict=False):
         times, shares = survival(cell.steps)
-        # The last share holds until the longest run's end: runs that stopped had all arrived.
+        # As far as it was followed: nothing is known of those left after that.
+        end = len(cell.history.loss) * cell.steps_per_epoch
         times, shares = np.append(times, end), np.append(shares, shares[-1])
         panel.step(times, shares, where="post", color=colour, label=cell.name)
     panel.set(
@@ -150,44 +158,3 @@ def _draw_sweep(panel: Axes, cell: Cell) -> None:
     panel.set_yticks(range(len(gammas)), [f"{gamma:g}" for gamma in gammas])
     count = len(cell.seeds) // medians.size
     panel.set(title=f"median steps, {count} seeds each", xlabel="ρ", ylabel="γ")
-
-
-def html(
-    folder: Path, title: str, tasks: Sequence[str], tables: Sequence[Sequence[tuple[str, ...]]]
-) -> str:
-    """A page that needs no other file."""
-    config = read_config(folder)
-    pictures = "".join(
-        f"<h2>{escape(task)}</h2><img alt='{escape(task)}: four panels' src='data:image/png;base64,"
-        f"{base64.b64encode((folder / f'{task}.png').read_bytes()).decode()}'>"
-        for task in tasks
-    )
-    origin = "<br>".join(
-        escape(
-            f"{each['command']}, {each['date'][:10]}, commit {each['commit'][:10]}"
-            f"{' with changes' if each['dirty'] else ''}; {each['cpu']}, {each['cores']} cores, "
-            f"jax {each['jax']} on {each['device']}"
-        )
-        for each in config["provenance"]
-    )
-    return f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>
-<style>body{{font:16px/1.5 system-ui,sans-serif;max-width:75rem;margin:2rem auto;padding:0 1rem}}
-img{{width:100%}}td,th{{text-align:left;padding:.2rem 1rem .2rem 0}}</style>
-<h1>{escape(title)}</h1>
-{pictures}
-<h2>Arms</h2>
-{"".join(map(_table, tables))}
-<p>Medians over runs; intervals from resampled runs, an arm's and plain's seed by seed together.</p>
-<p>Plan: {escape(str(config["plan"]))}</p>
-<p>{origin}</p>
-</html>
-"""
-
-
-def _table(lines: Sequence[tuple[str, ...]]) -> str:
-    rows = (
-        "<tr>" + "".join(f"<{tag}>{escape(part)}</{tag}>" for part in line) + "</tr>"
-        for tag, line in zip(["th", *["td"] * (len(lines) - 1)], lines, strict=True)
-    )
-    return f"<table>{''.join(rows)}</table>"

@@ -1,6 +1,8 @@
 """One arm of a comparison: its runs trained together, its history kept as one file."""
 
+import hashlib
 import io
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +17,10 @@ from experiments.noise_stability.runs import History, train_runs
 from experiments.rundir import plain, write_whole
 from hopfax.nn import Decoder, Functional, Params
 from hopfax.train.checkpoint import Checkpoints
+from hopfax.train.snapshot import differences
 
 Examine = Callable[[Decoder, Rows, Rows, Rows], dict[str, Array]]
+SETTINGS = "settings"
 FINAL = "final_"  # in the kept file, before the names of what was examined at the end
 
 
@@ -76,6 +80,13 @@ class Cell(NamedTuple):
     target_on: Split
 
     @property
+    def horizon(self) -> float:
+        """Steps its runs were followed; infinite if all had arrived by then."""
+        if np.isfinite(self.steps).all():
+            return np.inf
+        return float(len(self.history.loss) * self.steps_per_epoch)
+
+    @property
     def steps(self) -> np.ndarray:
         """`(runs,)` steps to the target; inf for a run that did not get there."""
         return self.history.reached(self.target, self.target_on) * self.steps_per_epoch
@@ -103,18 +114,20 @@ def run_cell(
             accuracy on the test rows.
         epochs_per_call: See `train_runs`.
     """
-    path = folder / "cells" / f"{problem.name}-{name.replace(' ', '-').replace(',', '')}"
+    path = folder / "cells" / f"{problem.name}-{name}"
     kept = path.with_suffix(".npz")
     steps_per_epoch = problem.train.ids.shape[1] // recipe.batch_size
     spread = Dials(*(np.broadcast_to(np.float32(dial), problem.seeds.shape) for dial in dials))
+    settings = {
+        "recipe": plain(recipe),
+        "dials": {field: dial.tolist() for field, dial in spread._asdict().items()},
+        "seeds": problem.seeds.tolist(),
+        "epochs": problem.epochs,
+        "target": [problem.target, problem.target_on],
+        "rows": _digest(problem),
+    }
     if not kept.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        settings = {
-            "recipe": plain(recipe),
-            "dials": {field: dial.tolist() for field, dial in spread._asdict().items()},
-            "seeds": problem.seeds.tolist(),
-            "epochs": problem.epochs,
-        }
         with Checkpoints(path, config=settings) as checkpoints:
             history, params = train_runs(
                 problem.model,
@@ -140,12 +153,18 @@ def run_cell(
 
         final = look(params, problem.train, problem.validation, problem.test)
         arrays = history._asdict() | {FINAL + name: part for name, part in final.items()}
-        buffer = io.BytesIO()
         kept_as = {name: np.asarray(part, np.float32) for name, part in arrays.items()}
+        kept_as[SETTINGS] = np.array(json.dumps(settings))
+        buffer = io.BytesIO()
         np.savez_compressed(buffer, **kept_as)  # pyright: ignore[reportArgumentType]
         write_whole(kept, buffer.getvalue())
         shutil.rmtree(path)
     with np.load(kept, allow_pickle=False) as arrays:
+        if changed := differences(json.loads(str(arrays[SETTINGS])), settings):
+            raise ValueError(
+                f"{kept} is of other settings (there → now):{changed}\n"
+                "Move it away to train this arm again."
+            )
         history = History(*(arrays[field] for field in History._fields))
         final = {
             name.removeprefix(FINAL): arrays[name] for name in arrays if name.startswith(FINAL)
@@ -161,6 +180,13 @@ def run_cell(
         target=problem.target,
         target_on=problem.target_on,
     )
+
+
+def _digest(problem: Problem) -> str:
+    digest = hashlib.sha256()
+    for part in jax.tree.leaves((problem.train, problem.validation, problem.test)):
+        digest.update(np.ascontiguousarray(part).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def on_test_rows(network: Decoder, train: Rows, validation: Rows, test: Rows) -> dict[str, Array]:

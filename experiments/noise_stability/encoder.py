@@ -8,6 +8,9 @@ Command: `python -m experiments encoder-stability --run runs/robustness/ID --dat
 those that the same seeds started from (four minutes on two cores for two models and three seeds);
 `--budget smoke` (seconds, one model and seed) or `--budget paper` (hours).
 
+Expected: a response to noise that is mostly linear, trained or not; how much of it is of higher
+degree, and whether Robertha's is of lower degree than TinyBERT's, is what is asked.
+
 A text x with embeddings e(x) makes the function f_x(z) = class probabilities of e(x) + σz, with z
 standard normal and σ per text so that all have the same signal-to-noise ratio. Both halves of a
 pair have the same text, and padding gets no noise. Token noise keeps a token with probability
@@ -174,7 +177,12 @@ def read_run(config: Config) -> Source:
     spec = task(tasks[0])
     if spec.regression:
         raise ValueError(f"{spec.name} has scores, not classes with probabilities: take another")
-    data = robustness.load_rows(settings, _sizes(settings, spec), spec)
+    try:
+        data = robustness.load_rows(settings, _sizes(settings, spec), spec)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{error}. {config.run} was trained from there; --data-dir names another folder"
+        ) from error
     return Source(Path(config.run), settings, grid._replace(tasks=tasks, models=models), data)
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from experiments.noise_stability.report_page import print_table, write_report
 from experiments.robertha.measurements import model_title
 from experiments.robertha.panel import BAND_SEEDS, SPARE_STYLES, STYLES
 from experiments.robertha.statistics import Summary, summarize
-from experiments.rundir import read_config, write_csv, write_whole
+from experiments.rundir import read_config, write_csv
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -141,10 +140,18 @@ def write_page(folder: Path, name: str, title: str, rows: Sequence[Measured]) ->
     write_csv(folder / "encoder_stability.csv", tuple(drawn[0]), drawn)
     draw(rows, means, title, folder / "encoder_stability.png")
     lines = table(means)
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)))
-    write_whole(folder / "report.html", html(folder, title, lines))
+    print_table(lines)
+    asked = read_config(folder)["config"]
+    write_report(
+        folder,
+        f"Noise stability of encoders on {title}",
+        pictures={"encoder_stability.png": "Gaussian noise on embeddings, and token noise"},
+        tables=[lines],
+        notes=[
+            *NOTES,
+            f"Cells of {asked['run']}. Noise on the embeddings: {asked['snr_db']} dB, expected.",
+        ],
+    )
 
 
 def table(means: dict[Point, Summary]) -> list[list[str]]:
@@ -234,36 +241,3 @@ def _series(
 def _half(mean: Summary) -> float | None:
     """Half of the 95 % interval over seeds, from three of them on."""
     return None if mean.high is None or mean.num_seeds < BAND_SEEDS else mean.high - mean.mean
-
-
-def html(folder: Path, title: str, lines: Sequence[Sequence[str]]) -> str:
-    """A page that needs no other file."""
-    config = read_config(folder)
-    image = base64.b64encode((folder / "encoder_stability.png").read_bytes()).decode()
-    head, *body = (
-        "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in line) + "</tr>"
-        for tag, line in zip(["th", *["td"] * (len(lines) - 1)], lines, strict=True)
-    )
-    origin = "<br>".join(
-        escape(
-            f"{each['command']}, {each['date'][:10]}, commit {each['commit'][:10]}"
-            f"{' with changes' if each['dirty'] else ''}; {each['cpu']}, {each['cores']} cores, "
-            f"jax {each['jax']} on {each['device']}"
-        )
-        for each in config["provenance"]
-    )
-    notes = "".join(f"<li>{escape(note)}" for note in NOTES)
-    return f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>Noise stability of encoders: {escape(title)}</title>
-<style>body{{font:16px/1.5 system-ui,sans-serif;max-width:75rem;margin:2rem auto;padding:0 1rem}}
-img{{width:100%}}table{{font-size:.85rem}}td,th{{text-align:left;padding:.2rem .8rem .2rem 0}}
-</style>
-<h1>Noise stability of encoders on {escape(title)}</h1>
-<img alt="Three panels of Gaussian noise, two of token noise" src="data:image/png;base64,{image}">
-<table>{head}{"".join(body)}</table>
-<ul>{notes}</ul>
-<p>Cells of {escape(config["config"]["run"])}. Noise on the embeddings: {config["config"]["snr_db"]}
-dB, expected. Budget: {escape(str(config["plan"]))}</p>
-<p>{origin}</p>
-</html>
-"""

@@ -58,7 +58,7 @@ class Budget(NamedTuple):
     num_layers: int = 4
     num_heads: int = 6
     batch_size: int = 200
-    arms: tuple[str, ...] = (PLAIN, "stable", "stable, weak", "input dropout")
+    arms: tuple[str, ...] = (PLAIN, "stable", "stable-weak", "input-dropout")
     quick: bool = False
 
 
@@ -85,8 +85,8 @@ LEARNING_RATE, WEIGHT_DECAY, TARGET = 1e-3, 0.02, 0.7
 ARMS = {
     PLAIN: {},
     "stable": {"gamma": 0.75, "rho": 0.25},
-    "stable, weak": {"gamma": 0.05, "rho": 0.05},
-    "input dropout": {"input_dropout": 0.1},
+    "stable-weak": {"gamma": 0.05, "rho": 0.05},
+    "input-dropout": {"input_dropout": 0.1},
 }
 
 
@@ -99,11 +99,11 @@ class Config:
     budget: Literal["smoke", "laptop", "paper"] = "laptop"
     """Seconds; an hour or so; or 16 seeds, for a GPU. The flags below override it."""
     target_on: Split = "train"
-    """Rows on which 70 % counts as having arrived. On the validation rows no run has."""
+    """Rows on which 70 % counts as reached."""
     seeds: int | None = None
     """Runs an arm, seeds 0, 1, 2, ...; at least 2."""
     epochs: int | None = None
-    """Most passes over the training rows."""
+    """Maximum number of passes over the training rows, rounded up to tens."""
     runs: str = "runs"
     """Folder of all runs."""
 
@@ -136,7 +136,8 @@ def run(config: Config) -> Path:
         for seed in range(budget.seeds)
     ]
     arms = {arm: ARMS[arm] for arm in budget.arms}
-    plan = budget._asdict() | {"arms": arms, "text": name}
+    plan = budget._asdict() | {"arms": arms, "text": name, "target": TARGET}
+    plan |= {"learning_rate": LEARNING_RATE, "weight_decay": WEIGHT_DECAY}
     folder = open_run("language-model", config, plan=plan, root=config.runs, ignore=("runs",))
     print(f"writing to {folder}", flush=True)
     problem = make_problem(name, budget, sets, config.target_on)
@@ -193,7 +194,7 @@ def make_problem(name: str, budget: Budget, sets: list[LanguageData], target_on:
 
 def arm_of(budget: Budget, changes: Mapping[str, float]) -> tuple[Recipe, Dials]:
     """What an arm compiles in, and its numbers."""
-    recipe = Recipe(batch_size=budget.batch_size, monitor=None, penalised="gamma" in changes)
+    recipe = Recipe(batch_size=budget.batch_size, monitor=None, penalized="gamma" in changes)
     return recipe, Dials(
         **{"learning_rate": LEARNING_RATE, "weight_decay": WEIGHT_DECAY, **changes}
     )

@@ -1,23 +1,24 @@
 """Times until something happens, of which some never do: medians, intervals, comparisons.
 
-A run that never arrived counts as infinity, so that a median is right as long as half of the runs
-arrived, and infinite otherwise.
+A run that did not arrive counts as infinity, so that a median is right as long as more than half of
+the runs arrived, and infinite otherwise.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
-
-
-Statistic = Callable[[np.ndarray], np.ndarray]
+FEWEST = 6
 
 
 class Interval(NamedTuple):
-    """A number and the ends of its 95 % bootstrap interval."""
+    """A number and the ends of its 95 % bootstrap interval.
+
+    Of fewer than `FEWEST` runs it is the range of the resampled statistic, which covers less: of
+    three runs' median some 75 %.
+    """
 
     value: float
     low: float
@@ -28,34 +29,55 @@ def median_time(times: np.ndarray, *, seed: int = 0) -> Interval:
     """Median over runs, with a percentile interval from resampled runs.
 
     Args:
-        times: `(runs,)`, > 0; inf for a run that never arrived.
+        times: `(runs,)`, > 0; inf for a run that did not arrive while it was followed.
         seed: Of the resampling.
+
+    Raises:
+        ValueError: If there are fewer than two runs.
     """
-    return _bootstrap(times[None], lambda drawn: median(drawn[0]), seed)
+    drawn = median(_resampled(times[None], seed)[0])
+    return Interval(float(median(times)), *_ends(drawn, drawn))
 
 
-def reduction(times: np.ndarray, baseline: np.ndarray, *, seed: int = 0) -> Interval:
+def reduction(
+    times: np.ndarray, baseline: np.ndarray, *, horizon: float = np.inf, seed: int = 0
+) -> Interval:
     """By how many percent the median time falls from the baseline's; negative where it rises.
 
     Args:
-        times: `(runs,)`.
+        times: `(runs,)`, inf for never.
         baseline: The same runs (seed by seed) without what is compared: they are resampled
             together.
+        horizon: How long both were followed; what arrived later counts as never. Where the
+            baseline's median is never, that it is beyond the horizon is all that is known.
         seed: Of the resampling.
 
     Returns:
-        Percent; 100 where the baseline alone never arrives (all one can say), minus infinity where
-        it alone does, nan where neither does.
+        Percent. The lower end is what can be vouched for, the upper end what cannot be excluded:
+        where the baseline's median is never, they are that of the horizon and 100. The value is the
+        former there, minus infinity where the times' median alone is never, nan where both are.
+
+    Raises:
+        ValueError: If there are fewer than two runs.
     """
+    both = np.stack([times, baseline])
+    both = np.where(both > horizon, np.inf, both)
+    ours, theirs = median(_resampled(both, seed))
+    value = _percent(median(both[0]), median(both[1]), horizon)
+    least, most = (_percent(ours, theirs, horizon, unknown=end) for end in (-np.inf, 100.0))
+    most = np.where(np.isinf(theirs) & np.isfinite(ours), 100.0, most)
+    return Interval(float(value), *_ends(least, most))
 
-    def percent(drawn: np.ndarray) -> np.ndarray:
-        ours, theirs = median(drawn[0]), median(drawn[1])
-        ratio = np.where(np.isinf(ours) & np.isinf(theirs), np.nan, ours) / np.where(
-            np.isinf(theirs), np.inf, theirs
-        )
-        return 100 * (1 - ratio)
 
-    return _bootstrap(np.stack([times, baseline]), percent, seed)
+def _percent(
+    ours: np.ndarray, theirs: np.ndarray, horizon: float, *, unknown: float = np.nan
+) -> np.ndarray:
+    """Of what is saved at least; `unknown` where neither median is finite."""
+    known = np.where(np.isinf(theirs), horizon, theirs)
+    # An infinite horizon is that of a baseline which was not cut off: then all is saved.
+    share = np.divide(ours, known, out=np.zeros(np.shape(ours)), where=np.isfinite(known))
+    found = np.where(np.isinf(ours), -np.inf, 100 * (1 - share))
+    return np.where(np.isinf(ours) & np.isinf(theirs), unknown, found)
 
 
 def median(times: np.ndarray) -> np.ndarray:
@@ -77,17 +99,17 @@ def survival(times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([[0.0], arrived]), shares
 
 
-def _bootstrap(samples: np.ndarray, statistic: Statistic, seed: int) -> Interval:
-    count = samples.shape[1]
+def _resampled(samples: np.ndarray, seed: int) -> np.ndarray:
+    """`(..., resamples, runs)`, the same runs in every row of `samples`."""
+    count = samples.shape[-1]
     if count < 2:
         raise ValueError(f"an interval wants at least two runs, got {count}")
-    picks = np.random.default_rng(seed).integers(0, count, (RESAMPLES, count))
-    drawn = np.sort(statistic(samples[:, picks]))
-    drawn = drawn[~np.isnan(drawn)]
-    value = float(statistic(samples[:, None])[0])
-    if not len(drawn):
-        return Interval(value, np.nan, np.nan)
+    return samples[..., np.random.default_rng(seed).integers(0, count, (RESAMPLES, count))]
+
+
+def _ends(least: np.ndarray, most: np.ndarray) -> tuple[float, float]:
     # Order statistics, not interpolation: between a number and infinity there is nothing.
-    tail = (1 - CONFIDENCE) / 2
-    low, high = (drawn[int(np.floor(q * (len(drawn) - 1)))] for q in (tail, 1 - tail))
-    return Interval(value, float(low), float(high))
+    tail, last = (1 - CONFIDENCE) / 2, len(least) - 1
+    low = np.sort(least)[int(np.floor(tail * last))]
+    high = np.sort(most)[int(np.ceil((1 - tail) * last))]
+    return float(low), float(high)

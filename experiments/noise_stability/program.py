@@ -48,7 +48,7 @@ class Recipe(NamedTuple):
 
     Attributes:
         batch_size: Rows a step.
-        penalised: Whether there is a noisy pass at all.
+        penalized: Whether there is a noisy pass at all.
         stabilize: Sign of the penalty, Definition 6.1's S.
         share: Share of a batch's rows the penalty uses.
         every: The penalty is computed every so many steps.
@@ -59,7 +59,7 @@ class Recipe(NamedTuple):
     """
 
     batch_size: int
-    penalised: bool = False
+    penalized: bool = False
     stabilize: bool = True
     share: float = 1.0
     every: int = 1
@@ -71,7 +71,7 @@ class Recipe(NamedTuple):
     @property
     def passes(self) -> float:
         """Forward and backward passes over a row of the batch, on average."""
-        return 1 + self.penalised * self.share / self.every
+        return 1 + self.penalized * self.share / self.every
 
 
 class Epoch(NamedTuple):
@@ -83,7 +83,8 @@ class Epoch(NamedTuple):
         accuracy: On the validation rows, in [0, 1].
         train_accuracy: On as many of the training rows, dropout off; of their labels as they are,
             flipped ones too.
-        agreement: $E \sum_i M(X)_i M(Y)_i$ at `MEASURED_RHO`, on the validation rows.
+        agreement: $E \sum_i M(X)_i M(Y)_i$ at `MEASURED_RHO`, on the validation rows and one noisy
+            copy of them, the same in every epoch.
         confidence: $E \sum_i M(X)_i^2$: the agreement at rho = 1.
         scale: The plateau schedule's share of the learning rate.
     """
@@ -124,7 +125,7 @@ def make_epoch(model: Functional[Decoder], recipe: Recipe, num_tokens: int) -> C
 
         found = logits(rows.ids, keys[0])
         task = _cross_entropy(found, rows.labels)
-        if not recipe.penalised:
+        if not recipe.penalized:
             return task, task
         penalty = stability.stability_regularizer(
             lambda ids: jax.nn.softmax(logits(ids, keys[1])),
@@ -143,7 +144,8 @@ def make_epoch(model: Functional[Decoder], recipe: Recipe, num_tokens: int) -> C
     def epoch(
         state: State, number: Array, key: PRNGKeyArray, dials: Dials, train: Rows, validation: Rows
     ) -> tuple[State, Epoch]:
-        for_order, for_steps, for_noise = jax.random.split(key, 3)
+        # Modules number their draws under the run's own key: these must be none of them.
+        for_order, for_steps, for_noise = jax.random.split(jax.random.fold_in(key, 2**31), 3)
         count = train.ids.shape[0]
         steps = count // recipe.batch_size
         order = jax.random.permutation(jax.random.fold_in(for_order, number), count)

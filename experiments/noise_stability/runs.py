@@ -75,8 +75,8 @@ def train_runs(
         validation: The same.
         seeds: `(runs,)`, >= 0: initial parameters, order of rows, dropout and noise.
         num_tokens: Size of the vocabulary, for the noise.
-        epochs: Most passes over the rows, rounded up to whole calls; the rows beyond the last full
-            batch of an epoch are left out of it, others each time.
+        epochs: Maximum number of passes over the rows, rounded up to whole calls. The rows beyond
+            the last full batch of an epoch are left out of it, others each time.
         target: Accuracy in [0, 1] at which a run has arrived.
         target_on: The rows it is measured on.
         epochs_per_call: Epochs that are compiled into one call.
@@ -95,7 +95,7 @@ def train_runs(
     rows = train.ids.shape[1]
     if not 1 <= recipe.batch_size <= rows:
         raise ValueError(f"batch_size must be in [1, {rows}], the training rows; got {recipe}")
-    runs = len(seeds)
+    runs, epochs_per_call = len(seeds), min(epochs, epochs_per_call)
     spread = Dials(*(jnp.broadcast_to(jnp.asarray(dial, jnp.float32), (runs,)) for dial in dials))
     keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
     start, call = compiled(model, recipe, num_tokens, epochs_per_call, quick)

@@ -1,9 +1,9 @@
 """Do the paper's formulas for layers hold, and how tight are its bounds?
 
-Paper: Haris, Zhang and Yoshida (2026), Theorems 5.1 to 5.3, Eqs. 5 and 8, Lemma 11; Figures 2, 3,
-4, 9 and 10. Claims: a ReLU layer dampens stability weakly and has a closed form; attention with
-unstructured weights multiplies it by the chance that a token's choice survives the noise; through
-ReLU layers it settles at 2/(3π).
+Paper: Haris, Zhang and Yoshida (2026), Theorems 5.1 and 5.3, Eq. 5, Lemma 11; Figures 2, 3, 4, 9
+and 10 (Eq. 8 and Theorem 5.2: `hopfax.stability.theory`, and its tests). Claims: a ReLU layer
+dampens stability weakly and has a closed form; attention with unstructured weights multiplies it by
+the chance that a token's choice survives the noise; through ReLU layers it settles at 2/(3π).
 
 Command: `python -m experiments theory` (a minute on two cores), `--budget smoke` (seconds) or
 `--budget paper` (a million pairs each).
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.noise_stability import layers
-from experiments.noise_stability.page import Measured, write_page
+from experiments.noise_stability.theory_page import Measured, write_page
 from experiments.rundir import open_run
 from hopfax.stability import level_weights, noise_stability, theory
 

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args(arguments).folder
+    folder: Path = parser.parse_args(arguments).folder
     parts = [
         "# Speed and memory",
         "What is measured, and how: [`experiments/speed/README.md`](../../speed/README.md).",
@@ -39,6 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ("stability", _stability),
         ("seeds", _seeds),
     )
+    if not any((folder / f"{name}.json").is_file() for name, _ in sections):
+        names = ", ".join(f"{name}.json" for name, _ in sections)
+        parser.error(f"{folder} has none of {names}: measure one first, see experiments/speed")
     for name, section in sections:
         path = folder / f"{name}.json"
         if path.exists():

@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.noise_stability.grokking import ARMS, BUDGETS, arm_of, make_problem
+from experiments.noise_stability.grokking import make_problem
+from experiments.noise_stability.grokking_settings import ARMS, BUDGETS, ArmName, arm_of
 from experiments.noise_stability.program import Dials
 from experiments.noise_stability.runs import compiled
 from experiments.provenance import provenance
@@ -48,7 +49,7 @@ COLUMNS = (
 )
 
 
-def programs(changes: dict[str, Any], arm: str) -> dict[str, Callable[[], object]]:
+def programs(changes: dict[str, Any], arm: ArmName) -> dict[str, Callable[[], object]]:
     """`EPOCHS` epochs of all runs, together and one by one."""
     paper, laptop = BUDGETS["paper"].addition, BUDGETS["laptop"].addition
     setting = paper if changes.get("table") else laptop._replace(**changes)

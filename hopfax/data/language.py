@@ -34,7 +34,7 @@ class NextWords(NamedTuple):
 
 
 class LanguageData(NamedTuple):
-    """Rows of three texts that share no line.
+    """Rows of three texts.
 
     Attributes:
         train: Rows.
@@ -106,8 +106,8 @@ def read_wikitext2(data_dir: str | os.PathLike[str]) -> dict[str, list[str]]:
         path = Path(data_dir) / "wikitext-2" / name
         if not path.is_file():
             raise FileNotFoundError(
-                f"no {path}: WikiText-2, word level, is wanted there (Merity et al., 2017; "
-                "wikitext-2-v1)"
+                f"no {path}. WikiText-2, word level (wikitext-2-v1: wiki.train.tokens and its "
+                f"two siblings), is looked for in the folder wikitext-2 of {os.fspath(data_dir)}"
             )
         texts[split] = path.read_text(encoding="utf-8").splitlines()
     return texts

@@ -97,8 +97,9 @@ def load_task(
     else:
         if data_dir is None:
             raise ValueError(
-                f"{name} needs data_dir, a folder that holds {spec.folder} (or glue_data or "
-                "superglue); without files there are sentiment, entailment and paraphrase"
+                f"{name} needs data_dir (--data-dir), a folder that holds {spec.folder} (or "
+                "glue_data or superglue); without files there are sentiment, entailment and "
+                "paraphrase"
             )
         rows, test = (_read(spec, data_dir, split) for split in ("train", "dev"))
         train, validation = _hold_out(rows, spec.name, seed, selection_fraction, train_size)

@@ -79,7 +79,8 @@ def update(
             and get a gradient of exactly zero. If none is real the result is zero.
 
     Returns:
-        The next state, in the state's dtype; inside, arithmetic is in float32 at least.
+        The next state, in the state's dtype if that is a floating one; inside, arithmetic is in
+        float32 at least.
 
     Raises:
         ValueError: If `beta <= 0`, or the shapes are not those of one state and its patterns.
@@ -88,7 +89,7 @@ def update(
         Robertha, Eq. 4.
     """
     start, patterns, beta = _prepared(state, patterns, beta, mask)
-    return _update((patterns, beta, mask), start).astype(jnp.asarray(state).dtype)
+    return _update((patterns, beta, mask), start).astype(_kept(state, start))
 
 
 def retrieve(
@@ -117,8 +118,8 @@ def retrieve(
         stop: `"relative"`, or the paper's `"absolute"` change (Eq. 8).
 
     Returns:
-        A `FixedPoint` whose `value` has the query's dtype. Inside, arithmetic is in float32 at
-        least.
+        A `FixedPoint` whose `value` has the query's dtype if that is a floating one. Inside,
+        arithmetic is in float32 at least.
 
     Raises:
         ValueError: If `beta <= 0`, `max_steps < 1`, `gradient` or `stop` is not one of the names
@@ -148,7 +149,7 @@ def retrieve(
         gradient=gradient,
         stop=stop,
     )
-    return found._replace(value=found.value.astype(jnp.asarray(query).dtype))
+    return found._replace(value=found.value.astype(_kept(query, start)))
 
 
 def trajectory(
@@ -215,6 +216,12 @@ def _prepared(state: Array, patterns: Array, beta: Beta, mask: Mask) -> tuple[Ar
         # 0 * nan is nan: whatever stands in a padded row must go before the products.
         patterns = jnp.where(mask[:, None], patterns, 0)
     return jnp.asarray(state, dtype), patterns, jnp.asarray(beta, dtype)
+
+
+def _kept(given: Array, start: Array) -> jnp.dtype:
+    """Results have the dtype of what was given, unless that could not hold them."""
+    dtype = jnp.asarray(given).dtype
+    return dtype if jnp.issubdtype(dtype, jnp.floating) else start.dtype
 
 
 def _update(params: tuple[Array, Array, Mask], state: Array) -> Array:

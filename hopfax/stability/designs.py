@@ -105,22 +105,32 @@ def _pilot_costs(
     designs, count = DESIGNS[settings.pair], len(rhos)
     arc, group = _largest(settings)
 
-    def sample(key: PRNGKeyArray) -> Array:
-        """First two moments of the products, of each design and rho, over its parts."""
+    def products_of(key: PRNGKeyArray) -> list[Array]:
+        """Products (rhos, parts, ...) of each design, from one arc and one group."""
         for_arc, for_group = jax.random.split(key)
-        copies = group_values(settings, rhos, group)(for_group)
+        # Groups cannot have a negative rho, and are not chosen where there is one.
+        copies = group_values(settings, jnp.maximum(rhos, 0), group)(for_group)
         points = arc_values(settings, rhos, arc)(for_arc) if arc > 2 else copies
-        moments = []
+        kinds = []
         for design in designs:
             found = points if design.arc else copies
             number = found.shape[1] // design.size
             parts = found[:, : number * design.size]
             parts = parts.reshape(count, number, design.size, *found.shape[2:])
             products = (neighbours if design.arc else u_statistic)(parts, axis=2)
-            if not settings.per_output:
-                products = over_outputs(products, axis=2)
-            moments.append((jnp.mean(products, axis=1), jnp.mean(jnp.square(products), axis=1)))
-        return jnp.asarray(moments)
+            kinds.append(products if settings.per_output else over_outputs(products, axis=2))
+        return kinds
+
+    # Close to the mean: float32 squares of large products would cancel.
+    key, for_centre = jax.random.split(key)
+    centre = jnp.mean(products_of(for_centre)[0], axis=1, keepdims=True)
+
+    def sample(key: PRNGKeyArray) -> Array:
+        """First two moments of the products, of each design and rho, over its parts."""
+        kinds = [products - centre for products in products_of(key)]
+        return jnp.asarray(
+            [(jnp.mean(kind, axis=1), jnp.mean(jnp.square(kind), axis=1)) for kind in kinds]
+        )
 
     batch = max(1, settings.batch_size // _pilot_evaluations(settings, count))
     means, squares = jnp.moveaxis(

@@ -74,7 +74,7 @@ def stability_regularizer(
         fn: The model's output probabilities for token ids.
         key: For the noise; a new one every step.
         tokens: Ids of the batch, in [0, num_tokens), shuffled if `share` is below 1.
-        probs: `fn(tokens)`, which the loss has at hand anyway.
+        probs: `fn(tokens)`, which the loss has at hand anyway: probabilities, not logits.
         rho: Noise parameter, in [-1, 1], see `bonami_beckner_pair`.
         num_tokens: Size of the vocabulary.
         stabilize: See `stability_penalty`.
@@ -94,6 +94,8 @@ def stability_regularizer(
         Through `probs` and through the noisy pass.
 
     Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from hopfax.stability import stability_regularizer
         >>> table = jnp.array([[0.9, 0.1], [0.2, 0.8]])
         >>> fn = lambda tokens: table[tokens[:, 0]]
         >>> tokens = jnp.array([[0], [1], [1]])
@@ -101,6 +103,17 @@ def stability_regularizer(
         >>> found = stability_regularizer(fn, key, tokens, fn(tokens), rho=1.0, num_tokens=2)
         >>> round(float(found), 4)  # without noise: minus the mean of 0.82, 0.68 and 0.68
         -0.7267
+
+        In a loss, with `gamma` the weight and a model from ids to logits:
+
+        >>> def loss(params, tokens, labels, key, *, gamma=0.75, rho=0.25):  # doctest: +SKIP
+        ...     logits = model(params, tokens)
+        ...     task = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+        ...     fn = lambda tokens: jax.nn.softmax(model(params, tokens))
+        ...     penalty = stability_regularizer(
+        ...         fn, key, tokens, jax.nn.softmax(logits), rho=rho, num_tokens=vocab_size
+        ...     )
+        ...     return task + gamma * penalty
 
     References:
         Noise Stability of Transformer Models, Definition 6.1; the cheaper variants are ours.

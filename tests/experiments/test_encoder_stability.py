@@ -273,7 +273,7 @@ def resize(folder):
 
 CELL = "cells/sentiment-tinybert"
 DAMAGE = {
-    "no run": (shutil.rmtree, "not a run folder"),
+    "no run": (shutil.rmtree, "not a run's folder"),
     "another experiment": (lambda f: edit(f / "config.json", experiment="theory"), "--run runs/"),
     "not tested": (lambda f: (f / "results.csv").unlink(), "no finished tinybert"),
     "no checkpoint": (lambda f: shutil.rmtree(f / CELL / "best"), "--no-resume"),

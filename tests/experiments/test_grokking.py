@@ -53,15 +53,15 @@ def test_arms_beside_plain():
     assert (stable.steps.value, stable.percent.value) == (15, 50)
     assert stable.percent == (50, 50, 50), "every pair halves"
     assert stable.percent_compute == (0, 0, 0), "and every step costs twice"
-    assert (stable.faster, stable.behind) == (3, 0)
-    assert (late.arrived, late.faster, late.behind) == (2, 0, 2)
+    assert (stable.ahead, stable.behind) == (3, 0)
+    assert (late.arrived, late.ahead, late.behind) == (2, 0, 2)
     assert late.percent.value == -50
     assert late.final == {"test_accuracy": 50}
 
 
 def test_the_paper_stands_beside_the_measured():
     lines = arms.table(arms.summary("addition", CELLS))
-    assert [line[-1] for line in lines] == ["paper", "4500", "3300, 36 % fewer", ""]
+    assert [line[-1] for line in lines] == ["paper, at its sizes", "4500", "3300, 36 % faster", ""]
     assert lines[3][3].startswith("45 [20, never]")
     assert [line[-1] for line in arms.table(arms.summary("other", CELLS))[1:]] == ["", "", ""]
 
@@ -82,14 +82,14 @@ def test_arms_differ_in_what_they_say():
     found = {name: grokking.arm_of(setting, arm) for name, arm in grokking.ARMS.items()}
     recipe, dials = found["plain"]
     assert (recipe.passes, dials.gamma) == (1, 0)
-    assert found["stable"][0] == recipe._replace(penalised=True)
+    assert found["stable"][0] == recipe._replace(penalized=True)
     assert found["stable"][1] == dials._replace(gamma=0.75)
-    assert found["unstable"][0] == recipe._replace(penalised=True, stabilize=False)
-    assert found["stable, every 4th step"][0].passes == 1.25
-    assert found["stable, quarter batch"][0].passes == 1.25
-    assert found["weight decay"][1] == dials._replace(weight_decay=setting.strong_decay)
-    assert found["input dropout"][1] == dials._replace(input_dropout=0.1)
-    assert found["twice the batch"][0] == recipe._replace(batch_size=2 * recipe.batch_size)
+    assert found["unstable"][0] == recipe._replace(penalized=True, stabilize=False)
+    assert found["stable-every-4"][0].passes == 1.25
+    assert found["stable-quarter"][0].passes == 1.25
+    assert found["weight-decay"][1] == dials._replace(weight_decay=setting.strong_decay)
+    assert found["input-dropout"][1] == dials._replace(input_dropout=0.1)
+    assert found["double-batch"][0] == recipe._replace(batch_size=2 * recipe.batch_size)
 
 
 def test_the_paper_budget_is_table_2():
@@ -106,13 +106,13 @@ def test_the_paper_budget_is_table_2():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--arm", "stabel"], "unknown arm 'stabel'; did you mean 'stable'"),
         (["--seeds", "1"], "--seeds >= 2"),
         (["--sweep-seeds", "1"], "--sweep-seeds 0 or >= 2"),
         (["--epochs", "0"], "--epochs must be at least 1"),
         (["--modulus", "1"], "modulus must be at least 2, got 1"),
         (["--modulus", "4"], "there are 16 pairs of numbers below 4, and the splits want 25"),
         (["--task", "parity", "--num-relevant", "7"], "num_relevant=7 of num_bits=6"),
+        (["--num-bits", "7"], "and the tasks are addition: choose with --task"),
     ],
 )
 def test_bad_flags(flags, message, tmp_path, monkeypatch, capsys):
@@ -122,13 +122,28 @@ def test_bad_flags(flags, message, tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir()), "nothing is begun"
 
 
+def test_unknown_arms_are_a_wrong_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert command.main(["grokking", "--arm", "stabel"]) == command.USAGE
+    assert "stable-quarter" in capsys.readouterr().err
+
+
+def test_who_was_followed_longer_is_cut_to_the_same_compute():
+    """The arm's steps cost twice: what arrived in its second half is beyond plain's compute."""
+    plain = cell("plain", [2, None, None])
+    late = cell("stable", [2, 8, 8], passes=16.0)
+    _, row = arms.summary("addition", [plain, late])
+    assert row.percent.value == pytest.approx(100 * (1 - 40 / 50)), "of 50 steps at least"
+    assert np.isnan(row.percent_compute.value)
+
+
 def test_a_small_run_writes_its_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     line = ["grokking", "--budget", "smoke", "--sweep-seeds", "2"]
     assert command.main(line) == command.OK
     (folder,) = (tmp_path / "runs" / "grokking").iterdir()
     shown = capsys.readouterr().out
-    assert "3300, 36 % fewer" in shown
+    assert "3300, 36 % faster" in shown
     rows = read_csv(folder / "results.csv")
     per_arm = {name: sum(row["model"] == name for row in rows) for name in ("plain", "sweep")}
     points = len(grokking.SWEEP_GAMMAS) * len(grokking.SWEEP_RHOS)

@@ -49,11 +49,29 @@ def test_pairs_are_resampled_together():
     assert mixed.low < 0 < mixed.high
 
 
-def test_who_never_arrives_saves_nothing():
+def test_what_is_known_of_those_who_never_arrive():
     arrived, never = np.array([1.0, 2, 3]), np.full(3, NEVER)
-    assert reduction(arrived, never) == (100, 100, 100)
-    assert reduction(never, arrived).value == -NEVER
-    assert all(np.isnan(reduction(never, never)))
+    # Plain is beyond the horizon of 8: at least 3/4 is saved, at most all.
+    assert reduction(arrived, never, horizon=8)[::2] == (75, 100)
+    assert reduction(never, arrived, horizon=8) == (-NEVER, -NEVER, -NEVER)
+    found = reduction(never, never, horizon=8)
+    assert np.isnan(found.value)
+    assert found[1:] == (-NEVER, 100), "nothing is known"
+
+
+def test_late_arrivals_save_nothing_that_was_not_seen():
+    """Half of plain arrives early, half of the arm late: no interval may start above zero."""
+    plain = np.array([100.0] * 4 + [NEVER] * 4)
+    arm = np.array([2990.0] * 5 + [NEVER] * 3)
+    found = reduction(arm, plain, horizon=3000)
+    assert found.value < 1
+    assert found.low < 0
+
+
+def test_beyond_the_common_horizon_nothing_counts():
+    plain, arm = np.array([10.0, 10, 10]), np.array([20.0, 20, 20])
+    assert reduction(arm, plain, horizon=15).value == -NEVER
+    assert reduction(arm, plain).value == -100
 
 
 def test_survival_by_hand():

@@ -77,7 +77,7 @@ def test_a_value_json_cannot_hold_is_refused():
 
 
 def test_a_folder_that_is_no_run_and_a_broken_config_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="not a run folder"):
+    with pytest.raises(FileNotFoundError, match="not a run's folder"):
         rundir.read_config(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json"):

@@ -73,49 +73,58 @@ def test_runs_side_by_side_are_runs_by_themselves(plain):
 def test_arms_are_paired(plain):
     """Without weight the penalty changes nothing: same rows, same dropout, same start."""
     dials = Dials(learning_rate=1e-2, gamma=np.array([0.0, 2.0]), rho=0.2)
-    history, _ = train(PLAIN._replace(penalised=True), dials)
+    history, _ = train(PLAIN._replace(penalized=True), dials)
     np.testing.assert_allclose(history.train_loss[:, 0], plain[0].train_loss[:, 0], rtol=1e-5)
     assert not np.allclose(history.train_loss[:, 1], plain[0].train_loss[:, 1], rtol=1e-3)
 
 
-def test_a_step_is_adamw_by_hand():
+def test_steps_are_adamw_by_hand():
+    """Four steps over all rows, so that neither their order nor a key matters."""
     recipe = PLAIN._replace(batch_size=16)
     dials = Dials(learning_rate=1e-2, weight_decay=0.5)
-    history, params = train(recipe, dials, model=STILL, epochs=1, epochs_per_call=1)
+    history, params = train(recipe, dials, model=STILL, epochs=4)
     optimizer = optax.adamw(1e-2, weight_decay=0.5)
     for run, seed in enumerate(SEEDS):
-        start = STILL.init(jax.random.key(int(seed)))
+        expected = STILL.init(jax.random.key(int(seed)))
+        state = optimizer.init(expected)
         batch = jax.tree.map(lambda part, run=run: part[run], rows("train"))
 
         def loss(params, batch=batch):
             log_probs = jax.nn.log_softmax(STILL.bind(params)(batch.ids))
             return -jnp.mean(log_probs[jnp.arange(16), batch.labels])
 
-        value, gradient = jax.value_and_grad(loss)(start)
-        np.testing.assert_allclose(history.train_loss[0, run], value, rtol=1e-5)
-        updates, _ = optimizer.update(gradient, optimizer.init(start), start)
-        expected = optax.apply_updates(start, updates)
+        for epoch in range(4):
+            value, gradient = jax.value_and_grad(loss)(expected)
+            np.testing.assert_allclose(history.train_loss[epoch, run], value, rtol=1e-3)
+            updates, state = optimizer.update(gradient, state, expected)
+            expected = optax.apply_updates(expected, updates)
         for found, wanted in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
-            # Where a gradient is all but 0, Adam's first step is its sign: a coin's toss.
-            np.testing.assert_allclose(found[run], wanted, atol=2.1e-2)
-            np.testing.assert_allclose(np.median(np.abs(found[run] - wanted)), 0, atol=1e-5)
+            # Where a gradient is all but 0, Adam's steps are its sign: a coin's toss.
+            close = np.abs(found[run] - wanted) < 1e-4
+            assert close.mean() > 0.75
 
 
 def test_what_is_measured_by_hand():
     """At a learning rate of 0 the parameters are still those of the start."""
     dials = Dials(learning_rate=0.0, input_dropout=0.9)
     history, _ = train(dials=dials, model=STILL, epochs=2)
-    rows_here = rows("validation")
+    rows_here, seen = rows("validation"), rows("train")
     for run, seed in enumerate(SEEDS):
         key = jax.random.key(int(seed))
         network = STILL.bind(STILL.init(key))
         _, noisy = bonami_beckner_pair(
-            jax.random.split(key, 3)[2], rows_here.ids[run], rho=MEASURED_RHO, num_tokens=3
+            jax.random.split(jax.random.fold_in(key, 2**31), 3)[2],
+            rows_here.ids[run],
+            rho=MEASURED_RHO,
+            num_tokens=3,
         )
         logits = network(rows_here.ids[run])
         probs, noisy_probs = jax.nn.softmax(logits), jax.nn.softmax(network(noisy))
         expected = {
             "accuracy": np.mean(np.argmax(logits, -1) == rows_here.labels[run]),
+            "train_accuracy": np.mean(
+                np.argmax(network(seen.ids[run, :8]), -1) == seen.labels[run, :8]
+            ),
             "agreement": np.mean(np.sum(probs * noisy_probs, -1)),
             "confidence": np.mean(np.sum(probs**2, -1)),
             "loss": -np.mean(np.log(probs[np.arange(8), rows_here.labels[run]])),
@@ -124,13 +133,13 @@ def test_what_is_measured_by_hand():
             np.testing.assert_allclose(getattr(history, name)[:, run], value, rtol=1e-5)
 
 
-def test_a_plateau_lowers_the_rate(plain):
-    """Nothing is learned at a rate of 0, so every epoch after the first is without progress."""
-    recipe = PLAIN._replace(monitor="validation", patience=1, factor=0.5)
+@pytest.mark.parametrize("monitor", ["train", "validation"])
+def test_a_plateau_lowers_the_rate(plain, monitor):
+    """Nothing is learned at a rate of 0: of a full batch, no epoch after the first is better."""
+    recipe = Recipe(batch_size=16, monitor=monitor, patience=2, factor=0.5)
     history, _ = train(recipe, Dials(learning_rate=0.0), model=STILL, epochs=6)
-    assert history.scale[0].tolist() == [1, 1]
-    assert np.all(np.diff(history.scale, axis=0) <= 0)
-    assert np.all(history.scale[-1] <= 0.5)
+    # The first epoch is the best one; after two more the rate is halved, and the count begins anew.
+    assert history.scale.tolist() == [[scale] * 2 for scale in (1, 1, 1, 0.5, 0.5, 0.25)]
     assert np.all(plain[0].scale == 1), "no schedule where nothing is watched"
 
 
@@ -176,7 +185,7 @@ def test_a_batch_beyond_the_rows_is_refused():
 
 @pytest.mark.parametrize(
     ("changes", "passes"),
-    [({}, 1), ({"penalised": True}, 2), ({"penalised": True, "share": 0.25, "every": 2}, 1.125)],
+    [({}, 1), ({"penalized": True}, 2), ({"penalized": True, "share": 0.25, "every": 2}, 1.125)],
 )
 def test_the_cost_of_a_recipe(changes, passes):
     assert PLAIN._replace(**changes).passes == passes
@@ -195,12 +204,17 @@ def test_a_finished_arm_is_read_again(tmp_path, monkeypatch):
         target=0.0,
         quick=True,
     )
-    cell = run_cell(tmp_path, problem, "an arm", PLAIN, Dials(), epochs_per_call=1)
+    cell = run_cell(tmp_path, problem, "an-arm", PLAIN, Dials(), epochs_per_call=1)
     assert cell.steps.tolist() == [2, 2]
     assert cell.passes_per_step == 8
     assert cell.final["test_accuracy"].shape == (2,)
     monkeypatch.setattr("experiments.noise_stability.cells.train_runs", None)
-    again = run_cell(tmp_path, problem, "an arm", PLAIN, Dials(), epochs_per_call=1)
+    again = run_cell(tmp_path, problem, "an-arm", PLAIN, Dials(), epochs_per_call=1)
     assert again.history.loss.tolist() == cell.history.loss.tolist()
     assert again.final["test_accuracy"].tolist() == cell.final["test_accuracy"].tolist()
     assert [path.name for path in (tmp_path / "cells").iterdir()] == ["parity-an-arm.npz"]
+    with pytest.raises(ValueError, match=r"other settings(.|\n)*gamma"):
+        run_cell(tmp_path, problem, "an-arm", PLAIN, Dials(gamma=1.0), epochs_per_call=1)
+    other = problem._replace(train=problem.validation)
+    with pytest.raises(ValueError, match=r"other settings(.|\n)*rows"):
+        run_cell(tmp_path, other, "an-arm", PLAIN, Dials(), epochs_per_call=1)

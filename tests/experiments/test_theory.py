@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from experiments import __main__ as command
-from experiments.noise_stability import layers, page, theory
-from experiments.noise_stability.page import Measured
+from experiments.noise_stability import layers, theory
+from experiments.noise_stability import theory_page as page
+from experiments.noise_stability.theory_page import Measured
 from experiments.rundir import read_csv
 
 

@@ -434,3 +434,12 @@ def test_option_names_must_be_known(patterns, query):
         hopfield.retrieve(query, patterns, beta=1.0, gradient="none")  # pyright: ignore
     with pytest.raises(ValueError, match="'never'"):
         hopfield.retrieve(query, patterns, beta=1.0, stop="never")  # pyright: ignore
+
+
+@pytest.mark.parametrize("call", [hopfield.retrieve, hopfield.update])
+def test_whole_numbers_are_not_rounded_back(call):
+    query, patterns = jnp.array([1, 1, 0]), jnp.eye(3)
+    found, expected = (call(each, patterns, beta=1.0) for each in (query, query.astype(float)))
+    found, expected = (getattr(each, "value", each) for each in (found, expected))
+    assert found.dtype == jnp.float32
+    assert found.tolist() == expected.tolist()

@@ -192,6 +192,22 @@ def test_an_arc_pays_for_what_is_nearly_linear():
     assert chosen.standard_error < 0.8 * pairs.standard_error
 
 
+@pytest.mark.parametrize("rho", [-0.5, [0.5, -0.01]])
+def test_the_pilot_sees_arcs_at_negative_correlations_too(rho):
+    call = partial(noise_stability, linear, KEY, shape=(3,), num_samples=40_000)
+    chosen, pairs = call(rho=jnp.array(rho)), call(rho=jnp.array(rho), copies=2)
+    assert chosen.arc
+    assert np.all(chosen.standard_error < pairs.standard_error)
+
+
+def test_the_pilot_compares_large_products_too():
+    found = noise_stability(lambda x: 3000 + x[0], KEY, shape=(1,), rho=0.5, num_samples=100_000)
+    pairs = noise_stability(
+        lambda x: 3000 + x[0], KEY, shape=(1,), rho=0.5, num_samples=100_000, copies=2
+    )
+    assert found.standard_error < 1.05 * pairs.standard_error
+
+
 def test_tokens_go_through_the_same_function():
     pair = partial(uniform_token_pair, num_tokens=4)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable, Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from experiments.rundir import read_config, write_csv, write_whole
+from experiments.noise_stability.report_page import print_table, write_report
+from experiments.rundir import write_csv
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,9 +71,14 @@ def write_page(folder: Path, rows: Sequence[Measured]) -> None:
     write_csv(folder / "theory.csv", Measured._fields, [r._asdict() for r in rows])
     draw(rows, folder / "theory.png")
     lines = comparison(rows)
-    for line in lines:
-        print("  ".join(line))
-    write_whole(folder / "report.html", html(folder, lines))
+    print_table(lines)
+    write_report(
+        folder,
+        "Layers against their theorems",
+        pictures={"theory.png": "Six panels, one a claim"},
+        tables=[lines],
+        notes=["Points are measured, with 95 % intervals; lines are the paper's formulas."],
+    )
 
 
 def comparison(rows: Iterable[Measured]) -> list[tuple[str, str, str, str]]:
@@ -146,36 +150,6 @@ def _line(
             label = f"measured, {name.split(', ')[-1]}" if own else "measured, 95 %"
             shade = colour if own else "black"
             panel.errorbar(xs, values, errors, fmt="o", color=shade, ms=4, zorder=3, label=label)
-
-
-def html(folder: Path, lines: Sequence[tuple[str, ...]]) -> str:
-    """A page that needs no other file."""
-    config = read_config(folder)
-    image = base64.b64encode((folder / "theory.png").read_bytes()).decode()
-    head, *body = (
-        "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in line) + "</tr>"
-        for tag, line in zip(["th", *["td"] * (len(lines) - 1)], lines, strict=True)
-    )
-    origin = "<br>".join(
-        escape(
-            f"{each['command']}, {each['date'][:10]}, commit {each['commit'][:10]}"
-            f"{' with changes' if each['dirty'] else ''}; {each['cpu']}, {each['cores']} cores, "
-            f"jax {each['jax']} on {each['device']}"
-        )
-        for each in config["provenance"]
-    )
-    return f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>Noise stability: theory</title>
-<style>body{{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}}
-img{{width:100%}}td,th{{text-align:left;padding:.2rem 1rem .2rem 0}}</style>
-<h1>Layers against their theorems</h1>
-<p>Points are measured, with 95 % intervals; lines are the paper's formulas.</p>
-<img alt="Six panels, one a claim" src="data:image/png;base64,{image}">
-<table>{head}{"".join(body)}</table>
-<p>Budget: {escape(str(config["plan"]))}</p>
-<p>{origin}</p>
-</html>
-"""
 
 
 def _number(value: float | None) -> float:
