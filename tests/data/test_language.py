@@ -71,7 +71,7 @@ def test_what_cannot_be_cut_is_refused(options, message):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"wikitext-2.wiki\.train\.tokens: WikiText-2"):
+    with pytest.raises(FileNotFoundError, match=r"wikitext-2.wiki\.train\.tokens. WikiText-2"):
         read_wikitext2(tmp_path)
 
 

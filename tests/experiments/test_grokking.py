@@ -219,4 +219,4 @@ def test_language_model_flags(tmp_path, monkeypatch, capsys):
     assert command.main(["language-model", "--seeds", "1"]) == command.FAILED
     assert "--seeds >= 2" in capsys.readouterr().err
     assert command.main(["language-model", "--data-dir", "nowhere"]) == command.FAILED
-    assert "nowhere/wikitext-2/wiki.train.tokens" in capsys.readouterr().err
+    assert "nowhere/wikitext-2/wiki.train.tokens. WikiText-2" in capsys.readouterr().err
