@@ -51,14 +51,27 @@ def write_page(
     for task, each in cells.items():
         write_csv(folder / f"{task}.csv", *arms.curves(each))
         draw(task, each, rows, folder / f"{task}.png")
+    pictures = {f"{task}.png": task for task in cells}
+    write_report(folder, title, pictures=pictures, tables=_tables(rows, extra), notes=NOTES)
+
+
+def print_arms(
+    cells: Mapping[str, Sequence[Cell]], *, extra: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """Prints the tables of the page; see `write_page`."""
+    rows = [row for task, each in cells.items() for row in arms.summary(task, each)]
+    for lines in _tables(rows, extra):
+        print_table(lines)
+        print()
+
+
+def _tables(
+    rows: Sequence[arms.ArmRow], extra: Sequence[Mapping[str, Any]]
+) -> list[list[tuple[str, ...]]]:
     tables = [arms.table(rows)]
     if extra:
         tables.append([tuple(extra[0]), *(tuple(map(str, row.values())) for row in extra)])
-    for lines in tables:
-        print_table(lines)
-        print()
-    pictures = {f"{task}.png": task for task in cells}
-    write_report(folder, title, pictures=pictures, tables=tables, notes=NOTES)
+    return tables
 
 
 def draw(task: str, cells: Sequence[Cell], rows: Sequence[arms.ArmRow], path: Path) -> None:

@@ -109,15 +109,17 @@ def run(config: Config) -> Path:
     folder = open_run("grokking", config, plan=plan, root=config.runs, ignore=("runs",))
     print(f"writing to {folder}", flush=True)
     found: dict[str, list[Cell]] = {}
+    title = "Grokking, with and without the regularizer"
     for task, problem in problems.items():
-        setting = settings[task]
-        found[task] = [
-            run_cell(folder, problem, name, *arm_of(setting, arm)) for name, arm in arms.items()
-        ]
+        setting, cells = settings[task], found.setdefault(task, [])
+        for name, arm in arms.items():
+            cells.append(run_cell(folder, problem, name, *arm_of(setting, arm)))
+            # A page after each arm: the next may take hours.
+            page.write_page(folder, found, title=title)
         if budget.sweep_seeds:
-            found[task].append(_sweep(folder, task, setting, budget.sweep_seeds))
-        # A page after each task: the next may take hours.
-        page.write_page(folder, found, title="Grokking, with and without the regularizer")
+            cells.append(_sweep(folder, task, setting, budget.sweep_seeds))
+            page.write_page(folder, found, title=title)
+    page.print_arms(found)
     return folder
 
 

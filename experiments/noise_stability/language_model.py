@@ -29,6 +29,7 @@ from experiments.rundir import open_run, write_csv
 from hopfax.data import LanguageData, NextWords, next_words, read_wikitext2, synthetic_split
 from hopfax.nn import Decoder, decoder
 
+TITLE = "A small language model, with and without the regularizer"
 REPRODUCES = "Noise stability, Figures 6, 12, 13, 14: a small language model and the regularizer"
 
 
@@ -141,14 +142,15 @@ def run(config: Config) -> Path:
     folder = open_run("language-model", config, plan=plan, root=config.runs, ignore=("runs",))
     print(f"writing to {folder}", flush=True)
     problem = make_problem(name, budget, sets, config.target_on)
-    cells = [
-        run_cell(folder, problem, arm, *arm_of(budget, changes), examine=examine)
-        for arm, changes in arms.items()
-    ]
-    makeup = [*composition(cells), *guesses(sets)]
-    write_csv(folder / "composition.csv", tuple(makeup[0]), makeup)
-    title = "A small language model, with and without the regularizer"
-    page.write_page(folder, {name: cells}, title=title, extra=makeup)
+    cells: list[Cell] = []
+    baselines = guesses(sets)
+    for arm, changes in arms.items():
+        cells.append(run_cell(folder, problem, arm, *arm_of(budget, changes), examine=examine))
+        # A page after each arm: the next may take an hour.
+        rows = [*composition(cells), *baselines]
+        write_csv(folder / "composition.csv", tuple(rows[0]), rows)
+        page.write_page(folder, {name: cells}, title=TITLE, extra=rows)
+    page.print_arms({name: cells}, extra=rows)
     return folder
 
 
