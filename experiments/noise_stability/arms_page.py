@@ -138,7 +138,8 @@ def _draw_reductions(panel: Axes, task: str, rows: Sequence[arms.ArmRow]) -> Non
     )
     panel.set_yticks(range(len(rivals)), [row.arm for row in rivals])
     panel.invert_yaxis()
-    panel.legend(frameon=False, fontsize=8)
+    if rivals:
+        panel.legend(frameon=False, fontsize=8)
 
 
 def _draw_stability(panel: Axes, cells: Sequence[Cell]) -> None:
