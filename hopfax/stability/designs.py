@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from hopfax.stability.noise import bit_pair, gaussian_pair
@@ -105,8 +106,8 @@ def _pilot_costs(
     designs, count = DESIGNS[settings.pair], len(rhos)
     arc, group = _largest(settings)
 
-    def products_of(key: PRNGKeyArray) -> list[Array]:
-        """Products (rhos, parts, ...) of each design, from one arc and one group."""
+    def sample(key: PRNGKeyArray) -> Array:
+        """Products (rhos, parts, ...) from one arc and one group, each design's after the other."""
         for_arc, for_group = jax.random.split(key)
         # Groups cannot have a negative rho, and are not chosen where there is one.
         copies = group_values(settings, jnp.maximum(rhos, 0), group)(for_group)
@@ -119,25 +120,19 @@ def _pilot_costs(
             parts = parts.reshape(count, number, design.size, *found.shape[2:])
             products = (neighbours if design.arc else u_statistic)(parts, axis=2)
             kinds.append(products if settings.per_output else over_outputs(products, axis=2))
-        return kinds
-
-    # Close to the mean: float32 squares of large products would cancel.
-    key, for_centre = jax.random.split(key)
-    centre = jnp.mean(products_of(for_centre)[0], axis=1, keepdims=True)
-
-    def sample(key: PRNGKeyArray) -> Array:
-        """First two moments of the products, of each design and rho, over its parts."""
-        kinds = [products - centre for products in products_of(key)]
-        return jnp.asarray(
-            [(jnp.mean(kind, axis=1), jnp.mean(jnp.square(kind), axis=1)) for kind in kinds]
-        )
+        return jnp.concatenate(kinds, axis=1)
 
     batch = max(1, settings.batch_size // _pilot_evaluations(settings, count))
-    means, squares = jnp.moveaxis(
-        stream(sample, key, num_samples=pilot, batch_size=batch).mean, 1, 0
+    moments = stream(sample, key, num_samples=pilot, batch_size=batch)
+    variances = pilot * jnp.square(moments.standard_error)
+    numbers = [(arc if d.arc and arc > 2 else group) // d.size for d in designs]
+    ends = np.cumsum(numbers[:-1])
+    return jnp.stack(
+        [
+            jnp.sum(jnp.mean(part, axis=1)) * design.evaluations(count)
+            for part, design in zip(jnp.split(variances, ends, axis=1), designs, strict=True)
+        ]
     )
-    variances = jnp.sum((squares - jnp.square(means)).reshape(len(designs), -1), axis=1)
-    return variances * jnp.asarray([design.evaluations(count) for design in designs])
 
 
 def _measured(
