@@ -139,7 +139,8 @@ def _draw_reductions(panel: Axes, task: str, rows: Sequence[arms.ArmRow]) -> Non
     panel.set_yticks(range(len(rivals)), [row.arm for row in rivals])
     panel.invert_yaxis()
     if rivals:
-        panel.legend(frameon=False, fontsize=8)
+        below = {"loc": "upper center", "bbox_to_anchor": (0.4, -0.14), "ncols": 3}
+        panel.legend(frameon=False, fontsize=8, **below)
 
 
 def _draw_stability(panel: Axes, cells: Sequence[Cell]) -> None:
