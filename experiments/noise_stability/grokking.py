@@ -11,9 +11,9 @@ seeds an arm: some three hours on two cores), `--budget smoke` (seconds) or `--b
 continues. The laptop budget is not Table 2 made smaller: pre-LN blocks, learning rate 3e-3, weight
 decay 0.2 and no plateau schedule, since at Table 2's values few runs arrive in the time there is.
 
-Expected: the penalty has most runs arrive sooner in steps, and later in compute, since its steps
-cost twice as much; seeds differ more than arms, so single runs prove nothing. Beside it stand the
-rivals that cost as much or less: weight decay, input dropout, twice the batch.
+Expected: seeds differ more than arms, so single runs prove nothing; on a laptop the penalty saves
+no steps that can be told from chance, and costs twice as much a step. Beside it stand the rivals
+that cost as much or less: weight decay, input dropout, twice the batch.
 
 The numbers are in `grokking_settings`.
 """
