@@ -36,6 +36,15 @@ def provenance() -> dict[str, Any]:
     }
 
 
+def origin_line(origin: Mapping[str, Any]) -> str:
+    """Command, date, commit and machine of one session, as a reader wants them."""
+    changed = " with changes" if origin["dirty"] else ""
+    return (
+        f"{origin['command']}, {origin['date'][:10]}, commit {origin['commit'][:10]}{changed}; "
+        f"{origin['cpu']}, {origin['cores']} cores, jax {origin['jax']} on {origin['device']}"
+    )
+
+
 def same_origin(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two sessions differ in nothing but their date."""
     return {**one, "date": ""} == {**other, "date": ""}

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+from experiments.provenance import origin_line
 from experiments.rundir import read_config, write_whole
 
 Table = Sequence[Sequence[str]]
@@ -36,14 +37,7 @@ def write_report(
         f"<figcaption>{escape(caption)}</figcaption></figure>"
         for name, caption in pictures.items()
     )
-    origin = "<br>".join(
-        escape(
-            f"{each['command']}, {each['date'][:10]}, commit {each['commit'][:10]}"
-            f"{' with changes' if each['dirty'] else ''}; {each['cpu']}, {each['cores']} cores, "
-            f"jax {each['jax']} on {each['device']}"
-        )
-        for each in config["provenance"]
-    )
+    origin = "<br>".join(escape(origin_line(each)) for each in config["provenance"])
     page = f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>
 <style>body{{font:16px/1.5 system-ui,sans-serif;max-width:75rem;margin:2rem auto;padding:0 1rem}}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from experiments.provenance import provenance
-from experiments.rundir import write_csv, write_whole
 from experiments.speed.programs import BATCH_SIZE, ESR_WEIGHT, LEARNING_RATE, TOTAL_STEPS
+from experiments.speed.publish import publish
 from experiments.speed.workload import MAX_LENGTH, VOCAB_SIZE
 from hopfax import hopfield
 from hopfax.fixed_point import Gradient
@@ -99,10 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
             flush=True,
         )
     report = {"provenance": provenance(), "table": table}
-    flags.out.mkdir(parents=True, exist_ok=True)
-    write_whole(flags.out / "memory.json", json.dumps(report, indent=1) + "\n")
-    write_csv(flags.out / "memory.csv", COLUMNS, table)
-    print(f"results: {flags.out}")
+    publish(flags.out, "memory", COLUMNS, report)
     return report
 
 

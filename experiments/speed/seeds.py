@@ -10,7 +10,6 @@ left to fill: 1.2 to 1.9 times. About 10 minutes.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from experiments.noise_stability.grokking_settings import ARMS, BUDGETS, ArmName
 from experiments.noise_stability.program import Dials
 from experiments.noise_stability.runs import compiled
 from experiments.provenance import provenance
-from experiments.rundir import write_csv, write_whole
+from experiments.speed.publish import publish
 from experiments.speed.timing import interleaved, spread
 
 RUNS, EPOCHS = 16, 2
@@ -109,10 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
                 flush=True,
             )
     report = {"provenance": provenance(), "epochs": EPOCHS, "table": table}
-    flags.out.mkdir(parents=True, exist_ok=True)
-    write_whole(flags.out / "seeds.json", json.dumps(report, indent=1) + "\n")
-    write_csv(flags.out / "seeds.csv", COLUMNS, table)
-    print(f"results: {flags.out}")
+    publish(flags.out, "seeds", COLUMNS, report)
     return report
 
 

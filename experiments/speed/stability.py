@@ -24,8 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.provenance import provenance
-from experiments.rundir import write_csv, write_whole
+from experiments.speed.publish import publish, torch_provenance
 from experiments.speed.stability_programs import (
     BATCH_SIZE,
     RHO,
@@ -199,11 +198,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         num_samples=flags.num_samples, repeats=flags.repeats, cpu_seconds=flags.cpu_seconds
     )
     show(table, ratios)
-    origin = provenance() | {"torch": torch.__version__, "torch_threads": torch.get_num_threads()}
-    origin |= {"torch_device": "cuda" if torch.cuda.is_available() else "cpu"}
     threads = {k: v for k, v in os.environ.items() if k.endswith("_NUM_THREADS")}
     report = {
-        "provenance": origin | {"numpy": np.__version__, "threads_set": threads},
+        "provenance": torch_provenance() | {"numpy": np.__version__, "threads_set": threads},
         "clock": "processor time" if flags.cpu_seconds else "wall time",
         "num_samples": flags.num_samples,
         "batch_size": BATCH_SIZE,
@@ -214,10 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         "ratios": {name: ratio._asdict() for name, ratio in ratios.items()},
         "memory": memory,
     }
-    flags.out.mkdir(parents=True, exist_ok=True)
-    write_whole(flags.out / "stability.json", json.dumps(report, indent=1) + "\n")
-    write_csv(flags.out / "stability.csv", COLUMNS, table)
-    print(f"results: {flags.out}")
+    publish(flags.out, "stability", COLUMNS, report)
     return report
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,9 +20,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.provenance import provenance
-from experiments.rundir import write_csv, write_whole
 from experiments.speed.programs import BATCH_SIZE, Hopfax, Torch
+from experiments.speed.publish import publish, torch_provenance
 from experiments.speed.timing import Spread, interleaved, spread
 from experiments.speed.workload import MAX_LENGTH, Workload, workload
 
@@ -163,19 +161,14 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         )
         table += found
         show(found, ratios[weights])
-    devices = {"torch_device": "cuda" if torch.cuda.is_available() else "cpu"}
-    origin = provenance() | {"torch": torch.__version__, "torch_threads": torch.get_num_threads()}
     report = {
-        "provenance": origin | devices,
+        "provenance": torch_provenance(),
         "rows": rows.source,
         "clock": "processor time" if flags.cpu_seconds else "wall time",
         "table": table,
         "ratios": {w: {n: s._asdict() for n, s in r.items()} for w, r in ratios.items()},
     }
-    flags.out.mkdir(parents=True, exist_ok=True)
-    write_whole(flags.out / "train_step.json", json.dumps(report, indent=1) + "\n")
-    write_csv(flags.out / "train_step.csv", COLUMNS, table)
-    print(f"results: {flags.out}")
+    publish(flags.out, "train_step", COLUMNS, report)
     return report
 
 
