@@ -74,6 +74,11 @@ def launch(name: str, module_path: str, flags: Sequence[str]) -> int:
         )
     except SystemExit as stop:  # tyro has printed the help, or the flag and the nearest ones
         return stop.code if isinstance(stop.code, int) else USAGE
+    if getattr(config, "budget", None) == "smoke":
+        import jax
+
+        # Seconds of running: most of the time would be spent on optimising what is compiled.
+        jax.config.update("jax_disable_most_optimizations", True)
     folder = module.run(config)
     print(f"results: {folder}")
     return OK

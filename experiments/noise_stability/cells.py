@@ -38,7 +38,6 @@ class Problem(NamedTuple):
         epochs: Most passes over the rows.
         target: Accuracy that counts as having arrived, in [0, 1].
         target_on: The rows it is measured on.
-        quick: See `train_runs`.
     """
 
     name: str
@@ -51,7 +50,6 @@ class Problem(NamedTuple):
     epochs: int
     target: float
     target_on: Split = "validation"
-    quick: bool = False
 
 
 class Cell(NamedTuple):
@@ -142,7 +140,6 @@ def run_cell(
                 target_on=problem.target_on,
                 epochs_per_call=epochs_per_call,
                 checkpoints=checkpoints,
-                quick=problem.quick,
                 title=f"{problem.name}, {name}",
             )
 

@@ -151,7 +151,6 @@ def make_problem(task: Task, setting: Setting, seeds: np.ndarray) -> Problem:
         num_tokens=first.vocab_size,
         epochs=setting.epochs,
         target=TARGET,
-        quick=setting.quick,
     )
 
 

@@ -71,7 +71,6 @@ class Setting(NamedTuple):
         rho: Its noise parameter.
         norm_first: Pre-LN blocks or post-LN ones.
         monitor: What the plateau schedule watches, or None for no schedule.
-        quick: Whether compiling takes longer than running.
     """
 
     data: dict[str, Any]
@@ -86,7 +85,6 @@ class Setting(NamedTuple):
     rho: float
     norm_first: bool
     monitor: Split | None = None
-    quick: bool = False
 
 
 class Budget(NamedTuple):
@@ -127,7 +125,7 @@ LAPTOP = {
     "strong_decay": 0.6,
     "monitor": None,
 }
-SMOKE = {"quick": True, "width": 8, "num_layers": 1, "epochs": 10, "batch_size": 5, **LAPTOP}
+SMOKE = {"width": 8, "num_layers": 1, "epochs": 10, "batch_size": 5, **LAPTOP}
 BUDGETS = {
     "smoke": Budget(
         tasks=("addition",),

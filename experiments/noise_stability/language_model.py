@@ -47,7 +47,6 @@ class Budget(NamedTuple):
         num_heads: Of the decoder.
         batch_size: Rows a step.
         arms: Which of `ARMS`.
-        quick: Whether compiling takes longer than running.
     """
 
     seeds: int
@@ -60,7 +59,6 @@ class Budget(NamedTuple):
     num_heads: int = 6
     batch_size: int = 200
     arms: tuple[str, ...] = (PLAIN, "stable", "stable-weak", "input-dropout")
-    quick: bool = False
 
 
 ROWS = {"train": 1000, "validation": 200, "test": 200}
@@ -76,7 +74,6 @@ BUDGETS = {
         num_heads=2,
         batch_size=10,
         arms=(PLAIN, "stable"),
-        quick=True,
     ),
     "laptop": Budget(seeds=3, epochs=800, rows=ROWS),
     "paper": Budget(seeds=16, epochs=2000, rows=ROWS),
@@ -190,7 +187,6 @@ def make_problem(name: str, budget: Budget, sets: list[LanguageData], target_on:
         epochs=budget.epochs,
         target=TARGET,
         target_on=target_on,
-        quick=budget.quick,
     )
 
 

@@ -62,7 +62,6 @@ def train_runs(
     epochs_per_call: int = 10,
     checkpoints: Checkpoints | None = None,
     checkpoint_seconds: float = 60.0,
-    quick: bool = False,
     title: str = "",
 ) -> tuple[History, Params]:
     """Trains until every run has reached the target accuracy, or for `epochs`.
@@ -82,7 +81,6 @@ def train_runs(
         epochs_per_call: Epochs that are compiled into one call.
         checkpoints: Where the state is kept; None keeps none.
         checkpoint_seconds: Keep it when this long has passed since the last time.
-        quick: Compile in a third of the time, to slower code: for runs of seconds.
         title: Shown beside the progress.
 
     Returns:
@@ -98,7 +96,7 @@ def train_runs(
     runs, epochs_per_call = len(seeds), min(epochs, epochs_per_call)
     spread = Dials(*(jnp.broadcast_to(jnp.asarray(dial, jnp.float32), (runs,)) for dial in dials))
     keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
-    start, call = compiled(model, recipe, num_tokens, epochs_per_call, quick)
+    start, call = compiled(model, recipe, num_tokens, epochs_per_call)
     state = start(keys)
     calls = -(-epochs // epochs_per_call)
     history = History(*np.full((len(History._fields), calls * epochs_per_call, runs), np.nan))
@@ -133,7 +131,6 @@ def compiled(
     recipe: Recipe,
     num_tokens: int,
     epochs_per_call: int,
-    quick: bool = False,
 ) -> tuple[Callable[..., State], Callable[..., tuple[State, Epoch]]]:
     """The two programs of `train_runs`, the same ones for the same arguments.
 
@@ -143,9 +140,8 @@ def compiled(
         the states donated. Arms that differ in their dials alone share them.
     """
     run_epoch = make_epoch(model, recipe, num_tokens)
-    options = {"xla_backend_optimization_level": 0} if quick else None
 
-    @functools.partial(jax.jit, donate_argnums=0, compiler_options=options)
+    @functools.partial(jax.jit, donate_argnums=0)
     def call(
         state: State, first: Array, keys: Array, dials: Dials, train: Rows, validation: Rows
     ) -> tuple[State, Epoch]:
@@ -158,7 +154,7 @@ def compiled(
         return jax.lax.scan(body, state, first + jnp.arange(epochs_per_call))
 
     start = functools.partial(init_state, model, recipe)
-    return jax.jit(jax.vmap(start), compiler_options=options), call
+    return jax.jit(jax.vmap(start)), call
 
 
 def _check_finite(measured: Epoch, done: int, seeds: np.ndarray) -> None:

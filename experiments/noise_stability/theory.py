@@ -13,7 +13,7 @@ correlation; in a network whose layers keep their variance the correlation rises
 """
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,22 +30,36 @@ REPRODUCES = "Noise stability, Figures 2, 3, 4, 9, 10: layers against their theo
 
 
 class Budget(NamedTuple):
-    """What a size of run means."""
+    """What a size of run means.
+
+    Attributes:
+        num_samples: Pairs an estimate; fewer where they are dear.
+        networks: Random networks, for error bars over their weights.
+        width: Of these.
+        depth: Their layers.
+        steps: Of training, for the network that is trained.
+        tokens: Texts' lengths in the attention layer.
+        copies: Sizes of groups to compare pairs with.
+        functions: How many functions they are compared on.
+    """
 
     num_samples: int
     networks: int
     width: int
     depth: int
     steps: int
+    tokens: tuple[int, ...] = (4, 16)
+    copies: tuple[int, ...] = (4, 16)
+    functions: int = 3
 
 
 BUDGETS = {
-    "smoke": Budget(2_000, 2, 32, 3, 50),
+    # Nearly all of its time is compilation: fewer programs.
+    "smoke": Budget(2_000, 2, 32, 3, 50, tokens=(4,), copies=(4,), functions=1),
     "laptop": Budget(50_000, 5, 128, 10, 4_000),
     "paper": Budget(1_000_000, 20, 256, 10, 20_000),
 }
 RHOS = (-0.9, -0.5, 0.0, 0.25, 0.5, 0.75, 0.9, 0.99)
-TOKENS = (4, 16)
 # Weights of an attention layer are drawn anew with every pair: dear, so fewer of them.
 ATTENTION_SHARE = 20
 
@@ -161,7 +175,7 @@ def attention(key: Any, budget: Budget) -> list[Measured]:
     pairs = max(budget.num_samples // ATTENTION_SHARE, 500)
     rhos = jnp.array([rho for rho in RHOS if rho > 0])
     rows = []
-    for number, tokens in enumerate(TOKENS):
+    for number, tokens in enumerate(budget.tokens):
         found = noise_stability(
             layers.attention(tokens),
             jax.random.fold_in(key, number),
@@ -192,23 +206,23 @@ def intervals(key: Any, budget: Budget) -> list[Measured]:
     """Lemma 11: where in its interval the stability of common units lies (Figure 10)."""
     points, weights = np.polynomial.hermite_e.hermegauss(200)
     weights = weights / weights.sum()
+    found = noise_stability(
+        lambda x: jnp.stack([unit(x[0]) for unit in UNITS.values()]),
+        key,
+        shape=(1,),
+        rho=jnp.array(RHOS),
+        num_samples=budget.num_samples,
+        per_output=True,
+    )
     rows = []
     for number, (name, unit) in enumerate(UNITS.items()):
         values = np.asarray(unit(jnp.asarray(points)), np.float64)
         mean, second = float(weights @ values), float(weights @ values**2)
-        found = noise_stability(
-            lambda x, unit=unit: unit(x[0]),
-            jax.random.fold_in(key, number),
-            shape=(1,),
-            rho=jnp.array(RHOS),
-            num_samples=budget.num_samples,
-        )
-        for rho, value, error in zip(RHOS, found.mean, found.standard_error, strict=True):
+        for place, rho in enumerate(RHOS):
+            value, error = (float(part[place, number]) for part in found[:2])
             low, high = theory.covariance_interval(rho, mean=mean, second_moment=second)
             rows.append(
-                Measured(
-                    "interval", name, rho, float(value), float(error), None, float(low), float(high)
-                )
+                Measured("interval", name, rho, value, error, None, float(low), float(high))
             )
     return rows
 
@@ -244,9 +258,13 @@ INPUTS = 10
 
 def _networks(key: Any, budget: Budget) -> tuple[Any, Any, Any]:
     params = layers.init_mlp(key, (INPUTS, 64, 64, 1))
-    fit = jax.jit(partial(layers.train_mlp, target=_parity, steps=budget.steps))
-    fitted, loss = fit(params, jax.random.fold_in(key, 1))
+    fitted, loss = _fit(budget.steps)(params, jax.random.fold_in(key, 1))
     return params, fitted, loss
+
+
+@cache  # two parts train one, and it is compiled once
+def _fit(steps: int) -> Any:
+    return jax.jit(partial(layers.train_mlp, target=_parity, steps=steps))
 
 
 def _parity(x: jax.Array) -> jax.Array:
@@ -274,30 +292,24 @@ def estimators(key: Any, budget: Budget) -> list[Measured]:
         "attention layer": (head, (tokens, width)),
         "trained network": (partial(layers.mlp, fitted), (INPUTS,)),
     }
+    rhos = jnp.array([0.1, 0.5, 0.9])
     rows = []
-    for name, (fn, shape) in functions.items():
-        for rho in (0.1, 0.5, 0.9):
-            errors = {
-                copies: noise_stability(
-                    fn,
-                    jax.random.fold_in(key, 7),
-                    shape=shape,
-                    rho=rho,
-                    num_samples=max(budget.num_samples // 5, 1000),
-                    copies=copies,
-                    batch_size=128,
-                ).standard_error
-                for copies in (2, 4, 16)
-            }
-            rows += [
-                Measured(
-                    "estimators",
-                    f"{name}, {copies} copies",
-                    rho,
-                    float((errors[copies] / errors[2]) ** 2),
-                    0.0,
-                    None,
-                )
-                for copies in (4, 16)
-            ]
+    for name, (fn, shape) in list(functions.items())[: budget.functions]:
+        errors = {
+            copies: noise_stability(
+                fn,
+                jax.random.fold_in(key, 7),
+                shape=shape,
+                rho=rhos,
+                num_samples=max(budget.num_samples // 5, 1000),
+                copies=copies,
+                batch_size=128,
+            ).standard_error
+            for copies in (2, *budget.copies)
+        }
+        rows += [
+            Measured("estimators", f"{name}, {copies} copies", float(rho), float(ratio), 0.0, None)
+            for copies in budget.copies
+            for rho, ratio in zip(rhos, (errors[copies] / errors[2]) ** 2, strict=True)
+        ]
     return rows

@@ -42,7 +42,7 @@ def rows(split, seeds=SEEDS):
 
 
 def train(recipe=PLAIN, dials=None, *, model=MODEL, seeds=SEEDS, **options):
-    options = {"epochs": 4, "epochs_per_call": 2, "target": 1.1, "quick": True} | options
+    options = {"epochs": 4, "epochs_per_call": 2, "target": 1.1} | options
     return train_runs(
         model,
         recipe,
@@ -202,7 +202,6 @@ def test_a_finished_arm_is_read_again(tmp_path, monkeypatch):
         num_tokens=3,
         epochs=2,
         target=0.0,
-        quick=True,
     )
     cell = run_cell(tmp_path, problem, "an-arm", PLAIN, Dials(), epochs_per_call=1)
     assert cell.steps.tolist() == [2, 2]

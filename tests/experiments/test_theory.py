@@ -71,11 +71,8 @@ def test_comparison_names_the_worst_point_of_each_formula():
 
 
 def test_a_run_writes_its_numbers_its_picture_and_its_page(tmp_path, monkeypatch):
-    tiny = theory.Budget(1000, 2, 8, 2, 5)
+    tiny = theory.Budget(1000, 2, 8, 2, 5, tokens=(4,), copies=(4,), functions=3)
     monkeypatch.setitem(theory.BUDGETS, "smoke", tiny)
-    # Each unit and each size is a program to compile.
-    monkeypatch.setattr(theory, "UNITS", {name: theory.UNITS[name] for name in ("ReLU", "step")})
-    monkeypatch.setattr(theory, "TOKENS", (4,))
     folder = theory.run(theory.Config(budget="smoke", runs=str(tmp_path)))
     rows = read_csv(folder / "results.csv")
     assert {row["task"] for row in rows} == set(page.PANELS)
