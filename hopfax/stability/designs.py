@@ -1,15 +1,17 @@
 """How the samples of a stability estimate are made, and the pilot that chooses among the ways."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from hopfax.stability.noise import bit_pair, gaussian_pair
 from hopfax.stability.sampling import (
+    Pair,
     Settings,
     arc_products,
     arc_values,
@@ -50,6 +52,13 @@ DESIGNS = {
     bit_pair: (PAIRS, Design(4, False), Design(8, False)),
 }
 _PILOT_SHARE, _PILOT_LEAST, _PILOT_MOST = 0.1, 256, 4096
+
+
+def only_pairs(pair: Pair, rho: Any) -> bool:
+    """Whether a pilot could choose pairs alone, since groups cannot have a negative rho."""
+    if isinstance(rho, Tracer) or not np.any(np.asarray(rho) < 0):
+        return False
+    return all(design == PAIRS or not design.arc for design in DESIGNS.get(pair, ()))
 
 
 @partial(jax.jit, static_argnums=0)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from hopfax.stability.designs import stability_moments
+from hopfax.stability.designs import only_pairs, stability_moments
 from hopfax.stability.noise import Rho, check_rho, gaussian_pair
 from hopfax.stability.sampling import (
     Fn,
@@ -130,6 +130,8 @@ def noise_stability(
     rho = jnp.asarray(rho, jnp.result_type(float))
     if rho.ndim > 1 or rho.size == 0:
         raise ValueError(f"rho must be a number or a vector of them, got shape {rho.shape}")
+    if copies is None and arc is None and only_pairs(pair, rho):
+        copies = 2
     settings = Settings(
         fn, check_shape(shape), num_samples, pair, copies, arc, per_output, batch_size
     )

@@ -200,6 +200,13 @@ def test_the_pilot_sees_arcs_at_negative_correlations_too(rho):
     assert np.all(chosen.standard_error < pairs.standard_error)
 
 
+def test_no_pilot_where_pairs_are_all_there_is():
+    call = partial(noise_stability, parity, KEY, shape=(3,), pair=bit_pair, num_samples=20_000)
+    # Groups cannot have a negative correlation, and bits have no arcs: the whole budget is pairs'.
+    assert int(call(rho=-0.5).num_samples) == 20_000
+    assert int(call(rho=0.9).num_samples) < 20_000
+
+
 def test_the_pilot_compares_large_products_too():
     found = noise_stability(lambda x: 3000 + x[0], KEY, shape=(1,), rho=0.5, num_samples=100_000)
     pairs = noise_stability(
