@@ -16,7 +16,7 @@ Map = Callable[[PyTree, PyTree], PyTree]
 Measure = Callable[[PyTree, PyTree], Array]
 
 # A term of the adjoint series this many times its first one is taken as divergence.
-_ADJOINT_GROWTH = 10.0
+ADJOINT_GROWTH = 10.0
 
 
 class FixedPoint(NamedTuple):
@@ -95,12 +95,7 @@ def fixed_point(
         `"unrolled"` differentiates the iterates themselves through a scan of `max_steps` steps in
         which finished states are frozen; memory grows with `max_steps`.
     """
-    if max_steps < 1:
-        raise ValueError(f"max_steps must be at least 1, got {max_steps}")
-    if not callable(stop) and stop not in ("relative", "absolute"):
-        raise ValueError(f'stop must be "relative" or "absolute", got {stop!r}')
-    if not isinstance(tol, Tracer) and not np.all(np.asarray(tol) >= 0):
-        raise ValueError(f"tol is a size of change and must be >= 0, got {tol}")
+    check_stopping(tol=tol, max_steps=max_steps, stop=stop)
     init = jax.tree.map(jnp.asarray, init)
     tol = jnp.asarray(tol, dtype=_dtype(init))
     whole = fn if has_aux else lambda params, x: (fn(params, x), ())
@@ -110,6 +105,16 @@ def fixed_point(
     if gradient == "unrolled":
         return _unrolled(whole, max_steps, measure, params, init, tol)
     raise ValueError(f'gradient must be "implicit" or "unrolled", got {gradient!r}')
+
+
+def check_stopping(*, tol: Any, max_steps: int, stop: Stop | Measure) -> None:
+    """Raises a ValueError unless these can end a loop, as far as known before the program runs."""
+    if max_steps < 1:
+        raise ValueError(f"max_steps must be at least 1, got {max_steps}")
+    if not callable(stop) and stop not in ("relative", "absolute"):
+        raise ValueError(f'stop must be "relative" or "absolute", got {stop!r}')
+    if not isinstance(tol, Tracer) and not np.all(np.asarray(tol) >= 0):
+        raise ValueError(f"tol is a size of change and must be >= 0, got {tol}")
 
 
 def _norm(x: PyTree) -> Array:
@@ -243,7 +248,7 @@ def _solved_backward(
     size = jnp.max(jnp.stack([jnp.max(jnp.abs(x), initial=0) for x in jax.tree.leaves(cotangent)]))
     size = jnp.where(size > 0, size, 1)
     first = jax.tree.map(lambda x: x / size.astype(x.dtype), cotangent)
-    bound = _ADJOINT_GROWTH * _norm(first)
+    bound = ADJOINT_GROWTH * _norm(first)
 
     def add_term(u: PyTree) -> tuple[PyTree, Array]:
         following = jax.tree.map(jnp.add, first, pull(u)[0])

@@ -1,0 +1,11 @@
+"""Kernels for GPUs, written in Pallas: what XLA would do in many passes over memory, in one.
+
+`retrieve_head` is the retrieval of an attention head. `HopfieldAttention` uses it by itself on a
+GPU; elsewhere the interpreter of Pallas runs it on request, which is how the tests prove it equal
+to what XLA computes.
+"""
+
+from hopfax.kernels.retrieval import Retrieved as Retrieved
+from hopfax.kernels.retrieval import available as available
+from hopfax.kernels.retrieval import beyond_limits as beyond_limits
+from hopfax.kernels.retrieval import retrieve_head as retrieve_head

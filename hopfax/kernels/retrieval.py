@@ -1,0 +1,261 @@
+"""Attention's retrieval as one kernel: search, read-out and adjoint without a trip to memory."""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from hopfax.fixed_point import FixedPoint, Stop, check_stopping
+from hopfax.hopfield.retrieval import Beta, check_beta
+
+MAX_KEYS, MAX_WIDTH = 512, 128
+_DTYPES = ("float32", "bfloat16")
+# More queries in a tile share what is read of the keys, but wait for its slowest one.
+_TILE, _BLOCK = 32, 64
+
+
+class Retrieved(NamedTuple):
+    """What a head's queries retrieve.
+
+    Attributes:
+        values: Values read out at the fixed points, in the dtype of the values.
+        found: The fixed points in float32, and the facts of each query.
+    """
+
+    values: Float[Array, "queries value_width"]
+    found: FixedPoint
+
+
+def available() -> bool:
+    """Whether computations run on a GPU that the kernel is for: NVIDIA's from Ampere on."""
+    if _platform() != "gpu":
+        return False
+    # Other makers' devices have a name here.
+    found = str(getattr(jax.local_devices(backend="gpu")[0], "compute_capability", ""))
+    return found.replace(".", "", 1).isdigit() and float(found) >= 8
+
+
+def beyond_limits(
+    query: Float[Array, "*batch queries width"],
+    keys: Float[Array, "*batch keys width"],
+    values: Float[Array, "*batch keys value_width"],
+) -> str | None:
+    """The limit of the kernel that these arrays pass, in words; None where they fit."""
+    count, width = keys.shape[-2:]
+    if count > MAX_KEYS or query.shape[-2] > MAX_KEYS:
+        return f"at most {MAX_KEYS} tokens, got {query.shape[-2]} queries and {count} keys"
+    if max(width, values.shape[-1]) > MAX_WIDTH:
+        return f"heads of width at most {MAX_WIDTH}, got {max(width, values.shape[-1])}"
+    for array in (query, keys, values):
+        if array.dtype not in _DTYPES:
+            return f"float32 or bfloat16, got {array.dtype}"
+    return None
+
+
+def retrieve_head(
+    query: Float[Array, "queries width"],
+    keys: Float[Array, "keys width"],
+    values: Float[Array, "keys value_width"],
+    *,
+    beta: Beta,
+    mask: Bool[Array, " keys"] | None = None,
+    tol: float | Float[Array, ""] | Float[Array, " queries"] = 1e-4,
+    max_steps: int = 50,
+    stop: Stop = "relative",
+    interpret: bool | None = None,
+) -> Retrieved:
+    r"""Iterates all queries of a head among its keys, each to its own end, and reads values out.
+
+    $$\xi \leftarrow K^\top \mathrm{softmax}(\beta K \xi), \qquad
+    o = V^\top \mathrm{softmax}(\beta K \xi^*)$$
+
+    The same as `hopfield.retrieve_scores` and a softmax over what it finds, with its stop rule
+    (the first step, which leaves the query, is never the last unless `tol` is infinite), for all
+    queries at once in a kernel for GPUs. A tile of them ends with its slowest. Use `jax.vmap` for
+    heads, texts and seeds. On several devices it wants `jax.shard_map`: XLA cannot split it.
+
+    Args:
+        query: Where the queries start, 1 to 512 of them.
+        keys: Stored patterns, one a row, at most 512 of width at most 128.
+        values: What is read out, a row a key, of width at most 128.
+        beta: The whole inverse temperature, > 0.
+        mask: True where a key is real; None takes all. What stands in the others' rows is ignored
+            and gets a gradient of exactly zero; if none is real, states are zero and the read-out
+            is the mean of all values.
+        tol: A query stops when a step changes its state by at most this; one for all or one each.
+        max_steps: Most updates, at least 1.
+        stop: `"relative"` or `"absolute"` change of the state.
+        interpret: Whether XLA plays the GPU, slowly; None does so where there is no GPU.
+
+    Returns:
+        A `Retrieved`. Arithmetic is in float32, bfloat16 is what keys and values are kept in.
+
+    Raises:
+        ValueError: If a shape or dtype is beyond the limits above, or an option is out of range.
+
+    Differentiation:
+        Implicit, as in `hopfax.fixed_point`, by a second kernel; the query gets a zero gradient.
+        Reverse mode, first order.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import kernels
+        >>> keys, query = jnp.eye(3), jnp.array([[0.9, 0.3, -0.2]])
+        >>> values, found = kernels.retrieve_head(query, keys, 10 * keys, beta=8.0)
+        >>> values.round(1).tolist(), found.converged.tolist()
+        ([[10.0, 0.0, 0.0]], [True])
+
+    References:
+        Robertha, Eqs. 4, 7 and 8 and Algorithm 1.
+    """
+    query, keys, values = jnp.asarray(query), jnp.asarray(keys), jnp.asarray(values)
+    check_beta(beta)
+    check_stopping(tol=tol, max_steps=max_steps, stop=stop)
+    _check_shapes(query, keys, values, mask)
+    limit = beyond_limits(query, keys, values)
+    if limit is not None:
+        raise ValueError(f"the kernel of retrieval takes {limit}: use hopfield.retrieve_scores")
+    visible = jnp.ones(len(keys), bool)
+    if mask is not None:
+        # 0 * nan is nan: whatever stands in padding must go before the products.
+        keys = jnp.where(mask[:, None], keys, 0)
+        visible = mask | ~jnp.any(mask)
+        values = jnp.where(visible[:, None], values, 0)
+    tol = jnp.broadcast_to(jnp.asarray(tol, jnp.float32), query.shape[:1])
+    how = _How(max_steps, stop, _platform() != "gpu" if interpret is None else interpret)
+    beta = jnp.asarray(beta, jnp.float32)
+    read, state, num_steps, residual = _retrieve(how, beta, query, keys, values, visible, tol)
+    converged = (residual <= tol) & jnp.isfinite(residual)
+    return Retrieved(read, FixedPoint(state, num_steps, residual, converged))
+
+
+class _How(NamedTuple):
+    max_steps: int
+    stop: Stop
+    interpret: bool
+
+
+_Outputs = tuple[Array, Array, Array, Array]
+_Saved = tuple[Array, Array, Array, Array, Array, Array, Array]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _retrieve(
+    how: _How, beta: Array, query: Array, keys: Array, values: Array, visible: Array, tol: Array
+) -> _Outputs:
+    # Pallas takes a third of a second to import, and most programs never ask for it.
+    from hopfax.kernels import tiles
+
+    tiling = _tiling(len(query), len(keys), how.interpret)
+    running = jnp.all(jnp.isfinite(query), axis=1) & jnp.all(jnp.isfinite(keys))
+    searched = tiles.search(
+        beta[None],
+        _padded(query.astype(jnp.float32), tiling.queries),
+        _padded(keys, tiling.keys),
+        _padded(values, tiling.keys),
+        _padded(visible.astype(jnp.int32), tiling.keys),
+        _padded(tol, tiling.queries),
+        _padded(running.astype(jnp.int32), tiling.queries),
+        tiling=tiling,
+        max_steps=how.max_steps,
+        stop=how.stop,
+    )
+    count = len(query)
+    return (
+        searched.values[:count, : values.shape[1]],
+        searched.state[:count, : query.shape[1]],
+        searched.num_steps[:count],
+        searched.residual[:count],
+    )
+
+
+def _retrieve_forward(
+    how: _How, beta: Array, query: Array, keys: Array, values: Array, visible: Array, tol: Array
+) -> tuple[_Outputs, _Saved]:
+    outputs = _retrieve(how, beta, query, keys, values, visible, tol)
+    return outputs, (beta, query, keys, values, visible, tol, outputs[1])
+
+
+def _retrieve_backward(
+    how: _How, saved: _Saved, cotangents: _Outputs
+) -> tuple[Array, Array, Array, Array, None, None]:
+    from hopfax.kernels import tiles
+
+    beta, query, given_keys, given_values, visible, tol, state = saved
+    keys, values = given_keys.astype(jnp.float32), given_values.astype(jnp.float32)
+    read, settled = cotangents[0].astype(jnp.float32), cotangents[1]
+    # An error of the scores is a relative one of the weights: not in the 11 bits of tensor cores.
+    scores = jnp.matmul(state, keys.T, precision=jax.lax.Precision.HIGHEST)
+    weights = jax.nn.softmax(jnp.where(visible, beta * scores, jnp.finfo(jnp.float32).min))
+
+    def of_scores(weights_bar: Array) -> Array:
+        mean = jnp.sum(weights * weights_bar, axis=1, keepdims=True)
+        return weights * (weights_bar - mean)
+
+    weights_bar = read @ values.T
+    tiling = _tiling(len(query), len(keys), how.interpret)
+    adjoint = tiles.solve(
+        beta[None],
+        _padded(settled + beta * of_scores(weights_bar) @ keys, tiling.queries),
+        _padded(weights, tiling.queries, tiling.keys),
+        _padded(keys.astype(given_keys.dtype), tiling.keys),
+        _padded(tol, tiling.queries),
+        tiling=tiling,
+        max_steps=how.max_steps,
+    )[: len(query), : query.shape[1]]
+    # One application of the map at the fixed point, and the read-out: both of the same weights.
+    scores_bar = of_scores(weights_bar + adjoint @ keys.T)
+    return (
+        jnp.sum(scores_bar * scores),
+        jnp.zeros_like(query),
+        (beta * scores_bar.T @ state + weights.T @ adjoint).astype(given_keys.dtype),
+        (weights.T @ read).astype(given_values.dtype),
+        None,
+        None,
+    )
+
+
+_retrieve.defvjp(_retrieve_forward, _retrieve_backward)
+
+
+def _tiling(queries: int, keys: int, interpret: bool):
+    from hopfax.kernels import tiles
+
+    return tiles.Tiling(min(_TILE, _power(queries)), min(_BLOCK, _power(keys)), interpret)
+
+
+def _power(size: int) -> int:
+    """The next power of two, 16 at least: what tensor cores take."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def _padded(x: Array, multiple: int, columns: int | None = None) -> Array:
+    """Zeros up to a multiple of rows, and to a power of two (or a multiple) of columns."""
+    wanted = [-x.shape[0] % multiple]
+    if x.ndim == 2:
+        wanted.append(_power(x.shape[1]) - x.shape[1] if columns is None else -x.shape[1] % columns)
+    return jnp.pad(x, [(0, extra) for extra in wanted])
+
+
+def _platform() -> str:
+    chosen = jax.config.jax_default_device
+    return jax.default_backend() if chosen is None else getattr(chosen, "platform", chosen)
+
+
+def _check_shapes(query: Array, keys: Array, values: Array, mask: Array | None) -> None:
+    shapes = query.shape, keys.shape, values.shape
+    if any(len(shape) != 2 or 0 in shape for shape in shapes):
+        raise ValueError(
+            "wanted one head's query (queries, width), keys (keys, width) and values (keys, "
+            f"value_width), got shapes {shapes}: use jax.vmap for more"
+        )
+    if query.shape[1] != keys.shape[1] or len(keys) != len(values):
+        raise ValueError(
+            f"queries and keys must live in one space, and each key have a value: got {shapes}"
+        )
+    if mask is not None and jnp.shape(mask) != keys.shape[:1]:
+        raise ValueError(
+            f"mask wants one entry for each of {len(keys)} keys, got shape {jnp.shape(mask)}"
+        )

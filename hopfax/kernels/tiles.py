@@ -1,0 +1,342 @@
+"""The two loops of retrieval as Pallas kernels: the search for a fixed point, and its adjoint.
+
+One program takes a tile of the queries of one head and keeps what it knows of them in registers.
+The keys need not fit on chip beside them (512 keys of width 128 are 256 KB in float32, more than a
+GPU's shared memory), so every step reads them block by block and keeps the softmax up as they pass.
+The first step brings them into the processor's cache and the others find them there. That is one
+design for all sizes. The loop of a tile ends with the last of its queries.
+
+Triton wants sizes that are powers of two and tiles at least 16 wide: `hopfax.kernels.retrieval`
+pads. Both are written for one head, and `jax.vmap` over heads, texts and seeds becomes the grid.
+Tile sizes and warps are a first guess: nothing here has been timed on a GPU yet.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+from jaxtyping import Array, Float, Int
+
+from hopfax.fixed_point import ADJOINT_GROWTH, Stop
+
+Dot = Callable[[Array, Array], Array]
+
+_MOST, _TINY = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
+
+
+class Tiling(NamedTuple):
+    """How the work is cut.
+
+    Attributes:
+        queries: Queries of one program.
+        keys: Keys read at a time.
+        interpret: Whether XLA plays the GPU, on any device and slowly.
+    """
+
+    queries: int
+    keys: int
+    interpret: bool
+
+
+class Searched(NamedTuple):
+    """Read-out, and where and how each query ended."""
+
+    values: Float[Array, "queries value_width"]
+    state: Float[Array, "queries width"]
+    num_steps: Int[Array, " queries"]
+    residual: Float[Array, " queries"]
+
+
+def search(
+    beta: Float[Array, "1"],
+    query: Float[Array, "queries width"],
+    keys: Float[Array, "keys width"],
+    values: Float[Array, "keys value_width"],
+    visible: Int[Array, " keys"],
+    tol: Float[Array, " queries"],
+    running: Int[Array, " queries"],
+    *,
+    tiling: Tiling,
+    max_steps: int,
+    stop: Stop,
+) -> Searched:
+    """Iterates every query to its fixed point and reads the values out there.
+
+    Args:
+        beta: Inverse temperature.
+        query: Starts, in float32.
+        keys: Stored patterns, 0 where not visible.
+        values: What is read out, likewise.
+        visible: 1 where a key takes part; one at least does.
+        tol: Change at which a query stops.
+        running: 1 where a query is to move at all.
+        tiling: Tiles, which divide `queries` and `keys`.
+        max_steps: Most steps.
+        stop: Measure of the change.
+    """
+    kernel = partial(_search, block=tiling.keys, max_steps=max_steps, stop=stop)
+    number, width = query.shape
+    outputs = Searched(
+        jax.ShapeDtypeStruct((number, values.shape[1]), values.dtype),
+        jax.ShapeDtypeStruct((number, width), jnp.float32),
+        jax.ShapeDtypeStruct((number,), jnp.int32),
+        jax.ShapeDtypeStruct((number,), jnp.float32),
+    )
+    arguments = (beta, query, keys, values, visible, tol, running)
+    return Searched(*_launch(kernel, arguments, outputs, "wtwwwtt", tiling))
+
+
+def solve(
+    beta: Float[Array, "1"],
+    cotangent: Float[Array, "queries width"],
+    weights: Float[Array, "queries keys"],
+    keys: Float[Array, "keys width"],
+    tol: Float[Array, " queries"],
+    *,
+    tiling: Tiling,
+    max_steps: int,
+) -> Float[Array, "queries width"]:
+    r"""Sums the adjoint series $u = g + J^\top u$ of every query.
+
+    $J = \beta K^\top (\mathrm{diag}(p) - p p^\top) K$ is symmetric. Rules as in
+    `hopfax.fixed_point`: unit scale, and a query is cut off where a term outgrows the first.
+
+    Args:
+        beta: Inverse temperature.
+        cotangent: The $g$.
+        weights: The softmax $p$ at each fixed point, 0 where a key is not visible.
+        keys: Stored patterns, 0 where not visible.
+        tol: Relative change at which a query stops.
+        tiling: Tiles, which divide `queries` and `keys`.
+        max_steps: Most terms.
+    """
+    kernel = partial(_solve, block=tiling.keys, max_steps=max_steps)
+    outputs = (jax.ShapeDtypeStruct(cotangent.shape, jnp.float32),)
+    (adjoint,) = _launch(kernel, (beta, cotangent, weights, keys, tol), outputs, "wttwt", tiling)
+    return adjoint
+
+
+def _launch(
+    kernel: Callable[..., None],
+    arguments: tuple[Array, ...],
+    outputs: tuple[jax.ShapeDtypeStruct, ...],
+    cut: str,
+    tiling: Tiling,
+) -> tuple[Array, ...]:
+    """Runs a kernel, a program a tile; `cut` says of each argument: tiled, or whole."""
+
+    def spec(x: Any, tiled: bool) -> pl.BlockSpec:
+        rest = (0,) * (x.ndim - 1)
+        if tiled:
+            return pl.BlockSpec((tiling.queries, *x.shape[1:]), lambda tile: (tile, *rest))
+        return pl.BlockSpec(x.shape, lambda tile: (0, *rest))
+
+    return pl.pallas_call(
+        partial(kernel, dot=_cpu_dot if tiling.interpret else _gpu_dot),
+        grid=(outputs[0].shape[0] // tiling.queries,),
+        in_specs=[spec(x, how == "t") for x, how in zip(arguments, cut, strict=True)],
+        out_specs=[spec(x, True) for x in outputs],
+        out_shape=list(outputs),
+        interpret=tiling.interpret,
+        # Also chooses Triton: the default of jax 0.10 is another compiler.
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
+    )(*arguments)
+
+
+class _Search(NamedTuple):
+    step: Array
+    going: Array
+    state: Array
+    num_steps: Array
+    residual: Array
+    running: Array
+
+
+def _search(
+    beta_ref: Any,
+    query_ref: Any,
+    keys_ref: Any,
+    values_ref: Any,
+    visible_ref: Any,
+    tol_ref: Any,
+    running_ref: Any,
+    read_ref: Any,
+    state_ref: Any,
+    num_steps_ref: Any,
+    residual_ref: Any,
+    *,
+    block: int,
+    max_steps: int,
+    stop: Stop,
+    dot: Dot,
+) -> None:
+    query, tol, running = query_ref[...], tol_ref[...], running_ref[...]
+    # exp2 is an instruction.
+    attend = partial(
+        _attend, beta_ref[0] * math.log2(math.e), keys_ref, visible_ref, block=block, dot=dot
+    )
+
+    def step(loop: _Search) -> _Search:
+        new = attend(loop.state, keys_ref)
+        change = _norm(new - loop.state)
+        residual = change
+        if stop == "relative":
+            residual = jnp.minimum(change / jnp.maximum(_norm(loop.state), _TINY), _MOST)
+        # A query need not be a mean of keys: leaving it is a change beyond measure.
+        residual = jnp.where(loop.step == 0, _MOST, residual)
+        residual = jnp.where(jnp.isfinite(change), residual, change)
+        moved = loop.running > 0
+        residual = jnp.where(moved, residual, loop.residual)
+        running = jnp.where(moved & (residual > tol) & jnp.isfinite(residual), 1, 0)
+        return _Search(
+            loop.step + 1,
+            jnp.max(running),
+            jnp.where(moved[:, None], new, loop.state),
+            loop.num_steps + loop.running,
+            residual,
+            running,
+        )
+
+    found = jax.lax.while_loop(
+        lambda loop: (loop.going > 0) & (loop.step < max_steps),
+        step,
+        _Search(
+            jnp.int32(0),
+            jnp.max(running),
+            query,
+            jnp.zeros(tol.shape, jnp.int32),
+            jnp.full(tol.shape, jnp.inf, jnp.float32),
+            running,
+        ),
+    )
+    read_ref[...] = attend(found.state, values_ref).astype(read_ref.dtype)
+    state_ref[...] = found.state
+    num_steps_ref[...] = found.num_steps
+    residual_ref[...] = found.residual
+
+
+def _attend(
+    scale: Array, keys_ref: Any, visible_ref: Any, state: Array, rows_ref: Any, *, block: int, dot: Dot
+) -> Array:
+    """Mean of the rows (keys, or values) by the softmax of the keys' scores, to the base 2."""
+
+    def add(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        top, total, mean = carry
+        here = pl.ds(number * block, block)
+        keys = keys_ref[here, :]
+        rows = keys if rows_ref is keys_ref else rows_ref[here, :]
+        # Hidden keys weigh something in a block that has no others. Their rows are 0, and the
+        # first visible key shrinks what they add to the total to 0.
+        logits = jnp.where(visible_ref[here][None] > 0, scale * dot(state, keys.T), -_MOST)
+        following = jnp.maximum(top, jnp.max(logits, axis=1))
+        shrink = jnp.exp2(top - following)
+        weights = jnp.exp2(logits - following[:, None])
+        total = shrink * total + jnp.sum(weights, axis=1)
+        return following, total, shrink[:, None] * mean + dot(weights, rows)
+
+    queries, width = state.shape[0], rows_ref.shape[1]
+    start = (
+        jnp.full((queries,), -_MOST, jnp.float32),
+        jnp.zeros((queries,), jnp.float32),
+        jnp.zeros((queries, width), jnp.float32),
+    )
+    _, total, mean = jax.lax.fori_loop(0, keys_ref.shape[0] // block, add, start)
+    return mean / total[:, None]
+
+
+class _Solve(NamedTuple):
+    step: Array
+    going: Array
+    sum: Array
+    running: Array
+
+
+def _solve(
+    beta_ref: Any,
+    cotangent_ref: Any,
+    weights_ref: Any,
+    keys_ref: Any,
+    tol_ref: Any,
+    adjoint_ref: Any,
+    *,
+    block: int,
+    max_steps: int,
+    dot: Dot,
+) -> None:
+    beta, cotangent, tol = beta_ref[0], cotangent_ref[...], tol_ref[...]
+    count = keys_ref.shape[0] // block
+    size = jnp.max(jnp.abs(cotangent), axis=1)
+    size = jnp.where(size > 0, size, 1)[:, None]
+    first = cotangent / size
+    first_norm = _norm(first)
+    bound = ADJOINT_GROWTH * first_norm
+
+    def add_mean(number: Array, mean: Array) -> Array:
+        here = pl.ds(number * block, block)
+        return mean + dot(weights_ref[:, here], keys_ref[here, :])
+
+    mean = jax.lax.fori_loop(0, count, add_mean, jnp.zeros(first.shape, jnp.float32))
+
+    def pull(u: Array) -> Array:
+        def add(number: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            along, total = carry
+            here = pl.ds(number * block, block)
+            keys = keys_ref[here, :]
+            part = weights_ref[:, here] * dot(u, keys.T)
+            return along + dot(part, keys), total + jnp.sum(part, axis=1)
+
+        start = (jnp.zeros(u.shape, jnp.float32), jnp.zeros(tol.shape, jnp.float32))
+        along, total = jax.lax.fori_loop(0, count, add, start)
+        return beta * (along - total[:, None] * mean)
+
+    def step(loop: _Solve) -> _Solve:
+        following = first + pull(loop.sum)
+        change = _norm(following - loop.sum)
+        # Comparisons with nan are false: such a term is left out and ends its query too.
+        kept = (loop.running > 0) & (change <= bound)
+        running = jnp.where(kept & (change / _norm(loop.sum) > tol), 1, 0)
+        following = jnp.where(kept[:, None], following, loop.sum)
+        return _Solve(loop.step + 1, jnp.max(running), following, running)
+
+    # No cotangent, no series: padding, say.
+    running = jnp.where(first_norm > 0, 1, 0)
+    found = jax.lax.while_loop(
+        lambda loop: (loop.going > 0) & (loop.step < max_steps),
+        step,
+        _Solve(jnp.int32(0), jnp.max(running), first, running),
+    )
+    adjoint_ref[...] = found.sum * size
+
+
+def _norm(rows: Array) -> Array:
+    # Unit scale: the squares of a row of 1e-25 would vanish.
+    size = jnp.max(jnp.abs(rows), axis=1)
+    size = jnp.where(size > 0, size, 1)
+    return size * jnp.sqrt(jnp.sum(jnp.square(rows / size[:, None]), axis=1))
+
+
+def _cpu_dot(a: Array, b: Array) -> Array:
+    return jnp.dot(a, b.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
+
+
+def _gpu_dot(a: Array, b: Array) -> Array:
+    """Product at float32's precision on tensor cores; `a` is in float32, `b` may be in bfloat16.
+
+    A fixed point asks for it. Rounded once to the 8 or 11 bits of those cores' numbers, states
+    would change by more than `tol` for ever.
+    """
+    if b.dtype == jnp.float32:
+        return jnp.dot(a, b, precision=jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3)
+    # Three bfloat16 numbers of 8 bits hold the 24 of a float32.
+    total = jnp.zeros((a.shape[0], b.shape[1]), jnp.float32)
+    for _ in range(3):
+        part = a.astype(jnp.bfloat16)
+        total += jnp.dot(part, b, preferred_element_type=jnp.float32)
+        a = a - part.astype(jnp.float32)
+    return total
