@@ -25,7 +25,8 @@ ALLOWED = {
     "hopfax.stability": {"hopfax.fixed_point"},
     "hopfax.data": set(),
     "hopfax.text": set(),
-    "hopfax.nn": {"hopfax.fixed_point", "hopfax.hopfield", "hopfax.stability"},
+    "hopfax.kernels": {"hopfax.fixed_point", "hopfax.hopfield"},
+    "hopfax.nn": {"hopfax.fixed_point", "hopfax.hopfield", "hopfax.kernels", "hopfax.stability"},
     "hopfax.train": {
         "hopfax",  # its version, for the checkpoints
         "hopfax.fixed_point",
@@ -36,7 +37,7 @@ ALLOWED = {
         "hopfax.text",
     },
 }
-CORE = ("hopfax.fixed_point", "hopfax.hopfield", "hopfax.stability")
+CORE = ("hopfax.fixed_point", "hopfax.hopfield", "hopfax.kernels", "hopfax.stability")
 # nnx transformations and state: their interface is moving, and plain dicts dispatch faster.
 MOVING = {"jit", "grad", "value_and_grad", "vmap", "scan", "Optimizer", "MultiMetric"} | {
     "sow",

@@ -121,6 +121,7 @@ def retrieve_head(
     if mask is not None:
         # 0 * nan is nan: whatever stands in padding must go before the products.
         keys = jnp.where(mask[:, None], keys, 0)
+        query = jnp.where(jnp.any(mask), query, 0)
         visible = mask | ~jnp.any(mask)
         values = jnp.where(visible[:, None], values, 0)
     tol = jnp.broadcast_to(jnp.asarray(tol, jnp.float32), query.shape[:1])

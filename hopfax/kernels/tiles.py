@@ -190,10 +190,11 @@ def _search(
             residual = jnp.minimum(change / jnp.maximum(_norm(loop.state), _TINY), _MOST)
         # A query need not be a mean of keys: leaving it is a change beyond measure.
         residual = jnp.where(loop.step == 0, _MOST, residual)
+        # Not left to min and max, which pass over nan on a GPU.
         residual = jnp.where(jnp.isfinite(change), residual, change)
         moved = loop.running > 0
         residual = jnp.where(moved, residual, loop.residual)
-        running = jnp.where(moved & (residual > tol) & jnp.isfinite(residual), 1, 0)
+        running = (moved & (residual > tol) & jnp.isfinite(residual)).astype(jnp.int32)
         return _Search(
             loop.step + 1,
             jnp.max(running),
@@ -222,7 +223,14 @@ def _search(
 
 
 def _attend(
-    scale: Array, keys_ref: Any, visible_ref: Any, state: Array, rows_ref: Any, *, block: int, dot: Dot
+    scale: Array,
+    keys_ref: Any,
+    visible_ref: Any,
+    state: Array,
+    rows_ref: Any,
+    *,
+    block: int,
+    dot: Dot,
 ) -> Array:
     """Mean of the rows (keys, or values) by the softmax of the keys' scores, to the base 2."""
 
@@ -300,12 +308,12 @@ def _solve(
         change = _norm(following - loop.sum)
         # Comparisons with nan are false: such a term is left out and ends its query too.
         kept = (loop.running > 0) & (change <= bound)
-        running = jnp.where(kept & (change / _norm(loop.sum) > tol), 1, 0)
+        running = (kept & (change / _norm(loop.sum) > tol)).astype(jnp.int32)
         following = jnp.where(kept[:, None], following, loop.sum)
         return _Solve(loop.step + 1, jnp.max(running), following, running)
 
     # No cotangent, no series: padding, say.
-    running = jnp.where(first_norm > 0, 1, 0)
+    running = (first_norm > 0).astype(jnp.int32)
     found = jax.lax.while_loop(
         lambda loop: (loop.going > 0) & (loop.step < max_steps),
         step,

@@ -1,6 +1,7 @@
 """Self-attention layers: softmax, and Hopfield attention that iterates its queries first."""
 
-from functools import partial
+import warnings
+from functools import cache, partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -8,10 +9,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from hopfax import hopfield
+from hopfax import hopfield, kernels
 from hopfax.fixed_point import FixedPoint, Gradient, Stop, fixed_point
 
 Scope = Literal["query", "batch"]
+Implementation = Literal["xla", "pallas"]
 Tokens = Float[Array, "batch tokens width"]
 Heads = Float[Array, "batch heads tokens head_width"]
 Scores = Float[Array, "batch heads tokens tokens"]
@@ -99,7 +101,15 @@ class HopfieldAttention(nnx.Module):
         mask_keys: Whether padding is kept out of the stored patterns.
         query_projection: Whether queries are W_Q x, or x itself.
         output_projection: Whether the heads are mixed by W_O.
+        implementation: `"pallas"`, the fused kernel of `hopfax.kernels` (off a GPU its slow
+            interpreter), `"xla"`, or None: the kernel on a GPU where it can take the layer, and
+            XLA elsewhere. It iterates implicitly and query by query, at most 512 tokens in
+            heads of width at most 128, in float32 or bfloat16.
         rngs: Source of the initial parameters.
+
+    Raises:
+        ValueError: If an option is out of range, or `"pallas"` is asked for what the kernel does
+            not do; None falls back to XLA then, with one warning if it is for a shape or dtype.
 
     References:
         Robertha, Eqs. 4, 7, 8 and Algorithms 1, 2.
@@ -119,6 +129,7 @@ class HopfieldAttention(nnx.Module):
         mask_keys: bool = True,
         query_projection: bool = True,
         output_projection: bool = True,
+        implementation: Implementation | None = None,
         rngs: nnx.Rngs,
     ):
         _check_heads(width, num_heads)
@@ -128,6 +139,17 @@ class HopfieldAttention(nnx.Module):
             raise ValueError(f"max_steps must be at least 0 (no iteration), got {max_steps}")
         if scope not in ("query", "batch"):
             raise ValueError(f'scope must be "query" or "batch", got {scope!r}')
+        if implementation not in (None, "xla", "pallas"):
+            raise ValueError(
+                f'implementation must be "xla", "pallas" or None, got {implementation!r}'
+            )
+        fusible = gradient == "implicit" and scope == "query" and max_steps > 0
+        if implementation == "pallas" and not fusible:
+            raise ValueError(
+                'implementation="pallas" iterates with gradient="implicit", scope="query" and '
+                f"max_steps >= 1, got {gradient!r}, {scope!r} and {max_steps}: leave it to XLA"
+            )
+        self.implementation = implementation if fusible else "xla"
         self.num_heads = num_heads
         self.beta = beta * (width // num_heads) ** -0.5
         self.tol = tol
@@ -152,6 +174,54 @@ class HopfieldAttention(nnx.Module):
         query = x if self.query is None else self.query(x)
         query, key, value = (_split(part, self.num_heads) for part in (query, keys, self.value(x)))
         key_mask = mask if self.mask_keys else jnp.ones_like(mask)
+        if self._fuses(query, key, value):
+            mixed, found = self._retrieve_fused(query, key, value, key_mask, mask)
+        else:
+            mixed, found = self._retrieve_by_xla(query, key, value, key_mask, mask)
+        # Retrieval is in float32 at least; the layer keeps its inputs' dtype.
+        mixed = _join(mixed.astype(value.dtype))
+        values = mixed if self.out is None else self.out(mixed)
+        return Attended(values, keys, found.num_steps, found.converged)
+
+    def _fuses(self, query: Heads, key: Heads, value: Heads) -> bool:
+        """Whether the kernel does it."""
+        if self.implementation == "xla":
+            return False
+        if self.implementation is None and not kernels.available():
+            return False
+        limit = kernels.beyond_limits(query, key, value)
+        if limit is not None and self.implementation == "pallas":
+            raise ValueError(f'implementation="pallas" takes {limit}: leave it to XLA')
+        if limit is not None:
+            _warn_of(limit)
+        return limit is None
+
+    def _tol(self, mask: Mask) -> Float[Array, "batch tokens"]:
+        # Where keys are masked, nobody reads what padding retrieves: it stops after one step and
+        # holds nobody up. Elsewhere it is a stored pattern of the next layer.
+        return jnp.where(mask | (not self.mask_keys), self.tol, jnp.inf)
+
+    def _retrieve_fused(
+        self, query: Heads, key: Heads, value: Heads, key_mask: Mask, mask: Mask
+    ) -> tuple[Heads, FixedPoint]:
+        def one(query: Array, key: Array, value: Array, key_mask: Array, tol: Array):
+            return kernels.retrieve_head(
+                query,
+                key,
+                value,
+                beta=self.beta,
+                mask=key_mask,
+                tol=tol,
+                max_steps=self.max_steps,
+                stop=self.stop,
+            )
+
+        heads = jax.vmap(one, in_axes=(0, 0, 0, None, None))
+        return jax.vmap(heads)(query, key, value, key_mask, self._tol(mask))
+
+    def _retrieve_by_xla(
+        self, query: Heads, key: Heads, value: Heads, key_mask: Mask, mask: Mask
+    ) -> tuple[Heads, FixedPoint]:
         scores = jnp.einsum("bhqd,bhkd->bhqk", query, key)
         counts = query.shape[:-1]
         if self.max_steps == 0:
@@ -163,11 +233,7 @@ class HopfieldAttention(nnx.Module):
         else:
             found = self._retrieve_together(query, key, key_mask)
         visible = key_mask[:, None, None, :]
-        mixed = _read_out(found.value, value, beta=self.beta, visible=visible)
-        # Retrieval is in float32 at least; the layer keeps its inputs' dtype.
-        mixed = _join(mixed.astype(value.dtype))
-        values = mixed if self.out is None else self.out(mixed)
-        return Attended(values, keys, found.num_steps, found.converged)
+        return _read_out(found.value, value, beta=self.beta, visible=visible), found
 
     def _retrieve_each(self, scores: Scores, key: Heads, key_mask: Mask, mask: Mask) -> FixedPoint:
         gram = jnp.einsum("bhqd,bhkd->bhqk", key, key)
@@ -184,12 +250,9 @@ class HopfieldAttention(nnx.Module):
                 stop=self.stop,
             )
 
-        # Where keys are masked, nobody reads what padding retrieves: it stops after one step and
-        # holds nobody up. Elsewhere it is a stored pattern of the next layer.
-        tol = jnp.where(mask | (not self.mask_keys), self.tol, jnp.inf)
         tokens = jax.vmap(one, in_axes=(0, None, None, 0))
         heads = jax.vmap(tokens, in_axes=(0, 0, None, None))
-        return jax.vmap(heads)(scores, gram, key_mask, tol)
+        return jax.vmap(heads)(scores, gram, key_mask, self._tol(mask))
 
     def _retrieve_together(self, query: Heads, key: Heads, key_mask: Mask) -> FixedPoint:
         found = fixed_point(
@@ -207,6 +270,11 @@ class HopfieldAttention(nnx.Module):
             num_steps=jnp.broadcast_to(found.num_steps, counts),
             converged=jnp.broadcast_to(found.converged, counts),
         )
+
+
+@cache  # one warning, however often it is traced
+def _warn_of(limit: str) -> None:
+    warnings.warn(f"the fused retrieval takes {limit}: XLA does it instead", stacklevel=2)
 
 
 def _update_all(params: tuple[Heads, Array, Mask], query: Heads) -> Heads:

@@ -10,7 +10,7 @@ from typing import Any
 from flax import nnx
 
 from hopfax.fixed_point import Gradient, Stop
-from hopfax.nn.attention import HopfieldAttention, Scope, SoftmaxAttention
+from hopfax.nn.attention import HopfieldAttention, Implementation, Scope, SoftmaxAttention
 from hopfax.nn.encoder import Encoder
 from hopfax.nn.functional import Functional, functional
 
@@ -120,6 +120,7 @@ def robertha(
     beta: float = 15.0,
     tol: float = 1e-4,
     max_steps: int = 50,
+    implementation: Implementation | None = None,
     **sizes: Any,
 ) -> Functional[Encoder]:
     """Robertha: Hopfield attention, mean pooling.
@@ -134,6 +135,7 @@ def robertha(
         beta: Inverse temperature before the 1/sqrt(head width), > 0.
         tol: Change at which a query stops.
         max_steps: Most iterations T; 0 for none.
+        implementation: `"xla"`, `"pallas"`, or None to choose, see `HopfieldAttention`.
         **sizes: `width`, `num_layers`, `ff_width`, `max_length` of `Encoder`.
 
     Returns:
@@ -151,6 +153,7 @@ def robertha(
         mask_keys=details.mask_keys,
         query_projection=details.query_projection,
         output_projection=details.output_projection,
+        implementation=implementation,
     )
 
     def build(rngs: nnx.Rngs) -> Encoder:

@@ -112,3 +112,18 @@ def test_gradient_norm_is_the_one_before_clipping():
     (key,) = seed_keys([0])
     _, metrics = make_step(steep, optimizer)(state, tiny.batch(1), key)
     np.testing.assert_allclose(metrics.gradient_norm, 50, rtol=1e-6)
+
+
+def test_the_fused_kernel_trains_alike():
+    """All seeds in one compiled chunk, dropout on, the kernel run by the interpreter."""
+    ran = {}
+    for implementation in ("xla", "pallas"):
+        model = tiny.hopfield(implementation=implementation)
+        states = init_states(model, OPTIMIZER, SEEDS)
+        fused_chunk = make_chunk(classification(model), OPTIMIZER)
+        rows, picks, weights = plan()
+        ran[implementation] = fused_chunk(states, rows, picks[:2], weights[:2], KEYS)
+    (state, metrics), (others, wanted) = ran["pallas"], ran["xla"]
+    tiny.assert_close(metrics, wanted, rtol=1e-3, atol=1e-5)
+    assert float(np.min(wanted.num_steps)) > 1
+    tiny.assert_close(state, others, rtol=1e-3, atol=1e-3)

@@ -1,0 +1,62 @@
+"""The kernels compile for a GPU as far as a machine without one can tell: down to Triton's IR.
+
+That they then run, and how fast, is for a machine with a GPU to say.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from hopfax import kernels
+
+
+@pytest.fixture
+def lowered():
+    """`lowered(fn, *shapes)` is the program that `fn` becomes for CUDA."""
+    device = jax.sharding.AbstractDevice(
+        device_kind="NVIDIA H100 80GB HBM3", num_cores=None, platform="gpu"
+    )
+    mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
+
+    def lowered(fn, *shapes):
+        # Newer versions of jax want to know the device, older ones guess.
+        with jax.sharding.use_abstract_mesh(mesh):
+            traced = jax.jit(fn).trace(*shapes)
+            try:
+                return traced.lower(lowering_platforms=("cuda",)).as_text()
+            except (ImportError, AttributeError, RuntimeError) as error:
+                pytest.skip(f"this jaxlib cannot lower for CUDA without a GPU: {error}")
+
+    return lowered
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(("count", "width"), [(1, 1), (33, 5), (130, 64), (512, 128)])
+def test_forward_and_backward_under_vmap(lowered, dtype, count, width):
+    x = jax.ShapeDtypeStruct((3, 2, count, width), dtype)
+    mask = jax.ShapeDtypeStruct((3, count), bool)
+
+    def total(query, keys, values, mask):
+        def one(query, keys, values, mask):
+            run = partial(kernels.retrieve_head, beta=0.3, interpret=False)
+            return run(query, keys, values, mask=mask).values
+
+        heads = jax.vmap(one, in_axes=(0, 0, 0, None))
+        return jnp.sum(jax.vmap(heads)(query, keys, values, mask).astype(jnp.float32) ** 2)
+
+    text = lowered(jax.grad(total, argnums=(0, 1, 2)), x, x, x, mask)
+    assert text.count("triton") == 2, "one call for the search, one for the adjoint"
+    assert "stablehlo.while" not in text, "no loop is left to XLA"
+
+
+def test_products_keep_the_precision_of_float32():
+    def kernel(dtype):
+        x = jax.ShapeDtypeStruct((16, 16), dtype)
+        run = partial(kernels.retrieve_head, beta=0.3, interpret=False)
+        return str(jax.make_jaxpr(run)(x, x, x))
+
+    # Scores and mean, in a step and in the read-out; in bfloat16 each is a sum of three.
+    assert kernel(jnp.float32).count("TF32_TF32_F32_X3") == 4
+    assert kernel(jnp.bfloat16).count("dot_general") == 12

@@ -1,0 +1,387 @@
+"""The fused kernel, run by the interpreter of Pallas, against what XLA computes."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+
+from hopfax import hopfield, kernels
+from hopfax.kernels import tiles
+
+BETA = 0.6
+
+
+def by_xla(query, keys, values, *, beta, mask, tol, max_steps=50, stop="relative"):
+    """The layer's other path, one head of it."""
+    keys = jnp.where(mask[:, None], keys, 0)
+
+    def one(scores, tol):
+        return hopfield.retrieve_scores(
+            scores, keys @ keys.T, beta=beta, mask=mask, tol=tol, max_steps=max_steps, stop=stop
+        )
+
+    found = jax.vmap(one)(query @ keys.T, tol)
+    return read_out(found.value, values, beta=beta, mask=mask), found
+
+
+def by_states(query, keys, values, *, beta, mask, tol, max_steps=50, stop="relative"):
+    """The kernel's own way, one query at a time."""
+    keys = jnp.where(mask[:, None], keys, 0)
+
+    def one(query, tol):
+        return hopfield.retrieve(
+            query, keys, beta=beta, mask=mask, tol=tol, max_steps=max_steps, stop=stop
+        )
+
+    found = jax.vmap(one)(query, tol)
+    return read_out(found.value @ keys.T, values, beta=beta, mask=mask), found
+
+
+def read_out(scores, values, *, beta, mask):
+    logits = jnp.where(mask, beta * scores, jnp.finfo(scores.dtype).min)
+    return jax.nn.softmax(logits) @ values
+
+
+def draw(rng, *shape, dtype=np.float32):
+    return rng.normal(size=shape).astype(dtype)
+
+
+def head(rng, count, width=5, value_width=3, queries=None):
+    # Far from rest, so that counts differ; keys of a size that lets several attractors live.
+    return (
+        2 * draw(rng, queries or count, width),
+        1.5 * draw(rng, count, width),
+        draw(rng, count, value_width),
+    )
+
+
+@cache
+def compiled(retrieve, **static):
+    """Values, facts, and gradients for some cotangent."""
+
+    def total(query, keys, values, mask, tol, beta):
+        read, found = retrieve(query, keys, values, mask=mask, tol=tol, beta=beta, **static)
+        weights = jnp.cos(jnp.arange(1.0, read.size + 1)).reshape(read.shape)
+        return jnp.sum(weights * read), (read, found)
+
+    return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True))
+
+
+def run(retrieve, arrays, *, mask=None, tol=1e-4, beta=BETA, **static):
+    query, keys, _ = arrays
+    mask = np.ones(len(keys), bool) if mask is None else mask
+    tol = np.full(len(query), tol, query.dtype if query.dtype == float else np.float32)
+    beta = jnp.asarray(beta, tol.dtype)
+    (_, (read, found)), slopes = compiled(retrieve, **static)(*arrays, mask, tol, beta)
+    return jax.tree.map(np.asarray, (read, found, slopes))
+
+
+def fused(arrays, **options):
+    return run(kernels.retrieve_head, arrays, **options)
+
+
+def exactly(retrieve, arrays, **options):
+    """The same in double precision."""
+    with jax.enable_x64(True):
+        return run(retrieve, [np.asarray(array, np.float64) for array in arrays], **options)
+
+
+@pytest.mark.parametrize(
+    ("count", "queries", "width", "value_width"),
+    [(1, 1, 1, 1), (7, 7, 5, 3), (33, 20, 17, 8), (130, 130, 5, 33)],
+)
+def test_interpreter_equals_xla(rng, count, queries, width, value_width):
+    arrays = head(rng, count, width, value_width, queries)
+    mask = rng.random(count) < 0.7
+    mask[0] = True
+    options = {"mask": mask, "beta": 3 / width}
+    read, found, slopes = fused(arrays, **options)
+    wanted, facts, wanted_slopes = exactly(by_xla, arrays, **options)
+    assert read.dtype == found.value.dtype == found.residual.dtype == jnp.float32
+    np.testing.assert_allclose(read, wanted, rtol=1e-5, atol=2e-6)
+    scores = found.value @ np.where(mask[:, None], arrays[1], 0).T
+    np.testing.assert_allclose(scores, facts.value, rtol=1e-4, atol=2e-5)
+    assert found.num_steps.tolist() == facts.num_steps.tolist()
+    assert found.converged.tolist() == facts.converged.tolist()
+    np.testing.assert_allclose(found.residual, facts.residual, rtol=1e-2, atol=1e-6)
+    assert not np.any(slopes[0]), "exactly zero"
+    # Each ends its adjoint by its own measure of change.
+    for got, right in zip(slopes[1:], wanted_slopes[1:], strict=True):
+        np.testing.assert_allclose(got, right, atol=1e-3 * np.abs(right).max() + 1e-7)
+        assert not np.any(got[~mask]), "exactly zero"
+    if count > 1:
+        assert len(set(found.num_steps.tolist())) > 2, "a case in which queries differ"
+        assert np.abs(wanted_slopes[1]).max() > 1e-2
+
+
+@pytest.fixture
+def arrays(rng):
+    return head(rng, 7)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tol": np.inf},
+        {"tol": np.where(np.arange(7) % 2, 1e-4, np.inf)},
+        {"stop": "absolute"},
+        {"max_steps": 3},
+        {"max_steps": 1},
+        {"max_steps": 3, "tol": 0.0},
+    ],
+    ids=str,
+)
+def test_every_way_to_stop(arrays, options):
+    read, found, slopes = fused(arrays, **options)
+    wanted, facts, _ = exactly(by_xla, arrays, **options)
+    np.testing.assert_allclose(read, wanted, rtol=1e-5, atol=1e-6)
+    assert found.num_steps.tolist() == facts.num_steps.tolist()
+    assert found.converged.tolist() == facts.converged.tolist()
+    # The largest number stands for leaving the query, and is another one in double precision.
+    moved = facts.residual < 1e30
+    np.testing.assert_allclose(found.residual[moved], facts.residual[moved], rtol=1e-2, atol=1e-6)
+    assert (found.residual[~moved] > 1e30).all()
+    # Before they rest, scores and states have other gradients.
+    _, _, right = exactly(by_states, arrays, **options)
+    for got, wanted in zip(slopes[1:], right[1:], strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
+
+
+def test_equals_the_papers_formula(arrays):
+    query, keys, values = (array.astype(np.float64) for array in arrays)
+    for relative in (True, False):
+        read, found = kernels.retrieve_head(
+            *arrays, beta=BETA, stop="relative" if relative else "absolute"
+        )
+        for t in range(7):
+            state, count, stands = oracles.retrieve(query[t], keys, BETA, relative=relative)
+            weights = np.exp([BETA * key @ state for key in keys])
+            np.testing.assert_allclose(found.value[t], state, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(read[t], weights @ values / weights.sum(), rtol=1e-4)
+            assert (int(found.num_steps[t]), bool(found.converged[t])) == (count, stands)
+
+
+def test_gradient_is_the_central_difference(arrays, rng):
+    """The differences in double precision: the kernel has single only."""
+    _, _, slopes = fused(arrays, tol=1e-6)
+    directions = [np.zeros_like(arrays[0]), *(draw(rng, *a.shape) for a in arrays[1:])]
+    weights = np.cos(np.arange(1.0, 22)).reshape(7, 3)
+    totals = []
+    for step in (1e-5, -1e-5):
+        moved = [a.astype(float) + step * d for a, d in zip(arrays, directions, strict=True)]
+        read, _, _ = exactly(by_xla, moved, tol=1e-13)
+        totals.append(np.vdot(weights, read))
+    along = sum(np.vdot(s, d) for s, d in zip(slopes, directions, strict=True))
+    np.testing.assert_allclose(along, (totals[0] - totals[1]) / 2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("filler", [1e3, np.nan, np.inf])
+def test_padding_changes_nothing_and_gets_no_gradient(arrays, filler):
+    query, *rows = arrays
+    mask = np.array([1, 0, 1, 1, 1, 0, 1, 1, 1, 0], bool)
+    wide = [np.full((10, array.shape[1]), filler, np.float32) for array in rows]
+    for array, row in zip(wide, rows, strict=True):
+        array[mask] = row
+    read, found, slopes = fused(arrays)
+    got, facts, wide_slopes = fused((query, *wide), mask=mask)
+    assert facts.num_steps.tolist() == found.num_steps.tolist()
+    np.testing.assert_allclose(got, read, rtol=1e-5, atol=1e-6)
+    for got, wanted in zip(wide_slopes[1:], slopes[1:], strict=True):
+        np.testing.assert_allclose(got[mask], wanted, rtol=1e-4, atol=1e-6)
+        np.testing.assert_array_equal(got[~mask], 0)
+
+
+def test_nothing_but_padding(arrays):
+    mask = np.zeros(7, bool)
+    read, found, slopes = fused(arrays, mask=mask)
+    wanted, facts, wanted_slopes = exactly(by_xla, arrays, mask=mask)
+    np.testing.assert_allclose(read, wanted, rtol=1e-5, atol=1e-7)
+    assert not np.any(found.value)
+    assert found.num_steps.tolist() == facts.num_steps.tolist()
+    assert found.converged.all()
+    assert facts.converged.all()
+    for got, right in zip(slopes, wanted_slopes, strict=True):
+        np.testing.assert_allclose(got, right, atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_numbers_that_are_not_finite_stop_at_once(arrays, bad):
+    run = jax.jit(partial(kernels.retrieve_head, beta=BETA))
+    query, keys, values = (array.copy() for array in arrays)
+    query[2, 1] = bad
+    read, found = run(query, keys, values)
+    assert int(found.num_steps[2]) == 0
+    assert not found.converged[2]
+    assert np.isnan(read[2]).all()
+    others = np.arange(7) != 2
+    assert np.isfinite(read[others]).all()
+    assert found.converged[others].all()
+    keys[3, 0] = bad
+    found = run(arrays[0], keys, values).found
+    assert not found.num_steps.any()
+    assert not found.converged.any()
+    # Not finite only from the first step on.
+    huge = run(1e30 * arrays[0], 1e30 * arrays[1], values).found
+    assert set(huge.num_steps.tolist()) == {1}
+    assert not huge.converged.any()
+
+
+def test_bfloat16_is_what_is_stored_not_what_is_computed(arrays):
+    half = [jnp.asarray(array, jnp.bfloat16) for array in arrays]
+    read, found, slopes = fused(half)
+    wanted, facts, wanted_slopes = exactly(by_xla, half)
+    assert read.dtype == jnp.bfloat16
+    assert [slope.dtype for slope in slopes] == 3 * [jnp.bfloat16]
+    assert found.value.dtype == jnp.float32
+    assert found.num_steps.tolist() == facts.num_steps.tolist()
+    scores = found.value @ np.asarray(half[1], np.float32).T
+    np.testing.assert_allclose(scores, facts.value, rtol=1e-4, atol=2e-5)
+    # One rounding to 8 bits at the end.
+    np.testing.assert_allclose(np.asarray(read, float), wanted, rtol=2**-8, atol=1e-6)
+    for got, right in zip(slopes[1:], wanted_slopes[1:], strict=True):
+        scale = np.abs(right).max()
+        np.testing.assert_allclose(np.asarray(got, float), right, rtol=2**-7, atol=1e-3 * scale)
+
+
+def test_products_on_tensor_cores_have_the_precision_of_float32(rng):
+    """Three parts of a float32, where the other factor is in bfloat16."""
+    a, b = draw(rng, 16, 64), jnp.asarray(draw(rng, 64, 16), jnp.bfloat16)
+    wanted = a.astype(float) @ np.asarray(b, float)
+    np.testing.assert_allclose(tiles._gpu_dot(a, b), wanted, rtol=1e-5, atol=1e-5)
+    rough = jnp.dot(a.astype(jnp.bfloat16), b, preferred_element_type=jnp.float32)
+    assert np.abs(rough - wanted).max() > 1e-2
+
+
+def test_seeds_heads_and_texts_under_vmap_are_the_loop(rng):
+    query, keys, values = (draw(rng, 2, 3, 7, width) for width in (5, 5, 3))
+    mask, betas = rng.random((3, 7)) < 0.8, jnp.array([0.5, 1.5])
+
+    def run(query, keys, values, mask, beta):
+        def total(keys):
+            read, found = kernels.retrieve_head(query, keys, values, beta=beta, mask=mask)
+            return jnp.sum(read**2), (read, found.num_steps)
+
+        return jax.value_and_grad(total, has_aux=True)(keys)
+
+    batched = jax.vmap(jax.vmap(run, (0, 0, 0, 0, None)), (0, 0, 0, None, 0))
+    (_, (read, num_steps)), slopes = jax.jit(batched)(query, keys, values, mask, betas)
+    run = jax.jit(run)
+    for seed in range(2):
+        for text in range(3):
+            here = seed, text
+            (_, (alone, count)), slope = run(
+                query[here], keys[here], values[here], mask[text], betas[seed]
+            )
+            np.testing.assert_allclose(read[here], alone, rtol=1e-6, atol=1e-6)
+            assert num_steps[here].tolist() == count.tolist()
+            np.testing.assert_allclose(slopes[here], slope, rtol=1e-4, atol=1e-6)
+    assert len(set(np.ravel(num_steps).tolist())) > 2
+
+
+def test_temperature_and_states_have_gradients_too(arrays):
+    query, keys, values = arrays
+
+    def total(keys, beta, retrieve):
+        found = retrieve(query, keys, values, beta=beta, tol=1e-6, max_steps=200).found
+        return jnp.sum(jnp.sin(found.value))
+
+    def by_states(query, keys, values, **options):
+        found = jax.vmap(lambda q: hopfield.retrieve(q, keys, **options))(query)
+        return kernels.Retrieved(values, found)
+
+    got, wanted = (
+        jax.jit(jax.grad(partial(total, retrieve=retrieve), argnums=(0, 1)))(keys, BETA)
+        for retrieve in (kernels.retrieve_head, by_states)
+    )
+    assert abs(wanted[1]) > 1e-2
+    for one, other in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_a_diverging_adjoint_is_cut_off_as_elsewhere():
+    """A query on the ridge between two patterns rests there, where terms grow 1.3-fold."""
+    keys = jnp.array([[1.0, 0.2], [-1.0, 0.2]])
+    query = jnp.array([[0.0, 0.7]])
+
+    def total(keys, retrieve):
+        return jnp.sum(retrieve(keys) @ jnp.array([1.0, 2.0]))
+
+    def fused(keys):
+        return kernels.retrieve_head(query, keys, keys, beta=1.3).found.value
+
+    def by_states(keys):
+        return hopfield.retrieve(query[0], keys, beta=1.3).value
+
+    got, wanted = (jax.grad(partial(total, retrieve=f))(keys) for f in (fused, by_states))
+    assert 5 < np.abs(wanted).max() < 100, "cut off, not summed 50 times"
+    np.testing.assert_allclose(got, wanted, rtol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+def test_scale_does_not_matter(arrays, scale):
+    """Cotangents whose squares would vanish or overflow, and states of which the same is true."""
+    query, keys, values = arrays
+    run = partial(kernels.retrieve_head, beta=BETA)
+    slope = jax.jit(jax.grad(lambda k, s: s * jnp.sum(jnp.sin(run(query, k, values).values))))
+    np.testing.assert_allclose(slope(keys, scale) / scale, slope(keys, 1.0), rtol=1e-4, atol=1e-6)
+    # beta * K K^T is what it was.
+    if scale < 1:
+        run = partial(kernels.retrieve_head, tol=1e-3)
+        plain = run(query, keys, values, beta=BETA).found
+        tiny = run(1e-18 * query, 1e-18 * keys, values, beta=BETA * 1e36).found
+        assert plain.num_steps.tolist() == tiny.num_steps.tolist()
+
+
+def test_second_derivatives_are_errors(arrays):
+    query, keys, values = arrays
+
+    def total(keys):
+        return jnp.sum(kernels.retrieve_head(query, keys, values, beta=BETA).values ** 2)
+
+    with pytest.raises((TypeError, ValueError, NotImplementedError, AssertionError)):
+        jax.hessian(total)(keys)
+
+
+def test_double_precision_elsewhere_does_not_disturb(x64, arrays):
+    read, _, slopes = fused(arrays)
+    assert {x.dtype for x in (read, *slopes)} == {jnp.dtype("float32")}
+    wanted, _, _ = exactly(by_xla, arrays)
+    np.testing.assert_allclose(read, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "options", "message"),
+    [
+        ([(7, 5), (7, 5), (7, 3)], {"beta": 0.0}, "must be > 0, got 0.0"),
+        ([(7, 5), (7, 5), (7, 3)], {"max_steps": 0}, "max_steps must be at least 1, got 0"),
+        ([(7, 5), (7, 5), (7, 3)], {"tol": -1.0}, "tol .* must be >= 0, got -1.0"),
+        ([(7, 5), (7, 5), (7, 3)], {"stop": "soon"}, "'soon'"),
+        ([(2, 7, 5), (7, 5), (7, 3)], {}, "use jax.vmap for more"),
+        ([(7, 5), (0, 5), (0, 3)], {}, r"\(0, 5\)"),
+        ([(7, 4), (7, 5), (7, 3)], {}, "live in one space"),
+        ([(7, 5), (7, 5), (6, 3)], {}, "each key have a value"),
+        ([(7, 5), (7, 5), (7, 3)], {"mask": np.ones(6, bool)}, "each of 7 keys"),
+        ([(7, 5), (513, 5), (513, 3)], {}, "at most 512 tokens, got 7 queries and 513 keys"),
+        ([(513, 5), (7, 5), (7, 3)], {}, "at most 512 tokens, got 513 queries and 7 keys"),
+        ([(7, 129), (7, 129), (7, 3)], {}, "width at most 128, got 129"),
+        ([(7, 5), (7, 5), (7, 130)], {}, "width at most 128, got 130"),
+        ([(7, 5), (7, 5), (7, 3)], {"dtype": np.float16}, "float32 or bfloat16, got float16"),
+        ([(7, 5), (7, 5), (7, 3)], {"dtype": np.int32}, "float32 or bfloat16, got int32"),
+    ],
+)
+def test_what_does_not_fit_is_named(shapes, options, message):
+    options = {"beta": 1.0} | options
+    dtype = options.pop("dtype", np.float32)
+    with pytest.raises(ValueError, match=message):
+        kernels.retrieve_head(*(np.ones(shape, dtype) for shape in shapes), **options)
+
+
+def test_limits_are_taken_in(rng):
+    """The largest head there may be, up to the compiler: running it takes a minute here."""
+    largest = jax.ShapeDtypeStruct((512, 128), jnp.bfloat16)
+    assert kernels.beyond_limits(largest, largest, largest) is None
+    run = partial(kernels.retrieve_head, beta=1.0)
+    assert jax.eval_shape(run, largest, largest, largest).values.shape == (512, 128)

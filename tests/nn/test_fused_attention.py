@@ -1,0 +1,141 @@
+"""The attention layer on the fused kernel, which the interpreter runs here."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from hopfax import kernels
+from hopfax.nn import HopfieldAttention, attention, functional, robertha
+
+WIDTH, BETA = 6, 3.0
+MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0, 0, 0, 0]], bool)
+
+
+@pytest.fixture
+def x(rng):
+    return jnp.asarray(rng.normal(size=(*MASK.shape, WIDTH)), jnp.float32)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """As if a GPU were there: what is chosen by itself, run by the interpreter all the same."""
+    monkeypatch.setattr(kernels, "available", lambda: True)
+    attention._warn_of.cache_clear()
+
+
+def layer(implementation=None, **options):
+    options = {"beta": BETA, "implementation": implementation} | options
+    return functional(lambda rngs: HopfieldAttention(WIDTH, rngs=rngs, **options))
+
+
+def evaluated(layer, params, x):
+    """What the layer returns, and the gradients of its real outputs."""
+    weights = jnp.cos(jnp.arange(x.size).reshape(x.shape))
+
+    @jax.jit
+    def run(params, x):
+        found = layer.bind(params)(x, MASK)
+        return jnp.sum(jnp.where(MASK[..., None], weights * found.values, 0)), found
+
+    (_, found), slopes = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)(params, x)
+    return found, slopes
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"stop": "absolute", "query_projection": False, "output_projection": False},
+        {"mask_keys": False, "num_heads": 3},
+    ],
+    ids=str,
+)
+def test_the_layer_is_the_same_either_way(x, redraw, options):
+    params = redraw(layer(**options))
+    wanted, slopes = evaluated(layer("xla", **options), params, x)
+    found, others = evaluated(layer("pallas", **options), params, x)
+    np.testing.assert_allclose(found.values, wanted.values, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(found.keys, wanted.keys)
+    assert found.num_steps.tolist() == wanted.num_steps.tolist()
+    assert found.converged.tolist() == wanted.converged.tolist()
+    assert len(set(np.ravel(found.num_steps).tolist())) > 2
+    for one, other in zip(jax.tree.leaves(others), jax.tree.leaves(slopes), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-3 * np.abs(other).max())
+    if "mask_keys" not in options:
+        assert not np.any(others[1][~MASK]), "exactly zero"
+    if "query" in params:
+        assert not np.any(others[0]["query"]["kernel"]), "exactly zero"
+    assert np.abs(others[0]["key"]["kernel"]).max() > 1e-2
+
+
+def fuses(layer, x, mask=MASK):
+    params = layer.init(jax.random.key(0))
+    return "pallas_call" in str(jax.make_jaxpr(layer.bind(params))(x, mask))
+
+
+def test_the_kernel_is_chosen_on_a_gpu_only(x, gpu, monkeypatch):
+    assert fuses(layer(), x)
+    assert fuses(layer(), x.astype(jnp.bfloat16))
+    assert not fuses(layer("xla"), x)
+    monkeypatch.undo()
+    assert not kernels.available()
+    assert not fuses(layer(), x)
+    assert fuses(layer("pallas"), x)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"gradient": "unrolled"}, {"scope": "batch"}, {"max_steps": 0}],
+    ids=str,
+)
+def test_what_the_kernel_does_not_do_is_left_to_xla(x, gpu, options):
+    assert not fuses(layer(**options), x)
+    with pytest.raises(ValueError, match="leave it to XLA") as error:
+        HopfieldAttention(WIDTH, implementation="pallas", rngs=nnx.Rngs(0), **options)
+    assert str(next(iter(options.values()))) in str(error.value)
+
+
+BEYOND = {
+    "tokens": ((1, 513, WIDTH), "float32", WIDTH, "at most 512 tokens, got 513 queries and 513"),
+    "width": ((1, 5, 260), "float32", 260, "width at most 128, got 130"),
+    "dtype": ((1, 5, WIDTH), "float64", WIDTH, "float32 or bfloat16, got float64"),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_a_limit_is_warned_of_once_or_raised(x64, gpu, name):
+    shape, dtype, width, message = BEYOND[name]
+    x, mask = jnp.zeros(shape, dtype), jnp.ones(shape[:2], bool)
+
+    def traced(implementation):
+        made = functional(
+            lambda rngs: HopfieldAttention(width, implementation=implementation, rngs=rngs)
+        )
+        params = jax.tree.map(lambda leaf: leaf.astype(dtype), made.init(jax.random.key(0)))
+        return str(jax.make_jaxpr(made.bind(params))(x, mask))
+
+    with pytest.raises(ValueError, match=message):
+        traced("pallas")
+    with pytest.warns(UserWarning, match=message) as caught:
+        assert "pallas_call" not in traced(None)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "pallas_call" not in traced(None)
+
+
+def test_other_implementations_are_refused():
+    with pytest.raises(ValueError, match="'cuda'"):
+        HopfieldAttention(WIDTH, implementation="cuda", rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("implementation", [None, "xla", "pallas"])
+def test_robertha_hands_it_on(implementation):
+    sizes = {"width": 8, "num_layers": 2, "ff_width": 12, "max_length": 8}
+    model = robertha(10, 3, implementation=implementation, **sizes)
+    for block in model.bind(model.init(jax.random.key(0))).blocks:
+        assert block.attention.implementation == implementation
