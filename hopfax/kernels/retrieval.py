@@ -1,7 +1,7 @@
 """Attention's retrieval as one kernel: search, read-out and adjoint without a trip to memory."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,9 @@ from jaxtyping import Array, Bool, Float
 
 from hopfax.fixed_point import FixedPoint, Stop, check_stopping
 from hopfax.hopfield.retrieval import Beta, check_beta
+
+if TYPE_CHECKING:
+    from hopfax.kernels.tiles import Tiling
 
 MAX_KEYS, MAX_WIDTH = 512, 128
 _DTYPES = ("float32", "bfloat16")
@@ -30,7 +33,7 @@ class Retrieved(NamedTuple):
 
 def available() -> bool:
     """Whether computations run on a GPU that the kernel is for: NVIDIA's from Ampere on."""
-    if _platform() != "gpu":
+    if not _on_gpu():
         return False
     # Other makers' devices have a name here.
     found = str(getattr(jax.local_devices(backend="gpu")[0], "compute_capability", ""))
@@ -125,9 +128,10 @@ def retrieve_head(
         visible = mask | ~jnp.any(mask)
         values = jnp.where(visible[:, None], values, 0)
     tol = jnp.broadcast_to(jnp.asarray(tol, jnp.float32), query.shape[:1])
-    how = _How(max_steps, stop, _platform() != "gpu" if interpret is None else interpret)
+    how = _How(max_steps, stop, not _on_gpu() if interpret is None else interpret)
     beta = jnp.asarray(beta, jnp.float32)
-    read, state, num_steps, residual = _retrieve(how, beta, query, keys, values, visible, tol)
+    outputs = _retrieve(how, beta, query, keys, values, visible, tol)
+    read, state, num_steps, residual = cast(_Outputs, outputs)
     converged = (residual <= tol) & jnp.isfinite(residual)
     return Retrieved(read, FixedPoint(state, num_steps, residual, converged))
 
@@ -175,7 +179,7 @@ def _retrieve(
 def _retrieve_forward(
     how: _How, beta: Array, query: Array, keys: Array, values: Array, visible: Array, tol: Array
 ) -> tuple[_Outputs, _Saved]:
-    outputs = _retrieve(how, beta, query, keys, values, visible, tol)
+    outputs = cast(_Outputs, _retrieve(how, beta, query, keys, values, visible, tol))
     return outputs, (beta, query, keys, values, visible, tol, outputs[1])
 
 
@@ -221,7 +225,7 @@ def _retrieve_backward(
 _retrieve.defvjp(_retrieve_forward, _retrieve_backward)
 
 
-def _tiling(queries: int, keys: int, interpret: bool):
+def _tiling(queries: int, keys: int, interpret: bool) -> "Tiling":
     from hopfax.kernels import tiles
 
     return tiles.Tiling(min(_TILE, _power(queries)), min(_BLOCK, _power(keys)), interpret)
@@ -240,9 +244,11 @@ def _padded(x: Array, multiple: int, columns: int | None = None) -> Array:
     return jnp.pad(x, [(0, extra) for extra in wanted])
 
 
-def _platform() -> str:
-    chosen = jax.config.jax_default_device
-    return jax.default_backend() if chosen is None else getattr(chosen, "platform", chosen)
+def _on_gpu() -> bool:
+    """Whether that is where computations go by default."""
+    chosen = getattr(jax.config, "jax_default_device", None)
+    name = jax.default_backend() if chosen is None else getattr(chosen, "platform", chosen)
+    return name in ("gpu", "cuda")
 
 
 def _check_shapes(query: Array, keys: Array, values: Array, mask: Array | None) -> None:

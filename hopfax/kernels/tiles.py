@@ -82,7 +82,7 @@ def search(
     """
     kernel = partial(_search, block=tiling.keys, max_steps=max_steps, stop=stop)
     number, width = query.shape
-    outputs = Searched(
+    outputs = (
         jax.ShapeDtypeStruct((number, values.shape[1]), values.dtype),
         jax.ShapeDtypeStruct((number, width), jnp.float32),
         jax.ShapeDtypeStruct((number,), jnp.int32),

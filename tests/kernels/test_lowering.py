@@ -9,7 +9,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from hopfax import kernels
+from hopfax import kernels, nn
+
+# Of jax 0.12: "will be removed in a future version".
+pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
 
 
 @pytest.fixture
@@ -60,3 +63,19 @@ def test_products_keep_the_precision_of_float32():
     # Scores and mean, in a step and in the read-out; in bfloat16 each is a sum of three.
     assert kernel(jnp.float32).count("TF32_TF32_F32_X3") == 4
     assert kernel(jnp.bfloat16).count("dot_general") == 12
+
+
+def test_training_steps_of_several_seeds_take_the_kernel_by_themselves(lowered, monkeypatch):
+    monkeypatch.setattr(kernels, "available", lambda: True)
+    monkeypatch.setattr(kernels.retrieval, "_on_gpu", lambda: True)
+    model = nn.robertha(50, 2, width=16, num_layers=2, ff_width=16, max_length=16)
+    keys = jax.eval_shape(jax.random.split, jax.random.key(0))
+    params = jax.eval_shape(jax.vmap(model.init), keys)
+    ids = jax.ShapeDtypeStruct((2, 4, 12), jnp.int32)
+
+    def loss(params, ids, key):
+        return jnp.sum(model.bind(params)(ids, ids > 0, key=key).logits ** 2)
+
+    text = lowered(jax.vmap(jax.grad(loss)), params, ids, keys)
+    assert text.count("triton") == 4, "search and adjoint of two layers"
+    assert "stablehlo.while" not in text
