@@ -8,7 +8,8 @@ design for all sizes. The loop of a tile ends with the last of its queries.
 
 Triton wants sizes that are powers of two and tiles at least 16 wide: `hopfax.kernels.retrieval`
 pads. Both are written for one head, and `jax.vmap` over heads, texts and seeds becomes the grid.
-Tile sizes and warps are a first guess: nothing here has been timed on a GPU yet.
+Tile sizes and warps are a first guess: nothing here has run on a GPU yet. jax 0.11 announced that
+it will drop Triton one day in favour of a compiler for Hopper and later GPUs only.
 """
 
 import math

@@ -77,5 +77,5 @@ def test_training_steps_of_several_seeds_take_the_kernel_by_themselves(lowered, 
         return jnp.sum(model.bind(params)(ids, ids > 0, key=key).logits ** 2)
 
     text = lowered(jax.vmap(jax.grad(loss)), params, ids, keys)
-    assert text.count("triton") == 4, "search and adjoint of two layers"
+    assert text.count("triton") == 2, "search and adjoint, which both layers call"
     assert "stablehlo.while" not in text

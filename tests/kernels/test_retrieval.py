@@ -91,13 +91,13 @@ def exactly(retrieve, arrays, **options):
 
 @pytest.mark.parametrize(
     ("count", "queries", "width", "value_width"),
-    [(1, 1, 1, 1), (7, 7, 5, 3), (33, 20, 17, 8), (130, 130, 5, 33)],
+    [(1, 1, 1, 1), (7, 7, 5, 3), (33, 20, 17, 8), (130, 130, 5, 33), (512, 40, 128, 128)],
 )
 def test_interpreter_equals_xla(rng, count, queries, width, value_width):
     arrays = head(rng, count, width, value_width, queries)
     mask = rng.random(count) < 0.7
     mask[0] = True
-    options = {"mask": mask, "beta": 3 / width}
+    options = {"mask": mask, "beta": width**-0.5}
     read, found, slopes = fused(arrays, **options)
     wanted, facts, wanted_slopes = exactly(by_xla, arrays, **options)
     assert read.dtype == found.value.dtype == found.residual.dtype == jnp.float32
@@ -114,7 +114,7 @@ def test_interpreter_equals_xla(rng, count, queries, width, value_width):
         assert not np.any(got[~mask]), "exactly zero"
     if count > 1:
         assert len(set(found.num_steps.tolist())) > 2, "a case in which queries differ"
-        assert np.abs(wanted_slopes[1]).max() > 1e-2
+        assert np.abs(wanted_slopes[1]).max() > 1e-3
 
 
 @pytest.fixture
@@ -379,9 +379,16 @@ def test_what_does_not_fit_is_named(shapes, options, message):
         kernels.retrieve_head(*(np.ones(shape, dtype) for shape in shapes), **options)
 
 
-def test_limits_are_taken_in(rng):
-    """The largest head there may be, up to the compiler: running it takes a minute here."""
-    largest = jax.ShapeDtypeStruct((512, 128), jnp.bfloat16)
-    assert kernels.beyond_limits(largest, largest, largest) is None
-    run = partial(kernels.retrieve_head, beta=1.0)
-    assert jax.eval_shape(run, largest, largest, largest).values.shape == (512, 128)
+@pytest.mark.parametrize(
+    ("capability", "wanted"), [("9.0", True), ("12.0", True), ("7.5", False), ("gfx942", False)]
+)
+def test_it_is_for_gpus_from_ampere_on(monkeypatch, capability, wanted):
+    class Device:
+        platform, compute_capability = "gpu", capability
+
+    assert not kernels.available(), "there is no GPU here"
+    monkeypatch.setattr(jax, "local_devices", lambda *, backend: [Device()])
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert kernels.available() == wanted
+    with jax.default_device("cpu"):
+        assert not kernels.available()
