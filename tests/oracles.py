@@ -190,3 +190,44 @@ _HERMITE = (
 def hermite(degree):
     """The probabilists' polynomial of the first coordinate, orthonormal under N(0, 1)."""
     return _HERMITE[degree]
+
+
+def adversarial_walk(table, out, ids, mask, labels, delta, *, num_steps, step_size, max_norm):
+    """Projected ascent on a bag of words: every perturbation, loss, gradient of table and out.
+
+    Logits are the sum of a text's token vectors times `out`; the loss is the mean cross-entropy.
+    Returns num_steps + 1 of each, the last ones at the end of the ascent.
+    """
+    table, out, delta = (np.asarray(part, np.float64) for part in (table, out, delta))
+    count = len(ids)
+    deltas, losses, gradients = [], [], []
+    for _ in range(num_steps + 1):
+        slopes, loss = np.zeros_like(delta), 0.0
+        of_table, of_out = np.zeros_like(table), np.zeros_like(out)
+        for row in range(count):
+            bag = np.zeros(table.shape[1])
+            for place in np.flatnonzero(mask[row]):
+                bag += table[ids[row, place]] + delta[row, place]
+            logits = bag @ out
+            probs = np.exp(logits - logits.max())
+            probs /= probs.sum()
+            loss -= np.log(probs[labels[row]]) / count
+            error = probs.copy()
+            error[labels[row]] -= 1
+            error /= count
+            of_out += np.outer(bag, error)
+            for place in np.flatnonzero(mask[row]):
+                of_table[ids[row, place]] += out @ error
+                slopes[row, place] = out @ error
+        deltas.append(delta)
+        losses.append(loss)
+        gradients.append((of_table, of_out))
+        delta = delta.copy()
+        for row in range(count):
+            norm = np.sqrt((slopes[row] ** 2).sum())
+            if norm > 0:
+                delta[row] += step_size * slopes[row] / norm
+            size = np.sqrt((delta[row] ** 2).sum())
+            if size > max_norm:
+                delta[row] *= max_norm / size
+    return deltas, losses, gradients

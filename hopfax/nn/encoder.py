@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from hopfax.nn.attention import Attended, Mask, Tokens, linear
 
 Pooling = Literal["mean", "cls"]
+Site = Literal["token", "embedding"]
 Key = PRNGKeyArray | None
 Arrays = TypeVar("Arrays", bound=tuple)
 
@@ -52,6 +53,21 @@ class Classification(NamedTuple):
 
     logits: Float[Array, "batch outputs"]
     encoding: Encoding
+
+
+class Perturbation(NamedTuple):
+    """What is added to a model's inputs at its two sites; None adds nothing.
+
+    Attributes:
+        token: On the token vectors, before positions and LayerNorm.
+        embedding: On what that LayerNorm returns.
+    """
+
+    token: Tokens | None = None
+    embedding: Tokens | None = None
+
+
+CLEAN = Perturbation()
 
 
 def dropout(key: Key, x: Array, rate: float) -> Array:
@@ -258,10 +274,18 @@ class Encoder(nnx.Module):
         return self.classifier(dropout(key, pooled, self.dropout))
 
     def __call__(
-        self, ids: Int[Array, "batch tokens"], mask: Mask, *, key: Key = None
+        self,
+        ids: Int[Array, "batch tokens"],
+        mask: Mask,
+        *,
+        key: Key = None,
+        added: Perturbation = CLEAN,
     ) -> Classification:
-        """All stages in turn, with dropout if a key is given."""
+        """All stages in turn, with dropout if a key is given, and with what is added on the way."""
         keys = (None, None, None) if key is None else jax.random.split(key, 3)
-        embeddings = self.embed(self.embed_tokens(ids), key=keys[0])
+        tokens = self.embed_tokens(ids)
+        tokens = tokens if added.token is None else tokens + added.token
+        embeddings = self.embed(tokens, key=keys[0])
+        embeddings = embeddings if added.embedding is None else embeddings + added.embedding
         encoding = self.encode(embeddings, mask, key=keys[1])
         return Classification(self.classify(encoding.hidden, mask, key=keys[2]), encoding)

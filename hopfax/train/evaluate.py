@@ -11,11 +11,10 @@ from jaxtyping import Array, Float
 
 from hopfax import hopfield
 from hopfax.data.batching import Bucket, eval_batches
-from hopfax.nn.encoder import Encoder
+from hopfax.nn.encoder import Encoder, Site
 from hopfax.nn.functional import Functional, Params
 from hopfax.train.objectives import Batch, per_example, texts_of
 
-Site = Literal["token", "embedding"]
 Protocol = Literal["sigma", "matched"]
 SITES: tuple[Site, ...] = get_args(Site)
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)

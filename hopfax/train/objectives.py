@@ -1,7 +1,6 @@
 """What training minimises: task loss plus Eigenspectrum Regularization."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +8,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from hopfax import hopfield
-from hopfax.nn.encoder import Encoder, Encoding
+from hopfax.nn.encoder import CLEAN, Encoder, Encoding, Perturbation
 from hopfax.nn.functional import Functional, Params
-
-Objective = Callable[[Params, "Batch", PRNGKeyArray], tuple[Array, "Losses"]]
 
 
 class Batch(NamedTuple):
@@ -37,6 +34,16 @@ class Losses(NamedTuple):
     task: Float[Array, ""]
     esr: Float[Array, ""]
     num_steps: Float[Array, ""]
+
+
+class Objective(Protocol):
+    """A loss to minimise, differentiable in the parameters and in what is added to the inputs."""
+
+    def __call__(
+        self, params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation = CLEAN, /
+    ) -> tuple[Array, Losses]:
+        """Returns the loss and its parts; the key drives dropout."""
+        ...
 
 
 def texts_of(batch: Batch) -> tuple[Int[Array, "texts tokens"], Bool[Array, "texts tokens"]]:
@@ -110,8 +117,7 @@ def classification(
         esr_masked: Whether padding is kept out of the spectrum.
 
     Returns:
-        `objective(params, batch, key) -> (loss, Losses)`, differentiable in `params`; the key
-        drives dropout.
+        An `Objective`.
 
     Raises:
         ValueError: If `esr_weight` is negative.
@@ -122,9 +128,11 @@ def classification(
     if esr_weight < 0:
         raise ValueError(f"esr_weight scales a penalty and must be >= 0, got {esr_weight}")
 
-    def objective(params: Params, batch: Batch, key: PRNGKeyArray) -> tuple[Array, Losses]:
+    def objective(
+        params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation = CLEAN, /
+    ) -> tuple[Array, Losses]:
         ids, mask = texts_of(batch)
-        logits, encoding = model.bind(params)(ids, mask, key=key)
+        logits, encoding = model.bind(params)(ids, mask, key=key, added=added)
         task = task_loss(per_example(logits, batch), batch, regression=regression)
         weights = jnp.repeat(batch.weights, batch.ids.shape[1])
         esr = jnp.zeros_like(task)

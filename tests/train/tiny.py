@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hopfax.data.batching import Encoded, bucketed
-from hopfax.nn.encoder import Classification, Encoding
+from hopfax.nn.encoder import CLEAN, Classification, Encoding
 from hopfax.nn.functional import Functional
 from hopfax.nn.models import PRESETS, robertha, tinybert
 from hopfax.train.objectives import Batch
@@ -100,8 +100,10 @@ class Bag(NamedTuple):
     def classify(self, hidden, mask, *, key=None):
         return jnp.where(mask[..., None], hidden, 0).sum(1) @ self.params["out"]
 
-    def __call__(self, ids, mask, *, key=None):
-        encoding = self.encode(self.embed(self.embed_tokens(ids)), mask)
+    def __call__(self, ids, mask, *, key=None, added=CLEAN):
+        tokens = self.embed_tokens(ids)
+        tokens = tokens if added.token is None else tokens + added.token
+        encoding = self.encode(self.embed(tokens), mask)
         return Classification(self.classify(encoding.hidden, mask), encoding)
 
 

@@ -1,0 +1,178 @@
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+import tiny
+
+from hopfax.nn.encoder import Perturbation
+from hopfax.train import adversarial
+from hopfax.train.adversarial import Ball, ascend, augmented, freelb, initial, pgd
+from hopfax.train.objectives import Losses, classification, texts_of
+from hopfax.train.state import adamw, init_states, seed_keys
+from hopfax.train.step import make_chunk
+
+KEY = jax.random.key(4)
+BALL = Ball(num_steps=3, step_size=0.3, max_norm=0.4, initial_norm=0.2)
+BAG = tiny.bag()
+BATCH = tiny.batch(5)
+METHODS = {"pgd": pgd, "freelb": freelb}
+
+
+def value_and_grad(objective, params, batch=BATCH):
+    return jax.jit(jax.value_and_grad(objective, has_aux=True))(params, batch, KEY)
+
+
+@cache
+def walk():
+    """The oracle's ascent from the perturbation that this key starts from."""
+    params = BAG.init(jax.random.key(1))
+    ids, mask = texts_of(BATCH)
+    start = initial(jax.random.fold_in(KEY, adversarial._NOISE), params, mask, BALL)
+    found = oracles.adversarial_walk(
+        params["tokens"]["embedding"],
+        params["out"],
+        *map(np.asarray, (ids, mask, BATCH.labels, start)),
+        num_steps=BALL.num_steps,
+        step_size=BALL.step_size,
+        max_norm=BALL.max_norm,
+    )
+    return params, found
+
+
+def assert_gradient(gradient, wanted):
+    np.testing.assert_allclose(gradient["tokens"]["embedding"], wanted[0], rtol=2e-4, atol=1e-6)
+    np.testing.assert_allclose(gradient["out"], wanted[1], rtol=2e-4, atol=1e-6)
+
+
+def test_freelb_takes_the_mean_gradient_over_its_ascent():
+    params, (deltas, losses, gradients) = walk()
+    (loss, parts), gradient = value_and_grad(freelb(classification(BAG), BALL), params)
+    np.testing.assert_allclose(loss, np.mean(losses[:-1]), rtol=1e-5)
+    np.testing.assert_allclose(parts.task, loss, rtol=1e-6)
+    assert_gradient(
+        gradient, [np.mean(parts, axis=0) for parts in zip(*gradients[:-1], strict=True)]
+    )
+    # The ascent climbs, and at least one text has met the border of its ball.
+    assert np.all(np.diff(losses) > 0)
+    sizes = np.sqrt(np.square(deltas[-1]).sum((1, 2)))
+    assert np.isclose(sizes.max(), BALL.max_norm)
+
+
+def test_pgd_takes_the_gradient_at_the_end_of_its_ascent():
+    params, (_, losses, gradients) = walk()
+    (loss, _), gradient = value_and_grad(pgd(classification(BAG), BALL), params)
+    np.testing.assert_allclose(loss, losses[-1], rtol=1e-5)
+    assert_gradient(gradient, gradients[-1])
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_a_ball_of_no_size_is_the_objective_itself(method):
+    plain, params = classification(tiny.softmax()), tiny.lively(tiny.softmax())
+    speck = BALL._replace(max_norm=1e-9, initial_norm=0.0)
+    around = value_and_grad(method(plain, speck), params)
+    # One dropout mask in all passes: else they would differ.
+    tiny.assert_close(around, value_and_grad(plain, params), rtol=1e-4, atol=1e-6)
+
+
+def test_first_perturbations_are_scaled_by_length():
+    params = {"tokens": {"embedding": jnp.zeros((3, 40))}}
+    mask = jnp.arange(50) < jnp.array([[2], [10], [50], [0]])
+    found = initial(KEY, params, mask, Ball(initial_norm=0.6))
+    norms = np.sqrt(np.square(found).sum((1, 2)))
+    # Uniform numbers in [-1, 1] have a second moment of a third.
+    np.testing.assert_allclose(norms[:3], 0.6 / np.sqrt(3), rtol=0.15)
+    assert norms[3] == 0
+    assert not np.any(np.asarray(found)[~np.asarray(mask)])
+
+
+def test_a_step_is_along_the_gradient_and_stays_in_the_ball(rng):
+    delta, slope = (jnp.asarray(rng.normal(size=(3, 4, 5)), jnp.float32) for _ in range(2))
+    mask = jnp.ones((3, 4), bool).at[:, 3].set(False)
+    delta = jnp.where(mask[..., None], delta, 0)
+    ball = Ball(step_size=0.5, max_norm=1.0)
+    moved = np.asarray(ascend(delta, slope, mask, ball))
+    np.testing.assert_allclose(np.sqrt(np.square(moved).sum((1, 2))), 1, rtol=1e-5)
+    assert not moved[:, 3].any()
+    free = np.asarray(ascend(delta, slope * 1e-25, mask, ball._replace(max_norm=np.inf)))
+    np.testing.assert_allclose(np.sqrt(np.square(free - delta).sum((1, 2))), 0.5, rtol=1e-4)
+    still = ascend(delta, jnp.zeros_like(slope), mask, ball._replace(max_norm=np.inf))
+    np.testing.assert_array_equal(still, delta)
+
+
+@pytest.mark.parametrize("site", ["token", "embedding"])
+def test_augmented_adds_noise_of_its_size_at_its_site(site):
+    seen = []
+
+    def spy(params, batch, key, added):
+        seen.append(added)
+        return jnp.zeros(()), Losses(*jnp.zeros(3))
+
+    params = {"tokens": {"embedding": jnp.zeros((3, 64))}}
+    batch = tiny.batch(40)
+    augmented(spy, sigma=0.7, site=site)(params, batch, KEY)
+    mask = np.asarray(texts_of(batch)[1])
+    noise = np.asarray(getattr(seen[0], site))
+    assert sum(part is not None for part in seen[0]) == 1
+    assert not noise[~mask].any()
+    np.testing.assert_allclose(noise[mask].std(), 0.7, rtol=0.02)
+    augmented(spy, sigma=0.7, site=site, share=0.5)(params, batch, KEY)
+    noisy = np.asarray(getattr(seen[1], site)).any((1, 2))
+    assert 8 < noisy.sum() < 32
+    other = jax.random.key(5)
+    augmented(spy, sigma=0.7, site=site)(params, batch, other)
+    assert not np.array_equal(noise, getattr(seen[2], site))
+
+
+def test_perturbations_add_up_at_a_model_s_sites():
+    model = tiny.softmax()
+    network = model.bind(tiny.lively(model))
+    ids, mask = texts_of(BATCH)
+    tokens = network.embed_tokens(ids)
+    noise = 0.3 * jax.random.normal(KEY, tokens.shape)
+    whole = network(ids, mask, added=Perturbation(noise, 2 * noise)).logits
+    hidden = network.encode(network.embed(tokens + noise) + 2 * noise, mask).hidden
+    np.testing.assert_allclose(whole, network.classify(hidden, mask), rtol=1e-5, atol=1e-6)
+    assert np.abs(whole - network(ids, mask).logits).max() > 1e-2
+
+
+@pytest.mark.parametrize("method", ["pgd", "freelb", "augmented"])
+def test_seeds_side_by_side_train_as_they_do_alone(method):
+    model = tiny.hopfield(max_steps=3)
+    plain = classification(model, esr_weight=0.1)
+    objective = augmented(plain, sigma=0.1) if method == "augmented" else METHODS[method](plain)
+    optimizer, seeds = adamw(1e-2, total_steps=4), (3, 8)
+    chunk = make_chunk(objective, optimizer)
+    picks = np.random.default_rng(0).integers(0, 5, (2, 2, 4)).astype(np.int32)
+    weights = np.ones(picks.shape, np.float32)
+    states, metrics = chunk(
+        init_states(model, optimizer, seeds), BATCH, picks, weights, seed_keys(seeds)
+    )
+    assert np.all(np.isfinite(metrics.loss)) and np.all(np.asarray(metrics.esr) > 0)
+    alone, _ = chunk(
+        init_states(model, optimizer, seeds[1:]),
+        BATCH,
+        picks[:, 1:],
+        weights[:, 1:],
+        seed_keys(seeds[1:]),
+    )
+    tiny.assert_close(tiny.take(states.params, 1), tiny.take(alone.params, 0), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda f: augmented(f, sigma=-1.0), "sigma >= 0"),
+        (lambda f: augmented(f, sigma=1.0, share=1.5), r"share in \[0, 1\]"),
+        (lambda f: augmented(f, sigma=1.0, site="output"), "got 'output'"),
+        (lambda f: freelb(f, Ball(num_steps=0)), "num_steps >= 1"),
+        (lambda f: pgd(f, Ball(step_size=0.0, max_norm=-1.0)), "step_size > 0 and max_norm > 0"),
+        (lambda f: freelb(f, Ball(initial_norm=-0.1)), "initial_norm >= 0"),
+        (lambda f: pgd(f, site="output"), "got 'output'"),
+    ],
+)
+def test_numbers_out_of_range_are_named(call, words):
+    with pytest.raises(ValueError, match=words):
+        call(classification(BAG))
