@@ -5,6 +5,7 @@ anything else) goes in between two stages.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import jax
@@ -13,6 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from hopfax.nn.attention import Attended, Mask, Tokens, linear
+from hopfax.nn.functional import scan_modules
 
 Pooling = Literal["mean", "cls"]
 Site = Literal["token", "embedding"]
@@ -40,12 +42,14 @@ class Encoding(NamedTuple):
         keys: Keys of every layer, for their spectrum.
         num_steps: Hopfield updates per layer and query.
         converged: Whether each query came to rest.
+        ponder: What each token's adaptive computation costs; None in a model of fixed depth.
     """
 
     hidden: Tokens
     keys: Float[Array, "layers batch tokens width"]
     num_steps: Int[Array, "layers batch heads tokens"]
     converged: Bool[Array, "layers batch heads tokens"]
+    ponder: Float[Array, "batch tokens"] | None = None
 
 
 class Classification(NamedTuple):
@@ -181,10 +185,15 @@ class Encoder(nnx.Module):
         isolate_keys: Whether the keys a layer reports are cut off from the layers below it (see
             `Block`). The first layer has none below: its keys still reach the embeddings.
         frozen_token: Id of a token whose embedding is not trained (PyTorch's `padding_idx`).
+        embedding_scale: Factor on token and position vectors, > 0. The norm after them undoes it:
+            the model is the same function, for which noise on the tokens is that much weaker.
+        recompute: Whether the backward pass computes each block anew (gradient checkpointing): the
+            memory of one block and of all blocks' inputs, for a third more time. Blocks must then
+            be alike: not with `isolate_keys`.
         rngs: Source of the initial parameters.
 
     Raises:
-        ValueError: If `dropout` or `pooling` is not one of the above.
+        ValueError: If `dropout`, `pooling` or `embedding_scale` is not one of the above.
     """
 
     def __init__(
@@ -202,12 +211,22 @@ class Encoder(nnx.Module):
         dropout: float = 0.1,
         isolate_keys: bool = False,
         frozen_token: int | None = None,
+        embedding_scale: float = 1.0,
+        recompute: bool = False,
         rngs: nnx.Rngs,
     ):
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout is a share of entries and must be in [0, 1), got {dropout}")
         if pooling not in ("mean", "cls"):
             raise ValueError(f'pooling must be "mean" or "cls", got {pooling!r}')
+        if not 0 < embedding_scale < float("inf"):
+            raise ValueError(f"embedding_scale is a factor and must be > 0, got {embedding_scale}")
+        if recompute and isolate_keys:
+            raise ValueError(
+                "recompute wants blocks that are alike: isolate_keys sets the first apart"
+            )
+        self.embedding_scale = embedding_scale
+        self.recompute = recompute
         self.max_length = max_length
         self.frozen_token = frozen_token
         self.dropout = dropout
@@ -238,7 +257,7 @@ class Encoder(nnx.Module):
                 f"texts of {ids.shape[-1]} tokens do not fit a model of max_length "
                 f"{self.max_length}: truncate them, or build a longer model"
             )
-        tokens = self.tokens(ids)
+        tokens = self.embedding_scale * self.tokens(ids)
         if self.frozen_token is None:
             return tokens
         frozen = (ids == self.frozen_token)[..., None]
@@ -246,21 +265,27 @@ class Encoder(nnx.Module):
 
     def embed(self, tokens: Tokens, *, key: Key = None) -> Tokens:
         """Adds positions and normalises: the *embedding* site."""
-        positions = self.positions(jnp.arange(tokens.shape[-2]))
+        positions = self.embedding_scale * self.positions(jnp.arange(tokens.shape[-2]))
         return dropout(key, self.norm(tokens + positions[None]), self.dropout)
 
     def encode(self, embeddings: Tokens, mask: Mask, *, key: Key = None) -> Encoding:
         """Runs the blocks. `mask` is True at real tokens."""
-        x, layers = embeddings, []
-        for number, block in enumerate(self.blocks):
-            attended = block(x, mask, key=None if key is None else jax.random.fold_in(key, number))
-            x = attended.values
-            layers.append(attended)
-        keys, num_steps, converged = (
-            jnp.stack([getattr(layer, name) for layer in layers])
-            for name in ("keys", "num_steps", "converged")
-        )
-        return Encoding(x, keys, num_steps, converged)
+        if self.recompute:
+            hidden, layers = scan_modules(partial(self._layer, mask, key), self.blocks, embeddings)
+        else:
+            hidden, found = embeddings, []
+            for number, block in enumerate(self.blocks):
+                hidden, layer = self._layer(mask, key, block, hidden, number)
+                found.append(layer)
+            layers = jax.tree.map(lambda *parts: jnp.stack(parts), *found)
+        return Encoding(hidden, *layers)
+
+    def _layer(
+        self, mask: Mask, key: Key, block: Block, x: Tokens, number: int | Array
+    ) -> tuple[Tokens, tuple[Array, Array, Array]]:
+        """Runs a block, whose dropout is that of its number."""
+        found = block(x, mask, key=None if key is None else jax.random.fold_in(key, number))
+        return found.values, (found.keys, found.num_steps, found.converged)
 
     def classify(
         self, hidden: Tokens, mask: Mask, *, key: Key = None

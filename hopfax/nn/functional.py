@@ -4,10 +4,11 @@ Outside of a model's own methods, parameters are nested dicts of arrays, which e
 takes as they are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, PRNGKeyArray
 
@@ -55,6 +56,34 @@ def functional(build: Callable[[nnx.Rngs], Module]) -> Functional[Module]:
         return nnx.merge(graphdef, params)
 
     return Functional(init, bind)
+
+
+def scan_modules(
+    fn: Callable[[Module, Any, Array], tuple[Any, Any]], modules: Sequence[Module], carry: Any
+) -> tuple[Any, Any]:
+    """Calls modules of one kind one after the other, each computed anew in the backward pass.
+
+    A scan over their stacked parameters: memory of the carries and of one call, and one
+    compilation for all. (`jax.checkpoint` without a loop is undone by XLA's compiler for CPUs.)
+
+    Args:
+        fn: `fn(module, carry, number) -> (carry, output)`.
+        modules: At least one, all with parameters of the same shapes.
+        carry: What the first one is given.
+
+    Returns:
+        The last carry, and the outputs stacked.
+    """
+    graphdef, _ = nnx.split(modules[0], nnx.Param)
+    params = [nnx.to_pure_dict(nnx.split(module, nnx.Param)[1]) for module in modules]
+
+    @jax.checkpoint
+    def body(carry: Any, at: tuple[Array, Params]) -> tuple[Any, Any]:
+        number, params = at
+        return fn(nnx.merge(graphdef, params), carry, number)
+
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
+    return jax.lax.scan(body, carry, (jnp.arange(len(modules)), stacked))
 
 
 def num_params(params: Params) -> int:

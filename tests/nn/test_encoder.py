@@ -36,7 +36,8 @@ def test_the_call_is_its_stages(redraw):
     assert logits.shape == (2, 3)
     assert encoding.keys.shape == (2, 2, 5, 6)
     assert encoding.num_steps.shape == encoding.converged.shape == (2, 2, 2, 5)
-    for one, other in zip(whole.encoding, encoding, strict=True):
+    assert encoding.ponder is None
+    for one, other in zip(jax.tree.leaves(whole.encoding), jax.tree.leaves(encoding), strict=True):
         assert one.tolist() == other.tolist()
 
 

@@ -1,0 +1,120 @@
+"""The Universal Transformer: one block applied again and again, for fixed or adaptive depth."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from hopfax.nn.attention import Mask, Tokens, linear
+from hopfax.nn.encoder import Encoder, Encoding, Key, embedding
+from hopfax.nn.functional import Functional, functional
+
+# A token halts once its probabilities sum to this much, so that one step can be enough.
+_ENOUGH = 0.99
+
+
+class UniversalEncoder(Encoder):
+    r"""An `Encoder` whose layers share their parameters.
+
+    Step t adds a learned vector $v_t$ to every token and applies the one block. With `halting`
+    (adaptive computation time) a token also asks in every step for a probability
+    $h_t = \sigma(w^\top x_t + b)$ of being done: it halts at the first N where
+    $\sum_{t \le N} h_t$ reaches 0.99, or at the last step, and stays as it is then. Its state is
+    interpolated step by step, $x \leftarrow p_t\, x' + (1 - p_t)\, x$ with $p_t = h_t$ before
+    and the remainder $R = 1 - \sum_{t<N} h_t$ at the end, as in the paper's program.
+
+    Args:
+        vocab_size: See `Encoder`, as for the rest.
+        num_outputs: See `Encoder`.
+        num_steps: Applications of the block, at least 1; with `halting` the most.
+        halting: Whether tokens stop by themselves. `Encoding.num_steps` then has their N, and
+            `Encoding.ponder` N + R, whose mean is to be part of the loss.
+        rngs: Source of the initial parameters.
+        **options: Those of `Encoder` but `num_layers`.
+
+    Raises:
+        ValueError: If `num_steps < 1`, or an option is out of range.
+
+    References:
+        Dehghani et al. (2019), Universal Transformers; Graves (2016), Adaptive Computation Time.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        num_outputs: int,
+        *,
+        num_steps: int = 2,
+        halting: bool = False,
+        rngs: nnx.Rngs,
+        **options: Any,
+    ):
+        if num_steps < 1:
+            raise ValueError(f"num_steps must be at least 1, got {num_steps}")
+        super().__init__(vocab_size, num_outputs, num_layers=1, rngs=rngs, **options)
+        width = self.tokens.features
+        self.num_steps = num_steps
+        # A single step has nothing to be told from.
+        self.steps = embedding(num_steps, width, rngs=rngs) if num_steps > 1 else None
+        self.halt = linear(width, 1, rngs=rngs) if halting else None
+
+    def encode(self, embeddings: Tokens, mask: Mask, *, key: Key = None) -> Encoding:
+        """Runs the block `num_steps` times. `mask` is True at real tokens."""
+
+        def apply(x: Tokens, number: Array) -> tuple[Tokens, Tokens, tuple[Array, ...]]:
+            start = x if self.steps is None else x + self.steps(number)
+            return start, *self._layer(mask, key, self.blocks[0], start, number)
+
+        if self.halt is None:
+            end, layers = self._repeat(lambda x, number: apply(x, number)[1:], embeddings)
+            return Encoding(end, *layers)
+        halt = self.halt
+
+        def adaptive(state: _Halting, number: Array) -> tuple[_Halting, tuple[Array, ...]]:
+            start, after, layer = apply(state.x, number)
+            chance = jax.nn.sigmoid(halt(start)[..., 0])
+            at_end = (state.total + chance >= _ENOUGH) | (number == self.num_steps - 1)
+            last = state.running & at_end
+            share = jnp.where(last, 1 - state.total, jnp.where(state.running, chance, 0))
+            return _Halting(
+                x=state.x + share[..., None] * (after - state.x),
+                running=state.running & ~last,
+                total=state.total + share,
+                ponder=state.ponder + state.running + jnp.where(last, share, 0),
+                taken=state.taken + state.running,
+            ), layer
+
+        zeros = jnp.zeros(mask.shape)
+        start = _Halting(embeddings, zeros == 0, zeros, zeros, zeros.astype(jnp.int32))
+        end, layers = self._repeat(adaptive, start)
+        taken = end.taken[None, :, None, :]
+        return Encoding(end.x, layers[0], taken, jnp.ones_like(taken, bool), end.ponder)
+
+    def _repeat(self, step: Callable[..., Any], start: Any) -> tuple[Any, tuple[Array, ...]]:
+        """A scan: the block is compiled once, and can be computed anew in the backward pass."""
+        step = jax.checkpoint(step) if self.recompute else step
+        return jax.lax.scan(step, start, jnp.arange(self.num_steps))
+
+
+class _Halting(NamedTuple):
+    """Adaptive computation on its way: each token's state, whether it goes on, its sums."""
+
+    x: Tokens
+    running: Bool[Array, "batch tokens"]
+    total: Float[Array, "batch tokens"]
+    ponder: Float[Array, "batch tokens"]
+    taken: Int[Array, "batch tokens"]
+
+
+def ponder_cost(ponder: Float[Array, "batch tokens"], mask: Mask) -> Float[Array, " batch"]:
+    """Mean over a text's real tokens of what their computation costs, N + R."""
+    count = jnp.maximum(jnp.sum(mask, axis=-1), 1)
+    return jnp.sum(jnp.where(mask, ponder, 0), axis=-1) / count
+
+
+def universal(vocab_size: int, num_outputs: int, **options: Any) -> Functional[Encoder]:
+    """A `UniversalEncoder` taken apart into `init` and `bind`; its options are `**options`."""
+    return functional(lambda rngs: UniversalEncoder(vocab_size, num_outputs, rngs=rngs, **options))

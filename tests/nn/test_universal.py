@@ -1,0 +1,173 @@
+"""The Universal Transformer: depth by repetition, and tokens that halt by themselves."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hopfax.nn import Encoder, SoftmaxAttention, functional
+from hopfax.nn.encoder import Perturbation
+from hopfax.nn.universal import ponder_cost, universal
+
+SIZES = {"width": 6, "ff_width": 10, "max_length": 8}
+IDS = np.array([[3, 1, 4, 1, 5], [9, 2, 6, 0, 0]])
+MASK = jnp.asarray(IDS > 0)
+ATTENTION = partial(SoftmaxAttention, num_heads=2)
+
+
+def shared(**options):
+    return universal(10, 3, attention=ATTENTION, **SIZES | options)
+
+
+def plain(**options):
+    options = SIZES | options
+    return functional(lambda rngs: Encoder(10, 3, attention=ATTENTION, rngs=rngs, **options))
+
+
+def run(model, params, **how):
+    return jax.jit(lambda p: model.bind(p)(jnp.asarray(IDS), MASK, **how))(params)
+
+
+def test_one_step_is_the_plain_block(redraw):
+    one, other = shared(num_steps=1), plain(num_layers=1)
+    params = redraw(one)
+    assert jax.tree.structure(params) == jax.tree.structure(redraw(other))
+    key = jax.random.key(2)
+    assert run(one, params, key=key).logits.tolist() == run(other, params, key=key).logits.tolist()
+
+
+def test_steps_are_layers_of_the_same_parameters(redraw):
+    model = shared(num_steps=3)
+    params = redraw(model)
+    params["steps"]["embedding"] = jnp.zeros((3, 6))
+    tied = dict(params, blocks=dict.fromkeys(range(3), params["blocks"][0]))
+    del tied["steps"]
+    wanted, found = run(plain(num_layers=3), tied), run(model, params)
+    np.testing.assert_allclose(found.logits, wanted.logits, rtol=1e-6)
+    assert found.encoding.keys.shape == (3, 2, 5, 6)
+    assert found.encoding.ponder is None
+
+
+def test_steps_are_told_apart(redraw):
+    model = shared(num_steps=2)
+    params = redraw(model)
+    same = run(model, params).logits
+    params["steps"]["embedding"] = params["steps"]["embedding"][::-1]
+    assert np.abs(run(model, params).logits - same).max() > 1e-3
+
+
+def halted(model, params, enough=0.99):
+    """Token by token, from the paper's words: states, N, and N + R."""
+    network = model.bind(params)
+    x = np.array(network.embed(network.embed_tokens(jnp.asarray(IDS))), np.float64)
+    vectors = np.asarray(params["steps"]["embedding"], np.float64)
+    kernel, bias = (np.asarray(params["halt"][name], np.float64) for name in ("kernel", "bias"))
+    total, count, ponder = np.zeros((2, 5)), np.zeros((2, 5), int), np.zeros((2, 5))
+    for step in range(len(vectors)):
+        start = x + vectors[step]
+        after = np.asarray(network.blocks[0](jnp.asarray(start, jnp.float32), MASK).values)
+        for place in np.ndindex(2, 5):
+            if ponder[place]:
+                continue
+            chance = 1 / (1 + np.exp(-(start[place] @ kernel + bias)[0]))
+            count[place] += 1
+            if total[place] + chance >= enough or step == len(vectors) - 1:
+                chance = 1 - total[place]
+                ponder[place] = count[place] + chance
+            total[place] += chance
+            x[place] = chance * after[place] + (1 - chance) * x[place]
+    return x, count, ponder
+
+
+def test_tokens_halt_as_adaptive_computation_time_says(redraw):
+    model = shared(num_steps=4, halting=True)
+    params = redraw(model)
+    # Chances around a third: some tokens halt early, some late.
+    params["halt"] = {"kernel": params["halt"]["kernel"], "bias": jnp.full(1, -2.7)}
+    hidden, count, ponder = halted(model, params)
+    found = run(model, params).encoding
+    assert found.num_steps.shape == (1, 2, 1, 5)
+    assert found.num_steps[0, :, 0].tolist() == count.tolist()
+    assert len(set(count.ravel())) > 1, "a case in which tokens differ"
+    np.testing.assert_allclose(found.hidden, hidden, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.ponder, ponder, rtol=1e-4)
+
+
+def test_a_token_that_is_sure_takes_one_step(redraw):
+    model = shared(num_steps=3, halting=True)
+    params = redraw(model)
+    params["halt"] = {"kernel": jnp.zeros((6, 1)), "bias": jnp.full(1, 9.0)}
+    found = run(model, params).encoding
+    assert np.all(np.asarray(found.num_steps) == 1)
+    np.testing.assert_allclose(found.ponder, 2)  # N = 1, R = 1
+
+
+def test_ponder_cost_is_differentiable_and_ignores_padding(redraw):
+    model = shared(num_steps=3, halting=True)
+    params = redraw(model)
+
+    def cost(halt, ids):
+        encoding = model.bind(dict(params, halt=halt))(ids, MASK).encoding
+        return jnp.sum(ponder_cost(encoding.ponder, MASK))
+
+    call = jax.jit(jax.value_and_grad(cost))
+    value, slope = call(params["halt"], jnp.asarray(IDS))
+    assert np.abs(slope["bias"]).max() > 1e-4
+    other, _ = call(params["halt"], jnp.where(MASK, IDS, 7))
+    np.testing.assert_allclose(value, other, rtol=1e-6)
+
+
+@pytest.mark.parametrize("make", [plain, shared])
+def test_blocks_that_are_computed_anew_give_the_same_gradients(redraw, make):
+    params = redraw(make())
+
+    def gradients(model):
+        return jax.jit(
+            jax.grad(
+                lambda p: jnp.sum(
+                    model.bind(p)(jnp.asarray(IDS), MASK, key=jax.random.key(0)).logits ** 2
+                )
+            )
+        )(params)
+
+    one, other = gradients(make()), gradients(make(recompute=True))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), one, other)
+
+
+def test_computing_blocks_anew_saves_memory():
+    ids = jnp.ones((8, 64), int)
+
+    def temporaries(recompute):
+        model = plain(num_layers=6, max_length=64, ff_width=64, recompute=recompute)
+        params = jax.eval_shape(model.init, jax.random.key(0))
+
+        def loss(params, ids):
+            return jnp.sum(model.bind(params)(ids, ids > 0).logits ** 2)
+
+        compiled = jax.jit(jax.grad(loss)).lower(params, ids).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporaries(True) < 0.5 * temporaries(False)
+
+
+def test_scaled_embeddings_are_the_same_function_with_weaker_noise(redraw):
+    one, other = plain(), plain(embedding_scale=50.0)
+    params = redraw(one)
+    noise = 0.5 * jax.random.normal(jax.random.key(1), (2, 5, 6))
+    np.testing.assert_allclose(
+        run(one, params).logits, run(other, params).logits, rtol=1e-3, atol=1e-5
+    )
+    near = run(other, params, added=Perturbation(token=50 * noise)).logits
+    far = run(one, params, added=Perturbation(token=noise)).logits
+    np.testing.assert_allclose(near, far, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"num_steps": 0}, "num_steps must be at least 1, got 0"), ({"embedding_scale": 0}, "got 0")],
+)
+def test_numbers_out_of_range_are_named(options, words):
+    with pytest.raises(ValueError, match=words):
+        shared(**options)
