@@ -11,6 +11,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float
 
+from hopfax.hopfield.entropy import Entropy, eigenvalue_shares, shannon, spectral_entropy
+
 Keys = Float[Array, "tokens width"]
 Mask = Bool[Array, " tokens"] | None
 
@@ -40,49 +42,38 @@ def key_spectrum(keys: Keys, *, mask: Mask = None) -> Float[Array, " width"]:
     References:
         Robertha, Eq. 9.
     """
-    keys = jnp.asarray(keys)
-    if keys.ndim != 2:
-        raise ValueError(
-            f"wanted the keys of one sequence (tokens, width), got shape {keys.shape}: "
-            "use jax.vmap for more"
-        )
-    keys = keys.astype(jnp.promote_types(keys.dtype, jnp.float32))
-    centred = _centre(keys, mask)
-    # Unit scale before squaring: keys of size 1e-30 must not underflow to "constant".
-    scale = jnp.max(jnp.abs(jax.lax.stop_gradient(centred)))
-    centred = centred / jnp.where(scale > 0, scale, 1)
-    count, width = keys.shape
-    sides = (centred, centred.T) if count < width else (centred.T, centred)
-    # GPUs would otherwise round the products to 10 bits, and small shares would be noise.
-    gram = jnp.matmul(*sides, precision="highest")
-    eigenvalues = jnp.maximum(jnp.linalg.eigvalsh(gram)[::-1], 0)
-    # Rounding leaves noise of this size where the exact eigenvalue is zero. Written so that
-    # nan stays: keys that are not finite have no entropy, and must not look like constant ones.
-    floor = jnp.finfo(keys.dtype).eps * eigenvalues[0]
-    eigenvalues = jnp.where(eigenvalues <= floor, 0, eigenvalues)
-    total = jnp.sum(eigenvalues)
-    shares = eigenvalues / jnp.where(total == 0, 1, total)
-    return jnp.pad(shares, (0, width - shares.shape[0]))
+    shares = eigenvalue_shares(_gram(keys, mask))
+    return jnp.pad(shares, (0, jnp.shape(keys)[-1] - shares.shape[0]))
 
 
-def eigen_entropy(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
-    r"""Normalised Shannon entropy of the key spectrum.
+def eigen_entropy(
+    keys: Keys, *, mask: Mask = None, entropy: Entropy = "shannon"
+) -> Float[Array, ""]:
+    r"""Normalised entropy of the key spectrum.
 
-    $$H_{norm} = -\frac{1}{\log d} \sum_j p_j \log p_j$$
+    $$H_{norm} = -\frac{1}{\log d} \sum_j p_j \log p_j, \qquad
+    H_{2, norm} = -\frac{1}{\log d} \log \sum_j p_j^2$$
 
     Args:
         keys: One key a row, width $d$ at least 2.
         mask: True where a token is real; None takes all.
+        entropy: `"shannon"`, the paper's $H_{norm}$, from eigenvalues; `"renyi2"`, $H_{2, norm}$,
+            the logarithm of `participation_ratio` over $\log d$, at most $H_{norm}$, from sums
+            of squares alone; or `"shannon_matmul"`, $H_{norm}$ by matrix products alone, within
+            1 % in value and gradient where no share but zero is below 5e-6.
 
     Returns:
         A number in [0, 1]: 0 if the keys vary along one line or not at all, 1 if they vary
         equally along all $d$ directions.
 
     Raises:
-        ValueError: If the width is below 2, where the normalisation is 0.
+        ValueError: If the width is below 2, where the normalisation is 0, or if there is no such
+            entropy.
 
     Differentiation:
         Finite for constant, duplicate, zero and fully padded keys; padded rows get exactly zero.
+        Keys that do not vary have entropy 0 and gradient 0, whichever the entropy: at them it has
+        no limit. See `spectral_entropy` for each.
 
     References:
         Robertha, Eq. 10.
@@ -90,7 +81,7 @@ def eigen_entropy(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     width = jnp.shape(keys)[-1]
     if width < 2:
         raise ValueError(f"entropy is normalised by log(width), so width must be >= 2, got {width}")
-    return _entropy(key_spectrum(keys, mask=mask)) / np.log(width)
+    return spectral_entropy(_gram(keys, mask), entropy=entropy) / np.log(width)
 
 
 def effective_rank(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
@@ -106,7 +97,7 @@ def effective_rank(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     References:
         Robertha, Eq. 11. Its Tables 27 to 29 list other values than this formula gives.
     """
-    return jnp.exp(_entropy(key_spectrum(keys, mask=mask)))
+    return jnp.exp(shannon(key_spectrum(keys, mask=mask)))
 
 
 def participation_ratio(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
@@ -142,7 +133,11 @@ def gini(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
 
 
 def esr_penalty(
-    keys: Keys, *, target: float | Float[Array, ""] = 0.35, mask: Mask = None
+    keys: Keys,
+    *,
+    target: float | Float[Array, ""] = 0.35,
+    mask: Mask = None,
+    entropy: Entropy = "shannon",
 ) -> Float[Array, ""]:
     r"""Squared distance of the keys' normalised entropy from a target.
 
@@ -150,14 +145,16 @@ def esr_penalty(
 
     Args:
         keys: One key a row, width at least 2.
-        target: The entropy $\alpha$ to aim at, in [0, 1].
+        target: The entropy $\alpha$ to aim at, in [0, 1]. The same number asks for more spread
+            of `"renyi2"` than of the other two, since that entropy is the smaller one.
         mask: True where a token is real; None takes all.
+        entropy: See `eigen_entropy`.
 
     Returns:
         The penalty, >= 0.
 
     Raises:
-        ValueError: If the width is below 2.
+        ValueError: If the width is below 2, or if there is no such entropy.
 
     Warns:
         UserWarning: If `target` lies outside [0, 1]. The paper's sweep has 5 and 50, where the
@@ -173,7 +170,26 @@ def esr_penalty(
             "50, which do nothing but maximise it)",
             stacklevel=2,
         )
-    return jnp.square(eigen_entropy(keys, mask=mask) - target)
+    return jnp.square(eigen_entropy(keys, mask=mask, entropy=entropy) - target)
+
+
+def _gram(keys: Keys, mask: Mask) -> Float[Array, "side side"]:
+    """The smaller of the Gram matrix and the covariance of the centred keys, up to a factor."""
+    keys = jnp.asarray(keys)
+    if keys.ndim != 2:
+        raise ValueError(
+            f"wanted the keys of one sequence (tokens, width), got shape {keys.shape}: "
+            "use jax.vmap for more"
+        )
+    keys = keys.astype(jnp.promote_types(keys.dtype, jnp.float32))
+    centred = _centre(keys, mask)
+    # Unit scale before squaring: keys of size 1e-30 must not underflow to "constant".
+    scale = jnp.max(jnp.abs(jax.lax.stop_gradient(centred)))
+    centred = centred / jnp.where(scale > 0, scale, 1)
+    count, width = keys.shape
+    sides = (centred, centred.T) if count < width else (centred.T, centred)
+    # GPUs would otherwise round the products to 10 bits, and small shares would be noise.
+    return jnp.matmul(*sides, precision="highest")
 
 
 def _centre(keys: Array, mask: Mask) -> Array:
@@ -187,9 +203,3 @@ def _centre(keys: Array, mask: Mask) -> Array:
     shifted = jnp.where(real, keys - jax.lax.stop_gradient(keys[jnp.argmax(mask)]), 0)
     count = jnp.maximum(jnp.sum(mask), 1).astype(keys.dtype)
     return jnp.where(real, shifted - jnp.sum(shifted, axis=0) / count, 0)
-
-
-def _entropy(shares: Array) -> Array:
-    # p log p has the limit 0, but an infinite slope at 0: neither branch may see log(0).
-    none = shares == 0
-    return jnp.sum(jnp.where(none, 0, -shares * jnp.log(jnp.where(none, 1, shares))))
