@@ -87,6 +87,14 @@ def eigen_entropy(keys):
     return entropy(key_spectrum(keys)) / math.log(np.shape(keys)[1])
 
 
+def renyi2_entropy(keys):
+    """Rényi's entropy of order 2, normalised as Eq. 10."""
+    total = 0.0
+    for p in key_spectrum(keys):
+        total += p**2
+    return -math.log(total) / math.log(np.shape(keys)[1])
+
+
 def effective_rank(keys):
     """Eq. 11."""
     return np.shape(keys)[1] ** eigen_entropy(keys)

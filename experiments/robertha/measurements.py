@@ -19,6 +19,8 @@ CLEAN = ("none", "clean")  # site and protocol of rows without noise
 MODEL_TITLES = {
     "tinybert": "TinyBERT",
     "robertha": "Robertha",
+    "robertha-renyi2": "Robertha, Rényi-2 ESR",
+    "robertha-shannon-matmul": "Robertha, matmul-only ESR",
     "robertha-no-esr": "Robertha w/o ESR",
     "robertha-no-iteration-no-esr": "Robertha w/o iteration, ESR",
 }

@@ -5,10 +5,17 @@ import difflib
 from typing import Any, NamedTuple
 
 from hopfax.data.tasks import TaskSpec
+from hopfax.hopfield import Entropy
 from hopfax.nn import Encoder, Functional, preset, robertha, tinybert
 from hopfax.train.objectives import Objective, classification
 
-MODELS = ("tinybert", "robertha", "robertha-no-esr", "robertha-no-iteration-no-esr")
+# Models trained with ESR, each by the entropy it takes.
+ENTROPIES: dict[str, Entropy] = {
+    "robertha": "shannon",
+    "robertha-renyi2": "renyi2",
+    "robertha-shannon-matmul": "shannon_matmul",
+}
+MODELS = ("tinybert", *ENTROPIES, "robertha-no-esr", "robertha-no-iteration-no-esr")
 
 
 class Trainable(NamedTuple):
@@ -24,6 +31,14 @@ def check_model(name: str) -> None:
     if name not in MODELS:
         near = difflib.get_close_matches(name, MODELS, n=2) or MODELS
         raise ValueError(f"unknown model {name!r}; did you mean {' or '.join(near)}?")
+
+
+def with_entropy(name: str, entropy: Entropy) -> str:
+    """Robertha's name with another entropy, so that results tell them apart; others keep theirs."""
+    names = {its_own: model for model, its_own in ENTROPIES.items()}
+    if entropy not in names:
+        raise ValueError(f"entropy must be one of {', '.join(names)}, got {entropy!r}")
+    return names[entropy] if name == "robertha" else name
 
 
 def trainable(
@@ -85,9 +100,10 @@ def trainable(
     objective = classification(
         model,
         regression=spec.regression,
-        esr_weight=esr_weight if name == "robertha" else 0.0,
+        esr_weight=esr_weight if name in ENTROPIES else 0.0,
         esr_target=esr_target,
         esr_in_nats=details.esr_in_nats,
         esr_masked=details.mask_keys,
+        esr_entropy=ENTROPIES.get(name, "shannon"),
     )
     return Trainable(model, objective, iterates)

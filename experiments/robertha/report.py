@@ -48,6 +48,7 @@ SUMMARY_COLUMNS = (
     "difference_seeds",
 )
 
+ESR_NUMBERS = (("λ", "esr_weight"), ("target α", "esr_target"))
 DEFINITIONS = {
     "Score": "0 to 100, as in the paper: accuracy; (MCC + 1)/2 · 100; the mean of F1 and accuracy; "
     "or the mean of Pearson's and Spearman's correlation, each as (r + 1)/2 · 100. Noise draws are "
@@ -206,6 +207,7 @@ def origin(document: Mapping[str, Any], found: Measurements) -> str:
         ("Models", escape(", ".join(map(model_title, found.grid.models)))),
         ("Seeds", escape(", ".join(map(str, found.grid.seeds)))),
         ("Noise", escape(noise_note(found))),
+        ("ESR", escape(esr_note(document.get("config", {})))),
     ]
     rows = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in facts)
     note = ""
@@ -220,6 +222,12 @@ def noise_note(found: Measurements) -> str:
     sites = " and ".join(SITE_TITLES.get(site, site) for site in found.grid.sites)
     draws = f"{found.num_draws} draw{'s' if found.num_draws != 1 else ''} per example"
     return f"Gaussian, σ = {levels}; {sites}; {draws}"
+
+
+def esr_note(config: Mapping[str, Any]) -> str:
+    """Weight, target and entropy of the regularizer; older runs had no choice of entropy."""
+    numbers = [f"{name} = {config[key]:g}, " for name, key in ESR_NUMBERS if key in config]
+    return f"{''.join(numbers)}exact Shannon entropy, but where the model's name has another"
 
 
 def rows_note(found: Measurements, subject: Subject) -> str:

@@ -23,11 +23,12 @@ from typing import Literal, NamedTuple
 
 from experiments.robertha.cell import run_cell
 from experiments.robertha.measurements import Grid, load
-from experiments.robertha.models import Trainable, check_model, trainable
+from experiments.robertha.models import Trainable, check_model, trainable, with_entropy
 from experiments.robertha.report import write_report
 from experiments.robertha.table import show
 from experiments.rundir import open_run
 from hopfax.data import TaskData, TaskSpec, load_task, task
+from hopfax.hopfield import Entropy
 from hopfax.train.evaluate import Noise, check_noise
 
 REPRODUCES = "Robertha, Tables 2, 3, 6-10: scores under Gaussian embedding noise"
@@ -65,7 +66,8 @@ class Config:
     """Tasks: these three are embedded; cola sst2 mrpc qqp stsb mnli qnli rte wnli boolq copa wic
     wsc need a data folder."""
     model: tuple[str, ...] = ("tinybert", "robertha")
-    """Models: tinybert robertha robertha-no-esr robertha-no-iteration-no-esr."""
+    """Models: tinybert robertha robertha-no-esr robertha-no-iteration-no-esr; robertha-renyi2 and
+    robertha-shannon-matmul have ESR by another entropy."""
     data_dir: str | None = None
     """Folder of raw sets (glue_data/SST-2/train.tsv, ...) or of built TFDS sets."""
     vocab: str | None = None
@@ -106,6 +108,8 @@ class Config:
     """Weight of Eigenspectrum Regularization."""
     esr_target: float = 0.35
     """Its target entropy α, in [0, 1]."""
+    entropy: Entropy = "shannon"
+    """The entropy that ESR takes in the model robertha, which is then called by it, as above."""
     dropout: float | None = None
     """Dropout in training; without it each model has its own (TinyBERT 0.1, Robertha 0.3)."""
     batch_size: int = 32
@@ -131,7 +135,7 @@ def run(config: Config) -> Path:
     seeds = next(iter(budgets.values())).seeds
     grid = Grid(
         tasks=config.task,
-        models=config.model,
+        models=tuple(with_entropy(name, config.entropy) for name in config.model),
         seeds=seeds,
         levels=tuple(level for level in config.levels if level),
         sites=config.sites,
@@ -143,7 +147,7 @@ def run(config: Config) -> Path:
     folder = _open(config, grid)
     print(f"writing to {folder}", flush=True)
     missing = {
-        spec.name: [name for name in config.model if not is_finished(folder, grid, spec.name, name)]
+        spec.name: [name for name in grid.models if not is_finished(folder, grid, spec.name, name)]
         for spec in specs
     }
     # All data first: a missing file is told now, not after an hour of training.
@@ -187,15 +191,22 @@ def sized(config: Config, embedded: bool) -> Budget:
 
 def _check(config: Config, grid: Grid) -> None:
     """Looks at every flag before the first minute of training."""
-    for name in config.model:
+    for name in grid.models:
         check_model(name)
         for spec in map(task, config.task):
             build(config, sized(config, False), name, spec, vocab_size=8)
     for site, protocol in ((s, p) for s in grid.sites for p in grid.protocols):
         for level in config.levels:
             check_noise(Noise(site, protocol, level))  # pyright: ignore[reportArgumentType]
-    lists = ("task", "model", "levels", "sites", "protocols")
-    for name, values in (("seeds", grid.seeds), *((n, getattr(config, n)) for n in lists)):
+    if config.entropy != "shannon" and "robertha" not in config.model:
+        raise ValueError(
+            f"--entropy {config.entropy} is for the model robertha, and --model has only "
+            f"{' '.join(config.model)}"
+        )
+    lists = ("task", "levels", "sites", "protocols")
+    chosen = {name: getattr(config, name) for name in lists}
+    chosen |= {"seeds": grid.seeds, "model": grid.models}
+    for name, values in chosen.items():
         if not values or len(set(values)) < len(values):
             raise ValueError(f"--{name} wants one or more different values, got {values}")
 
@@ -242,6 +253,6 @@ def load_rows(config: Config, budget: Budget, spec: TaskSpec) -> TaskData:
 
 
 def _open(config: Config, grid: Grid) -> Path:
-    return open_run(
-        "robustness", config, plan=grid._asdict(), root=config.runs, ignore=("runs", "resume")
-    )
+    # Runs from before there was a choice of entropy keep their folder.
+    ignore = ("runs", "resume", *(["entropy"] if config.entropy == "shannon" else []))
+    return open_run("robustness", config, plan=grid._asdict(), root=config.runs, ignore=ignore)

@@ -8,6 +8,7 @@ knows about modules or training.
 from hopfax.hopfield.corruption import gaussian_noise as gaussian_noise
 from hopfax.hopfield.corruption import matched_sigma as matched_sigma
 from hopfax.hopfield.corruption import snr_db as snr_db
+from hopfax.hopfield.entropy import Entropy as Entropy
 from hopfax.hopfield.retrieval import Trajectory as Trajectory
 from hopfax.hopfield.retrieval import energy as energy
 from hopfax.hopfield.retrieval import retrieve as retrieve

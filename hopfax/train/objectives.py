@@ -77,6 +77,7 @@ def esr_loss(
     *,
     target: float,
     in_nats: bool = False,
+    entropy: hopfield.Entropy = "shannon",
 ) -> Float[Array, ""]:
     r"""ESR penalty of each text's keys, summed over layers, averaged over the texts that count.
 
@@ -87,10 +88,11 @@ def esr_loss(
         target: The normalised entropy to aim at.
         in_nats: The released program's $(H - \alpha \log d)^2$, which is $(\log d)^2$ times the
             paper's Eq. 12.
+        entropy: See `hopfield.eigen_entropy`.
     """
 
     def penalty(keys: Array, mask: Array) -> Array:
-        return hopfield.esr_penalty(keys, target=target, mask=mask)
+        return hopfield.esr_penalty(keys, target=target, mask=mask, entropy=entropy)
 
     penalties = jax.vmap(jax.vmap(penalty), in_axes=(0, None))(encoding.keys, mask)
     scale = np.log(encoding.keys.shape[-1]) ** 2 if in_nats else 1.0
@@ -105,6 +107,7 @@ def classification(
     esr_target: float = 0.35,
     esr_in_nats: bool = False,
     esr_masked: bool = True,
+    esr_entropy: hopfield.Entropy = "shannon",
 ) -> Objective:
     """The papers' objective: task loss + `esr_weight` times ESR.
 
@@ -115,6 +118,7 @@ def classification(
         esr_target: Alpha, in [0, 1].
         esr_in_nats: See `esr_loss`.
         esr_masked: Whether padding is kept out of the spectrum.
+        esr_entropy: Which entropy of the spectrum; see `hopfield.eigen_entropy`.
 
     Returns:
         An `Objective`.
@@ -138,7 +142,14 @@ def classification(
         esr = jnp.zeros_like(task)
         if esr_weight > 0:
             seen = mask if esr_masked else jnp.ones_like(mask)
-            esr = esr_loss(encoding, seen, weights, target=esr_target, in_nats=esr_in_nats)
+            esr = esr_loss(
+                encoding,
+                seen,
+                weights,
+                target=esr_target,
+                in_nats=esr_in_nats,
+                entropy=esr_entropy,
+            )
         steps = mean_steps(encoding, mask & (weights > 0)[:, None])
         return task + esr_weight * esr, Losses(task, esr, steps)
 

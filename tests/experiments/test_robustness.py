@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from experiments import rundir
 from experiments.__main__ import main
 from experiments.robertha import cell, robustness
 
@@ -107,6 +108,8 @@ def test_metrics_of_all_cells_stand_in_one_log(finished):
         (("--max-steps", "0"), "must be at least 1, got 0"),
         (("--esr-weight", "-1"), "must be >= 0, got -1.0"),
         (("--dropout", "1"), "must be in [0, 1), got 1.0"),
+        (("--model", "tinybert", "--entropy", "renyi2"), "for the model robertha"),
+        (("--model", "robertha", "robertha-renyi2", "--entropy", "renyi2"), "different values"),
         (("--seeds", "1", "1"), "different values, got (1, 1)"),
         (("--levels", "1", "1"), "different values, got (1.0, 1.0)"),
     ],
@@ -127,3 +130,30 @@ def test_no_resume_starts_over(finished, tmp_path, monkeypatch):
     assert (folder / "left over").exists()
     assert main([*SMALL, "--runs", str(tmp_path), "--no-resume"]) == 0
     assert not (folder / "left over").exists()
+
+
+def test_another_entropy_is_another_run_of_a_model_named_by_it(finished, tmp_path):
+    flags = ("--model", "robertha", "--entropy", "renyi2", "--seeds", "23", "--levels", "0")
+    assert main([*SMALL, *flags, "--runs", str(tmp_path)]) == 0
+    (folder,) = (tmp_path / "robustness").iterdir()
+    assert {row["model"] for row in rows_of(folder)} == {"robertha-renyi2"}
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    assert config["config"]["entropy"] == "renyi2"
+    assert config["plan"]["models"] == ["robertha-renyi2"]
+    report = (folder / "report.html").read_text(encoding="utf-8")
+    assert "Robertha, Rényi-2 ESR" in report and "λ = 0.05, target α = 0.35" in report
+
+    def first_penalty(run):
+        lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        return next(line["esr"][0] for line in lines if "esr" in line and "robe" in line["cell"])
+
+    # Seed 23 starts both; its keys are spread beyond the target, and less so by this entropy.
+    assert 0 < first_penalty(folder) < 0.99 * first_penalty(finished[1])
+
+
+def test_without_a_choice_of_entropy_a_run_has_the_folder_it_always_had(finished):
+    config = json.loads((finished[1] / "config.json").read_text(encoding="utf-8"))
+    before = {key: value for key, value in config["config"].items() if key != "entropy"}
+    old = rundir.run_id("robustness", before, config["plan"], ignore=("runs", "resume"))
+    assert finished[1].name == old
+    assert "exact Shannon entropy" in (finished[1] / "report.html").read_text(encoding="utf-8")

@@ -122,6 +122,15 @@ def test_esr_sums_layers_and_averages_texts_as_numpy_does(encoding, in_nats):
     np.testing.assert_allclose(got, total / 2, rtol=1e-4)
 
 
+def test_esr_goes_by_the_entropy_asked_for(encoding):
+    mask = jnp.ones((3, 6), bool)
+    oracle = {"renyi2": oracles.renyi2_entropy, "shannon_matmul": oracles.eigen_entropy}
+    for name, fn in oracle.items():
+        got = esr_loss(encoding, mask, jnp.ones(3), target=0.0, entropy=name)
+        wanted = np.sum([fn(keys) ** 2 for layer in np.asarray(encoding.keys) for keys in layer])
+        np.testing.assert_allclose(got, wanted / 3, rtol=0.02)
+
+
 def test_mean_steps_are_of_real_queries_only(encoding):
     mask = np.arange(6) < np.array([6, 0, 4])[:, None]
     counted = [
@@ -154,6 +163,7 @@ def test_weight_0_computes_no_spectrum():
 
     assert "eigh" not in program()
     assert "eigh" in program(esr_weight=0.1)
+    assert "eigh" not in program(esr_weight=0.1, esr_entropy="renyi2")
 
 
 def test_a_negative_weight_is_refused():
