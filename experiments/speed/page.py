@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ("memory", _memory),
         ("stability", _stability),
         ("seeds", _seeds),
+        ("esr", _esr),
     )
     if not any((folder / f"{name}.json").is_file() for name, _ in sections):
         names = ", ".join(f"{name}.json" for name, _ in sections)
@@ -197,6 +198,51 @@ def _seeds(report: Mapping[str, Any]) -> list[str]:
     return [
         f"## {runs} runs at once\n\n{report['epochs']} epochs of {runs} runs, compiled before.",
         _table(heads, rows),
+    ]
+
+
+def _esr(report: Mapping[str, Any]) -> list[str]:
+    entropies = list(dict.fromkeys(row["entropy"] for row in report["table"]))
+    entropies.remove("none")
+    cells: dict[tuple[Any, ...], dict[str, str]] = {}
+    for row in report["table"]:
+        text = f"{row['milliseconds']:.{1 if row['weights'] else 2}f}"
+        if row["entropy"] != "none" and row["weights"]:
+            text += f", {row['added']:+.1f} % ({row['added_low']:+.1f} to {row['added_high']:+.1f})"
+        place = (row["what"], row["weights"], row["tokens"], row["width"], row["rounds"])
+        cells.setdefault(place, {})[row["entropy"]] = text
+    steps = [
+        (weights, tokens, found["none"], *(found[name] for name in entropies), rounds)
+        for (_, weights, tokens, _, rounds), found in cells.items()
+        if weights
+    ]
+    alone = [
+        (what, width, tokens, *(found[name] for name in entropies), rounds)
+        for (what, weights, tokens, width, rounds), found in cells.items()
+        if not weights
+    ]
+    errors = [
+        (
+            row["weights"],
+            row["tokens"],
+            f"{100 * row['value']:.2f} %",
+            f"{100 * row['gradient']:.2f} %",
+            row["keys"],
+        )
+        for row in report["errors"]
+    ]
+    names = [name.replace("_", " ") for name in entropies]
+    return [
+        f"## ESR by entropy\n\nBase Robertha's train step, batch 32, rows: {report['rows']}; "
+        f"milliseconds of {report['clock']}, and what ESR adds to the step without it (goal: at "
+        "most 30 % on a CPU, 15 % on a GPU), medians and quartiles over rounds.",
+        _table(("weights", "padded to", "no ESR", *names, "rounds"), steps),
+        "The penalty alone, milliseconds for the keys of 32 texts in two layers, normally "
+        "distributed:",
+        _table(("what", "width", "tokens", *names, "rounds"), alone),
+        "Shannon by matrix products, largest relative error over texts and layers (goal: under "
+        "1 %), beside eigenvalues in float64:",
+        _table(("weights", "padded to", "of the entropy", "of its gradient", "keys of"), errors),
     ]
 
 

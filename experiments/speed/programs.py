@@ -11,6 +11,7 @@ import numpy as np
 
 from experiments.speed.workload import VOCAB_SIZE
 from hopfax.data.batching import Bucket
+from hopfax.hopfield import Entropy
 from hopfax.nn import robertha
 from hopfax.train.objectives import Batch, classification
 from hopfax.train.state import adamw, init_states, seed_keys
@@ -33,6 +34,8 @@ class Hopfax:
         seeds: One run each, all at once.
         params: Where to start, stacked over seeds; None draws fresh ones.
         learning_rate: Peak rate.
+        esr_weight: Of ESR in the loss; 0 for none.
+        entropy: What ESR takes, see `hopfax.hopfield.eigen_entropy`.
     """
 
     def __init__(
@@ -42,10 +45,13 @@ class Hopfax:
         seeds: Sequence[int] = (23,),
         params: Mapping[str, Any] | None = None,
         learning_rate: float = LEARNING_RATE,
+        esr_weight: float = ESR_WEIGHT,
+        entropy: Entropy = "shannon",
     ):
         self.model = robertha(VOCAB_SIZE, 2)
         optimizer = adamw(learning_rate, total_steps=TOTAL_STEPS)
-        self._chunk = make_chunk(classification(self.model, esr_weight=ESR_WEIGHT), optimizer)
+        objective = classification(self.model, esr_weight=esr_weight, esr_entropy=entropy)
+        self._chunk = make_chunk(objective, optimizer)
         self._rows = [
             Batch(*map(jnp.asarray, (b.ids, b.lengths, b.labels, np.ones(len(b.labels), "f"))))
             for b in buckets
