@@ -80,6 +80,7 @@ def run_cell(
             score=score,
             seeds=grid.seeds,
             batch_size=batch_size,
+            weight_decay=built.weight_decay,
             checkpoints=checkpoints,
             log=log,
             predictor=predictor,

@@ -10,20 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from experiments.robertha.models import MODELS, VARIANTS
 from experiments.rundir import read_config, read_results
 from hopfax.data.tasks import TASKS
 
 BASELINE = "tinybert"
 CLEAN = ("none", "clean")  # site and protocol of rows without noise
 
-MODEL_TITLES = {
-    "tinybert": "TinyBERT",
-    "robertha": "Robertha",
-    "robertha-renyi2": "Robertha, Rényi-2 ESR",
-    "robertha-shannon-matmul": "Robertha, matmul-only ESR",
-    "robertha-no-esr": "Robertha w/o ESR",
-    "robertha-no-iteration-no-esr": "Robertha w/o iteration, ESR",
-}
 SITE_TITLES = {
     "token": "noise on the token embeddings",
     "embedding": "noise after the embedding LayerNorm",
@@ -171,7 +164,7 @@ def grid(scores: Mapping[Cell, Mapping[int, float]], plan: Mapping[str, Sequence
     noisy = [cell for cell in scores if cell.level]
     seen = {
         "tasks": in_order((cell.task for cell in scores), TASKS),
-        "models": in_order((cell.model for cell in scores), MODEL_TITLES),
+        "models": in_order((cell.model for cell in scores), MODELS),
         "seeds": sorted({seed for by_seed in scores.values() for seed in by_seed}),
         "levels": sorted({cell.level for cell in noisy}),
         "sites": in_order((cell.site for cell in noisy), SITE_TITLES),
@@ -221,4 +214,4 @@ def group_title(site: str, protocol: str) -> str:
 
 def model_title(model: str) -> str:
     """A model's name for tables and pictures."""
-    return MODEL_TITLES.get(model, model)
+    return VARIANTS[model].title if model in VARIANTS else model

@@ -7,15 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from experiments.robertha.models import VARIANTS
 from experiments.rundir import read_csv
 
 # Model ids of this project -> row names of the paper's tables.
-PAPER_MODELS = {
-    "tinybert": "TinyBERT",
-    "robertha": "Robertha",
-    "robertha-no-esr": "Robertha w/o ESR",
-    "robertha-no-iteration-no-esr": "Robertha w/o Iteration w/o ESR",
-}
+PAPER_MODELS = {name: each.paper for name, each in VARIANTS.items() if each.paper}
 SUITE_SIZE = {"glue": 9, "superglue": 4}
 
 

@@ -66,8 +66,7 @@ class Config:
     """Tasks: these three are embedded; cola sst2 mrpc qqp stsb mnli qnli rte wnli boolq copa wic
     wsc need a data folder."""
     model: tuple[str, ...] = ("tinybert", "robertha")
-    """Models: tinybert robertha robertha-no-esr robertha-no-iteration-no-esr; robertha-renyi2 and
-    robertha-shannon-matmul have ESR by another entropy."""
+    """Models: tinybert, robertha and their variants, named in `experiments.robertha.models`."""
     data_dir: str | None = None
     """Folder of raw sets (glue_data/SST-2/train.tsv, ...) or of built TFDS sets."""
     vocab: str | None = None

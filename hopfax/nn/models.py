@@ -81,7 +81,7 @@ def preset(name: str) -> Preset:
 
 
 def tinybert(
-    vocab_size: int, num_outputs: int, *, num_heads: int = 2, dropout: float = 0.1, **sizes: Any
+    vocab_size: int, num_outputs: int, *, num_heads: int = 2, **options: Any
 ) -> Functional[Encoder]:
     """A BERT of TinyBERT's shape: softmax attention, post-LN, [CLS] through a tanh layer.
 
@@ -89,25 +89,17 @@ def tinybert(
         vocab_size: Number of token ids.
         num_outputs: Classes, or 1 for regression and for scoring choices.
         num_heads: Heads an attention layer has.
-        dropout: Rate during training.
-        **sizes: `width`, `num_layers`, `ff_width`, `max_length` of `Encoder`.
+        **options: Of `Encoder`: sizes, `dropout` (0.1), or another `pooling`, say.
 
     Returns:
         Its `init` and `bind`.
     """
     attention = partial(SoftmaxAttention, num_heads=num_heads)
 
+    bert = {"norm_first": False, "pooling": "cls", **options}
+
     def build(rngs: nnx.Rngs) -> Encoder:
-        return Encoder(
-            vocab_size,
-            num_outputs,
-            attention=attention,
-            norm_first=False,
-            pooling="cls",
-            dropout=dropout,
-            rngs=rngs,
-            **sizes,
-        )
+        return Encoder(vocab_size, num_outputs, attention=attention, rngs=rngs, **bert)
 
     return functional(build)
 

@@ -1,6 +1,7 @@
 """The Universal Transformer: one block applied again and again, for fixed or adaptive depth."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from hopfax.nn.attention import Mask, Tokens, linear
+from hopfax.nn.attention import Mask, SoftmaxAttention, Tokens, linear
 from hopfax.nn.encoder import Encoder, Encoding, Key, embedding
 from hopfax.nn.functional import Functional, functional
 
@@ -115,6 +116,24 @@ def ponder_cost(ponder: Float[Array, "batch tokens"], mask: Mask) -> Float[Array
     return jnp.sum(jnp.where(mask, ponder, 0), axis=-1) / count
 
 
-def universal(vocab_size: int, num_outputs: int, **options: Any) -> Functional[Encoder]:
-    """A `UniversalEncoder` taken apart into `init` and `bind`; its options are `**options`."""
-    return functional(lambda rngs: UniversalEncoder(vocab_size, num_outputs, rngs=rngs, **options))
+def universal_bert(
+    vocab_size: int, num_outputs: int, *, num_heads: int = 2, **options: Any
+) -> Functional[Encoder]:
+    """A Universal Transformer of TinyBERT's shape: softmax attention, post-LN, [CLS].
+
+    Args:
+        vocab_size: Number of token ids.
+        num_outputs: Classes, or 1 for regression and for scoring choices.
+        num_heads: Heads of its attention layer.
+        **options: Of `UniversalEncoder`.
+
+    Returns:
+        Its `init` and `bind`.
+    """
+    attention = partial(SoftmaxAttention, num_heads=num_heads)
+    bert = {"norm_first": False, "pooling": "cls", **options}
+
+    def build(rngs: nnx.Rngs) -> Encoder:
+        return UniversalEncoder(vocab_size, num_outputs, attention=attention, rngs=rngs, **bert)
+
+    return functional(build)

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from hopfax import hopfield
 from hopfax.nn.encoder import CLEAN, Encoder, Encoding, Perturbation
 from hopfax.nn.functional import Functional, Params
+from hopfax.nn.universal import ponder_cost
 
 
 class Batch(NamedTuple):
@@ -108,6 +109,7 @@ def classification(
     esr_in_nats: bool = False,
     esr_masked: bool = True,
     esr_entropy: hopfield.Entropy = "shannon",
+    ponder_weight: float = 0.01,
 ) -> Objective:
     """The papers' objective: task loss + `esr_weight` times ESR.
 
@@ -119,18 +121,21 @@ def classification(
         esr_in_nats: See `esr_loss`.
         esr_masked: Whether padding is kept out of the spectrum.
         esr_entropy: Which entropy of the spectrum; see `hopfield.eigen_entropy`.
+        ponder_weight: Weight of the steps that tokens take, in a model where they halt by
+            themselves, >= 0; the Universal Transformer's program has 0.01.
 
     Returns:
         An `Objective`.
 
     Raises:
-        ValueError: If `esr_weight` is negative.
+        ValueError: If a weight is negative.
 
     References:
         Robertha, Eq. 12 and Table 15.
     """
-    if esr_weight < 0:
-        raise ValueError(f"esr_weight scales a penalty and must be >= 0, got {esr_weight}")
+    for name, weight in (("esr_weight", esr_weight), ("ponder_weight", ponder_weight)):
+        if weight < 0:
+            raise ValueError(f"{name} scales a penalty and must be >= 0, got {weight}")
 
     def objective(
         params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation = CLEAN, /
@@ -151,7 +156,10 @@ def classification(
                 entropy=esr_entropy,
             )
         steps = mean_steps(encoding, mask & (weights > 0)[:, None])
-        return task + esr_weight * esr, Losses(task, esr, steps)
+        loss = task + esr_weight * esr
+        if encoding.ponder is not None:
+            loss += ponder_weight * _weighted_mean(ponder_cost(encoding.ponder, mask), weights)
+        return loss, Losses(task, esr, steps)
 
     return objective
 

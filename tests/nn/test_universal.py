@@ -9,16 +9,17 @@ import pytest
 
 from hopfax.nn import Encoder, SoftmaxAttention, functional
 from hopfax.nn.encoder import Perturbation
-from hopfax.nn.universal import ponder_cost, universal
+from hopfax.nn.universal import ponder_cost, universal_bert
 
 SIZES = {"width": 6, "ff_width": 10, "max_length": 8}
 IDS = np.array([[3, 1, 4, 1, 5], [9, 2, 6, 0, 0]])
 MASK = jnp.asarray(IDS > 0)
 ATTENTION = partial(SoftmaxAttention, num_heads=2)
+DEFAULTS = {"norm_first": True, "pooling": "mean"}  # those of Encoder
 
 
 def shared(**options):
-    return universal(10, 3, attention=ATTENTION, **SIZES | options)
+    return universal_bert(10, 3, **DEFAULTS | SIZES | options)
 
 
 def plain(**options):
