@@ -17,6 +17,7 @@ from pathlib import Path
 # Name on the command line -> module with `Config`, `REPRODUCES` and `run(config) -> Path`.
 EXPERIMENTS = {
     "robustness": "experiments.robertha.robustness",
+    "attribution": "experiments.robertha.attribution",
     "theory": "experiments.noise_stability.theory",
     "grokking": "experiments.noise_stability.grokking",
     "encoder-stability": "experiments.noise_stability.encoder",
@@ -120,7 +121,7 @@ def introduction(module_path: str) -> tuple[str, str]:
 
 def unknown(name: str, experiments: Mapping[str, str]) -> str:
     """What to say about an experiment that does not exist: the nearest names first."""
-    nearest = difflib.get_close_matches(name, experiments, n=3, cutoff=0.4)
+    nearest = difflib.get_close_matches(name, experiments, n=3, cutoff=0.6)
     hint = (
         f"did you mean {' or '.join(nearest)}?" if nearest else f"known: {', '.join(experiments)}"
     )

@@ -11,7 +11,7 @@ import numpy as np
 from experiments.noise_stability import arms
 from experiments.noise_stability.cells import Cell
 from experiments.noise_stability.outcomes import survival
-from experiments.noise_stability.report_page import print_table, write_report
+from experiments.report_page import print_table, write_report
 from experiments.rundir import write_csv
 
 if TYPE_CHECKING:

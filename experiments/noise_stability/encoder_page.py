@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from experiments.noise_stability.report_page import print_table, write_report
+from experiments.report_page import print_table, write_report
 from experiments.robertha.measurements import model_title
 from experiments.robertha.panel import BAND_SEEDS, SPARE_STYLES, STYLES
 from experiments.robertha.statistics import Summary, summarize

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from experiments.noise_stability.report_page import print_table, write_report
+from experiments.report_page import print_table, write_report
 from experiments.rundir import write_csv
 
 if TYPE_CHECKING:

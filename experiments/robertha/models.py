@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from hopfax.data.tasks import TaskSpec
 from hopfax.hopfield import Entropy
-from hopfax.nn import Encoder, Functional, preset, robertha, tinybert
+from hopfax.nn import Encoder, Functional, Preset, preset, robertha, tinybert
 from hopfax.nn.universal import universal_bert
 from hopfax.train.adversarial import Ball, augmented, freelb, pgd
 from hopfax.train.objectives import Objective, classification
@@ -21,7 +21,7 @@ class Variant(NamedTuple):
     Attributes:
         title: In tables and pictures.
         kind: What it is built by.
-        options: Of that builder.
+        options: Of that builder; for Robertha also those of a `Preset`.
         entropy: Of its ESR; None for no ESR.
         training: What meets it in training beside the clean rows.
         weight_decay: Of AdamW.
@@ -45,6 +45,14 @@ VARIANTS: dict[str, Variant] = {
     # Entries of about 1 in place of 0.02; LayerNorm undoes it, so the function is the same.
     "tinybert-unit-scale": Variant(
         "TinyBERT, unit-scale embeddings", "tinybert", {"embedding_scale": 50.0}
+    ),
+    "tinybert-mean-prenorm": Variant(
+        "TinyBERT, mean pooling, pre-LN", "tinybert", {"pooling": "mean", "norm_first": True}
+    ),
+    "tinybert-mean-prenorm-dropout": Variant(
+        "TinyBERT, mean pooling, pre-LN, dropout 0.3",
+        "tinybert",
+        {"pooling": "mean", "norm_first": True, "dropout": 0.3},
     ),
     "freelb": Variant("FreeLB", "tinybert", training="freelb", paper="FreeLB"),
     "pgd": Variant("PGD", "tinybert", training="pgd"),
@@ -77,6 +85,9 @@ VARIANTS: dict[str, Variant] = {
         {"max_steps": 0},
         paper="Robertha w/o Iteration w/o ESR",
     ),
+    "robertha-no-output-projection": Variant(
+        "Robertha w/o W_O", "robertha", {"output_projection": False}, entropy="shannon"
+    ),
     "robertha-freelb": Variant(
         "Robertha with FreeLB", "robertha", entropy="shannon", training="freelb"
     ),
@@ -87,6 +98,9 @@ MODELS = tuple(VARIANTS)
 # ones that FreeLB's published steps are made for.
 BALL = Ball(num_steps=3, step_size=0.02, max_norm=0.05, initial_norm=0.03)
 AUGMENTED_SIGMA = 0.02  # as large as the token vectors are at first
+
+
+PRESET_FIELDS = {field.name for field in dataclasses.fields(Preset)}
 
 
 class Trainable(NamedTuple):
@@ -163,8 +177,8 @@ def trainable(
     esr: dict[str, Any] = {}
     if variant.kind == "robertha":
         details = preset(preset_name)
-        if "dropout" in options:
-            details = dataclasses.replace(details, dropout=options.pop("dropout"))
+        changes = {field: options.pop(field) for field in PRESET_FIELDS & options.keys()}
+        details = dataclasses.replace(details, **changes)
         iteration = {"beta": beta, "tol": tol, "max_steps": max_steps}
         model = robertha(*shape, details=details, **{**iteration, **options})
         esr = {

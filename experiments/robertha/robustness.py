@@ -17,6 +17,7 @@ sites (`token`, before positions and LayerNorm; `embedding`, after it), under bo
 """
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -128,23 +129,38 @@ def run(config: Config) -> Path:
         ValueError, FileNotFoundError: A flag or a file is wrong.
         hopfax.train.loop.DivergedError: Training diverged.
     """
+    grid = checked_grid(config)
+    if not config.resume:
+        shutil.rmtree(_open(config, grid))
+    folder = _open(config, grid)
+    print(f"writing to {folder}", flush=True)
+    for _ in fill(folder, config, grid):
+        write_report(folder)
+    write_report(folder)
+    show(load(folder))
+    return folder
+
+
+def checked_grid(config: Config) -> Grid:
+    """What a configuration asks for; a ValueError names a flag that is wrong."""
     specs = [task(name) for name in config.task]
-    budgets = {spec.name: sized(config, spec.suite == "synthetic") for spec in specs}
-    # One grid for all tasks: the seeds that every task has.
-    seeds = next(iter(budgets.values())).seeds
     grid = Grid(
         tasks=config.task,
         models=tuple(with_entropy(name, config.entropy) for name in config.model),
-        seeds=seeds,
+        # One grid for all tasks, and the same seeds whatever the task.
+        seeds=sized(config, all(spec.suite == "synthetic" for spec in specs)).seeds,
         levels=tuple(level for level in config.levels if level),
         sites=config.sites,
         protocols=config.protocols,
     )
     _check(config, grid)
-    if not config.resume:
-        shutil.rmtree(_open(config, grid))
-    folder = _open(config, grid)
-    print(f"writing to {folder}", flush=True)
+    return grid
+
+
+def fill(folder: Path, config: Config, grid: Grid) -> Iterator[TaskSpec]:
+    """Trains and tests what is missing of a grid; says of each task when it is done."""
+    specs = [task(name) for name in grid.tasks]
+    budgets = {spec.name: sized(config, spec.suite == "synthetic") for spec in specs}
     missing = {
         spec.name: [name for name in grid.models if not is_finished(folder, grid, spec.name, name)]
         for spec in specs
@@ -173,10 +189,7 @@ def run(config: Config) -> Path:
                 max_length=config.max_length,
             )
         if missing[spec.name]:
-            write_report(folder)
-    write_report(folder)
-    show(load(folder))
-    return folder
+            yield spec
 
 
 def sized(config: Config, embedded: bool) -> Budget:

@@ -1,0 +1,105 @@
+"""The ladder from TinyBERT to Robertha: its steps, its page, a run of it."""
+
+import json
+
+import numpy as np
+import pytest
+
+from experiments import __main__ as command
+from experiments import rundir
+from experiments.robertha import attribution
+from experiments.robertha import attribution_page as page
+from experiments.robertha.attribution_page import Rung
+from experiments.robertha.measurements import measurements
+from experiments.robertha.models import MODELS
+
+SHORT = (
+    Rung("start", "tinybert", "token", None),
+    Rung("site", "tinybert", "embedding", 0),
+    Rung("all else", "robertha", "embedding", 1),
+    Rung("scale", "robertha", "token", 0, beside=True),
+)
+
+
+def test_every_rung_is_a_model_and_starts_from_an_earlier_one():
+    assert len({(rung.model, rung.site) for rung in attribution.LADDER}) == len(attribution.LADDER)
+    for place, rung in enumerate(attribution.LADDER):
+        assert rung.model in MODELS
+        assert (rung.after is None) == (place == 0)
+        assert rung.after is None or 0 <= rung.after < place
+    steps = [rung.after for rung in attribution.LADDER if not rung.beside]
+    assert steps[1:] == list(range(len(steps) - 1)), "the ladder has no gap"
+
+
+def test_steps_are_paired_differences_of_the_mean_over_tasks(fake):
+    rows = fake.fake_rows(models=("tinybert", "robertha"))
+    found = measurements(rundir_text(rows))
+    steps = {(row["rung"], row["level"]): row for row in page.steps(found, SHORT)}
+
+    def by_hand(model, site, level, seed):
+        chosen = [
+            row["score"]
+            for row in rows
+            if (row["model"], row["seed"], row["metric"]) == (model, seed, "score")
+            and (row["level"] == level)
+            and (not level or (row["site"], row["protocol"]) == (site, "sigma"))
+        ]
+        return np.mean(chosen)  # as many draws for each task
+
+    for level in (0.0, 2.0):
+        gaps = [
+            by_hand("robertha", "embedding", level, seed)
+            - by_hand("tinybert", "embedding", level, seed)
+            for seed in fake.SEEDS
+        ]
+        step = steps[2, level]
+        np.testing.assert_allclose(step["step"], np.mean(gaps), atol=1e-9)
+        assert step["step_low"] < np.mean(gaps) < step["step_high"]
+    # Clean scores do not know of sites.
+    assert steps[1, 0.0]["step"] == 0
+    assert steps[0, 2.0]["step"] is None
+    assert steps[0, 2.0]["snr_db"] < steps[1, 2.0]["snr_db"]
+
+
+def rundir_text(rows):
+    """Rows as read from the file: text, blank for None."""
+    return [{name: "" if v is None else str(v) for name, v in row.items()} for row in rows]
+
+
+def test_a_page_of_a_ladder_that_is_not_finished(tmp_path, fake):
+    rows = fake.fake_rows(models=("tinybert",), tasks=("sst2",))
+    rundir.add_results(tmp_path, rows)
+    plan = {"models": ["tinybert", "robertha"], "tasks": ["sst2"], "seeds": list(fake.SEEDS)}
+    document = {"plan": plan, "config": {}, "provenance": []}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    lines = page.write_page(tmp_path, SHORT)
+    assert [line[0] for line in lines] == ["change", "start", "site"]
+    html = (tmp_path / "report.html").read_text()
+    assert "Missing: SST-2: Robertha" in html
+    assert "data:image/png" in html
+
+
+def test_a_run_of_a_short_ladder(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        attribution, "LADDER", (*SHORT[:2], Rung("pooling", "tinybert-mean", "embedding", 1))
+    )
+    flags = ["--budget", "smoke", "--task", "sentiment", "--levels", "1.0", "--train-size", "32"]
+    assert command.main(["attribution", *flags, "--runs", str(tmp_path)]) == command.OK
+    (folder,) = (tmp_path / "attribution").iterdir()
+    rows = rundir.read_csv(folder / "attribution.csv")
+    assert [(row["rung"], float(row["level"])) for row in rows] == [
+        (rung, level) for rung in "012" for level in (0.0, 1.0)
+    ]
+    assert all(np.isfinite(float(row["mean"])) for row in rows)
+    before = (folder / "results.csv").read_bytes()
+    assert command.main(["attribution", *flags, "--runs", str(tmp_path)]) == command.OK
+    assert (folder / "results.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [(["--levels", "-1"], "must be >= 0"), (["--task", "sst3"], "did you mean sst2")],
+)
+def test_flags_out_of_range_are_named(flags, words, capsys):
+    assert command.main(["attribution", "--budget", "smoke", *flags]) == command.FAILED
+    assert words in capsys.readouterr().err
