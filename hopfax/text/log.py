@@ -1,0 +1,211 @@
+"""Texts, their words, and a log of edits from which the clean text can be had back.
+
+A text is a string, a tuple of strings (a pair of sentences), or a tuple of such tuples: the choices
+of one example, as `hopfax.data.Example.texts` has them. What one choice repeats of the first, at
+the same place, is one text (COPA's premise): its words count once and change together.
+"""
+
+import re
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from hopfax.text.changes import Change
+
+Text = str | tuple[str, ...] | tuple[tuple[str, ...], ...]
+T = TypeVar("T", bound=Text)
+
+_LETTER = r"[^\W_][\u0300-\u036f]*"
+_WORD = re.compile(rf"(?:{_LETTER})+(?:['’](?:{_LETTER})+)*")
+
+
+class Edit(NamedTuple):
+    """One entry of the log.
+
+    Attributes:
+        field: Which string of the text, counted from 0 through all choices.
+        position: Where in that string, in characters, as it stood when the edit was made.
+        kind: Name of the edit.
+        before: What stood there.
+        after: What came in its place.
+    """
+
+    field: int
+    position: int
+    kind: str
+    before: str
+    after: str
+
+
+class Corrupted(NamedTuple, Generic[T]):
+    """A text with edits.
+
+    Attributes:
+        text: The text as changed, of the same shape as the clean one.
+        edits: What was done, in order.
+        num_words: Words of the clean text.
+        num_changed: How many of them were changed.
+    """
+
+    text: T
+    edits: tuple[Edit, ...]
+    num_words: int
+    num_changed: int
+
+    @property
+    def rate(self) -> float:
+        """Share of the words that were changed; 0 where there are none."""
+        return self.num_changed / max(self.num_words, 1)
+
+
+class Word(NamedTuple):
+    """A word of a text.
+
+    Attributes:
+        fields: The strings it stands in: one, or those of all choices that share it.
+        start: Its first character in each of them.
+        end: One past its last.
+        changed: Whether it has been edited.
+    """
+
+    fields: tuple[int, ...]
+    start: int
+    end: int
+    changed: bool = False
+
+
+class Draft(NamedTuple, Generic[T]):
+    """A text that is being edited, word by word.
+
+    Attributes:
+        text: As it stands now.
+        words: The words of the clean text, where they now are.
+        edits: What has been done.
+    """
+
+    text: T
+    words: tuple[Word, ...]
+    edits: tuple[Edit, ...] = ()
+
+    def spelling(self, index: int) -> str:
+        """A word as it now stands."""
+        word = self.words[index]
+        return strings(self.text)[word.fields[0]][word.start : word.end]
+
+    def corrupted(self) -> Corrupted[T]:
+        """The text with its log."""
+        changed = sum(word.changed for word in self.words)
+        return Corrupted(self.text, self.edits, len(self.words), changed)
+
+
+def strings(text: Text) -> tuple[str, ...]:
+    """All strings of a text in order.
+
+    Raises:
+        TypeError: It is not made of strings and tuples.
+    """
+    if isinstance(text, str):
+        return (text,)
+    if not isinstance(text, tuple):
+        raise TypeError(
+            f"a text is a string, a tuple of strings or a tuple of such tuples (choices), got "
+            f"{type(text).__name__}: {text!r}"
+        )
+    return tuple(string for part in text for string in strings(part))
+
+
+def rebuilt(text: T, new: tuple[str, ...]) -> T:
+    """A text of the same shape with other strings."""
+    remaining = iter(new)
+
+    def fill(part: Any) -> Any:
+        return next(remaining) if isinstance(part, str) else tuple(map(fill, part))
+
+    return fill(text)
+
+
+def draft(text: T) -> Draft[T]:
+    """Opens a text for editing.
+
+    A word is a run of letters and digits of any script, with apostrophes inside (`don't`), that has
+    a letter: `2nd` is one, `1999` and `...` are none, `well-known` is two. Scripts that put no
+    blanks between words have whole clauses for words.
+
+    Args:
+        text: The clean text.
+
+    Raises:
+        TypeError: It is not made of strings and tuples.
+    """
+    found = []
+    for fields in _distinct(text):
+        for match in _WORD.finditer(strings(text)[fields[0]]):
+            if any(character.isalpha() for character in match.group()):
+                found.append(Word(fields, match.start(), match.end()))
+    return Draft(text, tuple(found))
+
+
+def _distinct(text: Text) -> list[tuple[int, ...]]:
+    """Numbers of the strings that are one text, together."""
+    if isinstance(text, str) or not any(isinstance(part, tuple) for part in text):
+        return [(number,) for number in range(len(strings(text)))]
+    same: dict[tuple[int, str], list[int]] = {}
+    number = 0
+    for choice in text:
+        for place, string in enumerate(strings(choice)):
+            same.setdefault((place, string), []).append(number)
+            number += 1
+    return [tuple(numbers) for numbers in same.values()]
+
+
+def edited(before: Draft[T], index: int, change: Change) -> Draft[T]:
+    """Changes one word, wherever the choices share it, and logs it.
+
+    Args:
+        before: The text so far.
+        index: Number of the word.
+        change: What to do to it, as it now stands.
+    """
+    new, log = list(strings(before.text)), list(before.edits)
+    word = before.words[index]
+    position = word.start + change.offset
+    for field in word.fields:
+        edit = Edit(field, position, change.kind, change.before, change.after)
+        new[field] = _replaced(new[field], edit, undo=False)
+        log.append(edit)
+    longer = len(change.after) - len(change.before)
+    words = list(before.words)
+    words[index] = word._replace(end=word.end + longer, changed=True)
+    for number, other in enumerate(words):
+        if other.fields == word.fields and other.start > word.start:
+            words[number] = other._replace(start=other.start + longer, end=other.end + longer)
+    return Draft(rebuilt(before.text, tuple(new)), tuple(words), tuple(log))
+
+
+def restore(corrupted: Corrupted[T]) -> T:
+    """Returns the clean text: undoes the log from its end.
+
+    Raises:
+        ValueError: The log is not that of the text.
+
+    Example:
+        >>> from hopfax import text
+        >>> found = text.swap_characters("a wonderful film", rate=0.3, seed=1)
+        >>> found.text, found.edits[0][1:]
+        ('a wodnerful film', (4, 'swap', 'nd', 'dn'))
+        >>> text.restore(found)
+        'a wonderful film'
+    """
+    new = list(strings(corrupted.text))
+    for edit in reversed(corrupted.edits):
+        new[edit.field] = _replaced(new[edit.field], edit, undo=True)
+    return rebuilt(corrupted.text, tuple(new))
+
+
+def _replaced(string: str, edit: Edit, *, undo: bool) -> str:
+    old, new = (edit.after, edit.before) if undo else (edit.before, edit.after)
+    end = edit.position + len(old)
+    if string[edit.position : end] != old:
+        raise ValueError(
+            f"the log does not belong to this text: {old!r} should stand at character "
+            f"{edit.position} of {string!r}, where there is {string[edit.position : end]!r}"
+        )
+    return string[: edit.position] + new + string[end:]
