@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from hopfax.text.tables import ALPHABET, KEYBOARD, LOOK_ALIKES, PHONETIC
 
-_LETTER = re.compile(r"[^\u0300-\u036f][\u0300-\u036f]*")
+_MARK = "[\u0300-\u036f]"
+_LETTER = re.compile(rf".{_MARK}*", re.DOTALL)
 
 
 class Change(NamedTuple):
@@ -105,7 +106,7 @@ def phonetic(word: str) -> list[Change]:
         Change("phonetic", at, (old := word[at : at + len(before)]), cased(after, old))
         for before, after in PHONETIC
         for at in range(len(word))
-        if small.startswith(before, at)
+        if small.startswith(before, at) and not re.match(_MARK, word[at + len(before) :])
     ]
 
 

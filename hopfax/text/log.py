@@ -135,9 +135,9 @@ def draft(text: T) -> Draft[T]:
     Raises:
         TypeError: It is not made of strings and tuples.
     """
-    found = []
+    found, parts = [], strings(text)
     for fields in _distinct(text):
-        for match in _WORD.finditer(strings(text)[fields[0]]):
+        for match in _WORD.finditer(parts[fields[0]]):
             if any(character.isalpha() for character in match.group()):
                 found.append(Word(fields, match.start(), match.end()))
     return Draft(text, tuple(found))

@@ -1,0 +1,179 @@
+import itertools
+
+import pytest
+
+from hopfax import text
+from hopfax.text.log import draft, strings
+
+FILM = "A wonderful, delightful film that nobody with any sense of humour should ever miss."
+PAIR = ("How do I learn programming?", "What’s the best way to learn to program quickly?")
+COPA = (
+    ("The man lost weight. What was the cause?", "He ate less food."),
+    ("The man lost weight. What was the cause?", "He moved house."),
+)
+ODD = [
+    "café naïve über",
+    "cafe\u0301 nai\u0308ve u\u0308ber",
+    "Привет, как дела?",
+    "ΟΔΥΣΣΕΎΣ και Πηνελόπη",
+    "İstanbul'da güzel",
+    "那是一个很好的电影",
+    "emoji 👍🏽 inside words👍 like this",
+    "tabs\tand\nnew lines\u2028and  blanks ",
+    "it 's do n't -lrb- well-known -rrb- ...",
+    "one",
+    "",
+    "1999 ... !!! 3.14",
+]
+BOTH = pytest.mark.parametrize("corrupt", [text.misspell, text.swap_characters])
+
+
+@BOTH
+@pytest.mark.parametrize("clean", [FILM, PAIR, COPA, (FILM,), *ODD], ids=str)
+def test_the_clean_text_comes_back(corrupt, clean):
+    for rate, seed in itertools.product((0, 0.1, 0.3, 1), range(8)):
+        found = corrupt(clean, rate=rate, seed=seed)
+        assert text.restore(found) == clean
+        assert (found.text != clean) == bool(found.edits) == (found.num_changed > 0)
+        assert found.num_changed <= text.num_changes(rate, found.num_words)
+
+
+def test_every_word_is_logged_that_differs():
+    found = text.misspell(FILM, rate=0.3, seed=5)
+    assert found.num_changed == len(found.edits) == 4
+    # Misspellings join and part no words: they can be compared one by one.
+    pairs = zip(FILM.split(), found.text.split(), strict=True)
+    assert sum(one != other for one, other in pairs) == 4
+    # The log alone makes the one of the other.
+    now = FILM
+    for edit in found.edits:
+        assert now[edit.position :].startswith(edit.before) and edit.field == 0
+        now = now[: edit.position] + edit.after + now[edit.position + len(edit.before) :]
+    assert now == found.text
+
+
+@pytest.mark.parametrize(
+    ("rate", "words", "changed"),
+    [
+        (0, 20, 0),
+        (0.1, 20, 2),
+        (0.1, 25, 3),
+        (0.1, 24, 2),
+        (0.3, 5, 2),
+        (0.35, 10, 4),
+        (0.01, 3, 1),
+        (1, 3, 3),
+        (0.2, 0, 0),
+    ],
+)
+def test_how_many_words_a_rate_asks_for(rate, words, changed):
+    assert text.num_changes(rate, words) == changed
+
+
+@BOTH
+def test_rates_are_met(corrupt):
+    words = " ".join(f"word{letter}" for letter in "abcdefghijklmnopqrst")
+    for rate in (0.1, 0.2, 0.3, 1):
+        found = corrupt(words, rate=rate, seed=3)
+        assert found.rate == rate and found.num_words == 20
+    few = corrupt("of to an in film", rate=1, seed=0)
+    assert (few.num_changed, few.num_words, few.rate) == (1, 5, 0.2)
+    assert few.text.startswith("of to an in ")
+
+
+@BOTH
+def test_one_word_is_changed_at_any_rate_but_zero(corrupt):
+    for seed in range(5):
+        assert corrupt("the best film", rate=0.01, seed=seed).num_changed == 1
+        assert corrupt("the best film", rate=0, seed=seed) == ("the best film", (), 3, 0)
+        assert corrupt("a to of", rate=1, seed=seed) == ("a to of", (), 3, 0)
+
+
+@BOTH
+def test_seeds_decide_and_rates_are_nested(corrupt):
+    assert corrupt(FILM, rate=0.2, seed=(23, 7)) == corrupt(FILM, rate=0.2, seed=(23, 7))
+    others = {corrupt(FILM, rate=0.2, seed=(23, row)).text for row in range(10)}
+    assert len(others) == 10
+    assert len({corrupt(FILM, rate=0.2, seed=(seed, 7)).text for seed in range(10)}) == 10
+    low, high = (corrupt(FILM, rate=rate, seed=4) for rate in (0.1, 0.3))
+    assert high.edits[: len(low.edits)] == low.edits and len(low.edits) < len(high.edits)
+
+
+def test_all_kinds_occur_and_keep_their_promises():
+    kinds = set()
+    for seed in range(60):
+        found = text.misspell(FILM, rate=0.1, seed=seed)
+        kinds |= {edit.kind for edit in found.edits}
+    assert kinds == {"keyboard", "omission", "doubling", "phonetic"}
+    for seed in range(20):
+        found = text.swap_characters(FILM, rate=1, seed=seed)
+        for one, other in zip(FILM.split(), found.text.split(), strict=True):
+            assert sorted(one) == sorted(other) and one[0] == other[0]
+            assert one.strip(",.")[-1] == other.strip(",.")[-1]
+        assert found.num_changed == 11  # all but "A", "any" and "of"
+
+
+def test_every_place_of_a_text_is_as_likely():
+    words = " ".join(f"word{letter}" for letter in "abcdefghij")
+    hits = [0] * 10
+    for seed in range(1000):
+        changed = text.swap_characters(words, rate=0.1, seed=seed).text.split()
+        for place, (one, other) in enumerate(zip(words.split(), changed, strict=True)):
+            hits[place] += one != other
+    assert sum(hits) == 1000
+    assert all(abs(hit - 100) < 5 * 90**0.5 for hit in hits), hits
+
+
+def test_what_the_choices_share_is_changed_alike_and_counted_once():
+    words = draft(COPA).words
+    assert len(words) == 8 + 4 + 3
+    found = text.misspell(COPA, rate=1, seed=2)
+    assert found.text[0][0] == found.text[1][0] != COPA[0][0]
+    assert text.restore(found) == COPA
+    shared = sum(word.fields == (0, 2) for word in words)
+    assert shared == 8 and len(found.edits) > found.num_changed
+    # A pair that says the same twice is two texts all the same.
+    twice = text.misspell(("the same film", "the same film"), rate=0.4, seed=0)
+    assert twice.num_words == 6 and twice.num_changed == 2
+
+
+def test_choices_that_become_alike_come_back():
+    clean = (("Why?", "the cat sat"), ("Why?", "the cta sat"))
+    for seed in range(40):
+        found = text.misspell(clean, rate=0.5, seed=seed)
+        assert text.restore(found) == clean
+
+
+def test_what_a_word_is():
+    def words(clean):
+        now = draft(clean)
+        return [now.spelling(index) for index in range(len(now.words))]
+
+    assert words("it 's well-known, don't 1999 the 2nd O’Neill _x_ 3.14") == (
+        ["it", "s", "well", "known", "don't", "the", "2nd", "O’Neill", "x"]
+    )
+    assert words("cafe\u0301 Привет 那是") == ["cafe\u0301", "Привет", "那是"]
+    assert words(("one", "two three")) == ["one", "two", "three"]
+
+
+@BOTH
+@pytest.mark.parametrize("rate", [-0.1, 1.01, float("nan"), float("inf")])
+def test_rates_that_are_none(corrupt, rate):
+    with pytest.raises(ValueError, match=r"rate is a share of the words .* \[0, 1\], got"):
+        corrupt(FILM, rate=rate, seed=0)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, ["a list"], ("a", None), (("a",), ["b"])])
+def test_texts_that_are_none(wrong):
+    with pytest.raises(TypeError, match="a text is a string, a tuple of strings"):
+        text.misspell(wrong, rate=0.1, seed=0)
+
+
+def test_a_log_of_another_text_is_refused():
+    found = text.misspell(FILM, rate=0.2, seed=0)
+    with pytest.raises(ValueError, match="the log does not belong to this text"):
+        text.restore(found._replace(text=FILM.upper()))
+
+
+def test_strings_of_all_shapes():
+    assert strings("a") == ("a",) and strings(COPA) == (*COPA[0], *COPA[1])

@@ -1,0 +1,235 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from hopfax import text
+from hopfax.data import Example, encode
+from hopfax.data.tokenize import WordPiece
+from hopfax.nn.functional import Functional
+from hopfax.train.attack import make_victim
+from hopfax.train.objectives import Batch, per_example, task_loss, texts_of
+
+SENTENCE = "the film was dull but very fun in a way that no one could say it is bad or good"
+WORDS = SENTENCE.split()
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+VOCABULARY = WordPiece(
+    tokens=(
+        *("[PAD]", "[UNK]", "[CLS]", "[SEP]"),
+        *WORDS,
+        *(letter for letter in LETTERS if letter not in WORDS),
+        *(f"##{letter}" for letter in LETTERS),
+        *(".", ",", "?", "'"),
+    ),
+    source="test",
+)
+SIZES = {"width": 16, "num_layers": 1, "ff_width": 16, "max_length": 24}
+TEXTS = [
+    "the film was dull",
+    ("is it fun ?", "the film is very fun, in a way"),
+    "no one could say it is bad, or say that it was good",
+    ("The FILM", "was bad"),
+]
+PAIRS = [(("is it fun?", "it is"), ("is it fun?", "no")), (("a way", "fun"), ("a way", "dull"))]
+
+
+class Placed(tiny.Bag):
+    """A bag that weighs words by their place, so that no two texts have one loss."""
+
+    def embed(self, tokens, *, key=None):
+        return tokens * (1 + jnp.arange(tokens.shape[-2]) / 7)[:, None]
+
+
+def encoder(kind="bag", num_outputs=2):
+    """A bag of words compiles in no time; a test or two want the real thing."""
+    if kind == "bag":
+        rng = np.random.default_rng(0)
+        params = {
+            "tokens": {"embedding": rng.normal(size=(VOCABULARY.size, 4)).astype(np.float32)},
+            "out": rng.normal(size=(4, num_outputs)).astype(np.float32) / 3,
+        }
+        return Functional(None, Placed), params
+    model = {"tinybert": tiny.tinybert, "robertha": tiny.robertha}[kind]
+    model = model(VOCABULARY.size, num_outputs, **SIZES)
+    return model, tiny.lively(model, scale=0.3)
+
+
+def victim(model, params, **options):
+    options = {"max_length": 24, "lengths": (12, 24), "batch_sizes": (2, 8)} | options
+    return make_victim(model, params, VOCABULARY, **options)
+
+
+def batch_of(texts, labels, tmp_path):
+    """The same texts by the way that training takes."""
+    examples = [
+        Example(((one_text,) if isinstance(one_text, str) else one_text,), label, row)
+        for row, (one_text, label) in enumerate(zip(texts, labels, strict=True))
+    ]
+    rows = encode(examples, VOCABULARY, max_length=24, cache_dir=tmp_path)
+    return Batch(*map(jnp.asarray, (rows.ids, rows.lengths, rows.labels, np.ones(len(texts)))))
+
+
+@pytest.mark.parametrize("kind", ["tinybert", "robertha"])
+def test_losses_and_gradients_are_those_of_the_objective(kind, tmp_path):
+    model, params = encoder(kind)
+    found, _ = victim(model, params, lengths=(24,), batch_sizes=(8,))
+    labels = [0, 1, 1, 0]
+    linear = found.gradients.linearize(TEXTS, labels)
+    batch = batch_of(TEXTS, labels, tmp_path)
+
+    def objective(tokens, batch):
+        network = model.bind(params)
+        mask = texts_of(batch)[1]
+        encoding = network.encode(network.embed(tokens), mask)
+        logits = per_example(network.classify(encoding.hidden, mask), batch)
+        return task_loss(logits, batch, regression=False)
+
+    slope = jax.jit(jax.value_and_grad(objective))
+    tokens = model.bind(params).embed_tokens(batch.ids[:, 0])
+    for row, (one_text, here) in enumerate(zip(TEXTS, linear, strict=True)):
+        alone = batch._replace(weights=jnp.arange(4.0) == row)
+        wanted, gradient = slope(tokens, alone)
+        assert here.loss == pytest.approx(float(wanted), abs=1e-5)
+        ids = np.asarray(batch.ids)[row, 0]
+        real = ids >= 4  # no special tokens
+        assert here.ids.tolist() == ids[real].tolist()
+        np.testing.assert_allclose(here.gradient, gradient[row][real], atol=1e-5)
+        assert np.abs(here.gradient).max() > 1e-3
+        fields = (one_text,) if isinstance(one_text, str) else one_text
+        spans = zip(here.ids, here.fields, here.starts, here.ends, strict=True)
+        for number, field, start, end in spans:
+            spelling = VOCABULARY.tokens[number].removeprefix("##")
+            assert fields[field][start:end].lower() == spelling
+
+
+def test_losses_alone_are_those_with_gradients():
+    found, _ = victim(*encoder())
+    losses = found.loss(TEXTS, [0, 1, 1, 0])
+    linear = found.gradients.linearize(TEXTS, [0, 1, 1, 0])
+    np.testing.assert_allclose(losses, [here.loss for here in linear], rtol=1e-5)
+    assert len(set(losses.round(4))) == 4
+
+
+def test_first_order_is_the_slope_of_the_loss():
+    model, params = encoder()
+    found, _ = victim(model, params)
+    (here,) = found.gradients.linearize(TEXTS[:1], [1])
+    rng = np.random.default_rng(0)
+    direction = rng.normal(size=here.gradient.shape).astype(np.float32)
+
+    def loss(step):
+        table = params["tokens"]["embedding"].copy()
+        table[here.ids] += step * direction
+        moved = params | {"tokens": {"embedding": table}}
+        return victim(model, moved)[0].loss(TEXTS[:1], [1])[0]
+
+    assert len(set(here.ids.tolist())) == len(here.ids)
+    slope = (loss(1e-2) - loss(-1e-2)) / 2e-2
+    assert np.sum(here.gradient * direction) == pytest.approx(slope, rel=2e-3)
+
+
+def test_choices_and_scores():
+    model, params = encoder(num_outputs=1)
+    found, _ = victim(model, params)
+    losses = np.asarray([found.loss(PAIRS, [label, label]) for label in (0, 1)])
+    np.testing.assert_allclose(np.exp(-losses).sum(0), 1, rtol=1e-5)  # two choices
+    (one, _) = found.gradients.linearize(PAIRS, [0, 1])
+    assert set(one.fields.tolist()) == {0, 1, 2, 3}
+    assert one.ids[one.fields == 0].tolist() == one.ids[one.fields == 2].tolist()
+    assert not np.allclose(one.gradient[one.fields == 0], one.gradient[one.fields == 2])
+    scores, _ = victim(model, params, regression=True)
+    root = [np.sqrt(scores.loss(TEXTS, [label] * 4)) for label in (-50.0, 50.0)]
+    np.testing.assert_allclose(root[0] + root[1], 100, rtol=1e-4)
+
+
+def test_batches_lengths_and_calls():
+    model, params = encoder()
+    many, counts = victim(model, params)
+    single, calls = victim(model, params, batch_sizes=(1,))
+    texts, labels = TEXTS * 5, [0, 1, 1, 0] * 5
+    one, other = many.loss(texts, labels), single.loss(texts, labels)
+    np.testing.assert_allclose(one, other, rtol=1e-5)
+    assert (calls.calls, calls.texts, calls.rows, calls.gradients) == (20, 20, 20, 0)
+    # Ten short texts (8 and 2), ten long ones.
+    assert (counts.calls, counts.texts, counts.rows) == (4, 20, 20)
+    many.gradients.linearize(texts[:3], labels[:3])
+    assert (counts.texts, counts.gradients) == (23, 3)
+
+
+def test_nothing_new_is_compiled_by_an_attack_on_other_texts():
+    model, params = encoder()
+    found, _ = victim(model, params)
+
+    def attack(texts):
+        for rate in (0.2, 0.5):
+            text.textbugger(found, texts, [0] * len(texts), rate=rate)
+            for form in ("characters", "tokens"):
+                text.hotflip(found, texts, [0] * len(texts), rate=rate, form=form, beam=2)
+
+    attack(TEXTS)
+    with jax.no_tracing():
+        attack([TEXTS[2], "it was fun", ("is it bad or good?", "one could say it is bad")])
+
+
+@pytest.mark.parametrize("method", ["textbugger", "characters", "tokens"])
+def test_side_by_side_equals_one_at_a_time(method):
+    model, params = encoder()
+    labels = [0, 1, 1, 0]
+
+    def attack(found, at_once):
+        if method == "textbugger":
+            return text.textbugger(found, TEXTS, labels, rate=0.3, seed=7, at_once=at_once)
+        return text.hotflip(found, TEXTS, labels, rate=0.3, form=method, at_once=at_once)
+
+    many, counts = victim(model, params)
+    single, calls = victim(model, params, batch_sizes=(1,))
+    together, alone = attack(many, 4), attack(single, 1)
+    for one, other, clean in zip(together, alone, TEXTS, strict=True):
+        assert one.corrupted == other.corrupted and text.restore(one.corrupted) == clean
+        assert one.loss == pytest.approx(other.loss, abs=1e-5)
+    assert sum(result.loss > result.clean_loss for result in together) >= 2
+    assert counts.texts == calls.texts and counts.calls < calls.calls / 3
+    asked = sum(result.num_losses + result.num_gradients for result in together)
+    assert asked == counts.texts
+
+
+def test_flipped_tokens_are_what_the_model_reads():
+    model, params = encoder()
+    found, _ = victim(model, params)
+    results = text.hotflip(found, TEXTS, [0, 1, 1, 0], rate=0.5, form="tokens")
+    assert sum(len(result.corrupted.edits) for result in results) >= 8
+    for clean, result in zip(TEXTS, results, strict=True):
+        before, after = found.gradients.linearize([clean, result.corrupted.text], [0, 0])
+        assert len(before.ids) == len(after.ids)
+        assert np.sum(before.ids != after.ids) == result.corrupted.num_changed
+        assert (after.ids >= 4).all()
+
+
+def test_long_texts_are_cut_as_in_training(tmp_path):
+    model, params = encoder()
+    found, _ = victim(model, params)
+    long = " ".join(WORDS * 3)
+    (here,) = found.gradients.linearize([long], [1])
+    assert len(here.ids) == 22
+    logits, _ = model.bind(params)(*texts_of(batch_of([long], [1], tmp_path)))
+    wanted = -jax.nn.log_softmax(logits)[0, 1]
+    assert found.loss([long], [1])[0] == pytest.approx(float(wanted), abs=1e-5)
+    (result,) = text.hotflip(found, [long], [1], rate=0.05)
+    assert all(edit.position < here.ends.max() for edit in result.corrupted.edits)
+
+
+def test_bad_input():
+    model, params = encoder()
+    stacked = jax.tree.map(lambda leaf: leaf[None], params)
+    with pytest.raises(ValueError, match="give the parameters of one seed"):
+        victim(model, stacked)
+    for name in ("lengths", "batch_sizes"):
+        with pytest.raises(ValueError, match=rf"{name} must be positive and increase"):
+            victim(model, params, **{name: (8, 4)})
+    larger = WordPiece(tokens=(*VOCABULARY.tokens, "more"), source="test")
+    with pytest.raises(ValueError, match=r"vocabulary has \d+ tokens and the model \d+"):
+        make_victim(model, params, larger)
+    found, _ = victim(model, params)
+    with pytest.raises(ValueError, match="label 2 is none of the model's 2 classes"):
+        found.loss(TEXTS[:2], [0, 2])
