@@ -3,12 +3,14 @@
 `tasks` says what each task is, `raw` reads its files, `synthetic` (with `grammar`) makes rows up,
 `tokenize` and `vocabulary` turn texts into arrays, `batching` cuts padding without dropping rows,
 `load` does all of it in one call, `algorithmic` has modular addition and sparse parity, `language`
-next-word prediction, and `builders` puts the sets into TensorFlow Datasets' files.
+next-word prediction, `evaluation` reads AdvGLUE, PAWS and PAWS-X, and `builders` puts the sets into
+TensorFlow Datasets' files.
 Nothing here needs jax or tensorflow; `tokenizers` and `tensorflow_datasets` are imported at use.
 """
 
 from hopfax.data.algorithmic import AlgorithmicData, modular_addition, sparse_parity
 from hopfax.data.batching import Bucket, Encoded, bucket_boundaries, bucketed, eval_batches
+from hopfax.data.evaluation import EVALUATION_SETS, EvaluationSet, read_evaluation_set
 from hopfax.data.language import LanguageData, NextWords, next_words, read_wikitext2
 from hopfax.data.load import TaskData, load_task
 from hopfax.data.raw import read_split
@@ -18,10 +20,12 @@ from hopfax.data.tokenize import WordPiece, encode, read_vocabulary
 from hopfax.data.vocabulary import train_vocabulary
 
 __all__ = [
+    "EVALUATION_SETS",
     "TASKS",
     "AlgorithmicData",
     "Bucket",
     "Encoded",
+    "EvaluationSet",
     "Example",
     "LanguageData",
     "NextWords",
@@ -35,6 +39,7 @@ __all__ = [
     "load_task",
     "modular_addition",
     "next_words",
+    "read_evaluation_set",
     "read_split",
     "read_vocabulary",
     "read_wikitext2",

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +42,10 @@ class Row(NamedTuple):
 
 class _DamagedRow(ValueError):
     """A row lacks columns or a text: an error, unless official files are known for it."""
+
+
+class _EmptyRow(ValueError):
+    """A row has the task's placeholder where a text should be."""
 
 
 def task_folder(spec: TaskSpec, data_dir: str | os.PathLike) -> Path:
@@ -110,19 +114,34 @@ def read_rows(spec: TaskSpec, data_dir: str | os.PathLike, split: str) -> list[R
             f"{', '.join(others) or 'nothing'}. A set with the dev file alone can be read but not "
             f"trained on; get {spec.files[split]} from {_SOURCE[spec.suite]}"
         )
-    rows = list(_usable_rows(spec, path))
-    if not rows:
-        raise ValueError(f"{path} has no rows: it is empty or was cut short")
-    return rows
+    read = _json_rows if path.suffix == ".jsonl" else tab_rows
+    return usable_rows(spec, path, read(spec, path))
 
 
-def _usable_rows(spec: TaskSpec, path: Path) -> Iterator[Row]:
-    """The rows of a file that can be used; warns of those left out once all are read."""
+def usable_rows(
+    spec: TaskSpec,
+    path: Path,
+    rows: Iterable[tuple[int, "dict[str, Any] | _DamagedRow"]],
+    *,
+    unit: str = "line",
+) -> list[Row]:
+    """Parses the rows of a file, and leaves out, with a warning, those the task says it may.
+
+    Args:
+        spec: What a row holds.
+        path: The file, for messages.
+        rows: Its rows with their numbers, as `tab_rows` gives them.
+        unit: What the numbers count.
+
+    Raises:
+        ValueError: See `read_rows`; or there are no rows.
+    """
+    usable: list[Row] = []
     unlabelled: list[int] = []
+    empty: list[int] = []
     damaged: list[tuple[int, ValueError]] = []
     total = 0
-    read = _json_rows if path.suffix == ".jsonl" else _tab_rows
-    for index, (number, row) in enumerate(read(spec, path)):
+    for index, (number, row) in enumerate(rows):
         total += 1
         try:
             if isinstance(row, _DamagedRow):
@@ -130,29 +149,40 @@ def _usable_rows(spec: TaskSpec, path: Path) -> Iterator[Row]:
             columns, label = _parse(spec, row)
         except _DamagedRow as error:
             if not spec.damaged_share:
-                raise ValueError(f"{path}, line {number}: {error}") from None
+                raise ValueError(f"{path}, {unit} {number}: {error}") from None
             damaged.append((number, error))
             continue
+        except _EmptyRow:
+            empty.append(number)
+            continue
         except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {error}") from None
+            raise ValueError(f"{path}, {unit} {number}: {error}") from None
         if label is None:
             unlabelled.append(number)
             continue
-        yield Row(columns, label, index)
+        usable.append(Row(columns, label, index))
     if len(damaged) > spec.damaged_share * total:
         number, error = damaged[0]
         raise ValueError(
-            f"{path}, line {number}: {error} ({len(damaged)} of {total} rows are damaged)"
+            f"{path}, {unit} {number}: {error} ({len(damaged)} of {total} rows are damaged)"
         )
-    _warn_left_out(path, total, "without a gold label", unlabelled)
-    _warn_left_out(path, total, "lacking columns or a text", [number for number, _ in damaged])
+    for what, numbers in (
+        ("without a gold label", unlabelled),
+        (f"marked {spec.placeholder}", empty),
+        ("lacking columns or a text", [number for number, _ in damaged]),
+    ):
+        _warn_left_out(path, total, what, numbers, unit)
+    if not usable:
+        raise ValueError(f"{path} has no rows: it is empty or was cut short")
+    return usable
 
 
-def _warn_left_out(path: Path, total: int, what: str, lines: list[int]) -> None:
-    if lines:
-        shown = ", ".join(map(str, lines[:5])) + (", ..." if len(lines) > 5 else "")
+def _warn_left_out(path: Path, total: int, what: str, numbers: list[int], unit: str) -> None:
+    if numbers:
+        shown = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
         warnings.warn(
-            f"{path}: left out {len(lines)} of {total} rows {what} (lines {shown})", stacklevel=5
+            f"{path}: left out {len(numbers)} of {total} rows {what} ({unit}s {shown})",
+            stacklevel=5,
         )
 
 
@@ -169,7 +199,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         yield number, line.removesuffix("\r")
 
 
-def _tab_rows(spec: TaskSpec, path: Path) -> Iterator[tuple[int, dict[str, str] | _DamagedRow]]:
+def tab_rows(spec: TaskSpec, path: Path) -> Iterator[tuple[int, dict[str, str] | _DamagedRow]]:
     """Rows of a tab-separated file by column name."""
     lines = _lines(path)
     header = spec.header
@@ -218,6 +248,8 @@ def _parse(spec: TaskSpec, row: dict[str, Any]) -> tuple[dict[str, str], int | f
             value = value[key]
         if not isinstance(value, str):
             raise ValueError(f"{column!r} is {value!r}, not a text")
+        if value.strip() == spec.placeholder:
+            raise _EmptyRow
         if not value.strip():
             raise _DamagedRow(f"empty text in {column!r}")
         columns[column] = value

@@ -47,6 +47,8 @@ class TaskSpec:
             class 1 is the positive one of F1 and MCC. Empty for regression.
         unlabelled: What stands in the label column of a row without a gold label. Such rows
             are left out, and a warning counts them.
+        placeholder: What stands in a text column of a row that has no text there. Such rows are
+            left out, and a warning counts them.
         damaged_share: Share of lines that official files are known to have damaged (columns or
             a text missing). Up to that share they are left out, and a warning counts them;
             above it the first one is an error.
@@ -67,6 +69,7 @@ class TaskSpec:
     label_column: str = "label"
     labels: tuple[str, ...]
     unlabelled: str | None = None
+    placeholder: str | None = None
     damaged_share: float = 0.0
     label_range: tuple[float, float] | None = None
     metrics: tuple[Metric, ...] = ("accuracy",)
