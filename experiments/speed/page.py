@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ("stability", _stability),
         ("seeds", _seeds),
         ("esr", _esr),
+        ("attack", _attack),
     )
     if not any((folder / f"{name}.json").is_file() for name, _ in sections):
         names = ", ".join(f"{name}.json" for name, _ in sections)
@@ -244,6 +245,26 @@ def _esr(report: Mapping[str, Any]) -> list[str]:
         "1 %), beside eigenvalues in float64:",
         _table(("weights", "padded to", "of the entropy", "of its gradient", "keys of"), errors),
     ]
+
+
+def _attack(report: Mapping[str, Any]) -> list[str]:
+    unit = "processor second" if report["cpu_seconds"] else "second"
+    rows = [
+        (
+            row["model"],
+            row["attack"],
+            row["program"],
+            row["texts"],
+            row["calls"],
+            f"{row['texts_per_second']:.0f}",
+            f"{row['times']:.1f} ({row['low']:.1f} to {row['high']:.1f})",
+            row["rounds"],
+        )
+        for row in report["table"]
+    ]
+    heads = ("model", "attack", "program", "texts the model read", "calls", f"texts a {unit}")
+    heads += ("batches are faster by (goal: at least 5)", "rounds")
+    return ["## Attacks on text", _table(heads, rows)]
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -29,6 +29,8 @@ Select = Literal["loss", "estimate"]
 # Children of a state: estimated gain, and the text with one more edit; best first.
 Propose = Callable[[Draft, Linear], list[tuple[float, Draft]]]
 
+# Words whose edits are kept tokenised; each has some 300 edits, so this is about 100 MB.
+_MOST_KNOWN = 2000
 _OPERATIONS = (changes.flip, changes.insertion, changes.deletion)
 
 
@@ -304,6 +306,8 @@ def _character_edits(
     """The best edits of a letter; `known` keeps what has been tokenised."""
     words = _open_words(now, linear)
     new = dict.fromkeys(now.spelling(index) for index in words)
+    if len(known) > _MOST_KNOWN:
+        known.clear()
     known |= _variants([word for word in new if word not in known], gradients)
     table = np.asarray(gradients.table)
     proposals: list[tuple[float, int, Change]] = []

@@ -176,7 +176,8 @@ def edited(before: Draft[T], index: int, change: Change) -> Draft[T]:
     words[index] = word._replace(end=word.end + longer, changed=True)
     for number, other in enumerate(words):
         if other.fields == word.fields and other.start > word.start:
-            words[number] = other._replace(start=other.start + longer, end=other.end + longer)
+            start, end = other.start + longer, other.end + longer
+            words[number] = Word(word.fields, start, end, other.changed)
     return Draft(rebuilt(before.text, tuple(new)), tuple(words), tuple(log))
 
 
@@ -190,7 +191,7 @@ def restore(corrupted: Corrupted[T]) -> T:
         >>> from hopfax import text
         >>> found = text.swap_characters("a wonderful film", rate=0.3, seed=1)
         >>> found.text, found.edits[0][1:]
-        ('a wodnerful film', (4, 'swap', 'nd', 'dn'))
+        ('a wnoderful film', (3, 'swap', 'on', 'no'))
         >>> text.restore(found)
         'a wonderful film'
     """

@@ -259,7 +259,8 @@ def _batch(
     kind = np.float32 if regression else np.int32
     padded = [*labels, *[labels[-1]] * (size - len(labels))]
     weights = (np.arange(size) < len(rows)).astype(np.float32)
-    return Batch(*map(jnp.asarray, (ids, lengths, np.asarray(padded, kind), weights)))
+    # As NumPy has them: a compiled call takes them faster than one by one through jnp.asarray.
+    return Batch(ids, lengths, np.asarray(padded, kind), weights)  # pyright: ignore
 
 
 def _linear(row: _Tokenized, loss: float, gradient: np.ndarray) -> Linear:

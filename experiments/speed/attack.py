@@ -1,0 +1,141 @@
+"""An attack's candidates in batches, beside the same attack asking for one text a call.
+
+Goal: at least 5 times the texts a second on two cores. Three programs attack the same sentences of
+one fresh model and must end at the same texts: in batches, one text a call padded to the same few
+lengths, and one text a call padded to 128 tokens, the one shape that needs no thought.
+
+    python -m experiments.speed.attack --data-dir DIR --vocab DIR/vocab/bert-base-uncased
+
+Without --data-dir: sentences of the embedded task `sentiment`, with a vocabulary of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.provenance import provenance
+from experiments.speed.publish import publish
+from experiments.speed.timing import interleaved, spread
+from hopfax import nn, text
+from hopfax.data import read_split, read_vocabulary, synthetic_split, task, train_vocabulary
+from hopfax.text import Attacked
+from hopfax.train.attack import Counts, make_victim
+
+# Padded lengths, batch sizes, and texts attacked side by side.
+PROGRAMS: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
+    "in batches": ((16, 24, 32, 48, 64, 128), (8, 64), 32),
+    "one text a call": ((16, 24, 32, 48, 64, 128), (1,), 1),
+    "one text a call, padded to 128": ((128,), (1,), 1),
+}
+METHODS: dict[str, Callable[..., list[Attacked]]] = {
+    "textbugger": text.textbugger,
+    "hotflip, characters": partial(text.hotflip, form="characters"),
+    "hotflip, tokens": partial(text.hotflip, form="tokens"),
+}
+MODELS = {"tinybert": nn.tinybert, "robertha": nn.robertha}
+COLUMNS = (
+    "model",
+    "attack",
+    "program",
+    "texts",
+    "calls",
+    "texts_per_second",
+    "times",
+    "low",
+    "high",
+    "rounds",
+)
+
+
+def rows(data_dir: Path | None, vocab: Path | None, count: int) -> tuple[Any, list, list]:
+    """Vocabulary, sentences and labels."""
+    if data_dir is None:
+        found = synthetic_split("sentiment", "test", size=count, seed=0)
+        vocabulary = train_vocabulary((row.texts[0][0] for row in found), vocab_size=200)
+    else:
+        if vocab is None:
+            raise SystemExit("--data-dir wants --vocab too, a vocab.txt or its folder")
+        found = read_split(task("sst2"), data_dir, "dev")[:count]
+        vocabulary = read_vocabulary(vocab)
+    return vocabulary, [row.texts for row in found], [row.label for row in found]
+
+
+def programs(
+    model: str, method: str, vocabulary: Any, texts: list, labels: list, **sizes: int
+) -> tuple[dict[str, Callable[[], list[Attacked]]], dict[str, Counts]]:
+    """The attack by each program of `PROGRAMS`, and what each asked its model."""
+    network = MODELS[model](vocabulary.size, 2, **sizes)
+    params = network.init(jax.random.key(0))
+    calls, counts = {}, {}
+    for name, (lengths, batch_sizes, at_once) in PROGRAMS.items():
+        victim, counts[name] = make_victim(
+            network, params, vocabulary, lengths=lengths, batch_sizes=batch_sizes
+        )
+        calls[name] = partial(METHODS[method], victim, texts, labels, rate=0.2, at_once=at_once)
+    return calls, counts
+
+
+def measure(
+    model: str, method: str, data: tuple[Any, list, list], flags: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """One row a program."""
+    calls, counts = programs(model, method, *data)
+    # Attacks that part ways would be compared for nothing.
+    ends = [np.asarray([result.loss for result in call()]) for call in calls.values()]
+    for other in ends[1:]:
+        np.testing.assert_allclose(ends[0], other, atol=1e-4)
+    asked = {name: (count.texts, count.calls) for name, count in counts.items()}
+    clock = time.process_time if flags.cpu_seconds else time.perf_counter
+    taken = interleaved(calls, seconds=flags.seconds, min_rounds=flags.rounds, clock=clock)
+    table = []
+    for name, seconds in taken.items():
+        texts, number = asked[name]
+        speed = texts / seconds
+        ratio = spread((asked["in batches"][0] / taken["in batches"]) / speed)
+        row = (model, method, name, texts, number, round(float(np.median(speed)), 1), *ratio)
+        table.append(dict(zip(COLUMNS, row, strict=True)))
+        print(
+            f"{model}, {method}, {name}: {np.median(speed):.0f} texts a second in {number} calls; "
+            f"batches are {ratio.median:.1f} times as fast",
+            flush=True,
+        )
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    """Measures, prints and writes `attack.json` and `attack.csv`."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data-dir", type=Path, default=None, help="for SST-2's dev sentences")
+    parser.add_argument("--vocab", type=Path, default=None, help="a vocab.txt, with --data-dir")
+    parser.add_argument("--texts", type=int, default=32, help="to attack (default 32)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="an attack (default 30)")
+    parser.add_argument("--rounds", type=int, default=3, help="at least so many (default 3)")
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--attacks", nargs="*", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--cpu-seconds", action="store_true", help="count processor time")
+    parser.add_argument("--out", type=Path, default=Path("runs/speed"))
+    flags = parser.parse_args(arguments)
+    data = rows(flags.data_dir, flags.vocab, flags.texts)
+    table = [
+        row
+        for model in flags.models
+        for method in flags.attacks
+        for row in measure(model, method, data, flags)
+    ]
+    report = {"provenance": provenance(), "cpu_seconds": flags.cpu_seconds, "table": table}
+    publish(flags.out, "attack", COLUMNS, report)
+    return report
+
+
+if __name__ == "__main__":
+    main()
