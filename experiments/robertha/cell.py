@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,11 @@ from experiments.robertha.measurements import Cell, Grid
 from experiments.robertha.models import Trainable
 from experiments.rundir import add_results, write_whole
 from hopfax.data import Bucket, Encoded, TaskData, bucket_boundaries, bucketed
-from hopfax.nn import Params
 from hopfax.train.checkpoint import Checkpoints
-from hopfax.train.evaluate import Noise, Predictions, Predictor, make_predictor, predict
+from hopfax.train.evaluate import Noise, Predictions, make_predictor, predict
 from hopfax.train.loop import fit
 from hopfax.train.metrics import MetricsLog, scores
+from hopfax.train.placement import Placement
 from hopfax.train.progress import Progress
 
 
@@ -33,6 +33,7 @@ def run_cell(
     learning_rate: float,
     batch_size: int,
     max_length: int,
+    placement: Placement | None = None,
 ) -> None:
     """Trains, tests, and adds the rows to results.csv, all at once when they are all there.
 
@@ -49,6 +50,7 @@ def run_cell(
         learning_rate: See `fit`.
         batch_size: See `fit`.
         max_length: Most tokens the model takes.
+        placement: See `fit`.
     """
     spec = data.spec
     train, validation, test = _buckets(data, max_length=max_length)
@@ -84,10 +86,15 @@ def run_cell(
             checkpoints=checkpoints,
             log=log,
             predictor=predictor,
+            placement=placement,
             title=f"{spec.title} {name}",
             **schedule,
         )
-    rows = _test(built, predictor, fitted.params, test, data, name=name, grid=grid, draws=draws)
+
+    def answer(noise: Noise | None) -> Predictions:
+        return predict(predictor, fitted.params, test, noise=noise, placement=placement)
+
+    rows = _test(answer, data, name=name, grid=grid, draws=draws, iterates=built.iterates)
     add_results(folder, rows)
     # The best parameters stay; what resuming needed, several times their size, can go.
     shutil.rmtree(cell / "last")
@@ -118,21 +125,19 @@ def _conditions(grid: Grid, draws: int) -> Iterator[tuple[Cell, Noise | None]]:
 
 
 def _test(
-    built: Trainable,
-    predictor: Predictor,
-    params: Params,
-    test: list[Bucket],
+    answer: Callable[[Noise | None], Predictions],
     data: TaskData,
     *,
     name: str,
     grid: Grid,
     draws: int,
+    iterates: bool,
 ) -> list[dict[str, Any]]:
     conditions = list(_conditions(grid, draws))
     rows = []
     with Progress(len(conditions), title=f"{data.spec.title} {name}, testing") as progress:
         for number, (cell, noise) in enumerate(conditions, 1):
-            found = predict(predictor, params, test, noise=noise)
+            found = answer(noise)
             rows += [
                 {
                     "task": data.spec.name,
@@ -145,7 +150,7 @@ def _test(
                     "num_train": len(data.train.labels),
                 }
                 | row
-                for row in _scored(found, grid, data, noisy=bool(noise), iterates=built.iterates)
+                for row in _scored(found, grid, data, noisy=bool(noise), iterates=iterates)
             ]
             progress.update(number, len(found.labels) * len(grid.seeds))
     return rows

@@ -31,6 +31,7 @@ from experiments.rundir import open_run
 from hopfax.data import TaskData, TaskSpec, load_task, task
 from hopfax.hopfield import Entropy
 from hopfax.train.evaluate import Noise, check_noise
+from hopfax.train.placement import Placement, place_locally
 
 REPRODUCES = "Robertha, Tables 2, 3, 6-10: scores under Gaussian embedding noise"
 
@@ -116,6 +117,10 @@ class Config:
     """Rows a training step."""
     max_length: int = 128
     """Longest text in tokens; longer ones are cut."""
+    devices: int | None = None
+    """How many of this machine's devices share the work: the seeds if they divide among them, else
+    the rows of a batch. Without it the most that do. Scores are those of one device but for
+    rounding, so a run may be continued with another number."""
     runs: str = "runs"
     """Folder of all runs."""
     resume: bool = True
@@ -161,6 +166,9 @@ def fill(folder: Path, config: Config, grid: Grid) -> Iterator[TaskSpec]:
     """Trains and tests what is missing of a grid; says of each task when it is done."""
     specs = [task(name) for name in grid.tasks]
     budgets = {spec.name: sized(config, spec.suite == "synthetic") for spec in specs}
+    placement = placed(config, grid)
+    if placement:
+        print(f"{placement.mesh.size} devices share the {placement.split}", flush=True)
     missing = {
         spec.name: [name for name in grid.models if not is_finished(folder, grid, spec.name, name)]
         for spec in specs
@@ -187,9 +195,15 @@ def fill(folder: Path, config: Config, grid: Grid) -> Iterator[TaskSpec]:
                 learning_rate=budget.learning_rate,
                 batch_size=config.batch_size,
                 max_length=config.max_length,
+                placement=placement,
             )
         if missing[spec.name]:
             yield spec
+
+
+def placed(config: Config, grid: Grid) -> Placement | None:
+    """The devices that share the work, None for one."""
+    return place_locally(config.devices, num_seeds=len(grid.seeds), batch_size=config.batch_size)
 
 
 def sized(config: Config, embedded: bool) -> Budget:
@@ -203,6 +217,7 @@ def sized(config: Config, embedded: bool) -> Budget:
 
 def _check(config: Config, grid: Grid) -> None:
     """Looks at every flag before the first minute of training."""
+    placed(config, grid)
     for name in grid.models:
         check_model(name)
         for spec in map(task, config.task):
@@ -266,5 +281,5 @@ def load_rows(config: Config, budget: Budget, spec: TaskSpec) -> TaskData:
 
 def _open(config: Config, grid: Grid) -> Path:
     # Runs from before there was a choice of entropy keep their folder.
-    ignore = ("runs", "resume", *(["entropy"] if config.entropy == "shannon" else []))
+    ignore = ("runs", "resume", "devices", *(["entropy"] if config.entropy == "shannon" else []))
     return open_run("robustness", config, plan=grid._asdict(), root=config.runs, ignore=ignore)

@@ -1,9 +1,10 @@
 """Training: pure steps, compiled in chunks, all seeds side by side, resumable to the same bits.
 
 `objectives` says what is minimised, `step` makes one step and a chunk of them, `schedule` says
-which rows come when, `loop` runs it all, `evaluate` predicts with or without noise; `checkpoint`
-(over `snapshot`), `metrics` and `progress` do what their names say; `attack` shows a trained model
-to the attacks of `hopfax.text`.
+which rows come when, `loop` runs it all, `evaluate` predicts with or without noise, `placement`
+shares a run out among devices; `checkpoint` (over `snapshot`), `metrics` and `progress` do what
+their names say; `attack` shows a trained model to the attacks of `hopfax.text`, `adversarial` has
+training that meets noise.
 
 Import from these modules; start at `loop.fit` with an objective from `objectives.classification`.
 `experiments/robertha/cell.py` is a whole run.

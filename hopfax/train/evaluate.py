@@ -14,6 +14,7 @@ from hopfax.data.batching import Bucket, eval_batches
 from hopfax.nn.encoder import Encoder, Site
 from hopfax.nn.functional import Functional, Params
 from hopfax.train.objectives import Batch, per_example, texts_of
+from hopfax.train.placement import Placement
 
 Protocol = Literal["sigma", "matched"]
 SITES: tuple[Site, ...] = get_args(Site)
@@ -158,6 +159,7 @@ def predict(
     *,
     noise: Noise | None = None,
     batch_size: int | None = None,
+    placement: Placement | None = None,
 ) -> Predictions:
     """Predicts every row of a set exactly once.
 
@@ -171,6 +173,7 @@ def predict(
         buckets: The set, as `hopfax.data.bucketed` makes it.
         noise: What to add, and where; None for clean inputs.
         batch_size: Rows a call; None takes as many as fit into 8,192 tokens.
+        placement: How several devices share the work; the parameters lie as `fit` leaves them.
 
     Raises:
         ValueError: See `check_noise`; or there are no rows.
@@ -184,8 +187,13 @@ def predict(
     level, draw = jnp.float32(asked.level), jnp.uint32(asked.draw)
     pending, index, labels = [], [], []
     for bucket in buckets:
-        for rows, weights in eval_batches(bucket, batch_size=batch_size or _rows(bucket)):
+        most = _rows(bucket)
+        if placement:
+            most = placement.batch_rows(most)
+        for rows, weights in eval_batches(bucket, batch_size=batch_size or most):
             batch = Batch(*map(jnp.asarray, (rows.ids, rows.lengths, rows.labels, weights)))
+            if placement:
+                batch = placement.put_batch(batch)
             pending.append(predictor(params, batch, rows.index, draw, at_token, level, relative))
             index.append(rows.index[weights > 0])
             labels.append(rows.labels[weights > 0])

@@ -16,6 +16,7 @@ from hopfax.train.checkpoint import CheckpointError, Checkpoints
 from hopfax.train.evaluate import Predictor, make_predictor, predict
 from hopfax.train.metrics import MetricsLog
 from hopfax.train.objectives import Batch, Objective
+from hopfax.train.placement import Placement
 from hopfax.train.progress import Progress
 from hopfax.train.schedule import epoch_chunks, shapes
 from hopfax.train.state import adamw, init_states, seed_keys
@@ -81,12 +82,14 @@ def fit(
     checkpoint_seconds: float = 60.0,
     log: MetricsLog | None = None,
     predictor: Predictor | None = None,
+    placement: Placement | None = None,
     title: str = "",
 ) -> Fitted:
     """Trains, validates after every epoch, and returns each seed's best parameters.
 
     A run with checkpoints continues from the last one, to the same bits as if it had never
-    stopped: every random draw is a function of seed and step.
+    stopped: every random draw is a function of seed and step. It may continue on another number of
+    devices; it is then the same run but for rounding.
 
     Args:
         model: What to train.
@@ -108,6 +111,8 @@ def fit(
         log: Where metrics go.
         predictor: Of this model, from `make_predictor`, if the caller goes on using it: it is then
             compiled once.
+        placement: How several devices share the run, from `hopfax.train.placement.place`; None
+            for the default device alone.
         title: Shown beside the progress.
 
     Returns:
@@ -115,13 +120,16 @@ def fit(
 
     Raises:
         DivergedError: A loss or gradient is not finite; step, seed and last good checkpoint named.
-        ValueError: A number is out of its range, or there are no rows.
+        ValueError: A number is out of its range, there are no rows, or the placement does not
+            divide them.
     """
     if epochs < 1 or patience < 1 or not seeds or not train or not validation:
         raise ValueError(
             "fit wants epochs >= 1, patience >= 1, a seed and rows to train and validate on; got "
             f"{epochs}, {patience}, {len(seeds)} seeds, {len(train)} and {len(validation)} buckets"
         )
+    if placement:
+        placement.check(num_seeds=len(seeds), batch_size=batch_size)
     sizes = [len(bucket.labels) for bucket in train]
     cuts = shapes(sizes, batch_size=batch_size, chunk_steps=chunk_steps)
     total_steps = epochs * sum(cut.chunks * cut.steps for cut in cuts)
@@ -132,9 +140,13 @@ def fit(
         weight_decay=weight_decay,
         clip=clip,
     )
-    run_chunk, predictor = make_chunk(objective, optimizer), predictor or make_predictor(model)
+    run_chunk = make_chunk(objective, optimizer, placement=placement)
+    predictor = predictor or make_predictor(model)
     keys, rows = seed_keys(seeds), [_on_device(bucket) for bucket in train]
     states = init_states(model, optimizer, seeds)
+    if placement:
+        keys, states = jax.device_put((keys, states), placement.states)
+        rows = jax.device_put(rows, placement.everywhere)
     best = jax.tree.map(jnp.copy, states.params)
     selection = _Selection(
         np.full(len(seeds), -np.inf), np.zeros(len(seeds), int), np.zeros(len(seeds), int)
@@ -188,7 +200,7 @@ def fit(
                     saved_at = time.monotonic()
                 progress.update(step, int(plan.weights.sum()))
             loss = book(*running) if running else float("nan")
-            found = predict(predictor, states.params, validation)
+            found = predict(predictor, states.params, validation, placement=placement)
             # A stopped seed is done, come what may: its later states are nobody's concern.
             going = selection.waited < patience
             scores = np.full(len(seeds), np.nan)

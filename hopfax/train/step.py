@@ -9,6 +9,7 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from hopfax.train.objectives import Batch, Objective
+from hopfax.train.placement import Placement
 from hopfax.train.state import TrainState
 
 # Modules number their draws 0, 1, 2, ... under the seed's key; dropout must be none of those.
@@ -53,9 +54,17 @@ def make_step(
 
 
 def make_chunk(
-    objective: Objective, optimizer: optax.GradientTransformation
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    *,
+    placement: Placement | None = None,
 ) -> Callable[..., tuple[TrainState, StepMetrics]]:
     """Compiles several steps of all seeds into one call.
+
+    Args:
+        objective: What to minimise.
+        optimizer: How.
+        placement: How several devices share the work; None for the default device alone.
 
     Returns:
         `chunk(states, rows_of, picks, weights, seed_keys) -> (states, metrics)`, with the states
@@ -84,4 +93,13 @@ def make_chunk(
 
         return jax.lax.scan(body, states, (picks, weights))
 
-    return jax.jit(chunk, donate_argnums=0)
+    if placement is None:
+        return jax.jit(chunk, donate_argnums=0)
+    states, plan = placement.states, placement.plan
+    return jax.jit(
+        chunk,
+        donate_argnums=0,
+        in_shardings=(states, placement.everywhere, plan, plan, states),
+        # States come back to where they were: the next call takes them as they lie.
+        out_shardings=(states, placement.metrics),
+    )

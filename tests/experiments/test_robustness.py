@@ -110,6 +110,7 @@ def test_metrics_of_all_cells_stand_in_one_log(finished):
         (("--dropout", "1"), "must be in [0, 1), got 1.0"),
         (("--model", "tinybert", "--entropy", "renyi2"), "for the model robertha"),
         (("--model", "robertha", "robertha-renyi2", "--entropy", "renyi2"), "different values"),
+        (("--devices", "99"), "wanted 99 devices, and this process has"),
         (("--seeds", "1", "1"), "different values, got (1, 1)"),
         (("--levels", "1", "1"), "different values, got (1.0, 1.0)"),
     ],

@@ -1,0 +1,139 @@
+"""Several devices: the same run as on one, wherever it is split, saved and continued."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from hopfax.train.loop import fit
+from hopfax.train.objectives import classification
+from hopfax.train.placement import _divides, place, place_locally
+
+HERE = Path(__file__).parent
+RUNS = ("one", "seeds", "batch", "one continued", "seeds continued", "batch continued")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """What `four_devices.py` finds: name of the run -> name of the array -> array."""
+    folder = tmp_path_factory.mktemp("devices")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(HERE / "four_devices.py"), str(folder)],
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE)])}
+        | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "PJRT_NPROC": "8"}
+        | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    with np.load(folder / "found.npz") as found:
+        return {
+            run: {key.split(": ")[1]: found[key] for key in found if key.startswith(f"{run}: ")}
+            for run in RUNS
+        }
+
+
+@pytest.mark.parametrize("name", RUNS[1:])
+def test_every_split_and_every_continuation_is_the_run_of_one_device(runs, name):
+    got, want = runs[name], runs["one"]
+    assert got.keys() == want.keys() and got["epochs"].tolist() == [2] * 4
+    for part in ("loss", "esr", "gradient_norm", "noisy_logits"):
+        np.testing.assert_allclose(got[part], want[part], rtol=1e-5, atol=1e-6, err_msg=part)
+    np.testing.assert_allclose(got["snr_db"], want["snr_db"], atol=1e-5)
+    # Measured: 1.3e-6 at most, where Adam divides a tiny gradient by its own size.
+    np.testing.assert_allclose(got["params"], want["params"], rtol=1e-4, atol=1e-5)
+    assert np.abs(want["params"]).max() > 0.01 and np.ptp(want["noisy_logits"]) > 1e-3
+
+
+def test_a_run_continued_where_it_began_changes_no_bit(runs):
+    whole, cut = runs["seeds"], runs["seeds continued"]
+    for part, array in whole.items():
+        assert array.tobytes() == cut[part].tobytes(), part
+
+
+def test_the_devices_share_the_work(runs):
+    held = {name: (set(runs[name]["devices"]), set(runs[name]["seeds_held"])) for name in RUNS}
+    assert held["one"] == held["one continued"] == ({1}, {4})
+    assert held["seeds"] == held["seeds continued"] == ({4}, {1}), "a seed on each"
+    assert held["batch"] == held["batch continued"] == ({2}, {4}), "all seeds on both"
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "num_seeds", "batch_size", "split"),
+    [(4, 4, 32, "seeds"), (2, 4, 31, "seeds"), (4, 5, 32, "batch"), (3, 5, 32, None)],
+)
+def test_seeds_are_split_before_batches(num_devices, num_seeds, batch_size, split):
+    assert _divides(num_devices, num_seeds, batch_size) == split
+
+
+class Device(str):
+    """A stand-in: a mesh asks for no more than that devices differ."""
+
+    platform = device_kind = "imagined"
+    process_index = id = 0
+
+
+def test_what_does_not_divide_is_an_error_that_names_the_numbers(monkeypatch):
+    three = [Device(name) for name in "abc"]
+    with pytest.raises(ValueError, match="5 seeds nor 32 rows a batch divide among 3 devices"):
+        place(three, num_seeds=5, batch_size=32)
+    with pytest.raises(ValueError, match="32 rows a batch do not divide among 3 devices"):
+        place(three, num_seeds=3, batch_size=32, split="batch")
+    with pytest.raises(ValueError, match='"seeds" or "batch", got \'rows\''):
+        place(three, num_seeds=3, batch_size=32, split="rows")
+    with pytest.raises(ValueError, match="got none"):
+        place([], num_seeds=3, batch_size=32)
+    monkeypatch.setattr(jax, "local_devices", lambda: three)
+    with pytest.raises(ValueError, match=r"wanted 4 devices, and this process has 3 \(imagined\)"):
+        place_locally(4, num_seeds=4, batch_size=32)
+    with pytest.raises(ValueError, match="divide among 3 devices"):
+        place_locally(3, num_seeds=5, batch_size=32)
+
+
+def test_without_a_number_the_most_devices_that_divide_are_taken(monkeypatch):
+    monkeypatch.setattr(jax, "local_devices", lambda: [Device(name) for name in "abc"])
+    assert place_locally(num_seeds=6, batch_size=32).mesh.size == 3
+    found = place_locally(num_seeds=5, batch_size=32)
+    assert (found.mesh.size, found.split) == (2, "batch")
+    assert place_locally(num_seeds=5, batch_size=7) is None, "one device, as ever"
+    assert place_locally(1, num_seeds=6, batch_size=32) is None
+
+
+def test_host_devices_without_a_thread_to_spare_are_warned_of(monkeypatch):
+    """ESR's eigenvalues would hang: seen with two devices on two cores."""
+
+    class Host(Device):
+        platform = "cpu"
+
+    four = [Host(name) for name in "abcd"]
+    monkeypatch.setenv("PJRT_NPROC", "4")
+    with pytest.warns(RuntimeWarning, match=r"4 host devices with 4 threads .* PJRT_NPROC=8"):
+        place(four, num_seeds=4, batch_size=32)
+    monkeypatch.setenv("PJRT_NPROC", "5")
+    place(four, num_seeds=4, batch_size=32)
+
+
+def test_training_asks_that_its_placement_divides():
+    placement = place(jax.devices()[:1], num_seeds=1, batch_size=8, split="batch")
+    two = placement._replace(mesh=place([Device("a"), Device("b")], num_seeds=2, batch_size=8).mesh)
+    model = tiny.bag()
+    rows = {"train": tiny.buckets(8), "validation": tiny.buckets(8)}
+    with pytest.raises(ValueError, match="7 rows a batch do not divide among 2 devices"):
+        fit(
+            model,
+            classification(model),
+            **rows,
+            score=tiny.accuracy,
+            seeds=(1, 2),
+            epochs=1,
+            learning_rate=0.1,
+            batch_size=7,
+            placement=two,
+        )
