@@ -7,7 +7,16 @@ from typing import Any, Literal, NamedTuple
 
 from hopfax.data.tasks import TaskSpec
 from hopfax.hopfield import Entropy
-from hopfax.nn import Encoder, Functional, Preset, preset, robertha, tinybert
+from hopfax.nn import (
+    Encoder,
+    Functional,
+    Precision,
+    Preset,
+    preset,
+    robertha,
+    tinybert,
+    with_precision,
+)
 from hopfax.nn.universal import universal_bert
 from hopfax.train.adversarial import Ball, augmented, freelb, pgd
 from hopfax.train.objectives import Objective, classification
@@ -143,6 +152,7 @@ def trainable(
     esr_weight: float = 0.05,
     esr_target: float = 0.35,
     dropout: float | None = None,
+    precision: Precision = "float32",
     **sizes: Any,
 ) -> Trainable:
     """Builds a model for a task.
@@ -159,6 +169,7 @@ def trainable(
         esr_target: Its target entropy.
         dropout: Rate in training, in [0, 1); None leaves each model its own (0.1 and the
             preset's).
+        precision: What the blocks compute in, see `hopfax.nn.with_precision`.
         **sizes: See `hopfax.nn.Encoder`.
 
     Raises:
@@ -191,6 +202,7 @@ def trainable(
     else:
         build = tinybert if variant.kind == "tinybert" else universal_bert
         model = build(*shape, **options)
+    model = with_precision(model, precision)
     objective = classification(model, regression=spec.regression, **esr)
     if variant.training == "freelb":
         objective = freelb(objective, BALL)

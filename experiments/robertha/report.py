@@ -66,6 +66,11 @@ DEFINITIONS = {
     "The paper's figures": "state σ but neither site nor SNR, so they stand beside both sites.",
 }
 
+PRECISION_TITLES = {
+    "bfloat16": "bfloat16 in the blocks; parameters, embeddings, retrieval, softmax, ESR's "
+    "spectrum, logits and loss in float32",
+}
+
 
 def write_report(run_folder: str | Path) -> Path:
     """Rebuilds summary.csv, the figures and report.html from results.csv and config.json alone.
@@ -202,12 +207,14 @@ def origin(document: Mapping[str, Any], found: Measurements) -> str:
             ("Commit", f"<code>{escape(commit)}</code>{changed}, {escape(versions)}"),
             ("Started", escape(str(session.get("date")))),
         ]
+    precision = str(document.get("config", {}).get("precision", "float32"))
     facts += [
         ("Tasks", escape(", ".join(map(task_title, found.grid.tasks)))),
         ("Models", escape(", ".join(map(model_title, found.grid.models)))),
         ("Seeds", escape(", ".join(map(str, found.grid.seeds)))),
         ("Noise", escape(noise_note(found))),
         ("ESR", escape(esr_note(document.get("config", {})))),
+        ("Precision", escape(PRECISION_TITLES.get(precision, precision))),
     ]
     rows = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in facts)
     note = ""

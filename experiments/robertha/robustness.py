@@ -30,6 +30,7 @@ from experiments.robertha.table import show
 from experiments.rundir import open_run
 from hopfax.data import TaskData, TaskSpec, load_task, task
 from hopfax.hopfield import Entropy
+from hopfax.nn import Precision
 from hopfax.train.evaluate import Noise, check_noise
 from hopfax.train.placement import Placement, place_locally
 
@@ -117,6 +118,9 @@ class Config:
     """Rows a training step."""
     max_length: int = 128
     """Longest text in tokens; longer ones are cut."""
+    precision: Precision = "float32"
+    """What the models' blocks compute in: float32 or bfloat16. Parameters, embeddings, retrieval,
+    softmax, ESR's spectrum, logits and loss are in float32 either way."""
     devices: int | None = None
     """How many of this machine's devices share the work: the seeds if they divide among them, else
     the rows of a batch. Without it the most that do. Scores are those of one device but for
@@ -253,6 +257,7 @@ def build(
         esr_weight=config.esr_weight,
         esr_target=config.esr_target,
         dropout=config.dropout,
+        precision=config.precision,
         width=budget.width,
         ff_width=4 * budget.width,
         max_length=config.max_length,

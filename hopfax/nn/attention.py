@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from hopfax import hopfield, kernels
 from hopfax.fixed_point import FixedPoint, Gradient, Stop, fixed_point
+from hopfax.nn.precision import Linear
 
 Scope = Literal["query", "batch"]
 Implementation = Literal["xla", "pallas"]
@@ -19,7 +20,7 @@ Heads = Float[Array, "batch heads tokens head_width"]
 Scores = Float[Array, "batch heads tokens tokens"]
 Mask = Bool[Array, "batch tokens"]
 
-linear = partial(nnx.Linear, kernel_init=nnx.initializers.normal(0.02))
+linear = partial(Linear, kernel_init=nnx.initializers.normal(0.02))
 
 
 class Attended(NamedTuple):
@@ -67,7 +68,7 @@ class SoftmaxAttention(nnx.Module):
         query, key, value = (
             _split(part, self.num_heads) for part in (self.query(x), keys, self.value(x))
         )
-        scores = jnp.einsum("bhqd,bhkd->bhqk", query, key)
+        scores = _products(query, key)
         visible = mask[:, None, None, :]
         if self.causal:
             visible = visible & jnp.tri(scores.shape[-1], dtype=bool)
@@ -222,7 +223,7 @@ class HopfieldAttention(nnx.Module):
     def _retrieve_by_xla(
         self, query: Heads, key: Heads, value: Heads, key_mask: Mask, mask: Mask
     ) -> tuple[Heads, FixedPoint]:
-        scores = jnp.einsum("bhqd,bhkd->bhqk", query, key)
+        scores = _products(query, key)
         counts = query.shape[:-1]
         if self.max_steps == 0:
             found = FixedPoint(
@@ -236,7 +237,7 @@ class HopfieldAttention(nnx.Module):
         return _read_out(found.value, value, beta=self.beta, visible=visible), found
 
     def _retrieve_each(self, scores: Scores, key: Heads, key_mask: Mask, mask: Mask) -> FixedPoint:
-        gram = jnp.einsum("bhqd,bhkd->bhqk", key, key)
+        gram = _products(key, key)
 
         def one(scores: Array, gram: Array, key_mask: Array, tol: Array) -> FixedPoint:
             return hopfield.retrieve_scores(
@@ -255,6 +256,8 @@ class HopfieldAttention(nnx.Module):
         return jax.vmap(heads)(scores, gram, key_mask, self._tol(mask))
 
     def _retrieve_together(self, query: Heads, key: Heads, key_mask: Mask) -> FixedPoint:
+        # In bfloat16 no change would ever be as small as the tolerance.
+        query, key = (part.astype(_wide(part)) for part in (query, key))
         found = fixed_point(
             _update_all,
             (key, jnp.asarray(self.beta, key.dtype), key_mask),
@@ -266,7 +269,7 @@ class HopfieldAttention(nnx.Module):
         )
         counts = query.shape[:-1]
         return found._replace(
-            value=jnp.einsum("bhqd,bhkd->bhqk", found.value, key),
+            value=_products(found.value, key),
             num_steps=jnp.broadcast_to(found.num_steps, counts),
             converged=jnp.broadcast_to(found.converged, counts),
         )
@@ -292,7 +295,16 @@ def _read_out(
 ) -> Heads:
     # Finite, so that a row without a single real token stays finite too.
     logits = jnp.where(visible, beta * scores, jnp.finfo(scores.dtype).min)
-    return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(logits), value)
+    return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(logits).astype(value.dtype), value)
+
+
+def _products(queries: Heads, keys: Heads) -> Scores:
+    # A product of two bfloat16 numbers is exact in float32: softmax and iteration see it unrounded.
+    return jnp.einsum("bhqd,bhkd->bhqk", queries, keys, preferred_element_type=_wide(queries))
+
+
+def _wide(x: Array) -> jnp.dtype:
+    return jnp.promote_types(x.dtype, jnp.float32)
 
 
 def _split(x: Tokens, num_heads: int) -> Heads:

@@ -127,10 +127,11 @@ class Decoder(nnx.Module):
         return dropout(key, tokens + positions, self.dropout)
 
     def decode(self, embeddings: Tokens, mask: Mask, *, key: Key = None) -> Tokens:
-        """Runs the blocks. `mask` is True at real tokens."""
-        x = embeddings
+        """Runs the blocks, in their own precision. `mask` is True at real tokens."""
+        x = embeddings.astype(self.blocks[0].dtype)
         for number, block in enumerate(self.blocks):
             x = block(x, mask, key=None if key is None else jax.random.fold_in(key, number)).values
+        x = x.astype(embeddings.dtype)
         return x if self.norm is None else self.norm(x)
 
     def read_out(self, hidden: Tokens, mask: Mask) -> Float[Array, "batch *tokens outputs"]:

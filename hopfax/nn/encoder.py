@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from hopfax.nn.attention import Attended, Mask, Tokens, linear
 from hopfax.nn.functional import scan_modules
+from hopfax.nn.precision import LayerNorm
 
 Pooling = Literal["mean", "cls"]
 Site = Literal["token", "embedding"]
@@ -85,9 +86,9 @@ def dropout(key: Key, x: Array, rate: float) -> Array:
     return jnp.where(kept, x / (1 - rate), 0)
 
 
-def layer_norm(width: int, *, rngs: nnx.Rngs) -> nnx.LayerNorm:
+def layer_norm(width: int, *, rngs: nnx.Rngs) -> LayerNorm:
     """Layer normalisation with PyTorch's epsilon and a two-pass variance."""
-    return nnx.LayerNorm(width, epsilon=1e-5, use_fast_variance=False, rngs=rngs)
+    return LayerNorm(width, epsilon=1e-5, use_fast_variance=False, rngs=rngs)
 
 
 _NORMAL = nnx.initializers.normal(0.02)
@@ -149,6 +150,11 @@ class Block(nnx.Module):
         self.ff_norm = layer_norm(width, rngs=rngs)
         self.ff_in = linear(width, ff_width, rngs=rngs)
         self.ff_out = linear(ff_width, width, rngs=rngs)
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """What it computes in: the dtype of its matrices."""
+        return self.ff_in.kernel.dtype
 
     def __call__(self, x: Tokens, mask: Mask, *, key: Key = None) -> Attended:
         """Maps token vectors to new ones (`values`), with the attention's keys and counts."""
@@ -269,16 +275,17 @@ class Encoder(nnx.Module):
         return dropout(key, self.norm(tokens + positions[None]), self.dropout)
 
     def encode(self, embeddings: Tokens, mask: Mask, *, key: Key = None) -> Encoding:
-        """Runs the blocks. `mask` is True at real tokens."""
+        """Runs the blocks, in their own precision. `mask` is True at real tokens."""
+        hidden = embeddings.astype(self.blocks[0].dtype)
         if self.recompute:
-            hidden, layers = scan_modules(partial(self._layer, mask, key), self.blocks, embeddings)
+            hidden, layers = scan_modules(partial(self._layer, mask, key), self.blocks, hidden)
         else:
-            hidden, found = embeddings, []
+            found = []
             for number, block in enumerate(self.blocks):
                 hidden, layer = self._layer(mask, key, block, hidden, number)
                 found.append(layer)
             layers = jax.tree.map(lambda *parts: jnp.stack(parts), *found)
-        return Encoding(hidden, *layers)
+        return Encoding(hidden.astype(embeddings.dtype), *layers)
 
     def _layer(
         self, mask: Mask, key: Key, block: Block, x: Tokens, number: int | Array

@@ -66,22 +66,23 @@ class UniversalEncoder(Encoder):
         """Runs the block `num_steps` times. `mask` is True at real tokens."""
 
         def apply(x: Tokens, number: Array) -> tuple[Tokens, Tokens, tuple[Array, ...]]:
-            start = x if self.steps is None else x + self.steps(number)
+            start = x if self.steps is None else x + self.steps(number).astype(x.dtype)
             return start, *self._layer(mask, key, self.blocks[0], start, number)
 
+        x = embeddings.astype(self.blocks[0].dtype)
         if self.halt is None:
-            end, layers = self._repeat(lambda x, number: apply(x, number)[1:], embeddings)
-            return Encoding(end, *layers)
+            end, layers = self._repeat(lambda x, number: apply(x, number)[1:], x)
+            return Encoding(end.astype(embeddings.dtype), *layers)
         halt = self.halt
 
         def adaptive(state: _Halting, number: Array) -> tuple[_Halting, tuple[Array, ...]]:
             start, after, layer = apply(state.x, number)
-            chance = jax.nn.sigmoid(halt(start)[..., 0])
+            chance = jax.nn.sigmoid(halt(start.astype(embeddings.dtype))[..., 0])
             at_end = (state.total + chance >= _ENOUGH) | (number == self.num_steps - 1)
             last = state.running & at_end
             share = jnp.where(last, 1 - state.total, jnp.where(state.running, chance, 0))
             return _Halting(
-                x=state.x + share[..., None] * (after - state.x),
+                x=state.x + share[..., None].astype(state.x.dtype) * (after - state.x),
                 running=state.running & ~last,
                 total=state.total + share,
                 ponder=state.ponder + state.running + jnp.where(last, share, 0),
@@ -89,10 +90,11 @@ class UniversalEncoder(Encoder):
             ), layer
 
         zeros = jnp.zeros(mask.shape)
-        start = _Halting(embeddings, zeros == 0, zeros, zeros, zeros.astype(jnp.int32))
+        start = _Halting(x, zeros == 0, zeros, zeros, zeros.astype(jnp.int32))
         end, layers = self._repeat(adaptive, start)
         taken = end.taken[None, :, None, :]
-        return Encoding(end.x, layers[0], taken, jnp.ones_like(taken, bool), end.ponder)
+        hidden = end.x.astype(embeddings.dtype)
+        return Encoding(hidden, layers[0], taken, jnp.ones_like(taken, bool), end.ponder)
 
     def _repeat(self, step: Callable[..., Any], start: Any) -> tuple[Any, tuple[Array, ...]]:
         """A scan: the block is compiled once, and can be computed anew in the backward pass."""

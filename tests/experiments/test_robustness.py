@@ -85,6 +85,24 @@ def test_a_run_broken_off_trains_only_what_is_missing(finished, tmp_path, monkey
     assert rows_of(again) == rows_of(folder)
 
 
+def test_another_precision_is_another_run_and_its_page_says_which(finished):
+    runs, folder = finished
+    flags = ("--precision", "bfloat16", "--model", "tinybert", "--runs", str(runs / "half"))
+    assert main([*SMALL, *flags]) == 0
+    (half,) = (runs / "half" / "robustness").iterdir()
+    assert half.name != folder.name
+    assert json.loads((half / "config.json").read_text())["config"]["precision"] == "bfloat16"
+    told = ("<td>float32</td>", "<td>bfloat16 in the blocks; parameters")
+    pages = [(each / "report.html").read_text() for each in (folder, half)]
+    assert [[words in page for words in told] for page in pages] == [[True, False], [False, True]]
+    loss, other = (
+        next(line for line in map(json.loads, lines) if line["cell"] == "sentiment-tinybert")
+        for lines in ((each / "metrics.jsonl").read_text().splitlines() for each in (folder, half))
+    )
+    assert loss["loss"] != other["loss"]
+    assert loss["loss"] == pytest.approx(other["loss"], rel=1e-2)
+
+
 def test_metrics_of_all_cells_stand_in_one_log(finished):
     lines = (finished[1] / "metrics.jsonl").read_text().splitlines()
     assert {json.loads(line)["cell"] for line in lines} == {

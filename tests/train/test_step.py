@@ -3,8 +3,10 @@ from functools import cache
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import tiny
 
+from hopfax.nn import with_precision
 from hopfax.train.objectives import Batch, Losses, classification
 from hopfax.train.state import TrainState, adamw, init_states, seed_keys
 from hopfax.train.step import make_chunk, make_step
@@ -127,3 +129,28 @@ def test_the_fused_kernel_trains_alike():
     tiny.assert_close(metrics, wanted, rtol=1e-3, atol=1e-5)
     assert float(np.min(wanted.num_steps)) > 1
     tiny.assert_close(state, others, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("iterates", [False, True], ids=["tinybert", "robertha"])
+def test_bfloat16_trains_parameters_that_stay_in_float32(iterates):
+    model = tiny.hopfield(dropout=0.1) if iterates else tiny.softmax()
+    found = []
+    for precision in ("float32", "bfloat16"):
+        objective = classification(
+            with_precision(model, precision), esr_weight=0.05 if iterates else 0.0
+        )
+        step = jax.jit(make_step(objective, OPTIMIZER))
+        state, rows = tiny.take(init_states(model, OPTIMIZER, SEEDS), 0), tiny.batch(32)
+        dtypes, losses, counts = [leaf.dtype for leaf in jax.tree.leaves(state)], [], []
+        for _ in range(12):
+            state, metrics = step(state, rows, KEYS[0])
+            losses.append(float(metrics.loss))
+            counts.append(float(metrics.num_steps))
+        assert [leaf.dtype for leaf in jax.tree.leaves(state)] == dtypes
+        assert {leaf.dtype for leaf in metrics} == {jnp.dtype("float32")}
+        assert losses[-1] < losses[0] - 0.05
+        found.append((losses, counts))
+    (want, want_counts), (got, counts) = found
+    assert got != want
+    np.testing.assert_allclose(got, want, atol=0.02)
+    np.testing.assert_allclose(counts, want_counts, rtol=0.15)
