@@ -101,7 +101,10 @@ def train_steps(
         ("/".join(map(str, widths[:-1])), sizes / sizes.sum()),
         *((width, np.eye(padded + 1)[number]) for number, width in enumerate(widths)),
     ):
-        mean = {name: sum(s * step[name, n] for n, s in enumerate(shares)) for name in arms}
+        mean = {
+            name: np.sum([s * step[name, number] for number, s in enumerate(shares)], axis=0)
+            for name in arms
+        }
         for name in arms:
             added = 100 * (mean[name] / mean["none"] - 1)
             table.append(_row("train step", weights, padding, 128, name, mean[name], added))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+
+Name = TypeVar("Name", bound=Hashable)
 
 
 class Spread(NamedTuple):
@@ -25,12 +27,12 @@ def spread(values: Sequence[float] | np.ndarray) -> Spread:
 
 
 def interleaved(
-    programs: Mapping[str, Callable[[], object]],
+    programs: Mapping[Name, Callable[[], object]],
     *,
     seconds: float,
     min_rounds: int = 5,
     clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, np.ndarray]:
+) -> dict[Name, np.ndarray]:
     """Runs every program once a round, the order rotating from round to round.
 
     Args:
@@ -45,7 +47,7 @@ def interleaved(
     for program in programs.values():
         program()
     names = list(programs)
-    taken: dict[str, list[float]] = {name: [] for name in names}
+    taken: dict[Name, list[float]] = {name: [] for name in names}
     begin, rounds = clock(), 0
     while rounds < min_rounds or clock() - begin < seconds:
         turn = rounds % len(names)

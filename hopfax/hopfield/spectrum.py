@@ -187,9 +187,21 @@ def _gram(keys: Keys, mask: Mask) -> Float[Array, "side side"]:
     scale = jnp.max(jnp.abs(jax.lax.stop_gradient(centred)))
     centred = centred / jnp.where(scale > 0, scale, 1)
     count, width = keys.shape
-    sides = (centred, centred.T) if count < width else (centred.T, centred)
-    # GPUs would otherwise round the products to 10 bits, and small shares would be noise.
-    return jnp.matmul(*sides, precision="highest")
+    return _products(centred if count < width else centred.T)
+
+
+@jax.custom_jvp
+def _products(rows: Float[Array, "side other"]) -> Float[Array, "side side"]:
+    """Inner products of every pair of rows."""
+    # GPUs would otherwise round them to 10 bits, and small shares would be noise.
+    return jnp.matmul(rows, rows.T, precision="highest")
+
+
+@_products.defjvp
+def _products_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    # Both factors are the same, so one product will do, for the gradient too.
+    half = jnp.matmul(tangents[0], primals[0].T, precision="highest")
+    return _products(primals[0]), half + half.T
 
 
 def _centre(keys: Array, mask: Mask) -> Array:
