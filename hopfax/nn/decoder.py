@@ -14,9 +14,10 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from hopfax.nn.attention import Mask, SoftmaxAttention, Tokens, linear
+from hopfax.nn.attention import Mask, SoftmaxAttention, Tokens
 from hopfax.nn.encoder import Block, Key, dropout, embedding, layer_norm
 from hopfax.nn.functional import Functional, functional
+from hopfax.nn.linear import linear
 
 Reading = Literal["mean", "each"]
 

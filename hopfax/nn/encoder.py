@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from hopfax.nn.attention import Attended, Mask, Tokens, linear
+from hopfax.nn.attention import Attended, Mask, Tokens
 from hopfax.nn.functional import scan_modules
+from hopfax.nn.linear import linear
 from hopfax.nn.precision import LayerNorm
 
 Pooling = Literal["mean", "cls"]
@@ -110,8 +111,11 @@ def _as_they_are(arrays: Arrays, /, *, dtype: Any = None, inexact: bool = True) 
 
 
 def gelu(x: Array) -> Array:
-    """BERT's activation, exact rather than by tanh."""
-    return jax.nn.gelu(x, approximate=False)
+    """BERT's activation, exact rather than by tanh.
+
+    By erf, as PyTorch has it, which costs less than half of `jax.nn.gelu`'s erfc.
+    """
+    return 0.5 * x * (1 + jax.lax.erf(x * 0.5**0.5))
 
 
 class Block(nnx.Module):

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from hopfax.nn.attention import Mask, SoftmaxAttention, Tokens, linear
+from hopfax.nn.attention import Mask, SoftmaxAttention, Tokens
 from hopfax.nn.encoder import Encoder, Encoding, Key, embedding
 from hopfax.nn.functional import Functional, functional
+from hopfax.nn.linear import linear
 
 # A token halts once its probabilities sum to this much, so that one step can be enough.
 _ENOUGH = 0.99
