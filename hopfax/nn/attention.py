@@ -1,7 +1,7 @@
 """Self-attention layers: softmax, and Hopfield attention that iterates its queries first."""
 
 import warnings
-from functools import cache, partial
+from functools import cache
 from typing import Literal, NamedTuple
 
 import jax
@@ -11,7 +11,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from hopfax import hopfield, kernels
 from hopfax.fixed_point import FixedPoint, Gradient, Stop, fixed_point
-from hopfax.nn.precision import Linear
+from hopfax.nn.groups import by_groups
+from hopfax.nn.linear import linear
 
 Scope = Literal["query", "batch"]
 Implementation = Literal["xla", "pallas"]
@@ -19,8 +20,6 @@ Tokens = Float[Array, "batch tokens width"]
 Heads = Float[Array, "batch heads tokens head_width"]
 Scores = Float[Array, "batch heads tokens tokens"]
 Mask = Bool[Array, "batch tokens"]
-
-linear = partial(Linear, kernel_init=nnx.initializers.normal(0.02))
 
 
 class Attended(NamedTuple):
@@ -174,15 +173,29 @@ class HopfieldAttention(nnx.Module):
         keys = self.keys(x)
         query = x if self.query is None else self.query(x)
         query, key, value = (_split(part, self.num_heads) for part in (query, keys, self.value(x)))
-        key_mask = mask if self.mask_keys else jnp.ones_like(mask)
-        if self._fuses(query, key, value):
-            mixed, found = self._retrieve_fused(query, key, value, key_mask, mask)
-        else:
-            mixed, found = self._retrieve_by_xla(query, key, value, key_mask, mask)
+        mixed, found = self.attend(query, key, value, mask)
         # Retrieval is in float32 at least; the layer keeps its inputs' dtype.
         mixed = _join(mixed.astype(value.dtype))
         values = mixed if self.out is None else self.out(mixed)
         return Attended(values, keys, found.num_steps, found.converged)
+
+    def attend(
+        self, query: Heads, key: Heads, value: Heads, mask: Mask
+    ) -> tuple[Heads, FixedPoint]:
+        """Retrieval and read-out alone, between the projections.
+
+        Returns:
+            What the heads read out, and how the iteration ended, without its value.
+        """
+        key_mask = mask if self.mask_keys else jnp.ones_like(mask)
+        arrays = (query, key, value, key_mask, mask)
+        if self._fuses(query, key, value):
+            return self._retrieve_fused(*arrays)
+        if self.scope == "batch":
+            # One norm decides for all texts: they stay together.
+            return self._retrieve_by_xla(*arrays)
+        _, heads, tokens, _ = key.shape
+        return by_groups(self._retrieve_by_xla, *arrays, elements=heads * tokens**2)
 
     def _fuses(self, query: Heads, key: Heads, value: Heads) -> bool:
         """Whether the kernel does it."""
@@ -218,7 +231,8 @@ class HopfieldAttention(nnx.Module):
             )
 
         heads = jax.vmap(one, in_axes=(0, 0, 0, None, None))
-        return jax.vmap(heads)(query, key, value, key_mask, self._tol(mask))
+        mixed, found = jax.vmap(heads)(query, key, value, key_mask, self._tol(mask))
+        return mixed, found._replace(value=())
 
     def _retrieve_by_xla(
         self, query: Heads, key: Heads, value: Heads, key_mask: Mask, mask: Mask
@@ -234,7 +248,8 @@ class HopfieldAttention(nnx.Module):
         else:
             found = self._retrieve_together(query, key, key_mask)
         visible = key_mask[:, None, None, :]
-        return _read_out(found.value, value, beta=self.beta, visible=visible), found
+        mixed = _read_out(found.value, value, beta=self.beta, visible=visible)
+        return mixed, found._replace(value=())
 
     def _retrieve_each(self, scores: Scores, key: Heads, key_mask: Mask, mask: Mask) -> FixedPoint:
         gram = _products(key, key)
