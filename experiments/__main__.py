@@ -138,4 +138,9 @@ if __name__ == "__main__":
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # σ and ± must not end a run on an ASCII terminal
+    if sys.argv[1:2] and sys.argv[1] in EXPERIMENTS:
+        # Here, since it imports jax, which listing the experiments does not need.
+        from hopfax.train.allocator import keep_freed_memory
+
+        keep_freed_memory()
     sys.exit(main(sys.argv[1:]))

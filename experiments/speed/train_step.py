@@ -24,6 +24,7 @@ from experiments.speed.programs import BATCH_SIZE, Hopfax, Torch
 from experiments.speed.publish import publish, torch_provenance
 from experiments.speed.timing import Spread, interleaved, spread
 from experiments.speed.workload import MAX_LENGTH, Workload, workload
+from hopfax.train.allocator import keep_freed_memory
 
 SEEDS = (23, 42, 77, 112, 135)
 COLUMNS = (
@@ -186,4 +187,5 @@ def show(table: Sequence[dict[str, Any]], ratios: dict[str, Spread]) -> None:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     main()
