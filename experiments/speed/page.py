@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.rundir import write_whole
+from experiments.speed import forward_sections
+from experiments.speed.publish import markdown_table
 
 RATIOS = {
     "buckets_over_torch": "hopfax in length buckets over PyTorch padded to 128 (goal: at least 5)",
@@ -23,7 +25,7 @@ COLORS = {"hopfax": "#3465a4", "PyTorch": "#c17d11"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Writes `README.md`, and `train_step.png` where there is a `train_step.json`."""
+    """Writes `README.md`, and pictures of train step and scaling where those were measured."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -35,6 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     sections = (
         ("train_step", _train_step),
+        ("profile_step", forward_sections.profile_step),
+        ("evaluation", forward_sections.evaluation),
+        ("retrieval", forward_sections.retrieval),
+        ("scaling", forward_sections.scaling),
         ("memory", _memory),
         ("stability", _stability),
         ("seeds", _seeds),
@@ -51,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             parts += [*section(report), _origin(report["provenance"])]
             if name == "train_step":
                 draw(report["table"], folder / "train_step.png")
+            elif name == "scaling":
+                forward_sections.draw_scaling(report, folder / "scaling.png")
     write_whole(folder / "README.md", "\n\n".join(parts) + "\n")
 
 
@@ -111,8 +119,8 @@ def _train_step(report: Mapping[str, Any]) -> list[str]:
     return [
         f"## Train step\n\nBase Robertha with ESR, batch 32, rows: {report['rows']}; "
         f"seconds of {report['clock']}.",
-        _table(heads, rows),
-        _table(("weights", "ratio", "median (quartiles) over rounds"), ratios),
+        markdown_table(heads, rows),
+        markdown_table(("weights", "ratio", "median (quartiles) over rounds"), ratios),
         "![examples per second](train_step.png)",
     ]
 
@@ -129,7 +137,7 @@ def _memory(report: Mapping[str, Any]) -> list[str]:
         for row in report["table"]
     ]
     heads = ("gradient of", "T", "implicit, MB", "unrolled, MB", "ratio (goal: at least 5)")
-    return ["## Temporary memory of the compiled gradient", _table(heads, rows)]
+    return ["## Temporary memory of the compiled gradient", markdown_table(heads, rows)]
 
 
 def _stability(report: Mapping[str, Any]) -> list[str]:
@@ -172,11 +180,13 @@ def _stability(report: Mapping[str, Any]) -> list[str]:
         f"network {width}-{width}-1 with ReLU, batches of {batch}; seconds of {report['clock']}. "
         f"Exactly {exact:.5f}, and every estimate within 5 standard errors of it; numpy "
         f"{report['provenance']['numpy']}, threads set: {threads or 'none'}.",
-        _table(heads, timed),
-        _table(("ratio of seconds", "median (quartiles) over rounds"), ratios),
+        markdown_table(heads, timed),
+        markdown_table(("ratio of seconds", "median (quartiles) over rounds"), ratios),
         "Memory, each row in a process of its own; the peak before the estimate is that of imports "
         "and compilation. A pilot takes some pairs to run at all, and then is part of the program.",
-        _table(("copies", "pairs", "peak, MB", "before it, MB", "XLA's temporaries, MB"), memory),
+        markdown_table(
+            ("copies", "pairs", "peak, MB", "before it, MB", "XLA's temporaries, MB"), memory
+        ),
     ]
 
 
@@ -198,7 +208,7 @@ def _seeds(report: Mapping[str, Any]) -> list[str]:
     heads += ("ratio (goal: at least 3)", "rounds", "compilation, s: all runs, one run")
     return [
         f"## {runs} runs at once\n\n{report['epochs']} epochs of {runs} runs, compiled before.",
-        _table(heads, rows),
+        markdown_table(heads, rows),
     ]
 
 
@@ -237,13 +247,15 @@ def _esr(report: Mapping[str, Any]) -> list[str]:
         f"## ESR by entropy\n\nBase Robertha's train step, batch 32, rows: {report['rows']}; "
         f"milliseconds of {report['clock']}, and what ESR adds to the step without it (goal: at "
         "most 30 % on a CPU, 15 % on a GPU), medians and quartiles over rounds.",
-        _table(("weights", "padded to", "no ESR", *names, "rounds"), steps),
+        markdown_table(("weights", "padded to", "no ESR", *names, "rounds"), steps),
         "The penalty alone, milliseconds for the keys of 32 texts in two layers, normally "
         "distributed:",
-        _table(("what", "width", "tokens", *names, "rounds"), alone),
+        markdown_table(("what", "width", "tokens", *names, "rounds"), alone),
         "Shannon by matrix products, largest relative error over texts and layers (goal: under "
         "1 %), beside eigenvalues in float64:",
-        _table(("weights", "padded to", "of the entropy", "of its gradient", "keys of"), errors),
+        markdown_table(
+            ("weights", "padded to", "of the entropy", "of its gradient", "keys of"), errors
+        ),
     ]
 
 
@@ -264,12 +276,7 @@ def _attack(report: Mapping[str, Any]) -> list[str]:
     ]
     heads = ("model", "attack", "program", "texts the model read", "calls", f"texts a {unit}")
     heads += ("batches are faster by (goal: at least 5)", "rounds")
-    return ["## Attacks on text", _table(heads, rows)]
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+    return ["## Attacks on text", markdown_table(heads, rows)]
 
 
 def _origin(origin: Mapping[str, Any]) -> str:

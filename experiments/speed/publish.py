@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,3 +28,9 @@ def torch_provenance() -> dict[str, Any]:
         "torch_threads": torch.get_num_threads(),
         "torch_device": "cuda" if torch.cuda.is_available() else "cpu",
     }
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table as a page has it."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)

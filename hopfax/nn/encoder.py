@@ -79,7 +79,7 @@ CLEAN = Perturbation()
 def dropout(key: Key, x: Array, rate: float) -> Array:
     """Zeroes entries with probability `rate` and scales up the rest; none if `key` is None.
 
-    Sixteen random bits an entry are enough (rates are met to 1/65536) and cost half of 32.
+    Sixteen random bits an entry are enough: rates are met to 1/65536.
     """
     if key is None or rate == 0:
         return x

@@ -1,0 +1,158 @@
+"""Benchmarks of forward passes: the programs agree, and each command's page has its figures."""
+
+import json
+
+import numpy as np
+import pytest
+
+from experiments.speed import evaluation, forward, page, profile_step, retrieval, scaling
+from experiments.speed import retrieval_programs as programs
+
+pytest.importorskip("torch", reason="the PyTorch peer is an optional extra: speed")
+
+TINY = {"width": 16, "num_layers": 1, "ff_width": 24, "num_heads": 2}
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    for module in (forward, evaluation, retrieval, scaling):
+        monkeypatch.setattr(module, "SIZES", {"base": TINY, "large": TINY})
+    forward.fresh.cache_clear()
+    yield
+    forward.fresh.cache_clear()
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_the_retrievals_agree(steps):
+    given = programs.arrays(2, 5, 8)
+    query, key, value = (array.astype(float) for array in given)
+
+    def read(state, value):
+        scores = programs.BETA * 8**-0.5 * state @ key.swapaxes(-1, -2)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        return weights @ value / weights.sum(-1, keepdims=True)
+
+    for _ in range(steps):
+        query = read(query, key)
+    wanted = read(query, value)
+    for fused in (False, True):
+        found = programs.torch_call(given, steps=steps, fused=fused)()
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        programs.hopfax_call(given, steps=steps)(), wanted, rtol=1e-4, atol=1e-6
+    )
+
+
+def test_the_gradients_agree_where_queries_rest():
+    given, many = programs.arrays(2, 5, 8), {"steps": 60, "gradient": True}
+    value, (keys, values) = programs.hopfax_call(given, **many)()
+    found, gradients = programs.torch_call(given, fused=True, **many)()
+    np.testing.assert_allclose(found, value, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(gradients[0], keys, rtol=2e-3, atol=1e-5)
+    np.testing.assert_allclose(gradients[1], values, rtol=1e-3, atol=1e-6)
+
+
+def test_operations_are_those_of_the_products():
+    shape = {"batch": 3, "tokens": 7, "width": 5}
+    heads = 3 * programs.HEADS
+    score, mix, scores = 2 * 7 * 7 * 5 * heads, 2 * 7 * 7 * 5 * heads, 2 * 7 * 7 * 7 * heads
+    assert programs.flops("PyTorch fused", **shape, steps=4) == 5 * (score + mix)
+    # Scores of queries and of keys once, then scores alone, then the read-out.
+    assert programs.flops("hopfax XLA", **shape, steps=4) == 2 * score + 4 * scores + mix
+    assert programs.flops("hopfax XLA", **shape, steps=0) == score + mix
+
+
+def test_programs_that_disagree_are_named():
+    forward.check({"a": np.ones(2), "b": np.ones(2) + 1e-5})
+    for other in (np.array([1, 1.1]), np.array([1, np.nan])):
+        with pytest.raises(RuntimeError, match="b and a differ"):
+            forward.check({"a": np.ones(2), "b": other})
+
+
+def test_evaluation_compares_both_sizes(tiny, tmp_path, capsys):
+    flags = ["--seconds", "0", "--tokens", "6", "--batch", "8", "--no-compile"]
+    report = evaluation.main([*flags, "--out", str(tmp_path)])
+    assert len(report["table"]) == 2 * 2 * 2
+    assert {row["batch"] for row in report["table"]} == {8, 1}
+    assert "PyTorch over hopfax" in capsys.readouterr().out
+    page.main([str(tmp_path)])
+    text = (tmp_path / "README.md").read_text()
+    assert "| large | fresh | all tokens real | 7, fixed | hopfax | 1 × 6 |" in text
+
+
+def test_a_compiler_that_fails_is_reported(tiny, monkeypatch, tmp_path):
+    real = evaluation.torch_forward
+
+    def refuse(*given, compiled=False, **options):
+        if not compiled:
+            return real(*given, **options)
+
+        def run():
+            raise RuntimeError("no compiler\nmore")
+
+        return run
+
+    monkeypatch.setattr(evaluation, "torch_forward", refuse)
+    flags = ["--seconds", "0", "--tokens", "6", "--batch", "8", "--sizes", "base"]
+    evaluation.main([*flags, "--out", str(tmp_path)])
+    page.main([str(tmp_path)])
+    assert "): RuntimeError: no compiler\n" in (tmp_path / "README.md").read_text()
+
+
+def test_retrieval_continues_where_it_stopped(tiny, monkeypatch, tmp_path, capsys):
+    grid = {"tokens": (4,), "width": (8,), "batch": (2,), "steps": (1, 2)}
+    monkeypatch.setattr(retrieval, "GRIDS", {"small": grid})
+    monkeypatch.setattr(retrieval, "LATENCY", {"tokens": 4, "width": 8, "batch": 2})
+    monkeypatch.setattr(retrieval, "LATENCY_STEPS", (5,))
+    monkeypatch.setattr(retrieval, "PEAK_SIZES", {"small": 16})
+    out = ["--seconds", "0", "--out", str(tmp_path)]
+    assert retrieval.main([*out, "--minutes", "0"])["missing_cells"] == 6
+    first = retrieval.main(out)
+    assert first["missing_cells"] == 0
+    assert len(first["table"]) == 2 * 3 + 2 * 2 * 3
+    kept = tmp_path / "retrieval_cells.jsonl"
+    lines = kept.read_text().splitlines(keepends=True)
+    # Killed within its last line.
+    kept.write_text("".join(lines[:-1]) + lines[-1][:20] + "\n")
+    measured = []
+    real = retrieval.measure
+    monkeypatch.setattr(
+        retrieval, "measure", lambda cell, **how: (measured.append(cell), real(cell, **how))[1]
+    )
+    again = retrieval.main(out)
+    assert [(cell["cell"], cell["steps"]) for cell in measured] == [("gradient", 2)]
+    assert again["table"][:-3] == first["table"][:-3]
+    # The figures of the paper, from its table.
+    page.main([str(tmp_path)])
+    text = (tmp_path / "README.md").read_text()
+    assert "No GPU was at hand" in text and "| 1.25 ± 0.11 |" in text
+    assert "| forward | 4 | 8 | 2 | 1 |" in text
+    assert "T = 5, adaptive" in capsys.readouterr().out
+
+
+def test_scaling_has_a_panel_for_every_factor(tiny, monkeypatch, tmp_path):
+    monkeypatch.setattr(scaling, "BASE", {"tokens": 4, "width": 16, "batch": 2, "depth": 1})
+    factors = {"tokens": (2, 4), "width": (8, 16), "batch": (1, 2), "depth": (1, 2)}
+    monkeypatch.setattr(scaling, "FACTORS", factors)
+    report = scaling.main(["--seconds", "0", "--out", str(tmp_path)])
+    assert [(row["factor"], row["value"]) for row in report["table"]] == [
+        (factor, value) for factor, values in factors.items() for value in values
+    ]
+    page.main([str(tmp_path)])
+    assert (tmp_path / "scaling.png").read_bytes()[:4] == b"\x89PNG"
+    assert "| layers | 2 |" in (tmp_path / "README.md").read_text()
+
+
+def test_the_profile_has_every_part(tmp_path):
+    flags = ["--seconds", "0", "--batch", "2", "--tokens", "4", "--out", str(tmp_path)]
+    report = profile_step.main(flags)
+    step, *parts = report["table"]
+    assert step["part"] == "train step" and step["share"] == 1
+    named = {row["part"]: row for row in parts}
+    assert {"attention", "feed-forward", "ESR, all layers", "optimizer"} <= set(named)
+    assert named["attention"]["calls"] == 2 and named["optimizer"]["forward_ms"] is None
+    for row in parts:
+        assert row["share"] > 0
+    page.main([str(tmp_path)])
+    assert "## Profile of the base train step" in (tmp_path / "README.md").read_text()
+    assert json.loads((tmp_path / "profile_step.json").read_text())["batch"] == 2
