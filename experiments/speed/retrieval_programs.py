@@ -6,7 +6,6 @@ All take queries, keys and values (batch, heads, tokens, width), make `steps` up
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 from flax import nnx
 
 from hopfax.nn import HopfieldAttention
+from hopfax.nn.attention import Implementation
 
 BETA = 15.0
 HEADS = 2
@@ -49,15 +49,18 @@ def hopfax_call(
     steps: int,
     tol: float = 0.0,
     gradient: bool = False,
-    implementation: str = "xla",
+    implementation: Implementation = "xla",
 ) -> Call:
     """The layer's own retrieval, compiled; with its gradient to keys and values, if asked for."""
     width = given[0].shape[-1]
-    options: dict[str, Any] = {"tol": tol, "max_steps": steps}
-    if "implementation" in inspect.signature(HopfieldAttention).parameters:
-        options["implementation"] = implementation
     layer = HopfieldAttention(
-        HEADS * width, num_heads=HEADS, beta=BETA, rngs=nnx.Rngs(0), **options
+        HEADS * width,
+        num_heads=HEADS,
+        beta=BETA,
+        tol=tol,
+        max_steps=steps,
+        implementation=implementation if steps else "xla",
+        rngs=nnx.Rngs(0),
     )
     query, key, value = map(jax.numpy.asarray, given)
     mask = jax.numpy.ones((key.shape[0], key.shape[2]), bool)

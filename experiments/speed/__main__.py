@@ -1,0 +1,98 @@
+"""All benchmarks one after the other, each in a process of its own, and then their page.
+
+    python -m experiments.speed --data-dir ../shared/data                # an hour and more
+    python -m experiments.speed --quick --minutes 9 --data-dir DIR       # short rounds, for a GPU
+
+A benchmark whose numbers lie in the folder already, from this commit and this kind of device, is
+not run again: the same line continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from experiments.provenance import provenance
+from experiments.speed import page
+
+
+class Benchmark(NamedTuple):
+    """How a command is called.
+
+    Attributes:
+        reads_data: Whether it takes `--data-dir`.
+        quick: Flags that make it a matter of a minute.
+    """
+
+    reads_data: bool = False
+    quick: tuple[str, ...] = ()
+
+
+# The most telling ones first: time may run out.
+BENCHMARKS = {
+    "retrieval": Benchmark(quick=("--budget", "full", "--seconds", "0.3", "--minutes", "3")),
+    "train_step": Benchmark(True, ("--seconds", "20", "--train-steps", "200")),
+    "evaluation": Benchmark(quick=("--seconds", "5", "--train-steps", "200")),
+    "esr": Benchmark(True, ("--seconds", "20", "--train-steps", "200")),
+    "waiting": Benchmark(True),
+    "profile_step": Benchmark(quick=("--seconds", "10")),
+    "scaling": Benchmark(quick=("--seconds", "8")),
+    "seeds": Benchmark(quick=("--seconds", "10", "--sizes", "0", "1")),
+    "stability": Benchmark(),
+    "memory": Benchmark(),
+    "attack": Benchmark(quick=("--seconds", "5")),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs what is missing and writes the page; returns how many of them failed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}")
+    parser.add_argument("--data-dir", help="raw sets; without it, made-up rows of SST-2's lengths")
+    parser.add_argument("--quick", action="store_true", help="short rounds; all cells of the grid")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start none after")
+    parser.add_argument("--out", type=Path, default=Path("runs/speed"))
+    flags = parser.parse_args(arguments)
+    if unknown := [name for name in flags.names if name not in BENCHMARKS]:
+        parser.error(f"no benchmark {', '.join(unknown)}: they are {', '.join(BENCHMARKS)}")
+    here, begin, failed = provenance(), time.monotonic(), 0
+    for name in flags.names or BENCHMARKS:
+        if is_finished(flags.out / f"{name}.json", here):
+            print(f"{name}: already measured", flush=True)
+            continue
+        if time.monotonic() - begin > 60 * flags.minutes:
+            print(f"{name}: no time left; the same line continues", flush=True)
+            continue
+        benchmark = BENCHMARKS[name]
+        line = [sys.executable, "-m", f"experiments.speed.{name}", "--out", str(flags.out)]
+        line += benchmark.quick if flags.quick else ()
+        line += ["--data-dir", flags.data_dir] if flags.data_dir and benchmark.reads_data else []
+        print(f"{name} ...", flush=True)
+        status = subprocess.run(line, check=False).returncode
+        if status:
+            print(f"{name}: failed with status {status}", file=sys.stderr, flush=True)
+            failed += 1
+    if any(flags.out.glob("*.json")):
+        page.main([str(flags.out)])
+    return failed
+
+
+def is_finished(path: Path, here: dict[str, object]) -> bool:
+    """Whether a file of numbers is whole, of this commit and of this kind of device."""
+    if not path.is_file():
+        return False
+    report = json.loads(path.read_text(encoding="utf-8"))
+    same = all(report["provenance"][name] == here[name] for name in ("commit", "dirty", "device"))
+    return same and not here["dirty"] and not report.get("missing_cells")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
