@@ -78,8 +78,8 @@ def retrieval(report: Mapping[str, Any]) -> list[str]:
         markdown_table(("what", "n", "d", "batch", "T", *programs), rows),
         "Latency over single-pass attention of the same shape (n 128, two heads of 64, batch 32). "
         "*Fixed* stops early only where nothing moves at all, *adaptive* where a step changes a "
-        "query by at most 1e-4 of its norm; the paper's text has 2.88 for that at T = 50. Goals on a "
-        "GPU: 1.15 at T = 5, 1.5 adaptive.",
+        "query by at most 1e-4 of its norm; the paper's text has 2.88 for that at T = 50. Goals on "
+        "a GPU: 1.15 at T = 5, 1.5 adaptive.",
         markdown_table(("what", "run", "ms", "over single pass", "paper, Table 4"), latencies),
     ]
 
