@@ -40,8 +40,9 @@ COLUMNS = (
     "programs",
 )
 _TRACED = "hopfax traced epoch"
-# The lines of a trace that say when a device computes: a GPU's streams, the CPU client's threads.
-_STREAM, _CPU_CLIENT = "Stream #", "tf_XLAPjRtCpuClient"
+# The lines of a trace that say when a device computes: a GPU's streams; of a CPU the threads that
+# run programs (by their names of jax 0.10 and 0.12) and the pool that helps them.
+_STREAM, _CPU_THREADS = "Stream #", ("tf_XLAPjRtCpuClient", "tf_XLAExecute", "tf_XLAEigen")
 
 
 class Waiting(NamedTuple):
@@ -92,7 +93,7 @@ def read_trace(folder: Path) -> Waiting:
     for plane in jax.profiler.ProfileData.from_file(str(found[-1])).planes:
         for line in plane.lines:
             on_gpu = plane.name.startswith("/device:") and _STREAM in line.name
-            works = on_gpu or line.name.startswith(_CPU_CLIENT)
+            works = on_gpu or line.name.startswith(_CPU_THREADS)
             for event in line.events:
                 if event.name == _TRACED:
                     window = (event.start_ns, event.start_ns + event.duration_ns)

@@ -47,8 +47,10 @@ def test_every_split_and_every_continuation_is_the_run_of_one_device(runs, name)
     for part in ("loss", "esr", "gradient_norm", "noisy_logits"):
         np.testing.assert_allclose(got[part], want[part], rtol=1e-5, atol=1e-6, err_msg=part)
     np.testing.assert_allclose(got["snr_db"], want["snr_db"], atol=1e-5)
-    # Measured: 1.3e-6 at most, where Adam divides a tiny gradient by its own size.
-    np.testing.assert_allclose(got["params"], want["params"], rtol=1e-4, atol=1e-5)
+    # Where a gradient is all rounding Adam divides it by its own size; a step is 3e-3. Measured:
+    # 1.3e-6 at most with jax 0.10, 1.7e-5 with 0.12, in one parameter.
+    apart = np.abs(got["params"] - want["params"])
+    assert apart.max() < 1e-4 and np.mean(apart > 1e-5) < 1e-3
     assert np.abs(want["params"]).max() > 0.01 and np.ptp(want["noisy_logits"]) > 1e-3
 
 
