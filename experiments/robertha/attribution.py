@@ -4,7 +4,8 @@ Paper: Podasca and Das (2026), Tables 2 and 3. Claim: iteration and ESR make the
 12 points between TinyBERT and Robertha at σ = 0.5 (GLUE average).
 
 Command: `python -m experiments attribution --task cola --data-dir DIR --vocab DIR/vocab.txt`, or
-without flags on the embedded tasks (seven models: three times as long as `robustness`).
+without flags on the embedded tasks (nine models, where `robustness` has two); `--budget smoke` for
+a look (a minute or two, nearly all of it compilation).
 
 Expected: the place where the noise is added makes most of it; what iteration and ESR add at one
 place is of the size of the error bars.
@@ -33,7 +34,7 @@ LADDER = (
     Rung("mean pooling", "tinybert-mean", "embedding", 1),
     Rung("pre-LN", "tinybert-mean-prenorm", "embedding", 2),
     Rung("dropout 0.3", "tinybert-mean-prenorm-dropout", "embedding", 3),
-    Rung("one Hopfield step, β = 15", "robertha-no-iteration-no-esr", "embedding", 4),
+    Rung("one Hopfield step, not iterated, β 15", "robertha-no-iteration-no-esr", "embedding", 4),
     Rung("iteration", "robertha-no-esr", "embedding", 5),
     Rung("ESR: Robertha", "robertha", "embedding", 6),
     Rung("unit-scale embeddings", "tinybert-unit-scale", "token", 0, beside=True),
@@ -52,7 +53,8 @@ class Config:
     vocab: str | None = None
     """A vocab.txt or its folder; without one a vocabulary is trained on the training texts."""
     budget: Literal["smoke", "laptop", "paper"] = "laptop"
-    """Seconds, minutes, or Table 15 of the paper. The flags below override it."""
+    """A minute or two, a quarter of an hour, or Table 15 of the paper. The flags below override
+    it."""
     seeds: tuple[int, ...] | None = None
     """Training seeds, trained side by side."""
     epochs: int | None = None
@@ -67,6 +69,8 @@ class Config:
     """Independent noise draws per test row."""
     levels: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0)
     """Noise levels σ; 0 is always measured."""
+    devices: int | None = None
+    """Devices that share the work; without it as many as seeds or rows divide among."""
     runs: str = "runs"
     """Folder of all runs."""
 
@@ -90,7 +94,7 @@ def run(config: Config) -> Path:
         config,
         plan=grid._asdict() | {"ladder": ladder},
         root=config.runs,
-        ignore=("runs",),
+        ignore=("runs", "devices"),
     )
     print(f"writing to {folder}", flush=True)
     for _ in robustness.fill(folder, whole, grid):

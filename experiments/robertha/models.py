@@ -47,7 +47,7 @@ class Variant(NamedTuple):
 
 
 # The paper names the methods; it has no numbers for what "+ Dropout" and "+ WeightDecay" add, nor
-# for its baselines' noise and perturbations. Those here are stated, and flags of nobody.
+# for its baselines' noise and perturbations. Those here are our own choice, and have no flags.
 VARIANTS: dict[str, Variant] = {
     "tinybert": Variant("TinyBERT", "tinybert", paper="TinyBERT"),
     "tinybert-mean": Variant("TinyBERT, mean pooling", "tinybert", {"pooling": "mean"}),
@@ -124,8 +124,9 @@ class Trainable(NamedTuple):
 def check_model(name: str) -> None:
     """Raises a ValueError that names the nearest models if this one is unknown."""
     if name not in VARIANTS:
-        near = difflib.get_close_matches(name, VARIANTS, n=2) or MODELS
-        raise ValueError(f"unknown model {name!r}; did you mean {' or '.join(near)}?")
+        near = difflib.get_close_matches(name, VARIANTS, n=2)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        raise ValueError(f"unknown model {name!r}; {hint}the models are {', '.join(MODELS)}")
 
 
 def with_entropy(name: str, entropy: Entropy) -> str:

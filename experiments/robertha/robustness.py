@@ -69,7 +69,11 @@ class Config:
     """Tasks: these three are embedded; cola sst2 mrpc qqp stsb mnli qnli rte wnli boolq copa wic
     wsc need a data folder."""
     model: tuple[str, ...] = ("tinybert", "robertha")
-    """Models: tinybert, robertha and their variants, named in `experiments.robertha.models`."""
+    """Models: tinybert, tinybert-mean, tinybert-unit-scale, tinybert-mean-prenorm,
+    tinybert-mean-prenorm-dropout; trained otherwise: freelb, pgd, data-augment; universal,
+    universal-halting; robertha, robertha-renyi2, robertha-shannon-matmul, robertha-no-esr,
+    robertha-no-esr-dropout, robertha-no-esr-weight-decay, robertha-no-iteration-no-esr,
+    robertha-no-output-projection, robertha-freelb."""
     data_dir: str | None = None
     """Folder of raw sets (glue_data/SST-2/train.tsv, ...) or of built TFDS sets."""
     vocab: str | None = None
@@ -111,7 +115,8 @@ class Config:
     esr_target: float = 0.35
     """Its target entropy α, in [0, 1]."""
     entropy: Entropy = "shannon"
-    """The entropy that ESR takes in the model robertha, which is then called by it, as above."""
+    """The entropy that ESR takes in the model robertha; with renyi2 or shannon_matmul results call
+    that model robertha-renyi2 or robertha-shannon-matmul."""
     dropout: float | None = None
     """Dropout in training; without it each model has its own (TinyBERT 0.1, Robertha 0.3)."""
     batch_size: int = 32
@@ -143,8 +148,9 @@ def run(config: Config) -> Path:
         shutil.rmtree(_open(config, grid))
     folder = _open(config, grid)
     print(f"writing to {folder}", flush=True)
-    for _ in fill(folder, config, grid):
-        write_report(folder)
+    for is_whole in fill(folder, config, grid):
+        if is_whole:
+            write_report(folder)
     write_report(folder)
     show(load(folder))
     return folder
@@ -166,8 +172,8 @@ def checked_grid(config: Config) -> Grid:
     return grid
 
 
-def fill(folder: Path, config: Config, grid: Grid) -> Iterator[TaskSpec]:
-    """Trains and tests what is missing of a grid; says of each task when it is done."""
+def fill(folder: Path, config: Config, grid: Grid) -> Iterator[bool]:
+    """Trains and tests what is missing of a grid; says after each model if its task is done."""
     specs = [task(name) for name in grid.tasks]
     budgets = {spec.name: sized(config, spec.suite == "synthetic") for spec in specs}
     placement = placed(config, grid)
@@ -201,8 +207,7 @@ def fill(folder: Path, config: Config, grid: Grid) -> Iterator[TaskSpec]:
                 max_length=config.max_length,
                 placement=placement,
             )
-        if missing[spec.name]:
-            yield spec
+            yield name == missing[spec.name][-1]
 
 
 def placed(config: Config, grid: Grid) -> Placement | None:
@@ -285,6 +290,8 @@ def load_rows(config: Config, budget: Budget, spec: TaskSpec) -> TaskData:
 
 
 def _open(config: Config, grid: Grid) -> Path:
-    # Runs from before there was a choice of entropy keep their folder.
-    ignore = ("runs", "resume", "devices", *(["entropy"] if config.entropy == "shannon" else []))
+    # Runs from before there was a choice keep their folder.
+    added = {"entropy": "shannon", "precision": "float32"}
+    same = [name for name, only in added.items() if getattr(config, name) == only]
+    ignore = ("runs", "resume", "devices", *same)
     return open_run("robustness", config, plan=grid._asdict(), root=config.runs, ignore=ignore)

@@ -53,7 +53,7 @@ def spectral_entropy(matrix: Matrix, *, entropy: Entropy = "shannon") -> Float[A
         A number in [0, log side]; 0 where the matrix is zero.
 
     Raises:
-        ValueError: If there is no such entropy.
+        ValueError: If the matrix is not square, or there is no such entropy.
 
     Differentiation:
         `"shannon"` needs eigenvectors, but no difference of eigenvalues, so equal ones do no
@@ -61,6 +61,13 @@ def spectral_entropy(matrix: Matrix, *, entropy: Entropy = "shannon") -> Float[A
         $-(\log p_j + H) / \operatorname{tr} G$: near the true gradient, not the exact gradient
         of its own value.
     """
+    matrix = jnp.asarray(matrix)
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(
+            f"wanted one square matrix (side, side), got shape {matrix.shape}: for keys take "
+            "eigen_entropy, for more matrices jax.vmap"
+        )
+    matrix = matrix.astype(jnp.promote_types(matrix.dtype, jnp.float32))
     if entropy == "shannon":
         return shannon(eigenvalue_shares(matrix))
     if entropy == "renyi2":

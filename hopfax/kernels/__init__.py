@@ -1,8 +1,8 @@
 """Kernels for GPUs, written in Pallas: what XLA would do in many passes over memory, in one.
 
 `retrieve_head` is the retrieval of an attention head. `HopfieldAttention` uses it by itself on a
-GPU; elsewhere the interpreter of Pallas runs it on request, which is how the tests prove it equal
-to what XLA computes.
+GPU, and anywhere with `implementation="pallas"`: off a GPU Pallas's interpreter runs it, slowly,
+which is how the tests prove it equal to what XLA computes.
 """
 
 from hopfax.kernels.retrieval import Retrieved as Retrieved

@@ -1,4 +1,4 @@
-"""Thin Flax modules over the core: attention layers, an encoder, a decoder, the papers' models.
+"""Thin Flax modules over the core: attention layers, encoders, a decoder, the papers' models.
 
 Modules hold parameters and call pure functions; `functional` takes one apart into a plain dict of
 parameters and a `bind`, so that everything outside is ordinary JAX.
@@ -27,6 +27,7 @@ from hopfax.nn.decoder import sinusoids as sinusoids
 from hopfax.nn.encoder import Classification as Classification
 from hopfax.nn.encoder import Encoder as Encoder
 from hopfax.nn.encoder import Encoding as Encoding
+from hopfax.nn.encoder import Perturbation as Perturbation
 from hopfax.nn.functional import Functional as Functional
 from hopfax.nn.functional import Params as Params
 from hopfax.nn.functional import functional as functional
@@ -39,3 +40,4 @@ from hopfax.nn.models import tinybert as tinybert
 from hopfax.nn.precision import Precision as Precision
 from hopfax.nn.precision import with_precision as with_precision
 from hopfax.nn.released import load_released as load_released
+from hopfax.nn.universal import universal_bert as universal_bert

@@ -27,7 +27,7 @@ def by_groups(
         fn: A function of arrays with a leading axis of texts, which treats each by itself.
         *arrays: Trees of arrays with that axis.
         elements: Size of the largest array that `fn` makes of one text.
-        on_cpu: Whether to cut; None asks jax for its default device.
+        on_cpu: Whether to cut; None does so where jax's default backend is the CPU.
 
     Returns:
         What `fn` returns, the same whether cut or not.

@@ -132,7 +132,12 @@ def universal_bert(
 
     Returns:
         Its `init` and `bind`.
+
+    Raises:
+        ValueError: If an option is out of range, or `num_layers` is given.
     """
+    if "num_layers" in options:
+        raise ValueError("a Universal Transformer has one block: num_steps says how often it runs")
     attention = partial(SoftmaxAttention, num_heads=num_heads)
     bert = {"norm_first": False, "pooling": "cls", **options}
 

@@ -150,8 +150,8 @@ def place_locally(
     if not 1 <= num_devices <= len(local):
         kinds = ", ".join(sorted({device.device_kind for device in local}))
         raise ValueError(
-            f"wanted {num_devices} devices, and this process has {len(local)} ({kinds}): take a "
-            f"number from 1 to {len(local)}, or none for all of them"
+            f"wanted {num_devices} devices, and this process has {len(local)} ({kinds}): ask "
+            f"for 1 to {len(local)}, or leave the number out"
         )
     if num_devices == 1:
         return None
