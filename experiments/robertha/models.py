@@ -17,6 +17,7 @@ from hopfax.nn import (
     tinybert,
     with_precision,
 )
+from hopfax.nn.attention import Implementation
 from hopfax.nn.universal import universal_bert
 from hopfax.train.adversarial import Ball, augmented, freelb, pgd
 from hopfax.train.objectives import Objective, classification
@@ -154,6 +155,7 @@ def trainable(
     esr_target: float = 0.35,
     dropout: float | None = None,
     precision: Precision = "float32",
+    implementation: Implementation | None = None,
     **sizes: Any,
 ) -> Trainable:
     """Builds a model for a task.
@@ -171,6 +173,7 @@ def trainable(
         dropout: Rate in training, in [0, 1); None leaves each model its own (0.1 and the
             preset's).
         precision: What the blocks compute in, see `hopfax.nn.with_precision`.
+        implementation: Of Robertha's retrieval, see `hopfax.nn.HopfieldAttention`.
         **sizes: See `hopfax.nn.Encoder`.
 
     Raises:
@@ -192,6 +195,7 @@ def trainable(
         changes = {field: options.pop(field) for field in PRESET_FIELDS & options.keys()}
         details = dataclasses.replace(details, **changes)
         iteration = {"beta": beta, "tol": tol, "max_steps": max_steps}
+        iteration |= {"implementation": implementation}
         model = robertha(*shape, details=details, **{**iteration, **options})
         esr = {
             "esr_weight": esr_weight if variant.entropy else 0.0,

@@ -31,6 +31,7 @@ from experiments.rundir import open_run
 from hopfax.data import TaskData, TaskSpec, load_task, task
 from hopfax.hopfield import Entropy
 from hopfax.nn import Precision
+from hopfax.nn.attention import Implementation
 from hopfax.train.evaluate import Noise, check_noise
 from hopfax.train.placement import Placement, place_locally
 
@@ -192,7 +193,15 @@ def fill(folder: Path, config: Config, grid: Grid) -> Iterator[bool]:
     for spec in specs:
         for name in missing[spec.name]:
             budget, rows = budgets[spec.name], data[spec.name]
-            built = build(config, budget, name, spec, vocab_size=rows.vocab_size)
+            built = build(
+                config,
+                budget,
+                name,
+                spec,
+                vocab_size=rows.vocab_size,
+                # XLA cannot share a kernel out: each device would compute everybody's retrieval.
+                implementation="xla" if placement else None,
+            )
             run_cell(
                 folder,
                 built,
@@ -248,7 +257,13 @@ def _check(config: Config, grid: Grid) -> None:
 
 
 def build(
-    config: Config, budget: Budget, name: str, spec: TaskSpec, *, vocab_size: int
+    config: Config,
+    budget: Budget,
+    name: str,
+    spec: TaskSpec,
+    *,
+    vocab_size: int,
+    implementation: Implementation | None = None,
 ) -> Trainable:
     """The model that a configuration and a task ask for, with its objective."""
     return trainable(
@@ -263,6 +278,7 @@ def build(
         esr_target=config.esr_target,
         dropout=config.dropout,
         precision=config.precision,
+        implementation=implementation,
         width=budget.width,
         ff_width=4 * budget.width,
         max_length=config.max_length,

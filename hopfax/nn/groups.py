@@ -27,14 +27,15 @@ def by_groups(
         fn: A function of arrays with a leading axis of texts, which treats each by itself.
         *arrays: Trees of arrays with that axis.
         elements: Size of the largest array that `fn` makes of one text.
-        on_cpu: Whether to cut; None does so where jax's default backend is the CPU.
+        on_cpu: Whether to cut; None does so where jax's default backend is the CPU, and it has one
+            device: texts shared out among several must not be gathered again.
 
     Returns:
         What `fn` returns, the same whether cut or not.
     """
     texts = jax.tree.leaves(arrays)[0].shape[0]
     if on_cpu is None:
-        on_cpu = jax.default_backend() == "cpu"
+        on_cpu = jax.default_backend() == "cpu" and jax.local_device_count() == 1
     size = group_size(texts, elements=elements) if on_cpu else texts
     if size >= texts:
         return fn(*arrays)

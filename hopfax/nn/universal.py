@@ -22,11 +22,12 @@ class UniversalEncoder(Encoder):
     r"""An `Encoder` whose layers share their parameters.
 
     Step t adds a learned vector $v_t$ to every token and applies the one block. With `halting`
-    (adaptive computation time) a token also asks in every step for a probability
+    (adaptive computation time) a token also asks before every step for a probability
     $h_t = \sigma(w^\top x_t + b)$ of being done: it halts at the first N where
-    $\sum_{t \le N} h_t$ reaches 0.99, or at the last step, and stays as it is then. Its state is
-    interpolated step by step, $x \leftarrow p_t\, x' + (1 - p_t)\, x$ with $p_t = h_t$ before
-    and the remainder $R = 1 - \sum_{t<N} h_t$ at the end, as in the paper's program.
+    $\sum_{t \le N} h_t$ reaches 0.99, or at the last step. Read out is a running mixture of the
+    block's results $x_{t+1}$, $y \leftarrow p_t\, x_{t+1} + (1 - p_t)\, y$ from $y = 0$, with
+    $p_t = h_t$ before, the remainder $R = 1 - \sum_{t<N} h_t$ at the halt and 0 after it. The
+    block itself goes on with its own results, so that others may still attend to a halted token.
 
     Args:
         vocab_size: See `Encoder`, as for the rest.
@@ -41,7 +42,8 @@ class UniversalEncoder(Encoder):
         ValueError: If `num_steps < 1`, or an option is out of range.
 
     References:
-        Dehghani et al. (2019), Universal Transformers; Graves (2016), Adaptive Computation Time.
+        Dehghani et al. (2019), Universal Transformers, and its program for the mixture; Graves (2016),
+        Adaptive Computation Time, for the remainder at the last step.
     """
 
     def __init__(
@@ -83,7 +85,8 @@ class UniversalEncoder(Encoder):
             last = state.running & at_end
             share = jnp.where(last, 1 - state.total, jnp.where(state.running, chance, 0))
             return _Halting(
-                x=state.x + share[..., None].astype(state.x.dtype) * (after - state.x),
+                x=after,
+                mixed=state.mixed + share[..., None] * (after - state.mixed),
                 running=state.running & ~last,
                 total=state.total + share,
                 ponder=state.ponder + state.running + jnp.where(last, share, 0),
@@ -91,11 +94,12 @@ class UniversalEncoder(Encoder):
             ), layer
 
         zeros = jnp.zeros(mask.shape)
-        start = _Halting(x, zeros == 0, zeros, zeros, zeros.astype(jnp.int32))
+        start = _Halting(
+            x, jnp.zeros_like(embeddings), zeros == 0, zeros, zeros, zeros.astype(jnp.int32)
+        )
         end, layers = self._repeat(adaptive, start)
         taken = end.taken[None, :, None, :]
-        hidden = end.x.astype(embeddings.dtype)
-        return Encoding(hidden, layers[0], taken, jnp.ones_like(taken, bool), end.ponder)
+        return Encoding(end.mixed, layers[0], taken, jnp.ones_like(taken, bool), end.ponder)
 
     def _repeat(self, step: Callable[..., Any], start: Any) -> tuple[Any, tuple[Array, ...]]:
         """A scan: the block is compiled once, and can be computed anew in the backward pass."""
@@ -104,9 +108,10 @@ class UniversalEncoder(Encoder):
 
 
 class _Halting(NamedTuple):
-    """Adaptive computation on its way: each token's state, whether it goes on, its sums."""
+    """Adaptive computation on its way: each token's state and mixture, whether it goes on, sums."""
 
     x: Tokens
+    mixed: Tokens
     running: Bool[Array, "batch tokens"]
     total: Float[Array, "batch tokens"]
     ponder: Float[Array, "batch tokens"]

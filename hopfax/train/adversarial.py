@@ -17,8 +17,8 @@ from hopfax.train.objectives import Batch, Losses, Objective, texts_of
 Deltas = Float[Array, "texts tokens width"]
 Mask = Bool[Array, "texts tokens"]
 
-# Objectives number their draws with `split`; these must be none of them.
-_NOISE = 2**31
+# Objectives number their draws with `split`; these must be none of them, nor one another.
+_NOISE, _PGD, _FREELB = 2**31, 2**31 + 1, 2**31 + 2
 
 
 class Ball(NamedTuple):
@@ -118,7 +118,7 @@ def pgd(objective: Objective, ball: Ball = BALL, *, site: Site = "token") -> Obj
         def climb(delta: Deltas, _: None) -> tuple[Deltas, None]:
             return ascend(delta, jax.grad(loss)(delta), mask, ball), None
 
-        start = initial(jax.random.fold_in(key, _NOISE), params, mask, ball)
+        start = initial(jax.random.fold_in(key, _PGD), params, mask, ball)
         delta, _ = jax.lax.scan(climb, start, length=ball.num_steps)
         # Added perturbations of others stay part of the derivative, this one does not.
         return objective(params, batch, key, _plus(added, site, jax.lax.stop_gradient(delta)))
@@ -180,7 +180,7 @@ def freelb(objective: Objective, ball: Ball = BALL, *, site: Site = "token") -> 
             found, (gradient, slope) = both(params, delta)
             return (ascend(delta, slope, mask, ball), jax.tree.map(jnp.add, total, gradient)), found
 
-        start = initial(jax.random.fold_in(key, _NOISE), params, mask, ball)
+        start = initial(jax.random.fold_in(key, _FREELB), params, mask, ball)
         zeros = jax.tree.map(jnp.zeros_like, params)
         (_, total), found = jax.lax.scan(body, (start, zeros), length=ball.num_steps)
         mean = jax.tree.map(lambda part: jnp.mean(part, axis=0), found)

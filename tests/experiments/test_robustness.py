@@ -170,9 +170,11 @@ def test_another_entropy_is_another_run_of_a_model_named_by_it(finished, tmp_pat
     assert 0 < first_penalty(folder) < 0.99 * first_penalty(finished[1])
 
 
-def test_without_a_choice_of_entropy_a_run_has_the_folder_it_always_had(finished):
+def test_without_a_choice_a_run_has_the_folder_it_always_had(finished):
     config = json.loads((finished[1] / "config.json").read_text(encoding="utf-8"))
-    before = {key: value for key, value in config["config"].items() if key != "entropy"}
+    added = {"entropy", "precision", "devices"}
+    before = {key: value for key, value in config["config"].items() if key not in added}
+    assert len(config["config"]) - len(before) == len(added)
     old = rundir.run_id("robustness", before, config["plan"], ignore=("runs", "resume"))
     assert finished[1].name == old
     assert "exact Shannon entropy" in (finished[1] / "report.html").read_text(encoding="utf-8")

@@ -66,6 +66,7 @@ def halted(model, params, enough=0.99):
     vectors = np.asarray(params["steps"]["embedding"], np.float64)
     kernel, bias = (np.asarray(params["halt"][name], np.float64) for name in ("kernel", "bias"))
     total, count, ponder = np.zeros((2, 5)), np.zeros((2, 5), int), np.zeros((2, 5))
+    mixed = np.zeros_like(x)
     for step in range(len(vectors)):
         start = x + vectors[step]
         after = np.asarray(network.blocks[0](jnp.asarray(start, jnp.float32), MASK).values)
@@ -78,8 +79,9 @@ def halted(model, params, enough=0.99):
                 chance = 1 - total[place]
                 ponder[place] = count[place] + chance
             total[place] += chance
-            x[place] = chance * after[place] + (1 - chance) * x[place]
-    return x, count, ponder
+            mixed[place] = chance * after[place] + (1 - chance) * mixed[place]
+        x = after.astype(np.float64)
+    return mixed, count, ponder
 
 
 def test_tokens_halt_as_adaptive_computation_time_says(redraw):

@@ -26,11 +26,11 @@ def value_and_grad(objective, params, batch=BATCH):
 
 
 @cache
-def walk():
-    """The oracle's ascent from the perturbation that this key starts from."""
+def walk(method):
+    """The oracle's ascent from the perturbation that a method starts from."""
     params = BAG.init(jax.random.key(1))
     ids, mask = texts_of(BATCH)
-    start = initial(jax.random.fold_in(KEY, adversarial._NOISE), params, mask, BALL)
+    start = initial(jax.random.fold_in(KEY, method), params, mask, BALL)
     found = oracles.adversarial_walk(
         params["tokens"]["embedding"],
         params["out"],
@@ -48,7 +48,7 @@ def assert_gradient(gradient, wanted):
 
 
 def test_freelb_takes_the_mean_gradient_over_its_ascent():
-    params, (deltas, losses, gradients) = walk()
+    params, (deltas, losses, gradients) = walk(adversarial._FREELB)
     (loss, parts), gradient = value_and_grad(freelb(classification(BAG), BALL), params)
     np.testing.assert_allclose(loss, np.mean(losses[:-1]), rtol=1e-5)
     np.testing.assert_allclose(parts.task, loss, rtol=1e-6)
@@ -62,7 +62,7 @@ def test_freelb_takes_the_mean_gradient_over_its_ascent():
 
 
 def test_pgd_takes_the_gradient_at_the_end_of_its_ascent():
-    params, (_, losses, gradients) = walk()
+    params, (_, losses, gradients) = walk(adversarial._PGD)
     (loss, _), gradient = value_and_grad(pgd(classification(BAG), BALL), params)
     np.testing.assert_allclose(loss, losses[-1], rtol=1e-5)
     assert_gradient(gradient, gradients[-1])
