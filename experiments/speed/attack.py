@@ -27,7 +27,7 @@ from experiments.speed.timing import interleaved, spread
 from hopfax import nn, text
 from hopfax.data import read_split, read_vocabulary, synthetic_split, task, train_vocabulary
 from hopfax.text import Attacked
-from hopfax.train.attack import Counts, make_victim
+from hopfax.train.victim import Counts, make_victim
 
 # Padded lengths, batch sizes, and texts attacked side by side.
 PROGRAMS: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {

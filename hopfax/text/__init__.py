@@ -3,7 +3,7 @@
 `misspell` and `swap_characters` change a share of the words at random; `textbugger` and `hotflip`
 choose by the model under attack, which they know as a `Victim` of plain functions. Every edit is
 logged, and `restore` gives the clean text back. Nothing here imports a model:
-`hopfax.train.attack` makes a victim of an encoder.
+`hopfax.train.victim` makes a victim of an encoder.
 
 Example:
     >>> from hopfax import text
@@ -27,5 +27,5 @@ from hopfax.text.typos import num_changes as num_changes
 from hopfax.text.typos import swap_characters as swap_characters
 from hopfax.text.victim import Attacked as Attacked
 from hopfax.text.victim import Gradients as Gradients
-from hopfax.text.victim import Linear as Linear
+from hopfax.text.victim import Linearized as Linearized
 from hopfax.text.victim import Victim as Victim

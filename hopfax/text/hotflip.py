@@ -17,7 +17,7 @@ from hopfax.text.victim import (
     Attacked,
     Gradients,
     Label,
-    Linear,
+    Linearized,
     Search,
     Victim,
     attack_each,
@@ -27,7 +27,7 @@ from hopfax.text.victim import (
 Form = Literal["characters", "tokens"]
 Select = Literal["loss", "estimate"]
 # Children of a state: estimated gain, and the text with one more edit; best first.
-Propose = Callable[[Draft, Linear], list[tuple[float, Draft]]]
+Propose = Callable[[Draft, Linearized], list[tuple[float, Draft]]]
 
 # Words whose edits are kept tokenised; each has some 300 edits, so this is about 100 MB.
 _MOST_KNOWN = 2000
@@ -202,7 +202,7 @@ class _Tokens(NamedTuple):
     ends: np.ndarray
 
 
-def _open_words(now: Draft, linear: Linear) -> dict[int, _Tokens]:
+def _open_words(now: Draft, linear: Linearized) -> dict[int, _Tokens]:
     """Tokens of the words not yet edited that the model gets to see, by number of the word.
 
     A word that the choices share has one gradient: the sum of theirs.
@@ -232,7 +232,7 @@ def _kind(token: str) -> int:
 
 def _token_flips(
     now: Draft,
-    linear: Linear,
+    linear: Linearized,
     *,
     gradients: Gradients,
     kinds: np.ndarray,
@@ -297,7 +297,7 @@ def _variants(words: list[str], gradients: Gradients) -> dict[str, _Variants]:
 
 def _character_edits(
     now: Draft,
-    linear: Linear,
+    linear: Linearized,
     *,
     gradients: Gradients,
     count: int,

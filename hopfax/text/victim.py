@@ -15,7 +15,7 @@ from hopfax.text.log import Corrupted, T, Text, draft
 Label = int | float
 
 
-class Linear(NamedTuple):
+class Linearized(NamedTuple):
     """A model's loss on one text, to first order in the embeddings of its tokens.
 
     Only the tokens that come from the text are listed; special ones and padding are not.
@@ -41,20 +41,20 @@ class Gradients(NamedTuple):
     """The part of a model that gradient-guided attacks need.
 
     Attributes:
-        linearize: `(texts, labels)` -> one `Linear` a text.
+        linearize: `(texts, labels)` -> one `Linearized` a text.
         pieces: Words -> the ids of each, without special tokens.
         table: Vectors of all tokens.
         tokens: Their spellings; a piece that goes on a word starts with ``##``.
     """
 
-    linearize: Callable[[Sequence[Any], Sequence[Label]], list[Linear]]
+    linearize: Callable[[Sequence[Any], Sequence[Label]], list[Linearized]]
     pieces: Callable[[Sequence[str]], list[tuple[int, ...]]]
     table: Float[Array, "vocab width"] | Float[np.ndarray, "vocab width"]
     tokens: tuple[str, ...]
 
 
 class Victim(NamedTuple):
-    """A model under attack. `hopfax.train.attack.make_victim` makes one of an encoder.
+    """A model under attack. `hopfax.train.victim.make_victim` makes one of an encoder.
 
     Attributes:
         loss: `(texts, labels)` -> `(n,)` losses, as many as there are texts.
@@ -189,7 +189,7 @@ def _loss(victim: Victim, texts: list[Text], labels: list[Label]) -> np.ndarray:
     return losses
 
 
-def _linear(victim: Victim, texts: list[Text], labels: list[Label]) -> list[Linear]:
+def _linear(victim: Victim, texts: list[Text], labels: list[Label]) -> list[Linearized]:
     gradients = required_gradients(victim)
     found = gradients.linearize(texts, labels)
     if len(found) != len(texts):

@@ -4,7 +4,7 @@
 which rows come when, `loop` runs it all, `evaluate` predicts with or without noise, `placement`
 shares a run out among devices, `allocator` keeps freed memory on a CPU, `state` holds parameters
 and optimizer; `checkpoint` (over `snapshot`), `metrics` and `progress` do what their names say;
-`attack` shows a trained model to the attacks of `hopfax.text`, `adversarial` has
+`victim` shows a trained model to the attacks of `hopfax.text`, `adversarial` has
 training that meets noise.
 
 Import from these modules; start at `loop.fit` with an objective from `objectives.classification`.

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 
-from hopfax.text import Gradients, Linear, Victim
+from hopfax.text import Gradients, Linearized, Victim
 from hopfax.text.log import strings
 
 WIDTH = 5
@@ -66,7 +66,7 @@ class Bag:
         columns = np.asarray(self.tokenized(text)).reshape(-1, 4).T
         slope = (1 if label else -1) * (self.weights + 2 * self.matrix @ self.sum(text))
         gradient = np.tile(slope, (columns.shape[1], 1)).astype(np.float32)
-        return Linear(self.one_loss(text, label), *columns, gradient)
+        return Linearized(self.one_loss(text, label), *columns, gradient)
 
     def victim(self):
         gradients = Gradients(

@@ -8,8 +8,8 @@ from hopfax import text
 from hopfax.data import Example, encode
 from hopfax.data.tokenize import WordPiece
 from hopfax.nn.functional import Functional
-from hopfax.train.attack import make_victim
 from hopfax.train.objectives import Batch, per_example, task_loss, texts_of
+from hopfax.train.victim import make_victim
 
 SENTENCE = "the film was dull but very fun in a way that no one could say it is bad or good"
 WORDS = SENTENCE.split()

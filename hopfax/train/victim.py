@@ -16,7 +16,7 @@ from jaxtyping import Array
 from hopfax.data.tokenize import WordPiece, text_tokenizer
 from hopfax.nn.encoder import Encoder
 from hopfax.nn.functional import Functional, Params
-from hopfax.text import Gradients, Linear, Text, Victim
+from hopfax.text import Gradients, Linearized, Text, Victim
 from hopfax.text.victim import Label
 from hopfax.train.objectives import Batch, per_example, texts_of
 
@@ -152,8 +152,8 @@ def make_victim(
             losses[number] = value
         return losses
 
-    def linearize(texts: Sequence[Text], labels: Sequence[Label]) -> list[Linear]:
-        found: dict[int, Linear] = {}
+    def linearize(texts: Sequence[Text], labels: Sequence[Label]) -> list[Linearized]:
+        found: dict[int, Linearized] = {}
         for number, row, value, gradient in run(texts, labels, True):
             assert gradient is not None
             found[number] = _linear(row, value, gradient)
@@ -263,11 +263,11 @@ def _batch(
     return Batch(ids, lengths, np.asarray(padded, kind), weights)  # pyright: ignore
 
 
-def _linear(row: _Tokenized, loss: float, gradient: np.ndarray) -> Linear:
+def _linear(row: _Tokenized, loss: float, gradient: np.ndarray) -> Linearized:
     """What concerns the tokens that come from the text, all choices in a row."""
     real = [fields >= 0 for fields in row.fields]
     spans = np.concatenate([spans[kept] for spans, kept in zip(row.spans, real, strict=True)])
-    return Linear(
+    return Linearized(
         loss=loss,
         ids=np.concatenate([ids[kept] for ids, kept in zip(row.ids, real, strict=True)]),
         fields=np.concatenate([each[kept] for each, kept in zip(row.fields, real, strict=True)]),
