@@ -10,7 +10,12 @@ Nothing here needs jax or tensorflow; `tokenizers` and `tensorflow_datasets` are
 
 from hopfax.data.algorithmic import AlgorithmicData, modular_addition, sparse_parity
 from hopfax.data.batching import Bucket, Encoded, bucket_boundaries, bucketed, eval_batches
-from hopfax.data.evaluation import EVALUATION_SETS, EvaluationSet, read_evaluation_set
+from hopfax.data.evaluation import (
+    EVALUATION_SETS,
+    EvaluationSet,
+    evaluation_set,
+    read_evaluation_set,
+)
 from hopfax.data.language import LanguageData, NextWords, next_words, read_wikitext2
 from hopfax.data.load import TaskData, load_task
 from hopfax.data.raw import read_split
@@ -36,6 +41,7 @@ __all__ = [
     "bucketed",
     "encode",
     "eval_batches",
+    "evaluation_set",
     "load_task",
     "modular_addition",
     "next_words",

@@ -23,7 +23,7 @@ class EvaluationSet:
     """What hopfax knows of one evaluation set.
 
     Attributes:
-        name: Name on the command line.
+        name: Name for `read_evaluation_set`.
         title: Name in the paper's Table 11.
         task: Task whose trained model the paper tests with it; its other attributes are used too.
         others: Further tasks whose models can be tested with it, since their labels mean the same.
@@ -136,11 +136,18 @@ def check_trained(found: EvaluationSet, spec: TaskSpec) -> None:
     if same and spec.name == found.task:
         same = set(spec.labels) == set(found.labels)
     if not same:
+        asked, head, last = task(found.task).title, ", ".join(fitting[:-1]), fitting[-1]
+        hint = f"test a model of {f'{head} or {last}' if head else last} with it"
+        if spec.name not in fitting and set(spec.labels) == set(found.labels):
+            # The labels alone would look as if they fitted.
+            raise ValueError(
+                f"{found.title} asks what {asked} asks; the model was trained on {spec.title}: "
+                f"{hint}"
+            )
         theirs = ", ".join(spec.labels) or "scores"
         raise ValueError(
-            f"{found.title} has the labels of {task(found.task).title} "
-            f"({', '.join(found.labels)}), and the model was trained on {spec.title} ({theirs}): "
-            f"test a model of {' or '.join(fitting)} with it"
+            f"{found.title} has the labels of {asked} ({', '.join(found.labels)}), and the model "
+            f"was trained on {spec.title} ({theirs}): {hint}"
         )
 
 
@@ -219,7 +226,7 @@ _SETS = (
         name="paws",
         title="PAWS",
         folders=(".", "paws", "PAWS"),
-        files={split: f"labeled_final/{split}.tsv" for split in ("train", "dev", "test")},
+        files={split: f"labeled_final/{split}.tsv" for split in ("dev", "test")},
         default_split="test",
         **_PAWS,
     ),

@@ -4,8 +4,7 @@ from collections import Counter
 
 import pytest
 
-from hopfax.data import EVALUATION_SETS, read_evaluation_set, task
-from hopfax.data.evaluation import evaluation_set
+from hopfax.data import EVALUATION_SETS, evaluation_set, read_evaluation_set, task
 
 ADVGLUE = {"sst2": 148, "qqp": 78, "mnli": 121, "mnli-mm": 162, "qnli": 148, "rte": 81}
 HEADER = "id\tsentence1\tsentence2\tlabel\n"
@@ -44,7 +43,7 @@ def test_classes_are_those_of_the_trained_task(tmp_path):
 
 
 def test_paws_and_paws_x_in_their_layouts(tmp_path):
-    for split, label in (("train", 0), ("dev", 1), ("test", 0)):
+    for split, label in (("dev", 1), ("test", 0)):
         write(
             tmp_path / "paws" / "labeled_final" / f"{split}.tsv",
             HEADER + f'7\tA "quoted word .\tAn {split} .\t{label}\n',
@@ -53,7 +52,6 @@ def test_paws_and_paws_x_in_their_layouts(tmp_path):
         ((('A "quoted word .', "An test ."),), 0, 0)
     )
     assert read_evaluation_set("paws", tmp_path / "paws", split="dev")[0].label == 1
-    assert read_evaluation_set("paws", tmp_path, split="train")[0].texts[0][1] == "An train ."
     rows = ["1\teins\tzwei\t1", "2\tdrei\tNS\t0", "3\tNS\tNS\t1", "4\tNSU\tvier NS\t0"]
     for split in ("dev", "test"):
         write(tmp_path / "x-final" / "de" / f"{split}_2k.tsv", HEADER + "\n".join(rows) + "\n")
@@ -119,9 +117,18 @@ def test_the_sets_of_the_papers_table():
     ("name", "trained", "message"),
     [
         ("paws", "mnli", r"PAWS has the labels of QQP \(0, 1\), and .* trained on MNLI \(entail"),
-        ("paws", "sst2", r"trained on SST-2 \(0, 1\): test a model of qqp or mrpc or paraphrase"),
+        (
+            "paws",
+            "sst2",
+            r"PAWS asks what QQP asks; the model was trained on SST-2: test a model "
+            r"of qqp, mrpc or paraphrase with it",
+        ),
         ("paws-x-de", "stsb", r"trained on STS-B \(scores\)"),
-        ("adv-sst2", "cola", r"AdvSST-2 has the labels of SST-2 .* trained on CoLA"),
+        (
+            "adv-sst2",
+            "cola",
+            r"AdvSST-2 asks what SST-2 asks; .* on CoLA: test a model of sst2 with",
+        ),
         ("adv-mnli", "rte", r"AdvMNLI has the labels .*neutral.* RTE \(entailment, not_ent"),
         ("adv-mnli", "two-way", r"trained on MNLI \(entailment, not\)"),
     ],
@@ -178,5 +185,6 @@ def test_missing_files_and_unknown_names(tmp_path):
         ValueError, match=r"unknown evaluation set 'adv-sst': did you mean adv-sst2"
     ):
         read_evaluation_set("adv-sst", tmp_path)
-    with pytest.raises(ValueError, match=r"unknown split 'train': PAWS-X-en has dev and test"):
-        read_evaluation_set("paws-x-en", tmp_path, split="train")
+    for name in ("paws", "paws-x-en"):  # none is for training
+        with pytest.raises(ValueError, match=r"unknown split 'train': PAWS\S* has dev and test"):
+            read_evaluation_set(name, tmp_path, split="train")
