@@ -81,7 +81,8 @@ def make_victim(
         params: Of one seed, not stacked.
         vocabulary: Tokens and their ids.
         regression: Labels are scores.
-        max_length: Longest text in tokens; longer ones are cut as in `hopfax.data.encode`.
+        max_length: Longest text in tokens, at least 5 and at most the model's positions; longer
+            ones are cut as in `hopfax.data.encode`.
         lengths: Padded lengths, increasing; those beyond `max_length` count as `max_length`.
         batch_sizes: Increasing. None but the smallest is computed less than half full; `(1,)`
             makes one call a text.
@@ -90,8 +91,29 @@ def make_victim(
         The victim, and the counts that go up with every call of it.
 
     Raises:
-        ValueError: Parameters are stacked, or lengths or sizes do not increase. The victim raises
-            one for labels the model does not have.
+        ValueError: Parameters are stacked, `max_length` is out of its range, or lengths or sizes
+            do not increase. The victim raises one for labels the model does not have, for a text
+            of more than two strings, and for choices of unequal number.
+
+    Example:
+        >>> import jax
+        >>> from hopfax import nn, text
+        >>> from hopfax.data import train_vocabulary
+        >>> films = ["a wonderful film", "the story drags badly"]
+        >>> vocabulary = train_vocabulary(films)
+        >>> sizes = {"width": 8, "num_layers": 1, "ff_width": 8, "max_length": 32}
+        >>> model = nn.tinybert(vocabulary.size, 2, **sizes)
+        >>> params = model.init(jax.random.key(0))  # here a trained model's
+        >>> victim, counts = make_victim(
+        ...     model, params, vocabulary, max_length=32, lengths=(32,), batch_sizes=(8,)
+        ... )
+        >>> found = text.textbugger(victim, films, [1, 0], rate=0.3)
+        >>> [(result.corrupted.num_changed, result.corrupted.num_words) for result in found]
+        [(1, 3), (1, 4)]
+        >>> [text.restore(result.corrupted) for result in found] == films
+        True
+        >>> counts.texts == sum(result.num_losses for result in found)
+        True
     """
     for name, sizes in (("lengths", lengths), ("batch_sizes", batch_sizes)):
         if not sizes or sizes[0] < 1 or (np.diff(np.asarray(sizes)) <= 0).any():
@@ -105,6 +127,13 @@ def make_victim(
     if vocabulary.size > len(table):
         raise ValueError(
             f"the vocabulary has {vocabulary.size} tokens and the model {len(table)} embeddings"
+        )
+    if max_length < 5:
+        raise ValueError(f"max_length must be at least 5, got {max_length}")
+    if "positions" in params and max_length > (most := len(params["positions"]["embedding"])):
+        raise ValueError(
+            f"max_length {max_length} is more than the model's {most} positions: pass "
+            f"max_length={most}"
         )
     tokenizer = text_tokenizer(vocabulary)
     tokenizer.enable_truncation(max_length, strategy="longest_first")
@@ -198,15 +227,28 @@ def _program(
 
 def _choices(text: Text) -> tuple[tuple[str, ...], ...]:
     """A text as the choices of an example, each of one or two strings."""
+    choices: Any = text
     if isinstance(text, str):
-        return ((text,),)
-    if text and isinstance(text[0], str):
-        return (text,)  # pyright: ignore[reportReturnType]
-    return text  # pyright: ignore[reportReturnType]
+        choices = ((text,),)
+    elif not text or isinstance(text[0], str):
+        choices = (text,)
+    for choice in choices:
+        if len(choice) not in (1, 2):
+            raise ValueError(
+                f"a text the model reads is one string or a pair, got {len(choice)} strings: "
+                f"{choice!r}"
+            )
+    return choices
 
 
 def _tokenized(tokenizer: Any, texts: Sequence[Text]) -> list[_Tokenized]:
     examples = [_choices(text) for text in texts]
+    numbers = sorted({len(choices) for choices in examples})
+    if len(numbers) > 1:
+        raise ValueError(
+            "all examples of a call need the same number of choices, got "
+            f"{' and '.join(map(str, numbers))}"
+        )
     flat = [choice if len(choice) == 2 else choice[0] for row in examples for choice in row]
     encodings = iter(tokenizer.encode_batch(flat))
     rows = []

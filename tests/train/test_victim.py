@@ -230,6 +230,23 @@ def test_bad_input():
     larger = WordPiece(tokens=(*VOCABULARY.tokens, "more"), source="test")
     with pytest.raises(ValueError, match=r"vocabulary has \d+ tokens and the model \d+"):
         make_victim(model, params, larger)
+    with pytest.raises(ValueError, match="max_length must be at least 5, got 4"):
+        victim(model, params, max_length=4)
+    with pytest.raises(ValueError, match=r"128 is more than .* 24 positions: pass max_length=24"):
+        make_victim(model, params | {"positions": {"embedding": np.zeros((24, 4))}}, VOCABULARY)
     found, _ = victim(model, params)
     with pytest.raises(ValueError, match="label 2 is none of the model's 2 classes"):
         found.loss(TEXTS[:2], [0, 2])
+
+
+def test_texts_the_model_does_not_read():
+    found, counts = victim(*encoder(num_outputs=1))
+    three = ("it is", "a film", "a way")
+    for one_text in (three, (three, three)):
+        with pytest.raises(ValueError, match=r"one string or a pair, got 3 strings: \('it is', "):
+            found.loss([one_text], [0])
+    with pytest.raises(ValueError, match="got 0 strings"):
+        found.loss([()], [0])
+    with pytest.raises(ValueError, match="need the same number of choices, got 2 and 3"):
+        found.loss([PAIRS[0], (*PAIRS[0], PAIRS[0][0])], [0, 0])
+    assert counts.calls == 0
