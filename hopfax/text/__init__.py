@@ -13,6 +13,9 @@ Example:
     (True, 2, 11)
 """
 
+from hopfax.text.flips import NEVER as NEVER
+from hopfax.text.flips import PIECE as PIECE
+from hopfax.text.flips import WORD as WORD
 from hopfax.text.flips import best_flips as best_flips
 from hopfax.text.flips import flip_gains as flip_gains
 from hopfax.text.hotflip import hotflip as hotflip

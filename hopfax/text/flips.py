@@ -5,6 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
 Table = Float[Array, "vocab width"]
@@ -30,11 +31,27 @@ def flip_gains(
     Returns:
         One row a token, one column for each of the vocabulary; 0 for the token itself.
 
+    Raises:
+        ValueError: An id is beyond the table. Inside `jax.jit` nobody looks: its row is NaN.
+
     References:
         Ebrahimi et al., HotFlip (ACL 2018), Eq. 2 to 4, in embeddings rather than one-hot vectors.
     """
+    _check_ids(table, ids)
     projected = gradient @ table.T
     return projected - jnp.take_along_axis(projected, ids[:, None], axis=1)
+
+
+def _check_ids(table: Table, ids: Int[Array, " tokens"] | np.ndarray) -> None:
+    if isinstance(ids, Tracer):
+        return
+    found = np.asarray(ids)
+    wrong = found[(found < 0) | (found >= len(table))]
+    if len(wrong):
+        raise ValueError(
+            f"id {wrong[0]} has no vector: the table holds ids 0 to {len(table) - 1}; ids and "
+            "table must be of one vocabulary"
+        )
 
 
 @partial(jax.jit, static_argnames=("count", "similar"))
@@ -83,11 +100,20 @@ def best_flips(
     Returns:
         Gain, number of the token and id of its replacement; fewer than `count` where there are no
         more.
+
+    Raises:
+        ValueError: There is not one kind for each row of the table, or an id is beyond it.
     """
+    kinds = np.asarray(kinds)
+    if kinds.shape != (len(table),):
+        raise ValueError(
+            f"kinds has shape {kinds.shape}; ({len(table)},) is wanted: WORD, PIECE or NEVER for "
+            "each row of the table"
+        )
+    _check_ids(table, ids)
     if not len(ids):
         return []
     spare = -len(ids) % _TOKENS
-    kinds = np.asarray(kinds)
     wanted = np.where(kinds[ids] == NEVER, WORD, kinds[ids])
     gains, places = _best(
         table,

@@ -95,6 +95,7 @@ def hotflip(
         What became of each text, in order.
 
     Raises:
+        TypeError: `texts` is one string.
         ValueError: The victim has no gradients, a text has no words, a number is out of its range,
             or a loss or gradient is not finite.
 
@@ -111,6 +112,11 @@ def hotflip(
     for name, value, known in (("form", form, Form), ("select", select, Select)):
         if value not in get_args(known):
             raise ValueError(f"unknown {name} {value!r}; it is {' or '.join(get_args(known))}")
+    if not -1 <= min_similarity <= 1 or (form != "tokens" and min_similarity > -1):
+        raise ValueError(
+            "min_similarity is a cosine in [-1, 1] and is for form='tokens', got "
+            f"{min_similarity} with form={form!r}"
+        )
 
     if form == "tokens":
         kinds = np.asarray([_kind(token) for token in gradients.tokens], np.int32)

@@ -197,6 +197,11 @@ def restore(corrupted: Corrupted[T]) -> T:
     """
     new = list(strings(corrupted.text))
     for edit in reversed(corrupted.edits):
+        if edit.field >= len(new):
+            raise ValueError(
+                f"the log does not belong to this text: it has an edit of string {edit.field}, "
+                f"counted from 0, and the text has {len(new)}"
+            )
         new[edit.field] = _replaced(new[edit.field], edit, undo=True)
     return rebuilt(corrupted.text, tuple(new))
 

@@ -7,7 +7,7 @@ import numpy as np
 from hopfax.text import changes
 from hopfax.text.changes import Change, Changes
 from hopfax.text.log import Draft, T, draft, edited
-from hopfax.text.typos import Seed, num_changes
+from hopfax.text.typos import Seed, generator, num_changes
 from hopfax.text.victim import Ask, Attacked, Label, Search, Victim, attack_each
 
 BUGS: tuple[Changes, ...] = (
@@ -58,7 +58,9 @@ def textbugger(
         What became of each text, in order.
 
     Raises:
-        ValueError: `rate` is outside [0, 1], a text has no words, or a loss is not finite.
+        TypeError: `texts` is one string.
+        ValueError: `rate` is outside [0, 1], `seed` is no whole number >= 0, a text has no words,
+            or a loss is not finite.
 
     References:
         Li et al., TextBugger (NDSS 2019), sections III-B and III-C, Algorithms 2 and 3.
@@ -79,7 +81,7 @@ def textbugger_search(
     """TextBugger on one text, for `hopfax.text.answer`; arguments as for `textbugger`."""
     now = draft(text)
     left = num_changes(rate, len(now.words))
-    options = _options(now, np.random.default_rng(seed), exhaustive)
+    options = _options(now, generator(seed), exhaustive)
     open_words = [index for index, found in enumerate(options) if found and left]
     without = [edited(now, index, _removal(now.spelling(index))).text for index in open_words]
     clean_loss, *losses = yield Ask([text, *without])

@@ -5,6 +5,7 @@ host, where a key would cost one compiled program a draw.
 """
 
 import math
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,7 +38,7 @@ def misspell(text: T, *, rate: float, seed: Seed) -> Corrupted[T]:
         The text and the log of its edits, from which `restore` gives the clean text.
 
     Raises:
-        ValueError: `rate` is outside [0, 1].
+        ValueError: `rate` is outside [0, 1], or `seed` is not made of whole numbers >= 0.
     """
     return _at_random(text, rate, seed, _MISSPELLINGS)
 
@@ -47,6 +48,9 @@ def swap_characters(text: T, *, rate: float, seed: Seed) -> Corrupted[T]:
 
     First and last letter stay, and the two letters differ: words of four letters or more. Arguments
     and results are those of `misspell`.
+
+    Raises:
+        ValueError: `rate` is outside [0, 1], or `seed` is not made of whole numbers >= 0.
     """
     return _at_random(text, rate, seed, (changes.swap,))
 
@@ -69,10 +73,30 @@ def num_changes(rate: float, num_words: int) -> int:
     return max(1, math.floor(round(rate * num_words, 9) + 0.5))
 
 
+def generator(seed: Seed) -> np.random.Generator:
+    """The generator of a seed, that of `numpy.random.default_rng`.
+
+    Args:
+        seed: A whole number >= 0, or a tuple of them.
+
+    Raises:
+        ValueError: It is not made of whole numbers >= 0.
+    """
+    try:
+        numbers = [operator.index(part) for part in (seed if isinstance(seed, tuple) else (seed,))]
+    except TypeError:
+        numbers = [-1]
+    if min(numbers, default=-1) < 0:
+        raise ValueError(
+            f"seed is a whole number >= 0 or a tuple of them, not a JAX key: got {seed!r}"
+        )
+    return np.random.default_rng(numbers)
+
+
 def _at_random(text: T, rate: float, seed: Seed, kinds: Sequence[Changes]) -> Corrupted[T]:
     now = draft(text)
     left = num_changes(rate, len(now.words))
-    rng = np.random.default_rng(seed)
+    rng = generator(seed)
     for index in rng.permutation(len(now.words)).tolist():
         if left == 0:
             break

@@ -113,8 +113,11 @@ def attack_each(
         at_once: At least 1. More texts make fuller calls.
 
     Raises:
+        TypeError: `texts` is one string.
         ValueError: A text has no words, numbers do not match, or a loss or gradient is not finite.
     """
+    if isinstance(texts, str):
+        raise TypeError(f"texts is a list of texts, got one string: put it in a list ({texts!r})")
     if at_once < 1:
         raise ValueError(f"at_once is a number of texts and must be at least 1, got {at_once}")
     rows = range(len(texts)) if rows is None else rows

@@ -295,6 +295,20 @@ def test_best_flips_are_the_greatest_allowed_gains():
     assert best_flips(table, ids[:0], gradient[:0], kinds=kinds, count=3) == []
 
 
+def test_flips_that_do_not_fit_the_table():
+    table, gradient = np.ones((6, 3)), np.ones((2, 3))
+    kinds = np.full(6, text.WORD)
+    for ids in ([0, 6], [-1, 2]):
+        message = r"id (6|-1) has no vector: the table holds ids 0 to 5"
+        with pytest.raises(ValueError, match=message):
+            flip_gains(table, np.array(ids), gradient)
+        with pytest.raises(ValueError, match=message):
+            best_flips(table, np.array(ids), gradient, kinds=kinds, count=3)
+    for wrong in (kinds[:5], text.WORD):
+        with pytest.raises(ValueError, match=r"kinds has shape .*; \(6,\) is wanted: WORD, PIECE"):
+            best_flips(table, np.array([0, 1]), gradient, kinds=wrong, count=3)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -302,6 +316,12 @@ def test_best_flips_are_the_greatest_allowed_gains():
         ({"texts": ["!?"]}, r"row 0 has no words to attack: '!\?'"),
         ({"beam": 0}, r"beam and num_candidates must be at least 1, got 0 and 16"),
         ({"num_candidates": 0}, r"at least 1, got 3 and 0"),
+        (
+            {"min_similarity": 0.8},
+            r"min_similarity .* is for form='tokens', got 0\.8 with form='ch",
+        ),
+        ({"form": "tokens", "min_similarity": 1.5}, r"a cosine in \[-1, 1\] .* got 1\.5"),
+        ({"form": "tokens", "min_similarity": np.nan}, r"a cosine in \[-1, 1\] .* got nan"),
         ({"form": "words"}, r"unknown form 'words'; it is characters or tokens"),
         ({"select": "best"}, r"unknown select 'best'; it is loss or estimate"),
     ],

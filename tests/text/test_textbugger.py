@@ -164,6 +164,7 @@ def test_one_word_of_one_letter():
         ({"texts": [CLEAN, ""], "rows": [4, 8]}, r"row 8 has no words"),
         ({"labels": [1]}, r"2 texts, 1 labels and 2 rows"),
         ({"rows": [1]}, r"2 texts, 2 labels and 1 rows"),
+        ({"seed": -1}, r"seed is a whole number >= 0 .* got \(-1, 0\)"),
         ({"at_once": 0}, r"at_once .* at least 1, got 0"),
     ],
 )
@@ -173,6 +174,14 @@ def test_bad_input(change, message):
     with pytest.raises(ValueError, match=message):
         text.textbugger(model.victim(), **arguments)
     assert not model.calls  # told before the model was asked anything
+
+
+@pytest.mark.parametrize("attack", [text.textbugger, text.hotflip])
+def test_one_string_is_no_list_of_texts(attack):
+    model = bag(0)
+    with pytest.raises(TypeError, match="texts is a list of texts, got one string: put it in a li"):
+        attack(model.victim(), "ab", [1, 0], rate=0.1)
+    assert not model.calls
 
 
 def test_losses_that_are_none():

@@ -1,9 +1,12 @@
 import itertools
 
+import jax
+import numpy as np
 import pytest
 
 from hopfax import text
 from hopfax.text.log import draft, strings
+from hopfax.text.typos import generator
 
 FILM = "A wonderful, delightful film that nobody with any sense of humour should ever miss."
 PAIR = ("How do I learn programming?", "What’s the best way to learn to program quickly?")
@@ -163,6 +166,19 @@ def test_rates_that_are_none(corrupt, rate):
         corrupt(FILM, rate=rate, seed=0)
 
 
+@BOTH
+def test_seeds_that_are_none(corrupt):
+    for seed in (-1, (3, -1), 0.5, (), jax.random.key(0), (jax.random.key(0), 1)):
+        with pytest.raises(ValueError, match=r"seed is a whole number >= 0 or a tuple .* got"):
+            corrupt(FILM, rate=0.1, seed=seed)
+
+
+def test_generators_are_those_of_numpy():
+    for seed in (0, 7, 2**70, (23, 0), (5, 2**40, 1)):
+        assert generator(seed).random() == np.random.default_rng(seed).random()
+    assert generator(np.int64(7)).random() == generator(7).random()
+
+
 @pytest.mark.parametrize("wrong", [None, 3, ["a list"], ("a", None), (("a",), ["b"])])
 def test_texts_that_are_none(wrong):
     with pytest.raises(TypeError, match="a text is a string, a tuple of strings"):
@@ -173,6 +189,9 @@ def test_a_log_of_another_text_is_refused():
     found = text.misspell(FILM, rate=0.2, seed=0)
     with pytest.raises(ValueError, match="the log does not belong to this text"):
         text.restore(found._replace(text=FILM.upper()))
+    pair = text.misspell(PAIR, rate=1, seed=0)
+    with pytest.raises(ValueError, match=r"does not belong to this text: .* the text has 1"):
+        text.restore(pair._replace(text=pair.text[0]))
 
 
 def test_strings_of_all_shapes():
