@@ -1,9 +1,8 @@
-"""Sections of the page: evaluation, retrieval, profile of a step, scaling."""
+"""Sections of the page without training: evaluation, retrieval, scaling, attacks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from experiments.speed.publish import markdown_table
@@ -102,27 +101,6 @@ def _time(row: Mapping[str, Any] | None) -> str:
     return f"{row['milliseconds']:.2f}" + (f" ({share:.0%})" if share else "")
 
 
-def profile_step(report: Mapping[str, Any]) -> list[str]:
-    """Parts of the train step."""
-    rows = [
-        (
-            row["part"].replace("  ", "&nbsp;&nbsp;"),
-            row["calls"],
-            "" if row["forward_ms"] is None else f"{row['forward_ms']:.1f}",
-            f"{row['both_ms']:.1f} ({row['low']:.1f} to {row['high']:.1f})",
-            f"{row['share']:.0%}",
-        )
-        for row in report["table"]
-    ]
-    heads = ("part", "calls", "forward, ms", "with its gradient, ms (quartiles)", "share")
-    return [
-        f"## Profile of the base train step\n\nBatch {report['batch']} of {report['tokens']} real "
-        f"tokens, fresh weights; seconds of {report['clock']}. Each part is compiled by itself, so "
-        "the shares need not add up.",
-        markdown_table(heads, rows),
-    ]
-
-
 def scaling(report: Mapping[str, Any]) -> list[str]:
     """Cost per token as one factor grows."""
     rows = [
@@ -142,31 +120,22 @@ def scaling(report: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def draw_scaling(report: Mapping[str, Any], path: Path) -> None:
-    """A small panel for every factor, both axes logarithmic."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 2.6), layout="constrained")
-    first = None
-    for number, (factor, label) in enumerate(LABELS.items(), start=1):
-        axes = figure.add_subplot(1, len(LABELS), number, sharey=first)
-        first = first or axes
-        rows = [row for row in report["table"] if row["factor"] == factor]
-        values = [row["value"] for row in rows]
-        costs = [row["microseconds_per_token"] for row in rows]
-        axes.loglog(values, costs, "o-", color="#3465a4", base=2, markersize=4)
-        axes.fill_between(
-            values, [row["low"] for row in rows], [row["high"] for row in rows], alpha=0.25
+def attack(report: Mapping[str, Any]) -> list[str]:
+    """Attacks in batches and one text a call."""
+    unit = "processor second" if report["cpu_seconds"] else "second"
+    rows = [
+        (
+            row["model"],
+            row["attack"],
+            row["program"],
+            row["texts"],
+            row["calls"],
+            f"{row['texts_per_second']:.0f}",
+            f"{row['times']:.1f} ({row['low']:.1f} to {row['high']:.1f})",
+            row["rounds"],
         )
-        axes.set_xticks(values, [str(value) for value in values], fontsize=8)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_xlabel(label, fontsize=9)
-        axes.spines[["top", "right"]].set_visible(False)
-        if number > 1:
-            axes.tick_params(labelleft=False)
-    assert first is not None
-    first.set_ylabel("µs a token", fontsize=9)
-    figure.savefig(path, dpi=120)
+        for row in report["table"]
+    ]
+    heads = ("model", "attack", "program", "texts the model read", "calls", f"texts a {unit}")
+    heads += ("batches are faster by (goal: at least 5)", "rounds")
+    return ["## Attacks on text", markdown_table(heads, rows)]

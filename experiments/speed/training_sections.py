@@ -1,4 +1,4 @@
-"""Sections of the page: ESR, attacks, waiting."""
+"""Sections of the page about training: the step, its parts and memory, many runs, ESR, waiting."""
 
 from __future__ import annotations
 
@@ -6,6 +6,104 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.speed.publish import markdown_table
+
+RATIOS = {
+    "buckets_over_torch": "hopfax in length buckets over PyTorch padded to 128 (goal: at least 5)",
+    "equal_padding_over_torch": "both padded to 128 (goal: at least 1)",
+    "five_seeds_over_one": "time of five vmapped seeds over time of one",
+}
+
+
+def train_step(report: Mapping[str, Any]) -> list[str]:
+    """Train steps beside PyTorch, and their ratios."""
+    rows = [
+        (
+            row["weights"],
+            row["program"],
+            row["padding"],
+            row["seeds"],
+            f"{row['examples_per_second']:.0f} ({row['low']:.0f} to {row['high']:.0f})",
+            f"{row['milliseconds_per_step']:.1f}",
+            f"{row['iterations_per_query']:.1f}",
+            f"{row['loop_trips']:.0f}",
+            row["rounds"],
+        )
+        for row in report["table"]
+    ]
+    heads = ("weights", "program", "padded to", "seeds", "examples/s (quartiles)", "ms a step")
+    heads += ("iterations a query", "loop trips, both layers", "rounds")
+    ratios = [
+        (weights, RATIOS[name], f"{r['median']:.1f} ({r['low']:.1f} to {r['high']:.1f})")
+        for weights, found in report["ratios"].items()
+        for name, r in found.items()
+    ]
+    return [
+        f"## Train step\n\nBase Robertha with ESR, batch 32, rows: {report['rows']}; "
+        f"seconds of {report['clock']}.",
+        markdown_table(heads, rows),
+        markdown_table(("weights", "ratio", "median (quartiles) over rounds"), ratios),
+        "![examples per second](train_step.png)",
+    ]
+
+
+def profile_step(report: Mapping[str, Any]) -> list[str]:
+    """Parts of the train step."""
+    rows = [
+        (
+            row["part"].replace("  ", "&nbsp;&nbsp;"),
+            row["calls"],
+            "" if row["forward_ms"] is None else f"{row['forward_ms']:.1f}",
+            f"{row['both_ms']:.1f} ({row['low']:.1f} to {row['high']:.1f})",
+            f"{row['share']:.0%}",
+        )
+        for row in report["table"]
+    ]
+    heads = ("part", "calls", "forward, ms", "with its gradient, ms (quartiles)", "share")
+    return [
+        f"## Profile of the base train step\n\nBatch {report['batch']} of {report['tokens']} real "
+        f"tokens, fresh weights; seconds of {report['clock']}. Each part is compiled by itself, so "
+        "the shares need not add up.",
+        markdown_table(heads, rows),
+    ]
+
+
+def memory(report: Mapping[str, Any]) -> list[str]:
+    """What XLA plans for a gradient."""
+    rows = [
+        (
+            row["what"],
+            row["max_steps"],
+            f"{row['implicit_mb']:.1f}",
+            f"{row['unrolled_mb']:.1f}",
+            f"{row['unrolled_over_implicit']:.1f}",
+        )
+        for row in report["table"]
+    ]
+    heads = ("gradient of", "T", "implicit, MB", "unrolled, MB", "ratio (goal: at least 5)")
+    return ["## Temporary memory of the compiled gradient", markdown_table(heads, rows)]
+
+
+def seeds(report: Mapping[str, Any]) -> list[str]:
+    """Runs under one vmap, beside the same one after another."""
+    rows = [
+        (
+            row["size"],
+            row["arm"],
+            f"{row['together_seconds']:.2f}",
+            f"{row['apart_seconds']:.2f}",
+            f"{row['apart_over_together']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
+            row["rounds"],
+            f"{row['together_compile_seconds']:.0f}, {row['apart_compile_seconds']:.0f}",
+        )
+        for row in report["table"]
+    ]
+    runs = report["table"][0]["runs"]
+    heads = ("modular addition", "arm", "one vmap, s", "one after another, s")
+    heads += ("ratio (goal: at least 3)", "rounds", "compilation, s: all runs, one run")
+    return [
+        f"## {runs} runs at once\n\n{report['epochs']} epochs of {runs} runs, compiled before.",
+        markdown_table(heads, rows),
+    ]
 
 
 def esr(report: Mapping[str, Any]) -> list[str]:
@@ -54,27 +152,6 @@ def esr(report: Mapping[str, Any]) -> list[str]:
             ("weights", "padded to", "of the entropy", "of its gradient", "keys of"), errors
         ),
     ]
-
-
-def attack(report: Mapping[str, Any]) -> list[str]:
-    """Attacks in batches and one text a call."""
-    unit = "processor second" if report["cpu_seconds"] else "second"
-    rows = [
-        (
-            row["model"],
-            row["attack"],
-            row["program"],
-            row["texts"],
-            row["calls"],
-            f"{row['texts_per_second']:.0f}",
-            f"{row['times']:.1f} ({row['low']:.1f} to {row['high']:.1f})",
-            row["rounds"],
-        )
-        for row in report["table"]
-    ]
-    heads = ("model", "attack", "program", "texts the model read", "calls", f"texts a {unit}")
-    heads += ("batches are faster by (goal: at least 5)", "rounds")
-    return ["## Attacks on text", markdown_table(heads, rows)]
 
 
 def waiting(report: Mapping[str, Any]) -> list[str]:
