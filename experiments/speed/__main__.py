@@ -3,18 +3,19 @@
     python -m experiments.speed --data-dir ../shared/data                # an hour and more
     python -m experiments.speed --quick --minutes 9 --data-dir DIR       # short rounds, for a GPU
 
-A benchmark whose numbers lie in the folder already, from this commit and this kind of device, is
-not run again: the same line continues.
+A benchmark whose numbers lie in the folder already, from this commit, this kind of device and the
+same flags, is not run again: the same line continues.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,28 +54,37 @@ BENCHMARKS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs what is missing and writes the page; returns how many of them failed."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m experiments.speed",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}")
     parser.add_argument("--data-dir", help="raw sets; without it, made-up rows of SST-2's lengths")
     parser.add_argument("--quick", action="store_true", help="short rounds; all cells of the grid")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start none after")
-    parser.add_argument("--out", type=Path, default=Path("runs/speed"))
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=float("inf"),
+        help="start none after so many (default: no end)",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/speed"), help="results (default runs/speed)"
+    )
     flags = parser.parse_args(arguments)
     if unknown := [name for name in flags.names if name not in BENCHMARKS]:
         parser.error(f"no benchmark {', '.join(unknown)}: they are {', '.join(BENCHMARKS)}")
     here, begin, failed = provenance(), time.monotonic(), 0
     for name in flags.names or BENCHMARKS:
-        if is_finished(flags.out / f"{name}.json", here):
+        benchmark = BENCHMARKS[name]
+        given = [*benchmark.quick] if flags.quick else []
+        given += ["--data-dir", flags.data_dir] if flags.data_dir and benchmark.reads_data else []
+        if is_finished(flags.out / f"{name}.json", here, given):
             print(f"{name}: already measured", flush=True)
             continue
         if time.monotonic() - begin > 60 * flags.minutes:
             print(f"{name}: no time left; the same line continues", flush=True)
             continue
-        benchmark = BENCHMARKS[name]
-        line = [sys.executable, "-m", f"experiments.speed.{name}", "--out", str(flags.out)]
-        line += benchmark.quick if flags.quick else ()
-        line += ["--data-dir", flags.data_dir] if flags.data_dir and benchmark.reads_data else []
+        line = [sys.executable, "-m", f"experiments.speed.{name}", "--out", str(flags.out), *given]
         print(f"{name} ...", flush=True)
         status = subprocess.run(line, check=False).returncode
         if status:
@@ -85,13 +95,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return failed
 
 
-def is_finished(path: Path, here: dict[str, object]) -> bool:
-    """Whether a file of numbers is whole, of this commit and of this kind of device."""
+def is_finished(path: Path, here: Mapping[str, object], given: Sequence[str]) -> bool:
+    """Whether a file of numbers is whole, of this commit, this kind of device and these flags."""
     if not path.is_file():
         return False
     report = json.loads(path.read_text(encoding="utf-8"))
     same = all(report["provenance"][name] == here[name] for name in ("commit", "dirty", "device"))
+    same = same and flags_of(report["provenance"]["command"]) == list(given)
     return same and not here["dirty"] and not report.get("missing_cells")
+
+
+def flags_of(command: str) -> list[str]:
+    """Flags of a line `python -m MODULE ...` without `--out`, which says nothing of the numbers."""
+    found = shlex.split(command)[3:]
+    while "--out" in found:
+        place = found.index("--out")
+        del found[place : place + 2]
+    return [flag for flag in found if not flag.startswith("--out=")]
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 Goal: at least 5 times the texts a second on two cores. Three programs attack the same sentences of
 one fresh model and must end at the same texts: in batches, one text a call padded to the same few
-lengths, and one text a call padded to 128 tokens, the one shape that needs no thought.
+lengths, and one text a call padded to 128 tokens, the one shape that needs no thought. About 10
+minutes on 2 idle cores.
 
     python -m experiments.speed.attack --data-dir DIR --vocab DIR/vocab/bert-base-uncased
 
@@ -27,6 +28,7 @@ from experiments.speed.timing import interleaved, spread
 from hopfax import nn, text
 from hopfax.data import read_split, read_vocabulary, synthetic_split, task, train_vocabulary
 from hopfax.text import Attacked
+from hopfax.train.allocator import keep_freed_memory
 from hopfax.train.victim import Counts, make_victim
 
 # Padded lengths, batch sizes, and texts attacked side by side.
@@ -37,8 +39,8 @@ PROGRAMS: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
 }
 METHODS: dict[str, Callable[..., list[Attacked]]] = {
     "textbugger": text.textbugger,
-    "hotflip, characters": partial(text.hotflip, form="characters"),
-    "hotflip, tokens": partial(text.hotflip, form="tokens"),
+    "hotflip-characters": partial(text.hotflip, form="characters"),
+    "hotflip-tokens": partial(text.hotflip, form="tokens"),
 }
 MODELS = {"tinybert": nn.tinybert, "robertha": nn.robertha}
 COLUMNS = (
@@ -56,13 +58,18 @@ COLUMNS = (
 
 
 def rows(data_dir: Path | None, vocab: Path | None, count: int) -> tuple[Any, list, list]:
-    """Vocabulary, sentences and labels."""
+    """Vocabulary, sentences and labels.
+
+    Raises:
+        OSError: Something is missing in `data_dir`, or the vocabulary is.
+        ValueError: `vocab` is None beside a `data_dir`, or a file is damaged.
+    """
     if data_dir is None:
         found = synthetic_split("sentiment", "test", size=count, seed=0)
         vocabulary = train_vocabulary((row.texts[0][0] for row in found), vocab_size=200)
     else:
         if vocab is None:
-            raise SystemExit("--data-dir wants --vocab too, a vocab.txt or its folder")
+            raise ValueError("--data-dir wants --vocab too, a vocab.txt or its folder")
         found = read_split(task("sst2"), data_dir, "dev")[:count]
         vocabulary = read_vocabulary(vocab)
     return vocabulary, [row.texts for row in found], [row.label for row in found]
@@ -113,19 +120,38 @@ def measure(
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measures, prints and writes `attack.json` and `attack.csv`."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m experiments.speed.attack",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--data-dir", type=Path, default=None, help="for SST-2's dev sentences")
     parser.add_argument("--vocab", type=Path, default=None, help="a vocab.txt, with --data-dir")
-    parser.add_argument("--texts", type=int, default=32, help="to attack (default 32)")
+    parser.add_argument("--texts", type=int, default=32, help="sentences (default 32)")
     parser.add_argument("--seconds", type=float, default=30.0, help="an attack (default 30)")
     parser.add_argument("--rounds", type=int, default=3, help="at least so many (default 3)")
-    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
-    parser.add_argument("--attacks", nargs="*", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        default=list(MODELS),
+        choices=list(MODELS),
+        help="to attack (default all)",
+    )
+    parser.add_argument(
+        "--attacks",
+        nargs="+",
+        default=list(METHODS),
+        choices=list(METHODS),
+        help="by which (default all)",
+    )
     parser.add_argument("--cpu-seconds", action="store_true", help="count processor time")
-    parser.add_argument("--out", type=Path, default=Path("runs/speed"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/speed"), help="results (default runs/speed)"
+    )
     flags = parser.parse_args(arguments)
-    data = rows(flags.data_dir, flags.vocab, flags.texts)
+    try:
+        data = rows(flags.data_dir, flags.vocab, flags.texts)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     table = [
         row
         for model in flags.models
@@ -138,4 +164,5 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     main()

@@ -28,6 +28,7 @@ from experiments.speed.timing import interleaved, spread
 from experiments.speed.train_step import trained
 from experiments.speed.workload import Workload, workload
 from hopfax import hopfield
+from hopfax.train.allocator import keep_freed_memory
 
 ENTROPIES: tuple[hopfield.Entropy, ...] = get_args(hopfield.Entropy)
 TOKENS = (16, 32, 72, 128)
@@ -208,14 +209,23 @@ def _row(
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measures, prints and writes `esr.json` and `esr.csv`."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m experiments.speed.esr",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--data-dir", help="raw sets; without it, made-up rows of SST-2's lengths")
     parser.add_argument("--seconds", type=float, default=180, help="a set of weights (default 180)")
-    parser.add_argument("--train-steps", type=int, default=1000, help="before the second set")
+    parser.add_argument(
+        "--train-steps",
+        type=int,
+        default=1000,
+        help="before the second set of weights (default 1000), 0 for none",
+    )
     parser.add_argument("--chunk", type=int, default=4, help="steps per measurement (default 4)")
     parser.add_argument("--calls", type=int, default=5, help="of the entropy alone (default 5)")
-    parser.add_argument("--out", type=Path, default=Path("runs/speed"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/speed"), help="results (default runs/speed)"
+    )
     parser.add_argument(
         "--cpu-seconds",
         action="store_true",
@@ -223,10 +233,13 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     )
     flags = parser.parse_args(arguments)
     clock = time.process_time if flags.cpu_seconds else time.perf_counter
+    try:
+        rows = workload(flags.data_dir)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
 
     table = alone(seconds=flags.seconds / 3, calls=flags.calls, clock=clock)
     show(table)
-    rows = workload(flags.data_dir)
     arms, found_errors = programs(rows), []
     for steps in dict.fromkeys((0, flags.train_steps)):
         weights, params = f"after {steps} steps" if steps else "fresh", trained(rows, steps)
@@ -268,4 +281,5 @@ def show(table: Sequence[Mapping[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     main()

@@ -95,15 +95,29 @@ def compare(
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measures, prints and writes `evaluation.json` and `evaluation.csv`."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m experiments.speed.evaluation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument(
+        "--sizes",
+        nargs="+",
+        choices=list(SIZES),
+        default=list(SIZES),
+        help="of the model (default both)",
+    )
     parser.add_argument("--seconds", type=float, default=20, help="a comparison (default 20)")
-    parser.add_argument("--tokens", type=int, default=MAX_LENGTH)
-    parser.add_argument("--batch", type=int, default=32, help="of base; large takes an eighth")
-    parser.add_argument("--train-steps", type=int, default=1000, help="of base, 0 for none")
+    parser.add_argument("--tokens", type=int, default=MAX_LENGTH, help="of a text (default 128)")
+    parser.add_argument(
+        "--batch", type=int, default=32, help="of base (default 32); large takes an eighth"
+    )
+    parser.add_argument(
+        "--train-steps", type=int, default=1000, help="of base (default 1000), 0 for none"
+    )
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
-    parser.add_argument("--out", type=Path, default=Path("runs/speed"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/speed"), help="results (default runs/speed)"
+    )
     parser.add_argument("--cpu-seconds", action="store_true", help="as in train_step")
     flags = parser.parse_args(arguments)
     try:

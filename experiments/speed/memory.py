@@ -1,6 +1,6 @@
 """Temporary memory of a compiled gradient: implicit beside unrolled, at T = 50.
 
-Expected: the implicit gradient needs at most a fifth of the unrolled one's. Under a minute; nothing
+Expected: the implicit gradient needs at most a fifth of the unrolled one's. About a minute; nothing
 is run, XLA says what it has planned.
 
     python -m experiments.speed.memory
@@ -80,10 +80,14 @@ def step_bytes(gradient: Gradient, *, max_steps: int = 50) -> int:
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measures, prints and writes `memory.json` and `memory.csv`."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m experiments.speed.memory",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--max-steps", type=int, default=50, help="T (default 50)")
-    parser.add_argument("--out", type=Path, default=Path("runs/speed"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/speed"), help="results (default runs/speed)"
+    )
     flags = parser.parse_args(arguments)
     table = []
     for what, measure in (("retrieve, one layer", layer_bytes), ("train step", step_bytes)):

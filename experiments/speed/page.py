@@ -20,9 +20,11 @@ COLORS = {"hopfax": "#3465a4", "PyTorch": "#c17d11"}
 def main(arguments: Sequence[str] | None = None) -> None:
     """Writes `README.md`, and pictures of train step and scaling where those were measured."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m experiments.speed.page",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, help="of results; the page is written there")
     folder: Path = parser.parse_args(arguments).folder
     parts = [
         "# Speed and memory",

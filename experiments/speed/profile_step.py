@@ -132,12 +132,16 @@ def table_of(taken: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> list
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measures, prints and writes `profile_step.json` and `profile_step.csv`."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m experiments.speed.profile_step",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--seconds", type=float, default=30)
-    parser.add_argument("--batch", type=int, default=BATCH_SIZE)
-    parser.add_argument("--tokens", type=int, default=MAX_LENGTH)
-    parser.add_argument("--out", type=Path, default=Path("runs/speed"))
+    parser.add_argument("--seconds", type=float, default=30, help="in all (default 30)")
+    parser.add_argument("--batch", type=int, default=BATCH_SIZE, help="texts (default 32)")
+    parser.add_argument("--tokens", type=int, default=MAX_LENGTH, help="of a text (default 128)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/speed"), help="results (default runs/speed)"
+    )
     parser.add_argument("--cpu-seconds", action="store_true", help="count processor time")
     flags = parser.parse_args(arguments)
     calls, counts = calls_of(full_rows(flags.batch, flags.tokens))

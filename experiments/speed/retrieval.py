@@ -1,6 +1,6 @@
 """Retrieval of attention heads, forward and gradient, and its latency over single-pass attention.
 
-    python -m experiments.speed.retrieval                  # small grid, minutes on 2 cores
+    python -m experiments.speed.retrieval                  # small grid, 3 minutes on 2 idle cores
     python -m experiments.speed.retrieval --budget full    # for a GPU; again after its time is up
 
 Targets: on a GPU at most 1.15 times single-pass attention at T = 5 and 1.5 times at T = 50 adaptive
@@ -137,12 +137,18 @@ def measured_peaks(size: int, *, rounds: int, clock: Callable[[], float]) -> dic
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measures what is missing, prints it and writes `retrieval.json` and `retrieval.csv`."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m experiments.speed.retrieval",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--budget", choices=list(GRIDS), default="small")
+    parser.add_argument(
+        "--budget", choices=list(GRIDS), default="small", help="the grid (default small)"
+    )
     parser.add_argument("--seconds", type=float, default=2, help="a cell (default 2)")
     parser.add_argument("--minutes", type=float, default=9, help="start no cell after (default 9)")
-    parser.add_argument("--out", type=Path, default=Path("runs/speed"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/speed"), help="results (default runs/speed)"
+    )
     parser.add_argument("--cpu-seconds", action="store_true", help="as in train_step")
     flags = parser.parse_args(arguments)
     try:

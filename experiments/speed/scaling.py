@@ -51,10 +51,14 @@ def cells() -> Iterator[tuple[str, dict[str, int]]]:
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measures, prints and writes `scaling.json` and `scaling.csv`."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m experiments.speed.scaling",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seconds", type=float, default=30, help="a factor (default 30)")
-    parser.add_argument("--out", type=Path, default=Path("runs/speed"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/speed"), help="results (default runs/speed)"
+    )
     parser.add_argument("--cpu-seconds", action="store_true", help="count processor time")
     flags = parser.parse_args(arguments)
     clock = time.process_time if flags.cpu_seconds else time.perf_counter

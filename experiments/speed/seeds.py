@@ -2,7 +2,7 @@
 
 Goal: at least 3 times the throughput. Measured at three widths, compiled beforehand; small models
 gain the most, since what a run alone cannot fill is filled by the others. On two cores little is
-left to fill: 1.2 to 1.9 times. About 10 minutes.
+left to fill: 1.2 to 1.9 times. About 10 minutes on 2 idle cores.
 
     python -m experiments.speed.seeds
 """
@@ -26,6 +26,7 @@ from experiments.noise_stability.runs import compiled
 from experiments.provenance import provenance
 from experiments.speed.publish import publish
 from experiments.speed.timing import interleaved, spread
+from hopfax.train.allocator import keep_freed_memory
 
 RUNS, EPOCHS = 16, 2
 # Name, then what differs from the laptop's modular addition; the last is Table 2.
@@ -81,13 +82,30 @@ def _seconds(program: Callable[[], object]) -> float:
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measures, prints and writes `seeds.json` and `seeds.csv`."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m experiments.speed.seeds",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seconds", type=float, default=60.0, help="a size and arm (default 60)")
     parser.add_argument("--rounds", type=int, default=3, help="at least so many (default 3)")
-    parser.add_argument("--sizes", type=int, nargs="*", default=None, help="0, 1, 2 (default all)")
-    parser.add_argument("--arms", nargs="*", default=["plain", "stable"], choices=list(ARMS))
-    parser.add_argument("--out", type=Path, default=Path("runs/speed"))
+    parser.add_argument(
+        "--sizes",
+        type=int,
+        nargs="+",
+        default=None,
+        choices=range(len(SIZES)),
+        help="by their numbers (default all)",
+    )
+    parser.add_argument(
+        "--arms",
+        nargs="+",
+        default=["plain", "stable"],
+        choices=list(ARMS),
+        help="of training (default plain stable)",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/speed"), help="results (default runs/speed)"
+    )
     flags = parser.parse_args(arguments)
     chosen = SIZES if flags.sizes is None else [SIZES[number] for number in flags.sizes]
     table = []
@@ -113,4 +131,5 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     main()

@@ -37,6 +37,7 @@ from experiments.speed.stability_programs import (
     torch_stability,
 )
 from experiments.speed.timing import Spread, interleaved, spread
+from hopfax.train.allocator import keep_freed_memory
 
 TEN_RHOS = tuple(np.linspace(0, 0.9, 10).tolist())
 PEERS = ("NumPy", "PyTorch")
@@ -161,11 +162,15 @@ def fresh_footprint(num_samples: int, copies: int | None) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measures, prints and writes `stability.json` and `stability.csv`."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m experiments.speed.stability",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--num-samples", type=int, default=1_000_000, help="pairs (default 10^6)")
     parser.add_argument("--repeats", type=int, default=5, help="rounds (default 5)")
-    parser.add_argument("--out", type=Path, default=Path("runs/speed"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/speed"), help="results (default runs/speed)"
+    )
     parser.add_argument(
         "--cpu-seconds",
         action="store_true",
@@ -232,4 +237,6 @@ def show(table: Sequence[Mapping[str, Any]], ratios: Mapping[str, Spread]) -> No
 
 
 if __name__ == "__main__":
+    if "--footprint-of" not in sys.argv:  # a peak of memory is that of the system's own habits
+        keep_freed_memory()
     main()

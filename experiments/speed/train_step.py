@@ -1,7 +1,7 @@
 """Base Robertha's train step with ESR, batch 32: hopfax beside PyTorch, in one run, in turns.
 
 Expected: hopfax in length buckets takes at least 5 times as many examples a second as PyTorch
-padded to 128, and not fewer at equal padding. About 10 minutes on 2 cores.
+padded to 128, and not fewer at equal padding. About 10 minutes on 2 idle cores.
 
     python -m experiments.speed.train_step --data-dir ../shared/data
 
@@ -127,13 +127,22 @@ def compare(
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measures, prints and writes `train_step.json` and `train_step.csv`."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m experiments.speed.train_step",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--data-dir", help="raw sets; without it, made-up rows of SST-2's lengths")
     parser.add_argument("--seconds", type=float, default=120, help="a set of weights (default 120)")
-    parser.add_argument("--train-steps", type=int, default=1000, help="before the second set")
+    parser.add_argument(
+        "--train-steps",
+        type=int,
+        default=1000,
+        help="before the second set of weights (default 1000), 0 for none",
+    )
     parser.add_argument("--chunk", type=int, default=8, help="steps per measurement (default 8)")
-    parser.add_argument("--out", type=Path, default=Path("runs/speed"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/speed"), help="results (default runs/speed)"
+    )
     parser.add_argument(
         "--cpu-seconds",
         action="store_true",
@@ -148,7 +157,10 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     if flags.cpu_seconds:
         torch.set_num_threads(1)
 
-    rows = workload(flags.data_dir)
+    try:
+        rows = workload(flags.data_dir)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     table, ratios = [], {}
     for steps in dict.fromkeys((0, flags.train_steps)):
         weights = f"after {steps} steps" if steps else "fresh"

@@ -2,7 +2,7 @@
 
 Goal: under 2 % of the time. Three epochs of `fit` as an experiment calls it, with validation, log
 and checkpoints; traced from the second epoch's end to the third's, when everything is compiled. The
-device waits where the trace shows no program on it. Some minutes.
+device waits where the trace shows no program on it. About 2 minutes on 2 idle cores.
 
     python -m experiments.speed.waiting
 """
@@ -25,6 +25,7 @@ from experiments.speed.publish import publish
 from experiments.speed.workload import VOCAB_SIZE, workload
 from hopfax.data.batching import Bucket
 from hopfax.nn import Encoder, Functional, robertha
+from hopfax.train.allocator import keep_freed_memory
 from hopfax.train.checkpoint import Checkpoints
 from hopfax.train.loop import fit
 from hopfax.train.metrics import MetricsLog
@@ -155,16 +156,29 @@ def traced_fit(
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measures, prints and writes `waiting.json` and `waiting.csv`."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m experiments.speed.waiting",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--data-dir", default=None, help="raw data; without it made-up rows")
+    parser.add_argument(
+        "--data-dir", default=None, help="raw sets; without it, made-up rows of SST-2's lengths"
+    )
     parser.add_argument("--rows", type=int, default=2000, help="training rows (default 2000)")
     parser.add_argument(
-        "--seeds", type=int, nargs="*", default=[1], help="how many, each by itself"
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=[1],
+        help="numbers of seeds trained side by side, one measurement each (default 1)",
     )
-    parser.add_argument("--out", type=Path, default=Path("runs/speed"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/speed"), help="results (default runs/speed)"
+    )
     flags = parser.parse_args(arguments)
-    rows = workload(flags.data_dir)
+    try:
+        rows = workload(flags.data_dir)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     total = sum(len(bucket.labels) for bucket in rows.buckets)
     share = min(1.0, flags.rows / total)
     train, validation = (_first(rows.buckets, part) for part in (share, share / 10))
@@ -200,4 +214,5 @@ def _first(buckets: Sequence[Bucket], share: float) -> list[Bucket]:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     main()

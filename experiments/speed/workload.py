@@ -72,8 +72,10 @@ def _made_up(seed: int) -> Encoded:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Counts the lengths of SST-2's training rows, [CLS] and [SEP] included."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data-dir", required=True)
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.speed.workload", description=__doc__
+    )
+    parser.add_argument("--data-dir", required=True, help="with glue_data/SST-2 and the vocabulary")
     found, counts = np.unique(
         _sst2(parser.parse_args(arguments).data_dir).lengths, return_counts=True
     )

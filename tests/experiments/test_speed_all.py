@@ -1,6 +1,9 @@
 """All benchmarks by one line: which are run, with which flags, and which are not run again."""
 
+import importlib
 import json
+import re
+import shlex
 import subprocess
 
 import pytest
@@ -21,8 +24,8 @@ def called(monkeypatch):
         folder = line[line.index("--out") + 1]
         failed = "experiments.speed.memory" in line
         if not failed:
-            report = {"provenance": here}
             name = line[2].rpartition(".")[2]
+            report = {"provenance": here | {"command": shlex.join(["python", *line[1:]])}}
             (everything.Path(folder) / f"{name}.json").write_text(json.dumps(report))
         return subprocess.CompletedProcess(line, int(failed))
 
@@ -53,12 +56,76 @@ def test_quick_rounds_and_an_end_to_the_time(called, tmp_path):
     assert called == [["page"]]
 
 
+@pytest.mark.parametrize("other", [["--quick"], ["--data-dir", "sets"], []])
+def test_numbers_of_other_flags_do_not_count(called, tmp_path, other):
+    out = ["--out", str(tmp_path), "train_step"]
+    everything.main([*out, *other])
+    called.clear()
+    everything.main([*out, *other])
+    assert called == [["page"]], "the same flags"
+    called.clear()
+    for flags in (["--quick", "--data-dir", "sets"], ["--data-dir", "others"]):
+        everything.main([*out, *flags])
+        assert [line[0] for line in called] == ["experiments.speed.train_step", "page"], flags
+        called.clear()
+
+
+def test_flags_without_the_folder():
+    line = "python -m experiments.speed.seeds --sizes 0 1 --out 'a folder' --rounds 3"
+    assert everything.flags_of(line) == ["--sizes", "0", "1", "--rounds", "3"]
+    assert everything.flags_of("python -m experiments.speed.seeds --out=x") == []
+
+
+def test_all_that_time_hopfax_keep_freed_memory_as_experiments_do():
+    for name in everything.BENCHMARKS:
+        text = (everything.Path(everything.__file__).parent / f"{name}.py").read_text()
+        start = text.partition('if __name__ == "__main__":')[2]
+        # Memory is what XLA plans, whatever becomes of it.
+        assert ("keep_freed_memory()" in start.partition(" main()")[0]) == (name != "memory"), name
+
+
 def test_every_benchmark_is_a_command_with_the_flags_it_is_given():
     for name, benchmark in everything.BENCHMARKS.items():
         text = (everything.Path(everything.__file__).parent / f"{name}.py").read_text()
         given = [flag for flag in benchmark.quick if flag.startswith("--")]
         for flag in ["--out", *given, *(["--data-dir"] if benchmark.reads_data else [])]:
             assert f'"{flag}"' in text, (name, flag)
+
+
+@pytest.mark.parametrize("name", [*everything.BENCHMARKS, "page", "workload"])
+def test_every_flag_is_described(name, capsys):
+    command = importlib.import_module(f"experiments.speed.{name}")
+    with pytest.raises(SystemExit):
+        command.main(["--help"])
+    usage, _, told = capsys.readouterr().out.partition("options:")
+    assert usage.startswith(f"usage: python -m experiments.speed.{name} ")
+    flags = told.split("\n  --")[1:]
+    # After the flag and its value: a column or a line of words.
+    assert flags or name == "page"
+    for flag in flags:
+        assert re.search(r"\s{2,}\w", flag), flag
+
+
+@pytest.mark.parametrize("name", ["train_step", "esr", "waiting"])
+def test_a_folder_without_data_is_named_before_anything_runs(name, tmp_path, capsys):
+    command = importlib.import_module(f"experiments.speed.{name}")
+    with pytest.raises(SystemExit) as stopped:
+        command.main(["--data-dir", str(tmp_path / "nothing"), "--out", str(tmp_path)])
+    assert stopped.value.code == 2
+    assert "error: no folder of " in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["attack --models", "attack --attacks", "waiting --seeds", "seeds --sizes", "seeds --sizes 7"],
+)
+def test_lists_of_nothing_publish_nothing(line, tmp_path, capsys):
+    name, *flags = line.split()
+    with pytest.raises(SystemExit):
+        importlib.import_module(f"experiments.speed.{name}").main(["--out", str(tmp_path), *flags])
+    assert f"argument {flags[0]}: " in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_unknown_name_is_named(capsys):

@@ -37,6 +37,9 @@ def test_the_page_has_its_table(small, tmp_path, capsys):
     assert f"| tinybert | textbugger | one text a call | {single['texts']} |" in text
 
 
-def test_real_sentences_want_a_vocabulary(tmp_path):
-    with pytest.raises(SystemExit, match="wants --vocab"):
-        attack.main(["--data-dir", str(tmp_path)])
+@pytest.mark.parametrize("vocab, message", [(False, "--vocab too"), (True, "no folder of ")])
+def test_real_sentences_want_their_files(vocab, message, tmp_path, capsys):
+    flags = ["--vocab", str(tmp_path)] if vocab else []
+    with pytest.raises(SystemExit):
+        attack.main(["--data-dir", str(tmp_path), *flags])
+    assert "error: " in (told := capsys.readouterr().err) and message in told
