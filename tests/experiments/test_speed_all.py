@@ -108,6 +108,8 @@ def test_every_flag_is_described(name, capsys):
 
 @pytest.mark.parametrize("name", ["train_step", "esr", "waiting"])
 def test_a_folder_without_data_is_named_before_anything_runs(name, tmp_path, capsys):
+    if name == "train_step":
+        pytest.importorskip("torch", reason="the PyTorch peer is an optional extra: speed")
     command = importlib.import_module(f"experiments.speed.{name}")
     with pytest.raises(SystemExit) as stopped:
         command.main(["--data-dir", str(tmp_path / "nothing"), "--out", str(tmp_path)])
