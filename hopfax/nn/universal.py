@@ -42,8 +42,8 @@ class UniversalEncoder(Encoder):
         ValueError: If `num_steps < 1`, or an option is out of range.
 
     References:
-        Dehghani et al. (2019), Universal Transformers, and its program for the mixture; Graves (2016),
-        Adaptive Computation Time, for the remainder at the last step.
+        Dehghani et al. (2019), Universal Transformers, whose program has the mixture; Graves
+        (2016), Adaptive Computation Time, for the remainder at the last step.
     """
 
     def __init__(

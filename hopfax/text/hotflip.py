@@ -71,8 +71,8 @@ def hotflip(
     by default.
 
     The result is the version of greatest loss that was met, the clean text among them: at most the
-    share of words is changed, and a wider beam never ends below beam 1, since the path that beam 1
-    would take always keeps one of its places.
+    share of words is changed, and a wider beam never ends below beam 1 (unless `stop_at` ends it
+    earlier), since the path that beam 1 would take always keeps one of its places.
 
     Args:
         victim: The model, with gradients.

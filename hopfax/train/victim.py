@@ -220,6 +220,8 @@ def _program(
             return _Answer(*total(tokens)[1], None)
         # Rows do not depend on one another: the gradient of the sum is that of each.
         (_, (losses, logits)), gradient = jax.value_and_grad(total, has_aux=True)(tokens)
+        # In the table's units, which the model scales.
+        gradient *= getattr(network, "embedding_scale", 1.0)
         return _Answer(losses, logits, gradient.reshape(*batch.ids.shape, -1))
 
     return program

@@ -88,7 +88,7 @@ def test_tokens_halt_as_adaptive_computation_time_says(redraw):
     model = shared(num_steps=4, halting=True)
     params = redraw(model)
     # Chances around a third: some tokens halt early, some late.
-    params["halt"] = {"kernel": params["halt"]["kernel"], "bias": jnp.full(1, -2.7)}
+    params["halt"] = {"kernel": params["halt"]["kernel"], "bias": jnp.full(1, -4.5)}
     hidden, count, ponder = halted(model, params)
     found = run(model, params).encoding
     assert found.num_steps.shape == (1, 2, 1, 5)

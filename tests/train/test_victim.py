@@ -41,7 +41,16 @@ class Placed(tiny.Bag):
         return tokens * (1 + jnp.arange(tokens.shape[-2]) / 7)[:, None]
 
 
-def encoder(kind="bag", num_outputs=2):
+class Scaled(Placed):
+    """Its vectors are not those of its table."""
+
+    embedding_scale = 3.0
+
+    def embed_tokens(self, ids):
+        return self.embedding_scale * super().embed_tokens(ids)
+
+
+def encoder(kind="bag", num_outputs=2, bag=Placed):
     """A bag of words compiles in no time; a test or two want the real thing."""
     if kind == "bag":
         rng = np.random.default_rng(0)
@@ -49,7 +58,7 @@ def encoder(kind="bag", num_outputs=2):
             "tokens": {"embedding": rng.normal(size=(VOCABULARY.size, 4)).astype(np.float32)},
             "out": rng.normal(size=(4, num_outputs)).astype(np.float32) / 3,
         }
-        return Functional(None, Placed), params
+        return Functional(None, bag), params
     model = {"tinybert": tiny.tinybert, "robertha": tiny.robertha}[kind]
     model = model(VOCABULARY.size, num_outputs, **SIZES)
     return model, tiny.lively(model, scale=0.3)
@@ -111,8 +120,9 @@ def test_losses_alone_are_those_with_gradients():
     assert len(set(losses.round(4))) == 4
 
 
-def test_first_order_is_the_slope_of_the_loss():
-    model, params = encoder()
+@pytest.mark.parametrize("bag", [Placed, Scaled])
+def test_first_order_is_the_slope_of_the_loss(bag):
+    model, params = encoder(bag=bag)
     found, _ = victim(model, params)
     (here,) = found.gradients.linearize(TEXTS[:1], [1])
     rng = np.random.default_rng(0)
