@@ -104,8 +104,8 @@ class HopfieldAttention(nnx.Module):
         implementation: `"pallas"`, the fused kernel of `hopfax.kernels` (off a GPU its slow
             interpreter), `"xla"`, or None: the kernel on a GPU where it can take the layer, and
             XLA elsewhere (what counts is jax's default device: on a GPU machine that computes on
-            its CPU, or whose GPUs share a program, ask for XLA). It iterates implicitly and query by query, at most 512 tokens in
-            heads of width at most 128, in float32 or bfloat16.
+            its CPU, or whose GPUs share a program, ask for XLA). It iterates implicitly and query
+            by query, at most 512 tokens in heads of width at most 128, in float32 or bfloat16.
         rngs: Source of the initial parameters.
 
     Raises:
