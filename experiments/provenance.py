@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
-import os
 import platform
 import shlex
 import subprocess
@@ -21,6 +20,8 @@ def provenance() -> dict[str, Any]:
         `command`, `date` (UTC, ISO 8601), `commit` (`unknown` outside git), `dirty` (tracked files
         differ from the commit), `cpu`, `cores`, `device`, and versions of python, jax and flax.
     """
+    from hopfax.nn.groups import usable_cores
+
     commit, dirty = source_state()
     return {
         "command": command_line(),
@@ -97,13 +98,6 @@ def cpu_model() -> str:
     except OSError:
         pass  # not Linux
     return platform.processor() or platform.machine() or "unknown"
-
-
-def usable_cores() -> int:
-    """Cores this process may use, which a container or a job limit makes fewer than there are."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def device_kind() -> str:

@@ -18,7 +18,7 @@ from hopfax.nn import (
     with_precision,
 )
 from hopfax.nn.attention import Implementation
-from hopfax.nn.universal import universal_bert
+from hopfax.nn.models import universal_bert
 from hopfax.train.adversarial import Ball, augmented, freelb, pgd
 from hopfax.train.objectives import Objective, classification
 

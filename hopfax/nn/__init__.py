@@ -37,7 +37,7 @@ from hopfax.nn.models import Preset as Preset
 from hopfax.nn.models import preset as preset
 from hopfax.nn.models import robertha as robertha
 from hopfax.nn.models import tinybert as tinybert
+from hopfax.nn.models import universal_bert as universal_bert
 from hopfax.nn.precision import Precision as Precision
 from hopfax.nn.precision import with_precision as with_precision
 from hopfax.nn.released import load_released as load_released
-from hopfax.nn.universal import universal_bert as universal_bert

@@ -46,13 +46,13 @@ def by_groups(
 
 def group_size(texts: int, *, elements: int, cores: int | None = None) -> int:
     """The largest divisor of `texts` whose arrays fit into the cores' caches, at least 1."""
-    wanted = (cores or _cores()) * _PER_CORE // elements
+    wanted = (cores or usable_cores()) * _PER_CORE // elements
     fitting = (size for size in range(1, texts + 1) if texts % size == 0 and size <= wanted)
     return max(fitting, default=1)
 
 
-def _cores() -> int:
-    # A container or a job limit makes them fewer than the machine has.
+def usable_cores() -> int:
+    """Cores this process may use, which a container or a job limit makes fewer than there are."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -20,7 +20,7 @@ def flat_dot_general(
 
     The product is the same. The kernel's gradient then sums over one axis instead of two (texts
     and tokens), which XLA's CPU compiler does without copying the incoming gradient into another
-    order first: forward and backward of a 128 to 512 layer take 12 ms instead of 30.
+    order first.
     """
     del dimension_numbers  # those of nnx.Linear: the last axis with the kernel's first
     flat = x.reshape(-1, x.shape[-1])

@@ -13,6 +13,7 @@ from hopfax.fixed_point import Gradient, Stop
 from hopfax.nn.attention import HopfieldAttention, Implementation, Scope, SoftmaxAttention
 from hopfax.nn.encoder import Encoder
 from hopfax.nn.functional import Functional, functional
+from hopfax.nn.universal import UniversalEncoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +95,40 @@ def tinybert(
     Returns:
         Its `init` and `bind`.
     """
-    attention = partial(SoftmaxAttention, num_heads=num_heads)
+    return bert(Encoder, vocab_size, num_outputs, num_heads=num_heads, **options)
 
-    bert = {"norm_first": False, "pooling": "cls", **options}
+
+def universal_bert(
+    vocab_size: int, num_outputs: int, *, num_heads: int = 2, **options: Any
+) -> Functional[Encoder]:
+    """A Universal Transformer of TinyBERT's shape.
+
+    Args:
+        vocab_size: Number of token ids.
+        num_outputs: Classes, or 1 for regression and for scoring choices.
+        num_heads: Heads of its attention layer.
+        **options: Of `UniversalEncoder`.
+
+    Returns:
+        Its `init` and `bind`.
+
+    Raises:
+        ValueError: If an option is out of range, or `num_layers` is given.
+    """
+    if "num_layers" in options:
+        raise ValueError("a Universal Transformer has one block: num_steps says how often it runs")
+    return bert(UniversalEncoder, vocab_size, num_outputs, num_heads=num_heads, **options)
+
+
+def bert(
+    kind: type[Encoder], vocab_size: int, num_outputs: int, *, num_heads: int, **options: Any
+) -> Functional[Encoder]:
+    """An encoder with softmax attention, post-LN and [CLS], unless an option says otherwise."""
+    attention = partial(SoftmaxAttention, num_heads=num_heads)
+    shape = {"norm_first": False, "pooling": "cls", **options}
 
     def build(rngs: nnx.Rngs) -> Encoder:
-        return Encoder(vocab_size, num_outputs, attention=attention, rngs=rngs, **bert)
+        return kind(vocab_size, num_outputs, attention=attention, rngs=rngs, **shape)
 
     return functional(build)
 

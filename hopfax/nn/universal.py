@@ -1,7 +1,6 @@
 """The Universal Transformer: one block applied again and again, for fixed or adaptive depth."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -9,9 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from hopfax.nn.attention import Mask, SoftmaxAttention, Tokens
+from hopfax.nn.attention import Mask, Tokens
 from hopfax.nn.encoder import Encoder, Encoding, Key, embedding
-from hopfax.nn.functional import Functional, functional
 from hopfax.nn.linear import linear
 
 # A token halts once its probabilities sum to this much, so that one step can be enough.
@@ -122,31 +120,3 @@ def ponder_cost(ponder: Float[Array, "batch tokens"], mask: Mask) -> Float[Array
     """Mean over a text's real tokens of what their computation costs, N + R."""
     count = jnp.maximum(jnp.sum(mask, axis=-1), 1)
     return jnp.sum(jnp.where(mask, ponder, 0), axis=-1) / count
-
-
-def universal_bert(
-    vocab_size: int, num_outputs: int, *, num_heads: int = 2, **options: Any
-) -> Functional[Encoder]:
-    """A Universal Transformer of TinyBERT's shape: softmax attention, post-LN, [CLS].
-
-    Args:
-        vocab_size: Number of token ids.
-        num_outputs: Classes, or 1 for regression and for scoring choices.
-        num_heads: Heads of its attention layer.
-        **options: Of `UniversalEncoder`.
-
-    Returns:
-        Its `init` and `bind`.
-
-    Raises:
-        ValueError: If an option is out of range, or `num_layers` is given.
-    """
-    if "num_layers" in options:
-        raise ValueError("a Universal Transformer has one block: num_steps says how often it runs")
-    attention = partial(SoftmaxAttention, num_heads=num_heads)
-    bert = {"norm_first": False, "pooling": "cls", **options}
-
-    def build(rngs: nnx.Rngs) -> Encoder:
-        return UniversalEncoder(vocab_size, num_outputs, attention=attention, rngs=rngs, **bert)
-
-    return functional(build)

@@ -12,8 +12,8 @@ def keep_freed_memory() -> bool:
 
     XLA allocates the temporaries of a compiled function anew in every call and frees them after
     it. Of such sizes glibc takes each block from the operating system and hands it back, which
-    costs a page fault per 4 KiB: 17 ms for 36 MB, a fifth of the base Robertha train step. The
-    price is that the process's memory stays at its peak. On a GPU there is nothing to gain.
+    costs a page fault per 4 KiB. The price is that the process's memory stays at its peak. On a GPU
+    there is nothing to gain.
 
     Returns:
         Whether it could be set: with glibc, so on most Linux systems. Elsewhere nothing happens.

@@ -12,6 +12,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from hopfax.nn.groups import usable_cores
+
 Split = Literal["seeds", "batch"]
 Device = Any  # jax.Device is a value to pyright, and no type
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -162,9 +164,7 @@ def _warn_of_few_threads(devices: Sequence[Device]) -> None:
     # An eigenvalue call of a device holds a thread of the pool while it waits for others of the
     # same pool (jaxlib 0.10.1): with one each for all devices, nobody is left to do the work.
     asked = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC") or ""
-    # Not every system says which cores a process may use.
-    cores = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
-    threads = int(asked) if asked.isdigit() else len(cores)
+    threads = int(asked) if asked.isdigit() else usable_cores()
     if devices[0].platform == "cpu" and 1 < len(devices) >= threads:
         warnings.warn(
             f"{len(devices)} host devices with {threads} threads between them may wait for each "

@@ -341,7 +341,7 @@ def test_second_derivatives_are_errors(arrays):
     def total(keys):
         return jnp.sum(kernels.retrieve_head(query, keys, values, beta=BETA).values ** 2)
 
-    with pytest.raises((TypeError, ValueError, NotImplementedError, AssertionError)):
+    with pytest.raises(TypeError, match="custom_vjp"):
         jax.hessian(total)(keys)
 
 

@@ -16,7 +16,7 @@ def test_a_group_is_the_largest_divisor_that_fits(monkeypatch):
     assert [size(32, cores=cores) for cores in (1, 2, 3, 16, 64)] == [2, 4, 4, 32, 32]
     assert size(30, cores=3) == 6 and size(31, cores=4) == 1 and size(0, cores=4) == 1
     assert groups.group_size(32, elements=2**20, cores=2) == 1, "a text that fits nowhere"
-    monkeypatch.setattr(groups, "_cores", lambda: 5)
+    monkeypatch.setattr(groups, "usable_cores", lambda: 5)
     assert groups.group_size(30, elements=2**15) == 10
 
 
@@ -45,7 +45,7 @@ def test_attention_by_groups_is_attention(monkeypatch, gradient):
     x = jax.random.normal(jax.random.key(1), (6, 5, 8))
     mask = jnp.arange(5) < jnp.array([5, 2, 4, 1, 5, 3])[:, None]
 
-    monkeypatch.setattr(groups, "_cores", lambda: 1)
+    monkeypatch.setattr(groups, "usable_cores", lambda: 1)
     outcomes = []
     for texts in (6, 3):
         monkeypatch.setattr(groups, "_PER_CORE", texts * 2 * 5**2)

@@ -9,7 +9,8 @@ import pytest
 
 from hopfax.nn import Encoder, SoftmaxAttention, functional
 from hopfax.nn.encoder import Perturbation
-from hopfax.nn.universal import ponder_cost, universal_bert
+from hopfax.nn.models import universal_bert
+from hopfax.nn.universal import ponder_cost
 
 SIZES = {"width": 6, "ff_width": 10, "max_length": 8}
 IDS = np.array([[3, 1, 4, 1, 5], [9, 2, 6, 0, 0]])
