@@ -13,7 +13,6 @@ Without --data-dir: sentences of the embedded task `sentiment`, with a vocabular
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ import numpy as np
 
 from experiments.provenance import provenance
 from experiments.speed.publish import publish
-from experiments.speed.timing import interleaved, spread
+from experiments.speed.timing import clock_of, interleaved, spread
 from hopfax import nn, text
 from hopfax.data import read_split, read_vocabulary, synthetic_split, task, train_vocabulary
 from hopfax.text import Attacked
@@ -100,7 +99,7 @@ def measure(
     for other in ends[1:]:
         np.testing.assert_allclose(ends[0], other, atol=1e-4)
     asked = {name: (count.texts, count.calls) for name, count in counts.items()}
-    clock = time.process_time if flags.cpu_seconds else time.perf_counter
+    clock = clock_of(flags.cpu_seconds)
     taken = interleaved(calls, seconds=flags.seconds, min_rounds=flags.rounds, clock=clock)
     table = []
     for name, seconds in taken.items():

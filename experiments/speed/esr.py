@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -24,7 +23,7 @@ import numpy as np
 from experiments.provenance import provenance
 from experiments.speed.programs import BATCH_SIZE, Hopfax
 from experiments.speed.publish import publish
-from experiments.speed.timing import interleaved, spread
+from experiments.speed.timing import clock_of, clock_title, interleaved, spread
 from experiments.speed.train_step import trained
 from experiments.speed.workload import Workload, workload
 from hopfax import hopfield
@@ -232,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         help="count processor time instead: see train_step",
     )
     flags = parser.parse_args(arguments)
-    clock = time.process_time if flags.cpu_seconds else time.perf_counter
+    clock = clock_of(flags.cpu_seconds)
     try:
         rows = workload(flags.data_dir)
     except (OSError, ValueError) as error:
@@ -258,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     report = {
         "provenance": provenance(),
         "rows": rows.source,
-        "clock": "processor time" if flags.cpu_seconds else "wall time",
+        "clock": clock_title(flags.cpu_seconds),
         "table": table,
         "errors": found_errors,
     }

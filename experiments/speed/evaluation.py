@@ -11,7 +11,6 @@ where it compiles here, through `torch.compile`. Needs `pip install -e '.[speed]
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from experiments.speed.forward import (
     torch_forward,
 )
 from experiments.speed.publish import publish, torch_provenance
-from experiments.speed.timing import Spread, interleaved, spread
+from experiments.speed.timing import Spread, clock_of, clock_title, interleaved, spread
 from experiments.speed.train_step import trained
 from experiments.speed.workload import MAX_LENGTH, workload
 from hopfax.train.allocator import keep_freed_memory
@@ -137,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
                 max_steps=max_steps,
                 compile_torch=not flags.no_compile,
                 seconds=flags.seconds,
-                clock=time.process_time if flags.cpu_seconds else time.perf_counter,
+                clock=clock_of(flags.cpu_seconds),
             )
             case = (size, weights, name, iterations)
             for program, taken in times.items():
@@ -152,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
                 failures[", ".join(case)] = failure
     report = {
         "provenance": torch_provenance(),
-        "clock": "processor time" if flags.cpu_seconds else "wall time",
+        "clock": clock_title(flags.cpu_seconds),
         "table": table,
         "ratios": ratios,
         "torch_compile_failures": failures,

@@ -9,7 +9,6 @@ itself, so the shares need not add up: XLA joins neighbours, and some work lies 
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from experiments.provenance import provenance
 from experiments.speed.forward import Rows, full_rows
 from experiments.speed.programs import BATCH_SIZE, ESR_WEIGHT, LEARNING_RATE, TOTAL_STEPS
 from experiments.speed.publish import publish
-from experiments.speed.timing import interleaved, spread
+from experiments.speed.timing import clock_of, clock_title, interleaved, spread
 from experiments.speed.workload import MAX_LENGTH, VOCAB_SIZE
 from hopfax.nn import Encoding, robertha
 from hopfax.nn.encoder import dropout
@@ -145,13 +144,13 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--cpu-seconds", action="store_true", help="count processor time")
     flags = parser.parse_args(arguments)
     calls, counts = calls_of(full_rows(flags.batch, flags.tokens))
-    clock = time.process_time if flags.cpu_seconds else time.perf_counter
+    clock = clock_of(flags.cpu_seconds)
     table = table_of(interleaved(calls, seconds=flags.seconds, clock=clock), counts)
     for row in table:
         print(f"{row['part']}: {row['both_ms']:.1f} ms, {row['share']:.0%}")
     report = {
         "provenance": provenance(),
-        "clock": "processor time" if flags.cpu_seconds else "wall time",
+        "clock": clock_title(flags.cpu_seconds),
         "batch": flags.batch,
         "tokens": flags.tokens,
         "table": table,

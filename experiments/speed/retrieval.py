@@ -26,7 +26,7 @@ from experiments.provenance import same_origin
 from experiments.speed.forward import SIZES, fresh, full_rows, hopfax_forward
 from experiments.speed.publish import publish, torch_provenance
 from experiments.speed.retrieval_programs import arrays, flops, hopfax_call, peak_call, torch_call
-from experiments.speed.timing import interleaved, spread
+from experiments.speed.timing import clock_of, clock_title, interleaved, spread
 from hopfax.train.allocator import keep_freed_memory
 
 COLUMNS = (
@@ -157,8 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         parser.exit(1, "error: PyTorch is an optional extra: pip install -e '.[speed]'\n")
     if flags.cpu_seconds:
         torch.set_num_threads(1)
-    begin, clock = time.monotonic(), time.process_time if flags.cpu_seconds else time.perf_counter
-    origin = torch_provenance() | {"clock": "processor time" if flags.cpu_seconds else "wall time"}
+    begin, clock = time.monotonic(), clock_of(flags.cpu_seconds)
+    origin = torch_provenance() | {"clock": clock_title(flags.cpu_seconds)}
     # The peak is a rate of this machine; a later session measures its own.
     peaks = measured_peaks(PEAK_SIZES[flags.budget], rounds=5, clock=clock)
     kept = flags.out / "retrieval_cells.jsonl"

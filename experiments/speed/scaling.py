@@ -8,7 +8,6 @@ Five iterations in every layer; what does not grow stays as in the base model at
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import jax
 from experiments.provenance import provenance
 from experiments.speed.forward import SIZES, full_rows, hopfax_forward, model_of
 from experiments.speed.publish import publish
-from experiments.speed.timing import interleaved, spread
+from experiments.speed.timing import clock_of, clock_title, interleaved, spread
 from hopfax.train.allocator import keep_freed_memory
 
 COLUMNS = ("factor", "value", "microseconds_per_token", "low", "high", "rounds")
@@ -61,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     )
     parser.add_argument("--cpu-seconds", action="store_true", help="count processor time")
     flags = parser.parse_args(arguments)
-    clock = time.process_time if flags.cpu_seconds else time.perf_counter
+    clock = clock_of(flags.cpu_seconds)
     table = []
     for factor in FACTORS:
         shapes = {shape[factor]: shape for name, shape in cells() if name == factor}
@@ -73,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
             print(f"{factor} {value}: {found.median:.1f} us a token", flush=True)
     report = {
         "provenance": provenance(),
-        "clock": "processor time" if flags.cpu_seconds else "wall time",
+        "clock": clock_title(flags.cpu_seconds),
         "steps": STEPS,
         "shape": BASE,
         "table": table,

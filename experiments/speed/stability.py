@@ -17,7 +17,6 @@ import os
 import resource
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from experiments.speed.stability_programs import (
     numpy_stability,
     torch_stability,
 )
-from experiments.speed.timing import Spread, interleaved, spread
+from experiments.speed.timing import Spread, clock_of, clock_title, interleaved, spread
 from hopfax.train.allocator import keep_freed_memory
 
 TEN_RHOS = tuple(np.linspace(0, 0.9, 10).tolist())
@@ -96,7 +95,7 @@ def compare(
     exact |= {name: exact_stability(net, RHO) for name in PEERS}
     for name, result in found.items():
         check(name, result, exact[name])
-    clock = time.process_time if cpu_seconds else time.perf_counter
+    clock = clock_of(cpu_seconds)
     taken = interleaved(programs, seconds=0, min_rounds=repeats, clock=clock)
     peer = min(PEERS, key=lambda name: float(np.median(taken[name])))
     table = []
@@ -206,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     threads = {k: v for k, v in os.environ.items() if k.endswith("_NUM_THREADS")}
     report = {
         "provenance": torch_provenance() | {"numpy": np.__version__, "threads_set": threads},
-        "clock": "processor time" if flags.cpu_seconds else "wall time",
+        "clock": clock_title(flags.cpu_seconds),
         "num_samples": flags.num_samples,
         "batch_size": BATCH_SIZE,
         "width": WIDTH,

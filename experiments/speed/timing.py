@@ -20,6 +20,16 @@ class Spread(NamedTuple):
     rounds: int
 
 
+def clock_of(cpu_seconds: bool) -> Callable[[], float]:
+    """Processor time, for a machine that others use, or wall time."""
+    return time.process_time if cpu_seconds else time.perf_counter
+
+
+def clock_title(cpu_seconds: bool) -> str:
+    """That clock's name on the page."""
+    return "processor time" if cpu_seconds else "wall time"
+
+
 def spread(values: Sequence[float] | np.ndarray) -> Spread:
     """Summarises rounds; at least one."""
     low, median, high = np.percentile(np.asarray(values, float), (25, 50, 75)).tolist()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ import numpy as np
 
 from experiments.speed.programs import BATCH_SIZE, Hopfax, Torch
 from experiments.speed.publish import publish, torch_provenance
-from experiments.speed.timing import Spread, interleaved, spread
+from experiments.speed.timing import Spread, clock_of, clock_title, interleaved, spread
 from experiments.speed.workload import MAX_LENGTH, Workload, workload
 from hopfax.train.allocator import keep_freed_memory
 
@@ -170,14 +169,14 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
             weights=weights,
             seconds=flags.seconds,
             chunk=flags.chunk,
-            clock=time.process_time if flags.cpu_seconds else time.perf_counter,
+            clock=clock_of(flags.cpu_seconds),
         )
         table += found
         show(found, ratios[weights])
     report = {
         "provenance": torch_provenance(),
         "rows": rows.source,
-        "clock": "processor time" if flags.cpu_seconds else "wall time",
+        "clock": clock_title(flags.cpu_seconds),
         "table": table,
         "ratios": {w: {n: s._asdict() for n, s in r.items()} for w, r in ratios.items()},
     }
