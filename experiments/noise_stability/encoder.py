@@ -18,8 +18,6 @@ pair have the same text, and padding gets no noise. Token noise keeps a token wi
 padded to few common lengths, which only a model that does not mask padding (`released`) can tell.
 """
 
-import dataclasses
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +26,6 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from experiments.noise_stability.encoder_page import Measured, Net, write_page
 from experiments.noise_stability.encoder_response import (
@@ -42,23 +39,12 @@ from experiments.noise_stability.encoder_response import (
     token_response,
     token_rows,
 )
-from experiments.robertha import robustness
-from experiments.robertha.measurements import Grid, load
-from experiments.rundir import open_run, read_config
-from hopfax.data import (
-    Encoded,
-    TaskData,
-    TaskSpec,
-    bucket_boundaries,
-    bucketed,
-    eval_batches,
-    task,
-)
-from hopfax.nn import Encoder, Functional, Params
-from hopfax.train.checkpoint import Checkpoints
+from experiments.robertha.measurements import load
+from experiments.robertha.trained import Run, read_data, read_run, restore
+from experiments.rundir import open_run
+from hopfax.data import Encoded, TaskData, bucket_boundaries, bucketed, eval_batches, task
+from hopfax.nn import Params
 from hopfax.train.progress import Progress
-from hopfax.train.snapshot import differences
-from hopfax.train.state import init_states
 
 REPRODUCES = "Noise stability, section 4 and Eq. 7, of the encoders that `robustness` trained"
 
@@ -112,15 +98,6 @@ class Config:
     """Folder of all runs."""
 
 
-class Source(NamedTuple):
-    """A `robustness` run: its settings, what was asked for of its grid, and the task's rows."""
-
-    folder: Path
-    settings: robustness.Config
-    grid: Grid
-    data: TaskData
-
-
 def run(config: Config) -> Path:
     """Measures every model and seed, trained and fresh, and writes the page.
 
@@ -131,17 +108,17 @@ def run(config: Config) -> Path:
     budget = BUDGETS[config.budget]._replace(**{k: v for k, v in flags.items() if v is not None})
     if min(budget.texts, budget.draws) < 2 or budget.level_texts < 1:
         raise ValueError("--texts and --draws must be at least 2, and --level-texts at least 1")
-    source = read_run(config)
-    grid, data = source.grid, source.data
-    cells = [(name, *restore(source, name)) for name in grid.models]
+    source = select(config)
+    grid, data = source.grid, read_data(source, task(source.grid.tasks[0]))
+    cells = [(name, restore(source, data, name)) for name in grid.models]
     seeds = grid.seeds[: budget.seeds]
     plan = {"task": data.spec.name, "models": grid.models, "seeds": seeds, **budget._asdict()}
     folder = open_run("encoder-stability", config, plan=plan, root=config.runs, ignore=("runs",))
     print(f"writing to {folder}", flush=True)
     rows: list[Measured] = []
     with Progress(2 * len(cells) * len(seeds), title=f"{data.spec.title} stability") as progress:
-        for name, model, arms in cells:
-            network = network_of(model)
+        for name, (model, fresh, best) in cells:
+            network, arms = network_of(model), {"fresh": fresh, "trained": best}
             for found in measure(network, name, arms, data, budget, config, seeds):
                 rows += found
                 done = len({row.net for row in rows})
@@ -150,79 +127,25 @@ def run(config: Config) -> Path:
     return folder
 
 
-def read_run(config: Config) -> Source:
-    """A run's settings, the part of its grid that is asked for, and the rows it was trained on.
+def select(config: Config) -> Run:
+    """The run, with the one task and the models that are asked for.
 
     Raises:
-        FileNotFoundError: There is no run in that folder, or no data in theirs.
-        ValueError: It is of another experiment or version, or has not what is asked for.
+        FileNotFoundError: There is no run in that folder.
+        ValueError: It has not what is asked for, or the task has no classes.
     """
-    document, settings = read_config(config.run), robustness.Config()
-    saved = document.get("config", {})
-    known = {field.name for field in dataclasses.fields(settings)}
-    if document.get("experiment") != "robustness" or not set(saved) <= known:
-        raise ValueError(
-            f"{config.run} holds no run of this version's robustness experiment: train one, and "
-            "give its folder as --run runs/robustness/ID"
-        )
-    saved |= {} if config.data_dir is None else {"data_dir": config.data_dir}
-    saved = {name: tuple(v) if isinstance(v, list) else v for name, v in saved.items()}
-    settings, grid = dataclasses.replace(settings, **saved), load(config.run).grid
-    tasks = (config.task,) if config.task else grid.tasks
-    models = config.model or grid.models[: 1 if config.budget == "smoke" else None]
-    if len(tasks) != 1 or tasks[0] not in grid.tasks:
-        raise ValueError(f"choose one of the run's tasks: --task {' or '.join(grid.tasks)}")
-    if not set(models) <= set(grid.models):
-        raise ValueError(f"choose among the run's models: --model {' '.join(grid.models)}")
-    spec = task(tasks[0])
-    if spec.regression:
-        raise ValueError(f"{spec.name} has scores, not classes with probabilities: take another")
-    try:
-        data = robustness.load_rows(settings, _sizes(settings, spec), spec)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"{error}. {config.run} was trained from there; --data-dir names another folder"
-        ) from error
-    return Source(Path(config.run), settings, grid._replace(tasks=tasks, models=models), data)
+    whole = read_run(config.run)
+    tasks = (config.task,) if config.task else whole.grid.tasks
+    models = config.model or whole.grid.models[: 1 if config.budget == "smoke" else None]
+    if len(tasks) != 1:
+        raise ValueError(f"choose one of the run's tasks: --task {' or '.join(tasks)}")
+    chosen = read_run(config.run, data_dir=config.data_dir, tasks=tasks, models=models)
+    if task(tasks[0]).regression:
+        raise ValueError(f"{tasks[0]} has scores, not classes with probabilities: take another")
+    return chosen
 
 
-def _sizes(settings: robustness.Config, spec: TaskSpec) -> robustness.Budget:
-    return robustness.sized(settings, spec.suite == "synthetic")
-
-
-def restore(source: Source, name: str) -> tuple[Functional[Encoder], dict[str, Params]]:
-    """A model, the parameters its seeds started from, and their best, stacked over seeds.
-
-    Raises:
-        ValueError: The cell is missing, unfinished, or of other data or sizes.
-        hopfax.train.checkpoint.CheckpointError: Its checkpoint is damaged.
-    """
-    folder, settings, grid, data = source
-    cell = folder / "cells" / f"{data.spec.name}-{name}"
-    done = robustness.is_finished(folder, grid, data.spec.name, name) and (cell / "best").is_dir()
-    if not done or not (cell / "config.json").exists():
-        raise ValueError(
-            f"no finished {name} in {cell}; to train it, or with --no-resume to train it again:\n"
-            f"  {read_config(folder)['provenance'][-1]['command']}"
-        )
-    there = json.loads((cell / "config.json").read_bytes())
-    here = {"vocabulary": data.vocab_size, "rows": len(data.train.labels), "data": data.source}
-    if changed := differences(there, there | here):
-        raise ValueError(
-            f"{cell} was trained on other data (there → here):{changed}\n"
-            "Point --data-dir to the folder that it was trained from."
-        )
-    sizes = _sizes(settings, data.spec)
-    built = robustness.build(settings, sizes, name, data.spec, vocab_size=data.vocab_size)
-    fresh = init_states(built.model, optax.identity(), grid.seeds).params
-    with Checkpoints(cell, config=there) as checkpoints:
-        found = checkpoints.restore_best(fresh)
-    if found is None:
-        raise ValueError(f"no checkpoint in {cell / 'best'}: train again with --no-resume")
-    return built.model, {"fresh": fresh, "trained": found.tree}
-
-
-def clean_rows(source: Source, seeds: Sequence[int]) -> list[Measured]:
+def clean_rows(source: Run, seeds: Sequence[int]) -> list[Measured]:
     """The run's own scores without noise, 0 to 100: the stability of a guess means little."""
     found = load(source.folder)
     return [

@@ -1,0 +1,136 @@
+"""Models that a `robustness` run has trained, and the rows it had: read again for other tests."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import optax
+
+from experiments.robertha import robustness
+from experiments.robertha.measurements import Grid, load
+from experiments.rundir import read_config
+from hopfax.data import TaskData, TaskSpec
+from hopfax.nn import Encoder, Functional, Params
+from hopfax.train.checkpoint import Checkpoints
+from hopfax.train.snapshot import differences
+from hopfax.train.state import init_states
+
+
+class Run(NamedTuple):
+    """A `robustness` run: its folder, its settings, and what was asked for of its grid."""
+
+    folder: Path
+    settings: robustness.Config
+    grid: Grid
+
+
+class Trained(NamedTuple):
+    """A model, the parameters its seeds started from, and their best, stacked over seeds."""
+
+    model: Functional[Encoder]
+    fresh: Params
+    best: Params
+
+
+def read_run(
+    folder: str,
+    *,
+    data_dir: str | None = None,
+    tasks: Sequence[str] | None = None,
+    models: Sequence[str] | None = None,
+) -> Run:
+    """Reads the settings of a run, and picks tasks and models of its grid.
+
+    Args:
+        folder: `runs/robustness/ID`.
+        data_dir: Where its data lie now; None for where they lay.
+        tasks: Some of its tasks; None for all.
+        models: Some of its models; None for all.
+
+    Raises:
+        FileNotFoundError: There is no run in that folder.
+        ValueError: It is of another experiment or version, or lacks a task or model.
+    """
+    document, settings = read_config(folder), robustness.Config()
+    saved = document.get("config", {})
+    known = {field.name for field in dataclasses.fields(settings)}
+    if document.get("experiment") != "robustness" or not set(saved) <= known:
+        raise ValueError(
+            f"{folder} holds no run of this version's robustness experiment: train one, and "
+            "give its folder as --run runs/robustness/ID"
+        )
+    saved |= {} if data_dir is None else {"data_dir": data_dir}
+    saved = {name: tuple(v) if isinstance(v, list) else v for name, v in saved.items()}
+    settings, grid = dataclasses.replace(settings, **saved), load(folder).grid
+    chosen = {"task": (tasks, grid.tasks), "model": (models, grid.models)}
+    for flag, (asked, there) in chosen.items():
+        if asked is not None and (not asked or not set(asked) <= set(there)):
+            raise ValueError(f"choose among the run's {flag}s: --{flag} {' '.join(there)}")
+    grid = grid._replace(tasks=tuple(tasks or grid.tasks), models=tuple(models or grid.models))
+    return Run(Path(folder), settings, grid)
+
+
+def read_data(run: Run, spec: TaskSpec) -> TaskData:
+    """The rows of a task as the run had them.
+
+    Raises:
+        FileNotFoundError: They are not where they were.
+    """
+    try:
+        return robustness.load_rows(run.settings, _sizes(run, spec), spec)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{error}. {run.folder} was trained from there; --data-dir names another folder"
+        ) from error
+
+
+def finished(run: Run, task_name: str) -> list[str]:
+    """The models of a task that are trained, tested and kept."""
+    return [
+        name
+        for name in run.grid.models
+        if robustness.is_finished(run.folder, run.grid, task_name, name)
+        and (_cell(run, task_name, name) / "best").is_dir()
+        and (_cell(run, task_name, name) / "config.json").exists()
+    ]
+
+
+def restore(run: Run, data: TaskData, name: str) -> Trained:
+    """Reads what training made of a model on a task.
+
+    Raises:
+        ValueError: The cell is missing, unfinished, or of other data or sizes.
+        hopfax.train.checkpoint.CheckpointError: Its checkpoint is damaged.
+    """
+    cell = _cell(run, data.spec.name, name)
+    if name not in finished(run, data.spec.name):
+        raise ValueError(
+            f"no finished {name} in {cell}; to train it, or with --no-resume to train it again:\n"
+            f"  {read_config(run.folder)['provenance'][-1]['command']}"
+        )
+    there = json.loads((cell / "config.json").read_bytes())
+    here = {"vocabulary": data.vocab_size, "rows": len(data.train.labels), "data": data.source}
+    if changed := differences(there, there | here):
+        raise ValueError(
+            f"{cell} was trained on other data (there → here):{changed}\n"
+            "Point --data-dir to the folder that it was trained from."
+        )
+    built = robustness.build(
+        run.settings, _sizes(run, data.spec), name, data.spec, vocab_size=data.vocab_size
+    )
+    fresh = init_states(built.model, optax.identity(), run.grid.seeds).params
+    with Checkpoints(cell, config=there) as checkpoints:
+        found = checkpoints.restore_best(fresh)
+    if found is None:
+        raise ValueError(f"no checkpoint in {cell / 'best'}: train again with --no-resume")
+    return Trained(built.model, fresh, found.tree)
+
+
+def _cell(run: Run, task_name: str, name: str) -> Path:
+    return run.folder / "cells" / f"{task_name}-{name}"
+
+
+def _sizes(run: Run, spec: TaskSpec) -> robustness.Budget:
+    return robustness.sized(run.settings, spec.suite == "synthetic")
