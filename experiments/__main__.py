@@ -18,6 +18,8 @@ from pathlib import Path
 EXPERIMENTS = {
     "robustness": "experiments.robertha.robustness",
     "attribution": "experiments.robertha.attribution",
+    "typos": "experiments.robertha.typos",
+    "adversarial": "experiments.robertha.adversarial",
     "theory": "experiments.noise_stability.theory",
     "grokking": "experiments.noise_stability.grokking",
     "encoder-stability": "experiments.noise_stability.encoder",

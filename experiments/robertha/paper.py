@@ -1,4 +1,4 @@
-"""The paper's own scores under Gaussian noise (Tables 2, 3, 6 to 10 and 13), by task and model."""
+"""The paper's own scores by task and model (Tables 2, 3 and 6 to 13)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from experiments.rundir import read_csv
 
 # Model ids of this project -> row names of the paper's tables.
 PAPER_MODELS = {name: each.paper for name, each in VARIANTS.items() if each.paper}
+PAPER_ADVERSARIAL = {"pgd": "Adversarial"}  # in Table 12; the paper does not say which method
 SUITE_SIZE = {"glue": 9, "superglue": 4}
 
 
@@ -55,9 +56,32 @@ def paper_average(
     return PaperScore(sum(means) / len(means), None)
 
 
+def suite_score(suite: str, model: str, corruption: str, rate: float) -> PaperScore | None:
+    """What the paper reports for a whole suite under typos (Table 12).
+
+    Args:
+        suite: `"glue"` or `"superglue"`.
+        model: model id.
+        corruption: `"misspelling"`, `"char_swap"`, `"textbugger"` or `"hotflip"`.
+        rate: share of the words.
+    """
+    name = PAPER_ADVERSARIAL.get(model, PAPER_MODELS.get(model, model))
+    return _scores(corruption).get((suite, name, float(rate)))
+
+
+def evaluation_score(title: str, model: str) -> PaperScore | None:
+    """What the paper reports for an evaluation set (Table 11).
+
+    Args:
+        title: name in its table, e.g. `"AdvSST-2"`.
+        model: model id.
+    """
+    return _scores("none").get((title, PAPER_MODELS.get(model, model), 0.0))
+
+
 @functools.cache
-def _scores() -> dict[tuple[str, str, float], PaperScore]:
-    """(task title or suite, paper's model name, σ) -> score, from the csv beside this file.
+def _scores(corruption: str = "gaussian") -> dict[tuple[str, str, float], PaperScore]:
+    """(task title or suite, paper's model name, level) -> score, from the csv beside this file.
 
     A figure several tables repeat must be the same in all of them; blank fields (the reference to
     Table 2 that is Table 3's Robertha row) are skipped.
@@ -65,11 +89,10 @@ def _scores() -> dict[tuple[str, str, float], PaperScore]:
     path = Path(__file__).with_name("paper_scores.csv")
     scores: dict[tuple[str, str, float], PaperScore] = {}
     for row in read_csv(path):
-        # table12 shares "gaussian"-free corruptions, table11 none: other experiments' figures
-        if row["corruption"] != "gaussian" or not row["mean"]:
+        if row["corruption"] != corruption or not row["mean"]:
             continue
         name = row["benchmark"] if row["task"] == "average" else row["task"]
-        key = (name, row["model"], float(row["level"]))
+        key = (name, row["model"], float(row["level"] or 0))
         score = PaperScore(float(row["mean"]), float(row["std"]) if row["std"] else None)
         if scores.setdefault(key, score) != score:
             raise ValueError(f"{path}: two figures for {key}: {scores[key]} and {score}")

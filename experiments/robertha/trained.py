@@ -11,9 +11,10 @@ import optax
 from experiments.robertha import robustness
 from experiments.robertha.measurements import Grid, load
 from experiments.rundir import read_config
-from hopfax.data import TaskData, TaskSpec
+from hopfax.data import Example, TaskData, TaskSpec, bucketed, encode
 from hopfax.nn import Encoder, Functional, Params
 from hopfax.train.checkpoint import Checkpoints
+from hopfax.train.evaluate import Predictions, Predictor, predict
 from hopfax.train.snapshot import differences
 from hopfax.train.state import init_states
 
@@ -126,6 +127,16 @@ def restore(run: Run, data: TaskData, name: str) -> Trained:
     if found is None:
         raise ValueError(f"no checkpoint in {cell / 'best'}: train again with --no-resume")
     return Trained(built.model, fresh, found.tree)
+
+
+def answers(
+    predictor: Predictor, params: Params, rows: Sequence[Example], data: TaskData, max_length: int
+) -> Predictions:
+    """What all seeds say to rows of text, in their order; few padded lengths, for few programs."""
+    numbered = [row._replace(index=number) for number, row in enumerate(rows)]
+    encoded = encode(numbered, data.vocabulary, max_length=max_length, cached=False)
+    edges = (*(edge for edge in (16, 32, 64) if edge < max_length), max_length)
+    return predict(predictor, params, bucketed(encoded, boundaries=edges, pad_id=data.pad_id))
 
 
 def _cell(run: Run, task_name: str, name: str) -> Path:

@@ -17,7 +17,7 @@ from hopfax.data.evaluation import (
     read_evaluation_set,
 )
 from hopfax.data.language import LanguageData, NextWords, next_words, read_wikitext2
-from hopfax.data.load import TaskData, load_task
+from hopfax.data.load import TaskData, load_task, reported_rows
 from hopfax.data.raw import read_split
 from hopfax.data.synthetic import synthetic_split
 from hopfax.data.tasks import TASKS, Example, TaskSpec, task
@@ -49,6 +49,7 @@ __all__ = [
     "read_split",
     "read_vocabulary",
     "read_wikitext2",
+    "reported_rows",
     "sparse_parity",
     "synthetic_split",
     "task",

@@ -90,20 +90,16 @@ def load_task(
         raise ValueError(f"selection_fraction must be in (0, 0.5], got {selection_fraction}")
     if spec.suite == "synthetic":
         sizes = _SYNTHETIC_SIZES | ({"train": train_size} if train_size else {})
-        train, validation, test = (
-            synthetic_split(name, split, size=size, seed=seed) for split, size in sizes.items()
+        train, validation = (
+            synthetic_split(name, split, size=sizes[split], seed=seed)
+            for split in ("train", "validation")
         )
         source = f"generated, seed {seed}"
     else:
-        if data_dir is None:
-            raise ValueError(
-                f"{name} needs data_dir (--data-dir), a folder that holds {spec.folder} (or "
-                "glue_data or superglue); without files there are sentiment, entailment and "
-                "paraphrase"
-            )
-        rows, test = (_read(spec, data_dir, split) for split in ("train", "dev"))
+        rows = _read(spec, data_dir, "train")
         train, validation = _hold_out(rows, spec.name, seed, selection_fraction, train_size)
         source = f"{spec.files['train']} and {spec.files['dev']} of {spec.title}"
+    test = reported_rows(name, data_dir=data_dir, seed=seed)
     if vocab is None:
         texts = (text for row in train for choice in row.texts for text in choice)
         vocabulary = train_vocabulary(texts, vocab_size=vocab_size)
@@ -116,8 +112,34 @@ def load_task(
     return TaskData(spec, *encoded, vocabulary=vocabulary, source=source)
 
 
-def _read(spec: TaskSpec, data_dir: str | os.PathLike, split: str) -> list[Example]:
+def reported_rows(
+    name: str, *, data_dir: str | os.PathLike | None = None, seed: int = 0
+) -> list[Example]:
+    """Reads the rows that `load_task` has as `test`, with their texts, in the same order.
+
+    Args:
+        name: A key of `hopfax.data.TASKS`.
+        data_dir: See `load_task`.
+        seed: See `load_task`.
+
+    Raises:
+        ValueError: Unknown task, malformed rows, or there is no `data_dir`.
+        FileNotFoundError: A folder or file is missing.
+    """
+    spec = task(name)
+    if spec.suite == "synthetic":
+        return synthetic_split(name, "test", size=_SYNTHETIC_SIZES["test"], seed=seed)
+    return _read(spec, data_dir, "dev")
+
+
+def _read(spec: TaskSpec, data_dir: str | os.PathLike | None, split: str) -> list[Example]:
     """Rows of a built set where `data_dir` holds one, else of raw files."""
+    if data_dir is None:
+        raise ValueError(
+            f"{spec.name} needs data_dir (--data-dir), a folder that holds {spec.folder} (or "
+            "glue_data or superglue); without files there are sentiment, entailment and "
+            "paraphrase"
+        )
     if (Path(data_dir).expanduser() / "hopfax_tasks" / spec.name).is_dir():
         from hopfax.data.builders import read_built
 

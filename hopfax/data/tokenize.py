@@ -100,6 +100,7 @@ def encode(
     *,
     max_length: int = 128,
     cache_dir: str | os.PathLike | None = None,
+    cached: bool = True,
 ) -> Encoded:
     """Tokenises examples: ``[CLS] a [SEP]``, or ``[CLS] a [SEP] b [SEP]``, lower case.
 
@@ -112,6 +113,7 @@ def encode(
         cache_dir: Where arrays are kept between runs; default `$HOPFAX_CACHE`, else
             `~/.cache/hopfax`. A file that cannot be read is made anew; a folder that cannot be
             written is done without.
+        cached: False keeps nothing: for texts that are met once.
 
     Returns:
         Arrays as wide as the longest row.
@@ -123,11 +125,12 @@ def encode(
         raise ValueError("there are no examples to tokenise")
     if max_length < 5:
         raise ValueError(f"max_length must be at least 5, got {max_length}")
-    cached = cache_folder(cache_dir) / f"{_content_hash(examples, vocabulary, max_length)}.npz"
-    arrays = _read_cached(cached)
+    path = cache_folder(cache_dir) / f"{_content_hash(examples, vocabulary, max_length)}.npz"
+    arrays = _read_cached(path) if cached else None
     if arrays is None:
         arrays = _tokenise(examples, vocabulary, max_length)
-        _write_cached(cached, arrays)
+        if cached:
+            _write_cached(path, arrays)
     ids, lengths = arrays
     kind = np.float32 if isinstance(examples[0].label, float) else np.int32
     labels = np.asarray([example.label for example in examples], kind)

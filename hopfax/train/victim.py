@@ -4,6 +4,7 @@ Texts are tokenised as `hopfax.data.encode` does, padded to one of few lengths a
 few sizes, so that a whole attack compiles once per pair of them and meets no new shape after.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -140,10 +141,7 @@ def make_victim(
     bare = text_tokenizer(vocabulary)
     edges = (*(edge for edge in lengths if edge < max_length), max_length)
     counts = Counts()
-    programs = {
-        with_gradient: jax.jit(_program(model, regression, with_gradient))
-        for with_gradient in (False, True)
-    }
+    programs = {gradient: _compiled(model, regression, gradient) for gradient in (False, True)}
 
     def run(
         texts: Sequence[Text], labels: Sequence[Label], with_gradient: bool
@@ -194,6 +192,14 @@ def make_victim(
 
     gradients = Gradients(linearize, pieces, table[: vocabulary.size], vocabulary.tokens)
     return Victim(loss, gradients), counts
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(
+    model: Functional[Encoder], regression: bool, with_gradient: bool
+) -> Callable[[Params, Batch], _Answer]:
+    """Victims of one model share their programs, whatever the seed of their parameters."""
+    return jax.jit(_program(model, regression, with_gradient))
 
 
 def _program(

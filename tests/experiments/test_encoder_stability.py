@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from experiments.__main__ import main
@@ -17,12 +16,8 @@ from experiments.noise_stability import encoder
 from experiments.noise_stability import encoder_page as page
 from experiments.noise_stability import encoder_response as response
 from experiments.noise_stability.encoder_response import RHOS, Network, Texts
-from experiments.robertha import robustness
-from experiments.robertha.measurements import Grid
-from experiments.rundir import RESULT_COLUMNS, add_results, open_run, read_csv
-from hopfax.data import Encoded, task
-from hopfax.train.checkpoint import Checkpoints
-from hopfax.train.state import init_states
+from experiments.rundir import read_csv
+from hopfax.data import Encoded
 
 KEY = jax.random.key(0)
 NET = page.Net("tinybert", "trained", 23)
@@ -193,35 +188,9 @@ def test_errors_of_a_ratio_are_its_spread_over_repetitions():
     assert noise_error.mean() == pytest.approx(value.std(), rel=0.15)  # texts have one ratio here
 
 
-SETTINGS = robustness.Config(
-    task=("sentiment",),
-    model=("tinybert",),
-    budget="smoke",
-    levels=(0.0,),
-    width=16,
-    vocab_size=100,
-    train_size=32,
-)
-
-
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A `robustness` run of one cell, whose checkpoint holds parameters nobody has trained."""
-    root = tmp_path_factory.mktemp("robustness")
-    grid = Grid(("sentiment",), ("tinybert",), (23, 42), (), ("embedding",), ("matched",))
-    folder = open_run("robustness", SETTINGS, plan=grid._asdict(), root=root)
-    blank = dict.fromkeys(RESULT_COLUMNS) | {"metric": "score", "num_examples": 500, "level": 0.0}
-    names = {"task": "sentiment", "model": "tinybert", "corruption": "none"}
-    add_results(folder, [blank | names | {"seed": s, "score": 50.0 + s} for s in grid.seeds])
-    spec = task("sentiment")
-    sizes = robustness.sized(SETTINGS, True)
-    data = robustness.load_rows(SETTINGS, sizes, spec)
-    built = robustness.build(SETTINGS, sizes, "tinybert", spec, vocab_size=data.vocab_size)
-    params = init_states(built.model, optax.identity(), (1, 2)).params
-    config = {"vocabulary": data.vocab_size, "rows": 32, "data": data.source}
-    with Checkpoints(folder / "cells" / "sentiment-tinybert", config=config) as checkpoints:
-        checkpoints.save_best(1, jax.tree.map(lambda leaf: 5 * leaf, params), {})
-    return folder
+def finished(untrained_run, tmp_path_factory):
+    return untrained_run(tmp_path_factory.mktemp("robustness"), ("sentiment",))
 
 
 def command(folder, runs, *flags):

@@ -1,0 +1,255 @@
+"""The page of the typos: a picture, tables beside the paper's, and the numbers in a CSV."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.report_page import Table
+from experiments.report_page import write_report as write_html
+from experiments.robertha.labels import number, signed
+from experiments.robertha.measurements import finite, model_title, task_suite, task_title
+from experiments.robertha.paper import suite_score
+from experiments.robertha.statistics import mean_by_seed, paired_difference, summarize
+from experiments.robertha.subjects import SUITE_TITLES
+from experiments.rundir import read_config, read_results, write_csv
+
+CLEAN = "none"
+CORRUPTIONS = {
+    "misspelling": "misspelling",
+    "char_swap": "char swap",
+    "textbugger": "TextBugger",
+    "hotflip": "HotFlip",
+}
+COLUMNS = ("task", "model", "corruption", "rate", "mean", "std", "low", "high", "lost", "lost_low")
+COLUMNS += ("lost_high", "words_changed", "paper", "paper_std", "num_seeds")
+NOTES = (
+    "Scores are 0 to 100, means over seeds ± their deviation. In brackets: what is gained or lost "
+    "against the clean texts, the seeds paired, with Student's 95 % interval. It speaks about "
+    "training again, not about other texts.",
+    "Random typos are the same for all models. An attack meets each seed's model by itself, and "
+    "is scored on it.",
+    "The paper has averages over whole suites only; where fewer tasks were run, its line is of "
+    "other tasks.",
+)
+Spot = tuple[str, str, str, float]  # task, model, corruption, rate
+
+
+class Found(NamedTuple):
+    """What a run measured.
+
+    Attributes:
+        plan: What it set out to measure.
+        scores: By task or suite average, model, corruption and rate, then by seed.
+        changed: Share of the words that were changed, in the same places.
+        averages: Suite by the name of its average.
+    """
+
+    plan: Mapping[str, Any]
+    scores: dict[Spot, dict[int, float]]
+    changed: dict[Spot, dict[int, float]]
+    averages: dict[str, str]
+
+    @property
+    def subjects(self) -> list[str]:
+        """Averages first, then the tasks with any score."""
+        tasks = [name for name in self.plan["tasks"] if any(s[0] == name for s in self.scores)]
+        return [*self.averages, *tasks]
+
+
+def read(folder: Path) -> Found:
+    """Sorts the rows of results.csv, and averages the suites' tasks that every model finished."""
+    plan = read_config(folder)["plan"]
+    parts: dict[str, dict[Spot, dict[int, float]]] = {
+        "score": defaultdict(dict),
+        "words_changed": defaultdict(dict),
+    }
+    for row in read_results(folder):
+        if row["metric"] in parts:
+            spot = row["task"], row["model"], row["corruption"], float(row["level"])
+            parts[row["metric"]][spot][int(row["seed"])] = finite(row, "score")
+    scores, changed = parts["score"], parts["words_changed"]
+    conditions = [(CLEAN, 0.0)]
+    conditions += [(kind, float(rate)) for kind in plan["corruptions"] for rate in plan["rates"]]
+    averages = {}
+    for suite in dict.fromkeys(map(task_suite, plan["tasks"])):
+        tasks = [
+            task
+            for task in plan["tasks"]
+            if task_suite(task) == suite
+            and all(
+                scores.get((task, model, *each)) for model in plan["models"] for each in conditions
+            )
+        ]
+        if len(tasks) < 2:
+            continue
+        name = f"{SUITE_TITLES.get(suite, suite)}, mean of {len(tasks)} tasks"
+        averages[name] = suite
+        for model in plan["models"]:
+            for each in conditions:
+                for one in (scores, changed):
+                    by_task = [one.get((task, model, *each), {}) for task in tasks]
+                    one[name, model, *each] = mean_by_seed(by_task)
+    return Found(plan, dict(scores), dict(changed), averages)
+
+
+def write_page(folder: Path) -> Table:
+    """Writes typos.csv, typos.png and report.html; returns the table of what comes first.
+
+    Works on partial results: what is not measured is left out, and said to be missing.
+    """
+    found = read(folder)
+    rows = summaries(found)
+    write_csv(folder / "typos.csv", COLUMNS, rows)
+    tables = [table(found, rows, subject) for subject in found.subjects]
+    pictures = {}
+    if tables:
+        draw(found, rows, found.subjects[0], folder / "typos.png")
+        pictures["typos.png"] = f"Score against the share of words: {title_of(found.subjects[0])}"
+    write_html(
+        folder,
+        "Typos and attacks on letters",
+        pictures=pictures,
+        tables=tables,
+        notes=[*NOTES, *(f"Missing: {line}" for line in missing(found))],
+    )
+    return tables[0] if tables else [["nothing measured yet"]]
+
+
+def title_of(subject: str) -> str:
+    """A task's or an average's name."""
+    return task_title(subject)
+
+
+def summaries(found: Found) -> list[dict[str, Any]]:
+    """One row a subject, model, corruption and rate."""
+    rows = []
+    for (subject, model, kind, rate), by_seed in found.scores.items():
+        summary = summarize(by_seed)
+        if summary is None:
+            continue
+        clean = found.scores.get((subject, model, CLEAN, 0.0), {})
+        lost = paired_difference(by_seed, clean) if kind != CLEAN else None
+        suite = found.averages.get(subject)
+        paper = suite_score(suite, model, kind, rate) if suite and kind != CLEAN else None
+        rows.append(
+            {
+                "task": subject,
+                "model": model,
+                "corruption": kind,
+                "rate": rate,
+                "mean": summary.mean,
+                "std": summary.std,
+                "low": summary.low,
+                "high": summary.high,
+                "lost": lost.mean if lost else None,
+                "lost_low": lost.low if lost else None,
+                "lost_high": lost.high if lost else None,
+                "words_changed": float(
+                    np.mean(list(found.changed[subject, model, kind, rate].values()))
+                ),
+                "paper": paper.mean if paper else None,
+                "paper_std": paper.std if paper else None,
+                "num_seeds": summary.num_seeds,
+            }
+        )
+    return rows
+
+
+def table(found: Found, rows: Sequence[dict[str, Any]], subject: str) -> Table:
+    """A line a corruption and model, and one of the paper's where it has it; a column a rate."""
+    rates = [float(rate) for rate in found.plan["rates"]]
+    heads = [f"{100 * rate:g} % of the words" for rate in rates]
+    lines = [[title_of(subject), "model", "clean", *heads]]
+    at = {
+        (row["model"], row["corruption"], row["rate"]): row
+        for row in rows
+        if row["task"] == subject
+    }
+    for kind in found.plan["corruptions"]:
+        for model in found.plan["models"]:
+            here = [at.get((model, kind, rate)) for rate in rates]
+            if not any(here):
+                continue
+            clean = at.get((model, CLEAN, 0.0))
+            title = CORRUPTIONS[kind], model_title(model)
+            lines.append([*title, _entry(clean), *map(_entry, here)])
+            if any(row and row["paper"] is not None for row in here):
+                paper = [number(row["paper"]) if row and row["paper"] else "–" for row in here]
+                lines.append(["", f"{model_title(model)}, paper, whole suite", "–", *paper])
+    return lines
+
+
+def _entry(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return "–"
+    text = number(row["mean"]) + (f" ± {number(row['std'])}" if row["std"] is not None else "")
+    if row["lost"] is None:
+        return text
+    text += f" ({signed(row['lost'])}"
+    if row["lost_low"] is not None:
+        text += f" [{signed(row['lost_low'])}, {signed(row['lost_high'])}]"
+    return text + ")"
+
+
+def missing(found: Found) -> list[str]:
+    """Tasks and models of the plan without all their scores, one line a task."""
+    wanted = [
+        (kind, float(rate)) for kind in found.plan["corruptions"] for rate in found.plan["rates"]
+    ]
+    lines = []
+    for task in found.plan["tasks"]:
+        models = [
+            model_title(model)
+            for model in found.plan["models"]
+            if any(
+                set(found.plan["seeds"]) - found.scores.get((task, model, *each), {}).keys()
+                for each in [(CLEAN, 0.0), *wanted]
+            )
+        ]
+        if models:
+            lines.append(f"{task_title(task)}: {', '.join(models)}")
+    return lines
+
+
+def draw(found: Found, rows: Sequence[dict[str, Any]], subject: str, path: Path) -> None:
+    """Score against the share of words, a panel a corruption and a line a model."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    kinds = list(found.plan["corruptions"])
+    figure = Figure(figsize=(3.2 * len(kinds) + 1.5, 4.4), layout="constrained")
+    panels = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
+    here = [row for row in rows if row["task"] == subject]
+    for axes, kind in zip(panels, kinds, strict=True):
+        for place, model in enumerate(found.plan["models"]):
+            part = [r for r in here if r["model"] == model and r["corruption"] in (CLEAN, kind)]
+            part.sort(key=lambda row: row["rate"])
+            axes.errorbar(
+                [100 * row["rate"] for row in part],
+                [row["mean"] for row in part],
+                yerr=[row["std"] or 0 for row in part],
+                color=f"C{place % 10}",
+                linestyle="-" if place < 10 else "--",
+                marker="o",
+                markersize=3.5,
+                capsize=2,
+                linewidth=1.3,
+                label=model_title(model),
+            )
+        axes.set_title(CORRUPTIONS[kind])
+        axes.set_xlabel("words changed, %")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#e6e6e6")
+    panels[0].set_ylabel("score (± deviation over seeds)")
+    figure.suptitle(title_of(subject))
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=3
+    )
+    figure.savefig(path, dpi=130)

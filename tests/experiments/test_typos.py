@@ -1,0 +1,180 @@
+"""Typos and attacks on trained encoders: what is done to the texts, and what is written."""
+
+import base64
+import csv
+import json
+import re
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.__main__ import main
+from experiments.robertha import typos, typos_page
+from experiments.robertha.paper import suite_score
+from experiments.rundir import RESULT_COLUMNS, add_results, open_run, read_csv, read_results
+from hopfax import text
+from hopfax.data import reported_rows
+from hopfax.text import Corrupted, Edit
+
+
+@pytest.fixture(scope="module")
+def trained(untrained_run, tmp_path_factory):
+    return untrained_run(tmp_path_factory.mktemp("robustness"), ("sentiment",))
+
+
+@pytest.fixture(scope="module")
+def done(trained, tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    assert command(trained, root) == 0
+    (folder,) = (root / "typos").iterdir()
+    return folder
+
+
+def command(trained, root, *flags):
+    line = ["typos", "--run", str(trained), "--runs", str(root), "--budget", "smoke"]
+    return main([*line, "--texts", "4", "--rates", "0", "0.2", *flags])
+
+
+def test_every_corruption_is_scored_on_every_seed(done):
+    rows = [row for row in read_results(done) if row["metric"] == "score"]
+    places = {(row["corruption"], float(row["level"]), int(row["seed"])) for row in rows}
+    kinds = {("none", 0.0), *((kind, 0.2) for kind in typos_page.CORRUPTIONS)}
+    assert places == {(*kind, 23) for kind in kinds}
+    assert {row["num_examples"] for row in rows} == {"4"}
+
+
+def test_what_was_changed_is_logged_and_can_be_undone(done):
+    clean = {row.index: row.texts for row in reported_rows("sentiment")}
+    changed = {
+        row["corruption"]: float(row["score"])
+        for row in read_results(done)
+        if row["metric"] == "words_changed"
+    }
+    assert changed.pop("none") == 0 and all(0 < share <= 0.3 for share in changed.values())
+    found: dict[str, list[float]] = {kind: [] for kind in changed}
+    for line in (done / "edits" / "sentiment-tinybert.jsonl").read_text().splitlines():
+        edit: dict[str, Any] = json.loads(line)
+        edits = tuple(Edit(*each) for each in edit["edits"])
+        strings = list(text.draft(clean[edit["row"]]).text[0])
+        for each in edits:
+            before = strings[each.field]
+            end = each.position + len(each.before)
+            assert before[each.position : end] == each.before
+            strings[each.field] = before[: each.position] + each.after + before[end:]
+        dirty = Corrupted((tuple(strings),), edits, 1, 1)
+        assert dirty.text != clean[edit["row"]] and text.restore(dirty) == clean[edit["row"]]
+        words = text.draft(clean[edit["row"]]).words
+        found[edit["corruption"]].append(len(words))
+    assert all(found[kind] for kind in ("misspelling", "textbugger"))
+
+
+def test_the_page_has_the_picture_and_the_table(done):
+    html = (done / "report.html").read_text()
+    image = base64.b64decode(re.findall(r"base64,([^\"]+)", html)[0])
+    assert image == (done / "typos.png").read_bytes()
+    assert "TextBugger" in html and "20 % of the words" in html
+    assert len(read_csv(done / "typos.csv", typos_page.COLUMNS)) == 5
+
+
+def test_the_same_line_goes_on_where_it_was(trained, done, capsys, monkeypatch):
+    before = (done / "results.csv").read_bytes()
+    monkeypatch.setattr(typos, "restore", lambda *_: pytest.fail("tested again"))
+    assert command(trained, done.parents[1]) == 0
+    assert (done / "results.csv").read_bytes() == before
+    assert str(done) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--rates", "1.5"), "in [0, 1], got 1.5"),
+        (("--rates", "-0.1"), "in [0, 1], got -0.1"),
+        (("--rates", "0"), "--rates wants one or more"),
+        (("--corruption", "typo"), "--corruption takes misspelling"),
+        (("--texts", "0"), "--texts must be at least 1"),
+        (("--task", "cola"), "--task sentiment"),
+        (("--model", "robertha"), "--model tinybert"),
+    ],
+)
+def test_a_wrong_flag_is_one_clear_error(trained, tmp_path, capsys, flags, told):
+    assert command(trained, tmp_path, *flags) == 1
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "typos").exists()
+
+
+def test_a_run_without_finished_cells_says_so(trained, tmp_path, capsys):
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    (copy / "results.csv").unlink()
+    assert command(copy, tmp_path) == 1
+    assert "no finished cell" in capsys.readouterr().err
+
+
+def test_texts_without_a_word_are_left_out(monkeypatch):
+    rows = reported_rows("sentiment")[:3]
+    rows[1] = rows[1]._replace(texts=(("1999 ...",),))
+    monkeypatch.setattr(typos, "reported_rows", lambda *_, **__: rows)
+    assert [row.index for row in typos.chosen_rows("sentiment", None, None)] == [
+        rows[0].index,
+        rows[2].index,
+    ]
+
+
+PLAN = {
+    "tasks": ("cola", "rte"),
+    "models": ("tinybert", "robertha"),
+    "seeds": (1, 2),
+    "corruptions": ("misspelling",),
+    "rates": (0.1,),
+}
+# Scores by task, model, rate and seed.
+SCORES = {
+    ("cola", "tinybert", 0.0): (60.0, 62.0),
+    ("cola", "tinybert", 0.1): (58.0, 58.0),
+    ("rte", "tinybert", 0.0): (50.0, 52.0),
+    ("rte", "tinybert", 0.1): (50.0, 52.0),
+    ("cola", "robertha", 0.0): (61.0, 61.0),
+    ("cola", "robertha", 0.1): (57.0, 59.0),
+    ("rte", "robertha", 0.0): (51.0, 51.0),
+    ("rte", "robertha", 0.1): (50.0, 50.0),
+}
+
+
+def write_run(root, scores):
+    folder = open_run("typos", {}, plan=PLAN, root=root)
+    blank = dict.fromkeys(RESULT_COLUMNS) | {"num_examples": 10}
+    for (task, model, rate), by_seed in scores.items():
+        place = {"task": task, "model": model, "level": rate}
+        place |= {"corruption": "misspelling" if rate else "none"}
+        for seed, score in enumerate(by_seed, 1):
+            for metric, value in {"score": score, "words_changed": rate}.items():
+                row = blank | place | {"seed": seed, "metric": metric, "score": value}
+                add_results(folder, [row])
+    return folder
+
+
+def test_what_is_lost_is_paired_by_seed_and_averaged_over_tasks(tmp_path):
+    folder = write_run(tmp_path, SCORES)
+    lines = typos_page.write_page(folder)
+    assert lines[0][0] == "GLUE, mean of 2 tasks"
+    with open(folder / "typos.csv", newline="") as file:
+        rows = {(r["task"], r["model"], float(r["rate"])): r for r in csv.DictReader(file)}
+    whole = rows["GLUE, mean of 2 tasks", "tinybert", 0.1]
+    # Seeds: (58 + 50) / 2 - (60 + 50) / 2 = -1 and (58 + 52) / 2 - (62 + 52) / 2 = -2.
+    assert float(whole["mean"]) == 54.5 and float(whole["lost"]) == -1.5
+    half = 12.706204736 * np.std([-1, -2], ddof=1) / np.sqrt(2)
+    assert float(whole["lost_low"]) == pytest.approx(-1.5 - half)
+    paper = suite_score("glue", "robertha", "misspelling", 0.1)
+    assert paper is not None and paper.mean == 58.4
+    assert float(rows["GLUE, mean of 2 tasks", "robertha", 0.1]["paper"]) == paper.mean
+    assert whole["paper"] == "" and rows["cola", "robertha", 0.1]["paper"] == ""
+    assert any("paper, whole suite" in line[1] for line in lines)
+
+
+def test_a_page_of_partial_results_says_what_is_missing(tmp_path):
+    there = {place: score for place, score in SCORES.items() if place[:2] != ("rte", "robertha")}
+    folder = write_run(tmp_path, there)
+    lines = typos_page.write_page(folder)
+    assert lines[0][0] == "CoLA"
+    assert "Missing: RTE: Robertha" in (folder / "report.html").read_text()
