@@ -5,7 +5,8 @@ Paper: Podasca and Das (2026), Tables 2 and 3. Claim: iteration and ESR make the
 
 Command: `python -m experiments attribution --task cola --data-dir DIR --vocab DIR/vocab.txt`, or
 without flags on the embedded tasks (nine models, where `robustness` has two); `--budget smoke` for
-a look (a minute or two, nearly all of it compilation).
+a look (a minute or two, nearly all of it compilation). Where a `robustness` run has these models
+already, `--run runs/robustness/ID` makes the page of its scores, in seconds.
 
 Expected: the place where the noise is added makes most of it; what iteration and ESR add at one
 place is of the size of the error bars.
@@ -23,7 +24,8 @@ from experiments.report_page import print_table
 from experiments.robertha import attribution_page as page
 from experiments.robertha import robustness
 from experiments.robertha.attribution_page import Rung
-from experiments.rundir import open_run
+from experiments.robertha.trained import read_run
+from experiments.rundir import add_results, open_run, read_results
 
 REPRODUCES = "Robertha, Tables 2 and 3: the steps from TinyBERT to Robertha, one at a time"
 
@@ -46,8 +48,10 @@ LADDER = (
 class Config:
     """What to train on; what is not named here is as in `robustness`."""
 
-    task: tuple[str, ...] = ("sentiment", "entailment", "paraphrase")
-    """Tasks, see `robustness`."""
+    run: str | None = None
+    """Folder of a `robustness` run to take the scores from; nothing is trained."""
+    task: tuple[str, ...] | None = None
+    """Tasks, see `robustness`; without it the three embedded ones, or all of --run's."""
     data_dir: str | None = None
     """Folder of raw sets (glue_data/SST-2/train.tsv, ...) or of built TFDS sets."""
     vocab: str | None = None
@@ -82,7 +86,11 @@ def run(config: Config) -> Path:
         ValueError, FileNotFoundError: A flag or a file is wrong.
         hopfax.train.loop.DivergedError: Training diverged.
     """
+    if config.run is not None:
+        return _of_run(config)
     shared = {each.name: getattr(config, each.name) for each in fields(config)}
+    del shared["run"]
+    shared |= {"task": config.task or robustness.Config.task}
     models = tuple(dict.fromkeys(rung.model for rung in LADDER))
     # The paper's protocol: a step that only changes the signal's size would be taken out by the
     # other one.
@@ -99,5 +107,40 @@ def run(config: Config) -> Path:
     print(f"writing to {folder}", flush=True)
     for _ in robustness.fill(folder, whole, grid):
         page.write_page(folder, LADDER)
+    print_table(page.write_page(folder, LADDER))
+    return folder
+
+
+def _of_run(config: Config) -> Path:
+    """The page of what a `robustness` run has measured of the ladder.
+
+    Raises:
+        FileNotFoundError: There is no run in that folder.
+        ValueError: It lacks the models or tasks, or a flag speaks of training.
+    """
+    free = ("run", "task", "runs")
+    asked = [f.name for f in fields(config) if getattr(config, f.name) != f.default]
+    if idle := [name for name in asked if name not in free]:
+        raise ValueError(
+            f"--run takes scores as they are: leave out --{' --'.join(idle).replace('_', '-')}"
+        )
+    assert config.run is not None
+    source = read_run(config.run, tasks=config.task)
+    names = {rung.model for rung in LADDER}
+    models = tuple(name for name in source.grid.models if name in names)
+    if len(models) < 2 or "sigma" not in source.grid.protocols:
+        raise ValueError(
+            f"{config.run} has fewer than two models of the ladder ({', '.join(sorted(names))}), "
+            "or none with the same σ (--protocols sigma)"
+        )
+    grid = source.grid._replace(models=models, protocols=("sigma",))
+    plan = grid._asdict() | {"ladder": [rung._asdict() for rung in LADDER]}
+    folder = open_run("attribution", config, plan=plan, root=config.runs, ignore=("runs",))
+    rows = [
+        row
+        for row in read_results(config.run)
+        if row["model"] in models and row["task"] in grid.tasks and row["protocol"] != "matched"
+    ]
+    add_results(folder, rows)
     print_table(page.write_page(folder, LADDER))
     return folder

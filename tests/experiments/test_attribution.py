@@ -103,3 +103,35 @@ def test_a_run_of_a_short_ladder(tmp_path, monkeypatch):
 def test_flags_out_of_range_are_named(flags, words, capsys):
     assert command.main(["attribution", "--budget", "smoke", *flags]) == command.FAILED
     assert words in capsys.readouterr().err
+
+
+@pytest.fixture
+def robustness_run(fake, tmp_path):
+    rows = fake.fake_rows(models=("tinybert", "robertha"), tasks=("sst2", "cola"))
+    plan = {"tasks": ("sst2", "cola"), "models": ("tinybert", "robertha"), "seeds": fake.SEEDS}
+    plan |= {"levels": fake.LEVELS, "sites": fake.SITES, "protocols": fake.PROTOCOLS}
+    return fake.write_fake_run(tmp_path / "robustness", rows, plan)
+
+
+def test_the_ladder_of_a_run_that_is_there_needs_no_training(robustness_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(attribution.robustness, "fill", lambda *_: pytest.fail("trained"))
+    folder = attribution.run(attribution.Config(run=str(robustness_run), runs=str(tmp_path)))
+    rows = rundir.read_csv(folder / "attribution.csv")
+    assert {row["model"] for row in rows} == {"tinybert", "robertha"}
+    theirs = {rundir.key_of(row): row["score"] for row in rundir.read_results(robustness_run)}
+    ours = rundir.read_results(folder)
+    assert ours and all(theirs[rundir.key_of(row)] == row["score"] for row in ours)
+    assert {row["protocol"] for row in ours} == {"clean", "sigma"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--epochs", "2", "--train-size", "8"), "leave out --epochs --train-size"),
+        (("--task", "rte"), "--task sst2 cola"),
+    ],
+)
+def test_flags_that_do_not_go_with_a_run(robustness_run, tmp_path, capsys, flags, told):
+    line = ["attribution", "--run", str(robustness_run), "--runs", str(tmp_path), *flags]
+    assert command.main(line) == 1
+    assert told in capsys.readouterr().err
