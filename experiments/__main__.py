@@ -18,6 +18,8 @@ from pathlib import Path
 EXPERIMENTS = {
     "robustness": "experiments.robertha.robustness",
     "attribution": "experiments.robertha.attribution",
+    "hyperparameters": "experiments.robertha.hyperparameters",
+    "scaling": "experiments.robertha.scaling",
     "typos": "experiments.robertha.typos",
     "adversarial": "experiments.robertha.adversarial",
     "theory": "experiments.noise_stability.theory",

@@ -20,6 +20,7 @@ def write_report(
     pictures: Mapping[str, str],
     tables: Sequence[Table],
     notes: Sequence[str] = (),
+    findings: Sequence[str] = (),
 ) -> None:
     """Writes report.html, which needs no other file.
 
@@ -29,6 +30,7 @@ def write_report(
         pictures: Captions by the file's name.
         tables: Each with its head as the first line.
         notes: What a reader must know of the numbers.
+        findings: What was found, above all else.
     """
     config = read_config(folder)
     drawn = "".join(
@@ -44,6 +46,7 @@ def write_report(
 img{{width:100%}}figure{{margin:1rem 0}}figcaption{{color:#555}}
 table{{font-size:.9rem;margin:1rem 0}}td,th{{text-align:left;padding:.2rem 1rem .2rem 0}}</style>
 <h1>{escape(title)}</h1>
+{"".join(f"<p>{escape(finding)}</p>" for finding in findings)}
 {drawn}
 {"".join(map(_table, tables))}
 <ul>{"".join(f"<li>{escape(note)}" for note in notes)}</ul>

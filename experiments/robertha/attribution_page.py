@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.report_page import Table, write_report
-from experiments.robertha.labels import level_label, number, signed
+from experiments.robertha.labels import level_label, number, with_interval
 from experiments.robertha.measurements import Measurements, load, missing, task_title
 from experiments.robertha.statistics import mean_by_seed, paired_difference, summarize
 from experiments.rundir import write_csv
@@ -134,10 +134,7 @@ def _entry(row: dict[str, Any] | None) -> str:
     text = number(row["mean"])
     if row["step"] is None:
         return text
-    text += f" ({signed(row['step'])}"
-    if row["step_low"] is not None:
-        text += f" [{signed(row['step_low'])}, {signed(row['step_high'])}]"
-    return text + ")"
+    return f"{text} ({with_interval(row['step'], row['step_low'], row['step_high'])})"
 
 
 def draw(

@@ -18,6 +18,12 @@ def signed(value: float) -> str:
     return text if text == "0.0" or value < 0 else f"+{text}"
 
 
+def with_interval(gap: float, low: float | None, high: float | None) -> str:
+    """A difference with its interval, if it has one."""
+    ends = "" if low is None or high is None else f" [{signed(low)}, {signed(high)}]"
+    return signed(gap) + ends
+
+
 def level_label(protocol: str, level: float) -> str:
     """A noise level: plain σ, or σ in units of the signal's RMS under matched SNR."""
     return f"σ/RMS {level:g}" if protocol == "matched" else f"σ {level:g}"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.robertha.models import MODELS, VARIANTS
+from experiments.robertha.models import MODELS, VARIANTS, Variant
 from experiments.rundir import read_config, read_results
 from hopfax.data.tasks import TASKS
 
@@ -182,8 +182,13 @@ def in_order(names: Iterable[str], known: Iterable[str]) -> list[str]:
     return first + sorted(present - set(first))
 
 
-def missing(found: Measurements) -> list[str]:
-    """What the plan asks for and the results lack, one line a task; empty if complete."""
+def missing(found: Measurements, variants: Mapping[str, Variant] = VARIANTS) -> list[str]:
+    """What the plan asks for and the results lack, one line a task; empty if complete.
+
+    Args:
+        found: Of a run.
+        variants: Where the models' titles are.
+    """
     lines = []
     for task in found.grid.tasks:
         models = []
@@ -191,7 +196,8 @@ def missing(found: Measurements) -> list[str]:
             by_seed = [found.scores.get(cell, {}) for cell in found.grid.cells(task, model)]
             seeds = [seed for seed in found.grid.seeds if any(seed not in one for one in by_seed)]
             if seeds:
-                models.append(f"{model_title(model)} (seed {', '.join(map(str, seeds))})")
+                lacking = ", ".join(map(str, seeds))
+                models.append(f"{model_title(model, variants)} (seed {lacking})")
         if models:
             lines.append(f"{task_title(task)}: {', '.join(models)}")
     return lines
@@ -212,6 +218,6 @@ def group_title(site: str, protocol: str) -> str:
     return f"{SITE_TITLES.get(site, site)}, {PROTOCOL_TITLES.get(protocol, protocol)}"
 
 
-def model_title(model: str) -> str:
+def model_title(model: str, variants: Mapping[str, Variant] = VARIANTS) -> str:
     """A model's name for tables and pictures."""
-    return VARIANTS[model].title if model in VARIANTS else model
+    return variants[model].title if model in variants else model

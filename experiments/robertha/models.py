@@ -31,7 +31,8 @@ class Variant(NamedTuple):
     Attributes:
         title: In tables and pictures.
         kind: What it is built by.
-        options: Of that builder; for Robertha also those of a `Preset`.
+        options: Of that builder; for Robertha also those of a `Preset`, `esr_weight` and
+            `esr_target`. They come before what an experiment's flags say.
         entropy: Of its ESR; None for no ESR.
         training: What meets it in training beside the clean rows.
         weight_decay: Of AdamW.
@@ -122,12 +123,12 @@ class Trainable(NamedTuple):
     weight_decay: float = WEIGHT_DECAY
 
 
-def check_model(name: str) -> None:
+def check_model(name: str, variants: Mapping[str, Variant] = VARIANTS) -> None:
     """Raises a ValueError that names the nearest models if this one is unknown."""
-    if name not in VARIANTS:
-        near = difflib.get_close_matches(name, VARIANTS, n=2)
+    if name not in variants:
+        near = difflib.get_close_matches(name, variants, n=2)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
-        raise ValueError(f"unknown model {name!r}; {hint}the models are {', '.join(MODELS)}")
+        raise ValueError(f"unknown model {name!r}; {hint}the models are {', '.join(variants)}")
 
 
 def with_entropy(name: str, entropy: Entropy) -> str:
@@ -156,12 +157,13 @@ def trainable(
     dropout: float | None = None,
     precision: Precision = "float32",
     implementation: Implementation | None = None,
+    variants: Mapping[str, Variant] = VARIANTS,
     **sizes: Any,
 ) -> Trainable:
     """Builds a model for a task.
 
     Args:
-        name: One of `VARIANTS`.
+        name: One of `variants`.
         spec: The task; its outputs become the model's.
         vocab_size: Number of token ids.
         preset_name: Reading of the Robertha paper, see `hopfax.nn.PRESETS`.
@@ -174,18 +176,19 @@ def trainable(
             preset's).
         precision: What the blocks compute in, see `hopfax.nn.with_precision`.
         implementation: Of Robertha's retrieval, see `hopfax.nn.HopfieldAttention`.
+        variants: What the names stand for.
         **sizes: See `hopfax.nn.Encoder`.
 
     Raises:
         ValueError: If the name is unknown or a number is out of its range.
     """
-    check_model(name)
+    check_model(name, variants)
     if max_steps < 1:
         raise ValueError(
             f"max_steps must be at least 1, got {max_steps}; the model without iteration is "
             "robertha-no-iteration-no-esr"
         )
-    variant = VARIANTS[name]
+    variant = variants[name]
     given = {} if dropout is None else {"dropout": dropout}
     options = {**sizes, **given, **variant.options}
     shape = vocab_size, spec.num_outputs
@@ -194,12 +197,14 @@ def trainable(
         details = preset(preset_name)
         changes = {field: options.pop(field) for field in PRESET_FIELDS & options.keys()}
         details = dataclasses.replace(details, **changes)
+        weight = options.pop("esr_weight", esr_weight)
+        target = options.pop("esr_target", esr_target)
         iteration = {"beta": beta, "tol": tol, "max_steps": max_steps}
         iteration |= {"implementation": implementation}
         model = robertha(*shape, details=details, **{**iteration, **options})
         esr = {
-            "esr_weight": esr_weight if variant.entropy else 0.0,
-            "esr_target": esr_target,
+            "esr_weight": weight if variant.entropy else 0.0,
+            "esr_target": target,
             "esr_in_nats": details.esr_in_nats,
             "esr_masked": details.mask_keys,
             "esr_entropy": variant.entropy or "shannon",

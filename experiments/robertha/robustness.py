@@ -17,14 +17,21 @@ sites (`token`, before positions and LayerNorm; `embedding`, after it), under bo
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from experiments.robertha.cell import run_cell
 from experiments.robertha.measurements import Grid, load
-from experiments.robertha.models import Trainable, check_model, trainable, with_entropy
+from experiments.robertha.models import (
+    VARIANTS,
+    Trainable,
+    Variant,
+    check_model,
+    trainable,
+    with_entropy,
+)
 from experiments.robertha.report import write_report
 from experiments.robertha.table import show
 from experiments.rundir import open_run
@@ -157,8 +164,13 @@ def run(config: Config) -> Path:
     return folder
 
 
-def checked_grid(config: Config) -> Grid:
-    """What a configuration asks for; a ValueError names a flag that is wrong."""
+def checked_grid(config: Config, variants: Mapping[str, Variant] = VARIANTS) -> Grid:
+    """What a configuration asks for; a ValueError names a flag that is wrong.
+
+    Args:
+        config: Of a run.
+        variants: What the names of its models stand for; an experiment may have its own.
+    """
     specs = [task(name) for name in config.task]
     grid = Grid(
         tasks=config.task,
@@ -169,11 +181,13 @@ def checked_grid(config: Config) -> Grid:
         sites=config.sites,
         protocols=config.protocols,
     )
-    _check(config, grid)
+    _check(config, grid, variants)
     return grid
 
 
-def fill(folder: Path, config: Config, grid: Grid) -> Iterator[bool]:
+def fill(
+    folder: Path, config: Config, grid: Grid, variants: Mapping[str, Variant] = VARIANTS
+) -> Iterator[bool]:
     """Trains and tests what is missing of a grid; says after each model if its task is done."""
     specs = [task(name) for name in grid.tasks]
     budgets = {spec.name: sized(config, spec.suite == "synthetic") for spec in specs}
@@ -201,6 +215,7 @@ def fill(folder: Path, config: Config, grid: Grid) -> Iterator[bool]:
                 vocab_size=rows.vocab_size,
                 # XLA cannot share a kernel out: each device would compute everybody's retrieval.
                 implementation="xla" if placement else None,
+                variants=variants,
             )
             run_cell(
                 folder,
@@ -233,13 +248,13 @@ def sized(config: Config, embedded: bool) -> Budget:
     return chosen._replace(**{name: flag for name, flag in flags.items() if flag is not None})
 
 
-def _check(config: Config, grid: Grid) -> None:
+def _check(config: Config, grid: Grid, variants: Mapping[str, Variant]) -> None:
     """Looks at every flag before the first minute of training."""
     placed(config, grid)
     for name in grid.models:
-        check_model(name)
+        check_model(name, variants)
         for spec in map(task, config.task):
-            build(config, sized(config, False), name, spec, vocab_size=8)
+            build(config, sized(config, False), name, spec, vocab_size=8, variants=variants)
     for site, protocol in ((s, p) for s in grid.sites for p in grid.protocols):
         for level in config.levels:
             check_noise(Noise(site, protocol, level))  # pyright: ignore[reportArgumentType]
@@ -264,6 +279,7 @@ def build(
     *,
     vocab_size: int,
     implementation: Implementation | None = None,
+    variants: Mapping[str, Variant] = VARIANTS,
 ) -> Trainable:
     """The model that a configuration and a task ask for, with its objective."""
     return trainable(
@@ -279,6 +295,7 @@ def build(
         dropout=config.dropout,
         precision=config.precision,
         implementation=implementation,
+        variants=variants,
         width=budget.width,
         ff_width=4 * budget.width,
         max_length=config.max_length,

@@ -23,8 +23,8 @@ from experiments.speed.publish import publish
 from experiments.speed.workload import MAX_LENGTH, VOCAB_SIZE
 from hopfax import hopfield
 from hopfax.fixed_point import Gradient
-from hopfax.nn import PRESETS, robertha
-from hopfax.train.objectives import Batch, classification
+from hopfax.nn import PRESETS, Encoder, Functional, robertha
+from hopfax.train.objectives import Batch, Objective, classification
 from hopfax.train.state import adamw, init_states, seed_keys
 from hopfax.train.step import make_step
 
@@ -62,19 +62,35 @@ def step_bytes(gradient: Gradient, *, max_steps: int = 50) -> int:
     """Of the whole base train step, ESR and AdamW included."""
     details = dataclasses.replace(PRESETS["hopfax"], gradient=gradient)
     model = robertha(VOCAB_SIZE, 2, details=details, max_steps=max_steps)
+    step, arguments = abstract_step(model, classification(model, esr_weight=ESR_WEIGHT))
+    return temporary_bytes(step, *arguments)
+
+
+def abstract_step(
+    model: Functional[Encoder], objective: Objective, *, batch_size: int = BATCH_SIZE
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """A train step of one seed with AdamW, and its arguments as shapes: nothing is computed.
+
+    Args:
+        model: A classifier of texts of at least `MAX_LENGTH` tokens.
+        objective: What to minimise.
+        batch_size: Rows of the batch.
+
+    Returns:
+        The step, and its arguments.
+    """
     optimizer = adamw(LEARNING_RATE, total_steps=TOTAL_STEPS)
-    step = make_step(classification(model, esr_weight=ESR_WEIGHT), optimizer)
     states = jax.eval_shape(lambda: init_states(model, optimizer, [0]))
     state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), states)
     batch = jax.eval_shape(
         lambda: Batch(
-            jnp.zeros((BATCH_SIZE, 1, MAX_LENGTH), jnp.int32),
-            jnp.ones((BATCH_SIZE, 1), jnp.int32),
-            jnp.zeros(BATCH_SIZE, jnp.int32),
-            jnp.ones(BATCH_SIZE),
+            jnp.zeros((batch_size, 1, MAX_LENGTH), jnp.int32),
+            jnp.ones((batch_size, 1), jnp.int32),
+            jnp.zeros(batch_size, jnp.int32),
+            jnp.ones(batch_size),
         )
     )
-    return temporary_bytes(step, state, batch, seed_keys([0])[0])
+    return make_step(objective, optimizer), (state, batch, seed_keys([0])[0])
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:

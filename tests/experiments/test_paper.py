@@ -66,3 +66,25 @@ def test_every_model_has_all_five_levels_for_both_suites():
         for model in paper.PAPER_MODELS:
             for level in (0, 0.5, 1, 2, 5):
                 assert paper_average(suite, tasks_of(suite), model, level) is not None
+
+
+def test_the_copy_of_the_hyperparameters_is_the_reference(shared):
+    ours = (Path(paper.__file__).with_name("paper_hyperparameters.csv")).read_text()
+    assert ours == (shared / "reference" / "robertha_hyperparameters.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("title", "parameter", "value", "level", "expected"),
+    [
+        ("MRPC", "esr_target", 0.2, 5, 68.4),
+        ("BoolQ", "esr_weight", 0, 0.5, 63.9),
+        ("MRPC", "beta", 100, 2, 74.2),
+        # A target of 1 is where 5 (MRPC) and 50 (BoolQ) push.
+        ("MRPC", "esr_target", 1, 1, 75.2),
+        ("BoolQ", "esr_target", 1, 5, 61.1),
+        ("BoolQ", "beta", 100, 2, None),
+        ("Paraphrase", "beta", 15, 2, None),
+    ],
+)
+def test_scores_by_hyperparameter(title, parameter, value, level, expected):
+    assert paper.paper_setting(title, parameter, value, level) == expected
