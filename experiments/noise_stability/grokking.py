@@ -71,6 +71,8 @@ class Config:
     """Bits of a parity's rows (the paper: 10 to 100)."""
     num_relevant: int | None = None
     """How many of them it is the parity of (the paper: 2 or 3)."""
+    num_train: int | None = None
+    """Rows to train on, of every task; those to validate and test stay as many."""
     monitor: Literal["budget", "train", "validation", "none"] = "budget"
     """Loss that lowers the learning rate when it stops falling (Table 2: patience 10 epochs,
     factor 0.8)."""
@@ -106,7 +108,9 @@ def run(config: Config) -> Path:
     problems: dict[Task, Problem] = {
         task: make_problem(task, settings[task], seeds) for task in tasks
     }
-    folder = open_run("grokking", config, plan=plan, root=config.runs, ignore=("runs",))
+    # The plan has it too; runs from before there was the flag keep their folder.
+    ignore = ("runs", "num_train")
+    folder = open_run("grokking", config, plan=plan, root=config.runs, ignore=ignore)
     print(f"writing to {folder}", flush=True)
     found: dict[str, list[Cell]] = {}
     title = "Grokking, with and without the regularizer"
@@ -183,9 +187,15 @@ def _sized(config: Config) -> Budget:
     if config.monitor != "budget":
         changes["monitor"] = None if config.monitor == "none" else config.monitor
     return budget._replace(
-        addition=_changed(budget.addition, changes, modulus=config.modulus),
+        addition=_changed(
+            budget.addition, changes, modulus=config.modulus, num_train=config.num_train
+        ),
         parity=_changed(
-            budget.parity, changes, num_bits=config.num_bits, num_relevant=config.num_relevant
+            budget.parity,
+            changes,
+            num_bits=config.num_bits,
+            num_relevant=config.num_relevant,
+            num_train=config.num_train,
         ),
     )
 

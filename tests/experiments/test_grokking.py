@@ -112,6 +112,7 @@ def test_the_paper_budget_is_table_2():
         (["--modulus", "1"], "modulus must be at least 2, got 1"),
         (["--modulus", "4"], "there are 16 pairs of numbers below 4, and the splits want 25"),
         (["--task", "parity", "--num-relevant", "7"], "num_relevant=7 of num_bits=6"),
+        (["--task", "parity", "--num-train", "60"], "the splits want 80 different ones"),
         (["--num-bits", "7"], "and the tasks are addition: choose with --task"),
     ],
 )
