@@ -14,7 +14,15 @@ from experiments.robertha.measurements import (
     Measurements,
     model_title,
 )
-from experiments.robertha.panel import BAND_SEEDS, HOLLOW, draw_panel, line_style, set_limits
+from experiments.robertha.panel import (
+    BAND_SEEDS,
+    HOLLOW,
+    MOST_BANDS,
+    draw_panel,
+    line_style,
+    measured,
+    set_limits,
+)
 from experiments.robertha.statistics import summarize
 from experiments.robertha.subjects import Subject
 from experiments.rundir import write_csv
@@ -43,7 +51,8 @@ def draw(found: Measurements, subjects: Sequence[Subject], path: str | Path) -> 
     """Writes the picture, and beside it a csv of the numbers in it.
 
     One row of panels a subject, one column a site and protocol; noise grows to the right. Bands are
-    95 % intervals over seeds; hollow markers are the paper's figures, which state σ but no site, so
+    95 % intervals over seeds, left out where many models are drawn; hollow markers are the
+    paper's figures, which state σ but no site, so
     they stand in both sites' panels, at our SNR for that σ.
 
     Args:
@@ -102,7 +111,8 @@ def compose(
 
     groups = found.grid.groups
     rows, columns = max(len(subjects), 1), max(len(groups), 1)
-    width, height = 1.2 + 2.7 * columns, 1.25 + 2.35 * rows
+    lines = len(measured(found, points)) // 4  # of the legend, about
+    width, height = 1.2 + 2.7 * columns, 1.25 + 2.35 * rows + 0.17 * lines
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharey="row")
     for row, subject in enumerate(subjects):
@@ -131,11 +141,14 @@ def legend(
     from matplotlib.patches import Patch
 
     handles: list[Any] = []
-    for number, model in enumerate(found.grid.models):
-        style = line_style(model, number)
+    models = measured(found, points)
+    for model in models:
+        style = line_style(model, found.grid.models)
         handles.append(Line2D([], [], label=model_title(model), **style))
     counts = [p["num_seeds"] for p in points]
-    if counts and min(counts) >= BAND_SEEDS:
+    if len(models) > MOST_BANDS:
+        pass  # intervals are not drawn
+    elif counts and min(counts) >= BAND_SEEDS:
         label = f"95 % interval, {max(counts)} seeds"
         handles.append(Patch(color="#555555", alpha=0.25, lw=0, label=label))
     elif counts and max(counts) > 1:
@@ -144,8 +157,10 @@ def legend(
     if drawn and any(p["paper_mean"] is not None for p in points):
         empty = {"marker": "o", "markeredgecolor": "#555555", **HOLLOW}
         handles.append(Line2D([], [], label="the paper's figures (no site stated)", **empty))
-    # about two inches an entry; fewer columns than entries make further lines
-    columns = min(len(handles), max(int(figure.get_figwidth() / 2), 1))
+    # An entry's width by its longest title, in inches; what does not fit makes further lines.
+    longest = max((len(model_title(model)) for model in models), default=0)
+    wide = max(2.0, 0.55 + 0.068 * longest)
+    columns = min(len(handles), max(int(figure.get_figwidth() / wide), 1))
     title = subjects[0].title if len(subjects) == 1 else None
     figure.legend(handles=handles, loc="outside upper center", ncols=columns, title=title)
 

@@ -19,7 +19,18 @@ STYLES: dict[str, tuple[str, str, str]] = {
     "robertha-no-esr": ("#D55E00", "^", "--"),
     "robertha-no-iteration-no-esr": ("#009E73", "D", ":"),
 }
-SPARE_STYLES = (("#CC79A7", "v", "-."), ("#E69F00", "P", "-."), ("#56B4E9", "X", "-."))
+SPARE_STYLES = (
+    ("#CC79A7", "v", "-."),
+    ("#E69F00", "P", "-."),
+    ("#56B4E9", "X", "-."),
+    ("#8C564B", "<", "--"),
+    ("#117733", ">", "-."),
+    ("#AA4499", "p", ":"),
+    ("#882255", "h", "--"),
+    ("#999933", "d", "-."),
+    ("#332288", "*", ":"),
+    ("#DDAA33", "8", "--"),
+)
 HOLLOW: dict[str, Any] = {
     "linestyle": "none",
     "markerfacecolor": "white",
@@ -27,6 +38,7 @@ HOLLOW: dict[str, Any] = {
     "markersize": 6.5,
 }
 BAND_SEEDS = 3  # with fewer a t interval is wider than the picture: the seeds are drawn instead
+MOST_BANDS = 5  # of more models the intervals would hide the lines: they are in the tables
 CLEAN_GAP_DB = 6.0  # how far left of the weakest noise the clean scores stand
 TICK_DB = 6
 
@@ -56,28 +68,40 @@ def draw_panel(
         axes.set_xticks([])
         return
     best = max(p["snr_db"] for p in here)
-    models = found.grid.models
+    models = measured(found, points)
     for number, model in enumerate(models):
-        style = line_style(model, number)
+        style = line_style(model, found.grid.models)
         line = [p for p in here if p["model"] == model]
         x = [p["snr_db"] for p in line]
         on_top = 3.5 if model == "robertha" else 3
         axes.plot(x, [p["mean"] for p in line], zorder=on_top, **style)
-        draw_spread(axes, found, subject, line, style["color"])
+        if len(models) <= MOST_BANDS:
+            draw_spread(axes, found, subject, line, style["color"])
         paper = [p for p in line if p["paper_mean"] is not None]
         draw_paper(axes, [p["snr_db"] for p in paper], paper, style)
         # side by side, the first model leftmost on an axis that falls to the right
-        beside = best + CLEAN_GAP_DB + 0.9 * ((len(models) - 1) / 2 - number)
+        apart = min(0.9, 4.5 / len(models))
+        beside = best + CLEAN_GAP_DB + apart * ((len(models) - 1) / 2 - number)
         for clean in points:
             if (clean["site"], clean["protocol"], clean["model"]) == (*CLEAN, model):
-                draw_clean(axes, beside, clean, style, with_paper=protocol == "sigma")
+                few = len(models) <= MOST_BANDS
+                on = protocol == "sigma"
+                draw_clean(axes, beside, clean, style, with_paper=on, with_bar=few)
     axes.axvline(best + CLEAN_GAP_DB / 2, color="#999999", linewidth=0.8, linestyle=(0, (2, 3)))
     set_ticks(axes, found, here, protocol)
 
 
-def line_style(model: str, number: int) -> dict[str, Any]:
+def measured(found: Measurements, points: Sequence[dict[str, Any]]) -> list[str]:
+    """The models that have a score, in the order of the plan."""
+    there = {point["model"] for point in points}
+    return [model for model in found.grid.models if model in there]
+
+
+def line_style(model: str, models: Sequence[str]) -> dict[str, Any]:
     """How a model's line looks; the same in every picture for the known ones."""
-    colour, marker, dashes = STYLES.get(model, SPARE_STYLES[number % len(SPARE_STYLES)])
+    others = [each for each in models if each not in STYLES]
+    spare = SPARE_STYLES[others.index(model) % len(SPARE_STYLES)] if model in others else None
+    colour, marker, dashes = spare or STYLES[model]
     return {"color": colour, "marker": marker, "linestyle": dashes}
 
 
@@ -102,11 +126,17 @@ def draw_spread(
 
 
 def draw_clean(
-    axes: Axes, x: float, point: dict[str, Any], style: dict[str, Any], *, with_paper: bool
+    axes: Axes,
+    x: float,
+    point: dict[str, Any],
+    style: dict[str, Any],
+    *,
+    with_paper: bool,
+    with_bar: bool,
 ) -> None:
     """The score without noise, its interval a bar."""
     axes.plot([x], [point["mean"]], zorder=3, **style)
-    if point["num_seeds"] >= BAND_SEEDS:
+    if point["num_seeds"] >= BAND_SEEDS and with_bar:
         ends = [point["low"], point["high"]]
         axes.plot([x, x], ends, color=style["color"], linewidth=1.2, zorder=2)
     if with_paper and point["paper_mean"] is not None:
