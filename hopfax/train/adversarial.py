@@ -32,8 +32,8 @@ class Ball(NamedTuple):
             is about 0.6 of it whatever the text's length, >= 0.
 
     The defaults are of the size that the FreeLB program takes on GLUE, where token vectors have a
-    norm of about 1.4. For a model that starts from N(0, 0.02^2), with norms of 0.23 at width 128,
-    the experiments take `Ball(step_size=0.02, max_norm=0.05, initial_norm=0.03)`.
+    norm of about 1.4. A model that starts from N(0, 0.02^2), with norms of 0.23 at width 128, needs
+    a far smaller ball to learn at all: see `experiments/robertha/models.py`.
     """
 
     num_steps: int = 3
