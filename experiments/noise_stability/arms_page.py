@@ -165,9 +165,9 @@ def _draw_accuracy(panel: Axes, cells: Sequence[Cell]) -> None:
 def _draw_sweep(panel: Axes, cell: Cell) -> None:
     gammas, rhos, medians = arms.sweep_table(cell)
     shown = np.where(np.isinf(medians), np.nan, medians)
-    panel.imshow(shown, cmap="viridis_r", aspect="auto")
+    panel.imshow(shown, cmap="viridis_r", aspect="auto", alpha=0.5)  # black numbers on it
     for (i, j), value in np.ndenumerate(medians):
-        text = "not" if np.isinf(value) else f"{value:.0f}"
+        text = "never" if np.isinf(value) else f"{value:.0f}"
         panel.text(j, i, text, ha="center", va="center", color="black", fontsize=9)
     panel.set_xticks(range(len(rhos)), [f"{rho:g}" for rho in rhos])
     panel.set_yticks(range(len(gammas)), [f"{gamma:g}" for gamma in gammas])
