@@ -9,7 +9,6 @@ same flags, is not run again: the same line continues.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 import subprocess
@@ -21,6 +20,7 @@ from typing import NamedTuple
 
 from experiments.provenance import provenance
 from experiments.speed import page
+from experiments.speed.flags import parser_of
 
 
 class Benchmark(NamedTuple):
@@ -47,28 +47,20 @@ BENCHMARKS = {
     "seeds": Benchmark(quick=("--seconds", "10", "--sizes", "0", "1")),
     "stability": Benchmark(),
     "memory": Benchmark(),
-    "attack": Benchmark(quick=("--seconds", "5")),
+    "attack": Benchmark(True, ("--seconds", "5")),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs what is missing and writes the page; returns how many of them failed."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.speed",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("__main__", __doc__, "--data-dir")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}")
-    parser.add_argument("--data-dir", help="raw sets; without it, made-up rows of SST-2's lengths")
     parser.add_argument("--quick", action="store_true", help="short rounds; all cells of the grid")
     parser.add_argument(
         "--minutes",
         type=float,
         default=float("inf"),
         help="start none after so many (default: no end)",
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/speed"), help="results (default runs/speed)"
     )
     flags = parser.parse_args(arguments)
     if unknown := [name for name in flags.names if name not in BENCHMARKS]:

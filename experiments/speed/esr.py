@@ -10,10 +10,8 @@ Without `--data-dir`, rows of SST-2's lengths with random tokens.
 
 from __future__ import annotations
 
-import argparse
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 import jax
@@ -21,11 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.provenance import provenance
+from experiments.speed.flags import parser_of, workload_of
 from experiments.speed.programs import BATCH_SIZE, Hopfax
 from experiments.speed.publish import publish
 from experiments.speed.timing import clock_of, clock_title, interleaved, spread
 from experiments.speed.train_step import trained
-from experiments.speed.workload import Workload, workload
+from experiments.speed.workload import Workload
 from hopfax import hopfield
 from hopfax.train.allocator import keep_freed_memory
 
@@ -207,35 +206,19 @@ def _row(
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measures, prints and writes `esr.json` and `esr.csv`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.speed.esr",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--data-dir", help="raw sets; without it, made-up rows of SST-2's lengths")
-    parser.add_argument("--seconds", type=float, default=180, help="a set of weights (default 180)")
-    parser.add_argument(
+    parser = parser_of(
+        "esr",
+        __doc__,
+        "--data-dir",
         "--train-steps",
-        type=int,
-        default=1000,
-        help="before the second set of weights (default 1000), 0 for none",
+        "--cpu-seconds",
+        seconds=(180, "a set of weights"),
     )
     parser.add_argument("--chunk", type=int, default=4, help="steps per measurement (default 4)")
     parser.add_argument("--calls", type=int, default=5, help="of the entropy alone (default 5)")
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/speed"), help="results (default runs/speed)"
-    )
-    parser.add_argument(
-        "--cpu-seconds",
-        action="store_true",
-        help="count processor time instead: see train_step",
-    )
     flags = parser.parse_args(arguments)
     clock = clock_of(flags.cpu_seconds)
-    try:
-        rows = workload(flags.data_dir)
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
+    rows = workload_of(parser, flags)
 
     table = alone(seconds=flags.seconds / 3, calls=flags.calls, clock=clock)
     show(table)

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from experiments.speed.flags import parser_of, want_torch
 from experiments.speed.forward import (
     SIZES,
     Forward,
@@ -93,10 +93,8 @@ def compare(
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measures, prints and writes `evaluation.json` and `evaluation.csv`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.speed.evaluation",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = parser_of(
+        "evaluation", __doc__, "--train-steps", "--cpu-seconds", seconds=(20, "a comparison")
     )
     parser.add_argument(
         "--sizes",
@@ -105,26 +103,13 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         default=list(SIZES),
         help="of the model (default both)",
     )
-    parser.add_argument("--seconds", type=float, default=20, help="a comparison (default 20)")
     parser.add_argument("--tokens", type=int, default=MAX_LENGTH, help="of a text (default 128)")
     parser.add_argument(
         "--batch", type=int, default=32, help="of base (default 32); large takes an eighth"
     )
-    parser.add_argument(
-        "--train-steps", type=int, default=1000, help="of base (default 1000), 0 for none"
-    )
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/speed"), help="results (default runs/speed)"
-    )
-    parser.add_argument("--cpu-seconds", action="store_true", help="as in train_step")
     flags = parser.parse_args(arguments)
-    try:
-        import torch
-    except ImportError:
-        parser.exit(1, "error: PyTorch is an optional extra: pip install -e '.[speed]'\n")
-    if flags.cpu_seconds:
-        torch.set_num_threads(1)
+    want_torch(parser, flags)
     table, ratios, failures = [], [], {}
     for size, weights, params, batch, name, rows in cases(flags):
         for iterations, (tol, max_steps) in ENDS.items():

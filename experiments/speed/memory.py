@@ -8,16 +8,15 @@ is run, XLA says what it has planned.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from experiments.provenance import provenance
+from experiments.speed.flags import parser_of
 from experiments.speed.programs import BATCH_SIZE, ESR_WEIGHT, LEARNING_RATE, TOTAL_STEPS
 from experiments.speed.publish import publish
 from experiments.speed.workload import MAX_LENGTH, VOCAB_SIZE
@@ -95,15 +94,8 @@ def abstract_step(
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measures, prints and writes `memory.json` and `memory.csv`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.speed.memory",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("memory", __doc__)
     parser.add_argument("--max-steps", type=int, default=50, help="T (default 50)")
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/speed"), help="results (default runs/speed)"
-    )
     flags = parser.parse_args(arguments)
     table = []
     for what, measure in (("retrieve, one layer", layer_bytes), ("train step", step_bytes)):

@@ -8,9 +8,7 @@ itself, so the shares need not add up: XLA joins neighbours, and some work lies 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,6 +17,7 @@ import numpy as np
 import optax
 
 from experiments.provenance import provenance
+from experiments.speed.flags import parser_of
 from experiments.speed.forward import Rows, full_rows
 from experiments.speed.programs import BATCH_SIZE, ESR_WEIGHT, LEARNING_RATE, TOTAL_STEPS
 from experiments.speed.publish import publish
@@ -130,18 +129,9 @@ def table_of(taken: Mapping[str, np.ndarray], counts: Mapping[str, int]) -> list
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measures, prints and writes `profile_step.json` and `profile_step.csv`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.speed.profile_step",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--seconds", type=float, default=30, help="in all (default 30)")
+    parser = parser_of("profile_step", __doc__, "--cpu-seconds", seconds=(30, "in all"))
     parser.add_argument("--batch", type=int, default=BATCH_SIZE, help="texts (default 32)")
     parser.add_argument("--tokens", type=int, default=MAX_LENGTH, help="of a text (default 128)")
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/speed"), help="results (default runs/speed)"
-    )
-    parser.add_argument("--cpu-seconds", action="store_true", help="count processor time")
     flags = parser.parse_args(arguments)
     calls, counts = calls_of(full_rows(flags.batch, flags.tokens))
     clock = clock_of(flags.cpu_seconds)

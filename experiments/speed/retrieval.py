@@ -10,7 +10,6 @@ continues with the others. Needs `pip install -e '.[speed]'`.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import time
@@ -23,6 +22,7 @@ import jax
 import numpy as np
 
 from experiments.provenance import same_origin
+from experiments.speed.flags import parser_of, want_torch
 from experiments.speed.forward import SIZES, fresh, full_rows, hopfax_forward
 from experiments.speed.publish import publish, torch_provenance
 from experiments.speed.retrieval_programs import arrays, flops, hopfax_call, peak_call, torch_call
@@ -136,27 +136,13 @@ def measured_peaks(size: int, *, rounds: int, clock: Callable[[], float]) -> dic
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measures what is missing, prints it and writes `retrieval.json` and `retrieval.csv`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.speed.retrieval",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("retrieval", __doc__, "--cpu-seconds", seconds=(2, "a cell"))
     parser.add_argument(
         "--budget", choices=list(GRIDS), default="small", help="the grid (default small)"
     )
-    parser.add_argument("--seconds", type=float, default=2, help="a cell (default 2)")
     parser.add_argument("--minutes", type=float, default=9, help="start no cell after (default 9)")
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/speed"), help="results (default runs/speed)"
-    )
-    parser.add_argument("--cpu-seconds", action="store_true", help="as in train_step")
     flags = parser.parse_args(arguments)
-    try:
-        import torch
-    except ImportError:
-        parser.exit(1, "error: PyTorch is an optional extra: pip install -e '.[speed]'\n")
-    if flags.cpu_seconds:
-        torch.set_num_threads(1)
+    want_torch(parser, flags)
     begin, clock = time.monotonic(), clock_of(flags.cpu_seconds)
     origin = torch_provenance() | {"clock": clock_title(flags.cpu_seconds)}
     # The peak is a rate of this machine; a later session measures its own.

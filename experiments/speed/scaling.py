@@ -7,14 +7,13 @@ Five iterations in every layer; what does not grow stays as in the base model at
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from experiments.provenance import provenance
+from experiments.speed.flags import parser_of
 from experiments.speed.forward import SIZES, full_rows, hopfax_forward, model_of
 from experiments.speed.publish import publish
 from experiments.speed.timing import clock_of, clock_title, interleaved, spread
@@ -49,16 +48,7 @@ def cells() -> Iterator[tuple[str, dict[str, int]]]:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measures, prints and writes `scaling.json` and `scaling.csv`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.speed.scaling",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--seconds", type=float, default=30, help="a factor (default 30)")
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/speed"), help="results (default runs/speed)"
-    )
-    parser.add_argument("--cpu-seconds", action="store_true", help="count processor time")
+    parser = parser_of("scaling", __doc__, "--cpu-seconds", seconds=(30, "a factor"))
     flags = parser.parse_args(arguments)
     clock = clock_of(flags.cpu_seconds)
     table = []

@@ -9,10 +9,8 @@ left to fill: 1.2 to 1.9 times. About 10 minutes on 2 idle cores.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,6 +22,7 @@ from experiments.noise_stability.grokking_settings import ARMS, BUDGETS, ArmName
 from experiments.noise_stability.program import Dials
 from experiments.noise_stability.runs import compiled
 from experiments.provenance import provenance
+from experiments.speed.flags import parser_of
 from experiments.speed.publish import publish
 from experiments.speed.timing import interleaved, spread
 from hopfax.train.allocator import keep_freed_memory
@@ -81,13 +80,7 @@ def _seconds(program: Callable[[], object]) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measures, prints and writes `seeds.json` and `seeds.csv`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.speed.seeds",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--seconds", type=float, default=60.0, help="a size and arm (default 60)")
-    parser.add_argument("--rounds", type=int, default=3, help="at least so many (default 3)")
+    parser = parser_of("seeds", __doc__, "--rounds", seconds=(60, "a size and arm"))
     parser.add_argument(
         "--sizes",
         type=int,
@@ -102,9 +95,6 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         default=["plain", "stable"],
         choices=list(ARMS),
         help="of training (default plain stable)",
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/speed"), help="results (default runs/speed)"
     )
     flags = parser.parse_args(arguments)
     chosen = SIZES if flags.sizes is None else [SIZES[number] for number in flags.sizes]

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.speed.flags import parser_of, want_torch
 from experiments.speed.publish import publish, torch_provenance
 from experiments.speed.stability_programs import (
     BATCH_SIZE,
@@ -160,21 +161,9 @@ def fresh_footprint(num_samples: int, copies: int | None) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measures, prints and writes `stability.json` and `stability.csv`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.speed.stability",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("stability", __doc__, "--cpu-seconds")
     parser.add_argument("--num-samples", type=int, default=1_000_000, help="pairs (default 10^6)")
     parser.add_argument("--repeats", type=int, default=5, help="rounds (default 5)")
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/speed"), help="results (default runs/speed)"
-    )
-    parser.add_argument(
-        "--cpu-seconds",
-        action="store_true",
-        help="count processor time instead, PyTorch on one thread: see train_step",
-    )
     parser.add_argument("--footprint-of", type=int, nargs=2, help=argparse.SUPPRESS)
     flags = parser.parse_args(arguments)
     if flags.footprint_of:
@@ -182,12 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         found = footprint(num_samples, copies or None)
         print(json.dumps(found))
         return found
-    try:
-        import torch
-    except ImportError:
-        parser.exit(1, "error: PyTorch is an optional extra: pip install -e '.[speed]'\n")
-    if flags.cpu_seconds:
-        torch.set_num_threads(1)
+    want_torch(parser, flags)
 
     memory = []
     for copies in (2, None):

@@ -10,19 +10,18 @@ Without `--data-dir`, rows of SST-2's lengths with random tokens. Needs `pip ins
 
 from __future__ import annotations
 
-import argparse
 import functools
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from experiments.speed.flags import parser_of, want_torch, workload_of
 from experiments.speed.programs import BATCH_SIZE, Hopfax, Torch
 from experiments.speed.publish import publish, torch_provenance
 from experiments.speed.timing import Spread, clock_of, clock_title, interleaved, spread
-from experiments.speed.workload import MAX_LENGTH, Workload, workload
+from experiments.speed.workload import MAX_LENGTH, Workload
 from hopfax.train.allocator import keep_freed_memory
 
 SEEDS = (23, 42, 77, 112, 135)
@@ -125,41 +124,18 @@ def compare(
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measures, prints and writes `train_step.json` and `train_step.csv`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.speed.train_step",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--data-dir", help="raw sets; without it, made-up rows of SST-2's lengths")
-    parser.add_argument("--seconds", type=float, default=120, help="a set of weights (default 120)")
-    parser.add_argument(
+    parser = parser_of(
+        "train_step",
+        __doc__,
+        "--data-dir",
         "--train-steps",
-        type=int,
-        default=1000,
-        help="before the second set of weights (default 1000), 0 for none",
+        "--cpu-seconds",
+        seconds=(120, "a set of weights"),
     )
     parser.add_argument("--chunk", type=int, default=8, help="steps per measurement (default 8)")
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/speed"), help="results (default runs/speed)"
-    )
-    parser.add_argument(
-        "--cpu-seconds",
-        action="store_true",
-        help="count processor time instead, PyTorch on one thread: for a machine that others use, "
-        "where PyTorch's threads lose most of their time waiting for each other",
-    )
     flags = parser.parse_args(arguments)
-    try:
-        import torch
-    except ImportError:
-        parser.exit(1, "error: PyTorch is an optional extra: pip install -e '.[speed]'\n")
-    if flags.cpu_seconds:
-        torch.set_num_threads(1)
-
-    try:
-        rows = workload(flags.data_dir)
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
+    want_torch(parser, flags)
+    rows = workload_of(parser, flags)
     table, ratios = [], {}
     for steps in dict.fromkeys((0, flags.train_steps)):
         weights = f"after {steps} steps" if steps else "fresh"

@@ -9,7 +9,6 @@ device waits where the trace shows no program on it. About 2 minutes on 2 idle c
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import tempfile
 from collections.abc import Sequence
@@ -20,9 +19,10 @@ import jax
 import numpy as np
 
 from experiments.provenance import provenance
+from experiments.speed.flags import parser_of, workload_of
 from experiments.speed.programs import BATCH_SIZE, ESR_WEIGHT, LEARNING_RATE
 from experiments.speed.publish import publish
-from experiments.speed.workload import VOCAB_SIZE, workload
+from experiments.speed.workload import VOCAB_SIZE
 from hopfax.data.batching import Bucket
 from hopfax.nn import Encoder, Functional, robertha
 from hopfax.train.allocator import keep_freed_memory
@@ -155,14 +155,7 @@ def traced_fit(
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measures, prints and writes `waiting.json` and `waiting.csv`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.speed.waiting",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--data-dir", default=None, help="raw sets; without it, made-up rows of SST-2's lengths"
-    )
+    parser = parser_of("waiting", __doc__, "--data-dir")
     parser.add_argument("--rows", type=int, default=2000, help="training rows (default 2000)")
     parser.add_argument(
         "--seeds",
@@ -171,14 +164,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         default=[1],
         help="numbers of seeds trained side by side, one measurement each (default 1)",
     )
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/speed"), help="results (default runs/speed)"
-    )
     flags = parser.parse_args(arguments)
-    try:
-        rows = workload(flags.data_dir)
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
+    rows = workload_of(parser, flags)
     total = sum(len(bucket.labels) for bucket in rows.buckets)
     share = min(1.0, flags.rows / total)
     train, validation = (_first(rows.buckets, part) for part in (share, share / 10))

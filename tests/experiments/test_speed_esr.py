@@ -28,7 +28,8 @@ def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("esr")
     with pytest.MonkeyPatch.context() as patch:
         # Padded to the same length, since every length compiles anew.
-        patch.setattr(esr, "workload", lambda _: Workload([bucket(8)], bucket(8), "three texts"))
+        rows = Workload([bucket(8)], bucket(8), "three texts")
+        patch.setattr(esr, "workload_of", lambda *_: rows)
         tiny = functools.partial(robertha, num_layers=1, width=16, ff_width=16)
         patch.setattr(programs, "robertha", tiny)
         patch.setattr(esr, "ENTROPIES", ("shannon", "shannon_matmul"))
