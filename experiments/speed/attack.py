@@ -5,7 +5,7 @@ one fresh model and must end at the same texts: in batches, one text a call padd
 lengths, and one text a call padded to 128 tokens, the one shape that needs no thought. About 10
 minutes on 2 idle cores.
 
-    python -m experiments.speed.attack --data-dir DIR --vocab DIR/vocab/bert-base-uncased
+    python -m experiments.speed.attack --data-dir ../shared/data
 
 Without --data-dir: sentences of the embedded task `sentiment`, with a vocabulary of its own.
 """
@@ -22,8 +22,9 @@ import jax
 import numpy as np
 
 from experiments.provenance import provenance
+from experiments.speed.flags import parser_of
 from experiments.speed.publish import publish
-from experiments.speed.timing import clock_of, interleaved, spread
+from experiments.speed.timing import clock_of, clock_title, interleaved, spread
 from hopfax import nn, text
 from hopfax.data import read_split, read_vocabulary, synthetic_split, task, train_vocabulary
 from hopfax.text import Attacked
@@ -61,16 +62,14 @@ def rows(data_dir: Path | None, vocab: Path | None, count: int) -> tuple[Any, li
 
     Raises:
         OSError: Something is missing in `data_dir`, or the vocabulary is.
-        ValueError: `vocab` is None beside a `data_dir`, or a file is damaged.
+        ValueError: A file is damaged.
     """
     if data_dir is None:
         found = synthetic_split("sentiment", "test", size=count, seed=0)
         vocabulary = train_vocabulary((row.texts[0][0] for row in found), vocab_size=200)
     else:
-        if vocab is None:
-            raise ValueError("--data-dir wants --vocab too, a vocab.txt or its folder")
         found = read_split(task("sst2"), data_dir, "dev")[:count]
-        vocabulary = read_vocabulary(vocab)
+        vocabulary = read_vocabulary(vocab or data_dir / "vocab" / "bert-base-uncased")
     return vocabulary, [row.texts for row in found], [row.label for row in found]
 
 
@@ -118,16 +117,12 @@ def measure(
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measures, prints and writes `attack.json` and `attack.csv`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.speed.attack",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("attack", __doc__, "--rounds", "--cpu-seconds", seconds=(30, "an attack"))
     parser.add_argument("--data-dir", type=Path, default=None, help="for SST-2's dev sentences")
-    parser.add_argument("--vocab", type=Path, default=None, help="a vocab.txt, with --data-dir")
+    parser.add_argument(
+        "--vocab", type=Path, default=None, help="a vocab.txt or its folder (default --data-dir's)"
+    )
     parser.add_argument("--texts", type=int, default=32, help="sentences (default 32)")
-    parser.add_argument("--seconds", type=float, default=30.0, help="an attack (default 30)")
-    parser.add_argument("--rounds", type=int, default=3, help="at least so many (default 3)")
     parser.add_argument(
         "--models",
         nargs="+",
@@ -142,10 +137,6 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         choices=list(METHODS),
         help="by which (default all)",
     )
-    parser.add_argument("--cpu-seconds", action="store_true", help="count processor time")
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/speed"), help="results (default runs/speed)"
-    )
     flags = parser.parse_args(arguments)
     try:
         data = rows(flags.data_dir, flags.vocab, flags.texts)
@@ -157,7 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         for method in flags.attacks
         for row in measure(model, method, data, flags)
     ]
-    report = {"provenance": provenance(), "cpu_seconds": flags.cpu_seconds, "table": table}
+    clock = clock_title(flags.cpu_seconds)
+    report = {"provenance": provenance(), "clock": clock, "table": table}
     publish(flags.out, "attack", COLUMNS, report)
     return report
 

@@ -122,7 +122,6 @@ def scaling(report: Mapping[str, Any]) -> list[str]:
 
 def attack(report: Mapping[str, Any]) -> list[str]:
     """Attacks in batches and one text a call."""
-    unit = "processor second" if report["cpu_seconds"] else "second"
     rows = [
         (
             row["model"],
@@ -136,6 +135,10 @@ def attack(report: Mapping[str, Any]) -> list[str]:
         )
         for row in report["table"]
     ]
-    heads = ("model", "attack", "program", "texts the model read", "calls", f"texts a {unit}")
+    heads = ("model", "attack", "program", "texts the model read", "calls", "texts a second")
     heads += ("batches are faster by (goal: at least 5)", "rounds")
-    return ["## Attacks on text", markdown_table(heads, rows)]
+    return [
+        "## Attacks on text\n\nThe same attacks on the same fresh model, which end at the same losses; "
+        f"seconds of {report['clock']}.",
+        markdown_table(heads, rows),
+    ]

@@ -37,9 +37,14 @@ def test_the_page_has_its_table(small, tmp_path, capsys):
     assert f"| tinybert | textbugger | one text a call | {single['texts']} |" in text
 
 
-@pytest.mark.parametrize("vocab, message", [(False, "--vocab too"), (True, "no folder of ")])
-def test_real_sentences_want_their_files(vocab, message, tmp_path, capsys):
-    flags = ["--vocab", str(tmp_path)] if vocab else []
-    with pytest.raises(SystemExit):
-        attack.main(["--data-dir", str(tmp_path), *flags])
-    assert "error: " in (told := capsys.readouterr().err) and message in told
+def test_the_vocabulary_is_that_of_the_data_where_none_is_named(tmp_path):
+    (tmp_path / "glue_data" / "SST-2").mkdir(parents=True)
+    (tmp_path / "glue_data" / "SST-2" / "dev.tsv").write_text("sentence\tlabel\na fine film\t1\n")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "film"]
+    for place in (tmp_path / "vocab" / "bert-base-uncased", tmp_path / "other"):
+        place.mkdir(parents=True)
+        (place / "vocab.txt").write_text("\n".join(words) + "\n")
+        words.append("fine")
+    assert attack.rows(tmp_path, None, 5)[0].size == 7
+    vocabulary, texts, labels = attack.rows(tmp_path, tmp_path / "other", 5)
+    assert vocabulary.size == 8 and len(texts) == len(labels) == 1
