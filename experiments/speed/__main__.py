@@ -40,6 +40,7 @@ BENCHMARKS = {
     "retrieval": Benchmark(quick=("--budget", "full", "--seconds", "0.3", "--minutes", "3")),
     "train_step": Benchmark(True, ("--seconds", "20", "--train-steps", "200")),
     "evaluation": Benchmark(quick=("--seconds", "5", "--train-steps", "200")),
+    "noise": Benchmark(True, ("--seconds", "5", "--train-steps", "200", "--rows", "300")),
     "esr": Benchmark(True, ("--seconds", "20", "--train-steps", "200")),
     "waiting": Benchmark(True),
     "profile_step": Benchmark(quick=("--seconds", "10")),

@@ -1,4 +1,4 @@
-"""Sections of the page without training: evaluation, retrieval, scaling, attacks."""
+"""Sections of the page without training: evaluation, noise, retrieval, scaling, attacks."""
 
 from __future__ import annotations
 
@@ -45,6 +45,49 @@ def evaluation(report: Mapping[str, Any]) -> list[str]:
         markdown_table(heads, rows),
         markdown_table((*case, "ratio (goal on a CPU: at least 1)", "median (quartiles)"), ratios),
         *failures,
+    ]
+
+
+def noise(report: Mapping[str, Any]) -> list[str]:
+    """Predictions under noise beside plain forward passes."""
+    case = ("model", "weights")
+    ratios = [
+        (
+            *(row[name] for name in case),
+            row["ratio"].replace("_", " "),
+            f"{row['median']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
+            row["rounds"],
+        )
+        for row in report["ratios"]
+    ]
+    times = ("forward_ms", "predict_ms", "predict_noisy_ms", "forward_given_ms")
+    rows = [
+        (
+            *(row[name] for name in (*case, "site", "level")),
+            f"{row['num_steps']:.2f}",
+            *(f"{row[name]:.1f}" for name in times),
+            f"{row['noisy_over_forward']:.2f}",
+            f"{row['noisy_over_given']:.2f}",
+        )
+        for row in report["table"]
+    ]
+    heads = (*case, "site", "σ", "iterations a query", "forward, ms", "predict, ms")
+    heads += ("predict noisy, ms", "forward given, ms", "noisy over forward", "over given")
+    return [
+        f"## Evaluation under noise\n\n{report['texts']} rows: {report['rows']}; seconds of "
+        f"{report['clock']}. *Predict noisy* is what an experiment calls, *forward* a plain pass "
+        "over the clean rows, none to fill a batch; *forward given* gets the same noise ready-made "
+        "and moves the queries as often. Of all sites and levels together:",
+        markdown_table(
+            (
+                *case,
+                "ratio (goal, noisy over forward: at most 1.3)",
+                "median (quartiles)",
+                "rounds",
+            ),
+            ratios,
+        ),
+        markdown_table(heads, rows),
     ]
 
 
@@ -138,7 +181,7 @@ def attack(report: Mapping[str, Any]) -> list[str]:
     heads = ("model", "attack", "program", "texts the model read", "calls", "texts a second")
     heads += ("batches are faster by (goal: at least 5)", "rounds")
     return [
-        "## Attacks on text\n\nThe same attacks on the same fresh model, which end at the same losses; "
-        f"seconds of {report['clock']}.",
+        "## Attacks on text\n\nThe same attacks on the same fresh model, which all end at the same "
+        f"losses; seconds of {report['clock']}.",
         markdown_table(heads, rows),
     ]

@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ("train_step", training_sections.train_step),
         ("profile_step", training_sections.profile_step),
         ("evaluation", forward_sections.evaluation),
+        ("noise", forward_sections.noise),
         ("retrieval", forward_sections.retrieval),
         ("scaling", forward_sections.scaling),
         ("memory", training_sections.memory),

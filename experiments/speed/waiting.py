@@ -22,7 +22,7 @@ from experiments.provenance import provenance
 from experiments.speed.flags import parser_of, workload_of
 from experiments.speed.programs import BATCH_SIZE, ESR_WEIGHT, LEARNING_RATE
 from experiments.speed.publish import publish
-from experiments.speed.workload import VOCAB_SIZE
+from experiments.speed.workload import VOCAB_SIZE, first_rows
 from hopfax.data.batching import Bucket
 from hopfax.nn import Encoder, Functional, robertha
 from hopfax.train.allocator import keep_freed_memory
@@ -166,9 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     )
     flags = parser.parse_args(arguments)
     rows = workload_of(parser, flags)
-    total = sum(len(bucket.labels) for bucket in rows.buckets)
-    share = min(1.0, flags.rows / total)
-    train, validation = (_first(rows.buckets, part) for part in (share, share / 10))
+    train, validation = (first_rows(rows.buckets, n) for n in (flags.rows, flags.rows / 10))
     table = []
     for count in flags.seeds:
         with tempfile.TemporaryDirectory() as folder:
@@ -190,14 +188,6 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     report = {"provenance": provenance(), "rows": rows.source, "table": table}
     publish(flags.out, "waiting", COLUMNS, report)
     return report
-
-
-def _first(buckets: Sequence[Bucket], share: float) -> list[Bucket]:
-    """A share of every bucket, at least one row of each."""
-    return [
-        Bucket(*(field[: max(1, round(share * len(bucket.labels)))] for field in bucket))
-        for bucket in buckets
-    ]
 
 
 if __name__ == "__main__":

@@ -50,6 +50,15 @@ def workload(data_dir: str | None, *, seed: int = 0) -> Workload:
     return Workload(bucketed(rows, boundaries=boundaries), padded, source)
 
 
+def first_rows(buckets: Sequence[Bucket], rows: float) -> list[Bucket]:
+    """About so many rows, the same share of every bucket, but at least one row of each."""
+    share = rows / sum(len(bucket.labels) for bucket in buckets)
+    return [
+        Bucket(*(field[: max(1, round(share * len(bucket.labels)))] for field in bucket))
+        for bucket in buckets
+    ]
+
+
 def _sst2(data_dir: str) -> Encoded:
     vocab = Path(data_dir) / "vocab" / "bert-base-uncased" / "vocab.txt"
     return load_task("sst2", data_dir=data_dir, vocab=vocab, max_length=MAX_LENGTH).train

@@ -172,7 +172,7 @@ def predict(
         params: Parameters stacked over seeds.
         buckets: The set, as `hopfax.data.bucketed` makes it.
         noise: What to add, and where; None for clean inputs.
-        batch_size: Rows a call; None takes as many as fit into 8,192 tokens.
+        batch_size: Rows a call; None takes what suits the device, 8,192 tokens at most.
         placement: How several devices share the work; the parameters lie as `fit` leaves them.
 
     Raises:
@@ -187,10 +187,10 @@ def predict(
     level, draw = jnp.float32(asked.level), jnp.uint32(asked.draw)
     pending, index, labels = [], [], []
     for bucket in buckets:
-        most = _rows(bucket)
+        fitting = _rows(bucket)
         if placement:
-            most = placement.batch_rows(most)
-        for rows, weights in eval_batches(bucket, batch_size=batch_size or most):
+            fitting = placement.batch_rows(fitting)
+        for rows, weights in eval_batches(bucket, batch_size=batch_size or fitting):
             batch = Batch(*map(jnp.asarray, (rows.ids, rows.lengths, rows.labels, weights)))
             if placement:
                 batch = placement.put_batch(batch)
@@ -215,6 +215,15 @@ def predict(
 
 
 def _rows(bucket: Bucket) -> int:
-    """Enough to keep all cores busy; a power of two, so that all sets of a length share it."""
+    """As many as keep a device busy, in calls of one size.
+
+    A CPU computes the rows that only fill a call like any other. There the rows are shared out
+    evenly, in eights, which divide into groups (`hopfax.nn.groups`). Other devices hardly notice
+    them, but compile slowly: a power of two is one shape for all sets of a length.
+    """
     tokens = bucket.ids.shape[1] * bucket.ids.shape[2]
-    return 2 ** max(0, (_TOKENS // tokens).bit_length() - 1)
+    most = 2 ** max(0, (_TOKENS // tokens).bit_length() - 1)
+    if jax.default_backend() != "cpu":
+        return most
+    calls = -(-len(bucket.labels) // most)
+    return min(most, -(-len(bucket.labels) // (8 * calls)) * 8)
