@@ -173,11 +173,16 @@ def errors(model: Hopfax, rows: Workload, params: Any, *, weights: str) -> list[
 def _entropies(
     keys: np.ndarray, mask: np.ndarray, entropy: hopfield.Entropy
 ) -> tuple[np.ndarray, np.ndarray]:
+    value, slope = _values_and_slopes(keys, mask, entropy)
+    return np.asarray(value, np.float64), np.asarray(slope, np.float64)
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _values_and_slopes(keys: jax.Array, mask: jax.Array, entropy: hopfield.Entropy) -> Any:
     def one(keys: jax.Array, mask: jax.Array) -> jax.Array:
         return hopfield.eigen_entropy(keys, mask=mask, entropy=entropy)
 
-    value, slope = jax.jit(jax.vmap(jax.value_and_grad(one)))(keys, mask)
-    return np.asarray(value, np.float64), np.asarray(slope, np.float64)
+    return jax.vmap(jax.value_and_grad(one))(keys, mask)
 
 
 def _norm(slopes: np.ndarray) -> np.ndarray:

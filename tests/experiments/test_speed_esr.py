@@ -24,7 +24,7 @@ def bucket(tokens):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """Every file of a run with one bucket and two entropies."""
+    """Every file of a run with one bucket and one entropy, whose error is asked for too."""
     folder = tmp_path_factory.mktemp("esr")
     with pytest.MonkeyPatch.context() as patch:
         # Padded to the same length, since every length compiles anew.
@@ -32,7 +32,7 @@ def written(tmp_path_factory):
         patch.setattr(esr, "workload_of", lambda *_: rows)
         tiny = functools.partial(robertha, num_layers=1, width=16, ff_width=16)
         patch.setattr(programs, "robertha", tiny)
-        patch.setattr(esr, "ENTROPIES", ("shannon", "shannon_matmul"))
+        patch.setattr(esr, "ENTROPIES", ("shannon_matmul",))
         patch.setattr(esr, "TOKENS", (4,))
         patch.setattr(esr, "WIDTHS", (8,))
         arms = {}
@@ -45,22 +45,22 @@ def written(tmp_path_factory):
 
 def test_all_arms_take_the_same_steps_but_for_esr(written):
     _, arms = written
-    assert list(arms) == ["none", "shannon", "shannon_matmul"]
+    assert list(arms) == ["none", "shannon_matmul"]
     counts = [arm.num_steps for arm in arms.values()]
     # The same weights and batches: as many iterations in the first step of all, round by round.
-    assert counts[0][0][0] == counts[1][0][0] == counts[2][0][0] > 1
+    assert counts[0][0][0] == counts[1][0][0] > 1
     assert len(counts[0][0]) == len(counts[1][0]) == len(counts[0][1]) >= 2
 
 
 def test_the_report_has_times_shares_and_errors_under_a_percent(written):
     report = json.loads((written[0] / "esr.json").read_text())
     found = {(row["what"], row["tokens"], row["entropy"]): row for row in report["table"]}
-    for name in ("shannon", "shannon_matmul"):
-        for tokens in ("8", 8):
-            assert found["train step", tokens, name]["milliseconds"] > 0
-            assert -100 < found["train step", tokens, name]["added"] < 1000
-        assert found["with gradient", 4, name]["milliseconds"] > 0
-        assert found["value", 4, name]["added"] is None
+    name = "shannon_matmul"
+    for tokens in ("8", 8):
+        assert found["train step", tokens, name]["milliseconds"] > 0
+        assert -100 < found["train step", tokens, name]["added"] < 1000
+    assert found["with gradient", 4, name]["milliseconds"] > 0
+    assert found["value", 4, name]["added"] is None
     assert found["train step", 8, "none"]["added"] == 0
     assert [row["tokens"] for row in report["errors"]] == [8, 8]
     for row in report["errors"]:
@@ -72,5 +72,5 @@ def test_the_page_has_its_tables(written):
     page.main([str(written[0])])
     text = (written[0] / "README.md").read_text()
     assert "## ESR by entropy" in text
-    assert "| weights | padded to | no ESR | shannon | shannon matmul | rounds |" in text
+    assert "| weights | padded to | no ESR | shannon matmul | rounds |" in text
     assert "| fresh | 8 |" in text and "| with gradient | 8 | 4 |" in text

@@ -8,17 +8,21 @@ import pytest
 
 from experiments.speed import page, seeds
 
-
-@pytest.fixture
-def small(monkeypatch):
-    monkeypatch.setattr(seeds, "RUNS", 2)
-    size = {"width": 8, "num_layers": 1, "batch_size": 300}
-    monkeypatch.setattr(seeds, "SIZES", (("small", size),))
-    return size
+SMALL = {"width": 8, "num_layers": 1, "batch_size": 300}
 
 
-def test_together_and_apart_do_the_same_work(small):
-    programs = seeds.programs(small, "plain")
+@pytest.fixture(scope="module")
+def programs():
+    """Both programs of two runs, compiled at their first call."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(seeds, "RUNS", 2)
+        patch.setattr(seeds, "SIZES", (("small", SMALL),))
+        found = seeds.programs(SMALL, "plain")
+        patch.setattr(seeds, "programs", lambda *size_and_arm: found)
+        yield found
+
+
+def test_together_and_apart_do_the_same_work(programs):
     together, apart = programs["together"](), programs["apart"]()
     (_, epochs), runs = together, apart
     assert epochs.loss.shape == (seeds.EPOCHS, 2)
@@ -29,7 +33,7 @@ def test_together_and_apart_do_the_same_work(small):
     jax.block_until_ready(together)
 
 
-def test_the_page_has_its_table(small, tmp_path, capsys):
+def test_the_page_has_its_table(programs, tmp_path, capsys):
     flags = ["--seconds", "0", "--rounds", "1", "--arms", "plain"]
     seeds.main([*flags, "--out", str(tmp_path)])
     row = json.loads((tmp_path / "seeds.json").read_text())["table"][0]

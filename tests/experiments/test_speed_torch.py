@@ -20,6 +20,15 @@ TEXTS, TOKENS = 5, 12
 TOL = 1e-5
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Several would wait for each other longer than they compute."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def case():
     """hopfax's loss, parts and gradient on some rows, and the peer with the same weights."""
