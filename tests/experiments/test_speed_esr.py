@@ -38,6 +38,7 @@ def written(tmp_path_factory):
         arms = {}
         make = esr.programs
         patch.setattr(esr, "programs", lambda rows: arms.update(make(rows)) or arms)
+        patch.setattr(esr, "trained", lambda *_: arms["none"].states.params)
         flags = ["--seconds", "0", "--train-steps", "0", "--chunk", "1", "--calls", "1"]
         esr.main([*flags, "--out", str(folder)])
     return folder, arms

@@ -3,6 +3,7 @@
 import functools
 import json
 
+import jax
 import numpy as np
 import pytest
 
@@ -168,15 +169,30 @@ def test_scaling_has_a_panel_for_every_factor(monkeypatch, tmp_path):
     assert "| layers | 2 |" in (tmp_path / "README.md").read_text()
 
 
+def test_a_part_and_its_gradient_are_one_call():
+    x = np.array([1.0, 2.0, 3.0], np.float32)
+    value, (slope,) = profile_step._compiled(profile_step._with_gradient(lambda x: x**2), x)()
+    np.testing.assert_allclose(value, x**2)
+    np.testing.assert_allclose(slope, 2 * x * x**2)  # the value is its own weight
+
+
 def test_the_profile_has_every_part(monkeypatch, tmp_path):
     small = functools.partial(robertha, num_layers=1, width=8, ff_width=16)
     monkeypatch.setattr(profile_step, "robertha", small)
-    monkeypatch.setattr(profile_step, "VOCAB_SIZE", 2000)
+    traced = []
+
+    def compiled(fn, *given):
+        """What each part is given fits it; compiling all sixteen would show no more."""
+        traced.append(jax.eval_shape(fn, *given))
+        return lambda: sum(range(10_000))
+
+    monkeypatch.setattr(profile_step, "_compiled", compiled)
     flags = ["--seconds", "0", "--batch", "2", "--tokens", "4", "--out", str(tmp_path)]
     report = profile_step.main(flags)
     step, *parts = report["table"]
     assert step["part"] == "train step" and step["share"] == 1
     named = {row["part"]: row for row in parts}
+    assert len(traced) == 2 + 2 * 7
     assert {"attention", "feed-forward", "ESR, all layers", "optimizer"} <= set(named)
     assert (
         named["attention"]["calls"] == 1
