@@ -38,7 +38,7 @@ LEVELS = (0.1, 0.5, 1.0, 2.0, 5.0)
 DRAWS = 3
 MODELS = {"tinybert": tinybert, "robertha": robertha}
 TOKENS = 8192  # of a plain pass, padding included
-PROGRAMS = ("forward", "predict", "predict_noisy", "forward_given")
+PROGRAMS: tuple[str, ...] = ("forward", "predict", "predict_noisy", "forward_given")
 COLUMNS = (
     "model",
     "weights",
@@ -168,10 +168,10 @@ def measure(
     calls, steps = programs(model, params, buckets)
     timed = {(*place, name): call for place, named in calls.items() for name, call in named.items()}
     taken = interleaved(timed, seconds=seconds, clock=clock)
-    table, totals = [], dict.fromkeys(PROGRAMS, np.zeros(()))
+    totals = {name: np.sum([taken[*place, name] for place in steps], axis=0) for name in PROGRAMS}
+    table = []
     for place, count in steps.items():
         found = {name: taken[*place, name] for name in PROGRAMS}
-        totals = {name: totals[name] + found[name] for name in PROGRAMS}
         over = [found["predict_noisy"] / found[name] for name in ("forward", "forward_given")]
         row = [*place, count, *(1e3 * np.median(found[name]) for name in PROGRAMS)]
         row += [*(np.median(ratio) for ratio in over), len(over[0])]
@@ -190,7 +190,11 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     )
     parser.add_argument("--rows", type=int, default=872, help="texts (default 872, SST-2's test)")
     parser.add_argument(
-        "--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="(default all)"
+        "--models",
+        nargs="+",
+        choices=list(MODELS),
+        default=list(MODELS),
+        help="to test (default all)",
     )
     flags = parser.parse_args(arguments)
     rows = workload_of(parser, flags)

@@ -10,6 +10,7 @@ from experiments.speed import noise, page
 from experiments.speed.workload import Workload
 from hopfax.data.batching import Bucket
 from hopfax.nn import tinybert
+from hopfax.train import evaluate
 
 TEXTS, TOKENS = 5, 6
 
@@ -65,3 +66,23 @@ def test_plain_passes_have_every_row_once_and_no_others(monkeypatch):
         np.concatenate([part.index for part in parts]), rows().buckets[0].index
     )
     assert [int(part.mask.sum()) for part in parts] == [9, 6, 5]
+
+
+def test_few_rows_only_fill_a_call():
+    """Made-up answers: what counts is how many rows each call has."""
+    for texts, tokens, calls in ((48, 72, 1), (417, 8, 1), (270, 64, 3), (1, 128, 1)):
+        sizes = []
+
+        def answer(params, batch, *_, sizes=sizes):
+            sizes.append(len(batch.labels))
+            one = np.ones(1, np.float32)
+            return np.zeros((1, len(batch.labels), 2)), evaluate._Counts(one, one, one, one)
+
+        index = np.arange(texts, dtype=np.int32)
+        lengths = np.full((texts, 1), tokens, np.int32)
+        bucket = Bucket(np.ones((texts, 1, tokens), np.int32), lengths, index % 2, index)
+        found = evaluate.predict(answer, {}, [bucket])
+        assert found.logits.shape == (1, texts, 2) and np.array_equal(found.labels, index % 2)
+        assert len(sizes) == calls and len(set(sizes)) == 1
+        assert sizes[0] % 8 == 0 and sizes[0] * tokens <= 8192
+        assert texts <= sum(sizes) < texts + 8 * calls
