@@ -18,6 +18,8 @@ from hopfax.train.evaluate import Predictions, Predictor, predict
 from hopfax.train.snapshot import differences
 from hopfax.train.state import init_states
 
+_ROWS = 64  # of a call
+
 
 class Run(NamedTuple):
     """A `robustness` run: its folder, its settings, and what was asked for of its grid."""
@@ -136,7 +138,9 @@ def answers(
     numbered = [row._replace(index=number) for number, row in enumerate(rows)]
     encoded = encode(numbered, data.vocabulary, max_length=max_length, cached=False)
     edges = (*(edge for edge in (16, 32, 64) if edge < max_length), max_length)
-    return predict(predictor, params, bucketed(encoded, boundaries=edges, pad_id=data.pad_id))
+    buckets = bucketed(encoded, boundaries=edges, pad_id=data.pad_id)
+    # Of one size, whatever the texts became: another would be another program.
+    return predict(predictor, params, buckets, batch_size=_ROWS)
 
 
 def _cell(run: Run, task_name: str, name: str) -> Path:
