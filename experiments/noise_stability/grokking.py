@@ -179,6 +179,10 @@ def _sized(config: Config) -> Budget:
             "grokking wants --seeds >= 2 and --sweep-seeds 0 or >= 2 (intervals are over seeds), "
             f"got {budget.seeds} and {budget.sweep_seeds}"
         )
+    if config.num_train is not None:
+        least = max(budget.addition.batch_size, budget.parity.batch_size)
+        if config.num_train < least:
+            raise ValueError(f"--num-train must be at least a batch, {least}: {config.num_train}")
     changes: dict[str, Any] = {}
     if config.epochs is not None:
         if config.epochs < 1:

@@ -23,8 +23,18 @@ import numpy as np
 
 from experiments.report_page import print_table
 from experiments.robertha.adversarial_page import write_page
-from experiments.robertha.trained import Run, answers, finished, read_data, read_run, restore
-from experiments.rundir import RESULT_COLUMNS, add_results, open_run, read_results
+from experiments.robertha.trained import (
+    Run,
+    answers,
+    is_tested,
+    mark_tested,
+    read_data,
+    read_run,
+    restore,
+    settings_of,
+    to_test,
+)
+from experiments.rundir import RESULT_COLUMNS, add_results, open_run
 from hopfax.data import (
     EVALUATION_SETS,
     Example,
@@ -85,6 +95,8 @@ def run(config: Config) -> Path:
         ValueError, FileNotFoundError: A flag is wrong, no set fits, or a file is missing.
     """
     source = read_run(config.run, data_dir=config.data_dir, tasks=config.task, models=config.model)
+    if config.sets is not None and (not config.sets or len(set(config.sets)) < len(config.sets)):
+        raise ValueError(f"--sets wants one or more different sets, got {config.sets}")
     most = SMOKE_ROWS if config.budget == "smoke" else None
     trials = {name: trials_of(source, name, config.sets, most) for name in source.grid.tasks}
     trials = {name: found for name, found in trials.items() if len(found) > 1}
@@ -94,27 +106,23 @@ def run(config: Config) -> Path:
             f"its files are not in {source.settings.data_dir}; the sets are "
             f"{', '.join(EVALUATION_SETS)}"
         )
-    cells = {
-        name: list(source.grid.models) if config.model else finished(source, name)
-        for name in trials
-    }
+    cells = {name: to_test(source, name, config.model) for name in trials}
+    if not any(cells.values()):
+        raise ValueError(f"{config.run} has no finished cell; its own line goes on with it")
     plan = {
         "tasks": [trial.name for found in trials.values() for trial in found],
-        "models": [name for name in source.grid.models if any(name in c for c in cells.values())],
+        "models": source.grid.models,
         "seeds": source.grid.seeds,
         "classes": {t.name: larger_class(t.rows) for found in trials.values() for t in found},
         "rows": {t.name: len(t.rows) for found in trials.values() for t in found},
-        "trained": source.settings,
+        "trained": settings_of(source),
     }
-    if not plan["models"]:
-        raise ValueError(f"{config.run} has no finished cell; its own line goes on with it")
     folder = open_run(
         "adversarial", config, plan=plan, root=config.runs, ignore=("runs", "data_dir")
     )
     print(f"writing to {folder}", flush=True)
     for name, found in trials.items():
-        done = {(row["task"], row["model"]) for row in read_results(folder)}
-        missing = [model for model in cells[name] if not {(t.name, model) for t in found} <= done]
+        missing = [model for model in cells[name] if not is_tested(folder, source, name, model)]
         if not missing:
             continue
         data = read_data(source, task(name))
@@ -128,6 +136,7 @@ def run(config: Config) -> Path:
                     for row in tested(predictor, trained.best, data, trial, source)
                 ]
                 add_results(folder, rows)
+                mark_tested(folder, source, name, model)
                 progress.update(number, sum(len(trial.rows) for trial in found), model=model)
         write_page(folder)
     print_table(write_page(folder))

@@ -63,7 +63,10 @@ def summaries(found: Measurements, plan: Mapping[str, Any]) -> list[dict[str, An
             apart = None
             if model != baseline:
                 apart = paired_difference(here, found.at(trial, baseline, "", "", 0.0))
-            paper = evaluation_score(title(name), model) if trained_on else None
+            # The paper's models are of the set's own task: PAWS tests those of QQP.
+            known = EVALUATION_SETS.get(name)
+            same = known is not None and known.task == trained_on
+            paper = evaluation_score(title(name), model) if same else None
             rows.append(
                 {
                     "set": name,

@@ -16,7 +16,7 @@ which does at the token site what changing the site does, and the output project
 paper's text leaves out and all models here have.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +25,7 @@ from experiments.robertha import attribution_page as page
 from experiments.robertha import robustness
 from experiments.robertha.attribution_page import Rung
 from experiments.robertha.trained import read_run
-from experiments.rundir import add_results, open_run, read_results
+from experiments.rundir import RESULT_COLUMNS, open_run, read_results, write_csv
 
 REPRODUCES = "Robertha, Tables 2 and 3: the steps from TinyBERT to Robertha, one at a time"
 
@@ -88,9 +88,9 @@ def run(config: Config) -> Path:
     """
     if config.run is not None:
         return _of_run(config)
+    config = replace(config, task=config.task or robustness.Config.task)
     shared = {each.name: getattr(config, each.name) for each in fields(config)}
     del shared["run"]
-    shared |= {"task": config.task or robustness.Config.task}
     models = tuple(dict.fromkeys(rung.model for rung in LADDER))
     # The paper's protocol: a step that only changes the signal's size would be taken out by the
     # other one.
@@ -102,7 +102,7 @@ def run(config: Config) -> Path:
         config,
         plan=grid._asdict() | {"ladder": ladder},
         root=config.runs,
-        ignore=("runs", "devices"),
+        ignore=("run", "runs", "devices"),
     )
     print(f"writing to {folder}", flush=True)
     for _ in robustness.fill(folder, whole, grid):
@@ -141,6 +141,6 @@ def _of_run(config: Config) -> Path:
         for row in read_results(config.run)
         if row["model"] in models and row["task"] in grid.tasks and row["protocol"] != "matched"
     ]
-    add_results(folder, rows)
+    write_csv(folder / "results.csv", RESULT_COLUMNS, rows)
     print_table(page.write_page(folder, LADDER))
     return folder

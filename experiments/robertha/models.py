@@ -2,7 +2,7 @@
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from hopfax.data.tasks import TaskSpec
@@ -123,6 +123,17 @@ class Trainable(NamedTuple):
     objective: Objective
     iterates: bool
     weight_decay: float = WEIGHT_DECAY
+
+
+def perturbations(models: Iterable[str], variants: Mapping[str, Variant]) -> dict[str, Any]:
+    """The sizes of what some of these models meet in training, for a run's ID; {} for none."""
+    met = {variants[name].training for name in models}
+    sizes: dict[str, Any] = {}
+    if met & {"pgd", "freelb"}:
+        sizes["ball"] = BALL
+    if "noise" in met:
+        sizes["augmented_sigma"] = AUGMENTED_SIGMA
+    return sizes
 
 
 def check_model(name: str, variants: Mapping[str, Variant] = VARIANTS) -> None:

@@ -29,6 +29,7 @@ from experiments.robertha.models import (
     Trainable,
     Variant,
     check_model,
+    perturbations,
     trainable,
     with_entropy,
 )
@@ -327,4 +328,5 @@ def _open(config: Config, grid: Grid) -> Path:
     added = {"entropy": "shannon", "precision": "float32"}
     same = [name for name, only in added.items() if getattr(config, name) == only]
     ignore = ("runs", "resume", "devices", *same)
-    return open_run("robustness", config, plan=grid._asdict(), root=config.runs, ignore=ignore)
+    plan = grid._asdict() | perturbations(grid.models, VARIANTS)
+    return open_run("robustness", config, plan=plan, root=config.runs, ignore=ignore)

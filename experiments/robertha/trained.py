@@ -1,16 +1,17 @@
 """Models that a `robustness` run has trained, and the rows it had: read again for other tests."""
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import optax
 
 from experiments.robertha import robustness
 from experiments.robertha.measurements import Grid, load
-from experiments.rundir import read_config
+from experiments.rundir import read_config, write_whole
 from hopfax.data import Example, TaskData, TaskSpec, bucketed, encode
 from hopfax.nn import Encoder, Functional, Params
 from hopfax.train.checkpoint import Checkpoints
@@ -69,8 +70,12 @@ def read_run(
     settings, grid = dataclasses.replace(settings, **saved), load(folder).grid
     chosen = {"task": (tasks, grid.tasks), "model": (models, grid.models)}
     for flag, (asked, there) in chosen.items():
-        if asked is not None and (not asked or not set(asked) <= set(there)):
-            raise ValueError(f"choose among the run's {flag}s: --{flag} {' '.join(there)}")
+        if asked is None:
+            continue
+        if not asked or not set(asked) <= set(there) or len(set(asked)) < len(asked):
+            raise ValueError(
+                f"choose among the run's {flag}s, each once: --{flag} {' '.join(there)}"
+            )
     grid = grid._replace(tasks=tuple(tasks or grid.tasks), models=tuple(models or grid.models))
     return Run(Path(folder), settings, grid)
 
@@ -100,6 +105,60 @@ def finished(run: Run, task_name: str) -> list[str]:
     ]
 
 
+def to_test(run: Run, task_name: str, asked: Sequence[str] | None) -> list[str]:
+    """The models of a task to test: those asked for, or all that are finished.
+
+    Raises:
+        ValueError: One that was asked for is not finished.
+    """
+    there = finished(run, task_name)
+    for name in asked or ():
+        if name not in there:
+            raise _unfinished(run, task_name, name)
+    return there
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    """What the run trained by, for the ID of a test of it: nothing that changes no result."""
+    free = ("data_dir", "runs", "devices", "resume", "task", "model")
+    settings = dataclasses.asdict(run.settings)
+    return {name: value for name, value in settings.items() if name not in free}
+
+
+def is_tested(folder: Path, run: Run, task_name: str, name: str) -> bool:
+    """Whether a test's folder has the results of these very parameters."""
+    mark = _mark(folder, task_name, name)
+    return mark.exists() and mark.read_text() == _fingerprint(run, task_name, name)
+
+
+def mark_tested(folder: Path, run: Run, task_name: str, name: str) -> None:
+    """Notes that a cell's rows are all in results.csv, and of which parameters they are."""
+    mark = _mark(folder, task_name, name)
+    mark.parent.mkdir(exist_ok=True)
+    write_whole(mark, _fingerprint(run, task_name, name))
+
+
+def _mark(folder: Path, task_name: str, name: str) -> Path:
+    return folder / "cells" / f"{task_name}-{name}.sha256"
+
+
+def _fingerprint(run: Run, task_name: str, name: str) -> str:
+    best = _cell(run, task_name, name) / "best"
+    digest = hashlib.sha256()
+    for path in sorted(best.rglob("*")):
+        if path.is_file():
+            digest.update(path.relative_to(best).as_posix().encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _unfinished(run: Run, task_name: str, name: str) -> ValueError:
+    return ValueError(
+        f"no finished {name} in {_cell(run, task_name, name)}; to train it, or with --no-resume "
+        f"to train it again:\n  {read_config(run.folder)['provenance'][-1]['command']}"
+    )
+
+
 def restore(run: Run, data: TaskData, name: str) -> Trained:
     """Reads what training made of a model on a task.
 
@@ -109,10 +168,7 @@ def restore(run: Run, data: TaskData, name: str) -> Trained:
     """
     cell = _cell(run, data.spec.name, name)
     if name not in finished(run, data.spec.name):
-        raise ValueError(
-            f"no finished {name} in {cell}; to train it, or with --no-resume to train it again:\n"
-            f"  {read_config(run.folder)['provenance'][-1]['command']}"
-        )
+        raise _unfinished(run, data.spec.name, name)
     there = json.loads((cell / "config.json").read_bytes())
     here = {"vocabulary": data.vocab_size, "rows": len(data.train.labels), "data": data.source}
     if changed := differences(there, there | here):

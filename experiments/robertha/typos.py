@@ -28,20 +28,21 @@ import numpy as np
 
 from experiments.report_page import print_table
 from experiments.robertha.trained import (
-    Run,
     Trained,
     answers,
-    finished,
+    is_tested,
+    mark_tested,
     read_data,
     read_run,
     restore,
+    settings_of,
+    to_test,
 )
 from experiments.robertha.typos_page import CLEAN, CORRUPTIONS, write_page
 from experiments.rundir import (
     RESULT_COLUMNS,
     add_results,
     open_run,
-    read_results,
     write_whole,
 )
 from hopfax import text
@@ -133,26 +134,26 @@ def run(config: Config) -> Path:
     if config.texts is not None:
         budget = budget._replace(texts=config.texts)
     source = read_run(config.run, data_dir=config.data_dir, tasks=config.task, models=config.model)
-    cells = {name: _models(source, config, name) for name in source.grid.tasks}
+    cells = {name: to_test(source, name, config.model) for name in source.grid.tasks}
     if not any(cells.values()):
         raise ValueError(
             f"{config.run} has no finished cell of these tasks and models; its own line goes on "
             "with it"
         )
     plan = {
-        "tasks": [name for name in source.grid.tasks if cells[name]],
-        "models": [name for name in source.grid.models if any(name in c for c in cells.values())],
+        "tasks": source.grid.tasks,
+        "models": source.grid.models,
         "seeds": source.grid.seeds[: budget.seeds],
         "corruptions": config.corruption,
         "rates": rates,
         "texts": budget.texts,
         "beam": budget.beam,
-        "trained": source.settings,
+        "trained": settings_of(source),
     }
     folder = open_run("typos", config, plan=plan, root=config.runs, ignore=("runs", "data_dir"))
     print(f"writing to {folder}", flush=True)
     for name, models in cells.items():
-        missing = [model for model in models if not _is_finished(folder, plan, name, model)]
+        missing = [model for model in models if not is_tested(folder, source, name, model)]
         if not missing:
             continue
         data = read_data(source, task(name))
@@ -161,6 +162,7 @@ def run(config: Config) -> Path:
             trained = restore(source, data, model)
             cell = Cell(trained, data, rows, plan["seeds"], source.settings.max_length)
             _test(folder, cell, model, config, rates, budget.beam)
+            mark_tested(folder, source, name, model)
         write_page(folder)
     print_table(write_page(folder))
     return folder
@@ -182,22 +184,6 @@ def _checked(config: Config) -> tuple[float, ...]:
     if config.texts is not None and config.texts < 1:
         raise ValueError(f"--texts must be at least 1, got {config.texts}")
     return rates
-
-
-def _models(source: Run, config: Config, task_name: str) -> list[str]:
-    """The models to test on a task: those asked for, or all that are finished."""
-    return list(source.grid.models) if config.model else finished(source, task_name)
-
-
-def _is_finished(folder: Path, plan: dict[str, Any], task_name: str, model: str) -> bool:
-    there = {
-        (row["corruption"], float(row["level"]), int(row["seed"]))
-        for row in read_results(folder)
-        if (row["task"], row["model"]) == (task_name, model)
-    }
-    wanted = {(kind, float(rate)) for kind in plan["corruptions"] for rate in plan["rates"]}
-    wanted |= {(CLEAN, 0.0)}
-    return {(*each, seed) for each in wanted for seed in plan["seeds"]} <= there
 
 
 def chosen_rows(task_name: str, data_dir: str | None, count: int | None) -> list[Example]:

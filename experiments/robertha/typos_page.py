@@ -75,21 +75,20 @@ def read(folder: Path) -> Found:
     scores, changed = parts["score"], parts["words_changed"]
     conditions = [(CLEAN, 0.0)]
     conditions += [(kind, float(rate)) for kind in plan["corruptions"] for rate in plan["rates"]]
+    tested = [model for model in plan["models"] if any(spot[1] == model for spot in scores)]
     averages = {}
     for suite in dict.fromkeys(map(task_suite, plan["tasks"])):
         tasks = [
             task
             for task in plan["tasks"]
             if task_suite(task) == suite
-            and all(
-                scores.get((task, model, *each)) for model in plan["models"] for each in conditions
-            )
+            and all(scores.get((task, model, *each)) for model in tested for each in conditions)
         ]
         if len(tasks) < 2:
             continue
         name = f"{SUITE_TITLES.get(suite, suite)}, mean of {len(tasks)} tasks"
         averages[name] = suite
-        for model in plan["models"]:
+        for model in tested:
             for each in conditions:
                 for one in (scores, changed):
                     by_task = [one.get((task, model, *each), {}) for task in tasks]
@@ -228,7 +227,7 @@ def draw(found: Found, rows: Sequence[dict[str, Any]], subject: str, path: Path)
     panels = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
     here = [row for row in rows if row["task"] == subject]
     for axes, kind in zip(panels, kinds, strict=True):
-        for place, model in enumerate(found.plan["models"]):
+        for place, model in enumerate(dict.fromkeys(row["model"] for row in here)):
             part = [r for r in here if r["model"] == model and r["corruption"] in (CLEAN, kind)]
             part.sort(key=lambda row: row["rate"])
             axes.errorbar(

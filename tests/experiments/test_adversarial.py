@@ -61,6 +61,7 @@ def test_a_run_is_tested_on_the_sets_that_fit_its_tasks(trained, sets, tmp_path,
         (("--sets", "adv-rte"), "test a model of rte"),
         (("--sets", "paws-x-de"), "no test file of PAWS-X-de"),
         (("--sets", "pawz"), "did you mean paws"),
+        (("--sets", "paws", "paws"), "--sets wants one or more different"),
         (("--task", "sentiment"), "no evaluation set fits the tasks sentiment"),
         (("--model", "robertha"), "--model tinybert"),
     ],
@@ -92,6 +93,16 @@ def test_the_table_stands_beside_the_papers(fake, tmp_path):
     assert paper is not None and (paper.mean, paper.std) == (48.4, 2.2)
     assert "paper 48.4" in lines[2][-1] and "paper" not in lines[1][-1] + lines[2][-2]
     assert len(read_csv(folder / "adversarial.csv")) == 4
+
+
+def test_paws_of_another_task_than_the_papers_has_no_figure_of_it(fake, tmp_path):
+    plan = {"tasks": ("paws:mrpc", "paws:qqp"), "models": ("robertha",), "seeds": (23, 42)}
+    plan |= {name: dict.fromkeys(plan["tasks"], 51) for name in ("classes", "rows")}
+    folder = open_run("adversarial", {}, plan=plan, root=tmp_path)
+    add_results(folder, fake.fake_rows(plan["tasks"], ("robertha",), (23, 42), levels=()))
+    adversarial_page.write_page(folder)
+    papers = {row["trained_on"]: row["paper"] for row in read_csv(folder / "adversarial.csv")}
+    assert papers == {"mrpc": "", "qqp": "49.3"}
 
 
 def test_real_sets_have_their_rows(trained, shared):

@@ -5,7 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.robertha.models import BALL, MODELS, VARIANTS, trainable, with_entropy
+from experiments.robertha.models import (
+    AUGMENTED_SIGMA,
+    BALL,
+    MODELS,
+    VARIANTS,
+    perturbations,
+    trainable,
+    with_entropy,
+)
 from experiments.robertha.paper import PAPER_MODELS, paper_average
 from hopfax.data import task
 from hopfax.nn.encoder import Perturbation
@@ -77,3 +85,9 @@ def test_adversarial_training_meets_a_larger_loss_than_clean_training():
     ]
     assert BALL.initial_norm < BALL.max_norm
     assert losses[0] < losses[1] < losses[2]
+
+
+def test_what_training_meets_is_part_of_a_runs_id():
+    assert perturbations(["tinybert", "robertha"], VARIANTS) == {}
+    assert perturbations(["tinybert", "robertha-freelb"], VARIANTS) == {"ball": BALL}
+    assert perturbations(["data-augment"], VARIANTS) == {"augmented_sigma": AUGMENTED_SIGMA}

@@ -104,6 +104,16 @@ def test_a_wrong_flag_is_one_clear_error(trained, tmp_path, capsys, flags, told)
     assert not (tmp_path / "typos").exists()
 
 
+def test_models_of_other_parameters_are_tested_again(trained, done, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(typos, "_test", lambda folder, cell, model, *_: asked.append(model))
+    root = shutil.copytree(done.parents[1], tmp_path / "runs")
+    (mark,) = (root / "typos").glob("*/cells/*.sha256")
+    assert command(trained, root) == 0 and not asked
+    mark.write_text("of an earlier training")
+    assert command(trained, root) == 0 and asked == ["tinybert"]
+
+
 def test_a_run_without_finished_cells_says_so(trained, tmp_path, capsys):
     copy = shutil.copytree(trained, tmp_path / "copy")
     (copy / "results.csv").unlink()
