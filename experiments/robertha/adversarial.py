@@ -28,6 +28,7 @@ from experiments.robertha.trained import (
     answers,
     is_tested,
     mark_tested,
+    nothing_trained,
     read_data,
     read_run,
     restore,
@@ -99,16 +100,22 @@ def run(config: Config) -> Path:
         raise ValueError(f"--sets wants one or more different sets, got {config.sets}")
     most = SMOKE_ROWS if config.budget == "smoke" else None
     trials = {name: trials_of(source, name, config.sets, most) for name in source.grid.tasks}
-    trials = {name: found for name, found in trials.items() if len(found) > 1}
+    trials = {name: found for name, found in trials.items() if found}
     if not trials:
+        fitting = {name for each in EVALUATION_SETS.values() for name in (each.task, *each.others)}
+        if not fitting & set(source.grid.tasks):
+            raise ValueError(
+                f"no evaluation set fits the tasks {', '.join(source.grid.tasks)} of {config.run}; "
+                f"they are for models of {', '.join(sorted(fitting))}"
+            )
+        where = source.settings.data_dir or "--data-dir, which is not given"
         raise ValueError(
-            f"no evaluation set fits the tasks {', '.join(source.grid.tasks)} of {config.run}, or "
-            f"its files are not in {source.settings.data_dir}; the sets are "
-            f"{', '.join(EVALUATION_SETS)}"
+            f"no file of an evaluation set that fits is in {where}: give --data-dir a folder with "
+            "advglue/dev.json, paws/labeled_final or x-final"
         )
     cells = {name: to_test(source, name, config.model) for name in trials}
     if not any(cells.values()):
-        raise ValueError(f"{config.run} has no finished cell; its own line goes on with it")
+        raise nothing_trained(source)
     plan = {
         "tasks": [trial.name for found in trials.values() for trial in found],
         "models": source.grid.models,
@@ -165,6 +172,8 @@ def trials_of(
                 raise
             continue
         found.append(Trial(f"{name}:{task_name}", rows[:most]))
+    if not found:
+        return []
     return [Trial(task_name, reported_rows(task_name, data_dir=data_dir)[:most]), *found]
 
 

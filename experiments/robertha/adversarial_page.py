@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.report_page import Table, write_report
+from experiments.robertha.compared import difference, plain_axes
 from experiments.robertha.findings import baseline_of
-from experiments.robertha.labels import number, signed
+from experiments.robertha.labels import number
 from experiments.robertha.measurements import Measurements, load, missing, model_title, task_title
 from experiments.robertha.paper import evaluation_score
 from experiments.robertha.statistics import paired_difference, summarize
@@ -121,12 +122,9 @@ def _entry(row: Mapping[str, Any] | None) -> str:
         return "–"
     text = number(row["mean"]) + (f" ± {number(row['std'])}" if row["std"] is not None else "")
     if row["difference"] is not None:
-        text += f" ({signed(row['difference'])}"
-        if row["difference_low"] is not None:
-            text += f" [{signed(row['difference_low'])}, {signed(row['difference_high'])}]"
-        text += ")"
+        text += f" ({difference(row)})"
     if row["paper"] is not None:
-        text += f", paper {number(row['paper'])}"
+        text += f"; paper {number(row['paper'])}"
     return text
 
 
@@ -169,7 +167,6 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     axes.plot([], [], color="#999", label="always the larger class")
     axes.set_xticks(range(len(places)), names, rotation=20, ha="right")
     axes.set_ylabel("accuracy (± deviation over seeds)")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#e6e6e6")
+    plain_axes(axes)
     axes.legend(frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     figure.savefig(path, dpi=130)

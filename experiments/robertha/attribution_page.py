@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.report_page import Table, write_report
+from experiments.robertha.compared import dodged, plain_axes
 from experiments.robertha.labels import level_label, number, with_interval
 from experiments.robertha.measurements import Measurements, load, missing, task_title
 from experiments.robertha.statistics import mean_by_seed, paired_difference, summarize
@@ -157,7 +158,7 @@ def draw(
         for apart in (False, True):
             part = [row for row in here if (row["rung"] in beside) == apart]
             axes.errorbar(
-                [row["rung"] for row in part],
+                [row["rung"] + 0.5 * dodged(number_of, len(levels)) for row in part],
                 [row["mean"] for row in part],
                 yerr=[row["std"] or 0 for row in part],
                 color=color,
@@ -168,9 +169,9 @@ def draw(
                 linewidth=1.4,
                 label=None if apart else (f"σ = {level:g}" if level else "clean"),
             )
-    axes.set_xticks(list(names), list(names.values()), rotation=30, ha="right")
+    titles = [("beside: " if place in beside else "") + title for place, title in names.items()]
+    axes.set_xticks(list(names), titles, rotation=30, ha="right")
     axes.set_ylabel("score (± deviation over seeds)")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#e6e6e6")
+    plain_axes(axes)
     axes.legend(frameon=False, ncols=len(levels), loc="lower center", bbox_to_anchor=(0.5, 1.0))
     figure.savefig(path, dpi=130)

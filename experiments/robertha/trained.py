@@ -152,6 +152,14 @@ def _fingerprint(run: Run, task_name: str, name: str) -> str:
     return digest.hexdigest()
 
 
+def nothing_trained(run: Run) -> ValueError:
+    """The error of a run that has scores perhaps, but no finished cell with its parameters."""
+    return ValueError(
+        f"{run.folder} has no finished cell with its trained parameters (results alone do not "
+        f"keep them); to train:\n  {read_config(run.folder)['provenance'][-1]['command']}"
+    )
+
+
 def _unfinished(run: Run, task_name: str, name: str) -> ValueError:
     return ValueError(
         f"no finished {name} in {_cell(run, task_name, name)}; to train it, or with --no-resume "

@@ -1,8 +1,8 @@
 """What do typos, and attacks on the letters of a text, take from encoders trained on clean text?
 
-Paper: Podasca and Das (2026), Table 12. Claim: misspellings, swapped letters, TextBugger and
-HotFlip in 10, 20 and 30 % of the words; in the table Robertha is below FreeLB throughout (GLUE
-average with 10 % misspelt: 58.4 against 62.8).
+Paper: Podasca and Das (2026), Table 12. Claim: Robertha stands up to misspellings, swapped letters,
+TextBugger and HotFlip in 10, 20 and 30 % of the words; in the table it is below FreeLB on GLUE
+throughout (average with 10 % misspelt: 58.4 against 62.8).
 
 Command: `python -m experiments typos --run runs/robustness/ID --data-dir DIR` tests the finished
 cells of a `robustness` run, on 200 rows of each task; `--budget smoke` (8 rows, one seed) or
@@ -32,6 +32,7 @@ from experiments.robertha.trained import (
     answers,
     is_tested,
     mark_tested,
+    nothing_trained,
     read_data,
     read_run,
     restore,
@@ -136,10 +137,7 @@ def run(config: Config) -> Path:
     source = read_run(config.run, data_dir=config.data_dir, tasks=config.task, models=config.model)
     cells = {name: to_test(source, name, config.model) for name in source.grid.tasks}
     if not any(cells.values()):
-        raise ValueError(
-            f"{config.run} has no finished cell of these tasks and models; its own line goes on "
-            "with it"
-        )
+        raise nothing_trained(source)
     plan = {
         "tasks": source.grid.tasks,
         "models": source.grid.models,
@@ -171,7 +169,8 @@ def run(config: Config) -> Path:
 def _checked(config: Config) -> tuple[float, ...]:
     """The rates above 0; a ValueError names a flag that is wrong."""
     for rate in config.rates:
-        text.num_changes(rate, 0)
+        if not 0 <= rate <= 1:
+            raise ValueError(f"--rates are shares of the words, in [0, 1], got {rate}")
     if unknown := set(config.corruption) - set(CORRUPTIONS):
         raise ValueError(
             f"unknown corruption {', '.join(sorted(unknown))}; --corruption takes "

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.report_page import Table
-from experiments.report_page import write_report as write_html
-from experiments.robertha.labels import number, signed
+from experiments.report_page import Table, write_report
+from experiments.robertha.compared import plain_axes
+from experiments.robertha.labels import number, with_interval
 from experiments.robertha.measurements import finite, model_title, task_suite, task_title
 from experiments.robertha.paper import suite_score
 from experiments.robertha.statistics import mean_by_seed, paired_difference, summarize
@@ -25,8 +25,19 @@ CORRUPTIONS = {
     "textbugger": "TextBugger",
     "hotflip": "HotFlip",
 }
-COLUMNS = ("task", "model", "corruption", "rate", "mean", "std", "low", "high", "lost", "lost_low")
-COLUMNS += ("lost_high", "words_changed", "paper", "paper_std", "num_seeds")
+COLUMNS = (
+    "task",
+    "model",
+    "corruption",
+    "rate",
+    "mean",
+    "std",
+    "low",
+    "high",
+    "change",
+    "change_low",
+)
+COLUMNS += ("change_high", "words_changed", "paper", "paper_std", "num_seeds")
 NOTES = (
     "Scores are 0 to 100, means over seeds ± their deviation. In brackets: what is gained or lost "
     "against the clean texts, the seeds paired, with Student's 95 % interval. It speaks about "
@@ -108,8 +119,8 @@ def write_page(folder: Path) -> Table:
     pictures = {}
     if tables:
         draw(found, rows, found.subjects[0], folder / "typos.png")
-        pictures["typos.png"] = f"Score against the share of words: {title_of(found.subjects[0])}"
-    write_html(
+        pictures["typos.png"] = f"Score against the share of words: {task_title(found.subjects[0])}"
+    write_report(
         folder,
         "Typos and attacks on letters",
         pictures=pictures,
@@ -117,11 +128,6 @@ def write_page(folder: Path) -> Table:
         notes=[*NOTES, *(f"Missing: {line}" for line in missing(found))],
     )
     return tables[0] if tables else [["nothing measured yet"]]
-
-
-def title_of(subject: str) -> str:
-    """A task's or an average's name."""
-    return task_title(subject)
 
 
 def summaries(found: Found) -> list[dict[str, Any]]:
@@ -132,7 +138,7 @@ def summaries(found: Found) -> list[dict[str, Any]]:
         if summary is None:
             continue
         clean = found.scores.get((subject, model, CLEAN, 0.0), {})
-        lost = paired_difference(by_seed, clean) if kind != CLEAN else None
+        change = paired_difference(by_seed, clean) if kind != CLEAN else None
         suite = found.averages.get(subject)
         paper = suite_score(suite, model, kind, rate) if suite and kind != CLEAN else None
         rows.append(
@@ -145,9 +151,9 @@ def summaries(found: Found) -> list[dict[str, Any]]:
                 "std": summary.std,
                 "low": summary.low,
                 "high": summary.high,
-                "lost": lost.mean if lost else None,
-                "lost_low": lost.low if lost else None,
-                "lost_high": lost.high if lost else None,
+                "change": change.mean if change else None,
+                "change_low": change.low if change else None,
+                "change_high": change.high if change else None,
                 "words_changed": float(
                     np.mean(list(found.changed[subject, model, kind, rate].values()))
                 ),
@@ -163,7 +169,7 @@ def table(found: Found, rows: Sequence[dict[str, Any]], subject: str) -> Table:
     """A line a corruption and model, and one of the paper's where it has it; a column a rate."""
     rates = [float(rate) for rate in found.plan["rates"]]
     heads = [f"{100 * rate:g} % of the words" for rate in rates]
-    lines = [[title_of(subject), "model", "clean", *heads]]
+    lines = [[task_title(subject), "model", "clean", *heads]]
     at = {
         (row["model"], row["corruption"], row["rate"]): row
         for row in rows
@@ -187,12 +193,10 @@ def _entry(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return "–"
     text = number(row["mean"]) + (f" ± {number(row['std'])}" if row["std"] is not None else "")
-    if row["lost"] is None:
+    if row["change"] is None:
         return text
-    text += f" ({signed(row['lost'])}"
-    if row["lost_low"] is not None:
-        text += f" [{signed(row['lost_low'])}, {signed(row['lost_high'])}]"
-    return text + ")"
+    change = with_interval(row["change"], row["change_low"], row["change_high"])
+    return f"{text} ({change})"
 
 
 def missing(found: Found) -> list[str]:
@@ -244,10 +248,9 @@ def draw(found: Found, rows: Sequence[dict[str, Any]], subject: str, path: Path)
             )
         axes.set_title(CORRUPTIONS[kind])
         axes.set_xlabel("words changed, %")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="#e6e6e6")
+        plain_axes(axes)
     panels[0].set_ylabel("score (± deviation over seeds)")
-    figure.suptitle(title_of(subject))
+    figure.suptitle(task_title(subject))
     figure.legend(
         *panels[0].get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=3
     )

@@ -89,7 +89,7 @@ def test_the_same_line_goes_on_where_it_was(trained, done, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (("--rates", "1.5"), "in [0, 1], got 1.5"),
+        (("--rates", "1.5"), "--rates are shares of the words, in [0, 1], got 1.5"),
         (("--rates", "-0.1"), "in [0, 1], got -0.1"),
         (("--rates", "0"), "--rates wants one or more"),
         (("--corruption", "typo"), "--corruption takes misspelling"),
@@ -172,9 +172,9 @@ def test_what_is_lost_is_paired_by_seed_and_averaged_over_tasks(tmp_path):
         rows = {(r["task"], r["model"], float(r["rate"])): r for r in csv.DictReader(file)}
     whole = rows["GLUE, mean of 2 tasks", "tinybert", 0.1]
     # Seeds: (58 + 50) / 2 - (60 + 50) / 2 = -1 and (58 + 52) / 2 - (62 + 52) / 2 = -2.
-    assert float(whole["mean"]) == 54.5 and float(whole["lost"]) == -1.5
+    assert float(whole["mean"]) == 54.5 and float(whole["change"]) == -1.5
     half = 12.706204736 * np.std([-1, -2], ddof=1) / np.sqrt(2)
-    assert float(whole["lost_low"]) == pytest.approx(-1.5 - half)
+    assert float(whole["change_low"]) == pytest.approx(-1.5 - half)
     paper = suite_score("glue", "robertha", "misspelling", 0.1)
     assert paper is not None and paper.mean == 58.4
     assert float(rows["GLUE, mean of 2 tasks", "robertha", 0.1]["paper"]) == paper.mean
