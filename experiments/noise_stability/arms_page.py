@@ -83,8 +83,12 @@ def draw(task: str, cells: Sequence[Cell], rows: Sequence[arms.ArmRow], path: Pa
 
     figure, axes = pyplot.subplots(2, 2, figsize=(13, 9), layout="constrained")
     shown = [cell for cell in cells if cell.name != arms.SWEEP]
-    _draw_survival(axes[0, 0], shown)
-    _draw_reductions(axes[0, 1], task, [row for row in rows if row.task == task])
+    if any(np.isfinite(cell.steps).any() for cell in shown):
+        _draw_survival(axes[0, 0], shown)
+        _draw_reductions(axes[0, 1], task, [row for row in rows if row.task == task])
+    else:
+        _draw_accuracy(axes[0, 0], shown, of_training=True)
+        _draw_nobody(axes[0, 1], shown)
     _draw_stability(axes[1, 0], shown)
     swept = [cell for cell in cells if cell.name == arms.SWEEP]
     if swept:
@@ -133,7 +137,7 @@ def _draw_reductions(panel: Axes, task: str, rows: Sequence[arms.ArmRow]) -> Non
         panel.axvline(claimed, color="#CC79A7", ls=":", label="the paper, steps")
     panel.set(
         title="saved on the way to the target, against plain (95 %)",
-        xlabel="percent of the median (cut off at -200)",
+        xlabel="percent of the median (cut off at −200)",
         xlim=(low_end - 5, 105),
     )
     panel.set_yticks(range(len(rivals)), [row.arm for row in rivals])
@@ -155,11 +159,24 @@ def _draw_stability(panel: Axes, cells: Sequence[Cell]) -> None:
     )
 
 
-def _draw_accuracy(panel: Axes, cells: Sequence[Cell]) -> None:
+def _draw_nobody(panel: Axes, cells: Sequence[Cell]) -> None:
+    """In place of what was saved, where there is nothing to compare."""
+    steps = max(len(cell.history.loss) * cell.steps_per_epoch for cell in cells)
+    text = f"no run of {cells[0].target:.0%} on the {cells[0].target_on} rows\nwithin {steps} steps"
+    panel.text(0.5, 0.5, text, ha="center", va="center", fontsize=12, transform=panel.transAxes)
+    panel.set_axis_off()
+
+
+def _draw_accuracy(panel: Axes, cells: Sequence[Cell], *, of_training: bool = False) -> None:
     for cell, colour in zip(cells, COLOURS, strict=False):
         steps = cell.steps_per_epoch * (1 + np.arange(len(cell.history.loss)))
-        panel.plot(steps, 100 * np.median(cell.history.accuracy, axis=1), color=colour, lw=1)
-    panel.set(title="validation accuracy (medians)", xlabel="step", ylabel="percent")
+        found = cell.history.train_accuracy if of_training else cell.history.accuracy
+        panel.plot(steps, 100 * np.median(found, axis=1), color=colour, lw=1, label=cell.name)
+    rows = "training" if of_training else "validation"
+    panel.set(title=f"{rows} accuracy (medians)", xlabel="step", ylabel="percent")
+    if of_training:
+        panel.axhline(100 * cells[0].target, color="0.7", ls=":")
+        panel.legend(frameon=False, fontsize=8)
 
 
 def _draw_sweep(panel: Axes, cell: Cell) -> None:
