@@ -146,12 +146,11 @@ def legend(
         style = line_style(model, found.grid.models)
         handles.append(Line2D([], [], label=model_title(model), **style))
     counts = [p["num_seeds"] for p in points]
-    if len(models) > MOST_BANDS:
-        pass  # intervals are not drawn
-    elif counts and min(counts) >= BAND_SEEDS:
+    spread = counts if len(models) <= MOST_BANDS else []  # of more models none is drawn
+    if spread and min(spread) >= BAND_SEEDS:
         label = f"95 % interval, {max(counts)} seeds"
         handles.append(Patch(color="#555555", alpha=0.25, lw=0, label=label))
-    elif counts and max(counts) > 1:
+    elif spread and max(spread) > 1:
         handles.append(Line2D([], [], color="#555555", lw=0.7, alpha=0.6, label="single seeds"))
     drawn = "sigma" in found.grid.protocols  # only there can the paper's figures stand
     if drawn and any(p["paper_mean"] is not None for p in points):
