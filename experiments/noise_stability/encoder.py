@@ -134,15 +134,22 @@ def select(config: Config) -> Run:
         FileNotFoundError: There is no run in that folder.
         ValueError: It has not what is asked for, or the task has no classes.
     """
-    whole = read_run(config.run)
-    tasks = (config.task,) if config.task else whole.grid.tasks
-    models = config.model or whole.grid.models[: 1 if config.budget == "smoke" else None]
-    if len(tasks) != 1:
-        raise ValueError(f"choose one of the run's tasks: --task {' or '.join(tasks)}")
-    chosen = read_run(config.run, data_dir=config.data_dir, tasks=tasks, models=models)
-    if task(tasks[0]).regression:
-        raise ValueError(f"{tasks[0]} has scores, not classes with probabilities: take another")
-    return chosen
+    run = read_run(
+        config.run,
+        data_dir=config.data_dir,
+        tasks=(config.task,) if config.task else None,
+        models=config.model,
+    )
+    grid = run.grid
+    if len(grid.tasks) != 1:
+        raise ValueError(f"choose one of the run's tasks: --task {' or '.join(grid.tasks)}")
+    if task(grid.tasks[0]).regression:
+        raise ValueError(
+            f"{grid.tasks[0]} has scores, not classes with probabilities: take another"
+        )
+    if config.budget == "smoke" and config.model is None:
+        run = run._replace(grid=grid._replace(models=grid.models[:1]))
+    return run
 
 
 def clean_rows(source: Run, seeds: Sequence[int]) -> list[Measured]:

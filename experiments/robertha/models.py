@@ -106,9 +106,9 @@ VARIANTS: dict[str, Variant] = {
 MODELS = tuple(VARIANTS)
 
 # Token vectors start with entries of 0.02: a norm of 0.23 at width 128, a sixth of the pretrained
-# ones that FreeLB's published sizes are made for. A sixth of those (0.05), or a quarter of that,
-# keeps a model that starts from nothing from learning CoLA in six epochs (its validation rows, one
-# seed); this, a sixteenth, does not.
+# ones that FreeLB's published sizes are made for. A sixth of those (max_norm 0.05) keeps a model
+# that starts from nothing from learning CoLA in six epochs (experiments/results/robustness/models);
+# this, a sixteenth of that, did not, tried by hand on one seed and its validation rows.
 BALL = Ball(num_steps=3, step_size=0.00125, max_norm=0.003125, initial_norm=0.001875)
 AUGMENTED_SIGMA = 0.02  # as large as the token vectors are at first
 
