@@ -13,6 +13,13 @@ from pathlib import Path
 
 import pytest
 
+# Many tests build the same program: what one has compiled, the others load, and so does the next
+# run of the tests. `--cache-clear` empties it, with pytest's own.
+COMPILED = Path(__file__).resolve().parents[1] / ".pytest_cache" / "d" / "jax"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(COMPILED))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
 
 @pytest.fixture(scope="session")
 def shared() -> Path:

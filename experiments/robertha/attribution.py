@@ -18,12 +18,12 @@ paper's text leaves out and all models here have.
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
 
 from experiments.report_page import print_table
 from experiments.robertha import attribution_page as page
 from experiments.robertha import robustness
 from experiments.robertha.attribution_page import Rung
+from experiments.robertha.flags import Training
 from experiments.robertha.trained import read_run
 from experiments.rundir import RESULT_COLUMNS, open_run, read_results, write_csv
 
@@ -45,38 +45,13 @@ LADDER = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Training):
     """What to train on; what is not named here is as in `robustness`."""
 
     run: str | None = None
     """Folder of a `robustness` run to take the scores from; nothing is trained."""
     task: tuple[str, ...] | None = None
     """Tasks, see `robustness`; without it the three embedded ones, or all of --run's."""
-    data_dir: str | None = None
-    """Folder of raw sets (glue_data/SST-2/train.tsv, ...) or of built TFDS sets."""
-    vocab: str | None = None
-    """A vocab.txt or its folder; without one a vocabulary is trained on the training texts."""
-    budget: Literal["smoke", "laptop", "paper"] = "laptop"
-    """A minute or two, a quarter of an hour, or Table 15 of the paper. The flags below override
-    it."""
-    seeds: tuple[int, ...] | None = None
-    """Training seeds, trained side by side."""
-    epochs: int | None = None
-    """Most epochs; the learning rate decays over all of them."""
-    patience: int | None = None
-    """Epochs without a better validation score before a seed stops."""
-    learning_rate: float | None = None
-    """Peak learning rate."""
-    train_size: int | None = None
-    """How many training rows to use."""
-    draws: int | None = None
-    """Independent noise draws per test row."""
-    levels: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0)
-    """Noise levels σ; 0 is always measured."""
-    devices: int | None = None
-    """Devices that share the work; without it as many as seeds or rows divide among."""
-    runs: str = "runs"
-    """Folder of all runs."""
 
 
 def run(config: Config) -> Path:

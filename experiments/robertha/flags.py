@@ -14,11 +14,9 @@ from experiments.rundir import open_run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flags:
-    """What to train on and how to test; what is not named here is as in `robustness`."""
+class Training:
+    """What to train on and how long; what is not named here is as in `robustness`."""
 
-    task: tuple[str, ...] = ("entailment",)
-    """Tasks, see `robustness`."""
     data_dir: str | None = None
     """Folder of raw sets (glue_data/SST-2/train.tsv, ...) or of built TFDS sets."""
     vocab: str | None = None
@@ -39,14 +37,22 @@ class Flags:
     """Independent noise draws per test row."""
     levels: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0)
     """Noise levels σ; 0 is always measured."""
-    sites: tuple[str, ...] = ("token", "embedding")
-    """Where the noise is added."""
-    protocols: tuple[str, ...] = ("sigma", "matched")
-    """Same σ for every model (the paper's), or same signal-to-noise ratio."""
     devices: int | None = None
     """Devices that share the work; without it as many as seeds or rows divide among."""
     runs: str = "runs"
     """Folder of all runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags(Training):
+    """The same, of experiments that choose where the noise is added."""
+
+    task: tuple[str, ...] = ("entailment",)
+    """Tasks, see `robustness`."""
+    sites: tuple[str, ...] = ("token", "embedding")
+    """Where the noise is added."""
+    protocols: tuple[str, ...] = ("sigma", "matched")
+    """Same σ for every model (the paper's), or same signal-to-noise ratio."""
 
 
 class Opened(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 from experiments.report_page import Table, write_report
 from experiments.robertha.compared import plain_axes
 from experiments.robertha.labels import number, with_interval
-from experiments.robertha.measurements import finite, model_title, task_suite, task_title
+from experiments.robertha.measurements import BASELINE, finite, model_title, task_suite, task_title
 from experiments.robertha.paper import suite_score
 from experiments.robertha.statistics import mean_by_seed, paired_difference, summarize
 from experiments.robertha.subjects import SUITE_TITLES
@@ -37,11 +37,12 @@ COLUMNS = (
     "change",
     "change_low",
 )
-COLUMNS += ("change_high", "words_changed", "paper", "paper_std", "num_seeds")
+COLUMNS += ("change_high", "difference", "difference_low", "difference_high")
+COLUMNS += ("words_changed", "paper", "paper_std", "num_seeds")
 NOTES = (
     "Scores are 0 to 100, means over seeds ± their deviation. In brackets: what is gained or lost "
-    "against the clean texts, the seeds paired, with Student's 95 % interval. It speaks about "
-    "training again, not about other texts.",
+    "against the clean texts, or how far one model is ahead of another on the same texts, seeds "
+    "paired, with Student's 95 % interval. It speaks about training again, not about other texts.",
     "Random typos are the same for all models. An attack meets each seed's model by itself, and "
     "is scored on it.",
     "The paper has averages over whole suites only; where fewer tasks were run, its line is of "
@@ -64,6 +65,12 @@ class Found(NamedTuple):
     scores: dict[Spot, dict[int, float]]
     changed: dict[Spot, dict[int, float]]
     averages: dict[str, str]
+
+    @property
+    def baseline(self) -> str:
+        """The model that the others are held against: TinyBERT, or the first without it."""
+        models = self.plan["models"]
+        return BASELINE if BASELINE in models else models[0]
 
     @property
     def subjects(self) -> list[str]:
@@ -116,6 +123,11 @@ def write_page(folder: Path) -> Table:
     rows = summaries(found)
     write_csv(folder / "typos.csv", COLUMNS, rows)
     tables = [table(found, rows, subject) for subject in found.subjects]
+    tables += [
+        apart
+        for subject in found.subjects
+        if len(apart := table_of_differences(found, rows, subject)) > 1
+    ]
     pictures = {}
     if tables:
         draw(found, rows, found.subjects[0], folder / "typos.png")
@@ -139,6 +151,10 @@ def summaries(found: Found) -> list[dict[str, Any]]:
             continue
         clean = found.scores.get((subject, model, CLEAN, 0.0), {})
         change = paired_difference(by_seed, clean) if kind != CLEAN else None
+        apart = None
+        if model != found.baseline:
+            same = found.scores.get((subject, found.baseline, kind, rate), {})
+            apart = paired_difference(by_seed, same)
         suite = found.averages.get(subject)
         paper = suite_score(suite, model, kind, rate) if suite and kind != CLEAN else None
         rows.append(
@@ -154,6 +170,9 @@ def summaries(found: Found) -> list[dict[str, Any]]:
                 "change": change.mean if change else None,
                 "change_low": change.low if change else None,
                 "change_high": change.high if change else None,
+                "difference": apart.mean if apart else None,
+                "difference_low": apart.low if apart else None,
+                "difference_high": apart.high if apart else None,
                 "words_changed": float(
                     np.mean(list(found.changed[subject, model, kind, rate].values()))
                 ),
@@ -167,14 +186,8 @@ def summaries(found: Found) -> list[dict[str, Any]]:
 
 def table(found: Found, rows: Sequence[dict[str, Any]], subject: str) -> Table:
     """A line a corruption and model, and one of the paper's where it has it; a column a rate."""
-    rates = [float(rate) for rate in found.plan["rates"]]
-    heads = [f"{100 * rate:g} % of the words" for rate in rates]
-    lines = [[task_title(subject), "model", "clean", *heads]]
-    at = {
-        (row["model"], row["corruption"], row["rate"]): row
-        for row in rows
-        if row["task"] == subject
-    }
+    rates, at = _rates(found), _by_condition(rows, subject)
+    lines = [[task_title(subject), "model", "clean", *map(_share, rates)]]
     for kind in found.plan["corruptions"]:
         for model in found.plan["models"]:
             here = [at.get((model, kind, rate)) for rate in rates]
@@ -187,6 +200,53 @@ def table(found: Found, rows: Sequence[dict[str, Any]], subject: str) -> Table:
                 paper = [number(row["paper"]) if row and row["paper"] else "–" for row in here]
                 lines.append(["", f"{model_title(model)}, paper, whole suite", "–", *paper])
     return lines
+
+
+def table_of_differences(found: Found, rows: Sequence[dict[str, Any]], subject: str) -> Table:
+    """How far each model is ahead of the baseline: a line a corruption and model, a column a rate.
+
+    Only the header where no other model was measured.
+    """
+    rates, at = _rates(found), _by_condition(rows, subject)
+    title = f"{task_title(subject)}, minus {model_title(found.baseline)}"
+    lines = [[title, "model", *map(_share, rates)]]
+    others = [model for model in found.plan["models"] if model != found.baseline]
+    for model in others:
+        clean = at.get((model, CLEAN, 0.0))
+        if clean and clean["difference"] is not None:
+            # One number for all rates: nothing was changed.
+            lines.append(["clean", model_title(model), _apart(clean), *["" for _ in rates[1:]]])
+    for kind in found.plan["corruptions"]:
+        for model in others:
+            here = [at.get((model, kind, rate)) for rate in rates]
+            if any(row and row["difference"] is not None for row in here):
+                lines.append([CORRUPTIONS[kind], model_title(model), *map(_apart, here)])
+    return lines
+
+
+def _rates(found: Found) -> list[float]:
+    return [float(rate) for rate in found.plan["rates"]]
+
+
+def _share(rate: float) -> str:
+    return f"{100 * rate:g} % of the words"
+
+
+def _by_condition(
+    rows: Sequence[dict[str, Any]], subject: str
+) -> dict[tuple[str, str, float], dict[str, Any]]:
+    """A subject's rows by model, corruption and rate."""
+    return {
+        (row["model"], row["corruption"], row["rate"]): row
+        for row in rows
+        if row["task"] == subject
+    }
+
+
+def _apart(row: Mapping[str, Any] | None) -> str:
+    if row is None or row["difference"] is None:
+        return "–"
+    return with_interval(row["difference"], row["difference_low"], row["difference_high"])
 
 
 def _entry(row: Mapping[str, Any] | None) -> str:

@@ -175,6 +175,12 @@ def test_what_is_lost_is_paired_by_seed_and_averaged_over_tasks(tmp_path):
     assert float(whole["mean"]) == 54.5 and float(whole["change"]) == -1.5
     half = 12.706204736 * np.std([-1, -2], ddof=1) / np.sqrt(2)
     assert float(whole["change_low"]) == pytest.approx(-1.5 - half)
+    # Robertha minus TinyBERT, seed by seed: (57 + 50) / 2 - 54 and (59 + 50) / 2 - 55.
+    apart = rows["GLUE, mean of 2 tasks", "robertha", 0.1]
+    assert float(apart["difference"]) == -0.5 and float(apart["difference_high"]) == -0.5
+    assert whole["difference"] == ""
+    html = (folder / "report.html").read_text()
+    assert "GLUE, mean of 2 tasks, minus TinyBERT" in html
     paper = suite_score("glue", "robertha", "misspelling", 0.1)
     assert paper is not None and paper.mean == 58.4
     assert float(rows["GLUE, mean of 2 tasks", "robertha", 0.1]["paper"]) == paper.mean
