@@ -21,15 +21,23 @@ assert LIBRARY, "the walk found nothing to check"
 ALLOWED = {
     "hopfax": set(),
     "hopfax.fixed_point": set(),
-    "hopfax.hopfield": {"hopfax.fixed_point"},
-    "hopfax.stability": {"hopfax.fixed_point"},
+    "hopfax.random": set(),
+    "hopfax.hopfield": {"hopfax.fixed_point", "hopfax.random"},
+    "hopfax.stability": {"hopfax.fixed_point", "hopfax.random"},
     "hopfax.data": set(),
     "hopfax.text": set(),
     "hopfax.kernels": {"hopfax.fixed_point", "hopfax.hopfield"},
-    "hopfax.nn": {"hopfax.fixed_point", "hopfax.hopfield", "hopfax.kernels", "hopfax.stability"},
+    "hopfax.nn": {
+        "hopfax.fixed_point",
+        "hopfax.random",
+        "hopfax.hopfield",
+        "hopfax.kernels",
+        "hopfax.stability",
+    },
     "hopfax.train": {
         "hopfax",  # its version, for the checkpoints
         "hopfax.fixed_point",
+        "hopfax.random",
         "hopfax.hopfield",
         "hopfax.stability",
         "hopfax.nn",
@@ -37,7 +45,13 @@ ALLOWED = {
         "hopfax.text",
     },
 }
-CORE = ("hopfax.fixed_point", "hopfax.hopfield", "hopfax.kernels", "hopfax.stability")
+CORE = (
+    "hopfax.fixed_point",
+    "hopfax.random",
+    "hopfax.hopfield",
+    "hopfax.kernels",
+    "hopfax.stability",
+)
 # nnx transformations and state: their interface is moving, and plain dicts dispatch faster.
 MOVING = {"jit", "grad", "value_and_grad", "vmap", "scan", "Optimizer", "MultiMetric"} | {
     "sow",

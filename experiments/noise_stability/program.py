@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from hopfax import stability
 from hopfax.nn import Decoder, Functional, Params
+from hopfax.random import quick
 
 # Figure 11's correlation: where the stability of a network in training is measured.
 MEASURED_RHO = 0.5
@@ -145,7 +146,7 @@ def make_epoch(model: Functional[Decoder], recipe: Recipe, num_tokens: int) -> C
         state: State, number: Array, key: PRNGKeyArray, dials: Dials, train: Rows, validation: Rows
     ) -> tuple[State, Epoch]:
         # Modules number their draws under the run's own key: these must be none of them.
-        for_order, for_steps, for_noise = jax.random.split(jax.random.fold_in(key, 2**31), 3)
+        for_order, for_steps, for_noise = jax.random.split(jax.random.fold_in(quick(key), 2**31), 3)
         count = train.ids.shape[0]
         steps = count // recipe.batch_size
         order = jax.random.permutation(jax.random.fold_in(for_order, number), count)

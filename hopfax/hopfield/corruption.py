@@ -10,6 +10,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from hopfax.random import quick
+
 Signal = Float[Array, "tokens width"]
 Mask = Bool[Array, " tokens"] | None
 
@@ -44,7 +46,9 @@ def gaussian_noise(
     if not isinstance(sigma, Tracer) and not np.all(np.asarray(sigma) >= 0):
         raise ValueError(f"sigma is a standard deviation and must be >= 0, got {sigma}")
     signal = jnp.asarray(signal)
-    noise = jnp.asarray(sigma, signal.dtype) * jax.random.normal(key, signal.shape, signal.dtype)
+    noise = jnp.asarray(sigma, signal.dtype) * jax.random.normal(
+        quick(key), signal.shape, signal.dtype
+    )
     return noise if mask is None else jnp.where(mask[:, None], noise, 0)
 
 

@@ -17,6 +17,7 @@ from hopfax.nn.attention import Attended, Mask, Tokens
 from hopfax.nn.functional import scan_modules
 from hopfax.nn.linear import linear
 from hopfax.nn.precision import LayerNorm
+from hopfax.random import quick
 
 Pooling = Literal["mean", "cls"]
 Site = Literal["token", "embedding"]
@@ -83,7 +84,7 @@ def dropout(key: Key, x: Array, rate: float) -> Array:
     """
     if key is None or rate == 0:
         return x
-    kept = jax.random.bits(key, x.shape, jnp.uint16) >= round(rate * 65536)
+    kept = jax.random.bits(quick(key), x.shape, jnp.uint16) >= round(rate * 65536)
     return jnp.where(kept, x / (1 - rate), 0)
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from hopfax.random import quick
 from hopfax.stability.noise import Rho, bonami_beckner_pair
 
 
@@ -125,7 +126,7 @@ def stability_regularizer(
     rows = max(1, round(share * tokens.shape[0]))
 
     def penalty() -> Array:
-        _, noisy = bonami_beckner_pair(key, tokens[:rows], rho=rho, num_tokens=num_tokens)
+        _, noisy = bonami_beckner_pair(quick(key), tokens[:rows], rho=rho, num_tokens=num_tokens)
         return every * jnp.mean(stability_penalty(probs[:rows], fn(noisy), stabilize=stabilize))
 
     if every == 1 or not isinstance(step, Tracer):

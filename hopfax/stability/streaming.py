@@ -9,6 +9,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from hopfax.random import quick
+
 
 class Moments(NamedTuple):
     """First two moments of a sample.
@@ -56,7 +58,7 @@ def stream(
     References:
         Chan, Golub and LeVeque (1983), for the merging of batches.
     """
-    batch_size = min(batch_size, num_samples)
+    key, batch_size = quick(key), min(batch_size, num_samples)
     shape = jax.eval_shape(sample, key)
     zeros = jnp.zeros(shape.shape, shape.dtype)
     start = Moments(

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from hopfax.nn.encoder import CLEAN, Perturbation, Site
 from hopfax.nn.functional import Params
+from hopfax.random import quick
 from hopfax.train.objectives import Batch, Losses, Objective, texts_of
 
 Deltas = Float[Array, "texts tokens width"]
@@ -73,8 +74,8 @@ def augmented(
     ) -> tuple[Array, Losses]:
         _, mask = texts_of(batch)
         for_noise, for_texts = jax.random.split(jax.random.fold_in(key, _NOISE))
-        noise = sigma * jax.random.normal(for_noise, _shape(params, mask))
-        chosen = jax.random.uniform(for_texts, (len(mask), 1)) < share
+        noise = sigma * jax.random.normal(quick(for_noise), _shape(params, mask))
+        chosen = jax.random.uniform(quick(for_texts), (len(mask), 1)) < share
         noise = jnp.where((mask & chosen)[..., None], noise, 0)
         return objective(params, batch, key, _plus(added, site, noise))
 
@@ -220,7 +221,7 @@ def initial(key: PRNGKeyArray, params: Params, mask: Mask, ball: Ball) -> Deltas
     shape = _shape(params, mask)
     entries = jnp.maximum(jnp.sum(mask, axis=-1), 1) * shape[-1]
     scale = ball.initial_norm / jnp.sqrt(entries)[:, None, None]
-    return jnp.where(mask[..., None], scale * jax.random.uniform(key, shape, minval=-1), 0)
+    return jnp.where(mask[..., None], scale * jax.random.uniform(quick(key), shape, minval=-1), 0)
 
 
 def ascend(delta: Deltas, slope: Deltas, mask: Mask, ball: Ball) -> Deltas:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from hopfax.random import quick
 from hopfax.train.objectives import Batch, Objective
 from hopfax.train.placement import Placement
 from hopfax.train.state import TrainState
@@ -38,7 +39,7 @@ def make_step(
     def step(
         state: TrainState, batch: Batch, seed_key: PRNGKeyArray
     ) -> tuple[TrainState, StepMetrics]:
-        key = jax.random.fold_in(jax.random.fold_in(seed_key, _DROPOUT), state.step)
+        key = jax.random.fold_in(jax.random.fold_in(quick(seed_key), _DROPOUT), state.step)
         (loss, parts), gradients = jax.value_and_grad(objective, has_aux=True)(
             state.params, batch, key
         )
