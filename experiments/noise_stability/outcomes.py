@@ -49,35 +49,41 @@ def reduction(
         baseline: The same runs (seed by seed) without what is compared: they are resampled
             together.
         horizon: How long both were followed; what arrived later counts as never. Where the
-            baseline's median is never, that it is beyond the horizon is all that is known.
+            baseline's median is never, all that is known of its later runs is that they are beyond
+            the horizon.
         seed: Of the resampling.
 
     Returns:
         Percent. The lower end is what can be vouched for, the upper end what cannot be excluded:
-        where the baseline's median is never, they are that of the horizon and 100. The value is the
-        former there, minus infinity where the times' median alone is never, nan where both are.
+        where the baseline's median is never, they are that of runs which arrive at the horizon, and
+        100. The value is the former there, minus infinity where the times' median alone is never,
+        nan where both are.
 
     Raises:
         ValueError: If there are fewer than two runs.
     """
     both = np.stack([times, baseline])
     both = np.where(both > horizon, np.inf, both)
-    ours, theirs = median(_resampled(both, seed))
-    value = _percent(median(both[0]), median(both[1]), horizon)
-    least, most = (_percent(ours, theirs, horizon, unknown=end) for end in (-np.inf, 100.0))
+    drawn = _resampled(both, seed)
+    ours, theirs = median(drawn)
+    # Of an even number of runs one middle one may have arrived and the other not.
+    soonest, soonest_drawn = (median(np.minimum(each[1], horizon)) for each in (both, drawn))
+    value = _percent(median(both[0]), soonest, unknown=np.isinf(median(both[1])))
+    never = np.isinf(theirs)
+    least = _percent(ours, soonest_drawn, unknown=never, otherwise=-np.inf)
+    most = _percent(ours, soonest_drawn, unknown=never, otherwise=100.0)
     most = np.where(np.isinf(theirs) & np.isfinite(ours), 100.0, most)
     return Interval(float(value), *_ends(least, most))
 
 
 def _percent(
-    ours: np.ndarray, theirs: np.ndarray, horizon: float, *, unknown: float = np.nan
+    ours: np.ndarray, theirs: np.ndarray, *, unknown: np.ndarray, otherwise: float = np.nan
 ) -> np.ndarray:
-    """Of what is saved at least; `unknown` where neither median is finite."""
-    known = np.where(np.isinf(theirs), horizon, theirs)
-    # An infinite horizon is that of a baseline which was not cut off: then all is saved.
-    share = np.divide(ours, known, out=np.zeros(np.shape(ours)), where=np.isfinite(known))
+    """Of what is saved; `otherwise` where ours is never and theirs is `unknown`."""
+    # Infinite are the medians of runs that were never cut off and still never arrived.
+    share = np.divide(ours, theirs, out=np.zeros(np.shape(ours)), where=np.isfinite(theirs))
     found = np.where(np.isinf(ours), -np.inf, 100 * (1 - share))
-    return np.where(np.isinf(ours) & np.isinf(theirs), unknown, found)
+    return np.where(np.isinf(ours) & unknown, otherwise, found)
 
 
 def median(times: np.ndarray) -> np.ndarray:

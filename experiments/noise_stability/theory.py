@@ -200,31 +200,69 @@ UNITS = {
     "step": lambda x: (x > 0).astype(x.dtype),
     "square": jnp.square,
 }
+NETWORKS = ("network, fresh", "network, trained")
 
 
 def intervals(key: Any, budget: Budget) -> list[Measured]:
-    """Lemma 11: where in its interval the stability of common units lies (Figure 10)."""
-    points, weights = np.polynomial.hermite_e.hermegauss(200)
-    weights = weights / weights.sum()
+    """Lemma 11: where in its interval the stability of functions lies (Figure 10).
+
+    Common units, and a network of ten inputs before and after it has learned something.
+    """
+    for_units, for_networks, for_inputs, for_pairs = jax.random.split(key, 4)
+    points, weights = _gaussian_quadrature()
+    values = np.stack([unit(jnp.asarray(points)) for unit in UNITS.values()], axis=-1)
+    rows = _in_intervals(_all_units, for_units, budget, (1,), tuple(UNITS), values, weights)
+    networks = _networks(for_networks, budget)[:2]
+
+    def outputs(x: jax.Array) -> jax.Array:
+        return jnp.stack([layers.mlp(each, x) for each in networks])
+
+    inputs = jax.random.normal(for_inputs, (budget.num_samples, INPUTS))
+    values = np.asarray(jax.lax.map(outputs, inputs, batch_size=1024))
+    weights = np.full(len(values), 1 / len(values))
+    return rows + _in_intervals(outputs, for_pairs, budget, (INPUTS,), NETWORKS, values, weights)
+
+
+def _in_intervals(
+    fn: Any,
+    key: Any,
+    budget: Budget,
+    shape: tuple[int, ...],
+    names: tuple[str, ...],
+    values: np.ndarray,
+    weights: np.ndarray,
+) -> list[Measured]:
+    """Rows for each output of `fn`; its moments are those of weighted values (points, outputs)."""
+    values = np.asarray(values, np.float64)
     found = noise_stability(
-        lambda x: jnp.stack([unit(x[0]) for unit in UNITS.values()]),
+        fn,
         key,
-        shape=(1,),
+        shape=shape,
         rho=jnp.array(RHOS),
         num_samples=budget.num_samples,
         per_output=True,
     )
     rows = []
-    for number, (name, unit) in enumerate(UNITS.items()):
-        values = np.asarray(unit(jnp.asarray(points)), np.float64)
-        mean, second = float(weights @ values), float(weights @ values**2)
+    for number, name in enumerate(names):
+        own = values[:, number]
+        moments = {"mean": float(weights @ own), "second_moment": float(weights @ own**2)}
         for place, rho in enumerate(RHOS):
             value, error = (float(part[place, number]) for part in found[:2])
-            low, high = theory.covariance_interval(rho, mean=mean, second_moment=second)
-            rows.append(
-                Measured("interval", name, rho, value, error, None, float(low), float(high))
-            )
+            low, high = map(float, theory.covariance_interval(rho, **moments))
+            rows.append(Measured("interval", name, rho, value, error, None, low, high))
     return rows
+
+
+def _all_units(x: jax.Array) -> jax.Array:
+    return jnp.stack([unit(x[0]) for unit in UNITS.values()])
+
+
+def _gaussian_quadrature() -> tuple[np.ndarray, np.ndarray]:
+    """Points and weights for means over N(0, 1), of functions that are smooth but at 0."""
+    nodes, lengths = np.polynomial.legendre.leggauss(200)
+    points = np.concatenate([6 * (nodes - 1), 6 * (nodes + 1)])
+    density = np.exp(-(points**2) / 2) / np.sqrt(2 * np.pi)
+    return points, 6 * np.tile(lengths, 2) * density
 
 
 def trained(key: Any, budget: Budget) -> list[Measured]:
@@ -271,10 +309,14 @@ def _parity(x: jax.Array) -> jax.Array:
     return jnp.sign(x[0] * x[1])
 
 
+REPEATS = 4  # independent estimates of a variance, for its error
+
+
 def estimators(key: Any, budget: Budget) -> list[Measured]:
     """Variance of the U-statistic over groups against pairs, at equal evaluations of the function.
 
-    Above 1 the groups lose.
+    Above 1 the groups lose. Each correlation by itself: several at once would share one end of the
+    pairs, and so its evaluations, which groups cannot.
     """
     _, fitted, _ = _networks(key, budget)
     weights = layers.random_network(key, width=64, depth=1)
@@ -292,24 +334,31 @@ def estimators(key: Any, budget: Budget) -> list[Measured]:
         "attention layer": (head, (tokens, width)),
         "trained network": (partial(layers.mlp, fitted), (INPUTS,)),
     }
-    rhos = jnp.array([0.1, 0.5, 0.9])
+
+    def variances(fn: Any, shape: tuple[int, ...], copies: int, rho: float) -> np.ndarray:
+        return np.array(
+            [
+                noise_stability(
+                    fn,
+                    jax.random.fold_in(key, 7 + number),
+                    shape=shape,
+                    rho=rho,
+                    num_samples=max(budget.num_samples // (5 * REPEATS), 250),
+                    copies=copies,
+                    batch_size=128,
+                ).standard_error
+                ** 2
+                for number in range(REPEATS)
+            ]
+        )
+
     rows = []
     for name, (fn, shape) in list(functions.items())[: budget.functions]:
-        errors = {
-            copies: noise_stability(
-                fn,
-                jax.random.fold_in(key, 7),
-                shape=shape,
-                rho=rhos,
-                num_samples=max(budget.num_samples // 5, 1000),
-                copies=copies,
-                batch_size=128,
-            ).standard_error
-            for copies in (2, *budget.copies)
-        }
-        rows += [
-            Measured("estimators", f"{name}, {copies} copies", float(rho), float(ratio), 0.0, None)
-            for copies in budget.copies
-            for rho, ratio in zip(rhos, (errors[copies] / errors[2]) ** 2, strict=True)
-        ]
+        for rho in (0.1, 0.5, 0.9):
+            pairs = variances(fn, shape, 2, rho)
+            for copies in budget.copies:
+                ratios = variances(fn, shape, copies, rho) / pairs
+                error = float(ratios.std(ddof=1)) / REPEATS**0.5
+                title = f"{name}, {copies} copies"
+                rows.append(Measured("estimators", title, rho, float(ratios.mean()), error, None))
     return rows

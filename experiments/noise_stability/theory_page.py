@@ -46,7 +46,7 @@ PANELS = {
     "levels": ("a network that learns sign(x₀x₁)", "level", "share of the weight"),
     "estimators": ("U-statistic against pairs, equal cost", "ρ", "variance ratio"),
 }
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#777777")
 
 
 def write_page(folder: Path, rows: Sequence[Measured]) -> None:
@@ -141,7 +141,7 @@ def _line(
         panel.errorbar(xs, values, yerr=[below, above], fmt="o-", color=colour, label=name, ms=4)
         panel.set_xticks(xs, [*(f"{x:.0f}" for x in xs[:-1]), f"≥{xs[-1]:.0f}"])
     elif claim == "estimators":
-        panel.plot(xs, values, "o-", color=colour, label=name, ms=4)
+        panel.errorbar(xs, values, errors, fmt="o-", color=colour, label=name, ms=4)
     else:
         panel.plot(xs, [_number(row.formula) for row in group], "-", color=colour, label=name)
         # The formulas of one claim speak of the same points, but for attention's, of other sizes.

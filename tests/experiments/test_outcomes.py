@@ -64,8 +64,18 @@ def test_late_arrivals_save_nothing_that_was_not_seen():
     plain = np.array([100.0] * 4 + [NEVER] * 4)
     arm = np.array([2990.0] * 5 + [NEVER] * 3)
     found = reduction(arm, plain, horizon=3000)
-    assert found.value < 1
+    # Plain's median is between 100 and the first that is unknown, at least 3000: 1550 or more.
+    assert found.value == pytest.approx(100 * (1 - 2990 / 1550))
     assert found.low < 0
+
+
+def test_a_median_half_of_which_was_seen_is_no_later_than_its_half_allows():
+    """Cut at 1500 as the runs were, a saving claimed "at least" holds of the whole times too."""
+    plain = np.array([618.0, 834, 546, 1068, 1668, 2004, 2382, NEVER])
+    arm = np.array([501.0] * 8)
+    cut, whole = reduction(arm, plain, horizon=1500), reduction(arm, plain)
+    assert cut.value == pytest.approx(100 * (1 - 501 / ((1068 + 1500) / 2)))
+    assert cut.value <= whole.value
 
 
 def test_beyond_the_common_horizon_nothing_counts():

@@ -31,7 +31,7 @@ def test_short_heads_give_what_matrix_products_give(kind, tokens, monkeypatch):
         (_, found), slope = jax.jit(jax.value_and_grad(program, has_aux=True))(x)
         return found, slope
 
-    assert 20**2 * 5 <= attention._TINY
+    assert attention._TINY >= 20**2 * 5
     quick = both()
     monkeypatch.setattr(attention, "_TINY", 0)
     slow = both()
