@@ -35,7 +35,9 @@ def textbugger(
     A word matters by how much the loss grows when it is taken out. From the one that matters most
     on, each word gets the bug that makes the loss greatest, whether or not it grows, until the
     share of words is used up: a blank inside, a letter left out, two letters swapped, a letter
-    replaced by a look-alike. All versions of a step, of all texts, are one call of `victim.loss`.
+    replaced by a look-alike. What is returned is the version of the greatest loss on that way, so
+    that a later word cannot undo an earlier success; the paper stops at the first one, see
+    `stop_at`. All versions of a step, of all texts, are one call of `victim.loss`.
 
     Beside the paper: its fifth bug, a word of similar meaning, is no edit of characters and is left
     out, and with it the check that a sentence encoder finds the text still similar. It ranks
@@ -86,6 +88,7 @@ def textbugger_search(
     without = [edited(now, index, _removal(now.spelling(index))).text for index in open_words]
     clean_loss, *losses = yield Ask([text, *without])
     asked, loss = 1 + len(without), clean_loss
+    worst, worst_loss = now, clean_loss
     for rank in np.argsort(-np.asarray(losses), kind="stable").tolist():
         if left == 0 or loss >= stop_at:
             break
@@ -95,7 +98,9 @@ def textbugger_search(
         best = int(np.argmax(losses_with))
         now, loss = versions[best], losses_with[best]
         left, asked = left - 1, asked + len(versions)
-    return Attacked(now.corrupted(), float(clean_loss), float(loss), asked, 0)
+        if loss > worst_loss:
+            worst, worst_loss = now, loss
+    return Attacked(worst.corrupted(), float(clean_loss), float(worst_loss), asked, 0)
 
 
 def _removal(word: str) -> Change:
