@@ -47,6 +47,7 @@ BENCHMARKS = {
     "scaling": Benchmark(quick=("--seconds", "8")),
     "seeds": Benchmark(quick=("--seconds", "10", "--sizes", "0", "1")),
     "stability": Benchmark(),
+    "draws": Benchmark(quick=("--seconds", "2")),
     "memory": Benchmark(),
     "attack": Benchmark(True, ("--seconds", "5")),
 }

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.rundir import write_whole
-from experiments.speed import forward_sections, stability_section, training_sections
+from experiments.speed import draws, forward_sections, stability_section, training_sections
 
 COLORS = {"hopfax": "#3465a4", "PyTorch": "#c17d11"}
 
@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ("memory", training_sections.memory),
         ("stability", stability_section.stability),
         ("seeds", training_sections.seeds),
+        ("draws", draws.section),
         ("esr", training_sections.esr),
         ("attack", forward_sections.attack),
         ("waiting", training_sections.waiting),
