@@ -2,7 +2,7 @@
 
 Goal: at least 3 times the throughput. Measured at three widths, compiled beforehand; small models
 gain the most, since what a run alone cannot fill is filled by the others. On two cores little is
-left to fill: 1.2 to 1.9 times. About 10 minutes on 2 idle cores.
+left to fill: 1.0 to 2.3 times. About 10 minutes on 2 idle cores.
 
     python -m experiments.speed.seeds
 """
