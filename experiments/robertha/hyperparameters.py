@@ -18,7 +18,6 @@ One parameter is changed at a time. The centre is trained once and stands in eve
 has targets of 5 and 50 too, where normalised entropy cannot go: 1 stands in for both.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from experiments.robertha import robustness
 from experiments.robertha.flags import Flags, open_grid
 from experiments.robertha.hyperparameters_page import SYMBOLS, Setting
 from experiments.robertha.models import VARIANTS, Variant
+from experiments.robertha.ranges import check_ranges
 
 REPRODUCES = "Robertha, Tables 21-26, Figures 9, 10: ESR's target and weight, and β"
 
@@ -36,11 +36,6 @@ GRIDS: dict[str, tuple[float, ...]] = {
     "esr_target": (0.1, 0.2, 0.35, 0.5, 0.7, 1.0),
     "esr_weight": (0.0, 0.01, 0.05, 0.1, 0.2, 1.0),
     "beta": (1.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0),
-}
-RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
-    "esr_target": ("an entropy in [0, 1]", lambda value: 0 <= value <= 1),
-    "esr_weight": ("a finite weight >= 0", lambda value: 0 <= value < float("inf")),
-    "beta": ("a finite inverse temperature > 0", lambda value: 0 < value < float("inf")),
 }
 
 
@@ -83,15 +78,13 @@ def sweeps(config: Config) -> list[Setting]:
         ValueError: A value is out of its range or given twice, or there is none at all.
     """
     settings = []
-    for parameter, (range_, is_within) in RANGES.items():
+    for parameter in SYMBOLS:
         values: tuple[float, ...] | None = getattr(config, parameter)
         if values is None:
             grid = GRIDS[parameter]
             values = (grid[0], grid[-1]) if config.budget == "smoke" else grid
         flag = "--" + parameter.replace("_", "-")
-        for value in values:
-            if not is_within(value):
-                raise ValueError(f"{flag} wants {range_} for each value, got {value}")
+        check_ranges({parameter: values})
         if len(set(values)) < len(values):
             raise ValueError(f"{flag} wants different values, got {values}")
         if values:

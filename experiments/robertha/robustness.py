@@ -33,6 +33,7 @@ from experiments.robertha.models import (
     trainable,
     with_entropy,
 )
+from experiments.robertha.ranges import check_ranges
 from experiments.robertha.report import write_report
 from experiments.robertha.table import show
 from experiments.rundir import open_run
@@ -251,6 +252,7 @@ def sized(config: Config, embedded: bool) -> Budget:
 
 def _check(config: Config, grid: Grid, variants: Mapping[str, Variant]) -> None:
     """Looks at every flag before the first minute of training."""
+    check_ranges(vars(config))
     placed(config, grid)
     for name in grid.models:
         check_model(name, variants)

@@ -191,14 +191,15 @@ def test_the_finding_is_the_largest_difference():
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--esr-target", "0.5", "1.5"], "--esr-target wants an entropy in [0, 1]"),
+        (["--esr-target", "0.5", "1.5"], "--esr-target must be an entropy in [0, 1], got 1.5"),
         (["--esr-target", "nan"], "got nan"),
-        (["--esr-weight", "-1"], "--esr-weight wants a finite weight >= 0 for each value, got -1"),
-        (["--beta", "0"], "--beta wants a finite inverse temperature > 0 for each value, got 0"),
+        (["--esr-weight", "-1"], "--esr-weight must be >= 0 and finite, got -1.0"),
+        (["--beta", "0"], "--beta must be > 0 and finite, got 0.0"),
         (["--beta", "2", "2.0"], "--beta wants different values"),
         (["--beta", "--esr-weight", "--esr-target"], "nothing to vary"),
         (["--sites", "tokn"], "did you mean token"),
-        (["--levels", "-1"], "must be >= 0"),
+        (["--levels", "-1"], "--levels must be >= 0"),
+        (["--epochs", "0"], "--epochs must be >= 1, got 0"),
     ],
 )
 def test_flags_out_of_range_are_named(flags, words, tmp_path, capsys):

@@ -1,14 +1,16 @@
 """The main job on a grid small enough for a test: complete, resumable, and clear about errors."""
 
 import csv
+import dataclasses
 import json
 
 import pytest
 
 from experiments import rundir
 from experiments.__main__ import main
-from experiments.robertha import cell, robustness
+from experiments.robertha import cell, ranges, robustness
 
+INF, NAN = float("inf"), float("nan")
 SMALL = (
     *("robustness", "--budget", "smoke", "--task", "sentiment", "--levels", "0.0", "1.0"),
     *("--sites", "embedding", "--width", "16", "--train-size", "64", "--max-steps", "5"),
@@ -121,11 +123,11 @@ def test_metrics_of_all_cells_stand_in_one_log(finished):
         (("--sites", "tokn"), "did you mean token"),
         (("--protocols", "matchd"), "did you mean matched"),
         (("--preset", "relesed"), "did you mean released"),
-        (("--levels", "-0.5"), "must be >= 0, got -0.5"),
-        (("--beta", "0"), "must be > 0, got 0.0"),
+        (("--levels", "-0.5"), "--levels must be >= 0 and finite, got -0.5"),
+        (("--beta", "0"), "--beta must be > 0 and finite, got 0.0"),
         (("--max-steps", "0"), "must be at least 1, got 0"),
-        (("--esr-weight", "-1"), "must be >= 0, got -1.0"),
-        (("--dropout", "1"), "must be in [0, 1), got 1.0"),
+        (("--esr-weight", "-1"), "--esr-weight must be >= 0 and finite, got -1.0"),
+        (("--dropout", "1"), "--dropout must be in [0, 1), got 1.0"),
         (("--model", "tinybert", "--entropy", "renyi2"), "for the model robertha"),
         (("--model", "robertha", "robertha-renyi2", "--entropy", "renyi2"), "different values"),
         (("--devices", "99"), "wanted 99 devices, and this process has"),
@@ -138,6 +140,54 @@ def test_a_wrong_flag_is_one_clear_error(flags, told, tmp_path, capsys):
     error = capsys.readouterr().err
     assert told in error
     assert "Traceback" not in error
+
+
+WRONG = {
+    "seeds": (-1, 2**32),
+    "epochs": (0, -3),
+    "patience": (0,),
+    "learning_rate": (0.0, -1.0, INF, NAN),
+    "train_size": (0, -1),
+    "vocab_size": (5,),
+    "width": (0, -2),
+    "draws": (0,),
+    "levels": (-0.5, INF, NAN),
+    "beta": (0.0, INF, NAN),
+    "tol": (-1e-3, INF, NAN),
+    "esr_weight": (-1.0, INF, NAN),
+    "esr_target": (-0.1, 5.0, NAN),
+    "dropout": (-0.1, 1.0, NAN),
+    "batch_size": (0,),
+    "max_length": (4, 0),
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, vs in WRONG.items() for v in vs])
+def test_a_number_out_of_range_is_told_before_training(name, value):
+    given = (1, value) if name in ("seeds", "levels") else value
+    config = robustness.Config(budget="smoke", **{name: given})
+    flag = "--" + name.replace("_", "-")
+    with pytest.raises(ValueError, match=rf"^{flag} must be .*, got {value}$"):
+        robustness.checked_grid(config)
+
+
+def test_the_ends_of_the_ranges_are_in_them():
+    ends = {"seeds": (0, 2**32 - 1), "epochs": 1, "patience": 1, "learning_rate": 1e-12}
+    ends |= {"train_size": 1, "vocab_size": 6, "width": 2, "draws": 1, "levels": (0.0,)}
+    ends |= {"tol": 0.0, "esr_weight": 0.0, "esr_target": 1.0, "dropout": 0.0}
+    ends |= {"batch_size": 1, "max_length": 5}
+    assert robustness.checked_grid(robustness.Config(**ends)).seeds == (0, 2**32 - 1)
+    robustness.checked_grid(robustness.Config(esr_target=0.0))
+
+
+def test_every_number_that_a_flag_takes_has_a_range():
+    numbers = {
+        each.name
+        for each in dataclasses.fields(robustness.Config)
+        if "int" in str(each.type) or "float" in str(each.type)
+    }
+    # Told elsewhere: the name of the model without iteration, how many devices there are.
+    assert numbers - {"precision"} == ranges.RANGES.keys() | {"max_steps", "devices"}
 
 
 def test_no_resume_starts_over(finished, tmp_path, monkeypatch):
