@@ -4,7 +4,7 @@ Each takes an `Objective` and returns another one, so they go through the same s
 checkpoints, and around Robertha's objective as well as TinyBERT's.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -145,11 +145,13 @@ def freelb(objective: Objective, ball: Ball = BALL, *, site: Site = "token") -> 
         An objective whose value is the mean loss over the K perturbations.
 
     Raises:
-        ValueError: If a number is out of its range, or there is no such site.
+        ValueError: If a number is out of its range, or there is no such site; when traced, if
+            somebody asks for the gradient in `added`.
 
     Differentiation:
         First order, reverse mode, in the parameters; the perturbations are held fixed, and
-        `added` gets no gradient. Dropout is the same in all K passes, as published.
+        `added` gets no gradient: `pgd` or `freelb` around this one is an error, `augmented` is
+        not. Dropout is the same in all K passes, as published.
 
     Example:
         >>> from hopfax.nn import tinybert
@@ -209,11 +211,26 @@ def freelb(objective: Objective, ball: Ball = BALL, *, site: Site = "token") -> 
     def free(
         params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation = CLEAN, /
     ) -> tuple[Array, Losses]:
-        loss, parts = rule(params, batch, key, added)
+        loss, parts = rule(params, batch, key, _held(added))
         # Their gradients are not kept: nothing may ask for them.
         return loss, jax.lax.stop_gradient(parts)
 
     return free
+
+
+@jax.custom_jvp
+def _held(added: Perturbation) -> Perturbation:
+    return added
+
+
+@_held.defjvp
+def _refuse(primals: tuple[Perturbation], tangents: tuple[Perturbation]) -> NoReturn:
+    # JAX asks only where a tangent is not known to be zero. An ascent around FreeLB would stand
+    # still, and nobody would know.
+    raise ValueError(
+        "freelb's objective has no gradient in what is added to its inputs, so nothing can climb "
+        "around it: put freelb outermost, as in freelb(pgd(objective)), or leave the other out"
+    )
 
 
 def initial(key: PRNGKeyArray, params: Params, mask: Mask, ball: Ball) -> Deltas:

@@ -102,6 +102,35 @@ def test_a_step_is_along_the_gradient_and_stays_in_the_ball(rng):
     np.testing.assert_array_equal(still, delta)
 
 
+@pytest.mark.parametrize(
+    "around", [pgd, freelb, lambda f: pgd(augmented(f, sigma=0.1)), lambda f: pgd(jax.jit(f))]
+)
+def test_nothing_climbs_around_freelb(around):
+    """It would stand still and be FreeLB alone: its objective has no gradient in `added`."""
+    params = BAG.init(jax.random.key(1))
+    with pytest.raises(ValueError, match="freelb outermost"):
+        value_and_grad(around(freelb(classification(BAG), BALL)), params)
+
+
+@pytest.mark.parametrize("inner", [pgd, lambda f: augmented(f, sigma=0.1)])
+def test_freelb_climbs_around_the_others(inner):
+    params = BAG.init(jax.random.key(1))
+    far = BALL._replace(num_steps=2, step_size=3.0, max_norm=3.0)
+    plain, one_step = (
+        value_and_grad(freelb(inner(classification(BAG)), ball), params)[0][0]
+        for ball in (BALL._replace(num_steps=1), far)
+    )
+    assert one_step > plain + 0.1
+
+
+def test_noise_may_be_added_around_freelb():
+    params = BAG.init(jax.random.key(1))
+    plain = freelb(classification(BAG), BALL)
+    noisy = augmented(plain, sigma=0.5)
+    losses = [value_and_grad(objective, params)[0][0] for objective in (plain, noisy)]
+    assert np.abs(np.subtract(*losses)) > 1e-3
+
+
 @pytest.mark.parametrize("site", ["token", "embedding"])
 def test_augmented_adds_noise_of_its_size_at_its_site(site):
     seen = []
