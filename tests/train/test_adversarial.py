@@ -61,6 +61,29 @@ def test_freelb_takes_the_mean_gradient_over_its_ascent():
     assert np.isclose(sizes.max(), BALL.max_norm)
 
 
+def told(params, batch, key, added):
+    """The objective, with what was added to the tokens in the place of a part of the loss."""
+    loss, parts = classification(BAG)(params, batch, key, added)
+    return loss, parts._replace(esr=added.token)
+
+
+def test_the_perturbations_are_those_of_the_walk():
+    # A step is 0.3 long; of a text already right its slope is 1 - p, of few float32 digits.
+    params, (deltas, _, _) = walk(adversarial._FREELB)
+    passes = [BALL.num_steps, BALL.num_steps + 1]
+    means = [
+        np.asarray(value_and_grad(freelb(told, BALL._replace(num_steps=count)), params)[0][1].esr)
+        for count in passes
+    ]
+    np.testing.assert_allclose(means[0], np.mean(deltas[:-1], axis=0), rtol=0, atol=3e-5)
+    # One more pass meets what the ascent before it ended at.
+    after = passes[1] * means[1] - passes[0] * means[0]
+    np.testing.assert_allclose(after, deltas[-1], rtol=0, atol=2e-4)
+    params, (deltas, _, _) = walk(adversarial._PGD)
+    (_, parts), _ = value_and_grad(pgd(told, BALL), params)
+    np.testing.assert_allclose(parts.esr, deltas[-1], rtol=0, atol=3e-5)
+
+
 def test_pgd_takes_the_gradient_at_the_end_of_its_ascent():
     params, (_, losses, gradients) = walk(adversarial._PGD)
     (loss, _), gradient = value_and_grad(pgd(classification(BAG), BALL), params)
