@@ -14,7 +14,7 @@ from experiments.robertha.measurements import (
 )
 from experiments.robertha.paper import paper_score
 from experiments.robertha.statistics import Summary, mean_by_seed, paired_difference
-from experiments.robertha.subjects import finished_tasks
+from experiments.robertha.subjects import finished_tasks, tested_models
 
 PROTOCOL_OPENINGS = {
     "sigma": "At the same σ (the paper's protocol)",
@@ -29,8 +29,8 @@ def baseline_of(found: Measurements) -> str:
 
 
 def compared_model(found: Measurements) -> str | None:
-    """The model the findings are about: Robertha, or the last one that is not the baseline."""
-    others = [model for model in found.grid.models if model != baseline_of(found)]
+    """The model the findings are about: Robertha, or the last tested one but the baseline."""
+    others = [model for model in tested_models(found) if model != baseline_of(found)]
     if not others:
         return None
     return "robertha" if "robertha" in others else others[-1]
@@ -41,11 +41,16 @@ def findings(found: Measurements) -> list[str]:
 
     Over several tasks the differences are those of the mean over all finished tasks.
     """
+    tested, baseline = tested_models(found), baseline_of(found)
+    if not tested:
+        return ["No model has a score yet, so there is nothing to compare."]
+    if baseline not in tested:
+        return [f"{model_title(baseline)} has no score yet: the others are compared with it."]
     model, tasks = compared_model(found), finished_tasks(found)
     if model is None:
-        return ["Only one model ran, so there is nothing to compare."]
+        return [f"Only {model_title(baseline)} has a score, so there is nothing to compare."]
     if not tasks:
-        return ["No task is finished by every model yet, so there is nothing to compare."]
+        return ["No task is finished by every tested model yet, so there is nothing to compare."]
     sentences = []
     for protocol in found.grid.protocols:
         parts = []

@@ -37,8 +37,8 @@ class Subject(NamedTuple):
 def with_averages(found: Measurements) -> tuple[Measurements, list[Subject]]:
     """Adds suite averages to the scores, and lists what there is to show, averages first.
 
-    An average covers the tasks of a suite that every model has finished with at least one seed, if
-    there are two or more of them; its title says how many of how many.
+    An average covers the tasks of a suite that every model with any score has finished with at
+    least one seed, if there are two or more of them; its title says how many of how many.
     """
     scores, snr_db = dict(found.scores), dict(found.snr_db)
     averages: list[Subject] = []
@@ -73,16 +73,21 @@ def featured(subjects: list[Subject]) -> list[Subject]:
     return [each for each in subjects if each.is_average or each.name not in covered]
 
 
+def tested_models(found: Measurements) -> list[str]:
+    """Models with any score, in the plan's order: a run goes on to the others one by one."""
+    there = {cell.model for cell in found.scores}
+    return [model for model in found.grid.models if model in there]
+
+
 def finished_tasks(found: Measurements) -> list[str]:
-    """Tasks every model has a score for in every cell, from one seed at least."""
+    """Tasks every tested model has a score for in every cell, from one seed at least."""
+    models = tested_models(found)
+    if not models:
+        return []
     return [
         task
         for task in found.grid.tasks
-        if all(
-            found.scores.get(cell)
-            for model in found.grid.models
-            for cell in found.grid.cells(task, model)
-        )
+        if all(found.scores.get(cell) for model in models for cell in found.grid.cells(task, model))
     ]
 
 

@@ -100,6 +100,28 @@ def test_partial_results_say_what_is_missing(fake, tmp_path):
     assert "still to run" in printed(load(folder))
 
 
+def test_models_still_to_come_keep_nothing_from_being_compared(fake, tmp_path):
+    tested = fake.MODELS[:2]
+    rows = fake.fake_rows(models=tested)
+    folder = fake.write_fake_run(tmp_path, rows, {"models": list(fake.MODELS)})
+    alone = fake.write_fake_run(tmp_path / "alone", rows, {"models": list(tested)})
+    assert findings(load(folder)) == findings(load(alone))
+    text = Page(write_report(folder).read_text(encoding="utf-8")).text
+    assert "GLUE, mean of 2 of 9 tasks" in text and "Robertha minus TinyBERT" in text
+    assert "Not finished" in text and "CoLA: Robertha w/o ESR (seed 23" in text
+
+
+@pytest.mark.parametrize(
+    ("models", "told"),
+    [((), "No model has"), (("tinybert",), "Only TinyBERT"), (("robertha",), "TinyBERT has no")],
+)
+def test_findings_say_what_there_is_nothing_to_compare_with(fake, tmp_path, models, told):
+    rows = fake.fake_rows(tasks=("sst2",), models=models, seeds=(23,))
+    plan = {"tasks": ["sst2"], "models": list(fake.MODELS)}
+    (line,) = findings(load(fake.write_fake_run(tmp_path, rows, plan)))
+    assert line.startswith(told)
+
+
 @pytest.mark.parametrize("kept", ["nothing", "clean"])
 def test_a_run_stopped_at_once_still_has_a_page(fake, tmp_path, kept):
     rows = [] if kept == "nothing" else fake.fake_rows(tasks=("sst2",), sites=())
