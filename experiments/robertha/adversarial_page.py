@@ -10,7 +10,14 @@ from experiments.report_page import Table, write_report
 from experiments.robertha.compared import difference, plain_axes
 from experiments.robertha.findings import baseline_of
 from experiments.robertha.labels import number
-from experiments.robertha.measurements import Measurements, load, missing, model_title, task_title
+from experiments.robertha.measurements import (
+    Measurements,
+    load,
+    missing,
+    model_title,
+    task_title,
+    title_with_rows,
+)
 from experiments.robertha.paper import evaluation_score
 from experiments.robertha.statistics import paired_difference, summarize
 from experiments.rundir import read_config, write_csv
@@ -72,6 +79,7 @@ def summaries(found: Measurements, plan: Mapping[str, Any]) -> list[dict[str, An
                 {
                     "set": name,
                     "trained_on": trained_on or name,
+                    "num_train": found.num_train(trial),  # for its label
                     "model": model,
                     "rows": plan["rows"][trial],
                     "larger_class": plan["classes"][trial],
@@ -96,13 +104,14 @@ def title(name: str) -> str:
 
 
 def label(row: Mapping[str, Any]) -> str:
-    """A set's name, and the task of the models where it is not its own."""
+    """A set's name, and the task of the models where it is not its own or a part of it."""
+    trained_on = title_with_rows(row["trained_on"], row["num_train"])
     if row["set"] == row["trained_on"]:
-        return f"{title(row['set'])}, its test split"
+        return f"{trained_on}, its test split"
     known = EVALUATION_SETS.get(row["set"])
-    if known and known.task == row["trained_on"]:
+    if known and known.task == row["trained_on"] and trained_on == title(row["trained_on"]):
         return title(row["set"])
-    return f"{title(row['set'])}, trained on {title(row['trained_on'])}"
+    return f"{title(row['set'])}, trained on {trained_on}"
 
 
 def table(found: Measurements, rows: Sequence[dict[str, Any]]) -> Table:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from experiments.report_page import Table, write_report
 from experiments.robertha.compared import dodged, plain_axes
 from experiments.robertha.labels import level_label, number, with_interval
-from experiments.robertha.measurements import Measurements, load, missing, task_title
+from experiments.robertha.measurements import Measurements, load, missing
 from experiments.robertha.statistics import mean_by_seed, paired_difference, summarize
 from experiments.rundir import write_csv
 
@@ -54,7 +54,7 @@ def write_page(folder: Path, ladder: Sequence[Rung]) -> Table:
     pictures = {}
     if rows:
         draw(found, ladder, rows, folder / "attribution.png")
-        tasks = ", ".join(map(task_title, found.grid.tasks))
+        tasks = ", ".join(map(found.title, found.grid.tasks))
         pictures["attribution.png"] = f"Score from rung to rung: mean over {tasks}"
     lacking = [f"Missing: {line}" for line in missing(found)]
     write_report(

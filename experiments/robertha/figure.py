@@ -124,7 +124,8 @@ def compose(
                 axes[row][column].set_title(title, pad=22)
             if row == rows - 1:
                 axes[row][column].set_xlabel("realised SNR (dB)")
-        axes[row][0].set_ylabel(f"{subject.title}\nscore" if rows > 1 else "score")
+        name = subject.title.replace(" (", "\n(")
+        axes[row][0].set_ylabel(f"{name}\nscore" if rows > 1 else "score")
         set_limits(axes[row][0], of_subject)
     legend(figure, found, subjects, points)
     return figure

@@ -64,7 +64,7 @@ def findings(found: Measurements) -> list[str]:
             sentence = (
                 f"{opening}, {model_title(model)} minus {model_title(baseline_of(found))}, mean "
                 f"over {unit} = {', '.join(f'{level:g}' for level in found.grid.levels)}"
-                f"{over(tasks)}: {'; '.join(parts)}."
+                f"{over(found, tasks)}: {'; '.join(parts)}."
             )
             sentences.append(sentence + unequal_snr(found, tasks, model, protocol))
     across = across_sites(found, tasks, model)
@@ -100,9 +100,9 @@ def described(difference: Summary) -> str:
     )
 
 
-def over(tasks: Sequence[str]) -> str:
+def over(found: Measurements, tasks: Sequence[str]) -> str:
     """Which tasks a sentence speaks of."""
-    titles = [task_title(task) for task in tasks]
+    titles = [found.title(task) for task in tasks]
     if len(titles) == 1:
         return f", on {titles[0]}"
     return f" and over {len(titles)} tasks ({', '.join(titles)})"
@@ -152,7 +152,7 @@ def across_sites(found: Measurements, tasks: Sequence[str], model: str) -> str |
     crossed = paired_difference(arm(model, "embedding"), arm(baseline, "token"))
     if token is None or embedding is None or crossed is None:
         return None
-    scope = f"on {task_title(tasks[0])}" if len(tasks) == 1 else "over the same tasks"
+    scope = f"on {found.title(tasks[0])}" if len(tasks) == 1 else "over the same tasks"
     return (
         f"At σ = {level:g} the paper's tables give {model_title(model)} minus "
         f"{model_title(baseline)} as {signed(sum(gaps) / len(gaps))} points {scope}. Measured: "

@@ -68,7 +68,7 @@ def write_page(
             draw(found, settings, of_task, folder / name)
             dashed = "; dashed: the paper's figures" if any_paper(of_task) else ""
             pictures[name] = (
-                f"{task_title(task)}: score against each parameter, the others at the centre "
+                f"{found.title(task)}: score against each parameter, the others at the centre "
                 f"(dotted upright), bars the deviation over seeds{dashed}"
             )
             tables += list(tables_of(found, settings, of_task, task))
@@ -182,7 +182,7 @@ def tables_of(
     """A table a site and protocol: a line a setting, a column a level."""
     levels = (0.0, *found.grid.levels)
     for site, protocol in found.grid.groups:
-        head = f"{task_title(task)}, {site} site, {protocol}"
+        head = f"{found.title(task)}, {site} site, {protocol}"
         lines = [[head, *(compared.noise_label(protocol, level) for level in levels)]]
         for setting in settings:
             same = setting._asdict()

@@ -12,6 +12,7 @@ import numpy as np
 
 from experiments.robertha.models import MODELS, VARIANTS, Variant
 from experiments.rundir import read_config, read_results
+from hopfax.data import is_partial
 from hopfax.data.tasks import TASKS
 
 BASELINE = "tinybert"
@@ -78,6 +79,14 @@ class Measurements(NamedTuple):
         """Scores by seed; level 0 is the clean score, whatever the site. Empty if not measured."""
         place = CLEAN if level == 0 else (site, protocol)
         return self.scores.get(Cell(task, model, *place, float(level)), {})
+
+    def num_train(self, task: str) -> int:
+        """Rows a task was trained on, the fewest if they differ; 0 if that is not known."""
+        return self.sizes[task].train[0] if task in self.sizes else 0
+
+    def title(self, task: str) -> str:
+        """A task's name, see `title_with_rows`."""
+        return title_with_rows(task, self.num_train(task))
 
 
 def load(run_folder: str | Path) -> Measurements:
@@ -206,6 +215,17 @@ def missing(found: Measurements, variants: Mapping[str, Variant] = VARIANTS) -> 
 def task_title(task: str) -> str:
     """A task's name in the paper's tables."""
     return TASKS[task].title if task in TASKS else task
+
+
+def is_part(task: str, num_train: int) -> bool:
+    """Whether a task was trained on a part of the official rows; 0 rows are not known."""
+    return num_train > 0 and task in TASKS and is_partial(TASKS[task], num_train)
+
+
+def title_with_rows(task: str, num_train: int) -> str:
+    """A task's name, with its training rows where they are a part of the official ones."""
+    part = f" (partial, {num_train:,} training rows)" if is_part(task, num_train) else ""
+    return task_title(task) + part
 
 
 def task_suite(task: str) -> str:

@@ -209,7 +209,7 @@ def origin(document: Mapping[str, Any], found: Measurements) -> str:
         ]
     precision = str(document.get("config", {}).get("precision", "float32"))
     facts += [
-        ("Tasks", escape(", ".join(map(task_title, found.grid.tasks)))),
+        ("Tasks", escape(", ".join(map(found.title, found.grid.tasks)))),
         ("Models", escape(", ".join(map(model_title, found.grid.models)))),
         ("Seeds", escape(", ".join(map(str, found.grid.seeds)))),
         ("Noise", escape(noise_note(found))),

@@ -206,6 +206,10 @@ def fill(
         for spec in specs
         if missing[spec.name]
     }
+    for rows in data.values():
+        if rows.is_partial:
+            count = f"{len(rows.train.labels):,} training rows are a part of the official ones"
+            print(f"{rows.spec.title}: {count}, so that no suite average has it", flush=True)
     for spec in specs:
         for name in missing[spec.name]:
             budget, rows = budgets[spec.name], data[spec.name]

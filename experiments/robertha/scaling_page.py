@@ -135,7 +135,8 @@ def findings(
             if (line := gap(found, names, variants, site, protocol, level))
         ]
         if lines:
-            over = task_title(tasks[0]) if len(tasks) == 1 else f"mean over {len(tasks)} tasks"
+            titles = ", ".join(map(found.title, tasks))
+            over = titles if len(tasks) == 1 else f"mean over {titles}"
             return [f"Robertha minus BERT at {size}, {over}: " + "; ".join(lines) + "."]
     return []
 
@@ -187,7 +188,7 @@ def table(
     with_memory = any(each["stored_mb"] for each in models)
     noises = [noise_title(*column) for column in columns]
     memory = ["MB, blocks kept", "MB, recomputed"] if with_memory else []
-    lines = [[task_title(task), "parameters", "layers × width", *memory, *noises]]
+    lines = [[found.title(task), "parameters", "layers × width", *memory, *noises]]
     for each in models:
         if each["task"] != task:
             continue
@@ -220,7 +221,8 @@ def draw(found: Measurements, rows: Sequence[Row], path: Path) -> None:
             if task == tasks[0]:
                 noise = f"{PROTOCOL_TITLES.get(protocol)}, {level_label(protocol, level)}"
                 axes.set_title(noise if level else "", fontsize=10)
-        axes_row[0].set_ylabel(f"{task_title(task)}\nscore")
+        name = found.title(task).replace(" (", "\n(")
+        axes_row[0].set_ylabel(f"{name}\nscore")
     handles, names = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=2, frameon=False)
     figure.savefig(path, dpi=130)

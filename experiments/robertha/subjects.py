@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.robertha.measurements import Cell, Measurements, task_suite, task_title
+from experiments.robertha.measurements import Cell, Measurements, is_part, task_suite, task_title
 from experiments.robertha.paper import SUITE_SIZE, PaperScore, paper_average, paper_score
 from experiments.robertha.statistics import average_over_tasks
 
@@ -38,11 +38,12 @@ def with_averages(found: Measurements) -> tuple[Measurements, list[Subject]]:
     """Adds suite averages to the scores, and lists what there is to show, averages first.
 
     An average covers the tasks of a suite that every model with any score has finished with at
-    least one seed, if there are two or more of them; its title says how many of how many.
+    least one seed, if there are two or more of them; its title says how many of how many. A task
+    trained on a part of the official rows is in none.
     """
     scores, snr_db = dict(found.scores), dict(found.snr_db)
     averages: list[Subject] = []
-    done = finished_tasks(found)
+    done = [task for task in finished_tasks(found) if not is_part(task, found.num_train(task))]
     for suite in dict.fromkeys(task_suite(task) for task in done):
         tasks = tuple(task for task in done if task_suite(task) == suite)
         if len(tasks) < 2:
@@ -60,7 +61,7 @@ def with_averages(found: Measurements) -> tuple[Measurements, list[Subject]]:
         title = f"{SUITE_TITLES.get(suite, suite)}, mean of {size} tasks"
         averages.append(Subject(name, title, suite, tasks))
     tasks = [
-        Subject(task, task_title(task), task_suite(task), (task,))
+        Subject(task, found.title(task), task_suite(task), (task,))
         for task in found.grid.tasks
         if any(cell.task == task for cell in found.scores)
     ]

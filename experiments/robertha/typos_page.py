@@ -12,7 +12,15 @@ import numpy as np
 from experiments.report_page import Table, write_report
 from experiments.robertha.compared import plain_axes
 from experiments.robertha.labels import number, with_interval
-from experiments.robertha.measurements import BASELINE, finite, model_title, task_suite, task_title
+from experiments.robertha.measurements import (
+    BASELINE,
+    finite,
+    is_part,
+    model_title,
+    task_suite,
+    task_title,
+    title_with_rows,
+)
 from experiments.robertha.paper import suite_score
 from experiments.robertha.statistics import mean_by_seed, paired_difference, summarize
 from experiments.robertha.subjects import SUITE_TITLES
@@ -59,12 +67,14 @@ class Found(NamedTuple):
         scores: By task or suite average, model, corruption and rate, then by seed.
         changed: Share of the words that were changed, in the same places.
         averages: Suite by the name of its average.
+        trained: Rows that a task was trained on, where they are known.
     """
 
     plan: Mapping[str, Any]
     scores: dict[Spot, dict[int, float]]
     changed: dict[Spot, dict[int, float]]
     averages: dict[str, str]
+    trained: dict[str, int]
 
     @property
     def baseline(self) -> str:
@@ -78,15 +88,25 @@ class Found(NamedTuple):
         tasks = [name for name in self.plan["tasks"] if any(s[0] == name for s in self.scores)]
         return [*self.averages, *tasks]
 
+    def title(self, subject: str) -> str:
+        """An average's name, or a task's, see `title_with_rows`."""
+        return title_with_rows(subject, self.trained.get(subject, 0))
+
 
 def read(folder: Path) -> Found:
-    """Sorts the rows of results.csv, and averages the suites' tasks that every model finished."""
+    """Sorts the rows of results.csv, and averages the suites' tasks that every model finished.
+
+    A task trained on a part of the official rows is in no average.
+    """
     plan = read_config(folder)["plan"]
     parts: dict[str, dict[Spot, dict[int, float]]] = {
         "score": defaultdict(dict),
         "words_changed": defaultdict(dict),
     }
+    trained = {}
     for row in read_results(folder):
+        if row["num_train"]:
+            trained[row["task"]] = int(row["num_train"])
         if row["metric"] in parts:
             spot = row["task"], row["model"], row["corruption"], float(row["level"])
             parts[row["metric"]][spot][int(row["seed"])] = finite(row, "score")
@@ -100,6 +120,7 @@ def read(folder: Path) -> Found:
             task
             for task in plan["tasks"]
             if task_suite(task) == suite
+            and not is_part(task, trained.get(task, 0))
             and all(scores.get((task, model, *each)) for model in tested for each in conditions)
         ]
         if len(tasks) < 2:
@@ -111,7 +132,7 @@ def read(folder: Path) -> Found:
                 for one in (scores, changed):
                     by_task = [one.get((task, model, *each), {}) for task in tasks]
                     one[name, model, *each] = mean_by_seed(by_task)
-    return Found(plan, dict(scores), dict(changed), averages)
+    return Found(plan, dict(scores), dict(changed), averages, trained)
 
 
 def write_page(folder: Path) -> Table:
@@ -131,7 +152,9 @@ def write_page(folder: Path) -> Table:
     pictures = {}
     if tables:
         draw(found, rows, found.subjects[0], folder / "typos.png")
-        pictures["typos.png"] = f"Score against the share of words: {task_title(found.subjects[0])}"
+        pictures["typos.png"] = (
+            f"Score against the share of words: {found.title(found.subjects[0])}"
+        )
     write_report(
         folder,
         "Typos and attacks on letters",
@@ -187,7 +210,7 @@ def summaries(found: Found) -> list[dict[str, Any]]:
 def table(found: Found, rows: Sequence[dict[str, Any]], subject: str) -> Table:
     """A line a corruption and model, and one of the paper's where it has it; a column a rate."""
     rates, at = _rates(found), _by_condition(rows, subject)
-    lines = [[task_title(subject), "model", "clean", *map(_share, rates)]]
+    lines = [[found.title(subject), "model", "clean", *map(_share, rates)]]
     for kind in found.plan["corruptions"]:
         for model in found.plan["models"]:
             here = [at.get((model, kind, rate)) for rate in rates]
@@ -208,7 +231,7 @@ def table_of_differences(found: Found, rows: Sequence[dict[str, Any]], subject: 
     Only the header where no other model was measured.
     """
     rates, at = _rates(found), _by_condition(rows, subject)
-    title = f"{task_title(subject)}, minus {model_title(found.baseline)}"
+    title = f"{found.title(subject)}, minus {model_title(found.baseline)}"
     lines = [[title, "model", *map(_share, rates)]]
     others = [model for model in found.plan["models"] if model != found.baseline]
     for model in others:
@@ -310,7 +333,7 @@ def draw(found: Found, rows: Sequence[dict[str, Any]], subject: str, path: Path)
         axes.set_xlabel("words changed, %")
         plain_axes(axes)
     panels[0].set_ylabel("score (± deviation over seeds)")
-    figure.suptitle(task_title(subject))
+    figure.suptitle(found.title(subject))
     figure.legend(
         *panels[0].get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=3
     )

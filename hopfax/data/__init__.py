@@ -17,7 +17,7 @@ from hopfax.data.evaluation import (
     read_evaluation_set,
 )
 from hopfax.data.language import LanguageData, NextWords, next_words, read_wikitext2
-from hopfax.data.load import TaskData, load_task, reported_rows
+from hopfax.data.load import TaskData, is_partial, load_task, reported_rows
 from hopfax.data.raw import read_split
 from hopfax.data.synthetic import synthetic_split
 from hopfax.data.tasks import TASKS, Example, TaskSpec, task
@@ -42,6 +42,7 @@ __all__ = [
     "encode",
     "eval_batches",
     "evaluation_set",
+    "is_partial",
     "load_task",
     "modular_addition",
     "next_words",

@@ -17,6 +17,9 @@ from hopfax.data.vocabulary import train_vocabulary
 
 _SYNTHETIC_SIZES = {"train": 2000, "validation": 400, "test": 500}
 _MOST_SELECTION_ROWS = 1000
+_SELECTION_FRACTION = 0.1
+# Copies of the official files differ by a few damaged or repeated rows.
+_WHOLE = 0.99
 
 
 class TaskData(NamedTuple):
@@ -39,6 +42,11 @@ class TaskData(NamedTuple):
     source: str
 
     @property
+    def is_partial(self) -> bool:
+        """Whether its training rows are a part of the official ones, see `is_partial`."""
+        return is_partial(self.spec, len(self.train.labels), len(self.validation.labels))
+
+    @property
     def vocab_size(self) -> int:
         """Number of tokens."""
         return self.vocabulary.size
@@ -58,7 +66,7 @@ def load_task(
     max_length: int = 128,
     train_size: int | None = None,
     seed: int = 0,
-    selection_fraction: float = 0.1,
+    selection_fraction: float = _SELECTION_FRACTION,
     cache_dir: str | os.PathLike | None = None,
 ) -> TaskData:
     """Loads, splits and tokenises a task.
@@ -112,6 +120,24 @@ def load_task(
     return TaskData(spec, *encoded, vocabulary=vocabulary, source=source)
 
 
+def is_partial(spec: TaskSpec, num_train: int, num_validation: int | None = None) -> bool:
+    """Whether training rows are fewer than the official train file's, by more than a hundredth.
+
+    Be it that the files hold a part of the set or that `train_size` asked for fewer: a score after
+    such training is none of GLUE or SuperGLUE.
+
+    Args:
+        spec: The task; a synthetic one has no official rows and is never partial.
+        num_train: Rows fitted to.
+        num_validation: Rows held out; None for what `load_task` takes of the official file.
+    """
+    if spec.train_rows is None:
+        return False
+    if num_validation is None:
+        num_validation = _num_held(spec.train_rows, _SELECTION_FRACTION)
+    return num_train + num_validation < _WHOLE * spec.train_rows
+
+
 def reported_rows(
     name: str, *, data_dir: str | os.PathLike | None = None, seed: int = 0
 ) -> list[Example]:
@@ -151,7 +177,7 @@ def _hold_out(
     rows: Sequence[Example], name: str, seed: int, fraction: float, train_size: int | None
 ) -> tuple[list[Example], list[Example]]:
     """Splits train rows into those to fit and those to select by, each in file order."""
-    held = min(max(1, round(fraction * len(rows))), _MOST_SELECTION_ROWS)
+    held = _num_held(len(rows), fraction)
     left = len(rows) - held
     if train_size is not None and train_size > left:
         raise ValueError(
@@ -161,3 +187,7 @@ def _hold_out(
     order = np.random.default_rng([seed, zlib.crc32(name.encode())]).permutation(len(rows))
     fitted = order[held:][:train_size]
     return [rows[i] for i in sorted(fitted)], [rows[i] for i in sorted(order[:held])]
+
+
+def _num_held(num_rows: int, fraction: float) -> int:
+    return min(max(1, round(fraction * num_rows)), _MOST_SELECTION_ROWS)

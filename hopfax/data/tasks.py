@@ -40,6 +40,7 @@ class TaskSpec:
         suite: Collection the task belongs to.
         folder: Folder of the raw files in the community's layout; empty for synthetic tasks.
         files: File of each raw split, ``"train"`` and ``"dev"``.
+        train_rows: Rows of the official train file; None where there is none.
         columns: Columns (or JSON keys; ``a.b`` is nested) the texts come from, none empty.
         header: Columns of a file that has no header line; empty where the file names them.
         label_column: Column of the label.
@@ -64,6 +65,7 @@ class TaskSpec:
     suite: Suite
     folder: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
+    train_rows: int | None = None
     columns: tuple[str, ...]
     header: tuple[str, ...] = ()
     label_column: str = "label"
@@ -138,6 +140,7 @@ TASKS: dict[str, TaskSpec] = {
         suite="glue",
         folder="CoLA",
         files=_TSV,
+        train_rows=8_551,
         header=("source", "label", "star", "sentence"),
         columns=("sentence",),
         labels=("0", "1"),
@@ -150,6 +153,7 @@ TASKS: dict[str, TaskSpec] = {
         suite="glue",
         folder="SST-2",
         files=_TSV,
+        train_rows=67_349,
         columns=("sentence",),
         labels=("0", "1"),
         join=_columns("sentence"),
@@ -160,6 +164,7 @@ TASKS: dict[str, TaskSpec] = {
         suite="glue",
         folder="MRPC",
         files=_TSV,
+        train_rows=3_668,
         columns=("#1 String", "#2 String"),
         label_column="Quality",
         labels=("0", "1"),
@@ -172,6 +177,7 @@ TASKS: dict[str, TaskSpec] = {
         suite="glue",
         folder="QQP",
         files=_TSV,
+        train_rows=363_849,
         columns=("question1", "question2"),
         label_column="is_duplicate",
         labels=("0", "1"),
@@ -186,6 +192,7 @@ TASKS: dict[str, TaskSpec] = {
         suite="glue",
         folder="STS-B",
         files=_TSV,
+        train_rows=5_749,
         columns=_PAIR,
         label_column="score",
         labels=(),
@@ -200,6 +207,7 @@ TASKS: dict[str, TaskSpec] = {
         suite="glue",
         folder="MNLI",
         files={"train": "train.tsv", "dev": "dev_matched.tsv"},
+        train_rows=392_702,
         columns=_PAIR,
         label_column="gold_label",
         labels=("entailment", "neutral", "contradiction"),
@@ -213,6 +221,7 @@ TASKS: dict[str, TaskSpec] = {
         suite="glue",
         folder="QNLI",
         files=_TSV,
+        train_rows=104_743,
         columns=("question", "sentence"),
         labels=_ENTAILMENT,
         join=_columns("question", "sentence"),
@@ -223,6 +232,7 @@ TASKS: dict[str, TaskSpec] = {
         suite="glue",
         folder="RTE",
         files=_TSV,
+        train_rows=2_490,
         columns=_PAIR,
         labels=_ENTAILMENT,
         join=_columns(*_PAIR),
@@ -233,6 +243,7 @@ TASKS: dict[str, TaskSpec] = {
         suite="glue",
         folder="WNLI",
         files=_TSV,
+        train_rows=635,
         columns=_PAIR,
         labels=("0", "1"),
         join=_columns(*_PAIR),
@@ -243,6 +254,7 @@ TASKS: dict[str, TaskSpec] = {
         suite="superglue",
         folder="BoolQ",
         files=_JSONL,
+        train_rows=9_427,
         columns=("question", "passage"),
         labels=_BOOLEAN,
         join=_columns("question", "passage"),
@@ -253,6 +265,7 @@ TASKS: dict[str, TaskSpec] = {
         suite="superglue",
         folder="COPA",
         files=_JSONL,
+        train_rows=400,
         columns=("premise", "question", "choice1", "choice2"),
         labels=("0", "1"),
         num_choices=2,
@@ -265,6 +278,7 @@ TASKS: dict[str, TaskSpec] = {
         suite="superglue",
         folder="WiC",
         files=_JSONL,
+        train_rows=5_428,
         columns=("word", "sentence1", "sentence2"),
         labels=_BOOLEAN,
         join=_wic,
@@ -275,6 +289,7 @@ TASKS: dict[str, TaskSpec] = {
         suite="superglue",
         folder="WSC",
         files=_JSONL,
+        train_rows=554,
         columns=("text", "target.span1_text", "target.span2_text"),
         labels=_BOOLEAN,
         join=_wsc,

@@ -1,7 +1,9 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
-from hopfax.data import load_task
+from hopfax.data import TASKS, is_partial, load_task, read_split, task
 
 COMPLETE = ["cola", "sst2", "mrpc", "stsb", "rte", "wnli", "copa", "wic", "wsc"]
 
@@ -59,6 +61,33 @@ def test_the_vocabulary_sees_training_rows_alone(tmp_path):
     data = load_task("sst2", data_dir=tmp_path)
     # "dev" occurs in the dev file only: its d-e-v pieces are never merged.
     assert "tra" in data.vocabulary.tokens and "dev" not in data.vocabulary.tokens
+
+
+@pytest.mark.parametrize("name", COMPLETE)
+def test_complete_sets_are_whole_and_fewer_rows_a_part(shared, name):
+    spec = task(name)
+    held = min(round(0.1 * spec.train_rows), 1000)
+    assert len(read_split(spec, shared / "data", "train")) == spec.train_rows
+    assert not is_partial(spec, spec.train_rows - held)
+    assert is_partial(spec, int(0.98 * spec.train_rows) - held)
+
+
+@pytest.mark.parametrize("name", ["qqp", "mnli", "qnli", "boolq"])
+def test_parts_of_sets_are_known_as_such(shared, name):
+    folder = shared / "data" / "partial"
+    vocab = shared / "data" / "vocab" / "bert-base-uncased"
+    assert load_task(name, data_dir=folder, vocab=vocab).is_partial
+
+
+def test_rows_that_are_held_out_count_as_there(tmp_path, monkeypatch):
+    write_sst2(tmp_path)
+    spec = dataclasses.replace(task("sst2"), train_rows=50)
+    monkeypatch.setitem(TASKS, "sst2", spec)
+    for fraction in (0.1, 0.5):
+        assert not load_task("sst2", data_dir=tmp_path, selection_fraction=fraction).is_partial
+    assert load_task("sst2", data_dir=tmp_path, train_size=44).is_partial
+    assert not is_partial(spec, 45) and is_partial(spec, 44)
+    assert not load_task("sentiment", train_size=8).is_partial
 
 
 def test_vocabulary_from_a_file(tmp_path):

@@ -26,6 +26,7 @@ def test_specification_is_consistent(name):
     one_output = spec.regression or spec.num_choices > 1
     assert spec.num_outputs == (1 if one_output else len(spec.labels))
     assert bool(spec.files) == (spec.suite != "synthetic") == bool(spec.folder)
+    assert (spec.train_rows is None) == (spec.suite == "synthetic")
     texts = spec.join(dict.fromkeys(spec.columns, " cause ") | {"question": "cause"})
     assert len(texts) == spec.num_choices
     assert all(len(choice) in (1, 2) and all(choice) for choice in texts)

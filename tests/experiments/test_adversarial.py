@@ -95,6 +95,15 @@ def test_the_table_stands_beside_the_papers(fake, tmp_path):
     assert len(read_csv(folder / "adversarial.csv")) == 4
 
 
+def test_a_part_of_a_set_is_named_so(fake, tmp_path):
+    folder = write_run(fake, tmp_path)
+    add_results(folder, [row | {"num_train": "1000"} for row in read_results(folder)])
+    assert [line[0] for line in adversarial_page.write_page(folder)[1:]] == [
+        "SST-2 (partial, 1,000 training rows), its test split",
+        "AdvSST-2, trained on SST-2 (partial, 1,000 training rows)",
+    ]
+
+
 def test_paws_of_another_task_than_the_papers_has_no_figure_of_it(fake, tmp_path):
     plan = {"tasks": ("paws:mrpc", "paws:qqp"), "models": ("robertha",), "seeds": (23, 42)}
     plan |= {name: dict.fromkeys(plan["tasks"], 51) for name in ("classes", "rows")}

@@ -78,6 +78,29 @@ def test_averages_cover_the_tasks_every_model_finished(fake):
     assert [each.name for each in featured(subjects)] == ["average-glue", "rte"]
 
 
+def test_a_part_of_a_set_is_named_so_and_in_no_average(fake, monkeypatch):
+    monkeypatch.setattr(fake, "TASKS", ("cola", "sst2", "qnli", "rte"))
+    rows = fake.fake_rows(tasks=("cola", "sst2", "qnli", "rte"))
+    rows = [row | {"num_train": 4017} if row["task"] == "qnli" else row for row in rows]
+    found, subjects = with_averages(measurements(as_read(rows)))
+    assert subjects[0].title == "GLUE, mean of 3 of 9 tasks"
+    assert subjects[0].tasks == ("cola", "sst2", "rte")
+    (part,) = featured(subjects)[1:]
+    assert part.title == "QNLI (partial, 4,017 training rows)"
+    # The paper's figures are still found by the task's own name.
+    assert part.paper("tinybert", 0) is not None
+    parts = [found.at(name, "robertha", "token", "sigma", 1.0)[23] for name in subjects[0].tasks]
+    ours = found.at("average-glue", "robertha", "token", "sigma", 1.0)[23]
+    assert ours == pytest.approx(sum(parts) / 3)
+
+
+def test_rows_that_are_not_known_or_made_up_are_no_part(fake):
+    rows = [row | {"num_train": None} for row in fake.fake_rows(tasks=("sst2",))]
+    assert measurements(as_read(rows)).title("sst2") == "SST-2"
+    few = [row | {"task": "sentiment", "num_train": 8} for row in rows]
+    assert measurements(as_read(few)).title("sentiment") == "Sentiment"
+
+
 def test_the_papers_figures_follow_the_subject(fake):
     _, subjects = with_averages(measurements(as_read(fake.fake_rows())))
     average, cola = subjects[0], subjects[1]
@@ -99,4 +122,4 @@ def test_load_reads_a_run_folder(fake, tmp_path):
     plan = {"tasks": ["sst2", "cola"], "seeds": list(fake.SEEDS)}
     fake.write_fake_run(tmp_path, fake.fake_rows(tasks=("sst2",)), plan)
     found = load(tmp_path)
-    assert found.grid.tasks == ("sst2", "cola") and found.sizes["sst2"].train == (60614, 60614)
+    assert found.grid.tasks == ("sst2", "cola") and found.sizes["sst2"].train == (66349, 66349)

@@ -53,7 +53,7 @@ def test_the_page_carries_everything_it_needs(finished):
     for link in page.links:
         assert link.startswith("data:image/png;base64,") or (finished / link).is_file(), link
     assert "http" not in page.text
-    for words in ("A <fast> processor", "60,614 training rows", "0123456789ab", "paper 80.3 ±0.6"):
+    for words in ("A <fast> processor", "66,349 training rows", "0123456789ab", "paper 80.3 ±0.6"):
         assert words in page.text
 
 
@@ -138,6 +138,17 @@ def test_everything_from_outside_is_escaped(fake, tmp_path):
     ]
     text = write_report(fake.write_fake_run(tmp_path, rows)).read_text(encoding="utf-8")
     assert "<script" not in text and "m&amp;m" in text and evil in Page(text).text
+
+
+def test_a_part_of_a_set_is_named_so_wherever_it_stands(fake, tmp_path):
+    rows = [row | {"num_train": 4017} for row in fake.fake_rows(tasks=("sst2",))]
+    folder = fake.write_fake_run(tmp_path, rows)
+    name = "SST-2 (partial, 4,017 training rows)"
+    assert f", on {name}: " in findings(load(folder))[0]
+    assert name in printed(load(folder))
+    text = Page(write_report(folder).read_text(encoding="utf-8")).text
+    assert text.count(name) >= 3  # findings, what was run, heading
+    assert rundir.read_csv(folder / "summary.csv")[0]["subject"] == name
 
 
 def test_findings_are_computed(fake, tmp_path):

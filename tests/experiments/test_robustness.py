@@ -142,6 +142,18 @@ def test_a_wrong_flag_is_one_clear_error(flags, told, tmp_path, capsys):
     assert "Traceback" not in error
 
 
+def test_a_part_of_a_set_is_told_before_training(tmp_path, monkeypatch, capsys):
+    (tmp_path / "SST-2").mkdir()
+    for file in ("train.tsv", "dev.tsv"):
+        lines = [f"a film {number}\t{number % 2}\n" for number in range(50)]
+        (tmp_path / "SST-2" / file).write_text("sentence\tlabel\n" + "".join(lines))
+    monkeypatch.setenv("HOPFAX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(robustness, "run_cell", lambda *_, **__: None)
+    flags = ("--task", "sst2", "--data-dir", str(tmp_path), "--runs", str(tmp_path))
+    assert main(["robustness", *flags]) == 0
+    assert "SST-2: 45 training rows are a part of the official ones" in capsys.readouterr().out
+
+
 WRONG = {
     "seeds": (-1, 2**32),
     "epochs": (0, -3),

@@ -142,7 +142,7 @@ def test_the_page_of_a_partial_run(partial):
     html = (folder / "report.html").read_text()
     assert "Missing: MRPC: Robertha base (seed 23" in html
     # Not all tasks have the large one: what is found is of the small.
-    assert "Robertha minus BERT at tiny, mean over 2 tasks: clean" in html
+    assert "Robertha minus BERT at tiny, mean over CoLA, MRPC: clean" in html
     assert "MB" not in tables[0][0][3]
 
 

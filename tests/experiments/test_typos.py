@@ -188,6 +188,17 @@ def test_what_is_lost_is_paired_by_seed_and_averaged_over_tasks(tmp_path):
     assert any("paper, whole suite" in line[1] for line in lines)
 
 
+def test_a_part_of_a_set_is_named_so_and_in_no_average(tmp_path):
+    folder = write_run(tmp_path, SCORES)
+    rows = read_results(folder)
+    trained = {"cola": "7696", "rte": "2000"}
+    add_results(folder, [row | {"num_train": trained[row["task"]]} for row in rows])
+    lines = typos_page.write_page(folder)
+    assert lines[0][0] == "CoLA"
+    html = (folder / "report.html").read_text()
+    assert "RTE (partial, 2,000 training rows)" in html and "mean of 2 tasks" not in html
+
+
 def test_a_page_of_partial_results_says_what_is_missing(tmp_path):
     there = {place: score for place, score in SCORES.items() if place[:2] != ("rte", "robertha")}
     folder = write_run(tmp_path, there)
