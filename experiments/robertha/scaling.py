@@ -20,7 +20,7 @@ without, on a CPU.
 """
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ from experiments.robertha import scaling_page as page
 from experiments.robertha.flags import Flags, Opened, open_grid
 from experiments.robertha.models import VARIANTS, Trainable, Variant
 from experiments.robertha.scaling_page import MODEL_COLUMNS, Entrant
-from experiments.rundir import write_csv
+from experiments.rundir import read_csv, write_csv
 from experiments.speed.memory import abstract_step, temporary_bytes
 from hopfax.data import task
 from hopfax.nn.functional import num_params
@@ -88,7 +88,8 @@ class Config(Flags):
     Scores are the same but for rounding."""
     memory: bool = False
     """Also have each model's train step compiled with and without that, and report the memory that
-    XLA plans for it: two more compilations a model, minutes for the largest."""
+    XLA plans for it: two more compilations a model, minutes for the largest. A finished run gets it
+    without training again."""
 
 
 def run(config: Config) -> Path:
@@ -100,8 +101,9 @@ def run(config: Config) -> Path:
     """
     entrants = chosen(config)
     models = variants(entrants, recompute_from=config.recompute_from)
-    opened = open_grid("scaling", config, models, entrants=entrants)
-    if not (opened.folder / "models.csv").exists():
+    # Memory is no part of a run's ID: asked for later, it is added to what is trained.
+    opened = open_grid("scaling", replace(config, memory=False), models, entrants=entrants)
+    if not is_described(opened.folder, with_memory=config.memory):
         rows = describe(opened, entrants, models, with_memory=config.memory)
         write_csv(opened.folder / "models.csv", MODEL_COLUMNS, rows)
     for is_whole in robustness.fill(*opened, models):
@@ -155,6 +157,14 @@ def options(size: Size, *, recompute_from: int) -> dict[str, Any]:
         "num_heads": max(size.width // 64, 1),
         "recompute": size.layers >= recompute_from,
     }
+
+
+def is_described(folder: Path, *, with_memory: bool) -> bool:
+    """Whether models.csv is there, with the planned memory if that is wanted."""
+    path = folder / "models.csv"
+    if not path.exists():
+        return False
+    return not with_memory or all(row["stored_mb"] for row in read_csv(path, MODEL_COLUMNS))
 
 
 def describe(
