@@ -14,7 +14,7 @@ less than their seeds.
 Random typos are the same for all models and seeds. An attack meets each seed's model by itself: it
 reads that model's losses (TextBugger) or gradients (HotFlip), and what it ends at is scored by the
 same model. A word is changed once, so a rate bounds what is done to a text. Every edit is logged in
-the run's `edits/`, from which `hopfax.text.restore` has the clean text back.
+the run's `edits/`, so that log and data give the texts that the models met (`hopfax.text.replay`).
 """
 
 import json

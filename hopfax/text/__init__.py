@@ -2,8 +2,8 @@
 
 `misspell` and `swap_characters` change a share of the words at random; `textbugger` and `hotflip`
 choose by the model under attack, which they know as a `Victim` of plain functions. Every edit is
-logged, and `restore` gives the clean text back. Nothing here imports a model:
-`hopfax.train.victim` makes a victim of an encoder.
+logged: `restore` gives the clean text back, and `replay` makes the edits again. Nothing here
+imports a model: `hopfax.train.victim` makes a victim of an encoder.
 
 Example:
     >>> from hopfax import text
@@ -23,6 +23,7 @@ from hopfax.text.log import Corrupted as Corrupted
 from hopfax.text.log import Edit as Edit
 from hopfax.text.log import Text as Text
 from hopfax.text.log import draft as draft
+from hopfax.text.log import replay as replay
 from hopfax.text.log import restore as restore
 from hopfax.text.textbugger import textbugger as textbugger
 from hopfax.text.typos import misspell as misspell

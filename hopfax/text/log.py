@@ -1,4 +1,4 @@
-"""Texts, their words, and a log of edits from which the clean text can be had back.
+"""Texts, their words, and a log of edits: with it the clean text gives the other, and back.
 
 A text is a string, a tuple of strings (a pair of sentences), or a tuple of such tuples: the choices
 of one example, as `hopfax.data.Example.texts` has them. What one choice repeats of the first, at
@@ -6,6 +6,7 @@ the same place, is one text (COPA's premise): its words count once and change to
 """
 
 import re
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from hopfax.text.changes import Change
@@ -195,15 +196,37 @@ def restore(corrupted: Corrupted[T]) -> T:
         >>> text.restore(found)
         'a wonderful film'
     """
-    new = list(strings(corrupted.text))
-    for edit in reversed(corrupted.edits):
+    return _walked(corrupted.text, reversed(corrupted.edits), undo=True)
+
+
+def replay(clean: T, edits: Iterable[Sequence[Any]]) -> T:
+    """Returns the corrupted text: makes the edits of a log again, the inverse of `restore`.
+
+    Args:
+        clean: The text before the edits.
+        edits: `Corrupted.edits`, or the same read from a JSON file: lists of the five fields.
+
+    Raises:
+        ValueError: The log is not that of the text.
+
+    Example:
+        >>> from hopfax import text
+        >>> text.replay("a wonderful film", [[0, 3, "swap", "on", "no"]])
+        'a wnoderful film'
+    """
+    return _walked(clean, (Edit(*edit) for edit in edits), undo=False)
+
+
+def _walked(text: T, edits: Iterable[Edit], *, undo: bool) -> T:
+    new = list(strings(text))
+    for edit in edits:
         if edit.field >= len(new):
             raise ValueError(
                 f"the log does not belong to this text: it has an edit of string {edit.field}, "
                 f"counted from 0, and the text has {len(new)}"
             )
-        new[edit.field] = _replaced(new[edit.field], edit, undo=True)
-    return rebuilt(corrupted.text, tuple(new))
+        new[edit.field] = _replaced(new[edit.field], edit, undo=undo)
+    return rebuilt(text, tuple(new))
 
 
 def _replaced(string: str, edit: Edit, *, undo: bool) -> str:

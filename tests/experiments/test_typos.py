@@ -56,17 +56,10 @@ def test_what_was_changed_is_logged_and_can_be_undone(done):
     found: dict[str, list[float]] = {kind: [] for kind in changed}
     for line in (done / "edits" / "sentiment-tinybert.jsonl").read_text().splitlines():
         edit: dict[str, Any] = json.loads(line)
-        edits = tuple(Edit(*each) for each in edit["edits"])
-        strings = list(text.draft(clean[edit["row"]]).text[0])
-        for each in edits:
-            before = strings[each.field]
-            end = each.position + len(each.before)
-            assert before[each.position : end] == each.before
-            strings[each.field] = before[: each.position] + each.after + before[end:]
-        dirty = Corrupted((tuple(strings),), edits, 1, 1)
-        assert dirty.text != clean[edit["row"]] and text.restore(dirty) == clean[edit["row"]]
-        words = text.draft(clean[edit["row"]]).words
-        found[edit["corruption"]].append(len(words))
+        here, edits = clean[edit["row"]], tuple(Edit(*each) for each in edit["edits"])
+        dirty = text.replay(here, edits)
+        assert dirty != here and text.restore(Corrupted(dirty, edits, 1, 1)) == here
+        found[edit["corruption"]].append(len(text.draft(here).words))
     assert all(found[kind] for kind in ("misspelling", "textbugger"))
 
 

@@ -1,4 +1,5 @@
 import itertools
+import json
 
 import jax
 import numpy as np
@@ -37,6 +38,7 @@ def test_the_clean_text_comes_back(corrupt, clean):
     for rate, seed in itertools.product((0, 0.1, 0.3, 1), range(8)):
         found = corrupt(clean, rate=rate, seed=seed)
         assert text.restore(found) == clean
+        assert text.replay(clean, json.loads(json.dumps(found.edits))) == found.text
         assert (found.text != clean) == bool(found.edits) == (found.num_changed > 0)
         assert found.num_changed <= text.num_changes(rate, found.num_words)
 
@@ -192,6 +194,10 @@ def test_a_log_of_another_text_is_refused():
     pair = text.misspell(PAIR, rate=1, seed=0)
     with pytest.raises(ValueError, match=r"does not belong to this text: .* the text has 1"):
         text.restore(pair._replace(text=pair.text[0]))
+    with pytest.raises(ValueError, match="the log does not belong to this text"):
+        text.replay(FILM.upper(), found.edits)
+    with pytest.raises(ValueError, match=r"does not belong to this text: .* the text has 1"):
+        text.replay(PAIR[0], pair.edits)
 
 
 def test_strings_of_all_shapes():
