@@ -13,8 +13,10 @@ less than their seeds.
 
 Random typos are the same for all models and seeds. An attack meets each seed's model by itself: it
 reads that model's losses (TextBugger) or gradients (HotFlip), and what it ends at is scored by the
-same model. A word is changed once, so a rate bounds what is done to a text. Every edit is logged in
-the run's `edits/`, so that log and data give the texts that the models met (`hopfax.text.replay`).
+same model. A word is changed once, and a rate says how many are: the nearest whole number, one at
+least, so that short texts have more changed than it says (the page has the share that was). Every
+edit is logged in the run's `edits/`: log and data give the texts that the models met
+(`hopfax.text.replay`).
 """
 
 import json
@@ -115,7 +117,7 @@ class Config:
     corruption: tuple[str, ...] = tuple(CORRUPTIONS)
     """What to do to the texts: misspelling, char_swap, textbugger, hotflip."""
     rates: tuple[float, ...] = (0.1, 0.2, 0.3)
-    """Shares of the words, in [0, 1]; 0 is always measured."""
+    """Shares of the words, in [0, 1], one word of a text at least; 0 is always measured."""
     texts: int | None = None
     """Rows drawn from each test split; all where it has fewer."""
     form: Form = "characters"

@@ -51,6 +51,9 @@ NOTES = (
     "Scores are 0 to 100, means over seeds ± their deviation. In brackets: what is gained or lost "
     "against the clean texts, or how far one model is ahead of another on the same texts, seeds "
     "paired, with Student's 95 % interval. It speaks about training again, not about other texts.",
+    "Behind each score stands the share of a text's words that was changed, the mean over texts: "
+    "more than was asked for where they are short, since one word is changed at least, and less "
+    "where nothing was left to change or an attack did better without.",
     "Random typos are the same for all models. An attack meets each seed's model by itself, and "
     "is scored on it.",
     "The paper has averages over whole suites only; where fewer tasks were run, its line is of "
@@ -279,7 +282,7 @@ def _entry(row: Mapping[str, Any] | None) -> str:
     if row["change"] is None:
         return text
     change = with_interval(row["change"], row["change_low"], row["change_high"])
-    return f"{text} ({change})"
+    return f"{text} ({change}); {100 * row['words_changed']:.1f} % changed"
 
 
 def missing(found: Found) -> list[str]:
@@ -318,7 +321,7 @@ def draw(found: Found, rows: Sequence[dict[str, Any]], subject: str, path: Path)
             part = [r for r in here if r["model"] == model and r["corruption"] in (CLEAN, kind)]
             part.sort(key=lambda row: row["rate"])
             axes.errorbar(
-                [100 * row["rate"] for row in part],
+                [100 * row["words_changed"] for row in part],
                 [row["mean"] for row in part],
                 yerr=[row["std"] or 0 for row in part],
                 color=f"C{place % 10}",

@@ -70,15 +70,17 @@ def hotflip(
     shift of the words behind, and the number of tokens, are left out), which is why losses decide
     by default.
 
-    The result is the version of greatest loss that was met, the clean text among them: at most the
-    share of words is changed, and a wider beam never ends below beam 1 (unless `stop_at` ends it
-    earlier), since the path that beam 1 would take always keeps one of its places.
+    The result is the version of greatest loss that was met, the clean text among them: at most
+    `num_changes` words are changed, one of a short text even where that is more than the share; and
+    a wider beam never ends below beam 1 (unless `stop_at` ends it earlier), since the path that
+    beam 1 would take always keeps one of its places.
 
     Args:
         victim: The model, with gradients.
         texts: As for `hopfax.text.misspell`.
         labels: The right answers.
-        rate: Greatest share of each text's words to change, in [0, 1]; see `num_changes`.
+        rate: Share of each text's words to change at most, in [0, 1], but one word of a short text
+            is more; see `num_changes`.
         form: What is edited.
         beam: Texts kept after a step, at least 1; 1 is greedy.
         num_candidates: Edits that are followed up from each of them, at least 1.

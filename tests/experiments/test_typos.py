@@ -151,7 +151,7 @@ def write_run(root, scores):
         place = {"task": task, "model": model, "level": rate}
         place |= {"corruption": "misspelling" if rate else "none"}
         for seed, score in enumerate(by_seed, 1):
-            for metric, value in {"score": score, "words_changed": rate}.items():
+            for metric, value in {"score": score, "words_changed": 1.66 * rate}.items():
                 row = blank | place | {"seed": seed, "metric": metric, "score": value}
                 add_results(folder, [row])
     return folder
@@ -160,7 +160,8 @@ def write_run(root, scores):
 def test_what_is_lost_is_paired_by_seed_and_averaged_over_tasks(tmp_path):
     folder = write_run(tmp_path, SCORES)
     lines = typos_page.write_page(folder)
-    assert lines[0][0] == "GLUE, mean of 2 tasks"
+    assert lines[0][0] == "GLUE, mean of 2 tasks" and lines[0][3] == "10 % of the words"
+    assert lines[1][3].endswith("; 16.6 % changed") and "changed" not in lines[1][2]
     with open(folder / "typos.csv", newline="") as file:
         rows = {(r["task"], r["model"], float(r["rate"])): r for r in csv.DictReader(file)}
     whole = rows["GLUE, mean of 2 tasks", "tinybert", 0.1]
