@@ -1,6 +1,7 @@
 """Models that a `robustness` run has trained, and the rows it had: read again for other tests."""
 
 import dataclasses
+import difflib
 import hashlib
 import json
 from collections.abc import Sequence
@@ -70,14 +71,22 @@ def read_run(
     settings, grid = dataclasses.replace(settings, **saved), load(folder).grid
     chosen = {"task": (tasks, grid.tasks), "model": (models, grid.models)}
     for flag, (asked, there) in chosen.items():
-        if asked is None:
-            continue
-        if not asked or not set(asked) <= set(there) or len(set(asked)) < len(asked):
-            raise ValueError(
-                f"choose among the run's {flag}s, each once: --{flag} {' '.join(there)}"
-            )
+        if asked is not None:
+            _check_chosen(flag, asked, there)
     grid = grid._replace(tasks=tuple(tasks or grid.tasks), models=tuple(models or grid.models))
     return Run(Path(folder), settings, grid)
+
+
+def _check_chosen(flag: str, asked: Sequence[str], there: Sequence[str]) -> None:
+    choices = f"choose among --{flag} {' '.join(there)}"
+    for name in asked:
+        if name not in there:
+            near = difflib.get_close_matches(name, there, n=2)
+            hint = f"did you mean {' or '.join(near)}? " if near else ""
+            raise ValueError(f"the run has no {flag} {name!r}; {hint}{choices}")
+    if not asked or len(set(asked)) < len(asked):
+        given = " ".join(asked) or "none"
+        raise ValueError(f"--{flag} wants one or more different ones, got {given}; {choices}")
 
 
 def read_data(run: Run, spec: TaskSpec) -> TaskData:

@@ -179,9 +179,14 @@ def _checked(config: Config) -> tuple[float, ...]:
             f"{' '.join(CORRUPTIONS)}"
         )
     rates = tuple(rate for rate in config.rates if rate)
-    for flag, values in (("corruption", config.corruption), ("rates", rates)):
-        if not values or len(set(values)) < len(values):
-            raise ValueError(f"--{flag} wants one or more different values, got {values}")
+    chosen = config.corruption
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise ValueError(f"--corruption wants one or more different values, got {chosen}")
+    if not rates or len(set(rates)) < len(rates):
+        raise ValueError(
+            f"--rates wants one or more different shares above 0, got {config.rates}; the clean "
+            "texts are measured anyway"
+        )
     if config.texts is not None and config.texts < 1:
         raise ValueError(f"--texts must be at least 1, got {config.texts}")
     return rates

@@ -84,11 +84,15 @@ def test_the_same_line_goes_on_where_it_was(trained, done, capsys, monkeypatch):
     [
         (("--rates", "1.5"), "--rates are shares of the words, in [0, 1], got 1.5"),
         (("--rates", "-0.1"), "in [0, 1], got -0.1"),
-        (("--rates", "0"), "--rates wants one or more"),
+        (("--rates", "0"), "--rates wants one or more different shares above 0, got (0.0,)"),
+        (("--rates", "0.1", "0.1"), "got (0.1, 0.1)"),
         (("--corruption", "typo"), "--corruption takes misspelling"),
         (("--texts", "0"), "--texts must be at least 1"),
         (("--task", "cola"), "--task sentiment"),
-        (("--model", "robertha"), "--model tinybert"),
+        (("--model", "robertha"), "the run has no model 'robertha'; choose among --model tinybert"),
+        (("--model", "tinybrt"), "no model 'tinybrt'; did you mean tinybert? choose among"),
+        (("--model", "tinybert", "tinybert"), "one or more different ones, got tinybert tinybert"),
+        (("--model",), "one or more different ones, got none; choose among --model tinybert"),
     ],
 )
 def test_a_wrong_flag_is_one_clear_error(trained, tmp_path, capsys, flags, told):
