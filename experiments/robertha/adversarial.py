@@ -129,7 +129,10 @@ def run(config: Config) -> Path:
     )
     print(f"writing to {folder}", flush=True)
     for name, found in trials.items():
-        missing = [model for model in cells[name] if not is_tested(folder, source, name, model)]
+        tested_on = [row for trial in found for row in trial.rows]
+        missing = [
+            model for model in cells[name] if not is_tested(folder, source, name, model, tested_on)
+        ]
         if not missing:
             continue
         data = read_data(source, task(name))
@@ -143,8 +146,8 @@ def run(config: Config) -> Path:
                     for row in tested(predictor, trained.best, data, trial, source)
                 ]
                 add_results(folder, rows)
-                mark_tested(folder, source, name, model)
-                progress.update(number, sum(len(trial.rows) for trial in found), model=model)
+                mark_tested(folder, source, name, model, tested_on)
+                progress.update(number, len(tested_on), model=model)
         write_page(folder)
     print_table(write_page(folder))
     return folder

@@ -134,30 +134,31 @@ def settings_of(run: Run) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in free}
 
 
-def is_tested(folder: Path, run: Run, task_name: str, name: str) -> bool:
-    """Whether a test's folder has the results of these very parameters."""
+def is_tested(folder: Path, run: Run, task_name: str, name: str, rows: Sequence[Example]) -> bool:
+    """Whether a test's folder has the results of these very parameters on these very rows."""
     mark = _mark(folder, task_name, name)
-    return mark.exists() and mark.read_text() == _fingerprint(run, task_name, name)
+    return mark.exists() and mark.read_text() == _fingerprint(run, task_name, name, rows)
 
 
-def mark_tested(folder: Path, run: Run, task_name: str, name: str) -> None:
-    """Notes that a cell's rows are all in results.csv, and of which parameters they are."""
+def mark_tested(folder: Path, run: Run, task_name: str, name: str, rows: Sequence[Example]) -> None:
+    """Notes that a cell's results are all there, and of which parameters and rows they are."""
     mark = _mark(folder, task_name, name)
     mark.parent.mkdir(exist_ok=True)
-    write_whole(mark, _fingerprint(run, task_name, name))
+    write_whole(mark, _fingerprint(run, task_name, name, rows))
 
 
 def _mark(folder: Path, task_name: str, name: str) -> Path:
     return folder / "cells" / f"{task_name}-{name}.sha256"
 
 
-def _fingerprint(run: Run, task_name: str, name: str) -> str:
+def _fingerprint(run: Run, task_name: str, name: str, rows: Sequence[Example]) -> str:
     best = _cell(run, task_name, name) / "best"
     digest = hashlib.sha256()
     for path in sorted(best.rglob("*")):
         if path.is_file():
             digest.update(path.relative_to(best).as_posix().encode())
             digest.update(path.read_bytes())
+    digest.update(json.dumps(rows).encode())
     return digest.hexdigest()
 
 

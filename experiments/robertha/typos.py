@@ -41,7 +41,7 @@ from experiments.robertha.trained import (
     settings_of,
     to_test,
 )
-from experiments.robertha.typos_page import CLEAN, CORRUPTIONS, write_page
+from experiments.robertha.typos_page import CLEAN, CORRUPTIONS, left_out, write_page
 from experiments.rundir import (
     RESULT_COLUMNS,
     add_results,
@@ -83,6 +83,18 @@ class Cell(NamedTuple):
     rows: list[Example]
     seeds: tuple[int, ...]
     max_length: int
+
+
+class Chosen(NamedTuple):
+    """Rows of a test split.
+
+    Attributes:
+        rows: Those to test on, in file order.
+        without_words: How many of the split could not be among them.
+    """
+
+    rows: list[Example]
+    without_words: int
 
 
 class Budget(NamedTuple):
@@ -140,6 +152,11 @@ def run(config: Config) -> Path:
     cells = {name: to_test(source, name, config.model) for name in source.grid.tasks}
     if not any(cells.values()):
         raise nothing_trained(source)
+    chosen = {
+        name: chosen_rows(name, source.settings.data_dir, budget.texts)
+        for name in source.grid.tasks
+    }
+    without = {name: found.without_words for name, found in chosen.items() if found.without_words}
     plan = {
         "tasks": source.grid.tasks,
         "models": source.grid.models,
@@ -150,19 +167,22 @@ def run(config: Config) -> Path:
         "beam": budget.beam,
         "trained": settings_of(source),
     }
+    plan |= {"without_words": without} if without else {}
     folder = open_run("typos", config, plan=plan, root=config.runs, ignore=("runs", "data_dir"))
     print(f"writing to {folder}", flush=True)
+    for name, count in without.items():
+        print(left_out(name, count), flush=True)
     for name, models in cells.items():
-        missing = [model for model in models if not is_tested(folder, source, name, model)]
+        rows = chosen[name].rows
+        missing = [model for model in models if not is_tested(folder, source, name, model, rows)]
         if not missing:
             continue
         data = read_data(source, task(name))
-        rows = chosen_rows(name, source.settings.data_dir, budget.texts)
         for model in missing:
             trained = restore(source, data, model)
             cell = Cell(trained, data, rows, plan["seeds"], source.settings.max_length)
             _test(folder, cell, model, config, rates, budget.beam)
-            mark_tested(folder, source, name, model)
+            mark_tested(folder, source, name, model, rows)
         write_page(folder)
     print_table(write_page(folder))
     return folder
@@ -192,12 +212,13 @@ def _checked(config: Config) -> tuple[float, ...]:
     return rates
 
 
-def chosen_rows(task_name: str, data_dir: str | None, count: int | None) -> list[Example]:
-    """Rows of the test split at random, in file order; those without a word cannot be changed."""
+def chosen_rows(task_name: str, data_dir: str | None, count: int | None) -> Chosen:
+    """Rows of the test split at random; without a word there is nothing to change."""
     rows = reported_rows(task_name, data_dir=data_dir)
     with_words = [row for row in rows if text.draft(row.texts).words]
     picked = np.random.default_rng(SEED).permutation(len(with_words))[:count]
-    return [with_words[number] for number in sorted(picked)]
+    found = [with_words[number] for number in sorted(picked)]
+    return Chosen(found, len(rows) - len(with_words))
 
 
 def _test(

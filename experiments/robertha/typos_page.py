@@ -163,7 +163,11 @@ def write_page(folder: Path) -> Table:
         "Typos and attacks on letters",
         pictures=pictures,
         tables=tables,
-        notes=[*NOTES, *(f"Missing: {line}" for line in missing(found))],
+        notes=[
+            *NOTES,
+            *(left_out(*each) for each in found.plan.get("without_words", {}).items()),
+            *(f"Missing: {line}" for line in missing(found)),
+        ],
     )
     return tables[0] if tables else [["nothing measured yet"]]
 
@@ -283,6 +287,11 @@ def _entry(row: Mapping[str, Any] | None) -> str:
         return text
     change = with_interval(row["change"], row["change_low"], row["change_high"])
     return f"{text} ({change}); {100 * row['words_changed']:.1f} % changed"
+
+
+def left_out(task: str, count: int) -> str:
+    """That rows of a test split could not be tested on, and how many."""
+    return f"{task_title(task)}: test rows without a word, which were left out: {count:,}."
 
 
 def missing(found: Found) -> list[str]:

@@ -55,6 +55,17 @@ def test_a_run_is_tested_on_the_sets_that_fit_its_tasks(trained, sets, tmp_path,
     assert image == (folder / "adversarial.png").read_bytes()
 
 
+def test_other_rows_under_the_same_parameters_are_tested(trained, sets, tmp_path, monkeypatch):
+    assert command(trained, tmp_path, sets) == 0
+    asked = []
+    whole = adversarial.tested
+    monkeypatch.setattr(adversarial, "tested", lambda *a: asked.append(a[3].name) or whole(*a))
+    assert command(trained, tmp_path, sets) == 0 and not asked
+    path = sets / "paws" / "labeled_final" / "test.tsv"
+    path.write_text(path.read_text().replace("one 2 two", "one 2 and two"))
+    assert command(trained, tmp_path, sets) == 0 and asked == ["paraphrase", "paws:paraphrase"]
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [

@@ -122,10 +122,32 @@ def test_texts_without_a_word_are_left_out(monkeypatch):
     rows = reported_rows("sentiment")[:3]
     rows[1] = rows[1]._replace(texts=(("1999 ...",),))
     monkeypatch.setattr(typos, "reported_rows", lambda *_, **__: rows)
-    assert [row.index for row in typos.chosen_rows("sentiment", None, None)] == [
-        rows[0].index,
-        rows[2].index,
-    ]
+    found = typos.chosen_rows("sentiment", None, None)
+    assert [row.index for row in found.rows] == [rows[0].index, rows[2].index]
+    assert found.without_words == 1
+
+
+def test_the_page_says_how_many_texts_were_left_out(trained, tmp_path, monkeypatch, capsys):
+    rows = reported_rows("sentiment")[:4]
+    rows[1] = rows[1]._replace(texts=(("1999 ...",),))
+    monkeypatch.setattr(typos, "reported_rows", lambda *_, **__: rows)
+    monkeypatch.setattr(typos, "_test", lambda *_: None)
+    assert command(trained, tmp_path) == 0
+    told = "Sentiment: test rows without a word, which were left out: 1."
+    (folder,) = (tmp_path / "typos").iterdir()
+    assert told in capsys.readouterr().out and told in (folder / "report.html").read_text()
+
+
+def test_other_rows_under_the_same_parameters_are_tested(trained, done, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(typos, "_test", lambda folder, cell, model, *_: asked.append(model))
+    root = shutil.copytree(done.parents[1], tmp_path / "runs")
+    rows = reported_rows("sentiment")
+    monkeypatch.setattr(typos, "reported_rows", lambda *_, **__: rows)
+    assert command(trained, root) == 0 and not asked
+    rows = [row._replace(label=1 - row.label) for row in rows]
+    assert command(trained, root) == 0 and asked == ["tinybert"]
+    assert command(trained, root) == 0 and len(asked) == 1
 
 
 PLAN = {
