@@ -36,6 +36,7 @@ RANGES: dict[str, Range] = {
     "esr_weight": _NOT_NEGATIVE,
     "esr_target": Range("an entropy in [0, 1]", lambda value: 0 <= value <= 1),
     "dropout": Range("in [0, 1)", lambda value: 0 <= value < 1),
+    "ball": _POSITIVE,
     "batch_size": _AT_LEAST_ONE,
     "max_length": Range(">= 5, a pair with its special tokens", lambda value: value >= 5),
 }

@@ -25,9 +25,11 @@ from typing import Literal, NamedTuple
 from experiments.robertha.cell import run_cell
 from experiments.robertha.measurements import Grid, load
 from experiments.robertha.models import (
+    BALL,
     VARIANTS,
     Trainable,
     Variant,
+    ball_of,
     check_model,
     perturbations,
     trainable,
@@ -129,6 +131,9 @@ class Config:
     that model robertha-renyi2 or robertha-shannon-matmul."""
     dropout: float | None = None
     """Dropout in training; without it each model has its own (TinyBERT 0.1, Robertha 0.3)."""
+    ball: float = BALL.max_norm
+    """How far FreeLB and PGD may move a text: L2 norm over its token vectors, each of which starts
+    with one of 0.23. Their start and steps go with it."""
     batch_size: int = 32
     """Rows a training step."""
     max_length: int = 128
@@ -300,6 +305,7 @@ def build(
         esr_weight=config.esr_weight,
         esr_target=config.esr_target,
         dropout=config.dropout,
+        ball=ball_of(config.ball),
         precision=config.precision,
         implementation=implementation,
         variants=variants,
@@ -331,8 +337,8 @@ def load_rows(config: Config, budget: Budget, spec: TaskSpec) -> TaskData:
 
 def _open(config: Config, grid: Grid) -> Path:
     # Runs from before there was a choice keep their folder.
-    added = {"entropy": "shannon", "precision": "float32"}
+    added = {"entropy": "shannon", "precision": "float32", "ball": BALL.max_norm}
     same = [name for name, only in added.items() if getattr(config, name) == only]
     ignore = ("runs", "resume", "devices", *same)
-    plan = grid._asdict() | perturbations(grid.models, VARIANTS)
+    plan = grid._asdict() | perturbations(grid.models, VARIANTS, ball_of(config.ball))
     return open_run("robustness", config, plan=plan, root=config.runs, ignore=ignore)

@@ -10,6 +10,7 @@ from experiments.robertha.models import (
     BALL,
     MODELS,
     VARIANTS,
+    ball_of,
     perturbations,
     trainable,
     with_entropy,
@@ -87,7 +88,20 @@ def test_adversarial_training_meets_a_larger_loss_than_clean_training():
     assert losses[0] < losses[1] < losses[2]
 
 
+def test_a_larger_ball_is_a_larger_loss_and_another_run():
+    wide = ball_of(4 * BALL.max_norm)
+    assert wide == BALL._replace(max_norm=0.0125, step_size=0.005, initial_norm=0.0075)
+    assert ball_of(BALL.max_norm) == BALL
+    near, far = (built("freelb", dropout=0.0, ball=each) for each in (BALL, wide))
+    params = near.model.init(jax.random.key(1))
+    key = jax.random.key(3)
+    losses = [float(jax.jit(each.objective)(params, BATCH, key)[0]) for each in (near, far)]
+    assert losses[0] < losses[1]
+
+
 def test_what_training_meets_is_part_of_a_runs_id():
     assert perturbations(["tinybert", "robertha"], VARIANTS) == {}
     assert perturbations(["tinybert", "robertha-freelb"], VARIANTS) == {"ball": BALL}
+    wide = ball_of(4 * BALL.max_norm)
+    assert perturbations(["freelb"], VARIANTS, wide) == {"ball": wide}
     assert perturbations(["data-augment"], VARIANTS) == {"augmented_sigma": AUGMENTED_SIGMA}
