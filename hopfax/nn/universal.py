@@ -27,6 +27,11 @@ class UniversalEncoder(Encoder):
     $p_t = h_t$ before, the remainder $R = 1 - \sum_{t<N} h_t$ at the halt and 0 after it. The
     block itself goes on with its own results, so that others may still attend to a halted token.
 
+    This deviates from Dehghani et al., who add sinusoids of the position and of the step before
+    every step. Here both are learned vectors, and those of the positions are added once, with the
+    tokens: from an `Encoder` of tied layers it differs by $v_t$ alone. The Robertha paper does not
+    say what its Universal Transformer adds.
+
     Args:
         vocab_size: See `Encoder`, as for the rest.
         num_outputs: See `Encoder`.

@@ -1,10 +1,24 @@
 import csv
+import re
 from pathlib import Path
 
 import pytest
 
+from experiments.__main__ import EXPERIMENTS, introduction
 from experiments.robertha import paper
 from experiments.robertha.paper import paper_average, paper_score
+
+
+def test_every_table_of_scores_is_some_experiment_s():
+    named = set()
+    for module in EXPERIMENTS.values():
+        tables = re.search(r"Robertha, Tables? ([^:F]*)", introduction(module)[0])
+        for part in re.findall(r"[\d-]+", tables.group(1) if tables else ""):
+            first, _, last = part.partition("-")
+            named |= set(range(int(first), int(last or first) + 1))
+    with open(Path(paper.__file__).with_name("paper_scores.csv"), newline="") as file:
+        tables = {int(row["table"].removeprefix("table")) for row in csv.DictReader(file)}
+    assert tables <= named and 13 in tables
 
 
 def test_the_copy_is_the_reference(shared):
