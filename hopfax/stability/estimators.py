@@ -103,8 +103,10 @@ def noise_stability(
         `fn` is not finite it is nan inside `jit`, and an error outside.
 
     Raises:
-        ValueError: If a number is out of range, or `fn` does not return one array of a fixed shape.
-        FloatingPointError: If `fn` is not finite somewhere; sample and rho are named.
+        ValueError: If a number is out of range, or `fn` is not jittable or does not return one
+            array of real numbers, of a fixed shape.
+        FloatingPointError: If `fn`, or a product of its outputs, is not finite somewhere; sample
+            and rho are named.
 
     Differentiation:
         In whatever `fn` closes over. In `rho` only inside (-1, 1), and with `copies=2`: at the

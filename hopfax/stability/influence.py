@@ -11,7 +11,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from hopfax.stability.estimators import Estimate
-from hopfax.stability.sampling import check_same, evaluate
+from hopfax.stability.sampling import call, check_same, evaluate
 from hopfax.stability.streaming import check_finite, check_sizes, stream
 
 
@@ -86,8 +86,8 @@ def geometric_influence(
         spread the samples over several calls for one.
 
     Raises:
-        ValueError: If there are no samples, they are not floats, or `per_token` meets inputs
-            without an embedding axis.
+        ValueError: If there are no samples, they are not floats, `per_token` meets inputs without
+            an embedding axis, or `fn` is not jittable.
         FloatingPointError: If a slope is not finite (inside `jit` the influence is then not).
 
     References:
@@ -104,7 +104,7 @@ def geometric_influence(
         )
 
     def one(x: Array) -> Array:
-        slopes = jax.jacrev(fn)(x).reshape(-1, *x.shape)
+        slopes = jax.jacrev(partial(call, fn))(x).reshape(-1, *x.shape)
         squares = jnp.sum(jnp.square(slopes), axis=0)
         squares = jnp.sum(squares, axis=-1) if per_token else squares
         # The root has an infinite slope at 0, where an input has no influence.

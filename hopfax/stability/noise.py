@@ -203,6 +203,8 @@ def check_rho(rho: Rho | Float[Array, " rhos"]) -> None:
     if isinstance(rho, Tracer):
         return
     values = np.asarray(rho)
+    if not any(jnp.issubdtype(values.dtype, kind) for kind in (jnp.floating, jnp.integer)):
+        raise ValueError(f"rho is a correlation, a number in [-1, 1], got {rho!r}")
     wrong = values[~((values >= -1) & (values <= 1))]
     if wrong.size:
         raise ValueError(f"rho is a correlation and must be in [-1, 1], got {wrong.flat[0]}")

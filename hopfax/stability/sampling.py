@@ -21,6 +21,14 @@ from hopfax.stability.noise import (
 Fn = Callable[[Array], Array]
 Pair = Callable[..., tuple[Array, Array]]
 
+# What JAX raises where Python asks for a value that only the running program has.
+_CONCRETE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
 # Samplers whose noise is a semigroup, with their conditionally independent copies.
 COPIES = {gaussian_pair: gaussian_copies, bit_pair: bit_copies}
 
@@ -179,16 +187,41 @@ def over_outputs(products: Array, *, axis: int) -> Array:
     return jnp.sum(products.reshape(*products.shape[:axis], -1), axis=-1)
 
 
+def call(fn: Fn, x: Array) -> Any:
+    """What the function returns.
+
+    Raises:
+        ValueError: If it is not jittable.
+    """
+    try:
+        return fn(x)
+    except _CONCRETE as error:
+        raise ValueError(
+            "fn must be jittable: an output of the same shape for every input, and nothing in "
+            "Python that depends on values (if, float(), NumPy, x[x > 0]): see jax.numpy.where"
+        ) from error
+
+
 def evaluate(fn: Fn, x: Array) -> Array:
     """The function's output, in float32 at least.
 
     Raises:
-        ValueError: If it is not one array.
+        ValueError: If it is not one array of real numbers, or `fn` is not jittable.
     """
-    found = fn(x)
+    found = call(fn, x)
     if not hasattr(found, "dtype") or not hasattr(found, "shape"):
         raise ValueError(f"fn must return one array of numbers, got {type(found).__name__}")
+    if not is_real(found.dtype):
+        raise ValueError(
+            f"fn must return real numbers, got {found.dtype}: of complex ones, stack .real and "
+            ".imag as two outputs"
+        )
     return jnp.asarray(found, jnp.promote_types(found.dtype, jnp.float32))
+
+
+def is_real(dtype: Any) -> bool:
+    """Whether products of such numbers are what stability averages."""
+    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))
 
 
 def outputs(settings: Settings, key: PRNGKeyArray, rho: Array) -> tuple[Array, Array]:

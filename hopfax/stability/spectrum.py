@@ -17,7 +17,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from hopfax.stability.estimators import noise_stability
 from hopfax.stability.noise import Rho, check_rho, gaussian_pair
-from hopfax.stability.sampling import COPIES, Fn, Pair
+from hopfax.stability.sampling import COPIES, Fn, Pair, call, is_real
+from hopfax.stability.streaming import check_sizes
 
 # Levels that a fit knows; those above the degree asked for are added up. Steps and kinks have
 # weight at all levels, and without the high ones it would go to the low ones. Even and odd, since
@@ -157,7 +158,7 @@ def walsh_weights(
         $W^0$ to $W^n$; their sum is $E f^2$.
 
     Raises:
-        ValueError: If `num_bits` is out of range, or `fn` is not scalar.
+        ValueError: If a number is out of range, or `fn` is not jittable or not real and scalar.
         FloatingPointError: If `fn` is not finite somewhere.
 
     References:
@@ -167,9 +168,11 @@ def walsh_weights(
         raise ValueError(
             f"an exact spectrum is for 1 to 20 bits, got {num_bits}: see level_weights"
         )
-    result = jax.eval_shape(fn, jax.ShapeDtypeStruct((num_bits,), jnp.result_type(float)))
-    if getattr(result, "shape", None) != ():
-        raise ValueError(f"fn must return one number, got {result}")
+    check_sizes(batch_size=batch_size)
+    bits = jax.ShapeDtypeStruct((num_bits,), jnp.result_type(float))
+    result = jax.eval_shape(partial(call, fn), bits)
+    if getattr(result, "shape", None) != () or not is_real(result.dtype):
+        raise ValueError(f"fn must return one real number, got {result}")
     squares, levels, finite = _walsh(fn, num_bits, min(batch_size, 2**num_bits))
     if isinstance(finite, Tracer):
         return jnp.zeros(num_bits + 1, squares.dtype).at[levels].add(squares)

@@ -101,8 +101,8 @@ def check_finite(moments: Moments, rhos: Float[Array, " rhos"] | None = None) ->
     if moments.first_bad < 0:
         if not (isinstance(moments.squares, Tracer) or np.all(np.isfinite(moments.squares))):
             raise FloatingPointError(
-                f"the outputs of fn are finite, but their products overflow {moments.mean.dtype}: "
-                "scale fn down"
+                "the products of fn's outputs are finite, but their squares overflow "
+                f"{moments.mean.dtype}: scale fn down"
             )
         return
     where = f"in sample {int(moments.first_bad)}"
@@ -110,14 +110,17 @@ def check_finite(moments: Moments, rhos: Float[Array, " rhos"] | None = None) ->
         # A moment vector that is not one a rho says nothing about which.
         row = min(int(moments.bad_row), len(rhos) - 1)
         where += f", at rho {np.asarray(rhos)[row]:g}"
-    raise FloatingPointError(f"fn is not finite {where}: it must be for every input drawn")
+    raise FloatingPointError(
+        f"fn, or a product of its outputs, is not finite {where}: it must be for every input "
+        "drawn; if fn is only large, scale it down"
+    )
 
 
-def check_sizes(*, num_samples: int, batch_size: int = 1) -> None:
-    """Raises a ValueError unless a standard error can be had."""
+def check_sizes(*, num_samples: int = 2, batch_size: int = 1) -> None:
+    """Raises a ValueError unless a standard error can be had, from whole batches."""
     if not isinstance(num_samples, int | np.integer):
         raise ValueError(f"num_samples must be a whole number >= 2, got {num_samples!r}")
     if num_samples < 2:
         raise ValueError(f"a standard error needs num_samples >= 2, got {num_samples}")
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be >= 1, got {batch_size}")
+    if not isinstance(batch_size, int | np.integer) or batch_size < 1:
+        raise ValueError(f"batch_size must be a whole number >= 1, got {batch_size!r}")

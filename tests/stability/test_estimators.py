@@ -340,7 +340,7 @@ def test_streams_in_constant_memory():
         ({"rho": jnp.array([0.1, -3.0])}, ValueError, r"got -3\.0"),
         ({"rho": jnp.zeros((2, 2))}, ValueError, r"got shape \(2, 2\)"),
         ({"num_samples": 1}, ValueError, "num_samples >= 2, got 1"),
-        ({"batch_size": 0}, ValueError, "batch_size must be >= 1, got 0"),
+        ({"batch_size": 0}, ValueError, "batch_size must be a whole number >= 1, got 0"),
         ({"arc": 1}, ValueError, "at least 2 points"),
         ({"arc": 4, "copies": 2}, ValueError, "leave one of the two out"),
         ({"arc": 4, "pair": bit_pair}, ValueError, "arcs exist for gaussian_pair only"),

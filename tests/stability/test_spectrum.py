@@ -146,7 +146,7 @@ def test_influence_bounds_the_tail_too():
     [
         (lambda: walsh_weights(odd, num_bits=21), ValueError, "1 to 20 bits, got 21"),
         (lambda: walsh_weights(odd, num_bits=0), ValueError, "1 to 20 bits, got 0"),
-        (lambda: walsh_weights(lambda x: x, num_bits=2), ValueError, "return one number"),
+        (lambda: walsh_weights(lambda x: x, num_bits=2), ValueError, "return one real number"),
         (
             lambda: walsh_weights(lambda x: jnp.log(x[0]), num_bits=2),
             FloatingPointError,

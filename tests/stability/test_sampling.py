@@ -1,0 +1,88 @@
+"""Functions and numbers of which no estimate can be made are named."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hopfax.stability import (
+    geometric_influence,
+    noise_sensitivity,
+    noise_stability,
+    normalized_stability,
+    total_influence,
+    walsh_weights,
+)
+
+KEY = jax.random.key(4)
+MEASURES = {
+    **{
+        measure.__name__: lambda fn, measure=measure: measure(
+            fn, KEY, shape=(3,), rho=0.5, num_samples=8
+        )
+        for measure in (noise_stability, normalized_stability, noise_sensitivity)
+    },
+    "total_influence": lambda fn: total_influence(fn, KEY, num_bits=3, num_samples=8),
+    "walsh_weights": lambda fn: walsh_weights(fn, num_bits=3),
+    "geometric_influence": lambda fn: geometric_influence(fn, jnp.ones((4, 3))),
+}
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_a_function_that_is_not_jittable_is_refused(measure):
+    with pytest.raises(ValueError, match=r"fn must be jittable: .* same shape") as raised:
+        MEASURES[measure](lambda x: x[x > 0])
+    assert isinstance(raised.value.__cause__, jax.errors.NonConcreteBooleanIndexError)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: float(x[0]),
+        lambda x: x[0] if x[0] > 0 else x[1],
+        lambda x: np.sin(x),
+        lambda x: x[range(3)[x[0].astype(int)]],
+    ],
+    ids=["float", "if", "numpy", "index"],
+)
+def test_python_that_asks_for_values_is_named(fn):
+    with pytest.raises(ValueError, match=r"nothing in Python that depends on values \(if, float"):
+        MEASURES["noise_stability"](fn)
+
+
+@pytest.mark.parametrize("measure", sorted(set(MEASURES) - {"geometric_influence"}))
+def test_complex_numbers_are_refused(measure):
+    with pytest.raises(ValueError, match="real number"):
+        MEASURES[measure](lambda x: x[0] + 1j * x[1])
+
+
+def test_keys_are_not_numbers():
+    with pytest.raises(ValueError, match="must return real numbers, got key"):
+        MEASURES["noise_stability"](lambda x: jax.random.key(0))
+
+
+@pytest.mark.parametrize("kind", [jnp.bfloat16, jnp.int8, bool])
+def test_all_real_numbers_are_taken(kind):
+    assert np.isfinite(MEASURES["noise_stability"](lambda x: x[0].astype(kind)).mean)
+
+
+def test_products_that_overflow_are_not_blamed_on_finite_outputs():
+    words = r"fn, or a product of its outputs, is not finite in sample 0, at rho 0\.5: .* scale it"
+    with pytest.raises(FloatingPointError, match=words):
+        MEASURES["noise_stability"](lambda x: 1e20 * (2 + jnp.sign(x[0])))
+
+
+@pytest.mark.parametrize("batch_size", [2.5, 0, "all"])
+def test_batches_are_of_whole_samples(batch_size):
+    words = f"batch_size must be a whole number >= 1, got {batch_size!r}"
+    options = {"batch_size": batch_size}
+    with pytest.raises(ValueError, match=words):
+        noise_stability(lambda x: x[0], KEY, shape=(1,), rho=0.5, num_samples=8, **options)
+    with pytest.raises(ValueError, match=words):
+        walsh_weights(lambda x: x[0], num_bits=2, **options)
+
+
+@pytest.mark.parametrize("rho", ["a", None, 0.5j])
+def test_a_correlation_is_a_number(rho):
+    with pytest.raises(ValueError, match=r"rho is a correlation, a number in \[-1, 1\], got"):
+        noise_stability(lambda x: x[0], KEY, shape=(1,), rho=rho, num_samples=8)
