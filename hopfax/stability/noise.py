@@ -79,7 +79,7 @@ def bonami_beckner_pair(
     Args:
         key: Random key.
         tokens: Token ids in [0, num_tokens).
-        rho: Noise parameter, in [-1, 1].
+        rho: Noise parameter, in [-1, 1]; a traced one outside of it acts as the nearer end.
         num_tokens: Size of the vocabulary, >= 1.
 
     Returns:
@@ -87,6 +87,8 @@ def bonami_beckner_pair(
 
     Raises:
         ValueError: If `rho` is outside [-1, 1], `num_tokens < 1`, or a token is out of range.
+            Inside `jit`, what is traced is not checked: ids have no nan to say so with.
+            `stability_regularizer` is nan there.
         TypeError: If the tokens are not integers.
 
     References:

@@ -86,7 +86,9 @@ def stability_regularizer(
             elsewhere.
 
     Returns:
-        The penalty, to be weighted by $\gamma$ and added to the loss.
+        The penalty, to be weighted by $\gamma$ and added to the loss. Inside `jit`, where nothing
+        can be raised, it and its gradient are nan if `rho` or a token of the rows used is out of
+        range.
 
     Raises:
         ValueError: If `share` or `every` is out of range, or see `bonami_beckner_pair`.
@@ -127,8 +129,18 @@ def stability_regularizer(
 
     def penalty() -> Array:
         _, noisy = bonami_beckner_pair(quick(key), tokens[:rows], rho=rho, num_tokens=num_tokens)
-        return every * jnp.mean(stability_penalty(probs[:rows], fn(noisy), stabilize=stabilize))
+        # Added here a nan reaches the gradient too, and a 0 leaves every bit of both as it is.
+        noisy_probs = fn(noisy) + _nan_out_of_range(tokens[:rows], rho, num_tokens)
+        return every * jnp.mean(stability_penalty(probs[:rows], noisy_probs, stabilize=stabilize))
 
     if every == 1 or not isinstance(step, Tracer):
         return penalty()
     return jax.lax.cond(step % every == 0, penalty, lambda: jnp.zeros((), probs.dtype))
+
+
+def _nan_out_of_range(tokens: Array, rho: Rho, num_tokens: int) -> Float[Array, ""] | float:
+    """0, or nan where what only a running program knows, and so cannot raise, is out of range."""
+    if not (isinstance(rho, Tracer) or isinstance(tokens, Tracer)):
+        return 0.0
+    known = (tokens >= 0) & (tokens <= num_tokens - 1)
+    return jnp.where((jnp.abs(rho) <= 1) & jnp.all(known), 0.0, jnp.nan)

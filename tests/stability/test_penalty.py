@@ -132,6 +132,53 @@ def test_gradients_pass_through_both_outputs():
     assert not jnp.allclose(slope, jax.grad(loss)(TABLE, False))
 
 
+def jitted(tokens, rho, **options):
+    return jax.jit(
+        lambda tokens, rho: stability_regularizer(
+            model, jax.random.key(2), tokens, model(tokens), rho=rho, num_tokens=3, **options
+        )
+    )(tokens, rho)
+
+
+@pytest.mark.parametrize("rho", [1.5, -1.001, jnp.nan])
+def test_a_rho_out_of_range_that_only_the_program_knows_gives_nan(rho):
+    assert np.isnan(jitted(TOKENS, rho))
+
+    def loss(scale, rho):
+        probs = scale * model(TOKENS)
+        return stability_regularizer(model, jax.random.key(2), TOKENS, probs, rho=rho, num_tokens=3)
+
+    assert np.isnan(jax.jit(jax.grad(loss))(1.0, rho)), "a gradient of nothing trains nothing"
+
+
+@pytest.mark.parametrize("wrong", [3, -1, 1000])
+def test_tokens_out_of_range_that_only_the_program_knows_give_nan(wrong):
+    assert np.isnan(jitted(TOKENS.at[1, 1].set(wrong), 0.2))
+    assert np.isnan(jitted(TOKENS.at[1, 1].set(wrong), 0.2, step=jnp.asarray(4), every=2))
+    # Of the rows that are used.
+    assert np.isfinite(jitted(TOKENS.at[1, 1].set(wrong), 0.2, share=0.25))
+
+
+@pytest.mark.parametrize("rho", [-1.0, 0.2, 1.0])
+def test_within_their_ranges_nothing_changes(rho):
+    expected = regularized(jax.random.key(2), rho=rho)
+    np.testing.assert_allclose(jitted(TOKENS, rho), expected, rtol=1e-6)
+
+
+def test_a_vocabulary_as_large_as_its_type():
+    def fn(tokens):
+        return jnp.ones((*tokens.shape[:1], 2), jnp.bfloat16) / 2
+
+    def regularizer(tokens):
+        return stability_regularizer(
+            fn, jax.random.key(2), tokens, fn(tokens), rho=0.2, num_tokens=128
+        )
+
+    found = jax.jit(regularizer)(jnp.full((2, 3), 127, jnp.int8))
+    assert found.dtype == jnp.bfloat16
+    assert found == -0.5
+
+
 @pytest.mark.parametrize("options", [{"share": 0.0}, {"share": 1.5}, {"every": 0}])
 def test_cheaper_variants_out_of_range_are_refused(options):
     with pytest.raises(ValueError, match=r"share in \(0, 1\] and every >= 1"):
