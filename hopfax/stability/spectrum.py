@@ -188,6 +188,7 @@ def spectral_tail_bound(
     *,
     rho: Rho,
     degree: int,
+    standard_error: Float[Array, "..."] | float = 0.0,
 ) -> Float[Array, "..."]:
     r"""Most weight that a function this stable can have at `degree` and above.
 
@@ -203,12 +204,17 @@ def spectral_tail_bound(
         rho: The correlation it was measured at, in (0, 1); for tokens (1 + rho) / 2, see
             `uniform_token_pair`.
         degree: $T$, >= 1.
+        standard_error: Of `stability`, >= 0, where that is an estimate: the bound is then that of
+            1.96 of it less. At 0 `stability` counts as exact, and one that chance has put above the
+            variance "proves" that there is no tail. `variance` always counts as exact; where it is
+            estimated too, bound the tail's share: 1 for it, and `normalized_stability`'s mean and
+            standard error, which is that of both.
 
     Returns:
         The bound, in [0, variance].
 
     Raises:
-        ValueError: If `rho` or `degree` is out of range.
+        ValueError: If `rho`, `degree` or `standard_error` is out of range.
 
     References:
         Noise Stability of Transformer Models, Lemma 1 as proved in Appendix D.
@@ -217,8 +223,11 @@ def spectral_tail_bound(
     if not isinstance(rho, Tracer) and not np.all((np.asarray(rho) > 0) & (np.asarray(rho) < 1)):
         raise ValueError(f"a tail bound needs rho in (0, 1), got {rho}")
     _check_degree(degree)
+    if not isinstance(standard_error, Tracer) and not np.all(np.asarray(standard_error) >= 0):
+        raise ValueError(f"a standard error is >= 0, got {standard_error}")
     variance = jnp.asarray(variance, jnp.result_type(float))
-    bound = (variance - stability) / (1 - jnp.asarray(rho, variance.dtype) ** degree)
+    least = stability - 1.96 * jnp.asarray(standard_error, variance.dtype)
+    bound = (variance - least) / (1 - jnp.asarray(rho, variance.dtype) ** degree)
     return jnp.clip(bound, 0, variance)
 
 

@@ -132,6 +132,41 @@ def test_tail_bound_stays_within_what_there_is():
     assert float(spectral_tail_bound(-1.0, 1.0, rho=0.5, degree=1)) == 1
 
 
+def test_an_estimate_above_the_variance_proves_no_empty_tail():
+    """A tenth of the weight lies at degree 3, and an estimate says that none does."""
+    stab, error, rho = 0.9 * 0.5 + 0.1 * 0.5**3, 0.35, 0.5
+    found = float(spectral_tail_bound(stab + 1.6 * error, 1.0, rho=rho, degree=3))
+    assert found == 0
+    found = float(
+        spectral_tail_bound(stab + 1.6 * error, 1.0, rho=rho, degree=3, standard_error=error)
+    )
+    assert 0.1 < found <= 1
+    expected = spectral_tail_bound(0.5 - 1.96 * 0.1, 1.0, rho=rho, degree=3)
+    found = spectral_tail_bound(0.5, 1.0, rho=rho, degree=3, standard_error=jnp.array([0.1, 0.0]))
+    np.testing.assert_allclose(
+        found, [expected, spectral_tail_bound(0.5, 1.0, rho=rho, degree=3)], rtol=1e-6
+    )
+
+
+def test_bounds_of_estimates_hold_as_often_as_they_say():
+    """All the weight at degree 2: the bound is an equality, and too low half of the time."""
+
+    @jax.jit
+    @jax.vmap
+    def bounds(key):
+        found = stability.normalized_stability(
+            lambda x: x[0] * x[1], key, shape=(2,), rho=0.6, num_samples=2000
+        )
+        return [
+            spectral_tail_bound(found.mean, 1.0, rho=0.6, degree=2, standard_error=error)
+            for error in (0.0, found.standard_error)
+        ]
+
+    plain, careful = (np.asarray(part) for part in bounds(jax.random.split(KEY, 400)))
+    assert 0.35 < (plain < 1).mean() < 0.65
+    assert (careful < 1).mean() < 0.025 + 5 * math.sqrt(0.025 * 0.975 / 400)
+
+
 def test_influence_bounds_the_tail_too():
     weights = np.asarray(walsh_weights(odd, num_bits=7), np.float64)
     influence = weights @ np.arange(8)
@@ -172,6 +207,11 @@ def test_influence_bounds_the_tail_too():
         (lambda: spectral_tail_bound(0.5, 1.0, rho=1.0, degree=2), ValueError, "got 1.0"),
         (lambda: spectral_tail_bound(0.5, 1.0, rho=-0.5, degree=2), ValueError, "got -0.5"),
         (lambda: spectral_tail_bound(0.5, 1.0, rho=0.5, degree=0), ValueError, "got 0"),
+        (
+            lambda: spectral_tail_bound(0.5, 1.0, rho=0.5, degree=2, standard_error=-0.1),
+            ValueError,
+            "a standard error is >= 0, got -0.1",
+        ),
         (lambda: influence_tail_bound(0.5, degree=0), ValueError, "got 0"),
     ],
 )
