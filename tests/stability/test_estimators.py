@@ -253,7 +253,7 @@ def test_error_bars_cover(how):
     assert abs(found.mean.mean() - truth) < 5 * spread / math.sqrt(repetitions)
 
 
-def test_the_pilot_leaves_no_bias():
+def test_the_pilot_leaves_no_bias_and_an_error_bar_that_covers():
     repetitions = 300
 
     @jax.jit
@@ -264,6 +264,9 @@ def test_the_pilot_leaves_no_bias():
     spread = found.mean.std(ddof=1)
     assert abs(found.mean.mean() - 0.09) < 5 * spread / math.sqrt(repetitions)
     np.testing.assert_allclose(found.standard_error.mean(), spread, rtol=0.25)
+    assert np.all(found.num_samples != 24_000), "the default looks before it spends"
+    inside = np.abs(found.mean - 0.09) < 1.96 * found.standard_error
+    assert abs(inside.mean() - 0.95) < 5 * math.sqrt(0.95 * 0.05 / repetitions)
 
 
 def test_batches_do_not_change_what_is_estimated():

@@ -106,10 +106,11 @@ def test_intervals_cover_where_weight_lies_at_all_levels():
     def step(x):
         return jnp.sign(x[0])
 
-    for seed in range(12):
-        found = level_weights(step, jax.random.key(seed), shape=(1,), num_samples=40_000, degree=4)
+    for seed in range(60):
+        found = level_weights(step, jax.random.key(seed), shape=(1,), num_samples=6400, degree=4)
         covered += [found.low[k] <= w <= found.high[k] for k, w in truth.items()]
-    assert sum(covered) >= 18  # of 24: fewer would be one in ten thousand at 95 %
+    # Of 120. Nine in ten is what they do; of 75 % intervals as many would be one in a hundred.
+    assert sum(covered) >= 102
 
 
 def test_tail_bound_holds_and_is_lemma_1():
