@@ -178,6 +178,10 @@ def transformer_recurrence(
 
     $$\rho_l = R\bigl(\gamma^2 \rho_{l-1}\, s(\rho_{l-1})\bigr)$$
 
+    As in Eq. 5 un-normalised stability is iterated as if it were a correlation. One step is that of
+    a wide layer of many heads if $\gamma = 1$; else its ReLUs would see inputs of variance
+    $\gamma^2$, which the equation leaves out.
+
     Args:
         rho: Where to start, in [-1, 1].
         num_layers: Steps to take, >= 0.
@@ -297,31 +301,42 @@ def propagate_interval(
 ) -> Interval:
     r"""Carries bounds on a correlation through one unit, to bounds on the next correlation.
 
-    The unit sees a pair whose correlation is only known to lie in an interval (in $[0, 1]$). Its
-    output's un-normalised stability then lies between `covariance_interval`'s lower end and its
-    upper end at the interval's; divided by the second moment these are correlations again.
+    The unit sees a pair whose correlation is only known to lie in an interval. Its output's
+    un-normalised stability then lies between `covariance_interval`'s lower end and its upper end at
+    the interval's; divided by the second moment these are the next layer's correlations, if its
+    weights are independent, of mean 0 and scaled to unit variance.
 
     Args:
-        correlation: What is known of the pair, within [0, 1].
-        mean: The unit's mean output.
-        second_moment: Its mean squared output, > 0.
+        correlation: What is known of the pair, within [0, 1]. The pair must be jointly normal with
+            unit variance, as what the units of wide layers see; else nothing is bounded.
+        mean: The unit's mean output at a standard normal input.
+        second_moment: Its mean squared output there, > 0.
 
     Returns:
-        Bounds on $E[\varphi(X)\varphi(Y)] / E[\varphi(X)^2]$.
+        Bounds on $E[\varphi(X)\varphi(Y)] / E[\varphi(X)^2]$, within [0, 1].
 
     Raises:
-        ValueError: If the interval reaches outside [0, 1], or see `covariance_interval`.
+        ValueError: If the interval reaches outside [0, 1] or is reversed, the second moment is not
+            positive, or see `covariance_interval`.
 
     References:
         Noise Stability of Transformer Models, section 5 and Lemma 12 (covariance intervals through
         a network).
     """
-    low = correlation.low
-    if not isinstance(low, Tracer) and np.any(np.asarray(low) < 0):
-        raise ValueError(f"correlations must lie in [0, 1] to be carried on, got {low}")
-    below = covariance_interval(correlation.low, mean=mean, second_moment=second_moment)
-    above = covariance_interval(correlation.high, mean=mean, second_moment=second_moment)
-    return Interval(below.low / second_moment, above.high / second_moment)
+    low, high = correlation
+    if not (isinstance(low, Tracer) or isinstance(high, Tracer)):
+        ends = np.asarray(low), np.asarray(high)
+        if not np.all((ends[0] >= 0) & (ends[0] <= ends[1]) & (ends[1] <= 1)):
+            raise ValueError(
+                f"an interval of correlations has 0 <= low <= high <= 1, got {low} and {high}"
+            )
+    if not isinstance(second_moment, Tracer) and not np.all(np.asarray(second_moment) > 0):
+        raise ValueError(f"second_moment must be > 0, got {second_moment}")
+    below = covariance_interval(low, mean=mean, second_moment=second_moment).low / second_moment
+    above = covariance_interval(high, mean=mean, second_moment=second_moment).high / second_moment
+    # Rounding must not carry the ends where no correlation is, or past each other.
+    below = jnp.minimum(below, 1)
+    return Interval(below, jnp.clip(above, below, 1))
 
 
 def _attention_layer(num_tokens: int, value_norm: float) -> Callable[[Array], Array]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hopfax.stability import noise_stability, theory
+from hopfax.stability import gaussian_pair, noise_stability, theory
 
 KEY = jax.random.key(2)
 RHOS = np.array([-1.0, -0.9, -0.3, 0.0, 0.2, 0.7, 0.99, 1.0])
@@ -124,6 +124,58 @@ def test_attention_stability_is_that_of_a_wide_random_layer():
     assert abs(found.mean - other) > 5 * found.standard_error + 0.01
 
 
+@pytest.mark.parametrize("scores", ["identity", "product"])
+@pytest.mark.parametrize("rho", [-0.6, 0.3, 0.9])
+def test_with_itself_to_attend_to_a_token_is_as_stable_as_its_input(scores, rho):
+    """Theorem 5.2: W = I or U Uᵀ with U ~ N(0, 1), in place of a random W; all outputs' mean."""
+    tokens, width = 6, 128
+    for_scores, for_values = jax.random.split(jax.random.key(6))
+    root = jax.random.normal(for_scores, (width, width))
+    w = jnp.eye(width) if scores == "identity" else root @ root.T
+    values = jax.random.normal(for_values, (width, 8))
+    values /= jnp.linalg.norm(values, axis=0)
+
+    def layer(x):
+        return jax.nn.softmax(x @ w @ x.T) @ x @ values / (tokens * 8) ** 0.5
+
+    found = noise_stability(
+        layer, KEY, shape=(tokens, width), rho=rho, num_samples=500, batch_size=100
+    )
+    assert abs(found.mean - rho) < 5 * found.standard_error
+    assert found.standard_error < 0.02
+    # Theorem 5.3's, of a W without structure, would be told apart.
+    other = theory.attention_stability(rho, num_tokens=tokens)
+    assert abs(found.mean - other) > 5 * found.standard_error
+
+
+def test_a_step_of_eq_8_is_a_wide_layer_of_many_heads():
+    """Each layer measured at the stability of the one before it, as if that were a correlation.
+
+    Heads add up to a normal output, which is what the ReLU's theorem is of; one alone is a mixture.
+    """
+    tokens, width, heads, units, rho = 4, 96, 16, 32, 0.95
+    for expected in theory.transformer_recurrence(rho, num_layers=3, num_tokens=tokens)[1:]:
+        for_scores, for_values, key = jax.random.split(jax.random.key(int(1000 * expected)), 3)
+        w = jax.random.normal(for_scores, (heads, width, width))
+        values = jax.random.normal(for_values, (heads, width, units)) / (heads * width) ** 0.5
+
+        def layer(x, w=w, values=values):
+            attended = jax.nn.softmax(jnp.einsum("id,hde,je->hij", x, w, x)) @ x
+            summed = jnp.einsum("hid,hdu->iu", attended, values)
+            return jnp.maximum(summed, 0) / (tokens * units) ** 0.5
+
+        found = noise_stability(
+            layer, key, shape=(tokens, width), rho=rho, num_samples=400, batch_size=100
+        )
+        # A hundredth for the width.
+        slack = 5 * found.standard_error + 0.01
+        assert slack < 0.04
+        assert abs(found.mean - expected) < slack
+        # Eq. 5's, without attention, would be told apart.
+        assert abs(found.mean - theory.relu_stability(rho)) > slack
+        rho = float(expected)
+
+
 def test_transformer_recurrence_loses_what_relu_layers_keep():
     alone = theory.relu_recurrence(0.9, num_layers=30)
     both = theory.transformer_recurrence(0.9, num_layers=30, num_tokens=16)
@@ -174,9 +226,51 @@ def test_intervals_propagate_around_the_truth():
         assert interval.low - 1e-6 <= true <= interval.high + 1e-6
 
 
+def carried(low, high, *, mean=0.4, second_moment=0.5):
+    return theory.propagate_interval(
+        theory.Interval(low, high), mean=mean, second_moment=second_moment
+    )
+
+
+UNITS = {"relu": lambda z: jnp.maximum(z, 0), "tanh": lambda z: jnp.tanh(2 * z + 0.5)}
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_intervals_propagate_through_a_wide_random_network(name):
+    """Correlations measured at every layer, of weights that keep the variance at 1."""
+    unit, width, layers = UNITS[name], 1000, 5
+    nodes, weights = np.polynomial.hermite_e.hermegauss(200)
+    outputs, weights = np.asarray(unit(jnp.asarray(nodes))), weights / weights.sum()
+    mean, second = weights @ outputs, weights @ outputs**2
+    keys = jax.random.split(KEY, layers + 1)
+    both = jnp.stack(gaussian_pair(keys[0], (50, width), rho=0.4))
+    interval = theory.Interval(0.4, 0.4)
+    for key in keys[1:]:
+        both = unit(both) @ (jax.random.normal(key, (width, width)) / (width * second) ** 0.5)
+        np.testing.assert_allclose(jnp.mean(jnp.square(both)), 1, atol=0.2)
+        interval = theory.propagate_interval(interval, mean=mean, second_moment=second)
+        correlation = jnp.mean(both[0] * both[1]) / jnp.mean(jnp.square(both))
+        assert interval.low < correlation < interval.high
+    assert interval.high < 0.95, "and they say something"
+
+
+def test_rounding_carries_no_interval_out_of_its_range():
+    for mean in np.linspace(0.1, 3, 30):
+        # A constant unit, or one that is nearly so: what follows is fully correlated.
+        interval = theory.Interval(0.3, 1.0)
+        for _ in range(3):
+            interval = theory.propagate_interval(interval, mean=mean, second_moment=mean**2)
+        np.testing.assert_allclose(interval, 1, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
+        (lambda: carried(0.6, 0.5), "0 <= low <= high <= 1, got 0.6 and 0.5"),
+        (lambda: carried(-0.1, 0.5), "got -0.1 and 0.5"),
+        (lambda: carried(0.5, 1.1), "got 0.5 and 1.1"),
+        (lambda: carried(0.5, float("nan")), "got 0.5 and nan"),
+        (lambda: carried(0.2, 0.5, mean=0.0, second_moment=0.0), "second_moment must be > 0"),
         (lambda: theory.relu_stability(1.1), r"in \[-1, 1\], got 1\.1"),
         (lambda: theory.relu_recurrence(0.5, num_layers=-1), "num_layers must be >= 0, got -1"),
         (lambda: theory.attention_stability(0.5, num_tokens=0), "num_tokens must be >= 1, got 0"),
