@@ -12,7 +12,7 @@ from experiments.noise_stability import arms, grokking, language_model
 from experiments.noise_stability.cells import Cell
 from experiments.noise_stability.program import Dials
 from experiments.noise_stability.runs import History
-from experiments.rundir import read_csv
+from experiments.rundir import read_config, read_csv, run_id
 from hopfax.data import next_words
 
 
@@ -175,6 +175,32 @@ def test_a_small_language_model_writes_its_page(tmp_path, monkeypatch):
         )
         # Means over seeds of products are not products of means: only nearly.
         assert abs(whole - float(row["accuracy"])) < 3
+
+
+def test_the_plateau_schedule_of_the_language_model_is_a_run_of_its_own(tmp_path, monkeypatch):
+    class Stop(Exception):
+        pass
+
+    found = []
+
+    def stop(folder, problem, arm, recipe, dials, **_):
+        found.append((recipe.monitor, folder))
+        raise Stop
+
+    monkeypatch.setattr(language_model, "run_cell", stop)
+    for monitor in ("none", "train"):
+        with pytest.raises(Stop):
+            language_model.run(
+                language_model.Config(budget="smoke", monitor=monitor, runs=str(tmp_path))
+            )
+    (none, plain_folder), (watched, folder) = found
+    assert (none, watched) == (None, "train")
+    assert folder != plain_folder
+    # Runs from before there was the flag keep their folder.
+    kept = read_config(plain_folder)
+    before = {name: flag for name, flag in kept["config"].items() if name != "monitor"}
+    assert "monitor" not in kept["plan"]
+    assert plain_folder.name == run_id("language-model", before, kept["plan"], ignore=("runs",))
 
 
 def test_makeup_by_hand():
