@@ -40,7 +40,8 @@ def quick(key: PRNGKeyArray) -> PRNGKeyArray:
     """
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         raise ValueError(f"wanted a key of jax.random.key(seed), got an array of {key.dtype}")
-    if jax.default_backend() != "cpu" or not jax.config.jax_threefry_partitionable:
+    # The older way of numbering what is drawn can still be asked for, and has other bits.
+    if jax.default_backend() != "cpu" or not jax.config.values["jax_threefry_partitionable"]:
         return key
     if str(jax.random.key_impl(key)) != "threefry2x32":
         return key
@@ -77,7 +78,7 @@ def _split(key: Array, shape: tuple[int, ...]) -> Array:
     return jnp.stack(_blocks(key, shape), axis=-1)
 
 
-def _fold_in(key: Array, data: Array) -> Array:
+def _fold_in(key: Array, data: Array | int) -> Array:
     number = jnp.asarray(data, jnp.uint32)
     return jnp.stack(threefry((key[0], key[1]), (jnp.zeros_like(number), number)))
 

@@ -67,6 +67,8 @@ def test_other_keys_come_back_as_they_are(monkeypatch):
     other = jax.random.key(0, impl="rbg")
     assert quick(other) is other
     assert quick(quick(KEYS[0])).dtype == quick(KEYS[0]).dtype
+    with jax.threefry_partitionable(False):
+        assert quick(KEYS[0]) is KEYS[0], "other bits"
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert quick(KEYS[0]) is KEYS[0]
 
