@@ -133,7 +133,9 @@ def render(
     pictures: Sequence[Path],
 ) -> str:
     """The page: findings, what was run, picture, tables, definitions, files."""
-    models = ", ".join(map(model_title, found.grid.models))
+    models = found.grid.models
+    # They are listed below.
+    models = f"{len(models)} models" if len(models) > 4 else ", ".join(map(model_title, models))
     title = f"Robustness to Gaussian noise: {models}" if models else "Robustness to Gaussian noise"
     parts = [f"<h1>{escape(title)}</h1>", unfinished(found, subjects)]
     if subjects:
