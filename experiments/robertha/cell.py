@@ -58,7 +58,7 @@ def run_cell(
     def score(logits: np.ndarray, labels: np.ndarray) -> float:
         return scores(spec.metrics, logits, labels)["score"]
 
-    predictor = make_predictor(built.model)
+    predictor = make_predictor(built.model, placement=placement)
     cell = folder / "cells" / f"{spec.name}-{name}"
     schedule = {"epochs": epochs, "patience": patience, "learning_rate": learning_rate}
     settings = {

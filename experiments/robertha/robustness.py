@@ -226,7 +226,7 @@ def fill(
                 spec,
                 vocab_size=rows.vocab_size,
                 # XLA cannot share a kernel out: each device would compute everybody's retrieval.
-                implementation="xla" if placement else None,
+                implementation="xla" if placement and placement.split == "batch" else None,
                 variants=variants,
             )
             run_cell(

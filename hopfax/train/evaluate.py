@@ -86,8 +86,12 @@ def check_noise(noise: Noise) -> None:
         raise ValueError(f"noise level is a standard deviation and must be >= 0, got {noise.level}")
 
 
-def make_predictor(model: Functional[Encoder]) -> Predictor:
+def make_predictor(model: Functional[Encoder], *, placement: Placement | None = None) -> Predictor:
     """Compiles prediction of all seeds under noise; one compilation per padded length.
+
+    Args:
+        model: What predicts.
+        placement: How several devices share the work, if they do; the one given to `predict`.
 
     Returns:
         A function for `predict`.
@@ -149,7 +153,10 @@ def make_predictor(model: Functional[Encoder]) -> Predictor:
             params, batch, draws, at_token, level, relative
         )
 
-    return jax.jit(all_seeds)
+    if placement is None or placement.split == "batch":
+        return jax.jit(all_seeds)
+    seeds, shared = placement.states, [placement.everywhere] * 6
+    return placement.compiled(all_seeds, (seeds, *shared), (seeds, seeds))
 
 
 def predict(

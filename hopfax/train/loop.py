@@ -109,8 +109,8 @@ def fit(
         checkpoints: Where states are kept; None keeps none.
         checkpoint_seconds: Save within an epoch when this long has passed since the last save.
         log: Where metrics go.
-        predictor: Of this model, from `make_predictor`, if the caller goes on using it: it is then
-            compiled once.
+        predictor: Of this model and placement, from `make_predictor`, if the caller goes on using
+            it: it is then compiled once.
         placement: How several devices share the run, from `hopfax.train.placement.place`; None
             for the default device alone.
         title: Shown beside the progress.
@@ -141,7 +141,7 @@ def fit(
         clip=clip,
     )
     run_chunk = make_chunk(objective, optimizer, placement=placement)
-    predictor = predictor or make_predictor(model)
+    predictor = predictor or make_predictor(model, placement=placement)
     keys, rows = seed_keys(seeds), [_on_device(bucket) for bucket in train]
     states = init_states(model, optimizer, seeds)
     if placement:

@@ -1,11 +1,12 @@
 """Where a run's arrays lie when it has several devices: which axis they share out among them.
 
-The program is that of one device; XLA splits it after where its arrays lie.
+The program is that of one device. Seeds have nothing to say to each other: each device runs it on
+its own. A batch XLA splits, after where its arrays lie.
 """
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -25,9 +26,9 @@ class Placement(NamedTuple):
 
     Attributes:
         mesh: The devices, along one axis.
-        split: `"seeds"`: each device trains some of the seeds. All that the devices exchange is
-            whether a query of theirs still iterates. `"batch"`: each device takes some rows of
-            every seed's batch, and gradients are summed over the devices in every step.
+        split: `"seeds"`: each device trains some of the seeds, and exchanges nothing with the
+            others. `"batch"`: each device takes some rows of every seed's batch, and gradients are
+            summed over the devices in every step.
     """
 
     mesh: Mesh
@@ -52,6 +53,35 @@ class Placement(NamedTuple):
     def everywhere(self) -> NamedSharding:
         """Of what every device holds whole, such as the rows that picks are taken from."""
         return self._lies()
+
+    def compiled(
+        self,
+        fn: Callable[..., Any],
+        inputs: Sequence[NamedSharding],
+        outputs: Sequence[NamedSharding],
+        **options: Any,
+    ) -> Callable[..., Any]:
+        """Compiles a program whose arguments and results lie as named.
+
+        With seeds split, each device runs `fn` on its own seeds, kernels included; a kernel in a
+        split batch would be computed whole by every device, since XLA cannot share it out.
+
+        Args:
+            fn: The program of one device, of any number of seeds.
+            inputs: How each argument lies.
+            outputs: How each result lies.
+            **options: Of `jax.jit`.
+        """
+        if self.split == "seeds":
+            fn = jax.shard_map(
+                fn,
+                mesh=self.mesh,
+                in_specs=tuple(lies.spec for lies in inputs),
+                out_specs=tuple(lies.spec for lies in outputs),
+                # Its check has no rule for kernels.
+                check_vma=False,
+            )
+        return jax.jit(fn, in_shardings=tuple(inputs), out_shardings=tuple(outputs), **options)
 
     def batch_rows(self, count: int) -> int:
         """Rounds rows of a call up to what the devices can share out."""

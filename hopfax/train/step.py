@@ -97,10 +97,10 @@ def make_chunk(
     if placement is None:
         return jax.jit(chunk, donate_argnums=0)
     states, plan = placement.states, placement.plan
-    return jax.jit(
+    # States come back to where they were: the next call takes them as they lie.
+    return placement.compiled(
         chunk,
+        (states, placement.everywhere, plan, plan, states),
+        (states, placement.metrics),
         donate_argnums=0,
-        in_shardings=(states, placement.everywhere, plan, plan, states),
-        # States come back to where they were: the next call takes them as they lie.
-        out_shardings=(states, placement.metrics),
     )

@@ -15,7 +15,8 @@ from hopfax.train.objectives import classification
 from hopfax.train.placement import _divides, place, place_locally
 
 HERE = Path(__file__).parent
-RUNS = ("one", "seeds", "batch", "one continued", "seeds continued", "batch continued")
+CONTINUED = ("one continued", "seeds continued", "batch continued")
+RUNS = ("one", "seeds", "batch", "seeds fused", *CONTINUED)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def test_a_run_continued_where_it_began_changes_no_bit(runs):
 def test_the_devices_share_the_work(runs):
     held = {name: (set(runs[name]["devices"]), set(runs[name]["seeds_held"])) for name in RUNS}
     assert held["one"] == held["one continued"] == ({1}, {4})
-    assert held["seeds"] == held["seeds continued"] == ({4}, {1}), "a seed on each"
+    assert held["seeds"] == held["seeds continued"] == held["seeds fused"] == ({4}, {1})
     assert held["batch"] == held["batch continued"] == ({2}, {4}), "all seeds on both"
 
 
