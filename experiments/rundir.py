@@ -92,6 +92,19 @@ def open_run(
     return folder
 
 
+def add_provenance(folder: str | Path, origins: Iterable[Mapping[str, Any]]) -> None:
+    """Notes in config.json who else measured what stands in a run's folder."""
+    from experiments.provenance import same_origin
+
+    document = read_config(folder)
+    sessions = document.setdefault("provenance", [])
+    for origin in origins:
+        if not any(same_origin(origin, earlier) for earlier in sessions):
+            sessions.append(origin)
+    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    write_whole(Path(folder) / "config.json", text)
+
+
 def run_id(experiment: str, config: Any, plan: Any = None, *, ignore: Collection[str] = ()) -> str:
     """Ten hex digits that name a configuration: sha-256 of its canonical JSON."""
     settings = {name: value for name, value in plain(config).items() if name not in ignore}

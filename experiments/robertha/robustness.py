@@ -38,6 +38,7 @@ from experiments.robertha.models import (
 )
 from experiments.robertha.ranges import check_ranges
 from experiments.robertha.report import write_report
+from experiments.robertha.reuse import check_sources, finished, reuse
 from experiments.robertha.table import show
 from experiments.rundir import open_run
 from hopfax.data import TaskData, TaskSpec, load_task, task
@@ -148,6 +149,9 @@ class Config:
     rounding, so a run may be continued with another number."""
     runs: str = "runs"
     """Folder of all runs."""
+    reuse: tuple[str, ...] = ()
+    """Folders of runs with the same settings: what they have finished of this one's models and
+    tasks is copied, not trained again."""
     resume: bool = True
     """Continue what is missing of an earlier run of the same line; --no-resume starts it over."""
 
@@ -164,6 +168,8 @@ def run(config: Config) -> Path:
         shutil.rmtree(_open(config, grid))
     folder = _open(config, grid)
     print(f"writing to {folder}", flush=True)
+    for task_name, model in reuse(folder, config, grid):
+        print(f"{task(task_name).title} {model}: copied", flush=True)
     for is_whole in fill(folder, config, grid):
         if is_whole:
             write_report(folder)
@@ -263,6 +269,7 @@ def sized(config: Config, embedded: bool) -> Budget:
 def _check(config: Config, grid: Grid, variants: Mapping[str, Variant]) -> None:
     """Looks at every flag before the first minute of training."""
     check_ranges(vars(config))
+    check_sources(config)
     placed(config, grid)
     for name in grid.models:
         check_model(name, variants)
@@ -318,9 +325,7 @@ def build(
 
 def is_finished(folder: Path, grid: Grid, task_name: str, model: str) -> bool:
     """Whether every score of a cell is in the folder's results."""
-    found = load(folder).scores
-    wanted = grid.cells(task_name, model)
-    return all(set(grid.seeds) <= found.get(cell, {}).keys() for cell in wanted)
+    return bool(finished(folder, grid, [(task_name, model)]))
 
 
 def load_rows(config: Config, budget: Budget, spec: TaskSpec) -> TaskData:
@@ -340,6 +345,6 @@ def _open(config: Config, grid: Grid) -> Path:
     # Runs from before there was a choice keep their folder.
     added = {"entropy": "shannon", "precision": "float32", "ball": BALL.max_norm}
     same = [name for name, only in added.items() if getattr(config, name) == only]
-    ignore = ("runs", "resume", "devices", *same)
+    ignore = ("runs", "resume", "devices", "reuse", *same)
     plan = grid._asdict() | perturbations(grid.models, VARIANTS, ball_of(config.ball))
     return open_run("robustness", config, plan=plan, root=config.runs, ignore=ignore)

@@ -234,7 +234,7 @@ def test_another_entropy_is_another_run_of_a_model_named_by_it(finished, tmp_pat
 
 def test_without_a_choice_a_run_has_the_folder_it_always_had(finished):
     config = json.loads((finished[1] / "config.json").read_text(encoding="utf-8"))
-    added = {"entropy", "precision", "devices", "ball"}
+    added = {"entropy", "precision", "devices", "ball", "reuse"}
     before = {key: value for key, value in config["config"].items() if key not in added}
     assert len(config["config"]) - len(before) == len(added)
     old = rundir.run_id("robustness", before, config["plan"], ignore=("runs", "resume"))

@@ -1,0 +1,116 @@
+"""Cells that other runs with the same settings have finished: nothing is trained twice."""
+
+import dataclasses
+import shutil
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.robertha.measurements import Grid, load
+from experiments.robertha.models import VARIANTS, ball_of, perturbations
+from experiments.rundir import add_provenance, add_results, plain, read_config, read_results
+
+# What may differ between two runs whose cells are measured alike. The ball is looked at model by
+# model: only adversarial training knows it.
+_FREE = {"task", "model", "data_dir", "runs", "resume", "devices", "reuse", "ball"}
+
+
+def check_sources(config: Any) -> None:
+    """Looks at the runs of `--reuse` before anything is made.
+
+    Raises:
+        FileNotFoundError: There is no run in a folder.
+        ValueError: It is of another experiment, or was run with other settings.
+    """
+    for source in config.reuse:
+        saved = _settings(source, config)
+        for field in dataclasses.fields(config):
+            ours, theirs = (plain(getattr(each, field.name)) for each in (config, saved))
+            if field.name not in _FREE and ours != theirs:
+                flag = field.name.replace("_", "-")
+                raise ValueError(
+                    f"--reuse {source}: it was run with --{flag} {_said(theirs)}, here it is "
+                    f"{_said(ours)}; its scores cannot stand beside these"
+                )
+
+
+def reuse(folder: Path, config: Any, grid: Grid) -> list[tuple[str, str]]:
+    """Copies what the runs of `config.reuse` have finished of a grid, and this one has not.
+
+    Scores, logs and the best parameters come over, and who measured them is noted in config.json.
+
+    Args:
+        folder: Of this run.
+        config: Its settings, for which `check_sources` has passed.
+        grid: What it should fill.
+
+    Returns:
+        Task and model of each cell that was copied.
+
+    Raises:
+        ValueError: A run has nothing of the grid that is finished.
+    """
+    copied: list[tuple[str, str]] = []
+    for source in map(Path, config.reuse):
+        theirs = _settings(source, config)
+        wanted = [(task, model) for task in grid.tasks for model in grid.models]
+        there = finished(source, grid, wanted)
+        there = [
+            (task, model)
+            for task, model in there
+            if _met(model, config.ball) == _met(model, theirs.ball)
+        ]
+        if not there:
+            raise ValueError(
+                f"--reuse {source}: it has finished none of this run's models on its tasks "
+                "(with the same --ball, where one is trained adversarially)"
+            )
+        done = finished(folder, grid, wanted)
+        if new := [pair for pair in there if pair not in done]:
+            _copy(source, folder, grid, new)
+            copied += new
+    return copied
+
+
+def finished(folder: Path, grid: Grid, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Those pairs of task and model whose every score stands in a run's results."""
+    found = load(folder).scores
+    return [
+        pair
+        for pair in pairs
+        if all(set(grid.seeds) <= found.get(cell, {}).keys() for cell in grid.cells(*pair))
+    ]
+
+
+def _copy(source: Path, folder: Path, grid: Grid, pairs: Collection[tuple[str, str]]) -> None:
+    for task, model in pairs:
+        cell = Path("cells") / f"{task}-{model}"
+        # Results that are published come without their parameters.
+        if (source / cell).is_dir():
+            shutil.copytree(source / cell, folder / cell, dirs_exist_ok=True)
+    add_provenance(folder, read_config(source).get("provenance", []))
+    seeds = {str(seed) for seed in grid.seeds}
+    rows = read_results(source)
+    add_results(
+        folder,
+        [row for row in rows if (row["task"], row["model"]) in pairs and row["seed"] in seeds],
+    )
+
+
+def _settings(source: str | Path, config: Any) -> Any:
+    """The settings of a run; what it was too old to know has its default."""
+    document = read_config(source)
+    saved = document.get("config", {})
+    known = {field.name for field in dataclasses.fields(config)}
+    if document.get("experiment") != "robustness" or not set(saved) <= known:
+        raise ValueError(f"--reuse {source}: no run of this version's robustness experiment")
+    values = {name: tuple(v) if isinstance(v, list) else v for name, v in saved.items()}
+    return dataclasses.replace(type(config)(), **values)
+
+
+def _met(model: str, ball: float) -> Any:
+    return plain(perturbations([model], VARIANTS, ball_of(ball)))
+
+
+def _said(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

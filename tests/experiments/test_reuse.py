@@ -1,0 +1,121 @@
+"""A run takes over what another has finished, if both were measured alike."""
+
+import json
+
+import pytest
+
+from experiments import rundir
+from experiments.__main__ import main
+from experiments.robertha import cell
+
+SMALL = (
+    *("robustness", "--budget", "smoke", "--task", "sentiment", "--levels", "1.0", "--width", "8"),
+    *("--sites", "embedding", "--protocols", "sigma", "--train-size", "32", "--max-steps", "2"),
+)
+ORIGIN = {"command": "python -m experiments robustness", "commit": "0" * 40, "date": "2026-01-01"}
+ORIGIN |= {"dirty": False, "cpu": "an abacus", "cores": 1, "device": "cpu", "jax": "0.10.1"}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A finished run of TinyBERT, from another machine."""
+    runs = tmp_path_factory.mktemp("source")
+    assert main([*SMALL, "--model", "tinybert", "--runs", str(runs)]) == 0
+    (folder,) = (runs / "robustness").iterdir()
+    document = json.loads((folder / "config.json").read_text())
+    document["provenance"] = [ORIGIN]
+    (folder / "config.json").write_text(json.dumps(document))
+    return folder
+
+
+def start(source, tmp_path, *flags, models=("tinybert", "data-augment")):
+    status = main(
+        [*SMALL, "--model", *models, "--reuse", str(source), *flags, "--runs", str(tmp_path)]
+    )
+    folders = list(tmp_path.glob("robustness/*"))
+    return status, folders[0] if folders else None
+
+
+def test_what_is_finished_is_copied_and_the_rest_trained(source, tmp_path, monkeypatch, capsys):
+    whole, titles = cell.fit, []
+
+    def counted(*args, title, **kwargs):
+        titles.append(title)
+        return whole(*args, title=title, **kwargs)
+
+    monkeypatch.setattr(cell, "fit", counted)
+    status, folder = start(source, tmp_path)
+    assert status == 0
+    assert len(titles) == 1 and titles[0].endswith("data-augment")
+    assert "tinybert: copied" in capsys.readouterr().out
+    rows, theirs = rundir.read_results(folder), rundir.read_results(source)
+    assert [row for row in rows if row["model"] == "tinybert"] == theirs
+    assert {row["model"] for row in rows} == {"tinybert", "data-augment"}
+    # Parameters and logs too: attacks want the one, curves the other.
+    assert (folder / "cells" / "sentiment-tinybert" / "best").is_dir()
+    cells = {
+        json.loads(line)["cell"] for line in (folder / "metrics.jsonl").read_text().splitlines()
+    }
+    assert cells == {"sentiment-tinybert", "sentiment-data-augment"}
+    # Who measured it stands on the page.
+    assert ORIGIN in rundir.read_config(folder)["provenance"]
+    assert "an abacus" in (folder / "report.html").read_text()
+    # Again, there is nothing left to copy or train.
+    assert start(source, tmp_path)[0] == 0
+    assert len(titles) == 1 and "copied" not in capsys.readouterr().out
+
+
+def test_scores_alone_are_enough(source, tmp_path):
+    published = tmp_path / "published"
+    published.mkdir()
+    for name in ("config.json", "results.csv"):
+        (published / name).write_bytes((source / name).read_bytes())
+    status, folder = start(published, tmp_path, models=("tinybert",))
+    assert status == 0
+    assert rundir.read_results(folder) == rundir.read_results(source)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--epochs", "2"), "run with --epochs None, here it is 2"),
+        (("--seeds", "23", "77"), "run with --seeds None, here it is 23 77"),
+        (("--precision", "bfloat16"), "--precision float32, here it is bfloat16"),
+    ],
+)
+def test_other_settings_are_refused_before_anything_is_made(source, tmp_path, capsys, flags, said):
+    status, folder = start(source, tmp_path, *flags)
+    assert status == 1 and folder is None
+    assert said in capsys.readouterr().err
+
+
+def test_a_run_without_any_of_the_cells_is_refused(source, tmp_path, capsys):
+    assert start(source, tmp_path, models=("data-augment",))[0] == 1
+    assert "finished none of this run's models" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("file", ["config.json", None])
+def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys, file):
+    other = tmp_path / "other"
+    other.mkdir()
+    if file:
+        (other / file).write_text('{"experiment": "theory", "config": {"seed": 1}}')
+    status, folder = start(other, tmp_path)
+    assert status == 1 and folder is None
+    assert "run" in capsys.readouterr().err
+
+
+def test_adversarial_training_in_another_ball_is_another_model(source, tmp_path, capsys):
+    """TinyBERT knows no ball and is taken; FreeLB of another ball is not."""
+    status, _ = start(source, tmp_path, "--ball", "0.01", models=("tinybert",))
+    assert status == 0
+    freelb = tmp_path / "freelb"
+    freelb.mkdir()
+    (freelb / "config.json").write_bytes((source / "config.json").read_bytes())
+    rows = (source / "results.csv").read_text().replace(",tinybert,", ",freelb,")
+    rows = rows.replace("sentiment,tinybert", "sentiment,freelb")
+    (freelb / "results.csv").write_text(rows)
+    assert start(freelb, tmp_path / "same", models=("freelb",))[0] == 0
+    capsys.readouterr()
+    assert start(freelb, tmp_path / "other", "--ball", "0.01", models=("freelb",))[0] == 1
+    assert "the same --ball" in capsys.readouterr().err
