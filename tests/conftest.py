@@ -19,6 +19,9 @@ COMPILED = Path(__file__).resolve().parents[1] / ".pytest_cache" / "d" / "jax"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(COMPILED))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+# On some AMD machines XLA says of every program it loads, at great length, that it was tuned for
+# this very machine. What goes wrong still raises.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 @pytest.fixture(scope="session")
