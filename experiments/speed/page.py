@@ -14,7 +14,7 @@ from typing import Any
 from experiments.rundir import write_whole
 from experiments.speed import draws, forward_sections, stability_section, training_sections
 
-COLORS = {"hopfax": "#3465a4", "PyTorch": "#c17d11"}
+COLORS = {"hopfax": "#3465a4", "PyTorch": "#c17d11", "PyTorch, compiled": "#e9b96e"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -67,11 +67,13 @@ def draw(table: Sequence[Mapping[str, Any]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
-    weights = list(dict.fromkeys(row["weights"] for row in table))
-    figure = Figure(figsize=(8, 0.9 + 1.9 * len(weights)), layout="constrained")
-    for number, name in enumerate(weights, start=1):
-        axes = figure.add_subplot(len(weights), 1, number)
-        rows = [row for row in table if row["weights"] == name][::-1]
+    cases = list(dict.fromkeys((row["size"], row["weights"]) for row in table))
+    heights = [0.8 + sum((row["size"], row["weights"]) == case for row in table) for case in cases]
+    figure = Figure(figsize=(8, 0.9 + 0.38 * sum(heights)), layout="constrained")
+    grid = figure.add_gridspec(len(cases), 1, height_ratios=heights)
+    for number, case in enumerate(cases):
+        axes = figure.add_subplot(grid[number])
+        rows = [row for row in table if (row["size"], row["weights"]) == case][::-1]
         labels = [_label(row) for row in rows]
         rates = [row["examples_per_second"] for row in rows]
         below = [row["examples_per_second"] - row["low"] for row in rows]
@@ -81,7 +83,7 @@ def draw(table: Sequence[Mapping[str, Any]], path: Path) -> None:
         for place, rate in enumerate(rates):
             axes.annotate(f" {rate:,.0f}", (rate, place), (6, 0), textcoords="offset points")
         axes.set_xlim(0, 1.2 * max(row["high"] for row in rows))
-        axes.set_title(f"weights: {name}", fontsize=10, loc="left")
+        axes.set_title(f"{case[0]}, weights: {case[1]}", fontsize=10, loc="left")
         axes.spines[["top", "right"]].set_visible(False)
     figure.supxlabel("training examples per second (median and quartiles)", fontsize=10)
     figure.savefig(path, dpi=120)

@@ -1,4 +1,4 @@
-"""The base Robertha train step in both programs, as calls that return when the work is done."""
+"""Robertha's train step in both programs, as calls that return when the work is done."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.speed.forward import SIZES, model_of
 from experiments.speed.workload import VOCAB_SIZE
 from hopfax.data.batching import Bucket
 from hopfax.hopfield import Entropy
-from hopfax.nn import robertha
 from hopfax.train.objectives import Batch, classification
 from hopfax.train.state import adamw, init_states, seed_keys
 from hopfax.train.step import make_chunk
@@ -36,6 +36,8 @@ class Hopfax:
         learning_rate: Peak rate.
         esr_weight: Of ESR in the loss; 0 for none.
         entropy: What ESR takes, see `hopfax.hopfield.eigen_entropy`.
+        size: Of the model, of `experiments.speed.forward.SIZES`.
+        batch_size: Rows of a step.
     """
 
     def __init__(
@@ -47,8 +49,11 @@ class Hopfax:
         learning_rate: float = LEARNING_RATE,
         esr_weight: float = ESR_WEIGHT,
         entropy: Entropy = "shannon",
+        size: str = "base",
+        batch_size: int = BATCH_SIZE,
     ):
-        self.model = robertha(VOCAB_SIZE, 2)
+        self.model = model_of(SIZES[size])
+        self.batch_size = batch_size
         optimizer = adamw(learning_rate, total_steps=TOTAL_STEPS)
         objective = classification(self.model, esr_weight=esr_weight, esr_entropy=entropy)
         self._chunk = make_chunk(objective, optimizer)
@@ -66,7 +71,7 @@ class Hopfax:
     def run(self, bucket: int, steps: int) -> None:
         """Takes `steps` steps on random rows of one bucket."""
         rows = self._rows[bucket]
-        shape = (steps, len(self._keys), BATCH_SIZE)
+        shape = (steps, len(self._keys), self.batch_size)
         picks = self._rng.integers(0, len(rows.labels), shape, dtype=np.int32)
         weights = np.ones(shape, np.float32)
         self.states, found = self._chunk(self.states, rows, picks, weights, self._keys)
@@ -76,7 +81,7 @@ class Hopfax:
     def trips(self, bucket: int) -> float:
         """Loop trips of a forward pass, summed over layers: as many as its slowest query makes."""
         rows = self._rows[bucket]
-        picks = self._rng.integers(0, len(rows.labels), BATCH_SIZE)
+        picks = self._rng.integers(0, len(rows.labels), self.batch_size)
         mask = jnp.arange(rows.ids.shape[-1]) < rows.lengths[picks]
 
         @jax.jit
@@ -89,24 +94,39 @@ class Hopfax:
 
 
 class Torch:
-    """The PyTorch peer, eager, on a GPU where there is one.
+    """The PyTorch peer, on a GPU where there is one.
 
     Args:
         bucket: Rows, all padded to one length.
         params: Of one hopfax seed, to start from.
+        size: As in `Hopfax`.
+        batch_size: As in `Hopfax`.
+        compiled: Whether by `torch.compile`, or eager.
     """
 
-    def __init__(self, bucket: Bucket, params: Mapping[str, Any]):
+    def __init__(
+        self,
+        bucket: Bucket,
+        params: Mapping[str, Any],
+        *,
+        size: str = "base",
+        batch_size: int = BATCH_SIZE,
+        compiled: bool = False,
+    ):
         import torch
 
         from experiments.speed.torch_robertha import Robertha, Trainer, state_dict_of
 
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        model = Robertha(VOCAB_SIZE)
+        model = Robertha(VOCAB_SIZE, **SIZES[size])
         model.load_state_dict(state_dict_of(params))
         self.trainer = Trainer(
-            model.to(self.device), learning_rate=LEARNING_RATE, total_steps=TOTAL_STEPS
+            model.to(self.device),
+            learning_rate=LEARNING_RATE,
+            total_steps=TOTAL_STEPS,
+            compiled=compiled,
         )
+        self.batch_size = batch_size
         ids, lengths, labels = (torch.from_numpy(np.asarray(field)) for field in bucket[:3])
         self._ids, self._labels = ids[:, 0].to(self.device), labels.long().to(self.device)
         self._mask = (torch.arange(ids.shape[-1]) < lengths).to(self.device)
@@ -120,7 +140,7 @@ class Torch:
 
         found: list[tuple[torch.Tensor, torch.Tensor]] = []
         for _ in range(steps):
-            picks = torch.from_numpy(self._rng.integers(0, len(self._labels), BATCH_SIZE))
+            picks = torch.from_numpy(self._rng.integers(0, len(self._labels), self.batch_size))
             picks = picks.to(self.device)
             losses = self.trainer.step(self._ids[picks], self._mask[picks], self._labels[picks])
             found.append((losses.num_steps, losses.trips))

@@ -199,7 +199,16 @@ def losses(
 
 
 class Trainer:
-    """Table 15's training step: AdamW, linear warm-up and decay, gradients clipped to norm 1."""
+    """Table 15's training step: AdamW, linear warm-up and decay, gradients clipped to norm 1.
+
+    Args:
+        model: What to train.
+        learning_rate: Peak rate.
+        total_steps: Of the schedule.
+        warmup: Share of them over which the rate rises.
+        weight_decay: Of AdamW.
+        compiled: Whether the losses, and so their gradient, go through `torch.compile`.
+    """
 
     def __init__(
         self,
@@ -209,8 +218,10 @@ class Trainer:
         total_steps: int = 60_000,
         warmup: float = 0.1,
         weight_decay: float = 0.01,
+        compiled: bool = False,
     ):
         self.model = model.train()
+        self._losses: Any = torch.compile(losses) if compiled else losses
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True
         )
@@ -225,7 +236,7 @@ class Trainer:
     def step(self, ids: Tensor, mask: Tensor, labels: Tensor) -> Losses:
         """One step; returns the losses before it."""
         self.optimizer.zero_grad(set_to_none=True)
-        found = losses(self.model, ids, mask, labels)
+        found = self._losses(self.model, ids, mask, labels)
         found.total.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()

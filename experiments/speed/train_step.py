@@ -1,31 +1,36 @@
-"""Base Robertha's train step with ESR, batch 32: hopfax beside PyTorch, in one run, in turns.
+"""Robertha's train step with ESR: hopfax beside PyTorch, in one run, in turns.
 
-Expected: hopfax in length buckets takes at least 5 times as many examples a second as PyTorch
-padded to 128, and not fewer at equal padding. About 10 minutes on 2 idle cores.
+Expected: base, batch 32, in length buckets takes at least 5 times as many examples a second as
+PyTorch padded to 128, and not fewer at equal padding. About 20 minutes on 2 idle cores, half of
+it compilation.
 
     python -m experiments.speed.train_step --data-dir ../shared/data
 
-Without `--data-dir`, rows of SST-2's lengths with random tokens. Needs `pip install -e '.[speed]'`.
+PyTorch runs eager and, where it compiles here, through `torch.compile`. Large, of BERT-base's size,
+takes an eighth of the rows a step, all padded to 128. Without `--data-dir`, rows of SST-2's lengths
+with random tokens. Needs `pip install -e '.[speed]'`.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from experiments.speed.flags import parser_of, want_torch, workload_of
+from experiments.speed.forward import SIZES, fresh
 from experiments.speed.programs import BATCH_SIZE, Hopfax, Torch
 from experiments.speed.publish import publish, torch_provenance
 from experiments.speed.timing import Spread, clock_of, clock_title, interleaved, spread
 from experiments.speed.workload import MAX_LENGTH, Workload
 from hopfax.train.allocator import keep_freed_memory
 
-SEEDS = (23, 42, 77, 112, 135)
 COLUMNS = (
+    "size",
     "weights",
     "program",
     "padding",
@@ -40,6 +45,30 @@ COLUMNS = (
 )
 
 
+class Entrant(NamedTuple):
+    """One program of a comparison.
+
+    Attributes:
+        program: Its name on the page.
+        padding: What texts are padded to.
+        seeds: Runs side by side.
+        run: `run(bucket, steps)` takes steps on a bucket's rows.
+        shares: Of each bucket in an epoch's steps.
+        steps: Of a measurement.
+        iterations: Updates a query, once it has run.
+        trips: Loop trips a step, once it has run.
+    """
+
+    program: str
+    padding: str
+    seeds: int
+    run: Callable[[int, int], None]
+    shares: np.ndarray
+    steps: int
+    iterations: Callable[[], float]
+    trips: Callable[[], float]
+
+
 def trained(rows: Workload, steps: int, *, chunk: int = 8) -> Any:
     """Parameters of one seed after `steps` steps on all buckets; fresh ones for 0."""
     program = Hopfax(rows.buckets, learning_rate=2e-3)
@@ -50,74 +79,134 @@ def trained(rows: Workload, steps: int, *, chunk: int = 8) -> Any:
     return program.states.params
 
 
-def compare(
+def entrants(
     rows: Workload,
     params: Any,
     *,
-    weights: str,
-    seconds: float,
+    size: str,
+    batch_size: int,
+    seeds: Sequence[int],
     chunk: int,
+    compile_torch: bool,
+) -> tuple[dict[str, Entrant], str | None]:
+    """The programs to compare, from one set of weights.
+
+    Args:
+        rows: What to train on.
+        params: Of one seed, stacked.
+        size: Of the model.
+        batch_size: Rows a step.
+        seeds: Numbers of runs to train side by side in length buckets; none leaves buckets out.
+        chunk: Steps per measurement; a fourth of it where texts are padded to 128.
+        compile_torch: Whether PyTorch runs through `torch.compile` too.
+
+    Returns:
+        The programs by name, and why `torch.compile` failed, if it did.
+    """
+    few, sizes = max(1, chunk // 4), {"size": size, "batch_size": batch_size}
+    found = {}
+    for count in seeds:
+        stacked = jax.tree.map(lambda leaf, n=count: np.repeat(leaf, n, axis=0), params)
+        program = Hopfax(rows.buckets, seeds=range(count), params=stacked, **sizes)
+        found[f"buckets, {count}"] = _hopfax(
+            program, rows.buckets, seeds=count, steps=chunk if count < 10 else few
+        )
+    padded = Hopfax([rows.padded], params=params, **sizes)
+    found["padded"] = _hopfax(padded, [rows.padded], seeds=1, steps=few)
+    single = jax.tree.map(lambda leaf: np.asarray(leaf[0]), params)
+    found["torch"] = _torch("PyTorch", Torch(rows.padded, single, **sizes), few)
+    failure = None
+    if compile_torch:
+        compiled = Torch(rows.padded, single, compiled=True, **sizes)
+        try:
+            compiled.run(1)
+            found["torch, compiled"] = _torch("PyTorch, compiled", compiled, few)
+        except Exception as error:  # whatever its compiler and ours lack
+            failure = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+    return found, failure
+
+
+def _hopfax(program: Hopfax, buckets: Sequence[Any], *, seeds: int, steps: int) -> Entrant:
+    counts = np.array([len(bucket.labels) for bucket in buckets])
+    shares = counts / counts.sum()
+
+    def iterations() -> float:
+        return float(sum(s * np.mean(program.num_steps[b]) for b, s in enumerate(shares)))
+
+    def trips() -> float:
+        return float(sum(s * program.trips(b) for b, s in enumerate(shares)))
+
+    widths = "/".join(str(bucket.ids.shape[-1]) for bucket in buckets)
+    return Entrant("hopfax", widths, seeds, program.run, shares, steps, iterations, trips)
+
+
+def _torch(name: str, program: Torch, steps: int) -> Entrant:
+    return Entrant(
+        name,
+        str(MAX_LENGTH),
+        1,
+        lambda _, steps: program.run(steps),
+        np.ones(1),
+        steps,
+        lambda: float(np.mean(program.num_steps)),
+        lambda: float(np.mean(program.trips)),
+    )
+
+
+def compare(
+    programs: dict[str, Entrant],
+    *,
+    size: str,
+    weights: str,
+    batch_size: int,
+    seconds: float,
     clock: Callable[[], float],
 ) -> tuple[list[dict[str, Any]], dict[str, Spread]]:
     """Times everything from one set of weights.
 
     Args:
-        rows: What to train on.
-        params: Of one seed, stacked.
-        weights: What to call them.
+        programs: From `entrants`.
+        size: What the models' size is called.
+        weights: What to call the weights.
+        batch_size: Rows a step of one seed.
         seconds: See `interleaved`.
-        chunk: Steps per measurement; a fourth of it where texts are padded to 128.
         clock: See `interleaved`.
 
     Returns:
         Table rows, and ratios by name.
     """
-    number = range(len(rows.buckets))
-    one = Hopfax(rows.buckets, params=params)
-    stacked = jax.tree.map(lambda leaf: np.repeat(leaf, len(SEEDS), axis=0), params)
-    five = Hopfax(rows.buckets, seeds=SEEDS, params=stacked)
-    padded = Hopfax([rows.padded], params=params)
-    torch = Torch(rows.padded, jax.tree.map(lambda leaf: np.asarray(leaf[0]), params))
-    few = max(1, chunk // 4)
-    calls = {f"one {b}": functools.partial(one.run, b, chunk) for b in number}
-    calls |= {f"five {b}": functools.partial(five.run, b, chunk) for b in number}
-    calls |= {"padded": lambda: padded.run(0, few), "torch": lambda: torch.run(few)}
+    calls = {
+        (name, bucket): functools.partial(each.run, bucket, each.steps)
+        for name, each in programs.items()
+        for bucket in range(len(each.shares))
+    }
     taken = interleaved(calls, seconds=seconds, clock=clock)
-
-    sizes = np.array([len(bucket.labels) for bucket in rows.buckets])
-    share = sizes / sizes.sum()
     # The mean step of an epoch: buckets by the share of its steps they take.
     step = {
-        "buckets": sum(share[b] * taken[f"one {b}"] / chunk for b in number),
-        "five": sum(share[b] * taken[f"five {b}"] / chunk for b in number),
-        "padded": taken["padded"] / few,
-        "torch": taken["torch"] / few,
-    }
-    widths = "/".join(str(bucket.ids.shape[-1]) for bucket in rows.buckets)
-
-    def averaged(program: Hopfax) -> float:
-        return float(sum(share[b] * np.mean(program.num_steps[b]) for b in number))
-
-    def trips(program: Hopfax) -> float:
-        return float(sum(share[b] * program.trips(b) for b in number))
-
-    described = {
-        "buckets": ("hopfax", widths, 1, averaged(one), trips(one)),
-        "padded": ("hopfax", MAX_LENGTH, 1, np.mean(padded.num_steps[0]), padded.trips(0)),
-        "torch": ("PyTorch", MAX_LENGTH, 1, np.mean(torch.num_steps), np.mean(torch.trips)),
-        "five": ("hopfax", widths, len(SEEDS), averaged(five), trips(five)),
+        name: np.sum(
+            [share * taken[name, b] / each.steps for b, share in enumerate(each.shares)], axis=0
+        )
+        for name, each in programs.items()
     }
     table = []
-    for name, (program, padding, seeds, iterations, loop) in described.items():
-        rate = spread(seeds * BATCH_SIZE / step[name])
-        numbers = (*rate[:3], 1e3 * float(np.median(step[name])), float(iterations), float(loop))
-        found = (weights, program, padding, seeds, *numbers, rate.rounds)
+    for name, each in programs.items():
+        rate = spread(each.seeds * batch_size / step[name])
+        numbers = (*rate[:3], 1e3 * float(np.median(step[name])), each.iterations(), each.trips())
+        found = (size, weights, each.program, each.padding, each.seeds, *numbers, rate.rounds)
         table.append(dict(zip(COLUMNS, found, strict=True)))
     # Round by round, since both sides of a round had the same machine.
+    pairs = {
+        "buckets_over_torch": ("torch", "buckets, 1"),
+        "equal_padding_over_torch": ("torch", "padded"),
+        "equal_padding_over_compiled_torch": ("torch, compiled", "padded"),
+    }
+    for each in programs.values():
+        if each.seeds > 1:
+            pairs[f"{each.seeds}_seeds_over_one"] = (f"buckets, {each.seeds}", "buckets, 1")
     ratios = {
-        "buckets_over_torch": spread(step["torch"] / step["buckets"]),
-        "equal_padding_over_torch": spread(step["torch"] / step["padded"]),
-        "five_seeds_over_one": spread(step["five"] / step["buckets"]),
+        name: spread(step[one] / step[other])
+        for name, (one, other) in pairs.items()
+        if one in step and other in step
     }
     return table, ratios
 
@@ -133,38 +222,81 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         seconds=(120, "a set of weights"),
     )
     parser.add_argument("--chunk", type=int, default=8, help="steps per measurement (default 8)")
+    parser.add_argument(
+        "--sizes",
+        nargs="+",
+        choices=list(SIZES),
+        default=list(SIZES),
+        help="of the model (default both)",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        nargs="*",
+        default=[5, 20],
+        help="runs side by side, beside one (default 5 20)",
+    )
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     flags = parser.parse_args(arguments)
+    if flags.chunk < 1 or any(count < 2 for count in flags.seeds):
+        parser.error("--chunk wants at least 1, and --seeds numbers of at least 2")
     want_torch(parser, flags)
     rows = workload_of(parser, flags)
-    table, ratios = [], {}
-    for steps in dict.fromkeys((0, flags.train_steps)):
+    table, ratios, failures = [], {}, {}
+    for size, steps in cases(flags):
         weights = f"after {steps} steps" if steps else "fresh"
-        found, ratios[weights] = compare(
+        batch_size = BATCH_SIZE if size == "base" else BATCH_SIZE // 8
+        programs, failure = entrants(
             rows,
-            trained(rows, steps),
+            trained(rows, steps) if size == "base" else fresh_large(),
+            size=size,
+            batch_size=batch_size,
+            seeds=(1, *flags.seeds) if size == "base" else (),
+            chunk=flags.chunk if size == "base" else 1,
+            compile_torch=not flags.no_compile,
+        )
+        name = f"{size}, {weights}"
+        if failure:
+            failures[name] = failure
+        found, ratios[name] = compare(
+            programs,
+            size=size,
             weights=weights,
+            batch_size=batch_size,
             seconds=flags.seconds,
-            chunk=flags.chunk,
             clock=clock_of(flags.cpu_seconds),
         )
         table += found
-        show(found, ratios[weights])
+        show(found, ratios[name])
     report = {
         "provenance": torch_provenance(),
         "rows": rows.source,
         "clock": clock_title(flags.cpu_seconds),
         "table": table,
         "ratios": {w: {n: s._asdict() for n, s in r.items()} for w, r in ratios.items()},
+        "torch_compile_failures": failures,
     }
     publish(flags.out, "train_step", COLUMNS, report)
     return report
+
+
+def cases(flags: argparse.Namespace) -> list[tuple[str, int]]:
+    """Sizes, and steps before the measurement."""
+    base = [("base", steps) for steps in dict.fromkeys((0, flags.train_steps))]
+    found = base if "base" in flags.sizes else []
+    return [*found, ("large", 0)] if "large" in flags.sizes else found
+
+
+def fresh_large() -> Any:
+    """Fresh parameters of one seed, stacked."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[None], fresh("large", MAX_LENGTH))
 
 
 def show(table: Sequence[dict[str, Any]], ratios: dict[str, Spread]) -> None:
     """Prints one set of weights."""
     for row in table:
         print(
-            "{weights}: {program}, padded to {padding}, {seeds} seed(s): "
+            "{size}, {weights}: {program}, padded to {padding}, {seeds} seed(s): "
             "{examples_per_second:.0f} examples/s ({low:.0f} to {high:.0f}), "
             "{milliseconds_per_step:.1f} ms a step, {iterations_per_query:.2f} iterations a query, "
             "{loop_trips:.1f} loop trips, {rounds} rounds".format_map(row)

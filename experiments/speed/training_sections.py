@@ -10,7 +10,7 @@ from experiments.speed.publish import markdown_table
 RATIOS = {
     "buckets_over_torch": "hopfax in length buckets over PyTorch padded to 128 (goal: at least 5)",
     "equal_padding_over_torch": "both padded to 128 (goal: at least 1)",
-    "five_seeds_over_one": "time of five vmapped seeds over time of one",
+    "equal_padding_over_compiled_torch": "both padded to 128, PyTorch by `torch.compile`",
 }
 
 
@@ -18,6 +18,7 @@ def train_step(report: Mapping[str, Any]) -> list[str]:
     """Train steps beside PyTorch, and their ratios."""
     rows = [
         (
+            row["size"],
             row["weights"],
             row["program"],
             row["padding"],
@@ -30,20 +31,30 @@ def train_step(report: Mapping[str, Any]) -> list[str]:
         )
         for row in report["table"]
     ]
-    heads = ("weights", "program", "padded to", "seeds", "examples/s (quartiles)", "ms a step")
-    heads += ("iterations a query", "loop trips, both layers", "rounds")
+    heads = ("size", "weights", "program", "padded to", "seeds", "examples/s (quartiles)")
+    heads += ("ms a step", "iterations a query", "loop trips, all layers", "rounds")
     ratios = [
-        (weights, RATIOS[name], f"{r['median']:.1f} ({r['low']:.1f} to {r['high']:.1f})")
+        (weights, _ratio_title(name), f"{r['median']:.1f} ({r['low']:.1f} to {r['high']:.1f})")
         for weights, found in report["ratios"].items()
         for name, r in found.items()
     ]
     return [
-        f"## Train step\n\nBase Robertha with ESR, batch 32, rows: {report['rows']}; "
-        f"seconds of {report['clock']}.",
+        "## Train step\n\nRobertha with ESR, batch 32 (large: 4), rows: "
+        f"{report['rows']}; seconds of {report['clock']}.",
         markdown_table(heads, rows),
-        markdown_table(("weights", "ratio", "median (quartiles) over rounds"), ratios),
+        markdown_table(("size and weights", "ratio", "median (quartiles) over rounds"), ratios),
+        *(
+            f"`torch.compile` failed ({case}): {why}."
+            for case, why in report["torch_compile_failures"].items()
+        ),
         "![examples per second](train_step.png)",
     ]
+
+
+def _ratio_title(name: str) -> str:
+    if name in RATIOS:
+        return RATIOS[name]
+    return f"time of {name.split('_')[0]} vmapped seeds over time of one"
 
 
 def profile_step(report: Mapping[str, Any]) -> list[str]:

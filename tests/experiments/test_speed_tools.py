@@ -72,15 +72,18 @@ def test_a_page_and_a_picture_come_from_the_reports(tmp_path):
     origin = {"command": "python -m x", "cpu": "a cpu", "cores": 2, "device": "cpu", "commit": "c"}
     origin |= {"dirty": False, "date": "2026-01-01T00:00:00+00:00", "python": "3", "jax": "0"}
     spread = {"median": 6.0, "low": 5.0, "high": 7.0, "rounds": 9}
-    row = {"weights": "fresh", "program": "hopfax", "padding": "8/16", "seeds": 1}
+    row = {"size": "base", "weights": "fresh", "program": "hopfax", "padding": "8/16", "seeds": 1}
     row |= {"examples_per_second": 100.0, "low": 90.0, "high": 110.0, "rounds": 9}
     row |= {"milliseconds_per_step": 320.0, "iterations_per_query": 4.0, "loop_trips": 20.0}
     ratios = {"buckets_over_torch": spread, "equal_padding_over_torch": spread}
     report = {"provenance": origin | {"flax": "0", "torch": "2", "torch_threads": 2}}
-    report |= {"rows": "SST-2", "clock": "wall time", "table": [row], "ratios": {"fresh": ratios}}
+    report |= {"rows": "SST-2", "clock": "wall time", "table": [row]}
+    report |= {"ratios": {"base, fresh": ratios | {"20_seeds_over_one": spread}}}
+    report |= {"torch_compile_failures": {"large, fresh": "no compiler"}}
     (tmp_path / "train_step.json").write_text(json.dumps(report))
     page.main([str(tmp_path)])
     text = (tmp_path / "README.md").read_text()
-    assert "| fresh | hopfax | 8/16 | 1 | 100 (90 to 110) |" in text
+    assert "| base | fresh | hopfax | 8/16 | 1 | 100 (90 to 110) |" in text
+    assert "time of 20 vmapped seeds over time of one" in text and "failed (large, fresh)" in text
     assert "6.0 (5.0 to 7.0)" in text and "python -m x" in text
     assert (tmp_path / "train_step.png").read_bytes()[:4] == b"\x89PNG"

@@ -1,0 +1,82 @@
+"""What the train step's table says of programs that take known times."""
+
+import argparse
+
+import numpy as np
+import pytest
+
+from experiments.speed import train_step
+from experiments.speed.train_step import Entrant, cases, compare
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def entrant(clock, program, seconds, *, seeds=1, shares=(1.0,), steps=2):
+    """Takes `seconds[bucket]` a step."""
+
+    def run(bucket, count):
+        clock.now += seconds[bucket] * count
+
+    told = (lambda: 7.0, lambda: 20.0)
+    return Entrant(program, "8/16", seeds, run, np.array(shares), steps, *told)
+
+
+def test_a_mean_step_is_an_epochs_and_ratios_are_of_steps():
+    clock = Clock()
+    halves = {"shares": (0.75, 0.25), "steps": 4}
+    programs = {
+        "buckets, 1": entrant(clock, "hopfax", (1.0, 5.0), **halves),
+        "buckets, 20": entrant(clock, "hopfax", (10.0, 50.0), seeds=20, **halves),
+        "padded": entrant(clock, "hopfax", (8.0,)),
+        "torch": entrant(clock, "PyTorch", (12.0,)),
+        "torch, compiled": entrant(clock, "PyTorch, compiled", (6.0,)),
+    }
+    case = {"size": "base", "weights": "fresh", "batch_size": 32}
+    table, ratios = compare(programs, **case, seconds=0, clock=clock)
+    assert {name: ratio.median for name, ratio in ratios.items()} == pytest.approx(
+        {
+            "buckets_over_torch": 6.0,
+            "equal_padding_over_torch": 1.5,
+            "equal_padding_over_compiled_torch": 0.75,
+            "20_seeds_over_one": 10.0,
+        }
+    )
+    rates = [row["examples_per_second"] for row in table]
+    assert rates == pytest.approx([32 / 2, 20 * 32 / 20, 32 / 8, 32 / 12, 32 / 6])
+    assert [row["program"] for row in table][-1] == "PyTorch, compiled"
+    assert {row["iterations_per_query"] for row in table} == {7.0}
+
+
+def test_large_has_no_buckets_and_no_ratio_of_them():
+    clock = Clock()
+    programs = {
+        "padded": entrant(clock, "hopfax", (8.0,)),
+        "torch": entrant(clock, "PyTorch", (4.0,)),
+    }
+    case = {"size": "large", "weights": "fresh", "batch_size": 4}
+    table, ratios = compare(programs, **case, seconds=0, clock=clock)
+    assert ratios.keys() == {"equal_padding_over_torch"} and len(table) == 2
+
+
+@pytest.mark.parametrize(
+    ("sizes", "steps", "wanted"),
+    [
+        (["base", "large"], 300, [("base", 0), ("base", 300), ("large", 0)]),
+        (["base"], 0, [("base", 0)]),
+        (["large"], 300, [("large", 0)]),
+    ],
+)
+def test_what_is_compared(sizes, steps, wanted):
+    assert cases(argparse.Namespace(sizes=sizes, train_steps=steps)) == wanted
+
+
+@pytest.mark.parametrize("flags", [("--chunk", "0"), ("--seeds", "1"), ("--sizes", "huge")])
+def test_flags_out_of_range_end_the_program(flags, capsys):
+    with pytest.raises(SystemExit) as ended:
+        train_step.main(flags)
+    assert ended.value.code == 2 and flags[0] in capsys.readouterr().err
