@@ -6,7 +6,7 @@ the same place, is one text (COPA's premise): its words count once and change to
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from hopfax.text.changes import Change
@@ -115,12 +115,15 @@ def strings(text: Text) -> tuple[str, ...]:
 
 def rebuilt(text: T, new: tuple[str, ...]) -> T:
     """A text of the same shape with other strings."""
-    remaining = iter(new)
+    return _filled(text, iter(new))
 
-    def fill(part: Any) -> Any:
-        return next(remaining) if isinstance(part, str) else tuple(map(fill, part))
 
-    return fill(text)
+# Not a closure that calls itself: attacks make a text for every candidate, and each such closure is
+# a cycle for the garbage collector, a fifth of TextBugger's time.
+def _filled(part: Any, remaining: Iterator[str]) -> Any:
+    if isinstance(part, str):
+        return next(remaining)
+    return tuple(_filled(inner, remaining) for inner in part)
 
 
 def draft(text: T) -> Draft[T]:
