@@ -47,6 +47,7 @@ def train_step(report: Mapping[str, Any]) -> list[str]:
             f"`torch.compile` failed ({case}): {why}."
             for case, why in report["torch_compile_failures"].items()
         ),
+        *(f"Not measured: {case}." for case in report.get("missing_cells", ())),
         "![examples per second](train_step.png)",
     ]
 

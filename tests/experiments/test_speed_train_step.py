@@ -1,6 +1,7 @@
 """What the train step's table says of programs that take known times."""
 
 import argparse
+import json
 
 import numpy as np
 import pytest
@@ -80,3 +81,24 @@ def test_flags_out_of_range_end_the_program(flags, capsys):
     with pytest.raises(SystemExit) as ended:
         train_step.main(flags)
     assert ended.value.code == 2 and flags[0] in capsys.readouterr().err
+
+
+def test_what_is_measured_stays_where_a_later_case_breaks(tmp_path, monkeypatch):
+    pytest.importorskip("torch", reason="the PyTorch peer is an optional extra: speed")
+    clock = Clock()
+
+    def entrants(rows, params, *, size, **_):
+        if size == "large":
+            raise MemoryError
+        return {"padded": entrant(clock, "hopfax", (8.0,))}, "no compiler"
+
+    monkeypatch.setattr(train_step, "entrants", entrants)
+    monkeypatch.setattr(train_step, "trained", lambda rows, steps: None)
+    monkeypatch.setattr(train_step, "fresh_large", lambda: None)
+    monkeypatch.setattr(train_step, "clock_of", lambda _: clock)
+    with pytest.raises(MemoryError):
+        train_step.main(["--seconds", "0", "--train-steps", "0", "--out", str(tmp_path)])
+    found = json.loads((tmp_path / "train_step.json").read_text())
+    assert [row["size"] for row in found["table"]] == ["base"]
+    assert found["missing_cells"] == ["large, fresh"]
+    assert found["torch_compile_failures"] == {"base, fresh": "no compiler"}
