@@ -1,6 +1,5 @@
 """The benchmark of ESR: arms differ in their entropy alone, and the page has its tables."""
 
-import functools
 import json
 
 import numpy as np
@@ -9,7 +8,8 @@ import pytest
 from experiments.speed import esr, page, programs
 from experiments.speed.workload import Workload
 from hopfax.data.batching import Bucket
-from hopfax.nn import robertha
+
+TINY = {"width": 16, "num_layers": 1, "ff_width": 16, "num_heads": 2}
 
 
 def bucket(tokens):
@@ -30,8 +30,7 @@ def written(tmp_path_factory):
         # Padded to the same length, since every length compiles anew.
         rows = Workload([bucket(8)], bucket(8), "three texts")
         patch.setattr(esr, "workload_of", lambda *_: rows)
-        tiny = functools.partial(robertha, num_layers=1, width=16, ff_width=16)
-        patch.setattr(programs, "robertha", tiny)
+        patch.setitem(programs.SIZES, "base", TINY)
         patch.setattr(esr, "ENTROPIES", ("shannon_matmul",))
         patch.setattr(esr, "TOKENS", (4,))
         patch.setattr(esr, "WIDTHS", (8,))
