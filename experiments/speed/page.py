@@ -80,8 +80,9 @@ def draw(table: Sequence[Mapping[str, Any]], path: Path) -> None:
         above = [row["high"] - row["examples_per_second"] for row in rows]
         colors = [COLORS[row["program"]] for row in rows]
         axes.barh(labels, rates, xerr=(below, above), color=colors, error_kw={"linewidth": 1})
-        for place, rate in enumerate(rates):
-            axes.annotate(f" {rate:,.0f}", (rate, place), (6, 0), textcoords="offset points")
+        for place, row in enumerate(rows):
+            text = f" {row['examples_per_second']:,.0f}"
+            axes.annotate(text, (row["high"], place), (3, 0), textcoords="offset points")
         axes.set_xlim(0, 1.2 * max(row["high"] for row in rows))
         axes.set_title(f"{case[0]}, weights: {case[1]}", fontsize=10, loc="left")
         axes.spines[["top", "right"]].set_visible(False)
