@@ -81,7 +81,7 @@ def draw(table: Sequence[Mapping[str, Any]], path: Path) -> None:
         colors = [COLORS[row["program"]] for row in rows]
         axes.barh(labels, rates, xerr=(below, above), color=colors, error_kw={"linewidth": 1})
         for place, row in enumerate(rows):
-            text = f" {row['examples_per_second']:,.0f}"
+            text = f" {training_sections.rate(row['examples_per_second'])}"
             axes.annotate(text, (row["high"], place), (3, 0), textcoords="offset points")
         axes.set_xlim(0, 1.2 * max(row["high"] for row in rows))
         axes.set_title(f"{case[0]}, weights: {case[1]}", fontsize=10, loc="left")

@@ -23,7 +23,7 @@ def train_step(report: Mapping[str, Any]) -> list[str]:
             row["program"],
             row["padding"],
             row["seeds"],
-            f"{row['examples_per_second']:.0f} ({row['low']:.0f} to {row['high']:.0f})",
+            f"{rate(row['examples_per_second'])} ({rate(row['low'])} to {rate(row['high'])})",
             f"{row['milliseconds_per_step']:.1f}",
             f"{row['iterations_per_query']:.1f}",
             f"{row['loop_trips']:.0f}",
@@ -50,6 +50,11 @@ def train_step(report: Mapping[str, Any]) -> list[str]:
         *(f"Not measured: {case}." for case in report.get("missing_cells", ())),
         "![examples per second](train_step.png)",
     ]
+
+
+def rate(value: float) -> str:
+    """Examples a second; a large model makes few."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2f}"
 
 
 def _ratio_title(name: str) -> str:
