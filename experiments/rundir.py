@@ -15,7 +15,9 @@ import os
 import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Settings = TypeVar("Settings", bound=Any)
 
 RESULT_COLUMNS = (
     "task",
@@ -71,7 +73,7 @@ def open_run(
     Raises:
         ValueError: `config.json` there is not readable as JSON.
     """
-    from experiments.provenance import provenance, same_origin
+    from experiments.provenance import provenance
 
     settings, planned = plain(config), plain(plan or {})
     folder = Path(root) / experiment / run_id(experiment, settings, planned, ignore=ignore)
@@ -79,24 +81,27 @@ def open_run(
     sessions = (
         read_config(folder).get("provenance", []) if (folder / "config.json").exists() else []
     )
-    current = provenance()
-    if not any(same_origin(current, earlier) for earlier in sessions):
-        sessions.append(current)
     document = {
         "experiment": experiment,
         "config": settings,
         "plan": planned,
         "provenance": sessions,
     }
-    write_whole(folder / "config.json", json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    _write_config(folder, document, [provenance()])
     return folder
 
 
 def add_provenance(folder: str | Path, origins: Iterable[Mapping[str, Any]]) -> None:
     """Notes in config.json who else measured what stands in a run's folder."""
+    _write_config(folder, read_config(folder), origins)
+
+
+def _write_config(
+    folder: str | Path, document: dict[str, Any], origins: Iterable[Mapping[str, Any]]
+) -> None:
+    """Writes config.json, with those origins added that it does not have."""
     from experiments.provenance import same_origin
 
-    document = read_config(folder)
     sessions = document.setdefault("provenance", [])
     for origin in origins:
         if not any(same_origin(origin, earlier) for earlier in sessions):
@@ -142,6 +147,25 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}: not valid JSON ({error}); delete the file and rerun") from error
+
+
+def read_settings(folder: str | Path, experiment: str, default: Settings) -> Settings:
+    """The configuration of a run; what it was too old to know is as in `default`.
+
+    Raises:
+        FileNotFoundError: There is no run in that folder.
+        ValueError: It is of another experiment or version.
+    """
+    document = read_config(folder)
+    saved = document.get("config", {})
+    known = {each.name for each in dataclasses.fields(default)}
+    if document.get("experiment") != experiment or not set(saved) <= known:
+        raise ValueError(
+            f"{folder} holds no run of this version's {experiment} experiment: train one, and "
+            f"give its folder, runs/{experiment}/ID"
+        )
+    values = {name: tuple(v) if isinstance(v, list) else v for name, v in saved.items()}
+    return dataclasses.replace(default, **values)
 
 
 def add_results(folder: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:

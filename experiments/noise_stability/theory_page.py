@@ -119,12 +119,12 @@ def draw(rows: Sequence[Measured], path: Path) -> None:
         if claim == "estimators":
             panel.set_yscale("log")
             panel.axhline(1, color="0.7", zorder=0)
+        names_go = {}
         if claim == "interval":
             # Curves everywhere: the names go below them.
             panel.set_ylim(-0.3, 1.05)
-            panel.legend(frameon=False, fontsize=8, ncols=3, loc="lower center")
-        else:
-            panel.legend(frameon=False, fontsize=8)
+            names_go = {"ncols": 3, "loc": "lower center"}
+        panel.legend(frameon=False, fontsize=8, **names_go)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 

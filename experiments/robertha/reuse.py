@@ -8,7 +8,14 @@ from typing import Any
 
 from experiments.robertha.measurements import Grid, load
 from experiments.robertha.models import VARIANTS, ball_of, perturbations
-from experiments.rundir import add_provenance, add_results, plain, read_config, read_results
+from experiments.rundir import (
+    add_provenance,
+    add_results,
+    plain,
+    read_config,
+    read_results,
+    read_settings,
+)
 
 # What may differ between two runs whose cells are measured alike. The ball is looked at model by
 # model: only adversarial training knows it.
@@ -16,14 +23,14 @@ _FREE = {"task", "model", "data_dir", "runs", "resume", "devices", "reuse", "bal
 
 
 def check_sources(config: Any) -> None:
-    """Looks at the runs of `--reuse` before anything is made.
+    """Looks at the runs of `--reuse` before anything is made or removed.
 
     Raises:
         FileNotFoundError: There is no run in a folder.
         ValueError: It is of another experiment, or was run with other settings.
     """
     for source in config.reuse:
-        saved = _settings(source, config)
+        saved = read_settings(source, "robustness", type(config)())
         for field in dataclasses.fields(config):
             ours, theirs = (plain(getattr(each, field.name)) for each in (config, saved))
             if field.name not in _FREE and ours != theirs:
@@ -52,7 +59,7 @@ def reuse(folder: Path, config: Any, grid: Grid) -> list[tuple[str, str]]:
     """
     copied: list[tuple[str, str]] = []
     for source in map(Path, config.reuse):
-        theirs = _settings(source, config)
+        theirs = read_settings(source, "robustness", type(config)())
         wanted = [(task, model) for task in grid.tasks for model in grid.models]
         there = finished(source, grid, wanted)
         there = [
@@ -72,6 +79,13 @@ def reuse(folder: Path, config: Any, grid: Grid) -> list[tuple[str, str]]:
     return copied
 
 
+def check_not_itself(folder: Path, config: Any) -> None:
+    """Raises a ValueError where a run is to copy from its own folder, which --no-resume empties."""
+    for source in config.reuse:
+        if Path(source).resolve() == folder.resolve():
+            raise ValueError(f"--reuse {source}: that is the folder of this very run; leave it out")
+
+
 def finished(folder: Path, grid: Grid, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Those pairs of task and model whose every score stands in a run's results."""
     found = load(folder).scores
@@ -87,7 +101,9 @@ def _copy(source: Path, folder: Path, grid: Grid, pairs: Collection[tuple[str, s
         cell = Path("cells") / f"{task}-{model}"
         # Results that are published come without their parameters.
         if (source / cell).is_dir():
-            shutil.copytree(source / cell, folder / cell, dirs_exist_ok=True)
+            # Not into what a run that was broken off has left: checkpoints of two would mix.
+            shutil.rmtree(folder / cell, ignore_errors=True)
+            shutil.copytree(source / cell, folder / cell)
     add_provenance(folder, read_config(source).get("provenance", []))
     seeds = {str(seed) for seed in grid.seeds}
     rows = read_results(source)
@@ -95,17 +111,6 @@ def _copy(source: Path, folder: Path, grid: Grid, pairs: Collection[tuple[str, s
         folder,
         [row for row in rows if (row["task"], row["model"]) in pairs and row["seed"] in seeds],
     )
-
-
-def _settings(source: str | Path, config: Any) -> Any:
-    """The settings of a run; what it was too old to know has its default."""
-    document = read_config(source)
-    saved = document.get("config", {})
-    known = {field.name for field in dataclasses.fields(config)}
-    if document.get("experiment") != "robustness" or not set(saved) <= known:
-        raise ValueError(f"--reuse {source}: no run of this version's robustness experiment")
-    values = {name: tuple(v) if isinstance(v, list) else v for name, v in saved.items()}
-    return dataclasses.replace(type(config)(), **values)
 
 
 def _met(model: str, ball: float) -> Any:

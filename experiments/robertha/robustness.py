@@ -38,7 +38,7 @@ from experiments.robertha.models import (
 )
 from experiments.robertha.ranges import check_ranges
 from experiments.robertha.report import write_report
-from experiments.robertha.reuse import check_sources, finished, reuse
+from experiments.robertha.reuse import check_not_itself, check_sources, finished, reuse
 from experiments.robertha.table import show
 from experiments.rundir import open_run
 from hopfax.data import TaskData, TaskSpec, load_task, task
@@ -164,9 +164,11 @@ def run(config: Config) -> Path:
         hopfax.train.loop.DivergedError: Training diverged.
     """
     grid = checked_grid(config)
-    if not config.resume:
-        shutil.rmtree(_open(config, grid))
     folder = _open(config, grid)
+    check_not_itself(folder, config)
+    if not config.resume:
+        shutil.rmtree(folder)
+        folder = _open(config, grid)
     print(f"writing to {folder}", flush=True)
     for task_name, model in reuse(folder, config, grid):
         print(f"{task(task_name).title} {model}: copied", flush=True)

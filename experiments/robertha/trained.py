@@ -12,7 +12,7 @@ import optax
 
 from experiments.robertha import robustness
 from experiments.robertha.measurements import Grid, load
-from experiments.rundir import read_config, write_whole
+from experiments.rundir import read_config, read_settings, write_whole
 from hopfax.data import Example, TaskData, TaskSpec, bucketed, encode
 from hopfax.nn import Encoder, Functional, Params
 from hopfax.train.checkpoint import Checkpoints
@@ -58,17 +58,10 @@ def read_run(
         FileNotFoundError: There is no run in that folder.
         ValueError: It is of another experiment or version, or lacks a task or model.
     """
-    document, settings = read_config(folder), robustness.Config()
-    saved = document.get("config", {})
-    known = {field.name for field in dataclasses.fields(settings)}
-    if document.get("experiment") != "robustness" or not set(saved) <= known:
-        raise ValueError(
-            f"{folder} holds no run of this version's robustness experiment: train one, and "
-            "give its folder as --run runs/robustness/ID"
-        )
-    saved |= {} if data_dir is None else {"data_dir": data_dir}
-    saved = {name: tuple(v) if isinstance(v, list) else v for name, v in saved.items()}
-    settings, grid = dataclasses.replace(settings, **saved), load(folder).grid
+    settings = read_settings(folder, "robustness", robustness.Config())
+    if data_dir is not None:
+        settings = dataclasses.replace(settings, data_dir=data_dir)
+    grid = load(folder).grid
     chosen = {"task": (tasks, grid.tasks), "model": (models, grid.models)}
     for flag, (asked, there) in chosen.items():
         if asked is not None:

@@ -119,3 +119,23 @@ def test_adversarial_training_in_another_ball_is_another_model(source, tmp_path,
     capsys.readouterr()
     assert start(freelb, tmp_path / "other", "--ball", "0.01", models=("freelb",))[0] == 1
     assert "the same --ball" in capsys.readouterr().err
+
+
+def test_a_run_does_not_reuse_itself_and_loses_nothing(source, capsys):
+    before = (source / "results.csv").read_bytes()
+    line = [*SMALL, "--model", "tinybert", "--reuse", str(source), "--no-resume"]
+    assert main([*line, "--runs", str(source.parents[1])]) == 1
+    assert "this very run" in capsys.readouterr().err
+    assert (source / "results.csv").read_bytes() == before
+
+
+def test_what_a_broken_run_left_of_a_cell_goes_before_another_is_copied(source, tmp_path):
+    """Else early stopping's best of the two would lie side by side."""
+    assert start(source, tmp_path, models=("tinybert",))[0] == 0
+    (folder,) = tmp_path.glob("robustness/*")
+    (folder / "results.csv").unlink()
+    (folder / "cells" / "sentiment-tinybert" / "best" / "999").mkdir()
+    assert start(source, tmp_path, models=("tinybert",))[0] == 0
+    kept = {path.name for path in (folder / "cells" / "sentiment-tinybert" / "best").iterdir()}
+    theirs = {path.name for path in (source / "cells" / "sentiment-tinybert" / "best").iterdir()}
+    assert kept == theirs
