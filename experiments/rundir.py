@@ -149,8 +149,16 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         raise ValueError(f"{path}: not valid JSON ({error}); delete the file and rerun") from error
 
 
-def read_settings(folder: str | Path, experiment: str, default: Settings) -> Settings:
+def read_settings(
+    folder: str | Path, experiment: str, default: Settings, *, flag: str = "--run"
+) -> Settings:
     """The configuration of a run; what it was too old to know is as in `default`.
+
+    Args:
+        folder: `runs/NAME/ID`.
+        experiment: Its name on the command line.
+        default: Of its dataclass.
+        flag: By which the folder was given, for the error.
 
     Raises:
         FileNotFoundError: There is no run in that folder.
@@ -162,7 +170,7 @@ def read_settings(folder: str | Path, experiment: str, default: Settings) -> Set
     if document.get("experiment") != experiment or not set(saved) <= known:
         raise ValueError(
             f"{folder} holds no run of this version's {experiment} experiment: train one, and "
-            f"give its folder, runs/{experiment}/ID"
+            f"give its folder as {flag} runs/{experiment}/ID"
         )
     values = {name: tuple(v) if isinstance(v, list) else v for name, v in saved.items()}
     return dataclasses.replace(default, **values)

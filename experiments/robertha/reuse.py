@@ -30,7 +30,7 @@ def check_sources(config: Any) -> None:
         ValueError: It is of another experiment, or was run with other settings.
     """
     for source in config.reuse:
-        saved = read_settings(source, "robustness", type(config)())
+        saved = read_settings(source, "robustness", type(config)(), flag="--reuse")
         for field in dataclasses.fields(config):
             ours, theirs = (plain(getattr(each, field.name)) for each in (config, saved))
             if field.name not in _FREE and ours != theirs:
@@ -59,7 +59,7 @@ def reuse(folder: Path, config: Any, grid: Grid) -> list[tuple[str, str]]:
     """
     copied: list[tuple[str, str]] = []
     for source in map(Path, config.reuse):
-        theirs = read_settings(source, "robustness", type(config)())
+        theirs = read_settings(source, "robustness", type(config)(), flag="--reuse")
         wanted = [(task, model) for task in grid.tasks for model in grid.models]
         there = finished(source, grid, wanted)
         there = [

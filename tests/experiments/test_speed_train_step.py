@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from experiments.speed import train_step
-from experiments.speed.train_step import Entrant, cases, compare
+from experiments.speed.entrants import Entrant
+from experiments.speed.train_step import cases, compare
 
 
 class Clock:
