@@ -17,7 +17,6 @@ from hopfax.nn import (
     tinybert,
     with_precision,
 )
-from hopfax.nn.attention import Implementation
 from hopfax.nn.models import universal_bert
 from hopfax.train.adversarial import Ball, augmented, freelb, pgd
 from hopfax.train.objectives import Objective, classification
@@ -180,7 +179,6 @@ def trainable(
     dropout: float | None = None,
     ball: Ball = BALL,
     precision: Precision = "float32",
-    implementation: Implementation | None = None,
     variants: Mapping[str, Variant] = VARIANTS,
     **sizes: Any,
 ) -> Trainable:
@@ -200,7 +198,6 @@ def trainable(
             preset's).
         ball: Where FreeLB and PGD look for a perturbation.
         precision: What the blocks compute in, see `hopfax.nn.with_precision`.
-        implementation: Of Robertha's retrieval, see `hopfax.nn.HopfieldAttention`.
         variants: What the names stand for.
         **sizes: See `hopfax.nn.Encoder`.
 
@@ -225,7 +222,6 @@ def trainable(
         weight = options.pop("esr_weight", esr_weight)
         target = options.pop("esr_target", esr_target)
         iteration = {"beta": beta, "tol": tol, "max_steps": max_steps}
-        iteration |= {"implementation": implementation}
         model = robertha(*shape, details=details, **{**iteration, **options})
         esr = {
             "esr_weight": weight if variant.entropy else 0.0,

@@ -44,7 +44,6 @@ from experiments.rundir import open_run
 from hopfax.data import TaskData, TaskSpec, load_task, task
 from hopfax.hopfield import Entropy
 from hopfax.nn import Precision
-from hopfax.nn.attention import Implementation
 from hopfax.train.evaluate import Noise, check_noise
 from hopfax.train.placement import Placement, place_locally
 
@@ -233,8 +232,6 @@ def fill(
                 name,
                 spec,
                 vocab_size=rows.vocab_size,
-                # XLA cannot share a kernel out: each device would compute everybody's retrieval.
-                implementation="xla" if placement and placement.split == "batch" else None,
                 variants=variants,
             )
             run_cell(
@@ -300,7 +297,6 @@ def build(
     spec: TaskSpec,
     *,
     vocab_size: int,
-    implementation: Implementation | None = None,
     variants: Mapping[str, Variant] = VARIANTS,
 ) -> Trainable:
     """The model that a configuration and a task ask for, with its objective."""
@@ -317,7 +313,6 @@ def build(
         dropout=config.dropout,
         ball=ball_of(config.ball),
         precision=config.precision,
-        implementation=implementation,
         variants=variants,
         width=budget.width,
         ff_width=4 * budget.width,

@@ -77,7 +77,8 @@ def retrieve_head(
     The same as `hopfield.retrieve_scores` and a softmax over what it finds, with its stop rule
     (the first step, which leaves the query, is never the last unless `tol` is infinite), for all
     queries at once in a kernel for GPUs. A tile of them ends with its slowest. Use `jax.vmap` for
-    heads, texts and seeds. On several devices it wants `jax.shard_map`: XLA cannot split it.
+    heads, texts and seeds. On several devices it wants `jax.shard_map`, since XLA cannot cut it:
+    `hopfax.nn.groups.by_devices` does that.
 
     Args:
         query: Where the queries start, 1 to 512 of them.

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from hopfax import hopfield, kernels
 from hopfax.fixed_point import FixedPoint, Gradient, Stop, fixed_point
-from hopfax.nn.groups import by_groups
+from hopfax.nn.groups import by_devices, by_groups
 from hopfax.nn.linear import linear
 
 Scope = Literal["query", "batch"]
@@ -108,8 +108,9 @@ class HopfieldAttention(nnx.Module):
         implementation: `"pallas"`, the fused kernel of `hopfax.kernels` (off a GPU its slow
             interpreter), `"xla"`, or None: the kernel on a GPU where it can take the layer, and
             XLA elsewhere (what counts is jax's default device: on a GPU machine that computes on
-            its CPU, or whose GPUs share a program, ask for XLA). It iterates implicitly and query
-            by query, at most 512 tokens in heads of width at most 128, in float32 or bfloat16.
+            its CPU, ask for XLA). It iterates implicitly and query by query, at most 512 tokens in
+            heads of width at most 128, in float32 or bfloat16. Devices that share a batch each
+            run it on their texts, if their mesh is in context: `hopfax.nn.groups.by_devices`.
         rngs: Source of the initial parameters.
 
     Raises:
@@ -236,7 +237,8 @@ class HopfieldAttention(nnx.Module):
             )
 
         heads = jax.vmap(one, in_axes=(0, 0, 0, None, None))
-        mixed, found = jax.vmap(heads)(query, key, value, key_mask, self._tol(mask))
+        texts = jax.vmap(heads)
+        mixed, found = by_devices(texts, query, key, value, key_mask, self._tol(mask))
         return mixed, found._replace(value=())
 
     def _retrieve_by_xla(

@@ -1,10 +1,12 @@
-"""A layer's work cut into groups of texts that stay in a processor's cache."""
+"""A layer's work cut into groups of texts: those of a cache, or those of a device."""
 
+import math
 import os
 from collections.abc import Callable
 from typing import TypeVar
 
 import jax
+from jax.sharding import PartitionSpec
 from jaxtyping import PyTree
 
 Result = TypeVar("Result")
@@ -42,6 +44,34 @@ def by_groups(
     cut = jax.tree.map(lambda x: x.reshape(texts // size, size, *x.shape[1:]), arrays)
     found = jax.lax.map(lambda group: fn(*group), cut)
     return jax.tree.map(lambda x: x.reshape(texts, *x.shape[2:]), found)
+
+
+def by_devices(fn: Callable[..., Result], *arrays: PyTree) -> Result:
+    """Calls `fn` on each device's share of the texts, in a program that several devices run.
+
+    What XLA computes it shares out by itself. A kernel it cannot cut: every device would run it
+    on all texts.
+
+    Args:
+        fn: A function of arrays with a leading axis of texts, which treats each by itself.
+        *arrays: Trees of arrays with that axis.
+
+    Returns:
+        What `fn` returns, the same whether cut or not. It is cut where a mesh is in context (as in
+        a `hopfax.train.placement.Placement` that splits batches, or a program traced inside of
+        `jax.sharding.use_abstract_mesh`) and the texts divide among the devices of those of its
+        axes that XLA manages.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = mesh.auto_axes
+    devices = math.prod(mesh.shape[axis] for axis in axes)
+    texts = jax.tree.leaves(arrays)[0].shape[0]
+    if devices == 1 or texts % devices:
+        return fn(*arrays)
+    lies = PartitionSpec(axes)
+    # Its check has no rule for kernels.
+    cut = jax.shard_map(fn, in_specs=lies, out_specs=lies, axis_names=set(axes), check_vma=False)
+    return cut(*arrays)
 
 
 def group_size(texts: int, *, elements: int, cores: int | None = None) -> int:

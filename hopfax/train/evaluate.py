@@ -153,8 +153,11 @@ def make_predictor(model: Functional[Encoder], *, placement: Placement | None = 
             params, batch, draws, at_token, level, relative
         )
 
-    if placement is None or placement.split == "batch":
+    if placement is None:
         return jax.jit(all_seeds)
+    if placement.split == "batch":
+        # No word on where rows lie: those that do not divide lie everywhere.
+        return jax.jit(placement.in_mesh(all_seeds))
     seeds, shared = placement.states, [placement.everywhere] * 6
     return placement.compiled(all_seeds, (seeds, *shared), (seeds, seeds))
 

@@ -4,6 +4,7 @@ The program is that of one device. Seeds have nothing to say to each other: each
 its own. A batch XLA splits, after where its arrays lie.
 """
 
+import functools
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -63,8 +64,7 @@ class Placement(NamedTuple):
     ) -> Callable[..., Any]:
         """Compiles a program whose arguments and results lie as named.
 
-        With seeds split, each device runs `fn` on its own seeds, kernels included; a kernel in a
-        split batch would be computed whole by every device, since XLA cannot share it out.
+        With seeds split, each device runs `fn` on its own seeds; with batches split, see `in_mesh`.
 
         Args:
             fn: The program of one device, of any number of seeds.
@@ -81,7 +81,22 @@ class Placement(NamedTuple):
                 # Its check has no rule for kernels.
                 check_vma=False,
             )
+        else:
+            fn = self.in_mesh(fn)
         return jax.jit(fn, in_shardings=tuple(inputs), out_shardings=tuple(outputs), **options)
+
+    def in_mesh(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """`fn`, traced where kernels see the mesh, which they share their texts out over.
+
+        XLA shares out the rest after where the arguments lie; it cannot cut a kernel.
+        """
+
+        @functools.wraps(fn)
+        def traced(*args: Any) -> Any:
+            with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
+                return fn(*args)
+
+        return traced
 
     def batch_rows(self, count: int) -> int:
         """Rounds rows of a call up to what the devices can share out."""

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from hopfax.nn import HopfieldAttention, groups
 from hopfax.nn.functional import functional
@@ -34,6 +35,42 @@ def test_trees_come_back_as_they_went(texts):
     jax.tree.map(np.testing.assert_array_equal, cut, whole)
     assert seen[0] == ((1, 2) if texts else (0, 2))
     assert seen[-1] == (texts, 2)
+
+
+def test_each_device_of_a_mesh_calls_on_its_own_texts():
+    seen = []
+
+    def fn(x):
+        seen.append(x.shape)
+        return {"doubled": 2 * x}
+
+    def shapes(count, *axes):
+        """What `fn` is called on in a mesh of such axes, (size, who manages it), and returns."""
+        names = tuple("abc"[: len(axes)])
+        sizes, types = zip(*axes, strict=True)
+        mesh = AbstractMesh(sizes, names, axis_types=types)
+        with jax.sharding.use_abstract_mesh(mesh):
+            texts = jax.ShapeDtypeStruct((count, 2), jnp.float32)
+            found = jax.eval_shape(partial(groups.by_devices, fn), texts)
+        return seen.pop(), found["doubled"].shape
+
+    auto, explicit = AxisType.Auto, AxisType.Explicit
+    assert shapes(6, (2, auto)) == ((3, 2), (6, 2))
+    assert shapes(12, (2, auto), (3, auto)) == ((2, 2), (12, 2))
+    assert shapes(6, (2, auto), (3, explicit)) == ((3, 2), (6, 2)), "the others are not XLA's"
+    assert shapes(5, (2, auto)) == shapes(5, (1, auto)) == ((5, 2), (5, 2)), "all on each"
+
+    # Inside of a program of one device, such as that of its own seeds.
+    mesh = jax.make_mesh((1,), ("a",), axis_types=(auto,))
+    lies = PartitionSpec()
+    jax.jit(
+        jax.shard_map(partial(groups.by_devices, fn), mesh=mesh, in_specs=lies, out_specs=lies)
+    )(jnp.ones((4, 2)))
+    assert seen.pop() == (4, 2)
+
+    x = jnp.arange(8.0).reshape(4, 2)
+    assert jnp.array_equal(groups.by_devices(fn, x)["doubled"], 2 * x)
+    assert seen.pop() == (4, 2) and not seen
 
 
 @pytest.mark.parametrize("gradient", ["implicit", "unrolled"])

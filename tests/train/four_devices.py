@@ -102,10 +102,12 @@ def main(folder):
     results = {}
     for name, way in ways.items():
         results[name] = found(folder / name, train(folder / name, way), way)
-    # XLA cannot share a kernel out: with seeds split each device runs it on its own.
-    seeds = ways["seeds"]
-    fitted = train(folder / "fused", seeds, model=FUSED)
-    results["seeds fused"] = found(folder / "fused", fitted, seeds, FUSED)
+    # XLA cannot share a kernel out: each device runs it on its own seeds, or on its own texts.
+    for name in ("seeds", "batch"):
+        fused = folder / f"{name}-fused"
+        results[f"{name} fused"] = found(
+            fused, train(fused, ways[name], model=FUSED), ways[name], FUSED
+        )
     # Begun on four, broken off, and continued on one, on four and on two.
     with contextlib.suppress(Killed):
         train(folder / "cut", ways["seeds"], killed=True)

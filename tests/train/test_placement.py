@@ -16,7 +16,7 @@ from hopfax.train.placement import _divides, place, place_locally
 
 HERE = Path(__file__).parent
 CONTINUED = ("one continued", "seeds continued", "batch continued")
-RUNS = ("one", "seeds", "batch", "seeds fused", *CONTINUED)
+RUNS = ("one", "seeds", "batch", "seeds fused", "batch fused", *CONTINUED)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,9 @@ def test_the_devices_share_the_work(runs):
     held = {name: (set(runs[name]["devices"]), set(runs[name]["seeds_held"])) for name in RUNS}
     assert held["one"] == held["one continued"] == ({1}, {4})
     assert held["seeds"] == held["seeds continued"] == held["seeds fused"] == ({4}, {1})
-    assert held["batch"] == held["batch continued"] == ({2}, {4}), "all seeds on both"
+    assert held["batch"] == held["batch continued"] == held["batch fused"] == ({2}, {4}), (
+        "all seeds on both"
+    )
 
 
 @pytest.mark.parametrize(
