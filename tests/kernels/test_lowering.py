@@ -17,13 +17,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is dep
 
 @pytest.fixture
 def lowered():
-    """`lowered(fn, *shapes)` is the program that `fn` becomes for CUDA."""
+    """`lowered(fn, *shapes)` is the program that `fn` becomes for CUDA, on one device or more."""
     device = jax.sharding.AbstractDevice(
         device_kind="NVIDIA H100 80GB HBM3", num_cores=None, platform="gpu"
     )
-    mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
 
-    def lowered(fn, *shapes):
+    def lowered(fn, *shapes, devices=1):
+        axes = {"axis_sizes": (), "axis_names": (), "axis_types": ()}
+        if devices > 1:
+            axes = {"axis_sizes": (devices,), "axis_names": ("devices",)}
+            axes |= {"axis_types": (jax.sharding.AxisType.Auto,)}
+        mesh = jax.sharding.AbstractMesh(**axes, abstract_device=device)
         # Newer versions of jax want to know the device, older ones guess.
         with jax.sharding.use_abstract_mesh(mesh):
             traced = jax.jit(fn).trace(*shapes)
@@ -65,7 +69,10 @@ def test_products_keep_the_precision_of_float32():
     assert kernel(jnp.bfloat16).count("dot_general") == 12
 
 
-def test_training_steps_of_several_seeds_take_the_kernel_by_themselves(lowered, monkeypatch):
+@pytest.mark.parametrize("devices", [1, 2])
+def test_training_steps_of_several_seeds_take_the_kernel_by_themselves(
+    lowered, monkeypatch, devices
+):
     monkeypatch.setattr(kernels, "available", lambda: True)
     monkeypatch.setattr(kernels.retrieval, "_on_gpu", lambda: True)
     model = nn.robertha(50, 2, width=16, num_layers=2, ff_width=16, max_length=16)
@@ -76,6 +83,8 @@ def test_training_steps_of_several_seeds_take_the_kernel_by_themselves(lowered, 
     def loss(params, ids, key):
         return jnp.sum(model.bind(params)(ids, ids > 0, key=key).logits ** 2)
 
-    text = lowered(jax.vmap(jax.grad(loss)), params, ids, keys)
+    text = lowered(jax.vmap(jax.grad(loss)), params, ids, keys, devices=devices)
     assert text.count("triton") == 2, "search and adjoint, which both layers call"
     assert "stablehlo.while" not in text
+    texts = ids.shape[1] // devices
+    assert f"tensor<2x{texts}x2x16x" in text, "seeds, a device's own texts, heads, tokens"
