@@ -34,11 +34,11 @@ def arrays(batch: int, tokens: int, width: int) -> tuple[np.ndarray, np.ndarray,
 def flops(name: str, *, batch: int, tokens: int, width: int, steps: int) -> float:
     """Additions and multiplications of the products, of a forward pass as the program does it.
 
-    XLA iterates scores, by one product of n x n with n x n an update, the others states, by two of
-    n x n with n x d.
+    By XLA short texts iterate scores, by one product of n x n with n x n an update; long ones, and
+    the other programs, states, by two of n x n with n x d.
     """
     product = 2.0 * batch * HEADS * tokens**2
-    if name == "hopfax XLA" and steps:
+    if name == "hopfax XLA" and steps and tokens < 2 * width:
         return product * (3 * width + steps * tokens)
     return product * 2 * width * (steps + 1)
 

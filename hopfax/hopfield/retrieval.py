@@ -247,6 +247,8 @@ def _walk(params: tuple[Array, Array, Mask], start: Array, *, num_steps: int) ->
 
 
 def _scores(state: Array, patterns: Array, beta: Array, mask: Mask) -> Array:
-    scores = beta * (patterns @ state)
+    # In this order the scores of many states, by vmap, lie a state a row: what softmax and the next
+    # product read. On a CPU that is worth a third of the iteration.
+    scores = beta * (state @ patterns.T)
     # Finite, so that a fully padded set gives equal weights to zeros instead of nan.
     return scores if mask is None else jnp.where(mask, scores, jnp.finfo(scores.dtype).min)

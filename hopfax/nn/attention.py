@@ -244,22 +244,23 @@ class HopfieldAttention(nnx.Module):
     def _retrieve_by_xla(
         self, query: Heads, key: Heads, value: Heads, key_mask: Mask, mask: Mask
     ) -> tuple[Heads, FixedPoint]:
-        scores = _products(query, key)
-        counts = query.shape[:-1]
+        counts, (tokens, width) = query.shape[:-1], query.shape[-2:]
         if self.max_steps == 0:
-            found = FixedPoint(
-                scores, jnp.zeros(counts, jnp.int32), jnp.zeros(counts), jnp.ones(counts, bool)
-            )
-        elif self.scope == "query":
-            found = self._retrieve_each(scores, key, key_mask, mask)
-        else:
+            scores, still = _products(query, key), jnp.ones(counts, bool)
+            found = FixedPoint(scores, jnp.zeros(counts, jnp.int32), jnp.zeros(counts), still)
+        elif self.scope == "batch":
             found = self._retrieve_together(query, key, key_mask)
+        elif tokens < 2 * width:
+            # A step costs a query the square of the tokens; from its state twice tokens x width.
+            found = self._retrieve_scores(query, key, key_mask, mask)
+        else:
+            found = self._retrieve_states(query, key, key_mask, mask)
         visible = key_mask[:, None, None, :]
         mixed = _read_out(found.value, value, beta=self.beta, visible=visible)
         return mixed, found._replace(value=())
 
-    def _retrieve_each(self, scores: Scores, key: Heads, key_mask: Mask, mask: Mask) -> FixedPoint:
-        gram = _products(key, key)
+    def _retrieve_scores(self, query: Heads, key: Heads, key_mask: Mask, mask: Mask) -> FixedPoint:
+        scores, gram = _products(query, key), _products(key, key)
 
         def one(scores: Array, gram: Array, key_mask: Array, tol: Array) -> FixedPoint:
             return hopfield.retrieve_scores(
@@ -276,6 +277,27 @@ class HopfieldAttention(nnx.Module):
         tokens = jax.vmap(one, in_axes=(0, None, None, 0))
         heads = jax.vmap(tokens, in_axes=(0, 0, None, None))
         return jax.vmap(heads)(scores, gram, key_mask, self._tol(mask))
+
+    def _retrieve_states(self, query: Heads, key: Heads, key_mask: Mask, mask: Mask) -> FixedPoint:
+        # In bfloat16 no change would ever be as small as the tolerance.
+        query, key = (part.astype(_wide(part)) for part in (query, key))
+
+        def one(query: Array, key: Array, key_mask: Array, tol: Array) -> FixedPoint:
+            return hopfield.retrieve(
+                query,
+                key,
+                beta=self.beta,
+                mask=key_mask,
+                tol=tol,
+                max_steps=self.max_steps,
+                gradient=self.gradient,
+                stop=self.stop,
+            )
+
+        tokens = jax.vmap(one, in_axes=(0, None, None, 0))
+        heads = jax.vmap(tokens, in_axes=(0, 0, None, None))
+        found = jax.vmap(heads)(query, key, key_mask, self._tol(mask))
+        return found._replace(value=_products(found.value, key))
 
     def _retrieve_together(self, query: Heads, key: Heads, key_mask: Mask) -> FixedPoint:
         # In bfloat16 no change would ever be as small as the tolerance.

@@ -34,9 +34,9 @@ def tiny(monkeypatch):
     forward.fresh.cache_clear()
 
 
-@pytest.mark.parametrize("steps", [0, 3])
-def test_the_retrievals_agree(steps):
-    given = programs.arrays(2, 5, 8)
+@pytest.mark.parametrize(("steps", "tokens"), [(0, 5), (3, 5), (3, 17)])
+def test_the_retrievals_agree(steps, tokens):
+    given = programs.arrays(2, tokens, 8)
     query, key, value = (array.astype(float) for array in given)
 
     def read(state, value):
@@ -72,6 +72,10 @@ def test_operations_are_those_of_the_products():
     # Scores of queries and of keys once, then scores alone, then the read-out.
     assert programs.flops("hopfax XLA", **shape, steps=4) == 2 * score + 4 * scores + mix
     assert programs.flops("hopfax XLA", **shape, steps=0) == score + mix
+    long = shape | {"tokens": 10}
+    assert programs.flops("hopfax XLA", **long, steps=4) == programs.flops(
+        "PyTorch fused", **long, steps=4
+    )
 
 
 def test_programs_that_disagree_are_named():

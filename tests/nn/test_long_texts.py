@@ -1,0 +1,94 @@
+"""Texts of twice as many tokens as a head is wide iterate states, shorter ones their scores."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hopfax.nn import HopfieldAttention, functional
+
+WIDTH, HEADS, BETA = 6, 2, 4.0
+LENGTHS = np.array([7, 4, 1, 0])
+
+
+@pytest.fixture
+def x(rng):
+    return rng.normal(size=(len(LENGTHS), 7, WIDTH))
+
+
+def run(layer, params, x, *, mask=None):
+    """What a layer returns, and the gradients of its real outputs."""
+    mask = np.arange(x.shape[1]) < LENGTHS[:, None] if mask is None else mask
+    weights = jnp.cos(jnp.arange(x.size).reshape(x.shape))
+
+    def total(params, x):
+        found = layer.bind(params)(x, mask)
+        return jnp.sum(jnp.where(mask[..., None], weights * found.values, 0)), found
+
+    (_, found), slopes = jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))(params, x)
+    return found, slopes
+
+
+def layer_of(**options):
+    options = {"beta": BETA, "num_heads": HEADS, "implementation": "xla"} | options
+    return functional(lambda rngs: HopfieldAttention(WIDTH, rngs=rngs, **options))
+
+
+def by_scores(self, *arrays):
+    return HopfieldAttention._retrieve_scores(self, *arrays)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tol": 1e-10, "max_steps": 400},
+        {"gradient": "unrolled", "stop": "absolute", "max_steps": 12},
+        {"mask_keys": False, "tol": 1e-10, "max_steps": 400},
+    ],
+    ids=str,
+)
+def test_states_and_scores_come_to_the_same(x64, monkeypatch, x, redraw, options):
+    layer = layer_of(**options)
+    params = redraw(layer, dtype=np.float64)
+    states, slopes = run(layer, params, x)
+    monkeypatch.setattr(HopfieldAttention, "_retrieve_states", by_scores)
+    scores, others = run(layer, params, x)
+    np.testing.assert_allclose(states.values, scores.values, rtol=1e-8, atol=1e-10)
+    np.testing.assert_array_equal(states.num_steps, scores.num_steps)
+    np.testing.assert_array_equal(states.converged, scores.converged)
+    assert len(np.unique(states.num_steps)) > 3
+    for one, other in zip(jax.tree.leaves(slopes), jax.tree.leaves(others), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-7 * max(np.abs(other).max(), 1))
+    assert np.abs(slopes[0]["key"]["kernel"]).max() > 1e-2
+
+
+def test_in_bfloat16_states_are_kept_in_float32(monkeypatch, x, redraw):
+    layer = layer_of(max_steps=200)
+    params = redraw(layer, dtype=jnp.bfloat16)
+    x = jnp.asarray(x, jnp.bfloat16)
+    states, slopes = run(layer, params, x)
+    monkeypatch.setattr(HopfieldAttention, "_retrieve_states", by_scores)
+    scores, others = run(layer, params, x)
+    assert states.values.dtype == slopes[1].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(states.num_steps, scores.num_steps)
+    assert states.converged.all(), "8 bits never change by as little as 1e-4"
+    for one, other in ((states.values, scores.values), (slopes[1], others[1])):
+        one, other = (np.asarray(part, np.float32) for part in (one, other))
+        np.testing.assert_allclose(one, other, atol=0.02 * np.abs(other).max())
+
+
+@pytest.mark.parametrize("tokens", [5, 6])
+def test_twice_the_width_of_a_head_decides(monkeypatch, x, tokens):
+    seen = []
+    for name in ("_retrieve_scores", "_retrieve_states"):
+        real = getattr(HopfieldAttention, name)
+
+        def spy(self, *arrays, real=real, name=name):
+            seen.append(name)
+            return real(self, *arrays)
+
+        monkeypatch.setattr(HopfieldAttention, name, spy)
+    layer = layer_of()
+    params = layer.init(jax.random.key(0))
+    layer.bind(params)(x[:, :tokens], np.ones((len(x), tokens), bool))
+    assert set(seen) == {"_retrieve_scores" if tokens < 6 else "_retrieve_states"}
