@@ -1,8 +1,8 @@
 """Retrieval seen from the patterns: the same iteration on scores instead of states.
 
 Between two updates a state is a mean of patterns, and all that an update asks of it are its inner
-products with them. Iterating those costs n^2 a step instead of 2nd, and the last ones are what
-attention reads its values out with.
+products with them. Iterating those costs n^2 a step instead of 2nd, less for fewer than 2d
+patterns, and the last ones are what attention reads its values out with.
 """
 
 from typing import NamedTuple

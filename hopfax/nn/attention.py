@@ -1,7 +1,7 @@
 """Self-attention layers: softmax, and Hopfield attention that iterates its queries first."""
 
 import warnings
-from functools import cache
+from functools import cache, partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from hopfax import hopfield, kernels
-from hopfax.fixed_point import FixedPoint, Gradient, Stop, fixed_point
+from hopfax.fixed_point import FixedPoint, Gradient, Stop, change_size, fixed_point
 from hopfax.nn.groups import by_devices, by_groups
 from hopfax.nn.linear import linear
 
@@ -110,7 +110,9 @@ class HopfieldAttention(nnx.Module):
             XLA elsewhere (what counts is jax's default device: on a GPU machine that computes on
             its CPU, ask for XLA). It iterates implicitly and query by query, at most 512 tokens in
             heads of width at most 128, in float32 or bfloat16. Devices that share a batch each
-            run it on their texts, if their mesh is in context: `hopfax.nn.groups.by_devices`.
+            run it on their texts, if their mesh is in context: `hopfax.nn.groups.by_devices`. XLA
+            iterates a text's scores, or its states from twice the head width tokens on, whichever
+            is less work; the rule of stopping is one.
         rngs: Source of the initial parameters.
 
     Raises:
@@ -282,16 +284,19 @@ class HopfieldAttention(nnx.Module):
         # In bfloat16 no change would ever be as small as the tolerance.
         query, key = (part.astype(_wide(part)) for part in (query, key))
 
+        # The rule of scores and of the kernel: how long a text is must not change when it stops.
+        stop = partial(_size_past_query, self.stop)
+
         def one(query: Array, key: Array, key_mask: Array, tol: Array) -> FixedPoint:
-            return hopfield.retrieve(
+            return fixed_point(
+                _update_one,
+                (key, jnp.asarray(self.beta, key.dtype), key_mask),
                 query,
-                key,
-                beta=self.beta,
-                mask=key_mask,
                 tol=tol,
                 max_steps=self.max_steps,
                 gradient=self.gradient,
-                stop=self.stop,
+                stop=stop,
+                has_aux=True,
             )
 
         tokens = jax.vmap(one, in_axes=(0, None, None, 0))
@@ -322,6 +327,18 @@ class HopfieldAttention(nnx.Module):
 @cache  # one warning, however often it is traced
 def _warn_of(limit: str) -> None:
     warnings.warn(f"the fused retrieval takes {limit}: XLA does it instead", stacklevel=2)
+
+
+def _update_one(params: tuple[Array, Array, Array], state: Array) -> tuple[Array, Array]:
+    """An update, and beside it that this is no longer the query: beside that one stands False."""
+    key, beta, mask = params
+    return hopfield.update(state, key, beta=beta, mask=mask), jnp.ones((), bool)
+
+
+def _size_past_query(stop: Stop, new: tuple[Array, Array], old: tuple[Array, Array]) -> Array:
+    size = change_size(new[0], old[0], stop)
+    # A query need not be a mean of keys: leaving it is a change beyond measure.
+    return jnp.where(old[1] | ~jnp.isfinite(size), size, jnp.finfo(size.dtype).max)
 
 
 def _update_all(params: tuple[Heads, Array, Mask], query: Heads) -> Heads:

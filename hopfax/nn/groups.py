@@ -57,16 +57,17 @@ def by_devices(fn: Callable[..., Result], *arrays: PyTree) -> Result:
         *arrays: Trees of arrays with that axis.
 
     Returns:
-        What `fn` returns, the same whether cut or not. It is cut where a mesh is in context (as in
-        a `hopfax.train.placement.Placement` that splits batches, or a program traced inside of
-        `jax.sharding.use_abstract_mesh`) and the texts divide among the devices of those of its
-        axes that XLA manages.
+        What `fn` returns, the same whether cut or not. It is cut in a program that is compiled with
+        a mesh in context (by a `hopfax.train.placement.Placement` that splits batches, or your own
+        `jax.set_mesh`, arrays lying on it): among the devices of its leading axes, of those that
+        XLA manages, as far as the texts divide among them. Explicit axes must not cut the texts.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    axes = mesh.auto_axes
-    devices = math.prod(mesh.shape[axis] for axis in axes)
-    texts = jax.tree.leaves(arrays)[0].shape[0]
-    if devices == 1 or texts % devices:
+    axes = tuple(axis for axis in mesh.auto_axes if mesh.shape[axis] > 1)
+    texts = jax.tree.leaves(arrays)[0]
+    while axes and len(texts) % math.prod(mesh.shape[axis] for axis in axes):
+        axes = axes[:-1]
+    if not axes or not isinstance(texts, jax.core.Tracer):
         return fn(*arrays)
     lies = PartitionSpec(axes)
     # Its check has no rule for kernels.

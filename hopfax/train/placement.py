@@ -1,7 +1,7 @@
 """Where a run's arrays lie when it has several devices: which axis they share out among them.
 
 The program is that of one device. Seeds have nothing to say to each other: each device runs it on
-its own. A batch XLA splits, after where its arrays lie.
+its own. A batch XLA splits, after where its arrays lie, and kernels by `Placement.in_mesh`.
 """
 
 import functools

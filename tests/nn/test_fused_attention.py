@@ -51,6 +51,7 @@ def evaluated(layer, params, x):
         {},
         {"stop": "absolute", "query_projection": False, "output_projection": False},
         {"mask_keys": False, "num_heads": 3},
+        {"num_heads": 3, "query_projection": False},  # heads of 2: XLA iterates states
     ],
     ids=str,
 )

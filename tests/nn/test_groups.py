@@ -58,6 +58,7 @@ def test_each_device_of_a_mesh_calls_on_its_own_texts():
     assert shapes(6, (2, auto)) == ((3, 2), (6, 2))
     assert shapes(12, (2, auto), (3, auto)) == ((2, 2), (12, 2))
     assert shapes(6, (2, auto), (3, explicit)) == ((3, 2), (6, 2)), "the others are not XLA's"
+    assert shapes(4, (2, auto), (3, auto)) == ((2, 2), (4, 2)), "as far as they divide"
     assert shapes(5, (2, auto)) == shapes(5, (1, auto)) == ((5, 2), (5, 2)), "all on each"
 
     # Inside of a program of one device, such as that of its own seeds.

@@ -77,6 +77,24 @@ def test_in_bfloat16_states_are_kept_in_float32(monkeypatch, x, redraw):
         np.testing.assert_allclose(one, other, atol=0.02 * np.abs(other).max())
 
 
+@pytest.mark.parametrize("implementation", ["xla", "pallas"])
+@pytest.mark.parametrize("level", [0.0, 1.0])
+def test_padding_to_twice_the_width_moves_no_stop(x, redraw, level, implementation):
+    layer = layer_of(num_heads=1, beta=2.0, tol=0.5, implementation=implementation)
+    params = redraw(layer)
+    short = jnp.asarray(level * np.tile(x, (2, 2, 1))[:, : 2 * WIDTH - 1], jnp.float32)
+    padded = jnp.pad(short, ((0, 0), (0, 1), (0, 0)))
+    real = np.arange(2 * WIDTH) < np.repeat([11, 6], len(x))[:, None]
+    wanted, _ = run(layer_of(num_heads=1, beta=2.0, tol=0.5), params, short, mask=real[:, :-1])
+    found, _ = run(layer, params, padded, mask=real)
+    np.testing.assert_allclose(
+        np.asarray(found.values)[real], np.asarray(wanted.values)[real[:, :-1]], atol=1e-4
+    )
+    counts = np.swapaxes(found.num_steps, 1, 2)[real], np.swapaxes(wanted.num_steps, 1, 2)
+    np.testing.assert_array_equal(counts[0], counts[1][real[:, :-1]])
+    assert counts[0].min() == 2, "leaving the query is never the last step"
+
+
 @pytest.mark.parametrize("tokens", [5, 6])
 def test_twice_the_width_of_a_head_decides(monkeypatch, x, tokens):
     seen = []
