@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import jax
+from jax.core import Tracer
 from jax.sharding import PartitionSpec
 from jaxtyping import PyTree
 
@@ -67,7 +68,7 @@ def by_devices(fn: Callable[..., Result], *arrays: PyTree) -> Result:
     texts = jax.tree.leaves(arrays)[0]
     while axes and len(texts) % math.prod(mesh.shape[axis] for axis in axes):
         axes = axes[:-1]
-    if not axes or not isinstance(texts, jax.core.Tracer):
+    if not axes or not isinstance(texts, Tracer):
         return fn(*arrays)
     lies = PartitionSpec(axes)
     # Its check has no rule for kernels.
