@@ -138,11 +138,10 @@ def _start(fn: Callable[[PyTree], tuple[PyTree, PyTree]], init: PyTree) -> _Loop
 def _measure(stop: Stop | Measure, has_aux: bool, new: PyTree, old: PyTree) -> Array:
     if callable(stop):
         return stop(new, old) if has_aux else stop(new[0], old[0])
-    return change_size(new[0], old[0], stop)
+    return _change(new[0], old[0], stop)
 
 
-def change_size(new: PyTree, old: PyTree, stop: Stop) -> Float[Array, ""]:
-    """Size of a step from `old` to `new`, trees of arrays, as that rule of stopping takes it."""
+def _change(new: PyTree, old: PyTree, stop: Stop) -> Array:
     # Unit scale, as in the adjoint: the squares of a state of 1e-25 would vanish.
     size = jnp.max(jnp.stack([jnp.max(jnp.abs(x), initial=0) for x in jax.tree.leaves((new, old))]))
     size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)

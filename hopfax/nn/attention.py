@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from hopfax import hopfield, kernels
-from hopfax.fixed_point import FixedPoint, Gradient, Stop, change_size, fixed_point
+from hopfax.fixed_point import FixedPoint, Gradient, Stop, fixed_point
 from hopfax.nn.groups import by_devices, by_groups
 from hopfax.nn.linear import linear
 
@@ -202,8 +202,12 @@ class HopfieldAttention(nnx.Module):
         if self.scope == "batch":
             # One norm decides for all texts: they stay together.
             return self._retrieve_by_xla(*arrays)
-        _, heads, tokens, _ = key.shape
-        return by_groups(self._retrieve_by_xla, *arrays, elements=heads * tokens**2)
+        _, heads, tokens, width = key.shape
+        elements = heads * tokens**2
+        if _iterates_states(tokens, width):
+            # Of arrays of that size it works on a quarter as many at once.
+            elements = max(1, elements // 4)
+        return by_groups(self._retrieve_by_xla, *arrays, elements=elements)
 
     def _fuses(self, query: Heads, key: Heads, value: Heads) -> bool:
         """Whether the kernel does it."""
@@ -246,17 +250,16 @@ class HopfieldAttention(nnx.Module):
     def _retrieve_by_xla(
         self, query: Heads, key: Heads, value: Heads, key_mask: Mask, mask: Mask
     ) -> tuple[Heads, FixedPoint]:
-        counts, (tokens, width) = query.shape[:-1], query.shape[-2:]
+        counts = query.shape[:-1]
         if self.max_steps == 0:
             scores, still = _products(query, key), jnp.ones(counts, bool)
             found = FixedPoint(scores, jnp.zeros(counts, jnp.int32), jnp.zeros(counts), still)
         elif self.scope == "batch":
             found = self._retrieve_together(query, key, key_mask)
-        elif tokens < 2 * width:
-            # A step costs a query the square of the tokens; from its state twice tokens x width.
-            found = self._retrieve_scores(query, key, key_mask, mask)
-        else:
+        elif _iterates_states(*key.shape[-2:]):
             found = self._retrieve_states(query, key, key_mask, mask)
+        else:
+            found = self._retrieve_scores(query, key, key_mask, mask)
         visible = key_mask[:, None, None, :]
         mixed = _read_out(found.value, value, beta=self.beta, visible=visible)
         return mixed, found._replace(value=())
@@ -329,6 +332,11 @@ def _warn_of(limit: str) -> None:
     warnings.warn(f"the fused retrieval takes {limit}: XLA does it instead", stacklevel=2)
 
 
+def _iterates_states(tokens: int, width: int) -> bool:
+    """Whether that is less work for a text: a step of a query is 2 tokens x width, or tokens^2."""
+    return tokens >= 2 * width
+
+
 def _update_one(params: tuple[Array, Array, Array], state: Array) -> tuple[Array, Array]:
     """An update, and beside it that this is no longer the query: beside that one stands False."""
     key, beta, mask = params
@@ -336,9 +344,13 @@ def _update_one(params: tuple[Array, Array, Array], state: Array) -> tuple[Array
 
 
 def _size_past_query(stop: Stop, new: tuple[Array, Array], old: tuple[Array, Array]) -> Array:
-    size = change_size(new[0], old[0], stop)
+    change = size = jnp.sqrt(jnp.sum(jnp.square(new[0] - old[0])))
+    limits = jnp.finfo(change.dtype)
+    if stop == "relative":
+        norm = jnp.sqrt(jnp.sum(jnp.square(old[0])))
+        size = jnp.minimum(change / jnp.maximum(norm, limits.tiny), limits.max)
     # A query need not be a mean of keys: leaving it is a change beyond measure.
-    return jnp.where(old[1] | ~jnp.isfinite(size), size, jnp.finfo(size.dtype).max)
+    return jnp.where(jnp.isfinite(change), jnp.where(old[1], size, limits.max), change)
 
 
 def _update_all(params: tuple[Heads, Array, Mask], query: Heads) -> Heads:

@@ -29,7 +29,8 @@ def by_groups(
     Args:
         fn: A function of arrays with a leading axis of texts, which treats each by itself.
         *arrays: Trees of arrays with that axis.
-        elements: Size of the largest array that `fn` makes of one text.
+        elements: Size of the largest array that `fn` makes of one text, if it works on several of
+            that size at once; less if on fewer.
         on_cpu: Whether to cut; None does so where jax's default backend is the CPU, and it has one
             device: texts shared out among several must not be gathered again.
 
