@@ -1,7 +1,7 @@
 """Retrieval of attention heads, forward and gradient, and its latency over single-pass attention.
 
     python -m experiments.speed.retrieval                  # small grid, 3 minutes on 2 idle cores
-    python -m experiments.speed.retrieval --budget full    # for a GPU; again after its time is up
+    python -m experiments.speed.retrieval --budget full    # half an hour, in parts of --minutes
 
 Targets: on a GPU at most 1.15 times single-pass attention at T = 5 and 1.5 times at T = 50 adaptive
 (paper, Table 4: 1.25 at T = 5). Finished cells are kept in the folder of results, and the same line
