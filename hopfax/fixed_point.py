@@ -107,6 +107,31 @@ def fixed_point(
     raise ValueError(f'gradient must be "implicit" or "unrolled", got {gradient!r}')
 
 
+def at_fixed_point(
+    fn: Map,
+    params: PyTree,
+    value: PyTree[Float[Array, "..."]],
+    *,
+    tol: float | Float[Array, ""] = 1e-4,
+    max_steps: int = 50,
+) -> PyTree:
+    """A fixed point that was found by other means, with the gradient of `fixed_point`.
+
+    Args:
+        fn: The map, as in `fixed_point`, without anything beside.
+        params: Of the map.
+        value: Where it stands still.
+        tol: Of the adjoint series.
+        max_steps: Most terms of the adjoint series, at least 1.
+
+    Returns:
+        `value`, whose cotangent reaches `params` as with `gradient="implicit"`, and nothing else.
+    """
+    check_stopping(tol=tol, max_steps=max_steps, stop="relative")
+    tol = jnp.asarray(tol, dtype=_dtype(value))
+    return _with_gradient(lambda p, x: (fn(p, x), ()), max_steps, params, value, tol)
+
+
 def check_stopping(*, tol: Any, max_steps: int, stop: Stop | Measure) -> None:
     """Raises a ValueError unless these can end a loop, as far as known before the program runs."""
     if max_steps < 1:
@@ -192,11 +217,15 @@ def _implicit(
 ) -> FixedPoint:
     """Searches without derivatives, and takes them from one more application at the end."""
     loop = cast(_Loop, _search(fn, max_steps, measure, params, init, tol))
+    value = _with_gradient(fn, max_steps, params, loop.value, tol)
+    return _finish(loop._replace(value=value), tol)
+
+
+def _with_gradient(fn: Map, max_steps: int, params: PyTree, value: PyTree, tol: Array) -> PyTree:
     # Outside of the custom rule, so that under `vmap` the gradient of shared parameters is summed
     # as it arises; inside, every query would hold one of its own.
-    applied, _ = fn(params, jax.lax.stop_gradient(loop.value))
-    value = _solved(fn, max_steps, applied, loop.value, params, tol)
-    return _finish(loop._replace(value=value), tol)
+    applied, _ = fn(params, jax.lax.stop_gradient(value))
+    return _solved(fn, max_steps, applied, value, params, tol)
 
 
 # A rule of its own, and not stop_gradient: a second derivative, which would need this one's, is an

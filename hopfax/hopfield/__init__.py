@@ -15,9 +15,11 @@ from hopfax.hopfield.retrieval import retrieve as retrieve
 from hopfax.hopfield.retrieval import trajectory as trajectory
 from hopfax.hopfield.retrieval import update as update
 from hopfax.hopfield.scores import retrieve_scores as retrieve_scores
+from hopfax.hopfield.scores import settled_scores as settled_scores
 from hopfax.hopfield.spectrum import effective_rank as effective_rank
 from hopfax.hopfield.spectrum import eigen_entropy as eigen_entropy
 from hopfax.hopfield.spectrum import esr_penalty as esr_penalty
 from hopfax.hopfield.spectrum import gini as gini
 from hopfax.hopfield.spectrum import key_spectrum as key_spectrum
 from hopfax.hopfield.spectrum import participation_ratio as participation_ratio
+from hopfax.hopfield.states import search_states as search_states

@@ -11,7 +11,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from hopfax.fixed_point import FixedPoint, Gradient, Measure, Stop, fixed_point
+from hopfax.fixed_point import (
+    FixedPoint,
+    Gradient,
+    Measure,
+    Stop,
+    at_fixed_point,
+    fixed_point,
+)
 from hopfax.hopfield.retrieval import Beta, check_beta
 
 
@@ -57,6 +64,52 @@ def retrieve_scores(
     References:
         Robertha, Eqs. 4, 7 and 8.
     """
+    start, gram, dtype = _prepared(scores, gram, beta, mask)
+    return fixed_point(
+        _update,
+        (gram, jnp.asarray(beta, dtype), mask),
+        start,
+        tol=tol,
+        max_steps=max_steps,
+        gradient=gradient,
+        stop=_MEASURES.get(stop, stop),
+        has_aux=True,
+    )
+
+
+def settled_scores(
+    scores: Float[Array, " patterns"],
+    gram: Float[Array, "patterns patterns"],
+    *,
+    beta: Beta,
+    mask: Bool[Array, " patterns"] | None = None,
+    tol: float | Float[Array, ""] = 1e-4,
+    max_steps: int = 50,
+) -> Float[Array, " patterns"]:
+    r"""The scores of an attractor found elsewhere, with the implicit gradient of `retrieve_scores`.
+
+    Args:
+        scores: $X \xi^*$ of the attractor.
+        gram: $X X^\top$ of the patterns.
+        beta: The whole inverse temperature, > 0.
+        mask: True where a pattern is real; None takes all.
+        tol: Of the adjoint series.
+        max_steps: Most terms of it, at least 1.
+
+    Returns:
+        The scores, in float32 at least, and 0 for padding.
+
+    Raises:
+        ValueError: As `retrieve_scores`.
+    """
+    value, gram, dtype = _prepared(scores, gram, beta, mask)
+    params = gram, jnp.asarray(beta, dtype), mask
+    return at_fixed_point(_following, params, value, tol=tol, max_steps=max_steps)
+
+
+def _prepared(
+    scores: Array, gram: Array, beta: Beta, mask: Array | None
+) -> tuple[Array, Array, jnp.dtype]:
     check_beta(beta)
     dtype = jnp.result_type(scores, gram, jnp.float32)
     start, gram = jnp.asarray(scores, dtype), jnp.asarray(gram, dtype)
@@ -69,16 +122,7 @@ def retrieve_scores(
         # 0 * nan is nan: whatever stands in padding must go before the products.
         start = jnp.where(mask, start, 0)
         gram = jnp.where(mask[:, None] & mask, gram, 0)
-    return fixed_point(
-        _update,
-        (gram, jnp.asarray(beta, dtype), mask),
-        start,
-        tol=tol,
-        max_steps=max_steps,
-        gradient=gradient,
-        stop=_MEASURES.get(stop, stop),
-        has_aux=True,
-    )
+    return start, gram, dtype
 
 
 class _Beside(NamedTuple):
@@ -98,6 +142,10 @@ def _update(params: tuple[Array, Array, Array | None], scores: Array) -> tuple[A
     # In this order vmap needs no transpose; the matrix is symmetric.
     following = weights @ gram
     return following, _Beside(weights, jnp.sum(weights * following), jnp.ones((), bool))
+
+
+def _following(params: tuple[Array, Array, Array | None], scores: Array) -> Array:
+    return _update(params, scores)[0]
 
 
 def _absolute(new: tuple[Array, _Beside], old: tuple[Array, _Beside]) -> Array:

@@ -1,7 +1,7 @@
 """Self-attention layers: softmax, and Hopfield attention that iterates its queries first."""
 
 import warnings
-from functools import cache, partial
+from functools import cache
 from typing import Literal, NamedTuple
 
 import jax
@@ -111,8 +111,8 @@ class HopfieldAttention(nnx.Module):
             its CPU, ask for XLA). It iterates implicitly and query by query, at most 512 tokens in
             heads of width at most 128, in float32 or bfloat16. Devices that share a batch each
             run it on their texts, if their mesh is in context: `hopfax.nn.groups.by_devices`. XLA
-            iterates a text's scores, or its states from twice the head width tokens on, whichever
-            is less work; the rule of stopping is one.
+            searches among a text's scores, or its states from twice the head width tokens on,
+            whichever step is less work; stop rule and implicit gradient are the same.
         rngs: Source of the initial parameters.
 
     Raises:
@@ -204,7 +204,7 @@ class HopfieldAttention(nnx.Module):
             return self._retrieve_by_xla(*arrays)
         _, heads, tokens, width = key.shape
         elements = heads * tokens**2
-        if _iterates_states(tokens, width):
+        if self._searches_states(tokens, width):
             # Of arrays of that size it works on a quarter as many at once.
             elements = max(1, elements // 4)
         return by_groups(self._retrieve_by_xla, *arrays, elements=elements)
@@ -221,6 +221,10 @@ class HopfieldAttention(nnx.Module):
         if limit is not None:
             _warn_of(limit)
         return limit is None
+
+    def _searches_states(self, tokens: int, width: int) -> bool:
+        """Whether that is less work: a step of a query is 2 tokens x width, or tokens^2."""
+        return self.gradient == "implicit" and tokens >= 2 * width
 
     def _tol(self, mask: Mask) -> Float[Array, "batch tokens"]:
         # Where keys are masked, nobody reads what padding retrieves: it stops after one step and
@@ -256,7 +260,7 @@ class HopfieldAttention(nnx.Module):
             found = FixedPoint(scores, jnp.zeros(counts, jnp.int32), jnp.zeros(counts), still)
         elif self.scope == "batch":
             found = self._retrieve_together(query, key, key_mask)
-        elif _iterates_states(*key.shape[-2:]):
+        elif self._searches_states(*key.shape[-2:]):
             found = self._retrieve_states(query, key, key_mask, mask)
         else:
             found = self._retrieve_scores(query, key, key_mask, mask)
@@ -284,28 +288,18 @@ class HopfieldAttention(nnx.Module):
         return jax.vmap(heads)(scores, gram, key_mask, self._tol(mask))
 
     def _retrieve_states(self, query: Heads, key: Heads, key_mask: Mask, mask: Mask) -> FixedPoint:
-        # In bfloat16 no change would ever be as small as the tolerance.
-        query, key = (part.astype(_wide(part)) for part in (query, key))
+        gram = _products(key, key)
 
-        # The rule of scores and of the kernel: how long a text is must not change when it stops.
-        stop = partial(_size_past_query, self.stop)
+        def one(query: Array, key: Array, gram: Array, key_mask: Array, tol: Array) -> FixedPoint:
+            given = {"beta": self.beta, "mask": key_mask, "tol": tol, "max_steps": self.max_steps}
+            found = hopfield.search_states(query, key, **given, stop=self.stop)
+            # The gradient is that of scores: how far a text is padded must not change it.
+            scores = jax.lax.stop_gradient(found.value @ key.T)
+            return found._replace(value=hopfield.settled_scores(scores, gram, **given))
 
-        def one(query: Array, key: Array, key_mask: Array, tol: Array) -> FixedPoint:
-            return fixed_point(
-                _update_one,
-                (key, jnp.asarray(self.beta, key.dtype), key_mask),
-                query,
-                tol=tol,
-                max_steps=self.max_steps,
-                gradient=self.gradient,
-                stop=stop,
-                has_aux=True,
-            )
-
-        tokens = jax.vmap(one, in_axes=(0, None, None, 0))
-        heads = jax.vmap(tokens, in_axes=(0, 0, None, None))
-        found = jax.vmap(heads)(query, key, key_mask, self._tol(mask))
-        return found._replace(value=_products(found.value, key))
+        tokens = jax.vmap(one, in_axes=(0, None, None, None, 0))
+        heads = jax.vmap(tokens, in_axes=(0, 0, 0, None, None))
+        return jax.vmap(heads)(query, key, gram, key_mask, self._tol(mask))
 
     def _retrieve_together(self, query: Heads, key: Heads, key_mask: Mask) -> FixedPoint:
         # In bfloat16 no change would ever be as small as the tolerance.
@@ -330,27 +324,6 @@ class HopfieldAttention(nnx.Module):
 @cache  # one warning, however often it is traced
 def _warn_of(limit: str) -> None:
     warnings.warn(f"the fused retrieval takes {limit}: XLA does it instead", stacklevel=2)
-
-
-def _iterates_states(tokens: int, width: int) -> bool:
-    """Whether that is less work for a text: a step of a query is 2 tokens x width, or tokens^2."""
-    return tokens >= 2 * width
-
-
-def _update_one(params: tuple[Array, Array, Array], state: Array) -> tuple[Array, Array]:
-    """An update, and beside it that this is no longer the query: beside that one stands False."""
-    key, beta, mask = params
-    return hopfield.update(state, key, beta=beta, mask=mask), jnp.ones((), bool)
-
-
-def _size_past_query(stop: Stop, new: tuple[Array, Array], old: tuple[Array, Array]) -> Array:
-    change = size = jnp.sqrt(jnp.sum(jnp.square(new[0] - old[0])))
-    limits = jnp.finfo(change.dtype)
-    if stop == "relative":
-        norm = jnp.sqrt(jnp.sum(jnp.square(old[0])))
-        size = jnp.minimum(change / jnp.maximum(norm, limits.tiny), limits.max)
-    # A query need not be a mean of keys: leaving it is a change beyond measure.
-    return jnp.where(jnp.isfinite(change), jnp.where(old[1], size, limits.max), change)
 
 
 def _update_all(params: tuple[Heads, Array, Mask], query: Heads) -> Heads:

@@ -1,4 +1,7 @@
-"""Texts of twice as many tokens as a head is wide iterate states, shorter ones their scores."""
+"""Texts of twice as many tokens as a head is wide search among states, shorter ones among scores.
+
+Nobody must be able to tell: neither values nor counts nor gradients depend on it.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +45,7 @@ def by_scores(self, *arrays):
     "options",
     [
         {"tol": 1e-10, "max_steps": 400},
-        {"gradient": "unrolled", "stop": "absolute", "max_steps": 12},
+        {"stop": "absolute", "tol": 0.0, "max_steps": 4},  # not at rest: the adjoint is cut off
         {"mask_keys": False, "tol": 1e-10, "max_steps": 400},
     ],
     ids=str,
@@ -56,7 +59,7 @@ def test_states_and_scores_come_to_the_same(x64, monkeypatch, x, redraw, options
     np.testing.assert_allclose(states.values, scores.values, rtol=1e-8, atol=1e-10)
     np.testing.assert_array_equal(states.num_steps, scores.num_steps)
     np.testing.assert_array_equal(states.converged, scores.converged)
-    assert len(np.unique(states.num_steps)) > 3
+    assert len(np.unique(states.num_steps)) >= 3
     for one, other in zip(jax.tree.leaves(slopes), jax.tree.leaves(others), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-7 * max(np.abs(other).max(), 1))
     assert np.abs(slopes[0]["key"]["kernel"]).max() > 1e-2
