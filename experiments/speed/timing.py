@@ -43,7 +43,10 @@ def interleaved(
     min_rounds: int = 5,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[Name, np.ndarray]:
-    """Runs every program once a round, the order rotating from round to round.
+    """Runs every program once a round, in an order drawn anew for each.
+
+    In a fixed or rotating order each would always come after the same other one, and pay for what
+    that leaves in the caches.
 
     Args:
         programs: Each returns only when its work is done.
@@ -58,10 +61,10 @@ def interleaved(
         program()
     names = list(programs)
     taken: dict[Name, list[float]] = {name: [] for name in names}
-    begin, rounds = clock(), 0
+    begin, rounds, draws = clock(), 0, np.random.default_rng(0)
     while rounds < min_rounds or clock() - begin < seconds:
-        turn = rounds % len(names)
-        for name in names[turn:] + names[:turn]:
+        for turn in draws.permutation(len(names)):
+            name = names[turn]
             start = clock()
             programs[name]()
             taken[name].append(clock() - start)

@@ -40,7 +40,16 @@ def test_every_program_takes_its_turn_and_the_first_round_is_not_counted():
     )
     np.testing.assert_array_equal(taken["a"], [1, 1, 1])
     np.testing.assert_array_equal(taken["b"], [2, 2, 2])
-    assert calls == list("abab" + "ba" + "ab")
+    assert [sorted(calls[i : i + 2]) for i in range(0, 8, 2)] == [["a", "b"]] * 4
+
+
+def test_a_program_comes_after_every_other_one():
+    calls = []
+    programs = {name: (lambda name=name: calls.append(name)) for name in "abcd"}
+    timing.interleaved(programs, seconds=0, min_rounds=40)
+    rounds = [calls[i : i + 4] for i in range(4, len(calls), 4)]
+    before = {(one, two) for each in rounds for one, two in zip(each, each[1:], strict=False)}
+    assert len(before) == 4 * 3, "a rotating order has four"
 
 
 def test_spread_is_median_and_quartiles():
