@@ -2,6 +2,7 @@
 
 import builtins
 import importlib
+import itertools
 import json
 import sys
 
@@ -48,7 +49,7 @@ def test_a_program_comes_after_every_other_one():
     programs = {name: (lambda name=name: calls.append(name)) for name in "abcd"}
     timing.interleaved(programs, seconds=0, min_rounds=40)
     rounds = [calls[i : i + 4] for i in range(4, len(calls), 4)]
-    before = {(one, two) for each in rounds for one, two in zip(each, each[1:], strict=False)}
+    before = {(one, two) for each in rounds for one, two in itertools.pairwise(each)}
     assert len(before) == 4 * 3, "a rotating order has four"
 
 
