@@ -1,8 +1,9 @@
 """Hopfield retrieval, key spectra and noise: the pure functions of the Robertha paper.
 
-`retrieval` iterates a query to an attractor (`scores` does the same for attention), `spectrum`
-measures and regularizes how keys spread, by one of the entropies of `entropy`, with eigenvalues or
-without; `corruption` adds noise of known strength. Nothing here knows about modules or training.
+`retrieval` iterates a query to an attractor (`scores` does the same for attention, `states` its
+search in long texts), `spectrum` measures and regularizes how keys spread, by one of the entropies
+of `entropy`, with eigenvalues or without; `corruption` adds noise of known strength. Nothing here
+knows about modules or training.
 """
 
 from hopfax.hopfield.corruption import gaussian_noise as gaussian_noise
