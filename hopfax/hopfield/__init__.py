@@ -1,9 +1,8 @@
 """Hopfield retrieval, key spectra and noise: the pure functions of the Robertha paper.
 
-`retrieval` iterates a query to an attractor (`scores` does the same for attention, `states` its
-search in long texts), `spectrum` measures and regularizes how keys spread, by one of the entropies
-of `entropy`, with eigenvalues or without; `corruption` adds noise of known strength. Nothing here
-knows about modules or training.
+`retrieval` iterates a query to an attractor (`scores` does the same for attention), `spectrum`
+measures and regularizes how keys spread, by one of the entropies of `entropy`, with eigenvalues or
+without; `corruption` adds noise of known strength. Nothing here knows about modules or training.
 """
 
 from hopfax.hopfield.corruption import gaussian_noise as gaussian_noise
@@ -13,6 +12,7 @@ from hopfax.hopfield.entropy import Entropy as Entropy
 from hopfax.hopfield.retrieval import Trajectory as Trajectory
 from hopfax.hopfield.retrieval import energy as energy
 from hopfax.hopfield.retrieval import retrieve as retrieve
+from hopfax.hopfield.retrieval import search_states as search_states
 from hopfax.hopfield.retrieval import trajectory as trajectory
 from hopfax.hopfield.retrieval import update as update
 from hopfax.hopfield.scores import retrieve_scores as retrieve_scores
@@ -23,4 +23,3 @@ from hopfax.hopfield.spectrum import esr_penalty as esr_penalty
 from hopfax.hopfield.spectrum import gini as gini
 from hopfax.hopfield.spectrum import key_spectrum as key_spectrum
 from hopfax.hopfield.spectrum import participation_ratio as participation_ratio
-from hopfax.hopfield.states import search_states as search_states

@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float
 
-from hopfax.fixed_point import FixedPoint, Gradient, Stop, fixed_point
+from hopfax.fixed_point import FixedPoint, Gradient, Stop, check_stopping, fixed_point
 
 Beta = float | Float[Array, ""]
 Mask = Bool[Array, " patterns"] | None
@@ -152,6 +152,56 @@ def retrieve(
     return found._replace(value=found.value.astype(_kept(query, start)))
 
 
+def search_states(
+    query: Float[Array, " width"],
+    patterns: Float[Array, "patterns width"],
+    *,
+    beta: Beta,
+    mask: Mask = None,
+    tol: float | Float[Array, ""] = 1e-4,
+    max_steps: int = 50,
+    stop: Stop = "relative",
+) -> FixedPoint:
+    """The search of `retrieve_scores` through the states, less work from 2d patterns on.
+
+    Arguments and errors are those of `retrieve`, the rule of stopping is `past_query`.
+
+    Returns:
+        A `FixedPoint` whose value is the state, in float32 at least; a constant to derivatives.
+    """
+    check_stopping(tol=tol, max_steps=max_steps, stop=stop)
+    start, patterns, beta = jax.lax.stop_gradient(_prepared(query, patterns, beta, mask))
+    return fixed_point(
+        _leave,
+        (patterns, beta, mask),
+        start,
+        tol=tol,
+        max_steps=max_steps,
+        stop=partial(_size_past_query, stop),
+        has_aux=True,
+    )
+
+
+def past_query(
+    change: Float[Array, ""], norm: Float[Array, ""], *, is_mean: Bool[Array, ""], stop: Stop
+) -> Float[Array, ""]:
+    """Size of a step by attention's rule: leaving the query is a change beyond measure.
+
+    A query need not be a mean of patterns, so that step is the last only if `tol` is infinite.
+
+    Args:
+        change: Norm of the step.
+        norm: Of the state it leaves.
+        is_mean: Whether that is a mean of patterns, and so no query any more.
+        stop: `"relative"` or `"absolute"`.
+    """
+    limits = jnp.finfo(change.dtype)
+    size = change
+    if stop == "relative":
+        size = jnp.minimum(change / jnp.maximum(norm, limits.tiny), limits.max)
+    return jnp.where(jnp.isfinite(change), jnp.where(is_mean, size, limits.max), change)
+
+
 def trajectory(
     query: Float[Array, " width"],
     patterns: Float[Array, "patterns width"],
@@ -229,6 +279,16 @@ def _update(params: tuple[Array, Array, Mask], state: Array) -> Array:
     return jax.nn.softmax(_scores(state, patterns, beta, mask)) @ patterns
 
 
+def _leave(params: tuple[Array, Array, Mask], state: Array) -> tuple[Array, Array]:
+    """An update, and beside it that this is no longer the query: beside that one stands False."""
+    return _update(params, state), jnp.ones((), bool)
+
+
+def _size_past_query(stop: Stop, new: tuple[Array, Array], old: tuple[Array, Array]) -> Array:
+    change, norm = (jnp.sqrt(jnp.sum(jnp.square(x))) for x in (new[0] - old[0], old[0]))
+    return past_query(change, norm, is_mean=old[1], stop=stop)
+
+
 # Compiled once per shape: outside of a jit a loop is compiled anew in every call.
 _settle = jax.jit(partial(fixed_point, _update), static_argnames=("max_steps", "gradient", "stop"))
 
@@ -248,7 +308,7 @@ def _walk(params: tuple[Array, Array, Mask], start: Array, *, num_steps: int) ->
 
 def _scores(state: Array, patterns: Array, beta: Array, mask: Mask) -> Array:
     # In this order the scores of many states, by vmap, lie a state a row: what softmax and the next
-    # product read. On a CPU that is worth a third of the iteration.
+    # product read.
     scores = beta * (state @ patterns.T)
     # Finite, so that a fully padded set gives equal weights to zeros instead of nan.
     return scores if mask is None else jnp.where(mask, scores, jnp.finfo(scores.dtype).min)

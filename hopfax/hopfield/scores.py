@@ -5,6 +5,7 @@ products with them. Iterating those costs n^2 a step instead of 2nd, less for fe
 patterns, and the last ones are what attention reads its values out with.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -14,12 +15,12 @@ from jaxtyping import Array, Bool, Float
 from hopfax.fixed_point import (
     FixedPoint,
     Gradient,
-    Measure,
     Stop,
     at_fixed_point,
+    check_stopping,
     fixed_point,
 )
-from hopfax.hopfield.retrieval import Beta, check_beta
+from hopfax.hopfield.retrieval import Beta, check_beta, past_query
 
 
 def retrieve_scores(
@@ -65,6 +66,7 @@ def retrieve_scores(
         Robertha, Eqs. 4, 7 and 8.
     """
     start, gram, dtype = _prepared(scores, gram, beta, mask)
+    check_stopping(tol=tol, max_steps=max_steps, stop=stop)
     return fixed_point(
         _update,
         (gram, jnp.asarray(beta, dtype), mask),
@@ -72,7 +74,7 @@ def retrieve_scores(
         tol=tol,
         max_steps=max_steps,
         gradient=gradient,
-        stop=_MEASURES.get(stop, stop),
+        stop=partial(_size, stop),
         has_aux=True,
     )
 
@@ -148,21 +150,8 @@ def _following(params: tuple[Array, Array, Array | None], scores: Array) -> Arra
     return _update(params, scores)[0]
 
 
-def _absolute(new: tuple[Array, _Beside], old: tuple[Array, _Beside]) -> Array:
+def _size(stop: Stop, new: tuple[Array, _Beside], old: tuple[Array, _Beside]) -> Array:
     change = jnp.sum((new[1].weights - old[1].weights) * (new[0] - old[0]))
     # Rounding can take the square of a tiny change below zero.
-    size = jnp.sqrt(jnp.maximum(change, 0))
-    # A query need not be a mean of patterns: leaving it is a change beyond measure.
-    left_query = jnp.where(jnp.isfinite(change), jnp.finfo(change.dtype).max, change)
-    return jnp.where(old[1].is_mean, size, left_query)
-
-
-def _relative(new: tuple[Array, _Beside], old: tuple[Array, _Beside]) -> Array:
-    limits = jnp.finfo(new[0].dtype)
-    norm = jnp.sqrt(jnp.maximum(old[1].squared_norm, 0))
-    change = _absolute(new, old)
-    residual = jnp.minimum(change / jnp.maximum(norm, limits.tiny), limits.max)
-    return jnp.where(jnp.isfinite(change), residual, change)
-
-
-_MEASURES: dict[str, Measure] = {"relative": _relative, "absolute": _absolute}
+    change, norm = (jnp.sqrt(jnp.maximum(x, 0)) for x in (change, old[1].squared_norm))
+    return past_query(change, norm, is_mean=old[1].is_mean, stop=stop)
