@@ -116,7 +116,7 @@ def retrieval(report: Mapping[str, Any]) -> list[str]:
         "forward pass the share of the rate at which a large product runs here (GFLOP/s: "
         f"{peaks}).",
         *([] if on_gpu else [WITHOUT_GPU]),
-        *([f"{missing} cells are missing."] if missing else []),
+        *([f"Not measured: {'; '.join(missing)}."] if missing else []),
         markdown_table(("what", "n", "d", "batch", "T", *programs), rows),
         "Latency over single-pass attention of the same shape (n 128, two heads of 64, batch 32). "
         "*Fixed* stops early only where nothing moves at all, *adaptive* where a step changes a "

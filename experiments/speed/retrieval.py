@@ -1,7 +1,7 @@
 """Retrieval of attention heads, forward and gradient, and its latency over single-pass attention.
 
-    python -m experiments.speed.retrieval                  # small grid, 3 minutes on 2 idle cores
-    python -m experiments.speed.retrieval --budget full    # half an hour, in parts of --minutes
+    python -m experiments.speed.retrieval                   # 40 minutes on 2 idle cores
+    python -m experiments.speed.retrieval --budget small    # a look: 3 minutes
 
 Targets: on a GPU at most 1.15 times single-pass attention at T = 5 and 1.5 times at T = 50 adaptive
 (paper, Table 4: 1.25 at T = 5). Finished cells are kept in the folder of results, and the same line
@@ -138,9 +138,14 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measures what is missing, prints it and writes `retrieval.json` and `retrieval.csv`."""
     parser = parser_of("retrieval", __doc__, "--cpu-seconds", seconds=(2, "a cell"))
     parser.add_argument(
-        "--budget", choices=list(GRIDS), default="small", help="the grid (default small)"
+        "--budget", choices=list(GRIDS), default="full", help="the grid (default full)"
     )
-    parser.add_argument("--minutes", type=float, default=9, help="start no cell after (default 9)")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=float("inf"),
+        help="start no cell after so many (default: no end)",
+    )
     flags = parser.parse_args(arguments)
     want_torch(parser, flags)
     begin, clock = time.monotonic(), clock_of(flags.cpu_seconds)
@@ -161,9 +166,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         with kept.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({"origin": origin, "cell": cell, "rows": rows}) + "\n")
         show(cell, rows)
-    missing = sum(key(cell) not in done for cell in wanted)
+    missing = [title(cell) for cell in wanted if key(cell) not in done]
     if missing:
-        print(f"{missing} of {len(wanted)} cells are missing: the same line continues")
+        print(f"{len(missing)} of {len(wanted)} cells are missing: the same line continues")
     report = {
         "provenance": origin,
         "peaks": peaks,
@@ -178,6 +183,11 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 def key(cell: Mapping[str, Any]) -> str:
     """A cell's name."""
     return json.dumps(cell, sort_keys=True)
+
+
+def title(cell: Mapping[str, Any]) -> str:
+    """A cell as a reader wants it named."""
+    return ", ".join([cell["cell"], *(f"{name} {cell[name]}" for name in cell if name != "cell")])
 
 
 def finished(kept: Path, origin: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -197,7 +207,7 @@ def finished(kept: Path, origin: Mapping[str, Any]) -> dict[str, list[dict[str, 
 
 def show(cell: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
     """Prints one cell."""
-    print(", ".join(f"{name} {value}" for name, value in cell.items()))
+    print(title(cell))
     for row in rows:
         more = f", {row['roofline_share']:.0%} of the peak" if row["roofline_share"] else ""
         more += f", {row['over_single_pass']:.2f} single passes" if row["over_single_pass"] else ""

@@ -120,14 +120,16 @@ def test_a_compiler_that_fails_is_reported(tiny, monkeypatch, tmp_path):
 
 def test_retrieval_continues_where_it_stopped(tiny, monkeypatch, tmp_path, capsys):
     grid = {"tokens": (4,), "width": (8,), "batch": (2,), "steps": (1,)}
-    monkeypatch.setattr(retrieval, "GRIDS", {"small": grid})
+    monkeypatch.setattr(retrieval, "GRIDS", {"full": grid})
     monkeypatch.setattr(retrieval, "LATENCY", {"tokens": 4, "width": 8, "batch": 2})
     monkeypatch.setattr(retrieval, "LATENCY_STEPS", (5,))
-    monkeypatch.setattr(retrieval, "PEAK_SIZES", {"small": 16})
+    monkeypatch.setattr(retrieval, "PEAK_SIZES", {"full": 16})
     out = ["--seconds", "0", "--out", str(tmp_path)]
-    assert retrieval.main([*out, "--minutes", "0"])["missing_cells"] == 4
+    missing = retrieval.main([*out, "--minutes", "0"])["missing_cells"]
+    assert len(missing) == 4
+    assert missing[-1] == "gradient, tokens 4, width 8, batch 2, steps 1"
     first = retrieval.main(out)
-    assert first["missing_cells"] == 0
+    assert first["missing_cells"] == []
     assert len(first["table"]) == 2 * 3 + 2 * 3
     kept = tmp_path / "retrieval_cells.jsonl"
     lines = kept.read_text().splitlines(keepends=True)
