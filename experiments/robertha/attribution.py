@@ -8,8 +8,8 @@ without flags on the embedded tasks (nine models, where `robustness` has two); `
 a look (a minute or two, nearly all of it compilation). Where a `robustness` run has these models
 already, `--run runs/robustness/ID` makes the page of its scores, in seconds.
 
-Expected: the place where the noise is added makes most of it; what iteration and ESR add at one
-place is of the size of the error bars.
+Expected: at the same σ the place where the noise is added makes most of it, and matched to the
+same SNR nothing does; what iteration and ESR add at one place is of the size of the error bars.
 
 The ladder changes one thing at a time. Two steps stand beside it: the scale of the embeddings,
 which does at the token site what changing the site does, and the output projection W_O, which the
@@ -31,14 +31,14 @@ REPRODUCES = "Robertha, Tables 2 and 3: the steps from TinyBERT to Robertha, one
 
 
 LADDER = (
-    Rung("TinyBERT, noise on the tokens", "tinybert", "token", None),
+    Rung("TinyBERT, noise on the tokens", "tinybert", "token", None, in_paper=True),
     Rung("noise after the LayerNorm", "tinybert", "embedding", 0),
     Rung("mean pooling", "tinybert-mean", "embedding", 1),
     Rung("pre-LN", "tinybert-mean-prenorm", "embedding", 2),
     Rung("dropout 0.3", "tinybert-mean-prenorm-dropout", "embedding", 3),
     Rung("one Hopfield step, not iterated, β 15", "robertha-no-iteration-no-esr", "embedding", 4),
     Rung("iteration", "robertha-no-esr", "embedding", 5),
-    Rung("ESR: Robertha", "robertha", "embedding", 6),
+    Rung("ESR: Robertha", "robertha", "embedding", 6, in_paper=True),
     Rung("unit-scale embeddings", "tinybert-unit-scale", "token", 0, beside=True),
     Rung("Robertha w/o W_O", "robertha-no-output-projection", "embedding", 7, beside=True),
 )
@@ -67,9 +67,7 @@ def run(config: Config) -> Path:
     shared = {each.name: getattr(config, each.name) for each in fields(config)}
     del shared["run"]
     models = tuple(dict.fromkeys(rung.model for rung in LADDER))
-    # The paper's protocol: a step that only changes the signal's size would be taken out by the
-    # other one.
-    whole = robustness.Config(model=models, protocols=("sigma",), **shared)
+    whole = robustness.Config(model=models, **shared)
     grid = robustness.checked_grid(whole)
     ladder = [rung._asdict() for rung in LADDER]
     folder = open_run(
@@ -82,7 +80,8 @@ def run(config: Config) -> Path:
     print(f"writing to {folder}", flush=True)
     for _ in robustness.fill(folder, whole, grid):
         page.write_page(folder, LADDER)
-    print_table(page.write_page(folder, LADDER))
+    for table in page.write_page(folder, LADDER):
+        print_table(table)
     return folder
 
 
@@ -103,19 +102,19 @@ def _of_run(config: Config) -> Path:
     source = read_run(config.run, tasks=config.task)
     names = {rung.model for rung in LADDER}
     models = tuple(name for name in source.grid.models if name in names)
-    if len(models) < 2 or "sigma" not in source.grid.protocols:
+    if len(models) < 2:
         raise ValueError(
-            f"{config.run} has fewer than two models of the ladder ({', '.join(sorted(names))}), "
-            "or none with the same σ (--protocols sigma)"
+            f"{config.run} has fewer than two models of the ladder ({', '.join(sorted(names))})"
         )
-    grid = source.grid._replace(models=models, protocols=("sigma",))
+    grid = source.grid._replace(models=models)
     plan = grid._asdict() | {"ladder": [rung._asdict() for rung in LADDER]}
     folder = open_run("attribution", config, plan=plan, root=config.runs, ignore=("runs",))
     rows = [
         row
         for row in read_results(config.run)
-        if row["model"] in models and row["task"] in grid.tasks and row["protocol"] != "matched"
+        if row["model"] in models and row["task"] in grid.tasks
     ]
     write_csv(folder / "results.csv", RESULT_COLUMNS, rows)
-    print_table(page.write_page(folder, LADDER))
+    for table in page.write_page(folder, LADDER):
+        print_table(table)
     return folder

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.rundir import write_whole
-from experiments.speed import draws, forward_sections, stability_section, training_sections
+from experiments.speed import draws, forward_sections, goals, stability_section, training_sections
 
 COLORS = {"hopfax": "#3465a4", "PyTorch": "#c17d11", "PyTorch, compiled": "#e9b96e"}
 
@@ -45,13 +45,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ("attack", forward_sections.attack),
         ("waiting", training_sections.waiting),
     )
-    if not any((folder / f"{name}.json").is_file() for name, _ in sections):
+    paths = {name: folder / f"{name}.json" for name, _ in sections}
+    reports = {
+        name: json.loads(path.read_text(encoding="utf-8"))
+        for name, path in paths.items()
+        if path.is_file()
+    }
+    if not reports:
         names = ", ".join(f"{name}.json" for name, _ in sections)
         parser.error(f"{folder} has none of {names}: measure one first, see experiments/speed")
+    parts += goals.section(reports)
     for name, section in sections:
-        path = folder / f"{name}.json"
-        if path.exists():
-            report = json.loads(path.read_text(encoding="utf-8"))
+        if report := reports.get(name):
             parts += [*section(report), _origin(report["provenance"])]
             if name == "train_step":
                 draw(report["table"], folder / "train_step.png")

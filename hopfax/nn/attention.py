@@ -112,7 +112,8 @@ class HopfieldAttention(nnx.Module):
             heads of width at most 128, in float32 or bfloat16. Devices that share a batch each
             run it on their texts, if their mesh is in context: `hopfax.nn.groups.by_devices`. XLA
             searches among a text's scores, or its states from twice the head width tokens on,
-            whichever step is less work; stop rule and implicit gradient are the same.
+            whichever step is less work; stop rule and implicit gradient are the same. Unrolled
+            gradients want scores, and a batch that stops at once its states.
         rngs: Source of the initial parameters.
 
     Raises:

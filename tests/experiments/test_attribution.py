@@ -12,6 +12,7 @@ from experiments.robertha import attribution_page as page
 from experiments.robertha.attribution_page import Rung
 from experiments.robertha.measurements import measurements
 from experiments.robertha.models import MODELS
+from experiments.robertha.paper import paper_score
 
 SHORT = (
     Rung("start", "tinybert", "token", None),
@@ -34,31 +35,46 @@ def test_every_rung_is_a_model_and_starts_from_an_earlier_one():
 def test_steps_are_paired_differences_of_the_mean_over_tasks(fake):
     rows = fake.fake_rows(models=("tinybert", "robertha"))
     found = measurements(rundir_text(rows))
-    steps = {(row["rung"], row["level"]): row for row in page.steps(found, SHORT)}
+    steps = {(row["rung"], row["protocol"], row["level"]): row for row in page.steps(found, SHORT)}
 
-    def by_hand(model, site, level, seed):
+    def by_hand(model, site, protocol, level, seed):
         chosen = [
             row["score"]
             for row in rows
             if (row["model"], row["seed"], row["metric"]) == (model, seed, "score")
             and (row["level"] == level)
-            and (not level or (row["site"], row["protocol"]) == (site, "sigma"))
+            and (not level or (row["site"], row["protocol"]) == (site, protocol))
         ]
         return np.mean(chosen)  # as many draws for each task
 
-    for level in (0.0, 2.0):
+    for protocol, level in (("clean", 0.0), ("sigma", 2.0), ("matched", 2.0)):
         gaps = [
-            by_hand("robertha", "embedding", level, seed)
-            - by_hand("tinybert", "embedding", level, seed)
+            by_hand("robertha", "embedding", protocol, level, seed)
+            - by_hand("tinybert", "embedding", protocol, level, seed)
             for seed in fake.SEEDS
         ]
-        step = steps[2, level]
+        step = steps[2, protocol, level]
         np.testing.assert_allclose(step["step"], np.mean(gaps), atol=1e-9)
         assert step["step_low"] < np.mean(gaps) < step["step_high"]
     # Clean scores do not know of sites.
-    assert steps[1, 0.0]["step"] == 0
-    assert steps[0, 2.0]["step"] is None
-    assert steps[0, 2.0]["snr_db"] < steps[1, 2.0]["snr_db"]
+    assert steps[1, "clean", 0.0]["step"] == 0
+    assert steps[0, "sigma", 2.0]["step"] is None
+    assert steps[0, "sigma", 2.0]["snr_db"] < steps[1, "sigma", 2.0]["snr_db"]
+
+
+def test_the_ends_of_the_ladder_stand_beside_the_paper(fake):
+    found = measurements(rundir_text(fake.fake_rows(tasks=("sst2", "cola"))))
+    ladder = (SHORT[0]._replace(in_paper=True), SHORT[1])
+    theirs = {
+        (row["rung"], row["protocol"], row["level"]): row["paper"]
+        for row in page.steps(found, ladder)
+    }
+    # Tables 6 and 7, TinyBERT at σ = 0.5.
+    both = paper_score("SST-2", "tinybert", 0.5).mean + paper_score("CoLA", "tinybert", 0.5).mean
+    assert theirs[0, "sigma", 0.5] == pytest.approx(both / 2)
+    assert theirs[0, "matched", 0.5] is None and theirs[1, "sigma", 0.5] is None
+    lines = page.table(found, ladder, page.steps(found, ladder), "sigma")
+    assert f"; paper {both / 2:.1f}" in lines[1][2]
 
 
 def rundir_text(rows):
@@ -72,8 +88,9 @@ def test_a_page_of_a_ladder_that_is_not_finished(tmp_path, fake):
     plan = {"models": ["tinybert", "robertha"], "tasks": ["sst2"], "seeds": list(fake.SEEDS)}
     document = {"plan": plan, "config": {}, "provenance": []}
     (tmp_path / "config.json").write_text(json.dumps(document))
-    lines = page.write_page(tmp_path, SHORT)
-    assert [line[0] for line in lines] == ["change", "start", "site"]
+    tables = page.write_page(tmp_path, SHORT)
+    for lines, head in zip(tables, ("same σ (the paper's)", "same SNR (matched)"), strict=True):
+        assert [line[0] for line in lines] == [head, "start", "site"]
     html = (tmp_path / "report.html").read_text()
     assert "Missing: SST-2: Robertha" in html
     assert "data:image/png" in html
@@ -87,8 +104,9 @@ def test_a_run_of_a_short_ladder(tmp_path, monkeypatch):
     assert command.main(["attribution", *flags, "--runs", str(tmp_path)]) == command.OK
     (folder,) = (tmp_path / "attribution").iterdir()
     rows = rundir.read_csv(folder / "attribution.csv")
-    assert [(row["rung"], float(row["level"])) for row in rows] == [
-        (rung, level) for rung in "012" for level in (0.0, 1.0)
+    noises = [("clean", 0.0), ("sigma", 1.0), ("matched", 1.0)]
+    assert [(row["rung"], row["protocol"], float(row["level"])) for row in rows] == [
+        (rung, *noise) for rung in "012" for noise in noises
     ]
     assert all(np.isfinite(float(row["mean"])) for row in rows)
     before = (folder / "results.csv").read_bytes()
@@ -121,7 +139,7 @@ def test_the_ladder_of_a_run_that_is_there_needs_no_training(robustness_run, tmp
     theirs = {rundir.key_of(row): row["score"] for row in rundir.read_results(robustness_run)}
     ours = rundir.read_results(folder)
     assert ours and all(theirs[rundir.key_of(row)] == row["score"] for row in ours)
-    assert {row["protocol"] for row in ours} == {"clean", "sigma"}
+    assert {row["protocol"] for row in ours} == {"clean", "sigma", "matched"}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,15 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.speed import evaluation, forward, page, profile_step, retrieval, scaling
+from experiments.speed import (
+    evaluation,
+    forward,
+    forward_sections,
+    page,
+    profile_step,
+    retrieval,
+    scaling,
+)
 from experiments.speed import retrieval_programs as programs
 from hopfax.nn import robertha
 
@@ -145,7 +153,22 @@ def test_retrieval_continues_where_it_stopped(tiny, monkeypatch, tmp_path, capsy
     text = (tmp_path / "README.md").read_text()
     assert "No GPU was at hand" in text and "| 1.25 ± 0.11 |" in text
     assert "| forward | 4 | 8 | 2 | 1 |" in text
+    assert "latency over single-pass attention, T = 5, fixed, on a GPU | at most 1.15 |  |" in text
     assert "T = 5, adaptive" in capsys.readouterr().out
+
+
+def test_retrievals_are_summed_up_by_length():
+    def cell(loop, fused):
+        times = {"PyTorch loop": loop, "PyTorch fused": fused, "hopfax XLA": 2.0}
+        return {name: {"milliseconds": time} for name, time in times.items()}
+
+    grid = {("forward", 32, 64, 8, 1): cell(1.0, 3.0), ("forward", 32, 64, 8, 5): cell(4.0, 5.0)}
+    grid |= {("gradient", 32, 64, 8, 1): cell(2.0, 1.0)}
+    found = list(forward_sections.summary(grid, "hopfax XLA"))
+    assert found == [
+        ("forward", 32, "1.25 (0.50 to 2.00)", "1 of 2", "2.00 (1.50 to 2.50)", "2 of 2"),
+        ("gradient", 32, "1.00 (1.00 to 1.00)", "0 of 1", "0.50 (0.50 to 0.50)", "0 of 1"),
+    ]
 
 
 def test_a_forward_pass_grows_by_every_factor():

@@ -5,13 +5,14 @@ import importlib
 import itertools
 import json
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.speed import memory, page, timing, workload
+from experiments.speed import goals, memory, page, timing, workload
 
 
 def test_made_up_rows_have_the_stored_lengths():
@@ -97,3 +98,32 @@ def test_a_page_and_a_picture_come_from_the_reports(tmp_path):
     assert "time of 20 vmapped seeds over time of one" in text and "failed (large, fresh)" in text
     assert "6.0 (5.0 to 7.0)" in text and "python -m x" in text
     assert (tmp_path / "train_step.png").read_bytes()[:4] == b"\x89PNG"
+    assert "beside PyTorch padded to 128 | at least 5 | 6 | yes |" in text
+
+
+def test_a_goal_holds_in_all_some_or_no_cases_or_was_not_measured():
+    assert goals.Goal("speed", 3, True, [3.0, 4.0]).holds() == "yes"
+    assert goals.Goal("speed", 3, True, [2.9, 4.0]).holds() == "in 1 of 2 cases"
+    assert goals.Goal("speed", 3, True, [2.0]).holds() == "no"
+    assert goals.Goal("time", 3, False, [3.0]).holds() == "yes"
+    assert goals.Goal("time", 3, False, [3.1]).holds() == "no"
+    assert goals.Goal("time", 3, False, []).holds() == "not measured"
+
+
+@pytest.mark.parametrize("device", ["cpu", "2 x cpu", "NVIDIA H100 80GB HBM3"])
+def test_goals_for_a_gpu_take_no_figure_of_a_cpu(device):
+    added = {"entropy": "shannon", "weights": "fresh", "tokens": "8/16", "added": 12.5}
+    report = {"table": [added, added | {"tokens": 128, "added": 99.0}], "errors": []}
+    report |= {"provenance": {"device": device}}
+    lines = goals.section({"esr": report})[1].splitlines()
+    cpu, gpu = (next(line for line in lines if f"on a {kind}" in line) for kind in ("CPU", "GPU"))
+    measured, missing = (cpu, gpu) if "cpu" in device else (gpu, cpu)
+    assert measured.endswith("| 12.5 | yes |") and missing.endswith("|  | not measured |")
+
+
+def test_the_page_kept_meets_or_misses_each_goal_by_name():
+    """Every benchmark with a goal in its published report has it in the page's first table."""
+    folder = Path(__file__).parents[2] / "experiments" / "results" / "speed"
+    reports = {name: json.loads((folder / f"{name}.json").read_text()) for name in goals.GOALS}
+    text = (folder / "README.md").read_text()
+    assert goals.section(reports)[1] in text
