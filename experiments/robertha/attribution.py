@@ -24,6 +24,7 @@ from experiments.robertha import attribution_page as page
 from experiments.robertha import robustness
 from experiments.robertha.attribution_page import Rung
 from experiments.robertha.flags import Training
+from experiments.robertha.reuse import check_not_itself, check_sources, reuse
 from experiments.robertha.trained import read_run
 from experiments.rundir import RESULT_COLUMNS, open_run, read_results, write_csv
 
@@ -65,19 +66,22 @@ def run(config: Config) -> Path:
         return _of_run(config)
     config = replace(config, task=config.task or robustness.Config.task)
     shared = {each.name: getattr(config, each.name) for each in fields(config)}
-    del shared["run"]
+    del shared["run"], shared["reuse"]
     models = tuple(dict.fromkeys(rung.model for rung in LADDER))
     whole = robustness.Config(model=models, **shared)
     grid = robustness.checked_grid(whole)
+    check_sources(config, "attribution")
     ladder = [rung._asdict() for rung in LADDER]
     folder = open_run(
         "attribution",
         config,
         plan=grid._asdict() | {"ladder": ladder},
         root=config.runs,
-        ignore=("run", "runs", "devices"),
+        ignore=("run", "runs", "devices", "reuse"),
     )
+    check_not_itself(folder, config)
     print(f"writing to {folder}", flush=True)
+    reuse(folder, config, grid, "attribution")
     for _ in robustness.fill(folder, whole, grid):
         page.write_page(folder, LADDER)
     for table in page.write_page(folder, LADDER):
@@ -108,7 +112,7 @@ def _of_run(config: Config) -> Path:
         )
     grid = source.grid._replace(models=models)
     plan = grid._asdict() | {"ladder": [rung._asdict() for rung in LADDER]}
-    folder = open_run("attribution", config, plan=plan, root=config.runs, ignore=("runs",))
+    folder = open_run("attribution", config, plan=plan, root=config.runs, ignore=("runs", "reuse"))
     rows = [
         row
         for row in read_results(config.run)

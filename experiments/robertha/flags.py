@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from experiments.robertha import robustness
 from experiments.robertha.measurements import Grid
 from experiments.robertha.models import Variant
+from experiments.robertha.reuse import check_not_itself, check_sources, reuse
 from experiments.rundir import open_run
 
 
@@ -41,6 +42,9 @@ class Training:
     """Devices that share the work; without it as many as seeds or rows divide among."""
     runs: str = "runs"
     """Folder of all runs."""
+    reuse: tuple[str, ...] = ()
+    """Folders of runs of this experiment with the same settings: what they have finished of this
+    one's models and tasks is copied, not trained again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,14 +82,19 @@ def open_grid(
         ValueError: A flag is wrong.
     """
     shared = {each.name: getattr(config, each.name) for each in fields(Flags)}
+    # Of this experiment's runs, not of `robustness`.
+    del shared["reuse"]
     settings = robustness.Config(model=tuple(variants), **shared)
     grid = robustness.checked_grid(settings, variants)
+    check_sources(config, experiment)
     folder = open_run(
         experiment,
         config,
         plan=grid._asdict() | plan,
         root=config.runs,
-        ignore=("runs", "devices"),
+        ignore=("runs", "devices", "reuse"),
     )
+    check_not_itself(folder, config)
     print(f"writing to {folder}", flush=True)
+    reuse(folder, config, grid, experiment)
     return Opened(folder, settings, grid)

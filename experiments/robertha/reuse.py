@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.robertha.measurements import Grid, load
+from experiments.robertha.measurements import Grid, load, task_title
 from experiments.robertha.models import VARIANTS, ball_of, perturbations
 from experiments.rundir import (
     add_provenance,
@@ -20,20 +20,31 @@ from experiments.rundir import (
 # What may differ between two runs whose cells are measured alike. The ball is looked at model by
 # model: only adversarial training knows it.
 _FREE = {"task", "model", "data_dir", "runs", "resume", "devices", "reuse", "ball"}
+# So may the fields by which other experiments choose their models, whose names say all of them.
+_CHOICES = {
+    "robustness": set(),
+    "attribution": {"run"},
+    "hyperparameters": {"esr_target", "esr_weight", "beta"},
+    "scaling": {"size", "recompute_from", "memory"},
+}
 
 
-def check_sources(config: Any) -> None:
+def check_sources(config: Any, experiment: str = "robustness") -> None:
     """Looks at the runs of `--reuse` before anything is made or removed.
+
+    Args:
+        config: Settings of a run.
+        experiment: Whose they are.
 
     Raises:
         FileNotFoundError: There is no run in a folder.
         ValueError: It is of another experiment, or was run with other settings.
     """
     for source in config.reuse:
-        saved = read_settings(source, "robustness", type(config)(), flag="--reuse")
+        saved = read_settings(source, experiment, type(config)(), flag="--reuse")
         for field in dataclasses.fields(config):
             ours, theirs = (plain(getattr(each, field.name)) for each in (config, saved))
-            if field.name not in _FREE and ours != theirs:
+            if field.name not in _FREE | _CHOICES[experiment] and ours != theirs:
                 flag = field.name.replace("_", "-")
                 raise ValueError(
                     f"--reuse {source}: it was run with --{flag} {_said(theirs)}, here it is "
@@ -41,7 +52,9 @@ def check_sources(config: Any) -> None:
                 )
 
 
-def reuse(folder: Path, config: Any, grid: Grid) -> list[tuple[str, str]]:
+def reuse(
+    folder: Path, config: Any, grid: Grid, experiment: str = "robustness"
+) -> list[tuple[str, str]]:
     """Copies what the runs of `config.reuse` have finished of a grid, and this one has not.
 
     Scores, logs and the best parameters come over, and who measured them is noted in config.json.
@@ -50,22 +63,21 @@ def reuse(folder: Path, config: Any, grid: Grid) -> list[tuple[str, str]]:
         folder: Of this run.
         config: Its settings, for which `check_sources` has passed.
         grid: What it should fill.
+        experiment: Whose run it is.
 
     Returns:
-        Task and model of each cell that was copied.
+        Task and model of each cell that was copied, which it also prints.
 
     Raises:
         ValueError: A run has nothing of the grid that is finished.
     """
     copied: list[tuple[str, str]] = []
     for source in map(Path, config.reuse):
-        theirs = read_settings(source, "robustness", type(config)(), flag="--reuse")
+        theirs = read_settings(source, experiment, type(config)(), flag="--reuse")
         wanted = [(task, model) for task in grid.tasks for model in grid.models]
         there = finished(source, grid, wanted)
         there = [
-            (task, model)
-            for task, model in there
-            if _met(model, config.ball) == _met(model, theirs.ball)
+            (task, model) for task, model in there if _met(model, config) == _met(model, theirs)
         ]
         if not there:
             raise ValueError(
@@ -76,6 +88,8 @@ def reuse(folder: Path, config: Any, grid: Grid) -> list[tuple[str, str]]:
         if new := [pair for pair in there if pair not in done]:
             _copy(source, folder, grid, new)
             copied += new
+    for task, model in copied:
+        print(f"{task_title(task)} {model}: copied", flush=True)
     return copied
 
 
@@ -113,8 +127,11 @@ def _copy(source: Path, folder: Path, grid: Grid, pairs: Collection[tuple[str, s
     )
 
 
-def _met(model: str, ball: float) -> Any:
-    return plain(perturbations([model], VARIANTS, ball_of(ball)))
+def _met(model: str, config: Any) -> Any:
+    """What an adversarially trained model has met; None of all others."""
+    if model not in VARIANTS or not hasattr(config, "ball"):
+        return None
+    return plain(perturbations([model], VARIANTS, ball_of(config.ball)))
 
 
 def _said(value: Any) -> str:

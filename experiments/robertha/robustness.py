@@ -169,8 +169,7 @@ def run(config: Config) -> Path:
         shutil.rmtree(folder)
         folder = _open(config, grid)
     print(f"writing to {folder}", flush=True)
-    for task_name, model in reuse(folder, config, grid):
-        print(f"{task(task_name).title} {model}: copied", flush=True)
+    reuse(folder, config, grid)
     for is_whole in fill(folder, config, grid):
         if is_whole:
             write_report(folder)

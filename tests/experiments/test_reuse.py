@@ -6,7 +6,8 @@ import pytest
 
 from experiments import rundir
 from experiments.__main__ import main
-from experiments.robertha import cell
+from experiments.robertha import cell, robustness
+from experiments.robertha.measurements import load
 
 SMALL = (
     *("robustness", "--budget", "smoke", "--task", "sentiment", "--levels", "1.0", "--width", "8"),
@@ -139,3 +140,44 @@ def test_what_a_broken_run_left_of_a_cell_goes_before_another_is_copied(source, 
     kept = {path.name for path in (folder / "cells" / "sentiment-tinybert" / "best").iterdir()}
     theirs = {path.name for path in (source / "cells" / "sentiment-tinybert" / "best").iterdir()}
     assert kept == theirs
+
+
+@pytest.mark.parametrize(
+    ("experiment", "flags", "wider"),
+    [
+        (
+            "hyperparameters",
+            ("--esr-target", "0.1", "--esr-weight", "--beta"),
+            ("--esr-target", "0.1", "0.2", "--esr-weight", "--beta", "30"),
+        ),
+        ("scaling", ("--size", "nano"), ("--size", "nano", "micro")),
+        ("attribution", ("--task", "entailment"), ("--task", "entailment", "sentiment")),
+    ],
+)
+def test_other_experiments_take_over_their_own_runs(
+    fake, tmp_path, monkeypatch, capsys, experiment, flags, wider
+):
+    monkeypatch.setattr(robustness, "fill", lambda *_: iter(()))
+    line = [experiment, "--budget", "smoke"]
+    if experiment == "scaling":
+        line += ["--levels", "0.5", "1.0", "2.0", "5.0"]
+    assert main([*line, *flags, "--runs", str(tmp_path / "a")]) == 0
+    (source,) = (tmp_path / "a" / experiment).iterdir()
+    grid = load(source).grid
+    rows = fake.fake_rows(models=grid.models, tasks=grid.tasks, seeds=grid.seeds)
+    rundir.add_results(source, rows)
+    capsys.readouterr()
+    line += [*wider, "--reuse", str(source), "--runs", str(tmp_path / "b")]
+    assert main(line) == 0
+    told = capsys.readouterr().out
+    assert all(f" {model}: copied" in told for model in grid.models)
+    (folder,) = (tmp_path / "b" / experiment).iterdir()
+    assert rundir.read_results(folder) == rundir.read_results(source)
+    assert set(grid.models) <= set(load(folder).grid.models)
+    assert main([*line, "--epochs", "7"]) == 1
+    assert "--epochs None, here it is 7" in capsys.readouterr().err
+    # A run of another experiment is none of this one's.
+    config = json.loads((source / "config.json").read_text()) | {"experiment": "robustness"}
+    (source / "config.json").write_text(json.dumps(config))
+    assert main(line) == 1
+    assert f"no run of this version's {experiment}" in capsys.readouterr().err
