@@ -1,6 +1,6 @@
 """Retrieval of attention heads, forward and gradient, and its latency over single-pass attention.
 
-    python -m experiments.speed.retrieval                   # 40 minutes on 2 idle cores
+    python -m experiments.speed.retrieval                   # half an hour on 2 idle cores
     python -m experiments.speed.retrieval --budget small    # a look: 3 minutes
 
 Targets: on a GPU at most 1.15 times single-pass attention at T = 5 and 1.5 times at T = 50 adaptive
@@ -92,7 +92,8 @@ def measure(
         }
         if on_gpu:  # elsewhere an interpreter runs the kernel: no time worth a row
             programs["hopfax Pallas"] = hopfax_call(given, **options, implementation="pallas")
-    taken = interleaved(programs, seconds=seconds, clock=clock)
+    # The largest cells take a minute a round.
+    taken = interleaved(programs, seconds=seconds, min_rounds=3, clock=clock)
     rows = []
     for name, values in taken.items():
         found = spread(values)
@@ -136,7 +137,7 @@ def measured_peaks(size: int, *, rounds: int, clock: Callable[[], float]) -> dic
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Measures what is missing, prints it and writes `retrieval.json` and `retrieval.csv`."""
-    parser = parser_of("retrieval", __doc__, "--cpu-seconds", seconds=(2, "a cell"))
+    parser = parser_of("retrieval", __doc__, "--cpu-seconds", seconds=(1, "a cell"))
     parser.add_argument(
         "--budget", choices=list(GRIDS), default="full", help="the grid (default full)"
     )

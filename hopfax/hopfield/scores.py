@@ -81,7 +81,7 @@ def retrieve_scores(
 
 def settled_scores(
     scores: Float[Array, " patterns"],
-    gram: Float[Array, "patterns patterns"],
+    patterns: Float[Array, "patterns width"],
     *,
     beta: Beta,
     mask: Bool[Array, " patterns"] | None = None,
@@ -90,9 +90,12 @@ def settled_scores(
 ) -> Float[Array, " patterns"]:
     r"""The scores of an attractor found elsewhere, with the implicit gradient of `retrieve_scores`.
 
+    Its map is the same, computed through the states in between, which is less work from 2d
+    patterns on; the series stops by the same norm, over scores, so that it does not show.
+
     Args:
         scores: $X \xi^*$ of the attractor.
-        gram: $X X^\top$ of the patterns.
+        patterns: Stored patterns $X$, one a row.
         beta: The whole inverse temperature, > 0.
         mask: True where a pattern is real; None takes all.
         tol: Of the adjoint series.
@@ -102,11 +105,22 @@ def settled_scores(
         The scores, in float32 at least, and 0 for padding.
 
     Raises:
-        ValueError: As `retrieve_scores`.
+        ValueError: If `beta <= 0`, `max_steps < 1`, or the shapes are not those of one query's
+            scores and its patterns.
     """
-    value, gram, dtype = _prepared(scores, gram, beta, mask)
-    params = gram, jnp.asarray(beta, dtype), mask
-    return at_fixed_point(_following, params, value, tol=tol, max_steps=max_steps)
+    check_beta(beta)
+    dtype = jnp.result_type(scores, patterns, jnp.float32)
+    value, patterns = jnp.asarray(scores, dtype), jnp.asarray(patterns, dtype)
+    if value.ndim != 1 or patterns.ndim != 2 or len(value) != len(patterns):
+        raise ValueError(
+            "wanted the scores (patterns,) of one query and its patterns (patterns, width), got "
+            f"shapes {value.shape} and {patterns.shape}: use jax.vmap for more"
+        )
+    if mask is not None:
+        value = jnp.where(mask, value, 0)
+        patterns = jnp.where(mask[:, None], patterns, 0)
+    params = patterns, jnp.asarray(beta, dtype), mask
+    return at_fixed_point(_through_states, params, value, tol=tol, max_steps=max_steps)
 
 
 def _prepared(
@@ -137,17 +151,22 @@ class _Beside(NamedTuple):
 
 def _update(params: tuple[Array, Array, Array | None], scores: Array) -> tuple[Array, _Beside]:
     gram, beta, mask = params
-    logits = beta * scores
-    if mask is not None:
-        logits = jnp.where(mask, logits, jnp.finfo(logits.dtype).min)
-    weights = jax.nn.softmax(logits)
+    weights = _weights(scores, beta, mask)
     # In this order vmap needs no transpose; the matrix is symmetric.
     following = weights @ gram
     return following, _Beside(weights, jnp.sum(weights * following), jnp.ones((), bool))
 
 
-def _following(params: tuple[Array, Array, Array | None], scores: Array) -> Array:
-    return _update(params, scores)[0]
+def _through_states(params: tuple[Array, Array, Array | None], scores: Array) -> Array:
+    patterns, beta, mask = params
+    return (_weights(scores, beta, mask) @ patterns) @ patterns.T
+
+
+def _weights(scores: Array, beta: Array, mask: Array | None) -> Array:
+    logits = beta * scores
+    if mask is not None:
+        logits = jnp.where(mask, logits, jnp.finfo(logits.dtype).min)
+    return jax.nn.softmax(logits)
 
 
 def _size(stop: Stop, new: tuple[Array, _Beside], old: tuple[Array, _Beside]) -> Array:

@@ -289,18 +289,16 @@ class HopfieldAttention(nnx.Module):
         return jax.vmap(heads)(scores, gram, key_mask, self._tol(mask))
 
     def _retrieve_states(self, query: Heads, key: Heads, key_mask: Mask, mask: Mask) -> FixedPoint:
-        gram = _products(key, key)
-
-        def one(query: Array, key: Array, gram: Array, key_mask: Array, tol: Array) -> FixedPoint:
+        def one(query: Array, key: Array, key_mask: Array, tol: Array) -> FixedPoint:
             given = {"beta": self.beta, "mask": key_mask, "tol": tol, "max_steps": self.max_steps}
             found = hopfield.search_states(query, key, **given, stop=self.stop)
             # The gradient is that of scores: how far a text is padded must not change it.
             scores = jax.lax.stop_gradient(found.value @ key.T)
-            return found._replace(value=hopfield.settled_scores(scores, gram, **given))
+            return found._replace(value=hopfield.settled_scores(scores, key, **given))
 
-        tokens = jax.vmap(one, in_axes=(0, None, None, None, 0))
-        heads = jax.vmap(tokens, in_axes=(0, 0, 0, None, None))
-        return jax.vmap(heads)(query, key, gram, key_mask, self._tol(mask))
+        tokens = jax.vmap(one, in_axes=(0, None, None, 0))
+        heads = jax.vmap(tokens, in_axes=(0, 0, None, None))
+        return jax.vmap(heads)(query, key, key_mask, self._tol(mask))
 
     def _retrieve_together(self, query: Heads, key: Heads, key_mask: Mask) -> FixedPoint:
         # In bfloat16 no change would ever be as small as the tolerance.

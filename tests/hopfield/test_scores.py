@@ -140,3 +140,12 @@ def test_numbers_that_are_not_finite_stop_at_once(patterns, queries, bad):
 def test_wrong_options_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         hopfield.retrieve_scores(jnp.ones(2), jnp.eye(2), **options)
+
+
+@pytest.mark.parametrize("shapes", [((4,), (3, 2)), ((4, 1), (4, 2)), ((4,), (4,))])
+def test_settled_scores_want_one_query_and_its_patterns(shapes):
+    scores, patterns = map(jnp.zeros, shapes)
+    with pytest.raises(ValueError, match=r"wanted the scores \(patterns,\) of one query"):
+        hopfield.settled_scores(scores, patterns, beta=1.0)
+    with pytest.raises(ValueError, match="must be > 0, got -1"):
+        hopfield.settled_scores(jnp.zeros(4), jnp.zeros((4, 2)), beta=-1.0)
