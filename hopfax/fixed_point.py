@@ -53,6 +53,7 @@ def fixed_point(
     gradient: Gradient = "implicit",
     stop: Stop | Measure = "relative",
     has_aux: bool = False,
+    adjoint_tol: float | Float[Array, ""] | None = None,
 ) -> FixedPoint:
     r"""Iterates $x \leftarrow f(\theta, x)$ until it stands still.
 
@@ -71,37 +72,48 @@ def fixed_point(
             Only the second one can end an approach to the origin, where the state shrinks by
             the same factor in every step. Or a function `stop(new, old)` that returns the size
             of the change; with `has_aux` it is given pairs `(x, aux)`.
+            A function must itself be nan, as those two are, where an iterate is not finite.
         has_aux: Whether `fn` returns a pair, the next iterate and something beside it that the
             measure asks for. Beside the start stand zeros.
+        adjoint_tol: Relative change at which the adjoint series stops; None takes `relative_tol`.
 
     Returns:
         A `FixedPoint`. A start or iterate that is not finite ends the loop at once.
 
     Raises:
-        ValueError: If `max_steps < 1`, `tol < 0`, or `gradient` or `stop` is not one of the names
-            above.
+        ValueError: If `max_steps < 1`, `tol < 0`, `init` is not floating, or `gradient` or `stop`
+            is not one of the names above.
 
     Differentiation:
         `"implicit"` solves $u = g + (\partial f/\partial x)^\top u$ at the fixed point (implicit
         function theorem) by the same loop, so memory does not grow with the number of steps.
         The gradient with respect to `init` is zero: inside a basin, the start does not move the
-        fixed point. It is exact, up to `tol`, at a stable fixed point only. Where the series
-        diverges (a saddle, or a state still moving after `max_steps`) it is cut off once a term is
-        ten times as large as the first, which bounds the gradient but leaves it approximate; so
-        is it where a Jacobian far from symmetric makes the terms grow that much before they fall,
-        and where `max_steps` terms are too few (a search that starts close needs fewer than they).
+        fixed point. It is exact, up to `adjoint_tol`, at a stable fixed point only. Where the
+        series diverges (a saddle, or a state still moving after `max_steps`) it is cut off once a
+        term is ten times as large as the first, which bounds the gradient but leaves it
+        approximate; so is it where a Jacobian far from symmetric makes the terms grow that much
+        before they fall, and where `max_steps` terms are too few (a search that starts close needs
+        fewer than they).
         Reverse mode, first order: forward mode and Hessians are errors, take the other one. A
         value that is not finite makes the gradient nan, even where `converged` masks it out.
         `"unrolled"` differentiates the iterates themselves through a scan of `max_steps` steps in
         which finished states are frozen; memory grows with `max_steps`.
     """
-    check_stopping(tol=tol, max_steps=max_steps, stop=stop)
+    check_stopping(tol=tol, max_steps=max_steps, stop="relative" if callable(stop) else stop)
     init = jax.tree.map(jnp.asarray, init)
-    tol = jnp.asarray(tol, dtype=_dtype(init))
+    dtype = _dtype(init)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(
+            f"a fixed point is searched among floating numbers, got a start of {dtype}"
+        )
+    tol = jnp.asarray(tol, dtype)
+    if adjoint_tol is None:
+        adjoint_tol = relative_tol(tol, stop)
     whole = fn if has_aux else lambda params, x: (fn(params, x), ())
     measure = partial(_measure, stop, has_aux)
     if gradient == "implicit":
-        return _implicit(whole, max_steps, measure, params, init, tol)
+        series = jnp.asarray(adjoint_tol, dtype)
+        return _implicit(whole, max_steps, measure, params, init, tol, series)
     if gradient == "unrolled":
         return _unrolled(whole, max_steps, measure, params, init, tol)
     raise ValueError(f'gradient must be "implicit" or "unrolled", got {gradient!r}')
@@ -121,8 +133,8 @@ def at_fixed_point(
         fn: The map, as in `fixed_point`, without anything beside.
         params: Of the map.
         value: Where it stands still.
-        tol: Of the adjoint series.
-        max_steps: Most terms of the adjoint series, at least 1.
+        tol: Relative change at which the adjoint series stops.
+        max_steps: Most terms of it, at least 1.
 
     Returns:
         `value`, whose cotangent reaches `params` as with `gradient="implicit"`, and nothing else.
@@ -132,11 +144,24 @@ def at_fixed_point(
     return _with_gradient(lambda p, x: (fn(p, x), ()), max_steps, params, value, tol)
 
 
-def check_stopping(*, tol: Any, max_steps: int, stop: Stop | Measure) -> None:
+def relative_tol(
+    tol: float | Float[Array, "..."], stop: Stop | Measure
+) -> float | Float[Array, "..."]:
+    """A tolerance for what is compared by its relative change, as the adjoint series is.
+
+    One in the unit of a state says nothing of a gradient: at most 1e-4 stands for it, and `inf`
+    for itself.
+    """
+    if stop == "relative":
+        return tol
+    return jnp.where(jnp.isinf(tol), tol, jnp.minimum(tol, 1e-4))
+
+
+def check_stopping(*, tol: Any, max_steps: int, stop: Stop) -> None:
     """Raises a ValueError unless these can end a loop, as far as known before the program runs."""
     if max_steps < 1:
         raise ValueError(f"max_steps must be at least 1, got {max_steps}")
-    if not callable(stop) and stop not in ("relative", "absolute"):
+    if stop not in ("relative", "absolute"):
         raise ValueError(f'stop must be "relative" or "absolute", got {stop!r}')
     if not isinstance(tol, Tracer) and not np.all(np.asarray(tol) >= 0):
         raise ValueError(f"tol is a size of change and must be >= 0, got {tol}")
@@ -213,11 +238,17 @@ def _iterate(
 
 
 def _implicit(
-    fn: Map, max_steps: int, measure: Measure, params: PyTree, init: PyTree, tol: Array
+    fn: Map,
+    max_steps: int,
+    measure: Measure,
+    params: PyTree,
+    init: PyTree,
+    tol: Array,
+    adjoint_tol: Array,
 ) -> FixedPoint:
     """Searches without derivatives, and takes them from one more application at the end."""
     loop = cast(_Loop, _search(fn, max_steps, measure, params, init, tol))
-    value = _with_gradient(fn, max_steps, params, loop.value, tol)
+    value = _with_gradient(fn, max_steps, params, loop.value, adjoint_tol)
     return _finish(loop._replace(value=value), tol)
 
 

@@ -341,3 +341,28 @@ def test_the_relative_stop_has_no_scale(scale):
     found = fixed_point(lambda _, x: x / 2, (), jnp.full(3, scale), max_steps=5)
     np.testing.assert_allclose(found.residual, 0.5, rtol=1e-5)
     assert not bool(found.converged)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e5])
+def test_an_absolute_tolerance_says_nothing_of_the_gradient(size):
+    """It is in the unit of the state: a coarse one for large states must not cut the series off."""
+
+    def value(offset):
+        stop = {"stop": "absolute", "tol": 1e-4 * size, "max_steps": 500}
+        return fixed_point(lambda p, x: 0.9 * x + p, offset, jnp.zeros(1), **stop).value[0]
+
+    np.testing.assert_allclose(jax.grad(value)(size), 10, rtol=2e-3)
+
+
+def test_the_series_of_the_adjoint_stops_by_its_own_tolerance():
+    def slope(**options):
+        run = partial(fixed_point, lambda p, x: 0.5 * x + p, init=jnp.zeros(()), **options)
+        return jax.grad(lambda p: run(p).value)(1.0)
+
+    np.testing.assert_allclose(slope(tol=1e-6), 2, rtol=1e-5)
+    assert slope(tol=1e-6, adjoint_tol=jnp.inf) == 1.5, "the first term and one more"
+
+
+def test_whole_numbers_have_no_fixed_point():
+    with pytest.raises(ValueError, match="floating numbers, got a start of int32"):
+        fixed_point(lambda p, x: x // 2, (), jnp.array([8]))

@@ -11,7 +11,8 @@ already, `--run runs/robustness/ID` makes the page of its scores, in seconds.
 Expected: at the same σ the place where the noise is added makes most of it, and matched to the
 same SNR nothing does; what iteration and ESR add at one place is of the size of the error bars.
 
-The ladder changes one thing at a time. Two steps stand beside it: the scale of the embeddings,
+The ladder changes one thing at a time. Three steps stand beside it: all after the first in one; the
+scale of the embeddings,
 which does at the token site what changing the site does, and the output projection W_O, which the
 paper's text leaves out and all models here have.
 """
@@ -40,6 +41,7 @@ LADDER = (
     Rung("one Hopfield step, not iterated, β 15", "robertha-no-iteration-no-esr", "embedding", 4),
     Rung("iteration", "robertha-no-esr", "embedding", 5),
     Rung("ESR: Robertha", "robertha", "embedding", 6, in_paper=True),
+    Rung("all six together: Robertha", "robertha", "embedding", 1, beside=True),
     Rung("unit-scale embeddings", "tinybert-unit-scale", "token", 0, beside=True),
     Rung("Robertha w/o W_O", "robertha-no-output-projection", "embedding", 7, beside=True),
 )
@@ -110,7 +112,8 @@ def _of_run(config: Config) -> Path:
         raise ValueError(
             f"{config.run} has fewer than two models of the ladder ({', '.join(sorted(names))})"
         )
-    grid = source.grid._replace(models=models)
+    # All of the ladder: the page says what is missing.
+    grid = source.grid._replace(models=tuple(dict.fromkeys(rung.model for rung in LADDER)))
     plan = grid._asdict() | {"ladder": [rung._asdict() for rung in LADDER]}
     folder = open_run("attribution", config, plan=plan, root=config.runs, ignore=("runs", "reuse"))
     rows = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -167,6 +168,8 @@ def _entry(row: dict[str, Any] | None) -> str:
     text = number(row["mean"])
     if row["step"] is not None:
         text += f" ({with_interval(row['step'], row['step_low'], row['step_high'])})"
+    elif row["after"] is not None:
+        text += " (its start is not measured)"
     return text if row["paper"] is None else f"{text}; paper {number(row['paper'])}"
 
 
@@ -184,9 +187,8 @@ def draw(
     panels = figure.subplots(len(protocols), sharex=True, sharey=True, squeeze=False)[:, 0]
     for axes, protocol in zip(panels, protocols, strict=True):
         _draw_protocol(axes, found, ladder, rows, protocol)
-    names = {row["rung"]: row["change"] for row in rows}
-    titles = [("beside: " if ladder[p].beside else "") + title for p, title in names.items()]
-    panels[-1].set_xticks(list(names), titles, rotation=30, ha="right")
+    titles = [("beside: " if rung.beside else "") + rung.change for rung in ladder]
+    panels[-1].set_xticks(range(len(ladder)), titles, rotation=30, ha="right")
     figure.savefig(path, dpi=130)
 
 
@@ -203,9 +205,12 @@ def _draw_protocol(
         color = f"C{number_of}" if noise[1] else "0.25"
         label = level_label(protocol, noise[1]) if noise[1] else "clean"
         for apart in (False, True):
-            part = [row for row in here if ladder[row["rung"]].beside == apart]
+            by_place = {row["rung"]: row for row in here}
+            places = [p for p, rung in enumerate(ladder) if rung.beside == apart]
+            part = [by_place.get(p, {"mean": math.nan, "std": 0}) for p in places]
             axes.errorbar(
-                [row["rung"] + 0.5 * dodged(number_of, len(noises)) for row in part],
+                [p + 0.5 * dodged(number_of, len(noises)) for p in places],
+                # A rung that is not measured breaks the line.
                 [row["mean"] for row in part],
                 yerr=[row["std"] or 0 for row in part],
                 color=color,

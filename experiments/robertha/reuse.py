@@ -23,7 +23,7 @@ _FREE = {"task", "model", "data_dir", "runs", "resume", "devices", "reuse", "bal
 # So may the fields by which other experiments choose their models, whose names say all of them.
 _CHOICES = {
     "robustness": set(),
-    "attribution": {"run"},
+    "attribution": set(),
     "hyperparameters": {"esr_target", "esr_weight", "beta"},
     "scaling": {"size", "recompute_from", "memory"},
 }
@@ -42,6 +42,11 @@ def check_sources(config: Any, experiment: str = "robustness") -> None:
     """
     for source in config.reuse:
         saved = read_settings(source, experiment, type(config)(), flag="--reuse")
+        if taken := getattr(saved, "run", None):
+            raise ValueError(
+                f"--reuse {source}: its scores were taken from {taken} by --run, and it does not "
+                "hold the settings they were measured by; let a robustness run --reuse that one"
+            )
         for field in dataclasses.fields(config):
             ours, theirs = (plain(getattr(each, field.name)) for each in (config, saved))
             if field.name not in _FREE | _CHOICES[experiment] and ours != theirs:

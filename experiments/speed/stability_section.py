@@ -48,13 +48,16 @@ def stability(report: Mapping[str, Any]) -> list[str]:
     threads = ", ".join(f"{k}={v}" for k, v in report["provenance"]["threads_set"].items())
     return [
         f"## Noise stability\n\n{report['num_samples']:,} Gaussian pairs at rho {report['rho']}, "
-        f"network {width}-{width}-1 with ReLU, batches of {batch}; seconds of {report['clock']}. "
+        f"network {width}-{width}-1 with ReLU, batches of {batch}; {report['clock']}. "
         f"Exactly {exact:.5f}, and every estimate within 5 standard errors of it; numpy "
         f"{report['provenance']['numpy']}, threads set: {threads or 'none'}.",
         markdown_table(heads, timed),
         markdown_table(("ratio of seconds", "median (quartiles) over rounds"), ratios),
+        "*Copies*: correlated inputs a sample, 2 for a pair; *pilot*: hopfax first tries on a few "
+        "which number is cheapest. The peer is the faster of NumPy and PyTorch; *rbg* is another "
+        "generator of jax.",
         "Memory, each row in a process of its own; the peak before the estimate is that of imports "
-        "and compilation. A pilot takes some pairs to run at all, and then is part of the program.",
+        "and compilation. So few pairs as 10,000 have no pilot.",
         markdown_table(
             ("copies", "pairs", "peak, MB", "before it, MB", "XLA's temporaries, MB"), memory
         ),

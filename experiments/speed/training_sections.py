@@ -40,7 +40,7 @@ def train_step(report: Mapping[str, Any]) -> list[str]:
     ]
     return [
         "## Train step\n\nRobertha with ESR, batch 32 (large: 4), rows: "
-        f"{report['rows']}; seconds of {report['clock']}.",
+        f"{report['rows']}; {report['clock']}.",
         markdown_table(heads, rows),
         markdown_table(("size and weights", "ratio", "median (quartiles) over rounds"), ratios),
         *(
@@ -78,7 +78,7 @@ def profile_step(report: Mapping[str, Any]) -> list[str]:
     heads = ("part", "calls", "forward, ms", "with its gradient, ms (quartiles)", "share")
     return [
         f"## Profile of the base train step\n\nBatch {report['batch']} of {report['tokens']} real "
-        f"tokens, fresh weights; seconds of {report['clock']}. Each part is compiled by itself, so "
+        f"tokens, fresh weights; {report['clock']}. Each part is compiled by itself, so "
         "the shares need not add up.",
         markdown_table(heads, rows),
     ]
@@ -157,7 +157,7 @@ def esr(report: Mapping[str, Any]) -> list[str]:
     names = [name.replace("_", " ") for name in entropies]
     return [
         f"## ESR by entropy\n\nBase Robertha's train step, batch 32, rows: {report['rows']}; "
-        f"milliseconds of {report['clock']}, and what ESR adds to the step without it (goal: at "
+        f"milli{report['clock']}, and what ESR adds to the step without it (goal: at "
         "most 30 % on a CPU, 15 % on a GPU), medians and quartiles over rounds.",
         markdown_table(("weights", "padded to", "no ESR", *names, "rounds"), steps),
         "The penalty alone, milliseconds for the keys of 32 texts in two layers, normally "

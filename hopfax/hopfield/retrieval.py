@@ -14,6 +14,10 @@ from jaxtyping import Array, Bool, Float
 
 from hopfax.fixed_point import FixedPoint, Gradient, Stop, check_stopping, fixed_point
 
+# In float32: to the 11 bits that GPUs take by default states stand still before they have come to
+# rest, and others never do.
+matmul = partial(jnp.matmul, precision="highest")
+
 Beta = float | Float[Array, ""]
 Mask = Bool[Array, " patterns"] | None
 
@@ -122,8 +126,8 @@ def retrieve(
         arithmetic is in float32 at least.
 
     Raises:
-        ValueError: If `beta <= 0`, `max_steps < 1`, `gradient` or `stop` is not one of the names
-            above, or the shapes are not those of one query and its patterns.
+        ValueError: If `beta <= 0`, `tol < 0`, `max_steps < 1`, `gradient` or `stop` is not one of
+            the names above, or the shapes are not those of one query and its patterns.
 
     Differentiation:
         See `hopfax.fixed_point.fixed_point`. With `"implicit"` the query gets a zero gradient:
@@ -140,6 +144,7 @@ def retrieve(
     References:
         Robertha, Eqs. 7 and 8.
     """
+    check_stopping(tol=tol, max_steps=max_steps, stop=stop)
     start, patterns, beta = _prepared(query, patterns, beta, mask)
     found = _settle(
         (patterns, beta, mask),
@@ -164,7 +169,8 @@ def search_states(
 ) -> FixedPoint:
     """The search of `retrieve_scores` through the states, less work from 2d patterns on.
 
-    Arguments and errors are those of `retrieve`, the rule of stopping is `past_query`.
+    Arguments and errors are those of `retrieve` without `gradient`, the rule of stopping is
+    `past_query`.
 
     Returns:
         A `FixedPoint` whose value is the state, in float32 at least; a constant to derivatives.
@@ -276,7 +282,7 @@ def _kept(given: Array, start: Array) -> jnp.dtype:
 
 def _update(params: tuple[Array, Array, Mask], state: Array) -> Array:
     patterns, beta, mask = params
-    return jax.nn.softmax(_scores(state, patterns, beta, mask)) @ patterns
+    return matmul(jax.nn.softmax(_scores(state, patterns, beta, mask)), patterns)
 
 
 def _leave(params: tuple[Array, Array, Mask], state: Array) -> tuple[Array, Array]:
@@ -309,6 +315,6 @@ def _walk(params: tuple[Array, Array, Mask], start: Array, *, num_steps: int) ->
 def _scores(state: Array, patterns: Array, beta: Array, mask: Mask) -> Array:
     # In this order the scores of many states, by vmap, lie a state a row: what softmax and the next
     # product read.
-    scores = beta * (state @ patterns.T)
+    scores = beta * matmul(state, patterns.T)
     # Finite, so that a fully padded set gives equal weights to zeros instead of nan.
     return scores if mask is None else jnp.where(mask, scores, jnp.finfo(scores.dtype).min)

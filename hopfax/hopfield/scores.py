@@ -19,8 +19,9 @@ from hopfax.fixed_point import (
     at_fixed_point,
     check_stopping,
     fixed_point,
+    relative_tol,
 )
-from hopfax.hopfield.retrieval import Beta, check_beta, past_query
+from hopfax.hopfield.retrieval import Beta, check_beta, matmul, past_query
 
 
 def retrieve_scores(
@@ -56,8 +57,8 @@ def retrieve_scores(
         A `FixedPoint` whose value is $X \xi^*$, in float32 at least, and 0 for padding.
 
     Raises:
-        ValueError: If `beta <= 0`, `max_steps < 1`, `gradient` or `stop` is not one of the names
-            above, or the shapes are not those of one query's scores and their matrix.
+        ValueError: If `beta <= 0`, `tol < 0`, `max_steps < 1`, `gradient` or `stop` is not one of
+            the names above, or the shapes are not those of one query's scores and their matrix.
 
     Differentiation:
         As `retrieve`: with `"implicit"` the query's scores get a zero gradient.
@@ -76,6 +77,7 @@ def retrieve_scores(
         gradient=gradient,
         stop=partial(_size, stop),
         has_aux=True,
+        adjoint_tol=relative_tol(tol, stop),
     )
 
 
@@ -91,22 +93,23 @@ def settled_scores(
     r"""The scores of an attractor found elsewhere, with the implicit gradient of `retrieve_scores`.
 
     Its map is the same, computed through the states in between, which is less work from 2d
-    patterns on; the series stops by the same norm, over scores, so that it does not show.
+    patterns on, and so is the norm by which its series stops: the gradient does not depend on which
+    of the two is used.
 
     Args:
         scores: $X \xi^*$ of the attractor.
         patterns: Stored patterns $X$, one a row.
         beta: The whole inverse temperature, > 0.
         mask: True where a pattern is real; None takes all.
-        tol: Of the adjoint series.
+        tol: Relative change at which the adjoint series stops.
         max_steps: Most terms of it, at least 1.
 
     Returns:
         The scores, in float32 at least, and 0 for padding.
 
     Raises:
-        ValueError: If `beta <= 0`, `max_steps < 1`, or the shapes are not those of one query's
-            scores and its patterns.
+        ValueError: If `beta <= 0`, `tol < 0`, `max_steps < 1`, or the shapes are not those of one
+            query's scores and its patterns.
     """
     check_beta(beta)
     dtype = jnp.result_type(scores, patterns, jnp.float32)
@@ -116,6 +119,7 @@ def settled_scores(
             "wanted the scores (patterns,) of one query and its patterns (patterns, width), got "
             f"shapes {value.shape} and {patterns.shape}: use jax.vmap for more"
         )
+    _check_mask(mask, len(value))
     if mask is not None:
         value = jnp.where(mask, value, 0)
         patterns = jnp.where(mask[:, None], patterns, 0)
@@ -134,11 +138,19 @@ def _prepared(
             "wanted the scores (patterns,) of one query and gram (patterns, patterns), got shapes "
             f"{start.shape} and {gram.shape}: use jax.vmap for more"
         )
+    _check_mask(mask, len(start))
     if mask is not None:
         # 0 * nan is nan: whatever stands in padding must go before the products.
         start = jnp.where(mask, start, 0)
         gram = jnp.where(mask[:, None] & mask, gram, 0)
     return start, gram, dtype
+
+
+def _check_mask(mask: Array | None, count: int) -> None:
+    if mask is not None and jnp.shape(mask) != (count,):
+        raise ValueError(
+            f"mask wants one entry for each of {count} patterns, got shape {jnp.shape(mask)}"
+        )
 
 
 class _Beside(NamedTuple):
@@ -153,13 +165,13 @@ def _update(params: tuple[Array, Array, Array | None], scores: Array) -> tuple[A
     gram, beta, mask = params
     weights = _weights(scores, beta, mask)
     # In this order vmap needs no transpose; the matrix is symmetric.
-    following = weights @ gram
+    following = matmul(weights, gram)
     return following, _Beside(weights, jnp.sum(weights * following), jnp.ones((), bool))
 
 
 def _through_states(params: tuple[Array, Array, Array | None], scores: Array) -> Array:
     patterns, beta, mask = params
-    return (_weights(scores, beta, mask) @ patterns) @ patterns.T
+    return matmul(matmul(_weights(scores, beta, mask), patterns), patterns.T)
 
 
 def _weights(scores: Array, beta: Array, mask: Array | None) -> Array:

@@ -67,8 +67,8 @@ def eigen_entropy(
         equally along all $d$ directions.
 
     Raises:
-        ValueError: If the width is below 2, where the normalisation is 0, or if there is no such
-            entropy.
+        ValueError: If the width is below 2, where the normalisation is 0, if the mask is of
+            another length, or if there is no such entropy.
 
     Differentiation:
         Finite for constant, duplicate, zero and fully padded keys; padded rows get exactly zero.
@@ -81,7 +81,9 @@ def eigen_entropy(
     width = jnp.shape(keys)[-1]
     if width < 2:
         raise ValueError(f"entropy is normalised by log(width), so width must be >= 2, got {width}")
-    return spectral_entropy(_gram(keys, mask), entropy=entropy) / np.log(width)
+    found = spectral_entropy(_gram(keys, mask), entropy=entropy) / np.log(width)
+    # Rounding can take it above 1; the gradient stays.
+    return found - jax.lax.stop_gradient(jnp.maximum(found - 1, 0))
 
 
 def effective_rank(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
@@ -180,6 +182,10 @@ def _gram(keys: Keys, mask: Mask) -> Float[Array, "side side"]:
         raise ValueError(
             f"wanted the keys of one sequence (tokens, width), got shape {keys.shape}: "
             "use jax.vmap for more"
+        )
+    if mask is not None and jnp.shape(mask) != keys.shape[:1]:
+        raise ValueError(
+            f"mask wants one entry for each of {len(keys)} keys, got shape {jnp.shape(mask)}"
         )
     keys = keys.astype(jnp.promote_types(keys.dtype, jnp.float32))
     centred = _centre(keys, mask)

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from hopfax.fixed_point import FixedPoint, Stop, check_stopping
-from hopfax.hopfield.retrieval import Beta, check_beta
+from hopfax.fixed_point import FixedPoint, Stop, check_stopping, relative_tol
+from hopfax.hopfield.retrieval import Beta, check_beta, matmul
 
 if TYPE_CHECKING:
     from hopfax.kernels.tiles import Tiling
@@ -193,32 +193,31 @@ def _retrieve_backward(
     beta, query, given_keys, given_values, visible, tol, state = saved
     keys, values = given_keys.astype(jnp.float32), given_values.astype(jnp.float32)
     read, settled = cotangents[0].astype(jnp.float32), cotangents[1]
-    # An error of the scores is a relative one of the weights: not in the 11 bits of tensor cores.
-    scores = jnp.matmul(state, keys.T, precision=jax.lax.Precision.HIGHEST)
+    scores = matmul(state, keys.T)
     weights = jax.nn.softmax(jnp.where(visible, beta * scores, jnp.finfo(jnp.float32).min))
 
     def of_scores(weights_bar: Array) -> Array:
         mean = jnp.sum(weights * weights_bar, axis=1, keepdims=True)
         return weights * (weights_bar - mean)
 
-    weights_bar = read @ values.T
+    weights_bar = matmul(read, values.T)
     tiling = _tiling(len(query), len(keys), how.interpret)
     adjoint = tiles.solve(
         beta[None],
-        _padded(settled + beta * of_scores(weights_bar) @ keys, tiling.queries),
+        _padded(settled + beta * matmul(of_scores(weights_bar), keys), tiling.queries),
         _padded(weights, tiling.queries, tiling.keys),
         _padded(keys.astype(given_keys.dtype), tiling.keys),
-        _padded(tol, tiling.queries),
+        _padded(jnp.asarray(relative_tol(tol, how.stop)), tiling.queries),
         tiling=tiling,
         max_steps=how.max_steps,
     )[: len(query), : query.shape[1]]
     # One application of the map at the fixed point, and the read-out: both of the same weights.
-    scores_bar = of_scores(weights_bar + adjoint @ keys.T)
+    scores_bar = of_scores(weights_bar + matmul(adjoint, keys.T))
     return (
         jnp.sum(scores_bar * scores),
         jnp.zeros_like(query),
-        (beta * scores_bar.T @ state + weights.T @ adjoint).astype(given_keys.dtype),
-        (weights.T @ read).astype(given_values.dtype),
+        (beta * matmul(scores_bar.T, state) + matmul(weights.T, adjoint)).astype(given_keys.dtype),
+        matmul(weights.T, read).astype(given_values.dtype),
         None,
         None,
     )

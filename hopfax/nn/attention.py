@@ -1,7 +1,7 @@
 """Self-attention layers: softmax, and Hopfield attention that iterates its queries first."""
 
 import warnings
-from functools import cache
+from functools import cache, partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -10,7 +10,14 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from hopfax import hopfield, kernels
-from hopfax.fixed_point import FixedPoint, Gradient, Stop, fixed_point
+from hopfax.fixed_point import (
+    FixedPoint,
+    Gradient,
+    Stop,
+    check_stopping,
+    fixed_point,
+    relative_tol,
+)
 from hopfax.nn.groups import by_devices, by_groups
 from hopfax.nn.linear import linear
 
@@ -146,6 +153,9 @@ class HopfieldAttention(nnx.Module):
             raise ValueError(f"beta is an inverse temperature and must be > 0, got {beta}")
         if max_steps < 0:
             raise ValueError(f"max_steps must be at least 0 (no iteration), got {max_steps}")
+        check_stopping(tol=tol, max_steps=max(max_steps, 1), stop=stop)
+        if gradient not in ("implicit", "unrolled"):
+            raise ValueError(f'gradient must be "implicit" or "unrolled", got {gradient!r}')
         if scope not in ("query", "batch"):
             raise ValueError(f'scope must be "query" or "batch", got {scope!r}')
         if implementation not in (None, "xla", "pallas"):
@@ -207,8 +217,8 @@ class HopfieldAttention(nnx.Module):
         elements = heads * tokens**2
         if self._searches_states(tokens, width):
             # Of arrays of that size it works on a quarter as many at once.
-            elements = max(1, elements // 4)
-        return by_groups(self._retrieve_by_xla, *arrays, elements=elements)
+            elements //= 4
+        return by_groups(self._retrieve_by_xla, *arrays, elements=max(1, elements))
 
     def _fuses(self, query: Heads, key: Heads, value: Heads) -> bool:
         """Whether the kernel does it."""
@@ -257,7 +267,7 @@ class HopfieldAttention(nnx.Module):
     ) -> tuple[Heads, FixedPoint]:
         counts = query.shape[:-1]
         if self.max_steps == 0:
-            scores, still = _products(query, key), jnp.ones(counts, bool)
+            scores, still = _exact_products(query, key), jnp.ones(counts, bool)
             found = FixedPoint(scores, jnp.zeros(counts, jnp.int32), jnp.zeros(counts), still)
         elif self.scope == "batch":
             found = self._retrieve_together(query, key, key_mask)
@@ -270,7 +280,7 @@ class HopfieldAttention(nnx.Module):
         return mixed, found._replace(value=())
 
     def _retrieve_scores(self, query: Heads, key: Heads, key_mask: Mask, mask: Mask) -> FixedPoint:
-        scores, gram = _products(query, key), _products(key, key)
+        scores, gram = _exact_products(query, key), _exact_products(key, key)
 
         def one(scores: Array, gram: Array, key_mask: Array, tol: Array) -> FixedPoint:
             return hopfield.retrieve_scores(
@@ -290,10 +300,12 @@ class HopfieldAttention(nnx.Module):
 
     def _retrieve_states(self, query: Heads, key: Heads, key_mask: Mask, mask: Mask) -> FixedPoint:
         def one(query: Array, key: Array, key_mask: Array, tol: Array) -> FixedPoint:
-            given = {"beta": self.beta, "mask": key_mask, "tol": tol, "max_steps": self.max_steps}
-            found = hopfield.search_states(query, key, **given, stop=self.stop)
+            given = {"beta": self.beta, "mask": key_mask, "max_steps": self.max_steps}
+            found = hopfield.search_states(query, key, **given, tol=tol, stop=self.stop)
             # The gradient is that of scores: how far a text is padded must not change it.
-            scores = jax.lax.stop_gradient(found.value @ key.T)
+            scores = jnp.matmul(found.value, key.T, precision="highest")
+            given["tol"] = relative_tol(tol, self.stop)
+            scores = jax.lax.stop_gradient(scores)
             return found._replace(value=hopfield.settled_scores(scores, key, **given))
 
         tokens = jax.vmap(one, in_axes=(0, None, None, 0))
@@ -303,6 +315,8 @@ class HopfieldAttention(nnx.Module):
     def _retrieve_together(self, query: Heads, key: Heads, key_mask: Mask) -> FixedPoint:
         # In bfloat16 no change would ever be as small as the tolerance.
         query, key = (part.astype(_wide(part)) for part in (query, key))
+        # One norm is of all texts, and padding has no part in it.
+        query = jnp.where(key_mask[:, None, :, None], query, 0)
         found = fixed_point(
             _update_all,
             (key, jnp.asarray(self.beta, key.dtype), key_mask),
@@ -314,7 +328,7 @@ class HopfieldAttention(nnx.Module):
         )
         counts = query.shape[:-1]
         return found._replace(
-            value=_products(found.value, key),
+            value=_exact_products(found.value, key),
             num_steps=jnp.broadcast_to(found.num_steps, counts),
             converged=jnp.broadcast_to(found.converged, counts),
         )
@@ -332,7 +346,8 @@ def _update_all(params: tuple[Heads, Array, Mask], query: Heads) -> Heads:
         return hopfield.update(query, key, beta=beta, mask=mask)
 
     tokens = jax.vmap(one, in_axes=(0, None, None))
-    return jax.vmap(jax.vmap(tokens, in_axes=(0, 0, None)))(query, key, mask)
+    updated = jax.vmap(jax.vmap(tokens, in_axes=(0, 0, None)))(query, key, mask)
+    return jnp.where(mask[:, None, :, None], updated, 0)
 
 
 def _read_out(
@@ -346,11 +361,16 @@ def _read_out(
     return jnp.einsum("bhqk,bhkd->bhqd", weights, value)
 
 
-def _products(queries: Heads, keys: Heads) -> Scores:
+def _products(queries: Heads, keys: Heads, *, precision: str | None = None) -> Scores:
     if _is_tiny(keys):
         return jnp.sum(queries[..., :, None, :] * keys[..., None, :, :], axis=-1)
     # A product of two bfloat16 numbers is exact in float32: softmax and iteration see it unrounded.
-    return jnp.einsum("bhqd,bhkd->bhqk", queries, keys, preferred_element_type=_wide(queries))
+    how = {"preferred_element_type": _wide(queries), "precision": precision}
+    return jnp.einsum("bhqd,bhkd->bhqk", queries, keys, **how)
+
+
+# Iterated: see `hopfax.hopfield.retrieval.matmul`.
+_exact_products = partial(_products, precision="highest")
 
 
 def _is_tiny(keys: Heads) -> bool:

@@ -23,7 +23,8 @@ SHORT = (
 
 
 def test_every_rung_is_a_model_and_starts_from_an_earlier_one():
-    assert len({(rung.model, rung.site) for rung in attribution.LADDER}) == len(attribution.LADDER)
+    places = {(rung.model, rung.site, rung.after) for rung in attribution.LADDER}
+    assert len(places) == len(attribution.LADDER)
     for place, rung in enumerate(attribution.LADDER):
         assert rung.model in MODELS
         assert (rung.after is None) == (place == 0)
@@ -136,6 +137,11 @@ def test_the_ladder_of_a_run_that_is_there_needs_no_training(robustness_run, tmp
     folder = attribution.run(attribution.Config(run=str(robustness_run), runs=str(tmp_path)))
     rows = rundir.read_csv(folder / "attribution.csv")
     assert {row["model"] for row in rows} == {"tinybert", "robertha"}
+    steps = {row["change"]: row["step"] for row in rows if row["level"] == "2.0"}
+    assert not steps["ESR: Robertha"] and steps["all six together: Robertha"]
+    html = (folder / "report.html").read_text()
+    assert "(its start is not measured)" in html and "Missing: SST-2" in html
+    assert "TinyBERT, mean pooling (seed" in html
     theirs = {rundir.key_of(row): row["score"] for row in rundir.read_results(robustness_run)}
     ours = rundir.read_results(folder)
     assert ours and all(theirs[rundir.key_of(row)] == row["score"] for row in ours)

@@ -181,3 +181,17 @@ def test_other_experiments_take_over_their_own_runs(
     (source / "config.json").write_text(json.dumps(config))
     assert main(line) == 1
     assert f"no run of this version's {experiment}" in capsys.readouterr().err
+
+
+def test_scores_taken_over_by_run_are_not_taken_over_again(fake, tmp_path, capsys):
+    """Their settings are another run's, which this one's config.json does not hold."""
+    rows = fake.fake_rows(models=("tinybert", "robertha"), tasks=("cola",))
+    plan = {"tasks": ("cola",), "models": ("tinybert", "robertha"), "seeds": fake.SEEDS}
+    plan |= {"levels": fake.LEVELS, "sites": fake.SITES, "protocols": fake.PROTOCOLS}
+    run = fake.write_fake_run(tmp_path / "source", rows, plan)
+    assert main(["attribution", "--run", str(run), "--runs", str(tmp_path)]) == 0
+    (ladder,) = (tmp_path / "attribution").iterdir()
+    line = ["attribution", "--task", "cola", "--reuse", str(ladder), "--runs", str(tmp_path)]
+    assert main(line) == 1
+    assert "taken from" in capsys.readouterr().err
+    assert len(list((tmp_path / "attribution").iterdir())) == 1

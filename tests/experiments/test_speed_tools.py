@@ -98,7 +98,7 @@ def test_a_page_and_a_picture_come_from_the_reports(tmp_path):
     assert "time of 20 vmapped seeds over time of one" in text and "failed (large, fresh)" in text
     assert "6.0 (5.0 to 7.0)" in text and "python -m x" in text
     assert (tmp_path / "train_step.png").read_bytes()[:4] == b"\x89PNG"
-    assert "beside PyTorch padded to 128 | at least 5 | 6 | yes |" in text
+    assert "over PyTorch's padded to 128 | at least 5 | 6 | yes |" in text
 
 
 def test_a_goal_holds_in_all_some_or_no_cases_or_was_not_measured():

@@ -443,3 +443,46 @@ def test_whole_numbers_are_not_rounded_back(call):
     found, expected = (getattr(each, "value", each) for each in (found, expected))
     assert found.dtype == jnp.float32
     assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tol": -1.0}, "must be >= 0, got -1"),
+        ({"tol": np.nan}, "must be >= 0, got nan"),
+        ({"stop": lambda new, old: jnp.zeros(())}, 'stop must be "relative" or "absolute"'),
+    ],
+)
+def test_a_stop_out_of_range_is_named(options, words):
+    patterns = jnp.eye(3)
+    searches = {
+        hopfield.retrieve: (patterns[0], patterns),
+        hopfield.search_states: (patterns[0], patterns),
+        hopfield.retrieve_scores: (patterns[0], patterns @ patterns.T),
+    }
+    for search, given in searches.items():
+        with pytest.raises(ValueError, match=words):
+            search(*given, beta=1.0, **options)
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e4])
+def test_the_gradient_has_no_unit_where_the_stop_is_absolute(unit, patterns, query):
+    """Patterns, query and tolerance in another unit: the same search, and the same gradient."""
+
+    def slope(gradient):
+        def value(scaled):
+            found = hopfield.retrieve(
+                unit * query,
+                scaled,
+                beta=2 / unit**2,
+                tol=1e-4 * unit,
+                max_steps=200,
+                gradient=gradient,
+                stop="absolute",
+            )
+            return jnp.sum(jnp.cos(jnp.arange(len(query))) * found.value)
+
+        return jax.grad(value)(unit * jnp.asarray(patterns))
+
+    wanted = slope("unrolled")
+    np.testing.assert_allclose(slope("implicit"), wanted, atol=5e-3 * np.abs(wanted).max())

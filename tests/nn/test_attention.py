@@ -308,3 +308,43 @@ def test_the_layer_keeps_its_inputs_dtype(x, redraw, options):
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
     attended = layer.bind(half)(jnp.asarray(x, jnp.bfloat16), MASK)
     assert attended.values.dtype == attended.keys.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tol": float("nan")}, "must be >= 0, got nan"),
+        ({"tol": -1.0}, "must be >= 0, got -1"),
+        ({"stop": "soon"}, "got 'soon'"),
+        ({"max_steps": 0, "gradient": "exact"}, "got 'exact'"),
+    ],
+)
+def test_options_out_of_range_are_named_when_the_layer_is_made(options, words):
+    with pytest.raises(ValueError, match=words):
+        HopfieldAttention(4, rngs=nnx.Rngs(0), **options)
+
+
+@pytest.mark.parametrize("beta", [4.0, 10.0])
+def test_padding_has_no_part_in_the_norm_of_a_batch(rng, redraw, beta):
+    """The released way of stopping, with keys masked: what padding holds must not show."""
+    layer = functional(
+        lambda rngs: HopfieldAttention(6, beta=beta, scope="batch", max_steps=60, rngs=rngs)
+    )
+    params = redraw(layer, scale=2.0)
+    x = rng.normal(size=(3, 5, 6)).astype(np.float32)
+    mask = np.arange(5) < np.array([2, 3, 2])[:, None]
+    found, other, broken = (
+        layer.bind(params)(np.where(mask[..., None], x, filler), mask)
+        for filler in (x, np.float32(0), np.float32(1e3))
+    )
+    assert 2 < found.num_steps.max() < 60
+    for each in (other, broken):
+        np.testing.assert_array_equal(each.num_steps, found.num_steps)
+        np.testing.assert_allclose(
+            np.asarray(each.values)[mask], np.asarray(found.values)[mask], rtol=1e-5, atol=1e-6
+        )
+
+
+def test_texts_without_a_token_stay_empty():
+    x, mask = np.zeros((2, 0, 4), np.float32), np.zeros((2, 0), bool)
+    assert HopfieldAttention(4, rngs=nnx.Rngs(0))(x, mask).values.shape == (2, 0, 4)
