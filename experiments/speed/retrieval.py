@@ -151,11 +151,13 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     want_torch(parser, flags)
     begin, clock = time.monotonic(), clock_of(flags.cpu_seconds)
     origin = torch_provenance() | {"clock": clock_title(flags.cpu_seconds)}
-    # The peak is a rate of this machine; a later session measures its own.
-    peaks = measured_peaks(PEAK_SIZES[flags.budget], rounds=5, clock=clock)
     kept = flags.out / "retrieval_cells.jsonl"
-    done = finished(kept, origin)
+    entries = finished(kept, origin)
+    done = {key(entry["cell"]): entry["rows"] for entry in entries}
     wanted = list(cells(flags.budget))
+    # One peak for all cells: their shares stand in one table.
+    peaks = next((entry["peaks"] for entry in entries), None)
+    peaks = peaks or measured_peaks(PEAK_SIZES[flags.budget], rounds=5, clock=clock)
     for cell in wanted:
         if key(cell) in done:
             continue
@@ -165,7 +167,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         done[key(cell)] = rows
         flags.out.mkdir(parents=True, exist_ok=True)
         with kept.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"origin": origin, "cell": cell, "rows": rows}) + "\n")
+            entry = {"origin": origin, "peaks": peaks, "cell": cell, "rows": rows}
+            stream.write(json.dumps(entry) + "\n")
         show(cell, rows)
     missing = [title(cell) for cell in wanted if key(cell) not in done]
     if missing:
@@ -191,18 +194,18 @@ def title(cell: Mapping[str, Any]) -> str:
     return ", ".join([cell["cell"], *(f"{name} {cell[name]}" for name in cell if name != "cell")])
 
 
-def finished(kept: Path, origin: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Rows of the cells that an earlier session with the same origin has measured."""
+def finished(kept: Path, origin: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Cells that earlier sessions with the same origin have measured: its rows, and the peaks."""
     if not kept.is_file():
-        return {}
-    found = {}
+        return []
+    found = []
     for line in kept.read_text(encoding="utf-8").splitlines():
         try:
             entry = json.loads(line)
         except ValueError:
             continue  # the session ended within this line
         if same_origin(entry["origin"], origin):
-            found[key(entry["cell"])] = entry["rows"]
+            found.append(entry)
     return found
 
 

@@ -148,6 +148,8 @@ def test_retrieval_continues_where_it_stopped(tiny, monkeypatch, tmp_path, capsy
     again = retrieval.main(out)
     assert [(cell["cell"], cell["steps"]) for cell in measured] == [("gradient", 1)]
     assert again["table"] == first["table"]
+    # Shares of one table are of one peak.
+    assert again["peaks"] == first["peaks"]
     # The figures of the paper, from its table.
     page.main([str(tmp_path)])
     text = (tmp_path / "README.md").read_text()
