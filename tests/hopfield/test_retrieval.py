@@ -466,23 +466,25 @@ def test_a_stop_out_of_range_is_named(options, words):
 
 
 @pytest.mark.parametrize("unit", [1.0, 1e4])
-def test_the_gradient_has_no_unit_where_the_stop_is_absolute(unit, patterns, query):
+def test_the_gradient_has_no_unit_where_the_stop_is_absolute(unit, rng):
     """Patterns, query and tolerance in another unit: the same search, and the same gradient."""
+    patterns, query = jnp.asarray(rng.normal(size=(6, 4))), jnp.asarray(rng.normal(size=4))
 
     def slope(gradient):
         def value(scaled):
             found = hopfield.retrieve(
                 unit * query,
                 scaled,
-                beta=2 / unit**2,
+                # Slow enough for a series of many terms.
+                beta=0.5 / unit**2,
                 tol=1e-4 * unit,
                 max_steps=200,
                 gradient=gradient,
                 stop="absolute",
             )
-            return jnp.sum(jnp.cos(jnp.arange(len(query))) * found.value)
+            return jnp.sum(jnp.cos(jnp.arange(4)) * found.value)
 
-        return jax.grad(value)(unit * jnp.asarray(patterns))
+        return jax.grad(value)(unit * patterns)
 
     wanted = slope("unrolled")
-    np.testing.assert_allclose(slope("implicit"), wanted, atol=5e-3 * np.abs(wanted).max())
+    np.testing.assert_allclose(slope("implicit"), wanted, atol=0.02 * np.abs(wanted).max())

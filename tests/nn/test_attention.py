@@ -324,25 +324,28 @@ def test_options_out_of_range_are_named_when_the_layer_is_made(options, words):
         HopfieldAttention(4, rngs=nnx.Rngs(0), **options)
 
 
-@pytest.mark.parametrize("beta", [4.0, 10.0])
-def test_padding_has_no_part_in_the_norm_of_a_batch(rng, redraw, beta):
+def test_padding_has_no_part_in_the_norm_of_a_batch(rng):
     """The released way of stopping, with keys masked: what padding holds must not show."""
     layer = functional(
-        lambda rngs: HopfieldAttention(6, beta=beta, scope="batch", max_steps=60, rngs=rngs)
+        lambda rngs: HopfieldAttention(6, beta=4.0, scope="batch", max_steps=60, rngs=rngs)
     )
-    params = redraw(layer, scale=2.0)
-    x = rng.normal(size=(3, 5, 6)).astype(np.float32)
     mask = np.arange(5) < np.array([2, 3, 2])[:, None]
-    found, other, broken = (
-        layer.bind(params)(np.where(mask[..., None], x, filler), mask)
-        for filler in (x, np.float32(0), np.float32(1e3))
-    )
-    assert 2 < found.num_steps.max() < 60
-    for each in (other, broken):
-        np.testing.assert_array_equal(each.num_steps, found.num_steps)
-        np.testing.assert_allclose(
-            np.asarray(each.values)[mask], np.asarray(found.values)[mask], rtol=1e-5, atol=1e-6
-        )
+    attend = jax.jit(lambda params, x: layer.bind(params)(x, mask))
+    params = layer.init(jax.random.key(0))
+    # One draw in five or so has the slowest query in padding.
+    for _ in range(20):
+        params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), params)
+        x = rng.normal(size=(3, 5, 6)).astype(np.float32)
+        found = attend(params, x)
+        for filler in (0.0, 1e3):
+            other = attend(params, np.where(mask[..., None], x, np.float32(filler)))
+            np.testing.assert_array_equal(other.num_steps, found.num_steps)
+            np.testing.assert_allclose(
+                np.asarray(other.values)[mask],
+                np.asarray(found.values)[mask],
+                rtol=1e-5,
+                atol=1e-5,
+            )
 
 
 def test_texts_without_a_token_stay_empty():
