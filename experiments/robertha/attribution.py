@@ -12,9 +12,8 @@ Expected: at the same σ the place where the noise is added makes most of it, an
 same SNR nothing does; what iteration and ESR add at one place is of the size of the error bars.
 
 The ladder changes one thing at a time. Three steps stand beside it: all after the first in one; the
-scale of the embeddings,
-which does at the token site what changing the site does, and the output projection W_O, which the
-paper's text leaves out and all models here have.
+scale of the embeddings, which does at the token site what changing the site does; and the output
+projection W_O, which the paper's text leaves out and all models here have.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -24,8 +23,7 @@ from experiments.report_page import print_table
 from experiments.robertha import attribution_page as page
 from experiments.robertha import robustness
 from experiments.robertha.attribution_page import Rung
-from experiments.robertha.flags import Training
-from experiments.robertha.reuse import check_not_itself, check_sources, reuse
+from experiments.robertha.flags import Training, open_folder
 from experiments.robertha.trained import read_run
 from experiments.rundir import RESULT_COLUMNS, open_run, read_results, write_csv
 
@@ -72,18 +70,7 @@ def run(config: Config) -> Path:
     models = tuple(dict.fromkeys(rung.model for rung in LADDER))
     whole = robustness.Config(model=models, **shared)
     grid = robustness.checked_grid(whole)
-    check_sources(config, "attribution")
-    ladder = [rung._asdict() for rung in LADDER]
-    folder = open_run(
-        "attribution",
-        config,
-        plan=grid._asdict() | {"ladder": ladder},
-        root=config.runs,
-        ignore=("run", "runs", "devices", "reuse"),
-    )
-    check_not_itself(folder, config)
-    print(f"writing to {folder}", flush=True)
-    reuse(folder, config, grid, "attribution")
+    folder = open_folder("attribution", config, grid, ladder=[rung._asdict() for rung in LADDER])
     for _ in robustness.fill(folder, whole, grid):
         page.write_page(folder, LADDER)
     for table in page.write_page(folder, LADDER):

@@ -18,7 +18,7 @@ from experiments.robertha.measurements import (
     missing,
     task_title,
 )
-from experiments.robertha.paper import paper_score
+from experiments.robertha.paper import paper_average
 from experiments.robertha.statistics import mean_by_seed, paired_difference, summarize
 from experiments.rundir import write_csv
 
@@ -85,8 +85,7 @@ def write_page(folder: Path, ladder: Sequence[Rung]) -> list[Table]:
 
 def steps(found: Measurements, ladder: Sequence[Rung]) -> list[dict[str, Any]]:
     """One row a rung and noise, the clean score first: the score, and what the change added."""
-    noises = [("clean", 0.0)]
-    noises += [(name, level) for name in found.grid.protocols for level in found.grid.levels]
+    noises = _noises(found, *found.grid.protocols)
     rows = []
     for place, rung in enumerate(ladder):
         for protocol, level in noises:
@@ -120,6 +119,12 @@ def steps(found: Measurements, ladder: Sequence[Rung]) -> list[dict[str, Any]]:
     return rows
 
 
+def _noises(found: Measurements, *protocols: str) -> list[tuple[str, float]]:
+    """Protocols and levels, none first."""
+    noisy = [(protocol, level) for protocol in protocols for level in found.grid.levels]
+    return [(CLEAN[1], 0.0), *noisy]
+
+
 def scores(found: Measurements, rung: Rung, protocol: str, level: float) -> dict[int, float]:
     """By seed, the mean over the tasks; empty unless all of them are there."""
     return mean_by_seed(
@@ -142,16 +147,15 @@ def paper(found: Measurements, rung: Rung, level: float) -> float | None:
     """The paper's mean over the tasks, None where it lacks one of them."""
     if not rung.in_paper:
         return None
-    theirs = [paper_score(task_title(task), rung.model, level) for task in found.grid.tasks]
-    known = [each.mean for each in theirs if each is not None]
-    return sum(known) / len(known) if known and len(known) == len(theirs) else None
+    theirs = paper_average("", [task_title(task) for task in found.grid.tasks], rung.model, level)
+    return theirs.mean if theirs else None
 
 
 def table(
     found: Measurements, ladder: Sequence[Rung], rows: Sequence[dict[str, Any]], protocol: str
 ) -> Table:
     """A line a rung: its score at every level, the step to it in brackets, the paper's score."""
-    noises = [(CLEAN[1], 0.0), *((protocol, level) for level in found.grid.levels)]
+    noises = _noises(found, protocol)
     heads = [level_label(protocol, level) if level else "clean" for _, level in noises]
     lines = [[PROTOCOL_TITLES.get(protocol, protocol), *heads]]
     by_place = {(row["rung"], row["protocol"], row["level"]): row for row in rows}
@@ -199,7 +203,7 @@ def _draw_protocol(
     rows: Sequence[dict[str, Any]],
     protocol: str,
 ) -> None:
-    noises = [(CLEAN[1], 0.0), *((protocol, level) for level in found.grid.levels)]
+    noises = _noises(found, protocol)
     for number_of, noise in enumerate(noises):
         here = [row for row in rows if (row["protocol"], row["level"]) == noise]
         color = f"C{number_of}" if noise[1] else "0.25"

@@ -86,15 +86,26 @@ def open_grid(
     del shared["reuse"]
     settings = robustness.Config(model=tuple(variants), **shared)
     grid = robustness.checked_grid(settings, variants)
+    return Opened(open_folder(experiment, config, grid, **plan), settings, grid)
+
+
+def open_folder(experiment: str, config: Training, grid: Grid, **plan: Any) -> Path:
+    """Opens the folder of a run and copies into it what the runs of `--reuse` have finished.
+
+    Args:
+        experiment: Name on the command line.
+        config: The experiment's flags.
+        grid: What the run should fill, checked.
+        **plan: See `open_grid`.
+
+    Raises:
+        FileNotFoundError, ValueError: A run of `--reuse` is none, or does not fit.
+    """
     check_sources(config, experiment)
-    folder = open_run(
-        experiment,
-        config,
-        plan=grid._asdict() | plan,
-        root=config.runs,
-        ignore=("runs", "devices", "reuse"),
-    )
+    ignore = ("runs", "devices", "reuse", "run")
+    plan = grid._asdict() | plan
+    folder = open_run(experiment, config, plan=plan, root=config.runs, ignore=ignore)
     check_not_itself(folder, config)
     print(f"writing to {folder}", flush=True)
     reuse(folder, config, grid, experiment)
-    return Opened(folder, settings, grid)
+    return folder

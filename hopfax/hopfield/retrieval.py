@@ -247,6 +247,14 @@ def check_beta(beta: Beta) -> None:
         raise ValueError(f"beta is an inverse temperature and must be > 0, got {beta}")
 
 
+def check_mask(mask: Mask, count: int) -> None:
+    """Raises a ValueError unless `mask` is None or has an entry for each of `count` patterns."""
+    if mask is not None and jnp.shape(mask) != (count,):
+        raise ValueError(
+            f"mask wants one entry for each of {count} patterns, got shape {jnp.shape(mask)}"
+        )
+
+
 def _prepared(state: Array, patterns: Array, beta: Beta, mask: Mask) -> tuple[Array, Array, Array]:
     """Checks the arguments, raises them to float32 at least, and empties padded rows."""
     state, patterns = jnp.asarray(state), jnp.asarray(patterns)
@@ -260,11 +268,7 @@ def _prepared(state: Array, patterns: Array, beta: Beta, mask: Mask) -> tuple[Ar
             f"the state has width {state.shape[0]}, the patterns have {patterns.shape[1]}: "
             "both must live in one space"
         )
-    if mask is not None and jnp.shape(mask) != patterns.shape[:1]:
-        raise ValueError(
-            f"mask wants one entry for each of {patterns.shape[0]} patterns, got shape "
-            f"{jnp.shape(mask)}"
-        )
+    check_mask(mask, len(patterns))
     check_beta(beta)
     dtype = jnp.result_type(state, patterns, jnp.float32)
     patterns = jnp.asarray(patterns, dtype)

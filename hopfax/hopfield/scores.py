@@ -21,7 +21,7 @@ from hopfax.fixed_point import (
     fixed_point,
     relative_tol,
 )
-from hopfax.hopfield.retrieval import Beta, check_beta, matmul, past_query
+from hopfax.hopfield.retrieval import Beta, check_beta, check_mask, matmul, past_query
 
 
 def retrieve_scores(
@@ -119,7 +119,7 @@ def settled_scores(
             "wanted the scores (patterns,) of one query and its patterns (patterns, width), got "
             f"shapes {value.shape} and {patterns.shape}: use jax.vmap for more"
         )
-    _check_mask(mask, len(value))
+    check_mask(mask, len(value))
     if mask is not None:
         value = jnp.where(mask, value, 0)
         patterns = jnp.where(mask[:, None], patterns, 0)
@@ -138,19 +138,12 @@ def _prepared(
             "wanted the scores (patterns,) of one query and gram (patterns, patterns), got shapes "
             f"{start.shape} and {gram.shape}: use jax.vmap for more"
         )
-    _check_mask(mask, len(start))
+    check_mask(mask, len(start))
     if mask is not None:
         # 0 * nan is nan: whatever stands in padding must go before the products.
         start = jnp.where(mask, start, 0)
         gram = jnp.where(mask[:, None] & mask, gram, 0)
     return start, gram, dtype
-
-
-def _check_mask(mask: Array | None, count: int) -> None:
-    if mask is not None and jnp.shape(mask) != (count,):
-        raise ValueError(
-            f"mask wants one entry for each of {count} patterns, got shape {jnp.shape(mask)}"
-        )
 
 
 class _Beside(NamedTuple):

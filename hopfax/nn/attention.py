@@ -18,6 +18,7 @@ from hopfax.fixed_point import (
     fixed_point,
     relative_tol,
 )
+from hopfax.hopfield.retrieval import matmul
 from hopfax.nn.groups import by_devices, by_groups
 from hopfax.nn.linear import linear
 
@@ -303,9 +304,8 @@ class HopfieldAttention(nnx.Module):
             given = {"beta": self.beta, "mask": key_mask, "max_steps": self.max_steps}
             found = hopfield.search_states(query, key, **given, tol=tol, stop=self.stop)
             # The gradient is that of scores: how far a text is padded must not change it.
-            scores = jnp.matmul(found.value, key.T, precision="highest")
+            scores = jax.lax.stop_gradient(matmul(found.value, key.T))
             given["tol"] = relative_tol(tol, self.stop)
-            scores = jax.lax.stop_gradient(scores)
             return found._replace(value=hopfield.settled_scores(scores, key, **given))
 
         tokens = jax.vmap(one, in_axes=(0, None, None, 0))
