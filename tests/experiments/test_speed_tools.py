@@ -121,6 +121,16 @@ def test_goals_for_a_gpu_take_no_figure_of_a_cpu(device):
     assert measured.endswith("| 12.5 | yes |") and missing.endswith("|  | not measured |")
 
 
+@pytest.mark.parametrize("peer", ["PyTorch", "NumPy"])
+def test_noise_stability_is_held_against_the_quicker_peer(peer):
+    names = (f"{peer} over hopfax", f"{peer} over hopfax, pairs")
+    names += (f"{peer} over hopfax, at equal error", "ten rhos over one")
+    ratios = {name: {"median": float(place)} for place, name in enumerate(names)}
+    found = list(goals.stability({"ratios": ratios}))
+    assert [goal.values for goal in found] == [[0.0], [2.0], [3.0]]
+    assert all(f"{peer}'s loop" in goal.what for goal in found[:2])
+
+
 def test_the_page_kept_meets_or_misses_each_goal_by_name():
     """Every benchmark with a goal in its published report has it in the page's first table."""
     folder = Path(__file__).parents[2] / "experiments" / "results" / "speed"

@@ -26,11 +26,12 @@ def runs(tmp_path_factory):
     # The second filter is pyproject.toml's: another process may be writing what is read.
     half_written = "ignore:Error reading persistent compilation cache:UserWarning"
     filters = ["-W", "error", "-W", half_written]
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
     done = subprocess.run(
         [sys.executable, *filters, str(HERE / "four_devices.py"), str(folder)],
         env=os.environ
         | {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE)])}
-        | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "PJRT_NPROC": "8"}
+        | {"XLA_FLAGS": flags, "PJRT_NPROC": "8"}
         | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
