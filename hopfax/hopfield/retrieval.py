@@ -247,11 +247,11 @@ def check_beta(beta: Beta) -> None:
         raise ValueError(f"beta is an inverse temperature and must be > 0, got {beta}")
 
 
-def check_mask(mask: Mask, count: int) -> None:
-    """Raises a ValueError unless `mask` is None or has an entry for each of `count` patterns."""
+def check_mask(mask: Array | None, count: int, of: str = "patterns") -> None:
+    """Raises a ValueError unless `mask` is None or has an entry for each of `count` of these."""
     if mask is not None and jnp.shape(mask) != (count,):
         raise ValueError(
-            f"mask wants one entry for each of {count} patterns, got shape {jnp.shape(mask)}"
+            f"mask wants one entry for each of {count} {of}, got shape {jnp.shape(mask)}"
         )
 
 

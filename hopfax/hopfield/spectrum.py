@@ -12,6 +12,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float
 
 from hopfax.hopfield.entropy import Entropy, eigenvalue_shares, shannon, spectral_entropy
+from hopfax.hopfield.retrieval import check_mask
 
 Keys = Float[Array, "tokens width"]
 Mask = Bool[Array, " tokens"] | None
@@ -183,10 +184,7 @@ def _gram(keys: Keys, mask: Mask) -> Float[Array, "side side"]:
             f"wanted the keys of one sequence (tokens, width), got shape {keys.shape}: "
             "use jax.vmap for more"
         )
-    if mask is not None and jnp.shape(mask) != keys.shape[:1]:
-        raise ValueError(
-            f"mask wants one entry for each of {len(keys)} keys, got shape {jnp.shape(mask)}"
-        )
+    check_mask(mask, len(keys), "keys")
     keys = keys.astype(jnp.promote_types(keys.dtype, jnp.float32))
     centred = _centre(keys, mask)
     # Unit scale before squaring: keys of size 1e-30 must not underflow to "constant".

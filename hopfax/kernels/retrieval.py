@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from hopfax.fixed_point import FixedPoint, Stop, check_stopping, relative_tol
-from hopfax.hopfield.retrieval import Beta, check_beta, matmul
+from hopfax.hopfield.retrieval import Beta, check_beta, check_mask, matmul
 
 if TYPE_CHECKING:
     from hopfax.kernels.tiles import Tiling
@@ -265,7 +265,4 @@ def _check_shapes(query: Array, keys: Array, values: Array, mask: Array | None) 
         raise ValueError(
             f"queries and keys must live in one space, and each key have a value: got {shapes}"
         )
-    if mask is not None and jnp.shape(mask) != keys.shape[:1]:
-        raise ValueError(
-            f"mask wants one entry for each of {len(keys)} keys, got shape {jnp.shape(mask)}"
-        )
+    check_mask(mask, len(keys), "keys")

@@ -23,9 +23,7 @@ RUNS = ("one", "seeds", "batch", "seeds fused", "batch fused", *CONTINUED)
 def runs(tmp_path_factory):
     """What `four_devices.py` finds: name of the run -> name of the array -> array."""
     folder = tmp_path_factory.mktemp("devices")
-    # The second filter is pyproject.toml's: another process may be writing what is read.
-    half_written = "ignore:Error reading persistent compilation cache:UserWarning"
-    filters = ["-W", "error", "-W", half_written]
+    filters = ["-W", "error", "-W", tiny.HALF_WRITTEN]
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
     done = subprocess.run(
         [sys.executable, *filters, str(HERE / "four_devices.py"), str(folder)],

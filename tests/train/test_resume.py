@@ -57,13 +57,11 @@ np.savez(folder / "fitted.npz", *leaves, scores=fitted.scores, epochs=fitted.epo
 def start(folder):
     folder.mkdir(exist_ok=True)
     paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
-    # As in pyproject.toml: one process may read a compiled program that another is still writing.
-    half_written = "ignore:Error reading persistent compilation cache:UserWarning"
     with open(folder / "said.txt", "w") as said:  # a pipe that nobody reads may fill up
         return subprocess.Popen(
             [sys.executable, "-c", TRAINING, str(folder)],
             env=os.environ
-            | {"PYTHONPATH": paths, "PYTHONWARNINGS": f"error::UserWarning,{half_written}"}
+            | {"PYTHONPATH": paths, "PYTHONWARNINGS": f"error::UserWarning,{tiny.HALF_WRITTEN}"}
             | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},  # four processes compile: let them be quick
             stdout=said,
             stderr=said,

@@ -13,6 +13,8 @@ from hopfax.nn.functional import Functional
 from hopfax.nn.models import PRESETS, robertha, tinybert
 from hopfax.train.objectives import Batch
 
+# For processes that tests start: pyproject.toml's filter of what two of them may meet.
+HALF_WRITTEN = "ignore:Error reading persistent compilation cache:UserWarning"
 VOCAB = 50
 BOUNDARIES = (6, 12)
 SIZES = {"width": 16, "num_layers": 1, "ff_width": 16, "max_length": 16}
