@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -89,6 +90,13 @@ def open_run(
     }
     _write_config(folder, document, [provenance()])
     return folder
+
+
+def discard_unstarted(folder: str | Path) -> None:
+    """Deletes a run's folder that holds nothing but its config.json, as after a wrong flag."""
+    folder = Path(folder)
+    if [each.name for each in folder.iterdir()] == ["config.json"]:
+        shutil.rmtree(folder)
 
 
 def add_provenance(folder: str | Path, origins: Iterable[Mapping[str, Any]]) -> None:

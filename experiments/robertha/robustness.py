@@ -40,7 +40,7 @@ from experiments.robertha.ranges import check_ranges
 from experiments.robertha.report import write_report
 from experiments.robertha.reuse import check_not_itself, check_sources, finished, reuse
 from experiments.robertha.table import show
-from experiments.rundir import open_run
+from experiments.rundir import discard_unstarted, open_run
 from hopfax.data import TaskData, TaskSpec, load_task, task
 from hopfax.hopfield import Entropy
 from hopfax.nn import Precision
@@ -213,11 +213,15 @@ def fill(
         for spec in specs
     }
     # All data first: a missing file is told now, not after an hour of training.
-    data = {
-        spec.name: load_rows(config, budgets[spec.name], spec)
-        for spec in specs
-        if missing[spec.name]
-    }
+    try:
+        data = {
+            spec.name: load_rows(config, budgets[spec.name], spec)
+            for spec in specs
+            if missing[spec.name]
+        }
+    except (OSError, ValueError):
+        discard_unstarted(folder)
+        raise
     for rows in data.values():
         if rows.is_partial:
             count = f"{len(rows.train.labels):,} training rows are a part of the official ones"

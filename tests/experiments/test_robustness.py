@@ -135,11 +135,12 @@ def test_metrics_of_all_cells_stand_in_one_log(finished):
         (("--levels", "1", "1"), "different values, got (1.0, 1.0)"),
     ],
 )
-def test_a_wrong_flag_is_one_clear_error(flags, told, tmp_path, capsys):
+def test_a_wrong_flag_is_one_clear_error_and_leaves_nothing(flags, told, tmp_path, capsys):
     assert main(["robustness", "--budget", "smoke", "--runs", str(tmp_path), *flags]) == 1
     error = capsys.readouterr().err
     assert told in error
     assert "Traceback" not in error
+    assert not list(tmp_path.rglob("config.json"))
 
 
 def test_a_part_of_a_set_is_told_before_training(tmp_path, monkeypatch, capsys):

@@ -69,6 +69,16 @@ def test_another_commit_is_noted_beside_the_first(tmp_path):
     assert len(rundir.read_config(folder)["provenance"]) == 2
 
 
+def test_only_a_run_with_nothing_done_is_discarded(tmp_path):
+    started, unstarted = (
+        rundir.open_run(name, Config(), root=tmp_path) for name in ("typos", "robustness")
+    )
+    rundir.add_results(started, [row()])
+    for folder in (started, unstarted):
+        rundir.discard_unstarted(folder)
+    assert started.is_dir() and not unstarted.exists()
+
+
 def test_a_value_json_cannot_hold_is_refused():
     with pytest.raises(TypeError, match="numbers, text"):
         rundir.run_id("x", {"fn": len})
