@@ -103,27 +103,31 @@ def make_predictor(model: Functional[Encoder], *, placement: Placement | None = 
         network = model.bind(params)
         ids, mask = texts_of(batch)
 
-        def noise_on(signal: Array, active: Array) -> Array:
-            rms = jax.vmap(lambda s, m: hopfield.matched_sigma(s, snr_db=0.0, mask=m))(signal, mask)
-            sigma = jnp.where(active, level * jnp.where(relative, rms, 1.0), 0.0)
-            # Padding stays as it is: a model that does not mask its keys would see the noise.
-            return jnp.where(mask[..., None], sigma[:, None, None] * draws, 0.0)
-
-        tokens = network.embed_tokens(ids)
-        token_noise = noise_on(tokens, at_token)
-        embeddings = network.embed(tokens + token_noise)
-        embedding_noise = noise_on(embeddings, ~at_token)
-        encoding = network.encode(embeddings + embedding_noise, mask)
-        logits = per_example(network.classify(encoding.hidden, mask), batch)
-
         counted = mask & (jnp.repeat(batch.weights, batch.ids.shape[1]) > 0)[:, None]
-        signal = jnp.where(at_token, tokens, embeddings)
+
+        def power(values: Array) -> Array:
+            return jnp.sum(jnp.where(counted[..., None], jnp.square(values), 0))
+
+        def add_noise(signal: Array) -> tuple[Array, Array, Array]:
+            rms = jax.vmap(lambda s, m: hopfield.matched_sigma(s, snr_db=0.0, mask=m))(signal, mask)
+            sigma = level * jnp.where(relative, rms, 1.0)
+            # Padding stays as it is: a model that does not mask its keys would see the noise.
+            noise = jnp.where(mask[..., None], sigma[:, None, None] * draws, 0.0)
+            return signal + noise, power(signal), power(noise)
+
+        def leave(signal: Array) -> tuple[Array, Array, Array]:
+            nothing = jnp.zeros((), signal.dtype)
+            return signal, nothing, nothing
+
+        # A branch, not a noise of zero at the other site: nothing is computed there.
+        tokens, *of_tokens = jax.lax.cond(at_token, add_noise, leave, network.embed_tokens(ids))
+        embeddings, *of_embeddings = jax.lax.cond(at_token, leave, add_noise, network.embed(tokens))
+        encoding = network.encode(embeddings, mask)
+        logits = per_example(network.classify(encoding.hidden, mask), batch)
         real = jnp.broadcast_to(counted[None, :, None, :], encoding.num_steps.shape)
         return logits, _Counts(
-            signal=jnp.sum(jnp.where(counted[..., None], jnp.square(signal), 0)),
-            noise=jnp.sum(
-                jnp.where(counted[..., None], jnp.square(token_noise + embedding_noise), 0)
-            ),
+            signal=of_tokens[0] + of_embeddings[0],
+            noise=of_tokens[1] + of_embeddings[1],
             steps=jnp.sum(jnp.where(real, encoding.num_steps, 0)).astype(jnp.float32),
             queries=jnp.sum(real).astype(jnp.float32),
         )
