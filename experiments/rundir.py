@@ -6,6 +6,7 @@ continue what is missing.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import hashlib
@@ -14,7 +15,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -92,11 +93,15 @@ def open_run(
     return folder
 
 
-def discard_unstarted(folder: str | Path) -> None:
-    """Deletes a run's folder that holds nothing but its config.json, as after a wrong flag."""
-    folder = Path(folder)
-    if [each.name for each in folder.iterdir()] == ["config.json"]:
-        shutil.rmtree(folder)
+@contextlib.contextmanager
+def discard_if_unstarted(folder: str | Path) -> Iterator[None]:
+    """Deletes a run's folder if an error comes while it holds nothing but its config.json."""
+    try:
+        yield
+    except Exception:
+        if [each.name for each in Path(folder).iterdir()] == ["config.json"]:
+            shutil.rmtree(folder)
+        raise
 
 
 def add_provenance(folder: str | Path, origins: Iterable[Mapping[str, Any]]) -> None:

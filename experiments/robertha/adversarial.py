@@ -35,7 +35,7 @@ from experiments.robertha.trained import (
     settings_of,
     to_test,
 )
-from experiments.rundir import RESULT_COLUMNS, add_results, open_run
+from experiments.rundir import RESULT_COLUMNS, add_results, discard_if_unstarted, open_run
 from hopfax.data import (
     EVALUATION_SETS,
     Example,
@@ -128,27 +128,30 @@ def run(config: Config) -> Path:
         "adversarial", config, plan=plan, root=config.runs, ignore=("runs", "data_dir")
     )
     print(f"writing to {folder}", flush=True)
-    for name, found in trials.items():
-        tested_on = [row for trial in found for row in trial.rows]
-        missing = [
-            model for model in cells[name] if not is_tested(folder, source, name, model, tested_on)
-        ]
-        if not missing:
-            continue
-        data = read_data(source, task(name))
-        with Progress(len(missing), title=data.spec.title) as progress:
-            for number, model in enumerate(missing, 1):
-                trained = restore(source, data, model)
-                predictor = make_predictor(trained.model)
-                rows = [
-                    row | {"model": model}
-                    for trial in found
-                    for row in tested(predictor, trained.best, data, trial, source)
-                ]
-                add_results(folder, rows)
-                mark_tested(folder, source, name, model, tested_on)
-                progress.update(number, len(tested_on), model=model)
-        write_page(folder)
+    with discard_if_unstarted(folder):
+        for name, found in trials.items():
+            tested_on = [row for trial in found for row in trial.rows]
+            missing = [
+                model
+                for model in cells[name]
+                if not is_tested(folder, source, name, model, tested_on)
+            ]
+            if not missing:
+                continue
+            data = read_data(source, task(name))
+            with Progress(len(missing), title=data.spec.title) as progress:
+                for number, model in enumerate(missing, 1):
+                    trained = restore(source, data, model)
+                    predictor = make_predictor(trained.model)
+                    rows = [
+                        row | {"model": model}
+                        for trial in found
+                        for row in tested(predictor, trained.best, data, trial, source)
+                    ]
+                    add_results(folder, rows)
+                    mark_tested(folder, source, name, model, tested_on)
+                    progress.update(number, len(tested_on), model=model)
+            write_page(folder)
     print_table(write_page(folder))
     return folder
 

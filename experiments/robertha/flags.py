@@ -101,7 +101,7 @@ def open_folder(experiment: str, config: Training, grid: Grid, **plan: Any) -> P
     Raises:
         FileNotFoundError, ValueError: A run of `--reuse` is none, or does not fit.
     """
-    check_sources(config, experiment)
+    check_sources(config, grid, experiment)
     ignore = ("runs", "devices", "reuse", "run")
     plan = grid._asdict() | plan
     folder = open_run(experiment, config, plan=plan, root=config.runs, ignore=ignore)

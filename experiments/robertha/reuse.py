@@ -29,16 +29,18 @@ _CHOICES = {
 }
 
 
-def check_sources(config: Any, experiment: str = "robustness") -> None:
+def check_sources(config: Any, grid: Grid, experiment: str = "robustness") -> None:
     """Looks at the runs of `--reuse` before anything is made or removed.
 
     Args:
         config: Settings of a run.
+        grid: What it should fill.
         experiment: Whose they are.
 
     Raises:
         FileNotFoundError: There is no run in a folder.
-        ValueError: It is of another experiment, or was run with other settings.
+        ValueError: It is of another experiment, was run with other settings, or has nothing of the
+            grid that is finished.
     """
     for source in config.reuse:
         saved = read_settings(source, experiment, type(config)(), flag="--reuse")
@@ -55,6 +57,11 @@ def check_sources(config: Any, experiment: str = "robustness") -> None:
                     f"--reuse {source}: it was run with --{flag} {_said(theirs)}, here it is "
                     f"{_said(ours)}; its scores cannot stand beside these"
                 )
+        if not _fitting(Path(source), config, grid, experiment):
+            raise ValueError(
+                f"--reuse {source}: it has finished none of this run's models on its tasks "
+                "(with the same --ball, where one is trained adversarially)"
+            )
 
 
 def reuse(
@@ -72,30 +79,28 @@ def reuse(
 
     Returns:
         Task and model of each cell that was copied, which it also prints.
-
-    Raises:
-        ValueError: A run has nothing of the grid that is finished.
     """
     copied: list[tuple[str, str]] = []
     for source in map(Path, config.reuse):
-        theirs = read_settings(source, experiment, type(config)(), flag="--reuse")
-        wanted = [(task, model) for task in grid.tasks for model in grid.models]
-        there = finished(source, grid, wanted)
-        there = [
-            (task, model) for task, model in there if _met(model, config) == _met(model, theirs)
-        ]
-        if not there:
-            raise ValueError(
-                f"--reuse {source}: it has finished none of this run's models on its tasks "
-                "(with the same --ball, where one is trained adversarially)"
-            )
-        done = finished(folder, grid, wanted)
+        there = _fitting(source, config, grid, experiment)
+        done = finished(folder, grid, there)
         if new := [pair for pair in there if pair not in done]:
             _copy(source, folder, grid, new)
             copied += new
     for task, model in copied:
         print(f"{task_title(task)} {model}: copied", flush=True)
     return copied
+
+
+def _fitting(source: Path, config: Any, grid: Grid, experiment: str) -> list[tuple[str, str]]:
+    """Task and model of the cells of a grid that a run has finished by the same training."""
+    theirs = read_settings(source, experiment, type(config)(), flag="--reuse")
+    wanted = [(task, model) for task in grid.tasks for model in grid.models]
+    return [
+        (task, model)
+        for task, model in finished(source, grid, wanted)
+        if _met(model, config) == _met(model, theirs)
+    ]
 
 
 def check_not_itself(folder: Path, config: Any) -> None:

@@ -40,7 +40,7 @@ from experiments.robertha.ranges import check_ranges
 from experiments.robertha.report import write_report
 from experiments.robertha.reuse import check_not_itself, check_sources, finished, reuse
 from experiments.robertha.table import show
-from experiments.rundir import discard_unstarted, open_run
+from experiments.rundir import discard_if_unstarted, open_run
 from hopfax.data import TaskData, TaskSpec, load_task, task
 from hopfax.hopfield import Entropy
 from hopfax.nn import Precision
@@ -166,6 +166,10 @@ def run(config: Config) -> Path:
     folder = _open(config, grid)
     check_not_itself(folder, config)
     if not config.resume:
+        # A file that is not there is told before anything is deleted.
+        with discard_if_unstarted(folder):
+            for spec in map(task, grid.tasks):
+                load_rows(config, sized(config, spec.suite == "synthetic"), spec)
         shutil.rmtree(folder)
         folder = _open(config, grid)
     print(f"writing to {folder}", flush=True)
@@ -213,15 +217,12 @@ def fill(
         for spec in specs
     }
     # All data first: a missing file is told now, not after an hour of training.
-    try:
+    with discard_if_unstarted(folder):
         data = {
             spec.name: load_rows(config, budgets[spec.name], spec)
             for spec in specs
             if missing[spec.name]
         }
-    except (OSError, ValueError):
-        discard_unstarted(folder)
-        raise
     for rows in data.values():
         if rows.is_partial:
             count = f"{len(rows.train.labels):,} training rows are a part of the official ones"
@@ -271,7 +272,7 @@ def sized(config: Config, embedded: bool) -> Budget:
 def _check(config: Config, grid: Grid, variants: Mapping[str, Variant]) -> None:
     """Looks at every flag before the first minute of training."""
     check_ranges(vars(config))
-    check_sources(config)
+    check_sources(config, grid)
     placed(config, grid)
     for name in grid.models:
         check_model(name, variants)

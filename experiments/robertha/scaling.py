@@ -33,7 +33,7 @@ from experiments.robertha import scaling_page as page
 from experiments.robertha.flags import Flags, Opened, open_grid
 from experiments.robertha.models import VARIANTS, Trainable, Variant
 from experiments.robertha.scaling_page import MODEL_COLUMNS, Entrant
-from experiments.rundir import read_csv, write_csv
+from experiments.rundir import discard_if_unstarted, read_csv, write_csv
 from experiments.speed.memory import abstract_step, temporary_bytes
 from hopfax.data import task
 from hopfax.nn.functional import num_params
@@ -104,7 +104,8 @@ def run(config: Config) -> Path:
     # Memory is no part of a run's ID: asked for later, it is added to what is trained.
     opened = open_grid("scaling", replace(config, memory=False), models, entrants=entrants)
     if not is_described(opened.folder, with_memory=config.memory):
-        rows = describe(opened, entrants, models, with_memory=config.memory)
+        with discard_if_unstarted(opened.folder):
+            rows = describe(opened, entrants, models, with_memory=config.memory)
         write_csv(opened.folder / "models.csv", MODEL_COLUMNS, rows)
     for is_whole in robustness.fill(*opened, models):
         if is_whole:

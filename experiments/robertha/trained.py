@@ -159,15 +159,20 @@ def nothing_trained(run: Run) -> ValueError:
     """The error of a run that has scores perhaps, but no finished cell with its parameters."""
     return ValueError(
         f"{run.folder} has no finished cell with its trained parameters (results alone do not "
-        f"keep them); to train:\n  {read_config(run.folder)['provenance'][-1]['command']}"
+        f"keep them); to train:\n  {_command(run)}"
     )
 
 
 def _unfinished(run: Run, task_name: str, name: str) -> ValueError:
     return ValueError(
         f"no finished {name} in {_cell(run, task_name, name)}; to train it, or with --no-resume "
-        f"to train it again:\n  {read_config(run.folder)['provenance'][-1]['command']}"
+        f"to train it again:\n  {_command(run)}"
     )
+
+
+def _command(run: Run) -> str:
+    """The line that began the run: what it took by `--reuse` brought its own lines after it."""
+    return read_config(run.folder)["provenance"][0]["command"]
 
 
 def restore(run: Run, data: TaskData, name: str) -> Trained:

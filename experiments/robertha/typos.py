@@ -45,6 +45,7 @@ from experiments.robertha.typos_page import CLEAN, CORRUPTIONS, left_out, write_
 from experiments.rundir import (
     RESULT_COLUMNS,
     add_results,
+    discard_if_unstarted,
     open_run,
     write_whole,
 )
@@ -172,18 +173,21 @@ def run(config: Config) -> Path:
     print(f"writing to {folder}", flush=True)
     for name, count in without.items():
         print(left_out(name, count), flush=True)
-    for name, models in cells.items():
-        rows = chosen[name].rows
-        missing = [model for model in models if not is_tested(folder, source, name, model, rows)]
-        if not missing:
-            continue
-        data = read_data(source, task(name))
-        for model in missing:
-            trained = restore(source, data, model)
-            cell = Cell(trained, data, rows, plan["seeds"], source.settings.max_length)
-            _test(folder, cell, model, config, rates, budget.beam)
-            mark_tested(folder, source, name, model, rows)
-        write_page(folder)
+    with discard_if_unstarted(folder):
+        for name, models in cells.items():
+            rows = chosen[name].rows
+            missing = [
+                model for model in models if not is_tested(folder, source, name, model, rows)
+            ]
+            if not missing:
+                continue
+            data = read_data(source, task(name))
+            for model in missing:
+                trained = restore(source, data, model)
+                cell = Cell(trained, data, rows, plan["seeds"], source.settings.max_length)
+                _test(folder, cell, model, config, rates, budget.beam)
+                mark_tested(folder, source, name, model, rows)
+            write_page(folder)
     print_table(write_page(folder))
     return folder
 

@@ -157,7 +157,7 @@ def esr(report: Mapping[str, Any]) -> list[str]:
     names = [name.replace("_", " ") for name in entropies]
     return [
         f"## ESR by entropy\n\nBase Robertha's train step, batch 32, rows: {report['rows']}; "
-        f"milli{report['clock']}, and what ESR adds to the step without it (goal: at "
+        f"milliseconds of {report['clock']}, and what ESR adds to the step without it (goal: at "
         "most 30 % on a CPU, 15 % on a GPU), medians and quartiles over rounds.",
         markdown_table(("weights", "padded to", "no ESR", *names, "rounds"), steps),
         "The penalty alone, milliseconds for the keys of 32 texts in two layers, normally "
@@ -185,7 +185,8 @@ def waiting(report: Mapping[str, Any]) -> list[str]:
     ]
     heads = ("seeds", "steps", "seconds", "waiting, % (goal: under 2)", "longest wait, ms")
     return [
-        "## Time the device waits for the host\n\nOne epoch of base Robertha with ESR, batch 32, "
-        f"its validation, log and checkpoints, in a profiler's trace; rows: {report['rows']}.",
+        "## Time the device waits for the host\n\nSo many steps of base Robertha with ESR, batch "
+        "32, their validation, log and checkpoints, in a profiler's trace; rows: "
+        f"{report['rows']}.",
         markdown_table(heads, rows),
     ]

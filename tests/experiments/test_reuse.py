@@ -91,7 +91,7 @@ def test_other_settings_are_refused_before_anything_is_made(source, tmp_path, ca
 
 
 def test_a_run_without_any_of_the_cells_is_refused(source, tmp_path, capsys):
-    assert start(source, tmp_path, models=("data-augment",))[0] == 1
+    assert start(source, tmp_path, models=("data-augment",)) == (1, None)
     assert "finished none of this run's models" in capsys.readouterr().err
 
 

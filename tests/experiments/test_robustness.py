@@ -214,6 +214,18 @@ def test_no_resume_starts_over(finished, tmp_path, monkeypatch):
     assert not (folder / "left over").exists()
 
 
+def test_no_resume_deletes_nothing_when_a_file_is_gone(tmp_path, monkeypatch, capsys):
+    line = ["robustness", "--task", "cola", "--data-dir", "gone", "--runs", str(tmp_path)]
+    monkeypatch.setattr(robustness, "fill", lambda *_: ())
+    assert main(line) == 0
+    (folder,) = (tmp_path / "robustness").iterdir()
+    (folder / "results.csv").write_text("task\n")
+    monkeypatch.undo()
+    assert main([*line, "--no-resume"]) == 1
+    assert "gone itself does not exist" in capsys.readouterr().err
+    assert (folder / "results.csv").read_text() == "task\n"
+
+
 def test_another_entropy_is_another_run_of_a_model_named_by_it(finished, tmp_path):
     flags = ("--model", "robertha", "--entropy", "renyi2", "--seeds", "23", "--levels", "0")
     assert main([*SMALL, *flags, "--runs", str(tmp_path)]) == 0

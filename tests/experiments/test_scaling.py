@@ -197,3 +197,4 @@ def test_flags_out_of_range_are_named(flags, words, tmp_path, capsys):
     line = ["scaling", "--budget", "smoke", *flags, "--runs", str(tmp_path)]
     assert command.main(line) == command.FAILED
     assert words in capsys.readouterr().err
+    assert not list(tmp_path.rglob("config.json"))

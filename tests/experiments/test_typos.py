@@ -13,7 +13,14 @@ import pytest
 from experiments.__main__ import main
 from experiments.robertha import typos, typos_page
 from experiments.robertha.paper import suite_score
-from experiments.rundir import RESULT_COLUMNS, add_results, open_run, read_csv, read_results
+from experiments.rundir import (
+    RESULT_COLUMNS,
+    add_provenance,
+    add_results,
+    open_run,
+    read_csv,
+    read_results,
+)
 from hopfax import text
 from hopfax.data import reported_rows
 from hopfax.text import Corrupted, Edit
@@ -114,8 +121,11 @@ def test_models_of_other_parameters_are_tested_again(trained, done, tmp_path, mo
 def test_a_run_without_finished_cells_says_so(trained, tmp_path, capsys):
     copy = shutil.copytree(trained, tmp_path / "copy")
     (copy / "results.csv").unlink()
+    add_provenance(copy, [{"command": "of a run it took cells from"}])
     assert command(copy, tmp_path) == 1
-    assert "no finished cell" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "no finished cell" in error
+    assert "took cells" not in error
 
 
 def test_texts_without_a_word_are_left_out(monkeypatch):
