@@ -14,7 +14,7 @@ A set tests models of the task it was made from; PAWS and PAWS-X (paraphrases) a
 the paper's come from QQP. Nothing is selected on any of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -44,6 +44,7 @@ from hopfax.data import (
     read_evaluation_set,
     reported_rows,
     task,
+    training_rows,
 )
 from hopfax.data.evaluation import check_trained
 from hopfax.train.evaluate import Predictor, make_predictor
@@ -122,6 +123,7 @@ def run(config: Config) -> Path:
         "seeds": source.grid.seeds,
         "classes": {t.name: larger_class(t.rows) for found in trials.values() for t in found},
         "rows": {t.name: len(t.rows) for found in trials.values() for t in found},
+        "known_texts": known_texts(trials, source.settings.data_dir),
         "trained": settings_of(source),
     }
     folder = open_run(
@@ -181,6 +183,19 @@ def trials_of(
     if not found:
         return []
     return [Trial(task_name, reported_rows(task_name, data_dir=data_dir)[:most]), *found]
+
+
+def known_texts(trials: Mapping[str, Sequence[Trial]], data_dir: str | None) -> dict[str, int]:
+    """By trial, how many of its rows have a whole text, letter by letter, of the training file."""
+    found = {}
+    for name, here in trials.items():
+        trained_on = training_rows(name, data_dir=data_dir)
+        known = {text for row in trained_on for choice in row.texts for text in choice}
+        for trial in here:
+            found[trial.name] = sum(
+                any(text in known for choice in row.texts for text in choice) for row in trial.rows
+            )
+    return found
 
 
 def larger_class(rows: Sequence[Example]) -> float:

@@ -23,14 +23,26 @@ from experiments.robertha.statistics import paired_difference, summarize
 from experiments.rundir import read_config, write_csv
 from hopfax.data import EVALUATION_SETS
 
-COLUMNS = ("set", "trained_on", "model", "rows", "larger_class", "mean", "std", "low", "high")
-COLUMNS += ("difference", "difference_low", "difference_high", "paper", "paper_std", "num_seeds")
+COLUMNS = ("set", "trained_on", "model", "rows", "known_texts", "larger_class", "mean", "std")
+COLUMNS += (
+    "low",
+    "high",
+    "difference",
+    "difference_low",
+    "difference_high",
+    "paper",
+    "paper_std",
+    "num_seeds",
+)
 NOTES = (
     "Accuracies, 0 to 100, means over seeds ± their deviation; brackets are differences to the "
     "first model, the seeds paired, with Student's 95 % interval: they speak about training again, "
     "not about other rows.",
     "The larger class is what always giving the set's most frequent label scores. These sets were "
     "made to be hard: less than that is no better than not reading.",
+    "Known texts: rows with a whole text, letter by letter, of the training file. Files may share "
+    "sentences by nature; but where a set was made from the very rows that a part of a task trains "
+    "on, as AdvQNLI from QNLI's dev rows, its accuracy is none of unseen rows.",
     "The paper's figures are of models trained on all of the task's rows, five seeds.",
 )
 
@@ -82,6 +94,8 @@ def summaries(found: Measurements, plan: Mapping[str, Any]) -> list[dict[str, An
                     "num_train": found.num_train(trial),  # for its label
                     "model": model,
                     "rows": plan["rows"][trial],
+                    # Runs of before it was counted do not say.
+                    "known_texts": plan.get("known_texts", {}).get(trial),
                     "larger_class": plan["classes"][trial],
                     "mean": summary.mean,
                     "std": summary.std,
@@ -117,11 +131,12 @@ def label(row: Mapping[str, Any]) -> str:
 def table(found: Measurements, rows: Sequence[dict[str, Any]]) -> Table:
     """A line a set and a column a model: accuracy, difference, and the paper's figure."""
     models = [model for model in found.grid.models if any(row["model"] == model for row in rows)]
-    lines = [["set", "rows", "larger class", *map(model_title, models)]]
+    lines = [["set", "rows", "known texts", "larger class", *map(model_title, models)]]
     for place in dict.fromkeys((row["set"], row["trained_on"]) for row in rows):
         here = {row["model"]: row for row in rows if (row["set"], row["trained_on"]) == place}
         one = next(iter(here.values()))
-        head = [label(one), str(one["rows"]), number(one["larger_class"])]
+        known = "–" if one["known_texts"] is None else str(one["known_texts"])
+        head = [label(one), str(one["rows"]), known, number(one["larger_class"])]
         lines.append([*head, *(_entry(here.get(model)) for model in models)])
     return lines
 

@@ -17,7 +17,7 @@ from hopfax.data.evaluation import (
     read_evaluation_set,
 )
 from hopfax.data.language import LanguageData, NextWords, next_words, read_wikitext2
-from hopfax.data.load import TaskData, is_partial, load_task, reported_rows
+from hopfax.data.load import TaskData, is_partial, load_task, reported_rows, training_rows
 from hopfax.data.raw import read_split
 from hopfax.data.synthetic import synthetic_split
 from hopfax.data.tasks import TASKS, Example, TaskSpec, task
@@ -55,4 +55,5 @@ __all__ = [
     "synthetic_split",
     "task",
     "train_vocabulary",
+    "training_rows",
 ]

@@ -158,6 +158,23 @@ def reported_rows(
     return _read(spec, data_dir, "dev")
 
 
+def training_rows(
+    name: str, *, data_dir: str | os.PathLike | None = None, seed: int = 0
+) -> list[Example]:
+    """Reads the rows of which `load_task` makes `train` and `validation`, with their texts.
+
+    Arguments and errors are those of `reported_rows`.
+    """
+    spec = task(name)
+    if spec.suite == "synthetic":
+        return [
+            row
+            for split in ("train", "validation")
+            for row in synthetic_split(name, split, size=_SYNTHETIC_SIZES[split], seed=seed)
+        ]
+    return _read(spec, data_dir, "train")
+
+
 def _read(spec: TaskSpec, data_dir: str | os.PathLike | None, split: str) -> list[Example]:
     """Rows of a built set where `data_dir` holds one, else of raw files."""
     if data_dir is None:

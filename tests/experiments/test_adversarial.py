@@ -10,7 +10,7 @@ from experiments.__main__ import main
 from experiments.robertha import adversarial, adversarial_page
 from experiments.robertha.paper import evaluation_score
 from experiments.rundir import add_results, open_run, read_csv, read_results
-from hopfax.data import Example
+from hopfax.data import Example, training_rows
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +45,7 @@ def test_a_run_is_tested_on_the_sets_that_fit_its_tasks(trained, sets, tmp_path,
         ("paws", "paraphrase"),
     ]
     assert rows[1]["rows"] == "4" and rows[1]["larger_class"] == "75.0"
+    assert rows[1]["known_texts"] == "0" != rows[0]["known_texts"]
     scores = [row for row in read_results(folder) if row["metric"] == "score"]
     assert {(row["task"], row["seed"]) for row in scores} == {
         (name, seed) for name in ("paraphrase", "paws:paraphrase") for seed in ("23", "42")
@@ -85,6 +86,16 @@ def test_a_wrong_flag_is_one_clear_error(trained, sets, tmp_path, capsys, flags,
 def test_the_larger_class_is_a_share_of_the_rows():
     rows = [Example((("a",),), label, n) for n, label in enumerate((0, 2, 2, 1, 2))]
     assert adversarial.larger_class(rows) == pytest.approx(60)
+
+
+def test_rows_with_a_text_of_the_training_file_are_counted():
+    trained_on = training_rows("paraphrase")
+    assert len(trained_on) == 2000 + 400, "with those held out for validation"
+    known, other = trained_on[-1].texts[0]
+    new = [(("something new", known),), ((other, "something new"),), (("a", "b"),)]
+    rows = [Example(texts, 0, number) for number, texts in enumerate(new)]
+    trials = {"paraphrase": [adversarial.Trial("new", rows), adversarial.Trial("last", rows[2:])]}
+    assert adversarial.known_texts(trials, None) == {"new": 2, "last": 0}
 
 
 def write_run(fake, root):
