@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -64,6 +65,11 @@ class Sizes(NamedTuple):
     train: tuple[int, int]
     test: tuple[int, int]
 
+    def said(self) -> str:
+        """Such as "7,696 training rows, 1,043 test rows"."""
+        train, test = (f"{low:,}" if low == high else f"{low:,} to {high:,}" for low, high in self)
+        return f"{train} training rows, {test} test rows"
+
 
 class Measurements(NamedTuple):
     """Scores of a run; `scores[cell][seed]` is on the papers' 0 to 100 scale."""
@@ -87,6 +93,19 @@ class Measurements(NamedTuple):
     def title(self, task: str) -> str:
         """A task's name, see `title_with_rows`."""
         return title_with_rows(task, self.num_train(task))
+
+
+def check_chosen(flag: str, asked: Sequence[str], there: Sequence[str]) -> None:
+    """Raises a ValueError unless one or more different names were asked for that a run has."""
+    choices = f"choose among --{flag} {' '.join(there)}"
+    for name in asked:
+        if name not in there:
+            near = difflib.get_close_matches(name, there, n=2)
+            hint = f"did you mean {' or '.join(near)}? " if near else ""
+            raise ValueError(f"the run has no {flag} {name!r}; {hint}{choices}")
+    if not asked or len(set(asked)) < len(asked):
+        given = " ".join(asked) or "none"
+        raise ValueError(f"--{flag} wants one or more different ones, got {given}; {choices}")
 
 
 def load(run_folder: str | Path) -> Measurements:

@@ -244,12 +244,8 @@ def rows_note(found: Measurements, subject: Subject) -> str:
     notes = []
     for task in subject.tasks:
         if task in found.sizes:
-            train, test = (
-                f"{low:,}" if low == high else f"{low:,} to {high:,}"
-                for low, high in found.sizes[task]
-            )
             name = f"{task_title(task)}: " if subject.is_average else ""
-            notes.append(f"{name}{train} training rows, {test} test rows")
+            notes.append(name + found.sizes[task].said())
     return "; ".join(notes)
 
 

@@ -2,11 +2,11 @@
 
 import dataclasses
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.robertha.measurements import Grid, load, task_title
+from experiments.robertha.measurements import Grid, Sizes, load, task_title
 from experiments.robertha.models import VARIANTS, ball_of, perturbations
 from experiments.rundir import (
     add_provenance,
@@ -16,6 +16,7 @@ from experiments.rundir import (
     read_results,
     read_settings,
 )
+from hopfax.data import TaskData
 
 # What may differ between two runs whose cells are measured alike. The ball is looked at model by
 # model: only adversarial training knows it.
@@ -39,9 +40,10 @@ def check_sources(config: Any, grid: Grid, experiment: str = "robustness") -> No
 
     Raises:
         FileNotFoundError: There is no run in a folder.
-        ValueError: It is of another experiment, was run with other settings, or has nothing of the
-            grid that is finished.
+        ValueError: It is of another experiment, was run with other settings, has nothing of the
+            grid that is finished, or has other rows of a task than the one before.
     """
+    sizes: dict[str, tuple[Sizes, str]] = {}
     for source in config.reuse:
         saved = read_settings(source, experiment, type(config)(), flag="--reuse")
         if taken := getattr(saved, "run", None):
@@ -57,10 +59,37 @@ def check_sources(config: Any, grid: Grid, experiment: str = "robustness") -> No
                     f"--reuse {source}: it was run with --{flag} {_said(theirs)}, here it is "
                     f"{_said(ours)}; its scores cannot stand beside these"
                 )
-        if not _fitting(Path(source), config, grid, experiment):
+        fitting = _fitting(Path(source), config, grid, experiment)
+        if not fitting:
             raise ValueError(
                 f"--reuse {source}: it has finished none of this run's models on its tasks "
                 "(with the same --ball, where one is trained adversarially)"
+            )
+        found = load(source).sizes
+        for name in dict.fromkeys(task for task, _ in fitting):
+            first, where = sizes.setdefault(name, (found[name], source))
+            if found[name] != first:
+                raise ValueError(
+                    f"--reuse {source}: its {task_title(name)} has {found[name].said()}, that of "
+                    f"{where} {first.said()}; models of both cannot be compared"
+                )
+
+
+def check_rows(folder: Path, data: Mapping[str, TaskData]) -> None:
+    """Looks if what a run has measured of tasks is of the rows that it is to go on with.
+
+    Raises:
+        ValueError: It was copied from a run of other files.
+    """
+    sizes = load(folder).sizes
+    for name, rows in data.items():
+        train, test = len(rows.train.labels), len(rows.test.labels)
+        here = Sizes((train, train), (test, test))
+        if name in sizes and sizes[name] != here:
+            raise ValueError(
+                f"{folder} has results of {task_title(name)} with {sizes[name].said()}, and here "
+                f"are {here.said()}: give the --data-dir of those, or leave out the --reuse that "
+                "brought them and start over with --no-resume"
             )
 
 

@@ -38,7 +38,13 @@ from experiments.robertha.models import (
 )
 from experiments.robertha.ranges import check_ranges
 from experiments.robertha.report import write_report
-from experiments.robertha.reuse import check_not_itself, check_sources, finished, reuse
+from experiments.robertha.reuse import (
+    check_not_itself,
+    check_rows,
+    check_sources,
+    finished,
+    reuse,
+)
 from experiments.robertha.table import show
 from experiments.rundir import discard_if_unstarted, open_run
 from hopfax.data import TaskData, TaskSpec, load_task, task
@@ -223,6 +229,7 @@ def fill(
             for spec in specs
             if missing[spec.name]
         }
+        check_rows(folder, data)
     for rows in data.values():
         if rows.is_partial:
             count = f"{len(rows.train.labels):,} training rows are a part of the official ones"

@@ -1,7 +1,6 @@
 """Models that a `robustness` run has trained, and the rows it had: read again for other tests."""
 
 import dataclasses
-import difflib
 import hashlib
 import json
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 import optax
 
 from experiments.robertha import robustness
-from experiments.robertha.measurements import Grid, load
+from experiments.robertha.measurements import Grid, check_chosen, load
 from experiments.rundir import read_config, read_settings, write_whole
 from hopfax.data import Example, TaskData, TaskSpec, bucketed, encode
 from hopfax.nn import Encoder, Functional, Params
@@ -65,21 +64,9 @@ def read_run(
     chosen = {"task": (tasks, grid.tasks), "model": (models, grid.models)}
     for flag, (asked, there) in chosen.items():
         if asked is not None:
-            _check_chosen(flag, asked, there)
+            check_chosen(flag, asked, there)
     grid = grid._replace(tasks=tuple(tasks or grid.tasks), models=tuple(models or grid.models))
     return Run(Path(folder), settings, grid)
-
-
-def _check_chosen(flag: str, asked: Sequence[str], there: Sequence[str]) -> None:
-    choices = f"choose among --{flag} {' '.join(there)}"
-    for name in asked:
-        if name not in there:
-            near = difflib.get_close_matches(name, there, n=2)
-            hint = f"did you mean {' or '.join(near)}? " if near else ""
-            raise ValueError(f"the run has no {flag} {name!r}; {hint}{choices}")
-    if not asked or len(set(asked)) < len(asked):
-        given = " ".join(asked) or "none"
-        raise ValueError(f"--{flag} wants one or more different ones, got {given}; {choices}")
 
 
 def read_data(run: Run, spec: TaskSpec) -> TaskData:

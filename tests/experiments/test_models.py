@@ -42,9 +42,8 @@ def test_every_model_has_a_loss_with_a_gradient_for_each_parameter(name):
     )
     assert loss.shape == parts.task.shape == ()
     assert jax.tree.map(jnp.shape, gradient) == jax.tree.map(jnp.shape, params)
-    assert found.iterates == ("robertha" in name and "no-iteration" not in name) or (
-        name == "universal-halting"
-    )
+    iterates = "robertha" in name and "no-iteration" not in name
+    assert found.iterates == (iterates or name == "universal-halting")
 
 
 def test_what_sets_a_variant_apart_is_there():

@@ -1,6 +1,7 @@
 """A run takes over what another has finished, if both were measured alike."""
 
 import json
+import shutil
 
 import pytest
 
@@ -93,6 +94,29 @@ def test_other_settings_are_refused_before_anything_is_made(source, tmp_path, ca
 def test_a_run_without_any_of_the_cells_is_refused(source, tmp_path, capsys):
     assert start(source, tmp_path, models=("data-augment",)) == (1, None)
     assert "finished none of this run's models" in capsys.readouterr().err
+
+
+def of_other_rows(source, folder, *, train="32", test="500"):
+    """A copy of a run as if its files had held other rows."""
+    shutil.copytree(source, folder)
+    rows = rundir.read_results(folder)
+    (folder / "results.csv").unlink()
+    rundir.add_results(folder, [row | {"num_train": train, "num_examples": test} for row in rows])
+    return folder
+
+
+def test_scores_on_other_rows_do_not_stand_beside_these(source, tmp_path, capsys):
+    other = of_other_rows(source, tmp_path / "other", test="50")
+    assert start(other, tmp_path / "runs")[0] == 1
+    error = capsys.readouterr().err
+    assert "Sentiment with 32 training rows, 50 test rows" in error
+    assert "32 training rows, 500 test rows" in error
+
+
+def test_two_runs_of_other_rows_are_not_put_together(source, tmp_path, capsys):
+    other = of_other_rows(source, tmp_path / "other", train="16")
+    assert start(source, tmp_path / "runs", "--reuse", str(source), str(other)) == (1, None)
+    assert "16 training rows, 500 test rows" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("file", ["config.json", None])

@@ -4,11 +4,13 @@ import csv
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 from experiments import rundir
 from experiments.__main__ import main
 from experiments.robertha import cell, ranges, robustness
+from hopfax.data import load_task
 
 INF, NAN = float("inf"), float("nan")
 SMALL = (
@@ -85,6 +87,33 @@ def test_a_run_broken_off_trains_only_what_is_missing(finished, tmp_path, monkey
     monkeypatch.setattr(cell, "fit", counted)
     assert main([*SMALL, "--runs", str(tmp_path)]) == 0
     assert rows_of(again) == rows_of(folder)
+
+
+def test_training_selects_on_rows_held_out_and_takes_each_variants_weight_decay(
+    tmp_path, monkeypatch
+):
+    given = {}
+
+    def noted(*_, title, **kwargs):
+        given[title.split()[-1]] = kwargs
+        raise OSError("noted")
+
+    monkeypatch.setattr(cell, "fit", noted)
+    names = ("robertha-no-esr", "robertha-no-esr-weight-decay")
+    for name in names:
+        assert main([*SMALL, "--model", name, "--learning-rate", "0.002", "--runs", str(tmp_path)])
+    plain, decayed = (given[name] for name in names)
+    assert (plain["weight_decay"], decayed["weight_decay"]) == (0.01, 0.1)
+    assert plain["learning_rate"] == 0.002 and plain["seeds"] == (23, 42)
+    rows = load_task("sentiment", vocab_size=2000, train_size=64)
+    for split in ("train", "validation"):
+        there = np.concatenate([bucket.labels for bucket in plain[split]])
+        index = np.concatenate([bucket.index for bucket in plain[split]])
+        here = getattr(rows, split)
+        np.testing.assert_array_equal(there[np.argsort(index)], here.labels[np.argsort(here.index)])
+    assert not np.array_equal(
+        rows.validation.labels, rows.test.labels[: len(rows.validation.labels)]
+    )
 
 
 def test_another_precision_is_another_run_and_its_page_says_which(finished):

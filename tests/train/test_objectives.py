@@ -8,6 +8,7 @@ import pytest
 import tiny
 
 from hopfax.nn.encoder import Encoding
+from hopfax.nn.models import universal_bert
 from hopfax.train.objectives import (
     Batch,
     classification,
@@ -239,3 +240,21 @@ def test_released_esr_is_of_all_rows_in_nats():
         for text in range(3)
     ]
     np.testing.assert_allclose(parts.esr, np.mean(penalties), rtol=1e-3)
+
+
+def test_tokens_that_halt_pay_for_their_steps():
+    """0.01 times N + R, the mean over a text's real tokens and over the rows that count."""
+    model = universal_bert(
+        tiny.VOCAB, 2, halting=True, num_steps=4, dropout=0.0, width=16, ff_width=16, max_length=16
+    )
+    params, rows = tiny.lively(model), tiny.batch(3, weights=(1, 0, 1))
+    free, paid = (
+        value_and_grad(classification(model, ponder_weight=weight), params, rows)
+        for weight in (0.0, 0.01)
+    )
+    ids, mask = map(np.asarray, texts_of(rows))
+    ponder = np.asarray(jax.jit(lambda: model.bind(params)(ids, mask).encoding.ponder)())
+    assert ponder[~mask].any() and np.ptp(ponder[mask]) > 0.1, "else the mean could be of anything"
+    costs = [ponder[text][mask[text]].astype(np.float64).mean() for text in (0, 2)]
+    np.testing.assert_allclose(paid[0] - free[0], 0.01 * np.mean(costs), rtol=1e-3)
+    assert not tiny.same_bits(free[2], paid[2])
