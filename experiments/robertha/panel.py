@@ -41,6 +41,7 @@ BAND_SEEDS = 3  # with fewer a t interval is wider than the picture: the seeds a
 MOST_BANDS = 5  # of more models the intervals would hide the lines: they are in the tables
 CLEAN_GAP_DB = 6.0  # how far left of the weakest noise the clean scores stand
 TICK_DB = 6
+WIDE_DB = 42  # beyond which labels that close would touch
 
 
 def draw_panel(
@@ -159,7 +160,8 @@ def set_ticks(
     best, worst = max(ratios), min(ratios)
     axes.set_xlim(best + CLEAN_GAP_DB + 2.8, worst - 1.6)
     # a tick just beyond the outermost point may carry its label, one near "clean" may not
-    marks = [db for db in range(-300, 301, TICK_DB) if worst - 1.6 <= db <= best + 0.5]
+    tick = TICK_DB if best - worst <= WIDE_DB else 2 * TICK_DB
+    marks = [db for db in range(-300, 301, tick) if worst - 1.6 <= db <= best + 0.5]
     labels = ["clean", *map(signed_whole, marks)]
     axes.set_xticks([best + CLEAN_GAP_DB, *marks], labels)
     places, names = [], []
