@@ -174,4 +174,6 @@ def _met(model: str, config: Any) -> Any:
 
 
 def _said(value: Any) -> str:
+    if value is None:
+        return "at its default"
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
