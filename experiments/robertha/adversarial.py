@@ -174,7 +174,9 @@ def trials_of(
                 check_trained(each, spec)
             continue
         try:
-            rows = read_evaluation_set(name, data_dir or ".", trained=spec)
+            if data_dir is None:
+                raise FileNotFoundError(f"{name} is in files: say in which folder by --data-dir")
+            rows = read_evaluation_set(name, data_dir, trained=spec)
         except FileNotFoundError:
             if sets:
                 raise

@@ -125,7 +125,8 @@ class Config:
     protocols: tuple[str, ...] = ("sigma", "matched")
     """Same σ for every model, or same signal-to-noise ratio."""
     preset: str = "hopfax"
-    """Reading of the Robertha paper: hopfax, paper (its text) or released (its program)."""
+    """Reading of the Robertha paper: hopfax, paper (its text) or released (its program, which stops
+    a batch's queries together; it is tested in this library's batches, not in that program's)."""
     beta: float = 15.0
     """Robertha's inverse temperature, before the 1/sqrt(head width)."""
     max_steps: int = 50

@@ -83,6 +83,16 @@ def test_a_wrong_flag_is_one_clear_error(trained, sets, tmp_path, capsys, flags,
     assert told in capsys.readouterr().err
 
 
+def test_without_a_folder_no_set_is_looked_for(trained, sets, tmp_path, monkeypatch, capsys):
+    """Not in the folder that the command is given in, be there what may."""
+    monkeypatch.chdir(sets)
+    line = ["adversarial", "--run", str(trained), "--runs", str(tmp_path), "--budget", "smoke"]
+    assert main(line) == 1
+    assert "--data-dir, which is not given" in capsys.readouterr().err
+    assert main([*line, "--sets", "paws"]) == 1
+    assert "say in which folder by --data-dir" in capsys.readouterr().err
+
+
 def test_the_larger_class_is_a_share_of_the_rows():
     rows = [Example((("a",),), label, n) for n, label in enumerate((0, 2, 2, 1, 2))]
     assert adversarial.larger_class(rows) == pytest.approx(60)
