@@ -109,7 +109,7 @@ MODELS = tuple(VARIANTS)
 # that starts from nothing from learning CoLA in six epochs (experiments/results/robustness/models);
 # this, a sixteenth of that, did not, tried by hand on one seed and its validation rows.
 # It also leaves little to withstand: over a text of 12 tokens it is 0.4 % of the signal, -48 dB.
-BALL = Ball(num_steps=3, step_size=0.00125, max_norm=0.003125, initial_norm=0.001875)
+SCRATCH_BALL = Ball(num_steps=3, step_size=0.00125, max_norm=0.003125, initial_norm=0.001875)
 AUGMENTED_SIGMA = 0.02  # as large as the token vectors are at first
 
 
@@ -126,14 +126,14 @@ class Trainable(NamedTuple):
 
 
 def ball_of(radius: float) -> Ball:
-    """`BALL` with another `max_norm`, its start and steps as large in proportion."""
-    factor = radius / BALL.max_norm
-    sizes = {name: factor * getattr(BALL, name) for name in ("step_size", "initial_norm")}
-    return BALL._replace(max_norm=radius, **sizes)
+    """`SCRATCH_BALL` with another `max_norm`, its start and steps as large in proportion."""
+    factor = radius / SCRATCH_BALL.max_norm
+    sizes = {name: factor * getattr(SCRATCH_BALL, name) for name in ("step_size", "initial_norm")}
+    return SCRATCH_BALL._replace(max_norm=radius, **sizes)
 
 
 def perturbations(
-    models: Iterable[str], variants: Mapping[str, Variant], ball: Ball = BALL
+    models: Iterable[str], variants: Mapping[str, Variant], ball: Ball = SCRATCH_BALL
 ) -> dict[str, Any]:
     """The sizes of what some of these models meet in training, for a run's ID; {} for none."""
     met = {variants[name].training for name in models}
@@ -177,7 +177,7 @@ def trainable(
     esr_weight: float = 0.05,
     esr_target: float = 0.35,
     dropout: float | None = None,
-    ball: Ball = BALL,
+    ball: Ball = SCRATCH_BALL,
     precision: Precision = "float32",
     variants: Mapping[str, Variant] = VARIANTS,
     **sizes: Any,

@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 from experiments.robertha.cell import run_cell
 from experiments.robertha.measurements import Grid, load
 from experiments.robertha.models import (
-    BALL,
+    SCRATCH_BALL,
     VARIANTS,
     Trainable,
     Variant,
@@ -142,7 +142,7 @@ class Config:
     that model robertha-renyi2 or robertha-shannon-matmul."""
     dropout: float | None = None
     """Dropout in training; without it each model has its own (TinyBERT 0.1, Robertha 0.3)."""
-    ball: float = BALL.max_norm
+    ball: float = SCRATCH_BALL.max_norm
     """How far FreeLB and PGD may move a text: L2 norm over its token vectors, each of which starts
     with one of 0.23. Their start and steps go with it."""
     batch_size: int = 32
@@ -355,7 +355,7 @@ def load_rows(config: Config, budget: Budget, spec: TaskSpec) -> TaskData:
 
 def _open(config: Config, grid: Grid) -> Path:
     # Runs from before there was a choice keep their folder.
-    added = {"entropy": "shannon", "precision": "float32", "ball": BALL.max_norm}
+    added = {"entropy": "shannon", "precision": "float32", "ball": SCRATCH_BALL.max_norm}
     same = [name for name, only in added.items() if getattr(config, name) == only]
     ignore = ("runs", "resume", "devices", "reuse", *same)
     plan = grid._asdict() | perturbations(grid.models, VARIANTS, ball_of(config.ball))

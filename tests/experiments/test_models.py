@@ -7,8 +7,8 @@ import pytest
 
 from experiments.robertha.models import (
     AUGMENTED_SIGMA,
-    BALL,
     MODELS,
+    SCRATCH_BALL,
     VARIANTS,
     ball_of,
     perturbations,
@@ -83,15 +83,15 @@ def test_adversarial_training_meets_a_larger_loss_than_clean_training():
         float(jax.jit(each.objective)(params, BATCH, jax.random.key(3))[0])
         for each in (plain, freelb, pgd)
     ]
-    assert BALL.initial_norm < BALL.max_norm
+    assert SCRATCH_BALL.initial_norm < SCRATCH_BALL.max_norm
     assert losses[0] < losses[1] < losses[2]
 
 
 def test_a_larger_ball_is_a_larger_loss_and_another_run():
-    wide = ball_of(4 * BALL.max_norm)
-    assert wide == BALL._replace(max_norm=0.0125, step_size=0.005, initial_norm=0.0075)
-    assert ball_of(BALL.max_norm) == BALL
-    near, far = (built("freelb", dropout=0.0, ball=each) for each in (BALL, wide))
+    wide = ball_of(4 * SCRATCH_BALL.max_norm)
+    assert wide == SCRATCH_BALL._replace(max_norm=0.0125, step_size=0.005, initial_norm=0.0075)
+    assert ball_of(SCRATCH_BALL.max_norm) == SCRATCH_BALL
+    near, far = (built("freelb", dropout=0.0, ball=each) for each in (SCRATCH_BALL, wide))
     params = near.model.init(jax.random.key(1))
     key = jax.random.key(3)
     losses = [float(jax.jit(each.objective)(params, BATCH, key)[0]) for each in (near, far)]
@@ -100,7 +100,7 @@ def test_a_larger_ball_is_a_larger_loss_and_another_run():
 
 def test_what_training_meets_is_part_of_a_runs_id():
     assert perturbations(["tinybert", "robertha"], VARIANTS) == {}
-    assert perturbations(["tinybert", "robertha-freelb"], VARIANTS) == {"ball": BALL}
-    wide = ball_of(4 * BALL.max_norm)
+    assert perturbations(["tinybert", "robertha-freelb"], VARIANTS) == {"ball": SCRATCH_BALL}
+    wide = ball_of(4 * SCRATCH_BALL.max_norm)
     assert perturbations(["freelb"], VARIANTS, wide) == {"ball": wide}
     assert perturbations(["data-augment"], VARIANTS) == {"augmented_sigma": AUGMENTED_SIGMA}
