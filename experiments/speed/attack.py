@@ -33,7 +33,7 @@ from hopfax.train.victim import Counts, make_victim
 
 # Padded lengths, batch sizes, and texts attacked side by side.
 PROGRAMS: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
-    "in batches": ((16, 24, 32, 48, 64, 128), (8, 64), 32),
+    "in batches": ((16, 24, 32, 48, 64, 128), (8, 64), 128),
     "one text a call": ((16, 24, 32, 48, 64, 128), (1,), 1),
     "one text a call, padded to 128": ((128,), (1,), 1),
 }
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument(
         "--vocab", type=Path, default=None, help="a vocab.txt or its folder (default --data-dir's)"
     )
-    parser.add_argument("--texts", type=int, default=32, help="sentences (default 32)")
+    parser.add_argument("--texts", type=int, default=64, help="sentences (default 64)")
     parser.add_argument(
         "--models",
         nargs="+",

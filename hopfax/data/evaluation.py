@@ -154,9 +154,10 @@ def check_trained(found: EvaluationSet, spec: TaskSpec) -> None:
 def _class_numbers(found: EvaluationSet, spec: TaskSpec) -> list[int]:
     """Class of the trained task for each number the files write.
 
-    The other tasks list theirs in the same order: not a paraphrase, a paraphrase.
+    Other tasks that name theirs otherwise list them in the same order: not a paraphrase, a
+    paraphrase.
     """
-    if spec.name != found.task:
+    if set(spec.labels) != set(found.labels):
         return list(range(len(found.labels)))
     return [spec.labels.index(label) for label in found.labels]
 

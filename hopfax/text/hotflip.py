@@ -47,7 +47,7 @@ def hotflip(
     min_similarity: float = -1.0,
     stop_at: float = np.inf,
     rows: Sequence[int] | None = None,
-    at_once: int = 8,
+    at_once: int = 32,
 ) -> list[Attacked[T]]:
     r"""Attacks texts along the gradient of the loss, with beam search.
 
@@ -249,17 +249,45 @@ def _token_flips(
 ) -> list[tuple[float, Draft]]:
     """The best flips of a token whose words are tokenised as they should be."""
     words = _open_words(now, linear)
-    if not words:
+    owners = [
+        (index, place)
+        for index, word in words.items()
+        # Of a word that was cut off, the model has not the tokens that the whole word would have.
+        if word.ends[-1] == len(now.spelling(index))
+        for place, token in enumerate(word.ids.tolist())
+        if _can_flip(gradients.tokens[token])
+    ]
+    if not owners:
         return []
-    owners = [(index, place) for index, word in words.items() for place in range(len(word.ids))]
-    flips = best_flips(
-        gradients.table,  # pyright: ignore[reportArgumentType]
-        np.concatenate([word.ids for word in words.values()]),
-        np.concatenate([word.gradient for word in words.values()]),
-        kinds=kinds,
-        count=4 * count,  # some will not be tokenised as they should
-        min_similarity=min_similarity,
-    )
+    asked = 4 * count  # some will not be tokenised as they should
+    while True:
+        flips = best_flips(
+            gradients.table,  # pyright: ignore[reportArgumentType]
+            np.array([words[index].ids[place] for index, place in owners]),
+            np.stack([words[index].gradient[place] for index, place in owners]),
+            kinds=kinds,
+            count=asked,
+            min_similarity=min_similarity,
+        )
+        fitting = _fitting(now, words, owners, flips, gradients)
+        if len(fitting) >= count or len(flips) < asked:
+            return fitting[:count]
+        asked *= 4  # few programs, each compiled once
+
+
+def _can_flip(token: str) -> bool:
+    """Whether letters could stand for a token: between letters, not where an apostrophe is."""
+    return token == "[UNK]" or token.removeprefix("##").isalnum()
+
+
+def _fitting(
+    now: Draft,
+    words: dict[int, _Tokens],
+    owners: list[tuple[int, int]],
+    flips: list[tuple[float, int, int]],
+    gradients: Gradients,
+) -> list[tuple[float, Draft]]:
+    """Those flips after which the model reads the tokens that were estimated."""
     found: list[tuple[float, int, Change]] = []
     wanted: list[tuple[int, ...]] = []
     for gain, number, token in flips:
@@ -271,12 +299,11 @@ def _token_flips(
         ids = word.ids.tolist()
         wanted.append((*ids[:place], token, *ids[place + 1 :]))
     got = gradients.pieces([change.of(now.spelling(index)) for _, index, change in found])
-    fitting = [
+    return [
         (gain, edited(now, index, change))
         for (gain, index, change), ids, pieces in zip(found, wanted, got, strict=True)
         if tuple(pieces) == ids
     ]
-    return fitting[:count]
 
 
 class _Variants(NamedTuple):

@@ -223,7 +223,7 @@ def replay(clean: T, edits: Iterable[Sequence[Any]]) -> T:
 def _walked(text: T, edits: Iterable[Edit], *, undo: bool) -> T:
     new = list(strings(text))
     for edit in edits:
-        if edit.field >= len(new):
+        if not 0 <= edit.field < len(new):
             raise ValueError(
                 f"the log does not belong to this text: it has an edit of string {edit.field}, "
                 f"counted from 0, and the text has {len(new)}"
@@ -235,7 +235,7 @@ def _walked(text: T, edits: Iterable[Edit], *, undo: bool) -> T:
 def _replaced(string: str, edit: Edit, *, undo: bool) -> str:
     old, new = (edit.after, edit.before) if undo else (edit.before, edit.after)
     end = edit.position + len(old)
-    if string[edit.position : end] != old:
+    if edit.position < 0 or string[edit.position : end] != old:
         raise ValueError(
             f"the log does not belong to this text: {old!r} should stand at character "
             f"{edit.position} of {string!r}, where there is {string[edit.position : end]!r}"

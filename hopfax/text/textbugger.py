@@ -28,7 +28,7 @@ def textbugger(
     rows: Sequence[int] | None = None,
     exhaustive: bool = False,
     stop_at: float = np.inf,
-    at_once: int = 32,
+    at_once: int = 128,
 ) -> list[Attacked[T]]:
     """Attacks texts with TextBugger, by the model's losses alone.
 
@@ -39,9 +39,10 @@ def textbugger(
     that a later word cannot undo an earlier success; the paper stops at the first one, see
     `stop_at`. All versions of a step, of all texts, are one call of `victim.loss`.
 
-    Beside the paper: its fifth bug, a word of similar meaning, is no edit of characters and is left
-    out, and with it the check that a sentence encoder finds the text still similar. It ranks
-    sentences first in long documents, not here.
+    Beside the paper: a letter gives way to look-alikes only, a neighbouring key is `misspell`'s;
+    its fifth bug, a word of similar meaning, is no edit of characters and is left out, and with it
+    the check that a sentence encoder finds the text still similar. It ranks sentences first in long
+    documents, not here.
 
     Args:
         victim: The model; its gradients are not used.

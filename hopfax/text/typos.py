@@ -24,7 +24,8 @@ def misspell(text: T, *, rate: float, seed: Seed) -> Corrupted[T]:
 
     Each word chosen gets one of four mistakes, all that fit it equally likely: a neighbouring key,
     a letter left out, a letter doubled, a spelling that sounds alike. The first letter is never
-    mistyped or left out; words of one or two letters, and digits, are spared.
+    mistyped or left out, but a sound may begin there (physics, fysics); words of one or two
+    letters, and digits, are spared.
 
     Args:
         text: A string, a pair of them, or the choices of an example; see `hopfax.text.log`.

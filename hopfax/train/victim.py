@@ -93,8 +93,9 @@ def make_victim(
 
     Raises:
         ValueError: Parameters are stacked, `max_length` is out of its range, or lengths or sizes
-            do not increase. The victim raises one for labels the model does not have, for a text
-            of more than two strings, and for choices of unequal number.
+            do not increase. The victim raises one for labels the model does not have, for outputs
+            of another kind than the labels, for a text of more than two strings, and for choices of
+            unequal number.
 
     Example:
         >>> import jax
@@ -167,8 +168,7 @@ def make_victim(
         for chunk, answer in pending:  # after all are under way
             losses = np.asarray(answer.losses)
             gradient = None if answer.gradient is None else np.asarray(answer.gradient)
-            if not regression:
-                _check_labels([labels[number] for number in chunk], answer.logits.shape[1])
+            _check_labels([labels[number] for number in chunk], answer.logits.shape[1], regression)
             for place, number in enumerate(chunk):
                 own = None if gradient is None else gradient[place]
                 yield number, rows[number], float(losses[place]), own
@@ -329,7 +329,15 @@ def _linear(row: _Tokenized, loss: float, gradient: np.ndarray) -> Linearized:
     )
 
 
-def _check_labels(labels: Sequence[Label], num_outputs: int) -> None:
+def _check_labels(labels: Sequence[Label], num_outputs: int, regression: bool) -> None:
+    if (num_outputs == 1) != regression:
+        wanted = "one output, a score" if regression else "two or more, of classes or choices"
+        raise ValueError(
+            f"the model has {num_outputs} outputs a text, and with regression={regression} "
+            f"{wanted} is wanted: give make_victim the kind of label the model was trained on"
+        )
+    if regression:
+        return
     wrong = [label for label in labels if label not in range(num_outputs)]
     if wrong:
         raise ValueError(

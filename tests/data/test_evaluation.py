@@ -145,6 +145,9 @@ def test_paraphrases_test_any_model_of_paraphrase(tmp_path):
     for trained in ("qqp", "mrpc", "paraphrase", task("qqp")):
         rows = read_evaluation_set("paws", tmp_path, trained=trained)
         assert [row.label for row in rows] == [1, 0]
+    other_way = dataclasses.replace(task("mrpc"), labels=("1", "0"))
+    rows = read_evaluation_set("paws", tmp_path, trained=other_way)
+    assert [row.label for row in rows] == [0, 1], "the class that this model calls 1"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import csv
 import json
 import re
 import shutil
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from experiments.rundir import (
     read_csv,
     read_results,
 )
-from hopfax import text
+from hopfax import data, text
 from hopfax.data import reported_rows
 from hopfax.text import Corrupted, Edit
 
@@ -126,6 +127,44 @@ def test_a_run_without_finished_cells_says_so(trained, tmp_path, capsys):
     error = capsys.readouterr().err
     assert "no finished cell" in error
     assert "took cells" not in error
+
+
+def test_an_attack_is_scored_by_the_seed_that_it_attacked(tmp_path, monkeypatch):
+    rows = reported_rows("sentiment")[:3]
+    params = {"tokens": {"embedding": np.arange(2.0)[:, None, None] * np.ones((2, 4, 3))}}
+    attacked, scored = [], []
+
+    def make_victim(model, params, *_, **__):
+        attacked.append(float(params["tokens"]["embedding"].mean()))
+        return attacked[-1], None
+
+    def textbugger(victim, texts, *_, **__):
+        made = [text.misspell(each, rate=0.1, seed=int(victim)) for each in texts]
+        return [SimpleNamespace(corrupted=each) for each in made]
+
+    def answers(predictor, params, dirty, *_):
+        scored.append((params["tokens"]["embedding"].mean((1, 2)).tolist(), dirty))
+        logits = np.zeros((len(scored[-1][0]), len(dirty), 2))
+        return SimpleNamespace(logits=logits, labels=np.array([row.label for row in dirty]))
+
+    monkeypatch.setattr(typos, "make_victim", make_victim)
+    monkeypatch.setattr(typos, "make_predictor", lambda _: None)
+    monkeypatch.setattr(typos.text, "textbugger", textbugger)
+    monkeypatch.setattr(typos, "answers", answers)
+    rows_of = SimpleNamespace(
+        spec=data.task("sentiment"), vocabulary=None, train=SimpleNamespace(labels=range(32))
+    )
+    trained = typos.Trained(None, params, params)  # pyright: ignore[reportArgumentType]
+    cell = typos.Cell(trained, rows_of, rows, (23, 42), 16)  # pyright: ignore[reportArgumentType]
+    config = typos.Config(run="", corruption=("textbugger",))
+    typos._test(tmp_path, cell, "tinybert", config, (0.1,), 1)
+    assert attacked == [0, 1]
+    assert [params for params, _ in scored] == [[0, 1], [0], [1]], "clean texts by both"
+    for seed, (_, dirty) in enumerate(scored[1:]):
+        made = [text.misspell(row.texts, rate=0.1, seed=seed).text for row in rows]
+        assert [row.texts for row in dirty] == made
+    seeds = [row["seed"] for row in read_results(tmp_path) if row["corruption"] == "textbugger"]
+    assert set(seeds) == {"23", "42"}
 
 
 def test_texts_without_a_word_are_left_out(monkeypatch):

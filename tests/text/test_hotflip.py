@@ -123,6 +123,45 @@ def test_flips_that_would_be_tokenised_otherwise_are_dropped():
         assert found.loss == pytest.approx(max(model.one_loss(other, 1) for other in others))
 
 
+class Contractions(bags.Bag):
+    """Reads an apostrophe as a token of its own, also within a word."""
+
+    def __init__(self, seed):
+        super().__init__(("was", "it", "good"), seed=seed)
+        self.tokens = (*self.tokens, "'")
+        self.number["'"] = len(self.table)
+        # Worth most to be rid of, so that its flips come first.
+        least = np.full((1, bags.WIDTH), -9.0) * np.sign(self.weights)
+        self.table = np.concatenate([self.table, least]).astype(np.float32)
+
+    def pieces(self, word):
+        if word == "'" or "'" not in word:
+            return super().pieces(word)
+        return tuple(token[0] for token in self.tokenized(word))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_contraction_keeps_its_apostrophe_and_is_flipped_beside_it(seed):
+    model = Contractions(seed)
+    asked = {"rate": 1, "form": "tokens", "beam": 1, "num_candidates": 1}
+    (found,) = text.hotflip(model.victim(), ["it was'nt"], [1], **asked)
+    assert found.corrupted.num_changed == 2
+    assert found.corrupted.text.count("'") == 1
+
+
+def test_flips_are_looked_through_until_enough_fit():
+    """The best flips would make words of the vocabulary, which the model reads otherwise."""
+    words = [f"o{letter}" for letter in bags.LETTERS if letter not in "ayz"]
+    for seed in range(20):
+        model = bag(seed, words=words)
+        asked = {"rate": 1, "form": "tokens", "beam": 1, "num_candidates": 1}
+        (found,) = text.hotflip(model.victim(), ["oa"], [1], select="estimate", **asked)
+        others = [letter + "a" for letter in bags.LETTERS if letter != "o"] + ["oy", "oz"]
+        others = [other for other in others if len(model.pieces(other)) == 2]
+        assert found.corrupted.num_changed == 1
+        assert found.loss == pytest.approx(max(model.one_loss(other, 1) for other in others))
+
+
 def test_replacements_are_as_similar_as_asked():
     model = bag(2)
     unit = model.table / np.linalg.norm(model.table, axis=1, keepdims=True)

@@ -200,5 +200,16 @@ def test_a_log_of_another_text_is_refused():
         text.replay(PAIR[0], pair.edits)
 
 
+@pytest.mark.parametrize(
+    ("clean", "edit"),
+    [(("ab", "cd"), (-1, 0, "flip", "c", "Z")), ("abc", (0, -1, "insert", "", "Z"))],
+)
+def test_a_damaged_log_is_refused(clean, edit):
+    with pytest.raises(ValueError, match="the log does not belong to this text"):
+        text.replay(clean, [edit])
+    with pytest.raises(ValueError, match="the log does not belong to this text"):
+        text.restore(text.Corrupted(clean, (text.Edit(*edit),), 1, 1))
+
+
 def test_strings_of_all_shapes():
     assert strings("a") == ("a",) and strings(COPA) == (*COPA[0], *COPA[1])

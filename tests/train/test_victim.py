@@ -153,6 +153,17 @@ def test_choices_and_scores():
     np.testing.assert_allclose(root[0] + root[1], 100, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("num_outputs", "regression", "wanted"),
+    [(1, False, "1 outputs .* two or more"), (3, True, "3 outputs .* one output, a score")],
+)
+def test_outputs_that_are_not_of_the_kind_of_label(num_outputs, regression, wanted):
+    model, params = encoder(num_outputs=num_outputs)
+    found, _ = victim(model, params, regression=regression)
+    with pytest.raises(ValueError, match=wanted):
+        found.loss(TEXTS, [0] * len(TEXTS))
+
+
 def test_batches_lengths_and_calls():
     model, params = encoder()
     many, counts = victim(model, params)
