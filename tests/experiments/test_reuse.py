@@ -80,8 +80,8 @@ def test_scores_alone_are_enough(source, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--epochs", "2"), "run with --epochs None, here it is 2"),
-        (("--seeds", "23", "77"), "run with --seeds None, here it is 23 77"),
+        (("--epochs", "2"), "run with --epochs at its default, here it is 2"),
+        (("--seeds", "23", "77"), "run with --seeds at its default, here it is 23 77"),
         (("--precision", "bfloat16"), "--precision float32, here it is bfloat16"),
     ],
 )
@@ -199,7 +199,7 @@ def test_other_experiments_take_over_their_own_runs(
     assert rundir.read_results(folder) == rundir.read_results(source)
     assert set(grid.models) <= set(load(folder).grid.models)
     assert main([*line, "--epochs", "7"]) == 1
-    assert "--epochs None, here it is 7" in capsys.readouterr().err
+    assert "--epochs at its default, here it is 7" in capsys.readouterr().err
     # A run of another experiment is none of this one's.
     config = json.loads((source / "config.json").read_text()) | {"experiment": "robustness"}
     (source / "config.json").write_text(json.dumps(config))
