@@ -5,7 +5,7 @@ the embeddings a two-layer Robertha loses a few points where a TinyBERT falls to
 average at σ = 0.5: 62 against 50), as a Universal Transformer does (Table 13, `--model universal
 robertha`: 61 against 51).
 
-Command: `python -m experiments robustness` (three embedded tasks, two seeds, under three
+Command: `python -m experiments robustness` (three embedded tasks, two seeds, some three
 minutes on two cores), or for a real task
 `python -m experiments robustness --task sst2 --data-dir DIR --vocab DIR/vocab.txt`.
 
