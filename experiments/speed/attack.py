@@ -1,9 +1,10 @@
 """An attack's candidates in batches, beside the same attack asking for one text a call.
 
 Goal: at least 5 times the texts a second on two cores. Three programs attack the same sentences of
-one fresh model and must end at the same texts: in batches, one text a call padded to the same few
-lengths, and one text a call padded to 128 tokens, the one shape that needs no thought. About 10
-minutes on 2 idle cores.
+one fresh model and must end at the same losses: in batches, one text a call padded to the same few
+lengths, and one text a call padded to 128 tokens, the one shape that needs no thought. `losses
+alone` and `gradients alone` are what the model takes of it: versions of the sentences that are
+ready, without an attack's search for the next. About 20 minutes on 2 idle cores.
 
     python -m experiments.speed.attack --data-dir ../shared/data
 
@@ -13,10 +14,11 @@ Without --data-dir: sentences of the embedded task `sentiment`, with a vocabular
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -27,7 +29,7 @@ from experiments.speed.publish import publish
 from experiments.speed.timing import clock_of, clock_title, interleaved, spread
 from hopfax import nn, text
 from hopfax.data import read_split, read_vocabulary, synthetic_split, task, train_vocabulary
-from hopfax.text import Attacked
+from hopfax.text import Attacked, Victim
 from hopfax.train.allocator import keep_freed_memory
 from hopfax.train.victim import Counts, make_victim
 
@@ -37,12 +39,56 @@ PROGRAMS: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
     "one text a call": ((16, 24, 32, 48, 64, 128), (1,), 1),
     "one text a call, padded to 128": ((128,), (1,), 1),
 }
-METHODS: dict[str, Callable[..., list[Attacked]]] = {
+VERSIONS = 5  # misspelt ones of each sentence, for the model alone
+
+
+def asked(
+    victim: Victim,
+    texts: Sequence[Any],
+    labels: Sequence[Any],
+    *,
+    rate: float,
+    at_once: int,
+    gradient: bool,
+) -> list[Answered]:
+    """What attacks ask of a model and nothing else: of misspelt versions, losses or gradients."""
+    versions, repeated = misspelt(tuple(texts), rate), [x for x in labels for _ in range(VERSIONS)]
+    found: list[Answered] = []
+    for first in range(0, len(versions), at_once):
+        part = slice(first, first + at_once)
+        if gradient:
+            assert victim.gradients is not None
+            linear = victim.gradients.linearize(versions[part], repeated[part])
+            found += [Answered(each.loss) for each in linear]
+        else:
+            found += map(Answered, map(float, victim.loss(versions[part], repeated[part])))
+    return found
+
+
+@functools.lru_cache(maxsize=1)
+def misspelt(texts: tuple[Any, ...], rate: float) -> list[Any]:
+    """The versions, `VERSIONS` of each text, made once."""
+    return [
+        text.misspell(each, rate=rate, seed=seed).text for each in texts for seed in range(VERSIONS)
+    ]
+
+
+METHODS: dict[str, Callable[..., Sequence[Attacked | Answered]]] = {
+    "losses alone": partial(asked, gradient=False),
+    "gradients alone": partial(asked, gradient=True),
     "textbugger": text.textbugger,
     "hotflip-characters": partial(text.hotflip, form="characters"),
     "hotflip-tokens": partial(text.hotflip, form="tokens"),
 }
 MODELS = {"tinybert": nn.tinybert, "robertha": nn.robertha}
+
+
+class Answered(NamedTuple):
+    """The loss of a text, as `hopfax.text.Attacked` has it."""
+
+    loss: float
+
+
 COLUMNS = (
     "model",
     "attack",
@@ -75,7 +121,7 @@ def rows(data_dir: Path | None, vocab: Path | None, count: int) -> tuple[Any, li
 
 def programs(
     model: str, method: str, vocabulary: Any, texts: list, labels: list, **sizes: int
-) -> tuple[dict[str, Callable[[], list[Attacked]]], dict[str, Counts]]:
+) -> tuple[dict[str, Callable[[], Sequence[Attacked | Answered]]], dict[str, Counts]]:
     """The attack by each program of `PROGRAMS`, and what each asked its model."""
     network = MODELS[model](vocabulary.size, 2, **sizes)
     params = network.init(jax.random.key(0))

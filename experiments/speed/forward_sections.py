@@ -214,6 +214,7 @@ def attack(report: Mapping[str, Any]) -> list[str]:
     heads += ("batches are faster by (goal: at least 5)", "rounds")
     return [
         "## Attacks on text\n\nThe same attacks on the same fresh model, which all end at the same "
-        f"losses; {report['clock']}.",
+        "losses, and what the model takes of them: losses or gradients of texts that are ready; "
+        f"{report['clock']}.",
         markdown_table(heads, rows),
     ]

@@ -120,9 +120,11 @@ def esr(report: Report) -> Iterator[Goal]:
 
 def attack(report: Report) -> Iterator[Goal]:
     """Batches beside one text a call."""
-    for name in ("one text a call", "one text a call, padded to 128"):
-        values = [row["times"] for row in report["table"] if row["program"] == name]
-        yield Goal(f"speed of an attack in batches over {name}", 5, True, values)
+    for alone, what in ((False, "an attack"), (True, "an attack's model calls")):
+        rows = [row for row in report["table"] if row["attack"].endswith(" alone") == alone]
+        for name in ("one text a call", "one text a call, padded to 128"):
+            values = [row["times"] for row in rows if row["program"] == name]
+            yield Goal(f"speed of {what} in batches over {name}", 5, True, values)
 
 
 def waiting(report: Report) -> Iterator[Goal]:

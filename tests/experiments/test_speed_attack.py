@@ -37,6 +37,19 @@ def test_the_page_has_its_table(small, tmp_path, capsys):
     assert f"| tinybert | textbugger | one text a call | {single['texts']} |" in text
 
 
+@pytest.mark.parametrize("kind", ["losses alone", "gradients alone"])
+def test_the_model_alone_reads_the_same_texts(small, kind, tmp_path):
+    flags = ["--seconds", "0", "--rounds", "1", "--texts", "3", "--models", "tinybert"]
+    attack.main([*flags, "--attacks", kind, "--out", str(tmp_path)])
+    batched, single = json.loads((tmp_path / "attack.json").read_text())["table"]
+    assert batched["texts"] == single["texts"] == single["calls"] == 3 * attack.VERSIONS
+    assert batched["calls"] == 4 * 1, "at most four texts at once, 15 in all"
+    page.main([str(tmp_path)])
+    goals = (tmp_path / "README.md").read_text()
+    assert "speed of an attack's model calls in batches over one text a call |" in goals
+    assert "speed of an attack in batches" not in goals or "| not measured |" in goals
+
+
 def test_the_vocabulary_is_that_of_the_data_where_none_is_named(tmp_path):
     (tmp_path / "glue_data" / "SST-2").mkdir(parents=True)
     (tmp_path / "glue_data" / "SST-2" / "dev.tsv").write_text("sentence\tlabel\na fine film\t1\n")

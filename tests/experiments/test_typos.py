@@ -143,9 +143,12 @@ def test_an_attack_is_scored_by_the_seed_that_it_attacked(tmp_path, monkeypatch)
         return [SimpleNamespace(corrupted=each) for each in made]
 
     def answers(predictor, params, dirty, *_):
-        scored.append((params["tokens"]["embedding"].mean((1, 2)).tolist(), dirty))
-        logits = np.zeros((len(scored[-1][0]), len(dirty), 2))
-        return SimpleNamespace(logits=logits, labels=np.array([row.label for row in dirty]))
+        numbers = params["tokens"]["embedding"].mean((1, 2))
+        scored.append((numbers.tolist(), dirty))
+        labels = np.array([row.label for row in dirty])
+        # The first seed's model is always right, the second's always wrong.
+        logits = np.eye(2)[np.where(numbers[:, None] == 0, labels, 1 - labels)]
+        return SimpleNamespace(logits=logits, labels=labels)
 
     monkeypatch.setattr(typos, "make_victim", make_victim)
     monkeypatch.setattr(typos, "make_predictor", lambda _: None)
@@ -156,15 +159,26 @@ def test_an_attack_is_scored_by_the_seed_that_it_attacked(tmp_path, monkeypatch)
     )
     trained = typos.Trained(None, params, params)  # pyright: ignore[reportArgumentType]
     cell = typos.Cell(trained, rows_of, rows, (23, 42), 16)  # pyright: ignore[reportArgumentType]
-    config = typos.Config(run="", corruption=("textbugger",))
+    config = typos.Config(run="", corruption=("misspelling", "textbugger"))
     typos._test(tmp_path, cell, "tinybert", config, (0.1,), 1)
     assert attacked == [0, 1]
-    assert [params for params, _ in scored] == [[0, 1], [0], [1]], "clean texts by both"
-    for seed, (_, dirty) in enumerate(scored[1:]):
-        made = [text.misspell(row.texts, rate=0.1, seed=seed).text for row in rows]
-        assert [row.texts for row in dirty] == made
-    seeds = [row["seed"] for row in read_results(tmp_path) if row["corruption"] == "textbugger"]
-    assert set(seeds) == {"23", "42"}
+    assert [params for params, _ in scored] == [[0, 1], [0, 1], [0], [1]], "only attacks differ"
+    made = [
+        [text.misspell(row.texts, rate=0.1, seed=seed).text for row in rows] for seed in range(2)
+    ]
+    assert [[row.texts for row in dirty] for _, dirty in scored[2:]] == made
+    results = [row for row in read_results(tmp_path) if row["metric"] == "score"]
+    found = {(row["corruption"], row["seed"]): float(row["score"]) for row in results}
+    kinds = ("none", "misspelling", "textbugger")
+    wanted = {(kind, seed): score for kind in kinds for seed, score in (("23", 100), ("42", 0))}
+    assert found == wanted and len(results) == len(found)
+    lines = (tmp_path / "edits" / "sentiment-tinybert.jsonl").read_text().splitlines()
+    edits = [line for line in map(json.loads, lines) if line["corruption"] == "textbugger"]
+    assert [line["seeds"] for line in edits] == [[23]] * 3 + [[42]] * 3
+    dirty = [
+        text.replay(row.texts, line["edits"]) for row, line in zip(rows * 2, edits, strict=True)
+    ]
+    assert dirty == [*made[0], *made[1]]
 
 
 def test_texts_without_a_word_are_left_out(monkeypatch):
