@@ -249,13 +249,13 @@ def _token_flips(
 ) -> list[tuple[float, Draft]]:
     """The best flips of a token whose words are tokenised as they should be."""
     words = _open_words(now, linear)
+    whole = gradients.pieces([now.spelling(index) for index in words])
     owners = [
         (index, place)
-        for index, word in words.items()
-        # Of a word that was cut off, the model has not the tokens that the whole word would have.
-        if word.ends[-1] == len(now.spelling(index))
-        for place, token in enumerate(word.ids.tolist())
-        if _can_flip(gradients.tokens[token])
+        for (index, word), pieces in zip(words.items(), whole, strict=True)
+        # Of a word that was cut off, the model has fewer tokens than the whole word would have.
+        if len(word.ids) == len(pieces)
+        for place in range(len(word.ids))
     ]
     if not owners:
         return []
@@ -275,11 +275,6 @@ def _token_flips(
         asked *= 4  # few programs, each compiled once
 
 
-def _can_flip(token: str) -> bool:
-    """Whether letters could stand for a token: between letters, not where an apostrophe is."""
-    return token == "[UNK]" or token.removeprefix("##").isalnum()
-
-
 def _fitting(
     now: Draft,
     words: dict[int, _Tokens],
@@ -294,6 +289,8 @@ def _fitting(
         index, place = owners[number]
         spelling, word = now.spelling(index), words[index]
         start, end = int(word.starts[place]), int(word.ends[place])
+        if _grows_together(spelling[:start], gradients.tokens[token]):
+            continue
         new = cased(gradients.tokens[token].removeprefix("##"), spelling[start:end])
         found.append((gain, index, Change("token", start, spelling[start:end], new)))
         ids = word.ids.tolist()
@@ -304,6 +301,14 @@ def _fitting(
         for (gain, index, change), ids, pieces in zip(found, wanted, got, strict=True)
         if tuple(pieces) == ids
     ]
+
+
+def _grows_together(before: str, token: str) -> bool:
+    """Whether letters make a token part of their word, as those before an apostrophe would.
+
+    Most flips of an apostrophe do, which need not be tokenised to be dropped.
+    """
+    return before[-1:].isalnum() and before[-1:].isascii() and token.isascii() and token.isalnum()
 
 
 class _Variants(NamedTuple):

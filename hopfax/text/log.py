@@ -235,7 +235,7 @@ def _walked(text: T, edits: Iterable[Edit], *, undo: bool) -> T:
 def _replaced(string: str, edit: Edit, *, undo: bool) -> str:
     old, new = (edit.after, edit.before) if undo else (edit.before, edit.after)
     end = edit.position + len(old)
-    if edit.position < 0 or string[edit.position : end] != old:
+    if edit.position < 0 or end > len(string) or string[edit.position : end] != old:
         raise ValueError(
             f"the log does not belong to this text: {old!r} should stand at character "
             f"{edit.position} of {string!r}, where there is {string[edit.position : end]!r}"

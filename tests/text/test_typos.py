@@ -202,13 +202,19 @@ def test_a_log_of_another_text_is_refused():
 
 @pytest.mark.parametrize(
     ("clean", "edit"),
-    [(("ab", "cd"), (-1, 0, "flip", "c", "Z")), ("abc", (0, -1, "insert", "", "Z"))],
+    [
+        (("ab", "cd"), (-1, 0, "flip", "c", "Z")),
+        ("abc", (0, -1, "insert", "", "Z")),
+        ("abc", (0, 4, "insert", "", "Z")),  # what is put in is put beyond the end
+    ],
 )
 def test_a_damaged_log_is_refused(clean, edit):
+    field, position, kind, before, after = edit
     with pytest.raises(ValueError, match="the log does not belong to this text"):
         text.replay(clean, [edit])
+    undone = text.Edit(field, position, kind, after, before)
     with pytest.raises(ValueError, match="the log does not belong to this text"):
-        text.restore(text.Corrupted(clean, (text.Edit(*edit),), 1, 1))
+        text.restore(text.Corrupted(clean, (undone,), 1, 1))
 
 
 def test_strings_of_all_shapes():

@@ -227,6 +227,28 @@ def test_flipped_tokens_are_what_the_model_reads():
         assert (after.ids >= 4).all()
 
 
+def test_a_word_may_end_in_an_accent_that_the_tokens_leave_out():
+    found, _ = victim(*encoder())
+    asked = {"rate": 1, "form": "tokens", "beam": 1}
+    plain, accented = text.hotflip(found, ["fun", "fun\u0301"], [1, 1], **asked)
+    assert plain.corrupted.num_changed == 1
+    assert accented.corrupted.text == plain.corrupted.text + "\u0301"
+    assert accented.loss == pytest.approx(plain.loss)
+
+
+def test_an_ideograph_may_stand_where_an_apostrophe_was():
+    """It is a token of its own between letters, where any other word would join them."""
+    vocabulary = WordPiece(tokens=(*VOCABULARY.tokens, "心"), source="test")
+    model, params = encoder()
+    worse = params["out"][:, 0] - params["out"][:, 1]
+    table = np.concatenate([params["tokens"]["embedding"], [9 * worse]])
+    table[vocabulary.tokens.index("'")] = -9 * worse
+    params |= {"tokens": {"embedding": table.astype(np.float32)}}
+    found, _ = make_victim(model, params, vocabulary, max_length=24, lengths=(24,))
+    (result,) = text.hotflip(found, ["it'is"], [1], rate=1, form="tokens", beam=1)
+    assert result.corrupted.text == "it心is"
+
+
 def test_long_texts_are_cut_as_in_training(tmp_path):
     model, params = encoder()
     found, _ = victim(model, params)
