@@ -95,7 +95,9 @@ def fill_with_made_up_rows(monkeypatch, fake):
         shape = {"levels": grid.levels, "sites": grid.sites, "protocols": grid.protocols}
         shape |= {"models": (name,), "seeds": grid.seeds, "draws": 1}
         found = fake.fake_rows(tasks=("sst2",), **shape)
-        rundir.add_results(folder, [row | {"task": rows.spec.name} for row in found])
+        here = {"task": rows.spec.name, "num_train": len(rows.train.labels)}
+        here |= {"num_examples": len(rows.test.labels)}
+        rundir.add_results(folder, [row | here for row in found])
         made.append(name)
 
     monkeypatch.setattr(robustness, "run_cell", run_cell)
