@@ -24,16 +24,8 @@ from experiments.rundir import read_config, write_csv
 from hopfax.data import EVALUATION_SETS
 
 COLUMNS = ("set", "trained_on", "model", "rows", "known_texts", "larger_class", "mean", "std")
-COLUMNS += (
-    "low",
-    "high",
-    "difference",
-    "difference_low",
-    "difference_high",
-    "paper",
-    "paper_std",
-    "num_seeds",
-)
+COLUMNS += ("low", "high", "difference", "difference_low", "difference_high")
+COLUMNS += ("paper", "paper_std", "num_seeds")
 NOTES = (
     "Accuracies, 0 to 100, means over seeds ± their deviation; brackets are differences to the "
     "first model, the seeds paired, with Student's 95 % interval: they speak about training again, "

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from experiments.robertha.labels import with_interval
 from experiments.robertha.measurements import (
     Measurements,
     check_chosen,
@@ -21,6 +22,7 @@ from experiments.robertha.measurements import (
     task_title,
 )
 from experiments.robertha.statistics import Summary, mean_by_seed, paired_difference
+from experiments.speed.publish import markdown_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,10 +134,9 @@ def _score(
 def _entry(found: Summary | None) -> str:
     if found is None:
         return "–"
-    if found.low is None or found.high is None:
-        return f"{found.mean:+.1f}"
-    text = f"{found.mean:+.1f} [{found.low:+.1f}, {found.high:+.1f}]".replace("-", "−")
-    return f"**{text}**" if found.low > 0 or found.high < 0 else text
+    text = with_interval(found.mean, found.low, found.high)
+    without_zero = found.low is not None and found.high is not None and found.low * found.high > 0
+    return f"**{text}**" if without_zero else text
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -147,8 +148,7 @@ def main(arguments: Sequence[str]) -> int:
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    for line in (head, ["---"] * len(head), *rows):
-        print(f"| {' | '.join(line)} |")
+    print(markdown_table(head, rows))
     return 0
 
 

@@ -57,7 +57,7 @@ def test_an_interval_with_zero_is_not_bold_and_another_run_can_be_taken_off(fold
     _, line = differences.table(
         Config(run=str(folder), model=("robertha",), minus="robertha", minus_run=str(folder))
     )
-    assert line[3] == "+0.0 [+0.0, +0.0]"
+    assert line[3] == "0.0 [0.0, 0.0]"
 
 
 @pytest.mark.parametrize(
