@@ -97,11 +97,22 @@ def fresh(size: str, tokens: int) -> Any:
     return jax.jit(model.init)(jax.random.key(23))
 
 
-def check(found: Mapping[str, np.ndarray], *, rtol: float = 1e-3) -> None:
-    """Raises a RuntimeError where programs that should compute the same do not."""
+def check(found: Mapping[str, np.ndarray], *, rtol: float = 1e-3, spare: float = 0.0) -> None:
+    """Compares what programs compute.
+
+    Args:
+        found: Name and `(rows, outputs)` of each.
+        rtol: Greatest difference from the first program, over the greatest of its outputs.
+        spare: Share of the rows that may differ ten times as much: where an iteration ends by its
+            tolerance, rounding can add an update.
+
+    Raises:
+        RuntimeError: Programs that should compute the same do not.
+    """
     (first, wanted), *others = found.items()
     for name, values in others:
-        # Written so that nan fails.
-        error = np.abs(values - wanted).max() / np.abs(wanted).max()
-        if not error <= rtol:
-            raise RuntimeError(f"{name} and {first} differ by {error:.2g} of their size")
+        errors = np.sort(np.abs(values - wanted).max(axis=1) / np.abs(wanted).max())
+        most = errors[len(errors) - 1 - int(spare * len(errors))]
+        # Written so that nan, which sorts last, fails.
+        if not (most <= rtol and errors[-1] <= 10 * rtol):
+            raise RuntimeError(f"{name} and {first} differ by {errors[-1]:.2g} of their size")

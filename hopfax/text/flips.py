@@ -136,14 +136,13 @@ def estimate(
     r"""Sums $E_v \cdot g_p$ over the new tokens of each candidate.
 
     Args:
-        table: `(vocab, width)`.
+        table: `(vocab, width)`, or the rows of it that are in use.
         gradient: `(tokens, width)`.
-        ids: `(candidates, pieces)` new tokens v; -1 for none.
-        places: `(candidates, pieces)` the row p of the gradient each takes.
+        ids: `(candidates, pieces)` new tokens v, rows of `table`; -1 for none.
+        places: `(pieces,)` the row p of the gradient that a token takes, by where it stands.
 
     Returns:
         `(candidates,)`.
     """
-    used, index = np.unique(ids, return_inverse=True)
-    projected = table[used] @ gradient.T
-    return np.where(ids >= 0, projected[index.reshape(ids.shape), places], 0).sum(axis=1)
+    projected = table @ gradient.T
+    return np.where(ids >= 0, projected[ids, places], 0).sum(axis=1)

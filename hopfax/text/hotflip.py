@@ -1,5 +1,6 @@
 """HotFlip: edits of characters, or of tokens, that the gradient says raise the loss most."""
 
+import functools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
@@ -29,8 +30,8 @@ Select = Literal["loss", "estimate"]
 # Children of a state: estimated gain, and the text with one more edit; best first.
 Propose = Callable[[Draft, Linearized], list[tuple[float, Draft]]]
 
-# Words whose edits are kept tokenised; each has some 300 edits, so this is about 100 MB.
-_MOST_KNOWN = 2000
+# Words whose edits are kept tokenised; each has some 300 edits, so this is about 200 MB.
+_MOST_KNOWN = 4000
 _OPERATIONS = (changes.flip, changes.insertion, changes.deletion)
 
 
@@ -135,7 +136,6 @@ def hotflip(
             _character_edits,
             gradients=gradients._replace(table=table),
             count=num_candidates,
-            known={},
         )
 
     def search(text: T, row: int) -> Search[T]:
@@ -271,7 +271,7 @@ def _token_flips(
         )
         fitting = _fitting(now, words, owners, flips, gradients)
         if len(fitting) >= count or len(flips) < asked:
-            return fitting[:count]
+            return [(gain, edited(now, index, change)) for gain, index, change in fitting[:count]]
         asked *= 4  # few programs, each compiled once
 
 
@@ -281,10 +281,15 @@ def _fitting(
     owners: list[tuple[int, int]],
     flips: list[tuple[float, int, int]],
     gradients: Gradients,
-) -> list[tuple[float, Draft]]:
-    """Those flips after which the model reads the tokens that were estimated."""
+) -> list[tuple[float, int, Change]]:
+    """Those flips after which the model reads the tokens that were estimated.
+
+    Returns:
+        Estimate, number of the word and its change.
+    """
     found: list[tuple[float, int, Change]] = []
     wanted: list[tuple[int, ...]] = []
+    spellings: list[str] = []
     for gain, number, token in flips:
         index, place = owners[number]
         spelling, word = now.spelling(index), words[index]
@@ -292,14 +297,14 @@ def _fitting(
         if _grows_together(spelling[:start], gradients.tokens[token]):
             continue
         new = cased(gradients.tokens[token].removeprefix("##"), spelling[start:end])
-        found.append((gain, index, Change("token", start, spelling[start:end], new)))
+        change = Change("token", start, spelling[start:end], new)
+        found.append((gain, index, change))
+        spellings.append(change.of(spelling))
         ids = word.ids.tolist()
         wanted.append((*ids[:place], token, *ids[place + 1 :]))
-    got = gradients.pieces([change.of(now.spelling(index)) for _, index, change in found])
+    got = gradients.pieces(spellings)
     return [
-        (gain, edited(now, index, change))
-        for (gain, index, change), ids, pieces in zip(found, wanted, got, strict=True)
-        if tuple(pieces) == ids
+        flip for flip, ids, pieces in zip(found, wanted, got, strict=True) if tuple(pieces) == ids
     ]
 
 
@@ -312,60 +317,78 @@ def _grows_together(before: str, token: str) -> bool:
 
 
 class _Variants(NamedTuple):
-    """All edits of one letter of a word, and the tokens each leads to (-1 for none)."""
+    """All edits of one letter of a word, and the tokens each leads to (-1 for none).
+
+    Attributes:
+        changes: The edits.
+        ids: `(edits, pieces)` tokens of the edited word.
+        used: The different ones among them.
+        places: `(edits, pieces)` where in `used` each stands.
+    """
 
     changes: list[Change]
     ids: np.ndarray
+    used: np.ndarray
+    places: np.ndarray
 
 
-def _variants(words: list[str], gradients: Gradients) -> dict[str, _Variants]:
-    """All of one letter's edits for several words, tokenised in one call."""
-    by_word = {
+@functools.lru_cache(maxsize=1)
+def _tokenized(pieces: Callable[[Sequence[str]], list[tuple[int, ...]]]) -> dict[str, _Variants]:
+    """Words whose edits have been tokenised: rates, seeds and models of a vocabulary share them."""
+    return {}
+
+
+def _variants(words: list[str], gradients: Gradients) -> list[_Variants]:
+    """All of one letter's edits for several words; what is new is tokenised in one call."""
+    known = _tokenized(gradients.pieces)
+    if len(known) > _MOST_KNOWN:
+        known.clear()
+    new = {
         word: {change.of(word): change for kind in _OPERATIONS for change in kind(word)}
         for word in words
+        if word not in known
     }
-    pieces = iter(gradients.pieces([new for found in by_word.values() for new in found]))
-    result = {}
-    for word, found in by_word.items():
+    pieces = iter(gradients.pieces([edit for found in new.values() for edit in found]))
+    for word, found in new.items():
         rows = [next(pieces) for _ in found]
-        ids = np.full((len(rows), max(map(len, rows), default=0)), -1, np.int64)
+        ids = np.full((len(rows), max(map(len, rows), default=0)), -1, np.int32)
         for number, row in enumerate(rows):
             ids[number, : len(row)] = row
-        result[word] = _Variants(list(found.values()), ids)
-    return result
+        used = np.unique(ids[ids >= 0])
+        places = np.where(ids >= 0, np.searchsorted(used, ids), -1).astype(np.int32)
+        known[word] = _Variants(list(found.values()), ids, used, places)
+    return [known[word] for word in words]
 
 
 def _character_edits(
-    now: Draft,
-    linear: Linearized,
-    *,
-    gradients: Gradients,
-    count: int,
-    known: dict[str, _Variants],
+    now: Draft, linear: Linearized, *, gradients: Gradients, count: int
 ) -> list[tuple[float, Draft]]:
-    """The best edits of a letter; `known` keeps what has been tokenised."""
+    """The best edits of a letter."""
     words = _open_words(now, linear)
-    new = dict.fromkeys(now.spelling(index) for index in words)
-    if len(known) > _MOST_KNOWN:
-        known.clear()
-    known |= _variants([word for word in new if word not in known], gradients)
+    found = _variants([now.spelling(index) for index in words], gradients)
+    if not any(each.changes for each in found):
+        return []
     table = np.asarray(gradients.table)
-    proposals: list[tuple[float, int, Change]] = []
-    for index, word in words.items():
-        found = known[now.spelling(index)]
+    gains = []
+    for word, edits in zip(words.values(), found, strict=True):
+        places = np.minimum(np.arange(edits.ids.shape[1]), len(word.ids) - 1)
+        new = estimate(table[edits.used], word.gradient, edits.places, places)
         old = np.sum(table[word.ids] * word.gradient)
-        places = np.minimum(np.arange(found.ids.shape[1]), len(word.ids) - 1)
-        gains = estimate(table, word.gradient, found.ids, np.broadcast_to(places, found.ids.shape))
-        gains = np.where(_same(found.ids, word.ids), -np.inf, gains - old)
-        for number in np.argsort(-gains, kind="stable")[:count].tolist():
-            if gains[number] > -np.inf:
-                proposals.append((float(gains[number]), index, found.changes[number]))
-    proposals.sort(key=lambda proposal: -proposal[0])
-    return [(gain, edited(now, index, change)) for gain, index, change in proposals[:count]]
+        gains.append(np.where(_same(edits.ids, word.ids), -np.inf, new - old))
+    firsts = np.cumsum([0, *map(len, gains)])
+    every = np.concatenate(gains)
+    proposals = []
+    for number in np.argsort(-every, kind="stable")[:count].tolist():
+        if every[number] > -np.inf:
+            which = int(np.searchsorted(firsts, number, side="right")) - 1
+            change = found[which].changes[number - firsts[which]]
+            proposals.append((float(every[number]), edited(now, list(words)[which], change)))
+    return proposals
 
 
 def _same(rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """Which rows are these ids, so that the model would see no difference."""
-    if rows.shape[1] < len(ids):
+    size = len(ids)
+    if rows.shape[1] < size:
         return np.zeros(len(rows), bool)
-    return (rows == np.pad(ids, (0, rows.shape[1] - len(ids)), constant_values=-1)).all(axis=1)
+    return (rows[:, :size] == ids).all(axis=1) & (rows[:, size:] == -1).all(axis=1)

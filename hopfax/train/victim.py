@@ -139,7 +139,6 @@ def make_victim(
         )
     tokenizer = text_tokenizer(vocabulary)
     tokenizer.enable_truncation(max_length, strategy="longest_first")
-    bare = text_tokenizer(vocabulary)
     edges = (*(edge for edge in lengths if edge < max_length), max_length)
     counts = Counts()
     programs = {gradient: _compiled(model, regression, gradient) for gradient in (False, True)}
@@ -186,12 +185,21 @@ def make_victim(
             found[number] = _linear(row, value, gradient)
         return [found[number] for number in range(len(texts))]
 
+    pieces = _pieces_of(vocabulary)
+    gradients = Gradients(linearize, pieces, table[: vocabulary.size], vocabulary.tokens)
+    return Victim(loss, gradients), counts
+
+
+@functools.lru_cache(maxsize=2)
+def _pieces_of(vocabulary: WordPiece) -> Callable[[Sequence[str]], list[tuple[int, ...]]]:
+    """One function a vocabulary, so that its victims share what HotFlip has tokenised with it."""
+    bare = text_tokenizer(vocabulary)
+
     def pieces(words: Sequence[str]) -> list[tuple[int, ...]]:
         rows = bare.encode_batch(list(words), add_special_tokens=False)
         return [tuple(row.ids) for row in rows]
 
-    gradients = Gradients(linearize, pieces, table[: vocabulary.size], vocabulary.tokens)
-    return Victim(loss, gradients), counts
+    return pieces
 
 
 @functools.lru_cache(maxsize=8)

@@ -87,10 +87,16 @@ def test_operations_are_those_of_the_products():
 
 
 def test_programs_that_disagree_are_named():
-    forward.check({"a": np.ones(2), "b": np.ones(2) + 1e-5})
-    for other in (np.array([1, 1.1]), np.array([1, np.nan])):
+    ones = np.ones((200, 2))
+    forward.check({"a": ones, "b": ones + 1e-5})
+    for row, spare, error in ((7, 0.01, 0.1), (7, 0.01, np.nan), (0, 0.0, 0.005), (2, 0.01, 0.005)):
+        other = ones.copy()
+        other[: row + 1, 1] += error
         with pytest.raises(RuntimeError, match="b and a differ"):
-            forward.check({"a": np.ones(2), "b": other})
+            forward.check({"a": ones, "b": other}, spare=spare)
+    other = ones.copy()
+    other[[3, 90], 1] += 0.005  # an update more
+    forward.check({"a": ones, "b": other}, spare=0.01)
 
 
 def test_evaluation_compares_both_sizes(tiny, tmp_path, monkeypatch, capsys):

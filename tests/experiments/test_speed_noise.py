@@ -36,7 +36,9 @@ def small(monkeypatch):
 
 def test_the_programs_agree_and_the_page_has_their_ratios(tmp_path, capsys, monkeypatch):
     compared, real = [], noise.check
-    monkeypatch.setattr(noise, "check", lambda found: (compared.append(found), real(found)))
+    monkeypatch.setattr(
+        noise, "check", lambda found, **how: (compared.append(found), real(found, **how))
+    )
     flags = ["--seconds", "0", "--rows", "5", "--out", str(tmp_path)]
     noise.main(flags)
     clean, *noisy = [next(iter(found.values())) for found in compared]

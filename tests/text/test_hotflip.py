@@ -305,10 +305,10 @@ def test_gains_are_the_formula():
     gains = jax.jit(flip_gains)(jnp.asarray(table), ids, gradient)
     np.testing.assert_allclose(gains, wanted, rtol=1e-5, atol=1e-6)
     new = np.array([[2, 5, -1], [3, -1, -1]])
-    places = np.array([[0, 1, 1], [2, 3, 3]])
+    places = np.array([0, 3, 1])
     np.testing.assert_allclose(
         estimate(table, gradient, new, places),
-        [table[2] @ gradient[0] + table[5] @ gradient[1], table[3] @ gradient[2]],
+        [table[2] @ gradient[0] + table[5] @ gradient[3], table[3] @ gradient[0]],
     )
 
 
