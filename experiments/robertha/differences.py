@@ -1,6 +1,6 @@
 """Differences between models of `robustness` runs, as a table: what the published pages quote.
 
-    python -m experiments.robertha.differences --run experiments/results/robustness/suites
+    python -m experiments.robertha.differences --run experiments/results/robustness/seven_tasks
 
 Every entry is a model minus another, the seeds paired, with Student's 95 % interval; over several
 tasks and levels it is the difference of the seeds' means. An interval without zero is in bold.
