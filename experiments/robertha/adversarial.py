@@ -25,10 +25,10 @@ from experiments.report_page import print_table
 from experiments.robertha.adversarial_page import write_page
 from experiments.robertha.trained import (
     Run,
-    answers,
     is_tested,
     mark_tested,
     nothing_trained,
+    predict_rows,
     read_data,
     read_run,
     restore,
@@ -210,7 +210,7 @@ def tested(
     predictor: Predictor, params: Any, data: TaskData, trial: Trial, source: Run
 ) -> list[dict[str, Any]]:
     """Rows of results.csv: of every seed the accuracy, 0 to 100, as the score."""
-    said = answers(predictor, params, trial.rows, data, source.settings.max_length)
+    said = predict_rows(predictor, params, trial.rows, data, source.settings.max_length)
     rows = []
     for place, seed in enumerate(source.grid.seeds):
         values = scores(("accuracy",), said.logits[place], said.labels)

@@ -38,7 +38,8 @@ RANGES: dict[str, Range] = {
     "dropout": Range("in [0, 1)", lambda value: 0 <= value < 1),
     "ball": _POSITIVE,
     "batch_size": _AT_LEAST_ONE,
-    "max_length": Range(">= 5, a pair with its special tokens", lambda value: value >= 5),
+    # A pair with its special tokens; a vector for each position of the longest.
+    "max_length": Range("in [5, 8192]", lambda value: 5 <= value <= 8192),
 }
 
 

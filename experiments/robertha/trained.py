@@ -190,7 +190,7 @@ def restore(run: Run, data: TaskData, name: str) -> Trained:
     return Trained(built.model, fresh, found.tree)
 
 
-def answers(
+def predict_rows(
     predictor: Predictor, params: Params, rows: Sequence[Example], data: TaskData, max_length: int
 ) -> Predictions:
     """What all seeds say to rows of text, in their order; few padded lengths, for few programs."""

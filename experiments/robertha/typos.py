@@ -31,10 +31,10 @@ import numpy as np
 from experiments.report_page import print_table
 from experiments.robertha.trained import (
     Trained,
-    answers,
     is_tested,
     mark_tested,
     nothing_trained,
+    predict_rows,
     read_data,
     read_run,
     restore,
@@ -241,7 +241,7 @@ def _test(
                     row._replace(texts=each.text) for row, each in zip(cell.rows, made, strict=True)
                 ]
                 params = of_seeds(cell.trained.best, seeds)
-                said = answers(predictor, params, rows, cell.data, cell.max_length)
+                said = predict_rows(predictor, params, rows, cell.data, cell.max_length)
                 shared = {"task": spec.name, "model": model, "corruption": kind, "level": rate}
                 for place, which in enumerate(seeds):
                     seed = cell.seeds[which]

@@ -155,7 +155,7 @@ class _State(NamedTuple):
 def hotflip_search(
     text: T, propose: Propose, *, rate: float, beam: int, select: Select, stop_at: float = np.inf
 ) -> Search[T]:
-    """Beam search on one text, for `hopfax.text.answer`; arguments as for `hotflip`."""
+    """Beam search on one text, for `victim.run_searches`; arguments as for `hotflip`."""
     clean = draft(text)
     wanted = num_changes(rate, len(clean.words))
     (clean_loss,) = yield Ask([text])

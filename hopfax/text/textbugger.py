@@ -81,7 +81,7 @@ def textbugger(
 def textbugger_search(
     text: T, *, rate: float, seed: Seed, exhaustive: bool = False, stop_at: float = np.inf
 ) -> Search[T]:
-    """TextBugger on one text, for `hopfax.text.answer`; arguments as for `textbugger`."""
+    """TextBugger on one text, for `victim.run_searches`; arguments as for `textbugger`."""
     now = draft(text)
     left = num_changes(rate, len(now.words))
     options = _options(now, generator(seed), exhaustive)

@@ -1,7 +1,7 @@
 """What an attack asks of a model, and how many attacks ask at once.
 
 An attack on one text is a generator: it yields texts, and is sent what the model says of them.
-`answer` runs many side by side and puts the questions of a step into one call.
+`run_searches` runs many side by side and puts the questions of a step into one call.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -135,11 +135,11 @@ def attack_each(
     for first in range(0, len(texts), at_once):
         part = slice(first, first + at_once)
         searches = [search(*pair) for pair in zip(texts[part], rows[part], strict=True)]
-        done += answer(searches, victim, labels[part])
+        done += run_searches(searches, victim, labels[part])
     return done
 
 
-def answer(
+def run_searches(
     searches: Sequence[Search[T]], victim: Victim, labels: Sequence[Label]
 ) -> list[Attacked[T]]:
     """Runs attacks side by side until all are done; one call a step and kind of question.

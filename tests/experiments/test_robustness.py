@@ -200,7 +200,7 @@ WRONG = {
     "esr_target": (-0.1, 5.0, NAN),
     "dropout": (-0.1, 1.0, NAN),
     "batch_size": (0,),
-    "max_length": (4, 0),
+    "max_length": (4, 0, 8193),
 }
 
 
@@ -217,9 +217,9 @@ def test_the_ends_of_the_ranges_are_in_them():
     ends = {"seeds": (0, 2**32 - 1), "epochs": 1, "patience": 1, "learning_rate": 1e-12}
     ends |= {"train_size": 1, "vocab_size": 6, "width": 2, "draws": 1, "levels": (0.0,)}
     ends |= {"tol": 0.0, "esr_weight": 0.0, "esr_target": 1.0, "dropout": 0.0}
-    ends |= {"batch_size": 1, "max_length": 5}
+    ends |= {"batch_size": 1, "max_length": 8192}
     assert robustness.checked_grid(robustness.Config(**ends)).seeds == (0, 2**32 - 1)
-    robustness.checked_grid(robustness.Config(esr_target=0.0))
+    robustness.checked_grid(robustness.Config(esr_target=0.0, max_length=5))
 
 
 def test_every_number_that_a_flag_takes_has_a_range():

@@ -9,7 +9,7 @@ from hopfax import text
 from hopfax.text.log import draft
 from hopfax.text.tables import LOOK_ALIKES
 from hopfax.text.textbugger import BUGS, textbugger_search
-from hopfax.text.victim import Victim, answer
+from hopfax.text.victim import Victim, run_searches
 
 WORDS = ("the", "actors", "are", "wonderful", "but", "story", "drags", "badly", "in", "places")
 CLEAN = "the actors are wonderful but the story drags badly in places"
@@ -221,6 +221,6 @@ def test_losses_that_are_none():
 
 def test_a_search_alone():
     search = textbugger_search(CLEAN, rate=0.1, seed=(0, 0))
-    assert answer([search], bag(0).victim(), [1]) == text.textbugger(
+    assert run_searches([search], bag(0).victim(), [1]) == text.textbugger(
         bag(0).victim(), [CLEAN], [1], rate=0.1
     )
