@@ -54,8 +54,10 @@ def asked(
     """What attacks ask of a model and nothing else: of misspelt versions, losses or gradients."""
     versions, repeated = misspelt(tuple(texts), rate), [x for x in labels for _ in range(VERSIONS)]
     found: list[Answered] = []
-    for first in range(0, len(versions), at_once):
-        part = slice(first, first + at_once)
+    # As an attack asks: several versions of each of the texts that it attacks side by side.
+    together = at_once * VERSIONS if at_once > 1 else 1
+    for first in range(0, len(versions), together):
+        part = slice(first, first + together)
         if gradient:
             assert victim.gradients is not None
             linear = victim.gradients.linearize(versions[part], repeated[part])
