@@ -55,9 +55,8 @@ def asked(
     versions, repeated = misspelt(tuple(texts), rate), [x for x in labels for _ in range(VERSIONS)]
     found: list[Answered] = []
     # As an attack asks: several versions of each of the texts that it attacks side by side.
-    together = at_once * VERSIONS if at_once > 1 else 1
-    for first in range(0, len(versions), together):
-        part = slice(first, first + together)
+    for first in range(0, len(versions), at_once * VERSIONS):
+        part = slice(first, first + at_once * VERSIONS)
         if gradient:
             assert victim.gradients is not None
             linear = victim.gradients.linearize(versions[part], repeated[part])
