@@ -153,7 +153,7 @@ def test_an_attack_is_scored_by_the_seed_that_it_attacked(tmp_path, monkeypatch)
     monkeypatch.setattr(typos, "make_victim", make_victim)
     monkeypatch.setattr(typos, "make_predictor", lambda _: None)
     monkeypatch.setattr(typos.text, "textbugger", textbugger)
-    monkeypatch.setattr(typos, "answers", answers)
+    monkeypatch.setattr(typos, "predict_rows", answers)
     rows_of = SimpleNamespace(
         spec=data.task("sentiment"), vocabulary=None, train=SimpleNamespace(labels=range(32))
     )
