@@ -131,8 +131,18 @@ def programs(
         victim, counts[name] = make_victim(
             network, params, vocabulary, lengths=lengths, batch_sizes=batch_sizes
         )
-        calls[name] = partial(METHODS[method], victim, texts, labels, rate=0.2, at_once=at_once)
+        attack = partial(METHODS[method], victim, texts, labels, rate=0.2, at_once=at_once)
+        calls[name] = partial(anew, victim, attack)
     return calls, counts
+
+
+def anew(
+    victim: Victim, attack: Callable[[], Sequence[Attacked | Answered]]
+) -> Sequence[Attacked | Answered]:
+    """An attack on texts that no attack before it has tokenised."""
+    assert victim.gradients is not None and victim.gradients.known is not None
+    victim.gradients.known.clear()
+    return attack()
 
 
 def measure(

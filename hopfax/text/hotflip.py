@@ -1,6 +1,5 @@
 """HotFlip: edits of characters, or of tokens, that the gradient says raise the loss most."""
 
-import functools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
@@ -30,8 +29,8 @@ Select = Literal["loss", "estimate"]
 # Children of a state: estimated gain, and the text with one more edit; best first.
 Propose = Callable[[Draft, Linearized], list[tuple[float, Draft]]]
 
-# Words whose edits are kept tokenised; each has some 300 edits, so this is about 200 MB.
-_MOST_KNOWN = 4000
+# Words whose edits are kept tokenised; each takes some 60 kB, so this is about 180 MB.
+_MOST_KNOWN = 3000
 _OPERATIONS = (changes.flip, changes.insertion, changes.deletion)
 
 
@@ -136,6 +135,7 @@ def hotflip(
             _character_edits,
             gradients=gradients._replace(table=table),
             count=num_candidates,
+            known={} if gradients.known is None else gradients.known,
         )
 
     def search(text: T, row: int) -> Search[T]:
@@ -332,40 +332,41 @@ class _Variants(NamedTuple):
     places: np.ndarray
 
 
-@functools.lru_cache(maxsize=1)
-def _tokenized(pieces: Callable[[Sequence[str]], list[tuple[int, ...]]]) -> dict[str, _Variants]:
-    """Words whose edits have been tokenised: rates, seeds and models of a vocabulary share them."""
-    return {}
-
-
-def _variants(words: list[str], gradients: Gradients) -> list[_Variants]:
-    """All of one letter's edits for several words; what is new is tokenised in one call."""
-    known = _tokenized(gradients.pieces)
-    if len(known) > _MOST_KNOWN:
-        known.clear()
+def _variants(
+    words: list[str], gradients: Gradients, known: dict[str, _Variants]
+) -> list[_Variants]:
+    """All of one letter's edits for several words; what is not known is tokenised in one call."""
+    found = {word: known.get(word) for word in words}
     new = {
         word: {change.of(word): change for kind in _OPERATIONS for change in kind(word)}
-        for word in words
-        if word not in known
+        for word, variants in found.items()
+        if variants is None
     }
-    pieces = iter(gradients.pieces([edit for found in new.values() for edit in found]))
-    for word, found in new.items():
-        rows = [next(pieces) for _ in found]
+    pieces = iter(gradients.pieces([edit for edits in new.values() for edit in edits]))
+    if len(known) + len(new) > _MOST_KNOWN:
+        known.clear()
+    for word, edits in new.items():
+        rows = [next(pieces) for _ in edits]
         ids = np.full((len(rows), max(map(len, rows), default=0)), -1, np.int32)
         for number, row in enumerate(rows):
             ids[number, : len(row)] = row
         used = np.unique(ids[ids >= 0])
         places = np.where(ids >= 0, np.searchsorted(used, ids), -1).astype(np.int32)
-        known[word] = _Variants(list(found.values()), ids, used, places)
-    return [known[word] for word in words]
+        found[word] = known[word] = _Variants(list(edits.values()), ids, used, places)
+    return [found[word] for word in words]  # pyright: ignore[reportReturnType]
 
 
 def _character_edits(
-    now: Draft, linear: Linearized, *, gradients: Gradients, count: int
+    now: Draft,
+    linear: Linearized,
+    *,
+    gradients: Gradients,
+    count: int,
+    known: dict[str, _Variants],
 ) -> list[tuple[float, Draft]]:
-    """The best edits of a letter."""
+    """The best edits of a letter; `known` keeps what has been tokenised."""
     words = _open_words(now, linear)
-    found = _variants([now.spelling(index) for index in words], gradients)
+    found = _variants([now.spelling(index) for index in words], gradients, known)
     if not any(each.changes for each in found):
         return []
     table = np.asarray(gradients.table)

@@ -45,12 +45,15 @@ class Gradients(NamedTuple):
         pieces: Words -> the ids of each, without special tokens.
         table: Vectors of all tokens.
         tokens: Their spellings; a piece that goes on a word starts with ``##``.
+        known: Where `hotflip` keeps the words whose edits it has tokenised, empty to begin with;
+            victims may share one if their `pieces` are the same. None keeps none beyond a call.
     """
 
     linearize: Callable[[Sequence[Any], Sequence[Label]], list[Linearized]]
     pieces: Callable[[Sequence[str]], list[tuple[int, ...]]]
     table: Float[Array, "vocab width"] | Float[np.ndarray, "vocab width"]
     tokens: tuple[str, ...]
+    known: dict[str, Any] | None = None
 
 
 class Victim(NamedTuple):

@@ -139,6 +139,7 @@ def make_victim(
         )
     tokenizer = text_tokenizer(vocabulary)
     tokenizer.enable_truncation(max_length, strategy="longest_first")
+    bare = text_tokenizer(vocabulary)
     edges = (*(edge for edge in lengths if edge < max_length), max_length)
     counts = Counts()
     programs = {gradient: _compiled(model, regression, gradient) for gradient in (False, True)}
@@ -185,21 +186,20 @@ def make_victim(
             found[number] = _linear(row, value, gradient)
         return [found[number] for number in range(len(texts))]
 
-    pieces = _pieces_of(vocabulary)
-    gradients = Gradients(linearize, pieces, table[: vocabulary.size], vocabulary.tokens)
-    return Victim(loss, gradients), counts
-
-
-@functools.lru_cache(maxsize=2)
-def _pieces_of(vocabulary: WordPiece) -> Callable[[Sequence[str]], list[tuple[int, ...]]]:
-    """One function a vocabulary, so that its victims share what HotFlip has tokenised with it."""
-    bare = text_tokenizer(vocabulary)
-
     def pieces(words: Sequence[str]) -> list[tuple[int, ...]]:
         rows = bare.encode_batch(list(words), add_special_tokens=False)
         return [tuple(row.ids) for row in rows]
 
-    return pieces
+    gradients = Gradients(
+        linearize, pieces, table[: vocabulary.size], vocabulary.tokens, _known(vocabulary)
+    )
+    return Victim(loss, gradients), counts
+
+
+@functools.lru_cache(maxsize=1)
+def _known(vocabulary: WordPiece) -> dict[str, Any]:
+    """What HotFlip has tokenised with a vocabulary: rates, seeds and models of a task share it."""
+    return {}
 
 
 @functools.lru_cache(maxsize=8)

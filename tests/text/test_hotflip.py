@@ -1,5 +1,6 @@
 import itertools
 import re
+import sys
 
 import bags
 import jax
@@ -291,6 +292,37 @@ def test_case_is_kept_where_a_model_reads_lower_case():
     first, second = found.corrupted.text.split()
     assert first.isupper() and second[0].isupper() and second[1:] == second[1:].lower()
     assert text.restore(found.corrupted) == "THE Actors"
+
+
+def test_what_is_known_changes_nothing_but_the_work(monkeypatch):
+    model = bag(3, curvature=0.1)
+    asked = []
+
+    def pieces(words):
+        asked.extend(words)
+        return list(map(model.pieces, words))
+
+    def attack(known, clean=CLEAN, rate=0.3):
+        asked.clear()
+        gradients = model.victim().gradients._replace(pieces=pieces, known=known)
+        (found,) = text.hotflip(Victim(model.loss, gradients), [clean], [1], rate=rate, beam=2)
+        return found.corrupted.edits
+
+    wanted = attack(None)
+    tokenised = len(asked)
+    assert attack(None) == wanted and len(asked) == tokenised > 0
+    known = {}
+    assert attack(known) == wanted and len(asked) == tokenised
+    assert attack(known) == wanted and asked == []
+    assert set(known) == set(WORDS)
+    # Other texts ask for their new words alone, and too many words push the others out.
+    shorter = attack(None, SHORT)
+    assert attack(known, SHORT) == shorter and {"fun", "odd"} <= set(known)
+    assert not any("actors" in word for word in asked)
+    monkeypatch.setattr(sys.modules["hopfax.text.hotflip"], "_MOST_KNOWN", len(known))
+    assert attack(known, "a new plot") == attack(None, "a new plot")
+    assert set(known) == {"a", "new", "plot"}
+    assert attack(known) == wanted
 
 
 # The estimate itself.

@@ -193,6 +193,15 @@ def test_nothing_new_is_compiled_by_an_attack_on_other_texts():
         attack([TEXTS[2], "it was fun", ("is it bad or good?", "one could say it is bad")])
 
 
+def test_victims_of_a_vocabulary_share_what_was_tokenised():
+    one, other = victim(*encoder())[0].gradients, victim(*encoder("tinybert"))[0].gradients
+    assert one.known is other.known
+    fewer = WordPiece(tokens=VOCABULARY.tokens[:-1], source="test")
+    model, params = encoder()
+    apart, _ = make_victim(model, params, fewer, max_length=24, lengths=(24,), batch_sizes=(8,))
+    assert apart.gradients.known is not one.known
+
+
 @pytest.mark.parametrize("method", ["textbugger", "characters", "tokens"])
 def test_side_by_side_equals_one_at_a_time(method):
     model, params = encoder()
