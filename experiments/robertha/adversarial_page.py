@@ -18,6 +18,7 @@ from experiments.robertha.measurements import (
     task_title,
     title_with_rows,
 )
+from experiments.robertha.panel import HOLLOW, line_style
 from experiments.robertha.paper import evaluation_score
 from experiments.robertha.statistics import paired_difference, summarize
 from experiments.rundir import read_config, write_csv
@@ -161,25 +162,24 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         part = [row for row in rows if row["model"] == model]
         where = [places.index((row["set"], row["trained_on"])) for row in part]
         across = [place - 0.35 + step * number_of for place in where]
-        color = f"C{number_of % 10}"
+        style = {**line_style(model, models), "linestyle": ""}
         axes.errorbar(
             across,
             [row["mean"] for row in part],
             yerr=[row["std"] or 0 for row in part],
-            color=color,
-            linestyle="",
-            marker="o",
+            **style,
             markersize=5,
             capsize=2,
             label=model_title(model),
         )
         papers = [(x, row["paper"]) for x, row in zip(across, part, strict=True) if row["paper"]]
         if papers:
-            axes.plot(*zip(*papers, strict=True), "D", color=color, fillstyle="none", markersize=6)
+            look = {"marker": style["marker"], "markeredgecolor": style["color"], **HOLLOW}
+            axes.plot(*zip(*papers, strict=True), **look)
     for at, place in enumerate(places):
         one = next(row for row in rows if (row["set"], row["trained_on"]) == place)
         axes.hlines(one["larger_class"], at - 0.45, at + 0.45, color="#999", linewidth=1.2)
-    axes.plot([], [], "D", color="#555", fillstyle="none", label="paper")
+    axes.plot([], [], **{"marker": "o", "markeredgecolor": "#555", **HOLLOW}, label="paper")
     axes.plot([], [], color="#999", label="always the larger class")
     axes.set_xticks(range(len(places)), names, rotation=20, ha="right")
     axes.set_ylabel("accuracy (± deviation over seeds)")

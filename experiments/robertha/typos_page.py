@@ -21,6 +21,7 @@ from experiments.robertha.measurements import (
     task_title,
     title_with_rows,
 )
+from experiments.robertha.panel import line_style
 from experiments.robertha.paper import suite_score
 from experiments.robertha.statistics import mean_by_seed, paired_difference, summarize
 from experiments.robertha.subjects import SUITE_TITLES
@@ -325,18 +326,17 @@ def draw(found: Found, rows: Sequence[dict[str, Any]], subject: str, path: Path)
     figure = Figure(figsize=(3.2 * len(kinds) + 1.5, 4.4), layout="constrained")
     panels = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
     here = [row for row in rows if row["task"] == subject]
+    models = list(dict.fromkeys(row["model"] for row in here))
     for axes, kind in zip(panels, kinds, strict=True):
-        for place, model in enumerate(dict.fromkeys(row["model"] for row in here)):
+        for model in models:
             part = [r for r in here if r["model"] == model and r["corruption"] in (CLEAN, kind)]
             part.sort(key=lambda row: row["rate"])
             axes.errorbar(
                 [100 * row["words_changed"] for row in part],
                 [row["mean"] for row in part],
                 yerr=[row["std"] or 0 for row in part],
-                color=f"C{place % 10}",
-                linestyle="-" if place < 10 else "--",
-                marker="o",
-                markersize=3.5,
+                **line_style(model, models),
+                markersize=4,
                 capsize=2,
                 linewidth=1.3,
                 label=model_title(model),
