@@ -32,13 +32,13 @@ class Config:
     run: str
     """Folder of a `robustness` run, or of its published results."""
     model: tuple[str, ...] | None = None
-    """Models; without it all but the one that is taken off."""
+    """Models; without it all that have scores but the one that is taken off."""
     minus: str = "tinybert"
     """The model that is taken off."""
     minus_run: str | None = None
     """Folder of the run that has it; without it the same."""
     task: tuple[str, ...] | None = None
-    """Tasks, of which the mean is taken; without it all of the run."""
+    """Tasks, of which the mean is taken; without it all that all of these models have scores of."""
     levels: tuple[float, ...] | None = None
     """Levels of noise, of which the mean is taken; without it all of the run."""
     each_task: bool = False
@@ -71,14 +71,30 @@ def table(config: Config) -> list[list[str]]:
 
     Raises:
         FileNotFoundError: There is no run in a folder.
-        ValueError: A run lacks a model, task or level.
+        ValueError: A run lacks a model, task or level, or what is asked for has no scores.
     """
     ours = load(config.run)
     theirs = load(config.minus_run) if config.minus_run else ours
-    models = config.model or tuple(name for name in ours.grid.models if name != config.minus)
-    tasks, levels = config.task or ours.grid.tasks, config.levels or ours.grid.levels
-    check_chosen("model", models, ours.grid.models)
     check_chosen("minus", (config.minus,), theirs.grid.models)
+    if config.model is not None:
+        check_chosen("model", config.model, ours.grid.models)
+    # A run that was broken off has planned more than it has measured.
+    models = config.model or tuple(
+        name
+        for name in ours.grid.models
+        if name != config.minus and any(_clean(ours, task, name) for task in ours.grid.tasks)
+    )
+    tasks = config.task or tuple(
+        task
+        for task in ours.grid.tasks
+        if _clean(theirs, task, config.minus) and all(_clean(ours, task, name) for name in models)
+    )
+    levels = config.levels or ours.grid.levels
+    if not models or not tasks:
+        raise ValueError(
+            f"{config.run}: no task has scores of {config.minus} and of "
+            f"{', '.join(models) or 'another model'}; choose with --model, --task and --minus"
+        )
     for found in (ours, theirs):
         check_chosen("task", tasks, found.grid.tasks)
         check_chosen("levels", [f"{x:g}" for x in levels], [f"{x:g}" for x in found.grid.levels])
@@ -110,7 +126,16 @@ def table(config: Config) -> list[list[str]]:
                 )
     head = ["model", "tasks", "levels", *(column.title for column in COLUMNS)]
     kept = [place for place in range(len(head)) if any(line[place] != "–" for line in lines)]
+    if len(kept) == len(head) - len(COLUMNS):
+        raise ValueError(
+            f"{config.run}: {', '.join(models)} and {config.minus} have no scores of the same "
+            f"seeds on {', '.join(tasks)}; choose others with --model, --task and --minus"
+        )
     return [[line[place] for place in kept] for line in [head, *lines]]
+
+
+def _clean(found: Measurements, task: str, model: str) -> dict[int, float]:
+    return found.at(task, model, "", "", 0.0)
 
 
 def _score(

@@ -54,7 +54,8 @@ class Flags(Training):
     task: tuple[str, ...] = ("entailment",)
     """Tasks, see `robustness`."""
     sites: tuple[str, ...] = ("token", "embedding")
-    """Where the noise is added."""
+    """Where the noise is added: "token", on the token vectors, or "embedding", after their
+    LayerNorm."""
     protocols: tuple[str, ...] = ("sigma", "matched")
     """Same σ for every model (the paper's), or same signal-to-noise ratio."""
 

@@ -121,7 +121,8 @@ class Config:
     levels: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0)
     """Noise levels σ; 0 is always measured."""
     sites: tuple[str, ...] = ("token", "embedding")
-    """Where the noise is added."""
+    """Where the noise is added: "token", on the token vectors, or "embedding", after their
+    LayerNorm."""
     protocols: tuple[str, ...] = ("sigma", "matched")
     """Same σ for every model, or same signal-to-noise ratio."""
     preset: str = "hopfax"

@@ -77,3 +77,17 @@ def test_what_a_run_lacks_is_named(folder, flags, told, capsys):
 def test_a_folder_that_is_no_run_is_named(tmp_path, capsys):
     assert differences.main(["--run", str(tmp_path)]) == 1
     assert "not a run's folder" in capsys.readouterr().err
+
+
+def test_what_a_run_broken_off_has_not_measured_is_left_out(fake, tmp_path):
+    plan = {"tasks": TASKS, "models": (*MODELS, "pgd"), "seeds": SEEDS, "levels": LEVELS}
+    plan |= {"sites": ("token", "embedding"), "protocols": ("sigma", "matched")}
+    folder = open_run("robustness", {}, plan=plan, root=tmp_path)
+    add_results(folder, fake.fake_rows(TASKS[:1], MODELS, SEEDS, levels=LEVELS))
+    add_results(folder, fake.fake_rows(TASKS[1:], ("tinybert",), SEEDS, levels=LEVELS))
+    _, line = differences.table(Config(run=str(folder)))
+    assert line[:2] == ["Robertha", "CoLA"] and len(line) == 9
+    with pytest.raises(ValueError, match=r"robertha and tinybert have no scores .* on rte; choose"):
+        differences.table(Config(run=str(folder), task=("rte",)))
+    with pytest.raises(ValueError, match="no task has scores of tinybert and of pgd; choose"):
+        differences.table(Config(run=str(folder), model=("pgd",)))
