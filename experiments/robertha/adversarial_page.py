@@ -18,7 +18,7 @@ from experiments.robertha.measurements import (
     task_title,
     title_with_rows,
 )
-from experiments.robertha.panel import HOLLOW, line_style
+from experiments.robertha.panel import PAPER_KEY, draw_paper, line_style
 from experiments.robertha.paper import evaluation_score
 from experiments.robertha.statistics import paired_difference, summarize
 from experiments.rundir import read_config, write_csv
@@ -172,14 +172,12 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
             capsize=2,
             label=model_title(model),
         )
-        papers = [(x, row["paper"]) for x, row in zip(across, part, strict=True) if row["paper"]]
-        if papers:
-            look = {"marker": style["marker"], "markeredgecolor": style["color"], **HOLLOW}
-            axes.plot(*zip(*papers, strict=True), **look)
+        papers = {x: row["paper"] for x, row in zip(across, part, strict=True) if row["paper"]}
+        draw_paper(axes, list(papers), list(papers.values()), style)
     for at, place in enumerate(places):
         one = next(row for row in rows if (row["set"], row["trained_on"]) == place)
         axes.hlines(one["larger_class"], at - 0.45, at + 0.45, color="#999", linewidth=1.2)
-    axes.plot([], [], **{"marker": "o", "markeredgecolor": "#555", **HOLLOW}, label="paper")
+    axes.plot([], [], **PAPER_KEY, label="paper")
     axes.plot([], [], color="#999", label="always the larger class")
     axes.set_xticks(range(len(places)), names, rotation=20, ha="right")
     axes.set_ylabel("accuracy (± deviation over seeds)")

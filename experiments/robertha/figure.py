@@ -16,8 +16,8 @@ from experiments.robertha.measurements import (
 )
 from experiments.robertha.panel import (
     BAND_SEEDS,
-    HOLLOW,
     MOST_BANDS,
+    PAPER_KEY,
     draw_panel,
     line_style,
     measured,
@@ -155,8 +155,7 @@ def legend(
         handles.append(Line2D([], [], color="#555555", lw=0.7, alpha=0.6, label="single seeds"))
     drawn = "sigma" in found.grid.protocols  # only there can the paper's figures stand
     if drawn and any(p["paper_mean"] is not None for p in points):
-        empty = {"marker": "o", "markeredgecolor": "#555555", **HOLLOW}
-        handles.append(Line2D([], [], label="the paper's figures (no site stated)", **empty))
+        handles.append(Line2D([], [], label="the paper's figures (no site stated)", **PAPER_KEY))
     # An entry's width by its longest title, in inches; what does not fit makes further lines.
     longest = max((len(model_title(model)) for model in models), default=0)
     wide = max(2.0, 0.55 + 0.068 * longest)

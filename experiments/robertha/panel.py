@@ -37,6 +37,7 @@ HOLLOW: dict[str, Any] = {
     "markeredgewidth": 1.3,
     "markersize": 6.5,
 }
+PAPER_KEY = {"marker": "o", "markeredgecolor": "#555555", **HOLLOW}  # in a legend: any model's
 BAND_SEEDS = 3  # with fewer a t interval is wider than the picture: the seeds are drawn instead
 MOST_BANDS = 5  # of more models the intervals would hide the lines: they are in the tables
 CLEAN_GAP_DB = 6.0  # how far left of the weakest noise the clean scores stand
@@ -79,7 +80,7 @@ def draw_panel(
         if len(models) <= MOST_BANDS:
             draw_spread(axes, found, subject, line, style["color"])
         paper = [p for p in line if p["paper_mean"] is not None]
-        draw_paper(axes, [p["snr_db"] for p in paper], paper, style)
+        draw_paper(axes, [p["snr_db"] for p in paper], [p["paper_mean"] for p in paper], style)
         # side by side, the first model leftmost on an axis that falls to the right
         apart = min(0.9, 4.5 / len(models))
         beside = best + CLEAN_GAP_DB + apart * ((len(models) - 1) / 2 - number)
@@ -141,15 +142,15 @@ def draw_clean(
         ends = [point["low"], point["high"]]
         axes.plot([x, x], ends, color=style["color"], linewidth=1.2, zorder=2)
     if with_paper and point["paper_mean"] is not None:
-        draw_paper(axes, [x], [point], style)
+        draw_paper(axes, [x], [point["paper_mean"]], style)
 
 
 def draw_paper(
-    axes: Axes, x: list[float], points: Sequence[dict[str, Any]], style: dict[str, Any]
+    axes: Axes, x: Sequence[float], scores: Sequence[float], style: dict[str, Any]
 ) -> None:
     """The paper's figures: open markers, above the lines."""
     look = {"marker": style["marker"], "markeredgecolor": style["color"], **HOLLOW}
-    axes.plot(x, [p["paper_mean"] for p in points], zorder=4, **look)
+    axes.plot(x, scores, zorder=4, **look)
 
 
 def set_ticks(
