@@ -95,15 +95,22 @@ def launch(name: str, module_path: str, flags: Sequence[str]) -> int:
     except SystemExit as stop:  # tyro has printed the help, or the flag and the nearest ones
         return stop.code if isinstance(stop.code, int) else USAGE
     if getattr(config, "budget", None) == "smoke":
-        import jax
-
-        # Seconds of running: most of the time would be spent on optimising what is compiled.
-        jax.config.update("jax_disable_most_optimizations", True)
+        quick_to_compile()
     interrupt.check()
     folder = module.run(config)
     page = folder / "report.html"
     print(f"page: {page if page.exists() else folder}")
     return OK
+
+
+def quick_to_compile() -> None:
+    """Has XLA compile faster and what it compiles run slower, for runs of seconds."""
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    if jax.__version__.startswith("0.10."):  # later versions end the process at this flag
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_use_fusion_emitters=false"
 
 
 def listing(experiments: Mapping[str, str]) -> str:

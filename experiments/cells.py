@@ -18,11 +18,12 @@ import functools
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import optax
 
@@ -125,6 +126,7 @@ def train(
     *,
     root: str | Path,
     placement: Placement | None = None,
+    on_progress: Callable[..., None] | None = None,
 ) -> Cell:
     """Trains the cell of a spec, or loads it.
 
@@ -134,6 +136,7 @@ def train(
         data: The rows of `spec.data`.
         root: Folder of all cells.
         placement: How several devices share the work; None for one.
+        on_progress: See `hopfax.train.loop.fit`.
 
     Raises:
         BlockingIOError: Another process trains this cell; the message names it.
@@ -146,10 +149,11 @@ def train(
         partial.mkdir(parents=True, exist_ok=True)
         lock(partial)
         if not folder.is_dir():  # nor has another process finished it meanwhile
-            _fit(spec, built, data, predictor, partial, placement)
+            _fit(spec, built, data, predictor, partial, placement, on_progress)
             (partial / LOCK).unlink()
             partial.rename(folder)
-    like = init_states(built.model, optax.identity(), spec.seeds).params
+    # Shapes only: compiling the initialisation takes longer than testing a small model.
+    like = jax.eval_shape(lambda: init_states(built.model, optax.identity(), spec.seeds).params)
     with Checkpoints(folder, config=plain(asdict(spec))) as checkpoints:
         found = checkpoints.restore_best(like)
     if found is None:
@@ -164,6 +168,7 @@ def _fit(
     predictor: Predictor,
     partial: Path,
     placement: Placement | None,
+    on_progress: Callable[..., None] | None,
 ) -> None:
     """Trains in `partial`, from its last checkpoint if there is one."""
     train, validation = buckets(data, (data.train, data.validation), spec.sizes["max_length"])
@@ -193,6 +198,7 @@ def _fit(
             predictor=predictor,
             placement=placement,
             title=f"{data.spec.title} {built.title}",
+            on_progress=on_progress,
         )
     # The best parameters stay; what resuming needed, several times their size, can go.
     shutil.rmtree(partial / "last", ignore_errors=True)
@@ -205,6 +211,6 @@ def buckets(data: TaskData, splits: Sequence[Encoded], max_length: int) -> tuple
     if data.spec.suite == "synthetic":
         most, multiple = 1, 4
     else:
-        most, multiple = min(4, 1 + len(lengths) // 1000), 8
+        most, multiple = min(4, 1 + len(data.train.labels) // 1000), 8
     edges = bucket_boundaries(lengths, max_buckets=most, multiple=multiple, max_length=max_length)
     return tuple(bucketed(split, boundaries=edges, pad_id=data.pad_id) for split in splits)

@@ -384,13 +384,16 @@ def _predict_rows(cell: Cell, rows: Sequence[Example], seeds: Sequence[int]) -> 
     numbered = [row._replace(index=number) for number, row in enumerate(rows)]
     most = cell.spec.sizes["max_length"]
     encoded = encode(numbered, cell.data.vocabulary, max_length=most, cached=False)
-    edges = (*(edge for edge in (16, 32, 64) if edge < most), most)
+    # Each padded length is a program of its own: few rows do not repay its compilation.
+    shorter = (16, 32, 64) if len(rows) > _ROWS else ()
+    edges = (*(edge for edge in shorter if edge < most), most)
     sets = bucketed(encoded, boundaries=edges, pad_id=cell.data.pad_id)
     places = np.asarray(list(seeds))
     params = jax.tree.map(lambda leaf: leaf[places], cell.params)
     return predict(cell.predictor, params, sets, batch_size=_ROWS)
 
 
+@functools.lru_cache(maxsize=4)
 def _with_words(task: str, data_dir: str | None, count: int | None) -> list[Example]:
     """Reported rows drawn at random among those that have a word to change, in file order."""
     rows = [row for row in reported_rows(task, data_dir=data_dir) if text.draft(row.texts).words]

@@ -204,6 +204,8 @@ def build(variant: Variant, spec: TaskSpec, *, vocab_size: int, **sizes: Any) ->
         }
     else:
         builder = tinybert if variant.kind == "tinybert" else universal_bert
+        if variant.kind == "universal":  # one layer, applied several times
+            options.pop("num_layers", None)
         model = builder(*shape, **options)
     model = with_precision(model, variant.precision)
     objective = classification(model, regression=spec.regression, **esr)

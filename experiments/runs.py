@@ -7,6 +7,7 @@ cells' answers, so several processes may work on one run.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,9 @@ from experiments.rundir import open_run, write_whole
 from experiments.settings import Flags
 from hopfax.data import Encoded, TaskData, load_task, task
 from hopfax.train.placement import place_locally
+from hopfax.train.progress import Progress
+
+TRAINING = 0.75  # share of a model's time that training takes, about; the rest is testing
 
 COLUMNS = (
     "task",
@@ -75,32 +79,45 @@ def fill(
             print(f"{rows.spec.title}: {len(rows.train.labels):,} training rows are a part of the "
                   "official ones")  # fmt: skip
     folder = open_run(name, config, root=config.runs, ignore=("runs",))
-    done: dict[int, list[dict[str, Any]]] = {}
-    waiting = list(enumerate(jobs))
-    while waiting:
-        busy: list[tuple[int, Job]] = []
-        for number, job in waiting:
-            print(f"[{number + 1}/{len(jobs)}] {task(job.task).title}, {job.variant.title}")
-            try:
-                cell = open_cell(config, job, data[job.task])
-            except BlockingIOError as error:
-                print(f"  {error}; continuing with the next one", flush=True)
-                busy.append((number, job))
-                continue
-            done[number] = [
-                row
-                for condition in job.conditions
-                for row in conditions.rows(cell, condition, model=job.model)
-            ]
-            gather(folder, [rows for _, rows in sorted(done.items())])
-        if len(busy) == len(waiting):
-            report.write_report(folder, page(folder))
-            raise BlockingIOError(
-                f"{len(busy)} of {len(jobs)} models are being trained by other processes; run the "
-                f"same command again when they have finished. So far: {folder / 'report.html'}"
+    measured: dict[int, list[dict[str, Any]]] = {}
+    with Progress(100 * len(jobs), window=500, counts=False) as progress:
+
+        def show(share: float, **fields: float) -> None:
+            progress.update(round(100 * (len(measured) + share)), 0, **fields)
+
+        def measure(job: Job) -> list[dict[str, Any]]:
+            cell = open_cell(
+                config,
+                job,
+                data[job.task],
+                on_progress=lambda share, **fields: show(TRAINING * share, **fields),
             )
-        waiting = busy
+            rows = []
+            for count, condition in enumerate(job.conditions, 1):
+                rows += conditions.rows(cell, condition, model=job.model)
+                show(TRAINING + (1 - TRAINING) * count / len(job.conditions))
+            return rows
+
+        waiting, skipped = collections.deque(enumerate(jobs)), 0
+        while skipped < len(waiting):
+            number, job = waiting.popleft()
+            title = f"{task(job.task).title}, {job.variant.title}"
+            progress.title = f"[{number + 1}/{len(jobs)}] {title}"
+            try:
+                measured[number] = measure(job)
+            except BlockingIOError as error:
+                print(f"{title}: {error}; continuing with the next model", flush=True)
+                waiting.append((number, job))
+                skipped += 1
+                continue
+            skipped = 0
+            gather(folder, [rows for _, rows in sorted(measured.items())])
     report.write_report(folder, page(folder))
+    if waiting:
+        raise BlockingIOError(
+            f"{len(waiting)} of {len(jobs)} models are being trained by other processes; run the "
+            f"same command again when they have finished. So far: {folder / 'report.html'}"
+        )
     return folder
 
 
@@ -125,14 +142,20 @@ def load(config: Flags, name: str) -> TaskData:
         max_length=flags.max_length,
         train_size=flags.train_size,
     )
-    size = flags.test_size
-    return (
-        data if size is None else data._replace(test=Encoded(*(part[:size] for part in data.test)))
+    return data._replace(
+        validation=_first(data.validation, flags.train_size),
+        test=_first(data.test, flags.test_size),
     )
 
 
-def open_cell(config: Flags, job: Job, data: TaskData) -> Cell:
-    """Trains or loads the cell of a job.
+def _first(rows: Encoded, count: int | None) -> Encoded:
+    return Encoded(*(part[:count] for part in rows))
+
+
+def open_cell(
+    config: Flags, job: Job, data: TaskData, *, on_progress: Callable[..., None] | None = None
+) -> Cell:
+    """Trains or loads the cell of a job; `on_progress` as in `hopfax.train.loop.fit`.
 
     Raises:
         BlockingIOError: Another process trains it.
@@ -146,6 +169,7 @@ def open_cell(config: Flags, job: Job, data: TaskData) -> Cell:
         sizes={
             "width": flags.width,
             "ff_width": 4 * flags.width,
+            "num_layers": flags.num_layers,
             "max_length": config.data.max_length,
         },
         seeds=flags.seeds,
@@ -158,7 +182,12 @@ def open_cell(config: Flags, job: Job, data: TaskData) -> Cell:
         flags.devices, num_seeds=len(flags.seeds), batch_size=flags.batch_size
     )
     return cells.train(
-        spec, job.variant, data, root=Path(config.runs) / "cells", placement=placement
+        spec,
+        job.variant,
+        data,
+        root=Path(config.runs) / "cells",
+        placement=placement,
+        on_progress=on_progress,
     )
 
 

@@ -27,14 +27,15 @@ class Budget(NamedTuple):
     test_size: int | None
     vocab_size: int
     width: int
+    num_layers: int
 
 
 PAPER_SEEDS = (23, 42, 77, 112, 135)
 BUDGETS: dict[str, Budget] = {
-    "smoke": Budget(PAPER_SEEDS[:2], 1, 1, 1e-3, 1, 128, 64, 2000, 32),
-    "laptop": Budget(PAPER_SEEDS[:3], 8, 3, 3e-4, 3, None, None, 8000, 128),
+    "smoke": Budget(PAPER_SEEDS[:2], 1, 1, 1e-3, 1, 128, 64, 2000, 32, 1),
+    "laptop": Budget(PAPER_SEEDS[:3], 8, 3, 3e-4, 3, None, None, 8000, 128, 2),
     # Table 15 of the Robertha paper.
-    "paper": Budget(PAPER_SEEDS, 30, 10, 2e-5, 3, None, None, 30522, 128),
+    "paper": Budget(PAPER_SEEDS, 30, 10, 2e-5, 3, None, None, 30522, 128, 2),
 }
 # Enough to learn the synthetic tasks: halfway there, rounding on another processor moves scores by
 # points. Small models on short rows, without early stopping.
@@ -72,7 +73,7 @@ class Data:
     vocab: str | None = None
     """A vocab.txt or its folder. Default: a vocabulary trained on the training texts."""
     train_size: Annotated[int | None, _by_budget("train_size")] = None
-    """Number of training rows."""
+    """Number of training rows; validation has no more."""
     test_size: Annotated[int | None, _by_budget("test_size")] = None
     """Number of test rows, the first ones."""
     vocab_size: Annotated[int | None, _by_budget("vocab_size")] = None
@@ -97,6 +98,8 @@ class Training:
     """Rows a training step."""
     width: Annotated[int | None, _by_budget("width")] = None
     """Token width; feed-forward parts are four times as wide."""
+    num_layers: Annotated[int | None, _by_budget("num_layers")] = None
+    """Number of layers."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """What blocks compute in: float32 or bfloat16. Parameters, retrieval, softmax and loss stay in
     float32."""
@@ -124,7 +127,8 @@ class Flags:
     """Flags of every experiment that trains encoders."""
 
     budget: BudgetName = "laptop"
-    """Size of the run: seconds, minutes, or as published. Other flags override it."""
+    """Size of the run: seconds (few rows, two models), minutes, or as published. Other flags
+    override it."""
     runs: str = "runs"
     """Folder of all runs."""
     data: Data = Data()
@@ -179,6 +183,7 @@ RANGES: dict[str, Range] = {
     "test_size": _AT_LEAST_ONE,
     "vocab_size": Range(">= 6, more than the special tokens", lambda value: value >= 6),
     "width": _AT_LEAST_ONE,
+    "num_layers": _AT_LEAST_ONE,
     "draws": _AT_LEAST_ONE,
     "levels": _NOT_NEGATIVE,
     "rates": Range("a share of the words in [0, 1]", lambda value: 0 <= value <= 1),

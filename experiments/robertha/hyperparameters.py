@@ -67,6 +67,7 @@ def run(config: Config) -> Path:
     ]
     if not settings:
         raise ValueError("nothing to vary: --esr-target, --esr-weight and --beta are all empty")
+    settings = settings[:1] if config.budget == "smoke" else settings
     centre = VARIANTS["robertha"]
     models = {"robertha": centre}
     for parameter, value in settings:

@@ -56,7 +56,7 @@ class Config(Flags):
     """Shares of the words, in (0, 1]; clean texts are always tested."""
     texts: Annotated[
         int | None,
-        tyro.conf.arg(help_behavior_hint="(default: 200 (laptop), 8 (smoke), all (paper))"),
+        tyro.conf.arg(help_behavior_hint="(default: 200 (laptop), 4 (smoke), all (paper))"),
     ] = None
     """Texts drawn from each test split."""
     form: Literal["characters", "tokens"] = "characters"
@@ -69,7 +69,7 @@ def run(config: Config) -> Path:
     from experiments import conditions, runs
 
     config = resolved(config)
-    texts, seeds, beam = {"smoke": (8, 1, 1), "laptop": (200, 3, 2), "paper": (None, 5, 3)}[
+    texts, seeds, beam = {"smoke": (4, 1, 1), "laptop": (200, 3, 2), "paper": (None, 5, 3)}[
         config.budget
     ]
     shared = {
@@ -83,7 +83,7 @@ def run(config: Config) -> Path:
     tests += [
         conditions.Typos(corruption=corruption, rate=rate, **shared)
         for corruption in config.corruption
-        for rate in config.rates
+        for rate in (config.rates[:1] if config.budget == "smoke" else config.rates)
         if rate
     ]
     jobs = [

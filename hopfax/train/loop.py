@@ -87,6 +87,7 @@ def fit(
     predictor: Predictor | None = None,
     placement: Placement | None = None,
     title: str = "",
+    on_progress: Callable[..., None] | None = None,
 ) -> Fitted:
     """Trains, validates after every epoch, and returns each seed's best parameters.
 
@@ -117,7 +118,9 @@ def fit(
             it: it is then compiled once.
         placement: How several devices share the run, from `hopfax.train.placement.place`; None
             for the default device alone.
-        title: Shown beside the progress.
+        title: Shown in front of the progress bar.
+        on_progress: `on_progress(share, **fields)` replaces the progress bar: the share of the
+            steps done, in [0, 1], and the latest loss or validation score.
 
     Returns:
         A `Fitted`.
@@ -181,7 +184,15 @@ def fit(
         return float(metrics.loss[:, going].mean())
 
     saved_at = time.monotonic()
-    with Progress(total_steps, title=title, done=step) as progress:
+    bar = None if on_progress else Progress(total_steps, title=title, done=step)
+    with bar or contextlib.nullcontext():
+
+        def show(examples: int = 0, **fields: float) -> None:
+            if on_progress:
+                on_progress(step / total_steps, **fields)
+            elif bar:
+                bar.update(step, examples, **fields)
+
         while epoch < epochs and (selection.waited < patience).any():
             chunks = epoch_chunks(
                 sizes, batch_size=batch_size, seeds=seeds, epoch=epoch, chunk_steps=chunk_steps
@@ -195,17 +206,17 @@ def fit(
                 running = (step, metrics)
                 step, chunk_number = step + len(plan.picks), chunk_number + 1
                 if before:
-                    progress.update(step, 0, loss=book(*before))
+                    show(loss=book(*before))
                 # Not at the epoch's end: resumed from there, it would log its validation twice.
                 unfinished, stop = chunk_number < len(chunks), interrupt.requested()
                 if unfinished and (stop or time.monotonic() - saved_at > checkpoint_seconds):
-                    progress.update(step, 0, loss=book(*running))
+                    show(loss=book(*running))
                     running = None
                     save()
                     saved_at = time.monotonic()
                     if stop:
                         _stop(checkpoints)
-                progress.update(step, int(plan.weights.sum()))
+                show(int(plan.weights.sum()))
             loss = book(*running) if running else float("nan")
             found = predict(predictor, states.params, validation, placement=placement)
             # A stopped seed is done, come what may: its later states are nobody's concern.
@@ -217,7 +228,7 @@ def fit(
             best = _take(better, states.params, best)
             if log:
                 log.write(step, epoch=epoch, validation=scores, best=selection.scores)
-            progress.update(step, 0, loss=loss, validation=float(scores[going].mean()))
+            show(loss=loss, validation=float(scores[going].mean()))
             if checkpoints and better.any():
                 notes = {"scores": selection.scores.tolist(), "epochs": selection.epochs.tolist()}
                 checkpoints.save_best(step, best, notes)

@@ -26,6 +26,7 @@ class Progress:
         interval: least seconds between plain lines.
         window: updates that speeds are measured over, >= 1.
         console: a rich console to draw on instead of `stream`.
+        counts: show steps done as numbers, not only their share.
         clock: gives seconds; for tests.
     """
 
@@ -39,10 +40,12 @@ class Progress:
         interval: float = 5.0,
         window: int = 50,
         console: Any = None,
+        counts: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._total = total
-        self._title = title
+        self._counts = counts
+        self.title = title
         self._done = done
         self._examples = 0
         self._stream = stream or sys.stderr
@@ -72,7 +75,7 @@ class Progress:
             console = self._console if self._console is not None else Console(file=self._stream)
             self._bar = self._stack.enter_context(Bar(*columns, console=console))
             self._task = self._bar.add_task(
-                self._title, total=self._total, completed=self._done, status=""
+                self.title, total=self._total, completed=self._done, status=""
             )
         return self
 
@@ -98,7 +101,9 @@ class Progress:
         self._recent.append((self._clock(), done, self._examples))
         self._status = self._describe(fields)
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, status=self._status)
+            self._bar.update(
+                self._task, description=self.title, completed=done, status=self._status
+            )
             return
         due = self._printed is None or self._recent[-1][0] - self._printed[0] >= self._interval
         # The last line waits for the end: what is learned there still goes into it.
@@ -112,8 +117,8 @@ class Progress:
         )
         seconds = now - start
         share = done / self._total if self._total else 1.0
-        parts = [f"{done:,}/{self._total:,} ({share:.0%})"]
-        if seconds > 0:
+        parts = [f"{done:,}/{self._total:,} ({share:.0%})" if self._counts else f"{share:.0%}"]
+        if seconds > 0 and examples > first_examples:
             parts.append(f"{(examples - first_examples) / seconds:,.0f} examples/s")
         if done >= self._total:
             parts.append("done")
@@ -123,7 +128,7 @@ class Progress:
         return "  ".join([*parts, *(f"{name} {_short(value)}" for name, value in fields.items())])
 
     def _print(self) -> None:
-        line = f"{self._title}  {self._status}" if self._title else self._status
+        line = f"{self.title}  {self._status}" if self.title else self._status
         if self._printed is None or line != self._printed[1]:
             print(line, file=self._stream, flush=True)
             self._printed = (self._recent[-1][0], line)

@@ -180,7 +180,7 @@ def test_sets_that_do_not_fit_are_named(tmp_path):
         conditions.evaluation_sets("qqp", names=("paws",), data_dir=str(tmp_path), num_rows=None)
 
 
-def test_a_run_gathers_every_row_once(trained, monkeypatch):
+def test_a_run_gathers_every_row_once(trained, monkeypatch, capsys):
     _, given, _ = trained
     grid = conditions.gaussian_grid(levels=(1.0,), sites=("token",), protocols=("sigma",), draws=2)
     folder = runs.fill("robustness", given, [job(tests=grid)], robustness.page)
@@ -188,6 +188,7 @@ def test_a_run_gathers_every_row_once(trained, monkeypatch):
     assert not frame.duplicated([*tidy.CELL, "seed", "draw", "metric"]).any()
     assert len(frame[frame.metric == "score"]) == 3 * (1 + 2)
     assert (folder / "report.html").exists() and (folder / "robustness.png").exists()
+    assert capsys.readouterr().err.splitlines()[-1] == "[1/1] Sentiment, TinyBERT  100%  done"
     before = (folder / "results.csv").read_bytes()
     monkeypatch.setattr(cells, "fit", lambda *_, **__: pytest.fail("trained again"))
     monkeypatch.setattr(conditions, "predict", lambda *_, **__: pytest.fail("asked again"))

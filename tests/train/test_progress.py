@@ -88,7 +88,7 @@ def test_fields_of_every_kind():
         )
     )
     assert line.endswith("done  loss 0.5  n 12,345  at best  x nan")
-    assert plain((1.0, 0, 0, {}), total=0) == ["0/0 (100%)  0 examples/s  done"]
+    assert plain((1.0, 0, 0, {}), total=0) == ["0/0 (100%)  done"]
 
 
 @pytest.mark.parametrize(
