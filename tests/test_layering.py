@@ -190,13 +190,36 @@ def test_files_are_named_after_what_they_hold(path):
     assert path.stem not in {"utils", "util", "common", "helpers", "helper", "base", "misc"}
 
 
-def test_importing_the_library_is_cheap():
-    heavy = ["tensorflow_datasets", "tokenizers", "orbax", "matplotlib", "optax", "rich", "tyro"]
+def run_python(program: str) -> str:
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def test_importing_the_core_is_cheap():
+    heavy = ["orbax", "optax", "rich", "flax"]
     program = (
         "import sys, hopfax, hopfax.fixed_point, hopfax.hopfield\n"
         f"print([name for name in {heavy} if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
+    assert run_python(program).strip() == "[]"
+
+
+def test_only_the_functions_that_need_an_extra_ask_for_it():
+    extras = ["array_record", "jinja2", "matplotlib", "pandas", "tensorflow_datasets", "tokenizers"]
+    program = f"""
+import sys
+sys.modules.update(dict.fromkeys({extras}))  # importing one raises ModuleNotFoundError
+import hopfax.data, hopfax.hopfield, hopfax.nn, hopfax.stability, hopfax.text, hopfax.train.loop
+assert len(hopfax.data.synthetic_split("entailment", "train", size=3, seed=0)) == 3
+for run in (
+    lambda: hopfax.data.train_vocabulary(["a film"]),
+    lambda: __import__("hopfax.data.builders"),
+):
+    try:
+        run()
+    except ModuleNotFoundError as error:
+        print(error)
+"""
+    tokenizers, tfds = run_python(program).splitlines()
+    assert tokenizers == 'tokenizers is not installed: pip install "hopfax[experiments]"'
+    assert tfds.startswith("tensorflow_datasets is not installed: pip install")

@@ -13,14 +13,19 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tensorflow_datasets as tfds
 
 from hopfax.data.downloads import fetch_raw, sha256
+from hopfax.data.optional import optional_import
 from hopfax.data.raw import read_rows, task_folder
 from hopfax.data.tasks import TASKS, Example, TaskSpec, check_split, task
+
+if TYPE_CHECKING:
+    import tensorflow_datasets as tfds
+else:
+    tfds = optional_import("tensorflow_datasets")
 
 _RAW_TASKS = tuple(name for name, spec in TASKS.items() if spec.suite != "synthetic")
 

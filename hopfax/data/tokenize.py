@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hopfax.data.batching import Encoded
+from hopfax.data.optional import optional_import
 from hopfax.data.tasks import Example, check_number
 
 if TYPE_CHECKING:
@@ -161,13 +162,12 @@ def _numbers(name: str, values: list[Any], kind: type) -> np.ndarray:
 
 def text_tokenizer(vocabulary: WordPiece) -> "Tokenizer":
     """Returns the `tokenizers` object behind `encode`, without truncation."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-
+    tokenizers = optional_import("tokenizers")
     ids = {token: number for number, token in enumerate(vocabulary.tokens)}
-    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)  # pyright: ignore
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # pyright: ignore
-    tokenizer.post_processor = processors.BertProcessing(  # pyright: ignore
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(ids, unk_token="[UNK]"))
+    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = tokenizers.processors.BertProcessing(
         ("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"])
     )
     return tokenizer

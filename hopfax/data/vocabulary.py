@@ -10,6 +10,7 @@ import reprlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
+from hopfax.data.optional import optional_import
 from hopfax.data.tasks import check_number
 from hopfax.data.tokenize import SPECIAL, WordPiece
 
@@ -81,10 +82,9 @@ def train_vocabulary(
 
 def _count_words(texts: Iterable[str]) -> tuple[list[tuple[str, ...]], list[int]]:
     """Distinct words as tuples of single-character pieces, with their counts."""
-    from tokenizers import normalizers, pre_tokenizers
-
-    normalise = normalizers.BertNormalizer(lowercase=True).normalize_str
-    split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
+    tokenizers = optional_import("tokenizers")
+    normalise = tokenizers.normalizers.BertNormalizer(lowercase=True).normalize_str
+    split = tokenizers.pre_tokenizers.BertPreTokenizer().pre_tokenize_str
     words: Counter[str] = Counter()
     for text in texts:
         if not isinstance(text, str):
