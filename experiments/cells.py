@@ -114,11 +114,6 @@ def digest_of(rows: Encoded) -> str:
     return total.hexdigest()[:16]
 
 
-def is_trained(spec: Spec, *, root: str | Path) -> bool:
-    """Whether the cell of a spec is complete."""
-    return (Path(root) / spec.id).is_dir()
-
-
 def train(
     spec: Spec,
     variant: Variant,

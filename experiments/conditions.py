@@ -108,12 +108,14 @@ def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, 
     """Rows of results.csv: one a seed and metric."""
     found, columns = answers(cell, condition), condition.columns(cell)
     metrics = ("accuracy",) if isinstance(condition, EvaluationSet) else cell.data.spec.metrics
-    constant = constant_score(metrics, found.labels, found.logits.shape[-1])
+    shared = {"constant": constant_score(metrics, found.labels, found.logits.shape[-1])}
+    if isinstance(condition, EvaluationSet) and condition.name:
+        shared["train_overlap"] = condition.train_overlap(cell)
     for number, seed in enumerate(cell.spec.seeds[: len(found.logits)]):
         values = scores(metrics, found.logits[number], found.labels)
         if np.isfinite(found.words_changed[number]):
             values["words_changed"] = float(found.words_changed[number])
-        values["constant"] = constant
+        values |= shared
         noisy = np.isfinite(found.snr_db[number])
         for metric, value in values.items():
             yield {
@@ -290,6 +292,14 @@ class EvaluationSet:
         found = read_evaluation_set(self.name, self.data_dir, trained=spec)
         return found[: self.num_rows]
 
+    def train_overlap(self, cell: Cell) -> int:
+        """How many rows have a whole text, character by character, of the training file."""
+        trained_on = training_rows(cell.data.spec.name, data_dir=self.data_dir)
+        known = {text for row in trained_on for choice in row.texts for text in choice}
+        return sum(
+            any(text in known for choice in row.texts for text in choice) for row in self.rows(cell)
+        )
+
     def ask(self, cell: Cell) -> Answers:
         """See `Condition`."""
         return _answers(_predict_rows(cell, self.rows(cell), range(len(cell.spec.seeds))))
@@ -358,13 +368,6 @@ def constant_score(metrics: Sequence[str], labels: np.ndarray, outputs: int) -> 
         return scores(tuple(metrics), np.zeros((len(labels), 1)), labels)["score"]
     answers = (np.tile(np.eye(outputs)[each], (len(labels), 1)) for each in range(outputs))
     return max(scores(tuple(metrics), each, labels)["score"] for each in answers)
-
-
-def train_overlap(rows: Sequence[Example], task: str, data_dir: str | None) -> int:
-    """How many rows have a whole text, character by character, of the task's training file."""
-    trained_on = training_rows(task, data_dir=data_dir)
-    known = {text for row in trained_on for choice in row.texts for text in choice}
-    return sum(any(text in known for choice in row.texts for text in choice) for row in rows)
 
 
 def _answers(found: Predictions, *, noisy: Noise | None = None) -> Answers:

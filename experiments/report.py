@@ -23,7 +23,6 @@ from experiments.rundir import read_config, write_whole
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LINK = re.compile(r"\]\(([^)#:]+)\)")
 TEMPLATES = Path(__file__).with_name("templates")
 MOST_LINES = 6  # more lines tangle: the interactive chart starts with fewer
 SHARED_DRAWS = (

@@ -17,11 +17,9 @@ import tempfile
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hopfax.train import interrupt
-
-Settings = TypeVar("Settings", bound=Any)
 
 LOCK = ".lock"
 _locks: dict[Path, int] = {}  # open lock files of this process

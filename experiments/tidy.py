@@ -144,7 +144,9 @@ def summarise(scores: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         One row a cell: `mean`, `std` (n - 1), `low`, `high`, `num_seeds` and `snr_db`. The interval
-        is of the mean over training seeds, with the test rows fixed. It is nan under `MIN_SEEDS`.
+        is of the mean over training seeds, with the test rows fixed. It is nan under `MIN_SEEDS`,
+        and where all seeds agree exactly, as they do on few test rows: that is no evidence of a
+        deviation of zero.
     """
     keys = [name for name in scores if name not in ("seed", "score", "snr_db", "num_examples")]
     extra = {"snr_db": ("snr_db", "mean")} if "snr_db" in scores else {}
@@ -153,7 +155,7 @@ def summarise(scores: pd.DataFrame) -> pd.DataFrame:
     )
     count = table.num_seeds
     half = stdtrit(np.maximum(count - 1, 1), (1 + CONFIDENCE) / 2) * table["std"] / np.sqrt(count)
-    half = half.where(count >= MIN_SEEDS)
+    half = half.where((count >= MIN_SEEDS) & (table["std"] > 1e-9))
     return table.assign(low=table["mean"] - half, high=table["mean"] + half)
 
 

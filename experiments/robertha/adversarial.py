@@ -66,7 +66,7 @@ def page(folder: Path) -> Page:
     """The page of a run or of a folder of published results."""
     from experiments import figures, report, tidy
     from experiments.robertha import gaussian
-    from experiments.robertha.paper import evaluation_score
+    from experiments.robertha.paper import paper_score
     from experiments.rundir import read_config
     from hopfax.data import EVALUATION_SETS
 
@@ -90,7 +90,7 @@ def page(folder: Path) -> Page:
         for _, row in table[table.task == trial].iterrows():
             gap = gaps[(gaps.task == trial) & (gaps.model == row.model)]
             same = known is not None and known.task == trial.partition(":")[2]
-            paper = evaluation_score(titles[trial], row.model) if same else None
+            paper = paper_score(titles[trial], row.model, corruption="none") if same else None
             lines.append(
                 [
                     titles[trial],
@@ -98,7 +98,7 @@ def page(folder: Path) -> Page:
                     f"{report.number(row['mean'])} ± {report.number(row['std'])}",
                     report.with_interval(gap.iloc[0]) if len(gap) else "",
                     report.number(constant[trial]) if trial in constant else "n/a",
-                    report.number(paper.mean) if paper else "",
+                    report.number(paper) if paper and paper > 0 else "",
                 ]
             )
     sets = table[table.task.str.contains(":")]
@@ -130,9 +130,11 @@ def page(folder: Path) -> Page:
         "constant answer",
         "the paper",
     ]
+    counted = frame[frame.metric == "train_overlap"].drop_duplicates("task")
+    counts = {**plan.get("known_texts", {}), **dict(zip(counted.task, counted.score, strict=True))}
     overlap = [
-        f"{titles[trial]}: {count} rows"
-        for trial, count in plan.get("known_texts", {}).items()
+        f"{titles[trial]}: {count:.0f} rows"
+        for trial, count in counts.items()
         if count and trial in titles
     ]
     notes = [report.sizes(frame, titles), gaussian.NOTES[0]]

@@ -10,9 +10,10 @@ not trained again.
 Expected: at the same σ the site of the noise makes most of the difference, and at the same SNR no
 step has a detectable effect.
 
-Each step changes one thing. Three comparisons stand apart: all steps after the first at once; the
-scale of the embeddings, which does at the token site what changing the site does; and the output
-projection W_O, which the paper's text leaves out.
+Each step changes one thing, except the Hopfield step: it also leaves out TinyBERT's dropout of
+attention weights and raises the LayerNorm's ε from 1e-12 to 1e-5. Three comparisons are not part of
+the sequence: all steps after the first at once; the scale of the embeddings, which has the effect
+of moving the noise after the LayerNorm; and the output projection W_O, which the paper leaves out.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ from experiments.robertha.paper import paper_score
 from hopfax.data.tasks import TASKS
 
 BASELINE = "tinybert"
-LEARNED = 5.0  # points above the constant answer that count as having learned a task
+LEARNED = 5.0  # points above the constant answer that count as having learned a task; on n rows
+# at least two standard errors of an accuracy, 100 / sqrt(n)
 
 ACROSS = "model after the LayerNorm, baseline on the tokens"
 NOTES = (
@@ -92,12 +93,13 @@ def hardly_learned(
     scores: pd.DataFrame, constants: Mapping[str, float], titles: Mapping[str, str]
 ) -> list[str]:
     """A note on the tasks where no model is well above the constant answer, if there are any."""
-    clean = tidy.summarise(scores[scores.level == 0]).groupby("task", sort=False)["mean"].max()
-    named = [
-        f"{titles[str(task)]} ({best:.1f}, constant answer {constants[str(task)]:.1f})"
-        for task, best in clean.items()
-        if task in constants and best - constants[str(task)] < LEARNED
-    ]
+    named = []
+    for task, clean in scores[scores.level == 0].groupby("task", sort=False):
+        if (constant := constants.get(str(task))) is None:
+            continue
+        best = clean.groupby("model").score.mean().max()
+        if best - constant < max(LEARNED, 100 / np.sqrt(clean.num_examples.max())):
+            named.append(f"{titles[str(task)]} ({best:.1f}, constant answer {constant:.1f})")
     if not named:
         return []
     return [
@@ -126,8 +128,8 @@ def paper_scores(table: pd.DataFrame) -> pd.Series:
     """The paper's score of each row, nan where it has none; the paper states σ and no site."""
 
     def one(row: pd.Series) -> float:
-        found = paper_score(_title(row.task), row.model, row.level)
-        return np.nan if found is None or row.protocol in ("matched", "per-token") else found.mean
+        same_snr = row.protocol in ("matched", "per-token")
+        return np.nan if same_snr else paper_score(_title(row.task), row.model, row.level)
 
     return table.apply(one, axis=1).astype(float) if len(table) else pd.Series(dtype=float)
 
@@ -183,7 +185,7 @@ def _placed(table: pd.DataFrame, scores: pd.DataFrame, order: Sequence[str]) -> 
 
 
 def gap(scores: pd.DataFrame, *, model: str = "robertha", baseline: str = BASELINE) -> pd.DataFrame:
-    """The paper's gap between two models at its weakest noise, taken apart by site and protocol.
+    """The paper's gap between two models at its weakest noise here, by site and protocol.
 
     Args:
         scores: From `tidy.scores`.
@@ -193,7 +195,13 @@ def gap(scores: pd.DataFrame, *, model: str = "robertha", baseline: str = BASELI
     Returns:
         A row a task and `comparison`: `mean`, `low`, `high`, and the paper's `paper`.
     """
-    level = scores.level[scores.level > 0].min()
+    levels = sorted(scores.level[scores.level > 0].unique())
+    in_paper = [
+        level
+        for level in levels
+        if any(paper_score(_title(name), model, level) > 0 for name in scores.task.unique())
+    ]
+    level = (in_paper or levels or [np.nan])[0]
     noisy = tidy.select(scores, model=[model, baseline], level=level)
     across = tidy.difference(tidy.select(noisy, protocol="sigma"), model=baseline, site="token")
     parts = {ACROSS: tidy.select(across, model=model, site="embedding")}
@@ -206,10 +214,10 @@ def gap(scores: pd.DataFrame, *, model: str = "robertha", baseline: str = BASELI
         parts[name] = tidy.difference(here, model=baseline)
     tables = [tidy.summarise(part).assign(comparison=name) for name, part in parts.items()]
     table = pd.concat([each for each in tables if len(each)], ignore_index=True)
-    effects = {}
-    for name in table.task.unique():
-        ours, theirs = (paper_score(_title(name), each, level) for each in (model, baseline))
-        effects[name] = ours.mean - theirs.mean if ours and theirs else np.nan
+    effects = {
+        name: paper_score(_title(name), model, level) - paper_score(_title(name), baseline, level)
+        for name in table.task.unique()
+    }
     return table.assign(paper=table.task.map(effects))
 
 

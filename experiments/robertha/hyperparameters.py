@@ -171,6 +171,5 @@ def _paper(table: pd.DataFrame, titles: dict[str, str]) -> list[float]:
             paper_setting(titles[row.task], parameter, each, row.level)
             for each in (value, CENTRE[parameter])
         )
-        known = None not in (ours, centre)
-        differences.append((ours or 0) - (centre or 0) if known else float("nan"))
+        differences.append(ours - centre)
     return differences

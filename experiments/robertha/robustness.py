@@ -195,12 +195,12 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], baseline: str) -> st
         (matched, "at the same site and SNR") if len(matched) else (noisy, "at the same σ")
     )
     parts = report.joined(
-        f"{report.plain_interval(row)} "
-        f"{'on the token embeddings' if row.site == 'token' else 'after the LayerNorm'}"
+        f"{report.plain_interval(row)} for {row.panel.partition(',')[0]}"
+        f"{' (SNR per token)' if row.protocol == 'per-token' else ''}"
         for _, row in rows.iterrows()
     )
     if rows.low.isna().any():
-        lead = "Too few seeds to tell whether there is a lead"
+        lead = "No interval, so no verdict on a lead"
     elif (rows.low > 0).any():
         lead = "A lead"
     elif (rows.high < 0).all():

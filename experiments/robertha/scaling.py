@@ -105,10 +105,7 @@ def page(folder: Path) -> Page:
     for _, row in table.iterrows():
         named = [PAPER_NAMES.get(f"{kind}-{row['size']}", "") for kind in KINDS]
         theirs, ours = (paper_score(titles[row.task], name, row.level) for name in named)
-        if ours and theirs and row.protocol in ("", "sigma"):
-            papers.append(ours.mean - theirs.mean)
-        else:
-            papers.append(float("nan"))
+        papers.append(ours - theirs if row.protocol in ("", "sigma") else float("nan"))
     table = table.assign(
         paper=papers,
         where=[

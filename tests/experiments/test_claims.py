@@ -28,8 +28,8 @@ def made_up(score):
             for seed in SEEDS:
                 value = score(model, site, protocol, level) + 0.1 * seed
                 corruption = "gaussian" if level else "none"
-                rows.append(("sst2", model, corruption, site, protocol, level, seed, value))
-    return pd.DataFrame(rows, columns=[*tidy.CELL, "seed", "score"])
+                rows.append(("sst2", model, corruption, site, protocol, level, seed, value, 900))
+    return pd.DataFrame(rows, columns=[*tidy.CELL, "seed", "score", "num_examples"])
 
 
 def site_matters(model, site, protocol, level):
@@ -86,6 +86,8 @@ def test_what_is_hardly_learned_is_said():
     assert gaussian.hardly_learned(scores, {"sst2": 51.0}, titles) == []
     (note,) = gaussian.hardly_learned(scores, {"sst2": 78.0}, titles)
     assert "SST-2 (80.2, constant answer 78.0)" in note
+    few = gaussian.hardly_learned(scores.assign(num_examples=64), {"sst2": 70.0}, titles)
+    assert few and not gaussian.hardly_learned(scores, {"sst2": 70.0}, titles)
 
 
 @pytest.mark.parametrize(("parameter", "value"), [("esr_target", 0.1), ("beta", 100.0)])
