@@ -1,12 +1,12 @@
 """Trained models, each stored under a hash of everything that it is a function of.
 
-A cell is one model, trained on one task, with all of its seeds. Experiments share cells: whoever
-asks for a spec that is trained loads it. `runs/cells/<hash>/` holds
+A cell is one model, trained on one task, with all of its seeds. Experiments share cells: a spec is
+trained once and loaded afterwards. `runs/cells/<hash>/` holds
 
-    spec.json      what was trained, and provenance.json where
-    best/          parameters of each seed's best epoch, stacked over seeds
-    metrics.jsonl  losses, validation scores, share of converged queries
-    answers/       one .npz a condition: the logits of every seed on every row
+    config.json      the spec, and provenance.json where it was trained
+    best/            parameters of each seed's best epoch, stacked over seeds
+    metrics.jsonl    losses, validation scores, share of converged queries
+    predictions/     one .npz per condition: the logits of every seed on every row
 
 Training happens in `<hash>.partial/`, which is renamed when it is done: a cell is complete or
 absent. Training resumes from its last checkpoint. A lock keeps a second process out of a cell.

@@ -1,7 +1,7 @@
-"""What a trained model is tested under: Gaussian noise, typos, attacks, evaluation sets.
+"""Conditions to test a trained model under: Gaussian noise, typos, attacks, evaluation sets.
 
-A condition asks a cell for the logits of every seed on every row, once; they are kept in the cell's
-folder, one file a condition, and scores are computed from them.
+Under each condition a cell predicts the logits of every seed on every row once. They are stored in
+the cell's folder, one file per condition; scores are computed from them.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _RANDOM: dict[str, Callable[..., Corrupted]] = {
 _ROWS = 64  # of a call on texts: one shape for all sets
 
 
-class Answers(NamedTuple):
-    """What the seeds of a cell say about every row.
+class CellPredictions(NamedTuple):
+    """Predictions of all seeds of a cell on every row.
 
     Attributes:
         logits: `(seeds, rows, outputs)`.
@@ -72,41 +72,41 @@ class Answers(NamedTuple):
 
 
 class Condition(Protocol):
-    """Something to test a cell under; a frozen dataclass."""
+    """A condition to test a cell under; a frozen dataclass."""
 
     def key(self, cell: Cell) -> Any:
-        """What its answers are a function of besides the cell, as JSON."""
+        """Everything besides the cell that its predictions depend on, as JSON."""
         ...
 
     def columns(self, cell: Cell) -> Mapping[str, Any]:
-        """Its columns in results.csv: corruption, level, and others than the cell's."""
+        """Its columns in results.csv, such as corruption and level."""
         ...
 
-    def ask(self, cell: Cell) -> Answers:
+    def predict(self, cell: Cell) -> CellPredictions:
         """Predicts every row."""
         ...
 
 
-def answers(cell: Cell, condition: Condition) -> Answers:
-    """The cell's answers under a condition, from its folder if they are there."""
+def predictions(cell: Cell, condition: Condition) -> CellPredictions:
+    """The cell's predictions under a condition; read from its folder if stored there."""
     key = json.dumps(plain(condition.key(cell)), sort_keys=True, ensure_ascii=False)
     kind = type(condition).__name__.lower()
     name = f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.npz"
-    path = cell.folder / "answers" / name
+    path = cell.folder / "predictions" / name
     if path.exists():
         with np.load(path) as stored:
-            return Answers(**{field: stored[field] for field in Answers._fields})
-    found = condition.ask(cell)
+            return CellPredictions(**{field: stored[field] for field in CellPredictions._fields})
+    predicted = condition.predict(cell)
     path.parent.mkdir(exist_ok=True)
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, **found._asdict())
+    np.savez_compressed(buffer, **predicted._asdict())
     write_whole(path, buffer.getvalue())
-    return found
+    return predicted
 
 
 def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, Any]]:
-    """Rows of results.csv: one a seed and metric."""
-    found, columns = answers(cell, condition), condition.columns(cell)
+    """Rows of results.csv, one per seed and metric."""
+    found, columns = predictions(cell, condition), condition.columns(cell)
     metrics = ("accuracy",) if isinstance(condition, EvaluationSet) else cell.data.spec.metrics
     shared = {"constant": constant_score(metrics, found.labels, found.logits.shape[-1])}
     if isinstance(condition, EvaluationSet) and condition.name:
@@ -139,8 +139,8 @@ class Gaussian:
     Attributes:
         site: "token", on the token embeddings, or "embedding", after their LayerNorm.
         protocol: "sigma", the same σ for all, or "matched", the same signal-to-noise ratio.
-        level: σ, in units of the signal's root mean square if matched.
-        draw: Number of the noise draw.
+        level: σ; in units of the signal's root mean square under "matched".
+        draw: Index of the noise draw.
     """
 
     site: str = ""
@@ -161,21 +161,21 @@ class Gaussian:
         """See `Condition`."""
         return {"corruption": "gaussian" if self.level else "none", **asdict(self)}
 
-    def ask(self, cell: Cell) -> Answers:
+    def predict(self, cell: Cell) -> CellPredictions:
         """See `Condition`."""
         (test,) = buckets(cell.data, (cell.data.test,), cell.spec.sizes["max_length"])
         # Seeds draw independently, models share a seed's draws: intervals over seeds are honest,
         # differences between models stay paired.
         noise = self.noise._replace(seeds=cell.spec.seeds) if self.level else None
-        return _answers(predict(cell.predictor, cell.params, test, noise=noise), noisy=noise)
+        return _stacked(predict(cell.predictor, cell.params, test, noise=noise), noisy=noise)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Typos:
-    """Words of the reported texts misspelt at random or by an attack; rate 0 is clean.
+    """Test texts with words misspelt at random or by an attack; rate 0 is clean.
 
-    Random typos are the same for all models and seeds. An attack meets each seed's model alone and
-    is scored on it. A text has at least one word changed.
+    Random typos are the same for all models and seeds. An attack targets each seed's model and is
+    scored on that model. At least one word of a text is changed.
 
     Attributes:
         corruption: A key of `CORRUPTIONS`, or "none".
@@ -207,7 +207,7 @@ class Typos:
         """See `Condition`."""
         return {"corruption": self.corruption, "level": self.rate}
 
-    def ask(self, cell: Cell) -> Answers:
+    def predict(self, cell: Cell) -> CellPredictions:
         """See `Condition`."""
         chosen = _with_words(cell.data.spec.name, self.data_dir, self.num_texts)
         seeds = range(min(self.num_seeds, len(cell.spec.seeds)))
@@ -220,7 +220,7 @@ class Typos:
             for which, made, _ in parts
             for seed in which
         }
-        return Answers(
+        return CellPredictions(
             logits=np.concatenate([found.logits for _, _, found in parts]),
             labels=parts[0][2].labels,
             snr_db=np.full(len(seeds), np.nan),
@@ -232,7 +232,7 @@ class Typos:
     def _corrupted(
         self, cell: Cell, chosen: Sequence[Example], seeds: Sequence[int]
     ) -> Iterator[tuple[list[int], list[Corrupted]]]:
-        """The texts, and the seeds that meet them: all, or one after the other."""
+        """Corrupted texts, with the seeds to test on them: all at once, or one after the other."""
         texts, indices = [row.texts for row in chosen], [row.index for row in chosen]
         if self.corruption == "none" or not self.rate:
             yield list(seeds), [text.draft(each).corrupted() for each in texts]
@@ -261,11 +261,11 @@ class Typos:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSet:
-    """A set made to fool models of a task; or the task's own reported rows.
+    """An adversarial evaluation set for a task, or the task's own test rows.
 
     Attributes:
         name: A key of `hopfax.data.EVALUATION_SETS`, or "" for the task's own rows.
-        num_rows: The first rows only; None for all.
+        num_rows: Use the first rows only; None for all.
         data_dir: Folder of the raw sets; changes no result.
     """
 
@@ -300,9 +300,9 @@ class EvaluationSet:
             any(text in known for choice in row.texts for text in choice) for row in self.rows(cell)
         )
 
-    def ask(self, cell: Cell) -> Answers:
+    def predict(self, cell: Cell) -> CellPredictions:
         """See `Condition`."""
-        return _answers(_predict_rows(cell, self.rows(cell), range(len(cell.spec.seeds))))
+        return _stacked(_predict_rows(cell, self.rows(cell), range(len(cell.spec.seeds))))
 
 
 def gaussian_grid(
@@ -363,16 +363,16 @@ def evaluation_sets(
 
 
 def constant_score(metrics: Sequence[str], labels: np.ndarray, outputs: int) -> float:
-    """Best score of an answer that is the same for every row."""
+    """Best score of a prediction that is the same for every row."""
     if outputs == 1:  # a correlation with a constant is 0
         return scores(tuple(metrics), np.zeros((len(labels), 1)), labels)["score"]
-    answers = (np.tile(np.eye(outputs)[each], (len(labels), 1)) for each in range(outputs))
-    return max(scores(tuple(metrics), each, labels)["score"] for each in answers)
+    constants = (np.tile(np.eye(outputs)[each], (len(labels), 1)) for each in range(outputs))
+    return max(scores(tuple(metrics), each, labels)["score"] for each in constants)
 
 
-def _answers(found: Predictions, *, noisy: Noise | None = None) -> Answers:
+def _stacked(found: Predictions, *, noisy: Noise | None = None) -> CellPredictions:
     nothing = np.full(len(found.logits), np.nan)
-    return Answers(
+    return CellPredictions(
         logits=found.logits,
         labels=found.labels,
         snr_db=found.snr_db if noisy else nothing,
@@ -383,7 +383,7 @@ def _answers(found: Predictions, *, noisy: Noise | None = None) -> Answers:
 
 
 def _predict_rows(cell: Cell, rows: Sequence[Example], seeds: Sequence[int]) -> Predictions:
-    """What some seeds say to rows of text, in their order; few padded lengths, for few programs."""
+    """Predictions of some seeds on rows of text; few padded lengths, so few compilations."""
     numbered = [row._replace(index=number) for number, row in enumerate(rows)]
     most = cell.spec.sizes["max_length"]
     encoded = encode(numbered, cell.data.vocabulary, max_length=most, cached=False)

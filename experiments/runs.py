@@ -1,8 +1,8 @@
-"""Runs: cells trained, conditions asked, results gathered, a page written.
+"""Runs: train cells, test them under conditions, gather the results, write a page.
 
 `runs/NAME/ID/` holds config.json, results.csv, a PNG a figure and report.html; ID is a hash of the
 configuration. The models themselves are cells, in `runs/cells/`. results.csv is gathered from the
-cells' answers, so several processes may work on one run.
+cells' predictions, so several processes may work on one run.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def measured(claim: Difference) -> pd.Series:
     found = tidy.summarise(differences[["seed", "score"]].assign(task=claim.task)).iloc[0]
     if claim.num_rows is None:
         return found
-    # Of accuracies as if on different rows: an upper bound, since the answers are not kept.
+    # As if the two accuracies were on different rows: an upper bound without published predictions.
     shares = pd.concat([ours, theirs]).score.mean() / 100
     of_rows = 1.96 * 100 * np.sqrt(2 * shares * (1 - shares) / claim.num_rows)
     half = np.hypot((found.high - found.low) / 2, of_rows)

@@ -13,7 +13,7 @@ seeds.
 Random typos are the same for all models and seeds. An attack meets each seed's model alone: it
 reads that model's losses (TextBugger) or gradients (HotFlip) and is scored on it. One word of a
 text is changed at least, so short texts have a larger share changed than the rate says. Every edit
-is stored with the answers.
+is stored with the predictions.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def _changed(frame: pd.DataFrame, titles: dict[str, str]) -> Table:
         [titles[kind], *(f"{100 * shares[kind, rate]:.0f} %" for rate in rates)]
         for kind in dict.fromkeys(kind for kind, _ in shares.index)
     ]
-    heads = ["", *(f"{rate:.0%} asked" for rate in rates)]
+    heads = ["", *(f"{rate:.0%} requested" for rate in rates)]
     return report.Table(heads, rows, "Share of the words that were changed.")
 
 

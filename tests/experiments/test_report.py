@@ -82,3 +82,10 @@ def test_names_in_the_data_cannot_leave_the_script(tmp_path):
 def test_repository_root_is_not_in_a_page():
     root = str(Path(report.__file__).parents[1])
     assert not any(root in path.read_text() for path in RESULTS.rglob("*.md"))
+
+
+def test_the_first_page_quotes_the_results():
+    first = (RESULTS.parents[1] / "README.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"[+−][\d.]+ \[[^\]]+\]|[+−]\d+\.\d", first)
+    page = (RESULTS / "robustness/sst2/README.md").read_text(encoding="utf-8")
+    assert quoted and all(each in page for each in quoted)

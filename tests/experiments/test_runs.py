@@ -1,4 +1,4 @@
-"""Cells and runs: trained once, resumed, asked once, gathered whole."""
+"""Cells and runs: trained once, resumed, tested once, gathered whole."""
 
 import json
 import subprocess
@@ -120,11 +120,11 @@ sys.stdin.read()
 def test_a_condition_is_asked_once(trained, monkeypatch):
     cell = trained[2]
     noise = conditions.Gaussian(site="token", protocol="matched", level=1.0)
-    found = conditions.answers(cell, noise)
-    stored = list((cell.folder / "answers").glob("gaussian-*.npz"))
+    found = conditions.predictions(cell, noise)
+    stored = list((cell.folder / "predictions").glob("gaussian-*.npz"))
     assert len(stored) >= 1
-    monkeypatch.setattr(conditions, "predict", lambda *_, **__: pytest.fail("asked again"))
-    for one, other in zip(found, conditions.answers(cell, noise), strict=True):
+    monkeypatch.setattr(conditions, "predict", lambda *_, **__: pytest.fail("predicted again"))
+    for one, other in zip(found, conditions.predictions(cell, noise), strict=True):
         np.testing.assert_array_equal(one, other)
     # Seeds meet noise of their own, of the same strength.
     assert len(set(np.round(found.snr_db, 6))) == 3
@@ -134,7 +134,7 @@ def test_a_condition_is_asked_once(trained, monkeypatch):
 def test_rows_are_the_scores_of_every_seed(trained):
     cell = trained[2]
     rows = pd.DataFrame(conditions.rows(cell, conditions.Gaussian(), model="tinybert"))
-    found = conditions.answers(cell, conditions.Gaussian())
+    found = conditions.predictions(cell, conditions.Gaussian())
     assert len(found.labels) == 40
     for number, seed in enumerate((1, 2, 3)):
         wanted = scores(("accuracy",), found.logits[number], found.labels)["score"]
@@ -152,14 +152,14 @@ def test_rows_are_the_scores_of_every_seed(trained):
         (("pearson", "spearman"), [0.0, 1.0, 2.5], 1, 50.0),
     ],
 )
-def test_the_best_constant_answer(metrics, labels, outputs, best):
+def test_the_best_constant_prediction(metrics, labels, outputs, best):
     assert conditions.constant_score(metrics, np.array(labels), outputs) == pytest.approx(best)
 
 
 def test_random_typos_are_the_same_for_all_models(trained):
     cell = trained[2]
     typos = conditions.Typos(corruption="misspelling", rate=0.5, num_texts=8, num_seeds=2)
-    found = conditions.answers(cell, typos)
+    found = conditions.predictions(cell, typos)
     assert found.logits.shape == (2, 8, 2)
     assert found.words_changed[0] == found.words_changed[1] > 0.3
     edits = [json.loads(str(each)) for each in found.edits]
@@ -191,7 +191,7 @@ def test_a_run_gathers_every_row_once(trained, monkeypatch, capsys):
     assert capsys.readouterr().err.splitlines()[-1] == "[1/1] Sentiment, TinyBERT  100%  done"
     before = (folder / "results.csv").read_bytes()
     monkeypatch.setattr(cells, "fit", lambda *_, **__: pytest.fail("trained again"))
-    monkeypatch.setattr(conditions, "predict", lambda *_, **__: pytest.fail("asked again"))
+    monkeypatch.setattr(conditions, "predict", lambda *_, **__: pytest.fail("predicted again"))
     assert runs.fill("robustness", given, [job(tests=grid)], robustness.page) == folder
     assert (folder / "results.csv").read_bytes() == before
 
