@@ -306,7 +306,7 @@ class EvaluationSet:
 
 
 def gaussian_grid(
-    *, levels: Sequence[float], sites: Sequence[str], protocols: Sequence[str], draws: int
+    *, levels: Sequence[float], sites: Sequence[str], protocols: Sequence[str], noise_draws: int
 ) -> list[Condition]:
     """Clean inputs, and every level, site, protocol and draw of Gaussian noise."""
     noisy = [
@@ -315,7 +315,7 @@ def gaussian_grid(
         for site in sites
         for level in levels
         if level
-        for draw in range(draws)
+        for draw in range(noise_draws)
     ]
     for each in noisy:
         check_noise(each.noise)

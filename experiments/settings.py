@@ -22,7 +22,7 @@ class Budget(NamedTuple):
     epochs: int
     patience: int
     learning_rate: float
-    draws: int
+    noise_draws: int
     train_size: int | None
     test_size: int | None
     vocab_size: int
@@ -40,12 +40,12 @@ BUDGETS: dict[str, Budget] = {
 # Enough to learn the synthetic tasks: halfway there, rounding on another processor moves scores by
 # points. Small models on short rows, without early stopping.
 EMBEDDED_LAPTOP = BUDGETS["laptop"]._replace(
-    epochs=6, patience=6, learning_rate=1e-3, draws=1, train_size=8000, width=64
+    epochs=6, patience=6, learning_rate=1e-3, noise_draws=1, train_size=8000, width=64
 )
 
 
-def _by_budget(name: str) -> Any:
-    """A hint in place of "(default: None)": what each budget takes."""
+def _by_budget(name: str, metavar: str) -> Any:
+    """Shows each budget's value in place of "(default: None)"."""
 
     def said(value: Any) -> str:
         if value is None:
@@ -58,67 +58,71 @@ def _by_budget(name: str) -> Any:
     embedded = getattr(EMBEDDED_LAPTOP, name)
     if embedded != getattr(BUDGETS["laptop"], name):
         hints.insert(1, f"{said(embedded)} (laptop, synthetic tasks)")
-    return tyro.conf.arg(help_behavior_hint=f"(default: {', '.join(hints)})")
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {', '.join(hints)})")
+
+
+def optional(metavar: str, default: str) -> Any:
+    """Describes the default of a flag that may be left out."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Which rows to train and test on."""
+    """Data to train and test on."""
 
     task: tuple[str, ...] = ("entailment",)
-    """Tasks. Synthetic, without files: sentiment entailment paraphrase. From --data-dir: cola sst2
-    mrpc qqp stsb mnli qnli rte wnli boolq copa wic wsc."""
-    data_dir: str | None = None
+    """Tasks. Synthetic, no files needed: sentiment entailment paraphrase. From --data-dir: cola
+    sst2 mrpc qqp stsb mnli qnli rte wnli boolq copa wic wsc."""
+    data_dir: Annotated[str | None, optional("FOLDER", "synthetic tasks only")] = None
     """Folder of raw sets (glue_data/SST-2/train.tsv, ...) or of built TFDS sets."""
-    vocab: str | None = None
-    """A vocab.txt or its folder. Default: a vocabulary trained on the training texts."""
-    train_size: Annotated[int | None, _by_budget("train_size")] = None
-    """Number of training rows; validation has no more."""
-    test_size: Annotated[int | None, _by_budget("test_size")] = None
-    """Number of test rows, the first ones."""
-    vocab_size: Annotated[int | None, _by_budget("vocab_size")] = None
-    """Most tokens of a trained vocabulary."""
+    vocab: Annotated[str | None, optional("FILE", "trained on the training texts")] = None
+    """A vocab.txt or its folder."""
+    train_size: Annotated[int | None, _by_budget("train_size", "INT")] = None
+    """Number of training rows, also the maximum number of validation rows."""
+    test_size: Annotated[int | None, _by_budget("test_size", "INT")] = None
+    """Number of test rows, from the first."""
+    vocab_size: Annotated[int | None, _by_budget("vocab_size", "INT")] = None
+    """Maximum size of a trained vocabulary."""
     max_length: int = 128
-    """Longest text in tokens; longer ones are cut."""
+    """Maximum length in tokens; longer texts are truncated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How to train."""
+    """Training of the models."""
 
-    seeds: Annotated[tuple[int, ...] | None, _by_budget("seeds")] = None
-    """Training seeds, trained side by side."""
-    epochs: Annotated[int | None, _by_budget("epochs")] = None
-    """Most epochs; the learning rate decays over all of them."""
-    patience: Annotated[int | None, _by_budget("patience")] = None
+    seeds: Annotated[tuple[int, ...] | None, _by_budget("seeds", "INT ...")] = None
+    """Training seeds."""
+    epochs: Annotated[int | None, _by_budget("epochs", "INT")] = None
+    """Maximum number of epochs; the learning rate decays over all of them."""
+    patience: Annotated[int | None, _by_budget("patience", "INT")] = None
     """Epochs without a better validation score before a seed stops."""
-    learning_rate: Annotated[float | None, _by_budget("learning_rate")] = None
+    learning_rate: Annotated[float | None, _by_budget("learning_rate", "FLOAT")] = None
     """Peak learning rate."""
     batch_size: int = 32
-    """Rows a training step."""
-    width: Annotated[int | None, _by_budget("width")] = None
-    """Token width; feed-forward parts are four times as wide."""
-    num_layers: Annotated[int | None, _by_budget("num_layers")] = None
+    """Rows per training step."""
+    width: Annotated[int | None, _by_budget("width", "INT")] = None
+    """Model width; feed-forward layers are four times as wide."""
+    num_layers: Annotated[int | None, _by_budget("num_layers", "INT")] = None
     """Number of layers."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """What blocks compute in: float32 or bfloat16. Parameters, retrieval, softmax and loss stay in
-    float32."""
-    devices: int | None = None
-    """Number of this machine's devices. Default: the most that seeds or batches divide among."""
+    """Precision of the blocks. Parameters, retrieval, softmax and loss stay in float32."""
+    devices: Annotated[int | None, optional("INT", "as many as divide the seeds or batches")] = None
+    """Number of local devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """Which noise to test under."""
+    """Noise to test under."""
 
     levels: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0)
     """Noise levels σ; clean inputs are always tested."""
     sites: tuple[str, ...] = ("token", "embedding")
-    """Where noise is added: "token", on the token embeddings, or "embedding", after their
-    LayerNorm."""
+    """Where noise is added: to the token embeddings (token), or after the embedding LayerNorm
+    (embedding)."""
     protocols: tuple[str, ...] = ("sigma", "matched")
-    """Same σ for all models, or same signal-to-noise ratio."""
-    draws: Annotated[int | None, _by_budget("draws")] = None
+    """Same σ for all models (sigma), or same signal-to-noise ratio (matched)."""
+    noise_draws: Annotated[int | None, _by_budget("noise_draws", "INT")] = None
     """Independent noise draws per test row."""
 
 
@@ -184,7 +188,7 @@ RANGES: dict[str, Range] = {
     "vocab_size": Range(">= 6, more than the special tokens", lambda value: value >= 6),
     "width": _AT_LEAST_ONE,
     "num_layers": _AT_LEAST_ONE,
-    "draws": _AT_LEAST_ONE,
+    "noise_draws": _AT_LEAST_ONE,
     "levels": _NOT_NEGATIVE,
     "rates": Range("a share of the words in [0, 1]", lambda value: 0 <= value <= 1),
     "texts": _AT_LEAST_ONE,

@@ -19,11 +19,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from experiments.models import VARIANTS, variant
-from experiments.robertha.robustness import Options
-from experiments.settings import Data, Flags, resolved
+from experiments.robertha.robustness import Encoders
+from experiments.settings import Data, Flags, optional, resolved
 
 if TYPE_CHECKING:
     from experiments.report import Page
@@ -38,10 +38,12 @@ class Config(Flags):
     data: Data = Data(task=("sst2",))
     model: tuple[str, ...] = ("tinybert", "robertha")
     """Models, see `robustness`."""
-    sets: tuple[str, ...] | None = None
-    """Evaluation sets: adv-sst2, adv-qqp, adv-mnli, adv-mnli-mm, adv-qnli, adv-rte, paws,
-    paws-x-de and so on. Default: all that fit and whose files are in --data-dir."""
-    options: Options = Options()
+    sets: Annotated[
+        tuple[str, ...] | None, optional("STR ...", "all in --data-dir for the task")
+    ] = None
+    """Evaluation sets: adv-sst2, adv-qqp, adv-mnli, adv-mnli-mm, adv-qnli, adv-rte, paws, paws-x-de
+    and so on."""
+    encoder: Encoders = Encoders()
 
 
 def run(config: Config) -> Path:
@@ -56,7 +58,7 @@ def run(config: Config) -> Path:
             task, names=config.sets, data_dir=config.data.data_dir, num_rows=rows
         )
         jobs += [
-            runs.Job(task, model, config.options.applied(variant(model)), tests)
+            runs.Job(task, model, config.encoder.applied(variant(model)), tests)
             for model in config.model
         ]
     return runs.fill("adversarial", config, jobs, page)

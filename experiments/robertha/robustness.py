@@ -21,10 +21,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from experiments.models import VARIANTS, Variant, variant, with_flags
-from experiments.settings import Flags, Noise, resolved
+from experiments.settings import Flags, Noise, optional, resolved
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,25 +36,25 @@ MOST_LINES = 6  # more lines tangle: their differences are a forest plot
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of the models."""
+class Encoders:
+    """Hyperparameters of the models."""
 
     preset: Literal["hopfax", "paper", "released"] = "hopfax"
-    """Reading of the Robertha paper: this library's, the paper's text, or the released program."""
+    """Version of Robertha: hopfax's, the paper's text, or the released program."""
     beta: float = 15.0
     """Robertha's inverse temperature, before the 1/sqrt(head width)."""
     max_steps: int = 50
-    """Robertha's most iterations T."""
+    """Robertha's maximum number of iterations T."""
     tol: float = 1e-4
-    """Change at which an iteration stops."""
+    """Change per iteration that counts as converged."""
     esr_weight: float = 0.05
     """Weight of Eigenspectrum Regularization."""
     esr_target: float = 0.35
     """Target entropy α of ESR, in [0, 1]."""
-    dropout: float | None = None
-    """Dropout rate in training. Default: each model's own (TinyBERT 0.1, Robertha 0.3)."""
+    dropout: Annotated[float | None, optional("FLOAT", "0.1 TinyBERT, 0.3 Robertha")] = None
+    """Dropout rate in training."""
     adversarial_radius: float = 0.003125
-    """Largest L2 norm by which FreeLB and PGD move a text's token embeddings (norm 0.23 each)."""
+    """Maximum L2 norm of FreeLB's and PGD's perturbation of a text's token embeddings."""
 
     def applied(self, model: Variant) -> Variant:
         """A model under these options."""
@@ -64,7 +64,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Flags):
-    """Which models to train, and what to add to their inputs."""
+    """Models to train and noise to test them under."""
 
     model: tuple[str, ...] = ("tinybert", "robertha")
     """Models: tinybert, tinybert-mean, tinybert-unit-scale, tinybert-mean-prenorm,
@@ -73,12 +73,12 @@ class Config(Flags):
     robertha-no-esr-weight-decay, robertha-no-iteration-no-esr, robertha-no-output-projection,
     robertha-freelb."""
     noise: Noise = Noise()
-    options: Options = Options()
+    encoder: Encoders = Encoders()
 
 
 def run(config: Config) -> Path:
     """Trains and tests what is missing, then writes the page."""
-    models = {name: config.options.applied(variant(name)) for name in config.model}
+    models = {name: config.encoder.applied(variant(name)) for name in config.model}
     return run_models("robustness", config, models, page)
 
 

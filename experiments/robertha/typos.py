@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from experiments.models import VARIANTS, variant
-from experiments.robertha.robustness import Options
+from experiments.robertha.robustness import Encoders
 from experiments.settings import Flags, resolved
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Config(Flags):
     """Texts drawn from each test split."""
     form: Literal["characters", "tokens"] = "characters"
     """What HotFlip edits."""
-    options: Options = Options()
+    encoder: Encoders = Encoders()
 
 
 def run(config: Config) -> Path:
@@ -87,7 +87,7 @@ def run(config: Config) -> Path:
         if rate
     ]
     jobs = [
-        runs.Job(task, model, config.options.applied(variant(model)), tests)
+        runs.Job(task, model, config.encoder.applied(variant(model)), tests)
         for task in config.data.task
         for model in config.model
     ]

@@ -5,8 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
+import tyro
 
 from experiments import report
+from experiments.__main__ import EXPERIMENTS
 from experiments.rundir import read_config
 from experiments.scorecard import PAGES, RESULTS
 
@@ -89,3 +91,14 @@ def test_the_first_page_quotes_the_results():
     quoted = re.findall(r"[+−][\d.]+ \[[^\]]+\]|[+−]\d+\.\d", first)
     page = (RESULTS / "robustness/sst2/README.md").read_text(encoding="utf-8")
     assert quoted and all(each in page for each in quoted)
+
+
+def test_the_commands_of_pages_can_be_run(published):
+    folder = published[0]
+    config = read_config(folder)
+    words = config.get("command", "").split()[3:]
+    if not words or words[0] not in EXPERIMENTS:
+        pytest.skip("its page shows the command of an earlier version")
+    module = importlib.import_module(EXPERIMENTS[words[0]])
+    parsed = tyro.cli(module.Config, args=words[1:], config=(tyro.conf.OmitArgPrefixes,))
+    assert parsed.data.data_dir in (None, "DIR")

@@ -182,7 +182,9 @@ def test_sets_that_do_not_fit_are_named(tmp_path):
 
 def test_a_run_gathers_every_row_once(trained, monkeypatch, capsys):
     _, given, _ = trained
-    grid = conditions.gaussian_grid(levels=(1.0,), sites=("token",), protocols=("sigma",), draws=2)
+    grid = conditions.gaussian_grid(
+        levels=(1.0,), sites=("token",), protocols=("sigma",), noise_draws=2
+    )
     folder = runs.fill("robustness", given, [job(tests=grid)], robustness.page)
     frame = tidy.read(folder)
     assert not frame.duplicated([*tidy.CELL, "seed", "draw", "metric"]).any()
