@@ -31,7 +31,7 @@ from hopfax.data import (
     training_rows,
 )
 from hopfax.data import task as task_spec
-from hopfax.data.evaluation import check_trained
+from hopfax.data.adversarial_sets import check_trained
 from hopfax.text import Corrupted
 from hopfax.text.hotflip import Form
 from hopfax.train.evaluate import Noise, Predictions, check_noise, predict

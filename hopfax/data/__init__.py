@@ -1,23 +1,22 @@
-"""From a task's name to tokenised rows: GLUE, SuperGLUE and three synthetic tasks.
+"""GLUE, SuperGLUE and synthetic tasks, from a name to tokenised rows.
 
-`tasks` says what each task is, `raw` reads its files, `synthetic` (with `grammar`) makes rows up,
-`tokenize` and `vocabulary` turn texts into arrays, `batching` cuts padding without dropping rows,
-`load` does all of it in one call, `algorithmic` has modular addition and sparse parity, `language`
-next-word prediction, `evaluation` reads AdvGLUE, PAWS and PAWS-X, and `builders` puts the sets into
-TensorFlow Datasets' files.
-Nothing here needs jax or tensorflow; `tokenizers` and `tensorflow_datasets` are imported at use.
+`load_task` reads, splits and tokenises a task. `tasks` has the specifications, `raw` the readers,
+`synthetic` and `grammar` the synthetic tasks, `tokenize` and `vocabulary` the tokenisation,
+`batching` padded buckets, `algorithmic` modular addition and sparse parity, `language` next-word
+prediction, `adversarial_sets` AdvGLUE, PAWS and PAWS-X, and `builders` builders for TensorFlow
+Datasets. Tokenisation and builders require `pip install "hopfax[experiments]"`.
 """
 
-from hopfax.data.algorithmic import AlgorithmicData, modular_addition, sparse_parity
-from hopfax.data.batching import Bucket, Encoded, bucket_boundaries, bucketed, eval_batches
-from hopfax.data.evaluation import (
+from hopfax.data.adversarial_sets import (
     EVALUATION_SETS,
     EvaluationSet,
     evaluation_set,
     read_evaluation_set,
 )
+from hopfax.data.algorithmic import AlgorithmicData, modular_addition, sparse_parity
+from hopfax.data.batching import Bucket, Encoded, bucket_boundaries, bucketed, eval_batches
 from hopfax.data.language import LanguageData, NextWords, next_words, read_wikitext2
-from hopfax.data.load import TaskData, is_partial, load_task, reported_rows, training_rows
+from hopfax.data.load import TaskData, load_task, reported_rows, training_rows
 from hopfax.data.raw import read_split
 from hopfax.data.synthetic import synthetic_split
 from hopfax.data.tasks import TASKS, Example, TaskSpec, task
@@ -42,7 +41,6 @@ __all__ = [
     "encode",
     "eval_batches",
     "evaluation_set",
-    "is_partial",
     "load_task",
     "modular_addition",
     "next_words",

@@ -1,12 +1,12 @@
-"""TensorFlow Datasets builders for the thirteen tasks, with no TensorFlow.
+"""TensorFlow Datasets builders for the thirteen tasks, without TensorFlow.
 
-One builder, one config a task. Rows come from raw files or from the official archives, go to
-array_record files and come back through ``tfds.data_source``:
+One builder has one config per task. Rows come from raw files or from the official archives, and are
+stored as array_record files:
 
     build("sst2", tfds_dir="sets", raw_dir="glue_data")
     tfds.data_source("hopfax_tasks/sst2", split="validation", data_dir="sets")
 
-tensorflow_datasets is imported with this module, so `hopfax.data` does not import it.
+This module imports tensorflow_datasets, so `hopfax.data` does not import it.
 """
 
 import os
@@ -31,18 +31,17 @@ _RAW_TASKS = tuple(name for name, spec in TASKS.items() if spec.suite != "synthe
 
 
 class HopfaxTasks(tfds.core.GeneratorBasedBuilder):
-    """Train and validation rows of a GLUE or SuperGLUE task, columns as in its raw files.
+    """Train and validation rows of a GLUE or SuperGLUE task, with the columns of its raw files.
 
-    Features are the text columns (lower case, other signs as ``_``), `label` (-1 never occurs:
-    the hidden test labels are left out) and `index`, the row's number in its file.
+    Features are the text columns (lower case, other characters as ``_``), `label` (never -1: rows
+    with hidden labels are omitted) and `index`, the row number in the file.
     """
 
     name = "hopfax_tasks"
-    VERSION = tfds.core.Version("2.0.0")  # 1 called the validation split dev
+    VERSION = tfds.core.Version("2.0.0")
     BUILDER_CONFIGS = tuple(tfds.core.BuilderConfig(name=name) for name in _RAW_TASKS)
 
-    # TFDS looks for checksums and metadata beside this file through importlib_resources, which it
-    # does not install; there are none here, so it need not look.
+    # Otherwise TFDS searches for metadata with importlib_resources, which it does not install.
     code_path = None  # pyright: ignore[reportAssignmentType]
 
     def __init__(self, *, raw_dir: str | os.PathLike | None = None, **kwargs: Any):
@@ -60,112 +59,109 @@ class HopfaxTasks(tfds.core.GeneratorBasedBuilder):
         if self.spec.regression:
             label = tfds.features.Scalar(np.float32)
         features: dict[str, Any] = {
-            feature_name(column): tfds.features.Text() for column in self.spec.columns
+            _feature(name): tfds.features.Text() for name in self.spec.columns
         }
         features |= {"label": label, "index": tfds.features.Scalar(np.int32)}
-        # Shuffled at training, not here: rows keep the order of their file.
         return tfds.core.DatasetInfo(
             builder=self,
             features=tfds.features.FeaturesDict(features),
-            disable_shuffling=True,
-            metadata=tfds.core.MetadataDict(sha256=self._sha256()),
+            disable_shuffling=True,  # keep the order of the raw file
+            metadata=tfds.core.MetadataDict(
+                sha256={split: sha256(path) for split, path in self._raw_files().items()}
+            ),
         )
 
-    def _sha256(self) -> dict[str, str]:
-        """Hash of each raw file, kept with the set to tell whether it is another's."""
+    def _raw_files(self) -> dict[str, Path]:
+        """The raw files that exist, by split."""
         if self._raw_dir is None:
             return {}
         folder = task_folder(self.spec, self._raw_dir)
         files = {split: folder / name for split, name in self.spec.files.items()}
-        return {split: sha256(path) for split, path in files.items() if path.is_file()}
+        return {split: path for split, path in files.items() if path.is_file()}
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict]]]:
         if self._raw_dir is None:
-            raise ValueError("the builder needs raw_dir; hopfax.data.builders.build fetches one")
-        folder = task_folder(self.spec, self._raw_dir)
-        files = self.spec.files
-        present = [split for split, file in files.items() if (folder / file).is_file()]
-        # Without any file the reader says what is missing and where to get it.
-        return {split: self._generate_examples(split) for split in present or files}
+            raise ValueError("raw_dir is required; hopfax.data.builders.build downloads one")
+        # Without any file, the reader raises an error that says what is missing.
+        return {
+            split: self._generate_examples(split) for split in self._raw_files() or self.spec.files
+        }
 
     def _generate_examples(self, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
         assert self._raw_dir is not None
         for row in read_rows(self.spec, self._raw_dir, split):
-            columns = {feature_name(name): text for name, text in row.columns.items()}
+            columns = {_feature(name): text for name, text in row.columns.items()}
             yield row.index, {**columns, "label": row.label, "index": row.index}
 
 
-def feature_name(column: str) -> str:
-    """Returns the feature a raw column is stored as: ``#1 String`` as ``1_string``."""
+def _feature(column: str) -> str:
+    """The feature name of a raw column: ``#1 String`` becomes ``1_string``."""
     return re.sub(r"\W+", "_", column).strip("_").lower()
 
 
 def build(
-    name: str,
-    *,
-    tfds_dir: str | os.PathLike,
-    raw_dir: str | os.PathLike | None = None,
-    download_dir: str | os.PathLike | None = None,
+    name: str, *, tfds_dir: str | os.PathLike, raw_dir: str | os.PathLike | None = None
 ) -> HopfaxTasks:
-    """Writes a task as array_record files, unless they are there.
+    """Writes a task as array_record files, unless they exist.
 
     Args:
         name: A GLUE or SuperGLUE task.
         tfds_dir: Folder of built sets.
-        raw_dir: Folder of raw files, see `hopfax.data.read_split`. A set with its
-            validation file alone is built with that split alone.
-        download_dir: Where the official archives are fetched to when there is no `raw_dir`;
-            default ``tfds_dir/downloads``.
+        raw_dir: Folder of raw files, see `hopfax.data.read_split`; splits without a file are
+            omitted. None downloads the official archives to ``tfds_dir/downloads``.
 
     Returns:
         The builder; ``.as_data_source("validation")`` reads rows.
 
     Raises:
-        ValueError: The task is unknown or generated, its files are malformed, or the set that is
-            there was built from other files.
-        OSError: Files are missing, or cannot be fetched.
+        ValueError: If the task is unknown or synthetic, its files are malformed, or the existing
+            set was built from other files.
+        OSError: If files are missing or a download fails.
     """
     spec = task(name)
     if spec.suite == "synthetic":
-        raise ValueError(f"{name} is generated and has no files; sets are {', '.join(_RAW_TASKS)}")
-    built = HopfaxTasks(config=name, data_dir=str(tfds_dir), file_format="array_record")
+        raise ValueError(f"{name} is synthetic and has no files; allowed: {', '.join(_RAW_TASKS)}")
+    built = _builder(name, tfds_dir)
     if raw_dir is None:
         if built.is_prepared():
             return built
-        raw_dir = fetch_raw(spec, download_dir or Path(tfds_dir) / "downloads")
-    builder = HopfaxTasks(
-        config=name, data_dir=str(tfds_dir), file_format="array_record", raw_dir=raw_dir
-    )
+        raw_dir = fetch_raw(spec, Path(tfds_dir) / "downloads")
+    builder = _builder(name, tfds_dir, raw_dir=raw_dir)
     if not built.is_prepared():
         builder.download_and_prepare()
-    elif (built.info.metadata or {}).get("sha256") != builder._sha256():
+        return builder
+    digests = {split: sha256(path) for split, path in builder._raw_files().items()}
+    if (built.info.metadata or {}).get("sha256") != digests:
         raise ValueError(
-            f"{built.data_dir} was built from other files than those under {raw_dir}: delete it "
-            "to build anew, or give another tfds_dir"
+            f"{built.data_dir} was built from other files than those in {raw_dir}: delete it to "
+            "build it again, or pass another tfds_dir"
         )
     return builder
 
 
+def _builder(name: str, tfds_dir: str | os.PathLike, **kwargs: Any) -> HopfaxTasks:
+    folder = str(Path(tfds_dir).expanduser())
+    return HopfaxTasks(config=name, data_dir=folder, file_format="array_record", **kwargs)
+
+
 def read_built(spec: TaskSpec, tfds_dir: str | os.PathLike, split: str) -> list[Example]:
-    """Reads a split that `build` wrote: the rows `hopfax.data.read_split` gives.
+    """Reads a split that `build` wrote: the same rows as `hopfax.data.read_split`.
 
     Raises:
-        FileNotFoundError: The set or the split has not been built there.
-        ValueError: The split is unknown.
+        FileNotFoundError: If the set or the split has not been built.
+        ValueError: If the split is unknown.
     """
     check_split(split, spec.files, spec.title)
-    builder = HopfaxTasks(
-        config=spec.name, data_dir=str(Path(tfds_dir).expanduser()), file_format="array_record"
-    )
-    if not builder.is_prepared() or split not in builder.info.splits:
-        built = ", ".join(builder.info.splits) if builder.is_prepared() else "nothing"
+    builder = _builder(spec.name, tfds_dir)
+    splits = list(builder.info.splits) if builder.is_prepared() else []
+    if split not in splits:
         raise FileNotFoundError(
-            f"no {split} split of {spec.title} under {builder.data_dir} ({built} is built there): "
-            "build it with hopfax.data.builders.build"
+            f"no {split} split of {spec.title} in {builder.data_dir} (built splits: "
+            f"{', '.join(splits) or 'none'}): build it with hopfax.data.builders.build"
         )
     examples = []
     for row in builder.as_data_source(split):  # pyright: ignore[reportCallIssue]
-        columns = {name: row[feature_name(name)].decode() for name in spec.columns}
-        kind = float if spec.regression else int
-        examples.append(Example(spec.join(columns), kind(row["label"]), int(row["index"])))
+        columns = {name: row[_feature(name)].decode() for name in spec.columns}
+        label = float(row["label"]) if spec.regression else int(row["label"])
+        examples.append(Example(spec.join(columns), label, int(row["index"])))
     return examples

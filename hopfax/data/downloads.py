@@ -1,7 +1,7 @@
-"""Fetches the official archives of a task and lays its raw files out as the reader wants them.
+"""Downloads the official archives of a task and extracts its raw files.
 
-Addresses and sha256 sums are read at run time from the lists that tensorflow_datasets installs;
-fetching and unpacking need neither TensorFlow nor importing tensorflow_datasets.
+Addresses and sha256 sums come from the lists that tensorflow_datasets installs; tensorflow_datasets
+itself is not imported.
 """
 
 import hashlib
@@ -15,12 +15,14 @@ from typing import NamedTuple
 
 from hopfax.data.tasks import TaskSpec
 
-_MRPC_TEXT, _MRPC_DEV = "msr_paraphrase_train.txt", "data_mrpc_dev_ids.tsv"
-_ARCHIVES = {"QNLI": "QNLIv2.zip"}
+_ARCHIVES = {
+    "QNLI": ("QNLIv2.zip",),
+    "MRPC": ("msr_paraphrase_train.txt", "data_mrpc_dev_ids.tsv"),
+}
 
 
 class Resource(NamedTuple):
-    """A file to fetch: its address, size in bytes, sha256 in hex and name."""
+    """A file to download: its address, size in bytes, sha256 in hex and name."""
 
     url: str
     size: int
@@ -29,42 +31,39 @@ class Resource(NamedTuple):
 
 
 def resources(spec: TaskSpec) -> list[Resource]:
-    """Returns what has to be fetched for a task.
+    """Returns the files to download for a task.
 
     Raises:
-        FileNotFoundError: tensorflow_datasets or its lists are not installed.
-        ValueError: The lists do not hold the task.
+        FileNotFoundError: If tensorflow_datasets is not installed.
+        ValueError: If its lists lack the task.
     """
-    found = importlib.util.find_spec("tensorflow_datasets")
+    package = importlib.util.find_spec("tensorflow_datasets")
     listing = "super_glue.txt" if spec.suite == "superglue" else "glue.txt"
-    path = Path(found.origin if found and found.origin else "").parent / "url_checksums" / listing
+    origin = package.origin if package and package.origin else ""
+    path = Path(origin).parent / "url_checksums" / listing
     if not path.is_file():
-        raise FileNotFoundError(f"no list of addresses at {path}: install tensorflow_datasets")
-    wanted = [_ARCHIVES.get(spec.folder, f"{spec.folder}.zip")]
-    if spec.name == "mrpc":
-        wanted = [_MRPC_TEXT, _MRPC_DEV]
+        raise FileNotFoundError(f'no addresses at {path}: pip install "hopfax[experiments]"')
+    names = _ARCHIVES.get(spec.folder, (f"{spec.folder}.zip",))
     by_name: dict[str, Resource] = {}
     for line in path.read_text().splitlines():
-        url, size, sha256, name = line.split("\t")
+        url, size, digest, name = line.split("\t")
         if name not in by_name or "/v2/" in url:  # SuperGLUE was released twice
-            by_name[name] = Resource(url, int(size), sha256, name)
-    missing = [name for name in wanted if name not in by_name]
-    if missing:
+            by_name[name] = Resource(url, int(size), digest, name)
+    if missing := [name for name in names if name not in by_name]:
         raise ValueError(f"{path} does not list {', '.join(missing)}")
-    return [by_name[name] for name in wanted]
+    return [by_name[name] for name in names]
 
 
-def fetch(resource: Resource, folder: str | os.PathLike, *, timeout: float = 60.0) -> Path:
-    """Downloads a file, unless it lies in `folder` already, and verifies it.
+def fetch(resource: Resource, folder: str | os.PathLike) -> Path:
+    """Downloads a file, unless it is in `folder` already, and verifies it.
 
     Args:
-        resource: What to fetch.
-        folder: Where it goes, under `resource.name`.
-        timeout: Seconds without an answer after which the server is given up.
+        resource: The file.
+        folder: Destination folder; the file is named `resource.name`.
 
     Raises:
-        OSError: The address cannot be reached, or the disk is full.
-        ValueError: What came is not what the list promises; it is not kept.
+        OSError: If the download or writing fails.
+        ValueError: If the file has another checksum; it is not kept.
     """
     target = Path(folder) / resource.name
     if target.is_file() and sha256(target) == resource.sha256:
@@ -72,19 +71,19 @@ def fetch(resource: Resource, folder: str | os.PathLike, *, timeout: float = 60.
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
-        with urllib.request.urlopen(resource.url, timeout=timeout) as source, part.open("wb") as to:
+        with urllib.request.urlopen(resource.url, timeout=60) as source, part.open("wb") as to:
             shutil.copyfileobj(source, to)
-        got = sha256(part)
-        if got != resource.sha256:
+        digest = sha256(part)
+        if digest != resource.sha256:
             raise ValueError(
-                f"{resource.url} gave {part.stat().st_size} bytes with sha256 {got}; "
-                f"{resource.size} with {resource.sha256} are expected"
+                f"{resource.url} has {part.stat().st_size} bytes with sha256 {digest}, expected "
+                f"{resource.size} bytes with {resource.sha256}"
             )
         os.replace(part, target)
     except OSError as error:
         raise OSError(
-            f"cannot fetch {resource.url} to {target}: {error}. Fetch it by other means and put "
-            "it there, or pass a folder of raw files"
+            f"cannot download {resource.url} to {target}: {error}. Download it there by other "
+            "means, or pass a folder of raw files"
         ) from error
     finally:
         part.unlink(missing_ok=True)
@@ -92,14 +91,14 @@ def fetch(resource: Resource, folder: str | os.PathLike, *, timeout: float = 60.
 
 
 def fetch_raw(spec: TaskSpec, folder: str | os.PathLike) -> Path:
-    """Downloads a task and lays out its two files as ``folder/raw/SST-2/train.tsv``.
+    """Downloads a task and extracts its two files, for instance to ``folder/raw/SST-2/train.tsv``.
 
     Returns:
-        The folder to hand to `hopfax.data.read_split`.
+        The folder to pass to `hopfax.data.read_split`.
 
     Raises:
-        OSError: An address cannot be reached.
-        ValueError: A file is not what its checksum says, or an archive lacks a split.
+        OSError: If a download fails.
+        ValueError: If a file has another checksum, or an archive lacks a split.
     """
     paths = [fetch(resource, folder) for resource in resources(spec)]
     raw = Path(folder) / "raw"
@@ -117,11 +116,11 @@ def fetch_raw(spec: TaskSpec, folder: str | os.PathLike) -> Path:
 
 
 def _member(archive: Path, file: str) -> bytes:
-    """A file of an archive, wherever in it; the outermost where there are several."""
+    """The outermost file of a name in an archive."""
     with zipfile.ZipFile(archive) as opened:
         names = [name for name in opened.namelist() if PurePosixPath(name).name == file]
         if not names:
-            raise ValueError(f"{archive} holds no {file}")
+            raise ValueError(f"{archive} has no {file}")
         return opened.read(min(names, key=lambda name: len(PurePosixPath(name).parts)))
 
 

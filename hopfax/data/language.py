@@ -1,35 +1,30 @@
 """Next-word prediction: a stream of words cut into rows of one length.
 
-Words are those between blanks, every line ends in `<eos>`, and a word outside the vocabulary is
-`<unk>`, as WikiText-2 has it.
+As in WikiText-2, words are separated by blanks, every line ends in `<eos>`, and a word outside the
+vocabulary is `<unk>`.
 """
 
-import itertools
 import os
-import reprlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
-from hopfax.data.tasks import check_number
+from hopfax.data.tasks import check_integer
 
 UNKNOWN, END = "<unk>", "<eos>"
 SPLITS = ("train", "validation", "test")
-_FILES = dict(
-    zip(SPLITS, ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"), strict=True)
-)
 
 
 class NextWords(NamedTuple):
-    """Rows of words, and for each word the one that follows it.
+    """Rows of words, and the word that follows each of them.
 
     Attributes:
-        ids: Words as numbers.
-        labels: `ids` moved on by one.
+        ids: Word numbers.
+        labels: `ids`, shifted by one word.
     """
 
     ids: Int[np.ndarray, "rows tokens"]
@@ -40,9 +35,9 @@ class LanguageData(NamedTuple):
     """Rows of three texts.
 
     Attributes:
-        train: Rows.
-        validation: Rows.
-        test: Rows.
+        train: Training rows.
+        validation: Validation rows.
+        test: Test rows.
         vocabulary: Words by number; `<unk>` is 0.
     """
 
@@ -60,72 +55,71 @@ def next_words(
     vocab_size: int = 500,
     rows: Mapping[str, int],
 ) -> LanguageData:
-    """Cuts texts into rows, a random choice of which is returned.
+    """Cuts texts into consecutive rows and returns a random choice of them.
 
     Args:
         texts: Lines of `"train"`, `"validation"` and `"test"`.
-        seed: Chooses the rows, >= 0.
-        num_tokens: Words a row, >= 1.
+        seed: Seed of the choice, >= 0.
+        num_tokens: Words per row, >= 1.
         vocab_size: `<unk>` and the most frequent words of the training text, >= 2.
-        rows: How many of each split, >= 1. Rows follow each other in the text without overlap.
+        rows: Number of rows of each split, >= 1.
 
     Raises:
         TypeError: If a text is one string rather than lines.
-        ValueError: If a number is out of its range, a split is missing, or a text is too short for
-            its rows.
+        ValueError: If a number is out of its range, a split is missing, or a text has fewer rows.
+
+    Example:
+        >>> from hopfax.data import next_words
+        >>> texts = dict.fromkeys(("train", "validation", "test"), ["a b a c", "a b d"])
+        >>> data = next_words(texts, 0, num_tokens=3, vocab_size=3, rows=dict.fromkeys(texts, 2))
+        >>> data.vocabulary, data.train.ids.shape
+        (('<unk>', 'a', 'b'), (2, 3))
     """
-    check_number("seed", seed, 0, None)
-    check_number("num_tokens", num_tokens, 1)
-    check_number("vocab_size", vocab_size, 2)
+    check_integer("seed", seed, 0)
+    check_integer("num_tokens", num_tokens, 1)
+    check_integer("vocab_size", vocab_size, 2)
     for name, mapping in (("texts", texts), ("rows", rows)):
-        if not isinstance(mapping, Mapping) or not set(SPLITS) <= set(mapping):
-            raise ValueError(f"{name} must map {', '.join(SPLITS)}, got {reprlib.repr(mapping)}")
-    for split in SPLITS:
-        check_number(f"rows[{split!r}]", rows[split], 1)
-        if isinstance(texts[split], str):
-            raise TypeError(f"texts[{split!r}] must be several lines, got one string")
+        if missing := set(SPLITS) - set(mapping):
+            raise ValueError(f"{name} must have train, validation and test, lacks {missing}")
+    if any(isinstance(lines, str) for lines in texts.values()):
+        raise TypeError("texts must map each split to lines, got one string")
     streams = {split: list(_words(texts[split])) for split in SPLITS}
-    counts = Counter(streams["train"])
-    counts.pop(UNKNOWN, None)
-    # Ties by first appearance, as Counter has them.
-    frequent = [word for word, _ in counts.most_common(vocab_size - 1)]
-    vocabulary = (UNKNOWN, *frequent)
+    counts = Counter(word for word in streams["train"] if word != UNKNOWN)
+    # Counter breaks ties by first occurrence.
+    vocabulary = (UNKNOWN, *(word for word, _ in counts.most_common(vocab_size - 1)))
     numbers = {word: number for number, word in enumerate(vocabulary)}
-    found = {}
-    for split, stream in streams.items():
-        ids = np.array([numbers.get(word, 0) for word in stream], np.int32)
+    splits = {}
+    for place, (split, words) in enumerate(streams.items()):
+        ids = np.array([numbers.get(word, 0) for word in words], np.int32)
         starts = np.arange(0, len(ids) - num_tokens, num_tokens)
-        if not 1 <= rows[split] <= len(starts):
-            raise ValueError(
-                f"the {split} text has {len(starts)} rows of {num_tokens} words, and "
-                f"{rows[split]} were wanted"
-            )
-        rng = np.random.default_rng([seed, SPLITS.index(split)])
-        chosen = rng.permutation(starts)[: rows[split], None] + np.arange(num_tokens)
-        found[split] = NextWords(ids[chosen], ids[chosen + 1])
-    return LanguageData(**found, vocabulary=vocabulary)
+        check_integer(f"rows[{split!r}]", rows[split], 1, len(starts))
+        order = np.random.default_rng([seed, place]).permutation(starts)
+        chosen = order[: rows[split], None] + np.arange(num_tokens)
+        splits[split] = NextWords(ids[chosen], ids[chosen + 1])
+    return LanguageData(**splits, vocabulary=vocabulary)
 
 
 def read_wikitext2(data_dir: str | os.PathLike[str]) -> dict[str, list[str]]:
-    """Lines of `wikitext-2/wiki.{train,valid,test}.tokens`, by split.
+    """Returns the lines of `wikitext-2/wiki.{train,valid,test}.tokens`, by split.
 
     Raises:
-        FileNotFoundError: If a file is not there.
+        FileNotFoundError: If a file is missing.
     """
     texts = {}
-    for split, name in _FILES.items():
+    for split in SPLITS:
+        name = f"wiki.{'valid' if split == 'validation' else split}.tokens"
         path = Path(data_dir).expanduser() / "wikitext-2" / name
         if not path.is_file():
             raise FileNotFoundError(
-                f"no {path}. WikiText-2, word level (wikitext-2-v1: wiki.train.tokens and its "
-                f"two siblings), is looked for in the folder wikitext-2 of {os.fspath(data_dir)}"
+                f"no {path}: put wikitext-2-v1 (word level, three files) into the folder "
+                f"wikitext-2 of {os.fspath(data_dir)}"
             )
         texts[split] = path.read_text(encoding="utf-8").splitlines()
     return texts
 
 
-def _words(lines: Iterable[str]) -> Iterable[str]:
+def _words(lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
-        words = line.split()
-        if words:
-            yield from itertools.chain(words, (END,))
+        if words := line.split():
+            yield from words
+            yield END

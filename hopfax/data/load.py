@@ -1,4 +1,4 @@
-"""One call from a task's name to tokenised training, validation and test rows."""
+"""Loads a task by name as tokenised training, validation and test rows."""
 
 import os
 import zlib
@@ -11,15 +11,13 @@ import numpy as np
 from hopfax.data.batching import Encoded
 from hopfax.data.raw import read_split
 from hopfax.data.synthetic import synthetic_split
-from hopfax.data.tasks import Example, TaskSpec, check_number, task
+from hopfax.data.tasks import Example, TaskSpec, check_integer, task
 from hopfax.data.tokenize import WordPiece, encode, read_vocabulary
 from hopfax.data.vocabulary import train_vocabulary
 
 _SYNTHETIC_SIZES = {"train": 2000, "validation": 400, "test": 500}
-_MOST_SELECTION_ROWS = 1000
-_SELECTION_FRACTION = 0.1
-# Copies of the official files differ by a few damaged or repeated rows.
-_WHOLE = 0.99
+_MAX_VALIDATION_ROWS = 1000
+_VALIDATION_FRACTION = 0.1
 
 
 class TaskData(NamedTuple):
@@ -27,12 +25,12 @@ class TaskData(NamedTuple):
 
     Attributes:
         spec: The task.
-        train: Rows to fit.
-        validation: Rows for early stopping; of a raw set they are held out of its train file.
-        test: Rows to report; of a raw set the official dev file, which `read_split` calls
-            ``"validation"``, since the labels of the official test file are hidden.
-        vocabulary: Tokens, their number (`.size`), `.pad_id` and `.source`.
-        source: Where the rows come from, for reports.
+        train: Training rows.
+        validation: Rows for early stopping; those of a raw set are held out from its train file.
+        test: Rows to report; those of a raw set are the official dev file, which `read_split`
+            calls ``"validation"``, since the labels of the official test file are hidden.
+        vocabulary: Tokens and their ids.
+        source: Origin of the rows, for reports.
     """
 
     spec: TaskSpec
@@ -44,8 +42,14 @@ class TaskData(NamedTuple):
 
     @property
     def is_partial(self) -> bool:
-        """Whether its training rows are a part of the official ones, see `is_partial`."""
-        return is_partial(self.spec, len(self.train.labels), len(self.validation.labels))
+        """Whether over 1 % of the official training rows are missing.
+
+        Scores after such training are no GLUE or SuperGLUE scores. Synthetic tasks are never
+        partial.
+        """
+        # Copies of the official files differ by a few damaged or repeated rows.
+        num_rows = len(self.train.labels) + len(self.validation.labels)
+        return num_rows < 0.99 * (self.spec.train_rows or 0)
 
     @property
     def vocab_size(self) -> int:
@@ -67,48 +71,45 @@ def load_task(
     max_length: int = 128,
     train_size: int | None = None,
     seed: int = 0,
-    selection_fraction: float = _SELECTION_FRACTION,
-    cache_dir: str | os.PathLike | None = None,
 ) -> TaskData:
     """Loads, splits and tokenises a task.
 
-    The split is a function of the task, `seed` and `selection_fraction` alone: it does not move
-    with `train_size`, and training seeds should share it.
+    A tenth of a raw train file, at most 1000 rows, is held out as `validation`. This split depends
+    on the task and `seed` only, not on `train_size`; all training seeds should share it.
 
     Args:
         name: A key of `hopfax.data.TASKS`.
-        data_dir: Folder of raw files, or of sets built by `hopfax.data.builders.build`; needed
-            for all but the synthetic tasks, which have no use for it.
-        vocab: A `vocab.txt` or its folder; None trains one on the training rows.
-        vocab_size: Most tokens of a trained vocabulary.
+        data_dir: Folder of raw files, or of sets that `hopfax.data.builders.build` wrote; required
+            except for synthetic tasks, which ignore it.
+        vocab: A `vocab.txt` or its folder; None trains a vocabulary on the training rows.
+        vocab_size: Maximum number of tokens of a trained vocabulary.
         max_length: Longest row in tokens.
-        train_size: How many training rows to use; None is all (synthetic: 2000).
+        train_size: Number of training rows; None uses all (2000 for synthetic tasks).
         seed: Seed of the split and of synthetic rows.
-        selection_fraction: Share of a raw train file held out as `validation`, at most 1000
-            rows; in (0, 0.5].
-        cache_dir: Where tokenised arrays are kept, see `hopfax.data.tokenize.encode`.
 
     Raises:
-        ValueError: Unknown task, malformed rows, or a number out of its range.
-        FileNotFoundError: A folder, file or vocabulary is missing.
+        ModuleNotFoundError: If `tokenizers` is not installed.
+        ValueError: If the task is unknown, a row is malformed, or a number is out of its range.
+        FileNotFoundError: If a folder, file or vocabulary is missing.
+
+    Example:
+        >>> from hopfax.data import load_task
+        >>> data = load_task("sentiment", train_size=100)
+        >>> len(data.train.labels), len(data.validation.labels), len(data.test.labels)
+        (100, 400, 500)
     """
     spec = task(name)
-    check_number("seed", seed, 0, None)
+    check_integer("seed", seed, 0)
     if train_size is not None:
-        check_number("train_size", train_size, 1)
-    check_number("selection_fraction", selection_fraction, 0, 0.5, whole=False)
-    if selection_fraction == 0:
-        raise ValueError(f"selection_fraction must be in (0, 0.5], got {selection_fraction}")
+        check_integer("train_size", train_size, 1)
     if spec.suite == "synthetic":
-        sizes = _SYNTHETIC_SIZES | ({"train": train_size} if train_size else {})
-        train, validation = (
-            synthetic_split(name, split, size=sizes[split], seed=seed)
-            for split in ("train", "validation")
-        )
+        num_train = train_size or _SYNTHETIC_SIZES["train"]
+        train = synthetic_split(name, "train", size=num_train, seed=seed)
+        validation = _synthetic(name, "validation", seed)
         source = f"generated, seed {seed}"
     else:
-        rows = _read(spec, data_dir, "train")
-        train, validation = _hold_out(rows, spec.name, seed, selection_fraction, train_size)
+        rows = training_rows(name, data_dir=data_dir)
+        train, validation = _hold_out(rows, spec.name, seed, train_size)
         source = f"{spec.files['train']} and {spec.files['validation']} of {spec.title}"
     test = reported_rows(name, data_dir=data_dir, seed=seed)
     if vocab is None:
@@ -116,39 +117,16 @@ def load_task(
         vocabulary = train_vocabulary(texts, vocab_size=vocab_size)
     else:
         vocabulary = read_vocabulary(vocab)
-    encoded = [
-        encode(rows, vocabulary, max_length=max_length, cache_dir=cache_dir)
-        for rows in (train, validation, test)
-    ]
+    encoded = (
+        encode(rows, vocabulary, max_length=max_length) for rows in (train, validation, test)
+    )
     return TaskData(spec, *encoded, vocabulary=vocabulary, source=source)
-
-
-def is_partial(spec: TaskSpec | str, num_train: int, num_validation: int | None = None) -> bool:
-    """Whether training rows are fewer than the official train file's, by more than a hundredth.
-
-    Be it that the files hold a part of the set or that `train_size` asked for fewer: a score after
-    such training is none of GLUE or SuperGLUE.
-
-    Args:
-        spec: The task or its name; a synthetic one has no official rows and is never partial.
-        num_train: Rows fitted to.
-        num_validation: Rows held out; None for what `load_task` takes of the official file.
-    """
-    spec = task(spec)
-    check_number("num_train", num_train, 0)
-    if num_validation is not None:
-        check_number("num_validation", num_validation, 0)
-    if spec.train_rows is None:
-        return False
-    if num_validation is None:
-        num_validation = _num_held(spec.train_rows, _SELECTION_FRACTION)
-    return num_train + num_validation < _WHOLE * spec.train_rows
 
 
 def reported_rows(
     name: str, *, data_dir: str | os.PathLike | None = None, seed: int = 0
 ) -> list[Example]:
-    """Reads the rows that `load_task` has as `test`, with their texts, in the same order.
+    """Returns the rows of `load_task(...).test` with their texts, in the same order.
 
     Args:
         name: A key of `hopfax.data.TASKS`.
@@ -156,39 +134,38 @@ def reported_rows(
         seed: See `load_task`.
 
     Raises:
-        ValueError: Unknown task, malformed rows, or there is no `data_dir`.
-        FileNotFoundError: A folder or file is missing.
+        ValueError: If the task is unknown, a row is malformed, or `data_dir` is missing.
+        FileNotFoundError: If a folder or file is missing.
     """
     spec = task(name)
     if spec.suite == "synthetic":
-        return synthetic_split(name, "test", size=_SYNTHETIC_SIZES["test"], seed=seed)
+        return _synthetic(name, "test", seed)
     return _read(spec, data_dir, "validation")
 
 
 def training_rows(
     name: str, *, data_dir: str | os.PathLike | None = None, seed: int = 0
 ) -> list[Example]:
-    """Reads the rows of which `load_task` makes `train` and `validation`, with their texts.
+    """Returns the rows that `load_task` splits into `train` and `validation`, with their texts.
 
     Arguments and errors are those of `reported_rows`.
     """
     spec = task(name)
     if spec.suite == "synthetic":
-        return [
-            row
-            for split in ("train", "validation")
-            for row in synthetic_split(name, split, size=_SYNTHETIC_SIZES[split], seed=seed)
-        ]
+        return [*_synthetic(name, "train", seed), *_synthetic(name, "validation", seed)]
     return _read(spec, data_dir, "train")
 
 
+def _synthetic(name: str, split: str, seed: int) -> list[Example]:
+    return synthetic_split(name, split, size=_SYNTHETIC_SIZES[split], seed=seed)
+
+
 def _read(spec: TaskSpec, data_dir: str | os.PathLike | None, split: str) -> list[Example]:
-    """Rows of a built set where `data_dir` holds one, else of raw files."""
+    """Rows of a built set if `data_dir` has one, otherwise of raw files."""
     if data_dir is None:
         raise ValueError(
-            f"{spec.name} needs data_dir (--data-dir), a folder that holds {spec.folder} (or "
-            "glue_data or superglue); without files there are sentiment, entailment and "
-            "paraphrase"
+            f"{spec.name} requires data_dir (--data-dir), a folder with {spec.folder}, glue_data "
+            "or superglue; sentiment, entailment and paraphrase require no files"
         )
     if (Path(data_dir).expanduser() / "hopfax_tasks" / spec.name).is_dir():
         from hopfax.data.builders import read_built
@@ -198,20 +175,16 @@ def _read(spec: TaskSpec, data_dir: str | os.PathLike | None, split: str) -> lis
 
 
 def _hold_out(
-    rows: Sequence[Example], name: str, seed: int, fraction: float, train_size: int | None
+    rows: Sequence[Example], name: str, seed: int, train_size: int | None
 ) -> tuple[list[Example], list[Example]]:
-    """Splits train rows into those to fit and those to select by, each in file order."""
-    held = _num_held(len(rows), fraction)
-    left = len(rows) - held
-    if train_size is not None and train_size > left:
+    """Splits rows into training and validation rows, each in file order."""
+    num_held = min(max(1, round(_VALIDATION_FRACTION * len(rows))), _MAX_VALIDATION_ROWS)
+    num_left = len(rows) - num_held
+    if train_size is not None and train_size > num_left:
         raise ValueError(
-            f"train_size {train_size} is more than the {left} rows of {name} that are left with "
-            f"{held} held out for validation"
+            f"train_size must be at most {num_left} ({name} has {len(rows)} rows, of which "
+            f"{num_held} are held out for validation), got {train_size}"
         )
     order = np.random.default_rng([seed, zlib.crc32(name.encode())]).permutation(len(rows))
-    fitted = order[held:][:train_size]
-    return [rows[i] for i in sorted(fitted)], [rows[i] for i in sorted(order[:held])]
-
-
-def _num_held(num_rows: int, fraction: float) -> int:
-    return min(max(1, round(fraction * num_rows)), _MOST_SELECTION_ROWS)
+    chosen = order[num_held:][:train_size]
+    return [rows[i] for i in sorted(chosen)], [rows[i] for i in sorted(order[:num_held])]

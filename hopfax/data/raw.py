@@ -1,37 +1,34 @@
-"""Reads the raw files of GLUE and SuperGLUE in the layouts the community passes around.
+"""Reads the raw files of GLUE and SuperGLUE.
 
-Tab-separated files are split on tabs and nothing else: their quotes are text. A byte-order
-mark is dropped, a missing header is the specification's business, and whatever does not fit is
-an error that names file and line.
+Tab-separated files are split on tabs only; their quotes are text. A byte-order mark is dropped.
+Malformed rows raise an error that names file and line.
 """
 
 import json
 import math
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hopfax.data.tasks import Example, TaskSpec, check_split, task
 
-_BETWEEN = {
+_PARENTS = {
     "glue": (".", "glue_data", "glue", "GLUE"),
     "superglue": (".", "superglue", "SuperGLUE", "super_glue"),
 }
-_SOURCE = {
-    "glue": "gluebenchmark.com/tasks",
-    "superglue": "super.gluebenchmark.com/tasks",
-}
+_SOURCE = {"glue": "gluebenchmark.com/tasks", "superglue": "super.gluebenchmark.com/tasks"}
+_DAMAGED = "lacking columns or a text"
 
 
 class Row(NamedTuple):
-    """A row as its file has it.
+    """A row as in its file.
 
     Attributes:
-        columns: The task's text columns; nested keys as ``target.span1_text``.
-        label: Class number, or a score where regression.
-        index: Number of the row in the file, from 0.
+        columns: The text columns; nested keys as ``target.span1_text``.
+        label: Class number, or a score for regression.
+        index: Row number in the file, from 0.
     """
 
     columns: dict[str, str]
@@ -39,58 +36,70 @@ class Row(NamedTuple):
     index: int
 
 
-class _DamagedRow(ValueError):
-    """A row lacks columns or a text: an error, unless official files are known for it."""
+class _SkippedRow(ValueError):
+    """A row that a task may allow to be dropped."""
+
+    def __init__(self, reason: str, message: str = ""):
+        super().__init__(message)
+        self.reason = reason
 
 
-class _EmptyRow(ValueError):
-    """A row has the task's placeholder where a text should be."""
+def first_existing(
+    title: str, data_dir: str | os.PathLike, candidates: Sequence[str], source: str
+) -> Path:
+    """Returns the first path under `data_dir` that exists.
 
-
-def task_folder(spec: TaskSpec, data_dir: str | os.PathLike) -> Path:
-    """Returns the folder of a task under `data_dir`.
-
-    `data_dir` may hold the task's folder itself, or the `glue_data` and `superglue` folders.
+    Args:
+        title: Name of what is searched, for the error.
+        data_dir: Folder to search.
+        candidates: Relative paths, in order of preference.
+        source: Where to get the files, for the error.
 
     Raises:
-        FileNotFoundError: There is none; lists where it was looked for and where to get it.
-        ValueError: The task is synthetic and has no files.
+        FileNotFoundError: If none exists.
     """
-    if spec.suite == "synthetic":
-        raise ValueError(f"{spec.name} is generated and has no files: leave data_dir out")
     root = Path(data_dir).expanduser()
-    tried = list(dict.fromkeys(root / between / spec.folder for between in _BETWEEN[spec.suite]))
-    for folder in tried:
-        if folder.is_dir():
-            return folder
+    paths = [root / candidate for candidate in candidates]
+    for path in paths:
+        if path.exists():
+            return path
     missing = "" if root.is_dir() else f" ({root} itself does not exist)"
     raise FileNotFoundError(
-        f"no folder of {spec.title} under {root}{missing}: looked for "
-        f"{', '.join(map(str, tried))}. Get {spec.folder} from {_SOURCE[spec.suite]} and unpack "
-        f"it there (it holds {' and '.join(spec.files.values())})"
+        f"no {title} under {root}{missing}: looked for {', '.join(map(str, paths))}. Get it from "
+        f"{source}"
     )
 
 
+def task_folder(spec: TaskSpec, data_dir: str | os.PathLike) -> Path:
+    """Returns the folder of a task: in `data_dir`, or in its `glue_data` or `superglue`.
+
+    Raises:
+        FileNotFoundError: If there is none.
+        ValueError: If the task is synthetic.
+    """
+    if spec.suite == "synthetic":
+        raise ValueError(f"{spec.name} is synthetic and has no files: omit data_dir")
+    folders = [f"{parent}/{spec.folder}" for parent in _PARENTS[spec.suite]]
+    return first_existing(f"folder of {spec.title}", data_dir, folders, _SOURCE[spec.suite])
+
+
 def read_split(spec: TaskSpec | str, data_dir: str | os.PathLike, split: str) -> list[Example]:
-    r"""Returns one raw split as the texts a model is given.
+    r"""Returns one raw split as a model's input texts, in file order.
 
     Args:
         spec: A task with files, or its name: a key of `hopfax.data.TASKS`.
-        data_dir: Folder that holds the task's folder, or `glue_data` and `superglue`.
-        split: ``"train"`` or ``"validation"``, the official dev file: `load_task` reports it as
+        data_dir: Folder with the task's folder, or with `glue_data` and `superglue`.
+        split: ``"train"`` or ``"validation"``, the official dev file. `load_task` reports it as
             `test`, since the labels of the official test file are hidden.
 
-    Returns:
-        The rows in file order.
-
     Raises:
-        FileNotFoundError: The folder or the split's file is missing.
-        ValueError: The task or split is unknown, a row has the wrong number of columns, an unknown
-            label or an empty text.
+        FileNotFoundError: If the folder or the file is missing.
+        ValueError: If the task or split is unknown, or a row has a wrong number of columns, an
+            unknown label or an empty text.
 
     Warns:
-        UserWarning: Rows without a gold label, or that are damaged in the official release,
-            were left out; says how many and where.
+        UserWarning: If rows without a gold label, or damaged in the official release, were
+            dropped; the message counts them.
 
     Example:
         >>> import pathlib, tempfile
@@ -107,29 +116,15 @@ def read_split(spec: TaskSpec | str, data_dir: str | os.PathLike, split: str) ->
 
 
 def read_rows(spec: TaskSpec, data_dir: str | os.PathLike, split: str) -> list[Row]:
-    """Reads one raw split, its texts still apart.
-
-    Args:
-        spec: Task with files.
-        data_dir: Folder that holds the task's folder, see `task_folder`.
-        split: A key of `spec.files`.
-
-    Returns:
-        The rows in file order; `index` counts the file's rows from 0, left-out ones included.
-
-    Raises:
-        FileNotFoundError: See `read_split`, as for the rest.
-        ValueError: See `read_split`.
-    """
+    """Returns one raw split by columns; arguments and errors are those of `read_split`."""
     folder = task_folder(spec, data_dir)
     check_split(split, spec.files, spec.title)
     path = folder / spec.files[split]
     if not path.is_file():
-        others = sorted(file.name for file in folder.iterdir())
+        others = ", ".join(sorted(file.name for file in folder.iterdir())) or "no files"
         raise FileNotFoundError(
-            f"{spec.title} has no {split} file: looked for {path}; the folder holds "
-            f"{', '.join(others) or 'nothing'}. A task without its train file can be read but not "
-            f"trained on; get {spec.files[split]} from {_SOURCE[spec.suite]}"
+            f"{spec.title} has no {split} file: looked for {path}, and the folder has {others}. "
+            f"Get it from {_SOURCE[spec.suite]}"
         )
     read = _json_rows if path.suffix == ".jsonl" else tab_rows
     return usable_rows(spec, path, read(spec, path))
@@ -138,69 +133,48 @@ def read_rows(spec: TaskSpec, data_dir: str | os.PathLike, split: str) -> list[R
 def usable_rows(
     spec: TaskSpec,
     path: Path,
-    rows: Iterable[tuple[int, "dict[str, Any] | _DamagedRow"]],
+    rows: Iterable[tuple[int, dict[str, Any] | _SkippedRow]],
     *,
     unit: str = "line",
 ) -> list[Row]:
-    """Parses the rows of a file, and leaves out, with a warning, those the task says it may.
+    """Parses the rows of a file; drops, with a warning, the rows that the task allows to drop.
 
     Args:
-        spec: What a row holds.
+        spec: Specification of the rows.
         path: The file, for messages.
-        rows: Its rows with their numbers, as `tab_rows` gives them.
+        rows: Rows with their numbers, as from `tab_rows`.
         unit: What the numbers count.
 
     Raises:
-        ValueError: See `read_rows`; or there are no rows.
+        ValueError: If a row is malformed, or there are no rows.
     """
     usable: list[Row] = []
-    unlabelled: list[int] = []
-    empty: list[int] = []
-    damaged: list[tuple[int, ValueError]] = []
-    total = 0
+    skipped: dict[str, dict[int, _SkippedRow]] = {}
+    index = -1
     for index, (number, row) in enumerate(rows):
-        total += 1
         try:
-            if isinstance(row, _DamagedRow):
+            if isinstance(row, _SkippedRow):
                 raise row
-            columns, label = _parse(spec, row)
-        except _DamagedRow as error:
-            if not spec.damaged_share:
-                raise ValueError(f"{path}, {unit} {number}: {error}") from None
-            damaged.append((number, error))
-            continue
-        except _EmptyRow:
-            empty.append(number)
-            continue
+            usable.append(Row(*_parse(spec, row), index))
+        except _SkippedRow as error:
+            skipped.setdefault(error.reason, {})[number] = error
         except ValueError as error:
             raise ValueError(f"{path}, {unit} {number}: {error}") from None
-        if label is None:
-            unlabelled.append(number)
-            continue
-        usable.append(Row(columns, label, index))
+    total, damaged = index + 1, skipped.get(_DAMAGED, {})
     if len(damaged) > spec.damaged_share * total:
-        number, error = damaged[0]
+        number, error = next(iter(damaged.items()))
         raise ValueError(
             f"{path}, {unit} {number}: {error} ({len(damaged)} of {total} rows are damaged)"
         )
-    for what, numbers in (
-        ("without a gold label", unlabelled),
-        (f"marked {spec.placeholder}", empty),
-        ("lacking columns or a text", [number for number, _ in damaged]),
-    ):
-        _warn_left_out(path, total, what, numbers, unit)
-    if not usable:
-        raise ValueError(f"{path} has no rows: it is empty or was cut short")
-    return usable
-
-
-def _warn_left_out(path: Path, total: int, what: str, numbers: list[int], unit: str) -> None:
-    if numbers:
-        shown = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
+    for reason, numbers in skipped.items():
+        shown = ", ".join(map(str, list(numbers)[:5])) + (", ..." if len(numbers) > 5 else "")
         warnings.warn(
-            f"{path}: left out {len(numbers)} of {total} rows {what} ({unit}s {shown})",
-            stacklevel=5,
+            f"{path}: dropped {len(numbers)} of {total} rows {reason} ({unit}s {shown})",
+            stacklevel=4,
         )
+    if not usable:
+        raise ValueError(f"{path} has no rows: it is empty or truncated")
+    return usable
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -208,16 +182,13 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 at byte {error.start}; fetch the file anew") from None
-    lines = text.split("\n")
-    if not lines[-1]:
-        lines.pop()
-    for number, line in enumerate(lines, start=1):
+        raise ValueError(f"{path}: not UTF-8 at byte {error.start}; download it again") from None
+    for number, line in enumerate(text.removesuffix("\n").split("\n") if text else (), start=1):
         yield number, line.removesuffix("\r")
 
 
-def tab_rows(spec: TaskSpec, path: Path) -> Iterator[tuple[int, dict[str, str] | _DamagedRow]]:
-    """Rows of a tab-separated file by column name."""
+def tab_rows(spec: TaskSpec, path: Path) -> Iterator[tuple[int, dict[str, str] | _SkippedRow]]:
+    """Yields the rows of a tab-separated file by column name."""
     lines = _lines(path)
     header = spec.header
     if not header:
@@ -230,56 +201,50 @@ def tab_rows(spec: TaskSpec, path: Path) -> Iterator[tuple[int, dict[str, str] |
             )
     for number, line in lines:
         cells = line.split("\t")
-        if len(cells) != len(header):
-            yield (
-                number,
-                _DamagedRow(
-                    f"{len(cells)} tab-separated columns where {len(header)} are expected "
-                    f"({', '.join(header)})"
-                ),
-            )
-        else:
+        if len(cells) == len(header):
             yield number, dict(zip(header, cells, strict=True))
+        else:
+            expected = f"{len(header)} are expected ({', '.join(header)})"
+            message = f"{len(cells)} tab-separated columns where {expected}"
+            yield number, _SkippedRow(_DAMAGED, message)
 
 
 def _json_rows(spec: TaskSpec, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Rows of a file of one JSON object a line."""
     for number, line in _lines(path):
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}, line {number}: not JSON ({error})") from None
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}, line {number}: a JSON object is expected")
         yield number, row
 
 
-def _parse(spec: TaskSpec, row: dict[str, Any]) -> tuple[dict[str, str], int | float | None]:
-    """The texts and label of a row; the label is None where the file gives none."""
+def _parse(spec: TaskSpec, row: Any) -> tuple[dict[str, str], int | float]:
+    if not isinstance(row, dict):
+        raise ValueError(f"expected a JSON object, got {type(row).__name__}")
     columns = {}
     for column in spec.columns:
         value: Any = row
         for key in column.split("."):
             if not isinstance(value, dict) or key not in value:
-                raise _DamagedRow(f"no {column!r} (the row has {', '.join(row)})")
+                raise _SkippedRow(_DAMAGED, f"no {column!r} (the row has {', '.join(row)})")
             value = value[key]
         if not isinstance(value, str):
-            raise ValueError(f"{column!r} is {value!r}, not a text")
+            raise ValueError(f"{column!r} must be a text, got {value!r}")
         if value.strip() == spec.placeholder:
-            raise _EmptyRow
+            raise _SkippedRow(f"marked {spec.placeholder}")
         if not value.strip():
-            raise _DamagedRow(f"empty text in {column!r}")
+            raise _SkippedRow(_DAMAGED, f"empty text in {column!r}")
         columns[column] = value
     if spec.label_column not in row:
         raise ValueError(f"no label {spec.label_column!r} (the row has {', '.join(row)})")
-    spec.join(columns)  # a join may refuse a row, and here the line is still known
+    spec.join(columns)  # a join may reject a row; here the line is known
     return columns, _label(spec, row[spec.label_column])
 
 
-def _label(spec: TaskSpec, given: Any) -> int | float | None:
-    written = str(given).lower() if isinstance(given, bool) else str(given).strip()
+def _label(spec: TaskSpec, value: Any) -> int | float:
+    written = str(value).lower() if isinstance(value, bool) else str(value).strip()
     if written == spec.unlabelled:
-        return None
+        raise _SkippedRow("without a gold label")
     if spec.label_range is None:
         if written in spec.labels:
             return spec.labels.index(written)
@@ -290,5 +255,5 @@ def _label(spec: TaskSpec, given: Any) -> int | float | None:
     except ValueError:
         score = math.nan
     if not low <= score <= high:
-        raise ValueError(f"unknown label {written!r}; {spec.title} scores from {low} to {high}")
+        raise ValueError(f"label must be from {low} to {high}, got {written!r}")
     return score

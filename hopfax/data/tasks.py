@@ -1,20 +1,21 @@
-"""One specification per task: where its rows lie, what they mean, how their texts are joined.
+"""Specifications of the tasks: files, columns, labels, metrics, and how rows become texts.
 
 Nine GLUE tasks (Wang et al. 2019a), four SuperGLUE tasks (Wang et al. 2019b) and the three
-synthetic tasks of `hopfax.data.synthetic`. ``TASKS`` is a literal: adding a task is adding
-an entry.
+synthetic tasks of `hopfax.data.synthetic`. To add a task, add an entry to ``TASKS``.
 """
 
 import difflib
-import numbers
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, TypeVar
+
+import numpy as np
 
 Metric = Literal["accuracy", "f1", "mcc", "pearson", "spearman"]
 Suite = Literal["glue", "superglue", "synthetic"]
 Texts = tuple[tuple[str, ...], ...]
+V = TypeVar("V")
 Join = Callable[[Mapping[str, str]], str | Sequence[str] | Sequence[Sequence[str]]]
 
 
@@ -28,18 +29,18 @@ class Example(_Row):
     """One row of a task as text.
 
     Args:
-        texts: A string, a pair of strings, or choices: a tuple of such pairs (or of tuples of one
-            string), of which a model scores each (COPA has two). Lists count as tuples.
-        label: Class number, number of the right choice, or a score where regression.
-        index: Number of the row in the file (or stream) it comes from, from 0.
+        texts: A string, a pair of strings, or choices: a tuple of pairs (or of tuples of one
+            string), each of which a model scores (COPA has two). Lists count as tuples.
+        label: Class number, number of the correct choice, or regression score.
+        index: Row number in its file or stream, from 0.
 
     Attributes:
         texts: Always choices: a tuple of tuples of one or two strings.
-        label: As given.
-        index: As given.
+        label: As passed.
+        index: As passed.
 
     Raises:
-        TypeError: `texts` is none of these.
+        TypeError: If `texts` is none of these.
 
     Example:
         >>> from hopfax.data import Example
@@ -52,10 +53,7 @@ class Example(_Row):
     __slots__ = ()
 
     def __new__(
-        cls,
-        texts: str | Sequence[str] | Sequence[Sequence[str]],
-        label: int | float,
-        index: int,
+        cls, texts: str | Sequence[str] | Sequence[Sequence[str]], label: int | float, index: int
     ) -> Self:
         """Turns `texts` into choices."""
         return super().__new__(cls, _choices(texts), label, index)
@@ -66,13 +64,12 @@ class Example(_Row):
 
 
 def _choices(texts: Any) -> Texts:
-    """Choices of one or two strings each."""
-    if isinstance(texts, str):
-        return ((texts,),)
-    listed = isinstance(texts, tuple | list)
-    choices = (texts,) if listed and all(isinstance(part, str) for part in texts) else texts
-    fits = listed and choices and all(_is_choice(choice) for choice in choices)
-    if not fits:
+    choices: Any = ((texts,),) if isinstance(texts, str) else texts
+    if _is_sequence_of(choices, str):
+        choices = (choices,)
+    if not choices or not _is_sequence_of(choices, tuple | list):
+        choices = ((),)
+    if any(not _is_sequence_of(choice, str) or len(choice) not in (1, 2) for choice in choices):
         raise TypeError(
             "texts must be a string, a pair of strings, or a tuple of choices with one or two "
             f"strings each, got {reprlib.repr(texts)}"
@@ -80,38 +77,34 @@ def _choices(texts: Any) -> Texts:
     return tuple(tuple(choice) for choice in choices)
 
 
-def _is_choice(value: Any) -> bool:
-    strings = isinstance(value, tuple | list) and all(isinstance(part, str) for part in value)
-    return strings and len(value) in (1, 2)
+def _is_sequence_of(value: Any, kind: Any) -> bool:
+    return isinstance(value, tuple | list) and all(isinstance(part, kind) for part in value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSpec:
-    """What hopfax knows of one task.
+    """Specification of one task.
 
     Attributes:
         name: Name on the command line and in `results.csv`.
         title: Name in the papers' tables.
         suite: Collection the task belongs to.
-        folder: Folder of the raw files in the community's layout; empty for synthetic tasks.
+        folder: Folder of the raw files; empty for synthetic tasks.
         files: File of each raw split, ``"train"`` and ``"validation"`` (the official dev file).
-        train_rows: Rows of the official train file; None where there is none.
-        columns: Columns (or JSON keys; ``a.b`` is nested) the texts come from, none empty.
-        header: Columns of a file that has no header line; empty where the file names them.
+        train_rows: Rows of the official train file; None for synthetic tasks.
+        columns: Columns (or JSON keys; ``a.b`` is nested) of the texts, none empty.
+        header: Columns of a file without a header line; empty if the file has one.
         label_column: Column of the label.
-        labels: Labels as the files write them (JSON booleans in lower case), in class order:
-            class 1 is the positive one of F1 and MCC. Empty for regression.
-        unlabelled: What stands in the label column of a row without a gold label. Such rows
-            are left out, and a warning counts them.
-        placeholder: What stands in a text column of a row that has no text there. Such rows are
-            left out, and a warning counts them.
-        damaged_share: Share of lines that official files are known to have damaged (columns or
-            a text missing). Up to that share they are left out, and a warning counts them;
-            above it the first one is an error.
+        labels: Labels as the files write them (JSON booleans in lower case), in class order;
+            class 1 is the positive class of F1 and MCC. Empty for regression.
+        unlabelled: Marks a missing gold label in the label column. Such rows are dropped with a
+            warning.
+        placeholder: Marks a missing text in a text column. Such rows are dropped with a warning.
+        damaged_share: Largest share of damaged rows (columns or a text missing) of the official
+            files. Up to this share they are dropped with a warning; above it they are an error.
         label_range: Lowest and highest score of a regression task.
-        metrics: What the task is scored by; the score is their mean (design's 0-100 scale).
+        metrics: Metrics whose mean is the score.
         num_choices: Texts to score per row.
-        num_outputs: Width of the model's head: classes, or 1 for regression and choice.
         join: Turns the text columns of a row into the texts of an `Example`: a string, a pair, or
             choices.
     """
@@ -132,7 +125,6 @@ class TaskSpec:
     label_range: tuple[float, float] | None = None
     metrics: tuple[Metric, ...] = ("accuracy",)
     num_choices: int = 1
-    num_outputs: int = 2
     join: Join
 
     @property
@@ -140,273 +132,142 @@ class TaskSpec:
         """Whether labels are scores rather than classes."""
         return self.label_range is not None
 
+    @property
+    def num_outputs(self) -> int:
+        """Outputs of the model's head: classes, or 1 for regression and multiple choice."""
+        return 1 if self.regression or self.num_choices > 1 else len(self.labels)
+
 
 def task(name: str | TaskSpec) -> TaskSpec:
     """Returns the specification of a task.
 
     Args:
-        name: A key of `TASKS`; a specification is returned as it is.
+        name: A key of `TASKS`; a specification is returned unchanged.
 
     Raises:
-        ValueError: No such task; the nearest names and all of them are listed.
+        ValueError: If there is no such task; the message lists the nearest names and all names.
+
+    Example:
+        >>> from hopfax.data import task
+        >>> task("sst2").title, task("sst2").labels
+        ('SST-2', ('0', '1'))
     """
-    if isinstance(name, TaskSpec):
-        return name
-    if isinstance(name, str) and name in TASKS:
-        return TASKS[name]
-    simple = str(name).lower().replace("-", "").replace("_", "")
-    near = difflib.get_close_matches(simple, TASKS, n=3, cutoff=0.5)
+    return name if isinstance(name, TaskSpec) else named("task", name, TASKS)
+
+
+def named(kind: str, name: Any, values: Mapping[str, V]) -> V:
+    """Returns `values[name]`, or raises a ValueError that suggests the nearest names."""
+    if isinstance(name, str) and name in values:
+        return values[name]
+    near = difflib.get_close_matches(str(name).lower(), values, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    raise ValueError(f"unknown task {name!r}: {hint}the tasks are {', '.join(TASKS)}")
+    raise ValueError(f"unknown {kind} {name!r}: {hint}allowed: {', '.join(values)}")
 
 
-def check_number(
-    name: str, value: Any, low: float, high: float | None = 2**31 - 1, *, whole: bool = True
-) -> None:
-    """Raises a ValueError that names an argument unless it is a number in its range.
-
-    Args:
-        name: Of the argument.
-        value: What was given.
-        low: The least that is allowed.
-        high: The greatest that is allowed; None for no limit.
-        whole: Whether it must be an integer.
-    """
-    kind: Any = numbers.Integral if whole else numbers.Real
-    fits = isinstance(value, kind) and not isinstance(value, bool)
-    if not fits or not low <= value or (high is not None and value > high):
-        span = f">= {low:,}" if high is None else f"from {low:,} to {high:,}"
-        raise ValueError(
-            f"{name} must be a {'whole ' if whole else ''}number {span}, got {reprlib.repr(value)}"
-        )
+def check_integer(name: str, value: Any, low: int, high: int | None = None) -> None:
+    """Raises a ValueError unless `value` is an integer from `low` to `high`."""
+    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_integer or value < low or (high is not None and value > high):
+        allowed = f">= {low:,}" if high is None else f"from {low:,} to {high:,}"
+        raise ValueError(f"{name} must be an integer {allowed}, got {reprlib.repr(value)}")
 
 
-def check_split(split: str, allowed: Iterable[str], owner: str) -> None:
-    """Raises a ValueError that lists the splits of a set unless `split` is one of them.
-
-    Args:
-        split: The name to check.
-        allowed: The splits of the set.
-        owner: Title of the set, for the message.
-    """
+def check_split(split: str, allowed: Iterable[str], title: str) -> None:
+    """Raises a ValueError unless `split` is one of the allowed splits."""
     if split not in (names := tuple(allowed)):
-        raise ValueError(f"unknown split {split!r} of {owner}; allowed: {', '.join(names)}")
+        raise ValueError(f"unknown split {split!r} of {title}; allowed: {', '.join(names)}")
 
 
-def _columns(*names: str) -> Join:
-    """A single text, or a pair, straight from the columns."""
-    return lambda row: (tuple(row[name].strip() for name in names),)
+def stripped(*columns: str) -> Join:
+    """Returns a join of one text, or a pair, from columns without surrounding blanks."""
+    return lambda row: (tuple(row[name].strip() for name in columns),)
 
 
 def _copa(row: Mapping[str, str]) -> Texts:
-    """Premise and question first, one choice second; each choice is scored by itself."""
+    """Premise and question first, one choice second."""
     questions = {"cause": "What was the cause?", "effect": "What happened as a result?"}
     if row["question"] not in questions:
-        raise ValueError(f"COPA asks for 'cause' or 'effect', not {row['question']!r}")
+        raise ValueError(f"question must be 'cause' or 'effect', got {row['question']!r}")
     first = f"{row['premise'].strip()} {questions[row['question']]}"
     return ((first, row["choice1"].strip()), (first, row["choice2"].strip()))
 
 
 def _wic(row: Mapping[str, str]) -> Texts:
-    """The word leads the first sentence: ``run : Run rogue.`` / ``She ran 10 miles.``."""
+    """The word precedes the first sentence: ``run : Run rogue.`` / ``She ran 10 miles.``."""
     return ((f"{row['word'].strip()} : {row['sentence1'].strip()}", row["sentence2"].strip()),)
 
 
 def _wsc(row: Mapping[str, str]) -> Texts:
-    """The text, then its claim: ``He refers to Mark``."""
+    """The text, then a claim: ``He refers to Mark``."""
     claim = f"{row['target.span2_text'].strip()} refers to {row['target.span1_text'].strip()}"
     return ((row["text"].strip(), claim),)
 
 
-_TSV = {"train": "train.tsv", "validation": "dev.tsv"}
-_JSONL = {"train": "train.jsonl", "validation": "val.jsonl"}
+_FILES = {
+    "glue": {"train": "train.tsv", "validation": "dev.tsv"},
+    "superglue": {"train": "train.jsonl", "validation": "val.jsonl"},
+    "synthetic": {},
+}
 _ENTAILMENT = ("entailment", "not_entailment")
-_BOOLEAN = ("false", "true")
+_BINARY, _BOOLEAN = ("0", "1"), ("false", "true")
 _PAIR = ("sentence1", "sentence2")
+_F1 = ("f1", "accuracy")
+
+
+def _spec(
+    suite: Suite,
+    title: str,
+    train_rows: int | None,
+    columns: tuple[str, ...],
+    labels: tuple[str, ...],
+    **options: Any,
+) -> TaskSpec:
+    defaults: dict[str, Any] = {
+        "name": title.lower().replace("-", ""),
+        "folder": "" if suite == "synthetic" else title,
+        "files": _FILES[suite],
+        "join": stripped(*columns),
+    }
+    fixed = {"suite": suite, "title": title, "train_rows": train_rows, "columns": columns}
+    return TaskSpec(**fixed, labels=labels, **defaults | options)
+
+
+_COLA = {"header": ("source", "label", "star", "sentence"), "metrics": ("mcc",)}
+_MRPC = {"label_column": "Quality", "metrics": _F1}
+# A few official questions are empty or continue on a second line.
+_QQP = {"label_column": "is_duplicate", "metrics": _F1, "damaged_share": 1e-3}
+_STSB = {
+    "label_column": "score",
+    "label_range": (0.0, 5.0),
+    "metrics": ("pearson", "spearman"),
+}
+_MNLI = {
+    "files": {"train": "train.tsv", "validation": "dev_matched.tsv"},
+    "label_column": "gold_label",
+    "unlabelled": "-",
+}
+_NLI = ("entailment", "neutral", "contradiction")
+_COPA_COLUMNS = ("premise", "question", "choice1", "choice2")
+_WSC_COLUMNS = ("text", "target.span1_text", "target.span2_text")
 
 TASKS: dict[str, TaskSpec] = {
-    "cola": TaskSpec(
-        name="cola",
-        title="CoLA",
-        suite="glue",
-        folder="CoLA",
-        files=_TSV,
-        train_rows=8_551,
-        header=("source", "label", "star", "sentence"),
-        columns=("sentence",),
-        labels=("0", "1"),
-        metrics=("mcc",),
-        join=_columns("sentence"),
-    ),
-    "sst2": TaskSpec(
-        name="sst2",
-        title="SST-2",
-        suite="glue",
-        folder="SST-2",
-        files=_TSV,
-        train_rows=67_349,
-        columns=("sentence",),
-        labels=("0", "1"),
-        join=_columns("sentence"),
-    ),
-    "mrpc": TaskSpec(
-        name="mrpc",
-        title="MRPC",
-        suite="glue",
-        folder="MRPC",
-        files=_TSV,
-        train_rows=3_668,
-        columns=("#1 String", "#2 String"),
-        label_column="Quality",
-        labels=("0", "1"),
-        metrics=("f1", "accuracy"),
-        join=_columns("#1 String", "#2 String"),
-    ),
-    "qqp": TaskSpec(
-        name="qqp",
-        title="QQP",
-        suite="glue",
-        folder="QQP",
-        files=_TSV,
-        train_rows=363_849,
-        columns=("question1", "question2"),
-        label_column="is_duplicate",
-        labels=("0", "1"),
-        # A few of the 363,849 official questions are empty or run over two lines.
-        damaged_share=1e-3,
-        metrics=("f1", "accuracy"),
-        join=_columns("question1", "question2"),
-    ),
-    "stsb": TaskSpec(
-        name="stsb",
-        title="STS-B",
-        suite="glue",
-        folder="STS-B",
-        files=_TSV,
-        train_rows=5_749,
-        columns=_PAIR,
-        label_column="score",
-        labels=(),
-        label_range=(0.0, 5.0),
-        metrics=("pearson", "spearman"),
-        num_outputs=1,
-        join=_columns(*_PAIR),
-    ),
-    "mnli": TaskSpec(
-        name="mnli",
-        title="MNLI",
-        suite="glue",
-        folder="MNLI",
-        files={"train": "train.tsv", "validation": "dev_matched.tsv"},
-        train_rows=392_702,
-        columns=_PAIR,
-        label_column="gold_label",
-        labels=("entailment", "neutral", "contradiction"),
-        unlabelled="-",
-        num_outputs=3,
-        join=_columns(*_PAIR),
-    ),
-    "qnli": TaskSpec(
-        name="qnli",
-        title="QNLI",
-        suite="glue",
-        folder="QNLI",
-        files=_TSV,
-        train_rows=104_743,
-        columns=("question", "sentence"),
-        labels=_ENTAILMENT,
-        join=_columns("question", "sentence"),
-    ),
-    "rte": TaskSpec(
-        name="rte",
-        title="RTE",
-        suite="glue",
-        folder="RTE",
-        files=_TSV,
-        train_rows=2_490,
-        columns=_PAIR,
-        labels=_ENTAILMENT,
-        join=_columns(*_PAIR),
-    ),
-    "wnli": TaskSpec(
-        name="wnli",
-        title="WNLI",
-        suite="glue",
-        folder="WNLI",
-        files=_TSV,
-        train_rows=635,
-        columns=_PAIR,
-        labels=("0", "1"),
-        join=_columns(*_PAIR),
-    ),
-    "boolq": TaskSpec(
-        name="boolq",
-        title="BoolQ",
-        suite="superglue",
-        folder="BoolQ",
-        files=_JSONL,
-        train_rows=9_427,
-        columns=("question", "passage"),
-        labels=_BOOLEAN,
-        join=_columns("question", "passage"),
-    ),
-    "copa": TaskSpec(
-        name="copa",
-        title="COPA",
-        suite="superglue",
-        folder="COPA",
-        files=_JSONL,
-        train_rows=400,
-        columns=("premise", "question", "choice1", "choice2"),
-        labels=("0", "1"),
-        num_choices=2,
-        num_outputs=1,
-        join=_copa,
-    ),
-    "wic": TaskSpec(
-        name="wic",
-        title="WiC",
-        suite="superglue",
-        folder="WiC",
-        files=_JSONL,
-        train_rows=5_428,
-        columns=("word", "sentence1", "sentence2"),
-        labels=_BOOLEAN,
-        join=_wic,
-    ),
-    "wsc": TaskSpec(
-        name="wsc",
-        title="WSC",
-        suite="superglue",
-        folder="WSC",
-        files=_JSONL,
-        train_rows=554,
-        columns=("text", "target.span1_text", "target.span2_text"),
-        labels=_BOOLEAN,
-        join=_wsc,
-    ),
-    "sentiment": TaskSpec(
-        name="sentiment",
-        title="Sentiment",
-        suite="synthetic",
-        columns=("text",),
-        labels=("negative", "positive"),
-        join=_columns("text"),
-    ),
-    "entailment": TaskSpec(
-        name="entailment",
-        title="Entailment",
-        suite="synthetic",
-        columns=("premise", "hypothesis"),
-        labels=_ENTAILMENT,
-        join=_columns("premise", "hypothesis"),
-    ),
-    "paraphrase": TaskSpec(
-        name="paraphrase",
-        title="Paraphrase",
-        suite="synthetic",
-        columns=("first", "second"),
-        labels=("different", "same"),
-        join=_columns("first", "second"),
-    ),
+    spec.name: spec
+    for spec in (
+        _spec("glue", "CoLA", 8_551, ("sentence",), _BINARY, **_COLA),
+        _spec("glue", "SST-2", 67_349, ("sentence",), _BINARY),
+        _spec("glue", "MRPC", 3_668, ("#1 String", "#2 String"), _BINARY, **_MRPC),
+        _spec("glue", "QQP", 363_849, ("question1", "question2"), _BINARY, **_QQP),
+        _spec("glue", "STS-B", 5_749, _PAIR, (), **_STSB),
+        _spec("glue", "MNLI", 392_702, _PAIR, _NLI, **_MNLI),
+        _spec("glue", "QNLI", 104_743, ("question", "sentence"), _ENTAILMENT),
+        _spec("glue", "RTE", 2_490, _PAIR, _ENTAILMENT),
+        _spec("glue", "WNLI", 635, _PAIR, _BINARY),
+        _spec("superglue", "BoolQ", 9_427, ("question", "passage"), _BOOLEAN),
+        _spec("superglue", "COPA", 400, _COPA_COLUMNS, _BINARY, num_choices=2, join=_copa),
+        _spec("superglue", "WiC", 5_428, ("word", *_PAIR), _BOOLEAN, join=_wic),
+        _spec("superglue", "WSC", 554, _WSC_COLUMNS, _BOOLEAN, join=_wsc),
+        _spec("synthetic", "Sentiment", None, ("text",), ("negative", "positive")),
+        _spec("synthetic", "Entailment", None, ("premise", "hypothesis"), _ENTAILMENT),
+        _spec("synthetic", "Paraphrase", None, ("first", "second"), ("different", "same")),
+    )
 }

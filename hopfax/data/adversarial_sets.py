@@ -1,0 +1,206 @@
+"""Adversarial evaluation sets for models trained on another task: AdvGLUE, PAWS and PAWS-X.
+
+None is for training: PAWS-X contains development rows of PAWS, and AdvGLUE those of GLUE.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hopfax.data.raw import first_existing, tab_rows, usable_rows
+from hopfax.data.tasks import Example, TaskSpec, check_split, named, stripped, task
+
+_LANGUAGES = ("en", "de", "es", "fr", "ja", "ko", "zh")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSet:
+    """Specification of one evaluation set.
+
+    Attributes:
+        name: Name for `read_evaluation_set`.
+        title: Name in Table 11 of the Robertha paper.
+        task: Task of the models that the paper tests with it.
+        others: Further tasks whose labels have the same meaning.
+        folders: Folders of `data_dir` that may have the files.
+        files: File of each split.
+        section: Key of the rows in a JSON file, or empty.
+        columns: Columns of the one or two texts.
+        labels: Labels of `task` in the order of the label numbers in the files.
+        placeholder: See `TaskSpec`.
+        default_split: The reported split.
+        source: Where to get it.
+    """
+
+    name: str
+    title: str
+    task: str
+    others: tuple[str, ...] = ()
+    folders: tuple[str, ...]
+    files: dict[str, str]
+    section: str = ""
+    columns: tuple[str, ...]
+    labels: tuple[str, ...]
+    placeholder: str | None = None
+    default_split: str
+    source: str
+
+
+def evaluation_set(name: str) -> EvaluationSet:
+    """Returns the specification of an evaluation set.
+
+    Args:
+        name: A key of `EVALUATION_SETS`.
+
+    Raises:
+        ValueError: If there is no such set; the message lists the nearest names and all names.
+
+    Example:
+        >>> from hopfax.data import evaluation_set
+        >>> evaluation_set("paws").others
+        ('mrpc', 'paraphrase')
+    """
+    return named("evaluation set", name, EVALUATION_SETS)
+
+
+def read_evaluation_set(
+    name: str,
+    data_dir: str | os.PathLike,
+    *,
+    trained: str | TaskSpec | None = None,
+    split: str | None = None,
+) -> list[Example]:
+    """Reads an evaluation set, with labels as class numbers of the task a model was trained on.
+
+    Args:
+        name: A key of `EVALUATION_SETS`.
+        data_dir: Folder with the set's files, for instance ``advglue/dev.json``,
+            ``paws/labeled_final/test.tsv`` or ``x-final/de/test_2k.tsv``.
+        trained: Task the model was trained on, default the set's own.
+        split: Split to read, default the reported one.
+
+    Returns:
+        The rows in file order.
+
+    Raises:
+        ValueError: If the set or split is unknown, its labels are not those of the trained task,
+            or a row is malformed.
+        FileNotFoundError: If the file is missing.
+
+    Warns:
+        UserWarning: If rows marked `NS` were dropped (PAWS-X has them for untranslated sentences,
+            see github.com/google-research-datasets/paws/issues/15).
+    """
+    spec = evaluation_set(name)
+    trained = task(spec.task if trained is None else trained)
+    check_trained(spec, trained)
+    split = spec.default_split if split is None else split
+    check_split(split, spec.files, spec.title)
+    candidates = [f"{folder}/{spec.files[split]}" for folder in spec.folders]
+    path = first_existing(f"{split} file of {spec.title}", data_dir, candidates, spec.source)
+    raw = TaskSpec(
+        name=spec.name,
+        title=spec.title,
+        suite="glue",
+        columns=spec.columns,
+        labels=tuple(map(str, range(len(spec.labels)))),
+        placeholder=spec.placeholder,
+        # A few untranslated rows are empty instead of marked.
+        damaged_share=0.01 if spec.placeholder else 0.0,
+        join=stripped(*spec.columns),
+    )
+    if spec.section:
+        section = enumerate(_section(spec.section, path), start=1)
+        rows = usable_rows(raw, path, section, unit=f"{spec.section} row")
+    else:
+        rows = usable_rows(raw, path, tab_rows(raw, path))
+    # Tasks whose labels have other names list them in the same order.
+    labels = spec.labels if set(trained.labels) == set(spec.labels) else trained.labels
+    classes = [trained.labels.index(label) for label in labels]
+    return [Example(raw.join(row.columns), classes[int(row.label)], row.index) for row in rows]
+
+
+def check_trained(spec: EvaluationSet, trained: TaskSpec) -> None:
+    """Raises a ValueError unless a set fits models of a task.
+
+    Args:
+        spec: The evaluation set.
+        trained: The task of the models.
+    """
+    allowed = (spec.task, *spec.others)
+    same_labels = set(trained.labels) == set(spec.labels)
+    same_number = len(trained.labels) == len(spec.labels)
+    fits = same_labels if trained.name == spec.task else same_number
+    if trained.name not in allowed or not fits:
+        raise ValueError(
+            f"{spec.title} tests models of {' or '.join(allowed)} with labels "
+            f"{', '.join(spec.labels)}; the model was trained on {trained.name} with "
+            f"{', '.join(trained.labels) or 'scores'}"
+        )
+
+
+def _section(section: str, path: Path) -> list[Any]:
+    """Rows of one task in a file of one JSON object."""
+    try:
+        content = json.loads(path.read_bytes().decode("utf-8-sig"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON ({error})") from None
+    rows = content.get(section) if isinstance(content, dict) else None
+    if not isinstance(rows, list):
+        keys = ", ".join(content) if isinstance(content, dict) else type(content).__name__
+        raise ValueError(f"{path}: no list of rows under {section!r} (the file has {keys})")
+    return rows
+
+
+def _advglue(section: str, name: str, columns: tuple[str, ...], title: str) -> EvaluationSet:
+    return EvaluationSet(
+        name=f"adv-{section}",
+        title=title,
+        task=name,
+        folders=(".", "advglue", "AdvGLUE", "adversarial-glue"),
+        files={"validation": "dev.json"},
+        section=section,
+        columns=columns,
+        labels=task(name).labels,
+        default_split="validation",
+        source="github.com/AI-secure/adversarial-glue",
+    )
+
+
+def _paws(name: str, title: str, file: str, **options: Any) -> EvaluationSet:
+    return EvaluationSet(
+        name=name,
+        title=title,
+        task="qqp",
+        others=("mrpc", "paraphrase"),
+        folders=(".", "paws", "PAWS", "pawsx", "paws-x", "PAWS-X"),
+        files={"validation": file.format("dev"), "test": file.format("test")},
+        columns=_PAIR,
+        labels=("0", "1"),
+        default_split="test",
+        source="github.com/google-research-datasets/paws",
+        **options,
+    )
+
+
+_PAIR = ("sentence1", "sentence2")
+_CLAIM = ("premise", "hypothesis")
+
+EVALUATION_SETS: dict[str, EvaluationSet] = {
+    spec.name: spec
+    for spec in (
+        _advglue("sst2", "sst2", ("sentence",), "AdvSST-2"),
+        _advglue("qqp", "qqp", ("question1", "question2"), "AdvQQP"),
+        _advglue("mnli", "mnli", _CLAIM, "AdvMNLI"),
+        _advglue("mnli-mm", "mnli", _CLAIM, "AdvMNLI-mm"),
+        _advglue("qnli", "qnli", ("question", "sentence"), "AdvQNLI"),
+        _advglue("rte", "rte", _PAIR, "AdvRTE"),
+        _paws("paws", "PAWS", "labeled_final/{}.tsv"),
+        *(
+            _paws(f"paws-x-{x}", f"PAWS-X-{x}", f"x-final/{x}/{{}}_2k.tsv", placeholder="NS")
+            for x in _LANGUAGES
+        ),
+    )
+}

@@ -1,0 +1,145 @@
+import dataclasses
+import json
+from collections import Counter
+
+import pytest
+
+from hopfax.data import EVALUATION_SETS, evaluation_set, read_evaluation_set, task
+
+ADVGLUE = {"sst2": 148, "qqp": 78, "mnli": 121, "mnli-mm": 162, "qnli": 148, "rte": 81}
+HEADER = "id\tsentence1\tsentence2\tlabel\n"
+ROWS = {
+    "sst2": [{"idx": 0, "sentence": "a fi1m ", "label": 1}, {"sentence": "dull", "label": 0}],
+    "qqp": [{"question1": "Who?", "question2": "Whom?", "label": 1}],
+    "mnli": [{"premise": "p", "hypothesis": "h", "label": number} for number in (0, 1, 2)],
+    "mnli-mm": [{"premise": "p", "hypothesis": "h", "label": 2}],
+    "qnli": [{"question": "Who?", "sentence": "He.", "label": 1}],
+    "rte": [{"sentence1": "a", "sentence2": "b", "label": 0}],
+}
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("parent", [".", "advglue"])
+def test_advglue_in_its_layout(tmp_path, parent):
+    write(tmp_path / parent / "dev.json", json.dumps(ROWS))
+    rows = {section: read_evaluation_set(f"adv-{section}", tmp_path) for section in ROWS}
+    assert rows["sst2"] == [((("a fi1m",),), 1, 0), ((("dull",),), 0, 1)]
+    assert rows["qqp"] == [((("Who?", "Whom?"),), 1, 0)]
+    assert [row.label for row in rows["mnli"]] == [0, 1, 2] and rows["mnli-mm"][0].label == 2
+    assert rows["qnli"][0] == ((("Who?", "He."),), 1, 0)
+    assert rows["rte"][0] == ((("a", "b"),), 0, 0)
+
+
+def test_paws_in_its_layout(tmp_path):
+    for split, label in (("dev", 1), ("test", 0)):
+        row = f'7\tA "quoted word .\tAn {split} .\t{label}\n8\tNS\tNS\t1\n'
+        write(tmp_path / "paws" / "labeled_final" / f"{split}.tsv", HEADER + row)
+    test, ns = read_evaluation_set("paws", tmp_path)
+    assert test == ((('A "quoted word .', "An test ."),), 0, 0)
+    assert ns.texts == (("NS", "NS"),), "only PAWS-X marks rows so"
+    assert read_evaluation_set("paws", tmp_path / "paws", split="validation")[0].label == 1
+
+
+@pytest.mark.parametrize(("split", "file"), [("validation", "dev"), ("test", "test")])
+def test_paws_x_drops_marked_rows(tmp_path, split, file):
+    rows = ["1\teins\tzwei\t1", "2\tdrei\tNS\t0", "3\tNS\tNS\t1", "4\tNSU\tvier NS\t0"]
+    write(tmp_path / "x-final" / "de" / f"{file}_2k.tsv", HEADER + "\n".join(rows) + "\n")
+    with pytest.warns(UserWarning, match=r"dropped 2 of 4 rows marked NS \(lines 3, 4\)"):
+        rows = read_evaluation_set("paws-x-de", tmp_path, split=split)
+    assert rows == [((("eins", "zwei"),), 1, 0), ((("NSU", "vier NS"),), 0, 3)]
+
+
+def test_few_empty_translations_are_dropped_but_many_are_an_error(tmp_path):
+    path = tmp_path / "x-final" / "fr" / "test_2k.tsv"
+    write(path, HEADER + "1\tun\tdeux\t1\n" * 199 + "2\t\tdeux\t1\n")
+    with pytest.warns(UserWarning, match=r"dropped 1 of 200 rows lacking .* \(lines 201\)"):
+        assert len(read_evaluation_set("paws-x-fr", tmp_path)) == 199
+    write(path, HEADER + "1\tun\tdeux\t1\n" + "2\t\tdeux\t1\n")
+    with pytest.raises(ValueError, match=r"line 3: empty text in 'sentence1'"):
+        read_evaluation_set("paws-x-fr", tmp_path)
+
+
+def test_real_sets_have_their_rows(shared):
+    manifest = json.loads((shared / "data" / "manifest.json").read_text())
+    (entry,) = [entry for entry in manifest if entry["path"] == "advglue/dev.json"]
+    for section, size in ADVGLUE.items():
+        spec = evaluation_set(f"adv-{section}")
+        rows = read_evaluation_set(spec.name, shared / "data")
+        assert len(rows) == size and [row.index for row in rows] == list(range(size))
+        assert Counter(str(row.label) for row in rows) == entry["labels"][section]
+        assert all(len(row.texts[0]) == len(spec.columns) for row in rows)
+    for split, paraphrases in (("validation", 3539), ("test", 3536)):
+        rows = read_evaluation_set("paws", shared / "data", split=split)
+        assert len(rows) == 8000 and sum(row.label for row in rows) == paraphrases
+
+
+def test_specifications_are_consistent():
+    titles = {spec.title for spec in EVALUATION_SETS.values()}
+    table = "AdvSST-2 AdvMNLI AdvMNLI-mm AdvRTE AdvQNLI AdvQQP PAWS PAWS-X-en PAWS-X-de"
+    assert set(table.split()) <= titles and len(titles) == 14
+    for name, spec in EVALUATION_SETS.items():
+        assert spec.name == name and spec.default_split in spec.files
+        assert set(spec.labels) == set(task(spec.task).labels)
+        for other in (spec.task, *spec.others):
+            assert len(task(other).labels) == len(spec.labels)
+            assert len(task(other).columns) == len(spec.columns)
+
+
+def test_labels_are_classes_of_the_trained_task(tmp_path):
+    write(tmp_path / "dev.json", json.dumps(ROWS))
+    reordered = dataclasses.replace(task("mnli"), labels=("contradiction", "entailment", "neutral"))
+    rows = read_evaluation_set("adv-mnli", tmp_path, trained=reordered)
+    assert [row.label for row in rows] == [1, 2, 0]
+    write(tmp_path / "labeled_final" / "test.tsv", HEADER + "1\ta\tb\t1\n2\ta\tc\t0\n")
+    reordered = dataclasses.replace(task("mrpc"), labels=("1", "0"))
+    for trained, expected in (("qqp", [1, 0]), ("paraphrase", [1, 0]), (reordered, [0, 1])):
+        rows = read_evaluation_set("paws", tmp_path, trained=trained)
+        assert [row.label for row in rows] == expected
+
+
+TWO_LABELS = dataclasses.replace(task("mnli"), labels=("entailment", "not"))
+
+
+@pytest.mark.parametrize(
+    ("name", "trained", "message"),
+    [
+        ("paws", "mnli", r"PAWS tests models of qqp or mrpc or paraphrase .* on mnli with entail"),
+        ("paws", "sst2", r"labels 0, 1; the model was trained on sst2 with 0, 1"),
+        ("paws-x-de", "stsb", r"trained on stsb with scores"),
+        ("adv-sst2", "cola", r"AdvSST-2 tests models of sst2 with .* on cola"),
+        ("adv-mnli", TWO_LABELS, r"trained on mnli with entailment, not"),
+    ],
+)
+def test_a_set_of_another_task(tmp_path, name, trained, message):
+    with pytest.raises(ValueError, match=message):
+        read_evaluation_set(name, tmp_path, trained=trained)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", r"dev\.json: not JSON"),
+        ("[]", r"no list of rows under 'sst2' \(the file has list\)"),
+        ('{"rte": []}', r"no list of rows under 'sst2' \(the file has rte\)"),
+        ('{"sst2": [3]}', r"sst2 row 1: expected a JSON object, got int"),
+        ('{"sst2": []}', r"has no rows"),
+        ('{"sst2": [{"sentence": "a", "label": 2}]}', r"sst2 row 1: unknown label '2'; AdvSST-2"),
+        ('{"sst2": [{"sentence": "a"}]}', r"sst2 row 1: no label 'label'"),
+    ],
+)
+def test_malformed_advglue(tmp_path, content, message):
+    write(tmp_path / "dev.json", content)
+    with pytest.raises(ValueError, match=message):
+        read_evaluation_set("adv-sst2", tmp_path)
+
+
+def test_missing_files_and_unknown_splits(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no test file of PAWS-X-de .*x-final/de/test_2k"):
+        read_evaluation_set("paws-x-de", tmp_path)
+    with pytest.raises(ValueError, match="unknown split 'train' of PAWS; allowed: val"):
+        read_evaluation_set("paws", tmp_path, split="train")
