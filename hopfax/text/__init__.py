@@ -1,15 +1,14 @@
-"""Corruption of text: typos at random, and attacks that a model's losses or gradients guide.
+"""Corruption of text: random typos, and attacks guided by a model's losses or gradients.
 
-`misspell` and `swap_characters` change a share of the words at random; `textbugger` and `hotflip`
-choose by the model under attack, which they know as a `Victim` of plain functions. Every edit is
-logged: `restore` gives the clean text back, and `replay` makes the edits again. Nothing here
-imports a model: `hopfax.train.victim` makes a victim of an encoder.
+`misspell` and `swap_characters` change a random share of the words. `textbugger` and `hotflip`
+attack a `Victim`: the functions of a model, from `hopfax.train.victim` for an encoder.
+Every edit is logged: `restore` returns the clean text, and `replay` applies the edits again.
 
 Example:
     >>> from hopfax import text
     >>> pair = ("Where can I learn to program?", "How do I learn programming?")
-    >>> found = text.misspell(pair, rate=0.2, seed=(23, 0))
-    >>> text.restore(found) == pair, found.num_changed, found.num_words
+    >>> corrupted = text.misspell(pair, rate=0.2, seed=(23, 0))
+    >>> text.restore(corrupted) == pair, corrupted.num_changed, corrupted.num_words
     (True, 2, 11)
 """
 
@@ -29,7 +28,7 @@ from hopfax.text.textbugger import textbugger as textbugger
 from hopfax.text.typos import misspell as misspell
 from hopfax.text.typos import num_changes as num_changes
 from hopfax.text.typos import swap_characters as swap_characters
-from hopfax.text.victim import Attacked as Attacked
+from hopfax.text.victim import AttackResult as AttackResult
 from hopfax.text.victim import Gradients as Gradients
 from hopfax.text.victim import Linearized as Linearized
 from hopfax.text.victim import Victim as Victim

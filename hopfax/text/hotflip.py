@@ -1,5 +1,6 @@
-"""HotFlip: edits of characters, or of tokens, that the gradient says raise the loss most."""
+"""HotFlip: edits of characters or tokens along the gradient of the loss."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
@@ -9,29 +10,27 @@ import numpy as np
 
 from hopfax.text import changes
 from hopfax.text.changes import Change, cased
-from hopfax.text.flips import NEVER, PIECE, WORD, best_flips, estimate
+from hopfax.text.flips import NEVER, PIECE, WORD, best_flips
 from hopfax.text.log import Draft, T, draft, edited
 from hopfax.text.typos import num_changes
 from hopfax.text.victim import (
-    Ask,
-    Attacked,
+    AttackResult,
     Gradients,
     Label,
     Linearized,
+    Query,
     Search,
     Victim,
     attack_each,
-    check_counts,
+    check_positive,
     required_gradients,
 )
 
 Form = Literal["characters", "tokens"]
-Select = Literal["loss", "estimate"]
-# Children of a state: estimated gain, and the text with one more edit; best first.
-Propose = Callable[[Draft, Linearized], list[tuple[float, Draft]]]
+# The children of a state: the texts with one more edit, in order of their estimated gain.
+Propose = Callable[[Draft, Linearized], list[Draft]]
 
-# Words whose edits are kept tokenised; each takes some 60 kB, so this is about 180 MB.
-_MOST_KNOWN = 3000
+_MAX_CACHED = 3000  # words; the edits of one take about 60 kB
 _OPERATIONS = (changes.flip, changes.insertion, changes.deletion)
 
 
@@ -44,63 +43,52 @@ def hotflip(
     form: Form = "characters",
     beam: int = 3,
     num_candidates: int = 16,
-    select: Select = "loss",
-    min_similarity: float = -1.0,
     stop_at: float = np.inf,
     rows: Sequence[int] | None = None,
-    at_once: int = 32,
-) -> list[Attacked[T]]:
+    batch_size: int = 32,
+) -> list[AttackResult[T]]:
     r"""Attacks texts along the gradient of the loss, with beam search.
 
-    Every step asks for the gradient at each text of the beam, estimates for every possible edit
-    what it does to the loss, and makes one edit in a word not yet edited. All gradients of a step,
-    of all texts, are one call, and so are all losses.
+    Every step queries the gradient at each text of the beam, estimates the gain of every possible
+    edit of a word that has not been edited, and keeps the texts with the greatest loss among the
+    `num_candidates` best edits of each. All gradients of a step, of all texts, are one call, and so
+    are all losses.
 
-    *Tokens*: one token is replaced by any other of the vocabulary, estimated by
-    $(E_v - E_{x_i}) \cdot g_i$ as in `flip_gains`. Words take the place of words and pieces that of
-    pieces; special tokens and padding are never replaced nor put in. The new word must fall into
-    just these tokens when it is tokenised again, or the flip is dropped. This is the paper's attack
-    on words; of its conditions on the new word `min_similarity` is kept, the part of speech and
-    the list of stop words are not.
+    *Tokens*: one token becomes another, with the estimate $(E_v - E_{x_i}) \cdot g_i$ of
+    `flip_gains`. Words replace words and pieces replace pieces; special tokens and padding take no
+    part. Flips are dropped if the new word is tokenised differently. This is the paper's attack on
+    words without its conditions on similarity, part of speech and stop words.
 
-    *Characters*: one letter is flipped, inserted or deleted. The paper's models read characters,
-    and it takes the gradient in them. A WordPiece model reads tokens: one letter turns the word's
-    tokens $x_1 .. x_k$ into $u_1 .. u_m$, and the estimate is
+    *Characters*: one letter is flipped, inserted or deleted. The paper's models read characters. A
+    WordPiece model reads tokens: one letter turns the word's tokens $x_1 .. x_k$ into
+    $u_1 .. u_m$, with the estimate
     $\sum_j E_{u_j} \cdot g_{\min(j, k)} - \sum_j E_{x_j} \cdot g_j$: pieces beyond the old ones
-    take the gradient of the last. It is exact for a sum of embeddings and rough otherwise (the
-    shift of the words behind, and the number of tokens, are left out), which is why losses decide
-    by default.
+    take the gradient of the last. It is exact for a sum of embeddings. Otherwise it is rough, since
+    it ignores that later words move; so the losses, not the estimates, decide what is kept.
 
-    The result is the version of greatest loss that was met, the clean text among them: at most
-    `num_changes` words are changed, one of a short text even where that is more than the share; and
-    a wider beam never ends below beam 1 (unless `stop_at` ends it earlier), since the path that
-    beam 1 would take always keeps one of its places.
+    The result is the version with the greatest loss, possibly the clean text. A wider beam never
+    ends below beam 1 (unless `stop_at` ends it earlier), since the path of beam 1 always keeps one
+    place.
 
     Args:
         victim: The model, with gradients.
-        texts: As for `hopfax.text.misspell`.
-        labels: The right answers.
-        rate: Share of each text's words to change at most, in [0, 1], but one word of a short text
-            is more; see `num_changes`.
-        form: What is edited.
-        beam: Texts kept after a step, at least 1; 1 is greedy.
-        num_candidates: Edits that are followed up from each of them, at least 1.
-        select: `"loss"`: the model's own loss, of all candidates, decides which are kept;
-            `"estimate"`: the sum of the estimates along the path, as in the paper, and only the
-            losses of those kept are asked for.
-        min_similarity: Least cosine between the vectors of a token and its replacement (the
-            paper's 0.8 supposes pre-trained vectors); for tokens only. -1 allows all.
-        stop_at: Leave a text alone once its loss is this great.
-        rows: Number of each text, for errors; nothing here is random.
-        at_once: Texts attacked side by side.
+        texts: Texts as for `hopfax.text.misspell`.
+        labels: The correct labels.
+        rate: Largest share of each text's words to change, in [0, 1]; see `num_changes`.
+        form: What is edited: `"characters"` or `"tokens"`.
+        beam: Texts kept after each step, >= 1; 1 is greedy.
+        num_candidates: Edits of each text whose losses are queried, >= 1.
+        stop_at: Stop once the loss reaches this value.
+        rows: Row number of each text, for errors; the attack is deterministic.
+        batch_size: Texts attacked at the same time.
 
     Returns:
-        What became of each text, in order.
+        One result per text.
 
     Raises:
-        TypeError: `texts` is one string.
-        ValueError: The victim has no gradients, a text has no words, a number is out of its range,
-            or a loss or gradient is not finite.
+        TypeError: If `texts` is one string.
+        ValueError: If the victim has no gradients, a text has no words, a number is out of its
+            range, or a loss or gradient is not finite.
 
     References:
         Ebrahimi et al., HotFlip: White-Box Adversarial Examples for Text Classification (ACL 2018),
@@ -108,95 +96,56 @@ def hotflip(
     """
     gradients = required_gradients(victim)
     num_changes(rate, 0)
-    check_counts(beam=beam, num_candidates=num_candidates)
-    for name, value, known in (("form", form, Form), ("select", select, Select)):
-        if value not in get_args(known):
-            raise ValueError(f"unknown {name} {value!r}; it is {' or '.join(get_args(known))}")
-    if not -1 <= min_similarity <= 1 or (form != "tokens" and min_similarity > -1):
-        raise ValueError(
-            "min_similarity is a cosine in [-1, 1] and is for form='tokens', got "
-            f"{min_similarity} with form={form!r}"
-        )
-
+    check_positive(beam=beam, num_candidates=num_candidates)
     if form == "tokens":
         kinds = np.asarray([_kind(token) for token in gradients.tokens], np.int32)
-        propose = partial(
-            _token_flips,
-            gradients=gradients._replace(table=jnp.asarray(gradients.table)),
-            kinds=kinds,
-            count=num_candidates,
-            min_similarity=min_similarity,
-        )
+        gradients = gradients._replace(table=jnp.asarray(gradients.table))
+        propose = partial(_token_flips, gradients=gradients, kinds=kinds, count=num_candidates)
+    elif form == "characters":
+        cache = {} if gradients.cache is None else gradients.cache
+        gradients = gradients._replace(table=np.asarray(gradients.table), cache=cache)
+        propose = partial(_character_edits, gradients=gradients, count=num_candidates)
     else:
-        table = np.asarray(gradients.table)
-        propose = partial(
-            _character_edits,
-            gradients=gradients._replace(table=table),
-            count=num_candidates,
-            known={} if gradients.known is None else gradients.known,
-        )
-
-    def search(text: T, row: int) -> Search[T]:
-        return hotflip_search(text, propose, rate=rate, beam=beam, select=select, stop_at=stop_at)
-
-    return attack_each(search, victim, texts, labels, rows=rows, at_once=at_once)
+        raise ValueError(f"form must be {' or '.join(get_args(Form))}, got {form!r}")
+    search = partial(_search, propose=propose, rate=rate, beam=beam, stop_at=stop_at)
+    return attack_each(search, victim, texts, labels, rows=rows, batch_size=batch_size)
 
 
 class _State(NamedTuple):
-    """A text of the beam, its loss, and the sum of the estimates that led to it."""
-
     draft: Draft[Any]
     loss: float
-    score: float
 
 
-def hotflip_search(
-    text: T, propose: Propose, *, rate: float, beam: int, select: Select, stop_at: float = np.inf
+def _search(
+    text: T, row: int, *, propose: Propose, rate: float, beam: int, stop_at: float
 ) -> Search[T]:
-    """Beam search on one text, for `victim.run_searches`; arguments as for `hotflip`."""
     clean = draft(text)
-    wanted = num_changes(rate, len(clean.words))
-    (clean_loss,) = yield Ask([text])
-    best = _State(clean, float(clean_loss), 0.0)
+    (clean_loss,) = yield Query([text])
+    best = _State(clean, float(clean_loss))
     states, num_losses, num_gradients = [best], 1, 0
-    for _ in range(wanted):
+    for _ in range(num_changes(rate, len(clean.words))):
         if best.loss >= stop_at:
             break
-        linear = yield Ask([state.draft.text for state in states], gradient=True)
+        linearized = yield Query([state.draft.text for state in states], gradient=True)
         num_gradients += len(states)
-        # One state a text: what two paths lead to counts as the first's.
-        children: dict[Any, _State] = {}
-        firsts: list[Any] = []
-        for number, (state, here) in enumerate(zip(states, linear, strict=True)):
-            for gain, child in propose(state.draft, here):
-                children.setdefault(child.text, _State(child, np.nan, state.score + gain))
-                if number == 0:
-                    firsts.append(child.text)
+        pairs = zip(states, linearized, strict=True)
+        proposals = [propose(state.draft, linear) for state, linear in pairs]
+        children: dict[Any, Draft] = {}
+        for child in itertools.chain(*proposals):
+            children.setdefault(child.text, child)
         if not children:
             break
-        if select == "estimate":
-            children = _kept(children, firsts, beam, lambda state: state.score)
-        losses = yield Ask(list(children))
+        losses = yield Query(list(children))
         num_losses += len(children)
-        children = {
-            key: state._replace(loss=float(loss))
-            for (key, state), loss in zip(children.items(), losses, strict=True)
-        }
-        if select == "loss":
-            children = _kept(children, firsts, beam, lambda state: state.loss)
-        states = list(children.values())
+        evaluated = map(_State, children.values(), map(float, losses))
+        ranked = sorted(evaluated, key=lambda state: state.loss, reverse=True)
+        # The best child of the first state goes first, to keep the path of beam 1.
+        firsts = {child.text for child in proposals[0]}
+        greedy = [state for state in ranked if state.draft.text in firsts][:1]
+        states = (greedy + [state for state in ranked if state not in greedy])[:beam]
         best = max([best, *states], key=lambda state: state.loss)
-    return Attacked(best.draft.corrupted(), float(clean_loss), best.loss, num_losses, num_gradients)
-
-
-def _kept(
-    children: dict[Any, _State], firsts: list[Any], beam: int, value: Callable[[_State], float]
-) -> dict[Any, _State]:
-    """The best `beam` of the children, with the best of the first state's own in front."""
-    ranked = sorted(children, key=lambda key: value(children[key]), reverse=True)
-    greedy = [key for key in ranked if key in set(firsts)][:1]
-    others = [key for key in ranked if key not in greedy]
-    return {key: children[key] for key in (greedy + others)[:beam]}
+    corrupted = best.draft.corrupted()
+    return AttackResult(corrupted, float(clean_loss), best.loss, num_losses, num_gradients)
 
 
 class _Tokens(NamedTuple):
@@ -208,120 +157,92 @@ class _Tokens(NamedTuple):
     ends: np.ndarray
 
 
-def _open_words(now: Draft, linear: Linearized) -> dict[int, _Tokens]:
-    """Tokens of the words not yet edited that the model gets to see, by number of the word.
+def _editable_words(current: Draft, linear: Linearized) -> dict[int, _Tokens]:
+    """Tokens of the words that have not been edited and that the model reads, by word number.
 
-    A word that the choices share has one gradient: the sum of theirs.
+    The gradient of a word that choices share is the sum over the choices.
     """
-    found = {}
-    for index, word in enumerate(now.words):
+    words = {}
+    for index, word in enumerate(current.words):
         inside = (linear.starts >= word.start) & (linear.ends <= word.end)
-        seen = [np.flatnonzero(inside & (linear.fields == field)) for field in word.fields]
-        longest = max(seen, key=len)  # a choice may have been cut off inside the word
+        by_field = [np.flatnonzero(inside & (linear.fields == field)) for field in word.fields]
+        longest = max(by_field, key=len)  # a choice may be cut within the word
         if len(longest) and not word.changed:
             gradient = np.zeros((len(longest), linear.gradient.shape[1]), np.float32)
-            for places in seen:
-                gradient[: len(places)] += linear.gradient[places]
-            starts, ends = linear.starts[longest], linear.ends[longest]
-            found[index] = _Tokens(
-                linear.ids[longest], gradient, starts - word.start, ends - word.start
-            )
-    return found
+            for tokens in by_field:
+                gradient[: len(tokens)] += linear.gradient[tokens]
+            starts, ends = linear.starts[longest] - word.start, linear.ends[longest] - word.start
+            words[index] = _Tokens(linear.ids[longest], gradient, starts, ends)
+    return words
 
 
 def _kind(token: str) -> int:
-    """Whether a token is put in place of words, of pieces, or never."""
+    """Whether a token replaces words, pieces or nothing."""
     if not token.removeprefix("##").isalpha():
         return NEVER
     return PIECE if token.startswith("##") else WORD
 
 
 def _token_flips(
-    now: Draft,
-    linear: Linearized,
-    *,
-    gradients: Gradients,
-    kinds: np.ndarray,
-    count: int,
-    min_similarity: float,
-) -> list[tuple[float, Draft]]:
-    """The best flips of a token whose words are tokenised as they should be."""
-    words = _open_words(now, linear)
-    whole = gradients.pieces([now.spelling(index) for index in words])
+    current: Draft, linear: Linearized, *, gradients: Gradients, kinds: np.ndarray, count: int
+) -> list[Draft]:
+    """The best flips of a token after which the model reads the intended tokens."""
+    words = _editable_words(current, linear)
+    pieces = gradients.pieces([current.spelling(index) for index in words])
     owners = [
         (index, place)
-        for (index, word), pieces in zip(words.items(), whole, strict=True)
-        # Of a word that was cut off, the model has fewer tokens than the whole word would have.
-        if len(word.ids) == len(pieces)
+        for (index, word), ids in zip(words.items(), pieces, strict=True)
+        if len(word.ids) == len(ids)  # otherwise the text is cut within the word
         for place in range(len(word.ids))
     ]
     if not owners:
         return []
-    asked = 4 * count  # some will not be tokenised as they should
+    num_flips = 4 * count  # some are tokenised differently
     while True:
         flips = best_flips(
             gradients.table,  # pyright: ignore[reportArgumentType]
             np.array([words[index].ids[place] for index, place in owners]),
             np.stack([words[index].gradient[place] for index, place in owners]),
             kinds=kinds,
-            count=asked,
-            min_similarity=min_similarity,
+            count=num_flips,
         )
-        fitting = _fitting(now, words, owners, flips, gradients)
-        if len(fitting) >= count or len(flips) < asked:
-            return [(gain, edited(now, index, change)) for gain, index, change in fitting[:count]]
-        asked *= 4  # few programs, each compiled once
+        chosen = [(*owners[owner], token) for _, owner, token in flips]
+        valid = _valid_flips(current, words, chosen, gradients)
+        if len(valid) >= count or len(flips) < num_flips:
+            return [edited(current, index, change) for index, change in valid[:count]]
+        num_flips *= 4
 
 
-def _fitting(
-    now: Draft,
+def _valid_flips(
+    current: Draft,
     words: dict[int, _Tokens],
-    owners: list[tuple[int, int]],
-    flips: list[tuple[float, int, int]],
+    flips: list[tuple[int, int, int]],
     gradients: Gradients,
-) -> list[tuple[float, int, Change]]:
-    """Those flips after which the model reads the tokens that were estimated.
-
-    Returns:
-        Estimate, number of the word and its change.
-    """
-    found: list[tuple[float, int, Change]] = []
-    wanted: list[tuple[int, ...]] = []
-    spellings: list[str] = []
-    for gain, number, token in flips:
-        index, place = owners[number]
-        spelling, word = now.spelling(index), words[index]
+) -> list[tuple[int, Change]]:
+    """Word number and change of the flips after which the model reads the intended tokens."""
+    candidates: list[tuple[int, Change]] = []
+    intended: list[tuple[int, ...]] = []
+    for index, place, token in flips:
+        spelling, word = current.spelling(index), words[index]
         start, end = int(word.starts[place]), int(word.ends[place])
-        if _grows_together(spelling[:start], gradients.tokens[token]):
-            continue
         new = cased(gradients.tokens[token].removeprefix("##"), spelling[start:end])
-        change = Change("token", start, spelling[start:end], new)
-        found.append((gain, index, change))
-        spellings.append(change.of(spelling))
+        candidates.append((index, Change("token", start, spelling[start:end], new)))
         ids = word.ids.tolist()
-        wanted.append((*ids[:place], token, *ids[place + 1 :]))
-    got = gradients.pieces(spellings)
-    return [
-        flip for flip, ids, pieces in zip(found, wanted, got, strict=True) if tuple(pieces) == ids
-    ]
-
-
-def _grows_together(before: str, token: str) -> bool:
-    """Whether letters make a token part of their word, as those before an apostrophe would.
-
-    Most flips of an apostrophe do, which need not be tokenised to be dropped.
-    """
-    return before[-1:].isalnum() and before[-1:].isascii() and token.isascii() and token.isalnum()
+        intended.append((*ids[:place], token, *ids[place + 1 :]))
+    spellings = [change.of(current.spelling(index)) for index, change in candidates]
+    tokenised = map(tuple, gradients.pieces(spellings))
+    triples = zip(candidates, intended, tokenised, strict=True)
+    return [candidate for candidate, ids, pieces in triples if ids == pieces]
 
 
 class _Variants(NamedTuple):
-    """All edits of one letter of a word, and the tokens each leads to (-1 for none).
+    """All edits of one letter of a word.
 
     Attributes:
         changes: The edits.
-        ids: `(edits, pieces)` tokens of the edited word.
-        used: The different ones among them.
-        places: `(edits, pieces)` where in `used` each stands.
+        ids: `(edits, pieces)` tokens of the edited word; -1 for none.
+        used: The distinct tokens among them.
+        places: `(edits, pieces)` position of each token in `used`.
     """
 
     changes: list[Change]
@@ -330,64 +251,53 @@ class _Variants(NamedTuple):
     places: np.ndarray
 
 
-def _variants(
-    words: list[str], gradients: Gradients, known: dict[str, _Variants]
-) -> list[_Variants]:
-    """All of one letter's edits for several words; what is not known is tokenised in one call."""
-    found = {word: known.get(word) for word in words}
+def _variants(words: list[str], gradients: Gradients) -> list[_Variants]:
+    """All edits of one letter for several words; tokenises those not in the cache in one call."""
+    cache: dict[str, _Variants] = gradients.cache or {}
+    variants = {word: cache[word] for word in words if word in cache}
     new = {
         word: {change.of(word): change for kind in _OPERATIONS for change in kind(word)}
-        for word, variants in found.items()
-        if variants is None
+        for word in words
+        if word not in variants
     }
-    pieces = iter(gradients.pieces([edit for edits in new.values() for edit in edits]))
-    if len(known) + len(new) > _MOST_KNOWN:
-        known.clear()
+    pieces = iter(gradients.pieces([spelling for edits in new.values() for spelling in edits]))
     for word, edits in new.items():
         rows = [next(pieces) for _ in edits]
         ids = np.full((len(rows), max(map(len, rows), default=0)), -1, np.int32)
         for number, row in enumerate(rows):
             ids[number, : len(row)] = row
-        used = np.unique(ids[ids >= 0])
-        places = np.where(ids >= 0, np.searchsorted(used, ids), -1).astype(np.int32)
-        found[word] = known[word] = _Variants(list(edits.values()), ids, used, places)
-    return [found[word] for word in words]  # pyright: ignore[reportReturnType]
+        used, places = np.unique(ids, return_inverse=True)
+        variants[word] = _Variants(list(edits.values()), ids, used, places.reshape(ids.shape))
+    if gradients.cache is not None:
+        if len(cache) + len(new) > _MAX_CACHED:
+            gradients.cache.clear()
+        gradients.cache.update({word: variants[word] for word in new})
+    return [variants[word] for word in words]
 
 
 def _character_edits(
-    now: Draft,
-    linear: Linearized,
-    *,
-    gradients: Gradients,
-    count: int,
-    known: dict[str, _Variants],
-) -> list[tuple[float, Draft]]:
-    """The best edits of a letter; `known` keeps what has been tokenised."""
-    words = _open_words(now, linear)
-    found = _variants([now.spelling(index) for index in words], gradients, known)
-    if not any(each.changes for each in found):
-        return []
+    current: Draft, linear: Linearized, *, gradients: Gradients, count: int
+) -> list[Draft]:
+    """The edits of one letter with the greatest estimated gain."""
+    words = _editable_words(current, linear)
+    variants = _variants([current.spelling(index) for index in words], gradients)
     table = np.asarray(gradients.table)
-    gains = []
-    for word, edits in zip(words.values(), found, strict=True):
-        places = np.minimum(np.arange(edits.ids.shape[1]), len(word.ids) - 1)
-        new = estimate(table[edits.used], word.gradient, edits.places, places)
+    gains, edits = [], []
+    for (index, word), variant in zip(words.items(), variants, strict=True):
+        rows = np.minimum(np.arange(variant.ids.shape[1]), len(word.ids) - 1)
+        projected = table[variant.used] @ word.gradient.T
+        new = np.where(variant.ids >= 0, projected[variant.places, rows], 0).sum(axis=1)
         old = np.sum(table[word.ids] * word.gradient)
-        gains.append(np.where(_same(edits.ids, word.ids), -np.inf, new - old))
-    firsts = np.cumsum([0, *map(len, gains)])
-    every = np.concatenate(gains)
-    proposals = []
-    for number in np.argsort(-every, kind="stable")[:count].tolist():
-        if every[number] > -np.inf:
-            which = int(np.searchsorted(firsts, number, side="right")) - 1
-            change = found[which].changes[number - firsts[which]]
-            proposals.append((float(every[number]), edited(now, list(words)[which], change)))
-    return proposals
+        gains.append(np.where(_same_tokens(variant.ids, word.ids), -np.inf, new - old))
+        edits += [(index, change) for change in variant.changes]
+    gain = np.concatenate([np.zeros(0), *gains])
+    best = np.argsort(-gain, kind="stable")[:count].tolist()
+    return [edited(current, *edits[number]) for number in best if gain[number] > -np.inf]
 
 
-def _same(rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Which rows are these ids, so that the model would see no difference."""
-    size = len(ids)
-    if rows.shape[1] < size:
+def _same_tokens(rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Which rows of padded tokens are these tokens."""
+    if rows.shape[1] < len(ids):
         return np.zeros(len(rows), bool)
-    return (rows[:, :size] == ids).all(axis=1) & (rows[:, size:] == -1).all(axis=1)
+    padding = (0, rows.shape[1] - len(ids))
+    return (rows == np.pad(ids, padding, constant_values=-1)).all(axis=1)

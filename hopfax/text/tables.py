@@ -1,87 +1,34 @@
-"""What people and attackers put in the place of a letter: keyboard, sounds, looks.
+"""Replacements for letters: neighbouring keys, similar sounds, similar looks; all in lower case."""
 
-Lower case only: `hopfax.text.changes` gives a replacement the case of what it replaces.
+ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+
+# Adjacent keys of a QWERTY keyboard; symmetric.
+_KEYS = """
+qwa wqeas ewrsd retdf tryfg ytugh uyihj iuojk oipkl pol aqwsz sadwezx dsferxc fdgrtcv
+gfhtyvb hgjyubn jhkuinm kjliom lkop zasx xzcsd cxvdf vcbfg bvngh nbmhj mnjk
 """
+KEYBOARD = {entry[0]: entry[1:] for entry in _KEYS.split()}
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
-# Keys that touch on a QWERTY keyboard, in its usual stagger. Symmetric.
-KEYBOARD: Mapping[str, str] = MappingProxyType(
-    {
-        "q": "wa",
-        "w": "qeas",
-        "e": "wrsd",
-        "r": "etdf",
-        "t": "ryfg",
-        "y": "tugh",
-        "u": "yihj",
-        "i": "uojk",
-        "o": "ipkl",
-        "p": "ol",
-        "a": "qwsz",
-        "s": "adwezx",
-        "d": "sferxc",
-        "f": "dgrtcv",
-        "g": "fhtyvb",
-        "h": "gjyubn",
-        "j": "hkuinm",
-        "k": "jliom",
-        "l": "kop",
-        "z": "asx",
-        "x": "zcsd",
-        "c": "xvdf",
-        "v": "cbfg",
-        "b": "vngh",
-        "n": "bmhj",
-        "m": "njk",
-    }
-)
-
-# Spellings that sound alike in English, what is written first and what is heard second. Each line
-# goes both ways.
+# English spellings that sound alike, in both directions.
 _ALIKE = """
 ph f | ie ei | ea ee | ai ay | ou ow | oo u | ck k | c k | c s | s z | j g | i y | er or | er ar
 ant ent | ance ence | able ible | tion sion | ight ite | dge ge | qu kw | x ks | au aw | ue ew
-""".replace("\n", "|")
-# And these one way: the silent letter is what gets lost.
+"""
+# Silent letters, which are lost but not added.
 _SILENT = "kn n | wr r | mb m | wh w | gh g | ps s | mn m | sc s | tch ch | ough uff"
 
 
-def _pairs(lines: str) -> list[tuple[str, str]]:
-    pairs = [tuple(line.split()) for line in lines.split("|") if line.strip()]
-    return [(before, after) for before, after in pairs]
+def _pairs(lines: str) -> tuple[tuple[str, str], ...]:
+    pairs = (entry.split() for entry in lines.strip().replace("\n", "|").split("|"))
+    return tuple((before, after) for before, after in pairs)
 
 
-_BOTH = _pairs(_ALIKE)
-PHONETIC: tuple[tuple[str, str], ...] = (
-    *_BOTH,
-    *((after, before) for before, after in _BOTH),
+PHONETIC = (
+    *_pairs(_ALIKE),
+    *((after, before) for before, after in _pairs(_ALIKE)),
     *_pairs(_SILENT),
 )
 
-# Signs that look like a letter. TextBugger's own examples are o-0, l-1 and a-@; all are ASCII, so
-# that no vocabulary turns them into an unknown word for their script alone.
-LOOK_ALIKES: Mapping[str, str] = MappingProxyType(
-    {
-        "a": "@4",
-        "b": "68",
-        "c": "(",
-        "e": "3",
-        "g": "9q",
-        "h": "n",
-        "i": "1l!",
-        "l": "1i|",
-        "m": "n",
-        "n": "m",
-        "o": "0",
-        "q": "9g",
-        "s": "5$",
-        "t": "7+",
-        "u": "v",
-        "v": "u",
-        "z": "2",
-    }
-)
-
-ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+# TextBugger's examples are o-0, l-1 and a-@. All are ASCII, so that vocabularies know them.
+_LOOKS = "a@4 b68 c( e3 g9q hn i1l! l1i| mn nm o0 q9g s5$ t7+ uv vu z2"
+LOOK_ALIKES = {entry[0]: entry[1:] for entry in _LOOKS.split()}

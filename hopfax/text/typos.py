@@ -1,11 +1,10 @@
-"""Typos at random: what a share of the words looks like when nobody takes care.
+"""Random typos in a share of the words.
 
-Randomness is a NumPy generator of the given numbers, not a JAX key: strings are changed on the
-host, where a key would cost one compiled program a draw.
+Seeds are integers for NumPy, not JAX keys: strings are changed on the host, where a key would cost
+one compiled program per text.
 """
 
 import math
-import numbers
 import operator
 from collections.abc import Sequence
 
@@ -17,97 +16,94 @@ from hopfax.text.log import Corrupted, T, draft, edited_once
 
 Seed = int | tuple[int, ...]
 
-_MISSPELLINGS = (changes.keyboard, changes.omission, changes.doubling, changes.phonetic)
-
 
 def misspell(text: T, *, rate: float, seed: Seed) -> Corrupted[T]:
     """Misspells a share of the words.
 
-    Each word chosen gets one of four mistakes, all that fit it equally likely: a neighbouring key,
-    a letter left out, a letter doubled, a spelling that sounds alike. The first letter is never
-    mistyped or left out, but a sound may begin there (physics, fysics); words of one or two
-    letters, and digits, are spared.
+    Each chosen word gets one of four mistakes, those that fit it with equal probability: a
+    neighbouring key, an omitted letter, a doubled letter, a spelling that sounds alike. The first
+    letter is never mistyped or omitted, but its sound may change (physics, fysics). Words of one or
+    two letters, and digits, stay.
 
     Args:
-        text: A string, a pair of them, or the choices of an example; see `hopfax.text.log`.
-        rate: Share of all words to change, in [0, 1], see `num_changes`. Where fewer words can be
-            misspelt, these are; `Corrupted.rate` says how many were. Words changed at one rate are
-            changed alike at any higher one.
-        seed: One or several non-negative numbers, for instance `(seed, row)`: a text's typos then
-            depend on no other text.
+        text: A string, a pair of strings, or the choices of an example; see `hopfax.text.log`.
+        rate: Share of all words to change, in [0, 1]; see `num_changes`. If fewer words can be
+            changed, these are; `Corrupted.rate` is the actual share. Words changed at one rate are
+            changed in the same way at any higher rate.
+        seed: One or several integers >= 0, for instance `(seed, row)`, so that the typos of a text
+            do not depend on other texts.
 
     Returns:
-        The text and the log of its edits, from which `restore` gives the clean text.
+        The text and the log of its edits, from which `restore` recovers the clean text.
 
     Raises:
-        ValueError: `rate` is outside [0, 1], or `seed` is not made of whole numbers >= 0.
+        ValueError: If `rate` is outside [0, 1], or `seed` has other than integers >= 0.
+
+    Example:
+        >>> from hopfax import text
+        >>> text.misspell("a wonderful film", rate=0.3, seed=1).num_changed
+        1
     """
-    return _at_random(text, rate, seed, _MISSPELLINGS)
+    mistakes = (changes.keyboard, changes.omission, changes.doubling, changes.phonetic)
+    return _corrupted(text, rate, seed, mistakes)
 
 
 def swap_characters(text: T, *, rate: float, seed: Seed) -> Corrupted[T]:
-    """Lets two neighbouring letters change places in a share of the words.
+    """Swaps two neighbouring letters in a share of the words.
 
-    First and last letter stay, and the two letters differ: words of four letters or more. Arguments
-    and results are those of `misspell`.
-
-    Raises:
-        ValueError: `rate` is outside [0, 1], or `seed` is not made of whole numbers >= 0.
+    The first and last letter stay, and the two letters differ, so words have four letters or more.
+    Arguments, results and errors are those of `misspell`.
     """
-    return _at_random(text, rate, seed, (changes.swap,))
+    return _corrupted(text, rate, seed, (changes.swap,))
 
 
 def num_changes(rate: float, num_words: int) -> int:
-    """How many words a rate asks for: the nearest whole number, halves up, one at least.
+    """Returns the number of words to change: the nearest integer, halves up, at least one.
 
     Args:
-        rate: In [0, 1]; at 0 no word is changed.
-        num_words: All words of the text, also those that cannot be changed.
+        rate: Share of the words, in [0, 1]; at 0 no word changes.
+        num_words: Number of words of the text, including those that cannot change.
 
     Raises:
-        ValueError: `rate` is outside [0, 1], or `num_words` is no whole number >= 0.
+        ValueError: If `rate` is outside [0, 1].
+
+    Example:
+        >>> from hopfax import text
+        >>> text.num_changes(0.1, 24), text.num_changes(0.1, 25), text.num_changes(0.1, 2)
+        (2, 3, 1)
     """
-    if not isinstance(rate, numbers.Real) or not 0 <= rate <= 1:
-        raise ValueError(f"rate is a share of the words and must be in [0, 1], got {rate}")
-    if not isinstance(num_words, numbers.Integral) or num_words < 0:
-        raise ValueError(f"num_words must be a whole number >= 0, got {num_words!r}")
+    if not 0 <= rate <= 1:
+        raise ValueError(f"rate must be in [0, 1], got {rate}")
     if rate == 0 or num_words == 0:
         return 0
-    # 0.35 * 10 is 3.4999999999999996.
-    return max(1, math.floor(round(rate * num_words, 9) + 0.5))
+    return max(1, math.floor(round(rate * num_words, 9) + 0.5))  # 0.35 * 10 < 3.5 in floating point
 
 
 def generator(seed: Seed) -> np.random.Generator:
-    """The generator of a seed, that of `numpy.random.default_rng`.
-
-    Args:
-        seed: A whole number >= 0, or a tuple of them.
+    """Returns `numpy.random.default_rng(seed)`.
 
     Raises:
-        ValueError: It is not made of whole numbers >= 0.
+        ValueError: If `seed` has other than integers >= 0.
     """
     try:
-        numbers = [operator.index(part) for part in (seed if isinstance(seed, tuple) else (seed,))]
+        parts = [operator.index(part) for part in (seed if isinstance(seed, tuple) else (seed,))]
     except TypeError:
-        numbers = [-1]
-    if min(numbers, default=-1) < 0:
-        raise ValueError(
-            f"seed is a whole number >= 0 or a tuple of them, not a JAX key: got {seed!r}"
-        )
-    return np.random.default_rng(numbers)
+        parts = []
+    if min(parts, default=-1) < 0:
+        raise ValueError(f"seed must be an integer >= 0 or a tuple of such integers, got {seed!r}")
+    return np.random.default_rng(parts)
 
 
-def _at_random(text: T, rate: float, seed: Seed, kinds: Sequence[Changes]) -> Corrupted[T]:
-    clean = draft(text)
-    left = num_changes(rate, len(clean.words))
-    rng = generator(seed)
+def _corrupted(text: T, rate: float, seed: Seed, kinds: Sequence[Changes]) -> Corrupted[T]:
+    clean, rng = draft(text), generator(seed)
+    count = num_changes(rate, len(clean.words))
     chosen: dict[int, Change] = {}
     for index in rng.permutation(len(clean.words)).tolist():
-        if len(chosen) == left:
+        if len(chosen) == count:
             break
         word = clean.spelling(index)
-        fitting = [found for kind in kinds if (found := kind(word))]
-        if fitting:
-            of_kind = fitting[rng.integers(len(fitting))]
+        options = [fitting for kind in kinds if (fitting := kind(word))]
+        if options:
+            of_kind = options[rng.integers(len(options))]
             chosen[index] = of_kind[rng.integers(len(of_kind))]
     return edited_once(clean, chosen)

@@ -1,4 +1,4 @@
-"""Victims whose loss is a function of the sum of token vectors: what is best is known exactly."""
+"""Victims whose loss is a function of the sum of token embeddings: the best edit is known."""
 
 import re
 
@@ -14,7 +14,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 class Bag:
     """Loss `sign * (w . s + s A s)` with s the sum of the vectors; linear where A is zero.
 
-    Words of the vocabulary are one token, others one a character. `calls` keeps what was asked.
+    Words of the vocabulary are one token, others one token per character. `calls` has the queries.
     """
 
     def __init__(self, words=(), *, seed=0, curvature=0.0):
@@ -37,15 +37,15 @@ class Bag:
 
     def tokenized(self, text):
         """(id, field, start, end) of every token."""
-        found = []
+        tokens = []
         for field, string in enumerate(strings(text)):
             for match in re.finditer(r"\w+|[^\w\s]", string):
                 ids, start = self.pieces(match.group()), match.start()
-                whole = len(ids) == 1
                 for place, number in enumerate(ids):
-                    at = (start, match.end()) if whole else (start + place, start + place + 1)
-                    found.append((number, field, *at))
-        return found
+                    first = start + place
+                    end = match.end() if len(ids) == 1 else first + 1
+                    tokens.append((number, field, first, end))
+        return tokens
 
     def sum(self, text):
         return self.table[[token[0] for token in self.tokenized(text)]].astype(float).sum(0)

@@ -1,57 +1,71 @@
-"""Arguments that a user may get wrong are refused by name."""
+"""Errors name the argument, what was given and what is allowed."""
 
+import jax
 import numpy as np
 import pytest
 
 from hopfax import text
 from hopfax.text import Gradients, Victim
 
-TABLE, IDS, GRADIENT = np.ones((5, 4)), np.array([1, 2]), np.ones((2, 4))
-FILM = "a fine film"
-VICTIM = Victim(
-    lambda texts, labels: np.zeros(len(texts)),
-    Gradients(lambda *asked: [], lambda words: [], TABLE, tuple("abcde")),
+FILM, TABLE = "a fine film", np.ones((5, 4))
+KINDS = np.ones(5)
+NO_GRADIENTS = Victim(
+    lambda texts, labels: pytest.fail("queried before the arguments were checked")
+)
+VICTIM = NO_GRADIENTS._replace(
+    gradients=Gradients(lambda *query: [], lambda words: [], TABLE, tuple("abcde"))
 )
 
 
-def best_flips(**changes):
-    given = {"table": TABLE, "ids": IDS, "gradient": GRADIENT, "kinds": np.ones(5), "count": 1}
-    return text.best_flips(**given | changes)
+def corrupt(**changes):
+    return text.misspell(**{"text": FILM, "rate": 0.3, "seed": 0} | changes)
 
 
-def attack(method, **changes):
-    given = {"victim": VICTIM, "texts": [FILM], "labels": [0], "rate": 0.3}
-    return method(**given | changes)
+def flips(**changes):
+    ids, gradient = np.array([1, 2]), np.ones((2, 4))
+    return text.best_flips(TABLE, ids, gradient, **{"kinds": KINDS, "count": 1} | changes)
+
+
+def attack(method=text.hotflip, **changes):
+    arguments = {"victim": VICTIM, "texts": [FILM, FILM], "labels": [0, 1], "rate": 0.3}
+    return method(**arguments | changes)
 
 
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
-        (text.misspell, {"text": FILM, "rate": None, "seed": 0}, "rate .* got None"),
-        (text.misspell, {"text": FILM, "rate": "0.3", "seed": 0}, "rate .* got 0.3"),
-        (text.num_changes, {"rate": 0.3, "num_words": 2.5}, "num_words must be .* got 2.5"),
-        (text.restore, {"corrupted": FILM}, "corrupted must be a Corrupted, got 'a fine film'"),
-        (text.replay, {"clean": FILM, "edits": [(0, 1)]}, r"an edit must be .* got \(0, 1\)"),
-        (text.replay, {"clean": FILM, "edits": [(0, "1", "", "", "")]}, "an edit must be"),
-        (text.flip_gains, {"table": TABLE, "ids": IDS, "gradient": np.ones((0, 4))}, "shapes"),
-        (text.flip_gains, {"table": TABLE, "ids": IDS + 0.5, "gradient": GRADIENT}, "whole"),
-        (best_flips, {"table": None}, r"table, ids and gradient must have shapes .* got \(\)"),
-        (best_flips, {"count": 0}, "count must be a whole number >= 1, got 0"),
+        *((corrupt, {"rate": rate}, r"rate must be in \[0, 1\], got") for rate in (-0.1, 1.1)),
+        (corrupt, {"rate": float("nan")}, r"rate must be in \[0, 1\], got nan"),
+        *(
+            (corrupt, {"seed": seed}, "seed must be an integer >= 0 or a tuple")
+            for seed in (-1, (3, -1), 0.5, (), jax.random.key(0), (jax.random.key(0), 1))
+        ),
+        *(
+            (corrupt, {"text": wrong}, "a text must be a string, a tuple of strings")
+            for wrong in (None, ["a list"], ("a", None), (("a",), ["b"]))
+        ),
+        (flips, {"kinds": KINDS[:4]}, r"kinds must have shape \(5,\), got \(4,\)"),
+        (flips, {"count": 0}, "count must be an integer >= 1, got 0"),
         *(
             (attack, {"method": method} | changes, message)
             for method in (text.textbugger, text.hotflip)
             for changes, message in (
-                ({"victim": None}, "victim must be a hopfax.text.Victim, got None"),
-                ({"texts": None}, "texts, labels and rows must be lists"),
-                ({"labels": 1}, "texts, labels and rows must be lists"),
-                ({"at_once": 2.5}, "at_once must be a whole number >= 1, got 2.5"),
-                ({"rate": None}, "rate .* got None"),
+                ({"texts": FILM}, "texts must be a list of texts, got one string: 'a fine film'"),
+                ({"texts": [FILM, "1999"]}, "texts must have words to attack, got '1999' in row 1"),
+                ({"texts": [FILM, ""], "rows": [4, 8]}, "got '' in row 8"),
+                ({"labels": [1]}, "got 2 texts, 1 labels and 2 rows"),
+                ({"rows": [1]}, "got 2 texts, 2 labels and 1 rows"),
+                ({"batch_size": 2.5}, "batch_size must be an integer >= 1, got 2.5"),
+                ({"rate": 1.5}, r"rate must be in \[0, 1\], got 1.5"),
             )
         ),
-        (attack, {"method": text.hotflip, "beam": 0}, "beam must be a whole number >= 1"),
-        (attack, {"method": text.hotflip, "num_candidates": "3"}, "num_candidates must be"),
+        (attack, {"method": text.textbugger, "seed": -1}, r"seed must .* got \(-1, 0\)"),
+        (attack, {"beam": 0}, "beam must be an integer >= 1, got 0"),
+        (attack, {"num_candidates": "3"}, "num_candidates must be an integer >= 1, got '3'"),
+        (attack, {"form": "words"}, "form must be characters or tokens, got 'words'"),
+        (attack, {"victim": NO_GRADIENTS}, "hotflip requires gradients.*textbugger"),
     ],
 )
-def test_arguments_are_refused_by_name(function, arguments, message):
+def test_messages(function, arguments, message):
     with pytest.raises((ValueError, TypeError), match=message):
         function(**arguments)

@@ -2,14 +2,12 @@ import itertools
 import json
 import time
 
-import jax
 import numpy as np
 import pytest
 
 from hopfax import text
 from hopfax.text.changes import keyboard, omission, swap
-from hopfax.text.log import draft, edited, edited_once, strings
-from hopfax.text.typos import generator
+from hopfax.text.log import draft, edited, edited_once
 
 FILM = "A wonderful, delightful film that nobody with any sense of humour should ever miss."
 PAIR = ("How do I learn programming?", "What’s the best way to learn to program quickly?")
@@ -39,25 +37,19 @@ BOTH = pytest.mark.parametrize("corrupt", [text.misspell, text.swap_characters])
 @pytest.mark.parametrize("clean", [FILM, PAIR, COPA, (FILM,), *ODD], ids=str)
 def test_the_clean_text_comes_back(corrupt, clean):
     for rate, seed in itertools.product((0, 0.1, 0.3, 1), range(8)):
-        found = corrupt(clean, rate=rate, seed=seed)
-        assert text.restore(found) == clean
-        assert text.replay(clean, json.loads(json.dumps(found.edits))) == found.text
-        assert (found.text != clean) == bool(found.edits) == (found.num_changed > 0)
-        assert found.num_changed <= text.num_changes(rate, found.num_words)
+        corrupted = corrupt(clean, rate=rate, seed=seed)
+        assert text.restore(corrupted) == clean
+        assert text.replay(clean, json.loads(json.dumps(corrupted.edits))) == corrupted.text
+        assert (corrupted.text != clean) == bool(corrupted.edits) == (corrupted.num_changed > 0)
+        assert corrupted.num_changed <= text.num_changes(rate, corrupted.num_words)
 
 
-def test_every_word_is_logged_that_differs():
-    found = text.misspell(FILM, rate=0.3, seed=5)
-    assert found.num_changed == len(found.edits) == 4
-    # Misspellings join and part no words: they can be compared one by one.
-    pairs = zip(FILM.split(), found.text.split(), strict=True)
+def test_every_changed_word_is_logged():
+    corrupted = text.misspell(FILM, rate=0.3, seed=5)
+    assert corrupted.num_changed == len(corrupted.edits) == 4
+    # Misspellings neither join nor split words.
+    pairs = zip(FILM.split(), corrupted.text.split(), strict=True)
     assert sum(one != other for one, other in pairs) == 4
-    # The log alone makes the one of the other.
-    now = FILM
-    for edit in found.edits:
-        assert now[edit.position :].startswith(edit.before) and edit.field == 0
-        now = now[: edit.position] + edit.after + now[edit.position + len(edit.before) :]
-    assert now == found.text
 
 
 @pytest.mark.parametrize(
@@ -74,7 +66,7 @@ def test_every_word_is_logged_that_differs():
         (0.2, 0, 0),
     ],
 )
-def test_how_many_words_a_rate_asks_for(rate, words, changed):
+def test_number_of_words_of_a_rate(rate, words, changed):
     assert text.num_changes(rate, words) == changed
 
 
@@ -82,8 +74,8 @@ def test_how_many_words_a_rate_asks_for(rate, words, changed):
 def test_rates_are_met(corrupt):
     words = " ".join(f"word{letter}" for letter in "abcdefghijklmnopqrst")
     for rate in (0.1, 0.2, 0.3, 1):
-        found = corrupt(words, rate=rate, seed=3)
-        assert found.rate == rate and found.num_words == 20
+        corrupted = corrupt(words, rate=rate, seed=3)
+        assert corrupted.rate == rate and corrupted.num_words == 20
     few = corrupt("of to an in film", rate=1, seed=0)
     assert (few.num_changed, few.num_words, few.rate) == (1, 5, 0.2)
     assert few.text.startswith("of to an in ")
@@ -107,21 +99,21 @@ def test_seeds_decide_and_rates_are_nested(corrupt):
     assert high.edits[: len(low.edits)] == low.edits and len(low.edits) < len(high.edits)
 
 
-def test_all_kinds_occur_and_keep_their_promises():
+def test_all_kinds_occur():
     kinds = set()
     for seed in range(60):
-        found = text.misspell(FILM, rate=0.1, seed=seed)
-        kinds |= {edit.kind for edit in found.edits}
+        corrupted = text.misspell(FILM, rate=0.1, seed=seed)
+        kinds |= {edit.kind for edit in corrupted.edits}
     assert kinds == {"keyboard", "omission", "doubling", "phonetic"}
     for seed in range(20):
-        found = text.swap_characters(FILM, rate=1, seed=seed)
-        for one, other in zip(FILM.split(), found.text.split(), strict=True):
+        corrupted = text.swap_characters(FILM, rate=1, seed=seed)
+        for one, other in zip(FILM.split(), corrupted.text.split(), strict=True):
             assert sorted(one) == sorted(other) and one[0] == other[0]
             assert one.strip(",.")[-1] == other.strip(",.")[-1]
-        assert found.num_changed == 11  # all but "A", "any" and "of"
+        assert corrupted.num_changed == 11  # all but "A", "any" and "of"
 
 
-def test_every_place_of_a_text_is_as_likely():
+def test_all_words_are_equally_likely():
     words = " ".join(f"word{letter}" for letter in "abcdefghij")
     hits = [0] * 10
     for seed in range(1000):
@@ -132,40 +124,40 @@ def test_every_place_of_a_text_is_as_likely():
     assert all(abs(hit - 100) < 5 * 90**0.5 for hit in hits), hits
 
 
-def test_what_the_choices_share_is_changed_alike_and_counted_once():
+def test_strings_shared_by_choices_change_together_and_count_once():
     words = draft(COPA).words
     assert len(words) == 8 + 4 + 3
-    found = text.misspell(COPA, rate=1, seed=2)
-    assert found.text[0][0] == found.text[1][0] != COPA[0][0]
-    assert text.restore(found) == COPA
+    corrupted = text.misspell(COPA, rate=1, seed=2)
+    assert corrupted.text[0][0] == corrupted.text[1][0] != COPA[0][0]
+    assert text.restore(corrupted) == COPA
     shared = sum(word.fields == (0, 2) for word in words)
-    assert shared == 8 and len(found.edits) > found.num_changed
-    # A pair that says the same twice is two texts all the same.
+    assert shared == 8 and len(corrupted.edits) > corrupted.num_changed
+    # The two strings of a pair are never shared.
     twice = text.misspell(("the same film", "the same film"), rate=0.4, seed=0)
     assert twice.num_words == 6 and twice.num_changed == 2
 
 
-def test_choices_that_become_alike_come_back():
+def test_choices_that_become_equal_are_restored():
     clean = (("Why?", "the cat sat"), ("Why?", "the cta sat"))
     for seed in range(40):
-        found = text.misspell(clean, rate=0.5, seed=seed)
-        assert text.restore(found) == clean
+        corrupted = text.misspell(clean, rate=0.5, seed=seed)
+        assert text.restore(corrupted) == clean
 
 
 @pytest.mark.parametrize("clean", [FILM, PAIR, COPA, *ODD], ids=str)
-def test_many_edits_at_once_equal_one_after_another(clean):
+def test_edits_at_once_equal_sequential_edits(clean):
     before = draft(clean)
     rng = np.random.default_rng(0)
     changes, after = {}, before
     for index in rng.permutation(len(before.words)).tolist():
-        fitting = [found for kind in KINDS for found in kind(before.spelling(index))]
+        fitting = [corrupted for kind in KINDS for corrupted in kind(before.spelling(index))]
         if fitting:
             changes[index] = fitting[rng.integers(len(fitting))]
             after = edited(after, index, changes[index])
     assert edited_once(before, changes) == after.corrupted()
 
 
-def test_long_texts_take_time_in_proportion():
+def test_time_is_proportional_to_the_length():
     def seconds(num_words):
         clean = "wonderful " * num_words
         start = time.process_time()
@@ -188,42 +180,16 @@ def test_what_a_word_is():
     assert words(("one", "two three")) == ["one", "two", "three"]
 
 
-@BOTH
-@pytest.mark.parametrize("rate", [-0.1, 1.01, float("nan"), float("inf")])
-def test_rates_that_are_none(corrupt, rate):
-    with pytest.raises(ValueError, match=r"rate is a share of the words .* \[0, 1\], got"):
-        corrupt(FILM, rate=rate, seed=0)
-
-
-@BOTH
-def test_seeds_that_are_none(corrupt):
-    for seed in (-1, (3, -1), 0.5, (), jax.random.key(0), (jax.random.key(0), 1)):
-        with pytest.raises(ValueError, match=r"seed is a whole number >= 0 or a tuple .* got"):
-            corrupt(FILM, rate=0.1, seed=seed)
-
-
-def test_generators_are_those_of_numpy():
-    for seed in (0, 7, 2**70, (23, 0), (5, 2**40, 1)):
-        assert generator(seed).random() == np.random.default_rng(seed).random()
-    assert generator(np.int64(7)).random() == generator(7).random()
-
-
-@pytest.mark.parametrize("wrong", [None, 3, ["a list"], ("a", None), (("a",), ["b"])])
-def test_texts_that_are_none(wrong):
-    with pytest.raises(TypeError, match="a text is a string, a tuple of strings"):
-        text.misspell(wrong, rate=0.1, seed=0)
-
-
-def test_a_log_of_another_text_is_refused():
-    found = text.misspell(FILM, rate=0.2, seed=0)
-    with pytest.raises(ValueError, match="the log does not belong to this text"):
-        text.restore(found._replace(text=FILM.upper()))
+def test_a_log_of_another_text_is_an_error():
+    corrupted = text.misspell(FILM, rate=0.2, seed=0)
+    with pytest.raises(ValueError, match="the log does not match the text"):
+        text.restore(corrupted._replace(text=FILM.upper()))
     pair = text.misspell(PAIR, rate=1, seed=0)
-    with pytest.raises(ValueError, match=r"does not belong to this text: .* the text has 1"):
+    with pytest.raises(ValueError, match=r"does not match the text: .* the text has 1"):
         text.restore(pair._replace(text=pair.text[0]))
-    with pytest.raises(ValueError, match="the log does not belong to this text"):
-        text.replay(FILM.upper(), found.edits)
-    with pytest.raises(ValueError, match=r"does not belong to this text: .* the text has 1"):
+    with pytest.raises(ValueError, match="the log does not match the text"):
+        text.replay(FILM.upper(), corrupted.edits)
+    with pytest.raises(ValueError, match=r"does not match the text: .* the text has 1"):
         text.replay(PAIR[0], pair.edits)
 
 
@@ -232,17 +198,13 @@ def test_a_log_of_another_text_is_refused():
     [
         (("ab", "cd"), (-1, 0, "flip", "c", "Z")),
         ("abc", (0, -1, "insert", "", "Z")),
-        ("abc", (0, 4, "insert", "", "Z")),  # what is put in is put beyond the end
+        ("abc", (0, 4, "insert", "", "Z")),  # beyond the end
     ],
 )
-def test_a_damaged_log_is_refused(clean, edit):
+def test_a_damaged_log_is_an_error(clean, edit):
     field, position, kind, before, after = edit
-    with pytest.raises(ValueError, match="the log does not belong to this text"):
+    with pytest.raises(ValueError, match="the log does not match the text"):
         text.replay(clean, [edit])
     undone = text.Edit(field, position, kind, after, before)
-    with pytest.raises(ValueError, match="the log does not belong to this text"):
+    with pytest.raises(ValueError, match="the log does not match the text"):
         text.restore(text.Corrupted(clean, (undone,), 1, 1))
-
-
-def test_strings_of_all_shapes():
-    assert strings("a") == ("a",) and strings(COPA) == (*COPA[0], *COPA[1])

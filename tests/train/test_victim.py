@@ -195,11 +195,11 @@ def test_nothing_new_is_compiled_by_an_attack_on_other_texts():
 
 def test_victims_of_a_vocabulary_share_what_was_tokenised():
     one, other = victim(*encoder())[0].gradients, victim(*encoder("tinybert"))[0].gradients
-    assert one.known is other.known
+    assert one.cache is other.cache
     fewer = WordPiece(tokens=VOCABULARY.tokens[:-1], source="test")
     model, params = encoder()
     apart, _ = make_victim(model, params, fewer, max_length=24, lengths=(24,), batch_sizes=(8,))
-    assert apart.gradients.known is not one.known
+    assert apart.gradients.cache is not one.cache
 
 
 @pytest.mark.parametrize("method", ["textbugger", "characters", "tokens"])
@@ -207,10 +207,10 @@ def test_side_by_side_equals_one_at_a_time(method):
     model, params = encoder()
     labels = [0, 1, 1, 0]
 
-    def attack(found, at_once):
+    def attack(found, batch_size):
         if method == "textbugger":
-            return text.textbugger(found, TEXTS, labels, rate=0.3, seed=7, at_once=at_once)
-        return text.hotflip(found, TEXTS, labels, rate=0.3, form=method, at_once=at_once)
+            return text.textbugger(found, TEXTS, labels, rate=0.3, seed=7, batch_size=batch_size)
+        return text.hotflip(found, TEXTS, labels, rate=0.3, form=method, batch_size=batch_size)
 
     many, counts = victim(model, params)
     single, calls = victim(model, params, batch_sizes=(1,))

@@ -31,7 +31,7 @@ PROGRAMS = {
     "one text a call": (LENGTHS, (1,), 1),
     "one padded text a call": ((128,), (1,), 1),
 }
-ATTACKS: dict[str, Callable[..., Sequence[text.Attacked]]] = {
+ATTACKS: dict[str, Callable[..., Sequence[text.AttackResult]]] = {
     "textbugger": text.textbugger,
     "hotflip-characters": partial(text.hotflip, form="characters"),
     "hotflip-tokens": partial(text.hotflip, form="tokens"),
@@ -78,9 +78,9 @@ def attacked(
     attack: Any, victim: text.Victim, texts: list[Any], labels: list[Any], at_once: int
 ) -> list[float]:
     """Losses at which an attack ends, on texts that no attack before it has tokenised."""
-    assert victim.gradients is not None and victim.gradients.known is not None
-    victim.gradients.known.clear()
-    return [each.loss for each in attack(victim, texts, labels, rate=RATE, at_once=at_once)]
+    assert victim.gradients is not None and victim.gradients.cache is not None
+    victim.gradients.cache.clear()
+    return [each.loss for each in attack(victim, texts, labels, rate=RATE, batch_size=at_once)]
 
 
 def answered(
