@@ -7,51 +7,33 @@ prediction, `adversarial_sets` AdvGLUE, PAWS and PAWS-X, and `builders` builders
 Datasets. Tokenisation and builders require `pip install "hopfax[experiments]"`.
 """
 
-from hopfax.data.adversarial_sets import (
-    EVALUATION_SETS,
-    EvaluationSet,
-    evaluation_set,
-    read_evaluation_set,
-)
-from hopfax.data.algorithmic import AlgorithmicData, modular_addition, sparse_parity
-from hopfax.data.batching import Bucket, Encoded, bucket_boundaries, bucketed, eval_batches
-from hopfax.data.language import LanguageData, NextWords, next_words, read_wikitext2
-from hopfax.data.load import TaskData, load_task, reported_rows, training_rows
-from hopfax.data.raw import read_split
-from hopfax.data.synthetic import synthetic_split
-from hopfax.data.tasks import TASKS, Example, TaskSpec, task
-from hopfax.data.tokenize import WordPiece, encode, read_vocabulary
-from hopfax.data.vocabulary import train_vocabulary
-
-__all__ = [
-    "EVALUATION_SETS",
-    "TASKS",
-    "AlgorithmicData",
-    "Bucket",
-    "Encoded",
-    "EvaluationSet",
-    "Example",
-    "LanguageData",
-    "NextWords",
-    "TaskData",
-    "TaskSpec",
-    "WordPiece",
-    "bucket_boundaries",
-    "bucketed",
-    "encode",
-    "eval_batches",
-    "evaluation_set",
-    "load_task",
-    "modular_addition",
-    "next_words",
-    "read_evaluation_set",
-    "read_split",
-    "read_vocabulary",
-    "read_wikitext2",
-    "reported_rows",
-    "sparse_parity",
-    "synthetic_split",
-    "task",
-    "train_vocabulary",
-    "training_rows",
-]
+from hopfax.data.adversarial_sets import EVALUATION_SETS as EVALUATION_SETS
+from hopfax.data.adversarial_sets import EvaluationSet as EvaluationSet
+from hopfax.data.adversarial_sets import evaluation_set as evaluation_set
+from hopfax.data.adversarial_sets import read_evaluation_set as read_evaluation_set
+from hopfax.data.algorithmic import AlgorithmicData as AlgorithmicData
+from hopfax.data.algorithmic import modular_addition as modular_addition
+from hopfax.data.algorithmic import sparse_parity as sparse_parity
+from hopfax.data.batching import Bucket as Bucket
+from hopfax.data.batching import Encoded as Encoded
+from hopfax.data.batching import bucket_boundaries as bucket_boundaries
+from hopfax.data.batching import bucketed as bucketed
+from hopfax.data.batching import eval_batches as eval_batches
+from hopfax.data.language import LanguageData as LanguageData
+from hopfax.data.language import NextWords as NextWords
+from hopfax.data.language import next_words as next_words
+from hopfax.data.language import read_wikitext2 as read_wikitext2
+from hopfax.data.load import TaskData as TaskData
+from hopfax.data.load import load_task as load_task
+from hopfax.data.load import reported_rows as reported_rows
+from hopfax.data.load import training_rows as training_rows
+from hopfax.data.raw import read_split as read_split
+from hopfax.data.synthetic import synthetic_split as synthetic_split
+from hopfax.data.tasks import TASKS as TASKS
+from hopfax.data.tasks import Example as Example
+from hopfax.data.tasks import TaskSpec as TaskSpec
+from hopfax.data.tasks import task as task
+from hopfax.data.tokenize import WordPiece as WordPiece
+from hopfax.data.tokenize import encode as encode
+from hopfax.data.tokenize import read_vocabulary as read_vocabulary
+from hopfax.data.vocabulary import train_vocabulary as train_vocabulary

@@ -123,12 +123,7 @@ def read_evaluation_set(
 
 
 def check_trained(spec: EvaluationSet, trained: TaskSpec) -> None:
-    """Raises a ValueError unless a set fits models of a task.
-
-    Args:
-        spec: The evaluation set.
-        trained: The task of the models.
-    """
+    """Raises a ValueError unless a set fits models of the task `trained`."""
     allowed = (spec.task, *spec.others)
     same_labels = set(trained.labels) == set(spec.labels)
     same_number = len(trained.labels) == len(spec.labels)

@@ -26,13 +26,10 @@ class Encoded(NamedTuple):
     index: np.ndarray
 
 
-class Bucket(NamedTuple):
-    """Rows of an `Encoded` that share one padded length; the fields are the same."""
+class Bucket(Encoded):
+    """Rows of an `Encoded` that share one padded length."""
 
-    ids: np.ndarray
-    lengths: np.ndarray
-    labels: np.ndarray
-    index: np.ndarray
+    __slots__ = ()
 
 
 def bucket_boundaries(

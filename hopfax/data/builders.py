@@ -145,12 +145,7 @@ def _builder(name: str, tfds_dir: str | os.PathLike, **kwargs: Any) -> HopfaxTas
 
 
 def read_built(spec: TaskSpec, tfds_dir: str | os.PathLike, split: str) -> list[Example]:
-    """Reads a split that `build` wrote: the same rows as `hopfax.data.read_split`.
-
-    Raises:
-        FileNotFoundError: If the set or the split has not been built.
-        ValueError: If the split is unknown.
-    """
+    """Reads a split that `build` wrote: the same rows as `hopfax.data.read_split`."""
     check_split(split, spec.files, spec.title)
     builder = _builder(spec.name, tfds_dir)
     splits = list(builder.info.splits) if builder.is_prepared() else []

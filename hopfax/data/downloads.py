@@ -31,12 +31,7 @@ class Resource(NamedTuple):
 
 
 def resources(spec: TaskSpec) -> list[Resource]:
-    """Returns the files to download for a task.
-
-    Raises:
-        FileNotFoundError: If tensorflow_datasets is not installed.
-        ValueError: If its lists lack the task.
-    """
+    """Returns the files to download for a task, from the lists of tensorflow_datasets."""
     package = importlib.util.find_spec("tensorflow_datasets")
     listing = "super_glue.txt" if spec.suite == "superglue" else "glue.txt"
     origin = package.origin if package and package.origin else ""
@@ -55,16 +50,7 @@ def resources(spec: TaskSpec) -> list[Resource]:
 
 
 def fetch(resource: Resource, folder: str | os.PathLike) -> Path:
-    """Downloads a file, unless it is in `folder` already, and verifies it.
-
-    Args:
-        resource: The file.
-        folder: Destination folder; the file is named `resource.name`.
-
-    Raises:
-        OSError: If the download or writing fails.
-        ValueError: If the file has another checksum; it is not kept.
-    """
+    """Downloads a file, unless `folder` has it already; keeps it only if its checksum is right."""
     target = Path(folder) / resource.name
     if target.is_file() and sha256(target) == resource.sha256:
         return target
@@ -91,15 +77,7 @@ def fetch(resource: Resource, folder: str | os.PathLike) -> Path:
 
 
 def fetch_raw(spec: TaskSpec, folder: str | os.PathLike) -> Path:
-    """Downloads a task and extracts its two files, for instance to ``folder/raw/SST-2/train.tsv``.
-
-    Returns:
-        The folder to pass to `hopfax.data.read_split`.
-
-    Raises:
-        OSError: If a download fails.
-        ValueError: If a file has another checksum, or an archive lacks a split.
-    """
+    """Downloads a task, extracts its two files, and returns the folder for `read_split`."""
     paths = [fetch(resource, folder) for resource in resources(spec)]
     raw = Path(folder) / "raw"
     (raw / spec.folder).mkdir(parents=True, exist_ok=True)
@@ -108,10 +86,7 @@ def fetch_raw(spec: TaskSpec, folder: str | os.PathLike) -> Path:
     else:
         contents = {split: _member(paths[0], file) for split, file in spec.files.items()}
     for split, content in contents.items():
-        target = raw / spec.folder / spec.files[split]
-        part = target.with_name(f"{target.name}.{os.getpid()}.part")
-        part.write_bytes(content)
-        os.replace(part, target)
+        (raw / spec.folder / spec.files[split]).write_bytes(content)
     return raw
 
 

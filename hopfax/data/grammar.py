@@ -1,8 +1,7 @@
 """Three small grammars in which function words decide the label.
 
-Each draws one row with the label asked for. Content words are drawn the same way for every
-label, or nearly so: whoever reads only them stays near chance, as does whoever reads only the
-function words.
+Each function draws one row with a given label. Content words have almost the same distribution for
+every label, so models that read only content words, or only function words, stay near chance.
 """
 
 from collections.abc import Sequence
@@ -27,23 +26,23 @@ _ASPECTS = _words(
 _GOOD = _words("brilliant charming clever delightful fresh funny graceful moving superb warm")
 _BAD = _words("awful boring clumsy dreadful dull lazy shallow stale tedious ugly")
 _WATCHERS = _words("critic viewer guest reader friend student teacher writer")
-_UPRIGHT = ("{}", "very {}", "truly {}", "quite {}", "so {}")
-_TURNED = ("not {}", "never {}", "hardly {}", "not at all {}", "by no means {}")
+_PLAIN = ("{}", "very {}", "truly {}", "quite {}", "so {}")
+_NEGATED = ("not {}", "never {}", "hardly {}", "not at all {}", "by no means {}")
 _MANY = ("every {}", "each {}", "almost every {}", "many a {}")
 _NONE = ("no {}", "hardly any {}", "not one {}", "almost no {}")
 
 
 def sentiment(rng: np.random.Generator, label: int) -> Row:
-    """A verdict: one clause, or two of which the connective says which one counts.
+    """One clause, or two of which the connective decides which one counts.
 
     "although the plot was dull , the cast was not at all shallow" is positive: the main clause
-    counts, and its adjective is turned. "X but Y" counts Y; "although X , Y" and "Y , even if X"
+    counts, and its adjective is negated. "X but Y" counts Y; "although X , Y" and "Y , even if X"
     count the clause without the connective.
     """
     positive = bool(label)
     if rng.random() < 0.5:
         return (_verdict(rng, positive),)
-    # The other clause mostly says the opposite, as concessions do.
+    # Concessions mostly have the opposite sentiment.
     other = _verdict(rng, bool(rng.random() < 0.3) == positive)
     counts = _verdict(rng, positive)
     frames = ("{o} but {c}", "although {o} , {c}", "{c} although {o}", "{c} , even if {o}")
@@ -51,14 +50,14 @@ def sentiment(rng: np.random.Generator, label: int) -> Row:
 
 
 def _verdict(rng: np.random.Generator, positive: bool) -> str:
-    """One clause; four in ten turn their adjective, by a negation or by the subject."""
-    turned = rng.random() < 0.4
-    adjective = _pick(rng, _GOOD if positive != turned else _BAD)
+    """One clause; a negation or the subject negates the adjective of four in ten."""
+    negated = rng.random() < 0.4
+    adjective = _pick(rng, _GOOD if positive != negated else _BAD)
     aspect = _pick(rng, _ASPECTS)
     if rng.random() < 0.35:
-        watcher = _pick(rng, _NONE if turned else _MANY).format(_pick(rng, _WATCHERS))
+        watcher = _pick(rng, _NONE if negated else _MANY).format(_pick(rng, _WATCHERS))
         return f"{watcher} found the {aspect} {adjective}"
-    return f"the {aspect} was {_pick(rng, _TURNED if turned else _UPRIGHT).format(adjective)}"
+    return f"the {aspect} was {_pick(rng, _NEGATED if negated else _PLAIN).format(adjective)}"
 
 
 # Entailment --------------------------------------------------------------------------------
@@ -72,7 +71,7 @@ _DEEDS = _words(
     "runs sleeps sings eats waits works swims dances reads walks jumps shouts smiles travels"
 )
 _WAYS = _words("quickly slowly outside inside today alone loudly together often early")
-# Which way an addition to (noun, verb) goes: +1 if leaving it out keeps a sentence true.
+# Monotonicity in (noun, verb): +1 if omitting an addition keeps a sentence true.
 _QUANTIFIERS = {
     "some": (("some", "at least one", "a certain"), (1, 1)),
     "no": (("no", "not a single", "not even one"), (-1, -1)),
@@ -84,9 +83,9 @@ _QUANTIFIERS = {
 def entailment(rng: np.random.Generator, label: int) -> Row:
     """Premise and hypothesis "Q (trait) kind deed (way)"; label 0 is entailment.
 
-    One word is added or left out between them, or the quantifier changes into its
-    contradictory. Whether truth survives is a matter of the quantifier (monotonicity: van
-    Benthem 1986): "no dog runs" entails "no old dog runs", "some dog runs" does not.
+    One word is added or removed between them. The monotonicity of the quantifier (van Benthem
+    1986) decides the label: "no dog runs" entails "no old dog runs", "some dog runs" does not
+    entail "some old dog runs".
     """
     kind, trait = _pick(rng, _KINDS), _pick(rng, _TRAITS)
     deed, way = _pick(rng, _DEEDS), _pick(rng, _WAYS)
@@ -94,7 +93,7 @@ def entailment(rng: np.random.Generator, label: int) -> Row:
     quantifiers, directions = _QUANTIFIERS[name]
     place = int(rng.random() < 0.5)
     removed = (directions[place] > 0) == (label == 0)
-    # The word that is not in play is there half the time, in both sentences alike.
+    # The other optional word is in both sentences, or in none.
     extra = bool(rng.random() < 0.5)
     changed = (True, False) if removed else (False, True)
     sentences = []
@@ -136,10 +135,10 @@ _LINKS = (
 
 
 def paraphrase(rng: np.random.Generator, label: int) -> Row:
-    """Two sentences of the same content words; label 1 where they say the same.
+    """Two sentences with the same content words; label 1 if they have the same meaning.
 
-    Prepositions, connectives and voice decide: "the key was under the table" is "the key was
-    beneath the table" and is not "the key was near the table".
+    Prepositions, connectives and voice decide the label: "the key was under the table" means "the
+    key was beneath the table" but not "the key was near the table".
     """
     family = rng.random()
     same = label == 1
@@ -165,7 +164,7 @@ def paraphrase(rng: np.random.Generator, label: int) -> Row:
 def _two_words(
     rng: np.random.Generator, classes: Sequence[Sequence[str]], same: bool
 ) -> tuple[str, str]:
-    """Two different words of one class, or of two."""
+    """Two different words of one class, or of two classes."""
     one, two = _two(rng, classes)
     return _two(rng, one) if same else (_pick(rng, one), _pick(rng, two))
 

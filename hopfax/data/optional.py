@@ -5,15 +5,7 @@ from typing import Any
 
 
 def optional_import(name: str) -> Any:
-    """Returns an imported module of the extra `experiments`.
-
-    Args:
-        name: The module, for instance `tokenizers`.
-
-    Raises:
-        ModuleNotFoundError: The package is not installed; the message has the command to install
-            it.
-    """
+    """Imports a module of the extra `experiments`, or raises an error with a suggested fix."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

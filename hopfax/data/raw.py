@@ -47,17 +47,7 @@ class _SkippedRow(ValueError):
 def first_existing(
     title: str, data_dir: str | os.PathLike, candidates: Sequence[str], source: str
 ) -> Path:
-    """Returns the first path under `data_dir` that exists.
-
-    Args:
-        title: Name of what is searched, for the error.
-        data_dir: Folder to search.
-        candidates: Relative paths, in order of preference.
-        source: Where to get the files, for the error.
-
-    Raises:
-        FileNotFoundError: If none exists.
-    """
+    """Returns the first candidate under `data_dir` that exists; the error names all of them."""
     root = Path(data_dir).expanduser()
     paths = [root / candidate for candidate in candidates]
     for path in paths:
@@ -71,12 +61,7 @@ def first_existing(
 
 
 def task_folder(spec: TaskSpec, data_dir: str | os.PathLike) -> Path:
-    """Returns the folder of a task: in `data_dir`, or in its `glue_data` or `superglue`.
-
-    Raises:
-        FileNotFoundError: If there is none.
-        ValueError: If the task is synthetic.
-    """
+    """Returns the folder of a task: in `data_dir`, or in its `glue_data` or `superglue`."""
     if spec.suite == "synthetic":
         raise ValueError(f"{spec.name} is synthetic and has no files: omit data_dir")
     folders = [f"{parent}/{spec.folder}" for parent in _PARENTS[spec.suite]]
@@ -137,17 +122,7 @@ def usable_rows(
     *,
     unit: str = "line",
 ) -> list[Row]:
-    """Parses the rows of a file; drops, with a warning, the rows that the task allows to drop.
-
-    Args:
-        spec: Specification of the rows.
-        path: The file, for messages.
-        rows: Rows with their numbers, as from `tab_rows`.
-        unit: What the numbers count.
-
-    Raises:
-        ValueError: If a row is malformed, or there are no rows.
-    """
+    """Parses numbered rows of a file; drops, with a warning, those that the task allows to drop."""
     usable: list[Row] = []
     skipped: dict[str, dict[int, _SkippedRow]] = {}
     index = -1

@@ -100,11 +100,7 @@ class Draft(NamedTuple, Generic[T]):
 
 
 def strings(text: Text) -> tuple[str, ...]:
-    """Returns all strings of a text in order.
-
-    Raises:
-        TypeError: If the text is not a string, or tuples of strings.
-    """
+    """Returns all strings of a text in order."""
     if isinstance(text, str):
         return (text,)
     if not isinstance(text, tuple):
@@ -160,13 +156,7 @@ def _distinct(text: Text) -> list[tuple[int, ...]]:
 
 
 def edited(before: Draft[T], index: int, change: Change) -> Draft[T]:
-    """Changes one word, in all choices that share it, and logs the edit.
-
-    Args:
-        before: The current draft.
-        index: Number of the word.
-        change: Change of its current spelling.
-    """
+    """Changes the current spelling of a word, in all choices that share it, and logs the edit."""
     new, log = list(strings(before.text)), list(before.edits)
     word = before.words[index]
     for field in word.fields:
@@ -185,12 +175,7 @@ def edited(before: Draft[T], index: int, change: Change) -> Draft[T]:
 
 
 def edited_once(clean: Draft[T], changes: Mapping[int, Change]) -> Corrupted[T]:
-    """Changes several words, each once, faster than repeated calls of `edited`.
-
-    Args:
-        clean: The text before any edit.
-        changes: Change of each word by its number, in the order of the log.
-    """
+    """Changes words of a clean text, each once, as repeated calls of `edited` do but faster."""
     words, new, log = clean.words, list(strings(clean.text)), []
     growth = np.zeros(len(words), int)  # of each word by the edits so far
     first = {word.fields: number for number, word in reversed(list(enumerate(words)))}

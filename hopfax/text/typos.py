@@ -80,11 +80,7 @@ def num_changes(rate: float, num_words: int) -> int:
 
 
 def generator(seed: Seed) -> np.random.Generator:
-    """Returns `numpy.random.default_rng(seed)`.
-
-    Raises:
-        ValueError: If `seed` has other than integers >= 0.
-    """
+    """Returns `numpy.random.default_rng(seed)` for integers >= 0 only."""
     try:
         parts = [operator.index(part) for part in (seed if isinstance(seed, tuple) else (seed,))]
     except TypeError:

@@ -107,21 +107,7 @@ def attack_each(
     rows: Sequence[int] | None,
     batch_size: int,
 ) -> list[AttackResult[T]]:
-    """Attacks every text, `batch_size` texts at the same time.
-
-    Args:
-        search: `(text, row)` -> the attack on one text.
-        victim: The model.
-        texts: All texts.
-        labels: The correct labels.
-        rows: Row number of each text, for its randomness and for errors; None counts from 0.
-        batch_size: Texts attacked at the same time, >= 1.
-
-    Raises:
-        TypeError: If `texts` is one string.
-        ValueError: If a text has no words, the numbers of texts, labels and rows differ, or a loss
-            or gradient is not finite.
-    """
+    """Runs `search(text, row)` for every text, `batch_size` texts at the same time."""
     if isinstance(texts, str):
         raise TypeError(f"texts must be a list of texts, got one string: {reprlib.repr(texts)}")
     check_positive(batch_size=batch_size)
@@ -205,11 +191,7 @@ def _linearized(victim: Victim, texts: list[Text], labels: list[Label]) -> list[
 
 
 def required_gradients(victim: Victim) -> Gradients:
-    """Returns the model's gradients.
-
-    Raises:
-        ValueError: If it has none.
-    """
+    """Returns the model's gradients, or raises a ValueError."""
     if victim.gradients is None:
         raise ValueError(
             "hotflip requires gradients, got a victim with gradients=None; textbugger needs losses "
