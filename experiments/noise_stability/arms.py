@@ -1,15 +1,15 @@
-"""Arms of a training comparison: who reaches the target when, at what cost, beside the paper.
+"""Arms of a training comparison: steps and compute to the target, against the baseline.
 
-An arm is one way to train; its runs differ in their seeds. Everything here is computed from
-results.csv and config.json, so that a page can be written again without training.
+An arm is one way to train; its runs differ in their seeds. Everything is computed from
+results.csv, curves.csv and config.json.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,6 +17,9 @@ import pandas as pd
 from experiments import figures, report, tidy
 from experiments.noise_stability.outcomes import Interval, median_time, reduction
 from experiments.rundir import read_config
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SWEEP, BASELINE, REGULARIZED = "sweep", "baseline", "stability_reg"
 TITLES = {
@@ -31,13 +34,21 @@ TITLES = {
     "stability_reg-weak": "regularizer, γ = ρ = 0.05",
 }
 # Percent fewer steps: 4500 to 3300 is 27 %, which the paper calls 36 % faster. It gives no steps
-# for parity, so which of the two its 35 % is cannot be told.
+# for parity, so its 35 % may be either.
 PAPER = {"addition": 100 * (1 - 3300 / 4500), "parity": 35.0, "wikitext2": 75.0}
+MEANING = {
+    "holds": "as the paper reports",
+    "smaller": "fewer than the paper reports",
+    "no difference": "no detectable saving",
+    "reversed": "a loss",
+    "too weak to tell": "too weak to tell from none",
+    "n/a": "not measurable",
+}
 NOTES = (
-    "Medians over runs; 95 % intervals from resampled runs, an arm's and the baseline's paired by "
-    "seed. From fewer than six runs they cover less (from three about 75 %).",
+    "Medians over runs; 95 % bootstrap intervals, each arm paired with the baseline by seed. "
+    "With fewer than six runs they cover less (with three about 75 %).",
     "never: at most half of the runs reached the target while they were followed.",
-    "Equal compute counts rows that go through the network forward and backward, noisy copies too.",
+    "Compute counts rows that go through the network forward and backward, noisy copies included.",
     "The paper's figures are single runs at its own sizes.",
 )
 
@@ -48,44 +59,32 @@ class Arm(NamedTuple):
     Attributes:
         task: Its task.
         name: Its name.
-        seeds: `(runs,)`.
-        steps: `(runs,)` steps to the target, inf for a run that did not reach it.
+        steps: `(runs,)` steps to the target in the order of the seeds; inf for never.
         horizon: Steps the runs were followed; inf if all reached the target.
-        rows_per_step: Rows through the network in a step.
+        rows_per_step: Rows through the network per step.
     """
 
     task: str
     name: str
-    seeds: np.ndarray
     steps: np.ndarray
     horizon: float
     rows_per_step: float
 
 
 def read_arms(folder: Path) -> list[Arm]:
-    """The arms of a run or of published results, the sweep left out."""
+    """The arms of a run or of published results, without the sweep."""
     frame, plan = tidy.read(folder), read_config(folder)["plan"]
-    found = []
+    arms = []
     steps = frame[(frame.metric == "steps") & (frame.model != SWEEP)]
     for (task, name), rows in steps.groupby(["task", "model"], sort=False):
-        rows = rows.sort_values("seed")
-        settings = plan["settings"][task]
-        arm = {"penalized": False, "share": 1.0, "every": 1, "batches": 1, **plan["arms"][name]}
-        batch = settings["batch_size"] * arm["batches"]
-        times = rows.score.to_numpy(float)
-        horizon = float(rows.epochs.iloc[0] * (settings["rows"] // batch))
-        extra = arm["share"] / arm["every"] if arm["penalized"] else 0.0
-        found.append(
-            Arm(
-                str(task),
-                str(name),
-                rows.seed.to_numpy(),
-                times,
-                np.inf if np.isfinite(times).all() else horizon,
-                batch * (1 + extra),
-            )
-        )
-    return found
+        settings, arm = plan["settings"][task], plan["arms"][name]
+        batch = settings["batch_size"] * arm.get("batches", 1)
+        noisy = arm.get("share", 1) / arm.get("every", 1) if arm.get("penalized") else 0
+        times = rows.sort_values("seed").score.to_numpy(float)
+        followed = float(rows.epochs.iloc[0] * (settings["rows"] // batch))
+        horizon = np.inf if np.isfinite(times).all() else followed
+        arms.append(Arm(str(task), str(name), times, horizon, batch * (1 + noisy)))
+    return arms
 
 
 def saved(arm: Arm, baseline: Arm, *, compute: bool = False) -> Interval:
@@ -99,171 +98,132 @@ def page(
     folder: Path,
     *,
     title: str,
+    answer: str = "",
     tables: Sequence[report.Table] = (),
-    notes: Sequence[str] = (),
 ) -> report.Page:
     """The page of a run or of published results.
 
     Args:
         folder: With results.csv, config.json and curves.csv.
         title: Of the page.
+        answer: What precedes the comparison of steps.
         tables: Further tables of the experiment.
-        notes: Further notes of the experiment.
     """
-    arms = read_arms(folder)
-    plan = read_config(folder)["plan"]
-    tasks = list(dict.fromkeys(arm.task for arm in arms))
+    arms, target = read_arms(folder), read_config(folder)["plan"]["target"]
+    baselines = {arm.task: arm for arm in arms if arm.name == BASELINE}
+    by_task = "task" if len(baselines) > 1 else None
     answers, rows, marks = [], [], []
-    for task in tasks:
-        here = {arm.name: arm for arm in arms if arm.task == task}
-        baseline = here[BASELINE]
-        for name, arm in here.items():
-            percents = [saved(arm, baseline, compute=each) for each in (False, True)]
-            is_baseline = name == BASELINE
-            arrived = int(np.isfinite(arm.steps).sum())
-            rows.append(
-                [
-                    *([task] if len(tasks) > 1 else []),
-                    TITLES.get(name, name),
-                    f"{arrived}/{len(arm.steps)}",
-                    said(median_time(arm.steps)),
-                    *("" if is_baseline else said(each) for each in percents),
-                ]
+    for arm in arms:
+        baseline = baselines[arm.task]
+        savings = {
+            unit: saved(arm, baseline, compute=unit == "compute") for unit in ("steps", "compute")
+        }
+        compared = arm.name != BASELINE
+        line = [
+            TITLES.get(arm.name, arm.name),
+            f"{np.isfinite(arm.steps).sum()}/{len(arm.steps)}",
+            said(median_time(arm.steps)),
+            *(said(each) if compared else "" for each in savings.values()),
+        ]
+        rows.append([arm.task, *line] if by_task else line)
+        if arm.name == REGULARIZED:
+            answers.append(verdict(arm, baseline, target))
+        for unit, interval in savings.items() if compared else ():
+            known = unit == "steps" and arm.name == REGULARIZED
+            marks.append(
+                {
+                    "task": arm.task,
+                    "arm": arm.name,
+                    "unit": unit,
+                    "paper": PAPER.get(arm.task, np.nan) if known else np.nan,
+                    # Infinite ends are cut off at the edge of the figure.
+                    **dict(zip(("mean", "low", "high"), np.clip(interval, -200, 100), strict=True)),
+                }
             )
-            for unit, interval in zip(("steps", "compute"), percents, strict=True):
-                if not is_baseline:
-                    marks.append(_mark(task, name, unit, interval))
-        if REGULARIZED in here:
-            answers.append(answer(task, here[REGULARIZED], baseline, plan["target"]))
-    drawn = pd.DataFrame(marks)
+    table = pd.DataFrame(marks)
     pictures = {}
-    if len(drawn) and drawn["mean"].notna().any():
-        pictures["savings"] = report.Picture(
-            partial(
-                figures.forest,
-                drawn,
-                label="arm",
-                col="task" if len(tasks) > 1 else None,
-                hue="unit",
-                titles=TITLES,
-                xlabel="percent saved against the baseline",
-            ),
-            "Percent of steps and of compute saved on the way to the target, with 95 % intervals",
+    if len(table) and table["mean"].notna().any():
+        draw = partial(figures.forest, table, label="arm", col=by_task, hue="unit", titles=TITLES,
+                       xlabel="percent saved against the baseline")  # fmt: skip
+        caption = (
+            "Percent of steps and of compute saved on the way to the target, with 95 % intervals"
         )
-    if (folder / "curves.csv").exists():
-        pictures["curves"] = report.Picture(
-            partial(_curves, folder), "Median accuracy and noise stability over training"
-        )
-    columns = [*(["task"] if len(tasks) > 1 else []), "arm", "reached", "median steps"]
-    columns += ["% fewer steps", "% less compute"]
+        pictures["savings"] = report.Picture(draw, caption)
+    pictures["curves"] = report.Picture(
+        partial(_curves, folder), "Median accuracy and noise stability over training"
+    )
+    columns = ["arm", "reached", "median steps", "% fewer steps", "% less compute"]
+    columns = ["task", *columns] if by_task else columns
     return report.Page(
         title=title,
-        answer=" ".join(answers) or "The regularizer was not run.",
+        answer=" ".join([answer, *answers]).strip() or "The regularizer was not run.",
         pictures=pictures,
         tables=[
-            report.Table(columns, rows, f"Steps to {100 * plan['target']:g} % accuracy."),
-            *sweeps(folder),
+            report.Table(columns, rows, f"Steps to {100 * target:g} % accuracy."),
+            *_sweeps(folder),
             *tables,
         ],
-        notes=[*notes, *NOTES],
+        notes=NOTES,
     )
 
 
-def answer(task: str, arm: Arm, baseline: Arm, target: float) -> str:
+def verdict(arm: Arm, baseline: Arm, target: float) -> str:
     """What the regularizer saves on a task, against the paper's claim."""
-    if not np.isfinite(np.concatenate([arm.steps, baseline.steps])).any():
+    task = arm.task
+    if not np.isfinite([arm.steps, baseline.steps]).any():
         return f"**No run reaches {100 * target:g} % on {task}**, with the regularizer or without."
     if len(arm.steps) < tidy.MIN_SEEDS:
         return f"**Too few seeds on {task}** to compare the regularizer with the baseline."
-    found = saved(arm, baseline)
-    low, high = (end if np.isfinite(end) else np.nan for end in (found.low, found.high))
-    verdict = tidy.verdict(low, high, PAPER[task]) if task in PAPER else "n/a"
-    meaning = {
-        "holds": "as the paper reports",
-        "smaller": "fewer than the paper reports",
-        "no difference": "no detectable saving",
-        "reversed": "a loss",
-        "too weak to tell": "too weak to tell from none",
-        "n/a": "not measurable",
-    }[verdict]
+    saving = saved(arm, baseline)
+    low, high = (end if np.isfinite(end) else np.nan for end in (saving.low, saving.high))
+    meaning = MEANING[tidy.verdict(low, high, PAPER[task]) if task in PAPER else "n/a"]
     return (
-        f"**On {task} the regularizer saves {said(found)} % of the steps: {meaning}** "
-        f"(the paper: {PAPER.get(task, float('nan')):.0f} %)."
+        f"**On {task} the regularizer saves {said(saving)} % of the steps: {meaning}** "
+        f"(the paper: {report.number(PAPER.get(task, np.nan), 0)} %)."
     )
 
 
-def sweeps(folder: Path) -> list[report.Table]:
-    """Median steps at each γ and ρ, a table a task; empty without a sweep."""
+def said(interval: Interval) -> str:
+    """Such as "633 [528, 786]"."""
+    value, low, high = map(_number, interval)
+    return f"{value} [n/a]" if np.isnan(interval.low) else f"{value} [{low}, {high}]"
+
+
+def _number(value: float) -> str:
+    return "never" if np.isinf(value) else report.number(value, 0)
+
+
+def _sweeps(folder: Path) -> list[report.Table]:
+    """Median steps at each γ and ρ, a table a task."""
     frame = tidy.read(folder)
-    rows = frame[(frame.metric == "steps") & (frame.model == SWEEP)]
     tables = []
-    for task, here in rows.groupby("task", sort=False):
-        medians = here.groupby(["gamma", "rho"]).score.agg(
-            lambda x: median_time(x.to_numpy()).value
+    for task, rows in frame[(frame.metric == "steps") & (frame.model == SWEEP)].groupby("task"):
+        medians = rows.pivot_table(
+            "score", "gamma", "rho", aggfunc=lambda times: median_time(times.to_numpy()).value
         )
-        rhos = sorted(here.rho.unique())
         tables.append(
             report.Table(
-                ["γ", *(f"ρ = {rho:g}" for rho in rhos)],
-                [
-                    [f"{gamma:g}", *(_number(float(medians[gamma, rho])) for rho in rhos)]
-                    for gamma in sorted(here.gamma.unique())
-                ],
-                f"{task}: median steps at other γ and ρ, {here.seed.nunique()} seeds each.",
+                ["γ", *(f"ρ = {rho:g}" for rho in medians)],
+                [[f"{gamma:g}", *map(_number, line)] for gamma, line in medians.iterrows()],
+                f"{task}: median steps at other γ and ρ, {rows.seed.nunique()} seeds each.",
             )
         )
     return tables
 
 
-def said(interval: Interval) -> str:
-    """Such as "633 [528, 786]"."""
-    if np.isnan(interval.low):
-        return f"{_number(interval.value)} [n/a]"
-    return "{} [{}, {}]".format(*(_number(part) for part in interval))
-
-
-def _number(value: float) -> str:
-    if np.isnan(value):
-        return "n/a"
-    if np.isinf(value):
-        return "never"
-    return f"{value:.0f}".replace("-", "−")
-
-
-def _mark(task: str, name: str, unit: str, interval: Interval) -> Mapping[str, Any]:
-    # Infinite ends are cut off at the edge of the figure.
-    value, low, high = (float(np.clip(part, -200, 100)) for part in interval)
-    known = unit == "steps" and name == REGULARIZED
-    paper = PAPER.get(task, np.nan) if known else np.nan
-    mark = {"task": task, "arm": name, "unit": unit, "mean": value, "low": low, "high": high}
-    return {**mark, "paper": paper}
-
-
-def _curves(folder: Path) -> Any:
+def _curves(folder: Path) -> Figure:
     curves = pd.read_csv(folder / "curves.csv")
     # More arms tangle.
-    shown = curves.arm.isin([BASELINE, REGULARIZED, "stability_reg-negative"])
-    curves = curves[shown] if shown.any() else curves
-    if "task" not in curves:
-        curves["task"] = ""
-    stability = curves.agreement / curves.confidence
-    parts = {
+    curves = curves[curves.arm.isin([BASELINE, REGULARIZED, "stability_reg-negative"])]
+    metrics = {
         "validation accuracy, %": 100 * curves.accuracy,
         "training accuracy, %": 100 * curves.train_accuracy,
-        "normalised stability, %": 100 * stability,
+        "normalised stability, %": 100 * (curves.agreement / curves.confidence),
     }
     table = pd.concat(
-        curves[["arm", "step", "task"]].assign(metric=name, mean=part, low=np.nan, high=np.nan)
-        for name, part in parts.items()
+        curves[["arm", "step", "task"]].assign(metric=name, mean=values, low=np.nan, high=np.nan)
+        for name, values in metrics.items()
     )
-    several = table.task.nunique() > 1
-    return figures.facets(
-        table,
-        x="step",
-        hue="arm",
-        col="metric",
-        row="task" if several else None,
-        titles=TITLES,
-        xlabel="training step",
-        ylabel="median over runs",
-    )
+    row = "task" if table.task.nunique() > 1 else None
+    return figures.facets(table, x="step", hue="arm", col="metric", row=row, titles=TITLES,
+                          xlabel="training step", ylabel="median over runs")  # fmt: skip

@@ -5,13 +5,12 @@ prediction on WikiText-2 reaches 70 % accuracy in 1000 instead of 4000 iteration
 
 Command: `python -m experiments language-model --data-dir DIR` with `DIR/wikitext-2/`; without it,
 sentences of the embedded grammar. The laptop budget (three seeds) takes an hour on two cores,
-`paper` has 16 seeds, for a GPU. An arm that is trained is not trained again.
+`paper` has 16 seeds, for a GPU.
 
 Expected: 70 % is not reached within 2000 steps, not even on the training rows (62 % of them without
-the regularizer, 55 % with it), the only rows where it can be; two fifths of the words are `<unk>`,
-so the page shows what the accuracy consists of. The paper's γ and ρ of this experiment are not
-among its published figures: both pairs of its other experiments are run. Appendix J.1's plateau
-schedule is `--monitor train`.
+the regularizer, 55 % with it). Two fifths of the words are `<unk>`, so the page shows what the
+accuracy consists of. The paper does not publish this experiment's γ and ρ: both pairs of its other
+experiments are run. Appendix J.1's plateau schedule is `--monitor train`.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from experiments.settings import BudgetName
 if TYPE_CHECKING:
     from jaxtyping import Array
 
-    from experiments.noise_stability.program import Rows, Split
-    from experiments.noise_stability.training import Problem
+    from experiments.noise_stability.training import Problem, Rows, Split
     from experiments.report import Page
     from hopfax.data import LanguageData
     from hopfax.nn import Decoder
@@ -41,14 +39,14 @@ class Budget(NamedTuple):
 
     Attributes:
         seeds: Runs an arm.
-        epochs: Most passes over the rows.
+        epochs: Maximum number of epochs.
         rows: Rows of each split.
-        num_tokens: Words a row.
-        vocab_size: Words that are not `<unk>`, and it.
+        num_tokens: Words per row.
+        vocab_size: Size of the vocabulary, `<unk>` included.
         width: Of the decoder.
         num_layers: Of the decoder.
         num_heads: Of the decoder.
-        batch_size: Rows a step.
+        batch_size: Rows per step.
         arms: Which of `ARMS`.
     """
 
@@ -65,35 +63,27 @@ class Budget(NamedTuple):
 
 
 ROWS = {"train": 1000, "validation": 200, "test": 200}
-BUDGETS = {
-    "smoke": Budget(
-        seeds=2,
-        epochs=10,
-        rows={"train": 20, "validation": 10, "test": 10},
-        num_tokens=6,
-        vocab_size=20,
-        width=8,
-        num_layers=1,
-        num_heads=2,
-        batch_size=10,
-        arms=("baseline", "stability_reg"),
-    ),
-    "laptop": Budget(seeds=3, epochs=800, rows=ROWS),
-    "paper": Budget(seeds=16, epochs=2000, rows=ROWS),
-}
+SMOKE = Budget(2, 10, {"train": 20, "validation": 10, "test": 10}, 6, 20, 8, 1, 2, 10,
+               ("baseline", "stability_reg"))  # fmt: skip
+BUDGETS = {"smoke": SMOKE, "laptop": Budget(3, 800, ROWS), "paper": Budget(16, 2000, ROWS)}
 LEARNING_RATE, WEIGHT_DECAY, TARGET = 1e-3, 0.02, 0.7
-# Of modular addition, and of sparse parity.
-ARMS = {
+ARMS: dict[str, dict[str, Any]] = {
     "baseline": {},
-    "stability_reg": {"penalized": True, "gamma": 0.75, "rho": 0.25},
-    "stability_reg-weak": {"penalized": True, "gamma": 0.05, "rho": 0.05},
+    "stability_reg": {"penalized": True, "gamma": 0.75, "rho": 0.25},  # modular addition's
+    "stability_reg-weak": {"penalized": True, "gamma": 0.05, "rho": 0.05},  # sparse parity's
     "input-dropout": {"input_dropout": 0.1},
+}
+SHARES = {
+    "accuracy": "all words",
+    "accuracy_known": "vocabulary",
+    "accuracy_unknown": "`<unk>`",
+    "guessed_unknown": "guesses that are `<unk>`",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What to train on, and how much."""
+    """Text and size of the run."""
 
     data_dir: str | None = None
     """Folder that holds `wikitext-2/`. Default: embedded sentences."""
@@ -121,9 +111,7 @@ def run(config: Config) -> Path:
     """
     import pandas as pd
 
-    from experiments import report
-    from experiments.noise_stability.program import Hyperparameters, Static
-    from experiments.noise_stability.training import fill
+    from experiments.noise_stability.training import Hyperparameters, Job, Static, fill
     from experiments.rundir import write_whole
     from hopfax.data import next_words, read_wikitext2
 
@@ -136,41 +124,31 @@ def run(config: Config) -> Path:
             f"--seeds must be >= {least} and --epochs >= 1, got {budget.seeds} and {budget.epochs}"
         )
     texts = embedded_texts() if config.data_dir is None else read_wikitext2(config.data_dir)
+    sizes = {"num_tokens": budget.num_tokens, "vocab_size": budget.vocab_size}
+    sets = [next_words(texts, seed, rows=budget.rows, **sizes) for seed in range(budget.seeds)]
     name = "sentences" if config.data_dir is None else "wikitext2"
-    sets = [
-        next_words(
-            texts,
-            seed,
-            num_tokens=budget.num_tokens,
-            vocab_size=budget.vocab_size,
-            rows=budget.rows,
-        )
-        for seed in range(budget.seeds)
-    ]
     problem = make_problem(name, budget, sets, config.target_on)
     monitor = None if config.monitor == "none" else config.monitor
     jobs = []
     for arm in budget.arms:
-        changes = {key: value for key, value in ARMS[arm].items() if key != "penalized"}
-        static = Static(
-            batch_size=budget.batch_size, monitor=monitor, penalized="penalized" in ARMS[arm]
+        numbers = dict(ARMS[arm])
+        static = Static(budget.batch_size, numbers.pop("penalized", False), monitor=monitor)
+        jobs.append(
+            Job(
+                problem,
+                arm,
+                static,
+                Hyperparameters(LEARNING_RATE, WEIGHT_DECAY)._replace(**numbers),
+            )
         )
-        numbers = {"learning_rate": LEARNING_RATE, "weight_decay": WEIGHT_DECAY, **changes}
-        jobs.append((problem, arm, static, Hyperparameters(**numbers)))
-    baselines = pd.DataFrame(guesses(sets))
+    baselines = pd.DataFrame(guesses(sets)).to_csv(index=False, lineterminator="\n")
 
-    def with_guesses(folder: Path) -> report.Page:
-        text = baselines.to_csv(index=False, lineterminator="\n")
-        write_whole(folder / "guesses.csv", text)
+    def with_guesses(folder: Path) -> Page:
+        write_whole(folder / "guesses.csv", baselines)
         return page(folder)
 
-    return fill(
-        "language-model",
-        config,
-        jobs,
-        arms={arm: ARMS[arm] for arm in budget.arms},
-        page=with_guesses,
-    )
+    arms = {arm: ARMS[arm] for arm in budget.arms}
+    return fill("language-model", config, jobs, arms=arms, page=with_guesses)
 
 
 def page(folder: Path) -> Page:
@@ -182,22 +160,17 @@ def page(folder: Path) -> Page:
 
     frame = tidy.read(folder)
     means = frame.groupby(["model", "metric"], sort=False).score.mean()
-    columns = ("accuracy", "accuracy_known", "accuracy_unknown", "guessed_unknown")
     lines = [
-        [arms.TITLES.get(arm, arm), split, *(f"{means[arm, f'{split}_{c}']:.1f}" for c in columns)]
+        [arms.TITLES[arm], split, *(f"{means[arm, f'{split}_{name}']:.1f}" for name in SHARES)]
         for arm in frame.model.unique()
         for split in ("train", "validation", "test")
     ]
-    if (folder / "guesses.csv").exists():
-        lines += [
-            [row.guess, row.split, *(f"{row[c]:.1f}" for c in columns)]
-            for _, row in pd.read_csv(folder / "guesses.csv").iterrows()
-        ]
-    heads = ["", "rows", "all words", "vocabulary", "`<unk>`", "guesses that are `<unk>`"]
-    task = frame.task.iloc[0]
-    made = report.Table(heads, lines, "Accuracy in percent at the end, and what it consists of.")
-    title = f"A small language model with and without the regularizer: {task}"
-    return arms.page(folder, title=title, tables=[made])
+    for _, row in pd.read_csv(folder / "guesses.csv").iterrows():
+        lines.append([row.guess, row.split, *(f"{row[name]:.1f}" for name in SHARES)])
+    caption = "Accuracy in percent at the end, and what it consists of."
+    table = report.Table(["", "rows", *SHARES.values()], lines, caption)
+    title = f"A small language model with and without the regularizer: {frame.task.iloc[0]}"
+    return arms.page(folder, title=title, tables=[table])
 
 
 def embedded_texts() -> dict[str, list[str]]:
@@ -213,16 +186,8 @@ def embedded_texts() -> dict[str, list[str]]:
 
 def make_problem(name: str, budget: Budget, sets: list[LanguageData], target_on: Split) -> Problem:
     """Every seed's own rows, and the model."""
-    import jax.numpy as jnp
-
-    from experiments.noise_stability.program import Rows
-    from experiments.noise_stability.training import Problem
-    from hopfax.data import NextWords
+    from experiments.noise_stability.training import Problem, stacked
     from hopfax.nn import decoder
-
-    def stacked(split: str) -> Rows:
-        parts: list[NextWords] = [getattr(each, split) for each in sets]
-        return Rows(*(jnp.asarray(np.stack(part)) for part in zip(*parts, strict=True)))
 
     words = len(sets[0].vocabulary)
     model = decoder(
@@ -237,30 +202,28 @@ def make_problem(name: str, budget: Budget, sets: list[LanguageData], target_on:
         name=name,
         model=model,
         settings={**budget._asdict(), "text": name},
-        train=stacked("train"),
-        validation=stacked("validation"),
-        test=stacked("test"),
+        **stacked(sets),
         seeds=np.arange(budget.seeds),
         num_tokens=words,
         epochs=budget.epochs,
         target=TARGET,
         target_on=target_on,
-        examine=examine,
+        evaluate=evaluate,
     )
 
 
-def examine(network: Decoder, train: Rows, validation: Rows, test: Rows) -> dict[str, Array]:
+def evaluate(network: Decoder, train: Rows, validation: Rows, test: Rows) -> dict[str, Array]:
     """What the accuracy consists of, on each split: shares in [0, 1]."""
     import jax.numpy as jnp
 
-    found = {}
-    for split, rows in (("train", train), ("validation", validation), ("test", test)):
-        guessed = jnp.argmax(network(rows.ids), -1)
-        found |= {f"{split}_{k}": v for k, v in makeup(guessed, rows.labels).items()}
-    return found
+    return {
+        f"{split}_{name}": share
+        for split, rows in (("train", train), ("validation", validation), ("test", test))
+        for name, share in shares(jnp.argmax(network(rows.ids), -1), rows.labels).items()
+    }
 
 
-def makeup(guessed: Array, labels: Array) -> dict[str, Array]:
+def shares(guessed: Any, labels: Any) -> dict[str, Any]:
     """Accuracy over all words, over the vocabulary's, over `<unk>`; how often it is `<unk>`.
 
     Args:
@@ -280,16 +243,13 @@ def makeup(guessed: Array, labels: Array) -> dict[str, Array]:
 
 
 def guesses(sets: list[LanguageData]) -> list[dict[str, Any]]:
-    """The same for two models without a network: the commonest word, and the commonest follower.
+    """`shares` in percent of two baselines: the commonest word, and the commonest next word.
 
-    Followers are counted in the training rows; after a word that was not seen the commonest word
-    is guessed.
+    Next words are counted in the training rows; an unseen word is followed by the commonest one.
     """
-    import jax.numpy as jnp
-
     rows = []
     for split in ("train", "validation", "test"):
-        shares: dict[str, list[dict[str, Array]]] = {"commonest word": [], "commonest follower": []}
+        found: dict[str, list[dict[str, Any]]] = {"commonest word": [], "commonest follower": []}
         for each in sets:
             size = len(each.vocabulary)
             counts = np.zeros((size, size), int)
@@ -297,13 +257,11 @@ def guesses(sets: list[LanguageData]) -> list[dict[str, Any]]:
             commonest = counts.sum(axis=0).argmax()
             follower = np.where(counts.any(axis=1), counts.argmax(axis=1), commonest)
             part = getattr(each, split)
-            labels = jnp.asarray(part.labels)
-            constant = jnp.full_like(labels, commonest)
-            shares["commonest word"].append(makeup(constant, labels))
-            shares["commonest follower"].append(makeup(jnp.asarray(follower[part.ids]), labels))
-        rows += [
-            {"guess": name, "split": split}
-            | {key: round(100 * float(np.mean([s[key] for s in found])), 2) for key in found[0]}
-            for name, found in shares.items()
-        ]
+            constant = np.full_like(part.labels, commonest)
+            found["commonest word"].append(shares(constant, part.labels))
+            found["commonest follower"].append(shares(follower[part.ids], part.labels))
+        for guess, parts in found.items():
+            means = {name: np.mean([each[name] for each in parts]) for name in parts[0]}
+            percent = {name: round(100 * float(mean), 2) for name, mean in means.items()}
+            rows.append({"guess": guess, "split": split, **percent})
     return rows

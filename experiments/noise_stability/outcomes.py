@@ -1,24 +1,22 @@
-"""Times until something happens, of which some never do: medians, intervals, comparisons.
+"""Times to an event that may never happen: medians, intervals, reductions.
 
-A run that did not arrive counts as infinity, so that a median is right as long as more than half of
-the runs arrived, and infinite otherwise.
+A run without the event counts as infinity: the median is finite if more than half of the runs
+arrive.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-CONFIDENCE = 0.95
+from experiments.tidy import CONFIDENCE, MIN_SEEDS
+
 RESAMPLES = 10_000
-FEWEST = 6
-MIN_RUNS = 3
 
 
 class Interval(NamedTuple):
-    """A number and the ends of its 95 % bootstrap interval.
+    """A number with its 95 % bootstrap interval, nan below `MIN_SEEDS` runs.
 
-    Of fewer than `FEWEST` runs it is the range of the resampled statistic, which covers less: of
-    three runs' median some 75 %. Of two runs both ends are nan.
+    Below six runs it covers less: about 75 % for the median of three.
     """
 
     value: float
@@ -27,17 +25,17 @@ class Interval(NamedTuple):
 
 
 def median_time(times: np.ndarray, *, seed: int = 0) -> Interval:
-    """Median over runs, with a percentile interval from resampled runs.
+    """Median over runs with a percentile bootstrap interval.
 
     Args:
-        times: `(runs,)`, > 0; inf for a run that did not arrive while it was followed.
+        times: `(runs,)`, > 0; inf for never.
         seed: Of the resampling.
 
     Raises:
-        ValueError: If there are fewer than two runs.
+        ValueError: There are fewer than two runs.
     """
-    drawn = median(_resampled(times[None], seed)[0])
-    return Interval(float(median(times)), *_ends(drawn, drawn, len(times)))
+    medians = median(_resampled(times[None], seed)[0])
+    return Interval(float(median(times)), *_ends(medians, medians, len(times)))
 
 
 def reduction(
@@ -47,77 +45,56 @@ def reduction(
 
     Args:
         times: `(runs,)`, inf for never.
-        baseline: The same runs (seed by seed) without what is compared: they are resampled
-            together.
-        horizon: How long both were followed; what arrived later counts as never. Where the
-            baseline's median is never, all that is known of its later runs is that they are beyond
-            the horizon.
+        baseline: `(runs,)`, the baseline's times; runs are paired by seed and resampled together.
+        horizon: Time at which both are censored: later events count as never.
         seed: Of the resampling.
 
     Returns:
-        Percent. The lower end is what can be vouched for, the upper end what cannot be excluded:
-        where the baseline's median is never, they are that of runs which arrive at the horizon, and
-        100. The value is the former there, minus infinity where the times' median alone is never,
-        nan where both are.
+        Percent. Where the baseline's median is never, all that is known is that it exceeds the
+        horizon: the value and the lower end take the horizon for it, the upper end is 100. The
+        value is minus infinity where only the median of `times` is never, nan where both are.
 
     Raises:
-        ValueError: If there are fewer than two runs.
+        ValueError: There are fewer than two runs.
     """
     both = np.stack([times, baseline])
     both = np.where(both > horizon, np.inf, both)
     drawn = _resampled(both, seed)
-    ours, theirs = median(drawn)
-    # Of an even number of runs one middle one may have arrived and the other not.
-    soonest, soonest_drawn = (median(np.minimum(each[1], horizon)) for each in (both, drawn))
-    value = _percent(median(both[0]), soonest, unknown=np.isinf(median(both[1])))
-    never = np.isinf(theirs)
-    least = _percent(ours, soonest_drawn, unknown=never, otherwise=-np.inf)
-    most = _percent(ours, soonest_drawn, unknown=never, otherwise=100.0)
-    most = np.where(np.isinf(theirs) & np.isfinite(ours), 100.0, most)
+    # The median of an even number of runs may average a time and a censored one.
+    value, least = (
+        _percent(median(each[0]), median(np.minimum(each[1], horizon))) for each in (both, drawn)
+    )
+    if np.isinf(median(both)).all():
+        value = np.nan
+    most = np.where(np.isinf(median(drawn[1])), 100.0, least)
     return Interval(float(value), *_ends(least, most, len(times)))
 
 
-def _percent(
-    ours: np.ndarray, theirs: np.ndarray, *, unknown: np.ndarray, otherwise: float = np.nan
-) -> np.ndarray:
-    """Of what is saved; `otherwise` where ours is never and theirs is `unknown`."""
-    # Infinite are the medians of runs that were never cut off and still never arrived.
-    share = np.divide(ours, theirs, out=np.zeros(np.shape(ours)), where=np.isfinite(theirs))
-    found = np.where(np.isinf(ours), -np.inf, 100 * (1 - share))
-    return np.where(np.isinf(ours) & unknown, otherwise, found)
-
-
 def median(times: np.ndarray) -> np.ndarray:
-    """Median along the last axis in which infinities are the largest numbers."""
-    ordered = np.sort(times, axis=-1)
-    count = times.shape[-1]
+    """Median along the last axis, in which infinities are the largest numbers."""
+    ordered, count = np.sort(times, axis=-1), times.shape[-1]
     low, high = ordered[..., (count - 1) // 2], ordered[..., count // 2]
-    # Not their mean at once: of inf and a number numpy would make inf, but warn.
-    return np.where(np.isinf(high), high, (low + np.where(np.isinf(high), low, high)) / 2)
+    # NumPy warns about the mean of infinities.
+    return np.where(np.isinf(high), high, (low + np.where(np.isinf(low), low, high)) / 2)
 
 
-def survival(times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Share of runs still on their way after each time at which one arrived, and those times.
-
-    All runs are followed equally long, so this is the Kaplan-Meier curve.
-    """
-    arrived = np.sort(times[np.isfinite(times)])
-    shares = 1 - np.arange(len(arrived) + 1) / len(times)
-    return np.concatenate([[0.0], arrived]), shares
+def _percent(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    share = np.divide(ours, theirs, out=np.zeros(np.shape(ours)), where=np.isfinite(theirs))
+    return np.where(np.isinf(ours), -np.inf, 100 * (1 - share))
 
 
 def _resampled(samples: np.ndarray, seed: int) -> np.ndarray:
     """`(..., resamples, runs)`, the same runs in every row of `samples`."""
     count = samples.shape[-1]
     if count < 2:
-        raise ValueError(f"an interval wants at least two runs, got {count}")
+        raise ValueError(f"an interval needs at least two runs, got {count}")
     return samples[..., np.random.default_rng(seed).integers(0, count, (RESAMPLES, count))]
 
 
 def _ends(least: np.ndarray, most: np.ndarray, runs: int) -> tuple[float, float]:
-    if runs < MIN_RUNS:
+    if runs < MIN_SEEDS:
         return np.nan, np.nan
-    # Order statistics, not interpolation: between a number and infinity there is nothing.
+    # Order statistics: there is nothing to interpolate between a number and infinity.
     tail, last = (1 - CONFIDENCE) / 2, len(least) - 1
     low = np.sort(least)[int(np.floor(tail * last))]
     high = np.sort(most)[int(np.ceil((1 - tail) * last))]

@@ -1,8 +1,8 @@
-"""Trains many runs of a decoder side by side: one `vmap` over seeds and hyperparameters.
+"""Trains many runs of a decoder at once: one `vmap` over seeds and hyperparameters.
 
-A run is a seed and its `Hyperparameters`. Runs of one seed see the same rows in the same order from
-the same initial parameters, so that arms which differ in one number are paired. A trained arm is
-stored in `runs/cells/` under a hash of all that it is a function of.
+A run is a seed and its `Hyperparameters`. Runs with the same seed share rows, order and initial
+parameters, so that arms are paired. A trained arm is stored in `runs/cells/` under a hash of its
+settings.
 """
 
 from __future__ import annotations
@@ -15,53 +15,113 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pandas as pd
-from jaxtyping import Array
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from experiments import report
-from experiments.noise_stability.program import (
-    Epoch,
-    Hyperparameters,
-    Rows,
-    Split,
-    State,
-    Static,
-    accuracy_of,
-    init_state,
-    make_epoch,
-)
 from experiments.rundir import lock, open_run, plain, write_whole
+from hopfax import stability
 from hopfax.nn import Decoder, Functional, Params
+from hopfax.random import quick
 from hopfax.train import interrupt
 from hopfax.train.checkpoint import Checkpoints
 from hopfax.train.loop import DivergedError
 from hopfax.train.progress import Progress
 
-FORMAT = 1  # raise it when the same arm no longer trains the same runs
-FINAL = "final_"  # in the stored file, before the names of what was examined at the end
-Examine = Callable[[Decoder, Rows, Rows, Rows], dict[str, Array]]
+FORMAT = 1  # increase when the same settings no longer give the same runs
+FINAL = "final_"  # prefix of final measurements in a stored arm
+MEASURED_RHO = 0.5  # Figure 11's correlation
+EPOCHS_PER_CALL = 10
+CHECKPOINT_SECONDS = 60.0
+ADAM = optax.scale_by_adam()
+PLATEAU = optax.contrib.reduce_on_plateau(factor=0.8, patience=10)  # Table 2
+
+Split = Literal["train", "validation"]
 
 
-class History(NamedTuple):
-    """The epochs of all runs, `(epochs, runs)` each; see `Epoch`."""
+class Rows(NamedTuple):
+    """Token ids, and a label per row or per token; stacked over runs where stated."""
 
-    train_loss: np.ndarray
-    loss: np.ndarray
-    accuracy: np.ndarray
-    train_accuracy: np.ndarray
-    agreement: np.ndarray
-    confidence: np.ndarray
-    scale: np.ndarray
+    ids: Int[Array, "rows tokens"]
+    labels: Int[Array, "rows *tokens"]
 
-    def reached(self, target: float, on: Split = "validation") -> np.ndarray:
-        """`(runs,)` epochs, counted from 1, until the target accuracy was met; inf for never."""
-        met = (self.accuracy if on == "validation" else self.train_accuracy) >= target
-        return np.where(met.any(axis=0), met.argmax(axis=0) + 1.0, np.inf)
+
+Evaluate = Callable[[Decoder, Rows, Rows, Rows], dict[str, Array]]
+
+
+class Hyperparameters(NamedTuple):
+    """Numbers that may differ between runs of one compiled program.
+
+    Attributes:
+        learning_rate: Of Adam, before the plateau schedule.
+        weight_decay: Decoupled; times the learning rate, as in AdamW.
+        gamma: Weight of the stability penalty.
+        rho: Its noise parameter.
+        input_dropout: Probability of zeroing a token's embedding in training.
+    """
+
+    learning_rate: Any = 1e-3
+    weight_decay: Any = 1e-3
+    gamma: Any = 0.0
+    rho: Any = 1.0
+    input_dropout: Any = 0.0
+
+
+class Static(NamedTuple):
+    """Configuration that is compiled in.
+
+    Attributes:
+        batch_size: Rows per step.
+        penalized: Whether the loss includes the stability penalty.
+        stabilize: Sign of the penalty, Definition 6.1's S.
+        share: Share of a batch's rows that the penalty uses.
+        every: Number of steps between two steps with the penalty.
+        monitor: Loss that `PLATEAU` watches; None for a constant learning rate.
+    """
+
+    batch_size: int
+    penalized: bool = False
+    stabilize: bool = True
+    share: float = 1.0
+    every: int = 1
+    monitor: Split | None = "train"
+
+
+class Epoch(NamedTuple):
+    r"""Measurements of an epoch, one per run; a run's history has a leading axis of epochs.
+
+    Attributes:
+        train_loss: Mean task loss of the steps, with dropout.
+        loss: On the validation rows.
+        accuracy: On the validation rows, in [0, 1].
+        train_accuracy: On as many training rows, without dropout; flipped labels count as they are.
+        agreement: $E \sum_i M(X)_i M(Y)_i$ at `MEASURED_RHO`, on the validation rows and one noisy
+            copy of them, the same in every epoch.
+        confidence: $E \sum_i M(X)_i^2$: the agreement at rho = 1.
+        scale: The plateau schedule's share of the learning rate.
+    """
+
+    train_loss: Any
+    loss: Any
+    accuracy: Any
+    train_accuracy: Any
+    agreement: Any
+    confidence: Any
+    scale: Any
+
+
+class State(NamedTuple):
+    """Parameters, Adam's moments, and the state of the plateau schedule."""
+
+    params: Params
+    moments: Any
+    plateau: Any
 
 
 class Problem(NamedTuple):
@@ -69,18 +129,18 @@ class Problem(NamedTuple):
 
     Attributes:
         name: Of the task.
-        model: What is trained.
-        settings: What model and rows are made from, as JSON.
-        train: Rows, with a leading axis of runs.
-        validation: The same.
-        test: The same.
+        model: The decoder.
+        settings: How model and rows are made, as JSON.
+        train: Training rows, with a leading axis of runs.
+        validation: Validation rows, likewise.
+        test: Test rows, likewise.
         seeds: `(runs,)`.
-        num_tokens: Size of the vocabulary.
-        epochs: Most passes over the rows.
-        target: Accuracy that counts as reached, in [0, 1].
-        target_on: The rows it is measured on.
-        examine: `examine(network, train, validation, test)` of each run at its end; None for the
-            accuracy on the test rows.
+        num_tokens: Vocabulary size.
+        epochs: Maximum number of epochs.
+        target: Accuracy to reach, in [0, 1].
+        target_on: Split on which it is measured.
+        evaluate: `evaluate(network, train, validation, test)` of each run at its end; None for the
+            test accuracy.
     """
 
     name: str
@@ -94,10 +154,33 @@ class Problem(NamedTuple):
     epochs: int
     target: float
     target_on: Split = "validation"
-    examine: Examine | None = None
+    evaluate: Evaluate | None = None
+
+    def reached(self, history: Epoch) -> np.ndarray:
+        """`(runs,)` epochs, counted from 1, until the target accuracy; inf for never."""
+        validation = self.target_on == "validation"
+        met = (history.accuracy if validation else history.train_accuracy) >= self.target
+        return np.where(met.any(axis=0), met.argmax(axis=0) + 1.0, np.inf)
 
 
-Job = tuple[Problem, str, Static, Hyperparameters]
+def stacked(sets: Sequence[Any]) -> dict[str, Any]:
+    """`Problem`'s splits from one data set per run, with ids of shape (rows, [1,] tokens)."""
+
+    def rows(split: str) -> Rows:
+        parts = [getattr(each, split) for each in sets]
+        ids, labels = (np.stack([getattr(part, name) for part in parts]) for name in Rows._fields)
+        return Rows(jnp.asarray(ids.reshape(*ids.shape[:2], ids.shape[-1])), jnp.asarray(labels))
+
+    return {split: rows(split) for split in ("train", "validation", "test")}
+
+
+class Job(NamedTuple):
+    """An arm to train on a problem."""
+
+    problem: Problem
+    arm: str
+    static: Static
+    hyperparameters: Hyperparameters
 
 
 def fill(
@@ -113,54 +196,56 @@ def fill(
     Args:
         name: The experiment's name on the command line.
         config: Its flags.
-        jobs: A problem, an arm's name, and how it is trained.
+        jobs: What to train.
         arms: What each arm changes, for the page.
         page: Makes the page of the run's folder.
     """
-    plan = {
-        "target": jobs[0][0].target,
-        "arms": arms,
-        "settings": {
-            problem.name: {**problem.settings, "rows": problem.train.ids.shape[1]}
-            for problem, *_ in jobs
-        },
+    settings = {
+        job.problem.name: {**job.problem.settings, "rows": job.problem.train.ids.shape[1]}
+        for job in jobs
     }
+    plan = {"target": jobs[0].problem.target, "arms": arms, "settings": settings}
     folder = open_run(name, config, plan=plan, root=config.runs, ignore=("runs",))
     results, curves = [], []
-    for number, (problem, arm, static, numbers) in enumerate(jobs, 1):
-        print(f"[{number}/{len(jobs)}] {problem.name}, {arm}", flush=True)
-        root = Path(config.runs) / "cells"
-        history, final = train_arm(root, problem, static, numbers, title=f"{problem.name}, {arm}")
-        results.append(_results(problem, arm, static, numbers, history, final))
-        curves.append(_medians(problem, arm, static, history))
-        for file, parts in (("results.csv", results), ("curves.csv", curves)):
-            text = pd.concat(parts).to_csv(index=False, lineterminator="\n")
-            write_whole(folder / file, text)
-        # A page after each arm: the next may take hours.
-        report.write_report(folder, page(folder))
+    with Progress(100 * len(jobs), window=500, counts=False) as progress:
+        for number, job in enumerate(jobs):
+
+            def show(share: float, number: int = number, **fields: Any) -> None:
+                progress.update(round(100 * (number + share)), 0, **fields)
+
+            progress.title = f"[{number + 1}/{len(jobs)}] {job.problem.name}, {job.arm}"
+            history, final = train_arm(Path(config.runs) / "cells", job, on_progress=show)
+            show(1)
+            results.append(_results(job, history, final))
+            curves.append(_medians(job, history))
+            for file, parts in (("results.csv", results), ("curves.csv", curves)):
+                text = pd.concat(parts).to_csv(index=False, lineterminator="\n")
+                write_whole(folder / file, text)
+    report.write_report(folder, page(folder))
     return folder
 
 
 def train_arm(
-    root: Path, problem: Problem, static: Static, numbers: Hyperparameters, *, title: str
-) -> tuple[History, dict[str, np.ndarray]]:
-    """Trains an arm, or reads it: its epochs, and what was examined at the end.
+    root: Path, job: Job, *, on_progress: Callable[..., None] | None = None
+) -> tuple[Epoch, dict[str, np.ndarray]]:
+    """Trains an arm, or reads it: its epochs, `(epochs, runs)` each, and final measurements.
 
     Raises:
         BlockingIOError: Another process trains it.
         DivergedError: A loss is not finite.
     """
-    runs = problem.seeds.shape
-    spread = Hyperparameters(*(np.broadcast_to(np.float32(each), runs) for each in numbers))
+    problem = job.problem
+    splits = problem.train, problem.validation, problem.test
+    spread = _spread(job)
     settings = {
         "format": FORMAT,
         "problem": plain(problem.settings),
-        "static": plain(static),
+        "static": plain(job.static),
         "numbers": {field: each.tolist() for field, each in spread._asdict().items()},
         "seeds": problem.seeds.tolist(),
         "epochs": problem.epochs,
         "target": [problem.target, problem.target_on],
-        "rows": _digest(problem),
+        "rows": _digest(splits),
     }
     canonical = json.dumps(settings, sort_keys=True)
     name = hashlib.sha256(canonical.encode()).hexdigest()[:12]
@@ -168,18 +253,10 @@ def train_arm(
     if not stored.exists():
         partial.mkdir(parents=True, exist_ok=True)
         lock(partial)
-        if not stored.exists():  # nor has another process stored it meanwhile
+        if not stored.exists():  # another process may have stored it meanwhile
             with Checkpoints(partial, config=settings) as checkpoints:
-                history, params = train_runs(
-                    problem, static, spread, checkpoints=checkpoints, title=title
-                )
-
-            @jax.jit
-            @jax.vmap
-            def look(params: Params, *splits: Rows) -> dict[str, Array]:
-                return (problem.examine or on_test_rows)(problem.model.bind(params), *splits)
-
-            final = look(params, problem.train, problem.validation, problem.test)
+                history, params = train_runs(job, checkpoints=checkpoints, on_progress=on_progress)
+            final = evaluator(problem.model, problem.evaluate)(params, *splits)
             arrays = history._asdict() | {FINAL + key: part for key, part in final.items()}
             buffer = io.BytesIO()
             as_float = {key: np.asarray(part, np.float32) for key, part in arrays.items()}
@@ -187,184 +264,276 @@ def train_arm(
             write_whole(stored, buffer.getvalue())
             shutil.rmtree(partial)
     with np.load(stored, allow_pickle=False) as arrays:
-        history = History(*(arrays[field] for field in History._fields))
+        history = Epoch(*(arrays[field] for field in Epoch._fields))
         final = {key.removeprefix(FINAL): arrays[key] for key in arrays if key.startswith(FINAL)}
     return history, final
 
 
-def on_test_rows(network: Decoder, train: Rows, validation: Rows, test: Rows) -> dict[str, Array]:
-    """What a run is examined for unless something else is asked."""
-    return {"test_accuracy": accuracy_of(network, test)}
+def train_runs(
+    job: Job,
+    *,
+    checkpoints: Checkpoints | None = None,
+    on_progress: Callable[..., None] | None = None,
+) -> tuple[Epoch, Params]:
+    """Trains until every run has reached the target accuracy, or for `problem.epochs`.
+
+    Rows beyond the last full batch of an epoch are left out of it, others each time.
+
+    Args:
+        job: Problem and arm; hyperparameters are scalars or `(runs,)`.
+        checkpoints: Where the state is kept; training resumes from the last one.
+        on_progress: Called with the share of the epochs done, `reached` and `accuracy`.
+
+    Returns:
+        The epochs, `(epochs, runs)` each, and the last parameters.
+
+    Raises:
+        DivergedError: A loss is not finite; run and epoch named.
+        ValueError: A batch has more rows than the training set.
+    """
+    problem, static = job.problem, job.static
+    rows, seeds, runs = problem.train.ids.shape[1], problem.seeds, len(problem.seeds)
+    if not 1 <= static.batch_size <= rows:
+        raise ValueError(
+            f"batch_size must be in [1, {rows}], the training rows, got {static.batch_size}"
+        )
+    per_call = min(problem.epochs, EPOCHS_PER_CALL)
+    num_epochs = -(-problem.epochs // per_call) * per_call
+    keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
+    call = compiled(problem.model, static, problem.num_tokens, per_call)
+    spread = jax.tree.map(jnp.asarray, _spread(job))
+    state = initializer(problem.model)(keys)
+    history, done = Epoch(*np.full((len(Epoch._fields), num_epochs, runs), np.nan)), 0
+    if checkpoints and (found := checkpoints.restore_last({"state": state, "history": history})):
+        state, done = found.tree["state"], found.step
+        history = Epoch(*map(np.array, found.tree["history"]))
+    saved_at = time.monotonic()
+    while done < problem.epochs and np.isinf(problem.reached(history)).any():
+        state, measured = call(
+            state, jnp.asarray(done), keys, spread, problem.train, problem.validation
+        )
+        for kept, new in zip(history, measured, strict=True):
+            kept[done : done + per_call] = new
+        if (bad := ~np.isfinite(history.train_loss[done : done + per_call])).any():
+            epoch, run = np.argwhere(bad)[0]
+            raise DivergedError(
+                f"the loss of run {run} (seed {seeds[run]}) is not finite in epoch "
+                f"{done + epoch + 1}. Lower its learning rate."
+            )
+        done += per_call
+        due = interrupt.requested() or time.monotonic() - saved_at > CHECKPOINT_SECONDS
+        if checkpoints and due:
+            checkpoints.save_last(done, {"state": state, "history": history}, {})
+            saved_at = time.monotonic()
+        if on_progress:
+            on_progress(
+                done / num_epochs,
+                reached=f"{int(np.isfinite(problem.reached(history)).sum())} of {runs}",
+                accuracy=float(history.accuracy[done - 1].mean()),
+            )
+    return Epoch(*(part[:done] for part in history)), state.params
 
 
-def _digest(problem: Problem) -> str:
+@functools.cache
+def initializer(model: Functional[Decoder]) -> Callable[[Array], State]:
+    """The compiled initial states of runs, from their keys."""
+
+    def init(key: PRNGKeyArray) -> State:
+        params = model.init(key)
+        return State(params, ADAM.init(params), PLATEAU.init(params))
+
+    return jax.jit(jax.vmap(init))
+
+
+@functools.cache
+def evaluator(model: Functional[Decoder], evaluate: Evaluate | None) -> Callable[..., Any]:
+    """The compiled final measurements of runs: `(params, train, validation, test) -> dict`."""
+
+    def test_accuracy(network: Decoder, train: Rows, validation: Rows, test: Rows) -> Any:
+        return {"test_accuracy": _accuracy(network(test.ids), test.labels)}
+
+    measure = evaluate or test_accuracy
+    return jax.jit(jax.vmap(lambda params, *splits: measure(model.bind(params), *splits)))
+
+
+@functools.cache
+def compiled(
+    model: Functional[Decoder], static: Static, num_tokens: int, epochs_per_call: int
+) -> Callable[..., tuple[State, Epoch]]:
+    """The compiled epochs of runs, shared by arms that differ in their hyperparameters alone.
+
+    Returns:
+        `call(states, first, keys, hyperparameters, train, validation) -> (states, epochs)`. All but
+        `first`, the number of the first epoch, have an axis of runs. The states are donated.
+    """
+    # The step is common to all runs, so that what happens every k-th step is a branch.
+    run_epoch = jax.vmap(make_epoch(model, static, num_tokens), in_axes=(0, None, 0, 0, 0, 0))
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def call(state: State, first: Array, *of_runs: Any) -> tuple[State, Epoch]:
+        numbers = first + jnp.arange(epochs_per_call)
+        return jax.lax.scan(lambda carry, n: run_epoch(carry, n, *of_runs), state, numbers)
+
+    return call
+
+
+def make_epoch(model: Functional[Decoder], static: Static, num_tokens: int) -> Callable[..., Any]:
+    """One run's epoch: `(state, number, key, numbers, train, validation) -> (state, Epoch)`."""
+
+    def loss(
+        params: Params, rows: Rows, key: PRNGKeyArray, numbers: Hyperparameters, step: Array
+    ) -> tuple[Array, Array]:
+        keys = jax.random.split(key, 3)
+
+        def logits(ids: Array, key: PRNGKeyArray) -> Array:
+            return _forward(model.bind(params), ids, key, numbers.input_dropout)
+
+        predicted = logits(rows.ids, keys[0])
+        task = _cross_entropy(predicted, rows.labels)
+        if not static.penalized:
+            return task, task
+        penalty = stability.stability_regularizer(
+            lambda ids: jax.nn.softmax(logits(ids, keys[1])),
+            keys[2],
+            rows.ids,
+            jax.nn.softmax(predicted),
+            rho=numbers.rho,
+            num_tokens=num_tokens,
+            stabilize=static.stabilize,
+            share=static.share,
+            step=step,
+            every=static.every,
+        )
+        return task + numbers.gamma * penalty, task
+
+    def epoch(
+        state: State,
+        number: Array,
+        key: PRNGKeyArray,
+        numbers: Hyperparameters,
+        train: Rows,
+        validation: Rows,
+    ) -> tuple[State, Epoch]:
+        # Modules fold small numbers into the run's own key: 2**31 gives a different stream.
+        for_order, for_steps, for_noise = jax.random.split(jax.random.fold_in(quick(key), 2**31), 3)
+        count = train.ids.shape[0]
+        steps = count // static.batch_size
+        order = jax.random.permutation(jax.random.fold_in(for_order, number), count)
+        picks = order[: steps * static.batch_size].reshape(steps, static.batch_size)
+        rate = numbers.learning_rate * state.plateau.scale
+
+        def body(carry: tuple[Params, Any], plan: tuple[Array, Array]) -> Any:
+            (params, moments), (picked, step) = carry, plan
+            batch = jax.tree.map(lambda part: part[picked], train)
+            (_, task), gradients = jax.value_and_grad(loss, has_aux=True)(
+                params, batch, jax.random.fold_in(for_steps, step), numbers, step
+            )
+            updates, moments = ADAM.update(gradients, moments, params)
+            params = jax.tree.map(
+                lambda p, u: p - rate * (u + numbers.weight_decay * p), params, updates
+            )
+            return (params, moments), task
+
+        (params, moments), tasks = jax.lax.scan(
+            body, (state.params, state.moments), (picks, number * steps + jnp.arange(steps))
+        )
+        measured = _measure(model.bind(params), train, validation, for_noise, num_tokens)
+        result = Epoch(train_loss=jnp.mean(tasks), scale=state.plateau.scale, **measured)
+        lowered = state.plateau
+        if static.monitor is not None:
+            watched = result.train_loss if static.monitor == "train" else result.loss
+            _, lowered = PLATEAU.update({}, lowered, value=watched)
+        return State(params, moments, lowered), result
+
+    return epoch
+
+
+def _forward(network: Decoder, ids: Array, key: PRNGKeyArray, input_dropout: Array) -> Array:
+    for_tokens, for_decode = jax.random.split(key)
+    tokens = network.embed_tokens(ids)
+    kept = jax.random.uniform(for_tokens, (*ids.shape, 1)) >= input_dropout
+    tokens = jnp.where(kept, tokens / (1 - input_dropout), 0)
+    mask = jnp.ones(ids.shape, bool)
+    hidden = network.decode(network.embed(tokens), mask, key=for_decode)
+    return network.read_out(hidden, mask)
+
+
+def _measure(
+    network: Decoder, train: Rows, validation: Rows, key: PRNGKeyArray, num_tokens: int
+) -> dict[str, Array]:
+    logits = network(validation.ids)
+    probs = jax.nn.softmax(logits)
+    _, noisy = stability.bonami_beckner_pair(
+        key, validation.ids, rho=MEASURED_RHO, num_tokens=num_tokens
+    )
+    seen = jax.tree.map(lambda part: part[: len(validation.ids)], train)
+    return {
+        "loss": _cross_entropy(logits, validation.labels),
+        "accuracy": _accuracy(logits, validation.labels),
+        "train_accuracy": _accuracy(network(seen.ids), seen.labels),
+        "agreement": jnp.mean(jnp.sum(probs * jax.nn.softmax(network(noisy)), axis=-1)),
+        "confidence": jnp.mean(jnp.sum(jnp.square(probs), axis=-1)),
+    }
+
+
+def _cross_entropy(logits: Array, labels: Array) -> Float[Array, ""]:
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
+
+
+def _accuracy(logits: Array, labels: Array) -> Float[Array, ""]:
+    return jnp.mean(jnp.argmax(logits, -1) == labels)
+
+
+def _spread(job: Job) -> Hyperparameters:
+    runs = job.problem.seeds.shape
+    return Hyperparameters(
+        *(np.broadcast_to(np.float32(each), runs) for each in job.hyperparameters)
+    )
+
+
+def _digest(splits: Sequence[Rows]) -> str:
     digest = hashlib.sha256()
-    for part in jax.tree.leaves((problem.train, problem.validation, problem.test)):
+    for part in jax.tree.leaves(splits):
         digest.update(np.ascontiguousarray(part).tobytes())
     return digest.hexdigest()[:16]
 
 
-def _results(
-    problem: Problem,
-    arm: str,
-    static: Static,
-    numbers: Hyperparameters,
-    history: History,
-    final: Mapping[str, np.ndarray],
-) -> pd.DataFrame:
-    """One row a run and metric: steps to the target, or percent."""
-    steps_per_epoch = problem.train.ids.shape[1] // static.batch_size
+def _results(job: Job, history: Epoch, final: Mapping[str, np.ndarray]) -> pd.DataFrame:
+    """One row per run and metric: steps to the target, or percent."""
+    problem, numbers = job.problem, job.hyperparameters
+    steps_per_epoch = problem.train.ids.shape[1] // job.static.batch_size
     measured = {
-        "steps": history.reached(problem.target, problem.target_on) * steps_per_epoch,
+        "steps": problem.reached(history) * steps_per_epoch,
         "validation_accuracy": 100 * history.accuracy[-1],
         "stability": 100 * history.agreement[-1] / history.confidence[-1],
     } | {name: 100 * part for name, part in final.items()}
     shared = {
         "task": problem.name,
-        "model": arm,
+        "model": job.arm,
         "site": "token",
         "seed": problem.seeds,
         "gamma": np.broadcast_to(numbers.gamma, problem.seeds.shape),
         "rho": np.broadcast_to(numbers.rho, problem.seeds.shape),
         "epochs": len(history.loss),
     }
-    parts = [
-        pd.DataFrame(
-            shared
-            | {
-                "corruption": "token noise" if metric == "stability" else "none",
-                "level": 0.5 if metric == "stability" else 0.0,
-                "metric": metric,
-                "score": np.array([float(f"{value:.6g}") for value in values]),
-            }
-        )
-        for metric, values in measured.items()
-    ]
+    parts = []
+    for metric, values in measured.items():
+        noisy = metric == "stability"
+        condition = {
+            "corruption": "token noise" if noisy else "none",
+            "level": MEASURED_RHO if noisy else 0.0,
+        }
+        rounded = np.array([float(f"{value:.6g}") for value in values])
+        parts.append(pd.DataFrame(shared | condition | {"metric": metric, "score": rounded}))
     return pd.concat(parts)
 
 
-def _medians(problem: Problem, arm: str, static: Static, history: History) -> pd.DataFrame:
+def _medians(job: Job, history: Epoch) -> pd.DataFrame:
     """Medians over the runs of an arm, at 200 epochs at most."""
     epochs = np.unique(np.linspace(0, len(history.loss) - 1, 200).astype(int))
-    steps = (epochs + 1) * (problem.train.ids.shape[1] // static.batch_size)
+    steps = (epochs + 1) * (job.problem.train.ids.shape[1] // job.static.batch_size)
     medians = {
         name: [float(f"{np.median(part[epoch]):.5g}") for epoch in epochs]
         for name, part in history._asdict().items()
     }
-    return pd.DataFrame({"task": problem.name, "arm": arm, "step": steps, **medians})
-
-
-def train_runs(
-    problem: Problem,
-    static: Static,
-    numbers: Hyperparameters,
-    *,
-    epochs_per_call: int = 10,
-    checkpoints: Checkpoints | None = None,
-    checkpoint_seconds: float = 60.0,
-    title: str = "",
-) -> tuple[History, Params]:
-    """Trains until every run has reached the target accuracy, or for `problem.epochs`.
-
-    Args:
-        problem: Model, rows, seeds and target. Rows beyond the last full batch of an epoch are left
-            out of it, others each time.
-        static: What is compiled in, common to all runs.
-        numbers: Each a scalar or `(runs,)`.
-        epochs_per_call: Epochs that are compiled into one call.
-        checkpoints: Where the state is kept; None keeps none.
-        checkpoint_seconds: Keep it when this long has passed since the last time.
-        title: Shown in front of the progress.
-
-    Returns:
-        The epochs, and the last parameters.
-
-    Raises:
-        DivergedError: A loss is not finite; run and epoch named.
-        ValueError: A batch has more rows than there are.
-    """
-    train, validation, seeds = problem.train, problem.validation, problem.seeds
-    epochs, target, target_on = problem.epochs, problem.target, problem.target_on
-    rows = train.ids.shape[1]
-    if not 1 <= static.batch_size <= rows:
-        raise ValueError(f"batch_size must be in [1, {rows}], the training rows; got {static}")
-    runs, epochs_per_call = len(seeds), min(epochs, epochs_per_call)
-    spread = Hyperparameters(
-        *(jnp.broadcast_to(jnp.asarray(each, jnp.float32), (runs,)) for each in numbers)
-    )
-    keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
-    start, call = compiled(problem.model, static, problem.num_tokens, epochs_per_call)
-    state = start(keys)
-    calls = -(-epochs // epochs_per_call)
-    history = History(*np.full((len(History._fields), calls * epochs_per_call, runs), np.nan))
-    done = 0
-    if checkpoints and (found := checkpoints.restore_last({"state": state, "history": history})):
-        state, history = found.tree["state"], found.tree["history"]
-        history, done = History(*map(np.array, history)), found.step
-    saved_at = time.monotonic()
-    with Progress(calls * epochs_per_call, title=title, done=done) as progress:
-        while done < epochs and np.isinf(history.reached(target, target_on)).any():
-            state, measured = call(state, jnp.asarray(done), keys, spread, train, validation)
-            for kept, new in zip(history, measured, strict=True):
-                kept[done : done + epochs_per_call] = new
-            _check_finite(measured, done, seeds)
-            done += epochs_per_call
-            due = interrupt.requested() or time.monotonic() - saved_at > checkpoint_seconds
-            if checkpoints and due:
-                checkpoints.save_last(done, {"state": state, "history": history}, {})
-                saved_at = time.monotonic()
-            reached = history.reached(target, target_on)
-            progress.update(
-                done,
-                epochs_per_call * runs * rows,
-                reached=f"{int(np.isfinite(reached).sum())} of {runs}",
-                accuracy=float(history.accuracy[done - 1].mean()),
-            )
-    return History(*(part[:done] for part in history)), state.params
-
-
-@functools.cache
-def compiled(
-    model: Functional[Decoder],
-    static: Static,
-    num_tokens: int,
-    epochs_per_call: int,
-) -> tuple[Callable[..., State], Callable[..., tuple[State, Epoch]]]:
-    """The two programs of `train_runs`, the same ones for the same arguments.
-
-    Returns:
-        `start(keys) -> states` and `call(states, first, keys, numbers, train, validation) ->
-        (states, epochs)`, everything but the number of the first epoch with an axis of runs, and
-        the states donated. Arms that differ in their numbers alone share them.
-    """
-    run_epoch = make_epoch(model, static, num_tokens)
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def call(
-        state: State,
-        first: Array,
-        keys: Array,
-        numbers: Hyperparameters,
-        train: Rows,
-        validation: Rows,
-    ) -> tuple[State, Epoch]:
-        def body(state: State, number: Array) -> tuple[State, Epoch]:
-            # The number is common to all runs: what happens every k-th step is then a branch.
-            return jax.vmap(run_epoch, in_axes=(0, None, 0, 0, 0, 0))(
-                state, number, keys, numbers, train, validation
-            )
-
-        return jax.lax.scan(body, state, first + jnp.arange(epochs_per_call))
-
-    start = functools.partial(init_state, model, static)
-    return jax.jit(jax.vmap(start)), call
-
-
-def _check_finite(measured: Epoch, done: int, seeds: np.ndarray) -> None:
-    bad = ~np.isfinite(np.asarray(measured.train_loss))
-    if bad.any():
-        row, column = np.argwhere(bad)[0]
-        raise DivergedError(
-            f"the loss of run {column} (seed {seeds[column]}) is not finite in epoch "
-            f"{done + row + 1}. Lower its learning rate."
-        )
+    return pd.DataFrame({"task": job.problem.name, "arm": job.arm, "step": steps, **medians})
