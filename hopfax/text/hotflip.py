@@ -253,7 +253,7 @@ class _Variants(NamedTuple):
 
 def _variants(words: list[str], gradients: Gradients) -> list[_Variants]:
     """All edits of one letter for several words; tokenises those not in the cache in one call."""
-    cache: dict[str, _Variants] = gradients.cache or {}
+    cache: dict[str, _Variants] = gradients.cache  # pyright: ignore[reportAssignmentType]
     variants = {word: cache[word] for word in words if word in cache}
     new = {
         word: {change.of(word): change for kind in _OPERATIONS for change in kind(word)}
@@ -268,10 +268,9 @@ def _variants(words: list[str], gradients: Gradients) -> list[_Variants]:
             ids[number, : len(row)] = row
         used, places = np.unique(ids, return_inverse=True)
         variants[word] = _Variants(list(edits.values()), ids, used, places.reshape(ids.shape))
-    if gradients.cache is not None:
-        if len(cache) + len(new) > _MAX_CACHED:
-            gradients.cache.clear()
-        gradients.cache.update({word: variants[word] for word in new})
+    if len(cache) + len(new) > _MAX_CACHED:
+        cache.clear()
+    cache.update({word: variants[word] for word in new})
     return [variants[word] for word in words]
 
 

@@ -124,11 +124,3 @@ def test_malformed_and_missing_files(tmp_path, builders):
         builders.build("cola", tfds_dir=tmp_path / "sets", raw_dir=tmp_path / "raw")
     with pytest.raises(ValueError, match="sentiment is synthetic"):
         builders.build("sentiment", tfds_dir=tmp_path / "sets")
-
-
-def test_real_sets_survive_the_round_trip(shared, tmp_path, builders):
-    for name in ("mrpc", "wsc"):
-        builders.build(name, tfds_dir=tmp_path, raw_dir=shared / "data")
-        for split in ("train", "validation"):
-            raw = read_split(task(name), shared / "data", split)
-            same(builders.read_built(task(name), tmp_path, split), raw)

@@ -10,25 +10,33 @@ import pytest
 
 from hopfax import text
 from hopfax.text.flips import NEVER, PIECE, WORD, best_flips, flip_gains
-from hopfax.text.victim import Gradients, Victim
+from hopfax.text.victim import Victim
 
 WORDS = ("the", "actors", "are", "wonderful", "but", "story", "drags", "badly", "in", "places")
 CLEAN = "the actors are wonderful but the story drags badly in places"
 SHORT = "fun but odd"
 CASES = list(itertools.product(range(3), (0, 1)))
+FORMS = pytest.mark.parametrize("form", ["characters", "tokens"])
 
 
 def bag(seed, words=WORDS, **options):
     return bags.Bag(words, seed=seed, **options)
 
 
+def attack(model, clean=CLEAN, label=1, **options):
+    (result,) = text.hotflip(model.victim(), [clean], [label], **{"rate": 1} | options)
+    assert text.restore(result.corrupted) == clean
+    assert result.loss == pytest.approx(model.one_loss(result.corrupted.text, label))
+    return result
+
+
 def single_letter_edits(word):
     """All results of one flip, insertion or deletion of a letter."""
     letters = bags.LETTERS
-    result = {word[:i] + new + word[i + 1 :] for i in range(len(word)) for new in letters}
-    result |= {word[:i] + new + word[i:] for i in range(len(word) + 1) for new in letters}
-    result |= {word[:i] + word[i + 1 :] for i in range(len(word)) if len(word) > 1}
-    return result - {word}
+    edits = {word[:i] + new + word[i + 1 :] for i in range(len(word)) for new in letters}
+    edits |= {word[:i] + new + word[i:] for i in range(len(word) + 1) for new in letters}
+    edits |= {word[:i] + word[i + 1 :] for i in range(len(word)) if len(word) > 1}
+    return edits - {word}
 
 
 def best_of(model, clean, label, edits, count):
@@ -48,48 +56,32 @@ def best_of(model, clean, label, edits, count):
 
 
 @pytest.mark.parametrize(("seed", "label"), CASES)
-def test_characters_equal_brute_force_where_the_loss_is_linear(seed, label):
+def test_one_character_equals_exhaustive_search(seed, label):
     model = bag(seed)
-    (result,) = text.hotflip(model.victim(), [CLEAN], [label], rate=0.05, beam=1, num_candidates=1)
+    result = attack(model, label=label, rate=0.05, beam=1, num_candidates=1)
     loss, _ = best_of(model, CLEAN, label, single_letter_edits, 1)
     assert result.loss == pytest.approx(loss) and result.loss > result.clean_loss
-    assert result.loss == pytest.approx(model.one_loss(result.corrupted.text, label))
 
 
 @pytest.mark.parametrize(("seed", "label"), CASES)
-def test_two_characters_equal_brute_force(seed, label):
+def test_two_characters_equal_exhaustive_search(seed, label):
     model = bag(seed, words=())
-    (result,) = text.hotflip(model.victim(), [SHORT], [label], rate=0.67, num_candidates=2)
-    # In a linear model each word has its own best edit: two words of the three.
-    gains = []
+    result = attack(model, SHORT, label, rate=0.67, num_candidates=2)
+    gains = []  # of each word's best edit
     for word in SHORT.split():
         best = max(model.one_loss(new, label) for new in single_letter_edits(word))
         gains.append(best - model.one_loss(word, label))
-    wanted = result.clean_loss + sum(sorted(gains)[1:])
-    assert result.loss == pytest.approx(wanted) and result.corrupted.num_changed == 2
+    assert result.loss == pytest.approx(result.clean_loss + sum(sorted(gains)[1:]))
+    assert result.corrupted.num_changed == 2
 
 
 @pytest.mark.parametrize(("seed", "label"), CASES)
-def test_tokens_equal_brute_force_where_the_loss_is_linear(seed, label):
-    model = bag(seed)
-    (result,) = text.hotflip(
-        model.victim(),
-        ["the actors are drags"],
-        [label],
-        rate=0.5,
-        form="tokens",
-        num_candidates=4,
-    )
-    others = [token for token in model.tokens if re.fullmatch("[a-z]+", token)]
-    loss, version = best_of(
-        model,
-        "the actors are drags",
-        label,
-        lambda word: [new for new in others if new != word],
-        2,
-    )
-    assert result.loss == pytest.approx(loss)
-    assert result.corrupted.text == version
+def test_two_tokens_equal_exhaustive_search(seed, label):
+    model, clean = bag(seed), "the actors are drags"
+    result = attack(model, clean, label, rate=0.5, form="tokens", num_candidates=4)
+    words = [token for token in model.tokens if re.fullmatch("[a-z]+", token)]
+    loss, version = best_of(model, clean, label, lambda word: set(words) - {word}, 2)
+    assert result.loss == pytest.approx(loss) and result.corrupted.text == version
     assert [edit.kind for edit in result.corrupted.edits] == ["token", "token"]
 
 
@@ -116,26 +108,21 @@ def test_each_piece_of_a_character_edit_has_the_gradient_of_its_place():
 
 def test_pieces_replace_pieces():
     model = bag(0)
-    (result,) = text.hotflip(model.victim(), ["odd fun"], [1], rate=1, form="tokens")
+    result = attack(model, "odd fun", form="tokens")
     for one, other in zip(["odd", "fun"], result.corrupted.text.split(), strict=True):
         assert len(one) == len(other) and sum(a != b for a, b in zip(one, other, strict=True)) == 1
     assert [linear.ids.size for linear in model.linearize([result.corrupted.text], [1])] == [6]
 
 
-def test_flips_that_are_tokenised_differently_are_dropped():
-    # `od` and `of` are words: no piece of "oa" may become a letter that makes one of them.
-    for seed in range(20):
-        model = bag(
-            seed, words=tuple("o" + letter for letter in bags.LETTERS if letter not in "ay")
-        )
-        (result,) = text.hotflip(model.victim(), ["oa"], [1], rate=1, form="tokens", beam=1)
-        (edit,) = result.corrupted.edits or [None]
-        new = result.corrupted.text
-        assert len(model.pieces(new)) == 2
-        assert edit is None or new == "oy" or (edit.position == 0 and new[1] == "a")
-        others = [letter + "a" for letter in bags.LETTERS] + ["oy", "oa"]
-        others = [other for other in others if len(model.pieces(other)) == 2]
-        assert result.loss == pytest.approx(max(model.one_loss(other, 1) for other in others))
+@pytest.mark.parametrize("seed", range(10))
+def test_flips_that_are_tokenised_differently_are_dropped(seed):
+    # Most flips of "oa" give a word of the vocabulary, which the model reads as one token.
+    model = bag(seed, words=[f"o{letter}" for letter in bags.LETTERS if letter not in "ayz"])
+    result = attack(model, "oa", form="tokens", beam=1, num_candidates=1)
+    others = [letter + "a" for letter in bags.LETTERS] + ["oy", "oz"]
+    others = [other for other in others if len(model.pieces(other)) == 2]
+    assert result.loss == pytest.approx(max(model.one_loss(other, 1) for other in others))
+    assert len(model.pieces(result.corrupted.text)) == 2
 
 
 class Contractions(bags.Bag):
@@ -145,9 +132,9 @@ class Contractions(bags.Bag):
         super().__init__(("was", "it", "good"), seed=seed)
         self.tokens = (*self.tokens, "'")
         self.number["'"] = len(self.table)
-        # With the lowest gain, so that its flips come first.
-        least = np.full((1, bags.WIDTH), -9.0) * np.sign(self.weights)
-        self.table = np.concatenate([self.table, least]).astype(np.float32)
+        # The greatest gains are those of removing the apostrophe.
+        lowest = np.full((1, bags.WIDTH), -9.0) * np.sign(self.weights)
+        self.table = np.concatenate([self.table, lowest]).astype(np.float32)
 
     def pieces(self, word):
         if word == "'" or "'" not in word:
@@ -157,174 +144,143 @@ class Contractions(bags.Bag):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_contraction_keeps_its_apostrophe(seed):
-    model = Contractions(seed)
-    asked = {"rate": 1, "form": "tokens", "beam": 1, "num_candidates": 1}
-    (result,) = text.hotflip(model.victim(), ["it was'nt"], [1], **asked)
+    options = {"form": "tokens", "beam": 1, "num_candidates": 1}
+    result = attack(Contractions(seed), "it was'nt", **options)
     assert result.corrupted.num_changed == 2
     assert result.corrupted.text.count("'") == 1
 
 
-def test_more_flips_are_tried_until_enough_are_valid():
-    # The best flips are words of the vocabulary, which the model reads as one token.
-    words = [f"o{letter}" for letter in bags.LETTERS if letter not in "ayz"]
-    for seed in range(20):
-        model = bag(seed, words=words)
-        asked = {"rate": 1, "form": "tokens", "beam": 1, "num_candidates": 1}
-        (result,) = text.hotflip(model.victim(), ["oa"], [1], **asked)
-        others = [letter + "a" for letter in bags.LETTERS if letter != "o"] + ["oy", "oz"]
-        others = [other for other in others if len(model.pieces(other)) == 2]
-        assert result.corrupted.num_changed == 1
-        assert result.loss == pytest.approx(max(model.one_loss(other, 1) for other in others))
-
-
-@pytest.mark.parametrize("form", ["characters", "tokens"])
+@FORMS
 def test_a_wider_beam_is_never_worse_and_sometimes_better(form):
-    losses = {1: [], 2: [], 4: []}
-    for seed, width in itertools.product(range(5), losses):
+    losses = []
+    for seed in range(5):
         model = bag(seed, curvature=0.3)
-        (result,) = text.hotflip(
-            model.victim(),
-            ["the story drags in places"],
-            [1],
-            rate=0.6,
-            form=form,
-            beam=width,
-            num_candidates=4,
+        options = {"rate": 0.6, "form": form, "num_candidates": 4}
+        losses.append(
+            [attack(model, "the story drags in places", beam=n, **options).loss for n in (1, 2, 4)]
         )
-        losses[width].append(result.loss)
-    greedy, two, four = map(np.asarray, losses.values())
+    greedy, two, four = np.transpose(losses)
     assert (two >= greedy - 1e-9).all() and (four >= greedy - 1e-9).all()
     assert (four > greedy + 1e-6).any()
 
 
-@pytest.mark.parametrize("form", ["characters", "tokens"])
-def test_logs_rates_and_counts(form):
-    for rate in (0, 0.1, 0.2, 0.3, 1):
+@FORMS
+def test_rates_and_counts(form):
+    for rate in (0, 0.1, 0.3, 1):
         model = bag(5)
-        (result,) = text.hotflip(model.victim(), [CLEAN], [1], rate=rate, form=form)
-        assert text.restore(result.corrupted) == CLEAN
-        # Few words of a linear model are such that no edit helps.
+        result = attack(model, rate=rate, form=form)
+        # One word has no edit that raises this loss.
         assert result.corrupted.num_changed == min(10, text.num_changes(rate, 11))
         assert len(result.corrupted.text.split()) == 11
-        assert result.loss == pytest.approx(model.one_loss(result.corrupted.text, 1))
-        asked = {kind: sum(len(t) for k, t in model.calls if k == kind) for kind in
-                 ("loss", "gradient")}  # fmt: skip
-        assert asked == {"loss": result.num_losses, "gradient": result.num_gradients}
+        queries = {"loss": 0, "gradient": 0}
+        for kind, texts in model.calls:
+            queries[kind] += len(texts)
+        assert queries == {"loss": result.num_losses, "gradient": result.num_gradients}
 
 
-@pytest.mark.parametrize("form", ["characters", "tokens"])
+@FORMS
 def test_a_batch_equals_one_text_at_a_time(form):
     texts = [CLEAN, "the story", ("in places", "badly"), "wonderful actors are odd"]
     many, few = bag(1, curvature=0.2), bag(1, curvature=0.2)
-    together = text.hotflip(many.victim(), texts, [0, 1, 0, 1], rate=0.3, form=form)
-    alone = text.hotflip(few.victim(), texts, [0, 1, 0, 1], rate=0.3, form=form, batch_size=1)
-    assert together == alone
+    options = {"rate": 0.3, "form": form}
+    together = text.hotflip(many.victim(), texts, [0, 1, 0, 1], **options)
+    assert together == text.hotflip(few.victim(), texts, [0, 1, 0, 1], batch_size=1, **options)
     assert len(many.calls) < len(few.calls) and together[2].corrupted.text != texts[2]
 
 
-@pytest.mark.parametrize("form", ["characters", "tokens"])
+@FORMS
 def test_words_shared_by_choices_have_the_sum_of_their_gradients(form):
     choices = (("the story drags", "in places"), ("the story drags", "badly"))
-    for seed, label in itertools.product(range(3), (0, 1)):
+    for seed, label in CASES:
         model = bag(seed)
-        (result,) = text.hotflip(
-            model.victim(), [choices], [label], rate=0.1, form=form, beam=1, num_candidates=1,
-        )  # fmt: skip
-        assert text.restore(result.corrupted) == choices
+        options = {"rate": 0.1, "form": form, "beam": 1, "num_candidates": 1}
+        result = attack(model, choices, label, **options)
         assert (result.corrupted.num_words, result.corrupted.num_changed) == (6, 1)
         others = [token for token in model.tokens if re.fullmatch("[a-z]+", token)]
-        edits = single_letter_edits if form == "characters" else lambda word: others  # noqa: B023
-        gains = [
-            (1 + (word in ["the", "story", "drags"]))
-            * max(model.one_loss(new, label) - model.one_loss(word, label) for new in edits(word))
-            for word in ["the", "story", "drags", "in", "places", "badly"]
-        ]
+        gains = []
+        for word in ["the", "story", "drags", "in", "places", "badly"]:
+            edits = single_letter_edits(word) if form == "characters" else others
+            best = max(model.one_loss(new, label) for new in edits)
+            weight = 1 + (word in ["the", "story", "drags"])
+            gains.append(weight * (best - model.one_loss(word, label)))
         assert result.loss - result.clean_loss == pytest.approx(max(gains), rel=1e-5)
 
 
-def test_words_that_the_model_does_not_read_stay():
+@FORMS
+def test_words_that_the_model_does_not_read_stay(form):
     class Short(bags.Bag):
         def tokenized(self, text):
             return super().tokenized(text)[:2]
 
-    for form in ("characters", "tokens"):
-        model = Short(WORDS, seed=0)
-        (result,) = text.hotflip(model.victim(), [CLEAN], [1], rate=1, form=form, beam=1)
-        assert 0 < result.corrupted.num_changed <= 2
-        assert result.corrupted.text.endswith(" are wonderful but the story drags badly in places")
+    result = attack(Short(WORDS, seed=0), form=form, beam=1)
+    assert 0 < result.corrupted.num_changed <= 2
+    assert result.corrupted.text.endswith(" are wonderful but the story drags badly in places")
 
 
 def test_stop_at_and_the_best_version():
     model = bag(0)
-    (whole,) = text.hotflip(model.victim(), [CLEAN], [1], rate=1)
-    half = (whole.clean_loss + whole.loss) / 2
-    (result,) = text.hotflip(model.victim(), [CLEAN], [1], rate=1, stop_at=half)
-    assert half <= result.loss < whole.loss
-    assert 0 < result.corrupted.num_changed < whole.corrupted.num_changed
+    full = attack(model)
+    half = (full.clean_loss + full.loss) / 2
+    result = attack(model, stop_at=half)
+    assert half <= result.loss < full.loss
+    assert 0 < result.corrupted.num_changed < full.corrupted.num_changed
     # If no edit raises the loss, the clean text remains.
-    least = Victim(
-        lambda texts, labels: np.asarray([0.0 if t == CLEAN else -1.0 for t in texts]),
-        model.victim().gradients,
-    )
-    (none,) = text.hotflip(least, [CLEAN], [1], rate=0.2)
-    assert none.corrupted.text == CLEAN and none.loss == 0 and none.num_losses > 1
+    flat = Victim(lambda texts, labels: -1.0 * (np.array(texts) != CLEAN), model.victim().gradients)
+    (unchanged,) = text.hotflip(flat, [CLEAN], [1], rate=0.2)
+    assert unchanged.corrupted.text == CLEAN
+    assert unchanged.loss == 0 and unchanged.num_losses > 1
 
 
 def test_case_is_kept():
-    model = bag(0)
-    (result,) = text.hotflip(model.victim(), ["THE Actors"], [1], rate=1, form="tokens")
-    first, second = result.corrupted.text.split()
+    first, second = attack(bag(0), "THE Actors", form="tokens").corrupted.text.split()
     assert first.isupper() and second[0].isupper() and second[1:] == second[1:].lower()
-    assert text.restore(result.corrupted) == "THE Actors"
 
 
 def test_the_cache_saves_work_and_changes_no_result(monkeypatch):
     model = bag(3, curvature=0.1)
-    asked = []
+    tokenised = []
 
     def pieces(words):
-        asked.extend(words)
+        tokenised.extend(words)
         return list(map(model.pieces, words))
 
-    def attack(cache, clean=CLEAN, rate=0.3):
-        asked.clear()
+    def edits(cache, clean=CLEAN):
+        tokenised.clear()
         gradients = model.victim().gradients._replace(pieces=pieces, cache=cache)
-        (result,) = text.hotflip(Victim(model.loss, gradients), [clean], [1], rate=rate, beam=2)
+        (result,) = text.hotflip(Victim(model.loss, gradients), [clean], [1], rate=0.3, beam=2)
         return result.corrupted.edits
 
-    wanted = attack(None)
-    tokenised = len(asked)
-    assert attack(None) == wanted and len(asked) == tokenised > 0
+    expected = edits(None)
+    count = len(tokenised)
     cache = {}
-    assert attack(cache) == wanted and len(asked) == tokenised
-    assert attack(cache) == wanted and asked == []
+    assert edits(cache) == expected and len(tokenised) == count > 0
+    assert edits(cache) == expected and tokenised == []
     assert set(cache) == set(WORDS)
-    # Other texts ask for their new words alone, and too many words push the others out.
-    shorter = attack(None, SHORT)
-    assert attack(cache, SHORT) == shorter and {"fun", "odd"} <= set(cache)
-    assert not any("actors" in word for word in asked)
+    # Other texts tokenise their new words only, and too many words empty the cache.
+    assert edits(cache, SHORT) == edits(None, SHORT) and {"fun", "odd"} <= set(cache)
     monkeypatch.setattr(sys.modules["hopfax.text.hotflip"], "_MAX_CACHED", len(cache))
-    assert attack(cache, "a new plot") == attack(None, "a new plot")
+    assert edits(cache, "a new plot") == edits(None, "a new plot")
     assert set(cache) == {"a", "new", "plot"}
-    assert attack(cache) == wanted
+    assert edits(cache) == expected
 
 
 def test_gains_are_the_formula():
     rng = np.random.default_rng(0)
     table, gradient = rng.normal(size=(7, 3)), rng.normal(size=(4, 3))
     ids = np.array([1, 0, 6, 1])
-    wanted = [[(table[v] - table[x]) @ g for v in range(7)] for x, g in zip(ids, gradient)]  # noqa: B905
-    np.testing.assert_allclose(flip_gains(table, ids, gradient), wanted, rtol=1e-5, atol=1e-6)
-    gains = jax.jit(flip_gains)(jnp.asarray(table), ids, gradient)
-    np.testing.assert_allclose(gains, wanted, rtol=1e-5, atol=1e-6)
+    pairs = zip(ids, gradient, strict=True)
+    expected = [[(table[v] - table[x]) @ g for v in range(7)] for x, g in pairs]
+    for function in (flip_gains, jax.jit(flip_gains)):
+        gains = function(jnp.asarray(table), ids, gradient)
+        np.testing.assert_allclose(gains, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_best_flips_are_the_greatest_allowed_gains():
     rng = np.random.default_rng(1)
     table, gradient = rng.normal(size=(20, 3)), rng.normal(size=(5, 3))
     kinds = np.array([NEVER] * 4 + [WORD] * 9 + [PIECE] * 7)
-    ids = np.array([5, 15, 1, 6, 5])  # 1 is unknown to the vocabulary: a word may replace it
-    wanted = sorted(
+    ids = np.array([5, 15, 1, 6, 5])  # 1 is NEVER, so words may replace it
+    expected = sorted(
         (
             ((table[v] - table[x]) @ gradient[place], place, v)
             for place, x in enumerate(ids)
@@ -333,34 +289,27 @@ def test_best_flips_are_the_greatest_allowed_gains():
         ),
         reverse=True,
     )
-    result = best_flips(table, ids, gradient, kinds=kinds, count=12)
-    assert [flip[1:] for flip in result] == [(place, v) for _, place, v in wanted[:12]]
-    np.testing.assert_allclose([flip[0] for flip in result], [w[0] for w in wanted[:12]], rtol=1e-5)
-    everything = best_flips(table, ids, gradient, kinds=kinds, count=10**6)
-    assert len(everything) == len(wanted)
+    gains, *flips = zip(*best_flips(table, ids, gradient, kinds=kinds, count=12), strict=True)
+    assert list(zip(*flips, strict=True)) == [flip[1:] for flip in expected[:12]]
+    np.testing.assert_allclose(gains, [flip[0] for flip in expected[:12]], rtol=1e-5)
+    assert len(best_flips(table, ids, gradient, kinds=kinds, count=10**6)) == len(expected)
     assert best_flips(table, ids[:0], gradient[:0], kinds=kinds, count=3) == []
 
 
-def test_invalid_gradients():
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: [x._replace(gradient=x.gradient[:, :2])], r"shape \(11, 5\), got \(11, 2\)"),
+        (lambda x: [x._replace(gradient=np.nan * x.gradient)], "finite, which fails on 'the act"),
+        (lambda x: [x._replace(ids=x.ids + 99)], "ids must be below 90, got 110 on 'the actors"),
+        (lambda x: [], "linearize must return 1 results, got 0"),
+    ],
+)
+@FORMS
+def test_invalid_gradients(form, change, message):
     model = bag(0)
-    good = model.victim().gradients
-
-    def wrong(change):
-        return Victim(
-            model.loss,
-            Gradients(
-                lambda texts, labels: [change(linear) for linear in model.linearize(texts, labels)],
-                *good[1:],
-            ),
-        )
-
-    for form in ("characters", "tokens"):
-        flat = wrong(lambda linear: linear._replace(gradient=linear.gradient[:, :2]))
-        with pytest.raises(ValueError, match=r"gradient must have shape \(11, 5\), got \(11, 2\)"):
-            text.hotflip(flat, [CLEAN], [1], rate=0.1, form=form)
-        nan = wrong(lambda linear: linear._replace(gradient=np.nan * linear.gradient))
-        with pytest.raises(ValueError, match=r"must be finite, which fails on 'the actors"):
-            text.hotflip(nan, [CLEAN], [1], rate=0.1, form=form)
-    fewer = Victim(model.loss, good._replace(linearize=lambda texts, labels: []))
-    with pytest.raises(ValueError, match=r"must return 1 results, got 0"):
-        text.hotflip(fewer, [CLEAN], [1], rate=0.1)
+    gradients = model.victim().gradients._replace(
+        linearize=lambda texts, labels: change(model.one_linear(texts[0], labels[0]))
+    )
+    with pytest.raises(ValueError, match=message):
+        text.hotflip(Victim(model.loss, gradients), [CLEAN], [1], rate=0.1, form=form)

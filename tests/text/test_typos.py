@@ -1,6 +1,5 @@
 import itertools
 import json
-import time
 
 import numpy as np
 import pytest
@@ -79,11 +78,7 @@ def test_rates_are_met(corrupt):
     few = corrupt("of to an in film", rate=1, seed=0)
     assert (few.num_changed, few.num_words, few.rate) == (1, 5, 0.2)
     assert few.text.startswith("of to an in ")
-
-
-@BOTH
-def test_one_word_is_changed_at_any_rate_but_zero(corrupt):
-    for seed in range(5):
+    for seed in range(5):  # at least one word changes, if any can
         assert corrupt("the best film", rate=0.01, seed=seed).num_changed == 1
         assert corrupt("the best film", rate=0, seed=seed) == ("the best film", (), 3, 0)
         assert corrupt("a to of", rate=1, seed=seed) == ("a to of", (), 3, 0)
@@ -155,17 +150,6 @@ def test_edits_at_once_equal_sequential_edits(clean):
             changes[index] = fitting[rng.integers(len(fitting))]
             after = edited(after, index, changes[index])
     assert edited_once(before, changes) == after.corrupted()
-
-
-def test_time_is_proportional_to_the_length():
-    def seconds(num_words):
-        clean = "wonderful " * num_words
-        start = time.process_time()
-        text.misspell(clean, rate=1, seed=0)
-        return time.process_time() - start
-
-    short, long = (min(seconds(n) for _ in range(2)) for n in (100, 1600))
-    assert long < 5 * 16 * short  # quadratic: 16 * 16
 
 
 def test_what_a_word_is():
