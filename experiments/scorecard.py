@@ -25,7 +25,7 @@ from experiments.rundir import read_config
 
 RESULTS = Path(__file__).with_name("results")
 # Modules with `page(folder)`, by the experiment that config.json names.
-PAGES = {**EXPERIMENTS, "benchmarks": "experiments.benchmarks.page"}
+PAGES = {**EXPERIMENTS, "benchmarks": "experiments.benchmarks.harness"}
 SST2, MODELS = "robustness/sst2", "robustness/sst2_models"
 MEANING = {
     "holds": "holds",

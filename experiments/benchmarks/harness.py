@@ -1,26 +1,37 @@
-"""Times programs in turns, and turns their times into rows of one table.
+"""Measures how fast hopfax is, case by case, against its peers.
 
-A case is a module of `experiments.benchmarks.cases`. Its docstring says what it measures and
-against what peer. It has
+    python -m experiments.benchmarks                      # lists the cases
+    python -m experiments.benchmarks all --data-dir DIR   # two hours on two idle cores
+    python -m experiments.benchmarks memory --quick       # checks that a case works
 
-- `settings(options)`: yields `Setting`s, a name and a function that builds programs;
-- `RATIOS`: "A / B", the time of program A over that of B, with a `Goal` or None;
-- optionally `FIGURES`: the same for numbers that are no ratio of times;
-- optionally `SECONDS`: how long the rounds of a setting take.
+Results go to runs/benchmarks/ID. The same command at the same commit resumes an interrupted run.
+PyTorch, the peer, is optional: pip install -e '.[benchmarks]'. Use an idle machine: on a busy one
+PyTorch's threads wait for each other, and the ratios flatter hopfax.
+
+`experiments.benchmarks.cases` says how a case is written.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
+import importlib.metadata
+import importlib.util
+import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
-# The most telling ones first: `--minutes` may end a run early.
+from experiments import report
+from experiments.provenance import provenance
+from experiments.rundir import open_run, read_config, write_whole
+
 CASES = (
     "train_step",
     "evaluation",
@@ -31,88 +42,37 @@ CASES = (
     "seeds",
     "stability",
     "memory",
-    "draws",
-    "waiting",
 )
-SECONDS, ROUNDS = 20.0, 5
-QUICK_SECONDS, QUICK_ROUNDS = 0.5, 2
+COLUMNS = ("case", "setting", "name", "kind", "median", "low", "high", "rounds")
+PAGE_COLUMNS = ("", "lowest", "highest", "goal", "met")
+SECONDS, ROUNDS, QUICK_ROUNDS = 20.0, 5, 2
+MISSING = "not measured"
+NOTES = (
+    "A / B is the time of A over that of B: above 1, B is faster. Brackets: quartiles over rounds.",
+    "Of several settings, the lowest and the highest median are shown; results.csv has all.",
+    "Sessions and machines differ between cases: compare within one.",
+)
 
+# Returns when its work is done. Several calls take the weighted sum of their times.
 Call = Callable[[], object]
-# A program that consists of several calls takes the weighted sum of their times.
 Program = Call | Sequence[tuple[float, Call]]
-Times = Mapping[str, np.ndarray]
-Row = dict[str, Any]
 
 
-class Goal(NamedTuple):
-    """A bound that a figure should keep in every setting, by device; None where there is none."""
+def bound(goal: str, device: str) -> tuple[bool, float] | None:
+    """A goal's bound on a device, as `provenance` names it.
 
-    at_least: bool
-    cpu: float | None
-    gpu: float | None
+    Args:
+        goal: Bounds such as "≥ 5", or by kind of device "≤ 1.3 (CPU), ≤ 1.15 (GPU)".
+        device: Name of a device.
 
-    def bound(self, device: str) -> float | None:
-        """The bound on a device, as `provenance` names it."""
-        return self.cpu if "cpu" in device.lower() else self.gpu
-
-    def is_met(self, value: float, device: str) -> bool:
-        """Whether a value keeps the bound; nan does not."""
-        bound = self.bound(device) or 0.0
-        return value >= bound if self.at_least else value <= bound
-
-    def __str__(self) -> str:
-        sign = "≥" if self.at_least else "≤"
-        if self.cpu == self.gpu:
-            return f"{sign} {self.cpu:g}"
-        bounds = {"CPU": self.cpu, "GPU": self.gpu}
-        return ", ".join(f"{sign} {v:g} ({name})" for name, v in bounds.items() if v is not None)
-
-
-def at_least(both: float = 0.0, *, cpu: float | None = None) -> Goal:
-    """A goal that larger values meet, on every device or on a CPU alone."""
-    return Goal(True, both or cpu, both or None)
-
-
-def at_most(both: float = 0.0, *, cpu: float | None = None, gpu: float | None = None) -> Goal:
-    """A goal that smaller values meet, on every device or by device."""
-    return Goal(False, both or cpu, both or gpu)
-
-
-class Options(NamedTuple):
-    """What every case gets.
-
-    Attributes:
-        quick: Fewer and smaller settings: a check that a case works, not a measurement.
-        data_dir: Folder with raw data sets; None for synthetic rows.
+    Returns:
+        Whether the bound is a lower one, and its value; None if the goal has none for the device.
     """
-
-    quick: bool = False
-    data_dir: str | None = None
-
-
-class Programs(NamedTuple):
-    """What one setting times.
-
-    Attributes:
-        calls: Programs by name. A call returns when its work is done.
-        figures: From the times of all rounds to further figures by name, one number or one a round.
-    """
-
-    calls: Mapping[str, Program] = {}
-    figures: Callable[[Times], Mapping[str, Any]] = lambda times: {}
-
-
-class Setting(NamedTuple):
-    """One comparison: sizes, weights, data.
-
-    Attributes:
-        name: What tells it from the others of its case. The page summarises settings with the same
-            words before a colon together.
-        make: Builds, compiles and checks the programs.
-    """
-
-    name: str
-    make: Callable[[], Programs]
+    kind = "(CPU)" if "cpu" in device.lower() else "(GPU)"
+    for sign, value, *devices in map(str.split, goal.split(", ")):
+        if devices in ([], [kind]):
+            return sign == "≥", float(value)
+    return None
 
 
 def load(name: str) -> ModuleType:
@@ -126,24 +86,91 @@ def title(name: str) -> str:
     return path.read_text(encoding="utf-8").partition("\n")[0].strip('"')
 
 
-def measure(name: str, setting: Setting, *, quick: bool = False) -> list[Row]:
-    """Builds and times one setting of a case.
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns 1 if a setting failed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"all, or {', '.join(CASES)}")
+    parser.add_argument("--quick", action="store_true", help="one setting a case, two rounds")
+    parser.add_argument("--data-dir", help="raw data sets (default: rows of SST-2's lengths)")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of all runs")
+    flags = parser.parse_args(arguments)
+    flags.cases = list(CASES) if flags.cases == ["all"] else flags.cases
+    if unknown := [name for name in flags.cases if name not in CASES]:
+        parser.error(f"unknown case {unknown[0]}; choose among all, {', '.join(CASES)}")
+    if not flags.cases:
+        print("\n".join(f"{name:11} {title(name)}" for name in CASES))
+        return 0
+    return run(flags)
+
+
+def run(flags: argparse.Namespace) -> int:
+    """Measures what the run's folder lacks, and writes its page; returns 1 if a setting failed."""
+    from hopfax.train.allocator import keep_freed_memory
+
+    keep_freed_memory()
+    # Results of one folder share these; changed source files are measured again.
+    origin = provenance()
+    plan = {name: origin[name] for name in ("commit", "dirty", "cpu", "device", "jax")}
+    plan["torch"] = importlib.metadata.version("torch") if has_torch() else None
+    folder = open_run("benchmarks", vars(flags), plan=plan, root=flags.runs, ignore=("runs",))
+    path, failed = folder / "results.csv", 0
+    frame = pd.DataFrame(columns=list(COLUMNS))
+    if path.exists() and not plan["dirty"]:
+        frame = pd.read_csv(path)
+    for name in flags.cases:
+        for setting in list(load(name).SETTINGS)[: 1 if flags.quick else None]:
+            if ((frame["case"] == name) & (frame["setting"] == setting)).any():
+                print(f"{name}, {setting}: already measured")
+                continue
+            try:
+                rows = measure(name, setting, flags.data_dir, quick=flags.quick)
+            except Exception as error:
+                print(f"{name}, {setting}: {type(error).__name__}: {error}", file=sys.stderr)
+                failed = 1
+                continue
+            parts = [frame, pd.DataFrame(rows, columns=list(COLUMNS))]
+            frame = pd.concat([part for part in parts if len(part)], ignore_index=True)
+            write_whole(path, frame.to_csv(index=False))
+            for row in rows:
+                spread = "" if row["low"] is None else f" [{row['low']:.4g}, {row['high']:.4g}]"
+                print(f"{name}, {setting}: {row['name']} {row['median']:.4g}{spread}", flush=True)
+    if len(frame):
+        print(report.write_report(folder, page(folder)))
+    return failed
+
+
+def has_torch() -> bool:
+    """Whether PyTorch is installed: without it, its programs are left out."""
+    return importlib.util.find_spec("torch") is not None
+
+
+def measure(
+    name: str, setting: str, data_dir: str | None = None, *, quick: bool = False
+) -> list[dict[str, Any]]:
+    """Measures one setting of a case.
 
     Returns:
-        Rows with case, setting, name, kind ("seconds", "ratio" or "figure"), median and quartiles
-        over rounds. Ratios are taken round by round.
+        Rows with `COLUMNS`; kind is "seconds", "ratio" or "figure". Ratios are of one round.
     """
-    case, made = load(name), setting.make()
-    seconds = QUICK_SECONDS if quick else getattr(case, "SECONDS", SECONDS)
-    times = interleaved(made.calls, seconds=seconds, min_rounds=QUICK_ROUNDS if quick else ROUNDS)
-    values = {("seconds", program): taken for program, taken in times.items()}
-    for ratio in case.RATIOS:
-        first, second = ratio.split(" / ")
-        if first in times and second in times:
-            values["ratio", ratio] = times[first] / times[second]
-    values |= {("figure", figure): value for figure, value in made.figures(times).items()}
+    case, values = load(name), {("figure", "load average"): os.getloadavg()[0]}
+    arguments = data_dir, *case.SETTINGS[setting]
+    if hasattr(case, "figures"):
+        values |= {("figure", each): value for each, value in case.figures(*arguments).items()}
+    else:
+        seconds = 0.0 if quick else getattr(case, "SECONDS", SECONDS)
+        rounds = QUICK_ROUNDS if quick else ROUNDS
+        times = interleaved(case.programs(*arguments), seconds=seconds, min_rounds=rounds)
+        values |= {("seconds", program): taken for program, taken in times.items()}
+        for ratio in case.RATIOS:
+            first, second = ratio.split(" / ")
+            if first in times and second in times:
+                values["ratio", ratio] = times[first] / times[second]
     return [
-        {"case": name, "setting": setting.name, "name": each, "kind": kind, **spread(value)}
+        {"case": name, "setting": setting, "name": each, "kind": kind, **spread(value)}
         for (kind, each), value in values.items()
     ]
 
@@ -153,8 +180,8 @@ def interleaved(
 ) -> dict[str, np.ndarray]:
     """Runs every program once a round, in an order drawn anew for each.
 
-    So whatever else the machine does hits all programs alike. In a fixed order each program would
-    always follow the same other one, and pay for what that leaves in the caches.
+    So whatever else the machine does affects all programs alike. In a fixed order each program
+    would always follow the same other one, and pay for what that leaves in the caches.
 
     Args:
         programs: By name.
@@ -169,19 +196,19 @@ def interleaved(
     for _, _, call in calls:
         call()
     rounds: list[dict[str, float]] = []
-    begin, draws = time.perf_counter(), np.random.default_rng(0)
-    while calls and (len(rounds) < min_rounds or time.perf_counter() - begin < seconds):
+    begin, rng = time.perf_counter(), np.random.default_rng(0)
+    while len(rounds) < min_rounds or time.perf_counter() - begin < seconds:
         total = dict.fromkeys(parts, 0.0)
-        for turn in draws.permutation(len(calls)):
+        for turn in rng.permutation(len(calls)):
             name, weight, call = calls[turn]
             start = time.perf_counter()
             call()
             total[name] += weight * (time.perf_counter() - start)
         rounds.append(total)
-    return {name: np.array([each[name] for each in rounds]) for name in parts if rounds}
+    return {name: np.array([each[name] for each in rounds]) for name in parts}
 
 
-def spread(values: Any) -> Row:
+def spread(values: Any) -> dict[str, Any]:
     """Median and quartiles over rounds; a single number has no quartiles."""
     low, median, high = np.percentile(np.asarray(values, float), (25, 50, 75)).tolist()
     if np.ndim(values) == 0:
@@ -189,22 +216,50 @@ def spread(values: Any) -> Row:
     return {"median": median, "low": low, "high": high, "rounds": len(values)}
 
 
-def check_equal(outputs: Mapping[str, np.ndarray], *, rtol: float = 1e-3) -> None:
-    """Checks that programs set side by side compute the same.
+def page(folder: Path) -> report.Page:
+    """The page of a folder of results: a table a case, ratios with their goals."""
+    frame = pd.read_csv(folder / "results.csv")
+    device = read_config(folder)["provenance"][0]["device"]
+    tables, verdicts = [], []
+    for name in (name for name in CASES if (frame["case"] == name).any()):
+        lines = lines_of(name, frame[frame["case"] == name], device)
+        tables.append(report.Table(PAGE_COLUMNS, lines, title(name)))
+        verdicts += [line[-1] for line in lines if len(line) == len(PAGE_COLUMNS)]
+    notes: list[str] = [*NOTES]
+    if others := sorted(set(frame["case"]) - set(CASES)):
+        notes.append(f"results.csv also has {report.joined(others)}, which are no longer measured.")
+    measured = len(verdicts) - verdicts.count(MISSING)
+    count = f"{verdicts.count('yes')} of its {measured}"
+    answer = f"hopfax meets {count} goals for speed and memory in every setting measured."
+    return report.Page("Speed and memory", answer, tables=tables, notes=notes)
 
-    Args:
-        outputs: `(rows, outputs)` of each program.
-        rtol: Largest difference from the first program, relative to its largest output. One row in
-            a hundred may differ ten times as much: where an iteration ends by its tolerance,
-            rounding can add an update.
 
-    Raises:
-        RuntimeError: They do not.
-    """
-    (first, expected), *others = outputs.items()
-    for name, values in others:
-        errors = np.sort(np.abs(values - expected).max(axis=1) / np.abs(expected).max())
-        typical = errors[len(errors) - 1 - len(errors) // 100]
-        # Written so that nan, which sorts last, fails.
-        if not (typical <= rtol and errors[-1] <= 10 * rtol):
-            raise RuntimeError(f"{name} and {first} differ by {errors[-1]:.2g} of their size")
+def lines_of(name: str, frame: pd.DataFrame, device: str) -> list[tuple[str, ...]]:
+    """A line for every ratio and figure that a case declares, and every group of settings."""
+    lines = []
+    for ratio, goal in load(name).RATIOS.items():
+        rows = frame[frame["name"] == ratio]
+        groups = rows["setting"].map(lambda setting: setting.rpartition(":")[0])
+        for group in dict.fromkeys(groups):
+            label = f"{group}: {ratio}" if group else ratio
+            lines.append(line_of(label, goal, rows[groups == group], device))
+    return lines
+
+
+def line_of(label: str, goal: str | None, rows: pd.DataFrame, device: str) -> tuple[str, ...]:
+    """The settings with the lowest and the highest median, and how many meet the goal."""
+    rows = rows.sort_values("median")
+    ends = (with_quartiles(rows.iloc[0]), with_quartiles(rows.iloc[-1]) if len(rows) > 1 else "")
+    if goal is None:
+        return (label, *filter(None, ends))
+    if (limit := bound(goal, device)) is None:
+        return (label, *ends, goal, MISSING)
+    met = int((rows["median"] >= limit[1] if limit[0] else rows["median"] <= limit[1]).sum())
+    verdict = {len(rows): "yes", 0: "no"}.get(met, f"in {met} of {len(rows)}")
+    return (label, *ends, goal, verdict)
+
+
+def with_quartiles(row: pd.Series) -> str:
+    """A median with its quartiles, three significant digits."""
+    median, low, high = (f"{row[each]:#.3g}".rstrip(".") for each in ("median", "low", "high"))
+    return median if pd.isna(row.low) else f"{median} [{low}, {high}]"

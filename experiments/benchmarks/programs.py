@@ -1,63 +1,137 @@
-"""Robertha's train step and forward pass in hopfax, as calls that return when the work is done."""
+"""Robertha's train step and forward pass in hopfax, and the rows that all programs see."""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import functools
-import importlib.util
-import sys
+import importlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmarks.workload import VOCAB_SIZE, Rows, workload
-from hopfax.data.batching import Bucket
+from experiments.benchmarks.harness import has_torch
+from hopfax.data import bucket_boundaries, bucketed, load_task
+from hopfax.data.batching import Bucket, Encoded
 from hopfax.hopfield import Entropy
 from hopfax.nn import PRESETS, Encoder, Functional, robertha
 from hopfax.train.objectives import Batch, classification
 from hopfax.train.state import adamw, init_states, seed_keys
 from hopfax.train.step import make_chunk
 
+VOCAB_SIZE, MAX_LENGTH = 30522, 128  # bert-base-uncased's; what the paper pads to
+# Tokens of SST-2's training rows, [CLS] and [SEP] included, and how many rows have so many.
+LENGTHS = Path(__file__).with_name("sst2_lengths.csv")
 # Section 4.1 of the paper; `num_heads` is part of a preset in hopfax.
 SIZES: dict[str, dict[str, int]] = {
     "base": {"width": 128, "num_layers": 2, "ff_width": 512, "num_heads": 2},
     "large": {"width": 768, "num_layers": 12, "ff_width": 3072, "num_heads": 12},
 }
 BATCH_SIZES = {"base": 32, "large": 4}
-ESR_WEIGHT = 0.05
-LEARNING_RATE = 2e-5  # Table 15
-TOTAL_STEPS = 60_000
+ESR_WEIGHT, LEARNING_RATE, TOTAL_STEPS = 0.05, 2e-5, 60_000  # Table 15
 TRAINED_STEPS = 300  # of weights that have left their initial values
 
-Forward = Callable[[], np.ndarray]
+
+class Workload(NamedTuple):
+    """The same rows in length buckets and padded to 128."""
+
+    buckets: list[Bucket]
+    padded: Bucket
 
 
-def has_torch() -> bool:
-    """Whether the PyTorch programs can run: without PyTorch they are left out."""
-    return importlib.util.find_spec("torch") is not None
+class Rows(NamedTuple):
+    """Token ids of some texts, and their real lengths."""
+
+    ids: np.ndarray
+    lengths: np.ndarray
 
 
-def add_if_it_runs(programs: dict[str, Any], name: str, program: Callable[[], Any]) -> None:
-    """Adds a program, unless its first call fails: `torch.compile` needs a compiler."""
-    try:
-        program()
-        programs[name] = program
-    except Exception as error:
-        print(f"{name} left out: {type(error).__name__}: {error}", file=sys.stderr)
+@functools.lru_cache(maxsize=1)
+def workload(data_dir: str | None) -> Workload:
+    """Tokenised SST-2, or rows of its lengths with random tokens and labels.
+
+    Args:
+        data_dir: Folder with `glue_data/SST-2` and `vocab/bert-base-uncased/vocab.txt`; None for
+            synthetic rows.
+
+    Raises:
+        FileNotFoundError: Something is missing in `data_dir`.
+    """
+    if data_dir is None:
+        rows = _synthetic()
+    else:
+        vocab = Path(data_dir) / "vocab" / "bert-base-uncased" / "vocab.txt"
+        rows = load_task("sst2", data_dir=data_dir, vocab=vocab, max_length=MAX_LENGTH).train
+    padded = bucketed(rows, boundaries=(MAX_LENGTH,))[0]
+    return Workload(bucketed(rows, boundaries=bucket_boundaries(rows.lengths)), padded)
+
+
+def _synthetic() -> Encoded:
+    with LENGTHS.open(newline="", encoding="utf-8") as stream:
+        counts = [(int(row["length"]), int(row["rows"])) for row in csv.DictReader(stream)]
+    rng = np.random.default_rng(0)
+    lengths = rng.permutation(np.repeat(*np.transpose(counts))).astype(np.int32)
+    ids = rng.integers(1000, VOCAB_SIZE, (lengths.size, lengths.max()), dtype=np.int32)
+    ids *= np.arange(lengths.max()) < lengths[:, None]
+    labels = rng.integers(0, 2, lengths.size, dtype=np.int32)
+    return Encoded(ids[:, None], lengths[:, None], labels, np.arange(lengths.size, dtype=np.int32))
+
+
+def first_rows(buckets: Sequence[Bucket], rows: float) -> list[Bucket]:
+    """About so many rows, the same share of every bucket, but at least one row of each."""
+    share = rows / sum(len(bucket.labels) for bucket in buckets)
+    return [
+        Bucket(*(field[: max(1, round(share * len(bucket.labels)))] for field in bucket))
+        for bucket in buckets
+    ]
+
+
+def full_rows(batch: int, tokens: int) -> Rows:
+    """Random tokens, no padding."""
+    ids = np.random.default_rng(0).integers(1000, VOCAB_SIZE, (batch, tokens), dtype=np.int32)
+    return Rows(ids, np.full(batch, tokens))
+
+
+def torch_peer() -> ModuleType | None:
+    """The module with the PyTorch programs; None without PyTorch."""
+    return importlib.import_module("experiments.benchmarks.torch_peer") if has_torch() else None
+
+
+def check_equal(outputs: Mapping[str, np.ndarray], *, rtol: float = 1e-3) -> None:
+    """Checks that programs to be compared compute the same.
+
+    Args:
+        outputs: `(rows, outputs)` of each program.
+        rtol: Largest difference from the first program, relative to its largest output. One row in
+            a hundred may differ ten times as much: where an iteration ends by its tolerance,
+            rounding can add an update.
+
+    Raises:
+        RuntimeError: They do not.
+    """
+    (first, expected), *others = outputs.items()
+    for name, values in others:
+        errors = np.sort(np.abs(values - expected).max(axis=1) / np.abs(expected).max())
+        typical = errors[len(errors) - 1 - len(errors) // 100]
+        # Written so that nan, which sorts last, fails.
+        if not (typical <= rtol and errors[-1] <= 10 * rtol):
+            raise RuntimeError(f"{name} and {first} differ by {errors[-1]:.2g} of their size")
 
 
 def model_of(size: str, **options: Any) -> Functional[Encoder]:
     """Robertha of a size of `SIZES`; `options` are those of `robertha`."""
     sizes = dict(SIZES[size])
-    details = dataclasses.replace(PRESETS["hopfax"], num_heads=sizes.pop("num_heads"))
-    return robertha(VOCAB_SIZE, 2, preset=details, **sizes, **options)
+    preset = dataclasses.replace(PRESETS["hopfax"], num_heads=sizes.pop("num_heads"))
+    return robertha(VOCAB_SIZE, 2, preset=preset, **sizes, **options)
 
 
 @functools.cache
-def fresh(size: str, tokens: int) -> Any:
+def fresh(size: str, tokens: int = MAX_LENGTH) -> Any:
     """Initial parameters for texts of at most `tokens` tokens."""
     return jax.jit(model_of(size, max_length=tokens).init)(jax.random.key(23))
 
@@ -79,7 +153,7 @@ class TrainSteps:
     Args:
         buckets: Training rows.
         params: Where one seed, and so every seed, starts; None draws initial parameters.
-        seeds: Runs trained side by side.
+        seeds: Runs trained together.
         learning_rate: Peak rate.
         esr_weight: Weight of ESR in the loss; 0 for none.
         entropy: The entropy of ESR, see `hopfax.hopfield.eigen_entropy`.
@@ -132,7 +206,9 @@ class TrainSteps:
         ]
 
 
-def hopfax_forward(size: str, params: Any, rows: Rows, *, tol: float, max_steps: int) -> Forward:
+def hopfax_forward(
+    size: str, params: Any, rows: Rows, *, tol: float, max_steps: int
+) -> Callable[[], np.ndarray]:
     """Compiled logits of the rows."""
     max_length = params["positions"]["embedding"].shape[0]
     model = model_of(size, tol=tol, max_steps=max_steps, max_length=max_length)

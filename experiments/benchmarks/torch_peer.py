@@ -1,10 +1,10 @@
-"""Robertha, its train step and its forward pass in PyTorch, written from the paper: the peer.
+"""The peer in PyTorch: Robertha, written from the paper, retrieval and noise stability.
 
-It follows hopfax's preset (2 heads, pre-LN behind an embedding LayerNorm, W_Q and W_O, masked keys,
-mean pooling, queries that stop independently) and the released program where that decides how
-PyTorch is used: texts padded to 128, autograd through the unrolled iterates. It is written to be
-fast: no loop over examples, heads or tokens, one exit once every query has converged, ESR of all
-layers in one call, fused AdamW.
+Robertha follows hopfax's preset (2 heads, pre-LN behind an embedding LayerNorm, W_Q and W_O, masked
+keys, mean pooling, queries that stop independently) and the released program where that decides
+how PyTorch is used: texts padded to 128, autograd through the unrolled iterates. It is written to
+be fast: no loop over examples, heads or tokens, one exit once every query has converged, ESR of all
+layers in one call, fused AdamW. `torch.compile` was slower than eager in seven of eight settings.
 
 Needs PyTorch: `pip install -e '.[benchmarks]'`.
 """
@@ -12,8 +12,8 @@ Needs PyTorch: `pip install -e '.[benchmarks]'`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,29 +24,13 @@ from experiments.benchmarks.programs import (
     BATCH_SIZES,
     ESR_WEIGHT,
     LEARNING_RATE,
+    MAX_LENGTH,
     SIZES,
     TOTAL_STEPS,
-    Forward,
+    VOCAB_SIZE,
+    Rows,
 )
-from experiments.benchmarks.workload import VOCAB_SIZE, Rows
 from hopfax.data.batching import Bucket
-
-
-class Attended(NamedTuple):
-    """Token vectors and keys, and updates per query (batch, heads, tokens)."""
-
-    values: Tensor
-    keys: Tensor
-    num_steps: Tensor
-
-
-class Losses(NamedTuple):
-    """Parts of a loss, and mean updates per real query."""
-
-    total: Tensor
-    task: Tensor
-    esr: Tensor
-    num_steps: Tensor
 
 
 class HopfieldAttention(nn.Module):
@@ -56,13 +40,10 @@ class HopfieldAttention(nn.Module):
         super().__init__()
         self.num_heads, self.tol, self.max_steps = num_heads, tol, max_steps
         self.scale = beta / math.sqrt(width // num_heads)
-        self.query = nn.Linear(width, width)
-        self.key = nn.Linear(width, width)
-        self.value = nn.Linear(width, width)
-        self.out = nn.Linear(width, width)
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
 
-    def forward(self, x: Tensor, mask: Tensor) -> Attended:
-        """Retrieves from every token (batch, tokens, width); mask is True at real tokens."""
+    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Retrieved vectors and keys of every token (batch, tokens, width); mask: real tokens."""
         keys = self.key(x)
         state, key, value = (
             part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -72,19 +53,17 @@ class HopfieldAttention(nn.Module):
         bias = torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, -math.inf)[:, None, None]
         bias = bias.expand(-1, -1, mask.shape[1], -1)
         running = mask[:, None, :].expand(state.shape[:-1])
-        num_steps = torch.zeros_like(running, dtype=torch.int32)
         for _ in range(self.max_steps):
             following = self._read(state, key, key, bias)
             with torch.no_grad():
                 change = torch.linalg.vector_norm(following - state, dim=-1)
                 moving = change > self.tol * torch.linalg.vector_norm(state, dim=-1)
-                num_steps += running
             state = torch.where(running[..., None], following, state)
             running = running & moving
             if not running.any():
                 break
         mixed = self._read(state, key, value, bias)
-        return Attended(self.out(mixed.transpose(1, 2).flatten(2)), keys, num_steps)
+        return self.out(mixed.transpose(1, 2).flatten(2)), keys
 
     def _read(self, state: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(state, key, value, attn_mask=bias, scale=self.scale)
@@ -102,12 +81,11 @@ class Block(nn.Module):
         self.ff_out = nn.Linear(ff_width, width)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Attended:
-        """New token vectors, with the attention's keys and counts."""
-        attended = self.attention(self.attention_norm(x), mask)
-        x = x + self.dropout(attended.values)
-        x = x + self.dropout(self.ff_out(F.gelu(self.ff_in(self.ff_norm(x)))))
-        return attended._replace(values=x)
+    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """New token vectors, and the attention's keys."""
+        retrieved, keys = self.attention(self.attention_norm(x), mask)
+        x = x + self.dropout(retrieved)
+        return x + self.dropout(self.ff_out(F.gelu(self.ff_in(self.ff_norm(x))))), keys
 
 
 class Robertha(nn.Module):
@@ -122,20 +100,18 @@ class Robertha(nn.Module):
         ff_width: int,
         num_heads: int,
         vocab_size: int = VOCAB_SIZE,
-        max_length: int = 128,
+        max_length: int = MAX_LENGTH,
         tol: float = 1e-4,
         max_steps: int = 50,
         dropout: float = 0.3,
     ):
         super().__init__()
-        attention: dict[str, Any] = {"beta": 15.0, "tol": tol, "max_steps": max_steps}
+        attention: Any = {"num_heads": num_heads, "beta": 15.0, "tol": tol, "max_steps": max_steps}
         self.tokens = nn.Embedding(vocab_size, width)
         self.positions = nn.Embedding(max_length, width)
         self.norm = nn.LayerNorm(width)
         self.blocks = nn.ModuleList(
-            Block(
-                width, ff_width, dropout, HopfieldAttention(width, num_heads=num_heads, **attention)
-            )
+            Block(width, ff_width, dropout, HopfieldAttention(width, **attention))
             for _ in range(num_layers)
         )
         self.classifier = nn.Linear(width, 2)
@@ -143,17 +119,17 @@ class Robertha(nn.Module):
         self.load_state_dict(state_dict_of(params))
         self.to(device())
 
-    def forward(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, list[Attended]]:
-        """Logits (batch, 2), and what every layer attended."""
+    def forward(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (batch, 2), and the keys of all layers (layers, batch, tokens, width)."""
         positions = self.positions.weight[: ids.shape[1]]
         x = self.dropout(self.norm(self.tokens(ids) + positions))
-        layers = []
+        keys = []
         for block in self.blocks:
-            layers.append(block(x, mask))
-            x = layers[-1].values
+            x, layer_keys = block(x, mask)
+            keys.append(layer_keys)
         real = mask[..., None]
         pooled = (x * real).sum(1) / real.sum(1).clamp(min=1)
-        return self.classifier(self.dropout(pooled)), layers
+        return self.classifier(self.dropout(pooled)), torch.stack(keys)
 
 
 def eigen_entropy(keys: Tensor, mask: Tensor) -> Tensor:
@@ -171,15 +147,14 @@ def eigen_entropy(keys: Tensor, mask: Tensor) -> Tensor:
     return -(shares * logs).sum(-1) / math.log(keys.shape[-1])
 
 
-def losses(model: Robertha, ids: Tensor, mask: Tensor, labels: Tensor) -> Losses:
-    """Cross-entropy plus ESR (Eq. 12, target 0.35), summed over layers, averaged over texts."""
-    logits, layers = model(ids, mask)
+def losses(
+    model: Robertha, ids: Tensor, mask: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss, its cross-entropy, and ESR (Eq. 12, target 0.35) summed over layers."""
+    logits, keys = model(ids, mask)
     task = F.cross_entropy(logits, labels)
-    entropy = eigen_entropy(torch.stack([layer.keys for layer in layers]), mask)
-    esr = (entropy - 0.35).square().sum(0).mean()
-    counts = torch.stack([layer.num_steps for layer in layers])
-    mean = counts.sum() / (mask.sum() * counts.shape[0] * counts.shape[2])
-    return Losses(task + ESR_WEIGHT * esr, task.detach(), esr.detach(), mean)
+    esr = (eigen_entropy(keys, mask) - 0.35).square().sum(0).mean()
+    return task + ESR_WEIGHT * esr, task.detach(), esr.detach()
 
 
 class TrainSteps:
@@ -189,12 +164,10 @@ class TrainSteps:
         size: Size of the model, of `SIZES`.
         params: Of one hopfax seed.
         bucket: Rows, all padded to one length.
-        compiled: Whether the losses, and so their gradient, go through `torch.compile`.
     """
 
-    def __init__(self, size: str, params: Any, bucket: Bucket, *, compiled: bool = False):
+    def __init__(self, size: str, params: Any, bucket: Bucket):
         self._model, self._batch_size = Robertha(params, **SIZES[size]).train(), BATCH_SIZES[size]
-        self._losses: Any = compile_anew(losses) if compiled else losses
         self._optimizer = torch.optim.AdamW(
             self._model.parameters(), lr=LEARNING_RATE, weight_decay=0.01, fused=True
         )
@@ -212,41 +185,96 @@ class TrainSteps:
         """Takes some steps on random rows."""
         for _ in range(steps):
             picks = torch.from_numpy(self._rng.integers(0, len(self._labels), self._batch_size))
-            loss = self.step(picks.to(device())).task
+            loss = self.step(picks.to(device()))
         float(loss)  # waits for the device
 
-    def step(self, picks: Tensor) -> Losses:
-        """One step on the rows of these numbers; returns the losses before it."""
+    def step(self, picks: Tensor) -> Tensor:
+        """One step on the rows of these numbers; returns the cross-entropy before it."""
         self._optimizer.zero_grad(set_to_none=True)
-        parts = self._losses(self._model, self._ids[picks], self._mask[picks], self._labels[picks])
-        parts.total.backward()
+        rows = self._ids[picks], self._mask[picks], self._labels[picks]
+        total, task, _ = losses(self._model, *rows)
+        total.backward()
         nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
         self._optimizer.step()
         self._schedule.step()
-        return parts
+        return task
 
 
 def forward(
-    size: str, params: Any, rows: Rows, *, tol: float, max_steps: int, compiled: bool = False
-) -> Forward:
-    """Logits of the rows, eager or by `torch.compile`."""
+    size: str, params: Any, rows: Rows, *, tol: float, max_steps: int
+) -> Callable[[], np.ndarray]:
+    """Logits of the rows."""
     length = params["positions"]["embedding"].shape[0]
     model = Robertha(params, tol=tol, max_steps=max_steps, max_length=length, **SIZES[size]).eval()
     ids = torch.from_numpy(rows.ids).long().to(device())
     mask = (torch.arange(ids.shape[1]) < torch.from_numpy(rows.lengths)[:, None]).to(device())
-    run: Any = compile_anew(model) if compiled else model
 
     def logits() -> np.ndarray:
         with torch.inference_mode():
-            return run(ids, mask)[0].cpu().numpy()
+            return model(ids, mask)[0].cpu().numpy()
 
     return logits
 
 
-def compile_anew(fn: Any) -> Any:
-    """`torch.compile`, whose limit on recompilations would count earlier models."""
-    torch.compiler.reset()
-    return torch.compile(fn)
+def retrieval(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    beta: float,
+    max_steps: int,
+    gradient: bool = False,
+    *,
+    fused: bool,
+) -> Callable[[], Any]:
+    """Products and softmax, or fused attention, `max_steps + 1` times; `beta` as in the paper."""
+    queries, keys, values = (torch.from_numpy(each).to(device()) for each in (query, key, value))
+    scale = beta * key.shape[-1] ** -0.5
+    keys.requires_grad_(gradient)
+    values.requires_grad_(gradient)
+
+    def read(state: Tensor, values: Tensor) -> Tensor:
+        if fused:
+            return F.scaled_dot_product_attention(state, keys, values, scale=scale)
+        return torch.softmax(scale * (state @ keys.mT), -1) @ values
+
+    def run() -> Any:
+        with torch.inference_mode(not gradient):
+            state = queries
+            for _ in range(max_steps):
+                state = read(state, keys)
+            output = read(state, values)
+            if gradient:
+                cotangent = output.detach()
+                output = cotangent, torch.autograd.grad(output, (keys, values), cotangent)
+        if device().type == "cuda":
+            torch.cuda.synchronize()
+        return output
+
+    return run
+
+
+def stability(
+    hidden: np.ndarray, readout: np.ndarray, num_samples: int, rho: float, batch_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Noise stability of x -> relu(x @ hidden) @ readout: mean and standard error over pairs."""
+    torch.manual_seed(0)
+    size = min(batch_size, num_samples)
+    with torch.inference_mode():
+        first, last = (torch.from_numpy(array).to(device()) for array in (hidden, readout))
+        inputs = torch.empty(2, size, len(hidden), device=device())
+        # On the device too, so that no batch waits for the one before.
+        total = torch.zeros((), dtype=torch.float64, device=device())
+        squares = torch.zeros_like(total)
+        for start in range(0, num_samples, size):
+            inputs.normal_()
+            inputs[1].mul_((1 - rho**2) ** 0.5).add_(inputs[0], alpha=rho)
+            left, right = (inputs @ first).relu_() @ last
+            products = (left * right)[: num_samples - start].double()
+            total += products.sum()
+            squares += products @ products
+    mean = total.item() / num_samples
+    error = ((squares.item() / num_samples - mean**2) / (num_samples - 1)) ** 0.5
+    return np.asarray(mean), np.asarray(error)
 
 
 def device() -> torch.device:

@@ -4,16 +4,19 @@ Through `retrieve` of every query of a base-size layer, and through the train st
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from experiments.benchmarks.harness import Options, Programs, Setting, Times, at_least
-from experiments.benchmarks.programs import ESR_WEIGHT, LEARNING_RATE, TOTAL_STEPS
-from experiments.benchmarks.workload import MAX_LENGTH, VOCAB_SIZE
+from experiments.benchmarks.programs import (
+    ESR_WEIGHT,
+    LEARNING_RATE,
+    MAX_LENGTH,
+    TOTAL_STEPS,
+    VOCAB_SIZE,
+)
 from hopfax import hopfield
 from hopfax.fixed_point import Gradient
 from hopfax.nn import PRESETS, robertha
@@ -21,35 +24,8 @@ from hopfax.train.objectives import Batch, classification
 from hopfax.train.state import adamw, init_states, seed_keys
 from hopfax.train.step import make_step
 
-RATIOS = {}
-FIGURES = {"unrolled / implicit": at_least(5)}
+RATIOS = {"unrolled / implicit": "≥ 5"}
 STEPS, BATCH_SIZE, HEADS, HEAD_WIDTH = 50, 32, 2, 64
-
-
-def settings(options: Options) -> Iterator[Setting]:
-    """What is compiled; the quick run has no train step."""
-    yield Setting("retrieve, one layer", partial(programs, layer_bytes))
-    if not options.quick:
-        yield Setting("train step", partial(programs, step_bytes))
-
-
-def programs(measure: Callable[[Gradient], int]) -> Programs:
-    """Megabytes of both gradients."""
-
-    def figures(times: Times) -> dict[str, Any]:
-        implicit, unrolled = measure("implicit") / 1e6, measure("unrolled") / 1e6
-        ratio = unrolled / implicit
-        return {"implicit, MB": implicit, "unrolled, MB": unrolled, "unrolled / implicit": ratio}
-
-    return Programs(figures=figures)
-
-
-def temporary_bytes(fn: Callable[..., Any], *arguments: Any) -> int:
-    """What the compiled function needs besides its arguments and results."""
-    analysis = jax.jit(fn).lower(*arguments).compile().memory_analysis()
-    if analysis is None:
-        raise RuntimeError(f"XLA reports no memory on {jax.default_backend()}")
-    return analysis.temp_size_in_bytes
 
 
 def layer_bytes(gradient: Gradient) -> int:
@@ -69,8 +45,8 @@ def layer_bytes(gradient: Gradient) -> int:
 
 def step_bytes(gradient: Gradient) -> int:
     """The base train step of one seed, ESR and AdamW included."""
-    details = dataclasses.replace(PRESETS["hopfax"], gradient=gradient)
-    model = robertha(VOCAB_SIZE, 2, preset=details, max_steps=STEPS)
+    preset = dataclasses.replace(PRESETS["hopfax"], gradient=gradient)
+    model = robertha(VOCAB_SIZE, 2, preset=preset, max_steps=STEPS)
     optimizer = adamw(LEARNING_RATE, total_steps=TOTAL_STEPS)
     states = jax.eval_shape(lambda: init_states(model, optimizer, [0]))
     state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), states)
@@ -79,3 +55,21 @@ def step_bytes(gradient: Gradient) -> int:
     batch = Batch(ids, lengths, lengths[:, 0], jnp.ones(BATCH_SIZE))
     step = make_step(classification(model, esr_weight=ESR_WEIGHT), optimizer)
     return temporary_bytes(step, state, batch, seed_keys([0])[0])
+
+
+def temporary_bytes(fn: Callable[..., Any], *arguments: Any) -> int:
+    """What the compiled function needs besides its arguments and results."""
+    analysis = jax.jit(fn).lower(*arguments).compile().memory_analysis()
+    if analysis is None:
+        raise RuntimeError(f"XLA reports no memory on {jax.default_backend()}")
+    return analysis.temp_size_in_bytes
+
+
+SETTINGS = {"retrieve, one layer": (layer_bytes,), "train step": (step_bytes,)}
+
+
+def figures(data_dir: str | None, measure: Callable[[Gradient], int]) -> dict[str, float]:
+    """Megabytes of both gradients, and their ratio."""
+    implicit, unrolled = measure("implicit") / 1e6, measure("unrolled") / 1e6
+    ratio = unrolled / implicit
+    return {"implicit, MB": implicit, "unrolled, MB": unrolled, "unrolled / implicit": ratio}

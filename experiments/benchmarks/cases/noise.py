@@ -6,7 +6,7 @@ without noise are compared first.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,36 +14,37 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmarks.harness import Options, Programs, Setting, at_most, check_equal
-from experiments.benchmarks.programs import trained
-from experiments.benchmarks.workload import MAX_LENGTH, VOCAB_SIZE, first_rows, workload
+from experiments.benchmarks.harness import Program
+from experiments.benchmarks.programs import (
+    MAX_LENGTH,
+    VOCAB_SIZE,
+    check_equal,
+    first_rows,
+    trained,
+    workload,
+)
 from hopfax.data.batching import Bucket
 from hopfax.nn import Encoder, Functional, robertha, tinybert
 from hopfax.train.evaluate import SITES, Noise, make_predictor, predict
 
 SECONDS = 60
-RATIOS = {"noisy prediction / forward pass": at_most(1.3), "prediction / forward pass": None}
+RATIOS = {"noisy prediction / forward pass": "≤ 1.3", "prediction / forward pass": None}
 MODELS = {"tinybert": tinybert, "robertha": robertha}
+SETTINGS = {
+    "tinybert, initial weights": ("tinybert", False),
+    "robertha, initial weights": ("robertha", False),
+    "robertha, trained weights": ("robertha", True),
+}
 LEVELS, DRAWS = (0.1, 0.5, 1.0, 2.0, 5.0), 3
 ROWS = 872  # SST-2's test rows
 TOKENS = 8192  # of a plain pass, padding included
 
 
-def settings(options: Options) -> Iterator[Setting]:
-    """Both models with initial weights, and Robertha trained; the quick run has TinyBERT."""
-    yield Setting("tinybert, initial weights", partial(programs, options, "tinybert"))
-    if not options.quick:
-        yield Setting("robertha, initial weights", partial(programs, options, "robertha"))
-        yield Setting("robertha, trained weights", partial(programs, options, "robertha", True))
-
-
-def programs(options: Options, name: str, use_trained: bool = False) -> Programs:
+def programs(data_dir: str | None, name: str, use_trained: bool) -> dict[str, Program]:
     """A plain pass and a prediction for every site and level, and predictions under noise."""
     model = MODELS[name](VOCAB_SIZE, 2, max_length=MAX_LENGTH)
-    params = jax.jit(model.init)(jax.random.key(23))
-    if use_trained:
-        params = trained(options.data_dir)
-    buckets = first_rows(workload(options.data_dir).buckets, ROWS / 8 if options.quick else ROWS)
+    params = trained(data_dir) if use_trained else jax.jit(model.init)(jax.random.key(23))
+    buckets = first_rows(workload(data_dir).buckets, ROWS)
     predictor, stacked = make_predictor(model), jax.tree.map(lambda leaf: leaf[None], params)
     forward = forward_of(model, params, buckets)
 
@@ -55,12 +56,11 @@ def programs(options: Options, name: str, use_trained: bool = False) -> Programs
         (1.0, partial(predicted, Noise(site, "sigma", level, draw)))
         for site, level, draw in itertools.product(SITES, LEVELS, range(DRAWS))
     ]
-    count = len(noisy)
-    return Programs({
-        "forward pass": [(1.0, forward)] * count,
-        "prediction": [(count, predicted)],
+    return {
+        "forward pass": [(1.0, forward)] * len(noisy),
+        "prediction": [(len(noisy), predicted)],
         "noisy prediction": noisy,
-    })  # fmt: skip
+    }
 
 
 def forward_of(
