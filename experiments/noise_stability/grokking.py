@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from experiments.settings import BudgetName
+from experiments.settings import BudgetName, optional
 
 if TYPE_CHECKING:
     import numpy as np
@@ -148,7 +148,7 @@ BUDGETS: dict[str, Budget] = {
         },
     ),
 }
-DATA_FLAGS: dict[str, Task] = {
+TASK_OF: dict[str, Task] = {
     "modulus": "addition",
     "num_bits": "parity",
     "num_relevant": "parity",
@@ -166,19 +166,19 @@ class Config:
     """Tasks."""
     arm: tuple[ArmName, ...] = tuple(name for name in ARMS if name != "baseline")
     """Arms to compare with the baseline."""
-    seeds: int | None = None
-    """Runs an arm, seeds 0, 1, 2, ...; at least 3. Default: 8, paper 32."""
-    sweep_seeds: int | None = None
-    """Seeds at each of nine (γ, ρ); 0 leaves the sweep out. Default: 2, paper 4."""
-    epochs: int | None = None
+    seeds: Annotated[int | None, optional("INT", "8 (laptop), 2 (smoke), 32 (paper)")] = None
+    """Runs an arm, seeds 0, 1, 2, ...; at least 3."""
+    sweep_seeds: Annotated[int | None, optional("INT", "2 (laptop), 0 (smoke), 4 (paper)")] = None
+    """Seeds at each of nine (γ, ρ); 0 leaves the sweep out."""
+    epochs: Annotated[int | None, optional("INT", "by budget and task")] = None
     """Maximum number of passes over the training rows, rounded up to tens."""
-    modulus: int | None = None
+    modulus: Annotated[int | None, optional("INT", "by budget")] = None
     """Modulus of the addition, at least 2."""
-    num_bits: int | None = None
+    num_bits: Annotated[int | None, optional("INT", "by budget")] = None
     """Bits of a parity's rows (the paper: 10 to 100)."""
-    num_relevant: int | None = None
+    num_relevant: Annotated[int | None, optional("INT", "by budget")] = None
     """Bits that the parity is of (the paper: 2 or 3)."""
-    num_train: int | None = None
+    num_train: Annotated[int | None, optional("INT", "by budget")] = None
     """Training rows of every task."""
     monitor: Literal["budget", "train", "validation", "none"] = "budget"
     """Loss that lowers the learning rate when it stops falling."""
@@ -314,25 +314,27 @@ def resolved(config: Config) -> Budget:
     }
     if not settings:
         raise ValueError(f"--budget {config.budget} requires --task {' '.join(defaults)}")
-    for flag, task in DATA_FLAGS.items():
-        value = getattr(config, flag)
-        if value is not None and task not in settings:
+    for flag, task in TASK_OF.items():
+        if getattr(config, flag) is not None and task not in settings:
             name = f"--{flag.replace('_', '-')}"
             raise ValueError(f"{name} requires --task {task}, got {' '.join(settings)}")
-        if value is not None:
-            settings[task] = replace(settings[task], data=settings[task].data | {flag: value})
     for task, setting in settings.items():
-        if config.num_train is not None:
-            if config.num_train < setting.batch_size:
-                raise ValueError(
-                    f"--num-train must be at least a batch, {setting.batch_size}, got "
-                    f"{config.num_train}"
-                )
-            setting = replace(setting, data=setting.data | {"num_train": config.num_train})
-        if config.epochs is not None:
-            setting = replace(setting, epochs=config.epochs)
-        if config.monitor != "budget":
-            monitor = None if config.monitor == "none" else config.monitor
-            setting = replace(setting, monitor=monitor)
-        settings[task] = setting
+        flags = {name: getattr(config, name) for name in ("num_train", *TASK_OF)}
+        data = {
+            name: value
+            for name, value in flags.items()
+            if value is not None and TASK_OF.get(name, task) == task
+        }
+        if data.get("num_train", setting.batch_size) < setting.batch_size:
+            raise ValueError(
+                f"--num-train must be at least a batch, {setting.batch_size}, got "
+                f"{config.num_train}"
+            )
+        monitors = {"budget": setting.monitor, "none": None}
+        settings[task] = replace(
+            setting,
+            data=setting.data | data,
+            epochs=config.epochs or setting.epochs,
+            monitor=monitors.get(config.monitor, config.monitor),
+        )
     return Budget(seeds, sweep_seeds, settings)

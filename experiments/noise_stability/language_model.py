@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
-from experiments.settings import BudgetName
+from experiments.settings import BudgetName, optional
 
 if TYPE_CHECKING:
     from jaxtyping import Array
@@ -85,15 +85,15 @@ SHARES = {
 class Config:
     """Text and size of the run."""
 
-    data_dir: str | None = None
-    """Folder that holds `wikitext-2/`. Default: embedded sentences."""
+    data_dir: Annotated[str | None, optional("FOLDER", "embedded sentences")] = None
+    """Folder that holds `wikitext-2/`."""
     budget: BudgetName = "laptop"
     """Size of the run: seconds, an hour, or 16 seeds. Other flags override it."""
     target_on: Literal["train", "validation"] = "train"
     """Rows on which the target of 70 % counts."""
-    seeds: int | None = None
-    """Runs an arm, seeds 0, 1, 2, ...; at least 3. Default: 3, paper 16."""
-    epochs: int | None = None
+    seeds: Annotated[int | None, optional("INT", "3 (laptop), 2 (smoke), 16 (paper)")] = None
+    """Runs an arm, seeds 0, 1, 2, ...; at least 3."""
+    epochs: Annotated[int | None, optional("INT", "800 (laptop), 10 (smoke), 2000 (paper)")] = None
     """Maximum number of passes over the training rows, rounded up to tens."""
     monitor: Literal["train", "validation", "none"] = "none"
     """Loss that lowers the learning rate when it stops falling, with Table 2's patience of 10
@@ -133,14 +133,8 @@ def run(config: Config) -> Path:
     for arm in budget.arms:
         numbers = dict(ARMS[arm])
         static = Static(budget.batch_size, numbers.pop("penalized", False), monitor=monitor)
-        jobs.append(
-            Job(
-                problem,
-                arm,
-                static,
-                Hyperparameters(LEARNING_RATE, WEIGHT_DECAY)._replace(**numbers),
-            )
-        )
+        hyperparameters = Hyperparameters(LEARNING_RATE, WEIGHT_DECAY, **numbers)
+        jobs.append(Job(problem, arm, static, hyperparameters))
     baselines = pd.DataFrame(guesses(sets)).to_csv(index=False, lineterminator="\n")
 
     def with_guesses(folder: Path) -> Page:
