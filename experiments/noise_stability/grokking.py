@@ -103,50 +103,27 @@ class Budget(NamedTuple):
 
 
 PARITY: Any = {"gamma": 0.05, "rho": 0.05}
-LAPTOP: Any = {
-    "learning_rate": 3e-3,
-    "norm_first": True,
-    "weight_decay": 0.2,
-    "strong_decay": 0.6,
-    "monitor": None,
-}
-SMOKE: Any = {"width": 8, "num_layers": 1, "epochs": 10, "batch_size": 5, **LAPTOP}
+LAPTOP: Any = {"learning_rate": 3e-3, "norm_first": True, "weight_decay": 0.2, "strong_decay": 0.6,
+               "monitor": None}  # fmt: skip
+TINY = {"modulus": 5, "num_train": 15, "num_validation": 5, "num_test": 5}
 SMALL = {"modulus": 31, "num_train": 720, "num_validation": 140, "num_test": 100}
-BUDGETS: dict[str, Budget] = {
-    "smoke": Budget(
-        2,
-        0,
-        {
-            "addition": Setting(
-                data={"modulus": 5, "num_train": 15, "num_validation": 5, "num_test": 5}, **SMOKE
-            )
-        },
-    ),
-    "laptop": Budget(
-        8,
-        2,
-        {
-            "addition": Setting(data=SMALL, width=48, batch_size=120, epochs=500, **LAPTOP),
-            "parity": Setting(
-                data={"num_bits": 20, "num_train": 1000},
-                width=32,
-                batch_size=100,
-                epochs=200,
-                **LAPTOP,
-                **PARITY,
-            ),
-        },
-    ),
-    "paper": Budget(
-        32,
-        4,
-        {
-            "addition": Setting(data={"modulus": 113}),
-            "parity": Setting(
-                data={"num_bits": 50, "num_relevant": 3, "num_train": 5000}, epochs=2000, **PARITY
-            ),
-        },
-    ),
+BITS = {"num_bits": 20, "num_train": 1000}
+PAPER_BITS = {"num_bits": 50, "num_relevant": 3, "num_train": 5000}
+SMOKE: dict[Task, Setting] = {
+    "addition": Setting(data=TINY, width=8, num_layers=1, batch_size=5, epochs=10, **LAPTOP)
+}
+MEDIUM: dict[Task, Setting] = {
+    "addition": Setting(data=SMALL, width=48, batch_size=120, epochs=500, **LAPTOP),
+    "parity": Setting(data=BITS, width=32, batch_size=100, epochs=200, **LAPTOP, **PARITY),
+}
+TABLE2: dict[Task, Setting] = {
+    "addition": Setting(data={"modulus": 113}),
+    "parity": Setting(data=PAPER_BITS, epochs=2000, **PARITY),
+}
+BUDGETS = {
+    "smoke": Budget(2, 0, SMOKE),
+    "laptop": Budget(8, 2, MEDIUM),
+    "paper": Budget(32, 4, TABLE2),
 }
 TASK_OF: dict[str, Task] = {
     "modulus": "addition",
