@@ -29,20 +29,20 @@ def test_sums_are_right():
 
 @pytest.mark.parametrize(("num_bits", "num_relevant"), [(10, 1), (40, 3)])
 def test_only_training_parities_are_noisy(num_bits, num_relevant):
-    sizes = {"num_train": 600, "num_validation": 100, "num_test": 100}
-    data = sparse_parity(5, num_bits=num_bits, num_relevant=num_relevant, noise=0.2, **sizes)
-    assert len(data.relevant) == num_relevant
-    wrong = {}
-    for name in SPLITS:
-        split = getattr(data, name)
-        wrong[name] = 0
-        for row, label in zip(rows(split), split.labels, strict=True):
-            assert set(row) <= {1, 2}
-            parity = 0
-            for place in data.relevant:
-                parity ^= row[place] == 2
-            wrong[name] += parity != label
-    assert abs(wrong["train"] / 600 - 0.2) < 5 * (0.16 / 600) ** 0.5
+    sizes = {"num_train": 50, "num_validation": 10, "num_test": 10}
+    wrong = dict.fromkeys(SPLITS, 0)
+    for seed in range(12):
+        data = sparse_parity(
+            seed, num_bits=num_bits, num_relevant=num_relevant, noise=0.45, **sizes
+        )
+        assert len(data.relevant) == num_relevant
+        for name in SPLITS:
+            for row, label in zip(
+                rows(getattr(data, name)), getattr(data, name).labels, strict=True
+            ):
+                assert set(row) <= {1, 2}
+                wrong[name] += sum(row[place] == 2 for place in data.relevant) % 2 != label
+    assert abs(wrong["train"] / 600 - 0.45) < 5 * (0.25 / 600) ** 0.5
     assert wrong["validation"] == wrong["test"] == 0
 
 

@@ -153,7 +153,7 @@ def test_a_contraction_keeps_its_apostrophe(seed):
 @FORMS
 def test_a_wider_beam_is_never_worse_and_sometimes_better(form):
     losses = []
-    for seed in range(5):
+    for seed in (0, 1, 2, 3, 27):  # at 27, the best texts of the beam alone lose the greedy path
         model = bag(seed, curvature=0.3)
         options = {"rate": 0.6, "form": form, "num_candidates": 4}
         losses.append(
