@@ -46,6 +46,7 @@ LOOKS = {
     "baseline": Look("#4d4d4d", "s", "-"),
     "stability_reg": Look("#0072B2", "o", "-"),
     "stability_reg-negative": Look("#D55E00", "^", "--"),
+    "measured": Look("#333333", "o", "none"),
 }
 SPARE = tuple(
     Look(color, marker, dashes)
@@ -66,6 +67,7 @@ STYLE: dict[Any, Any] = {
     "axes.edgecolor": FAINT,
     "axes.labelcolor": INK,
     "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
     "grid.color": GRID,
     "lines.linewidth": 2,
     "lines.markersize": 6,
@@ -216,6 +218,93 @@ def forest(
                 handles=handles, loc="outside upper left", ncols=_columns(handles, size[0])
             )
     return figure
+
+
+class Panel(NamedTuple):
+    """A panel with axes of its own.
+
+    Attributes:
+        title: Title.
+        xlabel: Label of the horizontal axis.
+        ylabel: Label of the vertical axis.
+        log: Whether the vertical axis is logarithmic.
+        mark: Value to mark by a dotted line.
+        connected: Whether lines connect the points.
+    """
+
+    title: str
+    xlabel: str
+    ylabel: str
+    log: bool = False
+    mark: float | None = None
+    connected: bool = True
+
+
+def panels(
+    table: pd.DataFrame,
+    specs: Mapping[str, Panel],
+    *,
+    col: str,
+    x: str,
+    hue: str,
+    ncols: int = 2,
+) -> Figure:
+    """Panels that share nothing: points with 95 % bars, lines between them or of a formula.
+
+    Args:
+        table: Rows with `col`, `x`, `hue`, `mean`, `low`, `high` and `formula`. Where a line has
+            values of `formula`, these are drawn as the line, and `mean` as points. nan is left out.
+        specs: Panels by the value of `col`, in order; those without rows are left out.
+        col: Column of the panels.
+        x: Column of the horizontal axis, numbers.
+        hue: Column that tells the lines of a panel apart.
+        ncols: Panels beside each other.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    shown = [name for name in specs if (table[col] == name).any()]
+    nrows = -(-len(shown) // ncols)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(5.2 * ncols, 4.4 * nrows), layout="constrained")
+        grid = figure.subplots(nrows, ncols, squeeze=False).flat
+        for axes in grid[len(shown) :]:
+            axes.remove()
+        for axes, name in zip(grid, shown, strict=False):
+            _panel(axes, table[table[col] == name], specs[name], x=x, hue=hue)
+    return figure
+
+
+def _panel(axes: Axes, table: pd.DataFrame, spec: Panel, *, x: str, hue: str) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import MaxNLocator
+
+    hues, handles = list(table[hue].unique()), []
+    for name in hues:
+        line = table[table[hue] == name].sort_values(x)
+        style = look(name, hues)
+        if line.formula.notna().any():
+            axes.plot(line[x], line.formula, color=style.color)
+            has_points = line["mean"].notna().any()
+            style = style._replace(dashes="-", marker=style.marker if has_points else "")
+            points = style._replace(dashes="none")
+        else:
+            points = style = style if spec.connected else style._replace(dashes="none")
+        ends = np.abs(line[["low", "high"]].sub(line["mean"], axis=0).to_numpy().T)
+        axes.errorbar(line[x], line["mean"], ends, elinewidth=1.5, zorder=3, **_style(points))
+        handles.append(Line2D([], [], label=name, **_style(style)))
+    if spec.mark is not None:
+        axes.axhline(spec.mark, color=FAINT, ls=":", lw=1.5, zorder=1)
+    axes.set(title=spec.title, xlabel=spec.xlabel, ylabel=spec.ylabel)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=bool((table[x] % 1 == 0).all())))
+    if spec.log:
+        axes.set_yscale("log", nonpositive="mask")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("")
+    axes.grid(axis="y")
+    # Below the axes: no curve there.
+    columns = min(2, _columns(handles, 5.2))
+    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns)
 
 
 def _lines(

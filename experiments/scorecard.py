@@ -17,8 +17,7 @@ import pandas as pd
 
 from experiments import figures, report, tidy
 from experiments.__main__ import EXPERIMENTS
-from experiments.noise_stability import arms, encoder
-from experiments.noise_stability import theory_page as theory
+from experiments.noise_stability import arms, encoder, theory
 from experiments.robertha import gaussian
 from experiments.robertha.paper import paper_score
 from experiments.rundir import read_config
@@ -201,8 +200,7 @@ def training(claim: str, folder: str, task: str, source: str) -> list[str]:
 
 def noise_stability() -> list[list[str]]:
     """The lines of the noise-stability paper."""
-    forms = theory.closed_forms(theory.read_rows(RESULTS / "theory"))
-    held = [name for name, errors in forms.items() if errors < theory.WITHIN]
+    held, forms = theory.closed_forms(pd.read_csv(RESULTS / "theory/results.csv"))
     shares = encoder.linear_shares(RESULTS / "encoder_stability/sst2")
     linear = report.joined(f"{100 * share:.0f} % ({name})" for name, share in shares.items())
     saves = "The regularizer saves training steps: "
@@ -210,8 +208,8 @@ def noise_stability() -> list[list[str]]:
         [
             "Theorems 5.1 to 5.3 are exact",
             "exact",
-            f"{len(held)} of {len(forms)} within {theory.WITHIN} standard errors",
-            "holds" if len(held) == len(forms) else "does not hold",
+            f"{held} of {forms} within {theory.WITHIN} standard errors",
+            "holds" if held == forms else "does not hold",
             "[theory](theory/README.md)",
         ],
         training(f"{saves}modular addition", "grokking/addition", "addition", "Figure 5"),

@@ -17,16 +17,18 @@ pair have the same text, and padding gets no noise. Token noise keeps a token wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from experiments.models import VARIANTS, variant
-from experiments.settings import Flags, resolved
+from experiments.settings import Flags, optional, resolved
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from experiments.cells import Cell
     from experiments.noise_stability.encoder_response import Texts
     from experiments.report import Page
@@ -34,24 +36,21 @@ if TYPE_CHECKING:
 
 REPRODUCES = "Noise stability, section 4 and Eq. 7, of the encoders that `robustness` trained"
 
+TRAINING = 0.5  # share of a model's time, about; the rest is measuring
 ROWS = 16  # of a call, of which Hopfield attention waits for the slowest query
 COLUMNS = (
-    "task",
-    "model",
-    "corruption",
-    "level",
-    "site",
-    "seed",
-    "metric",
-    "score",
-    "num_examples",
-    "snr_db",
-    "arm",
-    "standard_error",
-    "noise_error",
-    "low",
-    "high",
-)
+    "task", "model", "corruption", "level", "site", "seed", "metric", "score", "num_examples",
+    "snr_db", "arm", "standard_error", "noise_error", "low", "high",
+)  # fmt: skip
+# Column of the page -> metric, corruption, level, digits.
+SHOWN = {
+    "variance": ("variance", "gaussian", -1.0, 4),
+    "linear share": ("level share", "gaussian", 1.0, 2),
+    "quadratic share": ("level share", "gaussian", 2.0, 2),
+    "correlation, ρ = 0.5": ("correlation", "gaussian", 0.5, 2),
+    "tokens: stability, ρ = 0": ("normalised stability", "tokens", 0.0, 2),
+    "tokens: same class, ρ = 0": ("same class", "tokens", 0.0, 2),
+}
 
 
 class Budget(NamedTuple):
@@ -72,19 +71,23 @@ BUDGETS = {
 }
 
 
+def _default(name: str) -> Any:
+    values = [f"{getattr(budget, name)} ({size})" for size, budget in BUDGETS.items()]
+    return optional("INT", ", ".join(values))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config(Flags):
     """Which encoders to measure, and how closely."""
 
     model: tuple[str, ...] = ("tinybert", "robertha")
     """Models, see `robustness`."""
-    texts: int | None = None
-    """Rows drawn from the test split, at least 2. Default: 128, smoke 16, paper 1000."""
-    draws: int | None = None
-    """Noise draws a text, at least 2. Default: 16, smoke 2, paper 64."""
-    level_texts: int | None = None
-    """Texts that level weights are measured on; a draw takes 25 evaluations. Default: 8, smoke 1,
-    paper 64."""
+    texts: Annotated[int | None, _default("texts")] = None
+    """Rows drawn from the test split, at least 2."""
+    draws: Annotated[int | None, _default("draws")] = None
+    """Noise draws a text, at least 2."""
+    level_texts: Annotated[int | None, _default("level_texts")] = None
+    """Texts that level weights are measured on; a draw takes 25 evaluations."""
     snr_db: float = 0.0
     """Expected signal-to-noise ratio on the embeddings, in dB."""
     seed: int = 0
@@ -97,12 +100,12 @@ def run(config: Config) -> Path:
     Raises:
         ValueError, FileNotFoundError: A flag or a file is wrong.
     """
-    import jax
     import pandas as pd
 
     from experiments import report, runs
     from experiments.rundir import open_run, write_whole
     from hopfax.data import task
+    from hopfax.train.progress import Progress
 
     flags = {name: getattr(config, name) for name in ("texts", "draws", "level_texts")}
     budget = BUDGETS[config.budget]._replace(**{k: v for k, v in flags.items() if v is not None})
@@ -120,141 +123,86 @@ def run(config: Config) -> Path:
     data = {name: runs.load(config, name) for name in config.data.task}
     folder = open_run("encoder-stability", config, root=config.runs, ignore=("runs",))
     rows: list[dict[str, Any]] = []
-    for number, job in enumerate(jobs, 1):
-        print(
-            f"[{number}/{len(jobs)}] {data[job.task].spec.title}, {job.variant.title}", flush=True
-        )
-        cell = runs.open_cell(config, job, data[job.task])
-        seeds = cell.spec.seeds[: budget.seeds]
-        fresh = jax.vmap(cell.model.init)(_keys(seeds))
-        for found in measure(cell, {"fresh": fresh, "trained": cell.params}, budget, config, seeds):
-            rows += [{"task": job.task, "model": job.model, **row} for row in found]
-        frame = pd.DataFrame(rows).reindex(columns=list(COLUMNS))
-        write_whole(folder / "results.csv", frame.to_csv(index=False, lineterminator="\n"))
+    with Progress(100 * len(jobs), window=500, counts=False) as progress:
+        for number, job in enumerate(jobs):
+            title = f"{data[job.task].spec.title}, {job.variant.title}"
+            progress.title = f"[{number + 1}/{len(jobs)}] {title}"
+
+            def show(share: float, number: int = number, **fields: float) -> None:
+                progress.update(round(100 * (number + share)), 0, **fields)
+
+            cell = runs.open_cell(
+                config,
+                job,
+                data[job.task],
+                on_progress=lambda share, show=show, **fields: show(TRAINING * share, **fields),
+            )
+            for share, measured in measure(cell, budget, config):
+                rows += [{"task": job.task, "model": job.model, **row} for row in measured]
+                show(TRAINING + (1 - TRAINING) * share)
+            frame = pd.DataFrame(rows).reindex(columns=list(COLUMNS))
+            write_whole(folder / "results.csv", frame.to_csv(index=False, lineterminator="\n"))
     report.write_report(folder, page(folder))
     return folder
 
 
-def page(folder: Path) -> Page:
-    """The page of a run or of a folder of published results."""
-    import pandas as pd
+def measure(
+    cell: Cell, budget: Budget, config: Config
+) -> Iterator[tuple[float, list[dict[str, Any]]]]:
+    """Rows of one seed after the other, fresh and trained, with the share of the work done.
 
-    from experiments import figures, report, tidy
-    from experiments.robertha import gaussian
-
-    frame = pd.read_csv(folder / "results.csv")
-    titles = gaussian.titles(VARIANTS, frame.task.unique())
-    frame["line"] = frame.model.map(titles) + ", " + frame.arm
-    keys = ["task", "model", "arm", "line", "corruption", "metric", "level"]
-    scores = frame[[*keys, "seed", "score"]].rename(columns={"level": "x"})
-    means = tidy.summarise(scores.assign(x=scores.x.fillna(-1.0)))
-
-    def at(metric: str, corruption: str, x: float = -1.0) -> pd.DataFrame:
-        here = means[(means.metric == metric) & (means.corruption == corruption)]
-        return here[here.x == x]
-
-    shares = at("level share", "gaussian", 1.0)
-    parts = report.joined(
-        f"{100 * row['mean']:.0f} % {_half(row, 100)} of {titles[row.model]}'s"
-        for _, row in shares[shares.arm == "trained"].iterrows()
-    )
-    columns = {
-        "variance": ("variance", "gaussian", -1.0),
-        "linear share": ("level share", "gaussian", 1.0),
-        "quadratic share": ("level share", "gaussian", 2.0),
-        "correlation, ρ = 0.5": ("correlation", "gaussian", 0.5),
-        "tokens: stability, ρ = 0": ("normalised stability", "tokens", 0.0),
-        "tokens: same class, ρ = 0": ("same class", "tokens", 0.0),
-    }
-    lines = []
-    for line in means.line.unique():
-        cells = []
-        for where in columns.values():
-            found = at(*where)
-            found = found[found.line == line]
-            digits = 4 if where[0] == "variance" else 2
-            row = found.iloc[0] if len(found) else None
-            cells.append(
-                "–" if row is None else f"{row['mean']:.{digits}f} {_half(row, 1, digits)}"
-            )
-        lines.append([line, *cells])
-    curves = means[(means.metric == "correlation") & (means.corruption == "gaussian")]
-    token = means[(means.metric == "normalised stability") & (means.corruption == "tokens")]
-    drawn = pd.concat(
-        [
-            curves.assign(panel="Gaussian noise: correlation of responses"),
-            token.assign(panel="token noise: normalised stability"),
-        ]
-    ).sort_values(["line", "x"])
-    return report.Page(
-        title=f"Response of trained encoders to noise: {report.joined(_tasks(frame, titles))}",
-        answer=(
-            f"**The response is mostly linear: {parts} variance under noise at 0 dB is of degree "
-            "1.** Fresh parameters respond even more linearly, but hardly at all."
-        ),
-        pictures={
-            "encoder_stability": report.Picture(
-                partial(
-                    figures.facets,
-                    drawn,
-                    x="x",
-                    hue="line",
-                    col="panel",
-                    xlabel="correlation ρ of the noise",
-                    ylabel="",
-                    least_range=0.0,
-                ),
-                "Correlation and stability of the response against the correlation of the noise",
-            )
-        },
-        tables=[
-            report.Table(["", *columns], lines, "Means over seeds ± half of their 95 % interval.")
-        ],
-        notes=[
-            "The response is that of a text's class probabilities to noise on its embeddings, "
-            "after the LayerNorm. Its weight at level k is the share of its variance that is a "
-            "polynomial of degree k in the noise; a linear response has correlation ρ at ρ.",
-            "Token noise keeps a token with probability (1 + ρ)/2, else draws it from the "
-            "vocabulary. Normalised stability is divided by its value at ρ = 1.",
-            "Seeds share texts and noise; results.csv has the errors over texts of each seed.",
-        ],
-    )
-
-
-def linear_shares(folder: Path) -> dict[str, float]:
-    """Mean share of the response's variance that is of degree 1, by trained model."""
-    import pandas as pd
-
-    frame = pd.read_csv(folder / "results.csv")
-    rows = frame[(frame.metric == "level share") & (frame.level == 1) & (frame.arm == "trained")]
-    means = rows.groupby("model", sort=False).score.mean()
-    return {VARIANTS[str(model)].title: float(mean) for model, mean in means.items()}
-
-
-def _tasks(frame: Any, titles: dict[str, str]) -> list[str]:
-    return [titles[str(name)] for name in frame.task.unique()]
-
-
-def _half(row: Any, scale: float, digits: int = 0) -> str:
-    """Half of an interval, such as "± 7"; n/a without one."""
-    half = scale * (row["high"] - row["low"]) / 2
-    return f"± {half:.{digits}f}" if half == half else "[n/a]"
-
-
-def _keys(seeds: Sequence[int]) -> Any:
-    from hopfax.train.state import seed_keys
-
-    return seed_keys(seeds)
-
-
-def choose(rows: Encoded, count: int, seed: int) -> Encoded:
-    """So many rows at random, in random order; all where there are fewer."""
+    All share texts and noise.
+    """
+    import jax
+    import jax.numpy as jnp
     import numpy as np
 
+    from experiments.noise_stability import encoder_response
     from hopfax.data import Encoded
+    from hopfax.train.state import seed_keys
 
-    order = np.random.default_rng(seed).permutation(len(rows.labels))[:count]
-    return Encoded(*(field[order] for field in rows))
+    data, network = cell.data, encoder_response.network_of(cell.model)
+    order = np.random.default_rng(config.seed).permutation(len(data.test.labels))[: budget.texts]
+    chosen = Encoded(*(field[order] for field in data.test))
+    few = Encoded(*(field[: budget.level_texts] for field in chosen))
+    calls = padded(chosen, data.pad_id, lengths=budget.lengths, rows=ROWS)
+    ((level_texts, _),) = padded(few, data.pad_id, lengths=1, rows=len(few.labels))
+    index = np.concatenate([texts.index[:count] for texts, count in calls]).tolist()
+    picks = np.array([index.index(row) for row in level_texts.index])
+    keys = jax.random.split(jax.random.key(config.seed), 3)
+    meter = encoder_response.level_meter(
+        network, level_texts, keys[2], snr_db=config.snr_db, num_samples=budget.level_draws
+    )
+    seeds = cell.spec.seeds[: budget.seeds]
+    fresh = jax.jit(jax.vmap(cell.model.init))(seed_keys(seeds))
+    arms = [(n, arm) for n in range(len(seeds)) for arm in ("fresh", "trained")]
+    for done, (number, arm) in enumerate(arms, 1):
+        stacked = fresh if arm == "fresh" else cell.params
+        params = jax.tree.map(lambda x, at=number: x[at], stacked)
+        parts = []
+        for texts, count in calls:
+            part = encoder_response.response(
+                network,
+                params,
+                texts,
+                keys[0],
+                keys[1],
+                num_tokens=data.vocab_size,
+                special=tuple(map(data.vocabulary.tokens.index, ("[CLS]", "[SEP]"))),
+                snr_db=config.snr_db,
+                draws=budget.draws,
+            )
+            # Rows beyond the count only fill the call.
+            parts.append(jax.tree.map(lambda x, n=count: np.asarray(x)[:n], part))
+        response = jax.tree.map(lambda *each: np.concatenate(each), *parts)
+        weights = meter(params, jnp.asarray(response.mean[picks]))
+        rows = [
+            *encoder_response.gaussian_rows(response),
+            *encoder_response.level_rows(weights, len(picks), config.snr_db),
+            *encoder_response.token_rows(response),
+        ]
+        shared = {"site": "embedding", "seed": seeds[number], "arm": arm}
+        yield done / len(arms), [shared | row for row in rows]
 
 
 def padded(chosen: Encoded, pad_id: int, *, lengths: int, rows: int) -> list[tuple[Texts, int]]:
@@ -275,60 +223,91 @@ def padded(chosen: Encoded, pad_id: int, *, lengths: int, rows: int) -> list[tup
     return calls
 
 
-def measure(
-    cell: Cell, arms: dict[str, Any], budget: Budget, config: Config, seeds: Sequence[int]
-) -> Iterator[list[dict[str, Any]]]:
-    """Everything about one seed after the other, fresh and trained; all share texts and noise."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
+def page(folder: Path) -> Page:
+    """The page of a run or of a folder of published results."""
+    import pandas as pd
 
-    from experiments.noise_stability import encoder_response as response_of
-    from hopfax.data import Encoded
+    from experiments import figures, report, tidy
+    from experiments.robertha import gaussian
 
-    data, network = cell.data, response_of.network_of(cell.model)
-    chosen = choose(data.test, budget.texts, config.seed)
-    few = Encoded(*(field[: budget.level_texts] for field in chosen))
-    calls = padded(chosen, data.pad_id, lengths=budget.lengths, rows=ROWS)
-    ((level_texts, _),) = padded(few, data.pad_id, lengths=1, rows=len(few.labels))
-    index = np.concatenate([texts.index[:count] for texts, count in calls]).tolist()
-    picks = np.array([index.index(row) for row in level_texts.index])
-    keys = jax.random.split(jax.random.key(config.seed), 3)
-    special = tuple(map(data.vocabulary.tokens.index, ("[CLS]", "[SEP]")))
-    meter = response_of.level_meter(
-        network, level_texts, keys[2], snr_db=config.snr_db, num_samples=budget.level_draws
+    frame = pd.read_csv(folder / "results.csv")
+    titles = gaussian.titles(VARIANTS, frame.task.unique())
+    frame["line"] = frame.model.map(titles) + ", " + frame.arm
+    frame["x"] = frame.level.fillna(-1.0)
+    keys = ["task", "model", "arm", "line", "corruption", "metric", "x"]
+    means = tidy.summarise(frame[[*keys, "seed", "score"]])
+    lines = []
+    for line, rows in means.groupby("line", sort=False):
+        at = {(row["metric"], row["corruption"], row["x"]): row for _, row in rows.iterrows()}
+        if len(at) > 1:  # clean scores alone have no response
+            lines.append([str(line), *(_cell(at, *where) for where in SHOWN.values())])
+    shares = tidy.select(means, metric="level share", corruption="gaussian", x=1.0, arm="trained")
+    parts = report.joined(
+        f"{100 * row['mean']:.0f} % {_half(row, 100, 0)} of {titles[row.model]}'s"
+        for _, row in shares.iterrows()
     )
-    for number, seed in enumerate(seeds):
-        for arm, stacked in arms.items():
-            params = jax.tree.map(lambda x, at=number: x[at], stacked)
-            parts = []
-            for texts, count in calls:
-                tokens = response_of.token_response(
-                    network,
-                    params,
-                    texts,
-                    keys[1],
-                    num_tokens=data.vocab_size,
-                    special=special,
-                    draws=budget.draws,
-                )
-                response = response_of.gaussian_response(
-                    network,
-                    params,
-                    texts,
-                    keys[0],
-                    clean=tokens.clean,
-                    snr_db=config.snr_db,
-                    draws=budget.draws,
-                )
-                # Rows beyond the count only fill the call.
-                parts.append(jax.tree.map(lambda x, n=count: np.asarray(x)[:n], (tokens, response)))
-            tokens, response = jax.tree.map(lambda *each: np.concatenate(each), *parts)
-            weights = meter(params, jnp.asarray(response.mean[picks]))
-            rows = [
-                *response_of.response_rows(response),
-                *response_of.level_rows(weights, len(picks), config.snr_db),
-                *response_of.token_rows(tokens),
-            ]
-            shared = {"site": "embedding", "seed": seed, "arm": arm}
-            yield [shared | row for row in rows]
+    drawn = [
+        tidy.select(means, metric=metric, corruption=corruption).assign(panel=panel)
+        for metric, corruption, panel in (
+            ("correlation", "gaussian", "Gaussian noise: correlation of responses"),
+            ("normalised stability", "tokens", "token noise: normalised stability"),
+        )
+    ]
+    return report.Page(
+        title="Response of trained encoders to noise: "
+        + report.joined(titles[str(name)] for name in frame.task.unique()),
+        answer=(
+            f"**The response is mostly linear: {parts} variance under noise at 0 dB is of degree "
+            "1.** Fresh parameters respond even more linearly, but hardly at all."
+        ),
+        pictures={
+            "encoder_stability": report.Picture(
+                partial(
+                    figures.facets,
+                    pd.concat(drawn).sort_values(["line", "x"]),
+                    x="x",
+                    hue="line",
+                    col="panel",
+                    xlabel="correlation ρ of the noise",
+                    ylabel="",
+                    least_range=0.0,
+                ),
+                "Correlation and stability of the response against the correlation of the noise",
+            )
+        },
+        tables=[
+            report.Table(["", *SHOWN], lines, "Means over seeds ± half of their 95 % interval.")
+        ],
+        notes=[
+            "The response is that of a text's class probabilities to noise on its embeddings, "
+            "after the LayerNorm. Its weight at level k is the share of its variance that is a "
+            "polynomial of degree k in the noise; a linear response has correlation ρ at ρ.",
+            "Token noise keeps a token with probability (1 + ρ)/2, else draws it from the "
+            "vocabulary. Normalised stability is divided by its value at ρ = 1.",
+            "Seeds share texts and noise; results.csv has the errors over texts of each seed.",
+        ],
+    )
+
+
+def linear_shares(folder: Path) -> dict[str, float]:
+    """Mean share of the response's variance that is of degree 1, by trained model."""
+    import pandas as pd
+
+    from experiments import tidy
+
+    frame = pd.read_csv(folder / "results.csv")
+    rows = tidy.select(frame, metric="level share", level=1, arm="trained")
+    means = rows.groupby("model", sort=False).score.mean()
+    return {VARIANTS[str(model)].title: float(mean) for model, mean in means.items()}
+
+
+def _cell(rows: dict[Any, pd.Series], *where: Any) -> str:
+    *key, digits = where
+    row = rows.get(tuple(key))
+    return "–" if row is None else f"{row['mean']:.{digits}f} {_half(row, 1, digits)}"
+
+
+def _half(row: pd.Series, scale: float, digits: int) -> str:
+    """Half of an interval, such as "± 7"; n/a without one."""
+    half = scale * (row["high"] - row["low"]) / 2
+    return f"± {half:.{digits}f}" if half == half else "[n/a]"

@@ -14,9 +14,7 @@ from hopfax.nn import Encoder, Functional, Params
 from hopfax.stability import LevelWeights, bonami_beckner_pair, gaussian_pair, level_weights
 
 RHOS = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
-# Hermite levels reported by themselves.
-DEGREE = 4
-
+DEGREE = 4  # Hermite levels reported separately
 
 Row = dict[str, Any]  # of results.csv, without the columns of the model
 
@@ -41,25 +39,21 @@ class Texts(NamedTuple):
     index: Int[Array, " rows"]
 
 
-class Corrupted(NamedTuple):
-    """What token noise does: `<p(x), p(Y)>`, whether Y's class is x's (0 or 1), and p(x)."""
-
-    products: Float[Array, "rows draws rhos"]
-    same: Float[Array, "rows draws rhos"]
-    clean: Float[Array, "rows classes"]
-
-
 class Response(NamedTuple):
-    """What noise on the embeddings does to the probabilities f of each text, at each of `RHOS`.
+    """What noise does to the class probabilities of each text, at each of `RHOS`.
 
     Attributes:
-        products: `<f(Z), f(Z')>`.
+        token_products: `<p(x), p(Y)>` of a text x and its copy Y under token noise.
+        same_class: Whether Y's class is x's, 0 or 1.
+        products: `<f(Z), f(Z')>`, with f the probabilities under noise on the embeddings.
         changes: The same of f - p, with p the probabilities without noise: in `products`, what
             does not vary drowns what does.
         mean: E f.
         power: Squared norms of the embeddings and, on average, of the noise.
     """
 
+    token_products: Float[Array, "rows draws rhos"]
+    same_class: Float[Array, "rows draws rhos"]
     products: Float[Array, "rows draws rhos"]
     changes: Float[Array, "rows draws rhos"]
     mean: Float[Array, "rows classes"]
@@ -71,8 +65,8 @@ def network_of(model: Functional[Encoder]) -> Network:
 
     def embed(params: Params, ids: Array) -> Array:
         encoder = model.bind(params)
-        found = encoder.embed(encoder.embed_tokens(ids.reshape(-1, ids.shape[-1])))
-        return found.reshape(*ids.shape, -1)
+        embeddings = encoder.embed(encoder.embed_tokens(ids.reshape(-1, ids.shape[-1])))
+        return embeddings.reshape(*ids.shape, -1)
 
     def respond(params: Params, embeddings: Array, mask: Array) -> Array:
         encoder = model.bind(params)
@@ -84,55 +78,49 @@ def network_of(model: Functional[Encoder]) -> Network:
     return Network(jax.jit(embed), jax.jit(respond))
 
 
-def token_response(
+def response(
     network: Network,
     params: Any,
     texts: Texts,
     key: PRNGKeyArray,
+    token_key: PRNGKeyArray,
     *,
     num_tokens: int,
     special: tuple[int, ...],
-    draws: int,
-) -> Corrupted:
-    """Compares each text with noisy copies of it, of which one for each of `RHOS` a draw."""
-    kept = ~texts.mask | jnp.isin(texts.ids, jnp.array(special))
-    products, same = [], []
-    for draw in range(draws):
-        ids = _noisy_ids(texts.ids, kept, texts.index, key, draw, num_tokens)
-        found = _respond(network, params, jax.vmap(partial(network.embed, params))(ids), texts.mask)
-        # The copy at rho = 1 is the text itself.
-        products.append(jnp.sum(found * found[-1], axis=-1).T)
-        same.append((jnp.argmax(found, axis=-1) == jnp.argmax(found[-1], axis=-1)).T)
-    return Corrupted(jnp.stack(products, 1), jnp.stack(same, 1).astype(float), found[-1])
-
-
-def gaussian_response(
-    network: Network,
-    params: Any,
-    texts: Texts,
-    key: PRNGKeyArray,
-    *,
-    clean: Float[Array, "rows classes"],
     snr_db: float,
     draws: int,
 ) -> Response:
-    """Draws Z, and one Z' for each of `RHOS`; `clean` is the response without noise."""
+    """Compares each text with noisy copies, and noise Z on its embeddings with Z' for each rho."""
+    kept = ~texts.mask | jnp.isin(texts.ids, jnp.array(special))
     embeddings = network.embed(params, texts.ids)
     scale = noise_scale(embeddings, texts.mask, snr_db)
-    products, changes, means, noise = [], [], [], []
+    samples = []
     for draw in range(draws):
-        added = _noise(scale, texts.index, key, draw, embeddings.shape[1:])
-        found = _respond(network, params, embeddings + added, texts.mask)
-        products.append(_products(found))
-        changes.append(_products(found - clean))
-        means.append(jnp.mean(found, axis=0))
-        noise.append(jnp.mean(_power(added), axis=0))
+        ids = _noisy_ids(texts.ids, kept, texts.index, token_key, draw, num_tokens)
+        copies = _respond(
+            network, params, jnp.stack([network.embed(params, i) for i in ids]), texts.mask
+        )
+        noise = _noise(scale, texts.index, key, draw, embeddings.shape[1:])
+        noisy = _respond(network, params, embeddings + noise, texts.mask)
+        samples.append(_compare(copies, noisy, noise))
+    *products, means, powers = (jnp.stack(each, 1) for each in zip(*samples, strict=True))
     signal = _power(jnp.where(texts.mask[..., None], embeddings, 0))
-    return Response(
-        jnp.stack(products, 1),
-        jnp.stack(changes, 1),
-        jnp.mean(jnp.stack(means), axis=0),
-        jnp.stack([signal, jnp.mean(jnp.stack(noise), axis=0)], axis=-1),
+    power = jnp.stack([signal, jnp.mean(powers, axis=1)], axis=-1)
+    return Response._make([*products, jnp.mean(means, axis=1), power])
+
+
+@jax.jit
+def _compare(copies: Array, noisy: Array, noise: Array) -> tuple[Array, ...]:
+    """Fields of one draw; of both `(rhos, rows, classes)` the last is the partner at rho = 1."""
+    clean = copies[-1]
+    same = jnp.argmax(copies, axis=-1) == jnp.argmax(clean, axis=-1)
+    return (
+        _products(copies),
+        same.T.astype(float),
+        _products(noisy),
+        _products(noisy - clean),
+        jnp.mean(noisy, axis=0),
+        jnp.mean(_power(noise), axis=0),
     )
 
 
@@ -145,23 +133,23 @@ def level_meter(
     weights of that one function are the mean of theirs. Close to E f, the centre takes away what
     does not vary, and with it most of the products' variance.
     """
-    held: list[Any] = []
+    refs: list[Any] = []
 
-    def response(z: Array) -> Array:
-        params, embeddings, scale, centre = jax.tree.map(lambda ref: ref[...], held[0])
-        found = network.respond(params, embeddings + scale * z, texts.mask)
-        return (found - centre) / len(found) ** 0.5
+    def change(z: Array) -> Array:
+        params, embeddings, scale, centre = jax.tree.map(lambda ref: ref[...], refs[0])
+        probabilities = network.respond(params, embeddings + scale * z, texts.mask)
+        return (probabilities - centre) / len(probabilities) ** 0.5
 
     def measure(params: Any, centre: Array) -> LevelWeights:
         embeddings = network.embed(params, texts.ids)
         values = (params, embeddings, noise_scale(embeddings, texts.mask, snr_db), centre)
         # Arrays that the program closes over would be compiled in; references are read anew.
-        if not held:
-            held.append(jax.tree.map(jax.new_ref, values))
-        for ref, value in zip(jax.tree.leaves(held[0]), jax.tree.leaves(values), strict=True):
+        if not refs:
+            refs.append(jax.tree.map(jax.new_ref, values))
+        for ref, value in zip(jax.tree.leaves(refs[0]), jax.tree.leaves(values), strict=True):
             ref[...] = value
         return level_weights(
-            response,
+            change,
             key,
             shape=embeddings.shape,
             num_samples=num_samples,
@@ -202,8 +190,8 @@ def _noisy_ids(
 
     def copy(rho: Array, row: Array, ids: Array, kept: Array) -> Array:
         own = jax.random.fold_in(jax.random.fold_in(key, row), draw)
-        _, found = bonami_beckner_pair(own, ids, rho=rho, num_tokens=num_tokens)
-        return jnp.where(kept, ids, found)
+        _, noisy = bonami_beckner_pair(own, ids, rho=rho, num_tokens=num_tokens)
+        return jnp.where(kept, ids, noisy)
 
     rows = jax.vmap(copy, in_axes=(None, 0, 0, 0))
     return jax.vmap(rows, in_axes=(0, None, None, None))(jnp.array(RHOS), index, ids, kept)
@@ -216,7 +204,67 @@ def _respond(network: Network, params: Any, families: Array, mask: Array) -> Arr
     return network.respond(params, flat, tiled).reshape(*families.shape[:2], -1)
 
 
-def ratio(numerator: np.ndarray, denominator: np.ndarray) -> tuple[np.ndarray, ...]:
+def _products(values: Float[Array, "rhos rows classes"]) -> Float[Array, "rows rhos"]:
+    return jnp.sum(values[-1] * values, axis=-1).T
+
+
+def _power(x: Float[Array, "... choices tokens width"]) -> Float[Array, "..."]:
+    return jnp.sum(jnp.square(x), axis=(-3, -2, -1))
+
+
+def gaussian_rows(measured: Response) -> list[Row]:
+    """Stability under Gaussian noise: plain, as a share of its value at rho = 1, and centred."""
+    products, changes = measured.products, measured.changes
+    # Differences from rho = 0: what is constant in the noise drops out of them.
+    centred = changes - changes[..., :1]
+    rows = [
+        *_curve("stability", products),
+        *_curve("normalised stability", products, products[..., -1:]),
+        *_curve("correlation", centred, centred[..., -1:]),
+    ]
+    for name, part in (("second moment", products), ("variance", centred)):
+        rows += [row | {"level": None} for row in _curve(name, part[..., -1:])]
+    signal, noise = np.sum(measured.power, axis=0)
+    snr_db = float(10 * np.log10(signal / noise))
+    return [row | {"corruption": "gaussian", "snr_db": snr_db} for row in rows]
+
+
+def token_rows(measured: Response) -> list[Row]:
+    """Stability under token noise, plain and normalised, and how often the class stays."""
+    products = measured.token_products
+    rows = [
+        *_curve("stability", products),
+        *_curve("normalised stability", products, products[..., -1:]),
+        *_curve("same class", measured.same_class),
+    ]
+    return [row | {"corruption": "tokens"} for row in rows]
+
+
+def level_rows(measured: LevelWeights, num_texts: int, snr_db: float) -> list[Row]:
+    """Weights of the levels 1, 2, ..., and of those above, also as shares of the variance."""
+    parts = zip(measured[:3], measured.tail, strict=True)
+    ends = np.array([np.append(part[1:], above) for part, above in parts])
+    total = ends[0].sum()
+    shared = {"corruption": "gaussian", "num_examples": num_texts, "snr_db": snr_db}
+    rows = [
+        shared | {"metric": metric, "level": float(level), "score": value, "low": low, "high": high}
+        for metric, by in (("level weight", 1.0), ("level share", total))
+        for level, (value, low, high) in enumerate((ends / by).T.tolist(), 1)
+    ]
+    # What is above counts as of the next degree: no more is known of it.
+    degree = float(ends[0] @ np.arange(1, ends.shape[1] + 1) / total)
+    return [*rows, shared | {"metric": "mean degree, at least", "level": None, "score": degree}]
+
+
+def _curve(metric: str, numerator: Any, denominator: Any = None) -> list[Row]:
+    denominator = np.ones_like(numerator[..., :1]) if denominator is None else denominator
+    columns = zip(RHOS, *(part.tolist() for part in ratio(numerator, denominator)), strict=False)
+    names = ("level", "score", "standard_error", "noise_error")
+    shared = {"metric": metric, "num_examples": len(numerator)}
+    return [shared | dict(zip(names, point, strict=True)) for point in columns]
+
+
+def ratio(numerator: Any, denominator: Any) -> tuple[np.ndarray, ...]:
     """Ratio of means over texts and draws, its standard error, and that for the given texts.
 
     By the delta method. The first error takes texts and noise for random, the second noise alone.
@@ -232,68 +280,3 @@ def ratio(numerator: np.ndarray, denominator: np.ndarray) -> tuple[np.ndarray, .
     error = residual.mean(1).std(0, ddof=1) / texts**0.5
     noise_error = np.sqrt(residual.var(1, ddof=1).mean(0) / (texts * draws))
     return value, error, noise_error
-
-
-def response_rows(found: Response) -> list[Row]:
-    """Stability under Gaussian noise: plain, as a share of its value at rho = 1, and centred."""
-    products, changes = np.asarray(found.products), np.asarray(found.changes)
-    signal, noise = np.sum(np.asarray(found.power), axis=0)
-    # Differences from rho = 0: what is constant in the noise drops out of them.
-    centred = changes - changes[..., :1]
-    ones = np.ones_like(centred[..., :1])
-    curves = {
-        "stability": (products, ones),
-        "normalised stability": (products, products[..., -1:]),
-        "correlation": (centred, centred[..., -1:]),
-    }
-    moments = {"second moment": products, "variance": centred}
-    rows = [row for name, parts in curves.items() for row in _curve(name, *parts)]
-    for name, part in moments.items():
-        rows += [row | {"level": None} for row in _curve(name, part[..., -1:], ones)]
-    snr_db = float(10 * np.log10(signal / noise))
-    return [row | {"corruption": "gaussian", "snr_db": snr_db} for row in rows]
-
-
-def token_rows(found: Corrupted) -> list[Row]:
-    """Stability under token noise, plain and normalised, and how often the class stays."""
-    products, same = np.asarray(found.products), np.asarray(found.same)
-    ones = np.ones_like(same[..., :1])
-    curves = {
-        "stability": (products, ones),
-        "normalised stability": (products, products[..., -1:]),
-        "same class": (same, ones),
-    }
-    rows = [row for name, parts in curves.items() for row in _curve(name, *parts)]
-    return [row | {"corruption": "tokens"} for row in rows]
-
-
-def level_rows(found: LevelWeights, num_texts: int, snr_db: float) -> list[Row]:
-    """Weights of the levels 1, 2, ..., and of those above, also as shares of the variance."""
-    parts = zip(found[:3], found.tail, strict=True)
-    ends = np.array([np.append(part[1:], above) for part, above in parts])
-    total = ends[0].sum()
-    shared = {"corruption": "gaussian", "num_examples": num_texts, "snr_db": snr_db}
-    rows = [
-        shared | {"metric": metric, "level": float(level), "score": value, "low": low, "high": high}
-        for metric, by in (("level weight", 1.0), ("level share", total))
-        for level, (value, low, high) in enumerate((ends / by).T.tolist(), 1)
-    ]
-    # What is above counts as of the next degree: no more is known of it.
-    degree = float(ends[0] @ np.arange(1, ends.shape[1] + 1) / total)
-    return [*rows, shared | {"metric": "mean degree, at least", "level": None, "score": degree}]
-
-
-def _curve(metric: str, numerator: np.ndarray, denominator: np.ndarray) -> list[Row]:
-    found = zip(RHOS, *(part.tolist() for part in ratio(numerator, denominator)), strict=False)
-    names = ("level", "score", "standard_error", "noise_error")
-    shared = {"metric": metric, "num_examples": len(numerator)}
-    return [shared | dict(zip(names, point, strict=True)) for point in found]
-
-
-def _products(found: Float[Array, "rhos rows classes"]) -> Float[Array, "rows rhos"]:
-    # The last one is Z itself, its own partner at rho = 1.
-    return jnp.sum(found[-1] * found, axis=-1).T
-
-
-def _power(x: Float[Array, "... choices tokens width"]) -> Float[Array, "..."]:
-    return jnp.sum(jnp.square(x), axis=(-3, -2, -1))

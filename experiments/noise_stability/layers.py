@@ -1,7 +1,8 @@
 """Random and trained layers and networks, to measure the theory's formulas on."""
 
+import itertools
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +10,10 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 Weights = list[Array]
+Sampler = Callable[..., tuple[Array, Array]]
 
 
-def relu(x: Array) -> Array:
-    """One unit on one standard normal input, Theorem 5.1's."""
-    return jax.nn.relu(x[0])
-
-
+@partial(jax.jit, static_argnames=("width", "depth"))
 def random_network(key: PRNGKeyArray, *, width: int, depth: int) -> Weights:
     """Square weights N(0, 2/width), which keep every layer's inputs at unit variance."""
     keys = jax.random.split(key, depth)
@@ -23,20 +21,20 @@ def random_network(key: PRNGKeyArray, *, width: int, depth: int) -> Weights:
 
 
 def activations(weights: Weights, x: Float[Array, " width"]) -> Float[Array, "depth width"]:
-    """ReLU activations of every layer; the input is taken as it is, not through a ReLU."""
-    found = []
+    """ReLU activations of every layer; the input has not been through a ReLU."""
+    outputs = []
     for number, weight in enumerate(weights):
-        # The factor 2 makes up for what a ReLU takes away, and the input has been through none.
+        # The weights' factor 2 makes up for a ReLU before them; the first have none.
         x = jax.nn.relu(x @ weight / (2**0.5 if number == 0 else 1.0))
-        found.append(x)
-    return jnp.stack(found)
+        outputs.append(x)
+    return jnp.stack(outputs)
 
 
-def attention_pair(num_tokens: int, width: int) -> Callable[..., tuple[Array, Array]]:
-    """A sampler of attention inputs: tokens with noise, and the layer's W and value vector without.
+def attention_pair(num_tokens: int, width: int) -> Sampler:
+    """A sampler of attention inputs: correlated tokens, and the same weights in both.
 
     The theorem is about random parameters, so every sample draws its own: rows are `num_tokens`
-    tokens, then W, then one column of W_V.
+    tokens, then W if its rows are in the shape, then one column of W_V.
     """
 
     def pair(
@@ -51,25 +49,14 @@ def attention_pair(num_tokens: int, width: int) -> Callable[..., tuple[Array, Ar
     return pair
 
 
-def attention(num_tokens: int) -> Callable[[Array], Array]:
-    r"""$\sigma(XWX^\top)XW_V$: one token, one output, of what `attention_pair` draws."""
+def attention(num_tokens: int, rows: Float[Array, "rows width"]) -> Float[Array, ""]:
+    r"""$\sigma(XWX^\top)XW_V$: one token, one output, of what `attention_pair` draws.
 
-    def layer(rows: Float[Array, "rows width"]) -> Array:
-        x, w, v = rows[:num_tokens], rows[num_tokens:-1], rows[-1]
-        weights = jax.nn.softmax(x[0] @ w @ x.T)
-        return weights @ (x @ v) / v.size**0.5
-
-    return layer
-
-
-def identity_attention(num_tokens: int) -> Callable[[Array], Array]:
-    r"""$\sigma(XX^\top)XW_V$: one token, one output; the last row is a column of $W_V$."""
-
-    def layer(rows: Float[Array, "rows width"]) -> Array:
-        x, v = rows[:num_tokens], rows[-1]
-        return jax.nn.softmax(x[0] @ x.T) @ (x @ v) / v.size**0.5
-
-    return layer
+    Without rows for W it is the identity.
+    """
+    x, w, v = rows[:num_tokens], rows[num_tokens:-1], rows[-1]
+    query = x[0] @ w if len(w) else x[0]
+    return jax.nn.softmax(query @ x.T) @ (x @ v) / v.size**0.5
 
 
 def attention_map(x: Float[Array, "tokens width"], w: Array) -> Float[Array, "tokens tokens"]:
@@ -77,6 +64,7 @@ def attention_map(x: Float[Array, "tokens width"], w: Array) -> Float[Array, "to
     return jax.nn.softmax(x @ w @ x.T)
 
 
+@partial(jax.jit, static_argnames=("width", "depth", "structured"))
 def random_transformer(
     key: PRNGKeyArray, *, width: int, depth: int, value_norm: float, structured: bool
 ) -> Weights:
@@ -86,12 +74,11 @@ def random_transformer(
     """
     for_scores, for_values = jax.random.split(key)
     shape = (depth, width, width)
-    scores = jax.random.normal(for_scores, shape)
-    if structured:
-        scores = jnp.broadcast_to(jnp.eye(width), shape)
+    scores = jnp.broadcast_to(jnp.eye(width), shape)
+    if not structured:
+        scores = jax.random.normal(for_scores, shape)
     values = jax.random.normal(for_values, shape)
-    values *= value_norm / jnp.linalg.norm(values, axis=1, keepdims=True)
-    return [scores, values]
+    return [scores, values * (value_norm / jnp.linalg.norm(values, axis=1, keepdims=True))]
 
 
 def transformer(
@@ -107,46 +94,44 @@ def transformer(
     return jax.lax.scan(layer, x, weights)[1]
 
 
-def process_pair(mean: Array, std: Array, scale: Array) -> Callable[..., tuple[Array, Array]]:
-    """A sampler of Lemma 11's process, with these parameters of each coordinate."""
+def redrawing_pair(
+    draw: Callable[[PRNGKeyArray, tuple[int, ...]], Array], scale: float | Array = 1.0
+) -> Sampler:
+    """A sampler whose second entries are `scale` times the first with probability rho, else new."""
 
     def pair(
         key: PRNGKeyArray, shape: tuple[int, ...], *, rho: float | Array
     ) -> tuple[Array, Array]:
         for_first, for_fresh, for_choice = jax.random.split(key, 3)
-        first, fresh = (mean + std * jax.random.normal(k, shape) for k in (for_first, for_fresh))
-        kept = jax.random.uniform(for_choice, shape) < rho
-        return first, jnp.where(kept, scale * first, fresh)
+        first, fresh = draw(for_first, shape), draw(for_fresh, shape)
+        return first, jnp.where(jax.random.uniform(for_choice, shape) < rho, scale * first, fresh)
 
     return pair
 
 
-def uniform_pair(
-    key: PRNGKeyArray, shape: tuple[int, ...], *, rho: float | Array
-) -> tuple[Array, Array]:
-    """Entries uniform on [-1, 1], each kept with probability rho, else drawn anew."""
-    for_first, for_fresh, for_choice = jax.random.split(key, 3)
-    first, fresh = (jax.random.uniform(k, shape, minval=-1) for k in (for_first, for_fresh))
-    return first, jnp.where(jax.random.uniform(for_choice, shape) < rho, first, fresh)
+def process_pair(mean: Array, std: Array, scale: Array) -> Sampler:
+    """A sampler of Lemma 11's process, with these parameters of each coordinate."""
+    return redrawing_pair(lambda key, shape: mean + std * jax.random.normal(key, shape), scale)
+
+
+# Entries uniform on [-1, 1].
+uniform_pair = redrawing_pair(partial(jax.random.uniform, minval=-1))
 
 
 def mlp(params: Weights, x: Float[Array, " inputs"]) -> Float[Array, ""]:
     """A ReLU network with one output; the last row of each matrix is its bias."""
-    for number, layer in enumerate(params):
-        x = x @ layer[:-1] + layer[-1]
-        x = x if number == len(params) - 1 else jax.nn.relu(x)
-    return x[0]
+    *hidden, last = params
+    for layer in hidden:
+        x = jax.nn.relu(x @ layer[:-1] + layer[-1])
+    return (x @ last[:-1] + last[-1])[0]
 
 
 def init_mlp(key: PRNGKeyArray, sizes: tuple[int, ...]) -> Weights:
     """He-initialised matrices with a row of zero biases."""
+    keys = jax.random.split(key, len(sizes) - 1)
     return [
-        jnp.vstack(
-            [jax.random.normal(key, (fan_in, fan_out)) * (2 / fan_in) ** 0.5, jnp.zeros(fan_out)]
-        )
-        for key, fan_in, fan_out in zip(
-            jax.random.split(key, len(sizes) - 1), sizes[:-1], sizes[1:], strict=True
-        )
+        jnp.pad(jax.random.normal(key, pair) * (2 / pair[0]) ** 0.5, ((0, 1), (0, 0)))
+        for key, pair in zip(keys, itertools.pairwise(sizes), strict=True)
     ]
 
 
@@ -163,17 +148,18 @@ def train_mlp(
     optimizer = optax.adam(learning_rate)
 
     def loss(params: Weights, x: Array) -> Array:
-        found = jax.vmap(lambda x: mlp(params, x))(x)
-        return jnp.mean(jnp.square(found - jax.vmap(target)(x)))
+        errors = jax.vmap(lambda x: mlp(params, x) - target(x))(x)
+        return jnp.mean(jnp.square(errors))
 
-    def step(carry: tuple[Weights, Any], key: PRNGKeyArray) -> tuple[tuple[Weights, Any], Array]:
+    def step(
+        carry: tuple[Weights, optax.OptState], key: PRNGKeyArray
+    ) -> tuple[tuple[Weights, optax.OptState], Array]:
         params, state = carry
         x = jax.random.normal(key, (batch, params[0].shape[0] - 1))
         value, gradient = jax.value_and_grad(loss)(params, x)
         updates, state = optimizer.update(gradient, state)
         return (jax.tree.map(jnp.add, params, updates), state), value
 
-    (params, _), losses = jax.lax.scan(
-        step, (params, optimizer.init(params)), jax.random.split(key, steps)
-    )
+    start = params, optimizer.init(params)
+    (params, _), losses = jax.lax.scan(step, start, jax.random.split(key, steps))
     return params, losses[-1]

@@ -14,20 +14,24 @@ un-normalised stability for a correlation: in deep networks the un-normalised st
 and the correlation rises towards 1 instead.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 
-from experiments import report
+from experiments import figures, report
+from experiments.figures import Panel
 from experiments.noise_stability import layers
-from experiments.noise_stability.theory_page import Measured, page, table_of
 from experiments.rundir import open_run, write_whole
+from experiments.settings import optional
 from hopfax.stability import gaussian_pair, level_weights, noise_stability, theory
+from hopfax.train.progress import Progress
 
 REPRODUCES = "Noise stability, Figures 2, 3, 4, 9, 10: layers against their theorems"
 
@@ -65,10 +69,46 @@ BUDGETS = {
 }
 RHOS = (-0.9, -0.5, 0.0, 0.25, 0.5, 0.75, 0.9, 0.99)
 START = 0.5  # correlation of deep networks' inputs
-# Every pair of attention inputs draws its own weights, which costs time: fewer of them.
-ATTENTION_SHARE = 20
-# A pair gives one product for each of a transformer's tokens and outputs.
-TRANSFORMER_SHARE = 4000
+MAP_TOKENS, MAP_RHO = 12, 0.9
+PROCESSES = ((0.0, 1.0, 1.0), (1.0, 1.0, 0.5), (-1.0, 2.0, 1.5))  # μ, σ, α
+BOUNDS = (0.05, 0.1, 0.15, 0.2, 0.25)  # of the inputs' entries
+BOUND_TOKENS, BOUND_WIDTH = 4, 2
+INPUTS = 10  # of the trained network
+UNITS = {
+    "ReLU": jax.nn.relu,
+    "GELU": jax.nn.gelu,
+    "tanh": jnp.tanh,
+    "step": lambda x: (x > 0).astype(x.dtype),
+    "square": jnp.square,
+}
+REPEATS = 4  # independent estimates of a variance, for its error
+WITHIN = 3  # standard errors that count as agreement
+COLUMNS = (
+    "task", "model", "corruption", "level", "site", "seed", "metric", "score", "num_examples",
+    "snr_db", "standard_error", "formula", "low", "high",
+)  # fmt: skip
+# By claim, the paper's figures first.
+PANELS = {
+    "attention": Panel("Figure 2: single-layer attention", "ρ", "stability"),
+    "maps": Panel(
+        "Figure 3: attention maps at ρ = 0.9", "query", "key of most weight", connected=False
+    ),
+    "depth": Panel("Figure 4: deep ReLU MLP from ρ = 0.5", "layer", "stability, correlation"),
+    "relu": Panel("Figure 9: ReLU and its quadratic part", "ρ", "stability"),
+    "transformer": Panel("Figure 10: transformer from ρ = 0.5", "layer", "stability", log=True),
+    "lemma 11": Panel("ours: Lemma 11, ReLU", "ρ (probability)", "stability"),
+    "lemma 12": Panel("ours: form of Lemma 12, attention", "B", "stability / B²"),
+    "interval": Panel("ours: place between moment bounds", "ρ", "0 lower, 1 upper bound"),
+    "levels": Panel("ours: network that learns sign(x₀x₁)", "level; 7 and above", "share"),
+    "estimators": Panel(
+        "ours: U-statistic against pairs", "ρ", "variance ratio, equal cost", log=True, mark=1.0
+    ),
+}
+
+
+def _default(name: str) -> Any:
+    values = [f"{getattr(budget, name)} ({size})" for size, budget in BUDGETS.items()]
+    return optional("INT", ", ".join(values))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +117,9 @@ class Config:
 
     budget: Literal["smoke", "laptop", "paper"] = "laptop"
     """Size of the run: seconds, minutes, or a million pairs. The flags below override it."""
-    num_samples: int | None = None
+    num_samples: Annotated[int | None, _default("num_samples")] = None
     """Pairs an estimate, at least 1000."""
-    networks: int | None = None
+    networks: Annotated[int | None, _default("networks")] = None
     """Random networks, for error bars over their weights; at least 2."""
     seed: int = 0
     """Seed of all draws."""
@@ -93,85 +133,97 @@ def run(config: Config) -> Path:
     Raises:
         ValueError: A flag is out of range.
     """
-    budget = BUDGETS[config.budget]
     flags = {name: getattr(config, name) for name in ("num_samples", "networks")}
-    budget = budget._replace(**{name: flag for name, flag in flags.items() if flag is not None})
+    set_flags = {name: flag for name, flag in flags.items() if flag is not None}
+    budget = BUDGETS[config.budget]._replace(**set_flags)
     if budget.num_samples < 1000 or budget.networks < 2:
         raise ValueError(
             "--num-samples must be >= 1000 and --networks >= 2, got "
             f"{budget.num_samples} and {budget.networks}"
         )
     folder = open_run("theory", config, plan=budget._asdict(), root=config.runs, ignore=("runs",))
-    keys = jax.random.split(jax.random.key(config.seed), 10)
-    parts = (
-        ("single-layer attention", partial(attention, keys[2])),
-        ("attention maps", partial(maps, keys[6])),
-        ("deep ReLU networks", partial(relu_depth, keys[1])),
-        ("a ReLU unit", partial(relu_unit, keys[0])),
-        ("deep transformers", partial(transformers, keys[7])),
-        ("Lemma 11", partial(lemma_11, keys[8])),
-        ("Lemma 12", partial(lemma_12, keys[9])),
-        ("bounds from two moments", partial(intervals, keys[3])),
-        ("a trained network", partial(trained, keys[4])),
-        ("estimators at equal cost", partial(estimators, keys[5])),
-    )
-    rows: list[Measured] = []
-    for number, (title, part) in enumerate(parts, 1):
-        print(f"{number}/{len(parts)} {title}", flush=True)
-        rows += part(budget)
-    text = table_of(rows).to_csv(index=False, lineterminator="\n")
-    write_whole(folder / "results.csv", text)
+    keys = jax.random.split(jax.random.key(config.seed), len(PARTS))
+    tables: list[pd.DataFrame] = []
+    with Progress(len(PARTS), counts=False) as progress:
+        for number, (title, (part, place)) in enumerate(PARTS.items()):
+            progress.title = f"[{number + 1}/{len(PARTS)}] {title}"
+            progress.update(number, 0)
+            tables += part(keys[place], budget)
+        progress.update(len(PARTS), 0)
+    table = pd.concat(tables).reindex(columns=list(COLUMNS))
+    write_whole(folder / "results.csv", table.to_csv(index=False, lineterminator="\n"))
     report.write_report(folder, page(folder))
     return folder
 
 
-def relu_unit(key: Any, budget: Budget) -> list[Measured]:
+def rows(claim: str, name: str, x: Any, value: Any, error: Any = 0.0, **ends: Any) -> pd.DataFrame:
+    """Rows of results.csv, one a value of `x`.
+
+    Args:
+        claim: Panel or claim that they belong to.
+        name: Formula or function.
+        x: Correlation, depth, level, bound or key.
+        value: The measured numbers.
+        error: Their standard errors; 0 where `low` and `high` are an interval.
+        **ends: `formula`, the formula's numbers; `low` and `high`, bounds or ends of intervals.
+    """
+    columns = {"level": x, "score": value, "standard_error": error, **ends}
+    table = pd.DataFrame({name: np.asarray(each, float) for name, each in columns.items()})
+    return table.assign(
+        task=claim, model=name, corruption="correlated pair", site="input", metric="value"
+    )
+
+
+def estimate(
+    fn: Callable[[jax.Array], jax.Array], key: jax.Array, **settings: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Stability of a function and its standard error, by pairs, in one compiled program."""
+
+    def measure(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return noise_stability(fn, key, **{"copies": 2, **settings})[:2]
+
+    mean, error = jax.jit(measure)(key)
+    return np.asarray(mean, float), np.asarray(error, float)
+
+
+def relu_unit(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
     """Theorem 5.1 and its quadratic approximation (Figure 9)."""
-    rhos = jnp.array(RHOS)
-    found = noise_stability(layers.relu, key, shape=(1,), rho=rhos, num_samples=budget.num_samples)
-    exact, quadratic = theory.relu_stability(rhos), theory.relu_stability_quadratic(rhos)
+    rhos, size = jnp.array(RHOS), budget.num_samples
+    measured = estimate(lambda x: jax.nn.relu(x[0]), key, shape=(1,), rho=rhos, num_samples=size)
+    quadratic = theory.relu_stability_quadratic(rhos)
     return [
-        Measured("relu", name, *map(float, values))
-        for name, formula in (("Theorem 5.1", exact), ("its quadratic part", quadratic))
-        for values in zip(rhos, found.mean, found.standard_error, formula, strict=True)
+        rows("relu", "Theorem 5.1", rhos, *measured, formula=theory.relu_stability(rhos)),
+        rows("relu", "its quadratic part", rhos, *measured, formula=quadratic),
     ]
 
 
-def relu_depth(key: Any, budget: Budget) -> list[Measured]:
+def relu_depth(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
     """Stability and correlation by depth in random networks, with Eq. 5 (Figure 4).
 
     Eq. 5 is of un-normalised stability, with unit columns of weights; a ReLU halves the second
     moment there. The networks measured have weights that make up for it: their stability after l
     layers is 2^(l-1) times that, since ReLUs are homogeneous.
     """
-    for_weights, for_pairs = jax.random.split(key)
-    pairs = max(budget.num_samples // 20, 1000)
-
-    @jax.jit
-    def stabilities(weight_key: Any, pair_key: Any) -> Any:
-        weights = layers.random_network(weight_key, width=budget.width, depth=budget.depth)
-        found = noise_stability(
-            partial(layers.activations, weights),
-            pair_key,
-            shape=(budget.width,),
-            rho=jnp.array([START, 1.0]),
-            num_samples=pairs,
-            per_output=True,
-            copies=2,
-            batch_size=64,
-        )
-        return jnp.mean(found.mean, axis=-1)
-
-    both = _by_network(stabilities, for_weights, for_pairs, budget)
+    draw = partial(layers.random_network, width=budget.width, depth=budget.depth)
+    both = by_network(
+        draw,
+        key,
+        budget,
+        fn=layers.activations,
+        shape=(budget.width,),
+        num_samples=max(budget.num_samples // 20, 1000),
+        batch_size=64,
+    )
     halved = both[:, 0] / 2.0 ** np.arange(budget.depth)
     normalised = [START]
     for _ in range(budget.depth):
         normalised.append(float(2 * theory.relu_stability(normalised[-1])))
     depth = {"num_layers": budget.depth}
+    linear = theory.linear_recurrence(START, **depth)
     return [
-        *_layers("depth", "Eq. 5", halved, theory.relu_recurrence(START, **depth)),
-        *_layers("depth", "linear part of Eq. 5", halved, theory.linear_recurrence(START, **depth)),
-        *_layers("depth", "correlation, Theorem 5.1", both[:, 0] / both[:, 1], normalised),
+        by_layer("depth", "Eq. 5", halved, theory.relu_recurrence(START, **depth)),
+        by_layer("depth", "linear part of Eq. 5", halved, linear),
+        by_layer("depth", "correlation, Theorem 5.1", both[:, 0] / both[:, 1], normalised),
     ]
 
 
@@ -182,169 +234,156 @@ TRANSFORMERS = {
 }
 
 
-def transformers(key: Any, budget: Budget) -> list[Measured]:
+def transformers(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
     """Stability by depth in random transformers, with Eq. 8 and with s(ρ) in it (Figure 10).
 
     As in Appendix H: W_Q W_K = I, columns of W_V of norm γ, no residuals. Unstructured scores are
     compared with hopfax's variant of Eq. 8. The correlations are of the same networks.
     """
-    tokens = budget.tokens[-1]
-    for_weights, for_pairs = jax.random.split(key)
-    pairs = max(budget.num_samples // TRANSFORMER_SHARE, 32)
-
-    @jax.jit
-    def measure(weights: Any, pair_key: Any) -> Any:
-        found = noise_stability(
-            partial(layers.transformer, weights),
-            pair_key,
+    tokens, tables = budget.tokens[-1], []
+    for name, (structured, gamma) in TRANSFORMERS.items():
+        sizes = {"num_layers": budget.depth, "value_norm": gamma}
+        both = by_network(
+            partial(
+                layers.random_transformer,
+                width=budget.width,
+                depth=budget.depth,
+                value_norm=gamma,
+                structured=structured,
+            ),
+            key,
+            budget,
+            fn=layers.transformer,
             shape=(tokens, budget.width),
-            rho=jnp.array([START, 1.0]),
-            num_samples=pairs,
-            per_output=True,
-            copies=2,
+            # A pair gives one product for each token and output.
+            num_samples=max(budget.num_samples // 4000, 32),
             batch_size=16,
         )
-        return jnp.mean(found.mean, axis=(-2, -1))
-
-    rows = []
-    for name, (structured, gamma) in TRANSFORMERS.items():
-        draw = partial(
-            layers.random_transformer,
-            width=budget.width,
-            depth=budget.depth,
-            value_norm=gamma,
-            structured=structured,
-        )
-
-        def stabilities(weight_key: Any, pair_key: Any, draw: Any = draw) -> Any:
-            return measure(draw(weight_key), pair_key)
-
-        sizes = {"num_layers": budget.depth, "value_norm": gamma}
         formula = (
             theory.transformer_recurrence(START, **sizes)
             if structured
             else theory.unstructured_recurrence(START, num_tokens=tokens, **sizes)
         )
-        both = _by_network(stabilities, for_weights, for_pairs, budget)
-        rows += _layers("transformer", name, both[:, 0], formula)
-        rows += _layers("correlation", name, both[:, 0] / both[:, 1], None)
-    return rows
+        tables.append(by_layer("transformer", name, both[:, 0], formula))
+        tables.append(by_layer("correlation", name, both[:, 0] / both[:, 1]))
+    return tables
 
 
-def _by_network(stabilities: Any, for_weights: Any, for_pairs: Any, budget: Budget) -> np.ndarray:
-    """Stability and second moment of every layer, (networks, 2, layers), in float64."""
-    keys = jax.random.split(for_weights, budget.networks)
+def by_network(
+    draw: Callable[[jax.Array], layers.Weights], key: jax.Array, budget: Budget, **settings: Any
+) -> np.ndarray:
+    """Stability and second moment of every layer of random networks: (networks, 2, layers)."""
+    for_weights, for_pairs = jax.random.split(key)
     return np.stack(
         [
-            np.asarray(stabilities(key, jax.random.fold_in(for_pairs, number)), np.float64)
-            for number, key in enumerate(keys)
+            np.asarray(
+                layer_moments(draw(one), jax.random.fold_in(for_pairs, number), **settings), float
+            )
+            for number, one in enumerate(jax.random.split(for_weights, budget.networks))
         ]
     )
 
 
-def _layers(claim: str, name: str, by_network: np.ndarray, formula: Any) -> list[Measured]:
+@partial(jax.jit, static_argnames=("fn", "shape", "num_samples", "batch_size"))
+def layer_moments(
+    weights: layers.Weights, key: jax.Array, *, fn: Callable[..., jax.Array], **settings: Any
+) -> jax.Array:
+    """Means over outputs, of `fn(weights, x)` with a leading axis of layers: (2, layers)."""
+    mean = noise_stability(
+        partial(fn, weights),
+        key,
+        rho=jnp.array([START, 1.0]),
+        per_output=True,
+        copies=2,
+        **settings,
+    ).mean
+    return jnp.mean(mean, axis=tuple(range(2, mean.ndim)))
+
+
+def by_layer(claim: str, name: str, by_network: np.ndarray, formula: Any = None) -> pd.DataFrame:
     """A row a layer, with the error over networks; `formula` begins with the input's."""
+    depth = np.arange(1, by_network.shape[1] + 1)
     error = by_network.std(axis=0, ddof=1) / len(by_network) ** 0.5
-    return [
-        Measured(
-            claim,
-            name,
-            layer,
-            float(value),
-            float(error[layer - 1]),
-            None if formula is None else float(formula[layer]),
-        )
-        for layer, value in enumerate(by_network.mean(axis=0), 1)
-    ]
+    ends = {} if formula is None else {"formula": formula[1:]}
+    return rows(claim, name, depth, by_network.mean(axis=0), error, **ends)
 
 
-def attention(key: Any, budget: Budget) -> list[Measured]:
+def attention(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
     """Theorems 5.2 and 5.3, with weights drawn anew for every pair (Figure 2)."""
-    pairs = max(budget.num_samples // ATTENTION_SHARE, 500)
     rhos = jnp.array([rho for rho in RHOS if rho > 0])
-    # Name, tokens, the layer, its rows of inputs and weights, formula.
-    cases: list[tuple[str, int, Any, int, Any]] = [
+    # Name, tokens, rows of W, formula.
+    cases: list[tuple[str, int, int, Any]] = [
         (
             f"Theorem 5.3, unstructured, {tokens} tokens",
             tokens,
-            layers.attention(tokens),
-            tokens + budget.width + 1,
-            theory.attention_stability(rhos, num_tokens=tokens),
+            budget.width,
+            jax.jit(partial(theory.attention_stability, num_tokens=tokens))(rhos),
         )
         for tokens in budget.tokens
     ]
     tokens = budget.tokens[-1]
-    name = f"Theorem 5.2, identity, {tokens} tokens"
-    cases.append((name, tokens, layers.identity_attention(tokens), tokens + 1, rhos))
-    rows = []
-    for number, (name, tokens, layer, height, formula) in enumerate(cases):
-        found = noise_stability(
-            layer,
+    cases.append((f"Theorem 5.2, identity, {tokens} tokens", tokens, 0, rhos))
+    tables = []
+    for number, (name, tokens, rows_of_w, formula) in enumerate(cases):
+        measured = estimate(
+            partial(layers.attention, tokens),
             jax.random.fold_in(key, number),
-            shape=(height, budget.width),
+            shape=(tokens + rows_of_w + 1, budget.width),
             rho=rhos,
-            num_samples=pairs,
+            # Every pair draws its own weights, which costs time: fewer pairs.
+            num_samples=max(budget.num_samples // 20, 500),
             pair=layers.attention_pair(tokens, budget.width),
             batch_size=32,
         )
-        rows += [
-            Measured("attention", name, *map(float, values))
-            for values in zip(rhos, found.mean, found.standard_error, formula, strict=True)
-        ]
-    return rows
+        tables.append(rows("attention", name, rhos, *measured, formula=formula))
+    return tables
 
 
-MAP_TOKENS = 12
-MAP_RHO = 0.9
-
-
-def maps(key: Any, budget: Budget) -> list[Measured]:
+def maps(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
     """Attention maps A_X and A_Y of one pair of inputs, two kinds of scores (Figure 3)."""
-    for_pair, for_scores = jax.random.split(key)
-    pair = gaussian_pair(for_pair, (MAP_TOKENS, budget.width), rho=MAP_RHO)
-    scores = {
-        "identity": jnp.eye(budget.width),
-        "unstructured": jax.random.normal(for_scores, (budget.width, budget.width)),
-    }
+
+    @jax.jit
+    def attention_maps(key: jax.Array) -> list[jax.Array]:
+        for_pair, for_scores = jax.random.split(key)
+        pair = gaussian_pair(for_pair, (MAP_TOKENS, budget.width), rho=MAP_RHO)
+        unstructured = jax.random.normal(for_scores, (budget.width, budget.width))
+        scores = jnp.eye(budget.width), unstructured
+        return [layers.attention_map(inputs, w) for w in scores for inputs in pair]
+
+    names = ("identity, A_X", "identity, A_Y", "unstructured, A_X", "unstructured, A_Y")
     return [
-        Measured("maps", f"{kind}, {side}, query {query}", place, float(weight), 0.0, None)
-        for kind, w in scores.items()
-        for side, inputs in zip(("A_X", "A_Y"), pair, strict=True)
-        for query, weights in enumerate(layers.attention_map(inputs, w))
-        for place, weight in enumerate(weights)
+        rows("maps", f"{name}, query {query}", np.arange(MAP_TOKENS), weights)
+        for name, queries in zip(names, attention_maps(key), strict=True)
+        for query, weights in enumerate(np.asarray(queries))
     ]
 
 
-PROCESSES = ((0.0, 1.0, 1.0), (1.0, 1.0, 0.5), (-1.0, 2.0, 1.5))  # μ, σ, α
-
-
-def lemma_11(key: Any, budget: Budget) -> list[Measured]:
+def lemma_11(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
     """A ReLU unit under Bonami-Beckner Gaussian processes."""
     rhos = jnp.array([0.0, 0.25, 0.5, 0.75, 1.0])
-    mean, std, scale = jnp.array(PROCESSES).T
-    found = noise_stability(
+    mean, error = estimate(
         jax.nn.relu,
         key,
         shape=(len(PROCESSES),),
         rho=rhos,
         num_samples=budget.num_samples,
-        pair=layers.process_pair(mean, std, scale),
+        pair=layers.process_pair(*jnp.array(PROCESSES).T),
         per_output=True,
     )
-    rows = []
-    for place, (mu, sigma, alpha) in enumerate(PROCESSES):
-        formula = theory.relu_process_stability(rhos, mean=mu, std=sigma, scale=alpha)
-        columns = rhos, found.mean[:, place], found.standard_error[:, place], formula
-        name = f"μ = {mu:g}, σ = {sigma:g}, α = {alpha:g}"
-        rows += [Measured("lemma 11", name, *map(float, row)) for row in zip(*columns, strict=True)]
-    return rows
+    return [
+        rows(
+            "lemma 11",
+            f"μ = {mu:g}, σ = {sigma:g}, α = {alpha:g}",
+            rhos,
+            mean[:, place],
+            error[:, place],
+            formula=theory.relu_process_stability(rhos, mean=mu, std=sigma, scale=alpha),
+        )
+        for place, (mu, sigma, alpha) in enumerate(PROCESSES)
+    ]
 
 
-BOUNDS = (0.05, 0.1, 0.15, 0.2, 0.25)  # of the inputs' entries
-BOUND_TOKENS, BOUND_WIDTH = 4, 2
-
-
-def lemma_12(key: Any, budget: Budget) -> list[Measured]:
+def lemma_12(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
     """An attention layer with bounded inputs, and the form of Lemma 12 derived here.
 
     Entries are uniform on [-B, B], each kept with probability 1/2, else drawn anew. Everything is
@@ -359,7 +398,15 @@ def lemma_12(key: Any, budget: Budget) -> list[Measured]:
     def layer(x: jax.Array) -> jax.Array:
         return jax.vmap(lambda bound: (layers.attention_map(bound * x, w) @ (x @ v))[0])(bounds)
 
-    found = noise_stability(
+    @jax.jit
+    def parts(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        count = min(budget.num_samples, 100_000)
+        first, second = layers.uniform_pair(key, (count, *shape), rho=0.5)
+        products = jnp.einsum("si,sj->sij", first @ v, second @ v)
+        positive, negative = jnp.maximum(products, 0), jnp.maximum(-products, 0)
+        return jnp.sum(jnp.mean(positive, axis=0)), jnp.sum(jnp.mean(negative, axis=0))
+
+    measured = estimate(
         layer,
         for_pairs,
         shape=shape,
@@ -368,15 +415,9 @@ def lemma_12(key: Any, budget: Budget) -> list[Measured]:
         pair=layers.uniform_pair,
         per_output=True,
     )
-    count = min(budget.num_samples, 100_000)
-    first, second = layers.uniform_pair(for_parts, (count, *shape), rho=0.5)
-    products = jnp.einsum("si,sj->sij", first @ v, second @ v)
-    positive, negative = (
-        float(jnp.sum(jnp.mean(jnp.maximum(part, 0), axis=0))) for part in (products, -products)
-    )
-    rows = []
-    for place, bound in enumerate(BOUNDS):
-        low, high = theory.attention_interval(
+    positive, negative = map(float, parts(for_parts))
+    ends = [
+        theory.attention_interval(
             positive,
             negative,
             num_tokens=BOUND_TOKENS,
@@ -384,78 +425,64 @@ def lemma_12(key: Any, budget: Budget) -> list[Measured]:
             bound=bound,
             weight_bound=float(jnp.abs(w).max()),
         )
-        measured = float(found.mean[place]), float(found.standard_error[place])
-        rows.append(
-            Measured("lemma 12", "measured", bound, *measured, None, float(low), float(high))
-        )
-    return rows
+        for bound in BOUNDS
+    ]
+    low, high = np.asarray(ends, float).T
+    return [rows("lemma 12", "measured", BOUNDS, *measured, low=low, high=high)]
 
 
-UNITS = {
-    "ReLU": jax.nn.relu,
-    "GELU": jax.nn.gelu,
-    "tanh": jnp.tanh,
-    "step": lambda x: (x > 0).astype(x.dtype),
-    "square": jnp.square,
-}
-NETWORKS = ("network, fresh", "network, trained")
-
-
-def intervals(key: Any, budget: Budget) -> list[Measured]:
+def intervals(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
     """Where functions lie between the bounds that their first two moments imply.
 
     Common units, and a network of ten inputs before and after training.
     """
     for_units, for_networks, for_inputs, for_pairs = jax.random.split(key, 4)
-    points, weights = _gaussian_quadrature()
-    values = np.stack([unit(jnp.asarray(points)) for unit in UNITS.values()], axis=-1)
-    rows = _in_intervals(_all_units, for_units, budget, (1,), tuple(UNITS), values, weights)
-    networks = _networks(for_networks, budget)[:2]
+    both = networks(for_networks, budget.steps)
+
+    def units(x: jax.Array) -> jax.Array:
+        return jnp.stack([unit(x[0]) for unit in UNITS.values()])
 
     def outputs(x: jax.Array) -> jax.Array:
-        return jnp.stack([layers.mlp(each, x) for each in networks])
+        return jnp.stack([layers.mlp(each, x) for each in both])
 
-    inputs = jax.random.normal(for_inputs, (budget.num_samples, INPUTS))
-    values = np.asarray(jax.lax.map(outputs, inputs, batch_size=1024))
-    weights = np.full(len(values), 1 / len(values))
-    return rows + _in_intervals(outputs, for_pairs, budget, (INPUTS,), NETWORKS, values, weights)
+    points, weights = gaussian_quadrature()
+    normal = np.asarray(jax.random.normal(for_inputs, (budget.num_samples, INPUTS)))
+    equal = np.full(len(normal), 1 / len(normal))
+    names = ("network, fresh", "network, trained")
+    return [
+        *in_intervals(units, for_units, budget, tuple(UNITS), points[:, None], weights),
+        *in_intervals(outputs, for_pairs, budget, names, normal, equal),
+    ]
 
 
-def _in_intervals(
-    fn: Any,
-    key: Any,
+def in_intervals(
+    fn: Callable[[jax.Array], jax.Array],
+    key: jax.Array,
     budget: Budget,
-    shape: tuple[int, ...],
     names: tuple[str, ...],
-    values: np.ndarray,
+    points: np.ndarray,
     weights: np.ndarray,
-) -> list[Measured]:
-    """Rows for each output of `fn`; its moments are those of weighted values (points, outputs)."""
-    values = np.asarray(values, np.float64)
-    found = noise_stability(
+) -> list[pd.DataFrame]:
+    """Rows for each output of `fn`; its moments are those at weighted points (points, inputs)."""
+    values = jax.jit(lambda x: jax.lax.map(fn, x, batch_size=1024))(jnp.asarray(points))
+    mean, error = estimate(
         fn,
         key,
-        shape=shape,
+        shape=points.shape[1:],
         rho=jnp.array(RHOS),
         num_samples=budget.num_samples,
         per_output=True,
     )
-    rows = []
-    for number, name in enumerate(names):
-        own = values[:, number]
+    tables = []
+    for number, (name, own) in enumerate(zip(names, np.asarray(values, float).T, strict=True)):
         moments = {"mean": float(weights @ own), "second_moment": float(weights @ own**2)}
-        for place, rho in enumerate(RHOS):
-            value, error = (float(part[place, number]) for part in found[:2])
-            low, high = map(float, theory.moment_interval(rho, **moments))
-            rows.append(Measured("interval", name, rho, value, error, None, low, high))
-    return rows
+        low, high = theory.moment_interval(jnp.array(RHOS), **moments)
+        measured = mean[:, number], error[:, number]
+        tables.append(rows("interval", name, RHOS, *measured, low=low, high=high))
+    return tables
 
 
-def _all_units(x: jax.Array) -> jax.Array:
-    return jnp.stack([unit(x[0]) for unit in UNITS.values()])
-
-
-def _gaussian_quadrature() -> tuple[np.ndarray, np.ndarray]:
+def gaussian_quadrature() -> tuple[np.ndarray, np.ndarray]:
     """Points and weights for means over N(0, 1), of functions that are smooth but at 0."""
     nodes, lengths = np.polynomial.legendre.leggauss(200)
     points = np.concatenate([6 * (nodes - 1), 6 * (nodes + 1)])
@@ -463,60 +490,44 @@ def _gaussian_quadrature() -> tuple[np.ndarray, np.ndarray]:
     return points, 6 * np.tile(lengths, 2) * density
 
 
-def trained(key: Any, budget: Budget) -> list[Measured]:
-    """Level weights of a network before and after it has learned a parity of two signs."""
-    params, fitted, loss = _networks(key, budget)
-    print(f"    loss of the trained network: {float(loss):.3f} (1 is that of a constant)")
-    rows = []
-    for number, (name, each) in enumerate((("fresh", params), ("trained", fitted))):
-        found = level_weights(
-            partial(layers.mlp, each),
-            jax.random.fold_in(key, number),
-            shape=(INPUTS,),
-            num_samples=max(budget.num_samples // 10, 128),
-        )
-        total = float(found.weights.sum() + found.tail[0])
-        for level, (value, low, high) in enumerate(
-            zip(
-                np.append(found.weights, found.tail[0]),
-                np.append(found.low, found.tail[1]),
-                np.append(found.high, found.tail[2]),
-                strict=True,
-            )
-        ):
-            share, low, high = (float(part) / total for part in (value, low, high))
-            rows.append(Measured("levels", name, level, share, 0.0, None, low, high))
-    return rows
-
-
-INPUTS = 10
-
-
-def _networks(key: Any, budget: Budget) -> tuple[Any, Any, Any]:
+@partial(jax.jit, static_argnames="steps")
+def networks(key: jax.Array, steps: int) -> tuple[layers.Weights, layers.Weights]:
+    """A network of ten inputs, and the same trained on the parity of two of their signs."""
     params = layers.init_mlp(key, (INPUTS, 64, 64, 1))
-    fitted, loss = _fit(budget.steps)(params, jax.random.fold_in(key, 1))
-    return params, fitted, loss
-
-
-@cache  # two parts train one, and it is compiled once
-def _fit(steps: int) -> Any:
-    return jax.jit(partial(layers.train_mlp, target=_parity, steps=steps))
+    for_inputs = jax.random.fold_in(key, 1)
+    return params, layers.train_mlp(params, for_inputs, _parity, steps=steps)[0]
 
 
 def _parity(x: jax.Array) -> jax.Array:
     return jnp.sign(x[0] * x[1])
 
 
-REPEATS = 4  # independent estimates of a variance, for its error
+def trained(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
+    """Level weights of a network before and after it has learned a parity of two signs."""
+    both, tables = networks(key, budget.steps), []
+    for number, (name, params) in enumerate(zip(("fresh", "trained"), both, strict=True)):
+        levels = level_weights(
+            partial(layers.mlp, params),
+            jax.random.fold_in(key, number),
+            shape=(INPUTS,),
+            num_samples=max(budget.num_samples // 10, 128),
+        )
+        value, low, high = (
+            np.append(part, tail) for part, tail in zip(levels[:3], levels.tail, strict=True)
+        )
+        total, numbers = value.sum(), np.arange(len(value))
+        ends = {"low": low / total, "high": high / total}
+        tables.append(rows("levels", name, numbers, value / total, **ends))
+    return tables
 
 
-def estimators(key: Any, budget: Budget) -> list[Measured]:
+def estimators(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
     """Variance of the U-statistic over groups against pairs, at equal evaluations of the function.
 
     Above 1 the groups lose. Each correlation by itself: several at once would share one end of the
     pairs, and so its evaluations, which groups cannot.
     """
-    _, fitted, _ = _networks(key, budget)
+    _, fitted = networks(key, budget.steps)
     weights = layers.random_network(key, width=64, depth=1)
     tokens, width = 8, 16
     matrix, value = (
@@ -532,31 +543,122 @@ def estimators(key: Any, budget: Budget) -> list[Measured]:
         "attention layer": (head, (tokens, width)),
         "trained network": (partial(layers.mlp, fitted), (INPUTS,)),
     }
+    keys = jax.vmap(partial(jax.random.fold_in, key))(7 + jnp.arange(REPEATS))
 
-    def variances(fn: Any, shape: tuple[int, ...], copies: int, rho: float) -> np.ndarray:
-        return np.array(
-            [
-                noise_stability(
-                    fn,
-                    jax.random.fold_in(key, 7 + number),
-                    shape=shape,
-                    rho=rho,
-                    num_samples=max(budget.num_samples // (5 * REPEATS), 250),
-                    copies=copies,
-                    batch_size=128,
-                ).standard_error
-                ** 2
-                for number in range(REPEATS)
-            ]
-        )
+    def variances(fn: Any, shape: tuple[int, ...], copies: int) -> Callable[[float], np.ndarray]:
+        @jax.jit
+        def variance(key: jax.Array, rho: float) -> jax.Array:
+            size = max(budget.num_samples // (5 * REPEATS), 250)
+            settings = {"shape": shape, "copies": copies, "batch_size": 128}
+            estimated = noise_stability(fn, key, rho=rho, num_samples=size, **settings)
+            return estimated.standard_error**2
 
-    rows = []
+        return lambda rho: np.array([variance(key, rho) for key in keys])
+
+    tables = []
     for name, (fn, shape) in list(functions.items())[: budget.functions]:
+        by_copies = {copies: variances(fn, shape, copies) for copies in (2, *budget.copies)}
         for rho in (0.1, 0.5, 0.9):
-            pairs = variances(fn, shape, 2, rho)
+            pairs = by_copies[2](rho)
             for copies in budget.copies:
-                ratios = variances(fn, shape, copies, rho) / pairs
-                error = float(ratios.std(ddof=1)) / REPEATS**0.5
+                ratios = by_copies[copies](rho) / pairs
+                error = ratios.std(ddof=1) / REPEATS**0.5
                 title = f"{name}, {copies} copies"
-                rows.append(Measured("estimators", title, rho, float(ratios.mean()), error, None))
-    return rows
+                tables.append(rows("estimators", title, [rho], [ratios.mean()], error))
+    return tables
+
+
+# Part of the run -> function, number of its key.
+PARTS = {
+    "single-layer attention": (attention, 2),
+    "attention maps": (maps, 6),
+    "deep ReLU networks": (relu_depth, 1),
+    "a ReLU unit": (relu_unit, 0),
+    "deep transformers": (transformers, 7),
+    "Lemma 11": (lemma_11, 8),
+    "Lemma 12": (lemma_12, 9),
+    "bounds from two moments": (intervals, 3),
+    "a trained network": (trained, 4),
+    "estimators at equal cost": (estimators, 5),
+}
+
+
+def page(folder: Path) -> report.Page:
+    """The page of a run or of published results."""
+    table = pd.read_csv(folder / "results.csv")
+    off, (held, total) = distances(table), closed_forms(table)
+    equations = off[off.model.str.startswith("Eq.")]
+    worst = equations.iloc[int(equations.distance.to_numpy().argmax())]
+    in_errors = [f"{errors:.1f}" if errors <= 100 else "over 100" for errors in off.errors]
+    lines = zip(off.task, off.model, off.distance.map("{:.4f}".format), in_errors, strict=True)
+    return report.Page(
+        title="Layers against the theorems of the noise-stability paper",
+        answer=(
+            f"**{held} of {total} closed forms of Theorems 5.1 to 5.3 hold within {WITHIN} "
+            f"standard errors.** {worst.model} is off by up to {worst.distance:.4f} in the "
+            "networks measured."
+        ),
+        pictures={
+            "theory": report.Picture(
+                partial(figures.panels, drawn(table), PANELS, col="task", x="level", hue="model"),
+                "Ten panels: five figures of the paper, then five of ours",
+            )
+        },
+        tables=[
+            report.Table(
+                ("claim", "formula", "largest distance", "in standard errors"),
+                list(lines),
+                "Largest distance of a measurement from each formula.",
+            )
+        ],
+        notes=[
+            "Points are measured, with 95 % intervals; lines are formulas, in the same colour.",
+            "Stability is not normalised: Eq. 5 and Eq. 8 take it for a correlation. In the deep "
+            "MLP the rising curve is the correlation.",
+            "The points of a curve share their draws, so their distances have the same sign.",
+        ],
+    )
+
+
+def distances(table: pd.DataFrame) -> pd.DataFrame:
+    """Largest `distance` of a measurement from each formula, and largest in standard `errors`."""
+    compared = table[table.formula.notna()]
+    distance = (compared.score - compared.formula).abs()
+    errors = (distance / compared.standard_error).where(compared.standard_error > 0, 0)
+    compared = compared.assign(distance=distance, errors=errors)
+    keys = ["task", "model"]
+    return compared.groupby(keys, sort=False)[["distance", "errors"]].max().reset_index()
+
+
+def closed_forms(table: pd.DataFrame) -> tuple[int, int]:
+    """How many closed forms of the theorems hold, and how many there are."""
+    off = distances(table)
+    errors = off.errors[off.model.str.startswith("Theorem")]
+    return int((errors < WITHIN).sum()), len(errors)
+
+
+def drawn(table: pd.DataFrame) -> pd.DataFrame:
+    """What the panels show: `mean`, `low` and `high` of points, `formula` of lines."""
+    table = table.rename(columns={"score": "mean"})
+    bounds, half = table[["low", "high"]].copy(), 1.96 * table.standard_error
+    ends = pd.DataFrame({"low": table["mean"] - half, "high": table["mean"] + half})
+    table[["low", "high"]] = ends.where(table.task != "levels", bounds)
+    width = bounds.high - bounds.low
+    place = ((table["mean"] - bounds.low) / width).where(width > 1e-9)
+    table["mean"] = table["mean"].where(table.task != "interval", place)
+    table.loc[table.task == "interval", ["low", "high"]] = np.nan
+    lemma, maps = table[table.task == "lemma 12"], table[table.task == "maps"]
+    lines = [
+        lemma.assign(mean=np.nan, model=f"{name} bound", formula=bounds[end])
+        for name, end in (("lower", "low"), ("upper", "high"))
+    ]
+    # Two formulas of one measurement: its points once.
+    repeated = table.formula.notna() & table.duplicated(["task", "level", "mean"], keep=False)
+    once = table[repeated].drop_duplicates(["task", "level"]).assign(model="measured", formula=None)
+    table.loc[repeated, ["mean", "low", "high"]] = np.nan
+    # Of an attention map, every query's key with the most weight; A_Y beside A_X.
+    most = maps.loc[maps.groupby("model", sort=False)["mean"].idxmax().to_numpy()]
+    names = most.model.str.rsplit(", query ", n=1, expand=True)
+    queries = names[1].astype(float) + 0.25 * names[0].str.endswith("A_Y")
+    most = most.assign(mean=most.level, level=queries, model=names[0], low=np.nan, high=np.nan)
+    return pd.concat([table[table.task != "maps"], most, once, *lines])

@@ -1,16 +1,16 @@
 """The theory experiment: what it measures, and what it writes."""
 
-import csv
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 from experiments import __main__ as command
 from experiments.noise_stability import layers, theory
-from experiments.noise_stability import theory_page as page
-from experiments.noise_stability.theory_page import Measured
+from hopfax.stability import LevelWeights, gaussian_pair
 
 
 def test_layers_of_random_networks_keep_their_variance():
@@ -46,7 +46,7 @@ def test_attention_is_the_formula_by_hand():
     scores = np.array([x[0] @ w @ x[j] for j in range(2)])
     weights = np.exp(scores) / np.exp(scores).sum()
     expected = sum(weights[j] * (x[j] @ v) for j in range(2)) / 3**0.5
-    np.testing.assert_allclose(layers.attention(2)(jnp.asarray(rows)), expected, rtol=1e-5)
+    np.testing.assert_allclose(layers.attention(2, jnp.asarray(rows)), expected, rtol=1e-5)
 
 
 def test_transformer_layers_are_the_formula_by_hand():
@@ -66,7 +66,7 @@ def test_transformer_layers_are_the_formula_by_hand():
     rows = jnp.concatenate([jnp.asarray(x), jnp.ones((1, 3))])
     map_of_x = layers.attention_map(jnp.asarray(x), jnp.eye(3))
     expected = map_of_x[0] @ x.sum(axis=1) / 3**0.5
-    np.testing.assert_allclose(layers.identity_attention(4)(rows), expected, rtol=1e-5)
+    np.testing.assert_allclose(layers.attention(4, rows), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.3, 1.0])
@@ -94,40 +94,88 @@ def test_training_lowers_the_loss():
     assert loss < 0.05
 
 
-def test_comparison_names_the_worst_point_of_each_formula():
-    rows = [
-        Measured("c", "f", 0.0, 1.0, 0.1, 1.2),
-        Measured("c", "f", 1.0, 1.0, 0.5, 1.4),
-        Measured("c", "g", 0.0, 1.0, 0.0, 1.0),
-        Measured("c", "none", 0.0, 1.0, 0.1, None),
-    ]
-    _, *lines = page.comparison(rows)
-    assert lines == [("c", "f", "0.4000", "2.0"), ("c", "g", "0.0000", "0.0")]
+def test_a_relu_unit_matches_its_closed_form():
+    table = pd.concat(theory.relu_unit(jax.random.key(0), theory.BUDGETS["smoke"]))
+    off = theory.distances(table).set_index("model")
+    assert off.errors["Theorem 5.1"] < 5
+    assert theory.closed_forms(table.assign(score=2.0)) == (0, 1)
+
+
+def test_distances_are_of_the_worst_point_of_each_formula():
+    table = pd.concat(
+        [
+            theory.rows("c", "f", [0, 1], [1, 1], [0.1, 0.5], formula=[1.2, 1.4]),
+            theory.rows("c", "g", [0], [1], formula=[1]),
+            theory.rows("c", "none", [0], [1], [0.1]),
+        ]
+    )
+    off = theory.distances(table)
+    assert off.model.tolist() == ["f", "g"]
+    np.testing.assert_allclose(off[["distance", "errors"]], [[0.4, 2], [0, 0]])
+
+
+def one_pair(fn, key, *, shape, rho, pair=gaussian_pair, per_output=False, **_):
+    """`noise_stability` of a single pair, which compiles in no time."""
+    rho = jnp.asarray(rho, float)
+    pairs = [pair(key, shape, rho=each) for each in rho.reshape(-1)]
+    products = jnp.stack([fn(first) * fn(second) for first, second in pairs])
+    if not per_output:
+        products = products.reshape(len(pairs), -1).sum(1)
+    products = products.reshape(rho.shape + products.shape[1:])
+    return Estimate(products, jnp.ones_like(products))
+
+
+class Estimate(NamedTuple):
+    mean: jax.Array
+    standard_error: jax.Array
+
+
+TINY = theory.Budget(1000, 2, 8, 2, 1, tokens=(4,), copies=(4,), functions=1)
+
+
+def test_every_part_measures_its_panel(monkeypatch):
+    monkeypatch.setattr(theory, "noise_stability", one_pair)
+    levels = LevelWeights(np.ones(7), np.zeros(7), np.ones(7), np.array([1.0, 0.5, 2.0]))
+    monkeypatch.setattr(theory, "level_weights", lambda *_, **__: levels)
+    tables = [part(jax.random.key(0), TINY) for part, _ in theory.PARTS.values()]
+    table = pd.concat([each for tables in tables for each in tables])
+    # And the correlations of Figure 10's networks.
+    assert set(table.task) == {*theory.PANELS, "correlation"}
+    assert np.isfinite(table.score).all()
 
 
 def test_a_run_writes_its_numbers_its_picture_and_its_page(tmp_path, monkeypatch):
-    tiny = theory.Budget(1000, 2, 8, 2, 5, tokens=(4,), copies=(4,), functions=3)
-    monkeypatch.setitem(theory.BUDGETS, "smoke", tiny)
+    parts = {name: theory.PARTS[name] for name in ("attention maps", "deep ReLU networks")}
+    monkeypatch.setattr(theory, "PARTS", parts)
+    monkeypatch.setattr(theory, "noise_stability", one_pair)
+    monkeypatch.setitem(theory.BUDGETS, "smoke", TINY)
     folder = theory.run(theory.Config(budget="smoke", runs=str(tmp_path)))
-    with open(folder / "results.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    # Every panel, and the correlations of Figure 10's networks.
-    assert {row["task"] for row in rows} == set(page.PANELS) | {"correlation"}
-    figures = [title.split(":")[0] for title, *_ in page.PANELS.values()]
-    assert figures == [f"Figure {number}" for number in (2, 3, 4, 9, 10)] + ["ours"] * 5
-    maps = [float(row["score"]) for row in rows if row["model"] == "identity, A_X, query 3"]
-    assert len(maps) == theory.MAP_TOKENS
-    np.testing.assert_allclose(sum(maps), 1, rtol=1e-5)
-    needed = {"task", "model", "corruption", "level", "site", "seed", "metric", "score"}
-    assert needed <= set(rows[0])
-    assert all(np.isfinite(float(row["score"])) for row in rows)
-    relu = [row for row in rows if row["model"] == "Theorem 5.1"]
-    for row in relu:
-        distance = abs(float(row["score"]) - float(row["formula"]))
-        assert distance < 5 * float(row["standard_error"]) + 1e-3
+    table = pd.read_csv(folder / "results.csv")
+    assert list(table) == list(theory.COLUMNS)
+    weights = table[table.model == "identity, A_X, query 3"].score
+    assert len(weights) == theory.MAP_TOKENS
+    np.testing.assert_allclose(weights.sum(), 1, rtol=1e-5)
     assert (folder / "theory.png").stat().st_size > 10_000
-    assert "Theorem 5.1" in (folder / "report.html").read_text()
-    assert [row.name for row in page.read_rows(folder)] == [row["model"] for row in rows]
+    assert "Eq. 5" in (folder / "report.html").read_text()
+
+
+def test_the_picture_shows_shared_points_once_and_bounds_as_lines():
+    table = pd.concat(
+        [
+            theory.rows("relu", "f", [0, 1], [1, 2], 0.1, formula=[1, 2]),
+            theory.rows("relu", "g", [0, 1], [1, 2], 0.1, formula=[1, 3]),
+            theory.rows("interval", "h", [0], [3], 0.1, low=[1], high=[5]),
+            theory.rows("lemma 12", "measured", [0.5], [3], 0.1, low=[1], high=[5]),
+            theory.rows("maps", "identity, A_Y, query 2", [0, 1, 2], [0.1, 0.2, 0.7]),
+        ],
+        ignore_index=True,
+    )
+    shown = theory.drawn(table).set_index(["task", "model"])
+    assert shown.loc["relu", "f"]["mean"].isna().all()
+    assert shown.loc["relu", "measured"]["mean"].tolist() == [1, 2]
+    assert shown.loc["interval", "h"]["mean"] == 0.5
+    assert shown.loc["lemma 12", "lower bound"].formula == 1
+    assert shown.loc["maps", "identity, A_Y"][["level", "mean"]].tolist() == [2.25, 2]
 
 
 @pytest.mark.parametrize("flags", [["--num-samples", "10"], ["--networks", "1"]])
