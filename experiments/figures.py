@@ -296,7 +296,8 @@ def _panel(axes: Axes, table: pd.DataFrame, spec: Panel, *, x: str, hue: str) ->
     if spec.mark is not None:
         axes.axhline(spec.mark, color=FAINT, ls=":", lw=1.5, zorder=1)
     axes.set(title=spec.title, xlabel=spec.xlabel, ylabel=spec.ylabel)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=bool((table[x] % 1 == 0).all())))
+    whole = bool((table[x] % 1 == 0).all())
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=whole))
     if spec.log:
         axes.set_yscale("log", nonpositive="mask")
         axes.yaxis.set_major_formatter("{x:g}")

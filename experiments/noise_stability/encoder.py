@@ -246,13 +246,14 @@ def page(folder: Path) -> Page:
         f"{100 * row['mean']:.0f} % {_half(row, 100, 0)} of {titles[row.model]}'s"
         for _, row in shares.iterrows()
     )
-    drawn = [
-        tidy.select(means, metric=metric, corruption=corruption).assign(panel=panel)
-        for metric, corruption, panel in (
-            ("correlation", "gaussian", "Gaussian noise: correlation of responses"),
-            ("normalised stability", "tokens", "token noise: normalised stability"),
-        )
-    ]
+    panels = {
+        "correlation, gaussian": "Gaussian noise: correlation of responses",
+        "normalised stability, tokens": "token noise: normalised stability",
+    }
+    drawn = means.assign(panel=(means.metric + ", " + means.corruption).map(panels))
+    drawn = drawn[drawn.panel.notna()].sort_values(["panel", "line", "x"])
+    for end in ("low", "high"):  # seeds agree exactly at the ends
+        drawn[end] = drawn[end].fillna(drawn["mean"])
     return report.Page(
         title="Response of trained encoders to noise: "
         + report.joined(titles[str(name)] for name in frame.task.unique()),
@@ -264,7 +265,7 @@ def page(folder: Path) -> Page:
             "encoder_stability": report.Picture(
                 partial(
                     figures.facets,
-                    pd.concat(drawn).sort_values(["line", "x"]),
+                    drawn,
                     x="x",
                     hue="line",
                     col="panel",
