@@ -92,6 +92,15 @@ def read_evaluation_set(
     Warns:
         UserWarning: If rows marked `NS` were dropped (PAWS-X has them for untranslated sentences,
             see github.com/google-research-datasets/paws/issues/15).
+
+    Example:
+        >>> import json, pathlib, tempfile
+        >>> from hopfax.data import read_evaluation_set
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> rows = {"sst2": [{"sentence": "a fi1m", "label": 1}]}
+        >>> _ = (folder / "dev.json").write_text(json.dumps(rows))
+        >>> read_evaluation_set("adv-sst2", folder)
+        [Example(texts=(('a fi1m',),), label=1, index=0)]
     """
     spec = evaluation_set(name)
     trained = task(spec.task if trained is None else trained)

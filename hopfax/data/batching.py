@@ -146,6 +146,13 @@ def eval_batches(bucket: Bucket, *, batch_size: int) -> Iterator[tuple[Bucket, n
 
     Raises:
         ValueError: If `batch_size` is not an integer >= 1.
+
+    Example:
+        >>> import numpy as np
+        >>> from hopfax.data import Bucket, eval_batches
+        >>> bucket = Bucket(np.ones((3, 1, 8), int), np.ones((3, 1)), np.zeros(3), np.arange(3))
+        >>> [(batch.index.tolist(), w.tolist()) for batch, w in eval_batches(bucket, batch_size=2)]
+        [([0, 1], [1.0, 1.0]), ([2, 2], [1.0, 0.0])]
     """
     check_integer("batch_size", batch_size, 1)
     size = len(bucket.labels)

@@ -136,6 +136,11 @@ def reported_rows(
     Raises:
         ValueError: If the task is unknown, a row is malformed, or `data_dir` is missing.
         FileNotFoundError: If a folder or file is missing.
+
+    Example:
+        >>> from hopfax.data import reported_rows
+        >>> reported_rows("entailment")[0].texts
+        (('any pilot smiles slowly', 'every pilot smiles'),)
     """
     spec = task(name)
     if spec.suite == "synthetic":
@@ -149,6 +154,11 @@ def training_rows(
     """Returns the rows that `load_task` splits into `train` and `validation`, with their texts.
 
     Arguments and errors are those of `reported_rows`.
+
+    Example:
+        >>> from hopfax.data import training_rows
+        >>> len(training_rows("entailment"))
+        2400
     """
     spec = task(name)
     if spec.suite == "synthetic":

@@ -53,7 +53,7 @@ class WordPiece:
 
 
 def read_vocabulary(path: str | os.PathLike) -> WordPiece:
-    """Reads a `vocab.txt`: one token per line; the line number is the id.
+    r"""Reads a `vocab.txt`: one token per line; the line number is the id.
 
     Args:
         path: The file, or a folder with a `vocab.txt`.
@@ -61,6 +61,14 @@ def read_vocabulary(path: str | os.PathLike) -> WordPiece:
     Raises:
         FileNotFoundError: If there is no such file.
         ValueError: If a special token is missing, or a token is empty or occurs twice.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from hopfax.data import read_vocabulary
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "vocab.txt"
+        >>> _ = path.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nfilm\n")
+        >>> read_vocabulary(path).size
+        5
     """
     path = Path(path).expanduser()
     if path.is_dir():
@@ -107,6 +115,13 @@ def encode(
         ModuleNotFoundError: If `tokenizers` is not installed.
         ValueError: If there are no examples, the numbers of choices differ, or `max_length` is
             below 5.
+
+    Example:
+        >>> from hopfax.data import Example, WordPiece, encode
+        >>> tokens = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "film")
+        >>> vocabulary = WordPiece(tokens=tokens, source="typed")
+        >>> encode([Example("A film", 1, 0)], vocabulary, cached=False).ids.tolist()
+        [[[2, 4, 5, 3]]]
     """
     if not examples:
         raise ValueError("examples must not be empty")

@@ -86,6 +86,14 @@ def best_flips(
 
     Raises:
         ValueError: If `kinds` has another length than the table, or `count` is below 1.
+
+    Example:
+        >>> import numpy as np
+        >>> from hopfax import text
+        >>> kinds = np.full(3, text.WORD)
+        >>> gradient = np.array([[1.0, 2.0, 4.0]])
+        >>> text.best_flips(np.eye(3), np.array([0]), gradient, kinds=kinds, count=1)
+        [(3.0, 0, 2)]
     """
     kinds = np.asarray(kinds)
     if kinds.shape != (len(table),):

@@ -58,6 +58,14 @@ def textbugger(
         ValueError: If `rate` is outside [0, 1], `seed` is not an integer >= 0, a text has no words,
             or a loss is not finite.
 
+    Example:
+        >>> import numpy as np
+        >>> from hopfax import text
+        >>> victim = text.Victim(lambda texts, labels: np.array(["good" not in x for x in texts]))
+        >>> (result,) = text.textbugger(victim, ["a good film"], [1], rate=0.3)
+        >>> result.clean_loss, result.loss, result.corrupted.num_changed
+        (0.0, 1.0, 1)
+
     References:
         Li et al., TextBugger (NDSS 2019), sections III-B and III-C, Algorithms 2 and 3.
     """

@@ -53,6 +53,11 @@ def swap_characters(text: T, *, rate: float, seed: Seed) -> Corrupted[T]:
 
     The first and last letter stay, and the two letters differ, so words have four letters or more.
     Arguments, results and errors are those of `misspell`.
+
+    Example:
+        >>> from hopfax import text
+        >>> text.swap_characters("a wonderful film", rate=0.3, seed=1).text
+        'a wnoderful film'
     """
     return _corrupted(text, rate, seed, (changes.swap,))
 
