@@ -4,7 +4,7 @@ A cell is one model, trained on one task, with all of its seeds. Experiments sha
 trained once and loaded afterwards. `runs/cells/<hash>/` holds
 
     config.json      the spec, and provenance.json where it was trained
-    best/            parameters of each seed's best epoch, stacked over seeds
+    checkpoints/     parameters of each seed's best epoch, stacked over seeds
     metrics.jsonl    losses, validation scores, share of converged queries
     predictions/     one .npz per condition: the logits of every seed on every row
 
@@ -36,10 +36,11 @@ from hopfax.train.checkpoint import Checkpoints
 from hopfax.train.evaluate import Predictor, make_predictor
 from hopfax.train.loop import fit
 from hopfax.train.metrics import MetricsLog, scores
-from hopfax.train.placement import Placement
-from hopfax.train.state import init_states
+from hopfax.train.sharding import Sharding
+from hopfax.train.state import adamw, init_states
 
-FORMAT = 1  # raise it when the same spec no longer trains the same model
+FORMAT = 2  # raise it when the same spec no longer trains the same model
+RESUMPTION = "training"  # folder of the states that training resumes from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +121,7 @@ def train(
     data: TaskData,
     *,
     root: str | Path,
-    placement: Placement | None = None,
+    sharding: Sharding | None = None,
     on_progress: Callable[..., None] | None = None,
 ) -> Cell:
     """Trains the cell of a spec, or loads it.
@@ -130,7 +131,7 @@ def train(
         variant: The model of `spec.model`, for its title.
         data: The rows of `spec.data`.
         root: Folder of all cells.
-        placement: How several devices share the work; None for one.
+        sharding: How several devices share the work; None for one.
         on_progress: See `hopfax.train.loop.fit`.
 
     Raises:
@@ -139,21 +140,22 @@ def train(
     """
     folder, partial = Path(root) / spec.id, Path(root) / f"{spec.id}.partial"
     built = build(variant, data.spec, vocab_size=data.vocab_size, **plain(spec.sizes))
-    predictor = make_predictor(built.model, placement=placement)
+    predictor = make_predictor(built.model, sharding=sharding)
     if not folder.is_dir():
         partial.mkdir(parents=True, exist_ok=True)
         lock(partial)
         if not folder.is_dir():  # nor has another process finished it meanwhile
-            _fit(spec, built, data, predictor, partial, placement, on_progress)
+            _fit(spec, built, data, predictor, partial, sharding, on_progress)
             (partial / LOCK).unlink()
             partial.rename(folder)
+            shutil.rmtree(folder / RESUMPTION, ignore_errors=True)  # several times the parameters
     # Shapes only: compiling the initialisation takes longer than testing a small model.
     like = jax.eval_shape(lambda: init_states(built.model, optax.identity(), spec.seeds).params)
     with Checkpoints(folder, config=plain(asdict(spec))) as checkpoints:
-        found = checkpoints.restore_best(like)
-    if found is None:
+        restored = checkpoints.restore(like)
+    if restored is None:
         raise FileNotFoundError(f"{folder} has no parameters; delete the folder to train again")
-    return Cell(folder, spec, data, built.model, found.tree, predictor, built.iterates)
+    return Cell(folder, spec, data, built.model, restored.tree, predictor, built.iterates)
 
 
 def _fit(
@@ -162,7 +164,7 @@ def _fit(
     data: TaskData,
     predictor: Predictor,
     partial: Path,
-    placement: Placement | None,
+    sharding: Sharding | None,
     on_progress: Callable[..., None] | None,
 ) -> None:
     """Trains in `partial`, from its last checkpoint if there is one."""
@@ -171,12 +173,13 @@ def _fit(
     def score(logits: np.ndarray, labels: np.ndarray) -> float:
         return scores(data.spec.metrics, logits, labels)["score"]
 
+    config = plain(asdict(spec))
     with (
-        Checkpoints(partial, config=plain(asdict(spec))) as checkpoints,
+        Checkpoints(partial / RESUMPTION, config=config) as checkpoints,
         MetricsLog(partial / "metrics.jsonl") as log,
     ):
         write_whole(partial / "provenance.json", json.dumps(provenance(), indent=2))
-        fit(
+        result = fit(
             built.model,
             built.objective,
             train=train,
@@ -185,18 +188,16 @@ def _fit(
             seeds=spec.seeds,
             epochs=spec.epochs,
             patience=spec.patience,
-            learning_rate=spec.learning_rate,
+            optimizer=functools.partial(adamw, spec.learning_rate, weight_decay=built.weight_decay),
             batch_size=spec.batch_size,
-            weight_decay=built.weight_decay,
             checkpoints=checkpoints,
             log=log,
             predictor=predictor,
-            placement=placement,
-            title=f"{data.spec.title} {built.title}",
+            sharding=sharding,
             on_progress=on_progress,
         )
-    # The best parameters stay; what resuming needed, several times their size, can go.
-    shutil.rmtree(partial / "last", ignore_errors=True)
+    with Checkpoints(partial, config=config) as checkpoints:
+        checkpoints.save(result.steps, result.params)
 
 
 def buckets(data: TaskData, splits: Sequence[Encoded], max_length: int) -> tuple[list[Bucket], ...]:

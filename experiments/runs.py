@@ -21,8 +21,8 @@ from experiments.models import Variant, build
 from experiments.rundir import open_run, write_whole
 from experiments.settings import Flags
 from hopfax.data import Encoded, TaskData, load_task, task
-from hopfax.train.placement import place_locally
 from hopfax.train.progress import Progress
+from hopfax.train.sharding import make_sharding
 
 TRAINING = 0.75  # share of a model's time that training takes, about; the rest is testing
 
@@ -178,15 +178,13 @@ def open_cell(
         learning_rate=flags.learning_rate,
         batch_size=flags.batch_size,
     )
-    placement = place_locally(
-        flags.devices, num_seeds=len(flags.seeds), batch_size=flags.batch_size
-    )
+    sharding = make_sharding(flags.devices, num_seeds=len(flags.seeds), batch_size=flags.batch_size)
     return cells.train(
         spec,
         job.variant,
         data,
         root=Path(config.runs) / "cells",
-        placement=placement,
+        sharding=sharding,
         on_progress=on_progress,
     )
 

@@ -12,7 +12,6 @@ import hashlib
 import io
 import json
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -254,7 +253,7 @@ def train_arm(
         partial.mkdir(parents=True, exist_ok=True)
         lock(partial)
         if not stored.exists():  # another process may have stored it meanwhile
-            with Checkpoints(partial, config=settings) as checkpoints:
+            with Checkpoints(partial, config=settings, interval=CHECKPOINT_SECONDS) as checkpoints:
                 history, params = train_runs(job, checkpoints=checkpoints, on_progress=on_progress)
             final = evaluator(problem.model, problem.evaluate)(params, *splits)
             arrays = history._asdict() | {FINAL + key: part for key, part in final.items()}
@@ -304,10 +303,9 @@ def train_runs(
     spread = jax.tree.map(jnp.asarray, _spread(job))
     state = initializer(problem.model)(keys)
     history, done = Epoch(*np.full((len(Epoch._fields), num_epochs, runs), np.nan)), 0
-    if checkpoints and (found := checkpoints.restore_last({"state": state, "history": history})):
-        state, done = found.tree["state"], found.step
-        history = Epoch(*map(np.array, found.tree["history"]))
-    saved_at = time.monotonic()
+    if checkpoints and (restored := checkpoints.restore({"state": state, "history": history})):
+        state, done = restored.tree["state"], restored.step
+        history = Epoch(*map(np.array, restored.tree["history"]))
     while done < problem.epochs and np.isinf(problem.reached(history)).any():
         state, measured = call(
             state, jnp.asarray(done), keys, spread, problem.train, problem.validation
@@ -321,10 +319,8 @@ def train_runs(
                 f"{done + epoch + 1}. Lower its learning rate."
             )
         done += per_call
-        due = interrupt.requested() or time.monotonic() - saved_at > CHECKPOINT_SECONDS
-        if checkpoints and due:
-            checkpoints.save_last(done, {"state": state, "history": history}, {})
-            saved_at = time.monotonic()
+        if checkpoints and (interrupt.requested() or checkpoints.due()):
+            checkpoints.save(done, {"state": state, "history": history})
         if on_progress:
             on_progress(
                 done / num_epochs,

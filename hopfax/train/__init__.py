@@ -1,12 +1,11 @@
-"""Training: pure steps, compiled in chunks, all seeds side by side, resumable to the same bits.
+"""Training: pure steps, compiled in chunks, all seeds in one program, resumable to the same bits.
 
-`objectives` says what is minimised, `step` makes one step and a chunk of them, `schedule` says
-which rows come when, `loop` runs it all, `evaluate` predicts with or without noise, `placement`
-shares a run out among devices, `allocator` keeps freed memory on a CPU, `state` holds parameters
-and optimizer, `interrupt` stops it all between two steps on Ctrl-C; `checkpoint` (over `snapshot`),
-`metrics` and `progress` do what their names say; `victim` shows a trained model to the attacks of
-`hopfax.text`, `adversarial` has training that meets noise.
+`objectives` defines losses, `step` makes one step and a chunk of them, `schedule` decides which
+rows come when, `loop` runs everything, `evaluate` predicts with or without noise, `sharding`
+distributes a run over devices, `state` holds parameters and optimizer, `interrupt` stops a run
+between two steps on Ctrl-C, `allocator` keeps freed memory on a CPU. `victim` exposes a trained
+model to the attacks of `hopfax.text`; `adversarial` trains on perturbed inputs.
 
-Import from these modules; start at `loop.fit` with an objective from `objectives.classification`.
-`experiments/robertha/cell.py` is a whole run.
+Import from these modules; start with `loop.fit` and an objective from `objectives.classification`.
+`experiments/cells.py` is a complete run.
 """

@@ -1,87 +1,68 @@
-"""Checkpoints that survive a kill, a full disk and a damaged file.
+"""Checkpoints of one run: Orbax's `CheckpointManager`, a configuration and checksums.
 
-A folder holds `config.json`, `last/<step>/` and `best/<step>/`. Orbax writes the arrays of one
-checkpoint into `<step>.partial/`, a manifest with the SHA-256 of every leaf goes beside them,
-everything is flushed to the disk, and one `rename` makes it visible: at any moment a checkpoint is
-there whole or not at all. What lies there is believed only while its digests agree.
+A folder holds `config.json` and `checkpoints/<step>/`. Orbax writes in the background and commits
+each checkpoint as a whole, so a kill or a full disk leaves the earlier ones intact. Checksums
+detect bytes that changed after they were written, which Orbax does not.
 """
 
-import concurrent.futures
 import json
-import operator
+import logging
 import os
-import re
-import shutil
+import time
 import warnings
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
-
-from hopfax.train.snapshot import (
-    as_json,
-    check_room,
-    differences,
-    flush,
-    named_leaves,
-    place,
-    read_arrays,
-    read_manifest,
-    reason,
-    write_arrays,
-    write_json,
-    write_manifest,
-)
-
-# A second save of one step gets a generation, `<step>.1`: nothing good is ever overwritten.
-_FINISHED = re.compile(r"(\d+)(?:\.(\d+))?")
-_RUBBISH = (".partial", ".removed")
-# `last` and `best` of one step may wait together; a third save blocks, so host memory is bounded.
-_MAX_PENDING = 2
+import orbax.checkpoint as ocp
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint could not be read and an older one was used instead."""
+    """A checkpoint could not be read, and an earlier one was used instead."""
 
 
 class CheckpointError(OSError):
-    """A checkpoint could not be written, or none of those present could be read."""
+    """A checkpoint could not be written, or none could be read."""
 
 
 class Restored(NamedTuple):
-    """What was saved: the step, the arrays in the structure of `like`, the JSON beside them."""
+    """A checkpoint: its step, and its arrays in the structure of `like`."""
 
     step: int
     tree: Any
-    extra: dict[str, Any]
 
 
 class Checkpoints:
     """Saves and restores the state of one run in one folder; one process writes at a time.
 
-    Saving copies the arrays to the host and returns; a thread digests and writes them, so the
-    caller may donate or overwrite its buffers at once. A failed write is raised by the next call.
-
     Args:
-        folder: where `config.json`, `last/` and `best/` live; made when absent.
-        config: JSON-able settings of the run. A folder belongs to one config for good.
-        keep: how many checkpoints of each kind stay, >= 1; 2 leaves one to fall back to.
+        folder: Folder of `config.json` and the checkpoints; created if absent.
+        config: JSON-serializable settings of the run. A folder belongs to one configuration.
+        interval: Seconds after which another save is due, see `due`.
 
     Raises:
-        ValueError: the folder is of another config (each differing key is named), or `keep` < 1.
-        CheckpointError: `config.json` is unreadable, or missing beside checkpoints.
+        ValueError: The folder belongs to another configuration; each difference is named.
+        CheckpointError: `config.json` is unreadable, or missing next to checkpoints.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder, Checkpoints(folder, config={}) as run:
+        ...     run.save(10, {"weights": np.ones(3)})
+        ...     run.restore({"weights": np.zeros(3)})
+        Restored(step=10, tree={'weights': array([1., 1., 1.])})
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, config: Mapping[str, Any], keep: int = 2):
-        if keep < 1:
-            raise ValueError(f"keep must be at least 1, not {keep}")
-        self.folder = Path(folder).absolute()  # Orbax takes no relative paths
-        self._keep = keep
-        self._pending: list[concurrent.futures.Future[None]] = []
-        self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._claim(as_json(dict(config), "config"))
+    def __init__(
+        self, folder: str | os.PathLike[str], *, config: Mapping[str, Any], interval: float = 60.0
+    ):
+        self.folder = Path(folder).absolute()  # Orbax accepts no relative paths
+        self._steps = self.folder / "checkpoints"
+        self._interval, self._saved_at = interval, time.monotonic()
+        self._check_config(json.loads(json.dumps(dict(config))))
+        self._open()
 
     def __enter__(self) -> Self:
         return self
@@ -89,182 +70,190 @@ class Checkpoints:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
             self.wait()
-        except CheckpointError as failed:
+        except CheckpointError as failure:
             if error is None:
                 raise
-            # What stopped the run matters more than the checkpoint it then failed to write.
-            error.add_note(str(failed))
+            error.add_note(str(failure))  # the first error is the one to report
         finally:
-            self._writer.shutdown()
+            self._manager.close()
 
-    def save_last(self, step: int, tree: Any, extra: Mapping[str, Any]) -> None:
-        """Starts saving the newest state.
-
-        The step just saved counts as the newest: once it is safely written, checkpoints of later
-        steps, left by a run that has since gone back, are removed with those beyond `keep`.
+    def save(self, step: int, tree: Any) -> None:
+        """Copies the state to the host and starts writing it.
 
         Args:
-            step: the number of steps taken, >= 0.
-            tree: nested containers of jax or numpy arrays of any dtype but typed random keys.
-            extra: JSON-able values that belong to the state; tuples come back as lists.
+            step: Number of steps taken, >= 0.
+            tree: Nested containers of jax or NumPy arrays, none of them empty. The caller may
+                donate or overwrite them at once.
 
         Raises:
-            CheckpointError: an earlier save failed (this one is then not begun).
-            TypeError: a leaf is no array, or `extra` is not JSON-able.
+            CheckpointError: An earlier save failed; this one is not started.
         """
-        self._save("last", step, tree, extra)
+        self.wait()
+        # np.asarray would be a view of a buffer that the caller is about to donate.
+        arrays = {name: np.array(leaf) for name, leaf in _named(tree).items()}
+        notes = {"leaves": _shapes(arrays), "crc32": _checksum(arrays)}
+        if step in self._manager.all_steps():
+            self._manager.delete(step)
+        saved = ocp.args.Composite(
+            arrays=ocp.args.PyTreeSave(arrays), notes=ocp.args.JsonSave(notes)
+        )
+        try:
+            self._manager.save(step, args=saved, force=True)
+        except OSError as error:
+            self._fail(error)
+        self._saved_at = time.monotonic()
 
-    def save_best(self, step: int, tree: Any, extra: Mapping[str, Any]) -> None:
-        """Starts saving the best state so far, as `save_last` does the newest."""
-        self._save("best", step, tree, extra)
+    def due(self) -> bool:
+        """Returns whether the last save was longer ago than the interval."""
+        return time.monotonic() - self._saved_at > self._interval
 
-    def restore_last(self, like: Any) -> Restored | None:
-        """Reads the newest state, bit for bit, or the one before where it is damaged.
+    def restore(self, like: Any) -> Restored | None:
+        """Reads the newest checkpoint bit for bit, or the one before if it is damaged.
 
         Args:
-            like: the wanted structure, its leaves arrays or `jax.ShapeDtypeStruct`. A leaf comes
-                back as numpy where `like` is numpy, else as a jax array, sharded as `like` is
-                where that is committed to devices.
+            like: The expected structure, its leaves arrays or `jax.ShapeDtypeStruct`. A leaf comes
+                back as NumPy where `like` is NumPy, else as a jax array with `like`'s sharding.
 
         Returns:
-            What was saved, or None when nothing ever was. A damaged checkpoint gives a
-            `CheckpointWarning` naming it and the older one used.
+            The checkpoint, or None if there is none. Damaged checkpoints that are newer are
+            deleted, with a `CheckpointWarning`.
 
         Raises:
-            ValueError: the checkpoint has other leaves, shapes or dtypes than `like`.
-            CheckpointError: checkpoints exist but none can be read, or a pending save failed.
+            ValueError: The checkpoint has other leaves, shapes or dtypes than `like`.
+            CheckpointError: There are checkpoints, but none can be read; or a save failed.
         """
-        return self._restore("last", like)
-
-    def restore_best(self, like: Any) -> Restored | None:
-        """Reads the best state, as `restore_last` does the newest."""
-        return self._restore("best", like)
-
-    def wait(self) -> None:
-        """Blocks until all saves are on the disk.
-
-        Raises:
-            CheckpointError: a save failed, on a full disk say; the older checkpoints are intact.
-        """
-        concurrent.futures.wait(self._pending)
-        self._collect()
-
-    def newest(self) -> str:
-        """Names the newest state on the disk, or nothing if there is none."""
-        finished = self._finished("last")
-        return f"step {finished[-1][0]} in {finished[-1][2]}" if finished else ""
-
-    def _claim(self, config: dict[str, Any]) -> None:
-        path = self.folder / "config.json"
-        try:
-            found = json.loads(path.read_bytes())
-        except FileNotFoundError:
-            if self._finished("last") or self._finished("best"):
-                raise CheckpointError(
-                    f"{path} is missing, so nobody can say what run the checkpoints beside it "
-                    "belong to: put it back, or choose another folder"
-                ) from None
-            self.folder.mkdir(parents=True, exist_ok=True)
-            return write_json(path, config)
-        except ValueError as error:
-            message = f"{path} is not JSON ({error}): put it back, or choose another folder"
-            raise CheckpointError(message) from error
-        if changed := differences(found, config):
-            raise ValueError(
-                f"{self.folder} belongs to a run with another config (there → now):{changed}\n"
-                "Set these back to continue that run, or choose another folder for a new one."
-            )
-
-    def _save(self, kind: str, step: int, tree: Any, extra: Mapping[str, Any]) -> None:
-        if (step := operator.index(step)) < 0:
-            raise ValueError(f"step must be at least 0, not {step}")
-        notes, leaves = as_json(dict(extra), "extra"), named_leaves(tree)
-        if len(self._pending) >= _MAX_PENDING:
-            concurrent.futures.wait(self._pending[:1])
-        self._collect()
-        for leaf in leaves.values():
-            if isinstance(leaf, jax.Array):
-                leaf.copy_to_host_async()
-        # On CPU np.asarray would be a view of a buffer that the caller is about to donate.
-        arrays = {name: np.array(leaf) for name, leaf in leaves.items()}
-        self._pending.append(self._writer.submit(self._write, kind, step, arrays, notes))
-
-    def _collect(self) -> None:
-        """Forgets the saves that ended; raises the first failure among them."""
-        ended = [save for save in self._pending if save.done()]
-        self._pending = [save for save in self._pending if save not in ended]
-        for save in ended:
-            save.result()
-
-    def _finished(self, kind: str) -> list[tuple[int, int, Path]]:
-        """(step, generation, path) of what is visible as a checkpoint, oldest first."""
-        names = ((_FINISHED.fullmatch(path.name), path) for path in (self.folder / kind).glob("*"))
-        return sorted((int(m[1]), int(m[2] or 0), path) for m, path in names if m)
-
-    def _write(self, kind: str, step: int, arrays: dict[str, np.ndarray], extra: Any) -> None:
-        folder = self.folder / kind
-        partial = folder / f"{step}.partial"
-        try:
-            self._sweep(kind)
-            partial.mkdir(parents=True)
-            check_room(folder, sum(array.nbytes for array in arrays.values()))
-            write_arrays(partial / "arrays", arrays)
-            write_manifest(partial, step, arrays, extra)
-            flush(partial, *partial.rglob("*"))
-            generation = max((g + 1 for s, g, _ in self._finished(kind) if s == step), default=0)
-            final = folder / (f"{step}.{generation}" if generation else f"{step}")
-            os.rename(partial, final)
-            flush(folder)
-            self._prune(kind, final)
-        except Exception as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            good = [f"step {s} in {path}" for s, _, path in self._finished(kind)] or ["none yet"]
-            raise CheckpointError(
-                f"the {kind} checkpoint of step {step} could not be written: {reason(error)}\n"
-                f"Last good one: {good[-1]}. If the disk is full make room, then resume."
-            ) from error
-
-    def _prune(self, kind: str, newest: Path) -> None:
-        paths = [path for _, _, path in self._finished(kind)]
-        end = paths.index(newest) + 1
-        for path in paths[: max(0, end - self._keep)] + paths[end:]:
-            # Out of sight first: removing takes many steps, and a kill may fall between two.
-            os.rename(path, path.with_name(f"{path.name}.removed"))
-        self._sweep(kind)
-
-    def _sweep(self, kind: str) -> None:
-        for path in (self.folder / kind).glob("*"):
-            if path.name.endswith(_RUBBISH):
-                shutil.rmtree(path, ignore_errors=True)
-
-    def _restore(self, kind: str, like: Any) -> Restored | None:
         self.wait()
-        targets = named_leaves(like)
-        damaged = ""
-        for _, _, path in reversed(self._finished(kind)):
+        targets, damaged = _named(like), {}
+        for step in sorted(self._manager.all_steps(), reverse=True):
             try:
-                body = read_manifest(path)
-                saved = {name: leaf["array"] for name, leaf in body["leaves"].items()}
-                wanted = {k: f"{leaf.dtype.name}{list(leaf.shape)}" for k, leaf in targets.items()}
-                misfit = differences(saved, wanted)
-                arrays = {} if misfit else read_arrays(path / "arrays", body["leaves"], targets)
+                notes = self._read(step, notes=ocp.args.JsonRestore()).notes
+                misfit = _differences(notes["leaves"], _shapes(targets))
+                arrays = {} if misfit else self._read_arrays(step, targets)
+                if not misfit and _checksum(arrays) != notes["crc32"]:
+                    raise ValueError("arrays changed since they were written")
             except Exception as error:
-                damaged += f"\n  {path}: {reason(error)}"
+                damaged[step] = f"\n  {self._steps / str(step)}: {_first_line(error)}"
                 continue
-            if misfit:  # the caller's mistake, not damage: an older checkpoint is no cure
+            if misfit:  # an error of the caller: an earlier checkpoint would not fit either
                 raise ValueError(
-                    f"{path} does not fit the state asked for (saved → wanted):{misfit}\n"
+                    f"{self._steps / str(step)} does not fit the requested state "
+                    f"(saved → requested):{misfit}\n"
                     "Build the state as it was when this was saved, or choose another folder."
                 )
             if damaged:
-                message = f"damaged checkpoint:{damaged}\nUsing the one before: {path}"
-                warnings.warn(message, CheckpointWarning, stacklevel=3)
-            leaves = [place(arrays[name], target) for name, target in targets.items()]
+                message = f"damaged checkpoint:{''.join(damaged.values())}\nUsing step {step}"
+                warnings.warn(message, CheckpointWarning, stacklevel=2)
+            for newer in damaged:
+                self._manager.delete(newer)
+            leaves = [_place(arrays[name], target) for name, target in targets.items()]
             tree = jax.tree.unflatten(jax.tree.structure(like), leaves)
-            return Restored(body["step"], tree, body["extra"])
+            return Restored(step, tree)
         if damaged:
             raise CheckpointError(
-                f"no checkpoint in {self.folder / kind} can be read:{damaged}\n"
-                "Put a copy back, or remove that folder to start from step 0."
+                f"no checkpoint in {self._steps} can be read:{''.join(damaged.values())}\n"
+                "Restore a copy, or remove that folder to start from step 0."
             )
         return None
+
+    def wait(self) -> None:
+        """Blocks until all saves are complete.
+
+        Raises:
+            CheckpointError: A save failed, for instance on a full disk.
+        """
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:
+            self._fail(error)
+
+    def newest(self) -> str:
+        """Describes the newest complete checkpoint; empty if there is none."""
+        step = self._manager.latest_step()
+        return "" if step is None else f"step {step} in {self._steps / str(step)}"
+
+    def _open(self) -> None:
+        logging.getLogger("absl").addFilter(_not_from_orbax)
+        options = ocp.CheckpointManagerOptions(max_to_keep=2, cleanup_tmp_directories=True)
+        self._manager = ocp.CheckpointManager(self._steps, options=options)
+
+    def _fail(self, error: Exception) -> None:
+        self._open()  # a manager whose save failed accepts no other
+        raise CheckpointError(
+            f"a checkpoint could not be written: {_first_line(error)}\n"
+            f"Last complete one: {self.newest() or 'none'}. Resume once there is disk space."
+        ) from error
+
+    def _check_config(self, config: dict[str, Any]) -> None:
+        path = self.folder / "config.json"
+        if not path.exists():
+            if self._steps.exists():
+                raise CheckpointError(f"{path} is missing: restore it, or choose another folder")
+            self.folder.mkdir(parents=True, exist_ok=True)
+            partial = path.with_suffix(".partial")
+            partial.write_text(json.dumps(config, sort_keys=True, indent=1))
+            partial.replace(path)
+        try:
+            stored = json.loads(path.read_bytes())
+        except ValueError as error:
+            message = f"{path} is not JSON ({error}): restore it, or choose another folder"
+            raise CheckpointError(message) from error
+        if stored != config:
+            raise ValueError(
+                f"{self.folder} belongs to a run with another configuration (stored → given):"
+                f"{_differences(_named(stored, '.'), _named(config, '.'))}\n"
+                "Restore these settings to resume that run, or choose another folder."
+            )
+
+    def _read_arrays(self, step: int, like: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        item = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in like.items()}
+        as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in item}
+        request = ocp.args.PyTreeRestore(item=item, restore_args=as_numpy)
+        return self._read(step, arrays=request).arrays
+
+    def _read(self, step: int, **items: Any) -> Any:
+        return self._manager.restore(step, args=ocp.args.Composite(**items))
+
+
+def _named(tree: Any, separator: str = "/") -> dict[str, Any]:
+    """Leaves by path, in the order of `jax.tree.leaves`."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator=separator): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _shapes(leaves: Mapping[str, Any]) -> dict[str, str]:
+    return {name: f"{leaf.dtype.name}{list(leaf.shape)}" for name, leaf in leaves.items()}
+
+
+def _checksum(arrays: Mapping[str, np.ndarray]) -> int:
+    total = 0
+    for name in sorted(arrays):
+        total = zlib.crc32(
+            np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data, total
+        )
+    return total
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """A new line, `name: old → new`, for each value that differs."""
+    names = sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+    return "".join(
+        f"\n  {name}: {old.get(name, 'absent')} → {new.get(name, 'absent')}" for name in names
+    )
+
+
+def _place(array: np.ndarray, target: Any) -> Any:
+    if isinstance(target, np.ndarray | np.generic):
+        return array
+    uncommitted = isinstance(target, jax.Array) and not target.committed
+    return jax.device_put(array, None if uncommitted else target.sharding)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+
+
+def _not_from_orbax(record: logging.LogRecord) -> bool:
+    """Hides the tracebacks that Orbax logs for errors it also raises."""
+    return "orbax" not in record.pathname

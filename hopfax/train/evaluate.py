@@ -15,7 +15,7 @@ from hopfax.nn.encoder import Encoder, Site
 from hopfax.nn.functional import Functional, Params
 from hopfax.train import interrupt
 from hopfax.train.objectives import Batch, per_example, texts_of
-from hopfax.train.placement import Placement
+from hopfax.train.sharding import Sharding
 
 Protocol = Literal["sigma", "matched"]
 SITES: tuple[Site, ...] = get_args(Site)
@@ -90,12 +90,12 @@ def check_noise(noise: Noise) -> None:
         raise ValueError(f"noise level is a standard deviation and must be >= 0, got {noise.level}")
 
 
-def make_predictor(model: Functional[Encoder], *, placement: Placement | None = None) -> Predictor:
+def make_predictor(model: Functional[Encoder], *, sharding: Sharding | None = None) -> Predictor:
     """Compiles prediction of all seeds under noise; one compilation per padded length.
 
     Args:
         model: What predicts.
-        placement: How several devices share the work, if they do; the one given to `predict`.
+        sharding: How several devices share the work, if they do; the one given to `predict`.
 
     Returns:
         A function for `predict`.
@@ -159,13 +159,13 @@ def make_predictor(model: Functional[Encoder], *, placement: Placement | None = 
         )
 
     all_seeds = jax.vmap(one_seed, in_axes=(0, 0, *[None] * 5))
-    if placement is None:
+    if sharding is None:
         return jax.jit(all_seeds)
-    if placement.split == "batch":
+    if sharding.split == "batch":
         # No word on where rows lie: those that do not divide lie everywhere.
-        return jax.jit(placement.in_mesh(all_seeds))
-    seeds, shared = placement.states, [placement.everywhere] * 5
-    return placement.compiled(all_seeds, (seeds, seeds, *shared), (seeds, seeds))
+        return jax.jit(sharding.in_mesh(all_seeds))
+    seeds, shared = sharding.states, [sharding.replicated] * 5
+    return sharding.jit(all_seeds, (seeds, seeds, *shared), (seeds, seeds))
 
 
 def predict(
@@ -175,7 +175,7 @@ def predict(
     *,
     noise: Noise | None = None,
     batch_size: int | None = None,
-    placement: Placement | None = None,
+    sharding: Sharding | None = None,
 ) -> Predictions:
     """Predicts every row of a set exactly once.
 
@@ -189,7 +189,7 @@ def predict(
         buckets: The set, as `hopfax.data.bucketed` makes it.
         noise: What to add, and where; None for clean inputs.
         batch_size: Rows a call; None takes what suits the device, 8,192 tokens at most.
-        placement: How several devices share the work; the parameters lie as `fit` leaves them.
+        sharding: How several devices share the work; the parameters lie as `fit` leaves them.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed, see `hopfax.train.interrupt`.
@@ -204,14 +204,11 @@ def predict(
     level, roots = jnp.float32(asked.level), _roots(asked, len(jax.tree.leaves(params)[0]))
     pending, index, labels = [], [], []
     for bucket in buckets:
-        fitting = _rows(bucket)
-        if placement:
-            fitting = placement.batch_rows(fitting)
-        for rows, weights in eval_batches(bucket, batch_size=batch_size or fitting):
+        for rows, weights in eval_batches(bucket, batch_size=batch_size or _rows(bucket)):
             interrupt.check()
             batch = Batch(*map(jnp.asarray, (rows.ids, rows.lengths, rows.labels, weights)))
-            if placement:
-                batch = placement.put_batch(batch)
+            if sharding:
+                batch = sharding.put_batch(batch)
             pending.append(predictor(params, roots, batch, rows.index, at_token, level, relative))
             index.append(rows.index[weights > 0])
             labels.append(rows.labels[weights > 0])

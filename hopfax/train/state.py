@@ -28,8 +28,8 @@ class TrainState(NamedTuple):
 
 def adamw(
     learning_rate: float,
-    *,
     total_steps: int,
+    *,
     warmup: float = 0.1,
     weight_decay: float = 0.01,
     clip: float = 1.0,

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from hopfax.random import quick
 from hopfax.train.objectives import Batch, Objective
-from hopfax.train.placement import Placement
+from hopfax.train.sharding import Sharding
 from hopfax.train.state import TrainState
 
 # Modules number their draws 0, 1, 2, ... under the seed's key; dropout must be none of those.
@@ -62,14 +62,14 @@ def make_chunk(
     objective: Objective,
     optimizer: optax.GradientTransformation,
     *,
-    placement: Placement | None = None,
+    sharding: Sharding | None = None,
 ) -> Callable[..., tuple[TrainState, StepMetrics]]:
     """Compiles several steps of all seeds into one call.
 
     Args:
         objective: What to minimise.
         optimizer: How.
-        placement: How several devices share the work; None for the default device alone.
+        sharding: How several devices share the work; None for the default device alone.
 
     Returns:
         `chunk(states, rows_of, picks, weights, seed_keys) -> (states, metrics)`, with the states
@@ -98,13 +98,13 @@ def make_chunk(
 
         return jax.lax.scan(body, states, (picks, weights))
 
-    if placement is None:
+    if sharding is None:
         return jax.jit(chunk, donate_argnums=0)
-    states, plan = placement.states, placement.plan
+    states, plan = sharding.states, sharding.plan
     # States come back to where they were: the next call takes them as they lie.
-    return placement.compiled(
+    return sharding.jit(
         chunk,
-        (states, placement.everywhere, plan, plan, states),
-        (states, placement.metrics),
+        (states, sharding.replicated, plan, plan, states),
+        (states, sharding.metrics),
         donate_argnums=0,
     )

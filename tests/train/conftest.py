@@ -11,7 +11,7 @@ import pytest
 
 from hopfax.train import loop
 from hopfax.train.evaluate import make_predictor
-from hopfax.train.state import adamw, init_states
+from hopfax.train.state import init_states
 from hopfax.train.step import make_chunk
 
 # pytest's importlib mode leaves sys.path alone: `tiny` lies here, `oracles` one folder up.
@@ -23,7 +23,7 @@ def rng():
     return np.random.default_rng(5)
 
 
-_adamw, _make_chunk, _make_predictor = map(cache, (adamw, make_chunk, make_predictor))
+_make_chunk, _make_predictor = map(cache, (make_chunk, make_predictor))
 _init_states = cache(init_states)
 
 
@@ -35,7 +35,6 @@ def compiled_once(monkeypatch):
         # Training takes its states' buffers: give it copies.
         return jax.tree.map(jnp.copy, _init_states(model, optimizer, tuple(seeds)))
 
-    monkeypatch.setattr(loop, "adamw", _adamw)
     monkeypatch.setattr(loop, "make_chunk", _make_chunk)
     monkeypatch.setattr(loop, "make_predictor", _make_predictor)
     monkeypatch.setattr(loop, "init_states", fresh_states)

@@ -1,12 +1,12 @@
 """A program for a process of four devices: trains on one, two and four, and notes what it found.
 
-`test_placement.py` runs it once and looks at `found.npz`.
+`test_sharding.py` runs it once and looks at `found.npz`.
 """
 
 import contextlib
 import shutil
 import sys
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import jax
@@ -19,13 +19,14 @@ from hopfax.train.checkpoint import Checkpoints
 from hopfax.train.evaluate import Noise, make_predictor, predict
 from hopfax.train.metrics import MetricsLog, read_metrics
 from hopfax.train.objectives import classification
-from hopfax.train.placement import place, place_locally
+from hopfax.train.sharding import make_sharding
 from hopfax.train.state import adamw, init_states
 from hopfax.train.step import make_chunk
 
 SEEDS, BATCH = (23, 42, 77, 112), 8
 MODEL = tiny.hopfield(max_steps=6, dropout=0.1)
 FUSED = tiny.hopfield(max_steps=6, dropout=0.1, implementation="pallas")
+OPTIMIZER = cache(partial(adamw, 3e-3))
 VALIDATION = tiny.buckets(10, seed=1, boundaries=(12,))
 
 
@@ -37,7 +38,7 @@ class Killed(BaseException):
     """Stands for a kill in the second epoch."""
 
 
-def train(folder, placement, *, model=MODEL, killed=False):
+def train(folder, sharding, *, model=MODEL, killed=False):
     calls = 0
 
     def score(logits, labels):
@@ -57,21 +58,21 @@ def train(folder, placement, *, model=MODEL, killed=False):
             score=score,
             seeds=SEEDS,
             epochs=2,
-            learning_rate=3e-3,
+            optimizer=OPTIMIZER,
             batch_size=BATCH,
             checkpoints=kept,
             log=log,
-            predictor=predictor_of(model, placement=placement),
-            placement=placement,
+            predictor=predictor_of(model, sharding=sharding),
+            sharding=sharding,
         )
     return fitted
 
 
-def found(folder, fitted, placement, model=MODEL):
+def found(folder, fitted, sharding, model=MODEL):
     """Everything a run leaves, by name."""
     noise = Noise("embedding", "matched", 1.0)
-    predictor = predictor_of(model, placement=placement)
-    answers = predict(predictor, fitted.params, VALIDATION, noise=noise, placement=placement)
+    predictor = predictor_of(model, sharding=sharding)
+    answers = predict(predictor, fitted.params, VALIDATION, noise=noise, sharding=sharding)
     names = ("loss", "esr", "gradient_norm")
     lines = read_metrics(folder / "m.jsonl")
     logged = {name: [line[name] for line in lines if name in line] for name in names}
@@ -88,16 +89,15 @@ def found(folder, fitted, placement, model=MODEL):
 
 
 def main(folder):
-    local = jax.local_devices()
-    assert len(local) == 4
+    assert len(jax.local_devices()) == 4
     # Each program compiles once, not once a call.
-    loop.adamw, loop.make_chunk, initial = cache(adamw), cache(make_chunk), cache(init_states)
+    loop.make_chunk, initial = cache(make_chunk), cache(init_states)
     loop.init_states = lambda *asked: jax.tree.map(jnp.copy, initial(*asked))
     sizes = {"num_seeds": len(SEEDS), "batch_size": BATCH}
     ways = {
         "one": None,
-        "seeds": place_locally(**sizes),
-        "batch": place(local[:2], **sizes, split="batch"),
+        "seeds": make_sharding(**sizes),
+        "batch": make_sharding(2, **sizes, split="batch"),
     }
     results = {}
     for name, way in ways.items():

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 import tiny
 
-from hopfax.train.loop import fit
-from hopfax.train.objectives import classification
-from hopfax.train.placement import _divides, place, place_locally
+from hopfax.train.sharding import make_sharding
 
 HERE = Path(__file__).parent
 CONTINUED = ("one continued", "seeds continued", "batch continued")
@@ -72,75 +70,54 @@ def test_the_devices_share_the_work(runs):
     )
 
 
-@pytest.mark.parametrize(
-    ("num_devices", "num_seeds", "batch_size", "split"),
-    [(4, 4, 32, "seeds"), (2, 4, 31, "seeds"), (4, 5, 32, "batch"), (3, 5, 32, None)],
-)
-def test_seeds_are_split_before_batches(num_devices, num_seeds, batch_size, split):
-    assert _divides(num_devices, num_seeds, batch_size) == split
-
-
 class Device(str):
-    """A stand-in: a mesh asks for no more than that devices differ."""
+    """A stand-in: a mesh only requires that devices differ."""
 
     platform = device_kind = "imagined"
     process_index = id = 0
 
 
-def test_what_does_not_divide_is_an_error_that_names_the_numbers(monkeypatch):
-    three = [Device(name) for name in "abc"]
-    with pytest.raises(ValueError, match="5 seeds nor 32 rows a batch divide among 3 devices"):
-        place(three, num_seeds=5, batch_size=32)
-    with pytest.raises(ValueError, match="32 rows a batch do not divide among 3 devices"):
-        place(three, num_seeds=3, batch_size=32, split="batch")
-    with pytest.raises(ValueError, match='"seeds" or "batch", got \'rows\''):
-        place(three, num_seeds=3, batch_size=32, split="rows")
-    with pytest.raises(ValueError, match="got none"):
-        place([], num_seeds=3, batch_size=32)
-    monkeypatch.setattr(jax, "local_devices", lambda: three)
-    with pytest.raises(ValueError, match=r"wanted 4 devices, and this process has 3 \(imagined\)"):
-        place_locally(4, num_seeds=4, batch_size=32)
-    with pytest.raises(ValueError, match="divide among 3 devices"):
-        place_locally(3, num_seeds=5, batch_size=32)
-
-
-def test_without_a_number_the_most_devices_that_divide_are_taken(monkeypatch):
+@pytest.fixture
+def three(monkeypatch):
     monkeypatch.setattr(jax, "local_devices", lambda: [Device(name) for name in "abc"])
-    assert place_locally(num_seeds=6, batch_size=32).mesh.size == 3
-    found = place_locally(num_seeds=5, batch_size=32)
-    assert (found.mesh.size, found.split) == (2, "batch")
-    assert place_locally(num_seeds=5, batch_size=7) is None, "one device, as ever"
-    assert place_locally(1, num_seeds=6, batch_size=32) is None
 
 
-def test_host_devices_without_a_thread_to_spare_are_warned_of(monkeypatch):
+@pytest.mark.usefixtures("three")
+@pytest.mark.parametrize(
+    ("num_devices", "num_seeds", "batch_size", "want"),
+    [
+        (None, 6, 32, (3, "seeds")),
+        (2, 4, 31, (2, "seeds")),
+        (None, 5, 32, (2, "batch")),
+        (3, 5, 33, (3, "batch")),
+        (None, 5, 7, None),
+        (1, 6, 32, None),
+    ],
+)
+def test_seeds_are_sharded_before_batches(num_devices, num_seeds, batch_size, want):
+    sharding = make_sharding(num_devices, num_seeds=num_seeds, batch_size=batch_size)
+    assert (sharding and (sharding.mesh.size, sharding.split)) == want
+
+
+@pytest.mark.usefixtures("three")
+def test_what_does_not_divide_is_an_error_that_names_the_numbers():
+    with pytest.raises(ValueError, match=r"3 devices .* got 5 seeds and batches of 32"):
+        make_sharding(3, num_seeds=5, batch_size=32)
+    with pytest.raises(ValueError, match="3 devices must divide the batch, got"):
+        make_sharding(3, num_seeds=3, batch_size=32, split="batch")
+    with pytest.raises(ValueError, match=r"num_devices must be in \[1, 3\], got 4"):
+        make_sharding(4, num_seeds=4, batch_size=32)
+
+
+def test_host_devices_with_too_few_threads_give_a_warning(monkeypatch):
     """ESR's eigenvalues would hang: seen with two devices on two cores."""
 
     class Host(Device):
         platform = "cpu"
 
-    four = [Host(name) for name in "abcd"]
+    monkeypatch.setattr(jax, "local_devices", lambda: [Host(name) for name in "abcd"])
     monkeypatch.setenv("PJRT_NPROC", "4")
     with pytest.warns(RuntimeWarning, match=r"4 host devices with 4 threads .* PJRT_NPROC=8"):
-        place(four, num_seeds=4, batch_size=32)
+        make_sharding(num_seeds=4, batch_size=32)
     monkeypatch.setenv("PJRT_NPROC", "5")
-    place(four, num_seeds=4, batch_size=32)
-
-
-def test_training_asks_that_its_placement_divides():
-    placement = place(jax.devices()[:1], num_seeds=1, batch_size=8, split="batch")
-    two = placement._replace(mesh=place([Device("a"), Device("b")], num_seeds=2, batch_size=8).mesh)
-    model = tiny.bag()
-    rows = {"train": tiny.buckets(8), "validation": tiny.buckets(8)}
-    with pytest.raises(ValueError, match="7 rows a batch do not divide among 2 devices"):
-        fit(
-            model,
-            classification(model),
-            **rows,
-            score=tiny.accuracy,
-            seeds=(1, 2),
-            epochs=1,
-            learning_rate=0.1,
-            batch_size=7,
-            placement=two,
-        )
+    make_sharding(num_seeds=4, batch_size=32)

@@ -1,0 +1,162 @@
+"""Sharding of a run over several devices: by seeds, or by the rows of a batch.
+
+The program is the same as for one device. Seeds are independent, so with seeds sharded each device
+runs the program on its own. With batches sharded, XLA partitions the program by where its arrays
+are, and kernels by the mesh in context.
+"""
+
+import functools
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from hopfax.nn.groups import usable_cores
+
+Split = Literal["seeds", "batch"]
+_AXIS = "devices"
+
+
+class Sharding(NamedTuple):
+    """A mesh of devices and the axis that they share; see `make_sharding`.
+
+    Attributes:
+        mesh: The devices, along one axis.
+        split: `"seeds"`: each device trains some of the seeds, without communication. `"batch"`:
+            each device takes some rows of every seed's batch, and gradients are summed over the
+            devices in every step.
+    """
+
+    mesh: Mesh
+    split: Split
+
+    @property
+    def states(self) -> NamedSharding:
+        """Sharding of anything stacked over seeds: states, parameters, keys."""
+        return self._over(_AXIS) if self.split == "seeds" else self.replicated
+
+    @property
+    def plan(self) -> NamedSharding:
+        """Sharding of `(steps, seeds, batch)` row numbers and weights."""
+        return self._over(None, _AXIS) if self.split == "seeds" else self._over(None, None, _AXIS)
+
+    @property
+    def metrics(self) -> NamedSharding:
+        """Sharding of `(steps, seeds)` numbers."""
+        return self._over(None, _AXIS) if self.split == "seeds" else self.replicated
+
+    @property
+    def replicated(self) -> NamedSharding:
+        """Sharding of what every device holds in full, such as the rows of a data set."""
+        return self._over()
+
+    def jit(
+        self,
+        fn: Callable[..., Any],
+        inputs: Sequence[NamedSharding],
+        outputs: Sequence[NamedSharding],
+        **options: Any,
+    ) -> Callable[..., Any]:
+        """Compiles a program for arguments and results with these shardings.
+
+        Args:
+            fn: Program of one device, for any number of seeds.
+            inputs: Sharding of each argument.
+            outputs: Sharding of each result.
+            **options: Options of `jax.jit`.
+        """
+        if self.split == "seeds":
+            fn = jax.shard_map(
+                fn,
+                mesh=self.mesh,
+                in_specs=tuple(sharding.spec for sharding in inputs),
+                out_specs=tuple(sharding.spec for sharding in outputs),
+                check_vma=False,  # the check has no rule for kernels
+            )
+        else:
+            fn = self.in_mesh(fn)
+        return jax.jit(fn, in_shardings=tuple(inputs), out_shardings=tuple(outputs), **options)
+
+    def in_mesh(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns `fn` traced with the mesh in context, by which kernels partition their texts."""
+
+        @functools.wraps(fn)
+        def traced(*args: Any) -> Any:
+            with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
+                return fn(*args)
+
+        return traced
+
+    def put_batch(self, batch: Any) -> Any:
+        """Puts arrays of `(batch, ...)` on the devices; replicated if their rows do not divide."""
+        divides = len(jax.tree.leaves(batch)[0]) % self.mesh.size == 0
+        sharded = self.split == "batch" and divides
+        return jax.device_put(batch, self._over(_AXIS) if sharded else self.replicated)
+
+    def _over(self, *axes: str | None) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec(*axes))
+
+
+def make_sharding(
+    num_devices: int | None = None, *, num_seeds: int, batch_size: int, split: Split | None = None
+) -> Sharding | None:
+    """Shards a run over this process's devices.
+
+    Args:
+        num_devices: Number of devices; None for the most that divide the seeds or the batch.
+        num_seeds: Number of seeds trained together.
+        batch_size: Rows of a step.
+        split: What to shard; None for the seeds if the devices divide them, else the batch.
+
+    Returns:
+        A `Sharding`; None for a single device.
+
+    Raises:
+        ValueError: There are fewer devices, or they do not divide what is to be sharded.
+
+    Warns:
+        RuntimeWarning: The devices are XLA host devices with too few threads, where eigenvalues,
+            and so ESR, can deadlock.
+
+    Example:
+        >>> make_sharding(1, num_seeds=5, batch_size=32) is None
+        True
+    """
+    devices = jax.local_devices()
+    sizes: dict[Split, int] = {"seeds": num_seeds, "batch": batch_size}
+    candidates = (split,) if split else tuple(sizes)
+
+    def divided(count: int) -> Split | None:
+        return next((axis for axis in candidates if sizes[axis] % count == 0), None)
+
+    if num_devices is None:
+        num_devices = next(count for count in range(len(devices), 0, -1) if divided(count))
+    if not 1 <= num_devices <= len(devices):
+        raise ValueError(f"num_devices must be in [1, {len(devices)}], got {num_devices}")
+    if num_devices == 1:
+        return None
+    if (axis := divided(num_devices)) is None:
+        raise ValueError(
+            f"{num_devices} devices must divide the {' or the '.join(candidates)}, got "
+            f"{num_seeds} seeds and batches of {batch_size}"
+        )
+    _warn_of_few_threads(devices[:num_devices])
+    return Sharding(Mesh(np.asarray(devices[:num_devices]), (_AXIS,)), axis)
+
+
+def _warn_of_few_threads(devices: Sequence[Any]) -> None:
+    # An eigenvalue call of a device holds a thread of the pool while it waits for others of the
+    # same pool (jaxlib 0.10.1): with one each for all devices, none is left to do the work.
+    requested = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC") or ""
+    threads = int(requested) if requested.isdigit() else usable_cores()
+    if devices[0].platform == "cpu" and len(devices) >= threads:
+        warnings.warn(
+            f"{len(devices)} host devices with {threads} threads can deadlock: set "
+            f"PJRT_NPROC={2 * len(devices)} before Python starts",
+            RuntimeWarning,
+            stacklevel=3,
+        )
