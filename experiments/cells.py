@@ -84,7 +84,7 @@ class Cell(NamedTuple):
         folder: Where it is stored.
         spec: What it is a function of.
         data: The rows that it was trained on, and the rows to report.
-        model: Its `init` and `bind`.
+        model: Its `init` and `apply`.
         params: Each seed's best parameters, stacked over seeds.
         predictor: Compiled prediction, shared by all conditions.
         iterates: Whether its attention iterates, so that steps are worth reporting.

@@ -214,7 +214,7 @@ def hopfax_forward(
     model = model_of(size, tol=tol, max_steps=max_steps, max_length=max_length)
 
     def logits(params: Any, ids: jax.Array, mask: jax.Array) -> jax.Array:
-        return model.bind(params)(ids, mask).logits
+        return model.apply(params, ids, mask).logits
 
     ids = jnp.asarray(rows.ids)
     mask = jnp.arange(ids.shape[1]) < jnp.asarray(rows.lengths)[:, None]

@@ -64,16 +64,16 @@ def network_of(model: Functional[Encoder]) -> Network:
     """An encoder in two stages; an example's choices are alternatives, as classes are."""
 
     def embed(params: Params, ids: Array) -> Array:
-        encoder = model.bind(params)
-        embeddings = encoder.embed(encoder.embed_tokens(ids.reshape(-1, ids.shape[-1])))
+        tokens = model.apply(params, ids.reshape(-1, ids.shape[-1]), method="embed_tokens")
+        embeddings = model.apply(params, tokens, method="embed")
         return embeddings.reshape(*ids.shape, -1)
 
     def respond(params: Params, embeddings: Array, mask: Array) -> Array:
-        encoder = model.bind(params)
+        encoder = partial(model.apply, params)
         rows, _, tokens, width = embeddings.shape
         real = mask.reshape(-1, tokens)
-        hidden = encoder.encode(embeddings.reshape(-1, tokens, width), real).hidden
-        return jax.nn.softmax(encoder.classify(hidden, real).reshape(rows, -1))
+        hidden = encoder(embeddings.reshape(-1, tokens, width), real, method="encode").hidden
+        return jax.nn.softmax(encoder(hidden, real, method="classify").reshape(rows, -1))
 
     return Network(jax.jit(embed), jax.jit(respond))
 

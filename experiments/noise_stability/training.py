@@ -349,7 +349,7 @@ def evaluator(model: Functional[Decoder], evaluate: Evaluate | None) -> Callable
         return {"test_accuracy": _accuracy(network(test.ids), test.labels)}
 
     measure = evaluate or test_accuracy
-    return jax.jit(jax.vmap(lambda params, *splits: measure(model.bind(params), *splits)))
+    return jax.jit(jax.vmap(lambda params, *splits: model.apply(params, *splits, method=measure)))
 
 
 @functools.cache
@@ -382,7 +382,7 @@ def make_epoch(model: Functional[Decoder], static: Static, num_tokens: int) -> C
         keys = jax.random.split(key, 3)
 
         def logits(ids: Array, key: PRNGKeyArray) -> Array:
-            return _forward(model.bind(params), ids, key, numbers.input_dropout)
+            return model.apply(params, ids, key, numbers.input_dropout, method=_forward)
 
         predicted = logits(rows.ids, keys[0])
         task = _cross_entropy(predicted, rows.labels)
@@ -433,7 +433,7 @@ def make_epoch(model: Functional[Decoder], static: Static, num_tokens: int) -> C
         (params, moments), tasks = jax.lax.scan(
             body, (state.params, state.moments), (picks, number * steps + jnp.arange(steps))
         )
-        measured = _measure(model.bind(params), train, validation, for_noise, num_tokens)
+        measured = model.apply(params, train, validation, for_noise, num_tokens, method=_measure)
         result = Epoch(train_loss=jnp.mean(tasks), scale=state.plateau.scale, **measured)
         lowered = state.plateau
         if static.monitor is not None:

@@ -77,7 +77,7 @@ def run(config: Config) -> Path:
                 width=shape.width,
                 ff_width=4 * shape.width,
                 num_heads=shape.width // 64,
-                recompute=shape.num_layers >= config.remat_from,
+                remat=shape.num_layers >= config.remat_from,
             )
             models[f"{kind}-{size}"] = replace(model, title=f"{model.title}, {size}")
     return run_models("scaling", config, models, page)

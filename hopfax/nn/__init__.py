@@ -1,7 +1,7 @@
 """Thin Flax modules over the core: attention layers, encoders, a decoder, the papers' models.
 
 Modules hold parameters and call pure functions; `functional` takes one apart into a plain dict of
-parameters and a `bind`, so that everything outside is ordinary JAX.
+parameters and its `init` and `apply`, so that everything outside is ordinary JAX.
 
 Example:
     >>> import jax, jax.numpy as jnp
@@ -9,7 +9,7 @@ Example:
     >>> model = nn.robertha(vocab_size=100, num_outputs=2, width=16, ff_width=32)
     >>> params = model.init(jax.random.key(0))
     >>> ids, mask = jnp.ones((3, 12), int), jnp.arange(12) < jnp.array([[12], [7], [5]])
-    >>> found = model.bind(params)(ids, mask)
+    >>> found = model.apply(params, ids, mask)
     >>> found.logits.shape, found.encoding.keys.shape  # keys: (layers, batch, tokens, width)
     ((3, 2), (2, 3, 12, 16))
     >>> esr = jax.vmap(lambda keys, real: hopfield.esr_penalty(keys, target=0.35, mask=real))

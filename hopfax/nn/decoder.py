@@ -149,7 +149,7 @@ class Decoder(nnx.Module):
 
 
 def decoder(vocab_size: int, num_outputs: int, **options: object) -> Functional[Decoder]:
-    """A `Decoder` taken apart into `init` and `bind`.
+    """A `Decoder` taken apart into `init` and `apply`.
 
     Args:
         vocab_size: Number of token ids.
@@ -160,7 +160,7 @@ def decoder(vocab_size: int, num_outputs: int, **options: object) -> Functional[
         >>> import jax, jax.numpy as jnp
         >>> model = decoder(vocab_size=10, num_outputs=10, width=8, reading="each")
         >>> params = model.init(jax.random.key(0))
-        >>> model.bind(params)(jnp.ones((3, 5), int)).shape  # a guess at every next token
+        >>> model.apply(params, jnp.ones((3, 5), int)).shape  # a guess at every next token
         (3, 5, 10)
     """
     build = partial(Decoder, vocab_size, num_outputs, **options)  # pyright: ignore[reportArgumentType]

@@ -227,12 +227,12 @@ class Encoder(nnx.Module):
         dropout: Rate during training, in [0, 1).
         isolate_keys: Whether the keys a layer reports are cut off from the layers below it (see
             `Block`). The first layer has none below: its keys still reach the embeddings.
-        frozen_token: Id of a token whose embedding is not trained (PyTorch's `padding_idx`).
+        padding_idx: Token id whose embedding is not trained; None for none.
         embedding_norm: Whether token and position vectors are normalised once they are added.
         epsilon: Of all norms.
         embedding_scale: Factor on token and position vectors, > 0. The norm after them undoes it:
             the model is the same function, for which noise on the tokens is that much weaker.
-        recompute: Whether the backward pass computes each block anew (gradient checkpointing): the
+        remat: Whether the backward pass computes each block anew (gradient checkpointing): the
             memory of one block and of all blocks' inputs, for a third more time. Blocks must then
             be alike: not with `isolate_keys`.
         rngs: Source of the initial parameters.
@@ -255,11 +255,11 @@ class Encoder(nnx.Module):
         pooling: Pooling = "mean",
         dropout: float = 0.1,
         isolate_keys: bool = False,
-        frozen_token: int | None = None,
+        padding_idx: int | None = None,
         embedding_norm: bool = True,
         epsilon: float = 1e-5,
         embedding_scale: float = 1.0,
-        recompute: bool = False,
+        remat: bool = False,
         rngs: nnx.Rngs,
     ):
         if not 0 <= dropout < 1:
@@ -268,14 +268,12 @@ class Encoder(nnx.Module):
             raise ValueError(f'pooling must be "mean" or "cls", got {pooling!r}')
         if not 0 < embedding_scale < float("inf"):
             raise ValueError(f"embedding_scale is a factor and must be > 0, got {embedding_scale}")
-        if recompute and isolate_keys:
-            raise ValueError(
-                "recompute wants blocks that are alike: isolate_keys sets the first apart"
-            )
+        if remat and isolate_keys:
+            raise ValueError("remat wants blocks that are alike: isolate_keys sets the first apart")
         self.embedding_scale = embedding_scale
-        self.recompute = recompute
+        self.remat = remat
         self.max_length = max_length
-        self.frozen_token = frozen_token
+        self.padding_idx = padding_idx
         self.dropout = dropout
         self.tokens = embedding(vocab_size, width, rngs=rngs)
         self.positions = embedding(max_length, width, rngs=rngs)
@@ -307,9 +305,9 @@ class Encoder(nnx.Module):
         """
         ids = check_ids(ids, vocab_size=self.tokens.num_embeddings, max_length=self.max_length)
         tokens = self.embedding_scale * self.tokens(ids)
-        if self.frozen_token is None:
+        if self.padding_idx is None:
             return tokens
-        frozen = (ids == self.frozen_token)[..., None]
+        frozen = (ids == self.padding_idx)[..., None]
         return jnp.where(frozen, jax.lax.stop_gradient(tokens), tokens)
 
     def embed(self, tokens: Tokens, *, key: Key = None) -> Tokens:
@@ -322,7 +320,7 @@ class Encoder(nnx.Module):
     def encode(self, embeddings: Tokens, mask: Mask, *, key: Key = None) -> Encoding:
         """Runs the blocks, in their own precision. `mask` is True at real tokens."""
         hidden = self._start(embeddings, mask)
-        if self.recompute:
+        if self.remat:
             hidden, layers = scan_modules(partial(self._layer, mask, key), self.blocks, hidden)
         else:
             found = []

@@ -5,7 +5,7 @@ takes as they are.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,45 +17,35 @@ Params = dict[str, Any]
 
 
 class Functional(NamedTuple, Generic[Module]):
-    """A module taken apart.
+    """A module as two pure functions.
 
     Attributes:
-        init: Draws parameters from a key; `vmap` it over keys for several seeds at once.
-        bind: Puts parameters back into a module, whose methods can then be called. Free inside
-            `jit`, where the module exists only while tracing.
+        init: `init(key) -> params`; `vmap` it over keys for several seeds at once.
+        apply: `apply(params, *inputs, method="__call__", **options)` calls the module with these
+            parameters. `method` is the name of one of its methods, or a function that takes the
+            module first.
     """
 
     init: Callable[[PRNGKeyArray], Params]
-    bind: Callable[[Params], Module]
-
-    def __call__(self, *inputs: Any, **options: Any) -> NoReturn:
-        """Parameters come first.
-
-        Raises:
-            TypeError: Always; says how to call the module.
-        """
-        raise TypeError(
-            "a model is called with parameters: params = model.init(key), then "
-            "model.bind(params)(ids, mask)"
-        )
+    apply: Callable[..., Any]
 
 
 def functional(build: Callable[[nnx.Rngs], Module]) -> Functional[Module]:
-    """Takes apart the module that `build` makes.
+    """Turns the module that `build` makes into pure functions.
 
     Args:
-        build: Makes the module, all parameters drawn from the given rngs. Parameters must be its
-            only state.
+        build: Makes the module, with all parameters drawn from the given rngs. Parameters must be
+            its only state.
 
     Returns:
-        Its `init` and `bind`.
+        Its `init` and `apply`.
 
     Example:
         >>> import jax
         >>> from flax import nnx
         >>> model = functional(lambda rngs: nnx.Linear(3, 2, rngs=rngs))
         >>> params = model.init(jax.random.key(0))
-        >>> sorted(params), model.bind(params)(jax.numpy.ones(3)).shape
+        >>> sorted(params), model.apply(params, jax.numpy.ones(3)).shape
         (['bias', 'kernel'], (2,))
     """
     graphdef, _ = nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(0))), nnx.Param)
@@ -63,27 +53,43 @@ def functional(build: Callable[[nnx.Rngs], Module]) -> Functional[Module]:
     def init(key: PRNGKeyArray) -> Params:
         return nnx.to_pure_dict(nnx.split(build(nnx.Rngs(key)), nnx.Param)[1])
 
-    def bind(params: Params) -> Module:
-        return nnx.merge(graphdef, params)
+    def apply(
+        params: Params,
+        *inputs: Any,
+        method: str | Callable[..., Any] = "__call__",
+        **options: Any,
+    ) -> Any:
+        module = nnx.merge(graphdef, params)
+        if isinstance(method, str):
+            return getattr(module, method)(*inputs, **options)
+        return method(module, *inputs, **options)
 
-    return Functional(init, bind)
+    return Functional(init, apply)
 
 
 def scan_modules(
     fn: Callable[[Module, Any, Array], tuple[Any, Any]], modules: Sequence[Module], carry: Any
 ) -> tuple[Any, Any]:
-    """Calls modules of one kind one after the other, each computed anew in the backward pass.
+    """Calls modules of one kind in sequence, with rematerialization in the backward pass.
 
-    A scan over their stacked parameters: memory of the carries and of one call, and one
-    compilation for all. (`jax.checkpoint` without a loop is undone by XLA's compiler for CPUs.)
+    A scan over their stacked parameters, with the memory of the carries and of one call, and one
+    compilation for all. (XLA's compiler for CPUs undoes `jax.checkpoint` without a loop.)
 
     Args:
         fn: `fn(module, carry, number) -> (carry, output)`.
         modules: At least one, all with parameters of the same shapes.
-        carry: What the first one is given.
+        carry: Input of the first module.
 
     Returns:
         The last carry, and the outputs stacked.
+
+    Example:
+        >>> import jax
+        >>> from flax import nnx
+        >>> layers = [nnx.Linear(2, 2, rngs=nnx.Rngs(seed)) for seed in range(3)]
+        >>> x, sums = scan_modules(lambda layer, x, _: (layer(x), x.sum()), layers, jnp.ones(2))
+        >>> x.shape, sums.shape
+        ((2,), (3,))
     """
     graphdef, _ = nnx.split(modules[0], nnx.Param)
     params = [nnx.to_pure_dict(nnx.split(module, nnx.Param)[1]) for module in modules]
@@ -98,6 +104,10 @@ def scan_modules(
 
 
 def num_params(params: Params) -> int:
-    """Number of scalars in a tree of parameters."""
-    leaves: list[Array] = jax.tree.leaves(params)
-    return sum(leaf.size for leaf in leaves)
+    """Returns the number of scalars in a tree of parameters.
+
+    Example:
+        >>> num_params({"kernel": jnp.ones((3, 2)), "bias": jnp.ones(2)})
+        8
+    """
+    return sum(leaf.size for leaf in jax.tree.leaves(params))

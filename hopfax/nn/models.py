@@ -50,7 +50,7 @@ class Preset:
         gradient: Through the fixed point, or through the iterates.
         isolate_keys: Whether a layer's ESR trains no layer below; only its own W_K and norm, and,
             from the first layer, the embeddings.
-        frozen_token: Id of a token whose embedding is not trained, or None.
+        padding_idx: Token id whose embedding is not trained, or None.
         esr_in_nats: Whether ESR compares H with alpha log d, instead of H/log d with alpha.
         dropout: Rate during training.
     """
@@ -67,7 +67,7 @@ class Preset:
     scope: Scope = "query"
     gradient: Gradient = "implicit"
     isolate_keys: bool = False
-    frozen_token: int | None = None
+    padding_idx: int | None = None
     esr_in_nats: bool = False
     dropout: float = 0.3
 
@@ -91,7 +91,7 @@ _PRESETS = {
         scope="batch",
         gradient="unrolled",
         isolate_keys=True,
-        frozen_token=0,  # its padding_idx; the embedding is random all the same
+        padding_idx=0,  # its padding_idx; the embedding is random all the same
         esr_in_nats=True,
     ),
 }
@@ -111,7 +111,8 @@ def tinybert(
 ) -> Functional[Encoder]:
     """A BERT of TinyBERT's shape: softmax attention, post-LN, [CLS] through a tanh layer.
 
-    Dropout is on embeddings, attention probabilities, attention output and feed-forward output.
+    Dropout applies to embeddings, attention probabilities, attention output, feed-forward output
+    and the pooled vector.
 
     Args:
         vocab_size: Number of token ids.
@@ -120,7 +121,7 @@ def tinybert(
         **options: Of `Encoder`: sizes, `dropout` (0.1), `epsilon` (1e-12), `pooling` ("cls").
 
     Returns:
-        Its `init` and `bind`.
+        Its `init` and `apply`.
     """
     return bert(Encoder, vocab_size, num_outputs, num_heads=num_heads, **options)
 
@@ -137,7 +138,7 @@ def universal_bert(
         **options: Of `UniversalEncoder`.
 
     Returns:
-        Its `init` and `bind`.
+        Its `init` and `apply`.
 
     Raises:
         ValueError: If an option is out of range, or `num_layers` is given.
@@ -187,23 +188,23 @@ def robertha(
         **sizes: `width`, `num_layers`, `ff_width`, `max_length` of `Encoder`.
 
     Returns:
-        Its `init` and `bind`.
+        Its `init` and `apply`.
     """
-    details = find_preset(preset) if isinstance(preset, str) else preset
+    preset = find_preset(preset) if isinstance(preset, str) else preset
     attention = partial(
         HopfieldAttention,
-        num_heads=details.num_heads,
+        num_heads=preset.num_heads,
         beta=beta,
         tol=tol,
         max_steps=max_steps,
-        stop=details.stop,
-        scope=details.scope,
-        gradient=details.gradient,
-        mask_keys=details.mask_keys,
-        query_projection=details.query_projection,
-        output_projection=details.output_projection,
-        bias=details.bias,
-        readout_beta=details.readout_beta,
+        stop=preset.stop,
+        scope=preset.scope,
+        gradient=preset.gradient,
+        mask_keys=preset.mask_keys,
+        query_projection=preset.query_projection,
+        output_projection=preset.output_projection,
+        bias=preset.bias,
+        readout_beta=preset.readout_beta,
         implementation=implementation,
     )
 
@@ -212,12 +213,12 @@ def robertha(
             vocab_size,
             num_outputs,
             attention=attention,
-            norm_first=details.norm_first,
-            embedding_norm=details.embedding_norm,
+            norm_first=preset.norm_first,
+            embedding_norm=preset.embedding_norm,
             pooling="mean",
-            dropout=details.dropout,
-            isolate_keys=details.isolate_keys,
-            frozen_token=details.frozen_token,
+            dropout=preset.dropout,
+            isolate_keys=preset.isolate_keys,
+            padding_idx=preset.padding_idx,
             rngs=rngs,
             **sizes,
         )

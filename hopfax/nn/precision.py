@@ -55,8 +55,8 @@ def with_precision(model: Functional[Module], precision: Precision) -> Functiona
     | keys as they are reported | their spectrum, and so ESR |
 
     Before and after the blocks everything is in float32: embeddings (noise on them too), their
-    LayerNorm, pooling, logits, loss. So are parameters, gradients and the optimizer's state: `bind`
-    casts the blocks' matrices on their way in, and their gradients are cast back on their way out.
+    LayerNorm, pooling, logits, loss. So are parameters, gradients and the optimizer's state:
+    `apply` casts the blocks' matrices on their way in, and their gradients are cast back.
 
     Args:
         model: An `Encoder` or `Decoder` taken apart.
@@ -70,7 +70,7 @@ def with_precision(model: Functional[Module], precision: Precision) -> Functiona
         >>> from hopfax.nn import tinybert
         >>> model = with_precision(tinybert(10, 2, width=8, num_layers=1), "bfloat16")
         >>> params = model.init(jax.random.key(0))
-        >>> found = model.bind(params)(jnp.ones((1, 4), int), jnp.ones((1, 4), bool))
+        >>> found = model.apply(params, jnp.ones((1, 4), int), jnp.ones((1, 4), bool))
         >>> found.encoding.keys.dtype.name, found.logits.dtype.name
         ('bfloat16', 'float32')
     """
@@ -79,10 +79,11 @@ def with_precision(model: Functional[Module], precision: Precision) -> Functiona
     if precision == "float32":
         return model
 
-    def bind(params: Params) -> Module:
-        return model.bind(params | {"blocks": jax.tree.map(_narrow, params["blocks"])})
+    def apply(params: Params, *inputs: Any, **options: Any) -> Any:
+        narrow = params | {"blocks": jax.tree.map(_narrow, params["blocks"])}
+        return model.apply(narrow, *inputs, **options)
 
-    return Functional(model.init, bind)
+    return Functional(model.init, apply)
 
 
 def _narrow(leaf: Array) -> Array:

@@ -4,6 +4,7 @@ import os
 import re
 import zipfile
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -45,7 +46,7 @@ class Released:
     """A loaded program; call it, or its `classify`.
 
     Attributes:
-        model: The model's `init` and `bind`, preset `released`.
+        model: The model's `init` and `apply`, preset `released`.
         params: The loaded parameters.
     """
 
@@ -72,15 +73,16 @@ class Released:
             Logits, and the number of iterations and convergence of each layer (one for the
             whole batch).
         """
-        network = self.model.bind(self.params)
+        run = partial(self.model.apply, self.params)
         real = jnp.asarray(mask) != 0
         # GPUs would otherwise round products to 10 bits, and stop after other counts.
         with jax.default_matmul_precision("highest"):
-            embeddings = network.embed(network.embed_tokens(jnp.asarray(ids)))
+            tokens = run(jnp.asarray(ids), method="embed_tokens")
+            embeddings = run(tokens, method="embed")
             if noise is not None:
                 embeddings = embeddings + noise
-            encoding = network.encode(embeddings, real)
-            logits = network.classify(encoding.hidden, real)
+            encoding = run(embeddings, real, method="encode")
+            logits = run(encoding.hidden, real, method="classify")
         return ReleasedOutput(
             logits,
             encoding.num_steps[:, 0, 0, 0],

@@ -106,7 +106,7 @@ class UniversalEncoder(Encoder):
 
     def _repeat(self, step: Callable[..., Any], start: Any) -> tuple[Any, tuple[Array, ...]]:
         """A scan: the block is compiled once, and can be computed anew in the backward pass."""
-        step = jax.checkpoint(step) if self.recompute else step
+        step = jax.checkpoint(step) if self.remat else step
         return jax.lax.scan(step, start, jnp.arange(self.num_steps))
 
 

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 import jax
@@ -110,7 +111,7 @@ def make_predictor(model: Functional[Encoder], *, sharding: Sharding | None = No
         level: Array,
         relative: Array,
     ) -> tuple[Array, _Counts]:
-        network = model.bind(params)
+        run = partial(model.apply, params)
         ids, mask = texts_of(batch)
         choices, length = batch.ids.shape[1:]
         # Parameters decide the dtype: with x64 enabled, JAX's defaults would be wider than they.
@@ -146,10 +147,12 @@ def make_predictor(model: Functional[Encoder], *, sharding: Sharding | None = No
             return signal, nothing, nothing
 
         # A branch, not a noise of zero at the other site: nothing is computed there.
-        tokens, *of_tokens = jax.lax.cond(at_token, add_noise, leave, network.embed_tokens(ids))
-        embeddings, *of_embeddings = jax.lax.cond(at_token, leave, add_noise, network.embed(tokens))
-        encoding = network.encode(embeddings, mask)
-        logits = per_example(network.classify(encoding.hidden, mask), batch)
+        tokens = run(ids, method="embed_tokens")
+        tokens, *of_tokens = jax.lax.cond(at_token, add_noise, leave, tokens)
+        embeddings = run(tokens, method="embed")
+        embeddings, *of_embeddings = jax.lax.cond(at_token, leave, add_noise, embeddings)
+        encoding = run(embeddings, mask, method="encode")
+        logits = per_example(run(encoding.hidden, mask, method="classify"), batch)
         real = jnp.broadcast_to(counted[None, :, None, :], encoding.num_steps.shape)
         return logits, _Counts(
             signal=of_tokens[0] + of_embeddings[0],

@@ -149,7 +149,7 @@ def classification(
         params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation = CLEAN, /
     ) -> tuple[Array, Losses]:
         ids, mask = texts_of(batch)
-        logits, encoding = model.bind(params)(ids, mask, key=key, added=added)
+        logits, encoding = model.apply(params, ids, mask, key=key, added=added)
         task = task_loss(per_example(logits, batch), batch, regression=regression)
         weights = jnp.repeat(batch.weights, batch.ids.shape[1])
         esr = jnp.zeros_like(task)

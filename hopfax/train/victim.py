@@ -218,12 +218,12 @@ def _program(
     """Losses, and on request gradients, of every row of a batch."""
 
     def program(params: Params, batch: Batch) -> _Answer:
-        network = model.bind(params)
+        run = functools.partial(model.apply, params)
         ids, mask = texts_of(batch)
 
         def total(tokens: Array) -> tuple[Array, tuple[Array, Array]]:
-            encoding = network.encode(network.embed(tokens), mask)
-            logits = per_example(network.classify(encoding.hidden, mask), batch)
+            encoding = run(run(tokens, method="embed"), mask, method="encode")
+            logits = per_example(run(encoding.hidden, mask, method="classify"), batch)
             if regression:
                 losses = jnp.square(logits[:, 0] - batch.labels)
             else:
@@ -231,16 +231,20 @@ def _program(
                 losses = jax.nn.logsumexp(logits, axis=1) - chosen
             return jnp.sum(losses), (losses, logits)
 
-        tokens = network.embed_tokens(ids)
+        tokens = run(ids, method="embed_tokens")
         if not with_gradient:
             return _Answer(*total(tokens)[1], None)
         # Rows do not depend on one another: the gradient of the sum is that of each.
         (_, (losses, logits)), gradient = jax.value_and_grad(total, has_aux=True)(tokens)
         # In the table's units, which the model scales.
-        gradient *= getattr(network, "embedding_scale", 1.0)
+        gradient *= run(method=_embedding_scale)
         return _Answer(losses, logits, gradient.reshape(*batch.ids.shape, -1))
 
     return program
+
+
+def _embedding_scale(network: Encoder) -> float:
+    return network.embedding_scale
 
 
 def _choices(text: Text) -> tuple[tuple[str, ...], ...]:

@@ -54,7 +54,7 @@ def test_unit_scale_is_the_same_function_and_sees_less_of_token_noise():
     @jax.jit
     def logits(added):
         noise = Perturbation(token=added)
-        found = [each.model.bind(params)(ids, mask, added=noise) for each in (plain, scaled)]
+        found = [each.model.apply(params, ids, mask, added=noise) for each in (plain, scaled)]
         return [each.logits for each in found]
 
     clean = logits(jnp.zeros((2, 4, 8)))

@@ -56,8 +56,8 @@ def test_a_cell_is_trained_once_and_complete(trained, monkeypatch):
     assert again.folder == cell.folder
     assert not list((folder / "cells").glob("*.partial"))
     names = {path.name for path in cell.folder.iterdir()}
-    assert {"best", "metrics.jsonl", "provenance.json"} <= names
-    assert "last" not in names
+    assert {"checkpoints", "metrics.jsonl", "provenance.json"} <= names
+    assert cells.RESUMPTION not in names
 
 
 def test_a_spec_is_what_training_depends_on(trained):

@@ -81,7 +81,7 @@ def test_training_steps_of_several_seeds_take_the_kernel_by_themselves(
     ids = jax.ShapeDtypeStruct((2, 4, 12), jnp.int32)
 
     def loss(params, ids, key):
-        return jnp.sum(model.bind(params)(ids, ids > 0, key=key).logits ** 2)
+        return jnp.sum(model.apply(params, ids, ids > 0, key=key).logits ** 2)
 
     text = lowered(jax.vmap(jax.grad(loss)), params, ids, keys, devices=devices)
     assert text.count("triton") == 2, "search and adjoint, which both layers call"

@@ -33,7 +33,11 @@ def preset_layer(name):
     """The attention of a model of that preset."""
     details = PRESETS[name]
     model = robertha(3, 2, preset=details, beta=BETA, width=WIDTH, num_layers=1, ff_width=4)
-    attention = functional(lambda rngs: model.bind(model.init(rngs.params())).blocks[0].attention)
+    attention = functional(
+        lambda rngs: (
+            model.apply(model.init(rngs.params()), method=lambda module: module).blocks[0].attention
+        )
+    )
     return attention, details
 
 
@@ -64,7 +68,7 @@ def attend(params, x, mask, *, num_heads, beta, find=None):
 def test_softmax_attention_is_the_formula(x64, x, redraw, num_heads):
     layer = softmax_layer(num_heads=num_heads)
     params = redraw(layer, dtype=np.float64)
-    found = layer.bind(params)(x, MASK)
+    found = layer.apply(params, x, MASK)
     wanted = attend(params, x, MASK, num_heads=num_heads, beta=1.0)
     np.testing.assert_allclose(found.values[MASK], wanted[MASK], rtol=1e-10)
     np.testing.assert_allclose(found.keys[MASK], project(params, "key", x)[MASK], rtol=1e-12)
@@ -77,8 +81,8 @@ def test_softmax_attention_drops_weights(x, redraw):
     layer = softmax_layer(dropout=0.5)
     params = redraw(layer)
     keys = jax.random.split(jax.random.key(0), 2000)
-    found = jax.vmap(lambda key: layer.bind(params)(x, MASK, key=key).values)(keys)
-    plain = layer.bind(params)(x, MASK).values
+    found = jax.vmap(lambda key: layer.apply(params, x, MASK, key=key).values)(keys)
+    plain = layer.apply(params, x, MASK).values
     error = jnp.std(found, axis=0) / len(keys) ** 0.5
     # The read-out is linear in the weights, so that their mean is kept.
     assert np.all(np.abs(found.mean(0) - plain)[MASK] < 5 * error[MASK] + 1e-6)
@@ -102,7 +106,7 @@ def test_each_query_is_retrieved_by_itself(x64, x, redraw, name):
     # Eq. 13, the paper's read-out, has no beta.
     read_out = {"num_heads": details.num_heads, "beta": BETA if name == "hopfax" else 1.0}
     wanted = attend(params, x, MASK, **read_out, find=find)
-    found = layer.bind(params)(x, MASK)
+    found = layer.apply(params, x, MASK)
     np.testing.assert_allclose(found.values[MASK], wanted[MASK], rtol=1e-9)
     real = np.broadcast_to(MASK[:, None], counts.shape)
     assert found.num_steps[real].tolist() == counts[real].tolist()
@@ -131,7 +135,7 @@ def test_the_released_program_iterates_the_batch_as_one(x64, x, redraw):
     wanted = attend(
         params, x, np.ones_like(MASK), num_heads=1, beta=BETA, find=lambda b, h, t, *_: state[b, t]
     )
-    found = layer.bind(params)(x, MASK)
+    found = layer.apply(params, x, MASK)
     np.testing.assert_allclose(found.values, wanted, rtol=1e-9)
     assert set(found.num_steps.ravel().tolist()) == {count}
     assert found.converged.all()
@@ -159,7 +163,7 @@ def test_padding_changes_nothing_but_in_the_released_program(x, redraw, name, fi
 
     @jax.jit
     def run(params, x):
-        found = layer.bind(params)(x, MASK)
+        found = layer.apply(params, x, MASK)
         return jnp.sum(jnp.where(MASK[..., None], weights * found.values, 0)), found
 
     slopes = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)
@@ -188,7 +192,7 @@ def test_padding_changes_nothing_but_in_the_released_program(x, redraw, name, fi
 def test_padded_queries_hold_nobody_up(x, redraw, gradient, stop):
     layer = hopfield_layer(gradient=gradient, stop=stop)
     params = redraw(layer)
-    found = layer.bind(params)(jnp.asarray(x, jnp.float32), MASK)
+    found = layer.apply(params, jnp.asarray(x, jnp.float32), MASK)
     padded = np.broadcast_to(~MASK[:, None], found.num_steps.shape)
     assert set(found.num_steps[padded].tolist()) == {1}
     assert found.num_steps[~padded].min() > 1
@@ -201,7 +205,7 @@ def test_a_text_without_a_token_stays_finite(x, redraw):
         params = redraw(layer)
 
         def total(params, layer=layer):
-            return jnp.sum(layer.bind(params)(jnp.asarray(x, jnp.float32), empty).values)
+            return jnp.sum(layer.apply(params, jnp.asarray(x, jnp.float32), empty).values)
 
         value, gradient = jax.jit(jax.value_and_grad(total))(params)
         for leaf in (value, *jax.tree.leaves(gradient)):
@@ -211,19 +215,19 @@ def test_a_text_without_a_token_stays_finite(x, redraw):
 def test_without_iteration_it_is_one_read_out(x64, x, redraw):
     layer = hopfield_layer(max_steps=0)
     params = redraw(layer, dtype=np.float64)
-    found = layer.bind(params)(x, MASK)
+    found = layer.apply(params, x, MASK)
     wanted = attend(params, x, MASK, num_heads=2, beta=BETA)
     np.testing.assert_allclose(found.values[MASK], wanted[MASK], rtol=1e-10)
     assert not found.num_steps.any()
     assert found.converged.all()
-    plain = softmax_layer().bind(params)(x, MASK)
-    unit = hopfield_layer(max_steps=0, beta=1.0).bind(params)(x, MASK)
+    plain = softmax_layer().apply(params, x, MASK)
+    unit = hopfield_layer(max_steps=0, beta=1.0).apply(params, x, MASK)
     np.testing.assert_allclose(unit.values, plain.values, rtol=1e-12)
     assert np.abs(found.values - plain.values).max() > 1e-3
 
 
 def sum_of_squares(layer, x):
-    return jax.jit(jax.grad(lambda p: jnp.sum(layer.bind(p)(x, MASK).values[MASK] ** 2)))
+    return jax.jit(jax.grad(lambda p: jnp.sum(layer.apply(p, x, MASK).values[MASK] ** 2)))
 
 
 def test_implicit_gradient_leaves_the_query_projection_alone(x, redraw):
@@ -243,7 +247,7 @@ def test_implicit_and_unrolled_gradients_agree_where_queries_rest(x64, x, redraw
     options = {"beta": 1.0, "tol": 1e-13, "max_steps": 400}
     layer = hopfield_layer(**options)
     params = redraw(layer, dtype=np.float64)
-    found = layer.bind(params)(x, MASK)
+    found = layer.apply(params, x, MASK)
     assert found.converged.all()
     implicit = sum_of_squares(layer, x)(params)
     unrolled = sum_of_squares(hopfield_layer(gradient="unrolled", **options), x)(params)
@@ -259,7 +263,7 @@ def test_gradient_is_the_central_difference(x64, x, rng, redraw, gradient):
     layer = hopfield_layer(gradient=gradient, beta=1.5, tol=1e-12, max_steps=300)
     params = redraw(layer, dtype=np.float64)
     direction = redraw(layer, dtype=np.float64)
-    evaluate = jax.jit(lambda p: jnp.sum(layer.bind(p)(x, MASK).values[MASK] ** 2))
+    evaluate = jax.jit(lambda p: jnp.sum(layer.apply(p, x, MASK).values[MASK] ** 2))
     up, down = (
         evaluate(jax.tree.map(lambda p, d, h=h: p + h * d, params, direction))
         for h in (1e-6, -1e-6)
@@ -282,7 +286,7 @@ def test_jit_equals_eager_and_texts_do_not_meet(x, redraw, name):
     x = jnp.asarray(x, jnp.float32)
 
     def run(params, x, mask):
-        return layer.bind(params)(x, mask)
+        return layer.apply(params, x, mask)
 
     eager, compiled = run(params, x, MASK), jax.jit(run)(params, x, MASK)
     np.testing.assert_allclose(compiled.values, eager.values, rtol=1e-5, atol=1e-6)
@@ -318,8 +322,8 @@ def test_padding_that_is_a_stored_pattern_is_retrieved_like_any_token(x, redraw)
     """Without masked keys the next layer reads it: it must not be cut short."""
     layer = hopfield_layer(mask_keys=False)
     params = redraw(layer)
-    attended = layer.bind(params)(jnp.asarray(x, jnp.float32), MASK)
-    whole = layer.bind(params)(jnp.asarray(x, jnp.float32), np.ones_like(MASK))
+    attended = layer.apply(params, jnp.asarray(x, jnp.float32), MASK)
+    whole = layer.apply(params, jnp.asarray(x, jnp.float32), np.ones_like(MASK))
     np.testing.assert_array_equal(attended.num_steps, whole.num_steps)
     np.testing.assert_array_equal(attended.values, whole.values)
     assert (np.asarray(whole.num_steps)[1, :, 3:] > 1).any()
@@ -330,7 +334,7 @@ def test_the_layer_keeps_its_inputs_dtype(x, redraw, options):
     layer = hopfield_layer(**options)
     params = redraw(layer)
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-    attended = layer.bind(half)(jnp.asarray(x, jnp.bfloat16), MASK)
+    attended = layer.apply(half, jnp.asarray(x, jnp.bfloat16), MASK)
     assert attended.values.dtype == attended.keys.dtype == jnp.bfloat16
 
 
@@ -354,7 +358,7 @@ def test_padding_has_no_part_in_the_norm_of_a_batch(rng):
         lambda rngs: HopfieldAttention(6, beta=4.0, scope="batch", max_steps=60, rngs=rngs)
     )
     mask = np.arange(5) < np.array([2, 3, 2])[:, None]
-    attend = jax.jit(lambda params, x: layer.bind(params)(x, mask))
+    attend = jax.jit(lambda params, x: layer.apply(params, x, mask))
     params = layer.init(jax.random.key(0))
     # One draw in five or so has the slowest query in padding.
     for _ in range(20):

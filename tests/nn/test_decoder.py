@@ -62,7 +62,7 @@ def test_one_layer_is_the_formula(x64, redraw, norm_first, causal):
         x = norm(own["attention_norm"], x + attend(x))
         x = norm(own["ff_norm"], x + feed_forward(x))
     expected = linear(jax.tree.map(np.asarray, params["reader"]), x.mean(0))
-    found = model.bind(params)(jnp.asarray(IDS[:1]))
+    found = model.apply(params, jnp.asarray(IDS[:1]))
     np.testing.assert_allclose(found[0], expected, rtol=1e-9)
 
 
@@ -70,7 +70,7 @@ def test_one_layer_is_the_formula(x64, redraw, norm_first, causal):
 def test_tokens_see_what_comes_before_them(redraw, causal):
     """By gradient: of each token's first logit with respect to every embedding."""
     model = decoder(10, 10, reading="each", causal=causal, **SIZES)
-    network = model.bind(redraw(model))
+    network = model.apply(redraw(model), method=lambda module: module)
     ids = jnp.asarray(IDS[:1])
 
     def logits(embeddings):
@@ -86,7 +86,7 @@ def test_tokens_see_what_comes_before_them(redraw, causal):
 def test_padding_changes_nothing(redraw, causal):
     model = decoder(10, 3, causal=causal, **SIZES)
     params = redraw(model)
-    network = model.bind(params)
+    network = model.apply(params, method=lambda module: module)
     padded = network(jnp.asarray(IDS), MASK)
     np.testing.assert_allclose(
         network(jnp.asarray(IDS[1:, :3]))[0], padded[1], rtol=1e-5, atol=1e-6
@@ -116,7 +116,7 @@ def test_it_starts_as_the_paper_says():
 
 def test_dropout_is_for_training():
     model = decoder(10, 3, dropout=0.5, **SIZES)
-    network = model.bind(model.init(jax.random.key(0)))
+    network = model.apply(model.init(jax.random.key(0)), method=lambda module: module)
     ids, key = jnp.asarray(IDS), jax.random.key(1)
     assert network(ids).tolist() == network(ids).tolist()
     assert network(ids, key=key).tolist() == network(ids, key=key).tolist()
@@ -138,6 +138,6 @@ def test_bad_options_are_named(options, message):
 
 def test_long_texts_are_refused():
     model = decoder(10, 3, **SIZES)
-    network = model.bind(model.init(jax.random.key(0)))
+    network = model.apply(model.init(jax.random.key(0)), method=lambda module: module)
     with pytest.raises(ValueError, match="texts of 9 tokens"):
         network(jnp.ones((1, 9), int))

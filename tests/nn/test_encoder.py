@@ -37,7 +37,7 @@ def encoder(attention=None, **options):
 
 def test_the_call_is_its_stages(redraw):
     model = encoder()
-    network = model.bind(redraw(model))
+    network = model.apply(redraw(model), method=lambda module: module)
     tokens = network.embed_tokens(jnp.asarray(IDS))
     embeddings = network.embed(tokens)
     encoding = network.encode(embeddings, MASK)
@@ -56,7 +56,7 @@ def test_the_call_is_its_stages(redraw):
 def test_sites_are_where_they_say(x64, redraw):
     model = encoder()
     params = redraw(model, dtype=np.float64)
-    network = model.bind(params)
+    network = model.apply(params, method=lambda module: module)
     table = np.asarray(params["tokens"]["embedding"])
     tokens = network.embed_tokens(jnp.asarray(IDS))
     assert tokens.tolist() == table[IDS].tolist(), "not even rounded"
@@ -76,7 +76,7 @@ def normalised(params, x):
 def test_norms_stand_before_or_after(x64, redraw, rng, norm_first):
     model = encoder(SoftmaxAttention, norm_first=norm_first, num_layers=1)
     params = redraw(model, dtype=np.float64)
-    block, own = model.bind(params).blocks[0], params["blocks"][0]
+    block, own = model.apply(params, method=lambda module: module).blocks[0], params["blocks"][0]
     x = rng.normal(size=(2, 5, 6))
 
     def linear(name, x):
@@ -103,7 +103,7 @@ def test_norms_stand_before_or_after(x64, redraw, rng, norm_first):
 
 def test_mean_pooling_leaves_padding_out(redraw, rng):
     model = encoder()
-    network = model.bind(redraw(model))
+    network = model.apply(redraw(model), method=lambda module: module)
     hidden = jnp.asarray(rng.normal(size=(2, 5, 6)), jnp.float32)
     nans = jnp.where(MASK[..., None], hidden, jnp.nan)
     logits = network.classify(hidden, MASK)
@@ -117,7 +117,7 @@ def test_mean_pooling_leaves_padding_out(redraw, rng):
 
 def test_cls_pooling_reads_the_first_token(redraw, rng):
     model = encoder(pooling="cls")
-    network = model.bind(redraw(model))
+    network = model.apply(redraw(model), method=lambda module: module)
     hidden = jnp.asarray(rng.normal(size=(2, 5, 6)), jnp.float32)
     logits = network.classify(hidden, MASK)
     assert network.classify(hidden.at[:, 1:].set(7), MASK).tolist() == logits.tolist()
@@ -131,7 +131,7 @@ def test_order_counts_by_positions_alone(redraw, rng):
     ids, mask = np.array([[3, 1, 4, 1, 5]]), np.ones((1, 5), bool)
     model = encoder()
     params = redraw(model)
-    run = jax.jit(lambda params, ids: model.bind(params)(ids, mask))
+    run = jax.jit(lambda params, ids: model.apply(params, ids, mask))
     plain, shuffled = run(params, ids), run(params, ids[:, order])
     assert np.abs(plain.logits - shuffled.logits).max() > 1e-3
     params["positions"]["embedding"] *= 0
@@ -144,7 +144,7 @@ def test_order_counts_by_positions_alone(redraw, rng):
 
 def test_texts_longer_than_the_model_are_refused(redraw):
     model = encoder()
-    network = model.bind(redraw(model))
+    network = model.apply(redraw(model), method=lambda module: module)
     assert network(jnp.ones((1, 8), int), jnp.ones((1, 8), bool)).logits.shape == (1, 3)
     with pytest.raises(ValueError, match="9 tokens do not fit a model of max_length 8"):
         network(jnp.ones((1, 9), int), jnp.ones((1, 9), bool))
@@ -195,13 +195,13 @@ def test_dropout_in_the_encoder_follows_the_key(redraw):
     options = {"attention": SoftmaxAttention, "num_layers": 1}
     model = encoder(dropout=0.3, **options)
     params = redraw(model)
-    run = jax.jit(lambda key: model.bind(params)(IDS, MASK, key=key).logits)
+    run = jax.jit(lambda key: model.apply(params, IDS, MASK, key=key).logits)
     one, again, other = (run(jax.random.key(seed)) for seed in (0, 0, 1))
     assert one.tolist() == again.tolist() != other.tolist()
-    plain = model.bind(params)(IDS, MASK).logits
+    plain = model.apply(params, IDS, MASK).logits
     assert np.abs(one - plain).max() > 1e-3
     # A rate of zero draws nothing, whatever the key.
-    still = encoder(dropout=0.0, **options).bind(params)
+    still = encoder(dropout=0.0, **options).apply(params, method=lambda module: module)
     np.testing.assert_allclose(
         still(IDS, MASK, key=jax.random.key(0)).logits, plain, rtol=1e-5, atol=1e-6
     )
@@ -210,7 +210,7 @@ def test_dropout_in_the_encoder_follows_the_key(redraw):
 def test_every_place_of_dropout_has_its_own_draws(redraw):
     """Embeddings, two per block, and the pooled vector: six places in two layers."""
     model = encoder(dropout=0.5, width=64, ff_width=8)
-    network = model.bind(redraw(model, scale=1.0))
+    network = model.apply(redraw(model, scale=1.0), method=lambda module: module)
     keys = jax.random.split(jax.random.key(0), 3)
     zero = np.asarray(network.embed(network.embed_tokens(jnp.asarray(IDS)), key=keys[0])) == 0
     masks = [zero]
@@ -230,7 +230,7 @@ def test_where_dropout_is(redraw):
     """BERT drops what the feed-forward returns, the decoder its hidden layer (Appendix J.1)."""
     bert, reader = tinybert(10, 3, **SMALL), decoder(10, 3, **SMALL)
     for model, hidden in ((bert, False), (reader, True)):
-        block = model.bind(redraw(model)).blocks[0]
+        block = model.apply(redraw(model), method=lambda module: module).blocks[0]
         assert block.attention.dropout == block.dropout == 0.1
         # Nothing else is dropped: with its attention's output zeroed the block is its second half.
         x, key = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 8))), jax.random.key(3)
@@ -243,7 +243,7 @@ def test_where_dropout_is(redraw):
         change = block.ff_out(drop(inner)) if hidden else drop(block.ff_out(inner))
         np.testing.assert_allclose(found, block.ff_norm(entry + change), rtol=1e-5, atol=1e-6)
     x = jnp.ones((1, 3, 8))
-    assert (bert.bind(redraw(bert)).embed(x, key=key) == 0).any()
+    assert (bert.apply(redraw(bert), method=lambda module: module).embed(x, key=key) == 0).any()
     assert "key" not in inspect.signature(Decoder.embed).parameters
 
 
@@ -259,7 +259,7 @@ def test_nothing_in_padding_reaches_logits_or_gradients(redraw, name, junk):
     params = redraw(model)
 
     def logits(params, padding):
-        network = model.bind(params)
+        network = model.apply(params, method=lambda module: module)
         x = network.embed(network.embed_tokens(jnp.asarray(IDS)))
         x = jnp.where(MASK[..., None], x, padding)
         if name == "decoder":
@@ -291,18 +291,13 @@ def test_nothing_in_padding_reaches_logits_or_gradients(redraw, name, junk):
 def test_wrong_ids_are_named(redraw, build, ids, error, message):
     model = build(10, 3, **SMALL)
     with pytest.raises(error, match=message):
-        model.bind(redraw(model)).embed_tokens(jnp.array(ids))
+        model.apply(redraw(model), method=lambda module: module).embed_tokens(jnp.array(ids))
 
 
 def test_an_unknown_id_is_nan_inside_jit(redraw):
     model = tinybert(10, 3, **SMALL)
-    network = model.bind(redraw(model))
+    network = model.apply(redraw(model), method=lambda module: module)
     assert np.isnan(jax.jit(network.embed_tokens)(jnp.array([[3, 10]]))[0, 1]).all()
-
-
-def test_a_model_called_without_parameters_says_how():
-    with pytest.raises(TypeError, match=r"model\.bind\(params\)\(ids, mask\)"):
-        tinybert(10, 3, **SMALL)(IDS, MASK)
 
 
 # -- What gradients reach -----------------------------------------------------------------------
@@ -321,7 +316,7 @@ def trained_by_keys(model, params):
     """For each layer, the parameters that a penalty on its keys trains."""
 
     def penalty(params, layer):
-        network = model.bind(params)
+        network = model.apply(params, method=lambda module: module)
         embeddings = network.embed(network.embed_tokens(jnp.asarray(IDS)))
         keys = network.encode(embeddings, MASK).keys
         of_text = jax.vmap(lambda keys, mask: hopfield.esr_penalty(keys, mask=mask))
@@ -361,7 +356,7 @@ def test_other_keys_train_everything_below_them(redraw):
 def test_isolating_keys_changes_gradients_only(redraw):
     params = redraw(encoder())
     plain, isolated = (
-        encoder(isolate_keys=isolate).bind(params)(IDS, MASK) for isolate in (False, True)
+        encoder(isolate_keys=isolate).apply(params, IDS, MASK) for isolate in (False, True)
     )
     assert plain.logits.tolist() == isolated.logits.tolist()
     real = (model.encoding.keys[:, MASK] for model in (plain, isolated))
@@ -372,7 +367,7 @@ def test_a_frozen_token_is_read_and_not_trained(redraw):
     everything, options = np.ones_like(MASK), {"attention": SoftmaxAttention, "num_layers": 1}
 
     def logits(params, frozen):
-        return encoder(frozen_token=frozen, **options).bind(params)(IDS, everything).logits.sum()
+        return encoder(padding_idx=frozen, **options).apply(params, IDS, everything).logits.sum()
 
     params = redraw(encoder(**options))
     assert logits(params, 0) == logits(params, None)

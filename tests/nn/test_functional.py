@@ -21,7 +21,7 @@ def model(request):
 
 
 def logits(model, params):
-    return model.bind(params)(IDS, MASK).logits
+    return model.apply(params, IDS, MASK).logits
 
 
 def test_parameters_are_nested_dicts_of_arrays(model):
@@ -82,7 +82,7 @@ def test_transforms_take_it_as_any_function(model, redraw):
 
 def test_parameters_are_the_only_state(model):
     params = model.init(jax.random.key(0))
-    network = model.bind(params)
+    network = model.apply(params, method=lambda module: module)
     network.classifier.kernel[...] = network.classifier.kernel[...] * 0
     assert np.any(params["classifier"]["kernel"]), "a bound module is a copy"
     with pytest.raises(ValueError):

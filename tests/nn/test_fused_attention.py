@@ -38,7 +38,7 @@ def evaluated(layer, params, x):
 
     @jax.jit
     def run(params, x):
-        found = layer.bind(params)(x, MASK)
+        found = layer.apply(params, x, MASK)
         return jnp.sum(jnp.where(MASK[..., None], weights * found.values, 0)), found
 
     (_, found), slopes = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)(params, x)
@@ -75,7 +75,9 @@ def test_the_layer_is_the_same_either_way(x, redraw, options):
 
 def fuses(layer, x, mask=MASK):
     params = layer.init(jax.random.key(0))
-    return "pallas_call" in str(jax.make_jaxpr(layer.bind(params))(x, mask))
+    return "pallas_call" in str(
+        jax.make_jaxpr(layer.apply(params, method=lambda module: module))(x, mask)
+    )
 
 
 def test_the_kernel_is_chosen_on_a_gpu_only(x, gpu, monkeypatch):
@@ -117,7 +119,7 @@ def test_a_limit_is_warned_of_once_or_raised(x64, gpu, name):
             lambda rngs: HopfieldAttention(width, implementation=implementation, rngs=rngs)
         )
         params = jax.tree.map(lambda leaf: leaf.astype(dtype), made.init(jax.random.key(0)))
-        return str(jax.make_jaxpr(made.bind(params))(x, mask))
+        return str(jax.make_jaxpr(made.apply(params, method=lambda module: module))(x, mask))
 
     with pytest.raises(ValueError, match=message):
         traced("pallas")
@@ -138,5 +140,5 @@ def test_other_implementations_are_refused():
 def test_robertha_hands_it_on(implementation):
     sizes = {"width": 8, "num_layers": 2, "ff_width": 12, "max_length": 8}
     model = robertha(10, 3, implementation=implementation, **sizes)
-    for block in model.bind(model.init(jax.random.key(0))).blocks:
+    for block in model.apply(model.init(jax.random.key(0)), method=lambda module: module).blocks:
         assert block.attention.implementation == implementation

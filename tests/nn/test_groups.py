@@ -90,7 +90,7 @@ def test_attention_by_groups_is_attention(monkeypatch, gradient):
 
         @jax.jit
         def run(params, x):
-            found = layer.bind(params)(x, mask)
+            found = layer.apply(params, x, mask)
             return jnp.sum(jnp.where(mask[..., None], found.values, 0) ** 2), found
 
         assert f"f32[{texts},2,5,5]" in str(jax.make_jaxpr(run)(params, x))

@@ -25,7 +25,7 @@ def run(layer, params, x, *, mask=None):
     weights = jnp.cos(jnp.arange(x.size).reshape(x.shape))
 
     def total(params, x):
-        found = layer.bind(params)(x, mask)
+        found = layer.apply(params, x, mask)
         return jnp.sum(jnp.where(mask[..., None], weights * found.values, 0)), found
 
     (_, found), slopes = jax.jit(jax.value_and_grad(total, argnums=(0, 1), has_aux=True))(params, x)
@@ -111,5 +111,5 @@ def test_twice_the_width_of_a_head_decides(monkeypatch, x, tokens):
         monkeypatch.setattr(HopfieldAttention, name, spy)
     layer = layer_of()
     params = layer.init(jax.random.key(0))
-    layer.bind(params)(x[:, :tokens], np.ones((len(x), tokens), bool))
+    layer.apply(params, x[:, :tokens], np.ones((len(x), tokens), bool))
     assert set(seen) == {"_retrieve_scores" if tokens < 6 else "_retrieve_states"}

@@ -76,10 +76,10 @@ def test_models_are_built_to_their_preset():
     for name, details in PRESETS.items():
         sizes = SIZES | {"num_layers": 2}
         model = robertha(10, 3, preset=details, beta=7.0, tol=1e-3, max_steps=9, **sizes)
-        network = model.bind(model.init(jax.random.key(0)))
+        network = model.apply(model.init(jax.random.key(0)), method=lambda module: module)
         assert network.pooler is None
         assert network.dropout == details.dropout
-        assert network.frozen_token == details.frozen_token
+        assert network.padding_idx == details.padding_idx
         assert (network.norm is not None) == details.embedding_norm
         assert len(network.blocks) == 2
         for number, block in enumerate(network.blocks):
@@ -97,7 +97,7 @@ def test_models_are_built_to_their_preset():
             assert layer.readout_beta == (layer.beta if details.readout_beta else scale)
             assert (layer.out is not None) == details.output_projection
     model = tinybert(10, 3, **SIZES)
-    network = model.bind(model.init(jax.random.key(0)))
+    network = model.apply(model.init(jax.random.key(0)), method=lambda module: module)
     assert network.pooler is not None
     assert network.norm.epsilon == network.blocks[0].ff_norm.epsilon == 1e-12
     for block in network.blocks:
@@ -111,7 +111,7 @@ def test_each_model_runs_and_trains(redraw, name):
     labels = jnp.array([0, 2])
 
     def loss(params, key):
-        out = model.bind(params)(IDS, MASK, key=key)
+        out = model.apply(params, IDS, MASK, key=key)
         task = -jnp.mean(jax.nn.log_softmax(out.logits)[jnp.arange(2), labels])
         entropy = jax.vmap(
             jax.vmap(lambda k, m: hopfield.eigen_entropy(k, mask=m), (0, 0)), (0, None)
@@ -135,7 +135,7 @@ def test_each_model_runs_and_trains(redraw, name):
 def test_padding_further_changes_nothing(redraw, name):
     model = models()[name]
     params = redraw(model)
-    run = jax.jit(lambda ids, mask: model.bind(params)(ids, mask))
+    run = jax.jit(lambda ids, mask: model.apply(params, ids, mask))
     short = run(IDS, MASK)
     wider = run(np.pad(IDS, ((0, 0), (0, 3)), constant_values=7), np.pad(MASK, ((0, 0), (0, 3))))
     difference = np.abs(short.logits - wider.logits).max()

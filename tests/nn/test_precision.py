@@ -23,7 +23,7 @@ MODELS = {
 
 
 def answer(model, params):
-    return jax.jit(lambda params: model.bind(params)(IDS, MASK))(params)
+    return jax.jit(lambda params: model.apply(params, IDS, MASK))(params)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -61,7 +61,7 @@ def test_padding_changes_nothing_and_gets_a_gradient_of_zero(name, redraw):
 
     @jax.jit
     def loss(params, embeddings):
-        network = model.bind(params)
+        network = model.apply(params, method=lambda module: module)
         encoding = network.encode(embeddings, MASK)
         return jnp.sum(network.classify(encoding.hidden, MASK)[:, 0] ** 2)
 
@@ -80,7 +80,7 @@ def test_gradients_are_those_of_float32_and_in_it(redraw):
 
     def gradient(model):
         def loss(params):
-            return jnp.mean(model.bind(params)(IDS, MASK).logits[:, 0])
+            return jnp.mean(model.apply(params, IDS, MASK).logits[:, 0])
 
         return jax.jit(jax.grad(loss))(params)
 
@@ -103,7 +103,7 @@ def test_the_gradient_of_a_bias_is_summed_in_float32():
         params = {n: p.astype(jnp.bfloat16) if p.ndim == 2 else p for n, p in params.items()}
 
         def total(bias, model=model, params=params):
-            outputs = model.bind(params | {"bias": bias})(tokens)
+            outputs = model.apply(params | {"bias": bias}, tokens)
             assert outputs.dtype == jnp.bfloat16
             return jnp.sum(outputs, dtype=jnp.float32)
 
@@ -116,7 +116,8 @@ def test_a_decoder_has_blocks_too(redraw):
     model = decoder(50, 3, reading="each", **SIZES)
     params = redraw(model, scale=0.2)
     want, got = (
-        jax.jit(each.bind(params))(IDS, MASK) for each in (model, with_precision(model, "bfloat16"))
+        jax.jit(each.apply(params, method=lambda module: module))(IDS, MASK)
+        for each in (model, with_precision(model, "bfloat16"))
     )
     size, error = np.abs(want).max(), np.abs(got - want).max()
     assert got.dtype == jnp.float32 and 1e-5 * size < error < 0.02 * size

@@ -29,7 +29,7 @@ def plain(**options):
 
 
 def run(model, params, **how):
-    return jax.jit(lambda p: model.bind(p)(jnp.asarray(IDS), MASK, **how))(params)
+    return jax.jit(lambda p: model.apply(p, jnp.asarray(IDS), MASK, **how))(params)
 
 
 def test_one_step_is_the_plain_block(redraw):
@@ -62,7 +62,7 @@ def test_steps_are_told_apart(redraw):
 
 def halted(model, params, enough=0.99):
     """Token by token, from the paper's words: states, N, and N + R."""
-    network = model.bind(params)
+    network = model.apply(params, method=lambda module: module)
     x = np.array(network.embed(network.embed_tokens(jnp.asarray(IDS))), np.float64)
     vectors = np.asarray(params["steps"]["embedding"], np.float64)
     kernel, bias = (np.asarray(params["halt"][name], np.float64) for name in ("kernel", "bias"))
@@ -114,7 +114,7 @@ def test_ponder_cost_is_differentiable_and_ignores_padding(redraw):
     params = redraw(model)
 
     def cost(halt, ids):
-        encoding = model.bind(dict(params, halt=halt))(ids, MASK).encoding
+        encoding = model.apply(dict(params, halt=halt), ids, MASK).encoding
         return jnp.sum(ponder_cost(encoding.ponder, MASK))
 
     call = jax.jit(jax.value_and_grad(cost))
@@ -132,24 +132,24 @@ def test_blocks_that_are_computed_anew_give_the_same_gradients(redraw, make):
         return jax.jit(
             jax.grad(
                 lambda p: jnp.sum(
-                    model.bind(p)(jnp.asarray(IDS), MASK, key=jax.random.key(0)).logits ** 2
+                    model.apply(p, jnp.asarray(IDS), MASK, key=jax.random.key(0)).logits ** 2
                 )
             )
         )(params)
 
-    one, other = gradients(make()), gradients(make(recompute=True))
+    one, other = gradients(make()), gradients(make(remat=True))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), one, other)
 
 
 def test_computing_blocks_anew_saves_memory():
     ids = jnp.ones((8, 64), int)
 
-    def temporaries(recompute):
-        model = plain(num_layers=6, max_length=64, ff_width=64, recompute=recompute)
+    def temporaries(remat):
+        model = plain(num_layers=6, max_length=64, ff_width=64, remat=remat)
         params = jax.eval_shape(model.init, jax.random.key(0))
 
         def loss(params, ids):
-            return jnp.sum(model.bind(params)(ids, ids > 0).logits ** 2)
+            return jnp.sum(model.apply(params, ids, ids > 0).logits ** 2)
 
         compiled = jax.jit(jax.grad(loss)).lower(params, ids).compile()
         return compiled.memory_analysis().temp_size_in_bytes

@@ -180,7 +180,7 @@ def test_augmented_adds_noise_of_its_size_at_its_site(site):
 
 def test_perturbations_add_up_at_a_model_s_sites():
     model = tiny.softmax()
-    network = model.bind(tiny.lively(model))
+    network = model.apply(tiny.lively(model), method=lambda module: module)
     ids, mask = texts_of(BATCH)
     tokens = network.embed_tokens(ids)
     noise = 0.3 * jax.random.normal(KEY, tokens.shape)

@@ -38,7 +38,7 @@ def draws(row, draw, *, choice=0, length=12):
 
 @jax.jit
 def stages(params, ids, mask, token_noise, embedding_noise):
-    network = MODEL.bind(params)
+    network = MODEL.apply(params, method=lambda module: module)
     tokens = network.embed_tokens(ids)
     embeddings = network.embed(tokens + token_noise)
     encoding = network.encode(embeddings + embedding_noise, mask)
@@ -183,7 +183,7 @@ def test_choices_have_draws_of_their_own_and_one_logit_each():
 
     @jax.jit
     def score(ids, mask, added):
-        network = model.bind(weights)
+        network = model.apply(weights, method=lambda module: module)
         embeddings = network.embed(network.embed_tokens(ids))
         return network.classify(network.encode(embeddings + added, mask).hidden, mask)[0, 0]
 
@@ -214,7 +214,7 @@ def test_padding_gets_no_noise_even_where_the_model_looks_at_it():
 
     @jax.jit
     def logits():
-        network = model.bind(weights)
+        network = model.apply(weights, method=lambda module: module)
         embeddings = network.embed(network.embed_tokens(bucket.ids[0]))
         return network.classify(network.encode(embeddings + added, mask).hidden, mask)
 

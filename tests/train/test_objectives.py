@@ -88,7 +88,7 @@ def test_choice_loss_equals_texts_scored_one_by_one():
     model = tiny.softmax(1)
     params, rows = tiny.lively(model), tiny.batch(3, choices=2, weights=[1, 0, 1])
     loss, parts = jax.jit(classification(model))(params, rows, None)
-    network, total = jax.jit(lambda text: model.bind(params)(text, text > 0)), 0.0
+    network, total = jax.jit(lambda text: model.apply(params, text, text > 0)), 0.0
     for example in (0, 2):
         scores = []
         for choice in range(2):
@@ -233,7 +233,7 @@ def test_released_esr_is_of_all_rows_in_nats():
     params, rows = tiny.lively(model), tiny.batch(3)
     _, parts = jax.jit(classification(model, **options))(params, rows, KEY)
     ids, mask = texts_of(rows)
-    keys = np.asarray(jax.jit(lambda: model.bind(params)(ids, mask).encoding.keys)())
+    keys = np.asarray(jax.jit(lambda: model.apply(params, ids, mask).encoding.keys)())
     penalties = [
         sum(
             (oracles.entropy(oracles.key_spectrum(layer[text])) - 0.2 * np.log(16)) ** 2
@@ -255,7 +255,7 @@ def test_tokens_that_halt_pay_for_their_steps():
         for weight in (0.0, 0.01)
     )
     ids, mask = map(np.asarray, texts_of(rows))
-    ponder = np.asarray(jax.jit(lambda: model.bind(params)(ids, mask).encoding.ponder)())
+    ponder = np.asarray(jax.jit(lambda: model.apply(params, ids, mask).encoding.ponder)())
     assert ponder[~mask].any() and np.ptp(ponder[mask]) > 0.1, "else the mean could be of anything"
     costs = [ponder[text][mask[text]].astype(np.float64).mean() for text in (0, 2)]
     np.testing.assert_allclose(paid[0] - free[0], 0.01 * np.mean(costs), rtol=1e-3)

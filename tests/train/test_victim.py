@@ -58,7 +58,7 @@ def encoder(kind="bag", num_outputs=2, bag=Placed):
             "tokens": {"embedding": rng.normal(size=(VOCABULARY.size, 4)).astype(np.float32)},
             "out": rng.normal(size=(4, num_outputs)).astype(np.float32) / 3,
         }
-        return Functional(None, bag), params
+        return Functional(None, tiny.apply_of(bag)), params
     model = {"tinybert": tiny.tinybert, "robertha": tiny.robertha}[kind]
     model = model(VOCABULARY.size, num_outputs, **SIZES)
     return model, tiny.lively(model, scale=0.3)
@@ -88,14 +88,14 @@ def test_losses_and_gradients_are_those_of_the_objective(kind):
     batch = batch_of(TEXTS, labels)
 
     def objective(tokens, batch):
-        network = model.bind(params)
+        network = model.apply(params, method=lambda module: module)
         mask = texts_of(batch)[1]
         encoding = network.encode(network.embed(tokens), mask)
         logits = per_example(network.classify(encoding.hidden, mask), batch)
         return task_loss(logits, batch, regression=False)
 
     slope = jax.jit(jax.value_and_grad(objective))
-    tokens = model.bind(params).embed_tokens(batch.ids[:, 0])
+    tokens = model.apply(params, method=lambda module: module).embed_tokens(batch.ids[:, 0])
     for row, (one_text, here) in enumerate(zip(TEXTS, linear, strict=True)):
         alone = batch._replace(weights=jnp.arange(4.0) == row)
         wanted, gradient = slope(tokens, alone)
@@ -264,7 +264,7 @@ def test_long_texts_are_cut_as_in_training():
     long = " ".join(WORDS * 3)
     (here,) = found.gradients.linearize([long], [1])
     assert len(here.ids) == 22
-    logits, _ = model.bind(params)(*texts_of(batch_of([long], [1])))
+    logits, _ = model.apply(params, *texts_of(batch_of([long], [1])))
     wanted = -jax.nn.log_softmax(logits)[0, 1]
     assert found.loss([long], [1])[0] == pytest.approx(float(wanted), abs=1e-5)
     (result,) = text.hotflip(found, [long], [1], rate=0.05)

@@ -88,6 +88,7 @@ class Bag(NamedTuple):
     """Counts words: the stages of an encoder at next to no time to compile."""
 
     params: dict
+    embedding_scale = 1.0
 
     def embed_tokens(self, ids):
         return self.params["tokens"]["embedding"][ids]
@@ -109,10 +110,18 @@ class Bag(NamedTuple):
         return Classification(self.classify(encoding.hidden, mask), encoding)
 
 
+def apply_of(module):
+    def apply(params, *inputs, method="__call__", **options):
+        method = getattr(module, method) if isinstance(method, str) else method
+        return method(module(params), *inputs, **options)
+
+    return apply
+
+
 def bag(width=4):
     def init(key):
         one, other = jax.random.split(key)
         table = jax.random.normal(one, (VOCAB, width))
         return {"tokens": {"embedding": table}, "out": jax.random.normal(other, (width, 2))}
 
-    return Functional(init, Bag)
+    return Functional(init, apply_of(Bag))

@@ -75,7 +75,7 @@ def forward_of(
             parts.append((jnp.asarray(ids[:, 0]), jnp.arange(width) < lengths))
             order.append(index)
     places = np.argsort(np.concatenate(order))
-    logits = jax.jit(lambda params, ids, mask: model.bind(params)(ids, mask).logits)
+    logits = jax.jit(lambda params, ids, mask: model.apply(params, ids, mask).logits)
 
     def forward() -> np.ndarray:
         pending = [logits(params, *part) for part in parts]

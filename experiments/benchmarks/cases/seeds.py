@@ -58,7 +58,7 @@ def epoch_of(model: Any, batch_size: int, num_tokens: int | None) -> Callable[..
     adam = optax.adam(1e-3)
 
     def loss(params: Any, ids: jax.Array, labels: jax.Array, key: jax.Array) -> jax.Array:
-        network = model.bind(params)
+        network = partial(model.apply, params)
         logits = network(ids)
         task = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
         if num_tokens is None:
