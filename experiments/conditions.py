@@ -244,7 +244,7 @@ class Typos:
             return
         labels = [row.label for row in chosen]
         for seed in seeds:
-            victim, _ = make_victim(
+            victim = make_victim(
                 cell.model,
                 jax.tree.map(lambda leaf, seed=seed: leaf[seed], cell.params),
                 cell.data.vocabulary,

@@ -1,7 +1,8 @@
-"""Training that meets noise: Gaussian augmentation, PGD and FreeLB, each around any objective.
+"""Training on perturbed inputs: Gaussian augmentation, PGD and FreeLB, around any objective.
 
-Each takes an `Objective` and returns another one, so they go through the same steps, seeds and
-checkpoints, and around Robertha's objective as well as TinyBERT's.
+Each takes an `Objective` and returns another, so that they share training steps, seeds and
+checkpoints, and apply to Robertha's objective as well as TinyBERT's. Perturbations are added to the
+token vectors, before positions and LayerNorm.
 """
 
 from typing import NamedTuple, NoReturn
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from hopfax.nn.encoder import CLEAN, Perturbation, Site
+from hopfax.nn.encoder import CLEAN, Perturbation
 from hopfax.nn.functional import Params
 from hopfax.random import quick
 from hopfax.train.objectives import Batch, Losses, Objective, texts_of
@@ -23,18 +24,18 @@ _NOISE, _PGD, _FREELB = 2**31, 2**31 + 1, 2**31 + 2
 
 
 class Ball(NamedTuple):
-    """Where adversarial perturbations live: l2 balls, one for each text.
+    """The l2 ball of adversarial perturbations, one for each text, and the search in it.
 
     Attributes:
         num_steps: K, ascent steps of PGD, forward and backward passes of FreeLB; at least 1.
         step_size: Length of an ascent step, > 0.
         max_norm: Radius of the ball, > 0; inf for none.
-        initial_norm: The first perturbation is uniform in a cube of this half diagonal: its norm
-            is about 0.6 of it whatever the text's length, >= 0.
+        initial_norm: The first perturbation is uniform in a cube with this half diagonal, >= 0; its
+            norm is about 0.6 of it for any text length.
 
-    The defaults are of the size that the FreeLB program takes on GLUE, where token vectors have a
-    norm of about 1.4. A model that starts from N(0, 0.02^2), with norms of 0.23 at width 128, needs
-    a far smaller ball to learn at all: see `experiments/robertha/models.py`.
+    The defaults are those of the FreeLB program on GLUE, where token vectors have a norm of about
+    1.4. A model initialised with N(0, 0.02^2), with norms of 0.23 at width 128, needs a far smaller
+    ball to learn at all: see `experiments/models.py`.
     """
 
     num_steps: int = 3
@@ -43,46 +44,41 @@ class Ball(NamedTuple):
     initial_norm: float = 0.2
 
 
-BALL = Ball()
-
-
-def augmented(
-    objective: Objective, *, sigma: float, site: Site = "token", share: float = 1.0
-) -> Objective:
-    """Adds fresh Gaussian noise to the inputs of every training step.
+def augmented(objective: Objective, *, sigma: float) -> Objective:
+    """Adds fresh Gaussian noise to the token vectors in every training step.
 
     Args:
-        objective: What to minimise.
+        objective: Loss to minimise.
         sigma: Standard deviation of the noise, >= 0.
-        site: `"token"`, on the token vectors, or `"embedding"`, after their LayerNorm.
-        share: Share of the texts that get noise, in [0, 1]; the rest stay clean.
 
     Raises:
-        ValueError: If a number is out of its range, or there is no such site.
+        ValueError: `sigma` is out of range.
+
+    Example:
+        >>> from hopfax.nn import tinybert
+        >>> from hopfax.train.objectives import classification
+        >>> objective = augmented(classification(tinybert(30522, 2)), sigma=0.1)
 
     References:
         Robertha, Table 2, DataAugment.
     """
-    if not 0 <= sigma < float("inf") or not 0 <= share <= 1:
-        raise ValueError(
-            f"augmented wants sigma >= 0 and a share in [0, 1], got {sigma} and {share}"
-        )
-    _check_site(site)
+    if not 0 <= sigma < float("inf"):
+        raise ValueError(f"sigma must be >= 0 and finite, got {sigma}")
 
     def noisy(
         params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation = CLEAN, /
     ) -> tuple[Array, Losses]:
         _, mask = texts_of(batch)
-        for_noise, for_texts = jax.random.split(jax.random.fold_in(key, _NOISE))
+        # A split of two, whose first half is used: the draws of the published results.
+        for_noise, _ = jax.random.split(jax.random.fold_in(key, _NOISE))
         noise = sigma * jax.random.normal(quick(for_noise), *_like(params, mask))
-        chosen = jax.random.uniform(quick(for_texts), (len(mask), 1)) < share
-        noise = jnp.where((mask & chosen)[..., None], noise, 0)
-        return objective(params, batch, key, _plus(added, site, noise))
+        noise = jnp.where(mask[..., None], noise, 0)
+        return objective(params, batch, key, _plus(added, noise))
 
     return noisy
 
 
-def pgd(objective: Objective, ball: Ball = BALL, *, site: Site = "token") -> Objective:
+def pgd(objective: Objective, ball: Ball) -> Objective:
     r"""Trains on the worst perturbation that K steps of projected gradient ascent find.
 
     $$\delta_{t+1} = \Pi_{\|\delta\| \le \epsilon}\left(\delta_t
@@ -91,21 +87,24 @@ def pgd(objective: Objective, ball: Ball = BALL, *, site: Site = "token") -> Obj
     and $L(\theta, \delta_K)$ is minimised: K + 1 forward and backward passes a step.
 
     Args:
-        objective: What to minimise, and to maximise.
+        objective: Loss to minimise in the parameters and maximise in the perturbation.
         ball: Steps and radius.
-        site: Where the perturbation is added.
 
     Raises:
-        ValueError: If a number is out of its range, or there is no such site.
+        ValueError: A number of the ball is out of range.
 
     Differentiation:
         In the parameters, with the perturbation held fixed. Dropout is the same in all passes.
+
+    Example:
+        >>> from hopfax.nn import tinybert
+        >>> from hopfax.train.objectives import classification
+        >>> objective = pgd(classification(tinybert(30522, 2)), Ball(num_steps=2))
 
     References:
         Madry et al. (2018), Towards Deep Learning Models Resistant to Adversarial Attacks.
     """
     _check_ball(ball)
-    _check_site(site)
 
     def worst(
         params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation = CLEAN, /
@@ -114,20 +113,19 @@ def pgd(objective: Objective, ball: Ball = BALL, *, site: Site = "token") -> Obj
         still = jax.lax.stop_gradient(params)
 
         def loss(delta: Deltas) -> Array:
-            return objective(still, batch, key, _plus(added, site, delta))[0]
+            return objective(still, batch, key, _plus(added, delta))[0]
 
         def climb(delta: Deltas, _: None) -> tuple[Deltas, None]:
             return ascend(delta, jax.grad(loss)(delta), mask, ball), None
 
         start = initial(jax.random.fold_in(key, _PGD), params, mask, ball)
         delta, _ = jax.lax.scan(climb, start, length=ball.num_steps)
-        # Added perturbations of others stay part of the derivative, this one does not.
-        return objective(params, batch, key, _plus(added, site, jax.lax.stop_gradient(delta)))
+        return objective(params, batch, key, _plus(added, jax.lax.stop_gradient(delta)))
 
     return worst
 
 
-def freelb(objective: Objective, ball: Ball = BALL, *, site: Site = "token") -> Objective:
+def freelb(objective: Objective, ball: Ball) -> Objective:
     r"""Free large-batch adversarial training: K ascent steps, every gradient of which is used.
 
     $$g = \frac1K \sum_{t=0}^{K-1} \nabla_\theta L(\theta, \delta_t), \qquad
@@ -137,34 +135,31 @@ def freelb(objective: Objective, ball: Ball = BALL, *, site: Site = "token") -> 
     One backward pass gives both gradients: K forward and backward passes a step.
 
     Args:
-        objective: What to minimise, and to maximise.
+        objective: Loss to minimise in the parameters and maximise in the perturbation.
         ball: Steps and radius.
-        site: Where the perturbation is added; the paper's is the token vectors.
 
     Returns:
         An objective whose value is the mean loss over the K perturbations.
 
     Raises:
-        ValueError: If a number is out of its range, or there is no such site; when traced, if
-            somebody asks for the gradient in `added`.
+        ValueError: A number of the ball is out of range; when traced, if the gradient in `added` is
+            requested.
 
     Differentiation:
-        First order, reverse mode, in the parameters; the perturbations are held fixed, and
-        `added` gets no gradient: `pgd` or `freelb` around this one is an error, `augmented` is
-        not. Dropout is the same in all K passes, as published.
+        First order, reverse mode, in the parameters; the perturbations are held fixed. `added` has
+        no gradient: `pgd` or `freelb` around this one is an error, `augmented` is not. Dropout is
+        the same in all K passes, as published.
 
     Example:
         >>> from hopfax.nn import tinybert
         >>> from hopfax.train.objectives import classification
         >>> objective = freelb(classification(tinybert(30522, 2)), Ball(num_steps=2))
-        >>> # loop.fit(model, objective, ...), as with any other objective
 
     References:
         Zhu et al. (2020), FreeLB: Enhanced Adversarial Training for Natural Language Understanding,
         Algorithm 1; initial perturbations as in its program.
     """
     _check_ball(ball)
-    _check_site(site)
 
     def accumulated(
         params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation
@@ -172,7 +167,7 @@ def freelb(objective: Objective, ball: Ball = BALL, *, site: Site = "token") -> 
         _, mask = texts_of(batch)
 
         def loss(params: Params, delta: Deltas) -> tuple[Array, Losses]:
-            return objective(params, batch, key, _plus(added, site, delta))
+            return objective(params, batch, key, _plus(added, delta))
 
         both = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
 
@@ -180,13 +175,14 @@ def freelb(objective: Objective, ball: Ball = BALL, *, site: Site = "token") -> 
             carry: tuple[Deltas, Params], _: None
         ) -> tuple[tuple[Deltas, Params], tuple[Array, Losses]]:
             delta, total = carry
-            found, (gradient, slope) = both(params, delta)
-            return (ascend(delta, slope, mask, ball), jax.tree.map(jnp.add, total, gradient)), found
+            losses, (gradient, slope) = both(params, delta)
+            total = jax.tree.map(jnp.add, total, gradient)
+            return (ascend(delta, slope, mask, ball), total), losses
 
         start = initial(jax.random.fold_in(key, _FREELB), params, mask, ball)
         zeros = jax.tree.map(jnp.zeros_like, params)
-        (_, total), found = jax.lax.scan(body, (start, zeros), length=ball.num_steps)
-        mean = jax.tree.map(lambda part: jnp.mean(part, axis=0), found)
+        (_, total), losses = jax.lax.scan(body, (start, zeros), length=ball.num_steps)
+        mean = jax.tree.map(lambda part: jnp.mean(part, axis=0), losses)
         return mean, jax.tree.map(lambda part: part / ball.num_steps, total)
 
     # The gradient arises on the way, so it is the rule's residual.
@@ -212,7 +208,7 @@ def freelb(objective: Objective, ball: Ball = BALL, *, site: Site = "token") -> 
         params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation = CLEAN, /
     ) -> tuple[Array, Losses]:
         loss, parts = rule(params, batch, key, _held(added))
-        # Their gradients are not kept: nothing may ask for them.
+        # The rule keeps no gradients of the parts.
         return loss, jax.lax.stop_gradient(parts)
 
     return free
@@ -225,16 +221,16 @@ def _held(added: Perturbation) -> Perturbation:
 
 @_held.defjvp
 def _refuse(primals: tuple[Perturbation], tangents: tuple[Perturbation]) -> NoReturn:
-    # JAX asks only where a tangent is not known to be zero. An ascent around FreeLB would stand
-    # still, and nobody would know.
+    # Called only where a tangent is not known to be zero. An ascent around FreeLB would otherwise
+    # silently stay at its start.
     raise ValueError(
-        "freelb's objective has no gradient in what is added to its inputs, so nothing can climb "
-        "around it: put freelb outermost, as in freelb(pgd(objective)), or leave the other out"
+        "freelb's objective has no gradient in its added perturbation: put freelb outermost, as in "
+        "freelb(pgd(objective, ball), ball)"
     )
 
 
 def initial(key: PRNGKeyArray, params: Params, mask: Mask, ball: Ball) -> Deltas:
-    r"""First perturbations, uniform in $\pm m / \sqrt{n d}$ for a text of n tokens of width d."""
+    r"""Returns perturbations uniform in $\pm m / \sqrt{n d}$ for texts of n tokens of width d."""
     shape, dtype = _like(params, mask)
     entries = jnp.maximum(jnp.sum(mask, axis=-1), 1) * shape[-1]
     scale = (ball.initial_norm / jnp.sqrt(entries)[:, None, None]).astype(dtype)
@@ -243,7 +239,7 @@ def initial(key: PRNGKeyArray, params: Params, mask: Mask, ball: Ball) -> Deltas
 
 
 def ascend(delta: Deltas, slope: Deltas, mask: Mask, ball: Ball) -> Deltas:
-    """One step along each text's normalised gradient, and back into its ball."""
+    """Takes one step along each text's normalised gradient, and projects into its ball."""
     slope = jnp.where(mask[..., None], slope, 0)
     delta = delta + ball.step_size * slope / jnp.maximum(_norms(slope), 1e-30)
     norms = _norms(delta)
@@ -263,22 +259,15 @@ def _like(params: Params, mask: Mask) -> tuple[tuple[int, ...], jnp.dtype]:
     return (*mask.shape, table.shape[-1]), table.dtype
 
 
-def _plus(added: Perturbation, site: Site, delta: Deltas) -> Perturbation:
-    before = getattr(added, site)
-    return added._replace(**{site: delta if before is None else before + delta})
-
-
-def _check_site(site: str) -> None:
-    if site not in Perturbation._fields:
-        raise ValueError(f'site must be "token" or "embedding", got {site!r}')
+def _plus(added: Perturbation, delta: Deltas) -> Perturbation:
+    return added._replace(token=delta if added.token is None else added.token + delta)
 
 
 def _check_ball(ball: Ball) -> None:
-    ranges = {
-        "num_steps >= 1": ball.num_steps >= 1,
-        "step_size > 0": ball.step_size > 0,
-        "max_norm > 0": ball.max_norm > 0,
-        "initial_norm >= 0": ball.initial_norm >= 0,
-    }
-    if wrong := [wanted for wanted, holds in ranges.items() if not holds]:
-        raise ValueError(f"adversarial training wants {' and '.join(wrong)}; got {ball}")
+    if not (
+        ball.num_steps >= 1 and ball.step_size > 0 and ball.max_norm > 0 and ball.initial_norm >= 0
+    ):
+        raise ValueError(
+            "ball must have num_steps >= 1, step_size > 0, max_norm > 0 and initial_norm >= 0, got "
+            f"{ball}"
+        )

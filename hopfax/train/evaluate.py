@@ -1,6 +1,5 @@
-"""Logits of all seeds on every row of a set, with or without noise at a named site."""
+"""Predicts every row of a set with all seeds, with or without noise at a named site."""
 
-import difflib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, NamedTuple, get_args
@@ -21,10 +20,7 @@ from hopfax.train.sharding import Sharding
 Protocol = Literal["sigma", "matched"]
 SITES: tuple[Site, ...] = get_args(Site)
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
-
-
-# Tokens of a call, padding included.
-_TOKENS = 8192
+_TOKENS = 8192  # of a call, including padding
 
 
 class Noise(NamedTuple):
@@ -32,15 +28,15 @@ class Noise(NamedTuple):
 
     Attributes:
         site: `"token"`, on the token vectors before positions and LayerNorm, or `"embedding"`,
-            on what that LayerNorm returns.
-        protocol: `"sigma"`: `level` is the standard deviation itself; `"matched"`: in units of
-            the root mean square of the example's own signal at the site, so that every model
-            meets the same ratio, -20 log10(level) dB.
+            on the output of that LayerNorm.
+        protocol: `"sigma"`: `level` is the standard deviation. `"matched"`: `level` is in units of
+            the root mean square of the example's signal at the site, so that every model has the
+            same SNR, -20 log10(level) dB.
         level: The standard deviation, >= 0.
-        draw: Number of the draw. Levels and models share their draws, which depend on the row but
+        draw: Index of the draw. Levels and models share their draws, which depend on the row but
             not on its batch, so that differences between models are paired.
-        seeds: A number for each stacked model, from which its draws derive, such as its training
-            seed: the models then draw independently. None: they share their draws.
+        seeds: One number per stacked model, such as its training seed, from which its draws derive:
+            the models then draw independently. None: they share their draws.
     """
 
     site: Site
@@ -51,7 +47,7 @@ class Noise(NamedTuple):
 
 
 class Predictions(NamedTuple):
-    """What the seeds say about every row, in the order of the rows' `index`.
+    """Predictions of all seeds for every row, in the order of the rows' `index`.
 
     Attributes:
         logits: `(seeds, examples, outputs)`.
@@ -79,24 +75,29 @@ Predictor = Callable[..., tuple[Array, _Counts]]
 
 
 def check_noise(noise: Noise) -> None:
-    """Raises a ValueError for an unknown site or protocol, or a negative level."""
-    for kind, name, known in (
-        ("site", noise.site, SITES),
-        ("protocol", noise.protocol, PROTOCOLS),
-    ):
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1) or known
-            raise ValueError(f"unknown {kind} {name!r}; did you mean {' or '.join(near)}?")
+    """Raises a ValueError for an unknown site or protocol, or a negative level.
+
+    Example:
+        >>> check_noise(Noise("tokens", "sigma", 1.0))
+        Traceback (most recent call last):
+        ...
+        ValueError: site must be one of token, embedding, got 'tokens'
+    """
+    for field, known in (("site", SITES), ("protocol", PROTOCOLS)):
+        if getattr(noise, field) not in known:
+            raise ValueError(
+                f"{field} must be one of {', '.join(known)}, got {getattr(noise, field)!r}"
+            )
     if not 0 <= noise.level < np.inf:
-        raise ValueError(f"noise level is a standard deviation and must be >= 0, got {noise.level}")
+        raise ValueError(f"level must be >= 0 and finite, got {noise.level}")
 
 
 def make_predictor(model: Functional[Encoder], *, sharding: Sharding | None = None) -> Predictor:
     """Compiles prediction of all seeds under noise; one compilation per padded length.
 
     Args:
-        model: What predicts.
-        sharding: How several devices share the work, if they do; the one given to `predict`.
+        model: The model.
+        sharding: That of `predict`; None for one device.
 
     Returns:
         A function for `predict`.
@@ -114,20 +115,20 @@ def make_predictor(model: Functional[Encoder], *, sharding: Sharding | None = No
         run = partial(model.apply, params)
         ids, mask = texts_of(batch)
         choices, length = batch.ids.shape[1:]
-        # Parameters decide the dtype: with x64 enabled, JAX's defaults would be wider than they.
+        # The parameters' dtype: with x64 enabled, JAX's default would be wider.
         table = params["tokens"]["embedding"]
-        blank = jnp.zeros((length, table.shape[-1]), table.dtype)
+        zeros = jnp.zeros((length, table.shape[-1]), table.dtype)
 
         def draw_of(row: Array, choice: Array) -> Array:
             key = jax.random.fold_in(jax.random.fold_in(root, row), choice)
-            return hopfield.gaussian_noise(key, blank, sigma=1.0)
+            return hopfield.gaussian_noise(key, zeros, sigma=1.0)
 
         rows, numbers = jnp.repeat(index, choices), jnp.tile(jnp.arange(choices), len(index))
-        # Clean inputs need no draws, which take a few per cent of the time.
+        # Clean inputs need no draws, which take a few percent of the time.
         draws = jax.lax.cond(
             level > 0,
             lambda: jax.vmap(draw_of)(rows, numbers),
-            lambda: jnp.zeros((len(rows), *blank.shape), blank.dtype),
+            lambda: jnp.zeros((len(rows), *zeros.shape), zeros.dtype),
         )
 
         counted = mask & (jnp.repeat(batch.weights, batch.ids.shape[1]) > 0)[:, None]
@@ -138,19 +139,19 @@ def make_predictor(model: Functional[Encoder], *, sharding: Sharding | None = No
         def add_noise(signal: Array) -> tuple[Array, Array, Array]:
             rms = jax.vmap(lambda s, m: hopfield.matched_sigma(s, snr_db=0.0, mask=m))(signal, mask)
             sigma = level * jnp.where(relative, rms, 1.0)
-            # Padding stays as it is: a model that does not mask its keys would see the noise.
+            # No noise on padding: a model that does not mask its keys would see it.
             noise = jnp.where(mask[..., None], sigma[:, None, None] * draws, 0.0)
             return signal + noise, power(signal), power(noise)
 
-        def leave(signal: Array) -> tuple[Array, Array, Array]:
-            nothing = jnp.zeros((), signal.dtype)
-            return signal, nothing, nothing
+        def keep(signal: Array) -> tuple[Array, Array, Array]:
+            zero = jnp.zeros((), signal.dtype)
+            return signal, zero, zero
 
-        # A branch, not a noise of zero at the other site: nothing is computed there.
+        # A branch rather than zero noise, so that the other site costs nothing.
         tokens = run(ids, method="embed_tokens")
-        tokens, *of_tokens = jax.lax.cond(at_token, add_noise, leave, tokens)
+        tokens, *of_tokens = jax.lax.cond(at_token, add_noise, keep, tokens)
         embeddings = run(tokens, method="embed")
-        embeddings, *of_embeddings = jax.lax.cond(at_token, leave, add_noise, embeddings)
+        embeddings, *of_embeddings = jax.lax.cond(at_token, keep, add_noise, embeddings)
         encoding = run(embeddings, mask, method="encode")
         logits = per_example(run(encoding.hidden, mask, method="classify"), batch)
         real = jnp.broadcast_to(counted[None, :, None, :], encoding.num_steps.shape)
@@ -165,7 +166,7 @@ def make_predictor(model: Functional[Encoder], *, sharding: Sharding | None = No
     if sharding is None:
         return jax.jit(all_seeds)
     if sharding.split == "batch":
-        # No word on where rows lie: those that do not divide lie everywhere.
+        # The sharding of the rows depends on the call: see `Sharding.put_batch`.
         return jax.jit(sharding.in_mesh(all_seeds))
     seeds, shared = sharding.states, [sharding.replicated] * 5
     return sharding.jit(all_seeds, (seeds, seeds, *shared), (seeds, seeds))
@@ -182,29 +183,41 @@ def predict(
 ) -> Predictions:
     """Predicts every row of a set exactly once.
 
-    A model whose attention stops by one norm over the batch (the `released` preset) depends on what
-    else is in the call, the rows that fill the last one among it: give it the batch size of the
-    program it follows.
+    The `released` preset stops by one norm over the batch, so that its predictions depend on the
+    other rows of the call: use the batch size of the released program.
 
     Args:
         predictor: From `make_predictor`.
-        params: Parameters stacked over seeds.
-        buckets: The set, as `hopfax.data.bucketed` makes it.
-        noise: What to add, and where; None for clean inputs.
-        batch_size: Rows a call; None takes what suits the device, 8,192 tokens at most.
-        sharding: How several devices share the work; the parameters lie as `fit` leaves them.
+        params: Parameters stacked over seeds, sharded as by `fit`.
+        buckets: The set, from `hopfax.data.bucketed`.
+        noise: The noise to add; None for clean inputs.
+        batch_size: Rows per call; None for a size that suits the device, at most 8,192 tokens.
+        sharding: That of the predictor; None for one device.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed, see `hopfax.train.interrupt`.
-        ValueError: See `check_noise`; there are no rows; or `noise.seeds` are not one per model.
+        ValueError: See `check_noise`; or there are no rows, or not one `noise.seeds` per model.
+
+    Example:
+        >>> import hopfax
+        >>> from hopfax.data import Encoded, bucketed
+        >>> ids = np.arange(1, 33, dtype=np.int32).reshape(8, 1, 4)
+        >>> rows = Encoded(ids, np.full((8, 1), 4, np.int32), np.arange(8) % 2, np.arange(8))
+        >>> model = hopfax.nn.tinybert(40, 2, width=8, ff_width=8, num_layers=1, max_length=4)
+        >>> params = jax.vmap(model.init)(jax.random.split(jax.random.key(0), 3))
+        >>> noise = Noise("token", "matched", level=1.0)
+        >>> buckets = bucketed(rows, boundaries=(4,))
+        >>> predictions = predict(make_predictor(model), params, buckets, noise=noise)
+        >>> predictions.logits.shape, bool((abs(predictions.snr_db) < 2).all())
+        ((3, 8, 2), True)
     """
     if not buckets:
-        raise ValueError("there is nothing to predict: the set has no rows")
-    asked = Noise("embedding", "sigma", 0.0) if noise is None else noise
-    check_noise(asked)
-    at_token = jnp.asarray(asked.site == "token")
-    relative = jnp.asarray(asked.protocol == "matched")
-    level, roots = jnp.float32(asked.level), _roots(asked, len(jax.tree.leaves(params)[0]))
+        raise ValueError("predict requires at least one row, got none")
+    noise = noise or Noise("embedding", "sigma", 0.0)
+    check_noise(noise)
+    at_token = jnp.asarray(noise.site == "token")
+    relative = jnp.asarray(noise.protocol == "matched")
+    level, roots = jnp.float32(noise.level), _roots(noise, len(jax.tree.leaves(params)[0]))
     pending, index, labels = [], [], []
     for bucket in buckets:
         for rows, weights in eval_batches(bucket, batch_size=batch_size or _rows(bucket)):
@@ -233,25 +246,24 @@ def predict(
 
 
 def _roots(noise: Noise, count: int) -> Array:
-    """The key of every model's draws."""
     root = jax.random.fold_in(jax.random.key(0), noise.draw)
     if noise.seeds is None:
         return jnp.broadcast_to(root, (count,))
     if len(noise.seeds) != count:
-        raise ValueError(f"noise.seeds must name each of {count} models, got {noise.seeds}")
+        raise ValueError(f"noise.seeds must have one seed per model ({count}), got {noise.seeds}")
     return jax.vmap(jax.random.fold_in, (None, 0))(root, jnp.asarray(noise.seeds, jnp.uint32))
 
 
 def _rows(bucket: Bucket) -> int:
-    """As many as keep a device busy, in calls of one size.
+    """Rows per call, enough to keep a device busy.
 
-    A CPU computes the rows that only fill a call like any other. There the rows are shared out
-    evenly, in eights, which divide into groups (`hopfax.nn.groups`). Other devices hardly notice
-    them, but compile slowly: a power of two is one shape for all sets of a length.
+    A CPU computes padding rows at full cost: rows are distributed evenly over the calls, in
+    multiples of eight, which divide into groups (`hopfax.nn.groups`). Other devices compile slowly
+    but hardly notice padding: a power of two is one shape for all sets of a length.
     """
     tokens = bucket.ids.shape[1] * bucket.ids.shape[2]
-    most = 2 ** max(0, (_TOKENS // tokens).bit_length() - 1)
+    limit = 2 ** max(0, (_TOKENS // tokens).bit_length() - 1)
     if jax.default_backend() != "cpu":
-        return most
-    calls = -(-len(bucket.labels) // most)
-    return min(most, -(-len(bucket.labels) // (8 * calls)) * 8)
+        return limit
+    calls = -(-len(bucket.labels) // limit)
+    return min(limit, -(-len(bucket.labels) // (8 * calls)) * 8)

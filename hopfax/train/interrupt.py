@@ -1,8 +1,8 @@
-"""Ctrl-C that stops a program between two steps of its work, where nothing is lost.
+"""Ctrl-C that stops a program between two steps, where nothing is lost.
 
 Python raises `KeyboardInterrupt` wherever the main thread is: inside a garbage-collection callback,
 where it is dropped, or between a program's launch and the use of its results. Within `listening`
-the first Ctrl-C is only noted; `check`, called between steps, raises it there.
+the first Ctrl-C only sets a flag; `check`, called between steps, raises it there.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ def check() -> None:
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Makes `check` do nothing, for a caller that asks `requested` itself and saves first."""
+    """Disables `check`, for a caller that checks `requested` itself and saves first."""
     before, _held.now = getattr(_held, "now", False), True
     try:
         yield
@@ -43,15 +43,20 @@ def held() -> Iterator[None]:
 def listening(*, exits: bool = False) -> Iterator[None]:
     """Turns the first Ctrl-C into a request to stop; the second stops at once.
 
-    Changes nothing outside the main thread or where SIGINT has another handler than Python's, so
-    that calls may be nested and a program's own handler stays.
+    Has no effect outside the main thread or if SIGINT has another handler than Python's, so that
+    calls may be nested and a program's own handler stays.
 
     Args:
         exits: Whether the second Ctrl-C ends the process with status 130, also while compiled code
             runs; otherwise it raises a KeyboardInterrupt as soon as Python code runs.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C was pressed and no `check` came after it.
+        KeyboardInterrupt: Ctrl-C was pressed and no `check` followed.
+
+    Example:
+        >>> with listening():
+        ...     for step in range(3):
+        ...         check()
     """
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -68,7 +73,7 @@ def listening(*, exits: bool = False) -> Iterator[None]:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    pass  # the watching thread has it
+    pass  # the watching thread handles it
 
 
 def _note_or_raise(number: int, frame: FrameType | None) -> None:
@@ -84,7 +89,7 @@ def _note() -> None:
 
 @contextlib.contextmanager
 def _watching() -> Iterator[None]:
-    """A thread that learns of signals while the main thread is in compiled code.
+    """A thread that receives signals while the main thread runs compiled code.
 
     Python runs handlers between bytecodes of the main thread only, but writes the number of a
     signal to the wake-up descriptor at once.

@@ -11,96 +11,79 @@ from typing import Any, Self
 import numpy as np
 
 
-def scores(
-    metrics: tuple[str, ...],
-    logits: np.ndarray,
-    labels: np.ndarray,
-    weights: np.ndarray | None = None,
-) -> dict[str, float]:
+def scores(metrics: tuple[str, ...], logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Computes a task's metrics and its score on the papers' scale of 0 to 100.
 
     The score is the mean over `metrics` of 100·accuracy, 100·F1, and 100·(r + 1)/2 for MCC and the
-    correlations. Where a metric is 0/0 it is 0: F1 with no positive row, given or predicted; MCC
-    and the correlations when predictions or labels are all the same.
+    correlations. A metric that would be 0/0 is 0: F1 without positive labels or predictions; MCC
+    and the correlations for constant labels or predictions.
 
     Args:
-        metrics: some of "accuracy", "f1" (of class 1), "mcc" (for more than two classes Gorodkin's
+        metrics: Some of "accuracy", "f1" (of class 1), "mcc" (for more than two classes Gorodkin's
             R_K), "pearson" and "spearman".
-        logits: (examples, outputs) finite; the class is the largest of a row (the first among
-            equals). Correlations want one output; a choice task has one output a choice.
-        labels: (examples,) class numbers, or real numbers for correlations.
-        weights: (examples,) 1 for rows that count, 0 for rows that only fill a batch.
+        logits: `(examples, outputs)`, finite; the largest of a row is the predicted class.
+            Correlations require one output; a choice task has one output per choice.
+        labels: `(examples,)` class numbers, or real numbers for correlations.
 
     Returns:
         Each metric by name, raw (fractions in [0, 1], or in [-1, 1]), then `"score"`.
 
     Raises:
-        ValueError: unknown metrics, shapes or labels that do not fit, no rows that count, or logits
-            that are not finite (it says how many).
+        ValueError: Unknown metrics, shapes or labels that do not fit, no rows, or logits that are
+            not finite.
+
+    Example:
+        >>> logits = np.array([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
+        >>> {name: round(value, 3) for name, value in scores(("f1",), logits, [1, 0, 0]).items()}
+        {'f1': 0.667, 'score': 66.667}
 
     References:
         Gorodkin, Comparing two K-category assignments by a K-category correlation coefficient,
         Computational Biology and Chemistry 28 (2004), Eq. 8.
     """
     if not metrics or not set(metrics) <= _METRICS.keys():
-        raise ValueError(f"metrics must be some of {', '.join(_METRICS)}, not {metrics!r}")
-    logits, labels = _rows_that_count(np.asarray(logits), np.asarray(labels), weights)
-    results: dict[str, float] = {}
+        raise ValueError(f"metrics must be some of {', '.join(_METRICS)}, got {metrics!r}")
+    # bfloat16 has no reliable NumPy arithmetic, and float32 sums are too short for SST-2.
+    logits, labels = np.asarray(logits).astype(np.float64), np.asarray(labels)
+    if logits.ndim != 2 or not len(labels) or labels.shape != logits.shape[:1]:
+        raise ValueError(
+            "logits must have shape (examples, outputs) and labels (examples,) with examples >= 1, "
+            f"got {logits.shape} and {labels.shape}"
+        )
+    if bad := int((~np.isfinite(logits).all(1)).sum()):
+        raise ValueError(f"{bad} of {len(logits)} rows have logits that are not finite")
+    values: dict[str, float] = {}
     for name in metrics:
         metric, of_classes, _ = _METRICS[name]
-        given = _classes(name, logits, labels) if of_classes else _numbers(name, logits, labels)
-        results[name] = float(metric(*given))
-    signed = {name: _METRICS[name][2] for name in metrics}
-    parts = [(results[name] + 1) / 2 if signed[name] else results[name] for name in metrics]
-    return results | {"score": 100 * sum(parts) / len(parts)}
+        check = _check_classes if of_classes else _check_numbers
+        values[name] = float(metric(*check(name, logits, labels)))
+    parts = [(values[name] + 1) / 2 if _METRICS[name][2] else values[name] for name in metrics]
+    return values | {"score": 100 * sum(parts) / len(parts)}
 
 
-def _rows_that_count(
-    logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None
+def _check_classes(
+    name: str, logits: np.ndarray, labels: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    if logits.ndim != 2 or labels.shape != logits.shape[:1]:
-        raise ValueError(
-            "logits must be (examples, outputs) and labels (examples,), "
-            f"not {logits.shape} and {labels.shape}"
-        )
-    if weights is not None:
-        weights = np.asarray(weights)
-        if weights.shape != labels.shape or not np.isin(weights, (0, 1)).all():
-            raise ValueError(f"weights must be {labels.shape} zeros and ones")
-        logits, labels = logits[weights == 1], labels[weights == 1]
-    if not len(labels):
-        raise ValueError("there are no rows to score")
-    # bfloat16 has no NumPy arithmetic worth trusting, and float32 sums are too short for SST-2
-    logits = logits.astype(np.float64)
-    if bad := int((~np.isfinite(logits)).sum()):
-        rows = int((~np.isfinite(logits).all(1)).sum())
-        raise ValueError(
-            f"{bad} of {logits.size} logits are not finite, in {rows} of {len(logits)} rows: "
-            "the model has diverged"
-        )
-    return logits, labels
-
-
-def _classes(name: str, logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     outputs = logits.shape[1]
-    if outputs < 2:
-        raise ValueError(f"{name} wants an output per class or choice, not {outputs}")
-    if not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(f"{name} wants class numbers as labels, not {labels.dtype}")
-    if labels.min() < 0 or labels.max() >= outputs:
+    if outputs < 2 or not np.issubdtype(labels.dtype, np.integer):
         raise ValueError(
-            f"labels run from {labels.min()} to {labels.max()}, but there are {outputs} outputs"
+            f"{name} requires an output per class or choice and integer labels, got {outputs} "
+            f"outputs and labels of {labels.dtype}"
         )
+    if labels.min() < 0 or labels.max() >= outputs:
+        raise ValueError(f"labels must be in [0, {outputs}), got {labels.min()} to {labels.max()}")
     return logits.argmax(1), labels
 
 
-def _numbers(name: str, logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    if logits.shape[1] != 1:
-        raise ValueError(f"{name} wants one output per example, not {logits.shape[1]}")
-    labels = labels.astype(np.float64)
-    if bad := int((~np.isfinite(labels)).sum()):
-        raise ValueError(f"{bad} of {len(labels)} labels are not finite")
-    return logits[:, 0], labels
+def _check_numbers(
+    name: str, logits: np.ndarray, labels: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    if logits.shape[1] != 1 or not np.isfinite(labels).all():
+        raise ValueError(
+            f"{name} requires one output per example and finite labels, got {logits.shape[1]} "
+            "outputs"
+        )
+    return logits[:, 0], labels.astype(np.float64)
 
 
 def _accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
@@ -132,7 +115,7 @@ def _correlation(name: str) -> Callable[[np.ndarray, np.ndarray], float]:
         if (predicted == predicted[0]).all() or (labels == labels[0]).all():
             return 0.0
         with warnings.catch_warnings():
-            # Almost constant: the digits left are few, and still the best answer there is.
+            # Almost constant values: few digits are left, but they are the best estimate.
             warnings.simplefilter("ignore", stats.NearConstantInputWarning)
             return float(getattr(stats, name)(predicted, labels).statistic)
 
@@ -152,15 +135,23 @@ _METRICS = {
 class MetricsLog:
     """An append-only JSONL file: each record is one line, in the file as soon as it is written.
 
-    A run that resumes from the checkpoint of a step calls `truncate_after(step)`, and the lines it
-    then writes again appear once. So write the records of a step before saving its checkpoint.
+    A run that resumes from the checkpoint of a step calls `truncate_after(step)`, so that lines it
+    writes again appear once. Write the records of a step before saving its checkpoint.
 
     Args:
-        path: the file; made, with its folder, when absent. A last line that a kill cut off is
-            removed when the file is opened.
+        path: The file; created, with its folder, if absent. An incomplete last line, from a process
+            that was killed, is removed.
 
     Raises:
-        ValueError: a line before the last is not a JSON object with a step (file and line).
+        ValueError: A line before the last is not a JSON object with a step.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder, MetricsLog(folder + "/log") as log:
+        ...     log.write(1, loss=np.float32(0.5))
+        ...     log.write(2, loss=float("nan"))
+        ...     read_metrics(log.path)
+        [{'step': 1, 'loss': 0.5}, {'step': 2, 'loss': None}]
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -178,19 +169,19 @@ class MetricsLog:
         """Appends one record.
 
         Args:
-            step: the step it is of.
+            step: Its step.
             **fields: JSON values, or NumPy or jax scalars and arrays. NaN and infinities, which
-                JSON does not know, become null.
+                JSON lacks, become null.
 
         Raises:
-            OSError: the disk is full, say; the file is as it was before this call.
-            TypeError: a value is none of these.
+            OSError: For instance a full disk; the file is as it was before this call.
+            TypeError: A value is not JSON-serializable.
         """
         text = json.dumps(_plain({"step": step} | fields), allow_nan=False, ensure_ascii=False)
         rest = text.encode() + b"\n"
         size = os.fstat(self._file.fileno()).st_size
         try:
-            # Unbuffered, so that a kill can cut off the last line and no other.
+            # Unbuffered, so that a kill can cut off only the last line.
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError:
@@ -198,11 +189,7 @@ class MetricsLog:
             raise
 
     def truncate_after(self, step: int) -> None:
-        """Removes the records of later steps, in one go: the old file stays until the new is whole.
-
-        Args:
-            step: the last step to keep.
-        """
+        """Removes the records after a step, by replacing the file atomically."""
         self._file.close()
         self._keep(lambda record: record["step"] <= step)
 
@@ -210,9 +197,9 @@ class MetricsLog:
         """Closes the file; calling it again does nothing."""
         self._file.close()
 
-    def _keep(self, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
+    def _keep(self, keep: Callable[[Mapping[str, Any]], bool]) -> None:
         old = self.path.read_bytes() if self.path.exists() else b""
-        new = b"".join(line + b"\n" for line, record in _records(self.path, old) if wanted(record))
+        new = b"".join(line + b"\n" for line, record in _records(self.path, old) if keep(record))
         if new != old:
             partial = self.path.with_name(f"{self.path.name}.partial")
             partial.write_bytes(new)
@@ -221,17 +208,11 @@ class MetricsLog:
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Reads the records of a log, without a last line that is cut off.
-
-    Args:
-        path: a file that `MetricsLog` wrote.
-
-    Returns:
-        One dict a line, in the file's order.
+    """Reads the records of a `MetricsLog`, one dict per line, without an incomplete last line.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line before the last is not a JSON object with a step (file and line).
+        FileNotFoundError: There is no such file.
+        ValueError: A line before the last is not a JSON object with a step; names file and line.
     """
     return [record for _, record in _records(Path(path), Path(path).read_bytes())]
 
@@ -244,7 +225,7 @@ def _records(path: Path, data: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
             if not isinstance(record["step"], int | float):
                 raise TypeError
         except (ValueError, TypeError, KeyError) as error:
-            if number == len(lines):  # cut off, or the nothing after the last newline
+            if number == len(lines):  # incomplete, or empty
                 return
             raise ValueError(
                 f"{path}, line {number}: not a JSON object with a step: {line[:80]!r}. "

@@ -1,4 +1,4 @@
-"""What training minimises: task loss plus Eigenspectrum Regularization."""
+"""Training objectives: task loss plus Eigenspectrum Regularization."""
 
 import math
 from typing import Any, NamedTuple, Protocol
@@ -20,7 +20,7 @@ class Batch(NamedTuple):
         ids: Token ids.
         lengths: Real tokens of each text.
         labels: Classes, or scores for regression.
-        weights: 1 for a row that counts, 0 for one that only fills the batch.
+        weights: 1 for a real row, 0 for a padding row.
     """
 
     ids: Int[Array, "batch choices tokens"]
@@ -30,13 +30,13 @@ class Batch(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """The parts of a loss, each a mean over the rows that count, and how retrieval ended.
+    """The parts of a loss, each a mean over real rows, and the convergence of retrieval.
 
     Attributes:
         task: Task loss.
         esr: ESR penalty.
-        num_steps: Mean Hopfield updates a real query.
-        unconverged: Share of real queries that `max_steps` ended, in [0, 1].
+        num_steps: Mean Hopfield updates per real query.
+        unconverged: Fraction of real queries that stopped at `max_steps`, in [0, 1].
     """
 
     task: Float[Array, ""]
@@ -46,7 +46,7 @@ class Losses(NamedTuple):
 
 
 class Objective(Protocol):
-    """A loss to minimise, differentiable in the parameters and in what is added to the inputs."""
+    """A loss, differentiable in the parameters and in the perturbation added to the inputs."""
 
     def __call__(
         self, params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation = CLEAN, /
@@ -56,21 +56,28 @@ class Objective(Protocol):
 
 
 def texts_of(batch: Batch) -> tuple[Int[Array, "texts tokens"], Bool[Array, "texts tokens"]]:
-    """Ids and mask of every text of a batch, the choices of an example one after the other."""
+    """Returns the ids and mask of every text of a batch, with an example's choices in sequence.
+
+    Example:
+        >>> batch = Batch(jnp.ones((2, 3, 4), int), jnp.full((2, 3), 4), jnp.zeros(2), jnp.ones(2))
+        >>> ids, mask = texts_of(batch)
+        >>> ids.shape, per_example(jnp.ones((6, 1)), batch).shape
+        ((6, 4), (2, 3))
+    """
     tokens = batch.ids.shape[-1]
     mask = jnp.arange(tokens) < batch.lengths.reshape(-1, 1)
     return batch.ids.reshape(-1, tokens), mask
 
 
 def per_example(logits: Float[Array, "texts outputs"], batch: Batch) -> Float[Array, "batch _"]:
-    """Lines the outputs of an example's texts up: classes, or one score a choice."""
+    """Reshapes outputs of texts to outputs of examples: classes, or one score per choice."""
     return logits.reshape(batch.labels.shape[0], -1)
 
 
 def task_loss(
     logits: Float[Array, "batch outputs"], batch: Batch, *, regression: bool
 ) -> Float[Array, ""]:
-    """Mean cross-entropy, or mean squared error for regression, over the rows that count."""
+    """Returns the mean cross-entropy over real rows, or the mean squared error for regression."""
     if regression:
         losses = jnp.square(logits[:, 0] - batch.labels)
     else:
@@ -88,14 +95,14 @@ def esr_loss(
     in_nats: bool = False,
     entropy: hopfield.Entropy = "shannon",
 ) -> Float[Array, ""]:
-    r"""ESR penalty of each text's keys, summed over layers, averaged over the texts that count.
+    r"""Returns the ESR penalty of each text's keys, summed over layers, averaged over real texts.
 
     Args:
-        encoding: Holds the keys of every layer.
-        mask: Tokens that take part in the spectrum.
-        weights: 1 for texts that count.
-        target: The normalised entropy to aim at.
-        in_nats: The released program's $(H - \alpha \log d)^2$, which is $(\log d)^2$ times the
+        encoding: Has the keys of every layer.
+        mask: Tokens of the spectrum.
+        weights: 1 for real texts, 0 for padding rows.
+        target: Target of the normalised entropy, in [0, 1].
+        in_nats: Use the released program's $(H - \alpha \log d)^2$, which is $(\log d)^2$ times the
             paper's Eq. 12.
         entropy: See `hopfield.eigen_entropy`.
     """
@@ -119,31 +126,34 @@ def classification(
     esr_entropy: hopfield.Entropy = "shannon",
     ponder_weight: float = 0.01,
 ) -> Objective:
-    """The papers' objective: task loss + `esr_weight` times ESR.
+    """Returns the papers' objective: task loss + `esr_weight` times ESR.
 
     Args:
         model: The classifier.
-        regression: Squared error in place of cross-entropy.
-        esr_weight: Lambda, >= 0; at 0 no spectrum is computed.
+        regression: Use squared error instead of cross-entropy.
+        esr_weight: Lambda, >= 0; 0 computes no spectrum.
         esr_target: Alpha, in [0, 1].
         esr_in_nats: See `esr_loss`.
-        esr_masked: Whether padding is kept out of the spectrum.
-        esr_entropy: Which entropy of the spectrum; see `hopfield.eigen_entropy`.
-        ponder_weight: Weight of the steps that tokens take, in a model where they halt by
-            themselves, >= 0; the Universal Transformer's program has 0.01.
-
-    Returns:
-        An `Objective`.
+        esr_masked: Whether the spectrum leaves out padding.
+        esr_entropy: The entropy of the spectrum; see `hopfield.eigen_entropy`.
+        ponder_weight: Weight of the steps of tokens with adaptive computation time, >= 0; 0.01 in
+            the Universal Transformer's program.
 
     Raises:
-        ValueError: If a weight is negative.
+        ValueError: A weight is negative.
+
+    Example:
+        >>> from hopfax.nn import robertha
+        >>> objective = classification(robertha(30522, 2), esr_weight=0.05)
+        >>> # loss, parts = objective(params, batch, key)
 
     References:
         Robertha, Eq. 12 and Table 15.
     """
-    for name, weight in (("esr_weight", esr_weight), ("ponder_weight", ponder_weight)):
-        if weight < 0:
-            raise ValueError(f"{name} scales a penalty and must be >= 0, got {weight}")
+    if esr_weight < 0 or ponder_weight < 0:
+        raise ValueError(
+            f"esr_weight and ponder_weight must be >= 0, got {esr_weight} and {ponder_weight}"
+        )
 
     def objective(
         params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation = CLEAN, /
@@ -154,10 +164,9 @@ def classification(
         weights = jnp.repeat(batch.weights, batch.ids.shape[1])
         esr = jnp.zeros_like(task)
         if esr_weight > 0:
-            seen = mask if esr_masked else jnp.ones_like(mask)
             esr = esr_loss(
                 encoding,
-                seen,
+                mask if esr_masked else jnp.ones_like(mask),
                 weights,
                 target=esr_target,
                 in_nats=esr_in_nats,
@@ -176,7 +185,7 @@ def classification(
 def mean_over_queries(
     values: Shaped[Array, "layers texts heads tokens"], mask: Bool[Array, "texts tokens"]
 ) -> Float[Array, ""]:
-    """Mean over the real queries of all layers and heads."""
+    """Returns the mean over the real queries of all layers and heads."""
     real = jnp.broadcast_to(mask[None, :, None, :], values.shape)
     return jnp.sum(jnp.where(real, values, 0)) / jnp.maximum(jnp.sum(real), 1)
 

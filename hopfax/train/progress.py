@@ -1,4 +1,4 @@
-"""How far a run is: a bar on a terminal, plain lines in a file."""
+"""Progress of a run: a bar on a terminal, plain lines in a file."""
 
 import collections
 import contextlib
@@ -10,24 +10,30 @@ from typing import Any, Self, TextIO
 
 from hopfax.train import interrupt
 
+_INTERVAL = 5.0  # seconds between plain lines
+
 
 class Progress:
     """Shows steps done, examples per second, time left, and the latest loss or score.
 
     On a terminal this is a rich bar. Elsewhere it is a plain line for the first update, for the
-    last, and in between at most one every `interval` seconds. Speeds are of the last `window`
-    updates, so that compilation, which falls into the first, soon no longer counts.
+    last, and at most one every five seconds in between. Speeds are averages over the last `window`
+    updates, so that compilation, during the first, soon no longer counts.
 
     Args:
-        total: steps of the whole run.
-        title: what is running, in front of everything else.
-        done: steps an earlier process did; they count as done but not for speed.
-        stream: where to write; standard error when not given.
-        interval: least seconds between plain lines.
-        window: updates that speeds are measured over, >= 1.
-        console: a rich console to draw on instead of `stream`.
-        counts: show steps done as numbers, not only their share.
-        clock: gives seconds; for tests.
+        total: Steps of the whole run.
+        title: Shown first.
+        done: Steps of an earlier process; they count as done but not for speed.
+        stream: Where to write; default: standard error.
+        window: Updates that speeds are averaged over, >= 1.
+        counts: Whether to show the number of steps in addition to their share.
+        clock: Returns seconds; for tests.
+
+    Example:
+        >>> import sys
+        >>> with Progress(3, title="sst2", stream=sys.stdout, clock=lambda: 0.0) as progress:
+        ...     progress.update(3, 96, loss=0.25)
+        sst2  3/3 (100%)  done  loss 0.25
     """
 
     def __init__(
@@ -37,9 +43,7 @@ class Progress:
         title: str = "",
         done: int = 0,
         stream: TextIO | None = None,
-        interval: float = 5.0,
         window: int = 50,
-        console: Any = None,
         counts: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ):
@@ -49,8 +53,6 @@ class Progress:
         self._done = done
         self._examples = 0
         self._stream = stream or sys.stderr
-        self._interval = interval
-        self._console = console
         self._clock = clock
         self._recent: collections.deque[tuple[float, int, int]]
         self._recent = collections.deque(maxlen=window + 1)
@@ -61,7 +63,7 @@ class Progress:
 
     def __enter__(self) -> Self:
         self._recent.append((self._clock(), self._done, 0))
-        if self._console.is_terminal if self._console is not None else self._stream.isatty():
+        if self._stream.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn
             from rich.progress import Progress as Bar
@@ -72,8 +74,8 @@ class Progress:
                 BarColumn(bar_width=24),
                 TextColumn("{task.fields[status]}", markup=False),
             )
-            console = self._console if self._console is not None else Console(file=self._stream)
-            self._bar = self._stack.enter_context(Bar(*columns, console=console))
+            bar = Bar(*columns, console=Console(file=self._stream))
+            self._bar = self._stack.enter_context(bar)
             self._task = self._bar.add_task(
                 self.title, total=self._total, completed=self._done, status=""
             )
@@ -85,12 +87,12 @@ class Progress:
         self._stack.close()
 
     def update(self, done: int, examples: int, **fields: Any) -> None:
-        """Takes note of work done; a safe point to stop at, see `hopfax.train.interrupt`.
+        """Shows the work done; a safe point to stop at, see `hopfax.train.interrupt`.
 
         Args:
-            done: steps done since the start of the run.
-            examples: examples seen since the last update, all seeds together.
-            **fields: shown by name: numbers (scalars of NumPy or jax too) or text.
+            done: Steps since the start of the run.
+            examples: Examples since the last update, over all seeds.
+            **fields: Numbers or text, shown by name.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed.
@@ -105,8 +107,8 @@ class Progress:
                 self._task, description=self.title, completed=done, status=self._status
             )
             return
-        due = self._printed is None or self._recent[-1][0] - self._printed[0] >= self._interval
-        # The last line waits for the end: what is learned there still goes into it.
+        due = self._printed is None or self._recent[-1][0] - self._printed[0] >= _INTERVAL
+        # The last line is printed at the end, with the fields known by then.
         if due and done < self._total:
             self._print()
 

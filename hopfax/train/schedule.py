@@ -1,8 +1,8 @@
-"""Which rows a seed sees in which step: a pure function of the seed and the epoch.
+"""Which rows a seed trains on in which step: a pure function of the seed and the epoch.
 
 Rows come in buckets of one padded length. An epoch is a list of chunks; a chunk is several steps
 within one bucket, compiled as one call. The order of the chunks is common to all seeds (they train
-side by side in one array program), the rows inside are each seed's own.
+in one array program); the rows inside are each seed's own.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ class Chunk(NamedTuple):
     """Steps within one bucket.
 
     Attributes:
-        bucket: Number of the bucket.
+        bucket: Index of the bucket.
         picks: `(steps, seeds, batch)` row numbers inside the bucket.
-        weights: `(steps, seeds, batch)` 1 where a row counts, 0 where it fills the batch.
+        weights: `(steps, seeds, batch)` 1 for real rows, 0 for padding.
     """
 
     bucket: int
@@ -26,38 +26,44 @@ class Chunk(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """How a bucket is cut up in every epoch: so many chunks of so many steps."""
+    """Number of chunks of a bucket in every epoch, and number of steps of a chunk."""
 
     chunks: int
     steps: int
 
 
 def shapes(sizes: Sequence[int], *, batch_size: int, chunk_steps: int = 16) -> list[Shape]:
-    """Cuts buckets into chunks of equal length, so that each compiles once.
+    """Splits buckets into chunks of equal length, so that each compiles once.
 
     Args:
-        sizes: Rows of each bucket.
-        batch_size: Most rows a step, >= 1.
-        chunk_steps: Wanted steps a chunk, >= 1.
+        sizes: Number of rows of each bucket.
+        batch_size: Maximum number of rows of a step, >= 1.
+        chunk_steps: Approximate number of steps of a chunk, >= 1.
 
     Returns:
-        A shape for each bucket. Steps that equal chunks need beyond `ceil(rows / batch_size)` are
-        won by making every batch of the bucket a little smaller.
+        A shape for each bucket. Equal chunks may need more steps than `ceil(rows / batch_size)`;
+        the batches of the bucket are then slightly smaller.
 
     Raises:
-        ValueError: If `batch_size` or `chunk_steps` is below 1.
+        ValueError: `batch_size` or `chunk_steps` is below 1.
+
+    Example:
+        >>> shapes([110], batch_size=10, chunk_steps=4)
+        [Shape(chunks=3, steps=4)]
     """
     if batch_size < 1 or chunk_steps < 1:
-        raise ValueError(f"batch_size and chunk_steps must be >= 1: {batch_size}, {chunk_steps}")
-    found = []
+        raise ValueError(
+            f"batch_size and chunk_steps must be >= 1, got {batch_size} and {chunk_steps}"
+        )
+    cuts = []
     for size in sizes:
         steps = -(-size // batch_size)
         chunks = max(1, round(steps / chunk_steps))
-        # More steps than rows would leave steps without one.
+        # With more steps than rows, some would have no rows.
         while chunks > 1 and chunks * -(-steps // chunks) > size:
             chunks -= 1
-        found.append(Shape(chunks, -(-steps // chunks)))
-    return found
+        cuts.append(Shape(chunks, -(-steps // chunks)))
+    return cuts
 
 
 def epoch_chunks(
@@ -68,14 +74,19 @@ def epoch_chunks(
     epoch: int,
     chunk_steps: int = 16,
 ) -> list[Chunk]:
-    """The chunks of one epoch, in their order. Every seed meets every row exactly once.
+    """Returns the chunks of one epoch, in order; every seed trains on every row exactly once.
 
     Args:
-        sizes: Rows of each bucket.
-        batch_size: Most rows a step.
-        seeds: One number a run; a seed's rows do not depend on the other seeds.
+        sizes: Number of rows of each bucket.
+        batch_size: Maximum number of rows of a step.
+        seeds: Training seeds; a seed's rows do not depend on the other seeds.
         epoch: Number of the epoch.
-        chunk_steps: Wanted steps a chunk.
+        chunk_steps: Approximate number of steps of a chunk.
+
+    Example:
+        >>> (chunk,) = epoch_chunks([3], batch_size=2, seeds=[23], epoch=0)
+        >>> chunk.picks.shape, chunk.weights.sum()
+        ((2, 1, 2), np.float32(3.0))
     """
     chunks = []
     for bucket, (size, shape) in enumerate(
@@ -85,7 +96,7 @@ def epoch_chunks(
         orders = np.stack(
             [np.random.default_rng([seed, epoch, bucket]).permutation(size) for seed in seeds]
         )
-        # Row r of the shuffled bucket goes to step r mod total: batches differ by one row at most.
+        # Row r of the shuffled bucket is in step r mod total: batch sizes differ by at most one.
         places = np.arange(total)[:, None] + total * np.arange(batch_size)
         weights = (places < size).astype(np.float32)
         picks = orders[:, np.minimum(places, size - 1)].swapaxes(0, 1).astype(np.int32)

@@ -1,4 +1,4 @@
-"""What training carries along, for one seed or stacked over many, and its optimizer."""
+"""The state of training, for one seed or stacked over many, and its optimizer."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -34,32 +34,38 @@ def adamw(
     weight_decay: float = 0.01,
     clip: float = 1.0,
 ) -> optax.GradientTransformation:
-    """AdamW as in Table 15: linear warm-up, linear decay to 0, gradients clipped by global norm.
+    """AdamW of Table 15: linear warm-up, linear decay to 0, gradients clipped by global norm.
 
     Args:
-        learning_rate: Peak rate, > 0.
+        learning_rate: Peak learning rate, > 0.
         total_steps: Length of the schedule in steps, >= 1.
-        warmup: Share of the steps that warm up, in [0, 1).
+        warmup: Fraction of warm-up steps, in [0, 1).
         weight_decay: Decoupled decay of all parameters, >= 0.
-        clip: Largest global norm of a gradient, > 0.
+        clip: Maximum global norm of a gradient, > 0.
 
     Raises:
-        ValueError: If a number is out of its range.
+        ValueError: A number is out of range.
+
+    Example:
+        >>> optimizer = adamw(2e-5, total_steps=100)
+        >>> updates, _ = optimizer.update(jnp.ones(2), optimizer.init(jnp.ones(2)), jnp.ones(2))
+        >>> updates.shape
+        (2,)
 
     References:
         Robertha, Table 15.
     """
-    ranges = {
-        "learning_rate > 0": learning_rate > 0,
-        "total_steps >= 1": total_steps >= 1,
-        "warmup in [0, 1)": 0 <= warmup < 1,
-        "weight_decay >= 0": weight_decay >= 0,
-        "clip > 0": clip > 0,
-    }
-    if wrong := [wanted for wanted, holds in ranges.items() if not holds]:
+    if not (
+        learning_rate > 0
+        and total_steps >= 1
+        and 0 <= warmup < 1
+        and weight_decay >= 0
+        and clip > 0
+    ):
         raise ValueError(
-            f"adamw wants {' and '.join(wrong)}; got learning_rate={learning_rate}, "
-            f"total_steps={total_steps}, warmup={warmup}, weight_decay={weight_decay}, clip={clip}"
+            "adamw requires learning_rate > 0, total_steps >= 1, warmup in [0, 1), "
+            f"weight_decay >= 0 and clip > 0; got {learning_rate}, {total_steps}, {warmup}, "
+            f"{weight_decay} and {clip}"
         )
     rising = max(1, round(warmup * total_steps))
     # The first step already moves: a rate of exactly 0 would waste it.
@@ -78,15 +84,12 @@ def adamw(
 def init_states(
     model: Functional[Encoder], optimizer: optax.GradientTransformation, seeds: Sequence[int]
 ) -> TrainState:
-    """Fresh states of all seeds, stacked along a first axis.
+    """Returns the initial states of all seeds: a `TrainState` stacked along a first axis.
 
-    Args:
-        model: What to train.
-        optimizer: How.
-        seeds: One number a run, >= 0.
-
-    Returns:
-        A `TrainState` whose every leaf has a leading axis of `len(seeds)`.
+    Example:
+        >>> from hopfax.nn import tinybert
+        >>> init_states(tinybert(10, 2, width=8), adamw(2e-5, total_steps=9), (23, 42)).step.shape
+        (2,)
     """
 
     def init(key: Array) -> TrainState:
@@ -97,11 +100,15 @@ def init_states(
 
 
 def seed_keys(seeds: Sequence[int]) -> Array:
-    """One random key a seed.
+    """Returns one random key per seed.
 
     Raises:
-        ValueError: If a seed is not in [0, 2**32).
+        ValueError: A seed is not in [0, 2**32).
+
+    Example:
+        >>> seed_keys((23, 42)).shape
+        (2,)
     """
     if wrong := [seed for seed in seeds if not 0 <= seed < 2**32]:
-        raise ValueError(f"a seed is a whole number in [0, 2**32), got {wrong[0]}")
+        raise ValueError(f"seeds must be in [0, 2**32), got {wrong[0]}")
     return jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))

@@ -18,10 +18,7 @@ _DROPOUT = 2**31
 
 
 class StepMetrics(NamedTuple):
-    """What a step tells: the loss before it, its parts, the gradient before clipping.
-
-    `num_steps` and `unconverged` are those of `Losses`.
-    """
+    """Metrics of a step: loss and parts (see `Losses`) before it, gradient norm before clipping."""
 
     loss: Float[Array, "..."]
     task: Float[Array, "..."]
@@ -34,10 +31,10 @@ class StepMetrics(NamedTuple):
 def make_step(
     objective: Objective, optimizer: optax.GradientTransformation
 ) -> Callable[[TrainState, Batch, PRNGKeyArray], tuple[TrainState, StepMetrics]]:
-    """A pure step of one seed: `step(state, batch, seed_key) -> (state, metrics)`.
+    """Returns a pure step of one seed: `step(state, batch, seed_key) -> (state, metrics)`.
 
-    The dropout key is made of the seed's key and `state.step`, so a resumed run draws what an
-    uninterrupted one would have drawn.
+    The dropout key derives from the seed's key and `state.step`, so that a resumed run has the same
+    draws as an uninterrupted one.
     """
 
     def step(
@@ -48,12 +45,12 @@ def make_step(
             state.params, batch, key
         )
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-        # Not optax.apply_updates: its types do not know our plain dicts.
-        moved = jax.tree.map(jnp.add, state.params, updates)
+        # Not optax.apply_updates, whose types exclude plain dicts.
+        params = jax.tree.map(jnp.add, state.params, updates)
         metrics = StepMetrics(
             loss=loss, **parts._asdict(), gradient_norm=optax.tree.norm(gradients)
         )
-        return TrainState(moved, opt_state, state.step + 1), metrics
+        return TrainState(params, opt_state, state.step + 1), metrics
 
     return step
 
@@ -67,33 +64,28 @@ def make_chunk(
     """Compiles several steps of all seeds into one call.
 
     Args:
-        objective: What to minimise.
-        optimizer: How.
-        sharding: How several devices share the work; None for the default device alone.
+        objective: Loss to minimise.
+        optimizer: The optimizer.
+        sharding: From `hopfax.train.sharding.make_sharding`; None for one device.
 
     Returns:
-        `chunk(states, rows_of, picks, weights, seed_keys) -> (states, metrics)`, with the states
-        donated; `rows_of` holds all rows of one bucket, `picks` (steps, seeds, batch) says which
-        rows a seed takes in a step, `weights` (steps, seeds, batch) which of them count, and
-        the metrics are (steps, seeds).
+        `chunk(states, rows, picks, weights, seed_keys) -> (states, metrics)`, with the states
+        donated; `rows` are all rows of one bucket, `picks` (steps, seeds, batch) the numbers of the
+        rows of a step, `weights` (steps, seeds, batch) 1 for real rows and 0 for padding, and the
+        metrics have shape (steps, seeds).
     """
     step = jax.vmap(make_step(objective, optimizer))
 
     def chunk(
         states: TrainState,
-        rows_of: Batch,
+        rows: Batch,
         picks: Int[Array, "steps seeds batch"],
         weights: Float[Array, "steps seeds batch"],
         seed_keys: Array,
     ) -> tuple[TrainState, StepMetrics]:
         def body(states: TrainState, plan: tuple[Array, Array]) -> tuple[TrainState, StepMetrics]:
-            rows, weights = plan
-            batch = Batch(
-                ids=rows_of.ids[rows],
-                lengths=rows_of.lengths[rows],
-                labels=rows_of.labels[rows],
-                weights=weights,
-            )
+            picked, weights = plan
+            batch = jax.tree.map(lambda field: field[picked], rows)._replace(weights=weights)
             return step(states, batch, seed_keys)
 
         return jax.lax.scan(body, states, (picks, weights))
@@ -101,7 +93,6 @@ def make_chunk(
     if sharding is None:
         return jax.jit(chunk, donate_argnums=0)
     states, plan = sharding.states, sharding.plan
-    # States come back to where they were: the next call takes them as they lie.
     return sharding.jit(
         chunk,
         (states, sharding.replicated, plan, plan, states),

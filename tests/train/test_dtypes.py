@@ -8,7 +8,7 @@ import pytest
 import tiny
 
 from hopfax.nn.models import universal_bert
-from hopfax.train.adversarial import augmented, freelb, pgd
+from hopfax.train.adversarial import Ball, augmented, freelb, pgd
 from hopfax.train.evaluate import Noise, make_predictor, predict
 from hopfax.train.objectives import classification
 
@@ -19,8 +19,8 @@ MODELS = {
 }
 METHODS = {
     "plain": lambda objective: objective,
-    "freelb": freelb,
-    "pgd": pgd,
+    "freelb": partial(freelb, ball=Ball()),
+    "pgd": partial(pgd, ball=Ball()),
     "augmented": partial(augmented, sigma=0.1),
 }
 

@@ -151,7 +151,7 @@ def test_seeds_draw_independently_and_as_if_alone():
         alone = jax.tree.map(lambda leaf: leaf[:1], twice)
         got = predict(predictor, alone, BUCKETS, noise=NOISY._replace(seeds=(seed,)), batch_size=8)
         np.testing.assert_allclose(got.logits[0], both.logits[number], rtol=1e-3, atol=1e-3)
-    with pytest.raises(ValueError, match=r"must name each of 2 models, got \(23,\)"):
+    with pytest.raises(ValueError, match=r"one seed per model \(2\), got \(23,\)"):
         predict(predictor, twice, BUCKETS, noise=NOISY._replace(seeds=(23,)), batch_size=8)
 
 
@@ -224,11 +224,10 @@ def test_padding_gets_no_noise_even_where_the_model_looks_at_it():
 @pytest.mark.parametrize(
     ("noise", "words"),
     [
-        (Noise("tokens", "sigma", 1.0), r"unknown site 'tokens'; did you mean token\?"),
-        (Noise("x", "sigma", 1.0), "unknown site 'x'; did you mean token or embedding?"),
-        (Noise("token", "match", 1.0), "unknown protocol 'match'; did you mean matched?"),
-        (Noise("token", "sigma", -0.5), r"must be >= 0, got -0\.5"),
-        (Noise("token", "sigma", float("nan")), "must be >= 0, got nan"),
+        (Noise("tokens", "sigma", 1.0), "site must be one of token, embedding, got 'tokens'"),
+        (Noise("token", "match", 1.0), "protocol must be one of sigma, matched, got 'match'"),
+        (Noise("token", "sigma", -0.5), r"level must be >= 0 and finite, got -0\.5"),
+        (Noise("token", "sigma", float("nan")), "level must be >= 0 and finite, got nan"),
     ],
 )
 def test_a_noise_that_is_none_is_refused_by_name(noise, words):
@@ -239,5 +238,5 @@ def test_a_noise_that_is_none_is_refused_by_name(noise, words):
 
 
 def test_a_set_without_rows_is_refused():
-    with pytest.raises(ValueError, match="no rows"):
+    with pytest.raises(ValueError, match="at least one row"):
         predict(predictor, params(), [])

@@ -170,7 +170,7 @@ def test_weight_0_computes_no_spectrum():
 
 
 def test_a_negative_weight_is_refused():
-    with pytest.raises(ValueError, match=r"esr_weight .* >= 0, got -1"):
+    with pytest.raises(ValueError, match=r"must be >= 0, got -1 and 0\.01"):
         classification(tiny.softmax(), esr_weight=-1)
 
 

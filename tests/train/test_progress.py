@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from hopfax.train.progress import Progress, _clock_face
 
@@ -36,10 +35,9 @@ def test_plain_line_says_how_far_how_fast_and_how_long():
 
 
 def test_plain_lines_are_few_but_first_and_last_are_there():
-    updates = [(1.0, step, 10, {}) for step in range(1, 11)]
-    shown = [line.split("/")[0] for line in plain(*updates, interval=4.0)]
-    assert shown == ["1", "5", "9", "10"]
-    assert plain(*updates)[-1] == "10/10 (100%)  10 examples/s  done"
+    lines = plain(*[(1.25, step, 10, {}) for step in range(1, 11)])
+    assert [line.split("/")[0] for line in lines] == ["1", "5", "9", "10"]
+    assert lines[-1] == "10/10 (100%)  8 examples/s  done"
 
 
 def test_run_that_stops_early_still_shows_its_last_state():
@@ -99,41 +97,29 @@ def test_clock_face(seconds, face):
     assert _clock_face(seconds) == face
 
 
-def terminal(stream):
-    return Console(file=stream, force_terminal=True, width=120, color_system=None, _environ={})
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
 
-def test_bar_on_a_terminal():
-    stream, clock = io.StringIO(), Clock()
-    with Progress(1000, title="rte [mask]", console=terminal(stream), clock=clock) as progress:
+def test_bar_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    stream, clock = Terminal(), Clock()
+    with (
+        pytest.raises(RuntimeError),
+        Progress(1000, title="rte [mask]", stream=stream, clock=clock) as progress,
+    ):
         clock.now += 2
         progress.update(500, 4000, loss=0.25, score=81.2)
         progress._bar.refresh()
+        raise RuntimeError
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
     assert "rte [mask]" in shown
     assert "━" in shown
     assert "500/1,000 (50%)  2,000 examples/s  0:02 left  loss 0.25  score 81.2" in shown
     assert stream.getvalue().count("\n") <= 2  # drawn over itself, not line by line
-
-
-def test_bar_is_put_away_when_the_run_fails():
-    stream = io.StringIO()
-    with pytest.raises(RuntimeError), Progress(3, console=terminal(stream)) as progress:
-        progress.update(1, 1)
-        raise RuntimeError
-    assert "\x1b[?25h" in stream.getvalue()  # the cursor is back
-    assert "1/3 (33%)" in stream.getvalue()
-
-
-def test_stream_that_is_a_terminal_gets_the_bar():
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    stream = Terminal()
-    with Progress(2, stream=stream) as progress:
-        progress.update(2, 1)
-    assert "\x1b[" in stream.getvalue()
+    assert "\x1b[?25h" in stream.getvalue()  # the cursor is back, also after an error
 
 
 def test_rich_is_not_imported_for_plain_lines():

@@ -53,7 +53,7 @@ def programs(
     params = network.init(jax.random.key(0))
     calls: dict[str, Any] = {}
     for name, (lengths, sizes, at_once) in PROGRAMS.items():
-        victim, _ = make_victim(network, params, vocabulary, lengths=lengths, batch_sizes=sizes)
+        victim = make_victim(network, params, vocabulary, lengths=lengths, batch_sizes=sizes)
         calls[name] = partial(attacked, attack, victim, texts, labels, at_once)
     expected = calls["batches"]()
     for call in list(calls.values())[1:]:
