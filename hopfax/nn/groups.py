@@ -60,7 +60,7 @@ def by_devices(fn: Callable[..., Result], *arrays: PyTree) -> Result:
 
     Returns:
         What `fn` returns, the same whether cut or not. It is cut in a program that is compiled with
-        a mesh in context (by a `hopfax.train.placement.Placement` that splits batches, or your own
+        a mesh in context (by a `hopfax.train.sharding.Sharding` that splits batches, or your own
         `jax.set_mesh`, arrays lying on it): among the devices of its leading axes, of those that
         XLA manages, as far as the texts divide among them. Explicit axes must not cut the texts.
     """
