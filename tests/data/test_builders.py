@@ -54,19 +54,16 @@ def builders():
     return builders
 
 
-def same(built, raw):
-    assert [row.texts for row in built] == [row.texts for row in raw]
-    assert [row.index for row in built] == [row.index for row in raw]
-    assert [row.label for row in built] == pytest.approx([row.label for row in raw], abs=1e-6)
-
-
 @pytest.mark.parametrize("name", RAW_TASKS)
 def test_built_rows_are_the_raw_rows(tmp_path, builders, name):
     write_raw(tmp_path / "raw", name)
     builder = builders.build(name, tfds_dir=tmp_path / "sets", raw_dir=tmp_path / "raw")
     for split in ("train", "validation"):
         raw = read_split(task(name), tmp_path / "raw", split)
-        same(builders.read_built(task(name), tmp_path / "sets", split), raw)
+        built = builders.read_built(task(name), tmp_path / "sets", split)
+        assert [row.texts for row in built] == [row.texts for row in raw]
+        assert [row.index for row in built] == [row.index for row in raw]
+        assert [row.label for row in built] == pytest.approx([row.label for row in raw], abs=1e-6)
         assert len(builder.as_data_source(split)) == len(raw) == 6
     assert list((tmp_path / "sets").rglob("*.array_record*"))
     assert "tensorflow" not in sys.modules

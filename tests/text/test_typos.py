@@ -14,6 +14,8 @@ COPA = (
     ("The man lost weight. What was the cause?", "He ate less food."),
     ("The man lost weight. What was the cause?", "He moved house."),
 )
+# A swap may make the choices equal.
+ALIKE = (("Why?", "the cat sat"), ("Why?", "the cta sat"))
 ODD = [
     "café naïve über",
     "cafe\u0301 nai\u0308ve u\u0308ber",
@@ -33,7 +35,7 @@ BOTH = pytest.mark.parametrize("corrupt", [text.misspell, text.swap_characters])
 
 
 @BOTH
-@pytest.mark.parametrize("clean", [FILM, PAIR, COPA, (FILM,), *ODD], ids=str)
+@pytest.mark.parametrize("clean", [FILM, PAIR, COPA, (FILM,), ALIKE, *ODD], ids=str)
 def test_the_clean_text_comes_back(corrupt, clean):
     for rate, seed in itertools.product((0, 0.1, 0.3, 1), range(8)):
         corrupted = corrupt(clean, rate=rate, seed=seed)
@@ -51,22 +53,9 @@ def test_every_changed_word_is_logged():
     assert sum(one != other for one, other in pairs) == 4
 
 
-@pytest.mark.parametrize(
-    ("rate", "words", "changed"),
-    [
-        (0, 20, 0),
-        (0.1, 20, 2),
-        (0.1, 25, 3),
-        (0.1, 24, 2),
-        (0.3, 5, 2),
-        (0.35, 10, 4),
-        (0.01, 3, 1),
-        (1, 3, 3),
-        (0.2, 0, 0),
-    ],
-)
-def test_number_of_words_of_a_rate(rate, words, changed):
-    assert text.num_changes(rate, words) == changed
+def test_number_of_words_of_a_rate():
+    cases = [(0, 20), (0.1, 20), (0.1, 25), (0.1, 24), (0.35, 10), (0.01, 3), (1, 3), (0.2, 0)]
+    assert [text.num_changes(*case) for case in cases] == [0, 2, 3, 2, 4, 1, 3, 0]
 
 
 @BOTH
@@ -132,20 +121,13 @@ def test_strings_shared_by_choices_change_together_and_count_once():
     assert twice.num_words == 6 and twice.num_changed == 2
 
 
-def test_choices_that_become_equal_are_restored():
-    clean = (("Why?", "the cat sat"), ("Why?", "the cta sat"))
-    for seed in range(40):
-        corrupted = text.misspell(clean, rate=0.5, seed=seed)
-        assert text.restore(corrupted) == clean
-
-
 @pytest.mark.parametrize("clean", [FILM, PAIR, COPA, *ODD], ids=str)
 def test_edits_at_once_equal_sequential_edits(clean):
     before = draft(clean)
     rng = np.random.default_rng(0)
     changes, after = {}, before
     for index in rng.permutation(len(before.words)).tolist():
-        fitting = [corrupted for kind in KINDS for corrupted in kind(before.spelling(index))]
+        fitting = [change for kind in KINDS for change in kind(before.spelling(index))]
         if fitting:
             changes[index] = fitting[rng.integers(len(fitting))]
             after = edited(after, index, changes[index])
@@ -164,31 +146,20 @@ def test_what_a_word_is():
     assert words(("one", "two three")) == ["one", "two", "three"]
 
 
-def test_a_log_of_another_text_is_an_error():
-    corrupted = text.misspell(FILM, rate=0.2, seed=0)
-    with pytest.raises(ValueError, match="the log does not match the text"):
-        text.restore(corrupted._replace(text=FILM.upper()))
-    pair = text.misspell(PAIR, rate=1, seed=0)
-    with pytest.raises(ValueError, match=r"does not match the text: .* the text has 1"):
-        text.restore(pair._replace(text=pair.text[0]))
-    with pytest.raises(ValueError, match="the log does not match the text"):
-        text.replay(FILM.upper(), corrupted.edits)
-    with pytest.raises(ValueError, match=r"does not match the text: .* the text has 1"):
-        text.replay(PAIR[0], pair.edits)
-
-
 @pytest.mark.parametrize(
     ("clean", "edit"),
     [
+        ("ABC", (0, 1, "flip", "b", "Z")),
+        (("ab", "cd"), (2, 0, "flip", "c", "Z")),
         (("ab", "cd"), (-1, 0, "flip", "c", "Z")),
         ("abc", (0, -1, "insert", "", "Z")),
         ("abc", (0, 4, "insert", "", "Z")),  # beyond the end
     ],
 )
-def test_a_damaged_log_is_an_error(clean, edit):
+def test_a_log_of_another_text_is_an_error(clean, edit):
     field, position, kind, before, after = edit
+    undone = text.Edit(field, position, kind, after, before)
     with pytest.raises(ValueError, match="the log does not match the text"):
         text.replay(clean, [edit])
-    undone = text.Edit(field, position, kind, after, before)
     with pytest.raises(ValueError, match="the log does not match the text"):
         text.restore(text.Corrupted(clean, (undone,), 1, 1))
