@@ -81,7 +81,7 @@ def num_changes(rate: float, num_words: int) -> int:
         raise ValueError(f"rate must be in [0, 1], got {rate}")
     if rate == 0 or num_words == 0:
         return 0
-    return max(1, math.floor(round(rate * num_words, 9) + 0.5))  # 0.35 * 10 < 3.5 in floating point
+    return max(1, math.floor(round(rate * num_words, 9) + 0.5))  # 0.7 * 45 < 31.5 in floating point
 
 
 def generator(seed: Seed) -> np.random.Generator:
