@@ -1,9 +1,10 @@
 """Noise stability of any function: estimates with error bars, spectra, influences, theory.
 
-`noise` draws correlated pairs, `estimators` measures stability with them, `spectrum` says where a
-function's weight lies, `influence` which inputs it listens to; `theory` has what the paper proves
-of layers, `penalty` its regularizer. `designs`, `sampling` and `streaming` are what the estimators
-are made of. Nothing here knows about modules or training.
+`noise` draws correlated pairs and `estimators` measures stability with them. `spectrum` computes
+the degrees of a function, `influence` the inputs it depends on. `theory` has the paper's formulas
+for layers, `penalty` its regularizer.
+
+Functions passed in are traced at every call: for repeated calls, `jax.jit` the call.
 """
 
 from hopfax.stability import theory as theory

@@ -1,7 +1,6 @@
-"""Which inputs a function listens to: influences of bits, coordinates and tokens."""
+"""Which inputs a function depends on: influences of bits, coordinates and tokens."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -10,18 +9,15 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from hopfax.random import check_key
-from hopfax.stability.estimators import Estimate
-from hopfax.stability.noise import as_numbers, check_share, check_whole
-from hopfax.stability.sampling import call, check_fn, check_same, evaluate
-from hopfax.stability.streaming import Sample, check_finite, stream
+from hopfax.stability.estimators import Estimate, paired_moments
+from hopfax.stability.noise import check_range
 
 
 class Junta(NamedTuple):
     """How few inputs carry a function.
 
     Attributes:
-        num_holding: Fewest inputs that hold the asked share of the influence (90 % by default).
+        num_holding: Fewest inputs that hold the given share of the influence (90 % by default).
         num_above_tenth: Inputs whose influence exceeds a tenth of the total.
     """
 
@@ -37,7 +33,7 @@ def total_influence(
     num_samples: int,
     batch_size: int = 256,
 ) -> Estimate:
-    r"""Total influence, or average sensitivity, of a function over uniform ±1 bits.
+    r"""Estimates the total influence, or average sensitivity, of a function of uniform ±1 bits.
 
     $$I(f) = \sum_i E\Bigl[\Bigl(\frac{f(x) - f(x^{\oplus i})}{2}\Bigr)^2\Bigr] = \sum_k k\,W^k(f)$$
 
@@ -58,17 +54,33 @@ def total_influence(
         ValueError: If a number is out of range.
         FloatingPointError: If `fn` is not finite somewhere.
 
+    Example:
+        >>> import jax
+        >>> from hopfax import stability
+        >>> parity = lambda x: x[0] * x[1]
+        >>> float(
+        ...     stability.total_influence(parity, jax.random.key(0), num_bits=3, num_samples=9).mean
+        ... )
+        2.0
+
     References:
         O'Donnell, Analysis of Boolean Functions, Definition 2.27 and Theorem 2.38.
     """
-    check_fn(fn)
-    check_whole(2, num_samples=num_samples)
-    check_whole(1, num_bits=num_bits, batch_size=batch_size)
-    moments = _total(fn, num_bits, num_samples, batch_size, check_key(key))
-    check_finite(moments)
-    return Estimate(
-        moments.mean, moments.standard_error, moments.count.astype(int), jnp.asarray(num_bits + 1)
+    check_range(1, num_bits=num_bits)
+
+    def flip(key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Array) -> tuple[Array, Array]:
+        """Bits, and the same with bit number `rho` flipped."""
+        bits = jax.random.rademacher(key, shape, jnp.result_type(float))
+        return bits, jnp.where(jnp.arange(num_bits) == rho, -bits, bits)
+
+    def changes(outputs: Array) -> tuple[Array, Array]:
+        size = num_bits * jnp.sum(jnp.square(outputs[0, 0]))
+        return jnp.sum(jnp.square(outputs[:, 1] - outputs[:, 0])) / 4, size
+
+    moments = paired_moments(
+        fn, key, changes, flip, (num_bits,), jnp.arange(num_bits), num_samples, batch_size
     )
+    return Estimate(moments.mean, moments.standard_error, jnp.asarray(num_samples))
 
 
 def geometric_influence(
@@ -80,9 +92,6 @@ def geometric_influence(
 ) -> Float[Array, "..."]:
     r"""Returns the mean size of the gradient at each coordinate, $E|\partial_i f|$.
 
-    Outside `jit` nothing is compiled as a whole: `fn` runs operation by operation, and the next
-    call, with this function or another, starts at once. Pass `jax.jit(fn)` for a compiled one.
-
     Args:
         fn: A differentiable function of one input; with several outputs, the size is the norm over
             them.
@@ -92,13 +101,12 @@ def geometric_influence(
         batch_size: Inputs evaluated side by side, >= 1; memory grows with it.
 
     Returns:
-        One influence for every coordinate of an input, or every token of it. No standard error:
-        spread the samples over several calls for one.
+        One influence for every coordinate of an input, or every token of it. For a standard error,
+        spread the samples over several calls.
 
     Raises:
         ValueError: If there are no samples, they are not floats, `per_token` meets inputs without
-            an embedding axis, `batch_size` is out of range, or `fn` is not jittable or does not
-            return one array of floats.
+            an embedding axis, or `batch_size` is out of range.
         FloatingPointError: If a slope is not finite (inside `jit` the influence is then not).
 
     Example:
@@ -110,48 +118,25 @@ def geometric_influence(
     References:
         Keller, Mossel and Sen (2012); Noise Stability of Transformer Models, section 3.
     """
-    check_fn(fn)
-    check_whole(1, batch_size=batch_size)
-    inputs = as_numbers("inputs", inputs)
-    if not jnp.issubdtype(inputs.dtype, jnp.floating):
-        raise ValueError(f"inputs must be floats to have slopes, got {inputs.dtype}")
-    if inputs.ndim < 1 or inputs.size == 0:
-        raise ValueError(
-            f"inputs must have shape (samples, ...) and not be empty, got {inputs.shape}"
-        )
-    if per_token and inputs.ndim < 3:
-        raise ValueError(
-            f"per_token needs inputs of shape (samples, tokens, width), got {inputs.shape}"
-        )
+    check_range(1, batch_size=batch_size)
+    inputs = jnp.asarray(inputs)
+    if not jnp.issubdtype(inputs.dtype, jnp.floating) or inputs.size == 0:
+        raise ValueError(f"inputs must be floats and not empty, got {inputs.dtype}{inputs.shape}")
+    if inputs.ndim < (3 if per_token else 1):
+        axes = "(samples, tokens, width)" if per_token else "(samples, ...)"
+        raise ValueError(f"inputs must have shape {axes}, got {inputs.shape}")
 
-    def one(x: Array) -> Array:
-        slopes = jax.jacrev(partial(_floats, fn))(x).reshape(-1, *x.shape)
-        squares = jnp.sum(jnp.square(slopes), axis=0)
-        squares = jnp.sum(squares, axis=-1) if per_token else squares
+    def sizes(x: Array) -> Array:
+        slopes = jax.jacrev(fn)(x).reshape(-1, *x.shape)
+        squares = jnp.sum(jnp.square(slopes), axis=(0, -1) if per_token else 0)
         # The root has an infinite slope at 0, where an input has no influence.
         none = squares == 0
         return jnp.where(none, 0, jnp.sqrt(jnp.where(none, 1, squares)))
 
-    if isinstance(inputs, Tracer):
-        sizes = jax.lax.map(one, inputs, batch_size=batch_size)
-    else:
-        # A loop that is compiled would be at every call: to jax each `one` is another function.
-        starts = range(0, len(inputs), batch_size)
-        parts = [jax.vmap(one)(inputs[start : start + batch_size]) for start in starts]
-        sizes = jnp.concatenate(parts)
-    found = jnp.mean(sizes, axis=0)
-    if not isinstance(found, Tracer) and not np.all(np.isfinite(found)):
+    influence = jnp.mean(jax.lax.map(sizes, inputs, batch_size=batch_size), axis=0)
+    if not isinstance(influence, Tracer) and not np.all(np.isfinite(influence)):
         raise FloatingPointError("the slopes of fn are not finite at some of the inputs")
-    return found
-
-
-def _floats(fn: Callable[[Array], Array], x: Array) -> Array:
-    found = call(fn, x)
-    dtype = getattr(found, "dtype", None)
-    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
-        kind = dtype or type(found).__name__
-        raise ValueError(f"fn must return one array of floats to have slopes, got {kind}")
-    return found
+    return influence
 
 
 def junta(influence: Float[Array, " inputs"], *, share: float = 0.9) -> Junta:
@@ -159,26 +144,29 @@ def junta(influence: Float[Array, " inputs"], *, share: float = 0.9) -> Junta:
 
     Args:
         influence: Of each bit, coordinate or token, >= 0.
-        share: Part of the total influence that counts as all of it, in (0, 1].
+        share: Share of the total influence to hold, in (0, 1].
 
     Returns:
-        A `Junta`; zeros where nothing has influence.
+        A `Junta`; zeros where no input has influence.
 
     Raises:
         ValueError: If `share` is not in (0, 1], or the influences are not one vector of finite
             numbers >= 0.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax.stability import junta
+        >>> int(junta(jnp.array([5.0, 0.1, 4.0, 0.1])).num_holding)
+        2
+
     References:
         Noise Stability of Transformer Models, section 3 (5 to 10 of 256 tokens).
     """
-    check_share(share)
-    influence = as_numbers("influence", influence)
+    check_range(0, 1, ends="(]", share=share)
+    check_range(0, influence=influence)
+    influence = jnp.asarray(influence)
     if influence.ndim != 1:
-        raise ValueError(f"influence must be a vector, got shape {influence.shape}: ravel it")
-    if not isinstance(influence, Tracer) and not np.all(
-        np.isfinite(influence) & (np.asarray(influence) >= 0)
-    ):
-        raise ValueError("influences must be finite and >= 0")
+        raise ValueError(f"influence must be a vector, got shape {influence.shape}")
     total = jnp.sum(influence)
     held = jnp.cumsum(jnp.sort(influence)[::-1])
     # As many as are needed to reach the share: those before it, and one more. Rounding aside.
@@ -186,19 +174,3 @@ def junta(influence: Float[Array, " inputs"], *, share: float = 0.9) -> Junta:
     return Junta(
         jnp.where(total > 0, needed, 0), jnp.sum((influence > total / 10) & (influence > 0))
     )
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _total(
-    fn: Callable[[Array], Array], num_bits: int, num_samples: int, batch_size: int, key: Array
-):
-    def sample(key: PRNGKeyArray) -> Sample:
-        bits = jax.random.rademacher(key, (num_bits,)).astype(jnp.result_type(float))
-        here = evaluate(fn, bits)
-        flipped = jnp.where(jnp.eye(num_bits, dtype=bool), -bits, bits)
-        there = jax.vmap(partial(evaluate, fn))(flipped)
-        check_same(here.shape, there.shape[1:])
-        size = num_bits * jnp.sum(jnp.square(here))
-        return Sample(jnp.sum(jnp.square(there - here)) / 4, size)
-
-    return stream(sample, key, num_samples=num_samples, batch_size=batch_size)

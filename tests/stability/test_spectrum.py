@@ -6,7 +6,6 @@ import numpy as np
 import oracles
 import pytest
 
-from hopfax import stability
 from hopfax.stability import (
     bit_pair,
     influence_tail_bound,
@@ -28,27 +27,17 @@ def table(fn, num_bits):
     return [float(fn(np.array(row, np.float32))) for row in rows]
 
 
-@pytest.mark.parametrize("num_bits", [5, 7])
-def test_walsh_weights_are_those_of_the_definition(num_bits):
-    found = walsh_weights(odd, num_bits=num_bits)
-    np.testing.assert_allclose(
-        found, oracles.walsh_weights(table(odd, num_bits), num_bits), atol=1e-6
-    )
+def test_walsh_weights_are_those_of_the_definition():
+    expected = oracles.walsh_weights(table(odd, 5), 5)
+    for walsh in (
+        walsh_weights,
+        jax.jit(walsh_weights, static_argnums=0, static_argnames="num_bits"),
+    ):
+        np.testing.assert_allclose(walsh(odd, num_bits=5), expected, atol=1e-6)
 
 
-def test_walsh_weights_of_known_functions():
-    np.testing.assert_allclose(walsh_weights(lambda x: x[3], num_bits=6), np.eye(7)[1], atol=1e-6)
-    np.testing.assert_allclose(
-        walsh_weights(lambda x: jnp.prod(x[:4]), num_bits=6), np.eye(7)[4], atol=1e-6
-    )
+def test_one_bit_has_two_levels():
     np.testing.assert_allclose(walsh_weights(lambda x: jnp.array(3), num_bits=1), [9, 0], atol=1e-6)
-    three = walsh_weights(lambda x: jnp.sign(x.sum()), num_bits=3)
-    np.testing.assert_allclose(three, [0, 3 / 4, 0, 1 / 4], atol=1e-6)
-
-
-def test_twenty_bits_are_exact():
-    found = walsh_weights(lambda x: jnp.prod(x[:2]) + jnp.prod(x), num_bits=20)
-    np.testing.assert_allclose(found, np.eye(21)[2] + np.eye(21)[20], atol=1e-5)
 
 
 def test_weights_of_twenty_bits_add_up():
@@ -59,19 +48,9 @@ def test_weights_of_twenty_bits_add_up():
     np.testing.assert_allclose(np.sum(np.asarray(found, np.float64)), share, rtol=1e-5)
 
 
-def test_walsh_weights_generate_stability():
-    weights = np.asarray(walsh_weights(odd, num_bits=7))
-    rho = 0.7
-    found = stability.noise_stability(
-        odd, KEY, shape=(7,), rho=rho, num_samples=40_000, pair=bit_pair
-    )
-    expected = weights @ rho ** np.arange(8)
-    assert abs(found.mean - expected) < 5 * found.standard_error
-
-
-@pytest.mark.parametrize("degree", range(5))
+@pytest.mark.parametrize("degree", (0, 3))
 def test_fit_finds_the_one_level_of_a_hermite_polynomial(degree):
-    found = level_weights(oracles.hermite(degree), KEY, shape=(1,), num_samples=40_000, degree=5)
+    found = level_weights(oracles.hermite(degree), KEY, shape=(1,), num_samples=20_000, degree=5)
     np.testing.assert_allclose(found.weights, np.eye(6)[degree], atol=0.12)
     assert (found.low <= found.weights).all()
     assert (found.weights <= found.high).all()
@@ -82,18 +61,18 @@ def test_fit_finds_the_one_level_of_a_hermite_polynomial(degree):
 
 def test_fit_finds_the_levels_of_a_relu():
     """1/2π, 1/4, 1/4π, 0, and the rest above."""
-    found = level_weights(lambda x: jnp.maximum(x[0], 0), KEY, shape=(1,), num_samples=100_000)
+    found = level_weights(lambda x: jnp.maximum(x[0], 0), KEY, shape=(1,), num_samples=40_000)
     np.testing.assert_allclose(
-        found.weights[:3], [1 / (2 * np.pi), 1 / 4, 1 / (4 * np.pi)], atol=0.01
+        found.weights[:3], [1 / (2 * np.pi), 1 / 4, 1 / (4 * np.pi)], atol=0.015
     )
-    assert found.weights[3] < 0.01
+    assert found.weights[3] < 0.015
     total = found.weights.sum() + found.tail[0]
     np.testing.assert_allclose(total, 0.5, rtol=0.03)
 
 
 def test_fit_finds_walsh_levels_of_bits():
     found = level_weights(
-        lambda x: jnp.sign(x.sum()), KEY, shape=(3,), num_samples=40_000, pair=bit_pair, degree=4
+        lambda x: jnp.sign(x.sum()), KEY, shape=(3,), num_samples=10_000, pair=bit_pair, degree=4
     )
     np.testing.assert_allclose(found.weights, [0, 3 / 4, 0, 1 / 4, 0], atol=0.05)
 
@@ -101,16 +80,27 @@ def test_fit_finds_walsh_levels_of_bits():
 def test_intervals_cover_where_weight_lies_at_all_levels():
     """A step: 2/π at level 1, 1/(3π) at level 3, and a long tail."""
     truth = {1: 2 / np.pi, 3: 1 / (3 * np.pi)}
-    covered = []
 
-    def step(x):
-        return jnp.sign(x[0])
+    @jax.jit
+    def fits(keys):
+        return jax.lax.map(
+            lambda key: level_weights(
+                lambda x: jnp.sign(x[0]), key, shape=(1,), num_samples=1280, degree=4
+            ),
+            keys,
+        )
 
-    for seed in range(60):
-        found = level_weights(step, jax.random.key(seed), shape=(1,), num_samples=6400, degree=4)
-        covered += [found.low[k] <= w <= found.high[k] for k, w in truth.items()]
-    # Of 120. Nine in ten is what they do; of 75 % intervals as many would be one in a hundred.
-    assert sum(covered) >= 102
+    levels = fits(jax.random.split(KEY, 30))
+    covered = [(levels.low[:, k] <= w) & (w <= levels.high[:, k]) for k, w in truth.items()]
+    # Of 60. Nine in ten is what they do; of 75 % intervals as many would be one in fifty.
+    assert np.sum(covered) >= 51
+
+
+def test_inside_jit_levels_of_what_is_not_finite_are_nan():
+    levels = jax.jit(
+        lambda key: level_weights(lambda x: jnp.log(x[0]), key, shape=(1,), num_samples=128)
+    )(KEY)
+    assert all(np.isnan(part).all() for part in levels)
 
 
 def test_tail_bound_holds_and_is_lemma_1():
@@ -149,25 +139,6 @@ def test_an_estimate_above_the_variance_proves_no_empty_tail():
     )
 
 
-def test_bounds_of_estimates_hold_as_often_as_they_say():
-    """All the weight at degree 2: the bound is an equality, and too low half of the time."""
-
-    @jax.jit
-    @jax.vmap
-    def bounds(key):
-        found = stability.normalized_stability(
-            lambda x: x[0] * x[1], key, shape=(2,), rho=0.6, num_samples=2000
-        )
-        return [
-            spectral_tail_bound(found.mean, 1.0, rho=0.6, degree=2, standard_error=error)
-            for error in (0.0, found.standard_error)
-        ]
-
-    plain, careful = (np.asarray(part) for part in bounds(jax.random.split(KEY, 400)))
-    assert 0.35 < (plain < 1).mean() < 0.65
-    assert (careful < 1).mean() < 0.025 + 5 * math.sqrt(0.025 * 0.975 / 400)
-
-
 def test_influence_bounds_the_tail_too():
     weights = np.asarray(walsh_weights(odd, num_bits=7), np.float64)
     influence = weights @ np.arange(8)
@@ -180,8 +151,7 @@ def test_influence_bounds_the_tail_too():
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda: walsh_weights(odd, num_bits=21), ValueError, "1 to 20 bits, got 21"),
-        (lambda: walsh_weights(odd, num_bits=0), ValueError, "in .1, .* got 0"),
+        (lambda: walsh_weights(odd, num_bits=21), ValueError, r"in \[1, 20\], got 21"),
         (lambda: walsh_weights(lambda x: x, num_bits=2), ValueError, "return one real number"),
         (
             lambda: walsh_weights(lambda x: jnp.log(x[0]), num_bits=2),
@@ -196,22 +166,21 @@ def test_influence_bounds_the_tail_too():
         (
             lambda: level_weights(odd, KEY, shape=(5,), num_samples=10),
             ValueError,
-            "num_samples must be a whole number in .128, .* got 10",
+            r"num_samples must be in \[128, inf\), got 10",
         ),
         (
             lambda: level_weights(
                 odd, KEY, shape=(5,), num_samples=128, pair=lambda key, shape, rho: None
             ),
             ValueError,
-            "take pair=gaussian_pair or bit_pair",
+            "pair must be gaussian_pair or bit_pair",
         ),
         (lambda: spectral_tail_bound(0.5, 1.0, rho=1.0, degree=2), ValueError, "got 1.0"),
-        (lambda: spectral_tail_bound(0.5, 1.0, rho=-0.5, degree=2), ValueError, "got -0.5"),
         (lambda: spectral_tail_bound(0.5, 1.0, rho=0.5, degree=0), ValueError, "got 0"),
         (
             lambda: spectral_tail_bound(0.5, 1.0, rho=0.5, degree=2, standard_error=-0.1),
             ValueError,
-            "a standard error is >= 0, got -0.1",
+            r"standard_error must be in \[0, inf\), got -0.1",
         ),
         (lambda: influence_tail_bound(0.5, degree=0), ValueError, "got 0"),
     ],

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hopfax.stability import gaussian_pair, noise_stability, theory
+from hopfax.stability import noise_stability, theory
 
 KEY = jax.random.key(2)
 RHOS = np.array([-1.0, -0.9, -0.3, 0.0, 0.2, 0.7, 0.99, 1.0])
@@ -21,20 +21,11 @@ def x64():
 
 def test_relu_stability_is_what_monte_carlo_finds():
     found = noise_stability(
-        lambda x: jnp.maximum(x[0], 0), KEY, shape=(1,), rho=jnp.asarray(RHOS), num_samples=200_000
+        lambda x: jnp.maximum(x[0], 0), KEY, shape=(1,), rho=jnp.asarray(RHOS), num_samples=20_000
     )
     expected = theory.relu_stability(RHOS)
     assert np.all(np.abs(found.mean - expected) < 5 * found.standard_error + 1e-6)
-    assert float(found.standard_error.max()) < 3e-3
-
-
-def test_relu_stability_at_its_ends():
-    np.testing.assert_allclose(
-        theory.relu_stability(np.array([-1, 0, 1])), [0, 1 / (2 * np.pi), 0.5], atol=1e-7
-    )
-    slopes = jax.vmap(jax.grad(theory.relu_stability))(jnp.array([0.0, 0.5]))
-    np.testing.assert_allclose(slopes, [1 / 4, (np.pi - np.arccos(0.5)) / (2 * np.pi)], rtol=1e-5)
-    assert np.isfinite(jax.vmap(jax.grad(theory.relu_stability))(jnp.array([-1.0, 1.0]))).all()
+    assert float(found.standard_error.max()) < 0.01
 
 
 def exact_relu_stability(rho):
@@ -66,43 +57,38 @@ def test_quadratic_is_the_expansion_and_its_error_is_bounded(x64):
     np.testing.assert_allclose(jax.grad(slope)(0.0), 1 / (2 * np.pi), rtol=1e-6)
 
 
-def test_recurrence_reaches_its_own_fixed_point_and_the_proxy_the_papers(x64):
-    for start in (0.0, 0.5, 1.0):
-        visited = theory.relu_recurrence(start, num_layers=60)
-        assert visited.shape == (61,)
-        np.testing.assert_allclose(visited[-1], 0.217234, atol=1e-5)
-        proxy = theory.linear_recurrence(start, num_layers=60)
-        np.testing.assert_allclose(proxy[-1], 2 / (3 * np.pi), rtol=1e-9)
-    found = theory.relu_fixed_point()
-    assert bool(found.converged)
-    np.testing.assert_allclose(found.value, 0.217234, atol=1e-5)
-    np.testing.assert_allclose(theory.relu_stability(found.value), found.value, atol=1e-6)
-
-
-def test_eq_8_is_iterated_without_the_overlap(x64):
-    """Eq. 8 at gamma = 1 is Eq. 5; its linear part ends at 2/(pi (4 - gamma^2))."""
-    gammas = np.array([0.0, 0.5, 0.9, 1.0])
-    limits = theory.linear_fixed_point(value_norm=gammas)
-    np.testing.assert_allclose(limits[np.array([0, 3])], [1 / (2 * np.pi), 2 / (3 * np.pi)])
-    for gamma, limit in zip(gammas, limits, strict=True):
+def test_recurrences_iterate_eq_5_and_eq_8_to_their_own_limits(x64):
+    """Eq. 5 is Eq. 8 at gamma = 1, with limit 0.2172; its linear part ends at 2/(3π)."""
+    for gamma in (0.0, 0.5, 1.0):
         visited = theory.transformer_recurrence(0.8, num_layers=40, value_norm=gamma)
+        assert visited.shape == (41,)
         expected = theory.relu_stability(gamma**2 * visited[:-1])
         np.testing.assert_allclose(visited[1:], expected, rtol=1e-12)
         found = theory.transformer_fixed_point(value_norm=gamma)
         assert found.converged
         np.testing.assert_allclose(found.value, visited[-1], atol=1e-6)
         linear = theory.linear_recurrence(0.8, num_layers=40, value_norm=gamma)
-        np.testing.assert_allclose(linear[-1], limit, rtol=1e-9)
-    np.testing.assert_allclose(theory.transformer_fixed_point().value, 0.2172, atol=5e-5)
-    # Unstructured scores, Theorem 5.3 in place of 5.2, end elsewhere.
-    unstructured = theory.unstructured_fixed_point(num_tokens=16)
-    np.testing.assert_allclose(unstructured.value, 0.1619, atol=5e-5)
+        np.testing.assert_allclose(linear[-1], 2 / (np.pi * (4 - gamma**2)), rtol=1e-9)
+    np.testing.assert_allclose(theory.transformer_fixed_point().value, 0.217234, atol=1e-5)
     slope = jax.grad(lambda gamma: theory.transformer_fixed_point(value_norm=gamma).value)(0.9)
     ends = (theory.transformer_fixed_point(value_norm=0.9 + h).value for h in (1e-3, -1e-3))
     np.testing.assert_allclose(slope, (next(ends) - next(ends)) / 2e-3, rtol=1e-3)
 
 
-def overlap_by_sampling(rho, num_tokens, count=200_000):
+def test_unstructured_scores_take_theorem_5_3_in_place_of_5_2(x64):
+    call = {"num_tokens": 16, "value_norm": 0.9}
+    visited = theory.transformer_recurrence(0.8, num_layers=30, **call)
+    attended = 0.9**2 * theory.attention_stability(visited[:-1], num_tokens=16)
+    np.testing.assert_allclose(visited[1:], theory.relu_stability(attended), rtol=1e-12)
+    found = theory.transformer_fixed_point(**call)
+    assert found.converged
+    np.testing.assert_allclose(found.value, visited[-1], atol=1e-6)
+    np.testing.assert_allclose(
+        theory.transformer_fixed_point(num_tokens=16).value, 0.1619, atol=5e-5
+    )
+
+
+def overlap_by_sampling(rho, num_tokens, count=40_000):
     rng = np.random.default_rng(0)
     first = rng.standard_normal((count, num_tokens))
     r = rho**2
@@ -110,12 +96,11 @@ def overlap_by_sampling(rho, num_tokens, count=200_000):
     return (first.argmax(1) == second.argmax(1)).mean()
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2, 3, 20])
-@pytest.mark.parametrize("rho", [0.0, 0.5, -0.8, 0.97])
+@pytest.mark.parametrize(("num_tokens", "rho"), [(1, 0.5), (3, -0.8), (20, 0.97)])
 def test_overlap_is_how_often_the_largest_stays(num_tokens, rho):
     found = float(theory.attention_overlap(rho, num_tokens=num_tokens))
     expected = overlap_by_sampling(rho, num_tokens)
-    assert abs(found - expected) < 5 * math.sqrt(0.25 / 200_000) + 1e-4
+    assert abs(found - expected) < 5 * math.sqrt(0.25 / 40_000) + 1e-4
 
 
 def test_overlap_of_two_tokens_has_a_closed_form(x64):
@@ -124,7 +109,7 @@ def test_overlap_of_two_tokens_has_a_closed_form(x64):
     np.testing.assert_allclose(found, 0.5 + np.arcsin(rhos**2) / np.pi, atol=1e-6)
 
 
-@pytest.mark.parametrize("num_tokens", [2, 10, 1000])
+@pytest.mark.parametrize("num_tokens", [2, 1000])
 def test_overlap_at_its_ends(x64, num_tokens):
     found = theory.attention_overlap(np.array([0.0, 1.0, -1.0]), num_tokens=num_tokens)
     np.testing.assert_allclose(found, [1 / num_tokens, 1, 1], rtol=1e-6)
@@ -137,13 +122,13 @@ def test_overlap_at_its_ends(x64, num_tokens):
 
 
 def test_attention_stability_is_that_of_a_wide_random_layer():
-    """σ(XWXᵀ)XW_V with W ~ N(0, 1), d = 64, 6 tokens; one output coordinate of one token."""
-    tokens, width, rho = 6, 64, 0.9
+    """σ(XWXᵀ)XW_V with W ~ N(0, 1), d = 64; the mean of 6 tokens and 8 columns of W_V."""
+    tokens, width, columns, rho = 6, 64, 8, 0.9
 
     # A fresh W with every sample: the theorem is about a random one.
     def layer(inputs):
-        x, w, v = inputs[:tokens], inputs[tokens : tokens + width], inputs[-1]
-        return (jax.nn.softmax(x @ w @ x.T) @ (x @ (v / width**0.5)))[0]
+        x, w, v = inputs[:tokens], inputs[tokens:-columns], inputs[-columns:]
+        return jax.nn.softmax(x @ w @ x.T) @ x @ v.T / (width * tokens * columns) ** 0.5
 
     def pair(key, shape, *, rho):
         common = jax.random.normal(key, shape)
@@ -151,25 +136,19 @@ def test_attention_stability_is_that_of_a_wide_random_layer():
         noisy = rho * common[:tokens] + jnp.sqrt(1 - rho**2) * fresh
         return common, common.at[:tokens].set(noisy)
 
+    shape = (tokens + width + columns, width)
     found = noise_stability(
-        layer,
-        KEY,
-        shape=(tokens + width + 1, width),
-        rho=rho,
-        num_samples=20_000,
-        pair=pair,
-        batch_size=100,
+        layer, KEY, shape=shape, rho=rho, num_samples=1000, pair=pair, batch_size=100
     )
-    expected = theory.attention_stability(rho, num_tokens=tokens)
     # The theorem is of a limit: a hundredth for the width.
-    assert abs(found.mean - expected) < 5 * found.standard_error + 0.01
+    slack = 5 * found.standard_error + 0.01
+    assert abs(found.mean - theory.attention_stability(rho, num_tokens=tokens)) < slack
     # Scores of correlation rho instead of rho^2 would be told apart.
     other = rho * theory.attention_overlap(rho**0.5, num_tokens=tokens)
-    assert abs(found.mean - other) > 5 * found.standard_error + 0.01
+    assert abs(found.mean - other) > slack
 
 
-@pytest.mark.parametrize("scores", ["identity", "product"])
-@pytest.mark.parametrize("rho", [-0.6, 0.3, 0.9])
+@pytest.mark.parametrize(("scores", "rho"), [("identity", 0.3), ("product", -0.6)])
 def test_with_itself_to_attend_to_a_token_is_as_stable_as_its_input(scores, rho):
     """Theorem 5.2: W = I or U Uᵀ with U ~ N(0, 1), in place of a random W; all outputs' mean."""
     tokens, width = 6, 128
@@ -183,54 +162,37 @@ def test_with_itself_to_attend_to_a_token_is_as_stable_as_its_input(scores, rho)
         return jax.nn.softmax(x @ w @ x.T) @ x @ values / (tokens * 8) ** 0.5
 
     found = noise_stability(
-        layer, KEY, shape=(tokens, width), rho=rho, num_samples=500, batch_size=100
+        layer, KEY, shape=(tokens, width), rho=rho, num_samples=300, batch_size=100
     )
     assert abs(found.mean - rho) < 5 * found.standard_error
-    assert found.standard_error < 0.02
+    assert found.standard_error < 0.03
     # Theorem 5.3's, of a W without structure, would be told apart.
     other = theory.attention_stability(rho, num_tokens=tokens)
     assert abs(found.mean - other) > 5 * found.standard_error
 
 
 def test_a_step_of_the_unstructured_recurrence_is_a_wide_layer_of_many_heads():
-    """Each layer measured at the stability of the one before it, as if that were a correlation.
+    """Heads add up to a normal output, as the ReLU's theorem assumes; one alone is a mixture."""
+    tokens, width, heads, units, rho = 4, 64, 16, 32, 0.95
+    for_scores, for_values, key = jax.random.split(KEY, 3)
+    w = jax.random.normal(for_scores, (heads, width, width))
+    values = jax.random.normal(for_values, (heads, width, units)) / (heads * width) ** 0.5
 
-    Heads add up to a normal output, which is what the ReLU's theorem is of; one alone is a mixture.
-    """
-    tokens, width, heads, units, rho = 4, 96, 16, 32, 0.95
-    for expected in theory.unstructured_recurrence(rho, num_layers=3, num_tokens=tokens)[1:]:
-        for_scores, for_values, key = jax.random.split(jax.random.key(int(1000 * expected)), 3)
-        w = jax.random.normal(for_scores, (heads, width, width))
-        values = jax.random.normal(for_values, (heads, width, units)) / (heads * width) ** 0.5
+    def layer(x):
+        attended = jax.nn.softmax(jnp.einsum("id,hde,je->hij", x, w, x)) @ x
+        summed = jnp.einsum("hid,hdu->iu", attended, values)
+        return jnp.maximum(summed, 0) / (tokens * units) ** 0.5
 
-        def layer(x, w=w, values=values):
-            attended = jax.nn.softmax(jnp.einsum("id,hde,je->hij", x, w, x)) @ x
-            summed = jnp.einsum("hid,hdu->iu", attended, values)
-            return jnp.maximum(summed, 0) / (tokens * units) ** 0.5
-
-        found = noise_stability(
-            layer, key, shape=(tokens, width), rho=rho, num_samples=400, batch_size=100
-        )
-        # A hundredth for the width.
-        slack = 5 * found.standard_error + 0.01
-        assert slack < 0.04
-        assert abs(found.mean - expected) < slack
-        # Eq. 5's, without attention, would be told apart.
-        assert abs(found.mean - theory.relu_stability(rho)) > slack
-        rho = float(expected)
-
-
-def test_unstructured_recurrence_loses_what_relu_layers_keep():
-    alone = theory.relu_recurrence(0.9, num_layers=30)
-    both = theory.unstructured_recurrence(0.9, num_layers=30, num_tokens=16)
-    assert both[-1] < alone[-1]
-    np.testing.assert_allclose(
-        both[1],
-        theory.relu_stability(theory.attention_stability(0.9, num_tokens=16)),
-        rtol=1e-6,
+    found = noise_stability(
+        layer, key, shape=(tokens, width), rho=rho, num_samples=400, batch_size=100
     )
-    faded = theory.attention_recurrence(0.9, num_layers=30, num_tokens=16, value_norm=0.9)
-    assert 0 <= faded[-1] < 1e-4
+    expected = theory.transformer_recurrence(rho, num_layers=1, num_tokens=tokens)[1]
+    # A hundredth for the width.
+    slack = 5 * found.standard_error + 0.01
+    assert slack < 0.04
+    assert abs(found.mean - expected) < slack
+    # Eq. 5's, without attention, would be told apart.
+    assert abs(found.mean - theory.relu_stability(rho)) > slack
 
 
 FUNCTIONS = {
@@ -241,14 +203,22 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("rho", [-0.7, 0.0, 0.4, 1.0])
-def test_moment_interval_holds(name, rho):
-    fn, mean, second = FUNCTIONS[name]
-    found = noise_stability(fn, KEY, shape=(1,), rho=rho, num_samples=100_000)
-    low, high = theory.moment_interval(rho, mean=mean, second_moment=second)
-    assert low - 5 * found.standard_error - 1e-5 <= found.mean
-    assert found.mean <= high + 5 * found.standard_error + 1e-5
+def test_moment_interval_holds():
+    fns, means, seconds = zip(*FUNCTIONS.values(), strict=True)
+    rhos = jnp.array([-0.7, 0.0, 0.4, 1.0])
+    found = noise_stability(
+        lambda x: jnp.stack([fn(x) for fn in fns]),
+        KEY,
+        shape=(1,),
+        rho=rhos,
+        num_samples=20_000,
+        per_output=True,
+    )
+    low, high = theory.moment_interval(
+        rhos[:, None], mean=jnp.array(means), second_moment=jnp.array(seconds)
+    )
+    slack = 5 * found.standard_error + 1e-5
+    assert np.all((low - slack <= found.mean) & (found.mean <= high + slack))
 
 
 def test_moment_interval_is_reached():
@@ -260,79 +230,26 @@ def test_moment_interval_is_reached():
     np.testing.assert_allclose(high, 1 + 0.4, rtol=1e-6)
 
 
-def test_intervals_propagate_around_the_truth():
-    mean, second = 1 / math.sqrt(2 * math.pi), 0.5
-    interval = theory.Interval(jnp.asarray(0.5), jnp.asarray(0.5))
-    true = 0.5
-    for _ in range(4):
-        interval = theory.propagate_interval(interval, mean=mean, second_moment=second)
-        true = float(theory.relu_stability(true)) / second
-        assert interval.low - 1e-6 <= true <= interval.high + 1e-6
-
-
-def carried(low, high, *, mean=0.4, second_moment=0.5):
-    return theory.propagate_interval(
-        theory.Interval(low, high), mean=mean, second_moment=second_moment
-    )
-
-
-UNITS = {"relu": lambda z: jnp.maximum(z, 0), "tanh": lambda z: jnp.tanh(2 * z + 0.5)}
-
-
-@pytest.mark.parametrize("name", UNITS)
-def test_intervals_propagate_through_a_wide_random_network(name):
-    """Correlations measured at every layer, of weights that keep the variance at 1."""
-    unit, width, layers = UNITS[name], 1000, 5
-    nodes, weights = np.polynomial.hermite_e.hermegauss(200)
-    outputs, weights = np.asarray(unit(jnp.asarray(nodes))), weights / weights.sum()
-    mean, second = weights @ outputs, weights @ outputs**2
-    keys = jax.random.split(KEY, layers + 1)
-    both = jnp.stack(gaussian_pair(keys[0], (50, width), rho=0.4))
-    interval = theory.Interval(0.4, 0.4)
-    for key in keys[1:]:
-        both = unit(both) @ (jax.random.normal(key, (width, width)) / (width * second) ** 0.5)
-        np.testing.assert_allclose(jnp.mean(jnp.square(both)), 1, atol=0.2)
-        interval = theory.propagate_interval(interval, mean=mean, second_moment=second)
-        correlation = jnp.mean(both[0] * both[1]) / jnp.mean(jnp.square(both))
-        assert interval.low < correlation < interval.high
-    assert interval.high < 0.95, "and they say something"
-
-
-def test_rounding_carries_no_interval_out_of_its_range():
-    for mean in np.linspace(0.1, 3, 30):
-        # A constant unit, or one that is nearly so: what follows is fully correlated.
-        interval = theory.Interval(0.3, 1.0)
-        for _ in range(3):
-            interval = theory.propagate_interval(interval, mean=mean, second_moment=mean**2)
-        np.testing.assert_allclose(interval, 1, rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: carried(0.6, 0.5), "0 <= low <= high <= 1, got 0.6 and 0.5"),
-        (lambda: carried(-0.1, 0.5), "got -0.1 and 0.5"),
-        (lambda: carried(0.5, 1.1), "got 0.5 and 1.1"),
-        (lambda: carried(0.5, float("nan")), "got 0.5 and nan"),
-        (lambda: carried(0.2, 0.5, mean=0.0, second_moment=0.0), "second_moment must be > 0"),
-        (lambda: theory.relu_stability(1.1), r"in \[-1, 1\], got 1\.1"),
-        (lambda: theory.relu_recurrence(0.5, num_layers=-1), "num_layers must be >= 0, got -1"),
-        (lambda: theory.attention_stability(0.5, num_tokens=0), "num_tokens must be >= 1, got 0"),
-        (lambda: theory.attention_overlap(0.5, num_tokens=2, num_points=1), "got 1"),
+        (lambda: theory.relu_stability(1.1), r"rho must be in \[-1, 1\], got 1\.1"),
+        (
+            lambda: theory.linear_recurrence(0.5, num_layers=-1),
+            r"num_layers must be in \[0, inf\), got -1",
+        ),
+        (lambda: theory.attention_stability(0.5, num_tokens=0), "num_tokens must .*, got 0"),
+        (lambda: theory.attention_overlap(0.5, num_tokens=2, num_points=1), "num_points .* got 1"),
         (
             lambda: theory.transformer_recurrence(0.5, num_layers=1, value_norm=1.5),
             r"value_norm must be in \[0, 1\], got 1\.5",
         ),
-        (
-            lambda: theory.unstructured_recurrence(0.5, num_layers=1, num_tokens=2, value_norm=-1),
-            r"value_norm must be in \[0, 1\], got -1",
-        ),
-        (lambda: theory.relu_process_stability(-0.1), r"probability .* in \[0, 1\], got -0\.1"),
-        (lambda: theory.relu_process_stability(0.1, std=0.0), "std must be > 0, got 0"),
-        (lambda: theory.relu_process_stability(0.1, scale=-1.0), "scale must be >= 0, got -1"),
+        (lambda: theory.relu_process_stability(-0.1), r"rho must be in \[0, 1\], got -0\.1"),
+        (lambda: theory.relu_process_stability(0.1, std=0.0), r"std must be in \(0, inf\), got 0"),
+        (lambda: theory.relu_process_stability(0.1, scale=-1.0), "scale must .* got -1"),
         (
             lambda: theory.attention_interval(1.0, -1.0, num_tokens=2, width=2, bound=1.0),
-            r"negative must be >= 0, got -1\.0",
+            "negative must .* got -1",
         ),
         (
             lambda: theory.moment_interval(0.5, mean=2.0, second_moment=3.0),
@@ -343,33 +260,6 @@ def test_rounding_carries_no_interval_out_of_its_range():
 def test_bad_input_is_named(call, words):
     with pytest.raises(ValueError, match=words):
         call()
-
-
-def test_recurrences_are_what_monte_carlo_finds_layer_by_layer():
-    """Each layer's stability, measured at the one before it as if that were a correlation."""
-    rho = 0.8
-    for expected in theory.relu_recurrence(rho, num_layers=3)[1:]:
-        key = jax.random.fold_in(KEY, int(1000 * expected))
-        found = noise_stability(
-            lambda x: jnp.maximum(x[0], 0), key, shape=(1,), rho=rho, num_samples=100_000, copies=2
-        )
-        assert abs(found.mean - expected) < 5 * found.standard_error
-        rho = float(expected)
-
-
-@pytest.mark.parametrize("num_tokens", [2, 16])
-def test_unstructured_recurrence_ends_at_its_fixed_point(num_tokens, x64):
-    found = theory.unstructured_fixed_point(num_tokens=num_tokens, value_norm=0.9)
-    assert found.converged
-    for start in (0.0, 1.0):
-        end = theory.unstructured_recurrence(
-            start, num_layers=30, num_tokens=num_tokens, value_norm=0.9
-        )[-1]
-        np.testing.assert_allclose(found.value, end, atol=1e-6)
-    assert 1 / (2 * math.pi) < found.value < theory.relu_fixed_point().value
-    # Without values nothing is left of the pair before the ReLU.
-    alone = theory.unstructured_fixed_point(num_tokens=num_tokens, value_norm=0.0)
-    np.testing.assert_allclose(alone.value, 1 / (2 * math.pi), atol=1e-6)
 
 
 def bonami_beckner_gaussians(mean, std, scale):
@@ -383,26 +273,24 @@ def bonami_beckner_gaussians(mean, std, scale):
     return pair
 
 
-@pytest.mark.parametrize(
-    ("mean", "std", "scale"), [(0.0, 1.0, 1.0), (0.7, 0.5, 1.8), (-1.0, 2.0, 0.3)]
-)
-def test_lemma_11_is_an_equality(mean, std, scale):
-    rhos = jnp.array([0.0, 0.3, 0.8, 1.0])
+def test_lemma_11_is_an_equality():
+    mean, std, scale = jnp.array([(0.0, 1.0, 1.0), (0.7, 0.5, 1.8), (-1.0, 2.0, 0.3)]).T
+    rhos = jnp.array([0.0, 0.3, 1.0])
     found = noise_stability(
-        lambda x: jnp.maximum(x[0], 0),
+        jax.nn.relu,
         KEY,
-        shape=(1,),
+        shape=(3,),
         rho=rhos,
-        num_samples=100_000,
+        num_samples=20_000,
         pair=bonami_beckner_gaussians(mean, std, scale),
+        per_output=True,
     )
-    expected = theory.relu_process_stability(rhos, mean=mean, std=std, scale=scale)
+    expected = theory.relu_process_stability(rhos[:, None], mean=mean, std=std, scale=scale)
     assert np.all(np.abs(found.mean - expected) < 5 * found.standard_error)
-    assert np.all(found.standard_error < 0.02 * expected)
+    assert np.all(found.standard_error < 0.04 * expected)
     # With the two moments swapped, as in the paper's text, it is another number.
-    first, second = theory.rectified_gaussian_moments(mean=mean, std=std)
-    swapped = rhos * scale * first**2 + (1 - rhos) * second
-    assert np.abs(found.mean - swapped)[0] > 5 * found.standard_error[0]
+    _, second = theory.rectified_gaussian_moments(mean=mean, std=std)
+    assert np.all(np.abs(found.mean - second)[0] > 5 * found.standard_error[0])
 
 
 @pytest.mark.parametrize("ratio", [-6.0, -1.0, 0.0, 2.0])
@@ -417,11 +305,10 @@ def test_rectified_gaussian_moments_are_their_integrals(ratio):
     np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("bound", [0.1, 0.3, 0.5])
-@pytest.mark.parametrize("rho", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("bound", "rho"), [(0.1, 0.5), (0.5, 0.0), (0.5, 1.0)])
 def test_attention_interval_holds(bound, rho):
     """Lemma 12's form: entries in [-B, B] and [0, B], each kept with probability rho."""
-    tokens, width, count = 3, 2, 50_000
+    tokens, width, count = 3, 2, 5_000
     keys = jax.random.split(jax.random.key(3), 5)
     w = jax.random.uniform(keys[0], (width, width), minval=-1)
     values = jax.random.normal(keys[1], (width,))
