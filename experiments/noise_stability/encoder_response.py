@@ -133,21 +133,16 @@ def level_meter(
     weights of that one function are the mean of theirs. Close to E f, the centre takes away what
     does not vary, and with it most of the products' variance.
     """
-    refs: list[Any] = []
 
-    def change(z: Array) -> Array:
-        params, embeddings, scale, centre = jax.tree.map(lambda ref: ref[...], refs[0])
-        probabilities = network.respond(params, embeddings + scale * z, texts.mask)
-        return (probabilities - centre) / len(probabilities) ** 0.5
-
+    @jax.jit
     def measure(params: Any, centre: Array) -> LevelWeights:
         embeddings = network.embed(params, texts.ids)
-        values = (params, embeddings, noise_scale(embeddings, texts.mask, snr_db), centre)
-        # Arrays that the program closes over would be compiled in; references are read anew.
-        if not refs:
-            refs.append(jax.tree.map(jax.new_ref, values))
-        for ref, value in zip(jax.tree.leaves(refs[0]), jax.tree.leaves(values), strict=True):
-            ref[...] = value
+        scale = noise_scale(embeddings, texts.mask, snr_db)
+
+        def change(z: Array) -> Array:
+            probabilities = network.respond(params, embeddings + scale * z, texts.mask)
+            return (probabilities - centre) / len(probabilities) ** 0.5
+
         return level_weights(
             change,
             key,

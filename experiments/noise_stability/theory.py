@@ -180,7 +180,7 @@ def estimate(
     """Stability of a function and its standard error, by pairs, in one compiled program."""
 
     def measure(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return noise_stability(fn, key, **{"copies": 2, **settings})[:2]
+        return noise_stability(fn, key, **settings)[:2]
 
     mean, error = jax.jit(measure)(key)
     return np.asarray(mean, float), np.asarray(error, float)
@@ -221,7 +221,7 @@ def relu_depth(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
     depth = {"num_layers": budget.depth}
     linear = theory.linear_recurrence(START, **depth)
     return [
-        by_layer("depth", "Eq. 5", halved, theory.relu_recurrence(START, **depth)),
+        by_layer("depth", "Eq. 5", halved, theory.transformer_recurrence(START, **depth)),
         by_layer("depth", "linear part of Eq. 5", halved, linear),
         by_layer("depth", "correlation, Theorem 5.1", both[:, 0] / both[:, 1], normalised),
     ]
@@ -262,7 +262,7 @@ def transformers(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
         formula = (
             theory.transformer_recurrence(START, **sizes)
             if structured
-            else theory.unstructured_recurrence(START, num_tokens=tokens, **sizes)
+            else theory.transformer_recurrence(START, num_tokens=tokens, **sizes)
         )
         tables.append(by_layer("transformer", name, both[:, 0], formula))
         tables.append(by_layer("correlation", name, both[:, 0] / both[:, 1]))
@@ -294,7 +294,6 @@ def layer_moments(
         key,
         rho=jnp.array([START, 1.0]),
         per_output=True,
-        copies=2,
         **settings,
     ).mean
     return jnp.mean(mean, axis=tuple(range(2, mean.ndim)))
@@ -548,10 +547,18 @@ def estimators(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
     def variances(fn: Any, shape: tuple[int, ...], copies: int) -> Callable[[float], np.ndarray]:
         @jax.jit
         def variance(key: jax.Array, rho: float) -> jax.Array:
-            size = max(budget.num_samples // (5 * REPEATS), 250)
-            settings = {"shape": shape, "copies": copies, "batch_size": 128}
-            estimated = noise_stability(fn, key, rho=rho, num_samples=size, **settings)
-            return estimated.standard_error**2
+            def group(key: jax.Array) -> jax.Array:
+                """Mean product of two copies of a group."""
+                for_common, for_own = jax.random.split(key)
+                own = jax.random.normal(for_own, (copies, *shape))
+                common = jax.random.normal(for_common, shape)
+                outputs = jax.vmap(fn)(rho**0.5 * common + (1 - rho) ** 0.5 * own)
+                total = jnp.sum(jnp.sum(outputs, axis=0) ** 2) - jnp.sum(outputs**2)
+                return total / (copies * (copies - 1))
+
+            count = 2 * max(budget.num_samples // (5 * REPEATS), 250) // copies
+            products = jax.lax.map(group, jax.random.split(key, count), batch_size=128)
+            return jnp.var(products, ddof=1) / count
 
         return lambda rho: np.array([variance(key, rho) for key in keys])
 
