@@ -1,8 +1,9 @@
-"""jax's own random numbers, several times faster on a CPU.
+"""jax's own random numbers in less time on a CPU.
 
 jax compiles its default generator, Threefry, as a loop over rounds on CPUs, which writes its state
-to memory and reads it back between them; written out, it stays in registers. The bits are the same,
-and so is whatever `jax.random` makes of them.
+to memory and reads it back between them; written out, it stays in registers. The bits are the same.
+Measured in CPU time on two cores with jax 0.10: bits 2.1 times, normals 1.4 times as fast, a train
+step of Robertha (dropout) 11 and 16 % shorter in two runs, stability estimates no shorter.
 """
 
 import math
@@ -19,26 +20,6 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 
 
-def check_key(key: PRNGKeyArray | Words) -> PRNGKeyArray:
-    """Returns a new-style key, from either style.
-
-    Args:
-        key: One key: `jax.random.key(seed)` or `jax.random.PRNGKey(seed)`.
-
-    Raises:
-        ValueError: If it is not a key, or more than one.
-
-    Example:
-        >>> import jax
-        >>> bool(check_key(jax.random.PRNGKey(0)) == jax.random.key(0))
-        True
-    """
-    keys = _typed(key)
-    if keys.shape:
-        raise ValueError(f"key must be one key, got keys of shape {keys.shape}: use jax.vmap")
-    return keys
-
-
 def quick(key: PRNGKeyArray | Words) -> PRNGKeyArray:
     """Returns the same key, for a generator that draws the same numbers faster where there is one.
 
@@ -50,7 +31,7 @@ def quick(key: PRNGKeyArray | Words) -> PRNGKeyArray:
         and every key on other devices, is returned unchanged.
 
     Raises:
-        ValueError: If it is not a key.
+        TypeError: If it is not a key.
 
     Example:
         >>> import jax
@@ -58,7 +39,8 @@ def quick(key: PRNGKeyArray | Words) -> PRNGKeyArray:
         >>> bool((jax.random.normal(quick(key), (3,)) == jax.random.normal(key, (3,))).all())
         True
     """
-    key = _typed(key)
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.wrap_key_data(key)
     # The older way of numbering what is drawn can still be asked for, and has other bits.
     if jax.default_backend() != "cpu" or not jax.config.values["jax_threefry_partitionable"]:
         return key
@@ -83,19 +65,6 @@ def threefry(key: tuple[Words, Words], counter: tuple[Words, Words]) -> tuple[Wo
         left = left + words[(group + 1) % 3]
         right = right + words[(group + 2) % 3] + np.uint32(group + 1)
     return left, right
-
-
-def _typed(key: PRNGKeyArray | Words) -> PRNGKeyArray:
-    """New-style keys; old-style ones are taken to be of jax's default generator."""
-    dtype = getattr(key, "dtype", None)
-    if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        return key
-    try:
-        return jax.random.wrap_key_data(key)
-    except TypeError as error:
-        array = dtype is not None
-        found = f"an array of {dtype} with shape {key.shape}" if array else repr(key)
-        raise ValueError(f"key must be jax.random.key(seed), got {found}") from error
 
 
 def _random_bits(key: Array, bit_width: int, shape: tuple[int, ...]) -> Array:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from hopfax.fixed_point import real_array
 from hopfax.hopfield.retrieval import check_mask
-from hopfax.random import check_key, quick
+from hopfax.random import quick
 
 Signal = Float[Array, "tokens width"]
 Mask = Bool[Array, " tokens"] | None
@@ -51,7 +51,7 @@ def gaussian_noise(
     signal = _signal(signal)
     mask = check_mask(mask, signal.shape[:1])
     dtype = signal.dtype if jnp.issubdtype(signal.dtype, jnp.floating) else jnp.float32
-    draws = jax.random.normal(quick(check_key(key)), signal.shape, dtype)
+    draws = jax.random.normal(quick(key), signal.shape, dtype)
     noise = jnp.asarray(sigma, dtype) * draws
     return noise if mask is None else jnp.where(mask[:, None], noise, 0)
 

@@ -52,7 +52,7 @@ def half(_, x):
         (ValueError, r"got \(4,\)", lambda: hopfield.gaussian_noise(KEY, STATE, sigma=1.0)),
         (
             ValueError,
-            "key must be one key",
+            "single key",
             lambda: hopfield.gaussian_noise(jax.random.split(KEY), PATTERNS, sigma=1.0),
         ),
         (ValueError, "init must hold floating", lambda: fixed_point(half, (), {})),

@@ -200,6 +200,17 @@ def test_the_ratio_ignores_scale_and_its_error_bar_is_its_spread(rho):
     np.testing.assert_allclose(estimates(keys, 100.0).mean, estimate.mean, rtol=1e-5)
 
 
+def test_the_error_of_the_ratio_is_by_the_delta_method():
+    keys = jax.random.split(jax.random.fold_in(KEY, 0), 50)
+    first, second = jax.vmap(partial(gaussian_pair, shape=(), rho=RHO))(keys)
+    left, right = (np.asarray(x + x**2, float) for x in (first, second))
+    product, square = left * right, (left**2 + right**2) / 2
+    ratio = product.mean() / square.mean()
+    error = (product - ratio * square).std(ddof=1) / 50**0.5 / square.mean()
+    estimate = normalized_stability(lambda x: x + x**2, KEY, shape=(), rho=RHO, num_samples=50)
+    np.testing.assert_allclose(estimate[:2], [ratio, error], rtol=1e-4)
+
+
 def test_sensitivity_is_how_often_the_value_changes():
     estimate = noise_sensitivity(
         majority, KEY, shape=(BITS,), rho=RHO, num_samples=5_000, pair=bit_pair
