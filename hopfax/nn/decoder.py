@@ -1,4 +1,4 @@
-"""A small decoder: reads a text from left to right, to classify it or to name each next token.
+"""A small decoder: reads a text from left to right, to classify it or predict each next token.
 
 `embed_tokens` -> *token site* -> `embed` -> *embedding site* -> `decode` -> `read_out`, as in
 `hopfax.nn.encoder`.
@@ -23,13 +23,17 @@ Reading = Literal["mean", "each"]
 
 
 def sinusoids(num_tokens: int, width: int) -> Float[np.ndarray, "tokens width"]:
-    r"""Fixed positions: sines and cosines of ever longer waves.
+    r"""Returns fixed position vectors: sines and cosines of increasing wavelengths.
 
     $$p_{t,2i} = \sin(t / 10000^{2i/d}), \qquad p_{t,2i+1} = \cos(t / 10000^{2i/d})$$
 
     Args:
-        num_tokens: Positions, counted from 0.
-        width: d.
+        num_tokens: Number of positions.
+        width: Token width d.
+
+    Example:
+        >>> sinusoids(2, 2).round(2).tolist()
+        [[0.0, 1.0], [0.8399999737739563, 0.5400000214576721]]
 
     References:
         Vaswani et al. (2017), Attention Is All You Need, section 3.5.
@@ -42,27 +46,27 @@ def sinusoids(num_tokens: int, width: int) -> Float[np.ndarray, "tokens width"]:
 class Decoder(nnx.Module):
     """Causal transformer with ReLU feed-forwards and sinusoidal positions.
 
-    Linear layers start at N(0, 0.02^2) with zero biases, embeddings at Xavier's uniform; the latter
-    are scaled by the root of the width, as positions of unit size ask for.
+    Linear layers are initialised with N(0, 0.02^2) and zero biases, embeddings with Xavier's
+    uniform distribution. Embeddings are scaled by the root of the width, to match the positions.
 
     Args:
         vocab_size: Number of token ids.
         num_outputs: Classes, or the vocabulary's size for a language model.
         width: Token width, a multiple of `num_heads`.
         num_layers: Number of blocks.
-        num_heads: Heads of each attention layer.
-        ff_width: Width inside the feed-forward parts; None is four times `width`.
-        max_length: Most tokens of a text.
-        reading: `"mean"` reads one output off the mean over real tokens, `"each"` one off every
-            token (a language model).
-        causal: Whether a token sees only itself and those before it.
-        norm_first: Pre-LN blocks, or post-LN ones.
+        num_heads: Number of attention heads.
+        ff_width: Width of the feed-forward's hidden layer; None for four times `width`.
+        max_length: Maximum number of tokens of a text.
+        reading: `"mean"`: one output from the mean over real tokens; `"each"`: one output per token
+            (a language model).
+        causal: Whether a token attends only to itself and earlier tokens.
+        norm_first: Pre-LN blocks if True, else post-LN.
         dropout: Rate during training on attention weights, attention output and the feed-forward's
             hidden layer, in [0, 1).
-        rngs: Source of the initial parameters.
+        rngs: Random keys of the initial parameters.
 
     Raises:
-        ValueError: If `dropout`, `reading` or the heads are not as above.
+        ValueError: An option is out of range.
 
     References:
         Noise Stability of Transformer Models, Appendix J.1 and Table 2.
@@ -85,7 +89,7 @@ class Decoder(nnx.Module):
         rngs: nnx.Rngs,
     ):
         if not 0 <= dropout < 1:
-            raise ValueError(f"dropout is a share of entries and must be in [0, 1), got {dropout}")
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         if reading not in ("mean", "each"):
             raise ValueError(f'reading must be "mean" or "each", got {reading!r}')
         self.width = width
@@ -115,7 +119,7 @@ class Decoder(nnx.Module):
         self.reader = linear(width, num_outputs, rngs=rngs)
 
     def embed_tokens(self, ids: Int[Array, "batch tokens"]) -> Tokens:
-        """Looks tokens up: the *token* site, before positions."""
+        """Looks up token vectors: the *token* site, before positions."""
         ids = check_ids(ids, vocab_size=self.tokens.num_embeddings, max_length=self.max_length)
         return self.tokens(ids) * self.width**0.5
 
@@ -133,7 +137,7 @@ class Decoder(nnx.Module):
         return x if self.norm is None else self.norm(x)
 
     def read_out(self, hidden: Tokens, mask: Mask) -> Float[Array, "batch *tokens outputs"]:
-        """Logits of each text, or of each of its tokens."""
+        """Computes the logits of each text, or of each of its tokens."""
         if self.reading == "mean":
             count = jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1)
             hidden = jnp.sum(jnp.where(mask[..., None], hidden, 0), axis=-2) / count
@@ -142,25 +146,25 @@ class Decoder(nnx.Module):
     def __call__(
         self, ids: Int[Array, "batch tokens"], mask: Mask | None = None, *, key: Key = None
     ) -> Float[Array, "batch *tokens outputs"]:
-        """All stages in turn, with dropout if a key is given; every token is real by default."""
+        """Runs all stages, with dropout if a key is given; by default every token is real."""
         mask = jnp.ones(ids.shape, bool) if mask is None else mask
         embeddings = self.embed(self.embed_tokens(ids))
         return self.read_out(self.decode(embeddings, mask, key=key), mask)
 
 
 def decoder(vocab_size: int, num_outputs: int, **options: object) -> Functional[Decoder]:
-    """A `Decoder` taken apart into `init` and `apply`.
+    """Returns a `Decoder` as pure functions `init` and `apply`.
 
     Args:
         vocab_size: Number of token ids.
         num_outputs: Classes, or the vocabulary's size for a language model.
-        **options: Those of `Decoder`.
+        **options: Options of `Decoder`.
 
     Example:
         >>> import jax, jax.numpy as jnp
         >>> model = decoder(vocab_size=10, num_outputs=10, width=8, reading="each")
         >>> params = model.init(jax.random.key(0))
-        >>> model.apply(params, jnp.ones((3, 5), int)).shape  # a guess at every next token
+        >>> model.apply(params, jnp.ones((3, 5), int)).shape
         (3, 5, 10)
     """
     build = partial(Decoder, vocab_size, num_outputs, **options)  # pyright: ignore[reportArgumentType]

@@ -1,7 +1,7 @@
-"""A small text encoder and classifier whose stages can be called one by one.
+"""A small text encoder and classifier whose stages can be called separately.
 
-`embed_tokens` -> *token site* -> `embed` -> *embedding site* -> `encode` -> `classify`: noise (or
-anything else) goes in between two stages.
+`embed_tokens` -> *token site* -> `embed` -> *embedding site* -> `encode` -> `classify`: noise is
+added between two stages.
 """
 
 from collections.abc import Callable
@@ -26,26 +26,26 @@ Arrays = TypeVar("Arrays", bound=tuple)
 
 
 class Attention(Protocol):
-    """What a block asks of its attention layer."""
+    """The attention layer of a block."""
 
     def keys(self, x: Tokens) -> Tokens:
-        """The keys alone."""
+        """Returns the keys only."""
         ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Attended:
-        """Called as `layer(x, mask)`, in training with `key=` if it has a `dropout` above 0."""
+        """Called as `layer(x, mask)`; in training with `key=` if it has a `dropout` above 0."""
         ...
 
 
 class Encoding(NamedTuple):
-    """What the blocks make of the embeddings.
+    """The output of the blocks.
 
     Attributes:
         hidden: Final token vectors.
         keys: Keys of every layer, for their spectrum.
         num_steps: Hopfield updates per layer and query.
-        converged: Whether each query came to rest.
-        ponder: What each token's adaptive computation costs; None in a model of fixed depth.
+        converged: Whether each query converged.
+        ponder: Ponder cost of each token; None in a model of fixed depth.
     """
 
     hidden: Tokens
@@ -56,18 +56,18 @@ class Encoding(NamedTuple):
 
 
 class Classification(NamedTuple):
-    """Logits, and the encoding they were read from."""
+    """Logits, and the encoding from which they are computed."""
 
     logits: Float[Array, "batch outputs"]
     encoding: Encoding
 
 
 class Perturbation(NamedTuple):
-    """What is added to a model's inputs at its two sites; None adds nothing.
+    """Perturbation of a model's inputs at its two sites; None for no perturbation.
 
     Attributes:
-        token: On the token vectors, before positions and LayerNorm.
-        embedding: On what that LayerNorm returns.
+        token: Added to the token vectors, before positions and LayerNorm.
+        embedding: Added to the output of that LayerNorm.
     """
 
     token: Tokens | None = None
@@ -78,7 +78,7 @@ CLEAN = Perturbation()
 
 
 def layer_norm(width: int, *, epsilon: float = 1e-5, rngs: nnx.Rngs) -> LayerNorm:
-    """Layer normalisation with a two-pass variance; PyTorch's epsilon by default."""
+    """Makes a layer normalisation with a two-pass variance; PyTorch's epsilon by default."""
     return LayerNorm(width, epsilon=epsilon, use_fast_variance=False, rngs=rngs)
 
 
@@ -93,18 +93,20 @@ def embedding(
     initial: nnx.Initializer = _NORMAL,
     rngs: nnx.Rngs,
 ) -> nnx.Embed:
-    """A table of vectors. By itself flax would round them to the dtype they were drawn in."""
-    return nnx.Embed(count, width, embedding_init=initial, promote_dtype=_as_they_are, rngs=rngs)
+    """Makes a table of vectors; flax's default would round them to the dtype they are drawn in."""
+    return nnx.Embed(count, width, embedding_init=initial, promote_dtype=_unchanged, rngs=rngs)
 
 
-def _as_they_are(arrays: Arrays, /, *, dtype: Any = None, inexact: bool = True) -> Arrays:
+def _unchanged(arrays: Arrays, /, *, dtype: Any = None, inexact: bool = True) -> Arrays:
     return arrays
 
 
 def gelu(x: Array) -> Array:
-    """BERT's activation, exact rather than by tanh.
+    """Computes BERT's activation by erf, as PyTorch; less than half the cost of `jax.nn.gelu`.
 
-    By erf, as PyTorch has it, which costs less than half of `jax.nn.gelu`'s erfc.
+    Example:
+        >>> gelu(jnp.float32(0)).item()
+        0.0
     """
     return 0.5 * x * (1 + jax.lax.erf(x * 0.5**0.5))
 
@@ -112,12 +114,12 @@ def gelu(x: Array) -> Array:
 def check_ids(
     ids: Int[Array, "batch tokens"], *, vocab_size: int, max_length: int
 ) -> Int[Array, "batch tokens"]:
-    """Token ids as an array of integers.
+    """Checks token ids and returns them as an array.
 
     Raises:
         TypeError: They are not integers.
-        ValueError: Their shape is not (batch, tokens), tokens are more than `max_length`, or an id
-            that is known before the program runs is not in [0, vocab_size).
+        ValueError: Their shape is not (batch, tokens), there are more than `max_length` tokens, or
+            a concrete id is not in [0, vocab_size).
     """
     ids = jnp.asarray(ids)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
@@ -126,16 +128,13 @@ def check_ids(
         raise ValueError(f"ids must have shape (batch, tokens), got {ids.shape}")
     if ids.shape[-1] > max_length:
         raise ValueError(
-            f"texts of {ids.shape[-1]} tokens do not fit a model of max_length {max_length}: "
-            "truncate them, or build a longer model"
+            f"texts must have at most max_length={max_length} tokens, got {ids.shape[-1]}"
         )
     if not isinstance(ids, Tracer) and ids.size:
-        # In NumPy: while a program is traced, even known arrays have traced minima.
-        known = np.asarray(ids)
-        low, high = int(known.min()), int(known.max())
+        # In NumPy: during tracing, even concrete arrays have traced minima.
+        low, high = np.min(ids), np.max(ids)
         if low < 0 or high >= vocab_size:
-            wrong = low if low < 0 else high
-            raise ValueError(f"ids must be in [0, {vocab_size}), got {wrong}")
+            raise ValueError(f"ids must be in [0, {vocab_size}), got {low if low < 0 else high}")
     return ids
 
 
@@ -145,16 +144,16 @@ class Block(nnx.Module):
     Args:
         width: Token width.
         attention: Makes the attention layer.
-        ff_width: Width of the feed-forward's inner layer.
+        ff_width: Width of the feed-forward's hidden layer.
         norm_first: Norm before each part (pre-LN), or after its residual sum (post-LN).
         dropout: Rate on the attention's output and in the feed-forward, in [0, 1). An attention
-            layer with a `dropout` of its own is called with a key.
-        activation: Of the feed-forward.
-        drop_hidden: Whether the feed-forward's dropout is on its hidden layer, not on its output.
-        epsilon: Of the norms.
-        isolate_keys: Whether the reported keys depend on this layer's parameters alone: a
-            penalty on them then trains its key projection (and norm) but nothing below.
-        rngs: Source of the initial parameters.
+            layer with its own `dropout` is called with a key.
+        activation: Activation of the feed-forward.
+        drop_hidden: Whether the feed-forward's dropout applies to its hidden layer, not its output.
+        epsilon: Epsilon of the norms.
+        isolate_keys: Whether the returned keys depend on this layer's parameters only: a penalty on
+            them then trains its key projection (and norm) but nothing below.
+        rngs: Random keys of the initial parameters.
     """
 
     def __init__(
@@ -184,7 +183,7 @@ class Block(nnx.Module):
 
     @property
     def dtype(self) -> jnp.dtype:
-        """What it computes in: the dtype of its matrices."""
+        """The dtype of its matrices, in which it computes."""
         return self.ff_in.kernel.dtype
 
     def __call__(self, x: Tokens, mask: Mask, *, key: Key = None) -> Attended:
@@ -196,9 +195,9 @@ class Block(nnx.Module):
         else:
             attended = self.attention(entry, mask, key=jax.random.fold_in(key, _WEIGHTS))
         if self.isolate_keys:
-            alone = jax.lax.stop_gradient(x)
-            alone = self.attention_norm(alone) if self.norm_first else alone
-            attended = attended._replace(keys=self.attention.keys(alone))
+            isolated = jax.lax.stop_gradient(x)
+            isolated = self.attention_norm(isolated) if self.norm_first else isolated
+            attended = attended._replace(keys=self.attention.keys(isolated))
         x = x + dropout(first, attended.values, self.dropout)
         x = x if self.norm_first else self.attention_norm(x)
         entry = self.ff_norm(x) if self.norm_first else x
@@ -220,25 +219,25 @@ class Encoder(nnx.Module):
             `functools.partial(HopfieldAttention, beta=15.0)`.
         width: Token width.
         num_layers: Number of blocks.
-        ff_width: Width inside the feed-forward parts.
-        max_length: Most tokens of a text.
-        norm_first: Pre-LN blocks, or post-LN ones.
+        ff_width: Width of the feed-forward's hidden layer.
+        max_length: Maximum number of tokens of a text.
+        norm_first: Pre-LN blocks if True, else post-LN.
         pooling: `"mean"` over real tokens, or `"cls"`: the first token through a tanh layer.
         dropout: Rate during training, in [0, 1).
-        isolate_keys: Whether the keys a layer reports are cut off from the layers below it (see
-            `Block`). The first layer has none below: its keys still reach the embeddings.
+        isolate_keys: Whether a penalty on a layer's keys trains no layer below (see `Block`). The
+            first layer's keys still depend on the embeddings.
         padding_idx: Token id whose embedding is not trained; None for none.
-        embedding_norm: Whether token and position vectors are normalised once they are added.
-        epsilon: Of all norms.
+        embedding_norm: Whether a LayerNorm follows the sum of token and position vectors.
+        epsilon: Epsilon of all norms.
         embedding_scale: Factor on token and position vectors, > 0. The norm after them undoes it:
-            the model is the same function, for which noise on the tokens is that much weaker.
-        remat: Whether the backward pass computes each block anew (gradient checkpointing): the
-            memory of one block and of all blocks' inputs, for a third more time. Blocks must then
-            be alike: not with `isolate_keys`.
-        rngs: Source of the initial parameters.
+            the model is the same function, but noise on its tokens is weaker by this factor.
+        remat: Whether the backward pass recomputes each block (gradient checkpointing): it stores
+            one block and all blocks' inputs, and takes about a third longer. Requires identical
+            blocks, so no `isolate_keys`.
+        rngs: Random keys of the initial parameters.
 
     Raises:
-        ValueError: If `dropout`, `pooling` or `embedding_scale` is not one of the above.
+        ValueError: An option is out of range.
     """
 
     def __init__(
@@ -263,13 +262,13 @@ class Encoder(nnx.Module):
         rngs: nnx.Rngs,
     ):
         if not 0 <= dropout < 1:
-            raise ValueError(f"dropout is a share of entries and must be in [0, 1), got {dropout}")
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         if pooling not in ("mean", "cls"):
             raise ValueError(f'pooling must be "mean" or "cls", got {pooling!r}')
         if not 0 < embedding_scale < float("inf"):
-            raise ValueError(f"embedding_scale is a factor and must be > 0, got {embedding_scale}")
+            raise ValueError(f"embedding_scale must be > 0 and finite, got {embedding_scale}")
         if remat and isolate_keys:
-            raise ValueError("remat wants blocks that are alike: isolate_keys sets the first apart")
+            raise ValueError("remat requires identical blocks, so isolate_keys must be False")
         self.embedding_scale = embedding_scale
         self.remat = remat
         self.max_length = max_length
@@ -297,7 +296,7 @@ class Encoder(nnx.Module):
         self.classifier = linear(width, num_outputs, rngs=rngs)
 
     def embed_tokens(self, ids: Int[Array, "batch tokens"]) -> Tokens:
-        """Looks tokens up: the *token* site, before positions and norm.
+        """Looks up token vectors: the *token* site, before positions and norm.
 
         Raises:
             ValueError: The texts are too long, or an id is not in [0, vocab_size). Inside `jit` the
@@ -307,8 +306,8 @@ class Encoder(nnx.Module):
         tokens = self.embedding_scale * self.tokens(ids)
         if self.padding_idx is None:
             return tokens
-        frozen = (ids == self.padding_idx)[..., None]
-        return jnp.where(frozen, jax.lax.stop_gradient(tokens), tokens)
+        padding = (ids == self.padding_idx)[..., None]
+        return jnp.where(padding, jax.lax.stop_gradient(tokens), tokens)
 
     def embed(self, tokens: Tokens, *, key: Key = None) -> Tokens:
         """Adds positions and normalises: the *embedding* site."""
@@ -323,17 +322,17 @@ class Encoder(nnx.Module):
         if self.remat:
             hidden, layers = scan_modules(partial(self._layer, mask, key), self.blocks, hidden)
         else:
-            found = []
+            outputs = []
             for number, block in enumerate(self.blocks):
-                hidden, layer = self._layer(mask, key, block, hidden, number)
-                found.append(layer)
-            layers = jax.tree.map(lambda *parts: jnp.stack(parts), *found)
+                hidden, output = self._layer(mask, key, block, hidden, number)
+                outputs.append(output)
+            layers = jax.tree.map(lambda *parts: jnp.stack(parts), *outputs)
         return Encoding(hidden.astype(embeddings.dtype), *layers)
 
     def _start(self, embeddings: Tokens, mask: Mask) -> Tokens:
-        """The blocks' input, with zeros for padding that no layer sees.
+        """Returns the blocks' input, with zeros for padding that no layer sees.
 
-        There 0 * nan would reach the gradients of weights that all tokens share.
+        Otherwise 0 * nan would reach the gradients of weights that all tokens share.
         """
         if getattr(self.blocks[0].attention, "mask_keys", True):
             embeddings = jnp.where(mask[..., None], embeddings, 0)
@@ -342,14 +341,14 @@ class Encoder(nnx.Module):
     def _layer(
         self, mask: Mask, key: Key, block: Block, x: Tokens, number: int | Array
     ) -> tuple[Tokens, tuple[Array, Array, Array]]:
-        """Runs a block, whose dropout is that of its number."""
-        found = block(x, mask, key=None if key is None else jax.random.fold_in(key, number))
-        return found.values, (found.keys, found.num_steps, found.converged)
+        """Runs a block, with the dropout of its number."""
+        attended = block(x, mask, key=None if key is None else jax.random.fold_in(key, number))
+        return attended.values, (attended.keys, attended.num_steps, attended.converged)
 
     def classify(
         self, hidden: Tokens, mask: Mask, *, key: Key = None
     ) -> Float[Array, "batch outputs"]:
-        """Pools the real tokens and reads the logits out."""
+        """Pools the real tokens and computes the logits."""
         if self.pooler is None:
             count = jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1)
             pooled = jnp.sum(jnp.where(mask[..., None], hidden, 0), axis=-2) / count
@@ -365,7 +364,7 @@ class Encoder(nnx.Module):
         key: Key = None,
         added: Perturbation = CLEAN,
     ) -> Classification:
-        """All stages in turn, with dropout if a key is given, and with what is added on the way."""
+        """Runs all stages, with dropout if a key is given, and with the perturbation `added`."""
         keys = (None, None, None) if key is None else jax.random.split(key, 3)
         tokens = self.embed_tokens(ids)
         tokens = tokens if added.token is None else tokens + added.token

@@ -1,6 +1,5 @@
-"""The papers' models by name, and the three presets of Robertha."""
+"""The papers' models, and the three presets of Robertha."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,7 @@ from hopfax.nn.universal import UniversalEncoder
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """Where the paper's text, the released program and hopfax differ about Robertha.
+    """The points where the paper's text, the released program and hopfax differ on Robertha.
 
     | point | `paper`: the text | `released`: the program | `hopfax` |
     |---|---|---|---|
@@ -37,21 +36,21 @@ class Preset:
     | embedding of [PAD] | trained | frozen | trained |
 
     Attributes:
-        num_heads: Heads an attention layer has.
-        norm_first: Pre-LN or post-LN.
+        num_heads: Number of attention heads.
+        norm_first: Pre-LN if True, else post-LN.
         query_projection: Whether there is a W_Q.
         output_projection: Whether there is a W_O.
-        embedding_norm: Whether token and position vectors are normalised once they are added.
+        embedding_norm: Whether a LayerNorm follows the sum of token and position vectors.
         bias: Whether the attention's projections have biases.
-        readout_beta: Whether the read-out is at beta, or at 1.
-        mask_keys: Whether padding is kept out of the stored patterns, and of the ESR spectrum.
-        stop: Measure of the change that ends the iteration.
-        scope: Whether queries stop one by one or the batch at once.
+        readout_beta: Whether the read-out uses beta; otherwise 1.
+        mask_keys: Whether the stored patterns and the ESR spectrum leave out padding.
+        stop: Convergence measure of the iteration.
+        scope: Whether queries stop independently or the whole batch at once.
         gradient: Through the fixed point, or through the iterates.
-        isolate_keys: Whether a layer's ESR trains no layer below; only its own W_K and norm, and,
-            from the first layer, the embeddings.
+        isolate_keys: Whether a layer's ESR trains only its own W_K and norm and, in the first
+            layer, the embeddings.
         padding_idx: Token id whose embedding is not trained, or None.
-        esr_in_nats: Whether ESR compares H with alpha log d, instead of H/log d with alpha.
+        esr_in_nats: Whether ESR compares H with alpha log d, rather than H/log d with alpha.
         dropout: Rate during training.
     """
 
@@ -99,10 +98,14 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(_PRESETS)  # read-only
 
 
 def find_preset(name: str) -> Preset:
-    """Looks a preset up; a ValueError names the nearest ones."""
+    """Returns a preset by name; raises a ValueError for an unknown one.
+
+    Example:
+        >>> find_preset("released").num_heads
+        1
+    """
     if name not in PRESETS:
-        near = difflib.get_close_matches(name, PRESETS, n=1) or list(PRESETS)
-        raise ValueError(f"unknown preset {name!r}; did you mean {' or '.join(near)}?")
+        raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {name!r}")
     return PRESETS[name]
 
 
@@ -117,11 +120,16 @@ def tinybert(
     Args:
         vocab_size: Number of token ids.
         num_outputs: Classes, or 1 for regression and for scoring choices.
-        num_heads: Heads an attention layer has.
-        **options: Of `Encoder`: sizes, `dropout` (0.1), `epsilon` (1e-12), `pooling` ("cls").
+        num_heads: Number of attention heads.
+        **options: Options of `Encoder`: sizes, `dropout` (0.1), `epsilon` (1e-12), `pooling`
+            ("cls").
 
-    Returns:
-        Its `init` and `apply`.
+    Example:
+        >>> import jax
+        >>> from hopfax.nn import num_params
+        >>> model = tinybert(10, 2, width=8, ff_width=16, num_layers=1, max_length=8)
+        >>> num_params(jax.eval_shape(model.init, jax.random.key(0)))
+        850
     """
     return bert(Encoder, vocab_size, num_outputs, num_heads=num_heads, **options)
 
@@ -134,17 +142,15 @@ def universal_bert(
     Args:
         vocab_size: Number of token ids.
         num_outputs: Classes, or 1 for regression and for scoring choices.
-        num_heads: Heads of its attention layer.
-        **options: Of `UniversalEncoder`.
+        num_heads: Number of attention heads.
+        **options: Options of `UniversalEncoder`, which has no `num_layers`.
 
-    Returns:
-        Its `init` and `apply`.
-
-    Raises:
-        ValueError: If an option is out of range, or `num_layers` is given.
+    Example:
+        >>> import jax
+        >>> model = universal_bert(10, 2, width=8, ff_width=16, num_steps=4, max_length=8)
+        >>> jax.eval_shape(model.init, jax.random.key(0))["steps"]["embedding"].shape
+        (4, 8)
     """
-    if "num_layers" in options:
-        raise ValueError("a Universal Transformer has one block: num_steps says how often it runs")
     return bert(UniversalEncoder, vocab_size, num_outputs, num_heads=num_heads, **options)
 
 
@@ -174,21 +180,25 @@ def robertha(
 ) -> Functional[Encoder]:
     """Robertha: Hopfield attention, mean pooling.
 
-    ESR is a term of the training objective, not of the model; Robertha without iteration is
-    `max_steps=0`.
+    ESR is a term of the training objective, not of the model; `max_steps=0` is Robertha without
+    iteration.
 
     Args:
         vocab_size: Number of token ids.
         num_outputs: Classes, or 1 for regression and for scoring choices.
         preset: A name in `PRESETS`, or a `Preset`.
-        beta: Inverse temperature before the 1/sqrt(head width), > 0.
-        tol: Change at which a query stops.
-        max_steps: Most iterations T; 0 for none.
-        implementation: `"xla"`, `"pallas"`, or None to choose, see `HopfieldAttention`.
+        beta: Inverse temperature before the factor 1/sqrt(head width), > 0.
+        tol: Convergence tolerance.
+        max_steps: Maximum number of iterations T; 0 for none.
+        implementation: See `HopfieldAttention`.
         **sizes: `width`, `num_layers`, `ff_width`, `max_length` of `Encoder`.
 
-    Returns:
-        Its `init` and `apply`.
+    Example:
+        >>> import jax
+        >>> model = robertha(10, 2, preset="paper", width=8, ff_width=16, max_length=8)
+        >>> params = jax.eval_shape(model.init, jax.random.key(0))
+        >>> sorted(params["blocks"][0]["attention"])  # the paper's text has no W_Q and no W_O
+        ['key', 'value']
     """
     preset = find_preset(preset) if isinstance(preset, str) else preset
     attention = partial(

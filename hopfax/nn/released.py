@@ -1,4 +1,4 @@
-"""Weights of the released Robertha program, read into this library's model."""
+"""Loads weights of the released Robertha program into this library's model."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from hopfax.nn.encoder import Encoder
 from hopfax.nn.functional import Functional, Params
 from hopfax.nn.models import robertha
 
-# Part of the state dict, part of the model, and what the model calls the part's `weight`.
+# Name in the state dict, path in the model, and the model's name for `weight`.
 _PARTS = (
     ("token_embeddings", "tokens", "embedding"),
     ("position_embeddings", "positions", "embedding"),
@@ -34,7 +34,7 @@ _PARTS = (
 
 
 class ReleasedOutput(NamedTuple):
-    """What the released program returns, and the raw keys of every layer."""
+    """The output of the released program, and the keys of every layer."""
 
     logits: Float[Array, "batch labels"]
     num_steps: Int[Array, " layers"]
@@ -43,7 +43,7 @@ class ReleasedOutput(NamedTuple):
 
 
 class Released:
-    """A loaded program; call it, or its `classify`.
+    """A loaded program: call it, or its `classify`.
 
     Attributes:
         model: The model's `init` and `apply`, preset `released`.
@@ -65,8 +65,8 @@ class Released:
 
         Args:
             ids: Token ids.
-            mask: 1 or True at real tokens. As in that program, padding still takes part in
-                retrieval (and so its ids matter); only the pooling leaves it out.
+            mask: 1 or True at real tokens. As in that program, only the pooling leaves out padding:
+                it takes part in retrieval, so its ids matter.
             noise: Added after the embedding LayerNorm.
 
         Returns:
@@ -75,7 +75,7 @@ class Released:
         """
         run = partial(self.model.apply, self.params)
         real = jnp.asarray(mask) != 0
-        # GPUs would otherwise round products to 10 bits, and stop after other counts.
+        # GPUs would otherwise round products to 10 bits, which changes the number of steps.
         with jax.default_matmul_precision("highest"):
             tokens = run(jnp.asarray(ids), method="embed_tokens")
             embeddings = run(tokens, method="embed")
@@ -94,19 +94,22 @@ class Released:
 
 
 def load_released(path: str | os.PathLike[str]) -> Released:
-    """Reads an .npz of the released program's weights.
+    """Loads an .npz file of the released program's weights.
 
     Args:
-        path: File with one array `w:NAME` for every entry of the state dict, and optionally
-            `beta` (15 if absent) and `max_iterations` (50).
+        path: File with an array `w:NAME` for every entry of the state dict, and optionally `beta`
+            (default: 15) and `max_iterations` (default: 50).
 
     Returns:
         A callable `classify(ids, mask, *, noise=None)`; jittable.
 
     Raises:
-        FileNotFoundError: No such file.
-        ValueError: The file is not an .npz; or a weight is missing, has no place in the model, or
-            does not fit by its shape: all of them are named.
+        FileNotFoundError: There is no such file.
+        ValueError: The file is not an .npz, or weights are missing, unknown or of the wrong shape;
+            all of them are named.
+
+    Example:
+        >>> load_released("weights.npz").classify(ids, mask).logits  # doctest: +SKIP
     """
     arrays = _read(path)
     weights = {name[2:]: value for name, value in arrays.items() if name.startswith("w:")}
@@ -120,32 +123,33 @@ def load_released(path: str | os.PathLike[str]) -> Released:
 
 
 def import_params(weights: Mapping[str, np.ndarray], model: Functional[Encoder]) -> Params:
-    """Maps a released state dict (or its gradients) onto the parameters of the model.
+    """Maps a released state dict (or its gradients) to the parameters of the model.
 
     Raises:
-        ValueError: If the two are not in one-to-one correspondence, or shapes differ.
+        ValueError: Names do not correspond one to one, or shapes differ.
     """
-    wanted = _leaves(jax.eval_shape(model.init, jax.random.key(0)))
-    paths = _paths(sum(path.endswith("/attention/key/kernel") for path in wanted))
+    expected = _leaves(jax.eval_shape(model.init, jax.random.key(0)))
+    paths = _paths(sum(path.endswith("/attention/key/kernel") for path in expected))
     _check_names(weights, paths)
-    # PyTorch keeps its matrices as (out, in).
-    found = {
+    # PyTorch stores matrices as (out, in).
+    params = {
         path: weights[name].T if path.endswith("kernel") else weights[name]
         for name, path in paths.items()
     }
     problems = [
-        f"w:{name} has shape {weights[name].shape}, wanted "
-        f"{wanted[path].shape[::-1] if path.endswith('kernel') else wanted[path].shape}"
+        f"w:{name} must have shape "
+        f"{expected[path].shape[::-1] if path.endswith('kernel') else expected[path].shape}, got "
+        f"{weights[name].shape}"
         for name, path in paths.items()
-        if found[path].shape != wanted[path].shape
+        if params[path].shape != expected[path].shape
     ]
     if problems:
-        raise ValueError("weights do not fit together: " + "; ".join(problems))
-    return _nested({path: jnp.asarray(value) for path, value in found.items()})
+        raise ValueError("; ".join(problems))
+    return _nested({path: jnp.asarray(value) for path, value in params.items()})
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    # Opened here, since np.load leaves a file that it cannot read open.
+    # Opened here, since np.load does not close a file that it cannot read.
     with open(path, "rb") as stream:
         try:
             file = np.load(stream, allow_pickle=False)
@@ -181,7 +185,7 @@ def _model_for(
 
 
 def _paths(num_layers: int) -> dict[str, str]:
-    """Path of the parameter for every name of a state dict with so many layers."""
+    """Returns the parameter's path for every name of a state dict with this number of layers."""
     paths = {}
     for part, place, weight in _PARTS:
         for layer in range(max(num_layers, 1)) if "{}" in part else (0,):
@@ -192,8 +196,8 @@ def _paths(num_layers: int) -> dict[str, str]:
 
 
 def _check_names(weights: Mapping[str, np.ndarray], paths: Mapping[str, str]) -> None:
-    problems = [f"no array w:{name}" for name in paths if name not in weights]
-    problems += [f"no place for w:{name}" for name in weights if name not in paths]
+    problems = [f"missing array w:{name}" for name in paths if name not in weights]
+    problems += [f"unknown array w:{name}" for name in weights if name not in paths]
     if problems:
         raise ValueError("not the released program's state dict: " + "; ".join(problems))
 

@@ -89,8 +89,8 @@ class Checkpoints:
             CheckpointError: An earlier save failed; this one is not started.
         """
         self.wait()
-        # np.asarray would be a view of a buffer that the caller is about to donate.
-        arrays = {name: np.array(leaf) for name, leaf in _named(tree).items()}
+        # On CPU a view of the caller's buffer, which Orbax copies before it returns.
+        arrays = {name: np.asarray(leaf) for name, leaf in _named(tree).items()}
         notes = {"leaves": _shapes(arrays), "crc32": _checksum(arrays)}
         if step in self._manager.all_steps():
             self._manager.delete(step)

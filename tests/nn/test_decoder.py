@@ -139,5 +139,5 @@ def test_bad_options_are_named(options, message):
 def test_long_texts_are_refused():
     model = decoder(10, 3, **SIZES)
     network = model.apply(model.init(jax.random.key(0)), method=lambda module: module)
-    with pytest.raises(ValueError, match="texts of 9 tokens"):
+    with pytest.raises(ValueError, match="max_length=8 tokens, got 9"):
         network(jnp.ones((1, 9), int))

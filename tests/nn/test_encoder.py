@@ -146,7 +146,7 @@ def test_texts_longer_than_the_model_are_refused(redraw):
     model = encoder()
     network = model.apply(redraw(model), method=lambda module: module)
     assert network(jnp.ones((1, 8), int), jnp.ones((1, 8), bool)).logits.shape == (1, 3)
-    with pytest.raises(ValueError, match="9 tokens do not fit a model of max_length 8"):
+    with pytest.raises(ValueError, match="at most max_length=8 tokens, got 9"):
         network(jnp.ones((1, 9), int), jnp.ones((1, 9), bool))
 
 
@@ -363,7 +363,7 @@ def test_isolating_keys_changes_gradients_only(redraw):
     np.testing.assert_allclose(*real, rtol=1e-6)
 
 
-def test_a_frozen_token_is_read_and_not_trained(redraw):
+def test_the_padding_embedding_is_read_and_not_trained(redraw):
     everything, options = np.ones_like(MASK), {"attention": SoftmaxAttention, "num_layers": 1}
 
     def logits(params, frozen):

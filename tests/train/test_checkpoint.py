@@ -172,13 +172,13 @@ def swap_arrays(path):
 
 @pytest.mark.parametrize("damage", [flip, lose_arrays, empty_everything, edit_notes, swap_arrays])
 def test_damaged_newest_falls_back_and_says_so(tmp_path, damage):
-    folder = save_steps(tmp_path, 1, 2)
-    damage(folder / "2")
+    folder = save_steps(tmp_path, 1, 3)
+    damage(folder / "3")
     with open_in(tmp_path) as checkpoints:
         with pytest.warns(CheckpointWarning) as caught:
             got = checkpoints.restore(small(0))
         (warning,) = caught
-        assert f"{folder / '2'}: " in str(warning.message)
+        assert f"{folder / '3'}: " in str(warning.message)
         assert str(warning.message).endswith("Using step 1")
         assert warning.filename == __file__
         assert_same_bits(got.tree, small(1))

@@ -87,7 +87,7 @@ def three(monkeypatch):
     ("num_devices", "num_seeds", "batch_size", "want"),
     [
         (None, 6, 32, (3, "seeds")),
-        (2, 4, 31, (2, "seeds")),
+        (2, 4, 32, (2, "seeds")),
         (None, 5, 32, (2, "batch")),
         (3, 5, 33, (3, "batch")),
         (None, 5, 7, None),
