@@ -1,22 +1,24 @@
-"""Keeps freed memory in the process, where a program asks for the same much again and again."""
+"""Keeps freed memory in the process, for programs that repeatedly allocate the same blocks."""
 
 import ctypes
 import sys
 
-# Of glibc's malloc.h.
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # from glibc's malloc.h
 
 
 def keep_freed_memory() -> bool:
-    """Lets this process keep what it frees, from now on; worth a call before training on a CPU.
+    """Makes this process keep the memory it frees; call it before training on a CPU.
 
-    XLA allocates the temporaries of a compiled function anew in every call and frees them after
-    it. Of such sizes glibc takes each block from the operating system and hands it back, which
-    costs a page fault per 4 KiB. The price is that the process's memory stays at its peak. On a GPU
-    there is nothing to gain.
+    XLA allocates the temporaries of a compiled function in every call and frees them afterwards.
+    glibc returns such large blocks to the operating system, which costs a page fault per 4 KiB:
+    measured at a fifth of a train step on two quiet cores (commit 781351f). The process's memory
+    then stays at its peak. There is no gain on a GPU.
 
     Returns:
-        Whether it could be set: with glibc, so on most Linux systems. Elsewhere nothing happens.
+        Whether it took effect: on Linux with glibc only.
+
+    Example:
+        >>> supported = keep_freed_memory()
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -24,5 +26,5 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False  # another C library
-    # No limit on what stays, and no block that malloc maps for itself alone.
+    # No limit on kept memory, and no blocks of their own mapping.
     return bool(mallopt(_TRIM_THRESHOLD, 2**31 - 1) and mallopt(_MMAP_MAX, 0))

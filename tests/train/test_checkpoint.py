@@ -249,7 +249,10 @@ def test_real_kills_at_arbitrary_moments(tmp_path):
         assert started, process.stderr.read()
         assert int(started) > last
         last = int(started)
-        while not any((tmp_path / "checkpoints").glob("*[0-9]")) and process.poll() is None:
+        steps = tmp_path / "checkpoints"
+        while process.poll() is None and not any(
+            path.name.isdigit() and int(path.name) > last for path in steps.glob("*")
+        ):
             time.sleep(0.01)
         time.sleep(pause)
         process.send_signal(signal.SIGKILL)
