@@ -44,8 +44,8 @@ def main(arguments: Sequence[str], experiments: Mapping[str, str] = EXPERIMENTS)
         experiments: experiment name -> module path.
 
     Returns:
-        0 done, 1 the experiment reported an error, 2 a wrong command line, 130 interrupted. A
-        second Ctrl-C ends the process at once, with 130 too.
+        0 success, 1 error, 2 invalid command line, 130 interrupted. A second Ctrl-C ends the
+        process at once, also with status 130.
     """
     if not arguments or arguments[0] in ("-h", "--help", "list"):
         print(listing(experiments))
@@ -61,13 +61,13 @@ def main(arguments: Sequence[str], experiments: Mapping[str, str] = EXPERIMENTS)
         print(f"error: {unknown(name, experiments)}", file=sys.stderr)
         return USAGE
     try:
-        # Around the imports too: within jax's a KeyboardInterrupt may be dropped.
+        # Covers the imports too: jax's may swallow a KeyboardInterrupt.
         with interrupt.listening(exits=True):
             return launch(name, experiments[name], arguments[1:])
     except KeyboardInterrupt:
         line = shlex.join(["python", "-m", "experiments", *arguments])
         print(
-            f"\nstopped; what was finished is kept. The same line continues:\n  {line}",
+            f"\nstopped; finished work is kept. To resume, run:\n  {line}",
             file=sys.stderr,
         )
         return INTERRUPTED
@@ -75,12 +75,12 @@ def main(arguments: Sequence[str], experiments: Mapping[str, str] = EXPERIMENTS)
         if os.environ.get("HOPFAX_DEBUG") == "1" or not is_expected(error):
             raise
         print(f"error: {error}", file=sys.stderr)
-        print("(HOPFAX_DEBUG=1 shows where it was raised)", file=sys.stderr)
+        print("(HOPFAX_DEBUG=1 shows the traceback)", file=sys.stderr)
         return FAILED
 
 
 def launch(name: str, module_path: str, flags: Sequence[str]) -> int:
-    """Reads the flags into the experiment's `Config`, runs it and says where the results lie."""
+    """Parses the flags into the experiment's `Config`, runs it and prints the path of its page."""
     import tyro
 
     module = importlib.import_module(module_path)
@@ -104,7 +104,7 @@ def launch(name: str, module_path: str, flags: Sequence[str]) -> int:
 
 
 def quick_to_compile() -> None:
-    """Has XLA compile faster and what it compiles run slower, for runs of seconds."""
+    """Reduces XLA's optimizations, which makes runs of seconds faster."""
     import jax
 
     jax.config.update("jax_disable_most_optimizations", True)
@@ -114,13 +114,13 @@ def quick_to_compile() -> None:
 
 
 def listing(experiments: Mapping[str, str]) -> str:
-    """One entry an experiment: its name, what it reproduces, the first line of its docstring.
+    """Returns one entry per experiment: name, what it reproduces, first line of its docstring.
 
-    The modules are read, not imported: the list appears at once, without loading jax.
+    Modules are parsed, not imported, so that listing does not load jax.
     """
     lines = [
         "usage: python -m experiments NAME [flags]     (NAME --help lists the flags)",
-        "       python -m experiments runs [FOLDER]    (what was run, and where its page is)",
+        "       python -m experiments runs [FOLDER]    (earlier runs and their pages)",
         "       python -m experiments --version",
         "",
     ]
@@ -132,7 +132,7 @@ def listing(experiments: Mapping[str, str]) -> str:
 
 
 def earlier(root: Path) -> str:
-    """One line a run below a folder: when it was started, its command, its page if it is done."""
+    """Returns two lines per run in a folder: date and command, then its page or its folder."""
     lines = []
     for path in root.glob("*/*/config.json"):
         origins = json.loads(path.read_text(encoding="utf-8")).get("provenance", [])
@@ -148,7 +148,7 @@ def introduction(module_path: str) -> tuple[str, str]:
     """`REPRODUCES` and the first docstring line of a module, read from its source."""
     spec = importlib.util.find_spec(module_path)
     if spec is None or spec.origin is None:
-        raise ModuleNotFoundError(f"no module {module_path!r}, named in EXPERIMENTS")
+        raise ModuleNotFoundError(f"EXPERIMENTS names a missing module: {module_path!r}")
     tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     reproduces = ""
     for node in tree.body:
@@ -166,7 +166,7 @@ def introduction(module_path: str) -> tuple[str, str]:
 
 
 def unknown(name: str, experiments: Mapping[str, str]) -> str:
-    """What to say about an experiment that does not exist: the nearest names first."""
+    """Returns the error message for an unknown experiment, with similar names."""
     nearest = difflib.get_close_matches(name, experiments, n=3, cutoff=0.6)
     hint = (
         f"did you mean {' or '.join(nearest)}?" if nearest else f"known: {', '.join(experiments)}"
@@ -175,7 +175,7 @@ def unknown(name: str, experiments: Mapping[str, str]) -> str:
 
 
 def is_expected(error: Exception) -> bool:
-    """Whether the message alone tells the user what to do: bad input, a full disk, our own."""
+    """Whether an error's message suffices without a traceback, as for bad input or a full disk."""
     ours = type(error).__module__.partition(".")[0] in ("hopfax", "experiments")
     return ours or isinstance(error, (ValueError, OSError, FloatingPointError))
 
@@ -185,10 +185,10 @@ if __name__ == "__main__":
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # σ and ± must not end a run on an ASCII terminal
     if sys.argv[1:2] and sys.argv[1] in EXPERIMENTS:
-        # Here, since it imports jax, which listing the experiments does not need.
+        # A late import: it loads jax, which listing the experiments does not need.
         from hopfax.train.allocator import keep_freed_memory
 
         keep_freed_memory()
     status = main(sys.argv[1:])
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # from here on Ctrl-C has nothing to wait for
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing left to save on Ctrl-C
     sys.exit(status)

@@ -1,15 +1,15 @@
-"""Trained models, each stored under a hash of everything that it is a function of.
+"""Trained models, each stored under a hash of everything that determines it.
 
-A cell is one model, trained on one task, with all of its seeds. Experiments share cells: a spec is
-trained once and loaded afterwards. `runs/cells/<hash>/` holds
+A cell is one model, trained on one task with all seeds. Experiments share cells: each spec is
+trained once and then loaded. `runs/cells/<hash>/` holds
 
     config.json      the spec, and provenance.json where it was trained
     checkpoints/     parameters of each seed's best epoch, stacked over seeds
     metrics.jsonl    losses, validation scores, share of converged queries
     predictions/     one .npz per condition: the logits of every seed on every row
 
-Training happens in `<hash>.partial/`, which is renamed when it is done: a cell is complete or
-absent. Training resumes from its last checkpoint. A lock keeps a second process out of a cell.
+Training runs in `<hash>.partial/`, which is renamed when complete, and resumes from its last
+checkpoint. A lock prevents two processes from training the same cell.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from hopfax.train.metrics import MetricsLog, scores
 from hopfax.train.sharding import Sharding
 from hopfax.train.state import adamw, init_states
 
-FORMAT = 2  # raise it when the same spec no longer trains the same model
+FORMAT = 2  # increase it when the same spec no longer trains the same model
 RESUMPTION = "training"  # folder of the states that training resumes from
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """Everything that a trained model is a function of.
+    """Everything that determines a trained model.
 
     Attributes:
         task: Name of the task.
         data: SHA-256 of its tokenised rows and its vocabulary, see `digest`.
-        model: `Variant.settings()`: how the model is built and what it is trained by.
-        sizes: Of the encoder: width, ff_width, num_layers, num_heads, max_length.
-        seeds: Training seeds; they are trained side by side.
-        epochs: Most passes over the rows.
+        model: `Variant.settings()`: architecture, objective and optimizer settings.
+        sizes: Encoder sizes: width, ff_width, num_layers, num_heads, max_length.
+        seeds: Training seeds, trained in parallel.
+        epochs: Maximum number of epochs.
         patience: Epochs without a better validation score before a seed stops.
         learning_rate: Peak rate.
-        batch_size: Rows a step.
+        batch_size: Rows per step.
     """
 
     task: str
@@ -82,12 +82,12 @@ class Cell(NamedTuple):
 
     Attributes:
         folder: Where it is stored.
-        spec: What it is a function of.
+        spec: What determines it.
         data: The rows that it was trained on, and the rows to report.
         model: Its `init` and `apply`.
         params: Each seed's best parameters, stacked over seeds.
         predictor: Compiled prediction, shared by all conditions.
-        iterates: Whether its attention iterates, so that steps are worth reporting.
+        iterates: Whether its attention iterates; if so, steps are reported.
     """
 
     folder: Path
@@ -144,7 +144,7 @@ def train(
     if not folder.is_dir():
         partial.mkdir(parents=True, exist_ok=True)
         lock(partial)
-        if not folder.is_dir():  # nor has another process finished it meanwhile
+        if not folder.is_dir():  # another process may have finished it meanwhile
             _fit(spec, built, data, predictor, partial, sharding, on_progress)
             (partial / LOCK).unlink()
             partial.rename(folder)
@@ -201,7 +201,7 @@ def _fit(
 
 
 def buckets(data: TaskData, splits: Sequence[Encoded], max_length: int) -> tuple[list[Bucket], ...]:
-    """Splits in buckets of common padded lengths: few where rows are few, since each compiles."""
+    """Returns splits in buckets of padded lengths; few rows get few buckets, as each compiles."""
     everything = (data.train, data.validation, data.test)
     lengths = np.concatenate([split.lengths.max(axis=1) for split in everything])
     if data.spec.suite == "synthetic":

@@ -48,7 +48,7 @@ _RANDOM: dict[str, Callable[..., Corrupted]] = {
     "misspelling": text.misspell,
     "char_swap": text.swap_characters,
 }
-_ROWS = 64  # of a call on texts: one shape for all sets
+_ROWS = 64  # batch size on texts, the same for all sets
 
 
 class CellPredictions(NamedTuple):
@@ -58,8 +58,8 @@ class CellPredictions(NamedTuple):
         logits: `(seeds, rows, outputs)`.
         labels: `(rows,)`.
         snr_db: `(seeds,)` realised signal-to-noise ratio, nan without noise.
-        num_steps: `(seeds,)` mean Hopfield updates a query.
-        words_changed: `(seeds,)` mean share of a text's words that were changed, nan without.
+        num_steps: `(seeds,)` mean Hopfield updates per query.
+        words_changed: `(seeds,)` mean share of a text's words that were changed, or nan.
         edits: JSON of the edits of each seed's texts, or "".
     """
 
@@ -88,7 +88,7 @@ class Condition(Protocol):
 
 
 def predictions(cell: Cell, condition: Condition) -> CellPredictions:
-    """The cell's predictions under a condition; read from its folder if stored there."""
+    """Returns the cell's predictions under a condition, from its folder if stored."""
     key = json.dumps(plain(condition.key(cell)), sort_keys=True, ensure_ascii=False)
     kind = type(condition).__name__.lower()
     name = f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.npz"
@@ -106,17 +106,18 @@ def predictions(cell: Cell, condition: Condition) -> CellPredictions:
 
 def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, Any]]:
     """Rows of results.csv, one per seed and metric."""
-    found, columns = predictions(cell, condition), condition.columns(cell)
+    predicted, columns = predictions(cell, condition), condition.columns(cell)
     metrics = ("accuracy",) if isinstance(condition, EvaluationSet) else cell.data.spec.metrics
-    shared = {"constant": constant_score(metrics, found.labels, found.logits.shape[-1])}
+    shared = {"constant": constant_score(metrics, predicted.labels, predicted.logits.shape[-1])}
     if isinstance(condition, EvaluationSet) and condition.name:
         shared["train_overlap"] = condition.train_overlap(cell)
-    for number, seed in enumerate(cell.spec.seeds[: len(found.logits)]):
-        values = scores(metrics, found.logits[number], found.labels)
-        if np.isfinite(found.words_changed[number]):
-            values["words_changed"] = float(found.words_changed[number])
+    for number, seed in enumerate(cell.spec.seeds[: len(predicted.logits)]):
+        values = scores(metrics, predicted.logits[number], predicted.labels)
+        if np.isfinite(predicted.words_changed[number]):
+            values["words_changed"] = float(predicted.words_changed[number])
         values |= shared
-        noisy = np.isfinite(found.snr_db[number])
+        noisy = np.isfinite(predicted.snr_db[number])
+        steps = round(float(predicted.num_steps[number]), 3) if cell.iterates else None
         for metric, value in values.items():
             yield {
                 "task": cell.data.spec.name,
@@ -124,10 +125,10 @@ def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, 
                 "seed": seed,
                 "metric": metric,
                 "score": round(value, 6),
-                "num_examples": len(found.labels),
+                "num_examples": len(predicted.labels),
                 "num_train": len(cell.data.train.labels),
-                "snr_db": round(float(found.snr_db[number]), 4) if noisy else None,
-                "steps_mean": round(float(found.num_steps[number]), 3) if cell.iterates else None,
+                "snr_db": round(float(predicted.snr_db[number]), 4) if noisy else None,
+                "steps_mean": steps,
                 **columns,
             }
 
@@ -232,7 +233,7 @@ class Typos:
     def _corrupted(
         self, cell: Cell, chosen: Sequence[Example], seeds: Sequence[int]
     ) -> Iterator[tuple[list[int], list[Corrupted]]]:
-        """Corrupted texts, with the seeds to test on them: all at once, or one after the other."""
+        """Yields corrupted texts with the seeds to test on them, all at once or one by one."""
         texts, indices = [row.texts for row in chosen], [row.index for row in chosen]
         if self.corruption == "none" or not self.rate:
             yield list(seeds), [text.draft(each).corrupted() for each in texts]
@@ -251,12 +252,14 @@ class Typos:
                 regression=cell.data.spec.regression,
                 max_length=cell.spec.sizes["max_length"],
             )
-            given = {"rate": self.rate, "rows": indices}
+            shared = {"rate": self.rate, "rows": indices}
             if self.corruption == "textbugger":
-                found = text.textbugger(victim, texts, labels, seed=0, **given)
+                attacked = text.textbugger(victim, texts, labels, seed=0, **shared)
             else:
-                found = text.hotflip(victim, texts, labels, form=self.form, beam=self.beam, **given)
-            yield [seed], [each.corrupted for each in found]
+                attacked = text.hotflip(
+                    victim, texts, labels, form=self.form, beam=self.beam, **shared
+                )
+            yield [seed], [each.corrupted for each in attacked]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,16 +287,15 @@ class EvaluationSet:
         return {"task": trial, "corruption": "none", "level": 0.0}
 
     def rows(self, cell: Cell) -> list[Example]:
-        """Its rows, in the classes of the cell's task."""
+        """Returns its rows, with the labels of the cell's task."""
         spec = cell.data.spec
         if not self.name:
             return reported_rows(spec.name, data_dir=self.data_dir)[: self.num_rows]
         assert self.data_dir is not None
-        found = read_evaluation_set(self.name, self.data_dir, trained=spec)
-        return found[: self.num_rows]
+        return read_evaluation_set(self.name, self.data_dir, trained=spec)[: self.num_rows]
 
     def train_overlap(self, cell: Cell) -> int:
-        """How many rows have a whole text, character by character, of the training file."""
+        """Returns the number of rows that share an identical text with the training file."""
         trained_on = training_rows(cell.data.spec.name, data_dir=self.data_dir)
         known = {text for row in trained_on for choice in row.texts for text in choice}
         return sum(
@@ -308,7 +310,7 @@ class EvaluationSet:
 def gaussian_grid(
     *, levels: Sequence[float], sites: Sequence[str], protocols: Sequence[str], noise_draws: int
 ) -> list[Condition]:
-    """Clean inputs, and every level, site, protocol and draw of Gaussian noise."""
+    """Returns clean inputs and every combination of level, site, protocol and draw."""
     noisy = [
         Gaussian(site=site, protocol=protocol, level=float(level), draw=draw)
         for protocol in protocols
@@ -325,7 +327,7 @@ def gaussian_grid(
 def evaluation_sets(
     task: str, *, names: Sequence[str] | None, data_dir: str | None, num_rows: int | None
 ) -> list[Condition]:
-    """A task's own reported rows, then the evaluation sets that fit it.
+    """Returns the task's own reported rows, then the evaluation sets for it.
 
     Args:
         task: Task of the models to test.
@@ -346,7 +348,7 @@ def evaluation_sets(
             continue
         try:
             if data_dir is None:
-                raise FileNotFoundError(f"{name} is read from files: name their --data-dir")
+                raise FileNotFoundError(f"{name} is read from files: set --data-dir")
             read_evaluation_set(name, data_dir, trained=task)
         except FileNotFoundError:
             if names:
@@ -363,7 +365,7 @@ def evaluation_sets(
 
 
 def constant_score(metrics: Sequence[str], labels: np.ndarray, outputs: int) -> float:
-    """Best score of a prediction that is the same for every row."""
+    """Returns the best score of a constant prediction: the majority baseline."""
     if outputs == 1:  # a correlation with a constant is 0
         return scores(tuple(metrics), np.zeros((len(labels), 1)), labels)["score"]
     constants = (np.tile(np.eye(outputs)[each], (len(labels), 1)) for each in range(outputs))
@@ -383,7 +385,7 @@ def _stacked(found: Predictions, *, noisy: Noise | None = None) -> CellPredictio
 
 
 def _predict_rows(cell: Cell, rows: Sequence[Example], seeds: Sequence[int]) -> Predictions:
-    """Predictions of some seeds on rows of text; few padded lengths, so few compilations."""
+    """Predicts rows of text with some seeds, at few padded lengths to limit compilation."""
     numbered = [row._replace(index=number) for number, row in enumerate(rows)]
     most = cell.spec.sizes["max_length"]
     encoded = encode(numbered, cell.data.vocabulary, max_length=most, cached=False)

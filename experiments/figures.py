@@ -1,6 +1,6 @@
 """The project's two figures: score against noise in facets, and differences as a forest plot.
 
-A model looks the same in every figure. Open marks are the paper's figures.
+A model has the same look in every figure. Open marks are the paper's scores.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, FAINT, GRID = "#333333", "#8a8a8a", "#e6e6e6"
-MOST_BANDS = 5  # the bands of more lines hide each other
-MIN_RANGE = 10.0  # of a score axis: a smaller one turns rounding into a story
+MOST_BANDS = 5  # more bands would hide each other
+MIN_RANGE = 10.0  # of a score axis, so that differences from rounding look small
 
 
 class Look(NamedTuple):
-    """How one series is drawn: told apart by colour-blind readers, and in black and white."""
+    """Appearance of one series, distinct for colour-blind readers and in black and white."""
 
     color: str
     marker: str
@@ -82,7 +82,7 @@ STYLE: dict[Any, Any] = {
 
 
 def look(name: str, names: Sequence[str]) -> Look:
-    """The look of a series; names without one of their own share the spare looks in order."""
+    """Returns the look of a series; names that are not in `LOOKS` take spare looks in order."""
     others = [each for each in names if each not in LOOKS]
     return LOOKS[name] if name in LOOKS else SPARE[others.index(name) % len(SPARE)]
 
@@ -99,12 +99,12 @@ def facets(
     ylabel: str = "score",
     least_range: float = MIN_RANGE,
 ) -> Figure:
-    """Lines with 95 % bands over an ordered axis, a panel a row and column value.
+    """Lines with 95 % bands over an ordered axis, one panel per value of `row` and `col`.
 
     Args:
         table: Rows with `x`, `hue`, `row`, `col`, and `mean`, `low`, `high`; optionally `paper`,
-            drawn as open marks, and `constant`, the score of the constant answer, as a dotted line.
-            Values keep the order of the table.
+            drawn as open marks, and `constant`, the score of the majority baseline, as a dotted
+            line. Values keep the order of the table.
         x: Column of the horizontal axis: numbers are drawn to scale, texts at equal steps.
         hue: Column that tells the lines apart.
         row: Column of the panel rows.
@@ -118,7 +118,7 @@ def facets(
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    said = titles or {}
+    names = titles or {}
     rows = list(table[row].unique()) if row else [None]
     cols = list(table[col].unique()) if col else [None]
     hues = list(table[hue].unique())
@@ -131,23 +131,23 @@ def facets(
                 here = table
                 here = here[here[row] == of_row] if row else here
                 here = here[here[col] == of_col] if col else here
-                _lines(axes, here, x=x, hue=hue, hues=hues, said=said)
+                _lines(axes, here, x=x, hue=hue, hues=hues, names=names)
                 if col and of_row == rows[0]:
-                    axes.set_title(said.get(of_col, str(of_col)))
+                    axes.set_title(names.get(of_col, str(of_col)))
                 if of_row == rows[-1]:
                     axes.set_xlabel(xlabel)
             of_panels = table[table[row] == of_row] if row else table
             panel_row[0].set_ylim(*_range(of_panels, least_range))
-            name = f"{said.get(of_row, of_row)}\n" if row and len(rows) > 1 else ""
+            name = f"{names.get(of_row, of_row)}\n" if row and len(rows) > 1 else ""
             panel_row[0].set_ylabel(f"{name}{ylabel}")
         handles = [
-            Line2D([], [], label=said.get(each, str(each)), **_style(look(each, hues)))
+            Line2D([], [], label=names.get(each, str(each)), **_style(look(each, hues)))
             for each in hues
         ]
         if "paper" in table and table.paper.notna().any():
             handles.append(Line2D([], [], label="the paper", **_open(INK, "o")))
         if "constant" in table and table.constant.notna().any():
-            handles.append(Line2D([], [], label="constant answer", color=FAINT, ls=":", lw=1.5))
+            handles.append(Line2D([], [], label="majority baseline", color=FAINT, ls=":", lw=1.5))
         figure.legend(handles=handles, loc="outside upper left", ncols=_columns(handles, size[0]))
     return figure
 
@@ -161,7 +161,7 @@ def forest(
     titles: Mapping[Any, str] | None = None,
     xlabel: str = "difference in points",
 ) -> Figure:
-    """Differences with 95 % intervals, a line a label, a panel a column value, zero marked.
+    """Differences with 95 % intervals: one line per label, one panel per value of `col`.
 
     Args:
         table: Rows with `label`, `col`, `hue`, and `mean`, `low`, `high`; optionally `paper`,
@@ -176,13 +176,13 @@ def forest(
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    said = titles or {}
+    names = titles or {}
     labels = list(table[label].unique())
     cols = list(table[col].unique()) if col else [None]
     hues = list(table[hue].unique()) if hue else [None]
     each = 0.34 if len(hues) == 1 else 0.2 + 0.16 * len(hues)
     with rc_context(STYLE):
-        words = max(len(str(said.get(name, name))) for name in labels)
+        words = max(len(str(names.get(name, name))) for name in labels)
         size = 0.6 + 0.085 * words + max(2.6 * len(cols), 4), 1.4 + each * len(labels)
         figure = Figure(figsize=size, layout="constrained")
         panels = figure.subplots(1, len(cols), squeeze=False, sharey=True, sharex=True)[0]
@@ -200,28 +200,30 @@ def forest(
                 if "paper" in marks:
                     axes.plot(marks.paper, places, **_open(style.color, style.marker))
             if col:
-                axes.set_title(said.get(of_col, str(of_col)))
+                axes.set_title(names.get(of_col, str(of_col)))
             axes.grid(axis="x")
             axes.set_xlabel(xlabel)
-        panels[0].set_yticks(range(len(labels)), [said.get(name, str(name)) for name in labels])
+        panels[0].set_yticks(range(len(labels)), [names.get(name, str(name)) for name in labels])
         panels[0].set_ylim(len(labels) - 0.4, -0.6)
         handles = []
         if hue:
             for of_hue in hues:
                 style = look(str(of_hue), list(map(str, hues)))._replace(dashes="none")
-                text = said.get(of_hue, str(of_hue))
+                text = names.get(of_hue, str(of_hue))
                 handles.append(Line2D([], [], label=text, **_style(style)))
         if "paper" in table and table.paper.notna().any():
+            if not hue:
+                ours = LOOKS["robertha"]
+                handles.append(Line2D([], [], label="hopfax", **_style(ours)))
             handles.append(Line2D([], [], label="the paper", **_open(INK, "o")))
         if handles:
-            figure.legend(
-                handles=handles, loc="outside upper left", ncols=_columns(handles, size[0])
-            )
+            columns = _columns(handles, size[0])
+            figure.legend(handles=handles, loc="outside upper left", ncols=columns)
     return figure
 
 
 class Panel(NamedTuple):
-    """A panel with axes of its own.
+    """A panel with separate axes.
 
     Attributes:
         title: Title.
@@ -249,7 +251,7 @@ def panels(
     hue: str,
     ncols: int = 2,
 ) -> Figure:
-    """Panels that share nothing: points with 95 % bars, lines between them or of a formula.
+    """Panels with separate axes: points with 95 % bars, joined by lines or with a formula's curve.
 
     Args:
         table: Rows with `col`, `x`, `hue`, `mean`, `low`, `high` and `formula`. Where a line has
@@ -258,7 +260,7 @@ def panels(
         col: Column of the panels.
         x: Column of the horizontal axis, numbers.
         hue: Column that tells the lines of a panel apart.
-        ncols: Panels beside each other.
+        ncols: Number of panels per row.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -309,7 +311,13 @@ def _panel(axes: Axes, table: pd.DataFrame, spec: Panel, *, x: str, hue: str) ->
 
 
 def _lines(
-    axes: Axes, table: pd.DataFrame, *, x: str, hue: str, hues: list[Any], said: Mapping[Any, str]
+    axes: Axes,
+    table: pd.DataFrame,
+    *,
+    x: str,
+    hue: str,
+    hues: list[Any],
+    names: Mapping[Any, str],
 ) -> None:
     if table.empty:
         axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes, color=FAINT)
@@ -335,12 +343,13 @@ def _lines(
     if "constant" in table and table.constant.notna().any():
         axes.axhline(table.constant.dropna().iloc[0], color=FAINT, ls=":", lw=1.5, zorder=1)
     if not numeric:
-        axes.set_xticks(range(len(ticks)), [said.get(value, f"{value}") for value in ticks])
+        axes.set_xticks(range(len(ticks)), [names.get(value, f"{value}") for value in ticks])
+        axes.set_xlim(-0.4, len(ticks) - 0.6)  # room for the outer labels
     axes.grid(axis="y")
 
 
 def _range(table: pd.DataFrame, least: float) -> tuple[float, float]:
-    """Limits that show every mean and paper's figure; a very wide band is cut off."""
+    """Returns limits that show every mean and paper's score; very wide bands are cut off."""
     columns = [name for name in ("mean", "paper", "constant") if name in table]
     values = table[columns].to_numpy(float)
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
@@ -364,6 +373,6 @@ def _open(color: str, marker: str) -> dict[str, Any]:
 
 
 def _columns(handles: Sequence[Any], width: float) -> int:
-    """Entries of a legend that fit beside each other."""
+    """Returns the number of legend entries that fit in one row."""
     longest = max(len(str(handle.get_label())) for handle in handles)
     return max(1, min(len(handles), int(width / (0.6 + 0.095 * longest))))

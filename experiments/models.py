@@ -1,4 +1,4 @@
-"""The models of the experiments, composed of what tells them apart."""
+"""The models of the experiments, described by their differences."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ AUGMENTED_SIGMA = 0.02  # as large as the token embeddings are at first
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A model and what it is trained by.
+    """A model and its training objective.
 
     Attributes:
         title: Name in tables and figures.
-        kind: What builds it: `hopfax.nn.tinybert`, `robertha` or `universal_bert`.
+        kind: Its builder: `hopfax.nn.tinybert`, `robertha` or `universal_bert`.
         options: Arguments of the builder, and for Robertha fields of its `Preset`.
-        preset: Robertha's reading of the paper.
+        preset: Version of Robertha: `hopfax`, `paper` or `released`.
         entropy: Entropy of its ESR; None for no ESR.
         esr_weight: Weight of ESR in the loss.
         esr_target: Target entropy of ESR, in [0, 1].
-        training: What perturbs the clean rows in training.
-        radius: Largest L2 norm of FreeLB's and PGD's perturbation of a text's token embeddings.
-        weight_decay: Of AdamW.
-        precision: What the blocks compute in.
+        training: Perturbation of the training rows.
+        radius: Maximum L2 norm of FreeLB's and PGD's perturbation of a text's token embeddings.
+        weight_decay: AdamW's weight decay.
+        precision: Floating-point type of the blocks.
         paper: Name of its row in the paper's tables, if it has one.
     """
 
@@ -56,7 +56,7 @@ class Variant:
     paper: str | None = None
 
     def settings(self) -> dict[str, Any]:
-        """What the trained model is a function of: no names, and nothing that has no effect."""
+        """Returns the settings that determine the trained model: no names, no unused settings."""
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         del fields["title"], fields["paper"]
         if self.kind != "robertha":
@@ -76,8 +76,8 @@ def _robertha(title: str, **changes: Any) -> Variant:
     return Variant(title=title, kind="robertha", **{"entropy": "shannon", **changes})
 
 
-# The paper names the methods; it has no numbers for what "+ Dropout" and "+ WeightDecay" add, nor
-# for its baselines' noise and perturbations. Those here are our own choice.
+# The paper gives no values for "+ Dropout" and "+ WeightDecay", nor for its baselines' noise and
+# perturbations; these are our choices.
 VARIANTS: dict[str, Variant] = {
     "tinybert": _tinybert("TinyBERT", paper="TinyBERT"),
     "tinybert-mean": _tinybert("TinyBERT, mean pooling", options={"pooling": "mean"}),
@@ -133,7 +133,7 @@ VARIANTS: dict[str, Variant] = {
 
 
 def variant(name: str) -> Variant:
-    """Looks a model up; a ValueError names the nearest ones."""
+    """Returns a model by name; the ValueError for an unknown name suggests similar ones."""
     if name not in VARIANTS:
         near = difflib.get_close_matches(name, VARIANTS, n=2)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
@@ -142,25 +142,25 @@ def variant(name: str) -> Variant:
 
 
 def with_flags(variant: Variant, **flags: Any) -> Variant:
-    """A variant under flags: fields of `Variant` replace its own, other flags become options.
+    """Returns a variant with flags applied: they replace its fields or become options.
 
-    What makes the variant what it is stays: a flag never changes an option that it sets itself.
-    Robertha's own flags (preset, beta, tol, max_steps) leave other models alone.
+    A flag never changes an option that the variant sets. Robertha's flags (preset, beta, tol,
+    max_steps) have no effect on other models.
 
     Args:
         variant: One of `VARIANTS`.
         **flags: Values by name; None for a flag that was left out.
     """
-    given = {name: value for name, value in flags.items() if value is not None}
+    flags = {name: value for name, value in flags.items() if value is not None}
     names = {each.name for each in dataclasses.fields(Variant)}
     own = {"beta", "tol", "max_steps"} if variant.kind != "robertha" else set()
-    options = {n: v for n, v in given.items() if n not in names and n not in own}
-    fields = {name: value for name, value in given.items() if name in names}
+    options = {n: v for n, v in flags.items() if n not in names and n not in own}
+    fields = {name: value for name, value in flags.items() if name in names}
     return dataclasses.replace(variant, **fields, options={**options, **variant.options})
 
 
 class Trainable(NamedTuple):
-    """A model, what training minimises, and whether its attention iterates."""
+    """A model, its training objective, and whether its attention iterates."""
 
     title: str
     model: Functional[Encoder]
@@ -226,7 +226,7 @@ def build(variant: Variant, spec: TaskSpec, *, vocab_size: int, **sizes: Any) ->
 
 
 def ball(radius: float) -> Ball:
-    """FreeLB's and PGD's search in a ball: three steps, start and steps in proportion to it."""
+    """Returns FreeLB's and PGD's search: three steps, whose sizes scale with the radius."""
     from hopfax.train.adversarial import Ball
 
     return Ball(num_steps=3, step_size=0.4 * radius, max_norm=radius, initial_norm=0.6 * radius)

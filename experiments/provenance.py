@@ -1,4 +1,4 @@
-"""Where a result comes from: command line, commit, hardware, versions, date."""
+"""Provenance of a result: command line, commit, hardware, versions, date."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# Of x86 and of Arm.
+# Prefixes of x86 and Arm features.
 VECTOR_FEATURES = ("sse", "ssse", "avx", "fma", "f16c", "amx", "asimd", "sve", "bf16")
 
 
 def provenance() -> dict[str, Any]:
-    """Describes this process: what a reader needs to run the same thing again.
+    """Describes this process, so that a reader can reproduce its results.
 
     Returns:
         `command`, `date` (UTC, ISO 8601), `commit` (`unknown` outside git), `dirty` (tracked files
@@ -43,7 +43,7 @@ def provenance() -> dict[str, Any]:
 
 
 def origin_line(origin: Mapping[str, Any]) -> str:
-    """Command, date, commit and machine of one session, as a reader wants them."""
+    """Returns command, date, commit and machine of one session as text."""
     changed = " with changes" if origin["dirty"] else ""
     return (
         f"{origin['command']}, {origin['date'][:10]}, commit {origin['commit'][:10]}{changed}; "
@@ -52,16 +52,16 @@ def origin_line(origin: Mapping[str, Any]) -> str:
 
 
 def same_origin(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two sessions differ in nothing but their date."""
+    """Whether two sessions differ only in their date."""
     return {**one, "date": ""} == {**other, "date": ""}
 
 
 def command_line() -> str:
-    """The line as typed, without the path this interpreter happens to live at."""
+    """Returns the command line, without the interpreter's path."""
     program = sys.argv[0] if sys.argv else ""
     package = Path(__file__).parent.name
     if package in (parts := Path(program).with_suffix("").parts):
-        # One of these modules: they only run by `python -m`.
+        # A module of this package, run by `python -m`.
         module = parts[len(parts) - 1 - parts[::-1].index(package) :]
         program = f"-m {'.'.join(module).removesuffix('.__main__')}"
     else:
@@ -70,9 +70,9 @@ def command_line() -> str:
 
 
 def source_state() -> tuple[str, bool]:
-    """Commit of the checkout this file lies in, and whether its tracked files differ from it.
+    """Returns the commit of this file's checkout, and whether tracked files differ from it.
 
-    Results do not count: a command that has just written some is still the one that was committed.
+    Changed results are ignored: they do not change what a command computes.
     """
 
     def git(*arguments: str) -> str:
@@ -113,7 +113,7 @@ def cpu_field(name: str) -> str:
 
 
 def device_kind() -> str:
-    """What jax computes on, e.g. `2 x NVIDIA A100` or `cpu`."""
+    """Returns jax's devices, e.g. `2 x NVIDIA A100` or `cpu`."""
     import jax
 
     devices = jax.devices()

@@ -1,7 +1,7 @@
 """Pages of results: Markdown for the repository and one HTML file, from the same content.
 
-A claim's module turns a run's scores into a `Page`; here it is written. No number is typed: all
-come from `results.csv` and `config.json`.
+An experiment's module turns a run's scores into a `Page`; this module renders it. All numbers come
+from `results.csv` and `config.json`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TEMPLATES = Path(__file__).with_name("templates")
-MOST_LINES = 6  # more lines tangle: the interactive chart starts with fewer
+MOST_LINES = 6  # the interactive chart starts with at most so many
 SHARED_DRAWS = (
     "The seeds of this run share their noise draws, so its intervals leave out the variance of "
     "the draws."
@@ -48,7 +48,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure, drawn when it is needed, and what it shows, in one sentence that names its axes."""
+    """A figure, drawn on demand, and its caption: one sentence that names the axes."""
 
     draw: Callable[[], Figure]
     caption: str
@@ -60,7 +60,7 @@ class Explorer:
 
     Attributes:
         table: Rows with the columns below and `mean`, `low`, `high`, `num_seeds`; optionally
-            `paper` and `constant`, the score of the constant answer.
+            `paper` and `constant`, the score of the majority baseline.
         x: Column of the horizontal axis, in order.
         hue: Column of the lines.
         menus: Columns that menus choose a value of, and their labels.
@@ -80,14 +80,14 @@ class Explorer:
 
 @dataclass(frozen=True)
 class Page:
-    """What a page says, in the order it says it.
+    """Contents of a page, in order.
 
     Attributes:
         title: The question's subject.
         answer: One or two plain sentences that answer the question.
-        pictures: Pictures by the stem of their files, the most telling one first.
+        pictures: Pictures by the stem of their files, the most important first.
         tables: Tables.
-        notes: What a reader must know, one sentence each.
+        notes: Caveats and definitions, one sentence each.
         explorer: Data of the interactive chart of the HTML page.
     """
 
@@ -100,7 +100,7 @@ class Page:
 
 
 def publish(folder: str | Path, page: Page) -> Path:
-    """Writes a page into a folder of published results: README.md and a PNG a picture."""
+    """Writes a page into a folder of published results: README.md and one PNG per picture."""
     folder = Path(folder)
     for name, picture in page.pictures.items():
         picture.draw().savefig(folder / f"{name}.png", metadata={"Software": None})
@@ -110,7 +110,7 @@ def publish(folder: str | Path, page: Page) -> Path:
 
 
 def write_report(folder: str | Path, page: Page) -> Path:
-    """Writes a run's report.html, which needs no other file, and a PNG a picture."""
+    """Writes a run's report.html, which needs no other file, and one PNG per picture."""
     folder = Path(folder)
     for name, picture in page.pictures.items():
         picture.draw().savefig(folder / f"{name}.png", metadata={"Software": None})
@@ -210,7 +210,7 @@ def pivot(
     titles: Mapping[Any, str] | None = None,
     caption: str = "",
 ) -> Table:
-    """Differences with intervals as a table, a line an `index` value, in the frame's order."""
+    """Differences with intervals as a table, one line per `index` value, in the frame's order."""
     said = titles or {}
     heads = list(table[columns].unique())
     lines = []
@@ -249,7 +249,7 @@ def wrapped(line: str, width: int = 118) -> str:
 
 
 def _run(folder: Path) -> dict[str, Any]:
-    """What the template says of a run: commands, machines, notes."""
+    """Returns the template's facts about a run: commands, machines, notes."""
     config = read_config(folder) if (folder / "config.json").exists() else {}
     origins = config.get("provenance", [])
     return {

@@ -1,7 +1,6 @@
-"""The folder of one run: `runs/NAME/ID/` with config.json and results.csv, both always whole.
+"""The folder of one run: `runs/NAME/ID/` with config.json and results.csv, replaced atomically.
 
-ID is a hash of the configuration: the same command line finds the same folder again and can
-continue what is missing.
+ID is a hash of the configuration, so the same command finds the same folder and resumes it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import os
 import platform
 import tempfile
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ def open_run(
     root: str | Path = "runs",
     ignore: Collection[str] = (),
 ) -> Path:
-    """Creates or finds the folder of this configuration and notes who runs it.
+    """Creates or finds the folder of this configuration and records its provenance.
 
     Args:
         experiment: name on the command line, e.g. `"robustness"`.
@@ -49,33 +48,35 @@ def open_run(
     Raises:
         ValueError: `config.json` there is not readable as JSON.
     """
-    from experiments.provenance import provenance
+    from experiments.provenance import provenance, same_origin
 
     interrupt.check()
     settings, planned = plain(config), plain(plan or {})
     folder = Path(root) / experiment / run_id(experiment, settings, planned, ignore=ignore)
     folder.mkdir(parents=True, exist_ok=True)
-    sessions = (
-        read_config(folder).get("provenance", []) if (folder / "config.json").exists() else []
-    )
+    path = folder / "config.json"
+    origins = read_config(folder).get("provenance", []) if path.exists() else []
+    origin = provenance()
+    if not any(same_origin(origin, earlier) for earlier in origins):
+        origins.append(origin)
     document = {
         "experiment": experiment,
         "config": settings,
         "plan": planned,
-        "provenance": sessions,
+        "provenance": origins,
     }
-    _write_config(folder, document, [provenance()])
+    write_whole(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     return folder
 
 
 def lock(folder: str | Path) -> None:
-    """Claims a folder for this process until it ends; the system frees it however that happens.
+    """Locks a folder for this process until it ends, by any cause.
 
     Args:
         folder: An existing folder. Claiming it again does nothing.
 
     Raises:
-        BlockingIOError: Another process has it; the message names that process.
+        BlockingIOError: Another process holds the lock; the message names it.
     """
     path = Path(folder).resolve() / LOCK
     while not _is_held(path):
@@ -91,7 +92,7 @@ def lock(folder: str | Path) -> None:
         except OSError as error:
             os.close(handle)
             warnings.warn(
-                f"{folder} cannot be locked ({error}): do not run this command twice at once",
+                f"{folder} cannot be locked ({error}): do not run this command in two processes",
                 stacklevel=2,
             )
             return
@@ -104,29 +105,15 @@ def lock(folder: str | Path) -> None:
 
 
 def _is_held(path: Path) -> bool:
-    """Whether this process holds the lock in this very file: the folder may have been replaced."""
+    """Whether this process holds the lock in this file: the folder may have been replaced."""
     try:
         return path in _locks and os.path.samestat(os.fstat(_locks[path]), os.stat(path))
     except FileNotFoundError:
         return False
 
 
-def _write_config(
-    folder: str | Path, document: dict[str, Any], origins: Iterable[Mapping[str, Any]]
-) -> None:
-    """Writes config.json, with those origins added that it does not have."""
-    from experiments.provenance import same_origin
-
-    sessions = document.setdefault("provenance", [])
-    for origin in origins:
-        if not any(same_origin(origin, earlier) for earlier in sessions):
-            sessions.append(origin)
-    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-    write_whole(Path(folder) / "config.json", text)
-
-
 def run_id(experiment: str, config: Any, plan: Any = None, *, ignore: Collection[str] = ()) -> str:
-    """Ten hex digits that name a configuration: sha-256 of its canonical JSON."""
+    """Returns ten hex digits of the SHA-256 of a configuration's canonical JSON."""
     settings = {name: value for name, value in plain(config).items() if name not in ignore}
     document = {"experiment": experiment, "config": settings, "plan": plain(plan or {})}
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -134,7 +121,7 @@ def run_id(experiment: str, config: Any, plan: Any = None, *, ignore: Collection
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON knows it: dataclasses and NamedTuples as objects, paths as text."""
+    """Converts `value` to JSON types: dataclasses and NamedTuples to objects, paths to text."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {each.name: plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
@@ -147,16 +134,16 @@ def plain(value: Any) -> Any:
         return value.as_posix()
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(f"a configuration holds numbers, text and lists of them, not {value!r}")
+    raise TypeError(f"a configuration must hold only numbers, text and lists, got {value!r}")
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """`config.json` of a run: experiment, config, plan, and provenance, one entry an origin."""
+    """Reads `config.json` of a run: experiment, config, plan, and provenance by session."""
     path = Path(folder) / "config.json"
     if not path.exists():
         raise FileNotFoundError(
-            f"no config.json in {path.parent}: that is not a run's folder, which an experiment "
-            "makes as runs/NAME/ID and names when it starts and when it ends"
+            f"no config.json in {path.parent}: a run's folder is runs/NAME/ID, see "
+            "`python -m experiments runs`"
         )
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -165,7 +152,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
-    """Replaces a file in one step: a reader, or a kill, sees the old content or the new."""
+    """Replaces a file atomically: readers see the old or the new content, also after a kill."""
     path = Path(path)
     payload = content.encode() if isinstance(content, str) else content
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -174,7 +161,7 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
             file.write(payload)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp's 0600 would hide results from colleagues
+        os.chmod(temporary, 0o644)  # mkstemp's 0600 makes results unreadable for other users
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

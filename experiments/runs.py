@@ -1,8 +1,8 @@
 """Runs: train cells, test them under conditions, gather the results, write a page.
 
-`runs/NAME/ID/` holds config.json, results.csv, a PNG a figure and report.html; ID is a hash of the
-configuration. The models themselves are cells, in `runs/cells/`. results.csv is gathered from the
-cells' predictions, so several processes may work on one run.
+`runs/NAME/ID/` holds config.json, results.csv, one PNG per figure and report.html; ID is a hash of
+the configuration. Trained models are cells, in `runs/cells/`. results.csv is computed from the
+cells' predictions, so several processes can work on one run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hopfax.data import Encoded, TaskData, load_task, task
 from hopfax.train.progress import Progress
 from hopfax.train.sharding import make_sharding
 
-TRAINING = 0.75  # share of a model's time that training takes, about; the rest is testing
+TRAINING = 0.75  # approximate share of a model's time spent on training, for the progress line
 
 COLUMNS = (
     "task",
@@ -56,7 +56,7 @@ class Job(NamedTuple):
 def fill(
     name: str, config: Flags, jobs: Iterable[Job], page: Callable[[Path], report.Page]
 ) -> Path:
-    """Trains and tests what is missing of some jobs, and writes the run's page.
+    """Trains and tests the jobs that are not done yet, and writes the run's page.
 
     Args:
         name: The experiment's name on the command line.
@@ -68,7 +68,7 @@ def fill(
         The run's folder.
 
     Raises:
-        BlockingIOError: All that is missing is being trained by other processes.
+        BlockingIOError: Other processes train all remaining models.
         ValueError, FileNotFoundError: A flag or a file is wrong.
     """
     jobs = list(jobs)
@@ -76,8 +76,8 @@ def fill(
     data = {name: load(config, name) for name in dict.fromkeys(job.task for job in jobs)}
     for rows in data.values():
         if rows.is_partial:
-            print(f"{rows.spec.title}: {len(rows.train.labels):,} training rows are a part of the "
-                  "official ones")  # fmt: skip
+            print(f"{rows.spec.title}: {len(rows.train.labels):,} training rows, fewer than "
+                  "the official training set")  # fmt: skip
     folder = open_run(name, config, root=config.runs, ignore=("runs",))
     measured: dict[int, list[dict[str, Any]]] = {}
     with Progress(100 * len(jobs), window=500, counts=False) as progress:
@@ -122,7 +122,7 @@ def fill(
 
 
 def check(jobs: Sequence[Job]) -> None:
-    """Builds every model once, so that a wrong flag fails before the first minute of training.
+    """Builds every model once, so that wrong flags fail before training starts.
 
     Raises:
         ValueError: A task or an option is wrong.
@@ -132,7 +132,7 @@ def check(jobs: Sequence[Job]) -> None:
 
 
 def load(config: Flags, name: str) -> TaskData:
-    """A task's rows under the flags."""
+    """Loads a task's rows as the flags describe."""
     flags, embedded = config.data, task(name).suite == "synthetic"
     data = load_task(
         name,
@@ -190,7 +190,7 @@ def open_cell(
 
 
 def gather(folder: Path, parts: Iterable[list[dict[str, Any]]]) -> None:
-    """Writes results.csv, whole."""
+    """Writes results.csv in one step."""
     frame = pd.DataFrame([row for rows in parts for row in rows])
     extra = [name for name in frame if name not in COLUMNS]
     frame = frame.reindex(columns=[*COLUMNS, *extra])

@@ -67,23 +67,22 @@ def measured(claim: Difference) -> pd.Series:
     ours, theirs = tidy.select(scores, **claim.ours), tidy.select(scores, **claim.theirs)
     on = [name for name in ("level", "seed") if scores[name].nunique() > 1]
     differences = tidy.paired(ours, theirs, on=on)
-    found = tidy.summarise(differences[["seed", "score"]].assign(task=claim.task)).iloc[0]
+    summary = tidy.summarise(differences[["seed", "score"]].assign(task=claim.task)).iloc[0]
     if claim.num_rows is None:
-        return found
+        return summary
     # As if the two accuracies were on different rows: an upper bound without published predictions.
     shares = pd.concat([ours, theirs]).score.mean() / 100
     of_rows = 1.96 * 100 * np.sqrt(2 * shares * (1 - shares) / claim.num_rows)
-    half = np.hypot((found.high - found.low) / 2, of_rows)
-    found = found.copy()
-    found["low"], found["high"] = found["mean"] - half, found["mean"] + half
-    return found
+    half = np.hypot((summary.high - summary.low) / 2, of_rows)
+    summary["low"], summary["high"] = summary["mean"] - half, summary["mean"] + half
+    return summary
 
 
 def lead(task: str, title: str, folder: str, level: float = 0.5) -> Difference:
     """Robertha's lead over TinyBERT at the same site and SNR, on one task."""
     at = {"site": "token", "protocol": "matched", "level": level}
     return Difference(
-        f"Robertha keeps its score under noise, TinyBERT does not: {title}",
+        f"{title}: Robertha above TinyBERT under noise",
         "Tables 2, 6–9",
         folder,
         task,
@@ -113,7 +112,7 @@ def attack(corruption: str, title: str) -> Difference:
     """Robertha less FreeLB under typos in a tenth of the words."""
     at = {"corruption": corruption, "level": 0.1}
     return Difference(
-        f"Robertha against FreeLB under {title}", "Table 12, GLUE", "typos/sst2", "sst2",
+        f"SST-2, {title}: Robertha minus FreeLB", "Table 12, GLUE", "typos/sst2", "sst2",
         {"model": "robertha", **at}, {"model": "freelb", **at},
         paper_lead("glue", "robertha", "freelb", 0.1, corruption=corruption),
     )  # fmt: skip
@@ -127,12 +126,12 @@ def claims() -> list[Difference]:
         lead("mnli", "MNLI", "robustness/mnli"),
         lead("stsb", "STS-B", "robustness/stsb"),
         lead("cola", "CoLA", "robustness/seven_tasks"),
-        part("Iteration helps: SST-2", "robertha-no-esr", "robertha-no-iteration-no-esr"),
-        part("ESR helps: SST-2", "robertha", "robertha-no-esr"),
+        part("SST-2: iteration helps", "robertha-no-esr", "robertha-no-iteration-no-esr"),
+        part("SST-2: ESR helps", "robertha", "robertha-no-esr"),
         attack("textbugger", "TextBugger"),
         attack("hotflip", "HotFlip"),
         Difference(
-            "Robertha against FreeLB on AdvSST-2", "Table 11", "adversarial/sst2",
+            "AdvSST-2: Robertha above FreeLB", "Table 11", "adversarial/sst2",
             "adv-sst2:sst2", {"model": "robertha"}, {"model": "freelb"},
             paper_lead("AdvSST-2", "robertha", "freelb", 0.0, corruption="none"), num_rows=148,
         ),
@@ -146,15 +145,15 @@ def explanations() -> list[Difference]:
     token = {"model": "tinybert", "site": "token", **at}
     return [
         Difference(
-            "noise after the LayerNorm for Robertha, on the tokens for TinyBERT", "",
+            "Robertha with noise after the LayerNorm against TinyBERT with noise on the tokens", "",
             SST2, "sst2", {"model": "robertha", "site": "embedding", **at}, token, gap,
         ),
         Difference(
-            "the same two sites for TinyBERT alone", "",
+            "TinyBERT at these two sites", "",
             SST2, "sst2", {"model": "tinybert", "site": "embedding", **at}, token, gap,
         ),
         Difference(
-            "rescaling TinyBERT's embeddings by 50", "",
+            "TinyBERT with embeddings rescaled by 50 against TinyBERT", "",
             MODELS, "sst2", {"model": "tinybert-unit-scale", "site": "token", **at}, token, gap,
         ),
     ]  # fmt: skip
@@ -163,31 +162,35 @@ def explanations() -> list[Difference]:
 def reproduced() -> str:
     """Which of the `explanations` give the paper's gap, in a sentence."""
     holding = []
-    for each in explanations():
-        found = measured(each)
-        if tidy.verdict(found.low, found.high, each.paper) == "holds":
-            holding.append(each.claim)
-    return f"These alone reproduce its gap on SST-2: {'; '.join(holding)}." if holding else ""
+    for claim in explanations():
+        summary = measured(claim)
+        if tidy.verdict(summary.low, summary.high, claim.paper) == "holds":
+            holding.append(claim.claim)
+    return (
+        f"Each of these reproduces the paper's gap on SST-2: {'; '.join(holding)}."
+        if holding
+        else ""
+    )
 
 
 def row(claim: Difference) -> list[str]:
     """A line of the scorecard: claim, the paper's difference, ours, verdict, folder."""
-    found = measured(claim)
+    summary = measured(claim)
     return [
         claim.claim,
         f"{report.signed(claim.paper)}, {claim.source}" if claim.source else "",
-        report.with_interval(found),
-        MEANING[tidy.verdict(found.low, found.high, claim.paper)],
+        report.with_interval(summary),
+        MEANING[tidy.verdict(summary.low, summary.high, claim.paper)],
         f"[{claim.folder}]({claim.folder}/README.md)",
     ]
 
 
 def training(claim: str, folder: str, task: str, source: str) -> list[str]:
     """A line on the steps that the stability regularizer saves."""
-    found = {arm.name: arm for arm in arms.read_arms(RESULTS / folder) if arm.task == task}
-    saved = arms.saved(found[arms.REGULARIZED], found[arms.BASELINE])
+    by_name = {arm.name: arm for arm in arms.read_arms(RESULTS / folder) if arm.task == task}
+    saved = arms.saved(by_name[arms.REGULARIZED], by_name[arms.BASELINE])
     low, high = (end if np.isfinite(end) else np.nan for end in (saved.low, saved.high))
-    reached = any(np.isfinite(arm.steps).any() for arm in found.values())
+    reached = any(np.isfinite(arm.steps).any() for arm in by_name.values())
     verdict = MEANING[tidy.verdict(low, high, arms.PAPER[task])]
     return [
         claim,
@@ -219,7 +222,7 @@ def noise_stability() -> list[list[str]]:
         [
             "Trained transformers are of low degree",
             "low degree",
-            f"of degree 1: {linear} of the variance",
+            f"variance of degree 1: {linear}",
             "holds" if min(shares.values()) > 0.5 else "does not hold",
             "[encoder_stability/sst2](encoder_stability/sst2/README.md)",
         ],
@@ -229,9 +232,9 @@ def noise_stability() -> list[list[str]]:
 def page() -> report.Page:
     """The scorecard of both papers."""
     scored = [(claim, measured(claim)) for claim in claims()]
-    verdicts = [tidy.verdict(found.low, found.high, claim.paper) for claim, found in scored]
+    verdicts = [tidy.verdict(summary.low, summary.high, claim.paper) for claim, summary in scored]
     table = pd.DataFrame(
-        [{"claim": claim.claim, "paper": claim.paper, **found} for claim, found in scored]
+        [{"claim": claim.claim, "paper": claim.paper, **summary} for claim, summary in scored]
     )
     counts = {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)}
     held = counts.pop("holds", 0)
@@ -243,40 +246,38 @@ def page() -> report.Page:
         title="Results",
         answer=(
             f"**{held} of {len(scored)} differences that the Robertha paper reports are reproduced "
-            f"when both models meet the same noise**: {rest}. {reproduced()}"
+            f"at equal noise for both models**: {rest}. {reproduced()}"
         ),
         pictures={
             "claims": report.Picture(
-                partial(
-                    figures.forest, table, label="claim", xlabel="points, ours and the paper's"
-                ),
-                "The Robertha paper's differences: ours with 95 % intervals, the paper's as open "
-                "marks",
+                partial(figures.forest, table, label="claim", xlabel="difference in points"),
+                "The Robertha paper's claims as differences in points: hopfax with 95 % intervals, "
+                "the paper as open marks",
             )
         },
         tables=[
             report.Table(
-                ["claim", "the paper", "here", "verdict", "data"],
+                ["claim", "the paper", "hopfax", "verdict", "data"],
                 [row(claim) for claim in claims()],
-                "Robertha: differences in points, under the same corruption.",
+                "Robertha: differences in points, both models under the same corruption.",
             ),
             report.Table(
-                ["claim", "the paper", "here", "verdict", "data"],
+                ["claim", "the paper", "hopfax", "verdict", "data"],
                 noise_stability(),
                 "Noise stability: steps saved in percent, and closed forms.",
             ),
             report.Table(
-                ["what is compared on SST-2, σ = 0.5", "here"],
+                ["comparison on SST-2, σ = 0.5", "hopfax"],
                 [[line[0], line[2]] for line in map(row, explanations())],
-                f"What reproduces the paper's gap of {report.signed(claims()[0].paper)} points.",
+                f"Comparisons for the paper's gap of {report.signed(claims()[0].paper)} points.",
             ),
         ],
         notes=[
-            "Not found: the interval contains zero and excludes half of the paper's difference. "
+            "Not summary: the interval contains zero and excludes half of the paper's difference. "
             "Too weak to tell: it contains zero and half of the paper's difference.",
-            "The interval on AdvSST-2 includes the choice of its 148 rows.",
-            "Grokking proper, generalisation long after fitting, is untested: runs at these sizes "
-            "generalise while they fit.",
+            "The interval on AdvSST-2 also covers the sampling of its 148 rows.",
+            "Grokking itself (generalisation long after the training set is fitted) is untested: "
+            "at these sizes, models generalise while they fit.",
             *gaussian.NOTES,
         ],
     )

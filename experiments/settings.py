@@ -1,4 +1,4 @@
-"""Flags that experiments share, in groups, and the budgets that fill what a user leaves out."""
+"""Groups of flags that experiments share, and the budgets that set their defaults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BudgetName = Literal["smoke", "laptop", "paper"]
 
 
 class Budget(NamedTuple):
-    """What a size of run means, where no flag says otherwise."""
+    """Defaults of the flags for one size of run."""
 
     seeds: tuple[int, ...]
     epochs: int
@@ -37,8 +37,8 @@ BUDGETS: dict[str, Budget] = {
     # Table 15 of the Robertha paper.
     "paper": Budget(PAPER_SEEDS, 30, 10, 2e-5, 3, None, None, 30522, 128, 2),
 }
-# Enough to learn the synthetic tasks: halfway there, rounding on another processor moves scores by
-# points. Small models on short rows, without early stopping.
+# Enough epochs to learn the synthetic tasks: models stopped halfway score differently on different
+# processors, because of rounding. No early stopping.
 EMBEDDED_LAPTOP = BUDGETS["laptop"]._replace(
     epochs=6, patience=6, learning_rate=1e-3, noise_draws=1, train_size=8000, width=64
 )
@@ -47,17 +47,17 @@ EMBEDDED_LAPTOP = BUDGETS["laptop"]._replace(
 def _by_budget(name: str, metavar: str) -> Any:
     """Shows each budget's value in place of "(default: None)"."""
 
-    def said(value: Any) -> str:
+    def text(value: Any) -> str:
         if value is None:
             return "all"
         return " ".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}"
 
     hints = [
-        f"{said(getattr(BUDGETS[each], name))} ({each})" for each in ("laptop", "smoke", "paper")
+        f"{text(getattr(BUDGETS[each], name))} ({each})" for each in ("laptop", "smoke", "paper")
     ]
     embedded = getattr(EMBEDDED_LAPTOP, name)
     if embedded != getattr(BUDGETS["laptop"], name):
-        hints.insert(1, f"{said(embedded)} (laptop, synthetic tasks)")
+        hints.insert(1, f"{text(embedded)} (laptop, synthetic tasks)")
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {', '.join(hints)})")
 
 
@@ -140,13 +140,13 @@ class Flags:
 
 
 def resolved(config: Config) -> Config:
-    """The configuration with the budget's values where a flag was left out.
+    """Returns the configuration with the budget's values for flags that were not set.
 
     Args:
         config: A dataclass with `budget` and some of the groups above.
 
     Raises:
-        ValueError: A value is out of its range, or a list is empty or repeats itself.
+        ValueError: A value is out of its range, or a list is empty or repeats a value.
     """
     embedded = all(task(name).suite == "synthetic" for name in config.data.task)
     budget = BUDGETS[config.budget]
@@ -169,7 +169,7 @@ def resolved(config: Config) -> Config:
 
 
 class Range(NamedTuple):
-    """Values that a flag may have, in words after "must be", and as a predicate."""
+    """Allowed values of a flag: in words that follow "must be", and as a predicate."""
 
     wanted: str
     holds: Callable[[float], bool]
@@ -200,7 +200,7 @@ RANGES: dict[str, Range] = {
     "dropout": Range("in [0, 1)", lambda value: 0 <= value < 1),
     "adversarial_radius": _POSITIVE,
     "batch_size": _AT_LEAST_ONE,
-    # A pair with its special tokens; a vector for each position of the longest.
+    # Minimum: a pair of one-token texts with three special tokens.
     "max_length": Range("in [5, 8192]", lambda value: 5 <= value <= 8192),
 }
 
@@ -218,7 +218,7 @@ def check(config: Any) -> None:
             continue
         values = value if isinstance(value, tuple) else (value,)
         if isinstance(value, tuple) and (not value or len(set(value)) < len(value)):
-            raise ValueError(f"{flag} takes one or more different values, got {value}")
+            raise ValueError(f"{flag} requires one or more distinct values, got {value}")
         if each.name in RANGES:
             wanted, holds = RANGES[each.name]
             for one in values:

@@ -1,7 +1,7 @@
 """One tidy frame: a row is one score of one trained model under one condition.
 
-Every experiment stores `results.csv` in this schema, and everything printed, drawn or put on a page
-is computed from it here: means over seeds, paired differences, intervals, verdicts.
+Every experiment stores `results.csv` in this schema. This module computes what pages and figures
+show: means over seeds, paired differences, intervals and verdicts.
 
     scores = tidy.scores(tidy.read("experiments/results/robustness/sst2"))
     tidy.summarise(tidy.difference(scores, model="tinybert"))
@@ -20,24 +20,24 @@ from scipy.special import stdtrit
 CONDITION = ["corruption", "site", "protocol", "level"]
 CELL = ["task", "model", *CONDITION]
 CONFIDENCE = 0.95
-# With two seeds Student's interval is wider than any figure, or has no width by accident.
+# With two seeds, Student's interval is very wide, or has no width by accident.
 MIN_SEEDS = 3
 
 Verdict = Literal["holds", "smaller", "no difference", "reversed", "too weak to tell", "n/a"]
 
 
 def read(folder: str | Path) -> pd.DataFrame:
-    """Reads `results.csv` of a run, in `CELL`, `seed`, `metric`, `score` and what else it has.
+    """Reads `results.csv` of a run: columns `CELL`, `seed`, `metric`, `score` and any others.
 
     Args:
         folder: `runs/NAME/ID` or a folder of published results.
 
     Returns:
-        One row a measurement. Rows without noise have corruption "none" and level 0.
+        One row per measurement. Rows without noise have corruption "none" and level 0.
 
     Raises:
         FileNotFoundError: The folder has no `results.csv`.
-        ValueError: A column is missing, or a score is not a number (infinite is one: never).
+        ValueError: A column is missing, or a score is not a number (infinity is allowed).
     """
     path = Path(folder) / "results.csv"
     text = dict.fromkeys(["task", "model", "corruption", "site", "protocol", "metric"], str)
@@ -57,7 +57,7 @@ def read(folder: str | Path) -> pd.DataFrame:
 
 
 def scores(frame: pd.DataFrame, metric: str = "score") -> pd.DataFrame:
-    """One row a cell and seed: the mean over noise draws.
+    """Returns one row per cell and seed: the mean over noise draws.
 
     Args:
         frame: From `read`, or several of them concatenated.
@@ -73,7 +73,7 @@ def scores(frame: pd.DataFrame, metric: str = "score") -> pd.DataFrame:
 
 
 def select(scores: pd.DataFrame, **values: Any) -> pd.DataFrame:
-    """Rows in which every named column has the given value, or one of the given list."""
+    """Returns the rows in which every named column has the value, or one of the listed values."""
     for name, value in values.items():
         several = value if isinstance(value, (list, tuple)) else [value]
         scores = scores[scores[name].isin(several)]
@@ -81,15 +81,15 @@ def select(scores: pd.DataFrame, **values: Any) -> pd.DataFrame:
 
 
 def average(scores: pd.DataFrame, *over: str) -> pd.DataFrame:
-    """Unweighted mean over columns, seed by seed.
+    """Returns the unweighted mean over columns, for each seed.
 
     Args:
         scores: From `scores`.
         *over: Columns to average over, for instance "task" or "level".
 
     Returns:
-        The frame without these columns. A model's seed that lacks a part that others have is
-        left out: a mean over fewer parts is a mean of something else.
+        The frame without these columns. Seeds of a model that lack some of the values that other
+        models have are dropped, so that all means cover the same values.
     """
     values = ("score", "snr_db", "num_examples")
     keys = [name for name in scores if name not in (*values, *over)]
@@ -103,7 +103,7 @@ def average(scores: pd.DataFrame, *over: str) -> pd.DataFrame:
 
 
 def difference(scores: pd.DataFrame, **baseline: Any) -> pd.DataFrame:
-    """Differences to a baseline, seeds paired.
+    """Returns differences from a baseline, paired by seed.
 
     Args:
         scores: From `scores` or `average`.
@@ -112,7 +112,7 @@ def difference(scores: pd.DataFrame, **baseline: Any) -> pd.DataFrame:
             score at one site from the scores at every site.
 
     Returns:
-        The rows other than the baseline's own whose partner exists, `score` less the partner's.
+        The rows that are not the baseline's and have a partner in it, `score` minus the partner's.
     """
     unknown = set(baseline) - set(scores)
     if unknown:
@@ -123,7 +123,7 @@ def difference(scores: pd.DataFrame, **baseline: Any) -> pd.DataFrame:
 
 
 def paired(ours: pd.DataFrame, theirs: pd.DataFrame, *, on: Sequence[str]) -> pd.DataFrame:
-    """`ours` with `score` less that of the row of `theirs` with the same keys; others are dropped.
+    """Returns `ours` with the score of the matching row of `theirs` subtracted; others are dropped.
 
     Args:
         ours: From `scores` or `average`.
@@ -131,22 +131,22 @@ def paired(ours: pd.DataFrame, theirs: pd.DataFrame, *, on: Sequence[str]) -> pd
         on: Columns to pair by, `seed` among them.
     """
     partner = theirs.set_index(list(on)).score.rename("partner")
-    found = ours.join(partner, on=list(on), how="inner", validate="many_to_one")
-    found["score"] -= found.partner
-    return found.drop(columns="partner")
+    joined = ours.join(partner, on=list(on), how="inner", validate="many_to_one")
+    joined["score"] -= joined.partner
+    return joined.drop(columns="partner")
 
 
 def summarise(scores: pd.DataFrame) -> pd.DataFrame:
-    """Mean over seeds with its deviation and Student's 95 % interval.
+    """Returns the mean over seeds, its standard deviation and Student's 95 % interval.
 
     Args:
         scores: From `scores`, `average` or `difference`.
 
     Returns:
-        One row a cell: `mean`, `std` (n - 1), `low`, `high`, `num_seeds` and `snr_db`. The interval
-        is of the mean over training seeds, with the test rows fixed. It is nan under `MIN_SEEDS`,
-        and where all seeds agree exactly, as they do on few test rows: that is no evidence of a
-        deviation of zero.
+        One row per cell: `mean`, `std` (n - 1), `low`, `high`, `num_seeds` and `snr_db`. The
+        interval is of the mean over training seeds, with the test rows fixed. It is nan for
+        fewer than `MIN_SEEDS` seeds, and where all seeds agree exactly, which on few test rows is
+        no evidence of zero variance.
     """
     keys = [name for name in scores if name not in ("seed", "score", "snr_db", "num_examples")]
     extra = {"snr_db": ("snr_db", "mean")} if "snr_db" in scores else {}
@@ -160,7 +160,7 @@ def summarise(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def verdict(low: float, high: float, effect: float) -> Verdict:
-    """What an interval of a difference says about an effect that a paper reports.
+    """Compares the interval of a difference with the effect that a paper reports.
 
     Args:
         low: Lower end of our interval, nan if there is none.
@@ -190,6 +190,6 @@ def largest(differences: pd.DataFrame) -> pd.Series:
 
 
 def in_order(names: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Distinct names, the known ones first and in their order, the others as they come."""
+    """Returns distinct names: known ones first, in the order of `known`, then the others."""
     present = dict.fromkeys(names)
     return [name for name in known if name in present] + [n for n in present if n not in known]

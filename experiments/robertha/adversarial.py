@@ -1,4 +1,4 @@
-"""Does Robertha hold on sets that were made to fool a model: AdvGLUE, PAWS and PAWS-X?
+"""Is Robertha more accurate on adversarial test sets: AdvGLUE, PAWS and PAWS-X?
 
 Paper: Podasca and Das (2026), Table 11. Claim: Robertha leads DataAugment and FreeLB on six of nine
 sets (AdvSST-2 48.4 against 39.6 and 39.7), without adversarial training.
@@ -7,11 +7,11 @@ Command: `python -m experiments adversarial --task sst2 --data-dir DIR`, with th
 `robustness` run whose models to test (sst2, rte, mrpc, qqp, qnli or mnli); they are not trained
 again.
 
-Expected: accuracies at or below the majority baseline; sets of 78 to 162 rows tell models apart by
-eight points at best.
+Expected: accuracies at or below the majority baseline; on sets of 78 to 162 rows only
+differences above eight points are detectable.
 
-A set tests models of the task it was made from; PAWS and PAWS-X (paraphrases) also those of MRPC,
-where the paper's come from QQP. Nothing is selected on any of them.
+Each set tests models of the task it was derived from. PAWS and PAWS-X (paraphrases) also test
+models of MRPC; the paper tests models of QQP. No set is used for model selection.
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ def page(folder: Path) -> Page:
             )
     sets = table[table.task.str.contains(":")]
     above = sum(row.low > constant.get(row.task, float("nan")) for _, row in sets.iterrows())
-    said = report.joined(titles[trial] for trial in trials if ":" in trial)
+    names = report.joined(titles[trial] for trial in trials if ":" in trial)
     answer = (
-        f"**On {said}, {above} of {len(sets)} models score above the best constant answer** with "
-        "an interval that excludes it."
+        f"**On {names}, {above} of {len(sets)} models score above the majority baseline**, "
+        "counting intervals that exclude it."
     )
     drawn = gaps[gaps.task.str.contains(":")]
     pictures = {}
@@ -122,14 +122,14 @@ def page(folder: Path) -> Page:
                 titles=titles,
                 xlabel=f"accuracy minus {titles[baseline]}",
             ),
-            f"{said}: accuracy minus {titles[baseline]}, points",
+            f"{names}: accuracy minus {titles[baseline]}, points",
         )
     heads = [
         "set",
         "model",
         "accuracy",
         f"minus {titles[baseline]}",
-        "constant answer",
+        "majority baseline",
         "the paper",
     ]
     counted = frame[frame.metric == "train_overlap"].drop_duplicates("task")
@@ -141,11 +141,11 @@ def page(folder: Path) -> Page:
     ]
     notes = [report.sizes(frame, titles), gaussian.NOTES[0]]
     if overlap:
-        notes.append(f"Rows with a text of the training file: {report.joined(overlap)}.")
+        notes.append(f"Rows that share a text with the training file: {report.joined(overlap)}.")
     return report.Page(
-        title=f"Adversarial sets: {said}",
+        title=f"Adversarial sets: {names}",
         answer=answer,
         pictures=pictures,
-        tables=[report.Table(heads, lines, "Accuracy, mean ± deviation over seeds.")],
+        tables=[report.Table(heads, lines, "Accuracy, mean ± standard deviation over seeds.")],
         notes=notes,
     )

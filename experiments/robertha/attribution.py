@@ -1,4 +1,4 @@
-"""Which step from TinyBERT to Robertha buys how many points under noise?
+"""Which change from TinyBERT to Robertha adds how many points under noise?
 
 Paper: Podasca and Das (2026), Tables 2 and 3. Claim: iteration and ESR make the difference of some
 12 points between TinyBERT and Robertha at σ = 0.5 (GLUE average).
@@ -35,7 +35,7 @@ REPRODUCES = "Robertha, Tables 2 and 3: the steps from TinyBERT to Robertha, one
 
 
 class Step(NamedTuple):
-    """An ablation step: a model and its noise site, less those before the change."""
+    """An ablation step: a model and noise site, compared with those before the change."""
 
     change: str
     model: str
@@ -100,7 +100,7 @@ def page(folder: Path) -> Page:
     frame = tidy.read(folder)
     scores = tidy.scores(frame)
     titles = gaussian.titles(VARIANTS, scores.task.unique())
-    said = report.joined(titles[name] for name in scores.task.unique())
+    names = report.joined(titles[name] for name in scores.task.unique())
     table = steps(tidy.average(scores, "task"))
     over = tidy.summarise(tidy.average(table, "level"))
     noisy = over[over.protocol != ""].assign(panel=lambda t: t.protocol.map(PANELS))
@@ -110,10 +110,10 @@ def page(folder: Path) -> Page:
     clear = int(((matched.low > 0) | (matched.high < 0)).sum())
     largest = tidy.largest(matched)
     answer = (
-        f"**Moving the noise after the LayerNorm is worth {report.plain_interval(site)} points at "
-        f"the same σ**, mean over noise levels on {said}. At the same SNR {clear} of the "
-        f"{len(matched)} later steps have an interval that excludes zero; the largest is "
-        f"{largest.change}, {report.plain_interval(largest)}."
+        f"**At the same σ, moving the noise from the token embeddings to after the LayerNorm adds "
+        f"{report.plain_interval(site)} points on {names}**, mean over noise levels. At the same "
+        f"SNR, the intervals of {clear} of the {len(matched)} other steps exclude zero. The "
+        f"largest effect is {report.plain_interval(largest)} ({largest.change})."
     )
     draw = partial(
         figures.forest, noisy, label="change", col="panel", xlabel="points gained by the step"
@@ -125,11 +125,11 @@ def page(folder: Path) -> Page:
         for protocol, level in zip(by_level.protocol, by_level.level, strict=True)
     ]
     return report.Page(
-        title=f"From TinyBERT to Robertha, one change at a time: {said}",
+        title=f"From TinyBERT to Robertha, one change at a time: {names}",
         answer=answer,
         pictures={
             "attribution": report.Picture(
-                draw, f"{said}: points gained by each step, mean over noise levels"
+                draw, f"{names}: points gained by each step, mean over noise levels"
             )
         },
         tables=[
@@ -150,7 +150,7 @@ PANELS = {"sigma": "same σ", "matched": "same SNR"}
 
 
 def steps(scores: pd.DataFrame) -> pd.DataFrame:
-    """What each step adds, seed by seed: `change`, protocol, level, seed, score."""
+    """Returns the gain of each step by seed: `change`, protocol, level, seed, score."""
     import pandas as pd
 
     from experiments import tidy

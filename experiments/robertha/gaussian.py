@@ -1,7 +1,7 @@
 """Scores under Gaussian noise, arranged for figures and tables.
 
 A panel is a site and a protocol. After the embedding LayerNorm the signal's root mean square is 1,
-so there the same σ and the same SNR are one measurement, shown once.
+so the same σ is also the same SNR; that measurement is shown once.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from experiments.robertha.paper import paper_score
 from hopfax.data.tasks import TASKS
 
 BASELINE = "tinybert"
-LEARNED = 5.0  # points above the constant answer that count as having learned a task; on n rows
+LEARNED = 5.0  # points above the majority baseline that count as having learned a task; on n rows
 # at least two standard errors of an accuracy, 100 / sqrt(n)
 
-ACROSS = "model after the LayerNorm, baseline on the tokens"
+ACROSS = "Robertha after the LayerNorm, TinyBERT on the tokens"
 NOTES = (
     "Scores are on the papers' scale, 0 to 100. Brackets are 95 % intervals of the mean over "
     "training seeds, seeds paired in differences; the test rows are fixed. Bold: excludes zero.",
@@ -31,7 +31,7 @@ NOTES = (
 
 
 SAME_DB = 1.0
-"""Models whose mean SNR differs by less, in dB, meet the same noise."""
+"""Largest difference of mean SNR, in dB, at which models count as tested at the same SNR."""
 
 
 class Panel(NamedTuple):
@@ -52,7 +52,7 @@ PANELS = (
 
 
 def panels(scores: pd.DataFrame) -> list[Panel]:
-    """The panels that were measured; of protocols that are one measurement, only the first."""
+    """Returns the measured panels; of protocols that coincide, only the first."""
     measured = set(zip(scores.site, scores.protocol, strict=True))
     chosen = [each for each in PANELS if (each.site, each.protocol) in measured]
     if ("embedding", "sigma") not in measured:
@@ -67,7 +67,7 @@ def panels(scores: pd.DataFrame) -> list[Panel]:
 
 
 def same_snr(scores: pd.DataFrame) -> bool:
-    """Whether one σ at the embedding site is one SNR for all models, as after a LayerNorm."""
+    """Whether equal σ at the embedding site is equal SNR for all models, as after a LayerNorm."""
     rows = scores[(scores.site == "embedding") & (scores.protocol == "sigma")]
     if "snr_db" not in rows:
         return True
@@ -84,7 +84,7 @@ def titles(variants: Mapping[str, Variant], tasks: Iterable[str]) -> dict[str, s
 
 
 def constants(frame: pd.DataFrame, plan: Mapping[str, Any]) -> dict[str, float]:
-    """Score of the best constant answer, by task, from the rows or from a run's plan."""
+    """Returns the majority baseline's score by task, from the rows or from a run's plan."""
     rows = frame[frame.metric == "constant"].drop_duplicates("task")
     return {**plan.get("constants", {}), **dict(zip(rows.task, rows.score, strict=True))}
 
@@ -92,19 +92,19 @@ def constants(frame: pd.DataFrame, plan: Mapping[str, Any]) -> dict[str, float]:
 def hardly_learned(
     scores: pd.DataFrame, constants: Mapping[str, float], titles: Mapping[str, str]
 ) -> list[str]:
-    """A note on the tasks where no model is well above the constant answer, if there are any."""
+    """Returns a note on tasks where no model is well above the majority baseline, if any."""
     named = []
     for task, clean in scores[scores.level == 0].groupby("task", sort=False):
         if (constant := constants.get(str(task))) is None:
             continue
         best = clean.groupby("model").score.mean().max()
         if best - constant < max(LEARNED, 100 / np.sqrt(clean.num_examples.max())):
-            named.append(f"{titles[str(task)]} ({best:.1f}, constant answer {constant:.1f})")
+            named.append(f"{titles[str(task)]} ({best:.1f}, majority baseline {constant:.1f})")
     if not named:
         return []
     return [
-        f"Hardly learned, so that robustness cannot be compared: {', '.join(named)}; best clean "
-        "score of any model."
+        f"Not learned, so robustness cannot be compared (best clean score of any model in "
+        f"brackets): {', '.join(named)}."
     ]
 
 
@@ -139,10 +139,11 @@ def lines(scores: pd.DataFrame, constants: Mapping[str, float] | None = None) ->
 
     Args:
         scores: From `tidy.scores`.
-        constants: Score of the best constant answer, by task.
+        constants: Score of the majority baseline, by task.
 
     Returns:
-        `tidy.summarise`'s table with `panel`, `noise`, the paper's score and the constant answer's.
+        `tidy.summarise`'s table with `panel`, `noise`, the paper's score and the majority
+        baseline's.
     """
     table = tidy.summarise(scores)
     table["paper"] = paper_scores(table)
@@ -161,14 +162,14 @@ def lines(scores: pd.DataFrame, constants: Mapping[str, float] | None = None) ->
 def differences(
     scores: pd.DataFrame, *, baseline: str = BASELINE, order: Sequence[str] = tuple(VARIANTS)
 ) -> pd.DataFrame:
-    """Differences to a model, seeds paired, a row a task, model, panel and level."""
+    """Differences from a model, paired by seed: one row per task, model, panel and level."""
     return _placed(tidy.summarise(tidy.difference(scores, model=baseline)), scores, order)
 
 
 def contrasts(
     scores: pd.DataFrame, *, baseline: str = BASELINE, order: Sequence[str] = tuple(VARIANTS)
 ) -> pd.DataFrame:
-    """Differences to a model, mean over noise levels, a row a task, model and panel."""
+    """Differences from a model, mean over noise levels: one row per task, model and panel."""
     means = tidy.average(tidy.difference(scores, model=baseline), "level")
     return _placed(tidy.summarise(means), scores, order)
 
@@ -184,8 +185,19 @@ def _placed(table: pd.DataFrame, scores: pd.DataFrame, order: Sequence[str]) -> 
     return table.sort_values("model", key=lambda names: names.map(models.index), kind="stable")
 
 
+def finding(differences: pd.DataFrame) -> str:
+    """Returns what the intervals say about a lead, as the start of a sentence."""
+    if differences.low.isna().any():
+        return "No interval, so no verdict on a lead"
+    if (differences.low > 0).any():
+        return "A lead"
+    if (differences.high < 0).all():
+        return "Only deficits"
+    return "No detectable lead"
+
+
 def gap(scores: pd.DataFrame, *, model: str = "robertha", baseline: str = BASELINE) -> pd.DataFrame:
-    """The paper's gap between two models at its weakest noise here, by site and protocol.
+    """Returns the gap between two models at the paper's weakest noise, by site and protocol.
 
     Args:
         scores: From `tidy.scores`.
@@ -193,7 +205,7 @@ def gap(scores: pd.DataFrame, *, model: str = "robertha", baseline: str = BASELI
         baseline: The model subtracted from it.
 
     Returns:
-        A row a task and `comparison`: `mean`, `low`, `high`, and the paper's `paper`.
+        One row per task and `comparison`: `mean`, `low`, `high`, and the paper's `paper`.
     """
     levels = sorted(scores.level[scores.level > 0].unique())
     in_paper = [

@@ -2,16 +2,16 @@
 
 Paper: Podasca and Das (2026), Tables 21 to 26, Figures 9 and 10. Claim: the score hardly depends on
 the target α, the weight λ and the inverse temperature β within wide ranges around 0.35, 0.05 and
-15; without ESR, or with much of it, strong noise costs MRPC some 5 points more.
+15; without ESR, or with a large weight, strong noise costs MRPC about 5 points more.
 
 Command: `python -m experiments hyperparameters` (18 Robertha models on an embedded task), or the
 paper's tasks: `--task mrpc boolq --data-dir DIR --vocab DIR/vocab.txt`. `--esr-weight --beta`
 without values leave those two sweeps out.
 
-Expected: about as many differences with an interval without zero as chance leaves.
+Expected: no more intervals that exclude zero than chance predicts.
 
-One parameter changes at a time. The paper has targets of 5 and 50 too, outside the range of a
-normalised entropy; 1 takes their place.
+One parameter changes at a time. The paper's targets of 5 and 50 are outside the range of a
+normalised entropy; 1 replaces them.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def setting(model: str) -> tuple[str, float]:
         head = f"robertha-{parameter.replace('_', '-')}-"
         if model.startswith(head):
             return parameter, float(model.removeprefix(head))
-    raise ValueError(f"{model} is no model of this experiment")
+    raise ValueError(f"{model} is not a model of this experiment")
 
 
 def page(folder: Path) -> Page:
@@ -99,10 +99,12 @@ def page(folder: Path) -> Page:
     tasks = list(scores.task.unique())
     models = sorted(set(scores.model) - {"robertha"}, key=_order)
     titles = gaussian.titles(VARIANTS, tasks) | {model: _title(model) for model in models}
-    said = report.joined(titles[task] for task in tasks)
+    names = report.joined(titles[task] for task in tasks)
     every = gaussian.differences(scores, baseline="robertha", order=models)
     means = gaussian.contrasts(scores, baseline="robertha", order=models)
     clear = int(((every.low > 0) | (every.high < 0)).sum())
+    chance = round((1 - tidy.CONFIDENCE) * len(every))
+    effect = "No detectable effect" if clear <= chance else "A possible effect"
     largest = tidy.largest(every)
     strongest = every[(every.level == every.level.max()) & (every.protocol == "sigma")]
     strongest = strongest.assign(paper=_paper(strongest, titles))
@@ -116,10 +118,10 @@ def page(folder: Path) -> Page:
                 label="model",
                 col="panel",
                 titles=titles,
-                xlabel="points from the centre",
+                xlabel="score minus default, points",
             ),
-            f"{titles[task]}: score minus that of α = 0.35, λ = 0.05, β = 15, mean over noise "
-            "levels",
+            f"{titles[task]}: score minus that of the default α = 0.35, λ = 0.05, β = 15, mean "
+            "over noise levels",
         )
         here = strongest[strongest.task == task]
         table = report.pivot(here, index="model", columns="panel", titles=titles)
@@ -128,16 +130,17 @@ def page(folder: Path) -> Page:
             report.Table(
                 [*table.columns, "the paper"],
                 [[*r, report.signed(p)] for r, p in zip(table.rows, paper, strict=True)],
-                f"{titles[task]}: points from the centre at the strongest noise, "
+                f"{titles[task]}: score minus the default's at the strongest noise, "
                 f"σ = {every.level.max():g}.",
             )
         )
     return report.Page(
-        title=f"ESR's target and weight, and β: {said}",
+        title=f"ESR's target and weight, and β: {names}",
         answer=(
-            f"**{clear} of {len(every)} differences to the centre have an interval that excludes "
-            f"zero; chance leaves about {0.05 * len(every):.0f}.** The largest is "
-            f"{report.plain_interval(largest)} points ({titles[largest.model]}, "
+            f"**{effect} of ESR's target, its weight or β on {names}**: {clear} of {len(every)} "
+            "differences from the default setting have an interval that excludes zero; "
+            f"{chance} are expected by chance. The largest is {report.plain_interval(largest)} "
+            f"points ({titles[largest.model]}, "
             f"{gaussian.noise_label(largest.protocol, largest.level)})."
         ),
         pictures=pictures,
@@ -145,7 +148,7 @@ def page(folder: Path) -> Page:
         notes=[
             report.sizes(frame, titles),
             *gaussian.NOTES,
-            "The paper's targets of 5 (MRPC) and 50 (BoolQ) stand at α = 1.",
+            "The paper's targets of 5 (MRPC) and 50 (BoolQ) are shown at α = 1.",
         ],
     )
 
@@ -161,7 +164,7 @@ def _title(model: str) -> str:
 
 
 def _paper(table: pd.DataFrame, titles: dict[str, str]) -> list[float]:
-    """The paper's difference to its centre, nan where it has none."""
+    """Returns the paper's differences from its default, nan where it has none."""
     from experiments.robertha.paper import paper_setting
 
     differences = []

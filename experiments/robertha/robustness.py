@@ -7,12 +7,13 @@ at σ = 0.5: 62 against 50); so does a Universal Transformer (Table 13).
 Command: `python -m experiments robustness` (a synthetic task, three minutes on two cores), or
 `python -m experiments robustness --task sst2 --data-dir DIR --vocab DIR/vocab.txt`.
 
-Expected: with noise at the same site and of the same strength there is no gap of the paper's size;
-`experiments/results/robustness/` has the measurements.
+Expected: with noise at the same site and SNR there is no gap of the paper's size. The measurements
+are in `experiments/results/robustness/`.
 
-A σ means nothing without its site and signal, so every model is tested at both sites (`token`,
-before positions and LayerNorm; `embedding`, after it) and under both protocols (`sigma`, the same
-σ; `matched`, the same signal-to-noise ratio).
+The effect of σ depends on the site of the noise and the size of the signal. Every model is
+therefore tested at both sites (`token`, before positions and LayerNorm; `embedding`, after the
+LayerNorm) and under both protocols (`sigma`, the same σ; `matched`, the same signal-to-noise
+ratio).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from experiments.report import Page
 
 REPRODUCES = "Robertha, Tables 2, 3, 6-10, 13: scores under Gaussian embedding noise"
-MOST_LINES = 6  # more lines tangle: their differences are a forest plot
+MOST_LINES = 6  # more models are drawn as a forest plot of differences
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,13 +107,13 @@ def page(folder: Path) -> Page:
     scores = complete(tidy.scores(frame))
     tasks, models = list(scores.task.unique()), list(scores.model.unique())
     titles = gaussian.titles(VARIANTS, tasks)
-    said = report.joined(titles[name] for name in tasks)
+    names = report.joined(titles[name] for name in tasks)
     shown = gaussian.with_average(scores) if len(tasks) > 1 else scores
     baseline = gaussian.BASELINE if gaussian.BASELINE in models else models[0]
     constants = gaussian.constants(frame, read_config(folder).get("plan", {}))
     lines = gaussian.lines(shown, constants)
     subject = "average" if len(tasks) > 1 else tasks[0]
-    caption = f"{said}: score against noise, with 95 % intervals over seeds"
+    caption = f"{names}: score against noise, with 95 % intervals over seeds"
     tables = gap_table(scores, titles)
     if len(models) > 1:
         contrasts = gaussian.contrasts(shown, baseline=baseline)
@@ -139,7 +140,7 @@ def page(folder: Path) -> Page:
         )
     else:
         drawn = contrasts[contrasts.panel != "clean"]
-        caption = f"{said}: score minus {titles[baseline]}, mean over noise levels"
+        caption = f"{names}: score minus {titles[baseline]}, mean over noise levels"
         draw = partial(
             figures.forest,
             drawn,
@@ -149,7 +150,7 @@ def page(folder: Path) -> Page:
             xlabel="difference in points",
         )
     return report.Page(
-        title=f"Robustness to Gaussian noise: {said}",
+        title=f"Robustness to Gaussian noise: {names}",
         answer=answer(shown, titles, baseline),
         pictures={"robustness": report.Picture(draw, caption)},
         tables=tables,
@@ -170,13 +171,13 @@ def page(folder: Path) -> Page:
 
 
 def complete(scores: pd.DataFrame) -> pd.DataFrame:
-    """Scores of the tasks that every tested model has."""
+    """Returns the scores of tasks on which every model is tested."""
     counts = scores.groupby("task").model.nunique()
     return scores[scores.task.isin(counts[counts == counts.max()].index)]
 
 
 def answer(scores: pd.DataFrame, titles: Mapping[str, str], baseline: str) -> str:
-    """Whether a model leads the baseline under the same noise, and where a gap comes from."""
+    """Returns the page's answer: any lead at equal noise, and the source of the paper's gap."""
     from experiments import report
     from experiments.robertha import gaussian
 
@@ -199,17 +200,9 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], baseline: str) -> st
         f"{' (SNR per token)' if row.protocol == 'per-token' else ''}"
         for _, row in rows.iterrows()
     )
-    if rows.low.isna().any():
-        lead = "No interval, so no verdict on a lead"
-    elif (rows.low > 0).any():
-        lead = "A lead"
-    elif (rows.high < 0).all():
-        lead = "Only deficits"
-    else:
-        lead = "No detectable lead"
     text = (
-        f"**{lead} of {titles[model]} over {titles[baseline]} {where}**: {parts}, in points, mean "
-        "over noise levels."
+        f"**{gaussian.finding(rows)} of {titles[model]} over {titles[baseline]} {where}**: "
+        f"{parts}, in points, mean over noise levels."
     )
     gap = gaussian.gap(here, model=model, baseline=baseline)
     gap = gap[gap.paper.notna() & (gap.comparison == gaussian.ACROSS)]
@@ -223,7 +216,7 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], baseline: str) -> st
 
 
 def gap_table(scores: pd.DataFrame, titles: Mapping[str, str]) -> list[Any]:
-    """The paper's gap at its weakest noise beside ours, at different and at equal sites."""
+    """Returns the paper's gap at its weakest noise and ours, at different and at equal sites."""
     from experiments import report
     from experiments.robertha import gaussian
 

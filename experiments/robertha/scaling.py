@@ -1,4 +1,4 @@
-"""Does the gap between BERT and Robertha under noise stay as both grow to BERT-base's size?
+"""Does Robertha's lead under noise persist at larger sizes, up to BERT-base?
 
 Paper: Podasca and Das (2026), Table 5. Claim: at σ = 2 Robertha-large, of BERT-base's 110 million
 parameters, is 4 to 46 points above BERT-base on CoLA, MRPC, WNLI and BoolQ.
@@ -30,7 +30,7 @@ REPRODUCES = "Robertha, Table 5: BERT-base against Robertha-large at σ = 2, and
 
 
 class Size(NamedTuple):
-    """Of an encoder. Heads are 64 wide, feed-forward parts four times as wide as a token."""
+    """Size of an encoder. Heads have width 64; feed-forward layers are four times the width."""
 
     num_layers: int
     width: int
@@ -113,14 +113,14 @@ def page(folder: Path) -> Page:
         ],
     )
     noisy = table[(table.panel != "clean")]
-    said = report.joined(titles[name] for name in scores.task.unique())
+    names = report.joined(titles[name] for name in scores.task.unique())
     answer = (
-        f"**Robertha leads the TinyBERT of its size in {int((noisy.low > 0).sum())} of "
-        f"{len(noisy)} comparisons under noise on {said}, and trails in "
-        f"{int((noisy.high < 0).sum())}**, counting intervals that exclude zero."
+        f"**{gaussian.finding(noisy)} of Robertha over the TinyBERT of its size under noise on "
+        f"{names}**: of {len(noisy)} intervals, {int((noisy.low > 0).sum())} lie above zero and "
+        f"{int((noisy.high < 0).sum())} below."
     )
     return report.Page(
-        title=f"Scaling: {said}",
+        title=f"Scaling: {names}",
         answer=answer,
         pictures={
             "scaling": report.Picture(
@@ -131,7 +131,7 @@ def page(folder: Path) -> Page:
                     col="panel",
                     xlabel="Robertha minus TinyBERT, points",
                 ),
-                f"{said}: Robertha minus the TinyBERT of its size under noise",
+                f"{names}: Robertha minus the TinyBERT of its size under noise",
             )
         },
         tables=[
@@ -140,7 +140,7 @@ def page(folder: Path) -> Page:
                 index="size",
                 columns="panel",
                 caption=f"{titles[task]}: Robertha minus TinyBERT, "
-                f"{gaussian.noise_label('sigma', noisy.level.max())} or as strong.",
+                f"{gaussian.noise_label('sigma', noisy.level.max())} or the same SNR.",
             )
             for task in table.task.unique()
         ],

@@ -1,4 +1,4 @@
-"""What do typos, and attacks on the letters of a text, take from encoders trained on clean text?
+"""How much do typos and character-level attacks cost encoders trained on clean text?
 
 Paper: Podasca and Das (2026), Table 12. Claim: Robertha withstands misspellings, swapped letters,
 TextBugger and HotFlip in 10, 20 and 30 % of the words; in the table it is below FreeLB on GLUE
@@ -7,13 +7,12 @@ throughout (average with 10 % misspelt: 58.4 against 62.8).
 Command: `python -m experiments typos --task sst2 --data-dir DIR`, with the flags of the
 `robustness` run whose models to test; they are not trained again.
 
-Expected: a random typo costs little, an attack costs much, and models differ by less than their
-seeds.
+Expected: random typos cost little, attacks cost much, and differences between models are smaller
+than those between seeds.
 
-Random typos are the same for all models and seeds. An attack meets each seed's model alone: it
-reads that model's losses (TextBugger) or gradients (HotFlip) and is scored on it. One word of a
-text is changed at least, so short texts have a larger share changed than the rate says. Every edit
-is stored with the predictions.
+Random typos are the same for all models and seeds. An attack uses the losses (TextBugger) or the
+gradients (HotFlip) of each seed's model and is scored on that model. At least one word per text
+changes, so short texts exceed the requested rate. Every edit is stored with the predictions.
 """
 
 from __future__ import annotations
@@ -51,16 +50,16 @@ class Config(Flags):
         "textbugger",
         "hotflip",
     )
-    """What to do to the texts."""
+    """Corruptions of the test texts."""
     rates: tuple[float, ...] = (0.1, 0.2, 0.3)
-    """Shares of the words, in (0, 1]; clean texts are always tested."""
+    """Shares of words to change, in (0, 1]; clean texts are always tested."""
     texts: Annotated[
         int | None,
         tyro.conf.arg(help_behavior_hint="(default: 200 (laptop), 4 (smoke), all (paper))"),
     ] = None
     """Texts drawn from each test split."""
     form: Literal["characters", "tokens"] = "characters"
-    """What HotFlip edits."""
+    """Units that HotFlip replaces."""
     encoder: Encoders = Encoders()
 
 
@@ -105,7 +104,7 @@ def page(folder: Path) -> Page:
     scores = tidy.scores(frame)
     tasks, models = list(scores.task.unique()), list(scores.model.unique())
     titles = gaussian.titles(VARIANTS, tasks) | conditions.CORRUPTIONS
-    said = report.joined(titles[name] for name in tasks)
+    names = report.joined(titles[name] for name in tasks)
     table = tidy.summarise(scores)
     kinds = [kind for kind in conditions.CORRUPTIONS if kind in set(scores.corruption)]
     lines = pd.concat(
@@ -125,14 +124,12 @@ def page(folder: Path) -> Page:
         clear = int(((noisy.low > 0) | (noisy.high < 0)).sum())
         model = "robertha" if "robertha" in models else noisy.model.iloc[0]
         attacks = noisy[(noisy.model == model) & (noisy.task == tasks[0])]
-        parts = report.joined(
-            f"{report.plain_interval(row)} under {titles[row.corruption]}"
-            for _, row in attacks.iterrows()
-        )
+        largest = tidy.largest(attacks)
         answer = (
-            f"**{clear} of {len(noisy)} differences to {titles[baseline]} have an interval that "
-            f"excludes zero.** {titles[model]} minus {titles[baseline]} on {titles[tasks[0]]}, "
-            f"in points, mean over the rates: {parts}."
+            f"**{gaussian.finding(attacks)} of {titles[model]} over {titles[baseline]} under typos "
+            f"and attacks on {titles[tasks[0]]}**: the largest difference is "
+            f"{report.plain_interval(largest)} points, under {titles[largest.corruption]}, mean "
+            f"over the rates. Over all models, {clear} of {len(noisy)} intervals exclude zero."
         )
         tables.insert(
             0,
@@ -145,7 +142,7 @@ def page(folder: Path) -> Page:
             ),
         )
     return report.Page(
-        title=f"Typos and attacks: {said}",
+        title=f"Typos and attacks: {names}",
         answer=answer,
         pictures={
             "typos": report.Picture(
@@ -158,14 +155,14 @@ def page(folder: Path) -> Page:
                     titles=titles,
                     xlabel="share of words",
                 ),
-                f"{said}: score against the share of words changed, with 95 % intervals over seeds",
+                f"{names}: score against the share of words changed, with 95 % intervals",
             )
         },
         tables=tables,
         notes=[
             report.sizes(frame, titles),
             gaussian.NOTES[0],
-            "The paper's Table 12 has averages over whole suites only.",
+            "The paper's Table 12 reports only averages over suites.",
         ],
         explorer=report.Explorer(
             lines,
@@ -179,7 +176,7 @@ def page(folder: Path) -> Page:
 
 
 def _changed(frame: pd.DataFrame, titles: dict[str, str]) -> Table:
-    """Share of the words that were changed, by corruption and rate, the mean over models."""
+    """Returns the share of words changed, by corruption and rate, mean over models."""
     from experiments import report, tidy
 
     shares = tidy.scores(frame, metric="words_changed")
@@ -189,7 +186,7 @@ def _changed(frame: pd.DataFrame, titles: dict[str, str]) -> Table:
         [titles[kind], *(f"{100 * shares[kind, rate]:.0f} %" for rate in rates)]
         for kind in dict.fromkeys(kind for kind, _ in shares.index)
     ]
-    heads = ["", *(f"{rate:.0%} requested" for rate in rates)]
+    heads = ["", *(f"{100 * rate:.0f} % requested" for rate in rates)]
     return report.Table(heads, rows, "Share of the words that were changed.")
 
 

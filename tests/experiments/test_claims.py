@@ -82,11 +82,11 @@ def test_attribution_adds_up_changes():
     assert means["mean pooling", "sigma"] == pytest.approx(0)
 
 
-def test_what_is_hardly_learned_is_said():
+def test_tasks_that_no_model_learns_are_named():
     scores, titles = made_up(site_matters), {"sst2": "SST-2"}
     assert gaussian.hardly_learned(scores, {"sst2": 51.0}, titles) == []
     (note,) = gaussian.hardly_learned(scores, {"sst2": 78.0}, titles)
-    assert "SST-2 (80.2, constant answer 78.0)" in note
+    assert "SST-2 (80.2, majority baseline 78.0)" in note
     few = gaussian.hardly_learned(scores.assign(num_examples=64), {"sst2": 70.0}, titles)
     assert few and not gaussian.hardly_learned(scores, {"sst2": 70.0}, titles)
 

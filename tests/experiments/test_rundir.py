@@ -39,7 +39,7 @@ sys.stdin.read()
 """
 
 
-def test_a_second_process_is_told_who_works_there_until_that_is_dead(tmp_path):
+def test_a_lock_names_its_owner_and_ends_with_it(tmp_path):
     command = [sys.executable, "-c", LOCK, str(tmp_path)]
     root = Path(rundir.__file__).parents[1]
     pipe = subprocess.PIPE
@@ -52,7 +52,7 @@ def test_a_second_process_is_told_who_works_there_until_that_is_dead(tmp_path):
     rundir.lock(tmp_path)
 
 
-def test_a_folder_made_anew_is_locked_anew(tmp_path):
+def test_a_replaced_folder_is_locked_again(tmp_path):
     folder = tmp_path / "cell"
     for _ in range(2):
         folder.mkdir()
@@ -67,7 +67,7 @@ def test_ignored_fields_do_not_change_the_id():
     assert rundir.run_id("x", Config(progress=True)) != rundir.run_id("x", Config(progress=False))
 
 
-def test_config_json_holds_settings_plan_and_one_entry_an_origin(tmp_path):
+def test_config_json_holds_settings_plan_and_one_entry_per_origin(tmp_path):
     config = Config(data_dir=Path("some") / "dir")
     for _ in range(2):
         folder = rundir.open_run("robustness", config, plan={"seeds": (23, 42)}, root=tmp_path)
@@ -77,7 +77,7 @@ def test_config_json_holds_settings_plan_and_one_entry_an_origin(tmp_path):
     assert len(document["provenance"]) == 1
 
 
-def test_another_commit_is_noted_beside_the_first(tmp_path):
+def test_another_commit_adds_an_origin(tmp_path):
     folder = rundir.open_run("robustness", Config(), root=tmp_path)
     document = json.loads((folder / "config.json").read_text())
     document["provenance"][0]["commit"] = "0" * 40
@@ -87,21 +87,21 @@ def test_another_commit_is_noted_beside_the_first(tmp_path):
 
 
 def test_a_value_json_cannot_hold_is_refused():
-    with pytest.raises(TypeError, match="numbers, text"):
+    with pytest.raises(TypeError, match="only numbers, text"):
         rundir.run_id("x", {"fn": len})
     with pytest.raises(ValueError):
         rundir.run_id("x", {"sigma": float("nan")})
 
 
-def test_a_folder_that_is_no_run_and_a_broken_config_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="not a run's folder"):
+def test_a_missing_or_broken_config_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match="a run's folder is"):
         rundir.read_config(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json"):
         rundir.read_config(tmp_path)
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_only_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "results.csv"
     rundir.write_whole(path, "old\n")
 
@@ -115,7 +115,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch)
     assert os.listdir(tmp_path) == ["results.csv"]
 
 
-def test_the_processors_vector_instructions_are_noted(monkeypatch):
+def test_vector_instructions_are_recorded(monkeypatch):
     """XLA rounds by them: scores of one program differ between processors."""
     listed = "model name\t: A CPU\nflags\t\t: fpu sse2 avx512f avx2 fma erms\n"
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: listed)

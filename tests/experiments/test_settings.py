@@ -30,8 +30,8 @@ def test_the_budget_fills_what_is_left_out():
     ("flags", "message"),
     [
         ({"training": Training(epochs=0)}, "--epochs must be >= 1, got 0"),
-        ({"training": Training(seeds=(1, 1))}, r"--seeds takes one or more different values"),
-        ({"training": Training(seeds=())}, r"--seeds takes one or more different values"),
+        ({"training": Training(seeds=(1, 1))}, r"--seeds requires one or more distinct values"),
+        ({"training": Training(seeds=())}, r"--seeds requires one or more distinct values"),
         ({"training": Training(learning_rate=float("nan"))}, "--learning-rate must be > 0"),
         ({"data": Data(max_length=4)}, r"--max-length must be in \[5, 8192\], got 4"),
         ({"noise": Noise(levels=(-1.0,))}, "--levels must be >= 0 and finite, got -1.0"),
