@@ -1,10 +1,35 @@
 """Robust text encoders, Hopfield attention and noise stability, in JAX.
 
-Import the part you want, for instance `from hopfax import hopfield, stability`: `hopfield` for
-retrieval, key spectra and noise, `stability` for noise stability and influence, `fixed_point` for
-the loop below them, `random` for jax's random numbers in less time, `kernels` for retrieval on a
-GPU, `nn` for models, `train` for training, `data` for GLUE, SuperGLUE and synthetic tasks, `text`
-for corrupted texts.
+`hopfax.hopfield` has retrieval, key spectra and noise; `hopfax.stability` noise stability and
+influence; `hopfax.nn` attention layers and models. These three are imported at first use. Import
+the others by name: `fixed_point`, `random`, `train`, `data`, `text`, `experimental`.
+
+Example:
+    >>> import hopfax, jax.numpy as jnp
+    >>> patterns = jnp.eye(3)
+    >>> hopfax.hopfield.retrieve(patterns[0], patterns, beta=8.0).value.round(2).tolist()
+    [1.0, 0.0, 0.0]
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hopfax import hopfield as hopfield
+    from hopfax import nn as nn
+    from hopfax import stability as stability
+
+_LAZY = ("hopfield", "nn", "stability")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return import_module(f"hopfax.{name}")
+    raise AttributeError(f"module 'hopfax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
+
 
 __version__ = "0.1.0"

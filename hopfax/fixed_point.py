@@ -25,7 +25,7 @@ class FixedPoint(NamedTuple):
         value: The last iterate, a tree of arrays like the start.
         num_steps: Applications of the map, 0 only for a start that was not finite.
         residual: Size of the last change, in the stop rule's measure.
-        converged: Whether `residual <= tol`; False after `max_steps`, and for anything not finite.
+        converged: Whether `residual <= tol`, at any step; False if it is not finite.
     """
 
     value: Any
@@ -185,8 +185,8 @@ def adjoint(
         A `FixedPoint` whose value is $u$, `residual` that relative remainder, and `num_steps` the
         terms after the first. If it has not converged, the value is finite but not the solution:
         the partial sum if the terms still shrink (the solution exists, but `max_steps` is too
-        small), or $g$ alone if they grow (a saddle, or a state that is not a fixed point: the
-        gradient is then that of one application of `fn`).
+        small), or $g$ alone if they grow, or grow for a while and `max_steps` ends there (a saddle,
+        or a state that is not a fixed point: the gradient is then that of one application of `fn`).
 
     Raises:
         TypeError: If it is differentiated.

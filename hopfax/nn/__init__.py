@@ -18,7 +18,7 @@ Example:
     (2, 3)
 """
 
-from hopfax.nn.attention import Attended as Attended
+from hopfax.nn.attention import AttentionOutput as AttentionOutput
 from hopfax.nn.attention import HopfieldAttention as HopfieldAttention
 from hopfax.nn.attention import SoftmaxAttention as SoftmaxAttention
 from hopfax.nn.decoder import Decoder as Decoder

@@ -1,9 +1,8 @@
 """Self-attention layers: softmax, and Hopfield attention that iterates its queries first."""
 
 import inspect
-import warnings
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Literal, NamedTuple, TypeVar
 
 import jax
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from hopfax import hopfield, kernels
+from hopfax import experimental, hopfield
 from hopfax.fixed_point import (
     FixedPoint,
     Gradient,
@@ -55,14 +54,14 @@ def dropout(key: Key, x: Array, rate: float) -> Array:
     return jnp.where(kept, x * (65536 / (65536 - dropped)), 0)
 
 
-class Attended(NamedTuple):
+class AttentionOutput(NamedTuple):
     """What an attention layer returns.
 
     Attributes:
         values: New token vectors.
         keys: The layer's keys, heads side by side, for their spectrum.
         num_steps: Hopfield updates made per query, 0 in softmax attention.
-        converged: Whether each query came to rest; True in softmax attention.
+        converged: Whether each query converged; True in softmax attention.
     """
 
     values: Tokens
@@ -115,7 +114,7 @@ class SoftmaxAttention(nnx.Module):
         """The keys alone."""
         return self.key(x)
 
-    def __call__(self, x: Tokens, mask: Mask | None = None, *, key: Key = None) -> Attended:
+    def __call__(self, x: Tokens, mask: Mask | None = None, *, key: Key = None) -> AttentionOutput:
         """Attends from every token to the real ones, with dropout if a key is given.
 
         `mask` is True at real tokens.
@@ -133,7 +132,7 @@ class SoftmaxAttention(nnx.Module):
         beta, drop = stored.shape[-1] ** -0.5, partial(dropout, key, rate=self.dropout)
         mixed = _read_out(scores, values, beta=beta, visible=visible, drop=drop)
         counts = queries.shape[:-1]
-        return Attended(
+        return AttentionOutput(
             self.out(_join(mixed)), keys, jnp.zeros(counts, jnp.int32), jnp.ones(counts, bool)
         )
 
@@ -166,20 +165,15 @@ class HopfieldAttention(nnx.Module):
         output_projection: Whether the heads are mixed by W_O.
         bias: Whether the projections have biases.
         readout_beta: Whether the read-out is at `beta` (Algorithm 2), or at 1 (Eq. 13).
-        implementation: `"pallas"`, the fused kernel of `hopfax.kernels` (off a GPU its slow
-            interpreter), `"xla"`, or None: the kernel on a GPU where it can take the layer, and
-            XLA elsewhere (what counts is jax's default device: on a GPU machine that computes on
-            its CPU, ask for XLA). It iterates implicitly and query by query, at most 512 tokens in
-            heads of width at most 128, in float32 or bfloat16. Devices that share a batch each
-            run it on their texts, if their mesh is in context: `hopfax.nn.groups.by_devices`. XLA
-            searches among a text's scores, or its states from twice the head width tokens on,
-            whichever step is less work; stop rule and implicit gradient are the same. Unrolled
-            gradients want scores, and a batch that stops at once its states.
+        implementation: `"xla"`, or `"pallas"`, the GPU kernel of `hopfax.experimental`. XLA
+            iterates scores, or states from twice the head width tokens on, whichever step is less
+            work; the stop rule and the implicit gradient are the same. The kernel takes at most
+            512 tokens in heads of width at most 128, in float32 or bfloat16; devices that share a
+            batch each run it on their texts if their mesh is in context.
         rngs: Source of the initial parameters.
 
     Raises:
-        ValueError: If an option is out of range, or `"pallas"` is asked for what the kernel does
-            not do; None falls back to XLA then, with one warning if it is for a shape or dtype.
+        ValueError: If an option is out of range, or the layer is beyond what `"pallas"` supports.
 
     References:
         Robertha, Eqs. 4, 7, 8 and Algorithms 1, 2.
@@ -201,7 +195,7 @@ class HopfieldAttention(nnx.Module):
         output_projection: bool = True,
         bias: bool = True,
         readout_beta: bool = True,
-        implementation: Implementation | None = None,
+        implementation: Implementation = "xla",
         rngs: nnx.Rngs,
     ):
         _check_layer(width, num_heads, rngs)
@@ -214,10 +208,8 @@ class HopfieldAttention(nnx.Module):
             raise ValueError(f'gradient must be "implicit" or "unrolled", got {gradient!r}')
         if scope not in ("query", "batch"):
             raise ValueError(f'scope must be "query" or "batch", got {scope!r}')
-        if implementation not in (None, "xla", "pallas"):
-            raise ValueError(
-                f'implementation must be "xla", "pallas" or None, got {implementation!r}'
-            )
+        if implementation not in ("xla", "pallas"):
+            raise ValueError(f'implementation must be "xla" or "pallas", got {implementation!r}')
         fusible = gradient == "implicit" and scope == "query" and max_steps > 0 and readout_beta
         if implementation == "pallas" and not fusible:
             raise ValueError(
@@ -225,7 +217,7 @@ class HopfieldAttention(nnx.Module):
                 f"and readout_beta=True, got {gradient!r}, {scope!r}, {max_steps} and "
                 f"{readout_beta}"
             )
-        self.implementation = implementation if fusible else "xla"
+        self.implementation: Implementation = implementation
         self.num_heads = num_heads
         scale = (width // num_heads) ** -0.5
         self.beta = beta * scale
@@ -246,7 +238,7 @@ class HopfieldAttention(nnx.Module):
         """The keys alone."""
         return self.key(x)
 
-    def __call__(self, x: Tokens, mask: Mask | None = None) -> Attended:
+    def __call__(self, x: Tokens, mask: Mask | None = None) -> AttentionOutput:
         """Retrieves from every token, then reads the values out. `mask` is True at real tokens."""
         x, mask = _inputs(x, mask, self.key.in_features)
         if self.mask_keys:
@@ -258,7 +250,7 @@ class HopfieldAttention(nnx.Module):
         # Retrieval is in float32 at least; the layer keeps its inputs' dtype.
         mixed = _join(mixed.astype(value.dtype))
         values = mixed if self.out is None else self.out(mixed)
-        return Attended(values, keys, found.num_steps, found.converged)
+        return AttentionOutput(values, keys, found.num_steps, found.converged)
 
     def attend(
         self, query: Heads, key: Heads, value: Heads, mask: Mask
@@ -270,7 +262,7 @@ class HopfieldAttention(nnx.Module):
         """
         key_mask = mask if self.mask_keys else jnp.ones_like(mask)
         arrays = (query, key, value, key_mask, mask)
-        if self._fuses(query, key, value):
+        if self.implementation == "pallas":
             return self._retrieve_fused(*arrays)
         if self.scope == "batch":
             # One norm decides for all texts: they stay together.
@@ -281,19 +273,6 @@ class HopfieldAttention(nnx.Module):
             # Of arrays of that size it works on a quarter as many at once.
             elements //= 4
         return by_groups(self._retrieve_by_xla, *arrays, elements=max(1, elements))
-
-    def _fuses(self, query: Heads, key: Heads, value: Heads) -> bool:
-        """Whether the kernel does it."""
-        if self.implementation == "xla":
-            return False
-        if self.implementation is None and not kernels.available():
-            return False
-        limit = kernels.beyond_limits(query, key, value)
-        if limit is not None and self.implementation == "pallas":
-            raise ValueError(f'implementation="pallas" takes {limit}: leave it to XLA')
-        if limit is not None:
-            _warn_of(limit)
-        return limit is None
 
     def _searches_states(self, tokens: int, width: int) -> bool:
         """Whether that is less work: a step of a query is 2 tokens x width, or tokens^2."""
@@ -308,7 +287,7 @@ class HopfieldAttention(nnx.Module):
         self, query: Heads, key: Heads, value: Heads, key_mask: Mask, mask: Mask
     ) -> tuple[Heads, FixedPoint]:
         def one(query: Array, key: Array, value: Array, key_mask: Array, tol: Array):
-            return kernels.retrieve_head(
+            return experimental.retrieve_head(
                 query,
                 key,
                 value,
@@ -396,11 +375,6 @@ class HopfieldAttention(nnx.Module):
             num_steps=jnp.broadcast_to(found.num_steps, counts),
             converged=jnp.broadcast_to(found.converged, counts),
         )
-
-
-@cache  # one warning, however often it is traced
-def _warn_of(limit: str) -> None:
-    warnings.warn(f"the fused retrieval takes {limit}: XLA does it instead", stacklevel=2)
 
 
 def _update_all(params: tuple[Heads, Array, Mask], query: Heads) -> Heads:

@@ -15,7 +15,7 @@ from flax import nnx
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
-from hopfax.nn.attention import Attended, Key, Mask, Tokens, dropout
+from hopfax.nn.attention import AttentionOutput, Key, Mask, Tokens, dropout
 from hopfax.nn.functional import scan_modules
 from hopfax.nn.linear import linear
 from hopfax.nn.precision import LayerNorm
@@ -32,7 +32,7 @@ class Attention(Protocol):
         """Returns the keys only."""
         ...
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Attended:
+    def __call__(self, *args: Any, **kwargs: Any) -> AttentionOutput:
         """Called as `layer(x, mask)`; in training with `key=` if it has a `dropout` above 0."""
         ...
 
@@ -151,8 +151,8 @@ class Block(nnx.Module):
         activation: Activation of the feed-forward.
         drop_hidden: Whether the feed-forward's dropout applies to its hidden layer, not its output.
         epsilon: Epsilon of the norms.
-        isolate_keys: Whether the returned keys depend on this layer's parameters only: a penalty on
-            them then trains its key projection (and norm) but nothing below.
+        stop_gradient_keys: Whether the returned keys depend on this layer's parameters
+            only: a penalty on them then trains its key projection (and norm) but nothing below.
         rngs: Random keys of the initial parameters.
     """
 
@@ -167,14 +167,14 @@ class Block(nnx.Module):
         activation: Callable[[Array], Array] = gelu,
         drop_hidden: bool = False,
         epsilon: float = 1e-5,
-        isolate_keys: bool = False,
+        stop_gradient_keys: bool = False,
         rngs: nnx.Rngs,
     ):
         self.activation = activation
         self.drop_hidden = drop_hidden
         self.norm_first = norm_first
         self.dropout = dropout
-        self.isolate_keys = isolate_keys
+        self.stop_gradient_keys = stop_gradient_keys
         self.attention_norm = layer_norm(width, epsilon=epsilon, rngs=rngs)
         self.attention = attention(width, rngs=rngs)
         self.ff_norm = layer_norm(width, epsilon=epsilon, rngs=rngs)
@@ -186,7 +186,7 @@ class Block(nnx.Module):
         """The dtype of its matrices, in which it computes."""
         return self.ff_in.kernel.dtype
 
-    def __call__(self, x: Tokens, mask: Mask, *, key: Key = None) -> Attended:
+    def __call__(self, x: Tokens, mask: Mask, *, key: Key = None) -> AttentionOutput:
         """Maps token vectors to new ones (`values`), with the attention's keys and counts."""
         first, second = (None, None) if key is None else jax.random.split(key)
         entry = self.attention_norm(x) if self.norm_first else x
@@ -194,7 +194,7 @@ class Block(nnx.Module):
             attended = self.attention(entry, mask)
         else:
             attended = self.attention(entry, mask, key=jax.random.fold_in(key, _WEIGHTS))
-        if self.isolate_keys:
+        if self.stop_gradient_keys:
             isolated = jax.lax.stop_gradient(x)
             isolated = self.attention_norm(isolated) if self.norm_first else isolated
             attended = attended._replace(keys=self.attention.keys(isolated))
@@ -224,8 +224,8 @@ class Encoder(nnx.Module):
         norm_first: Pre-LN blocks if True, else post-LN.
         pooling: `"mean"` over real tokens, or `"cls"`: the first token through a tanh layer.
         dropout: Rate during training, in [0, 1).
-        isolate_keys: Whether a penalty on a layer's keys trains no layer below (see `Block`). The
-            first layer's keys still depend on the embeddings.
+        stop_gradient_keys: Whether a penalty on a layer's keys trains no layer below (see
+            `Block`). The first layer's keys still depend on the embeddings.
         padding_idx: Token id whose embedding is not trained; None for none.
         embedding_norm: Whether a LayerNorm follows the sum of token and position vectors.
         epsilon: Epsilon of all norms.
@@ -233,7 +233,7 @@ class Encoder(nnx.Module):
             the model is the same function, but noise on its tokens is weaker by this factor.
         remat: Whether the backward pass recomputes each block (gradient checkpointing): it stores
             one block and all blocks' inputs, and takes about a third longer. Requires identical
-            blocks, so no `isolate_keys`.
+            blocks, so no `stop_gradient_keys`.
         rngs: Random keys of the initial parameters.
 
     Raises:
@@ -253,7 +253,7 @@ class Encoder(nnx.Module):
         norm_first: bool = True,
         pooling: Pooling = "mean",
         dropout: float = 0.1,
-        isolate_keys: bool = False,
+        stop_gradient_keys: bool = False,
         padding_idx: int | None = None,
         embedding_norm: bool = True,
         epsilon: float = 1e-5,
@@ -267,8 +267,8 @@ class Encoder(nnx.Module):
             raise ValueError(f'pooling must be "mean" or "cls", got {pooling!r}')
         if not 0 < embedding_scale < float("inf"):
             raise ValueError(f"embedding_scale must be > 0 and finite, got {embedding_scale}")
-        if remat and isolate_keys:
-            raise ValueError("remat requires identical blocks, so isolate_keys must be False")
+        if remat and stop_gradient_keys:
+            raise ValueError("remat requires identical blocks, so stop_gradient_keys must be False")
         self.embedding_scale = embedding_scale
         self.remat = remat
         self.max_length = max_length
@@ -286,7 +286,7 @@ class Encoder(nnx.Module):
                     norm_first=norm_first,
                     dropout=dropout,
                     epsilon=epsilon,
-                    isolate_keys=isolate_keys and number > 0,
+                    stop_gradient_keys=stop_gradient_keys and number > 0,
                     rngs=rngs,
                 )
                 for number in range(num_layers)

@@ -47,7 +47,7 @@ class Preset:
         stop: Convergence measure of the iteration.
         scope: Whether queries stop independently or the whole batch at once.
         gradient: Through the fixed point, or through the iterates.
-        isolate_keys: Whether a layer's ESR trains only its own W_K and norm and, in the first
+        stop_gradient_keys: Whether a layer's ESR trains only its own W_K and norm and, in the first
             layer, the embeddings.
         padding_idx: Token id whose embedding is not trained, or None.
         esr_in_nats: Whether ESR compares H with alpha log d, rather than H/log d with alpha.
@@ -65,7 +65,7 @@ class Preset:
     stop: Stop = "relative"
     scope: Scope = "query"
     gradient: Gradient = "implicit"
-    isolate_keys: bool = False
+    stop_gradient_keys: bool = False
     padding_idx: int | None = None
     esr_in_nats: bool = False
     dropout: float = 0.3
@@ -89,7 +89,7 @@ _PRESETS = {
         mask_keys=False,
         scope="batch",
         gradient="unrolled",
-        isolate_keys=True,
+        stop_gradient_keys=True,
         padding_idx=0,  # its padding_idx; the embedding is random all the same
         esr_in_nats=True,
     ),
@@ -175,7 +175,7 @@ def robertha(
     beta: float = 15.0,
     tol: float = 1e-4,
     max_steps: int = 50,
-    implementation: Implementation | None = None,
+    implementation: Implementation = "xla",
     **sizes: Any,
 ) -> Functional[Encoder]:
     """Robertha: Hopfield attention, mean pooling.
@@ -227,7 +227,7 @@ def robertha(
             embedding_norm=preset.embedding_norm,
             pooling="mean",
             dropout=preset.dropout,
-            isolate_keys=preset.isolate_keys,
+            stop_gradient_keys=preset.stop_gradient_keys,
             padding_idx=preset.padding_idx,
             rngs=rngs,
             **sizes,

@@ -328,7 +328,7 @@ def trained_by_keys(model, params):
 
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_isolated_keys_train_their_own_layer_alone(redraw, norm_first):
-    model = encoder(SoftmaxAttention, isolate_keys=True, norm_first=norm_first)
+    model = encoder(SoftmaxAttention, stop_gradient_keys=True, norm_first=norm_first)
     for layer, found in enumerate(trained_by_keys(model, redraw(model))):
         own = {f"blocks/{layer}/attention/key"}
         if norm_first:
@@ -356,7 +356,7 @@ def test_other_keys_train_everything_below_them(redraw):
 def test_isolating_keys_changes_gradients_only(redraw):
     params = redraw(encoder())
     plain, isolated = (
-        encoder(isolate_keys=isolate).apply(params, IDS, MASK) for isolate in (False, True)
+        encoder(stop_gradient_keys=isolate).apply(params, IDS, MASK) for isolate in (False, True)
     )
     assert plain.logits.tolist() == isolated.logits.tolist()
     real = (model.encoding.keys[:, MASK] for model in (plain, isolated))

@@ -53,7 +53,7 @@ def test_presets_differ_as_the_design_says():
         "stop": ("relative", "absolute", "relative"),
         "scope": ("query", "query", "batch"),
         "gradient": ("implicit", "unrolled", "unrolled"),
-        "isolate_keys": (False, False, True),
+        "stop_gradient_keys": (False, False, True),
         "padding_idx": (None, None, 0),
         "esr_in_nats": (False, False, True),
         "dropout": (0.3, 0.0, 0.3),
@@ -81,7 +81,7 @@ def test_models_are_built_to_their_preset():
             layer = block.attention
             assert isinstance(layer, HopfieldAttention)
             assert block.norm_first == preset.norm_first
-            assert block.isolate_keys == (preset.isolate_keys and number > 0), name
+            assert block.stop_gradient_keys == (preset.stop_gradient_keys and number > 0), name
             np.testing.assert_allclose(layer.beta, 7 / np.sqrt(8 / preset.num_heads))
             for option in ("num_heads", "stop", "scope", "gradient", "mask_keys"):
                 assert getattr(layer, option) == getattr(preset, option)

@@ -17,7 +17,7 @@ from hopfax.fixed_point import (
 from hopfax.hopfield.retrieval import Beta, check_beta, check_mask, matmul
 
 if TYPE_CHECKING:
-    from hopfax.kernels.tiles import Tiling
+    from hopfax.experimental.tiles import Tiling
 
 MAX_KEYS, MAX_WIDTH = 512, 128
 _DTYPES = ("float32", "bfloat16")
@@ -37,16 +37,7 @@ class Retrieved(NamedTuple):
     found: FixedPoint
 
 
-def available() -> bool:
-    """Whether computations run on a GPU that the kernel is for: NVIDIA's from Ampere on."""
-    if not _on_gpu():
-        return False
-    # Other makers' devices have a name here.
-    found = str(getattr(jax.local_devices(backend="gpu")[0], "compute_capability", ""))
-    return found.replace(".", "", 1).isdigit() and float(found) >= 8
-
-
-def beyond_limits(
+def _beyond_limits(
     query: Float[Array, "*batch queries width"],
     keys: Float[Array, "*batch keys width"],
     values: Float[Array, "*batch keys value_width"],
@@ -114,9 +105,9 @@ def retrieve_head(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from hopfax import kernels
+        >>> from hopfax import experimental
         >>> keys, query = jnp.eye(3), jnp.array([[0.9, 0.3, -0.2]])
-        >>> values, found = kernels.retrieve_head(query, keys, 10 * keys, beta=8.0)
+        >>> values, found = experimental.retrieve_head(query, keys, 10 * keys, beta=8.0)
         >>> values.round(1).tolist(), found.converged.tolist()
         ([[10.0, 0.0, 0.0]], [True])
 
@@ -132,7 +123,7 @@ def retrieve_head(
         scalar=jnp.ndim(tol) != 1,
     )
     mask = _check_shapes(query, keys, values, mask)
-    limit = beyond_limits(query, keys, values)
+    limit = _beyond_limits(query, keys, values)
     if limit is not None:
         raise ValueError(f"the kernel of retrieval takes {limit}: use hopfield.retrieve_scores")
     visible = jnp.ones(len(keys), bool)
@@ -170,7 +161,7 @@ def _retrieve(
     how: _How, beta: Array, query: Array, keys: Array, values: Array, visible: Array, tol: Array
 ) -> _Outputs:
     # Pallas takes a third of a second to import, and most programs never ask for it.
-    from hopfax.kernels import tiles
+    from hopfax.experimental import tiles
 
     tiling = _tiling(len(query), len(keys), how.interpret)
     running = jnp.all(jnp.isfinite(query), axis=1) & jnp.all(jnp.isfinite(keys))
@@ -205,7 +196,7 @@ def _retrieve_forward(
 def _retrieve_backward(
     how: _How, saved: _Saved, cotangents: _Outputs
 ) -> tuple[Array, Array, Array, Array, None, None]:
-    from hopfax.kernels import tiles
+    from hopfax.experimental import tiles
 
     beta, query, given_keys, given_values, visible, tol, state = saved
     keys, values = given_keys.astype(jnp.float32), given_values.astype(jnp.float32)
@@ -246,7 +237,7 @@ _compiled = jax.jit(_retrieve, static_argnums=0)
 
 
 def _tiling(queries: int, keys: int, interpret: bool) -> "Tiling":
-    from hopfax.kernels import tiles
+    from hopfax.experimental import tiles
 
     return tiles.Tiling(min(_TILE, _power(queries)), min(_BLOCK, _power(keys)), interpret)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from hopfax import kernels, nn
+from hopfax import experimental, nn
 
 # Of jax 0.12: "will be removed in a future version".
 pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
@@ -47,7 +47,7 @@ def test_forward_and_backward_under_vmap(lowered, dtype, count, width):
 
     def total(query, keys, values, mask):
         def one(query, keys, values, mask):
-            run = partial(kernels.retrieve_head, beta=0.3, interpret=False)
+            run = partial(experimental.retrieve_head, beta=0.3, interpret=False)
             return run(query, keys, values, mask=mask).values
 
         heads = jax.vmap(one, in_axes=(0, 0, 0, None))
@@ -61,7 +61,7 @@ def test_forward_and_backward_under_vmap(lowered, dtype, count, width):
 def test_products_keep_the_precision_of_float32():
     def kernel(dtype):
         x = jax.ShapeDtypeStruct((16, 16), dtype)
-        run = partial(kernels.retrieve_head, beta=0.3, interpret=False)
+        run = partial(experimental.retrieve_head, beta=0.3, interpret=False)
         return str(jax.make_jaxpr(run)(x, x, x))
 
     # Scores and mean, in a step and in the read-out; in bfloat16 each is a sum of three.
@@ -70,12 +70,10 @@ def test_products_keep_the_precision_of_float32():
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_training_steps_of_several_seeds_take_the_kernel_by_themselves(
-    lowered, monkeypatch, devices
-):
-    monkeypatch.setattr(kernels, "available", lambda: True)
-    monkeypatch.setattr(kernels.retrieval, "_on_gpu", lambda: True)
-    model = nn.robertha(50, 2, width=16, num_layers=2, ff_width=16, max_length=16)
+def test_training_steps_of_several_seeds_take_the_kernel(lowered, monkeypatch, devices):
+    monkeypatch.setattr(experimental.retrieval, "_on_gpu", lambda: True)
+    sizes = {"width": 16, "num_layers": 2, "ff_width": 16, "max_length": 16}
+    model = nn.robertha(50, 2, implementation="pallas", **sizes)
     keys = jax.eval_shape(jax.random.split, jax.random.key(0))
     params = jax.eval_shape(jax.vmap(model.init), keys)
     ids = jax.ShapeDtypeStruct((2, 4, 12), jnp.int32)

@@ -8,8 +8,8 @@ import numpy as np
 import oracles
 import pytest
 
-from hopfax import hopfield, kernels
-from hopfax.kernels import tiles
+from hopfax import experimental, hopfield
+from hopfax.experimental import tiles
 
 BETA = 0.6
 
@@ -80,7 +80,7 @@ def run(retrieve, arrays, *, mask=None, tol=1e-4, beta=BETA, **static):
 
 
 def fused(arrays, **options):
-    return run(kernels.retrieve_head, arrays, **options)
+    return run(experimental.retrieve_head, arrays, **options)
 
 
 def exactly(retrieve, arrays, **options):
@@ -153,7 +153,7 @@ def test_every_way_to_stop(arrays, options):
 def test_equals_the_papers_formula(arrays):
     query, keys, values = (array.astype(np.float64) for array in arrays)
     for relative in (True, False):
-        read, found = kernels.retrieve_head(
+        read, found = experimental.retrieve_head(
             *arrays, beta=BETA, stop="relative" if relative else "absolute"
         )
         for t in range(7):
@@ -209,7 +209,7 @@ def test_nothing_but_padding(arrays):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_numbers_that_are_not_finite_stop_at_once(arrays, bad):
-    run = jax.jit(partial(kernels.retrieve_head, beta=BETA))
+    run = jax.jit(partial(experimental.retrieve_head, beta=BETA))
     query, keys, values = (array.copy() for array in arrays)
     query[2, 1] = bad
     read, found = run(query, keys, values)
@@ -261,7 +261,7 @@ def test_seeds_heads_and_texts_under_vmap_are_the_loop(rng):
 
     def run(query, keys, values, mask, beta):
         def total(keys):
-            read, found = kernels.retrieve_head(query, keys, values, beta=beta, mask=mask)
+            read, found = experimental.retrieve_head(query, keys, values, beta=beta, mask=mask)
             return jnp.sum(read**2), (read, found.num_steps)
 
         return jax.value_and_grad(total, has_aux=True)(keys)
@@ -290,11 +290,11 @@ def test_temperature_and_states_have_gradients_too(arrays):
 
     def by_states(query, keys, values, **options):
         found = jax.vmap(lambda q: hopfield.retrieve(q, keys, **options))(query)
-        return kernels.Retrieved(values, found)
+        return experimental.Retrieved(values, found)
 
     got, wanted = (
         jax.jit(jax.grad(partial(total, retrieve=retrieve), argnums=(0, 1)))(keys, BETA)
-        for retrieve in (kernels.retrieve_head, by_states)
+        for retrieve in (experimental.retrieve_head, by_states)
     )
     assert abs(wanted[1]) > 1e-2
     for one, other in zip(got, wanted, strict=True):
@@ -315,7 +315,7 @@ def test_the_adjoint_of_a_saddle_is_the_one_of_states(beta, largest):
         return jnp.sum(retrieve(keys) @ jnp.array([1.0, 2.0]))
 
     def fused(keys):
-        return kernels.retrieve_head(query, keys, keys, beta=beta).found.value
+        return experimental.retrieve_head(query, keys, keys, beta=beta).found.value
 
     def by_states(keys):
         return hopfield.retrieve(query[0], keys, beta=beta).value
@@ -329,12 +329,12 @@ def test_the_adjoint_of_a_saddle_is_the_one_of_states(beta, largest):
 def test_scale_does_not_matter(arrays, scale):
     """Cotangents whose squares would vanish or overflow, and states of which the same is true."""
     query, keys, values = arrays
-    run = partial(kernels.retrieve_head, beta=BETA)
+    run = partial(experimental.retrieve_head, beta=BETA)
     slope = jax.jit(jax.grad(lambda k, s: s * jnp.sum(jnp.sin(run(query, k, values).values))))
     np.testing.assert_allclose(slope(keys, scale) / scale, slope(keys, 1.0), rtol=1e-4, atol=1e-6)
     # beta * K K^T is what it was.
     if scale < 1:
-        run = partial(kernels.retrieve_head, tol=1e-3)
+        run = partial(experimental.retrieve_head, tol=1e-3)
         plain = run(query, keys, values, beta=BETA).found
         tiny = run(1e-18 * query, 1e-18 * keys, values, beta=BETA * 1e36).found
         assert plain.num_steps.tolist() == tiny.num_steps.tolist()
@@ -344,7 +344,7 @@ def test_second_derivatives_are_errors(arrays):
     query, keys, values = arrays
 
     def total(keys):
-        return jnp.sum(kernels.retrieve_head(query, keys, values, beta=BETA).values ** 2)
+        return jnp.sum(experimental.retrieve_head(query, keys, values, beta=BETA).values ** 2)
 
     with pytest.raises(TypeError, match='use gradient="unrolled"'):
         jax.hessian(total)(keys)
@@ -381,19 +381,12 @@ def test_what_does_not_fit_is_named(shapes, options, message):
     options = {"beta": 1.0} | options
     dtype = options.pop("dtype", np.float32)
     with pytest.raises(ValueError, match=message):
-        kernels.retrieve_head(*(np.ones(shape, dtype) for shape in shapes), **options)
+        experimental.retrieve_head(*(np.ones(shape, dtype) for shape in shapes), **options)
 
 
-@pytest.mark.parametrize(
-    ("capability", "wanted"), [("9.0", True), ("12.0", True), ("7.5", False), ("gfx942", False)]
-)
-def test_it_is_for_gpus_from_ampere_on(monkeypatch, capability, wanted):
-    class Device:
-        platform, compute_capability = "gpu", capability
-
-    assert not kernels.available(), "there is no GPU here"
-    monkeypatch.setattr(jax, "local_devices", lambda *, backend: [Device()])
+def test_the_interpreter_runs_wherever_the_default_device_is_no_gpu(monkeypatch):
+    assert not experimental.retrieval._on_gpu(), "tests run on a CPU"
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert kernels.available() == wanted
+    assert experimental.retrieval._on_gpu()
     with jax.default_device("cpu"):
-        assert not kernels.available()
+        assert not experimental.retrieval._on_gpu()

@@ -6,8 +6,9 @@ GPU's shared memory), so every step reads them block by block and keeps the soft
 The first step brings them into the processor's cache and the others find them there. That is one
 design for all sizes. The loop of a tile ends with the last of its queries.
 
-Triton wants sizes that are powers of two and tiles at least 16 wide: `hopfax.kernels.retrieval`
-pads. Both are written for one head, and `jax.vmap` over heads, texts and seeds becomes the grid.
+Triton requires sizes that are powers of two and tiles at least 16 wide:
+`hopfax.experimental.retrieval` pads. Both are written for one head, and `jax.vmap` over heads,
+texts and seeds becomes the grid.
 Tile sizes and warps are a first guess: nothing here has run on a GPU yet. jax 0.11 announced that
 it will drop Triton one day in favour of a compiler for Hopper and later GPUs only.
 """
