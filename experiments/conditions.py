@@ -222,10 +222,10 @@ class Typos:
             for seed in which
         }
         return CellPredictions(
-            logits=np.concatenate([found.logits for _, _, found in parts]),
+            logits=np.concatenate([predicted.logits for _, _, predicted in parts]),
             labels=parts[0][2].labels,
             snr_db=np.full(len(seeds), np.nan),
-            num_steps=np.concatenate([found.num_steps for _, _, found in parts]),
+            num_steps=np.concatenate([predicted.num_steps for _, _, predicted in parts]),
             words_changed=np.array([rates[seed][0] for seed in seeds]),
             edits=np.array([json.dumps(rates[seed][1], ensure_ascii=False) for seed in seeds]),
         )
@@ -341,10 +341,10 @@ def evaluation_sets(
     """
     fitting = []
     for name in names or EVALUATION_SETS:
-        found = evaluation_set(name)
-        if task not in (found.task, *found.others):
+        candidate = evaluation_set(name)
+        if task not in (candidate.task, *candidate.others):
             if names:
-                check_trained(found, task_spec(task))
+                check_trained(candidate, task_spec(task))
             continue
         try:
             if data_dir is None:
@@ -372,13 +372,13 @@ def constant_score(metrics: Sequence[str], labels: np.ndarray, outputs: int) -> 
     return max(scores(tuple(metrics), each, labels)["score"] for each in constants)
 
 
-def _stacked(found: Predictions, *, noisy: Noise | None = None) -> CellPredictions:
-    nothing = np.full(len(found.logits), np.nan)
+def _stacked(predicted: Predictions, *, noisy: Noise | None = None) -> CellPredictions:
+    nothing = np.full(len(predicted.logits), np.nan)
     return CellPredictions(
-        logits=found.logits,
-        labels=found.labels,
-        snr_db=found.snr_db if noisy else nothing,
-        num_steps=found.num_steps,
+        logits=predicted.logits,
+        labels=predicted.labels,
+        snr_db=predicted.snr_db if noisy else nothing,
+        num_steps=predicted.num_steps,
         words_changed=nothing,
         edits=np.array(""),
     )

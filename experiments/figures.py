@@ -128,10 +128,10 @@ def facets(
         panels = figure.subplots(len(rows), len(cols), squeeze=False, sharey="row")
         for panel_row, of_row in zip(panels, rows, strict=True):
             for axes, of_col in zip(panel_row, cols, strict=True):
-                here = table
-                here = here[here[row] == of_row] if row else here
-                here = here[here[col] == of_col] if col else here
-                _lines(axes, here, x=x, hue=hue, hues=hues, names=names)
+                subset = table
+                subset = subset[subset[row] == of_row] if row else subset
+                subset = subset[subset[col] == of_col] if col else subset
+                _lines(axes, subset, x=x, hue=hue, hues=hues, names=names)
                 if col and of_row == rows[0]:
                     axes.set_title(names.get(of_col, str(of_col)))
                 if of_row == rows[-1]:
@@ -188,9 +188,9 @@ def forest(
         panels = figure.subplots(1, len(cols), squeeze=False, sharey=True, sharex=True)[0]
         for axes, of_col in zip(panels, cols, strict=True):
             axes.axvline(0, color=FAINT, lw=1)
-            here = table[table[col] == of_col] if col else table
+            subset = table[table[col] == of_col] if col else table
             for number, of_hue in enumerate(hues):
-                marks = here[here[hue] == of_hue] if hue else here
+                marks = subset[subset[hue] == of_hue] if hue else subset
                 style = look(str(of_hue), list(map(str, hues))) if hue else LOOKS["robertha"]
                 apart = 0.7 * ((number + 0.5) / len(hues) - 0.5)
                 places = np.array([labels.index(name) for name in marks[label]]) + apart
@@ -249,7 +249,6 @@ def panels(
     col: str,
     x: str,
     hue: str,
-    ncols: int = 2,
 ) -> Figure:
     """Panels with separate axes: points with 95 % bars, joined by lines or with a formula's curve.
 
@@ -260,13 +259,12 @@ def panels(
         col: Column of the panels.
         x: Column of the horizontal axis, numbers.
         hue: Column that tells the lines of a panel apart.
-        ncols: Number of panels per row.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     shown = [name for name in specs if (table[col] == name).any()]
-    nrows = -(-len(shown) // ncols)
+    ncols, nrows = 2, -(-len(shown) // 2)
     with rc_context(STYLE):
         figure = Figure(figsize=(5.2 * ncols, 4.4 * nrows), layout="constrained")
         grid = figure.subplots(nrows, ncols, squeeze=False).flat

@@ -99,24 +99,23 @@ class Page:
     explorer: Explorer | None = None
 
 
-def publish(folder: str | Path, page: Page) -> Path:
+def publish(folder: Path, page: Page) -> None:
     """Writes a page into a folder of published results: README.md and one PNG per picture."""
-    folder = Path(folder)
-    for name, picture in page.pictures.items():
-        picture.draw().savefig(folder / f"{name}.png", metadata={"Software": None})
-    path = folder / "README.md"
-    write_whole(path, markdown(page, folder))
-    return path
+    _draw(folder, page)
+    write_whole(folder / "README.md", markdown(page, folder))
 
 
-def write_report(folder: str | Path, page: Page) -> Path:
+def write_report(folder: Path, page: Page) -> Path:
     """Writes a run's report.html, which needs no other file, and one PNG per picture."""
-    folder = Path(folder)
-    for name, picture in page.pictures.items():
-        picture.draw().savefig(folder / f"{name}.png", metadata={"Software": None})
+    _draw(folder, page)
     path = folder / "report.html"
     write_whole(path, html(page, folder))
     return path
+
+
+def _draw(folder: Path, page: Page) -> None:
+    for name, picture in page.pictures.items():
+        picture.draw().savefig(folder / f"{name}.png", metadata={"Software": None})
 
 
 def markdown(page: Page, folder: Path) -> str:
@@ -168,20 +167,20 @@ def number(value: float, digits: int = 1) -> str:
     return text.replace("-", "−") if float(text) else text.lstrip("-")
 
 
-def signed(value: float, digits: int = 1) -> str:
+def signed(value: float) -> str:
     """A difference with its sign."""
-    text = number(value, digits)
+    text = number(value)
     return text if text == "n/a" or text.startswith("−") or not float(text) else f"+{text}"
 
 
-def with_interval(row: Mapping[str, Any] | pd.Series, digits: int = 1) -> str:
+def with_interval(row: Mapping[str, Any] | pd.Series) -> str:
     """A difference with its 95 % interval, in bold where that excludes zero."""
     mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
     if not np.isfinite(mean):
         return "–"
     if not np.isfinite(low):
-        return f"{signed(mean, digits)} [n/a]"
-    text = f"{signed(mean, digits)} [{signed(low, digits)}, {signed(high, digits)}]"
+        return f"{signed(mean)} [n/a]"
+    text = f"{signed(mean)} [{signed(low)}, {signed(high)}]"
     return f"**{text}**" if low > 0 or high < 0 else text
 
 
@@ -211,16 +210,16 @@ def pivot(
     caption: str = "",
 ) -> Table:
     """Differences with intervals as a table, one line per `index` value, in the frame's order."""
-    said = titles or {}
+    names = titles or {}
     heads = list(table[columns].unique())
     lines = []
     for name in table[index].unique():
-        line = [str(said.get(name, name))]
+        line = [str(names.get(name, name))]
         for head in heads:
             cell = table[(table[index] == name) & (table[columns] == head)]
             line.append(with_interval(cell.iloc[0]) if len(cell) else "–")
         lines.append(line)
-    texts = ["", *(str(said.get(head, head)).replace("\n", " ") for head in heads)]
+    texts = ["", *(str(names.get(head, head)).replace("\n", " ") for head in heads)]
     return Table(texts, lines, caption)
 
 

@@ -189,7 +189,7 @@ def largest(differences: pd.DataFrame) -> pd.Series:
     return differences.iloc[int(differences["mean"].abs().to_numpy().argmax())]
 
 
-def in_order(names: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Returns distinct names: known ones first, in the order of `known`, then the others."""
-    present = dict.fromkeys(names)
-    return [name for name in known if name in present] + [n for n in present if n not in known]
+def ordered(table: pd.DataFrame, column: str, known: Sequence[str]) -> pd.DataFrame:
+    """Returns the rows sorted by a column: known values first and in their order, then others."""
+    order = list(dict.fromkeys([*known, *table[column]]))
+    return table.sort_values(column, key=lambda values: values.map(order.index), kind="stable")

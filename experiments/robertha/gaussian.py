@@ -103,7 +103,7 @@ def hardly_learned(
     if not named:
         return []
     return [
-        f"Not learned, so robustness cannot be compared (best clean score of any model in "
+        "Barely learned, so robustness cannot be compared (best clean score of any model in "
         f"brackets): {', '.join(named)}."
     ]
 
@@ -151,12 +151,10 @@ def lines(scores: pd.DataFrame, constants: Mapping[str, float] | None = None) ->
     parts = []
     for panel in panels(scores):
         at = (table.site == panel.site) & (table.protocol == panel.protocol)
-        here = table[at | (table.level == 0)].sort_values("level", kind="stable")
-        labels = [noise_label(panel.protocol, level) for level in here.level]
-        parts.append(here.assign(panel=panel.title, noise=labels))
-    found = pd.concat(parts)
-    order = tidy.in_order(list(found.model), list(VARIANTS))
-    return found.sort_values("model", key=lambda names: names.map(order.index), kind="stable")
+        rows = table[at | (table.level == 0)].sort_values("level", kind="stable")
+        labels = [noise_label(panel.protocol, level) for level in rows.level]
+        parts.append(rows.assign(panel=panel.title, noise=labels))
+    return tidy.ordered(pd.concat(parts), "model", list(VARIANTS))
 
 
 def differences(
@@ -180,9 +178,8 @@ def _placed(table: pd.DataFrame, scores: pd.DataFrame, order: Sequence[str]) -> 
     places = zip(table.site, table.protocol, strict=True)
     table = table.assign(panel=[titles.get(place, "") for place in places])
     table = table[table.panel != ""]
-    models, columns = tidy.in_order(list(table.model), list(order)), list(titles.values())
-    table = table.sort_values("panel", key=lambda p: p.map(columns.index), kind="stable")
-    return table.sort_values("model", key=lambda names: names.map(models.index), kind="stable")
+    table = tidy.ordered(table, "panel", list(titles.values()))
+    return tidy.ordered(table, "model", order)
 
 
 def finding(differences: pd.DataFrame) -> str:
@@ -222,8 +219,8 @@ def gap(scores: pd.DataFrame, *, model: str = "robertha", baseline: str = BASELI
         ("embedding", "sigma", "both after the LayerNorm"),
         ("token", "matched", "both on the tokens, same SNR"),
     ):
-        here = tidy.select(noisy, site=site, protocol=protocol)
-        parts[name] = tidy.difference(here, model=baseline)
+        rows = tidy.select(noisy, site=site, protocol=protocol)
+        parts[name] = tidy.difference(rows, model=baseline)
     tables = [tidy.summarise(part).assign(comparison=name) for name, part in parts.items()]
     table = pd.concat([each for each in tables if len(each)], ignore_index=True)
     effects = {

@@ -123,9 +123,9 @@ def page(folder: Path) -> Page:
             f"{titles[task]}: score minus that of the default α = 0.35, λ = 0.05, β = 15, mean "
             "over noise levels",
         )
-        here = strongest[strongest.task == task]
-        table = report.pivot(here, index="model", columns="panel", titles=titles)
-        paper = here.drop_duplicates("model").paper
+        rows = strongest[strongest.task == task]
+        table = report.pivot(rows, index="model", columns="panel", titles=titles)
+        paper = rows.drop_duplicates("model").paper
         tables.append(
             report.Table(
                 [*table.columns, "the paper"],

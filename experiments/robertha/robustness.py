@@ -185,12 +185,12 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], baseline: str) -> st
     if not others:
         return f"Only {titles[baseline]} is measured, so there is nothing to compare."
     model = "robertha" if "robertha" in others else others[0]
-    here = scores[(scores.task == scores.task.iloc[0]) & scores.model.isin([model, baseline])]
-    table = gaussian.contrasts(here, baseline=baseline)
+    compared = scores[(scores.task == scores.task.iloc[0]) & scores.model.isin([model, baseline])]
+    table = gaussian.contrasts(compared, baseline=baseline)
     noisy = table[table.panel != "clean"]
     if noisy.empty:
         return f"{titles[model]} and {titles[baseline]} share no seed under noise."
-    normalized = (noisy.site == "embedding") & gaussian.same_snr(here)
+    normalized = (noisy.site == "embedding") & gaussian.same_snr(compared)
     matched = noisy[(noisy.protocol != "sigma") | normalized]
     rows, where = (
         (matched, "at the same site and SNR") if len(matched) else (noisy, "at the same σ")
@@ -204,7 +204,7 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], baseline: str) -> st
         f"**{gaussian.finding(rows)} of {titles[model]} over {titles[baseline]} {where}**: "
         f"{parts}, in points, mean over noise levels."
     )
-    gap = gaussian.gap(here, model=model, baseline=baseline)
+    gap = gaussian.gap(compared, model=model, baseline=baseline)
     gap = gap[gap.paper.notna() & (gap.comparison == gaussian.ACROSS)]
     if len(gap):
         row = gap.iloc[0]

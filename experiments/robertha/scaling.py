@@ -97,8 +97,8 @@ def page(folder: Path) -> Page:
     scores = scores.assign(model=kinds[0], size=kinds[2])
     titles = gaussian.titles(VARIANTS, scores.task.unique())
     parts = [
-        gaussian.differences(here.drop(columns="size")).assign(size=size)
-        for size, here in scores.groupby("size", sort=False)
+        gaussian.differences(rows.drop(columns="size")).assign(size=size)
+        for size, rows in scores.groupby("size", sort=False)
     ]
     table = pd.concat(parts, ignore_index=True)
     papers = []

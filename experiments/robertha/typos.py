@@ -29,8 +29,6 @@ from experiments.robertha.robustness import Encoders
 from experiments.settings import Flags, resolved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import pandas as pd
 
     from experiments.report import Page, Table
@@ -114,7 +112,7 @@ def page(folder: Path) -> Page:
         )
         for kind in kinds
     ).sort_values("level", kind="stable")
-    lines = lines.sort_values(["task", "model"], key=_position(tasks, models), kind="stable")
+    lines = tidy.ordered(tidy.ordered(lines, "model", models), "task", tasks)
     baseline = gaussian.BASELINE if gaussian.BASELINE in models else models[0]
     tables = [_changed(frame, titles)]
     answer = f"Only {titles[baseline]} is measured, so there is nothing to compare."
@@ -188,9 +186,3 @@ def _changed(frame: pd.DataFrame, titles: dict[str, str]) -> Table:
     ]
     heads = ["", *(f"{100 * rate:.0f} % requested" for rate in rates)]
     return report.Table(heads, rows, "Share of the words that were changed.")
-
-
-def _position(*orders: list[str]) -> Callable[[pd.Series], pd.Series]:
-    """A sort key that keeps the names of each column in their own order."""
-    ranks = {name: number for order in orders for number, name in enumerate(order)}
-    return lambda names: names.map(ranks)

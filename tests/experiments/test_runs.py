@@ -44,14 +44,14 @@ def job(name="tinybert", tests=CLEAN):
 def trained(tmp_path_factory):
     """A folder, its configuration, and the cell that was trained there."""
     folder = tmp_path_factory.mktemp("runs")
-    given = config(folder)
-    return folder, given, runs.open_cell(given, job(), runs.load(given, "sentiment"))
+    flags = config(folder)
+    return folder, flags, runs.open_cell(flags, job(), runs.load(flags, "sentiment"))
 
 
 def test_a_cell_is_trained_once_and_complete(trained, monkeypatch):
-    folder, given, cell = trained
+    folder, flags, cell = trained
     monkeypatch.setattr(cells, "fit", lambda *_, **__: pytest.fail("trained again"))
-    again = runs.open_cell(given, job(), cell.data)
+    again = runs.open_cell(flags, job(), cell.data)
     jax.tree.map(np.testing.assert_array_equal, again.params, cell.params)
     assert again.folder == cell.folder
     assert not list((folder / "cells").glob("*.partial"))
@@ -73,7 +73,7 @@ def test_a_spec_is_what_training_depends_on(trained):
 
 def test_training_that_breaks_off_resumes_to_the_same_bits(trained, tmp_path, monkeypatch):
     _, _, cell = trained
-    given, fit = config(tmp_path), cells.fit
+    flags, fit = config(tmp_path), cells.fit
 
     def broken(*args, **options):
         return fit(*args, **options | {"score": flaky(options["score"])})
@@ -90,16 +90,16 @@ def test_training_that_breaks_off_resumes_to_the_same_bits(trained, tmp_path, mo
 
     monkeypatch.setattr(cells, "fit", broken)
     with pytest.raises(OSError, match="no space"):
-        runs.open_cell(given, job(), cell.data)
+        runs.open_cell(flags, job(), cell.data)
     left = [path.name for path in (tmp_path / "cells").iterdir()]
     assert left == [f"{cell.spec.id}.partial"]
     monkeypatch.setattr(cells, "fit", fit)
-    resumed = runs.open_cell(given, job(), cell.data)
+    resumed = runs.open_cell(flags, job(), cell.data)
     jax.tree.map(np.testing.assert_array_equal, resumed.params, cell.params)
 
 
 def test_another_process_keeps_a_cell(trained, tmp_path):
-    given, cell = config(tmp_path), trained[2]
+    flags, cell = config(tmp_path), trained[2]
     partial = tmp_path / "cells" / f"{cell.spec.id}.partial"
     partial.mkdir(parents=True)
     code = """
@@ -113,31 +113,31 @@ sys.stdin.read()
     with subprocess.Popen(command, cwd=ROOT, text=True, stdin=pipe, stdout=pipe) as other:
         assert other.stdout and other.stdout.readline() == "ready\n"
         with pytest.raises(BlockingIOError, match=f"in use by process {other.pid}"):
-            runs.open_cell(given, job(), cell.data)
+            runs.open_cell(flags, job(), cell.data)
         other.kill()
 
 
 def test_a_condition_is_asked_once(trained, monkeypatch):
     cell = trained[2]
     noise = conditions.Gaussian(site="token", protocol="matched", level=1.0)
-    found = conditions.predictions(cell, noise)
+    predicted = conditions.predictions(cell, noise)
     stored = list((cell.folder / "predictions").glob("gaussian-*.npz"))
     assert len(stored) >= 1
     monkeypatch.setattr(conditions, "predict", lambda *_, **__: pytest.fail("predicted again"))
-    for one, other in zip(found, conditions.predictions(cell, noise), strict=True):
+    for one, other in zip(predicted, conditions.predictions(cell, noise), strict=True):
         np.testing.assert_array_equal(one, other)
     # Seeds meet noise of their own, of the same strength.
-    assert len(set(np.round(found.snr_db, 6))) == 3
-    np.testing.assert_allclose(found.snr_db, 0, atol=0.2)
+    assert len(set(np.round(predicted.snr_db, 6))) == 3
+    np.testing.assert_allclose(predicted.snr_db, 0, atol=0.2)
 
 
 def test_rows_are_the_scores_of_every_seed(trained):
     cell = trained[2]
     rows = pd.DataFrame(conditions.rows(cell, conditions.Gaussian(), model="tinybert"))
-    found = conditions.predictions(cell, conditions.Gaussian())
-    assert len(found.labels) == 40
+    predicted = conditions.predictions(cell, conditions.Gaussian())
+    assert len(predicted.labels) == 40
     for number, seed in enumerate((1, 2, 3)):
-        wanted = scores(("accuracy",), found.logits[number], found.labels)["score"]
+        wanted = scores(("accuracy",), predicted.logits[number], predicted.labels)["score"]
         row = rows[(rows.seed == seed) & (rows.metric == "score")]
         assert row.score.item() == pytest.approx(wanted)
     assert set(rows.corruption) == {"none"} and set(rows.num_train) == {64}
@@ -159,10 +159,10 @@ def test_the_best_constant_prediction(metrics, labels, outputs, best):
 def test_random_typos_are_the_same_for_all_models(trained):
     cell = trained[2]
     typos = conditions.Typos(corruption="misspelling", rate=0.5, num_texts=8, num_seeds=2)
-    found = conditions.predictions(cell, typos)
-    assert found.logits.shape == (2, 8, 2)
-    assert found.words_changed[0] == found.words_changed[1] > 0.3
-    edits = [json.loads(str(each)) for each in found.edits]
+    predicted = conditions.predictions(cell, typos)
+    assert predicted.logits.shape == (2, 8, 2)
+    assert predicted.words_changed[0] == predicted.words_changed[1] > 0.3
+    edits = [json.loads(str(each)) for each in predicted.edits]
     assert edits[0] == edits[1] and any(edits[0])
 
 
@@ -181,11 +181,11 @@ def test_sets_that_do_not_fit_are_named(tmp_path):
 
 
 def test_a_run_gathers_every_row_once(trained, monkeypatch, capsys):
-    _, given, _ = trained
+    _, flags, _ = trained
     grid = conditions.gaussian_grid(
         levels=(1.0,), sites=("token",), protocols=("sigma",), noise_draws=2
     )
-    folder = runs.fill("robustness", given, [job(tests=grid)], robustness.page)
+    folder = runs.fill("robustness", flags, [job(tests=grid)], robustness.page)
     frame = tidy.read(folder)
     assert not frame.duplicated([*tidy.CELL, "seed", "draw", "metric"]).any()
     assert len(frame[frame.metric == "score"]) == 3 * (1 + 2)
@@ -194,7 +194,7 @@ def test_a_run_gathers_every_row_once(trained, monkeypatch, capsys):
     before = (folder / "results.csv").read_bytes()
     monkeypatch.setattr(cells, "fit", lambda *_, **__: pytest.fail("trained again"))
     monkeypatch.setattr(conditions, "predict", lambda *_, **__: pytest.fail("predicted again"))
-    assert runs.fill("robustness", given, [job(tests=grid)], robustness.page) == folder
+    assert runs.fill("robustness", flags, [job(tests=grid)], robustness.page) == folder
     assert (folder / "results.csv").read_bytes() == before
 
 
@@ -208,7 +208,7 @@ def test_a_wrong_option_fails_before_anything_is_trained(tmp_path):
 
 
 def test_data_of_a_part_of_a_task_is_the_same_task(trained):
-    given = trained[1]
+    flags = trained[1]
     whole = load_task("sentiment", vocab_size=200, train_size=64)
-    data = runs.load(given, "sentiment")
+    data = runs.load(flags, "sentiment")
     np.testing.assert_array_equal(data.test.labels, whole.test.labels[:40])

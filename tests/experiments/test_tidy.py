@@ -23,16 +23,18 @@ def rows(model, scores, **more):
 
 def test_intervals_are_students_over_seeds():
     values = [50.0, 53.0, 55.5, 49.0]
-    found = tidy.summarise(tidy.scores(frame(rows("a", values)))).iloc[0]
+    result = tidy.summarise(tidy.scores(frame(rows("a", values)))).iloc[0]
     low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
-    assert (found["mean"], found["std"]) == pytest.approx((np.mean(values), np.std(values, ddof=1)))
-    assert (found.low, found.high, found.num_seeds) == pytest.approx((low, high, 4))
+    assert (result["mean"], result["std"]) == pytest.approx(
+        (np.mean(values), np.std(values, ddof=1))
+    )
+    assert (result.low, result.high, result.num_seeds) == pytest.approx((low, high, 4))
 
 
 @pytest.mark.parametrize("values", [[50.0], [50.0, 50.0]])
 def test_fewer_than_three_seeds_have_no_interval(values):
-    found = tidy.summarise(tidy.scores(frame(rows("a", values)))).iloc[0]
-    assert np.isnan(found.low) and np.isnan(found.high)
+    result = tidy.summarise(tidy.scores(frame(rows("a", values)))).iloc[0]
+    assert np.isnan(result.low) and np.isnan(result.high)
 
 
 def test_draws_are_averaged_within_their_seed():
@@ -45,9 +47,9 @@ def test_draws_are_averaged_within_their_seed():
 
 def test_differences_pair_seeds_and_leave_out_the_unpaired():
     measured = frame([*rows("a", [60.0, 62.0, 64.0]), *rows("b", [50.0, 51.0])])
-    found = tidy.difference(tidy.scores(measured), model="b")
-    assert list(found.model) == ["a", "a"]
-    assert list(found.score) == [10.0, 11.0]
+    result = tidy.difference(tidy.scores(measured), model="b")
+    assert list(result.model) == ["a", "a"]
+    assert list(result.score) == [10.0, 11.0]
 
 
 def test_a_baseline_may_differ_in_the_site():
@@ -55,8 +57,8 @@ def test_a_baseline_may_differ_in_the_site():
         *rows("a", [80.0], **NOISY | {"site": "embedding"}),
         *rows("b", [50.0], **NOISY),
     ])  # fmt: skip
-    found = tidy.difference(tidy.scores(measured), model="b", site="token")
-    assert found[["model", "site", "score"]].values.tolist() == [["a", "embedding", 30.0]]
+    result = tidy.difference(tidy.scores(measured), model="b", site="token")
+    assert result[["model", "site", "score"]].values.tolist() == [["a", "embedding", 30.0]]
 
 
 def test_an_unknown_column_is_named():
@@ -69,8 +71,8 @@ def test_means_over_levels_keep_only_complete_seeds():
         *rows("a", [60.0, 70.0], **NOISY),
         *rows("a", [40.0], **NOISY | {"level": 1.0}),
     ])  # fmt: skip
-    found = tidy.average(tidy.scores(measured), "level")
-    assert found[["seed", "score"]].values.tolist() == [[0, 50.0]]
+    result = tidy.average(tidy.scores(measured), "level")
+    assert result[["seed", "score"]].values.tolist() == [[0, 50.0]]
 
 
 @pytest.mark.parametrize(
