@@ -47,7 +47,7 @@ class Config(Flags):
 
 
 def run(config: Config) -> Path:
-    """Trains and tests what is missing, then writes the page."""
+    """Trains and tests missing models, then writes the page; returns the run's folder."""
     from experiments import conditions, runs
 
     config = resolved(config)
@@ -65,7 +65,7 @@ def run(config: Config) -> Path:
 
 
 def page(folder: Path) -> Page:
-    """The page of a run or of a folder of published results."""
+    """Returns the page of a run or of a folder of published results."""
     from experiments import figures, report, tidy
     from experiments.robertha import gaussian
     from experiments.robertha.paper import paper_score

@@ -79,13 +79,13 @@ MODELS = tuple(dict.fromkeys(name for step in STEPS for name in (step.before, st
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Flags):
-    """What to train on."""
+    """Tasks, training and noise."""
 
     noise: Noise = Noise()
 
 
 def run(config: Config) -> Path:
-    """Trains and tests what is missing, then writes the page."""
+    """Trains and tests missing models, then writes the page; returns the run's folder."""
     from experiments.robertha.robustness import run_models
 
     names = MODELS[:2] if config.budget == "smoke" else MODELS
@@ -93,7 +93,7 @@ def run(config: Config) -> Path:
 
 
 def page(folder: Path) -> Page:
-    """The page of a run or of a folder of published results."""
+    """Returns the page of a run or of a folder of published results."""
     from experiments import figures, report, tidy
     from experiments.robertha import gaussian
 

@@ -56,7 +56,7 @@ class Config(Flags):
 
 
 def run(config: Config) -> Path:
-    """Trains and tests what is missing, then writes the page."""
+    """Trains and tests missing models, then writes the page; returns the run's folder."""
     from experiments.robertha.robustness import run_models
 
     settings = [
@@ -90,7 +90,7 @@ def setting(model: str) -> tuple[str, float]:
 
 
 def page(folder: Path) -> Page:
-    """The page of a run or of a folder of published results."""
+    """Returns the page of a run or of a folder of published results."""
     from experiments import figures, report, tidy
     from experiments.robertha import gaussian
 

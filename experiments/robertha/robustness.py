@@ -78,7 +78,7 @@ class Config(Flags):
 
 
 def run(config: Config) -> Path:
-    """Trains and tests what is missing, then writes the page."""
+    """Trains and tests missing models, then writes the page; returns the run's folder."""
     models = {name: config.encoder.applied(variant(name)) for name in config.model}
     return run_models("robustness", config, models, page)
 
@@ -98,7 +98,7 @@ def run_models(name: str, config: Any, models: Mapping[str, Variant], page: Any)
 
 
 def page(folder: Path) -> Page:
-    """The page of a run or of a folder of published results."""
+    """Returns the page of a run or of a folder of published results."""
     from experiments import figures, report, tidy
     from experiments.robertha import gaussian
     from experiments.rundir import read_config

@@ -64,7 +64,7 @@ class Config(Flags):
 
 
 def run(config: Config) -> Path:
-    """Trains and tests what is missing, then writes the page."""
+    """Trains and tests missing models, then writes the page; returns the run's folder."""
     from experiments.robertha.robustness import run_models
 
     models = {}
@@ -84,7 +84,7 @@ def run(config: Config) -> Path:
 
 
 def page(folder: Path) -> Page:
-    """The page of a run or of a folder of published results."""
+    """Returns the page of a run or of a folder of published results."""
     import pandas as pd
 
     from experiments import figures, report, tidy

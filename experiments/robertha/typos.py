@@ -62,7 +62,7 @@ class Config(Flags):
 
 
 def run(config: Config) -> Path:
-    """Trains and tests what is missing, then writes the page."""
+    """Trains and tests missing models, then writes the page; returns the run's folder."""
     from experiments import conditions, runs
 
     config = resolved(config)
@@ -92,7 +92,7 @@ def run(config: Config) -> Path:
 
 
 def page(folder: Path) -> Page:
-    """The page of a run or of a folder of published results."""
+    """Returns the page of a run or of a folder of published results."""
     import pandas as pd
 
     from experiments import conditions, figures, report, tidy
