@@ -132,7 +132,8 @@ def check_ids(
         )
     if not isinstance(ids, Tracer) and ids.size:
         # In NumPy: during tracing, even concrete arrays have traced minima.
-        low, high = np.min(ids), np.max(ids)
+        values = np.asarray(ids)
+        low, high = values.min(), values.max()
         if low < 0 or high >= vocab_size:
             raise ValueError(f"ids must be in [0, {vocab_size}), got {low if low < 0 else high}")
     return ids
