@@ -71,6 +71,11 @@ def main(arguments: Sequence[str], experiments: Mapping[str, str] = EXPERIMENTS)
             file=sys.stderr,
         )
         return INTERRUPTED
+    except ModuleNotFoundError as error:
+        if (error.name or "hopfax").partition(".")[0] in ("experiments", "hopfax"):
+            raise
+        print(f'error: {error.name} is missing: pip install -e ".[experiments]"', file=sys.stderr)
+        return FAILED
     except Exception as error:
         if os.environ.get("HOPFAX_DEBUG") == "1" or not is_expected(error):
             raise

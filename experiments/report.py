@@ -53,6 +53,11 @@ class Picture:
     draw: Callable[[], Figure]
     caption: str
 
+    @functools.cached_property
+    def figure(self) -> Figure:
+        """The figure, drawn once."""
+        return self.draw()
+
 
 @dataclass(frozen=True)
 class Explorer:
@@ -115,7 +120,8 @@ def write_report(folder: Path, page: Page) -> Path:
 
 def _draw(folder: Path, page: Page) -> None:
     for name, picture in page.pictures.items():
-        picture.draw().savefig(folder / f"{name}.png", metadata={"Software": None})
+        picture.figure.savefig(folder / f"{name}.png", metadata={"Software": None})
+        picture.figure.set_layout_engine("none")  # laid out once, also for the SVG
 
 
 def markdown(page: Page, folder: Path) -> str:
@@ -130,7 +136,7 @@ def markdown(page: Page, folder: Path) -> str:
 
 def html(page: Page, folder: Path) -> str:
     """The page as one HTML file with SVG pictures and, if it has data, the interactive chart."""
-    svgs = {name: svg(picture.draw(), name) for name, picture in page.pictures.items()}
+    svgs = {name: svg(picture.figure, name) for name, picture in page.pictures.items()}
     chart = _chart(page.explorer) if page.explorer else None
     return (
         _environment()

@@ -94,6 +94,12 @@ def test_a_user_error_is_one_line_and_status_1(stubs, capsys):
     assert "Traceback" not in err
 
 
+def test_a_missing_extra_is_named(stubs, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    assert command_line.main(["stub"], stubs) == 1
+    assert 'tyro is missing: pip install -e ".[experiments]"' in capsys.readouterr().err
+
+
 def test_a_full_disk_is_a_user_error(stubs, capsys):
     assert command_line.main(["stub", "--task", "full"], stubs) == 1
     assert "No space left" in capsys.readouterr().err
