@@ -243,7 +243,7 @@ def test_a_checkpoint_of_another_state_is_refused(tmp_path):
         ({"seeds": ()}, "0 seeds"),
         ({"train": []}, "0 and 1 buckets"),
         ({"validation": []}, "1 and 0 buckets"),
-        ({"batch_size": 0}, "batch_size and chunk_steps must be >= 1: 0, 2"),
+        ({"batch_size": 0}, "batch_size and chunk_steps must be >= 1, got 0 and 2"),
     ],
 )
 def test_bad_numbers_are_refused(changes, words):
