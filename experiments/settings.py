@@ -22,6 +22,7 @@ class Budget(NamedTuple):
     epochs: int
     patience: int
     learning_rate: float
+    levels: tuple[float, ...]
     noise_draws: int
     train_size: int | None
     test_size: int | None
@@ -31,11 +32,12 @@ class Budget(NamedTuple):
 
 
 PAPER_SEEDS = (23, 42, 77, 112, 135)
+PAPER_LEVELS = (0.5, 1.0, 2.0, 5.0)
 BUDGETS: dict[str, Budget] = {
-    "smoke": Budget(PAPER_SEEDS[:2], 1, 1, 1e-3, 1, 128, 64, 2000, 32, 1),
-    "laptop": Budget(PAPER_SEEDS[:3], 8, 3, 3e-4, 3, None, None, 8000, 128, 2),
+    "smoke": Budget(PAPER_SEEDS[:2], 1, 1, 1e-3, (0.5, 5.0), 1, 128, 64, 2000, 32, 1),
+    "laptop": Budget(PAPER_SEEDS[:3], 8, 3, 3e-4, PAPER_LEVELS, 3, None, None, 8000, 128, 2),
     # Table 15 of the Robertha paper.
-    "paper": Budget(PAPER_SEEDS, 30, 10, 2e-5, 3, None, None, 30522, 128, 2),
+    "paper": Budget(PAPER_SEEDS, 30, 10, 2e-5, PAPER_LEVELS, 3, None, None, 30522, 128, 2),
 }
 # Enough epochs to learn the synthetic tasks: models stopped halfway score differently on different
 # processors, because of rounding. No early stopping.
@@ -115,7 +117,7 @@ class Training:
 class Noise:
     """Noise to test under."""
 
-    levels: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0)
+    levels: Annotated[tuple[float, ...] | None, _by_budget("levels", "FLOAT ...")] = None
     """Noise levels σ; clean inputs are always tested."""
     sites: tuple[str, ...] = ("token", "embedding")
     """Where noise is added: to the token embeddings (token), or after the embedding LayerNorm
