@@ -146,8 +146,8 @@ def train(
         lock(partial)
         if not folder.is_dir():  # another process may have finished it meanwhile
             _fit(spec, built, data, predictor, partial, sharding, on_progress)
-            (partial / LOCK).unlink()
             partial.rename(folder)
+            (folder / LOCK).unlink()
             shutil.rmtree(folder / RESUMPTION, ignore_errors=True)  # several times the parameters
     # Shapes only: compiling the initialisation takes longer than testing a small model.
     like = jax.eval_shape(lambda: init_states(built.model, optax.identity(), spec.seeds).params)

@@ -8,6 +8,8 @@ cells' predictions, so several processes can work on one run.
 from __future__ import annotations
 
 import collections
+import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,12 +114,14 @@ def fill(
                 continue
             skipped = 0
             gather(folder, [rows for _, rows in sorted(measured.items())])
-    report.write_report(folder, page(folder))
     if waiting:
+        with contextlib.suppress(ValueError, IndexError, FileNotFoundError):  # too few rows yet
+            report.write_report(folder, page(folder))
         raise BlockingIOError(
             f"{len(waiting)} of {len(jobs)} models are being trained by other processes; run the "
-            f"same command again when they have finished. So far: {folder / 'report.html'}"
+            f"same command again when they have finished. Results so far: {folder}"
         )
+    report.write_report(folder, page(folder))
     return folder
 
 
@@ -143,7 +147,7 @@ def load(config: Flags, name: str) -> TaskData:
         train_size=flags.train_size,
     )
     return data._replace(
-        validation=_first(data.validation, flags.train_size),
+        validation=_first(data.validation, flags.train_size if config.budget == "smoke" else None),
         test=_first(data.test, flags.test_size),
     )
 
@@ -161,11 +165,12 @@ def open_cell(
         BlockingIOError: Another process trains it.
     """
     flags = config.training
+    variant = dataclasses.replace(job.variant, precision=flags.precision)
     assert flags.seeds and flags.epochs and flags.patience and flags.learning_rate and flags.width
     spec = Spec(
         task=job.task,
         data=cells.digest(data),
-        model=job.variant.settings(),
+        model=variant.settings(),
         sizes={
             "width": flags.width,
             "ff_width": 4 * flags.width,
@@ -181,7 +186,7 @@ def open_cell(
     sharding = make_sharding(flags.devices, num_seeds=len(flags.seeds), batch_size=flags.batch_size)
     return cells.train(
         spec,
-        job.variant,
+        variant,
         data,
         root=Path(config.runs) / "cells",
         sharding=sharding,

@@ -178,7 +178,7 @@ def row(claim: Difference) -> list[str]:
     summary = measured(claim)
     return [
         claim.claim,
-        f"{report.signed(claim.paper)}, {claim.source}" if claim.source else "",
+        f"{report.signed(claim.paper)} ({claim.source})" if claim.source else "",
         report.with_interval(summary),
         MEANING[tidy.verdict(summary.low, summary.high, claim.paper)],
         f"[{claim.folder}]({claim.folder}/README.md)",
@@ -189,9 +189,8 @@ def training(claim: str, folder: str, task: str, source: str) -> list[str]:
     """A line on the steps that the stability regularizer saves."""
     by_name = {arm.name: arm for arm in arms.read_arms(RESULTS / folder) if arm.task == task}
     saved = arms.saved(by_name[arms.REGULARIZED], by_name[arms.BASELINE])
-    low, high = (end if np.isfinite(end) else np.nan for end in (saved.low, saved.high))
     reached = any(np.isfinite(arm.steps).any() for arm in by_name.values())
-    verdict = MEANING[tidy.verdict(low, high, arms.PAPER[task])]
+    verdict = MEANING[tidy.verdict(saved.low, saved.high, arms.PAPER[task])]
     return [
         claim,
         f"{report.number(arms.PAPER[task], 0)} %, {source}",
@@ -273,7 +272,7 @@ def page() -> report.Page:
             ),
         ],
         notes=[
-            "Not summary: the interval contains zero and excludes half of the paper's difference. "
+            "Not found: the interval contains zero and excludes half of the paper's difference. "
             "Too weak to tell: it contains zero and half of the paper's difference.",
             "The interval on AdvSST-2 also covers the sampling of its 148 rows.",
             "Grokking itself (generalisation long after the training set is fitted) is untested: "

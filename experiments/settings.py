@@ -80,7 +80,7 @@ class Data:
     vocab: Annotated[str | None, optional("FILE", "trained on the training texts")] = None
     """A vocab.txt or its folder."""
     train_size: Annotated[int | None, _by_budget("train_size", "INT")] = None
-    """Number of training rows, also the maximum number of validation rows."""
+    """Number of training rows."""
     test_size: Annotated[int | None, _by_budget("test_size", "INT")] = None
     """Number of test rows, from the first."""
     vocab_size: Annotated[int | None, _by_budget("vocab_size", "INT")] = None
@@ -133,8 +133,8 @@ class Flags:
     """Flags of every experiment that trains encoders."""
 
     budget: BudgetName = "laptop"
-    """Size of the run: seconds (few rows, two models), minutes, or as published. Other flags
-    override it."""
+    """Size of the run: seconds (few rows; the first two models, sizes or values), minutes, or as
+    published. Other flags override its numbers."""
     runs: str = "runs"
     """Folder of all runs."""
     data: Data = Data()

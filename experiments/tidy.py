@@ -133,7 +133,7 @@ def paired(ours: pd.DataFrame, theirs: pd.DataFrame, *, on: Sequence[str]) -> pd
     partner = theirs.set_index(list(on)).score.rename("partner")
     joined = ours.join(partner, on=list(on), how="inner", validate="many_to_one")
     joined["score"] -= joined.partner
-    return joined.drop(columns="partner")
+    return joined.drop(columns="partner").reset_index(drop=True)
 
 
 def summarise(scores: pd.DataFrame) -> pd.DataFrame:
@@ -173,7 +173,7 @@ def verdict(low: float, high: float, effect: float) -> Verdict:
         contains zero and excludes half of the effect, "reversed" on the other side of zero,
         "too weak to tell" if it contains both, "n/a" without an interval.
     """
-    if not np.isfinite([low, high]).all():
+    if np.isnan([low, high]).any():
         return "n/a"
     low, high = sorted((low * np.sign(effect), high * np.sign(effect)))
     half = abs(effect) / 2

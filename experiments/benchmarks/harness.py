@@ -44,11 +44,12 @@ CASES = (
     "memory",
 )
 COLUMNS = ("case", "setting", "name", "kind", "median", "low", "high", "rounds")
-PAGE_COLUMNS = ("", "lowest", "highest", "goal", "met")
+PAGE_COLUMNS = ("ratio", "lowest median", "highest median", "goal", "met")
 SECONDS, ROUNDS, QUICK_ROUNDS = 20.0, 5, 2
 MISSING = "not measured"
 NOTES = (
-    "A / B is the time of A over that of B: above 1, B is faster. Brackets: quartiles over rounds.",
+    "A / B is the time (of memory: the bytes) of A divided by that of B: above 1, B needs less. "
+    "Brackets: quartiles over rounds.",
     "Of several settings, the lowest and the highest median are shown; results.csv has all.",
     "Sessions and machines differ between cases: compare within one.",
 )

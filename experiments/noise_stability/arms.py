@@ -146,20 +146,23 @@ def page(
         draw = partial(figures.forest, table, label="arm", col=by_task, hue="unit", titles=TITLES,
                        xlabel="percent saved against the baseline")  # fmt: skip
         caption = (
-            "Percent of steps and of compute saved on the way to the target, with 95 % intervals"
+            "Percent of steps and of compute saved on the way to the target, with 95 % intervals, "
+            "cut off at −200"
         )
         pictures["savings"] = report.Picture(draw, caption)
     pictures["curves"] = report.Picture(
         partial(_curves, folder), "Median accuracy and noise stability over training"
     )
-    columns = ["arm", "reached", "median steps", "% fewer steps", "% less compute"]
+    columns = ["arm", "reached", "median steps", "steps saved, %", "compute saved, %"]
     columns = ["task", *columns] if by_task else columns
     return report.Page(
         title=title,
         answer=" ".join([answer, *answers]).strip() or "The regularizer was not run.",
         pictures=pictures,
         tables=[
-            report.Table(columns, rows, f"Steps to {100 * target:g} % accuracy."),
+            report.Table(
+                columns, rows, f"Training steps to {100 * target:g} % validation accuracy."
+            ),
             *_sweeps(folder),
             *tables,
         ],
@@ -175,8 +178,9 @@ def verdict(arm: Arm, baseline: Arm, target: float) -> str:
     if len(arm.steps) < tidy.MIN_SEEDS:
         return f"**Too few seeds on {task}** to compare the regularizer with the baseline."
     saving = saved(arm, baseline)
-    low, high = (end if np.isfinite(end) else np.nan for end in (saving.low, saving.high))
-    meaning = MEANING[tidy.verdict(low, high, PAPER[task]) if task in PAPER else "n/a"]
+    meaning = MEANING[
+        tidy.verdict(saving.low, saving.high, PAPER[task]) if task in PAPER else "n/a"
+    ]
     return (
         f"**On {task} the regularizer saves {said(saving)} % of the steps: {meaning}** "
         f"(the paper: {report.number(PAPER.get(task, np.nan), 0)} %)."

@@ -243,9 +243,10 @@ def page(folder: Path) -> Page:
             lines.append([str(line), *(_cell(at, *where) for where in SHOWN.values())])
     shares = tidy.select(means, metric="level share", corruption="gaussian", x=1.0, arm="trained")
     parts = report.joined(
-        f"{100 * row['mean']:.0f} % {_half(row, 100, 0)} of {titles[row.model]}'s"
+        f"{100 * row['mean']:.0f} % {_half(row, 100, 0)} for {titles[row.model]}"
         for _, row in shares.iterrows()
     )
+    linear = "mostly linear" if (shares["mean"] > 0.5).all() else "not mostly linear"
     panels = {
         "correlation, gaussian": "Gaussian noise: correlation of responses",
         "normalised stability, tokens": "token noise: normalised stability",
@@ -258,8 +259,8 @@ def page(folder: Path) -> Page:
         title="Response of trained encoders to noise: "
         + report.joined(titles[str(name)] for name in frame.task.unique()),
         answer=(
-            f"**The response is mostly linear: {parts} variance under noise at 0 dB is of degree "
-            "1.** Fresh parameters respond even more linearly, but hardly at all."
+            f"**The response is {linear}: degree 1 carries {parts} of the variance under Gaussian "
+            "noise**, trained on the task."
         ),
         pictures={
             "encoder_stability": report.Picture(
@@ -277,7 +278,7 @@ def page(folder: Path) -> Page:
             )
         },
         tables=[
-            report.Table(["", *SHOWN], lines, "Means over seeds ± half of their 95 % interval.")
+            report.Table(["", *SHOWN], lines, "Mean over seeds ± half-width of the 95 % interval.")
         ],
         notes=[
             "The response is that of a text's class probabilities to noise on its embeddings, "

@@ -75,9 +75,9 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 SHARES = {
     "accuracy": "all words",
-    "accuracy_known": "vocabulary",
+    "accuracy_known": "known words",
     "accuracy_unknown": "`<unk>`",
-    "guessed_unknown": "guesses that are `<unk>`",
+    "guessed_unknown": "predicted `<unk>`",
 }
 
 

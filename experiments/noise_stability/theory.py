@@ -602,8 +602,8 @@ def page(folder: Path) -> report.Page:
         title="Layers against the theorems of the noise-stability paper",
         answer=(
             f"**{held} of {total} closed forms of Theorems 5.1 to 5.3 hold within {WITHIN} "
-            f"standard errors.** {worst.model} is off by up to {worst.distance:.4f} in the "
-            "networks measured."
+            "standard errors.** In deep networks, measured stability differs from "
+            f"{worst.model} by up to {worst.distance:.4f}."
         ),
         pictures={
             "theory": report.Picture(
@@ -613,15 +613,18 @@ def page(folder: Path) -> report.Page:
         },
         tables=[
             report.Table(
-                ("claim", "formula", "largest distance", "in standard errors"),
+                ("layer", "formula", "largest distance", "in standard errors"),
                 list(lines),
                 "Largest distance of a measurement from each formula.",
             )
         ],
         notes=[
             "Points are measured, with 95 % intervals; lines are formulas, in the same colour.",
-            "Stability is not normalised: Eq. 5 and Eq. 8 take it for a correlation. In the deep "
-            "MLP the rising curve is the correlation.",
+            "Eq. 5 and Eq. 8 treat unnormalised stability as a correlation; the rising curve in "
+            "Figure 4 is the correlation.",
+            "The quadratic part of Theorem 5.1 is an approximation, so its distance does not "
+            "contradict the theorem.",
+            "A_X: attention of the clean input; A_Y: of the noisy input.",
             "The points of a curve share their draws, so their distances have the same sign.",
         ],
     )
@@ -631,7 +634,7 @@ def distances(table: pd.DataFrame) -> pd.DataFrame:
     """Largest `distance` of a measurement from each formula, and largest in standard `errors`."""
     compared = table[table.formula.notna()]
     distance = (compared.score - compared.formula).abs()
-    errors = (distance / compared.standard_error).where(compared.standard_error > 0, 0)
+    errors = (distance / compared.standard_error).where(distance > 0, 0)
     compared = compared.assign(distance=distance, errors=errors)
     keys = ["task", "model"]
     return compared.groupby(keys, sort=False)[["distance", "errors"]].max().reset_index()

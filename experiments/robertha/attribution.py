@@ -104,17 +104,23 @@ def page(folder: Path) -> Page:
     table = steps(tidy.average(scores, "task"))
     over = tidy.summarise(tidy.average(table, "level"))
     noisy = over[over.protocol != ""].assign(panel=lambda t: t.protocol.map(PANELS))
-    site = noisy[(noisy.change == STEPS[0].change) & (noisy.protocol == "sigma")].iloc[0]
+    site = noisy[(noisy.change == STEPS[0].change) & (noisy.protocol == "sigma")]
     later = noisy[noisy.change.isin([step.change for step in STEPS[1:7]])]
     matched = later[later.protocol == "matched"]
     clear = int(((matched.low > 0) | (matched.high < 0)).sum())
-    largest = tidy.largest(matched)
-    answer = (
-        f"**At the same σ, moving the noise from the token embeddings to after the LayerNorm adds "
-        f"{report.plain_interval(site)} points on {names}**, mean over noise levels. At the same "
-        f"SNR, the intervals of {clear} of the {len(matched)} other steps exclude zero. The "
-        f"largest effect is {report.plain_interval(largest)} ({largest.change})."
-    )
+    answer = ""
+    if len(site):
+        answer = (
+            "**At the same σ, moving the noise from the token embeddings to after the LayerNorm "
+            f"adds {report.plain_interval(site.iloc[0])} points on {names}**, mean over noise "
+            "levels. "
+        )
+    if len(matched):
+        largest = tidy.largest(matched)
+        answer += (
+            f"At the same SNR, the intervals of {clear} of the {len(matched)} other steps exclude "
+            f"zero. The largest effect is {report.plain_interval(largest)} ({largest.change})."
+        )
     draw = partial(
         figures.forest, noisy, label="change", col="panel", xlabel="points gained by the step"
     )

@@ -106,13 +106,16 @@ def page(folder: Path) -> Page:
         named = [PAPER_NAMES.get(f"{kind}-{row['size']}", "") for kind in KINDS]
         theirs, ours = (paper_score(titles[row.task], name, row.level) for name in named)
         papers.append(ours - theirs if row.protocol in ("", "sigma") else float("nan"))
-    table = table.assign(
-        paper=papers,
-        where=[
-            panel if panel == "clean" else f"{panel}".replace("\\n", " ") for panel in table.panel
-        ],
+    table = table.assign(paper=papers)
+    noisy = table[table.panel != "clean"]
+    strongest = table[(table.panel == "clean") | (table.level == noisy.level.max())]
+    several = scores.task.nunique() > 1 or noisy.level.nunique() > 1
+    noisy = noisy.assign(
+        label=[
+            f"{titles[row.task]}, {row['size']}, σ = {row.level:g}" if several else row["size"]
+            for _, row in noisy.iterrows()
+        ]
     )
-    noisy = table[(table.panel != "clean")]
     names = report.joined(titles[name] for name in scores.task.unique())
     answer = (
         f"**{gaussian.finding(noisy)} of Robertha over the TinyBERT of its size under noise on "
@@ -127,7 +130,7 @@ def page(folder: Path) -> Page:
                 partial(
                     figures.forest,
                     noisy,
-                    label="size",
+                    label="label",
                     col="panel",
                     xlabel="Robertha minus TinyBERT, points",
                 ),
@@ -136,7 +139,7 @@ def page(folder: Path) -> Page:
         },
         tables=[
             report.pivot(
-                table[table.task == task],
+                strongest[strongest.task == task],
                 index="size",
                 columns="panel",
                 caption=f"{titles[task]}: Robertha minus TinyBERT, "

@@ -71,6 +71,17 @@ def test_a_spec_is_what_training_depends_on(trained):
     assert cells.digest(cell.data._replace(train=cell.data.test)) != spec.data
 
 
+def test_precision_is_part_of_the_model(trained, monkeypatch):
+    _, given, cell = trained
+    specs = []
+    monkeypatch.setattr(cells, "train", lambda spec, *_, **__: specs.append(spec))
+    for precision in ("float32", "bfloat16"):
+        training = replace(given.training, precision=precision)
+        runs.open_cell(replace(given, training=training), job(), cell.data)
+    assert specs[0] == cell.spec != specs[1]
+    assert specs[1].model["precision"] == "bfloat16"
+
+
 def test_training_that_breaks_off_resumes_to_the_same_bits(trained, tmp_path, monkeypatch):
     _, _, cell = trained
     flags, fit = config(tmp_path), cells.fit
