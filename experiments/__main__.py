@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import importlib
 import importlib.metadata
@@ -11,6 +10,7 @@ import inspect
 import io
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -137,15 +137,18 @@ def listing(experiments: Mapping[str, str]) -> str:
 
 
 def earlier(root: Path) -> str:
-    """Returns two lines per run in a folder: date and command, then its page or its folder."""
+    """Returns two lines per run in a folder: date and command, then finished cells and the page."""
     lines = []
     for path in root.glob("*/*/config.json"):
-        origins = json.loads(path.read_text(encoding="utf-8")).get("provenance", [])
-        if origins:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if origins := document.get("provenance"):
+            cells = document["plan"].get("cells", [])
+            done = sum((root / "cells" / each).exists() for each in cells)
+            far = f"{done} of {len(cells)} models trained, " if cells else ""
             page = path.with_name("report.html")
-            state = str(page) if page.exists() else f"{path.parent} (not finished)"
+            state = f"page: {page}" if page.exists() else f"not finished: {path.parent}"
             date = origins[-1]["date"][:16].replace("T", " ")
-            lines.append(f"{date}  {origins[-1]['command']}\n{'':18}{state}")
+            lines.append(f"{date}  {origins[-1]['command']}\n{'':18}{far}{state}")
     return "\n".join(sorted(lines, reverse=True)) or f"no runs in {root}"
 
 
@@ -154,20 +157,9 @@ def introduction(module_path: str) -> tuple[str, str]:
     spec = importlib.util.find_spec(module_path)
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(f"EXPERIMENTS names a missing module: {module_path!r}")
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    reproduces = ""
-    for node in tree.body:
-        if isinstance(node, ast.AnnAssign):
-            targets: list[ast.expr] = [node.target]
-        elif isinstance(node, ast.Assign):
-            targets = node.targets
-        else:
-            continue
-        named = any(isinstance(each, ast.Name) and each.id == "REPRODUCES" for each in targets)
-        if named and node.value is not None:
-            reproduces = str(ast.literal_eval(node.value))
-    docstring = ast.get_docstring(tree) or ""
-    return reproduces, docstring.partition("\n")[0]
+    source = Path(spec.origin).read_text(encoding="utf-8")
+    reproduces = re.search(r'^REPRODUCES = "(.*)"$', source, re.MULTILINE)
+    return reproduces[1] if reproduces else "", source.partition("\n")[0].strip('"')
 
 
 def unknown(name: str, experiments: Mapping[str, str]) -> str:

@@ -18,8 +18,8 @@ import functools
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,9 +27,9 @@ import jax
 import numpy as np
 import optax
 
-from experiments.models import Variant, build
+from experiments.models import Trainable, Variant, build
 from experiments.provenance import provenance
-from experiments.rundir import LOCK, lock, plain, write_whole
+from experiments.rundir import LOCK, identifier, locked, plain, write_whole
 from hopfax.data import Bucket, Encoded, TaskData, bucket_boundaries, bucketed
 from hopfax.nn import Encoder, Functional, Params
 from hopfax.train.checkpoint import Checkpoints
@@ -39,7 +39,7 @@ from hopfax.train.metrics import MetricsLog, scores
 from hopfax.train.sharding import Sharding
 from hopfax.train.state import adamw, init_states
 
-FORMAT = 2  # increase it when the same spec no longer trains the same model
+FORMAT = 3  # increase it when the same spec no longer trains the same model
 RESUMPTION = "training"  # folder of the states that training resumes from
 
 
@@ -72,9 +72,7 @@ class Spec:
     @functools.cached_property
     def id(self) -> str:
         """Twelve hexadecimal digits of the SHA-256 of the spec and the format version."""
-        document = {"format": FORMAT, **plain(asdict(self))}
-        canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+        return identifier({"format": FORMAT, **plain(self)})
 
 
 class Cell(NamedTuple):
@@ -101,10 +99,8 @@ class Cell(NamedTuple):
 
 def digest(data: TaskData) -> str:
     """SHA-256 over the tokenised rows to train and select on, and the vocabulary."""
-    vocabulary = "\n".join(data.vocabulary.tokens).encode()
-    return hashlib.sha256(
-        vocabulary + digest_of(data.train).encode() + digest_of(data.validation).encode()
-    ).hexdigest()[:16]
+    parts = "\n".join(data.vocabulary.tokens), digest_of(data.train), digest_of(data.validation)
+    return hashlib.sha256("".join(parts).encode()).hexdigest()[:16]
 
 
 def digest_of(rows: Encoded) -> str:
@@ -140,51 +136,39 @@ def train(
     """
     folder, partial = Path(root) / spec.id, Path(root) / f"{spec.id}.partial"
     built = build(variant, data.spec, vocab_size=data.vocab_size, **plain(spec.sizes))
-    predictor = make_predictor(built.model, sharding=sharding)
+    predictor, config = make_predictor(built.model, sharding=sharding), plain(spec)
     if not folder.is_dir():
-        partial.mkdir(parents=True, exist_ok=True)
-        lock(partial)
-        if not folder.is_dir():  # another process may have finished it meanwhile
-            _fit(spec, built, data, predictor, partial, sharding, on_progress)
-            partial.rename(folder)
-            (folder / LOCK).unlink()
-            shutil.rmtree(folder / RESUMPTION, ignore_errors=True)  # several times the parameters
+        with locked(partial):
+            if not folder.is_dir():  # another process may have finished it meanwhile
+                options: Any = {"predictor": predictor, "sharding": sharding}
+                _fit(spec, built, data, partial, on_progress=on_progress, **options)
+                partial.rename(folder)
+                (folder / LOCK).unlink()
+                shutil.rmtree(folder / RESUMPTION, ignore_errors=True)  # many times the parameters
     # Shapes only: compiling the initialisation takes longer than testing a small model.
     like = jax.eval_shape(lambda: init_states(built.model, optax.identity(), spec.seeds).params)
-    with Checkpoints(folder, config=plain(asdict(spec))) as checkpoints:
+    with Checkpoints(folder, config=config) as checkpoints:
         restored = checkpoints.restore(like)
     if restored is None:
         raise FileNotFoundError(f"{folder} has no parameters; delete the folder to train again")
     return Cell(folder, spec, data, built.model, restored.tree, predictor, built.iterates)
 
 
-def _fit(
-    spec: Spec,
-    built: Any,
-    data: TaskData,
-    predictor: Predictor,
-    partial: Path,
-    sharding: Sharding | None,
-    on_progress: Callable[..., None] | None,
-) -> None:
-    """Trains in `partial`, from its last checkpoint if there is one."""
-    train, validation = buckets(data, (data.train, data.validation), spec.sizes["max_length"])
-
-    def score(logits: np.ndarray, labels: np.ndarray) -> float:
-        return scores(data.spec.metrics, logits, labels)["score"]
-
-    config = plain(asdict(spec))
+def _fit(spec: Spec, built: Trainable, data: TaskData, folder: Path, **options: Any) -> None:
+    """Trains in a folder, from its last checkpoint if there is one."""
+    train, validation = buckets(data, spec.sizes["max_length"], data.train, data.validation)
+    config = plain(spec)
     with (
-        Checkpoints(partial / RESUMPTION, config=config) as checkpoints,
-        MetricsLog(partial / "metrics.jsonl") as log,
+        Checkpoints(folder / RESUMPTION, config=config) as checkpoints,
+        MetricsLog(folder / "metrics.jsonl") as log,
     ):
-        write_whole(partial / "provenance.json", json.dumps(provenance(), indent=2))
+        write_whole(folder / "provenance.json", json.dumps(provenance(), indent=2))
         result = fit(
             built.model,
             built.objective,
             train=train,
             validation=validation,
-            score=score,
+            score=lambda *outputs: scores(data.spec.metrics, *outputs)["score"],
             seeds=spec.seeds,
             epochs=spec.epochs,
             patience=spec.patience,
@@ -192,21 +176,23 @@ def _fit(
             batch_size=spec.batch_size,
             checkpoints=checkpoints,
             log=log,
-            predictor=predictor,
-            sharding=sharding,
-            on_progress=on_progress,
+            **options,
         )
-    with Checkpoints(partial, config=config) as checkpoints:
+    with Checkpoints(folder, config=config) as checkpoints:
         checkpoints.save(result.steps, result.params)
 
 
-def buckets(data: TaskData, splits: Sequence[Encoded], max_length: int) -> tuple[list[Bucket], ...]:
-    """Returns splits in buckets of padded lengths; few rows get few buckets, as each compiles."""
-    everything = (data.train, data.validation, data.test)
-    lengths = np.concatenate([split.lengths.max(axis=1) for split in everything])
+def buckets(data: TaskData, max_length: int, *splits: Encoded) -> list[list[Bucket]]:
+    """Returns splits in buckets of padded lengths; few rows get few buckets, as each compiles.
+
+    The lengths are chosen for the rows to train and select on, which `digest` covers; longer rows
+    are padded to `max_length`.
+    """
+    known = np.concatenate([split.lengths.max(axis=1) for split in (data.train, data.validation)])
     if data.spec.suite == "synthetic":
         most, multiple = 1, 4
     else:
         most, multiple = min(4, 1 + len(data.train.labels) // 1000), 8
-    edges = bucket_boundaries(lengths, max_buckets=most, multiple=multiple, max_length=max_length)
-    return tuple(bucketed(split, boundaries=edges, pad_id=data.pad_id) for split in splits)
+    edges = bucket_boundaries(known, max_buckets=most, multiple=multiple, max_length=max_length)
+    edges = sorted({*edges, max_length})
+    return [bucketed(split, boundaries=edges, pad_id=data.pad_id) for split in splits]

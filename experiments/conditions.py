@@ -7,7 +7,6 @@ the cell's folder, one file per condition; scores are computed from them.
 from __future__ import annotations
 
 import functools
-import hashlib
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ import jax
 import numpy as np
 
 from experiments.cells import Cell, buckets, digest_of
-from experiments.rundir import plain, write_whole
+from experiments.rundir import identifier, write_whole
 from hopfax import text
 from hopfax.data import (
     EVALUATION_SETS,
@@ -44,7 +43,7 @@ CORRUPTIONS = {
     "textbugger": "TextBugger",
     "hotflip": "HotFlip",
 }
-_RANDOM: dict[str, Callable[..., Corrupted]] = {
+RANDOM: dict[str, Callable[..., Corrupted]] = {
     "misspelling": text.misspell,
     "char_swap": text.swap_characters,
 }
@@ -89,9 +88,7 @@ class Condition(Protocol):
 
 def predictions(cell: Cell, condition: Condition) -> CellPredictions:
     """Returns the cell's predictions under a condition, from its folder if stored."""
-    key = json.dumps(plain(condition.key(cell)), sort_keys=True, ensure_ascii=False)
-    kind = type(condition).__name__.lower()
-    name = f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.npz"
+    name = f"{type(condition).__name__.lower()}-{identifier(condition.key(cell))}.npz"
     path = cell.folder / "predictions" / name
     if path.exists():
         with np.load(path) as stored:
@@ -111,7 +108,7 @@ def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, 
     shared = {"constant": constant_score(metrics, predicted.labels, predicted.logits.shape[-1])}
     if isinstance(condition, EvaluationSet) and condition.name:
         shared["train_overlap"] = condition.train_overlap(cell)
-    for number, seed in enumerate(cell.spec.seeds[: len(predicted.logits)]):
+    for number, seed in enumerate(cell.spec.seeds):
         values = scores(metrics, predicted.logits[number], predicted.labels)
         if np.isfinite(predicted.words_changed[number]):
             values["words_changed"] = float(predicted.words_changed[number])
@@ -164,7 +161,7 @@ class Gaussian:
 
     def predict(self, cell: Cell) -> CellPredictions:
         """See `Condition`."""
-        (test,) = buckets(cell.data, (cell.data.test,), cell.spec.sizes["max_length"])
+        (test,) = buckets(cell.data, cell.spec.sizes["max_length"], cell.data.test)
         # Seeds draw independently, models share a seed's draws: intervals over seeds are honest,
         # differences between models stay paired.
         noise = self.noise._replace(seeds=cell.spec.seeds) if self.level else None
@@ -182,7 +179,6 @@ class Typos:
         corruption: A key of `CORRUPTIONS`, or "none".
         rate: Share of the words, in [0, 1].
         num_texts: Rows drawn at random from those with a word; None for all.
-        num_seeds: How many of the cell's seeds to test.
         beam: Width of HotFlip's beam.
         form: What HotFlip edits: "characters" or "tokens".
         data_dir: Folder of the raw sets; changes no result.
@@ -191,7 +187,6 @@ class Typos:
     corruption: str = "none"
     rate: float = 0.0
     num_texts: int | None = None
-    num_seeds: int = 3
     beam: int = 2
     form: Form = "characters"
     data_dir: str | None = None
@@ -200,9 +195,14 @@ class Typos:
         """See `Condition`."""
         chosen = _with_words(cell.data.spec.name, self.data_dir, self.num_texts)
         fields = asdict(self)
-        if self.corruption not in ("textbugger", "hotflip"):
+        if not self.attacks:
             del fields["beam"], fields["form"]
         return {**fields, "data_dir": None, "rows": chosen}
+
+    @property
+    def attacks(self) -> bool:
+        """Whether the words are changed to raise the loss of one seed's model."""
+        return self.corruption in ("textbugger", "hotflip")
 
     def columns(self, cell: Cell) -> Mapping[str, Any]:
         """See `Condition`."""
@@ -211,55 +211,43 @@ class Typos:
     def predict(self, cell: Cell) -> CellPredictions:
         """See `Condition`."""
         chosen = _with_words(cell.data.spec.name, self.data_dir, self.num_texts)
-        seeds = range(min(self.num_seeds, len(cell.spec.seeds)))
-        parts = [
-            (which, made, _predict_rows(cell, _replaced(chosen, made), which))
-            for which, made in self._corrupted(cell, chosen, seeds)
-        ]
-        rates = {
-            seed: (np.mean([each.rate for each in made]), [each.edits for each in made])
-            for which, made, _ in parts
-            for seed in which
-        }
+        seeds = range(len(cell.spec.seeds))
+        parts, changed, edits = [], [], []
+        for tested in [[seed] for seed in seeds] if self.attacks else [seeds]:
+            made = self._corrupted(cell, chosen, tested[0])
+            rows = [row._replace(texts=each.text) for row, each in zip(chosen, made, strict=True)]
+            parts.append(_predict_rows(cell, rows, tested))
+            changed += [np.mean([each.rate for each in made])] * len(tested)
+            edits += [json.dumps([each.edits for each in made], ensure_ascii=False)] * len(tested)
         return CellPredictions(
-            logits=np.concatenate([predicted.logits for _, _, predicted in parts]),
-            labels=parts[0][2].labels,
+            logits=np.concatenate([each.logits for each in parts]),
+            labels=parts[0].labels,
             snr_db=np.full(len(seeds), np.nan),
-            num_steps=np.concatenate([predicted.num_steps for _, _, predicted in parts]),
-            words_changed=np.array([rates[seed][0] for seed in seeds]),
-            edits=np.array([json.dumps(rates[seed][1], ensure_ascii=False) for seed in seeds]),
+            num_steps=np.concatenate([each.num_steps for each in parts]),
+            words_changed=np.array(changed),
+            edits=np.array(edits),
         )
 
-    def _corrupted(
-        self, cell: Cell, chosen: Sequence[Example], seeds: Sequence[int]
-    ) -> Iterator[tuple[list[int], list[Corrupted]]]:
-        """Yields corrupted texts with the seeds to test on them, all at once or one by one."""
-        texts, indices = [row.texts for row in chosen], [row.index for row in chosen]
+    def _corrupted(self, cell: Cell, rows: Sequence[Example], seed: int) -> Sequence[Corrupted]:
+        """Corrupts rows, under an attack against the model of a seed, given by its place."""
         if self.corruption == "none" or not self.rate:
-            yield list(seeds), [text.draft(each).corrupted() for each in texts]
-            return
-        if self.corruption in _RANDOM:
-            corrupt = functools.partial(_RANDOM[self.corruption], rate=self.rate)
-            numbered = zip(texts, indices, strict=True)
-            yield list(seeds), [corrupt(each, seed=(0, row)) for each, row in numbered]
-            return
-        labels = [row.label for row in chosen]
-        for seed in seeds:
-            victim = make_victim(
-                cell.model,
-                jax.tree.map(lambda leaf, seed=seed: leaf[seed], cell.params),
-                cell.data.vocabulary,
-                regression=cell.data.spec.regression,
-                max_length=cell.spec.sizes["max_length"],
-            )
-            shared = {"rate": self.rate, "rows": indices}
-            if self.corruption == "textbugger":
-                attacked = text.textbugger(victim, texts, labels, seed=0, **shared)
-            else:
-                attacked = text.hotflip(
-                    victim, texts, labels, form=self.form, beam=self.beam, **shared
-                )
-            yield [seed], [each.corrupted for each in attacked]
+            return [text.draft(row.texts).corrupted() for row in rows]
+        if corrupt := RANDOM.get(self.corruption):
+            return [corrupt(row.texts, rate=self.rate, seed=(0, row.index)) for row in rows]
+        victim = make_victim(
+            cell.model,
+            jax.tree.map(lambda leaf: leaf[seed], cell.params),
+            cell.data.vocabulary,
+            regression=cell.data.spec.regression,
+            max_length=cell.spec.sizes["max_length"],
+        )
+        attack = text.textbugger
+        if self.corruption == "hotflip":
+            attack = functools.partial(text.hotflip, form=self.form, beam=self.beam)
+        texts, labels = [row.texts for row in rows], [row.label for row in rows]
+        indices = [row.index for row in rows]
+        attacked = attack(victim, texts, labels, rate=self.rate, rows=indices)
+        return [each.corrupted for each in attacked]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -404,7 +392,3 @@ def _with_words(task: str, data_dir: str | None, count: int | None) -> list[Exam
     rows = [row for row in reported_rows(task, data_dir=data_dir) if text.draft(row.texts).words]
     picked = np.random.default_rng(0).permutation(len(rows))[:count]
     return [rows[number] for number in sorted(picked)]
-
-
-def _replaced(rows: Sequence[Example], made: Sequence[Corrupted]) -> list[Example]:
-    return [row._replace(texts=each.text) for row, each in zip(rows, made, strict=True)]

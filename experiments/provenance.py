@@ -24,18 +24,23 @@ def provenance() -> dict[str, Any]:
         differ from the commit), `cpu`, `cpu_features` (vector instructions, which decide how XLA
         rounds on a CPU), `cores`, `device`, and versions of python, jax and flax.
     """
+    import jax
+
     from hopfax.nn.groups import usable_cores
 
     commit, dirty = source_state()
+    cpu, devices = processor(), jax.devices()
+    count = f"{len(devices)} x " if len(devices) > 1 else ""
+    features = f"{cpu.get('flags', '')} {cpu.get('Features', '')}".split()
     return {
         "command": command_line(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit,
         "dirty": dirty,
-        "cpu": cpu_field("model name") or platform.processor() or platform.machine() or "unknown",
-        "cpu_features": cpu_features(),
+        "cpu": cpu.get("model name") or platform.processor() or platform.machine() or "unknown",
+        "cpu_features": " ".join(sorted(n for n in features if n.startswith(VECTOR_FEATURES))),
         "cores": usable_cores(),
-        "device": device_kind(),
+        "device": f"{count}{devices[0].device_kind}",
         "python": platform.python_version(),
         "jax": importlib.metadata.version("jax"),
         "flax": importlib.metadata.version("flax"),
@@ -51,22 +56,10 @@ def origin_line(origin: Mapping[str, Any]) -> str:
     )
 
 
-def same_origin(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two sessions differ only in their date."""
-    return {**one, "date": ""} == {**other, "date": ""}
-
-
 def command_line() -> str:
-    """Returns the command line, without the interpreter's path."""
-    program = sys.argv[0] if sys.argv else ""
-    package = Path(__file__).parent.name
-    if package in (parts := Path(program).with_suffix("").parts):
-        # A module of this package, run by `python -m`.
-        module = parts[len(parts) - 1 - parts[::-1].index(package) :]
-        program = f"-m {'.'.join(module).removesuffix('.__main__')}"
-    else:
-        program = shlex.quote(Path(program).name) if program else "-c"
-    return " ".join(["python", program, *map(shlex.quote, sys.argv[1:])])
+    """Returns the command line, without the paths of the interpreter and the script."""
+    program, *arguments = sys.orig_argv[1:] or ["-c"]
+    return shlex.join(["python", Path(program).name, *arguments])
 
 
 def source_state() -> tuple[str, bool]:
@@ -76,15 +69,10 @@ def source_state() -> tuple[str, bool]:
     """
 
     def git(*arguments: str) -> str:
-        answer = subprocess.run(
-            ["git", *arguments],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=20,
-        )
-        return answer.stdout.strip()
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=20
+        ).stdout.strip()
 
     try:
         paths = ("--", ":/", ":(top,exclude)experiments/results")
@@ -94,28 +82,11 @@ def source_state() -> tuple[str, bool]:
         return "unknown", False
 
 
-def cpu_features() -> str:
-    """Vector instructions of the processor, such as `avx2 fma`; empty outside Linux."""
-    names = f"{cpu_field('flags')} {cpu_field('Features')}".split()
-    return " ".join(sorted(name for name in names if name.startswith(VECTOR_FEATURES)))
-
-
-def cpu_field(name: str) -> str:
-    """A field of the first processor in Linux's list; empty if there is none."""
+def processor() -> dict[str, str]:
+    """Returns the fields of the first processor in Linux's list; empty on other systems."""
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            field, _, value = line.partition(":")
-            if field.strip() == name:
-                return value.strip()
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
     except OSError:
-        pass  # not Linux
-    return ""
-
-
-def device_kind() -> str:
-    """Returns jax's devices, e.g. `2 x NVIDIA A100` or `cpu`."""
-    import jax
-
-    devices = jax.devices()
-    kind = devices[0].device_kind
-    return f"{len(devices)} x {kind}" if len(devices) > 1 else kind
+        return {}
+    fields = (line.partition(":") for line in first.splitlines())
+    return {name.strip(): value.strip() for name, _, value in fields}

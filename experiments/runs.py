@@ -7,10 +7,9 @@ cells' predictions, so several processes can work on one run.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,23 +26,10 @@ from hopfax.train.progress import Progress
 from hopfax.train.sharding import make_sharding
 
 TRAINING = 0.75  # approximate share of a model's time spent on training, for the progress line
-
 COLUMNS = (
-    "task",
-    "model",
-    "corruption",
-    "level",
-    "site",
-    "protocol",
-    "draw",
-    "seed",
-    "metric",
-    "score",
-    "num_examples",
-    "num_train",
-    "snr_db",
-    "steps_mean",
-)
+    "task", "model", "corruption", "level", "site", "protocol", "draw", "seed", "metric", "score",
+    "num_examples", "num_train", "snr_db", "steps_mean",
+)  # fmt: skip
 
 
 class Job(NamedTuple):
@@ -56,7 +42,7 @@ class Job(NamedTuple):
 
 
 def fill(
-    name: str, config: Flags, jobs: Iterable[Job], page: Callable[[Path], report.Page]
+    name: str, config: Flags, jobs: Sequence[Job], page: Callable[[Path], report.Page]
 ) -> Path:
     """Trains and tests the jobs that are not done yet, and writes the run's page.
 
@@ -73,14 +59,14 @@ def fill(
         BlockingIOError: Other processes train all remaining models.
         ValueError, FileNotFoundError: A flag or a file is wrong.
     """
-    jobs = list(jobs)
     check(jobs)
     data = {name: load(config, name) for name in dict.fromkeys(job.task for job in jobs)}
     for rows in data.values():
         if rows.is_partial:
             print(f"{rows.spec.title}: {len(rows.train.labels):,} training rows, fewer than "
                   "the official training set")  # fmt: skip
-    folder = open_run(name, config, root=config.runs, ignore=("runs",))
+    plan = {"cells": [spec_of(config, job, data[job.task]).id for job in jobs]}
+    folder = open_run(name, config, plan=plan)
     measured: dict[int, list[dict[str, Any]]] = {}
     with Progress(100 * len(jobs), window=500, counts=False) as progress:
 
@@ -88,32 +74,32 @@ def fill(
             progress.update(round(100 * (len(measured) + share)), 0, **fields)
 
         def measure(job: Job) -> list[dict[str, Any]]:
-            cell = open_cell(
-                config,
-                job,
-                data[job.task],
-                on_progress=lambda share, **fields: show(TRAINING * share, **fields),
-            )
+            def training(share: float, **fields: float) -> None:
+                show(TRAINING * share, **fields)
+
+            cell = open_cell(config, job, data[job.task], on_progress=training)
             rows = []
             for count, condition in enumerate(job.conditions, 1):
                 rows += conditions.rows(cell, condition, model=job.model)
                 show(TRAINING + (1 - TRAINING) * count / len(job.conditions))
             return rows
 
-        waiting, skipped = collections.deque(enumerate(jobs)), 0
-        while skipped < len(waiting):
-            number, job = waiting.popleft()
-            title = f"{task(job.task).title}, {job.variant.title}"
-            progress.title = f"[{number + 1}/{len(jobs)}] {title}"
-            try:
-                measured[number] = measure(job)
-            except BlockingIOError as error:
-                print(f"{title}: {error}; continuing with the next model", flush=True)
-                waiting.append((number, job))
-                skipped += 1
-                continue
-            skipped = 0
-            gather(folder, [rows for _, rows in sorted(measured.items())])
+        waiting, before = list(enumerate(jobs)), len(jobs) + 1
+        while waiting and len(waiting) < before:
+            before, turn, waiting = len(waiting), waiting, []
+            for number, job in turn:
+                title = f"{task(job.task).title}, {job.variant.title}"
+                progress.title = f"[{number + 1}/{len(jobs)}] {title}"
+                try:
+                    measured[number] = measure(job)
+                except BlockingIOError as error:
+                    print(f"{title}: {error}; continuing with the next model", flush=True)
+                    waiting.append((number, job))
+                    continue
+                frame = pd.DataFrame([row for _, rows in sorted(measured.items()) for row in rows])
+                columns = list(dict.fromkeys([*COLUMNS, *frame]))
+                text = frame.reindex(columns=columns).to_csv(index=False, lineterminator="\n")
+                write_whole(folder / "results.csv", text)
     if waiting:
         with contextlib.suppress(ValueError, IndexError, FileNotFoundError):  # too few rows yet
             report.write_report(folder, page(folder))
@@ -146,31 +132,24 @@ def load(config: Flags, name: str) -> TaskData:
         max_length=flags.max_length,
         train_size=flags.train_size,
     )
+
+    def first(rows: Encoded, count: int | None) -> Encoded:
+        return Encoded(*(part[:count] for part in rows))
+
+    few = flags.train_size if config.budget == "smoke" else None
     return data._replace(
-        validation=_first(data.validation, flags.train_size if config.budget == "smoke" else None),
-        test=_first(data.test, flags.test_size),
+        validation=first(data.validation, few), test=first(data.test, flags.test_size)
     )
 
 
-def _first(rows: Encoded, count: int | None) -> Encoded:
-    return Encoded(*(part[:count] for part in rows))
-
-
-def open_cell(
-    config: Flags, job: Job, data: TaskData, *, on_progress: Callable[..., None] | None = None
-) -> Cell:
-    """Trains or loads the cell of a job; `on_progress` as in `hopfax.train.loop.fit`.
-
-    Raises:
-        BlockingIOError: Another process trains it.
-    """
+def spec_of(config: Flags, job: Job, data: TaskData) -> Spec:
+    """Returns everything that the model of a job depends on."""
     flags = config.training
-    variant = dataclasses.replace(job.variant, precision=flags.precision)
     assert flags.seeds and flags.epochs and flags.patience and flags.learning_rate and flags.width
-    spec = Spec(
+    return Spec(
         task=job.task,
         data=cells.digest(data),
-        model=variant.settings(),
+        model={**job.variant.settings(), "precision": flags.precision},
         sizes={
             "width": flags.width,
             "ff_width": 4 * flags.width,
@@ -183,20 +162,24 @@ def open_cell(
         learning_rate=flags.learning_rate,
         batch_size=flags.batch_size,
     )
-    sharding = make_sharding(flags.devices, num_seeds=len(flags.seeds), batch_size=flags.batch_size)
+
+
+def open_cell(
+    config: Flags, job: Job, data: TaskData, *, on_progress: Callable[..., None] | None = None
+) -> Cell:
+    """Trains or loads the cell of a job; `on_progress` as in `hopfax.train.loop.fit`.
+
+    Raises:
+        BlockingIOError: Another process trains it.
+    """
+    flags = config.training
     return cells.train(
-        spec,
-        variant,
+        spec_of(config, job, data),
+        dataclasses.replace(job.variant, precision=flags.precision),
         data,
         root=Path(config.runs) / "cells",
-        sharding=sharding,
+        sharding=make_sharding(
+            flags.devices, num_seeds=len(flags.seeds or ()), batch_size=flags.batch_size
+        ),
         on_progress=on_progress,
     )
-
-
-def gather(folder: Path, parts: Iterable[list[dict[str, Any]]]) -> None:
-    """Writes results.csv in one step."""
-    frame = pd.DataFrame([row for rows in parts for row in rows])
-    extra = [name for name in frame if name not in COLUMNS]
-    frame = frame.reindex(columns=[*COLUMNS, *extra])
-    write_whole(folder / "results.csv", frame.to_csv(index=False, lineterminator="\n"))

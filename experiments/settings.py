@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import tyro
@@ -46,21 +47,28 @@ EMBEDDED_LAPTOP = BUDGETS["laptop"]._replace(
 )
 
 
-def _by_budget(name: str, metavar: str) -> Any:
-    """Shows each budget's value in place of "(default: None)"."""
+def by_budget(
+    name: str, metavar: str, defaults: Mapping[str, Mapping[str, Any]] | None = None
+) -> Any:
+    """Shows each budget's value in place of "(default: None)".
+
+    Args:
+        name: The flag's field.
+        metavar: What its values are.
+        defaults: For each budget, values by the name of the field; None for `BUDGETS`.
+    """
 
     def text(value: Any) -> str:
         if value is None:
             return "all"
-        return " ".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}"
+        return " ".join(map(str, value)) or "none" if isinstance(value, tuple) else f"{value:g}"
 
-    hints = [
-        f"{text(getattr(BUDGETS[each], name))} ({each})" for each in ("laptop", "smoke", "paper")
-    ]
-    embedded = getattr(EMBEDDED_LAPTOP, name)
-    if embedded != getattr(BUDGETS["laptop"], name):
-        hints.insert(1, f"{text(embedded)} (laptop, synthetic tasks)")
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {', '.join(hints)})")
+    if defaults is None:
+        defaults = {size: budget._asdict() for size, budget in BUDGETS.items()}
+        if (value := getattr(EMBEDDED_LAPTOP, name)) != defaults["laptop"][name]:
+            defaults["laptop, synthetic tasks"] = {name: value}
+    hints = (f"{text(values[name])} ({size})" for size, values in defaults.items())
+    return optional(metavar, ", ".join(hints))
 
 
 def optional(metavar: str, default: str) -> Any:
@@ -79,11 +87,11 @@ class Data:
     """Folder of raw sets (glue_data/SST-2/train.tsv, ...) or of built TFDS sets."""
     vocab: Annotated[str | None, optional("FILE", "trained on the training texts")] = None
     """A vocab.txt or its folder."""
-    train_size: Annotated[int | None, _by_budget("train_size", "INT")] = None
+    train_size: Annotated[int | None, by_budget("train_size", "INT")] = None
     """Number of training rows."""
-    test_size: Annotated[int | None, _by_budget("test_size", "INT")] = None
+    test_size: Annotated[int | None, by_budget("test_size", "INT")] = None
     """Number of test rows, from the first."""
-    vocab_size: Annotated[int | None, _by_budget("vocab_size", "INT")] = None
+    vocab_size: Annotated[int | None, by_budget("vocab_size", "INT")] = None
     """Maximum size of a trained vocabulary."""
     max_length: int = 128
     """Maximum length in tokens; longer texts are truncated."""
@@ -93,19 +101,19 @@ class Data:
 class Training:
     """Training of the models."""
 
-    seeds: Annotated[tuple[int, ...] | None, _by_budget("seeds", "INT ...")] = None
+    seeds: Annotated[tuple[int, ...] | None, by_budget("seeds", "INT ...")] = None
     """Training seeds."""
-    epochs: Annotated[int | None, _by_budget("epochs", "INT")] = None
+    epochs: Annotated[int | None, by_budget("epochs", "INT")] = None
     """Maximum number of epochs; the learning rate decays over all of them."""
-    patience: Annotated[int | None, _by_budget("patience", "INT")] = None
+    patience: Annotated[int | None, by_budget("patience", "INT")] = None
     """Epochs without a better validation score before a seed stops."""
-    learning_rate: Annotated[float | None, _by_budget("learning_rate", "FLOAT")] = None
+    learning_rate: Annotated[float | None, by_budget("learning_rate", "FLOAT")] = None
     """Peak learning rate."""
     batch_size: int = 32
     """Rows per training step."""
-    width: Annotated[int | None, _by_budget("width", "INT")] = None
+    width: Annotated[int | None, by_budget("width", "INT")] = None
     """Model width; feed-forward layers are four times as wide."""
-    num_layers: Annotated[int | None, _by_budget("num_layers", "INT")] = None
+    num_layers: Annotated[int | None, by_budget("num_layers", "INT")] = None
     """Number of layers."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of the blocks. Parameters, retrieval, softmax and loss stay in float32."""
@@ -117,14 +125,14 @@ class Training:
 class Noise:
     """Noise to test under."""
 
-    levels: Annotated[tuple[float, ...] | None, _by_budget("levels", "FLOAT ...")] = None
+    levels: Annotated[tuple[float, ...] | None, by_budget("levels", "FLOAT ...")] = None
     """Noise levels σ; clean inputs are always tested."""
     sites: tuple[str, ...] = ("token", "embedding")
     """Where noise is added: to the token embeddings (token), or after the embedding LayerNorm
     (embedding)."""
     protocols: tuple[str, ...] = ("sigma", "matched")
     """Same σ for all models (sigma), or same signal-to-noise ratio (matched)."""
-    noise_draws: Annotated[int | None, _by_budget("noise_draws", "INT")] = None
+    noise_draws: Annotated[int | None, by_budget("noise_draws", "INT")] = None
     """Independent noise draws per test row."""
 
 
@@ -133,19 +141,20 @@ class Flags:
     """Flags of every experiment that trains encoders."""
 
     budget: BudgetName = "laptop"
-    """Size of the run: seconds (few rows; the first two models, sizes or values), minutes, or as
-    published. Other flags override its numbers."""
+    """Size of the run: seconds (few rows, models and values), minutes, or as published. Other flags
+    override its values."""
     runs: str = "runs"
     """Folder of all runs."""
     data: Data = Data()
     training: Training = Training()
 
 
-def resolved(config: Config) -> Config:
+def resolved(config: Config, own: Mapping[str, Mapping[str, Any]] | None = None) -> Config:
     """Returns the configuration with the budget's values for flags that were not set.
 
     Args:
         config: A dataclass with `budget` and some of the groups above.
+        own: The experiment's own defaults: for each budget, values by the name of the flag.
 
     Raises:
         ValueError: A value is out of its range, or a list is empty or repeats a value.
@@ -154,57 +163,40 @@ def resolved(config: Config) -> Config:
     budget = BUDGETS[config.budget]
     if embedded and config.budget == "laptop":
         budget = EMBEDDED_LAPTOP
-    groups = {}
-    for group in dataclasses.fields(config):
-        flags = getattr(config, group.name)
-        if not dataclasses.is_dataclass(flags):
-            continue
-        missing = {
-            each.name: getattr(budget, each.name)
-            for each in dataclasses.fields(flags)
-            if getattr(flags, each.name) is None and each.name in Budget._fields
-        }
-        groups[group.name] = dataclasses.replace(flags, **missing)  # pyright: ignore[reportArgumentType]
-    filled = dataclasses.replace(config, **groups)
-    check(filled)
-    return filled
+    values = budget._asdict() | dict((own or {}).get(config.budget, {}))
+
+    def filled(flags: Any) -> Any:
+        changes = {}
+        for each in dataclasses.fields(flags):
+            value = getattr(flags, each.name)
+            if dataclasses.is_dataclass(value):
+                changes[each.name] = filled(value)
+            elif value is None and each.name in values:
+                changes[each.name] = values[each.name]
+        return dataclasses.replace(flags, **changes)
+
+    check(config)
+    return filled(config)
 
 
-class Range(NamedTuple):
-    """Allowed values of a flag: in words that follow "must be", and as a predicate."""
-
-    wanted: str
-    holds: Callable[[float], bool]
-
-
-_AT_LEAST_ONE = Range(">= 1", lambda value: value >= 1)
-_POSITIVE = Range("> 0 and finite", lambda value: 0 < value < float("inf"))
-_NOT_NEGATIVE = Range(">= 0 and finite", lambda value: 0 <= value < float("inf"))
-RANGES: dict[str, Range] = {
-    "seeds": Range("in [0, 2**32)", lambda value: 0 <= value < 2**32),
-    "epochs": _AT_LEAST_ONE,
-    "patience": _AT_LEAST_ONE,
-    "learning_rate": _POSITIVE,
-    "train_size": _AT_LEAST_ONE,
-    "test_size": _AT_LEAST_ONE,
-    "vocab_size": Range(">= 6, more than the special tokens", lambda value: value >= 6),
-    "width": _AT_LEAST_ONE,
-    "num_layers": _AT_LEAST_ONE,
-    "noise_draws": _AT_LEAST_ONE,
-    "levels": _NOT_NEGATIVE,
-    "rates": Range("a share of the words in [0, 1]", lambda value: 0 <= value <= 1),
-    "texts": _AT_LEAST_ONE,
-    "beta": _POSITIVE,
-    "tol": _NOT_NEGATIVE,
-    "max_steps": _AT_LEAST_ONE,
-    "esr_weight": _NOT_NEGATIVE,
-    "esr_target": Range("an entropy in [0, 1]", lambda value: 0 <= value <= 1),
-    "dropout": Range("in [0, 1)", lambda value: 0 <= value < 1),
-    "adversarial_radius": _POSITIVE,
-    "batch_size": _AT_LEAST_ONE,
+# Allowed values of flags: in words that follow "must be", as a predicate, and the flags.
+RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    ("in [0, 2**32)", lambda value: 0 <= value < 2**32, "seeds"),
+    (
+        ">= 1",
+        lambda value: value >= 1,
+        "epochs patience train_size test_size width num_layers noise_draws texts max_steps "
+        "batch_size",
+    ),
+    ("> 0 and finite", lambda value: 0 < value < inf, "learning_rate beta adversarial_radius"),
+    (">= 0 and finite", lambda value: 0 <= value < inf, "levels tol esr_weight"),
+    (">= 6, more than the special tokens", lambda value: value >= 6, "vocab_size"),
+    ("a share of the words in [0, 1]", lambda value: 0 <= value <= 1, "rates"),
+    ("an entropy in [0, 1]", lambda value: 0 <= value <= 1, "esr_target"),
+    ("in [0, 1)", lambda value: 0 <= value < 1, "dropout"),
     # Minimum: a pair of one-token texts with three special tokens.
-    "max_length": Range("in [5, 8192]", lambda value: 5 <= value <= 8192),
-}
+    ("in [5, 8192]", lambda value: 5 <= value <= 8192, "max_length"),
+)
 
 
 def check(config: Any) -> None:
@@ -219,10 +211,10 @@ def check(config: Any) -> None:
             check(value)
             continue
         values = value if isinstance(value, tuple) else (value,)
-        if isinstance(value, tuple) and (not value or len(set(value)) < len(value)):
+        empty = not values and not getattr(config, "may_be_empty", False)
+        if empty or len(set(values)) < len(values):
             raise ValueError(f"{flag} requires one or more distinct values, got {value}")
-        if each.name in RANGES:
-            wanted, holds = RANGES[each.name]
-            for one in values:
+        for words, holds, flags in RANGES:
+            for one in values if each.name in flags.split() else ():
                 if one is not None and not holds(one):
-                    raise ValueError(f"{flag} must be {wanted}, got {one}")
+                    raise ValueError(f"{flag} must be {words}, got {one}")

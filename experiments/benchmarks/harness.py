@@ -117,7 +117,7 @@ def run(flags: argparse.Namespace) -> int:
     origin = provenance()
     plan = {name: origin[name] for name in ("commit", "dirty", "cpu", "device", "jax")}
     plan["torch"] = importlib.metadata.version("torch") if has_torch() else None
-    folder = open_run("benchmarks", vars(flags), plan=plan, root=flags.runs, ignore=("runs",))
+    folder = open_run("benchmarks", vars(flags), plan=plan)
     path, failed = folder / "results.csv", 0
     frame = pd.DataFrame(columns=list(COLUMNS))
     if path.exists() and not plan["dirty"]:

@@ -121,7 +121,7 @@ def run(config: Config) -> Path:
     ]
     runs.check(jobs)
     data = {name: runs.load(config, name) for name in config.data.task}
-    folder = open_run("encoder-stability", config, root=config.runs, ignore=("runs",))
+    folder = open_run("encoder-stability", config)
     rows: list[dict[str, Any]] = []
     with Progress(100 * len(jobs), window=500, counts=False) as progress:
         for number, job in enumerate(jobs):

@@ -141,7 +141,7 @@ def run(config: Config) -> Path:
             "--num-samples must be >= 1000 and --networks >= 2, got "
             f"{budget.num_samples} and {budget.networks}"
         )
-    folder = open_run("theory", config, plan=budget._asdict(), root=config.runs, ignore=("runs",))
+    folder = open_run("theory", config, plan=budget._asdict())
     keys = jax.random.split(jax.random.key(config.seed), len(PARTS))
     tables: list[pd.DataFrame] = []
     with Progress(len(PARTS), counts=False) as progress:

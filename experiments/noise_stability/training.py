@@ -24,7 +24,7 @@ import pandas as pd
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from experiments import report
-from experiments.rundir import lock, open_run, plain, write_whole
+from experiments.rundir import locked, open_run, plain, write_whole
 from hopfax import stability
 from hopfax.nn import Decoder, Functional, Params
 from hopfax.random import quick
@@ -204,7 +204,7 @@ def fill(
         for job in jobs
     }
     plan = {"target": jobs[0].problem.target, "arms": arms, "settings": settings}
-    folder = open_run(name, config, plan=plan, root=config.runs, ignore=("runs",))
+    folder = open_run(name, config, plan=plan)
     results, curves = [], []
     with Progress(100 * len(jobs), window=500, counts=False) as progress:
         for number, job in enumerate(jobs):
@@ -250,18 +250,21 @@ def train_arm(
     name = hashlib.sha256(canonical.encode()).hexdigest()[:12]
     stored, partial = root / f"{name}.npz", root / f"{name}.partial"
     if not stored.exists():
-        partial.mkdir(parents=True, exist_ok=True)
-        lock(partial)
-        if not stored.exists():  # another process may have stored it meanwhile
-            with Checkpoints(partial, config=settings, interval=CHECKPOINT_SECONDS) as checkpoints:
-                history, params = train_runs(job, checkpoints=checkpoints, on_progress=on_progress)
-            final = evaluator(problem.model, problem.evaluate)(params, *splits)
-            arrays = history._asdict() | {FINAL + key: part for key, part in final.items()}
-            buffer = io.BytesIO()
-            as_float = {key: np.asarray(part, np.float32) for key, part in arrays.items()}
-            np.savez_compressed(buffer, settings=np.array(canonical), **as_float)  # pyright: ignore[reportArgumentType]
-            write_whole(stored, buffer.getvalue())
-            shutil.rmtree(partial)
+        with locked(partial):
+            if not stored.exists():  # another process may have stored it meanwhile
+                with Checkpoints(
+                    partial, config=settings, interval=CHECKPOINT_SECONDS
+                ) as checkpoints:
+                    history, params = train_runs(
+                        job, checkpoints=checkpoints, on_progress=on_progress
+                    )
+                final = evaluator(problem.model, problem.evaluate)(params, *splits)
+                arrays = history._asdict() | {FINAL + key: part for key, part in final.items()}
+                buffer = io.BytesIO()
+                as_float = {key: np.asarray(part, np.float32) for key, part in arrays.items()}
+                np.savez_compressed(buffer, settings=np.array(canonical), **as_float)  # pyright: ignore[reportArgumentType]
+                write_whole(stored, buffer.getvalue())
+                shutil.rmtree(partial)
     with np.load(stored, allow_pickle=False) as arrays:
         history = Epoch(*(arrays[field] for field in Epoch._fields))
         final = {key.removeprefix(FINAL): arrays[key] for key in arrays if key.startswith(FINAL)}

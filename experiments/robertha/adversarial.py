@@ -51,11 +51,10 @@ def run(config: Config) -> Path:
     from experiments import conditions, runs
 
     config = resolved(config)
-    rows = 16 if config.budget == "smoke" else None
     jobs = []
     for task in config.data.task:
         tests = conditions.evaluation_sets(
-            task, names=config.sets, data_dir=config.data.data_dir, num_rows=rows
+            task, names=config.sets, data_dir=config.data.data_dir, num_rows=config.data.test_size
         )
         jobs += [
             runs.Job(task, model, config.encoder.applied(variant(model)), tests)

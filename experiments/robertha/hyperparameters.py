@@ -19,10 +19,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from experiments.models import VARIANTS, with_flags
-from experiments.settings import Flags, Noise
+from experiments.settings import Flags, Noise, by_budget, resolved
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,15 +35,27 @@ CENTRE = {"esr_target": 0.35, "esr_weight": 0.05, "beta": 15.0}
 SYMBOLS = {"esr_target": "α", "esr_weight": "λ", "beta": "β"}
 
 
+VALUES = {
+    "esr_target": (0.1, 0.2, 0.5, 0.7, 1.0),
+    "esr_weight": (0.0, 0.01, 0.1, 0.2, 1.0),
+    "beta": (1.0, 5.0, 10.0, 20.0, 30.0, 50.0, 100.0),
+}
+FEW = {"esr_target": (0.1,), "esr_weight": (), "beta": ()}
+Values = tuple[float, ...] | None
+DEFAULTS = {"laptop": VALUES, "smoke": FEW, "paper": VALUES}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sweeps:
     """What to vary; an empty list leaves a sweep out."""
 
-    esr_target: tuple[float, ...] = (0.1, 0.2, 0.5, 0.7, 1.0)
+    may_be_empty: ClassVar[bool] = True
+
+    esr_target: Annotated[Values, by_budget("esr_target", "[FLOAT ...]", DEFAULTS)] = None
     """Target entropies α of ESR, in [0, 1]."""
-    esr_weight: tuple[float, ...] = (0.0, 0.01, 0.1, 0.2, 1.0)
+    esr_weight: Annotated[Values, by_budget("esr_weight", "[FLOAT ...]", DEFAULTS)] = None
     """Weights λ of ESR."""
-    beta: tuple[float, ...] = (1.0, 5.0, 10.0, 20.0, 30.0, 50.0, 100.0)
+    beta: Annotated[Values, by_budget("beta", "[FLOAT ...]", DEFAULTS)] = None
     """Inverse temperatures, before the 1/sqrt(head width)."""
 
 
@@ -59,6 +71,7 @@ def run(config: Config) -> Path:
     """Trains and tests missing models, then writes the page; returns the run's folder."""
     from experiments.robertha.robustness import run_models
 
+    config = resolved(config, DEFAULTS)
     settings = [
         (parameter, value)
         for parameter in SYMBOLS
@@ -67,7 +80,6 @@ def run(config: Config) -> Path:
     ]
     if not settings:
         raise ValueError("nothing to vary: --esr-target, --esr-weight and --beta are all empty")
-    settings = settings[:1] if config.budget == "smoke" else settings
     centre = VARIANTS["robertha"]
     models = {"robertha": centre}
     for parameter, value in settings:

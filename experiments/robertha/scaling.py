@@ -9,8 +9,8 @@ Command: `python -m experiments scaling` (two small sizes on an embedded task), 
 
 Expected: no gap at small sizes with noise at the same site; the large ones have not been measured.
 
-The sizes are those of Google's BERT miniatures (Turc et al. 2019). Each has a TinyBERT, which at
-`base` is BERT-base, and a Robertha, which at `base` is the paper's Robertha-large.
+From `tiny` on, the sizes are those of Google's BERT miniatures (Turc et al. 2019). Each has a
+TinyBERT, which at `base` is BERT-base, and a Robertha, which at `base` is Robertha-large.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+from tyro.conf import Fixed, SuppressFixed
 
 from experiments.models import VARIANTS, with_flags
-from experiments.settings import Flags, Noise
+from experiments.settings import Flags, Noise, Training, by_budget, resolved
 
 if TYPE_CHECKING:
     from experiments.report import Page
@@ -37,6 +39,7 @@ class Size(NamedTuple):
 
 
 SIZES = {
+    "smallest": Size(1, 64),
     "tiny": Size(2, 128),
     "mini": Size(4, 256),
     "small": Size(4, 512),
@@ -52,12 +55,26 @@ PAPER_NAMES = {
 }
 
 
+SizeName = Literal["smallest", "tiny", "mini", "small", "medium", "base"]
+TWO = {"size": ("tiny", "mini")}
+DEFAULTS = {"smoke": {"size": ("smallest",)}, "laptop": TWO, "paper": TWO}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizedTraining(Training):
+    """Training of the models; `--size` sets their sizes."""
+
+    width: SuppressFixed[Fixed[int | None]] = None
+    num_layers: SuppressFixed[Fixed[int | None]] = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config(Flags):
     """Which sizes, and on which tasks."""
 
-    size: tuple[Literal["tiny", "mini", "small", "medium", "base"], ...] = ("tiny", "mini")
-    """Sizes of the encoders."""
+    training: SizedTraining = SizedTraining()
+    size: Annotated[tuple[SizeName, ...] | None, by_budget("size", "NAME ...", DEFAULTS)] = None
+    """Sizes of the encoders: smallest, tiny, mini, small, medium, base."""
     noise: Noise = Noise(levels=(2.0,))
     remat_from: int = 8
     """Number of layers from which blocks are recomputed in the backward pass, to save memory."""
@@ -67,9 +84,9 @@ def run(config: Config) -> Path:
     """Trains and tests missing models, then writes the page; returns the run's folder."""
     from experiments.robertha.robustness import run_models
 
-    models = {}
-    for size in config.size[:1] if config.budget == "smoke" else config.size:
-        shape = Size(1, 64) if config.budget == "smoke" else SIZES[size]
+    config, models = resolved(config, DEFAULTS), {}
+    for size in config.size or ():
+        shape = SIZES[size]
         for kind in KINDS:
             model = with_flags(
                 VARIANTS[kind],

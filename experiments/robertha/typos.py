@@ -22,11 +22,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import tyro
-
 from experiments.models import VARIANTS, variant
 from experiments.robertha.robustness import Encoders
-from experiments.settings import Flags, resolved
+from experiments.settings import Flags, by_budget, resolved
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,6 +32,15 @@ if TYPE_CHECKING:
     from experiments.report import Page, Table
 
 REPRODUCES = "Robertha, Table 12: scores under misspelling, char swap, TextBugger and HotFlip"
+
+
+RATES = (0.1, 0.2, 0.3)
+DEFAULTS = {
+    "laptop": {"rates": RATES, "texts": 200},
+    "smoke": {"rates": RATES[:1], "texts": 4},
+    "paper": {"rates": RATES, "texts": None},
+}
+BEAMS = {"smoke": 1, "laptop": 2, "paper": 3}  # widths of HotFlip's beam
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +56,9 @@ class Config(Flags):
         "hotflip",
     )
     """Corruptions of the test texts."""
-    rates: tuple[float, ...] = (0.1, 0.2, 0.3)
+    rates: Annotated[tuple[float, ...] | None, by_budget("rates", "FLOAT ...", DEFAULTS)] = None
     """Shares of words to change, in (0, 1]; clean texts are always tested."""
-    texts: Annotated[
-        int | None,
-        tyro.conf.arg(help_behavior_hint="(default: 200 (laptop), 4 (smoke), all (paper))"),
-    ] = None
+    texts: Annotated[int | None, by_budget("texts", "INT", DEFAULTS)] = None
     """Texts drawn from each test split."""
     form: Literal["characters", "tokens"] = "characters"
     """Units that HotFlip replaces."""
@@ -65,14 +69,10 @@ def run(config: Config) -> Path:
     """Trains and tests missing models, then writes the page; returns the run's folder."""
     from experiments import conditions, runs
 
-    config = resolved(config)
-    texts, seeds, beam = {"smoke": (4, 1, 1), "laptop": (200, 3, 2), "paper": (None, 5, 3)}[
-        config.budget
-    ]
+    config = resolved(config, DEFAULTS)
     shared = {
-        "num_texts": config.texts or texts,
-        "num_seeds": seeds,
-        "beam": beam,
+        "num_texts": config.texts,
+        "beam": BEAMS[config.budget],
         "form": config.form,
         "data_dir": config.data.data_dir,
     }
@@ -80,7 +80,7 @@ def run(config: Config) -> Path:
     tests += [
         conditions.Typos(corruption=corruption, rate=rate, **shared)
         for corruption in config.corruption
-        for rate in (config.rates[:1] if config.budget == "smoke" else config.rates)
+        for rate in config.rates or ()
         if rate
     ]
     jobs = [

@@ -1,5 +1,4 @@
 import dataclasses
-import json
 import os
 import platform
 import shutil
@@ -10,95 +9,73 @@ from pathlib import Path
 import pytest
 
 from experiments import rundir
-from experiments.provenance import command_line, cpu_features, provenance, same_origin
+from experiments.provenance import command_line, processor, provenance
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
+    runs: Path
     sigmas: tuple[float, ...] = (0.5, 1.0)
-    data_dir: Path | None = None
-    progress: bool = True
+    data_dir: Path | None = Path("some") / "dir"
 
 
 def test_the_same_configuration_finds_the_same_folder(tmp_path):
-    first = rundir.open_run("robustness", Config(), root=tmp_path)
-    again = rundir.open_run("robustness", Config(), root=tmp_path)
-    other = rundir.open_run("robustness", Config(sigmas=(0.5, 2.0)), root=tmp_path)
-    planned = rundir.open_run("robustness", Config(), plan={"seeds": (23,)}, root=tmp_path)
+    first, again, elsewhere = (
+        rundir.open_run("robustness", Config(runs=tmp_path / runs)) for runs in ("", "", "b")
+    )
+    other = rundir.open_run("robustness", Config(runs=tmp_path, sigmas=(0.5, 2.0)))
+    planned = rundir.open_run("robustness", Config(runs=tmp_path), plan={"cells": ("a",)})
     assert first == again and len({first, other, planned}) == 3
-    assert first.parent == tmp_path / "robustness"
+    assert first.parent == tmp_path / "robustness" and elsewhere.name == first.name
 
 
 LOCK = """
 import sys
 from experiments import rundir
 
-rundir.lock(sys.argv[1])
-print("ready", flush=True)
-sys.stdin.read()
+with rundir.locked(sys.argv[1]):
+    print("ready", flush=True)
+    sys.stdin.read()
 """
 
 
 def test_a_lock_names_its_owner_and_ends_with_it(tmp_path):
     command = [sys.executable, "-c", LOCK, str(tmp_path)]
-    root = Path(rundir.__file__).parents[1]
-    pipe = subprocess.PIPE
+    root, pipe = Path(rundir.__file__).parents[1], subprocess.PIPE
     with subprocess.Popen(command, cwd=root, text=True, stdin=pipe, stdout=pipe) as first:
         assert first.stdout and first.stdout.readline() == "ready\n"
         message = rf"is in use by process {first.pid} on {platform.node()} since 2\d{{3}}-.*; wait"
-        with pytest.raises(BlockingIOError, match=message):
-            rundir.lock(tmp_path)
+        with pytest.raises(BlockingIOError, match=message), rundir.locked(tmp_path):
+            pass
         first.kill()
-    rundir.lock(tmp_path)
+    with rundir.locked(tmp_path):
+        pass
 
 
 def test_a_replaced_folder_is_locked_again(tmp_path):
-    folder = tmp_path / "cell"
     for _ in range(2):
-        folder.mkdir()
-        rundir.lock(folder)
-        assert (folder / rundir.LOCK).read_text().startswith(f"process {os.getpid()} on ")
-        shutil.rmtree(folder)
+        with rundir.locked(tmp_path / "cell"):
+            owner = (tmp_path / "cell" / rundir.LOCK).read_text()
+            assert owner.startswith(f"process {os.getpid()} on ")
+            shutil.rmtree(tmp_path / "cell")
 
 
-def test_ignored_fields_do_not_change_the_id():
-    ids = {rundir.run_id("x", Config(progress=on), ignore=("progress",)) for on in (True, False)}
-    assert len(ids) == 1
-    assert rundir.run_id("x", Config(progress=True)) != rundir.run_id("x", Config(progress=False))
-
-
-def test_config_json_holds_settings_plan_and_one_entry_per_origin(tmp_path):
-    config = Config(data_dir=Path("some") / "dir")
-    for _ in range(2):
-        folder = rundir.open_run("robustness", config, plan={"seeds": (23, 42)}, root=tmp_path)
+def test_config_json_holds_settings_plan_and_one_entry_per_origin(tmp_path, monkeypatch):
+    origin = provenance()
+    for changes in ({}, {"date": "2000-01-01"}, {"commit": "0" * 40}):
+        monkeypatch.setattr(rundir, "provenance", lambda changes=changes: origin | changes)
+        folder = rundir.open_run("robustness", Config(runs=tmp_path), plan={"seeds": (23, 42)})
     document = rundir.read_config(folder)
-    assert document["config"] == {"sigmas": [0.5, 1.0], "data_dir": "some/dir", "progress": True}
+    del document["config"]["runs"]
+    assert document["config"] == {"sigmas": [0.5, 1.0], "data_dir": "some/dir"}
     assert document["plan"] == {"seeds": [23, 42]}
-    assert len(document["provenance"]) == 1
+    assert [each["commit"] for each in document["provenance"]] == [origin["commit"], "0" * 40]
 
 
-def test_another_commit_adds_an_origin(tmp_path):
-    folder = rundir.open_run("robustness", Config(), root=tmp_path)
-    document = json.loads((folder / "config.json").read_text())
-    document["provenance"][0]["commit"] = "0" * 40
-    (folder / "config.json").write_text(json.dumps(document))
-    rundir.open_run("robustness", Config(), root=tmp_path)
-    assert len(rundir.read_config(folder)["provenance"]) == 2
-
-
-def test_a_value_json_cannot_hold_is_refused():
-    with pytest.raises(TypeError, match="only numbers, text"):
-        rundir.run_id("x", {"fn": len})
-    with pytest.raises(ValueError):
-        rundir.run_id("x", {"sigma": float("nan")})
-
-
-def test_a_missing_or_broken_config_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match="a run's folder is"):
-        rundir.read_config(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"config\.json"):
-        rundir.read_config(tmp_path)
+@pytest.mark.parametrize(("value", "error"), [(len, TypeError), (float("nan"), ValueError)])
+def test_a_value_json_cannot_hold_is_refused(value, error):
+    with pytest.raises(error):
+        rundir.identifier({"sigma": value})
 
 
 def test_a_failed_write_leaves_only_the_old_file(tmp_path, monkeypatch):
@@ -115,25 +92,25 @@ def test_a_failed_write_leaves_only_the_old_file(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["results.csv"]
 
 
-def test_vector_instructions_are_recorded(monkeypatch):
-    """XLA rounds by them: scores of one program differ between processors."""
-    listed = "model name\t: A CPU\nflags\t\t: fpu sse2 avx512f avx2 fma erms\n"
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: listed)
-    assert cpu_features() == "avx2 avx512f fma sse2"
+def test_provenance_names_versions_hardware_and_vector_instructions(monkeypatch):
+    listed = "model name\t: A CPU\nflags\t\t: fpu sse2 avx512f avx2 fma erms\n\nmodel name: other\n"
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", lambda *_, **__: listed)
+        fields = processor()
+    monkeypatch.setattr("experiments.provenance.processor", lambda: fields)
+    origin = provenance()
+    assert (origin["cpu"], origin["cpu_features"]) == ("A CPU", "avx2 avx512f fma sse2")
+    assert origin["jax"] and origin["flax"] and origin["python"].startswith("3.")
+    assert origin["cores"] >= 1 and origin["device"]
 
 
-def test_provenance_names_versions_hardware_and_commit():
-    found = provenance()
-    assert found["jax"] and found["flax"] and found["python"].startswith("3.")
-    assert "cpu_features" in found and found["cores"] >= 1 and found["cpu"] and found["device"]
-    assert same_origin(found, {**found, "date": "1970-01-01"})
-    assert not same_origin(found, {**found, "commit": "other"})
-
-
-def test_the_command_is_shown_without_the_path_of_the_machine(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["/somewhere/experiments/__main__.py", "robustness", "a b"])
-    assert command_line() == "python -m experiments robustness 'a b'"
-    monkeypatch.setattr("sys.argv", ["/somewhere/experiments/benchmarks/__main__.py"])
-    assert command_line() == "python -m experiments.benchmarks"
-    monkeypatch.setattr("sys.argv", ["/somewhere/measure.py", "--fast"])
-    assert command_line() == "python measure.py --fast"
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["-m", "experiments", "robustness", "a b"], "python -m experiments robustness 'a b'"),
+        (["/somewhere/measure.py", "--fast"], "python measure.py --fast"),
+    ],
+)
+def test_the_command_is_shown_without_the_path_of_the_machine(monkeypatch, arguments, shown):
+    monkeypatch.setattr("sys.orig_argv", ["/somewhere/bin/python3", *arguments])
+    assert command_line() == shown

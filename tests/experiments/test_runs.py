@@ -1,24 +1,20 @@
 """Cells and runs: trained once, resumed, tested once, gathered whole."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import numpy as np
 import pandas as pd
 import pytest
 
-from experiments import cells, conditions, runs, tidy
+from experiments import cells, conditions, rundir, runs, tidy
+from experiments.__main__ import earlier
 from experiments.models import variant
 from experiments.robertha import robustness
 from experiments.settings import Data, Training, resolved
-from hopfax.data import load_task
+from hopfax.data import Encoded, load_task
 from hopfax.train.metrics import scores
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def config(folder, **training):
@@ -111,21 +107,21 @@ def test_training_that_breaks_off_resumes_to_the_same_bits(trained, tmp_path, mo
 
 def test_another_process_keeps_a_cell(trained, tmp_path):
     flags, cell = config(tmp_path), trained[2]
-    partial = tmp_path / "cells" / f"{cell.spec.id}.partial"
-    partial.mkdir(parents=True)
-    code = """
-import sys
-from experiments.rundir import lock
-lock(sys.argv[1])
-print('ready', flush=True)
-sys.stdin.read()
-"""
-    command, pipe = [sys.executable, "-c", code, str(partial)], subprocess.PIPE
-    with subprocess.Popen(command, cwd=ROOT, text=True, stdin=pipe, stdout=pipe) as other:
-        assert other.stdout and other.stdout.readline() == "ready\n"
-        with pytest.raises(BlockingIOError, match=f"in use by process {other.pid}"):
-            runs.open_cell(flags, job(), cell.data)
-        other.kill()
+    locked = rundir.locked(tmp_path / "cells" / f"{cell.spec.id}.partial")
+    with locked, pytest.raises(BlockingIOError, match="is in use by process"):
+        runs.open_cell(flags, job(), cell.data)
+
+
+def test_padded_lengths_are_those_of_the_training_rows(trained):
+    data = trained[2].data
+    rows = cells.buckets(data, 128, data.train, data.validation, data.test)
+    longest = max(data.train.lengths.max(), data.validation.lengths.max())
+    assert [len(split) for split in rows] == [1, 1, 1]
+    assert 0 <= rows[0][0].ids.shape[-1] - longest < 4
+    long = Encoded(np.ones((1, 1, 60), int), np.array([[60]]), np.zeros(1, int), np.zeros(1, int))
+    train, test = cells.buckets(data._replace(test=long), 128, data.train, long)
+    np.testing.assert_array_equal(train[0].ids, rows[0][0].ids)
+    assert [bucket.ids.shape[-1] for bucket in test] == [128]
 
 
 def test_a_condition_is_asked_once(trained, monkeypatch):
@@ -169,10 +165,10 @@ def test_the_best_constant_prediction(metrics, labels, outputs, best):
 
 def test_random_typos_are_the_same_for_all_models(trained):
     cell = trained[2]
-    typos = conditions.Typos(corruption="misspelling", rate=0.5, num_texts=8, num_seeds=2)
+    typos = conditions.Typos(corruption="misspelling", rate=0.5, num_texts=8)
     predicted = conditions.predictions(cell, typos)
-    assert predicted.logits.shape == (2, 8, 2)
-    assert predicted.words_changed[0] == predicted.words_changed[1] > 0.3
+    assert predicted.logits.shape == (3, 8, 2), "all seeds"
+    assert len(set(predicted.words_changed)) == 1 and predicted.words_changed[0] > 0.3
     edits = [json.loads(str(each)) for each in predicted.edits]
     assert edits[0] == edits[1] and any(edits[0])
 
@@ -201,6 +197,8 @@ def test_a_run_gathers_every_row_once(trained, monkeypatch, capsys):
     assert not frame.duplicated([*tidy.CELL, "seed", "draw", "metric"]).any()
     assert len(frame[frame.metric == "score"]) == 3 * (1 + 2)
     assert (folder / "report.html").exists() and (folder / "robustness.png").exists()
+    page = f"1 of 1 models trained, page: {folder / 'report.html'}"
+    assert earlier(folder.parents[1]).splitlines()[-1].strip() == page
     assert capsys.readouterr().err.splitlines()[-1] == "[1/1] Sentiment, TinyBERT  100%  done"
     before = (folder / "results.csv").read_bytes()
     monkeypatch.setattr(cells, "fit", lambda *_, **__: pytest.fail("trained again"))

@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import tyro
 
-from experiments.__main__ import EXPERIMENTS
+from experiments.robertha import hyperparameters, scaling, typos
 from experiments.robertha.robustness import Config
 from experiments.settings import BUDGETS, EMBEDDED_LAPTOP, Data, Noise, Training, resolved
 
@@ -42,19 +43,49 @@ def test_wrong_values_are_refused_by_flag(flags, message):
         resolved(Config(**flags))
 
 
-@pytest.mark.parametrize("name", ["robustness", "grokking"])
-def test_help_shows_what_the_budgets_take_and_loads_no_jax(name):
-    code = f"""
+@pytest.mark.parametrize(
+    ("module", "few"),
+    [
+        (typos, {"rates": (0.1,), "texts": 4}),
+        (scaling, {"size": ("smallest",)}),
+        (hyperparameters, {"esr_target": (0.1,), "esr_weight": (), "beta": ()}),
+    ],
+)
+def test_a_smoke_run_shortens_only_lists_that_were_left_out(module, few):
+    def smoke(*flags):
+        arguments = ["--budget", "smoke", *flags]
+        config = tyro.cli(module.Config, args=arguments, config=(tyro.conf.OmitArgPrefixes,))
+        found = resolved(config, module.DEFAULTS)
+        return {name: getattr(getattr(found, "sweeps", found), name) for name in few}
+
+    assert smoke() == few
+    named = {"rates": ("0.2", "0.3"), "size": ("tiny", "mini"), "beta": ("1", "5"), "texts": ("9",)}
+    for name in few.keys() & named:
+        value = smoke(f"--{name}", *named[name])[name]
+        values = value if isinstance(value, tuple) else (value,)
+        assert [f"{each:g}" if name != "size" else each for each in values] == list(named[name])
+
+
+def test_a_sweep_without_values_is_left_out():
+    config = hyperparameters.Config(sweeps=hyperparameters.Sweeps(beta=()))
+    assert resolved(config, hyperparameters.DEFAULTS).sweeps.beta == ()
+
+
+def test_sizes_are_set_by_size_alone(capsys):
+    with pytest.raises(SystemExit):
+        tyro.cli(scaling.Config, args=["--width", "8"], config=(tyro.conf.OmitArgPrefixes,))
+    assert "Unrecognized options: --width" in capsys.readouterr().err
+
+
+def test_help_shows_what_the_budgets_take_and_loads_no_jax():
+    code = """
 import sys
 from experiments.__main__ import main
-main([{name!r}, "--help"])
+main(["robustness", "--help"])
 assert "jax" not in sys.modules, "jax is imported"
 """
-    found = subprocess.run(
+    shown = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert EXPERIMENTS[name]
-    if name == "robustness":
-        words = " ".join(found.stdout.replace("│", " ").split())
-        assert "2e-05 (paper)" in words
-        assert "training options" in found.stdout
+    words = " ".join(shown.stdout.replace("│", " ").split())
+    assert "2e-05 (paper)" in words and "training options" in shown.stdout
