@@ -8,14 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 Gradient = Literal["implicit", "unrolled"]
 Stop = Literal["relative", "absolute"]
 Map = Callable[[PyTree, PyTree], PyTree]
 Measure = Callable[[PyTree, PyTree], Array]
+_LoopMeasure = Callable[[PyTree, PyTree, Array], Array]  # with the number of steps
 
 
 class FixedPoint(NamedTuple):
@@ -36,7 +35,6 @@ class FixedPoint(NamedTuple):
 
 class _Loop(NamedTuple):
     value: PyTree
-    aux: PyTree
     num_steps: Array
     residual: Array
     running: Array
@@ -51,8 +49,7 @@ def fixed_point(
     max_steps: int = 50,
     gradient: Gradient = "implicit",
     stop: Stop | Measure = "relative",
-    has_aux: bool = False,
-    adjoint_tol: float | Float[Array, ""] | None = None,
+    min_steps: int = 1,
     adjoint_max_steps: int = 1000,
 ) -> FixedPoint:
     r"""Iterates $x \leftarrow f(\theta, x)$ until convergence.
@@ -71,15 +68,11 @@ def fixed_point(
         stop: `"relative"`, $\|x' - x\| \le tol \|x\|$, or `"absolute"`, $\|x' - x\| \le tol$.
             Only the second one can end an approach to the origin, where the state shrinks by
             the same factor in every step. Or a function `stop(new, old)` that returns the size
-            of the change; with `has_aux` it is given pairs `(x, aux)`.
-            A function must itself be nan, as those two are, where an iterate is not finite.
-        has_aux: Whether `fn` returns a pair, the next iterate and something beside it that the
-            measure asks for. Beside the start stand zeros.
-        adjoint_tol: Relative error at which the series of the implicit gradient stops, >= 0; None
-            takes `tol` for the relative stop, and at most 1e-4 for the others.
-        adjoint_max_steps: Most terms of that series, at least 1. A contraction by $q$ a step needs
-            $\log(tol) / \log(q)$ of them, 916 for $q = 0.99$ and 1e-4. Under `vmap` the slowest
-            state decides how many are computed.
+            of the change, and nan where an iterate is not finite.
+        min_steps: An earlier step never counts as converged, unless `tol` is infinite.
+        adjoint_max_steps: Most terms of the implicit gradient's series, at least 1. A contraction
+            by $q$ a step needs $\log(tol) / \log(q)$ of them, 916 for $q = 0.99$ and 1e-4. Under
+            `vmap` the slowest state decides how many are computed.
 
     Returns:
         A `FixedPoint`. A start or iterate that is not finite ends the loop at once.
@@ -109,25 +102,27 @@ def fixed_point(
         >>> round(float(value), 3), round(float(slope), 3)  # 1 / (1 - p), 1 / (1 - p)^2
         (2.0, 4.0)
     """
-    named = "relative" if callable(stop) else stop
-    check_stopping(tol=tol, max_steps=max_steps, stop=named, adjoint_max_steps=adjoint_max_steps)
+    check_stopping(
+        tol=tol,
+        max_steps=max_steps,
+        stop="relative" if callable(stop) else stop,
+        gradient=gradient,
+        adjoint_max_steps=adjoint_max_steps,
+    )
     init = _floating(init, "init")
-    dtype = _dtype(init)
-    tol = jnp.asarray(tol, dtype)
-    if adjoint_tol is None:
-        adjoint_tol = relative_tol(tol, stop)
-    whole = fn if has_aux else lambda params, x: (fn(params, x), ())
-    measure = partial(_measure, stop, has_aux)
-    if gradient == "implicit":
-        series = jnp.asarray(adjoint_tol, dtype)
-        params = jax.tree.map(reverse_mode_only, params)
-        search = partial(whole, jax.lax.stop_gradient(params))
-        loop = _iterate(search, jax.lax.stop_gradient(init), tol, max_steps, measure)
-        value = _with_gradient(whole, adjoint_max_steps, params, loop.value, series)
-        return _finish(loop._replace(value=value), tol)
+    tol = jnp.asarray(tol, _dtype(init))
+
+    def measure(new: PyTree, old: PyTree, num_steps: Array) -> Array:
+        residual = stop(new, old) if callable(stop) else _change(new, old, stop)
+        early = (num_steps < min_steps) & jnp.isfinite(residual)
+        return jnp.where(early, jnp.finfo(residual.dtype).max, residual)
+
     if gradient == "unrolled":
-        return _unrolled(whole, max_steps, measure, params, init, tol)
-    raise ValueError(f'gradient must be "implicit" or "unrolled", got {gradient!r}')
+        return _finish(_unrolled(partial(fn, params), init, tol, max_steps, measure), tol)
+    search = partial(fn, jax.lax.stop_gradient(params))
+    loop = _iterate(search, jax.lax.stop_gradient(init), tol, max_steps, measure)
+    series = {"tol": relative_tol(tol, stop), "max_steps": adjoint_max_steps}
+    return _finish(loop._replace(value=at_fixed_point(fn, params, loop.value, **series)), tol)
 
 
 def at_fixed_point(
@@ -141,7 +136,7 @@ def at_fixed_point(
     """Gives a fixed point that was found by other means the implicit gradient of `fixed_point`.
 
     Args:
-        fn: The map, as in `fixed_point`, without an auxiliary output.
+        fn: The map, as in `fixed_point`.
         params: Parameters of the map.
         value: Its fixed point.
         tol: See `adjoint`.
@@ -150,10 +145,10 @@ def at_fixed_point(
     Returns:
         `value`, whose cotangent reaches `params` as with `gradient="implicit"`, and nothing else.
     """
-    check_stopping(tol=tol, max_steps=max_steps, stop="relative")
-    tol = jnp.asarray(tol, dtype=_dtype(value))
-    params = jax.tree.map(reverse_mode_only, params)
-    return _with_gradient(lambda p, x: (fn(p, x), ()), max_steps, params, value, tol)
+    # Outside of the custom rule, so that under `vmap` the gradient of shared parameters is summed
+    # as it arises; inside, every query would hold one of its own.
+    applied = fn(params, jax.lax.stop_gradient(value))
+    return _solved(fn, max_steps, applied, value, params, jnp.asarray(tol, _dtype(value)))
 
 
 def adjoint(
@@ -173,7 +168,7 @@ def adjoint(
     learn whether that gradient converged.
 
     Args:
-        fn: The map, as in `fixed_point`, without an auxiliary output.
+        fn: The map, as in `fixed_point`.
         params: Parameters of the map.
         value: The fixed point.
         cotangent: $g$, a tree of arrays like `value`.
@@ -227,26 +222,34 @@ def relative_tol(
 
 
 def check_stopping(
-    *, tol: Any, max_steps: int, stop: Stop, adjoint_max_steps: int = 1, scalar: bool = True
+    *,
+    tol: Any,
+    max_steps: int,
+    stop: Stop,
+    gradient: Gradient = "implicit",
+    adjoint_max_steps: int = 1,
+    least: int = 1,
+    scalar: bool = True,
 ) -> None:
     """Raises a ValueError unless these can end a loop, as far as known before the program runs."""
-    check_steps("max_steps", max_steps)
+    check_steps("max_steps", max_steps, least=least)
     check_steps("adjoint_max_steps", adjoint_max_steps)
     real_array(tol, "tol", scalar=scalar)
     if not isinstance(stop, str) or stop not in ("relative", "absolute"):
         raise ValueError(f'stop must be "relative" or "absolute", got {stop!r}')
+    if gradient not in ("implicit", "unrolled"):
+        raise ValueError(f'gradient must be "implicit" or "unrolled", got {gradient!r}')
     if not isinstance(tol, Tracer) and not np.all(np.asarray(tol) >= 0):
         raise ValueError(f"tol is a size of change and must be >= 0, got {tol}")
 
 
-def check_steps(name: str, steps: Any) -> None:
+def check_steps(name: str, steps: Any, *, least: int = 1) -> None:
     """Raises a TypeError or ValueError unless this is a number of steps."""
     if not isinstance(steps, (int, np.integer)):
         raise TypeError(f"{name} must be a whole number, got {steps!r}")
-    if steps < 1:
-        raise ValueError(f"{name} must be at least 1, got {steps}")
-    if steps >= 2**31:
-        raise ValueError(f"{name} must be below 2**31, got {float(min(steps, 2**1000)):.3g}")
+    if not least <= steps < 2**31:
+        shown = steps if steps < least else f"{float(min(steps, 2**1000)):.3g}"
+        raise ValueError(f"{name} must be at least {least} and below 2**31, got {shown}")
 
 
 def real_array(x: Any, name: str, *, scalar: bool = False) -> Array:
@@ -288,20 +291,13 @@ def _dtype(x: PyTree) -> Any:
     return jnp.result_type(*jax.tree.leaves(x))
 
 
-def _start(fn: Callable[[PyTree], tuple[PyTree, PyTree]], init: PyTree) -> _Loop:
+def _start(init: PyTree) -> _Loop:
     return _Loop(
         value=init,
-        aux=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(fn, init)[1]),
         num_steps=jnp.zeros((), jnp.int32),
         residual=jnp.full((), jnp.inf, _dtype(init)),
         running=jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(init)])),
     )
-
-
-def _measure(stop: Stop | Measure, has_aux: bool, new: PyTree, old: PyTree) -> Array:
-    if callable(stop):
-        return stop(new, old) if has_aux else stop(new[0], old[0])
-    return _change(new[0], old[0], stop)
 
 
 def _change(new: PyTree, old: PyTree, stop: Stop) -> Array:
@@ -310,24 +306,21 @@ def _change(new: PyTree, old: PyTree, stop: Stop) -> Array:
     size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
     new, old = jax.tree.map(lambda x: x / size.astype(x.dtype), (new, old))
     change = _norm(jax.tree.map(jnp.subtract, new, old))
-    if stop == "absolute":
-        return change * size
+    return change * size if stop == "absolute" else relative_change(change, _norm(old))
+
+
+def relative_change(change: Array, norm: Array) -> Array:
+    """The change as a share of the norm; the largest number where it leaves the origin."""
     limits = jnp.finfo(change.dtype)
-    residual = change / jnp.maximum(_norm(old), limits.tiny)
-    # Leaving the origin is a change beyond measure, and not a failure.
+    residual = change / jnp.maximum(norm, limits.tiny)
     return jnp.where(jnp.isfinite(change), jnp.minimum(residual, limits.max), change)
 
 
-def _advance(loop: _Loop, new: tuple[PyTree, PyTree], *, tol: Array, measure: Measure) -> _Loop:
-    residual = measure(*jax.lax.stop_gradient((new, (loop.value, loop.aux))))
+def _advance(loop: _Loop, new: PyTree, *, tol: Array, measure: _LoopMeasure) -> _Loop:
+    num_steps = loop.num_steps + 1
+    residual = measure(*jax.lax.stop_gradient((new, loop.value)), num_steps)
     residual = residual.astype(loop.residual.dtype)
-    return _Loop(
-        value=new[0],
-        aux=new[1],
-        num_steps=loop.num_steps + 1,
-        residual=residual,
-        running=(residual > tol) & jnp.isfinite(residual),
-    )
+    return _Loop(new, num_steps, residual, (residual > tol) & jnp.isfinite(residual))
 
 
 def _finish(loop: _Loop, tol: Array) -> FixedPoint:
@@ -336,25 +329,26 @@ def _finish(loop: _Loop, tol: Array) -> FixedPoint:
 
 
 def _iterate(
-    fn: Callable[[PyTree], tuple[PyTree, PyTree]],
-    init: PyTree,
-    tol: Array,
-    max_steps: int,
-    measure: Measure,
+    fn: Callable[[PyTree], PyTree], init: PyTree, tol: Array, max_steps: int, measure: _LoopMeasure
 ) -> _Loop:
     """The while loop behind both the forward pass and the adjoint."""
     return jax.lax.while_loop(
         lambda loop: loop.running & (loop.num_steps < max_steps),
         lambda loop: _advance(loop, fn(loop.value), tol=tol, measure=measure),
-        _start(fn, init),
+        _start(init),
     )
 
 
-def _with_gradient(fn: Map, max_steps: int, params: PyTree, value: PyTree, tol: Array) -> PyTree:
-    # Outside of the custom rule, so that under `vmap` the gradient of shared parameters is summed
-    # as it arises; inside, every query would hold one of its own.
-    applied, _ = fn(params, jax.lax.stop_gradient(value))
-    return _solved(fn, max_steps, applied, value, params, tol)
+def _unrolled(
+    fn: Callable[[PyTree], PyTree], init: PyTree, tol: Array, max_steps: int, measure: _LoopMeasure
+) -> _Loop:
+    def body(loop: _Loop, _: None) -> tuple[_Loop, None]:
+        following = _advance(loop, fn(loop.value), tol=tol, measure=measure)
+        return jax.tree.map(
+            lambda new, old: jnp.where(loop.running, new, old), following, loop
+        ), None
+
+    return jax.lax.scan(body, _start(init), length=max_steps)[0]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -377,11 +371,7 @@ def _solved_backward(
     value, params, tol = saved
     # Keeps XLA from computing the cotangent early, and holding it through the whole forward pass.
     cotangent = jax.lax.optimization_barrier(cotangent)
-
-    def without_aux(params: PyTree, x: PyTree) -> PyTree:
-        return fn(params, x)[0]
-
-    return _adjoint(without_aux, max_steps, params, value, cotangent, tol).value, None, None, None
+    return _adjoint(fn, max_steps, params, value, cotangent, tol).value, None, None, None
 
 
 _solved.defvjp(_solved_forward, _solved_backward)
@@ -391,7 +381,6 @@ class _Series(NamedTuple):
     term: PyTree
     total: PyTree
     size: Array
-    num_terms: Array
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
@@ -413,18 +402,17 @@ def _adjoint(
     def size_of(x: PyTree) -> Array:
         return _norm(jax.tree.map(lambda leaf: leaf.astype(wide), x))
 
-    def add_term(series: _Series) -> tuple[_Series, tuple[()]]:
+    def add_term(series: _Series) -> _Series:
         (term,) = pull(series.term)
-        total = jax.tree.map(jnp.add, series.total, term)
-        return _Series(term, total, size_of(term), series.num_terms + 1), ()
+        return _Series(term, jax.tree.map(jnp.add, series.total, term), size_of(term))
 
-    def remainder(new: tuple[_Series, tuple[()]], old: tuple[_Series, tuple[()]]) -> Array:
-        left = relative_remainder(new[0].size, old[0].size, size_of(new[0].total))
+    def remainder(new: _Series, old: _Series, num_terms: Array) -> Array:
+        left = relative_remainder(new.size, old.size, size_of(new.total))
         # The first ratio says nothing of the decay where J^T removes most of the cotangent.
-        unknown = (old[0].num_terms == 0) & (new[0].size > 0)
+        unknown = (num_terms == 1) & (new.size > 0)
         return jnp.where(unknown, jnp.maximum(left, 1), left)
 
-    start = _Series(first, first, size_of(first), jnp.zeros((), jnp.int32))
+    start = _Series(first, first, size_of(first))
     loop = _iterate(add_term, start, jnp.asarray(tol, wide), max_steps, remainder)
     solved = _finish(loop, jnp.asarray(tol, wide))
     # Not finite, or still growing.
@@ -440,7 +428,10 @@ def _adjoint(
 
 @_adjoint.defjvp
 def _adjoint_jvp(*_: Any) -> Any:
-    _refuse()
+    raise TypeError(
+        'gradient="implicit" has first derivatives only: for second derivatives (hessian, grad of '
+        'grad) use gradient="unrolled"'
+    )
 
 
 def relative_remainder(size: Array, previous: Array, total: Array) -> Array:
@@ -460,44 +451,3 @@ def relative_remainder(size: Array, previous: Array, total: Array) -> Array:
     left = size / (1 - jnp.minimum(ratio, 1)) / jnp.maximum(total, limits.tiny)
     left = jnp.where(ratio < 1, jnp.minimum(left, limits.max), limits.max)
     return jnp.where(size < limits.max**0.5, left, jnp.inf)
-
-
-def _refuse(*_: Any, **__: Any) -> Any:
-    raise TypeError(
-        'gradient="implicit" has first derivatives in reverse mode only: for forward mode (jvp, '
-        'jacfwd) and second derivatives (hessian, grad of grad) use gradient="unrolled"'
-    )
-
-
-def reverse_mode_only(x: Any) -> Any:
-    """Returns its argument, whose tangent is an error wherever it is not transposed."""
-    return _guard_p.bind(x) if jnp.issubdtype(jnp.result_type(x), jnp.inexact) else x
-
-
-# jax's own error, for the tangents of a custom_vjp, has a fixed text.
-_guard_p, _tangent_p = Primitive("reverse_mode_only"), Primitive("reverse_mode_only_tangent")
-for _primitive in (_guard_p, _tangent_p):
-    _primitive.def_abstract_eval(lambda x: x)
-_guard_p.def_impl(lambda x: x)
-mlir.register_lowering(_guard_p, lambda _, x: [x])
-batching.defvectorized(_guard_p)
-ad.primitive_jvps[_guard_p] = lambda primals, tangents: (
-    _guard_p.bind(*primals),
-    _tangent_p.bind(tangents[0]),
-)
-_tangent_p.def_impl(_refuse)
-mlir.register_lowering(_tangent_p, _refuse)
-batching.primitive_batchers[_tangent_p] = _refuse
-ad.deflinear2(_tangent_p, lambda cotangent, _: [cotangent])
-
-
-def _unrolled(
-    fn: Map, max_steps: int, measure: Measure, params: PyTree, init: PyTree, tol: Array
-) -> FixedPoint:
-    def body(loop: _Loop, _: None) -> tuple[_Loop, None]:
-        following = _advance(loop, fn(params, loop.value), tol=tol, measure=measure)
-        kept = jax.tree.map(lambda new, old: jnp.where(loop.running, new, old), following, loop)
-        return kept, None
-
-    loop, _ = jax.lax.scan(body, _start(partial(fn, params), init), length=max_steps)
-    return _finish(loop, tol)

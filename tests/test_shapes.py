@@ -30,7 +30,7 @@ for options in ({}, {"mask": mask}):
     hopfield.energy(query, patterns, beta=1.0, **options)
     hopfield.update(query, patterns, beta=jnp.float32(1), **options)
     hopfield.trajectory(query, patterns, beta=1.0, num_steps=3, **options)
-    hopfield.retrieve_scores(patterns @ query, patterns @ patterns.T, beta=1.0, **options)
+    hopfield.attend(patterns, patterns, patterns, beta=1.0, **options)
     noise = hopfield.gaussian_noise(jax.random.key(0), patterns, sigma=0.5, **options)
     hopfield.snr_db(patterns, noise, **options)
     hopfield.matched_sigma(patterns, snr_db=3.0, **options)

@@ -4,5 +4,4 @@
 a GPU Pallas's interpreter runs it, slowly, and the tests compare it with XLA's results.
 """
 
-from hopfax.experimental.retrieval import Retrieved as Retrieved
 from hopfax.experimental.retrieval import retrieve_head as retrieve_head

@@ -7,13 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from hopfax.fixed_point import (
-    FixedPoint,
-    Stop,
-    check_stopping,
-    relative_tol,
-    reverse_mode_only,
-)
+from hopfax.fixed_point import Stop, check_stopping, relative_tol
+from hopfax.hopfield.attend import Attention, check_attention_shapes
 from hopfax.hopfield.retrieval import Beta, check_beta, check_mask, matmul
 
 if TYPE_CHECKING:
@@ -25,18 +20,6 @@ _DTYPES = ("float32", "bfloat16")
 _TILE, _BLOCK = 32, 64
 
 
-class Retrieved(NamedTuple):
-    """What a head's queries retrieve.
-
-    Attributes:
-        values: Values read out at the fixed points, in the dtype of the values.
-        found: The fixed points in float32, and the facts of each query.
-    """
-
-    values: Float[Array, "queries value_width"]
-    found: FixedPoint
-
-
 def _beyond_limits(
     query: Float[Array, "*batch queries width"],
     keys: Float[Array, "*batch keys width"],
@@ -44,6 +27,8 @@ def _beyond_limits(
 ) -> str | None:
     """The limit of the kernel that these arrays pass, in words; None where they fit."""
     count, width = keys.shape[-2:]
+    if 0 in (count, width, len(query), values.shape[-1]):
+        return f"at least one key, query and coordinate, got {keys.shape} and {query.shape}"
     if count > MAX_KEYS or query.shape[-2] > MAX_KEYS:
         return f"at most {MAX_KEYS} tokens, got {query.shape[-2]} queries and {count} keys"
     if max(width, values.shape[-1]) > MAX_WIDTH:
@@ -66,26 +51,23 @@ def retrieve_head(
     stop: Stop = "relative",
     adjoint_max_steps: int = 1000,
     interpret: bool | None = None,
-) -> Retrieved:
-    r"""Iterates all queries of a head among its keys, each to its own end, and reads values out.
+) -> Attention:
+    r"""Returns `hopfax.hopfield.attend` of one head, computed by a kernel for GPUs.
 
     $$\xi \leftarrow K^\top \mathrm{softmax}(\beta K \xi), \qquad
     o = V^\top \mathrm{softmax}(\beta K \xi^*)$$
 
-    The same as `hopfield.retrieve_scores` and a softmax over what it finds, with its stop rule
-    (the first step, which leaves the query, is never the last unless `tol` is infinite), for all
-    queries at once in a kernel for GPUs. A tile of them ends with its slowest. Use `jax.vmap` for
-    heads, texts and seeds. On several devices it wants `jax.shard_map`, since XLA cannot cut it:
-    `hopfax.nn.groups.by_devices` does that.
+    A tile of queries ends with its slowest. Use `jax.vmap` for heads, texts and seeds. On several
+    devices it needs `jax.shard_map`, since XLA cannot partition it: see
+    `hopfax.nn.groups.by_devices`.
 
     Args:
         query: Where the queries start, 1 to 512 of them.
         keys: Stored patterns, one a row, at most 512 of width at most 128.
         values: What is read out, a row a key, of width at most 128.
         beta: The whole inverse temperature, > 0.
-        mask: True where a key is real; None takes all. What stands in the others' rows is ignored
-            and gets a gradient of exactly zero; if none is real, states are zero and the read-out
-            is the mean of all values.
+        mask: True where a key is real; None takes all. The others' rows are ignored and get a
+            gradient of exactly zero. If none is real the result is zero.
         tol: A query stops when a step changes its state by at most this; one for all or one each.
         max_steps: Most updates, at least 1.
         stop: `"relative"` or `"absolute"` change of the state.
@@ -93,8 +75,8 @@ def retrieve_head(
         interpret: Whether XLA plays the GPU, slowly; None does so where there is no GPU.
 
     Returns:
-        A `Retrieved`. Arithmetic is in float32, products included (XLA's own, on a GPU, have 11
-        bits by default); bfloat16 is what keys and values are kept in.
+        An `Attention`. Arithmetic is in float32, products included; keys and values may be stored
+        in bfloat16.
 
     Raises:
         ValueError: If a shape or dtype is beyond the limits above, or an option is out of range.
@@ -107,8 +89,8 @@ def retrieve_head(
         >>> import jax.numpy as jnp
         >>> from hopfax import experimental
         >>> keys, query = jnp.eye(3), jnp.array([[0.9, 0.3, -0.2]])
-        >>> values, found = experimental.retrieve_head(query, keys, 10 * keys, beta=8.0)
-        >>> values.round(1).tolist(), found.converged.tolist()
+        >>> attention = experimental.retrieve_head(query, keys, 10 * keys, beta=8.0)
+        >>> attention.values.round(1).tolist(), attention.converged.tolist()
         ([[10.0, 0.0, 0.0]], [True])
 
     References:
@@ -122,27 +104,26 @@ def retrieve_head(
         adjoint_max_steps=adjoint_max_steps,
         scalar=jnp.ndim(tol) != 1,
     )
-    mask = _check_shapes(query, keys, values, mask)
+    check_attention_shapes(query, keys, values)
+    mask = check_mask(mask, (len(keys),))
     limit = _beyond_limits(query, keys, values)
     if limit is not None:
-        raise ValueError(f"the kernel of retrieval takes {limit}: use hopfield.retrieve_scores")
+        raise ValueError(f"the kernel of retrieval takes {limit}: use hopfield.attend")
     visible = jnp.ones(len(keys), bool)
     if mask is not None:
         # 0 * nan is nan: whatever stands in padding must go before the products.
         keys = jnp.where(mask[:, None], keys, 0)
         query = jnp.where(jnp.any(mask), query, 0)
         visible = mask | ~jnp.any(mask)
-        values = jnp.where(visible[:, None], values, 0)
+        values = jnp.where(mask[:, None], values, 0)
     tol = jnp.broadcast_to(jnp.asarray(tol, jnp.float32), query.shape[:1])
     how = _How(
         max_steps, adjoint_max_steps, stop, not _on_gpu() if interpret is None else interpret
     )
     beta = check_beta(beta, jnp.float32)
-    beta, keys, values = map(reverse_mode_only, (beta, keys, values))
     outputs = _compiled(how, beta, query, keys, values, visible, tol)
-    read, state, num_steps, residual = cast(_Outputs, outputs)
-    converged = (residual <= tol) & jnp.isfinite(residual)
-    return Retrieved(read, FixedPoint(state, num_steps, residual, converged))
+    read, _, num_steps, residual = cast(_Outputs, outputs)
+    return Attention(read, num_steps, residual, (residual <= tol) & jnp.isfinite(residual))
 
 
 class _How(NamedTuple):
@@ -260,17 +241,3 @@ def _on_gpu() -> bool:
     chosen = getattr(jax.config, "jax_default_device", None)
     name = jax.default_backend() if chosen is None else getattr(chosen, "platform", chosen)
     return name in ("gpu", "cuda")
-
-
-def _check_shapes(query: Array, keys: Array, values: Array, mask: Array | None) -> Array | None:
-    shapes = query.shape, keys.shape, values.shape
-    if any(len(shape) != 2 or 0 in shape for shape in shapes):
-        raise ValueError(
-            "wanted one head's query (queries, width), keys (keys, width) and values (keys, "
-            f"value_width), got shapes {shapes}: use jax.vmap for more"
-        )
-    if query.shape[1] != keys.shape[1] or len(keys) != len(values):
-        raise ValueError(
-            f"queries and keys must live in one space, and each key have a value: got {shapes}"
-        )
-    return check_mask(mask, (len(keys),))

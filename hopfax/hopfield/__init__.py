@@ -1,10 +1,13 @@
 """Hopfield retrieval, key spectra and noise: the pure functions of the Robertha paper.
 
-`retrieval` iterates a query to an attractor (`scores` does the same for attention), `spectrum`
-measures and regularizes how keys spread, by one of the entropies of `entropy`, with eigenvalues or
-without; `corruption` adds noise of known strength. Nothing here knows about modules or training.
+`retrieval` iterates a query to an attractor, `attend` does so for all queries of an attention head
+and reads values out; `spectrum` measures and regularizes how keys spread, by one of the entropies
+of `entropy`, with eigenvalues or without; `corruption` adds noise of known strength. Nothing here
+knows about modules or training.
 """
 
+from hopfax.hopfield.attend import Attention as Attention
+from hopfax.hopfield.attend import attend as attend
 from hopfax.hopfield.corruption import gaussian_noise as gaussian_noise
 from hopfax.hopfield.corruption import matched_sigma as matched_sigma
 from hopfax.hopfield.corruption import snr_db as snr_db
@@ -12,11 +15,8 @@ from hopfax.hopfield.entropy import Entropy as Entropy
 from hopfax.hopfield.retrieval import Trajectory as Trajectory
 from hopfax.hopfield.retrieval import energy as energy
 from hopfax.hopfield.retrieval import retrieve as retrieve
-from hopfax.hopfield.retrieval import search_states as search_states
 from hopfax.hopfield.retrieval import trajectory as trajectory
 from hopfax.hopfield.retrieval import update as update
-from hopfax.hopfield.scores import retrieve_scores as retrieve_scores
-from hopfax.hopfield.scores import settled_scores as settled_scores
 from hopfax.hopfield.spectrum import effective_rank as effective_rank
 from hopfax.hopfield.spectrum import eigen_entropy as eigen_entropy
 from hopfax.hopfield.spectrum import esr_penalty as esr_penalty

@@ -77,9 +77,9 @@ def energy(
         a gradient step of size 1 for every $\beta$.
     """
     state, patterns, beta, mask = _prepared(state, patterns, beta, mask)
-    scores = _scores(state, patterns, beta, mask)
-    found = -jax.nn.logsumexp(scores) / beta + 0.5 * jnp.sum(jnp.square(state))
-    return found if mask is None else jnp.where(jnp.any(mask), found, jnp.inf)
+    logits = _logits(matmul(patterns, state), beta, mask)
+    energy = -jax.nn.logsumexp(logits) / beta + 0.5 * jnp.sum(jnp.square(state))
+    return energy if mask is None else jnp.where(jnp.any(mask), energy, jnp.inf)
 
 
 def update(
@@ -113,7 +113,7 @@ def update(
         Robertha, Eq. 4.
     """
     start, patterns, beta, mask = _prepared(state, patterns, beta, mask)
-    return _update((patterns, beta, mask), start).astype(_kept(state, start))
+    return update_unchecked((patterns, beta, mask), start).astype(_kept(state, start))
 
 
 def retrieve(
@@ -137,7 +137,8 @@ def retrieve(
             leads the others' by several 1/beta, the mean of many where it does not: for ±1
             patterns of width 40 (own score 40) 0.5 is much, for unit vectors 10.
         mask: True where a pattern is real; None takes all.
-        tol: Stop when a step changes the state by at most this, relative to the state's norm.
+        tol: Stop when a step changes the state by at most this, relative to the state's norm. The
+            first step, which leaves the query, never counts as converged unless `tol` is infinite.
         max_steps: Most updates, at least 1.
         gradient: `"implicit"` (memory constant in the steps) or `"unrolled"`.
         stop: `"relative"`, or the paper's `"absolute"` change (Eq. 8).
@@ -161,8 +162,8 @@ def retrieve(
         >>> import jax.numpy as jnp
         >>> from hopfax import hopfield
         >>> patterns = jnp.eye(3)
-        >>> found = hopfield.retrieve(jnp.array([0.9, 0.3, -0.2]), patterns, beta=8.0)
-        >>> bool(found.converged), found.value.round(2).tolist()
+        >>> attractor = hopfield.retrieve(jnp.array([0.9, 0.3, -0.2]), patterns, beta=8.0)
+        >>> bool(attractor.converged), attractor.value.round(2).tolist()
         (True, [1.0, 0.0, 0.0])
 
     References:
@@ -170,7 +171,7 @@ def retrieve(
     """
     check_stopping(tol=tol, max_steps=max_steps, stop=stop, adjoint_max_steps=adjoint_max_steps)
     start, patterns, beta, mask = _prepared(query, patterns, beta, mask)
-    found = _settle(
+    attractor = _settle(
         (patterns, beta, mask),
         start,
         tol=tol,
@@ -179,58 +180,7 @@ def retrieve(
         stop=stop,
         adjoint_max_steps=adjoint_max_steps,
     )
-    return found._replace(value=found.value.astype(_kept(query, start)))
-
-
-def search_states(
-    query: Float[Array, " width"],
-    patterns: Float[Array, "patterns width"],
-    *,
-    beta: Beta,
-    mask: Mask = None,
-    tol: float | Float[Array, ""] = 1e-4,
-    max_steps: int = 50,
-    stop: Stop = "relative",
-) -> FixedPoint:
-    """The search of `retrieve_scores` through the states, less work from 2d patterns on.
-
-    Arguments and errors are those of `retrieve` without `gradient`, the rule of stopping is
-    `past_query`.
-
-    Returns:
-        A `FixedPoint` whose value is the state, in float32 at least; a constant to derivatives.
-    """
-    check_stopping(tol=tol, max_steps=max_steps, stop=stop)
-    start, patterns, beta, mask = jax.lax.stop_gradient(_prepared(query, patterns, beta, mask))
-    return fixed_point(
-        _leave,
-        (patterns, beta, mask),
-        start,
-        tol=tol,
-        max_steps=max_steps,
-        stop=partial(_size_past_query, stop),
-        has_aux=True,
-    )
-
-
-def past_query(
-    change: Float[Array, ""], norm: Float[Array, ""], *, is_mean: Bool[Array, ""], stop: Stop
-) -> Float[Array, ""]:
-    """Size of a step by attention's rule: leaving the query is a change beyond measure.
-
-    A query need not be a mean of patterns, so that step is the last only if `tol` is infinite.
-
-    Args:
-        change: Norm of the step.
-        norm: Of the state it leaves.
-        is_mean: Whether that is a mean of patterns, and so no query any more.
-        stop: `"relative"` or `"absolute"`.
-    """
-    limits = jnp.finfo(change.dtype)
-    size = change
-    if stop == "relative":
-        size = jnp.minimum(change / jnp.maximum(norm, limits.tiny), limits.max)
-    return jnp.where(jnp.isfinite(change), jnp.where(is_mean, size, limits.max), change)
+    return attractor._replace(value=attractor.value.astype(_kept(query, start)))
 
 
 def trajectory(
@@ -326,24 +276,28 @@ def _kept(given: Array, start: Array) -> jnp.dtype:
     return dtype if jnp.issubdtype(dtype, jnp.floating) else start.dtype
 
 
-def _update(params: tuple[Array, Array, Mask], state: Array) -> Array:
+def update_unchecked(params: tuple[Array, Array, Mask], state: Array) -> Array:
+    """`update` of `(patterns, beta, mask)` that are checked already, for loops."""
     patterns, beta, mask = params
-    return matmul(jax.nn.softmax(_scores(state, patterns, beta, mask)), patterns)
+    # In this order the scores of many states, by vmap, lie a state a row: what softmax and the next
+    # product read.
+    return matmul(softmax(matmul(state, patterns.T), beta, mask), patterns)
 
 
-def _leave(params: tuple[Array, Array, Mask], state: Array) -> tuple[Array, Array]:
-    """An update, and beside it that this is no longer the query: beside that one stands False."""
-    return _update(params, state), jnp.ones((), bool)
+def softmax(scores: Array, beta: Array, mask: Array | None) -> Array:
+    """Weights of the real patterns."""
+    return jax.nn.softmax(_logits(scores, beta, mask))
 
 
-def _size_past_query(stop: Stop, new: tuple[Array, Array], old: tuple[Array, Array]) -> Array:
-    change, norm = (jnp.sqrt(jnp.sum(jnp.square(x))) for x in (new[0] - old[0], old[0]))
-    return past_query(change, norm, is_mean=old[1], stop=stop)
+def _logits(scores: Array, beta: Array, mask: Array | None) -> Array:
+    logits = beta * scores
+    # Finite, so that a fully padded set gives equal weights to zeros instead of nan.
+    return logits if mask is None else jnp.where(mask, logits, jnp.finfo(logits.dtype).min)
 
 
 # Compiled once per shape: outside of a jit a loop is compiled anew in every call.
 _settle = jax.jit(
-    partial(fixed_point, _update),
+    partial(fixed_point, update_unchecked, min_steps=2),
     static_argnames=("max_steps", "gradient", "stop", "adjoint_max_steps"),
 )
 
@@ -351,7 +305,7 @@ _settle = jax.jit(
 @partial(jax.jit, static_argnames="num_steps")
 def _walk(params: tuple[Array, Array, Mask], start: Array, *, num_steps: int) -> Trajectory:
     def step(state: Array, _: None) -> tuple[Array, Array]:
-        following = _update(params, state)
+        following = update_unchecked(params, state)
         return following, following
 
     _, visited = jax.lax.scan(step, start, length=num_steps)
@@ -359,11 +313,3 @@ def _walk(params: tuple[Array, Array, Mask], start: Array, *, num_steps: int) ->
     patterns, beta, mask = params
     energies = jax.vmap(lambda s: energy(s, patterns, beta=beta, mask=mask))(states)
     return Trajectory(states, energies)
-
-
-def _scores(state: Array, patterns: Array, beta: Array, mask: Mask) -> Array:
-    # In this order the scores of many states, by vmap, lie a state a row: what softmax and the next
-    # product read.
-    scores = beta * matmul(state, patterns.T)
-    # Finite, so that a fully padded set gives equal weights to zeros instead of nan.
-    return scores if mask is None else jnp.where(mask, scores, jnp.finfo(scores.dtype).min)

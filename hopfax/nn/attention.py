@@ -11,15 +11,8 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from hopfax import experimental, hopfield
-from hopfax.fixed_point import (
-    FixedPoint,
-    Gradient,
-    Stop,
-    check_stopping,
-    fixed_point,
-    relative_tol,
-)
-from hopfax.hopfield.retrieval import check_mask, matmul
+from hopfax.fixed_point import Gradient, Stop, check_stopping, fixed_point
+from hopfax.hopfield.retrieval import check_mask
 from hopfax.nn.groups import by_devices, by_groups
 from hopfax.nn.linear import linear
 from hopfax.random import quick
@@ -28,14 +21,9 @@ Scope = Literal["query", "batch"]
 Implementation = Literal["xla", "pallas"]
 Tokens = Float[Array, "batch tokens width"]
 Heads = Float[Array, "batch heads tokens head_width"]
-Scores = Float[Array, "batch heads tokens tokens"]
 Mask = Bool[Array, "batch tokens"]
 Key = PRNGKeyArray | None
 Layer = TypeVar("Layer", bound=nnx.Module)
-
-# Multiplications below which a sum over a broadcast product beats a matrix product, forward and
-# back: 6.5 times at 128, 1.1 times at 1024 and 1.4 at 2000 (narrow heads), a loss at 6400.
-_TINY = 2048
 
 
 def dropout(key: Key, x: Array, rate: float) -> Array:
@@ -125,12 +113,16 @@ class SoftmaxAttention(nnx.Module):
         queries, stored, values = (
             _split(part, self.num_heads) for part in (self.query(x), keys, self.value(x))
         )
-        scores = _products(queries, stored)
+        # Scores, and so the softmax, are in float32 at least.
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        scores = jnp.einsum("bhqd,bhkd->bhqk", queries, stored, preferred_element_type=wide)
         visible = mask[:, None, None, :]
         if self.causal:
             visible = visible & jnp.tri(scores.shape[-1], dtype=bool)
-        beta, drop = stored.shape[-1] ** -0.5, partial(dropout, key, rate=self.dropout)
-        mixed = _read_out(scores, values, beta=beta, visible=visible, drop=drop)
+        # Finite, so that a text without a single real token stays finite too.
+        logits = jnp.where(visible, stored.shape[-1] ** -0.5 * scores, jnp.finfo(wide).min)
+        weights = dropout(key, jax.nn.softmax(logits).astype(values.dtype), self.dropout)
+        mixed = jnp.einsum("bhqk,bhkd->bhqd", weights, values)
         counts = queries.shape[:-1]
         return AttentionOutput(
             self.out(_join(mixed)), keys, jnp.zeros(counts, jnp.int32), jnp.ones(counts, bool)
@@ -201,11 +193,7 @@ class HopfieldAttention(nnx.Module):
         _check_layer(width, num_heads, rngs)
         if not beta > 0:
             raise ValueError(f"beta is an inverse temperature and must be > 0, got {beta}")
-        if max_steps < 0:
-            raise ValueError(f"max_steps must be at least 0 (no iteration), got {max_steps}")
-        check_stopping(tol=tol, max_steps=max(max_steps, 1), stop=stop)
-        if gradient not in ("implicit", "unrolled"):
-            raise ValueError(f'gradient must be "implicit" or "unrolled", got {gradient!r}')
+        check_stopping(tol=tol, max_steps=max_steps, stop=stop, gradient=gradient, least=0)
         if scope not in ("query", "batch"):
             raise ValueError(f'scope must be "query" or "batch", got {scope!r}')
         if implementation not in ("xla", "pallas"):
@@ -246,135 +234,63 @@ class HopfieldAttention(nnx.Module):
         keys = self.keys(x)
         query = x if self.query is None else self.query(x)
         query, key, value = (_split(part, self.num_heads) for part in (query, keys, self.value(x)))
-        mixed, found = self.attend(query, key, value, mask)
+        attention = self.attend(query, key, value, mask)
         # Retrieval is in float32 at least; the layer keeps its inputs' dtype.
-        mixed = _join(mixed.astype(value.dtype))
+        mixed = _join(attention.values.astype(value.dtype))
         values = mixed if self.out is None else self.out(mixed)
-        return AttentionOutput(values, keys, found.num_steps, found.converged)
+        return AttentionOutput(values, keys, attention.num_steps, attention.converged)
 
-    def attend(
-        self, query: Heads, key: Heads, value: Heads, mask: Mask
-    ) -> tuple[Heads, FixedPoint]:
-        """Retrieval and read-out alone, between the projections.
-
-        Returns:
-            What the heads read out, and how the iteration ended, without its value.
-        """
+    def attend(self, query: Heads, key: Heads, value: Heads, mask: Mask) -> hopfield.Attention:
+        """Retrieval and read-out alone, between the projections."""
         key_mask = mask if self.mask_keys else jnp.ones_like(mask)
-        arrays = (query, key, value, key_mask, mask)
-        if self.implementation == "pallas":
-            return self._retrieve_fused(*arrays)
-        if self.scope == "batch":
-            # One norm decides for all texts: they stay together.
-            return self._retrieve_by_xla(*arrays)
-        _, heads, tokens, width = key.shape
-        elements = heads * tokens**2
-        if self._searches_states(tokens, width):
-            # Of arrays of that size it works on a quarter as many at once.
-            elements //= 4
-        return by_groups(self._retrieve_by_xla, *arrays, elements=max(1, elements))
-
-    def _searches_states(self, tokens: int, width: int) -> bool:
-        """Whether that is less work: a step of a query is 2 tokens x width, or tokens^2."""
-        return self.gradient == "implicit" and tokens >= 2 * width
-
-    def _tol(self, mask: Mask) -> Float[Array, "batch tokens"]:
+        if self.scope == "batch" and self.max_steps > 0:
+            return self._attend_together(query, key, value, key_mask)
         # Where keys are masked, nobody reads what padding retrieves: it stops after one step and
         # holds nobody up. Elsewhere it is a stored pattern of the next layer.
-        return jnp.where(mask | (not self.mask_keys), self.tol, jnp.inf)
+        tol = jnp.where(mask | (not self.mask_keys), self.tol, jnp.inf)
+        options = {"beta": self.beta, "max_steps": self.max_steps, "stop": self.stop}
+        options["adjoint_max_steps"] = max(self.max_steps, 1)
+        arrays = (query, key, value, key_mask, tol)
+        if self.implementation == "pallas":
+            return by_devices(_each_head(partial(experimental.retrieve_head, **options)), *arrays)
+        options |= {"readout_beta": self.readout_beta, "gradient": self.gradient}
+        _, heads, tokens, _ = key.shape
+        attend = _each_head(partial(hopfield.attend, **options))
+        return by_groups(attend, *arrays, elements=max(1, heads * tokens**2))
 
-    def _retrieve_fused(
-        self, query: Heads, key: Heads, value: Heads, key_mask: Mask, mask: Mask
-    ) -> tuple[Heads, FixedPoint]:
-        def one(query: Array, key: Array, value: Array, key_mask: Array, tol: Array):
-            return experimental.retrieve_head(
-                query,
-                key,
-                value,
-                beta=self.beta,
-                mask=key_mask,
-                tol=tol,
-                max_steps=self.max_steps,
-                stop=self.stop,
-                adjoint_max_steps=self.max_steps,
-            )
-
-        heads = jax.vmap(one, in_axes=(0, 0, 0, None, None))
-        texts = jax.vmap(heads)
-        mixed, found = by_devices(texts, query, key, value, key_mask, self._tol(mask))
-        return mixed, found._replace(value=())
-
-    def _retrieve_by_xla(
-        self, query: Heads, key: Heads, value: Heads, key_mask: Mask, mask: Mask
-    ) -> tuple[Heads, FixedPoint]:
-        counts = query.shape[:-1]
-        if self.max_steps == 0:
-            scores, still = _exact_products(query, key), jnp.ones(counts, bool)
-            found = FixedPoint(scores, jnp.zeros(counts, jnp.int32), jnp.zeros(counts), still)
-        elif self.scope == "batch":
-            found = self._retrieve_together(query, key, key_mask)
-        elif self._searches_states(*key.shape[-2:]):
-            found = self._retrieve_states(query, key, key_mask, mask)
-        else:
-            found = self._retrieve_scores(query, key, key_mask, mask)
-        visible = key_mask[:, None, None, :]
-        mixed = _read_out(found.value, value, beta=self.readout_beta, visible=visible)
-        return mixed, found._replace(value=())
-
-    def _retrieve_scores(self, query: Heads, key: Heads, key_mask: Mask, mask: Mask) -> FixedPoint:
-        scores, gram = _exact_products(query, key), _exact_products(key, key)
-
-        def one(scores: Array, gram: Array, key_mask: Array, tol: Array) -> FixedPoint:
-            return hopfield.retrieve_scores(
-                scores,
-                gram,
-                beta=self.beta,
-                mask=key_mask,
-                tol=tol,
-                max_steps=self.max_steps,
-                gradient=self.gradient,
-                stop=self.stop,
-                adjoint_max_steps=self.max_steps,
-            )
-
-        tokens = jax.vmap(one, in_axes=(0, None, None, 0))
-        heads = jax.vmap(tokens, in_axes=(0, 0, None, None))
-        return jax.vmap(heads)(scores, gram, key_mask, self._tol(mask))
-
-    def _retrieve_states(self, query: Heads, key: Heads, key_mask: Mask, mask: Mask) -> FixedPoint:
-        def one(query: Array, key: Array, key_mask: Array, tol: Array) -> FixedPoint:
-            given = {"beta": self.beta, "mask": key_mask, "max_steps": self.max_steps}
-            found = hopfield.search_states(query, key, **given, tol=tol, stop=self.stop)
-            # The gradient is that of scores: how far a text is padded must not change it.
-            scores = jax.lax.stop_gradient(matmul(found.value, key.T))
-            given["tol"] = relative_tol(tol, self.stop)
-            return found._replace(value=hopfield.settled_scores(scores, key, **given))
-
-        tokens = jax.vmap(one, in_axes=(0, None, None, 0))
-        heads = jax.vmap(tokens, in_axes=(0, 0, None, None))
-        return jax.vmap(heads)(query, key, key_mask, self._tol(mask))
-
-    def _retrieve_together(self, query: Heads, key: Heads, key_mask: Mask) -> FixedPoint:
+    def _attend_together(
+        self, query: Heads, key: Heads, value: Heads, key_mask: Mask
+    ) -> hopfield.Attention:
         # In bfloat16 no change would ever be as small as the tolerance.
-        query, key = (part.astype(_wide(part)) for part in (query, key))
-        # One norm is of all texts, and padding has no part in it.
-        query = jnp.where(key_mask[:, None, :, None], query, 0)
+        wide = jnp.promote_types(key.dtype, jnp.float32)
         found = fixed_point(
             _update_all,
-            (key, jnp.asarray(self.beta, key.dtype), key_mask),
-            query,
+            (key.astype(wide), jnp.asarray(self.beta, wide), key_mask),
+            # Padding has no part in the norm.
+            jnp.where(key_mask[:, None, :, None], query, 0).astype(wide),
             tol=self.tol,
             max_steps=self.max_steps,
             gradient=self.gradient,
             stop=self.stop,
             adjoint_max_steps=self.max_steps,
         )
-        counts = query.shape[:-1]
-        return found._replace(
-            value=_exact_products(found.value, key),
+        read_out = _each_head(partial(hopfield.attend, beta=self.readout_beta, max_steps=0))
+        attention = read_out(found.value, key, value, key_mask, jnp.zeros(key_mask.shape))
+        counts = attention.num_steps.shape
+        return attention._replace(
             num_steps=jnp.broadcast_to(found.num_steps, counts),
+            residual=jnp.broadcast_to(found.residual, counts),
             converged=jnp.broadcast_to(found.converged, counts),
         )
+
+
+def _each_head(fn: Callable[..., hopfield.Attention]) -> Callable[..., hopfield.Attention]:
+    """Maps a function of one head over the heads and texts of a batch."""
+
+    def one(query: Array, key: Array, value: Array, mask: Array, tol: Array) -> hopfield.Attention:
+        return fn(query, key, value, mask=mask, tol=tol)
+
+    return jax.vmap(jax.vmap(one, in_axes=(0, 0, 0, None, None)))
 
 
 def _update_all(params: tuple[Heads, Array, Mask], query: Heads) -> Heads:
@@ -386,45 +302,6 @@ def _update_all(params: tuple[Heads, Array, Mask], query: Heads) -> Heads:
     tokens = jax.vmap(one, in_axes=(0, None, None))
     updated = jax.vmap(jax.vmap(tokens, in_axes=(0, 0, None)))(query, key, mask)
     return jnp.where(mask[:, None, :, None], updated, 0)
-
-
-def _read_out(
-    scores: Scores,
-    value: Heads,
-    *,
-    beta: float,
-    visible: Bool[Array, "batch 1 _ tokens"],
-    drop: Callable[[Array], Array] = lambda weights: weights,
-) -> Heads:
-    # Finite, so that a row without a single real token stays finite too.
-    logits = jnp.where(visible, beta * scores, jnp.finfo(scores.dtype).min)
-    weights = drop(jax.nn.softmax(logits).astype(value.dtype))
-    if _is_tiny(value):
-        return jnp.sum(weights[..., None] * value[..., None, :, :], axis=-2)
-    return jnp.einsum("bhqk,bhkd->bhqd", weights, value)
-
-
-def _products(queries: Heads, keys: Heads, *, precision: str | None = None) -> Scores:
-    if _is_tiny(keys):
-        return jnp.sum(queries[..., :, None, :] * keys[..., None, :, :], axis=-1)
-    # A product of two bfloat16 numbers is exact in float32: softmax and iteration see it unrounded.
-    how = {"preferred_element_type": _wide(queries), "precision": precision}
-    return jnp.einsum("bhqd,bhkd->bhqk", queries, keys, **how)
-
-
-# Iterated: see `hopfax.hopfield.retrieval.matmul`.
-_exact_products = partial(_products, precision="highest")
-
-
-def _is_tiny(keys: Heads) -> bool:
-    """Whether a head's product is less work than the call that XLA makes for it on a CPU."""
-    tokens, width = keys.shape[-2:]
-    on_cpu = jax.default_backend() == "cpu"
-    return on_cpu and keys.dtype == jnp.float32 and tokens**2 * width <= _TINY
-
-
-def _wide(x: Array) -> jnp.dtype:
-    return jnp.promote_types(x.dtype, jnp.float32)
 
 
 def _split(x: Tokens, num_heads: int) -> Heads:

@@ -12,9 +12,9 @@ from hopfax.fixed_point import adjoint, fixed_point
 
 KEY, STATE, PATTERNS = jax.random.key(0), jnp.ones(4), jnp.ones((3, 4))
 OBJECTS, HUGE = np.array([[1, None]], object), 10**400
-retrieve, energy, update, trajectory, retrieve_scores = (
+retrieve, energy, update, trajectory, attend = (
     partial(getattr(hopfield, name), beta=1.0)
-    for name in ("retrieve", "energy", "update", "trajectory", "retrieve_scores")
+    for name in ("retrieve", "energy", "update", "trajectory", "attend")
 )
 
 
@@ -45,7 +45,7 @@ def half(_, x):
             "num_steps .* '1'",
             lambda: trajectory(STATE, PATTERNS, num_steps="1"),
         ),
-        (TypeError, "gram .* got str", lambda: retrieve_scores(jnp.ones(3), "abc")),
+        (TypeError, "keys .* got str", lambda: attend(PATTERNS, "abc", PATTERNS)),
         (TypeError, "signal .* ndarray", lambda: hopfield.matched_sigma(OBJECTS, snr_db=1.0)),
         (TypeError, "snr_db .* got str", lambda: hopfield.matched_sigma(PATTERNS, snr_db="1")),
         (ValueError, r"got \(3, 4\) and \(4, 4\)", lambda: hopfield.snr_db(PATTERNS, jnp.eye(4))),
@@ -69,5 +69,4 @@ def test_lists_and_whole_numbers_are_numbers():
     np.testing.assert_allclose(hopfield.matched_sigma(rows, snr_db=0), 2.5)
     assert hopfield.gaussian_noise(KEY, rows, sigma=1).dtype == jnp.float32
     np.testing.assert_allclose(hopfield.key_spectrum(rows), [1, 0], atol=1e-6)
-    scores = retrieve_scores([1.0, 0.0], [[1.0, 0.0], [0.0, 1.0]])
-    assert scores.value.shape == (2,)
+    assert attend(rows, rows, rows).values.shape == (2, 2)

@@ -1,0 +1,216 @@
+r"""Attention by retrieval: many queries among one set of keys, and a read-out of values.
+
+Each query takes the steps of `hopfax.hopfield.retrieve`. For many queries at once there is a
+shorter way than through their states $\xi$: between two updates a state is a mean of keys, and all
+that an update asks of it are its scores $s = K \xi$. These follow $s' = K K^\top
+\mathrm{softmax}(\beta s)$, which costs $n^2$ a step instead of $2nd$: less for $n < 2d$ keys.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from hopfax.fixed_point import (
+    FixedPoint,
+    Gradient,
+    Stop,
+    at_fixed_point,
+    check_stopping,
+    fixed_point,
+    real_array,
+    relative_change,
+    relative_tol,
+)
+from hopfax.hopfield.retrieval import (
+    Beta,
+    check_beta,
+    check_mask,
+    matmul,
+    softmax,
+    update_unchecked,
+)
+
+
+class Attention(NamedTuple):
+    """What many queries read out, and how their retrieval ended.
+
+    Attributes:
+        values: Weighted means of the values, in their dtype.
+        num_steps: Updates of each query.
+        residual: Size of each query's last change.
+        converged: Whether each query converged.
+    """
+
+    values: Float[Array, "queries value_width"]
+    num_steps: Int[Array, " queries"]
+    residual: Float[Array, " queries"]
+    converged: Bool[Array, " queries"]
+
+
+def attend(
+    queries: Float[Array, "queries width"],
+    keys: Float[Array, "keys width"],
+    values: Float[Array, "keys value_width"],
+    *,
+    beta: Beta,
+    readout_beta: Beta | None = None,
+    mask: Bool[Array, " keys"] | None = None,
+    tol: float | Float[Array, ""] | Float[Array, " queries"] = 1e-4,
+    max_steps: int = 50,
+    gradient: Gradient = "implicit",
+    stop: Stop = "relative",
+    adjoint_max_steps: int = 1000,
+) -> Attention:
+    r"""Retrieves from every query, then reads the values out.
+
+    $$\xi \leftarrow K^\top \mathrm{softmax}(\beta K \xi), \qquad
+    o = V^\top \mathrm{softmax}(\beta' K \xi^*)$$
+
+    Args:
+        queries: Where the queries start, one a row.
+        keys: Stored patterns $K$, one a row.
+        values: What is read out, a row a key.
+        beta: The whole inverse temperature, > 0.
+        readout_beta: That of the read-out, $\beta'$ > 0; None takes `beta`.
+        mask: True where a key is real; None takes all. The others' rows are ignored and get a
+            gradient of exactly zero. If none is real the result is zero.
+        tol: A query stops when a step changes its state by at most this, one for all or one each.
+            The first step never counts as converged unless `tol` is infinite.
+        max_steps: Most updates; 0 reads out with the queries themselves, as softmax attention does.
+        gradient: `"implicit"` or `"unrolled"`.
+        stop: `"relative"` or `"absolute"` change of the state.
+        adjoint_max_steps: Most terms of the implicit gradient's series, at least 1.
+
+    Returns:
+        An `Attention`. States and scores are in float32 at least.
+
+    Raises:
+        ValueError: If `beta <= 0`, `tol < 0`, an option is not one of the names above, or the
+            shapes are not those of one set of queries, keys and values.
+
+    Differentiation:
+        As `hopfax.hopfield.retrieve`: with `"implicit"` the queries get a zero gradient. The
+        series is that of the scores, whatever the number of keys.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
+        >>> keys, queries = jnp.eye(3), jnp.array([[0.9, 0.3, -0.2]])
+        >>> attention = hopfield.attend(queries, keys, 10 * keys, beta=8.0)
+        >>> attention.values.round(1).tolist(), attention.converged.tolist()
+        ([[10.0, 0.0, 0.0]], [True])
+
+    References:
+        Robertha, Eqs. 4, 7 and 8, and Algorithm 2.
+    """
+    queries, keys = real_array(queries, "queries"), real_array(keys, "keys")
+    values = real_array(values, "values")
+    check_attention_shapes(queries, keys, values)
+    mask = check_mask(mask, (len(keys),))
+    check_stopping(
+        tol=tol,
+        max_steps=max_steps,
+        stop=stop,
+        gradient=gradient,
+        least=0,
+        adjoint_max_steps=adjoint_max_steps,
+        scalar=jnp.ndim(tol) != 1,
+    )
+    if mask is not None:
+        # 0 * nan is nan: whatever stands in a padded row must go before the products.
+        keys, values = (jnp.where(mask[:, None], rows, 0) for rows in (keys, values))
+    # A product of two bfloat16 numbers is exact in float32.
+    dtype = jnp.result_type(queries, keys, jnp.float32)
+    product = partial(matmul, preferred_element_type=dtype)
+    beta = check_beta(beta, dtype)
+    scores = product(queries, keys.T)
+    tol = jnp.broadcast_to(jnp.asarray(tol, dtype), (len(queries),))
+    options = {"max_steps": max_steps, "stop": stop, "min_steps": 2}
+    if max_steps == 0:
+        count = jnp.zeros(len(queries), jnp.int32)
+        found = FixedPoint(scores, count, jnp.zeros_like(tol), count == 0)
+    elif gradient == "unrolled":
+        params = product(keys, keys.T), beta, mask
+        found = _search_scores(params, scores, tol, gradient=gradient, **options)
+    else:
+        if len(keys) < 2 * keys.shape[1]:
+            params, scores_map = (product(keys, keys.T), beta, mask), _through_gram
+            found = _search_scores(*jax.lax.stop_gradient((params, scores)), tol, **options)
+        else:
+            params, scores_map = (keys.astype(dtype), beta, mask), _through_states
+            start = queries.astype(dtype)
+            found = _search_states(*jax.lax.stop_gradient((params, start)), tol, **options)
+
+        def settle(scores: Array, tol: Array) -> Array:
+            return at_fixed_point(scores_map, params, scores, tol=tol, max_steps=adjoint_max_steps)
+
+        found = found._replace(
+            value=jax.vmap(settle)(found.value, jnp.asarray(relative_tol(tol, stop)))
+        )
+    readout_beta = beta if readout_beta is None else check_beta(readout_beta, dtype)
+    weights = softmax(found.value, readout_beta, mask).astype(values.dtype)
+    return Attention(jnp.matmul(weights, values), found.num_steps, found.residual, found.converged)
+
+
+def check_attention_shapes(queries: Array, keys: Array, values: Array) -> None:
+    """Raises a ValueError unless these are one set of queries, keys and values."""
+    shapes = queries.shape, keys.shape, values.shape
+    if any(len(shape) != 2 for shape in shapes):
+        raise ValueError(
+            "queries must have shape (queries, width), keys (keys, width) and values (keys, "
+            f"value_width), got {shapes}: use jax.vmap for more"
+        )
+    if queries.shape[1] != keys.shape[1] or len(keys) != len(values):
+        raise ValueError(
+            f"queries and keys must have one width, and each key must have a value, got {shapes}"
+        )
+
+
+Params = tuple[Array, Array, Array | None]
+
+
+def _search_states(params: Params, queries: Array, tol: Array, **options: Any) -> FixedPoint:
+    def search(query: Array, tol: Array) -> FixedPoint:
+        return fixed_point(update_unchecked, params, query, tol=tol, **options)
+
+    found = jax.vmap(search)(queries, tol)
+    return found._replace(value=matmul(found.value, params[0].T))
+
+
+def _search_scores(params: Params, scores: Array, tol: Array, **options: Any) -> FixedPoint:
+    """Iterates scores, each with the weights that gave them: zeros for a query."""
+    measure = partial(_state_change, options.pop("stop"))
+
+    def search(scores: Array, tol: Array) -> FixedPoint:
+        start = (scores, jnp.zeros_like(scores))
+        return fixed_point(_weighted, params, start, tol=tol, stop=measure, **options)
+
+    found = jax.vmap(search)(scores, tol)
+    return found._replace(value=found.value[0])
+
+
+def _weighted(params: Params, state: tuple[Array, Array]) -> tuple[Array, Array]:
+    gram, beta, mask = params
+    weights = softmax(state[0], beta, mask)
+    # In this order vmap needs no transpose; the matrix is symmetric.
+    return matmul(weights, gram), weights
+
+
+def _through_gram(params: Params, scores: Array) -> Array:
+    return _weighted(params, (scores, scores))[0]
+
+
+def _through_states(params: Params, scores: Array) -> Array:
+    keys, beta, mask = params
+    return matmul(matmul(softmax(scores, beta, mask), keys), keys.T)
+
+
+def _state_change(stop: Stop, new: tuple[Array, Array], old: tuple[Array, Array]) -> Array:
+    r"""$\|\xi' - \xi\|^2 = (p' - p)^\top (s' - s)$ and $\|\xi\|^2 = p^\top s$."""
+    squares = jnp.sum((new[1] - old[1]) * (new[0] - old[0])), jnp.sum(old[1] * old[0])
+    # Rounding can take the square of a tiny change below zero.
+    change, norm = (jnp.sqrt(jnp.maximum(square, 0)) for square in squares)
+    return relative_change(change, norm) if stop == "relative" else change

@@ -1,0 +1,215 @@
+"""Attention by retrieval is `retrieve` for every query, and a read-out, whichever way is taken."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hopfax import hopfield
+
+BETA, KEYS = 0.8, 6
+# Fewer keys than twice the width iterate scores, others states.
+WIDTHS = pytest.mark.parametrize("width", [4, 3], ids=["scores", "states"])
+
+
+def head(rng, width=4):
+    """Queries far from convergence, so that they differ in their steps."""
+    shapes = (5, width), (KEYS, width), (KEYS, 2)
+    queries, keys, values = (jnp.asarray(rng.normal(size=shape)) for shape in shapes)
+    return 2 * queries, keys, values
+
+
+def by_retrieve(queries, keys, values, *, beta, mask=None, readout_beta=None, **options):
+    def one(query):
+        found = hopfield.retrieve(query, keys, beta=beta, mask=mask, **options)
+        logits = (readout_beta or beta) * keys @ found.value
+        if mask is not None:
+            logits = jnp.where(mask, logits, -1e30)
+        values_read = jax.nn.softmax(logits) @ values
+        return hopfield.Attention(values_read, found.num_steps, found.residual, found.converged)
+
+    return jax.vmap(one)(queries)
+
+
+@WIDTHS
+@pytest.mark.parametrize("stop", ["relative", "absolute"])
+@pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
+def test_each_query_takes_the_steps_of_retrieve(x64, rng, width, stop, gradient):
+    arrays = head(rng, width)
+    mask = jnp.arange(KEYS) != 2
+    for beta, tol in ((0.1, 1e-4), (BETA, 1e-4), (3.0, 1e-4), (BETA, jnp.inf)):
+        options = {"beta": beta, "tol": tol, "stop": stop, "gradient": gradient, "mask": mask}
+        wanted = by_retrieve(*arrays, readout_beta=1.5, **options)
+        attention = hopfield.attend(*arrays, readout_beta=1.5, **options)
+        np.testing.assert_allclose(attention.values, wanted.values, rtol=1e-8, atol=1e-12)
+        assert attention.num_steps.tolist() == wanted.num_steps.tolist()
+        assert attention.converged.tolist() == wanted.converged.tolist()
+        np.testing.assert_allclose(attention.residual, wanted.residual, rtol=1e-4, atol=1e-9)
+
+
+def test_float32_is_precise_enough_for_the_stop_rule(rng):
+    # The squared change is a product of two small differences: 1e-8 of the squares at tol 1e-4.
+    arrays = head(rng)
+    wanted, attention = by_retrieve(*arrays, beta=BETA), hopfield.attend(*arrays, beta=BETA)
+    assert attention.converged.all()
+    assert np.abs(attention.num_steps - wanted.num_steps).max() <= 1
+    np.testing.assert_allclose(attention.values, wanted.values, rtol=2e-3, atol=1e-4)
+
+
+@WIDTHS
+def test_gradients_are_those_of_retrieve(x64, rng, width):
+    arrays = head(rng, width)
+
+    def slopes(fn, **options):
+        def value(queries, keys, values, beta):
+            attention = fn(queries, keys, values, beta=beta, **options, tol=1e-12, max_steps=300)
+            return jnp.sum(jnp.cos(jnp.arange(10.0)) * jnp.tanh(attention.values).ravel())
+
+        return jax.jit(jax.grad(value, argnums=(0, 1, 2, 3)))(*arrays, BETA)
+
+    wanted = slopes(by_retrieve)
+    assert min(np.abs(slope).max() for slope in wanted[1:]) > 1e-2
+    for gradient in ("implicit", "unrolled"):
+        for got, right in zip(slopes(hopfield.attend, gradient=gradient), wanted, strict=True):
+            np.testing.assert_allclose(got, right, rtol=1e-7, atol=1e-9)
+    assert not np.any(slopes(hopfield.attend)[0]), "exactly zero"
+
+
+@pytest.mark.parametrize("options", [{"tol": 0.0, "stop": "absolute"}, {"tol": 1e-3}], ids=str)
+def test_the_number_of_keys_does_not_change_the_gradient(x64, rng, options):
+    """Padding to twice the width switches to states; a series that is cut off stays the same."""
+    queries, keys, values = head(rng, 4)
+    options |= {"beta": BETA, "max_steps": 4, "adjoint_max_steps": 3}
+
+    def total(keys, mask):
+        values_read = hopfield.attend(queries, keys, padded_values, mask=mask, **options).values
+        return jnp.sum(jnp.sin(values_read))
+
+    slopes = []
+    for extra in (0, 1, 2):
+        padded_values = jnp.pad(values, ((0, extra), (0, 0)))
+        mask = jnp.arange(KEYS + extra) < KEYS
+        slopes.append(jax.grad(total)(jnp.pad(keys, ((0, extra), (0, 0))), mask)[:KEYS])
+    np.testing.assert_allclose(slopes[1], slopes[0], rtol=1e-9)
+    np.testing.assert_allclose(slopes[2], slopes[0], rtol=1e-9)
+
+
+def test_twice_the_width_decides_between_scores_and_states(rng):
+    for width, by_scores in ((4, True), (3, False)):
+        arrays = [array.astype(jnp.float32) for array in head(rng, width)]
+        text = str(jax.make_jaxpr(lambda *a: hopfield.attend(*a, beta=BETA))(*arrays))
+        assert (f"f32[{KEYS},{KEYS}]" in text) == by_scores
+
+
+@WIDTHS
+@pytest.mark.parametrize("filler", [1e3, np.nan, np.inf])
+def test_padding_changes_nothing_and_gets_no_gradient(x64, rng, width, filler):
+    queries, keys, values = head(rng, width)
+    real = np.array([0, 2, 3, 4, 6, 7])
+    mask = jnp.isin(jnp.arange(8), real)
+    padded = [jnp.full((8, rows.shape[1]), filler).at[real].set(rows) for rows in (keys, values)]
+
+    def value(keys, values, mask=None):
+        attention = hopfield.attend(queries, keys, values, beta=BETA, mask=mask)
+        return jnp.sum(attention.values**2), attention
+
+    evaluate = jax.jit(jax.grad(value, argnums=(0, 1), has_aux=True))
+    wanted, bare = evaluate(keys, values)
+    slopes, attention = evaluate(*padded, mask)
+    assert attention.num_steps.tolist() == bare.num_steps.tolist()
+    np.testing.assert_allclose(attention.values, bare.values, rtol=1e-9)
+    for got, right in zip(slopes, wanted, strict=True):
+        np.testing.assert_allclose(got[real], right, rtol=1e-7, atol=1e-12)
+        assert not np.any(got[~mask]), "exactly zero"
+
+
+@WIDTHS
+def test_nothing_but_padding_reads_zeros(rng, width):
+    queries = head(rng, width)[0]
+    keys, values = jnp.full((KEYS, width), jnp.nan), jnp.full((KEYS, 2), jnp.nan)
+    attention = hopfield.attend(queries, keys, values, beta=1.0, mask=jnp.zeros(KEYS, bool))
+    assert attention.converged.all()
+    assert not np.any(attention.values)
+
+
+@WIDTHS
+def test_each_query_has_its_own_tolerance(rng, width):
+    arrays = head(rng, width)
+    tol = jnp.array([jnp.inf, 1e-4, jnp.inf, 1e-4, jnp.inf])
+    attention = hopfield.attend(*arrays, beta=BETA, tol=tol)
+    assert attention.num_steps[::2].tolist() == [1, 1, 1]
+    assert attention.num_steps[1::2].min() > 1
+    one = jax.vmap(lambda q: hopfield.update(q, arrays[1], beta=BETA))(arrays[0])[::2]
+    wanted = jax.nn.softmax(BETA * one @ arrays[1].T) @ arrays[2]
+    np.testing.assert_allclose(attention.values[::2], wanted, rtol=1e-4)
+
+
+@pytest.mark.parametrize("max_steps", [0, 50])
+def test_a_start_on_the_attractor_takes_two_steps_and_none_if_none_is_allowed(max_steps):
+    keys = jnp.array([[1.0, 2.0, 0.5]])
+    attention = hopfield.attend(keys, keys, keys, beta=1.0, max_steps=max_steps)
+    assert attention.num_steps.tolist() == [2 if max_steps else 0]
+    assert attention.converged.tolist() == [True]
+    one = hopfield.attend(keys, keys, keys, beta=1.0, max_steps=1)
+    assert one.converged.tolist() == [False], "leaving the query is never the last step"
+
+
+def test_without_steps_it_is_softmax_attention(rng):
+    queries, keys, values = head(rng)
+    attention = hopfield.attend(queries, keys, values, beta=0.5, max_steps=0)
+    wanted = jax.nn.softmax(0.5 * queries @ keys.T) @ values
+    np.testing.assert_allclose(attention.values, wanted, rtol=1e-5)
+
+
+@WIDTHS
+def test_bfloat16_is_iterated_in_float32(rng, width):
+    arrays = [array.astype(jnp.bfloat16) for array in head(rng, width)]
+    attention = hopfield.attend(*arrays, beta=BETA)
+    wanted = by_retrieve(*(array.astype(jnp.float32) for array in arrays), beta=BETA)
+    assert attention.values.dtype == jnp.bfloat16
+    assert attention.residual.dtype == jnp.float32
+    assert attention.converged.all(), "8 bits never change by as little as 1e-4"
+    assert np.abs(attention.num_steps - wanted.num_steps).max() <= 1
+    np.testing.assert_allclose(attention.values.astype(jnp.float32), wanted.values, atol=0.02)
+
+
+@WIDTHS
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_numbers_that_are_not_finite_stop_at_once(rng, width, bad):
+    queries, keys, values = head(rng, width)
+    attention = hopfield.attend(queries.at[1, 1].set(bad), keys, values, beta=BETA)
+    assert attention.num_steps[1] == 0 and not attention.converged[1]
+    assert attention.converged[0]
+    attention = hopfield.attend(queries, keys.at[2, 1].set(bad), values, beta=BETA)
+    assert attention.num_steps.max() <= 1 and not attention.converged.any()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beta": 0.0}, "beta is an inverse temperature and must be > 0, got 0.0"),
+        ({"readout_beta": -1.0}, "must be > 0, got -1.0"),
+        ({"max_steps": -1}, "max_steps must be at least 0 .* got -1"),
+        ({"tol": -1.0}, "must be >= 0, got -1"),
+        ({"stop": "soon"}, "'soon'"),
+        ({"gradient": "none"}, "'none'"),
+        ({"mask": np.ones(2, bool)}, r"mask must have shape \(3,\), got \(2,\)"),
+    ],
+)
+def test_wrong_options_are_named(options, message):
+    rows = jnp.eye(3)
+    with pytest.raises(ValueError, match=message):
+        hopfield.attend(rows, rows, rows, **({"beta": 1.0} | options))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((3,), (3, 3), (3, 3)), "use jax.vmap"),
+        (((2, 4), (3, 3), (3, 3)), "one width"),
+        (((2, 3), (3, 3), (4, 3)), "each key must have a value"),
+    ],
+)
+def test_shapes_must_fit(shapes, message):
+    with pytest.raises(ValueError, match=message):
+        hopfield.attend(*map(jnp.ones, shapes), beta=1.0)
