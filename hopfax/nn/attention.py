@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -131,41 +131,35 @@ class SoftmaxAttention(nnx.Module):
 
 @_signed
 class HopfieldAttention(nnx.Module):
-    r"""Attention whose queries first fall into attractors of the keys.
+    r"""Multi-head attention whose queries are first iterated to attractors of the keys.
 
-    Each query is iterated, $\xi \leftarrow K^\top \mathrm{softmax}(\beta K \xi / \sqrt{d_h})$, to
-    a fixed point $\xi^*$; the output is $V^\top \mathrm{softmax}(\beta K \xi^* / \sqrt{d_h})$.
+    $$\xi \leftarrow K^\top \mathrm{softmax}(\beta K \xi / \sqrt{d_h}), \qquad
+    o = V^\top \mathrm{softmax}(\beta K \xi^* / \sqrt{d_h})$$
 
-    Since the start does not move the attractor, the query projection of an iterated layer is not
-    trained: its gradient is exactly zero with `gradient="implicit"`, and vanishes with the change
-    per step (1e-7 of the other projections' in the released program) with `"unrolled"`.
+    The start does not move the attractor, so an iterated layer does not train its query projection:
+    its gradient is exactly zero with `gradient="implicit"`, and 1e-7 of the other projections' in
+    the released program with `"unrolled"`.
 
     Args:
         width: Token width, a multiple of `num_heads`.
         num_heads: Number of heads.
-        beta: Inverse temperature before the 1/sqrt(head width), > 0.
-        tol: A query stops once a step changes it by at most this.
-        max_steps: Most steps; 0 reads out with the query itself (no iteration). Also the most terms
-            of the implicit gradient's series, which bounds the gradient of queries that converge
-            slowly: those near a ridge between two attractors would dominate a batch.
+        beta: Inverse temperature before the factor 1/sqrt(head width), > 0.
+        tol: Convergence tolerance of each query, >= 0.
+        max_steps: Maximum number of steps; 0 for none. Also bounds the terms of the implicit
+            gradient's series: queries near a ridge between two attractors would dominate a batch.
         stop: Measure of the change, `"relative"` or `"absolute"`.
-        scope: Whether each `"query"` stops by itself, or the whole `"batch"` at once by its one
-            norm, as the released program has it.
+        scope: Whether each `"query"` stops independently, or the whole `"batch"` by one norm.
         gradient: `"implicit"` or `"unrolled"`.
-        mask_keys: Whether padding is kept out of the stored patterns.
+        mask_keys: Whether padding is left out of the stored patterns.
         query_projection: Whether queries are W_Q x, or x itself.
         output_projection: Whether the heads are mixed by W_O.
         bias: Whether the projections have biases.
-        readout_beta: Whether the read-out is at `beta` (Algorithm 2), or at 1 (Eq. 13).
-        implementation: `"xla"`, or `"pallas"`, the GPU kernel of `hopfax.experimental`. XLA
-            iterates scores, or states from twice the head width tokens on, whichever step is less
-            work; the stop rule and the implicit gradient are the same. The kernel takes at most
-            512 tokens in heads of width at most 128, in float32 or bfloat16; devices that share a
-            batch each run it on their texts if their mesh is in context.
-        rngs: Source of the initial parameters.
+        readout_beta: Whether the read-out uses `beta` (Algorithm 2), or 1 (Eq. 13).
+        implementation: `"xla"`, or `"pallas"`: `hopfax.experimental.retrieve_head`.
+        rngs: Random keys of the initial parameters.
 
     Raises:
-        ValueError: If an option is out of range, or the layer is beyond what `"pallas"` supports.
+        ValueError: If an option is out of range, or beyond what `"pallas"` supports.
 
     References:
         Robertha, Eqs. 4, 7, 8 and Algorithms 1, 2.
@@ -198,90 +192,82 @@ class HopfieldAttention(nnx.Module):
             raise ValueError(f'scope must be "query" or "batch", got {scope!r}')
         if implementation not in ("xla", "pallas"):
             raise ValueError(f'implementation must be "xla" or "pallas", got {implementation!r}')
-        fusible = gradient == "implicit" and scope == "query" and max_steps > 0 and readout_beta
-        if implementation == "pallas" and not fusible:
+        options = (gradient, scope, max_steps > 0, readout_beta)
+        if implementation == "pallas" and options != ("implicit", "query", True, True):
             raise ValueError(
                 'implementation="pallas" needs gradient="implicit", scope="query", max_steps >= 1 '
                 f"and readout_beta=True, got {gradient!r}, {scope!r}, {max_steps} and "
                 f"{readout_beta}"
             )
-        self.implementation: Implementation = implementation
-        self.num_heads = num_heads
         scale = (width // num_heads) ** -0.5
         self.beta = beta * scale
         self.readout_beta = self.beta if readout_beta else scale
-        self.tol = tol
-        self.max_steps = max_steps
-        self.stop: Stop = stop
-        self.scope: Scope = scope
-        self.gradient: Gradient = gradient
-        self.mask_keys = mask_keys
+        self.num_heads, self.mask_keys = num_heads, mask_keys
+        self.tol, self.max_steps, self.stop = tol, max_steps, stop
+        self.scope, self.gradient, self.implementation = scope, gradient, implementation
         project = partial(linear, width, width, use_bias=bias, rngs=rngs)
         self.query = project() if query_projection else None
-        self.key = project()
-        self.value = project()
+        self.key, self.value = project(), project()
         self.out = project() if output_projection else None
 
     def keys(self, x: Tokens) -> Tokens:
-        """The keys alone."""
+        """Returns the keys only."""
         return self.key(x)
 
     def __call__(self, x: Tokens, mask: Mask | None = None) -> AttentionOutput:
         """Retrieves from every token, then reads the values out. `mask` is True at real tokens."""
         x, mask = _inputs(x, mask, self.key.in_features)
-        if self.mask_keys:
-            x = _emptied(x, mask)
+        x = _emptied(x, mask) if self.mask_keys else x
         keys = self.keys(x)
         query = x if self.query is None else self.query(x)
         query, key, value = (_split(part, self.num_heads) for part in (query, keys, self.value(x)))
-        attention = self.attend(query, key, value, mask)
+        values, num_steps, _, converged = self.attend(query, key, value, mask)
         # Retrieval is in float32 at least; the layer keeps its inputs' dtype.
-        mixed = _join(attention.values.astype(value.dtype))
-        values = mixed if self.out is None else self.out(mixed)
-        return AttentionOutput(values, keys, attention.num_steps, attention.converged)
+        values = _join(values.astype(keys.dtype))
+        values = values if self.out is None else self.out(values)
+        return AttentionOutput(values, keys, num_steps, converged)
 
     def attend(self, query: Heads, key: Heads, value: Heads, mask: Mask) -> hopfield.Attention:
-        """Retrieval and read-out alone, between the projections."""
+        """Retrieval and read-out, between the projections."""
         key_mask = mask if self.mask_keys else jnp.ones_like(mask)
-        if self.scope == "batch" and self.max_steps > 0:
-            return self._attend_together(query, key, value, key_mask)
-        # Where keys are masked, nobody reads what padding retrieves: it stops after one step and
-        # holds nobody up. Elsewhere it is a stored pattern of the next layer.
+        # Where keys are masked, nothing reads what padding retrieves: one step is enough. Elsewhere
+        # padding is a stored pattern of the next layer.
         tol = jnp.where(mask | (not self.mask_keys), self.tol, jnp.inf)
-        options = {"beta": self.beta, "max_steps": self.max_steps, "stop": self.stop}
-        options["adjoint_max_steps"] = max(self.max_steps, 1)
         arrays = (query, key, value, key_mask, tol)
+        options = {"max_steps": self.max_steps, "stop": self.stop}
+        if self.max_steps > 0:
+            options["adjoint_max_steps"] = self.max_steps
         if self.implementation == "pallas":
-            return by_devices(_each_head(partial(experimental.retrieve_head, **options)), *arrays)
+            head = partial(experimental.retrieve_head, beta=self.beta, **options)
+            return by_devices(_each_head(head), *arrays)
         options |= {"readout_beta": self.readout_beta, "gradient": self.gradient}
-        _, heads, tokens, _ = key.shape
-        attend = _each_head(partial(hopfield.attend, **options))
-        return by_groups(attend, *arrays, elements=max(1, heads * tokens**2))
+        if self.scope == "batch" and self.max_steps > 0:
+            return _attend_together(*arrays[:-1], beta=self.beta, tol=self.tol, **options)
+        heads = _each_head(partial(hopfield.attend, beta=self.beta, **options))
+        return by_groups(heads, *arrays, elements=max(1, self.num_heads * key.shape[2] ** 2))
 
-    def _attend_together(
-        self, query: Heads, key: Heads, value: Heads, key_mask: Mask
-    ) -> hopfield.Attention:
-        # In bfloat16 no change would ever be as small as the tolerance.
-        wide = jnp.promote_types(key.dtype, jnp.float32)
-        found = fixed_point(
-            _update_all,
-            (key.astype(wide), jnp.asarray(self.beta, wide), key_mask),
-            # Padding has no part in the norm.
-            jnp.where(key_mask[:, None, :, None], query, 0).astype(wide),
-            tol=self.tol,
-            max_steps=self.max_steps,
-            gradient=self.gradient,
-            stop=self.stop,
-            adjoint_max_steps=self.max_steps,
-        )
-        read_out = _each_head(partial(hopfield.attend, beta=self.readout_beta, max_steps=0))
-        attention = read_out(found.value, key, value, key_mask, jnp.zeros(key_mask.shape))
-        counts = attention.num_steps.shape
-        return attention._replace(
-            num_steps=jnp.broadcast_to(found.num_steps, counts),
-            residual=jnp.broadcast_to(found.residual, counts),
-            converged=jnp.broadcast_to(found.converged, counts),
-        )
+
+def _attend_together(
+    query: Heads,
+    key: Heads,
+    value: Heads,
+    mask: Mask,
+    *,
+    beta: float,
+    readout_beta: float,
+    **options: Any,
+) -> hopfield.Attention:
+    """The released program's way: one norm, of all texts, stops all queries at once."""
+    # In bfloat16 no change would ever be as small as the tolerance.
+    wide = jnp.promote_types(key.dtype, jnp.float32)
+    params = (key.astype(wide), jnp.asarray(beta, wide), mask)
+    # Padding has no part in the norm.
+    start = jnp.where(mask[:, None, :, None], query, 0).astype(wide)
+    found = fixed_point(_update_all, params, start, **options)
+    read_out = _each_head(partial(hopfield.attend, beta=readout_beta, max_steps=0))
+    values = read_out(found.value, key, value, mask, jnp.zeros(mask.shape)).values
+    facts = (found.num_steps, found.residual, found.converged)
+    return hopfield.Attention(values, *(jnp.broadcast_to(x, query.shape[:-1]) for x in facts))
 
 
 def _each_head(fn: Callable[..., hopfield.Attention]) -> Callable[..., hopfield.Attention]:
