@@ -77,6 +77,29 @@ def test_softmax_attention_is_the_formula(x64, x, redraw, num_heads):
     assert found.converged.all()
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("tokens", [1, 4, 20])
+def test_short_heads_are_computed_alike_without_matrix_products(x, monkeypatch, causal, tokens):
+    layer = softmax_layer(causal=causal)
+    params = layer.init(jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (3, tokens, WIDTH))
+    mask = jnp.arange(tokens) < jnp.array([[tokens], [1], [max(1, tokens // 2)]])
+
+    def program(x):
+        values = layer.apply(params, x, mask).values
+        return jnp.sum(jnp.where(mask[..., None], values, 0) ** 2)
+
+    results = []
+    for backend, products in (("cpu", 4), ("gpu", 6)):
+        monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
+        run = jax.jit(jax.value_and_grad(lambda x: program(x)))
+        results.append(run(x))
+        text = jax.jit(lambda x: program(x)).lower(x).as_text()
+        assert text.count("stablehlo.dot_general") == products
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
 def test_softmax_attention_drops_weights(x, redraw):
     layer = softmax_layer(dropout=0.5)
     params = redraw(layer)
