@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from experiments import figures
 from experiments.provenance import origin_line
 from experiments.rundir import read_config, write_whole
 
@@ -45,6 +46,15 @@ class Table:
     rows: Sequence[Sequence[str]]
     caption: str = ""
 
+    def with_column(self, place: int, head: str, cells: Sequence[str]) -> Table:
+        """Returns the table with a column before the one at `place`."""
+        lines = [self.columns, *self.rows]
+        lines = [
+            [*line[:place], cell, *line[place:]]
+            for line, cell in zip(lines, [head, *cells], strict=True)
+        ]
+        return Table(lines[0], lines[1:], self.caption)
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -57,6 +67,16 @@ class Picture:
     def figure(self) -> Figure:
         """The figure, drawn once."""
         return self.draw()
+
+
+def forest(caption: str, table: pd.DataFrame, **options: Any) -> Picture:
+    """Returns a picture by `figures.forest`."""
+    return Picture(functools.partial(figures.forest, table, **options), caption)
+
+
+def facets(caption: str, table: pd.DataFrame, **options: Any) -> Picture:
+    """Returns a picture by `figures.facets`."""
+    return Picture(functools.partial(figures.facets, table, **options), caption)
 
 
 @dataclass(frozen=True)
@@ -150,10 +170,8 @@ def svg(figure: Figure, name: str) -> Any:
     import markupsafe
     from matplotlib import rc_context
 
-    from experiments.figures import STYLE
-
     buffer = io.StringIO()
-    with rc_context(STYLE):
+    with rc_context(figures.STYLE):
         metadata = dict.fromkeys(["Date", "Creator", "Format", "Type"])
         figure.savefig(buffer, format="svg", metadata=metadata)
     text = buffer.getvalue()
@@ -275,8 +293,6 @@ def _run(folder: Path) -> dict[str, Any]:
 
 def _chart(explorer: Explorer) -> dict[str, Any]:
     """The data of the interactive chart, for JSON: rows hold places in `titles`, then numbers."""
-    from experiments.figures import look
-
     table, hue = explorer.table, explorer.hue
     keys = [*explorer.menus, explorer.x, hue]
     values = {name: table[name].unique().tolist() for name in keys}
@@ -286,7 +302,7 @@ def _chart(explorer: Explorer) -> dict[str, Any]:
     rows = pd.concat([places, table[numbers].astype(float).round(3)], axis=1).astype(object)
     known = table[hue][table.paper.notna()].unique().tolist() if "paper" in numbers else []
     shown = known if len(values[hue]) > MOST_LINES and len(known) > 1 else values[hue]
-    looks = {name: look(name, values[hue]) for name in values[hue]}
+    looks = {name: figures.look(name, values[hue]) for name in values[hue]}
     return {
         "menus": list(explorer.menus),
         "x": explorer.x,

@@ -19,7 +19,7 @@ from experiments import figures, report, tidy
 from experiments.__main__ import EXPERIMENTS
 from experiments.noise_stability import arms, encoder, theory
 from experiments.robertha import gaussian
-from experiments.robertha.paper import paper_score
+from experiments.robertha.paper import paper_lead
 from experiments.rundir import read_config
 
 RESULTS = Path(__file__).with_name("results")
@@ -89,13 +89,6 @@ def lead(task: str, title: str, folder: str, level: float = 0.5) -> Difference:
         {"model": "robertha", **at},
         {"model": "tinybert", **at},
         paper_lead(title, "robertha", "tinybert", level),
-    )
-
-
-def paper_lead(title: str, ours: str, theirs: str, level: float, **corruption: str) -> float:
-    """The paper's difference of two models."""
-    return paper_score(title, ours, level, **corruption) - paper_score(
-        title, theirs, level, **corruption
     )
 
 

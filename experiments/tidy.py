@@ -184,6 +184,11 @@ def verdict(low: float, high: float, effect: float) -> Verdict:
     return "no difference" if high < half else "too weak to tell"
 
 
+def clear(differences: pd.DataFrame) -> int:
+    """The number of intervals that exclude zero."""
+    return int(((differences.low > 0) | (differences.high < 0)).sum())
+
+
 def largest(differences: pd.DataFrame) -> pd.Series:
     """The row with the largest mean, in absolute value."""
     return differences.iloc[int(differences["mean"].abs().to_numpy().argmax())]

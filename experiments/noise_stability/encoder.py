@@ -231,7 +231,7 @@ def page(folder: Path) -> Page:
     from experiments.robertha import gaussian
 
     frame = pd.read_csv(folder / "results.csv")
-    titles = gaussian.titles(VARIANTS, frame.task.unique())
+    titles = gaussian.titles(frame.task.unique())
     frame["line"] = frame.model.map(titles) + ", " + frame.arm
     frame["x"] = frame.level.fillna(-1.0)
     keys = ["task", "model", "arm", "line", "corruption", "metric", "x"]

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from experiments.models import VARIANTS, variant
+from experiments.models import variant
 from experiments.robertha.robustness import Encoders
 from experiments.settings import Data, Flags, optional, resolved
 
@@ -65,72 +65,39 @@ def run(config: Config) -> Path:
 
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
-    from experiments import figures, report, tidy
+    from experiments import report, tidy
     from experiments.robertha import gaussian
     from experiments.robertha.paper import paper_score
-    from experiments.rundir import read_config
-    from hopfax.data import EVALUATION_SETS
 
-    frame = tidy.read(folder)
-    scores = tidy.scores(frame)
-    plan = read_config(folder).get("plan", {})
-    trials, models = list(scores.task.unique()), list(scores.model.unique())
-    titles = gaussian.titles(VARIANTS, [trial.partition(":")[2] or trial for trial in trials])
-    for trial in trials:
-        name, _, task = trial.partition(":")
-        if task:
-            trained = "" if EVALUATION_SETS[name].task == task else f" (models of {titles[task]})"
-            titles[trial] = EVALUATION_SETS[name].title + trained
-    baseline = gaussian.BASELINE if gaussian.BASELINE in models else models[0]
-    table = tidy.summarise(scores)
-    constant = gaussian.constants(frame, {"constants": plan.get("classes", {})})
+    measured = gaussian.read(folder)
+    frame, scores, plan, titles, _, notes = measured
+    trials = list(scores.task.unique())
+    baseline = gaussian.reference(list(scores.model.unique()))
+    table = tidy.ordered(tidy.summarise(scores), "task", trials)
+    constant = gaussian.constants(measured, "classes")
     gaps = tidy.summarise(tidy.difference(scores, model=baseline))
     lines = []
-    for trial in trials:
-        known = EVALUATION_SETS.get(trial.partition(":")[0])
-        for _, row in table[table.task == trial].iterrows():
-            gap = gaps[(gaps.task == trial) & (gaps.model == row.model)]
-            same = known is not None and known.task == trial.partition(":")[2]
-            paper = paper_score(titles[trial], row.model, corruption="none") if same else None
-            lines.append(
-                [
-                    titles[trial],
-                    titles[row.model],
-                    f"{report.number(row['mean'])} ± {report.number(row['std'])}",
-                    report.with_interval(gap.iloc[0]) if len(gap) else "",
-                    report.number(constant[trial]) if trial in constant else "n/a",
-                    report.number(paper) if paper and paper > 0 else "",
-                ]
-            )
+    for _, row in table.iterrows():
+        gap = gaps[(gaps.task == row.task) & (gaps.model == row.model)]
+        # The paper tests models of the task that a set was derived from.
+        derived = ":" in row.task and "(" not in titles[row.task]
+        paper = paper_score(titles[row.task], row.model, corruption="none") if derived else 0
+        lines.append(
+            [
+                titles[row.task],
+                titles[row.model],
+                f"{report.number(row['mean'])} ± {report.number(row['std'])}",
+                report.with_interval(gap.iloc[0]) if len(gap) else "",
+                report.number(constant.get(row.task, float("nan"))),
+                report.number(paper) if paper > 0 else "",
+            ]
+        )
     sets = table[table.task.str.contains(":")]
     above = sum(row.low > constant.get(row.task, float("nan")) for _, row in sets.iterrows())
     names = report.joined(titles[trial] for trial in trials if ":" in trial)
-    answer = (
-        f"**On {names}, {above} of {len(sets)} models score above the majority baseline**, "
-        "counting intervals that exclude it."
-    )
-    drawn = gaps[gaps.task.str.contains(":")]
-    pictures = {}
-    if len(drawn):
-        pictures["adversarial"] = report.Picture(
-            partial(
-                figures.forest,
-                drawn,
-                label="model",
-                col="task",
-                titles=titles,
-                xlabel=f"accuracy minus {titles[baseline]}",
-            ),
-            f"{names}: accuracy minus {titles[baseline]}, points",
-        )
-    heads = [
-        "set",
-        "model",
-        "accuracy",
-        f"minus {titles[baseline]}",
-        "majority baseline",
-        "the paper",
-    ]
+    drawn, minus = gaps[gaps.task.str.contains(":")], f"minus {titles[baseline]}"
+    draw = partial(report.forest, label="model", col="task", titles=titles)
+    picture = draw(f"{names}: accuracy {minus}, points", drawn, xlabel=f"accuracy {minus}")
     counted = frame[frame.metric == "train_overlap"].drop_duplicates("task")
     counts = {**plan.get("known_texts", {}), **dict(zip(counted.task, counted.score, strict=True))}
     overlap = [
@@ -138,13 +105,21 @@ def page(folder: Path) -> Page:
         for trial, count in counts.items()
         if count and trial in titles
     ]
-    notes = [report.sizes(frame, titles), gaussian.NOTES[0]]
     if overlap:
-        notes.append(f"Rows that share a text with the training file: {report.joined(overlap)}.")
+        known = f"Rows that share a text with the training file: {report.joined(overlap)}."
     return report.Page(
         title=f"Adversarial sets: {names}",
-        answer=answer,
-        pictures=pictures,
-        tables=[report.Table(heads, lines, "Accuracy, mean ± standard deviation over seeds.")],
-        notes=notes,
+        answer=(
+            f"**On {names}, {above} of {len(sets)} models score above the majority baseline**, "
+            "counting intervals that exclude it."
+        ),
+        pictures={"adversarial": picture} if len(drawn) else {},
+        tables=[
+            report.Table(
+                ["set", "model", "accuracy", minus, "majority baseline", "the paper"],
+                lines,
+                "Accuracy, mean ± standard deviation over seeds.",
+            )
+        ],
+        notes=[*notes[:2], *([known] if overlap else [])],
     )

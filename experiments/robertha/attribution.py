@@ -19,7 +19,6 @@ of moving the noise after the LayerNorm; and the output projection W_O, which th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,41 +38,26 @@ class Step(NamedTuple):
 
     change: str
     model: str
-    site: str
     before: str
-    site_before: str
+    site: str = "embedding"
+    site_before: str = "embedding"
 
 
 STEPS = (
-    Step("noise moved after the LayerNorm", "tinybert", "embedding", "tinybert", "token"),
-    Step("mean pooling", "tinybert-mean", "embedding", "tinybert", "embedding"),
-    Step("pre-LN", "tinybert-mean-prenorm", "embedding", "tinybert-mean", "embedding"),
+    Step("noise moved after the LayerNorm", "tinybert", "tinybert", site_before="token"),
+    Step("mean pooling", "tinybert-mean", "tinybert"),
+    Step("pre-LN", "tinybert-mean-prenorm", "tinybert-mean"),
+    Step("dropout 0.3", "tinybert-mean-prenorm-dropout", "tinybert-mean-prenorm"),
     Step(
-        "dropout 0.3",
-        "tinybert-mean-prenorm-dropout",
-        "embedding",
-        "tinybert-mean-prenorm",
-        "embedding",
+        "one Hopfield step, β 15", "robertha-no-iteration-no-esr", "tinybert-mean-prenorm-dropout"
     ),
-    Step(
-        "one Hopfield step, β 15",
-        "robertha-no-iteration-no-esr",
-        "embedding",
-        "tinybert-mean-prenorm-dropout",
-        "embedding",
-    ),
-    Step(
-        "iteration",
-        "robertha-no-esr",
-        "embedding",
-        "robertha-no-iteration-no-esr",
-        "embedding",
-    ),
-    Step("ESR", "robertha", "embedding", "robertha-no-esr", "embedding"),
-    Step("all six together: Robertha", "robertha", "embedding", "tinybert", "embedding"),
-    Step("unit-scale embeddings", "tinybert-unit-scale", "token", "tinybert", "token"),
-    Step("no W_O", "robertha-no-output-projection", "embedding", "robertha", "embedding"),
+    Step("iteration", "robertha-no-esr", "robertha-no-iteration-no-esr"),
+    Step("ESR", "robertha", "robertha-no-esr"),
+    Step("all six together: Robertha", "robertha", "tinybert"),
+    Step("unit-scale embeddings", "tinybert-unit-scale", "tinybert", "token", "token"),
+    Step("no W_O", "robertha-no-output-projection", "robertha"),
 )
+PANELS = {"sigma": "same σ", "matched": "same SNR"}
 MODELS = tuple(dict.fromkeys(name for step in STEPS for name in (step.before, step.model)))
 
 
@@ -94,20 +78,16 @@ def run(config: Config) -> Path:
 
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
-    from experiments import figures, report, tidy
+    from experiments import report, tidy
     from experiments.robertha import gaussian
 
-    frame = tidy.read(folder)
-    scores = tidy.scores(frame)
-    titles = gaussian.titles(VARIANTS, scores.task.unique())
-    names = report.joined(titles[name] for name in scores.task.unique())
+    _, scores, _, _, names, notes = gaussian.read(folder)
     table = steps(tidy.average(scores, "task"))
     over = tidy.summarise(tidy.average(table, "level"))
     noisy = over[over.protocol != ""].assign(panel=lambda t: t.protocol.map(PANELS))
     site = noisy[(noisy.change == STEPS[0].change) & (noisy.protocol == "sigma")]
     later = noisy[noisy.change.isin([step.change for step in STEPS[1:7]])]
     matched = later[later.protocol == "matched"]
-    clear = int(((matched.low > 0) | (matched.high < 0)).sum())
     answer = ""
     if len(site):
         answer = (
@@ -118,26 +98,21 @@ def page(folder: Path) -> Page:
     if len(matched):
         largest = tidy.largest(matched)
         answer += (
-            f"At the same SNR, the intervals of {clear} of the {len(matched)} other steps exclude "
-            f"zero. The largest effect is {report.plain_interval(largest)} ({largest.change})."
+            f"At the same SNR, the intervals of {tidy.clear(matched)} of the {len(matched)} other "
+            f"steps exclude zero. The largest effect is {report.plain_interval(largest)} "
+            f"({largest.change})."
         )
-    draw = partial(
-        figures.forest, noisy, label="change", col="panel", xlabel="points gained by the step"
-    )
     by_level = tidy.summarise(table)
-    by_level = by_level[by_level.protocol != ""]
     by_level["noise"] = [
         gaussian.noise_label(protocol, level)
         for protocol, level in zip(by_level.protocol, by_level.level, strict=True)
     ]
+    caption = f"{names}: points gained by each step, mean over noise levels"
+    look = {"label": "change", "col": "panel", "xlabel": "points gained by the step"}
     return report.Page(
         title=f"From TinyBERT to Robertha, one change at a time: {names}",
         answer=answer,
-        pictures={
-            "attribution": report.Picture(
-                draw, f"{names}: points gained by each step, mean over noise levels"
-            )
-        },
+        pictures={"attribution": report.forest(caption, noisy, **look)},
         tables=[
             report.pivot(
                 by_level[by_level.protocol == protocol],
@@ -148,11 +123,8 @@ def page(folder: Path) -> Page:
             for protocol, name in PANELS.items()
             if protocol in set(by_level.protocol)
         ],
-        notes=[report.sizes(frame, titles), *gaussian.NOTES],
+        notes=notes,
     )
-
-
-PANELS = {"sigma": "same σ", "matched": "same SNR"}
 
 
 def steps(scores: pd.DataFrame) -> pd.DataFrame:

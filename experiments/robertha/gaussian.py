@@ -7,14 +7,17 @@ so the same σ is also the same SNR; that measurement is shown once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from experiments import tidy
-from experiments.models import VARIANTS, Variant
-from experiments.robertha.paper import paper_score
+from experiments import report, tidy
+from experiments.models import VARIANTS
+from experiments.robertha.paper import paper_lead, paper_score
+from experiments.rundir import read_config
+from hopfax.data.adversarial_sets import EVALUATION_SETS
 from hopfax.data.tasks import TASKS
 
 BASELINE = "tinybert"
@@ -28,42 +31,29 @@ NOTES = (
     "Same σ: one standard deviation for all models. Same SNR: σ in units of the root mean square "
     "of each text's own signal, so all models keep the same signal-to-noise ratio.",
 )
+SAME_DB = 1.0  # models whose mean SNR differs by less count as tested at the same SNR
 
 
-SAME_DB = 1.0
-"""Largest difference of mean SNR, in dB, at which models count as tested at the same SNR."""
+# Where noise is added and how its size is set -> title of the panel.
+PANELS = {
+    ("token", "sigma"): "noise on token embeddings,\nsame σ",
+    ("token", "matched"): "noise on token embeddings,\nsame SNR",
+    ("embedding", "sigma"): "noise after the LayerNorm,\nsame σ and SNR",
+    ("embedding", "matched"): "noise after the LayerNorm,\nsame SNR",
+    ("token", "per-token"): "noise on token embeddings,\nsame SNR per token",
+}
 
 
-class Panel(NamedTuple):
-    """Where noise is added and how its size is set."""
-
-    site: str
-    protocol: str
-    title: str
-
-
-PANELS = (
-    Panel("token", "sigma", "noise on token embeddings,\nsame σ"),
-    Panel("token", "matched", "noise on token embeddings,\nsame SNR"),
-    Panel("embedding", "sigma", "noise after the LayerNorm,\nsame σ and SNR"),
-    Panel("embedding", "matched", "noise after the LayerNorm,\nsame SNR"),
-    Panel("token", "per-token", "noise on token embeddings,\nsame SNR per token"),
-)
-
-
-def panels(scores: pd.DataFrame) -> list[Panel]:
+def panels(scores: pd.DataFrame) -> dict[tuple[str, str], str]:
     """Returns the measured panels; of protocols that coincide, only the first."""
     measured = set(zip(scores.site, scores.protocol, strict=True))
-    chosen = [each for each in PANELS if (each.site, each.protocol) in measured]
-    if ("embedding", "sigma") not in measured:
-        return chosen
-    if same_snr(scores):
-        return [each for each in chosen if each[:2] != ("embedding", "matched")]
-    title = "noise at the embedding site,\nsame σ"
-    return [
-        each._replace(title=title) if each[:2] == ("embedding", "sigma") else each
-        for each in chosen
-    ]
+    shown = {place: title for place, title in PANELS.items() if place in measured}
+    if ("embedding", "sigma") in shown:
+        if same_snr(scores):
+            shown.pop(("embedding", "matched"), None)
+        else:
+            shown["embedding", "sigma"] = "noise at the embedding site,\nsame σ"
+    return shown
 
 
 def same_snr(scores: pd.DataFrame) -> bool:
@@ -75,37 +65,67 @@ def same_snr(scores: pd.DataFrame) -> bool:
     return not (means.max() - means.min() > SAME_DB).any()
 
 
-def titles(variants: Mapping[str, Variant], tasks: Iterable[str]) -> dict[str, str]:
-    """Names of models and tasks in tables and figures."""
+class Measured(NamedTuple):
+    """What the page of a run starts from.
+
+    Attributes:
+        frame: From `tidy.read`.
+        scores: From `tidy.scores`.
+        plan: The run's plan.
+        titles: Names of models and tasks.
+        names: The titles of all tasks.
+        notes: On rows, seeds and scores.
+    """
+
+    frame: pd.DataFrame
+    scores: pd.DataFrame
+    plan: Mapping[str, Any]
+    titles: dict[str, str]
+    names: str
+    notes: Sequence[str]
+
+
+def read(folder: Path) -> Measured:
+    """Reads the folder of a run or of published results."""
+    frame = tidy.read(folder)
+    scores, plan = tidy.scores(frame), read_config(folder).get("plan", {})
+    named = titles(scores.task.unique())
+    names = report.joined(named[task] for task in scores.task.unique())
+    return Measured(frame, scores, plan, named, names, [report.sizes(frame, named), *NOTES])
+
+
+def titles(tasks: Iterable[str]) -> dict[str, str]:
+    """Names of models and tasks in tables and figures; a task may be `SET:TASK`."""
+    named = {name: each.title for name, each in VARIANTS.items()}
     tasks = list(tasks)
-    named = {name: TASKS[name].title if name in TASKS else name for name in tasks}
-    average = {"average": f"mean over {len(tasks)} tasks"}
-    return {name: each.title for name, each in variants.items()} | named | average
+    for trial in tasks:
+        name, _, task = trial.partition(":")
+        named[trial] = EVALUATION_SETS[name].title if task else _title(trial)
+        if task and EVALUATION_SETS[name].task != task:
+            named[trial] += f" (models of {_title(task)})"
+    return named | {"average": f"mean over {len(tasks)} tasks"}
 
 
-def constants(frame: pd.DataFrame, plan: Mapping[str, Any]) -> dict[str, float]:
+def reference(models: Sequence[str]) -> str:
+    """Returns the model that others are compared with: TinyBERT, or the first."""
+    return BASELINE if BASELINE in models else models[0]
+
+
+def constants(measured: Measured, name: str = "constants") -> dict[str, float]:
     """Returns the majority baseline's score by task, from the rows or from a run's plan."""
-    rows = frame[frame.metric == "constant"].drop_duplicates("task")
-    return {**plan.get("constants", {}), **dict(zip(rows.task, rows.score, strict=True))}
+    rows = measured.frame[measured.frame.metric == "constant"].drop_duplicates("task")
+    return {**measured.plan.get(name, {}), **dict(zip(rows.task, rows.score, strict=True))}
 
 
-def hardly_learned(
-    scores: pd.DataFrame, constants: Mapping[str, float], titles: Mapping[str, str]
-) -> list[str]:
-    """Returns a note on tasks where no model is well above the majority baseline, if any."""
-    named = []
+def hardly_learned(scores: pd.DataFrame, constants: Mapping[str, float]) -> dict[str, str]:
+    """Returns the tasks where no model is well above the majority baseline, with both scores."""
+    barely = {}
     for task, clean in scores[scores.level == 0].groupby("task", sort=False):
-        if (constant := constants.get(str(task))) is None:
-            continue
+        constant = constants.get(str(task), -np.inf)
         best = clean.groupby("model").score.mean().max()
         if best - constant < max(LEARNED, 100 / np.sqrt(clean.num_examples.max())):
-            named.append(f"{titles[str(task)]} ({best:.1f}, majority baseline {constant:.1f})")
-    if not named:
-        return []
-    return [
-        "Barely learned, so robustness cannot be compared (best clean score of any model in "
-        f"brackets): {', '.join(named)}."
-    ]
+            barely[str(task)] = f"({best:.1f}, majority baseline {constant:.1f})"
+    return barely
 
 
 def with_average(scores: pd.DataFrame) -> pd.DataFrame:
@@ -126,12 +146,13 @@ def noise_label(protocol: str, level: float) -> str:
 
 def paper_scores(table: pd.DataFrame) -> pd.Series:
     """The paper's score of each row, nan where it has none; the paper states σ and no site."""
-
-    def one(row: pd.Series) -> float:
-        same_snr = row.protocol in ("matched", "per-token")
-        return np.nan if same_snr else paper_score(_title(row.task), row.model, row.level)
-
-    return table.apply(one, axis=1).astype(float) if len(table) else pd.Series(dtype=float)
+    values = [
+        paper_score(_title(row.task), row.model, row.level)
+        if row.protocol in ("", "sigma")
+        else np.nan
+        for _, row in table.iterrows()
+    ]
+    return pd.Series(values, index=table.index, dtype=float)
 
 
 def lines(scores: pd.DataFrame, constants: Mapping[str, float] | None = None) -> pd.DataFrame:
@@ -149,36 +170,38 @@ def lines(scores: pd.DataFrame, constants: Mapping[str, float] | None = None) ->
     table["paper"] = paper_scores(table)
     table["constant"] = table.task.map(constants or {}).astype(float)
     parts = []
-    for panel in panels(scores):
-        at = (table.site == panel.site) & (table.protocol == panel.protocol)
+    for (site, protocol), title in panels(scores).items():
+        at = (table.site == site) & (table.protocol == protocol)
         rows = table[at | (table.level == 0)].sort_values("level", kind="stable")
-        labels = [noise_label(panel.protocol, level) for level in rows.level]
-        parts.append(rows.assign(panel=panel.title, noise=labels))
+        labels = [noise_label(protocol, level) for level in rows.level]
+        parts.append(rows.assign(panel=title, noise=labels))
     return tidy.ordered(pd.concat(parts), "model", list(VARIANTS))
 
 
 def differences(
-    scores: pd.DataFrame, *, baseline: str = BASELINE, order: Sequence[str] = tuple(VARIANTS)
+    scores: pd.DataFrame,
+    *,
+    baseline: str = BASELINE,
+    order: Sequence[str] = tuple(VARIANTS),
+    over: Sequence[str] = (),
 ) -> pd.DataFrame:
-    """Differences from a model, paired by seed: one row per task, model, panel and level."""
-    return _placed(tidy.summarise(tidy.difference(scores, model=baseline)), scores, order)
+    """Differences from a model, paired by seed: one row per task, model, `panel` and level.
 
+    Args:
+        scores: From `tidy.scores`.
+        baseline: The model subtracted from the others.
+        order: Order of the models.
+        over: Columns to average over, such as "level".
 
-def contrasts(
-    scores: pd.DataFrame, *, baseline: str = BASELINE, order: Sequence[str] = tuple(VARIANTS)
-) -> pd.DataFrame:
-    """Differences from a model, mean over noise levels: one row per task, model and panel."""
-    means = tidy.average(tidy.difference(scores, model=baseline), "level")
-    return _placed(tidy.summarise(means), scores, order)
-
-
-def _placed(table: pd.DataFrame, scores: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
-    """Rows with their `panel`, "clean" first, sorted by model; panels shown once."""
-    titles = {("", ""): "clean"} | {(p.site, p.protocol): p.title for p in panels(scores)}
+    Returns:
+        `tidy.summarise`'s table with `panel`, "clean" first; panels shown once.
+    """
+    pairs = tidy.difference(scores, model=baseline)
+    table = tidy.summarise(tidy.average(pairs, *over) if over else pairs)
+    titles = {("", ""): "clean"} | panels(scores)
     places = zip(table.site, table.protocol, strict=True)
     table = table.assign(panel=[titles.get(place, "") for place in places])
-    table = table[table.panel != ""]
-    table = tidy.ordered(table, "panel", list(titles.values()))
+    table = tidy.ordered(table[table.panel != ""], "panel", list(titles.values()))
     return tidy.ordered(table, "model", order)
 
 
@@ -224,8 +247,7 @@ def gap(scores: pd.DataFrame, *, model: str = "robertha", baseline: str = BASELI
     tables = [tidy.summarise(part).assign(comparison=name) for name, part in parts.items()]
     table = pd.concat([each for each in tables if len(each)], ignore_index=True)
     effects = {
-        name: paper_score(_title(name), model, level) - paper_score(_title(name), baseline, level)
-        for name in table.task.unique()
+        name: paper_lead(_title(name), model, baseline, level) for name in table.task.unique()
     }
     return table.assign(paper=table.task.map(effects))
 

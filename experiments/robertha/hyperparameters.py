@@ -17,7 +17,6 @@ normalised entropy; 1 replaces them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -25,8 +24,6 @@ from experiments.models import VARIANTS, with_flags
 from experiments.settings import Flags, Noise, by_budget, resolved
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from experiments.report import Page
 
 REPRODUCES = "Robertha, Tables 21-26, Figures 9, 10: ESR's target and weight, and β"
@@ -103,88 +100,60 @@ def setting(model: str) -> tuple[str, float]:
 
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
-    from experiments import figures, report, tidy
+    from experiments import report, tidy
     from experiments.robertha import gaussian
+    from experiments.robertha.paper import paper_setting
 
-    frame = tidy.read(folder)
-    scores = tidy.scores(frame)
-    tasks = list(scores.task.unique())
-    models = sorted(set(scores.model) - {"robertha"}, key=_order)
-    titles = gaussian.titles(VARIANTS, tasks) | {model: _title(model) for model in models}
-    names = report.joined(titles[task] for task in tasks)
-    every = gaussian.differences(scores, baseline="robertha", order=models)
-    means = gaussian.contrasts(scores, baseline="robertha", order=models)
-    clear = int(((every.low > 0) | (every.high < 0)).sum())
+    _, scores, _, titles, names, notes = gaussian.read(folder)
+    settings = {model: setting(model) for model in scores.model.unique() if model != "robertha"}
+    order = sorted(settings, key=lambda name: ([*SYMBOLS].index(settings[name][0]), settings[name]))
+    titles |= {model: f"{SYMBOLS[name]} = {value:g}" for model, (name, value) in settings.items()}
+    every = gaussian.differences(scores, baseline="robertha", order=order)
+    means = gaussian.differences(scores, baseline="robertha", order=order, over=["level"])
     chance = round((1 - tidy.CONFIDENCE) * len(every))
-    effect = "No detectable effect" if clear <= chance else "A possible effect"
-    largest = tidy.largest(every)
-    strongest = every[(every.level == every.level.max()) & (every.protocol == "sigma")]
-    strongest = strongest.assign(paper=_paper(strongest, titles))
+    effect = "No detectable effect" if tidy.clear(every) <= chance else "A possible effect"
+    largest, sigma = tidy.largest(every), every.level.max()
+    strongest = every[(every.level == sigma) & (every.protocol == "sigma")]
+
+    def paper(task: str, model: str) -> str:
+        name, value = settings[model]
+        ours, centre = (
+            paper_setting(titles[task], name, each, sigma) for each in (value, CENTRE[name])
+        )
+        return report.signed(ours - centre)
+
     pictures, tables = {}, []
-    for task in tasks:
-        drawn = means[(means.task == task) & (means.panel != "clean")]
-        pictures[f"hyperparameters_{task}"] = report.Picture(
-            partial(
-                figures.forest,
-                drawn,
-                label="model",
-                col="panel",
-                titles=titles,
-                xlabel="score minus default, points",
-            ),
+    for task in scores.task.unique():
+        pictures[f"hyperparameters_{task}"] = report.forest(
             f"{titles[task]}: score minus that of the default α = 0.35, λ = 0.05, β = 15, mean "
             "over noise levels",
+            means[(means.task == task) & (means.panel != "clean")],
+            label="model",
+            col="panel",
+            titles=titles,
+            xlabel="score minus default, points",
         )
         rows = strongest[strongest.task == task]
-        table = report.pivot(rows, index="model", columns="panel", titles=titles)
-        paper = rows.drop_duplicates("model").paper
-        tables.append(
-            report.Table(
-                [*table.columns, "the paper"],
-                [[*r, report.signed(p)] for r, p in zip(table.rows, paper, strict=True)],
-                f"{titles[task]}: score minus the default's at the strongest noise, "
-                f"σ = {every.level.max():g}.",
-            )
+        table = report.pivot(
+            rows,
+            index="model",
+            columns="panel",
+            titles=titles,
+            caption=f"{titles[task]}: score minus the default's at the strongest noise, "
+            f"σ = {sigma:g}.",
         )
+        papers = [paper(task, model) for model in rows.model.unique()]
+        tables.append(table.with_column(len(table.columns), "the paper", papers))
     return report.Page(
         title=f"ESR's target and weight, and β: {names}",
         answer=(
-            f"**{effect} of ESR's target, its weight or β on {names}**: {clear} of {len(every)} "
-            "differences from the default setting have an interval that excludes zero; "
-            f"{chance} are expected by chance. The largest is {report.plain_interval(largest)} "
-            f"points ({titles[largest.model]}, "
+            f"**{effect} of ESR's target, its weight or β on {names}**: {tidy.clear(every)} of "
+            f"{len(every)} differences from the default setting have an interval that excludes "
+            f"zero; {chance} are expected by chance. The largest is "
+            f"{report.plain_interval(largest)} points ({titles[largest.model]}, "
             f"{gaussian.noise_label(largest.protocol, largest.level)})."
         ),
         pictures=pictures,
         tables=tables,
-        notes=[
-            report.sizes(frame, titles),
-            *gaussian.NOTES,
-            "The paper's targets of 5 (MRPC) and 50 (BoolQ) are shown at α = 1.",
-        ],
+        notes=[*notes, "The paper's targets of 5 (MRPC) and 50 (BoolQ) are shown at α = 1."],
     )
-
-
-def _order(model: str) -> tuple[int, float]:
-    parameter, value = setting(model)
-    return list(SYMBOLS).index(parameter), value
-
-
-def _title(model: str) -> str:
-    parameter, value = setting(model)
-    return f"{SYMBOLS[parameter]} = {value:g}"
-
-
-def _paper(table: pd.DataFrame, titles: dict[str, str]) -> list[float]:
-    """Returns the paper's differences from its default, nan where it has none."""
-    from experiments.robertha.paper import paper_setting
-
-    differences = []
-    for _, row in table.iterrows():
-        parameter, value = setting(row.model)
-        ours, centre = (
-            paper_setting(titles[row.task], parameter, each, row.level)
-            for each in (value, CENTRE[parameter])
-        )
-        differences.append(ours - centre)
-    return differences

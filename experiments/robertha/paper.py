@@ -36,6 +36,13 @@ def paper_score(
     return _scores().get((title, name, float(level), corruption), NONE)
 
 
+def paper_lead(title: str, ours: str, theirs: str, level: float, **corruption: str) -> float:
+    """The paper's difference of two models; arguments as in `paper_score`."""
+    return paper_score(title, ours, level, **corruption) - paper_score(
+        title, theirs, level, **corruption
+    )
+
+
 def paper_setting(title: str, parameter: str, value: float, level: float) -> float:
     """What the paper reports for Robertha with one hyperparameter changed (Tables 21 to 26).
 

@@ -18,13 +18,12 @@ ratio).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from experiments.models import VARIANTS, Variant, variant, with_flags
+from experiments.models import Variant, variant, with_flags
 from experiments.settings import Flags, Noise, optional, resolved
 
 if TYPE_CHECKING:
@@ -99,39 +98,33 @@ def run_models(name: str, config: Any, models: Mapping[str, Variant], page: Any)
 
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
-    from experiments import figures, report, tidy
+    from experiments import report
     from experiments.robertha import gaussian
-    from experiments.rundir import read_config
 
-    frame = tidy.read(folder)
-    scores = complete(tidy.scores(frame))
+    measured = gaussian.read(folder)
+    tested = measured.scores.groupby("task").model.nunique()
+    complete = tested[tested == tested.max()].index  # every model is tested on these tasks
+    scores = measured.scores[measured.scores.task.isin(complete)]
     tasks, models = list(scores.task.unique()), list(scores.model.unique())
-    titles = gaussian.titles(VARIANTS, tasks)
+    titles = gaussian.titles(tasks)
     names = report.joined(titles[name] for name in tasks)
     shown = gaussian.with_average(scores) if len(tasks) > 1 else scores
-    baseline = gaussian.BASELINE if gaussian.BASELINE in models else models[0]
-    constants = gaussian.constants(frame, read_config(folder).get("plan", {}))
+    subject = shown.task.iloc[0]
+    baseline, constants = gaussian.reference(models), gaussian.constants(measured)
     lines = gaussian.lines(shown, constants)
-    subject = "average" if len(tasks) > 1 else tasks[0]
-    caption = f"{names}: score against noise, with 95 % intervals over seeds"
+    barely = {titles[name]: s for name, s in gaussian.hardly_learned(scores, constants).items()}
     tables = gap_table(scores, titles)
     if len(models) > 1:
-        contrasts = gaussian.contrasts(shown, baseline=baseline)
+        contrasts = gaussian.differences(shown, baseline=baseline, over=["level"])
         contrasts = contrasts[contrasts.task == subject]
-        table = report.pivot(
-            contrasts,
-            index="model",
-            columns="panel",
-            titles=titles,
-            caption=f"Score minus {titles[baseline]}, mean over noise levels"
-            + (f" and over {len(tasks)} tasks." if len(tasks) > 1 else "."),
-        )
-        tables = [*tables, table]
+        over = f" and over {len(tasks)} tasks." if len(tasks) > 1 else "."
+        caption = f"Score minus {titles[baseline]}, mean over noise levels{over}"
+        pivot = {"index": "model", "columns": "panel", "titles": titles, "caption": caption}
+        tables.append(report.pivot(contrasts, **pivot))
     if len(models) <= MOST_LINES:
-        drawn = lines[lines.task == subject] if len(tasks) > 3 else lines
-        draw = partial(
-            figures.facets,
-            drawn,
+        picture = report.facets(
+            f"{names}: score against noise, with 95 % intervals over seeds",
+            lines[lines.task == subject] if len(tasks) > 3 else lines,
             x="noise",
             col="panel",
             row="task",
@@ -139,26 +132,24 @@ def page(folder: Path) -> Page:
             xlabel="noise level",
         )
     else:
-        drawn = contrasts[contrasts.panel != "clean"]
-        caption = f"{names}: score minus {titles[baseline]}, mean over noise levels"
-        draw = partial(
-            figures.forest,
-            drawn,
+        picture = report.forest(
+            f"{names}: score minus {titles[baseline]}, mean over noise levels",
+            contrasts[contrasts.panel != "clean"],
             label="model",
             col="panel",
             titles=titles,
-            xlabel="difference in points",
         )
+    notes = [report.sizes(measured.frame, titles), *gaussian.NOTES]
+    if barely:
+        listed = ", ".join(f"{name} {scores}" for name, scores in barely.items())
+        notes.insert(0, "Barely learned, so robustness cannot be compared (best clean score of any "
+                     f"model in brackets): {listed}.")  # fmt: skip
     return report.Page(
         title=f"Robustness to Gaussian noise: {names}",
-        answer=answer(shown, titles, baseline),
-        pictures={"robustness": report.Picture(draw, caption)},
+        answer=learned([titles[name] for name in tasks], barely) + answer(shown, titles, baseline),
+        pictures={"robustness": picture},
         tables=tables,
-        notes=[
-            *gaussian.hardly_learned(scores, constants, titles),
-            report.sizes(frame, titles),
-            *gaussian.NOTES,
-        ],
+        notes=notes,
         explorer=report.Explorer(
             lines,
             x="noise",
@@ -170,10 +161,21 @@ def page(folder: Path) -> Page:
     )
 
 
-def complete(scores: pd.DataFrame) -> pd.DataFrame:
-    """Returns the scores of tasks on which every model is tested."""
-    counts = scores.groupby("task").model.nunique()
-    return scores[scores.task.isin(counts[counts == counts.max()].index)]
+def learned(tasks: Sequence[str], barely: Collection[str]) -> str:
+    """Returns which of several tasks are learned, if not all are, to begin the page's answer."""
+    from experiments import report
+
+    rest = [name for name in tasks if name not in barely]
+    if not barely or len(tasks) < 2:
+        return ""
+    if not rest:
+        return "**No task is learned**: no model is well above the majority baseline. "
+    are = "is" if len(rest) == 1 else "are"
+    others = "the other task" if len(barely) == 1 else f"the other {len(barely)} tasks"
+    return (
+        f"**Only {report.joined(rest)} {are} learned**: on {others}, no model is well above the "
+        "majority baseline. "
+    )
 
 
 def answer(scores: pd.DataFrame, titles: Mapping[str, str], baseline: str) -> str:
@@ -186,15 +188,14 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], baseline: str) -> st
         return f"Only {titles[baseline]} is measured, so there is nothing to compare."
     model = "robertha" if "robertha" in others else others[0]
     compared = scores[(scores.task == scores.task.iloc[0]) & scores.model.isin([model, baseline])]
-    table = gaussian.contrasts(compared, baseline=baseline)
+    table = gaussian.differences(compared, baseline=baseline, over=["level"])
     noisy = table[table.panel != "clean"]
     if noisy.empty:
         return f"{titles[model]} and {titles[baseline]} share no seed under noise."
     normalized = (noisy.site == "embedding") & gaussian.same_snr(compared)
-    matched = noisy[(noisy.protocol != "sigma") | normalized]
-    rows, where = (
-        (matched, "at the same site and SNR") if len(matched) else (noisy, "at the same σ")
-    )
+    rows, where = noisy[(noisy.protocol != "sigma") | normalized], "at the same site and SNR"
+    if rows.empty:
+        rows, where = noisy, "at the same σ"
     parts = report.joined(
         f"{report.plain_interval(row)} for {row.panel.partition(',')[0]}"
         f"{' (SNR per token)' if row.protocol == 'per-token' else ''}"
@@ -205,9 +206,7 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], baseline: str) -> st
         f"{parts}, in points, mean over noise levels."
     )
     gap = gaussian.gap(compared, model=model, baseline=baseline)
-    gap = gap[gap.paper.notna() & (gap.comparison == gaussian.ACROSS)]
-    if len(gap):
-        row = gap.iloc[0]
+    for _, row in gap[gap.paper.notna() & (gap.comparison == gaussian.ACROSS)].iterrows():
         text += (
             f" The paper reports {report.signed(row.paper)} at σ = {row.level:g}; noise at two "
             f"different sites gives {report.plain_interval(row)}."
@@ -228,9 +227,5 @@ def gap_table(scores: pd.DataFrame, titles: Mapping[str, str]) -> list[Any]:
         return []
     caption = f"Robertha minus TinyBERT at σ = {gap.level.iloc[0]:g}, by the site of the noise."
     table = report.pivot(gap, index="task", columns="comparison", titles=titles, caption=caption)
-    effects = gap.drop_duplicates("task").paper
-    rows = [
-        [row[0], report.signed(effect), *row[1:]]
-        for row, effect in zip(table.rows, effects, strict=True)
-    ]
-    return [report.Table(["", "the paper", *table.columns[1:]], rows, caption)]
+    papers = [report.signed(effect) for effect in gap.drop_duplicates("task").paper]
+    return [table.with_column(1, "the paper", papers)]

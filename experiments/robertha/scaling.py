@@ -16,7 +16,6 @@ TinyBERT, which at `base` is BERT-base, and a Robertha, which at `base` is Rober
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -48,13 +47,9 @@ SIZES = {
 }
 KINDS = ("tinybert", "robertha")
 PAPER_NAMES = {
-    "tinybert-tiny": "TinyBERT",
-    "robertha-tiny": "Robertha",
-    "tinybert-base": "BERT-base (110M)",
-    "robertha-base": "Robertha-large (110M)",
+    "tiny": ("Robertha", "TinyBERT"),
+    "base": ("Robertha-large (110M)", "BERT-base (110M)"),
 }
-
-
 SizeName = Literal["smallest", "tiny", "mini", "small", "medium", "base"]
 TWO = {"size": ("tiny", "mini")}
 DEFAULTS = {"smoke": {"size": ("smallest",)}, "laptop": TWO, "paper": TWO}
@@ -104,28 +99,26 @@ def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
     import pandas as pd
 
-    from experiments import figures, report, tidy
+    from experiments import report
     from experiments.robertha import gaussian
-    from experiments.robertha.paper import paper_score
+    from experiments.robertha.paper import paper_lead
 
-    frame = tidy.read(folder)
-    scores = tidy.scores(frame)
+    _, scores, _, titles, names, notes = gaussian.read(folder)
     kinds = scores.model.str.rpartition("-")
     scores = scores.assign(model=kinds[0], size=kinds[2])
-    titles = gaussian.titles(VARIANTS, scores.task.unique())
-    parts = [
+    table = pd.concat(
         gaussian.differences(rows.drop(columns="size")).assign(size=size)
         for size, rows in scores.groupby("size", sort=False)
+    )
+    table["paper"] = [
+        paper_lead(titles[row.task], *PAPER_NAMES.get(row["size"], ("", "")), row.level)
+        if row.protocol in ("", "sigma")
+        else float("nan")
+        for _, row in table.iterrows()
     ]
-    table = pd.concat(parts, ignore_index=True)
-    papers = []
-    for _, row in table.iterrows():
-        named = [PAPER_NAMES.get(f"{kind}-{row['size']}", "") for kind in KINDS]
-        theirs, ours = (paper_score(titles[row.task], name, row.level) for name in named)
-        papers.append(ours - theirs if row.protocol in ("", "sigma") else float("nan"))
-    table = table.assign(paper=papers)
     noisy = table[table.panel != "clean"]
-    strongest = table[(table.panel == "clean") | (table.level == noisy.level.max())]
+    level = noisy.level.max()
+    strongest = table[(table.panel == "clean") | (table.level == level)]
     several = scores.task.nunique() > 1 or noisy.level.nunique() > 1
     noisy = noisy.assign(
         label=[
@@ -133,36 +126,25 @@ def page(folder: Path) -> Page:
             for _, row in noisy.iterrows()
         ]
     )
-    names = report.joined(titles[name] for name in scores.task.unique())
-    answer = (
-        f"**{gaussian.finding(noisy)} of Robertha over the TinyBERT of its size under noise on "
-        f"{names}**: of {len(noisy)} intervals, {int((noisy.low > 0).sum())} lie above zero and "
-        f"{int((noisy.high < 0).sum())} below."
-    )
+    caption = f"{names}: Robertha minus the TinyBERT of its size under noise"
+    look = {"label": "label", "col": "panel", "xlabel": "Robertha minus TinyBERT, points"}
     return report.Page(
         title=f"Scaling: {names}",
-        answer=answer,
-        pictures={
-            "scaling": report.Picture(
-                partial(
-                    figures.forest,
-                    noisy,
-                    label="label",
-                    col="panel",
-                    xlabel="Robertha minus TinyBERT, points",
-                ),
-                f"{names}: Robertha minus the TinyBERT of its size under noise",
-            )
-        },
+        answer=(
+            f"**{gaussian.finding(noisy)} of Robertha over the TinyBERT of its size under noise on "
+            f"{names}**: of {len(noisy)} intervals, {int((noisy.low > 0).sum())} lie above zero "
+            f"and {int((noisy.high < 0).sum())} below."
+        ),
+        pictures={"scaling": report.forest(caption, noisy, **look)},
         tables=[
             report.pivot(
                 strongest[strongest.task == task],
                 index="size",
                 columns="panel",
                 caption=f"{titles[task]}: Robertha minus TinyBERT, "
-                f"{gaussian.noise_label('sigma', noisy.level.max())} or the same SNR.",
+                f"{gaussian.noise_label('sigma', level)} or the same SNR.",
             )
             for task in table.task.unique()
         ],
-        notes=[report.sizes(frame, titles), *gaussian.NOTES],
+        notes=notes,
     )

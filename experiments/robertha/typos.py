@@ -18,18 +18,15 @@ changes, so short texts exceed the requested rate. Every edit is stored with the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from experiments.models import VARIANTS, variant
+from experiments.models import variant
 from experiments.robertha.robustness import Encoders
 from experiments.settings import Flags, by_budget, resolved
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from experiments.report import Page, Table
+    from experiments.report import Page
 
 REPRODUCES = "Robertha, Table 12: scores under misspelling, char swap, TextBugger and HotFlip"
 
@@ -95,31 +92,25 @@ def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
     import pandas as pd
 
-    from experiments import conditions, figures, report, tidy
+    from experiments import conditions, report, tidy
     from experiments.robertha import gaussian
 
-    frame = tidy.read(folder)
-    scores = tidy.scores(frame)
+    frame, scores, _, titles, names, notes = gaussian.read(folder)
     tasks, models = list(scores.task.unique()), list(scores.model.unique())
-    titles = gaussian.titles(VARIANTS, tasks) | conditions.CORRUPTIONS
-    names = report.joined(titles[name] for name in tasks)
+    titles |= conditions.CORRUPTIONS
     table = tidy.summarise(scores)
-    kinds = [kind for kind in conditions.CORRUPTIONS if kind in set(scores.corruption)]
+    table["rate"] = [f"{level:.0%}" if level else "clean" for level in table.level]
     lines = pd.concat(
-        table[table.corruption.isin([kind, "none"])].assign(
-            corruption=kind,
-            rate=lambda t: [f"{level:.0%}" if level else "clean" for level in t.level],
-        )
-        for kind in kinds
+        table[table.corruption.isin([kind, "none"])].assign(corruption=kind)
+        for kind in conditions.CORRUPTIONS
+        if kind in set(scores.corruption)
     ).sort_values("level", kind="stable")
     lines = tidy.ordered(tidy.ordered(lines, "model", models), "task", tasks)
-    baseline = gaussian.BASELINE if gaussian.BASELINE in models else models[0]
-    tables = [_changed(frame, titles)]
-    answer = f"Only {titles[baseline]} is measured, so there is nothing to compare."
+    baseline = gaussian.reference(models)
+    answer, tables = f"Only {titles[baseline]} is measured, so there is nothing to compare.", []
     if len(models) > 1:
         gaps = tidy.summarise(tidy.average(tidy.difference(scores, model=baseline), "level"))
         noisy = gaps[gaps.corruption != "none"]
-        clear = int(((noisy.low > 0) | (noisy.high < 0)).sum())
         model = "robertha" if "robertha" in models else noisy.model.iloc[0]
         attacks = noisy[(noisy.model == model) & (noisy.task == tasks[0])]
         largest = tidy.largest(attacks)
@@ -127,62 +118,38 @@ def page(folder: Path) -> Page:
             f"**{gaussian.finding(attacks)} of {titles[model]} over {titles[baseline]} under typos "
             f"and attacks on {titles[tasks[0]]}**: the largest difference is "
             f"{report.plain_interval(largest)} points, under {titles[largest.corruption]}, mean "
-            f"over the rates. Over all models, {clear} of {len(noisy)} intervals exclude zero."
+            f"over the rates. Over all models, {tidy.clear(noisy)} of {len(noisy)} intervals "
+            "exclude zero."
         )
-        tables.insert(
-            0,
-            report.pivot(
-                gaps.assign(line=gaps.task.map(titles) + ", " + gaps.model.map(titles)),
-                index="line",
-                columns="corruption",
-                titles=titles | {"none": "clean"},
-                caption=f"Score minus {titles[baseline]}, mean over the rates.",
-            ),
+        compared = report.pivot(
+            gaps.assign(line=gaps.task.map(titles) + ", " + gaps.model.map(titles)),
+            index="line",
+            columns="corruption",
+            titles=titles | {"none": "clean"},
+            caption=f"Score minus {titles[baseline]}, mean over the rates.",
         )
-    return report.Page(
-        title=f"Typos and attacks: {names}",
-        answer=answer,
-        pictures={
-            "typos": report.Picture(
-                partial(
-                    figures.facets,
-                    lines,
-                    x="rate",
-                    col="corruption",
-                    row="task",
-                    titles=titles,
-                    xlabel="share of words",
-                ),
-                f"{names}: score against the share of words changed, with 95 % intervals",
-            )
-        },
-        tables=tables,
-        notes=[
-            report.sizes(frame, titles),
-            gaussian.NOTES[0],
-            "The paper's Table 12 reports only averages over suites.",
-        ],
-        explorer=report.Explorer(
-            lines,
-            x="rate",
-            hue="model",
-            menus={"task": "Task", "corruption": "Corruption"},
-            titles=titles,
-            xlabel="share of words",
-        ),
-    )
-
-
-def _changed(frame: pd.DataFrame, titles: dict[str, str]) -> Table:
-    """Returns the share of words changed, by corruption and rate, mean over models."""
-    from experiments import report, tidy
-
+        tables = [compared]
     shares = tidy.scores(frame, metric="words_changed")
     shares = shares[shares.level > 0].groupby(["corruption", "level"], sort=False).score.mean()
     rates = list(dict.fromkeys(level for _, level in shares.index))
-    rows = [
-        [titles[kind], *(f"{100 * shares[kind, rate]:.0f} %" for rate in rates)]
-        for kind in dict.fromkeys(kind for kind, _ in shares.index)
-    ]
-    heads = ["", *(f"{100 * rate:.0f} % requested" for rate in rates)]
-    return report.Table(heads, rows, "Share of the words that were changed.")
+    shown = {"x": "rate", "titles": titles, "xlabel": "share of words"}
+    caption = f"{names}: score against the share of words changed, with 95 % intervals"
+    menus = {"task": "Task", "corruption": "Corruption"}
+    return report.Page(
+        title=f"Typos and attacks: {names}",
+        answer=answer,
+        pictures={"typos": report.facets(caption, lines, col="corruption", row="task", **shown)},
+        tables=[
+            *tables,
+            report.Table(
+                ["", *(f"{100 * rate:.0f} % requested" for rate in rates)],
+                [
+                    [titles[kind], *(f"{100 * shares[kind, rate]:.0f} %" for rate in rates)]
+                    for kind in dict.fromkeys(kind for kind, _ in shares.index)
+                ],
+                "Share of the words that were changed.",
+            ),
+        ],
+        notes=[*notes[:2], "The paper's Table 12 reports only averages over suites."],
+        explorer=report.Explorer(lines, hue="model", menus=menus, **shown),
+    )

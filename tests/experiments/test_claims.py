@@ -9,7 +9,7 @@ import pytest
 
 from experiments import scorecard, tidy
 from experiments.noise_stability import arms, grokking, training
-from experiments.robertha import attribution, gaussian, hyperparameters
+from experiments.robertha import attribution, gaussian, hyperparameters, robustness
 
 SEEDS = (1, 2, 3)
 
@@ -53,7 +53,7 @@ def test_the_gap_is_taken_apart_by_site():
 
 
 def test_contrasts_are_means_over_levels_with_clean_first():
-    table = gaussian.contrasts(made_up(site_matters))
+    table = gaussian.differences(made_up(site_matters), over=["level"])
     ours = table[table.model == "robertha"]
     assert ours.panel.iloc[0] == "clean"
     assert dict(zip(ours.panel, ours["mean"].round(6), strict=True))["clean"] == 0
@@ -64,10 +64,10 @@ def test_contrasts_are_means_over_levels_with_clean_first():
 
 def test_one_sigma_is_one_snr_only_where_models_have_one_scale():
     scores = made_up(site_matters)
-    assert [each[:2] for each in gaussian.panels(scores)].count(("embedding", "matched")) == 0
+    assert ("embedding", "matched") not in gaussian.panels(scores)
     quiet = (scores.model == "robertha") & (scores.site == "embedding")
     scores["snr_db"] = np.where(quiet & (scores.protocol == "sigma"), -30.0, 0.0)
-    titles = {each[:2]: each.title for each in gaussian.panels(scores)}
+    titles = gaussian.panels(scores)
     assert ("embedding", "matched") in titles
     assert titles["embedding", "sigma"].endswith("same σ")
 
@@ -83,12 +83,26 @@ def test_attribution_adds_up_changes():
 
 
 def test_tasks_that_no_model_learns_are_named():
-    scores, titles = made_up(site_matters), {"sst2": "SST-2"}
-    assert gaussian.hardly_learned(scores, {"sst2": 51.0}, titles) == []
-    (note,) = gaussian.hardly_learned(scores, {"sst2": 78.0}, titles)
-    assert "SST-2 (80.2, majority baseline 78.0)" in note
-    few = gaussian.hardly_learned(scores.assign(num_examples=64), {"sst2": 70.0}, titles)
-    assert few and not gaussian.hardly_learned(scores, {"sst2": 70.0}, titles)
+    scores = made_up(site_matters)
+    assert not gaussian.hardly_learned(scores, {"sst2": 51.0})
+    barely = gaussian.hardly_learned(scores, {"sst2": 78.0})
+    assert barely == {"sst2": "(80.2, majority baseline 78.0)"}
+    few = gaussian.hardly_learned(scores.assign(num_examples=64), {"sst2": 70.0})
+    assert few and not gaussian.hardly_learned(scores, {"sst2": 70.0})
+
+
+@pytest.mark.parametrize(
+    ("barely", "start"),
+    [
+        ({}, ""),
+        ({"RTE": ""}, "**Only CoLA and WiC are learned**: on the other task, no"),
+        ({"RTE": "", "WiC": ""}, "**Only CoLA is learned**: on the other 2 tasks, no"),
+        ({"CoLA": "", "RTE": "", "WiC": ""}, "**No task is learned**"),
+    ],
+)
+def test_a_page_of_several_tasks_opens_with_those_that_are_learned(barely, start):
+    text = robustness.learned(["CoLA", "RTE", "WiC"], barely)
+    assert text.startswith(start) and bool(text) == bool(start)
 
 
 @pytest.mark.parametrize(("parameter", "value"), [("esr_target", 0.1), ("beta", 100.0)])
