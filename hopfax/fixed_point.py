@@ -144,6 +144,14 @@ def at_fixed_point(
 
     Returns:
         `value`, whose cotangent reaches `params` as with `gradient="implicit"`, and nothing else.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from hopfax.fixed_point import at_fixed_point
+        >>> half = lambda p, x: 0.5 * x + p  # its fixed point is 2 p
+        >>> slope = jax.grad(lambda p: at_fixed_point(half, p, 2 * jax.lax.stop_gradient(p)))(3.0)
+        >>> round(float(slope), 3)
+        2.0
     """
     # Outside of the custom rule, so that under `vmap` the gradient of shared parameters is summed
     # as it arises; inside, every query would hold one of its own.

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import inspect
 import pkgutil
 
 import pytest
@@ -17,7 +18,8 @@ def test_examples(name):
     assert result.failed == 0
 
 
-def test_there_are_examples():
-    finder = doctest.DocTestFinder(exclude_empty=True)
-    found = [test for name in MODULES for test in finder.find(importlib.import_module(name))]
-    assert any(test.examples for test in found)
+@pytest.mark.parametrize("name", ["hopfield", "stability", "nn", "experimental"])
+def test_every_public_function_has_an_example(name):
+    functions = inspect.getmembers(importlib.import_module(f"hopfax.{name}"), inspect.isfunction)
+    assert functions
+    assert not [key for key, function in functions if ">>>" not in (function.__doc__ or "")]

@@ -42,6 +42,13 @@ def gaussian_noise(
     Raises:
         ValueError: If `sigma` is negative.
 
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from hopfax import hopfield
+        >>> noise = hopfield.gaussian_noise(jax.random.key(0), jnp.zeros((500, 8)), sigma=2.0)
+        >>> round(float(noise.std()), 1)
+        2.0
+
     References:
         Robertha, section 4 and Eq. 6 (which leaves out the dimension).
     """
@@ -72,6 +79,13 @@ def matched_sigma(
 
     Returns:
         The standard deviation for `gaussian_noise`; 0 where no token is real.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
+        >>> signal = jnp.array([[3.0, 4.0], [4.0, 3.0]])  # root mean square 5 / sqrt(2)
+        >>> round(float(hopfield.matched_sigma(signal, snr_db=20.0)), 4)
+        0.3536
     """
     signal, snr_db = _signal(signal), real_array(snr_db, "snr_db", scalar=True)
     power = _mean_squared_norm(signal, mask) / signal.shape[-1]
@@ -93,6 +107,13 @@ def snr_db(signal: Signal, noise: Signal, *, mask: Mask = None) -> Float[Array, 
 
     Returns:
         The ratio; +inf without noise, nan without both.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
+        >>> signal = jnp.ones((3, 4))
+        >>> round(float(hopfield.snr_db(signal, 0.1 * signal)), 3)
+        20.0
     """
     signal, noise = _signal(signal), _signal(noise)
     if signal.shape != noise.shape:

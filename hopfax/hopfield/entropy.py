@@ -60,6 +60,12 @@ def spectral_entropy(matrix: Matrix, *, entropy: Entropy = "shannon") -> Float[A
         harm. `"shannon_matmul"` has for its gradient the same approximation of
         $-(\log p_j + H) / \operatorname{tr} G$: near the true gradient, not the exact gradient
         of its own value.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax.hopfield.entropy import spectral_entropy
+        >>> round(float(spectral_entropy(jnp.eye(3))), 3)  # log 3
+        1.099
     """
     matrix = jnp.asarray(matrix)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:

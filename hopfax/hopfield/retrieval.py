@@ -109,6 +109,13 @@ def update(
     Raises:
         ValueError: If `beta <= 0`, or the shapes are not those of one state and its patterns.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
+        >>> patterns = jnp.array([[1.0, 0.0], [0.0, 1.0]])
+        >>> hopfield.update(jnp.array([0.9, 0.1]), patterns, beta=2.0).round(2).tolist()
+        [0.8299999833106995, 0.17000000178813934]
+
     References:
         Robertha, Eq. 4.
     """
@@ -206,6 +213,13 @@ def trajectory(
     Raises:
         ValueError: If `beta <= 0`, `num_steps < 1`, or the shapes are not those of one query and
             its patterns.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
+        >>> path = hopfield.trajectory(jnp.array([0.9, 0.3]), jnp.eye(2), beta=4.0, num_steps=5)
+        >>> path.states.shape, bool((jnp.diff(path.energies) <= 0).all())
+        ((6, 2), True)
     """
     query, patterns, beta, mask = _prepared(query, patterns, beta, mask)
     check_steps("num_steps", num_steps)

@@ -41,6 +41,13 @@ def key_spectrum(keys: Keys, *, mask: Mask = None) -> Float[Array, " width"]:
         Only eigenvalues enter, so equal eigenvalues do no harm to any symmetric function of the
         result, such as `eigen_entropy`.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
+        >>> keys = jnp.array([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+        >>> hopfield.key_spectrum(keys).round(1).tolist()  # variances 2 and 0.5
+        [0.800000011920929, 0.20000000298023224]
+
     References:
         Robertha, Eq. 9.
     """
@@ -78,6 +85,14 @@ def eigen_entropy(
         Keys that do not vary have entropy 0 and gradient 0, whichever the entropy: at them it has
         no limit. See `spectral_entropy` for each.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
+        >>> corners = jnp.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
+        >>> line = jnp.array([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
+        >>> float(hopfield.eigen_entropy(corners)), float(hopfield.eigen_entropy(line))
+        (1.0, 0.0)
+
     References:
         Robertha, Eq. 10.
     """
@@ -100,6 +115,13 @@ def effective_rank(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     Returns:
         A number in [1, width]; 1 also where the keys do not vary.
 
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
+        >>> corners = jnp.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
+        >>> round(float(hopfield.effective_rank(corners)), 3)
+        2.0
+
     References:
         Robertha, Eq. 11. Its Tables 27 to 29 list other values than this formula gives.
     """
@@ -115,6 +137,13 @@ def participation_ratio(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
 
     Returns:
         A number in [1, width], at most `effective_rank`; 1 also where the keys do not vary.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
+        >>> keys = jnp.array([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+        >>> round(float(hopfield.participation_ratio(keys)), 3)  # 1 / (0.8^2 + 0.2^2)
+        1.471
     """
     concentration = jnp.sum(jnp.square(key_spectrum(keys, mask=mask)))
     return 1 / jnp.where(concentration == 0, 1, concentration)
@@ -132,6 +161,13 @@ def gini(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     Returns:
         A number in [0, 1 - 1/d]: 0 if all directions share equally (or none has any variance),
         1 - 1/d if one has it all.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
+        >>> keys = jnp.array([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+        >>> round(float(hopfield.gini(keys)), 3)  # (0.8 - 0.2) / 2
+        0.3
     """
     shares = key_spectrum(keys, mask=mask)
     width = shares.shape[0]
@@ -170,6 +206,13 @@ def esr_penalty(
     Warns:
         UserWarning: If `target` lies outside [0, 1]. The paper's sweep has 5 and 50, where the
             penalty does nothing but push the entropy to its maximum.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
+        >>> corners = jnp.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
+        >>> round(float(hopfield.esr_penalty(corners, target=0.35)), 4)  # (1 - 0.35)^2
+        0.4225
 
     References:
         Robertha, Eq. 12.
