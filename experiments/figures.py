@@ -5,7 +5,8 @@ A model has the same look in every figure. Open marks are the paper's scores.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -48,15 +49,17 @@ LOOKS = {
     "stability_reg-negative": Look("#D55E00", "^", "--"),
     "measured": Look("#333333", "o", "none"),
 }
-SPARE = tuple(
-    Look(color, marker, dashes)
-    for (color, marker), dashes in zip(
-        [("#0072B2", "v"), ("#D55E00", "o"), ("#009E73", "s"), ("#CC79A7", "D"), ("#E69F00", "<"),
-         ("#56B4E9", ">"), ("#882255", "p"), ("#999933", "*")],
-        ["--", ":", "-.", "--", ":", "-.", "--", ":"],
-        strict=True,
-    )
-)  # fmt: skip
+OURS = LOOKS["robertha"]
+SPARE = (
+    Look("#0072B2", "v", "--"),
+    Look("#D55E00", "o", ":"),
+    Look("#009E73", "s", "-."),
+    Look("#CC79A7", "D", "--"),
+    Look("#E69F00", "<", ":"),
+    Look("#56B4E9", ">", "-."),
+    Look("#882255", "p", "--"),
+    Look("#999933", "*", ":"),
+)
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 11,
@@ -114,41 +117,23 @@ def facets(
         ylabel: Label of the vertical axis.
         least_range: Smallest range of the vertical axis.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
-    names = titles or {}
-    rows = list(table[row].unique()) if row else [None]
-    cols = list(table[col].unique()) if col else [None]
-    hues = list(table[hue].unique())
-    with rc_context(STYLE):
-        size = 1.2 + 3.4 * len(cols), 1.3 + 2.7 * len(rows) + 0.13 * len(hues)
-        figure = Figure(figsize=size, layout="constrained")
-        panels = figure.subplots(len(rows), len(cols), squeeze=False, sharey="row")
-        for panel_row, of_row in zip(panels, rows, strict=True):
-            for axes, of_col in zip(panel_row, cols, strict=True):
-                subset = table
-                subset = subset[subset[row] == of_row] if row else subset
-                subset = subset[subset[col] == of_col] if col else subset
-                _lines(axes, subset, x=x, hue=hue, hues=hues, names=names)
+    names, hues = titles or {}, list(table[hue].unique())
+    rows, cols = _values(table, row), _values(table, col)
+    size = 1.2 + 3.4 * len(cols), 1.3 + 2.7 * len(rows) + 0.13 * len(hues)
+    with _figure(size) as figure:
+        grid = figure.subplots(len(rows), len(cols), squeeze=False, sharey="row")
+        for axes_of_row, of_row in zip(grid, rows, strict=True):
+            subset = _where(table, row, of_row)
+            for axes, of_col in zip(axes_of_row, cols, strict=True):
+                _lines(axes, _where(subset, col, of_col), x=x, hue=hue, hues=hues, names=names)
                 if col and of_row == rows[0]:
                     axes.set_title(names.get(of_col, str(of_col)))
                 if of_row == rows[-1]:
                     axes.set_xlabel(xlabel)
-            of_panels = table[table[row] == of_row] if row else table
-            panel_row[0].set_ylim(*_range(of_panels, least_range))
-            name = f"{names.get(of_row, of_row)}\n" if row and len(rows) > 1 else ""
-            panel_row[0].set_ylabel(f"{name}{ylabel}")
-        handles = [
-            Line2D([], [], label=names.get(each, str(each)), **_style(look(each, hues)))
-            for each in hues
-        ]
-        if "paper" in table and table.paper.notna().any():
-            handles.append(Line2D([], [], label="the paper", **_open(INK, "o")))
-        if "constant" in table and table.constant.notna().any():
-            handles.append(Line2D([], [], label="majority baseline", color=FAINT, ls=":", lw=1.5))
-        figure.legend(handles=handles, loc="outside upper left", ncols=_columns(handles, size[0]))
+            axes_of_row[0].set_ylim(*_range(subset, least_range))
+            name = f"{names.get(of_row, of_row)}\n" if len(rows) > 1 else ""
+            axes_of_row[0].set_ylabel(f"{name}{ylabel}")
+        _legend(figure, table, {names.get(each, str(each)): look(each, hues) for each in hues})
     return figure
 
 
@@ -172,30 +157,22 @@ def forest(
         titles: What to print for values of any of these columns.
         xlabel: Label of the horizontal axis.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
-    names = titles or {}
-    labels = list(table[label].unique())
-    cols = list(table[col].unique()) if col else [None]
-    hues = list(table[hue].unique()) if hue else [None]
+    names, labels = titles or {}, list(table[label].unique())
+    cols, hues = _values(table, col), _values(table, hue)
+    looks = {each: look(str(each), list(map(str, hues))) for each in hues if hue}
     each = 0.34 if len(hues) == 1 else 0.2 + 0.16 * len(hues)
-    with rc_context(STYLE):
-        words = max(len(str(names.get(name, name))) for name in labels)
-        size = 0.6 + 0.085 * words + max(2.6 * len(cols), 4), 1.4 + each * len(labels)
-        figure = Figure(figsize=size, layout="constrained")
-        panels = figure.subplots(1, len(cols), squeeze=False, sharey=True, sharex=True)[0]
-        for axes, of_col in zip(panels, cols, strict=True):
+    words = max(len(str(names.get(name, name))) for name in labels)
+    size = 0.6 + 0.085 * words + max(2.6 * len(cols), 4), 1.4 + each * len(labels)
+    with _figure(size) as figure:
+        grid = figure.subplots(1, len(cols), squeeze=False, sharey=True, sharex=True)[0]
+        for axes, of_col in zip(grid, cols, strict=True):
             axes.axvline(0, color=FAINT, lw=1)
-            subset = table[table[col] == of_col] if col else table
             for number, of_hue in enumerate(hues):
-                marks = subset[subset[hue] == of_hue] if hue else subset
-                style = look(str(of_hue), list(map(str, hues))) if hue else LOOKS["robertha"]
+                marks = _where(_where(table, col, of_col), hue, of_hue)
+                style = looks.get(of_hue, OURS)
                 apart = 0.7 * ((number + 0.5) / len(hues) - 0.5)
                 places = np.array([labels.index(name) for name in marks[label]]) + apart
-                ends = marks[["low", "high"]].to_numpy().T
-                axes.hlines(places, *ends, color=style.color, lw=2)
+                axes.hlines(places, *marks[["low", "high"]].to_numpy().T, color=style.color, lw=2)
                 axes.plot(marks["mean"], places, style.marker, color=style.color)
                 if "paper" in marks:
                     axes.plot(marks.paper, places, **_open(style.color, style.marker))
@@ -203,22 +180,12 @@ def forest(
                 axes.set_title(names.get(of_col, str(of_col)))
             axes.grid(axis="x")
             axes.set_xlabel(xlabel)
-        panels[0].set_yticks(range(len(labels)), [names.get(name, str(name)) for name in labels])
-        panels[0].set_ylim(len(labels) - 0.4, -0.6)
-        handles = []
-        if hue:
-            for of_hue in hues:
-                style = look(str(of_hue), list(map(str, hues)))._replace(dashes="none")
-                text = names.get(of_hue, str(of_hue))
-                handles.append(Line2D([], [], label=text, **_style(style)))
-        if "paper" in table and table.paper.notna().any():
-            if not hue:
-                ours = LOOKS["robertha"]
-                handles.append(Line2D([], [], label="hopfax", **_style(ours)))
-            handles.append(Line2D([], [], label="the paper", **_open(INK, "o")))
-        if handles:
-            columns = _columns(handles, size[0])
-            figure.legend(handles=handles, loc="outside upper left", ncols=columns)
+        grid[0].set_yticks(range(len(labels)), [names.get(name, str(name)) for name in labels])
+        grid[0].set_ylim(len(labels) - 0.4, -0.6)
+        shown = {names.get(each, str(each)): mark._replace(dashes="none")
+                 for each, mark in looks.items()}  # fmt: skip
+        if shown or _has(table, "paper"):
+            _legend(figure, table, shown or {"hopfax": OURS})
     return figure
 
 
@@ -260,14 +227,10 @@ def panels(
         x: Column of the horizontal axis, numbers.
         hue: Column that tells the lines of a panel apart.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     shown = [name for name in specs if (table[col] == name).any()]
-    ncols, nrows = 2, -(-len(shown) // 2)
-    with rc_context(STYLE):
-        figure = Figure(figsize=(5.2 * ncols, 4.4 * nrows), layout="constrained")
-        grid = figure.subplots(nrows, ncols, squeeze=False).flat
+    nrows = -(-len(shown) // 2)
+    with _figure((2 * 5.2, 4.4 * nrows)) as figure:
+        grid = figure.subplots(nrows, 2, squeeze=False).flat
         for axes in grid[len(shown) :]:
             axes.remove()
         for axes, name in zip(grid, shown, strict=False):
@@ -338,7 +301,7 @@ def _lines(
             axes.fill_between(places, line.low, line.high, color=style.color, alpha=0.15, lw=0)
         if "paper" in line:
             axes.plot(places, line.paper, zorder=4, **_open(style.color, style.marker))
-    if "constant" in table and table.constant.notna().any():
+    if _has(table, "constant"):
         axes.axhline(table.constant.dropna().iloc[0], color=FAINT, ls=":", lw=1.5, zorder=1)
     if not numeric:
         axes.set_xticks(range(len(ticks)), [names.get(value, f"{value}") for value in ticks])
@@ -368,6 +331,40 @@ def _open(color: str, marker: str) -> dict[str, Any]:
         "markersize": 7.5,
         "linestyle": "none",
     }
+
+
+@contextlib.contextmanager
+def _figure(size: tuple[float, float]) -> Iterator[Figure]:
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(STYLE):
+        yield Figure(figsize=size, layout="constrained")
+
+
+def _legend(figure: Figure, table: pd.DataFrame, looks: Mapping[str, Look]) -> None:
+    """Draws a legend above the panels: series, the paper and the majority baseline."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], label=label, **_style(each)) for label, each in looks.items()]
+    if _has(table, "paper"):
+        handles.append(Line2D([], [], label="the paper", **_open(INK, "o")))
+    if _has(table, "constant"):
+        handles.append(Line2D([], [], label="majority baseline", color=FAINT, ls=":", lw=1.5))
+    columns = _columns(handles, figure.get_figwidth())
+    figure.legend(handles=handles, loc="outside upper left", ncols=columns)
+
+
+def _values(table: pd.DataFrame, column: str | None) -> list[Any]:
+    return list(table[column].unique()) if column else [None]
+
+
+def _where(table: pd.DataFrame, column: str | None, value: Any) -> pd.DataFrame:
+    return table[table[column] == value] if column else table
+
+
+def _has(table: pd.DataFrame, column: str) -> bool:
+    return column in table and bool(table[column].notna().any())
 
 
 def _columns(handles: Sequence[Any], width: float) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -253,22 +254,16 @@ def joined(names: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def wrapped(line: str, width: int = 118) -> str:
+def wrapped(line: str, width: int = 117) -> str:
     """A line of prose broken at spaces; tables, code, pictures and headings stay whole."""
-    if len(line) <= width or line.startswith(("|", "#", "!", "    ", "```")):
+    if line.startswith(("|", "#", "!", "    ", "```")):
         return line
+    # Not inside `code`: a command must stay one line to be copied.
+    whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0"), line)
     indent = "  " if line.startswith("- ") else ""
-    lines, rest = [], line
-    while len(rest) > width and " " in rest[1:width]:
-        # Not inside `code`: a command must stay one line to be copied.
-        cut = rest.rfind(" ", 1, width)
-        while cut > 0 and rest[:cut].count("`") % 2:
-            cut = rest.rfind(" ", 1, cut)
-        if cut <= len(indent):
-            break
-        lines.append(rest[:cut])
-        rest = indent + rest[cut + 1 :]
-    return "\n".join([*lines, rest])
+    lines = textwrap.wrap(whole, width, subsequent_indent=indent, break_long_words=False,
+                          break_on_hyphens=False)  # fmt: skip
+    return "\n".join(lines).replace("\0", " ")
 
 
 def _run(folder: Path) -> dict[str, Any]:

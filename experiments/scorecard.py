@@ -8,14 +8,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from experiments import figures, report, tidy
+from experiments import report, tidy
 from experiments.__main__ import EXPERIMENTS
 from experiments.noise_stability import arms, encoder, theory
 from experiments.robertha import gaussian
@@ -136,34 +135,16 @@ def explanations() -> list[Difference]:
     gap = lead("sst2", "SST-2", SST2).paper
     at = {"protocol": "sigma", "level": 0.5}
     token = {"model": "tinybert", "site": "token", **at}
+    sites = "Robertha with noise after the LayerNorm against TinyBERT with noise on the tokens"
+    scale = "TinyBERT with embeddings rescaled by 50 against TinyBERT"
     return [
-        Difference(
-            "Robertha with noise after the LayerNorm against TinyBERT with noise on the tokens", "",
-            SST2, "sst2", {"model": "robertha", "site": "embedding", **at}, token, gap,
-        ),
-        Difference(
-            "TinyBERT at these two sites", "",
-            SST2, "sst2", {"model": "tinybert", "site": "embedding", **at}, token, gap,
-        ),
-        Difference(
-            "TinyBERT with embeddings rescaled by 50 against TinyBERT", "",
-            MODELS, "sst2", {"model": "tinybert-unit-scale", "site": "token", **at}, token, gap,
-        ),
-    ]  # fmt: skip
-
-
-def reproduced() -> str:
-    """Which of the `explanations` give the paper's gap, in a sentence."""
-    holding = []
-    for claim in explanations():
-        summary = measured(claim)
-        if tidy.verdict(summary.low, summary.high, claim.paper) == "holds":
-            holding.append(claim.claim)
-    return (
-        f"Each of these reproduces the paper's gap on SST-2: {'; '.join(holding)}."
-        if holding
-        else ""
-    )
+        Difference(claim, "", folder, "sst2", {"model": model, "site": site, **at}, token, gap)
+        for claim, folder, model, site in (
+            (sites, SST2, "robertha", "embedding"),
+            ("TinyBERT at these two sites", SST2, "tinybert", "embedding"),
+            (scale, MODELS, "tinybert-unit-scale", "token"),
+        )
+    ]
 
 
 def row(claim: Difference) -> list[str]:
@@ -171,7 +152,7 @@ def row(claim: Difference) -> list[str]:
     summary = measured(claim)
     return [
         claim.claim,
-        f"{report.signed(claim.paper)} ({claim.source})" if claim.source else "",
+        f"{report.signed(claim.paper)} ({claim.source})",
         report.with_interval(summary),
         MEANING[tidy.verdict(summary.low, summary.high, claim.paper)],
         f"[{claim.folder}]({claim.folder}/README.md)",
@@ -223,45 +204,47 @@ def noise_stability() -> list[list[str]]:
 
 def page() -> report.Page:
     """The scorecard of both papers."""
-    scored = [(claim, measured(claim)) for claim in claims()]
-    verdicts = [tidy.verdict(summary.low, summary.high, claim.paper) for claim, summary in scored]
-    table = pd.DataFrame(
-        [{"claim": claim.claim, "paper": claim.paper, **summary} for claim, summary in scored]
-    )
-    counts = {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)}
+    scored = claims()
+    lines, compared = list(map(row, scored)), list(map(row, explanations()))
+    table = pd.DataFrame([{**vars(claim), **measured(claim)} for claim in scored])
+    verdicts = [line[3] for line in lines]
+    counts = {each: verdicts.count(each) for each in dict.fromkeys(verdicts)}
     held = counts.pop("holds", 0)
     rest = report.joined(
-        f"{count} {'is' if count == 1 else 'are'} {MEANING[verdict]}"
-        for verdict, count in counts.items()
+        f"{count} {'is' if count == 1 else 'are'} {verdict}" for verdict, count in counts.items()
     )
+    reproduced = "; ".join(line[0] for line in compared if line[3] == "holds")
+    heads = ["claim", "the paper", "hopfax", "verdict", "data"]
     return report.Page(
         title="Results",
         answer=(
             f"**{held} of {len(scored)} differences that the Robertha paper reports are reproduced "
-            f"at equal noise for both models**: {rest}. {reproduced()}"
+            f"at equal noise for both models**: {rest}. "
+            f"Each of these reproduces the paper's gap on SST-2: {reproduced or 'none'}."
         ),
         pictures={
-            "claims": report.Picture(
-                partial(figures.forest, table, label="claim", xlabel="difference in points"),
+            "claims": report.forest(
                 "The Robertha paper's claims as differences in points: hopfax with 95 % intervals, "
                 "the paper as open marks",
+                table,
+                label="claim",
             )
         },
         tables=[
             report.Table(
-                ["claim", "the paper", "hopfax", "verdict", "data"],
-                [row(claim) for claim in claims()],
+                heads,
+                lines,
                 "Robertha: differences in points, both models under the same corruption.",
             ),
             report.Table(
-                ["claim", "the paper", "hopfax", "verdict", "data"],
+                heads,
                 noise_stability(),
                 "Noise stability: steps saved in percent, and closed forms.",
             ),
             report.Table(
                 ["comparison on SST-2, σ = 0.5", "hopfax"],
-                [[line[0], line[2]] for line in map(row, explanations())],
-                f"Comparisons for the paper's gap of {report.signed(claims()[0].paper)} points.",
+                [[line[0], line[2]] for line in compared],
+                f"Comparisons for the paper's gap of {report.signed(scored[0].paper)} points.",
             ),
         ],
         notes=[

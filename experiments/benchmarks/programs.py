@@ -34,6 +34,7 @@ SIZES: dict[str, dict[str, int]] = {
 }
 BATCH_SIZES = {"base": 32, "large": 4}
 ESR_WEIGHT, LEARNING_RATE, TOTAL_STEPS = 0.05, 2e-5, 60_000  # Table 15
+BETA = 15.0
 TRAINED_STEPS = 300  # of weights that have left their initial values
 
 

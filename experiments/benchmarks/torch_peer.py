@@ -11,125 +11,116 @@ Needs PyTorch: `pip install -e '.[benchmarks]'`.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils import clip_grad_norm_
 
 from experiments.benchmarks.programs import (
     BATCH_SIZES,
+    BETA,
     ESR_WEIGHT,
     LEARNING_RATE,
-    MAX_LENGTH,
     SIZES,
     TOTAL_STEPS,
-    VOCAB_SIZE,
     Rows,
 )
 from hopfax.data.batching import Bucket
 
-
-class HopfieldAttention(nn.Module):
-    """Queries iterate to a fixed point of the keys (Eqs. 4, 7), then read the values out."""
-
-    def __init__(self, width: int, *, num_heads: int, beta: float, tol: float, max_steps: int):
-        super().__init__()
-        self.num_heads, self.tol, self.max_steps = num_heads, tol, max_steps
-        self.scale = beta / math.sqrt(width // num_heads)
-        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
-
-    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Retrieved vectors and keys of every token (batch, tokens, width); mask: real tokens."""
-        keys = self.key(x)
-        state, key, value = (
-            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for part in (self.query(x), keys, self.value(x))
-        )
-        # A float mask: PyTorch would turn a boolean one into this in every iteration.
-        bias = torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, -math.inf)[:, None, None]
-        bias = bias.expand(-1, -1, mask.shape[1], -1)
-        running = mask[:, None, :].expand(state.shape[:-1])
-        for _ in range(self.max_steps):
-            following = self._read(state, key, key, bias)
-            with torch.no_grad():
-                change = torch.linalg.vector_norm(following - state, dim=-1)
-                moving = change > self.tol * torch.linalg.vector_norm(state, dim=-1)
-            state = torch.where(running[..., None], following, state)
-            running = running & moving
-            if not running.any():
-                break
-        mixed = self._read(state, key, value, bias)
-        return self.out(mixed.transpose(1, 2).flatten(2)), keys
-
-    def _read(self, state: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(state, key, value, attn_mask=bias, scale=self.scale)
+Params = Mapping[Any, Any]  # hopfax's tree of one seed, of tensors
+Model = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-class Block(nn.Module):
-    """Pre-LN attention and feed-forward."""
-
-    def __init__(self, width: int, ff_width: int, dropout: float, attention: HopfieldAttention):
-        super().__init__()
-        self.attention_norm = nn.LayerNorm(width)
-        self.attention = attention
-        self.ff_norm = nn.LayerNorm(width)
-        self.ff_in = nn.Linear(width, ff_width)
-        self.ff_out = nn.Linear(ff_width, width)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """New token vectors, and the attention's keys."""
-        retrieved, keys = self.attention(self.attention_norm(x), mask)
-        x = x + self.dropout(retrieved)
-        return x + self.dropout(self.ff_out(F.gelu(self.ff_in(self.ff_norm(x))))), keys
+def model_of(size: str, params: Params, **options: Any) -> Model:
+    """`robertha` of a size of `SIZES`, from the tensors of hopfax's parameters."""
+    return functools.partial(robertha, params, num_heads=SIZES[size]["num_heads"], **options)
 
 
-class Robertha(nn.Module):
-    """The classifier of two classes with a hopfax seed's parameters."""
+def tensors(params: Params) -> Params:
+    """Hopfax's parameters as tensors, kernels (out, in) as PyTorch's own layers store them."""
 
-    def __init__(
-        self,
-        params: Mapping[str, Any],
-        *,
-        width: int,
-        num_layers: int,
-        ff_width: int,
-        num_heads: int,
-        vocab_size: int = VOCAB_SIZE,
-        max_length: int = MAX_LENGTH,
-        tol: float = 1e-4,
-        max_steps: int = 50,
-        dropout: float = 0.3,
-    ):
-        super().__init__()
-        attention: Any = {"num_heads": num_heads, "beta": 15.0, "tol": tol, "max_steps": max_steps}
-        self.tokens = nn.Embedding(vocab_size, width)
-        self.positions = nn.Embedding(max_length, width)
-        self.norm = nn.LayerNorm(width)
-        self.blocks = nn.ModuleList(
-            Block(width, ff_width, dropout, HopfieldAttention(width, **attention))
-            for _ in range(num_layers)
-        )
-        self.classifier = nn.Linear(width, 2)
-        self.dropout = nn.Dropout(dropout)
-        self.load_state_dict(state_dict_of(params))
-        self.to(device())
+    def one(path: Any, array: Any) -> Tensor:
+        array = np.array(array.T if path[-1].key == "kernel" else array)
+        return torch.from_numpy(array).to(device())
 
-    def forward(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (batch, 2), and the keys of all layers (layers, batch, tokens, width)."""
-        positions = self.positions.weight[: ids.shape[1]]
-        x = self.dropout(self.norm(self.tokens(ids) + positions))
-        keys = []
-        for block in self.blocks:
-            x, layer_keys = block(x, mask)
-            keys.append(layer_keys)
-        real = mask[..., None]
-        pooled = (x * real).sum(1) / real.sum(1).clamp(min=1)
-        return self.classifier(self.dropout(pooled)), torch.stack(keys)
+    return jax.tree_util.tree_map_with_path(one, params)
+
+
+def robertha(
+    params: Params, ids: Tensor, mask: Tensor, *, dropout: float = 0.0, **attention: Any
+) -> tuple[Tensor, Tensor]:
+    """Logits (batch, 2), and the keys of all layers (layers, batch, tokens, width)."""
+    drop = functools.partial(F.dropout, p=dropout, training=dropout > 0)
+    tokens = F.embedding(ids, params["tokens"]["embedding"])
+    x = drop(norm(tokens + params["positions"]["embedding"][: ids.shape[1]], params["norm"]))
+    keys = []
+    for number in sorted(params["blocks"]):
+        block = params["blocks"][number]
+        normed = norm(x, block["attention_norm"])
+        retrieved, layer_keys = attend(block["attention"], normed, mask, **attention)
+        x = x + drop(retrieved)
+        hidden = F.gelu(linear(norm(x, block["ff_norm"]), block["ff_in"]))
+        x = x + drop(linear(hidden, block["ff_out"]))
+        keys.append(layer_keys)
+    real = mask[..., None]
+    pooled = (x * real).sum(1) / real.sum(1).clamp(min=1)
+    return linear(drop(pooled), params["classifier"]), torch.stack(keys)
+
+
+def attend(
+    layers: Params,
+    x: Tensor,
+    mask: Tensor,
+    *,
+    num_heads: int,
+    tol: float = 1e-4,
+    max_steps: int = 50,
+) -> tuple[Tensor, Tensor]:
+    """Queries iterate to a fixed point of the keys (Eqs. 4, 7), then read the values out.
+
+    Returns:
+        Retrieved vectors and keys of every token (batch, tokens, width); mask: real tokens.
+    """
+    parts = {name: linear(x, layers[name]) for name in ("query", "key", "value")}
+    state, key, value = (
+        part.unflatten(-1, (num_heads, -1)).transpose(1, 2) for part in parts.values()
+    )
+    # A float mask: PyTorch would turn a boolean one into this in every iteration.
+    bias = torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, -math.inf)[:, None, None]
+    read = functools.partial(
+        F.scaled_dot_product_attention,
+        attn_mask=bias.expand(-1, -1, mask.shape[1], -1),
+        scale=BETA * key.shape[-1] ** -0.5,
+    )
+    running = mask[:, None, :].expand(state.shape[:-1])
+    for _ in range(max_steps):
+        following = read(state, key, key)
+        with torch.no_grad():
+            change = torch.linalg.vector_norm(following - state, dim=-1)
+            moving = change > tol * torch.linalg.vector_norm(state, dim=-1)
+        state = torch.where(running[..., None], following, state)
+        running = running & moving
+        if not running.any():
+            break
+    mixed = read(state, key, value)
+    return linear(mixed.transpose(1, 2).flatten(2), layers["out"]), parts["key"]
+
+
+def linear(x: Tensor, layer: Params) -> Tensor:
+    """A linear layer."""
+    return F.linear(x, layer["kernel"], layer["bias"])
+
+
+def norm(x: Tensor, layer: Params) -> Tensor:
+    """A LayerNorm."""
+    return F.layer_norm(x, x.shape[-1:], layer["scale"], layer["bias"])
 
 
 def eigen_entropy(keys: Tensor, mask: Tensor) -> Tensor:
@@ -148,7 +139,7 @@ def eigen_entropy(keys: Tensor, mask: Tensor) -> Tensor:
 
 
 def losses(
-    model: Robertha, ids: Tensor, mask: Tensor, labels: Tensor
+    model: Model, ids: Tensor, mask: Tensor, labels: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The loss, its cross-entropy, and ESR (Eq. 12, target 0.35) summed over layers."""
     logits, keys = model(ids, mask)
@@ -167,18 +158,19 @@ class TrainSteps:
     """
 
     def __init__(self, size: str, params: Any, bucket: Bucket):
-        self._model, self._batch_size = Robertha(params, **SIZES[size]).train(), BATCH_SIZES[size]
+        trained = tensors(params)
+        self._leaves = [leaf.requires_grad_() for leaf in jax.tree.leaves(trained)]
+        self._model, self._batch_size = model_of(size, trained, dropout=0.3), BATCH_SIZES[size]
         self._optimizer = torch.optim.AdamW(
-            self._model.parameters(), lr=LEARNING_RATE, weight_decay=0.01, fused=True
+            self._leaves, lr=LEARNING_RATE, weight_decay=0.01, fused=True
         )
         rising = round(0.1 * TOTAL_STEPS)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer,
             lambda step: min((step + 1) / rising, (TOTAL_STEPS - step) / (TOTAL_STEPS - rising)),
         )
-        ids, lengths, labels = (torch.from_numpy(np.asarray(field)) for field in bucket[:3])
-        self._ids, self._labels = ids[:, 0].to(device()), labels.long().to(device())
-        self._mask = (torch.arange(ids.shape[-1]) < lengths).to(device())
+        self._rows = inputs_of(Rows(bucket.ids[:, 0], bucket.lengths[:, 0]))
+        self._labels = torch.from_numpy(bucket.labels).long().to(device())
         self._rng = np.random.default_rng(0)
 
     def run(self, steps: int) -> None:
@@ -191,10 +183,10 @@ class TrainSteps:
     def step(self, picks: Tensor) -> Tensor:
         """One step on the rows of these numbers; returns the cross-entropy before it."""
         self._optimizer.zero_grad(set_to_none=True)
-        rows = self._ids[picks], self._mask[picks], self._labels[picks]
-        total, task, _ = losses(self._model, *rows)
+        ids, mask = self._rows
+        total, task, _ = losses(self._model, ids[picks], mask[picks], self._labels[picks])
         total.backward()
-        nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        clip_grad_norm_(self._leaves, 1.0)
         self._optimizer.step()
         self._schedule.step()
         return task
@@ -204,16 +196,20 @@ def forward(
     size: str, params: Any, rows: Rows, *, tol: float, max_steps: int
 ) -> Callable[[], np.ndarray]:
     """Logits of the rows."""
-    length = params["positions"]["embedding"].shape[0]
-    model = Robertha(params, tol=tol, max_steps=max_steps, max_length=length, **SIZES[size]).eval()
-    ids = torch.from_numpy(rows.ids).long().to(device())
-    mask = (torch.arange(ids.shape[1]) < torch.from_numpy(rows.lengths)[:, None]).to(device())
+    model = model_of(size, tensors(params), tol=tol, max_steps=max_steps)
+    inputs = inputs_of(rows)
 
     def logits() -> np.ndarray:
         with torch.inference_mode():
-            return model(ids, mask)[0].cpu().numpy()
+            return model(*inputs)[0].cpu().numpy()
 
     return logits
+
+
+def inputs_of(rows: Rows) -> tuple[Tensor, Tensor]:
+    """Token ids of the rows, and the mask of real tokens."""
+    mask = torch.arange(rows.ids.shape[1]) < torch.from_numpy(rows.lengths)[:, None]
+    return torch.from_numpy(rows.ids).long().to(device()), mask.to(device())
 
 
 def retrieval(
@@ -280,15 +276,3 @@ def stability(
 def device() -> torch.device:
     """A GPU where there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def state_dict_of(params: Mapping[Any, Any]) -> dict[str, Tensor]:
-    """A hopfax parameter tree of one seed, for `load_state_dict`."""
-    state = {}
-    for name, value in params.items():
-        if isinstance(value, Mapping):
-            state |= {f"{name}.{rest}": array for rest, array in state_dict_of(value).items()}
-        else:
-            array = np.array(value.T if name == "kernel" else value)
-            state["bias" if name == "bias" else "weight"] = torch.from_numpy(array)
-    return state

@@ -20,7 +20,7 @@ import numpy as np
 from flax import nnx
 
 from experiments.benchmarks.harness import Program
-from experiments.benchmarks.programs import fresh, full_rows, hopfax_forward, torch_peer
+from experiments.benchmarks.programs import BETA, fresh, full_rows, hopfax_forward, torch_peer
 from hopfax.nn import HopfieldAttention
 
 SECONDS = 2
@@ -32,7 +32,7 @@ RATIOS = {
     "T = 5 / single pass": "≤ 1.15 (GPU)",
     "T = 50, adaptive / single pass": "≤ 1.5 (GPU)",
 }
-BETA, HEADS = 15.0, 2
+HEADS = 2
 SCALE = 0.25  # keys of base Robertha's initial weights are about this large
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
