@@ -1,9 +1,8 @@
 r"""Attention by retrieval: many queries among one set of keys, and a read-out of values.
 
-Each query takes the steps of `hopfax.hopfield.retrieve`. For many queries at once there is a
-shorter way than through their states $\xi$: between two updates a state is a mean of keys, and all
-that an update asks of it are its scores $s = K \xi$. These follow $s' = K K^\top
-\mathrm{softmax}(\beta s)$, which costs $n^2$ a step instead of $2nd$: less for $n < 2d$ keys.
+Each query takes the steps of `hopfax.hopfield.retrieve`. An update depends on the state $\xi$ only
+through its scores $s = K \xi$, and these follow $s' = K K^\top \mathrm{softmax}(\beta s)$. A step on
+scores costs $n^2$ multiplications, one on states $2nd$: for $n < 2d$ keys, `attend` iterates scores.
 """
 
 from functools import partial
@@ -120,7 +119,7 @@ def attend(
         scalar=jnp.ndim(tol) != 1,
     )
     if mask is not None:
-        # 0 * nan is nan: whatever stands in a padded row must go before the products.
+        # 0 * nan is nan: padded rows are cleared before the products.
         keys, values = (jnp.where(mask[:, None], rows, 0) for rows in (keys, values))
     # A product of two bfloat16 numbers is exact in float32.
     dtype = jnp.result_type(queries, keys, jnp.float32)
@@ -131,28 +130,28 @@ def attend(
     options = {"max_steps": max_steps, "stop": stop, "min_steps": 2}
     if max_steps == 0:
         count = jnp.zeros(len(queries), jnp.int32)
-        found = FixedPoint(scores, count, jnp.zeros_like(tol), count == 0)
+        retrieved = FixedPoint(scores, count, jnp.zeros_like(tol), count == 0)
     elif gradient == "unrolled":
         params = product(keys, keys.T), beta, mask
-        found = _search_scores(params, scores, tol, gradient=gradient, **options)
+        retrieved = _search_scores(params, scores, tol, gradient=gradient, **options)
     else:
         if len(keys) < 2 * keys.shape[1]:
             params, scores_map = (product(keys, keys.T), beta, mask), _through_gram
-            found = _search_scores(*jax.lax.stop_gradient((params, scores)), tol, **options)
+            retrieved = _search_scores(*jax.lax.stop_gradient((params, scores)), tol, **options)
         else:
             params, scores_map = (keys.astype(dtype), beta, mask), _through_states
             start = queries.astype(dtype)
-            found = _search_states(*jax.lax.stop_gradient((params, start)), tol, **options)
+            retrieved = _search_states(*jax.lax.stop_gradient((params, start)), tol, **options)
 
         def settle(scores: Array, tol: Array) -> Array:
             return at_fixed_point(scores_map, params, scores, tol=tol, max_steps=adjoint_max_steps)
 
-        found = found._replace(
-            value=jax.vmap(settle)(found.value, jnp.asarray(relative_tol(tol, stop)))
+        retrieved = retrieved._replace(
+            value=jax.vmap(settle)(retrieved.value, jnp.asarray(relative_tol(tol, stop)))
         )
     readout_beta = beta if readout_beta is None else check_beta(readout_beta, dtype)
-    weights = softmax(found.value, readout_beta, mask).astype(values.dtype)
-    return Attention(jnp.matmul(weights, values), found.num_steps, found.residual, found.converged)
+    weights = softmax(retrieved.value, readout_beta, mask).astype(values.dtype)
+    return Attention(jnp.matmul(weights, values), retrieved.num_steps, retrieved.residual, retrieved.converged)
 
 
 def check_attention_shapes(queries: Array, keys: Array, values: Array) -> None:
@@ -176,8 +175,8 @@ def _search_states(params: Params, queries: Array, tol: Array, **options: Any) -
     def search(query: Array, tol: Array) -> FixedPoint:
         return fixed_point(update_unchecked, params, query, tol=tol, **options)
 
-    found = jax.vmap(search)(queries, tol)
-    return found._replace(value=matmul(found.value, params[0].T))
+    retrieved = jax.vmap(search)(queries, tol)
+    return retrieved._replace(value=matmul(retrieved.value, params[0].T))
 
 
 def _search_scores(params: Params, scores: Array, tol: Array, **options: Any) -> FixedPoint:
@@ -188,8 +187,8 @@ def _search_scores(params: Params, scores: Array, tol: Array, **options: Any) ->
         start = (scores, jnp.zeros_like(scores))
         return fixed_point(_weighted, params, start, tol=tol, stop=measure, **options)
 
-    found = jax.vmap(search)(scores, tol)
-    return found._replace(value=found.value[0])
+    retrieved = jax.vmap(search)(scores, tol)
+    return retrieved._replace(value=retrieved.value[0])
 
 
 def _weighted(params: Params, state: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -137,12 +137,14 @@ def retrieve(
 ) -> FixedPoint:
     r"""Iterates `update` from a query to an attractor.
 
+    $$\xi^{(0)} = q, \qquad \xi^{(t+1)} = X^\top \mathrm{softmax}(\beta X \xi^{(t)})$$
+
     Args:
-        query: Where to start, for instance a stored pattern with noise on it.
+        query: The start $q$, for instance a noisy stored pattern.
         patterns: Stored patterns, one a row.
-        beta: The whole inverse temperature, > 0. A single pattern is retrieved where its score
-            leads the others' by several 1/beta, the mean of many where it does not: for ±1
-            patterns of width 40 (own score 40) 0.5 is much, for unit vectors 10.
+        beta: The whole inverse temperature, > 0. A single pattern is retrieved if its score exceeds
+            the others' by several 1/beta, otherwise a mean of several patterns. For ±1 patterns of
+            width 40, 0.5 is large; for unit vectors, 10.
         mask: True where a pattern is real; None takes all.
         tol: Stop when a step changes the state by at most this, relative to the state's norm. The
             first step, which leaves the query, never counts as converged unless `tol` is infinite.
@@ -263,38 +265,36 @@ def check_mask(mask: ArrayLike | Sequence[bool] | None, shape: tuple[int, ...]) 
 def _prepared(
     state: Array, patterns: Array, beta: Beta, mask: Mask
 ) -> tuple[Array, Array, Array, Array | None]:
-    """Checks the arguments, raises them to float32 at least, and empties padded rows."""
+    """Checks the arguments, promotes them to float32 at least, and clears padded rows."""
     state, patterns = real_array(state, "state"), real_array(patterns, "patterns")
     if state.ndim != 1 or patterns.ndim != 2:
         raise ValueError(
-            "wanted one state (width,) and its patterns (patterns, width), got shapes "
+            "state must have shape (width,) and patterns (patterns, width), got "
             f"{state.shape} and {patterns.shape}: use jax.vmap for more"
         )
     if state.shape[0] != patterns.shape[1]:
         raise ValueError(
-            f"the state has width {state.shape[0]}, the patterns have {patterns.shape[1]}: "
-            "both must live in one space"
+            f"state and patterns must have one width, got {state.shape[0]} and {patterns.shape[1]}"
         )
     mask = check_mask(mask, (len(patterns),))
     dtype = jnp.result_type(state, patterns, jnp.float32)
     patterns = jnp.asarray(patterns, dtype)
     if mask is not None:
-        # 0 * nan is nan: whatever stands in a padded row must go before the products.
+        # 0 * nan is nan: padded rows are cleared before the products.
         patterns = jnp.where(mask[:, None], patterns, 0)
     return jnp.asarray(state, dtype), patterns, check_beta(beta, dtype), mask
 
 
-def _kept(given: Array, start: Array) -> jnp.dtype:
-    """Results have the dtype of what was given, unless that could not hold them."""
-    dtype = jnp.asarray(given).dtype
+def _kept(argument: Array, start: Array) -> jnp.dtype:
+    """Results have the argument's dtype, unless it is not floating."""
+    dtype = jnp.asarray(argument).dtype
     return dtype if jnp.issubdtype(dtype, jnp.floating) else start.dtype
 
 
 def update_unchecked(params: tuple[Array, Array, Mask], state: Array) -> Array:
     """`update` of `(patterns, beta, mask)` that are checked already, for loops."""
     patterns, beta, mask = params
-    # In this order the scores of many states, by vmap, lie a state a row: what softmax and the next
-    # product read.
+    # In this order vmap gives one row of scores per state, as softmax and the next product read.
     return matmul(softmax(matmul(state, patterns.T), beta, mask), patterns)
 
 

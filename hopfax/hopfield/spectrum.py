@@ -34,12 +34,11 @@ def key_spectrum(keys: Keys, *, mask: Mask = None) -> Float[Array, " width"]:
 
     Returns:
         `width` shares, descending, >= 0, sum 1, in float32 at least. All zero where the keys do
-        not vary (constant, a single token, none real), since nothing can then be shared out, and
-        nan where a real key is not finite.
+        not vary (constant, a single token, none real), and nan where a real key is not finite.
 
     Differentiation:
-        Only eigenvalues enter, so equal eigenvalues do no harm to any symmetric function of the
-        result, such as `eigen_entropy`.
+        Symmetric functions of the result, such as `eigen_entropy`, have finite gradients where
+        eigenvalues are equal.
 
     Example:
         >>> import jax.numpy as jnp
@@ -100,9 +99,9 @@ def eigen_entropy(
     width = keys.shape[1]
     if width < 2:
         raise ValueError(f"entropy is normalised by log(width), so width must be >= 2, got {width}")
-    found = spectral_entropy(_gram(keys, mask), entropy=entropy) / math.log(width)
+    normalised = spectral_entropy(_gram(keys, mask), entropy=entropy) / math.log(width)
     # Rounding can take it above 1; the gradient stays.
-    return found - jax.lax.stop_gradient(jnp.maximum(found - 1, 0))
+    return normalised - jax.lax.stop_gradient(jnp.maximum(normalised - 1, 0))
 
 
 def effective_rank(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
@@ -187,8 +186,8 @@ def esr_penalty(
 
     Args:
         keys: One key a row, width at least 2.
-        target: The entropy $\alpha$ to aim at, in [0, 1]. The same number asks for more spread
-            of `"renyi2"` than of the other two, since that entropy is the smaller one.
+        target: The entropy $\alpha$, in [0, 1]. The same target requires more spread with
+            `"renyi2"`, which is the smallest of the entropies.
         mask: True where a token is real; None takes all.
         entropy: See `eigen_entropy`.
 
@@ -204,8 +203,8 @@ def esr_penalty(
         eigenvectors; those of `"renyi2"` are exact everywhere.
 
     Warns:
-        UserWarning: If `target` lies outside [0, 1]. The paper's sweep has 5 and 50, where the
-            penalty does nothing but push the entropy to its maximum.
+        UserWarning: If `target` is outside [0, 1], where the penalty only maximises (or minimises)
+            the entropy. The paper's sweep has 5 and 50.
 
     Example:
         >>> import jax.numpy as jnp
@@ -220,9 +219,8 @@ def esr_penalty(
     real_array(target, "target", scalar=True)
     if not isinstance(target, Tracer) and not 0 <= float(target) <= 1:
         warnings.warn(
-            f"ESR target {float(target):g} lies outside [0, 1], where normalised entropy lives: "
-            "the penalty only pushes the entropy to the nearer end (the paper's sweep has 5 and "
-            "50, which do nothing but maximise it)",
+            f"the ESR target must be in [0, 1], the range of the normalised entropy, got "
+            f"{float(target):g}: the penalty only drives the entropy to the nearer end",
             stacklevel=2,
         )
     return jnp.square(eigen_entropy(keys, mask=mask, entropy=entropy) - target)

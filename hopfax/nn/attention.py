@@ -262,10 +262,10 @@ def _attend_together(
     params = (key.astype(wide), jnp.asarray(beta, wide), mask)
     # Padding has no part in the norm.
     start = jnp.where(mask[:, None, :, None], query, 0).astype(wide)
-    found = fixed_point(_update_all, params, start, **options)
+    attractors = fixed_point(_update_all, params, start, **options)
     read_out = _each_head(partial(hopfield.attend, beta=readout_beta, max_steps=0))
-    values = read_out(found.value, key, value, mask, jnp.zeros(mask.shape)).values
-    facts = (found.num_steps, found.residual, found.converged)
+    values = read_out(attractors.value, key, value, mask, jnp.zeros(mask.shape)).values
+    facts = attractors[1:]
     return hopfield.Attention(values, *(jnp.broadcast_to(x, query.shape[:-1]) for x in facts))
 
 

@@ -64,7 +64,7 @@ class UniversalEncoder(Encoder):
         super().__init__(vocab_size, num_outputs, num_layers=1, rngs=rngs, **options)
         width = self.tokens.features
         self.num_steps = num_steps
-        # A single step has nothing to be told from.
+        # A single step needs no vector that distinguishes it.
         self.steps = embedding(num_steps, width, rngs=rngs) if num_steps > 1 else None
         self.halt = linear(width, 1, rngs=rngs) if halting else None
 

@@ -469,7 +469,7 @@ def test_a_traced_beta_that_is_not_positive_gives_nan(patterns, query, beta):
     "fn", [hopfield.energy, hopfield.update, hopfield.retrieve, hopfield.trajectory]
 )
 def test_shapes_must_fit(patterns, query, fn):
-    with pytest.raises(ValueError, match="the state has width 3, the patterns have 4"):
+    with pytest.raises(ValueError, match="must have one width, got 3 and 4"):
         fn(query[:3], patterns, beta=1.0)
     # A batch of as many queries as coordinates would pass through the products unnoticed.
     with pytest.raises(ValueError, match=r"\(4, 4\) and \(6, 4\): use jax\.vmap"):
