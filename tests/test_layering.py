@@ -23,7 +23,7 @@ ALLOWED = {
     "hopfax.fixed_point": set(),
     "hopfax.random": set(),
     "hopfax.hopfield": {"hopfax.fixed_point", "hopfax.random"},
-    "hopfax.stability": {"hopfax.fixed_point", "hopfax.random"},
+    "hopfax.stability": set(),
     "hopfax.data": set(),
     "hopfax.text": set(),
     "hopfax.experimental": {"hopfax.fixed_point", "hopfax.hopfield"},

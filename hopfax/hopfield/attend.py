@@ -1,8 +1,9 @@
 r"""Attention by retrieval: many queries among one set of keys, and a read-out of values.
 
 Each query takes the steps of `hopfax.hopfield.retrieve`. An update depends on the state $\xi$ only
-through its scores $s = K \xi$, and these follow $s' = K K^\top \mathrm{softmax}(\beta s)$. A step on
-scores costs $n^2$ multiplications, one on states $2nd$: for $n < 2d$ keys, `attend` iterates scores.
+through its scores $s = K \xi$, and these follow $s' = K K^\top \mathrm{softmax}(\beta s)$. A step
+costs $n^2$ multiplications on scores and $2nd$ on states, so `attend` iterates scores of fewer than
+$2d$ keys.
 """
 
 from functools import partial
@@ -151,7 +152,9 @@ def attend(
         )
     readout_beta = beta if readout_beta is None else check_beta(readout_beta, dtype)
     weights = softmax(retrieved.value, readout_beta, mask).astype(values.dtype)
-    return Attention(jnp.matmul(weights, values), retrieved.num_steps, retrieved.residual, retrieved.converged)
+    return Attention(
+        jnp.matmul(weights, values), retrieved.num_steps, retrieved.residual, retrieved.converged
+    )
 
 
 def check_attention_shapes(queries: Array, keys: Array, values: Array) -> None:

@@ -9,12 +9,9 @@ Functions passed in are traced at every call: for repeated calls, `jax.jit` the 
 
 from hopfax.stability import theory as theory
 from hopfax.stability.estimators import Estimate as Estimate
-from hopfax.stability.estimators import noise_sensitivity as noise_sensitivity
 from hopfax.stability.estimators import noise_stability as noise_stability
 from hopfax.stability.estimators import normalized_stability as normalized_stability
-from hopfax.stability.influence import Junta as Junta
 from hopfax.stability.influence import geometric_influence as geometric_influence
-from hopfax.stability.influence import junta as junta
 from hopfax.stability.influence import total_influence as total_influence
 from hopfax.stability.noise import bit_pair as bit_pair
 from hopfax.stability.noise import bonami_beckner_pair as bonami_beckner_pair
@@ -23,7 +20,6 @@ from hopfax.stability.noise import uniform_token_pair as uniform_token_pair
 from hopfax.stability.penalty import stability_penalty as stability_penalty
 from hopfax.stability.penalty import stability_regularizer as stability_regularizer
 from hopfax.stability.spectrum import LevelWeights as LevelWeights
-from hopfax.stability.spectrum import influence_tail_bound as influence_tail_bound
 from hopfax.stability.spectrum import level_weights as level_weights
 from hopfax.stability.spectrum import spectral_tail_bound as spectral_tail_bound
 from hopfax.stability.spectrum import walsh_weights as walsh_weights

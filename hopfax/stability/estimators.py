@@ -235,61 +235,6 @@ def normalized_stability(
     return Estimate(ratio, error / square, jnp.asarray(num_samples))
 
 
-def noise_sensitivity(
-    fn: Fn,
-    key: PRNGKeyArray,
-    *,
-    shape: tuple[int, ...],
-    rho: Rhos,
-    num_samples: int,
-    pair: Pair = gaussian_pair,
-    batch_size: int = 1024,
-) -> Estimate:
-    r"""Estimates how far noise moves the outputs, $\frac14 E\|f(X) - f(Y)\|^2$.
-
-    For ±1-valued functions it is $P(f(X) \ne f(Y))$; always,
-    $\frac12 (E\|f\|^2 - \mathrm{Stab}_\rho(f))$.
-
-    Args:
-        fn: A jittable function of one input; see `noise_stability`.
-        key: Random key.
-        shape: Shape of an input.
-        rho: Correlation, in [-1, 1]: a number, or a vector of them, which share their draws of X.
-        num_samples: Pairs, >= 2.
-        pair: Sampler of correlated inputs; see `noise_stability`.
-        batch_size: Pairs evaluated side by side.
-
-    Returns:
-        An `Estimate` with the shape of `rho`.
-
-    Raises:
-        ValueError: See `noise_stability`.
-        FloatingPointError: See `noise_stability`.
-
-    Example:
-        >>> import jax
-        >>> from hopfax import stability
-        >>> estimate = stability.noise_sensitivity(
-        ...     lambda x: x[0], jax.random.key(0), shape=(1,), rho=0.5, num_samples=20_000,
-        ...     pair=stability.bit_pair,
-        ... )
-        >>> round(float(estimate.mean), 2)
-        0.25
-
-    References:
-        O'Donnell, Analysis of Boolean Functions, Definition 2.43.
-    """
-    check_range(-1, 1, rho=rho)
-
-    def distances(outputs: Array) -> tuple[Array, Array]:
-        moved = _sum_from(1, jnp.square(outputs[:, 0] - outputs[:, 1])) / 4
-        return moved, jnp.sum(jnp.square(outputs[0, 0]))
-
-    moments = paired_moments(fn, key, distances, pair, shape, rho, num_samples, batch_size)
-    moments = moments.without_certain_ties(rho)
-    return Estimate(moments.mean, moments.standard_error, jnp.asarray(num_samples))
-
-
 def paired_moments(
     fn: Fn,
     key: PRNGKeyArray,

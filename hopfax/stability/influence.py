@@ -1,28 +1,15 @@
 """Which inputs a function depends on: influences of bits, coordinates and tokens."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from hopfax.stability.estimators import Estimate, paired_moments
 from hopfax.stability.noise import check_range
-
-
-class Junta(NamedTuple):
-    """How few inputs carry a function.
-
-    Attributes:
-        num_holding: Fewest inputs that hold the given share of the influence (90 % by default).
-        num_above_tenth: Inputs whose influence exceeds a tenth of the total.
-    """
-
-    num_holding: Int[Array, ""]
-    num_above_tenth: Int[Array, ""]
 
 
 def total_influence(
@@ -137,40 +124,3 @@ def geometric_influence(
     if not isinstance(influence, Tracer) and not np.all(np.isfinite(influence)):
         raise FloatingPointError("the slopes of fn are not finite at some of the inputs")
     return influence
-
-
-def junta(influence: Float[Array, " inputs"], *, share: float = 0.9) -> Junta:
-    """Counts the inputs that matter.
-
-    Args:
-        influence: Of each bit, coordinate or token, >= 0.
-        share: Share of the total influence to hold, in (0, 1].
-
-    Returns:
-        A `Junta`; zeros where no input has influence.
-
-    Raises:
-        ValueError: If `share` is not in (0, 1], or the influences are not one vector of finite
-            numbers >= 0.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from hopfax.stability import junta
-        >>> int(junta(jnp.array([5.0, 0.1, 4.0, 0.1])).num_holding)
-        2
-
-    References:
-        Noise Stability of Transformer Models, section 3 (5 to 10 of 256 tokens).
-    """
-    check_range(0, 1, ends="(]", share=share)
-    check_range(0, influence=influence)
-    influence = jnp.asarray(influence)
-    if influence.ndim != 1:
-        raise ValueError(f"influence must be a vector, got shape {influence.shape}")
-    total = jnp.sum(influence)
-    held = jnp.cumsum(jnp.sort(influence)[::-1])
-    # As many as are needed to reach the share: those before it, and one more. Rounding aside.
-    needed = jnp.sum(held < share * total * (1 - 1e-6)) + 1
-    return Junta(
-        jnp.where(total > 0, needed, 0), jnp.sum((influence > total / 10) & (influence > 0))
-    )

@@ -265,28 +265,3 @@ def spectral_tail_bound(
     least = jnp.asarray(stability) - 1.96 * jnp.asarray(standard_error, variance.dtype)
     bound = (variance - least) / (1 - jnp.asarray(rho, variance.dtype) ** degree)
     return jnp.clip(bound, 0, variance)
-
-
-def influence_tail_bound(
-    total_influence: Float[Array, "..."] | float, *, degree: int
-) -> Float[Array, "..."]:
-    r"""Bounds the weight at `degree` and above by the total influence: $\sum_k k W^k / T$.
-
-    Args:
-        total_influence: $I$, in the units of the function's square.
-        degree: $T$, >= 1.
-
-    Raises:
-        ValueError: If `degree < 1`.
-
-    Example:
-        >>> from hopfax.stability import influence_tail_bound
-        >>> float(influence_tail_bound(1.0, degree=4))
-        0.25
-
-    References:
-        O'Donnell, Analysis of Boolean Functions, Proposition 3.2; the bound that the paper's
-        Table 1 compares with.
-    """
-    check_range(1, degree=degree)
-    return jnp.asarray(total_influence) / degree

@@ -17,7 +17,6 @@ from jax.core import Tracer
 from jax.scipy.stats import norm
 from jaxtyping import Array, Float
 
-from hopfax.fixed_point import FixedPoint, fixed_point
 from hopfax.stability.noise import check_range
 
 Numbers = float | Float[Array, "..."]
@@ -138,7 +137,9 @@ def transformer_recurrence(
     $$\rho_l = R\bigl(\gamma^2 \rho_{l-1}\, s(\rho_{l-1})\bigr)$$
 
     As in Eq. 5, *un-normalised* stability is iterated as if it were a correlation. So this is not
-    the stability of a network of several layers: there the second moment shrinks too.
+    the stability of a network of several layers: there the second moment shrinks too. The limit of
+    Eq. 8 is 0.2172 at $\gamma = 1$ (not the linear proxy's $2/(3\pi)$), and $1/(2\pi)$ at
+    $\gamma = 0$.
 
     Args:
         rho: Correlation of the inputs, in [-1, 1].
@@ -161,32 +162,6 @@ def transformer_recurrence(
     """
     layer = partial(_transformer_layer, num_tokens, _squared(value_norm))
     return _recurrence(layer, rho, num_layers)
-
-
-def transformer_fixed_point(
-    *, value_norm: float = 1.0, num_tokens: int | None = None
-) -> FixedPoint:
-    r"""Computes the limit of `transformer_recurrence` from any start.
-
-    For Eq. 8 it is 0.2172 at $\gamma = 1$ (Eq. 5), not the linear proxy's $2/(3\pi)$, and
-    $1/(2\pi)$ at $\gamma = 0$.
-
-    Args:
-        value_norm: $\gamma = \|(W_V)_{:,j}\|$, in [0, 1].
-        num_tokens: See `transformer_recurrence`.
-
-    Raises:
-        ValueError: If a number is out of its range.
-
-    Example:
-        >>> round(float(transformer_fixed_point().value), 4)
-        0.2172
-
-    References:
-        Noise Stability of Transformer Models, Eq. 8 and Appendix H.
-    """
-    layer = partial(_transformer_layer, num_tokens)
-    return fixed_point(layer, _squared(value_norm), jnp.asarray(0.2), tol=1e-6)
 
 
 def attention_stability(

@@ -14,7 +14,6 @@ from hopfax import stability
 from hopfax.stability import (
     bit_pair,
     gaussian_pair,
-    noise_sensitivity,
     noise_stability,
     normalized_stability,
     uniform_token_pair,
@@ -171,13 +170,11 @@ def test_batches_merge_to_the_moments_of_the_sample(num_samples, batch_size):
     np.testing.assert_allclose(estimate.standard_error, error, rtol=1e-4)
 
 
-@pytest.mark.parametrize("measure", [normalized_stability, noise_sensitivity])
-def test_other_measures_take_several_rho(measure):
+def test_the_ratio_takes_several_rho():
     rhos = jnp.array([-0.5, 0.0, RHO])
-    call = partial(measure, linear, KEY, shape=(3,), num_samples=2000)
+    call = partial(normalized_stability, linear, KEY, shape=(3,), num_samples=2000)
     several, one = call(rho=rhos), call(rho=rhos[2])
-    expected = rhos if measure is normalized_stability else 7 * (1 - rhos)
-    assert np.all(close(several, expected) < 0.4)
+    assert np.all(close(several, rhos) < 0.4)
     np.testing.assert_allclose(one[:2], [part[2] for part in several[:2]], rtol=1e-4)
 
 
@@ -211,22 +208,14 @@ def test_the_error_of_the_ratio_is_by_the_delta_method():
     np.testing.assert_allclose(estimate[:2], [ratio, error], rtol=1e-4)
 
 
-def test_sensitivity_is_how_often_the_value_changes():
-    estimate = noise_sensitivity(
-        majority, KEY, shape=(BITS,), rho=RHO, num_samples=5_000, pair=bit_pair
-    )
-    assert close(estimate, (1 - majority_stability(RHO)) / 2) < 0.01
-
-
 @pytest.mark.parametrize(
     ("measure", "options"),
     [
         (noise_stability, {}),
         (noise_stability, {"arc_points": 4}),
-        (noise_sensitivity, {}),
         (normalized_stability, {}),
     ],
-    ids=["pairs", "arc", "sensitivity", "ratio"],
+    ids=["pairs", "arc", "ratio"],
 )
 def test_error_bars_cover_events_that_occur_rarely_or_never(measure, options):
     levels = np.array([2.0, 3.0, 4.5])
@@ -239,10 +228,10 @@ def test_error_bars_cover_events_that_occur_rarely_or_never(measure, options):
     estimates = jax.jit(jax.vmap(over_keys, (0, None)))(levels, jax.random.split(KEY, 400))
     for level, mean, error in zip(levels, *estimates[:2], strict=True):
         both, one = bivariate_normal_orthant(level, RHO), math.erfc(level / math.sqrt(2)) / 2
-        truths = {noise_stability: both, noise_sensitivity: (one - both) / 2}
+        truth = both if measure is noise_stability else both / one
         # A ratio of nothing to nothing is nan.
         known = ~np.isnan(mean)
-        inside = np.abs(mean - truths.get(measure, both / one)) <= 1.96 * error
+        inside = np.abs(mean - truth) <= 1.96 * error
         assert np.mean(inside[known]) > 0.93, level
         assert np.all(error[known] > 0)
 
@@ -255,8 +244,8 @@ def test_constants_are_nearly_certain_and_zero_has_no_scale():
     np.testing.assert_allclose(estimate.standard_error[0], 2.83 / 1000, rtol=1e-3)
     assert np.isinf(estimate.standard_error[2])
     # X = Y at rho = 1: these ties are certain.
-    still = noise_sensitivity(lambda x: x[0], KEY, shape=(1,), rho=1.0, num_samples=1000)
-    assert still.standard_error < 1e-12
+    still = normalized_stability(lambda x: x[0], KEY, shape=(1,), rho=1.0, num_samples=1000)
+    assert still.standard_error < 1e-8
     # Ties between values that are all common leave the usual error.
     bits = normalized_stability(
         lambda x: x[0], KEY, shape=(1,), rho=RHO, num_samples=1000, pair=bit_pair
@@ -285,7 +274,6 @@ def test_a_changed_closure_is_seen():
 
     calls = (
         lambda: noise_stability(fn, KEY, shape=(1,), rho=0.5, num_samples=4).mean,
-        lambda: noise_sensitivity(fn, KEY, shape=(1,), rho=0.5, num_samples=4).mean,
         lambda: stability.total_influence(fn, KEY, num_bits=1, num_samples=4).mean,
         lambda: stability.walsh_weights(fn, num_bits=1)[1],
         lambda: stability.geometric_influence(fn, jnp.ones((2, 1)))[0] ** 2,

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hopfax.stability import geometric_influence, junta, total_influence, walsh_weights
+from hopfax.stability import geometric_influence, total_influence, walsh_weights
 
 KEY = jax.random.key(8)
 
@@ -62,14 +62,6 @@ def test_influence_has_a_gradient_where_it_is_zero():
     np.testing.assert_allclose(jax.grad(total)(2.0), 1.0, rtol=1e-6)
 
 
-def test_junta_counts_the_inputs_that_matter():
-    counts = junta(jnp.array([0.05, 5.0, 4.0, 0.0, 0.95]))
-    assert (int(counts.num_holding), int(counts.num_above_tenth)) == (2, 2)
-    assert tuple(map(int, junta(jnp.ones(20)))) == (18, 0)
-    assert int(junta(jnp.ones(20), share=0.5).num_holding) == 10
-    assert tuple(map(int, junta(jnp.zeros(4)))) == (0, 0)
-
-
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
@@ -90,9 +82,6 @@ def test_junta_counts_the_inputs_that_matter():
             FloatingPointError,
             "not finite",
         ),
-        (lambda: junta(jnp.ones(3), share=0.0), ValueError, r"share must be in \(0, 1\], got 0"),
-        (lambda: junta(jnp.ones((2, 3))), ValueError, r"got shape \(2, 3\)"),
-        (lambda: junta(jnp.array([jnp.nan, 1.0])), ValueError, "got nan"),
     ],
 )
 def test_bad_input_is_named(call, error, words):
