@@ -124,7 +124,7 @@ def train(
 
     Args:
         spec: What to train.
-        variant: The model of `spec.model`, for its title.
+        variant: The model of `spec.model`.
         data: The rows of `spec.data`.
         root: Folder of all cells.
         sharding: How several devices share the work; None for one.

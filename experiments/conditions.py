@@ -104,18 +104,19 @@ def predictions(cell: Cell, condition: Condition) -> CellPredictions:
 def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, Any]]:
     """Rows of results.csv, one per seed and metric."""
     predicted, columns = predictions(cell, condition), condition.columns(cell)
-    metrics = ("accuracy",) if isinstance(condition, EvaluationSet) else cell.data.spec.metrics
+    is_set = isinstance(condition, EvaluationSet)
+    metrics = ("accuracy",) if is_set else cell.data.spec.metrics
     shared = {"constant": constant_score(metrics, predicted.labels, predicted.logits.shape[-1])}
-    if isinstance(condition, EvaluationSet) and condition.name:
+    if is_set and condition.name:
         shared["train_overlap"] = condition.train_overlap(cell)
-    for number, seed in enumerate(cell.spec.seeds):
-        values = scores(metrics, predicted.logits[number], predicted.labels)
-        if np.isfinite(predicted.words_changed[number]):
-            values["words_changed"] = float(predicted.words_changed[number])
-        values |= shared
-        noisy = np.isfinite(predicted.snr_db[number])
-        steps = round(float(predicted.num_steps[number]), 3) if cell.iterates else None
-        for metric, value in values.items():
+    for seed, logits, snr_db, steps, changed in zip(
+        cell.spec.seeds, predicted.logits, predicted.snr_db.tolist(),
+        predicted.num_steps.tolist(), predicted.words_changed.tolist(), strict=True,
+    ):  # fmt: skip
+        values = scores(metrics, logits, predicted.labels)
+        if np.isfinite(changed):
+            values["words_changed"] = changed
+        for metric, value in (values | shared).items():
             yield {
                 "task": cell.data.spec.name,
                 "model": model,
@@ -124,8 +125,8 @@ def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, 
                 "score": round(value, 6),
                 "num_examples": len(predicted.labels),
                 "num_train": len(cell.data.train.labels),
-                "snr_db": round(float(predicted.snr_db[number]), 4) if noisy else None,
-                "steps_mean": steps,
+                "snr_db": round(snr_db, 4) if np.isfinite(snr_db) else None,
+                "steps_mean": round(steps, 3) if cell.iterates else None,
                 **columns,
             }
 
@@ -327,29 +328,28 @@ def evaluation_sets(
         ValueError: A set does not fit the task, or none is left.
         FileNotFoundError: A named set is not in `data_dir`.
     """
-    fitting = []
+    if data_dir is None:
+        raise FileNotFoundError("evaluation sets are read from files: set --data-dir")
+    shared: dict[str, Any] = {"num_rows": num_rows, "data_dir": data_dir}
+    fitting = [EvaluationSet(**shared)]
     for name in names or EVALUATION_SETS:
         candidate = evaluation_set(name)
-        if task not in (candidate.task, *candidate.others):
-            if names:
-                check_trained(candidate, task_spec(task))
-            continue
-        try:
-            if data_dir is None:
-                raise FileNotFoundError(f"{name} is read from files: set --data-dir")
-            read_evaluation_set(name, data_dir, trained=task)
-        except FileNotFoundError:
-            if names:
-                raise
-            continue
-        fitting.append(EvaluationSet(name=name, num_rows=num_rows, data_dir=data_dir))
-    if not fitting:
+        if names:
+            check_trained(candidate, task_spec(task))
+        if task in (candidate.task, *candidate.others):
+            try:
+                read_evaluation_set(name, data_dir, trained=task)
+                fitting.append(EvaluationSet(name=name, **shared))
+            except FileNotFoundError:
+                if names:
+                    raise
+    if len(fitting) == 1:
         tasks = sorted({n for each in EVALUATION_SETS.values() for n in (each.task, *each.others)})
         raise ValueError(
             f"no evaluation set for {task} in {data_dir}: sets are for {', '.join(tasks)}, in "
             "advglue/dev.json, paws/labeled_final or x-final"
         )
-    return [EvaluationSet(num_rows=num_rows, data_dir=data_dir), *fitting]
+    return [*fitting]
 
 
 def constant_score(metrics: Sequence[str], labels: np.ndarray, outputs: int) -> float:

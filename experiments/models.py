@@ -162,7 +162,6 @@ def with_flags(variant: Variant, **flags: Any) -> Variant:
 class Trainable(NamedTuple):
     """A model, its training objective, and whether its attention iterates."""
 
-    title: str
     model: Functional[Encoder]
     objective: Objective
     weight_decay: float
@@ -216,13 +215,7 @@ def build(variant: Variant, spec: TaskSpec, *, vocab_size: int, **sizes: Any) ->
     elif variant.training == "noise":
         objective = augmented(objective, sigma=AUGMENTED_SIGMA)
     iterates = variant.kind == "robertha" and variant.options.get("max_steps") != 0
-    return Trainable(
-        variant.title,
-        model,
-        objective,
-        variant.weight_decay,
-        iterates or "halting" in variant.options,
-    )
+    return Trainable(model, objective, variant.weight_decay, iterates or "halting" in options)
 
 
 def ball(radius: float) -> Ball:

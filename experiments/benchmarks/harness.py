@@ -33,16 +33,9 @@ from experiments.provenance import provenance
 from experiments.rundir import open_run, read_config, write_whole
 
 CASES = (
-    "train_step",
-    "evaluation",
-    "retrieval",
-    "noise",
-    "esr",
-    "attack",
-    "seeds",
-    "stability",
+    "train_step", "evaluation", "retrieval", "noise", "esr", "attack", "seeds", "stability",
     "memory",
-)
+)  # fmt: skip
 COLUMNS = ("case", "setting", "name", "kind", "median", "low", "high", "rounds")
 PAGE_COLUMNS = ("ratio", "lowest median", "highest median", "goal", "met")
 SECONDS, ROUNDS, QUICK_ROUNDS = 20.0, 5, 2
@@ -118,13 +111,13 @@ def run(flags: argparse.Namespace) -> int:
     plan = {name: origin[name] for name in ("commit", "dirty", "cpu", "device", "jax")}
     plan["torch"] = importlib.metadata.version("torch") if has_torch() else None
     folder = open_run("benchmarks", vars(flags), plan=plan)
-    path, failed = folder / "results.csv", 0
-    frame = pd.DataFrame(columns=list(COLUMNS))
+    path, failed, tables = folder / "results.csv", 0, []
     if path.exists() and not plan["dirty"]:
-        frame = pd.read_csv(path)
+        tables = [pd.read_csv(path)]
+    done = {place for table in tables for place in zip(table["case"], table.setting, strict=True)}
     for name in flags.cases:
         for setting in list(load(name).SETTINGS)[: 1 if flags.quick else None]:
-            if ((frame["case"] == name) & (frame["setting"] == setting)).any():
+            if (name, setting) in done:
                 print(f"{name}, {setting}: already measured")
                 continue
             try:
@@ -133,13 +126,11 @@ def run(flags: argparse.Namespace) -> int:
                 print(f"{name}, {setting}: {type(error).__name__}: {error}", file=sys.stderr)
                 failed = 1
                 continue
-            parts = [frame, pd.DataFrame(rows, columns=list(COLUMNS))]
-            frame = pd.concat([part for part in parts if len(part)], ignore_index=True)
-            write_whole(path, frame.to_csv(index=False))
-            for row in rows:
-                spread = "" if row["low"] is None else f" [{row['low']:.4g}, {row['high']:.4g}]"
-                print(f"{name}, {setting}: {row['name']} {row['median']:.4g}{spread}", flush=True)
-    if len(frame):
+            tables.append(pd.DataFrame(rows, columns=list(COLUMNS)))
+            write_whole(path, pd.concat(tables, ignore_index=True).to_csv(index=False))
+            for _, row in tables[-1].iterrows():
+                print(f"{name}, {setting}: {row['name']} {with_quartiles(row, '.4g')}", flush=True)
+    if tables:
         print(report.write_report(folder, page(folder)))
     return failed
 
@@ -213,7 +204,7 @@ def spread(values: Any) -> dict[str, Any]:
     """Median and quartiles over rounds; a single number has no quartiles."""
     low, median, high = np.percentile(np.asarray(values, float), (25, 50, 75)).tolist()
     if np.ndim(values) == 0:
-        return {"median": median, "low": None, "high": None, "rounds": 1}
+        return {"median": median, "low": np.nan, "high": np.nan, "rounds": 1}
     return {"median": median, "low": low, "high": high, "rounds": len(values)}
 
 
@@ -260,7 +251,7 @@ def line_of(label: str, goal: str | None, rows: pd.DataFrame, device: str) -> tu
     return (label, *ends, goal, verdict)
 
 
-def with_quartiles(row: pd.Series) -> str:
+def with_quartiles(row: pd.Series, digits: str = "#.3g") -> str:
     """A median with its quartiles, three significant digits."""
-    median, low, high = (f"{row[each]:#.3g}".rstrip(".") for each in ("median", "low", "high"))
+    median, low, high = (f"{row[each]:{digits}}".rstrip(".") for each in ("median", "low", "high"))
     return median if pd.isna(row.low) else f"{median} [{low}, {high}]"

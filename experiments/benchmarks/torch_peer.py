@@ -47,8 +47,8 @@ def tensors(params: Params) -> Params:
     """Hopfax's parameters as tensors, kernels (out, in) as PyTorch's own layers store them."""
 
     def one(path: Any, array: Any) -> Tensor:
-        array = np.array(array.T if path[-1].key == "kernel" else array)
-        return torch.from_numpy(array).to(device())
+        array = np.asarray(array).T if path[-1].key == "kernel" else np.asarray(array)
+        return torch.tensor(np.ascontiguousarray(array), device=device())  # in PyTorch's alignment
 
     return jax.tree_util.tree_map_with_path(one, params)
 

@@ -22,9 +22,10 @@ def test_every_table_of_scores_is_some_experiment_s():
     assert tables <= named and 13 in tables
 
 
-def test_the_copy_is_the_reference(shared):
-    ours = (Path(paper.__file__).with_name("paper_scores.csv")).read_text()
-    assert ours == (shared / "reference" / "robertha_scores.csv").read_text()
+@pytest.mark.parametrize("name", ["scores", "hyperparameters"])
+def test_the_copy_is_the_reference(shared, name):
+    ours = Path(paper.__file__).with_name(f"paper_{name}.csv").read_text()
+    assert ours == (shared / "reference" / f"robertha_{name}.csv").read_text()
 
 
 @pytest.mark.parametrize(
@@ -47,26 +48,14 @@ def test_scores(title, model, level, corruption, expected):
 
 @pytest.mark.parametrize("model", ["tinybert", "robertha"])
 @pytest.mark.parametrize(("suite", "size"), [("glue", 9), ("superglue", 4)])
-@pytest.mark.parametrize("level", [0, 0.5, 1, 2, 5])
-def test_suite_averages_agree_with_their_tasks(suite, size, model, level):
+def test_suite_averages_agree_with_their_tasks(suite, size, model):
     with open(Path(paper.__file__).with_name("paper_scores.csv"), newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["corruption"] == "gaussian"]
     tasks = {row["task"] for row in rows if row["benchmark"] == suite} - {"average"}
     assert len(tasks) == size
-    mean = np.mean([paper_score(task, model, level) for task in tasks])
-    assert paper_score(suite, model, level) == pytest.approx(mean, abs=0.12)
-
-
-def test_every_model_has_all_five_levels_for_both_suites():
-    for suite in ("glue", "superglue"):
-        for model in paper.PAPER_MODELS:
-            for level in (0, 0.5, 1, 2, 5):
-                assert paper_score(suite, model, level) > 0
-
-
-def test_the_copy_of_the_hyperparameters_is_the_reference(shared):
-    ours = (Path(paper.__file__).with_name("paper_hyperparameters.csv")).read_text()
-    assert ours == (shared / "reference" / "robertha_hyperparameters.csv").read_text()
+    for level in (0, 0.5, 1, 2, 5):
+        mean = np.mean([paper_score(task, model, level) for task in tasks])
+        assert paper_score(suite, model, level) == pytest.approx(mean, abs=0.12)
 
 
 @pytest.mark.parametrize(

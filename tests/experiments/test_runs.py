@@ -1,5 +1,6 @@
 """Cells and runs: trained once, resumed, tested once, gathered whole."""
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -10,10 +11,10 @@ import pytest
 
 from experiments import cells, conditions, rundir, runs, tidy
 from experiments.__main__ import earlier
-from experiments.models import variant
+from experiments.models import variant, with_flags
 from experiments.robertha import robustness
 from experiments.settings import Data, Training, resolved
-from hopfax.data import Encoded, load_task
+from hopfax.data import Encoded
 from hopfax.train.metrics import scores
 
 
@@ -67,33 +68,26 @@ def test_a_spec_is_what_training_depends_on(trained):
     assert cells.digest(cell.data._replace(train=cell.data.test)) != spec.data
 
 
-def test_precision_is_part_of_the_model(trained, monkeypatch):
-    _, given, cell = trained
-    specs = []
-    monkeypatch.setattr(cells, "train", lambda spec, *_, **__: specs.append(spec))
-    for precision in ("float32", "bfloat16"):
-        training = replace(given.training, precision=precision)
-        runs.open_cell(replace(given, training=training), job(), cell.data)
-    assert specs[0] == cell.spec != specs[1]
-    assert specs[1].model["precision"] == "bfloat16"
+def test_precision_is_part_of_the_model(trained):
+    _, flags, cell = trained
+    assert runs.spec_of(flags, job(), cell.data) == cell.spec
+    halved = replace(flags, training=replace(flags.training, precision="bfloat16"))
+    assert runs.spec_of(halved, job(), cell.data).model["precision"] == "bfloat16"
 
 
 def test_training_that_breaks_off_resumes_to_the_same_bits(trained, tmp_path, monkeypatch):
     _, _, cell = trained
     flags, fit = config(tmp_path), cells.fit
 
-    def broken(*args, **options):
-        return fit(*args, **options | {"score": flaky(options["score"])})
+    def broken(*args, score, **options):
+        calls = itertools.count()
 
-    def flaky(score):
-        calls = iter(range(100))
-
-        def scored(*args):
+        def flaky(*outputs):
             if next(calls) >= 3:  # in the second epoch, with a checkpoint of the first
                 raise OSError("no space left")
-            return score(*args)
+            return score(*outputs)
 
-        return scored
+        return fit(*args, score=flaky, **options)
 
     monkeypatch.setattr(cells, "fit", broken)
     with pytest.raises(OSError, match="no space"):
@@ -124,30 +118,22 @@ def test_padded_lengths_are_those_of_the_training_rows(trained):
     assert [bucket.ids.shape[-1] for bucket in test] == [128]
 
 
-def test_a_condition_is_asked_once(trained, monkeypatch):
+def test_a_condition_is_predicted_once(trained, monkeypatch):
     cell = trained[2]
     noise = conditions.Gaussian(site="token", protocol="matched", level=1.0)
     predicted = conditions.predictions(cell, noise)
-    stored = list((cell.folder / "predictions").glob("gaussian-*.npz"))
-    assert len(stored) >= 1
     monkeypatch.setattr(conditions, "predict", lambda *_, **__: pytest.fail("predicted again"))
     for one, other in zip(predicted, conditions.predictions(cell, noise), strict=True):
         np.testing.assert_array_equal(one, other)
     # Seeds meet noise of their own, of the same strength.
     assert len(set(np.round(predicted.snr_db, 6))) == 3
     np.testing.assert_allclose(predicted.snr_db, 0, atol=0.2)
-
-
-def test_rows_are_the_scores_of_every_seed(trained):
-    cell = trained[2]
-    rows = pd.DataFrame(conditions.rows(cell, conditions.Gaussian(), model="tinybert"))
-    predicted = conditions.predictions(cell, conditions.Gaussian())
-    assert len(predicted.labels) == 40
-    for number, seed in enumerate((1, 2, 3)):
-        wanted = scores(("accuracy",), predicted.logits[number], predicted.labels)["score"]
-        row = rows[(rows.seed == seed) & (rows.metric == "score")]
-        assert row.score.item() == pytest.approx(wanted)
-    assert set(rows.corruption) == {"none"} and set(rows.num_train) == {64}
+    rows = pd.DataFrame(conditions.rows(cell, noise, model="tinybert"))
+    assert set(rows.corruption) == {"gaussian"} and set(rows.num_train) == {64}
+    rows = rows[rows.metric == "score"].set_index("seed")
+    for seed, logits in zip((1, 2, 3), predicted.logits, strict=True):
+        wanted = scores(("accuracy",), logits, predicted.labels)["score"]
+        assert (rows.score[seed], rows.num_examples[seed]) == (pytest.approx(wanted), 40)
 
 
 @pytest.mark.parametrize(
@@ -208,16 +194,7 @@ def test_a_run_gathers_every_row_once(trained, monkeypatch, capsys):
 
 
 def test_a_wrong_option_fails_before_anything_is_trained(tmp_path):
-    wrong = job()._replace(variant=variant("robertha").__class__(
-        title="x", kind="robertha", options={"beta": -1.0}
-    ))  # fmt: skip
+    wrong = job()._replace(variant=with_flags(variant("robertha"), beta=-1.0))
     with pytest.raises(ValueError, match="beta"):
         runs.fill("robustness", config(tmp_path), [wrong], robustness.page)
     assert not list(tmp_path.iterdir())
-
-
-def test_data_of_a_part_of_a_task_is_the_same_task(trained):
-    flags = trained[1]
-    whole = load_task("sentiment", vocab_size=200, train_size=64)
-    data = runs.load(flags, "sentiment")
-    np.testing.assert_array_equal(data.test.labels, whole.test.labels[:40])
