@@ -181,11 +181,6 @@ if __name__ == "__main__":
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # σ and ± must not end a run on an ASCII terminal
-    if sys.argv[1:2] and sys.argv[1] in EXPERIMENTS:
-        # A late import: it loads jax, which listing the experiments does not need.
-        from hopfax.train.allocator import keep_freed_memory
-
-        keep_freed_memory()
     status = main(sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing left to save on Ctrl-C
     sys.exit(status)

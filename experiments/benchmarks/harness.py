@@ -103,9 +103,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(flags: argparse.Namespace) -> int:
     """Measures what the run's folder lacks, and writes its page; returns 1 if a setting failed."""
-    from hopfax.train.allocator import keep_freed_memory
-
-    keep_freed_memory()
     # Results of one folder share these; changed source files are measured again.
     origin = provenance()
     plan = {name: origin[name] for name in ("commit", "dirty", "cpu", "device", "jax")}
