@@ -140,8 +140,7 @@ def train(
     if not folder.is_dir():
         with locked(partial):
             if not folder.is_dir():  # another process may have finished it meanwhile
-                options: Any = {"predictor": predictor, "sharding": sharding}
-                _fit(spec, built, data, partial, on_progress=on_progress, **options)
+                _fit(spec, built, data, partial, predictor, on_progress=on_progress)
                 partial.rename(folder)
                 (folder / LOCK).unlink()
                 shutil.rmtree(folder / RESUMPTION, ignore_errors=True)  # many times the parameters
@@ -154,7 +153,15 @@ def train(
     return Cell(folder, spec, data, built.model, restored.tree, predictor, built.iterates)
 
 
-def _fit(spec: Spec, built: Trainable, data: TaskData, folder: Path, **options: Any) -> None:
+def _fit(
+    spec: Spec,
+    built: Trainable,
+    data: TaskData,
+    folder: Path,
+    predictor: Predictor,
+    *,
+    on_progress: Callable[..., None] | None,
+) -> None:
     """Trains in a folder, from its last checkpoint if there is one."""
     train, validation = buckets(data, spec.sizes["max_length"], data.train, data.validation)
     config = plain(spec)
@@ -164,7 +171,7 @@ def _fit(spec: Spec, built: Trainable, data: TaskData, folder: Path, **options: 
     ):
         write_whole(folder / "provenance.json", json.dumps(provenance(), indent=2))
         result = fit(
-            built.model,
+            predictor,
             built.objective,
             train=train,
             validation=validation,
@@ -176,7 +183,7 @@ def _fit(spec: Spec, built: Trainable, data: TaskData, folder: Path, **options: 
             batch_size=spec.batch_size,
             checkpoints=checkpoints,
             log=log,
-            **options,
+            on_progress=on_progress,
         )
     with Checkpoints(folder, config=config) as checkpoints:
         checkpoints.save(result.steps, result.params)

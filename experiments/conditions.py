@@ -35,7 +35,7 @@ from hopfax.text import Corrupted
 from hopfax.text.hotflip import Form
 from hopfax.train.evaluate import Noise, Predictions, check_noise, predict
 from hopfax.train.metrics import scores
-from hopfax.train.victim import make_victim
+from hopfax.train.white_box import white_box
 
 CORRUPTIONS = {
     "misspelling": "misspelling",
@@ -235,7 +235,7 @@ class Typos:
             return [text.draft(row.texts).corrupted() for row in rows]
         if corrupt := RANDOM.get(self.corruption):
             return [corrupt(row.texts, rate=self.rate, seed=(0, row.index)) for row in rows]
-        victim = make_victim(
+        victim = white_box(
             cell.model,
             jax.tree.map(lambda leaf: leaf[seed], cell.params),
             cell.data.vocabulary,

@@ -68,10 +68,10 @@ def fill(
     plan = {"cells": [spec_of(config, job, data[job.task]).id for job in jobs]}
     folder = open_run(name, config, plan=plan)
     measured: dict[int, list[dict[str, Any]]] = {}
-    with Progress(100 * len(jobs), window=500, counts=False) as progress:
+    with Progress(100 * len(jobs)) as progress:
 
         def show(share: float, **fields: float) -> None:
-            progress.update(round(100 * (len(measured) + share)), 0, **fields)
+            progress.update(round(100 * (len(measured) + share)), **fields)
 
         def measure(job: Job) -> list[dict[str, Any]]:
             def training(share: float, **fields: float) -> None:

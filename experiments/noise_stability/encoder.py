@@ -123,13 +123,13 @@ def run(config: Config) -> Path:
     data = {name: runs.load(config, name) for name in config.data.task}
     folder = open_run("encoder-stability", config)
     rows: list[dict[str, Any]] = []
-    with Progress(100 * len(jobs), window=500, counts=False) as progress:
+    with Progress(100 * len(jobs)) as progress:
         for number, job in enumerate(jobs):
             title = f"{data[job.task].spec.title}, {job.variant.title}"
             progress.title = f"[{number + 1}/{len(jobs)}] {title}"
 
             def show(share: float, number: int = number, **fields: float) -> None:
-                progress.update(round(100 * (number + share)), 0, **fields)
+                progress.update(round(100 * (number + share)), **fields)
 
             cell = runs.open_cell(
                 config,

@@ -144,12 +144,12 @@ def run(config: Config) -> Path:
     folder = open_run("theory", config, plan=budget._asdict())
     keys = jax.random.split(jax.random.key(config.seed), len(PARTS))
     tables: list[pd.DataFrame] = []
-    with Progress(len(PARTS), counts=False) as progress:
+    with Progress(len(PARTS)) as progress:
         for number, (title, (part, place)) in enumerate(PARTS.items()):
             progress.title = f"[{number + 1}/{len(PARTS)}] {title}"
-            progress.update(number, 0)
+            progress.update(number)
             tables += part(keys[place], budget)
-        progress.update(len(PARTS), 0)
+        progress.update(len(PARTS))
     table = pd.concat(tables).reindex(columns=list(COLUMNS))
     write_whole(folder / "results.csv", table.to_csv(index=False, lineterminator="\n"))
     report.write_report(folder, page(folder))

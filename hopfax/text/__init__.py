@@ -1,7 +1,7 @@
 """Corruption of text: random typos, and attacks guided by a model's losses or gradients.
 
 `misspell` and `swap_characters` change a random share of the words. `textbugger` and `hotflip`
-attack a `Victim`: the functions of a model, from `hopfax.train.victim` for an encoder.
+attack a `Victim`: the functions of a model, from `hopfax.train.white_box` for an encoder.
 Every edit is logged: `restore` returns the clean text, and `replay` applies the edits again.
 
 Example:

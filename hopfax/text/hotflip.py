@@ -90,7 +90,7 @@ def hotflip(
         ValueError: If the victim has no gradients, a text has no words, a number is out of its
             range, or a loss or gradient is not finite.
 
-    `hopfax.train.victim.make_victim` has an example of a victim with gradients.
+    `hopfax.train.white_box.white_box` has an example of a victim with gradients.
 
     References:
         Ebrahimi et al., HotFlip: White-Box Adversarial Examples for Text Classification (ACL 2018),

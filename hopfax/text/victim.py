@@ -59,7 +59,7 @@ class Gradients(NamedTuple):
 
 
 class Victim(NamedTuple):
-    """A model under attack. `hopfax.train.victim.make_victim` makes one from an encoder.
+    """A model under attack. `hopfax.train.white_box.white_box` makes one from an encoder.
 
     Attributes:
         loss: `(texts, labels)` -> `(n,)` losses.

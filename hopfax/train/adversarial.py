@@ -5,7 +5,7 @@ checkpoints, and apply to Robertha's objective as well as TinyBERT's. Perturbati
 token vectors, before positions and LayerNorm.
 """
 
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -110,10 +110,10 @@ def pgd(objective: Objective, ball: Ball) -> Objective:
         params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation = CLEAN, /
     ) -> tuple[Array, Losses]:
         _, mask = texts_of(batch)
-        still = jax.lax.stop_gradient(params)
+        fixed = jax.lax.stop_gradient(params)
 
         def loss(delta: Deltas) -> Array:
-            return objective(still, batch, key, _plus(added, delta))[0]
+            return objective(fixed, batch, key, _plus(added, delta))[0]
 
         def climb(delta: Deltas, _: None) -> tuple[Deltas, None]:
             return ascend(delta, jax.grad(loss)(delta), mask, ball), None
@@ -142,13 +142,11 @@ def freelb(objective: Objective, ball: Ball) -> Objective:
         An objective whose value is the mean loss over the K perturbations.
 
     Raises:
-        ValueError: A number of the ball is out of range; when traced, if the gradient in `added` is
-            requested.
+        ValueError: A number of the ball is out of range.
 
     Differentiation:
-        First order, reverse mode, in the parameters; the perturbations are held fixed. `added` has
-        no gradient: `pgd` or `freelb` around this one is an error, `augmented` is not. Dropout is
-        the same in all K passes, as published.
+        First order, reverse mode, of the loss in the parameters and in `added`; the perturbations
+        are held fixed. Dropout is the same in all K passes, as published.
 
     Example:
         >>> from hopfax.nn import tinybert
@@ -161,26 +159,25 @@ def freelb(objective: Objective, ball: Ball) -> Objective:
     """
     _check_ball(ball)
 
-    def accumulated(
+    def forward(
         params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation
-    ) -> tuple[tuple[Array, Losses], Params]:
+    ) -> tuple[tuple[Array, Losses], tuple[Params, Perturbation]]:
         _, mask = texts_of(batch)
 
-        def loss(params: Params, delta: Deltas) -> tuple[Array, Losses]:
+        def loss(inputs: tuple[Params, Perturbation], delta: Deltas) -> tuple[Array, Losses]:
+            params, added = inputs
             return objective(params, batch, key, _plus(added, delta))
 
         both = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
 
-        def body(
-            carry: tuple[Deltas, Params], _: None
-        ) -> tuple[tuple[Deltas, Params], tuple[Array, Losses]]:
+        def body(carry: Any, _: None) -> tuple[Any, tuple[Array, Losses]]:
             delta, total = carry
-            losses, (gradient, slope) = both(params, delta)
+            losses, (gradient, slope) = both((params, added), delta)
             total = jax.tree.map(jnp.add, total, gradient)
             return (ascend(delta, slope, mask, ball), total), losses
 
         start = initial(jax.random.fold_in(key, _FREELB), params, mask, ball)
-        zeros = jax.tree.map(jnp.zeros_like, params)
+        zeros = jax.tree.map(jnp.zeros_like, (params, added))
         (_, total), losses = jax.lax.scan(body, (start, zeros), length=ball.num_steps)
         mean = jax.tree.map(lambda part: jnp.mean(part, axis=0), losses)
         return mean, jax.tree.map(lambda part: part / ball.num_steps, total)
@@ -190,43 +187,24 @@ def freelb(objective: Objective, ball: Ball) -> Objective:
     def rule(
         params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation
     ) -> tuple[Array, Losses]:
-        return accumulated(params, batch, key, added)[0]
-
-    def forward(
-        params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation
-    ) -> tuple[tuple[Array, Losses], Params]:
-        return accumulated(params, batch, key, added)
+        return forward(params, batch, key, added)[0]
 
     def backward(
-        gradient: Params, cotangent: tuple[Array, Losses]
-    ) -> tuple[Params, None, None, None]:
-        return jax.tree.map(lambda part: cotangent[0] * part, gradient), None, None, None
+        gradients: tuple[Params, Perturbation], cotangent: tuple[Array, Losses]
+    ) -> tuple[Params, None, None, Perturbation]:
+        params, added = jax.tree.map(lambda part: cotangent[0] * part, gradients)
+        return params, None, None, added
 
     rule.defvjp(forward, backward)
 
     def free(
         params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation = CLEAN, /
     ) -> tuple[Array, Losses]:
-        loss, parts = rule(params, batch, key, _held(added))
+        loss, parts = rule(params, batch, key, added)
         # The rule keeps no gradients of the parts.
         return loss, jax.lax.stop_gradient(parts)
 
     return free
-
-
-@jax.custom_jvp
-def _held(added: Perturbation) -> Perturbation:
-    return added
-
-
-@_held.defjvp
-def _refuse(primals: tuple[Perturbation], tangents: tuple[Perturbation]) -> NoReturn:
-    # Called only where a tangent is not known to be zero. An ascent around FreeLB would otherwise
-    # silently stay at its start.
-    raise ValueError(
-        "freelb's objective has no gradient in its added perturbation: put freelb outermost, as in "
-        "freelb(pgd(objective, ball), ball)"
-    )
 
 
 def initial(key: PRNGKeyArray, params: Params, mask: Mask, ball: Ball) -> Deltas:

@@ -62,6 +62,8 @@ class Checkpoints:
         self._steps = self.folder / "checkpoints"
         self._interval, self._saved_at = interval, time.monotonic()
         self._check_config(json.loads(json.dumps(dict(config))))
+        # Orbax also logs the tracebacks of the errors it raises.
+        logging.getLogger("absl").addFilter(_not_from_orbax)
         self._open()
 
     def __enter__(self) -> Self:
@@ -126,11 +128,7 @@ class Checkpoints:
         targets, damaged = _named(like), {}
         for step in sorted(self._manager.all_steps(), reverse=True):
             try:
-                notes = self._read(step, notes=ocp.args.JsonRestore()).notes
-                misfit = _differences(notes["leaves"], _shapes(targets))
-                arrays = {} if misfit else self._read_arrays(step, targets)
-                if not misfit and _checksum(arrays) != notes["crc32"]:
-                    raise ValueError("arrays changed since they were written")
+                arrays, misfit = self._read(step, targets)
             except Exception as error:
                 damaged[step] = f"\n  {self._steps / str(step)}: {_first_line(error)}"
                 continue
@@ -146,8 +144,7 @@ class Checkpoints:
             for newer in damaged:
                 self._manager.delete(newer)
             leaves = [_place(arrays[name], target) for name, target in targets.items()]
-            tree = jax.tree.unflatten(jax.tree.structure(like), leaves)
-            return Restored(step, tree)
+            return Restored(step, jax.tree.unflatten(jax.tree.structure(like), leaves))
         if damaged:
             raise CheckpointError(
                 f"no checkpoint in {self._steps} can be read:{''.join(damaged.values())}\n"
@@ -172,7 +169,6 @@ class Checkpoints:
         return "" if step is None else f"step {step} in {self._steps / str(step)}"
 
     def _open(self) -> None:
-        logging.getLogger("absl").addFilter(_not_from_orbax)
         options = ocp.CheckpointManagerOptions(max_to_keep=2, cleanup_tmp_directories=True)
         self._manager = ocp.CheckpointManager(self._steps, options=options)
 
@@ -185,18 +181,17 @@ class Checkpoints:
 
     def _check_config(self, config: dict[str, Any]) -> None:
         path = self.folder / "config.json"
-        if not path.exists():
-            if self._steps.exists():
-                raise CheckpointError(f"{path} is missing: restore it, or choose another folder")
+        if not path.exists() and not self._steps.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             partial = path.with_suffix(".partial")
             partial.write_text(json.dumps(config, sort_keys=True, indent=1))
             partial.replace(path)
         try:
             stored = json.loads(path.read_bytes())
-        except ValueError as error:
-            message = f"{path} is not JSON ({error}): restore it, or choose another folder"
-            raise CheckpointError(message) from error
+        except (ValueError, FileNotFoundError) as error:
+            raise CheckpointError(
+                f"{path} is missing or not JSON ({error}): restore it, or choose another folder"
+            ) from error
         if stored != config:
             raise ValueError(
                 f"{self.folder} belongs to a run with another configuration (stored → given):"
@@ -204,14 +199,21 @@ class Checkpoints:
                 "Restore these settings to resume that run, or choose another folder."
             )
 
-    def _read_arrays(self, step: int, like: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    def _read(self, step: int, like: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], str]:
+        """The arrays of a checkpoint, or how they differ from those requested."""
+
+        def read(**items: Any) -> Any:
+            return self._manager.restore(step, args=ocp.args.Composite(**items))
+
+        notes = read(notes=ocp.args.JsonRestore()).notes
+        if misfit := _differences(notes["leaves"], _shapes(like)):
+            return {}, misfit
         item = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in like.items()}
         as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in item}
-        request = ocp.args.PyTreeRestore(item=item, restore_args=as_numpy)
-        return self._read(step, arrays=request).arrays
-
-    def _read(self, step: int, **items: Any) -> Any:
-        return self._manager.restore(step, args=ocp.args.Composite(**items))
+        arrays = read(arrays=ocp.args.PyTreeRestore(item=item, restore_args=as_numpy)).arrays
+        if _checksum(arrays) != notes["crc32"]:
+            raise ValueError("arrays changed since they were written")
+        return arrays, ""
 
 
 def _named(tree: Any, separator: str = "/") -> dict[str, Any]:
@@ -228,10 +230,8 @@ def _shapes(leaves: Mapping[str, Any]) -> dict[str, str]:
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> int:
     total = 0
-    for name in sorted(arrays):
-        total = zlib.crc32(
-            np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data, total
-        )
+    for _, array in sorted(arrays.items()):
+        total = zlib.crc32(array.tobytes(), total)
     return total
 
 
@@ -255,5 +255,4 @@ def _first_line(error: Exception) -> str:
 
 
 def _not_from_orbax(record: logging.LogRecord) -> bool:
-    """Hides the tracebacks that Orbax logs for errors it also raises."""
     return "orbax" not in record.pathname

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +71,18 @@ class _Counts(NamedTuple):
     queries: Float[Array, ""]
 
 
-Predictor = Callable[..., tuple[Array, _Counts]]
+class Predictor(NamedTuple):
+    """A model and its compiled prediction, see `make_predictor`.
+
+    Attributes:
+        model: The model.
+        sharding: How devices share the work; None for one device.
+        run: Logits and counts of a batch, for any number of seeds.
+    """
+
+    model: Functional[Encoder]
+    sharding: Sharding | None
+    run: Callable[..., tuple[Array, _Counts]]
 
 
 def check_noise(noise: Noise) -> None:
@@ -93,25 +104,17 @@ def check_noise(noise: Noise) -> None:
 
 
 def make_predictor(model: Functional[Encoder], *, sharding: Sharding | None = None) -> Predictor:
-    """Compiles prediction of all seeds under noise; one compilation per padded length.
+    """Returns a model for `predict` and `fit`; one compilation per padded length.
 
     Args:
         model: The model.
-        sharding: That of `predict`; None for one device.
-
-    Returns:
-        A function for `predict`.
+        sharding: From `hopfax.train.sharding.make_sharding`; None for one device.
     """
 
     def one_seed(
-        params: Params,
-        root: Array,
-        batch: Batch,
-        index: Array,
-        at_token: Array,
-        level: Array,
-        relative: Array,
+        params: Params, root: Array, batch: Batch, index: Array, noise: tuple[Array, Array, Array]
     ) -> tuple[Array, _Counts]:
+        at_token, level, relative = noise
         run = partial(model.apply, params)
         ids, mask = texts_of(batch)
         choices, length = batch.ids.shape[1:]
@@ -130,8 +133,7 @@ def make_predictor(model: Functional[Encoder], *, sharding: Sharding | None = No
             lambda: jax.vmap(draw_of)(rows, numbers),
             lambda: jnp.zeros((len(rows), *zeros.shape), zeros.dtype),
         )
-
-        counted = mask & (jnp.repeat(batch.weights, batch.ids.shape[1]) > 0)[:, None]
+        counted = mask & (jnp.repeat(batch.weights, choices) > 0)[:, None]
 
         def power(values: Array) -> Array:
             return jnp.sum(jnp.where(counted[..., None], jnp.square(values), 0))
@@ -162,14 +164,19 @@ def make_predictor(model: Functional[Encoder], *, sharding: Sharding | None = No
             queries=jnp.sum(real).astype(jnp.float32),
         )
 
-    all_seeds = jax.vmap(one_seed, in_axes=(0, 0, *[None] * 5))
+    all_seeds = jax.vmap(one_seed, in_axes=(0, 0, None, None, None))
     if sharding is None:
-        return jax.jit(all_seeds)
-    if sharding.split == "batch":
-        # The sharding of the rows depends on the call: see `Sharding.put_batch`.
-        return jax.jit(sharding.in_mesh(all_seeds))
-    seeds, shared = sharding.states, [sharding.replicated] * 5
-    return sharding.jit(all_seeds, (seeds, seeds, *shared), (seeds, seeds))
+        return Predictor(model, None, jax.jit(all_seeds))
+    # XLA partitions this one by where its arguments are, see `Sharding.put_batch`.
+    unsplit = jax.jit(sharding.in_mesh(all_seeds))
+    seeds, shared = sharding.states, sharding.replicated
+    split = sharding.jit(all_seeds, (seeds, seeds, shared, shared, shared), (seeds, seeds))
+
+    def run(params: Params, roots: Array, *inputs: Any) -> tuple[Array, _Counts]:
+        by_seeds = sharding.split == "seeds" and len(roots) % sharding.mesh.size == 0
+        return (split if by_seeds else unsplit)(params, roots, *inputs)
+
+    return Predictor(model, sharding, run)
 
 
 def predict(
@@ -179,7 +186,6 @@ def predict(
     *,
     noise: Noise | None = None,
     batch_size: int | None = None,
-    sharding: Sharding | None = None,
 ) -> Predictions:
     """Predicts every row of a set exactly once.
 
@@ -188,11 +194,10 @@ def predict(
 
     Args:
         predictor: From `make_predictor`.
-        params: Parameters stacked over seeds, sharded as by `fit`.
+        params: Parameters stacked over seeds; any number of seeds.
         buckets: The set, from `hopfax.data.bucketed`.
         noise: The noise to add; None for clean inputs.
         batch_size: Rows per call; None for a size that suits the device, at most 8,192 tokens.
-        sharding: That of the predictor; None for one device.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed, see `hopfax.train.interrupt`.
@@ -215,17 +220,17 @@ def predict(
         raise ValueError("predict requires at least one row, got none")
     noise = noise or Noise("embedding", "sigma", 0.0)
     check_noise(noise)
-    at_token = jnp.asarray(noise.site == "token")
-    relative = jnp.asarray(noise.protocol == "matched")
-    level, roots = jnp.float32(noise.level), _roots(noise, len(jax.tree.leaves(params)[0]))
+    values = noise.site == "token", np.float32(noise.level), noise.protocol == "matched"
+    added = tuple(map(jnp.asarray, values))
+    roots = _roots(noise, len(jax.tree.leaves(params)[0]))
     pending, index, labels = [], [], []
     for bucket in buckets:
         for rows, weights in eval_batches(bucket, batch_size=batch_size or _rows(bucket)):
             interrupt.check()
             batch = Batch(*map(jnp.asarray, (rows.ids, rows.lengths, rows.labels, weights)))
-            if sharding:
-                batch = sharding.put_batch(batch)
-            pending.append(predictor(params, roots, batch, rows.index, at_token, level, relative))
+            if predictor.sharding:
+                batch = predictor.sharding.put_batch(batch)
+            pending.append(predictor.run(params, roots, batch, rows.index, added))
             index.append(rows.index[weights > 0])
             labels.append(rows.labels[weights > 0])
     logits = [

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -10,15 +11,13 @@ import numpy as np
 import optax
 
 from hopfax.data.batching import Bucket
-from hopfax.nn.encoder import Encoder
-from hopfax.nn.functional import Functional, Params
+from hopfax.nn.functional import Params
 from hopfax.train import interrupt
 from hopfax.train.checkpoint import CheckpointError, Checkpoints
-from hopfax.train.evaluate import Predictor, make_predictor, predict
+from hopfax.train.evaluate import Predictor, predict
 from hopfax.train.metrics import MetricsLog
 from hopfax.train.objectives import Batch, Objective
-from hopfax.train.schedule import epoch_chunks, shapes
-from hopfax.train.sharding import Sharding
+from hopfax.train.schedule import epoch_chunks
 from hopfax.train.state import TrainState, init_states, seed_keys
 from hopfax.train.step import StepMetrics, make_chunk
 
@@ -60,7 +59,7 @@ class _Run(NamedTuple):
 @interrupt.listening()
 @interrupt.held()
 def fit(
-    model: Functional[Encoder],
+    predictor: Predictor,
     objective: Objective,
     *,
     train: Sequence[Bucket],
@@ -71,11 +70,8 @@ def fit(
     optimizer: Callable[[int], optax.GradientTransformation],
     batch_size: int = 32,
     patience: int = 10,
-    chunk_steps: int = 16,
     checkpoints: Checkpoints | None = None,
     log: MetricsLog | None = None,
-    predictor: Predictor | None = None,
-    sharding: Sharding | None = None,
     on_progress: Callable[..., None] | None = None,
 ) -> FitResult:
     """Trains, validates after every epoch, and returns each seed's best parameters.
@@ -86,7 +82,8 @@ def fit(
     the state is saved first.
 
     Args:
-        model: The model to train.
+        predictor: The model to train and its devices, from
+            `hopfax.train.evaluate.make_predictor`.
         objective: Loss to minimise, see `hopfax.train.objectives.classification`.
         train: Training rows, in buckets of one padded length.
         validation: Rows for early stopping.
@@ -97,11 +94,8 @@ def fit(
             `functools.partial(adamw, 2e-5)`.
         batch_size: Maximum number of rows of a step.
         patience: Number of epochs without a better score after which a seed stops, >= 1.
-        chunk_steps: Approximate number of steps of a compiled call.
         checkpoints: Saves the state every epoch and whenever a save is due; None for no saves.
         log: Receives the metrics.
-        predictor: From `make_predictor` for this model and sharding, to compile it only once.
-        sharding: From `hopfax.train.sharding.make_sharding`; None for one device.
         on_progress: `on_progress(share, **fields)`: the share of steps done, in [0, 1], and the
             latest loss or validation score.
 
@@ -117,6 +111,7 @@ def fit(
         >>> from functools import partial
         >>> import hopfax
         >>> from hopfax.data import Encoded, bucketed
+        >>> from hopfax.train.evaluate import make_predictor
         >>> from hopfax.train.objectives import classification
         >>> from hopfax.train.state import adamw
         >>> ids = np.arange(1, 33, dtype=np.int32).reshape(8, 1, 4)
@@ -124,7 +119,7 @@ def fit(
         >>> rows = bucketed(rows, boundaries=(4,))
         >>> model = hopfax.nn.tinybert(40, 2, width=8, ff_width=8, num_layers=1, max_length=4)
         >>> result = fit(
-        ...     model,
+        ...     make_predictor(model),
         ...     classification(model),
         ...     train=rows,
         ...     validation=rows,
@@ -143,25 +138,20 @@ def fit(
             f"{epochs}, {patience}, {len(seeds)} seeds, {len(train)} and {len(validation)} buckets"
         )
     sizes = [len(bucket.labels) for bucket in train]
-    cuts = shapes(sizes, batch_size=batch_size, chunk_steps=chunk_steps)
-    total_steps = epochs * sum(cut.chunks * cut.steps for cut in cuts)
-    transformation = optimizer(total_steps)
+    plan = partial(epoch_chunks, sizes, batch_size=batch_size, seeds=seeds)
+    total_steps = epochs * sum(len(chunk.picks) for chunk in plan(epoch=0))
+    transformation, sharding = optimizer(total_steps), predictor.sharding
     run_chunk = make_chunk(objective, transformation, sharding=sharding)
-    predictor = predictor or make_predictor(model, sharding=sharding)
     keys, rows = seed_keys(seeds), [_on_device(bucket) for bucket in train]
-    states = init_states(model, transformation, seeds)
+    states = init_states(predictor.model, transformation, seeds)
     if sharding:
         keys, states = jax.device_put((keys, states), sharding.states)
         rows = jax.device_put(rows, sharding.replicated)
     run, step = _new_run(states, len(seeds)), 0
     if checkpoints and (restored := checkpoints.restore(run)):
-        run, step = restored.tree, restored.step
+        step, run = restored
     if log:
         log.truncate_after(step)
-
-    def report(**fields: float) -> None:
-        if on_progress:
-            on_progress(step / total_steps, **fields)
 
     def record(end: int, metrics: StepMetrics) -> None:
         """Checks and logs one chunk; called while the next one runs."""
@@ -171,7 +161,8 @@ def fit(
         if log:
             means = {name: part.mean(0) for name, part in metrics._asdict().items()}
             log.write(end, epoch=int(run.epoch) + 1, **means)
-        report(loss=float(metrics.loss[:, training].mean()))
+        if on_progress:
+            on_progress(step / total_steps, loss=float(metrics.loss[:, training].mean()))
 
     def save() -> None:
         if checkpoints:
@@ -182,26 +173,24 @@ def fit(
             raise KeyboardInterrupt
 
     while run.epoch < epochs and (run.waited < patience).any():
-        chunks = epoch_chunks(
-            sizes, batch_size=batch_size, seeds=seeds, epoch=int(run.epoch), chunk_steps=chunk_steps
-        )
+        chunks = plan(epoch=int(run.epoch))
         pending: list[tuple[int, StepMetrics]] = []
         for chunk in chunks[int(run.chunk) :]:
             states, metrics = run_chunk(
                 run.states, rows[chunk.bucket], chunk.picks, chunk.weights, keys
             )
             run, step = run._replace(states=states, chunk=run.chunk + 1), step + len(chunk.picks)
-            if pending:
-                record(*pending.pop())
-            pending.append((step, metrics))
+            for each in pending:
+                record(*each)
+            pending = [(step, metrics)]
             # Not at the epoch's end: resumed from there, a run would log its validation twice.
             due = interrupt.requested() or (checkpoints and checkpoints.due())
-            if run.chunk < len(chunks) and due:
+            if due and run.chunk < len(chunks):
                 record(*pending.pop())
                 save()
-        if pending:
-            record(*pending.pop())
-        predictions = predict(predictor, run.states.params, validation, sharding=sharding)
+        for each in pending:
+            record(*each)
+        predictions = predict(predictor, run.states.params, validation)
         # The later states of a stopped seed do not matter, even if they are not finite.
         training = run.waited < patience
         scores = np.full(len(seeds), np.nan)
@@ -211,7 +200,8 @@ def fit(
         run = _after_epoch(run, scores)
         if log:
             log.write(step, epoch=int(run.epoch), validation=scores, best=run.scores)
-        report(validation=float(scores[training].mean()))
+        if on_progress:
+            on_progress(step / total_steps, validation=float(scores[training].mean()))
         save()
     if checkpoints:
         checkpoints.wait()
@@ -267,12 +257,12 @@ def _check_finite(
     bad = training & ~(np.isfinite(metrics.loss) & np.isfinite(metrics.gradient_norm))
     if not bad.any():
         return
-    row, column = np.argwhere(bad)[0]
     newest = "none"
     if checkpoints:
         with contextlib.suppress(CheckpointError):  # the divergence is the error to report
             checkpoints.wait()
         newest = checkpoints.newest() or "none yet"
+    row, column = np.argwhere(bad)[0]
     raise DivergedError(
         f"loss {metrics.loss[row, column]:g} with gradient norm "
         f"{metrics.gradient_norm[row, column]:g} at step {end - len(bad) + row + 1}, seed "

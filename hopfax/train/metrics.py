@@ -5,6 +5,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -52,38 +53,29 @@ def scores(metrics: tuple[str, ...], logits: np.ndarray, labels: np.ndarray) -> 
         )
     if bad := int((~np.isfinite(logits).all(1)).sum()):
         raise ValueError(f"{bad} of {len(logits)} rows have logits that are not finite")
-    values: dict[str, float] = {}
+    values, parts = {}, []
     for name in metrics:
-        metric, of_classes, _ = _METRICS[name]
-        check = _check_classes if of_classes else _check_numbers
-        values[name] = float(metric(*check(name, logits, labels)))
-    parts = [(values[name] + 1) / 2 if _METRICS[name][2] else values[name] for name in metrics]
+        metric, of_classes, signed = _METRICS[name]
+        _check_labels(name, labels, logits.shape[1], of_classes)
+        predicted = logits.argmax(1) if of_classes else logits[:, 0]
+        values[name] = float(metric(predicted, labels))
+        parts.append((values[name] + 1) / 2 if signed else values[name])
     return values | {"score": 100 * sum(parts) / len(parts)}
 
 
-def _check_classes(
-    name: str, logits: np.ndarray, labels: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    outputs = logits.shape[1]
-    if outputs < 2 or not np.issubdtype(labels.dtype, np.integer):
+def _check_labels(name: str, labels: np.ndarray, outputs: int, of_classes: bool) -> None:
+    if not of_classes:
+        fits = outputs == 1 and np.isfinite(labels).all()
+        wanted = "one output per example and finite labels"
+    else:
+        fits = outputs > 1 and np.issubdtype(labels.dtype, np.integer)
+        fits = fits and 0 <= labels.min() <= labels.max() < outputs
+        wanted = "an output per class or choice and integer labels below their number"
+    if not fits:
         raise ValueError(
-            f"{name} requires an output per class or choice and integer labels, got {outputs} "
-            f"outputs and labels of {labels.dtype}"
+            f"{name} requires {wanted}, got {outputs} outputs and labels of {labels.dtype} from "
+            f"{labels.min()} to {labels.max()}"
         )
-    if labels.min() < 0 or labels.max() >= outputs:
-        raise ValueError(f"labels must be in [0, {outputs}), got {labels.min()} to {labels.max()}")
-    return logits.argmax(1), labels
-
-
-def _check_numbers(
-    name: str, logits: np.ndarray, labels: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    if logits.shape[1] != 1 or not np.isfinite(labels).all():
-        raise ValueError(
-            f"{name} requires one output per example and finite labels, got {logits.shape[1]} "
-            "outputs"
-        )
-    return logits[:, 0], labels.astype(np.float64)
 
 
 def _accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
@@ -98,28 +90,29 @@ def _f1(predicted: np.ndarray, labels: np.ndarray) -> float:
 
 def _mcc(predicted: np.ndarray, labels: np.ndarray) -> float:
     """The correlation of the two one-hot codes, summed over classes."""
+    if _is_constant(predicted, labels):
+        return 0.0
     kinds = np.union1d(predicted, labels)
     # Shares of all rows, not counts: products of four counts of a large set overflow.
     given = np.array([(labels == kind).mean() for kind in kinds])
     guessed = np.array([(predicted == kind).mean() for kind in kinds])
     spread = (1 - given @ given) * (1 - guessed @ guessed)
-    if (predicted == predicted[0]).all() or (labels == labels[0]).all():
-        return 0.0
     return ((predicted == labels).mean() - given @ guessed) / math.sqrt(spread)
 
 
-def _correlation(name: str) -> Callable[[np.ndarray, np.ndarray], float]:
-    def correlation(predicted: np.ndarray, labels: np.ndarray) -> float:
-        from scipy import stats
+def _correlation(name: str, predicted: np.ndarray, labels: np.ndarray) -> float:
+    from scipy import stats
 
-        if (predicted == predicted[0]).all() or (labels == labels[0]).all():
-            return 0.0
-        with warnings.catch_warnings():
-            # Almost constant values: few digits are left, but they are the best estimate.
-            warnings.simplefilter("ignore", stats.NearConstantInputWarning)
-            return float(getattr(stats, name)(predicted, labels).statistic)
+    if _is_constant(predicted, labels):
+        return 0.0
+    with warnings.catch_warnings():
+        # Almost constant values: few digits are left, but they are the best estimate.
+        warnings.simplefilter("ignore", stats.NearConstantInputWarning)
+        return float(getattr(stats, name)(predicted, labels.astype(np.float64)).statistic)
 
-    return correlation
+
+def _is_constant(*arrays: np.ndarray) -> bool:
+    return any((array == array[0]).all() for array in arrays)
 
 
 # name: (function of predictions and labels, predictions are classes, ranges over [-1, 1])
@@ -127,8 +120,8 @@ _METRICS = {
     "accuracy": (_accuracy, True, False),
     "f1": (_f1, True, False),
     "mcc": (_mcc, True, True),
-    "pearson": (_correlation("pearsonr"), False, True),
-    "spearman": (_correlation("spearmanr"), False, True),
+    "pearson": (partial(_correlation, "pearsonr"), False, True),
+    "spearman": (partial(_correlation, "spearmanr"), False, True),
 }
 
 
@@ -178,8 +171,7 @@ class MetricsLog:
             TypeError: A value is not JSON-serializable.
         """
         text = json.dumps(_plain({"step": step} | fields), allow_nan=False, ensure_ascii=False)
-        rest = text.encode() + b"\n"
-        size = os.fstat(self._file.fileno()).st_size
+        rest, size = text.encode() + b"\n", os.fstat(self._file.fileno()).st_size
         try:
             # Unbuffered, so that a kill can cut off only the last line.
             while rest:

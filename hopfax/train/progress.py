@@ -11,29 +11,26 @@ from typing import Any, Self, TextIO
 from hopfax.train import interrupt
 
 _INTERVAL = 5.0  # seconds between plain lines
+_WINDOW = 500  # updates that speed is averaged over
 
 
 class Progress:
-    """Shows steps done, examples per second, time left, and the latest loss or score.
+    """Shows the share of the work done, the time left, and the latest loss or score.
 
     On a terminal this is a rich bar. Elsewhere it is a plain line for the first update, for the
-    last, and at most one every five seconds in between. Speeds are averages over the last `window`
-    updates, so that compilation, during the first, soon no longer counts.
+    last, and at most one every five seconds in between. Set `title` to change what is shown first.
 
     Args:
-        total: Steps of the whole run.
+        total: Units of work of the whole run.
         title: Shown first.
-        done: Steps of an earlier process; they count as done but not for speed.
         stream: Where to write; default: standard error.
-        window: Updates that speeds are averaged over, >= 1.
-        counts: Whether to show the number of steps in addition to their share.
         clock: Returns seconds; for tests.
 
     Example:
         >>> import sys
         >>> with Progress(3, title="sst2", stream=sys.stdout, clock=lambda: 0.0) as progress:
-        ...     progress.update(3, 96, loss=0.25)
-        sst2  3/3 (100%)  done  loss 0.25
+        ...     progress.update(3, loss=0.25)
+        sst2  100%  done  loss 0.25
     """
 
     def __init__(
@@ -41,28 +38,19 @@ class Progress:
         total: int,
         *,
         title: str = "",
-        done: int = 0,
         stream: TextIO | None = None,
-        window: int = 50,
-        counts: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._total = total
-        self._counts = counts
-        self.title = title
-        self._done = done
-        self._examples = 0
-        self._stream = stream or sys.stderr
-        self._clock = clock
-        self._recent: collections.deque[tuple[float, int, int]]
-        self._recent = collections.deque(maxlen=window + 1)
+        self._total, self.title = total, title
+        self._stream, self._clock = stream or sys.stderr, clock
+        self._recent = collections.deque[tuple[float, int]](maxlen=_WINDOW + 1)
         self._status = ""
         self._printed: tuple[float, str] | None = None
         self._bar: Any = None
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self._recent.append((self._clock(), self._done, 0))
+        self._recent.append((self._clock(), 0))
         if self._stream.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn
@@ -76,9 +64,7 @@ class Progress:
             )
             bar = Bar(*columns, console=Console(file=self._stream))
             self._bar = self._stack.enter_context(bar)
-            self._task = self._bar.add_task(
-                self.title, total=self._total, completed=self._done, status=""
-            )
+            self._task = self._bar.add_task(self.title, total=self._total, status="")
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -86,48 +72,35 @@ class Progress:
             self._print()
         self._stack.close()
 
-    def update(self, done: int, examples: int, **fields: Any) -> None:
+    def update(self, done: int, **fields: Any) -> None:
         """Shows the work done; a safe point to stop at, see `hopfax.train.interrupt`.
 
         Args:
-            done: Steps since the start of the run.
-            examples: Examples since the last update, over all seeds.
+            done: Units of work since the start of the run.
             **fields: Numbers or text, shown by name.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed.
         """
         interrupt.check()
-        self._done = done
-        self._examples += examples
-        self._recent.append((self._clock(), done, self._examples))
-        self._status = self._describe(fields)
+        (start, before), now = self._recent[0], self._clock()
+        self._recent.append((now, done))
+        parts = [f"{done / self._total if self._total else 1:.0%}"]
+        if done >= self._total:
+            parts.append("done")
+        elif now > start and done > before:
+            left = (self._total - done) / (done - before) * (now - start)
+            parts.append(f"{_clock_face(left)} left")
+        parts += [f"{name} {_short(value)}" for name, value in fields.items()]
+        self._status = "  ".join(parts)
         if self._bar is not None:
             self._bar.update(
                 self._task, description=self.title, completed=done, status=self._status
             )
             return
-        due = self._printed is None or self._recent[-1][0] - self._printed[0] >= _INTERVAL
         # The last line is printed at the end, with the fields known by then.
-        if due and done < self._total:
+        if done < self._total and (not self._printed or now - self._printed[0] >= _INTERVAL):
             self._print()
-
-    def _describe(self, fields: dict[str, Any]) -> str:
-        (start, first_done, first_examples), (now, done, examples) = (
-            self._recent[0],
-            self._recent[-1],
-        )
-        seconds = now - start
-        share = done / self._total if self._total else 1.0
-        parts = [f"{done:,}/{self._total:,} ({share:.0%})" if self._counts else f"{share:.0%}"]
-        if seconds > 0 and examples > first_examples:
-            parts.append(f"{(examples - first_examples) / seconds:,.0f} examples/s")
-        if done >= self._total:
-            parts.append("done")
-        elif seconds > 0 and done > first_done:
-            left = (self._total - done) / (done - first_done) * seconds
-            parts.append(f"{_clock_face(left)} left")
-        return "  ".join([*parts, *(f"{name} {_short(value)}" for name, value in fields.items())])
 
     def _print(self) -> None:
         line = f"{self.title}  {self._status}" if self.title else self._status

@@ -102,21 +102,20 @@ class Sharding(NamedTuple):
 
 
 def make_sharding(
-    num_devices: int | None = None, *, num_seeds: int, batch_size: int, split: Split | None = None
+    num_devices: int | None = None, *, num_seeds: int, batch_size: int
 ) -> Sharding | None:
-    """Shards a run over this process's devices.
+    """Shards a run over this process's devices, by seeds if they divide, else by batches.
 
     Args:
         num_devices: Number of devices; None for the most that divide the seeds or the batch.
         num_seeds: Number of seeds trained together.
         batch_size: Rows of a step.
-        split: What to shard; None for the seeds if the devices divide them, else the batch.
 
     Returns:
         A `Sharding`; None for a single device.
 
     Raises:
-        ValueError: There are fewer devices, or they do not divide what is to be sharded.
+        ValueError: There are fewer devices, or they divide neither the seeds nor the batch.
 
     Warns:
         RuntimeWarning: The devices are XLA host devices with too few threads, where eigenvalues,
@@ -128,21 +127,20 @@ def make_sharding(
     """
     devices = jax.local_devices()
     sizes: dict[Split, int] = {"seeds": num_seeds, "batch": batch_size}
-    candidates = (split,) if split else tuple(sizes)
 
-    def divided(count: int) -> Split | None:
-        return next((axis for axis in candidates if sizes[axis] % count == 0), None)
+    def split(count: int) -> Split | None:
+        return next((axis for axis, size in sizes.items() if size % count == 0), None)
 
     if num_devices is None:
-        num_devices = next(count for count in range(len(devices), 0, -1) if divided(count))
+        num_devices = next(count for count in range(len(devices), 0, -1) if split(count))
     if not 1 <= num_devices <= len(devices):
         raise ValueError(f"num_devices must be in [1, {len(devices)}], got {num_devices}")
     if num_devices == 1:
         return None
-    if (axis := divided(num_devices)) is None:
+    if (axis := split(num_devices)) is None:
         raise ValueError(
-            f"{num_devices} devices must divide the {' or the '.join(candidates)}, got "
-            f"{num_seeds} seeds and batches of {batch_size}"
+            f"{num_devices} devices must divide the seeds or the batch, got {num_seeds} seeds and "
+            f"batches of {batch_size}"
         )
     _warn_of_few_threads(devices[:num_devices])
     return Sharding(Mesh(np.asarray(devices[:num_devices]), (_AXIS,)), axis)

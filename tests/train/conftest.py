@@ -1,5 +1,6 @@
-"""What the tests of training share."""
+"""Fixtures of the tests of training."""
 
+import signal
 import sys
 from functools import cache
 from pathlib import Path
@@ -9,12 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hopfax.train import loop
-from hopfax.train.evaluate import make_predictor
+from hopfax.train import loop, schedule
 from hopfax.train.state import init_states
 from hopfax.train.step import make_chunk
 
-# pytest's importlib mode leaves sys.path alone: `tiny` lies here, `oracles` one folder up.
+# pytest's importlib mode leaves sys.path alone: `tiny` is here, `oracles` one folder up.
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents[1])]
 
 
@@ -23,18 +23,26 @@ def rng():
     return np.random.default_rng(5)
 
 
-_make_chunk, _make_predictor = map(cache, (make_chunk, make_predictor))
+@pytest.fixture
+def default_handler():
+    """Python's own SIGINT handler, which a process in the background does not have."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+_make_chunk = cache(make_chunk)
 _init_states = cache(init_states)
 
 
 @pytest.fixture
 def compiled_once(monkeypatch):
-    """Lets the calls of `fit` for one model, objective and schedule share what they compile."""
+    """Lets calls of `fit` with the same model, objective and optimizer share compiled programs."""
 
     def fresh_states(model, optimizer, seeds):
-        # Training takes its states' buffers: give it copies.
+        # Training donates its states' buffers.
         return jax.tree.map(jnp.copy, _init_states(model, optimizer, tuple(seeds)))
 
     monkeypatch.setattr(loop, "make_chunk", _make_chunk)
-    monkeypatch.setattr(loop, "make_predictor", _make_predictor)
     monkeypatch.setattr(loop, "init_states", fresh_states)
+    monkeypatch.setattr(schedule, "CHUNK_STEPS", 2)

@@ -1,6 +1,6 @@
-"""A program for a process of four devices: trains on one, two and four, and notes what it found.
+"""A program for a process of four devices: trains on one, two and four, and stores the results.
 
-`test_sharding.py` runs it once and looks at `found.npz`.
+`test_sharding.py` runs it once and reads `results.npz`.
 """
 
 import contextlib
@@ -24,35 +24,36 @@ from hopfax.train.state import adamw, init_states
 from hopfax.train.step import make_chunk
 
 SEEDS, BATCH = (23, 42, 77, 112), 8
-MODEL = tiny.hopfield(max_steps=6, dropout=0.1)
-FUSED = tiny.hopfield(max_steps=6, dropout=0.1, implementation="pallas")
 OPTIMIZER = cache(partial(adamw, 3e-3))
 VALIDATION = tiny.buckets(10, seed=1, boundaries=(12,))
 
 
-predictor_of = cache(make_predictor)
-objective_of = cache(classification)
+@cache
+def program(sharding, implementation="xla"):
+    model = tiny.hopfield(max_steps=6, dropout=0.1, implementation=implementation)
+    return make_predictor(model, sharding=sharding), classification(model, esr_weight=0.05)
 
 
 class Killed(BaseException):
-    """Stands for a kill in the second epoch."""
+    """Replaces a kill in the second epoch."""
 
 
-def train(folder, sharding, *, model=MODEL, killed=False):
-    calls = 0
+def run(folder, *options, killed=False):
+    """Trains and returns everything that a run leaves, by name."""
+    calls, (predictor, objective) = 0, program(*options)
 
     def score(logits, labels):
-        """More with every epoch, so that what comes back is the last one's."""
+        """Increases with every epoch, so that the last one is returned."""
         nonlocal calls
         calls += 1
         if killed and calls > len(SEEDS):
             raise Killed
         return calls if killed else 100 + calls
 
-    with Checkpoints(folder, config={}) as kept, MetricsLog(folder / "m.jsonl") as log:
-        fitted = loop.fit(
-            model,
-            objective_of(model, esr_weight=0.05),
+    with Checkpoints(folder, config={}) as checkpoints, MetricsLog(folder / "m.jsonl") as log:
+        result = loop.fit(
+            predictor,
+            objective,
             train=tiny.buckets(24, boundaries=(12,)),
             validation=VALIDATION,
             score=score,
@@ -60,32 +61,27 @@ def train(folder, sharding, *, model=MODEL, killed=False):
             epochs=2,
             optimizer=OPTIMIZER,
             batch_size=BATCH,
-            checkpoints=kept,
+            checkpoints=checkpoints,
             log=log,
-            predictor=predictor_of(model, sharding=sharding),
-            sharding=sharding,
         )
-    return fitted
-
-
-def found(folder, fitted, sharding, model=MODEL):
-    """Everything a run leaves, by name."""
-    noise = Noise("embedding", "matched", 1.0)
-    predictor = predictor_of(model, sharding=sharding)
-    answers = predict(predictor, fitted.params, VALIDATION, noise=noise, sharding=sharding)
-    names = ("loss", "esr", "gradient_norm")
-    lines = read_metrics(folder / "m.jsonl")
-    logged = {name: [line[name] for line in lines if name in line] for name in names}
     # Before anything reads the parameters: the shapes that each device holds.
-    shards = [leaf.addressable_shards for leaf in jax.tree.leaves(fitted.params)]
+    shards = [leaf.addressable_shards for leaf in jax.tree.leaves(result.params)]
+    noise = Noise("embedding", "matched", 1.0)
+    predictions = predict(predictor, result.params, VALIDATION, noise=noise)
+    alone = predict(predictor, tiny.take(result.params, slice(1, 2)), VALIDATION, noise=noise)
+    lines = read_metrics(folder / "m.jsonl")
     return {
-        "params": np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(fitted.params)]),
-        "epochs": fitted.epochs,
+        "params": np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(result.params)]),
+        "epochs": result.epochs,
         "devices": np.array([len(each) for each in shards]),
         "seeds_held": np.array([each[0].data.shape[0] for each in shards]),
-        "noisy_logits": answers.logits,
-        "snr_db": answers.snr_db,
-    } | logged
+        "noisy_logits": predictions.logits,
+        "noisy_logits_of_one_seed": alone.logits,
+        "snr_db": predictions.snr_db,
+    } | {
+        name: [line[name] for line in lines if name in line]
+        for name in ("loss", "esr", "gradient_norm")
+    }
 
 
 def main(folder):
@@ -93,31 +89,25 @@ def main(folder):
     # Each program compiles once, not once a call.
     loop.make_chunk, initial = cache(make_chunk), cache(init_states)
     loop.init_states = lambda *asked: jax.tree.map(jnp.copy, initial(*asked))
-    sizes = {"num_seeds": len(SEEDS), "batch_size": BATCH}
-    ways = {
+    shardings = {
         "one": None,
-        "seeds": make_sharding(**sizes),
-        "batch": make_sharding(2, **sizes, split="batch"),
+        "seeds": make_sharding(num_seeds=len(SEEDS), batch_size=BATCH),
+        "batch": make_sharding(2, num_seeds=1, batch_size=BATCH),
     }
-    results = {}
-    for name, way in ways.items():
-        results[name] = found(folder / name, train(folder / name, way), way)
-    # XLA cannot share a kernel out: each device runs it on its own seeds, or on its own texts.
+    results = {name: run(folder / name, sharding) for name, sharding in shardings.items()}
+    # XLA cannot partition a kernel: each device runs it on its own seeds, or on its own texts.
     for name in ("seeds", "batch"):
-        fused = folder / f"{name}-fused"
-        results[f"{name} fused"] = found(
-            fused, train(fused, ways[name], model=FUSED), ways[name], FUSED
-        )
-    # Begun on four, broken off, and continued on one, on four and on two.
+        results[f"{name} fused"] = run(folder / f"{name}-fused", shardings[name], "pallas")
+    # Killed on four devices, and resumed on one, on four and on two.
     with contextlib.suppress(Killed):
-        train(folder / "cut", ways["seeds"], killed=True)
-    for name, way in ways.items():
-        cut = shutil.copytree(folder / "cut", folder / f"cut-{name}")
-        results[f"{name} continued"] = found(cut, train(cut, way), way)
+        run(folder / "cut", shardings["seeds"], killed=True)
+    for name, sharding in shardings.items():
+        copied = shutil.copytree(folder / "cut", folder / f"cut-{name}")
+        results[f"{name} resumed"] = run(copied, sharding)
     flat = {
         f"{run}: {name}": part for run, parts in results.items() for name, part in parts.items()
     }
-    np.savez(folder / "found.npz", **flat)
+    np.savez(folder / "results.npz", **flat)
 
 
 if __name__ == "__main__":

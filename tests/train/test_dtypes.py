@@ -13,15 +13,13 @@ from hopfax.train.evaluate import Noise, make_predictor, predict
 from hopfax.train.objectives import classification
 
 SIZES = {name: size for name, size in tiny.SIZES.items() if name != "num_layers"}
-MODELS = {
-    "robertha": tiny.hopfield(),
-    "universal": universal_bert(tiny.VOCAB, 2, halting=True, num_steps=2, **SIZES),
-}
-METHODS = {
-    "plain": lambda objective: objective,
-    "freelb": partial(freelb, ball=Ball()),
-    "pgd": partial(pgd, ball=Ball()),
-    "augmented": partial(augmented, sigma=0.1),
+UNIVERSAL = universal_bert(tiny.VOCAB, 2, halting=True, num_steps=2, **SIZES)
+CASES = {
+    "robertha": (tiny.hopfield(), lambda objective: objective),
+    "universal": (UNIVERSAL, lambda objective: objective),
+    "freelb": (tiny.bag(), partial(freelb, ball=Ball())),
+    "pgd": (tiny.bag(), partial(pgd, ball=Ball())),
+    "augmented": (tiny.bag(), partial(augmented, sigma=0.1)),
 }
 
 
@@ -31,22 +29,18 @@ def x64():
         yield
 
 
-@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("noise", [None, Noise("token", "matched", 0.5)])
-def test_predictions(name, noise):
-    model = MODELS[name]
+def test_predictions(noise):
+    model = CASES["robertha"][0]
     params = jax.tree.map(lambda leaf: leaf[None], tiny.lively(model))
-    found = predict(make_predictor(model), params, tiny.buckets(3), noise=noise)
-    assert found.logits.dtype == np.float32
-    assert np.isfinite(found.logits).all()
+    predicted = predict(make_predictor(model), params, tiny.buckets(3), noise=noise)
+    assert predicted.logits.dtype == np.float32 and np.isfinite(predicted.logits).all()
 
 
-@pytest.mark.parametrize(
-    ("name", "method"), [("universal", "plain"), *(("robertha", method) for method in METHODS)]
-)
-def test_gradients(name, method):
-    model = MODELS[name]
-    objective = METHODS[method](classification(model, esr_weight=0.05))
+@pytest.mark.parametrize("case", CASES)
+def test_gradients(case):
+    model, method = CASES[case]
+    objective = method(classification(model, esr_weight=0.05 * (case == "robertha")))
     step = jax.jit(jax.value_and_grad(objective, has_aux=True))
     (loss, _), gradient = step(tiny.lively(model), tiny.batch(2), jax.random.key(0))
     assert {leaf.dtype for leaf in (loss, *jax.tree.leaves(gradient))} == {np.dtype("float32")}

@@ -24,9 +24,8 @@ with interrupt.listening(exits=True):
 
 
 def start(rounds):
-    program = PROGRAM.format(rounds=rounds)
     process = subprocess.Popen(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", PROGRAM.format(rounds=rounds)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -48,10 +47,11 @@ def test_in_compiled_code_the_first_is_noted_and_the_second_ends_the_process():
 def test_the_next_check_raises_what_was_noted():
     with start(3 * 10**5) as process:
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=20)
-    assert said.strip().startswith(interrupt.MESSAGE) and said.endswith("KeyboardInterrupt\n")
+        _, errors = process.communicate(timeout=20)
+    assert errors.strip().startswith(interrupt.MESSAGE) and errors.endswith("KeyboardInterrupt\n")
 
 
+@pytest.mark.usefixtures("default_handler")
 def test_a_press_after_the_last_check_is_not_lost():
     with pytest.raises(KeyboardInterrupt), interrupt.listening(), interrupt.held():
         signal.raise_signal(signal.SIGINT)
@@ -59,21 +59,16 @@ def test_a_press_after_the_last_check_is_not_lost():
     interrupt.check()
 
 
-def test_other_threads_and_handlers_are_left_alone(monkeypatch):
-    def handler(number, frame):
-        pass
-
+@pytest.mark.usefixtures("default_handler")
+def test_other_threads_and_handlers_are_left_alone():
     def listen():
         with interrupt.listening():
-            kept.append(signal.getsignal(signal.SIGINT))
+            handlers.append(signal.getsignal(signal.SIGINT))
 
-    kept = []
+    handlers = []
     thread = threading.Thread(target=listen)
     thread.start()
     thread.join()
-    before = signal.signal(signal.SIGINT, handler)
-    try:
-        listen()
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert kept == [signal.default_int_handler, handler]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    listen()
+    assert handlers == [signal.default_int_handler, signal.SIG_IGN]

@@ -40,7 +40,7 @@ def value_and_grad(objective, params, batch):
     return loss, parts, gradient
 
 
-def test_cross_entropy_is_the_mean_over_rows_that_count(rng):
+def test_cross_entropy_is_the_mean_over_real_rows(rng):
     logits = rng.normal(size=(5, 3)).astype(np.float32) * 4
     labels, weights = np.array([0, 2, 1, 1, 0]), [1, 1, 0, 1, 0]
     total = 0.0
@@ -51,13 +51,14 @@ def test_cross_entropy_is_the_mean_over_rows_that_count(rng):
     np.testing.assert_allclose(loss, total / 3, rtol=1e-6)
 
 
-def test_cross_entropy_of_huge_logits_is_finite():
+def test_cross_entropy_of_huge_logits_is_finite_and_of_no_rows_zero():
     logits = jnp.array([[1e4, -1e4], [1e4, -1e4]])
-    loss = task_loss(logits, labelled([0, 1], [1, 1]), regression=False)
-    np.testing.assert_allclose(loss, 1e4)
+    for weights, expected in ([1, 1], 1e4), ([0, 0], 0):
+        loss = task_loss(logits, labelled([0, 1], weights), regression=False)
+        np.testing.assert_allclose(loss, expected)
 
 
-def test_regression_is_the_mean_square_over_rows_that_count(rng):
+def test_regression_is_the_mean_square_over_real_rows(rng):
     logits = rng.normal(size=(4, 1)).astype(np.float32)
     labels = np.array([0.0, 2.5, 5.0, 1.0], np.float32)
     loss = task_loss(jnp.asarray(logits), labelled(labels, [1, 0, 1, 1]), regression=True)
@@ -65,28 +66,12 @@ def test_regression_is_the_mean_square_over_rows_that_count(rng):
     np.testing.assert_allclose(loss, want, rtol=1e-6)
 
 
-def test_no_row_that_counts_is_no_loss():
-    batch = labelled([0, 1], [0, 0])
-    assert task_loss(jnp.ones((2, 2)), batch, regression=False) == 0
-
-
-def test_choices_of_an_example_stand_side_by_side():
-    rows = tiny.batch(3, choices=2)
-    ids, mask = texts_of(rows)
-    assert ids.shape == mask.shape == (6, 12)
-    for example in range(3):
-        for choice in range(2):
-            text = 2 * example + choice
-            assert np.array_equal(ids[text], rows.ids[example, choice])
-            assert mask[text].sum() == rows.lengths[example, choice]
-            assert mask[text, : rows.lengths[example, choice]].all()
-    scores = per_example(jnp.arange(6.0)[:, None], rows)
-    assert scores.tolist() == [[0, 1], [2, 3], [4, 5]]
-
-
 def test_choice_loss_equals_texts_scored_one_by_one():
     model = tiny.softmax(1)
     params, rows = tiny.lively(model), tiny.batch(3, choices=2, weights=[1, 0, 1])
+    ids, mask = texts_of(rows)
+    assert ids.shape == (6, 12) and np.array_equal(mask.sum(1), rows.lengths.ravel())
+    assert per_example(jnp.arange(6.0)[:, None], rows).tolist() == [[0, 1], [2, 3], [4, 5]]
     loss, parts = jax.jit(classification(model))(params, rows, None)
     network, total = jax.jit(lambda text: model.apply(params, text, text > 0)), 0.0
     for example in (0, 2):
@@ -123,7 +108,7 @@ def test_esr_sums_layers_and_averages_texts_as_numpy_does(encoding, in_nats):
     np.testing.assert_allclose(got, total / 2, rtol=1e-4)
 
 
-def test_esr_goes_by_the_entropy_asked_for(encoding):
+def test_esr_takes_the_requested_entropy(encoding):
     mask = jnp.ones((3, 6), bool)
     oracle = {"renyi2": oracles.renyi2_entropy, "shannon_matmul": oracles.eigen_entropy}
     for name, fn in oracle.items():
@@ -148,14 +133,6 @@ def test_means_over_queries_are_of_real_queries_only(encoding):
     assert mean_over_queries(encoding.num_steps, jnp.zeros((3, 6), bool)) == 0
 
 
-def test_loss_is_task_plus_weighted_esr():
-    model = tiny.hopfield(dropout=0.0)
-    params, rows = tiny.lively(model), tiny.batch(4)
-    loss, parts = jax.jit(classification(model, **ESR))(params, rows, KEY)
-    assert parts.esr > 0.01
-    np.testing.assert_allclose(loss, parts.task + 0.7 * parts.esr, rtol=1e-6)
-
-
 def test_weight_0_computes_no_spectrum():
     model = tiny.hopfield()
     params, rows = tiny.lively(model), tiny.batch(2)
@@ -169,7 +146,7 @@ def test_weight_0_computes_no_spectrum():
     assert "eigh" not in program(esr_weight=0.1, esr_entropy="renyi2")
 
 
-def test_a_negative_weight_is_refused():
+def test_a_negative_weight_is_an_error():
     with pytest.raises(ValueError, match=r"must be >= 0, got -1 and 0\.01"):
         classification(tiny.softmax(), esr_weight=-1)
 
@@ -182,57 +159,42 @@ def test_dropout_follows_the_key():
     assert one == again != other
 
 
-# In the released program padding is part of the stored patterns, so its length matters.
 MODELS = {
-    "softmax": (partial(tiny.softmax, dropout=0.0), {}),
-    "hopfield-esr": (partial(tiny.hopfield, dropout=0.0), ESR),
-    "paper-esr": (partial(tiny.hopfield, preset="paper", dropout=0.0, max_steps=4), ESR),
+    "softmax": (tiny.softmax, {}),
+    "paper-esr": (partial(tiny.hopfield, preset="paper", max_steps=4), ESR),
+    "hopfield-esr": (tiny.hopfield, ESR),
 }
-RELEASED = (
-    partial(tiny.hopfield, preset="released", dropout=0.0, max_steps=4, num_layers=2),
-    ESR | {"esr_in_nats": True, "esr_masked": False},
-)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_longer_padding_and_rows_that_fill_the_batch_change_nothing(name):
+def test_longer_padding_and_padding_rows_change_nothing(name):
     build, options = MODELS[name]
-    model = build()
+    model = build(dropout=0.0)
     params, objective = tiny.lively(model), classification(model, **options)
     rows = tiny.batch(5, weights=[1, 1, 1, 0, 0])
-    # Tokens 1 to 9 occur in the filling rows alone, positions 12 to 15 in padding alone.
+    # Tokens 1 to 9 occur in padding rows alone, positions 12 to 15 in padding alone.
     ids = jnp.where((rows.ids > 0) & (rows.ids < 10), 20, rows.ids)
     ids = ids.at[3:].set(ids[3:] % 9 + 1)
     alone = jax.tree.map(lambda field: field[:3], rows._replace(ids=ids))
     ids = jnp.pad(ids, ((0, 0), (0, 0), (0, 4)), constant_values=9)
     loss, parts, gradient = value_and_grad(objective, params, rows._replace(ids=ids))
-    tiny.assert_close(
-        value_and_grad(objective, params, alone), (loss, parts, gradient), rtol=2e-4, atol=2e-5
-    )
+    expected = value_and_grad(objective, params, alone)
+    tiny.assert_close(expected, (loss, parts, gradient), rtol=2e-4, atol=2e-5)
     table = np.asarray(gradient["tokens"]["embedding"])
     assert table[20].any()
     assert not table[:10].any()  # exactly zero
     assert not np.asarray(gradient["positions"]["embedding"])[12:].any()
+    assert (parts.esr > 0.01) == bool(options)
+    np.testing.assert_allclose(loss, parts.task + 0.7 * parts.esr, rtol=1e-6)
 
 
-def test_rows_that_fill_a_batch_change_nothing_in_the_released_program():
-    build, options = RELEASED
-    model = build()
-    params, objective = tiny.lively(model), classification(model, **options)
-    alone = tiny.batch(3)
-    # Its queries stop together, so a filling row must not be one that goes on for longer.
-    rows = jax.tree.map(lambda field: jnp.concatenate([field, field[:2]]), alone)
-    rows = rows._replace(weights=jnp.array([1.0, 1.0, 1.0, 0.0, 0.0]))
-    filled = value_and_grad(objective, params, rows)
-    tiny.assert_close(value_and_grad(objective, params, alone), filled, rtol=2e-4, atol=2e-5)
-
-
-def test_released_esr_is_of_all_rows_in_nats():
-    build, options = RELEASED
-    model = build()
-    params, rows = tiny.lively(model), tiny.batch(3)
-    _, parts = jax.jit(classification(model, **options))(params, rows, KEY)
-    ids, mask = texts_of(rows)
+def test_released_esr_is_of_all_tokens_in_nats_and_not_of_padding_rows():
+    model = tiny.hopfield(preset="released", dropout=0.0, max_steps=4, num_layers=2)
+    options = ESR | {"esr_in_nats": True, "esr_masked": False}
+    params, alone = tiny.lively(model), tiny.batch(3)
+    objective = classification(model, **options)
+    loss, parts, gradient = value_and_grad(objective, params, alone)
+    ids, mask = texts_of(alone)
     keys = np.asarray(jax.jit(lambda: model.apply(params, ids, mask).encoding.keys)())
     penalties = [
         sum(
@@ -242,6 +204,11 @@ def test_released_esr_is_of_all_rows_in_nats():
         for text in range(3)
     ]
     np.testing.assert_allclose(parts.esr, np.mean(penalties), rtol=1e-3)
+    # Its queries stop together, so a padding row must not iterate for longer.
+    rows = jax.tree.map(lambda field: jnp.concatenate([field, field[:2]]), alone)
+    rows = rows._replace(weights=jnp.array([1.0, 1.0, 1.0, 0.0, 0.0]))
+    filled = value_and_grad(objective, params, rows)
+    tiny.assert_close((loss, parts, gradient), filled, rtol=2e-4, atol=2e-5)
 
 
 def test_tokens_that_halt_pay_for_their_steps():

@@ -10,7 +10,7 @@ RATE, DECAY, CLIP, TOTAL = 0.1, 0.02, 1.5, 20
 
 
 def slow_rate(step, *, rate=RATE, total=TOTAL, warmup=0.25):
-    """Table 15 in words: up in equal parts to the peak, then down in equal parts to 0."""
+    """Table 15: up in equal parts to the peak, then down in equal parts to 0."""
     rising = max(1, round(warmup * total))
     if step < rising:
         return rate * (step + 1) / rising
@@ -32,12 +32,9 @@ def slow_adamw(param, gradients):
     return param
 
 
-def test_a_whole_schedule_equals_numpy(rng):
+def test_all_steps_of_a_schedule_equal_numpy(rng):
     def split(vector):
-        return {
-            "a": jnp.asarray(vector[:6].reshape(2, 3)),
-            "b": jnp.asarray(vector[6:]),
-        }
+        return {"a": jnp.asarray(vector[:6].reshape(2, 3)), "b": jnp.asarray(vector[6:])}
 
     start = rng.normal(size=10).astype(np.float32)
     gradients = [rng.normal(size=10).astype(np.float32) for _ in range(TOTAL)]
@@ -54,11 +51,9 @@ def test_a_whole_schedule_equals_numpy(rng):
     np.testing.assert_allclose(got, slow_adamw(start, gradients), rtol=1e-5, atol=3e-5)
 
 
-@pytest.mark.parametrize(
-    ("total", "warmup"), [(20, 0.25), (1, 0.1), (2, 0.1), (7, 0.0), (10, 0.99), (1000, 0.1)]
-)
-def test_rates_rise_to_the_peak_and_fall_to_nothing(total, warmup):
-    """Read off the updates: with a constant gradient of 1 AdamW moves by the rate itself."""
+@pytest.mark.parametrize(("total", "warmup"), [(20, 0.25), (1, 0.1), (7, 0.0), (10, 0.99)])
+def test_rates_rise_to_the_peak_and_fall_to_zero(total, warmup):
+    """With a constant gradient of 1, AdamW moves by the rate itself."""
     optimizer = adamw(RATE, total_steps=total, warmup=warmup, weight_decay=0.0, clip=10.0)
     ones = jnp.ones(())
 
@@ -69,11 +64,8 @@ def test_rates_rise_to_the_peak_and_fall_to_nothing(total, warmup):
     _, rates = jax.lax.scan(step, optimizer.init(ones), length=total + 3)
     want = [slow_rate(step, total=total, warmup=warmup) for step in range(total)]
     np.testing.assert_allclose(rates[:total], want, rtol=1e-4, atol=1e-7)
-    rising = max(1, round(warmup * total))
-    np.testing.assert_allclose(rates[0], RATE / rising, rtol=1e-5)
-    np.testing.assert_allclose(rates[rising - 1], RATE, rtol=1e-4)
     assert rates[total - 1] > 0  # no step is wasted
-    if total > rising:
+    if total > max(1, round(warmup * total)):
         np.testing.assert_allclose(rates[total:], 0, atol=1e-6 * RATE)
 
 
@@ -87,30 +79,27 @@ def test_rates_rise_to_the_peak_and_fall_to_nothing(total, warmup):
         {"clip": 0.0},
     ],
 )
-def test_numbers_out_of_range_are_refused(wrong):
+def test_numbers_out_of_range_are_errors(wrong):
     with pytest.raises(ValueError, match=r"adamw requires .* clip > 0; got "):
         adamw(**{"learning_rate": 0.1, "total_steps": 10} | wrong)
 
 
-def test_states_of_seeds_are_stacked_and_each_its_own():
-    model, optimizer = tiny.softmax(), adamw(RATE, total_steps=TOTAL)
+def test_states_of_seeds_are_stacked_and_independent():
+    model, optimizer = tiny.bag(), adamw(RATE, total_steps=TOTAL)
     both = init_states(model, optimizer, (23, 42))
     alone = init_states(model, optimizer, (42,))
     assert all(leaf.shape[0] == 2 for leaf in jax.tree.leaves(both))
     assert tiny.same_bits(tiny.take(both, 1), tiny.take(alone, 0))
     assert both.step.tolist() == [0, 0]
-    kernels = both.params["classifier"]["kernel"]
+    kernels = both.params["out"]
     assert not np.allclose(kernels[0], kernels[1])
 
 
-def test_seed_keys_are_those_of_single_seeds():
+def test_seed_keys_are_those_of_single_seeds_and_in_range():
     keys = seed_keys((0, 42, 2**32 - 1))
     for key, seed in zip(keys, (0, 42, 2**32 - 1), strict=True):
         single = jax.random.key(np.uint32(seed))
         assert tiny.same_bits(jax.random.key_data(key), jax.random.key_data(single))
-
-
-@pytest.mark.parametrize("seed", [-1, 2**32])
-def test_seeds_out_of_range_are_named(seed):
-    with pytest.raises(ValueError, match=f"got {seed}"):
-        seed_keys((0, seed))
+    for seed in (-1, 2**32):
+        with pytest.raises(ValueError, match=f"got {seed}"):
+            seed_keys((0, seed))

@@ -16,7 +16,7 @@ import numpy as np
 from experiments.benchmarks.harness import Program
 from hopfax import nn, text
 from hopfax.data import read_split, read_vocabulary, synthetic_split, train_vocabulary
-from hopfax.train.victim import make_victim
+from hopfax.train.white_box import white_box
 
 SECONDS = 30
 RATIOS = {
@@ -53,7 +53,7 @@ def programs(
     params = network.init(jax.random.key(0))
     calls: dict[str, Any] = {}
     for name, (lengths, sizes, at_once) in PROGRAMS.items():
-        victim = make_victim(network, params, vocabulary, lengths=lengths, batch_sizes=sizes)
+        victim = white_box(network, params, vocabulary, lengths=lengths, batch_sizes=sizes)
         calls[name] = partial(attacked, attack, victim, texts, labels, at_once)
     expected = calls["batches"]()
     for call in list(calls.values())[1:]:

@@ -1,4 +1,4 @@
-"""Makes a victim for `hopfax.text` from an encoder, its parameters and its vocabulary.
+"""White-box access to an encoder for the attacks of `hopfax.text`: its losses and gradients.
 
 Texts are tokenised as by `hopfax.data.encode`, and padded to a few lengths and batch sizes, so that
 a whole attack compiles once per pair of them.
@@ -6,7 +6,7 @@ a whole attack compiles once per pair of them.
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,25 +22,7 @@ from hopfax.train import interrupt
 from hopfax.train.objectives import Batch, per_example, texts_of
 
 
-class _Tokenized(NamedTuple):
-    """Ids of each choice; field (-1 for special tokens) and character span of every token."""
-
-    ids: list[np.ndarray]
-    fields: list[np.ndarray]
-    spans: list[np.ndarray]
-
-    @property
-    def length(self) -> int:
-        return max(map(len, self.ids))
-
-
-class _Outputs(NamedTuple):
-    losses: Array
-    logits: Array
-    gradient: Array | None
-
-
-def make_victim(
+def white_box(
     model: Functional[Encoder],
     params: Params,
     vocabulary: WordPiece,
@@ -50,7 +32,7 @@ def make_victim(
     lengths: Sequence[int] = (16, 32, 64, 128),
     batch_sizes: Sequence[int] = (8, 64),
 ) -> Victim:
-    """Makes the functions that attacks query, compiled once per padded length and batch size.
+    """Returns the functions that attacks query, compiled once per padded length and batch size.
 
     The loss is cross-entropy, or the squared error for regression; the gradient of a text's loss is
     in the vectors of its tokens (the *token* site), without dropout. Rows of a batch are
@@ -81,7 +63,7 @@ def make_victim(
         >>> sizes = {"width": 8, "num_layers": 1, "ff_width": 8, "max_length": 32}
         >>> model = nn.tinybert(vocabulary.size, 2, **sizes)
         >>> params = model.init(jax.random.key(0))  # here a trained model's
-        >>> victim = make_victim(
+        >>> victim = white_box(
         ...     model, params, vocabulary, max_length=32, lengths=(32,), batch_sizes=(8,)
         ... )
         >>> results = text.textbugger(victim, films, [1, 0], rate=0.3)
@@ -102,29 +84,34 @@ def make_victim(
     positions = len(params["positions"]["embedding"]) if "positions" in params else max_length
     if not 5 <= max_length <= positions:
         raise ValueError(f"max_length must be in [5, {positions}], got {max_length}")
-    tokenizer = text_tokenizer(vocabulary)
+    tokenizer, bare = text_tokenizer(vocabulary), text_tokenizer(vocabulary)
     tokenizer.enable_truncation(max_length, strategy="longest_first")
-    bare = text_tokenizer(vocabulary)
     edges = (*(edge for edge in lengths if edge < max_length), max_length)
-    programs = {gradient: _compiled(model, regression, gradient) for gradient in (False, True)}
 
     def run(
         texts: Sequence[Text], labels: Sequence[Label], with_gradient: bool
-    ) -> Iterator[tuple[int, _Tokenized, float, np.ndarray | None]]:
+    ) -> Iterator[tuple[int, list[Any], float, np.ndarray | None]]:
         """Number, tokens, loss and gradient of each text, in any order."""
-        rows = _tokenized(tokenizer, texts)
-        pending: list[tuple[list[int], _Outputs]] = []
-        for numbers, width in _by_length(rows, edges):
-            for chunk, size in _chunks(numbers, batch_sizes):
-                interrupt.check()
-                tokens = [rows[number] for number in chunk]
-                targets = [labels[number] for number in chunk]
-                batch = _batch(tokens, targets, width, size, vocabulary.pad_id, regression)
-                pending.append((chunk, programs[with_gradient](params, batch)))
+        rows, pending = _tokenized(tokenizer, texts), []
+        program = _compiled(model, regression, with_gradient)
+        widest = [max(map(len, row)) for row in rows]
+        for chunk, width, size in _batches(widest, edges, batch_sizes):
+            interrupt.check()
+            # Rows beyond the last repeat it.
+            padded = [chunk[min(place, len(chunk) - 1)] for place in range(size)]
+            batch = _batch(
+                [rows[number] for number in padded],
+                [labels[number] for number in padded],
+                width,
+                vocabulary.pad_id,
+                regression,
+            )
+            pending.append((chunk, program(params, batch)))
         for chunk, outputs in pending:  # once all calls are dispatched
-            losses = np.asarray(outputs.losses)
-            gradients = None if outputs.gradient is None else np.asarray(outputs.gradient)
-            _check_labels([labels[number] for number in chunk], outputs.logits.shape[1], regression)
+            losses, logits, gradients = outputs
+            _check_labels([labels[number] for number in chunk], logits.shape[1], regression)
+            losses = np.asarray(losses)
+            gradients = None if gradients is None else np.asarray(gradients)
             for place, number in enumerate(chunk):
                 gradient = None if gradients is None else gradients[place]
                 yield number, rows[number], float(losses[place]), gradient
@@ -139,7 +126,7 @@ def make_victim(
         linearized: dict[int, Linearized] = {}
         for number, row, value, gradient in run(texts, labels, True):
             assert gradient is not None
-            linearized[number] = _linear(row, value, gradient)
+            linearized[number] = _linear(texts[number], row, value, gradient)
         return [linearized[number] for number in range(len(texts))]
 
     def pieces(words: Sequence[str]) -> list[tuple[int, ...]]:
@@ -147,13 +134,13 @@ def make_victim(
         return [tuple(row.ids) for row in rows]
 
     gradients = Gradients(
-        linearize, pieces, table[: vocabulary.size], vocabulary.tokens, _known(vocabulary)
+        linearize, pieces, table[: vocabulary.size], vocabulary.tokens, _cache(vocabulary)
     )
     return Victim(loss, gradients)
 
 
 @functools.lru_cache(maxsize=1)
-def _known(vocabulary: WordPiece) -> dict[str, Any]:
+def _cache(vocabulary: WordPiece) -> dict[str, Any]:
     """HotFlip's cache for a vocabulary, shared by the rates, seeds and models of a task."""
     return {}
 
@@ -161,11 +148,11 @@ def _known(vocabulary: WordPiece) -> dict[str, Any]:
 @functools.lru_cache(maxsize=8)
 def _compiled(
     model: Functional[Encoder], regression: bool, with_gradient: bool
-) -> Callable[[Params, Batch], _Outputs]:
-    """Losses, and optionally gradients, of every row; one program for all seeds of a model."""
+) -> Callable[[Params, Batch], tuple[Array, Array, Array | None]]:
+    """Losses, logits and optionally gradients of every row; one program for all seeds."""
 
     @jax.jit
-    def program(params: Params, batch: Batch) -> _Outputs:
+    def program(params: Params, batch: Batch) -> tuple[Array, Array, Array | None]:
         run = functools.partial(model.apply, params)
         ids, mask = texts_of(batch)
 
@@ -181,18 +168,14 @@ def _compiled(
 
         tokens = run(ids, method="embed_tokens")
         if not with_gradient:
-            return _Outputs(*total(tokens)[1], None)
+            return *total(tokens)[1], None
         # Rows are independent, so the gradient of the sum is that of each.
-        (_, (losses, logits)), gradient = jax.value_and_grad(total, has_aux=True)(tokens)
+        (_, outputs), gradient = jax.value_and_grad(total, has_aux=True)(tokens)
         # In units of the table, which the model scales.
-        gradient *= run(method=_embedding_scale)
-        return _Outputs(losses, logits, gradient.reshape(*batch.ids.shape, -1))
+        gradient *= run(method=lambda network: network.embedding_scale)
+        return *outputs, gradient.reshape(*batch.ids.shape, -1)
 
     return program
-
-
-def _embedding_scale(network: Encoder) -> float:
-    return network.embedding_scale
 
 
 def _choices(text: Text) -> tuple[tuple[str, ...], ...]:
@@ -208,81 +191,58 @@ def _choices(text: Text) -> tuple[tuple[str, ...], ...]:
     return choices
 
 
-def _tokenized(tokenizer: Any, texts: Sequence[Text]) -> list[_Tokenized]:
+def _tokenized(tokenizer: Any, texts: Sequence[Text]) -> list[list[Any]]:
+    """The `tokenizers.Encoding` of each choice of each text."""
     examples = [_choices(text) for text in texts]
     numbers = sorted({len(choices) for choices in examples})
     if len(numbers) > 1:
         raise ValueError(f"all texts of a call must have equally many choices, got {numbers}")
     flat = [choice if len(choice) == 2 else choice[0] for row in examples for choice in row]
     encodings = iter(tokenizer.encode_batch(flat))
-    rows = []
-    for choices in examples:
-        row, first = _Tokenized([], [], []), 0
-        for choice in choices:
-            encoding = next(encodings)
-            fields = [-1 if part is None else first + part for part in encoding.sequence_ids]
-            row.ids.append(np.asarray(encoding.ids, np.int32))
-            row.fields.append(np.asarray(fields, np.int32))
-            row.spans.append(np.asarray(encoding.offsets, np.int32))
-            first += len(choice)
-        rows.append(row)
-    return rows
+    return [[next(encodings) for _ in choices] for choices in examples]
 
 
-def _by_length(rows: Sequence[_Tokenized], edges: Sequence[int]) -> Iterator[tuple[list[int], int]]:
-    """Numbers of the rows that share a padded length, and that length."""
-    home = np.searchsorted(edges, [row.length for row in rows])
+def _batches(
+    widest: Sequence[int], edges: Sequence[int], sizes: Sequence[int]
+) -> Iterator[tuple[list[int], int, int]]:
+    """Row numbers, padded length and size of batches; only the smallest may be under half full."""
+    home = np.searchsorted(edges, widest)
     for place, width in enumerate(edges):
         numbers = np.flatnonzero(home == place).tolist()
-        if numbers:
-            yield numbers, width
-
-
-def _chunks(numbers: list[int], sizes: Sequence[int]) -> Iterator[tuple[list[int], int]]:
-    """Cuts rows into batches of the given sizes, none but the smallest less than half full."""
-    while numbers:
-        size = next((size for size in reversed(sizes) if 2 * len(numbers) >= size), sizes[0])
-        yield numbers[:size], size
-        numbers = numbers[size:]
+        while numbers:
+            size = next((size for size in reversed(sizes) if 2 * len(numbers) >= size), sizes[0])
+            yield numbers[:size], width, size
+            numbers = numbers[size:]
 
 
 def _batch(
-    rows: Sequence[_Tokenized],
+    rows: Sequence[Sequence[Any]],
     labels: Sequence[Label],
     width: int,
-    size: int,
     pad_id: int,
     regression: bool,
 ) -> Batch:
-    """Rows padded to a width, and to a number by repeating the last."""
-    choices = len(rows[0].ids)
-    ids = np.full((size, choices, width), pad_id, np.int32)
-    lengths = np.zeros((size, choices), np.int32)
-    for number in range(size):
-        for choice, tokens in enumerate(rows[min(number, len(rows) - 1)].ids):
-            ids[number, choice, : len(tokens)] = tokens
+    ids = np.full((len(rows), len(rows[0]), width), pad_id, np.int32)
+    lengths = np.zeros(ids.shape[:2], np.int32)
+    for number, row in enumerate(rows):
+        for choice, tokens in enumerate(row):
+            ids[number, choice, : len(tokens)] = tokens.ids
             lengths[number, choice] = len(tokens)
-    kind = np.float32 if regression else np.int32
-    padded = [*labels, *[labels[-1]] * (size - len(labels))]
-    weights = (np.arange(size) < len(rows)).astype(np.float32)
+    targets = np.asarray(labels, np.float32 if regression else np.int32)
     # NumPy arrays: faster for a compiled call than jnp.asarray of each.
-    return Batch(ids, lengths, np.asarray(padded, kind), weights)  # pyright: ignore
+    return Batch(ids, lengths, targets, np.ones(len(rows), np.float32))  # pyright: ignore
 
 
-def _linear(row: _Tokenized, loss: float, gradient: np.ndarray) -> Linearized:
+def _linear(text: Text, row: Sequence[Any], loss: float, gradient: np.ndarray) -> Linearized:
     """The tokens that come from the text, without special ones, with all choices in sequence."""
-    real = [fields >= 0 for fields in row.fields]
-    spans = np.concatenate([spans[kept] for spans, kept in zip(row.spans, real, strict=True)])
-    return Linearized(
-        loss=loss,
-        ids=np.concatenate([ids[kept] for ids, kept in zip(row.ids, real, strict=True)]),
-        fields=np.concatenate([each[kept] for each, kept in zip(row.fields, real, strict=True)]),
-        starts=spans[:, 0],
-        ends=spans[:, 1],
-        gradient=np.concatenate(
-            [own[: len(kept)][kept] for own, kept in zip(gradient, real, strict=True)]
-        ),
-    )
+    parts, first = [], 0
+    for choice, tokens, slope in zip(_choices(text), row, gradient, strict=True):
+        fields = np.array([-1 if own is None else first + own for own in tokens.sequence_ids])
+        real, spans = fields >= 0, np.asarray(tokens.offsets, np.int32)
+        columns = np.asarray(tokens.ids), fields, *spans.T
+        parts.append([*(each[real].astype(np.int32) for each in columns), slope[: len(real)][real]])
+        first += len(choice)
+    return Linearized(loss, *map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _check_labels(labels: Sequence[Label], num_outputs: int, regression: bool) -> None:
@@ -291,8 +251,6 @@ def _check_labels(labels: Sequence[Label], num_outputs: int, regression: bool) -
             f"regression must be {num_outputs == 1} for a model with {num_outputs} outputs, got "
             f"{regression}"
         )
-    if regression:
-        return
-    wrong = [label for label in labels if label not in range(num_outputs)]
+    wrong = [] if regression else [each for each in labels if each not in range(num_outputs)]
     if wrong:
         raise ValueError(f"labels must be in [0, {num_outputs}), got {wrong[0]}")

@@ -9,7 +9,7 @@ from hopfax.data import Example, encode
 from hopfax.data.tokenize import WordPiece
 from hopfax.nn.functional import Functional
 from hopfax.train.objectives import Batch, per_example, task_loss, texts_of
-from hopfax.train.victim import _chunks, make_victim
+from hopfax.train.white_box import _batches, white_box
 
 SENTENCE = "the film was dull but very fun in a way that no one could say it is bad or good"
 WORDS = SENTENCE.split()
@@ -35,14 +35,14 @@ PAIRS = [(("is it fun?", "it is"), ("is it fun?", "no")), (("a way", "fun"), ("a
 
 
 class Placed(tiny.Bag):
-    """A bag that weighs words by their place, so that no two texts have one loss."""
+    """A bag that weights words by position, so that no two texts have the same loss."""
 
     def embed(self, tokens, *, key=None):
         return tokens * (1 + jnp.arange(tokens.shape[-2]) / 7)[:, None]
 
 
 class Scaled(Placed):
-    """Its vectors are not those of its table."""
+    """Scales the vectors of its table."""
 
     embedding_scale = 3.0
 
@@ -50,27 +50,22 @@ class Scaled(Placed):
         return self.embedding_scale * super().embed_tokens(ids)
 
 
-def encoder(kind="bag", num_outputs=2, bag=Placed):
-    """A bag of words compiles in no time; a test or two want the real thing."""
-    if kind == "bag":
-        rng = np.random.default_rng(0)
-        params = {
-            "tokens": {"embedding": rng.normal(size=(VOCABULARY.size, 4)).astype(np.float32)},
-            "out": rng.normal(size=(4, num_outputs)).astype(np.float32) / 3,
-        }
-        return Functional(None, tiny.apply_of(bag)), params
-    model = {"tinybert": tiny.tinybert, "robertha": tiny.robertha}[kind]
-    model = model(VOCABULARY.size, num_outputs, **SIZES)
-    return model, tiny.lively(model, scale=0.3)
+def bag(num_outputs=2, module=Placed):
+    rng = np.random.default_rng(0)
+    params = {
+        "tokens": {"embedding": rng.normal(size=(VOCABULARY.size, 4)).astype(np.float32)},
+        "out": rng.normal(size=(4, num_outputs)).astype(np.float32) / 3,
+    }
+    return Functional(None, tiny.apply_of(module)), params
 
 
-def victim(model, params, **options):
+def victim(model, params, vocabulary=VOCABULARY, **options):
     options = {"max_length": 24, "lengths": (12, 24), "batch_sizes": (2, 8)} | options
-    return make_victim(model, params, VOCABULARY, **options)
+    return white_box(model, params, vocabulary, **options)
 
 
 def batch_of(texts, labels):
-    """The same texts by the way that training takes."""
+    """The same texts, encoded as for training."""
     examples = [
         Example(((one_text,) if isinstance(one_text, str) else one_text,), label, row)
         for row, (one_text, label) in enumerate(zip(texts, labels, strict=True))
@@ -79,13 +74,12 @@ def batch_of(texts, labels):
     return Batch(*map(jnp.asarray, (rows.ids, rows.lengths, rows.labels, np.ones(len(texts)))))
 
 
-@pytest.mark.parametrize("kind", ["tinybert", "robertha"])
-def test_losses_and_gradients_are_those_of_the_objective(kind):
-    model, params = encoder(kind)
-    found = victim(model, params, lengths=(24,), batch_sizes=(8,))
-    labels = [0, 1, 1, 0]
-    linear = found.gradients.linearize(TEXTS, labels)
-    batch = batch_of(TEXTS, labels)
+def test_losses_and_gradients_are_those_of_the_objective():
+    """One model with attention; the other tests take a bag of words, which compiles faster."""
+    model = tiny.robertha(VOCABULARY.size, 2, **SIZES)
+    params, labels = tiny.lively(model, scale=0.3), [0, 1, 1, 0]
+    attacked = victim(model, params, lengths=(24,), batch_sizes=(8,))
+    linear, batch = attacked.gradients.linearize(TEXTS, labels), batch_of(TEXTS, labels)
 
     def objective(tokens, batch):
         network = model.apply(params, method=lambda module: module)
@@ -97,8 +91,7 @@ def test_losses_and_gradients_are_those_of_the_objective(kind):
     slope = jax.jit(jax.value_and_grad(objective))
     tokens = model.apply(params, method=lambda module: module).embed_tokens(batch.ids[:, 0])
     for row, (one_text, here) in enumerate(zip(TEXTS, linear, strict=True)):
-        alone = batch._replace(weights=jnp.arange(4.0) == row)
-        wanted, gradient = slope(tokens, alone)
+        wanted, gradient = slope(tokens, batch._replace(weights=jnp.arange(4.0) == row))
         assert here.loss == pytest.approx(float(wanted), abs=1e-5)
         ids = np.asarray(batch.ids)[row, 0]
         real = ids >= 4  # no special tokens
@@ -112,19 +105,20 @@ def test_losses_and_gradients_are_those_of_the_objective(kind):
             assert fields[field][start:end].lower() == spelling
 
 
-def test_losses_alone_are_those_with_gradients():
-    found = victim(*encoder())
-    losses = found.loss(TEXTS, [0, 1, 1, 0])
-    linear = found.gradients.linearize(TEXTS, [0, 1, 1, 0])
+def test_losses_do_not_depend_on_batches_or_gradients():
+    texts, labels = TEXTS * 5, [0, 1, 1, 0] * 5
+    many, single = (victim(*bag(), batch_sizes=sizes) for sizes in ((2, 8), (1,)))
+    losses = many.loss(texts, labels)
+    np.testing.assert_allclose(losses, single.loss(texts, labels), rtol=1e-5)
+    linear = many.gradients.linearize(texts, labels)
     np.testing.assert_allclose(losses, [here.loss for here in linear], rtol=1e-5)
-    assert len(set(losses.round(4))) == 4
+    assert len(set(losses[:4].round(4))) == 4
 
 
-@pytest.mark.parametrize("bag", [Placed, Scaled])
-def test_first_order_is_the_slope_of_the_loss(bag):
-    model, params = encoder(bag=bag)
-    found = victim(model, params)
-    (here,) = found.gradients.linearize(TEXTS[:1], [1])
+@pytest.mark.parametrize("module", [Placed, Scaled])
+def test_first_order_is_the_slope_of_the_loss(module):
+    model, params = bag(module=module)
+    (here,) = victim(model, params).gradients.linearize(TEXTS[:1], [1])
     rng = np.random.default_rng(0)
     direction = rng.normal(size=here.gradient.shape).astype(np.float32)
 
@@ -140,11 +134,11 @@ def test_first_order_is_the_slope_of_the_loss(bag):
 
 
 def test_choices_and_scores():
-    model, params = encoder(num_outputs=1)
-    found = victim(model, params)
-    losses = np.asarray([found.loss(PAIRS, [label, label]) for label in (0, 1)])
+    model, params = bag(num_outputs=1)
+    attacked = victim(model, params)
+    losses = np.asarray([attacked.loss(PAIRS, [label, label]) for label in (0, 1)])
     np.testing.assert_allclose(np.exp(-losses).sum(0), 1, rtol=1e-5)  # two choices
-    (one, _) = found.gradients.linearize(PAIRS, [0, 1])
+    (one, _) = attacked.gradients.linearize(PAIRS, [0, 1])
     assert set(one.fields.tolist()) == {0, 1, 2, 3}
     assert one.ids[one.fields == 0].tolist() == one.ids[one.fields == 2].tolist()
     assert not np.allclose(one.gradient[one.fields == 0], one.gradient[one.fields == 2])
@@ -153,67 +147,45 @@ def test_choices_and_scores():
     np.testing.assert_allclose(root[0] + root[1], 100, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("num_outputs", "regression", "wanted"),
-    [(1, False, "must be True for a model with 1"), (3, True, "must be False for a model with 3")],
-)
-def test_outputs_that_are_not_of_the_kind_of_label(num_outputs, regression, wanted):
-    model, params = encoder(num_outputs=num_outputs)
-    found = victim(model, params, regression=regression)
-    with pytest.raises(ValueError, match=wanted):
-        found.loss(TEXTS, [0] * len(TEXTS))
-
-
-def test_any_batch_sizes_give_the_same_losses():
-    model, params = encoder()
-    texts, labels = TEXTS * 5, [0, 1, 1, 0] * 5
-    many, single = (victim(model, params, batch_sizes=sizes) for sizes in ((2, 8), (1,)))
-    np.testing.assert_allclose(many.loss(texts, labels), single.loss(texts, labels), rtol=1e-5)
-
-
 def test_only_the_smallest_batches_are_less_than_half_full():
-    chunks = [(len(part), size) for part, size in _chunks(list(range(20)), (2, 8))]
-    assert chunks == [(8, 8), (8, 8), (4, 8)]
-    chunks = [(len(part), size) for part, size in _chunks(list(range(11)), (2, 8))]
-    assert chunks == [(8, 8), (2, 2), (1, 2)]
+    def filled(count):
+        return [(len(part), size) for part, _, size in _batches([5] * count, (12,), (2, 8))]
+
+    assert filled(20) == [(8, 8), (8, 8), (4, 8)]
+    assert filled(11) == [(8, 8), (2, 2), (1, 2)]
+    assert list(_batches([5, 24, 12], (12, 24), (2,))) == [([0, 2], 12, 2), ([1], 24, 2)]
 
 
 def test_nothing_new_is_compiled_by_an_attack_on_other_texts():
-    model, params = encoder()
-    found = victim(model, params)
+    attacked = victim(*bag())
 
     def attack(texts):
         for rate in (0.2, 0.5):
-            text.textbugger(found, texts, [0] * len(texts), rate=rate)
+            text.textbugger(attacked, texts, [0] * len(texts), rate=rate)
             for form in ("characters", "tokens"):
-                text.hotflip(found, texts, [0] * len(texts), rate=rate, form=form, beam=2)
+                text.hotflip(attacked, texts, [0] * len(texts), rate=rate, form=form, beam=2)
 
     attack(TEXTS)
     with jax.no_tracing():
         attack([TEXTS[2], "it was fun", ("is it bad or good?", "one could say it is bad")])
 
 
-def test_victims_of_a_vocabulary_share_what_was_tokenised():
-    one, other = victim(*encoder()).gradients, victim(*encoder("tinybert")).gradients
-    assert one.cache is other.cache
+def test_models_of_a_vocabulary_share_tokenised_edits():
+    cache = victim(*bag()).gradients.cache
+    assert victim(*bag(num_outputs=3)).gradients.cache is cache
     fewer = WordPiece(tokens=VOCABULARY.tokens[:-1], source="test")
-    model, params = encoder()
-    apart = make_victim(model, params, fewer, max_length=24, lengths=(24,), batch_sizes=(8,))
-    assert apart.gradients.cache is not one.cache
+    assert victim(*bag(), fewer).gradients.cache is not cache
 
 
 @pytest.mark.parametrize("method", ["textbugger", "characters", "tokens"])
-def test_side_by_side_equals_one_at_a_time(method):
-    model, params = encoder()
-    labels = [0, 1, 1, 0]
-
-    def attack(found, batch_size):
+def test_attacks_in_batches_equal_attacks_one_by_one(method):
+    def attack(attacked, batch_size):
+        options = {"rate": 0.3, "batch_size": batch_size}
         if method == "textbugger":
-            return text.textbugger(found, TEXTS, labels, rate=0.3, seed=7, batch_size=batch_size)
-        return text.hotflip(found, TEXTS, labels, rate=0.3, form=method, batch_size=batch_size)
+            return text.textbugger(attacked, TEXTS, [0, 1, 1, 0], seed=7, **options)
+        return text.hotflip(attacked, TEXTS, [0, 1, 1, 0], form=method, **options)
 
-    many, single = victim(model, params), victim(model, params, batch_sizes=(1,))
-    together, alone = attack(many, 4), attack(single, 1)
+    together, alone = attack(victim(*bag()), 4), attack(victim(*bag(), batch_sizes=(1,)), 1)
     for one, other, clean in zip(together, alone, TEXTS, strict=True):
         assert one.corrupted == other.corrupted and text.restore(one.corrupted) == clean
         assert one.loss == pytest.approx(other.loss, abs=1e-5)
@@ -221,77 +193,81 @@ def test_side_by_side_equals_one_at_a_time(method):
 
 
 def test_flipped_tokens_are_what_the_model_reads():
-    model, params = encoder()
-    found = victim(model, params)
-    results = text.hotflip(found, TEXTS, [0, 1, 1, 0], rate=0.5, form="tokens")
+    attacked = victim(*bag())
+    results = text.hotflip(attacked, TEXTS, [0, 1, 1, 0], rate=0.5, form="tokens")
     assert sum(len(result.corrupted.edits) for result in results) >= 8
     for clean, result in zip(TEXTS, results, strict=True):
-        before, after = found.gradients.linearize([clean, result.corrupted.text], [0, 0])
+        before, after = attacked.gradients.linearize([clean, result.corrupted.text], [0, 0])
         assert len(before.ids) == len(after.ids)
         assert np.sum(before.ids != after.ids) == result.corrupted.num_changed
         assert (after.ids >= 4).all()
 
 
 def test_a_word_may_end_in_an_accent_that_the_tokens_leave_out():
-    found = victim(*encoder())
-    asked = {"rate": 1, "form": "tokens", "beam": 1}
-    plain, accented = text.hotflip(found, ["fun", "fun\u0301"], [1, 1], **asked)
+    options = {"rate": 1, "form": "tokens", "beam": 1}
+    plain, accented = text.hotflip(victim(*bag()), ["fun", "fun\u0301"], [1, 1], **options)
     assert plain.corrupted.num_changed == 1
     assert accented.corrupted.text == plain.corrupted.text + "\u0301"
     assert accented.loss == pytest.approx(plain.loss)
 
 
-def test_an_ideograph_may_stand_where_an_apostrophe_was():
+def test_an_ideograph_may_replace_an_apostrophe():
     """It is a token of its own between letters, where any other word would join them."""
     vocabulary = WordPiece(tokens=(*VOCABULARY.tokens, "心"), source="test")
-    model, params = encoder()
+    model, params = bag()
     worse = params["out"][:, 0] - params["out"][:, 1]
     table = np.concatenate([params["tokens"]["embedding"], [9 * worse]])
     table[vocabulary.tokens.index("'")] = -9 * worse
     params |= {"tokens": {"embedding": table.astype(np.float32)}}
-    found = make_victim(model, params, vocabulary, max_length=24, lengths=(24,))
-    (result,) = text.hotflip(found, ["it'is"], [1], rate=1, form="tokens", beam=1)
+    attacked = victim(model, params, vocabulary)
+    (result,) = text.hotflip(attacked, ["it'is"], [1], rate=1, form="tokens", beam=1)
     assert result.corrupted.text == "it心is"
 
 
-def test_long_texts_are_cut_as_in_training():
-    model, params = encoder()
-    found = victim(model, params)
-    long = " ".join(WORDS * 3)
-    (here,) = found.gradients.linearize([long], [1])
+def test_long_texts_are_truncated_as_in_training():
+    model, params = bag()
+    attacked, long = victim(model, params), " ".join(WORDS * 3)
+    (here,) = attacked.gradients.linearize([long], [1])
     assert len(here.ids) == 22
     logits, _ = model.apply(params, *texts_of(batch_of([long], [1])))
     wanted = -jax.nn.log_softmax(logits)[0, 1]
-    assert found.loss([long], [1])[0] == pytest.approx(float(wanted), abs=1e-5)
-    (result,) = text.hotflip(found, [long], [1], rate=0.05)
+    assert attacked.loss([long], [1])[0] == pytest.approx(float(wanted), abs=1e-5)
+    (result,) = text.hotflip(attacked, [long], [1], rate=0.05)
     assert all(edit.position < here.ends.max() for edit in result.corrupted.edits)
 
 
-def test_bad_input():
-    model, params = encoder()
-    stacked = jax.tree.map(lambda leaf: leaf[None], params)
+def test_parameters_and_sizes_that_do_not_fit_are_errors():
+    model, params = bag()
     with pytest.raises(ValueError, match=r"shape \(tokens, width\) .* got \(1, "):
-        victim(model, stacked)
+        victim(model, jax.tree.map(lambda leaf: leaf[None], params))
     for name in ("lengths", "batch_sizes"):
         with pytest.raises(ValueError, match=rf"{name} must be positive and increase"):
             victim(model, params, **{name: (8, 4)})
     larger = WordPiece(tokens=(*VOCABULARY.tokens, "more"), source="test")
     with pytest.raises(ValueError, match=rf"tokens >= {larger.size}"):
-        make_victim(model, params, larger)
+        victim(model, params, larger)
     positions = params | {"positions": {"embedding": np.zeros((24, 4))}}
     for length in (4, 128):
         with pytest.raises(ValueError, match=rf"max_length must be in \[5, 24\], got {length}"):
-            make_victim(model, positions, VOCABULARY, max_length=length)
-    found = victim(model, params)
-    with pytest.raises(ValueError, match=r"labels must be in \[0, 2\), got 2"):
-        found.loss(TEXTS[:2], [0, 2])
+            victim(model, positions, max_length=length)
 
 
-def test_texts_the_model_does_not_read():
-    found = victim(*encoder(num_outputs=1))
-    three = ("it is", "a film", "a way")
-    for one_text in (three, (three, three), ()):
-        with pytest.raises(ValueError, match="must be one string or a pair, got "):
-            found.loss([one_text], [0])
-    with pytest.raises(ValueError, match=r"equally many choices, got \[2, 3\]"):
-        found.loss([PAIRS[0], (*PAIRS[0], PAIRS[0][0])], [0, 0])
+THREE = ("it is", "a film", "a way")
+
+
+@pytest.mark.parametrize(
+    ("num_outputs", "regression", "texts", "label", "words"),
+    [
+        (1, False, TEXTS, 0, "must be True for a model with 1"),
+        (3, True, TEXTS, 0, "must be False for a model with 3"),
+        (2, False, TEXTS, 2, r"labels must be in \[0, 2\), got 2"),
+        (1, False, [THREE], 0, "must be one string or a pair, got "),
+        (1, False, [(THREE, THREE)], 0, "must be one string or a pair, got "),
+        (1, False, [()], 0, "must be one string or a pair, got "),
+        (1, False, [PAIRS[0], (*PAIRS[0], PAIRS[0][0])], 0, r"many choices, got \[2, 3\]"),
+    ],
+)
+def test_texts_and_labels_that_do_not_fit_are_errors(num_outputs, regression, texts, label, words):
+    attacked = victim(*bag(num_outputs), regression=regression)
+    with pytest.raises(ValueError, match=words):
+        attacked.loss(texts, [label] * len(texts))
