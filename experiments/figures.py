@@ -145,6 +145,7 @@ def forest(
     hue: str | None = None,
     titles: Mapping[Any, str] | None = None,
     xlabel: str = "difference in points",
+    least: float = -np.inf,
 ) -> Figure:
     """Differences with 95 % intervals: one line per label, one panel per value of `col`.
 
@@ -156,6 +157,7 @@ def forest(
         hue: Column that tells marks on one line apart.
         titles: What to print for values of any of these columns.
         xlabel: Label of the horizontal axis.
+        least: Left end of the axis; an arrow marks an interval that goes beyond it.
     """
     names, labels = titles or {}, list(table[label].unique())
     cols, hues = _values(table, col), _values(table, hue)
@@ -172,8 +174,12 @@ def forest(
                 style = looks.get(of_hue, OURS)
                 apart = 0.7 * ((number + 0.5) / len(hues) - 0.5)
                 places = np.array([labels.index(name) for name in marks[label]]) + apart
-                axes.hlines(places, *marks[["low", "high"]].to_numpy().T, color=style.color, lw=2)
-                axes.plot(marks["mean"], places, style.marker, color=style.color)
+                ends = np.maximum(marks[["low", "high"]].to_numpy().T, least)
+                axes.hlines(places, *ends, color=style.color, lw=2)
+                beyond = marks["low"].to_numpy() < least
+                axes.plot(ends[0][beyond], places[beyond], "<", color=style.color)
+                axes.plot(marks["mean"].where(marks["mean"] >= least), places, style.marker,
+                          color=style.color)  # fmt: skip
                 if "paper" in marks:
                     axes.plot(marks.paper, places, **_open(style.color, style.marker))
             if col:

@@ -36,6 +36,12 @@ TITLES = {
 # Percent fewer steps: 4500 to 3300 is 27 %, which the paper calls 36 % faster. It gives no steps
 # for parity, so its 35 % may be either.
 PAPER = {"addition": 100 * (1 - 3300 / 4500), "parity": 35.0, "wikitext2": 75.0}
+TASKS = {
+    "addition": "modular addition",
+    "parity": "sparse parity",
+    "wikitext2": "WikiText-2",
+    "sentences": "synthetic sentences",
+}
 MEANING = {
     "holds": "as the paper reports",
     "smaller": "fewer than the paper reports",
@@ -47,7 +53,10 @@ MEANING = {
 NOTES = (
     "Medians over runs; 95 % bootstrap intervals, each arm paired with the baseline by seed. "
     "With fewer than six runs they cover less (with three about 75 %).",
-    "never: at most half of the runs reached the target while they were followed.",
+    "never: at most half of the runs reached the target while they were trained. A saving of −∞: "
+    "the arm never reaches it, the baseline does.",
+    "A saving compares two arms up to the shorter of their training times; later, the target "
+    "counts as never reached. So it can differ from the ratio of the two medians.",
     "Compute counts rows that go through the network forward and backward, noisy copies included.",
     "The paper's figures are single runs at its own sizes.",
 )
@@ -109,7 +118,9 @@ def page(
         answer: What precedes the comparison of steps.
         tables: Further tables of the experiment.
     """
-    arms, target = read_arms(folder), read_config(folder)["plan"]["target"]
+    arms, settings = read_arms(folder), read_config(folder)
+    target = settings["plan"]["target"]
+    split = "training" if settings["config"].get("target_on") == "train" else "validation"
     baselines = {arm.task: arm for arm in arms if arm.name == BASELINE}
     by_task = "task" if len(baselines) > 1 else None
     answers, rows, marks = [], [], []
@@ -122,10 +133,10 @@ def page(
         line = [
             TITLES.get(arm.name, arm.name),
             f"{np.isfinite(arm.steps).sum()}/{len(arm.steps)}",
-            said(median_time(arm.steps)),
+            said(median_time(arm.steps), "never"),
             *(said(each) if compared else "" for each in savings.values()),
         ]
-        rows.append([arm.task, *line] if by_task else line)
+        rows.append([_task(arm.task), *line] if by_task else line)
         if arm.name == REGULARIZED:
             answers.append(verdict(arm, baseline, target))
         for unit, interval in savings.items() if compared else ():
@@ -136,18 +147,18 @@ def page(
                     "arm": arm.name,
                     "unit": unit,
                     "paper": PAPER.get(arm.task, np.nan) if known else np.nan,
-                    # Infinite ends are cut off at the edge of the figure.
-                    **dict(zip(("mean", "low", "high"), np.clip(interval, -200, 100), strict=True)),
+                    **dict(zip(("mean", "low", "high"), interval, strict=True)),
                 }
             )
     table = pd.DataFrame(marks)
     pictures = {}
-    if len(table) and table["mean"].notna().any():
-        draw = partial(figures.forest, table, label="arm", col=by_task, hue="unit", titles=TITLES,
-                       xlabel="percent saved against the baseline")  # fmt: skip
+    if len(table) and np.isfinite(table["mean"]).any():
+        draw = partial(figures.forest, table, label="arm", col=by_task, hue="unit",
+                       titles=TITLES | TASKS, xlabel="percent saved against the baseline",
+                       least=-200)  # fmt: skip
         caption = (
-            "Percent of steps and of compute saved on the way to the target, with 95 % intervals, "
-            "cut off at −200"
+            "Percent of steps and of compute saved on the way to the target, with 95 % intervals; "
+            "arrows go beyond −200"
         )
         pictures["savings"] = report.Picture(draw, caption)
     pictures["curves"] = report.Picture(
@@ -160,9 +171,7 @@ def page(
         answer=" ".join([answer, *answers]).strip() or "The regularizer was not run.",
         pictures=pictures,
         tables=[
-            report.Table(
-                columns, rows, f"Training steps to {100 * target:g} % validation accuracy."
-            ),
+            report.Table(columns, rows, f"Training steps to {100 * target:g} % {split} accuracy."),
             *_sweeps(folder),
             *tables,
         ],
@@ -172,29 +181,35 @@ def page(
 
 def verdict(arm: Arm, baseline: Arm, target: float) -> str:
     """What the regularizer saves on a task, against the paper's claim."""
-    task = arm.task
+    task, paper = _task(arm.task), PAPER.get(arm.task, np.nan)
     if not np.isfinite([arm.steps, baseline.steps]).any():
         return f"**No run reaches {100 * target:g} % on {task}**, with the regularizer or without."
     if len(arm.steps) < tidy.MIN_SEEDS:
         return f"**Too few seeds on {task}** to compare the regularizer with the baseline."
     saving = saved(arm, baseline)
-    meaning = MEANING[
-        tidy.verdict(saving.low, saving.high, PAPER[task]) if task in PAPER else "n/a"
-    ]
+    meaning = MEANING[tidy.verdict(saving.low, saving.high, paper) if paper == paper else "n/a"]
     return (
         f"**On {task} the regularizer saves {said(saving)} % of the steps: {meaning}** "
-        f"(the paper: {report.number(PAPER.get(task, np.nan), 0)} %)."
+        f"(the paper: {report.number(paper, 0)} %)."
     )
 
 
-def said(interval: Interval) -> str:
-    """Such as "633 [528, 786]"."""
-    value, low, high = map(_number, interval)
+def said(interval: Interval, infinite: str = "−∞") -> str:
+    """Such as "633 [528, 786]", with a word for an infinite number."""
+    if np.isinf(interval.low) and interval.low == interval.high:
+        return infinite
+    value, low, high = (_number(end, infinite) for end in interval)
+    if np.isnan(interval.value):
+        return "n/a"
     return f"{value} [n/a]" if np.isnan(interval.low) else f"{value} [{low}, {high}]"
 
 
-def _number(value: float) -> str:
-    return "never" if np.isinf(value) else report.number(value, 0)
+def _number(value: float, infinite: str = "never") -> str:
+    return infinite if np.isinf(value) else report.number(value, 0)
+
+
+def _task(name: str) -> str:
+    return TASKS.get(name, name)
 
 
 def _sweeps(folder: Path) -> list[report.Table]:
@@ -209,7 +224,8 @@ def _sweeps(folder: Path) -> list[report.Table]:
             report.Table(
                 ["γ", *(f"ρ = {rho:g}" for rho in medians)],
                 [[f"{gamma:g}", *map(_number, line)] for gamma, line in medians.iterrows()],
-                f"{task}: median steps at other γ and ρ, {rows.seed.nunique()} seeds each.",
+                f"{_task(str(task))}: median steps at other γ and ρ, {rows.seed.nunique()} seeds "
+                "each.",
             )
         )
     return tables
@@ -229,5 +245,5 @@ def _curves(folder: Path) -> Figure:
         for name, values in metrics.items()
     )
     row = "task" if table.task.nunique() > 1 else None
-    return figures.facets(table, x="step", hue="arm", col="metric", row=row, titles=TITLES,
+    return figures.facets(table, x="step", hue="arm", col="metric", row=row, titles=TITLES | TASKS,
                           xlabel="training step", ylabel="median over runs")  # fmt: skip

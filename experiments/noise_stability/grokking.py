@@ -199,10 +199,9 @@ def page(folder: Path) -> Page:
     from experiments.noise_stability import arms
 
     curves = pd.read_csv(folder / "curves.csv")
-    names: dict[Any, str] = {"addition": "modular addition", "parity": "sparse parity"}
-    tasks = report.joined(names[task] for task in curves.task.unique())
+    tasks = report.joined(arms.TASKS[task] for task in curves.task.unique())
     baselines = curves[curves.arm == arms.BASELINE].groupby("task")
-    grokked = [names[task] for task, rows in baselines if delay(rows) >= GROKKING_DELAY]
+    grokked = [arms.TASKS[str(task)] for task, rows in baselines if delay(rows) >= GROKKING_DELAY]
     regime = (
         f"On {report.joined(grokked)} the baseline groks: it generalises at least "
         f"{GROKKING_DELAY:g} times later than it fits."

@@ -163,7 +163,8 @@ def page(folder: Path) -> Page:
         lines.append([row.guess, row.split, *(f"{row[name]:.1f}" for name in SHARES)])
     caption = "Accuracy in percent at the end, and what it consists of."
     table = report.Table(["", "rows", *SHARES.values()], lines, caption)
-    title = f"A small language model with and without the regularizer: {frame.task.iloc[0]}"
+    text = arms.TASKS[frame.task.iloc[0]]
+    title = f"A small language model with and without the regularizer: {text}"
     return arms.page(folder, title=title, tables=[table])
 
 

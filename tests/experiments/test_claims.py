@@ -133,7 +133,7 @@ def two_arms(tmp_path):
         "arms": {"baseline": {}, "stability_reg": {"penalized": True, "every": 4}},
         "settings": {"addition": {"batch_size": 10, "rows": 100}},
     }
-    document = {"experiment": "grokking", "plan": plan, "provenance": []}
+    document = {"experiment": "grokking", "config": {}, "plan": plan, "provenance": []}
     (tmp_path / "config.json").write_text(json.dumps(document))
     return tmp_path
 

@@ -93,4 +93,5 @@ def test_the_commands_of_pages_can_be_run(published):
         pytest.skip("its page shows the command of an earlier version")
     module = importlib.import_module(EXPERIMENTS[words[0]])
     parsed = tyro.cli(module.Config, args=words[1:], config=(tyro.conf.OmitArgPrefixes,))
-    assert parsed.data.data_dir in (None, "DIR")
+    data = getattr(parsed, "data", parsed)
+    assert getattr(data, "data_dir", None) in (None, "DIR")
