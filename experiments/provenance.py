@@ -26,7 +26,7 @@ def provenance() -> dict[str, Any]:
     """
     import jax
 
-    from hopfax.nn.groups import usable_cores
+    from hopfax.cpu import usable_cores
 
     commit, dirty = source_state()
     cpu, devices = processor(), jax.devices()

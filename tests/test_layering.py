@@ -21,15 +21,15 @@ assert LIBRARY, "the walk found nothing to check"
 ALLOWED = {
     "hopfax": {"hopfax.hopfield", "hopfax.nn", "hopfax.stability"},  # at first use
     "hopfax.fixed_point": set(),
-    "hopfax.random": set(),
-    "hopfax.hopfield": {"hopfax.fixed_point", "hopfax.random"},
+    "hopfax.cpu": set(),
+    "hopfax.hopfield": {"hopfax.fixed_point", "hopfax.cpu"},
     "hopfax.stability": set(),
     "hopfax.data": set(),
     "hopfax.text": set(),
     "hopfax.experimental": {"hopfax.fixed_point", "hopfax.hopfield"},
     "hopfax.nn": {
         "hopfax.fixed_point",
-        "hopfax.random",
+        "hopfax.cpu",
         "hopfax.hopfield",
         "hopfax.experimental",
         "hopfax.stability",
@@ -37,7 +37,7 @@ ALLOWED = {
     "hopfax.train": {
         "hopfax",  # its version, for the checkpoints
         "hopfax.fixed_point",
-        "hopfax.random",
+        "hopfax.cpu",
         "hopfax.hopfield",
         "hopfax.stability",
         "hopfax.nn",
@@ -47,7 +47,7 @@ ALLOWED = {
 }
 CORE = (
     "hopfax.fixed_point",
-    "hopfax.random",
+    "hopfax.cpu",
     "hopfax.hopfield",
     "hopfax.experimental",
     "hopfax.stability",

@@ -26,8 +26,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from experiments import report
 from experiments.rundir import locked, open_run, plain, write_whole
 from hopfax import stability
+from hopfax.cpu import quick
 from hopfax.nn import Decoder, Functional, Params
-from hopfax.random import quick
 from hopfax.train import interrupt
 from hopfax.train.checkpoint import Checkpoints
 from hopfax.train.loop import DivergedError

@@ -4,4 +4,5 @@
 a GPU Pallas's interpreter runs it, slowly, and the tests compare it with XLA's results.
 """
 
+from hopfax.experimental.retrieval import by_devices as by_devices
 from hopfax.experimental.retrieval import retrieve_head as retrieve_head

@@ -1,11 +1,15 @@
 """Attention's retrieval as one kernel: search, read-out and adjoint without a trip to memory."""
 
+import math
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jax.core import Tracer
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Bool, Float, PyTree
 
 from hopfax.fixed_point import Stop, check_stopping, relative_tol
 from hopfax.hopfield.attend import Attention, check_attention_shapes
@@ -13,6 +17,8 @@ from hopfax.hopfield.retrieval import Beta, check_beta, check_mask, matmul
 
 if TYPE_CHECKING:
     from hopfax.experimental.tiles import Tiling
+
+Result = TypeVar("Result")
 
 MAX_KEYS, MAX_WIDTH = 512, 128
 _DTYPES = ("float32", "bfloat16")
@@ -59,7 +65,7 @@ def retrieve_head(
 
     A tile of queries ends with its slowest. Use `jax.vmap` for heads, texts and seeds. On several
     devices it needs `jax.shard_map`, since XLA cannot partition it: see
-    `hopfax.nn.groups.by_devices`.
+    `by_devices`.
 
     Args:
         query: Where the queries start, 1 to 512 of them.
@@ -124,6 +130,34 @@ def retrieve_head(
     outputs = _compiled(how, beta, query, keys, values, visible, tol)
     read, _, num_steps, residual = cast(_Outputs, outputs)
     return Attention(read, num_steps, residual, (residual <= tol) & jnp.isfinite(residual))
+
+
+def by_devices(fn: Callable[..., Result], *arrays: PyTree) -> Result:
+    """Calls `fn` on each device's share of the texts, in a program that several devices run.
+
+    XLA partitions its own operations, but not a kernel: every device would run it on all texts.
+
+    Args:
+        fn: A function of arrays with a leading axis of texts, which treats each by itself.
+        *arrays: Trees of arrays with that axis.
+
+    Returns:
+        What `fn` returns, the same whether cut or not. It is cut in a program that is compiled with
+        a mesh in context (by a `hopfax.train.sharding.Sharding` that splits batches, or your own
+        `jax.set_mesh`, arrays lying on it): among the devices of its leading axes, of those that
+        XLA manages, as far as the texts divide among them. Explicit axes must not cut the texts.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = tuple(axis for axis in mesh.auto_axes if mesh.shape[axis] > 1)
+    texts = jax.tree.leaves(arrays)[0]
+    while axes and len(texts) % math.prod(mesh.shape[axis] for axis in axes):
+        axes = axes[:-1]
+    if not axes or not isinstance(texts, Tracer):
+        return fn(*arrays)
+    spec = PartitionSpec(axes)
+    # Its check has no rule for kernels.
+    cut = jax.shard_map(fn, in_specs=spec, out_specs=spec, axis_names=set(axes), check_vma=False)
+    return cut(*arrays)
 
 
 class _How(NamedTuple):

@@ -10,9 +10,9 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from hopfax.cpu import quick
 from hopfax.fixed_point import real_array
 from hopfax.hopfield.retrieval import check_mask
-from hopfax.random import quick
 
 Signal = Float[Array, "tokens width"]
 Mask = Bool[Array, " tokens"] | None

@@ -11,11 +11,10 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from hopfax import experimental, hopfield
+from hopfax.cpu import by_groups, quick
 from hopfax.fixed_point import Gradient, Stop, check_stopping, fixed_point
 from hopfax.hopfield.retrieval import check_mask
-from hopfax.nn.groups import by_devices, by_groups
-from hopfax.nn.linear import linear
-from hopfax.random import quick
+from hopfax.nn.precision import linear
 
 Scope = Literal["query", "batch"]
 Implementation = Literal["xla", "pallas"]
@@ -238,7 +237,7 @@ class HopfieldAttention(nnx.Module):
             options["adjoint_max_steps"] = self.max_steps
         if self.implementation == "pallas":
             head = partial(experimental.retrieve_head, beta=self.beta, **options)
-            return by_devices(_each_head(head), *arrays)
+            return experimental.by_devices(_each_head(head), *arrays)
         options |= {"readout_beta": self.readout_beta, "gradient": self.gradient}
         if self.scope == "batch" and self.max_steps > 0:
             return _attend_together(*arrays[:-1], beta=self.beta, tol=self.tol, **options)

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from hopfax.nn.attention import Key, Mask, SoftmaxAttention, Tokens
 from hopfax.nn.encoder import Block, check_ids, embedding, layer_norm
 from hopfax.nn.functional import Functional, functional
-from hopfax.nn.linear import linear
+from hopfax.nn.precision import linear
 
 Reading = Literal["mean", "each"]
 

@@ -17,8 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from hopfax.nn.attention import AttentionOutput, Key, Mask, Tokens, dropout
 from hopfax.nn.functional import scan_modules
-from hopfax.nn.linear import linear
-from hopfax.nn.precision import LayerNorm
+from hopfax.nn.precision import LayerNorm, linear
 
 Pooling = Literal["mean", "cls"]
 Site = Literal["token", "embedding"]

@@ -1,5 +1,6 @@
 """Models whose blocks compute in bfloat16, their parameters kept in float32."""
 
+from functools import partial
 from typing import Any, Literal, get_args
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
+from hopfax.cpu import flat_dot_general
 from hopfax.nn.functional import Functional, Module, Params
 
 Precision = Literal["float32", "bfloat16"]
@@ -27,6 +29,13 @@ class Linear(nnx.Linear):
         """Maps the last axis."""
         dtype = jnp.promote_types(inputs.dtype, self.kernel.dtype)
         return super().__call__(inputs, out_sharding).astype(dtype)
+
+
+linear = partial(
+    Linear,
+    kernel_init=nnx.initializers.normal(0.02),
+    dot_general=flat_dot_general,  # pyright: ignore[reportArgumentType]
+)
 
 
 class LayerNorm(nnx.LayerNorm):

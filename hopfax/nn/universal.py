@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from hopfax.nn.attention import Key, Mask, Tokens
 from hopfax.nn.encoder import Encoder, Encoding, embedding
-from hopfax.nn.linear import linear
+from hopfax.nn.precision import linear
 
 # A token halts once its probabilities sum to this much, so that one step can be enough.
 _ENOUGH = 0.99

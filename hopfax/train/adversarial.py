@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from hopfax.cpu import quick
 from hopfax.nn.encoder import CLEAN, Perturbation
 from hopfax.nn.functional import Params
-from hopfax.random import quick
 from hopfax.train.objectives import Batch, Losses, Objective, texts_of
 
 Deltas = Float[Array, "texts tokens width"]

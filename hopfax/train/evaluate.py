@@ -263,8 +263,8 @@ def _rows(bucket: Bucket) -> int:
     """Rows per call, enough to keep a device busy.
 
     A CPU computes padding rows at full cost: rows are distributed evenly over the calls, in
-    multiples of eight, which divide into groups (`hopfax.nn.groups`). Other devices compile slowly
-    but hardly notice padding: a power of two is one shape for all sets of a length.
+    multiples of eight, which divide into groups (`hopfax.cpu.by_groups`). Other devices compile
+    slowly but hardly notice padding: a power of two is one shape for all sets of a length.
     """
     tokens = bucket.ids.shape[1] * bucket.ids.shape[2]
     limit = 2 ** max(0, (_TOKENS // tokens).bit_length() - 1)

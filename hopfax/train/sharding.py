@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hopfax.nn.groups import usable_cores
+from hopfax.cpu import usable_cores
 
 Split = Literal["seeds", "batch"]
 _AXIS = "devices"

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from hopfax.random import quick
+from hopfax.cpu import quick
 from hopfax.train.objectives import Batch, Objective
 from hopfax.train.sharding import Sharding
 from hopfax.train.state import TrainState

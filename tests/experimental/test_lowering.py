@@ -8,6 +8,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from hopfax import experimental, nn
 
@@ -86,3 +87,42 @@ def test_training_steps_of_several_seeds_take_the_kernel(lowered, monkeypatch, d
     assert "stablehlo.while" not in text
     texts = ids.shape[1] // devices
     assert f"tensor<2x{texts}x2x16x" in text, "seeds, a device's own texts, heads, tokens"
+
+
+def test_each_device_of_a_mesh_calls_on_its_own_texts():
+    seen = []
+
+    def fn(x):
+        seen.append(x.shape)
+        return {"doubled": 2 * x}
+
+    def shapes(count, *axes):
+        """What `fn` is called on in a mesh of such axes, (size, who manages it), and returns."""
+        names = tuple("abc"[: len(axes)])
+        sizes, types = zip(*axes, strict=True)
+        mesh = AbstractMesh(sizes, names, axis_types=types)
+        with jax.sharding.use_abstract_mesh(mesh):
+            texts = jax.ShapeDtypeStruct((count, 2), jnp.float32)
+            shape = jax.eval_shape(partial(experimental.by_devices, fn), texts)
+        return seen.pop(), shape["doubled"].shape
+
+    auto, explicit = AxisType.Auto, AxisType.Explicit
+    assert shapes(6, (2, auto)) == ((3, 2), (6, 2))
+    assert shapes(12, (2, auto), (3, auto)) == ((2, 2), (12, 2))
+    assert shapes(6, (2, auto), (3, explicit)) == ((3, 2), (6, 2)), "the others are not XLA's"
+    assert shapes(4, (2, auto), (3, auto)) == ((2, 2), (4, 2)), "as far as they divide"
+    assert shapes(5, (2, auto)) == shapes(5, (1, auto)) == ((5, 2), (5, 2)), "all on each"
+
+    # Inside of a program of one device, such as that of its own seeds.
+    mesh = jax.make_mesh((1,), ("a",), axis_types=(auto,))
+    spec = PartitionSpec()
+    jax.jit(
+        jax.shard_map(
+            partial(experimental.by_devices, fn), mesh=mesh, in_specs=spec, out_specs=spec
+        )
+    )(jnp.ones((4, 2)))
+    assert seen.pop() == (4, 2)
+
+    x = jnp.arange(8.0).reshape(4, 2)
+    assert jnp.array_equal(experimental.by_devices(fn, x)["doubled"], 2 * x)
+    assert seen.pop() == (4, 2) and not seen

@@ -15,9 +15,9 @@ import optax
 
 from experiments.benchmarks.harness import Program
 from hopfax import stability
+from hopfax.cpu import quick
 from hopfax.data.algorithmic import modular_addition
 from hopfax.nn import decoder
-from hopfax.random import quick
 
 SECONDS = 30
 RATIOS = {"one after another / one vmap": "≥ 3"}
