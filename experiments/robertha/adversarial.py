@@ -17,12 +17,11 @@ models of MRPC; the paper tests models of QQP. No set is used for model selectio
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from experiments.models import variant
-from experiments.robertha.robustness import Encoders
+from experiments.robertha.robustness import Encoders, run_models
 from experiments.settings import Data, Flags, optional, resolved
 
 if TYPE_CHECKING:
@@ -48,19 +47,17 @@ class Config(Flags):
 
 def run(config: Config) -> Path:
     """Trains and tests missing models, then writes the page; returns the run's folder."""
-    from experiments import conditions, runs
+    from experiments import conditions
 
     config = resolved(config)
-    jobs = []
-    for task in config.data.task:
-        tests = conditions.evaluation_sets(
-            task, names=config.sets, data_dir=config.data.data_dir, num_rows=config.data.test_size
-        )
-        jobs += [
-            runs.Job(task, model, config.encoder.applied(variant(model)), tests)
-            for model in config.model
-        ]
-    return runs.fill("adversarial", config, jobs, page)
+    tests = partial(
+        conditions.evaluation_sets,
+        names=config.sets,
+        data_dir=config.data.data_dir,
+        num_rows=config.data.test_size,
+    )
+    models = config.encoder.models(config.model)
+    return run_models("adversarial", config, models, page, cache(tests))
 
 
 def page(folder: Path) -> Page:

@@ -18,7 +18,7 @@ ratio).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -29,6 +29,7 @@ from experiments.settings import Flags, Noise, optional, resolved
 if TYPE_CHECKING:
     import pandas as pd
 
+    from experiments.conditions import Condition
     from experiments.report import Page
 
 REPRODUCES = "Robertha, Tables 2, 3, 6-10, 13: scores under Gaussian embedding noise"
@@ -56,10 +57,11 @@ class Encoders:
     adversarial_radius: float = 0.003125
     """Maximum L2 norm of FreeLB's and PGD's perturbation of a text's token embeddings."""
 
-    def applied(self, model: Variant) -> Variant:
-        """A model under these options."""
+    def models(self, names: Sequence[str]) -> dict[str, Variant]:
+        """Models under these options, by name."""
         flags = asdict(self)
-        return with_flags(model, radius=flags.pop("adversarial_radius"), **flags)
+        flags["radius"] = flags.pop("adversarial_radius")
+        return {name: with_flags(variant(name), **flags) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,18 +80,24 @@ class Config(Flags):
 
 def run(config: Config) -> Path:
     """Trains and tests missing models, then writes the page; returns the run's folder."""
-    models = {name: config.encoder.applied(variant(name)) for name in config.model}
-    return run_models("robustness", config, models, page)
+    return run_models("robustness", config, config.encoder.models(config.model), page)
 
 
-def run_models(name: str, config: Any, models: Mapping[str, Variant], page: Any) -> Path:
-    """Trains models on every task and tests them under the noise of `config.noise`."""
+def run_models(
+    name: str,
+    config: Any,
+    models: Mapping[str, Variant],
+    page: Any,
+    tests: Callable[[str], Sequence[Condition]] | None = None,
+) -> Path:
+    """Trains models on every task and tests them under `config.noise`, or under `tests(task)`."""
     from experiments import conditions, runs
 
     config = resolved(config)
-    grid = conditions.gaussian_grid(**asdict(config.noise))
+    if tests is None:
+        grid = conditions.gaussian_grid(**asdict(config.noise))
     jobs = [
-        runs.Job(task, model, each, grid)
+        runs.Job(task, model, each, tests(task) if tests else grid)
         for task in config.data.task
         for model, each in models.items()
     ]

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from experiments.models import variant
-from experiments.robertha.robustness import Encoders
+from experiments.robertha.robustness import Encoders, run_models
 from experiments.settings import Flags, by_budget, resolved
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class Config(Flags):
 
 def run(config: Config) -> Path:
     """Trains and tests missing models, then writes the page; returns the run's folder."""
-    from experiments import conditions, runs
+    from experiments import conditions
 
     config = resolved(config, DEFAULTS)
     shared = {
@@ -73,19 +72,14 @@ def run(config: Config) -> Path:
         "form": config.form,
         "data_dir": config.data.data_dir,
     }
-    tests = [conditions.Typos(**shared)]
-    tests += [
+    tests = [conditions.Typos(**shared)] + [
         conditions.Typos(corruption=corruption, rate=rate, **shared)
         for corruption in config.corruption
         for rate in config.rates or ()
         if rate
     ]
-    jobs = [
-        runs.Job(task, model, config.encoder.applied(variant(model)), tests)
-        for task in config.data.task
-        for model in config.model
-    ]
-    return runs.fill("typos", config, jobs, page)
+    models = config.encoder.models(config.model)
+    return run_models("typos", config, models, page, lambda task: tests)
 
 
 def page(folder: Path) -> Page:

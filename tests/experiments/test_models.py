@@ -85,10 +85,9 @@ def test_settings_name_what_trains_and_nothing_else():
 
 
 def test_a_flag_does_not_change_what_a_variant_is():
-    plain = with_flags(variant("robertha-no-iteration-no-esr"), max_steps=9)
-    assert plain.options["max_steps"] == 0
-    dropped = with_flags(variant("tinybert-mean-prenorm-dropout"), dropout=0.1)
-    assert dropped.options["dropout"] == 0.3
+    assert (
+        with_flags(variant("robertha-no-iteration-no-esr"), max_steps=9).options["max_steps"] == 0
+    )
 
 
 def test_an_unknown_model_names_the_nearest():

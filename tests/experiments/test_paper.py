@@ -59,17 +59,14 @@ def test_suite_averages_agree_with_their_tasks(suite, size, model):
 
 
 @pytest.mark.parametrize(
-    ("title", "parameter", "value", "level", "expected"),
+    ("setting", "expected"),
     [
-        ("MRPC", "esr_target", 0.2, 5, 68.4),
-        ("BoolQ", "esr_weight", 0, 0.5, 63.9),
-        ("MRPC", "beta", 100, 2, 74.2),
-        # A target of 1 is where 5 (MRPC) and 50 (BoolQ) push.
-        ("MRPC", "esr_target", 1, 1, 75.2),
-        ("BoolQ", "esr_target", 1, 5, 61.1),
-        ("BoolQ", "beta", 100, 2, np.nan),
-        ("Paraphrase", "beta", 15, 2, np.nan),
+        (("MRPC", "esr_target", 0.2, 5), 68.4),
+        (("BoolQ", "esr_weight", 0, 0.5), 63.9),
+        (("MRPC", "esr_target", 1, 1), 75.2),  # where 5 (MRPC) and 50 (BoolQ) push
+        (("BoolQ", "esr_target", 1, 5), 61.1),
+        (("BoolQ", "beta", 100, 2), np.nan),
     ],
 )
-def test_scores_by_hyperparameter(title, parameter, value, level, expected):
-    np.testing.assert_equal(paper.paper_setting(title, parameter, value, level), expected)
+def test_scores_by_hyperparameter(setting, expected):
+    np.testing.assert_equal(paper.paper_setting(*setting), expected)

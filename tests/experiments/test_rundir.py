@@ -1,7 +1,6 @@
 import dataclasses
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,9 +23,8 @@ def test_the_same_configuration_finds_the_same_folder(tmp_path):
         rundir.open_run("robustness", Config(runs=tmp_path / runs)) for runs in ("", "", "b")
     )
     other = rundir.open_run("robustness", Config(runs=tmp_path, sigmas=(0.5, 2.0)))
-    planned = rundir.open_run("robustness", Config(runs=tmp_path), plan={"cells": ("a",)})
-    assert first == again and len({first, other, planned}) == 3
-    assert first.parent == tmp_path / "robustness" and elsewhere.name == first.name
+    assert first == again != other and first.parent == tmp_path / "robustness"
+    assert elsewhere.name == first.name
 
 
 LOCK = """
@@ -50,14 +48,6 @@ def test_a_lock_names_its_owner_and_ends_with_it(tmp_path):
         first.kill()
     with rundir.locked(tmp_path):
         pass
-
-
-def test_a_replaced_folder_is_locked_again(tmp_path):
-    for _ in range(2):
-        with rundir.locked(tmp_path / "cell"):
-            owner = (tmp_path / "cell" / rundir.LOCK).read_text()
-            assert owner.startswith(f"process {os.getpid()} on ")
-            shutil.rmtree(tmp_path / "cell")
 
 
 def test_config_json_holds_settings_plan_and_one_entry_per_origin(tmp_path, monkeypatch):
