@@ -10,7 +10,6 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from types import FrameType
 
 MESSAGE = "stopping after this step; press Ctrl-C again to stop at once"
 _SHOW_CURSOR = "\x1b[?25h"
@@ -62,24 +61,22 @@ def listening(*, exits: bool = False) -> Iterator[None]:
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
+
+    def pressed(*_: object) -> None:
+        if exits:
+            return  # the watching thread handles it
+        if requested():
+            raise KeyboardInterrupt
+        _note()
+
     try:
         with _watching() if exits else contextlib.nullcontext():
-            signal.signal(signal.SIGINT, _ignore if exits else _note_or_raise)
+            signal.signal(signal.SIGINT, pressed)
             yield
             check()
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         _requested.clear()
-
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-    pass  # the watching thread handles it
-
-
-def _note_or_raise(number: int, frame: FrameType | None) -> None:
-    if requested():
-        raise KeyboardInterrupt
-    _note()
 
 
 def _note() -> None:

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -133,30 +133,29 @@ class MetricsLog:
 
     Args:
         path: The file; created, with its folder, if absent. An incomplete last line, from a process
-            that was killed, is removed.
-
-    Raises:
-        ValueError: A line before the last is not a JSON object with a step.
+            that was killed or a full disk, is removed.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder, MetricsLog(folder + "/log") as log:
         ...     log.write(1, loss=np.float32(0.5))
         ...     log.write(2, loss=float("nan"))
-        ...     read_metrics(log.path)
-        [{'step': 1, 'loss': 0.5}, {'step': 2, 'loss': None}]
+        ...     print(log.path.read_text(), end="")
+        {"step": 1, "loss": 0.5}
+        {"step": 2, "loss": null}
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._keep(lambda record: True)
+        self.path.touch()
+        self._rewrite(lambda line: True)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
+        self._file.close()
 
     def write(self, step: int, **fields: Any) -> None:
         """Appends one record.
@@ -167,63 +166,32 @@ class MetricsLog:
                 JSON lacks, become null.
 
         Raises:
-            OSError: For instance a full disk; the file is as it was before this call.
+            OSError: For instance a full disk.
             TypeError: A value is not JSON-serializable.
         """
         text = json.dumps(_plain({"step": step} | fields), allow_nan=False, ensure_ascii=False)
-        rest, size = text.encode() + b"\n", os.fstat(self._file.fileno()).st_size
-        try:
-            # Unbuffered, so that a kill can cut off only the last line.
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except OSError:
-            os.ftruncate(self._file.fileno(), size)
-            raise
+        rest = text.encode() + b"\n"
+        while rest:  # unbuffered, so that a kill can cut off only the last line
+            rest = rest[self._file.write(rest) :]
 
     def truncate_after(self, step: int) -> None:
-        """Removes the records after a step, by replacing the file atomically."""
-        self._file.close()
-        self._keep(lambda record: record["step"] <= step)
+        """Removes the records after a step, by replacing the file atomically.
 
-    def close(self) -> None:
-        """Closes the file; calling it again does nothing."""
+        Raises:
+            ValueError: A line is not JSON.
+        """
         self._file.close()
+        self._rewrite(lambda line: json.loads(line)["step"] <= step)
 
-    def _keep(self, keep: Callable[[Mapping[str, Any]], bool]) -> None:
-        old = self.path.read_bytes() if self.path.exists() else b""
-        new = b"".join(line + b"\n" for line, record in _records(self.path, old) if keep(record))
+    def _rewrite(self, keep: Callable[[bytes], bool]) -> None:
+        old = self.path.read_bytes()
+        complete = old[: old.rfind(b"\n") + 1].splitlines(keepends=True)
+        new = b"".join(filter(keep, complete))
         if new != old:
             partial = self.path.with_name(f"{self.path.name}.partial")
             partial.write_bytes(new)
             os.replace(partial, self.path)
         self._file = self.path.open("ab", buffering=0)
-
-
-def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Reads the records of a `MetricsLog`, one dict per line, without an incomplete last line.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: A line before the last is not a JSON object with a step; names file and line.
-    """
-    return [record for _, record in _records(Path(path), Path(path).read_bytes())]
-
-
-def _records(path: Path, data: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    lines = data.split(b"\n")
-    for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line)
-            if not isinstance(record["step"], int | float):
-                raise TypeError
-        except (ValueError, TypeError, KeyError) as error:
-            if number == len(lines):  # incomplete, or empty
-                return
-            raise ValueError(
-                f"{path}, line {number}: not a JSON object with a step: {line[:80]!r}. "
-                "Repair or remove that line."
-            ) from error
-        yield line, record
 
 
 def _plain(value: Any) -> Any:

@@ -12,6 +12,8 @@ from hopfax.nn.encoder import CLEAN, Encoder, Encoding, Perturbation
 from hopfax.nn.functional import Functional, Params
 from hopfax.nn.universal import ponder_cost
 
+_PONDER_WEIGHT = 0.01
+
 
 class Batch(NamedTuple):
     """Rows of one padded length. An example has one text, or one per choice.
@@ -124,9 +126,11 @@ def classification(
     esr_in_nats: bool = False,
     esr_masked: bool = True,
     esr_entropy: hopfield.Entropy = "shannon",
-    ponder_weight: float = 0.01,
 ) -> Objective:
     """Returns the papers' objective: task loss + `esr_weight` times ESR.
+
+    Models with adaptive computation time add 0.01 times the steps of their tokens, as the Universal
+    Transformer's program.
 
     Args:
         model: The classifier.
@@ -136,11 +140,9 @@ def classification(
         esr_in_nats: See `esr_loss`.
         esr_masked: Whether the spectrum leaves out padding.
         esr_entropy: The entropy of the spectrum; see `hopfield.eigen_entropy`.
-        ponder_weight: Weight of the steps of tokens with adaptive computation time, >= 0; 0.01 in
-            the Universal Transformer's program.
 
     Raises:
-        ValueError: A weight is negative.
+        ValueError: `esr_weight` is negative.
 
     Example:
         >>> from hopfax.nn import robertha
@@ -150,10 +152,8 @@ def classification(
     References:
         Robertha, Eq. 12 and Table 15.
     """
-    if esr_weight < 0 or ponder_weight < 0:
-        raise ValueError(
-            f"esr_weight and ponder_weight must be >= 0, got {esr_weight} and {ponder_weight}"
-        )
+    if esr_weight < 0:
+        raise ValueError(f"esr_weight must be >= 0, got {esr_weight}")
 
     def objective(
         params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation = CLEAN, /
@@ -175,7 +175,7 @@ def classification(
         real = mask & (weights > 0)[:, None]
         loss = task + esr_weight * esr
         if encoding.ponder is not None:
-            loss += ponder_weight * _weighted_mean(ponder_cost(encoding.ponder, mask), weights)
+            loss += _PONDER_WEIGHT * _weighted_mean(ponder_cost(encoding.ponder, mask), weights)
         steps = mean_over_queries(encoding.num_steps, real)
         return loss, Losses(task, esr, steps, mean_over_queries(~encoding.converged, real))
 

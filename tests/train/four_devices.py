@@ -17,7 +17,7 @@ import tiny
 from hopfax.train import loop
 from hopfax.train.checkpoint import Checkpoints
 from hopfax.train.evaluate import Noise, make_predictor, predict
-from hopfax.train.metrics import MetricsLog, read_metrics
+from hopfax.train.metrics import MetricsLog
 from hopfax.train.objectives import classification
 from hopfax.train.sharding import make_sharding
 from hopfax.train.state import adamw, init_states
@@ -69,7 +69,7 @@ def run(folder, *options, killed=False):
     noise = Noise("embedding", "matched", 1.0)
     predictions = predict(predictor, result.params, VALIDATION, noise=noise)
     alone = predict(predictor, tiny.take(result.params, slice(1, 2)), VALIDATION, noise=noise)
-    lines = read_metrics(folder / "m.jsonl")
+    lines = tiny.records(folder / "m.jsonl")
     return {
         "params": np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(result.params)]),
         "epochs": result.epochs,

@@ -9,7 +9,7 @@ import tiny
 from hopfax.train.checkpoint import CheckpointError, Checkpoints
 from hopfax.train.evaluate import make_predictor, predict
 from hopfax.train.loop import DivergedError, fit
-from hopfax.train.metrics import MetricsLog, read_metrics
+from hopfax.train.metrics import MetricsLog
 from hopfax.train.objectives import classification
 from hopfax.train.state import adamw, seed_keys
 
@@ -87,7 +87,7 @@ def test_everything_is_logged_and_reported(tmp_path):
     reports = []
     with MetricsLog(tmp_path / "m.jsonl") as log:
         run(score=score, patience=2, log=log, on_progress=lambda *a, **b: reports.append((*a, b)))
-    lines = read_metrics(tmp_path / "m.jsonl")
+    lines = tiny.records(tmp_path / "m.jsonl")
     steps = [line for line in lines if "loss" in line]
     assert [line["step"] for line in steps] == list(range(2, 3 * STEPS + 1, 2))
     assert [line["epoch"] for line in steps] == [1] * 3 + [2] * 3 + [3] * 3
@@ -135,7 +135,7 @@ def test_divergence_names_step_seed_and_the_last_finite_checkpoint(tmp_path, val
         assert f"loss {value}" in str(error.value)
         # With the fault gone, the run continues from there as if there had been none.
         assert tiny.same_bits(run(checkpoints=checkpoints, log=log), run())
-    steps = [line["step"] for line in read_metrics(tmp_path / "m.jsonl") if "loss" in line]
+    steps = [line["step"] for line in tiny.records(tmp_path / "m.jsonl") if "loss" in line]
     assert steps == list(range(2, 3 * STEPS + 1, 2))
 
 
@@ -189,7 +189,7 @@ def test_a_stopped_seed_may_diverge_and_is_as_if_alone(tmp_path):
     assert (alone.steps, both.steps) == (3 * STEPS, 5 * STEPS)
     assert both.epochs.tolist() == [1, 5]
     tiny.assert_close(tiny.take(alone.params, 0), tiny.take(both.params, 0), rtol=1e-5, atol=1e-6)
-    lines = read_metrics(tmp_path / "m.jsonl")
+    lines = tiny.records(tmp_path / "m.jsonl")
     assert [line["validation"] for line in lines if "best" in line][3:] == [[None, 4], [None, 5]]
     assert [line["loss"][0] for line in lines if "loss" in line][-1] is None
 

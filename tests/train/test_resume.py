@@ -15,7 +15,7 @@ from hopfax.train import interrupt
 from hopfax.train.checkpoint import Checkpoints
 from hopfax.train.evaluate import make_predictor
 from hopfax.train.loop import fit
-from hopfax.train.metrics import MetricsLog, read_metrics
+from hopfax.train.metrics import MetricsLog
 from hopfax.train.objectives import classification
 from hopfax.train.state import adamw
 
@@ -50,7 +50,7 @@ def run(folder, interval=0.0, epochs=3):
 def assert_same_run(folder, got, want):
     """The same bits, and every step logged once with the same numbers."""
     assert tiny.same_bits(got, want)
-    logs = [read_metrics(folder / name / "metrics.jsonl") for name in ("cut", "complete")]
+    logs = [tiny.records(folder / name / "metrics.jsonl") for name in ("cut", "complete")]
     assert logs[0] == logs[1]
 
 

@@ -177,21 +177,6 @@ def test_models_of_a_vocabulary_share_tokenised_edits():
     assert victim(*bag(), fewer).gradients.cache is not cache
 
 
-@pytest.mark.parametrize("method", ["textbugger", "characters", "tokens"])
-def test_attacks_in_batches_equal_attacks_one_by_one(method):
-    def attack(attacked, batch_size):
-        options = {"rate": 0.3, "batch_size": batch_size}
-        if method == "textbugger":
-            return text.textbugger(attacked, TEXTS, [0, 1, 1, 0], seed=7, **options)
-        return text.hotflip(attacked, TEXTS, [0, 1, 1, 0], form=method, **options)
-
-    together, alone = attack(victim(*bag()), 4), attack(victim(*bag(), batch_sizes=(1,)), 1)
-    for one, other, clean in zip(together, alone, TEXTS, strict=True):
-        assert one.corrupted == other.corrupted and text.restore(one.corrupted) == clean
-        assert one.loss == pytest.approx(other.loss, abs=1e-5)
-    assert sum(result.loss > result.clean_loss for result in together) >= 2
-
-
 def test_flipped_tokens_are_what_the_model_reads():
     attacked = victim(*bag())
     results = text.hotflip(attacked, TEXTS, [0, 1, 1, 0], rate=0.5, form="tokens")

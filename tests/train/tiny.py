@@ -1,5 +1,6 @@
 """Models and rows small enough to train in a second."""
 
+import json
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -78,6 +79,10 @@ def same_bits(one, other):
     return [leaf.dtype for leaf in one] == [leaf.dtype for leaf in other] and all(
         a.tobytes() == b.tobytes() for a, b in zip(one, other, strict=True)
     )
+
+
+def records(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def assert_close(one, other, **tolerance):
