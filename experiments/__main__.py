@@ -155,8 +155,7 @@ def earlier(root: Path) -> str:
 def introduction(module_path: str) -> tuple[str, str]:
     """`REPRODUCES` and the first docstring line of a module, read from its source."""
     spec = importlib.util.find_spec(module_path)
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError(f"EXPERIMENTS names a missing module: {module_path!r}")
+    assert spec and spec.origin, module_path
     source = Path(spec.origin).read_text(encoding="utf-8")
     reproduces = re.search(r'^REPRODUCES = "(.*)"$', source, re.MULTILINE)
     return reproduces[1] if reproduces else "", source.partition("\n")[0].strip('"')
@@ -165,10 +164,8 @@ def introduction(module_path: str) -> tuple[str, str]:
 def unknown(name: str, experiments: Mapping[str, str]) -> str:
     """Returns the error message for an unknown experiment, with similar names."""
     nearest = difflib.get_close_matches(name, experiments, n=3, cutoff=0.6)
-    hint = (
-        f"did you mean {' or '.join(nearest)}?" if nearest else f"known: {', '.join(experiments)}"
-    )
-    return f"unknown experiment {name!r}; {hint} `python -m experiments` lists them all."
+    hint = f"did you mean {' or '.join(nearest)}? " if nearest else ""
+    return f"unknown experiment {name!r}; {hint}`python -m experiments` lists them all."
 
 
 def is_expected(error: Exception) -> bool:

@@ -11,6 +11,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -302,11 +303,8 @@ def gaussian_grid(
     """Returns clean inputs and every combination of level, site, protocol and draw."""
     noisy = [
         Gaussian(site=site, protocol=protocol, level=float(level), draw=draw)
-        for protocol in protocols
-        for site in sites
-        for level in levels
+        for protocol, site, level, draw in product(protocols, sites, levels, range(noise_draws))
         if level
-        for draw in range(noise_draws)
     ]
     for each in noisy:
         check_noise(each.noise)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 if TYPE_CHECKING:
     from hopfax.data import TaskSpec
     from hopfax.nn import Encoder, Functional
-    from hopfax.train.adversarial import Ball
     from hopfax.train.objectives import Objective
 
 WEIGHT_DECAY = 0.01  # Table 15
@@ -133,11 +131,9 @@ VARIANTS: dict[str, Variant] = {
 
 
 def variant(name: str) -> Variant:
-    """Returns a model by name; the ValueError for an unknown name suggests similar ones."""
+    """Returns a model by name; the ValueError for an unknown name lists the models."""
     if name not in VARIANTS:
-        near = difflib.get_close_matches(name, VARIANTS, n=2)
-        hint = f"did you mean {' or '.join(near)}? " if near else ""
-        raise ValueError(f"unknown model {name!r}; {hint}the models are {', '.join(VARIANTS)}")
+        raise ValueError(f"unknown model {name!r}; the models are {', '.join(VARIANTS)}")
     return VARIANTS[name]
 
 
@@ -151,12 +147,11 @@ def with_flags(variant: Variant, **flags: Any) -> Variant:
         variant: One of `VARIANTS`.
         **flags: Values by name; None for a flag that was left out.
     """
-    flags = {name: value for name, value in flags.items() if value is not None}
     names = {each.name for each in dataclasses.fields(Variant)}
-    own = {"beta", "tol", "max_steps"} if variant.kind != "robertha" else set()
-    options = {n: v for n, v in flags.items() if n not in names and n not in own}
-    fields = {name: value for name, value in flags.items() if name in names}
-    return dataclasses.replace(variant, **fields, options={**options, **variant.options})
+    others = set() if variant.kind == "robertha" else {"beta", "tol", "max_steps"}
+    flags = {n: v for n, v in flags.items() if v is not None and n not in others}
+    fields = {name: flags.pop(name) for name in names & flags.keys()}
+    return dataclasses.replace(variant, **fields, options={**flags, **variant.options})
 
 
 class Trainable(NamedTuple):
@@ -182,7 +177,7 @@ def build(variant: Variant, spec: TaskSpec, *, vocab_size: int, **sizes: Any) ->
     """
     from hopfax.nn import Preset, find_preset, robertha, tinybert, with_precision
     from hopfax.nn.models import universal_bert
-    from hopfax.train.adversarial import augmented, freelb, pgd
+    from hopfax.train.adversarial import Ball, augmented, freelb, pgd
     from hopfax.train.objectives import classification
 
     options = {**sizes, **variant.options}
@@ -208,18 +203,11 @@ def build(variant: Variant, spec: TaskSpec, *, vocab_size: int, **sizes: Any) ->
         model = builder(*shape, **options)
     model = with_precision(model, variant.precision)
     objective = classification(model, regression=spec.regression, **esr)
-    if variant.training == "freelb":
-        objective = freelb(objective, ball(variant.radius))
-    elif variant.training == "pgd":
-        objective = pgd(objective, ball(variant.radius))
-    elif variant.training == "noise":
+    if variant.training == "noise":
         objective = augmented(objective, sigma=AUGMENTED_SIGMA)
+    elif variant.training != "clean":
+        radius, adversarial = variant.radius, {"freelb": freelb, "pgd": pgd}[variant.training]
+        ball = Ball(num_steps=3, step_size=0.4 * radius, max_norm=radius, initial_norm=0.6 * radius)
+        objective = adversarial(objective, ball)
     iterates = variant.kind == "robertha" and variant.options.get("max_steps") != 0
     return Trainable(model, objective, variant.weight_decay, iterates or "halting" in options)
-
-
-def ball(radius: float) -> Ball:
-    """Returns FreeLB's and PGD's search: three steps, whose sizes scale with the radius."""
-    from hopfax.train.adversarial import Ball
-
-    return Ball(num_steps=3, step_size=0.4 * radius, max_norm=radius, initial_norm=0.6 * radius)

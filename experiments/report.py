@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).with_name("templates")
 MOST_LINES = 6  # the interactive chart starts with at most so many
-SHARED_DRAWS = (
-    "The seeds of this run share their noise draws, so its intervals leave out the variance of "
-    "the draws."
-)
 
 
 @dataclass(frozen=True)
@@ -159,11 +155,8 @@ def html(page: Page, folder: Path) -> str:
     """The page as one HTML file with SVG pictures and, if it has data, the interactive chart."""
     svgs = {name: svg(picture.figure, name) for name, picture in page.pictures.items()}
     chart = _chart(page.explorer) if page.explorer else None
-    return (
-        _environment()
-        .get_template("report.html.j2")
-        .render(page=page, run=_run(folder), svgs=svgs, chart=chart)
-    )
+    template = _environment().get_template("report.html.j2")
+    return template.render(page=page, run=_run(folder), svgs=svgs, chart=chart)
 
 
 def svg(figure: Figure, name: str) -> Any:
@@ -235,17 +228,13 @@ def pivot(
     caption: str = "",
 ) -> Table:
     """Differences with intervals as a table, one line per `index` value, in the frame's order."""
-    names = titles or {}
-    heads = list(table[columns].unique())
-    lines = []
-    for name in table[index].unique():
-        line = [str(names.get(name, name))]
-        for head in heads:
-            cell = table[(table[index] == name) & (table[columns] == head)]
-            line.append(with_interval(cell.iloc[0]) if len(cell) else "–")
-        lines.append(line)
-    texts = ["", *(str(names.get(head, head)).replace("\n", " ") for head in heads)]
-    return Table(texts, lines, caption)
+    names, heads = titles or {}, list(table[columns].unique())
+    cells = {(row[index], row[columns]): with_interval(row) for _, row in table.iterrows()}
+    lines = [
+        [str(names.get(name, name)), *(cells.get((name, head), "–") for head in heads)]
+        for name in table[index].unique()
+    ]
+    return Table(["", *(_one_line(names.get(head, head)) for head in heads)], lines, caption)
 
 
 def joined(names: Iterable[str]) -> str:
@@ -275,10 +264,7 @@ def _run(folder: Path) -> dict[str, Any]:
         "sessions": len(origins),
         "origins": [origin_line(origin) for origin in origins],
         "machines": sorted({f"{o['cpu']}, {o['device']}" for o in origins}),
-        "notes": [
-            *config.get("notes", []),
-            *([SHARED_DRAWS] if config.get("plan", {}).get("shared_draws") else []),
-        ],
+        "notes": config.get("notes", []),
         "files": sorted(path.name for path in folder.glob("*.csv")),
         "depth": "../" * (len(folder.parts) - folder.parts.index("results") - 1)
         if "results" in folder.parts

@@ -76,8 +76,8 @@ def load(name: str) -> ModuleType:
 
 def title(name: str) -> str:
     """The first line of a case's docstring, read without importing jax."""
-    path = Path(__file__).parent / "cases" / f"{name}.py"
-    return path.read_text(encoding="utf-8").partition("\n")[0].strip('"')
+    source = Path(__file__).with_name("cases") / f"{name}.py"
+    return source.read_text(encoding="utf-8").partition("\n")[0].strip('"')
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -209,18 +209,20 @@ def page(folder: Path) -> report.Page:
     """The page of a folder of results: a table a case, ratios with their goals."""
     frame = pd.read_csv(folder / "results.csv")
     device = read_config(folder)["provenance"][0]["device"]
-    tables, verdicts = [], []
-    for name in (name for name in CASES if (frame["case"] == name).any()):
-        lines = lines_of(name, frame[frame["case"] == name], device)
-        tables.append(report.Table(PAGE_COLUMNS, lines, title(name)))
-        verdicts += [line[-1] for line in lines if len(line) == len(PAGE_COLUMNS)]
+    cases = {name: frame[frame["case"] == name] for name in CASES if name in set(frame["case"])}
+    lines = {name: lines_of(name, rows, device) for name, rows in cases.items()}
+    verdicts = [line[4] for each in lines.values() for line in each if len(line) > 4]
+    measured = len(verdicts) - verdicts.count(MISSING)
     notes: list[str] = [*NOTES]
     if others := sorted(set(frame["case"]) - set(CASES)):
         notes.append(f"results.csv also has {report.joined(others)}, which are no longer measured.")
-    measured = len(verdicts) - verdicts.count(MISSING)
-    count = f"{verdicts.count('yes')} of its {measured}"
-    answer = f"hopfax meets {count} goals for speed and memory in every setting measured."
-    return report.Page("Speed and memory", answer, tables=tables, notes=notes)
+    return report.Page(
+        "Speed and memory",
+        f"hopfax meets {verdicts.count('yes')} of its {measured} goals for speed and memory in "
+        "every setting measured.",
+        tables=[report.Table(PAGE_COLUMNS, each, title(name)) for name, each in lines.items()],
+        notes=notes,
+    )
 
 
 def lines_of(name: str, frame: pd.DataFrame, device: str) -> list[tuple[str, ...]]:

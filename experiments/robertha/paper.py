@@ -57,21 +57,17 @@ def paper_setting(title: str, parameter: str, value: float, level: float) -> flo
 
 @functools.cache
 def _scores() -> dict[tuple[str, str, float, str], float]:
-    """(title, paper's model name, level, corruption) -> score.
-
-    A score that several tables repeat must be the same in all of them; the blank fields are Table
-    3's reference to Table 2.
-    """
-    scores: dict[tuple[str, str, float, str], float] = {}
-    for row in _rows("paper_scores.csv"):
-        if not row["mean"]:
-            continue
-        title = row["benchmark"] if row["task"] == "average" else row["task"]
-        key = (title, row["model"], float(row["level"] or 0), row["corruption"])
-        score = float(row["mean"])
-        if scores.setdefault(key, score) != score:
-            raise ValueError(f"paper_scores.csv: two scores for {key}: {scores[key]} and {score}")
-    return scores
+    """(title, paper's model name, level, corruption) -> score; blank fields are references."""
+    return {
+        (
+            row["benchmark"] if row["task"] == "average" else row["task"],
+            row["model"],
+            float(row["level"] or 0),
+            row["corruption"],
+        ): float(row["mean"])
+        for row in _rows("paper_scores.csv")
+        if row["mean"]
+    }
 
 
 @functools.cache

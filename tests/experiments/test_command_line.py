@@ -63,7 +63,7 @@ def test_without_a_name_every_experiment_is_listed_but_not_imported(stubs, capsy
     ("words", "status", "shown"),
     [
         (["stbu"], 2, ["did you mean stub"]),
-        (["qqqqqqq"], 2, ["known: stub, stencil"]),
+        (["qqqqqqq"], 2, ["`python -m experiments` lists them all"]),
         (["stub", "--taks", "x"], 2, ["--task"]),
         (["stub", "--budget", "smole"], 2, ["smoke"]),
         (["stub", "--budget", "smoke"], 0, ["page: runs/smoke"]),

@@ -90,6 +90,6 @@ def test_a_flag_does_not_change_what_a_variant_is():
     )
 
 
-def test_an_unknown_model_names_the_nearest():
-    with pytest.raises(ValueError, match="unknown model 'robrtha'; did you mean robertha"):
+def test_an_unknown_model_is_an_error():
+    with pytest.raises(ValueError, match="unknown model 'robrtha'; the models are tinybert,"):
         variant("robrtha")
