@@ -57,18 +57,18 @@ class CellPredictions(NamedTuple):
     Attributes:
         logits: `(seeds, rows, outputs)`.
         labels: `(rows,)`.
-        snr_db: `(seeds,)` realised signal-to-noise ratio, nan without noise.
+        snr_db: `(seeds,)` realised signal-to-noise ratio, inf without noise.
         num_steps: `(seeds,)` mean Hopfield updates per query.
-        words_changed: `(seeds,)` mean share of a text's words that were changed, or nan.
-        edits: JSON of the edits of each seed's texts, or "".
+        words_changed: `(seeds,)` mean share of a text's words that were changed; empty for none.
+        edits: `(seeds,)` JSON of the edits of each seed's texts; empty for none.
     """
 
     logits: np.ndarray
     labels: np.ndarray
     snr_db: np.ndarray
     num_steps: np.ndarray
-    words_changed: np.ndarray
-    edits: np.ndarray
+    words_changed: np.ndarray = np.array([])
+    edits: np.ndarray = np.array([])
 
 
 class Condition(Protocol):
@@ -110,12 +110,13 @@ def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, 
     shared = {"constant": constant_score(metrics, predicted.labels, predicted.logits.shape[-1])}
     if is_set and condition.name:
         shared["train_overlap"] = condition.train_overlap(cell)
+    changes = predicted.words_changed.tolist() or [None] * len(cell.spec.seeds)
+    numbers = predicted.snr_db.tolist(), predicted.num_steps.tolist(), changes
     for seed, logits, snr_db, steps, changed in zip(
-        cell.spec.seeds, predicted.logits, predicted.snr_db.tolist(),
-        predicted.num_steps.tolist(), predicted.words_changed.tolist(), strict=True,
-    ):  # fmt: skip
+        cell.spec.seeds, predicted.logits, *numbers, strict=True
+    ):
         values = scores(metrics, logits, predicted.labels)
-        if np.isfinite(changed):
+        if changed is not None:
             values["words_changed"] = changed
         for metric, value in (values | shared).items():
             yield {
@@ -167,7 +168,7 @@ class Gaussian:
         # Seeds draw independently, models share a seed's draws: intervals over seeds are honest,
         # differences between models stay paired.
         noise = self.noise._replace(seeds=cell.spec.seeds) if self.level else None
-        return _stacked(predict(cell.predictor, cell.params, test, noise=noise), noisy=noise)
+        return CellPredictions(*predict(cell.predictor, cell.params, test, noise=noise))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,13 +222,12 @@ class Typos:
             parts.append(_predict_rows(cell, rows, tested))
             changed += [np.mean([each.rate for each in made])] * len(tested)
             edits += [json.dumps([each.edits for each in made], ensure_ascii=False)] * len(tested)
+        fields = {
+            name: np.concatenate([getattr(each, name) for each in parts])
+            for name in ("logits", "snr_db", "num_steps")
+        }
         return CellPredictions(
-            logits=np.concatenate([each.logits for each in parts]),
-            labels=parts[0].labels,
-            snr_db=np.full(len(seeds), np.nan),
-            num_steps=np.concatenate([each.num_steps for each in parts]),
-            words_changed=np.array(changed),
-            edits=np.array(edits),
+            labels=parts[0].labels, words_changed=np.array(changed), edits=np.array(edits), **fields
         )
 
     def _corrupted(self, cell: Cell, rows: Sequence[Example], seed: int) -> Sequence[Corrupted]:
@@ -294,7 +294,8 @@ class EvaluationSet:
 
     def predict(self, cell: Cell) -> CellPredictions:
         """See `Condition`."""
-        return _stacked(_predict_rows(cell, self.rows(cell), range(len(cell.spec.seeds))))
+        seeds = range(len(cell.spec.seeds))
+        return CellPredictions(*_predict_rows(cell, self.rows(cell), seeds))
 
 
 def gaussian_grid(
@@ -356,18 +357,6 @@ def constant_score(metrics: Sequence[str], labels: np.ndarray, outputs: int) -> 
         return scores(tuple(metrics), np.zeros((len(labels), 1)), labels)["score"]
     constants = (np.tile(np.eye(outputs)[each], (len(labels), 1)) for each in range(outputs))
     return max(scores(tuple(metrics), each, labels)["score"] for each in constants)
-
-
-def _stacked(predicted: Predictions, *, noisy: Noise | None = None) -> CellPredictions:
-    nothing = np.full(len(predicted.logits), np.nan)
-    return CellPredictions(
-        logits=predicted.logits,
-        labels=predicted.labels,
-        snr_db=predicted.snr_db if noisy else nothing,
-        num_steps=predicted.num_steps,
-        words_changed=nothing,
-        edits=np.array(""),
-    )
 
 
 def _predict_rows(cell: Cell, rows: Sequence[Example], seeds: Sequence[int]) -> Predictions:
