@@ -61,7 +61,7 @@ def by_budget(
     def text(value: Any) -> str:
         if value is None:
             return "all"
-        return " ".join(map(str, value)) or "none" if isinstance(value, tuple) else f"{value:g}"
+        return " ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
 
     if defaults is None:
         defaults = {size: budget._asdict() for size, budget in BUDGETS.items()}
@@ -74,6 +74,18 @@ def by_budget(
 def optional(metavar: str, default: str) -> Any:
     """Describes the default of a flag that may be left out."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})")
+
+
+def budget_of(config: Any, budgets: Mapping[str, Any]) -> Any:
+    """Returns the configuration's budget, a NamedTuple, with the flags that were set.
+
+    Raises:
+        ValueError: A value is out of its range, or a list is empty or repeats a value.
+    """
+    check(config)
+    budget = budgets[config.budget]
+    flags = {name: getattr(config, name, None) for name in budget._fields}
+    return budget._replace(**{name: flag for name, flag in flags.items() if flag is not None})
 
 
 @dataclass(frozen=True, kw_only=True)
