@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from experiments.models import VARIANTS, variant
-from experiments.settings import Flags, optional, resolved
+from experiments.settings import Flags, budget_of, by_budget, resolved
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,9 +71,7 @@ BUDGETS = {
 }
 
 
-def _default(name: str) -> Any:
-    values = [f"{getattr(budget, name)} ({size})" for size, budget in BUDGETS.items()]
-    return optional("INT", ", ".join(values))
+DEFAULTS = {size: budget._asdict() for size, budget in BUDGETS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +80,11 @@ class Config(Flags):
 
     model: tuple[str, ...] = ("tinybert", "robertha")
     """Models, see `robustness`."""
-    texts: Annotated[int | None, _default("texts")] = None
+    texts: Annotated[int | None, by_budget("texts", "INT", DEFAULTS)] = None
     """Rows drawn from the test split, at least 2."""
-    draws: Annotated[int | None, _default("draws")] = None
+    draws: Annotated[int | None, by_budget("draws", "INT", DEFAULTS)] = None
     """Noise draws a text, at least 2."""
-    level_texts: Annotated[int | None, _default("level_texts")] = None
+    level_texts: Annotated[int | None, by_budget("level_texts", "INT", DEFAULTS)] = None
     """Texts that level weights are measured on; a draw takes 25 evaluations."""
     snr_db: float = 0.0
     """Expected signal-to-noise ratio on the embeddings, in dB."""
@@ -107,8 +105,7 @@ def run(config: Config) -> Path:
     from hopfax.data import task
     from hopfax.train.progress import Progress
 
-    flags = {name: getattr(config, name) for name in ("texts", "draws", "level_texts")}
-    budget = BUDGETS[config.budget]._replace(**{k: v for k, v in flags.items() if v is not None})
+    budget = budget_of(config, BUDGETS)
     if min(budget.texts, budget.draws) < 2 or budget.level_texts < 1:
         raise ValueError("--texts and --draws must be at least 2, and --level-texts at least 1")
     config = resolved(config)

@@ -19,10 +19,11 @@ grokking regime: runs at these sizes generalise while they fit.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from experiments.settings import BudgetName, optional
+from experiments.settings import BudgetName, budget_of, by_budget, optional
 
 if TYPE_CHECKING:
     import numpy as np
@@ -95,11 +96,12 @@ class Setting:
 
 
 class Budget(NamedTuple):
-    """What a size of run means."""
+    """What a size of run means; `arm` is compared with the baseline."""
 
     seeds: int
     sweep_seeds: int
     settings: dict[Task, Setting]
+    arm: tuple[ArmName, ...] = tuple(name for name in ARMS if name != "baseline")
 
 
 PARITY: Any = {"gamma": 0.05, "rho": 0.05}
@@ -121,14 +123,15 @@ TABLE2: dict[Task, Setting] = {
     "parity": Setting(data=PAPER_BITS, epochs=2000, **PARITY),
 }
 BUDGETS = {
-    "smoke": Budget(2, 0, SMOKE),
+    "smoke": Budget(2, 0, SMOKE, ("stability_reg",)),
     "laptop": Budget(8, 2, MEDIUM),
     "paper": Budget(32, 4, TABLE2),
 }
-TASK_OF: dict[str, Task] = {
-    "modulus": "addition",
-    "num_bits": "parity",
-    "num_relevant": "parity",
+DEFAULTS = {size: budget._asdict() for size, budget in BUDGETS.items()}
+# Flags of a task's generator.
+FLAGS: dict[Task, tuple[str, ...]] = {
+    "addition": ("num_train", "modulus"),
+    "parity": ("num_train", "num_bits", "num_relevant"),
 }
 
 
@@ -141,11 +144,13 @@ class Config:
     it."""
     task: tuple[Task, ...] = ("addition", "parity")
     """Tasks."""
-    arm: tuple[ArmName, ...] = tuple(name for name in ARMS if name != "baseline")
+    arm: Annotated[
+        tuple[ArmName, ...] | None, optional("NAME ...", "all; stability_reg (smoke)")
+    ] = None
     """Arms to compare with the baseline."""
-    seeds: Annotated[int | None, optional("INT", "8 (laptop), 2 (smoke), 32 (paper)")] = None
+    seeds: Annotated[int | None, by_budget("seeds", "INT", DEFAULTS)] = None
     """Runs an arm, seeds 0, 1, 2, ...; at least 3."""
-    sweep_seeds: Annotated[int | None, optional("INT", "2 (laptop), 0 (smoke), 4 (paper)")] = None
+    sweep_seeds: Annotated[int | None, by_budget("sweep_seeds", "INT", DEFAULTS)] = None
     """Seeds at each of nine (γ, ρ); 0 leaves the sweep out."""
     epochs: Annotated[int | None, optional("INT", "by budget and task")] = None
     """Maximum number of passes over the training rows, rounded up to tens."""
@@ -175,13 +180,12 @@ def run(config: Config) -> Path:
     from experiments.noise_stability.training import fill
 
     budget = resolved(config)
-    names = ("stability_reg",) if config.budget == "smoke" else config.arm
-    arms: dict[str, dict[str, Any]] = {name: ARMS[name] for name in ("baseline", *names)}
+    arms: dict[str, dict[str, Any]] = {name: ARMS[name] for name in ("baseline", *budget.arm)}
     jobs = []
     for task, setting in budget.settings.items():
         problem = make_problem(task, setting, np.arange(budget.seeds))
         jobs += [make_job(problem, setting, name, arm) for name, arm in arms.items()]
-        if budget.sweep_seeds:
+        if budget.sweep_seeds > 0:
             grid = np.meshgrid(SWEEP_GAMMAS, SWEEP_RHOS, np.arange(budget.sweep_seeds))
             gamma, rho, seeds = (part.ravel() for part in grid)
             problem = make_problem(task, setting, seeds.astype(int))
@@ -275,42 +279,31 @@ def resolved(config: Config) -> Budget:
     Raises:
         ValueError: A flag is out of range, or belongs to a task that is not run.
     """
-    seeds, sweep_seeds, defaults = BUDGETS[config.budget]
-    seeds = seeds if config.seeds is None else config.seeds
-    sweep_seeds = sweep_seeds if config.sweep_seeds is None else config.sweep_seeds
-    least = 2 if config.budget == "smoke" else 3
-    if seeds < least or sweep_seeds < 0:
-        raise ValueError(
-            f"--seeds must be >= {least} and --sweep-seeds >= 0, got {seeds} and {sweep_seeds}"
-        )
-    if config.epochs is not None and config.epochs < 1:
-        raise ValueError(f"--epochs must be >= 1, got {config.epochs}")
+    budget = budget_of(config, BUDGETS)
+    if budget.seeds < (least := 2 if config.budget == "smoke" else 3):
+        raise ValueError(f"--seeds must be >= {least}, got {budget.seeds}")
     settings: dict[Task, Setting] = {
-        task: defaults[task] for task in config.task if task in defaults
+        task: budget.settings[task] for task in config.task if task in budget.settings
     }
     if not settings:
-        raise ValueError(f"--budget {config.budget} requires --task {' '.join(defaults)}")
-    for flag, task in TASK_OF.items():
-        if getattr(config, flag) is not None and task not in settings:
-            name = f"--{flag.replace('_', '-')}"
-            raise ValueError(f"{name} requires --task {task}, got {' '.join(settings)}")
-    for task, setting in settings.items():
-        flags = {name: getattr(config, name) for name in ("num_train", *TASK_OF)}
-        data = {
-            name: value
-            for name, value in flags.items()
-            if value is not None and TASK_OF.get(name, task) == task
-        }
-        if data.get("num_train", setting.batch_size) < setting.batch_size:
+        raise ValueError(f"--budget {config.budget} requires --task {' '.join(budget.settings)}")
+    batches = max(ARMS[name].get("batches", 1) for name in budget.arm)
+    for task, names in FLAGS.items():
+        flags = {name: getattr(config, name) for name in names if getattr(config, name) is not None}
+        if task not in settings:
+            if own := [name for name in flags if name != "num_train"]:
+                flag = own[0].replace("_", "-")
+                raise ValueError(f"--{flag} requires --task {task}, got {' '.join(settings)}")
+            continue
+        setting = settings[task]
+        if flags.get("num_train", inf) < (largest := setting.batch_size * batches):
             raise ValueError(
-                f"--num-train must be at least a batch, {setting.batch_size}, got "
-                f"{config.num_train}"
+                f"--num-train must be at least a batch, {largest}, got {config.num_train}"
             )
-        monitors = {"budget": setting.monitor, "none": None}
         settings[task] = replace(
             setting,
-            data=setting.data | data,
+            data=setting.data | flags,
             epochs=config.epochs or setting.epochs,
-            monitor=monitors.get(config.monitor, config.monitor),
+            monitor={"budget": setting.monitor, "none": None}.get(config.monitor, config.monitor),
         )
-    return Budget(seeds, sweep_seeds, settings)
+    return budget._replace(settings=settings)

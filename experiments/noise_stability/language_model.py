@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
-from experiments.settings import BudgetName, optional
+from experiments.settings import BudgetName, budget_of, by_budget, optional
 
 if TYPE_CHECKING:
     from jaxtyping import Array
@@ -66,6 +66,7 @@ ROWS = {"train": 1000, "validation": 200, "test": 200}
 SMOKE = Budget(2, 10, {"train": 20, "validation": 10, "test": 10}, 6, 20, 8, 1, 2, 10,
                ("baseline", "stability_reg"))  # fmt: skip
 BUDGETS = {"smoke": SMOKE, "laptop": Budget(3, 800, ROWS), "paper": Budget(16, 2000, ROWS)}
+DEFAULTS = {size: budget._asdict() for size, budget in BUDGETS.items()}
 LEARNING_RATE, WEIGHT_DECAY, TARGET = 1e-3, 0.02, 0.7
 ARMS: dict[str, dict[str, Any]] = {
     "baseline": {},
@@ -91,9 +92,9 @@ class Config:
     """Size of the run: seconds, an hour, or 16 seeds. Other flags override it."""
     target_on: Literal["train", "validation"] = "train"
     """Rows on which the target of 70 % counts."""
-    seeds: Annotated[int | None, optional("INT", "3 (laptop), 2 (smoke), 16 (paper)")] = None
+    seeds: Annotated[int | None, by_budget("seeds", "INT", DEFAULTS)] = None
     """Runs an arm, seeds 0, 1, 2, ...; at least 3."""
-    epochs: Annotated[int | None, optional("INT", "800 (laptop), 10 (smoke), 2000 (paper)")] = None
+    epochs: Annotated[int | None, by_budget("epochs", "INT", DEFAULTS)] = None
     """Maximum number of passes over the training rows, rounded up to tens."""
     monitor: Literal["train", "validation", "none"] = "none"
     """Loss that lowers the learning rate when it stops falling, with Table 2's patience of 10
@@ -115,14 +116,9 @@ def run(config: Config) -> Path:
     from experiments.rundir import write_whole
     from hopfax.data import next_words, read_wikitext2
 
-    budget = BUDGETS[config.budget]
-    flags = {"seeds": config.seeds, "epochs": config.epochs}
-    budget = budget._replace(**{name: flag for name, flag in flags.items() if flag is not None})
-    least = 2 if config.budget == "smoke" else 3
-    if budget.seeds < least or budget.epochs < 1:
-        raise ValueError(
-            f"--seeds must be >= {least} and --epochs >= 1, got {budget.seeds} and {budget.epochs}"
-        )
+    budget = budget_of(config, BUDGETS)
+    if budget.seeds < (least := 2 if config.budget == "smoke" else 3):
+        raise ValueError(f"--seeds must be >= {least}, got {budget.seeds}")
     texts = embedded_texts() if config.data_dir is None else read_wikitext2(config.data_dir)
     sizes = {"num_tokens": budget.num_tokens, "vocab_size": budget.vocab_size}
     sets = [next_words(texts, seed, rows=budget.rows, **sizes) for seed in range(budget.seeds)]

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ from experiments import figures, report
 from experiments.figures import Panel
 from experiments.noise_stability import layers
 from experiments.rundir import open_run, write_whole
-from experiments.settings import optional
+from experiments.settings import BudgetName, budget_of, by_budget
 from hopfax.stability import gaussian_pair, level_weights, noise_stability, theory
 from hopfax.train.progress import Progress
 
@@ -106,20 +106,18 @@ PANELS = {
 }
 
 
-def _default(name: str) -> Any:
-    values = [f"{getattr(budget, name)} ({size})" for size, budget in BUDGETS.items()]
-    return optional("INT", ", ".join(values))
+DEFAULTS = {size: budget._asdict() for size, budget in BUDGETS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Settings of the experiment."""
 
-    budget: Literal["smoke", "laptop", "paper"] = "laptop"
+    budget: BudgetName = "laptop"
     """Size of the run: seconds, minutes, or a million pairs. The flags below override it."""
-    num_samples: Annotated[int | None, _default("num_samples")] = None
+    num_samples: Annotated[int | None, by_budget("num_samples", "INT", DEFAULTS)] = None
     """Pairs an estimate, at least 1000."""
-    networks: Annotated[int | None, _default("networks")] = None
+    networks: Annotated[int | None, by_budget("networks", "INT", DEFAULTS)] = None
     """Random networks, for error bars over their weights; at least 2."""
     seed: int = 0
     """Seed of all draws."""
@@ -133,9 +131,7 @@ def run(config: Config) -> Path:
     Raises:
         ValueError: A flag is out of range.
     """
-    flags = {name: getattr(config, name) for name in ("num_samples", "networks")}
-    set_flags = {name: flag for name, flag in flags.items() if flag is not None}
-    budget = BUDGETS[config.budget]._replace(**set_flags)
+    budget = budget_of(config, BUDGETS)
     if budget.num_samples < 1000 or budget.networks < 2:
         raise ValueError(
             "--num-samples must be >= 1000 and --networks >= 2, got "

@@ -54,6 +54,11 @@ class Rows(NamedTuple):
 Evaluate = Callable[[Decoder, Rows, Rows, Rows], dict[str, Array]]
 
 
+def test_accuracy(network: Decoder, train: Rows, validation: Rows, test: Rows) -> dict[str, Array]:
+    """The share of test rows that are predicted."""
+    return {"test_accuracy": _accuracy(network(test.ids), test.labels)}
+
+
 class Hyperparameters(NamedTuple):
     """Numbers that may differ between runs of one compiled program.
 
@@ -138,8 +143,7 @@ class Problem(NamedTuple):
         epochs: Maximum number of epochs.
         target: Accuracy to reach, in [0, 1].
         target_on: Split on which it is measured.
-        evaluate: `evaluate(network, train, validation, test)` of each run at its end; None for the
-            test accuracy.
+        evaluate: `evaluate(network, train, validation, test)` of each run at its end.
     """
 
     name: str
@@ -153,7 +157,12 @@ class Problem(NamedTuple):
     epochs: int
     target: float
     target_on: Split = "validation"
-    evaluate: Evaluate | None = None
+    evaluate: Evaluate = test_accuracy
+
+    @property
+    def splits(self) -> tuple[Rows, Rows, Rows]:
+        """Training, validation and test rows."""
+        return self.train, self.validation, self.test
 
     def reached(self, history: Epoch) -> np.ndarray:
         """`(runs,)` epochs, counted from 1, until the target accuracy; inf for never."""
@@ -181,6 +190,19 @@ class Job(NamedTuple):
     static: Static
     hyperparameters: Hyperparameters
 
+    @property
+    def numbers(self) -> Hyperparameters:
+        """The hyperparameters of every run, `(runs,)` each."""
+        runs = self.problem.seeds.shape
+        return Hyperparameters(
+            *(np.broadcast_to(np.float32(x), runs) for x in self.hyperparameters)
+        )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Full batches of the training rows."""
+        return self.problem.train.ids.shape[1] // self.static.batch_size
+
 
 def fill(
     name: str,
@@ -195,7 +217,7 @@ def fill(
     Args:
         name: The experiment's name on the command line.
         config: Its flags.
-        jobs: What to train.
+        jobs: What to train; a batch must not exceed the training rows.
         arms: What each arm changes, for the page.
         page: Makes the page of the run's folder.
     """
@@ -234,85 +256,69 @@ def train_arm(
         DivergedError: A loss is not finite.
     """
     problem = job.problem
-    splits = problem.train, problem.validation, problem.test
-    spread = _spread(job)
+    digest = hashlib.sha256()
+    for part in jax.tree.leaves(problem.splits):
+        digest.update(np.ascontiguousarray(part).tobytes())
     settings = {
         "format": FORMAT,
         "problem": plain(problem.settings),
         "static": plain(job.static),
-        "numbers": {field: each.tolist() for field, each in spread._asdict().items()},
+        "numbers": {name: each.tolist() for name, each in job.numbers._asdict().items()},
         "seeds": problem.seeds.tolist(),
         "epochs": problem.epochs,
         "target": [problem.target, problem.target_on],
-        "rows": _digest(splits),
+        "rows": digest.hexdigest()[:16],
     }
-    canonical = json.dumps(settings, sort_keys=True)
-    name = hashlib.sha256(canonical.encode()).hexdigest()[:12]
+    name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
     stored, partial = root / f"{name}.npz", root / f"{name}.partial"
     if not stored.exists():
         with locked(partial):
             if not stored.exists():  # another process may have stored it meanwhile
-                with Checkpoints(
-                    partial, config=settings, interval=CHECKPOINT_SECONDS
-                ) as checkpoints:
-                    history, params = train_runs(
-                        job, checkpoints=checkpoints, on_progress=on_progress
-                    )
-                final = evaluator(problem.model, problem.evaluate)(params, *splits)
-                arrays = history._asdict() | {FINAL + key: part for key, part in final.items()}
-                buffer = io.BytesIO()
-                as_float = {key: np.asarray(part, np.float32) for key, part in arrays.items()}
-                np.savez_compressed(buffer, settings=np.array(canonical), **as_float)  # pyright: ignore[reportArgumentType]
-                write_whole(stored, buffer.getvalue())
-                shutil.rmtree(partial)
+                _store(job, settings, stored, partial, on_progress)
     with np.load(stored, allow_pickle=False) as arrays:
         history = Epoch(*(arrays[field] for field in Epoch._fields))
         final = {key.removeprefix(FINAL): arrays[key] for key in arrays if key.startswith(FINAL)}
     return history, final
 
 
+def _store(
+    job: Job, settings: dict[str, Any], stored: Path, partial: Path, on_progress: Any
+) -> None:
+    with Checkpoints(partial, config=settings, interval=CHECKPOINT_SECONDS) as checkpoints:
+        history, params = train_runs(job, checkpoints, on_progress)
+    final = evaluate_runs(job.problem.model, job.problem.evaluate, params, job.problem.splits)
+    arrays = history._asdict() | {FINAL + key: part for key, part in final.items()}
+    buffer = io.BytesIO()
+    as_float = {key: np.asarray(part, np.float32) for key, part in arrays.items()}
+    canonical = np.array(json.dumps(settings, sort_keys=True))
+    np.savez_compressed(buffer, settings=canonical, **as_float)  # pyright: ignore[reportArgumentType]
+    write_whole(stored, buffer.getvalue())
+    shutil.rmtree(partial)
+
+
 def train_runs(
-    job: Job,
-    *,
-    checkpoints: Checkpoints | None = None,
-    on_progress: Callable[..., None] | None = None,
+    job: Job, checkpoints: Checkpoints, on_progress: Callable[..., None] | None
 ) -> tuple[Epoch, Params]:
-    """Trains until every run has reached the target accuracy, or for `problem.epochs`.
+    """Trains, from the last checkpoint on, until every run is at the target or for all epochs.
 
     Rows beyond the last full batch of an epoch are left out of it, others each time.
 
-    Args:
-        job: Problem and arm; hyperparameters are scalars or `(runs,)`.
-        checkpoints: Where the state is kept; training resumes from the last one.
-        on_progress: Called with the share of the epochs done, `reached` and `accuracy`.
-
     Returns:
         The epochs, `(epochs, runs)` each, and the last parameters.
-
-    Raises:
-        DivergedError: A loss is not finite; run and epoch named.
-        ValueError: A batch has more rows than the training set.
     """
-    problem, static = job.problem, job.static
-    rows, seeds, runs = problem.train.ids.shape[1], problem.seeds, len(problem.seeds)
-    if not 1 <= static.batch_size <= rows:
-        raise ValueError(
-            f"batch_size must be in [1, {rows}], the training rows, got {static.batch_size}"
-        )
+    problem, seeds, runs = job.problem, job.problem.seeds, len(job.problem.seeds)
     per_call = min(problem.epochs, EPOCHS_PER_CALL)
     num_epochs = -(-problem.epochs // per_call) * per_call
     keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
-    call = compiled(problem.model, static, problem.num_tokens, per_call)
-    spread = jax.tree.map(jnp.asarray, _spread(job))
-    state = initializer(problem.model)(keys)
+    program = problem.model, job.static, problem.num_tokens, per_call
+    of_runs = keys, jax.tree.map(jnp.asarray, job.numbers), problem.train, problem.validation
+    state = initialize(problem.model, keys)
     history, done = Epoch(*np.full((len(Epoch._fields), num_epochs, runs), np.nan)), 0
-    if checkpoints and (restored := checkpoints.restore({"state": state, "history": history})):
+    if restored := checkpoints.restore({"state": state, "history": history}):
         state, done = restored.tree["state"], restored.step
         history = Epoch(*map(np.array, restored.tree["history"]))
     while done < problem.epochs and np.isinf(problem.reached(history)).any():
-        state, measured = call(
-            state, jnp.asarray(done), keys, spread, problem.train, problem.validation
-        )
+        state, measured = train_epochs(*program, state, jnp.asarray(done), *of_runs)
         for kept, new in zip(history, measured, strict=True):
             kept[done : done + per_call] = new
         if (bad := ~np.isfinite(history.train_loss[done : done + per_call])).any():
@@ -322,7 +328,7 @@ def train_runs(
                 f"{done + epoch + 1}. Lower its learning rate."
             )
         done += per_call
-        if checkpoints and (interrupt.requested() or checkpoints.due()):
+        if interrupt.requested() or checkpoints.due():
             checkpoints.save(done, {"state": state, "history": history})
         if on_progress:
             on_progress(
@@ -333,58 +339,42 @@ def train_runs(
     return Epoch(*(part[:done] for part in history)), state.params
 
 
-@functools.cache
-def initializer(model: Functional[Decoder]) -> Callable[[Array], State]:
-    """The compiled initial states of runs, from their keys."""
+@functools.partial(jax.jit, static_argnames="model")
+def initialize(model: Functional[Decoder], keys: Array) -> State:
+    """Initial states of runs, from their keys."""
 
     def init(key: PRNGKeyArray) -> State:
         params = model.init(key)
         return State(params, ADAM.init(params), PLATEAU.init(params))
 
-    return jax.jit(jax.vmap(init))
+    return jax.vmap(init)(keys)
 
 
-@functools.cache
-def evaluator(model: Functional[Decoder], evaluate: Evaluate | None) -> Callable[..., Any]:
-    """The compiled final measurements of runs: `(params, train, validation, test) -> dict`."""
-
-    def test_accuracy(network: Decoder, train: Rows, validation: Rows, test: Rows) -> Any:
-        return {"test_accuracy": _accuracy(network(test.ids), test.labels)}
-
-    measure = evaluate or test_accuracy
-    return jax.jit(jax.vmap(lambda params, *splits: model.apply(params, *splits, method=measure)))
+@functools.partial(jax.jit, static_argnames=("model", "evaluate"))
+def evaluate_runs(
+    model: Functional[Decoder], evaluate: Evaluate, params: Params, splits: Sequence[Rows]
+) -> dict[str, Array]:
+    """Final measurements of runs."""
+    measure = functools.partial(model.apply, method=evaluate)
+    return jax.vmap(measure)(params, *splits)
 
 
-@functools.cache
-def compiled(
-    model: Functional[Decoder], static: Static, num_tokens: int, epochs_per_call: int
-) -> Callable[..., tuple[State, Epoch]]:
-    """The compiled epochs of runs, shared by arms that differ in their hyperparameters alone.
+@functools.partial(
+    jax.jit, static_argnames=("model", "static", "num_tokens", "count"), donate_argnames="states"
+)
+def train_epochs(
+    model: Functional[Decoder], static: Static, num_tokens: int, count: int,
+    states: State, first: Array, *of_runs: Any,
+) -> tuple[State, Epoch]:  # fmt: skip
+    """`count` epochs of runs from number `first` on, one program for arms of the same `Static`.
 
-    Returns:
-        `call(states, first, keys, hyperparameters, train, validation) -> (states, epochs)`. All but
-        `first`, the number of the first epoch, have an axis of runs. The states are donated.
+    `of_runs` are keys, hyperparameters, training and validation rows; states are donated.
     """
-    # The step is common to all runs, so that what happens every k-th step is a branch.
-    run_epoch = jax.vmap(make_epoch(model, static, num_tokens), in_axes=(0, None, 0, 0, 0, 0))
 
-    @functools.partial(jax.jit, donate_argnums=0)
-    def call(state: State, first: Array, *of_runs: Any) -> tuple[State, Epoch]:
-        numbers = first + jnp.arange(epochs_per_call)
-        return jax.lax.scan(lambda carry, n: run_epoch(carry, n, *of_runs), state, numbers)
-
-    return call
-
-
-def make_epoch(model: Functional[Decoder], static: Static, num_tokens: int) -> Callable[..., Any]:
-    """One run's epoch: `(state, number, key, numbers, train, validation) -> (state, Epoch)`."""
-
-    def loss(
-        params: Params, rows: Rows, key: PRNGKeyArray, numbers: Hyperparameters, step: Array
-    ) -> tuple[Array, Array]:
+    def loss(params: Params, rows: Rows, key: Array, numbers: Hyperparameters, step: Array) -> Any:
         keys = jax.random.split(key, 3)
 
-        def logits(ids: Array, key: PRNGKeyArray) -> Array:
+        def logits(ids: Array, key: Array) -> Array:
             return model.apply(params, ids, key, numbers.input_dropout, method=_forward)
 
         predicted = logits(rows.ids, keys[0])
@@ -405,19 +395,13 @@ def make_epoch(model: Functional[Decoder], static: Static, num_tokens: int) -> C
         )
         return task + numbers.gamma * penalty, task
 
-    def epoch(
-        state: State,
-        number: Array,
-        key: PRNGKeyArray,
-        numbers: Hyperparameters,
-        train: Rows,
-        validation: Rows,
-    ) -> tuple[State, Epoch]:
+    def epoch(state: State, number: Array, *of_run: Any) -> tuple[State, Epoch]:
+        key, numbers, train, validation = of_run
         # Modules fold small numbers into the run's own key: 2**31 gives a different stream.
         for_order, for_steps, for_noise = jax.random.split(jax.random.fold_in(quick(key), 2**31), 3)
-        count = train.ids.shape[0]
-        steps = count // static.batch_size
-        order = jax.random.permutation(jax.random.fold_in(for_order, number), count)
+        rows = train.ids.shape[0]
+        steps = rows // static.batch_size
+        order = jax.random.permutation(jax.random.fold_in(for_order, number), rows)
         picks = order[: steps * static.batch_size].reshape(steps, static.batch_size)
         rate = numbers.learning_rate * state.plateau.scale
 
@@ -444,7 +428,10 @@ def make_epoch(model: Functional[Decoder], static: Static, num_tokens: int) -> C
             _, lowered = PLATEAU.update({}, lowered, value=watched)
         return State(params, moments, lowered), result
 
-    return epoch
+    # The step is common to all runs, so that what happens every k-th step is a branch.
+    run_epoch = jax.vmap(epoch, in_axes=(0, None, 0, 0, 0, 0))
+    numbers = first + jnp.arange(count)
+    return jax.lax.scan(lambda carry, n: run_epoch(carry, n, *of_runs), states, numbers)
 
 
 def _forward(network: Decoder, ids: Array, key: PRNGKeyArray, input_dropout: Array) -> Array:
@@ -483,56 +470,45 @@ def _accuracy(logits: Array, labels: Array) -> Float[Array, ""]:
     return jnp.mean(jnp.argmax(logits, -1) == labels)
 
 
-def _spread(job: Job) -> Hyperparameters:
-    runs = job.problem.seeds.shape
-    return Hyperparameters(
-        *(np.broadcast_to(np.float32(each), runs) for each in job.hyperparameters)
-    )
-
-
-def _digest(splits: Sequence[Rows]) -> str:
-    digest = hashlib.sha256()
-    for part in jax.tree.leaves(splits):
-        digest.update(np.ascontiguousarray(part).tobytes())
-    return digest.hexdigest()[:16]
-
-
 def _results(job: Job, history: Epoch, final: Mapping[str, np.ndarray]) -> pd.DataFrame:
     """One row per run and metric: steps to the target, or percent."""
-    problem, numbers = job.problem, job.hyperparameters
-    steps_per_epoch = problem.train.ids.shape[1] // job.static.batch_size
+    runs = job.problem.seeds.shape
     measured = {
-        "steps": problem.reached(history) * steps_per_epoch,
+        "steps": job.problem.reached(history) * job.steps_per_epoch,
         "validation_accuracy": 100 * history.accuracy[-1],
         "stability": 100 * history.agreement[-1] / history.confidence[-1],
     } | {name: 100 * part for name, part in final.items()}
-    shared = {
-        "task": problem.name,
-        "model": job.arm,
-        "site": "token",
-        "seed": problem.seeds,
-        "gamma": np.broadcast_to(numbers.gamma, problem.seeds.shape),
-        "rho": np.broadcast_to(numbers.rho, problem.seeds.shape),
-        "epochs": len(history.loss),
-    }
-    parts = []
-    for metric, values in measured.items():
-        noisy = metric == "stability"
-        condition = {
-            "corruption": "token noise" if noisy else "none",
-            "level": MEASURED_RHO if noisy else 0.0,
-        }
-        rounded = np.array([float(f"{value:.6g}") for value in values])
-        parts.append(pd.DataFrame(shared | condition | {"metric": metric, "score": rounded}))
+    parts = [
+        pd.DataFrame(
+            {
+                "task": job.problem.name,
+                "model": job.arm,
+                "site": "token",
+                "seed": job.problem.seeds,
+                "gamma": np.broadcast_to(job.hyperparameters.gamma, runs),
+                "rho": np.broadcast_to(job.hyperparameters.rho, runs),
+                "epochs": len(history.loss),
+                "corruption": "token noise" if metric == "stability" else "none",
+                "level": MEASURED_RHO if metric == "stability" else 0.0,
+                "metric": metric,
+                "score": _rounded(values, 6),
+            }
+        )
+        for metric, values in measured.items()
+    ]
     return pd.concat(parts)
 
 
 def _medians(job: Job, history: Epoch) -> pd.DataFrame:
     """Medians over the runs of an arm, at 200 epochs at most."""
     epochs = np.unique(np.linspace(0, len(history.loss) - 1, 200).astype(int))
-    steps = (epochs + 1) * (job.problem.train.ids.shape[1] // job.static.batch_size)
     medians = {
-        name: [float(f"{np.median(part[epoch]):.5g}") for epoch in epochs]
+        name: _rounded(np.median(part[epochs], axis=1), 5)
         for name, part in history._asdict().items()
     }
+    steps = (epochs + 1) * job.steps_per_epoch
     return pd.DataFrame({"task": job.problem.name, "arm": job.arm, "step": steps, **medians})
+
+
+def _rounded(values: np.ndarray, digits: int) -> list[float]:
+    return [float(f"{value:.{digits}g}") for value in values]

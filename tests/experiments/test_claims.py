@@ -153,7 +153,7 @@ def test_arms_save_steps_and_cost_compute(two_arms):
         ({"seeds": 2}, "--seeds must be >= 3"),
         ({"epochs": 0}, "--epochs must be >= 1, got 0"),
         ({"task": ("parity",), "modulus": 7}, "--modulus requires --task addition, got parity"),
-        ({"num_train": 5}, "--num-train must be at least a batch, 120, got 5"),
+        ({"num_train": 5}, "--num-train must be at least a batch, 240, got 5"),
         ({"budget": "smoke", "task": ("parity",)}, "--budget smoke requires --task addition"),
     ],
 )
