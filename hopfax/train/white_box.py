@@ -90,8 +90,8 @@ def white_box(
 
     def run(
         texts: Sequence[Text], labels: Sequence[Label], with_gradient: bool
-    ) -> Iterator[tuple[int, list[Any], float, np.ndarray | None]]:
-        """Number, tokens, loss and gradient of each text, in any order."""
+    ) -> list[tuple[Any, ...]]:
+        """Tokens, loss and, if requested, gradient of each text."""
         rows, pending = _tokenized(tokenizer, texts), []
         program = _compiled(model, regression, with_gradient)
         widest = [max(map(len, row)) for row in rows]
@@ -107,27 +107,19 @@ def white_box(
                 regression,
             )
             pending.append((chunk, program(params, batch)))
-        for chunk, outputs in pending:  # once all calls are dispatched
-            losses, logits, gradients = outputs
+        results: dict[int, tuple[Any, ...]] = {}
+        for chunk, (logits, *parts) in pending:  # once all calls are dispatched
             _check_labels([labels[number] for number in chunk], logits.shape[1], regression)
-            losses = np.asarray(losses)
-            gradients = None if gradients is None else np.asarray(gradients)
-            for place, number in enumerate(chunk):
-                gradient = None if gradients is None else gradients[place]
-                yield number, rows[number], float(losses[place]), gradient
+            for number, *values in zip(chunk, *map(np.asarray, parts), strict=False):
+                results[number] = rows[number], *values
+        return [results[number] for number in range(len(texts))]
 
     def loss(texts: Sequence[Text], labels: Sequence[Label]) -> np.ndarray:
-        losses = np.zeros(len(texts))
-        for number, _, value, _ in run(texts, labels, False):
-            losses[number] = value
-        return losses
+        return np.array([value for _, value in run(texts, labels, False)], np.float64)
 
     def linearize(texts: Sequence[Text], labels: Sequence[Label]) -> list[Linearized]:
-        linearized: dict[int, Linearized] = {}
-        for number, row, value, gradient in run(texts, labels, True):
-            assert gradient is not None
-            linearized[number] = _linear(texts[number], row, value, gradient)
-        return [linearized[number] for number in range(len(texts))]
+        results = run(texts, labels, True)
+        return [_linear(text, *each) for text, each in zip(texts, results, strict=True)]
 
     def pieces(words: Sequence[str]) -> list[tuple[int, ...]]:
         rows = bare.encode_batch(list(words), add_special_tokens=False)
@@ -148,11 +140,11 @@ def _cache(vocabulary: WordPiece) -> dict[str, Any]:
 @functools.lru_cache(maxsize=8)
 def _compiled(
     model: Functional[Encoder], regression: bool, with_gradient: bool
-) -> Callable[[Params, Batch], tuple[Array, Array, Array | None]]:
-    """Losses, logits and optionally gradients of every row; one program for all seeds."""
+) -> Callable[[Params, Batch], tuple[Array, ...]]:
+    """Logits, losses and optionally gradients of every row; one program for all seeds."""
 
     @jax.jit
-    def program(params: Params, batch: Batch) -> tuple[Array, Array, Array | None]:
+    def program(params: Params, batch: Batch) -> tuple[Array, ...]:
         run = functools.partial(model.apply, params)
         ids, mask = texts_of(batch)
 
@@ -164,11 +156,11 @@ def _compiled(
             else:
                 chosen = jnp.take_along_axis(logits, batch.labels[:, None], axis=1)[:, 0]
                 losses = jax.nn.logsumexp(logits, axis=1) - chosen
-            return jnp.sum(losses), (losses, logits)
+            return jnp.sum(losses), (logits, losses)
 
         tokens = run(ids, method="embed_tokens")
         if not with_gradient:
-            return *total(tokens)[1], None
+            return total(tokens)[1]
         # Rows are independent, so the gradient of the sum is that of each.
         (_, outputs), gradient = jax.value_and_grad(total, has_aux=True)(tokens)
         # In units of the table, which the model scales.
@@ -242,7 +234,7 @@ def _linear(text: Text, row: Sequence[Any], loss: float, gradient: np.ndarray) -
         columns = np.asarray(tokens.ids), fields, *spans.T
         parts.append([*(each[real].astype(np.int32) for each in columns), slope[: len(real)][real]])
         first += len(choice)
-    return Linearized(loss, *map(np.concatenate, zip(*parts, strict=True)))
+    return Linearized(float(loss), *map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _check_labels(labels: Sequence[Label], num_outputs: int, regression: bool) -> None:

@@ -44,59 +44,48 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_every_dtype_and_optimizer_state_comes_back_bit_for_bit(tmp_path):
-    keys = iter(jax.random.split(jax.random.key(0), 9))
+def test_every_dtype_and_optimizer_state_comes_back_bit_for_bit(tmp_path, capfd):
     params = {
-        "embed": {"table": jax.random.normal(next(keys), (5, 7, 3))},
-        "half": jax.random.normal(next(keys), (5, 3), jnp.bfloat16),
-        "float16": jax.random.normal(next(keys), (2,), jnp.float16),
+        "embed": {"table": jax.random.normal(jax.random.key(0), (5, 7, 3))},
+        "half": jnp.arange(15, dtype=jnp.bfloat16),
         "odd": jnp.array([jnp.nan, -jnp.nan, -0.0, jnp.inf, 1e-42], jnp.float32),
-        "layers": [jnp.ones((2, 2)), (jnp.zeros((1, 4)), None)],
+        "layers": [jnp.ones((2, 2)), (jnp.zeros((1, 4), jnp.float16), None)],
     }
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(lambda step: 0.1 * step))
+    optimizer = optax.adamw(lambda step: 0.1 * step)
     tree = {
         "params": params,
         "optimizer": optimizer.update(params, optimizer.init(params), params)[1],
         "step": jnp.int32(7),
         "flags": jnp.array([True, False, True]),
-        "bytes": jnp.arange(250, 256, dtype=jnp.uint8),
         "key": jax.random.key_data(jax.random.key(3)),
         "host": np.array([[1.5, -0.0]], np.float64),
     }
     with open_in(tmp_path) as checkpoints:
         assert checkpoints.restore(tree) is None
         checkpoints.save(7, tree)
-        got = checkpoints.restore(tree)
-    assert got.step == 7
-    assert tiny.same_bits(got.tree, tree)
-    assert jax.tree.structure(got.tree) == jax.tree.structure(tree)
-    assert isinstance(got.tree["host"], np.ndarray)
-    assert isinstance(got.tree["params"]["half"], jax.Array)
-
-
-def test_abstract_target_is_enough_and_restored_arrays_can_be_donated(tmp_path, capfd):
-    save_steps(tmp_path, 3)
-    with open_in(tmp_path) as checkpoints:
-        got = checkpoints.restore(jax.eval_shape(lambda: small(0))).tree
-        assert not got["a"].committed  # free to mix with arrays on any device
-        assert tiny.same_bits(got, small(3))
-        jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)(got)
-        assert tiny.same_bits(checkpoints.restore(small(0)).tree, small(3))
+        step, got = checkpoints.restore(tree)
+        assert step == 7 and tiny.same_bits(got, tree)
+        assert jax.tree.structure(got) == jax.tree.structure(tree)
+        assert isinstance(got["host"], np.ndarray)
+        # An abstract target is enough, and restored arrays are free to be moved and donated.
+        like = tree | {"params": jax.eval_shape(lambda: params)}
+        restored = checkpoints.restore(like).tree["params"]
+        assert isinstance(restored["half"], jax.Array) and not restored["half"].committed
+        jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)(restored)
+        assert tiny.same_bits(checkpoints.restore(tree).tree, tree)
     assert capfd.readouterr() == ("", "")
 
 
 def test_buffers_may_be_donated_or_overwritten_straight_after(tmp_path):
     tree = {"x": jnp.arange(200_000, dtype=jnp.float32), "host": np.arange(5)}
     want = jax.tree.map(np.array, tree)
-    clobber = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
     with open_in(tmp_path) as checkpoints:
         checkpoints.save(1, tree)
         donated = tree["x"]
-        tree["x"] = clobber(donated)
+        tree["x"] = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)(donated)
         assert donated.is_deleted()
         tree["host"][:] = -1
-        got = checkpoints.restore(tree)
-    assert tiny.same_bits(got.tree, want)
+        assert tiny.same_bits(checkpoints.restore(tree).tree, want)
 
 
 def test_keeps_the_two_newest_steps(tmp_path):

@@ -117,24 +117,9 @@ def test_batches_and_buckets_do_not_matter(noise):
 
 @pytest.mark.parametrize("site", SITES)
 def test_matched_levels_are_the_ratio_for_every_seed(site):
-    for level in (0.5, 1.0, 2.0, 5.0):
+    for level in (0.5, 2.0):
         got = predicted(Noise(site, "matched", level))
         np.testing.assert_allclose(got.snr_db, -20 * np.log10(level), atol=0.2)
-
-
-def test_levels_share_their_draws():
-    """The realised ratios then differ by the levels' ratio exactly, not just on average."""
-    for protocol in PROTOCOLS:
-        low, high = (predicted(Noise("token", protocol, level)) for level in (0.5, 2.0))
-        np.testing.assert_allclose(low.snr_db - high.snr_db, 20 * np.log10(4), atol=1e-4)
-
-
-def test_draws_differ_and_are_reproducible():
-    one, other = predicted(NOISY._replace(draw=0)), predicted(NOISY)
-    assert not np.allclose(one.logits, other.logits, atol=1e-2)
-    assert (one.snr_db != other.snr_db).all()
-    again = predict(predictor, params(), BUCKETS, noise=NOISY, batch_size=8)
-    assert tiny.same_bits(again, other)
 
 
 def test_seeds_draw_independently_and_as_if_alone():

@@ -52,10 +52,14 @@ def test_the_next_check_raises_what_was_noted():
 
 
 @pytest.mark.usefixtures("default_handler")
-def test_a_press_after_the_last_check_is_not_lost():
-    with pytest.raises(KeyboardInterrupt), interrupt.listening(), interrupt.held():
-        signal.raise_signal(signal.SIGINT)
-        interrupt.check()
+def test_a_press_is_held_and_not_lost_after_the_last_check():
+    passed = False
+    with pytest.raises(KeyboardInterrupt), interrupt.listening():
+        with interrupt.held():
+            signal.raise_signal(signal.SIGINT)
+            interrupt.check()
+        passed = interrupt.requested()
+    assert passed
     interrupt.check()
 
 

@@ -43,23 +43,6 @@ def scripted(*scores):
     return score, asked
 
 
-def test_seeds_together_are_seeds_alone():
-    """With Hopfield attention, ESR and dropout."""
-    model = tiny.hopfield(max_steps=4)
-    objective = classification(model, esr_weight=0.05)
-    both, alone = (
-        run(model=model, objective=objective, seeds=seeds, optimizer=partial(adamw, 3e-3), epochs=2)
-        for seeds in ((23, 42), (42,))
-    )
-    assert alone.steps == both.steps == 2 * STEPS
-    assert (alone.scores[0], alone.epochs[0]) == (both.scores[1], both.epochs[1])
-    # Not bit for bit: XLA multiplies two seeds' matrices in another order than one's.
-    one, other = tiny.take(alone.params, 0), tiny.take(both.params, 1)
-    tiny.assert_close(one, other, rtol=1e-4, atol=1e-5)
-    kernels = both.params["classifier"]["kernel"]
-    assert not np.allclose(kernels[0], kernels[1], atol=1e-3)
-
-
 def test_training_learns():
     first, last = (run(epochs=epochs, optimizer=partial(adamw, 0.1)) for epochs in (1, 12))
     assert (last.scores > first.scores).all()
@@ -192,14 +175,6 @@ def test_a_stopped_seed_may_diverge_and_is_as_if_alone(tmp_path):
     lines = tiny.records(tmp_path / "m.jsonl")
     assert [line["validation"] for line in lines if "best" in line][3:] == [[None, 4], [None, 5]]
     assert [line["loss"][0] for line in lines if "loss" in line][-1] is None
-
-
-def test_a_checkpoint_of_another_state_is_an_error(tmp_path):
-    with Checkpoints(tmp_path, config={}) as checkpoints:
-        run(checkpoints=checkpoints, epochs=1)
-        with pytest.raises(ValueError, match=r"does not fit .*\n(.*\n)*.*params/out: "):
-            wider = tiny.bag(5)
-            run(checkpoints=checkpoints, model=wider, objective=classification(wider), epochs=1)
 
 
 @pytest.mark.parametrize(

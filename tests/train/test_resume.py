@@ -131,6 +131,8 @@ def test_ctrl_c_saves_and_the_run_resumes_to_the_same_bits(tmp_path, monkeypatch
                 got = run(tmp_path / "cut", interval=1e6)
             except KeyboardInterrupt:
                 stops += 1
+                newest = max(int(path.name) for path in (tmp_path / "cut/checkpoints").iterdir())
+                assert newest == tiny.records(tmp_path / "cut/metrics.jsonl")[-1]["step"]
     assert stops == 3 and not interrupt.requested()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert_same_run(tmp_path, got, want)

@@ -1,4 +1,4 @@
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -10,19 +10,12 @@ from hopfax.train.objectives import Batch, Losses, classification
 from hopfax.train.state import TrainState, adamw, init_states, seed_keys
 from hopfax.train.step import make_chunk, make_step
 
-SEEDS, STEPS, BATCH = (23, 42), 4, 4
-
-
-MODEL = tiny.softmax(dropout=0.3)
+SEEDS, STEPS, BATCH = (23, 42), 4, 8
+MODEL = tiny.hopfield(dropout=0.1)
 OPTIMIZER = adamw(1e-2, total_steps=20)
-OBJECTIVE = classification(MODEL)
 KEYS = seed_keys(SEEDS)
-chunk = make_chunk(OBJECTIVE, OPTIMIZER)
-
-
-@cache
-def start():
-    return init_states(MODEL, OPTIMIZER, SEEDS)
+objective_of = partial(classification, esr_weight=0.05)
+step_of_one_seed = jax.jit(make_step(objective_of(MODEL), OPTIMIZER))
 
 
 @cache
@@ -35,22 +28,24 @@ def plan():
 
 
 def test_a_chunk_is_its_single_steps_of_single_seeds():
-    step = jax.jit(make_step(OBJECTIVE, OPTIMIZER))
+    """With Hopfield attention, ESR and dropout."""
     rows, picks, weights = plan()
-    states, metrics = chunk(jax.tree.map(jnp.copy, start()), rows, picks, weights, KEYS)
+    start = init_states(MODEL, OPTIMIZER, SEEDS)
+    chunk = make_chunk(objective_of(MODEL), OPTIMIZER)
+    states, metrics = chunk(jax.tree.map(jnp.copy, start), rows, picks, weights, KEYS)
     assert {leaf.shape for leaf in metrics} == {(STEPS, len(SEEDS))}
     assert np.unique(metrics.loss).size == metrics.loss.size
     assert states.step.tolist() == [STEPS, STEPS]
     for number in range(len(SEEDS)):
-        state = tiny.take(start(), number)
+        state = tiny.take(start, number)
         for at in range(STEPS):
             few = Batch(*(field[picks[at, number]] for field in rows))
             few = few._replace(weights=jnp.asarray(weights[at, number]))
-            state, alone = step(state, few, KEYS[number])
+            state, alone = step_of_one_seed(state, few, KEYS[number])
             expected = tiny.take(tiny.take(metrics, at), number)
-            tiny.assert_close(alone, expected, rtol=1e-4, atol=1e-6)
+            tiny.assert_close(alone, expected, rtol=1e-3, atol=1e-5)
         # Adam divides by the root of squares: where a gradient is all rounding, steps differ.
-        tiny.assert_close(state, tiny.take(states, number), rtol=1e-3, atol=1e-4)
+        tiny.assert_close(state, tiny.take(states, number), rtol=1e-3, atol=3e-4)
 
 
 def test_chunks_may_be_cut_anywhere_and_donate_the_states():
@@ -108,11 +103,10 @@ def test_gradient_norm_is_the_one_before_clipping():
 
 def test_bfloat16_trains_parameters_that_stay_in_float32():
     """Robertha, with ESR; TinyBERT shares all of it but the iteration."""
-    model, losses, counts = tiny.hopfield(dropout=0.1), [], []
-    for precision in ("float32", "bfloat16"):
-        objective = classification(with_precision(model, precision), esr_weight=0.05)
-        step = jax.jit(make_step(objective, OPTIMIZER))
-        state, rows = tiny.take(init_states(model, OPTIMIZER, SEEDS), 0), tiny.batch(32)
+    half = jax.jit(make_step(objective_of(with_precision(MODEL, "bfloat16")), OPTIMIZER))
+    losses, counts = [], []
+    for step in (step_of_one_seed, half):
+        state, rows = tiny.take(init_states(MODEL, OPTIMIZER, SEEDS), 0), tiny.batch(BATCH)
         dtypes, metrics = [leaf.dtype for leaf in jax.tree.leaves(state)], []
         for _ in range(12):
             state, latest = step(state, rows, KEYS[0])
