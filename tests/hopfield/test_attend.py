@@ -1,5 +1,7 @@
 """Attention by retrieval is `retrieve` for every query, and a read-out, whichever way is taken."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,11 +38,12 @@ def by_retrieve(queries, keys, values, *, beta, mask=None, readout_beta=None, **
 @pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
 def test_each_query_takes_the_steps_of_retrieve(x64, rng, width, stop, gradient):
     arrays = head(rng, width)
-    mask = jnp.arange(KEYS) != 2
+    options = {"stop": stop, "gradient": gradient, "mask": jnp.arange(KEYS) != 2}
+    both = [
+        jax.jit(partial(fn, readout_beta=1.5, **options)) for fn in (by_retrieve, hopfield.attend)
+    ]
     for beta, tol in ((0.1, 1e-4), (BETA, 1e-4), (3.0, 1e-4), (BETA, jnp.inf)):
-        options = {"beta": beta, "tol": tol, "stop": stop, "gradient": gradient, "mask": mask}
-        wanted = by_retrieve(*arrays, readout_beta=1.5, **options)
-        attention = hopfield.attend(*arrays, readout_beta=1.5, **options)
+        wanted, attention = (run(*arrays, beta=beta, tol=tol) for run in both)
         np.testing.assert_allclose(attention.values, wanted.values, rtol=1e-8, atol=1e-12)
         assert attention.num_steps.tolist() == wanted.num_steps.tolist()
         assert attention.converged.tolist() == wanted.converged.tolist()
@@ -75,23 +78,22 @@ def test_gradients_are_those_of_retrieve(x64, rng, width):
     assert not np.any(slopes(hopfield.attend)[0]), "exactly zero"
 
 
-@pytest.mark.parametrize("options", [{"tol": 0.0, "stop": "absolute"}, {"tol": 1e-3}], ids=str)
-def test_the_number_of_keys_does_not_change_the_gradient(x64, rng, options):
+def test_the_number_of_keys_does_not_change_the_gradient(x64, rng):
     """Padding to twice the width switches to states; a series that is cut off stays the same."""
     queries, keys, values = head(rng, 4)
-    options |= {"beta": BETA, "max_steps": 4, "adjoint_max_steps": 3}
+    options = {"beta": BETA, "tol": 0.0, "stop": "absolute", "max_steps": 4, "adjoint_max_steps": 3}
 
     def total(keys, mask):
         values_read = hopfield.attend(queries, keys, padded_values, mask=mask, **options).values
         return jnp.sum(jnp.sin(values_read))
 
     slopes = []
-    for extra in (0, 1, 2):
+    for extra in (0, 2):
         padded_values = jnp.pad(values, ((0, extra), (0, 0)))
         mask = jnp.arange(KEYS + extra) < KEYS
-        slopes.append(jax.grad(total)(jnp.pad(keys, ((0, extra), (0, 0))), mask)[:KEYS])
+        slope = jax.jit(jax.grad(total))(jnp.pad(keys, ((0, extra), (0, 0))), mask)
+        slopes.append(slope[:KEYS])
     np.testing.assert_allclose(slopes[1], slopes[0], rtol=1e-9)
-    np.testing.assert_allclose(slopes[2], slopes[0], rtol=1e-9)
 
 
 def test_twice_the_width_decides_between_scores_and_states(rng):
@@ -102,7 +104,7 @@ def test_twice_the_width_decides_between_scores_and_states(rng):
 
 
 @WIDTHS
-@pytest.mark.parametrize("filler", [1e3, np.nan, np.inf])
+@pytest.mark.parametrize("filler", [1e3, np.nan])
 def test_padding_changes_nothing_and_gets_no_gradient(x64, rng, width, filler):
     queries, keys, values = head(rng, width)
     real = np.array([0, 2, 3, 4, 6, 7])
