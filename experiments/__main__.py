@@ -125,7 +125,7 @@ def listing(experiments: Mapping[str, str]) -> str:
     """
     lines = [
         "usage: python -m experiments NAME [flags]     (NAME --help lists the flags)",
-        "       python -m experiments runs [FOLDER]    (earlier runs and their pages)",
+        "       python -m experiments runs [FOLDER]    (earlier runs, how far, their pages)",
         "       python -m experiments --version",
         "",
     ]

@@ -38,6 +38,8 @@ REPRODUCES = "Noise stability, section 4 and Eq. 7, of the encoders that `robust
 
 TRAINING = 0.5  # share of a model's time, about; the rest is measuring
 ROWS = 16  # of a call, of which Hopfield attention waits for the slowest query
+BOTH = {"model": ("tinybert", "robertha")}
+MODELS = {"smoke": {"model": ("tinybert",)}, "laptop": BOTH, "paper": BOTH}
 COLUMNS = (
     "task", "model", "corruption", "level", "site", "seed", "metric", "score", "num_examples",
     "snr_db", "arm", "standard_error", "noise_error", "low", "high",
@@ -78,7 +80,7 @@ DEFAULTS = {size: budget._asdict() for size, budget in BUDGETS.items()}
 class Config(Flags):
     """Which encoders to measure, and how closely."""
 
-    model: tuple[str, ...] = ("tinybert", "robertha")
+    model: Annotated[tuple[str, ...] | None, by_budget("model", "NAME ...", MODELS)] = None
     """Models, see `robustness`."""
     texts: Annotated[int | None, by_budget("texts", "INT", DEFAULTS)] = None
     """Rows drawn from the test split, at least 2."""
@@ -108,17 +110,19 @@ def run(config: Config) -> Path:
     budget = budget_of(config, BUDGETS)
     if min(budget.texts, budget.draws) < 2 or budget.level_texts < 1:
         raise ValueError("--texts and --draws must be at least 2, and --level-texts at least 1")
-    config = resolved(config)
+    config = resolved(config, MODELS)
     if wrong := [name for name in config.data.task if task(name).regression]:
         raise ValueError(f"--task {wrong[0]} has scores, not classes with probabilities")
     jobs = [
         runs.Job(name, model, variant(model), ())
         for name in config.data.task
-        for model in (config.model[:1] if config.budget == "smoke" else config.model)
+        for model in config.model
+        or ("tinybert", "robertha")[: 1 if config.budget == "smoke" else 2]
     ]
     runs.check(jobs)
     data = {name: runs.load(config, name) for name in config.data.task}
-    folder = open_run("encoder-stability", config)
+    plan = {"cells": [runs.spec_of(config, job, data[job.task]).id for job in jobs]}
+    folder = open_run("encoder-stability", config, plan=plan)
     rows: list[dict[str, Any]] = []
     with Progress(100 * len(jobs)) as progress:
         for number, job in enumerate(jobs):

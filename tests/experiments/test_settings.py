@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import tyro
 
+from experiments.noise_stability import encoder
 from experiments.robertha import hyperparameters, scaling, typos
 from experiments.robertha.robustness import Config
 from experiments.settings import BUDGETS, EMBEDDED_LAPTOP, Data, Noise, Training, resolved
@@ -40,26 +41,25 @@ def test_wrong_values_are_refused_by_flag(flags, message):
 
 
 @pytest.mark.parametrize(
-    ("module", "few"),
+    ("module", "few", "named"),
     [
-        (typos, {"rates": (0.1,), "texts": 4}),
-        (scaling, {"size": ("smallest",)}),
-        (hyperparameters, {"esr_target": (0.1,), "esr_weight": (), "beta": ()}),
+        (typos, {"rates": (0.1,), "texts": 4}, {"rates": (0.2, 0.3), "texts": 9}),
+        (scaling, {"size": ("smallest",)}, {"size": ("tiny", "mini")}),
+        (hyperparameters, {"esr_target": (0.1,), "beta": ()}, {"beta": (1.0, 5.0)}),
+        (encoder, {"model": ("tinybert",)}, {"model": ("robertha", "tinybert")}),
     ],
 )
-def test_a_smoke_run_shortens_only_lists_that_were_left_out(module, few):
+def test_a_smoke_run_shortens_only_lists_that_were_left_out(module, few, named):
     def smoke(*flags):
         arguments = ["--budget", "smoke", *flags]
         config = tyro.cli(module.Config, args=arguments, config=(tyro.conf.OmitArgPrefixes,))
-        found = resolved(config, module.DEFAULTS)
-        return {name: getattr(getattr(found, "sweeps", found), name) for name in few}
+        filled = resolved(config, module.MODELS if module is encoder else module.DEFAULTS)
+        return {name: getattr(getattr(filled, "sweeps", filled), name) for name in few}
 
     assert smoke() == few
-    named = {"rates": ("0.2", "0.3"), "size": ("tiny", "mini"), "beta": ("1", "5"), "texts": ("9",)}
-    for name in few.keys() & named:
-        value = smoke(f"--{name}", *named[name])[name]
-        values = value if isinstance(value, tuple) else (value,)
-        assert [f"{each:g}" if name != "size" else each for each in values] == list(named[name])
+    for name, value in named.items():
+        words = map(str, value if isinstance(value, tuple) else [value])
+        assert smoke(f"--{name}", *words) == few | {name: value}
 
 
 def test_a_sweep_without_values_is_left_out():
