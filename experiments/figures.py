@@ -133,7 +133,10 @@ def facets(
             axes_of_row[0].set_ylim(*_range(subset, least_range))
             name = f"{names.get(of_row, of_row)}\n" if len(rows) > 1 else ""
             axes_of_row[0].set_ylabel(f"{name}{ylabel}")
-        _legend(figure, table, {names.get(each, str(each)): look(each, hues) for each in hues})
+        looks = {names.get(each, str(each)): look(each, hues) for each in hues}
+        if pd.api.types.is_numeric_dtype(table[x]):  # lines without marks
+            looks = {label: style._replace(marker="") for label, style in looks.items()}
+        _legend(figure, table, looks)
     return figure
 
 
@@ -269,7 +272,6 @@ def _panel(axes: Axes, table: pd.DataFrame, spec: Panel, *, x: str, hue: str) ->
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=whole))
     if spec.log:
         axes.set_yscale("log", nonpositive="mask")
-        axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter("")
     axes.grid(axis="y")
     # Below the axes: no curve there.

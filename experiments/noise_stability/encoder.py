@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -228,32 +227,39 @@ def page(folder: Path) -> Page:
     """The page of a run or of a folder of published results."""
     import pandas as pd
 
-    from experiments import figures, report, tidy
+    from experiments import report, tidy
     from experiments.robertha import gaussian
 
     frame = pd.read_csv(folder / "results.csv")
+    # Clean scores have no response.
+    frame = frame[frame.metric != "score"].replace({"arm": {"fresh": "untrained"}})
+    frame = frame.sort_values("arm", kind="stable")
     titles = gaussian.titles(frame.task.unique())
     frame["line"] = frame.model.map(titles) + ", " + frame.arm
+    several = frame.task.nunique() > 1
+    if several:
+        frame["line"] = frame.task.map(titles) + ", " + frame.line
     frame["x"] = frame.level.fillna(-1.0)
     keys = ["task", "model", "arm", "line", "corruption", "metric", "x"]
     means = tidy.summarise(frame[[*keys, "seed", "score"]])
     lines = []
     for line, rows in means.groupby("line", sort=False):
         at = {(row["metric"], row["corruption"], row["x"]): row for _, row in rows.iterrows()}
-        if len(at) > 1:  # clean scores alone have no response
-            lines.append([str(line), *(_cell(at, *where) for where in SHOWN.values())])
+        lines.append([str(line), *(_cell(at, *where) for where in SHOWN.values())])
     shares = tidy.select(means, metric="level share", corruption="gaussian", x=1.0, arm="trained")
     parts = report.joined(
         f"{100 * row['mean']:.0f} % {_half(row, 100, 0)} for {titles[row.model]}"
+        + (f" on {titles[row.task]}" if several else "")
         for _, row in shares.iterrows()
     )
     linear = "mostly linear" if (shares["mean"] > 0.5).all() else "not mostly linear"
     panels = {
-        "correlation, gaussian": "Gaussian noise: correlation of responses",
+        "correlation, gaussian": "Gaussian noise: correlation",
         "normalised stability, tokens": "token noise: normalised stability",
     }
     drawn = means.assign(panel=(means.metric + ", " + means.corruption).map(panels))
-    drawn = drawn[drawn.panel.notna()].sort_values(["panel", "line", "x"])
+    drawn = drawn[drawn.panel.notna()].sort_values(["panel", "x"], kind="stable")
+    drawn["row"] = (drawn.task.map(titles) + ", " if several else "") + drawn.arm
     for end in ("low", "high"):  # seeds agree exactly at the ends
         drawn[end] = drawn[end].fillna(drawn["mean"])
     return report.Page(
@@ -264,18 +270,18 @@ def page(folder: Path) -> Page:
             "noise**, trained on the task."
         ),
         pictures={
-            "encoder_stability": report.Picture(
-                partial(
-                    figures.facets,
-                    drawn,
-                    x="x",
-                    hue="line",
-                    col="panel",
-                    xlabel="correlation ρ of the noise",
-                    ylabel="",
-                    least_range=0.0,
-                ),
-                "Correlation and stability of the response against the correlation of the noise",
+            "encoder_stability": report.facets(
+                "Correlation and stability of the response, trained and untrained, against the "
+                "correlation of the noise",
+                drawn,
+                x="x",
+                hue="model",
+                row="row",
+                col="panel",
+                titles=titles,
+                xlabel="correlation ρ of the noise",
+                ylabel="",
+                least_range=0.0,
             )
         },
         tables=[

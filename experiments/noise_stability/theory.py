@@ -94,18 +94,26 @@ PANELS = {
         "Figure 3: attention maps at ρ = 0.9", "query", "key of most weight", connected=False
     ),
     "depth": Panel("Figure 4: deep ReLU MLP from ρ = 0.5", "layer", "stability, correlation"),
-    "relu": Panel("Figure 9: ReLU and its quadratic part", "ρ", "stability"),
+    "relu": Panel("Figure 9: ReLU and its approximation", "ρ", "stability"),
     "transformer": Panel("Figure 10: transformer from ρ = 0.5", "layer", "stability", log=True),
     "lemma 11": Panel("ours: Lemma 11, ReLU", "ρ (probability)", "stability"),
     "lemma 12": Panel("ours: form of Lemma 12, attention", "B", "stability / B²"),
-    "interval": Panel("ours: place between moment bounds", "ρ", "0 lower, 1 upper bound"),
+    "interval": Panel(
+        "ours: stability between its moment bounds", "ρ", "0: lower bound, 1: upper bound"
+    ),
     "levels": Panel("ours: network that learns sign(x₀x₁)", "level; 7 and above", "share"),
     "estimators": Panel(
         "ours: U-statistic against pairs", "ρ", "variance ratio, equal cost", log=True, mark=1.0
     ),
 }
 
-
+TITLES = {
+    "its quadratic part": "quadratic approximation",
+    "linear part of Eq. 5": "linear approximation of Eq. 5",
+    "with s(ρ), γ = 1": "Eq. 8 with s(ρ), γ = 1",
+    "network, fresh": "network, untrained",
+    "fresh": "untrained",
+}
 DEFAULTS = {size: budget._asdict() for size, budget in BUDGETS.items()}
 
 
@@ -593,7 +601,8 @@ def page(folder: Path) -> report.Page:
     equations = off[off.model.str.startswith("Eq.")]
     worst = equations.iloc[int(equations.distance.to_numpy().argmax())]
     in_errors = [f"{errors:.1f}" if errors <= 100 else "over 100" for errors in off.errors]
-    lines = zip(off.task, off.model, off.distance.map("{:.4f}".format), in_errors, strict=True)
+    formulas = off.model.replace(TITLES)
+    lines = zip(off.task, formulas, off.distance.map("{:.4f}".format), in_errors, strict=True)
     return report.Page(
         title="Layers against the theorems of the noise-stability paper",
         answer=(
@@ -618,8 +627,11 @@ def page(folder: Path) -> report.Page:
             "Points are measured, with 95 % intervals; lines are formulas, in the same colour.",
             "Eq. 5 and Eq. 8 treat unnormalised stability as a correlation; the rising curve in "
             "Figure 4 is the correlation.",
-            "The quadratic part of Theorem 5.1 is an approximation, so its distance does not "
+            "The quadratic approximation of Theorem 5.1 is not exact, so its distance does not "
             "contradict the theorem.",
+            "The curve with s(ρ) is hopfax's variant of Eq. 8 for unstructured scores.",
+            "Moment bounds: the least and the greatest stability of functions with the same mean "
+            "and second moment.",
             "A_X: attention of the clean input; A_Y: of the noisy input.",
             "The points of a curve share their draws, so their distances have the same sign.",
         ],
@@ -667,4 +679,5 @@ def drawn(table: pd.DataFrame) -> pd.DataFrame:
     names = most.model.str.rsplit(", query ", n=1, expand=True)
     queries = names[1].astype(float) + 0.25 * names[0].str.endswith("A_Y")
     most = most.assign(mean=most.level, level=queries, model=names[0], low=np.nan, high=np.nan)
-    return pd.concat([table[table.task != "maps"], most, once, *lines])
+    table = pd.concat([table[table.task != "maps"], most, once, *lines])
+    return table.assign(model=table.model.replace(TITLES))

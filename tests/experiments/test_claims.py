@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from experiments import scorecard, tidy
-from experiments.noise_stability import arms, grokking, training
+from experiments.noise_stability import arms, encoder, grokking, training
 from experiments.robertha import attribution, gaussian, hyperparameters, robustness
 
 SEEDS = (1, 2, 3)
@@ -145,6 +145,29 @@ def test_arms_save_steps_and_cost_compute(two_arms):
     assert arms.saved(regularized, baseline, compute=True) == (0, 0, 0)
     page = arms.page(two_arms, title="x")
     assert "saves 20 [20, 20] % of the steps: as the paper reports" in page.answer
+
+
+def test_encoder_responses_are_shown_by_task(tmp_path):
+    """One task responds linearly, the other does not."""
+    rows = [
+        {
+            "task": task, "model": "tinybert", "corruption": "gaussian", "seed": seed,
+            "metric": metric, "level": level, "score": share * level, "arm": "trained",
+        }
+        for task, share in (("sst2", 0.9), ("cola", 0.2))
+        for metric, level in (("level share", 1.0), ("correlation", 0.5), ("correlation", 1.0))
+        for seed in SEEDS
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_csv(tmp_path / "results.csv", index=False)
+    page = encoder.page(tmp_path)
+    lines = {line[0]: line[2] for line in page.tables[0].rows}
+    assert lines == {
+        "SST-2, TinyBERT, trained": "0.90 [n/a]",
+        "CoLA, TinyBERT, trained": "0.20 [n/a]",
+    }
+    assert "90 % [n/a] for TinyBERT on SST-2 and 20 % [n/a] for TinyBERT on CoLA" in page.answer
+    labels = [axes.get_ylabel().strip() for axes in page.pictures["encoder_stability"].draw().axes]
+    assert labels == ["SST-2, trained", "CoLA, trained"]
 
 
 @pytest.mark.parametrize(
