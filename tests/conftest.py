@@ -28,6 +28,37 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
+# What `pytest -m fast` runs: some files of every part, a minute together on two cores.
+FAST = (
+    "data",
+    "text",
+    "experiments/test_outcomes.py",
+    "experiments/test_paper.py",
+    "experiments/test_rundir.py",
+    "experiments/test_settings.py",
+    "experiments/test_tidy.py",
+    "hopfield/test_arguments.py",
+    "hopfield/test_corruption.py",
+    "hopfield/test_retrieval.py",
+    "nn/test_models.py",
+    "stability/test_influence.py",
+    "stability/test_noise.py",
+    "test_fixed_point.py",
+    "test_layering.py",
+    "train/test_metrics.py",
+    "train/test_schedule.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests of `FAST`."""
+    folder = Path(__file__).resolve().parent
+    for item in items:
+        path = item.path.relative_to(folder)
+        if path.as_posix() in FAST or path.parts[0] in FAST:
+            item.add_marker("fast")
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of real data and reference outputs beside the checkout."""
