@@ -94,10 +94,10 @@ def _mcc(predicted: np.ndarray, labels: np.ndarray) -> float:
         return 0.0
     kinds = np.union1d(predicted, labels)
     # Shares of all rows, not counts: products of four counts of a large set overflow.
-    given = np.array([(labels == kind).mean() for kind in kinds])
+    actual = np.array([(labels == kind).mean() for kind in kinds])
     guessed = np.array([(predicted == kind).mean() for kind in kinds])
-    spread = (1 - given @ given) * (1 - guessed @ guessed)
-    return ((predicted == labels).mean() - given @ guessed) / math.sqrt(spread)
+    spread = (1 - actual @ actual) * (1 - guessed @ guessed)
+    return ((predicted == labels).mean() - actual @ guessed) / math.sqrt(spread)
 
 
 def _correlation(name: str, predicted: np.ndarray, labels: np.ndarray) -> float:

@@ -32,7 +32,7 @@ def hopfield(num_outputs=2, *, preset="hopfax", dropout=None, max_steps=8, **siz
 
 
 def encoded(count, *, seed=0, choices=1, longest=12, regression=False, shuffled=False):
-    """Random texts of 3 to `longest` tokens; the label is told by the second token."""
+    """Random texts of 3 to `longest` tokens; the parity of the second token is the label."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(3, longest + 1, (count, choices)).astype(np.int32)
     ids = rng.integers(1, VOCAB, (count, choices, longest)).astype(np.int32)
