@@ -184,10 +184,8 @@ def freelb(objective: Objective, ball: Ball) -> Objective:
 
     # The gradient arises on the way, so it is the rule's residual.
     @jax.custom_vjp
-    def rule(
-        params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation
-    ) -> tuple[Array, Losses]:
-        return forward(params, batch, key, added)[0]
+    def rule(*inputs: Any) -> tuple[Array, Losses]:
+        return forward(*inputs)[0]
 
     def backward(
         gradients: tuple[Params, Perturbation], cotangent: tuple[Array, Losses]

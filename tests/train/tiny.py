@@ -26,21 +26,19 @@ def softmax(num_outputs=2, *, dropout=0.1, **sizes):
 
 
 def hopfield(num_outputs=2, *, preset="hopfax", dropout=None, max_steps=8, **sizes):
-    details = PRESETS[preset]
-    details = details if dropout is None else replace(details, dropout=dropout)
-    return robertha(VOCAB, num_outputs, preset=details, max_steps=max_steps, **SIZES | sizes)
+    chosen = PRESETS[preset]
+    chosen = chosen if dropout is None else replace(chosen, dropout=dropout)
+    return robertha(VOCAB, num_outputs, preset=chosen, max_steps=max_steps, **SIZES | sizes)
 
 
-def encoded(count, *, seed=0, choices=1, longest=12, regression=False, shuffled=False):
+def encoded(count, *, seed=0, choices=1, longest=12, shuffled=False):
     """Random texts of 3 to `longest` tokens; the parity of the second token is the label."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(3, longest + 1, (count, choices)).astype(np.int32)
     ids = rng.integers(1, VOCAB, (count, choices, longest)).astype(np.int32)
     ids[np.arange(longest) >= lengths[..., None]] = 0
-    labels = ids[:, 0, 1] % 2
-    labels = (labels + rng.random(count)).astype(np.float32) if regression else labels
     index = rng.permutation(count) if shuffled else np.arange(count)
-    return Encoded(ids, lengths, labels, index.astype(np.int32))
+    return Encoded(ids, lengths, ids[:, 0, 1] % 2, index.astype(np.int32))
 
 
 def buckets(count, *, boundaries=BOUNDARIES, **how):
