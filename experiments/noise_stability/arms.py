@@ -7,19 +7,15 @@ results.csv, curves.csv and config.json.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from experiments import figures, report, tidy
+from experiments import report, tidy
 from experiments.noise_stability.outcomes import Interval, median_time, reduction
 from experiments.rundir import read_config
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SWEEP, BASELINE, REGULARIZED = "sweep", "baseline", "stability_reg"
 TITLES = {
@@ -125,11 +121,10 @@ def page(
     by_task = "task" if len(baselines) > 1 else None
     answers, rows, marks = [], [], []
     for arm in arms:
-        baseline = baselines[arm.task]
+        baseline, compared = baselines[arm.task], arm.name != BASELINE
         savings = {
             unit: saved(arm, baseline, compute=unit == "compute") for unit in ("steps", "compute")
         }
-        compared = arm.name != BASELINE
         line = [
             TITLES.get(arm.name, arm.name),
             f"{np.isfinite(arm.steps).sum()}/{len(arm.steps)}",
@@ -139,30 +134,35 @@ def page(
         rows.append([_task(arm.task), *line] if by_task else line)
         if arm.name == REGULARIZED:
             answers.append(verdict(arm, baseline, target))
-        for unit, interval in savings.items() if compared else ():
+        for unit, (mean, low, high) in savings.items() if compared else ():
             known = unit == "steps" and arm.name == REGULARIZED
-            marks.append(
-                {
-                    "task": arm.task,
-                    "arm": arm.name,
-                    "unit": unit,
-                    "paper": PAPER.get(arm.task, np.nan) if known else np.nan,
-                    **dict(zip(("mean", "low", "high"), interval, strict=True)),
-                }
-            )
-    table = pd.DataFrame(marks)
+            paper = PAPER.get(arm.task, np.nan) if known else np.nan
+            marks.append((arm.task, arm.name, unit, paper, mean, low, high))
+    columns = ["task", "arm", "unit", "paper", "mean", "low", "high"]
+    table = pd.DataFrame(marks, columns=columns)
     pictures = {}
     if len(table) and np.isfinite(table["mean"]).any():
-        draw = partial(figures.forest, table, label="arm", col=by_task, hue="unit",
-                       titles=TITLES | TASKS, xlabel="percent saved against the baseline",
-                       least=-200)  # fmt: skip
-        caption = (
+        pictures["savings"] = report.forest(
             "Percent of steps and of compute saved on the way to the target, with 95 % intervals; "
-            "arrows go beyond −200"
+            "arrows go beyond −200",
+            table,
+            label="arm",
+            col=by_task,
+            hue="unit",
+            titles=TITLES | TASKS,
+            xlabel="percent saved against the baseline",
+            least=-200,
         )
-        pictures["savings"] = report.Picture(draw, caption)
-    pictures["curves"] = report.Picture(
-        partial(_curves, folder), "Median accuracy and noise stability over training"
+    pictures["curves"] = report.facets(
+        "Median accuracy and noise stability over training",
+        _curves(folder),
+        x="step",
+        hue="arm",
+        col="metric",
+        row=by_task,
+        titles=TITLES | TASKS,
+        xlabel="training step",
+        ylabel="median over runs",
     )
     columns = ["arm", "reached", "median steps", "steps saved, %", "compute saved, %"]
     columns = ["task", *columns] if by_task else columns
@@ -231,7 +231,7 @@ def _sweeps(folder: Path) -> list[report.Table]:
     return tables
 
 
-def _curves(folder: Path) -> Figure:
+def _curves(folder: Path) -> pd.DataFrame:
     curves = pd.read_csv(folder / "curves.csv")
     # More arms tangle.
     curves = curves[curves.arm.isin([BASELINE, REGULARIZED, "stability_reg-negative"])]
@@ -240,10 +240,7 @@ def _curves(folder: Path) -> Figure:
         "training accuracy, %": 100 * curves.train_accuracy,
         "normalised stability, %": 100 * (curves.agreement / curves.confidence),
     }
-    table = pd.concat(
+    return pd.concat(
         curves[["arm", "step", "task"]].assign(metric=name, mean=values, low=np.nan, high=np.nan)
         for name, values in metrics.items()
     )
-    row = "task" if table.task.nunique() > 1 else None
-    return figures.facets(table, x="step", hue="arm", col="metric", row=row, titles=TITLES | TASKS,
-                          xlabel="training step", ylabel="median over runs")  # fmt: skip

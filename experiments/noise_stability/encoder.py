@@ -175,26 +175,31 @@ def measure(
     )
     seeds = cell.spec.seeds[: budget.seeds]
     fresh = jax.jit(jax.vmap(cell.model.init))(seed_keys(seeds))
+    special = tuple(map(data.vocabulary.tokens.index, ("[CLS]", "[SEP]")))
     arms = [(n, arm) for n in range(len(seeds)) for arm in ("fresh", "trained")]
     for done, (number, arm) in enumerate(arms, 1):
         stacked = fresh if arm == "fresh" else cell.params
         params = jax.tree.map(lambda x, at=number: x[at], stacked)
-        parts = []
-        for texts, count in calls:
-            part = encoder_response.response(
+        parts = [
+            encoder_response.response(
                 network,
                 params,
                 texts,
-                keys[0],
-                keys[1],
+                *keys[:2],
                 num_tokens=data.vocab_size,
-                special=tuple(map(data.vocabulary.tokens.index, ("[CLS]", "[SEP]"))),
+                special=special,
                 snr_db=config.snr_db,
                 draws=budget.draws,
             )
-            # Rows beyond the count only fill the call.
-            parts.append(jax.tree.map(lambda x, n=count: np.asarray(x)[:n], part))
-        response = jax.tree.map(lambda *each: np.concatenate(each), *parts)
+            for texts, _ in calls
+        ]
+        # Rows beyond the count only fill the call.
+        response = jax.tree.map(
+            lambda *each: np.concatenate(
+                [np.asarray(x)[:count] for x, (_, count) in zip(each, calls, strict=True)]
+            ),
+            *parts,
+        )
         weights = meter(params, jnp.asarray(response.mean[picks]))
         rows = [
             *encoder_response.gaussian_rows(response),
@@ -236,8 +241,7 @@ def page(folder: Path) -> Page:
     frame = frame.sort_values("arm", kind="stable")
     titles = gaussian.titles(frame.task.unique())
     frame["line"] = frame.model.map(titles) + ", " + frame.arm
-    several = frame.task.nunique() > 1
-    if several:
+    if several := frame.task.nunique() > 1:
         frame["line"] = frame.task.map(titles) + ", " + frame.line
     frame["x"] = frame.level.fillna(-1.0)
     keys = ["task", "model", "arm", "line", "corruption", "metric", "x"]

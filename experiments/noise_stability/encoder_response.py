@@ -212,11 +212,7 @@ def gaussian_rows(measured: Response) -> list[Row]:
     products, changes = measured.products, measured.changes
     # Differences from rho = 0: what is constant in the noise drops out of them.
     centred = changes - changes[..., :1]
-    rows = [
-        *_curve("stability", products),
-        *_curve("normalised stability", products, products[..., -1:]),
-        *_curve("correlation", centred, centred[..., -1:]),
-    ]
+    rows = [*_stability(products), *_curve("correlation", centred, centred[..., -1:])]
     for name, part in (("second moment", products), ("variance", centred)):
         rows += [row | {"level": None} for row in _curve(name, part[..., -1:])]
     signal, noise = np.sum(measured.power, axis=0)
@@ -226,13 +222,13 @@ def gaussian_rows(measured: Response) -> list[Row]:
 
 def token_rows(measured: Response) -> list[Row]:
     """Stability under token noise, plain and normalised, and how often the class stays."""
-    products = measured.token_products
-    rows = [
-        *_curve("stability", products),
-        *_curve("normalised stability", products, products[..., -1:]),
-        *_curve("same class", measured.same_class),
-    ]
+    rows = [*_stability(measured.token_products), *_curve("same class", measured.same_class)]
     return [row | {"corruption": "tokens"} for row in rows]
+
+
+def _stability(products: Array) -> list[Row]:
+    normalised = _curve("normalised stability", products, products[..., -1:])
+    return [*_curve("stability", products), *normalised]
 
 
 def level_rows(measured: LevelWeights, num_texts: int, snr_db: float) -> list[Row]:

@@ -240,7 +240,7 @@ def guesses(sets: list[LanguageData]) -> list[dict[str, Any]]:
     """
     rows = []
     for split in ("train", "validation", "test"):
-        found: dict[str, list[dict[str, Any]]] = {"commonest word": [], "commonest follower": []}
+        parts: dict[str, list[dict[str, Any]]] = {"commonest word": [], "commonest follower": []}
         for each in sets:
             size = len(each.vocabulary)
             counts = np.zeros((size, size), int)
@@ -249,10 +249,10 @@ def guesses(sets: list[LanguageData]) -> list[dict[str, Any]]:
             follower = np.where(counts.any(axis=1), counts.argmax(axis=1), commonest)
             part = getattr(each, split)
             constant = np.full_like(part.labels, commonest)
-            found["commonest word"].append(shares(constant, part.labels))
-            found["commonest follower"].append(shares(follower[part.ids], part.labels))
-        for guess, parts in found.items():
-            means = {name: np.mean([each[name] for each in parts]) for name in parts[0]}
+            for guess, guessed in zip(parts, (constant, follower[part.ids]), strict=True):
+                parts[guess].append(shares(guessed, part.labels))
+        for guess, of_sets in parts.items():
+            means = {name: np.mean([each[name] for each in of_sets]) for name in of_sets[0]}
             percent = {name: round(100 * float(mean), 2) for name, mean in means.items()}
             rows.append({"guess": guess, "split": split, **percent})
     return rows

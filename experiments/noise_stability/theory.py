@@ -246,15 +246,9 @@ def transformers(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
     """
     tokens, tables = budget.tokens[-1], []
     for name, (structured, gamma) in TRANSFORMERS.items():
-        sizes = {"num_layers": budget.depth, "value_norm": gamma}
+        sizes = {"width": budget.width, "depth": budget.depth, "value_norm": gamma}
         both = by_network(
-            partial(
-                layers.random_transformer,
-                width=budget.width,
-                depth=budget.depth,
-                value_norm=gamma,
-                structured=structured,
-            ),
+            partial(layers.random_transformer, structured=structured, **sizes),
             key,
             budget,
             fn=layers.transformer,
@@ -263,10 +257,11 @@ def transformers(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
             num_samples=max(budget.num_samples // 4000, 32),
             batch_size=16,
         )
-        formula = (
-            theory.transformer_recurrence(START, **sizes)
-            if structured
-            else theory.transformer_recurrence(START, num_tokens=tokens, **sizes)
+        formula = theory.transformer_recurrence(
+            START,
+            num_layers=budget.depth,
+            value_norm=gamma,
+            num_tokens=None if structured else tokens,
         )
         tables.append(by_layer("transformer", name, both[:, 0], formula))
         tables.append(by_layer("correlation", name, both[:, 0] / both[:, 1]))
@@ -278,14 +273,11 @@ def by_network(
 ) -> np.ndarray:
     """Stability and second moment of every layer of random networks: (networks, 2, layers)."""
     for_weights, for_pairs = jax.random.split(key)
-    return np.stack(
-        [
-            np.asarray(
-                layer_moments(draw(one), jax.random.fold_in(for_pairs, number), **settings), float
-            )
-            for number, one in enumerate(jax.random.split(for_weights, budget.networks))
-        ]
-    )
+    moments = [
+        layer_moments(draw(one), jax.random.fold_in(for_pairs, number), **settings)
+        for number, one in enumerate(jax.random.split(for_weights, budget.networks))
+    ]
+    return np.asarray(moments, float)
 
 
 @partial(jax.jit, static_argnames=("fn", "shape", "num_samples", "batch_size"))
@@ -293,13 +285,8 @@ def layer_moments(
     weights: layers.Weights, key: jax.Array, *, fn: Callable[..., jax.Array], **settings: Any
 ) -> jax.Array:
     """Means over outputs, of `fn(weights, x)` with a leading axis of layers: (2, layers)."""
-    mean = noise_stability(
-        partial(fn, weights),
-        key,
-        rho=jnp.array([START, 1.0]),
-        per_output=True,
-        **settings,
-    ).mean
+    rho = jnp.array([START, 1.0])
+    mean = noise_stability(partial(fn, weights), key, rho=rho, per_output=True, **settings).mean
     return jnp.mean(mean, axis=tuple(range(2, mean.ndim)))
 
 
@@ -313,18 +300,17 @@ def by_layer(claim: str, name: str, by_network: np.ndarray, formula: Any = None)
 
 def attention(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
     """Theorems 5.2 and 5.3, with weights drawn anew for every pair (Figure 2)."""
-    rhos = jnp.array([rho for rho in RHOS if rho > 0])
+    rhos, tokens = jnp.array([rho for rho in RHOS if rho > 0]), budget.tokens[-1]
     # Name, tokens, rows of W, formula.
     cases: list[tuple[str, int, int, Any]] = [
         (
-            f"Theorem 5.3, unstructured, {tokens} tokens",
-            tokens,
+            f"Theorem 5.3, unstructured, {count} tokens",
+            count,
             budget.width,
-            jax.jit(partial(theory.attention_stability, num_tokens=tokens))(rhos),
+            jax.jit(partial(theory.attention_stability, num_tokens=count))(rhos),
         )
-        for tokens in budget.tokens
+        for count in budget.tokens
     ]
-    tokens = budget.tokens[-1]
     cases.append((f"Theorem 5.2, identity, {tokens} tokens", tokens, 0, rhos))
     tables = []
     for number, (name, tokens, rows_of_w, formula) in enumerate(cases):
@@ -441,56 +427,45 @@ def intervals(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
     """
     for_units, for_networks, for_inputs, for_pairs = jax.random.split(key, 4)
     both = networks(for_networks, budget.steps)
-
-    def units(x: jax.Array) -> jax.Array:
-        return jnp.stack([unit(x[0]) for unit in UNITS.values()])
-
-    def outputs(x: jax.Array) -> jax.Array:
-        return jnp.stack([layers.mlp(each, x) for each in both])
-
-    points, weights = gaussian_quadrature()
-    normal = np.asarray(jax.random.normal(for_inputs, (budget.num_samples, INPUTS)))
-    equal = np.full(len(normal), 1 / len(normal))
-    names = ("network, fresh", "network, trained")
-    return [
-        *in_intervals(units, for_units, budget, tuple(UNITS), points[:, None], weights),
-        *in_intervals(outputs, for_pairs, budget, names, normal, equal),
-    ]
-
-
-def in_intervals(
-    fn: Callable[[jax.Array], jax.Array],
-    key: jax.Array,
-    budget: Budget,
-    names: tuple[str, ...],
-    points: np.ndarray,
-    weights: np.ndarray,
-) -> list[pd.DataFrame]:
-    """Rows for each output of `fn`; its moments are those at weighted points (points, inputs)."""
-    values = jax.jit(lambda x: jax.lax.map(fn, x, batch_size=1024))(jnp.asarray(points))
-    mean, error = estimate(
-        fn,
-        key,
-        shape=points.shape[1:],
-        rho=jnp.array(RHOS),
-        num_samples=budget.num_samples,
-        per_output=True,
-    )
-    tables = []
-    for number, (name, own) in enumerate(zip(names, np.asarray(values, float).T, strict=True)):
-        moments = {"mean": float(weights @ own), "second_moment": float(weights @ own**2)}
-        low, high = theory.moment_interval(jnp.array(RHOS), **moments)
-        measured = mean[:, number], error[:, number]
-        tables.append(rows("interval", name, RHOS, *measured, low=low, high=high))
-    return tables
-
-
-def gaussian_quadrature() -> tuple[np.ndarray, np.ndarray]:
-    """Points and weights for means over N(0, 1), of functions that are smooth but at 0."""
+    # Moments are means over weighted points; those of units are exact but for rounding.
     nodes, lengths = np.polynomial.legendre.leggauss(200)
     points = np.concatenate([6 * (nodes - 1), 6 * (nodes + 1)])
     density = np.exp(-(points**2) / 2) / np.sqrt(2 * np.pi)
-    return points, 6 * np.tile(lengths, 2) * density
+    normal = np.asarray(jax.random.normal(for_inputs, (budget.num_samples, INPUTS)))
+    equal = np.full(len(normal), 1 / len(normal))
+    cases: list[tuple[Any, Any, Any, Any, Any]] = [
+        (
+            lambda x: jnp.stack([unit(x[0]) for unit in UNITS.values()]),
+            for_units,
+            tuple(UNITS),
+            points[:, None],
+            6 * np.tile(lengths, 2) * density,
+        ),
+        (
+            lambda x: jnp.stack([layers.mlp(each, x) for each in both]),
+            for_pairs,
+            ("network, fresh", "network, trained"),
+            normal,
+            equal,
+        ),
+    ]
+    tables = []
+    for fn, key, names, points, weights in cases:
+        values = jax.jit(partial(jax.lax.map, fn, batch_size=1024))(jnp.asarray(points))
+        mean, error = estimate(
+            fn,
+            key,
+            shape=points.shape[1:],
+            rho=jnp.array(RHOS),
+            num_samples=budget.num_samples,
+            per_output=True,
+        )
+        for number, (name, own) in enumerate(zip(names, np.asarray(values, float).T, strict=True)):
+            moments = {"mean": float(weights @ own), "second_moment": float(weights @ own**2)}
+            low, high = theory.moment_interval(jnp.array(RHOS), **moments)
+            measured = mean[:, number], error[:, number]
+            tables.append(rows("interval", name, RHOS, *measured, low=low, high=high))
+    return tables
 
 
 @partial(jax.jit, static_argnames="steps")
@@ -498,11 +473,8 @@ def networks(key: jax.Array, steps: int) -> tuple[layers.Weights, layers.Weights
     """A network of ten inputs, and the same trained on the parity of two of their signs."""
     params = layers.init_mlp(key, (INPUTS, 64, 64, 1))
     for_inputs = jax.random.fold_in(key, 1)
-    return params, layers.train_mlp(params, for_inputs, _parity, steps=steps)[0]
-
-
-def _parity(x: jax.Array) -> jax.Array:
-    return jnp.sign(x[0] * x[1])
+    trained, _ = layers.train_mlp(params, for_inputs, lambda x: jnp.sign(x[0] * x[1]), steps=steps)
+    return params, trained
 
 
 def trained(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
@@ -547,36 +519,40 @@ def estimators(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
         "trained network": (partial(layers.mlp, fitted), (INPUTS,)),
     }
     keys = jax.vmap(partial(jax.random.fold_in, key))(7 + jnp.arange(REPEATS))
-
-    def variances(fn: Any, shape: tuple[int, ...], copies: int) -> Callable[[float], np.ndarray]:
-        @jax.jit
-        def variance(key: jax.Array, rho: float) -> jax.Array:
-            def group(key: jax.Array) -> jax.Array:
-                """Mean product of two copies of a group."""
-                for_common, for_own = jax.random.split(key)
-                own = jax.random.normal(for_own, (copies, *shape))
-                common = jax.random.normal(for_common, shape)
-                outputs = jax.vmap(fn)(rho**0.5 * common + (1 - rho) ** 0.5 * own)
-                total = jnp.sum(jnp.sum(outputs, axis=0) ** 2) - jnp.sum(outputs**2)
-                return total / (copies * (copies - 1))
-
-            count = 2 * max(budget.num_samples // (5 * REPEATS), 250) // copies
-            products = jax.lax.map(group, jax.random.split(key, count), batch_size=128)
-            return jnp.var(products, ddof=1) / count
-
-        return lambda rho: np.array([variance(key, rho) for key in keys])
-
+    evaluations = 2 * max(budget.num_samples // (5 * REPEATS), 250)
     tables = []
     for name, (fn, shape) in list(functions.items())[: budget.functions]:
-        by_copies = {copies: variances(fn, shape, copies) for copies in (2, *budget.copies)}
+        variances = {
+            copies: jax.jit(partial(group_variance, fn, shape, copies, evaluations // copies))
+            for copies in (2, *budget.copies)
+        }
         for rho in (0.1, 0.5, 0.9):
-            pairs = by_copies[2](rho)
-            for copies in budget.copies:
-                ratios = by_copies[copies](rho) / pairs
+            pairs, *groups = (
+                np.array([variance(key, rho) for key in keys]) for variance in variances.values()
+            )
+            for copies, group in zip(budget.copies, groups, strict=True):
+                ratios = group / pairs
                 error = ratios.std(ddof=1) / REPEATS**0.5
                 title = f"{name}, {copies} copies"
                 tables.append(rows("estimators", title, [rho], [ratios.mean()], error))
     return tables
+
+
+def group_variance(
+    fn: Any, shape: tuple[int, ...], copies: int, count: int, key: jax.Array, rho: float
+) -> jax.Array:
+    """Variance of the mean of `count` groups, each the mean product of two of its copies."""
+
+    def group(key: jax.Array) -> jax.Array:
+        for_common, for_own = jax.random.split(key)
+        own = jax.random.normal(for_own, (copies, *shape))
+        common = jax.random.normal(for_common, shape)
+        outputs = jax.vmap(fn)(rho**0.5 * common + (1 - rho) ** 0.5 * own)
+        total = jnp.sum(jnp.sum(outputs, axis=0) ** 2) - jnp.sum(outputs**2)
+        return total / (copies * (copies - 1))
+
+    products = jax.lax.map(group, jax.random.split(key, count), batch_size=128)
+    return jnp.var(products, ddof=1) / count
 
 
 # Part of the run -> function, number of its key.

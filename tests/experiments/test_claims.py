@@ -128,6 +128,9 @@ def two_arms(tmp_path):
         for seed in SEEDS
     ]  # fmt: skip
     pd.DataFrame(rows).to_csv(tmp_path / "results.csv", index=False)
+    curves = {"task": "addition", "arm": "baseline", "step": 10, "accuracy": [0.5]}
+    curves |= {"train_accuracy": 1.0, "agreement": 0.5, "confidence": 1.0}
+    pd.DataFrame(curves).to_csv(tmp_path / "curves.csv", index=False)
     plan = {
         "target": 0.95,
         "arms": {"baseline": {}, "stability_reg": {"penalized": True, "every": 4}},
