@@ -142,7 +142,7 @@ def earlier(root: Path) -> str:
     for path in root.glob("*/*/config.json"):
         document = json.loads(path.read_text(encoding="utf-8"))
         if origins := document.get("provenance"):
-            cells = document["plan"].get("cells", [])
+            cells = document.get("plan", {}).get("cells", [])
             done = sum((root / "cells" / each).exists() for each in cells)
             far = f"{done} of {len(cells)} models trained, " if cells else ""
             page = path.with_name("report.html")

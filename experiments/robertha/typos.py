@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 REPRODUCES = "Robertha, Table 12: scores under misspelling, char swap, TextBugger and HotFlip"
 
 
-RATES = (0.1, 0.2, 0.3)
+FULL = {"model": ("tinybert", "robertha"), "rates": (0.1, 0.2, 0.3)}
 DEFAULTS = {
-    "laptop": {"rates": RATES, "texts": 200},
-    "smoke": {"rates": RATES[:1], "texts": 4},
-    "paper": {"rates": RATES, "texts": None},
+    "laptop": {**FULL, "texts": 200},
+    "smoke": {"model": ("tinybert",), "rates": (0.1,), "texts": 4},
+    "paper": {**FULL, "texts": None},
 }
 BEAMS = {"smoke": 1, "laptop": 2, "paper": 3}  # widths of HotFlip's beam
 
@@ -43,7 +43,7 @@ BEAMS = {"smoke": 1, "laptop": 2, "paper": 3}  # widths of HotFlip's beam
 class Config(Flags):
     """Which models to test, and with what."""
 
-    model: tuple[str, ...] = ("tinybert", "robertha")
+    model: Annotated[tuple[str, ...] | None, by_budget("model", "NAME ...", DEFAULTS)] = None
     """Models, see `robustness`."""
     corruption: tuple[Literal["misspelling", "char_swap", "textbugger", "hotflip"], ...] = (
         "misspelling",
@@ -78,7 +78,7 @@ def run(config: Config) -> Path:
         for rate in config.rates or ()
         if rate
     ]
-    models = config.encoder.models(config.model)
+    models = config.encoder.models(config.model or ())
     return run_models("typos", config, models, page, lambda task: tests)
 
 
