@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments import scorecard, tidy
+from experiments import report, scorecard, tidy
 from experiments.noise_stability import arms, encoder, grokking, training
 from experiments.robertha import attribution, gaussian, hyperparameters, robustness
 
@@ -217,13 +217,13 @@ def test_a_resumed_run_gives_the_same_bits(tmp_path, monkeypatch):
         np.testing.assert_array_equal(one, other)
 
 
-def test_an_arm_is_read_from_its_cell(tmp_path):
+def test_an_arm_is_read_from_its_cell(tmp_path, monkeypatch):
     config = grokking.Config(budget="smoke", runs=str(tmp_path))
     folder = grokking.run(config)
     results = (folder / "results.csv").read_bytes()
-    stored = {path: path.stat().st_mtime for path in (tmp_path / "cells").glob("*.npz")}
-    assert len(stored) == 2
+    assert "untested in a grokking regime" in (folder / "report.html").read_text()
+    assert len(list((tmp_path / "cells").iterdir())) == 2
+    monkeypatch.setattr(training, "train_runs", None)  # would fail
+    monkeypatch.setattr(report, "write_report", lambda *_: None)
     assert grokking.run(config) == folder
     assert (folder / "results.csv").read_bytes() == results
-    assert {path: path.stat().st_mtime for path in (tmp_path / "cells").glob("*.npz")} == stored
-    assert "untested in a grokking regime" in (folder / "report.html").read_text()

@@ -40,13 +40,14 @@ def test_attention_pairs_share_their_weights_and_correlate_their_tokens():
     assert jnp.array_equal(pair(jax.random.key(0), (404, 400), rho=0.1)[0], first)
 
 
-def test_attention_is_the_formula_by_hand():
+@pytest.mark.parametrize("identity", [False, True])
+def test_attention_is_the_formula_by_hand(identity):
     rows = np.asarray(jax.random.normal(jax.random.key(2), (2 + 3 + 1, 3)), np.float64) / 2
-    x, w, v = rows[:2], rows[2:5], rows[5]
-    scores = np.array([x[0] @ w @ x[j] for j in range(2)])
-    weights = np.exp(scores) / np.exp(scores).sum()
-    expected = sum(weights[j] * (x[j] @ v) for j in range(2)) / 3**0.5
-    np.testing.assert_allclose(layers.attention(2, jnp.asarray(rows)), expected, rtol=1e-5)
+    x, w, v = rows[:2], np.eye(3) if identity else rows[2:5], rows[5]
+    weights = np.exp(x[0] @ w @ x.T)
+    expected = weights / weights.sum() @ (x @ v) / 3**0.5
+    drawn = np.delete(rows, [2, 3, 4], axis=0) if identity else rows
+    np.testing.assert_allclose(layers.attention(2, jnp.asarray(drawn)), expected, rtol=1e-5)
 
 
 def test_transformer_layers_are_the_formula_by_hand():
@@ -63,10 +64,6 @@ def test_transformer_layers_are_the_formula_by_hand():
             expected = np.maximum(attended @ expected @ v, 0)
             found = layers.transformer(weights, jnp.asarray(x))[place]
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
-    rows = jnp.concatenate([jnp.asarray(x), jnp.ones((1, 3))])
-    map_of_x = layers.attention_map(jnp.asarray(x), jnp.eye(3))
-    expected = map_of_x[0] @ x.sum(axis=1) / 3**0.5
-    np.testing.assert_allclose(layers.attention(4, rows), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.3, 1.0])
@@ -133,32 +130,23 @@ class Estimate(NamedTuple):
 TINY = theory.Budget(1000, 2, 8, 2, 1, tokens=(4,), copies=(4,), functions=1)
 
 
-def test_every_part_measures_its_panel(monkeypatch):
+def test_a_run_measures_every_panel_and_writes_its_page(tmp_path, monkeypatch):
     monkeypatch.setattr(theory, "noise_stability", one_pair)
     levels = LevelWeights(np.ones(7), np.zeros(7), np.ones(7), np.array([1.0, 0.5, 2.0]))
     monkeypatch.setattr(theory, "level_weights", lambda *_, **__: levels)
-    key = jax.random.key(0)
-    others = {part for part, _ in theory.PARTS.values()} - {theory.maps, theory.relu_depth}
-    tables = [part(key, TINY) for part in others]
-    table = pd.concat([each for tables in tables for each in tables])
-    # And the correlations of Figure 10's networks; the run below has the other two.
-    assert set(table.task) == {*theory.PANELS, "correlation"} - {"maps", "depth"}
-    assert np.isfinite(table.score).all()
-
-
-def test_a_run_writes_its_numbers_its_picture_and_its_page(tmp_path, monkeypatch):
-    parts = {name: theory.PARTS[name] for name in ("attention maps", "deep ReLU networks")}
-    monkeypatch.setattr(theory, "PARTS", parts)
-    monkeypatch.setattr(theory, "noise_stability", one_pair)
     monkeypatch.setitem(theory.BUDGETS, "smoke", TINY)
+    pages = []
+    monkeypatch.setattr(theory.report, "write_report", lambda _, page: pages.append(page))
     folder = theory.run(theory.Config(budget="smoke", runs=str(tmp_path)))
     table = pd.read_csv(folder / "results.csv")
     assert list(table) == list(theory.COLUMNS)
+    # And the correlations of Figure 10's networks.
+    assert set(table.task) == {*theory.PANELS, "correlation"}
+    assert np.isfinite(table.score).all()
     weights = table[table.model == "identity, A_X, query 3"].score
     assert len(weights) == theory.MAP_TOKENS
     np.testing.assert_allclose(weights.sum(), 1, rtol=1e-5)
-    assert (folder / "theory.png").stat().st_size > 10_000
-    assert "Eq. 5" in (folder / "report.html").read_text()
+    assert "measured stability differs from Eq. " in pages[0].answer
 
 
 def test_the_picture_shows_shared_points_once_and_bounds_as_lines():
