@@ -233,4 +233,5 @@ def test_failed_writes_leave_the_last_complete_checkpoint(tmp_path):
     assert out.count("File too large") == 3
     assert out.count(f"Last complete one: step 1 in {tmp_path / 'checkpoints' / '1'}") == 2
     assert "loss is not finite ['a checkpoint could not be written" in out
-    assert names(tmp_path / "checkpoints")[:2] == ["1", "3"]
+    # A failed save may leave a temporary folder, which the next process removes.
+    assert list(filter(str.isdigit, names(tmp_path / "checkpoints"))) == ["1", "3"]
