@@ -47,6 +47,8 @@ def quick(key: PRNGKeyArray | Words) -> PRNGKeyArray:
         >>> bool((jax.random.normal(quick(key), (3,)) == jax.random.normal(key, (3,))).all())
         True
     """
+    if not hasattr(key, "dtype"):
+        raise TypeError(f"key must be a key of jax.random, got {key!r}")
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.wrap_key_data(key)
     # The older way of numbering what is drawn can still be asked for, and has other bits.

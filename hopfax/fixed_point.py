@@ -23,7 +23,8 @@ class FixedPoint(NamedTuple):
     Attributes:
         value: The last iterate, a tree of arrays like the start.
         num_steps: Applications of the map, 0 only for a start that was not finite.
-        residual: Size of the last change, in the stop rule's measure.
+        residual: Size of the last change, in the stop rule's measure; the largest number for a step
+            before `min_steps`.
         converged: Whether `residual <= tol`, at any step; False if it is not finite.
     """
 
@@ -71,7 +72,7 @@ def fixed_point(
             of the change, and nan where an iterate is not finite.
         min_steps: An earlier step never counts as converged, unless `tol` is infinite.
         adjoint_max_steps: Most terms of the implicit gradient's series, at least 1. A contraction
-            by $q$ a step needs $\log(tol) / \log(q)$ of them, 916 for $q = 0.99$ and 1e-4. Under
+            by $q$ a step needs $\log(tol) / \log(q)$ of them, 917 for $q = 0.99$ and 1e-4. Under
             `vmap` the slowest state decides how many are computed.
 
     Returns:
@@ -79,8 +80,8 @@ def fixed_point(
 
     Raises:
         TypeError: If the implicit gradient is differentiated in forward mode or a second time.
-        ValueError: If `max_steps < 1`, `adjoint_max_steps < 1`, `tol < 0`, `init` is not floating,
-            or `gradient` or `stop` is not one of the names above.
+        ValueError: If a number of steps is below 1, `tol < 0`, `init` is not floating, or
+            `gradient` or `stop` is not one of the names above.
 
     Differentiation:
         `"implicit"` takes the cotangent through one application of `fn` at the fixed point, after
@@ -109,6 +110,7 @@ def fixed_point(
         gradient=gradient,
         adjoint_max_steps=adjoint_max_steps,
     )
+    check_steps("min_steps", min_steps)
     init = _floating(init, "init")
     tol = jnp.asarray(tol, _dtype(init))
 
@@ -145,6 +147,9 @@ def at_fixed_point(
     Returns:
         `value`, whose cotangent reaches `params` as with `gradient="implicit"`, and nothing else.
 
+    Raises:
+        ValueError: If `max_steps < 1` or `tol < 0`.
+
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from hopfax.fixed_point import at_fixed_point
@@ -153,6 +158,7 @@ def at_fixed_point(
         >>> round(float(slope), 3)
         2.0
     """
+    check_stopping(tol=tol, max_steps=max_steps, stop="relative")
     # Outside of the custom rule, so that under `vmap` the gradient of shared parameters is summed
     # as it arises; inside, every query would hold one of its own.
     applied = fn(params, jax.lax.stop_gradient(value))

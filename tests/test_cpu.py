@@ -85,6 +85,8 @@ def test_old_style_keys_are_taken():
     assert quick(jax.random.split(old, 3)).shape == (3,)
     with pytest.raises(TypeError, match="uint32"):
         quick(jnp.zeros(2, int))
+    with pytest.raises(TypeError, match=r"key must be a key of jax.random, got 0"):
+        quick(0)
 
 
 def test_more_numbers_than_counters_are_refused():

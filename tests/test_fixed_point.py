@@ -351,6 +351,7 @@ def test_numpy_starts_are_welcome():
     ("options", "message"),
     [
         ({"max_steps": 0}, "max_steps must be at least 1 .* got 0"),
+        ({"min_steps": 0}, r"min_steps must be at least 1 .* got 0"),
         ({"adjoint_max_steps": 0}, "adjoint_max_steps must be at least 1 .* got 0"),
         ({"gradient": "exact"}, '"implicit" or "unrolled", got \'exact\''),
         ({"stop": "both"}, '"relative" or "absolute", got \'both\''),

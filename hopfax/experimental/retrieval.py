@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, PyTree
 
-from hopfax.fixed_point import Stop, check_stopping, relative_tol
+from hopfax.fixed_point import Stop, check_stopping, real_array, relative_tol
 from hopfax.hopfield.attend import Attention, check_attention_shapes
 from hopfax.hopfield.retrieval import Beta, check_beta, check_mask, matmul
 
@@ -34,7 +34,8 @@ def _beyond_limits(
     """The limit of the kernel that these arrays pass, in words; None where they fit."""
     count, width = keys.shape[-2:]
     if 0 in (count, width, len(query), values.shape[-1]):
-        return f"at least one key, query and coordinate, got {keys.shape} and {query.shape}"
+        shapes = query.shape, keys.shape, values.shape
+        return f"at least one query, key and coordinate, got shapes {shapes}"
     if count > MAX_KEYS or query.shape[-2] > MAX_KEYS:
         return f"at most {MAX_KEYS} tokens, got {query.shape[-2]} queries and {count} keys"
     if max(width, values.shape[-1]) > MAX_WIDTH:
@@ -89,7 +90,8 @@ def retrieve_head(
 
     Differentiation:
         Implicit, as in `hopfax.fixed_point`, by a second kernel; the query gets a zero gradient.
-        First derivatives in reverse mode only.
+        First derivatives in reverse mode only. The series is that of the states: where a query has
+        not converged or the series is cut off, its partial sum differs from `attend`'s.
 
     Example:
         >>> import jax.numpy as jnp
@@ -102,7 +104,8 @@ def retrieve_head(
     References:
         Robertha, Eqs. 4, 7 and 8 and Algorithm 1.
     """
-    query, keys, values = jnp.asarray(query), jnp.asarray(keys), jnp.asarray(values)
+    query, keys = real_array(query, "query"), real_array(keys, "keys")
+    values = real_array(values, "values")
     check_stopping(
         tol=tol,
         max_steps=max_steps,
@@ -211,8 +214,6 @@ def _retrieve_forward(
 def _retrieve_backward(
     how: _How, saved: _Saved, cotangents: _Outputs
 ) -> tuple[Array, Array, Array, Array, None, None]:
-    from hopfax.experimental import tiles
-
     beta, query, given_keys, given_values, visible, tol, state = saved
     keys, values = given_keys.astype(jnp.float32), given_values.astype(jnp.float32)
     read, settled = cotangents[0].astype(jnp.float32), cotangents[1]
@@ -225,14 +226,14 @@ def _retrieve_backward(
 
     weights_bar = matmul(read, values.T)
     tiling = _tiling(len(query), len(keys), how.interpret)
-    adjoint = tiles.solve(
+    adjoint = _solve(
+        tiling,
+        how.adjoint_max_steps,
         beta[None],
         _padded(settled + beta * matmul(of_scores(weights_bar), keys), tiling.queries),
         _padded(weights, tiling.queries, tiling.keys),
         _padded(keys.astype(given_keys.dtype), tiling.keys),
         _padded(jnp.asarray(relative_tol(tol, how.stop)), tiling.queries),
-        tiling=tiling,
-        max_steps=how.adjoint_max_steps,
     )[: len(query), : query.shape[1]]
     # One application of the map at the fixed point, and the read-out: both of the same weights.
     scores_bar = of_scores(weights_bar + matmul(adjoint, keys.T))
@@ -243,6 +244,21 @@ def _retrieve_backward(
         matmul(weights.T, read).astype(given_values.dtype),
         None,
         None,
+    )
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _solve(tiling: "Tiling", max_steps: int, *arrays: Array) -> Array:
+    from hopfax.experimental import tiles
+
+    return tiles.solve(*arrays, tiling=tiling, max_steps=max_steps)
+
+
+@_solve.defjvp
+def _solve_jvp(*_: Any) -> Any:
+    raise TypeError(
+        "retrieve_head has first derivatives only: for second derivatives use hopfield.attend with "
+        'gradient="unrolled"'
     )
 
 

@@ -38,9 +38,9 @@ class Attention(NamedTuple):
     """What many queries read out, and how their retrieval ended.
 
     Attributes:
-        values: Weighted means of the values, in their dtype.
+        values: Weighted means of the values, in their dtype if that is a floating one.
         num_steps: Updates of each query.
-        residual: Size of each query's last change.
+        residual: Size of each query's last change; the largest number after the first step.
         converged: Whether each query converged.
     """
 
@@ -88,12 +88,15 @@ def attend(
         An `Attention`. States and scores are in float32 at least.
 
     Raises:
+        TypeError: If `mask` is not boolean, an argument does not hold real numbers, or the implicit
+            gradient is differentiated in forward mode or a second time.
         ValueError: If `beta <= 0`, `tol < 0`, an option is not one of the names above, or the
             shapes are not those of one set of queries, keys and values.
 
     Differentiation:
-        As `hopfax.hopfield.retrieve`: with `"implicit"` the queries get a zero gradient. The
-        series is that of the scores, whatever the number of keys.
+        As `hopfax.hopfield.retrieve`: with `"implicit"` the queries of an iteration get a zero
+        gradient. The series is that of the scores, whatever the number of keys. Where a query has
+        not converged or the series is cut off, its partial sum differs from that of the states.
 
     Example:
         >>> import jax.numpy as jnp
@@ -117,13 +120,19 @@ def attend(
         gradient=gradient,
         least=0,
         adjoint_max_steps=adjoint_max_steps,
-        scalar=jnp.ndim(tol) != 1,
+        scalar=False,
     )
+    if jnp.shape(tol) not in ((), queries.shape[:1]):
+        raise ValueError(
+            f"tol must be a number or have shape {queries.shape[:1]}, got {jnp.shape(tol)}"
+        )
     if mask is not None:
         # 0 * nan is nan: padded rows are cleared before the products.
         keys, values = (jnp.where(mask[:, None], rows, 0) for rows in (keys, values))
     # A product of two bfloat16 numbers is exact in float32.
     dtype = jnp.result_type(queries, keys, jnp.float32)
+    if not jnp.issubdtype(values.dtype, jnp.floating):
+        values = values.astype(dtype)
     product = partial(matmul, preferred_element_type=dtype)
     beta = check_beta(beta, dtype)
     scores = product(queries, keys.T)

@@ -179,7 +179,7 @@ def retrieve(
         Robertha, Eqs. 7 and 8.
     """
     check_stopping(tol=tol, max_steps=max_steps, stop=stop, adjoint_max_steps=adjoint_max_steps)
-    start, patterns, beta, mask = _prepared(query, patterns, beta, mask)
+    start, patterns, beta, mask = _prepared(query, patterns, beta, mask, name="query")
     attractor = _settle(
         (patterns, beta, mask),
         start,
@@ -223,7 +223,7 @@ def trajectory(
         >>> path.states.shape, bool((jnp.diff(path.energies) <= 0).all())
         ((6, 2), True)
     """
-    query, patterns, beta, mask = _prepared(query, patterns, beta, mask)
+    query, patterns, beta, mask = _prepared(query, patterns, beta, mask, name="query")
     check_steps("num_steps", num_steps)
     return _walk((patterns, beta, mask), query, num_steps=num_steps)
 
@@ -235,8 +235,11 @@ def check_beta(beta: Beta, dtype: DTypeLike) -> Float[Array, ""]:
         ValueError: If it is not one positive number, as far as known before the program runs.
     """
     real_array(beta, "beta", scalar=True)
-    if not isinstance(beta, Tracer) and not np.asarray(beta) > 0:
-        raise ValueError(f"beta is an inverse temperature and must be > 0, got {beta}")
+    if not isinstance(beta, Tracer):
+        if not np.asarray(beta) > 0:
+            raise ValueError(f"beta is an inverse temperature and must be > 0, got {beta}")
+        if not 0 < np.asarray(beta, np.float64) <= float(jnp.finfo(dtype).max):
+            raise ValueError(f"beta must be finite in {jnp.dtype(dtype)}, got {beta}")
     beta = jnp.asarray(beta, dtype)
     return jnp.where(beta > 0, beta, jnp.nan)
 
@@ -263,18 +266,18 @@ def check_mask(mask: ArrayLike | Sequence[bool] | None, shape: tuple[int, ...]) 
 
 
 def _prepared(
-    state: Array, patterns: Array, beta: Beta, mask: Mask
+    state: Array, patterns: Array, beta: Beta, mask: Mask, *, name: str = "state"
 ) -> tuple[Array, Array, Array, Array | None]:
     """Checks the arguments, promotes them to float32 at least, and clears padded rows."""
-    state, patterns = real_array(state, "state"), real_array(patterns, "patterns")
+    state, patterns = real_array(state, name), real_array(patterns, "patterns")
     if state.ndim != 1 or patterns.ndim != 2:
         raise ValueError(
-            "state must have shape (width,) and patterns (patterns, width), got "
+            f"{name} must have shape (width,) and patterns (patterns, width), got "
             f"{state.shape} and {patterns.shape}: use jax.vmap for more"
         )
     if state.shape[0] != patterns.shape[1]:
         raise ValueError(
-            f"state and patterns must have one width, got {state.shape[0]} and {patterns.shape[1]}"
+            f"{name} and patterns must have one width, got {state.shape[0]} and {patterns.shape[1]}"
         )
     mask = check_mask(mask, (len(patterns),))
     dtype = jnp.result_type(state, patterns, jnp.float32)

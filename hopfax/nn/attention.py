@@ -12,8 +12,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from hopfax import experimental, hopfield
 from hopfax.cpu import by_groups, quick
-from hopfax.fixed_point import Gradient, Stop, check_stopping, fixed_point
-from hopfax.hopfield.retrieval import check_mask
+from hopfax.fixed_point import Gradient, Stop, check_steps, check_stopping, fixed_point
+from hopfax.hopfield.retrieval import check_beta, check_mask
 from hopfax.nn.precision import linear
 
 Scope = Literal["query", "batch"]
@@ -183,8 +183,7 @@ class HopfieldAttention(nnx.Module):
         rngs: nnx.Rngs,
     ):
         _check_layer(width, num_heads, rngs)
-        if not beta > 0:
-            raise ValueError(f"beta is an inverse temperature and must be > 0, got {beta}")
+        check_beta(beta, jnp.float32)
         check_stopping(tol=tol, max_steps=max_steps, stop=stop, gradient=gradient, least=0)
         if scope not in ("query", "batch"):
             raise ValueError(f'scope must be "query" or "batch", got {scope!r}')
@@ -323,7 +322,8 @@ def _join(x: Heads) -> Tokens:
 
 
 def _check_layer(width: int, num_heads: int, rngs: nnx.Rngs) -> None:
-    if num_heads < 1 or width % num_heads:
+    check_steps("width", width)
+    if not isinstance(num_heads, int) or num_heads < 1 or width % num_heads:
         raise ValueError(f"width {width} does not divide into {num_heads} heads")
     if not isinstance(rngs, nnx.Rngs):
         raise TypeError(f"rngs must be a flax.nnx.Rngs, for instance nnx.Rngs(0), got {rngs!r}")

@@ -299,6 +299,8 @@ def test_second_derivatives_are_errors(arrays):
 
     with pytest.raises(TypeError, match="custom_vjp"):
         jax.hessian(total)(keys)
+    with pytest.raises(TypeError, match="first derivatives only"):
+        jax.grad(lambda keys: jax.grad(total)(keys).sum())(keys)
 
 
 def test_double_precision_elsewhere_does_not_disturb(x64, arrays):
@@ -315,7 +317,7 @@ def test_double_precision_elsewhere_does_not_disturb(x64, arrays):
         ([(7, 5), (7, 5), (7, 3)], {"tol": -1.0}, "tol .* must be >= 0, got -1.0"),
         ([(7, 5), (7, 5), (7, 3)], {"stop": "soon"}, "'soon'"),
         ([(2, 7, 5), (7, 5), (7, 3)], {}, "use jax.vmap for more"),
-        ([(7, 5), (0, 5), (0, 3)], {}, "at least one key"),
+        ([(7, 5), (0, 5), (0, 3)], {}, "at least one query, key"),
         ([(7, 4), (7, 5), (7, 3)], {}, "must have one width"),
         ([(7, 5), (7, 5), (6, 3)], {}, "each key must have a value"),
         ([(7, 5), (7, 5), (7, 3)], {"mask": np.ones(6, bool)}, r"shape \(7,\), got \(6,\)"),

@@ -31,7 +31,7 @@ def half(_, x):
         (TypeError, "keys .* got ndarray", lambda: hopfield.effective_rank(OBJECTS)),
         (TypeError, "keys .* got int", lambda: hopfield.eigen_entropy(HUGE)),
         (ValueError, "target must be one", lambda: hopfield.esr_penalty(PATTERNS, target=STATE)),
-        (TypeError, "state .* got list", lambda: retrieve([[1.0], [1.0, 2.0]], PATTERNS)),
+        (TypeError, "query .* got list", lambda: retrieve([[1.0], [1.0, 2.0]], PATTERNS)),
         (TypeError, "patterns .* got str", lambda: energy(STATE, "abc")),
         (TypeError, "an array of complex64", lambda: update(1j * STATE, PATTERNS)),
         (TypeError, "beta .* got int", lambda: retrieve(STATE, PATTERNS, beta=HUGE)),

@@ -156,6 +156,14 @@ def test_a_start_on_the_attractor_takes_two_steps_and_none_if_none_is_allowed(ma
     assert one.converged.tolist() == [False], "leaving the query is never the last step"
 
 
+def test_whole_numbers_are_read_out_as_numbers():
+    rows, query = jnp.eye(3), jnp.array([[0.9, 0.3, -0.2]])
+    whole = hopfield.attend(query, rows, jnp.array([[1], [2], [3]]), beta=2.0)
+    real = hopfield.attend(query, rows, jnp.array([[1.0], [2.0], [3.0]]), beta=2.0)
+    np.testing.assert_array_equal(whole.values, real.values)
+    assert whole.values % 1 != 0
+
+
 def test_without_steps_it_is_softmax_attention(rng):
     queries, keys, values = head(rng)
     attention = hopfield.attend(queries, keys, values, beta=0.5, max_steps=0)
@@ -196,6 +204,8 @@ def test_numbers_that_are_not_finite_stop_at_once(rng, width, bad):
         ({"stop": "soon"}, "'soon'"),
         ({"gradient": "none"}, "'none'"),
         ({"mask": np.ones(2, bool)}, r"mask must have shape \(3,\), got \(2,\)"),
+        ({"tol": np.ones(2)}, r"tol must be a number or have shape \(3,\), got \(2,\)"),
+        ({"beta": np.inf}, "beta must be finite in float32, got inf"),
     ],
 )
 def test_wrong_options_are_named(options, message):
