@@ -149,6 +149,12 @@ def by_devices(fn: Callable[..., Result], *arrays: PyTree) -> Result:
         a mesh in context (by a `hopfax.train.sharding.Sharding` that splits batches, or your own
         `jax.set_mesh`, arrays lying on it): among the devices of its leading axes, of those that
         XLA manages, as far as the texts divide among them. Explicit axes must not cut the texts.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import experimental
+        >>> experimental.by_devices(lambda texts: 2 * texts, jnp.ones((2, 3))).shape  # no mesh
+        (2, 3)
     """
     mesh = jax.sharding.get_abstract_mesh()
     axes = tuple(axis for axis in mesh.auto_axes if mesh.shape[axis] > 1)
