@@ -241,7 +241,10 @@ class HopfieldAttention(nnx.Module):
         if self.scope == "batch" and self.max_steps > 0:
             return _attend_together(*arrays[:-1], beta=self.beta, tol=self.tol, **options)
         heads = _each_head(partial(hopfield.attend, beta=self.beta, **options))
-        return by_groups(heads, *arrays, elements=max(1, self.num_heads * key.shape[2] ** 2))
+        tokens, width = key.shape[2:]
+        # Among states fewer arrays of this size are in use at once.
+        elements = self.num_heads * tokens**2 // (4 if tokens >= 2 * width else 1)
+        return by_groups(heads, *arrays, elements=max(1, elements))
 
 
 def _attend_together(
