@@ -239,8 +239,8 @@ def spectral_tail_bound(
         rho: The correlation it was measured at, in (0, 1); for tokens (1 + rho) / 2, see
             `uniform_token_pair`.
         degree: $T$, >= 1.
-        standard_error: Of `stability`, >= 0, if that is an estimate: the bound is then that of
-            `stability` less 1.96 standard errors. `variance` always counts as exact; if it is an
+        standard_error: Of `stability`, >= 0 or inf, if that is an estimate: the bound is then that
+            of `stability` less 1.96 standard errors. `variance` always counts as exact; if it is an
             estimate too, bound the tail's share: pass `normalized_stability`'s mean and standard
             error, and 1 as the variance.
 
@@ -260,8 +260,10 @@ def spectral_tail_bound(
     """
     check_range(0, 1, ends="()", rho=rho)
     check_range(1, degree=degree)
-    check_range(0, standard_error=standard_error)
+    # An infinite error is that of a function that was 0 at all inputs drawn.
+    check_range(0, standard_error=jnp.where(jnp.isinf(standard_error), 0, standard_error))
     variance = jnp.asarray(variance, jnp.result_type(float))
     least = jnp.asarray(stability) - 1.96 * jnp.asarray(standard_error, variance.dtype)
-    bound = (variance - least) / (1 - jnp.asarray(rho, variance.dtype) ** degree)
-    return jnp.clip(bound, 0, variance)
+    excess = variance - least
+    bound = excess / (1 - jnp.asarray(rho, variance.dtype) ** degree)
+    return jnp.clip(jnp.where(excess > 0, bound, 0), 0, variance)

@@ -471,7 +471,10 @@ def _overlap(r: Array, *, num_tokens: int, num_points: int) -> Array:
     """Two nested Gauss-Legendre rules, over the pair's sum and difference."""
     reach = 8.5
     nodes, weights = np.polynomial.legendre.leggauss(num_points)
-    r = jnp.minimum(r, 1 - 1e-6)
+    # Above the cap, 1 - s grows with the square root of 1 - r.
+    cap = 1 - 1e-6
+    beyond = jnp.sqrt(jnp.where((r > cap) & (r < 1), (1 - r) / (1 - cap), 1))
+    r = jnp.minimum(r, cap)
     # Independent standard normals u, v with G + G' = u sqrt(2(1+r)) and G - G' = v sqrt(2(1-r)).
     total = reach * nodes * jnp.sqrt((1 + r) / 2)
     # Even in the difference: half of it will do.
@@ -484,7 +487,8 @@ def _overlap(r: Array, *, num_tokens: int, num_points: int) -> Array:
         * jnp.asarray(reach * weights * np.exp(-np.square(reach / 2 * (nodes + 1)) / 2))
         / (2 * jnp.pi)
     )
-    return num_tokens * jnp.sum(weight.astype(below.dtype) * below ** (num_tokens - 1))
+    overlap = num_tokens * jnp.sum(weight.astype(below.dtype) * below ** (num_tokens - 1))
+    return 1 - (1 - overlap) * beyond
 
 
 def _bivariate_cdf(a: Array, b: Array, r: Array, *, num_points: int = 40) -> Array:

@@ -138,6 +138,14 @@ def test_an_estimate_above_the_variance_proves_no_empty_tail():
     )
 
 
+def test_the_tail_bound_has_its_limits_at_the_ends():
+    # Of a function that was 0 at all inputs drawn nothing is known.
+    assert spectral_tail_bound(0.0, 1.0, rho=0.5, degree=2, standard_error=np.inf) == 1
+    nearly_one = 1 - 1e-9  # 1 in float32
+    assert spectral_tail_bound(1.0, 1.0, rho=nearly_one, degree=2) == 0
+    assert spectral_tail_bound(0.5, 1.0, rho=nearly_one, degree=2) == 1
+
+
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [

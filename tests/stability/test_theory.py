@@ -78,6 +78,12 @@ def test_unstructured_scores_take_theorem_5_3_in_place_of_5_2(x64):
     np.testing.assert_allclose(visited[-1], 0.1619, atol=5e-5)
 
 
+def test_the_overlap_of_two_tokens_is_known_up_to_the_end(x64):
+    rho = jnp.array([0.0, 0.5, 0.999, 1 - 1e-7, 1 - 1e-8, 1.0])
+    wanted = 0.5 + np.arcsin(np.square(rho)) / np.pi
+    np.testing.assert_allclose(theory.attention_overlap(rho, num_tokens=2), wanted, atol=5e-6)
+
+
 def overlap_by_sampling(rho, num_tokens, count=40_000):
     rng = np.random.default_rng(0)
     first = rng.standard_normal((count, num_tokens))
