@@ -64,16 +64,16 @@ def fixed_point(
         params: Whatever `fn` needs, a pytree.
         init: Start of the iteration, a floating array of any shape or a tree of them.
         tol: Stop when the change is at most this, >= 0. May be traced; `inf` stops after one step.
-        max_steps: Most applications of `fn`, at least 1.
+        max_steps: Maximum number of applications of `fn`, at least 1.
         gradient: `"implicit"` or `"unrolled"`, see Differentiation.
         stop: `"relative"`, $\|x' - x\| \le tol \|x\|$, or `"absolute"`, $\|x' - x\| \le tol$.
-            Only the second one can end an approach to the origin, where the state shrinks by
-            the same factor in every step. Or a function `stop(new, old)` that returns the size
-            of the change, and nan where an iterate is not finite.
+            Use `"absolute"` for iterations that converge to the origin. Or a function
+            `stop(new, old)` that returns the size of the change, and nan where an iterate is not
+            finite.
         min_steps: An earlier step never counts as converged, unless `tol` is infinite.
-        adjoint_max_steps: Most terms of the implicit gradient's series, at least 1. A contraction
-            by $q$ a step needs $\log(tol) / \log(q)$ of them, 917 for $q = 0.99$ and 1e-4. Under
-            `vmap` the slowest state decides how many are computed.
+        adjoint_max_steps: Maximum number of terms of the implicit gradient's series, at least 1. A
+            contraction by $q$ a step needs $\log(tol) / \log(q)$ of them, 917 for $q = 0.99$ and
+            1e-4. Under `vmap` the slowest state decides how many are computed.
 
     Returns:
         A `FixedPoint`. A start or iterate that is not finite ends the loop at once.
@@ -81,13 +81,13 @@ def fixed_point(
     Raises:
         TypeError: If the implicit gradient is differentiated in forward mode or a second time.
         ValueError: If a number of steps is below 1, `tol < 0`, `init` is not floating, or
-            `gradient` or `stop` is not one of the names above.
+            `gradient` or `stop` is not an allowed value.
 
     Differentiation:
-        `"implicit"` takes the cotangent through one application of `fn` at the fixed point, after
-        it has solved for it by `adjoint` (implicit function theorem); memory does not grow with
-        the number of steps. The gradient with respect to `init` is zero: inside a basin, the start
-        does not move the fixed point. `adjoint` also reports whether the gradient converged, and
+        `"implicit"` solves for the adjoint with `adjoint`, then applies one VJP of `fn` at the
+        fixed point (implicit function theorem); memory does not grow with the number of steps. The
+        gradient with respect to `init` is zero: inside a basin, the start does not move the fixed
+        point. `adjoint` also reports whether the gradient converged, and
         says what it is otherwise. Reverse mode and first derivatives only. A value that is not
         finite makes the gradient nan, even where `converged` masks it out.
         `"unrolled"` differentiates the iterates themselves through a scan of `max_steps` steps in
@@ -135,7 +135,7 @@ def at_fixed_point(
     tol: float | Float[Array, ""] = 1e-4,
     max_steps: int = 1000,
 ) -> PyTree:
-    """Gives a fixed point that was found by other means the implicit gradient of `fixed_point`.
+    """Attaches the implicit gradient of `fixed_point` to a given fixed point.
 
     Args:
         fn: The map, as in `fixed_point`.
@@ -188,7 +188,7 @@ def adjoint(
         cotangent: $g$, a tree of arrays like `value`.
         tol: Stop when the estimated remainder is at most this, relative to the sum; >= 0, may be
             traced. Terms that shrink from $t'$ to $t$ leave about $t / (1 - t / t')$.
-        max_steps: Most terms after the first, at least 1.
+        max_steps: Maximum number of terms after the first, at least 1.
 
     Returns:
         A `FixedPoint` whose value is $u$, `residual` that relative remainder, and `num_steps` the
@@ -225,10 +225,9 @@ def adjoint(
 def relative_tol(
     tol: float | Float[Array, "..."], stop: Stop | Measure
 ) -> float | Float[Array, "..."]:
-    """A tolerance for what is compared by its relative change, as the adjoint series is.
+    """Returns the relative tolerance of the adjoint series.
 
-    One in the unit of a state says nothing of a gradient: at most 1e-4 stands for it, and `inf`
-    for itself.
+    An absolute `tol`, in the unit of the state, is capped at 1e-4; `inf` stays `inf`.
     """
     if stop == "relative":
         return tol
@@ -245,7 +244,7 @@ def check_stopping(
     least: int = 1,
     scalar: bool = True,
 ) -> None:
-    """Raises a ValueError unless these can end a loop, as far as known before the program runs."""
+    """Raises an error for invalid options of a loop; traced values are not checked."""
     check_steps("max_steps", max_steps, least=least)
     check_steps("adjoint_max_steps", adjoint_max_steps)
     real_array(tol, "tol", scalar=scalar)
@@ -324,7 +323,7 @@ def _change(new: PyTree, old: PyTree, stop: Stop) -> Array:
 
 
 def relative_change(change: Array, norm: Array) -> Array:
-    """The change as a share of the norm; the largest number where it leaves the origin."""
+    """Returns change / norm, capped at the largest finite number."""
     limits = jnp.finfo(change.dtype)
     residual = change / jnp.maximum(norm, limits.tiny)
     return jnp.where(jnp.isfinite(change), jnp.minimum(residual, limits.max), change)
@@ -449,7 +448,7 @@ def _adjoint_jvp(*_: Any) -> Any:
 
 
 def relative_remainder(size: Array, previous: Array, total: Array) -> Array:
-    """What a geometric series still lacks, relative to its sum.
+    """Estimates the relative remainder of a geometric series.
 
     Args:
         size: Norm of the last term.

@@ -143,27 +143,27 @@ class Config:
     """Size of the run: seconds (addition, one arm), hours, or as published. Other flags override
     it."""
     task: tuple[Task, ...] = ("addition", "parity")
-    """Tasks."""
+    """Tasks to run."""
     arm: Annotated[
         tuple[ArmName, ...] | None, optional("NAME ...", "all; stability_reg (smoke)")
     ] = None
     """Arms to compare with the baseline."""
     seeds: Annotated[int | None, by_budget("seeds", "INT", DEFAULTS)] = None
-    """Runs an arm, seeds 0, 1, 2, ...; at least 3."""
+    """Number of seeds per arm; at least 3, except in a smoke run."""
     sweep_seeds: Annotated[int | None, by_budget("sweep_seeds", "INT", DEFAULTS)] = None
-    """Seeds at each of nine (γ, ρ); 0 leaves the sweep out."""
+    """Seeds for each of the nine settings of γ and ρ; 0 skips the sweep."""
     epochs: Annotated[int | None, optional("INT", "by budget and task")] = None
     """Maximum number of passes over the training rows, rounded up to tens."""
     modulus: Annotated[int | None, optional("INT", "by budget")] = None
     """Modulus of the addition, at least 2."""
     num_bits: Annotated[int | None, optional("INT", "by budget")] = None
-    """Bits of a parity's rows (the paper: 10 to 100)."""
+    """Input bits of the parity task (the paper: 10 to 100)."""
     num_relevant: Annotated[int | None, optional("INT", "by budget")] = None
-    """Bits that the parity is of (the paper: 2 or 3)."""
+    """Number of relevant bits (the paper: 2 or 3)."""
     num_train: Annotated[int | None, optional("INT", "by budget")] = None
     """Training rows of every task."""
     monitor: Literal["budget", "train", "validation", "none"] = "budget"
-    """Loss that lowers the learning rate when it stops falling."""
+    """Loss monitored by the plateau schedule."""
     runs: str = "runs"
     """Folder of all runs."""
 

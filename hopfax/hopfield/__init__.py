@@ -2,8 +2,8 @@
 
 `retrieval` iterates a query to an attractor, `attend` does so for all queries of an attention head
 and reads values out; `spectrum` measures and regularizes how keys spread, by one of the entropies
-of `entropy`, with eigenvalues or without; `corruption` adds noise of known strength. Nothing here
-knows about modules or training.
+of `entropy`, with eigenvalues or without; `corruption` adds noise of known strength. These
+functions do not depend on `nn` or `train`.
 """
 
 from hopfax.hopfield.attend import Attention as Attention

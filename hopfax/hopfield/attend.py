@@ -1,4 +1,4 @@
-r"""Attention by retrieval: many queries among one set of keys, and a read-out of values.
+r"""Hopfield attention: iterates all queries of a head, then reads out values.
 
 Each query takes the steps of `hopfax.hopfield.retrieve`. An update depends on the state $\xi$ only
 through its scores $s = K \xi$, and these follow $s' = K K^\top \mathrm{softmax}(\beta s)$. A step
@@ -35,7 +35,7 @@ from hopfax.hopfield.retrieval import (
 
 
 class Attention(NamedTuple):
-    """What many queries read out, and how their retrieval ended.
+    """Output of `attend`, with the convergence of each query.
 
     Attributes:
         values: Weighted means of the values, in their dtype if that is a floating one.
@@ -73,16 +73,17 @@ def attend(
         queries: Where the queries start, one a row.
         keys: Stored patterns $K$, one a row.
         values: What is read out, a row a key.
-        beta: The whole inverse temperature, > 0.
-        readout_beta: That of the read-out, $\beta'$ > 0; None takes `beta`.
+        beta: Inverse temperature, > 0, including any $1/\sqrt d$.
+        readout_beta: Inverse temperature of the read-out, $\beta'$ > 0; default: `beta`.
         mask: True where a key is real; None takes all. The others' rows are ignored and get a
             gradient of exactly zero. If none is real the result is zero.
         tol: A query stops when a step changes its state by at most this, one for all or one each.
             The first step never counts as converged unless `tol` is infinite.
-        max_steps: Most updates; 0 reads out with the queries themselves, as softmax attention does.
+        max_steps: Maximum number of updates; 0 reads out with the queries themselves, as softmax
+            attention does.
         gradient: `"implicit"` or `"unrolled"`.
         stop: `"relative"` or `"absolute"` change of the state.
-        adjoint_max_steps: Most terms of the implicit gradient's series, at least 1.
+        adjoint_max_steps: Maximum number of terms of the implicit gradient's series, at least 1.
 
     Returns:
         An `Attention`. States and scores are in float32 at least.

@@ -24,8 +24,7 @@ from hopfax.fixed_point import (
     real_array,
 )
 
-# In float32: to the 11 bits that GPUs take by default states stand still before they have come to
-# rest, and others never do.
+# Full float32: with TF32, the default on GPUs, iterations stall early or never converge.
 matmul = partial(jnp.matmul, precision="highest")
 
 Beta = float | Float[Array, ""]
@@ -54,7 +53,7 @@ def energy(
     Args:
         state: The state $\xi$.
         patterns: Stored patterns $x_i$, one a row.
-        beta: The whole inverse temperature, > 0, with any $1/\sqrt d$ folded in.
+        beta: Inverse temperature, > 0, including any $1/\sqrt d$.
         mask: True where a pattern is real; None takes all.
 
     Returns:
@@ -98,7 +97,7 @@ def update(
     Args:
         state: The state $\xi$.
         patterns: Stored patterns $X$, one a row.
-        beta: The whole inverse temperature, > 0.
+        beta: Inverse temperature, > 0, including any $1/\sqrt d$.
         mask: True where a pattern is real; None takes all. The values of the others are ignored,
             and get a gradient of exactly zero. If none is real the result is zero.
 
@@ -107,6 +106,7 @@ def update(
         float32 at least.
 
     Raises:
+        TypeError: If `mask` is not boolean.
         ValueError: If `beta <= 0`, or the shapes are not those of one state and its patterns.
 
     Example:
@@ -142,16 +142,16 @@ def retrieve(
     Args:
         query: The start $q$, for instance a noisy stored pattern.
         patterns: Stored patterns, one a row.
-        beta: The whole inverse temperature, > 0. A single pattern is retrieved if its score exceeds
-            the others' by several 1/beta, otherwise a mean of several patterns. For ±1 patterns of
-            width 40, 0.5 is large; for unit vectors, 10.
+        beta: Inverse temperature, > 0, including any $1/\sqrt d$. A single pattern is retrieved if
+            its score exceeds the others' by several 1/beta, otherwise a mean of several patterns.
+            For ±1 patterns of width 40, 0.5 is large; for unit vectors, 10.
         mask: True where a pattern is real; None takes all.
         tol: Stop when a step changes the state by at most this, relative to the state's norm. The
             first step, which leaves the query, never counts as converged unless `tol` is infinite.
-        max_steps: Most updates, at least 1.
+        max_steps: Maximum number of updates, at least 1.
         gradient: `"implicit"` (memory constant in the steps) or `"unrolled"`.
         stop: `"relative"`, or the paper's `"absolute"` change (Eq. 8).
-        adjoint_max_steps: Most terms of the implicit gradient's series, at least 1.
+        adjoint_max_steps: Maximum number of terms of the implicit gradient's series, at least 1.
 
     Returns:
         A `FixedPoint` whose `value` has the query's dtype if that is a floating one. Inside,
@@ -200,12 +200,12 @@ def trajectory(
     mask: Mask = None,
     num_steps: int = 20,
 ) -> Trajectory:
-    """States and energies of `num_steps` updates, for plots; it never stops early.
+    """Returns the states and energies of `num_steps` updates, without early stopping.
 
     Args:
         query: Where to start.
         patterns: Stored patterns, one a row.
-        beta: The whole inverse temperature, > 0.
+        beta: Inverse temperature, > 0.
         mask: True where a pattern is real; None takes all.
         num_steps: Updates to make, at least 1.
 
@@ -213,6 +213,7 @@ def trajectory(
         A `Trajectory` of `num_steps + 1` states and energies, the query's own first.
 
     Raises:
+        TypeError: If `mask` is not boolean.
         ValueError: If `beta <= 0`, `num_steps < 1`, or the shapes are not those of one query and
             its patterns.
 

@@ -31,8 +31,8 @@ def dropout(key: Key, x: Array, rate: float) -> Array:
     Args:
         key: Random key; None drops nothing.
         x: Entries.
-        rate: Met to 1/65536, since sixteen random bits an entry are enough; the rest is scaled by
-            the rate as it is met, so that the mean stays.
+        rate: Dropout rate, rounded to a multiple of 1/65536; the kept entries are rescaled by the
+            rounded rate.
     """
     if key is None or rate == 0:
         return x
@@ -72,7 +72,7 @@ class SoftmaxAttention(nnx.Module):
     Args:
         width: Token width, a multiple of `num_heads`.
         num_heads: Number of heads.
-        causal: Whether a token sees only itself and those before it.
+        causal: Whether each token attends only to itself and earlier tokens.
         dropout: Rate on the attention weights in training, in [0, 1).
         rngs: Source of the initial parameters.
     """
@@ -134,9 +134,8 @@ class HopfieldAttention(nnx.Module):
     $$\xi \leftarrow K^\top \mathrm{softmax}(\beta K \xi / \sqrt{d_h}), \qquad
     o = V^\top \mathrm{softmax}(\beta K \xi^* / \sqrt{d_h})$$
 
-    The start does not move the attractor, so an iterated layer does not train its query projection:
-    its gradient is exactly zero with `gradient="implicit"`, and 1e-7 of the other projections' in
-    the released program with `"unrolled"`.
+    With `gradient="implicit"` the query projection gets a zero gradient, because the attractor does
+    not depend on the start. With `"unrolled"` it is about 1e-7 of the other projections'.
 
     Args:
         width: Token width, a multiple of `num_heads`.
@@ -146,13 +145,13 @@ class HopfieldAttention(nnx.Module):
         max_steps: Maximum number of steps; 0 for none. Also bounds the terms of the implicit
             gradient's series: queries near a ridge between two attractors would dominate a batch.
         stop: Measure of the change, `"relative"` or `"absolute"`.
-        scope: Whether each `"query"` stops independently, or the whole `"batch"` by one norm.
+        scope: `"query"`: queries stop independently. `"batch"`: all stop together, by one norm.
         gradient: `"implicit"` or `"unrolled"`.
         mask_keys: Whether padding is left out of the stored patterns.
         query_projection: Whether queries are W_Q x, or x itself.
         output_projection: Whether the heads are mixed by W_O.
         bias: Whether the projections have biases.
-        readout_beta: Whether the read-out uses `beta` (Algorithm 2), or 1 (Eq. 13).
+        readout_beta: Whether the read-out uses `beta` (Algorithm 2), or 1 (Eq. 13), before scaling.
         implementation: `"xla"`, or `"pallas"`: `hopfax.experimental.retrieve_head`.
         rngs: Random keys of the initial parameters.
 
@@ -257,7 +256,7 @@ def _attend_together(
     readout_beta: float,
     **options: Any,
 ) -> hopfield.Attention:
-    """The released program's way: one norm, of all texts, stops all queries at once."""
+    """Iterates all queries together, as the released program does: one norm stops them all."""
     # In bfloat16 no change would ever be as small as the tolerance.
     wide = jnp.promote_types(key.dtype, jnp.float32)
     params = (key.astype(wide), jnp.asarray(beta, wide), mask)
