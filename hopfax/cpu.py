@@ -32,7 +32,7 @@ def quick(key: PRNGKeyArray | Words) -> PRNGKeyArray:
     """Returns the key, wrapped for a faster generator of identical numbers on CPUs.
 
     Args:
-        key: One key or an array of them, of any generator and either style.
+        key: A key or an array of keys, typed or raw, of any generator.
 
     Returns:
         On a CPU a key of jax's default generator is wrapped for this module's; every other key,
@@ -121,19 +121,18 @@ def by_groups(
 
     On a CPU an iteration over all texts at once streams its arrays through main memory in every
     step. A group's arrays stay in the cache, its temporaries are as small as it is, and its loop
-    ends with its own slowest query: finished texts have left. On other devices,
-    this is `fn(*arrays)`.
+    ends with its own slowest query. On other devices this is `fn(*arrays)`.
 
     Args:
         fn: Function of arrays with a leading axis of texts; must treat texts independently.
         *arrays: Trees of arrays with that axis.
         elements: Size of the largest array that `fn` makes of one text, if it works on several of
             that size at once; less if on fewer.
-        on_cpu: Whether to cut; None does so where jax's default backend is the CPU, and it has one
-            device: texts shared out among several must not be gathered again.
+        on_cpu: Whether to form groups. Default: if JAX's default backend is a CPU with one device;
+            texts that are sharded over several devices must not be gathered.
 
     Returns:
-        What `fn` returns, the same whether cut or not.
+        The result of `fn(*arrays)`.
     """
     texts = jax.tree.leaves(arrays)[0].shape[0]
     if on_cpu is None:

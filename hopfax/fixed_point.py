@@ -72,8 +72,8 @@ def fixed_point(
             finite.
         min_steps: An earlier step never counts as converged, unless `tol` is infinite.
         adjoint_max_steps: Maximum number of terms of the implicit gradient's series, at least 1. A
-            contraction by $q$ a step needs $\log(tol) / \log(q)$ of them, 917 for $q = 0.99$ and
-            1e-4. Under `vmap` the slowest state decides how many are computed.
+            contraction by $q$ per step needs $\log(tol) / \log(q)$ terms, 917 for $q = 0.99$ and
+            `tol=1e-4`. Under `vmap` the slowest state determines the number.
 
     Returns:
         A `FixedPoint`. A start or iterate that is not finite ends the loop at once.

@@ -11,9 +11,9 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, PyTree
 
-from hopfax.fixed_point import Stop, check_stopping, real_array, relative_tol
-from hopfax.hopfield.attend import Attention, check_attention_shapes
-from hopfax.hopfield.retrieval import Beta, check_beta, check_mask, matmul
+from hopfax.fixed_point import Stop, check_stopping, relative_tol
+from hopfax.hopfield.attend import Attention, attention_arrays
+from hopfax.hopfield.retrieval import Beta, check_beta, matmul
 
 if TYPE_CHECKING:
     from hopfax.experimental.tiles import Tiling
@@ -65,18 +65,17 @@ def retrieve_head(
     o = V^\top \mathrm{softmax}(\beta K \xi^*)$$
 
     A tile of queries ends with its slowest. Use `jax.vmap` for heads, texts and seeds. On several
-    devices it needs `jax.shard_map`, since XLA cannot partition it: see
-    `by_devices`.
+    devices it needs `jax.shard_map`, since XLA cannot partition it: see `by_devices`.
 
     Args:
         query: Where the queries start, 1 to 512 of them.
         keys: Stored patterns, one a row, at most 512 of width at most 128.
         values: What is read out, a row a key, of width at most 128.
-        beta: The whole inverse temperature, > 0.
+        beta: Inverse temperature, > 0, including any $1/\sqrt d$.
         mask: True where a key is real; None takes all. The others' rows are ignored and get a
             gradient of exactly zero. If none is real the result is zero.
         tol: A query stops when a step changes its state by at most this; one for all or one each.
-        max_steps: Most updates, at least 1.
+        max_steps: Maximum number of updates, at least 1.
         stop: `"relative"` or `"absolute"` change of the state.
         adjoint_max_steps: Most terms of the gradient's series, at least 1.
         interpret: Whether XLA plays the GPU, slowly; None does so where there is no GPU.
@@ -104,8 +103,7 @@ def retrieve_head(
     References:
         Robertha, Eqs. 4, 7 and 8 and Algorithm 1.
     """
-    query, keys = real_array(query, "query"), real_array(keys, "keys")
-    values = real_array(values, "values")
+    query, keys, values, mask = attention_arrays(query, keys, values, mask)
     check_stopping(
         tol=tol,
         max_steps=max_steps,
@@ -113,8 +111,6 @@ def retrieve_head(
         adjoint_max_steps=adjoint_max_steps,
         scalar=jnp.ndim(tol) != 1,
     )
-    check_attention_shapes(query, keys, values)
-    mask = check_mask(mask, (len(keys),))
     limit = _beyond_limits(query, keys, values)
     if limit is not None:
         raise ValueError(f"the kernel of retrieval takes {limit}: use hopfield.attend")
@@ -141,7 +137,7 @@ def by_devices(fn: Callable[..., Result], *arrays: PyTree) -> Result:
     XLA partitions its own operations, but not a kernel: every device would run it on all texts.
 
     Args:
-        fn: A function of arrays with a leading axis of texts, which treats each by itself.
+        fn: Function of arrays with a leading axis of texts; must treat texts independently.
         *arrays: Trees of arrays with that axis.
 
     Returns:

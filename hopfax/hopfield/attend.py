@@ -110,10 +110,7 @@ def attend(
     References:
         Robertha, Eqs. 4, 7 and 8, and Algorithm 2.
     """
-    queries, keys = real_array(queries, "queries"), real_array(keys, "keys")
-    values = real_array(values, "values")
-    check_attention_shapes(queries, keys, values)
-    mask = check_mask(mask, (len(keys),))
+    queries, keys, values, mask = attention_arrays(queries, keys, values, mask)
     check_stopping(
         tol=tol,
         max_steps=max_steps,
@@ -167,8 +164,12 @@ def attend(
     )
 
 
-def check_attention_shapes(queries: Array, keys: Array, values: Array) -> None:
-    """Raises a ValueError unless these are one set of queries, keys and values."""
+def attention_arrays(
+    queries: Array, keys: Array, values: Array, mask: Array | None
+) -> tuple[Array, Array, Array, Array | None]:
+    """Returns one set of queries, keys, values and mask as arrays; raises an error for others."""
+    queries, keys = real_array(queries, "queries"), real_array(keys, "keys")
+    values = real_array(values, "values")
     shapes = queries.shape, keys.shape, values.shape
     if any(len(shape) != 2 for shape in shapes):
         raise ValueError(
@@ -179,6 +180,7 @@ def check_attention_shapes(queries: Array, keys: Array, values: Array) -> None:
         raise ValueError(
             f"queries and keys must have one width, and each key must have a value, got {shapes}"
         )
+    return queries, keys, values, check_mask(mask, (len(keys),))
 
 
 Params = tuple[Array, Array, Array | None]
