@@ -34,7 +34,7 @@ from experiments.rundir import open_run, read_config, write_whole
 
 CASES = (
     "train_step", "evaluation", "retrieval", "noise", "esr", "attack", "seeds", "stability",
-    "memory",
+    "memory", "cpu",
 )  # fmt: skip
 COLUMNS = ("case", "setting", "name", "kind", "median", "low", "high", "rounds")
 PAGE_COLUMNS = ("ratio", "lowest median", "highest median", "goal", "met")

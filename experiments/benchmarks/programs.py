@@ -159,6 +159,7 @@ class TrainSteps:
         esr_weight: Weight of ESR in the loss; 0 for none.
         entropy: The entropy of ESR, see `hopfax.hopfield.eigen_entropy`.
         size: Size of the model, of `SIZES`.
+        model: A model of this size in place of Robertha.
     """
 
     def __init__(
@@ -171,8 +172,9 @@ class TrainSteps:
         esr_weight: float = ESR_WEIGHT,
         entropy: Entropy = "shannon",
         size: str = "base",
+        model: Functional[Encoder] | None = None,
     ):
-        model = model_of(size)
+        model = model or model_of(size)
         self.batch_size = BATCH_SIZES[size]
         optimizer = adamw(learning_rate, total_steps=TOTAL_STEPS)
         objective = classification(model, esr_weight=esr_weight, esr_entropy=entropy)

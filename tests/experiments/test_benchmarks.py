@@ -1,5 +1,6 @@
 """Harness, command line, page and cases of the benchmarks; nothing is timed."""
 
+import contextlib
 import functools
 import types
 
@@ -10,10 +11,11 @@ import pandas as pd
 import pytest
 
 from experiments.benchmarks import harness, programs
-from experiments.benchmarks.cases import memory, noise, seeds, stability
+from experiments.benchmarks.cases import cpu, memory, noise, seeds, stability
 from experiments.benchmarks.harness import bound
 from experiments.scorecard import RESULTS
 from hopfax.data.batching import Bucket
+from hopfax.train import step
 
 TINY = {"width": 16, "num_layers": 1, "ff_width": 16, "num_heads": 2}
 
@@ -219,3 +221,18 @@ def test_the_closed_form_has_its_limits():
     np.testing.assert_allclose(stability.exact_stability(0.0), mean**2, rtol=1e-6)
     mean, error = stability.estimator(20_000, rho=1.0)()
     assert abs(stability.exact_stability(1.0) - mean) < 5 * error < 0.05
+
+
+def test_optimizations_are_left_out_and_put_back(monkeypatch):
+    monkeypatch.setitem(programs.SIZES, "base", TINY)
+    monkeypatch.setattr(programs, "VOCAB_SIZE", 30)
+    called, imported = set(), step.quick
+    for name, plain in cpu.LEFT_OUT.items():
+        recorded = lambda name, plain, *a, **k: called.add(name) or plain(*a, **k)
+        monkeypatch.setitem(cpu.LEFT_OUT, name, functools.partial(recorded, name, plain))
+    with contextlib.ExitStack() as stack:
+        for name in cpu.LEFT_OUT:
+            cpu.leave_out(name, stack)
+        programs.TrainSteps([bucket()]).run(0, 1)
+    assert called == set(cpu.LEFT_OUT)
+    assert step.quick is imported
