@@ -227,9 +227,14 @@ def test_optimizations_are_left_out_and_put_back(monkeypatch):
     monkeypatch.setitem(programs.SIZES, "base", TINY)
     monkeypatch.setattr(programs, "VOCAB_SIZE", 30)
     called, imported = set(), step.quick
+
+    def record(name, plain, *arguments, **options):
+        called.add(name)
+        return plain(*arguments, **options)
+
     for name, plain in cpu.LEFT_OUT.items():
-        recorded = lambda name, plain, *a, **k: called.add(name) or plain(*a, **k)
-        monkeypatch.setitem(cpu.LEFT_OUT, name, functools.partial(recorded, name, plain))
+        recorded = functools.partial(record, name, plain)
+        monkeypatch.setitem(cpu.LEFT_OUT, name, recorded)
     with contextlib.ExitStack() as stack:
         for name in cpu.LEFT_OUT:
             cpu.leave_out(name, stack)
