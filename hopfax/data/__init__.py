@@ -1,10 +1,12 @@
-"""GLUE, SuperGLUE and synthetic tasks, from a name to tokenised rows.
+"""GLUE, SuperGLUE and synthetic tasks, or your own, as tokenised rows.
 
-`load_task` reads, splits and tokenises a task. `tasks` has the specifications, `raw` the readers,
-`synthetic` and `grammar` the synthetic tasks, `tokenize` and `vocabulary` the tokenisation,
-`batching` padded buckets, `algorithmic` modular addition and sparse parity, `language` next-word
-prediction, `adversarial_sets` AdvGLUE, PAWS and PAWS-X, and `builders` builders for TensorFlow
-Datasets. Tokenisation and builders require `pip install "hopfax[experiments]"`.
+`load_task` reads, splits and tokenises a task, `from_rows` texts and labels of your own, which
+`read_table` reads from a CSV, TSV or JSONL file. `read_tokenizer` reads a pretrained model's
+tokenizer. `tasks` has the specifications, `raw` the readers, `synthetic` and `grammar` the
+synthetic tasks, `tokenize` and `vocabulary` the tokenisation, `batching` padded buckets,
+`algorithmic` modular addition and sparse parity, `language` next-word prediction,
+`adversarial_sets` AdvGLUE, PAWS and PAWS-X, and `builders` builders for TensorFlow Datasets.
+Tokenisation and builders require `pip install "hopfax[experiments]"`.
 """
 
 from hopfax.data.adversarial_sets import EVALUATION_SETS as EVALUATION_SETS
@@ -27,6 +29,8 @@ from hopfax.data.load import TaskData as TaskData
 from hopfax.data.load import load_task as load_task
 from hopfax.data.load import reported_rows as reported_rows
 from hopfax.data.load import training_rows as training_rows
+from hopfax.data.own import from_rows as from_rows
+from hopfax.data.own import read_table as read_table
 from hopfax.data.raw import read_split as read_split
 from hopfax.data.synthetic import synthetic_split as synthetic_split
 from hopfax.data.tasks import TASKS as TASKS

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Self, TypeVar
 import numpy as np
 
 Metric = Literal["accuracy", "f1", "mcc", "pearson", "spearman"]
-Suite = Literal["glue", "superglue", "synthetic"]
+Suite = Literal["glue", "superglue", "synthetic", "own"]
 Texts = tuple[tuple[str, ...], ...]
 V = TypeVar("V")
 Join = Callable[[Mapping[str, str]], str | Sequence[str] | Sequence[Sequence[str]]]
@@ -88,7 +88,7 @@ class TaskSpec:
     Attributes:
         name: Name on the command line and in `results.csv`.
         title: Name in the papers' tables.
-        suite: Collection the task belongs to.
+        suite: Collection the task belongs to; "own" for those of `hopfax.data.from_rows`.
         folder: Folder of the raw files; empty for synthetic tasks.
         files: File of each raw split, ``"train"`` and ``"validation"`` (the official dev file).
         train_rows: Rows of the official train file; None for synthetic tasks.

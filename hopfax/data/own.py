@@ -1,0 +1,195 @@
+"""Your own data: a task from lists, and lists from a CSV, TSV or JSONL file."""
+
+import contextlib
+import csv
+import json
+import math
+import os
+import reprlib
+from collections.abc import Iterator, Sequence
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hopfax.data.load import TaskData
+from hopfax.data.tasks import Example, TaskSpec, check_integer, stripped
+from hopfax.data.tokenize import WordPiece, encode
+from hopfax.data.vocabulary import train_vocabulary
+
+Rows = tuple[Sequence[str | Sequence[str]], Sequence[str | int | float]]
+
+
+def from_rows(
+    texts: Sequence[str | Sequence[str]],
+    labels: Sequence[str | int | float],
+    *,
+    validation: Rows | None = None,
+    test: Rows | None = None,
+    name: str = "own",
+    vocabulary: WordPiece | None = None,
+    vocab_size: int = 8000,
+    max_length: int = 128,
+    train_size: int | None = None,
+    seed: int = 0,
+) -> TaskData:
+    """Returns a task of texts and labels, tokenised.
+
+    Strings and integers are classes, whose names are `spec.labels`, in sorted order. If one label
+    is a float, all are scores, and the task is a regression.
+
+    Args:
+        texts: Strings or pairs of strings.
+        labels: Label of each text.
+        validation: Texts and labels for early stopping; None holds out a tenth, at most 1000.
+        test: Texts and labels to report; None holds out as many.
+        name: Name of the task.
+        vocabulary: Tokens and their ids; None trains a vocabulary on the training rows.
+        vocab_size: Maximum number of tokens of a trained vocabulary.
+        max_length: Longest row in tokens.
+        train_size: Maximum number of training rows; None uses all.
+        seed: Seed that draws the rows to hold out and to train on.
+
+    Raises:
+        ValueError: If a text is empty, all labels are equal, types of labels are mixed, there are
+            more texts than labels or fewer, or a label does not occur in the training rows.
+
+    Example:
+        >>> from hopfax.data import from_rows
+        >>> data = from_rows(["a fine film", "a dull film"] * 50, ["good", "bad"] * 50)
+        >>> data.spec.labels, len(data.train.labels), len(data.test.labels)
+        (('bad', 'good'), 80, 10)
+    """
+    check_integer("seed", seed, 0)
+    check_integer("train_size", 1 if train_size is None else train_size, 1)
+    classes = _classes(labels)
+    rows = _examples("training", (texts, labels), classes)
+    train = [rows[number] for number in np.random.default_rng(seed).permutation(len(rows))]
+    size, splits = min(max(1, len(rows) // 10), 1000), []
+    for split, passed in (("validation", validation), ("test", test)):
+        if passed is None:
+            splits.append(train[:size])
+            train = train[size:]
+        else:
+            splits.append(_examples(split, passed, classes))
+    if not (train := train[:train_size]):
+        raise ValueError(f"{len(rows)} rows are too few to hold some out: pass validation and test")
+    scores = [row.label for row in rows]
+    spec = TaskSpec(
+        name=name,
+        title=name,
+        suite="own",
+        columns=("text",),
+        labels=classes,
+        label_range=None if classes else (min(scores), max(scores)),
+        metrics=("accuracy",) if classes else ("pearson", "spearman"),
+        join=stripped("text"),
+    )
+    words = (text for row in train for choice in row.texts for text in choice)
+    vocabulary = vocabulary or train_vocabulary(words, vocab_size=vocab_size)
+    encoded = (encode(part, vocabulary, max_length=max_length) for part in (train, *splits))
+    return TaskData(spec, *encoded, vocabulary=vocabulary, source=f"{len(rows):,} rows of {name}")
+
+
+def read_table(
+    path: str | os.PathLike, *, text: str = "text", pair: str | None = None, label: str = "label"
+) -> tuple[list[Any], list[Any]]:
+    r"""Returns the texts and labels of a file, as `from_rows` takes them.
+
+    CSV and TSV files start with a line of column names; quotes have no meaning in TSV. Their
+    labels are numbers if all of them can be. Each line of a JSONL file is an object.
+
+    Args:
+        path: A file that ends in `.csv`, `.tsv` or `.jsonl`, in UTF-8.
+        text: Column of the texts.
+        pair: Column of the second texts of pairs.
+        label: Column of the labels.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it ends otherwise, a column is missing, or a line is malformed.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from hopfax.data import read_table
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "films.csv"
+        >>> _ = path.write_text('review,stars\n"good, long",4\ndull,1\n')
+        >>> read_table(path, text="review", label="stars")
+        (['good, long', 'dull'], [4, 1])
+    """
+    path = Path(path).expanduser()
+    if path.suffix not in (".csv", ".tsv", ".jsonl"):
+        raise ValueError(f"a file of rows must end in .csv, .tsv or .jsonl, got {path}")
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
+    texts, labels = [], []
+    for line, row in _lines(path):
+        for column in filter(None, (text, pair, label)):
+            if column not in row:
+                raise ValueError(f"{path} has no column {column!r}; columns: {', '.join(row)}")
+            if row[column] is None or not str(row[column]).strip():
+                raise ValueError(f"{path}, line {line}: {column!r} is empty")
+        texts.append((row[text], row[pair]) if pair else row[text])
+        labels.append(row[label])
+    for number in (int, float) if path.suffix != ".jsonl" else ():
+        with contextlib.suppress(ValueError):
+            return texts, [number(each) for each in labels]
+    return texts, labels
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields line numbers and rows by column."""
+    line = 0
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            if path.suffix == ".jsonl":
+                for line, content in enumerate(file, start=1):
+                    if content.strip():
+                        if not isinstance(row := json.loads(content), dict):
+                            raise ValueError("not a JSON object")
+                        yield line, row
+                return
+            tabs: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+            reader = csv.reader(file, strict=True, **tabs if path.suffix == ".tsv" else {})
+            header = next(reader, [])
+            for cells in filter(None, reader):
+                line = reader.line_num
+                if len(cells) != len(header):
+                    raise ValueError(f"{len(cells)} columns, the header has {len(header)}")
+                yield line, dict(zip(header, cells, strict=True))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path}, after line {line}: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}, line {line}: {error}") from None
+
+
+def _classes(labels: Sequence[Any]) -> tuple[str, ...]:
+    """Returns the names of the classes in order; none for scores."""
+    numbers = [isinstance(label, Real) for label in labels]
+    if any(numbers) != all(numbers) or not all(isinstance(each, str | Real) for each in labels):
+        raise ValueError(f"labels must be all strings or all numbers, got {reprlib.repr(labels)}")
+    if len(set(labels)) < 2:
+        raise ValueError(f"labels must have two or more values, got {reprlib.repr(labels)}")
+    if not all(isinstance(label, str | Integral) for label in labels):
+        return ()
+    return tuple(map(str, sorted(set(labels))))
+
+
+def _examples(split: str, rows: Rows, classes: tuple[str, ...]) -> list[Example]:
+    texts, labels = rows
+    if len(texts) != len(labels):
+        raise ValueError(f"{split}: {len(texts)} texts, but {len(labels)} labels")
+    examples = []
+    for number, (text, label) in enumerate(zip(texts, labels, strict=True)):
+        parts = tuple(text) if isinstance(text, tuple | list) else (text,)
+        if not all(isinstance(part, str) and part.strip() for part in parts):
+            raise ValueError(f"{split}, row {number}: empty text in {reprlib.repr(text)}")
+        if classes and str(label) not in classes:
+            allowed = ", ".join(classes)
+            raise ValueError(f"{split}, row {number}: label {label!r} is not one of {allowed}")
+        if not classes and not (isinstance(label, Real) and math.isfinite(label)):
+            raise ValueError(f"{split}, row {number}: score must be finite, got {label!r}")
+        value = classes.index(str(label)) if classes else float(label)
+        examples.append(Example(parts, value, number))
+    return examples

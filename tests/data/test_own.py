@@ -1,0 +1,168 @@
+import json
+
+import numpy as np
+import pytest
+
+from hopfax.data import WordPiece, from_rows, read_table
+
+FILMS = [f"film {number}" for number in range(40)]
+STARS = [1, 2, 4, 10] * 10
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOPFAX_CACHE", str(tmp_path / "cache"))
+
+
+def splits(data):
+    return data.train, data.validation, data.test
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (["good", "bad"] * 20, ("bad", "good")),
+        (STARS, ("1", "2", "4", "10")),
+        (np.array(STARS), ("1", "2", "4", "10")),
+        ([True, False] * 20, ("False", "True")),
+    ],
+)
+def test_strings_and_integers_are_classes(labels, names):
+    data = from_rows(FILMS, labels)
+    assert data.spec.labels == names and data.spec.num_outputs == len(names)
+    assert data.spec.metrics == ("accuracy",) and not data.spec.regression
+    for part in splits(data):
+        expected = [names.index(str(labels[number])) for number in part.index]
+        assert part.labels.tolist() == expected and part.labels.dtype == np.int32
+
+
+def test_floats_are_scores():
+    labels = [0, 0.5, 2.5, 1] * 10
+    data = from_rows(FILMS, labels, test=(["a film"], [7]))
+    assert data.spec.regression and data.spec.num_outputs == 1
+    assert data.spec.metrics == ("pearson", "spearman") and data.spec.label_range == (0, 2.5)
+    assert data.train.labels.tolist() == [labels[number] for number in data.train.index]
+    assert data.test.labels.tolist() == [7] and data.test.labels.dtype == np.float32
+
+
+def test_held_out_rows_depend_on_the_seed_but_not_on_train_size():
+    data, few, other = (
+        from_rows(FILMS, STARS, **options) for options in ({}, {"train_size": 9}, {"seed": 1})
+    )
+    assert [len(part.index) for part in splits(data)] == [32, 4, 4]
+    assert sorted(np.concatenate([part.index for part in splits(data)])) == list(range(40))
+    assert few.test.index.tolist() == data.test.index.tolist()
+    assert len(few.train.index) == 9 and set(few.train.index) < set(data.train.index)
+    assert set(other.test.index) != set(data.test.index)
+    assert len(from_rows(FILMS, STARS, train_size=100).train.index) == 32
+
+
+def test_rows_that_are_passed_are_kept_in_order():
+    dev = ["film b", "film a"], [4, 1]
+    data = from_rows(FILMS, STARS, validation=dev, test=dev, name="films")
+    assert [len(part.index) for part in splits(data)] == [40, 2, 2]
+    assert data.validation.labels.tolist() == data.test.labels.tolist() == [2, 0]
+    assert data.test.ids.tolist() == data.validation.ids.tolist()
+    assert data.spec.name == "films" and not data.is_partial
+
+
+def test_pairs_and_a_vocabulary():
+    vocabulary = WordPiece(tokens=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b"), source="test")
+    dev = [("A", "b"), ["b", "a a"]], ["x", "y"]
+    data = from_rows(*dev, validation=dev, test=dev, vocabulary=vocabulary, max_length=5)
+    assert data.test.ids.tolist() == [[[2, 4, 3, 5, 3]], [[2, 5, 3, 4, 3]]]
+    assert data.vocabulary is vocabulary
+
+
+@pytest.mark.parametrize(
+    ("texts", "labels", "options", "message"),
+    [
+        (["a", "b"], [0, 1, 1], {}, "training: 2 texts, but 3 labels"),
+        (["a", "b"], [1, 1], {}, r"labels must have two or more values, got \[1, 1\]"),
+        (["a", "b"], [1, "1"], {}, r"labels must be all strings or all numbers, got \[1, '1'\]"),
+        (["a", "b"], [1, None], {}, "labels must be all strings or all numbers"),
+        (["a", None], [0, 1], {}, "training, row 1: empty text in None"),
+        (["a", " "], [0, 1], {}, "training, row 1: empty text in ' '"),
+        ([("a", ""), "b"], [0, 1], {}, r"training, row 0: empty text in \('a', ''\)"),
+        (["a", "b"], [0.0, float("nan")], {}, "training, row 1: score must be finite, got nan"),
+        (["a", "b"], [0, 1], {}, "2 rows are too few to hold some out: pass validation and test"),
+        (
+            FILMS,
+            STARS,
+            {"test": (["a", "b"], [1, 3])},
+            "test, row 1: label 3 is not one of 1, 2, 4, 10",
+        ),
+        (FILMS, STARS, {"validation": (["a"], [1, 2])}, "validation: 1 texts, but 2 labels"),
+        (FILMS, STARS, {"train_size": 0}, "train_size must be an integer >= 1, got 0"),
+        (FILMS, STARS, {"seed": -1}, "seed must be an integer >= 0, got -1"),
+    ],
+)
+def test_wrong_rows(texts, labels, options, message):
+    with pytest.raises(ValueError, match=message):
+        from_rows(texts, labels, **options)
+
+
+ROWS = [("good, long", "yes", 4), ('a "dull" film', "no", 1)]
+CSV = '\ufeffreview,reply,stars\r\n"good, long",yes,4\r\n\r\n"a ""dull"" film",no,1\r\n'
+TSV = 'review\treply\tstars\ngood, long\tyes\t4\na "dull" film\tno\t1\n'
+JSONL = "".join(
+    json.dumps(dict(zip(("review", "reply", "stars"), row, strict=True))) + "\n" for row in ROWS
+)
+
+
+@pytest.mark.parametrize(("ending", "content"), [("csv", CSV), ("tsv", TSV), ("jsonl", JSONL)])
+def test_columns_of_a_file(tmp_path, ending, content):
+    path = tmp_path / f"rows.{ending}"
+    path.write_text(content, encoding="utf-8", newline="")
+    texts, labels = read_table(path, text="review", label="stars")
+    assert texts == [row[0] for row in ROWS] and labels == [4, 1]
+    texts, labels = read_table(path, text="review", pair="reply", label="reply")
+    assert texts == [row[:2] for row in ROWS] and labels == ["yes", "no"]
+
+
+@pytest.mark.parametrize(
+    ("ending", "cells", "labels"),
+    [
+        ("csv", ["4", "2.5"], [4.0, 2.5]),
+        ("csv", ["4", "many"], ["4", "many"]),
+        ("jsonl", ['"4"', '"2"'], ["4", "2"]),
+        ("jsonl", ["4.0", "2"], [4.0, 2]),
+        ("jsonl", ["false", "true"], [False, True]),
+    ],
+)
+def test_types_of_labels(tmp_path, ending, cells, labels):
+    path = tmp_path / f"rows.{ending}"
+    if ending == "csv":
+        path.write_text("text,label\n" + "".join(f"a,{cell}\n" for cell in cells))
+    else:
+        path.write_text("".join(f'{{"text": "a", "label": {cell}}}\n' for cell in cells))
+    _, read = read_table(path)
+    assert read == labels and [type(each) for each in read] == [type(each) for each in labels]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "text,stars\na,1\n", r"a\.csv has no column 'label'; columns: text, stars$"),
+        ("a.jsonl", '{"text": "a"}\n', r"a\.jsonl has no column 'label'; columns: text$"),
+        ("a.csv", "text,label\na,1\n\n ,1\n", r"a\.csv, line 4: 'text' is empty"),
+        ("a.tsv", "text\tlabel\na\t\n", r"a\.tsv, line 2: 'label' is empty"),
+        ("a.jsonl", '{"text": null, "label": 0}\n', r"a\.jsonl, line 1: 'text' is empty"),
+        ("a.csv", "text,label\ngood, long,1\n", r"line 2: 3 columns, the header has 2"),
+        ("a.csv", 'text,label\na,1\n"b,1\n', r"a\.csv, after line 2: unexpected end of data"),
+        ("a.csv", b"text,label\n\xff,1\n", r"a\.csv, after line 0: 'utf-8' codec can't decode"),
+        ("a.jsonl", '{"text": "a", "label": 1}\n\n{"te', r"a\.jsonl, line 3: Unterminated"),
+        ("a.jsonl", "[1]\n", r"a\.jsonl, line 1: not a JSON object"),
+        ("a.txt", "", r"must end in \.csv, \.tsv or \.jsonl, got .*a\.txt"),
+    ],
+)
+def test_wrong_files(tmp_path, name, content, message):
+    content = content if isinstance(content, bytes) else content.encode()
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_table(tmp_path / name)
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no file .*a\.csv"):
+        read_table(tmp_path / "a.csv")
