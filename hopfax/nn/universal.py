@@ -104,6 +104,10 @@ class UniversalEncoder(Encoder):
         taken = end.taken[None, :, None, :]
         return Encoding(end.mixed, layers[0], taken, jnp.ones_like(taken, bool), end.ponder)
 
+    def attention_maps(self, embeddings: Tokens, mask: Mask) -> Any:
+        """Not implemented: a layer that is applied several times has a map for each step."""
+        raise NotImplementedError("attention maps are of encoders whose layers are applied once")
+
     def _repeat(self, step: Callable[..., Any], start: Any) -> tuple[Any, tuple[Array, ...]]:
         """A scan: the block is compiled once, and can be computed anew in the backward pass."""
         step = jax.checkpoint(step) if self.remat else step
