@@ -40,4 +40,5 @@ from hopfax.nn.models import tinybert as tinybert
 from hopfax.nn.models import universal_bert as universal_bert
 from hopfax.nn.precision import Precision as Precision
 from hopfax.nn.precision import with_precision as with_precision
+from hopfax.nn.pretrained import load_pretrained as load_pretrained
 from hopfax.nn.released import load_released as load_released
