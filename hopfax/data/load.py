@@ -66,7 +66,7 @@ def load_task(
     name: str,
     *,
     data_dir: str | os.PathLike | None = None,
-    vocab: str | os.PathLike | None = None,
+    vocab: str | os.PathLike | WordPiece | None = None,
     vocab_size: int = 8000,
     max_length: int = 128,
     train_size: int | None = None,
@@ -81,7 +81,7 @@ def load_task(
         name: A key of `hopfax.data.TASKS`.
         data_dir: Folder of raw files, or of sets that `hopfax.data.builders.build` wrote; required
             except for synthetic tasks, which ignore it.
-        vocab: A `vocab.txt` or its folder; None trains a vocabulary on the training rows.
+        vocab: A vocabulary, a `vocab.txt` or its folder; None trains one on the training rows.
         vocab_size: Maximum number of tokens of a trained vocabulary.
         max_length: Longest row in tokens.
         train_size: Number of training rows; None uses all (2000 for synthetic tasks).
@@ -116,7 +116,7 @@ def load_task(
         texts = (text for row in train for choice in row.texts for text in choice)
         vocabulary = train_vocabulary(texts, vocab_size=vocab_size)
     else:
-        vocabulary = read_vocabulary(vocab)
+        vocabulary = vocab if isinstance(vocab, WordPiece) else read_vocabulary(vocab)
     encoded = (
         encode(rows, vocabulary, max_length=max_length) for rows in (train, validation, test)
     )

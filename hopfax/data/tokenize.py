@@ -1,4 +1,4 @@
-"""WordPiece tokenisation: vocabularies, padded arrays, and a cache of the arrays."""
+"""Tokenisation: vocabularies, padded arrays, and a cache of the arrays."""
 
 import hashlib
 import json
@@ -7,7 +7,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,15 +26,19 @@ _VERSION = "1"  # increase it when the same texts give other arrays
 
 @dataclass(frozen=True, kw_only=True)
 class WordPiece:
-    """A WordPiece vocabulary.
+    """A vocabulary: WordPiece, or any tokenizer that `read_tokenizer` reads.
 
     Attributes:
         tokens: All tokens; the position of a token is its id.
         source: Origin of the vocabulary, for reports.
+        serialized: Contents of a `tokenizer.json`; None for BERT's lower-cased WordPiece.
+        pad_token: Padding token, one of `tokens`.
     """
 
     tokens: tuple[str, ...]
     source: str
+    serialized: str | None = field(default=None, repr=False)
+    pad_token: str = "[PAD]"
 
     @property
     def size(self) -> int:
@@ -43,11 +47,21 @@ class WordPiece:
 
     @property
     def pad_id(self) -> int:
-        """Id of [PAD]."""
-        return self.tokens.index("[PAD]")
+        """Id of the padding token."""
+        return self.tokens.index(self.pad_token)
+
+    @property
+    def sep_id(self) -> int | None:
+        """Id of the token after a text, [SEP] or </s>; None if there is neither."""
+        separators = (token for token in ("[SEP]", "</s>") if token in self.tokens)
+        return next(map(self.tokens.index, separators), None)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the tokens of ids, with word pieces joined and without padding."""
+        if self.serialized is not None:
+            pad_id = self.pad_id
+            real = [int(number) for number in ids if number != pad_id]
+            return text_tokenizer(self).decode(real, skip_special_tokens=False)
         words = (self.tokens[number] for number in ids)
         return " ".join(word for word in words if word != "[PAD]").replace(" ##", "")
 
@@ -99,6 +113,8 @@ def encode(
 ) -> Encoded:
     """Tokenises examples: ``[CLS] a [SEP]``, or ``[CLS] a [SEP] b [SEP]``, in lower case.
 
+    A vocabulary of `read_tokenizer` has its own special tokens and case instead.
+
     Texts beyond `max_length` tokens are cut at the end; of a pair, the longer text is cut first.
 
     Args:
@@ -146,6 +162,8 @@ def encode(
 def text_tokenizer(vocabulary: WordPiece) -> "Tokenizer":
     """Returns the `tokenizers` object that `encode` uses, without truncation."""
     tokenizers = optional_import("tokenizers")
+    if vocabulary.serialized is not None:
+        return tokenizers.Tokenizer.from_str(vocabulary.serialized)
     ids = {token: number for number, token in enumerate(vocabulary.tokens)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(ids, unk_token="[UNK]"))
     tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
@@ -173,7 +191,10 @@ def _tokenise(
 def _cache_file(examples: Sequence[Example], vocabulary: WordPiece, max_length: int) -> Path:
     folder = Path(os.environ.get("HOPFAX_CACHE") or "~/.cache/hopfax").expanduser()
     texts = [example.texts for example in examples]
-    content = json.dumps([_VERSION, max_length, vocabulary.tokens, texts], separators=(",", ":"))
+    tokenizer: object = vocabulary.tokens
+    if vocabulary.serialized is not None:
+        tokenizer = vocabulary.serialized, vocabulary.pad_token
+    content = json.dumps([_VERSION, max_length, tokenizer, texts], separators=(",", ":"))
     return folder / f"{hashlib.sha256(content.encode()).hexdigest()}.npz"
 
 

@@ -1,0 +1,173 @@
+"""Reads the tokenizer of a Hugging Face folder from the folder's own files."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hopfax.data.optional import optional_import
+from hopfax.data.tokenize import SPECIAL, WordPiece, read_vocabulary, text_tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_BERT_SPECIAL = (*SPECIAL, "[MASK]")
+_BYTE_LEVEL_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>")
+
+
+def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
+    r"""Reads a tokenizer, with the special tokens of its model, for `encode` and `load_task`.
+
+    The first of these is read:
+
+    - `tokenizer.json`, without its truncation and padding;
+    - `vocab.txt` of BERT; `do_lower_case`, `strip_accents` and `tokenize_chinese_chars` of
+      `tokenizer_config.json` apply;
+    - `vocab.json` and `merges.txt`: byte-level BPE, with ``<s> a </s></s> b </s>`` if the
+      vocabulary has <s> and </s> (RoBERTa), otherwise without special tokens (GPT-2).
+
+    `special_tokens_map.json`, `tokenizer_config.json` or `config.json` name the padding token; it
+    is the end-of-text token if they do not.
+
+    Args:
+        folder: A folder as `save_pretrained` of `transformers` writes it.
+
+    Raises:
+        FileNotFoundError: If the folder has no tokenizer.
+        ModuleNotFoundError: If `tokenizers` is not installed.
+        ValueError: If a file is broken, there is no padding token, a token id is not below
+            `vocab_size` of `config.json`, or the model requires a `tokenizer.json`.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from hopfax.data import Example, encode, read_tokenizer
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> _ = (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\nfilm\n")
+        >>> encode([Example("A film", 1, 0)], read_tokenizer(folder), cached=False).ids.tolist()
+        [[[2, 4, 5, 3]]]
+    """
+    folder = Path(folder).expanduser()
+    config = _read_json(folder / "config.json")
+    names = ("tokenizer_config.json", "special_tokens_map.json")
+    settings = {key: value for name in names for key, value in _read_json(folder / name).items()}
+    formats = [
+        each
+        for each in _FORMATS
+        if all((folder / name).is_file() for name in each[0].split(" and "))
+    ]
+    if not formats:
+        raise FileNotFoundError(
+            f"no tokenizer in {folder}: it has no tokenizer.json, no vocab.txt, and not both "
+            "vocab.json and merges.txt"
+        )
+    files, read, families = formats[0]
+    family = config.get("model_type")
+    if family and families and family not in families:
+        raise ValueError(
+            f"{folder} requires a tokenizer.json: {files} can be read for {', '.join(families)}, "
+            f"got {family}"
+        )
+    try:
+        tokenizer = read(folder, settings)
+    except (ModuleNotFoundError, ValueError):
+        raise
+    except Exception as error:  # `tokenizers` raises nothing narrower
+        raise ValueError(f"cannot read {files} in {folder}: {error}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    ids = tokenizer.get_vocab()
+    tokens = [""] * (max(ids.values(), default=-1) + 1)
+    for token, number in ids.items():
+        tokens[number] = token
+    size = config.get("vocab_size")
+    if isinstance(size, int) and len(tokens) > size:
+        raise ValueError(
+            f"token ids must be below the vocab_size {size} of {folder / 'config.json'}, but "
+            f"{tokens[-1]!r} of {files} has id {len(tokens) - 1}"
+        )
+    return WordPiece(
+        tokens=tuple(tokens),
+        source=f"{files} ({len(tokens):,} tokens)",
+        serialized=tokenizer.to_str(),
+        pad_token=_pad_token(folder, tokens, settings, config),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; an empty one if there is no file."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must be a JSON object, got {type(content).__name__}")
+    return content
+
+
+def _tokenizer_json(folder: Path, _settings: Mapping[str, Any]) -> "Tokenizer":
+    return optional_import("tokenizers").Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def _word_piece(folder: Path, settings: Mapping[str, Any]) -> "Tokenizer":
+    tokenizers = optional_import("tokenizers")
+    tokenizer = text_tokenizer(read_vocabulary(folder))
+    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(
+        lowercase=settings.get("do_lower_case", True),
+        strip_accents=settings.get("strip_accents"),
+        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+    )
+    tokenizer.decoder = tokenizers.decoders.WordPiece()
+    ids = tokenizer.get_vocab()
+    tokenizer.add_special_tokens([token for token in _BERT_SPECIAL if token in ids])
+    return tokenizer
+
+
+def _byte_level(folder: Path, settings: Mapping[str, Any]) -> "Tokenizer":
+    tokenizers = optional_import("tokenizers")
+    files = str(folder / "vocab.json"), str(folder / "merges.txt")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(*files))
+    prefix = settings.get("add_prefix_space", False)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    ids = tokenizer.get_vocab()
+    if {"<s>", "</s>"} <= ids.keys():
+        tokenizer.post_processor = tokenizers.processors.RobertaProcessing(
+            ("</s>", ids["</s>"]), ("<s>", ids["<s>"]), add_prefix_space=prefix
+        )
+    # RoBERTa's mask token includes the blank before it.
+    tokenizer.add_special_tokens(
+        [
+            tokenizers.AddedToken(token, lstrip=token == "<mask>", normalized=False)
+            for token in _BYTE_LEVEL_SPECIAL
+            if token in ids
+        ]
+    )
+    return tokenizer
+
+
+# Files, their reader, and the families whose tokenizer they determine; no families for all.
+_FORMATS = (
+    ("tokenizer.json", _tokenizer_json, ()),
+    ("vocab.txt", _word_piece, ("bert", "distilbert", "electra")),
+    ("vocab.json and merges.txt", _byte_level, ("roberta", "gpt2")),
+)
+
+
+def _pad_token(
+    folder: Path, tokens: list[str], settings: Mapping[str, Any], config: Mapping[str, Any]
+) -> str:
+    """The padding token: by name, by id, by convention, or the end-of-text token."""
+
+    def named(role: str) -> Any:
+        value, number = settings.get(role), config.get(f"{role}_id")
+        if value is None and isinstance(number, int) and 0 <= number < len(tokens):
+            return tokens[number]
+        return value.get("content") if isinstance(value, Mapping) else value
+
+    for token in (named("pad_token"), "[PAD]", "<pad>", named("eos_token"), "<|endoftext|>"):
+        if token and token in tokens:
+            return token
+    raise ValueError(f"{folder} has no padding token: set pad_token in special_tokens_map.json")

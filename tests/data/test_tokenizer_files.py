@@ -1,0 +1,213 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+import tokenizers
+
+from hopfax.data import Example, WordPiece, encode, load_task, read_tokenizer
+
+BERT = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "A", "film", "##s", "!", "e", "é")
+SENTENCE = "The weather is lovely today."
+# "Ġ" is the byte-level blank.
+LETTERS = ("a", "b", "Ġ", "Ġa", "Ġb", "ab", "Ġab", "Ã", "©")
+MERGES = "#version: 0.2\nĠ a\nĠ b\na b\nĠ ab\n"
+ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", *LETTERS, "<mask>")
+GPT2 = (*LETTERS, "<|endoftext|>")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOPFAX_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def write(folder, **files):
+    """Writes files, named with _ for the dot: text as it is, other values as JSON."""
+    for name, content in files.items():
+        stem, _, ending = name.rpartition("_")
+        text = content if isinstance(content, str) else json.dumps(content)
+        (folder / f"{stem}.{ending}").write_text(text, encoding="utf-8")
+
+
+def write_bert(folder, **files):
+    write(folder, vocab_txt="\n".join(BERT) + "\n", **files)
+
+
+def write_byte_level(folder, tokens, **files):
+    ids = {token: number for number, token in enumerate(tokens)}
+    write(folder, vocab_json=ids, merges_txt=MERGES, **files)
+
+
+def tokens_of(vocabulary, *texts, **options):
+    rows = encode([Example(text, 0, 0) for text in texts], vocabulary, cached=False, **options)
+    return [[vocabulary.tokens[number] for number in row[0]] for row in rows.ids]
+
+
+def test_tokenizer_json_without_its_truncation_and_padding(tmp_path):
+    write_bert(tmp_path)
+    stored = tokenizers.Tokenizer.from_str(read_tokenizer(tmp_path).serialized)
+    expected = stored.encode("a films! " * 9, "a film").ids
+    stored.enable_truncation(6)
+    stored.enable_padding(length=40, pad_id=5, pad_token="a")
+    stored.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "vocab.txt").write_text("not read")
+    vocabulary = read_tokenizer(tmp_path)
+    assert vocabulary.source == "tokenizer.json (12 tokens)"
+    assert (vocabulary.tokens, vocabulary.pad_id, vocabulary.sep_id) == (BERT, 0, 3)
+    rows = encode([Example(("a films! " * 9, "a film"), 0, 0)], vocabulary)
+    assert rows.ids[0, 0].tolist() == expected and rows.lengths.tolist() == [[len(expected)]]
+
+
+def test_a_real_folder():
+    folder = os.environ.get("HOPFAX_MINILM")
+    if not folder:
+        pytest.skip("HOPFAX_MINILM does not name a folder of all-MiniLM-L6-v2")
+    vocabulary = read_tokenizer(folder)
+    assert (vocabulary.size, vocabulary.pad_id, vocabulary.sep_id) == (30522, 0, 102)
+    plain = tokenizers.Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+    plain.no_padding()
+    expected = plain.encode(SENTENCE).ids
+    assert expected == [101, 1996, 4633, 2003, 8403, 2651, 1012, 102]
+    ids = encode([Example(SENTENCE, 0, 0)], vocabulary, cached=False).ids
+    assert ids.tolist() == [[expected]]
+    assert vocabulary.decode(ids[0, 0]) == "[CLS] the weather is lovely today. [SEP]"
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens"),
+    [
+        ({}, ["a", "e", "film", "##s"]),
+        ({"do_lower_case": False}, ["A", "é", "film", "##s"]),
+        ({"do_lower_case": False, "strip_accents": True}, ["A", "e", "film", "##s"]),
+    ],
+)
+def test_case_of_a_vocab_txt(tmp_path, settings, tokens):
+    write_bert(tmp_path, tokenizer_config_json=settings)
+    vocabulary = read_tokenizer(tmp_path)
+    assert tokens_of(vocabulary, "A é films") == [["[CLS]", *tokens, "[SEP]"]]
+
+
+def test_special_tokens_of_bert(tmp_path):
+    write_bert(tmp_path)
+    vocabulary = read_tokenizer(tmp_path)
+    one, pair = tokens_of(vocabulary, "a [MASK]!", ("a", "film! zebra"))
+    assert one == ["[CLS]", "a", "[MASK]", "!", "[SEP]", "[PAD]", "[PAD]"]
+    assert pair == ["[CLS]", "a", "[SEP]", "film", "!", "[UNK]", "[SEP]"]
+    ids = [vocabulary.tokens.index(token) for token in one]
+    assert vocabulary.decode(ids) == "[CLS] a [MASK]! [SEP]"
+
+
+def test_byte_level_tokens_of_roberta(tmp_path):
+    write_byte_level(tmp_path, ROBERTA)
+    vocabulary = read_tokenizer(tmp_path)
+    assert (vocabulary.pad_token, vocabulary.pad_id, vocabulary.sep_id) == ("<pad>", 1, 2)
+    assert tokens_of(vocabulary, "ab a é", ("a <mask>", "b")) == [
+        ["<s>", "ab", "Ġa", "Ġ", "Ã", "©", "</s>"],
+        ["<s>", "a", "<mask>", "</s>", "</s>", "b", "</s>"],
+    ]
+    assert tokens_of(vocabulary, ("a a a a", "b"), max_length=7) == [
+        ["<s>", "a", "Ġa", "</s>", "</s>", "b", "</s>"]
+    ]
+    write_byte_level(tmp_path, ROBERTA, tokenizer_config_json={"add_prefix_space": True})
+    vocabulary = read_tokenizer(tmp_path)
+    assert tokens_of(vocabulary, "ab") == [["<s>", "Ġa", "b", "</s>"]]
+
+
+def test_byte_level_tokens_of_gpt2(tmp_path):
+    write_byte_level(tmp_path, GPT2)
+    vocabulary = read_tokenizer(tmp_path)
+    assert (vocabulary.pad_token, vocabulary.sep_id) == ("<|endoftext|>", None)
+    rows = encode([Example("ab b é", 0, 0), Example(("a", " b"), 0, 1)], vocabulary)
+    assert rows.lengths.tolist() == [[5], [2]]
+    assert [vocabulary.decode(row[0]) for row in rows.ids] == ["ab b é", "a b"]
+
+
+def test_the_published_files_of_gpt2(shared, tmp_path):
+    for name, source in (("vocab.json", "encoder.json"), ("merges.txt", "vocab.bpe")):
+        (tmp_path / name).symlink_to(shared / "data" / "vocab" / "gpt2" / source)
+    vocabulary = read_tokenizer(tmp_path)
+    assert (vocabulary.size, vocabulary.pad_id) == (50257, 50256)
+    assert tokens_of(vocabulary, "Hello world, it's!")[0] == [
+        "Hello", "Ġworld", ",", "Ġit", "'s", "!"
+    ]  # fmt: skip
+    assert encode([Example("Hello world", 0, 0)], vocabulary).ids.tolist() == [[[15496, 995]]]
+
+
+@pytest.mark.parametrize(
+    ("files", "pad_token"),
+    [
+        ({"special_tokens_map_json": {"pad_token": "a"}}, "a"),
+        ({"special_tokens_map_json": {"pad_token": {"content": "a", "lstrip": False}}}, "a"),
+        ({"tokenizer_config_json": {"pad_token": "a"}, "config_json": {"pad_token_id": 1}}, "a"),
+        ({"config_json": {"pad_token_id": 1, "eos_token_id": 0}}, "b"),
+        ({"config_json": {"pad_token_id": None, "eos_token_id": 0}}, "a"),
+        ({"special_tokens_map_json": {"pad_token": "not a token"}}, "<|endoftext|>"),
+    ],
+)
+def test_the_padding_token(tmp_path, files, pad_token):
+    write_byte_level(tmp_path, GPT2, **files)
+    vocabulary = read_tokenizer(tmp_path)
+    assert vocabulary.pad_token == pad_token
+    assert vocabulary.pad_id == GPT2.index(pad_token)
+
+
+def test_a_tokenizer_loads_a_task(tmp_path):
+    write_byte_level(tmp_path, ROBERTA)
+    vocabulary = read_tokenizer(tmp_path)
+    data = load_task("sentiment", vocab=vocabulary, train_size=8)
+    assert data.vocabulary is vocabulary and (data.train.ids[..., 0] == 0).all()
+
+
+def test_the_cache_depends_on_the_tokenizer(tmp_path, cache):
+    rows = [Example("A é", 0, 0)]
+    write_bert(tmp_path)
+    lower = read_tokenizer(tmp_path)
+    write_bert(tmp_path, tokenizer_config_json={"do_lower_case": False})
+    cased = read_tokenizer(tmp_path)
+    plain = WordPiece(tokens=BERT, source="test")
+    assert lower.tokens == cased.tokens
+    ids = [encode(rows, each).ids[0, 0].tolist() for each in (lower, cased, plain)]
+    assert ids == [[2, 5, 10, 3], [2, 6, 11, 3], [2, 5, 10, 3]]
+    assert len(list(cache.iterdir())) == 3
+
+
+@pytest.mark.parametrize("files", [{}, {"vocab_json": {"a": 0}}, {"merges_txt": MERGES}])
+def test_a_folder_without_tokenizer(tmp_path, files):
+    write(tmp_path, **files)
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"has no tokenizer\.json, no vocab\.txt, and not both vocab\.json and merges\.txt",
+    ):
+        read_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"tokenizer_json": '{"version": "1.0"'}, r"cannot read tokenizer\.json in .*: EOF"),
+        ({"vocab_txt": "a\nb"}, r"vocab\.txt lacks \[PAD\]"),
+        ({"vocab_json": {"a": 0}, "merges_txt": MERGES}, r"cannot read vocab\.json and merges"),
+        ({"vocab_json": "{", "merges_txt": MERGES}, r"cannot read vocab\.json and merges"),
+        ({"config_json": "{"}, r"config\.json is not valid JSON: Expecting"),
+        ({"config_json": []}, r"config\.json must be a JSON object, got list"),
+        (
+            {"vocab_txt": "\n".join(BERT), "config_json": {"vocab_size": 11}},
+            r"token ids must be below the vocab_size 11 of .*config\.json, but 'é' of vocab\.txt "
+            "has id 11",
+        ),
+        (
+            {"vocab_txt": "\n".join(BERT), "config_json": {"model_type": "mpnet"}},
+            r"requires a tokenizer\.json: vocab\.txt can be read for bert, .* got mpnet",
+        ),
+        (
+            {"vocab_json": {"a": 0}, "merges_txt": "#version: 0.2\n"},
+            r"has no padding token: set pad_token in special_tokens_map\.json",
+        ),
+    ],
+)
+def test_broken_files(tmp_path, files, message):
+    write(tmp_path, **files)
+    with pytest.raises(ValueError, match=message) as caught:
+        read_tokenizer(tmp_path)
+    assert "\n" not in str(caught.value)
