@@ -4,6 +4,7 @@
 added between two stages.
 """
 
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
@@ -213,6 +214,12 @@ class Block(nnx.Module):
         return attended._replace(values=x if self.norm_first else self.ff_norm(x))
 
 
+def _described(attention: Callable[..., Attention]) -> dict[str, Any]:
+    """Name and options of an attention layer's class, or of a partial of it."""
+    layer = getattr(attention, "func", attention)
+    return {**getattr(attention, "keywords", {}), "name": getattr(layer, "__name__", "")}
+
+
 class Encoder(nnx.Module):
     """Token classifier of texts: embeddings, blocks, pooling, one linear read-out.
 
@@ -244,6 +251,9 @@ class Encoder(nnx.Module):
             blocks, so no `stop_gradient_keys`.
         rngs: Random keys of the initial parameters.
 
+    Attributes:
+        config: These arguments as JSON, and `name` and options of the attention.
+
     Raises:
         ValueError: An option is out of range.
     """
@@ -272,6 +282,10 @@ class Encoder(nnx.Module):
         remat: bool = False,
         rngs: nnx.Rngs,
     ):
+        arguments = {
+            name: value for name, value in locals().items() if name not in ("self", "rngs")
+        }
+        self.config = json.dumps({**arguments, "attention": _described(attention)})
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         if pooling not in ("mean", "cls"):

@@ -1,5 +1,6 @@
 """The Universal Transformer: one block applied again and again, for fixed or adaptive depth."""
 
+import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -62,6 +63,9 @@ class UniversalEncoder(Encoder):
         if num_steps < 1:
             raise ValueError(f"num_steps must be at least 1, got {num_steps}")
         super().__init__(vocab_size, num_outputs, num_layers=1, rngs=rngs, **options)
+        arguments = json.loads(self.config)
+        del arguments["num_layers"]
+        self.config = json.dumps({**arguments, "num_steps": num_steps, "halting": halting})
         width = self.tokens.features
         self.num_steps = num_steps
         # A single step needs no vector that distinguishes it.
