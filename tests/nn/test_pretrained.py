@@ -504,7 +504,7 @@ def test_all_tensors_that_do_not_fit_are_named_at_once(folder, family, draw):
     ("config", "message"),
     [
         ({"model_type": "t5"}, "model_type must be bert, roberta, gpt2, gemma2, got 't5'"),
-        ({}, "model_type is missing"),
+        ({}, "model_type must be bert, roberta, gpt2, gemma2, got None"),
         (CONFIGS["gpt2"] | {"n_embd": None}, "n_embd is missing"),
         (CONFIGS["bert"] | {"hidden_act": "mish"}, "hidden_act must be gelu, .*, got 'mish'"),
         (
