@@ -38,7 +38,7 @@ class Config:
 
     def choose(self, key: str, options: Mapping[str, Any]) -> Any:
         """Returns the option that a setting names."""
-        if (name := self[key]) not in options:
+        if (name := self.get(key)) not in options:
             allowed = ", ".join(options)
             raise ValueError(f"{self._names.get(key, key)} must be {allowed}, got {name!r}")
         return options[name]

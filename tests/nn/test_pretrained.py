@@ -203,10 +203,18 @@ def test_recorded_cosines_of_minilm():
     np.testing.assert_allclose(cosines, [0.6660, 0.1046, 0.1411], atol=5e-5)
 
 
-# -- RoBERTa, slowly ----------------------------------------------------------------------------
+# -- RoBERTa, in loops ----------------------------------------------------------------------------
 
 
-def slow_roberta(tensors, ids, types):
+SLOW_ACTIVATIONS = {
+    "gelu": lambda x: x / 2 * (1 + math.erf(x / math.sqrt(2))),
+    "gelu_new": lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "relu": lambda x: max(x, 0.0),
+    "silu": lambda x: x / (1 + math.exp(-x)),
+}
+
+
+def slow_roberta(tensors, ids, types, activation):
     """The last hidden state of the real tokens of one text, in loops and float64."""
     eps = ENCODER["layer_norm_eps"]
     w = {name: value.astype(np.float64) for name, value in tensors.items()}
@@ -217,9 +225,6 @@ def slow_roberta(tensors, ids, types):
     def norm(name, x):
         scaled = (x - x.mean()) / math.sqrt(x.var() + eps)
         return scaled * w[f"{name}.weight"] + w[f"{name}.bias"]
-
-    def gelu(x):
-        return np.array([value * 0.5 * (1 + math.erf(value / math.sqrt(2))) for value in x])
 
     xs = []
     for token, kind in zip(ids, types, strict=True):
@@ -243,24 +248,27 @@ def slow_roberta(tensors, ids, types):
                     mixed[head] += score / sum(scores) * v[head]
             mixed = linear(f"{layer}.attention.output.dense", mixed)
             x = norm(f"{layer}.attention.output.LayerNorm", x + mixed)
-            hidden = gelu(linear(f"{layer}.intermediate.dense", x))
-            x = x + linear(f"{layer}.output.dense", hidden)
+            hidden = [activation(value) for value in linear(f"{layer}.intermediate.dense", x)]
+            x = x + linear(f"{layer}.output.dense", np.array(hidden))
             after.append(norm(f"{layer}.output.LayerNorm", x))
         xs = after
     return np.array(xs)
 
 
-def test_roberta_is_the_slow_one(x64, tmp_path, draw, texts, rng):
+@pytest.mark.parametrize("name", SLOW_ACTIVATIONS)
+def test_roberta_equals_the_slow_reference(x64, tmp_path, draw, texts, rng, name):
     """Padding on the right, on the left and in between; positions come from the ids alone."""
     tensors = draw("roberta")
-    model = load_pretrained(save(tmp_path / "roberta", CONFIGS["roberta"], tensors))
+    config = CONFIGS["roberta"] | {"hidden_act": name}
+    model = load_pretrained(save(tmp_path / "roberta", config, tensors))
     ids = np.concatenate([texts[0], texts[0][:, ::-1], rng.permuted(texts[0], axis=1)])
     types = rng.integers(0, 2, ids.shape)
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), model.params)
     embeddings = model.embed(ids, params=params)
     result = model.forward(embeddings, ids != PAD, token_types=types, params=params)
     for row, text, kinds in zip(result.output, ids, types, strict=True):
-        np.testing.assert_allclose(row[text != PAD], slow_roberta(tensors, text, kinds), rtol=1e-10)
+        slow = slow_roberta(tensors, text, kinds, SLOW_ACTIVATIONS[name])
+        np.testing.assert_allclose(row[text != PAD], slow, rtol=1e-10)
 
 
 # -- Loading ------------------------------------------------------------------------------------
@@ -423,6 +431,23 @@ def test_settings_of_gpt2(tmp_path, draw, texts):
     np.testing.assert_allclose(untied.output, 2 * wanted.output, rtol=1e-5)
 
 
+def test_neighbouring_heads_of_gemma2_share_keys_and_values(tmp_path, draw, texts):
+    ids, mask = texts
+    tensors = draw("gemma2")
+    apart = {
+        name: np.repeat(value.reshape(2, 6, WIDTH), 2, axis=0).reshape(24, WIDTH)
+        if "k_proj" in name or "v_proj" in name
+        else value
+        for name, value in tensors.items()
+    }
+    outputs = []
+    for count, weights in ((2, tensors), (4, apart)):
+        config = CONFIGS["gemma2"] | {"num_key_value_heads": count}
+        model = load_pretrained(save(tmp_path / str(count), config, weights))
+        outputs.append(model.forward(model.embed(ids), mask).output)
+    np.testing.assert_allclose(*outputs, atol=1e-5)
+
+
 def test_settings_of_gemma2(tmp_path, draw, texts):
     """Windows and wavelengths are the same in files of older and newer versions."""
     ids, mask = texts
@@ -479,7 +504,7 @@ def test_all_tensors_that_do_not_fit_are_named_at_once(folder, family, draw):
     ("config", "message"),
     [
         ({"model_type": "t5"}, "model_type must be bert, roberta, gpt2, gemma2, got 't5'"),
-        ({}, "model_type is missing"),
+        ({}, "model_type must be bert, roberta, gpt2, gemma2, got None"),
         (CONFIGS["gpt2"] | {"n_embd": None}, "n_embd is missing"),
         (CONFIGS["bert"] | {"hidden_act": "mish"}, "hidden_act must be gelu, .*, got 'mish'"),
         (
