@@ -44,6 +44,7 @@ ALLOWED = {
         "hopfax.data",
         "hopfax.text",
     },
+    "hopfax.classifier": {"hopfax.nn", "hopfax.train", "hopfax.data"},
 }
 CORE = (
     "hopfax.fixed_point",

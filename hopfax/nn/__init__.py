@@ -28,6 +28,8 @@ from hopfax.nn.encoder import Classification as Classification
 from hopfax.nn.encoder import Encoder as Encoder
 from hopfax.nn.encoder import Encoding as Encoding
 from hopfax.nn.encoder import Perturbation as Perturbation
+from hopfax.nn.finetune import replace_attention as replace_attention
+from hopfax.nn.finetune import text_classifier as text_classifier
 from hopfax.nn.functional import Functional as Functional
 from hopfax.nn.functional import Params as Params
 from hopfax.nn.functional import functional as functional
@@ -40,4 +42,7 @@ from hopfax.nn.models import tinybert as tinybert
 from hopfax.nn.models import universal_bert as universal_bert
 from hopfax.nn.precision import Precision as Precision
 from hopfax.nn.precision import with_precision as with_precision
+from hopfax.nn.pretrained import Pretrained as Pretrained
+from hopfax.nn.pretrained import PretrainedOutput as PretrainedOutput
+from hopfax.nn.pretrained import load_pretrained as load_pretrained
 from hopfax.nn.released import load_released as load_released

@@ -20,6 +20,7 @@ Scope = Literal["query", "batch"]
 Implementation = Literal["xla", "pallas"]
 Tokens = Float[Array, "batch tokens width"]
 Heads = Float[Array, "batch heads tokens head_width"]
+Weights = Float[Array, "batch heads queries tokens"]
 Mask = Bool[Array, "batch tokens"]
 Key = PRNGKeyArray | None
 Layer = TypeVar("Layer", bound=nnx.Module)
@@ -108,23 +109,29 @@ class SoftmaxAttention(nnx.Module):
         """
         x, mask = _inputs(x, mask, self.key.in_features)
         x = _emptied(x, mask)
-        keys = self.keys(x)
-        queries, stored, values = (
-            _split(part, self.num_heads) for part in (self.query(x), keys, self.value(x))
+        keys, values = self.keys(x), _split(self.value(x), self.num_heads)
+        weights = self._weights(self.query(x), keys, mask).astype(values.dtype)
+        mixed = _weighted_sums(dropout(key, weights, self.dropout), values)
+        counts = values.shape[:-1]
+        return AttentionOutput(
+            self.out(_join(mixed)), keys, jnp.zeros(counts, jnp.int32), jnp.ones(counts, bool)
         )
+
+    def weights(self, x: Tokens, mask: Mask | None = None) -> Weights:
+        """Returns the weight of every token for every query; each query's sum to 1."""
+        x, mask = _inputs(x, mask, self.key.in_features)
+        x = _emptied(x, mask)
+        return self._weights(self.query(x), self.keys(x), mask)
+
+    def _weights(self, query: Tokens, keys: Tokens, mask: Mask) -> Weights:
+        queries, stored = _split(query, self.num_heads), _split(keys, self.num_heads)
         scores = _scores(queries, stored)
         visible = mask[:, None, None, :]
         if self.causal:
             visible = visible & jnp.tri(scores.shape[-1], dtype=bool)
         # Finite, so that a text without a single real token stays finite too.
         logits = stored.shape[-1] ** -0.5 * scores
-        logits = jnp.where(visible, logits, jnp.finfo(logits.dtype).min)
-        weights = dropout(key, jax.nn.softmax(logits).astype(values.dtype), self.dropout)
-        mixed = _weighted_sums(weights, values)
-        counts = queries.shape[:-1]
-        return AttentionOutput(
-            self.out(_join(mixed)), keys, jnp.zeros(counts, jnp.int32), jnp.ones(counts, bool)
-        )
+        return jax.nn.softmax(jnp.where(visible, logits, jnp.finfo(logits.dtype).min))
 
 
 @_signed
@@ -210,13 +217,27 @@ class HopfieldAttention(nnx.Module):
         """Returns the keys only."""
         return self.key(x)
 
+    def queries(self, x: Tokens) -> Tokens:
+        """Returns the queries only: where retrieval starts."""
+        return x if self.query is None else self.query(x)
+
+    def weights(self, x: Tokens, mask: Mask | None = None) -> Weights:
+        """Returns the read-out's weight of every token for every query; each query's sum to 1."""
+        x, mask = _inputs(x, mask, self.key.in_features)
+        x = _emptied(x, mask) if self.mask_keys else x
+        query, key = (_split(part, self.num_heads) for part in (self.queries(x), self.keys(x)))
+        # Read out from the identity, a query's value is its row of weights.
+        identity = jnp.broadcast_to(jnp.eye(x.shape[1]), (*key.shape[:3], x.shape[1]))
+        return self.attend(query, key, identity, mask).values
+
     def __call__(self, x: Tokens, mask: Mask | None = None) -> AttentionOutput:
         """Retrieves from every token, then reads the values out. `mask` is True at real tokens."""
         x, mask = _inputs(x, mask, self.key.in_features)
         x = _emptied(x, mask) if self.mask_keys else x
         keys = self.keys(x)
-        query = x if self.query is None else self.query(x)
-        query, key, value = (_split(part, self.num_heads) for part in (query, keys, self.value(x)))
+        query, key, value = (
+            _split(part, self.num_heads) for part in (self.queries(x), keys, self.value(x))
+        )
         values, num_steps, _, converged = self.attend(query, key, value, mask)
         # Retrieval is in float32 at least; the layer keeps its inputs' dtype.
         values = _join(values.astype(keys.dtype))
@@ -289,7 +310,7 @@ def _update_all(params: tuple[Heads, Array, Mask], query: Heads) -> Heads:
     return jnp.where(mask[:, None, :, None], updated, 0)
 
 
-def _scores(queries: Heads, keys: Heads) -> Float[Array, "batch heads tokens tokens"]:
+def _scores(queries: Heads, keys: Heads) -> Weights:
     """Inner products in float32 at least, and so the softmax."""
     if _is_tiny(keys):
         return jnp.sum(queries[..., :, None, :] * keys[..., None, :, :], axis=-1)
@@ -297,7 +318,7 @@ def _scores(queries: Heads, keys: Heads) -> Float[Array, "batch heads tokens tok
     return jnp.einsum("bhqd,bhkd->bhqk", queries, keys, preferred_element_type=wide)
 
 
-def _weighted_sums(weights: Float[Array, "batch heads tokens tokens"], values: Heads) -> Heads:
+def _weighted_sums(weights: Weights, values: Heads) -> Heads:
     if _is_tiny(values):
         return jnp.sum(weights[..., None] * values[..., None, :, :], axis=-2)
     return jnp.einsum("bhqk,bhkd->bhqd", weights, values)

@@ -4,6 +4,7 @@
 added between two stages.
 """
 
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
@@ -15,7 +16,7 @@ from flax import nnx
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
-from hopfax.nn.attention import AttentionOutput, Key, Mask, Tokens, dropout
+from hopfax.nn.attention import AttentionOutput, Key, Mask, Tokens, Weights, dropout
 from hopfax.nn.functional import scan_modules
 from hopfax.nn.precision import LayerNorm, linear
 
@@ -29,6 +30,10 @@ class Attention(Protocol):
 
     def keys(self, x: Tokens) -> Tokens:
         """Returns the keys only."""
+        ...
+
+    def weights(self, x: Tokens, mask: Mask | None = None) -> Weights:
+        """Returns the weight of every token for every query."""
         ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> AttentionOutput:
@@ -209,6 +214,12 @@ class Block(nnx.Module):
         return attended._replace(values=x if self.norm_first else self.ff_norm(x))
 
 
+def _described(attention: Callable[..., Attention]) -> dict[str, Any]:
+    """Name and options of an attention layer's class, or of a partial of it."""
+    layer = getattr(attention, "func", attention)
+    return {**getattr(attention, "keywords", {}), "name": getattr(layer, "__name__", "")}
+
+
 class Encoder(nnx.Module):
     """Token classifier of texts: embeddings, blocks, pooling, one linear read-out.
 
@@ -231,10 +242,17 @@ class Encoder(nnx.Module):
         epsilon: Epsilon of all norms.
         embedding_scale: Factor on token and position vectors, > 0. The norm after them undoes it:
             the model is the same function, but noise on its tokens is weaker by this factor.
+        num_types: Number of token types, whose vectors are added with the positions'; 0 for none.
+        separator: Token id after which tokens have type 1, such as BERT's [SEP] between two texts;
+            None gives all tokens type 0.
+        position_offset: Number of the first token's position; RoBERTa starts at 2.
         remat: Whether the backward pass recomputes each block (gradient checkpointing): it stores
             one block and all blocks' inputs, and takes about a third longer. Requires identical
             blocks, so no `stop_gradient_keys`.
         rngs: Random keys of the initial parameters.
+
+    Attributes:
+        config: These arguments as JSON, and `name` and options of the attention.
 
     Raises:
         ValueError: An option is out of range.
@@ -258,9 +276,16 @@ class Encoder(nnx.Module):
         embedding_norm: bool = True,
         epsilon: float = 1e-5,
         embedding_scale: float = 1.0,
+        num_types: int = 0,
+        separator: int | None = None,
+        position_offset: int = 0,
         remat: bool = False,
         rngs: nnx.Rngs,
     ):
+        arguments = {
+            name: value for name, value in locals().items() if name not in ("self", "rngs")
+        }
+        self.config = json.dumps({**arguments, "attention": _described(attention)})
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         if pooling not in ("mean", "cls"):
@@ -270,12 +295,15 @@ class Encoder(nnx.Module):
         if remat and stop_gradient_keys:
             raise ValueError("remat requires identical blocks, so stop_gradient_keys must be False")
         self.embedding_scale = embedding_scale
+        self.separator = separator
+        self.position_offset = position_offset
         self.remat = remat
         self.max_length = max_length
         self.padding_idx = padding_idx
         self.dropout = dropout
         self.tokens = embedding(vocab_size, width, rngs=rngs)
-        self.positions = embedding(max_length, width, rngs=rngs)
+        self.positions = embedding(max_length + position_offset, width, rngs=rngs)
+        self.types = embedding(num_types, width, rngs=rngs) if num_types else None
         self.norm = layer_norm(width, epsilon=epsilon, rngs=rngs) if embedding_norm else None
         self.blocks = nnx.List(
             [
@@ -309,10 +337,23 @@ class Encoder(nnx.Module):
         padding = (ids == self.padding_idx)[..., None]
         return jnp.where(padding, jax.lax.stop_gradient(tokens), tokens)
 
-    def embed(self, tokens: Tokens, *, key: Key = None) -> Tokens:
-        """Adds positions and normalises: the *embedding* site."""
-        positions = self.embedding_scale * self.positions(jnp.arange(tokens.shape[-2]))
+    def token_types(self, ids: Int[Array, "batch tokens"]) -> Int[Array, "batch tokens"]:
+        """Returns 1 for tokens after the first separator of a model with two types, else 0."""
+        if self.types is None or self.types.num_embeddings < 2 or self.separator is None:
+            return jnp.zeros_like(ids)
+        ends = ids == self.separator
+        return jnp.minimum(jnp.cumsum(ends, axis=-1) - ends, 1)
+
+    def embed(
+        self, tokens: Tokens, types: Int[Array, "batch tokens"] | None = None, *, key: Key = None
+    ) -> Tokens:
+        """Adds positions and token types (default: 0), and normalises: the *embedding* site."""
+        places = self.position_offset + jnp.arange(tokens.shape[-2])
+        positions = self.embedding_scale * self.positions(places)
         embeddings = tokens + positions[None]
+        if self.types is not None:
+            types = jnp.zeros(tokens.shape[:-1], int) if types is None else types
+            embeddings += self.embedding_scale * self.types(types)
         embeddings = embeddings if self.norm is None else self.norm(embeddings)
         return dropout(key, embeddings, self.dropout)
 
@@ -328,6 +369,17 @@ class Encoder(nnx.Module):
                 outputs.append(output)
             layers = jax.tree.map(lambda *parts: jnp.stack(parts), *outputs)
         return Encoding(hidden.astype(embeddings.dtype), *layers)
+
+    def attention_maps(
+        self, embeddings: Tokens, mask: Mask
+    ) -> Float[Array, "layers batch heads queries tokens"]:
+        """Returns every layer's attention weights, at the attractors in Hopfield attention."""
+        x, maps = self._start(embeddings, mask), []
+        for block in self.blocks:
+            entry = block.attention_norm(x) if block.norm_first else x
+            maps.append(block.attention.weights(entry, mask))
+            x = block(x, mask).values
+        return jnp.stack(maps)
 
     def _start(self, embeddings: Tokens, mask: Mask) -> Tokens:
         """Returns the blocks' input, with zeros for padding that no layer sees.
@@ -368,7 +420,7 @@ class Encoder(nnx.Module):
         keys = (None, None, None) if key is None else jax.random.split(key, 3)
         tokens = self.embed_tokens(ids)
         tokens = tokens if added.token is None else tokens + added.token
-        embeddings = self.embed(tokens, key=keys[0])
+        embeddings = self.embed(tokens, self.token_types(ids), key=keys[0])
         embeddings = embeddings if added.embedding is None else embeddings + added.embedding
         encoding = self.encode(embeddings, mask, key=keys[1])
         return Classification(self.classify(encoding.hidden, mask, key=keys[2]), encoding)

@@ -1,5 +1,6 @@
 """The Universal Transformer: one block applied again and again, for fixed or adaptive depth."""
 
+import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -62,6 +63,9 @@ class UniversalEncoder(Encoder):
         if num_steps < 1:
             raise ValueError(f"num_steps must be at least 1, got {num_steps}")
         super().__init__(vocab_size, num_outputs, num_layers=1, rngs=rngs, **options)
+        arguments = json.loads(self.config)
+        del arguments["num_layers"]
+        self.config = json.dumps({**arguments, "num_steps": num_steps, "halting": halting})
         width = self.tokens.features
         self.num_steps = num_steps
         # A single step needs no vector that distinguishes it.
@@ -103,6 +107,10 @@ class UniversalEncoder(Encoder):
         end, layers = self._repeat(adaptive, start)
         taken = end.taken[None, :, None, :]
         return Encoding(end.mixed, layers[0], taken, jnp.ones_like(taken, bool), end.ponder)
+
+    def attention_maps(self, embeddings: Tokens, mask: Mask) -> Any:
+        """Not implemented: a layer that is applied several times has a map for each step."""
+        raise NotImplementedError("attention maps are of encoders whose layers are applied once")
 
     def _repeat(self, step: Callable[..., Any], start: Any) -> tuple[Any, tuple[Array, ...]]:
         """A scan: the block is compiled once, and can be computed anew in the backward pass."""

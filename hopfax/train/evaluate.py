@@ -152,7 +152,7 @@ def make_predictor(model: Functional[Encoder], *, sharding: Sharding | None = No
         # A branch rather than zero noise, so that the other site costs nothing.
         tokens = run(ids, method="embed_tokens")
         tokens, *of_tokens = jax.lax.cond(at_token, add_noise, keep, tokens)
-        embeddings = run(tokens, method="embed")
+        embeddings = run(tokens, run(ids, method="token_types"), method="embed")
         embeddings, *of_embeddings = jax.lax.cond(at_token, keep, add_noise, embeddings)
         encoding = run(embeddings, mask, method="encode")
         logits = per_example(run(encoding.hidden, mask, method="classify"), batch)

@@ -1,9 +1,12 @@
 """Every model that an experiment can name: it can be built, and trained at all."""
 
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from nn import test_pretrained as pretrained
 
 from experiments.models import VARIANTS, build, variant, with_flags
 from experiments.robertha.paper import PAPER_MODELS, paper_score
@@ -20,20 +23,32 @@ BATCH = Batch(
 )
 
 
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """A tiny random BERT with its vocabulary."""
+    path = tmp_path_factory.mktemp("bert")
+    rng = np.random.default_rng(0)
+    tensors = {n: rng.normal(size=s).astype("f") for n, s in pretrained.shapes("bert").items()}
+    pretrained.save(path, pretrained.CONFIGS["bert"], tensors)
+    words = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnop")
+    (path / "vocab.txt").write_text("\n".join(words) + "\n")
+    return str(path)
+
+
 def built(name, **flags):
     return build(with_flags(variant(name), **flags), task("sst2"), vocab_size=9, **SIZES)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_model_has_a_loss_with_a_gradient_for_each_parameter(name):
-    found = built(name)
+def test_every_model_has_a_loss_with_a_gradient_for_each_parameter(name, folder):
+    found = built(name, folder=folder)
     params = jax.eval_shape(found.model.init, jax.random.key(0))
     (loss, parts), gradient = jax.eval_shape(
         jax.value_and_grad(found.objective, has_aux=True), params, BATCH, jax.random.key(0)
     )
     assert loss.shape == parts.task.shape == ()
     assert jax.tree.map(jnp.shape, gradient) == jax.tree.map(jnp.shape, params)
-    iterates = "robertha" in name and "no-iteration" not in name
+    iterates = ("robertha" in name and "no-iteration" not in name) or "hopfield" in name
     assert found.iterates == (iterates or name == "universal-halting")
 
 
@@ -88,6 +103,19 @@ def test_a_flag_does_not_change_what_a_variant_is():
     assert (
         with_flags(variant("robertha-no-iteration-no-esr"), max_steps=9).options["max_steps"] == 0
     )
+
+
+def test_a_pretrained_encoder_is_its_weights_wherever_they_are(folder, tmp_path):
+    first = with_flags(variant("pretrained-hopfield"), folder=folder).settings()
+    shutil.copytree(folder, tmp_path / "copy")
+    second = with_flags(variant("pretrained-hopfield"), folder=str(tmp_path / "copy")).settings()
+    assert first == second and folder not in str(first)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text("{}")
+    other = with_flags(variant("pretrained-hopfield"), folder=str(tmp_path / "other")).settings()
+    assert other != first
+    with pytest.raises(ValueError, match="set --pretrained"):
+        with_flags(variant("pretrained"))
 
 
 def test_an_unknown_model_is_an_error():

@@ -376,3 +376,41 @@ def test_the_padding_embedding_is_read_and_not_trained(redraw):
     assert np.any(free[0])
     assert not np.any(frozen[0])
     assert frozen[1:].tolist() == free[1:].tolist()
+
+
+@pytest.mark.parametrize("layer", [SoftmaxAttention, partial(HopfieldAttention, beta=3.0)])
+def test_attention_maps_are_the_weights_of_the_values(layer, redraw):
+    model = encoder(layer, norm_first=True)
+    network = model.apply(redraw(model), method=lambda module: module)
+    embeddings = network.embed(network.embed_tokens(jnp.asarray(IDS)))
+    maps = network.attention_maps(embeddings, jnp.asarray(MASK))
+    assert maps.shape == (2, 2, 2, 5, 5)
+    np.testing.assert_allclose(maps.sum(-1), 1, atol=1e-6)
+    assert not maps[..., ~MASK[1]][:, 1].any(), "padding has no weight"
+    attention, x = network.blocks[0].attention, network.blocks[0].attention_norm(embeddings)
+    values = attention.value(jnp.where(MASK[..., None], x, 0)).reshape(2, 5, 2, 3)
+    mixed = jnp.einsum("bhqk,bkhd->bqhd", maps[0], values).reshape(2, 5, 6)
+    expected = attention(x, jnp.asarray(MASK)).values
+    np.testing.assert_allclose(attention.out(mixed)[MASK], expected[MASK], atol=1e-6)
+
+
+def test_tokens_after_the_separator_have_the_second_type(redraw):
+    plain, model = encoder(), encoder(num_types=2, separator=1, position_offset=2)
+    params = redraw(model)
+    network = model.apply(params, method=lambda module: module)
+    types = network.token_types(jnp.asarray(IDS))
+    assert types.tolist() == [[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]]
+    # The same sums from a model without types, whose positions have those of each token.
+    shifted = {name: leaf for name, leaf in params.items() if name != "types"}
+    row = params["positions"]["embedding"][2:] + params["types"]["embedding"][0]
+    shifted["positions"] = {"embedding": row}
+    np.testing.assert_allclose(
+        model.apply(params, jnp.asarray(IDS[1:]), MASK[1:]).logits,
+        plain.apply(shifted, jnp.asarray(IDS[1:]), MASK[1:]).logits,
+        atol=1e-5,
+    )
+    first = params["types"]["embedding"][0]
+    changed = {**params, "types": {"embedding": jnp.stack([first, first])}}
+    logits = [model.apply(p, jnp.asarray(IDS), MASK).logits for p in (params, changed)]
+    assert abs(logits[0] - logits[1])[0].max() > 1e-3
+    assert logits[0][1].tolist() == logits[1][1].tolist()

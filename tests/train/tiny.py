@@ -96,7 +96,10 @@ class Bag(NamedTuple):
     def embed_tokens(self, ids):
         return self.params["tokens"]["embedding"][ids]
 
-    def embed(self, tokens, *, key=None):
+    def token_types(self, ids):
+        return ids * 0
+
+    def embed(self, tokens, types=None, *, key=None):
         return tokens
 
     def encode(self, embeddings, mask, *, key=None):

@@ -1,0 +1,203 @@
+"""A trained text classifier: from strings to labels, and to a folder and back."""
+
+import json
+import os
+import warnings
+from collections.abc import Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from hopfax.data import Example, WordPiece, bucket_boundaries, bucketed, encode, read_tokenizer
+from hopfax.data.optional import optional_import
+from hopfax.data.tokenize import text_tokenizer
+from hopfax.nn import Encoder, Functional, HopfieldAttention, Params, SoftmaxAttention, functional
+from hopfax.nn.universal import UniversalEncoder
+from hopfax.train.evaluate import Noise, Predictor, make_predictor, predict
+
+Text = str | tuple[str, str]
+_ENCODERS = {each.__name__: each for each in (Encoder, UniversalEncoder)}
+_ATTENTION = {each.__name__: each for each in (SoftmaxAttention, HopfieldAttention)}
+
+
+class Prediction(NamedTuple):
+    """Labels of texts.
+
+    Attributes:
+        labels: The most probable label of each text.
+        probabilities: Probability of every label, in the order of `Classifier.labels`.
+    """
+
+    labels: list[str]
+    probabilities: Float[np.ndarray, "texts labels"]
+
+
+class Classifier:
+    """A text classifier with its vocabulary and labels.
+
+    Args:
+        model: A model of `hopfax.nn`, such as `robertha` or `text_classifier`.
+        params: Its parameters, of one seed.
+        vocabulary: Tokens and their ids, from `hopfax.data`.
+        labels: Names of the model's outputs, in order; at least two.
+
+    Raises:
+        ValueError: The number of labels is not the number of outputs.
+
+    Example:
+        >>> import hopfax
+        >>> from hopfax.data import train_vocabulary
+        >>> vocabulary = train_vocabulary(["a wonderful film", "the story drags badly"])
+        >>> sizes = {"width": 8, "num_layers": 1, "ff_width": 8, "max_length": 32}
+        >>> model = hopfax.nn.tinybert(vocabulary.size, 2, **sizes)
+        >>> params = model.init(jax.random.key(0))  # here a trained model's
+        >>> classifier = Classifier(model, params, vocabulary, ("bad", "good"))
+        >>> prediction = classifier.predict(["a wonderful story"])
+        >>> prediction.probabilities.shape, prediction.labels[0] in ("bad", "good")
+        ((1, 2), True)
+    """
+
+    def __init__(
+        self,
+        model: Functional[Encoder],
+        params: Params,
+        vocabulary: WordPiece,
+        labels: Sequence[str],
+    ):
+        self.model, self.params, self.vocabulary = model, params, vocabulary
+        self.labels = tuple(labels)
+        self.config: dict[str, Any] = json.loads(model.apply(params, method=lambda net: net.config))
+        if len(self.labels) != self.config["num_outputs"] or len(self.labels) < 2:
+            raise ValueError(
+                f"labels must name the model's {self.config['num_outputs']} outputs, at least two, "
+                f"got {len(self.labels)}"
+            )
+
+    @cached_property
+    def _predictor(self) -> Predictor:
+        return make_predictor(self.model)
+
+    def predict(self, texts: Sequence[Text], *, noise: Noise | None = None) -> Prediction:
+        """Returns the label of each text, a string or a pair of strings.
+
+        Texts longer than the model's positions are truncated, with a warning that counts them.
+
+        Args:
+            texts: The texts.
+            noise: Noise to add, see `hopfax.train.evaluate.Noise`; None for clean inputs.
+
+        Raises:
+            TypeError: `texts` is one string.
+            ValueError: There are no texts, or one is empty.
+        """
+        if isinstance(texts, str):
+            raise TypeError(f"texts must be several strings, got one: {texts[:40]!r}")
+        if not texts:
+            raise ValueError("texts must not be empty")
+        rows = [Example(text, 0, number) for number, text in enumerate(texts)]
+        for row in rows:
+            if not all(part.strip() for choice in row.texts for part in choice):
+                raise ValueError(f"text {row.index} is empty")
+        longest = self.config["max_length"]
+        # One more than fits shows which texts are truncated.
+        encoded = encode(rows, self.vocabulary, max_length=longest + 1, cached=False)
+        if count := int((encoded.lengths > longest).sum()):
+            warnings.warn(
+                f"{count} of {len(rows)} texts have more than {longest} tokens and are truncated",
+                stacklevel=2,
+            )
+            encoded = encode(rows, self.vocabulary, max_length=longest, cached=False)
+        edges = bucket_boundaries(encoded.lengths, max_buckets=2, max_length=longest)
+        buckets = bucketed(encoded, boundaries=edges, pad_id=self.vocabulary.pad_id)
+        stacked = jax.tree.map(lambda leaf: leaf[None], self.params)
+        logits = predict(self._predictor, stacked, buckets, noise=noise).logits[0]
+        probabilities = np.asarray(jax.nn.softmax(logits))
+        return Prediction([self.labels[i] for i in probabilities.argmax(1)], probabilities)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Writes `config.json`, `model.safetensors` and `tokenizer.json` to a new folder.
+
+        Raises:
+            FileExistsError: The folder exists.
+            ModuleNotFoundError: `safetensors` or `tokenizers` is not installed.
+            ValueError: The attention is not of `hopfax.nn`.
+        """
+        folder = Path(folder)
+        if self.config["attention"]["name"] not in _ATTENTION:
+            raise ValueError(
+                f"attention must be {' or '.join(_ATTENTION)}, got "
+                f"{self.config['attention']['name']}"
+            )
+        network = self.model.apply(self.params, method=lambda net: type(net).__name__)
+        document = {
+            "model_type": "hopfax",
+            "architectures": [network],
+            "vocab_size": self.config["vocab_size"],
+            "id2label": {str(number): label for number, label in enumerate(self.labels)},
+            "encoder": self.config,
+        }
+        partial_folder = folder.with_name(f"{folder.name}.partial")
+        if folder.exists():
+            raise FileExistsError(f"{folder} exists")
+        partial_folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: np.asarray(leaf) for name, leaf in _flat(self.params).items()}
+        optional_import("safetensors.numpy").save_file(
+            tensors, partial_folder / "model.safetensors", metadata={"format": "pt"}
+        )
+        text_tokenizer(self.vocabulary).save(str(partial_folder / "tokenizer.json"))
+        special = {"pad_token": self.vocabulary.pad_token}
+        for name, value in (("special_tokens_map", special), ("config", document)):
+            text = json.dumps(value, indent=2, ensure_ascii=False)
+            (partial_folder / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
+        partial_folder.rename(folder)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> "Classifier":
+        """Reads a folder that `save` has written; parameters have the same bits.
+
+        Raises:
+            FileNotFoundError: The folder or a file is missing.
+            ModuleNotFoundError: `safetensors` or `tokenizers` is not installed.
+            ValueError: The folder is of another program, or a tensor is missing, unknown or of the
+                wrong shape.
+        """
+        folder = Path(folder)
+        document = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if document.get("model_type") != "hopfax":
+            raise ValueError(
+                f'{folder / "config.json"}: model_type must be "hopfax", got '
+                f"{document.get('model_type')!r}; for other encoders see hopfax.nn.load_pretrained"
+            )
+        options = dict(document["encoder"])
+        attention = dict(options.pop("attention"))
+        layer = partial(_ATTENTION[attention.pop("name")], **attention)
+        build = _ENCODERS[document["architectures"][0]]
+        model = functional(lambda rngs: build(**options, attention=layer, rngs=rngs))
+        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        tensors = optional_import("safetensors.numpy").load_file(folder / "model.safetensors")
+        expected = _flat(shapes)
+        problems = [f"missing tensor {name}" for name in expected.keys() - tensors.keys()]
+        problems += [f"unknown tensor {name}" for name in tensors.keys() - expected.keys()]
+        problems += [
+            f"{name} must have shape {leaf.shape}, got {tensors[name].shape}"
+            for name, leaf in expected.items()
+            if name in tensors and tensors[name].shape != leaf.shape
+        ]
+        if problems:
+            raise ValueError(f"{folder}: {'; '.join(sorted(problems))}")
+        leaves = [jnp.asarray(tensors[name]) for name in expected]
+        params = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+        labels = document["id2label"]
+        names = [labels[str(number)] for number in range(len(labels))]
+        return cls(model, params, read_tokenizer(folder), names)
+
+
+def _flat(params: Params) -> dict[str, Any]:
+    """Returns the leaves by their paths, in the order of `jax.tree.leaves`."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}

@@ -1,0 +1,264 @@
+"""BERT, RoBERTa, GPT-2 and Gemma-2 as pure functions of their parameters, for one sequence.
+
+Parameters are nested dicts; those of all layers are stacked along the first axis. Weights are
+(inputs, outputs).
+
+References:
+    Devlin et al. (2019), BERT; Liu et al. (2019), RoBERTa; Radford et al. (2019), Language Models
+    are Unsupervised Multitask Learners; Gemma Team (2024), Gemma 2. Names of settings:
+    https://github.com/huggingface/transformers.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from hopfax.nn.functional import Params
+
+
+class Config:
+    """Contents of `config.json` under one name for every family. Null counts as missing."""
+
+    def __init__(self, raw: Mapping[str, Any], names: Mapping[str, str]):
+        self._raw, self._names = raw, names
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Returns a setting, or the default if it is missing."""
+        value = self._raw.get(self._names.get(key, key))
+        return default if value is None else value
+
+    def __getitem__(self, key: str) -> Any:
+        if (value := self.get(key)) is None:
+            raise ValueError(f"{self._names.get(key, key)} is missing")
+        return value
+
+    def choose(self, key: str, options: Mapping[str, Any]) -> Any:
+        """Returns the option that a setting names."""
+        if (name := self.get(key)) not in options:
+            allowed = ", ".join(options)
+            raise ValueError(f"{self._names.get(key, key)} must be {allowed}, got {name!r}")
+        return options[name]
+
+    @property
+    def head_width(self) -> int:
+        """Width of an attention head."""
+        return self.get("head_dim", self["hidden_size"] // self["num_attention_heads"])
+
+    @property
+    def first_position(self) -> int:
+        """Position of the first token; RoBERTa reserves those up to its padding id's."""
+        return self["pad_token_id"] + 1 if self["model_type"] == "roberta" else 0
+
+
+# (parameters, embeddings, mask, token types) -> (output, hidden states), without a batch axis.
+Output = tuple[Float[Array, "tokens outputs"], Float[Array, "states tokens width"]]
+Forward = Callable[[Params, Array, Array, Array], Output]
+
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_new": jax.nn.gelu,
+    "gelu_pytorch_tanh": jax.nn.gelu,
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+}
+
+
+def encoder(config: Config) -> Forward:
+    """BERT and RoBERTa: post-norm blocks, attention in both directions."""
+    norm = partial(_layer_norm, eps=config["layer_norm_eps"])
+    activation = config.choose("hidden_act", _ACTIVATIONS)
+    heads = partial(_split, head_width=config.head_width)
+    scale, start = config.head_width**-0.5, config.first_position
+
+    def forward(params: Params, embeddings: Array, mask: Array, types: Array) -> Output:
+        # RoBERTa counts real tokens; padding is at the last position before the first token's.
+        positions = start - 1 + jnp.cumsum(mask) * mask if start else _positions(mask)
+        x = embeddings + rows(params["positions"], positions) + rows(params["types"], types)
+
+        def block(x: Array, p: Params, _: None) -> Array:
+            query, keys, values = (heads(_linear(p[k], x)) for k in ("query", "key", "value"))
+            mixed = _attend(query, keys, values, mask[None], scale=scale)
+            x = norm(p["attention_norm"], x + _linear(p["attention_out"], mixed))
+            hidden = activation(_linear(p["ff_in"], x))
+            return norm(p["ff_norm"], x + _linear(p["ff_out"], hidden))
+
+        states = _hidden_states(block, norm(params["norm"], x), params["layers"])
+        return states[-1], states
+
+    return forward
+
+
+def gpt2(config: Config) -> Forward:
+    """GPT-2: pre-norm blocks, causal attention, one projection for queries, keys and values."""
+    norm = partial(_layer_norm, eps=config["layer_norm_eps"])
+    activation = config.choose("hidden_act", _ACTIVATIONS)
+    heads = partial(_split, head_width=config.head_width)
+    scale = config.head_width**-0.5 if config.get("scale_attn_weights", True) else 1.0
+    by_layer = config.get("scale_attn_by_inverse_layer_idx", False)
+    scales = [scale / (1 + by_layer * layer) for layer in range(config["num_hidden_layers"])]
+
+    def forward(params: Params, embeddings: Array, mask: Array, types: Array) -> Output:
+        allowed = mask & (_distances(mask) >= 0)
+        x = embeddings + rows(params["positions"], _positions(mask))
+
+        def block(x: Array, p: Params, scale: Array) -> Array:
+            h = _linear(p["qkv"], norm(p["attention_norm"], x))
+            query, keys, values = (heads(part) for part in jnp.split(h, 3, axis=-1))
+            mixed = _attend(query, keys, values, allowed, scale=scale)
+            x = x + _linear(p["attention_out"], mixed)
+            hidden = activation(_linear(p["ff_in"], norm(p["ff_norm"], x)))
+            return x + _linear(p["ff_out"], hidden)
+
+        final = partial(norm, params["norm"])
+        states = _hidden_states(block, x, params["layers"], jnp.array(scales), final=final)
+        return _logits(params, states[-1]), states
+
+    return forward
+
+
+def gemma2(config: Config) -> Forward:
+    """Gemma-2: RMS norms around both parts, rotary positions, soft caps, alternating windows."""
+    norm = partial(_rms_norm, eps=config["rms_norm_eps"])
+    activation = config.choose("hidden_act", _ACTIVATIONS)
+    heads = partial(_split, head_width=config.head_width)
+    rotate = partial(_rotate, theta=_rope_theta(config))
+    scale = config["query_pre_attn_scalar"] ** -0.5
+    cap, final_cap = config.get("attn_logit_softcapping"), config.get("final_logit_softcapping")
+    windows = _windows(config)
+
+    def forward(params: Params, embeddings: Array, mask: Array, types: Array) -> Output:
+        distances = _distances(mask)
+        causal = mask & (distances >= 0)
+
+        def block(x: Array, p: Params, window: Array) -> Array:
+            h = norm(p["attention_norm"], x)
+            query, keys, values = (heads(_linear(p[k], h)) for k in ("query", "key", "value"))
+            allowed = causal & (distances < window)
+            mixed = _attend(rotate(query), rotate(keys), values, allowed, scale=scale, cap=cap)
+            x = x + norm(p["attention_out_norm"], _linear(p["attention_out"], mixed))
+            h = norm(p["ff_norm"], x)
+            hidden = activation(_linear(p["ff_gate"], h)) * _linear(p["ff_in"], h)
+            return x + norm(p["ff_out_norm"], _linear(p["ff_out"], hidden))
+
+        final = partial(norm, params["norm"])
+        states = _hidden_states(block, embeddings, params["layers"], windows, final=final)
+        return _soft_cap(_logits(params, states[-1]), final_cap), states
+
+    return forward
+
+
+def _rope_theta(config: Config) -> float:
+    """Returns the base of the rotary wavelengths, from newer or older files."""
+    rope = config.get("rope_parameters", config.get("rope_scaling", {}))
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise ValueError(f"rope_type must be default, got {kind!r}")
+    return rope["rope_theta"] if "rope_theta" in rope else config["rope_theta"]
+
+
+def _windows(config: Config) -> Int[Array, " layers"]:
+    """Returns the number of tokens that each layer's queries see, their own included."""
+    num_layers = config["num_hidden_layers"]
+    sizes = {
+        "sliding_attention": config["sliding_window"],
+        "full_attention": config["max_position_embeddings"],
+    }
+    types = config.get("layer_types", [list(sizes)[layer % 2] for layer in range(num_layers)])
+    if len(types) != num_layers or not set(types) <= set(sizes):
+        raise ValueError(f"layer_types must be {num_layers} of {', '.join(sizes)}, got {types}")
+    return jnp.array([sizes[name] for name in types])
+
+
+def _hidden_states(
+    block: Callable[[Array, Params, Any], Array],
+    x: Float[Array, "tokens width"],
+    layers: Params,
+    settings: Array | None = None,
+    *,
+    final: Callable[[Array], Array] = lambda x: x,
+) -> Float[Array, "states tokens width"]:
+    """Runs the layers; returns the input of each and the last one's output after `final`."""
+    last, inputs = jax.lax.scan(lambda x, layer: (block(x, *layer), x), x, (layers, settings))
+    return jnp.concatenate([inputs, final(last)[None]])
+
+
+def _attend(
+    query: Float[Array, "tokens heads head"],
+    keys: Float[Array, "tokens groups head"],
+    values: Float[Array, "tokens groups head"],
+    allowed: Bool[Array, "#tokens tokens"],
+    *,
+    scale: float | Array,
+    cap: float | None = None,
+) -> Float[Array, "tokens width"]:
+    """Softmax attention in float32 at least; equal groups of heads share keys and values."""
+
+    def head(query: Array, keys: Array, values: Array) -> Array:
+        scores = _soft_cap(scale * (_wide(query) @ _wide(keys).T), cap)
+        weights = jax.nn.softmax(jnp.where(allowed, scores, jnp.finfo(scores.dtype).min))
+        return weights.astype(values.dtype) @ values
+
+    group = query.shape[1] // keys.shape[1]
+    keys, values = jnp.repeat(keys, group, axis=1), jnp.repeat(values, group, axis=1)
+    return jax.vmap(head, in_axes=1, out_axes=1)(query, keys, values).reshape(len(query), -1)
+
+
+def _rotate(x: Float[Array, "tokens heads head"], *, theta: float) -> Array:
+    """Rotary position embedding of the two halves of a head: Su et al. (2021), RoFormer."""
+    half = x.shape[-1] // 2
+    angles = jnp.arange(len(x))[:, None, None] * theta ** (-jnp.arange(half) / half)
+    left, right = jnp.split(_wide(x), 2, axis=-1)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    rotated = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
+    return rotated.astype(x.dtype)
+
+
+def _positions(mask: Bool[Array, " tokens"]) -> Int[Array, " tokens"]:
+    """Counts from the first real token, so that padding on the left changes nothing."""
+    return jnp.maximum(jnp.arange(len(mask)) - jnp.argmax(mask), 0)
+
+
+def _distances(mask: Bool[Array, " tokens"]) -> Int[Array, "queries keys"]:
+    return jnp.arange(len(mask))[:, None] - jnp.arange(len(mask))
+
+
+def _split(x: Float[Array, "tokens width"], *, head_width: int) -> Array:
+    return x.reshape(len(x), -1, head_width)
+
+
+def rows(p: Params, ids: Int[Array, "..."]) -> Float[Array, "... width"]:
+    """Looks up embeddings; an id outside of the table gives NaN."""
+    return jnp.take(p["weight"], ids, axis=0)
+
+
+def _logits(params: Params, x: Array) -> Array:
+    return x @ params.get("head", params["tokens"])["weight"].T
+
+
+def _linear(p: Params, x: Array) -> Array:
+    return x @ p["weight"] + p.get("bias", 0)
+
+
+def _layer_norm(p: Params, x: Array, *, eps: float) -> Array:
+    centred = _wide(x) - _wide(x).mean(-1, keepdims=True)
+    return (_normalise(centred, eps=eps) * p["weight"] + p["bias"]).astype(x.dtype)
+
+
+def _rms_norm(p: Params, x: Array, *, eps: float) -> Array:
+    return (_normalise(_wide(x), eps=eps) * (1 + _wide(p["weight"]))).astype(x.dtype)
+
+
+def _normalise(x: Array, *, eps: float) -> Array:
+    return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + eps)
+
+
+def _soft_cap(x: Array, cap: float | None) -> Array:
+    return x if cap is None else cap * jnp.tanh(x / cap)
+
+
+def _wide(x: Array) -> Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))

@@ -1,0 +1,572 @@
+"""`load_pretrained` against recorded runs, a slow RoBERTa, and small random folders."""
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hopfax.nn import load_pretrained, pretrained
+
+save_file = pytest.importorskip("safetensors.numpy").save_file
+
+FAMILIES = ("bert", "roberta", "gpt2", "gemma2")
+VOCAB, WIDTH, FF, LAYERS, HEADS, POSITIONS, PAD = 20, 8, 12, 2, 2, 16, 3
+
+ENCODER = {
+    "vocab_size": VOCAB,
+    "hidden_size": WIDTH,
+    "intermediate_size": FF,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "max_position_embeddings": POSITIONS,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 0.1,
+    "hidden_act": "gelu",
+    "pad_token_id": PAD,
+}
+CONFIGS = {
+    "bert": {"model_type": "bert", **ENCODER},
+    "roberta": {"model_type": "roberta", **ENCODER},
+    "gpt2": {
+        "model_type": "gpt2",
+        "vocab_size": VOCAB,
+        "n_embd": WIDTH,
+        "n_layer": LAYERS,
+        "n_head": HEADS,
+        "n_positions": POSITIONS,
+        "n_inner": None,
+        "layer_norm_epsilon": 1e-5,
+        "activation_function": "gelu_new",
+    },
+    "gemma2": {
+        "model_type": "gemma2",
+        "vocab_size": VOCAB,
+        "hidden_size": WIDTH,
+        "intermediate_size": FF,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 6,
+        "query_pre_attn_scalar": 5,
+        "max_position_embeddings": POSITIONS,
+        "sliding_window": 3,
+        "rms_norm_eps": 1e-6,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 3.0,
+        "rope_theta": 100.0,
+    },
+}
+
+
+def shapes(family):
+    """The tensors of a file, by the names and shapes of Hugging Face's models."""
+    named = {}
+
+    def linear(name, inputs, outputs):
+        named[f"{name}.weight"] = (outputs, inputs)
+        named[f"{name}.bias"] = (outputs,)
+
+    def norm(name):
+        named[f"{name}.weight"] = named[f"{name}.bias"] = (WIDTH,)
+
+    if family in ("bert", "roberta"):
+        named["embeddings.word_embeddings.weight"] = (VOCAB, WIDTH)
+        named["embeddings.position_embeddings.weight"] = (POSITIONS, WIDTH)
+        named["embeddings.token_type_embeddings.weight"] = (2, WIDTH)
+        norm("embeddings.LayerNorm")
+        for layer in (f"encoder.layer.{i}" for i in range(LAYERS)):
+            for part in ("query", "key", "value"):
+                linear(f"{layer}.attention.self.{part}", WIDTH, WIDTH)
+            linear(f"{layer}.attention.output.dense", WIDTH, WIDTH)
+            norm(f"{layer}.attention.output.LayerNorm")
+            linear(f"{layer}.intermediate.dense", WIDTH, FF)
+            linear(f"{layer}.output.dense", FF, WIDTH)
+            norm(f"{layer}.output.LayerNorm")
+    elif family == "gpt2":
+        named["transformer.wte.weight"] = (VOCAB, WIDTH)
+        named["transformer.wpe.weight"] = (POSITIONS, WIDTH)
+        for layer in (f"transformer.h.{i}" for i in range(LAYERS)):
+            norm(f"{layer}.ln_1")
+            norm(f"{layer}.ln_2")
+            # The other way round: weights are stored as (inputs, outputs).
+            linear(f"{layer}.attn.c_attn", 3 * WIDTH, WIDTH)
+            linear(f"{layer}.attn.c_proj", WIDTH, WIDTH)
+            linear(f"{layer}.mlp.c_fc", 4 * WIDTH, WIDTH)
+            linear(f"{layer}.mlp.c_proj", WIDTH, 4 * WIDTH)
+            for part in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"):
+                named[f"{layer}.{part}.bias"] = named[f"{layer}.{part}.weight"][1:]
+        norm("transformer.ln_f")
+    else:
+        named["model.embed_tokens.weight"] = (VOCAB, WIDTH)
+        for layer in (f"model.layers.{i}" for i in range(LAYERS)):
+            for part in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+                named[f"{layer}.{part}_layernorm.weight"] = (WIDTH,)
+            for part, shape in (
+                ("self_attn.q_proj", (24, WIDTH)),
+                ("self_attn.k_proj", (12, WIDTH)),
+                ("self_attn.v_proj", (12, WIDTH)),
+                ("self_attn.o_proj", (WIDTH, 24)),
+                ("mlp.gate_proj", (FF, WIDTH)),
+                ("mlp.up_proj", (FF, WIDTH)),
+                ("mlp.down_proj", (WIDTH, FF)),
+            ):
+                named[f"{layer}.{part}.weight"] = shape
+        named["model.norm.weight"] = (WIDTH,)
+    return named
+
+
+def save(folder, config, tensors):
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def draw(rng):
+    def draw(family):
+        return {
+            name: (0.5 * rng.normal(size=shape)).astype(np.float32)
+            for name, shape in shapes(family).items()
+        }
+
+    return draw
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request):
+    return request.param
+
+
+@pytest.fixture
+def folder(family, tmp_path, draw):
+    return save(tmp_path / family, CONFIGS[family], draw(family))
+
+
+@pytest.fixture
+def texts(rng):
+    ids = rng.integers(PAD + 1, VOCAB, (3, 7))
+    mask = np.array([[1] * 7, [1] * 5 + [0] * 2, [1] * 2 + [0] * 5])
+    return np.where(mask, ids, PAD), mask
+
+
+# -- Recorded runs ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "gemma2"])
+def test_recorded_states_outputs_and_gradients(shared, name):
+    path = shared / "golden" / f"hf_{name}_tiny"
+    if not path.is_dir():
+        pytest.skip(f"no recorded run at {path}")
+    model = load_pretrained(path)
+    with np.load(path / "expected.npz", allow_pickle=False) as file:
+        expected = dict(file)
+    embeddings, mask = model.embed(expected["ids"]), expected["mask"]
+
+    def scalar(embeddings):
+        """The norm of the sum over real tokens, for each text."""
+        result = model.forward(embeddings, mask)
+        total = jnp.linalg.norm((result.output * mask[..., None]).sum(1), axis=-1)
+        return total.sum(), (result, total)
+
+    gradient, (result, total) = jax.grad(scalar, has_aux=True)(embeddings)
+    np.testing.assert_allclose(result.output, expected["output"], atol=1e-4)
+    np.testing.assert_allclose(result.hidden_states, expected["hidden_states"], atol=1e-4)
+    np.testing.assert_allclose(total, expected["scalar"], rtol=1e-5)
+    norms = jnp.linalg.norm(gradient, axis=-1)
+    np.testing.assert_allclose(norms, expected["grad_norm_per_token"], rtol=1e-5)
+
+
+def test_recorded_cosines_of_minilm():
+    root = Path(__file__).resolve().parents[2]
+    path = Path(os.environ.get("HOPFAX_MINILM", root / ".cache" / "minilm"))
+    if not path.is_dir():
+        pytest.skip(f"no all-MiniLM-L6-v2 at {path}: set HOPFAX_MINILM")
+    tokenizer = pytest.importorskip("tokenizers").Tokenizer.from_file(str(path / "tokenizer.json"))
+    tokenizer.enable_padding()
+    encoded = tokenizer.encode_batch(
+        ["The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium."]
+    )
+    mask = np.array([text.attention_mask for text in encoded])
+    model = load_pretrained(path)
+    output = model.forward(model.embed(np.array([text.ids for text in encoded])), mask).output
+    sums = np.sum(output * mask[..., None], axis=1)
+    units = sums / np.linalg.norm(sums, axis=-1, keepdims=True)
+    cosines = (units @ units.T)[np.triu_indices(3, 1)]
+    np.testing.assert_allclose(cosines, [0.6660, 0.1046, 0.1411], atol=5e-5)
+
+
+# -- RoBERTa, in loops ----------------------------------------------------------------------------
+
+
+SLOW_ACTIVATIONS = {
+    "gelu": lambda x: x / 2 * (1 + math.erf(x / math.sqrt(2))),
+    "gelu_new": lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "relu": lambda x: max(x, 0.0),
+    "silu": lambda x: x / (1 + math.exp(-x)),
+}
+
+
+def slow_roberta(tensors, ids, types, activation):
+    """The last hidden state of the real tokens of one text, in loops and float64."""
+    eps = ENCODER["layer_norm_eps"]
+    w = {name: value.astype(np.float64) for name, value in tensors.items()}
+
+    def linear(name, x):
+        return w[f"{name}.weight"] @ x + w[f"{name}.bias"]
+
+    def norm(name, x):
+        scaled = (x - x.mean()) / math.sqrt(x.var() + eps)
+        return scaled * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    xs = []
+    for token, kind in zip(ids, types, strict=True):
+        if token != PAD:
+            total = w["embeddings.word_embeddings.weight"][token]
+            total = total + w["embeddings.position_embeddings.weight"][PAD + 1 + len(xs)]
+            total = total + w["embeddings.token_type_embeddings.weight"][kind]
+            xs.append(norm("embeddings.LayerNorm", total))
+    for i in range(LAYERS):
+        layer = f"encoder.layer.{i}"
+        query, keys, values = (
+            [linear(f"{layer}.attention.self.{part}", x) for x in xs]
+            for part in ("query", "key", "value")
+        )
+        after = []
+        for x, q in zip(xs, query, strict=True):
+            mixed = np.zeros(WIDTH)
+            for head in np.split(np.arange(WIDTH), HEADS):
+                scores = [math.exp(q[head] @ k[head] / math.sqrt(len(head))) for k in keys]
+                for score, v in zip(scores, values, strict=True):
+                    mixed[head] += score / sum(scores) * v[head]
+            mixed = linear(f"{layer}.attention.output.dense", mixed)
+            x = norm(f"{layer}.attention.output.LayerNorm", x + mixed)
+            hidden = [activation(value) for value in linear(f"{layer}.intermediate.dense", x)]
+            x = x + linear(f"{layer}.output.dense", np.array(hidden))
+            after.append(norm(f"{layer}.output.LayerNorm", x))
+        xs = after
+    return np.array(xs)
+
+
+@pytest.mark.parametrize("name", SLOW_ACTIVATIONS)
+def test_roberta_equals_the_slow_reference(x64, tmp_path, draw, texts, rng, name):
+    """Padding on the right, on the left and in between; positions come from the ids alone."""
+    tensors = draw("roberta")
+    config = CONFIGS["roberta"] | {"hidden_act": name}
+    model = load_pretrained(save(tmp_path / "roberta", config, tensors))
+    ids = np.concatenate([texts[0], texts[0][:, ::-1], rng.permuted(texts[0], axis=1)])
+    types = rng.integers(0, 2, ids.shape)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), model.params)
+    embeddings = model.embed(ids, params=params)
+    result = model.forward(embeddings, ids != PAD, token_types=types, params=params)
+    for row, text, kinds in zip(result.output, ids, types, strict=True):
+        slow = slow_roberta(tensors, text, kinds, SLOW_ACTIVATIONS[name])
+        np.testing.assert_allclose(row[text != PAD], slow, rtol=1e-10)
+
+
+# -- Loading ------------------------------------------------------------------------------------
+
+
+def equal(left, right):
+    jax.tree.map(np.testing.assert_array_equal, left, right)
+
+
+def test_every_number_of_the_file_is_in_one_leaf(family, tmp_path):
+    start, tensors = 0, {}
+    for name, shape in shapes(family).items():
+        tensors[name] = np.arange(start, start + math.prod(shape), dtype=np.float32).reshape(shape)
+        start += math.prod(shape)
+    model = load_pretrained(save(tmp_path / family, CONFIGS[family], tensors))
+    numbers = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(model.params)])
+    np.testing.assert_array_equal(np.sort(numbers), np.arange(start))
+    assert model.config == CONFIGS[family]
+    assert model.unused == ()
+    assert model.table.shape == (VOCAB, WIDTH)
+
+
+def test_large_tensors_are_read_in_parts(folder, monkeypatch):
+    params = load_pretrained(folder).params
+    monkeypatch.setattr(pretrained, "_CHUNK", 100)
+    equal(load_pretrained(folder).params, params)
+
+
+def test_shards_are_the_same_as_one_file(folder, tmp_path, draw, family):
+    tensors = draw(family)
+    params = load_pretrained(save(folder, CONFIGS[family], tensors)).params
+    (folder / "model.safetensors").unlink()
+    index = {}
+    for number, names in enumerate(np.array_split(sorted(tensors), 3)):
+        save_file({name: tensors[name] for name in names}, folder / f"{number}.safetensors")
+        index |= dict.fromkeys(names.tolist(), f"{number}.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    equal(load_pretrained(folder).params, params)
+
+
+EXTRAS = {
+    "bert": ("embeddings.position_ids", "pooler.dense.weight", "cls.predictions.bias"),
+    "roberta": ("embeddings.position_ids", "lm_head.dense.weight", "classifier.out_proj.bias"),
+    "gpt2": ("h.0.attn.bias", "h.1.attn.masked_bias", "lm_head.weight"),
+    "gemma2": ("lm_head.weight",),
+}
+
+
+def test_heads_poolers_and_buffers_are_reported_as_unused(folder, family, draw, tmp_path):
+    tensors = draw(family)
+    extras = {name: np.zeros(3, np.int32) for name in EXTRAS[family]}
+    model = load_pretrained(save(folder, CONFIGS[family], tensors | extras))
+    assert sorted(model.unused) == sorted(extras)
+    equal(model.params, load_pretrained(save(folder, CONFIGS[family], tensors)).params)
+
+
+def test_files_of_models_with_and_without_a_head_name_tensors_differently(tmp_path, draw):
+    bert, gpt2 = draw("bert"), draw("gpt2")
+    older = {
+        f"bert.{name}".replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"): value
+        for name, value in bert.items()
+    }
+    bare = {name.removeprefix("transformer."): value for name, value in gpt2.items()}
+    for family, tensors, renamed in (("bert", bert, older), ("gpt2", gpt2, bare)):
+        model = load_pretrained(save(tmp_path / "a", CONFIGS[family], tensors))
+        other = load_pretrained(save(tmp_path / "b", CONFIGS[family], renamed))
+        equal(model.params, other.params)
+
+
+def test_bfloat16_files_and_parameters(folder, family, draw, texts):
+    ids, mask = texts
+    narrow = {name: value.astype(jnp.bfloat16) for name, value in draw(family).items()}
+    exact = {name: value.astype(np.float32) for name, value in narrow.items()}
+    model = load_pretrained(save(folder, CONFIGS[family], exact))
+    equal(load_pretrained(save(folder, CONFIGS[family], narrow)).params, model.params)
+    half = load_pretrained(folder, dtype=jnp.bfloat16)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(half.params)} == {"bfloat16"}
+    equal(half.params, model.params)
+    result = half.forward(half.embed(ids), mask)
+    wanted = model.forward(model.embed(ids), mask)
+    for got, want in zip(result, wanted, strict=True):
+        assert got.dtype == jnp.bfloat16
+        real = np.asarray(got, np.float32)[..., mask == 1, :]
+        want = np.asarray(want)[..., mask == 1, :]
+        assert np.abs(real - want).max() < 0.05 * np.abs(want).max()
+
+
+# -- Forward pass -------------------------------------------------------------------------------
+
+
+def test_padding_on_either_side_changes_nothing(folder, texts, rng):
+    ids, mask = texts
+    model = load_pretrained(folder)
+    embeddings = np.array(model.embed(ids))
+
+    def energy(embeddings, mask):
+        output = model.forward(embeddings, mask).output
+        return jnp.square(jnp.where(mask[..., None] == 1, output, 0)).sum()
+
+    right = np.where(mask[..., None] == 1, embeddings, rng.normal(size=embeddings.shape))
+    left = np.stack([np.roll(row, 7 - m.sum(), axis=0) for row, m in zip(right, mask, strict=True)])
+    for padded, real in ((right, mask), (left, mask[:, ::-1])):
+        states = model.forward(padded, real).hidden_states
+        gradient = jax.grad(energy)(jnp.asarray(padded), real)
+        assert not np.any(np.asarray(gradient)[real == 0])
+        for text in range(3):
+            length = mask[text].sum()
+            alone = model.forward(embeddings[text : text + 1, :length], np.ones((1, length)))
+            np.testing.assert_allclose(
+                states[:, text, real[text] == 1], alone.hidden_states[:, 0], atol=2e-5
+            )
+
+
+def test_embed_scales_as_the_model_does(folder, family, texts):
+    model = load_pretrained(folder)
+    scale = math.sqrt(WIDTH) if family == "gemma2" else 1
+    np.testing.assert_allclose(model.embed(texts[0]), model.table[texts[0]] * scale, rtol=1e-6)
+    assert np.isnan(model.embed(np.array([[VOCAB]]))).all()
+
+
+def test_parameters_can_be_arguments(folder, texts):
+    """Under jit, with a gradient in every leaf."""
+    ids, mask = texts
+    model = load_pretrained(folder)
+
+    @jax.jit
+    def loss(params):
+        result = model.forward(model.embed(ids, params=params), mask, params=params)
+        return jnp.square(result.output - 1).mean()
+
+    gradient = jax.grad(loss)(model.params)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
+        # The softmax cancels what all keys have in common.
+        if jax.tree_util.keystr(path, simple=True, separator="/") != "layers/key/bias":
+            assert np.any(leaf), path
+    out = model.forward(model.embed(ids), mask).output
+    np.testing.assert_allclose(loss(model.params), np.square(out - 1).mean(), rtol=1e-5)
+
+
+def test_settings_of_gpt2(tmp_path, draw, texts):
+    """Scores are unscaled or divided by the layer's number; the head may be untied."""
+    ids, mask = texts
+    tensors = draw("gpt2")
+
+    def states(tensors, **settings):
+        model = load_pretrained(save(tmp_path / "gpt2", CONFIGS["gpt2"] | settings, tensors))
+        return model.forward(model.embed(ids), mask)
+
+    scaled = dict(tensors)
+    for layer, factor in ((0, math.sqrt(WIDTH / HEADS)), (1, math.sqrt(WIDTH / HEADS) / 2)):
+        name = f"transformer.h.{layer}.attn.c_attn"
+        for part in ("weight", "bias"):
+            scaled[f"{name}.{part}"] = tensors[f"{name}.{part}"].copy()
+            scaled[f"{name}.{part}"][..., :WIDTH] *= factor  # queries
+    wanted = states(scaled)
+    changed = states(tensors, scale_attn_weights=False, scale_attn_by_inverse_layer_idx=True)
+    np.testing.assert_allclose(changed.hidden_states, wanted.hidden_states, atol=1e-5)
+    head = 2 * tensors["transformer.wte.weight"]
+    untied = states(scaled | {"lm_head.weight": head}, tie_word_embeddings=False)
+    np.testing.assert_allclose(untied.output, 2 * wanted.output, rtol=1e-5)
+
+
+def test_neighbouring_heads_of_gemma2_share_keys_and_values(tmp_path, draw, texts):
+    ids, mask = texts
+    tensors = draw("gemma2")
+    apart = {
+        name: np.repeat(value.reshape(2, 6, WIDTH), 2, axis=0).reshape(24, WIDTH)
+        if "k_proj" in name or "v_proj" in name
+        else value
+        for name, value in tensors.items()
+    }
+    outputs = []
+    for count, weights in ((2, tensors), (4, apart)):
+        config = CONFIGS["gemma2"] | {"num_key_value_heads": count}
+        model = load_pretrained(save(tmp_path / str(count), config, weights))
+        outputs.append(model.forward(model.embed(ids), mask).output)
+    np.testing.assert_allclose(*outputs, atol=1e-5)
+
+
+def test_settings_of_gemma2(tmp_path, draw, texts):
+    """Windows and wavelengths are the same in files of older and newer versions."""
+    ids, mask = texts
+    older, tensors = CONFIGS["gemma2"], draw("gemma2")
+    newer = {name: value for name, value in older.items() if name != "rope_theta"} | {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+    }
+
+    def output(config):
+        model = load_pretrained(save(tmp_path / "gemma2", config, tensors))
+        return np.asarray(model.forward(model.embed(ids), mask).output)[0]
+
+    np.testing.assert_array_equal(output(newer), output(older))
+    wide = output(older | {"sliding_window": 7})
+    assert not np.allclose(wide, output(older))
+    np.testing.assert_allclose(wide, output(newer | {"layer_types": ["full_attention"] * 2}))
+    assert np.abs(output(older | {"final_logit_softcapping": 0.1})).max() <= 0.1
+    for key in ("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"):
+        value = None if key.endswith("capping") else 50
+        assert not np.allclose(output(older | {key: value}), output(older)), key
+
+
+# -- Errors -------------------------------------------------------------------------------------
+
+
+def test_all_tensors_that_do_not_fit_are_named_at_once(folder, family, draw):
+    tensors = draw(family)
+    missing, misshapen, whole, twice = list(tensors)[-4:]
+    del tensors[missing]
+    tensors[misshapen] = np.zeros((2, 3), np.float32)
+    tensors[whole] = np.zeros(tensors[whole].shape, np.int32)
+    prefix = {"bert": "bert.", "roberta": "roberta."}.get(family, "")
+    bare = twice.removeprefix("transformer.").removeprefix("model.")
+    tensors[f"{prefix}{bare}"] = tensors[twice]
+    tensors["adapter.weight"] = np.zeros(1, np.float32)
+    with pytest.raises(ValueError) as error:
+        load_pretrained(save(folder, CONFIGS[family], tensors))
+    message = str(error.value)
+    stripped = missing.removeprefix("transformer.").removeprefix("model.")
+    for part in (
+        f"{folder}: ",
+        f"missing tensor {stripped}",
+        f"{misshapen} must have shape {shapes(family)[misshapen]}, got (2, 3)",
+        f"{whole} must be F64, F32, F16, BF16, got I32",
+        "are the same tensor",
+        "unknown tensor adapter.weight",
+    ):
+        assert part in message
+    assert message.count(";") == 4
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "t5"}, "model_type must be bert, roberta, gpt2, gemma2, got 't5'"),
+        ({}, "model_type must be bert, roberta, gpt2, gemma2, got None"),
+        (CONFIGS["gpt2"] | {"n_embd": None}, "n_embd is missing"),
+        (CONFIGS["bert"] | {"hidden_act": "mish"}, "hidden_act must be gelu, .*, got 'mish'"),
+        (
+            CONFIGS["bert"] | {"position_embedding_type": "relative_key"},
+            "position_embedding_type must be 'absolute', got 'relative_key'",
+        ),
+        (CONFIGS["gemma2"] | {"layer_types": ["local"] * 2}, "layer_types must be 2 of sliding"),
+        (CONFIGS["gemma2"] | {"rope_scaling": {"type": "yarn"}}, "rope_type must be default, got"),
+    ],
+)
+def test_unsupported_settings(tmp_path, config, message):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=rf"config\.json: {message}"):
+        load_pretrained(tmp_path)
+
+
+def test_missing_and_broken_files(tmp_path, draw):
+    folder = tmp_path / "bert"
+    with pytest.raises(FileNotFoundError, match="bert is not a folder"):
+        load_pretrained(folder)
+    folder.mkdir()
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        load_pretrained(folder)
+    for text, message in (("{", "is not a JSON file"), ("[]", "must contain an object, got list")):
+        (folder / "config.json").write_text(text)
+        with pytest.raises(ValueError, match=rf"config\.json {message}"):
+            load_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(CONFIGS["bert"]))
+    with pytest.raises(FileNotFoundError, match=r"no model\.safetensors and no .*index\.json"):
+        load_pretrained(folder)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "shard.safetensors"}}))
+    with pytest.raises(FileNotFoundError, match=r"shard\.safetensors"):
+        load_pretrained(folder)
+    save_file(draw("bert"), folder / "shard.safetensors")
+    data = (folder / "shard.safetensors").read_bytes()
+    for size in (0, 100, len(data) - 1):
+        (folder / "shard.safetensors").write_bytes(data[:size])
+        with pytest.raises(ValueError, match=r"shard\.safetensors is incomplete or not a safet"):
+            load_pretrained(folder)
+
+
+def test_bad_arguments(folder, family):
+    with pytest.raises(ValueError, match="dtype must be float32 or bfloat16, got float16"):
+        load_pretrained(folder, dtype=jnp.float16)
+    model = load_pretrained(folder)
+    limit = POSITIONS - PAD - 1 if family == "roberta" else POSITIONS
+    long = np.zeros((2, limit + 1, WIDTH))
+    assert model.forward(long[:, 1:], np.ones((2, limit))).output.shape[:2] == (2, limit)
+    with pytest.raises(ValueError, match=f"at most {limit} tokens, got {limit + 1}"):
+        model.forward(long, np.ones((2, limit + 1)))
+    short = long[:, :4]
+    with pytest.raises(ValueError, match=r"embeddings must have shape \(batch, tokens, 8\), got"):
+        model.forward(short[0], np.ones(4))
+    with pytest.raises(ValueError, match=r"mask must have shape \(2, 4\), got \(4,\)"):
+        model.forward(short, np.ones(4))
+    if family in ("gpt2", "gemma2"):
+        with pytest.raises(ValueError, match=f"token_types must be None for {family}"):
+            model.forward(short, np.ones((2, 4)), token_types=np.zeros((2, 4), int))
+
+
+def test_the_missing_package_is_named(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "hopfax\[pretrained\]"'):
+        load_pretrained(folder)

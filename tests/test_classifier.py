@@ -1,0 +1,111 @@
+"""Strings in, labels out; saved and loaded with the same bits."""
+
+import json
+import warnings
+
+import jax
+import numpy as np
+import pytest
+
+from hopfax.classifier import Classifier
+from hopfax.data import Example, encode, train_vocabulary
+from hopfax.nn import robertha, tinybert
+from hopfax.nn.models import PRESETS, universal_bert
+from hopfax.train.evaluate import Noise
+
+TEXTS = ["a wonderful film", "the story drags badly", ("a pair", "of strings, rather long ones")]
+VOCABULARY = train_vocabulary(["a wonderful film", "the story drags badly", "a pair of strings"])
+SIZES = {"width": 8, "ff_width": 8, "max_length": 48}
+LABELS = ("bad", "neutral", "good")
+
+
+def classifier(model):
+    params = jax.tree.map(
+        lambda leaf: jax.random.normal(jax.random.key(leaf.size), leaf.shape),
+        jax.eval_shape(model.init, jax.random.key(0)),
+    )
+    return Classifier(model, params, VOCABULARY, LABELS)
+
+
+@pytest.fixture(scope="module")
+def small():
+    return classifier(tinybert(VOCABULARY.size, 3, num_layers=1, **SIZES))
+
+
+def test_probabilities_are_the_softmax_of_the_models_logits(small):
+    prediction = small.predict(TEXTS)
+    rows = [Example(text, 0, number) for number, text in enumerate(TEXTS)]
+    encoded = encode(rows, VOCABULARY, max_length=48, cached=False)
+    ids, lengths = encoded.ids[:, 0], encoded.lengths
+    output = small.model.apply(small.params, ids, np.arange(ids.shape[1]) < lengths)
+    np.testing.assert_allclose(prediction.probabilities, jax.nn.softmax(output.logits), atol=1e-5)
+    assert prediction.labels == [LABELS[i] for i in np.argmax(output.logits, 1)]
+    noisy = small.predict(TEXTS, noise=Noise("token", "matched", 1.0))
+    assert abs(noisy.probabilities - prediction.probabilities).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        *(robertha(VOCABULARY.size, 3, preset=name, num_layers=2, **SIZES) for name in PRESETS),
+        universal_bert(VOCABULARY.size, 3, num_steps=3, halting=True, **SIZES),
+    ],
+    ids=[*PRESETS, "universal"],
+)
+def test_a_saved_classifier_is_the_same(model, tmp_path):
+    saved = classifier(model)
+    saved.save(tmp_path / "one")
+    loaded = Classifier.load(tmp_path / "one")
+    assert loaded.labels == LABELS and loaded.vocabulary.tokens == VOCABULARY.tokens
+    assert loaded.config == saved.config
+    one, other = jax.tree.leaves(saved.params), jax.tree.leaves(loaded.params)
+    assert [x.tobytes() for x in map(np.asarray, one)] == [
+        x.tobytes() for x in map(np.asarray, other)
+    ]
+    texts = TEXTS[:1]
+    first, second = saved.predict(texts), loaded.predict(texts)
+    assert first.probabilities.tolist() == second.probabilities.tolist()
+    with pytest.raises(FileExistsError, match="exists"):
+        saved.save(tmp_path / "one")
+
+
+def test_damaged_folders_are_errors(small, tmp_path):
+    small.save(tmp_path / "one")
+    path = tmp_path / "one" / "config.json"
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "encoder": {**document["encoder"], "num_layers": 2}}))
+    with pytest.raises(ValueError, match=r"missing tensor blocks\.1\.attention\.key\.kernel"):
+        Classifier.load(tmp_path / "one")
+    path.write_text(json.dumps({**document, "model_type": "bert"}))
+    with pytest.raises(ValueError, match="model_type must be \"hopfax\", got 'bert'"):
+        Classifier.load(tmp_path / "one")
+
+
+def test_long_texts_are_truncated_with_a_warning_that_counts_them(small):
+    long = "a film " * 40
+    row = [Example(long, 0, 0)]
+    ids = encode(row, VOCABULARY, max_length=48, cached=False).ids[0, 0]
+    with pytest.warns(UserWarning, match="1 of 2 texts have more than 48 tokens"):
+        truncated = small.predict([long, "a film"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        short = small.predict([small.vocabulary.decode(ids[1:-1])])
+    np.testing.assert_allclose(truncated.probabilities[0], short.probabilities[0], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "texts, error, message",
+    [
+        ("a film", TypeError, "texts must be several strings, got one: 'a film'"),
+        (["a film", "  "], ValueError, "text 1 is empty"),
+        ([], ValueError, "texts must not be empty"),
+    ],
+)
+def test_bad_texts_are_errors(small, texts, error, message):
+    with pytest.raises(error, match=message):
+        small.predict(texts)
+
+
+def test_labels_name_the_outputs(small):
+    with pytest.raises(ValueError, match="labels must name the model's 3 outputs"):
+        Classifier(small.model, small.params, VOCABULARY, ("bad", "good"))
