@@ -13,7 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from hopfax.data import Example, WordPiece, bucket_boundaries, bucketed, encode, read_tokenizer
+from hopfax.data import (
+    Encoded,
+    Example,
+    WordPiece,
+    bucket_boundaries,
+    bucketed,
+    encode,
+    read_tokenizer,
+)
 from hopfax.data.optional import optional_import
 from hopfax.data.tokenize import text_tokenizer
 from hopfax.nn import Encoder, Functional, HopfieldAttention, Params, SoftmaxAttention, functional
@@ -95,23 +103,8 @@ class Classifier:
             TypeError: `texts` is one string.
             ValueError: There are no texts, or one is empty.
         """
-        if isinstance(texts, str):
-            raise TypeError(f"texts must be several strings, got one: {texts[:40]!r}")
-        if not texts:
-            raise ValueError("texts must not be empty")
-        rows = [Example(text, 0, number) for number, text in enumerate(texts)]
-        for row in rows:
-            if not all(part.strip() for choice in row.texts for part in choice):
-                raise ValueError(f"text {row.index} is empty")
         longest = self.config["max_length"]
-        # One more than fits shows which texts are truncated.
-        encoded = encode(rows, self.vocabulary, max_length=longest + 1, cached=False)
-        if count := int((encoded.lengths > longest).sum()):
-            warnings.warn(
-                f"{count} of {len(rows)} texts have more than {longest} tokens and are truncated",
-                stacklevel=2,
-            )
-            encoded = encode(rows, self.vocabulary, max_length=longest, cached=False)
+        encoded = encode_texts(texts, self.vocabulary, max_length=longest)
         edges = bucket_boundaries(encoded.lengths, max_buckets=2, max_length=longest)
         buckets = bucketed(encoded, boundaries=edges, pad_id=self.vocabulary.pad_id)
         stacked = jax.tree.map(lambda leaf: leaf[None], self.params)
@@ -195,6 +188,32 @@ class Classifier:
         labels = document["id2label"]
         names = [labels[str(number)] for number in range(len(labels))]
         return cls(model, params, read_tokenizer(folder), names)
+
+
+def encode_texts(texts: Sequence[Text], vocabulary: WordPiece, *, max_length: int) -> Encoded:
+    """Tokenises texts without labels; longer ones are truncated, with a warning that counts them.
+
+    Raises:
+        TypeError: `texts` is one string.
+        ValueError: There are no texts, or one is empty.
+    """
+    if isinstance(texts, str):
+        raise TypeError(f"texts must be several strings, got one: {texts[:40]!r}")
+    if not texts:
+        raise ValueError("texts must not be empty")
+    rows = [Example(text, 0, number) for number, text in enumerate(texts)]
+    for row in rows:
+        if not all(part.strip() for choice in row.texts for part in choice):
+            raise ValueError(f"text {row.index} is empty")
+    # One more than fits shows which texts are truncated.
+    encoded = encode(rows, vocabulary, max_length=max_length + 1, cached=False)
+    if count := int((encoded.lengths > max_length).sum()):
+        warnings.warn(
+            f"{count} of {len(rows)} texts have more than {max_length} tokens and are truncated",
+            stacklevel=3,
+        )
+        encoded = encode(rows, vocabulary, max_length=max_length, cached=False)
+    return encoded
 
 
 def _flat(params: Params) -> dict[str, Any]:

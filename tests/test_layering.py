@@ -45,6 +45,15 @@ ALLOWED = {
         "hopfax.text",
     },
     "hopfax.classifier": {"hopfax.nn", "hopfax.train", "hopfax.data"},
+    "hopfax.command": {
+        "hopfax",
+        "hopfax.hopfield",
+        "hopfax.stability",
+        "hopfax.nn",
+        "hopfax.train",
+        "hopfax.data",
+        "hopfax.classifier",
+    },
 }
 CORE = (
     "hopfax.fixed_point",

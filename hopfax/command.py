@@ -1,0 +1,422 @@
+"""The command `hopfax`: robustness, stability and influence of a text encoder in a folder."""
+
+import argparse
+import csv
+import functools
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+import hopfax
+from hopfax import hopfield, stability
+from hopfax.classifier import Classifier, encode_texts
+from hopfax.data import bucket_boundaries, bucketed, read_table, read_tokenizer
+from hopfax.data.optional import optional_import
+from hopfax.nn import Params, load_pretrained, text_classifier
+from hopfax.train.metrics import scores
+
+SNR_DB = (6, 3, 0, -3, -6, -9, -12, -14)
+RHO = (0.99, 0.95, 0.9, 0.8, 0.6)
+_RESAMPLES = 300  # of the rows, for an interval
+_PROJECTIONS = 16  # random directions in which an embedding's derivative is taken
+_DRAWS, _DRAWS_DB = 16, 20.0  # noisy copies of a sentence, over which influence is averaged
+_BATCH = 64
+
+
+class TextEncoder:
+    """An encoder as a function of texts: a saved `Classifier`, or a BERT or RoBERTa of a hub.
+
+    Its output is the probabilities of the labels, or without labels a text's embedding: the mean
+    of the token vectors, scaled to norm 1.
+
+    Args:
+        folder: Folder of `Classifier.save`, or in the Hugging Face layout.
+
+    Attributes:
+        labels: Names of the classes; () without labels.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+        ValueError: A file is broken, or the model is of another family.
+    """
+
+    def __init__(self, folder: Path):
+        if not (folder / "config.json").is_file():
+            raise FileNotFoundError(f"{folder} has no config.json")
+        self.labels: tuple[str, ...] = ()
+        if '"model_type": "hopfax"' in (folder / "config.json").read_text(encoding="utf-8"):
+            saved = Classifier.load(folder)
+            self.model, self.params, self.vocabulary = saved.model, saved.params, saved.vocabulary
+            self.labels = saved.labels
+        else:
+            self.vocabulary = read_tokenizer(folder)
+            separator = self.vocabulary.sep_id
+            self.model = text_classifier(load_pretrained(folder), 1, separator=separator)
+            self.params = self.model.init(jax.random.key(0))
+        network = partial(self.model.apply, self.params)
+        self.max_length: int = network(method=lambda net: net.max_length)
+        self.compiled = functools.cache(self._compiled)
+
+    def output(
+        self, params: Params, embeddings: Float[Array, "batch tokens width"], mask: Array
+    ) -> Float[Array, "batch outputs"]:
+        """Returns the output, after the *embedding* site."""
+        run = partial(self.model.apply, params)
+        hidden = run(embeddings, mask, method="encode").hidden
+        if self.labels:
+            return jax.nn.softmax(run(hidden, mask, method="classify"))
+        mean = jnp.sum(jnp.where(mask[..., None], hidden, 0), axis=1)
+        return mean / jnp.linalg.norm(mean, axis=-1, keepdims=True)
+
+    def _compiled(self, embed: Callable[..., Array]) -> Callable[..., Array]:
+        @jax.jit
+        def program(
+            params: Params, ids: Array, lengths: Array, index: Array, level: Array
+        ) -> Array:
+            mask = jnp.arange(ids.shape[1]) < lengths
+            keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), index)
+            run = partial(self.model.apply, params)
+            return self.output(params, embed(run, keys, ids, mask, level), mask)
+
+        return program
+
+    def outputs(
+        self, texts: Sequence[Any], embed: Callable[..., Array], level: float = 0.0
+    ) -> Float[np.ndarray, "texts outputs"]:
+        """Returns the output of each text, a string or a pair of strings.
+
+        Args:
+            texts: The texts.
+            embed: Returns the embeddings of a batch, from `run`, which runs a stage of the model,
+                keys, ids, mask and level; for instance `clean`.
+            level: A number for `embed`.
+        """
+        encoded = encode_texts(texts, self.vocabulary, max_length=self.max_length)
+        edges = bucket_boundaries(encoded.lengths, max_buckets=3, max_length=self.max_length)
+        parts, order = [], []
+        for bucket in bucketed(encoded, boundaries=edges, pad_id=self.vocabulary.pad_id):
+            for start in range(0, len(bucket.index), _BATCH):
+                # The last batch repeats its last row, so that all have one shape.
+                rows = np.minimum(np.arange(start, start + _BATCH), len(bucket.index) - 1)
+                batch = bucket.ids[rows, 0], bucket.lengths[rows], bucket.index[rows]
+                part = self.compiled(embed)(self.params, *batch, np.float32(level))
+                kept = min(_BATCH, len(bucket.index) - start)
+                parts.append(np.asarray(part)[:kept])
+                order.append(bucket.index[rows[:kept]])
+        return np.concatenate(parts)[np.argsort(np.concatenate(order))]
+
+
+def clean(run: Any, keys: Array, ids: Array, mask: Array, level: Array) -> Array:
+    """Returns the embeddings of the texts as they are."""
+    return run(run(ids, method="embed_tokens"), run(ids, method="token_types"), method="embed")
+
+
+def _noisy(keys: Array, signal: Array, mask: Array, snr_db: Array) -> Array:
+    """Adds Gaussian noise to each text, at this signal-to-noise ratio in dB."""
+
+    def one(key: Array, signal: Array, mask: Array) -> Array:
+        sigma = hopfield.matched_sigma(signal, snr_db=snr_db, mask=mask)
+        return signal + hopfield.gaussian_noise(key, signal, sigma=sigma, mask=mask)
+
+    return jax.vmap(one)(keys, signal, mask)
+
+
+def token_noise(run: Any, keys: Array, ids: Array, mask: Array, snr_db: Array) -> Array:
+    """Returns embeddings with noise on the token embeddings."""
+    tokens = _noisy(keys, run(ids, method="embed_tokens"), mask, snr_db)
+    return run(tokens, run(ids, method="token_types"), method="embed")
+
+
+def embedding_noise(run: Any, keys: Array, ids: Array, mask: Array, snr_db: Array) -> Array:
+    """Returns embeddings with noise after their LayerNorm."""
+    return _noisy(keys, clean(run, keys, ids, mask, snr_db), mask, snr_db)
+
+
+def token_replacement(run: Any, keys: Array, ids: Array, mask: Array, rho: Array) -> Array:
+    """Returns embeddings with each word piece kept with probability (1 + ρ)/2, or drawn anew.
+
+    The first and the last token, which mark a text's ends, are kept.
+    """
+    vocab_size = run(method=lambda net: net.tokens.num_embeddings)
+
+    def one(key: Array, ids: Array) -> Array:
+        return stability.bonami_beckner_pair(key, ids, rho=rho, num_tokens=vocab_size)[1]
+
+    places = jnp.arange(ids.shape[1])
+    inner = (places > 0) & (places < jnp.sum(mask, axis=1, keepdims=True) - 1)
+    return clean(run, keys, jnp.where(inner, jax.vmap(one)(keys, ids), ids), mask, rho)
+
+
+SITES = {
+    "on the token embeddings": token_noise,
+    "after the embedding LayerNorm": embedding_noise,
+}
+
+
+def robustness(flags: argparse.Namespace) -> Path:
+    """Measures the score against the signal-to-noise ratio, at both sites."""
+    encoder = TextEncoder(flags.folder)
+    texts, labels = read_table(flags.dev, text=flags.text, pair=flags.pair, label=flags.label)
+    texts, labels = texts[: flags.rows], labels[: flags.rows]
+    if encoder.labels:
+        names = {name: number for number, name in enumerate(encoder.labels)}
+        if unknown := {str(label) for label in labels} - names.keys():
+            raise ValueError(
+                f"--label must be one of {', '.join(names)}, got {', '.join(sorted(unknown))}"
+            )
+        targets = np.array([names[str(label)] for label in labels])
+        metric = "accuracy"
+    else:
+        if flags.pair is None:
+            raise ValueError(
+                f"{flags.folder} has no labels: pass --pair and a numeric --label, to compare the "
+                "similarity of two texts with a score, or a folder of hopfax.Classifier.save"
+            )
+        if not all(isinstance(label, int | float) for label in labels):
+            raise ValueError(f"--label must be numbers for an encoder without labels: {flags.dev}")
+        targets = np.asarray(labels, float)
+        metric, texts = "spearman", [text for column in zip(*texts, strict=True) for text in column]
+
+    def score_of(embed: Callable[..., Array], level: float) -> tuple[float, float, float]:
+        predicted = encoder.outputs(texts, embed, level)
+        if not encoder.labels:
+            first, second = np.split(predicted, 2)
+            predicted = np.sum(first * second, axis=1, keepdims=True)  # the cosine
+        return _with_interval(metric, predicted, targets)
+
+    rows, count = [], len(targets)
+    plan = [("clean", np.inf, clean)]
+    plan += [(site, db, embed) for site, embed in SITES.items() for db in SNR_DB]
+    for number, (site, db, embed) in enumerate(_progress(plan)):
+        mean, low, high = score_of(embed, 0.0 if number == 0 else db)
+        values = {"score": mean, "low": low, "high": high}
+        rounded = {name: round(value, 2) for name, value in values.items()}
+        rows.append(
+            {"site": site, "snr_db": db, "metric": metric, **rounded, "num_examples": count}
+        )
+    points = {site: [row for row in rows if row["site"] == site] for site in SITES}
+    title = f"{flags.folder.name}: {metric} against noise, {count} rows of {flags.dev.name}"
+
+    def draw(axes: Any) -> None:
+        for (site, marks), marker in zip(points.items(), "os", strict=True):
+            x, y = [row["snr_db"] for row in marks], [row["score"] for row in marks]
+            (line,) = axes.plot(x, y, marker=marker, label=f"noise {site}")
+            bounds = [[row[end] for row in marks] for end in ("low", "high")]
+            axes.fill_between(x, *bounds, color=line.get_color(), alpha=0.15, lw=0)
+        axes.axhline(rows[0]["score"], color="gray", ls=":", label="clean")
+        axes.invert_xaxis()
+        axes.set(xlabel="signal-to-noise ratio in dB", ylabel=f"{metric} × 100")
+        axes.legend()
+
+    return _write(
+        flags.out, title, rows, draw, "Brackets and bands: 95 % intervals over the texts."
+    )
+
+
+def stability_of(flags: argparse.Namespace) -> Path:
+    """Measures how well a text's output agrees with that of the text with some tokens replaced."""
+    encoder = TextEncoder(flags.folder)
+    lines = flags.texts.read_text(encoding="utf-8").splitlines()
+    texts = [line.strip() for line in lines if line.strip()][: flags.rows]
+    if len(texts) < 2:
+        raise ValueError(f"{flags.texts} must have two or more lines of text, got {len(texts)}")
+    reference, rows = encoder.outputs(texts, clean), []
+    for rho in _progress(RHO):
+        changed = encoder.outputs(texts, token_replacement, rho)
+        norms = np.linalg.norm(reference, axis=1) * np.linalg.norm(changed, axis=1)
+        agreement = np.sum(reference * changed, axis=1) / norms
+        half = 1.96 * agreement.std(ddof=1) / np.sqrt(len(texts))
+        rows.append({"rho": rho, "replaced": round((1 - rho) / 2, 4),
+                     "score": round(float(agreement.mean()), 4),
+                     "low": round(float(agreement.mean() - half), 4),
+                     "high": round(float(agreement.mean() + half), 4),
+                     "num_examples": len(texts)})  # fmt: skip
+    what = "probabilities" if encoder.labels else "embedding"
+    title = f"{flags.folder.name}: stability of the {what}, {len(texts)} texts"
+
+    def draw(axes: Any) -> None:
+        x = [100 * row["replaced"] for row in rows]
+        bars = [[row["score"] - row["low"], row["high"] - row["score"]] for row in rows]
+        axes.errorbar(x, [row["score"] for row in rows], np.transpose(bars), marker="o")
+        axes.set(xlabel="tokens drawn anew, %", ylabel="cosine with the clean output")
+
+    note = (
+        "Each token is kept with probability (1 + ρ)/2 and else drawn uniformly from the "
+        "vocabulary (Noise Stability of Transformer Models, Eq. 7). Score: cosine of both "
+        "outputs; 95 % intervals over the texts."
+    )
+    return _write(flags.out, title, rows, draw, note)
+
+
+def influence(flags: argparse.Namespace) -> Path:
+    """Measures how much each token's embedding influences the output."""
+    encoder = TextEncoder(flags.folder)
+    encoded = encode_texts([flags.text], encoder.vocabulary, max_length=encoder.max_length)
+    ids = jnp.asarray(encoded.ids[0])
+    mask, run = jnp.ones(ids.shape, bool), partial(encoder.model.apply, encoder.params)
+    tokens, types = run(ids, method="embed_tokens"), run(ids, method="token_types")
+    count = jax.eval_shape(encoder.output, encoder.params, tokens, mask).shape[1]
+    signs = jax.random.rademacher(jax.random.key(1), (_PROJECTIONS, count)) / _PROJECTIONS**0.5
+
+    def outputs(x: Array) -> Array:
+        """The output, in random directions if it has many coordinates."""
+        values = encoder.output(encoder.params, run(x[None], types, method="embed"), mask)[0]
+        return signs @ values if count > _PROJECTIONS else values
+
+    copies = jnp.repeat(tokens, _DRAWS, axis=0)
+    keys = jax.random.split(jax.random.key(0), _DRAWS)
+    samples = _noisy(keys, copies, jnp.repeat(mask, _DRAWS, axis=0), jnp.float32(_DRAWS_DB))
+    measure = jax.jit(partial(stability.geometric_influence, outputs, per_token=True))
+    each = np.stack([measure(sample[None]) for sample in _progress(samples)])
+    # In units of a token vector's size, a relative change has a meaning in every model.
+    each = each * float(jnp.sqrt(jnp.square(tokens).sum(-1).mean()))
+    means, errors = each.mean(0), each.std(0, ddof=1) / np.sqrt(_DRAWS)
+    words = [encoder.vocabulary.tokens[number] for number in encoded.ids[0, 0]]
+    # fmt: off
+    rows = [{"position": place, "token": word, "influence": float(f"{mean:.4g}"),
+             "standard_error": float(f"{error:.2g}")}
+            for place, (word, mean, error) in enumerate(zip(words, means, errors, strict=True))]
+    # fmt: on
+    print(_coloured(words, means / means.max()))
+
+    def draw(axes: Any) -> None:
+        axes.barh(range(len(words)), means, xerr=1.96 * errors, color="#0072B2")
+        axes.set_yticks(range(len(words)), words)
+        axes.invert_yaxis()
+        axes.set(xlabel="influence: change of the output per relative change of the token")
+
+    note = (
+        "Norm of the output's derivative in each token's embedding, times the size of a token's "
+        f"embedding; mean over {_DRAWS} noisy copies at {_DRAWS_DB:g} dB, with 95 % intervals "
+        "(Noise Stability of Transformer Models, section 3)."
+    )
+    return _write(flags.out, f"{flags.folder.name}: influence of tokens", rows, draw, note)
+
+
+def _with_interval(
+    metric: Any, predicted: np.ndarray, targets: np.ndarray
+) -> tuple[float, float, float]:
+    """Returns 100 times a metric, and a 95 % bootstrap interval over the rows."""
+
+    def score(rows: Any) -> float:
+        return 100 * scores((metric,), predicted[rows], targets[rows])[metric]
+
+    rng, count = np.random.default_rng(0), len(targets)
+    drawn = [score(rng.integers(0, count, count)) for _ in range(_RESAMPLES)]
+    low, high = np.percentile(drawn, (2.5, 97.5))
+    return score(slice(None)), float(low), float(high)
+
+
+def _progress(parts: Any) -> Any:
+    """Yields the parts, with the time left on the error stream."""
+    begin = time.perf_counter()
+    for number, part in enumerate(parts):
+        yield part
+        left = (time.perf_counter() - begin) / (number + 1) * (len(parts) - number - 1)
+        end = "\n" if number + 1 == len(parts) else ""
+        print(f"\r{number + 1}/{len(parts)}, {left:.0f} s left ", end=end, file=sys.stderr)
+
+
+def _coloured(words: Sequence[str], shares: np.ndarray) -> str:
+    """Words on a blue as deep as their share; with numbers where there are no colours."""
+    if not sys.stdout.isatty():
+        return " ".join(f"{word} ({share:.2f})" for word, share in zip(words, shares, strict=True))
+    parts = []
+    for word, share in zip(words, shares, strict=True):
+        red, green, blue = (round(255 - share * (255 - each)) for each in (0, 114, 178))
+        ink = 97 if share > 0.6 else 30
+        parts.append(f"\033[{ink};48;2;{red};{green};{blue}m {word} \033[0m")
+    return "".join(parts)
+
+
+def _write(
+    folder: Path,
+    title: str,
+    rows: Sequence[dict[str, Any]],
+    draw: Callable[[Any], None],
+    note: str,
+) -> Path:
+    """Writes results.csv, figure.png and the page README.md; returns the page's path."""
+    optional_import("matplotlib")
+    from matplotlib.figure import Figure
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "results.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    figure = Figure(figsize=(7, max(3.6, 0.24 * len(rows))), layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    draw(axes)
+    figure.savefig(folder / "figure.png", dpi=130)
+    lines = [f"# {title}", "", f"![{title}](figure.png)", "", f"| {' | '.join(rows[0])} |",
+             f"|{'---|' * len(rows[0])}"]  # fmt: skip
+    lines += [f"| {' | '.join(str(value) for value in row.values())} |" for row in rows]
+    lines += ["", f"{note} Data: [results.csv](results.csv).", ""]
+    (folder / "README.md").write_text("\n".join(lines), encoding="utf-8")
+    return folder / "README.md"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
+    top = argparse.ArgumentParser(prog="hopfax", description=__doc__)
+    top.add_argument("--version", action="version", version=f"hopfax {hopfax.__version__}")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    for name, run, text in (
+        ("robustness", robustness, "Score against Gaussian noise on the embeddings."),
+        ("influence", influence, "Influence of each token of a sentence on the output."),
+        ("stability", stability_of, "Agreement of outputs when tokens are replaced at random."),
+    ):
+        each = commands.add_parser(name, help=text, description=text)
+        each.set_defaults(run=run)
+        each.add_argument("folder", type=Path, metavar="MODEL_FOLDER",
+                          help="folder of hopfax.Classifier.save, or a BERT or RoBERTa in the "
+                          "Hugging Face layout")  # fmt: skip
+        each.add_argument("--out", type=Path, default=Path(f"hopfax_{name}"),
+                          help="folder for the results (default: %(default)s)")  # fmt: skip
+        if name != "influence":
+            each.add_argument("--rows", type=int, default=400,
+                              help="number of rows, from the first (default: 400)")  # fmt: skip
+        if name == "robustness":
+            each.add_argument("--dev", type=Path, required=True, metavar="FILE",
+                              help="texts and labels: .csv, .tsv or .jsonl")  # fmt: skip
+            each.add_argument(
+                "--text", default="text", metavar="COLUMN", help="column of the texts"
+            )
+            each.add_argument("--pair", metavar="COLUMN", help="column of the second texts")
+            each.add_argument("--label", default="label", metavar="COLUMN",
+                              help="column of the labels, or of scores of pairs for an encoder "
+                              "without labels")  # fmt: skip
+        elif name == "influence":
+            each.add_argument("text", metavar="SENTENCE", help="a sentence")
+        else:
+            each.add_argument("--texts", type=Path, required=True, metavar="FILE",
+                              help="text file, one text per line")  # fmt: skip
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns 0, or 1 after an error."""
+    flags = parser().parse_args(arguments)
+    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+    try:
+        print(f"page: {flags.run(flags)}")
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

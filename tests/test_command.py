@@ -1,0 +1,170 @@
+"""The command `hopfax` on a tiny encoder with and without labels, and its errors."""
+
+import csv
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from nn import test_pretrained as pretrained
+
+from hopfax import command, stability
+from hopfax.classifier import Classifier
+from hopfax.data import train_vocabulary
+from hopfax.nn import robertha
+
+WORDS = "abcdefghijklmnop"
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    """A tiny random BERT with its vocabulary."""
+    path = tmp_path_factory.mktemp("hub") / "bert"
+    rng = np.random.default_rng(0)
+    tensors = {
+        name: (rng.normal(size=shape) * (0.1 if "bias" in name else 1)).astype("f")
+        for name, shape in pretrained.shapes("bert").items()
+    }
+    pretrained.save(path, pretrained.CONFIGS["bert"], tensors)
+    (path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "classifier"
+    vocabulary = train_vocabulary([" ".join(WORDS)])
+    sizes = {"width": 8, "num_layers": 1, "ff_width": 8, "max_length": 16}
+    model = robertha(vocabulary.size, 2, **sizes)
+    Classifier(model, model.init(jax.random.key(0)), vocabulary, ("bad", "good")).save(path)
+    return path
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    path = tmp_path / "pairs.csv"
+    lines = [
+        f"{a} {b},{b} {a},{number % 5}" for number, (a, b) in enumerate(itertools.pairwise(WORDS))
+    ]
+    path.write_text("\n".join(["first,second,score", *lines]) + "\n")
+    return path
+
+
+@pytest.fixture
+def films(tmp_path):
+    path = tmp_path / "films.csv"
+    lines = [f"{letter} b,{'good' if number % 2 else 'bad'}" for number, letter in enumerate(WORDS)]
+    path.write_text("\n".join(["review,label", *lines]) + "\n")
+    return path
+
+
+def results(folder):
+    with (folder / "results.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_robustness_of_an_encoder_is_the_correlation_of_cosines(
+    encoder, pairs, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(command, "SNR_DB", (60, -30))
+    columns = ["--text", "first", "--pair", "second", "--label", "score"]
+    out = ["--out", str(tmp_path / "out")]
+    assert command.main(["robustness", str(encoder), "--dev", str(pairs), *columns, *out]) == 0
+    assert "README.md" in capsys.readouterr().out
+    rows = results(tmp_path / "out")
+    scores = {(row["site"], row["snr_db"]): float(row["score"]) for row in rows}
+    assert len(rows) == 5 and {row["num_examples"] for row in rows} == {"15"}
+    assert all(float(row["low"]) <= float(row["score"]) <= float(row["high"]) for row in rows)
+    for site in command.SITES:
+        assert scores[site, "60"] == pytest.approx(scores["clean", "inf"], abs=8)
+        assert scores[site, "-30"] != scores["clean", "inf"]
+    assert "figure.png" in (tmp_path / "out" / "README.md").read_text()
+    assert (tmp_path / "out" / "figure.png").stat().st_size > 5000
+
+
+def test_robustness_of_a_classifier_is_its_accuracy(classifier, films, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "SNR_DB", (6,))
+    arguments = ["--dev", str(films), "--text", "review", "--rows", "9"]
+    out = ["--out", str(tmp_path / "out")]
+    assert command.main(["robustness", str(classifier), *arguments, *out]) == 0
+    clean = results(tmp_path / "out")[0]
+    predicted = Classifier.load(classifier).predict([f"{letter} b" for letter in WORDS[:9]]).labels
+    correct = np.mean([label == ("bad", "good")[i % 2] for i, label in enumerate(predicted)])
+    assert clean["metric"] == "accuracy" and clean["num_examples"] == "9"
+    assert float(clean["score"]) == pytest.approx(100 * correct, abs=0.01)
+
+
+def test_influence_has_every_token_and_is_the_gradient_s_norm(classifier, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert command.main(["influence", str(classifier), "a b c", "--out", str(out)]) == 0
+    rows = results(out)
+    assert [row["token"] for row in rows] == ["[CLS]", "a", "b", "c", "[SEP]"]
+    assert "a (" in capsys.readouterr().out
+    loaded = command.TextEncoder(classifier)
+    ids = np.array([[loaded.vocabulary.tokens.index(row["token"]) for row in rows]])
+    run = lambda *inputs, method: loaded.model.apply(loaded.params, *inputs, method=method)  # noqa: E731
+    tokens = run(ids, method="embed_tokens")
+
+    def fn(x):
+        return loaded.output(loaded.params, run(x[None], method="embed"), np.ones((1, 5), bool))[0]
+
+    slopes = stability.geometric_influence(fn, tokens, per_token=True)
+    size = np.sqrt(np.square(tokens).sum(-1).mean())
+    measured = np.array([float(row["influence"]) for row in rows])
+    np.testing.assert_allclose(measured, slopes * size, rtol=0.2)
+
+
+def test_random_directions_estimate_the_derivative_of_an_embedding(encoder, tmp_path, monkeypatch):
+    values = []
+    for count in (4, 4096):  # in four directions, and in so many that all eight are taken
+        monkeypatch.setattr(command, "_PROJECTIONS", count)
+        out = tmp_path / str(count)
+        assert command.main(["influence", str(encoder), "a b c", "--out", str(out)]) == 0
+        values.append([float(row["influence"]) for row in results(out)])
+    np.testing.assert_allclose(*values, rtol=0.7)
+    assert values[0] != values[1]
+
+
+def test_stability_falls_as_more_tokens_are_replaced(encoder, tmp_path):
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(f"{a} b {a} d {a}" for a in WORDS) + "\n\n")
+    out = tmp_path / "out"
+    assert command.main(["stability", str(encoder), "--texts", str(texts), "--out", str(out)]) == 0
+    rows = results(out)
+    scores = [float(row["score"]) for row in rows]
+    assert [float(row["rho"]) for row in rows] == list(command.RHO)
+    assert scores[0] > scores[-1] and all(-1 <= score <= 1 for score in scores)
+    assert {row["num_examples"] for row in rows} == {"16"}
+
+
+def test_bad_inputs_are_one_line_and_leave_nothing(
+    encoder, classifier, films, pairs, tmp_path, capsys
+):
+    out = ["--out", str(tmp_path / "out")]
+    empty = tmp_path / "empty.txt"
+    empty.write_text("one line\n")
+    for arguments, message in (
+        (["robustness", str(tmp_path), "--dev", str(films)], "has no config.json"),
+        (["robustness", str(encoder), "--dev", str(films), "--text", "review"], "has no labels"),
+        (
+            [
+                "robustness",
+                str(classifier),
+                "--dev",
+                str(pairs),
+                "--text",
+                "first",
+                "--label",
+                "score",
+            ],
+            "--label must be one of bad, good, got 0, 1, 2, 3, 4",
+        ),
+        (["robustness", str(classifier), "--dev", str(films), "--text", "film"], "no column"),
+        (["robustness", str(classifier), "--dev", str(tmp_path / "none.csv")], "none.csv"),
+        (["influence", str(classifier), " "], "text 0 is empty"),
+        (["stability", str(encoder), "--texts", str(empty)], "two or more lines of text, got 1"),
+    ):
+        assert command.main([*arguments, *out]) == 1
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert line.startswith("error: ") and message in line
+    assert not (tmp_path / "out").exists()
