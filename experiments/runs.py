@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,11 +17,19 @@ import pandas as pd
 
 from experiments import cells, conditions, report
 from experiments.cells import Cell, Spec
-from experiments.conditions import Condition
+from experiments.conditions import Condition, Gaussian
 from experiments.models import Variant, build
 from experiments.rundir import open_run, write_whole
 from experiments.settings import Flags
-from hopfax.data import Encoded, TaskData, load_task, task
+from hopfax.data import (
+    Encoded,
+    TaskData,
+    from_rows,
+    load_task,
+    read_table,
+    read_vocabulary,
+    task,
+)
 from hopfax.train.progress import Progress
 from hopfax.train.sharding import make_sharding
 
@@ -59,8 +67,8 @@ def fill(
         BlockingIOError: Other processes train all remaining models.
         ValueError, FileNotFoundError: A flag or a file is wrong.
     """
-    check(jobs)
     data = {name: load(config, name) for name in dict.fromkeys(job.task for job in jobs)}
+    check(jobs, data)
     for rows in data.values():
         if rows.is_partial:
             print(f"{rows.spec.title}: {len(rows.train.labels):,} training rows, fewer than "
@@ -88,7 +96,7 @@ def fill(
         while waiting and len(waiting) < before:
             before, turn, waiting = len(waiting), waiting, []
             for number, job in turn:
-                title = f"{task(job.task).title}, {job.variant.title}"
+                title = f"{data[job.task].spec.title}, {job.variant.title}"
                 progress.title = f"[{number + 1}/{len(jobs)}] {title}"
                 try:
                     measured[number] = measure(job)
@@ -111,27 +119,41 @@ def fill(
     return folder
 
 
-def check(jobs: Sequence[Job]) -> None:
+def check(jobs: Sequence[Job], data: Mapping[str, TaskData]) -> None:
     """Builds every model once, so that wrong flags fail before training starts.
 
     Raises:
-        ValueError: A task or an option is wrong.
+        ValueError: An option is wrong, or a condition requires the texts of an own task.
     """
     for job in jobs:
-        build(job.variant, task(job.task), vocab_size=8, width=16, ff_width=16, max_length=8)
+        spec = data[job.task].spec
+        noise = all(isinstance(each, Gaussian) for each in job.conditions)
+        if spec.suite == "own" and not noise:
+            raise ValueError(f"--train ({job.task}) can be tested under Gaussian noise only")
+        build(job.variant, spec, vocab_size=8, width=16, ff_width=16, max_length=8)
 
 
 def load(config: Flags, name: str) -> TaskData:
     """Loads a task's rows as the flags describe."""
-    flags, embedded = config.data, task(name).suite == "synthetic"
-    data = load_task(
-        name,
-        data_dir=None if embedded else flags.data_dir,
-        vocab=None if embedded else flags.vocab,
-        vocab_size=flags.vocab_size or 8000,
-        max_length=flags.max_length,
-        train_size=flags.train_size,
-    )
+    flags = config.data
+    sizes: dict[str, Any] = {
+        "vocab_size": flags.vocab_size or 8000,
+        "max_length": flags.max_length,
+        "train_size": flags.train_size,
+    }
+    if flags.train and flags.dev:
+        columns: dict[str, Any] = {"text": flags.text, "pair": flags.pair, "label": flags.label}
+        data = from_rows(
+            *read_table(flags.train, **columns),
+            test=read_table(flags.dev, **columns),
+            name=name,
+            vocabulary=read_vocabulary(flags.vocab) if flags.vocab else None,
+            **sizes,
+        )
+    elif task(name).suite == "synthetic":
+        data = load_task(name, **sizes)
+    else:
+        data = load_task(name, data_dir=flags.data_dir, vocab=flags.vocab, **sizes)
 
     def first(rows: Encoded, count: int | None) -> Encoded:
         return Encoded(*(part[:count] for part in rows))

@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import tyro
 
-from hopfax.data.tasks import task
+from hopfax.data.tasks import TASKS, task
 
 Config = TypeVar("Config", bound=Any)
 BudgetName = Literal["smoke", "laptop", "paper"]
@@ -95,6 +96,17 @@ class Data:
     task: tuple[str, ...] = ("entailment",)
     """Tasks. Synthetic, no files needed: sentiment entailment paraphrase. From --data-dir: cola
     sst2 mrpc qqp stsb mnli qnli rte wnli boolq copa wic wsc."""
+    train: Annotated[str | None, optional("FILE", "none")] = None
+    """Training rows of your own task, which replaces --task: a CSV, TSV or JSONL file. Requires
+    --dev, --text and --label. The task has the file's name."""
+    dev: Annotated[str | None, optional("FILE", "none")] = None
+    """Test rows of your own task."""
+    text: Annotated[str | None, optional("COLUMN", "none")] = None
+    """Column of the texts of --train and --dev."""
+    pair: Annotated[str | None, optional("COLUMN", "single texts")] = None
+    """Column of the second texts of pairs."""
+    label: Annotated[str | None, optional("COLUMN", "none")] = None
+    """Column of the labels: classes, or scores if they are numbers with a decimal point."""
     data_dir: Annotated[str | None, optional("FOLDER", "synthetic tasks only")] = None
     """Folder of raw sets (glue_data/SST-2/train.tsv, ...) or of built TFDS sets."""
     vocab: Annotated[str | None, optional("FILE", "trained on the training texts")] = None
@@ -169,9 +181,12 @@ def resolved(config: Config, own: Mapping[str, Mapping[str, Any]] | None = None)
         own: The experiment's own defaults: for each budget, values by the name of the flag.
 
     Raises:
-        ValueError: A value is out of its range, or a list is empty or repeats a value.
+        ValueError: A value is out of its range, a list is empty or repeats a value, or flags of an
+            own task are missing.
     """
-    embedded = all(task(name).suite == "synthetic" for name in config.data.task)
+    if name := own_task(config.data):
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, task=(name,)))
+    embedded = not name and all(task(each).suite == "synthetic" for each in config.data.task)
     budget = BUDGETS[config.budget]
     if embedded and config.budget == "laptop":
         budget = EMBEDDED_LAPTOP
@@ -189,6 +204,24 @@ def resolved(config: Config, own: Mapping[str, Mapping[str, Any]] | None = None)
 
     check(config)
     return filled(config)
+
+
+def own_task(data: Data) -> str | None:
+    """Returns the name of the task of `--train`, which is the file's; None without that flag.
+
+    Raises:
+        ValueError: Another flag of the task is missing, or the name has another meaning.
+    """
+    flags = {"--train": data.train, "--dev": data.dev, "--text": data.text, "--label": data.label}
+    missing = [flag for flag, value in flags.items() if value is None]
+    if len(missing) == len(flags) and data.pair is None:
+        return None
+    if missing:
+        raise ValueError(f"{', '.join(flags)} must be set together; missing: {', '.join(missing)}")
+    name = Path(str(data.train)).stem
+    if name.lower().replace("-", "") in {*TASKS, "glue", "superglue"} or ":" in name:
+        raise ValueError(f"--train must not be named like a built-in task or have a colon: {name}")
+    return name
 
 
 # Allowed values of flags: in words that follow "must be", as a predicate, and the flags.

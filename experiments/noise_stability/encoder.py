@@ -103,23 +103,22 @@ def run(config: Config) -> Path:
 
     from experiments import report, runs
     from experiments.rundir import open_run, write_whole
-    from hopfax.data import task
     from hopfax.train.progress import Progress
 
     budget = budget_of(config, BUDGETS)
     if min(budget.texts, budget.draws) < 2 or budget.level_texts < 1:
         raise ValueError("--texts and --draws must be at least 2, and --level-texts at least 1")
     config = resolved(config, MODELS)
-    if wrong := [name for name in config.data.task if task(name).regression]:
-        raise ValueError(f"--task {wrong[0]} has scores, not classes with probabilities")
     jobs = [
         runs.Job(name, model, variant(model), ())
         for name in config.data.task
         for model in config.model
         or ("tinybert", "robertha")[: 1 if config.budget == "smoke" else 2]
     ]
-    runs.check(jobs)
     data = {name: runs.load(config, name) for name in config.data.task}
+    if wrong := [name for name, rows in data.items() if rows.spec.regression]:
+        raise ValueError(f"task {wrong[0]} has scores, not classes with probabilities")
+    runs.check(jobs, data)
     plan = {"cells": [runs.spec_of(config, job, data[job.task]).id for job in jobs]}
     folder = open_run("encoder-stability", config, plan=plan)
     rows: list[dict[str, Any]] = []

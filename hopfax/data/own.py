@@ -62,7 +62,8 @@ def from_rows(
         (('bad', 'good'), 80, 10)
     """
     check_integer("seed", seed, 0)
-    check_integer("train_size", 1 if train_size is None else train_size, 1)
+    if train_size is not None:
+        check_integer("train_size", train_size, 1)
     classes = _classes(labels)
     rows = _examples("training", (texts, labels), classes)
     train = [rows[number] for number in np.random.default_rng(seed).permutation(len(rows))]

@@ -14,7 +14,7 @@ from experiments.__main__ import earlier
 from experiments.models import variant, with_flags
 from experiments.robertha import robustness
 from experiments.settings import Data, Training, resolved
-from hopfax.data import Encoded
+from hopfax.data import TASKS, Encoded
 from hopfax.train.metrics import scores
 
 
@@ -198,3 +198,36 @@ def test_a_wrong_option_fails_before_anything_is_trained(tmp_path):
     with pytest.raises(ValueError, match="beta"):
         runs.fill("robustness", config(tmp_path), [wrong], robustness.page)
     assert not list(tmp_path.iterdir())
+
+
+def test_files_with_named_columns_are_a_task(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOPFAX_CACHE", str(tmp_path / "cache"))
+    before = dict(TASKS)
+    for name, count in (("films", 60), ("dev", 8)):
+        lines = [f"{('dull', 'fine')[row % 2]} film {row},{row % 2 + 3}" for row in range(count)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["review,stars", *lines]))
+    own = Data(
+        train=str(tmp_path / "films.csv"),
+        dev=str(tmp_path / "dev.csv"),
+        text="review",
+        label="stars",
+        vocab_size=60,
+    )
+    sizes = {"seeds": (1, 2), "epochs": 1, "width": 16}
+    flags = resolved(
+        robustness.Config(
+            budget="smoke", runs=str(tmp_path / "runs"), data=own, training=Training(**sizes)
+        )
+    )
+    (name,) = flags.data.task
+    data = runs.load(flags, name)
+    assert data.spec.labels == ("3", "4") and data.test.labels.tolist() == [0, 1] * 4
+    assert len(data.train.labels) == 54  # fewer than the 128 of a smoke run
+    noise = conditions.Gaussian(site="token", protocol="sigma", level=1.0)
+    films = runs.Job(name, "tinybert", variant("tinybert"), (*CLEAN, noise))
+    folder = runs.fill("robustness", flags, [films], robustness.page)
+    frame = tidy.read(folder)
+    assert set(frame.task) == {"films"} and set(frame.num_examples) == {8}
+    assert (folder / "report.html").exists() and before == TASKS
+    with pytest.raises(ValueError, match=r"--train \(films\) can be tested under Gaussian noise"):
+        runs.check([films._replace(conditions=[conditions.Typos()])], {name: data})

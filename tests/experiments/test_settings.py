@@ -13,6 +13,7 @@ from experiments.robertha.robustness import Config
 from experiments.settings import BUDGETS, EMBEDDED_LAPTOP, Data, Noise, Training, resolved
 
 ROOT = Path(__file__).resolve().parents[2]
+OWN = {"dev": "d.csv", "text": "review", "label": "stars"}
 
 
 def test_the_budget_fills_what_is_left_out():
@@ -24,6 +25,13 @@ def test_the_budget_fills_what_is_left_out():
     assert resolved(Config(budget="paper")).training.epochs == 30
 
 
+def test_an_own_task_has_the_name_of_its_file():
+    filled = resolved(Config(data=Data(train="data/films.csv", **OWN)))
+    assert filled.data.task == ("films",)
+    assert filled.training.width == BUDGETS["laptop"].width
+    assert resolved(filled) == filled
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -32,6 +40,12 @@ def test_the_budget_fills_what_is_left_out():
         ({"training": Training(seeds=())}, r"--seeds requires one or more distinct values"),
         ({"training": Training(learning_rate=float("nan"))}, "--learning-rate must be > 0"),
         ({"data": Data(max_length=4)}, r"--max-length must be in \[5, 8192\], got 4"),
+        (
+            {"data": Data(pair="b")},
+            "must be set together; missing: --train, --dev, --text, --label",
+        ),
+        ({"data": Data(train="t.csv", dev="d.csv")}, "missing: --text, --label"),
+        ({"data": Data(train="SST-2.tsv", **OWN)}, "named like a built-in task .*: SST-2"),
         ({"noise": Noise(levels=(-1.0,))}, "--levels must be >= 0 and finite, got -1.0"),
     ],
 )
