@@ -1,8 +1,9 @@
 """Robust text encoders, Hopfield attention and noise stability, in JAX.
 
 `hopfax.hopfield` has retrieval, key spectra and noise; `hopfax.stability` noise stability and
-influence; `hopfax.nn` attention layers and models. These three are imported at first use. Import
-the others by name: `fixed_point`, `random`, `train`, `data`, `text`, `experimental`.
+influence; `hopfax.nn` attention layers, models and pretrained encoders; `hopfax.Classifier`
+predicts the labels of texts. These are imported at first use. Import the others by name:
+`fixed_point`, `train`, `data`, `text`, `experimental`.
 
 Example:
     >>> import hopfax, jax.numpy as jnp
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from hopfax import hopfield as hopfield
     from hopfax import nn as nn
     from hopfax import stability as stability
+    from hopfax.classifier import Classifier as Classifier
 
 _LAZY = ("hopfield", "nn", "stability")
 
@@ -25,11 +27,13 @@ _LAZY = ("hopfield", "nn", "stability")
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return import_module(f"hopfax.{name}")
+    if name == "Classifier":
+        return import_module("hopfax.classifier").Classifier
     raise AttributeError(f"module 'hopfax' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *_LAZY, "Classifier"})
 
 
 __version__ = "0.1.0"

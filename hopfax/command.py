@@ -3,6 +3,7 @@
 import argparse
 import csv
 import functools
+import os
 import sys
 import time
 import warnings
@@ -21,6 +22,7 @@ from hopfax import hopfield, stability
 from hopfax.classifier import Classifier, encode_texts
 from hopfax.data import bucket_boundaries, bucketed, read_table, read_tokenizer
 from hopfax.data.optional import optional_import
+from hopfax.hub import model_folder
 from hopfax.nn import Params, load_pretrained, text_classifier
 from hopfax.train.metrics import scores
 
@@ -39,7 +41,7 @@ class TextEncoder:
     of the token vectors, scaled to norm 1.
 
     Args:
-        folder: Folder of `Classifier.save`, or in the Hugging Face layout.
+        name: Folder of `Classifier.save`, or a folder or name on the Hugging Face hub.
 
     Attributes:
         labels: Names of the classes; () without labels.
@@ -49,7 +51,8 @@ class TextEncoder:
         ValueError: A file is broken, or the model is of another family.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, name: str | os.PathLike[str]):
+        folder = model_folder(name)
         if not (folder / "config.json").is_file():
             raise FileNotFoundError(f"{folder} has no config.json")
         self.labels: tuple[str, ...] = ()
@@ -204,7 +207,7 @@ def robustness(flags: argparse.Namespace) -> Path:
             {"site": site, "snr_db": db, "metric": metric, **rounded, "num_examples": count}
         )
     points = {site: [row for row in rows if row["site"] == site] for site in SITES}
-    title = f"{flags.folder.name}: {metric} against noise, {count} rows of {flags.dev.name}"
+    title = f"{Path(flags.folder).name}: {metric} against noise, {count} rows of {flags.dev.name}"
 
     def draw(axes: Any) -> None:
         for (site, marks), marker in zip(points.items(), "os", strict=True):
@@ -241,7 +244,7 @@ def stability_of(flags: argparse.Namespace) -> Path:
                      "high": round(float(agreement.mean() + half), 4),
                      "num_examples": len(texts)})  # fmt: skip
     what = "probabilities" if encoder.labels else "embedding"
-    title = f"{flags.folder.name}: stability of the {what}, {len(texts)} texts"
+    title = f"{Path(flags.folder).name}: stability of the {what}, {len(texts)} texts"
 
     def draw(axes: Any) -> None:
         x = [100 * row["replaced"] for row in rows]
@@ -299,7 +302,7 @@ def influence(flags: argparse.Namespace) -> Path:
         f"embedding; mean over {_DRAWS} noisy copies at {_DRAWS_DB:g} dB, with 95 % intervals "
         "(Noise Stability of Transformer Models, section 3)."
     )
-    return _write(flags.out, f"{flags.folder.name}: influence of tokens", rows, draw, note)
+    return _write(flags.out, f"{Path(flags.folder).name}: influence of tokens", rows, draw, note)
 
 
 def _with_interval(
@@ -380,7 +383,7 @@ def parser() -> argparse.ArgumentParser:
     ):
         each = commands.add_parser(name, help=text, description=text)
         each.set_defaults(run=run)
-        each.add_argument("folder", type=Path, metavar="MODEL_FOLDER",
+        each.add_argument("folder", metavar="MODEL_FOLDER",
                           help="folder of hopfax.Classifier.save, or a BERT or RoBERTa in the "
                           "Hugging Face layout")  # fmt: skip
         each.add_argument("--out", type=Path, default=Path(f"hopfax_{name}"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopfax.data.optional import optional_import
 from hopfax.data.tokenize import SPECIAL, WordPiece, read_vocabulary, text_tokenizer
+from hopfax.hub import model_folder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -31,7 +32,8 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
     is the end-of-text token if they do not.
 
     Args:
-        folder: A folder as `save_pretrained` of `transformers` writes it.
+        folder: A folder as `save_pretrained` of `transformers` writes it, or a name on the Hugging
+            Face hub.
 
     Raises:
         FileNotFoundError: If the folder has no tokenizer.
@@ -47,7 +49,7 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
         >>> encode([Example("A film", 1, 0)], read_tokenizer(folder), cached=False).ids.tolist()
         [[[2, 4, 5, 3]]]
     """
-    folder = Path(folder).expanduser()
+    folder = model_folder(folder)
     config = _read_json(folder / "config.json")
     names = ("tokenizer_config.json", "special_tokens_map.json")
     settings = {key: value for name in names for key, value in _read_json(folder / name).items()}

@@ -19,6 +19,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from hopfax.hub import model_folder
 from hopfax.nn.families import Config, Forward, encoder, gemma2, gpt2, rows
 from hopfax.nn.functional import Params
 
@@ -71,7 +72,7 @@ def load_pretrained(
 
     Args:
         folder: Folder with `config.json` and `model.safetensors`, or with shards and
-            `model.safetensors.index.json`.
+            `model.safetensors.index.json`; or a name on the Hugging Face hub.
         dtype: Dtype of parameters, hidden states and output: float32 or bfloat16.
 
     Returns:
@@ -92,11 +93,10 @@ def load_pretrained(
         >>> encoded.output.shape, encoded.hidden_states.shape  # doctest: +SKIP
         ((1, 3, 384), (7, 1, 3, 384))
     """
-    folder, dtype = Path(folder), jnp.dtype(dtype)
+    dtype = jnp.dtype(dtype)
     if dtype not in (jnp.float32, jnp.bfloat16):
         raise ValueError(f"dtype must be float32 or bfloat16, got {dtype}")
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is not a folder")
+    folder = model_folder(folder)
     raw = _read_json(folder / "config.json")
     try:
         family, config = _find_family(raw)

@@ -1,0 +1,46 @@
+"""Folders of models, by path or by their name on the Hugging Face hub."""
+
+import os
+import re
+from pathlib import Path
+
+_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+# Weights in other formats can be several times as large.
+_FILES = ("*.json", "*.safetensors", "*.txt")
+
+
+def model_folder(name: str | os.PathLike[str]) -> Path:
+    """Returns the folder of a model, downloaded if it is a name on the hub.
+
+    Args:
+        name: A folder, or a name such as `sentence-transformers/all-MiniLM-L6-v2`, which requires
+            `huggingface_hub`. The download is cached.
+
+    Raises:
+        FileNotFoundError: There is no such folder, and the name cannot be downloaded.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> str(model_folder(folder)) == folder
+        True
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise FileNotFoundError(f"{name} is not a folder")
+    try:
+        from huggingface_hub import snapshot_download
+    except ModuleNotFoundError as error:
+        raise FileNotFoundError(
+            f"{name} is not a folder; to download it from the Hugging Face hub: pip install "
+            "huggingface_hub"
+        ) from error
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(_FILES)))
+    except Exception as error:  # errors of the network have no common class
+        reason = str(error).strip().partition("\n")[0]
+        raise FileNotFoundError(
+            f"{name} is not a folder, and cannot be downloaded from the Hugging Face hub: {reason}"
+        ) from error
