@@ -30,6 +30,7 @@ EXPERIMENTS = {
     "theory": "experiments.noise_stability.theory",
     "grokking": "experiments.noise_stability.grokking",
     "encoder-stability": "experiments.noise_stability.encoder",
+    "influence": "experiments.noise_stability.influence",
     "language-model": "experiments.noise_stability.language_model",
 }
 

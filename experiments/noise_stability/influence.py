@@ -1,0 +1,311 @@
+"""Do a text's first and last tokens have the most influence, and is that learned?
+
+Paper: Haris, Zhang and Yoshida (2026), Figures 1, 7 and 8. Claim: in pretrained transformers the
+geometric influence of a token is a U-shaped function of its position.
+
+Command: `python -m experiments influence --pretrained FOLDER --text-file FILE`. FOLDER has a BERT,
+RoBERTa, GPT-2 or Gemma-2 in the Hugging Face layout; FILE is plain text, such as
+`wikitext-2/wiki.test.tokens`, without which only uniform tokens are measured. Some five minutes on
+two cores for six layers of width 384.
+
+Expected: a shape that random weights have too comes from the architecture, not from training.
+
+The influence of a token is the norm of the output's derivative in its embedding, in units of the
+text's mean over positions. The output is a text's embedding (mean of the last states, norm 1), or
+the next token's logits for GPT-2 and Gemma-2. Random weights are drawn as before pretraining:
+N(0, 0.02²), no biases, unit norms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+from experiments.settings import BudgetName, budget_of, by_budget, optional
+
+if TYPE_CHECKING:
+    import jax
+    import numpy as np
+    import pandas as pd
+
+    from experiments.report import Page
+    from hopfax.nn import Params, Pretrained
+
+REPRODUCES = "Noise stability, Figures 1, 7 and 8: influence of tokens by position"
+ENDS = 0.05  # share of the positions that counts as the beginning, and as the end
+PROJECTIONS = 8  # random directions in which the output's derivative is taken
+COLUMNS = (
+    "task", "model", "corruption", "level", "site", "seed", "metric", "score", "num_examples",
+    "snr_db", "standard_error",
+)  # fmt: skip
+UNIFORM, TEXT = "uniform tokens", "real text"
+PARTS = {
+    "first": f"first {ENDS:.0%} of tokens",
+    "last": f"last {ENDS:.0%} of tokens",
+    "middle": "middle half",
+}
+
+
+class Budget(NamedTuple):
+    """Size of a run: texts of each kind, tokens of a text, and draws of random weights."""
+
+    num_texts: int
+    num_tokens: int
+    num_random: int
+
+
+BUDGETS = {
+    "smoke": Budget(3, 24, 1),
+    "laptop": Budget(16, 256, 2),
+    "paper": Budget(64, 256, 5),
+}
+DEFAULTS = {size: budget._asdict() for size, budget in BUDGETS.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Model and texts."""
+
+    pretrained: Annotated[str | None, optional("FOLDER", "required")] = None
+    """Folder of a pretrained model."""
+    text_file: Annotated[str | None, optional("FILE", "uniform tokens only")] = None
+    """Plain text to measure on."""
+    budget: BudgetName = "laptop"
+    """Size of the run: seconds, minutes or hours. The flags below override it."""
+    num_texts: Annotated[int | None, by_budget("num_texts", "INT", DEFAULTS)] = None
+    """Texts of each kind; at least 3."""
+    num_tokens: Annotated[int | None, by_budget("num_tokens", "INT", DEFAULTS)] = None
+    """Tokens of a text; at least 20."""
+    num_random: Annotated[int | None, by_budget("num_random", "INT", DEFAULTS)] = None
+    """Draws of random weights."""
+    runs: str = "runs"
+    """Folder of all runs."""
+
+
+def run(config: Config) -> Path:
+    """Measures everything and writes the page.
+
+    Raises:
+        ValueError: A flag is out of range, or the file of texts is too short.
+        FileNotFoundError: A file is missing.
+    """
+    import jax
+    import numpy as np
+    import pandas as pd
+
+    from experiments import report
+    from experiments.models import load, weights_digest
+    from experiments.rundir import open_run, write_whole
+    from hopfax.train.progress import Progress
+
+    budget = budget_of(config, BUDGETS)
+    if not config.pretrained:
+        raise ValueError("a pretrained model is read from a folder: set --pretrained")
+    if budget.num_texts < 3 or budget.num_tokens < 20 or budget.num_random < 1:
+        raise ValueError(
+            "--num-texts must be >= 3, --num-tokens >= 20 and --num-random >= 1, got "
+            f"{budget.num_texts}, {budget.num_tokens} and {budget.num_random}"
+        )
+    model = load(config.pretrained)
+    kinds = texts(config, budget)
+    plan = {**budget._asdict(), "weights": weights_digest(config.pretrained)}
+    folder = open_run("influence", config, plan=plan)
+    drawn = [(f"random {seed}", random_weights(model, seed)) for seed in range(budget.num_random)]
+    cases = [(kind, *case) for kind in kinds for case in (("trained", model.params), *drawn)]
+    measured, tables = jax.jit(partial(influences, model)), []
+    with Progress(len(cases) * budget.num_texts) as progress:
+        for number, (kind, weights, params) in enumerate(cases):
+            progress.title, values = f"{weights} weights, {kind}", []
+            for place, ids in enumerate(kinds[kind]):
+                values.append(np.asarray(measured(params, ids, jax.random.key(place)), float))
+                progress.update(number * budget.num_texts + place + 1)
+            table = positions(np.stack(values)).assign(model=weights, corruption=kind)
+            tables.append(table)
+    table = pd.concat(tables).assign(task=Path(config.pretrained).name, site="token")
+    table = table.reindex(columns=list(COLUMNS))
+    write_whole(folder / "results.csv", table.to_csv(index=False, lineterminator="\n"))
+    report.write_report(folder, page(folder))
+    return folder
+
+
+def texts(config: Config, budget: Budget) -> dict[str, np.ndarray]:
+    """Returns texts of each kind as ids, `(num_texts, num_tokens)`, special tokens included."""
+    import numpy as np
+
+    from hopfax.data import read_tokenizer
+    from hopfax.data.tokenize import text_tokenizer
+
+    assert config.pretrained
+    vocabulary = read_tokenizer(config.pretrained)
+    tokenizer = text_tokenizer(vocabulary)
+    special = tokenizer.encode("").ids  # for BERT [CLS] and [SEP], for GPT-2 none
+    start, end = special[: len(special) // 2], special[len(special) // 2 :]
+    body = budget.num_tokens - len(special)
+    # BERT's vocabulary begins with tokens that it never met.
+    words = [n for n, token in enumerate(vocabulary.tokens) if not token.startswith(("[", "<"))]
+    bodies = {UNIFORM: np.random.default_rng(0).choice(words, (budget.num_texts, body))}
+    if config.text_file:
+        lines = Path(config.text_file).read_text(encoding="utf-8")
+        ids = tokenizer.encode(lines, add_special_tokens=False).ids
+        if len(ids) < budget.num_texts * body:
+            raise ValueError(
+                f"{config.text_file} must have at least {budget.num_texts * body} tokens, "
+                f"got {len(ids)}"
+            )
+        begins = np.linspace(0, len(ids) - body, budget.num_texts).astype(int)
+        bodies[TEXT] = np.stack([ids[begin : begin + body] for begin in begins])
+    return {
+        kind: np.stack([[*start, *row, *end] for row in rows]).astype(np.int32)
+        for kind, rows in bodies.items()
+    }
+
+
+def influences(model: Pretrained, params: Params, ids: jax.Array, key: jax.Array) -> jax.Array:
+    """Returns the influence of every token of a text, in units of their mean."""
+    import jax
+    import jax.numpy as jnp
+
+    from hopfax.stability import geometric_influence
+
+    mask = jnp.ones((1, len(ids)), bool)
+    causal = model.config["model_type"] in ("gpt2", "gemma2")
+
+    def output(embeddings: jax.Array) -> jax.Array:
+        states = model.forward(embeddings[None], mask, params=params).output[0]
+        if causal:
+            return states[-1]
+        mean = states.mean(0)
+        return mean / jnp.linalg.norm(mean)
+
+    embeddings = model.embed(ids[None], params=params)
+    size = jax.eval_shape(output, embeddings[0]).shape[0]
+    signs = jax.random.rademacher(key, (PROJECTIONS, size), embeddings.dtype)
+    each = geometric_influence(lambda x: signs @ output(x), embeddings, per_token=True)
+    return each / each.mean()
+
+
+def random_weights(model: Pretrained, seed: int) -> Params:
+    """Returns parameters as drawn before pretraining."""
+    import jax
+    import jax.numpy as jnp
+
+    gemma = model.config["model_type"] == "gemma2"  # whose norms multiply by 1 + weight
+    leaves, tree = jax.tree_util.tree_flatten_with_path(model.params)
+    drawn = []
+    for number, (path, leaf) in enumerate(leaves):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if name.endswith("bias") or ("norm" in name and gemma):
+            drawn.append(jnp.zeros_like(leaf))
+        elif "norm" in name:
+            drawn.append(jnp.ones_like(leaf))
+        else:
+            key = jax.random.fold_in(jax.random.key(seed), number)
+            drawn.append(0.02 * jax.random.normal(key, leaf.shape, leaf.dtype))
+    return jax.tree_util.tree_unflatten(tree, drawn)
+
+
+def positions(values: np.ndarray) -> pd.DataFrame:
+    """Returns rows of results.csv: each position's mean, and each text's mean over parts.
+
+    Args:
+        values: `(texts, tokens)` relative influences.
+    """
+    import numpy as np
+    import pandas as pd
+
+    count, length = values.shape
+    error = values.std(0, ddof=1) / np.sqrt(count)
+    columns = {"level": np.arange(length), "score": values.mean(0), "standard_error": error}
+    tables = [pd.DataFrame(columns).assign(metric="relative influence", num_examples=count)]
+    inner = values[:, 1:-1]  # special tokens have a position, but are no words
+    ends, quarter = max(1, round(ENDS * length)), length // 4
+    parts = {
+        "first": inner[:, :ends],
+        "last": inner[:, -ends:],
+        "middle": inner[:, quarter:-quarter],
+    }
+    for name, part in parts.items():
+        shares = {"seed": np.arange(count), "score": part.mean(1)}
+        tables.append(pd.DataFrame(shares).assign(metric=name, num_examples=1))
+    return pd.concat(tables).assign(snr_db=np.nan)
+
+
+def page(folder: Path) -> Page:
+    """Returns the page of a run or of a folder of published results."""
+    import numpy as np
+    import pandas as pd
+
+    from experiments import report, tidy
+
+    frame = pd.read_csv(folder / "results.csv")
+    name = frame.task.iloc[0]
+    frame["weights"] = frame.model.str.split(" ").str[0]
+    curves = frame[frame.metric == "relative influence"]
+    lines = curves.groupby(["corruption", "weights", "level"], sort=False, as_index=False).agg(
+        mean=("score", "mean"), error=("standard_error", lambda e: np.sqrt((e**2).sum()) / len(e))
+    )
+    lines = lines.assign(low=lines["mean"] - 1.96 * lines.error,
+                         high=lines["mean"] + 1.96 * lines.error)  # fmt: skip
+    by_text = frame[frame.metric.isin(PARTS)]
+    shares = by_text.pivot_table(
+        index=["corruption", "weights", "model", "seed"], columns="metric", values="score",
+        sort=False,
+    )  # fmt: skip
+    ratios = pd.concat(
+        shares[end].div(shares.middle).rename("score").reset_index().assign(part=end)
+        for end in ("first", "last")
+    )
+    # Draws of random weights are averaged within a text.
+    keys = ["corruption", "weights", "part", "seed"]
+    table = tidy.summarise(ratios.groupby(keys, sort=False)["score"].mean().reset_index())
+    titles = {**PARTS, "trained": "trained weights", "random": "random weights"}
+    table["line"] = table.corruption + ", " + table.weights.map(titles)
+    shaped = {
+        weights: bool((table[table.weights == weights].low > 1).all())
+        for weights in ("trained", "random")
+    }
+    if shaped["trained"]:
+        answer = "**Both ends of a text have more influence than its middle"
+        answer += ", but so they have with random weights**." if shaped["random"] else (
+            ", and only in the trained model**.")  # fmt: skip
+    else:
+        answer = "**Influence is not U-shaped in every kind of text**."
+    largest = tidy.largest(table[table.weights == "trained"].assign(mean=lambda t: t["mean"] - 1))
+    answer += (
+        f" The largest ratio of an end to the middle is {report.number(largest['mean'] + 1)} "
+        f"({largest.corruption}, {PARTS[largest.part]})."
+    )
+    return report.Page(
+        title=f"Influence of tokens by position: {name}",
+        answer=answer,
+        pictures={
+            "influence": report.facets(
+                f"{name}: influence of a token against its position, mean over texts",
+                lines,
+                x="level",
+                hue="weights",
+                col="corruption",
+                titles=titles,
+                xlabel="position",
+                ylabel="influence / mean over positions",
+                least_range=1.0,
+            )
+        },
+        tables=[
+            report.pivot(
+                table.assign(mean=table["mean"]),
+                index="line",
+                columns="part",
+                titles=titles,
+                caption="Influence relative to the middle half of the text.",
+            )
+        ],
+        notes=[
+            f"Texts of {int(curves.level.max()) + 1} tokens, {int(curves.num_examples.max())} of "
+            "each kind. Brackets: 95 % intervals over texts. Ends: without special tokens.",
+            "Influence: norm of the output's derivative in a token's embedding, in units of the "
+            f"text's mean; estimated from {PROJECTIONS} random directions of the output.",
+        ],
+    )
