@@ -47,6 +47,8 @@ LOOKS = {
     "baseline": Look("#4d4d4d", "s", "-"),
     "stability_reg": Look("#0072B2", "o", "-"),
     "stability_reg-negative": Look("#D55E00", "^", "--"),
+    "trained": Look("#0072B2", "o", "-"),
+    "random": Look("#8a8a8a", "s", "--"),
     "measured": Look("#333333", "o", "none"),
 }
 OURS = LOOKS["robertha"]

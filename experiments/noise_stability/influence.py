@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from experiments.settings import BudgetName, budget_of, by_budget, optional
 
@@ -261,25 +261,36 @@ def page(folder: Path) -> Page:
     keys = ["corruption", "weights", "part", "seed"]
     table = tidy.summarise(ratios.groupby(keys, sort=False)["score"].mean().reset_index())
     titles = {**PARTS, "trained": "trained weights", "random": "random weights"}
-    table["line"] = table.corruption + ", " + table.weights.map(titles)
-    shaped = {
-        weights: bool((table[table.weights == weights].low > 1).all())
-        for weights in ("trained", "random")
-    }
-    if shaped["trained"]:
-        answer = "**Both ends of a text have more influence than its middle"
-        answer += ", but so they have with random weights**." if shaped["random"] else (
-            ", and only in the trained model**.")  # fmt: skip
-    else:
-        answer = "**Influence is not U-shaped in every kind of text**."
-    largest = tidy.largest(table[table.weights == "trained"].assign(mean=lambda t: t["mean"] - 1))
-    answer += (
-        f" The largest ratio of an end to the middle is {report.number(largest['mean'] + 1)} "
-        f"({largest.corruption}, {PARTS[largest.part]})."
-    )
+
+    def ratio(row: Any) -> str:
+        return (f"{report.number(row['mean'])} [{report.number(row.low)}, "
+                f"{report.number(row.high)}]")  # fmt: skip
+
+    cases = [
+        (kind, weights, rows.set_index("part"))
+        for (kind, weights), rows in table.groupby(["corruption", "weights"], sort=False)
+    ]
+    answer = []
+    for kind in dict.fromkeys(table.corruption):
+        of_kind = {weights: rows for each, weights, rows in cases if each == kind}
+        trained, random = of_kind["trained"], of_kind["random"]
+        # Less than a tenth of the mean is no shape, however small its interval.
+        shape = {name: (rows.low > 1).all() and (rows["mean"] > 1.1).all()
+                 for name, rows in of_kind.items()}  # fmt: skip
+        if not shape["trained"]:
+            text = "no U-shape is found" if (trained.high < 1.5).all() else "too weak to tell"
+        elif shape["random"]:
+            text = "**a U-shape, which random weights have too**"
+        else:
+            text = "**a U-shape, which random weights do not have**"
+        answer.append(
+            f"On {kind}: {text}. The {PARTS['first']} have {ratio(trained.loc['first'])} times the "
+            f"influence of the {PARTS['middle']}, the last {ratio(trained.loc['last'])}; with "
+            f"random weights {ratio(random.loc['first'])} and {ratio(random.loc['last'])}."
+        )
     return report.Page(
         title=f"Influence of tokens by position: {name}",
-        answer=answer,
+        answer=" ".join(answer),
         pictures={
             "influence": report.facets(
                 f"{name}: influence of a token against its position, mean over texts",
@@ -294,15 +305,20 @@ def page(folder: Path) -> Page:
             )
         },
         tables=[
-            report.pivot(
-                table.assign(mean=table["mean"]),
-                index="line",
-                columns="part",
-                titles=titles,
-                caption="Influence relative to the middle half of the text.",
+            report.Table(
+                ["", *(PARTS[end] for end in ("first", "last"))],
+                [
+                    [
+                        f"{kind}, {titles[str(weights)]}",
+                        *(ratio(rows.loc[end]) for end in rows.index),
+                    ]
+                    for kind, weights, rows in cases
+                ],
+                "Influence, divided by that of the middle half of the text.",
             )
         ],
         notes=[
+            "Too weak to tell: an interval contains 1 and reaches 1.5.",
             f"Texts of {int(curves.level.max()) + 1} tokens, {int(curves.num_examples.max())} of "
             "each kind. Brackets: 95 % intervals over texts. Ends: without special tokens.",
             "Influence: norm of the output's derivative in a token's embedding, in units of the "

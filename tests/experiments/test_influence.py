@@ -1,0 +1,95 @@
+"""Influence by position: a known function, random weights, the page's verdicts."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+from nn import test_pretrained as pretrained
+
+from experiments.noise_stability import influence
+from hopfax.nn import load_pretrained
+
+
+@pytest.fixture(params=["bert", "gpt2", "gemma2"])
+def loaded(request, tmp_path):
+    rng = np.random.default_rng(0)
+    family = request.param
+    tensors = {n: rng.normal(size=s).astype("f") for n, s in pretrained.shapes(family).items()}
+    return load_pretrained(pretrained.save(tmp_path, pretrained.CONFIGS[family], tensors))
+
+
+def test_influences_have_mean_one_and_are_gradient_norms(loaded, monkeypatch):
+    ids = jnp.array([5, 6, 7, 8, 9])
+    monkeypatch.setattr(influence, "PROJECTIONS", 3000)
+    each = influence.influences(loaded, loaded.params, ids, jax.random.key(0))
+    assert float(each.mean()) == pytest.approx(1, abs=1e-5)
+    mask = jnp.ones((1, 5), bool)
+
+    def output(embeddings):
+        states = loaded.forward(embeddings, mask).output[0]
+        if loaded.config["model_type"] != "bert":
+            return states[-1]
+        mean = states.mean(0)
+        return mean / jnp.linalg.norm(mean)
+
+    slopes = jax.jacrev(output)(loaded.embed(ids[None]))[:, 0]
+    norms = jnp.sqrt(jnp.square(slopes).sum((0, 2)))
+    np.testing.assert_allclose(each, norms / norms.mean(), rtol=0.1)
+
+
+def test_random_weights_have_the_loaded_shapes_and_the_scales_of_a_new_model(loaded):
+    drawn = influence.random_weights(loaded, 0)
+    same = jax.tree.map(
+        lambda a, b: a.shape == b.shape and a.dtype == b.dtype, drawn, loaded.params
+    )
+    assert all(jax.tree.leaves(same))
+    assert float(jnp.std(drawn["tokens"]["weight"])) == pytest.approx(0.02, rel=0.3)
+    expected = 0.0 if loaded.config["model_type"] == "gemma2" else 1.0
+    assert (drawn["norm"]["weight"] == expected).all()
+    again, other = influence.random_weights(loaded, 0), influence.random_weights(loaded, 1)
+    assert (again["tokens"]["weight"] == drawn["tokens"]["weight"]).all()
+    assert (other["tokens"]["weight"] != drawn["tokens"]["weight"]).any()
+
+
+def results(folder, ends, noise=0.01):
+    """A folder of results with so much influence at the ends of trained weights."""
+    rng, tables = np.random.default_rng(0), []
+    for name, size in (("trained", ends), ("random 0", 1.0), ("random 1", 1.0)):
+        values = 1 + noise * rng.normal(size=(6, 40))
+        values[:, 1:3] *= size
+        values[:, -3:-1] *= size
+        tables.append(influence.positions(values).assign(model=name, corruption="uniform tokens"))
+    table = pd.concat(tables).assign(task="model").reindex(columns=list(influence.COLUMNS))
+    table.to_csv(folder / "results.csv", index=False)
+    (folder / "config.json").write_text(json.dumps({"provenance": []}))
+    return influence.page(folder)
+
+
+@pytest.mark.parametrize(
+    "ends, noise, verdict",
+    [
+        (3.0, 0.01, "**a U-shape, which random weights do not have**"),
+        (1.0, 0.01, "no U-shape is found"),
+        (1.2, 2.0, "too weak to tell"),
+    ],
+)
+def test_the_page_says_what_the_intervals_do(tmp_path, ends, noise, verdict):
+    page = results(tmp_path, ends, noise)
+    assert verdict in page.answer
+    if noise < 1:
+        assert f"{ends:.1f} [{ends:.1f}, {ends:.1f}] times" in page.answer
+    assert [row[0] for row in page.tables[0].rows] == [
+        "uniform tokens, trained weights",
+        "uniform tokens, random weights",
+    ]
+    assert page.pictures["influence"].figure.axes
+
+
+def test_bad_flags_are_errors(tmp_path):
+    with pytest.raises(ValueError, match="set --pretrained"):
+        influence.run(influence.Config())
+    with pytest.raises(ValueError, match="--num-texts must be >= 3"):
+        influence.run(influence.Config(pretrained=str(tmp_path), num_texts=2))
