@@ -16,7 +16,7 @@ import pandas as pd
 
 from experiments import report, tidy
 from experiments.__main__ import EXPERIMENTS
-from experiments.noise_stability import arms, encoder, theory
+from experiments.noise_stability import arms, encoder, influence, theory
 from experiments.robertha import gaussian
 from experiments.robertha.paper import paper_lead
 from experiments.rundir import read_config
@@ -199,6 +199,27 @@ def noise_stability() -> list[list[str]]:
             "holds" if min(shares.values()) > 0.5 else "does not hold",
             "[encoder_stability/sst2](encoder_stability/sst2/README.md)",
         ],
+        u_shape("uniform tokens"),
+        u_shape("real text"),
+    ]
+
+
+def u_shape(kind: str) -> list[str]:
+    """A line on the influence of a pretrained encoder's tokens by position."""
+    table = influence.ratios(pd.read_csv(RESULTS / "influence/minilm/results.csv"))
+    rows = table[table.corruption == kind].set_index(["weights", "part"])
+    trained, random = rows.loc["trained"], rows.loc["random"]
+    learned = ", not with random weights" if random["mean"].max() < 1.1 else ""
+    parts = []
+    for end, row in trained.iterrows():
+        mean, low, high = (report.number(row[name]) for name in ("mean", "low", "high"))
+        parts.append(f"{mean} [{low}, {high}] ({end})")
+    return [
+        f"Influence is U-shaped in position: {kind}",
+        "U-shape, Figures 1, 7, 8",
+        f"ends over middle: {report.joined(parts)}",
+        f"holds{learned}" if trained.low.min() > 1 else MEANING["too weak to tell"],
+        "[influence/minilm](influence/minilm/README.md)",
     ]
 
 

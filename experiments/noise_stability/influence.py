@@ -232,34 +232,49 @@ def positions(values: np.ndarray) -> pd.DataFrame:
     return pd.concat(tables).assign(snr_db=np.nan)
 
 
+def ratios(frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns how many times the middle's influence the ends of a text have.
+
+    Args:
+        frame: results.csv.
+
+    Returns:
+        `tidy.summarise`'s table: `corruption`, `weights`, `part` ("first" or "last"), intervals
+        over texts; draws of random weights are averaged within a text.
+    """
+    import pandas as pd
+
+    from experiments import tidy
+
+    parts = frame[frame.metric.isin(PARTS)]
+    parts = parts.assign(weights=parts.model.str.split(" ").str[0])
+    index = ["corruption", "weights", "model", "seed"]
+    table = parts.pivot_table(index=index, columns="metric", values="score", sort=False)
+    each = pd.concat(
+        table[end].div(table.middle).rename("score").reset_index().assign(part=end)
+        for end in ("first", "last")
+    )
+    keys = ["corruption", "weights", "part", "seed"]
+    return tidy.summarise(each.groupby(keys, sort=False)["score"].mean().reset_index())
+
+
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
     import numpy as np
     import pandas as pd
 
-    from experiments import report, tidy
+    from experiments import report
 
     frame = pd.read_csv(folder / "results.csv")
     name = frame.task.iloc[0]
-    frame["weights"] = frame.model.str.split(" ").str[0]
     curves = frame[frame.metric == "relative influence"]
+    curves = curves.assign(weights=curves.model.str.split(" ").str[0])
     lines = curves.groupby(["corruption", "weights", "level"], sort=False, as_index=False).agg(
         mean=("score", "mean"), error=("standard_error", lambda e: np.sqrt((e**2).sum()) / len(e))
     )
     lines = lines.assign(low=lines["mean"] - 1.96 * lines.error,
                          high=lines["mean"] + 1.96 * lines.error)  # fmt: skip
-    by_text = frame[frame.metric.isin(PARTS)]
-    shares = by_text.pivot_table(
-        index=["corruption", "weights", "model", "seed"], columns="metric", values="score",
-        sort=False,
-    )  # fmt: skip
-    ratios = pd.concat(
-        shares[end].div(shares.middle).rename("score").reset_index().assign(part=end)
-        for end in ("first", "last")
-    )
-    # Draws of random weights are averaged within a text.
-    keys = ["corruption", "weights", "part", "seed"]
-    table = tidy.summarise(ratios.groupby(keys, sort=False)["score"].mean().reset_index())
+    table = ratios(frame)
     titles = {**PARTS, "trained": "trained weights", "random": "random weights"}
 
     def ratio(row: Any) -> str:

@@ -206,7 +206,7 @@ def _search(
             running,
         )
 
-    found = jax.lax.while_loop(
+    final = jax.lax.while_loop(
         lambda loop: (loop.going > 0) & (loop.step < max_steps),
         step,
         _Search(
@@ -218,10 +218,10 @@ def _search(
             running,
         ),
     )
-    read_ref[...] = attend(found.state, values_ref).astype(read_ref.dtype)
-    state_ref[...] = found.state
-    num_steps_ref[...] = found.num_steps
-    residual_ref[...] = found.residual
+    read_ref[...] = attend(final.state, values_ref).astype(read_ref.dtype)
+    state_ref[...] = final.state
+    num_steps_ref[...] = final.num_steps
+    residual_ref[...] = final.residual
 
 
 def _attend(
@@ -322,7 +322,7 @@ def _solve(
 
     # No cotangent, no series: padding, say.
     running = (first_norm > 0).astype(jnp.int32)
-    found = jax.lax.while_loop(
+    final = jax.lax.while_loop(
         lambda loop: (loop.going > 0) & (loop.step < max_steps),
         step,
         _Solve(
@@ -335,9 +335,9 @@ def _solve(
             running,
         ),
     )
-    solved = (found.residual <= tol) | (found.residual < _MOST)
-    solved &= jnp.isfinite(found.residual)
-    adjoint_ref[...] = jnp.where(solved[:, None], found.total * size, cotangent_ref[...])
+    solved = (final.residual <= tol) | (found.residual < _MOST)
+    solved &= jnp.isfinite(final.residual)
+    adjoint_ref[...] = jnp.where(solved[:, None], final.total * size, cotangent_ref[...])
 
 
 def _norm(rows: Array) -> Array:

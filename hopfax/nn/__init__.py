@@ -1,4 +1,4 @@
-"""Thin Flax modules over the core: attention layers, encoders, a decoder, the papers' models.
+"""Thin Flax modules over the core: attention layers, encoders, a decoder, pretrained models.
 
 Modules hold parameters and call pure functions; `functional` takes one apart into a plain dict of
 parameters and its `init` and `apply`, so that everything outside is ordinary JAX.
@@ -9,12 +9,12 @@ Example:
     >>> model = nn.robertha(vocab_size=100, num_outputs=2, width=16, ff_width=32)
     >>> params = model.init(jax.random.key(0))
     >>> ids, mask = jnp.ones((3, 12), int), jnp.arange(12) < jnp.array([[12], [7], [5]])
-    >>> found = model.apply(params, ids, mask)
-    >>> found.logits.shape, found.encoding.keys.shape  # keys: (layers, batch, tokens, width)
+    >>> output = model.apply(params, ids, mask)
+    >>> output.logits.shape, output.encoding.keys.shape  # keys: (layers, batch, tokens, width)
     ((3, 2), (2, 3, 12, 16))
     >>> esr = jax.vmap(lambda keys, real: hopfield.esr_penalty(keys, target=0.35, mask=real))
-    >>> penalties = jax.vmap(esr, in_axes=(0, None))(found.encoding.keys, mask)
-    >>> penalties.shape  # one a layer and text, to be added to a loss of your own
+    >>> penalties = jax.vmap(esr, in_axes=(0, None))(output.encoding.keys, mask)
+    >>> penalties.shape  # one for each layer and text, to add to your own loss
     (2, 3)
 """
 

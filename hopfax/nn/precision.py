@@ -79,8 +79,8 @@ def with_precision(model: Functional[Module], precision: Precision) -> Functiona
         >>> from hopfax.nn import tinybert
         >>> model = with_precision(tinybert(10, 2, width=8, num_layers=1), "bfloat16")
         >>> params = model.init(jax.random.key(0))
-        >>> found = model.apply(params, jnp.ones((1, 4), int), jnp.ones((1, 4), bool))
-        >>> found.encoding.keys.dtype.name, found.logits.dtype.name
+        >>> output = model.apply(params, jnp.ones((1, 4), int), jnp.ones((1, 4), bool))
+        >>> output.encoding.keys.dtype.name, found.logits.dtype.name
         ('bfloat16', 'float32')
     """
     if precision not in PRECISIONS:

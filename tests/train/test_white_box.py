@@ -37,7 +37,7 @@ PAIRS = [(("is it fun?", "it is"), ("is it fun?", "no")), (("a way", "fun"), ("a
 class Placed(tiny.Bag):
     """A bag that weights words by position, so that no two texts have the same loss."""
 
-    def embed(self, tokens, *, key=None):
+    def embed(self, tokens, types=None, *, key=None):
         return tokens * (1 + jnp.arange(tokens.shape[-2]) / 7)[:, None]
 
 
