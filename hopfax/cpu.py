@@ -1,10 +1,12 @@
 """CPU optimizations that leave results unchanged, with measured gains; no effect elsewhere.
 
-| function | gain on two cores, in CPU time, with jax 0.10.1 |
+| function | share of a train step that it saves, on two kinds of CPU |
 |---|---|
-| `quick` | 6 to 15 % of a train step of TinyBERT (32 to 128 tokens), none of Robertha's |
-| `by_groups` | 16 % of a train step and 20 % of an evaluation of Robertha at 128 tokens, 0 at 32 |
-| `flat_dot_general` | 15 to 17 % of a train step of TinyBERT, 4 to 10 % of Robertha's |
+| `quick` | 5 to 15 % of TinyBERT's, none of Robertha's |
+| `by_groups` | 8 to 16 % of Robertha's at 128 tokens, none at 32 or of TinyBERT's |
+| `flat_dot_general` | 3 to 17 % of TinyBERT's, -1 to 10 % of Robertha's |
+
+`python -m experiments.benchmarks cpu` measures them on yours.
 """
 
 import math
