@@ -209,7 +209,6 @@ def u_shape(kind: str) -> list[str]:
     table = influence.ratios(pd.read_csv(RESULTS / "influence/minilm/results.csv"))
     rows = table[table.corruption == kind].set_index(["weights", "part"])
     trained, random = rows.loc["trained"], rows.loc["random"]
-    learned = ", not with random weights" if random["mean"].max() < 1.1 else ""
     parts = []
     for end, row in trained.iterrows():
         mean, low, high = (report.number(row[name]) for name in ("mean", "low", "high"))
@@ -218,7 +217,7 @@ def u_shape(kind: str) -> list[str]:
         f"Influence is U-shaped in position: {kind}",
         "U-shape, Figures 1, 7, 8",
         f"ends over middle: {report.joined(parts)}",
-        f"holds{learned}" if trained.low.min() > 1 else MEANING["too weak to tell"],
+        influence.verdict(trained, random),
         "[influence/minilm](influence/minilm/README.md)",
     ]
 

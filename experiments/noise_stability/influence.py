@@ -36,14 +36,15 @@ if TYPE_CHECKING:
 REPRODUCES = "Noise stability, Figures 1, 7 and 8: influence of tokens by position"
 ENDS = 0.05  # share of the positions that counts as the beginning, and as the end
 PROJECTIONS = 8  # random directions in which the output's derivative is taken
+SLIGHT, WEAK = 1.1, 1.5  # ratios of an end to the middle that are no shape, and a weak one
 COLUMNS = (
     "task", "model", "corruption", "level", "site", "seed", "metric", "score", "num_examples",
     "snr_db", "standard_error",
 )  # fmt: skip
 UNIFORM, TEXT = "uniform tokens", "real text"
 PARTS = {
-    "first": f"first {ENDS:.0%} of tokens",
-    "last": f"last {ENDS:.0%} of tokens",
+    "first": f"first {100 * ENDS:g} % of tokens",
+    "last": f"last {100 * ENDS:g} % of tokens",
     "middle": "middle half",
 }
 
@@ -258,6 +259,14 @@ def ratios(frame: pd.DataFrame) -> pd.DataFrame:
     return tidy.summarise(each.groupby(keys, sort=False)["score"].mean().reset_index())
 
 
+def verdict(trained: Any, random: Any) -> str:
+    """Returns what the ratios of both ends to the middle say, with trained and random weights."""
+    if (trained.low > 1).all():
+        same = (random.low > 1).all() and (random["mean"] > SLIGHT).all()
+        return f"a U-shape, which random weights {'have too' if same else 'do not have'}"
+    return "at most a weak U-shape" if (trained.high < WEAK).all() else "too weak to tell"
+
+
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
     import numpy as np
@@ -289,15 +298,8 @@ def page(folder: Path) -> Page:
     for kind in dict.fromkeys(table.corruption):
         of_kind = {weights: rows for each, weights, rows in cases if each == kind}
         trained, random = of_kind["trained"], of_kind["random"]
-        # Less than a tenth of the mean is no shape, however small its interval.
-        shape = {name: (rows.low > 1).all() and (rows["mean"] > 1.1).all()
-                 for name, rows in of_kind.items()}  # fmt: skip
-        if not shape["trained"]:
-            text = "no U-shape is found" if (trained.high < 1.5).all() else "too weak to tell"
-        elif shape["random"]:
-            text = "**a U-shape, which random weights have too**"
-        else:
-            text = "**a U-shape, which random weights do not have**"
+        words = verdict(trained, random)
+        text = f"**{words}**" if words.startswith("a U-shape") else words
         answer.append(
             f"On {kind}: {text}. The {PARTS['first']} have {ratio(trained.loc['first'])} times the "
             f"influence of the {PARTS['middle']}, the last {ratio(trained.loc['last'])}; with "
@@ -333,7 +335,7 @@ def page(folder: Path) -> Page:
             )
         ],
         notes=[
-            "Too weak to tell: an interval contains 1 and reaches 1.5.",
+            f"At most a weak U-shape: an interval contains 1, and both end below {WEAK:g}.",
             f"Texts of {int(curves.level.max()) + 1} tokens, {int(curves.num_examples.max())} of "
             "each kind. Brackets: 95 % intervals over texts. Ends: without special tokens.",
             "Influence: norm of the output's derivative in a token's embedding, in units of the "
