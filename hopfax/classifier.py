@@ -115,6 +115,8 @@ class Classifier:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes `config.json`, `model.safetensors` and `tokenizer.json` to a new folder.
 
+        The precision of `with_precision` is not saved: a loaded model computes in float32.
+
         Raises:
             FileExistsError: The folder exists.
             ModuleNotFoundError: `safetensors` or `tokenizers` is not installed.
