@@ -335,7 +335,7 @@ def _solve(
             running,
         ),
     )
-    solved = (final.residual <= tol) | (found.residual < _MOST)
+    solved = (final.residual <= tol) | (final.residual < _MOST)
     solved &= jnp.isfinite(final.residual)
     adjoint_ref[...] = jnp.where(solved[:, None], final.total * size, cotangent_ref[...])
 

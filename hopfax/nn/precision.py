@@ -80,7 +80,7 @@ def with_precision(model: Functional[Module], precision: Precision) -> Functiona
         >>> model = with_precision(tinybert(10, 2, width=8, num_layers=1), "bfloat16")
         >>> params = model.init(jax.random.key(0))
         >>> output = model.apply(params, jnp.ones((1, 4), int), jnp.ones((1, 4), bool))
-        >>> output.encoding.keys.dtype.name, found.logits.dtype.name
+        >>> output.encoding.keys.dtype.name, output.logits.dtype.name
         ('bfloat16', 'float32')
     """
     if precision not in PRECISIONS:
