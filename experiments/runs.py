@@ -27,6 +27,7 @@ from hopfax.data import (
     from_rows,
     load_task,
     read_table,
+    read_tokenizer,
     read_vocabulary,
     task,
 )
@@ -136,6 +137,10 @@ def check(jobs: Sequence[Job], data: Mapping[str, TaskData]) -> None:
 def load(config: Flags, name: str) -> TaskData:
     """Loads a task's rows as the flags describe."""
     flags = config.data
+    folder = getattr(getattr(config, "encoder", None), "pretrained", None)
+    if folder and flags.vocab:
+        raise ValueError("--vocab must be left out with --pretrained, whose folder has a tokenizer")
+    tokens = read_tokenizer(folder) if folder else None
     sizes: dict[str, Any] = {
         "vocab_size": flags.vocab_size or 8000,
         "max_length": flags.max_length,
@@ -147,13 +152,13 @@ def load(config: Flags, name: str) -> TaskData:
             *read_table(flags.train, **columns),
             test=read_table(flags.dev, **columns),
             name=name,
-            vocabulary=read_vocabulary(flags.vocab) if flags.vocab else None,
+            vocabulary=tokens or (read_vocabulary(flags.vocab) if flags.vocab else None),
             **sizes,
         )
     elif task(name).suite == "synthetic":
-        data = load_task(name, **sizes)
+        data = load_task(name, vocab=tokens, **sizes)
     else:
-        data = load_task(name, data_dir=flags.data_dir, vocab=flags.vocab, **sizes)
+        data = load_task(name, data_dir=flags.data_dir, vocab=tokens or flags.vocab, **sizes)
 
     def first(rows: Encoded, count: int | None) -> Encoded:
         return Encoded(*(part[:count] for part in rows))

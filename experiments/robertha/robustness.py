@@ -55,7 +55,8 @@ class Encoders:
     dropout: Annotated[float | None, optional("FLOAT", "0.1 TinyBERT, 0.3 Robertha")] = None
     """Dropout rate in training."""
     pretrained: Annotated[str | None, optional("FOLDER", "none")] = None
-    """Hugging Face folder of a BERT or RoBERTa, for the models `pretrained*`."""
+    """Hugging Face folder of a BERT or RoBERTa, for the models `pretrained*`. All models of the run
+    then use its tokenizer."""
     adversarial_radius: float = 0.003125
     """Maximum L2 norm of FreeLB's and PGD's perturbation of a text's token embeddings."""
 

@@ -1,5 +1,6 @@
 """Every model that an experiment can name: it can be built, and trained at all."""
 
+import dataclasses
 import shutil
 
 import jax
@@ -10,6 +11,9 @@ from nn import test_pretrained as pretrained
 
 from experiments.models import VARIANTS, build, variant, with_flags
 from experiments.robertha.paper import PAPER_MODELS, paper_score
+from experiments.robertha.robustness import Config, Encoders
+from experiments.runs import load
+from experiments.settings import Data
 from hopfax.data import task
 from hopfax.nn.encoder import Perturbation
 from hopfax.train.objectives import Batch, texts_of
@@ -116,6 +120,16 @@ def test_a_pretrained_encoder_is_its_weights_wherever_they_are(folder, tmp_path)
     assert other != first
     with pytest.raises(ValueError, match="set --pretrained"):
         with_flags(variant("pretrained"))
+
+
+def test_a_run_with_a_pretrained_encoder_uses_its_tokenizer(folder):
+    config = Config(encoder=Encoders(pretrained=folder), data=Data(task=("entailment",)))
+    data = load(config, "entailment")
+    assert data.vocabulary.tokens[:5] == ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a")
+    assert data.vocab_size == 20
+    both = dataclasses.replace(config, data=Data(vocab="vocab.txt"))
+    with pytest.raises(ValueError, match="--vocab must be left out with --pretrained"):
+        load(both, "entailment")
 
 
 def test_an_unknown_model_is_an_error():
