@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from hopfax.data import TaskSpec
-    from hopfax.nn import Encoder, Functional
+    from hopfax.nn import Encoder, Functional, Pretrained
     from hopfax.train.objectives import Objective
 
 WEIGHT_DECAY = 0.01  # Table 15
@@ -27,7 +30,8 @@ class Variant:
 
     Attributes:
         title: Name in tables and figures.
-        kind: Its builder: `hopfax.nn.tinybert`, `robertha` or `universal_bert`.
+        kind: Its builder: `hopfax.nn.tinybert`, `robertha`, `universal_bert` or, for "pretrained",
+            `text_classifier`.
         options: Arguments of the builder, and for Robertha fields of its `Preset`.
         preset: Version of Robertha: `hopfax`, `paper` or `released`.
         entropy: Entropy of its ESR; None for no ESR.
@@ -41,7 +45,7 @@ class Variant:
     """
 
     title: str
-    kind: Literal["tinybert", "robertha", "universal"]
+    kind: Literal["tinybert", "robertha", "universal", "pretrained"]
     options: Mapping[str, Any] = field(default_factory=dict)
     preset: str = "hopfax"
     entropy: Literal["shannon", "renyi2", "shannon_matmul"] | None = None
@@ -59,6 +63,8 @@ class Variant:
         del fields["title"], fields["paper"]
         if self.kind != "robertha":
             del fields["preset"]
+        if self.kind == "pretrained":
+            fields["options"] = {**self.options, "folder": weights_digest(self.options["folder"])}
         if not self.entropy:
             del fields["esr_weight"], fields["esr_target"]
         if self.training not in ("freelb", "pgd"):
@@ -72,6 +78,14 @@ def _tinybert(title: str, **changes: Any) -> Variant:
 
 def _robertha(title: str, **changes: Any) -> Variant:
     return Variant(title=title, kind="robertha", **{"entropy": "shannon", **changes})
+
+
+def _pretrained(title: str, **changes: Any) -> Variant:
+    return Variant(title=title, kind="pretrained", **changes)
+
+
+# At beta=1, attention without steps is the loaded model's own.
+HOPFIELD = {"attention": "hopfield", "beta": 1.0, "max_steps": 50}
 
 
 # The paper gives no values for "+ Dropout" and "+ WeightDecay", nor for its baselines' noise and
@@ -127,6 +141,12 @@ VARIANTS: dict[str, Variant] = {
         "Robertha w/o W_O", options={"output_projection": False}
     ),
     "robertha-freelb": _robertha("Robertha with FreeLB", training="freelb"),
+    "pretrained": _pretrained("pretrained encoder"),
+    "pretrained-esr": _pretrained("pretrained encoder, ESR", entropy="shannon"),
+    "pretrained-hopfield": _pretrained("pretrained encoder, Hopfield", options=HOPFIELD),
+    "pretrained-hopfield-esr": _pretrained(
+        "pretrained encoder, Hopfield, ESR", options=HOPFIELD, entropy="shannon"
+    ),
 }
 
 
@@ -149,6 +169,10 @@ def with_flags(variant: Variant, **flags: Any) -> Variant:
     """
     names = {each.name for each in dataclasses.fields(Variant)}
     others = set() if variant.kind == "robertha" else {"beta", "tol", "max_steps"}
+    if variant.kind != "pretrained":
+        others.add("folder")
+    elif not flags.get("folder"):
+        raise ValueError("a pretrained encoder is read from a folder: set --pretrained")
     flags = {n: v for n, v in flags.items() if v is not None and n not in others}
     fields = {name: flags.pop(name) for name in names & flags.keys()}
     return dataclasses.replace(variant, **fields, options={**flags, **variant.options})
@@ -196,6 +220,10 @@ def build(variant: Variant, spec: TaskSpec, *, vocab_size: int, **sizes: Any) ->
             "esr_masked": details.mask_keys,
             "esr_entropy": variant.entropy or "shannon",
         }
+    elif variant.kind == "pretrained":
+        model = _text_classifier(spec, options)
+        esr = {"esr_weight": variant.esr_weight if variant.entropy else 0.0,
+               "esr_target": variant.esr_target}  # fmt: skip
     else:
         builder = tinybert if variant.kind == "tinybert" else universal_bert
         if variant.kind == "universal":  # one layer, applied several times
@@ -209,5 +237,40 @@ def build(variant: Variant, spec: TaskSpec, *, vocab_size: int, **sizes: Any) ->
         radius, adversarial = variant.radius, {"freelb": freelb, "pgd": pgd}[variant.training]
         ball = Ball(num_steps=3, step_size=0.4 * radius, max_norm=radius, initial_norm=0.6 * radius)
         objective = adversarial(objective, ball)
-    iterates = variant.kind == "robertha" and variant.options.get("max_steps") != 0
+    hopfield = variant.kind == "robertha" or variant.options.get("attention") == "hopfield"
+    iterates = hopfield and variant.options.get("max_steps") != 0
     return Trainable(model, objective, variant.weight_decay, iterates or "halting" in options)
+
+
+def _text_classifier(spec: TaskSpec, options: Mapping[str, Any]) -> Functional[Encoder]:
+    """Builds a classifier from a folder's encoder, whose sizes it has."""
+    from hopfax.data import read_vocabulary
+    from hopfax.nn import HopfieldAttention, SoftmaxAttention, text_classifier
+
+    own = {n: v for n, v in options.items() if n in ("beta", "max_steps", "dropout")}
+    hopfield = options.get("attention") == "hopfield"
+    return text_classifier(
+        load(options["folder"]),
+        spec.num_outputs,
+        attention=HopfieldAttention if hopfield else SoftmaxAttention,
+        separator=read_vocabulary(options["folder"]).tokens.index("[SEP]"),
+        **own,
+    )
+
+
+@functools.cache
+def load(folder: str) -> Pretrained:
+    """Loads the encoder of a folder once."""
+    from hopfax.nn import load_pretrained
+
+    return load_pretrained(folder)
+
+
+@functools.cache
+def weights_digest(folder: str) -> str:
+    """SHA-256 over the files of a folder's model, so that results do not depend on its path."""
+    total = hashlib.sha256()
+    for path in sorted([Path(folder) / "config.json", *Path(folder).glob("*.safetensors")]):
+        with path.open("rb") as file:
+            total.update(hashlib.file_digest(file, "sha256").digest())
+    return total.hexdigest()[:16]

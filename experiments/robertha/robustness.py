@@ -54,6 +54,8 @@ class Encoders:
     """Target entropy α of ESR, in [0, 1]."""
     dropout: Annotated[float | None, optional("FLOAT", "0.1 TinyBERT, 0.3 Robertha")] = None
     """Dropout rate in training."""
+    pretrained: Annotated[str | None, optional("FOLDER", "none")] = None
+    """Hugging Face folder of a BERT or RoBERTa, for the models `pretrained*`."""
     adversarial_radius: float = 0.003125
     """Maximum L2 norm of FreeLB's and PGD's perturbation of a text's token embeddings."""
 
@@ -61,6 +63,7 @@ class Encoders:
         """Models under these options, by name."""
         flags = asdict(self)
         flags["radius"] = flags.pop("adversarial_radius")
+        flags["folder"] = flags.pop("pretrained")
         return {name: with_flags(variant(name), **flags) for name in names}
 
 
@@ -73,7 +76,8 @@ class Config(Flags):
     tinybert-mean-prenorm-dropout, freelb, pgd, data-augment, universal, universal-halting,
     robertha, robertha-renyi2, robertha-shannon-matmul, robertha-no-esr, robertha-no-esr-dropout,
     robertha-no-esr-weight-decay, robertha-no-iteration-no-esr, robertha-no-output-projection,
-    robertha-freelb."""
+    robertha-freelb; of a folder: pretrained, pretrained-esr, pretrained-hopfield,
+    pretrained-hopfield-esr."""
     noise: Noise = Noise()
     encoder: Encoders = Encoders()
 

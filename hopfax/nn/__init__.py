@@ -32,6 +32,8 @@ from hopfax.nn.functional import Functional as Functional
 from hopfax.nn.functional import Params as Params
 from hopfax.nn.functional import functional as functional
 from hopfax.nn.functional import num_params as num_params
+from hopfax.nn.finetune import replace_attention as replace_attention
+from hopfax.nn.finetune import text_classifier as text_classifier
 from hopfax.nn.models import PRESETS as PRESETS
 from hopfax.nn.models import Preset as Preset
 from hopfax.nn.models import find_preset as find_preset
@@ -40,4 +42,7 @@ from hopfax.nn.models import tinybert as tinybert
 from hopfax.nn.models import universal_bert as universal_bert
 from hopfax.nn.precision import Precision as Precision
 from hopfax.nn.precision import with_precision as with_precision
+from hopfax.nn.pretrained import Pretrained as Pretrained
+from hopfax.nn.pretrained import PretrainedOutput as PretrainedOutput
+from hopfax.nn.pretrained import load_pretrained as load_pretrained
 from hopfax.nn.released import load_released as load_released

@@ -1,0 +1,173 @@
+"""Loaded encoders as this library's `Encoder`: to fine-tune, and with any attention."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Int, PRNGKeyArray
+
+from hopfax.nn.attention import Mask, SoftmaxAttention, Tokens
+from hopfax.nn.encoder import Attention, Encoder
+from hopfax.nn.functional import Functional, Params, functional
+from hopfax.nn.pretrained import Pretrained, PretrainedOutput
+
+_FAMILIES = ("bert", "roberta")
+# Modules of a `Block`'s attention, by their names in a loaded layer; others have the same name.
+_ATTENTION = {"query": "query", "key": "key", "value": "value", "attention_out": "out"}
+_BLOCK = ("attention_norm", "ff_in", "ff_out", "ff_norm")
+
+
+def text_classifier(
+    pretrained: Pretrained,
+    num_outputs: int,
+    *,
+    attention: type[Attention] = SoftmaxAttention,
+    dropout: float = 0.1,
+    separator: int | None = None,
+    remat: bool = False,
+    **options: Any,
+) -> Functional[Encoder]:
+    """Returns a loaded encoder with mean pooling and a new classifier, to fine-tune.
+
+    Args:
+        pretrained: BERT or RoBERTa, from `load_pretrained`.
+        num_outputs: Classes, or 1 for regression and for scoring choices.
+        attention: Class of the attention layers, which take over the loaded projections: for
+            instance `HopfieldAttention`.
+        dropout: Rate during training, in [0, 1); also on attention weights in `SoftmaxAttention`.
+        separator: Id of the token between two texts, for BERT's token types; see `Encoder`.
+        remat: Whether the backward pass recomputes each layer, see `Encoder`.
+        **options: Options of the attention layers, such as `beta`.
+
+    Returns:
+        `init(key)`, which returns the loaded parameters with a classifier drawn from N(0, 0.02^2),
+        and `apply`.
+
+    Raises:
+        ValueError: The model is not an encoder, its activation is not GELU, or an option is out of
+            range.
+
+    Example:
+        >>> model = load_pretrained("all-MiniLM-L6-v2")  # doctest: +SKIP
+        >>> classifier = text_classifier(model, 2)  # doctest: +SKIP
+        >>> params = classifier.init(jax.random.key(0))  # doctest: +SKIP
+    """
+    config = pretrained.config
+    if config.get("model_type") not in _FAMILIES:
+        raise ValueError(
+            f"a text classifier requires {' or '.join(_FAMILIES)}, got {config.get('model_type')!r}"
+        )
+    if config["hidden_act"] != "gelu":
+        raise ValueError(f'hidden_act must be "gelu", got {config["hidden_act"]!r}')
+    if issubclass(attention, SoftmaxAttention):
+        options = {"dropout": dropout, **options}
+    offset = config["pad_token_id"] + 1 if config["model_type"] == "roberta" else 0
+    vocabulary, width = pretrained.table.shape
+
+    def build(rngs: nnx.Rngs) -> Encoder:
+        return Encoder(
+            vocabulary,
+            num_outputs,
+            attention=partial(attention, num_heads=config["num_attention_heads"], **options),
+            width=width,
+            num_layers=config["num_hidden_layers"],
+            ff_width=config["intermediate_size"],
+            max_length=config["max_position_embeddings"] - offset,
+            norm_first=False,
+            dropout=dropout,
+            epsilon=config["layer_norm_eps"],
+            num_types=config["type_vocab_size"],
+            separator=separator,
+            position_offset=offset,
+            remat=remat,
+            rngs=rngs,
+        )
+
+    model = functional(build)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+
+    def init(key: PRNGKeyArray) -> Params:
+        like = shapes["classifier"]
+        kernel = 0.02 * jax.random.normal(key, like["kernel"].shape, like["kernel"].dtype)
+        classifier = {"kernel": kernel, "bias": jnp.zeros(like["bias"].shape, like["bias"].dtype)}
+        return {**_loaded(shapes, pretrained.params), "classifier": classifier}
+
+    return Functional(init, model.apply)
+
+
+def replace_attention(
+    pretrained: Pretrained, attention: type[Attention], **options: Any
+) -> Pretrained:
+    r"""Returns a loaded encoder with another attention on the same projections.
+
+    `HopfieldAttention` with `beta=1.0, max_steps=0` is the loaded model's softmax attention,
+    $\beta = 1/\sqrt{d_h}$; more steps iterate the queries first, and a larger β sharpens them.
+
+    Args:
+        pretrained: BERT or RoBERTa, from `load_pretrained`.
+        attention: Class of the attention layers.
+        **options: Its options, such as `beta`.
+
+    Returns:
+        The model with a new `forward` of the same parameters.
+
+    Raises:
+        ValueError: See `text_classifier`.
+
+    Example:
+        >>> model = load_pretrained("all-MiniLM-L6-v2")  # doctest: +SKIP
+        >>> iterated = replace_attention(model, HopfieldAttention, beta=1.0)  # doctest: +SKIP
+    """
+    encoder = text_classifier(pretrained, 1, attention=attention, dropout=0.0, **options)
+    shapes = jax.eval_shape(encoder.init, jax.random.key(0))
+    unused = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes["classifier"])
+
+    def run(network: Encoder, embeddings: Tokens, types: Array, mask: Mask) -> PretrainedOutput:
+        states = [network.embed(embeddings, types)]
+        for block in network.blocks:
+            states.append(block(states[-1], mask).values)
+        return PretrainedOutput(states[-1], jnp.stack(states))
+
+    @jax.jit
+    def compiled(params: Params, *inputs: Array) -> PretrainedOutput:
+        loaded = _loaded(shapes, params)
+        return encoder.apply({**loaded, "classifier": unused}, *inputs, method=run)
+
+    def forward(
+        embeddings: Tokens,
+        mask: Int[Array, "batch tokens"] | Bool[Array, "batch tokens"],
+        *,
+        token_types: Int[Array, "batch tokens"] | None = None,
+        params: Params = pretrained.params,
+    ) -> PretrainedOutput:
+        # Shapes are checked as by the loaded model.
+        jax.eval_shape(partial(pretrained.forward, token_types=token_types), embeddings, mask)
+        types = jnp.zeros(jnp.shape(mask), int) if token_types is None else token_types
+        return compiled(params, jnp.asarray(embeddings), jnp.asarray(types), jnp.asarray(mask) != 0)
+
+    return pretrained._replace(forward=forward)
+
+
+def _loaded(shapes: Params, params: Params) -> Params:
+    """Returns loaded parameters as those of an `Encoder` with these shapes, but its classifier."""
+
+    def module(loaded: Params, like: Params) -> Params:
+        weight = next(name for name in like if name != "bias")  # kernel, scale or embedding
+        names = {weight: "weight", "bias": "bias"}
+        return {name: loaded[names[name]].astype(like[name].dtype) for name in like}
+
+    filled = {name: module(params[name], shapes[name]) for name in ("tokens", "positions", "norm")}
+    if "types" in shapes:
+        filled["types"] = module(params["types"], shapes["types"])
+    filled["blocks"] = {}
+    for number, like in shapes["blocks"].items():
+        layer = jax.tree.map(lambda leaf, at=int(number): leaf[at], params["layers"])
+        filled["blocks"][number] = {name: module(layer[name], like[name]) for name in _BLOCK}
+        filled["blocks"][number]["attention"] = {
+            name: module(layer[loaded], like["attention"][name])
+            for loaded, name in _ATTENTION.items()
+            if name in like["attention"]  # Hopfield attention may lack a query or an output
+        }
+    return filled
