@@ -86,6 +86,7 @@ def _pretrained(title: str, **changes: Any) -> Variant:
 
 # At beta=1, attention without steps is the loaded model's own.
 HOPFIELD = {"attention": "hopfield", "beta": 1.0, "max_steps": 50}
+ONE_STEP = {**HOPFIELD, "max_steps": 1}
 
 
 # The paper gives no values for "+ Dropout" and "+ WeightDecay", nor for its baselines' noise and
@@ -146,6 +147,10 @@ VARIANTS: dict[str, Variant] = {
     "pretrained-hopfield": _pretrained("pretrained encoder, Hopfield", options=HOPFIELD),
     "pretrained-hopfield-esr": _pretrained(
         "pretrained encoder, Hopfield, ESR", options=HOPFIELD, entropy="shannon"
+    ),
+    "pretrained-hopfield-1": _pretrained("pretrained encoder, Hopfield, T = 1", options=ONE_STEP),
+    "pretrained-hopfield-1-esr": _pretrained(
+        "pretrained encoder, Hopfield, T = 1, ESR", options=ONE_STEP, entropy="shannon"
     ),
 }
 

@@ -155,7 +155,8 @@ class Noise:
     """Where noise is added: to the token embeddings (token), or after the embedding LayerNorm
     (embedding)."""
     protocols: tuple[str, ...] = ("sigma", "matched")
-    """Same σ for all models (sigma), or same signal-to-noise ratio (matched)."""
+    """Same σ for all models (sigma), same signal-to-noise ratio (SNR) for each text (matched), or
+    for each token (per-token)."""
     noise_draws: Annotated[int | None, by_budget("noise_draws", "INT")] = None
     """Independent noise draws per test row."""
 

@@ -78,7 +78,7 @@ class Config(Flags):
     robertha, robertha-renyi2, robertha-shannon-matmul, robertha-no-esr, robertha-no-esr-dropout,
     robertha-no-esr-weight-decay, robertha-no-iteration-no-esr, robertha-no-output-projection,
     robertha-freelb; of a folder: pretrained, pretrained-esr, pretrained-hopfield,
-    pretrained-hopfield-esr."""
+    pretrained-hopfield-esr, pretrained-hopfield-1, pretrained-hopfield-1-esr."""
     noise: Noise = Noise()
     encoder: Encoders = Encoders()
 

@@ -17,7 +17,7 @@ from hopfax.train import interrupt
 from hopfax.train.objectives import Batch, per_example, texts_of
 from hopfax.train.sharding import Sharding
 
-Protocol = Literal["sigma", "matched"]
+Protocol = Literal["sigma", "matched", "per-token"]
 SITES: tuple[Site, ...] = get_args(Site)
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 _TOKENS = 8192  # of a call, including padding
@@ -31,7 +31,8 @@ class Noise(NamedTuple):
             on the output of that LayerNorm.
         protocol: `"sigma"`: `level` is the standard deviation. `"matched"`: `level` is in units of
             the root mean square of the example's signal at the site, so that every model has the
-            same SNR, -20 log10(level) dB.
+            same SNR, -20 log10(level) dB. `"per-token"`: of each token's own signal, so that louder
+            tokens are no safer.
         level: The standard deviation, >= 0.
         draw: Index of the draw. Levels and models share their draws, which depend on the row but
             not on its batch, so that differences between models are paired.
@@ -114,7 +115,7 @@ def make_predictor(model: Functional[Encoder], *, sharding: Sharding | None = No
     def one_seed(
         params: Params, root: Array, batch: Batch, index: Array, noise: tuple[Array, Array, Array]
     ) -> tuple[Array, _Counts]:
-        at_token, level, relative = noise
+        at_token, level, protocol = noise
         run = partial(model.apply, params)
         ids, mask = texts_of(batch)
         choices, length = batch.ids.shape[1:]
@@ -140,9 +141,11 @@ def make_predictor(model: Functional[Encoder], *, sharding: Sharding | None = No
 
         def add_noise(signal: Array) -> tuple[Array, Array, Array]:
             rms = jax.vmap(lambda s, m: hopfield.matched_sigma(s, snr_db=0.0, mask=m))(signal, mask)
-            sigma = level * jnp.where(relative, rms, 1.0)
+            of_token = jnp.sqrt(jnp.mean(jnp.square(signal), axis=-1))
+            scales = jnp.ones_like(of_token), jnp.broadcast_to(rms[:, None], mask.shape), of_token
+            sigma = level * jax.lax.select_n(protocol, *scales)
             # No noise on padding: a model that does not mask its keys would see it.
-            noise = jnp.where(mask[..., None], sigma[:, None, None] * draws, 0.0)
+            noise = jnp.where(mask[..., None], sigma[..., None] * draws, 0.0)
             return signal + noise, power(signal), power(noise)
 
         def keep(signal: Array) -> tuple[Array, Array, Array]:
@@ -220,7 +223,8 @@ def predict(
         raise ValueError("predict requires at least one row, got none")
     noise = noise or Noise("embedding", "sigma", 0.0)
     check_noise(noise)
-    values = noise.site == "token", np.float32(noise.level), noise.protocol == "matched"
+    protocol = np.int32(PROTOCOLS.index(noise.protocol))
+    values = noise.site == "token", np.float32(noise.level), protocol
     added = tuple(map(jnp.asarray, values))
     roots = _roots(noise, len(jax.tree.leaves(params)[0]))
     pending, index, labels = [], [], []

@@ -64,8 +64,11 @@ def by_hand(seed, noise):
         clean = stages(weights, ids, mask, zero, zero)
         signal = np.asarray(clean[0] if noise.site == "token" else clean[1])[0, :length]
         sigma = noise.level
-        if noise.protocol == "matched":
-            sigma = sigma * np.sqrt(np.mean(signal.astype(np.float64) ** 2))
+        if noise.protocol != "sigma":
+            axis = None if noise.protocol == "matched" else -1
+            sigma = sigma * np.sqrt(np.mean(signal.astype(np.float64) ** 2, axis, keepdims=True))
+            if axis:
+                sigma = np.pad(sigma, ((0, 12 - length), (0, 0)))
         added = (sigma * draws(int(ROWS.index[row]), noise.draw)).astype(np.float32)
         added[length:] = 0
         both = (added[None], zero) if noise.site == "token" else (zero, added[None])
@@ -173,7 +176,10 @@ def test_padding_gets_no_noise_even_where_the_model_looks_at_it():
     ("noise", "words"),
     [
         (Noise("tokens", "sigma", 1.0), "site must be one of token, embedding, got 'tokens'"),
-        (Noise("token", "match", 1.0), "protocol must be one of sigma, matched, got 'match'"),
+        (
+            Noise("token", "match", 1.0),
+            "protocol must be one of sigma, matched, per-token, got 'match'",
+        ),
         (Noise("token", "sigma", -0.5), r"level must be >= 0 and finite, got -0\.5"),
         (Noise("token", "sigma", float("nan")), "level must be >= 0 and finite, got nan"),
     ],
