@@ -27,6 +27,7 @@ EXPERIMENTS = {
     "scaling": "experiments.robertha.scaling",
     "typos": "experiments.robertha.typos",
     "adversarial": "experiments.robertha.adversarial",
+    "fine-tuning": "experiments.robertha.fine_tuning",
     "theory": "experiments.noise_stability.theory",
     "grokking": "experiments.noise_stability.grokking",
     "encoder-stability": "experiments.noise_stability.encoder",

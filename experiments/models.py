@@ -22,6 +22,7 @@ WEIGHT_DECAY = 0.01  # Table 15
 # a sixteenth of that does not.
 ADVERSARIAL_RADIUS = 0.003125
 AUGMENTED_SIGMA = 0.02  # as large as the token embeddings are at first
+AUGMENTED_SNR_DB = (-16.0, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ class Variant:
     entropy: Literal["shannon", "renyi2", "shannon_matmul"] | None = None
     esr_weight: float = 0.05
     esr_target: float = 0.35
-    training: Literal["clean", "noise", "pgd", "freelb"] = "clean"
+    training: Literal["clean", "noise", "noise-range", "pgd", "freelb"] = "clean"
     radius: float = ADVERSARIAL_RADIUS
     weight_decay: float = WEIGHT_DECAY
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -108,6 +109,12 @@ VARIANTS: dict[str, Variant] = {
     "freelb": _tinybert("FreeLB", training="freelb", paper="FreeLB"),
     "pgd": _tinybert("PGD", training="pgd"),
     "data-augment": _tinybert("DataAugment", training="noise", paper="DataAugment"),
+    "noise-trained": _tinybert("TinyBERT, trained with noise", training="noise-range"),
+    "noise-trained-mean": _tinybert(
+        "TinyBERT, mean pooling, trained with noise",
+        training="noise-range",
+        options={"pooling": "mean"},
+    ),
     "universal": Variant(
         title="Universal Transformer", kind="universal", paper="Universal Transformer"
     ),
@@ -206,7 +213,7 @@ def build(variant: Variant, spec: TaskSpec, *, vocab_size: int, **sizes: Any) ->
     """
     from hopfax.nn import Preset, find_preset, robertha, tinybert, with_precision
     from hopfax.nn.models import universal_bert
-    from hopfax.train.adversarial import Ball, augmented, freelb, pgd
+    from hopfax.train.adversarial import Ball, augmented, augmented_over, freelb, pgd
     from hopfax.train.objectives import classification
 
     options = {**sizes, **variant.options}
@@ -238,6 +245,8 @@ def build(variant: Variant, spec: TaskSpec, *, vocab_size: int, **sizes: Any) ->
     objective = classification(model, regression=spec.regression, **esr)
     if variant.training == "noise":
         objective = augmented(objective, sigma=AUGMENTED_SIGMA)
+    elif variant.training == "noise-range":
+        objective = augmented_over(objective, snr_db=AUGMENTED_SNR_DB)
     elif variant.training != "clean":
         radius, adversarial = variant.radius, {"freelb": freelb, "pgd": pgd}[variant.training]
         ball = Ball(num_steps=3, step_size=0.4 * radius, max_norm=radius, initial_norm=0.6 * radius)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from hopfax.cpu import quick
+from hopfax.hopfield import matched_sigma
 from hopfax.nn.encoder import CLEAN, Perturbation
 from hopfax.nn.functional import Params
 from hopfax.train.objectives import Batch, Losses, Objective, texts_of
@@ -20,7 +21,7 @@ Deltas = Float[Array, "texts tokens width"]
 Mask = Bool[Array, "texts tokens"]
 
 # Objectives number their draws with `split`; these must be none of them, nor one another.
-_NOISE, _PGD, _FREELB = 2**31, 2**31 + 1, 2**31 + 2
+_NOISE, _PGD, _FREELB, _RATIO = 2**31, 2**31 + 1, 2**31 + 2, 2**31 + 3
 
 
 class Ball(NamedTuple):
@@ -73,6 +74,42 @@ def augmented(objective: Objective, *, sigma: float) -> Objective:
         for_noise, _ = jax.random.split(jax.random.fold_in(key, _NOISE))
         noise = sigma * jax.random.normal(quick(for_noise), *_like(params, mask))
         noise = jnp.where(mask[..., None], noise, 0)
+        return objective(params, batch, key, _plus(added, noise))
+
+    return noisy
+
+
+def augmented_over(objective: Objective, *, snr_db: tuple[float, float]) -> Objective:
+    """Adds noise whose signal-to-noise ratio is drawn anew for each text in every training step.
+
+    The noise scales with the text's own token vectors, so louder vectors are no protection.
+
+    Args:
+        objective: Loss to minimise, of a model whose `embedding_scale` is 1.
+        snr_db: Lowest and highest ratio in dB; the ratios are uniform between them.
+
+    Raises:
+        ValueError: The range is empty or not finite.
+
+    Example:
+        >>> from hopfax.nn import tinybert
+        >>> from hopfax.train.objectives import classification
+        >>> objective = augmented_over(classification(tinybert(30522, 2)), snr_db=(-16.0, 0.0))
+    """
+    low, high = snr_db
+    if not -float("inf") < low <= high < float("inf"):
+        raise ValueError(f"snr_db must be a finite range, low to high, got {snr_db}")
+
+    def noisy(
+        params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation = CLEAN, /
+    ) -> tuple[Array, Losses]:
+        ids, mask = texts_of(batch)
+        tokens = jax.lax.stop_gradient(params["tokens"]["embedding"][ids])
+        for_ratio, for_noise = jax.random.split(jax.random.fold_in(key, _RATIO))
+        ratios = jax.random.uniform(quick(for_ratio), mask.shape[:1], minval=low, maxval=high)
+        sigma = jax.vmap(lambda x, db, m: matched_sigma(x, snr_db=db, mask=m))(tokens, ratios, mask)
+        noise = jax.random.normal(quick(for_noise), tokens.shape, tokens.dtype)
+        noise = jnp.where(mask[..., None], sigma[:, None, None] * noise, 0)
         return objective(params, batch, key, _plus(added, noise))
 
     return noisy

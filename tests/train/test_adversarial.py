@@ -9,7 +9,7 @@ import tiny
 
 from hopfax.nn.encoder import Perturbation
 from hopfax.train import adversarial
-from hopfax.train.adversarial import Ball, ascend, augmented, freelb, initial, pgd
+from hopfax.train.adversarial import Ball, ascend, augmented, augmented_over, freelb, initial, pgd
 from hopfax.train.objectives import Losses, classification, texts_of
 from hopfax.train.state import adamw, init_states, seed_keys
 from hopfax.train.step import make_chunk
@@ -152,6 +152,29 @@ def test_augmented_adds_noise_of_its_size_to_the_tokens():
     np.testing.assert_allclose(noise[mask].std(), 0.7, rtol=0.02)
     assert not np.array_equal(noise, seen[1].token)
     np.testing.assert_allclose(seen[2].token, noise + 1, rtol=1e-6)
+
+
+def test_augmented_over_draws_each_text_s_ratio_and_matches_its_tokens():
+    params = {"tokens": {"embedding": jax.random.normal(KEY, (60, 64)) * jnp.arange(60.0)[:, None]}}
+    batch = tiny.batch(40)
+    ids, mask = texts_of(batch)
+
+    def spy(params, batch, key, added):
+        return jnp.zeros(()), Losses(*jnp.zeros(4))._replace(esr=added.token)
+
+    noise = augmented_over(spy, snr_db=(-16.0, 0.0))(params, batch, KEY)[1].esr
+    signal = params["tokens"]["embedding"][ids]
+    assert not np.asarray(noise)[~np.asarray(mask)].any()
+    ratios = np.array(
+        [
+            oracles.snr_db(*(np.asarray(x)[m] for x in (s, n)))
+            for s, n, m in zip(signal, noise, mask, strict=True)
+        ]
+    )
+    assert -17 < ratios.min() < -13
+    assert -3 < ratios.max() < 1
+    with pytest.raises(ValueError, match=r"finite range, low to high, got \(0, -6\)"):
+        augmented_over(spy, snr_db=(0, -6))
 
 
 def test_perturbations_add_up_at_a_model_s_sites():
