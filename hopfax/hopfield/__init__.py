@@ -2,8 +2,8 @@
 
 `retrieval` iterates a query to an attractor, `attend` does so for all queries of an attention head
 and reads values out; `spectrum` measures and regularizes how keys spread, by one of the entropies
-of `entropy`, with eigenvalues or without; `corruption` adds noise of known strength. These
-functions do not depend on `nn` or `train`.
+of `entropy`, with eigenvalues or without; `corruption` adds noise of known strength; `memory`
+removes it by retrieval from clean patterns. These functions do not depend on `nn` or `train`.
 """
 
 from hopfax.hopfield.attend import Attention as Attention
@@ -12,6 +12,12 @@ from hopfax.hopfield.corruption import gaussian_noise as gaussian_noise
 from hopfax.hopfield.corruption import matched_sigma as matched_sigma
 from hopfax.hopfield.corruption import snr_db as snr_db
 from hopfax.hopfield.entropy import Entropy as Entropy
+from hopfax.hopfield.memory import Denoised as Denoised
+from hopfax.hopfield.memory import capacity_snr_db as capacity_snr_db
+from hopfax.hopfield.memory import certified_radius as certified_radius
+from hopfax.hopfield.memory import denoise as denoise
+from hopfax.hopfield.memory import estimate_sigma as estimate_sigma
+from hopfax.hopfield.memory import recovery_bound as recovery_bound
 from hopfax.hopfield.retrieval import Trajectory as Trajectory
 from hopfax.hopfield.retrieval import energy as energy
 from hopfax.hopfield.retrieval import retrieve as retrieve

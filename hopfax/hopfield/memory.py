@@ -1,0 +1,359 @@
+"""Removing Gaussian noise by retrieval from clean patterns, such as a model's vocabulary.
+
+A Hopfield update over the clean patterns, with inverse temperature 1/sigma^2 and a bias, is their
+posterior mean given a noisy one. Written for one noisy query; `jax.vmap` for more.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float, Int
+
+from hopfax.fixed_point import real_array
+from hopfax.hopfield.retrieval import check_mask
+
+Patterns = Float[Array, "patterns width"]
+Mask = Bool[Array, " patterns"] | None
+LogPrior = Float[Array, " patterns"] | None
+
+BLOCK = (
+    2048  # patterns of a block; on two cores, smaller blocks are slower and larger ones no faster
+)
+
+
+class Denoised(NamedTuple):
+    """The posterior over the patterns that a noisy query may come from.
+
+    Attributes:
+        value: Posterior mean of the pattern.
+        index: The most probable pattern.
+        probability: Its posterior probability, in [0, 1].
+    """
+
+    value: Float[Array, " width"]
+    index: Int[Array, ""]
+    probability: Float[Array, ""]
+
+
+def denoise(
+    noisy: Float[Array, " width"],
+    patterns: Patterns,
+    *,
+    sigma: float | Float[Array, ""] | None = None,
+    log_prior: LogPrior = None,
+    mask: Mask = None,
+    block_size: int | None = None,
+) -> Denoised:
+    r"""Returns the posterior mean of the pattern behind a noisy query, and the likeliest pattern.
+
+    For a query $x = e_v + \sigma z$ with $z$ standard normal and $v$ drawn from the prior,
+
+    $$E[e_v | x] = \sum_v p_v e_v, \qquad
+    p = \mathrm{softmax}_v\left(\log \pi_v - \frac{\|x - e_v\|^2}{2 \sigma^2}\right)$$
+
+    This is one `update` with $\beta = 1/\sigma^2$ and the bias
+    $\log \pi_v - \|e_v\|^2 / (2 \sigma^2)$. Without `sigma`, the noise level is integrated out
+    under Jeffreys' prior $1/\sigma$, which gives
+    $p = \mathrm{softmax}_v(\log \pi_v - d \log \|x - e_v\|)$. In a hundred or more dimensions a
+    single query determines its own $\sigma$, so that this loses almost nothing.
+
+    Args:
+        noisy: The query $x$.
+        patterns: Clean patterns $e_v$, one a row.
+        sigma: Standard deviation of the noise in each coordinate, > 0; None if unknown.
+        log_prior: Log-probabilities of the patterns, up to a constant; -inf excludes a pattern.
+            None for a uniform prior.
+        mask: True where a pattern is real; None takes all.
+        block_size: Patterns read at a time; None for 512. Under `jax.vmap`, memory grows with
+            queries times `block_size`, never with queries times patterns.
+
+    Returns:
+        `Denoised`, in float32 at least; zero, index 0 and probability 0 if no pattern is possible.
+        Duplicate patterns share their probability: `index` is the first of them.
+
+    Raises:
+        TypeError: If `mask` is not boolean.
+        ValueError: If `sigma` is not positive and finite, `block_size < 1`, or the shapes are not
+            those of one query and its patterns. A traced `sigma <= 0` gives nan.
+
+    Differentiation:
+        `value` and `probability` are differentiable in all arrays and in `sigma`; the backward
+        pass computes each block's logits again. Without `sigma`, a query that equals a pattern
+        gets a gradient of zero.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from hopfax import hopfield
+        >>> patterns = jax.random.normal(jax.random.key(0), (1000, 128))
+        >>> noisy = patterns[7] + 1.5 * jax.random.normal(jax.random.key(1), (128,))
+        >>> clean = hopfield.denoise(noisy, patterns, sigma=1.5)
+        >>> int(clean.index), bool(jnp.abs(clean.value - patterns[7]).max() < 0.1)
+        (7, True)
+        >>> int(hopfield.denoise(noisy, patterns).index)  # sigma unknown
+        7
+
+    References:
+        Robertha, Eq. 4, with clean patterns; Ramsauer et al. (2020), Hopfield Networks is All You
+        Need.
+    """
+    noisy, patterns, log_prior, mask = _prepared(noisy, patterns, log_prior, mask)
+    if sigma is not None:
+        sigma = _check_sigma(sigma, noisy.dtype)
+    bias = jnp.zeros(len(patterns), noisy.dtype) if log_prior is None else log_prior
+    bias = bias if mask is None else jnp.where(mask, bias, -jnp.inf)
+    energy = jnp.sum(jnp.square(noisy))
+
+    def logits(rows: Patterns, bias: Array) -> Array:
+        products = jnp.matmul(noisy, rows.T, precision="highest")
+        norms = jnp.sum(jnp.square(rows), axis=1)
+        if sigma is not None:
+            return bias + (products - 0.5 * norms) / jnp.square(sigma)
+        squares = energy - 2 * products + norms
+        # The rounding of the difference, so that a query that equals a pattern is finite.
+        least = 4 * jnp.finfo(squares.dtype).eps * (energy + norms)
+        tiny = jnp.finfo(squares.dtype).tiny
+        return bias - 0.5 * rows.shape[1] * jnp.log(jnp.maximum(squares, least) + tiny)
+
+    return _posterior(logits, patterns, bias, block_size)
+
+
+def estimate_sigma(
+    noisy: Float[Array, "tokens width"],
+    patterns: Patterns,
+    *,
+    log_prior: LogPrior = None,
+    mask: Bool[Array, " tokens"] | None = None,
+) -> Float[Array, ""]:
+    r"""Estimates the noise level of a sequence of noisy patterns from their mean square.
+
+    $$\hat\sigma^2 = \frac{1}{nd} \sum_i \|x_i\|^2 - \frac{1}{d} \sum_v \pi_v \|e_v\|^2$$
+
+    Args:
+        noisy: One noisy pattern a row.
+        patterns: Clean patterns, one a row.
+        log_prior: Log-probabilities of the patterns, up to a constant; None for uniform.
+        mask: True where a row of `noisy` is real; None takes all.
+
+    Returns:
+        The estimate of the standard deviation, at least a thousandth of the patterns' root mean
+        square, so that it is a valid `sigma` of `denoise` also where there is no noise.
+
+    Example:
+        >>> import jax
+        >>> from hopfax import hopfield
+        >>> patterns = jax.random.normal(jax.random.key(0), (1000, 128))
+        >>> noise = jax.random.normal(jax.random.key(1), (40, 128))
+        >>> round(float(hopfield.estimate_sigma(patterns[:40] + 1.5 * noise, patterns)), 1)
+        1.5
+    """
+    noisy = real_array(noisy, "noisy")
+    if noisy.ndim != 2:
+        raise ValueError(f"noisy must have shape (tokens, width), got {noisy.shape}: use jax.vmap")
+    _, patterns, log_prior, _ = _prepared(noisy[0], patterns, log_prior, None)
+    mask = check_mask(mask, (len(noisy),))
+    weights = jnp.ones(len(noisy)) if mask is None else mask
+    squares = jnp.where(weights > 0, jnp.mean(jnp.square(noisy), axis=1), 0)
+    power = jnp.sum(squares) / jnp.maximum(jnp.sum(weights), 1)
+    prior = None if log_prior is None else jax.nn.softmax(log_prior)
+    signal = jnp.average(jnp.mean(jnp.square(patterns), axis=1), weights=prior)
+    return jnp.sqrt(jnp.maximum(power - signal, 1e-6 * signal))
+
+
+def capacity_snr_db(entropy_bits: float | Array, *, width: int) -> Float[Array, ""]:
+    r"""Signal-to-noise ratio below which no decoder recovers tokens from Gaussian noise, in dB.
+
+    $$10 \log_{10}\left(2^{2H/d} - 1\right)$$
+
+    Args:
+        entropy_bits: Entropy H of a token in bits, given its context if the decoder uses it, > 0.
+        width: Number of coordinates d of a token's vector.
+
+    Returns:
+        The ratio per coordinate at which the capacity of the Gaussian channel is H bits a token.
+
+    Example:
+        >>> from hopfax import hopfield
+        >>> [round(float(hopfield.capacity_snr_db(10.0, width=d)), 1) for d in (128, 384, 768)]
+        [-9.4, -14.3, -17.4]
+
+    References:
+        Shannon (1949), Communication in the Presence of Noise, Theorem 2.
+    """
+    bits = real_array(entropy_bits, "entropy_bits")
+    return 10 * jnp.log10(jnp.expm1(2 * jnp.log(2.0) * bits / width))
+
+
+def certified_radius(patterns: Patterns, *, mask: Mask = None) -> Float[Array, " patterns"]:
+    """Returns half the distance from each pattern to the nearest other one.
+
+    Any perturbation of smaller norm leaves a pattern its own nearest neighbour, so `denoise` with
+    a uniform prior returns its `index`.
+
+    Args:
+        patterns: Patterns, one a row.
+        mask: True where a pattern is real; None takes all.
+
+    Returns:
+        The radius of each pattern; 0 for duplicates, nan where `mask` is False, inf for a single
+        pattern.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
+        >>> hopfield.certified_radius(jnp.array([[0.0, 0.0], [3.0, 4.0], [0.0, 20.0]])).tolist()
+        [2.5, 2.5, 8.139410018920898]
+    """
+    patterns = real_array(patterns, "patterns")
+    _, patterns, _, mask = _prepared(jnp.zeros(patterns.shape[-1:]), patterns, None, mask)
+    norms = jnp.sum(jnp.square(patterns), axis=1)
+    if mask is not None:
+        norms = jnp.where(mask, norms, jnp.inf)
+
+    def radius(number: Array) -> Array:
+        row = patterns[number]
+        squares = norms - 2 * jnp.matmul(row, patterns.T, precision="highest")
+        nearest = jnp.argmin(squares.at[number].set(jnp.inf))
+        # The difference itself: its square in terms of norms has lost its digits.
+        distance = jnp.linalg.norm(row - patterns[nearest])
+        return jnp.where(jnp.isinf(squares[nearest]) | (nearest == number), jnp.inf, distance / 2)
+
+    radii = jax.lax.map(radius, jnp.arange(len(patterns)), batch_size=256)
+    return radii if mask is None else jnp.where(mask, radii, jnp.nan)
+
+
+def recovery_bound(
+    patterns: Patterns,
+    *,
+    sigma: float | Float[Array, ""],
+    log_prior: LogPrior = None,
+) -> Float[Array, " patterns"]:
+    r"""Returns a lower bound on the probability that Gaussian noise leaves a pattern recoverable.
+
+    $$1 - \sum_{w \neq v} Q\left(\frac{d_{vw}}{2 \sigma}
+    + \frac{\sigma}{d_{vw}} \log \frac{\pi_v}{\pi_w}\right), \qquad d_{vw} = \|e_v - e_w\|$$
+
+    with Q the standard normal's tail: the union bound over all errors of the most probable
+    pattern. A sentence is recovered with a probability of at least 1 minus the sum of its tokens'
+    errors; then its output under noise is its clean output.
+
+    Args:
+        patterns: Patterns, one a row.
+        sigma: Standard deviation of the noise in each coordinate, > 0, known to the decoder.
+        log_prior: Log-probabilities of the patterns, up to a constant; None for uniform.
+
+    Returns:
+        The bound for each pattern, in [0, 1].
+
+    Raises:
+        ValueError: If `sigma` is not positive and finite.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
+        >>> bound = hopfield.recovery_bound(jnp.array([[0.0, 0.0], [3.0, 4.0]]), sigma=1.25)
+        >>> bound.round(4).tolist()  # 1 - Q(2)
+        [0.9771999716758728, 0.9771999716758728]
+    """
+    patterns = real_array(patterns, "patterns")
+    _, patterns, log_prior, _ = _prepared(jnp.zeros(patterns.shape[-1:]), patterns, log_prior, None)
+    sigma = _check_sigma(sigma, patterns.dtype)
+    norms = jnp.sum(jnp.square(patterns), axis=1)
+
+    def bound(number: Array) -> Array:
+        products = jnp.matmul(patterns[number], patterns.T, precision="highest")
+        distance = jnp.sqrt(jnp.maximum(norms[number] - 2 * products + norms, 0))
+        safe = jnp.where(distance > 0, distance, 1)
+        margin = distance / (2 * sigma)
+        if log_prior is not None:
+            margin += sigma / safe * (log_prior[number] - log_prior)
+        # Of equal patterns none can be told from the others: no bound.
+        errors = jnp.where(distance > 0, jax.scipy.stats.norm.sf(margin), 1)
+        return 1 - jnp.sum(errors.at[number].set(0))
+
+    return jnp.clip(jax.lax.map(bound, jnp.arange(len(patterns)), batch_size=256), 0, 1)
+
+
+class _Running(NamedTuple):
+    """Softmax-weighted sums over the blocks so far, in units of exp(most)."""
+
+    most: Array
+    score: Array  # of the best pattern: `most` with its gradient
+    index: Array
+    total: Array
+    value: Array
+
+
+def _posterior(
+    logits: Callable[[Array, Array], Array], patterns: Array, bias: Array, block_size: int | None
+) -> Denoised:
+    """Softmax over all patterns, one block at a time."""
+    count, dtype = len(patterns), bias.dtype
+    size = min(BLOCK if block_size is None else block_size, count)
+    if size < 1:
+        raise ValueError(f"block_size and the number of patterns must be >= 1, got {size}")
+
+    @jax.checkpoint
+    def step(running: _Running, number: Array) -> tuple[_Running, None]:
+        # The last block starts early, to have the size of the others, and skips what was read.
+        first = jnp.minimum(number * size, count - size)
+        rows = jax.lax.dynamic_slice_in_dim(patterns, first, size)
+        fresh = first + jnp.arange(size) >= number * size
+        scores = jnp.where(fresh, jax.lax.dynamic_slice_in_dim(bias, first, size), -jnp.inf)
+        scores = logits(rows, scores)
+        best = jnp.argmax(scores)
+        better = scores[best] > running.most
+        most = jax.lax.stop_gradient(jnp.maximum(running.most, scores[best]))
+        shift = jnp.where(jnp.isfinite(most), most, 0)
+        weights, decay = jnp.exp(scores - shift), jnp.exp(running.most - shift)
+        return _Running(
+            most=most,
+            score=jnp.where(better, scores[best], running.score),
+            index=jnp.where(better, first + best, running.index),
+            total=decay * running.total + jnp.sum(weights),
+            value=decay * running.value + jnp.matmul(weights, rows, precision="highest"),
+        ), None
+
+    nothing, zero = jnp.full((), -jnp.inf, dtype), jnp.zeros((), dtype)
+    start = _Running(nothing, zero, jnp.zeros((), jnp.int32), zero, jnp.zeros_like(patterns[0]))
+    if size == count:
+        running, _ = step(start, jnp.zeros((), jnp.int32))
+    else:
+        running, _ = jax.lax.scan(step, start, jnp.arange(-(-count // size)))
+    possible = running.total > 0
+    total = jnp.where(possible, running.total, 1)
+    probability = jnp.exp(running.score - jnp.where(possible, running.most, 0)) / total
+    return Denoised(running.value / total, running.index, jnp.where(possible, probability, 0))
+
+
+def _prepared(
+    noisy: Array, patterns: Array, log_prior: LogPrior, mask: Mask
+) -> tuple[Array, Array, Array | None, Array | None]:
+    """Checks the arguments, promotes them to float32 at least, and clears padded patterns."""
+    noisy, patterns = real_array(noisy, "noisy"), real_array(patterns, "patterns")
+    if noisy.ndim != 1 or patterns.ndim != 2 or noisy.shape != patterns.shape[1:]:
+        raise ValueError(
+            f"noisy must have shape (width,) and patterns (patterns, width), got {noisy.shape} and "
+            f"{patterns.shape}: use jax.vmap for more"
+        )
+    dtype = jnp.result_type(noisy, patterns, jnp.float32)
+    noisy, patterns = noisy.astype(dtype), patterns.astype(dtype)
+    mask = check_mask(mask, (len(patterns),))
+    if mask is not None:
+        patterns = jnp.where(mask[:, None], patterns, 0)
+    if log_prior is not None:
+        log_prior = real_array(log_prior, "log_prior").astype(dtype)
+        if log_prior.shape != (len(patterns),):
+            raise ValueError(f"log_prior must have shape ({len(patterns)},), got {log_prior.shape}")
+    return noisy, patterns, log_prior, mask
+
+
+def _check_sigma(sigma: float | Array, dtype: jnp.dtype) -> Array:
+    real_array(sigma, "sigma", scalar=True)
+    if not isinstance(sigma, Tracer) and not 0 < np.asarray(sigma) < np.inf:
+        raise ValueError(f"sigma is a standard deviation and must be > 0 and finite, got {sigma}")
+    sigma = jnp.asarray(sigma, dtype)
+    return jnp.where(sigma > 0, sigma, jnp.nan)

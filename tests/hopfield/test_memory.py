@@ -1,0 +1,229 @@
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import log_softmax
+from scipy.stats import norm
+
+from hopfax import hopfield
+
+WIDTH, COUNT = 12, 23
+draw = np.random.default_rng(0)
+PATTERNS = draw.normal(size=(COUNT, WIDTH)) * draw.uniform(0.5, 2, (COUNT, 1))
+QUERY = PATTERNS[4] + 0.9 * draw.normal(size=WIDTH)
+PRIOR = np.log(draw.dirichlet(np.ones(COUNT)))
+MASK = np.arange(COUNT) < 17
+
+
+def oracle(query=QUERY, patterns=PATTERNS, sigma=None, log_prior=None, mask=None):
+    squares = np.square(query - patterns).sum(1)
+    likelihood = -squares / (2 * sigma**2) if sigma else -WIDTH / 2 * np.log(squares)
+    scores = likelihood + (0 if log_prior is None else log_prior)
+    scores = np.where(True if mask is None else mask, scores, -np.inf)
+    posterior = np.exp(log_softmax(scores))
+    return posterior @ patterns, posterior.argmax(), posterior.max()
+
+
+@pytest.mark.parametrize("sigma", [None, 0.1, 0.9, 4.0])
+@pytest.mark.parametrize("block_size", [None, 1, 5])
+@pytest.mark.parametrize("options", [{}, {"log_prior": PRIOR, "mask": MASK}])
+def test_denoise_is_the_posterior_mean(sigma, block_size, options):
+    got = hopfield.denoise(QUERY, PATTERNS, sigma=sigma, block_size=block_size, **options)
+    value, index, probability = oracle(sigma=sigma, **options)
+    np.testing.assert_allclose(got.value, value, rtol=2e-4, atol=2e-5)
+    assert got.index == index
+    np.testing.assert_allclose(got.probability, probability, rtol=2e-4)
+
+
+def test_with_equal_norms_it_is_one_update():
+    patterns = PATTERNS / np.linalg.norm(PATTERNS, axis=1, keepdims=True)
+    got = hopfield.denoise(QUERY, patterns, sigma=0.5, block_size=7).value
+    np.testing.assert_allclose(got, hopfield.update(QUERY, patterns, beta=4.0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("sigma", [None, 0.9])
+def test_gradients_are_central_differences(sigma):
+    cotangent = draw.normal(size=WIDTH)
+
+    def loss(fn, inputs):
+        query, patterns, log_prior, *level = inputs
+        options = {"sigma": level[0] if level else None, "log_prior": log_prior}
+        value, _, probability = fn(query, patterns, **options)
+        return value @ cotangent + 3 * probability
+
+    inputs = [QUERY, PATTERNS, PRIOR, *([np.float64(sigma)] if sigma else [])]
+    for block_size in (None, 5):
+        blocked = partial(hopfield.denoise, block_size=block_size)
+        gradients = jax.jit(jax.grad(partial(loss, blocked)))([jnp.asarray(x) for x in inputs])
+        for place, gradient in enumerate(gradients):
+            direction = draw.normal(size=np.shape(gradient))
+            ends = [
+                loss(oracle, [x + sign * 1e-5 * direction if n == place else x
+                              for n, x in enumerate(inputs)])
+                for sign in (1, -1)
+            ]  # fmt: skip
+            slope = (ends[0] - ends[1]) / 2e-5
+            np.testing.assert_allclose(np.sum(gradient * direction), slope, rtol=2e-3, atol=1e-4)
+
+
+def test_many_queries_are_a_loop_and_each_may_have_its_own_sigma():
+    queries, sigmas = draw.normal(size=(4, WIDTH)), jnp.array([0.3, 0.5, 1.0, 2.0])
+    one = partial(hopfield.denoise, patterns=jnp.asarray(PATTERNS), block_size=5)
+    together = jax.jit(jax.vmap(lambda x, s: one(x, sigma=s)))(queries, sigmas)
+    for number, (query, sigma) in enumerate(zip(queries, sigmas, strict=True)):
+        alone = one(query, sigma=sigma)
+        np.testing.assert_allclose(together.value[number], alone.value, rtol=1e-5, atol=1e-6)
+        assert together.index[number] == alone.index
+
+
+def test_padding_changes_nothing_and_gets_no_gradient():
+    patterns = jnp.asarray(PATTERNS).at[17:].set(jnp.nan)
+    for sigma in (None, 0.9):
+        padded = hopfield.denoise(QUERY, patterns, sigma=sigma, mask=MASK, block_size=5)
+        short = hopfield.denoise(QUERY, PATTERNS[:17], sigma=sigma)
+        np.testing.assert_allclose(padded.value, short.value, rtol=1e-5)
+
+        def loss(rows, s=sigma):
+            return hopfield.denoise(QUERY, rows, sigma=s, mask=MASK).value.sum()
+
+        gradient = np.asarray(jax.grad(loss)(patterns))
+        assert (gradient[17:] == 0).all()
+        assert np.isfinite(gradient).all()
+        assert gradient[:17].any()
+
+
+def test_without_a_possible_pattern_the_result_is_zero():
+    for options in ({"mask": np.zeros(COUNT, bool)}, {"log_prior": np.full(COUNT, -np.inf)}):
+        for sigma in (None, 0.9):
+            value, index, probability = hopfield.denoise(QUERY, PATTERNS, sigma=sigma, **options)
+            assert not np.asarray(value).any()
+            assert (index, probability) == (0, 0)
+
+
+def test_forbidden_patterns_are_never_returned():
+    log_prior = np.where(np.arange(COUNT) == 4, -np.inf, 0.0)
+    got = hopfield.denoise(PATTERNS[4], PATTERNS, sigma=0.5, log_prior=log_prior, block_size=4)
+    assert got.index != 4
+    np.testing.assert_allclose(
+        got.value, oracle(PATTERNS[4], sigma=0.5, log_prior=log_prior)[0], rtol=1e-4
+    )
+
+
+def test_a_clean_pattern_and_its_duplicate():
+    """Without noise the pattern itself returns, with a finite gradient."""
+    got = hopfield.denoise(PATTERNS[3], PATTERNS)
+    np.testing.assert_allclose(got.value, PATTERNS[3], rtol=1e-6)
+    assert (got.index, got.probability) == (3, 1)
+    gradient = jax.grad(lambda x: hopfield.denoise(x, PATTERNS).value.sum())(jnp.array(PATTERNS[3]))
+    assert np.isfinite(gradient).all()
+    twice = np.concatenate([PATTERNS, PATTERNS[3:4]])
+    got = hopfield.denoise(PATTERNS[3], twice)
+    assert (got.index, float(got.probability)) == (3, pytest.approx(0.5))
+
+
+def test_unknown_noise_costs_little():
+    """In 64 dimensions a query's distance to the right pattern gives its own noise level."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    patterns = jax.random.normal(keys[0], (500, 64))
+    for sigma in (1.0, 2.0):
+        noisy = patterns + sigma * jax.random.normal(keys[1], patterns.shape)
+        known, blind = (
+            jax.vmap(lambda x, s=level: hopfield.denoise(x, patterns, sigma=s))(noisy)
+            for level in (sigma, None)
+        )
+        errors = [float(jnp.square(each.value - patterns).mean()) for each in (known, blind)]
+        assert errors[1] < 1.05 * errors[0] + 0.003
+        assert (blind.index == known.index).all()  # with a uniform prior both take the nearest
+
+
+def test_bfloat16_is_close():
+    narrow = [jnp.asarray(x, jnp.bfloat16) for x in (QUERY, PATTERNS)]
+    wide = [x.astype(jnp.float32) for x in narrow]
+    got, want = (hopfield.denoise(*each, sigma=0.9).value for each in (narrow, wide))
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_estimate_sigma_is_blind():
+    patterns = jnp.asarray(draw.normal(size=(200, 64)))
+    rows = draw.choice(200, 50)
+    noise = draw.normal(size=(50, 64))
+    mask = np.arange(50) < 40
+    for sigma in (0.5, 3.0):
+        noisy = (patterns[rows] + sigma * noise).at[40:].set(jnp.nan)
+        got = hopfield.estimate_sigma(noisy, patterns, mask=mask)
+        np.testing.assert_allclose(got, sigma, rtol=0.1)
+    loud = jnp.concatenate([patterns, 9 * patterns])
+    likely = np.log(np.repeat([1 / 200, 1e-9], 200))
+    noisy = patterns[rows] + 0.5 * noise
+    got = hopfield.estimate_sigma(noisy, loud, log_prior=likely)
+    np.testing.assert_allclose(got, 0.5, rtol=0.1)
+    floor = 1e-3 * float(jnp.sqrt(jnp.square(loud).mean()))
+    np.testing.assert_allclose(hopfield.estimate_sigma(noisy, loud), floor, rtol=1e-5)
+
+
+def test_capacity_is_shannon_s():
+    for bits, width in ((10.0, 128), (3.0, 2), (1e-3, 50)):
+        snr = 10 ** (float(hopfield.capacity_snr_db(bits, width=width)) / 10)
+        np.testing.assert_allclose(width / 2 * np.log2(1 + snr), bits, rtol=1e-4)
+
+
+def test_below_the_certified_radius_the_nearest_pattern_is_the_right_one():
+    radii = np.asarray(hopfield.certified_radius(PATTERNS))
+    distances = np.linalg.norm(PATTERNS[:, None] - PATTERNS, axis=-1) + np.diag([np.inf] * COUNT)
+    np.testing.assert_allclose(radii, distances.min(1) / 2, rtol=1e-5)
+    nearest = PATTERNS[distances.argmin(1)]
+    unit = (nearest - PATTERNS) / np.linalg.norm(nearest - PATTERNS, axis=1, keepdims=True)
+    for factor, survives in ((0.999, True), (1.001, False)):
+        moved = PATTERNS + factor * radii[:, None] * unit  # the worst direction
+        index = jax.vmap(lambda x: hopfield.denoise(x, PATTERNS).index)(moved)
+        assert ((index == np.arange(COUNT)) == survives).all()
+    twice = np.concatenate([PATTERNS, PATTERNS[:1]])
+    assert hopfield.certified_radius(twice)[0] == 0
+    padded = np.asarray(hopfield.certified_radius(PATTERNS, mask=MASK))
+    np.testing.assert_allclose(padded[:17], hopfield.certified_radius(PATTERNS[:17]))
+    assert np.isnan(padded[17:]).all()
+    assert np.isinf(hopfield.certified_radius(PATTERNS[:1])).all()
+
+
+@pytest.mark.parametrize("prior", [None, PRIOR])
+def test_the_recovery_bound_is_below_the_recovery_rate(prior):
+    sigma, count = 0.45, 4000
+    bound = np.asarray(hopfield.recovery_bound(PATTERNS, sigma=sigma, log_prior=prior))
+    noise = sigma * jax.random.normal(jax.random.key(0), (count, 1, WIDTH))
+    decode = jax.vmap(
+        jax.vmap(partial(hopfield.denoise, patterns=PATTERNS, sigma=sigma, log_prior=prior))
+    )
+    rate = np.mean(decode(PATTERNS + noise).index == np.arange(COUNT), axis=0)
+    error = 5 * np.sqrt(0.25 / count)
+    assert (bound <= rate + error).all()
+    assert (bound > 0.9).sum() > COUNT / 2  # and not a trivial one
+    np.testing.assert_allclose(bound[bound > 0.98], rate[bound > 0.98], atol=0.02)
+
+
+def test_two_patterns_reach_the_bound():
+    patterns = np.array([[0.0, 0.0], [3.0, 4.0]])
+    got = hopfield.recovery_bound(patterns, sigma=2.0, log_prior=np.log([0.8, 0.2]))
+    margins = 5 / 4 + 2 / 5 * np.log([4, 1 / 4])
+    np.testing.assert_allclose(got, norm.cdf(margins), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"sigma": 0.0}, "sigma is a standard deviation and must be > 0 and finite, got 0.0"),
+        ({"sigma": np.nan}, "must be > 0 and finite, got nan"),
+        ({"sigma": np.ones(2)}, "sigma must be one number"),
+        ({"noisy": np.ones(3)}, r"got \(3,\) and \(23, 12\)"),
+        ({"patterns": np.ones((0, WIDTH))}, "number of patterns must be >= 1, got 0"),
+        ({"block_size": 0}, "block_size .* must be >= 1, got 0"),
+        ({"log_prior": np.ones(4)}, r"log_prior must have shape \(23,\), got \(4,\)"),
+        ({"mask": np.ones(4, bool)}, r"mask must have shape \(23,\), got \(4,\)"),
+    ],
+)
+def test_bad_input_is_one_error(options, words):
+    arguments = {"noisy": QUERY, "patterns": PATTERNS, "sigma": 1.0, **options}
+    with pytest.raises(ValueError, match=words):
+        hopfield.denoise(arguments.pop("noisy"), arguments.pop("patterns"), **arguments)
