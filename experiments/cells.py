@@ -24,12 +24,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
 from experiments.models import Trainable, Variant, build
 from experiments.provenance import provenance
 from experiments.rundir import LOCK, identifier, locked, plain, write_whole
+from hopfax import nn
 from hopfax.data import Bucket, Encoded, TaskData, bucket_boundaries, bucketed
 from hopfax.nn import Encoder, Functional, Params
 from hopfax.train.checkpoint import Checkpoints
@@ -40,6 +42,7 @@ from hopfax.train.sharding import Sharding
 from hopfax.train.state import adamw, init_states
 
 FORMAT = 3  # increase it when the same spec no longer trains the same model
+UNSEEN = 0.1  # occurrences of a token that the training texts lack, for its prior
 RESUMPTION = "training"  # folder of the states that training resumes from
 
 
@@ -86,6 +89,7 @@ class Cell(NamedTuple):
         params: Each seed's best parameters, stacked over seeds.
         predictor: Compiled prediction, shared by all conditions.
         iterates: Whether its attention iterates; if so, steps are reported.
+        memory: Whether it retrieves token vectors from its vocabulary.
     """
 
     folder: Path
@@ -95,6 +99,7 @@ class Cell(NamedTuple):
     params: Params
     predictor: Predictor
     iterates: bool
+    memory: bool = False
 
 
 def digest(data: TaskData) -> str:
@@ -150,7 +155,25 @@ def train(
         restored = checkpoints.restore(like)
     if restored is None:
         raise FileNotFoundError(f"{folder} has no parameters; delete the folder to train again")
-    return Cell(folder, spec, data, built.model, restored.tree, predictor, built.iterates)
+    cell = Cell(folder, spec, data, built.model, restored.tree, predictor, built.iterates)
+    return with_memory(cell, sharding) if variant.memory else cell
+
+
+def with_memory(cell: Cell, sharding: Sharding | None = None) -> Cell:
+    """Returns the trained model with memory; its prior is the tokens' frequency in training."""
+    model = nn.with_memory(cell.model)
+    ids, lengths = cell.data.train.ids, cell.data.train.lengths
+    real = ids[np.arange(ids.shape[-1]) < lengths[..., None]]
+    counts = np.bincount(real, minlength=cell.data.vocab_size)
+    log_prior = np.log(counts + UNSEEN).astype(np.float32)
+    seeds, _, width = cell.params["tokens"]["embedding"].shape
+    memory = {
+        "log_prior": jnp.broadcast_to(log_prior, (seeds, len(log_prior))),
+        "log_scale": jnp.zeros((seeds, width)),
+    }
+    predictor = make_predictor(model, sharding=sharding)
+    params = {**cell.params, "memory": memory}
+    return cell._replace(model=model, params=params, predictor=predictor, memory=True)
 
 
 def _fit(

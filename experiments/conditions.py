@@ -89,8 +89,8 @@ class Condition(Protocol):
 
 def predictions(cell: Cell, condition: Condition) -> CellPredictions:
     """Returns the cell's predictions under a condition, from its folder if stored."""
-    name = f"{type(condition).__name__.lower()}-{identifier(condition.key(cell))}.npz"
-    path = cell.folder / "predictions" / name
+    key = {"condition": condition.key(cell), "memory": True} if cell.memory else condition.key(cell)
+    path = cell.folder / "predictions" / f"{type(condition).__name__.lower()}-{identifier(key)}.npz"
     if path.exists():
         with np.load(path) as stored:
             return CellPredictions(**{field: stored[field] for field in CellPredictions._fields})

@@ -42,6 +42,8 @@ class Variant:
         radius: Maximum L2 norm of FreeLB's and PGD's perturbation of a text's token embeddings.
         weight_decay: AdamW's weight decay.
         precision: Floating-point type of the blocks.
+        memory: Whether token vectors are retrieved from the vocabulary when the model is tested
+            (`hopfax.nn.with_memory`), with the token frequencies of the training texts as prior.
         paper: Name of its row in the paper's tables, if it has one.
     """
 
@@ -56,12 +58,13 @@ class Variant:
     radius: float = ADVERSARIAL_RADIUS
     weight_decay: float = WEIGHT_DECAY
     precision: Literal["float32", "bfloat16"] = "float32"
+    memory: bool = False
     paper: str | None = None
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings that determine the trained model: no names, no unused settings."""
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        del fields["title"], fields["paper"]
+        del fields["title"], fields["paper"], fields["memory"]
         if self.kind != "robertha":
             del fields["preset"]
         if self.kind == "pretrained":
@@ -160,6 +163,16 @@ VARIANTS: dict[str, Variant] = {
         "pretrained encoder, Hopfield, T = 1, ESR", options=ONE_STEP, entropy="shannon"
     ),
 }
+
+
+# Models that are also tested with memory; no model is trained with it.
+for _name in (
+    "tinybert", "tinybert-mean", "freelb", "noise-trained", "noise-trained-mean", "robertha",
+    "robertha-no-iteration-no-esr", "pretrained", "pretrained-esr", "pretrained-hopfield-1",
+):  # fmt: skip
+    VARIANTS[f"{_name}-memory"] = dataclasses.replace(
+        VARIANTS[_name], title=f"{VARIANTS[_name].title}, memory", memory=True, paper=None
+    )
 
 
 def variant(name: str) -> Variant:

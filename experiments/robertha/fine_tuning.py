@@ -17,7 +17,7 @@ for each model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,4 +60,5 @@ def run(config: Config) -> Path:
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
     each = robustness.page(folder)
-    return each._replace(title=each.title.replace("Robustness to Gaussian noise", "Fine-tuning"))
+    title = each.title.replace("Robustness to Gaussian noise", "Fine-tuned encoders under noise")
+    return replace(each, title=title)

@@ -72,13 +72,16 @@ class Encoders:
 class Config(Flags):
     """Models to train and noise to test them under."""
 
-    model: tuple[str, ...] = ("tinybert", "robertha")
+    model: tuple[str, ...] = ("tinybert", "robertha", "tinybert-memory")
     """Models: tinybert, tinybert-mean, tinybert-unit-scale, tinybert-mean-prenorm,
-    tinybert-mean-prenorm-dropout, freelb, pgd, data-augment, universal, universal-halting,
+    tinybert-mean-prenorm-dropout, freelb, pgd, data-augment, noise-trained, noise-trained-mean,
+    universal, universal-halting,
     robertha, robertha-renyi2, robertha-shannon-matmul, robertha-no-esr, robertha-no-esr-dropout,
     robertha-no-esr-weight-decay, robertha-no-iteration-no-esr, robertha-no-output-projection,
     robertha-freelb; of a folder: pretrained, pretrained-esr, pretrained-hopfield,
-    pretrained-hopfield-esr, pretrained-hopfield-1, pretrained-hopfield-1-esr."""
+    pretrained-hopfield-esr, pretrained-hopfield-1, pretrained-hopfield-1-esr. With
+    -memory (tinybert, tinybert-mean, freelb, noise-trained, robertha, pretrained, ...): the same
+    trained model, which retrieves its token vectors from the vocabulary when tested."""
     noise: Noise = Noise()
     encoder: Encoders = Encoders()
 

@@ -34,6 +34,8 @@ from hopfax.nn.functional import Functional as Functional
 from hopfax.nn.functional import Params as Params
 from hopfax.nn.functional import functional as functional
 from hopfax.nn.functional import num_params as num_params
+from hopfax.nn.memory import recall as recall
+from hopfax.nn.memory import with_memory as with_memory
 from hopfax.nn.models import PRESETS as PRESETS
 from hopfax.nn.models import Preset as Preset
 from hopfax.nn.models import find_preset as find_preset

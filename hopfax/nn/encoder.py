@@ -294,6 +294,7 @@ class Encoder(nnx.Module):
             raise ValueError(f"embedding_scale must be > 0 and finite, got {embedding_scale}")
         if remat and stop_gradient_keys:
             raise ValueError("remat requires identical blocks, so stop_gradient_keys must be False")
+        self.memory: Callable[[Tokens, Array], Tokens] | None = None  # see `with_memory`
         self.embedding_scale = embedding_scale
         self.separator = separator
         self.position_offset = position_offset
@@ -347,7 +348,12 @@ class Encoder(nnx.Module):
     def embed(
         self, tokens: Tokens, types: Int[Array, "batch tokens"] | None = None, *, key: Key = None
     ) -> Tokens:
-        """Adds positions and token types (default: 0), and normalises: the *embedding* site."""
+        """Adds positions and token types (default: 0), and normalises: the *embedding* site.
+
+        A memory retrieves the token vectors first.
+        """
+        if self.memory is not None:
+            tokens = self.memory(tokens, self.embedding_scale * self.tokens.embedding[...])
         places = self.position_offset + jnp.arange(tokens.shape[-2])
         positions = self.embedding_scale * self.positions(places)
         embeddings = tokens + positions[None]

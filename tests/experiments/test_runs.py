@@ -57,6 +57,26 @@ def test_a_cell_is_trained_once_and_complete(trained, monkeypatch):
     assert cells.RESUMPTION not in names
 
 
+def test_memory_tests_the_same_trained_model(trained, monkeypatch):
+    _, flags, plain = trained
+    monkeypatch.setattr(cells, "fit", lambda *_, **__: pytest.fail("trained again"))
+    cell = runs.open_cell(flags, job("tinybert-memory"), plain.data)
+    assert cell.spec == plain.spec
+    probabilities = np.exp(cell.params["memory"]["log_prior"][0])
+    assert probabilities.argmax() in plain.data.train.ids[0]
+    noise = conditions.Gaussian(site="token", protocol="matched", level=0.3)
+    logits = {
+        (each.memory, condition.level): conditions.predictions(each, condition).logits
+        for each in (plain, cell)
+        for condition in (*CLEAN, noise)
+    }
+    np.testing.assert_allclose(logits[True, 0], logits[False, 0], rtol=1e-4, atol=1e-5)
+    error = {
+        memory: np.abs(logits[memory, 0.3] - logits[memory, 0]).mean() for memory in (True, False)
+    }
+    assert error[True] < 0.7 * error[False]
+
+
 def test_a_spec_is_what_training_depends_on(trained):
     cell = trained[2]
     spec = cell.spec

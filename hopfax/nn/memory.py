@@ -1,0 +1,86 @@
+"""Encoders that retrieve noisy token vectors from their own vocabulary before they read them."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from hopfax.hopfield import denoise
+from hopfax.nn.encoder import Encoder
+from hopfax.nn.functional import Functional, Params
+
+
+def recall(
+    tokens: Float[Array, "*batch width"],
+    table: Float[Array, "vocabulary width"],
+    *,
+    log_prior: Float[Array, " vocabulary"] | None = None,
+    log_scale: Float[Array, " width"] | None = None,
+) -> Float[Array, "*batch width"]:
+    """Replaces noisy token vectors by their posterior means, given the vocabulary's vectors.
+
+    The noise level need not be known and may differ between tokens, see `hopfax.hopfield.denoise`.
+    Without noise, the vectors return unchanged.
+
+    Args:
+        tokens: Noisy vectors, one for each token.
+        table: The clean vectors of all tokens, such as `load_pretrained(folder).table`.
+        log_prior: Log-probabilities of the tokens, up to a constant; None for uniform.
+        log_scale: Logarithm of the noise's relative size in each coordinate; None for white noise.
+
+    Returns:
+        The posterior means, in the shape of `tokens`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from hopfax import nn
+        >>> table = jax.random.normal(jax.random.key(0), (1000, 128))
+        >>> tokens = table[jnp.array([[1, 2, 3], [4, 5, 6]])]
+        >>> noisy = tokens + jax.random.normal(jax.random.key(1), tokens.shape)
+        >>> bool(jnp.abs(nn.recall(noisy, table) - tokens).max() < 1e-3)
+        True
+        >>> model = nn.load_pretrained("all-MiniLM-L6-v2")  # doctest: +SKIP
+        >>> model.forward(nn.recall(noisy, model.table), mask)  # doctest: +SKIP
+    """
+    scale = 1.0 if log_scale is None else jnp.exp(log_scale)
+    rows = (tokens / scale).reshape(-1, tokens.shape[-1])
+    one = partial(denoise, patterns=table / scale, log_prior=log_prior)
+    return (jax.vmap(one)(rows).value * scale).reshape(tokens.shape).astype(tokens.dtype)
+
+
+def with_memory(model: Functional[Encoder]) -> Functional[Encoder]:
+    """The same encoder with `recall` on its token vectors, before positions and LayerNorm.
+
+    Its parameters are the encoder's, and in `params["memory"]` the `log_prior` and `log_scale` of
+    `recall`, which start at 0 and can be trained. Without noise it is the same function.
+
+    Args:
+        model: From `tinybert`, `robertha`, `text_classifier`, ...
+
+    Example:
+        >>> import jax
+        >>> from hopfax import nn
+        >>> model = nn.with_memory(nn.tinybert(100, 2, width=8, num_layers=1))
+        >>> sorted(model.init(jax.random.key(0))["memory"])
+        ['log_prior', 'log_scale']
+    """
+
+    def init(key: PRNGKeyArray) -> Params:
+        params = model.init(key)
+        count, width = params["tokens"]["embedding"].shape
+        return {**params, "memory": {"log_prior": jnp.zeros(count), "log_scale": jnp.zeros(width)}}
+
+    def apply(params: Params, *inputs: Any, method: Any = "__call__", **options: Any) -> Any:
+        encoder = {name: each for name, each in params.items() if name != "memory"}
+
+        def run(network: Encoder, *inputs: Any, **options: Any) -> Any:
+            network.memory = partial(recall, **params["memory"])
+            if isinstance(method, str):
+                return getattr(network, method)(*inputs, **options)
+            return method(network, *inputs, **options)
+
+        return model.apply(encoder, *inputs, method=run, **options)
+
+    return Functional(init, apply)

@@ -1,0 +1,60 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hopfax import hopfield, nn
+from hopfax.nn.encoder import Perturbation
+
+IDS = jnp.array([[3, 9, 4, 0], [7, 7, 1, 2]])
+MASK = jnp.array([[True, True, True, False], [True] * 4])
+MODELS = {
+    "tinybert": nn.tinybert(40, 2, width=32, ff_width=16, num_layers=1, embedding_scale=5.0),
+    "robertha": nn.robertha(40, 2, width=32, ff_width=16, num_layers=1),
+}
+
+
+def lively(model):
+    """Parameters with an embedding large enough to matter."""
+    params = model.init(jax.random.key(0))
+    tokens = jax.random.normal(jax.random.key(1), params["tokens"]["embedding"].shape)
+    return {**params, "tokens": {"embedding": tokens}}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_memory_removes_noise_and_changes_no_clean_output(name):
+    plain, model = MODELS[name], nn.with_memory(MODELS[name])
+    params = lively(model)
+    encoder = {name: value for name, value in params.items() if name != "memory"}
+    clean = plain.apply(encoder, IDS, MASK).logits
+    np.testing.assert_allclose(model.apply(params, IDS, MASK).logits, clean, rtol=1e-5, atol=1e-6)
+    scale = 5.0 if name == "tinybert" else 1.0
+    noise = Perturbation(0.5 * scale * jax.random.normal(jax.random.key(2), (2, 4, 32)))
+    noisy = model.apply(params, IDS, MASK, added=noise).logits
+    np.testing.assert_allclose(noisy, clean, rtol=1e-3, atol=1e-4)
+    assert np.abs(plain.apply(encoder, IDS, MASK, added=noise).logits - clean).max() > 1e-3
+
+
+def test_recall_is_denoise_of_every_token_with_its_prior_and_scale():
+    keys = jax.random.split(jax.random.key(0), 4)
+    table, noise = jax.random.normal(keys[0], (30, 8)), jax.random.normal(keys[1], (2, 3, 8))
+    log_scale, log_prior = jax.random.normal(keys[2], (8,)), jax.random.normal(keys[3], (30,))
+    tokens = table[:6].reshape(2, 3, 8) + jnp.exp(log_scale) * noise
+    got = nn.recall(tokens, table, log_prior=log_prior, log_scale=log_scale)
+    scale = np.exp(log_scale)
+    for row, token in zip(got.reshape(-1, 8), tokens.reshape(-1, 8), strict=True):
+        want = hopfield.denoise(token / scale, table / scale, log_prior=log_prior).value * scale
+        np.testing.assert_allclose(row, want, rtol=1e-5, atol=1e-6)
+
+
+def test_prior_and_scale_are_trained():
+    model = nn.with_memory(MODELS["tinybert"])
+    params = lively(model)
+    noise = Perturbation(8.0 * jax.random.normal(jax.random.key(2), (2, 4, 32)))
+
+    def loss(params):
+        return model.apply(params, IDS, MASK, added=noise).logits[:, 0].sum()
+
+    for gradient in jax.grad(loss)(params)["memory"].values():
+        assert np.isfinite(gradient).all()
+        assert np.abs(gradient).max() > 1e-8
