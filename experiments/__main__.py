@@ -28,6 +28,7 @@ EXPERIMENTS = {
     "typos": "experiments.robertha.typos",
     "adversarial": "experiments.robertha.adversarial",
     "fine-tuning": "experiments.robertha.fine_tuning",
+    "memory": "experiments.memory.similarity",
     "theory": "experiments.noise_stability.theory",
     "grokking": "experiments.noise_stability.grokking",
     "encoder-stability": "experiments.noise_stability.encoder",

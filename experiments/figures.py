@@ -21,6 +21,9 @@ MOST_BANDS = 5  # more bands would hide each other
 MIN_RANGE = 10.0  # of a score axis, so that differences from rounding look small
 
 
+LEVELS = {"constant": ":", "clean": "--"}  # columns drawn as horizontal lines, and their dashes
+
+
 class Look(NamedTuple):
     """Appearance of one series, distinct for colour-blind readers and in black and white."""
 
@@ -108,8 +111,9 @@ def facets(
 
     Args:
         table: Rows with `x`, `hue`, `row`, `col`, and `mean`, `low`, `high`; optionally `paper`,
-            drawn as open marks, and `constant`, the score of the majority baseline, as a dotted
-            line. Values keep the order of the table.
+            drawn as open marks, and as lines `constant`, the score of the majority baseline,
+            `clean`, the score without noise, and `limit`, a place on a numeric axis beyond which no
+            method can work. Values keep the order of the table.
         x: Column of the horizontal axis: numbers are drawn to scale, texts at equal steps.
         hue: Column that tells the lines apart.
         row: Column of the panel rows.
@@ -311,8 +315,12 @@ def _lines(
             axes.fill_between(places, line.low, line.high, color=style.color, alpha=0.15, lw=0)
         if "paper" in line:
             axes.plot(places, line.paper, zorder=4, **_open(style.color, style.marker))
-    if _has(table, "constant"):
-        axes.axhline(table.constant.dropna().iloc[0], color=FAINT, ls=":", lw=1.5, zorder=1)
+    for column, lines in LEVELS.items():
+        if _has(table, column):
+            axes.axhline(table[column].dropna().iloc[0], color=FAINT, ls=lines, lw=1.5, zorder=1)
+    if _has(table, "limit"):
+        axes.axvspan(table.limit.iloc[0], table[x].max(), color=FAINT, alpha=0.15, lw=0)
+        axes.margins(x=0)
     if not numeric:
         axes.set_xticks(range(len(ticks)), [names.get(value, f"{value}") for value in ticks])
         axes.set_xlim(-0.4, len(ticks) - 0.6)  # room for the outer labels
@@ -321,7 +329,7 @@ def _lines(
 
 def _range(table: pd.DataFrame, least: float) -> tuple[float, float]:
     """Returns limits that show every mean and paper's score; very wide bands are cut off."""
-    columns = [name for name in ("mean", "paper", "constant") if name in table]
+    columns = [name for name in ("mean", "paper", *LEVELS) if name in table]
     values = table[columns].to_numpy(float)
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     room = 0.1 * (high - low) + max(least - (high - low), 0) / 2
@@ -355,12 +363,19 @@ def _figure(size: tuple[float, float]) -> Iterator[Figure]:
 def _legend(figure: Figure, table: pd.DataFrame, looks: Mapping[str, Look]) -> None:
     """Draws a legend above the panels: series, the paper and the majority baseline."""
     from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
-    handles = [Line2D([], [], label=label, **_style(each)) for label, each in looks.items()]
+    handles: list[Any] = [
+        Line2D([], [], label=label, **_style(each)) for label, each in looks.items()
+    ]
     if _has(table, "paper"):
         handles.append(Line2D([], [], label="the paper", **_open(INK, "o")))
-    if _has(table, "constant"):
-        handles.append(Line2D([], [], label="majority baseline", color=FAINT, ls=":", lw=1.5))
+    for column, lines in LEVELS.items():
+        if _has(table, column):
+            label = {"constant": "majority baseline"}.get(column, column)
+            handles.append(Line2D([], [], label=label, color=FAINT, ls=lines, lw=1.5))
+    if _has(table, "limit"):
+        handles.append(Patch(label="beyond channel capacity", color=FAINT, alpha=0.15, lw=0))
     columns = _columns(handles, figure.get_figwidth())
     figure.legend(handles=handles, loc="outside upper left", ncols=columns)
 

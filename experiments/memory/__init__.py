@@ -1,0 +1,1 @@
+"""Removing noise by retrieval from a model's vocabulary."""

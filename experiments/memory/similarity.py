@@ -1,0 +1,399 @@
+"""Does retrieval from the vocabulary restore what noise takes from a pretrained encoder?
+
+Claim of Podasca and Das (2026): Hopfield attention pulls noisy embeddings back to clean patterns.
+Its patterns are the keys of the same noisy text; here they are the vectors of the vocabulary, which
+are clean. Nothing is trained.
+
+Command: `python -m experiments memory --pretrained FOLDER --data-dir DIR`; about ten minutes on two
+cores for six layers of width 384.
+
+Expected: the clean score to within 2 dB of the SNR below which no decoder can recover the tokens.
+
+The score is the rank correlation of the cosine of two texts' embeddings with their labels: the area
+under the ROC curve for MRPC, Spearman's for STS-B. Noise is added to the token vectors, once for
+each text: every method has the same noisy vectors and nothing else. The prior of a token is its
+frequency in the task's training texts. "Linear" is the best linear estimate (Wiener filter), with
+the mean and the covariance of the vocabulary under that prior and with the noise level known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+from experiments.settings import BudgetName, budget_of, by_budget, optional
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from experiments.report import Page
+    from hopfax.data import WordPiece
+    from hopfax.nn import Pretrained
+
+REPRODUCES = "Robertha's claim of denoising, with the vocabulary as memory; not in the paper"
+UNSEEN = 0.1  # occurrences of a token that the training texts lack, for its prior
+RESAMPLES = 500  # of the rows, for an interval
+NEAR = 1.0  # points below the clean score that count as keeping it
+TOKENS = ("nearest", "memory", "known")  # methods that also decide on a token
+TITLES = {
+    "none": "as it is",
+    "linear": "linear",
+    "nearest": "nearest token",
+    "uniform": "memory, uniform prior",
+    "memory": "memory",
+    "known": "memory, σ known",
+    "matched": "same SNR for each text",
+    "per-token": "same SNR for each token",
+    "stsb": "STS-B",
+    "mrpc": "MRPC",
+}
+COLUMNS = (
+    "task", "model", "corruption", "level", "site", "protocol", "seed", "metric", "score",
+    "num_examples", "snr_db", "low", "high", "limit",
+)  # fmt: skip
+
+
+class Budget(NamedTuple):
+    """Size of a run: pairs of texts, noise draws, and signal-to-noise ratios in dB."""
+
+    num_pairs: int
+    num_draws: int
+    snr_db: tuple[float, ...]
+
+
+BUDGETS = {
+    "smoke": Budget(16, 1, (-6.0,)),
+    "laptop": Budget(300, 3, (6.0, 0.0, -4.0, -8.0, -10.0, -12.0, -14.0, -16.0, -20.0)),
+    "paper": Budget(1500, 5, tuple(float(db) for db in range(6, -21, -2))),
+}
+DEFAULTS = {size: budget._asdict() for size, budget in BUDGETS.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Model, texts and noise."""
+
+    pretrained: Annotated[str | None, optional("FOLDER", "required")] = None
+    """Folder of a BERT or RoBERTa in the Hugging Face layout."""
+    data_dir: Annotated[str | None, optional("FOLDER", "required")] = None
+    """Folder of the raw sets."""
+    task: tuple[Literal["stsb", "mrpc"], ...] = ("stsb",)
+    """Tasks of pairs of texts."""
+    protocols: tuple[Literal["matched", "per-token"], ...] = ("matched", "per-token")
+    """Same signal-to-noise ratio for each text (matched), or for each token (per-token)."""
+    budget: BudgetName = "laptop"
+    """Size of the run: seconds, minutes or hours. The flags below override it."""
+    num_pairs: Annotated[int | None, by_budget("num_pairs", "INT", DEFAULTS)] = None
+    """Pairs of texts, from the first."""
+    num_draws: Annotated[int | None, by_budget("num_draws", "INT", DEFAULTS)] = None
+    """Independent noise draws."""
+    snr_db: Annotated[tuple[float, ...] | None, by_budget("snr_db", "FLOAT ...", DEFAULTS)] = None
+    """Signal-to-noise ratios in dB."""
+    runs: str = "runs"
+    """Folder of all runs."""
+
+
+def run(config: Config) -> Path:
+    """Measures everything and writes the page.
+
+    Raises:
+        ValueError: A flag is out of range.
+        FileNotFoundError: A file is missing.
+    """
+    import numpy as np
+    import pandas as pd
+
+    from experiments import report
+    from experiments.models import load, weights_digest
+    from experiments.rundir import open_run, write_whole
+    from hopfax.data import read_tokenizer, reported_rows, training_rows
+    from hopfax.train.progress import Progress
+
+    budget = budget_of(config, BUDGETS)
+    if not config.pretrained or not config.data_dir:
+        raise ValueError("set --pretrained and --data-dir, the folders of a model and of the sets")
+    if budget.num_pairs < 10 or budget.num_draws < 1:
+        raise ValueError(
+            "--num-pairs must be >= 10 and --num-draws >= 1, got "
+            f"{budget.num_pairs} and {budget.num_draws}"
+        )
+    model, tokens = load(config.pretrained), read_tokenizer(config.pretrained)
+    folder = open_run("memory", config, plan={"weights": weights_digest(config.pretrained)})
+    table = np.asarray(model.table, np.float32)
+    cases = [
+        (protocol, db, draw)
+        for protocol in config.protocols
+        for db in budget.snr_db
+        for draw in range(budget.num_draws)
+    ]
+    frames = []
+    with Progress(len(config.task) * len(cases)) as progress:
+        for number, name in enumerate(config.task):
+            rows = reported_rows(name, data_dir=config.data_dir)[: budget.num_pairs]
+            ids = encoded([row.texts[0][side] for side in (0, 1) for row in rows], tokens)
+            texts = [row.texts[0] for row in training_rows(name, data_dir=config.data_dir)]
+            log_prior = prior(
+                encoded([text for pair in texts for text in pair], tokens), len(table)
+            )
+            methods, labels = denoisers(table, log_prior), np.array([row.label for row in rows])
+            clean, right = [table[text] for text in ids], np.concatenate(ids)
+            ends = np.cumsum([len(text) for text in ids])[:-1]
+            measured = {("none", "", 0.0): [cosines(model, clean)]}
+            recovered: dict[Any, list[float]] = {}
+            for place, (protocol, db, draw) in enumerate(cases, 1):
+                progress.title = f"{TITLES[name]}, {TITLES[protocol]}, {db:g} dB"
+                noisy, sigma = add_noise(clean, db, protocol=protocol, seed=draw)
+                for method, denoise in methods.items():
+                    value, index = in_batches(denoise, noisy, sigma)
+                    at = method, protocol, db
+                    measured.setdefault(at, []).append(cosines(model, np.split(value, ends)))
+                    if method in TOKENS:
+                        share = 100 * float(np.mean(index == right))
+                        recovered.setdefault(at, []).append(share)
+                progress.update(number * len(cases) + place)
+            rows_of_task = results(name, measured, recovered, labels)
+            limit = capacity(log_prior, width=table.shape[1])
+            frames.append(pd.DataFrame(rows_of_task).assign(task=name, limit=limit))
+    frame = pd.concat(frames).reindex(columns=list(COLUMNS))
+    write_whole(folder / "results.csv", frame.to_csv(index=False, lineterminator="\n"))
+    report.write_report(folder, page(folder))
+    return folder
+
+
+def encoded(texts: Sequence[str], tokens: WordPiece) -> list[np.ndarray]:
+    """Returns the token ids of each text, special tokens included."""
+    from hopfax.data import Example, encode
+
+    rows = encode([Example(text, 0, n) for n, text in enumerate(texts)], tokens, cached=False)
+    return [ids[:n] for ids, n in zip(rows.ids[:, 0], rows.lengths[:, 0], strict=True)]
+
+
+def prior(texts: Sequence[np.ndarray], count: int) -> np.ndarray:
+    """Returns the log-probability of each token, from its frequency in training texts."""
+    import numpy as np
+
+    counts = np.bincount(np.concatenate(texts), minlength=count) + UNSEEN
+    return np.log(counts / counts.sum()).astype(np.float32)
+
+
+def capacity(log_prior: np.ndarray, *, width: int) -> float:
+    """Returns the SNR in dB below which no decoder that knows the prior recovers all tokens."""
+    import numpy as np
+
+    from hopfax.hopfield import capacity_snr_db
+
+    bits = -float(np.sum(np.exp(log_prior) * log_prior)) / np.log(2)
+    return float(capacity_snr_db(bits, width=width))
+
+
+def add_noise(
+    clean: Sequence[np.ndarray], snr_db: float, *, protocol: str, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the noisy vectors of all texts in one array, and each one's standard deviation."""
+    import numpy as np
+
+    axis = None if protocol == "matched" else 1
+    sigma = np.concatenate([
+        np.broadcast_to(np.sqrt(np.mean(np.square(text), axis, keepdims=True)), (len(text), 1))
+        for text in clean
+    ]) * np.float32(10 ** (-snr_db / 20))  # fmt: skip
+    vectors = np.concatenate(clean)
+    draws = np.random.default_rng(seed).standard_normal(vectors.shape, np.float32)
+    return vectors + sigma * draws, sigma[:, 0]
+
+
+def denoisers(table: np.ndarray, log_prior: np.ndarray) -> dict[str, Callable[..., Any]]:
+    """Returns compiled functions of noisy vectors and their noise levels, by name.
+
+    They return estimated vectors and tokens; the latter mean nothing for methods not in `TOKENS`.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from hopfax import hopfield
+
+    patterns, prior = jnp.asarray(table), jnp.asarray(log_prior)
+    weights = jnp.exp(prior)
+    mean = weights @ patterns
+    centred = patterns - mean
+    values, vectors = jnp.linalg.eigh((weights[:, None] * centred).T @ centred)
+
+    def linear(x: jax.Array, sigma: jax.Array) -> tuple[jax.Array, jax.Array]:
+        gains = values / (values + jnp.square(sigma)[:, None])
+        return mean + (((x - mean) @ vectors) * gains) @ vectors.T, jnp.zeros(len(x), int)
+
+    def memory(log_prior: jax.Array | None, known: bool, nearest: bool = False) -> Any:
+        def one(x: jax.Array, sigma: jax.Array) -> tuple[jax.Array, jax.Array]:
+            level = sigma if known else None
+            clean = hopfield.denoise(x, patterns, sigma=level, log_prior=log_prior)
+            return patterns[clean.index] if nearest else clean.value, clean.index
+
+        return jax.vmap(one)
+
+    methods = {
+        "none": lambda x, sigma: (x, jnp.zeros(len(x), int)),
+        "linear": linear,
+        "nearest": memory(None, known=False, nearest=True),
+        "uniform": memory(None, known=False),
+        "memory": memory(prior, known=False),
+        "known": memory(prior, known=True),
+    }
+    return {name: jax.jit(method) for name, method in methods.items()}
+
+
+def in_batches(
+    denoise: Callable[..., Any], noisy: np.ndarray, sigma: np.ndarray, size: int = 2048
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns estimated vectors and tokens of all noisy vectors."""
+    import numpy as np
+
+    # All calls have one shape: the last one repeats its last row.
+    places = np.arange(-(-len(noisy) // size) * size).clip(max=len(noisy) - 1).reshape(-1, size)
+    parts = zip(*(denoise(noisy[rows], sigma[rows]) for rows in places), strict=True)
+    value, index = (np.concatenate(part)[: len(noisy)] for part in parts)
+    return value, index
+
+
+def cosines(model: Pretrained, vectors: Sequence[np.ndarray], size: int = 32) -> np.ndarray:
+    """Returns the cosine between the mean states of each first text and its second one."""
+    import jax.numpy as jnp
+    import numpy as np
+
+    lengths = np.array([len(text) for text in vectors])
+    width = vectors[0].shape[1]
+    order, means = np.argsort(lengths, kind="stable"), np.zeros((len(vectors), width))
+    for start in range(0, len(order), size):
+        rows = order[np.arange(start, start + size).clip(max=len(order) - 1)]
+        longest = -(-lengths[rows].max() // 16) * 16  # few shapes: each is compiled
+        padded = np.zeros((size, longest, width), np.float32)
+        for place, row in enumerate(rows):
+            padded[place, : lengths[row]] = vectors[row]
+        mask = np.arange(longest) < lengths[rows][:, None]
+        states = model.forward(jnp.asarray(padded), jnp.asarray(mask)).output
+        means[rows] = np.where(mask[..., None], states, 0).sum(1)
+    first, second = np.split(means / np.linalg.norm(means, axis=1, keepdims=True), 2)
+    return np.sum(first * second, axis=1)
+
+
+def score(task: str, cosines: np.ndarray, labels: np.ndarray) -> float:
+    """Returns how well the cosines rank the pairs, times 100."""
+    import numpy as np
+    from scipy.stats import rankdata
+
+    ranks = rankdata(cosines)
+    if task == "stsb":
+        return 100 * float(np.corrcoef(ranks, rankdata(labels))[0, 1])
+    positive = labels == 1
+    count = int(positive.sum())
+    above = ranks[positive].sum() - count * (count + 1) / 2
+    return 100 * float(above / (count * np.sum(~positive)))
+
+
+def results(
+    task: str,
+    measured: Mapping[tuple[str, str, float], Sequence[np.ndarray]],
+    recovered: Mapping[tuple[str, str, float], Sequence[float]],
+    labels: np.ndarray,
+) -> list[dict[str, Any]]:
+    """Returns rows of results.csv.
+
+    A score's interval contains the choice of the pairs and, from draw to draw, of the noise: each
+    resample draws pairs anew, and takes the mean over the draws of the noise.
+    """
+    import numpy as np
+
+    samples = np.random.default_rng(0).integers(0, len(labels), (RESAMPLES, len(labels)))
+    table = []
+    for (method, protocol, db), draws in measured.items():
+        resampled = [
+            np.mean([score(task, cosines[pick], labels[pick]) for cosines in draws])
+            for pick in samples
+        ]
+        low, high = np.quantile(resampled, [0.025, 0.975])
+        shared = {
+            "model": method,
+            "corruption": "gaussian" if protocol else "none",
+            "site": "token" if protocol else "",
+            "protocol": protocol,
+            "level": 10 ** (-db / 20) if protocol else 0.0,
+            "snr_db": db if protocol else np.nan,
+            "num_examples": len(labels),
+        }
+        for seed, cosines in enumerate(draws):
+            value = round(score(task, cosines, labels), 4)
+            ends = {"low": round(low, 4), "high": round(high, 4)}
+            table.append({**shared, "seed": seed, "metric": "score", "score": value, **ends})
+        for seed, share in enumerate(recovered.get((method, protocol, db), ())):
+            table.append({**shared, "seed": seed, "metric": "recovered", "score": round(share, 4)})
+    return table
+
+
+def page(folder: Path) -> Page:
+    """Returns the page of a run or of a folder of published results."""
+    from experiments import report, tidy
+
+    frame = tidy.read(folder)
+    clean = frame[frame.level == 0].set_index("task").score
+    noisy = frame[frame.level > 0].assign(noise=-frame.snr_db, limit=-frame.limit)
+    keys = ["task", "protocol", "model", "noise"]
+    means = {"mean": ("score", "mean"), "low": ("low", "first"), "high": ("high", "first"),
+             "limit": ("limit", "first")}  # fmt: skip
+    lines = noisy[noisy.metric == "score"].groupby(keys, sort=False, as_index=False).agg(**means)
+    lines = lines.assign(clean=lines.task.map(clean)).sort_values("noise", kind="stable")
+    lines = tidy.ordered(lines, "model", list(TITLES))
+    tokens = noisy[noisy.metric == "recovered"]
+    tokens = tokens.groupby(keys, sort=False, as_index=False).score.mean()
+    answers, tables = [], []
+    for (task, protocol), part in lines.groupby(["task", "protocol"], sort=False):
+        scores = part.pivot_table(index="model", columns="noise", values="mean")
+        aim, levels = float(clean.loc[str(task)]), sorted(part.noise.unique())
+        of_memory = part[(part.model == "memory") & (part["mean"] > aim - NEAR)]
+        if kept := sorted(of_memory.noise):
+            answers.append(
+                f"On {TITLES[str(task)]} ({TITLES[str(protocol)]}), memory keeps the clean score "
+                f"of {aim:.1f} to within {NEAR:g} point down to {report.signed(-kept[-1])} dB, "
+                f"where the encoder as it is scores {scores.loc['none', kept[-1]]:.1f}; capacity "
+                f"ends at {report.signed(-float(part.limit.iloc[0]))} dB."
+            )
+        shares = tokens[(tokens.task == task) & (tokens.protocol == protocol)]
+        shares = shares.pivot_table(index="model", columns="noise", values="score")
+        for table, what in ((scores, "score"), (shares, "tokens recovered, in %")):
+            tables.append(
+                report.Table(
+                    ["", *(f"{report.signed(-noise)} dB" for noise in levels)],
+                    [
+                        [TITLES[name], *(f"{table.loc[name, noise]:.1f}" for noise in levels)]
+                        for name in TITLES
+                        if name in table.index
+                    ],
+                    f"{TITLES[str(task)]}, {TITLES[str(protocol)]}: {what}.",
+                )
+            )
+    count = int(frame[frame.metric == "score"].num_examples.max())
+    return report.Page(
+        title="Retrieval from the vocabulary: a pretrained encoder under noise, not trained",
+        answer=" ".join(answers),
+        pictures={
+            "memory": report.facets(
+                "Rank correlation of text similarity with the labels against noise, 95 % bands",
+                lines,
+                x="noise",
+                col="protocol",
+                row="task" if frame.task.nunique() > 1 else None,
+                titles=TITLES,
+                xlabel="noise / signal in dB",
+                ylabel="score",
+            )
+        },
+        tables=tables,
+        notes=[
+            f"{count} pairs, {noisy.seed.nunique()} draws of the noise; bands: bootstrap over the "
+            "pairs, of the mean over draws.",
+            "Every method sees one noisy copy of each text. Only `linear` and `σ known` are told "
+            "the noise level; memory integrates over it.",
+            "Capacity: below this SNR, no decoder that knows the frequencies of the tokens and "
+            "not their order can recover all tokens (Shannon).",
+        ],
+    )
