@@ -162,7 +162,7 @@ def test_packages_have_no_import_cycles():
         visit(name, ())
 
 
-CLAIMS = ("experiments.robertha", "experiments.noise_stability")
+CLAIMS = ("experiments.memory", "experiments.noise_stability", "experiments.robertha")
 
 
 @pytest.mark.parametrize("path", FILES, ids=short)

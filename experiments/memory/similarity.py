@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -36,7 +37,6 @@ REPRODUCES = "Robertha's claim of denoising, with the vocabulary as memory; not 
 UNSEEN = 0.1  # occurrences of a token that the training texts lack, for its prior
 RESAMPLES = 500  # of the rows, for an interval
 NEAR = 1.0  # points below the clean score that count as keeping it
-TOKENS = ("nearest", "memory", "known")  # methods that also decide on a token
 TITLES = {
     "none": "as it is",
     "linear": "linear",
@@ -137,7 +137,7 @@ def run(config: Config) -> Path:
             log_prior = prior(
                 encoded([text for pair in texts for text in pair], tokens), len(table)
             )
-            methods, labels = denoisers(table, log_prior), np.array([row.label for row in rows])
+            denoise, labels = denoiser(table, log_prior), np.array([row.label for row in rows])
             clean, right = [table[text] for text in ids], np.concatenate(ids)
             ends = np.cumsum([len(text) for text in ids])[:-1]
             measured = {("none", "", 0.0): [cosines(model, clean)]}
@@ -145,12 +145,12 @@ def run(config: Config) -> Path:
             for place, (protocol, db, draw) in enumerate(cases, 1):
                 progress.title = f"{TITLES[name]}, {TITLES[protocol]}, {db:g} dB"
                 noisy, sigma = add_noise(clean, db, protocol=protocol, seed=draw)
-                for method, denoise in methods.items():
-                    value, index = in_batches(denoise, noisy, sigma)
+                vectors, decoded = in_batches(denoise, noisy, sigma)
+                for method, values in vectors.items():
                     at = method, protocol, db
-                    measured.setdefault(at, []).append(cosines(model, np.split(value, ends)))
-                    if method in TOKENS:
-                        share = 100 * float(np.mean(index == right))
+                    measured.setdefault(at, []).append(cosines(model, np.split(values, ends)))
+                    if method in decoded:
+                        share = 100 * float(np.mean(decoded[method] == right))
                         recovered.setdefault(at, []).append(share)
                 progress.update(number * len(cases) + place)
             rows_of_task = results(name, measured, recovered, labels)
@@ -204,10 +204,10 @@ def add_noise(
     return vectors + sigma * draws, sigma[:, 0]
 
 
-def denoisers(table: np.ndarray, log_prior: np.ndarray) -> dict[str, Callable[..., Any]]:
-    """Returns compiled functions of noisy vectors and their noise levels, by name.
+def denoiser(table: np.ndarray, log_prior: np.ndarray) -> Callable[..., Any]:
+    """Returns a compiled function of noisy vectors and their noise levels.
 
-    They return estimated vectors and tokens; the latter mean nothing for methods not in `TOKENS`.
+    It returns every method's estimate of the vectors, and of the tokens if the method has one.
     """
     import jax
     import jax.numpy as jnp
@@ -218,42 +218,39 @@ def denoisers(table: np.ndarray, log_prior: np.ndarray) -> dict[str, Callable[..
     weights = jnp.exp(prior)
     mean = weights @ patterns
     centred = patterns - mean
-    values, vectors = jnp.linalg.eigh((weights[:, None] * centred).T @ centred)
+    values, directions = jnp.linalg.eigh((weights[:, None] * centred).T @ centred)
 
-    def linear(x: jax.Array, sigma: jax.Array) -> tuple[jax.Array, jax.Array]:
+    @jax.jit
+    def denoise(x: jax.Array, sigma: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
+        def memory(log_prior: jax.Array | None, sigma: jax.Array | None = None) -> Any:
+            one = partial(hopfield.denoise, patterns=patterns, log_prior=log_prior)
+            return jax.vmap(lambda x, sigma: one(x, sigma=sigma))(x, sigma)
+
         gains = values / (values + jnp.square(sigma)[:, None])
-        return mean + (((x - mean) @ vectors) * gains) @ vectors.T, jnp.zeros(len(x), int)
+        uniform, blind, known = memory(None), memory(prior), memory(prior, sigma)
+        return {
+            "none": x,
+            "linear": mean + (((x - mean) @ directions) * gains) @ directions.T,
+            "nearest": patterns[uniform.index],
+            "uniform": uniform.value,
+            "memory": blind.value,
+            "known": known.value,
+        }, {"nearest": uniform.index, "memory": blind.index, "known": known.index}
 
-    def memory(log_prior: jax.Array | None, known: bool, nearest: bool = False) -> Any:
-        def one(x: jax.Array, sigma: jax.Array) -> tuple[jax.Array, jax.Array]:
-            level = sigma if known else None
-            clean = hopfield.denoise(x, patterns, sigma=level, log_prior=log_prior)
-            return patterns[clean.index] if nearest else clean.value, clean.index
-
-        return jax.vmap(one)
-
-    methods = {
-        "none": lambda x, sigma: (x, jnp.zeros(len(x), int)),
-        "linear": linear,
-        "nearest": memory(None, known=False, nearest=True),
-        "uniform": memory(None, known=False),
-        "memory": memory(prior, known=False),
-        "known": memory(prior, known=True),
-    }
-    return {name: jax.jit(method) for name, method in methods.items()}
+    return denoise
 
 
 def in_batches(
     denoise: Callable[..., Any], noisy: np.ndarray, sigma: np.ndarray, size: int = 2048
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns estimated vectors and tokens of all noisy vectors."""
+) -> Any:
+    """Returns what `denoise` does of all noisy vectors."""
+    import jax
     import numpy as np
 
     # All calls have one shape: the last one repeats its last row.
     places = np.arange(-(-len(noisy) // size) * size).clip(max=len(noisy) - 1).reshape(-1, size)
-    parts = zip(*(denoise(noisy[rows], sigma[rows]) for rows in places), strict=True)
-    value, index = (np.concatenate(part)[: len(noisy)] for part in parts)
-    return value, index
+    parts = [denoise(noisy[rows], sigma[rows]) for rows in places]
+    return jax.tree.map(lambda *each: np.concatenate(each)[: len(noisy)], *parts)
 
 
 def cosines(model: Pretrained, vectors: Sequence[np.ndarray], size: int = 32) -> np.ndarray:
