@@ -161,7 +161,9 @@ def train(
 
 def with_memory(cell: Cell, sharding: Sharding | None = None) -> Cell:
     """Returns the trained model with memory; its prior is the tokens' frequency in training."""
-    model = nn.with_memory(cell.model)
+    # Token types of noisy embeddings are unknown.
+    sites = ("token",) if "types" in cell.params else ("token", "embedding")
+    model = nn.with_memory(cell.model, sites=sites)
     ids, lengths = cell.data.train.ids, cell.data.train.lengths
     real = ids[np.arange(ids.shape[-1]) < lengths[..., None]]
     counts = np.bincount(real, minlength=cell.data.vocab_size)

@@ -16,6 +16,7 @@ from hopfax.hopfield.memory import Denoised as Denoised
 from hopfax.hopfield.memory import capacity_snr_db as capacity_snr_db
 from hopfax.hopfield.memory import certified_radius as certified_radius
 from hopfax.hopfield.memory import denoise as denoise
+from hopfax.hopfield.memory import denoise_normalized as denoise_normalized
 from hopfax.hopfield.memory import estimate_sigma as estimate_sigma
 from hopfax.hopfield.memory import recovery_bound as recovery_bound
 from hopfax.hopfield.retrieval import Trajectory as Trajectory

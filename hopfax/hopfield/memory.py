@@ -100,25 +100,104 @@ def denoise(
         Robertha, Eq. 4, with clean patterns; Ramsauer et al. (2020), Hopfield Networks is All You
         Need.
     """
-    noisy, patterns, log_prior, mask = _prepared(noisy, patterns, log_prior, mask)
-    if sigma is not None:
-        sigma = _check_sigma(sigma, noisy.dtype)
-    bias = jnp.zeros(len(patterns), noisy.dtype) if log_prior is None else log_prior
-    bias = bias if mask is None else jnp.where(mask, bias, -jnp.inf)
-    energy = jnp.sum(jnp.square(noisy))
+    noisy, patterns, bias = _prepared(noisy, patterns, log_prior, mask)
+    sigma = None if sigma is None else _check_sigma(sigma, noisy.dtype)
 
-    def logits(rows: Patterns, bias: Array) -> Array:
+    def logits(rows: Patterns) -> tuple[Array, None]:
         products = jnp.matmul(noisy, rows.T, precision="highest")
-        norms = jnp.sum(jnp.square(rows), axis=1)
-        if sigma is not None:
-            return bias + (products - 0.5 * norms) / jnp.square(sigma)
-        squares = energy - 2 * products + norms
-        # The rounding of the difference, so that a query that equals a pattern is finite.
-        least = 4 * jnp.finfo(squares.dtype).eps * (energy + norms)
-        tiny = jnp.finfo(squares.dtype).tiny
-        return bias - 0.5 * rows.shape[1] * jnp.log(jnp.maximum(squares, least) + tiny)
+        return _log_likelihood(noisy, products, jnp.sum(jnp.square(rows), axis=1), sigma), None
 
-    return _posterior(logits, patterns, bias, block_size)
+    posterior = _posterior(logits, patterns, bias, block_size)
+    return Denoised(posterior.value, posterior.index, posterior.probability)
+
+
+def denoise_normalized(
+    noisy: Float[Array, " width"],
+    patterns: Patterns,
+    offset: Float[Array, " width"],
+    *,
+    scale: Float[Array, " width"],
+    bias: Float[Array, " width"],
+    epsilon: float,
+    sigma: float | Float[Array, ""] | None = None,
+    log_prior: LogPrior = None,
+    mask: Mask = None,
+    block_size: int | None = None,
+) -> Denoised:
+    r"""`denoise` after a LayerNorm: the patterns are $\mathrm{LN}(e_v + o)$.
+
+    For a token at position i of an encoder, $o$ is the vector of the position. The patterns are
+    never computed: their products with the query follow from those of $e_v$, so that many queries
+    with different offsets share matrix products.
+
+    Args:
+        noisy: LN(e_v + o) plus noise.
+        patterns: $e_v$, one a row.
+        offset: $o$.
+        scale: Scale of the LayerNorm.
+        bias: Bias of the LayerNorm.
+        epsilon: Epsilon of the LayerNorm, >= 0.
+        sigma: See `denoise`.
+        log_prior: See `denoise`.
+        mask: See `denoise`.
+        block_size: See `denoise`.
+
+    Returns:
+        `Denoised`, whose value is $\sum_v p_v \mathrm{LN}(e_v + o)$, not LN of a mean.
+
+    Raises:
+        TypeError, ValueError: See `denoise`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from hopfax import hopfield
+        >>> patterns = jax.random.normal(jax.random.key(0), (1000, 128))
+        >>> offset, ones = jax.random.normal(jax.random.key(1), (128,)), jnp.ones(128)
+        >>> clean = jax.nn.standardize(patterns[7] + offset, epsilon=1e-12)
+        >>> noisy = clean + jax.random.normal(jax.random.key(2), (128,))
+        >>> layer_norm = {"scale": ones, "bias": 0 * ones, "epsilon": 1e-12}
+        >>> int(hopfield.denoise_normalized(noisy, patterns, offset, **layer_norm).index)
+        7
+    """
+    noisy, patterns, prior = _prepared(noisy, patterns, log_prior, mask)
+    sigma = None if sigma is None else _check_sigma(sigma, noisy.dtype)
+    centred = patterns - jnp.mean(patterns, axis=1, keepdims=True)
+    offset = jnp.asarray(offset, noisy.dtype)
+    offset = offset - jnp.mean(offset)
+    query, squared = noisy - bias, jnp.square(scale)
+
+    def logits(rows: Patterns) -> tuple[Array, Array]:
+        def products(x: Array) -> Array:
+            return jnp.matmul(x, rows.T, precision="highest")
+
+        squares = jnp.sum(jnp.square(rows), axis=1)
+        variance = squares + 2 * products(offset) + jnp.sum(jnp.square(offset))
+        gains = jax.lax.rsqrt(jnp.maximum(variance, 0) / rows.shape[1] + epsilon)
+        inner = gains * (products(scale * query) + jnp.sum(scale * query * offset))
+        norms = jnp.matmul(jnp.square(rows), squared, precision="highest")
+        norms += 2 * products(squared * offset) + jnp.sum(squared * jnp.square(offset))
+        return _log_likelihood(query, inner, jnp.square(gains) * norms, sigma), gains
+
+    posterior = _posterior(logits, centred, prior, block_size)
+    value = bias * (posterior.probability > 0) + scale * (posterior.value + posterior.gain * offset)
+    return Denoised(value, posterior.index, posterior.probability)
+
+
+def _log_likelihood(query: Array, products: Array, norms: Array, sigma: Array | None) -> Array:
+    """Log-likelihood of patterns, up to a constant, from squared norms and products with a query.
+
+    Args:
+        query: The noisy vector.
+        products: Its products with the patterns.
+        norms: The patterns' squared norms.
+        sigma: Standard deviation of the noise; None integrates it out.
+    """
+    if sigma is not None:
+        return (products - 0.5 * norms) / jnp.square(sigma)
+    energy = jnp.sum(jnp.square(query))
+    # The rounding of the difference, so that a query that equals a pattern is finite.
+    least = 4 * jnp.finfo(norms.dtype).eps * (energy + norms) + jnp.finfo(norms.dtype).tiny
+    return -0.5 * len(query) * jnp.log(jnp.maximum(energy - 2 * products + norms, least))
 
 
 def estimate_sigma(
@@ -153,13 +232,12 @@ def estimate_sigma(
     noisy = real_array(noisy, "noisy")
     if noisy.ndim != 2:
         raise ValueError(f"noisy must have shape (tokens, width), got {noisy.shape}: use jax.vmap")
-    _, patterns, log_prior, _ = _prepared(noisy[0], patterns, log_prior, None)
+    _, patterns, prior = _prepared(noisy[0], patterns, log_prior, None)
     mask = check_mask(mask, (len(noisy),))
     weights = jnp.ones(len(noisy)) if mask is None else mask
     squares = jnp.where(weights > 0, jnp.mean(jnp.square(noisy), axis=1), 0)
     power = jnp.sum(squares) / jnp.maximum(jnp.sum(weights), 1)
-    prior = None if log_prior is None else jax.nn.softmax(log_prior)
-    signal = jnp.average(jnp.mean(jnp.square(patterns), axis=1), weights=prior)
+    signal = jnp.mean(jnp.square(patterns), axis=1) @ jax.nn.softmax(prior)
     return jnp.sqrt(jnp.maximum(power - signal, 1e-6 * signal))
 
 
@@ -208,10 +286,8 @@ def certified_radius(patterns: Patterns, *, mask: Mask = None) -> Float[Array, "
         [2.5, 2.5, 8.139410018920898]
     """
     patterns = real_array(patterns, "patterns")
-    _, patterns, _, mask = _prepared(jnp.zeros(patterns.shape[-1:]), patterns, None, mask)
-    norms = jnp.sum(jnp.square(patterns), axis=1)
-    if mask is not None:
-        norms = jnp.where(mask, norms, jnp.inf)
+    _, patterns, prior = _prepared(jnp.zeros(patterns.shape[-1:]), patterns, None, mask)
+    norms = jnp.sum(jnp.square(patterns), axis=1) - prior  # inf where padded
 
     def radius(number: Array) -> Array:
         row = patterns[number]
@@ -222,7 +298,7 @@ def certified_radius(patterns: Patterns, *, mask: Mask = None) -> Float[Array, "
         return jnp.where(jnp.isinf(squares[nearest]) | (nearest == number), jnp.inf, distance / 2)
 
     radii = jax.lax.map(radius, jnp.arange(len(patterns)), batch_size=256)
-    return radii if mask is None else jnp.where(mask, radii, jnp.nan)
+    return jnp.where(jnp.isfinite(prior), radii, jnp.nan)
 
 
 def recovery_bound(
@@ -259,7 +335,7 @@ def recovery_bound(
         [0.9771999716758728, 0.9771999716758728]
     """
     patterns = real_array(patterns, "patterns")
-    _, patterns, log_prior, _ = _prepared(jnp.zeros(patterns.shape[-1:]), patterns, log_prior, None)
+    _, patterns, prior = _prepared(jnp.zeros(patterns.shape[-1:]), patterns, log_prior, None)
     sigma = _check_sigma(sigma, patterns.dtype)
     norms = jnp.sum(jnp.square(patterns), axis=1)
 
@@ -267,9 +343,7 @@ def recovery_bound(
         products = jnp.matmul(patterns[number], patterns.T, precision="highest")
         distance = jnp.sqrt(jnp.maximum(norms[number] - 2 * products + norms, 0))
         safe = jnp.where(distance > 0, distance, 1)
-        margin = distance / (2 * sigma)
-        if log_prior is not None:
-            margin += sigma / safe * (log_prior[number] - log_prior)
+        margin = distance / (2 * sigma) + sigma / safe * (prior[number] - prior)
         # Of equal patterns none can be told from the others: no bound.
         errors = jnp.where(distance > 0, jax.scipy.stats.norm.sf(margin), 1)
         return 1 - jnp.sum(errors.at[number].set(0))
@@ -284,13 +358,33 @@ class _Running(NamedTuple):
     score: Array  # of the best pattern: `most` with its gradient
     index: Array
     total: Array
+    gain: Array
     value: Array
 
 
+class _Posterior(NamedTuple):
+    """Weighted sums over all patterns, of their gains and of gain times pattern."""
+
+    gain: Array
+    value: Array
+    index: Array
+    probability: Array
+
+
 def _posterior(
-    logits: Callable[[Array, Array], Array], patterns: Array, bias: Array, block_size: int | None
-) -> Denoised:
-    """Softmax over all patterns, one block at a time."""
+    logits: Callable[[Array], tuple[Array, Array | None]],
+    patterns: Array,
+    bias: Array,
+    block_size: int | None,
+) -> _Posterior:
+    """Softmax over all patterns, one block at a time.
+
+    Args:
+        logits: Returns the log-likelihoods and the gains of a block's patterns; None for gains 1.
+        patterns: One a row.
+        bias: Log-prior of each pattern.
+        block_size: Rows of a block.
+    """
     count, dtype = len(patterns), bias.dtype
     size = min(BLOCK if block_size is None else block_size, count)
     if size < 1:
@@ -302,23 +396,26 @@ def _posterior(
         first = jnp.minimum(number * size, count - size)
         rows = jax.lax.dynamic_slice_in_dim(patterns, first, size)
         fresh = first + jnp.arange(size) >= number * size
-        scores = jnp.where(fresh, jax.lax.dynamic_slice_in_dim(bias, first, size), -jnp.inf)
-        scores = logits(rows, scores)
+        scores, gains = logits(rows)
+        scores += jnp.where(fresh, jax.lax.dynamic_slice_in_dim(bias, first, size), -jnp.inf)
         best = jnp.argmax(scores)
         better = scores[best] > running.most
         most = jax.lax.stop_gradient(jnp.maximum(running.most, scores[best]))
         shift = jnp.where(jnp.isfinite(most), most, 0)
         weights, decay = jnp.exp(scores - shift), jnp.exp(running.most - shift)
+        gained = weights if gains is None else weights * gains
         return _Running(
             most=most,
             score=jnp.where(better, scores[best], running.score),
             index=jnp.where(better, first + best, running.index),
             total=decay * running.total + jnp.sum(weights),
-            value=decay * running.value + jnp.matmul(weights, rows, precision="highest"),
+            gain=decay * running.gain + jnp.sum(gained),
+            value=decay * running.value + jnp.matmul(gained, rows, precision="highest"),
         ), None
 
     nothing, zero = jnp.full((), -jnp.inf, dtype), jnp.zeros((), dtype)
-    start = _Running(nothing, zero, jnp.zeros((), jnp.int32), zero, jnp.zeros_like(patterns[0]))
+    none = jnp.zeros((), jnp.int32)
+    start = _Running(nothing, zero, none, zero, zero, jnp.zeros_like(patterns[0]))
     if size == count:
         running, _ = step(start, jnp.zeros((), jnp.int32))
     else:
@@ -326,13 +423,21 @@ def _posterior(
     possible = running.total > 0
     total = jnp.where(possible, running.total, 1)
     probability = jnp.exp(running.score - jnp.where(possible, running.most, 0)) / total
-    return Denoised(running.value / total, running.index, jnp.where(possible, probability, 0))
+    return _Posterior(
+        running.gain / total,
+        running.value / total,
+        running.index,
+        jnp.where(possible, probability, 0),
+    )
 
 
 def _prepared(
     noisy: Array, patterns: Array, log_prior: LogPrior, mask: Mask
-) -> tuple[Array, Array, Array | None, Array | None]:
-    """Checks the arguments, promotes them to float32 at least, and clears padded patterns."""
+) -> tuple[Array, Array, Array]:
+    """Checks the arguments, clears padded patterns, and returns the log-prior with the mask in it.
+
+    All are promoted to float32 at least.
+    """
     noisy, patterns = real_array(noisy, "noisy"), real_array(patterns, "patterns")
     if noisy.ndim != 1 or patterns.ndim != 2 or noisy.shape != patterns.shape[1:]:
         raise ValueError(
@@ -341,14 +446,16 @@ def _prepared(
         )
     dtype = jnp.result_type(noisy, patterns, jnp.float32)
     noisy, patterns = noisy.astype(dtype), patterns.astype(dtype)
+    prior = jnp.zeros(len(patterns), dtype)
+    if log_prior is not None:
+        prior = real_array(log_prior, "log_prior").astype(dtype)
+        if prior.shape != (len(patterns),):
+            raise ValueError(f"log_prior must have shape ({len(patterns)},), got {prior.shape}")
     mask = check_mask(mask, (len(patterns),))
     if mask is not None:
         patterns = jnp.where(mask[:, None], patterns, 0)
-    if log_prior is not None:
-        log_prior = real_array(log_prior, "log_prior").astype(dtype)
-        if log_prior.shape != (len(patterns),):
-            raise ValueError(f"log_prior must have shape ({len(patterns)},), got {log_prior.shape}")
-    return noisy, patterns, log_prior, mask
+        prior = jnp.where(mask, prior, -jnp.inf)
+    return noisy, patterns, prior
 
 
 def _check_sigma(sigma: float | Array, dtype: jnp.dtype) -> Array:

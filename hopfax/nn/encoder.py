@@ -294,7 +294,7 @@ class Encoder(nnx.Module):
             raise ValueError(f"embedding_scale must be > 0 and finite, got {embedding_scale}")
         if remat and stop_gradient_keys:
             raise ValueError("remat requires identical blocks, so stop_gradient_keys must be False")
-        self.memory: Callable[[Tokens, Array], Tokens] | None = None  # see `with_memory`
+        self.memory: dict[Site, Callable[[Encoder, Tokens], Tokens]] = {}  # see `with_memory`
         self.embedding_scale = embedding_scale
         self.separator = separator
         self.position_offset = position_offset
@@ -345,18 +345,17 @@ class Encoder(nnx.Module):
         ends = ids == self.separator
         return jnp.minimum(jnp.cumsum(ends, axis=-1) - ends, 1)
 
+    def offsets(self, length: int) -> Float[Array, "tokens width"]:
+        """Returns what is added to the token vectors of a text, without token types."""
+        return self.embedding_scale * self.positions(self.position_offset + jnp.arange(length))
+
     def embed(
         self, tokens: Tokens, types: Int[Array, "batch tokens"] | None = None, *, key: Key = None
     ) -> Tokens:
-        """Adds positions and token types (default: 0), and normalises: the *embedding* site.
-
-        A memory retrieves the token vectors first.
-        """
-        if self.memory is not None:
-            tokens = self.memory(tokens, self.embedding_scale * self.tokens.embedding[...])
-        places = self.position_offset + jnp.arange(tokens.shape[-2])
-        positions = self.embedding_scale * self.positions(places)
-        embeddings = tokens + positions[None]
+        """Adds positions and token types (default: 0), and normalises: the *embedding* site."""
+        if recall := self.memory.get("token"):
+            tokens = recall(self, tokens)
+        embeddings = tokens + self.offsets(tokens.shape[-2])[None]
         if self.types is not None:
             types = jnp.zeros(tokens.shape[:-1], int) if types is None else types
             embeddings += self.embedding_scale * self.types(types)
@@ -365,6 +364,8 @@ class Encoder(nnx.Module):
 
     def encode(self, embeddings: Tokens, mask: Mask, *, key: Key = None) -> Encoding:
         """Runs the blocks, in their own precision. `mask` is True at real tokens."""
+        if recall := self.memory.get("embedding"):
+            embeddings = recall(self, embeddings)
         hidden = self._start(embeddings, mask)
         if self.remat:
             hidden, layers = scan_modules(partial(self._layer, mask, key), self.blocks, hidden)

@@ -1,5 +1,6 @@
 """Encoders that retrieve noisy token vectors from their own vocabulary before they read them."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -7,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from hopfax.hopfield import denoise
-from hopfax.nn.encoder import Encoder
+from hopfax.hopfield import denoise, denoise_normalized
+from hopfax.nn.encoder import Encoder, Site, Tokens
 from hopfax.nn.functional import Functional, Params
 
 
@@ -50,14 +51,22 @@ def recall(
     return (jax.vmap(one)(rows).value * scale).reshape(tokens.shape).astype(tokens.dtype)
 
 
-def with_memory(model: Functional[Encoder]) -> Functional[Encoder]:
-    """The same encoder with `recall` on its token vectors, before positions and LayerNorm.
+def with_memory(
+    model: Functional[Encoder], *, sites: Sequence[Site] = ("token",)
+) -> Functional[Encoder]:
+    """The same encoder, which retrieves its noisy embeddings from its own vocabulary.
 
     Its parameters are the encoder's, and in `params["memory"]` the `log_prior` and `log_scale` of
-    `recall`, which start at 0 and can be trained. Without noise it is the same function.
+    `recall`, which start at 0 and can be trained; `log_scale` has no effect on the embedding site.
+    Without noise it is the same function.
 
     Args:
         model: From `tinybert`, `robertha`, `text_classifier`, ...
+        sites: Where to retrieve: `"token"`, the token vectors before positions and LayerNorm;
+            `"embedding"`, the LayerNorm's output, where each position has patterns of its own.
+
+    Raises:
+        ValueError: For `"embedding"`, the encoder has several token types or no LayerNorm there.
 
     Example:
         >>> import jax
@@ -66,6 +75,38 @@ def with_memory(model: Functional[Encoder]) -> Functional[Encoder]:
         >>> sorted(model.init(jax.random.key(0))["memory"])
         ['log_prior', 'log_scale']
     """
+
+    def at_token(memory: Params, network: Encoder, tokens: Tokens) -> Tokens:
+        return recall(tokens, network.embedding_scale * network.tokens.embedding[...], **memory)
+
+    def at_embedding(memory: Params, network: Encoder, embeddings: Tokens) -> Tokens:
+        norm = network.norm
+        assert norm and norm.scale and norm.bias
+        one = partial(
+            denoise_normalized,
+            scale=norm.scale[...],
+            bias=norm.bias[...],
+            epsilon=norm.epsilon,
+            log_prior=memory["log_prior"],
+        )
+        table = network.embedding_scale * network.tokens.embedding[...]
+        offsets = network.offsets(embeddings.shape[-2])
+
+        def recalled(row: Array, offset: Array) -> Array:
+            return one(row, table, offset).value
+
+        return jax.vmap(jax.vmap(recalled), in_axes=(0, None))(embeddings, offsets)
+
+    recalls = {"token": at_token, "embedding": at_embedding}
+    if "embedding" in sites:
+        types, norm = model.apply(
+            jax.eval_shape(model.init, jax.random.key(0)),
+            method=lambda network: (network.types is not None, network.norm is not None),
+        )
+        if types or not norm:
+            raise ValueError(
+                'site "embedding" requires an encoder with a LayerNorm and without token types'
+            )
 
     def init(key: PRNGKeyArray) -> Params:
         params = model.init(key)
@@ -76,7 +117,7 @@ def with_memory(model: Functional[Encoder]) -> Functional[Encoder]:
         encoder = {name: each for name, each in params.items() if name != "memory"}
 
         def run(network: Encoder, *inputs: Any, **options: Any) -> Any:
-            network.memory = partial(recall, **params["memory"])
+            network.memory = {site: partial(recalls[site], params["memory"]) for site in sites}
             if isinstance(method, str):
                 return getattr(network, method)(*inputs, **options)
             return method(network, *inputs, **options)

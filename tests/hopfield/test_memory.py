@@ -146,6 +146,22 @@ def test_bfloat16_is_close():
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
+@pytest.mark.parametrize("sigma", [None, 0.6])
+@pytest.mark.parametrize("block_size", [None, 5])
+def test_after_a_layer_norm_it_is_denoise_of_the_normalised_patterns(sigma, block_size):
+    offset, scale, bias = draw.normal(size=(3, WIDTH))
+    centred = PATTERNS + offset - (PATTERNS + offset).mean(1, keepdims=True)
+    normalised = centred / np.sqrt(centred.var(1, keepdims=True) + 1e-3) * scale + bias
+    query = normalised[4] + 0.6 * draw.normal(size=WIDTH)
+    layer_norm = {"scale": scale, "bias": bias, "epsilon": 1e-3}
+    options = {"sigma": sigma, "log_prior": PRIOR, "mask": MASK, "block_size": block_size}
+    got = hopfield.denoise_normalized(query, PATTERNS, offset, **layer_norm, **options)
+    want = hopfield.denoise(query, normalised, **options)
+    np.testing.assert_allclose(got.value, want.value, rtol=1e-3, atol=1e-4)
+    assert got.index == want.index
+    np.testing.assert_allclose(got.probability, want.probability, rtol=1e-3)
+
+
 def test_estimate_sigma_is_blind():
     patterns = jnp.asarray(draw.normal(size=(200, 64)))
     rows = draw.choice(200, 50)

@@ -35,6 +35,27 @@ def test_memory_removes_noise_and_changes_no_clean_output(name):
     assert np.abs(plain.apply(encoder, IDS, MASK, added=noise).logits - clean).max() > 1e-3
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_memory_after_the_layer_norm_removes_noise_there(name):
+    plain, model = MODELS[name], nn.with_memory(MODELS[name], sites=("token", "embedding"))
+    params = lively(model)
+    encoder = {name: value for name, value in params.items() if name != "memory"}
+    clean = plain.apply(encoder, IDS, MASK).logits
+    np.testing.assert_allclose(model.apply(params, IDS, MASK).logits, clean, rtol=1e-3, atol=1e-4)
+    noise = Perturbation(None, 0.4 * jax.random.normal(jax.random.key(2), (2, 4, 32)))
+    recalled, noisy = (
+        np.abs(each.apply(weights, IDS, MASK, added=noise).logits - clean).max()
+        for each, weights in ((model, params), (plain, encoder))
+    )
+    assert recalled < 0.1 * noisy
+
+
+def test_positions_of_unknown_type_cannot_be_recalled():
+    typed = nn.tinybert(40, 2, width=8, num_layers=1, num_types=2)
+    with pytest.raises(ValueError, match="without token types"):
+        nn.with_memory(typed, sites=("embedding",))
+
+
 def test_recall_is_denoise_of_every_token_with_its_prior_and_scale():
     keys = jax.random.split(jax.random.key(0), 4)
     table, noise = jax.random.normal(keys[0], (30, 8)), jax.random.normal(keys[1], (2, 3, 8))
