@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from hopfax.nn.attention import Mask, SoftmaxAttention, Tokens
 from hopfax.nn.encoder import Attention, Encoder
+from hopfax.nn.families import encoder_positions
 from hopfax.nn.functional import Functional, Params, functional
 from hopfax.nn.pretrained import Pretrained, PretrainedOutput
 
@@ -125,7 +126,8 @@ def replace_attention(
     unused = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes["classifier"])
 
     def run(network: Encoder, embeddings: Tokens, types: Array, mask: Mask) -> PretrainedOutput:
-        states = [network.embed(embeddings, types)]
+        places = jax.vmap(partial(encoder_positions, first=network.position_offset))(mask)
+        states = [network.embed(embeddings, types, places=places)]
         for block in network.blocks:
             states.append(block(states[-1], mask).values)
         return PretrainedOutput(states[-1], jnp.stack(states))
