@@ -66,6 +66,8 @@ def text_classifier(
         options = {"dropout": dropout, **options}
     offset = config["pad_token_id"] + 1 if config["model_type"] == "roberta" else 0
     vocabulary, width = pretrained.table.shape
+    num_types = len(pretrained.params["types"]["weight"])
+    ff_width = pretrained.params["layers"]["ff_in"]["weight"].shape[-1]
 
     def build(rngs: nnx.Rngs) -> Encoder:
         return Encoder(
@@ -74,12 +76,12 @@ def text_classifier(
             attention=partial(attention, num_heads=config["num_attention_heads"], **options),
             width=width,
             num_layers=config["num_hidden_layers"],
-            ff_width=config["intermediate_size"],
+            ff_width=ff_width,
             max_length=config["max_position_embeddings"] - offset,
             norm_first=False,
             dropout=dropout,
             epsilon=config["layer_norm_eps"],
-            num_types=config["type_vocab_size"],
+            num_types=num_types,
             separator=separator,
             position_offset=offset,
             remat=remat,
