@@ -170,6 +170,10 @@ def robustness(flags: argparse.Namespace) -> Path:
     encoder = TextEncoder(flags.folder)
     texts, labels = read_table(flags.dev, text=flags.text, pair=flags.pair, label=flags.label)
     texts, labels = texts[: flags.rows], labels[: flags.rows]
+    if len(set(map(str, labels))) < 2:
+        raise ValueError(
+            f"--label must have two or more values in the first {len(labels)} rows of {flags.dev}"
+        )
     if encoder.labels:
         names = {name: number for number, name in enumerate(encoder.labels)}
         if unknown := {str(label) for label in labels} - names.keys():
@@ -371,6 +375,13 @@ def _write(
     return folder / "README.md"
 
 
+def _count(text: str) -> int:
+    """Parses a number of rows."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {text}")
+    return int(text)
+
+
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     top = argparse.ArgumentParser(prog="hopfax", description=__doc__)
@@ -389,7 +400,7 @@ def parser() -> argparse.ArgumentParser:
         each.add_argument("--out", type=Path, default=Path(f"hopfax_{name}"),
                           help="folder for the results (default: %(default)s)")  # fmt: skip
         if name != "influence":
-            each.add_argument("--rows", type=int, default=400,
+            each.add_argument("--rows", type=_count, default=400,
                               help="number of rows, from the first (default: 400)")  # fmt: skip
         if name == "robustness":
             each.add_argument("--dev", type=Path, required=True, metavar="FILE",
