@@ -272,18 +272,25 @@ def influence(flags: argparse.Namespace) -> Path:
     mask, run = jnp.ones(ids.shape, bool), partial(encoder.model.apply, encoder.params)
     tokens, types = run(ids, method="embed_tokens"), run(ids, method="token_types")
     count = jax.eval_shape(encoder.output, encoder.params, tokens, mask).shape[1]
-    signs = jax.random.rademacher(jax.random.key(1), (_PROJECTIONS, count)) / _PROJECTIONS**0.5
 
-    def outputs(x: Array) -> Array:
-        """The output, in random directions if it has many coordinates."""
-        values = encoder.output(encoder.params, run(x[None], types, method="embed"), mask)[0]
-        return signs @ values if count > _PROJECTIONS else values
+    @jax.jit
+    def measure(sample: Array, key: Array) -> Array:
+        """The influences, in random directions if the output has many coordinates."""
+        # New directions for every copy, so that the errors include theirs.
+        signs = jax.random.rademacher(key, (_PROJECTIONS, count)) / _PROJECTIONS**0.5
+
+        def outputs(x: Array) -> Array:
+            values = encoder.output(encoder.params, run(x[None], types, method="embed"), mask)[0]
+            return signs @ values if count > _PROJECTIONS else values
+
+        return stability.geometric_influence(outputs, sample[None], per_token=True)
 
     copies = jnp.repeat(tokens, _DRAWS, axis=0)
     keys = jax.random.split(jax.random.key(0), _DRAWS)
     samples = _noisy(keys, copies, jnp.repeat(mask, _DRAWS, axis=0), jnp.float32(_DRAWS_DB))
-    measure = jax.jit(partial(stability.geometric_influence, outputs, per_token=True))
-    each = np.stack([measure(sample[None]) for sample in _progress(samples)])
+    directions = jax.random.split(jax.random.key(1), _DRAWS)
+    pairs = list(zip(samples, directions, strict=True))
+    each = np.stack([measure(*pair) for pair in _progress(pairs)])
     # In units of a token vector's size, a relative change has a meaning in every model.
     each = each * float(jnp.sqrt(jnp.square(tokens).sum(-1).mean()))
     means, errors = each.mean(0), each.std(0, ddof=1) / np.sqrt(_DRAWS)

@@ -125,6 +125,14 @@ def test_random_directions_estimate_the_derivative_of_an_embedding(encoder, tmp_
     assert values[0] != values[1]
 
 
+def test_the_errors_of_influence_include_those_of_the_directions(encoder, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "_PROJECTIONS", 4)
+    monkeypatch.setattr(command, "_DRAWS_DB", 200.0)  # all copies are the same
+    assert command.main(["influence", str(encoder), "a b c", "--out", str(tmp_path / "out")]) == 0
+    for row in results(tmp_path / "out"):
+        assert float(row["standard_error"]) > 0.01 * float(row["influence"])
+
+
 def test_stability_falls_as_more_tokens_are_replaced(encoder, tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(f"{a} b {a} d {a}" for a in WORDS) + "\n\n")
