@@ -7,7 +7,6 @@ import functools
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -296,8 +295,10 @@ def load(folder: str) -> Pretrained:
 @functools.cache
 def weights_digest(folder: str) -> str:
     """SHA-256 over the files of a folder's model, so that results do not depend on its path."""
-    total = hashlib.sha256()
-    for path in sorted([Path(folder) / "config.json", *Path(folder).glob("*.safetensors")]):
+    from hopfax.hub import model_folder
+
+    total, files = hashlib.sha256(), model_folder(folder)
+    for path in sorted([files / "config.json", *files.glob("*.safetensors")]):
         with path.open("rb") as file:
             total.update(hashlib.file_digest(file, "sha256").digest())
     return total.hexdigest()[:16]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import warnings
 from collections.abc import Sequence
 from functools import cached_property, partial
@@ -55,7 +56,8 @@ class Classifier:
         labels: Names of the model's outputs, in order; at least two.
 
     Raises:
-        ValueError: The number of labels is not the number of outputs.
+        ValueError: The number of labels is not the number of outputs, or the vocabulary has more
+            tokens than the model.
 
     Example:
         >>> import hopfax
@@ -84,6 +86,11 @@ class Classifier:
             raise ValueError(
                 f"labels must name the model's {self.config['num_outputs']} outputs, at least two, "
                 f"got {len(self.labels)}"
+            )
+        if vocabulary.size > self.config["vocab_size"]:
+            raise ValueError(
+                f"vocabulary must have at most the model's {self.config['vocab_size']} tokens, got "
+                f"{vocabulary.size}"
             )
 
     @cached_property
@@ -140,16 +147,23 @@ class Classifier:
         if folder.exists():
             raise FileExistsError(f"{folder} exists")
         partial_folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._write(partial_folder, document)
+        except BaseException:
+            shutil.rmtree(partial_folder)
+            raise
+        partial_folder.rename(folder)
+
+    def _write(self, folder: Path, document: dict[str, Any]) -> None:
         tensors = {name: np.asarray(leaf) for name, leaf in _flat(self.params).items()}
         optional_import("safetensors.numpy").save_file(
-            tensors, partial_folder / "model.safetensors", metadata={"format": "pt"}
+            tensors, folder / "model.safetensors", metadata={"format": "pt"}
         )
-        text_tokenizer(self.vocabulary).save(str(partial_folder / "tokenizer.json"))
+        text_tokenizer(self.vocabulary).save(str(folder / "tokenizer.json"))
         special = {"pad_token": self.vocabulary.pad_token}
         for name, value in (("special_tokens_map", special), ("config", document)):
             text = json.dumps(value, indent=2, ensure_ascii=False)
-            (partial_folder / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
-        partial_folder.rename(folder)
+            (folder / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> "Classifier":
@@ -158,8 +172,8 @@ class Classifier:
         Raises:
             FileNotFoundError: The folder or a file is missing.
             ModuleNotFoundError: `safetensors` or `tokenizers` is not installed.
-            ValueError: The folder is of another program, or a tensor is missing, unknown or of the
-                wrong shape.
+            ValueError: The folder is of another program, a file is broken, or a tensor is missing,
+                unknown or of the wrong shape.
         """
         folder = Path(folder)
         document = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -168,13 +182,21 @@ class Classifier:
                 f'{folder / "config.json"}: model_type must be "hopfax", got '
                 f"{document.get('model_type')!r}; for other encoders see hopfax.nn.load_pretrained"
             )
-        options = dict(document["encoder"])
-        attention = dict(options.pop("attention"))
-        layer = partial(_ATTENTION[attention.pop("name")], **attention)
-        build = _ENCODERS[document["architectures"][0]]
+        try:
+            options = dict(document["encoder"])
+            attention = dict(options.pop("attention"))
+            layer = partial(_ATTENTION[attention.pop("name")], **attention)
+            build = _ENCODERS[document["architectures"][0]]
+            names = [document["id2label"][str(n)] for n in range(len(document["id2label"]))]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{folder / 'config.json'} is incomplete: {error!r}") from error
         model = functional(lambda rngs: build(**options, attention=layer, rngs=rngs))
         shapes = jax.eval_shape(model.init, jax.random.key(0))
-        tensors = optional_import("safetensors.numpy").load_file(folder / "model.safetensors")
+        path, safetensors = folder / "model.safetensors", optional_import("safetensors")
+        try:
+            tensors = optional_import("safetensors.numpy").load_file(path)
+        except safetensors.SafetensorError as error:
+            raise ValueError(f"{path} is incomplete or not a safetensors file: {error}") from error
         expected = _flat(shapes)
         problems = [f"missing tensor {name}" for name in expected.keys() - tensors.keys()]
         problems += [f"unknown tensor {name}" for name in tensors.keys() - expected.keys()]
@@ -187,8 +209,6 @@ class Classifier:
             raise ValueError(f"{folder}: {'; '.join(sorted(problems))}")
         leaves = [jnp.asarray(tensors[name]) for name in expected]
         params = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
-        labels = document["id2label"]
-        names = [labels[str(number)] for number in range(len(labels))]
         return cls(model, params, read_tokenizer(folder), names)
 
 

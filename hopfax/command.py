@@ -170,6 +170,10 @@ def robustness(flags: argparse.Namespace) -> Path:
     encoder = TextEncoder(flags.folder)
     texts, labels = read_table(flags.dev, text=flags.text, pair=flags.pair, label=flags.label)
     texts, labels = texts[: flags.rows], labels[: flags.rows]
+    if len(set(map(str, labels))) < 2:
+        raise ValueError(
+            f"--label must have two or more values in the first {len(labels)} rows of {flags.dev}"
+        )
     if encoder.labels:
         names = {name: number for number, name in enumerate(encoder.labels)}
         if unknown := {str(label) for label in labels} - names.keys():
@@ -268,18 +272,25 @@ def influence(flags: argparse.Namespace) -> Path:
     mask, run = jnp.ones(ids.shape, bool), partial(encoder.model.apply, encoder.params)
     tokens, types = run(ids, method="embed_tokens"), run(ids, method="token_types")
     count = jax.eval_shape(encoder.output, encoder.params, tokens, mask).shape[1]
-    signs = jax.random.rademacher(jax.random.key(1), (_PROJECTIONS, count)) / _PROJECTIONS**0.5
 
-    def outputs(x: Array) -> Array:
-        """The output, in random directions if it has many coordinates."""
-        values = encoder.output(encoder.params, run(x[None], types, method="embed"), mask)[0]
-        return signs @ values if count > _PROJECTIONS else values
+    @jax.jit
+    def measure(sample: Array, key: Array) -> Array:
+        """The influences, in random directions if the output has many coordinates."""
+        # New directions for every copy, so that the errors include theirs.
+        signs = jax.random.rademacher(key, (_PROJECTIONS, count)) / _PROJECTIONS**0.5
+
+        def outputs(x: Array) -> Array:
+            values = encoder.output(encoder.params, run(x[None], types, method="embed"), mask)[0]
+            return signs @ values if count > _PROJECTIONS else values
+
+        return stability.geometric_influence(outputs, sample[None], per_token=True)
 
     copies = jnp.repeat(tokens, _DRAWS, axis=0)
     keys = jax.random.split(jax.random.key(0), _DRAWS)
     samples = _noisy(keys, copies, jnp.repeat(mask, _DRAWS, axis=0), jnp.float32(_DRAWS_DB))
-    measure = jax.jit(partial(stability.geometric_influence, outputs, per_token=True))
-    each = np.stack([measure(sample[None]) for sample in _progress(samples)])
+    directions = jax.random.split(jax.random.key(1), _DRAWS)
+    pairs = list(zip(samples, directions, strict=True))
+    each = np.stack([measure(*pair) for pair in _progress(pairs)])
     # In units of a token vector's size, a relative change has a meaning in every model.
     each = each * float(jnp.sqrt(jnp.square(tokens).sum(-1).mean()))
     means, errors = each.mean(0), each.std(0, ddof=1) / np.sqrt(_DRAWS)
@@ -371,6 +382,13 @@ def _write(
     return folder / "README.md"
 
 
+def _count(text: str) -> int:
+    """Parses a number of rows."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {text}")
+    return int(text)
+
+
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     top = argparse.ArgumentParser(prog="hopfax", description=__doc__)
@@ -389,7 +407,7 @@ def parser() -> argparse.ArgumentParser:
         each.add_argument("--out", type=Path, default=Path(f"hopfax_{name}"),
                           help="folder for the results (default: %(default)s)")  # fmt: skip
         if name != "influence":
-            each.add_argument("--rows", type=int, default=400,
+            each.add_argument("--rows", type=_count, default=400,
                               help="number of rows, from the first (default: 400)")  # fmt: skip
         if name == "robustness":
             each.add_argument("--dev", type=Path, required=True, metavar="FILE",

@@ -1,5 +1,6 @@
 """Strings in, labels out; saved and loaded with the same bits."""
 
+import dataclasses
 import json
 import warnings
 
@@ -79,6 +80,21 @@ def test_damaged_folders_are_errors(small, tmp_path):
     path.write_text(json.dumps({**document, "model_type": "bert"}))
     with pytest.raises(ValueError, match="model_type must be \"hopfax\", got 'bert'"):
         Classifier.load(tmp_path / "one")
+    path.write_text(json.dumps({**document, "id2label": {"0": "bad", "2": "good"}}))
+    with pytest.raises(ValueError, match=r"config\.json is incomplete: KeyError\('1'\)"):
+        Classifier.load(tmp_path / "one")
+    path.write_text(json.dumps(document))
+    weights = tmp_path / "one" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"model\.safetensors is incomplete"):
+        Classifier.load(tmp_path / "one")
+
+
+def test_a_failed_save_leaves_nothing(small, tmp_path):
+    unsaved = Classifier(small.model, small.params, VOCABULARY, np.arange(3))
+    with pytest.raises(TypeError, match="int64"):
+        unsaved.save(tmp_path / "one")
+    assert not list(tmp_path.iterdir())
 
 
 def test_long_texts_are_truncated_with_a_warning_that_counts_them(small):
@@ -109,3 +125,9 @@ def test_bad_texts_are_errors(small, texts, error, message):
 def test_labels_name_the_outputs(small):
     with pytest.raises(ValueError, match="labels must name the model's 3 outputs"):
         Classifier(small.model, small.params, VOCABULARY, ("bad", "good"))
+
+
+def test_the_vocabulary_fits_the_model(small):
+    larger = dataclasses.replace(VOCABULARY, tokens=(*VOCABULARY.tokens, "more"))
+    with pytest.raises(ValueError, match=f"at most the model's {VOCABULARY.size} tokens"):
+        Classifier(small.model, small.params, larger, LABELS)

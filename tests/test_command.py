@@ -125,6 +125,14 @@ def test_random_directions_estimate_the_derivative_of_an_embedding(encoder, tmp_
     assert values[0] != values[1]
 
 
+def test_the_errors_of_influence_include_those_of_the_directions(encoder, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "_PROJECTIONS", 4)
+    monkeypatch.setattr(command, "_DRAWS_DB", 200.0)  # all copies are the same
+    assert command.main(["influence", str(encoder), "a b c", "--out", str(tmp_path / "out")]) == 0
+    for row in results(tmp_path / "out"):
+        assert float(row["standard_error"]) > 0.01 * float(row["influence"])
+
+
 def test_stability_falls_as_more_tokens_are_replaced(encoder, tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(f"{a} b {a} d {a}" for a in WORDS) + "\n\n")
@@ -143,6 +151,8 @@ def test_bad_inputs_are_one_line_and_leave_nothing(
     out = ["--out", str(tmp_path / "out")]
     empty = tmp_path / "empty.txt"
     empty.write_text("one line\n")
+    same = tmp_path / "same.csv"
+    same.write_text("review,label\na,good\nb,good\n")
     for arguments, message in (
         (["robustness", str(tmp_path), "--dev", str(films)], "has no config.json"),
         (["robustness", str(encoder), "--dev", str(films), "--text", "review"], "has no labels"),
@@ -161,6 +171,10 @@ def test_bad_inputs_are_one_line_and_leave_nothing(
         ),
         (["robustness", str(classifier), "--dev", str(films), "--text", "film"], "no column"),
         (["robustness", str(classifier), "--dev", str(tmp_path / "none.csv")], "none.csv"),
+        (
+            ["robustness", str(classifier), "--dev", str(same), "--text", "review"],
+            "--label must have two or more values in the first 2 rows of",
+        ),
         (["influence", str(classifier), " "], "text 0 is empty"),
         (["stability", str(encoder), "--texts", str(empty)], "two or more lines of text, got 1"),
     ):
@@ -168,3 +182,10 @@ def test_bad_inputs_are_one_line_and_leave_nothing(
         (line,) = capsys.readouterr().err.strip().splitlines()
         assert line.startswith("error: ") and message in line
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("rows", ["0", "-3", "all"])
+def test_the_number_of_rows_is_positive(encoder, films, rows, capsys):
+    with pytest.raises(SystemExit):
+        command.main(["robustness", str(encoder), "--dev", str(films), "--rows", rows])
+    assert f"argument --rows: must be an integer >= 1, got {rows}" in capsys.readouterr().err

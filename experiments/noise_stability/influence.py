@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import jax
     import numpy as np
     import pandas as pd
+    from tokenizers import Tokenizer
 
     from experiments.report import Page
     from hopfax.nn import Params, Pretrained
@@ -99,6 +100,8 @@ def run(config: Config) -> Path:
     from experiments import report
     from experiments.models import load, weights_digest
     from experiments.rundir import open_run, write_whole
+    from hopfax.data import read_tokenizer
+    from hopfax.data.tokenize import text_tokenizer
     from hopfax.train.progress import Progress
 
     budget = budget_of(config, BUDGETS)
@@ -113,6 +116,7 @@ def run(config: Config) -> Path:
     kinds = texts(config, budget)
     plan = {**budget._asdict(), "weights": weights_digest(config.pretrained)}
     folder = open_run("influence", config, plan=plan)
+    start, end = special_tokens(text_tokenizer(read_tokenizer(config.pretrained)))
     drawn = [(f"random {seed}", random_weights(model, seed)) for seed in range(budget.num_random)]
     cases = [(kind, *case) for kind in kinds for case in (("trained", model.params), *drawn)]
     measured, tables = jax.jit(partial(influences, model)), []
@@ -122,8 +126,8 @@ def run(config: Config) -> Path:
             for place, ids in enumerate(kinds[kind]):
                 values.append(np.asarray(measured(params, ids, jax.random.key(place)), float))
                 progress.update(number * budget.num_texts + place + 1)
-            table = positions(np.stack(values)).assign(model=weights, corruption=kind)
-            tables.append(table)
+            table = positions(np.stack(values), special=(len(start), len(end)))
+            tables.append(table.assign(model=weights, corruption=kind))
     table = pd.concat(tables).assign(task=Path(config.pretrained).name, site="token")
     table = table.reindex(columns=list(COLUMNS))
     write_whole(folder / "results.csv", table.to_csv(index=False, lineterminator="\n"))
@@ -141,9 +145,8 @@ def texts(config: Config, budget: Budget) -> dict[str, np.ndarray]:
     assert config.pretrained
     vocabulary = read_tokenizer(config.pretrained)
     tokenizer = text_tokenizer(vocabulary)
-    special = tokenizer.encode("").ids  # for BERT [CLS] and [SEP], for GPT-2 none
-    start, end = special[: len(special) // 2], special[len(special) // 2 :]
-    body = budget.num_tokens - len(special)
+    start, end = special_tokens(tokenizer)
+    body = budget.num_tokens - len(start) - len(end)
     # BERT's vocabulary begins with tokens that it never met.
     words = [n for n, token in enumerate(vocabulary.tokens) if not token.startswith(("[", "<"))]
     bodies = {UNIFORM: np.random.default_rng(0).choice(words, (budget.num_texts, body))}
@@ -161,6 +164,13 @@ def texts(config: Config, budget: Budget) -> dict[str, np.ndarray]:
         kind: np.stack([[*start, *row, *end] for row in rows]).astype(np.int32)
         for kind, rows in bodies.items()
     }
+
+
+def special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Returns the ids before and after a text, such as [CLS] and [SEP]; Gemma-2 has <bos> only."""
+    encoded = tokenizer.encode("a")
+    words = [place for place, added in enumerate(encoded.special_tokens_mask) if not added]
+    return encoded.ids[: words[0]], encoded.ids[words[-1] + 1 :]
 
 
 def influences(model: Pretrained, params: Params, ids: jax.Array, key: jax.Array) -> jax.Array:
@@ -207,11 +217,12 @@ def random_weights(model: Pretrained, seed: int) -> Params:
     return jax.tree_util.tree_unflatten(tree, drawn)
 
 
-def positions(values: np.ndarray) -> pd.DataFrame:
+def positions(values: np.ndarray, *, special: tuple[int, int]) -> pd.DataFrame:
     """Returns rows of results.csv: each position's mean, and each text's mean over parts.
 
     Args:
         values: `(texts, tokens)` relative influences.
+        special: Number of special tokens before and after a text.
     """
     import numpy as np
     import pandas as pd
@@ -220,7 +231,7 @@ def positions(values: np.ndarray) -> pd.DataFrame:
     error = values.std(0, ddof=1) / np.sqrt(count)
     columns = {"level": np.arange(length), "score": values.mean(0), "standard_error": error}
     tables = [pd.DataFrame(columns).assign(metric="relative influence", num_examples=count)]
-    inner = values[:, 1:-1]  # special tokens have a position, but are no words
+    inner = values[:, special[0] : length - special[1]]
     ends, quarter = max(1, round(ENDS * length)), length // 4
     parts = {
         "first": inner[:, :ends],

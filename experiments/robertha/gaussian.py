@@ -1,7 +1,7 @@
 """Scores under Gaussian noise, arranged for figures and tables.
 
-A panel is a site and a protocol. After the embedding LayerNorm the signal's root mean square is 1,
-so the same σ is also the same SNR; that measurement is shown once.
+A panel is a site and a protocol. After the embedding LayerNorm the signal's root mean square is 1
+in models trained from scratch, so σ is in the units of `matched`; that measurement is shown once.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def panels(scores: pd.DataFrame) -> dict[tuple[str, str], str]:
     measured = set(zip(scores.site, scores.protocol, strict=True))
     shown = {place: title for place, title in PANELS.items() if place in measured}
     if ("embedding", "sigma") in shown:
-        if same_snr(scores):
-            shown.pop(("embedding", "matched"), None)
-        else:
+        if not same_snr(scores):
             shown["embedding", "sigma"] = "noise at the embedding site,\nsame σ"
+        elif unit_signal(scores):
+            shown.pop(("embedding", "matched"), None)
     return shown
 
 
@@ -63,6 +63,14 @@ def same_snr(scores: pd.DataFrame) -> bool:
         return True
     means = rows.groupby(["level", "model"]).snr_db.mean().groupby("level")
     return not (means.max() - means.min() > SAME_DB).any()
+
+
+def unit_signal(scores: pd.DataFrame) -> bool:
+    """Whether the root mean square is 1 at the embedding site, as without pretraining."""
+    rows = scores[(scores.site == "embedding") & (scores.protocol == "sigma")]
+    if "snr_db" not in rows:
+        return True
+    return not ((rows.snr_db + 20 * np.log10(rows.level)).abs() > SAME_DB).any()
 
 
 class Measured(NamedTuple):

@@ -109,7 +109,8 @@ def read_table(
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it ends otherwise, a column is missing, or a line is malformed.
+        ValueError: If it ends otherwise or has no rows, a column is missing, a text is not a
+            string, or a line is malformed.
 
     Example:
         >>> import pathlib, tempfile
@@ -131,8 +132,14 @@ def read_table(
                 raise ValueError(f"{path} has no column {column!r}; columns: {', '.join(row)}")
             if row[column] is None or not str(row[column]).strip():
                 raise ValueError(f"{path}, line {line}: {column!r} is empty")
+            if column != label and not isinstance(row[column], str):
+                raise ValueError(
+                    f"{path}, line {line}: {column!r} must be a string, got {row[column]!r}"
+                )
         texts.append((row[text], row[pair]) if pair else row[text])
         labels.append(row[label])
+    if not texts:
+        raise ValueError(f"{path} has no rows")
     for number in (int, float) if path.suffix != ".jsonl" else ():
         with contextlib.suppress(ValueError):
             return texts, [number(each) for each in labels]

@@ -345,17 +345,23 @@ class Encoder(nnx.Module):
         ends = ids == self.separator
         return jnp.minimum(jnp.cumsum(ends, axis=-1) - ends, 1)
 
-    def offsets(self, length: int) -> Float[Array, "tokens width"]:
-        """Returns what is added to the token vectors of a text, without token types."""
-        return self.embedding_scale * self.positions(self.position_offset + jnp.arange(length))
-
     def embed(
-        self, tokens: Tokens, types: Int[Array, "batch tokens"] | None = None, *, key: Key = None
+        self,
+        tokens: Tokens,
+        types: Int[Array, "batch tokens"] | None = None,
+        *,
+        places: Int[Array, "batch tokens"] | None = None,
+        key: Key = None,
     ) -> Tokens:
-        """Adds positions and token types (default: 0), and normalises: the *embedding* site."""
+        """Adds positions and token types (default: 0), and normalises: the *embedding* site.
+
+        `places` are the numbers of the positions; by default they count from the first token.
+        """
         if recall := self.memory.get("token"):
             tokens = recall(self, tokens)
-        embeddings = tokens + self.offsets(tokens.shape[-2])[None]
+        if places is None:
+            places = self.position_offset + jnp.arange(tokens.shape[-2])[None]
+        embeddings = tokens + self.embedding_scale * self.positions(places)
         if self.types is not None:
             types = jnp.zeros(tokens.shape[:-1], int) if types is None else types
             embeddings += self.embedding_scale * self.types(types)

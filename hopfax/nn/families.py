@@ -75,8 +75,7 @@ def encoder(config: Config) -> Forward:
     scale, start = config.head_width**-0.5, config.first_position
 
     def forward(params: Params, embeddings: Array, mask: Array, types: Array) -> Output:
-        # RoBERTa counts real tokens; padding is at the last position before the first token's.
-        positions = start - 1 + jnp.cumsum(mask) * mask if start else _positions(mask)
+        positions = encoder_positions(mask, start)
         x = embeddings + rows(params["positions"], positions) + rows(params["types"], types)
 
         def block(x: Array, p: Params, _: None) -> Array:
@@ -215,6 +214,12 @@ def _rotate(x: Float[Array, "tokens heads head"], *, theta: float) -> Array:
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     rotated = jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
     return rotated.astype(x.dtype)
+
+
+def encoder_positions(mask: Bool[Array, " tokens"], first: int) -> Int[Array, " tokens"]:
+    """Returns the positions of BERT, or of RoBERTa, whose `first` is not 0."""
+    # RoBERTa counts real tokens; padding is at the last position before the first token's.
+    return first - 1 + jnp.cumsum(mask) * mask if first else _positions(mask)
 
 
 def _positions(mask: Bool[Array, " tokens"]) -> Int[Array, " tokens"]:

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from hopfax.nn.attention import Mask, SoftmaxAttention, Tokens
 from hopfax.nn.encoder import Attention, Encoder
+from hopfax.nn.families import encoder_positions
 from hopfax.nn.functional import Functional, Params, functional
 from hopfax.nn.pretrained import Pretrained, PretrainedOutput
 
@@ -65,6 +66,8 @@ def text_classifier(
         options = {"dropout": dropout, **options}
     offset = config["pad_token_id"] + 1 if config["model_type"] == "roberta" else 0
     vocabulary, width = pretrained.table.shape
+    num_types = len(pretrained.params["types"]["weight"])
+    ff_width = pretrained.params["layers"]["ff_in"]["weight"].shape[-1]
 
     def build(rngs: nnx.Rngs) -> Encoder:
         return Encoder(
@@ -73,12 +76,12 @@ def text_classifier(
             attention=partial(attention, num_heads=config["num_attention_heads"], **options),
             width=width,
             num_layers=config["num_hidden_layers"],
-            ff_width=config["intermediate_size"],
+            ff_width=ff_width,
             max_length=config["max_position_embeddings"] - offset,
             norm_first=False,
             dropout=dropout,
             epsilon=config["layer_norm_eps"],
-            num_types=config["type_vocab_size"],
+            num_types=num_types,
             separator=separator,
             position_offset=offset,
             remat=remat,
@@ -125,7 +128,8 @@ def replace_attention(
     unused = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes["classifier"])
 
     def run(network: Encoder, embeddings: Tokens, types: Array, mask: Mask) -> PretrainedOutput:
-        states = [network.embed(embeddings, types)]
+        places = jax.vmap(partial(encoder_positions, first=network.position_offset))(mask)
+        states = [network.embed(embeddings, types, places=places)]
         for block in network.blocks:
             states.append(block(states[-1], mask).values)
         return PretrainedOutput(states[-1], jnp.stack(states))

@@ -90,7 +90,8 @@ def with_memory(
             log_prior=memory["log_prior"],
         )
         table = network.embedding_scale * network.tokens.embedding[...]
-        offsets = network.offsets(embeddings.shape[-2])
+        places = network.position_offset + jnp.arange(embeddings.shape[-2])
+        offsets = network.embedding_scale * network.positions(places)
 
         def recalled(row: Array, offset: Array) -> Array:
             return one(row, table, offset).value

@@ -148,6 +148,8 @@ def test_types_of_labels(tmp_path, ending, cells, labels):
         ("a.csv", "text,label\na,1\n\n ,1\n", r"a\.csv, line 4: 'text' is empty"),
         ("a.tsv", "text\tlabel\na\t\n", r"a\.tsv, line 2: 'label' is empty"),
         ("a.jsonl", '{"text": null, "label": 0}\n', r"a\.jsonl, line 1: 'text' is empty"),
+        ("a.jsonl", '{"text": 5, "label": 0}\n', r"line 1: 'text' must be a string, got 5"),
+        ("a.csv", "text,label\n", r"a\.csv has no rows"),
         ("a.csv", "text,label\ngood, long,1\n", r"line 2: 3 columns, the header has 2"),
         ("a.csv", 'text,label\na,1\n"b,1\n', r"a\.csv, after line 2: unexpected end of data"),
         ("a.csv", b"text,label\n\xff,1\n", r"a\.csv, after line 0: 'utf-8' codec can't decode"),

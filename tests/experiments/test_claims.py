@@ -66,6 +66,16 @@ def test_one_sigma_is_one_snr_only_where_models_have_one_scale():
     assert titles["embedding", "sigma"].endswith("same σ")
 
 
+def test_the_protocols_differ_where_the_signal_is_not_of_unit_size():
+    scores = made_up(site_matters)
+    # As all models of one pretrained encoder: another scale, but the same in each.
+    nominal = -20 * np.log10(scores.level.where(scores.level > 0, 1))
+    scores["snr_db"] = np.where(scores.protocol == "sigma", nominal - 8, nominal)
+    titles = gaussian.panels(scores)
+    assert ("embedding", "matched") in titles
+    assert titles["embedding", "sigma"].endswith("same σ and SNR")
+
+
 def test_attribution_adds_up_changes():
     table = attribution.steps(made_up(site_matters).drop(columns="task"))
     means = tidy.summarise(tidy.average(table, "level")).set_index(["change", "protocol"])["mean"]

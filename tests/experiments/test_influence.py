@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+import tokenizers
 from nn import test_pretrained as pretrained
 
 from experiments.noise_stability import influence
@@ -54,6 +55,36 @@ def test_random_weights_have_the_loaded_shapes_and_the_scales_of_a_new_model(loa
     assert (other["tokens"]["weight"] != drawn["tokens"]["weight"]).any()
 
 
+@pytest.mark.parametrize(
+    "template, special",
+    [("[CLS] $A [SEP]", (["[CLS]"], ["[SEP]"])), ("<bos> $A", (["<bos>"], [])), ("$A", ([], []))],
+)
+def test_texts_have_the_special_tokens_of_the_model(tmp_path, template, special):
+    names = ["[CLS]", "[SEP]", "<bos>", "[PAD]", "a", "b"]
+    ids = {name: number for number, name in enumerate(names)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token="[PAD]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single=template, special_tokens=[(name, ids[name]) for name in names[:3]]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    config = influence.Config(pretrained=str(tmp_path))
+    ((_, rows),) = influence.texts(config, influence.Budget(3, 20, 1)).items()
+    assert rows.shape == (3, 20)
+    start, end = special
+    for row in rows:
+        tokens = [names[number] for number in row]
+        assert tokens[: len(start)] == start and tokens[len(tokens) - len(end) :] == end
+        assert set(tokens[len(start) : len(tokens) - len(end)]) <= {"a", "b"}
+
+
+def test_parts_leave_out_special_tokens():
+    values = np.tile(np.arange(40.0), (3, 1))
+    for special, first, last in (((1, 1), 1.5, 37.5), ((1, 0), 1.5, 38.5), ((0, 0), 0.5, 38.5)):
+        parts = influence.positions(values, special=special).groupby("metric").score.mean()
+        assert (parts["first"], parts["last"]) == (first, last)
+
+
 def results(folder, ends, noise=0.01):
     """A folder of results with so much influence at the ends of trained weights."""
     rng, tables = np.random.default_rng(0), []
@@ -61,7 +92,8 @@ def results(folder, ends, noise=0.01):
         values = 1 + noise * rng.normal(size=(6, 40))
         values[:, 1:3] *= size
         values[:, -3:-1] *= size
-        tables.append(influence.positions(values).assign(model=name, corruption="uniform tokens"))
+        table = influence.positions(values, special=(1, 1))
+        tables.append(table.assign(model=name, corruption="uniform tokens"))
     table = pd.concat(tables).assign(task="model").reindex(columns=list(influence.COLUMNS))
     table.to_csv(folder / "results.csv", index=False)
     (folder / "config.json").write_text(json.dumps({"provenance": []}))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from nn import test_pretrained as pretrained
 
-from experiments.models import VARIANTS, build, variant, with_flags
+from experiments.models import VARIANTS, build, variant, weights_digest, with_flags
 from experiments.robertha.paper import PAPER_MODELS, paper_score
 from experiments.robertha.robustness import Config, Encoders
 from experiments.runs import load
@@ -120,6 +120,12 @@ def test_a_pretrained_encoder_is_its_weights_wherever_they_are(folder, tmp_path)
     assert other != first
     with pytest.raises(ValueError, match="set --pretrained"):
         with_flags(variant("pretrained"))
+
+
+def test_the_weights_of_a_folder_in_the_home_directory(folder, monkeypatch):
+    parent, _, name = folder.rpartition("/")
+    monkeypatch.setenv("HOME", parent)
+    assert weights_digest(f"~/{name}") == weights_digest(folder)
 
 
 def test_a_run_with_a_pretrained_encoder_uses_its_tokenizer(folder):

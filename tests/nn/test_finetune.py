@@ -42,6 +42,21 @@ def test_attention_without_steps_at_beta_one_is_the_loaded_one(loaded):
         assert output.hidden_states.shape == expected.hidden_states.shape
 
 
+def test_padding_on_the_left_changes_nothing(loaded):
+    model = replace_attention(loaded, HopfieldAttention, beta=1.0, max_steps=0)
+    embeddings, left = loaded.embed(IDS), MASK[:, ::-1]
+    states = model.forward(embeddings[:, ::-1], left).hidden_states
+    expected = loaded.forward(embeddings[:, ::-1], left).hidden_states
+    assert np.abs(states - expected)[:, left].max() < 1e-5
+
+
+def test_sizes_may_be_missing_from_the_configuration(loaded):
+    missing = {"type_vocab_size": None, "intermediate_size": None}
+    model = loaded._replace(config={**loaded.config, **missing})
+    shapes = jax.tree.map(jnp.shape, text_classifier(model, 2).init(jax.random.key(0)))
+    assert shapes == jax.tree.map(jnp.shape, text_classifier(loaded, 2).init(jax.random.key(0)))
+
+
 def test_iterating_changes_the_output_and_has_gradients_in_all_parameters(loaded):
     embeddings = loaded.embed(IDS)
     model = replace_attention(loaded, HopfieldAttention, beta=8.0, max_steps=2, gradient="unrolled")
