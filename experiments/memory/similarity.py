@@ -356,18 +356,19 @@ def page(folder: Path) -> Page:
             )
         shares = tokens[(tokens.task == task) & (tokens.protocol == protocol)]
         shares = shares.pivot_table(index="model", columns="noise", values="score")
-        for table, what in ((scores, "score"), (shares, "tokens recovered, in %")):
-            tables.append(
-                report.Table(
-                    ["", *(f"{report.signed(-noise)} dB" for noise in levels)],
-                    [
-                        [TITLES[name], *(f"{table.loc[name, noise]:.1f}" for noise in levels)]
-                        for name in TITLES
-                        if name in table.index
-                    ],
-                    f"{TITLES[str(task)]}, {TITLES[str(protocol)]}: {what}.",
-                )
+        rows = [
+            [TITLES[name], *(report.number(scores.loc[name, noise]) for noise in levels)]
+            for name in TITLES
+            if name in scores.index
+        ]
+        recovered = [report.number(shares.loc["memory", noise]) for noise in levels]
+        tables.append(
+            report.Table(
+                ["", *(f"{report.signed(-noise)} dB" for noise in levels)],
+                [*rows, ["tokens recovered, %", *recovered]],
+                f"{TITLES[str(task)]}, {TITLES[str(protocol)]}.",
             )
+        )
     count = int(frame[frame.metric == "score"].num_examples.max())
     return report.Page(
         title="Retrieval from the vocabulary: a pretrained encoder under noise, not trained",
@@ -375,7 +376,7 @@ def page(folder: Path) -> Page:
         pictures={
             "memory": report.facets(
                 "Rank correlation of text similarity with the labels against noise, 95 % bands",
-                lines,
+                lines[~lines.model.isin(["uniform", "known"])],
                 x="noise",
                 col="protocol",
                 row="task" if frame.task.nunique() > 1 else None,
