@@ -30,6 +30,7 @@ EXPERIMENTS = {
     "fine-tuning": "experiments.robertha.fine_tuning",
     "memory": "experiments.memory.similarity",
     "memory-recovery": "experiments.memory.recovery",
+    "memory-certificates": "experiments.memory.certificates",
     "theory": "experiments.noise_stability.theory",
     "grokking": "experiments.noise_stability.grokking",
     "encoder-stability": "experiments.noise_stability.encoder",

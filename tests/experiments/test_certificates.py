@@ -1,0 +1,139 @@
+"""The certificates experiment: attacks stay in their ball, certificates and bounds hold."""
+
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from experiments.memory import certificates
+from hopfax import hopfield
+
+WIDTH, VOCAB = 8, 20
+
+
+def forward(vectors, mask, *, params):
+    """An encoder that mixes its tokens, in place of a transformer."""
+    mean = jnp.sum(jnp.where(mask[..., None], vectors, 0), axis=1, keepdims=True)
+    return SimpleNamespace(output=jnp.tanh(vectors @ params["own"] + mean @ params["mixed"]))
+
+
+@pytest.fixture(scope="module")
+def reader():
+    rng = np.random.default_rng(0)
+    params = {name: rng.normal(size=(WIDTH, WIDTH)).astype("f") / 4 for name in ("own", "mixed")}
+    table = rng.normal(size=(VOCAB, WIDTH)).astype("f")
+    prior = np.log(rng.dirichlet(np.ones(VOCAB))).astype("f")
+    radius = np.asarray(hopfield.certified_radius(jnp.asarray(table)))
+    model = SimpleNamespace(forward=forward, params=params)
+    return certificates.reader_of(model, table, prior, radius)
+
+
+@pytest.fixture(scope="module")
+def batch(reader):
+    certificates_length, certificates.MAX_TOKENS = certificates.MAX_TOKENS, 6
+    try:
+        rng = np.random.default_rng(1)
+        first, second = (
+            [rng.integers(0, VOCAB, rng.integers(3, 7)) for _ in range(8)] for _ in "ab"
+        )
+        labels = np.arange(8.0)
+        yield certificates.batch_of(reader, first, second, labels)
+    finally:
+        certificates.MAX_TOKENS = certificates_length
+
+
+def gains(reader, batch, vectors):
+    return batch.sign * np.sum(reader.output(vectors, batch.mask) * batch.goal, axis=1)
+
+
+def test_neighbours_are_sorted_and_start_with_the_token(reader, batch):
+    np.testing.assert_array_equal(batch.near[..., 0], batch.ids)
+    apart = np.linalg.norm(reader.table[batch.near] - reader.table[batch.ids][:, :, None], axis=-1)
+    assert (np.diff(apart, axis=-1) > -1e-4).all()
+    np.testing.assert_allclose(apart[..., 1] / 2, reader.radius[batch.ids], rtol=1e-4)
+
+
+@pytest.mark.parametrize("radius", [0.3, 2.0])
+def test_attacks_raise_the_gain_within_their_ball(reader, batch, radius):
+    clean = reader.table[batch.ids]
+    perturbed = certificates.attacks(reader, batch, radius, 8)
+    assert len(perturbed) == 3 + len(certificates.TEMPERATURES)
+    for name, vectors in perturbed.items():
+        length = np.linalg.norm(vectors - clean, axis=-1)
+        assert length.max() <= radius * (1 + 1e-5), name
+        assert not length[~batch.mask].any(), name
+    raised = gains(reader, batch, perturbed["as it is"]) - gains(reader, batch, clean)
+    assert (raised > 0).all()
+    moved = certificates.retrieved(reader, perturbed["substitution"], batch.mask)["nearest"]
+    assert gains(reader, batch, moved).sum() >= gains(reader, batch, clean).sum()
+
+
+def test_slopes_are_central_differences(reader, batch):
+    rng = np.random.default_rng(2)
+    x = reader.table[batch.ids] + 0.3 * rng.normal(size=(*batch.ids.shape, WIDTH)).astype("f")
+    near, bias = reader.table[batch.near], reader.log_prior[batch.near]
+
+    def gain(x, surrogate):
+        apart = np.square(x[..., None, :] - near).sum(-1)
+        scores = -surrogate.square * apart - surrogate.log * np.log(apart) + surrogate.prior * bias
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        soft = (weights[..., None] * near).sum(-2)
+        return gains(reader, batch, surrogate.keep * x + (1 - surrogate.keep) * soft).sum()
+
+    for surrogate in (
+        certificates.Surrogate(keep=1.0),
+        certificates.Surrogate(square=0.4),
+        certificates.Surrogate(log=WIDTH / 2, prior=1.0),
+    ):
+        slope = np.asarray(reader.slope(x, batch, surrogate))
+        size = float(np.linalg.norm(slope))
+        step = 1e-2 * slope / size
+        difference = float(gain(x + step, surrogate) - gain(x - step, surrogate))
+        assert size > 1e-3 and size == pytest.approx(difference / 2e-2, rel=0.05)
+
+
+def test_certificates_hold_and_violations_raise(reader, batch):
+    labels = np.arange(8.0)
+    small = 0.5 * reader.radius[batch.ids[batch.mask]].min() / batch.scale
+    rows = certificates.attacked(reader, batch, labels, small, 4)
+    scores = {row["model"]: row["score"] for row in rows if row["metric"] == "score"}
+    counts = {
+        row["metric"]: row["score"] for row in rows if row["metric"] in ("texts", "texts inside")
+    }
+    assert counts["texts inside"] == counts["texts"] > 0
+    assert scores["nearest"] == scores["clean"] > scores["none"]
+    with pytest.raises(ArithmeticError, match="inside their certified radius"):
+        certificates.attacked(reader._replace(radius=100 * reader.radius), batch, labels, 3.0, 4)
+
+
+def test_certified_share_is_the_minimum_over_tokens():
+    table = np.array([[3.0, 0], [0, 4.0], [0, 4.6]])
+    radius = np.asarray(hopfield.certified_radius(table))
+    rows = certificates.certified([np.array([0]), np.array([0, 1])], table, radius)
+    scale = np.sqrt((9 + 9 + 16) / 3)
+    for row in rows:  # 0.3 of the second text is the smaller radius
+        expected = 50 * (row["level"] < 0.3 / scale) + 50 * (row["level"] < 2.5 / scale)
+        assert row["score"] == pytest.approx(expected)
+
+
+def test_texts_under_noise_are_read_at_least_as_often_as_guaranteed(reader, batch):
+    rows = certificates.under_noise(reader, batch, 8.0, 60)
+    values = {row["metric"]: row["score"] for row in rows if row["model"] == "known"}
+    assert 5 < values["bound"] <= values["unchanged"] + 3
+    assert values["predicted"] == pytest.approx(values["unchanged"], abs=8)
+    agreed = {row["model"]: row["score"] for row in rows if row["metric"] == "agreement"}
+    assert agreed["none"] < agreed["memory"] <= 1
+
+
+def test_smoothing_never_certifies_more_than_half_the_distance():
+    """The page's argument for leaving randomized smoothing out."""
+    rng = np.random.default_rng(3)
+    table = rng.normal(size=(30, 4))
+    radius = np.asarray(hopfield.certified_radius(table))
+    for sigma in (0.4, 1.0):
+        noisy = table[0] + sigma * rng.normal(size=(20_000, 4))
+        right = np.mean(np.square(noisy[:, None] - table).sum(-1).argmin(1) == 0)
+        assert sigma * norm.ppf(right - 3 * (right * (1 - right) / 20_000) ** 0.5) <= radius[0]
