@@ -45,6 +45,7 @@ EXPLAINED = -12.0  # dB, of the bins and the list of errors
 RARE = 1e-4  # frequency in the training texts
 NUM_BINS = 6
 NARROW = 128  # width of the narrow random table, that of TinyBERT
+NEARLY_ALL = 99.5  # % of the tokens; the few errors above have no shares worth quoting
 CLOSE = 0.5  # cosine; of 10,000 random pairs of MiniLM's vectors, a few are closer
 SPECIAL = {"[CLS]", "[SEP]", "<s>", "</s>"}
 BEAMCLEAN = {"nearest": 42.1, "language model": 74.3}
@@ -76,7 +77,7 @@ KINDS = {
 }
 READERS = {"nearest": "nearest vector", "memory": "frequencies known"}
 HEADS = {"nearest": "nearest", "memory": "frequencies"}
-GROUPS = {"all": "all", "content": "content", "rare": "rare"}
+GROUPS = ("all", "content", "rare")
 PROPERTIES = {
     "frequency": "log₁₀ frequency",
     "norm": "norm of the vector",
@@ -510,7 +511,7 @@ def page(folder: Path) -> Page:
         for metric in ("exact", "predicted", "bound")
     }
     kinds = {name: at(metric="errors", model="nearest", group=name) for name in KINDS}
-    cosines = {name: at(metric=name, model="nearest") for name in ("close", "cosine")}
+    close, cosines = (at(metric=name, model="nearest") for name in ("close", "cosine"))
     of_model = frame[(frame.table == "model") & (frame.metric == "recovered")]
     scale = of_model.groupby("snr_db")[["sigma", "multiplier"]].first()
     gap = max(
@@ -519,32 +520,33 @@ def page(folder: Path) -> Page:
         for db in levels
     )
     readings = report.Table(
-        ["SNR", "σ", "σ / half distance",
-         *(f"{HEADS[reader]}: {GROUPS[group]}" for reader, group in read),
-         "random vectors", f"random, width {NARROW}"],
+        ["SNR, dB", "σ", "σ / half distance",
+         *(f"{HEADS[reader]}: {group}" for reader, group in read),
+         "random vectors", f"of width {NARROW}"],
         [
-            [decibels(db), report.number(scale.sigma[db], 3),
+            [report.number(db, 0), report.number(scale.sigma[db], 2),
              report.number(scale.multiplier[db], 2),
              *(report.number(each[db]) for each in (*read.values(), *others))]
             for db in levels
         ],
-        "Tokens read, %. Random vectors: tables of standard normal numbers, all tokens, "
-        "frequencies known.",
+        "Tokens read, %. Random vectors: standard normal tables, all tokens, frequencies known.",
     )  # fmt: skip
+    kinds = {name: each for name, each in kinds.items() if any(each.values())}
     of_errors = report.Table(
-        ["SNR", "errors", *KINDS.values(), f"cosine > {CLOSE:g}", "median cosine"],
+        ["SNR, dB", "errors", *(KINDS[name] for name in kinds), f"cosine > {CLOSE:g}",
+         "median cosine"],
         [
-            [decibels(db), report.number(100 - read["nearest", "all"][db]),
-             *(report.number(each.get(db, np.nan)) for each in (*kinds.values(), cosines["close"])),
-             report.number(cosines["cosine"].get(db, np.nan), 2)]
+            [report.number(db, 0), report.number(100 - read["nearest", "all"][db]),
+             *(report.number(each.get(db, np.nan), 0) for each in (*kinds.values(), close)),
+             report.number(cosines.get(db, np.nan), 2)]
             for db in levels
         ],
-        "Errors of the nearest vector in % of all tokens, each kind in % of the errors, and the "
-        "cosine of the true and the read vector.",
+        "Errors of the nearest vector, % of all tokens; kinds, % of the errors; cosine of the true "
+        "and the read vector.",
     )  # fmt: skip
     return report.Page(
         title="What Gaussian noise on token vectors hides from a reader of the vocabulary",
-        answer=" ".join(answers(read, kinds, rates, levels)),
+        answer=" ".join(answers(read, others[0], close, rates, levels)),
         pictures={
             "recovery": report.Picture(
                 functools.partial(
@@ -556,17 +558,15 @@ def page(folder: Path) -> Page:
         },
         tables=[readings, of_errors],
         notes=[
-            f"{of_model.num_examples.iloc[0]:.0f} tokens, one row of the task after the other; "
-            "intervals: bootstrap over the rows. SNR: mean square of the coordinates over σ².",
-            "Half distance: half the distance from a token's vector to the nearest other one; the "
-            "column has the median over tokens. As a noise multiplier of the Gaussian mechanism, "
-            "with the whole distance as sensitivity, it is half as large.",
+            f"{of_model.num_examples.iloc[0]:.0f} tokens; intervals: bootstrap over the rows of "
+            "the task. SNR: mean square of the coordinates over σ².",
+            "Half distance: half the distance from a token's vector to the nearest other one, "
+            "median over tokens. As a noise multiplier of the Gaussian mechanism, with the whole "
+            "distance as sensitivity, it is half as large.",
             "Predictions average over the noise along the token's own vector, and take the other "
-            f"errors as independent. They differ from a simulation by at most {gap:.1f} points. "
-            "The union bound (`hopfield.recovery_bound`) is a guarantee.",
+            f"errors as independent. They differ from a simulation by at most {gap:.1f} points.",
             f"Content words: letters, no function word. Rare: frequency below {RARE:g} in the "
-            "training texts. Kinds are by string rules. Same letters: a word and a word piece; "
-            "inflection: same stem or irregular form; unrelated: the rest.",
+            "training texts. Kinds are by string rules; inflection: same stem or irregular form.",
             *(
                 f"Most frequent errors at {decibels(EXPLAINED)}, {READERS[reader]}: "
                 f"{confusions(frame, reader)}."
@@ -581,7 +581,8 @@ def page(folder: Path) -> Page:
 
 def answers(
     read: Mapping[tuple[str, str], Mapping[float, float]],
-    kinds: Mapping[str, Mapping[float, float]],
+    random: Mapping[float, float],
+    close: Mapping[float, float],
     rates: Mapping[tuple[str, str], Mapping[float, float]],
     levels: Sequence[float],
 ) -> list[str]:
@@ -594,11 +595,11 @@ def answers(
         db = half[-1]
         sentences += [
             f"**At {decibels(db)}, where the noise has {10 ** (-db / 10):.0f} times the power of "
-            f"the signal, a reader of the vocabulary still reads {memory[db]:.0f} % of the "
-            f"tokens**; the nearest vector alone gives {nearest[db]:.0f} %.",
+            f"the signal, a reader who knows the vocabulary and its frequencies still reads "
+            f"{memory[db]:.0f} % of the tokens**; the nearest vector gives {nearest[db]:.0f} %.",
             "Noise hides frequent words first: the nearest vector gives "
-            f"{read['nearest', 'content'][db]:.0f} % of the content words and "
-            f"{read['nearest', 'rare'][db]:.0f} % of the rare tokens.",
+            f"{read['nearest', 'rare'][db]:.0f} % of the rare tokens. Random vectors of the same "
+            f"width would leave {random[db]:.0f} % of all tokens readable.",
         ]
     goal = BEAMCLEAN["nearest"]
     if nearest[levels[-1]] < goal < nearest[levels[0]]:
@@ -617,22 +618,22 @@ def answers(
             f"{decibels(vacuous[0])}, {estimate:.0f} % predicted and {simulated:.0f} % simulated, "
             f"where the union bound guarantees {bound:.0f} %."
         )
-    known = [db for db in levels if db in kinds["unrelated"]]
-    if len(known) > 1:
-        first, last = known[0], known[-1]
+    known = [db for db in levels if nearest[db] < NEARLY_ALL]
+    if len(known) > 1 and half:
         sentences.append(
-            "That noise returns the word or an unrelated one holds under strong noise: "
-            f"{kinds['unrelated'][last]:.0f} % of the errors are unrelated at {decibels(last)}, "
-            f"but {kinds['unrelated'][first]:.0f} % of the few errors at {decibels(first)}."
+            "That noise returns the word or an unrelated one (arXiv 2411.13784) holds under strong "
+            f"noise: {close[half[-1]]:.0f} % of the errors at {decibels(half[-1])} have a cosine "
+            f"above {CLOSE:g} with the truth, but {close[known[0]]:.0f} % of the few errors at "
+            f"{decibels(known[0])}."
         )
     return sentences
 
 
 def confusions(frame: pd.DataFrame, reader: str) -> str:
-    """Returns a reader's most frequent errors, such as "`a` as `an` (6)"."""
-    rows = frame[(frame.metric == "confusion") & (frame.model == reader)]
+    """Returns a reader's most frequent errors that occurred twice, such as "`a`→`an` 6"."""
+    rows = frame[(frame.metric == "confusion") & (frame.model == reader) & (frame.score > 1)]
     return ", ".join(
-        f"`{token}` as `{decoded}` ({count:.0f})"
+        f"`{token}`→`{decoded}` {count:.0f}"
         for token, decoded, count in zip(rows.token, rows.decoded, rows.score, strict=True)
     )
 

@@ -4,9 +4,11 @@ from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import norm
 
+from experiments import report
 from experiments.memory import certificates
 from hopfax import hopfield
 
@@ -137,3 +139,22 @@ def test_smoothing_never_certifies_more_than_half_the_distance():
         noisy = table[0] + sigma * rng.normal(size=(20_000, 4))
         right = np.mean(np.square(noisy[:, None] - table).sum(-1).argmin(1) == 0)
         assert sigma * norm.ppf(right - 3 * (right * (1 - right) / 20_000) ** 0.5) <= radius[0]
+
+
+def test_the_page_shows_what_was_measured(reader, batch, tmp_path):
+    ids = [text[real] for text, real in zip(batch.ids, batch.mask, strict=True)]
+    rows = [
+        {"task": task, **row}
+        for task in certificates.TASKS
+        for row in certificates.certified(ids, reader.table, reader.radius)
+    ]
+    for radius in (0.1, 0.5):
+        rows += certificates.attacked(reader, batch, np.arange(8.0), radius, 2)
+    for db in (10.0, 0.0):
+        rows += certificates.under_noise(reader, batch, db, 2)
+    frame = pd.DataFrame(rows).fillna({"task": "stsb"}).assign(site="token", seed=0)
+    frame.reindex(columns=list(certificates.COLUMNS)).to_csv(tmp_path / "results.csv")
+    page = certificates.page(tmp_path)
+    text = report.markdown(page, tmp_path)
+    assert "No attack inside the certified radius" in text and "nan" not in text
+    assert len(page.pictures["certificates"].figure.axes) == 4

@@ -1,9 +1,11 @@
 """The recovery experiment: predictions against brute force, kinds of errors, one whole run."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import norm
 
+from experiments import report
 from experiments.memory import recovery
 from hopfax import hopfield
 
@@ -60,3 +62,41 @@ def test_shares_are_means_over_the_group_and_intervals_resample_rows():
     assert got["score"] == pytest.approx(100 * 2.5 / 4)
     # Only the two rows can be drawn: means 1/2 and 3/4.
     assert (got["low"], got["high"]) == pytest.approx((50, 75))
+
+
+def test_a_run_measures_predicts_and_renders(tmp_path):
+    tokens = ["the", "of", "[SEP]", *(f"word{number}" for number in range(21))]
+    table = draw.normal(size=(24, 12)).astype("f")
+    prior = np.log(draw.dirichlet(np.ones(24))).astype("f")
+    ids = draw.choice(24, 2000, p=np.exp(prior) / np.exp(prior).sum())
+    texts = recovery.Texts(ids, np.arange(2000) // 100, tokens, table, prior)
+    budget = recovery.Budget(10, 2, 400, (0.0, recovery.EXPLAINED))
+    rows = [row for rows in recovery.measure(texts, True, budget) for row in rows]
+    plain = [row for rows in recovery.measure(texts, False, budget) for row in rows]
+    frame = pd.concat(
+        [
+            pd.DataFrame(rows).assign(table="model"),
+            *(pd.DataFrame(plain).assign(table=name) for name in ("random", "narrow")),
+        ]
+    )
+    frame = frame.assign(task="mrpc", corruption="gaussian", site="token", seed=0)
+    frame.reindex(columns=list(recovery.COLUMNS)).to_csv(tmp_path / "results.csv")
+    at = frame[(frame.table == "model") & (frame.snr_db == 0)].set_index(
+        ["model", "metric", "group"]
+    )
+    for reader in recovery.READERS:
+        measured = at.score[reader, "recovered", "all"].item()
+        exact = at.score[reader, "exact", "all"].item()
+        assert measured == pytest.approx(exact, abs=5)
+        assert at.score[reader, "predicted", "all"].item() == pytest.approx(exact, abs=6)
+        assert at.score[reader, "bound", "all"].item() < exact
+    assert (
+        at.score["memory", "recovered", "all"].item()
+        > at.score["nearest", "recovered", "all"].item()
+    )
+    bins = frame[(frame.metric == "measured") & (frame.group == "norm")]
+    assert bins.groupby("model").size().between(3, recovery.NUM_BINS).all()
+    page = recovery.page(tmp_path)
+    text = report.markdown(page, tmp_path)
+    assert "Tokens read, %" in text and "nan" not in text
+    assert len(page.pictures["recovery"].figure.axes) == 4
