@@ -4,10 +4,10 @@ Claims: nearest neighbours read 42.1 % of MRPC's tokens from vectors with Gaussi
 with a language model 74.3 % (Kale et al., 2025, BeamClean, arXiv 2505.13758). Noise on a word's
 vector returns the word or an unrelated one (Asghar et al., 2024, arXiv 2411.13784).
 
-Command: `python -m experiments memory-recovery --pretrained FOLDER --data-dir DIR`; six minutes on
+Command: `python -m experiments memory-recovery --pretrained FOLDER --data-dir DIR`; two minutes on
 two cores for width 384.
 
-Expected: frequent words, whose vectors are short, are lost first and names last.
+Expected: frequent words, whose vectors are short, are lost first and rare ones last.
 
 All tokens get noise of one σ, as where it is added for privacy; the signal-to-noise ratio is that
 of all texts. Special tokens are left out. One reader takes the nearest vector of the vocabulary,

@@ -1,5 +1,6 @@
 """The certificates experiment: attacks stay in their ball, certificates and bounds hold."""
 
+import json
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -154,6 +155,8 @@ def test_the_page_shows_what_was_measured(reader, batch, tmp_path):
         rows += certificates.under_noise(reader, batch, db, 2)
     frame = pd.DataFrame(rows).fillna({"task": "stsb"}).assign(site="token", seed=0)
     frame.reindex(columns=list(certificates.COLUMNS)).to_csv(tmp_path / "results.csv")
+    config = {"config": {"budget": "smoke", "num_steps": 2}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     page = certificates.page(tmp_path)
     text = report.markdown(page, tmp_path)
     assert "No attack inside the certified radius" in text and "nan" not in text
