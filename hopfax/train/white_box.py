@@ -17,7 +17,7 @@ from hopfax.data.tokenize import WordPiece, text_tokenizer
 from hopfax.nn.encoder import Encoder
 from hopfax.nn.functional import Functional, Params
 from hopfax.text import Gradients, Linearized, Text, Victim
-from hopfax.text.victim import Label
+from hopfax.text.attack import Label
 from hopfax.train import interrupt
 from hopfax.train.objectives import Batch, per_example, texts_of
 

@@ -3,14 +3,12 @@ import re
 import sys
 
 import bags
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from hopfax import text
-from hopfax.text.flips import NEVER, PIECE, WORD, best_flips, flip_gains
-from hopfax.text.victim import Victim
+from hopfax.text.attack import Victim
+from hopfax.text.flips import NEVER, PIECE, WORD, best_flips
 
 WORDS = ("the", "actors", "are", "wonderful", "but", "story", "drags", "badly", "in", "places")
 CLEAN = "the actors are wonderful but the story drags badly in places"
@@ -165,17 +163,19 @@ def test_a_wider_beam_is_never_worse_and_sometimes_better(form):
 
 
 @FORMS
-def test_rates_and_counts(form):
+def test_budgets_of_words_and_queries(form):
     for rate in (0, 0.1, 0.3, 1):
         model = bag(5)
         result = attack(model, rate=rate, form=form)
         # One word has no edit that raises this loss.
         assert result.corrupted.num_changed == min(10, text.num_changes(rate, 11))
         assert len(result.corrupted.text.split()) == 11
-        queries = {"loss": 0, "gradient": 0}
-        for kind, texts in model.calls:
-            queries[kind] += len(texts)
-        assert queries == {"loss": result.num_losses, "gradient": result.num_gradients}
+        # The clean text, then the gradients of 3 texts and the losses of 16 edits of each.
+        kinds = [kind for kind, _ in model.calls]
+        assert kinds == ["loss", *["gradient", "loss"] * (len(kinds) // 2)]
+        assert len(kinds) // 2 == text.num_changes(rate, 11)
+        most = {"loss": 3 * 16, "gradient": 3}
+        assert all(len(texts) <= most[kind] for kind, texts in model.calls)
 
 
 @FORMS
@@ -217,18 +217,11 @@ def test_words_that_the_model_does_not_read_stay(form):
     assert result.corrupted.text.endswith(" are wonderful but the story drags badly in places")
 
 
-def test_stop_at_and_the_best_version():
-    model = bag(0)
-    full = attack(model)
-    half = (full.clean_loss + full.loss) / 2
-    result = attack(model, stop_at=half)
-    assert half <= result.loss < full.loss
-    assert 0 < result.corrupted.num_changed < full.corrupted.num_changed
-    # If no edit raises the loss, the clean text remains.
-    flat = Victim(lambda texts, labels: -1.0 * (np.array(texts) != CLEAN), model.victim().gradients)
+def test_the_clean_text_remains_if_no_edit_raises_the_loss():
+    gradients = bag(0).victim().gradients
+    flat = Victim(lambda texts, labels: -1.0 * (np.array(texts) != CLEAN), gradients)
     (unchanged,) = text.hotflip(flat, [CLEAN], [1], rate=0.2)
-    assert unchanged.corrupted.text == CLEAN
-    assert unchanged.loss == 0 and unchanged.num_losses > 1
+    assert unchanged.corrupted.text == CLEAN and unchanged.loss == 0
 
 
 def test_case_is_kept():
@@ -264,17 +257,6 @@ def test_the_cache_saves_work_and_changes_no_result(monkeypatch):
     assert edits(cache) == expected
 
 
-def test_gains_are_the_formula():
-    rng = np.random.default_rng(0)
-    table, gradient = rng.normal(size=(7, 3)), rng.normal(size=(4, 3))
-    ids = np.array([1, 0, 6, 1])
-    pairs = zip(ids, gradient, strict=True)
-    expected = [[(table[v] - table[x]) @ g for v in range(7)] for x, g in pairs]
-    for function in (flip_gains, jax.jit(flip_gains)):
-        gains = function(jnp.asarray(table), ids, gradient)
-        np.testing.assert_allclose(gains, expected, rtol=1e-5, atol=1e-6)
-
-
 def test_best_flips_are_the_greatest_allowed_gains():
     rng = np.random.default_rng(1)
     table, gradient = rng.normal(size=(20, 3)), rng.normal(size=(5, 3))
@@ -293,23 +275,12 @@ def test_best_flips_are_the_greatest_allowed_gains():
     assert list(zip(*flips, strict=True)) == [flip[1:] for flip in expected[:12]]
     np.testing.assert_allclose(gains, [flip[0] for flip in expected[:12]], rtol=1e-5)
     assert len(best_flips(table, ids, gradient, kinds=kinds, count=10**6)) == len(expected)
-    assert best_flips(table, ids[:0], gradient[:0], kinds=kinds, count=3) == []
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda x: [x._replace(gradient=x.gradient[:, :2])], r"shape \(11, 5\), got \(11, 2\)"),
-        (lambda x: [x._replace(gradient=np.nan * x.gradient)], "finite, which fails on 'the act"),
-        (lambda x: [x._replace(ids=x.ids + 99)], "ids must be below 90, got 110 on 'the actors"),
-        (lambda x: [], "linearize must return 1 results, got 0"),
-    ],
-)
 @FORMS
-def test_invalid_gradients(form, change, message):
+def test_gradients_must_be_finite(form):
     model = bag(0)
-    gradients = model.victim().gradients._replace(
-        linearize=lambda texts, labels: change(model.one_linear(texts[0], labels[0]))
-    )
-    with pytest.raises(ValueError, match=message):
-        text.hotflip(Victim(model.loss, gradients), [CLEAN], [1], rate=0.1, form=form)
+    model.weights = np.full(bags.WIDTH, np.nan)
+    finite = Victim(lambda texts, labels: np.zeros(len(texts)), model.victim().gradients)
+    with pytest.raises(ValueError, match="finite, which fails on 'the act"):
+        text.hotflip(finite, [CLEAN], [1], rate=0.1, form=form)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from hopfax import text
+from hopfax.text.attack import Victim
 from hopfax.text.tables import LOOK_ALIKES
-from hopfax.text.victim import Victim
 
 WORDS = ("the", "actors", "are", "wonderful", "but", "story", "drags", "badly", "in", "places")
 CLEAN = "the actors are wonderful but the story drags badly in places"
@@ -58,8 +58,7 @@ def test_the_most_important_words_get_their_worst_bugs(seed, label):
     loss, worst = max(path)
     assert (result.loss, result.corrupted.text) == (pytest.approx(loss), worst)
     assert result.clean_loss == path[0][0]
-    assert result.num_losses == sum(len(versions) for _, versions in model.calls)
-    assert result.num_gradients == 0
+    assert len(steps) == 2 and all(kind == "loss" for kind, _ in model.calls)
 
 
 def test_a_higher_rate_never_gives_a_lower_loss():
@@ -108,16 +107,6 @@ def test_pairs_and_choices():
     (result,) = attack(bag(3), [choices], rate=1)
     assert result.corrupted.text[0][0] == result.corrupted.text[1][0] != choices[0][0]
     assert text.restore(result.corrupted) == choices and result.corrupted.num_words == 6
-
-
-def test_stop_at():
-    (full,) = attack(bag(0), rate=0.5)
-    half = (full.clean_loss + full.loss) / 2
-    (result,) = attack(bag(0), rate=0.5, stop_at=half)
-    assert half <= result.loss < full.loss
-    assert 0 < result.corrupted.num_changed < full.corrupted.num_changed
-    (unchanged,) = attack(bag(0), rate=0.5, stop_at=full.clean_loss)
-    assert unchanged.corrupted.text == CLEAN and unchanged.loss == unchanged.clean_loss
 
 
 def test_words_of_one_letter():
