@@ -33,7 +33,7 @@ def synthetic_split(name: str, split: str, *, size: int, seed: int) -> list[Exam
         seed: Seed, >= 0.
 
     Raises:
-        ValueError: If the task or split is unknown, or a number is out of its range.
+        ValueError: If the task or split is unknown, or `size` is out of its range.
 
     Example:
         >>> from hopfax.data import synthetic_split
@@ -43,7 +43,6 @@ def synthetic_split(name: str, split: str, *, size: int, seed: int) -> list[Exam
     draw = named("synthetic task", name, _DRAW)
     check_split(split, MAX_ROWS, task(name).title)
     check_integer("size", size, 1, MAX_ROWS[split])
-    check_integer("seed", seed, 0)
     rng = np.random.default_rng([seed, zlib.crc32(f"{name}/{split}".encode())])
     seen: set[grammar.Row] = set()
     rows: list[Example] = []

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hopfax.data.optional import optional_import
-from hopfax.data.tokenize import SPECIAL, WordPiece, read_vocabulary, text_tokenizer
+from hopfax.data.tokenize import WordPiece, read_vocabulary
 from hopfax.hub import model_folder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_BERT_SPECIAL = (*SPECIAL, "[MASK]")
 _BYTE_LEVEL_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>")
 
 
@@ -90,7 +89,6 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
         )
     return WordPiece(
         tokens=tuple(tokens),
-        source=f"{files} ({len(tokens):,} tokens)",
         serialized=tokenizer.to_str(),
         pad_token=_pad_token(folder, tokens, settings, config),
     )
@@ -114,17 +112,12 @@ def _tokenizer_json(folder: Path, _settings: Mapping[str, Any]) -> "Tokenizer":
 
 
 def _word_piece(folder: Path, settings: Mapping[str, Any]) -> "Tokenizer":
-    tokenizers = optional_import("tokenizers")
-    tokenizer = text_tokenizer(read_vocabulary(folder))
-    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(
+    return optional_import("tokenizers").BertWordPieceTokenizer(
+        {token: number for number, token in enumerate(read_vocabulary(folder).tokens)},
         lowercase=settings.get("do_lower_case", True),
         strip_accents=settings.get("strip_accents"),
         handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
     )
-    tokenizer.decoder = tokenizers.decoders.WordPiece()
-    ids = tokenizer.get_vocab()
-    tokenizer.add_special_tokens([token for token in _BERT_SPECIAL if token in ids])
-    return tokenizer
 
 
 def _byte_level(folder: Path, settings: Mapping[str, Any]) -> "Tokenizer":

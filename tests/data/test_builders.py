@@ -117,7 +117,7 @@ def test_malformed_and_missing_files(tmp_path, builders):
         builders.build("sst2", tfds_dir=tmp_path / "sets", raw_dir=tmp_path / "raw")
     with pytest.raises(FileNotFoundError, match=r"no validation split.*\(built splits: none"):
         builders.read_built(task("sst2"), tmp_path / "sets", "validation")
-    with pytest.raises(FileNotFoundError, match="no folder of CoLA"):
+    with pytest.raises(FileNotFoundError, match="no train file of CoLA"):
         builders.build("cola", tfds_dir=tmp_path / "sets", raw_dir=tmp_path / "raw")
     with pytest.raises(ValueError, match="sentiment is synthetic"):
         builders.build("sentiment", tfds_dir=tmp_path / "sets")

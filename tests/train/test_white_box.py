@@ -22,7 +22,6 @@ VOCABULARY = WordPiece(
         *(f"##{letter}" for letter in LETTERS),
         *(".", ",", "?", "'"),
     ),
-    source="test",
 )
 SIZES = {"width": 16, "num_layers": 1, "ff_width": 16, "max_length": 24}
 TEXTS = [
@@ -173,7 +172,7 @@ def test_nothing_new_is_compiled_by_an_attack_on_other_texts():
 def test_models_of_a_vocabulary_share_tokenised_edits():
     cache = victim(*bag()).gradients.cache
     assert victim(*bag(num_outputs=3)).gradients.cache is cache
-    fewer = WordPiece(tokens=VOCABULARY.tokens[:-1], source="test")
+    fewer = WordPiece(tokens=VOCABULARY.tokens[:-1])
     assert victim(*bag(), fewer).gradients.cache is not cache
 
 
@@ -198,7 +197,7 @@ def test_a_word_may_end_in_an_accent_that_the_tokens_leave_out():
 
 def test_an_ideograph_may_replace_an_apostrophe():
     """It is a token of its own between letters, where any other word would join them."""
-    vocabulary = WordPiece(tokens=(*VOCABULARY.tokens, "心"), source="test")
+    vocabulary = WordPiece(tokens=(*VOCABULARY.tokens, "心"))
     model, params = bag()
     worse = params["out"][:, 0] - params["out"][:, 1]
     table = np.concatenate([params["tokens"]["embedding"], [9 * worse]])
@@ -228,7 +227,7 @@ def test_parameters_and_sizes_that_do_not_fit_are_errors():
     for name in ("lengths", "batch_sizes"):
         with pytest.raises(ValueError, match=rf"{name} must be positive and increase"):
             victim(model, params, **{name: (8, 4)})
-    larger = WordPiece(tokens=(*VOCABULARY.tokens, "more"), source="test")
+    larger = WordPiece(tokens=(*VOCABULARY.tokens, "more"))
     with pytest.raises(ValueError, match=rf"tokens >= {larger.size}"):
         victim(model, params, larger)
     positions = params | {"positions": {"embedding": np.zeros((24, 4))}}
