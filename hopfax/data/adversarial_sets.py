@@ -128,10 +128,7 @@ def read_evaluation_set(
 def check_trained(spec: EvaluationSet, trained: TaskSpec) -> None:
     """Raises a ValueError unless a set fits models of the task `trained`."""
     allowed = (spec.task, *spec.others)
-    same_labels = set(trained.labels) == set(spec.labels)
-    same_number = len(trained.labels) == len(spec.labels)
-    fits = same_labels if trained.name == spec.task else same_number
-    if trained.name not in allowed or not fits:
+    if trained.name not in allowed or len(trained.labels) != len(spec.labels):
         raise ValueError(
             f"{spec.title} tests models of {' or '.join(allowed)} with labels "
             f"{', '.join(spec.labels)}; the model was trained on {trained.name} with "
@@ -142,14 +139,9 @@ def check_trained(spec: EvaluationSet, trained: TaskSpec) -> None:
 def _section(section: str, path: Path) -> list[Any]:
     """Rows of one task in a file of one JSON object."""
     try:
-        content = json.loads(path.read_bytes().decode("utf-8-sig"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error})") from None
-    rows = content.get(section) if isinstance(content, dict) else None
-    if not isinstance(rows, list):
-        keys = ", ".join(content) if isinstance(content, dict) else type(content).__name__
-        raise ValueError(f"{path}: no list of rows under {section!r} (the file has {keys})")
-    return rows
+        return json.loads(path.read_bytes())[section]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: not a JSON object with {section!r} ({error})") from None
 
 
 def _advglue(section: str, name: str, columns: tuple[str, ...], title: str) -> EvaluationSet:

@@ -65,12 +65,12 @@ def from_rows(
     rows = _examples("training", (texts, labels), classes)
     train = [rows[number] for number in np.random.default_rng(0).permutation(len(rows))]
     size, splits = min(max(1, len(rows) // 10), 1000), []
-    for split, passed in (("validation", validation), ("test", test)):
-        if passed is None:
+    for split, split_rows in (("validation", validation), ("test", test)):
+        if split_rows is None:
             splits.append(train[:size])
             train = train[size:]
         else:
-            splits.append(_examples(split, passed, classes))
+            splits.append(_examples(split, split_rows, classes))
     if not (train := train[:train_size]):
         raise ValueError(f"{len(rows)} rows are too few to hold some out: pass validation and test")
     scores = [row.label for row in rows]
@@ -168,8 +168,7 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _classes(labels: Sequence[Any]) -> tuple[str, ...]:
     """Returns the names of the classes in order; none for scores."""
-    numbers = [isinstance(label, Real) for label in labels]
-    if any(numbers) != all(numbers) or not all(isinstance(each, str | Real) for each in labels):
+    if not any(all(isinstance(label, kind) for label in labels) for kind in (str, Real)):
         raise ValueError(f"labels must be all strings or all numbers, got {reprlib.repr(labels)}")
     if len(set(labels)) < 2:
         raise ValueError(f"labels must have two or more values, got {reprlib.repr(labels)}")

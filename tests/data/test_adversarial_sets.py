@@ -119,9 +119,9 @@ def test_a_set_of_another_task(tmp_path, name, trained, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", r"dev\.json: not JSON"),
-        ("[]", r"no list of rows under 'sst2' \(the file has list\)"),
-        ('{"rte": []}', r"no list of rows under 'sst2' \(the file has rte\)"),
+        ("{", r"dev\.json: not a JSON object with 'sst2' \(Expecting"),
+        ("[]", r"not a JSON object with 'sst2'"),
+        ('{"rte": []}', r"not a JSON object with 'sst2'"),
         ('{"sst2": [3]}', r"sst2 row 1: expected a JSON object, got int"),
         ('{"sst2": []}', r"has no rows"),
         ('{"sst2": [{"sentence": "a", "label": 2}]}', r"sst2 row 1: unknown label '2'; AdvSST-2"),

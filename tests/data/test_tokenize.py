@@ -80,30 +80,23 @@ def test_arrays_are_cached_by_content(cache):
     assert len(list(cache.iterdir())) == 4
 
 
-def damaged(content, rows):
-    middle = content.index(b"ids.npy") + 40
-    flipped = bytes(255 - byte for byte in content[middle:][:30])
-    return {
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text", "member"])
+def test_a_damaged_cache_file_is_replaced(cache, damage):
+    rows = encode(examples("a b"), VOCABULARY)
+    (file,) = cache.iterdir()
+    content, middle = file.read_bytes(), file.read_bytes().index(b"ids.npy") + 40
+    flipped = bytes(255 - byte for byte in content[middle : middle + 30])
+    damaged = {
         "cut": content[: len(content) // 2],
         "flipped": content[:middle] + flipped + content[middle + 30 :],
         "empty": b"",
         "text": b"not an archive",
-        "pickle": {"ids": np.asarray([[[None]]]), "lengths": rows.lengths},
-        "member": {"ids": rows.ids},
     }
-
-
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text", "pickle", "member"])
-def test_a_damaged_cache_file_is_replaced(cache, damage):
-    rows = encode(examples("a b"), VOCABULARY)
-    (file,) = cache.iterdir()
-    content = damaged(file.read_bytes(), rows)[damage]
-    if isinstance(content, bytes):
-        file.write_bytes(content)
+    if damage == "member":
+        np.savez(file, ids=rows.ids)
     else:
-        np.savez(file, **content)
-    again = encode(examples("a b"), VOCABULARY)
-    np.testing.assert_array_equal(again.ids, rows.ids)
+        file.write_bytes(damaged[damage])
+    assert encode(examples("a b"), VOCABULARY).ids.tolist() == rows.ids.tolist()
     with np.load(file, allow_pickle=False) as stored:
         np.testing.assert_array_equal(stored["ids"], rows.ids)
     assert not list(cache.glob("*.tmp"))
