@@ -25,8 +25,7 @@ def _best(
 ) -> tuple[Array, Array]:
     projected = gradient @ table.T
     gains = projected - jnp.take_along_axis(projected, ids[:, None], axis=1)
-    allowed = (replaceable_by[:, None] == kinds) & (kinds != NEVER)
-    allowed &= jnp.arange(len(table)) != ids[:, None]
+    allowed = (replaceable_by[:, None] == kinds) & (jnp.arange(len(table)) != ids[:, None])
     return jax.lax.top_k(jnp.where(allowed, gains, -jnp.inf).reshape(-1), count)
 
 

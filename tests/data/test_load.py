@@ -45,6 +45,7 @@ def test_validation_rows_do_not_depend_on_train_size(tmp_path):
     write_sst2(tmp_path)
     data, few = (load_task("sst2", data_dir=tmp_path, train_size=size) for size in (None, 10))
     assert data.validation.index.tolist() == few.validation.index.tolist()
+    assert data.validation.index.tolist() == [1, 5, 15, 19, 48]  # on every machine
     assert len(few.train.index) == 10 and set(few.train.index) < set(data.train.index)
     with pytest.raises(ValueError, match=r"train_size must be at most 45 \(sst2 has 50 .* got 46"):
         load_task("sst2", data_dir=tmp_path, train_size=46)

@@ -50,6 +50,7 @@ def test_held_out_rows_do_not_depend_on_train_size():
     assert [len(part.index) for part in splits(data)] == [32, 4, 4]
     assert sorted(np.concatenate([part.index for part in splits(data)])) == list(range(40))
     assert few.test.index.tolist() == data.test.index.tolist()
+    assert data.test.index.tolist() == [23, 2, 3, 34]  # on every machine
     assert len(few.train.index) == 9 and set(few.train.index) < set(data.train.index)
     assert len(from_rows(FILMS, STARS, train_size=100).train.index) == 32
 

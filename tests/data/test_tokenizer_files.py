@@ -75,15 +75,16 @@ def test_a_real_folder():
 @pytest.mark.parametrize(
     ("settings", "tokens"),
     [
-        ({}, ["a", "e", "film", "##s"]),
-        ({"do_lower_case": False}, ["A", "é", "film", "##s"]),
-        ({"do_lower_case": False, "strip_accents": True}, ["A", "e", "film", "##s"]),
+        ({}, "a e film ##s a [UNK]"),
+        ({"do_lower_case": False}, "A é film ##s a [UNK]"),
+        ({"do_lower_case": False, "strip_accents": True}, "A e film ##s a [UNK]"),
+        ({"tokenize_chinese_chars": False}, "a e film ##s [UNK]"),
     ],
 )
-def test_case_of_a_vocab_txt(tmp_path, settings, tokens):
+def test_settings_of_a_vocab_txt(tmp_path, settings, tokens):
     write_bert(tmp_path, tokenizer_config_json=settings)
     vocabulary = read_tokenizer(tmp_path)
-    assert tokens_of(vocabulary, "A é films") == [["[CLS]", *tokens, "[SEP]"]]
+    assert tokens_of(vocabulary, "A é films a那") == [["[CLS]", *tokens.split(), "[SEP]"]]
 
 
 def test_special_tokens_of_bert(tmp_path):

@@ -86,6 +86,13 @@ def test_randomness_depends_on_the_seed_and_row_only():
         assert other.corrupted != together[0].corrupted
 
 
+def test_bugs_are_the_same_on_every_machine():
+    codes = Victim(lambda texts, labels: np.array([sum(map(ord, each)) for each in texts]))
+    for seed, row, start in ((1, 5, "th e actors ar e wond"), (5, 1, "t he actors ar e wond")):
+        (result,) = text.textbugger(codes, [CLEAN], [1], rate=0.3, seed=seed, rows=[row])
+        assert result.corrupted.text.startswith(start)
+
+
 def test_texts_of_a_batch_share_calls():
     many, few = Bag(seed=0), Bag(seed=0)
     texts, labels = [CLEAN] * 6, [0, 1] * 3

@@ -1,9 +1,11 @@
 import itertools
 
+import numpy as np
 import pytest
 
 from hopfax import text
-from hopfax.text.log import draft
+from hopfax.text.changes import Change
+from hopfax.text.log import draft, edited
 
 FILM = "A wonderful, delightful film that nobody with any sense of humour should ever miss."
 PAIR = ("How do I learn programming?", "What’s the best way to learn to program quickly?")
@@ -76,6 +78,29 @@ def test_seeds_decide_and_rates_are_nested(corrupt):
     assert len({corrupt(FILM, rate=0.2, seed=(seed, 7)).text for seed in range(10)}) == 10
     low, high = (corrupt(FILM, rate=rate, seed=4) for rate in (0.1, 0.3))
     assert high.edits[: len(low.edits)] == low.edits and len(low.edits) < len(high.edits)
+
+
+def test_typos_are_the_same_on_every_machine():
+    ends = [
+        (text.misspell, 4, "of humowr should evor miss."),
+        (text.misspell, (23, 7), "any swnse of humour should ever miss."),
+        (text.swap_characters, 4, "of hmuour should eevr miss."),
+        (text.swap_characters, (23, 7), "any sesne of humour should ever miss."),
+    ]
+    for corrupt, seed, end in ends:
+        assert corrupt(FILM, rate=0.3, seed=seed).text.endswith(end)
+
+
+@pytest.mark.parametrize("clean", [FILM, PAIR, COPA], ids=str)
+def test_words_move_with_the_edits_before_them(clean):
+    current = draft(clean)
+    spellings = [current.spelling(index) for index in range(len(current.words))]
+    for index in np.random.default_rng(0).permutation(len(spellings)).tolist():
+        change = Change("test", 1, spellings[index][1:2], "xyz" if index % 2 else "")
+        spellings[index] = change.of(spellings[index])
+        current = edited(current, index, change)
+        assert spellings == [current.spelling(index) for index in range(len(spellings))]
+    assert all(word.changed for word in current.words)
 
 
 def test_all_kinds_occur():
