@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hopfax.data.tasks import Example, TaskSpec, check_split, task
+from hopfax.data.tasks import Example, TaskSpec, named, task
 
 _PARENTS = {
     "glue": (".", "glue_data", "glue", "GLUE"),
@@ -64,8 +64,8 @@ def raw_file(spec: TaskSpec, data_dir: str | os.PathLike, split: str) -> Path:
     """Returns the file of a split: in `data_dir`, or in its `glue_data` or `superglue`."""
     if spec.suite == "synthetic":
         raise ValueError(f"{spec.name} is synthetic and has no files: omit data_dir")
-    check_split(split, spec.files, spec.title)
-    candidates = [f"{each}/{spec.folder}/{spec.files[split]}" for each in _PARENTS[spec.suite]]
+    file = named(f"split of {spec.title}", split, spec.files)
+    candidates = [f"{parent}/{spec.folder}/{file}" for parent in _PARENTS[spec.suite]]
     return first_existing(
         f"{split} file of {spec.title}", data_dir, candidates, _SOURCE[spec.suite]
     )

@@ -79,10 +79,9 @@ def test_tfds_finds_the_set_by_name(tmp_path, builders):
     assert source[0]["label"] == 0 and source[1]["label"] == 1
 
 
-def test_a_task_loads_from_its_built_set(tmp_path, builders, monkeypatch):
+def test_a_task_loads_from_its_built_set(tmp_path, builders):
     write_raw(tmp_path / "raw", "stsb", rows=30)
     builders.build("stsb", tfds_dir=tmp_path / "sets", raw_dir=tmp_path / "raw")
-    monkeypatch.setenv("HOPFAX_CACHE", str(tmp_path / "cache"))
     one, two = (load_task("stsb", data_dir=tmp_path / folder) for folder in ("sets", "raw"))
     for split in ("train", "validation", "test"):
         for left, right in zip(getattr(one, split), getattr(two, split), strict=True):

@@ -8,11 +8,6 @@ from hopfax.data import TASKS, load_task, read_split, task
 COMPLETE = ["cola", "sst2", "mrpc", "stsb", "rte", "wnli", "copa", "wic", "wsc"]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOPFAX_CACHE", str(tmp_path / "cache"))
-
-
 def write_sst2(folder, rows=50):
     (folder / "SST-2").mkdir()
     for file in ("train.tsv", "dev.tsv"):

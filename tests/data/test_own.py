@@ -9,11 +9,6 @@ FILMS = [f"film {number}" for number in range(40)]
 STARS = [1, 2, 4, 10] * 10
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOPFAX_CACHE", str(tmp_path / "cache"))
-
-
 def splits(data):
     return data.train, data.validation, data.test
 

@@ -124,5 +124,5 @@ def test_missing_files_and_unknown_splits(tmp_path):
         read_split("sst2", tmp_path / "nowhere", "train")
     with pytest.raises(ValueError, match="sentiment is synthetic"):
         read_split("sentiment", tmp_path, "train")
-    with pytest.raises(ValueError, match="unknown split 'dev' of SST-2; allowed: train, val"):
+    with pytest.raises(ValueError, match="unknown split of SST-2 'dev': allowed: train, val"):
         read_split("sst2", tmp_path, "dev")

@@ -13,12 +13,6 @@ def examples(*rows, labels=None):
     return [Example(texts, label, 7 + number) for number, (texts, label) in enumerate(pairs)]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOPFAX_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def test_texts_pairs_and_choices():
     rows = encode(examples("a Running!", ("b", "c c")), VOCABULARY)
     assert rows.ids.tolist() == [[[2, 4, 7, 8, 9, 3]], [[2, 5, 3, 6, 6, 3]]]

@@ -16,12 +16,6 @@ ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", *LETTERS, "<mask>")
 GPT2 = (*LETTERS, "<|endoftext|>")
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOPFAX_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def write(folder, **files):
     """Writes files, named with _ for the dot: text as it is, other values as JSON."""
     for name, content in files.items():
