@@ -105,9 +105,9 @@ def test_another_config_is_an_error_that_names_each_difference(tmp_path):
     with pytest.raises(ValueError, match="choose another folder") as error:
         open_in(tmp_path, **changes)
     assert str(error.value).splitlines()[1:-1] == [
-        "  optimizer.decay: absent → 0.01",
-        "  optimizer.rate: 2e-05 → 0.0001",
-        "  tags.0: absent → a",
+        "  optimizer/decay: absent → 0.01",
+        "  optimizer/rate: 2e-05 → 0.0001",
+        "  tags/0: absent → a",
     ]
 
 

@@ -134,7 +134,7 @@ def test_divergence_before_the_first_checkpoint_says_so(tmp_path):
         run(objective=breaking(23, 0, np.nan))
     with (
         Checkpoints(tmp_path, config={}) as checkpoints,
-        pytest.raises(DivergedError, match=r"at step 1, seed 23\. .*: none yet"),
+        pytest.raises(DivergedError, match=r"at step 1, seed 23\. .*: none"),
     ):
         run(objective=breaking(23, 0, np.nan), checkpoints=checkpoints)
 
