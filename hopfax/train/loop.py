@@ -189,8 +189,8 @@ def _chunk_trainer(
         weights = np.ones(len(bucket.labels), np.float32)
         rows.append(Batch(*map(jnp.asarray, (*bucket[:3], weights))))
     if sharding:
-        keys = jax.device_put(keys, sharding.states)
-        rows = jax.device_put(rows, sharding.replicated)
+        keys = jax.device_put(keys, sharding.over("seeds"))
+        rows = jax.device_put(rows, sharding.over())
     compiled = make_chunk(objective, transformation, sharding=sharding)
 
     def train_chunk(states: TrainState, chunk: Chunk) -> tuple[TrainState, StepMetrics]:
@@ -204,7 +204,7 @@ def _new_run(
 ) -> _Run:
     states = init_states(predictor.model, transformation, seeds)
     if predictor.sharding:
-        states = jax.device_put(states, predictor.sharding.states)
+        states = jax.device_put(states, predictor.sharding.over("seeds"))
     zeros = np.zeros(len(seeds), int)
     return _Run(
         states=states,

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -169,7 +169,8 @@ class MetricsLog:
             OSError: For instance a full disk.
             TypeError: A value is not JSON-serializable.
         """
-        text = json.dumps(_plain({"step": step} | fields), allow_nan=False, ensure_ascii=False)
+        record = {name: _plain(value) for name, value in {"step": step, **fields}.items()}
+        text = json.dumps(record, allow_nan=False, ensure_ascii=False)
         rest = text.encode() + b"\n"
         while rest:  # unbuffered, so that a kill can cut off only the last line
             rest = rest[self._file.write(rest) :]
@@ -197,8 +198,6 @@ class MetricsLog:
 def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         value = value.tolist()
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

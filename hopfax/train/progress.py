@@ -5,8 +5,7 @@ import contextlib
 import numbers
 import sys
 import time
-from collections.abc import Callable
-from typing import Any, Self, TextIO
+from typing import Any, Self
 
 from hopfax.train import interrupt
 
@@ -17,32 +16,21 @@ _WINDOW = 500  # updates that speed is averaged over
 class Progress:
     """Shows the share of the work done, the time left, and the latest loss or score.
 
-    On a terminal this is a rich bar. Elsewhere it is a plain line for the first update, for the
-    last, and at most one every five seconds in between. Set `title` to change what is shown first.
+    Writes to standard error: a rich bar on a terminal; elsewhere a plain line for the first update,
+    for the last, and at most one every five seconds in between. Set `title` to show it first.
 
     Args:
-        total: Units of work of the whole run.
-        title: Shown first.
-        stream: Where to write; default: standard error.
-        clock: Returns seconds; for tests.
+        total: Units of work of the run.
 
     Example:
-        >>> import sys
-        >>> with Progress(3, title="sst2", stream=sys.stdout, clock=lambda: 0.0) as progress:
+        >>> with contextlib.redirect_stderr(sys.stdout), Progress(3) as progress:
+        ...     progress.title = "sst2"
         ...     progress.update(3, loss=0.25)
         sst2  100%  done  loss 0.25
     """
 
-    def __init__(
-        self,
-        total: int,
-        *,
-        title: str = "",
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        self._total, self.title = total, title
-        self._stream, self._clock = stream or sys.stderr, clock
+    def __init__(self, total: int):
+        self._total, self.title, self._stream = total, "", sys.stderr
         self._recent = collections.deque[tuple[float, int]](maxlen=_WINDOW + 1)
         self._status = ""
         self._printed: tuple[float, str] | None = None
@@ -50,7 +38,7 @@ class Progress:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self._recent.append((self._clock(), 0))
+        self._recent.append((time.monotonic(), 0))
         if self._stream.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn
@@ -83,7 +71,7 @@ class Progress:
             KeyboardInterrupt: Ctrl-C was pressed.
         """
         interrupt.check()
-        (start, before), now = self._recent[0], self._clock()
+        (start, before), now = self._recent[0], time.monotonic()
         self._recent.append((now, done))
         parts = [f"{done / self._total if self._total else 1:.0%}"]
         if done >= self._total:

@@ -93,7 +93,7 @@ def three(monkeypatch):
 )
 def test_seeds_are_sharded_before_batches(num_devices, num_seeds, batch_size, want):
     sharding = make_sharding(num_devices, num_seeds=num_seeds, batch_size=batch_size)
-    assert (sharding and (sharding.mesh.size, sharding.split)) == want
+    assert (sharding and (sharding.mesh.size, sharding.axis)) == want
 
 
 @pytest.mark.usefixtures("three")
