@@ -123,10 +123,6 @@ def pgd(objective: Objective, ball: Ball) -> Objective:
 
     and $L(\theta, \delta_K)$ is minimised: K + 1 forward and backward passes a step.
 
-    Args:
-        objective: Loss to minimise in the parameters and maximise in the perturbation.
-        ball: Steps and radius.
-
     Raises:
         ValueError: A number of the ball is out of range.
 
@@ -171,12 +167,7 @@ def freelb(objective: Objective, ball: Ball) -> Objective:
 
     One backward pass gives both gradients: K forward and backward passes a step.
 
-    Args:
-        objective: Loss to minimise in the parameters and maximise in the perturbation.
-        ball: Steps and radius.
-
-    Returns:
-        An objective whose value is the mean loss over the K perturbations.
+    The value is the mean loss over the K perturbations.
 
     Raises:
         ValueError: A number of the ball is out of range.

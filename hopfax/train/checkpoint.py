@@ -29,7 +29,7 @@ class CheckpointError(OSError):
 
 
 class Restored(NamedTuple):
-    """A checkpoint: its step, and its arrays in the structure of `like`."""
+    """A checkpoint's step, and its arrays in the requested structure."""
 
     step: int
     tree: Any

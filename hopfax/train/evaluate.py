@@ -73,13 +73,7 @@ class _Counts(NamedTuple):
 
 
 class Predictor(NamedTuple):
-    """A model and its compiled prediction, see `make_predictor`.
-
-    Attributes:
-        model: The model.
-        sharding: How devices share the work; None for one device.
-        run: Logits and counts of a batch, for any number of seeds.
-    """
+    """A model, its devices (None for one) and its compiled prediction; see `make_predictor`."""
 
     model: Functional[Encoder]
     sharding: Sharding | None
@@ -106,10 +100,6 @@ def check_noise(noise: Noise) -> None:
 
 def make_predictor(model: Functional[Encoder], *, sharding: Sharding | None = None) -> Predictor:
     """Returns a model for `predict` and `fit`; one compilation per padded length.
-
-    Args:
-        model: The model.
-        sharding: From `hopfax.train.sharding.make_sharding`; None for one device.
 
     Example:
         >>> from hopfax.nn import tinybert

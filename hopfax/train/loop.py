@@ -78,31 +78,24 @@ def fit(
 ) -> FitResult:
     """Trains, validates after every epoch, and returns each seed's best parameters.
 
-    A run with checkpoints resumes from the last one, to the same bits as if it had never stopped:
-    every random draw is a function of seed and step. On another number of devices it is the same
-    run up to rounding. Ctrl-C ends a run after the current chunk or validation; with checkpoints,
-    the state is saved first.
+    A run with checkpoints resumes from the last one, to the same bits on the same number of
+    devices. Ctrl-C ends a run after the current chunk or validation, and saves its state first.
 
     Args:
-        predictor: The model to train and its devices, from
-            `hopfax.train.evaluate.make_predictor`.
+        predictor: The model and its devices, from `hopfax.train.evaluate.make_predictor`.
         objective: Loss to minimise, see `hopfax.train.objectives.classification`.
-        train: Training rows, in buckets of one padded length.
+        train: Training rows, from `hopfax.data.bucketed`.
         validation: Rows for early stopping.
         score: `score(logits, labels)` of one seed on the validation rows; higher is better.
         seeds: Training seeds. They train together and do not affect each other.
         epochs: Maximum number of epochs, >= 1.
-        optimizer: Makes the optimizer for a number of steps, that of all epochs; for example
-            `functools.partial(adamw, 2e-5)`.
+        optimizer: Makes the optimizer for a total number of steps.
         batch_size: Maximum number of rows of a step.
         patience: Number of epochs without a better score after which a seed stops, >= 1.
         checkpoints: Saves the state every epoch and whenever a save is due; None for no saves.
         log: Receives the metrics.
         on_progress: `on_progress(share, **fields)`: the share of steps done, in [0, 1], and the
             latest loss or validation score.
-
-    Returns:
-        A `FitResult`.
 
     Raises:
         DivergedError: A loss or gradient is not finite; names step, seed and last checkpoint.
@@ -171,8 +164,6 @@ def fit(
         run = _after_epoch(run, scores)
         reporter.epoch(step, run, scores, training)
         _save(checkpoints, step, run)
-    if checkpoints:
-        checkpoints.wait()
     return FitResult(run.best, run.scores, run.epochs, step)
 
 

@@ -95,7 +95,7 @@ def make_sharding(
         A `Sharding`; None for a single device.
 
     Raises:
-        ValueError: There are fewer devices, or they divide neither the seeds nor the batch.
+        ValueError: There are fewer devices, or their number divides neither seeds nor batch.
 
     Warns:
         RuntimeWarning: The devices are XLA host devices with too few threads, where eigenvalues,

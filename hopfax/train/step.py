@@ -70,16 +70,10 @@ def make_chunk(
 ) -> Callable[..., tuple[TrainState, StepMetrics]]:
     """Compiles several steps of all seeds into one call.
 
-    Args:
-        objective: Loss to minimise.
-        optimizer: Its updates.
-        sharding: From `hopfax.train.sharding.make_sharding`; None for one device.
-
     Returns:
         `chunk(states, rows, picks, weights, seed_keys) -> (states, metrics)`, with the states
-        donated; `rows` are all rows of one bucket, `picks` (steps, seeds, batch) the numbers of the
-        rows of a step, `weights` (steps, seeds, batch) 1 for real rows and 0 for padding, and the
-        metrics have shape (steps, seeds).
+        donated; `rows` are all rows of one bucket, the others as in `hopfax.train.schedule.Chunk`,
+        and the metrics have shape (steps, seeds).
 
     Example:
         >>> from hopfax.nn import tinybert

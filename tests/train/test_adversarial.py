@@ -9,7 +9,7 @@ import tiny
 
 from hopfax.nn.encoder import Perturbation
 from hopfax.train import adversarial
-from hopfax.train.adversarial import Ball, ascend, augmented, augmented_over, freelb, initial, pgd
+from hopfax.train.adversarial import Ball, _ascend, _initial, augmented, augmented_over, freelb, pgd
 from hopfax.train.objectives import Losses, classification, texts_of
 from hopfax.train.state import adamw, init_states, seed_keys
 from hopfax.train.step import make_chunk
@@ -30,7 +30,7 @@ def walk(method):
     """The oracle's ascent from the perturbation that a method starts from."""
     params = BAG.init(jax.random.key(1))
     ids, mask = texts_of(BATCH)
-    start = initial(jax.random.fold_in(KEY, method), params, mask, BALL)
+    start = _initial(jax.random.fold_in(KEY, method), params, mask, BALL)
     expected = oracles.adversarial_walk(
         params["tokens"]["embedding"],
         params["out"],
@@ -89,7 +89,7 @@ def test_a_ball_of_no_size_is_the_objective_itself(method):
 def test_first_perturbations_are_scaled_by_length():
     params = {"tokens": {"embedding": jnp.zeros((3, 40))}}
     mask = jnp.arange(50) < jnp.array([[2], [10], [50], [0]])
-    deltas = np.asarray(initial(KEY, params, mask, Ball(initial_norm=0.6)))
+    deltas = np.asarray(_initial(KEY, params, mask, Ball(initial_norm=0.6)))
     norms = np.sqrt(np.square(deltas).sum((1, 2)))
     # Uniform numbers in [-1, 1] have a second moment of a third.
     np.testing.assert_allclose(norms[:3], 0.6 / np.sqrt(3), rtol=0.15)
@@ -101,12 +101,12 @@ def test_a_step_is_along_the_gradient_and_stays_in_the_ball(rng):
     mask = jnp.ones((3, 4), bool).at[:, 3].set(False)
     delta = jnp.where(mask[..., None], delta, 0)
     ball = Ball(step_size=0.5, max_norm=1.0)
-    moved = np.asarray(ascend(delta, slope, mask, ball))
+    moved = np.asarray(_ascend(delta, slope, mask, ball))
     np.testing.assert_allclose(np.sqrt(np.square(moved).sum((1, 2))), 1, rtol=1e-5)
     assert not moved[:, 3].any()
-    free = np.asarray(ascend(delta, slope * 1e-25, mask, ball._replace(max_norm=np.inf)))
+    free = np.asarray(_ascend(delta, slope * 1e-25, mask, ball._replace(max_norm=np.inf)))
     np.testing.assert_allclose(np.sqrt(np.square(free - delta).sum((1, 2))), 0.5, rtol=1e-4)
-    unmoved = ascend(delta, jnp.zeros_like(slope), mask, ball._replace(max_norm=np.inf))
+    unmoved = _ascend(delta, jnp.zeros_like(slope), mask, ball._replace(max_norm=np.inf))
     np.testing.assert_array_equal(unmoved, delta)
 
 

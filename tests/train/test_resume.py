@@ -138,17 +138,6 @@ def test_ctrl_c_saves_and_the_run_resumes_to_the_same_bits(tmp_path, monkeypatch
     assert_same_run(tmp_path, got, want)
 
 
-def test_a_second_ctrl_c_stops_at_once(tmp_path, monkeypatch):
-    def pressed(self, *args, **kwargs):
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-        raise AssertionError("the second should have raised")
-
-    monkeypatch.setattr(MetricsLog, "write", pressed)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path)
-
-
 def test_a_finished_run_is_read_not_repeated(tmp_path):
     want = run(tmp_path)
     log = (tmp_path / "metrics.jsonl").read_bytes()
