@@ -137,19 +137,19 @@ def test_seeds_draw_independently_and_as_if_alone():
 
 
 def test_choices_have_draws_of_their_own_and_one_logit_each():
-    model, rows = tiny.softmax(1), tiny.encoded(6, choices=2)
+    model, rows = tiny.softmax(1), tiny.encoded(3, choices=2)
     weights, noise = tiny.lively(model), Noise("embedding", "sigma", 0.8, draw=3)
     buckets = bucketed(rows, boundaries=(12,))
-    got = predict(make_predictor(model), tiny.stack(weights), buckets, noise=noise, batch_size=4)
-    assert got.logits.shape == (1, 6, 2) and got.num_steps == 0
-    stages = stages_of(model)
-    for row in range(6):
-        for choice in range(2):
-            mask = np.arange(12)[None] < rows.lengths[row, choice]
-            added = 0.8 * draws(row, 3, choice=choice)
-            ids = rows.ids[row, choice][None]
-            want = stages(weights, ids, mask, np.zeros((1, 12, 16)), added[None])[2][0, 0]
-            np.testing.assert_allclose(got.logits[0, row, choice], want, rtol=1e-4, atol=1e-4)
+    got = predict(make_predictor(model), tiny.stack(weights), buckets, noise=noise, batch_size=2)
+    assert got.logits.shape == (1, 3, 2) and got.num_steps == 0
+    mask = np.arange(12) < rows.lengths.reshape(6, 1)
+    added = np.stack(
+        [0.8 * draws(row, 3, choice=choice) for row in range(3) for choice in range(2)]
+    )
+    logits = stages_of(model)(weights, rows.ids.reshape(6, 12), mask, np.zeros_like(added), added)[
+        2
+    ]
+    np.testing.assert_allclose(got.logits[0], logits.reshape(3, 2), rtol=1e-4, atol=1e-4)
 
 
 def test_padding_gets_no_noise_even_where_the_model_looks_at_it():
