@@ -99,25 +99,6 @@ def task_loss(
     return _weighted_mean(losses, batch.weights)
 
 
-def _esr_loss(
-    encoding: Encoding,
-    mask: Bool[Array, "texts tokens"],
-    weights: Float[Array, " texts"],
-    *,
-    target: float,
-    in_nats: bool,
-    entropy: hopfield.Entropy,
-) -> Float[Array, ""]:
-    """ESR penalty of each text's keys, summed over layers, averaged over real texts."""
-
-    def penalty(keys: Array, mask: Array) -> Array:
-        return hopfield.esr_penalty(keys, target=target, mask=mask, entropy=entropy)
-
-    penalties = jax.vmap(jax.vmap(penalty), in_axes=(0, None))(encoding.keys, mask)
-    scale = math.log(encoding.keys.shape[-1]) ** 2 if in_nats else 1.0
-    return scale * _weighted_mean(jnp.sum(penalties, axis=0), weights)
-
-
 def classification(
     model: Functional[Encoder],
     *,
@@ -157,6 +138,17 @@ def classification(
     if esr_weight < 0:
         raise ValueError(f"esr_weight must be >= 0, got {esr_weight}")
 
+    def esr_of(encoding: Encoding, mask: Array, weights: Array) -> Array:
+        """The penalty of each text's keys, summed over layers, averaged over real texts."""
+
+        def penalty(keys: Array, mask: Array) -> Array:
+            return hopfield.esr_penalty(keys, target=esr_target, mask=mask, entropy=esr_entropy)
+
+        mask = mask if esr_masked else jnp.ones_like(mask)
+        penalties = jax.vmap(jax.vmap(penalty), in_axes=(0, None))(encoding.keys, mask)
+        scale = math.log(encoding.keys.shape[-1]) ** 2 if esr_in_nats else 1.0
+        return scale * _weighted_mean(jnp.sum(penalties, axis=0), weights)
+
     def objective(
         params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation = CLEAN, /
     ) -> tuple[Array, Losses]:
@@ -164,16 +156,7 @@ def classification(
         logits, encoding = model.apply(params, ids, mask, key=key, added=added)
         task = task_loss(per_example(logits, batch), batch, regression=regression)
         weights = jnp.repeat(batch.weights, batch.ids.shape[1])
-        esr = jnp.zeros_like(task)
-        if esr_weight > 0:
-            esr = _esr_loss(
-                encoding,
-                mask if esr_masked else jnp.ones_like(mask),
-                weights,
-                target=esr_target,
-                in_nats=esr_in_nats,
-                entropy=esr_entropy,
-            )
+        esr = esr_of(encoding, mask, weights) if esr_weight > 0 else jnp.zeros_like(task)
         real = mask & (weights > 0)[:, None]
         loss = task + esr_weight * esr
         if encoding.ponder is not None:

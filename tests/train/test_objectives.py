@@ -7,30 +7,19 @@ import oracles
 import pytest
 import tiny
 
-from hopfax.nn.encoder import Encoding
+from hopfax.nn.encoder import Classification, Encoding
+from hopfax.nn.functional import Functional
 from hopfax.nn.models import universal_bert
-from hopfax.train.objectives import (
-    Batch,
-    _esr_loss,
-    _mean_over_queries,
-    classification,
-    per_example,
-    task_loss,
-    texts_of,
-)
+from hopfax.train.objectives import Batch, classification, per_example, task_loss, texts_of
 
 KEY = jax.random.key(0)
 ESR = {"esr_weight": 0.7, "esr_target": 0.2}
 
 
-def labelled(labels, weights):
-    count = len(labels)
-    return Batch(
-        jnp.ones((count, 1, 3), jnp.int32),
-        jnp.full((count, 1), 3),
-        jnp.asarray(labels),
-        jnp.asarray(weights, jnp.float32),
-    )
+def labelled(labels, weights, lengths=3, tokens=3):
+    ids = jnp.ones((len(labels), 1, tokens), jnp.int32)
+    lengths = jnp.broadcast_to(jnp.asarray(lengths), len(labels))[:, None]
+    return Batch(ids, lengths, jnp.asarray(labels), jnp.asarray(weights, jnp.float32))
 
 
 def value_and_grad(objective, params, batch):
@@ -85,7 +74,14 @@ def test_choice_loss_equals_texts_scored_one_by_one():
 def encoding(rng):
     keys = rng.normal(size=(2, 3, 6, 4)).astype(np.float32)
     steps = rng.integers(1, 9, (2, 3, 2, 6)).astype(np.int32)
-    return Encoding(jnp.zeros((3, 6, 4)), jnp.asarray(keys), jnp.asarray(steps), steps > 0)
+    return Encoding(jnp.zeros((3, 6, 4)), jnp.asarray(keys), jnp.asarray(steps), steps < 6)
+
+
+def parts_of(encoding, weights, lengths, **options):
+    """The parts of the loss of a model with this encoding."""
+    model = Functional(None, lambda *_, **__: Classification(jnp.zeros((3, 2)), encoding))
+    batch = labelled([0, 1, 0], weights, lengths, tokens=6)
+    return classification(model, **options)({}, batch, KEY)[1]
 
 
 @pytest.mark.parametrize(
@@ -97,23 +93,22 @@ def encoding(rng):
     ],
 )
 def test_esr_sums_layers_and_averages_texts_as_numpy_does(encoding, entropy, oracle, tolerance):
-    lengths, weights = (6, 3, 4), jnp.array([1.0, 0.0, 1.0])
-    mask = jnp.arange(6) < jnp.array(lengths)[:, None]
+    lengths, options = (6, 3, 4), ESR | {"esr_entropy": entropy}
     keys = [layer[text, : lengths[text]] for layer in np.asarray(encoding.keys) for text in (0, 2)]
     expected = sum((oracle(each) - 0.2) ** 2 for each in keys) / 2
-    options = {"target": 0.2, "in_nats": False, "entropy": entropy}
-    esr = _esr_loss(encoding, mask, weights, **options)
+    esr = parts_of(encoding, [1, 0, 1], lengths, **options).esr
     np.testing.assert_allclose(esr, expected, rtol=tolerance)
-    in_nats = _esr_loss(encoding, mask, weights, **options | {"in_nats": True})
+    in_nats = parts_of(encoding, [1, 0, 1], lengths, esr_in_nats=True, **options).esr
     np.testing.assert_allclose(in_nats, esr * np.log(4) ** 2, rtol=1e-6)
 
 
-def test_means_over_queries_are_of_real_queries_only(encoding):
+def test_convergence_is_of_real_queries_only(encoding):
+    parts = parts_of(encoding, [1, 0, 1], (6, 3, 4))
     mask = np.arange(6) < np.array([6, 0, 4])[:, None]
-    counted = np.moveaxis(np.asarray(encoding.num_steps), 2, 3)[:, mask]
-    mean = _mean_over_queries(encoding.num_steps, jnp.asarray(mask))
-    np.testing.assert_allclose(mean, counted.mean(), rtol=1e-6)
-    assert _mean_over_queries(encoding.num_steps, jnp.zeros((3, 6), bool)) == 0
+    steps = np.moveaxis(np.asarray(encoding.num_steps), 2, 3)[:, mask]
+    np.testing.assert_allclose(parts.num_steps, steps.mean(), rtol=1e-6)
+    np.testing.assert_allclose(parts.unconverged, (steps >= 6).mean(), rtol=1e-6)
+    assert parts_of(encoding, [0, 0, 0], (6, 3, 4)).num_steps == 0
 
 
 def test_weight_0_computes_no_spectrum():
