@@ -39,8 +39,8 @@ class Sharding(NamedTuple):
 
         Example:
             >>> devices = Mesh(np.asarray(jax.local_devices()[:1]), ("devices",))
-            >>> Sharding(devices, "batch").over("steps", "seeds", "batch").spec
-            PartitionSpec(None, None, 'devices')
+            >>> tuple(Sharding(devices, "batch").over("steps", "seeds", "batch").spec)
+            (None, None, 'devices')
         """
         names = (_DEVICES if axis == self.axis else None for axis in axes)
         return NamedSharding(self.mesh, PartitionSpec(*names))
