@@ -66,14 +66,14 @@ def scores(metrics: tuple[str, ...], logits: np.ndarray, labels: np.ndarray) -> 
 def _check_labels(name: str, labels: np.ndarray, outputs: int, of_classes: bool) -> None:
     if not of_classes:
         fits = outputs == 1 and np.isfinite(labels).all()
-        wanted = "one output per example and finite labels"
+        required = "one output per example and finite labels"
     else:
         fits = outputs > 1 and np.issubdtype(labels.dtype, np.integer)
         fits = fits and 0 <= labels.min() <= labels.max() < outputs
-        wanted = "an output per class or choice and integer labels below their number"
+        required = "an output per class or choice and integer labels below their number"
     if not fits:
         raise ValueError(
-            f"{name} requires {wanted}, got {outputs} outputs and labels of {labels.dtype} from "
+            f"{name} requires {required}, got {outputs} outputs and labels of {labels.dtype} from "
             f"{labels.min()} to {labels.max()}"
         )
 

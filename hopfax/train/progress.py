@@ -1,7 +1,7 @@
 """Progress of a run: a bar on a terminal, plain lines in a file."""
 
 import collections
-import contextlib
+import datetime
 import numbers
 import sys
 import time
@@ -23,7 +23,8 @@ class Progress:
         total: Units of work of the run.
 
     Example:
-        >>> with contextlib.redirect_stderr(sys.stdout), Progress(3) as progress:
+        >>> from contextlib import redirect_stderr
+        >>> with redirect_stderr(sys.stdout), Progress(3) as progress:
         ...     progress.title = "sst2"
         ...     progress.update(3, loss=0.25)
         sst2  100%  done  loss 0.25
@@ -35,7 +36,6 @@ class Progress:
         self._status = ""
         self._printed: tuple[float, str] | None = None
         self._bar: Any = None
-        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         self._recent.append((time.monotonic(), 0))
@@ -50,15 +50,16 @@ class Progress:
                 BarColumn(bar_width=24),
                 TextColumn("{task.fields[status]}", markup=False),
             )
-            bar = Bar(*columns, console=Console(file=self._stream))
-            self._bar = self._stack.enter_context(bar)
+            self._bar = Bar(*columns, console=Console(file=self._stream))
+            self._bar.start()
             self._task = self._bar.add_task(self.title, total=self._total, status="")
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._bar is None and self._status:
+        if self._bar is not None:
+            self._bar.stop()
+        elif self._status:
             self._print()
-        self._stack.close()
 
     def update(self, done: int, **fields: Any) -> None:
         """Shows the work done; a safe point to stop at, see `hopfax.train.interrupt`.
@@ -78,7 +79,7 @@ class Progress:
             parts.append("done")
         elif now > start and done > before:
             left = (self._total - done) / (done - before) * (now - start)
-            parts.append(f"{_clock_face(left)} left")
+            parts.append(f"{datetime.timedelta(seconds=round(left))} left")
         parts += [f"{name} {_short(value)}" for name, value in fields.items()]
         self._status = "  ".join(parts)
         if self._bar is not None:
@@ -95,13 +96,6 @@ class Progress:
         if self._printed is None or line != self._printed[1]:
             print(line, file=self._stream, flush=True)
             self._printed = (self._recent[-1][0], line)
-
-
-def _clock_face(seconds: float) -> str:
-    """3725.2 → 1:02:05; 65 → 1:05."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _short(value: Any) -> str:

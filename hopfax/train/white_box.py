@@ -62,7 +62,7 @@ def white_box(
         >>> vocabulary = train_vocabulary(films)
         >>> sizes = {"width": 8, "num_layers": 1, "ff_width": 8, "max_length": 32}
         >>> model = nn.tinybert(vocabulary.size, 2, **sizes)
-        >>> params = model.init(jax.random.key(0))  # here a trained model's
+        >>> params = model.init(jax.random.key(0))  # or a trained model's
         >>> victim = white_box(
         ...     model, params, vocabulary, max_length=32, lengths=(32,), batch_sizes=(8,)
         ... )

@@ -42,9 +42,9 @@ def walk(method):
     return params, expected
 
 
-def assert_gradient(gradient, wanted):
-    np.testing.assert_allclose(gradient["tokens"]["embedding"], wanted[0], rtol=2e-4, atol=1e-6)
-    np.testing.assert_allclose(gradient["out"], wanted[1], rtol=2e-4, atol=1e-6)
+def assert_gradient(gradient, expected):
+    np.testing.assert_allclose(gradient["tokens"]["embedding"], expected[0], rtol=2e-4, atol=1e-6)
+    np.testing.assert_allclose(gradient["out"], expected[1], rtol=2e-4, atol=1e-6)
 
 
 def recorded(params, batch, key, added):

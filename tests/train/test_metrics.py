@@ -30,13 +30,13 @@ def test_two_classes_by_their_formulae():
     # Asymmetric: 3 true positives, 4 true negatives, 2 false positives, 1 false negative.
     logits = one_hot_logits([1, 1, 1, 0, 0, 0, 0, 1, 1, 0])
     labels = np.array([1, 1, 1, 0, 0, 0, 0, 0, 0, 1])
-    got = scores(("accuracy", "f1", "mcc"), logits, labels)
+    values = scores(("accuracy", "f1", "mcc"), logits, labels)
     precision, recall = 3 / 5, 3 / 4
     mcc = (3 * 4 - 2 * 1) / math.sqrt(5 * 4 * 6 * 5)
-    assert got["accuracy"] == pytest.approx(0.7)
-    assert got["f1"] == pytest.approx(2 * precision * recall / (precision + recall))
-    assert got["mcc"] == pytest.approx(mcc)
-    assert got["score"] == pytest.approx((70 + 100 * got["f1"] + 50 * (mcc + 1)) / 3)
+    assert values["accuracy"] == pytest.approx(0.7)
+    assert values["f1"] == pytest.approx(2 * precision * recall / (precision + recall))
+    assert values["mcc"] == pytest.approx(mcc)
+    assert values["score"] == pytest.approx((70 + 100 * values["f1"] + 50 * (mcc + 1)) / 3)
     # F1 of class 0
     assert scores(("f1",), logits[:, ::-1], 1 - labels)["f1"] == pytest.approx(8 / (8 + 3))
 
@@ -45,28 +45,28 @@ def test_several_classes_by_gorodkins_covariances():
     rng, outputs = np.random.default_rng(5), 5
     labels = rng.integers(outputs, size=200)
     logits = rng.normal(size=(200, outputs)) + 0.8 * np.eye(outputs)[labels]
-    got = scores(("accuracy", "mcc"), logits, labels)
+    values = scores(("accuracy", "mcc"), logits, labels)
     predicted = [max(range(outputs), key=lambda k: row[k]) for row in logits]
-    assert got["accuracy"] == sum(p == y for p, y in zip(predicted, labels, strict=True)) / 200
-    given, guessed = np.eye(outputs)[labels], np.eye(outputs)[predicted]
-    pairs = [(given, guessed), (given, given), (guessed, guessed)]
+    assert values["accuracy"] == sum(p == y for p, y in zip(predicted, labels, strict=True)) / 200
+    actual, guessed = np.eye(outputs)[labels], np.eye(outputs)[predicted]
+    pairs = [(actual, guessed), (actual, actual), (guessed, guessed)]
     both, left, right = (
         sum(np.cov(a[:, k], b[:, k])[0, 1] for k in range(outputs)) for a, b in pairs
     )
-    assert got["mcc"] == pytest.approx(both / math.sqrt(left * right), rel=1e-12)
+    assert values["mcc"] == pytest.approx(both / math.sqrt(left * right), rel=1e-12)
 
 
 def test_correlations_with_ties_by_their_formulae():
     rng = np.random.default_rng(0)
     predicted = np.round(rng.normal(size=60), 1)
     labels = np.round(np.exp(predicted + rng.normal(size=60)), 1)
-    got = scores(("pearson", "spearman"), predicted[:, None].astype(np.float32), labels)
+    values = scores(("pearson", "spearman"), predicted[:, None].astype(np.float32), labels)
     pearson = slow_pearson(predicted.astype(np.float32).tolist(), labels.tolist())
     spearman = slow_pearson(slow_ranks(predicted.tolist()), slow_ranks(labels.tolist()))
-    assert got["pearson"] == pytest.approx(pearson)
-    assert got["spearman"] == pytest.approx(spearman)
+    assert values["pearson"] == pytest.approx(pearson)
+    assert values["spearman"] == pytest.approx(spearman)
     assert abs(pearson - spearman) > 0.05
-    assert got["score"] == pytest.approx(100 * ((pearson + 1) / 2 + (spearman + 1) / 2) / 2)
+    assert values["score"] == pytest.approx(100 * ((pearson + 1) / 2 + (spearman + 1) / 2) / 2)
 
 
 @pytest.mark.parametrize(

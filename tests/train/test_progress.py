@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hopfax.train import progress as module
-from hopfax.train.progress import Progress, _clock_face
+from hopfax.train.progress import Progress
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -67,20 +67,13 @@ def test_last_line_is_printed_once_with_the_last_fields(shown):
 def test_time_left_forgets_the_compilation(shown, monkeypatch):
     monkeypatch.setattr(module, "_WINDOW", 3)
     updates = [(100.0, 1, {})] + [(1.0, step, {}) for step in range(2, 8)]
-    assert shown(*updates, total=20)[-1] == "35%  0:13 left"
+    assert shown(*updates, total=20)[-1] == "35%  0:00:13 left"
 
 
 def test_no_work_and_no_time(shown):
     assert shown() == []
     assert shown((0.0, 1, {}), (0.0, 2, {})) == ["10%", "20%"]
     assert shown((1.0, 0, {}), total=0) == ["100%  done"]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "face"), [(0, "0:00"), (59.6, "1:00"), (3599.6, "1:00:00"), (90061, "25:01:01")]
-)
-def test_clock_face(seconds, face):
-    assert _clock_face(seconds) == face
 
 
 def test_bar_on_a_terminal(shown, monkeypatch):
@@ -92,7 +85,7 @@ def test_bar_on_a_terminal(shown, monkeypatch):
     written = stream.getvalue()
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written)
     assert "rte [mask]" in text and "━" in text
-    assert "50%  0:02 left  loss 0.25  score 81.2" in text
+    assert "50%  0:00:02 left  loss 0.25  score 81.2" in text
     assert written.count("\n") <= 2  # drawn over itself, not line by line
     assert "\x1b[?25h" in written  # the cursor is back, also after an error
 

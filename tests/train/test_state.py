@@ -46,9 +46,9 @@ def test_all_steps_of_a_schedule_equal_numpy(rng):
     for gradient in gradients:
         updates, state = optimizer.update(split(gradient), state, params)
         params = jax.tree.map(jnp.add, params, updates)
-    got = np.concatenate([np.ravel(params["a"]), params["b"]])
+    trained = np.concatenate([np.ravel(params["a"]), params["b"]])
     # 1 - 0.999 alone has a relative error of 3e-5 in float32.
-    np.testing.assert_allclose(got, slow_adamw(start, gradients), rtol=1e-5, atol=3e-5)
+    np.testing.assert_allclose(trained, slow_adamw(start, gradients), rtol=1e-5, atol=3e-5)
 
 
 @pytest.mark.parametrize("total", [1, 7, 40])
