@@ -65,6 +65,7 @@ def test_the_devices_share_the_work(runs):
     assert held["one"] == held["one resumed"] == ({1}, {4})
     assert held["seeds"] == held["seeds resumed"] == held["seeds fused"] == ({4}, {1})
     assert held["batch"] == held["batch resumed"] == held["batch fused"] == ({2}, {4})
+    assert [set(runs[name]["rows_held"]) for name in ("one", "seeds", "batch")] == [{8}, {8}, {4}]
 
 
 class Device(str):
