@@ -113,6 +113,13 @@ def test_unequal_spread_by_hand():
     np.testing.assert_allclose(hopfield.gini(keys), (2 * 0.75 + 0) / 3, rtol=1e-5)
 
 
+def test_one_direction_has_all_the_variance_without_rounding():
+    keys = DEGENERATE["one direction"]
+    np.testing.assert_array_equal(hopfield.key_spectrum(keys), [1, 0, 0, 0])
+    assert hopfield.eigen_entropy(keys) == 0
+    np.testing.assert_allclose(hopfield.gini(keys), 3 / 4, rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["constant", "constant, each coordinate another", "zero"])
 def test_keys_that_do_not_vary_have_no_spectrum(name):
     # Not even the one that a rounded mean would give them.
