@@ -31,6 +31,7 @@ EXPERIMENTS = {
     "memory": "experiments.memory.similarity",
     "memory-recovery": "experiments.memory.recovery",
     "memory-certificates": "experiments.memory.certificates",
+    "memory-trained": "experiments.memory.trained",
     "theory": "experiments.noise_stability.theory",
     "grokking": "experiments.noise_stability.grokking",
     "encoder-stability": "experiments.noise_stability.encoder",

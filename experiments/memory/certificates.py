@@ -393,22 +393,21 @@ def descent(
     reader: Reader, batch: Batch, surrogate: Surrogate, radius: float, num_steps: int
 ) -> np.ndarray:
     """Projected gradient descent in a ball around each token's vector, from a random direction."""
-    import jax.numpy as jnp
     import numpy as np
 
-    from hopfax.train.adversarial import Ball, ascend
+    clean, real = reader.table[batch.ids], batch.mask[..., None]
 
-    clean = reader.table[batch.ids]
-    ball = Ball(num_steps, 2.5 * radius / num_steps, radius)
-    # `ascend` has a ball for each text: here, for each token.
-    tokens, flat = jnp.asarray(batch.mask).reshape(-1, 1), (-1, 1, clean.shape[-1])
+    def lengths(vectors: np.ndarray) -> np.ndarray:
+        # float64: the squares of a vanishing slope would be zero.
+        squares = np.sum(np.square(vectors, dtype=np.float64), axis=-1, keepdims=True)
+        return np.sqrt(np.maximum(squares, 1e-300))
+
     start = np.random.default_rng(0).standard_normal(clean.shape, np.float32)
-    delta = radius * start / np.linalg.norm(start, axis=-1, keepdims=True)
-    delta = np.where(batch.mask[..., None], delta, 0)
+    delta = np.where(real, radius * start / lengths(start), 0).astype(np.float32)
     for _ in range(num_steps):
-        slope = reader.slope(clean + delta, batch, surrogate)
-        moved = ascend(jnp.asarray(delta).reshape(flat), slope.reshape(flat), tokens, ball)
-        delta = np.asarray(moved).reshape(clean.shape)
+        slope = np.where(real, reader.slope(clean + delta, batch, surrogate), 0)
+        delta = delta + 2.5 * radius / num_steps * slope / lengths(slope)
+        delta = (delta * np.minimum(1, radius / lengths(delta))).astype(np.float32)
     return clean + delta
 
 

@@ -18,7 +18,7 @@ the mean and the covariance of the vocabulary under that prior and with the nois
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -327,30 +327,33 @@ def results(
     return table
 
 
-def lowest_kept(scores: Mapping[Any, float], clean: float) -> float:
-    """Returns the lowest SNR in dB down to which scores stay within `NEAR` of the clean one.
+def lowest_kept(scores: Mapping[Any, float], clean: float, near: float = NEAR) -> float:
+    """Returns the lowest SNR in dB down to which scores stay near the clean one.
 
     Args:
         scores: Scores by noise / signal in dB.
         clean: The score without noise.
+        near: Points below it that count as near.
 
     Returns:
         The SNR; nan if the weakest noise already costs more.
     """
     lowest = float("nan")
     for noise in sorted(scores):
-        if scores[noise] <= clean - NEAR:
+        if scores[noise] <= clean - near:
             break
         lowest = -float(noise)
     return lowest
 
 
-def by_method(rows: Any, column: str) -> dict[str, dict[float, float]]:
-    """Returns a column by method, in the order of `TITLES`, and noise / signal in dB."""
+def by_method(
+    rows: Any, column: str, order: Iterable[Any] = tuple(TITLES)
+) -> dict[Any, dict[float, float]]:
+    """Returns a column by method, in a given order, and by noise / signal in dB."""
     table = {
         name: part.set_index("noise")[column].to_dict() for name, part in rows.groupby("model")
     }
-    return {name: table[name] for name in TITLES if name in table}
+    return {name: table[name] for name in order if name in table}
 
 
 def decibels(value: float) -> str:
