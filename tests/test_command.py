@@ -102,6 +102,14 @@ def test_robustness_of_a_classifier_is_its_accuracy(classifier, films, tmp_path,
     assert float(clean["score"]) == pytest.approx(100 * correct, abs=0.01)
 
 
+def test_outputs_are_in_the_order_of_the_texts(classifier):
+    texts = ["a b c d e f g h i j", "a", "b c d e f g h i j k", "b"]
+    outputs = command.TextEncoder(classifier).outputs(texts)
+    expected = Classifier.load(classifier).predict(texts).probabilities
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5)
+    assert len(set(outputs[:, 0].tolist())) == 4
+
+
 def influence(folder, out, *options):
     assert command.main(["influence", str(folder), "a b c", "--out", str(out), *options]) == 0
     return results(out)
@@ -174,6 +182,13 @@ def test_stability_falls_as_more_tokens_are_replaced(family, tmp_path):
     assert [float(row["rho"]) for row in rows] == list(command.RHO)
     assert scores[0] > scores[-1] and all(-1 <= score <= 1 for score in scores)
     assert {row["num_examples"] for row in rows} == {"16"}
+
+
+def test_replacement_keeps_the_ends_and_padding():
+    ids, mask = jnp.zeros((2, 6), int), jnp.arange(6) < jnp.array([[6], [4]])
+    keys = jax.random.split(jax.random.key(0), 2)
+    replaced = np.asarray(command._replaced(keys, ids, mask, jnp.float32(-1.0), 10**6)) > 0
+    assert replaced.tolist() == [[0, 1, 1, 1, 1, 0], [0, 1, 1, 0, 0, 0]]
 
 
 def test_bad_inputs_are_one_line_and_leave_nothing(

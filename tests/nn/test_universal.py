@@ -100,13 +100,15 @@ def test_tokens_halt_as_adaptive_computation_time_says(redraw):
     np.testing.assert_allclose(encoding.ponder[MASK], ponder[MASK], rtol=1e-4)
 
 
-def test_a_token_that_is_sure_takes_one_step(redraw):
+@pytest.mark.parametrize(("bias", "steps", "ponder"), [(9.0, 1, 2), (-9.0, 3, 4)])
+def test_halting_takes_one_step_to_all_steps(redraw, bias, steps, ponder):
+    """Sure tokens halt at N = 1 with R = 1; the others at the last step, with R near 1."""
     model = shared(num_steps=3, halting=True)
     params = redraw(model)
-    params["halt"] = {"kernel": jnp.zeros((6, 1)), "bias": jnp.full(1, 9.0)}
+    params["halt"] = {"kernel": jnp.zeros((6, 1)), "bias": jnp.full(1, bias)}
     encoding = run(model, params).encoding
-    assert np.all(np.asarray(encoding.num_steps) == 1)
-    np.testing.assert_allclose(encoding.ponder, 2)  # N = 1, R = 1
+    assert np.all(np.asarray(encoding.num_steps) == steps)
+    np.testing.assert_allclose(encoding.ponder, ponder, rtol=1e-3)
 
 
 def test_ponder_cost_is_differentiable_and_ignores_padding(redraw):
