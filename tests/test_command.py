@@ -27,7 +27,7 @@ def tiny_folder(path, family):
     }
     pretrained.save(path, pretrained.CONFIGS[family], tensors)
     tokens = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS)
-    vocabulary = WordPiece(tokens=tokens, source="test")
+    vocabulary = WordPiece(tokens=tokens)
     text_tokenizer(vocabulary).save(str(path / "tokenizer.json"))
     (path / "special_tokens_map.json").write_text('{"pad_token": "[PAD]"}')
     return path
