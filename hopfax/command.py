@@ -322,7 +322,7 @@ def influence(flags: argparse.Namespace) -> Path:
              "standard_error": float(f"{error:.2g}")}
             for position, (word, mean, error) in enumerate(zip(words, means, errors, strict=True))]
     # fmt: on
-    print(*(f"{word} ({mean / means.max():.2f})" for word, mean in zip(words, means, strict=True)))
+    print(_coloured(words, means / means.max()))
 
     def draw(axes: Any) -> None:
         axes.barh(range(len(words)), means, xerr=1.96 * errors, color="#0072B2")
@@ -362,6 +362,18 @@ def _progress(parts: Any) -> Any:
         left = (time.perf_counter() - begin) / (number + 1) * (len(parts) - number - 1)
         end = "\n" if number + 1 == len(parts) else ""
         print(f"\r{number + 1}/{len(parts)}, {left:.0f} s left ", end=end, file=sys.stderr)
+
+
+def _coloured(words: Sequence[str], shares: np.ndarray) -> str:
+    """Returns words on a blue as deep as their share; with numbers where there is no terminal."""
+    if not sys.stdout.isatty():
+        return " ".join(f"{word} ({share:.2f})" for word, share in zip(words, shares, strict=True))
+    parts = []
+    for word, share in zip(words, shares, strict=True):
+        red, green, blue = (round(255 - share * (255 - each)) for each in (0, 114, 178))
+        ink = 97 if share > 0.6 else 30
+        parts.append(f"\033[{ink};48;2;{red};{green};{blue}m {word} \033[0m")
+    return "".join(parts)
 
 
 def _write(
