@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from experiments.cells import Cell
     from experiments.conditions import CellPredictions, Typos
-    from experiments.report import Page
+    from experiments.report import Page, Table
 
 REPRODUCES = "Robertha, Table 12, with a memory of words that corrects them; not in the paper"
 TRAINING = 50  # approximate percentage of the time, for the progress line
@@ -172,7 +172,7 @@ def conditions_of(config: Config, methods: Sequence[Any]) -> list[Typos]:
     tests = []
     for corruption, rate in [
         ("none", 0.0),
-        *((corruption, rate) for corruption in config.corruption for rate in config.rates or ()),
+        *((name, rate) for name in config.corruption for rate in config.rates or () if rate),
     ]:
         typos: dict[str, Any] = {"corruption": corruption, "rate": rate, **shared}
         tests.append(Typos(**typos))
@@ -282,8 +282,6 @@ def with_rows(table: pd.DataFrame, frame: pd.DataFrame, metric: str) -> pd.DataF
 
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
-    import pandas as pd
-
     from experiments import conditions, report, tidy
     from experiments.robertha import gaussian
     from experiments.rundir import read_config
@@ -291,70 +289,31 @@ def page(folder: Path) -> Page:
     frame = tidy.read(folder)
     plan = read_config(folder)["plan"]
     frame["model"] += [", adaptive" if each == "adaptive" else "" for each in frame.protocol]
-    tasks = list(frame.task.unique())
-    titles = gaussian.titles(tasks) | TITLES | conditions.CORRUPTIONS
-
-    def summary(metric: str) -> pd.DataFrame:
-        table = with_rows(tidy.summarise(tidy.scores(frame, metric)), frame, metric)
-        return tidy.ordered(table, "model", list(TITLES))
-
-    scores, gains = summary("score"), summary("gain")
-    kinds = [each for each in conditions.CORRUPTIONS if each in set(frame.corruption)]
-    clean = scores[scores.corruption == "none"]
-    # A line of adaptive attacks starts at the clean score of its method.
-    adaptive = clean[clean.model != "none"]
-    clean = pd.concat([clean, adaptive.assign(model=adaptive.model + ", adaptive")])
-    parts = []
-    for kind in kinds:
-        own = scores[scores.corruption == kind]
-        start = clean[clean.model.isin(own.model)].assign(corruption=kind)
-        parts.append(pd.concat([start, own]).sort_values("level", kind="stable"))
-    lines = tidy.ordered(pd.concat(parts), "model", list(TITLES))
-    lines["rate"] = [f"{100 * level:.0f} %" if level else "clean" for level in lines.level]
-    most = frame.level.max()
-    table = pd.concat([gains[gains.level == 0], gains[gains.level == most]])
-    shares = {
-        metric: tidy.scores(frame, metric).groupby(["task", "corruption", "level", "model"]).score
-        for metric in ("restored", "altered")
-    }
-    shares = {metric: each.mean() for metric, each in shares.items()}
-    columns = [name for name in TITLES if name in set(table.model)]
-    methods = [name for name in columns if "," not in name]
-    body, parts = [], []
-    for task in tasks:
-        for kind in ["none", *kinds]:
-            level = most if kind != "none" else 0.0
-            at = (scores.task == task) & (scores.corruption == kind) & (scores.level == level)
-            plain = scores[at & (scores.model == "none")].iloc[0]
-            own = table[(table.task == task) & (table.corruption == kind)].set_index("model")
-            body.append(
-                [
-                    f"{titles[task]}, {conditions.CORRUPTIONS.get(kind, 'clean')}",
-                    report.number(plain["mean"]),
-                    *(report.with_interval(own.loc[n]) if n in own.index else "" for n in columns),
-                    *(
-                        report.number(
-                            shares["restored" if level else "altered"][task, kind, level, name]
-                        )
-                        for name in methods
-                    ),
-                ]
-            )
-        parts.append(finding(task, table, shares, most, titles))
-    heads = [TITLES[name] for name in columns] + [f"words, {TITLES[name]}" for name in methods]
+    tasks, most = list(frame.task.unique()), frame.level.max()
+    titles = gaussian.titles([*tasks, plan["tuned_on"]]) | TITLES | conditions.CORRUPTIONS
+    scores, gains = (
+        tidy.ordered(
+            with_rows(tidy.summarise(tidy.scores(frame, metric)), frame, metric), "model", [*TITLES]
+        )
+        for metric in ("score", "gain")
+    )
+    shown = gains[gains.level.isin([0, most])]
+    share = frame[frame.metric.isin(["restored", "altered"]) & frame.level.isin([0, most])]
+    share = share.groupby(["task", "corruption", "model", "metric"]).score.mean().to_dict()
     settings = "; ".join(
         f"{TITLES[name]}: "
         + ", ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in each.items())
         for name, each in plan["settings"].items()
     )
+    names = report.joined(titles[task] for task in tasks)
     return report.Page(
-        title=f"Typos and a memory of words: {report.joined(titles[task] for task in tasks)}",
-        answer=" ".join(parts),
+        title=f"Typos and a memory of words: {names}",
+        answer=" ".join(finding(task, shown, share, most, titles) for task in tasks),
         pictures={
             "typos": report.facets(
                 "Score of TinyBERT against the share of words changed, with 95 % intervals over "
                 "seeds and rows",
-                lines,
+                lines(scores),
                 x="rate",
                 col="corruption",
                 row="task" if len(tasks) > 1 else None,
@@ -362,15 +321,7 @@ def page(folder: Path) -> Page:
                 xlabel="share of words",
             )
         },
-        tables=[
-            report.Table(
-                ["", "as it is", *heads],
-                body,
-                f"Score without correction, and gains in points, with {100 * most:.0f} % of the "
-                "words changed. Last columns: changed words restored, in percent; for clean texts, "
-                "words altered.",
-            )
-        ],
+        tables=[compared(scores, shown, share, most, titles)],
         notes=[
             report.sizes(frame, titles),
             "Intervals combine Student's over seeds and a bootstrap over rows, as the root of the "
@@ -388,10 +339,74 @@ def page(folder: Path) -> Page:
     )
 
 
+def lines(scores: pd.DataFrame) -> pd.DataFrame:
+    """Returns the figure's lines; each starts at the clean score, in the panel of a corruption."""
+    import pandas as pd
+
+    from experiments import conditions, tidy
+
+    clean = scores[scores.corruption == "none"]
+    # So does that of adaptive attacks.
+    clean = pd.concat([clean, clean.assign(model=clean.model + ", adaptive")])
+    parts = []
+    for kind in conditions.CORRUPTIONS:
+        own = scores[scores.corruption == kind]
+        start = clean[clean.model.isin(own.model)].assign(corruption=kind)
+        parts.append(pd.concat([start, own]).sort_values("level", kind="stable"))
+    table = tidy.ordered(pd.concat(parts), "model", [*TITLES])
+    rates = [f"{100 * level:.0f} %" if level else "clean" for level in table.level]
+    return table.assign(rate=rates)
+
+
+def compared(
+    scores: pd.DataFrame,
+    gains: pd.DataFrame,
+    share: Mapping[Any, float],
+    level: float,
+    titles: Mapping[str, str],
+) -> Table:
+    """Returns the gains at one level and on clean texts, and the words restored or altered."""
+    from experiments import report
+    from experiments.conditions import CORRUPTIONS
+
+    columns = [name for name in TITLES if name in set(gains.model)]
+    methods = [name for name in columns if "adaptive" not in name]
+    own = {(row.task, row.corruption, row.model): row for _, row in gains.iterrows()}
+    body = []
+    for (task, kind), rows in gains.groupby(["task", "corruption"], sort=False):
+        plain = scores[
+            (scores.task == task)
+            & (scores.corruption == kind)
+            & (scores.level == rows.level.iloc[0])
+            & (scores.model == "none")
+        ]
+        metric = "altered" if kind == "none" else "restored"
+        places = [(task, kind, name) for name in columns]
+        body.append(
+            [
+                f"{titles[str(task)]}, {CORRUPTIONS.get(str(kind), 'clean')}",
+                report.number(float(plain["mean"].iloc[0])),
+                *(report.with_interval(own[at]) if at in own else "" for at in places),
+                *(report.number(share[task, kind, name, metric]) for name in methods),
+            ]
+        )
+    return report.Table(
+        [
+            "",
+            "as it is",
+            *(TITLES[name] for name in columns),
+            *(f"% of words, {TITLES[name]}" for name in methods),
+        ],
+        body,
+        f"Score without correction, and gains in points, with {100 * level:.0f} % of the words "
+        "changed. Last columns: changed words restored; for clean texts, words altered.",
+    )
+
+
 def finding(
     task: str,
     gains: pd.DataFrame,
-    shares: Mapping[str, pd.Series],
+    share: Mapping[Any, float],
     level: float,
     titles: Mapping[str, str],
 ) -> str:
@@ -399,23 +414,23 @@ def finding(
     from experiments import report
 
     own = gains[(gains.task == task) & (gains.level == level)]
-    sentences = []
+    clear = []
     for name in own.model.unique():
         rows = own[own.model == name]
-        clear = [titles[kind] for kind in rows[rows.low > 0].corruption]
+        kinds = [titles[kind] for kind in rows[rows.low > 0].corruption]
         tested = [titles[kind] for kind in rows.corruption]
-        under = report.joined(clear) if clear else f"none of {report.joined(tested)}"
-        sentences.append(f"{TITLES[name]} under {under}")
+        under = report.joined(kinds) if kinds else f"none of {report.joined(tested)}"
+        clear.append(f"{TITLES[name]} under {under}")
     text = (
         f"**{titles[task]}, {100 * level:.0f} % of the words changed: gains whose intervals "
-        f"exclude zero**: {'; '.join(sentences)}."
+        f"exclude zero**: {'; '.join(clear)}."
     )
-    for kind in ("misspelling", "hotflip"):
-        restored = [
-            f"{TITLES[name]} {shares['restored'][task, kind, level, name]:.0f} %"
-            for name in ("memory", "symspell")
-            if (task, kind, level, name) in shares["restored"].index
-        ]
-        if restored:
+    for kind in own.corruption.unique():
+        if kind in ("misspelling", "hotflip"):
+            restored = [
+                f"{share[task, kind, name, 'restored']:.0f} % by {TITLES[name]}"
+                for name in own[own.corruption == kind].model
+                if "adaptive" not in name
+            ]
             text += f" Words restored after {titles[kind]}: {report.joined(restored)}."
     return text
