@@ -30,6 +30,7 @@ EXPERIMENTS = {
     "fine-tuning": "experiments.robertha.fine_tuning",
     "memory": "experiments.memory.similarity",
     "memory-typos": "experiments.memory.typos",
+    "memory-trained": "experiments.memory.trained",
     "theory": "experiments.noise_stability.theory",
     "grokking": "experiments.noise_stability.grokking",
     "encoder-stability": "experiments.noise_stability.encoder",

@@ -15,11 +15,12 @@ from itertools import product
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from experiments.cells import Cell, buckets, digest_of
 from experiments.rundir import identifier, write_whole
-from hopfax import text
+from hopfax import hopfield, text
 from hopfax.data import (
     EVALUATION_SETS,
     Example,
@@ -108,6 +109,8 @@ def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, 
     is_set = isinstance(condition, EvaluationSet)
     metrics = ("accuracy",) if is_set else cell.data.spec.metrics
     shared = {"constant": constant_score(metrics, predicted.labels, predicted.logits.shape[-1])}
+    if cell.memory:
+        shared["capacity_snr_db"] = capacity(cell)
     if is_set and condition.name:
         shared["train_overlap"] = condition.train_overlap(cell)
     changes = predicted.words_changed.tolist() or [None] * len(cell.spec.seeds)
@@ -359,6 +362,14 @@ def evaluation_sets(
             "advglue/dev.json, paws/labeled_final or x-final"
         )
     return [*fitting]
+
+
+def capacity(cell: Cell) -> float:
+    """Returns the SNR in dB below which no decoder that knows the prior recovers all tokens."""
+    log_prior = jax.nn.log_softmax(cell.params["memory"]["log_prior"][0])
+    bits = -float(jnp.sum(jnp.exp(log_prior) * log_prior)) / np.log(2)
+    width = cell.params["tokens"]["embedding"].shape[-1]
+    return float(hopfield.capacity_snr_db(bits, width=width))
 
 
 def constant_score(metrics: Sequence[str], labels: np.ndarray, outputs: int) -> float:

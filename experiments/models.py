@@ -153,6 +153,9 @@ VARIANTS: dict[str, Variant] = {
     "robertha-freelb": _robertha("Robertha with FreeLB", training="freelb"),
     "pretrained": _pretrained("pretrained encoder"),
     "pretrained-esr": _pretrained("pretrained encoder, ESR", entropy="shannon"),
+    "pretrained-noise-trained": _pretrained(
+        "pretrained encoder, trained with noise", training="noise-range"
+    ),
     "pretrained-hopfield": _pretrained("pretrained encoder, Hopfield", options=HOPFIELD),
     "pretrained-hopfield-esr": _pretrained(
         "pretrained encoder, Hopfield, ESR", options=HOPFIELD, entropy="shannon"
@@ -168,6 +171,7 @@ VARIANTS: dict[str, Variant] = {
 for _name in (
     "tinybert", "tinybert-mean", "freelb", "noise-trained", "noise-trained-mean", "robertha",
     "robertha-no-iteration-no-esr", "pretrained", "pretrained-esr", "pretrained-hopfield-1",
+    "pretrained-noise-trained", "pretrained-hopfield-1-esr",
 ):  # fmt: skip
     VARIANTS[f"{_name}-memory"] = dataclasses.replace(
         VARIANTS[_name], title=f"{VARIANTS[_name].title}, memory", memory=True, paper=None

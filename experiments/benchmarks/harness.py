@@ -34,7 +34,7 @@ from experiments.rundir import open_run, read_config, write_whole
 
 CASES = (
     "train_step", "evaluation", "retrieval", "noise", "esr", "attack", "seeds", "stability",
-    "memory", "cpu",
+    "memory", "denoise", "pretrained", "cpu",
 )  # fmt: skip
 COLUMNS = ("case", "setting", "name", "kind", "median", "low", "high", "rounds")
 PAGE_COLUMNS = ("ratio", "lowest median", "highest median", "goal", "met")
@@ -149,7 +149,7 @@ def measure(
     arguments = data_dir, *case.SETTINGS[setting]
     if hasattr(case, "figures"):
         values |= {("figure", each): value for each, value in case.figures(*arguments).items()}
-    else:
+    if hasattr(case, "programs"):
         seconds = 0.0 if quick else getattr(case, "SECONDS", SECONDS)
         rounds = QUICK_ROUNDS if quick else ROUNDS
         times = interleaved(case.programs(*arguments), seconds=seconds, min_rounds=rounds)

@@ -1,4 +1,4 @@
-"""The peer in PyTorch: Robertha, written from the paper, retrieval and noise stability.
+"""The peer in PyTorch: Robertha, written from the paper, BERT, retrieval and noise stability.
 
 Robertha follows hopfax's preset (2 heads, pre-LN behind an embedding LayerNorm, W_Q and W_O, masked
 keys, mean pooling, queries that stop independently) and the released program where that decides
@@ -35,7 +35,7 @@ from experiments.benchmarks.programs import (
 from hopfax.data.batching import Bucket
 
 Params = Mapping[Any, Any]  # hopfax's tree of one seed, of tensors
-Model = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Model = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
 
 def model_of(size: str, params: Params, **options: Any) -> Model:
@@ -113,14 +113,47 @@ def attend(
     return linear(mixed.transpose(1, 2).flatten(2), layers["out"]), parts["key"]
 
 
+def bert(
+    params: Params, ids: Tensor, mask: Tensor, *, dropout: float = 0.0
+) -> tuple[Tensor, Tensor | None]:
+    """Logits (batch, 2) of `text_classifier`'s parameters, single texts; no keys."""
+    states = bert_states(params, F.embedding(ids, params["tokens"]["embedding"]), mask, dropout)
+    real = mask[..., None]
+    pooled = (states * real).sum(1) / real.sum(1).clamp(min=1)
+    return linear(F.dropout(pooled, dropout, dropout > 0), params["classifier"]), None
+
+
+def bert_states(params: Params, tokens: Tensor, mask: Tensor, dropout: float = 0.0) -> Tensor:
+    """Last hidden states (batch, tokens, width) from token embeddings; post-LN, heads of 32."""
+    drop = functools.partial(F.dropout, p=dropout, training=dropout > 0)
+    normed = functools.partial(norm, eps=1e-12)
+    places = params["positions"]["embedding"][: tokens.shape[1]]
+    x = drop(normed(tokens + places + params["types"]["embedding"][0], params["norm"]))
+    bias = torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, -math.inf)[:, None, None]
+    bias = None if bool(mask.all()) else bias.expand(-1, -1, mask.shape[1], -1)
+    for number in sorted(params["blocks"], key=int):
+        block = params["blocks"][number]
+        layers = block["attention"]
+        query, key, value = (
+            linear(x, layers[name]).unflatten(-1, (-1, 32)).transpose(1, 2)
+            for name in ("query", "key", "value")
+        )
+        mixed = F.scaled_dot_product_attention(query, key, value, bias, dropout_p=dropout)
+        mixed = linear(mixed.transpose(1, 2).flatten(2), layers["out"])
+        x = normed(x + drop(mixed), block["attention_norm"])
+        hidden = F.gelu(linear(x, block["ff_in"]))
+        x = normed(x + drop(linear(hidden, block["ff_out"])), block["ff_norm"])
+    return x
+
+
 def linear(x: Tensor, layer: Params) -> Tensor:
     """A linear layer."""
     return F.linear(x, layer["kernel"], layer["bias"])
 
 
-def norm(x: Tensor, layer: Params) -> Tensor:
+def norm(x: Tensor, layer: Params, eps: float = 1e-5) -> Tensor:
     """A LayerNorm."""
-    return F.layer_norm(x, x.shape[-1:], layer["scale"], layer["bias"])
+    return F.layer_norm(x, x.shape[-1:], layer["scale"], layer["bias"], eps)
 
 
 def eigen_entropy(keys: Tensor, mask: Tensor) -> Tensor:
@@ -144,6 +177,8 @@ def losses(
     """The loss, its cross-entropy, and ESR (Eq. 12, target 0.35) summed over layers."""
     logits, keys = model(ids, mask)
     task = F.cross_entropy(logits, labels)
+    if keys is None:
+        return task, task.detach(), torch.zeros(())
     esr = (eigen_entropy(keys, mask) - 0.35).square().sum(0).mean()
     return task + ESR_WEIGHT * esr, task.detach(), esr.detach()
 
@@ -155,12 +190,15 @@ class TrainSteps:
         size: Size of the model, of `SIZES`.
         params: Of one hopfax seed.
         bucket: Rows, all padded to one length.
+        pretrained: Whether the parameters are those of a pretrained encoder, without ESR.
     """
 
-    def __init__(self, size: str, params: Any, bucket: Bucket):
+    def __init__(self, size: str, params: Any, bucket: Bucket, *, pretrained: bool = False):
         trained = tensors(params)
         self._leaves = [leaf.requires_grad_() for leaf in jax.tree.leaves(trained)]
         self._model, self._batch_size = model_of(size, trained, dropout=0.3), BATCH_SIZES[size]
+        if pretrained:
+            self._model = functools.partial(bert, trained, dropout=0.1)
         self._optimizer = torch.optim.AdamW(
             self._leaves, lr=LEARNING_RATE, weight_decay=0.01, fused=True
         )
@@ -204,6 +242,57 @@ def forward(
             return model(*inputs)[0].cpu().numpy()
 
     return logits
+
+
+def forward_bert(params: Any, rows: Rows) -> Callable[[], np.ndarray]:
+    """Logits of the rows from `text_classifier`'s parameters."""
+    weights, inputs = tensors(params), inputs_of(rows)
+
+    def logits() -> np.ndarray:
+        with torch.inference_mode():
+            return bert(weights, *inputs)[0].cpu().numpy()
+
+    return logits
+
+
+def influence_bert(params: Any, embeddings: np.ndarray) -> Callable[[], np.ndarray]:
+    """Mean over texts of the gradient's norm at each token, one text after the other."""
+    weights, texts = tensors(params), torch.tensor(embeddings, device=device())
+    mask = torch.ones(texts.shape[1], dtype=torch.bool, device=device())[None]
+
+    def influences() -> np.ndarray:
+        norms = []
+        for text in texts:
+            text = text[None].detach().requires_grad_()
+            output = bert_states(weights, text, mask).mean(1).sum()
+            norms.append(torch.autograd.grad(output, text)[0][0].norm(dim=-1))
+        return torch.stack(norms).mean(0).cpu().numpy()
+
+    return influences
+
+
+def denoise(
+    queries: np.ndarray, table: np.ndarray, sigma: float, block_size: int | None = None
+) -> Callable[[], np.ndarray]:
+    """Posterior means of the queries: product, softmax, product, over blocks of queries."""
+    noisy, patterns = (torch.tensor(each, device=device()) for each in (queries, table))
+    bias = -0.5 * patterns.square().sum(1) / sigma**2
+
+    def means() -> np.ndarray:
+        with torch.inference_mode():
+            parts = noisy.split(block_size or len(noisy))
+            scores = (torch.addmm(bias, part, patterns.mT, alpha=sigma**-2) for part in parts)
+            return torch.cat([each.softmax(1) @ patterns for each in scores]).cpu().numpy()
+
+    return means
+
+
+def load(path: Any) -> None:
+    """Reads every tensor of a safetensors file."""
+    from safetensors.torch import load_file
+
+    for tensor in load_file(path).values():
+        tensor.sum().item()  # mapped into memory until it is read
 
 
 def inputs_of(rows: Rows) -> tuple[Tensor, Tensor]:

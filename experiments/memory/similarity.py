@@ -18,7 +18,7 @@ the mean and the covariance of the vocabulary under that prior and with the nois
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -327,8 +327,46 @@ def results(
     return table
 
 
+def lowest_kept(scores: Mapping[Any, float], clean: float, near: float = NEAR) -> float:
+    """Returns the lowest SNR in dB down to which scores stay near the clean one.
+
+    Args:
+        scores: Scores by noise / signal in dB.
+        clean: The score without noise.
+        near: Points below it that count as near.
+
+    Returns:
+        The SNR; nan if the weakest noise already costs more.
+    """
+    lowest = float("nan")
+    for noise in sorted(scores):
+        if scores[noise] <= clean - near:
+            break
+        lowest = -float(noise)
+    return lowest
+
+
+def by_method(
+    rows: Any, column: str, order: Iterable[Any] = tuple(TITLES)
+) -> dict[Any, dict[float, float]]:
+    """Returns a column by method, in a given order, and by noise / signal in dB."""
+    table = {
+        name: part.set_index("noise")[column].to_dict() for name, part in rows.groupby("model")
+    }
+    return {name: table[name] for name in order if name in table}
+
+
+def decibels(value: float) -> str:
+    """Returns such as "−8.0 dB", or "none" for nan."""
+    from experiments import report
+
+    return f"{report.signed(value)} dB" if value == value else "none"
+
+
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
+    import numpy as np
+
     from experiments import report, tidy
 
     frame = tidy.read(folder)
@@ -342,33 +380,42 @@ def page(folder: Path) -> Page:
     lines = tidy.ordered(lines, "model", list(TITLES))
     tokens = noisy[noisy.metric == "recovered"]
     tokens = tokens.groupby(keys, sort=False, as_index=False).score.mean()
-    answers, tables = [], []
+    answers, tables, kept = [], [], {}
     for (task, protocol), part in lines.groupby(["task", "protocol"], sort=False):
-        scores = part.pivot_table(index="model", columns="noise", values="mean")
-        aim, levels = float(clean.loc[str(task)]), sorted(part.noise.unique())
-        of_memory = part[(part.model == "memory") & (part["mean"] > aim - NEAR)]
-        if kept := sorted(of_memory.noise):
+        name = f"{TITLES[str(task)]}, {TITLES[str(protocol)]}"
+        scores = by_method(part, "mean")
+        aim, limit = float(clean.loc[str(task)]), float(part.limit.iloc[0])
+        kept[name] = {method: lowest_kept(each, aim) for method, each in scores.items()}
+        if protocol != lines.protocol.iloc[0]:
+            continue
+        if np.isfinite(noise := -kept[name]["memory"]):
             answers.append(
-                f"On {TITLES[str(task)]} ({TITLES[str(protocol)]}), memory keeps the clean score "
-                f"of {aim:.1f} to within {NEAR:g} point down to {report.signed(-kept[-1])} dB, "
-                f"where the encoder as it is scores {scores.loc['none', kept[-1]]:.1f}; capacity "
-                f"ends at {report.signed(-float(part.limit.iloc[0]))} dB."
+                f"On {name}, memory keeps the clean score of {aim:.1f} to within {NEAR:g} point "
+                f"down to {decibels(-noise)}, where the encoder as it is scores "
+                f"{scores['none'][noise]:.1f}; capacity ends at {decibels(-limit)}."
             )
         shares = tokens[(tokens.task == task) & (tokens.protocol == protocol)]
-        shares = shares.pivot_table(index="model", columns="noise", values="score")
-        rows = [
-            [TITLES[name], *(report.number(scores.loc[name, noise]) for noise in levels)]
-            for name in TITLES
-            if name in scores.index
-        ]
-        recovered = [report.number(shares.loc["memory", noise]) for noise in levels]
+        rows = {TITLES[method]: each for method, each in scores.items()}
+        rows["tokens recovered, %"] = by_method(shares, "score")["memory"]
+        levels = sorted(scores["memory"])
         tables.append(
             report.Table(
-                ["", *(f"{report.signed(-noise)} dB" for noise in levels)],
-                [*rows, ["tokens recovered, %", *recovered]],
-                f"{TITLES[str(task)]}, {TITLES[str(protocol)]}.",
+                ["", *(decibels(-noise) for noise in levels)],
+                [[title, *(report.number(row[noise]) for noise in levels)]
+                 for title, row in rows.items()],
+                f"{name}: scores.",
             )
-        )
+        )  # fmt: skip
+    methods = list(next(iter(kept.values())))
+    tables.insert(
+        0,
+        report.Table(
+            ["", *kept],
+            [[TITLES[method], *(decibels(each[method]) for each in kept.values())]
+             for method in methods],
+            f"Lowest SNR at which the clean score is kept to within {NEAR:g} point.",
+        ),
+    )  # fmt: skip
     count = int(frame[frame.metric == "score"].num_examples.max())
     return report.Page(
         title="Retrieval from the vocabulary: a pretrained encoder under noise, not trained",

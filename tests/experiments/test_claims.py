@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from experiments import report, scorecard, tidy
+from experiments.memory import trained
 from experiments.noise_stability import arms, encoder, grokking, training
 from experiments.robertha import attribution, gaussian, hyperparameters, robustness
 
@@ -237,3 +238,33 @@ def test_an_arm_is_read_from_its_cell(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "write_report", lambda *_: None)
     assert grokking.run(config) == folder
     assert (folder / "results.csv").read_bytes() == results
+
+
+def test_memory_is_compared_with_the_best_model_without_it(tmp_path):
+    def score(model, noise, seed):
+        cost = 0.0 if model.endswith("-memory") and noise < 10 else 2.0 * max(noise, 0)
+        return 90.0 - cost + 0.1 * seed + (1.0 if model == "noise-trained" and noise > 0 else 0.0)
+
+    models, levels = ("tinybert", "noise-trained", "tinybert-memory"), (0.5, 2.0, 10.0)
+    rows = [
+        {
+            "task": "sst2", "model": model, "corruption": "gaussian" if level else "none",
+            "level": level, "site": "token", "protocol": "per-token", "seed": seed,
+            "metric": metric, "score": value, "num_examples": 900,
+        }
+        for model, level, seed in itertools.product(models, (0.0, *levels), SEEDS)
+        for metric, value in (
+            ("score", score(model, 20 * np.log10(level) if level else -np.inf, seed)),
+            ("capacity_snr_db", -12.0),
+        )
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_csv(tmp_path / "results.csv", index=False)
+    (tmp_path / "config.json").write_text(json.dumps({"experiment": "memory-trained"}))
+    page = trained.page(tmp_path)
+    text = report.markdown(page, tmp_path)
+    # Below 10 dB of noise, memory undoes it; beyond, both lose the same but for one point.
+    assert "| TinyBERT | +6.0 dB |" in text and "| TinyBERT, memory | −6.0 dB |" in text
+    frame = tidy.scores(tidy.read(tmp_path))
+    noise = (20 * np.log10(frame.level.where(frame.level > 0))).round(1)
+    gains = trained.leads(frame.assign(noise=noise)[frame.level > 0])
+    assert gains["mean"].round(3).tolist() == [0.0, 11.041, -1.0]

@@ -1,0 +1,161 @@
+"""A pretrained encoder: forward pass, fine-tuning, influence, memory and loading, against PyTorch.
+
+all-MiniLM-L6-v2 (6 layers, width 384) from the folder that the variable HOPFAX_MINILM names. The
+same weights in both, which agree before anything is timed. Fine-tuning steps have 32 rows of
+SST-2's lengths, padded to 64 tokens in PyTorch, and in hopfax too or in length buckets (the mean
+step of an epoch). Influence: the mean gradient norm of each token of 16 texts of 256 tokens,
+one compiled call against a loop over texts. "with memory": token vectors are first retrieved from
+the vocabulary. Loading ends when every weight is in memory; PyTorch's loader is safetensors'.
+"""
+
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.benchmarks.cases.denoise import compiled
+from experiments.benchmarks.harness import Program
+from experiments.benchmarks.programs import (
+    Rows,
+    TrainSteps,
+    check_equal,
+    torch_peer,
+    workload,
+)
+from hopfax import nn, stability
+from hopfax.data.batching import Bucket
+
+SECONDS = 60
+RATIOS = {
+    "PyTorch / hopfax": "≥ 1 (CPU)",
+    "PyTorch / hopfax in buckets": "≥ 2 (CPU)",
+    "PyTorch loop / hopfax": "≥ 2 (CPU)",
+    "hopfax with memory / hopfax": "≤ 2.2",
+    "PyTorch loader / hopfax": None,
+    "peak memory / weights": "≤ 1.3",
+}
+TEXTS, TOKENS, LONGEST = 16, 256, 64
+PEAK = """
+import resource, sys
+from hopfax import nn
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+import jax, safetensors.numpy
+jax.block_until_ready(jax.numpy.zeros(8) + 1)
+before = peak()
+model = nn.load_pretrained(sys.argv[1])
+jax.block_until_ready(model.params)
+print((peak() - before) * 1024 / sum(leaf.nbytes for leaf in jax.tree.leaves(model.params)))
+"""
+
+
+def folder() -> Path:
+    """The model's folder."""
+    if not (path := os.environ.get("HOPFAX_MINILM")):
+        raise FileNotFoundError("set HOPFAX_MINILM to a folder of all-MiniLM-L6-v2")
+    return Path(path)
+
+
+def forward(data_dir: str | None) -> dict[str, Program]:
+    """Logits of 16 texts of 256 tokens, all of them real."""
+    classifier = nn.text_classifier(nn.load_pretrained(folder()), 2)
+    params, ids = classifier.init(jax.random.key(0)), random_ids()
+    mask = np.ones(ids.shape, bool)
+
+    def logits(model: Any, params: Any) -> Any:
+        return compiled(lambda ids, mask: model.apply(params, ids, mask).logits, ids, mask)
+
+    remembering = nn.with_memory(classifier)
+    memory = remembering.init(jax.random.key(0))["memory"]
+    calls: dict[str, Any] = {
+        "hopfax": logits(classifier, params),
+        "hopfax with memory": logits(remembering, {**params, "memory": memory}),
+    }
+    if peer := torch_peer():
+        calls["PyTorch"] = peer.forward_bert(params, Rows(ids, np.full(len(ids), TOKENS)))
+    check_equal({name: np.asarray(call()) for name, call in calls.items()})
+    return calls
+
+
+def fine_tuning(data_dir: str | None) -> dict[str, Program]:
+    """Steps of 32 rows, mean pooling, dropout 0.1."""
+    classifier = nn.text_classifier(nn.load_pretrained(folder()), 2)
+    params, rows = classifier.init(jax.random.key(0)), workload(data_dir)
+    fitting = [bucket for bucket in rows.buckets if bucket.ids.shape[-1] <= LONGEST]
+    padded = padded_to(rows.padded, LONGEST)
+    step: Any = partial(TrainSteps, params=params, model=classifier, esr_weight=0.0)
+    calls: dict[str, Program] = {
+        "hopfax": step([padded]).mean_step(1),
+        "hopfax in buckets": step(fitting).mean_step(1),
+    }
+    if peer := torch_peer():
+        calls["PyTorch"] = partial(peer.TrainSteps("base", params, padded, pretrained=True).run, 1)
+    return calls
+
+
+def influence(data_dir: str | None) -> dict[str, Program]:
+    """Influence of each token on the sum of a text's mean state."""
+    model, ids = nn.load_pretrained(folder()), random_ids()
+    embeddings = np.asarray(model.embed(ids))
+    mask = jnp.ones((1, TOKENS), bool)
+
+    def output(text: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.mean(model.forward(text[None], mask).output, axis=1))
+
+    def influences(texts: jax.Array) -> jax.Array:
+        return stability.geometric_influence(output, texts, per_token=True, batch_size=4)
+
+    calls: dict[str, Any] = {"hopfax": compiled(influences, embeddings)}
+    if peer := torch_peer():
+        params = nn.text_classifier(model, 2).init(jax.random.key(0))
+        calls["PyTorch loop"] = peer.influence_bert(params, embeddings)
+    check_equal({name: np.asarray(call())[None] for name, call in calls.items()})
+    return calls
+
+
+def loading(data_dir: str | None) -> dict[str, Program]:
+    """Every weight read from the folder's file."""
+    path = folder()
+    calls: dict[str, Program] = {
+        "hopfax": lambda: jax.block_until_ready(nn.load_pretrained(path).params)
+    }
+    if peer := torch_peer():
+        calls["PyTorch loader"] = partial(peer.load, path / "model.safetensors")
+    return calls
+
+
+SETTINGS = {each.__name__.replace("_", " "): (each,) for each in (forward, fine_tuning, influence)}
+SETTINGS["loading"] = (loading,)
+
+
+def programs(data_dir: str | None, make: Any) -> dict[str, Program]:
+    """Programs of one setting."""
+    return make(data_dir)
+
+
+def figures(data_dir: str | None, make: Any) -> dict[str, float]:
+    """Of loading, the peak of a fresh process's memory above that of its imports."""
+    if make is not loading:
+        return {}
+    command = [sys.executable, "-c", PEAK, str(folder())]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {"peak memory / weights": float(printed)}
+
+
+def random_ids() -> np.ndarray:
+    """Token ids of whole words, for texts without padding."""
+    return np.random.default_rng(0).integers(2000, 28000, (TEXTS, TOKENS), dtype=np.int32)
+
+
+def padded_to(rows: Bucket, length: int) -> Bucket:
+    """The rows that fit, with less padding."""
+    fitting = rows.lengths[:, 0] <= length
+    return rows._replace(**{
+        name: part[fitting][..., :length] if name == "ids" else part[fitting]
+        for name, part in rows._asdict().items()
+    })  # fmt: skip
