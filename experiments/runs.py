@@ -156,9 +156,10 @@ def load(config: Flags, name: str) -> TaskData:
             **sizes,
         )
     elif task(name).suite == "synthetic":
-        data = load_task(name, vocab=tokens, **sizes)
+        data = load_task(name, vocabulary=tokens, **sizes)
     else:
-        data = load_task(name, data_dir=flags.data_dir, vocab=tokens or flags.vocab, **sizes)
+        vocabulary = tokens or flags.vocab
+        data = load_task(name, data_dir=flags.data_dir, vocabulary=vocabulary, **sizes)
 
     def first(rows: Encoded, count: int | None) -> Encoded:
         return Encoded(*(part[:count] for part in rows))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ import pandas as pd
 
 from experiments import report, tidy
 from experiments.__main__ import EXPERIMENTS
+from experiments.memory import similarity, trained
 from experiments.noise_stability import arms, encoder, influence, theory
 from experiments.robertha import gaussian
 from experiments.robertha.paper import paper_lead
@@ -222,6 +224,44 @@ def u_shape(kind: str) -> list[str]:
     ]
 
 
+def memory() -> list[list[str]]:
+    """A line on retrieval from the vocabulary for each model and task, at the same SNR per text."""
+    table = []
+    for path in sorted((RESULTS / "memory").glob("*/config.json")):
+        name = read_config(path.parent)["experiment"]
+        if name not in ("memory", "memory-trained"):
+            continue
+        frame = tidy.read(path.parent)
+        scores = tidy.select(tidy.scores(frame), protocol=["", "matched"])
+        limits = frame[frame.metric == "capacity_snr_db"].groupby("task").score.mean()
+        limits = (
+            limits if len(limits) else frame.dropna(subset="limit").groupby("task").limit.mean()
+        )
+        pairs = [("none", "memory")] if name == "memory" else [
+            (each, f"{each}{trained.MEMORY}") for each in frame.model.unique()
+        ]  # fmt: skip
+        titles = gaussian.titles(frame.task.unique()) | {"none": "pretrained encoder, not trained"}
+        for task, (without, remembering) in itertools.product(frame.task.unique(), pairs):
+            means = {
+                model: of_model.groupby("level").score.mean()
+                for model, of_model in tidy.select(scores, task=task).groupby("model")
+            }
+            if remembering not in means:
+                continue
+            clean = means[without][0.0]
+            lowest = []
+            for mean in (means[without], means[remembering]):
+                noisy = mean[mean.index > 0]
+                noise = 20 * np.log10(noisy.index.to_numpy())
+                lowest.append(similarity.lowest_kept(dict(zip(noise, noisy, strict=True)), clean))
+            table.append([
+                f"{titles[task]}, {titles[without]}", report.number(clean),
+                *map(similarity.decibels, lowest), similarity.decibels(limits[task]),
+                f"[memory/{path.parent.name}](memory/{path.parent.name}/README.md)",
+            ])  # fmt: skip
+    return table
+
+
 def page() -> report.Page:
     """The scorecard of both papers."""
     scored = claims()
@@ -260,6 +300,12 @@ def page() -> report.Page:
                 heads,
                 noise_stability(),
                 "Noise stability: steps saved in percent, and closed forms.",
+            ),
+            report.Table(
+                ["task and model", "clean", "as it is", "with memory", "capacity", "data"],
+                memory(),
+                "Retrieval from the vocabulary: lowest SNR at which the clean score is kept to "
+                f"within {similarity.NEAR:g} point, noise on the token vectors.",
             ),
             report.Table(
                 ["comparison on SST-2, σ = 0.5", "hopfax"],

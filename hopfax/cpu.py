@@ -40,20 +40,15 @@ def quick(key: PRNGKeyArray | Words) -> PRNGKeyArray:
         On a CPU a key of jax's default generator is wrapped for this module's; every other key,
         and every key on other devices, is returned unchanged.
 
-    Raises:
-        TypeError: If it is not a key.
-
     Example:
         >>> import jax
         >>> key = jax.random.key(0)
         >>> bool((jax.random.normal(quick(key), (3,)) == jax.random.normal(key, (3,))).all())
         True
     """
-    if not hasattr(key, "dtype"):
-        raise TypeError(f"key must be a key of jax.random, got {key!r}")
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.wrap_key_data(key)
-    # The older way of numbering what is drawn can still be asked for, and has other bits.
+    # The older numbering of draws, which JAX still offers, has other bits.
     if jax.default_backend() != "cpu" or not jax.config.values["jax_threefry_partitionable"]:
         return key
     if str(jax.random.key_impl(key)) != "threefry2x32":
@@ -116,29 +111,25 @@ _THREEFRY = extend.define_prng_impl(
 )
 
 
-def by_groups(
-    fn: Callable[..., Result], *arrays: PyTree, elements: int, on_cpu: bool | None = None
-) -> Result:
+def by_groups(fn: Callable[..., Result], *arrays: PyTree, elements: int) -> Result:
     """Maps `fn` over groups of texts that fit into the CPU's caches.
 
     On a CPU an iteration over all texts at once streams its arrays through main memory in every
     step. A group's arrays stay in the cache, its temporaries are as small as it is, and its loop
-    ends with its own slowest query. On other devices this is `fn(*arrays)`.
+    ends with its own slowest query. On other devices, and on several CPU devices, whose texts must
+    not be gathered, this is `fn(*arrays)`.
 
     Args:
         fn: Function of arrays with a leading axis of texts; must treat texts independently.
         *arrays: Trees of arrays with that axis.
         elements: Size of the largest array that `fn` makes of one text, if it works on several of
             that size at once; less if on fewer.
-        on_cpu: Whether to form groups. Default: if JAX's default backend is a CPU with one device;
-            texts that are sharded over several devices must not be gathered.
 
     Returns:
         The result of `fn(*arrays)`.
     """
     texts = jax.tree.leaves(arrays)[0].shape[0]
-    if on_cpu is None:
-        on_cpu = jax.default_backend() == "cpu" and jax.local_device_count() == 1
+    on_cpu = jax.default_backend() == "cpu" and jax.local_device_count() == 1
     size = group_size(texts, elements=elements) if on_cpu else texts
     if size >= texts:
         return fn(*arrays)
@@ -147,15 +138,15 @@ def by_groups(
     return jax.tree.map(lambda x: x.reshape(texts, *x.shape[2:]), results)
 
 
-def group_size(texts: int, *, elements: int, cores: int | None = None) -> int:
-    """The largest divisor of `texts` whose arrays fit into the cores' caches, at least 1."""
-    wanted = (cores or usable_cores()) * _PER_CORE // elements
-    fitting = (size for size in range(1, texts + 1) if texts % size == 0 and size <= wanted)
+def group_size(texts: int, *, elements: int) -> int:
+    """Returns the largest divisor of `texts` whose arrays fit into the caches, at least 1."""
+    limit = usable_cores() * _PER_CORE // elements
+    fitting = (size for size in range(1, texts + 1) if texts % size == 0 and size <= limit)
     return max(fitting, default=1)
 
 
 def usable_cores() -> int:
-    """Cores this process may use, which a container or a job limit makes fewer than there are."""
+    """Returns the number of cores this process may use, under a container's or job's limits."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

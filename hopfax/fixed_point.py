@@ -4,11 +4,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from hopfax.checks import check_range
 
 Gradient = Literal["implicit", "unrolled"]
 Stop = Literal["relative", "absolute"]
@@ -72,24 +73,24 @@ def fixed_point(
             finite.
         min_steps: An earlier step never counts as converged, unless `tol` is infinite.
         adjoint_max_steps: Maximum number of terms of the implicit gradient's series, at least 1. A
-            contraction by $q$ per step needs $\log(tol) / \log(q)$ terms, 917 for $q = 0.99$ and
-            `tol=1e-4`. Under `vmap` the slowest state determines the number.
+            contraction by $q$ per step needs $\log(tol) / \log(q)$ terms. Under `vmap` the slowest
+            state determines the number.
 
     Returns:
         A `FixedPoint`. A start or iterate that is not finite ends the loop at once.
 
     Raises:
+        AssertionError: If `init` is not floating.
         TypeError: If the implicit gradient is differentiated in forward mode or a second time.
-        ValueError: If a number of steps is below 1, `tol < 0`, `init` is not floating, or
-            `gradient` or `stop` is not an allowed value.
+        ValueError: If a number of steps is below 1, `tol < 0`, or `gradient` or `stop` is not an
+            allowed value.
 
     Differentiation:
         `"implicit"` solves for the adjoint with `adjoint`, then applies one VJP of `fn` at the
         fixed point (implicit function theorem); memory does not grow with the number of steps. The
         gradient with respect to `init` is zero: inside a basin, the start does not move the fixed
-        point. `adjoint` also reports whether the gradient converged, and
-        says what it is otherwise. Reverse mode and first derivatives only. A value that is not
-        finite makes the gradient nan, even where `converged` masks it out.
+        point. Reverse mode and first derivatives only. A value that is not finite makes the
+        gradient nan, even where `converged` masks it out.
         `"unrolled"` differentiates the iterates themselves through a scan of `max_steps` steps in
         which finished states are frozen; memory grows with `max_steps`. It has derivatives of all
         orders and modes.
@@ -110,8 +111,8 @@ def fixed_point(
         gradient=gradient,
         adjoint_max_steps=adjoint_max_steps,
     )
-    check_steps("min_steps", min_steps)
-    init = _floating(init, "init")
+    init = jax.tree.map(jnp.asarray, init)
+    chex.assert_type(jax.tree.leaves(init), float)
     tol = jnp.asarray(tol, _dtype(init))
 
     def measure(new: PyTree, old: PyTree, num_steps: Array) -> Array:
@@ -135,20 +136,9 @@ def at_fixed_point(
     tol: float | Float[Array, ""] = 1e-4,
     max_steps: int = 1000,
 ) -> PyTree:
-    """Attaches the implicit gradient of `fixed_point` to a given fixed point.
+    """Returns `value`, a fixed point of `fn`, with the implicit gradient of `fixed_point`.
 
-    Args:
-        fn: The map, as in `fixed_point`.
-        params: Parameters of the map.
-        value: Its fixed point.
-        tol: See `adjoint`.
-        max_steps: See `adjoint`.
-
-    Returns:
-        `value`, whose cotangent reaches `params` as with `gradient="implicit"`, and nothing else.
-
-    Raises:
-        ValueError: If `max_steps < 1` or `tol < 0`.
+    Its cotangent reaches `params` and nothing else. For `tol` and `max_steps` see `adjoint`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -158,68 +148,10 @@ def at_fixed_point(
         >>> round(float(slope), 3)
         2.0
     """
-    check_stopping(tol=tol, max_steps=max_steps, stop="relative")
     # Outside of the custom rule, so that under `vmap` the gradient of shared parameters is summed
     # as it arises; inside, every query would hold one of its own.
     applied = fn(params, jax.lax.stop_gradient(value))
     return _solved(fn, max_steps, applied, value, params, jnp.asarray(tol, _dtype(value)))
-
-
-def adjoint(
-    fn: Map,
-    params: PyTree,
-    value: PyTree[Float[Array, "..."]],
-    cotangent: PyTree[Float[Array, "..."]],
-    *,
-    tol: float | Float[Array, ""] = 1e-4,
-    max_steps: int = 1000,
-) -> FixedPoint:
-    r"""Solves $u = g + J^\top u$, $J = \partial f / \partial x$, by its series.
-
-    $$u = \sum_k (J^\top)^k g$$
-
-    This is what the implicit gradient does with the cotangent $g$ of a fixed point. Call it to
-    learn whether that gradient converged.
-
-    Args:
-        fn: The map, as in `fixed_point`.
-        params: Parameters of the map.
-        value: The fixed point.
-        cotangent: $g$, a tree of arrays like `value`.
-        tol: Stop when the estimated remainder is at most this, relative to the sum; >= 0, may be
-            traced. Terms that shrink from $t'$ to $t$ leave about $t / (1 - t / t')$.
-        max_steps: Maximum number of terms after the first, at least 1.
-
-    Returns:
-        A `FixedPoint` whose value is $u$, `residual` that relative remainder, and `num_steps` the
-        terms after the first. If it has not converged, the value is finite but not the solution:
-        the partial sum if the terms still shrink (the solution exists, but `max_steps` is too
-        small), or $g$ alone if they grow, or grow for a while and `max_steps` ends there (a saddle,
-        or a state that is not a fixed point: the gradient is then that of one application of `fn`).
-
-    Raises:
-        TypeError: If it is differentiated.
-        ValueError: If `max_steps < 1`, `tol < 0`, or `cotangent` is not shaped like `value`.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from hopfax.fixed_point import adjoint
-        >>> solved = adjoint(lambda p, x: p * x, 0.5, jnp.zeros(()), jnp.ones(()))
-        >>> bool(solved.converged), round(float(solved.value), 3)
-        (True, 2.0)
-        >>> bool(adjoint(lambda p, x: p * x, 1.5, jnp.zeros(()), jnp.ones(())).converged)
-        False
-
-    References:
-        Bai, Kolter and Koltun, Deep Equilibrium Models (2019), Theorem 1; Fung et al., JFB:
-        Jacobian-Free Backpropagation (2022), for $g$ alone.
-    """
-    check_stopping(tol=tol, max_steps=max_steps, stop="relative")
-    value, cotangent = _floating(value, "value"), _floating(cotangent, "cotangent")
-    shapes = [jax.tree.map(jnp.shape, tree) for tree in (value, cotangent)]
-    if shapes[0] != shapes[1]:
-        raise ValueError(f"cotangent must have the shapes of value, {shapes[0]}, got {shapes[1]}")
-    return _adjoint(fn, max_steps, params, value, cotangent, tol)
 
 
 def relative_tol(
@@ -242,62 +174,31 @@ def check_stopping(
     gradient: Gradient = "implicit",
     adjoint_max_steps: int = 1,
     least: int = 1,
-    scalar: bool = True,
 ) -> None:
-    """Raises an error for invalid options of a loop; traced values are not checked."""
-    check_steps("max_steps", max_steps, least=least)
-    check_steps("adjoint_max_steps", adjoint_max_steps)
-    real_array(tol, "tol", scalar=scalar)
-    if not isinstance(stop, str) or stop not in ("relative", "absolute"):
+    """Raises a ValueError for options of a loop that are out of range."""
+    check_range(least, max_steps=max_steps)
+    check_range(1, adjoint_max_steps=adjoint_max_steps)
+    check_range(0, tol=tol)
+    if stop not in ("relative", "absolute"):
         raise ValueError(f'stop must be "relative" or "absolute", got {stop!r}')
     if gradient not in ("implicit", "unrolled"):
         raise ValueError(f'gradient must be "implicit" or "unrolled", got {gradient!r}')
-    if not isinstance(tol, Tracer) and not np.all(np.asarray(tol) >= 0):
-        raise ValueError(f"tol is a size of change and must be >= 0, got {tol}")
-
-
-def check_steps(name: str, steps: Any, *, least: int = 1) -> None:
-    """Raises a TypeError or ValueError unless this is a number of steps."""
-    if not isinstance(steps, (int, np.integer)):
-        raise TypeError(f"{name} must be a whole number, got {steps!r}")
-    if not least <= steps < 2**31:
-        shown = steps if steps < least else f"{float(min(steps, 2**1000)):.3g}"
-        raise ValueError(f"{name} must be at least {least} and below 2**31, got {shown}")
 
 
 def real_array(x: Any, name: str, *, scalar: bool = False) -> Array:
-    """Returns the argument `name` as an array.
-
-    Raises:
-        TypeError: If it does not hold real numbers in a float's range.
-        ValueError: If `scalar`, and it is not one number.
-    """
-    try:
-        array = jnp.asarray(x)
-    except (TypeError, ValueError, OverflowError):
-        array = None
-    if array is None or not (
-        jnp.issubdtype(array.dtype, jnp.floating)
-        or jnp.issubdtype(array.dtype, jnp.integer)
-        or array.dtype == bool
-    ):
-        kind = type(x).__name__ if array is None else f"an array of {array.dtype}"
-        raise TypeError(f"{name} must hold real numbers in the range of a float, got {kind}")
+    """Returns the argument `name` as an array, of one number if `scalar`."""
+    array = jnp.asarray(x)
     if scalar and array.ndim:
         raise ValueError(f"{name} must be one number, got shape {array.shape}: use jax.vmap")
     return array
 
 
-def _floating(x: PyTree, name: str) -> PyTree:
-    x = jax.tree.map(lambda leaf: real_array(leaf, name), x)
-    leaves = jax.tree.leaves(x)
-    if not leaves or not jnp.issubdtype(_dtype(x), jnp.floating):
-        raise ValueError(f"{name} must hold floating numbers, got {[str(y.dtype) for y in leaves]}")
-    return x
-
-
 def _norm(x: PyTree) -> Array:
     return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(x)))
+
+
+def _largest(x: PyTree) -> Array:
+    return jnp.max(jnp.stack([jnp.max(jnp.abs(leaf), initial=0) for leaf in jax.tree.leaves(x)]))
 
 
 def _dtype(x: PyTree) -> Any:
@@ -315,9 +216,9 @@ def _start(init: PyTree) -> _Loop:
 
 def _change(new: PyTree, old: PyTree, stop: Stop) -> Array:
     # Unit scale, as in the adjoint: the squares of a state of 1e-25 would vanish.
-    size = jnp.max(jnp.stack([jnp.max(jnp.abs(x), initial=0) for x in jax.tree.leaves((new, old))]))
+    size = _largest((new, old))
     size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
-    new, old = jax.tree.map(lambda x: x / size.astype(x.dtype), (new, old))
+    new, old = jax.tree.map(lambda x: x / size, (new, old))
     change = _norm(jax.tree.map(jnp.subtract, new, old))
     return change * size if stop == "absolute" else relative_change(change, _norm(old))
 
@@ -384,7 +285,7 @@ def _solved_backward(
     value, params, tol = saved
     # Keeps XLA from computing the cotangent early, and holding it through the whole forward pass.
     cotangent = jax.lax.optimization_barrier(cotangent)
-    return _adjoint(fn, max_steps, params, value, cotangent, tol).value, None, None, None
+    return adjoint(fn, max_steps, params, value, cotangent, tol).value, None, None, None
 
 
 _solved.defvjp(_solved_forward, _solved_backward)
@@ -397,7 +298,7 @@ class _Series(NamedTuple):
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _adjoint(
+def adjoint(
     fn: Map,
     max_steps: int,
     params: PyTree,
@@ -405,12 +306,35 @@ def _adjoint(
     cotangent: PyTree,
     tol: float | Array,
 ) -> FixedPoint:
+    r"""Solves $u = g + J^\top u$, $J = \partial f / \partial x$, by its series.
+
+    $$u = \sum_k (J^\top)^k g$$
+
+    Args:
+        fn: The map, as in `fixed_point`.
+        max_steps: Maximum number of terms after the first, at least 1.
+        params: Parameters of the map.
+        value: Its fixed point.
+        cotangent: $g$, a tree of arrays like `value`.
+        tol: Stop when the estimated remainder is at most this, relative to the sum. Terms that
+            shrink from $t'$ to $t$ leave about $t / (1 - t / t')$.
+
+    Returns:
+        A `FixedPoint` whose value is $u$, `residual` that relative remainder, and `num_steps` the
+        terms after the first. If it has not converged, the value is the partial sum if the terms
+        still shrink (`max_steps` is too small), and $g$ alone if they grow (a saddle, or a state
+        that is not a fixed point: the gradient is then that of one application of `fn`).
+
+    References:
+        Bai, Kolter and Koltun, Deep Equilibrium Models (2019), Theorem 1; Fung et al., JFB:
+        Jacobian-Free Backpropagation (2022), for $g$ alone.
+    """
     _, pull = jax.vjp(partial(fn, params), value)
     wide = jnp.promote_types(_dtype(cotangent), jnp.float32)
     # Unit scale: the squares of a cotangent of 1e-20 would vanish, and read as "no change".
-    unit = jnp.max(jnp.stack([jnp.max(jnp.abs(x), initial=0) for x in jax.tree.leaves(cotangent)]))
+    unit = _largest(cotangent)
     unit = jnp.where(unit > 0, unit, 1)
-    first = jax.tree.map(lambda x: x / unit.astype(x.dtype), cotangent)
+    first = jax.tree.map(lambda x: x / unit, cotangent)
 
     def size_of(x: PyTree) -> Array:
         return _norm(jax.tree.map(lambda leaf: leaf.astype(wide), x))
@@ -426,20 +350,18 @@ def _adjoint(
         return jnp.where(unknown, jnp.maximum(left, 1), left)
 
     start = _Series(first, first, size_of(first))
-    loop = _iterate(add_term, start, jnp.asarray(tol, wide), max_steps, remainder)
-    solved = _finish(loop, jnp.asarray(tol, wide))
+    tol = jnp.asarray(tol, wide)
+    loop = _iterate(add_term, start, tol, max_steps, remainder)
+    solved = _finish(loop, tol)
     # Not finite, or still growing.
     diverged = ~solved.converged & ~(solved.residual < jnp.finfo(wide).max)
-    return solved._replace(
-        value=jax.tree.map(
-            lambda total, g: jnp.where(diverged, g, total * unit.astype(g.dtype)),
-            loop.value.total,
-            cotangent,
-        )
+    total = jax.tree.map(
+        lambda total, g: jnp.where(diverged, g, total * unit), loop.value.total, cotangent
     )
+    return solved._replace(value=total)
 
 
-@_adjoint.defjvp
+@adjoint.defjvp
 def _adjoint_jvp(*_: Any) -> Any:
     raise TypeError(
         'gradient="implicit" has first derivatives only: for second derivatives (hessian, grad of '

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optimistix
+import oracles
 import pytest
 
 from hopfax.fixed_point import FixedPoint, adjoint, fixed_point
@@ -64,22 +65,6 @@ def test_tol_may_be_traced_and_infinite():
     assert int(run(1e-3).num_steps) == 50
 
 
-@pytest.mark.parametrize("stop", ["relative", "absolute"])
-@pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
-def test_a_start_at_the_origin_is_left(stop, gradient):
-    found = fixed_point(
-        affine, (0.5 * jnp.eye(3), jnp.full(3, 1e3)), jnp.zeros(3), gradient=gradient, stop=stop
-    )
-    assert found.converged
-    assert found.num_steps > 5
-    np.testing.assert_allclose(found.value, 2e3, rtol=1e-3)
-
-
-def test_a_start_on_the_fixed_point_takes_one_step():
-    found = fixed_point(affine, (0.5 * jnp.eye(3), jnp.ones(3)), jnp.full(3, 2.0))
-    assert (int(found.num_steps), float(found.residual), bool(found.converged)) == (1, 0.0, True)
-
-
 @pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
 def test_an_early_step_never_counts_as_converged(gradient):
     run = partial(fixed_point, affine, (0.5 * jnp.eye(3), jnp.ones(3)), jnp.full(3, 2.0))
@@ -100,12 +85,6 @@ def test_what_is_not_finite_stops_at_once(bad, gradient):
     found = fixed_point(affine, (params[0], jnp.array([1.0, bad])), jnp.ones(2), gradient=gradient)
     assert (int(found.num_steps), bool(found.converged)) == (1, False)
     assert not np.isfinite(found.residual)
-
-
-def test_a_map_that_runs_away_is_reported():
-    found = fixed_point(lambda p, x: x * x, (), jnp.full(2, 10.0))
-    assert not found.converged
-    assert found.num_steps < 10
 
 
 @pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
@@ -135,19 +114,6 @@ def objective(params, weights, *, fn, **options):
     return jnp.vdot(weights, jnp.sin(found.value))
 
 
-def central_difference(fn, arrays, *, step=1e-6):
-    gradients = [np.zeros_like(array) for array in arrays]
-    for which, gradient in enumerate(gradients):
-        for index in np.ndindex(gradient.shape):
-            ends = []
-            for sign in (1, -1):
-                moved = list(arrays)
-                moved[which] = moved[which].at[index].add(sign * step)
-                ends.append(fn(tuple(moved)))
-            gradient[index] = (ends[0] - ends[1]) / (2 * step)
-    return gradients
-
-
 @pytest.mark.parametrize("fn", [affine, squashed])
 def test_gradient_three_ways_and_by_optimistix(x64, fn):
     params = asymmetric_problem()
@@ -173,25 +139,16 @@ def test_gradient_three_ways_and_by_optimistix(x64, fn):
     wanted, peer = jax.jit(jax.value_and_grad(by_optimistix))(params)
     np.testing.assert_allclose(objective(params, weights, fn=fn, **options), wanted, rtol=1e-10)
     evaluate = jax.jit(partial(objective, weights=weights, fn=fn, **options))
-    numeric = central_difference(evaluate, params)
+    matrix, offset = params
+    numeric = [
+        oracles.central_difference(lambda m: evaluate((m, offset)), matrix),
+        oracles.central_difference(lambda b: evaluate((matrix, b)), offset),
+    ]
     for got, same, other, measured in zip(implicit, unrolled, peer, numeric, strict=True):
         assert np.abs(got).max() > 0.1
         np.testing.assert_allclose(got, same, rtol=1e-8, atol=1e-10)
         np.testing.assert_allclose(got, other, rtol=1e-8, atol=1e-10)
         np.testing.assert_allclose(got, measured, rtol=1e-6, atol=1e-8)
-
-
-def test_params_may_be_any_tree_with_integers_and_masks():
-    params = {"scale": jnp.float32(0.5), "mask": jnp.array([True, False]), "shift": 1}
-
-    def fn(p, x):
-        return jnp.where(p["mask"], p["scale"] * x + p["shift"], 0)
-
-    def value(scale):
-        return fixed_point(fn, params | {"scale": scale}, jnp.ones(2), tol=1e-6).value.sum()
-
-    np.testing.assert_allclose(value(0.5), 2, rtol=1e-5)
-    np.testing.assert_allclose(jax.grad(value)(0.5), 1 / (1 - 0.5) ** 2, rtol=1e-4)
 
 
 @pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
@@ -212,16 +169,16 @@ def test_states_may_be_trees_with_a_measure_of_their_own(x64, gradient):
     parted = {"a": start[:1], "b": start[1:]}
     evaluate = jax.value_and_grad(value, has_aux=True)
     (wanted, whole), slopes = evaluate((matrix, offset), affine, start, "absolute")
-    for stop in ("absolute", lambda new, old: jnp.hypot(*_distances(new, old))):
+
+    def distance(new, old):
+        return jnp.hypot(*[jnp.linalg.norm(new[name] - old[name]) for name in ("a", "b")])
+
+    for stop in ("absolute", distance):
         (got, found), part_slopes = evaluate((matrix, offset), halves, parted, stop)
         assert int(found.num_steps) == int(whole.num_steps)
         np.testing.assert_allclose(got, wanted, rtol=1e-12)
         for a, b in zip(part_slopes, slopes, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
-
-
-def _distances(new, old):
-    return [jnp.linalg.norm(new[name] - old[name]) for name in ("a", "b")]
 
 
 def test_the_start_gets_no_implicit_gradient_but_an_unrolled_one():
@@ -232,17 +189,6 @@ def test_the_start_gets_no_implicit_gradient_but_an_unrolled_one():
 
     assert jax.grad(value)(jnp.ones(2), "implicit").tolist() == [0, 0]
     np.testing.assert_allclose(jax.grad(value)(jnp.ones(2), "unrolled"), 0.125)
-
-
-def test_gradient_stays_bounded_where_the_adjoint_diverges():
-    # Slope 2 at the fixed point 1: the series 1 + 2 + 4 + ... has no sum.
-    def value(slope):
-        found = fixed_point(lambda p, x: 1 + p * (x - 1), slope, jnp.ones(1) * 0.999, max_steps=5)
-        return found.value[0]
-
-    gradient = jax.grad(value)(jnp.float32(2.0))
-    # That of one application, |df/dslope| = |x - 1| = 0.001 * 2^5.
-    np.testing.assert_allclose(gradient, -0.032, rtol=1e-3)
 
 
 def exact_adjoint(matrix, cotangent):
@@ -258,7 +204,7 @@ def test_terms_may_grow_before_they_shrink(coupling):
     """The Jacobian of a stable map that is far from symmetric."""
     matrix = jnp.array([[0.5, coupling], [0.0, 0.5]])
     for cotangent in np.eye(2, dtype=np.float32):
-        solved = adjoint(linear, matrix, jnp.zeros(2), cotangent)
+        solved = adjoint(linear, 1000, matrix, jnp.zeros(2), jnp.asarray(cotangent), 1e-4)
         assert solved.converged
         np.testing.assert_allclose(solved.value, exact_adjoint(matrix, cotangent), rtol=1e-3)
 
@@ -273,22 +219,20 @@ def test_terms_may_grow_before_they_shrink(coupling):
 def test_one_short_term_is_not_convergence():
     """The map's transpose removes most of this cotangent at once, and then decays slowly."""
     matrix, cotangent = jnp.diag(jnp.array([0.99, 0.0])), jnp.array([1e-4, 1.0])
-    solved = adjoint(linear, matrix, jnp.zeros(2), cotangent, tol=1e-4)
+    solved = adjoint(linear, 1000, matrix, jnp.zeros(2), cotangent, 1e-4)
     assert solved.converged and solved.num_steps > 1
     np.testing.assert_allclose(solved.value, exact_adjoint(matrix, cotangent), rtol=0.02)
 
 
-@pytest.mark.parametrize("ratio", [0.1, 0.9, 0.99])
-def test_the_remainder_of_a_slow_series_is_not_overlooked(ratio):
-    solved = adjoint(lambda p, x: p * x, ratio, jnp.zeros(()), jnp.ones(()), tol=1e-3)
-    np.testing.assert_allclose(solved.value, 1 / (1 - ratio), rtol=1.1e-3)
-    assert solved.converged
-    wanted = np.log(1e-3) / np.log(ratio)
-    assert wanted <= solved.num_steps <= wanted + 2
-
-
 def test_the_adjoint_reports_what_it_could_not_solve():
-    run = partial(adjoint, lambda p, x: p * x, value=jnp.zeros(2), cotangent=jnp.array([1.0, 3.0]))
+    def run(factor, cotangent=(1.0, 3.0), max_steps=1000):
+        fn = lambda p, x: p * x  # noqa: E731
+        return adjoint(fn, max_steps, factor, jnp.zeros(2), jnp.array(cotangent), 1e-4)
+
+    solved = run(0.99)
+    # The remainder of a slow series is estimated, not its last term.
+    assert solved.converged and solved.num_steps > np.log(1e-4) / np.log(0.99)
+    np.testing.assert_allclose(solved.value, [100, 300], rtol=2e-4)
     slow = run(0.99, max_steps=50)
     assert (int(slow.num_steps), bool(slow.converged)) == (50, False)
     np.testing.assert_allclose(slow.value, 39.9 * np.array([1, 3]), rtol=1e-2)
@@ -297,24 +241,7 @@ def test_the_adjoint_reports_what_it_could_not_solve():
         diverging = run(factor)
         assert not diverging.converged
         assert diverging.value.tolist() == [1.0, 3.0], "the cotangent alone"
-    assert not run(0.5, cotangent=jnp.array([1.0, np.nan])).converged
-    with pytest.raises(ValueError, match=r"max_steps must be at least 1 .* got 0"):
-        run(0.5, max_steps=0)
-
-
-def test_the_gradient_is_what_the_adjoint_reports():
-    matrix, offset = (a.astype(jnp.float32) for a in asymmetric_problem())
-
-    def solution(b, steps):
-        options = {"tol": 1e-6, "max_steps": 100, "adjoint_max_steps": steps}
-        return fixed_point(squashed, (matrix, b), jnp.zeros(4), **options).value
-
-    for steps in (2, 100):
-        value, pull = jax.vjp(lambda b, steps=steps: solution(b, steps), offset)
-        cotangent = jnp.arange(1.0, 5.0)
-        solved = adjoint(squashed, (matrix, offset), value, cotangent, tol=1e-6, max_steps=steps)
-        assert bool(solved.converged) == (steps == 100)
-        np.testing.assert_allclose(pull(cotangent)[0], (1 - value**2) * solved.value, rtol=1e-4)
+    assert not run(0.5, cotangent=(1.0, np.nan)).converged
 
 
 def test_gradient_is_linear_in_the_cotangent_at_any_scale():
@@ -342,17 +269,12 @@ def test_dtypes_are_the_starts(gradient):
         np.testing.assert_allclose(found.value.astype(jnp.float32), 2, rtol=10 * rtol)
 
 
-def test_numpy_starts_are_welcome():
-    found = fixed_point(affine, (0.5 * np.eye(2, dtype=np.float32), np.ones(2)), np.zeros(2))
-    np.testing.assert_allclose(found.value, 2, rtol=1e-3)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_steps": 0}, "max_steps must be at least 1 .* got 0"),
-        ({"min_steps": 0}, r"min_steps must be at least 1 .* got 0"),
-        ({"adjoint_max_steps": 0}, "adjoint_max_steps must be at least 1 .* got 0"),
+        ({"max_steps": 0}, "max_steps must be >= 1, got 0"),
+        ({"adjoint_max_steps": 0}, "adjoint_max_steps must be >= 1, got 0"),
+        ({"tol": np.nan}, "tol must be >= 0, got nan"),
         ({"gradient": "exact"}, '"implicit" or "unrolled", got \'exact\''),
         ({"stop": "both"}, '"relative" or "absolute", got \'both\''),
     ],
@@ -360,6 +282,8 @@ def test_numpy_starts_are_welcome():
 def test_wrong_options_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         fixed_point(lambda p, x: x, (), jnp.ones(1), **options)
+    with pytest.raises(AssertionError, match=r"int32 but expected .*float"):
+        fixed_point(lambda p, x: x, (), jnp.ones(1, int))
 
 
 def test_queries_side_by_side_share_one_gradient_of_their_parameters():
@@ -381,43 +305,22 @@ def test_queries_side_by_side_share_one_gradient_of_their_parameters():
     ("derivative", "wanted"),
     [
         (jax.jacfwd, 4),
-        (lambda f: jax.vmap(jax.jacfwd(f), axis_size=2, in_axes=None), 4),
         (jax.hessian, 16),
         (lambda f: jax.grad(jax.grad(f)), 16),
-        (lambda f: jax.jacrev(jax.jacfwd(f)), 16),
     ],
-    ids=["forward", "vmapped", "hessian", "grad of grad", "reverse of forward"],
+    ids=["forward", "hessian", "grad of grad"],
 )
-@pytest.mark.parametrize("compiled", [False, True])
-def test_the_implicit_gradient_refuses_other_derivatives(derivative, wanted, compiled):
+def test_the_implicit_gradient_refuses_other_derivatives(derivative, wanted):
     def solution(p, gradient):
         options = {"tol": 1e-6, "max_steps": 60, "gradient": gradient}
         return fixed_point(lambda p, x: p * x + 1, p, jnp.ones(()), **options).value
 
     def run(gradient):
-        fn = derivative(partial(solution, gradient=gradient))
-        return (jax.jit(fn) if compiled else fn)(0.5)
+        return derivative(partial(solution, gradient=gradient))(0.5)
 
     np.testing.assert_allclose(run("unrolled"), wanted, rtol=1e-3)
     with pytest.raises(TypeError, match=r'forward-mode|use gradient="unrolled"'):
         run("implicit")
-
-
-def test_states_may_mix_dtypes():
-    init = {"a": jnp.ones(2), "b": jnp.ones(2, jnp.bfloat16)}
-
-    def loss(p, gradient):
-        found = fixed_point(
-            lambda p, x: jax.tree.map(lambda leaf: (p * leaf + 1).astype(leaf.dtype), x),
-            p,
-            init,
-            gradient=gradient,
-        ).value
-        return jnp.sum(found["a"])
-
-    np.testing.assert_allclose(
-        jax.grad(loss)(0.5, "implicit"), jax.grad(loss)(0.5, "unrolled"), rtol=1e-2
-    )
 
 
 @pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])
@@ -436,8 +339,3 @@ def test_an_absolute_tolerance_says_nothing_of_the_gradient(size):
         return fixed_point(lambda p, x: 0.9 * x + p, offset, jnp.zeros(1), **stop).value[0]
 
     np.testing.assert_allclose(jax.grad(value)(size), 10, rtol=2e-3)
-
-
-def test_whole_numbers_have_no_fixed_point():
-    with pytest.raises(ValueError, match=r"init must hold floating numbers, got .*int32"):
-        fixed_point(lambda p, x: x // 2, (), jnp.array([8]))

@@ -20,15 +20,17 @@ assert LIBRARY, "the walk found nothing to check"
 ALLOWED = {
     # At first use.
     "hopfax": {"hopfax.classifier", "hopfax.hopfield", "hopfax.nn", "hopfax.stability"},
-    "hopfax.fixed_point": set(),
+    "hopfax.checks": set(),
+    "hopfax.fixed_point": {"hopfax.checks"},
     "hopfax.cpu": set(),
     "hopfax.hub": set(),
-    "hopfax.hopfield": {"hopfax.fixed_point", "hopfax.cpu"},
-    "hopfax.stability": set(),
+    "hopfax.hopfield": {"hopfax.checks", "hopfax.fixed_point", "hopfax.cpu"},
+    "hopfax.stability": {"hopfax.checks"},
     "hopfax.data": {"hopfax.hub"},
     "hopfax.text": set(),
-    "hopfax.experimental": {"hopfax.fixed_point", "hopfax.hopfield"},
+    "hopfax.experimental": {"hopfax.checks", "hopfax.fixed_point", "hopfax.hopfield"},
     "hopfax.nn": {
+        "hopfax.checks",
         "hopfax.hub",
         "hopfax.fixed_point",
         "hopfax.cpu",
@@ -59,6 +61,7 @@ ALLOWED = {
     },
 }
 CORE = (
+    "hopfax.checks",
     "hopfax.fixed_point",
     "hopfax.cpu",
     "hopfax.hopfield",

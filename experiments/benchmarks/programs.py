@@ -66,8 +66,10 @@ def workload(data_dir: str | None) -> Workload:
     if data_dir is None:
         rows = _synthetic()
     else:
-        vocab = Path(data_dir) / "vocab" / "bert-base-uncased" / "vocab.txt"
-        rows = load_task("sst2", data_dir=data_dir, vocab=vocab, max_length=MAX_LENGTH).train
+        vocabulary = Path(data_dir) / "vocab" / "bert-base-uncased" / "vocab.txt"
+        rows = load_task(
+            "sst2", data_dir=data_dir, vocabulary=vocabulary, max_length=MAX_LENGTH
+        ).train
     padded = bucketed(rows, boundaries=(MAX_LENGTH,))[0]
     return Workload(bucketed(rows, boundaries=bucket_boundaries(rows.lengths)), padded)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hopfax.data.raw import first_existing, tab_rows, usable_rows
-from hopfax.data.tasks import Example, TaskSpec, check_split, named, stripped, task
+from hopfax.data.tasks import Example, TaskSpec, named, stripped, task
 
 _LANGUAGES = ("en", "de", "es", "fr", "ja", "ko", "zh")
 
@@ -25,12 +25,11 @@ class EvaluationSet:
         task: Task of the models that the paper tests with it.
         others: Further tasks whose labels have the same meaning.
         folders: Folders of `data_dir` that may have the files.
-        files: File of each split.
+        file: The reported split.
         section: Key of the rows in a JSON file, or empty.
         columns: Columns of the one or two texts.
         labels: Labels of `task` in the order of the label numbers in the files.
         placeholder: See `TaskSpec`.
-        default_split: The reported split.
         source: Where to get it.
     """
 
@@ -39,12 +38,11 @@ class EvaluationSet:
     task: str
     others: tuple[str, ...] = ()
     folders: tuple[str, ...]
-    files: dict[str, str]
+    file: str
     section: str = ""
     columns: tuple[str, ...]
     labels: tuple[str, ...]
     placeholder: str | None = None
-    default_split: str
     source: str
 
 
@@ -70,7 +68,6 @@ def read_evaluation_set(
     data_dir: str | os.PathLike,
     *,
     trained: str | TaskSpec | None = None,
-    split: str | None = None,
 ) -> list[Example]:
     """Reads an evaluation set, with labels as class numbers of the task a model was trained on.
 
@@ -79,13 +76,12 @@ def read_evaluation_set(
         data_dir: Folder with the set's files, for instance ``advglue/dev.json``,
             ``paws/labeled_final/test.tsv`` or ``x-final/de/test_2k.tsv``.
         trained: Task the model was trained on, default the set's own.
-        split: Split to read, default the reported one.
 
     Returns:
         The rows in file order.
 
     Raises:
-        ValueError: If the set or split is unknown, its labels are not those of the trained task,
+        ValueError: If the set is unknown, its labels are not those of the trained task,
             or a row is malformed.
         FileNotFoundError: If the file is missing.
 
@@ -105,10 +101,8 @@ def read_evaluation_set(
     spec = evaluation_set(name)
     trained = task(spec.task if trained is None else trained)
     check_trained(spec, trained)
-    split = spec.default_split if split is None else split
-    check_split(split, spec.files, spec.title)
-    candidates = [f"{folder}/{spec.files[split]}" for folder in spec.folders]
-    path = first_existing(f"{split} file of {spec.title}", data_dir, candidates, spec.source)
+    candidates = [f"{folder}/{spec.file}" for folder in spec.folders]
+    path = first_existing(f"file of {spec.title}", data_dir, candidates, spec.source)
     raw = TaskSpec(
         name=spec.name,
         title=spec.title,
@@ -134,10 +128,7 @@ def read_evaluation_set(
 def check_trained(spec: EvaluationSet, trained: TaskSpec) -> None:
     """Raises a ValueError unless a set fits models of the task `trained`."""
     allowed = (spec.task, *spec.others)
-    same_labels = set(trained.labels) == set(spec.labels)
-    same_number = len(trained.labels) == len(spec.labels)
-    fits = same_labels if trained.name == spec.task else same_number
-    if trained.name not in allowed or not fits:
+    if trained.name not in allowed or len(trained.labels) != len(spec.labels):
         raise ValueError(
             f"{spec.title} tests models of {' or '.join(allowed)} with labels "
             f"{', '.join(spec.labels)}; the model was trained on {trained.name} with "
@@ -148,14 +139,9 @@ def check_trained(spec: EvaluationSet, trained: TaskSpec) -> None:
 def _section(section: str, path: Path) -> list[Any]:
     """Rows of one task in a file of one JSON object."""
     try:
-        content = json.loads(path.read_bytes().decode("utf-8-sig"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error})") from None
-    rows = content.get(section) if isinstance(content, dict) else None
-    if not isinstance(rows, list):
-        keys = ", ".join(content) if isinstance(content, dict) else type(content).__name__
-        raise ValueError(f"{path}: no list of rows under {section!r} (the file has {keys})")
-    return rows
+        return json.loads(path.read_bytes())[section]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: not a JSON object with {section!r} ({error})") from None
 
 
 def _advglue(section: str, name: str, columns: tuple[str, ...], title: str) -> EvaluationSet:
@@ -164,11 +150,10 @@ def _advglue(section: str, name: str, columns: tuple[str, ...], title: str) -> E
         title=title,
         task=name,
         folders=(".", "advglue", "AdvGLUE", "adversarial-glue"),
-        files={"validation": "dev.json"},
+        file="dev.json",
         section=section,
         columns=columns,
         labels=task(name).labels,
-        default_split="validation",
         source="github.com/AI-secure/adversarial-glue",
     )
 
@@ -180,10 +165,9 @@ def _paws(name: str, title: str, file: str, **options: Any) -> EvaluationSet:
         task="qqp",
         others=("mrpc", "paraphrase"),
         folders=(".", "paws", "PAWS", "pawsx", "paws-x", "PAWS-X"),
-        files={"validation": file.format("dev"), "test": file.format("test")},
+        file=file,
         columns=_PAIR,
         labels=("0", "1"),
-        default_split="test",
         source="github.com/google-research-datasets/paws",
         **options,
     )
@@ -201,9 +185,9 @@ EVALUATION_SETS: dict[str, EvaluationSet] = {
         _advglue("mnli-mm", "mnli", _CLAIM, "AdvMNLI-mm"),
         _advglue("qnli", "qnli", ("question", "sentence"), "AdvQNLI"),
         _advglue("rte", "rte", _PAIR, "AdvRTE"),
-        _paws("paws", "PAWS", "labeled_final/{}.tsv"),
+        _paws("paws", "PAWS", "labeled_final/test.tsv"),
         *(
-            _paws(f"paws-x-{x}", f"PAWS-X-{x}", f"x-final/{x}/{{}}_2k.tsv", placeholder="NS")
+            _paws(f"paws-x-{x}", f"PAWS-X-{x}", f"x-final/{x}/test_2k.tsv", placeholder="NS")
             for x in _LANGUAGES
         ),
     )

@@ -1,5 +1,6 @@
 """Length buckets and evaluation batches: padding is cut, rows never are."""
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -37,8 +38,7 @@ def bucket_boundaries(
 ) -> tuple[int, ...]:
     """Returns the padded lengths that minimise the number of padding tokens.
 
-    Every boundary is one shape to compile, so there should be few. The minimum is over all sets of
-    at most `max_buckets` multiples of `multiple` (up to 64 candidates, then over quantiles).
+    Every boundary is one shape to compile, so there should be few.
 
     Args:
         lengths: `(examples,)` or `(examples, choices)` numbers of real tokens.
@@ -49,42 +49,33 @@ def bucket_boundaries(
     Returns:
         Increasing boundaries; the last is at least the longest row.
 
-    Raises:
-        ValueError: If there are no rows, or a number is not an integer >= 1.
-
     Example:
         >>> import numpy as np
         >>> from hopfax.data import bucket_boundaries
         >>> bucket_boundaries(np.array([3, 5, 30, 120]), max_buckets=2)
         (32, 120)
     """
-    lengths = np.asarray(lengths)
-    if lengths.ndim not in (1, 2) or not lengths.size or lengths.dtype.kind not in "iu":
-        raise ValueError(
-            "lengths must be integers for one or more rows, got shape "
-            f"{lengths.shape} and dtype {lengths.dtype}"
-        )
-    check_integer("max_buckets", max_buckets, 1)
-    check_integer("multiple", multiple, 1)
     rows = lengths.reshape(len(lengths), -1).max(axis=1)
     rounded = -(-np.maximum(rows, 1) // multiple) * multiple
     if max_length is not None:
-        check_integer("max_length", max_length, 1)
         rounded = np.maximum(np.minimum(rounded, max_length), rows)
-    candidates, counts = np.unique(rounded, return_counts=True)
-    cumulative = dict(zip(candidates.tolist(), np.cumsum(counts).tolist(), strict=True))
-    *inner, last = cumulative
-    if len(inner) > 64:  # trying all sets would be slow
-        share = np.cumsum(counts)[:-1] / counts.sum()
-        inner = sorted({inner[int(np.searchsorted(share, q))] for q in np.linspace(0, 0.99, 64)})
+    candidates, counts = (values.tolist() for values in np.unique(rounded, return_counts=True))
+    num_rows = [0, *itertools.accumulate(counts)]  # in the first n candidates
 
-    def padded_total(boundaries: tuple[int, ...]) -> int:
-        ends = [cumulative[boundary] for boundary in boundaries]
-        return sum(np.diff(ends, prepend=0) * boundaries)
+    @functools.cache
+    def best(start: int, num_buckets: int) -> tuple[int, tuple[int, ...]]:
+        """Padded total and boundaries of the rows from candidate `start` on."""
+        if start == len(candidates):
+            return 0, ()
+        options = []
+        for end in range(start + 1 if num_buckets > 1 else len(candidates), len(candidates) + 1):
+            total, boundaries = best(end, num_buckets - 1)
+            boundary = candidates[end - 1]
+            total += boundary * (num_rows[end] - num_rows[start])
+            options.append((total, (boundary, *boundaries)))
+        return min(options)
 
-    inner_size = min(max_buckets - 1, len(inner))
-    sets = ((*chosen, last) for chosen in itertools.combinations(inner, inner_size))
-    return min(sets, key=padded_total)
+    return best(0, max_buckets)[1]
 
 
 def bucketed(
@@ -112,18 +103,17 @@ def bucketed(
         >>> [bucket.ids.shape for bucket in bucketed(rows)]
         [(1, 1, 16), (1, 1, 32)]
     """
-    edges = np.asarray(boundaries)
-    if edges.ndim != 1 or edges.dtype.kind not in "iu" or (np.diff(edges, prepend=0) <= 0).any():
-        raise ValueError(f"boundaries must be positive, increasing integers, got {boundaries!r}")
+    if list(boundaries) != sorted(set(boundaries)):
+        raise ValueError(f"boundaries must increase, got {boundaries!r}")
     longest = encoded.lengths.max(axis=1, initial=0)
-    if longest.max(initial=0) > edges[-1]:
+    if longest.max(initial=0) > boundaries[-1]:
         raise ValueError(
             f"row {encoded.index[longest.argmax()]} has {longest.max()} tokens, the last boundary "
-            f"is {edges[-1]}: tokenise with max_length={edges[-1]} or add a longer boundary"
+            f"is {boundaries[-1]}: tokenise with a smaller max_length or add a longer boundary"
         )
-    bucket_numbers = np.searchsorted(edges, longest)
+    bucket_numbers = np.searchsorted(boundaries, longest)
     buckets = []
-    for number, width in enumerate(edges.tolist()):
+    for number, width in enumerate(boundaries):
         rows = np.flatnonzero(bucket_numbers == number)
         if rows.size:
             ids = encoded.ids[rows, :, :width]

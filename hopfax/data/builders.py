@@ -9,6 +9,8 @@ stored as array_record files:
 This module imports tensorflow_datasets, so `hopfax.data` does not import it.
 """
 
+import contextlib
+import hashlib
 import os
 import re
 from collections.abc import Iterator
@@ -17,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hopfax.data.downloads import fetch_raw, sha256
+from hopfax.data.downloads import fetch_raw
 from hopfax.data.optional import optional_import
-from hopfax.data.raw import read_rows, task_folder
-from hopfax.data.tasks import TASKS, Example, TaskSpec, check_split, task
+from hopfax.data.raw import raw_file, read_rows
+from hopfax.data.tasks import TASKS, Example, TaskSpec, task
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
@@ -66,18 +68,17 @@ class HopfaxTasks(tfds.core.GeneratorBasedBuilder):
             builder=self,
             features=tfds.features.FeaturesDict(features),
             disable_shuffling=True,  # keep the order of the raw file
-            metadata=tfds.core.MetadataDict(
-                sha256={split: sha256(path) for split, path in self._raw_files().items()}
-            ),
+            metadata=tfds.core.MetadataDict(sha256=_checksums(self._raw_files())),
         )
 
     def _raw_files(self) -> dict[str, Path]:
         """The raw files that exist, by split."""
-        if self._raw_dir is None:
-            return {}
-        folder = task_folder(self.spec, self._raw_dir)
-        files = {split: folder / name for split, name in self.spec.files.items()}
-        return {split: path for split, path in files.items() if path.is_file()}
+        files = {}
+        for split in self.spec.files:
+            with contextlib.suppress(FileNotFoundError):
+                if self._raw_dir is not None:
+                    files[split] = raw_file(self.spec, self._raw_dir, split)
+        return files
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict]]]:
         if self._raw_dir is None:
@@ -94,6 +95,10 @@ class HopfaxTasks(tfds.core.GeneratorBasedBuilder):
             yield row.index, {**columns, "label": row.label, "index": row.index}
 
 
+def _checksums(files: dict[str, Path]) -> dict[str, str]:
+    return {split: hashlib.sha256(path.read_bytes()).hexdigest() for split, path in files.items()}
+
+
 def _feature(column: str) -> str:
     """The feature name of a raw column: ``#1 String`` becomes ``1_string``."""
     return re.sub(r"\W+", "_", column).strip("_").lower()
@@ -108,7 +113,8 @@ def build(
         name: A GLUE or SuperGLUE task.
         tfds_dir: Folder of built sets.
         raw_dir: Folder of raw files, see `hopfax.data.read_split`; splits without a file are
-            omitted. None downloads the official archives to ``tfds_dir/downloads``.
+            omitted. None downloads the official archives to ``tfds_dir/downloads``, unless they
+            are there.
 
     Returns:
         The builder; ``.as_data_source("validation")`` reads rows.
@@ -116,7 +122,8 @@ def build(
     Raises:
         ValueError: If the task is unknown or synthetic, its files are malformed, or the existing
             set was built from other files.
-        OSError: If files are missing or a download fails.
+        OSError: If files are missing. A failed download raises the errors of
+            ``tfds.download.DownloadManager``.
     """
     spec = task(name)
     if spec.suite == "synthetic":
@@ -130,8 +137,7 @@ def build(
     if not built.is_prepared():
         builder.download_and_prepare()
         return builder
-    digests = {split: sha256(path) for split, path in builder._raw_files().items()}
-    if (built.info.metadata or {}).get("sha256") != digests:
+    if (built.info.metadata or {}).get("sha256") != _checksums(builder._raw_files()):
         raise ValueError(
             f"{built.data_dir} was built from other files than those in {raw_dir}: delete it to "
             "build it again, or pass another tfds_dir"
@@ -146,7 +152,6 @@ def _builder(name: str, tfds_dir: str | os.PathLike, **kwargs: Any) -> HopfaxTas
 
 def read_built(spec: TaskSpec, tfds_dir: str | os.PathLike, split: str) -> list[Example]:
     """Reads a split that `build` wrote: the same rows as `hopfax.data.read_split`."""
-    check_split(split, spec.files, spec.title)
     builder = _builder(spec.name, tfds_dir)
     splits = list(builder.info.splits) if builder.is_prepared() else []
     if split not in splits:

@@ -1,93 +1,50 @@
-"""Downloads the official archives of a task and extracts its raw files.
+"""Downloads the official archives of a task and extracts its raw files."""
 
-Addresses and sha256 sums come from the lists that tensorflow_datasets installs; tensorflow_datasets
-itself is not imported.
-"""
-
-import hashlib
-import importlib.util
 import os
-import shutil
-import urllib.request
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
+from hopfax.data.optional import optional_import
 from hopfax.data.tasks import TaskSpec
 
-_ARCHIVES = {
-    "QNLI": ("QNLIv2.zip",),
-    "MRPC": ("msr_paraphrase_train.txt", "data_mrpc_dev_ids.tsv"),
-}
+_SITE = "https://dl.fbaipublicfiles.com"
+_ARCHIVES = {"glue": f"{_SITE}/glue/data", "superglue": f"{_SITE}/glue/superglue/data/v2"}
+_MRPC = (
+    f"{_SITE}/senteval/senteval_data/msr_paraphrase_train.txt",
+    "https://firebasestorage.googleapis.com/v0/b/mtl-sentence-representations.appspot.com/o/"
+    "data%2Fmrpc_dev_ids.tsv?alt=media&token=ec5c0836-31d5-48f4-b431-7480817f1adc",
+)
 
 
-class Resource(NamedTuple):
-    """A file to download: its address, size in bytes, sha256 in hex and name."""
-
-    url: str
-    size: int
-    sha256: str
-    name: str
-
-
-def resources(spec: TaskSpec) -> list[Resource]:
-    """Returns the files to download for a task, from the lists of tensorflow_datasets."""
-    package = importlib.util.find_spec("tensorflow_datasets")
-    listing = "super_glue.txt" if spec.suite == "superglue" else "glue.txt"
-    origin = package.origin if package and package.origin else ""
-    path = Path(origin).parent / "url_checksums" / listing
-    if not path.is_file():
-        raise FileNotFoundError(f'no addresses at {path}: pip install "hopfax[experiments]"')
-    names = _ARCHIVES.get(spec.folder, (f"{spec.folder}.zip",))
-    by_name: dict[str, Resource] = {}
-    for line in path.read_text().splitlines():
-        url, size, digest, name = line.split("\t")
-        if name not in by_name or "/v2/" in url:  # SuperGLUE was released twice
-            by_name[name] = Resource(url, int(size), digest, name)
-    if missing := [name for name in names if name not in by_name]:
-        raise ValueError(f"{path} does not list {', '.join(missing)}")
-    return [by_name[name] for name in names]
-
-
-def fetch(resource: Resource, folder: str | os.PathLike) -> Path:
-    """Downloads a file, unless `folder` has it already; keeps it only if its checksum is right."""
-    target = Path(folder) / resource.name
-    if target.is_file() and sha256(target) == resource.sha256:
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
-        with urllib.request.urlopen(resource.url, timeout=60) as source, part.open("wb") as to:
-            shutil.copyfileobj(source, to)
-        digest = sha256(part)
-        if digest != resource.sha256:
-            raise ValueError(
-                f"{resource.url} has {part.stat().st_size} bytes with sha256 {digest}, expected "
-                f"{resource.size} bytes with {resource.sha256}"
-            )
-        os.replace(part, target)
-    except OSError as error:
-        raise OSError(
-            f"cannot download {resource.url} to {target}: {error}. Download it there by other "
-            "means, or pass a folder of raw files"
-        ) from error
-    finally:
-        part.unlink(missing_ok=True)
-    return target
+def addresses(spec: TaskSpec) -> list[str]:
+    """Returns the addresses of a task's files, of which tensorflow_datasets has the checksums."""
+    if spec.name == "mrpc":
+        return list(_MRPC)
+    archive = "QNLIv2" if spec.name == "qnli" else spec.folder
+    return [f"{_ARCHIVES[spec.suite]}/{archive}.zip"]
 
 
 def fetch_raw(spec: TaskSpec, folder: str | os.PathLike) -> Path:
-    """Downloads a task, extracts its two files, and returns the folder for `read_split`."""
-    paths = [fetch(resource, folder) for resource in resources(spec)]
+    """Downloads a task unless `folder` has its files, and returns the folder for `read_split`."""
+    tfds = optional_import("tensorflow_datasets")
+    manager = tfds.download.DownloadManager(
+        download_dir=folder, manual_dir=folder, force_checksums_validation=True
+    )
     raw = Path(folder) / "raw"
-    (raw / spec.folder).mkdir(parents=True, exist_ok=True)
+    extract(spec, [Path(path) for path in manager.download(addresses(spec))], raw)
+    return raw
+
+
+def extract(spec: TaskSpec, paths: Sequence[Path], raw: Path) -> None:
+    """Writes the raw files of a task from its downloaded files."""
     if spec.name == "mrpc":
         contents = _split_mrpc(*(path.read_bytes() for path in paths))
     else:
         contents = {split: _member(paths[0], file) for split, file in spec.files.items()}
+    (raw / spec.folder).mkdir(parents=True, exist_ok=True)
     for split, content in contents.items():
         (raw / spec.folder / spec.files[split]).write_bytes(content)
-    return raw
 
 
 def _member(archive: Path, file: str) -> bytes:
@@ -107,9 +64,3 @@ def _split_mrpc(text: bytes, dev_ids: bytes) -> dict[str, bytes]:
     for row in filter(None, rows):
         parts["validation" if tuple(row.split(b"\t")[1:3]) in in_dev else "train"].append(row)
     return {split: b"\n".join(lines) + b"\n" for split, lines in parts.items()}
-
-
-def sha256(path: Path) -> str:
-    """Returns the sha256 of a file in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -30,7 +30,6 @@ class TaskData(NamedTuple):
         test: Rows to report; those of a raw set are the official dev file, which `read_split`
             calls ``"validation"``, since the labels of the official test file are hidden.
         vocabulary: Tokens and their ids.
-        source: Origin of the rows, for reports.
     """
 
     spec: TaskSpec
@@ -38,15 +37,10 @@ class TaskData(NamedTuple):
     validation: Encoded
     test: Encoded
     vocabulary: WordPiece
-    source: str
 
     @property
     def is_partial(self) -> bool:
-        """Whether over 1 % of the official training rows are missing.
-
-        Scores after such training are no GLUE or SuperGLUE scores. Synthetic tasks are never
-        partial.
-        """
+        """Whether over 1 % of the official training rows are missing; never for synthetic tasks."""
         # Copies of the official files differ by a few damaged or repeated rows.
         num_rows = len(self.train.labels) + len(self.validation.labels)
         return num_rows < 0.99 * (self.spec.train_rows or 0)
@@ -58,7 +52,7 @@ class TaskData(NamedTuple):
 
     @property
     def pad_id(self) -> int:
-        """Id of [PAD]."""
+        """Id of the padding token."""
         return self.vocabulary.pad_id
 
 
@@ -66,26 +60,24 @@ def load_task(
     name: str,
     *,
     data_dir: str | os.PathLike | None = None,
-    vocab: str | os.PathLike | WordPiece | None = None,
+    vocabulary: str | os.PathLike | WordPiece | None = None,
     vocab_size: int = 8000,
     max_length: int = 128,
     train_size: int | None = None,
-    seed: int = 0,
 ) -> TaskData:
     """Loads, splits and tokenises a task.
 
     A tenth of a raw train file, at most 1000 rows, is held out as `validation`. This split depends
-    on the task and `seed` only, not on `train_size`; all training seeds should share it.
+    on the task only, not on `train_size`.
 
     Args:
         name: A key of `hopfax.data.TASKS`.
         data_dir: Folder of raw files, or of sets that `hopfax.data.builders.build` wrote; required
             except for synthetic tasks, which ignore it.
-        vocab: A vocabulary, a `vocab.txt` or its folder; None trains one on the training rows.
+        vocabulary: A vocabulary, a `vocab.txt` or its folder; None trains one on the training rows.
         vocab_size: Maximum number of tokens of a trained vocabulary.
         max_length: Longest row in tokens.
         train_size: Number of training rows; None uses all (2000 for synthetic tasks).
-        seed: Seed of the split and of synthetic rows.
 
     Raises:
         ModuleNotFoundError: If `tokenizers` is not installed.
@@ -99,39 +91,44 @@ def load_task(
         (100, 400, 500)
     """
     spec = task(name)
-    check_integer("seed", seed, 0)
     if train_size is not None:
         check_integer("train_size", train_size, 1)
     if spec.suite == "synthetic":
         num_train = train_size or _SYNTHETIC_SIZES["train"]
-        train = synthetic_split(name, "train", size=num_train, seed=seed)
-        validation = _synthetic(name, "validation", seed)
-        source = f"generated, seed {seed}"
+        train = synthetic_split(name, "train", size=num_train, seed=0)
+        validation = _synthetic(name, "validation")
     else:
         rows = training_rows(name, data_dir=data_dir)
-        train, validation = _hold_out(rows, spec.name, seed, train_size)
-        source = f"{spec.files['train']} and {spec.files['validation']} of {spec.title}"
-    test = reported_rows(name, data_dir=data_dir, seed=seed)
-    if vocab is None:
-        texts = (text for row in train for choice in row.texts for text in choice)
+        train, validation = _hold_out(rows, spec.name, train_size)
+    test = reported_rows(name, data_dir=data_dir)
+    if vocabulary is not None and not isinstance(vocabulary, WordPiece):
+        vocabulary = read_vocabulary(vocabulary)
+    splits = train, validation, test
+    return tokenised(spec, splits, vocabulary, vocab_size=vocab_size, max_length=max_length)
+
+
+def tokenised(
+    spec: TaskSpec,
+    splits: tuple[list[Example], list[Example], list[Example]],
+    vocabulary: WordPiece | None,
+    *,
+    vocab_size: int,
+    max_length: int,
+) -> TaskData:
+    """Tokenises splits, if `vocabulary` is None with a vocabulary trained on the first."""
+    if vocabulary is None:
+        texts = (text for row in splits[0] for choice in row.texts for text in choice)
         vocabulary = train_vocabulary(texts, vocab_size=vocab_size)
-    else:
-        vocabulary = vocab if isinstance(vocab, WordPiece) else read_vocabulary(vocab)
-    encoded = (
-        encode(rows, vocabulary, max_length=max_length) for rows in (train, validation, test)
-    )
-    return TaskData(spec, *encoded, vocabulary=vocabulary, source=source)
+    encoded = (encode(rows, vocabulary, max_length=max_length) for rows in splits)
+    return TaskData(spec, *encoded, vocabulary=vocabulary)
 
 
-def reported_rows(
-    name: str, *, data_dir: str | os.PathLike | None = None, seed: int = 0
-) -> list[Example]:
+def reported_rows(name: str, *, data_dir: str | os.PathLike | None = None) -> list[Example]:
     """Returns the rows of `load_task(...).test` with their texts, in the same order.
 
     Args:
         name: A key of `hopfax.data.TASKS`.
         data_dir: See `load_task`.
-        seed: See `load_task`.
 
     Raises:
         ValueError: If the task is unknown, a row is malformed, or `data_dir` is missing.
@@ -144,13 +141,11 @@ def reported_rows(
     """
     spec = task(name)
     if spec.suite == "synthetic":
-        return _synthetic(name, "test", seed)
+        return _synthetic(name, "test")
     return _read(spec, data_dir, "validation")
 
 
-def training_rows(
-    name: str, *, data_dir: str | os.PathLike | None = None, seed: int = 0
-) -> list[Example]:
+def training_rows(name: str, *, data_dir: str | os.PathLike | None = None) -> list[Example]:
     """Returns the rows that `load_task` splits into `train` and `validation`, with their texts.
 
     Arguments and errors are those of `reported_rows`.
@@ -162,12 +157,12 @@ def training_rows(
     """
     spec = task(name)
     if spec.suite == "synthetic":
-        return [*_synthetic(name, "train", seed), *_synthetic(name, "validation", seed)]
+        return [*_synthetic(name, "train"), *_synthetic(name, "validation")]
     return _read(spec, data_dir, "train")
 
 
-def _synthetic(name: str, split: str, seed: int) -> list[Example]:
-    return synthetic_split(name, split, size=_SYNTHETIC_SIZES[split], seed=seed)
+def _synthetic(name: str, split: str) -> list[Example]:
+    return synthetic_split(name, split, size=_SYNTHETIC_SIZES[split], seed=0)
 
 
 def _read(spec: TaskSpec, data_dir: str | os.PathLike | None, split: str) -> list[Example]:
@@ -185,7 +180,7 @@ def _read(spec: TaskSpec, data_dir: str | os.PathLike | None, split: str) -> lis
 
 
 def _hold_out(
-    rows: Sequence[Example], name: str, seed: int, train_size: int | None
+    rows: Sequence[Example], name: str, train_size: int | None
 ) -> tuple[list[Example], list[Example]]:
     """Splits rows into training and validation rows, each in file order."""
     num_held = min(max(1, round(_VALIDATION_FRACTION * len(rows))), _MAX_VALIDATION_ROWS)
@@ -195,6 +190,6 @@ def _hold_out(
             f"train_size must be at most {num_left} ({name} has {len(rows)} rows, of which "
             f"{num_held} are held out for validation), got {train_size}"
         )
-    order = np.random.default_rng([seed, zlib.crc32(name.encode())]).permutation(len(rows))
+    order = np.random.default_rng([0, zlib.crc32(name.encode())]).permutation(len(rows))
     chosen = order[num_held:][:train_size]
     return [rows[i] for i in sorted(chosen)], [rows[i] for i in sorted(order[:num_held])]

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from hopfax.data.load import TaskData
+from hopfax.data.load import TaskData, tokenised
 from hopfax.data.tasks import Example, TaskSpec, check_integer, stripped
-from hopfax.data.tokenize import WordPiece, encode
-from hopfax.data.vocabulary import train_vocabulary
+from hopfax.data.tokenize import WordPiece
 
 Rows = tuple[Sequence[str | Sequence[str]], Sequence[str | int | float]]
 
@@ -32,7 +31,6 @@ def from_rows(
     vocab_size: int = 8000,
     max_length: int = 128,
     train_size: int | None = None,
-    seed: int = 0,
 ) -> TaskData:
     """Returns a task of texts and labels, tokenised.
 
@@ -42,14 +40,14 @@ def from_rows(
     Args:
         texts: Strings or pairs of strings.
         labels: Label of each text.
-        validation: Texts and labels for early stopping; None holds out a tenth, at most 1000.
+        validation: Texts and labels for early stopping; None holds out a tenth, at most 1000, drawn
+            at random.
         test: Texts and labels to report; None holds out as many.
         name: Name of the task.
         vocabulary: Tokens and their ids; None trains a vocabulary on the training rows.
         vocab_size: Maximum number of tokens of a trained vocabulary.
         max_length: Longest row in tokens.
         train_size: Maximum number of training rows; None uses all.
-        seed: Seed that draws the rows to hold out and to train on.
 
     Raises:
         ValueError: If a text is empty, all labels are equal, types of labels are mixed, there are
@@ -61,19 +59,18 @@ def from_rows(
         >>> data.spec.labels, len(data.train.labels), len(data.test.labels)
         (('bad', 'good'), 80, 10)
     """
-    check_integer("seed", seed, 0)
     if train_size is not None:
         check_integer("train_size", train_size, 1)
     classes = _classes(labels)
     rows = _examples("training", (texts, labels), classes)
-    train = [rows[number] for number in np.random.default_rng(seed).permutation(len(rows))]
+    train = [rows[number] for number in np.random.default_rng(0).permutation(len(rows))]
     size, splits = min(max(1, len(rows) // 10), 1000), []
-    for split, passed in (("validation", validation), ("test", test)):
-        if passed is None:
+    for split, split_rows in (("validation", validation), ("test", test)):
+        if split_rows is None:
             splits.append(train[:size])
             train = train[size:]
         else:
-            splits.append(_examples(split, passed, classes))
+            splits.append(_examples(split, split_rows, classes))
     if not (train := train[:train_size]):
         raise ValueError(f"{len(rows)} rows are too few to hold some out: pass validation and test")
     scores = [row.label for row in rows]
@@ -87,10 +84,8 @@ def from_rows(
         metrics=("accuracy",) if classes else ("pearson", "spearman"),
         join=stripped("text"),
     )
-    words = (text for row in train for choice in row.texts for text in choice)
-    vocabulary = vocabulary or train_vocabulary(words, vocab_size=vocab_size)
-    encoded = (encode(part, vocabulary, max_length=max_length) for part in (train, *splits))
-    return TaskData(spec, *encoded, vocabulary=vocabulary, source=f"{len(rows):,} rows of {name}")
+    splits = train, *splits
+    return tokenised(spec, splits, vocabulary, vocab_size=vocab_size, max_length=max_length)
 
 
 def read_table(
@@ -130,12 +125,11 @@ def read_table(
         for column in filter(None, (text, pair, label)):
             if column not in row:
                 raise ValueError(f"{path} has no column {column!r}; columns: {', '.join(row)}")
-            if row[column] is None or not str(row[column]).strip():
+            cell = row[column]
+            if cell is None or not str(cell).strip():
                 raise ValueError(f"{path}, line {line}: {column!r} is empty")
-            if column != label and not isinstance(row[column], str):
-                raise ValueError(
-                    f"{path}, line {line}: {column!r} must be a string, got {row[column]!r}"
-                )
+            if column != label and not isinstance(cell, str):
+                raise ValueError(f"{path}, line {line}: {column!r} must be a string, got {cell!r}")
         texts.append((row[text], row[pair]) if pair else row[text])
         labels.append(row[label])
     if not texts:
@@ -174,8 +168,7 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _classes(labels: Sequence[Any]) -> tuple[str, ...]:
     """Returns the names of the classes in order; none for scores."""
-    numbers = [isinstance(label, Real) for label in labels]
-    if any(numbers) != all(numbers) or not all(isinstance(each, str | Real) for each in labels):
+    if not any(all(isinstance(label, kind) for label in labels) for kind in (str, Real)):
         raise ValueError(f"labels must be all strings or all numbers, got {reprlib.repr(labels)}")
     if len(set(labels)) < 2:
         raise ValueError(f"labels must have two or more values, got {reprlib.repr(labels)}")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hopfax.data.tasks import Example, TaskSpec, check_split, task
+from hopfax.data.tasks import Example, TaskSpec, named, task
 
 _PARENTS = {
     "glue": (".", "glue_data", "glue", "GLUE"),
@@ -51,7 +51,7 @@ def first_existing(
     root = Path(data_dir).expanduser()
     paths = [root / candidate for candidate in candidates]
     for path in paths:
-        if path.exists():
+        if path.is_file():
             return path
     missing = "" if root.is_dir() else f" ({root} itself does not exist)"
     raise FileNotFoundError(
@@ -60,12 +60,15 @@ def first_existing(
     )
 
 
-def task_folder(spec: TaskSpec, data_dir: str | os.PathLike) -> Path:
-    """Returns the folder of a task: in `data_dir`, or in its `glue_data` or `superglue`."""
+def raw_file(spec: TaskSpec, data_dir: str | os.PathLike, split: str) -> Path:
+    """Returns the file of a split: in `data_dir`, or in its `glue_data` or `superglue`."""
     if spec.suite == "synthetic":
         raise ValueError(f"{spec.name} is synthetic and has no files: omit data_dir")
-    folders = [f"{parent}/{spec.folder}" for parent in _PARENTS[spec.suite]]
-    return first_existing(f"folder of {spec.title}", data_dir, folders, _SOURCE[spec.suite])
+    file = named(f"split of {spec.title}", split, spec.files)
+    candidates = [f"{parent}/{spec.folder}/{file}" for parent in _PARENTS[spec.suite]]
+    return first_existing(
+        f"{split} file of {spec.title}", data_dir, candidates, _SOURCE[spec.suite]
+    )
 
 
 def read_split(spec: TaskSpec | str, data_dir: str | os.PathLike, split: str) -> list[Example]:
@@ -102,15 +105,7 @@ def read_split(spec: TaskSpec | str, data_dir: str | os.PathLike, split: str) ->
 
 def read_rows(spec: TaskSpec, data_dir: str | os.PathLike, split: str) -> list[Row]:
     """Returns one raw split by columns; arguments and errors are those of `read_split`."""
-    folder = task_folder(spec, data_dir)
-    check_split(split, spec.files, spec.title)
-    path = folder / spec.files[split]
-    if not path.is_file():
-        others = ", ".join(sorted(file.name for file in folder.iterdir())) or "no files"
-        raise FileNotFoundError(
-            f"{spec.title} has no {split} file: looked for {path}, and the folder has {others}. "
-            f"Get it from {_SOURCE[spec.suite]}"
-        )
+    path = raw_file(spec, data_dir, split)
     read = _json_rows if path.suffix == ".jsonl" else tab_rows
     return usable_rows(spec, path, read(spec, path))
 

@@ -6,7 +6,7 @@ import zlib
 import numpy as np
 
 from hopfax.data import grammar
-from hopfax.data.tasks import Example, check_integer, check_split, named, task
+from hopfax.data.tasks import Example, check_integer, named, task
 
 # Far fewer than each grammar can generate, so that rejection sampling stays fast.
 MAX_ROWS = {"train": 100_000, "validation": 20_000, "test": 20_000}
@@ -33,7 +33,7 @@ def synthetic_split(name: str, split: str, *, size: int, seed: int) -> list[Exam
         seed: Seed, >= 0.
 
     Raises:
-        ValueError: If the task or split is unknown, or a number is out of its range.
+        ValueError: If the task or split is unknown, or `size` is out of its range.
 
     Example:
         >>> from hopfax.data import synthetic_split
@@ -41,9 +41,7 @@ def synthetic_split(name: str, split: str, *, size: int, seed: int) -> list[Exam
         (('the music was quite moving',),)
     """
     draw = named("synthetic task", name, _DRAW)
-    check_split(split, MAX_ROWS, task(name).title)
-    check_integer("size", size, 1, MAX_ROWS[split])
-    check_integer("seed", seed, 0)
+    check_integer("size", size, 1, named("split", split, MAX_ROWS))
     rng = np.random.default_rng([seed, zlib.crc32(f"{name}/{split}".encode())])
     seen: set[grammar.Row] = set()
     rows: list[Example] = []

@@ -172,12 +172,6 @@ def check_integer(name: str, value: Any, low: int, high: int | None = None) -> N
         raise ValueError(f"{name} must be an integer {allowed}, got {reprlib.repr(value)}")
 
 
-def check_split(split: str, allowed: Iterable[str], title: str) -> None:
-    """Raises a ValueError unless `split` is one of the allowed splits."""
-    if split not in (names := tuple(allowed)):
-        raise ValueError(f"unknown split {split!r} of {title}; allowed: {', '.join(names)}")
-
-
 def stripped(*columns: str) -> Join:
     """Returns a join of one text, or a pair, from columns without surrounding blanks."""
     return lambda row: (tuple(row[name].strip() for name in columns),)

@@ -6,7 +6,7 @@ import os
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,13 +30,11 @@ class WordPiece:
 
     Attributes:
         tokens: All tokens; the position of a token is its id.
-        source: Origin of the vocabulary, for reports.
         serialized: Contents of a `tokenizer.json`; None for BERT's lower-cased WordPiece.
         pad_token: Padding token, one of `tokens`.
     """
 
     tokens: tuple[str, ...]
-    source: str
     serialized: str | None = field(default=None, repr=False)
     pad_token: str = "[PAD]"
 
@@ -55,15 +53,6 @@ class WordPiece:
         """Id of the token after a text, [SEP] or </s>; None if there is neither."""
         separators = (token for token in ("[SEP]", "</s>") if token in self.tokens)
         return next(map(self.tokens.index, separators), None)
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Returns the tokens of ids, with word pieces joined and without padding."""
-        if self.serialized is not None:
-            pad_id = self.pad_id
-            real = [int(number) for number in ids if number != pad_id]
-            return text_tokenizer(self).decode(real, skip_special_tokens=False)
-        words = (self.tokens[number] for number in ids)
-        return " ".join(word for word in words if word != "[PAD]").replace(" ##", "")
 
 
 def read_vocabulary(path: str | os.PathLike) -> WordPiece:
@@ -101,7 +90,7 @@ def read_vocabulary(path: str | os.PathLike) -> WordPiece:
         if not token or lines.setdefault(token, number) != number:
             problem = f"{token!r} is already on line {lines[token]}" if token else "empty token"
             raise ValueError(f"{path}, line {number}: {problem}")
-    return WordPiece(tokens=tuple(tokens), source=f"{path.name} ({len(tokens):,} tokens)")
+    return WordPiece(tokens=tuple(tokens))
 
 
 def encode(
@@ -113,9 +102,8 @@ def encode(
 ) -> Encoded:
     """Tokenises examples: ``[CLS] a [SEP]``, or ``[CLS] a [SEP] b [SEP]``, in lower case.
 
-    A vocabulary of `read_tokenizer` has its own special tokens and case instead.
-
-    Texts beyond `max_length` tokens are cut at the end; of a pair, the longer text is cut first.
+    A vocabulary of `read_tokenizer` has its own special tokens and case instead. Texts beyond
+    `max_length` tokens are cut at the end; of a pair, the longer text is cut first.
 
     Args:
         examples: One or more rows, all with the same number of choices.
@@ -135,7 +123,7 @@ def encode(
     Example:
         >>> from hopfax.data import Example, WordPiece, encode
         >>> tokens = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "film")
-        >>> vocabulary = WordPiece(tokens=tokens, source="typed")
+        >>> vocabulary = WordPiece(tokens=tokens)
         >>> encode([Example("A film", 1, 0)], vocabulary, cached=False).ids.tolist()
         [[[2, 4, 5, 3]]]
     """
@@ -144,8 +132,8 @@ def encode(
     choices = len(examples[0].texts)
     if odd := [example for example in examples if len(example.texts) != choices]:
         raise ValueError(
-            f"examples must have the same number of choices: the first has {choices}, the one with "
-            f"index {odd[0].index} has {len(odd[0].texts)}"
+            f"all examples must have {choices} choices as the first, the one with index "
+            f"{odd[0].index} has {len(odd[0].texts)}"
         )
     check_integer("max_length", max_length, 5)
     path = _cache_file(examples, vocabulary, max_length)

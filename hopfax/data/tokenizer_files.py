@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hopfax.data.optional import optional_import
-from hopfax.data.tokenize import SPECIAL, WordPiece, read_vocabulary, text_tokenizer
+from hopfax.data.tokenize import WordPiece, read_vocabulary
 from hopfax.hub import model_folder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_BERT_SPECIAL = (*SPECIAL, "[MASK]")
 _BYTE_LEVEL_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>")
 
 
@@ -53,18 +52,14 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
     config = _read_json(folder / "config.json")
     names = ("tokenizer_config.json", "special_tokens_map.json")
     settings = {key: value for name in names for key, value in _read_json(folder / name).items()}
-    formats = [
-        each
-        for each in _FORMATS
-        if all((folder / name).is_file() for name in each[0].split(" and "))
-    ]
-    if not formats:
+    formats = (row for row in _FORMATS if all((folder / name).is_file() for name in row[0]))
+    names, read, families = next(formats, ((), None, ()))
+    if read is None:
         raise FileNotFoundError(
             f"no tokenizer in {folder}: it has no tokenizer.json, no vocab.txt, and not both "
             "vocab.json and merges.txt"
         )
-    files, read, families = formats[0]
-    family = config.get("model_type")
+    files, family = " and ".join(names), config.get("model_type")
     if family and families and family not in families:
         raise ValueError(
             f"{folder} requires a tokenizer.json: {files} can be read for {', '.join(families)}, "
@@ -90,7 +85,6 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
         )
     return WordPiece(
         tokens=tuple(tokens),
-        source=f"{files} ({len(tokens):,} tokens)",
         serialized=tokenizer.to_str(),
         pad_token=_pad_token(folder, tokens, settings, config),
     )
@@ -101,12 +95,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_bytes())
+        return json.loads(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must be a JSON object, got {type(content).__name__}")
-    return content
 
 
 def _tokenizer_json(folder: Path, _settings: Mapping[str, Any]) -> "Tokenizer":
@@ -114,17 +105,12 @@ def _tokenizer_json(folder: Path, _settings: Mapping[str, Any]) -> "Tokenizer":
 
 
 def _word_piece(folder: Path, settings: Mapping[str, Any]) -> "Tokenizer":
-    tokenizers = optional_import("tokenizers")
-    tokenizer = text_tokenizer(read_vocabulary(folder))
-    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(
+    return optional_import("tokenizers").BertWordPieceTokenizer(
+        {token: number for number, token in enumerate(read_vocabulary(folder).tokens)},
         lowercase=settings.get("do_lower_case", True),
         strip_accents=settings.get("strip_accents"),
         handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
     )
-    tokenizer.decoder = tokenizers.decoders.WordPiece()
-    ids = tokenizer.get_vocab()
-    tokenizer.add_special_tokens([token for token in _BERT_SPECIAL if token in ids])
-    return tokenizer
 
 
 def _byte_level(folder: Path, settings: Mapping[str, Any]) -> "Tokenizer":
@@ -152,9 +138,9 @@ def _byte_level(folder: Path, settings: Mapping[str, Any]) -> "Tokenizer":
 
 # Files, their reader, and the families whose tokenizer they determine; no families for all.
 _FORMATS = (
-    ("tokenizer.json", _tokenizer_json, ()),
-    ("vocab.txt", _word_piece, ("bert", "distilbert", "electra")),
-    ("vocab.json and merges.txt", _byte_level, ("roberta", "gpt2")),
+    (("tokenizer.json",), _tokenizer_json, ()),
+    (("vocab.txt",), _word_piece, ("bert", "distilbert", "electra")),
+    (("vocab.json", "merges.txt"), _byte_level, ("roberta", "gpt2")),
 )
 
 

@@ -11,7 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from hopfax.data.optional import optional_import
-from hopfax.data.tasks import check_integer
 from hopfax.data.tokenize import SPECIAL, WordPiece
 
 _PREFIX = "##"
@@ -26,19 +25,18 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int = 8000) -> WordPie
 
     Args:
         texts: Training texts; lower-cased and split as in `encode`.
-        vocab_size: Maximum number of tokens, at least 5; all characters are kept even beyond it.
+        vocab_size: Maximum number of tokens; all characters are kept even beyond it.
 
     Raises:
         ModuleNotFoundError: If `tokenizers` is not installed.
         TypeError: If `texts` is one string.
-        ValueError: If the texts have no words, or `vocab_size` is below 5.
+        ValueError: If the texts have no words.
 
     Example:
         >>> from hopfax.data import train_vocabulary
         >>> train_vocabulary(["low lower", "low"], vocab_size=12).tokens[4:]
         ('##e', '##o', '##r', '##w', 'l', '##ow', 'low')
     """
-    check_integer("vocab_size", vocab_size, len(SPECIAL) + 1)
     if isinstance(texts, str):
         raise TypeError(f"texts must be several strings, got one: {reprlib.repr(texts)}")
     words, counts = _count_words(texts)
@@ -77,9 +75,7 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int = 8000) -> WordPie
         for changed_pair in changed:
             if pairs[changed_pair] > 0:
                 heapq.heappush(queue, (-pairs[changed_pair], changed_pair))
-    return WordPiece(
-        tokens=tuple(tokens), source=f"trained on the training texts ({len(tokens):,} tokens)"
-    )
+    return WordPiece(tokens=tuple(tokens))
 
 
 def _count_words(texts: Iterable[str]) -> tuple[list[tuple[str, ...]], list[int]]:

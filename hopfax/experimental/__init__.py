@@ -1,7 +1,7 @@
-"""Opt-in code that has not run on the hardware it is for: attention's retrieval as a GPU kernel.
+"""Attention's retrieval as a Pallas kernel for GPUs: opt-in, and not yet run on a GPU.
 
-`retrieve_head` is written in Pallas. `HopfieldAttention(implementation="pallas")` uses it; without
-a GPU Pallas's interpreter runs it, slowly, and the tests compare it with XLA's results.
+`HopfieldAttention(implementation="pallas")` uses `retrieve_head`. Without a GPU Pallas's
+interpreter runs it, slowly; the tests compare it with XLA's results.
 """
 
 from hopfax.experimental.retrieval import by_devices as by_devices

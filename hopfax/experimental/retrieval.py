@@ -1,4 +1,4 @@
-"""Attention's retrieval as one kernel: search, read-out and adjoint without a trip to memory."""
+"""Attention's retrieval as two kernels: search with read-out, and adjoint."""
 
 import math
 from collections.abc import Callable
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, PyTree
 
+from hopfax.checks import is_traced
 from hopfax.fixed_point import Stop, check_stopping, relative_tol
 from hopfax.hopfield.attend import Attention, attention_arrays
 from hopfax.hopfield.retrieval import Beta, check_beta, matmul
@@ -26,26 +26,6 @@ _DTYPES = ("float32", "bfloat16")
 _TILE, _BLOCK = 32, 64
 
 
-def _beyond_limits(
-    query: Float[Array, "*batch queries width"],
-    keys: Float[Array, "*batch keys width"],
-    values: Float[Array, "*batch keys value_width"],
-) -> str | None:
-    """The limit of the kernel that these arrays pass, in words; None where they fit."""
-    count, width = keys.shape[-2:]
-    if 0 in (count, width, len(query), values.shape[-1]):
-        shapes = query.shape, keys.shape, values.shape
-        return f"at least one query, key and coordinate, got shapes {shapes}"
-    if count > MAX_KEYS or query.shape[-2] > MAX_KEYS:
-        return f"at most {MAX_KEYS} tokens, got {query.shape[-2]} queries and {count} keys"
-    if max(width, values.shape[-1]) > MAX_WIDTH:
-        return f"heads of width at most {MAX_WIDTH}, got {max(width, values.shape[-1])}"
-    for array in (query, keys, values):
-        if array.dtype not in _DTYPES:
-            return f"float32 or bfloat16, got {array.dtype}"
-    return None
-
-
 def retrieve_head(
     query: Float[Array, "queries width"],
     keys: Float[Array, "keys width"],
@@ -57,7 +37,6 @@ def retrieve_head(
     max_steps: int = 50,
     stop: Stop = "relative",
     adjoint_max_steps: int = 1000,
-    interpret: bool | None = None,
 ) -> Attention:
     r"""Returns `hopfax.hopfield.attend` of one head, computed by a kernel for GPUs.
 
@@ -68,23 +47,24 @@ def retrieve_head(
     devices it needs `jax.shard_map`, since XLA cannot partition it: see `by_devices`.
 
     Args:
-        query: Where the queries start, 1 to 512 of them.
+        query: Starts of the queries, 1 to 512.
         keys: Stored patterns, one a row, at most 512 of width at most 128.
-        values: What is read out, a row a key, of width at most 128.
+        values: Values, one per key, of width at most 128.
         beta: Inverse temperature, > 0, including any $1/\sqrt d$.
         mask: True where a key is real; None takes all. The others' rows are ignored and get a
             gradient of exactly zero. If none is real the result is zero.
-        tol: A query stops when a step changes its state by at most this; one for all or one each.
+        tol: A query stops when a step changes its state by at most this. One number, or one per
+            query.
         max_steps: Maximum number of updates, at least 1.
         stop: `"relative"` or `"absolute"` change of the state.
-        adjoint_max_steps: Most terms of the gradient's series, at least 1.
-        interpret: Whether XLA plays the GPU, slowly; None does so where there is no GPU.
+        adjoint_max_steps: Maximum number of terms of the gradient's series, at least 1.
 
     Returns:
         An `Attention`. Arithmetic is in float32, products included; keys and values may be stored
         in bfloat16.
 
     Raises:
+        AssertionError: If the arguments are not one set of queries, keys and values.
         ValueError: If a shape or dtype is beyond the limits above, or an option is out of range.
 
     Differentiation:
@@ -104,27 +84,24 @@ def retrieve_head(
         Robertha, Eqs. 4, 7 and 8 and Algorithm 1.
     """
     query, keys, values, mask = attention_arrays(query, keys, values, mask)
-    check_stopping(
-        tol=tol,
-        max_steps=max_steps,
-        stop=stop,
-        adjoint_max_steps=adjoint_max_steps,
-        scalar=jnp.ndim(tol) != 1,
-    )
-    limit = _beyond_limits(query, keys, values)
-    if limit is not None:
-        raise ValueError(f"the kernel of retrieval takes {limit}: use hopfield.attend")
+    check_stopping(tol=tol, max_steps=max_steps, stop=stop, adjoint_max_steps=adjoint_max_steps)
+    arrays = (query, keys, values)
+    counts, widths = [len(x) for x in arrays], [x.shape[1] for x in arrays]
+    fits = min(counts + widths) > 0 and max(counts) <= MAX_KEYS and max(widths) <= MAX_WIDTH
+    if not fits or any(x.dtype not in _DTYPES for x in arrays):
+        raise ValueError(
+            f"the kernel takes 1 to {MAX_KEYS} queries and keys of width 1 to {MAX_WIDTH} in "
+            f"{' or '.join(_DTYPES)}, got {[jax.typeof(x) for x in arrays]}: use hopfield.attend"
+        )
     visible = jnp.ones(len(keys), bool)
     if mask is not None:
-        # 0 * nan is nan: whatever stands in padding must go before the products.
+        # 0 * nan is nan: padded rows are cleared before the products.
         keys = jnp.where(mask[:, None], keys, 0)
         query = jnp.where(jnp.any(mask), query, 0)
         visible = mask | ~jnp.any(mask)
         values = jnp.where(mask[:, None], values, 0)
     tol = jnp.broadcast_to(jnp.asarray(tol, jnp.float32), query.shape[:1])
-    how = _How(
-        max_steps, adjoint_max_steps, stop, not _on_gpu() if interpret is None else interpret
-    )
+    how = _How(max_steps, adjoint_max_steps, stop, interpret=not _on_gpu())
     beta = check_beta(beta, jnp.float32)
     outputs = _compiled(how, beta, query, keys, values, visible, tol)
     read, _, num_steps, residual = cast(_Outputs, outputs)
@@ -132,19 +109,19 @@ def retrieve_head(
 
 
 def by_devices(fn: Callable[..., Result], *arrays: PyTree) -> Result:
-    """Calls `fn` on each device's share of the texts, in a program that several devices run.
+    """Calls `fn` on each device's share of the texts, in a program for several devices.
 
-    XLA partitions its own operations, but not a kernel: every device would run it on all texts.
+    XLA does not partition a kernel: every device would run it on all texts.
 
     Args:
         fn: Function of arrays with a leading axis of texts; must treat texts independently.
         *arrays: Trees of arrays with that axis.
 
     Returns:
-        What `fn` returns, the same whether cut or not. It is cut in a program that is compiled with
-        a mesh in context (by a `hopfax.train.sharding.Sharding` that splits batches, or your own
-        `jax.set_mesh`, arrays lying on it): among the devices of its leading axes, of those that
-        XLA manages, as far as the texts divide among them. Explicit axes must not cut the texts.
+        The result of `fn(*arrays)`. The texts are split in a program that is compiled with a mesh
+        in context (by a `hopfax.train.sharding.Sharding` that splits batches, or by
+        `jax.set_mesh`), among the devices of the mesh's leading automatic axes, as far as the
+        number of texts divides. Explicit axes must not split the texts.
 
     Example:
         >>> import jax.numpy as jnp
@@ -157,7 +134,7 @@ def by_devices(fn: Callable[..., Result], *arrays: PyTree) -> Result:
     texts = jax.tree.leaves(arrays)[0]
     while axes and len(texts) % math.prod(mesh.shape[axis] for axis in axes):
         axes = axes[:-1]
-    if not axes or not isinstance(texts, Tracer):
+    if not axes or not is_traced(texts):
         return fn(*arrays)
     spec = PartitionSpec(axes)
     # Its check has no rule for kernels.
@@ -180,7 +157,7 @@ _Saved = tuple[Array, Array, Array, Array, Array, Array, Array]
 def _retrieve(
     how: _How, beta: Array, query: Array, keys: Array, values: Array, visible: Array, tol: Array
 ) -> _Outputs:
-    # Pallas takes a third of a second to import, and most programs never ask for it.
+    # Pallas takes a third of a second to import, and most programs do not need it.
     from hopfax.experimental import tiles
 
     tiling = _tiling(len(query), len(keys), how.interpret)
@@ -276,20 +253,20 @@ def _tiling(queries: int, keys: int, interpret: bool) -> "Tiling":
 
 
 def _power(size: int) -> int:
-    """The next power of two, 16 at least: what tensor cores take."""
+    """The next power of two, at least 16, as tensor cores require."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 def _padded(x: Array, multiple: int, columns: int | None = None) -> Array:
     """Zeros up to a multiple of rows, and to a power of two (or a multiple) of columns."""
-    wanted = [-x.shape[0] % multiple]
+    extra = [-x.shape[0] % multiple]
     if x.ndim == 2:
-        wanted.append(_power(x.shape[1]) - x.shape[1] if columns is None else -x.shape[1] % columns)
-    return jnp.pad(x, [(0, extra) for extra in wanted])
+        extra.append(_power(x.shape[1]) - x.shape[1] if columns is None else -x.shape[1] % columns)
+    return jnp.pad(x, [(0, count) for count in extra])
 
 
 def _on_gpu() -> bool:
-    """Whether that is where computations go by default."""
+    """Whether the default device is a GPU."""
     chosen = getattr(jax.config, "jax_default_device", None)
     name = jax.default_backend() if chosen is None else getattr(chosen, "platform", chosen)
     return name in ("gpu", "cuda")

@@ -1,16 +1,12 @@
 """The two loops of retrieval as Pallas kernels: the search for a fixed point, and its adjoint.
 
-One program takes a tile of the queries of one head and keeps what it knows of them in registers.
-The keys need not fit on chip beside them (512 keys of width 128 are 256 KB in float32, more than a
-GPU's shared memory), so every step reads them block by block and keeps the softmax up as they pass.
-The first step brings them into the processor's cache and the others find them there. That is one
-design for all sizes. The loop of a tile ends with the last of its queries.
+One program takes a tile of the queries of one head and holds their states in registers. All keys
+may not fit into shared memory (512 keys of width 128 are 256 KB in float32), so every step reads
+them block by block with a running softmax. The loop of a tile ends with its slowest query.
 
-Triton requires sizes that are powers of two and tiles at least 16 wide:
-`hopfax.experimental.retrieval` pads. Both are written for one head, and `jax.vmap` over heads,
-texts and seeds becomes the grid.
-Tile sizes and warps are a first guess: nothing here has run on a GPU yet. jax 0.11 announced that
-it will drop Triton one day in favour of a compiler for Hopper and later GPUs only.
+Triton requires sizes that are powers of two and tiles of at least 16:
+`hopfax.experimental.retrieval` pads. Both kernels are written for one head, and `jax.vmap` over
+heads, texts and seeds becomes the grid. Tile sizes and warps are untuned.
 """
 
 import math
@@ -33,12 +29,12 @@ _MOST, _TINY = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
 
 
 class Tiling(NamedTuple):
-    """How the work is cut.
+    """Sizes of the tiles.
 
     Attributes:
         queries: Queries of one program.
         keys: Keys read at a time.
-        interpret: Whether XLA plays the GPU, on any device and slowly.
+        interpret: Whether XLA runs the kernel in place of a GPU, on any device and slowly.
     """
 
     queries: int
@@ -47,7 +43,7 @@ class Tiling(NamedTuple):
 
 
 class Searched(NamedTuple):
-    """Read-out, and where and how each query ended."""
+    """Read-out, final states, and the convergence of each query."""
 
     values: Float[Array, "queries value_width"]
     state: Float[Array, "queries width"]
@@ -70,17 +66,8 @@ def search(
 ) -> Searched:
     """Iterates every query to its fixed point and reads the values out there.
 
-    Args:
-        beta: Inverse temperature.
-        query: Starts, in float32.
-        keys: Stored patterns, 0 where not visible.
-        values: What is read out, likewise.
-        visible: 1 where a key takes part; one at least does.
-        tol: Change at which a query stops.
-        running: 1 where a query is to move at all.
-        tiling: Tiles, which divide `queries` and `keys`.
-        max_steps: Most steps.
-        stop: Measure of the change.
+    Queries are in float32. Rows of keys and values are 0 where `visible` is, and one at least is
+    visible. `running` is 0 for a query that is not iterated. Tiles divide `queries` and `keys`.
     """
     kernel = partial(_search, block=tiling.keys, max_steps=max_steps, stop=stop)
     number, width = query.shape
@@ -106,17 +93,9 @@ def solve(
 ) -> Float[Array, "queries width"]:
     r"""Sums the adjoint series $u = g + J^\top u$ of every query.
 
-    $J = \beta K^\top (\mathrm{diag}(p) - p p^\top) K$ is symmetric. The rules are those of
-    `hopfax.fixed_point.adjoint`, and the result is $g$ where the series diverges.
-
-    Args:
-        beta: Inverse temperature.
-        cotangent: The $g$.
-        weights: The softmax $p$ at each fixed point, 0 where a key is not visible.
-        keys: Stored patterns, 0 where not visible.
-        tol: Relative remainder at which a query stops.
-        tiling: Tiles, which divide `queries` and `keys`.
-        max_steps: Most terms after the first.
+    $J = \beta K^\top (\mathrm{diag}(p) - p p^\top) K$ is symmetric, with $p$ the `weights` at each
+    fixed point, 0 where a key is not visible; $g$ is the cotangent. `tol` and `max_steps` are those
+    of `hopfax.fixed_point.adjoint`, and the result is $g$ where the series diverges.
     """
     kernel = partial(_solve, block=tiling.keys, max_steps=max_steps)
     outputs = (jax.ShapeDtypeStruct(cotangent.shape, jnp.float32),)
@@ -131,7 +110,7 @@ def _launch(
     cut: str,
     tiling: Tiling,
 ) -> tuple[Array, ...]:
-    """Runs a kernel, a program a tile; `cut` says of each argument: tiled, or whole."""
+    """Runs one program per tile; `cut` has "t" for each tiled argument and "w" for a whole one."""
 
     def spec(x: Any, tiled: bool) -> pl.BlockSpec:
         rest = (0,) * (x.ndim - 1)
@@ -146,7 +125,7 @@ def _launch(
         out_specs=[spec(x, True) for x in outputs],
         out_shape=list(outputs),
         interpret=tiling.interpret,
-        # Also chooses Triton: the default of jax 0.10 is another compiler.
+        # Selects Triton, which is not the default of jax 0.10.
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
     )(*arguments)
 
@@ -179,7 +158,7 @@ def _search(
     dot: Dot,
 ) -> None:
     query, tol, running = query_ref[...], tol_ref[...], running_ref[...]
-    # exp2 is an instruction.
+    # exp2 is one instruction of a GPU.
     attend = partial(
         _attend, beta_ref[0] * math.log2(math.e), keys_ref, visible_ref, block=block, dot=dot
     )
@@ -190,9 +169,9 @@ def _search(
         residual = change
         if stop == "relative":
             residual = jnp.minimum(change / jnp.maximum(_norm(loop.state), _TINY), _MOST)
-        # A query need not be a mean of keys: leaving it is a change beyond measure.
+        # The first step never counts as converged.
         residual = jnp.where(loop.step == 0, _MOST, residual)
-        # Not left to min and max, which pass over nan on a GPU.
+        # min and max ignore nan on a GPU.
         residual = jnp.where(jnp.isfinite(change), residual, change)
         moved = loop.running > 0
         residual = jnp.where(moved, residual, loop.residual)
@@ -241,8 +220,8 @@ def _attend(
         here = pl.ds(number * block, block)
         keys = keys_ref[here, :]
         rows = keys if rows_ref is keys_ref else rows_ref[here, :]
-        # Hidden keys weigh something in a block that has no others. Their rows are 0, and the
-        # first visible key shrinks what they add to the total to 0.
+        # In a block without a visible key the others have weight. Their rows are 0, and the first
+        # visible key shrinks their part of the total to 0.
         logits = jnp.where(visible_ref[here][None] > 0, scale * dot(state, keys.T), -_MOST)
         following = jnp.maximum(top, jnp.max(logits, axis=1))
         shrink = jnp.exp2(top - following)
@@ -320,7 +299,7 @@ def _solve(
         running = (active & (residual > tol) & jnp.isfinite(residual)).astype(jnp.int32)
         return _Solve(loop.step + 1, jnp.max(running), term, total, size, residual, running)
 
-    # No cotangent, no series: padding, say.
+    # A zero cotangent, such as padding's, has no series.
     running = (first_norm > 0).astype(jnp.int32)
     final = jax.lax.while_loop(
         lambda loop: (loop.going > 0) & (loop.step < max_steps),
@@ -354,8 +333,7 @@ def _cpu_dot(a: Array, b: Array) -> Array:
 def _gpu_dot(a: Array, b: Array) -> Array:
     """Product at float32's precision on tensor cores; `a` is in float32, `b` may be in bfloat16.
 
-    A fixed point asks for it. Rounded once to the 8 or 11 bits of those cores' numbers, states
-    would change by more than `tol` for ever.
+    Rounded to 8 or 11 bits, as these cores do, states would never converge.
     """
     if b.dtype == jnp.float32:
         return jnp.dot(a, b, precision=jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3)

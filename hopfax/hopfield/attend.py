@@ -9,6 +9,7 @@ $2d$ keys.
 from functools import partial
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -20,12 +21,12 @@ from hopfax.fixed_point import (
     at_fixed_point,
     check_stopping,
     fixed_point,
-    real_array,
     relative_change,
     relative_tol,
 )
 from hopfax.hopfield.retrieval import (
     Beta,
+    Params,
     check_beta,
     check_mask,
     matmul,
@@ -70,29 +71,25 @@ def attend(
     o = V^\top \mathrm{softmax}(\beta' K \xi^*)$$
 
     Args:
-        queries: Where the queries start, one a row.
+        queries: Starts of the queries, one a row.
         keys: Stored patterns $K$, one a row.
-        values: What is read out, a row a key.
+        values: Values, one per key.
         beta: Inverse temperature, > 0, including any $1/\sqrt d$.
         readout_beta: Inverse temperature of the read-out, $\beta'$ > 0; default: `beta`.
         mask: True where a key is real; None takes all. The others' rows are ignored and get a
             gradient of exactly zero. If none is real the result is zero.
-        tol: A query stops when a step changes its state by at most this, one for all or one each.
-            The first step never counts as converged unless `tol` is infinite.
-        max_steps: Maximum number of updates; 0 reads out with the queries themselves, as softmax
-            attention does.
+        tol: See `hopfax.hopfield.retrieve`; one number, or one per query.
+        max_steps: Maximum number of updates; 0 is softmax attention.
         gradient: `"implicit"` or `"unrolled"`.
         stop: `"relative"` or `"absolute"` change of the state.
-        adjoint_max_steps: Maximum number of terms of the implicit gradient's series, at least 1.
+        adjoint_max_steps: See `hopfax.hopfield.retrieve`.
 
     Returns:
         An `Attention`. States and scores are in float32 at least.
 
     Raises:
-        TypeError: If `mask` is not boolean, an argument does not hold real numbers, or the implicit
-            gradient is differentiated in forward mode or a second time.
-        ValueError: If `beta <= 0`, `tol < 0`, an option is not one of the names above, or the
-            shapes are not those of one set of queries, keys and values.
+        AssertionError: If the arguments are not one set of queries, keys and values.
+        TypeError, ValueError: See `hopfax.hopfield.retrieve`.
 
     Differentiation:
         As `hopfax.hopfield.retrieve`: with `"implicit"` the queries of an iteration get a zero
@@ -118,12 +115,7 @@ def attend(
         gradient=gradient,
         least=0,
         adjoint_max_steps=adjoint_max_steps,
-        scalar=False,
     )
-    if jnp.shape(tol) not in ((), queries.shape[:1]):
-        raise ValueError(
-            f"tol must be a number or have shape {queries.shape[:1]}, got {jnp.shape(tol)}"
-        )
     if mask is not None:
         # 0 * nan is nan: padded rows are cleared before the products.
         keys, values = (jnp.where(mask[:, None], rows, 0) for rows in (keys, values))
@@ -168,22 +160,11 @@ def attention_arrays(
     queries: Array, keys: Array, values: Array, mask: Array | None
 ) -> tuple[Array, Array, Array, Array | None]:
     """Returns one set of queries, keys, values and mask as arrays; raises an error for others."""
-    queries, keys = real_array(queries, "queries"), real_array(keys, "keys")
-    values = real_array(values, "values")
-    shapes = queries.shape, keys.shape, values.shape
-    if any(len(shape) != 2 for shape in shapes):
-        raise ValueError(
-            "queries must have shape (queries, width), keys (keys, width) and values (keys, "
-            f"value_width), got {shapes}: use jax.vmap for more"
-        )
-    if queries.shape[1] != keys.shape[1] or len(keys) != len(values):
-        raise ValueError(
-            f"queries and keys must have one width, and each key must have a value, got {shapes}"
-        )
+    queries, keys, values = jnp.asarray(queries), jnp.asarray(keys), jnp.asarray(values)
+    chex.assert_rank([queries, keys, values], 2)
+    chex.assert_equal_shape_suffix([queries, keys], 1)
+    chex.assert_equal_shape_prefix([keys, values], 1)
     return queries, keys, values, check_mask(mask, (len(keys),))
-
-
-Params = tuple[Array, Array, Array | None]
 
 
 def _search_states(params: Params, queries: Array, tol: Array, **options: Any) -> FixedPoint:

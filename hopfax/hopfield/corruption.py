@@ -1,17 +1,16 @@
 """Gaussian noise on embeddings, and the signal-to-noise ratio it leaves.
 
-A standard deviation means nothing without the signal it is added to, so every noise here can be
-set by, and is reported with, its ratio to that signal. Written for one sequence.
+A standard deviation means nothing without the signal it is added to. Written for one sequence;
+`jax.vmap` for more.
 """
 
+import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from hopfax.checks import check_range
 from hopfax.cpu import quick
-from hopfax.fixed_point import real_array
 from hopfax.hopfield.retrieval import check_mask
 
 Signal = Float[Array, "tokens width"]
@@ -25,10 +24,10 @@ def gaussian_noise(
     sigma: float | Float[Array, ""],
     mask: Mask = None,
 ) -> Signal:
-    r"""White noise of standard deviation `sigma` in every coordinate of every real token.
+    r"""Draws white noise of standard deviation `sigma` in every coordinate of every real token.
 
-    A token's noise has the expected squared norm $d\sigma^2$. A token's draws depend on the key
-    and its position alone (up to rounding), not on how far the sequence is padded.
+    A token's noise has the expected squared norm $d\sigma^2$. Its draws depend on the key and its
+    position alone (up to rounding), not on the padding.
 
     Args:
         key: Random key.
@@ -40,7 +39,8 @@ def gaussian_noise(
         The noise, to be added to the signal.
 
     Raises:
-        ValueError: If `sigma` is negative.
+        AssertionError: If the signal is not one sequence, or `sigma` not one number.
+        ValueError: If `sigma` is negative; a traced one is not checked.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -52,10 +52,9 @@ def gaussian_noise(
     References:
         Robertha, section 4 and Eq. 6 (which leaves out the dimension).
     """
-    real_array(sigma, "sigma", scalar=True)
-    if not isinstance(sigma, Tracer) and not np.all(np.asarray(sigma) >= 0):
-        raise ValueError(f"sigma is a standard deviation and must be >= 0, got {sigma}")
     signal = _signal(signal)
+    chex.assert_rank(sigma, 0)
+    check_range(0, sigma=sigma)
     mask = check_mask(mask, signal.shape[:1])
     dtype = signal.dtype if jnp.issubdtype(signal.dtype, jnp.floating) else jnp.float32
     draws = jax.random.normal(quick(key), signal.shape, dtype)
@@ -66,7 +65,7 @@ def gaussian_noise(
 def matched_sigma(
     signal: Signal, *, snr_db: float | Float[Array, ""], mask: Mask = None
 ) -> Float[Array, ""]:
-    r"""Standard deviation whose noise has a wanted signal-to-noise ratio on this signal.
+    r"""Returns the standard deviation of noise that has a given ratio to this signal.
 
     $$\sigma = \mathrm{rms}(e) \cdot 10^{-SNR/20}$$
 
@@ -87,7 +86,7 @@ def matched_sigma(
         >>> round(float(hopfield.matched_sigma(signal, snr_db=20.0)), 4)
         0.3536
     """
-    signal, snr_db = _signal(signal), real_array(snr_db, "snr_db", scalar=True)
+    signal = _signal(signal)
     power = _mean_squared_norm(signal, mask) / signal.shape[-1]
     # The root has an infinite slope at 0, where no token is real.
     silent = power == 0
@@ -96,7 +95,7 @@ def matched_sigma(
 
 
 def snr_db(signal: Signal, noise: Signal, *, mask: Mask = None) -> Float[Array, ""]:
-    r"""Realised signal-to-noise ratio over the real tokens, in dB.
+    r"""Returns the realised signal-to-noise ratio over the real tokens, in dB.
 
     $$10 \log_{10} \frac{\mathrm{mean}\, \|e_i\|^2}{\mathrm{mean}\, \|n_i\|^2}$$
 
@@ -116,20 +115,14 @@ def snr_db(signal: Signal, noise: Signal, *, mask: Mask = None) -> Float[Array, 
         20.0
     """
     signal, noise = _signal(signal), _signal(noise)
-    if signal.shape != noise.shape:
-        raise ValueError(
-            f"signal and noise must have one shape, got {signal.shape} and {noise.shape}"
-        )
+    chex.assert_equal_shape([signal, noise])
     ratio = _mean_squared_norm(signal, mask) / _mean_squared_norm(noise, mask)
     return 10 * jnp.log10(ratio)
 
 
 def _signal(rows: Array) -> Signal:
-    rows = real_array(rows, "signal and noise")
-    if rows.ndim != 2:
-        raise ValueError(
-            f"a signal must have shape (tokens, width), got {rows.shape}: use jax.vmap for more"
-        )
+    rows = jnp.asarray(rows)
+    chex.assert_rank(rows, 2)
     return rows
 
 

@@ -7,28 +7,21 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from hopfax.fixed_point import (
-    FixedPoint,
-    Gradient,
-    Stop,
-    check_steps,
-    check_stopping,
-    fixed_point,
-    real_array,
-)
+from hopfax.checks import check_range
+from hopfax.fixed_point import FixedPoint, Gradient, Stop, fixed_point
 
 # Full float32: with TF32, the default on GPUs, iterations stall early or never converge.
 matmul = partial(jnp.matmul, precision="highest")
 
 Beta = float | Float[Array, ""]
 Mask = Bool[Array, " patterns"] | None
+Params = tuple[Float[Array, "patterns width"], Float[Array, ""], Mask]
 
 
 class Trajectory(NamedTuple):
@@ -57,12 +50,12 @@ def energy(
         mask: True where a pattern is real; None takes all.
 
     Returns:
-        The energy, a scalar in float32 at least; +inf if no pattern is real, nan for a traced
-        `beta <= 0`.
+        The energy, a scalar in float32 at least; +inf if no pattern is real.
 
     Raises:
+        AssertionError: If the arguments are not one state and its patterns.
         TypeError: If `mask` is not boolean.
-        ValueError: If `beta <= 0`, or the shapes are not those of one state and its patterns.
+        ValueError: If `beta <= 0`; a traced one is not checked.
 
     Example:
         >>> import jax.numpy as jnp
@@ -75,7 +68,7 @@ def energy(
         Robertha, Eq. 2, divided by $\beta$ and without its constant. In these units an update is
         a gradient step of size 1 for every $\beta$.
     """
-    state, patterns, beta, mask = _prepared(state, patterns, beta, mask)
+    state, (patterns, beta, mask) = _prepared(state, patterns, beta, mask)
     logits = _logits(matmul(patterns, state), beta, mask)
     energy = -jax.nn.logsumexp(logits) / beta + 0.5 * jnp.sum(jnp.square(state))
     return energy if mask is None else jnp.where(jnp.any(mask), energy, jnp.inf)
@@ -106,8 +99,7 @@ def update(
         float32 at least.
 
     Raises:
-        TypeError: If `mask` is not boolean.
-        ValueError: If `beta <= 0`, or the shapes are not those of one state and its patterns.
+        See `energy`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -119,8 +111,35 @@ def update(
     References:
         Robertha, Eq. 4.
     """
-    start, patterns, beta, mask = _prepared(state, patterns, beta, mask)
-    return update_unchecked((patterns, beta, mask), start).astype(_kept(state, start))
+    start, params = _prepared(state, patterns, beta, mask)
+    return update_unchecked(params, start).astype(_kept(state, start))
+
+
+def update_unchecked(params: Params, state: Float[Array, " width"]) -> Float[Array, " width"]:
+    """`update` with the patterns, beta and mask of `_prepared`."""
+    patterns, beta, mask = params
+    # In this order vmap gives one row of scores per state, as softmax and the next product read.
+    scores = matmul(state, patterns.T)
+    return matmul(softmax(scores, beta, mask), patterns)
+
+
+def softmax(scores: Array, beta: Array, mask: Array | None) -> Array:
+    """Weights of the real patterns."""
+    return jax.nn.softmax(_logits(scores, beta, mask))
+
+
+def _logits(scores: Array, beta: Array, mask: Array | None) -> Array:
+    logits = beta * scores
+    # Finite, so that a fully padded set gives equal weights to zeros instead of nan.
+    return logits if mask is None else jnp.where(mask, logits, jnp.finfo(logits.dtype).min)
+
+
+# `fixed_point` repeats a map until its state changes by at most `tol`. Compiled once per shape:
+# outside of a jit a loop is compiled anew in every call.
+_iterate = jax.jit(
+    fixed_point,
+    static_argnames=("fn", "max_steps", "gradient", "stop", "min_steps", "adjoint_max_steps"),
+)
 
 
 def retrieve(
@@ -158,10 +177,11 @@ def retrieve(
         arithmetic is in float32 at least.
 
     Raises:
+        AssertionError: If the arguments are not one query and its patterns.
         TypeError: If `mask` is not boolean, or the implicit gradient is differentiated in forward
             mode or a second time.
-        ValueError: If `beta <= 0`, `tol < 0`, `max_steps < 1`, `gradient` or `stop` is not one of
-            the names above, or the shapes are not those of one query and its patterns.
+        ValueError: If `beta <= 0`, `tol < 0`, a number of steps is below 1, or `gradient` or `stop`
+            is not one of the names above. Traced numbers are not checked.
 
     Differentiation:
         See `hopfax.fixed_point.fixed_point`. With `"implicit"` the query gets a zero gradient:
@@ -178,13 +198,15 @@ def retrieve(
     References:
         Robertha, Eqs. 7 and 8.
     """
-    check_stopping(tol=tol, max_steps=max_steps, stop=stop, adjoint_max_steps=adjoint_max_steps)
-    start, patterns, beta, mask = _prepared(query, patterns, beta, mask, name="query")
-    attractor = _settle(
-        (patterns, beta, mask),
+    check_range(0, tol=tol)
+    start, params = _prepared(query, patterns, beta, mask)
+    attractor = _iterate(
+        update_unchecked,
+        params,
         start,
         tol=tol,
         max_steps=max_steps,
+        min_steps=2,
         gradient=gradient,
         stop=stop,
         adjoint_max_steps=adjoint_max_steps,
@@ -213,9 +235,7 @@ def trajectory(
         A `Trajectory` of `num_steps + 1` states and energies, the query's own first.
 
     Raises:
-        TypeError: If `mask` is not boolean.
-        ValueError: If `beta <= 0`, `num_steps < 1`, or the shapes are not those of one query and
-            its patterns.
+        See `energy`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -224,104 +244,12 @@ def trajectory(
         >>> path.states.shape, bool((jnp.diff(path.energies) <= 0).all())
         ((6, 2), True)
     """
-    query, patterns, beta, mask = _prepared(query, patterns, beta, mask, name="query")
-    check_steps("num_steps", num_steps)
-    return _walk((patterns, beta, mask), query, num_steps=num_steps)
-
-
-def check_beta(beta: Beta, dtype: DTypeLike) -> Float[Array, ""]:
-    """Returns `beta` in a dtype; nan for a traced one that is not positive.
-
-    Raises:
-        ValueError: If it is not one positive number, as far as known before the program runs.
-    """
-    real_array(beta, "beta", scalar=True)
-    if not isinstance(beta, Tracer):
-        if not np.asarray(beta) > 0:
-            raise ValueError(f"beta is an inverse temperature and must be > 0, got {beta}")
-        if not 0 < np.asarray(beta, np.float64) <= float(jnp.finfo(dtype).max):
-            raise ValueError(f"beta must be finite in {jnp.dtype(dtype)}, got {beta}")
-    beta = jnp.asarray(beta, dtype)
-    return jnp.where(beta > 0, beta, jnp.nan)
-
-
-def check_mask(mask: ArrayLike | Sequence[bool] | None, shape: tuple[int, ...]) -> Array | None:
-    """Returns a mask as an array.
-
-    Args:
-        mask: Booleans, an array or a list; or None.
-        shape: The shape it must have.
-
-    Raises:
-        TypeError: If it does not hold booleans.
-        ValueError: If it has another shape.
-    """
-    if mask is None:
-        return None
-    mask = real_array(mask, "mask")
-    if mask.dtype != bool:
-        raise TypeError(f"mask must be boolean, True where real, got {mask.dtype}")
-    if mask.shape != shape:
-        raise ValueError(f"mask must have shape {shape}, got {mask.shape}")
-    return mask
-
-
-def _prepared(
-    state: Array, patterns: Array, beta: Beta, mask: Mask, *, name: str = "state"
-) -> tuple[Array, Array, Array, Array | None]:
-    """Checks the arguments, promotes them to float32 at least, and clears padded rows."""
-    state, patterns = real_array(state, name), real_array(patterns, "patterns")
-    if state.ndim != 1 or patterns.ndim != 2:
-        raise ValueError(
-            f"{name} must have shape (width,) and patterns (patterns, width), got "
-            f"{state.shape} and {patterns.shape}: use jax.vmap for more"
-        )
-    if state.shape[0] != patterns.shape[1]:
-        raise ValueError(
-            f"{name} and patterns must have one width, got {state.shape[0]} and {patterns.shape[1]}"
-        )
-    mask = check_mask(mask, (len(patterns),))
-    dtype = jnp.result_type(state, patterns, jnp.float32)
-    patterns = jnp.asarray(patterns, dtype)
-    if mask is not None:
-        # 0 * nan is nan: padded rows are cleared before the products.
-        patterns = jnp.where(mask[:, None], patterns, 0)
-    return jnp.asarray(state, dtype), patterns, check_beta(beta, dtype), mask
-
-
-def _kept(argument: Array, start: Array) -> jnp.dtype:
-    """Results have the argument's dtype, unless it is not floating."""
-    dtype = jnp.asarray(argument).dtype
-    return dtype if jnp.issubdtype(dtype, jnp.floating) else start.dtype
-
-
-def update_unchecked(params: tuple[Array, Array, Mask], state: Array) -> Array:
-    """`update` of `(patterns, beta, mask)` that are checked already, for loops."""
-    patterns, beta, mask = params
-    # In this order vmap gives one row of scores per state, as softmax and the next product read.
-    return matmul(softmax(matmul(state, patterns.T), beta, mask), patterns)
-
-
-def softmax(scores: Array, beta: Array, mask: Array | None) -> Array:
-    """Weights of the real patterns."""
-    return jax.nn.softmax(_logits(scores, beta, mask))
-
-
-def _logits(scores: Array, beta: Array, mask: Array | None) -> Array:
-    logits = beta * scores
-    # Finite, so that a fully padded set gives equal weights to zeros instead of nan.
-    return logits if mask is None else jnp.where(mask, logits, jnp.finfo(logits.dtype).min)
-
-
-# Compiled once per shape: outside of a jit a loop is compiled anew in every call.
-_settle = jax.jit(
-    partial(fixed_point, update_unchecked, min_steps=2),
-    static_argnames=("max_steps", "gradient", "stop", "adjoint_max_steps"),
-)
+    state, params = _prepared(query, patterns, beta, mask)
+    return _walk(params, state, num_steps=num_steps)
 
 
 @partial(jax.jit, static_argnames="num_steps")
-def _walk(params: tuple[Array, Array, Mask], start: Array, *, num_steps: int) -> Trajectory:
+def _walk(params: Params, start: Array, *, num_steps: int) -> Trajectory:
     def step(state: Array, _: None) -> tuple[Array, Array]:
         following = update_unchecked(params, state)
         return following, following
@@ -331,3 +259,41 @@ def _walk(params: tuple[Array, Array, Mask], start: Array, *, num_steps: int) ->
     patterns, beta, mask = params
     energies = jax.vmap(lambda s: energy(s, patterns, beta=beta, mask=mask))(states)
     return Trajectory(states, energies)
+
+
+def check_beta(beta: Beta, dtype: DTypeLike) -> Float[Array, ""]:
+    """Returns `beta` in a dtype; raises an error unless it is one positive number."""
+    chex.assert_rank(beta, 0)
+    check_range(0, ends="(]", beta=beta)
+    return jnp.asarray(beta, dtype)
+
+
+def check_mask(mask: ArrayLike | Sequence[bool] | None, shape: tuple[int, ...]) -> Array | None:
+    """Returns a mask as an array; raises an error unless it has booleans and this shape."""
+    if mask is None:
+        return None
+    mask = jnp.asarray(mask)
+    if mask.dtype != bool:
+        raise TypeError(f"mask must be boolean, True where real, got {mask.dtype}")
+    if mask.shape != shape:
+        raise ValueError(f"mask must have shape {shape}, got {mask.shape}")
+    return mask
+
+
+def _prepared(state: Array, patterns: Array, beta: Beta, mask: Mask) -> tuple[Array, Params]:
+    """Checks the arguments, promotes them to float32 at least, and clears padded rows."""
+    state, patterns = jnp.asarray(state), jnp.asarray(patterns)
+    chex.assert_rank([state, patterns], [1, 2])
+    dtype = jnp.result_type(state, patterns, jnp.float32)
+    state, patterns = state.astype(dtype), patterns.astype(dtype)
+    mask = check_mask(mask, (len(patterns),))
+    if mask is not None:
+        # 0 * nan is nan: padded rows are cleared before the products.
+        patterns = jnp.where(mask[:, None], patterns, 0)
+    return state, (patterns, check_beta(beta, dtype), mask)
+
+
+def _kept(argument: Array, state: Array) -> jnp.dtype:
+    """Results have the argument's dtype, unless it is not floating."""
+    dtype = jnp.asarray(argument).dtype
+    return dtype if jnp.issubdtype(dtype, jnp.floating) else state.dtype

@@ -6,12 +6,12 @@ Written for the keys of one sequence; `jax.vmap` for more.
 import math
 import warnings
 
+import chex
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 from jaxtyping import Array, Bool, Float
 
-from hopfax.fixed_point import real_array
+from hopfax.checks import check_range, is_traced
 from hopfax.hopfield.entropy import Entropy, eigenvalue_shares, shannon, spectral_entropy
 from hopfax.hopfield.retrieval import check_mask
 
@@ -50,7 +50,7 @@ def key_spectrum(keys: Keys, *, mask: Mask = None) -> Float[Array, " width"]:
     References:
         Robertha, Eq. 9.
     """
-    keys = _checked(keys)
+    keys = _sequence(keys)
     shares = eigenvalue_shares(_gram(keys, mask))
     return jnp.pad(shares, (0, keys.shape[1] - shares.shape[0]))
 
@@ -67,22 +67,22 @@ def eigen_entropy(
         keys: One key a row, width $d$ at least 2.
         mask: True where a token is real; None takes all.
         entropy: `"shannon"`, the paper's $H_{norm}$, from eigenvalues; `"renyi2"`, $H_{2, norm}$,
-            the logarithm of `participation_ratio` over $\log d$, at most $H_{norm}$, from sums
-            of squares alone; or `"shannon_matmul"`, $H_{norm}$ by matrix products alone, within
-            1 % in value and gradient where no share but zero is below 5e-6.
+            at most $H_{norm}$, from sums of squares; or `"shannon_matmul"`, $H_{norm}$ by matrix
+            products, within 1 % in value and gradient where no share but zero is below 5e-6.
 
     Returns:
         A number in [0, 1]: 0 if the keys vary along one line or not at all, 1 if they vary
         equally along all $d$ directions.
 
     Raises:
-        ValueError: If the width is below 2, where the normalisation is 0, if the mask is of
-            another length, or if there is no such entropy.
+        AssertionError: If the keys are not those of one sequence.
+        ValueError: If the width is below 2, where the normalisation is 0, or there is no such
+            entropy.
 
     Differentiation:
         Finite for constant, duplicate, zero and fully padded keys; padded rows get exactly zero.
-        Keys that do not vary have entropy 0 and gradient 0, whichever the entropy: at them it has
-        no limit. See `spectral_entropy` for each.
+        Keys that do not vary have entropy 0 and gradient 0. See `spectral_entropy` for each
+        entropy.
 
     Example:
         >>> import jax.numpy as jnp
@@ -95,10 +95,9 @@ def eigen_entropy(
     References:
         Robertha, Eq. 10.
     """
-    keys = _checked(keys)
+    keys = _sequence(keys)
     width = keys.shape[1]
-    if width < 2:
-        raise ValueError(f"entropy is normalised by log(width), so width must be >= 2, got {width}")
+    check_range(2, width=width)
     normalised = spectral_entropy(_gram(keys, mask), entropy=entropy) / math.log(width)
     # Rounding can take it above 1; the gradient stays.
     return normalised - jax.lax.stop_gradient(jnp.maximum(normalised - 1, 0))
@@ -195,7 +194,7 @@ def esr_penalty(
         The penalty, >= 0.
 
     Raises:
-        ValueError: If the width is below 2, or if there is no such entropy.
+        See `eigen_entropy`.
 
     Differentiation:
         As `eigen_entropy`. Second derivatives of `"shannon"` are nan where two eigenvalues are
@@ -216,8 +215,7 @@ def esr_penalty(
     References:
         Robertha, Eq. 12.
     """
-    real_array(target, "target", scalar=True)
-    if not isinstance(target, Tracer) and not 0 <= float(target) <= 1:
+    if not is_traced(target) and not 0 <= float(target) <= 1:
         warnings.warn(
             f"the ESR target must be in [0, 1], the range of the normalised entropy, got "
             f"{float(target):g}: the penalty only drives the entropy to the nearer end",
@@ -226,13 +224,9 @@ def esr_penalty(
     return jnp.square(eigen_entropy(keys, mask=mask, entropy=entropy) - target)
 
 
-def _checked(keys: Keys) -> Keys:
-    keys = real_array(keys, "keys")
-    if keys.ndim != 2 or 0 in keys.shape:
-        raise ValueError(
-            f"keys must have shape (tokens, width), both at least 1, got {keys.shape}: "
-            "use jax.vmap for more than one sequence"
-        )
+def _sequence(keys: Keys) -> Keys:
+    keys = jnp.asarray(keys)
+    chex.assert_rank(keys, 2)
     return keys
 
 

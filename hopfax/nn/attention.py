@@ -11,8 +11,9 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from hopfax import experimental, hopfield
+from hopfax.checks import check_range
 from hopfax.cpu import by_groups, quick
-from hopfax.fixed_point import Gradient, Stop, check_steps, check_stopping, fixed_point
+from hopfax.fixed_point import Gradient, Stop, check_stopping, fixed_point
 from hopfax.hopfield.retrieval import check_beta, check_mask
 from hopfax.nn.precision import linear
 
@@ -345,7 +346,7 @@ def _join(x: Heads) -> Tokens:
 
 
 def _check_layer(width: int, num_heads: int, rngs: nnx.Rngs) -> None:
-    check_steps("width", width)
+    check_range(1, width=width)
     if not isinstance(num_heads, int) or num_heads < 1 or width % num_heads:
         raise ValueError(f"width {width} does not divide into {num_heads} heads")
     if not isinstance(rngs, nnx.Rngs):

@@ -10,13 +10,11 @@ Functions passed in are traced at every call: for repeated calls, `jax.jit` the 
 from hopfax.stability import theory as theory
 from hopfax.stability.estimators import Estimate as Estimate
 from hopfax.stability.estimators import noise_stability as noise_stability
-from hopfax.stability.estimators import normalized_stability as normalized_stability
 from hopfax.stability.influence import geometric_influence as geometric_influence
 from hopfax.stability.influence import total_influence as total_influence
 from hopfax.stability.noise import bit_pair as bit_pair
 from hopfax.stability.noise import bonami_beckner_pair as bonami_beckner_pair
 from hopfax.stability.noise import gaussian_pair as gaussian_pair
-from hopfax.stability.noise import uniform_token_pair as uniform_token_pair
 from hopfax.stability.penalty import stability_penalty as stability_penalty
 from hopfax.stability.penalty import stability_regularizer as stability_regularizer
 from hopfax.stability.spectrum import LevelWeights as LevelWeights

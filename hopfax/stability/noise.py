@@ -4,14 +4,12 @@ A pair sampler is called as `pair(key, shape, rho=rho)` and returns two arrays. 
 depend on `rho`, so that estimates at several correlations share it.
 """
 
-from typing import Any
-
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from hopfax.checks import check_range
 
 Rho = float | Float[Array, ""]
 
@@ -58,14 +56,13 @@ def bit_pair(
     Args:
         key: Random key.
         shape: Shape of either array.
-        rho: Correlation, in [-1, 1]; a traced value outside of it gives nan.
+        rho: Correlation, in [-1, 1]. Its gradient is 0: the draws jump.
 
     Returns:
         The bits as floats, and their noisy copy.
 
     Raises:
         ValueError: If `rho` is outside [-1, 1].
-        TypeError: If a gradient with respect to `rho` is taken: the draws jump, so it would be 0.
 
     Example:
         >>> x, y = bit_pair(jax.random.key(0), (10_000,), rho=0.5)
@@ -79,9 +76,8 @@ def bit_pair(
     for_bits, for_flips = jax.random.split(key)
     first = jax.random.rademacher(for_bits, shape, jnp.result_type(float))
     draws = jax.random.uniform(for_flips, shape)
-    rho = _no_gradient(jnp.asarray(rho, draws.dtype))
-    signs = jnp.where(draws < (1 + rho) / 2, 1, -1)
-    return first, first * jnp.where(jnp.abs(rho) <= 1, signs, jnp.nan)
+    flips = draws >= (1 + jnp.asarray(rho, draws.dtype)) / 2
+    return first, jnp.where(flips, -first, first)
 
 
 def bonami_beckner_pair(
@@ -94,16 +90,16 @@ def bonami_beckner_pair(
 
     Args:
         key: Random key.
-        tokens: Token ids in [0, num_tokens). Traced ids are not checked.
-        rho: Noise parameter, in [-1, 1]; a traced value outside of it acts as the nearer end.
+        tokens: Token ids in [0, num_tokens).
+        rho: Noise parameter, in [-1, 1]. Its gradient is 0: the draws jump.
         num_tokens: Size of the vocabulary, >= 1.
 
     Returns:
         The tokens, unchanged, and the noisy copy.
 
     Raises:
-        ValueError: If `rho`, `num_tokens` or a token is out of range.
-        TypeError: If the tokens are not integers, or a gradient with respect to `rho` is taken.
+        AssertionError: If the tokens are not integers.
+        ValueError: If `rho`, `num_tokens` or a token is out of range; traced ones are not checked.
 
     Example:
         >>> tokens = jnp.zeros(10_000, int)
@@ -116,81 +112,15 @@ def bonami_beckner_pair(
     """
     _check_rho(rho)
     tokens = jnp.asarray(tokens)
-    if not jnp.issubdtype(tokens.dtype, jnp.integer):
-        raise TypeError(f"tokens must be integer ids, got {tokens.dtype}")
-    check_range(1, jnp.iinfo(tokens.dtype).max + 1, num_tokens=num_tokens)
+    chex.assert_type(tokens, int)
+    check_range(1, num_tokens=num_tokens)
     check_range(0, num_tokens - 1, tokens=tokens)
     for_kept, for_fresh = jax.random.split(key)
-    kept = jax.random.uniform(for_kept, tokens.shape) < (1 + _no_gradient(jnp.asarray(rho))) / 2
+    kept = jax.random.uniform(for_kept, tokens.shape) < (1 + rho) / 2
     fresh = jax.random.randint(for_fresh, tokens.shape, 0, num_tokens).astype(tokens.dtype)
     return tokens, jnp.where(kept, tokens, fresh)
-
-
-def uniform_token_pair(
-    key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Rho, num_tokens: int
-) -> tuple[Int[Array, "..."], Int[Array, "..."]]:
-    """Draws uniform tokens and their `bonami_beckner_pair`.
-
-    As a sampler: `partial(uniform_token_pair, num_tokens=...)`. Two tokens agree as at correlation
-    (1 + rho) / 2: pass that to bounds such as `spectral_tail_bound`.
-
-    Args:
-        key: Random key.
-        shape: Shape of either array.
-        rho: Noise parameter, in [-1, 1].
-        num_tokens: Size of the vocabulary, >= 1.
-
-    Returns:
-        Uniform tokens and their noisy copy.
-
-    Raises:
-        ValueError: See `bonami_beckner_pair`.
-
-    Example:
-        >>> first, second = uniform_token_pair(jax.random.key(0), (4,), rho=1.0, num_tokens=3)
-        >>> bool((first == second).all())
-        True
-    """
-    for_tokens, for_noise = jax.random.split(key)
-    tokens = jax.random.randint(for_tokens, shape, 0, num_tokens)
-    return bonami_beckner_pair(for_noise, tokens, rho=rho, num_tokens=num_tokens)
-
-
-def check_range(low: float, high: float = np.inf, *, ends: str = "[]", **values: Any) -> None:
-    """Raises a ValueError unless all values known before the program runs are in the interval.
-
-    Args:
-        low: Its lower end.
-        high: Its upper end; without it, values must be finite.
-        ends: Its brackets: "[" or "(", then "]" or ")".
-        values: Numbers or arrays, by the names of the arguments that hold them.
-    """
-    ends = ends[0] + (")" if high == np.inf else ends[1])
-    for name, value in values.items():
-        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
-            continue
-        entries = np.asarray(value)
-        above = entries > low if ends[0] == "(" else entries >= low
-        below = entries < high if ends[1] == ")" else entries <= high
-        if not np.all(above & below):
-            wrong = entries[~(above & below)].flat[0]
-            raise ValueError(f"{name} must be in {ends[0]}{low:g}, {high:g}{ends[1]}, got {wrong}")
 
 
 def _check_rho(rho: Rho) -> None:
     chex.assert_rank(rho, 0)
     check_range(-1, 1, rho=rho)
-
-
-@jax.custom_jvp
-def _no_gradient(rho: Array) -> Array:
-    """Returns `rho`, and refuses to be differentiated: draws are compared with it."""
-    return rho
-
-
-@_no_gradient.defjvp
-def _refuse(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    raise TypeError(
-        "bits and tokens have no gradient with respect to rho: the draws jump. Fit a polynomial "
-        "in rho to noise_stability at several rho, or use level_weights"
-    )

@@ -13,11 +13,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.scipy.stats import norm
 from jaxtyping import Array, Float
 
-from hopfax.stability.noise import check_range
+from hopfax.checks import check_range
 
 Numbers = float | Float[Array, "..."]
 
@@ -27,18 +26,6 @@ class Interval(NamedTuple):
 
     low: Float[Array, "..."]
     high: Float[Array, "..."]
-
-
-class RectifiedMoments(NamedTuple):
-    r"""First two moments of a rectified Gaussian.
-
-    Attributes:
-        mean: $E_1 = E\,\mathrm{ReLU}(X)$.
-        second_moment: $E_2 = E\,\mathrm{ReLU}(X)^2$.
-    """
-
-    mean: Float[Array, "..."]
-    second_moment: Float[Array, "..."]
 
 
 def relu_stability(rho: Numbers) -> Float[Array, "..."]:
@@ -96,18 +83,14 @@ def relu_stability_quadratic(rho: Numbers) -> Float[Array, "..."]:
     return 1 / (2 * jnp.pi) + rho / 4 + rho**2 / (4 * jnp.pi)
 
 
-def linear_recurrence(
-    rho: Numbers, *, num_layers: int, value_norm: float = 1.0
-) -> Float[Array, "layers+1 ..."]:
-    r"""Iterates the linear part of Eq. 8, $\rho_l = \frac{1}{2\pi} + \frac{\gamma^2\rho_{l-1}}{4}$.
+def linear_recurrence(rho: Numbers, *, num_layers: int) -> Float[Array, "layers+1 ..."]:
+    r"""Iterates the linear proxy of Eq. 5, $\rho_l = \frac{1}{2\pi} + \frac{\rho_{l-1}}{4}$.
 
-    Its limit is $\frac{2}{\pi(4-\gamma^2)}$. At $\gamma = 1$ it is the linear proxy of Eq. 5, with
-    the paper's limit $2/(3\pi) = 0.2122$.
+    Its limit is the paper's $2/(3\pi) = 0.2122$.
 
     Args:
         rho: Correlation of the inputs, in [-1, 1].
         num_layers: Number of layers, >= 0.
-        value_norm: $\gamma = \|(W_V)_{:,j}\|$, in [0, 1].
 
     Returns:
         The input's correlation, then the stability after every layer.
@@ -119,8 +102,7 @@ def linear_recurrence(
         >>> round(float(linear_recurrence(0.5, num_layers=20)[-1]), 4)
         0.2122
     """
-    gain = _squared(value_norm)
-    return _recurrence(lambda rho: 1 / (2 * jnp.pi) + gain * rho / 4, rho, num_layers)
+    return _recurrence(lambda rho: 1 / (2 * jnp.pi) + rho / 4, rho, num_layers)
 
 
 def transformer_recurrence(
@@ -136,10 +118,9 @@ def transformer_recurrence(
 
     $$\rho_l = R\bigl(\gamma^2 \rho_{l-1}\, s(\rho_{l-1})\bigr)$$
 
-    As in Eq. 5, *un-normalised* stability is iterated as if it were a correlation. So this is not
-    the stability of a network of several layers: there the second moment shrinks too. The limit of
-    Eq. 8 is 0.2172 at $\gamma = 1$ (not the linear proxy's $2/(3\pi)$), and $1/(2\pi)$ at
-    $\gamma = 0$.
+    As in Eq. 5, *un-normalised* stability is iterated as if it were a correlation, so this is not
+    the stability of a network of several layers. The limit of Eq. 8 is 0.2172 at $\gamma = 1$ (not
+    the linear proxy's $2/(3\pi)$), and $1/(2\pi)$ at $\gamma = 0$.
 
     Args:
         rho: Correlation of the inputs, in [-1, 1].
@@ -160,31 +141,34 @@ def transformer_recurrence(
     References:
         Noise Stability of Transformer Models, Eq. 5, Eq. 8, Theorem 5.3 and Appendix H.
     """
-    layer = partial(_transformer_layer, num_tokens, _squared(value_norm))
+    check_range(0, 1, value_norm=value_norm)
+    gain = jnp.square(jnp.asarray(value_norm, jnp.result_type(float)))
+
+    def layer(rho: Array) -> Array:
+        attended = rho if num_tokens is None else attention_stability(rho, num_tokens=num_tokens)
+        return relu_stability(gain * attended)
+
     return _recurrence(layer, rho, num_layers)
 
 
-def attention_stability(
-    rho: Numbers, *, num_tokens: int, num_points: int = 96
-) -> Float[Array, "..."]:
+def attention_stability(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]:
     r"""Computes the stability of attention with unstructured scores: $\rho\, s(\rho)$.
 
-    In wide layers $X W X^\top$ with $W \sim \mathcal N(0, I)$ makes each token attend to one
-    other, picked at random but for the noise; $s$ is `attention_overlap`. The value projection
-    adds the factor $\|(W_V)_{:,j}\|^2$. The layer is $\sigma(XWX^\top) X W_V$; the theorem's
-    statement leaves out the $W$. With $W = I$ or $UU^\top$ each token attends to itself, with the
-    noise and without, and the stability is $\rho$ itself (Theorem 5.2).
+    The layer is $\sigma(XWX^\top) X W_V$ with $W \sim \mathcal N(0, I)$; the theorem's statement
+    leaves out the $W$. In wide layers each token attends to one other at random, to the same one
+    under noise with probability $s$ (`attention_overlap`). The value projection adds the factor
+    $\|(W_V)_{:,j}\|^2$. With $W = I$ or $UU^\top$ each token attends to itself, and the stability
+    is $\rho$ (Theorem 5.2).
 
     Args:
         rho: Correlation, in [-1, 1].
         num_tokens: Tokens to attend to, >= 1.
-        num_points: See `attention_overlap`.
 
     Returns:
         The stability, in [-1, 1].
 
     Raises:
-        ValueError: See `attention_overlap`.
+        ValueError: If a number is out of its range.
 
     Example:
         >>> round(float(attention_stability(0.0, num_tokens=4)), 3)
@@ -193,13 +177,11 @@ def attention_stability(
     References:
         Noise Stability of Transformer Models, Theorems 5.2 and 5.3.
     """
-    overlap = attention_overlap(rho, num_tokens=num_tokens, num_points=num_points)
+    overlap = attention_overlap(rho, num_tokens=num_tokens)
     return jnp.asarray(rho, overlap.dtype) * overlap
 
 
-def attention_overlap(
-    rho: Numbers, *, num_tokens: int, num_points: int = 96
-) -> Float[Array, "..."]:
+def attention_overlap(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]:
     r"""Computes the probability $s(\rho)$ that a token attends to the same one despite noise.
 
     A token's scores $x_i W x_j$ are bilinear in the inputs: with and without noise they are normal
@@ -208,19 +190,18 @@ def attention_overlap(
 
     $$s(\rho) = n\, E\bigl[\Phi_2(G, G'; \rho^2)^{n-1}\bigr],$$
 
-    where $(G, G')$ has that correlation and $\Phi_2$ is their distribution function.
+    where $(G, G')$ has that correlation and $\Phi_2$ is their distribution function. Its
+    quadratures give five digits up to a thousand tokens, in float64.
 
     Args:
         rho: Correlation of the inputs, in [-1, 1].
         num_tokens: $n$, >= 1.
-        num_points: Points of each of the two quadratures (Gauss-Legendre); 96 give five digits up
-            to a thousand tokens, in float64.
 
     Returns:
         A probability: $1/n$ at $\rho = 0$, and 1 at $|\rho| = 1$.
 
     Raises:
-        ValueError: If `rho` is outside [-1, 1], `num_tokens < 1` or `num_points < 2`.
+        ValueError: If a number is out of its range.
 
     Example:
         >>> round(float(attention_overlap(0.0, num_tokens=4)), 3)
@@ -228,45 +209,10 @@ def attention_overlap(
     """
     check_range(-1, 1, rho=rho)
     check_range(1, num_tokens=num_tokens)
-    check_range(2, num_points=num_points)
     rho = jnp.asarray(rho, jnp.result_type(float))
-    one = partial(_overlap, num_tokens=num_tokens, num_points=num_points)
+    one = partial(_overlap, num_tokens=num_tokens)
     inside = jax.vmap(one)(jnp.square(rho).reshape(-1)).reshape(rho.shape)
     return jnp.where(jnp.abs(rho) < 1, inside, jnp.where(jnp.abs(rho) == 1, 1.0, jnp.nan))
-
-
-def rectified_gaussian_moments(*, mean: Numbers = 0.0, std: Numbers = 1.0) -> RectifiedMoments:
-    r"""Computes the first two moments of $\mathrm{ReLU}(X)$, $X \sim N(\mu, \sigma^2)$.
-
-    $$E_1 = \mu\,\Phi(\mu/\sigma) + \sigma\,\phi(\mu/\sigma), \qquad
-    E_2 = (\mu^2 + \sigma^2)\,\Phi(\mu/\sigma) + \mu\,\sigma\,\phi(\mu/\sigma)$$
-
-    Both are differences of nearly equal numbers where $\mu \ll -\sigma$: there their rounding error
-    is small against $\sigma$ and $\sigma^2$, not against themselves.
-
-    Args:
-        mean: $\mu$.
-        std: $\sigma$, > 0.
-
-    Returns:
-        The mean and the second moment, >= 0.
-
-    Raises:
-        ValueError: If `std` is not positive.
-
-    Example:
-        >>> print(rectified_gaussian_moments().second_moment)
-        0.5
-
-    References:
-        Noise Stability of Transformer Models, Lemma 11.
-    """
-    check_range(0, ends="()", std=std)
-    mean, std = (jnp.asarray(number, jnp.result_type(float)) for number in (mean, std))
-    below, density = norm.cdf(mean / std), std * norm.pdf(mean / std)
-    first = mean * below + density
-    second = (mean**2 + std**2) * below + mean * density
-    return RectifiedMoments(jnp.maximum(first, 0), jnp.maximum(second, 0))
 
 
 def relu_process_stability(
@@ -281,9 +227,12 @@ def relu_process_stability(
     $$E[\mathrm{ReLU}(X)\,\mathrm{ReLU}(Y)] = \rho\,\alpha\,E_2 + (1-\rho)\,E_1^2$$
 
     Here $Y = \alpha X$ with probability $\rho$, else an independent draw, and both draws are
-    $N(\mu, \sigma^2)$. This is an equality, and of another noise than the correlated Gaussians of
-    `relu_stability`. $E_1$ and $E_2$ are those of `rectified_gaussian_moments`; the paper's text
-    swaps them.
+    $N(\mu, \sigma^2)$, not the correlated Gaussians of `relu_stability`. The paper's text swaps the
+    moments of the rectified draw,
+
+    $$E_1 = E\,\mathrm{ReLU}(X) = \mu\,\Phi(\mu/\sigma) + \sigma\,\phi(\mu/\sigma), \qquad
+    E_2 = E\,\mathrm{ReLU}(X)^2 = (\mu^2 + \sigma^2)\,\Phi(\mu/\sigma)
+    + \mu\,\sigma\,\phi(\mu/\sigma)$$
 
     Args:
         rho: Probability that Y depends on X, in [0, 1].
@@ -306,7 +255,12 @@ def relu_process_stability(
     """
     check_range(0, 1, rho=rho)
     check_range(0, scale=scale)
-    first, second = rectified_gaussian_moments(mean=mean, std=std)
+    check_range(0, ends="(]", std=std)
+    mean, std = (jnp.asarray(number, jnp.result_type(float)) for number in (mean, std))
+    below, density = norm.cdf(mean / std), std * norm.pdf(mean / std)
+    # Where the mean is far below zero, rounding could take these differences below it.
+    first = jnp.maximum(mean * below + density, 0)
+    second = jnp.maximum((mean**2 + std**2) * below + mean * density, 0)
     rho = jnp.asarray(rho, first.dtype)
     return rho * scale * second + (1 - rho) * jnp.square(first)
 
@@ -329,12 +283,9 @@ def attention_interval(
 
     $$S^\pm = \sum_{j,k} E\bigl[(v_j(X)\, v_k(Y))_\pm\bigr]$$
 
-    the positive and negative parts of all products of two tokens' values. The pair may have any
-    joint distribution. Proof: no score exceeds $d^2 B^2 \|W\|_{\max}$ in size, so each attention
-    weight is $1/n$ up to a factor of $\sqrt{E}$, and each product of two is $1/n^2$ up to $E$.
-
-    This is the form of the paper's Lemma 12, derived here: the paper's text may differ in how it
-    defines $S^\pm$ and in what it assumes of $W$. It says little unless $d^2 B^2$ is small.
+    the positive and negative parts of all products of two tokens' values, for a pair of any joint
+    distribution. No score exceeds $d^2 B^2 \|W\|_{\max}$ in size, so each attention weight is $1/n$
+    up to a factor of $\sqrt{E}$. The bounds are wide unless $d^2 B^2$ is small.
 
     Args:
         positive: $S^+$, >= 0.
@@ -356,7 +307,7 @@ def attention_interval(
         1.0 1.0
 
     References:
-        Noise Stability of Transformer Models, Lemma 12.
+        Noise Stability of Transformer Models, Lemma 12, derived here.
     """
     check_range(0, positive=positive, negative=negative)
     check_range(0, bound=bound, weight_bound=weight_bound)
@@ -378,10 +329,9 @@ def moment_interval(rho: Numbers, *, mean: Numbers, second_moment: Numbers) -> I
     \rho\, E[\varphi^2] + (1-\rho)(E\varphi)^2 \qquad (\rho \ge 0)$$
 
     The pair is Gaussian with correlation $\rho$. The inequality follows from the Hermite expansion
-    and is not in the paper; its upper end has the form of Lemma 11 (`relu_process_stability`).
-    Linear functions attain the upper end; functions of ever higher degree approach the lower one:
-    these moments imply no sharper bounds. For $\rho < 0$ the ends are $(E\varphi)^2 + \rho V$ and
-    $(E\varphi)^2 + \rho^2 V$, with $V$ the variance.
+    and is not in the paper. These moments imply no sharper bounds: linear functions attain the
+    upper end, functions of ever higher degree approach the lower one. For $\rho < 0$ the ends are
+    $(E\varphi)^2 + \rho V$ and $(E\varphi)^2 + \rho^2 V$, with $V$ the variance.
 
     Args:
         rho: Correlation, in [-1, 1].
@@ -403,10 +353,7 @@ def moment_interval(rho: Numbers, *, mean: Numbers, second_moment: Numbers) -> I
     rho = jnp.asarray(rho, jnp.result_type(float))
     squared = jnp.square(jnp.asarray(mean, rho.dtype))
     variance = jnp.asarray(second_moment, rho.dtype) - squared
-    if not isinstance(variance, Tracer) and np.any(variance < -1e-6 * squared):
-        raise ValueError(
-            f"second_moment must be at least the square of the mean {mean}, got {second_moment}"
-        )
+    check_range(0, variance=variance + 1e-6 * squared)
     low = squared + jnp.minimum(rho, 0) * variance
     high = squared + jnp.where(rho >= 0, rho, rho**2) * variance
     return Interval(low, high)
@@ -444,16 +391,6 @@ def _angle_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Ar
     return _angle(rho), tangent / jnp.sqrt((1 + rho) * (1 - rho))
 
 
-def _squared(value_norm: Numbers) -> Array:
-    check_range(0, 1, value_norm=value_norm)
-    return jnp.square(jnp.asarray(value_norm, jnp.result_type(float)))
-
-
-def _transformer_layer(num_tokens: int | None, gain: Array, rho: Array) -> Array:
-    attended = rho if num_tokens is None else attention_stability(rho, num_tokens=num_tokens)
-    return relu_stability(gain * attended)
-
-
 def _recurrence(layer: Callable[[Array], Array], rho: Numbers, num_layers: int) -> Array:
     check_range(-1, 1, rho=rho)
     check_range(0, num_layers=num_layers)
@@ -467,7 +404,7 @@ def _recurrence(layer: Callable[[Array], Array], rho: Numbers, num_layers: int) 
     return jnp.concatenate([start[None], visited])
 
 
-def _overlap(r: Array, *, num_tokens: int, num_points: int) -> Array:
+def _overlap(r: Array, *, num_tokens: int, num_points: int = 96) -> Array:
     """Two nested Gauss-Legendre rules, over the pair's sum and difference."""
     reach = 8.5
     nodes, weights = np.polynomial.legendre.leggauss(num_points)

@@ -1,4 +1,4 @@
-"""First-order estimates of the change of the loss when tokens are replaced."""
+"""Replacements of tokens with the greatest estimated change of the loss."""
 
 from functools import partial
 
@@ -7,42 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from hopfax.text.victim import check_positive
-
 Table = Float[Array, "vocab width"]
 _TOKENS = 16  # numbers of tokens are padded to a multiple, for few shapes to compile
 # The tokens that a token may replace: none, words, or pieces within words.
 NEVER, WORD, PIECE = 0, 1, 2
-
-
-def flip_gains(
-    table: Table, ids: Int[Array, " tokens"], gradient: Float[Array, "tokens width"]
-) -> Float[Array, "tokens vocab"]:
-    r"""Returns the estimated change of the loss for every token and every replacement.
-
-    $$\mathrm{gain}_{iv} = (E_v - E_{x_i}) \cdot g_i$$
-
-    It is exact if the loss is linear in the embeddings.
-
-    Args:
-        table: Embeddings E of the vocabulary.
-        ids: Tokens x of the text; the row of an id outside the table is NaN.
-        gradient: g, the gradient of the loss in each token's embedding.
-
-    Returns:
-        One row per token, one column per vocabulary entry; 0 for the token itself.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from hopfax import text
-        >>> text.flip_gains(jnp.eye(3), jnp.array([0]), jnp.array([[1.0, 2.0, 4.0]])).tolist()
-        [[0.0, 1.0, 3.0]]
-
-    References:
-        Ebrahimi et al., HotFlip (ACL 2018), Eq. 2 to 4, in embeddings instead of one-hot vectors.
-    """
-    projected = gradient @ table.T
-    return projected - jnp.take_along_axis(projected, ids[:, None], axis=1)
 
 
 @partial(jax.jit, static_argnames="count")
@@ -55,52 +23,41 @@ def _best(
     *,
     count: int,
 ) -> tuple[Array, Array]:
-    allowed = (replaceable_by[:, None] == kinds) & (kinds != NEVER)
-    allowed &= jnp.arange(len(table)) != ids[:, None]
-    gains = jnp.where(allowed, flip_gains(table, ids, gradient), -jnp.inf)
-    return jax.lax.top_k(gains.reshape(-1), count)
+    projected = gradient @ table.T
+    gains = projected - jnp.take_along_axis(projected, ids[:, None], axis=1)
+    allowed = (replaceable_by[:, None] == kinds) & (jnp.arange(len(table)) != ids[:, None])
+    return jax.lax.top_k(jnp.where(allowed, gains, -jnp.inf).reshape(-1), count)
 
 
 def best_flips(
     table: Table,
-    ids: np.ndarray,
-    gradient: np.ndarray,
+    ids: Int[np.ndarray, " tokens"],
+    gradient: Float[np.ndarray, "tokens width"],
     *,
-    kinds: Int[Array, " vocab"] | np.ndarray,
+    kinds: Int[np.ndarray, " vocab"],
     count: int,
 ) -> list[tuple[float, int, int]]:
-    """Returns the flips with the greatest estimated gain, best first.
+    r"""Returns the flips with the greatest estimated gain, best first.
 
-    Words replace words, and pieces within words replace such pieces.
+    $$\mathrm{gain}_{iv} = (E_v - E_{x_i}) \cdot g_i$$
+
+    It is exact if the loss is linear in the embeddings. Words replace words, and pieces within
+    words replace such pieces.
 
     Args:
-        table: Embeddings of the vocabulary.
-        ids: `(tokens,)` tokens to replace.
-        gradient: `(tokens, width)` gradient of the loss.
+        table: Embeddings E of the vocabulary.
+        ids: Tokens x to replace, one or more.
+        gradient: g, the gradient of the loss in each token's embedding.
         kinds: `WORD`, `PIECE` or `NEVER` for each vocabulary entry; words replace tokens that are
             `NEVER`.
-        count: Maximum number of flips, >= 1.
+        count: Maximum number of flips.
 
     Returns:
         Gain, position of the token, and id of its replacement.
 
-    Raises:
-        ValueError: If `kinds` has another length than the table, or `count` is below 1.
-
-    Example:
-        >>> import numpy as np
-        >>> from hopfax import text
-        >>> kinds = np.full(3, text.WORD)
-        >>> gradient = np.array([[1.0, 2.0, 4.0]])
-        >>> text.best_flips(np.eye(3), np.array([0]), gradient, kinds=kinds, count=1)
-        [(3.0, 0, 2)]
+    References:
+        Ebrahimi et al., HotFlip (ACL 2018), Eq. 2 to 4, in embeddings instead of one-hot vectors.
     """
-    kinds = np.asarray(kinds)
-    if kinds.shape != (len(table),):
-        raise ValueError(f"kinds must have shape ({len(table)},), got {kinds.shape}")
-    check_positive(count=count)
-    if not len(ids):
-        return []
     spare = -len(ids) % _TOKENS
     replaceable_by = np.where(kinds[ids] == NEVER, WORD, kinds[ids])
     gains, places = _best(

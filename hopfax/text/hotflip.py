@@ -9,11 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hopfax.text import changes
-from hopfax.text.changes import Change, cased
-from hopfax.text.flips import NEVER, PIECE, WORD, best_flips
-from hopfax.text.log import Draft, T, draft, edited
-from hopfax.text.typos import num_changes
-from hopfax.text.victim import (
+from hopfax.text.attack import (
     AttackResult,
     Gradients,
     Label,
@@ -23,8 +19,11 @@ from hopfax.text.victim import (
     Victim,
     attack_each,
     check_positive,
-    required_gradients,
 )
+from hopfax.text.changes import Change, cased
+from hopfax.text.flips import NEVER, PIECE, WORD, best_flips
+from hopfax.text.log import Draft, T, draft, edited
+from hopfax.text.typos import num_changes
 
 Form = Literal["characters", "tokens"]
 # The children of a state: the texts with one more edit, in order of their estimated gain.
@@ -43,7 +42,6 @@ def hotflip(
     form: Form = "characters",
     beam: int = 3,
     num_candidates: int = 16,
-    stop_at: float = np.inf,
     rows: Sequence[int] | None = None,
     batch_size: int = 32,
 ) -> list[AttackResult[T]]:
@@ -51,11 +49,10 @@ def hotflip(
 
     Every step queries the gradient at each text of the beam, estimates the gain of every possible
     edit of a word that has not been edited, and keeps the texts with the greatest loss among the
-    `num_candidates` best edits of each. All gradients of a step, of all texts, are one call, and so
-    are all losses.
+    `num_candidates` best edits of each.
 
-    *Tokens*: one token becomes another, with the estimate $(E_v - E_{x_i}) \cdot g_i$ of
-    `flip_gains`. Words replace words and pieces replace pieces; special tokens and padding take no
+    *Tokens*: one token becomes another, with the estimate $(E_v - E_{x_i}) \cdot g_i$.
+    Words replace words and pieces replace pieces; special tokens and padding take no
     part. Flips are dropped if the new word is tokenised differently. This is the paper's attack on
     words without its conditions on similarity, part of speech and stop words.
 
@@ -67,8 +64,7 @@ def hotflip(
     it ignores that later words move; so the losses, not the estimates, decide what is kept.
 
     The result is the version with the greatest loss, possibly the clean text. A wider beam never
-    ends below beam 1 (unless `stop_at` ends it earlier), since the path of beam 1 always keeps one
-    place.
+    ends below beam 1, since the path of beam 1 always keeps one place.
 
     Args:
         victim: The model, with gradients.
@@ -78,7 +74,6 @@ def hotflip(
         form: What is edited: `"characters"` or `"tokens"`.
         beam: Texts kept after each step, >= 1; 1 is greedy.
         num_candidates: Edits of each text whose losses are queried, >= 1.
-        stop_at: Stop once the loss reaches this value.
         rows: Row number of each text, for errors; the attack is deterministic.
         batch_size: Texts attacked at the same time.
 
@@ -90,13 +85,30 @@ def hotflip(
         ValueError: If the victim has no gradients, a text has no words, a number is out of its
             range, or a loss or gradient is not finite.
 
-    `hopfax.train.white_box.white_box` has an example of a victim with gradients.
+    Example:
+        >>> import numpy as np
+        >>> from hopfax import text
+        >>> tokens = ("good", "bad")
+        >>> def loss(texts, labels):
+        ...     return np.array([float(each == "bad") for each in texts])
+        >>> def linearize(texts, labels):  # of texts of one token
+        ...     zero, gradient = np.zeros(1, int), np.array([[0.0, 1.0]])
+        ...     ids = [np.array([tokens.index(each)]) for each in texts]
+        ...     return [text.Linearized(0.0, row, zero, zero, zero + 4, gradient) for row in ids]
+        >>> def pieces(words):
+        ...     return [(tokens.index(word),) for word in words]
+        >>> victim = text.Victim(loss, text.Gradients(linearize, pieces, np.eye(2), tokens))
+        >>> (result,) = text.hotflip(victim, ["good"], [1], rate=1, form="tokens")
+        >>> result.corrupted.text, result.loss
+        ('bad', 1.0)
 
     References:
         Ebrahimi et al., HotFlip: White-Box Adversarial Examples for Text Classification (ACL 2018),
         sections 3 and 6.
     """
-    gradients = required_gradients(victim)
+    gradients = victim.gradients
+    if gradients is None:
+        raise ValueError("hotflip requires gradients, got a victim with gradients=None")
     num_changes(rate, 0)
     check_positive(beam=beam, num_candidates=num_candidates)
     if form == "tokens":
@@ -109,7 +121,7 @@ def hotflip(
         propose = partial(_character_edits, gradients=gradients, count=num_candidates)
     else:
         raise ValueError(f"form must be {' or '.join(get_args(Form))}, got {form!r}")
-    search = partial(_search, propose=propose, rate=rate, beam=beam, stop_at=stop_at)
+    search = partial(_search, propose=propose, rate=rate, beam=beam)
     return attack_each(search, victim, texts, labels, rows=rows, batch_size=batch_size)
 
 
@@ -118,18 +130,13 @@ class _State(NamedTuple):
     loss: float
 
 
-def _search(
-    text: T, row: int, *, propose: Propose, rate: float, beam: int, stop_at: float
-) -> Search[T]:
+def _search(text: T, row: int, *, propose: Propose, rate: float, beam: int) -> Search[T]:
     clean = draft(text)
     (clean_loss,) = yield Query([text])
     best = _State(clean, float(clean_loss))
-    states, num_losses, num_gradients = [best], 1, 0
+    states = [best]
     for _ in range(num_changes(rate, len(clean.words))):
-        if best.loss >= stop_at:
-            break
         linearized = yield Query([state.draft.text for state in states], gradient=True)
-        num_gradients += len(states)
         pairs = zip(states, linearized, strict=True)
         proposals = [propose(state.draft, linear) for state, linear in pairs]
         children: dict[Any, Draft] = {}
@@ -138,7 +145,6 @@ def _search(
         if not children:
             break
         losses = yield Query(list(children))
-        num_losses += len(children)
         evaluated = map(_State, children.values(), map(float, losses))
         ranked = sorted(evaluated, key=lambda state: state.loss, reverse=True)
         # The best child of the first state goes first, to keep the path of beam 1.
@@ -146,8 +152,7 @@ def _search(
         greedy = [state for state in ranked if state.draft.text in firsts][:1]
         states = (greedy + [state for state in ranked if state not in greedy])[:beam]
         best = max([best, *states], key=lambda state: state.loss)
-    corrupted = best.draft.corrupted()
-    return AttackResult(corrupted, float(clean_loss), best.loss, num_losses, num_gradients)
+    return AttackResult(best.draft.corrupted(), float(clean_loss), best.loss)
 
 
 class _Tokens(NamedTuple):

@@ -6,10 +6,8 @@ in COPA, are one text: their words count once and change together.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
-
-import numpy as np
 
 from hopfax.text.changes import Change
 
@@ -162,7 +160,8 @@ def edited(before: Draft[T], index: int, change: Change) -> Draft[T]:
     for field in word.fields:
         position = word.start + change.offset
         log.append(Edit(field, position, change.kind, change.before, change.after))
-        new[field] = _applied(new[field], log[-1])
+        after_edit = new[field][position + len(change.before) :]
+        new[field] = new[field][:position] + change.after + after_edit
     growth = len(change.after) - len(change.before)
     words = [
         other._replace(start=other.start + growth, end=other.end + growth)
@@ -172,25 +171,6 @@ def edited(before: Draft[T], index: int, change: Change) -> Draft[T]:
     ]
     words[index] = word._replace(end=word.end + growth, changed=True)
     return Draft(_rebuilt(before.text, iter(new)), tuple(words), tuple(log))
-
-
-def edited_once(clean: Draft[T], changes: Mapping[int, Change]) -> Corrupted[T]:
-    """Changes words of a clean text, each once, as repeated calls of `edited` do but faster."""
-    words, new, log = clean.words, list(strings(clean.text)), []
-    growth = np.zeros(len(words), int)  # of each word by the edits so far
-    first = {word.fields: number for number, word in reversed(list(enumerate(words)))}
-    for index, change in changes.items():
-        fields = words[index].fields
-        shift = int(growth[first[fields] : index].sum())
-        position = words[index].start + shift + change.offset
-        log += [Edit(field, position, change.kind, change.before, change.after) for field in fields]
-        growth[index] = len(change.after) - len(change.before)
-    for index in sorted(changes, reverse=True):  # from the end, where positions do not move
-        start, end = words[index].start, words[index].end
-        for field in words[index].fields:
-            new_word = changes[index].of(new[field][start:end])
-            new[field] = new[field][:start] + new_word + new[field][end:]
-    return Corrupted(_rebuilt(clean.text, iter(new)), tuple(log), len(words), len(changes))
 
 
 def restore(corrupted: Corrupted[T]) -> T:
@@ -207,41 +187,10 @@ def restore(corrupted: Corrupted[T]) -> T:
         >>> text.restore(corrupted)
         'a wonderful film'
     """
-    undo = (edit._replace(before=edit.after, after=edit.before) for edit in corrupted.edits[::-1])
-    return replay(corrupted.text, undo)
-
-
-def replay(clean: T, edits: Iterable[Sequence[Any]]) -> T:
-    """Returns the corrupted text: applies the edits of a log, the inverse of `restore`.
-
-    Args:
-        clean: The text before the edits.
-        edits: `Corrupted.edits`, or the same read from a JSON file: lists of the five fields.
-
-    Raises:
-        ValueError: If the log does not match the text.
-
-    Example:
-        >>> from hopfax import text
-        >>> text.replay("a wonderful film", [[0, 3, "swap", "on", "no"]])
-        'a wnoderful film'
-    """
-    new = list(strings(clean))
-    for edit in (Edit(*values) for values in edits):
-        if not 0 <= edit.field < len(new):
-            raise ValueError(
-                f"the log does not match the text: it edits string {edit.field}, counted from 0, "
-                f"and the text has {len(new)}"
-            )
-        new[edit.field] = _applied(new[edit.field], edit)
-    return _rebuilt(clean, iter(new))
-
-
-def _applied(string: str, edit: Edit) -> str:
-    start, end = edit.position, edit.position + len(edit.before)
-    if start < 0 or end > len(string) or string[start:end] != edit.before:
-        raise ValueError(
-            f"the log does not match the text: it has {edit.before!r} at character {start} of "
-            f"{string!r}, not {string[max(start, 0) : end]!r}"
-        )
-    return string[:start] + edit.after + string[end:]
+    clean = list(strings(corrupted.text))
+    for edit in reversed(corrupted.edits):
+        string, end = clean[edit.field], edit.position + len(edit.after)
+        if string[edit.position : end] != edit.after:
+            raise ValueError(f"the log does not match the text: {edit} is not in {string!r}")
+        clean[edit.field] = string[: edit.position] + edit.before + string[end:]
+    return _rebuilt(corrupted.text, iter(clean))

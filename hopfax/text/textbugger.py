@@ -6,10 +6,10 @@ from functools import partial
 import numpy as np
 
 from hopfax.text import changes
+from hopfax.text.attack import AttackResult, Label, Query, Search, Victim, attack_each
 from hopfax.text.changes import Change
 from hopfax.text.log import T, draft, edited
-from hopfax.text.typos import generator, num_changes
-from hopfax.text.victim import AttackResult, Label, Query, Search, Victim, attack_each
+from hopfax.text.typos import num_changes
 
 BUGS = (changes.bug_insert, changes.bug_delete, changes.bug_swap, changes.bug_substitute)
 
@@ -22,7 +22,6 @@ def textbugger(
     rate: float,
     seed: int = 0,
     rows: Sequence[int] | None = None,
-    stop_at: float = np.inf,
     batch_size: int = 128,
 ) -> list[AttackResult[T]]:
     """Attacks texts with TextBugger, using the model's losses only.
@@ -36,8 +35,7 @@ def textbugger(
 
     Differences to the paper: letters become look-alikes but not neighbouring keys (see `misspell`);
     words are not replaced by similar words, so no sentence encoder checks similarity; sentences of
-    long documents are not ranked first; the attack does not stop at the first error unless
-    `stop_at` is set.
+    long documents are not ranked first; the attack does not stop at the first error.
 
     Args:
         victim: The model.
@@ -46,8 +44,6 @@ def textbugger(
         rate: Share of each text's words to change, in [0, 1]; see `num_changes`.
         seed: Seed of the places of the bugs, together with the row.
         rows: Row number of each text; None counts from 0.
-        stop_at: Stop once the loss reaches this value. The paper stops when the model errs; for two
-            classes this is a cross-entropy of log 2.
         batch_size: Texts attacked at the same time.
 
     Returns:
@@ -55,8 +51,8 @@ def textbugger(
 
     Raises:
         TypeError: If `texts` is one string.
-        ValueError: If `rate` is outside [0, 1], `seed` is not an integer >= 0, a text has no words,
-            or a loss is not finite.
+        ValueError: If `rate` is outside [0, 1], `seed` is negative, a text has no words, or a loss
+            is not finite.
 
     Example:
         >>> import numpy as np
@@ -70,32 +66,28 @@ def textbugger(
         Li et al., TextBugger (NDSS 2019), sections III-B and III-C, Algorithms 2 and 3.
     """
     num_changes(rate, 0)
-    search = partial(_search, rate=rate, seed=seed, stop_at=stop_at)
+    search = partial(_search, rate=rate, seed=seed)
     return attack_each(search, victim, texts, labels, rows=rows, batch_size=batch_size)
 
 
-def _search(text: T, row: int, *, rate: float, seed: int, stop_at: float) -> Search[T]:
-    current, rng = draft(text), generator((seed, row))
+def _search(text: T, row: int, *, rate: float, seed: int) -> Search[T]:
+    current, rng = draft(text), np.random.default_rng((seed, row))
     count = num_changes(rate, len(current.words))
     options = [_options(current.spelling(index), rng) for index in range(len(current.words))]
     candidates = [index for index, bugs in enumerate(options) if bugs and count]
     removals = [Change("removal", 0, current.spelling(index), "") for index in candidates]
     without = [edited(current, *pair).text for pair in zip(candidates, removals, strict=True)]
     clean_loss, *losses = yield Query([text, *without])
-    num_losses, loss = 1 + len(without), clean_loss
     worst, worst_loss = current, clean_loss
     for rank in np.argsort(-np.asarray(losses), kind="stable").tolist()[:count]:
-        if loss >= stop_at:
-            break
         index = candidates[rank]
         versions = [edited(current, index, change) for change in options[index]]
         version_losses = yield Query([version.text for version in versions])
         best = int(np.argmax(version_losses))
         current, loss = versions[best], version_losses[best]
-        num_losses += len(versions)
         if loss > worst_loss:
             worst, worst_loss = current, loss
-    return AttackResult(worst.corrupted(), float(clean_loss), float(worst_loss), num_losses, 0)
+    return AttackResult(worst.corrupted(), float(clean_loss), float(worst_loss))
 
 
 def _options(word: str, rng: np.random.Generator) -> list[Change]:

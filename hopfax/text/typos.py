@@ -5,14 +5,13 @@ one compiled program per text.
 """
 
 import math
-import operator
 from collections.abc import Sequence
 
 import numpy as np
 
 from hopfax.text import changes
-from hopfax.text.changes import Change, Changes
-from hopfax.text.log import Corrupted, T, draft, edited_once
+from hopfax.text.changes import Changes
+from hopfax.text.log import Corrupted, T, draft, edited
 
 Seed = int | tuple[int, ...]
 
@@ -37,7 +36,7 @@ def misspell(text: T, *, rate: float, seed: Seed) -> Corrupted[T]:
         The text and the log of its edits, from which `restore` recovers the clean text.
 
     Raises:
-        ValueError: If `rate` is outside [0, 1], or `seed` has other than integers >= 0.
+        ValueError: If `rate` is outside [0, 1], or `seed` has a negative integer.
 
     Example:
         >>> from hopfax import text
@@ -84,27 +83,16 @@ def num_changes(rate: float, num_words: int) -> int:
     return max(1, math.floor(round(rate * num_words, 9) + 0.5))  # 0.7 * 45 < 31.5 in floating point
 
 
-def generator(seed: Seed) -> np.random.Generator:
-    """Returns `numpy.random.default_rng(seed)` for integers >= 0 only."""
-    try:
-        parts = [operator.index(part) for part in (seed if isinstance(seed, tuple) else (seed,))]
-    except TypeError:
-        parts = []
-    if min(parts, default=-1) < 0:
-        raise ValueError(f"seed must be an integer >= 0 or a tuple of such integers, got {seed!r}")
-    return np.random.default_rng(parts)
-
-
 def _corrupted(text: T, rate: float, seed: Seed, kinds: Sequence[Changes]) -> Corrupted[T]:
-    clean, rng = draft(text), generator(seed)
-    count = num_changes(rate, len(clean.words))
-    chosen: dict[int, Change] = {}
-    for index in rng.permutation(len(clean.words)).tolist():
-        if len(chosen) == count:
+    current, rng = draft(text), np.random.default_rng(seed)
+    remaining = num_changes(rate, len(current.words))
+    for index in rng.permutation(len(current.words)).tolist():
+        if not remaining:
             break
-        word = clean.spelling(index)
+        word = current.spelling(index)
         options = [fitting for kind in kinds if (fitting := kind(word))]
         if options:
             of_kind = options[rng.integers(len(options))]
-            chosen[index] = of_kind[rng.integers(len(of_kind))]
-    return edited_once(clean, chosen)
+            current = edited(current, index, of_kind[rng.integers(len(of_kind))])
+            remaining -= 1
+    return current.corrupted()

@@ -27,16 +27,16 @@ _NOISE, _PGD, _FREELB, _RATIO = 2**31, 2**31 + 1, 2**31 + 2, 2**31 + 3
 class Ball(NamedTuple):
     """The l2 ball of adversarial perturbations, one for each text, and the search in it.
 
+    The defaults are those of the FreeLB program on GLUE, where token vectors have a norm of about
+    1.4. A model initialised with N(0, 0.02^2), with norms of 0.23 at width 128, needs a far smaller
+    ball to learn at all: see `experiments/models.py`.
+
     Attributes:
         num_steps: K, ascent steps of PGD, forward and backward passes of FreeLB; at least 1.
         step_size: Length of an ascent step, > 0.
         max_norm: Radius of the ball, > 0; inf for none.
         initial_norm: The first perturbation is uniform in a cube with this half diagonal, >= 0; its
             norm is about 0.6 of it for any text length.
-
-    The defaults are those of the FreeLB program on GLUE, where token vectors have a norm of about
-    1.4. A model initialised with N(0, 0.02^2), with norms of 0.23 at width 128, needs a far smaller
-    ball to learn at all: see `experiments/models.py`.
     """
 
     num_steps: int = 3
@@ -123,10 +123,6 @@ def pgd(objective: Objective, ball: Ball) -> Objective:
 
     and $L(\theta, \delta_K)$ is minimised: K + 1 forward and backward passes a step.
 
-    Args:
-        objective: Loss to minimise in the parameters and maximise in the perturbation.
-        ball: Steps and radius.
-
     Raises:
         ValueError: A number of the ball is out of range.
 
@@ -153,9 +149,9 @@ def pgd(objective: Objective, ball: Ball) -> Objective:
             return objective(fixed, batch, key, _plus(added, delta))[0]
 
         def climb(delta: Deltas, _: None) -> tuple[Deltas, None]:
-            return ascend(delta, jax.grad(loss)(delta), mask, ball), None
+            return _ascend(delta, jax.grad(loss)(delta), mask, ball), None
 
-        start = initial(jax.random.fold_in(key, _PGD), params, mask, ball)
+        start = _initial(jax.random.fold_in(key, _PGD), params, mask, ball)
         delta, _ = jax.lax.scan(climb, start, length=ball.num_steps)
         return objective(params, batch, key, _plus(added, jax.lax.stop_gradient(delta)))
 
@@ -171,12 +167,7 @@ def freelb(objective: Objective, ball: Ball) -> Objective:
 
     One backward pass gives both gradients: K forward and backward passes a step.
 
-    Args:
-        objective: Loss to minimise in the parameters and maximise in the perturbation.
-        ball: Steps and radius.
-
-    Returns:
-        An objective whose value is the mean loss over the K perturbations.
+    The value is the mean loss over the K perturbations.
 
     Raises:
         ValueError: A number of the ball is out of range.
@@ -211,9 +202,9 @@ def freelb(objective: Objective, ball: Ball) -> Objective:
             delta, total = carry
             losses, (gradient, slope) = both((params, added), delta)
             total = jax.tree.map(jnp.add, total, gradient)
-            return (ascend(delta, slope, mask, ball), total), losses
+            return (_ascend(delta, slope, mask, ball), total), losses
 
-        start = initial(jax.random.fold_in(key, _FREELB), params, mask, ball)
+        start = _initial(jax.random.fold_in(key, _FREELB), params, mask, ball)
         zeros = jax.tree.map(jnp.zeros_like, (params, added))
         (_, total), losses = jax.lax.scan(body, (start, zeros), length=ball.num_steps)
         mean = jax.tree.map(lambda part: jnp.mean(part, axis=0), losses)
@@ -242,8 +233,8 @@ def freelb(objective: Objective, ball: Ball) -> Objective:
     return free
 
 
-def initial(key: PRNGKeyArray, params: Params, mask: Mask, ball: Ball) -> Deltas:
-    r"""Returns perturbations uniform in $\pm m / \sqrt{n d}$ for texts of n tokens of width d."""
+def _initial(key: PRNGKeyArray, params: Params, mask: Mask, ball: Ball) -> Deltas:
+    r"""Perturbations uniform in $\pm m / \sqrt{n d}$ for texts of n tokens of width d."""
     shape, dtype = _like(params, mask)
     entries = jnp.maximum(jnp.sum(mask, axis=-1), 1) * shape[-1]
     scale = (ball.initial_norm / jnp.sqrt(entries)[:, None, None]).astype(dtype)
@@ -251,8 +242,8 @@ def initial(key: PRNGKeyArray, params: Params, mask: Mask, ball: Ball) -> Deltas
     return jnp.where(mask[..., None], scale * draws, 0)
 
 
-def ascend(delta: Deltas, slope: Deltas, mask: Mask, ball: Ball) -> Deltas:
-    """Takes one step along each text's normalised gradient, and projects into its ball."""
+def _ascend(delta: Deltas, slope: Deltas, mask: Mask, ball: Ball) -> Deltas:
+    """One step along each text's normalised gradient, projected into its ball."""
     slope = jnp.where(mask[..., None], slope, 0)
     delta = delta + ball.step_size * slope / jnp.maximum(_norms(slope), 1e-30)
     norms = _norms(delta)

@@ -29,7 +29,7 @@ class CheckpointError(OSError):
 
 
 class Restored(NamedTuple):
-    """A checkpoint: its step, and its arrays in the structure of `like`."""
+    """A checkpoint's step, and its arrays in the requested structure."""
 
     step: int
     tree: Any
@@ -80,7 +80,7 @@ class Checkpoints:
             self._manager.close()
 
     def save(self, step: int, tree: Any) -> None:
-        """Copies the state to the host and starts writing it.
+        """Copies the state to the host and starts writing it; replaces a checkpoint of that step.
 
         Args:
             step: Number of steps taken, >= 0.
@@ -93,14 +93,12 @@ class Checkpoints:
         self.wait()
         # On CPU a view of the caller's buffer, which Orbax copies before it returns.
         arrays = {name: np.asarray(leaf) for name, leaf in _named(tree).items()}
-        notes = {"leaves": _shapes(arrays), "crc32": _checksum(arrays)}
+        checksum = ocp.args.JsonSave({"crc32": _checksum(arrays)})
         if step in self._manager.all_steps():
             self._manager.delete(step)
-        saved = ocp.args.Composite(
-            arrays=ocp.args.PyTreeSave(arrays), notes=ocp.args.JsonSave(notes)
-        )
+        items = ocp.args.Composite(arrays=ocp.args.PyTreeSave(arrays), notes=checksum)
         try:
-            self._manager.save(step, args=saved, force=True)
+            self._manager.save(step, args=items, force=True)
         except OSError as error:
             self._fail(error)
         self._saved_at = time.monotonic()
@@ -125,17 +123,19 @@ class Checkpoints:
             CheckpointError: There are checkpoints, but none can be read; or a save failed.
         """
         self.wait()
-        targets, damaged = _named(like), {}
+        damaged: dict[int, str] = {}
         for step in sorted(self._manager.all_steps(), reverse=True):
+            path = self._steps / str(step)
             try:
-                arrays, misfit = self._read(step, targets)
+                arrays = self._read(step)
             except Exception as error:
-                damaged[step] = f"\n  {self._steps / str(step)}: {_first_line(error)}"
+                damaged[step] = f"\n  {path}: {_first_line(error)}"
                 continue
-            if misfit:  # an error of the caller: an earlier checkpoint would not fit either
+            targets = _named(like)
+            # An error of the caller: an earlier checkpoint would not fit either.
+            if misfit := _differences(_shapes(arrays), _shapes(targets)):
                 raise ValueError(
-                    f"{self._steps / str(step)} does not fit the requested state "
-                    f"(saved → requested):{misfit}\n"
+                    f"{path} does not fit the requested state (saved → requested):{misfit}\n"
                     "Build the state as it was when this was saved, or choose another folder."
                 )
             if damaged:
@@ -164,9 +164,9 @@ class Checkpoints:
             self._fail(error)
 
     def newest(self) -> str:
-        """Describes the newest complete checkpoint; empty if there is none."""
+        """Describes the newest complete checkpoint; "none" if there is none."""
         step = self._manager.latest_step()
-        return "" if step is None else f"step {step} in {self._steps / str(step)}"
+        return "none" if step is None else f"step {step} in {self._steps / str(step)}"
 
     def _open(self) -> None:
         options = ocp.CheckpointManagerOptions(max_to_keep=2, cleanup_tmp_directories=True)
@@ -176,7 +176,7 @@ class Checkpoints:
         self._open()  # a manager whose save failed accepts no other
         raise CheckpointError(
             f"a checkpoint could not be written: {_first_line(error)}\n"
-            f"Last complete one: {self.newest() or 'none'}. Resume once there is disk space."
+            f"Last complete one: {self.newest()}. Resume once there is disk space."
         ) from error
 
     def _check_config(self, config: dict[str, Any]) -> None:
@@ -195,31 +195,22 @@ class Checkpoints:
         if stored != config:
             raise ValueError(
                 f"{self.folder} belongs to a run with another configuration (stored → given):"
-                f"{_differences(_named(stored, '.'), _named(config, '.'))}\n"
+                f"{_differences(_named(stored), _named(config))}\n"
                 "Restore these settings to resume that run, or choose another folder."
             )
 
-    def _read(self, step: int, like: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], str]:
-        """The arrays of a checkpoint, or how they differ from those requested."""
-
-        def read(**items: Any) -> Any:
-            return self._manager.restore(step, args=ocp.args.Composite(**items))
-
-        notes = read(notes=ocp.args.JsonRestore()).notes
-        if misfit := _differences(notes["leaves"], _shapes(like)):
-            return {}, misfit
-        item = {name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in like.items()}
-        as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in item}
-        arrays = read(arrays=ocp.args.PyTreeRestore(item=item, restore_args=as_numpy)).arrays
-        if _checksum(arrays) != notes["crc32"]:
+    def _read(self, step: int) -> dict[str, np.ndarray]:
+        items = ocp.args.Composite(arrays=ocp.args.PyTreeRestore(), notes=ocp.args.JsonRestore())
+        saved: Any = self._manager.restore(step, args=items)
+        if _checksum(saved.arrays) != saved.notes["crc32"]:
             raise ValueError("arrays changed since they were written")
-        return arrays, ""
+        return saved.arrays
 
 
-def _named(tree: Any, separator: str = "/") -> dict[str, Any]:
+def _named(tree: Any) -> dict[str, Any]:
     """Leaves by path, in the order of `jax.tree.leaves`."""
     return {
-        jax.tree_util.keystr(path, simple=True, separator=separator): leaf
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
 

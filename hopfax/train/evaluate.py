@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from hopfax import hopfield
 from hopfax.data.batching import Bucket, eval_batches
@@ -73,13 +73,7 @@ class _Counts(NamedTuple):
 
 
 class Predictor(NamedTuple):
-    """A model and its compiled prediction, see `make_predictor`.
-
-    Attributes:
-        model: The model.
-        sharding: How devices share the work; None for one device.
-        run: Logits and counts of a batch, for any number of seeds.
-    """
+    """A model, its devices (None for one) and its compiled prediction; see `make_predictor`."""
 
     model: Functional[Encoder]
     sharding: Sharding | None
@@ -107,79 +101,86 @@ def check_noise(noise: Noise) -> None:
 def make_predictor(model: Functional[Encoder], *, sharding: Sharding | None = None) -> Predictor:
     """Returns a model for `predict` and `fit`; one compilation per padded length.
 
-    Args:
-        model: The model.
-        sharding: From `hopfax.train.sharding.make_sharding`; None for one device.
+    Example:
+        >>> from hopfax.nn import tinybert
+        >>> make_predictor(tinybert(30522, 2)).sharding is None
+        True
     """
-
-    def one_seed(
-        params: Params, root: Array, batch: Batch, index: Array, noise: tuple[Array, Array, Array]
-    ) -> tuple[Array, _Counts]:
-        at_token, level, protocol = noise
-        run = partial(model.apply, params)
-        ids, mask = texts_of(batch)
-        choices, length = batch.ids.shape[1:]
-        # The parameters' dtype: with x64 enabled, JAX's default would be wider.
-        table = params["tokens"]["embedding"]
-        zeros = jnp.zeros((length, table.shape[-1]), table.dtype)
-
-        def draw_of(row: Array, choice: Array) -> Array:
-            key = jax.random.fold_in(jax.random.fold_in(root, row), choice)
-            return hopfield.gaussian_noise(key, zeros, sigma=1.0)
-
-        rows, numbers = jnp.repeat(index, choices), jnp.tile(jnp.arange(choices), len(index))
-        # Clean inputs need no draws, which take a few percent of the time.
-        draws = jax.lax.cond(
-            level > 0,
-            lambda: jax.vmap(draw_of)(rows, numbers),
-            lambda: jnp.zeros((len(rows), *zeros.shape), zeros.dtype),
-        )
-        counted = mask & (jnp.repeat(batch.weights, choices) > 0)[:, None]
-
-        def power(values: Array) -> Array:
-            return jnp.sum(jnp.where(counted[..., None], jnp.square(values), 0))
-
-        def add_noise(signal: Array) -> tuple[Array, Array, Array]:
-            rms = jax.vmap(lambda s, m: hopfield.matched_sigma(s, snr_db=0.0, mask=m))(signal, mask)
-            of_token = jnp.sqrt(jnp.mean(jnp.square(signal), axis=-1))
-            scales = jnp.ones_like(of_token), jnp.broadcast_to(rms[:, None], mask.shape), of_token
-            sigma = level * jax.lax.select_n(protocol, *scales)
-            # No noise on padding: a model that does not mask its keys would see it.
-            noise = jnp.where(mask[..., None], sigma[..., None] * draws, 0.0)
-            return signal + noise, power(signal), power(noise)
-
-        def keep(signal: Array) -> tuple[Array, Array, Array]:
-            zero = jnp.zeros((), signal.dtype)
-            return signal, zero, zero
-
-        # A branch rather than zero noise, so that the other site costs nothing.
-        tokens = run(ids, method="embed_tokens")
-        tokens, *of_tokens = jax.lax.cond(at_token, add_noise, keep, tokens)
-        embeddings = run(tokens, run(ids, method="token_types"), method="embed")
-        embeddings, *of_embeddings = jax.lax.cond(at_token, keep, add_noise, embeddings)
-        encoding = run(embeddings, mask, method="encode")
-        logits = per_example(run(encoding.hidden, mask, method="classify"), batch)
-        real = jnp.broadcast_to(counted[None, :, None, :], encoding.num_steps.shape)
-        return logits, _Counts(
-            signal=of_tokens[0] + of_embeddings[0],
-            noise=of_tokens[1] + of_embeddings[1],
-            steps=jnp.sum(jnp.where(real, encoding.num_steps, 0)).astype(jnp.float32),
-            queries=jnp.sum(real).astype(jnp.float32),
-        )
-
-    all_seeds = jax.vmap(one_seed, in_axes=(0, 0, None, None, None))
+    all_seeds = jax.vmap(partial(_predict_batch, model), in_axes=(0, 0, None, None, None))
     if sharding is None:
         return Predictor(model, None, jax.jit(all_seeds))
     # XLA partitions this one by where its arguments are, see `Sharding.put_batch`.
     unsplit = jax.jit(sharding.in_mesh(all_seeds))
-    seeds, shared = sharding.states, sharding.replicated
+    seeds, shared = sharding.over("seeds"), sharding.over()
     split = sharding.jit(all_seeds, (seeds, seeds, shared, shared, shared), (seeds, seeds))
 
     def run(params: Params, roots: Array, *inputs: Any) -> tuple[Array, _Counts]:
-        by_seeds = sharding.split == "seeds" and len(roots) % sharding.mesh.size == 0
+        by_seeds = sharding.axis == "seeds" and len(roots) % sharding.mesh.size == 0
         return (split if by_seeds else unsplit)(params, roots, *inputs)
 
     return Predictor(model, sharding, run)
+
+
+def _predict_batch(
+    model: Functional[Encoder],
+    params: Params,
+    root: PRNGKeyArray,
+    batch: Batch,
+    index: Int[Array, " batch"],
+    noise: tuple[Array, Array, Array],
+) -> tuple[Float[Array, "batch outputs"], _Counts]:
+    """Logits and counts of one seed; `noise` is whether it is at the tokens, level and protocol."""
+    at_token, level, protocol = noise
+    run = partial(model.apply, params)
+    ids, mask = texts_of(batch)
+    counted = mask & (jnp.repeat(batch.weights, batch.ids.shape[1]) > 0)[:, None]
+    # The parameters' dtype: with x64 enabled, JAX's default would be wider.
+    table = params["tokens"]["embedding"]
+    zeros = jnp.zeros((*ids.shape, table.shape[-1]), table.dtype)
+    # Clean inputs need no draws, which take a few percent of the time.
+    draws = jax.lax.cond(level > 0, lambda: _draw(root, batch, index, zeros[0]), lambda: zeros)
+
+    def power(values: Array) -> Array:
+        return jnp.sum(jnp.where(counted[..., None], jnp.square(values), 0))
+
+    def add_noise(signal: Array) -> tuple[Array, Array, Array]:
+        rms = jax.vmap(lambda s, m: hopfield.matched_sigma(s, snr_db=0.0, mask=m))(signal, mask)
+        of_token = jnp.sqrt(jnp.mean(jnp.square(signal), axis=-1))
+        scales = jnp.ones_like(of_token), jnp.broadcast_to(rms[:, None], mask.shape), of_token
+        sigma = level * jax.lax.select_n(protocol, *scales)
+        # No noise on padding: a model that does not mask its keys would see it.
+        noise = jnp.where(mask[..., None], sigma[..., None] * draws, 0.0)
+        return signal + noise, power(signal), power(noise)
+
+    def keep(signal: Array) -> tuple[Array, Array, Array]:
+        zero = jnp.zeros((), signal.dtype)
+        return signal, zero, zero
+
+    # A branch rather than zero noise, so that the other site costs nothing.
+    tokens = run(ids, method="embed_tokens")
+    tokens, *of_tokens = jax.lax.cond(at_token, add_noise, keep, tokens)
+    embeddings = run(tokens, run(ids, method="token_types"), method="embed")
+    embeddings, *of_embeddings = jax.lax.cond(at_token, keep, add_noise, embeddings)
+    encoding = run(embeddings, mask, method="encode")
+    logits = per_example(run(encoding.hidden, mask, method="classify"), batch)
+    real = jnp.broadcast_to(counted[None, :, None, :], encoding.num_steps.shape)
+    return logits, _Counts(
+        signal=of_tokens[0] + of_embeddings[0],
+        noise=of_tokens[1] + of_embeddings[1],
+        steps=jnp.sum(jnp.where(real, encoding.num_steps, 0)).astype(jnp.float32),
+        queries=jnp.sum(real).astype(jnp.float32),
+    )
+
+
+def _draw(root: PRNGKeyArray, batch: Batch, index: Int[Array, " batch"], like: Array) -> Array:
+    """Standard normal numbers for every text, from its row's index and its choice."""
+
+    def draw(row: Array, choice: Array) -> Array:
+        key = jax.random.fold_in(jax.random.fold_in(root, row), choice)
+        return hopfield.gaussian_noise(key, like, sigma=1.0)
+
+    choices = batch.ids.shape[1]
+    return jax.vmap(draw)(jnp.repeat(index, choices), jnp.tile(jnp.arange(choices), len(index)))
 
 
 def predict(
@@ -223,9 +224,8 @@ def predict(
         raise ValueError("predict requires at least one row, got none")
     noise = noise or Noise("embedding", "sigma", 0.0)
     check_noise(noise)
-    protocol = np.int32(PROTOCOLS.index(noise.protocol))
-    values = noise.site == "token", np.float32(noise.level), protocol
-    added = tuple(map(jnp.asarray, values))
+    at_token, protocol = noise.site == "token", np.int32(PROTOCOLS.index(noise.protocol))
+    added = tuple(map(jnp.asarray, (at_token, np.float32(noise.level), protocol)))
     roots = _roots(noise, len(jax.tree.leaves(params)[0]))
     pending, index, labels = [], [], []
     for bucket in buckets:

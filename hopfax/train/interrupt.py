@@ -18,19 +18,33 @@ _held = threading.local()
 
 
 def requested() -> bool:
-    """Returns whether Ctrl-C was pressed."""
+    """Returns whether Ctrl-C was pressed.
+
+    Example:
+        >>> requested()
+        False
+    """
     return _requested.is_set()
 
 
 def check() -> None:
-    """Raises a KeyboardInterrupt if Ctrl-C was pressed, unless `held`; call it between steps."""
+    """Raises a KeyboardInterrupt if Ctrl-C was pressed, unless `held`; call it between steps.
+
+    Example:
+        >>> check()  # as nothing was pressed
+    """
     if requested() and not getattr(_held, "now", False):
         raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Disables `check`, for a caller that checks `requested` itself and saves first."""
+    """Disables `check`, for a caller that checks `requested` itself and saves first.
+
+    Example:
+        >>> with held():
+        ...     check()
+    """
     before, _held.now = getattr(_held, "now", False), True
     try:
         yield

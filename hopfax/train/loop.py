@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -17,7 +18,8 @@ from hopfax.train.checkpoint import CheckpointError, Checkpoints
 from hopfax.train.evaluate import Predictor, predict
 from hopfax.train.metrics import MetricsLog
 from hopfax.train.objectives import Batch, Objective
-from hopfax.train.schedule import epoch_chunks
+from hopfax.train.schedule import Chunk, epoch_chunks
+from hopfax.train.sharding import Sharding
 from hopfax.train.state import TrainState, init_states, seed_keys
 from hopfax.train.step import StepMetrics, make_chunk
 
@@ -76,31 +78,24 @@ def fit(
 ) -> FitResult:
     """Trains, validates after every epoch, and returns each seed's best parameters.
 
-    A run with checkpoints resumes from the last one, to the same bits as if it had never stopped:
-    every random draw is a function of seed and step. On another number of devices it is the same
-    run up to rounding. Ctrl-C ends a run after the current chunk or validation; with checkpoints,
-    the state is saved first.
+    A run with checkpoints resumes from the last one, to the same bits on the same number of
+    devices. Ctrl-C ends a run after the current chunk or validation, and saves its state first.
 
     Args:
-        predictor: The model to train and its devices, from
-            `hopfax.train.evaluate.make_predictor`.
+        predictor: The model and its devices, from `hopfax.train.evaluate.make_predictor`.
         objective: Loss to minimise, see `hopfax.train.objectives.classification`.
-        train: Training rows, in buckets of one padded length.
+        train: Training rows, from `hopfax.data.bucketed`.
         validation: Rows for early stopping.
         score: `score(logits, labels)` of one seed on the validation rows; higher is better.
         seeds: Training seeds. They train together and do not affect each other.
         epochs: Maximum number of epochs, >= 1.
-        optimizer: Makes the optimizer for a number of steps, that of all epochs; for example
-            `functools.partial(adamw, 2e-5)`.
+        optimizer: Makes the optimizer for a total number of steps.
         batch_size: Maximum number of rows of a step.
         patience: Number of epochs without a better score after which a seed stops, >= 1.
         checkpoints: Saves the state every epoch and whenever a save is due; None for no saves.
         log: Receives the metrics.
         on_progress: `on_progress(share, **fields)`: the share of steps done, in [0, 1], and the
             latest loss or validation score.
-
-    Returns:
-        A `FitResult`.
 
     Raises:
         DivergedError: A loss or gradient is not finite; names step, seed and last checkpoint.
@@ -138,87 +133,89 @@ def fit(
             f"{epochs}, {patience}, {len(seeds)} seeds, {len(train)} and {len(validation)} buckets"
         )
     sizes = [len(bucket.labels) for bucket in train]
-    plan = partial(epoch_chunks, sizes, batch_size=batch_size, seeds=seeds)
-    total_steps = epochs * sum(len(chunk.picks) for chunk in plan(epoch=0))
-    transformation, sharding = optimizer(total_steps), predictor.sharding
-    run_chunk = make_chunk(objective, transformation, sharding=sharding)
-    keys, rows = seed_keys(seeds), [_on_device(bucket) for bucket in train]
-    states = init_states(predictor.model, transformation, seeds)
-    if sharding:
-        keys, states = jax.device_put((keys, states), sharding.states)
-        rows = jax.device_put(rows, sharding.replicated)
-    run, step = _new_run(states, len(seeds)), 0
+    chunks_of = partial(epoch_chunks, sizes, batch_size=batch_size, seeds=seeds)
+    total_steps = epochs * sum(len(chunk.picks) for chunk in chunks_of(epoch=0))
+    transformation = optimizer(total_steps)
+    train_chunk = _chunk_trainer(objective, transformation, train, seeds, predictor.sharding)
+    step, run = 0, _new_run(predictor, transformation, seeds)
     if checkpoints and (restored := checkpoints.restore(run)):
         step, run = restored
     if log:
         log.truncate_after(step)
-
-    def record(end: int, metrics: StepMetrics) -> None:
-        """Checks and logs one chunk; called while the next one runs."""
-        metrics = jax.tree.map(np.asarray, metrics)
-        training = run.waited < patience
-        _check_finite(metrics, training, end, seeds, checkpoints)
-        if log:
-            means = {name: part.mean(0) for name, part in metrics._asdict().items()}
-            log.write(end, epoch=int(run.epoch) + 1, **means)
-        if on_progress:
-            on_progress(step / total_steps, loss=float(metrics.loss[:, training].mean()))
-
-    def save() -> None:
-        if checkpoints:
-            checkpoints.save(step, run)
-        if interrupt.requested():
-            if checkpoints:
-                checkpoints.wait()
-            raise KeyboardInterrupt
-
-    while run.epoch < epochs and (run.waited < patience).any():
-        chunks = plan(epoch=int(run.epoch))
-        pending: list[tuple[int, StepMetrics]] = []
+    reporter = _Reporter(seeds, total_steps, checkpoints, log, on_progress)
+    while run.epoch < epochs and (training := run.waited < patience).any():
+        chunks = chunks_of(epoch=int(run.epoch))
         for chunk in chunks[int(run.chunk) :]:
-            states, metrics = run_chunk(
-                run.states, rows[chunk.bucket], chunk.picks, chunk.weights, keys
-            )
+            states, metrics = train_chunk(run.states, chunk)
             run, step = run._replace(states=states, chunk=run.chunk + 1), step + len(chunk.picks)
-            for each in pending:
-                record(*each)
-            pending = [(step, metrics)]
-            # Not at the epoch's end: resumed from there, a run would log its validation twice.
+            reporter.chunk(step, int(run.epoch) + 1, training, metrics)
             due = interrupt.requested() or (checkpoints and checkpoints.due())
+            # Not at the epoch's end: resumed from there, a run would log its validation twice.
             if due and run.chunk < len(chunks):
-                record(*pending.pop())
-                save()
-        for each in pending:
-            record(*each)
+                reporter.flush()
+                _save(checkpoints, step, run)
+        reporter.flush()
         predictions = predict(predictor, run.states.params, validation)
         # The later states of a stopped seed do not matter, even if they are not finite.
-        training = run.waited < patience
         scores = np.full(len(seeds), np.nan)
         scores[training] = [
-            score(logits, predictions.labels) for logits in predictions.logits[training]
+            score(each, predictions.labels) for each in predictions.logits[training]
         ]
         run = _after_epoch(run, scores)
-        if log:
-            log.write(step, epoch=int(run.epoch), validation=scores, best=run.scores)
-        if on_progress:
-            on_progress(step / total_steps, validation=float(scores[training].mean()))
-        save()
-    if checkpoints:
-        checkpoints.wait()
+        reporter.epoch(step, run, scores, training)
+        _save(checkpoints, step, run)
     return FitResult(run.best, run.scores, run.epochs, step)
 
 
-def _new_run(states: TrainState, num_seeds: int) -> _Run:
-    zeros = np.zeros(num_seeds, int)
+def _chunk_trainer(
+    objective: Objective,
+    transformation: optax.GradientTransformation,
+    train: Sequence[Bucket],
+    seeds: Sequence[int],
+    sharding: Sharding | None,
+) -> Callable[[TrainState, Chunk], tuple[TrainState, StepMetrics]]:
+    """Puts keys and training rows on the devices, and compiles the steps of a chunk."""
+    keys, rows = seed_keys(seeds), []
+    for bucket in train:
+        weights = np.ones(len(bucket.labels), np.float32)
+        rows.append(Batch(*map(jnp.asarray, (*bucket[:3], weights))))
+    if sharding:
+        keys = jax.device_put(keys, sharding.over("seeds"))
+        rows = jax.device_put(rows, sharding.over())
+    compiled = make_chunk(objective, transformation, sharding=sharding)
+
+    def train_chunk(states: TrainState, chunk: Chunk) -> tuple[TrainState, StepMetrics]:
+        return compiled(states, rows[chunk.bucket], chunk.picks, chunk.weights, keys)
+
+    return train_chunk
+
+
+def _new_run(
+    predictor: Predictor, transformation: optax.GradientTransformation, seeds: Sequence[int]
+) -> _Run:
+    states = init_states(predictor.model, transformation, seeds)
+    if predictor.sharding:
+        states = jax.device_put(states, predictor.sharding.over("seeds"))
+    zeros = np.zeros(len(seeds), int)
     return _Run(
         states=states,
         best=jax.tree.map(jnp.copy, states.params),
-        scores=np.full(num_seeds, -np.inf),
+        scores=np.full(len(seeds), -np.inf),
         epochs=zeros,
         waited=zeros,
         epoch=np.array(0),
         chunk=np.array(0),
     )
+
+
+def _save(checkpoints: Checkpoints | None, step: int, run: _Run) -> None:
+    """Saves the run, and ends it if Ctrl-C was pressed."""
+    if checkpoints:
+        checkpoints.save(step, run)
+    if interrupt.requested():
+        if checkpoints:
+            checkpoints.wait()
+        raise KeyboardInterrupt
 
 
 def _after_epoch(run: _Run, scores: np.ndarray) -> _Run:
@@ -242,30 +239,55 @@ def _where(better: jax.Array, new: Params, old: Params) -> Params:
     return jax.tree.map(choose, new, old)
 
 
-def _on_device(bucket: Bucket) -> Batch:
-    ones = np.ones(len(bucket.labels), np.float32)
-    return Batch(*map(jnp.asarray, (bucket.ids, bucket.lengths, bucket.labels, ones)))
+@dataclass
+class _Reporter:
+    """Checks, logs and shows metrics; those of a chunk while the next one runs."""
 
+    seeds: Sequence[int]
+    total_steps: int
+    checkpoints: Checkpoints | None
+    log: MetricsLog | None
+    on_progress: Callable[..., None] | None
+    pending: tuple[int, int, np.ndarray, StepMetrics] | None = None
 
-def _check_finite(
-    metrics: StepMetrics,
-    training: np.ndarray,
-    end: int,
-    seeds: Sequence[int],
-    checkpoints: Checkpoints | None,
-) -> None:
-    bad = training & ~(np.isfinite(metrics.loss) & np.isfinite(metrics.gradient_norm))
-    if not bad.any():
-        return
-    newest = "none"
-    if checkpoints:
-        with contextlib.suppress(CheckpointError):  # the divergence is the error to report
-            checkpoints.wait()
-        newest = checkpoints.newest() or "none yet"
-    row, column = np.argwhere(bad)[0]
-    raise DivergedError(
-        f"loss {metrics.loss[row, column]:g} with gradient norm "
-        f"{metrics.gradient_norm[row, column]:g} at step {end - len(bad) + row + 1}, seed "
-        f"{seeds[column]}. Last checkpoint: {newest}. Lower the learning rate, or inspect the rows "
-        "of that step."
-    )
+    def chunk(self, step: int, epoch: int, training: np.ndarray, metrics: StepMetrics) -> None:
+        """Reports the chunk before, and keeps the metrics of this one, which ends at `step`."""
+        self.flush()
+        self.pending = step, epoch, training, metrics
+
+    def flush(self) -> None:
+        """Reports the last chunk."""
+        if not self.pending:
+            return
+        (step, epoch, training, metrics), self.pending = self.pending, None
+        metrics = jax.tree.map(np.asarray, metrics)
+        self._check_finite(step, training, metrics)
+        if self.log:
+            means = {name: part.mean(0) for name, part in metrics._asdict().items()}
+            self.log.write(step, epoch=epoch, **means)
+        if self.on_progress:
+            self.on_progress(step / self.total_steps, loss=float(metrics.loss[:, training].mean()))
+
+    def epoch(self, step: int, run: _Run, scores: np.ndarray, training: np.ndarray) -> None:
+        """Reports the validation scores of an epoch."""
+        if self.log:
+            self.log.write(step, epoch=int(run.epoch), validation=scores, best=run.scores)
+        if self.on_progress:
+            self.on_progress(step / self.total_steps, validation=float(scores[training].mean()))
+
+    def _check_finite(self, end: int, training: np.ndarray, metrics: StepMetrics) -> None:
+        bad = training & ~(np.isfinite(metrics.loss) & np.isfinite(metrics.gradient_norm))
+        if not bad.any():
+            return
+        newest = "none"
+        if self.checkpoints:
+            with contextlib.suppress(CheckpointError):  # the divergence is the error to report
+                self.checkpoints.wait()
+            newest = self.checkpoints.newest()
+        row, column = np.argwhere(bad)[0]
+        raise DivergedError(
+            f"loss {metrics.loss[row, column]:g} with gradient norm "
+            f"{metrics.gradient_norm[row, column]:g} at step {end - len(bad) + row + 1}, seed "
+            f"{self.seeds[column]}. Last checkpoint: {newest}. Lower the learning rate, or "
+            "inspect the rows of that step."
+        )

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -66,14 +66,14 @@ def scores(metrics: tuple[str, ...], logits: np.ndarray, labels: np.ndarray) -> 
 def _check_labels(name: str, labels: np.ndarray, outputs: int, of_classes: bool) -> None:
     if not of_classes:
         fits = outputs == 1 and np.isfinite(labels).all()
-        wanted = "one output per example and finite labels"
+        required = "one output per example and finite labels"
     else:
         fits = outputs > 1 and np.issubdtype(labels.dtype, np.integer)
         fits = fits and 0 <= labels.min() <= labels.max() < outputs
-        wanted = "an output per class or choice and integer labels below their number"
+        required = "an output per class or choice and integer labels below their number"
     if not fits:
         raise ValueError(
-            f"{name} requires {wanted}, got {outputs} outputs and labels of {labels.dtype} from "
+            f"{name} requires {required}, got {outputs} outputs and labels of {labels.dtype} from "
             f"{labels.min()} to {labels.max()}"
         )
 
@@ -169,7 +169,8 @@ class MetricsLog:
             OSError: For instance a full disk.
             TypeError: A value is not JSON-serializable.
         """
-        text = json.dumps(_plain({"step": step} | fields), allow_nan=False, ensure_ascii=False)
+        record = {name: _plain(value) for name, value in {"step": step, **fields}.items()}
+        text = json.dumps(record, allow_nan=False, ensure_ascii=False)
         rest = text.encode() + b"\n"
         while rest:  # unbuffered, so that a kill can cut off only the last line
             rest = rest[self._file.write(rest) :]
@@ -197,8 +198,6 @@ class MetricsLog:
 def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         value = value.tolist()
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -62,9 +62,8 @@ def texts_of(batch: Batch) -> tuple[Int[Array, "texts tokens"], Bool[Array, "tex
 
     Example:
         >>> batch = Batch(jnp.ones((2, 3, 4), int), jnp.full((2, 3), 4), jnp.zeros(2), jnp.ones(2))
-        >>> ids, mask = texts_of(batch)
-        >>> ids.shape, per_example(jnp.ones((6, 1)), batch).shape
-        ((6, 4), (2, 3))
+        >>> texts_of(batch)[0].shape
+        (6, 4)
     """
     tokens = batch.ids.shape[-1]
     mask = jnp.arange(tokens) < batch.lengths.reshape(-1, 1)
@@ -72,49 +71,32 @@ def texts_of(batch: Batch) -> tuple[Int[Array, "texts tokens"], Bool[Array, "tex
 
 
 def per_example(logits: Float[Array, "texts outputs"], batch: Batch) -> Float[Array, "batch _"]:
-    """Reshapes outputs of texts to outputs of examples: classes, or one score per choice."""
+    """Reshapes outputs of texts to outputs of examples: classes, or one score per choice.
+
+    Example:
+        >>> batch = Batch(jnp.ones((2, 3, 4), int), jnp.full((2, 3), 4), jnp.zeros(2), jnp.ones(2))
+        >>> per_example(jnp.ones((6, 1)), batch).shape
+        (2, 3)
+    """
     return logits.reshape(batch.labels.shape[0], -1)
 
 
 def task_loss(
     logits: Float[Array, "batch outputs"], batch: Batch, *, regression: bool
 ) -> Float[Array, ""]:
-    """Returns the mean cross-entropy over real rows, or the mean squared error for regression."""
+    """Returns the mean cross-entropy over real rows, or the mean squared error for regression.
+
+    Example:
+        >>> batch = Batch(jnp.ones((1, 1, 4), int), jnp.full((1, 1), 4), jnp.zeros(1), jnp.ones(1))
+        >>> task_loss(jnp.full((1, 1), 3.0), batch, regression=True)
+        Array(9., dtype=float32)
+    """
     if regression:
         losses = jnp.square(logits[:, 0] - batch.labels)
     else:
         log_probs = jax.nn.log_softmax(logits)
         losses = -jnp.take_along_axis(log_probs, batch.labels[:, None], axis=1)[:, 0]
     return _weighted_mean(losses, batch.weights)
-
-
-def esr_loss(
-    encoding: Encoding,
-    mask: Bool[Array, "texts tokens"],
-    weights: Float[Array, " texts"],
-    *,
-    target: float,
-    in_nats: bool = False,
-    entropy: hopfield.Entropy = "shannon",
-) -> Float[Array, ""]:
-    r"""Returns the ESR penalty of each text's keys, summed over layers, averaged over real texts.
-
-    Args:
-        encoding: Has the keys of every layer.
-        mask: Tokens of the spectrum.
-        weights: 1 for real texts, 0 for padding rows.
-        target: Target of the normalised entropy, in [0, 1].
-        in_nats: Use the released program's $(H - \alpha \log d)^2$, which is $(\log d)^2$ times the
-            paper's Eq. 12.
-        entropy: See `hopfield.eigen_entropy`.
-    """
-
-    def penalty(keys: Array, mask: Array) -> Array:
-        return hopfield.esr_penalty(keys, target=target, mask=mask, entropy=entropy)
-
-    penalties = jax.vmap(jax.vmap(penalty), in_axes=(0, None))(encoding.keys, mask)
-    scale = math.log(encoding.keys.shape[-1]) ** 2 if in_nats else 1.0
-    return scale * _weighted_mean(jnp.sum(penalties, axis=0), weights)
 
 
 def classification(
@@ -127,7 +109,7 @@ def classification(
     esr_masked: bool = True,
     esr_entropy: hopfield.Entropy = "shannon",
 ) -> Objective:
-    """Returns the papers' objective: task loss + `esr_weight` times ESR.
+    r"""Returns the papers' objective: task loss + `esr_weight` times ESR.
 
     Models with adaptive computation time add 0.01 times the steps of their tokens, as the Universal
     Transformer's program.
@@ -137,7 +119,8 @@ def classification(
         regression: Use squared error instead of cross-entropy.
         esr_weight: Lambda, >= 0; 0 computes no spectrum.
         esr_target: Alpha, in [0, 1].
-        esr_in_nats: See `esr_loss`.
+        esr_in_nats: Use the released program's $(H - \alpha \log d)^2$, which is $(\log d)^2$ times
+            the paper's Eq. 12.
         esr_masked: Whether the spectrum leaves out padding.
         esr_entropy: The entropy of the spectrum; see `hopfield.eigen_entropy`.
 
@@ -155,6 +138,17 @@ def classification(
     if esr_weight < 0:
         raise ValueError(f"esr_weight must be >= 0, got {esr_weight}")
 
+    def esr_of(encoding: Encoding, mask: Array, weights: Array) -> Array:
+        """The penalty of each text's keys, summed over layers, averaged over real texts."""
+
+        def penalty(keys: Array, mask: Array) -> Array:
+            return hopfield.esr_penalty(keys, target=esr_target, mask=mask, entropy=esr_entropy)
+
+        mask = mask if esr_masked else jnp.ones_like(mask)
+        penalties = jax.vmap(jax.vmap(penalty), in_axes=(0, None))(encoding.keys, mask)
+        scale = math.log(encoding.keys.shape[-1]) ** 2 if esr_in_nats else 1.0
+        return scale * _weighted_mean(jnp.sum(penalties, axis=0), weights)
+
     def objective(
         params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation = CLEAN, /
     ) -> tuple[Array, Losses]:
@@ -162,30 +156,20 @@ def classification(
         logits, encoding = model.apply(params, ids, mask, key=key, added=added)
         task = task_loss(per_example(logits, batch), batch, regression=regression)
         weights = jnp.repeat(batch.weights, batch.ids.shape[1])
-        esr = jnp.zeros_like(task)
-        if esr_weight > 0:
-            esr = esr_loss(
-                encoding,
-                mask if esr_masked else jnp.ones_like(mask),
-                weights,
-                target=esr_target,
-                in_nats=esr_in_nats,
-                entropy=esr_entropy,
-            )
+        esr = esr_of(encoding, mask, weights) if esr_weight > 0 else jnp.zeros_like(task)
         real = mask & (weights > 0)[:, None]
         loss = task + esr_weight * esr
         if encoding.ponder is not None:
             loss += _PONDER_WEIGHT * _weighted_mean(ponder_cost(encoding.ponder, mask), weights)
-        steps = mean_over_queries(encoding.num_steps, real)
-        return loss, Losses(task, esr, steps, mean_over_queries(~encoding.converged, real))
+        steps = _mean_over_queries(encoding.num_steps, real)
+        return loss, Losses(task, esr, steps, _mean_over_queries(~encoding.converged, real))
 
     return objective
 
 
-def mean_over_queries(
+def _mean_over_queries(
     values: Shaped[Array, "layers texts heads tokens"], mask: Bool[Array, "texts tokens"]
 ) -> Float[Array, ""]:
-    """Returns the mean over the real queries of all layers and heads."""
     real = jnp.broadcast_to(mask[None, :, None, :], values.shape)
     return jnp.sum(jnp.where(real, values, 0)) / jnp.maximum(jnp.sum(real), 1)
 

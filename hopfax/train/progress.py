@@ -1,12 +1,11 @@
 """Progress of a run: a bar on a terminal, plain lines in a file."""
 
 import collections
-import contextlib
+import datetime
 import numbers
 import sys
 import time
-from collections.abc import Callable
-from typing import Any, Self, TextIO
+from typing import Any, Self
 
 from hopfax.train import interrupt
 
@@ -17,40 +16,29 @@ _WINDOW = 500  # updates that speed is averaged over
 class Progress:
     """Shows the share of the work done, the time left, and the latest loss or score.
 
-    On a terminal this is a rich bar. Elsewhere it is a plain line for the first update, for the
-    last, and at most one every five seconds in between. Set `title` to change what is shown first.
+    Writes to standard error: a rich bar on a terminal; elsewhere a plain line for the first update,
+    for the last, and at most one every five seconds in between. Set `title` to show it first.
 
     Args:
-        total: Units of work of the whole run.
-        title: Shown first.
-        stream: Where to write; default: standard error.
-        clock: Returns seconds; for tests.
+        total: Units of work of the run.
 
     Example:
-        >>> import sys
-        >>> with Progress(3, title="sst2", stream=sys.stdout, clock=lambda: 0.0) as progress:
+        >>> from contextlib import redirect_stderr
+        >>> with redirect_stderr(sys.stdout), Progress(3) as progress:
+        ...     progress.title = "sst2"
         ...     progress.update(3, loss=0.25)
         sst2  100%  done  loss 0.25
     """
 
-    def __init__(
-        self,
-        total: int,
-        *,
-        title: str = "",
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        self._total, self.title = total, title
-        self._stream, self._clock = stream or sys.stderr, clock
+    def __init__(self, total: int):
+        self._total, self.title, self._stream = total, "", sys.stderr
         self._recent = collections.deque[tuple[float, int]](maxlen=_WINDOW + 1)
         self._status = ""
         self._printed: tuple[float, str] | None = None
         self._bar: Any = None
-        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self._recent.append((self._clock(), 0))
+        self._recent.append((time.monotonic(), 0))
         if self._stream.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn
@@ -62,15 +50,16 @@ class Progress:
                 BarColumn(bar_width=24),
                 TextColumn("{task.fields[status]}", markup=False),
             )
-            bar = Bar(*columns, console=Console(file=self._stream))
-            self._bar = self._stack.enter_context(bar)
+            self._bar = Bar(*columns, console=Console(file=self._stream))
+            self._bar.start()
             self._task = self._bar.add_task(self.title, total=self._total, status="")
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._bar is None and self._status:
+        if self._bar is not None:
+            self._bar.stop()
+        elif self._status:
             self._print()
-        self._stack.close()
 
     def update(self, done: int, **fields: Any) -> None:
         """Shows the work done; a safe point to stop at, see `hopfax.train.interrupt`.
@@ -83,14 +72,14 @@ class Progress:
             KeyboardInterrupt: Ctrl-C was pressed.
         """
         interrupt.check()
-        (start, before), now = self._recent[0], self._clock()
+        (start, before), now = self._recent[0], time.monotonic()
         self._recent.append((now, done))
         parts = [f"{done / self._total if self._total else 1:.0%}"]
         if done >= self._total:
             parts.append("done")
         elif now > start and done > before:
             left = (self._total - done) / (done - before) * (now - start)
-            parts.append(f"{_clock_face(left)} left")
+            parts.append(f"{datetime.timedelta(seconds=round(left))} left")
         parts += [f"{name} {_short(value)}" for name, value in fields.items()]
         self._status = "  ".join(parts)
         if self._bar is not None:
@@ -107,13 +96,6 @@ class Progress:
         if self._printed is None or line != self._printed[1]:
             print(line, file=self._stream, flush=True)
             self._printed = (self._recent[-1][0], line)
-
-
-def _clock_face(seconds: float) -> str:
-    """3725.2 → 1:02:05; 65 → 1:05."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _short(value: Any) -> str:

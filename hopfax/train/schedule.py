@@ -53,20 +53,20 @@ def epoch_chunks(
         raise ValueError(f"batch_size must be >= 1, got {batch_size}")
     chunks = []
     for bucket, size in enumerate(sizes):
-        least = -(-size // batch_size)
-        count = max(1, round(least / CHUNK_STEPS))
+        min_steps = -(-size // batch_size)
+        count = max(1, round(min_steps / CHUNK_STEPS))
         # With more steps than rows, some would have no rows.
-        while count > 1 and count * -(-least // count) > size:
+        while count > 1 and count * -(-min_steps // count) > size:
             count -= 1
-        steps = -(-least // count)
+        steps = -(-min_steps // count)
         total = count * steps
         orders = np.stack(
             [np.random.default_rng([seed, epoch, bucket]).permutation(size) for seed in seeds]
         )
         # Row r of the shuffled bucket is in step r mod total: batch sizes differ by at most one.
-        places = np.arange(total)[:, None] + total * np.arange(batch_size)
-        picks = orders[:, np.minimum(places, size - 1)].swapaxes(0, 1).astype(np.int32)
-        weights = np.broadcast_to((places < size).astype(np.float32)[:, None], picks.shape)
+        positions = np.arange(total)[:, None] + total * np.arange(batch_size)
+        picks = orders[:, np.minimum(positions, size - 1)].swapaxes(0, 1).astype(np.int32)
+        weights = np.broadcast_to((positions < size).astype(np.float32)[:, None], picks.shape)
         for start in range(0, total, steps):
             part = slice(start, start + steps)
             chunks.append(Chunk(bucket, picks[part], weights[part]))

@@ -17,8 +17,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hopfax.cpu import usable_cores
 
-Split = Literal["seeds", "batch"]
-_AXIS = "devices"
+Axis = Literal["seeds", "batch"]
+_DEVICES = "devices"
 
 
 class Sharding(NamedTuple):
@@ -26,33 +26,24 @@ class Sharding(NamedTuple):
 
     Attributes:
         mesh: The devices, along one axis.
-        split: `"seeds"`: each device trains some of the seeds, without communication. `"batch"`:
+        axis: `"seeds"`: each device trains some of the seeds, without communication. `"batch"`:
             each device takes some rows of every seed's batch, and gradients are summed over the
             devices in every step.
     """
 
     mesh: Mesh
-    split: Split
+    axis: Axis
 
-    @property
-    def states(self) -> NamedSharding:
-        """Sharding of anything stacked over seeds: states, parameters, keys."""
-        return self._over(_AXIS) if self.split == "seeds" else self.replicated
+    def over(self, *axes: str) -> NamedSharding:
+        """Returns the sharding of arrays with these axes; over none, they are replicated.
 
-    @property
-    def plan(self) -> NamedSharding:
-        """Sharding of `(steps, seeds, batch)` row numbers and weights."""
-        return self._over(None, _AXIS) if self.split == "seeds" else self._over(None, None, _AXIS)
-
-    @property
-    def metrics(self) -> NamedSharding:
-        """Sharding of `(steps, seeds)` numbers."""
-        return self._over(None, _AXIS) if self.split == "seeds" else self.replicated
-
-    @property
-    def replicated(self) -> NamedSharding:
-        """Sharding of what every device holds in full, such as the rows of a data set."""
-        return self._over()
+        Example:
+            >>> devices = Mesh(np.asarray(jax.local_devices()[:1]), ("devices",))
+            >>> tuple(Sharding(devices, "batch").over("steps", "seeds", "batch").spec)
+            (None, None, 'devices')
+        """
+        names = (_DEVICES if axis == self.axis else None for axis in axes)
+        return NamedSharding(self.mesh, PartitionSpec(*names))
 
     def jit(
         self,
@@ -61,15 +52,8 @@ class Sharding(NamedTuple):
         outputs: Sequence[NamedSharding],
         **options: Any,
     ) -> Callable[..., Any]:
-        """Compiles a program for arguments and results with these shardings.
-
-        Args:
-            fn: Program of one device, for any number of seeds.
-            inputs: Sharding of each argument.
-            outputs: Sharding of each result.
-            **options: Options of `jax.jit`.
-        """
-        if self.split == "seeds":
+        """Compiles a program of one device for arguments and results with these shardings."""
+        if self.axis == "seeds":
             fn = jax.shard_map(
                 fn,
                 mesh=self.mesh,
@@ -94,11 +78,7 @@ class Sharding(NamedTuple):
     def put_batch(self, batch: Any) -> Any:
         """Puts arrays of `(batch, ...)` on the devices; replicated if their rows do not divide."""
         divides = len(jax.tree.leaves(batch)[0]) % self.mesh.size == 0
-        sharded = self.split == "batch" and divides
-        return jax.device_put(batch, self._over(_AXIS) if sharded else self.replicated)
-
-    def _over(self, *axes: str | None) -> NamedSharding:
-        return NamedSharding(self.mesh, PartitionSpec(*axes))
+        return jax.device_put(batch, self.over("batch") if divides else self.over())
 
 
 def make_sharding(
@@ -115,7 +95,7 @@ def make_sharding(
         A `Sharding`; None for a single device.
 
     Raises:
-        ValueError: There are fewer devices, or they divide neither the seeds nor the batch.
+        ValueError: There are fewer devices, or their number divides neither seeds nor batch.
 
     Warns:
         RuntimeWarning: The devices are XLA host devices with too few threads, where eigenvalues,
@@ -126,24 +106,24 @@ def make_sharding(
         True
     """
     devices = jax.local_devices()
-    sizes: dict[Split, int] = {"seeds": num_seeds, "batch": batch_size}
+    sizes: dict[Axis, int] = {"seeds": num_seeds, "batch": batch_size}
 
-    def split(count: int) -> Split | None:
+    def axis_of(count: int) -> Axis | None:
         return next((axis for axis, size in sizes.items() if size % count == 0), None)
 
     if num_devices is None:
-        num_devices = next(count for count in range(len(devices), 0, -1) if split(count))
+        num_devices = next(count for count in range(len(devices), 0, -1) if axis_of(count))
     if not 1 <= num_devices <= len(devices):
         raise ValueError(f"num_devices must be in [1, {len(devices)}], got {num_devices}")
     if num_devices == 1:
         return None
-    if (axis := split(num_devices)) is None:
+    if (axis := axis_of(num_devices)) is None:
         raise ValueError(
             f"{num_devices} devices must divide the seeds or the batch, got {num_seeds} seeds and "
             f"batches of {batch_size}"
         )
     _warn_of_few_threads(devices[:num_devices])
-    return Sharding(Mesh(np.asarray(devices[:num_devices]), (_AXIS,)), axis)
+    return Sharding(Mesh(np.asarray(devices[:num_devices]), (_DEVICES,)), axis)
 
 
 def _warn_of_few_threads(devices: Sequence[Any]) -> None:

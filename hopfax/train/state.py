@@ -27,21 +27,16 @@ class TrainState(NamedTuple):
 
 
 def adamw(
-    learning_rate: float,
-    total_steps: int,
-    *,
-    warmup: float = 0.1,
-    weight_decay: float = 0.01,
-    clip: float = 1.0,
+    learning_rate: float, total_steps: int, *, weight_decay: float = 0.01
 ) -> optax.GradientTransformation:
-    """AdamW of Table 15: linear warm-up, linear decay to 0, gradients clipped by global norm.
+    """Returns AdamW with linear warm-up over a tenth of the steps, then linear decay to 0.
+
+    Gradients are clipped to a global norm of 1.
 
     Args:
         learning_rate: Peak learning rate, > 0.
         total_steps: Length of the schedule in steps, >= 1.
-        warmup: Fraction of warm-up steps, in [0, 1).
         weight_decay: Decoupled decay of all parameters, >= 0.
-        clip: Maximum global norm of a gradient, > 0.
 
     Raises:
         ValueError: A number is out of range.
@@ -55,29 +50,18 @@ def adamw(
     References:
         Robertha, Table 15.
     """
-    if not (
-        learning_rate > 0
-        and total_steps >= 1
-        and 0 <= warmup < 1
-        and weight_decay >= 0
-        and clip > 0
-    ):
+    if not (learning_rate > 0 and total_steps >= 1 and weight_decay >= 0):
         raise ValueError(
-            "adamw requires learning_rate > 0, total_steps >= 1, warmup in [0, 1), "
-            f"weight_decay >= 0 and clip > 0; got {learning_rate}, {total_steps}, {warmup}, "
-            f"{weight_decay} and {clip}"
+            "adamw requires learning_rate > 0, total_steps >= 1 and weight_decay >= 0; got "
+            f"{learning_rate}, {total_steps} and {weight_decay}"
         )
-    rising = max(1, round(warmup * total_steps))
+    warmup = max(1, round(0.1 * total_steps))
     # The first step already moves: a rate of exactly 0 would waste it.
-    schedule = optax.join_schedules(
-        [
-            optax.linear_schedule(learning_rate / rising, learning_rate, max(1, rising - 1)),
-            optax.linear_schedule(learning_rate, 0.0, max(1, total_steps - rising)),
-        ],
-        [rising],
-    )
+    rise = optax.linear_schedule(learning_rate / warmup, learning_rate, max(1, warmup - 1))
+    fall = optax.linear_schedule(learning_rate, 0.0, max(1, total_steps - warmup))
+    schedule = optax.join_schedules([rise, fall], [warmup])
     return optax.chain(
-        optax.clip_by_global_norm(clip), optax.adamw(schedule, weight_decay=weight_decay)
+        optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=weight_decay)
     )
 
 

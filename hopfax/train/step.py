@@ -35,6 +35,13 @@ def make_step(
 
     The dropout key derives from the seed's key and `state.step`, so that a resumed run has the same
     draws as an uninterrupted one.
+
+    Example:
+        >>> from hopfax.nn import tinybert
+        >>> from hopfax.train.objectives import classification
+        >>> from hopfax.train.state import adamw
+        >>> step = make_step(classification(tinybert(30522, 2)), adamw(2e-5, total_steps=100))
+        >>> # state, metrics = step(state, batch, seed_key)
     """
 
     def step(
@@ -63,16 +70,17 @@ def make_chunk(
 ) -> Callable[..., tuple[TrainState, StepMetrics]]:
     """Compiles several steps of all seeds into one call.
 
-    Args:
-        objective: Loss to minimise.
-        optimizer: The optimizer.
-        sharding: From `hopfax.train.sharding.make_sharding`; None for one device.
-
     Returns:
         `chunk(states, rows, picks, weights, seed_keys) -> (states, metrics)`, with the states
-        donated; `rows` are all rows of one bucket, `picks` (steps, seeds, batch) the numbers of the
-        rows of a step, `weights` (steps, seeds, batch) 1 for real rows and 0 for padding, and the
-        metrics have shape (steps, seeds).
+        donated; `rows` are all rows of one bucket, the others as in `hopfax.train.schedule.Chunk`,
+        and the metrics have shape (steps, seeds).
+
+    Example:
+        >>> from hopfax.nn import tinybert
+        >>> from hopfax.train.objectives import classification
+        >>> from hopfax.train.state import adamw
+        >>> chunk = make_chunk(classification(tinybert(30522, 2)), adamw(2e-5, total_steps=100))
+        >>> # states, metrics = chunk(states, rows, picks, weights, seed_keys)
     """
     step = jax.vmap(make_step(objective, optimizer))
 
@@ -92,10 +100,10 @@ def make_chunk(
 
     if sharding is None:
         return jax.jit(chunk, donate_argnums=0)
-    states, plan = sharding.states, sharding.plan
+    seeds, picks = sharding.over("seeds"), sharding.over("steps", "seeds", "batch")
     return sharding.jit(
         chunk,
-        (states, sharding.replicated, plan, plan, states),
-        (states, sharding.metrics),
+        (seeds, sharding.over(), picks, picks, seeds),
+        (seeds, sharding.over("steps", "seeds")),
         donate_argnums=0,
     )

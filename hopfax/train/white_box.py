@@ -17,7 +17,7 @@ from hopfax.data.tokenize import WordPiece, text_tokenizer
 from hopfax.nn.encoder import Encoder
 from hopfax.nn.functional import Functional, Params
 from hopfax.text import Gradients, Linearized, Text, Victim
-from hopfax.text.victim import Label
+from hopfax.text.attack import Label
 from hopfax.train import interrupt
 from hopfax.train.objectives import Batch, per_example, texts_of
 
@@ -51,7 +51,7 @@ def white_box(
 
     Raises:
         ValueError: Parameters are stacked, `max_length` is out of range, or lengths or sizes do not
-            increase. The victim raises one for labels that do not fit the model's outputs, for a
+            increase. The functions raise one for labels that do not fit the model's outputs, for a
             text of more than two strings, and for different numbers of choices.
 
     Example:
@@ -62,7 +62,7 @@ def white_box(
         >>> vocabulary = train_vocabulary(films)
         >>> sizes = {"width": 8, "num_layers": 1, "ff_width": 8, "max_length": 32}
         >>> model = nn.tinybert(vocabulary.size, 2, **sizes)
-        >>> params = model.init(jax.random.key(0))  # here a trained model's
+        >>> params = model.init(jax.random.key(0))  # or a trained model's
         >>> victim = white_box(
         ...     model, params, vocabulary, max_length=32, lengths=(32,), batch_sizes=(8,)
         ... )
@@ -91,28 +91,22 @@ def white_box(
     def run(
         texts: Sequence[Text], labels: Sequence[Label], with_gradient: bool
     ) -> list[tuple[Any, ...]]:
-        """Tokens, loss and, if requested, gradient of each text."""
+        """Tokens, loss and, if requested, gradient of each text, in one batch per shape."""
         rows, pending = _tokenized(tokenizer, texts), []
         program = _compiled(model, regression, with_gradient)
         widest = [max(map(len, row)) for row in rows]
-        for chunk, width, size in _batches(widest, edges, batch_sizes):
+        for numbers, width, size in _batches(widest, edges, batch_sizes):
             interrupt.check()
-            # Rows beyond the last repeat it.
-            padded = [chunk[min(place, len(chunk) - 1)] for place in range(size)]
-            batch = _batch(
-                [rows[number] for number in padded],
-                [labels[number] for number in padded],
-                width,
-                vocabulary.pad_id,
-                regression,
-            )
-            pending.append((chunk, program(params, batch)))
+            padded = numbers + numbers[-1:] * (size - len(numbers))
+            tokens, targets = [rows[row] for row in padded], [labels[row] for row in padded]
+            batch = _batch(tokens, targets, width, vocabulary.pad_id, regression)
+            pending.append((numbers, program(params, batch)))
         results: dict[int, tuple[Any, ...]] = {}
-        for chunk, (logits, *parts) in pending:  # once all calls are dispatched
-            _check_labels([labels[number] for number in chunk], logits.shape[1], regression)
-            for number, *values in zip(chunk, *map(np.asarray, parts), strict=False):
-                results[number] = rows[number], *values
-        return [results[number] for number in range(len(texts))]
+        for numbers, (logits, *parts) in pending:  # once all calls are dispatched
+            _check_labels([labels[row] for row in numbers], logits.shape[1], regression)
+            for row, *values in zip(numbers, *map(np.asarray, parts), strict=False):
+                results[row] = rows[row], *values
+        return [results[row] for row in range(len(texts))]
 
     def loss(texts: Sequence[Text], labels: Sequence[Label]) -> np.ndarray:
         return np.array([value for _, value in run(texts, labels, False)], np.float64)
@@ -199,9 +193,9 @@ def _batches(
     widest: Sequence[int], edges: Sequence[int], sizes: Sequence[int]
 ) -> Iterator[tuple[list[int], int, int]]:
     """Row numbers, padded length and size of batches; only the smallest may be under half full."""
-    home = np.searchsorted(edges, widest)
-    for place, width in enumerate(edges):
-        numbers = np.flatnonzero(home == place).tolist()
+    buckets = np.searchsorted(edges, widest)
+    for bucket, width in enumerate(edges):
+        numbers = np.flatnonzero(buckets == bucket).tolist()
         while numbers:
             size = next((size for size in reversed(sizes) if 2 * len(numbers) >= size), sizes[0])
             yield numbers[:size], width, size

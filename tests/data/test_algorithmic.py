@@ -65,3 +65,14 @@ def test_splits_share_no_row_and_depend_on_the_seed(make):
         for one, same in zip(getattr(data, name), getattr(again, name), strict=True):
             np.testing.assert_array_equal(one, same)
     assert rows(data.train) != rows(other.train)
+
+
+def test_rows_are_the_same_on_every_machine():
+    data = modular_addition(3, modulus=7, num_train=30, num_validation=9, num_test=10)
+    assert data.test.labels.tolist() == [2, 1, 5, 4, 1, 2, 2, 2, 5, 6]
+    for num_bits, relevant, labels in (
+        (12, (6, 8), [1, 1, 1, 0, 1]),
+        (20, (1, 9), [1, 1, 0, 1, 1]),
+    ):
+        data = sparse_parity(3, num_bits=num_bits)
+        assert data.relevant == relevant and data.train.labels[:5].tolist() == labels

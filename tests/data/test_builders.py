@@ -79,10 +79,9 @@ def test_tfds_finds_the_set_by_name(tmp_path, builders):
     assert source[0]["label"] == 0 and source[1]["label"] == 1
 
 
-def test_a_task_loads_from_its_built_set(tmp_path, builders, monkeypatch):
+def test_a_task_loads_from_its_built_set(tmp_path, builders):
     write_raw(tmp_path / "raw", "stsb", rows=30)
     builders.build("stsb", tfds_dir=tmp_path / "sets", raw_dir=tmp_path / "raw")
-    monkeypatch.setenv("HOPFAX_CACHE", str(tmp_path / "cache"))
     one, two = (load_task("stsb", data_dir=tmp_path / folder) for folder in ("sets", "raw"))
     for split in ("train", "validation", "test"):
         for left, right in zip(getattr(one, split), getattr(two, split), strict=True):
@@ -117,7 +116,7 @@ def test_malformed_and_missing_files(tmp_path, builders):
         builders.build("sst2", tfds_dir=tmp_path / "sets", raw_dir=tmp_path / "raw")
     with pytest.raises(FileNotFoundError, match=r"no validation split.*\(built splits: none"):
         builders.read_built(task("sst2"), tmp_path / "sets", "validation")
-    with pytest.raises(FileNotFoundError, match="no folder of CoLA"):
+    with pytest.raises(FileNotFoundError, match="no train file of CoLA"):
         builders.build("cola", tfds_dir=tmp_path / "sets", raw_dir=tmp_path / "raw")
     with pytest.raises(ValueError, match="sentiment is synthetic"):
         builders.build("sentiment", tfds_dir=tmp_path / "sets")

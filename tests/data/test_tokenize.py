@@ -4,19 +4,13 @@ import pytest
 from hopfax.data import Example, WordPiece, encode, read_vocabulary
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "run", "##ning", "!", "[", "]", "sep")
-VOCABULARY = WordPiece(tokens=WORDS, source="test")
+VOCABULARY = WordPiece(tokens=WORDS)
 
 
 def examples(*rows, labels=None):
     labels = labels or range(len(rows))
     pairs = zip(rows, labels, strict=True)
     return [Example(texts, label, 7 + number) for number, (texts, label) in enumerate(pairs)]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOPFAX_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def test_texts_pairs_and_choices():
@@ -66,19 +60,13 @@ def test_special_tokens_in_a_text_are_text():
     assert ids.tolist() == [[[2, 4, 10, 12, 11, 1, 1, 3]]]
 
 
-def test_decode():
-    rows = encode(examples(("A running!", "zebra"), "a"), VOCABULARY)
-    assert VOCABULARY.decode(rows.ids[0, 0]) == "[CLS] a running ! [SEP] [UNK] [SEP]"
-    assert VOCABULARY.decode(rows.ids[1, 0]) == "[CLS] a [SEP]"
-
-
 def test_arrays_are_cached_by_content(cache):
     rows = encode(examples("a b"), VOCABULARY)
     (file,) = cache.iterdir()
     np.savez(file, ids=rows.ids + 1, lengths=rows.lengths)  # marks what is read from the file
     again = encode(examples("a b", labels=[5]), VOCABULARY)
     assert again.ids.tolist() == (rows.ids + 1).tolist() and again.labels.tolist() == [5]
-    encode(examples("a b"), WordPiece(tokens=(*WORDS, "new"), source="test"))
+    encode(examples("a b"), WordPiece(tokens=(*WORDS, "new")))
     encode(examples("a c"), VOCABULARY)
     encode(examples("a b"), VOCABULARY, max_length=16)
     assert len(list(cache.iterdir())) == 4
@@ -86,30 +74,23 @@ def test_arrays_are_cached_by_content(cache):
     assert len(list(cache.iterdir())) == 4
 
 
-def damaged(content, rows):
-    middle = content.index(b"ids.npy") + 40
-    flipped = bytes(255 - byte for byte in content[middle:][:30])
-    return {
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text", "member"])
+def test_a_damaged_cache_file_is_replaced(cache, damage):
+    rows = encode(examples("a b"), VOCABULARY)
+    (file,) = cache.iterdir()
+    content, middle = file.read_bytes(), file.read_bytes().index(b"ids.npy") + 40
+    flipped = bytes(255 - byte for byte in content[middle : middle + 30])
+    damaged = {
         "cut": content[: len(content) // 2],
         "flipped": content[:middle] + flipped + content[middle + 30 :],
         "empty": b"",
         "text": b"not an archive",
-        "pickle": {"ids": np.asarray([[[None]]]), "lengths": rows.lengths},
-        "member": {"ids": rows.ids},
     }
-
-
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text", "pickle", "member"])
-def test_a_damaged_cache_file_is_replaced(cache, damage):
-    rows = encode(examples("a b"), VOCABULARY)
-    (file,) = cache.iterdir()
-    content = damaged(file.read_bytes(), rows)[damage]
-    if isinstance(content, bytes):
-        file.write_bytes(content)
+    if damage == "member":
+        np.savez(file, ids=rows.ids)
     else:
-        np.savez(file, **content)
-    again = encode(examples("a b"), VOCABULARY)
-    np.testing.assert_array_equal(again.ids, rows.ids)
+        file.write_bytes(damaged[damage])
+    assert encode(examples("a b"), VOCABULARY).ids.tolist() == rows.ids.tolist()
     with np.load(file, allow_pickle=False) as stored:
         np.testing.assert_array_equal(stored["ids"], rows.ids)
     assert not list(cache.glob("*.tmp"))
@@ -136,7 +117,6 @@ def test_vocabulary_file(tmp_path):
     for location in (path, tmp_path):
         vocabulary = read_vocabulary(location)
         assert vocabulary.tokens == WORDS and vocabulary.pad_id == 0
-        assert vocabulary.source == "vocab.txt (13 tokens)"
 
 
 @pytest.mark.parametrize(
@@ -157,5 +137,6 @@ def test_bert_vocabulary(shared):
     vocabulary = read_vocabulary(shared / "data" / "vocab" / "bert-base-uncased")
     assert vocabulary.size == 30522 and vocabulary.tokens[2025] == "not"
     rows = encode(examples(("It is not unaffable.", "Naïve!")), vocabulary)
-    assert vocabulary.decode(rows.ids[0, 0]) == "[CLS] it is not unaffable . [SEP] naive ! [SEP]"
-    assert rows.ids[0, 0].tolist()[:4] == [101, 2009, 2003, 2025]
+    tokens = [vocabulary.tokens[number] for number in rows.ids[0, 0]]
+    words = "[CLS] it is not una ##ffa ##ble . [SEP] naive ! [SEP]"
+    assert tokens == words.split() and rows.ids[0, 0].tolist()[:4] == [101, 2009, 2003, 2025]

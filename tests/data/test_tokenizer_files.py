@@ -16,12 +16,6 @@ ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", *LETTERS, "<mask>")
 GPT2 = (*LETTERS, "<|endoftext|>")
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOPFAX_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def write(folder, **files):
     """Writes files, named with _ for the dot: text as it is, other values as JSON."""
     for name, content in files.items():
@@ -53,7 +47,6 @@ def test_tokenizer_json_without_its_truncation_and_padding(tmp_path):
     stored.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "vocab.txt").write_text("not read")
     vocabulary = read_tokenizer(tmp_path)
-    assert vocabulary.source == "tokenizer.json (12 tokens)"
     assert (vocabulary.tokens, vocabulary.pad_id, vocabulary.sep_id) == (BERT, 0, 3)
     rows = encode([Example(("a films! " * 9, "a film"), 0, 0)], vocabulary)
     assert rows.ids[0, 0].tolist() == expected and rows.lengths.tolist() == [[len(expected)]]
@@ -71,21 +64,21 @@ def test_a_real_folder():
     assert expected == [101, 1996, 4633, 2003, 8403, 2651, 1012, 102]
     ids = encode([Example(SENTENCE, 0, 0)], vocabulary, cached=False).ids
     assert ids.tolist() == [[expected]]
-    assert vocabulary.decode(ids[0, 0]) == "[CLS] the weather is lovely today. [SEP]"
 
 
 @pytest.mark.parametrize(
     ("settings", "tokens"),
     [
-        ({}, ["a", "e", "film", "##s"]),
-        ({"do_lower_case": False}, ["A", "é", "film", "##s"]),
-        ({"do_lower_case": False, "strip_accents": True}, ["A", "e", "film", "##s"]),
+        ({}, "a e film ##s a [UNK]"),
+        ({"do_lower_case": False}, "A é film ##s a [UNK]"),
+        ({"do_lower_case": False, "strip_accents": True}, "A e film ##s a [UNK]"),
+        ({"tokenize_chinese_chars": False}, "a e film ##s [UNK]"),
     ],
 )
-def test_case_of_a_vocab_txt(tmp_path, settings, tokens):
+def test_settings_of_a_vocab_txt(tmp_path, settings, tokens):
     write_bert(tmp_path, tokenizer_config_json=settings)
     vocabulary = read_tokenizer(tmp_path)
-    assert tokens_of(vocabulary, "A é films") == [["[CLS]", *tokens, "[SEP]"]]
+    assert tokens_of(vocabulary, "A é films a那") == [["[CLS]", *tokens.split(), "[SEP]"]]
 
 
 def test_special_tokens_of_bert(tmp_path):
@@ -94,8 +87,6 @@ def test_special_tokens_of_bert(tmp_path):
     one, pair = tokens_of(vocabulary, "a [MASK]!", ("a", "film! zebra"))
     assert one == ["[CLS]", "a", "[MASK]", "!", "[SEP]", "[PAD]", "[PAD]"]
     assert pair == ["[CLS]", "a", "[SEP]", "film", "!", "[UNK]", "[SEP]"]
-    ids = [vocabulary.tokens.index(token) for token in one]
-    assert vocabulary.decode(ids) == "[CLS] a [MASK]! [SEP]"
 
 
 def test_byte_level_tokens_of_roberta(tmp_path):
@@ -120,7 +111,6 @@ def test_byte_level_tokens_of_gpt2(tmp_path):
     assert (vocabulary.pad_token, vocabulary.sep_id) == ("<|endoftext|>", None)
     rows = encode([Example("ab b é", 0, 0), Example(("a", " b"), 0, 1)], vocabulary)
     assert rows.lengths.tolist() == [[5], [2]]
-    assert [vocabulary.decode(row[0]) for row in rows.ids] == ["ab b é", "a b"]
 
 
 def test_the_published_files_of_gpt2(shared, tmp_path):
@@ -155,7 +145,7 @@ def test_the_padding_token(tmp_path, files, pad_token):
 def test_a_tokenizer_loads_a_task(tmp_path):
     write_byte_level(tmp_path, ROBERTA)
     vocabulary = read_tokenizer(tmp_path)
-    data = load_task("sentiment", vocab=vocabulary, train_size=8)
+    data = load_task("sentiment", vocabulary=vocabulary, train_size=8)
     assert data.vocabulary is vocabulary and (data.train.ids[..., 0] == 0).all()
 
 
@@ -165,7 +155,7 @@ def test_the_cache_depends_on_the_tokenizer(tmp_path, cache):
     lower = read_tokenizer(tmp_path)
     write_bert(tmp_path, tokenizer_config_json={"do_lower_case": False})
     cased = read_tokenizer(tmp_path)
-    plain = WordPiece(tokens=BERT, source="test")
+    plain = WordPiece(tokens=BERT)
     assert lower.tokens == cased.tokens
     ids = [encode(rows, each).ids[0, 0].tolist() for each in (lower, cased, plain)]
     assert ids == [[2, 5, 10, 3], [2, 6, 11, 3], [2, 5, 10, 3]]
@@ -190,7 +180,6 @@ def test_a_folder_without_tokenizer(tmp_path, files):
         ({"vocab_json": {"a": 0}, "merges_txt": MERGES}, r"cannot read vocab\.json and merges"),
         ({"vocab_json": "{", "merges_txt": MERGES}, r"cannot read vocab\.json and merges"),
         ({"config_json": "{"}, r"config\.json is not valid JSON: Expecting"),
-        ({"config_json": []}, r"config\.json must be a JSON object, got list"),
         (
             {"vocab_txt": "\n".join(BERT), "config_json": {"vocab_size": 11}},
             r"token ids must be below the vocab_size 11 of .*config\.json, but 'é' of vocab\.txt "

@@ -16,6 +16,11 @@ from hopfax import experimental, nn
 pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
 
 
+@pytest.fixture(autouse=True)
+def on_gpu(monkeypatch):
+    monkeypatch.setattr(experimental.retrieval, "_on_gpu", lambda: True)
+
+
 @pytest.fixture
 def lowered():
     """`lowered(fn, *shapes)` is the program that `fn` becomes for CUDA, on one device or more."""
@@ -48,8 +53,7 @@ def test_forward_and_backward_under_vmap(lowered, dtype, count, width):
 
     def total(query, keys, values, mask):
         def one(query, keys, values, mask):
-            run = partial(experimental.retrieve_head, beta=0.3, interpret=False)
-            return run(query, keys, values, mask=mask).values
+            return experimental.retrieve_head(query, keys, values, beta=0.3, mask=mask).values
 
         heads = jax.vmap(one, in_axes=(0, 0, 0, None))
         return jnp.sum(jax.vmap(heads)(query, keys, values, mask).astype(jnp.float32) ** 2)
@@ -62,8 +66,7 @@ def test_forward_and_backward_under_vmap(lowered, dtype, count, width):
 def test_products_keep_the_precision_of_float32():
     def kernel(dtype):
         x = jax.ShapeDtypeStruct((16, 16), dtype)
-        run = partial(experimental.retrieve_head, beta=0.3, interpret=False)
-        return str(jax.make_jaxpr(run)(x, x, x))
+        return str(jax.make_jaxpr(partial(experimental.retrieve_head, beta=0.3))(x, x, x))
 
     # Scores and mean, in a step and in the read-out; in bfloat16 each is a sum of three.
     assert kernel(jnp.float32).count("TF32_TF32_F32_X3") == 4
@@ -71,8 +74,7 @@ def test_products_keep_the_precision_of_float32():
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_training_steps_of_several_seeds_take_the_kernel(lowered, monkeypatch, devices):
-    monkeypatch.setattr(experimental.retrieval, "_on_gpu", lambda: True)
+def test_training_steps_of_several_seeds_take_the_kernel(lowered, devices):
     sizes = {"width": 16, "num_layers": 2, "ff_width": 16, "max_length": 16}
     model = nn.robertha(50, 2, implementation="pallas", **sizes)
     keys = jax.eval_shape(jax.random.split, jax.random.key(0))

@@ -40,7 +40,8 @@ def test_each_query_takes_the_steps_of_retrieve(x64, rng, width, stop, gradient)
     arrays = head(rng, width)
     options = {"stop": stop, "gradient": gradient, "mask": jnp.arange(KEYS) != 2}
     both = [
-        jax.jit(partial(fn, readout_beta=1.5, **options)) for fn in (by_retrieve, hopfield.attend)
+        jax.jit(partial(fn, readout_beta=1.5, **options), static_argnames="max_steps")
+        for fn in (by_retrieve, hopfield.attend)
     ]
     for beta, tol in ((0.1, 1e-4), (BETA, 1e-4), (3.0, 1e-4), (BETA, jnp.inf)):
         wanted, attention = (run(*arrays, beta=beta, tol=tol) for run in both)
@@ -48,6 +49,9 @@ def test_each_query_takes_the_steps_of_retrieve(x64, rng, width, stop, gradient)
         assert attention.num_steps.tolist() == wanted.num_steps.tolist()
         assert attention.converged.tolist() == wanted.converged.tolist()
         np.testing.assert_allclose(attention.residual, wanted.residual, rtol=1e-4, atol=1e-9)
+    # Far from convergence a state's norm differs from the next one's.
+    early = [run(*arrays, beta=BETA, tol=0.0, max_steps=2).residual for run in both]
+    np.testing.assert_allclose(*early, rtol=1e-8)
 
 
 def test_float32_is_precise_enough_for_the_stop_rule(rng):
@@ -94,13 +98,6 @@ def test_the_number_of_keys_does_not_change_the_gradient(x64, rng):
         slope = jax.jit(jax.grad(total))(jnp.pad(keys, ((0, extra), (0, 0))), mask)
         slopes.append(slope[:KEYS])
     np.testing.assert_allclose(slopes[1], slopes[0], rtol=1e-9)
-
-
-def test_twice_the_width_decides_between_scores_and_states(rng):
-    for width, by_scores in ((4, True), (3, False)):
-        arrays = [array.astype(jnp.float32) for array in head(rng, width)]
-        text = str(jax.make_jaxpr(lambda *a: hopfield.attend(*a, beta=BETA))(*arrays))
-        assert (f"f32[{KEYS},{KEYS}]" in text) == by_scores
 
 
 @WIDTHS
@@ -192,36 +189,3 @@ def test_numbers_that_are_not_finite_stop_at_once(rng, width, bad):
     assert attention.converged[0]
     attention = hopfield.attend(queries, keys.at[2, 1].set(bad), values, beta=BETA)
     assert attention.num_steps.max() <= 1 and not attention.converged.any()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"beta": 0.0}, "beta is an inverse temperature and must be > 0, got 0.0"),
-        ({"readout_beta": -1.0}, "must be > 0, got -1.0"),
-        ({"max_steps": -1}, "max_steps must be at least 0 .* got -1"),
-        ({"tol": -1.0}, "must be >= 0, got -1"),
-        ({"stop": "soon"}, "'soon'"),
-        ({"gradient": "none"}, "'none'"),
-        ({"mask": np.ones(2, bool)}, r"mask must have shape \(3,\), got \(2,\)"),
-        ({"tol": np.ones(2)}, r"tol must be a number or have shape \(3,\), got \(2,\)"),
-        ({"beta": np.inf}, "beta must be finite in float32, got inf"),
-    ],
-)
-def test_wrong_options_are_named(options, message):
-    rows = jnp.eye(3)
-    with pytest.raises(ValueError, match=message):
-        hopfield.attend(rows, rows, rows, **({"beta": 1.0} | options))
-
-
-@pytest.mark.parametrize(
-    ("shapes", "message"),
-    [
-        (((3,), (3, 3), (3, 3)), "use jax.vmap"),
-        (((2, 4), (3, 3), (3, 3)), "one width"),
-        (((2, 3), (3, 3), (4, 3)), "each key must have a value"),
-    ],
-)
-def test_shapes_must_fit(shapes, message):
-    with pytest.raises(ValueError, match=message):
-        hopfield.attend(*map(jnp.ones, shapes), beta=1.0)

@@ -9,7 +9,7 @@ import oracles
 import pytest
 
 from hopfax import hopfield
-from hopfax.hopfield.entropy import _CONSTANT, _FIRST, _STEPS, spectral_entropy
+from hopfax.hopfield.entropy import _CONSTANT, _FIRST, _STEPS
 
 ORACLES = {
     "shannon": oracles.eigen_entropy,
@@ -113,14 +113,7 @@ def test_renyi2_is_the_participation_ratios_logarithm_and_below_shannons(x64, rn
         assert 0 < renyi2 < shannon - 1e-3
 
 
-def test_renyi2_by_hand():
-    # Variances 3 : 1 along the first two of three axes: 1 / (9/16 + 1/16) = 1.6.
-    keys = np.array([[3**0.5, 0, 0], [-(3**0.5), 0, 0], [0, 1, 0], [0, -1, 0]])
-    got = hopfield.eigen_entropy(keys, entropy="renyi2")
-    np.testing.assert_allclose(got, np.log(1.6) / np.log(3), rtol=1e-6)
-
-
-@pytest.mark.parametrize("entropy", CHEAP)
+@pytest.mark.parametrize("entropy", ORACLES)
 def test_equal_spread_is_one_and_one_direction_zero(entropy):
     for width in (2, 5):
         simplex = np.concatenate([np.eye(width), -np.eye(width)])
@@ -144,13 +137,6 @@ def test_keys_that_do_not_vary_have_neither_entropy_nor_gradient(entropy, value)
     np.testing.assert_array_equal(slope(jnp.full((6, 4), jnp.nan), nothing, entropy=entropy), 0)
 
 
-@pytest.mark.parametrize("entropy", CHEAP)
-def test_broken_keys_do_not_pass_for_constant_ones(entropy, rng):
-    keys = rng.normal(size=(6, 4))
-    keys[1, 2] = np.nan
-    assert np.isnan(measure(keys, entropy=entropy))
-
-
 @pytest.mark.parametrize("filler", [1e6, np.nan])
 @pytest.mark.parametrize("entropy", CHEAP)
 @pytest.mark.parametrize("shape", [(3, 6), (9, 4)], ids=str)
@@ -163,27 +149,6 @@ def test_padding_changes_nothing_and_gets_no_gradient(x64, shape, entropy, fille
     got = np.asarray(slope(rows, mask, entropy=entropy))
     assert (got[:4] == 0).all()
     np.testing.assert_allclose(got[4:], slope(keys, entropy=entropy), rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.parametrize("entropy", CHEAP)
-@pytest.mark.parametrize("scale", [1e-30, 1e30])
-def test_scale_does_not_matter(entropy, scale, rng):
-    keys = jnp.asarray(rng.normal(size=(6, 4)), jnp.float32)
-    got, wanted = slope(keys * scale, entropy=entropy), slope(keys, entropy=entropy)
-    np.testing.assert_allclose(
-        measure(keys * scale, entropy=entropy), measure(keys, entropy=entropy), rtol=1e-5
-    )
-    assert gap(np.asarray(got, np.float64) * scale, wanted) < 1e-3
-
-
-@pytest.mark.parametrize("entropy", CHEAP)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_low_precision_keys_are_measured_in_float32(entropy, dtype, rng):
-    keys = jnp.asarray(rng.normal(size=(6, 4)), dtype)
-    got = measure(keys, entropy=entropy)
-    assert got.dtype == jnp.float32
-    wanted = ORACLES[entropy](np.asarray(keys, np.float64))
-    np.testing.assert_allclose(got, wanted, rtol=max(ERROR[entropy], 1e-5))
 
 
 @pytest.mark.parametrize("entropy", ORACLES)
@@ -222,8 +187,3 @@ def test_the_penalty_goes_by_the_entropy_asked_for(rng):
     wanted = [(measure(keys, entropy=name) - 0.5) ** 2 for name in ORACLES]
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
     assert len({float(value) for value in found}) == 3
-
-
-def test_a_wrong_name_is_told_the_right_ones():
-    with pytest.raises(ValueError, match="one of 'shannon', 'renyi2', 'shannon_matmul', got 'vn'"):
-        spectral_entropy(jnp.eye(3), entropy="vn")

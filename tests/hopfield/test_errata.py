@@ -1,4 +1,4 @@
-"""Where the Robertha paper's equations and figures do not hold, and what this library does.
+"""Where the Robertha paper's equations do not hold, and what this library does.
 
 Numbers are typed from the paper's tables.
 """
@@ -13,8 +13,6 @@ from hopfax import hopfield
 # Table 27, one row a noise level 0, 0.5, ..., 5.
 RANK = np.array([6.07, 7.90, 11.59, 15.09, 18.15, 20.75, 22.85, 24.47, 25.70, 26.63, 27.34])
 ENTROPY = np.array([0.459, 0.520, 0.617, 0.684, 0.722, 0.744, 0.757, 0.765, 0.771, 0.775, 0.777])
-GINI = np.array([0.883, 0.899, 0.905, 0.870, 0.848, 0.813, 0.799, 0.788, 0.781, 0.775, 0.760])
-DROP = np.array([0.00, 0.62, 1.81, 2.29, 3.49, 3.68, 4.63, 5.13, 5.90, 6.41, 6.78])
 
 
 def test_eq_6_leaves_out_the_dimension():
@@ -51,22 +49,6 @@ def _keys_with(shares):
     return jnp.asarray(np.concatenate([root, -root]))
 
 
-def test_appendix_g_line_is_not_the_one_through_table_27():
-    def r_squared(intercept, slope):
-        residual = DROP - (intercept + slope * RANK)
-        return 1 - np.sum(residual**2) / np.sum((DROP - DROP.mean()) ** 2)
-
-    slope, intercept = np.polyfit(RANK, DROP, 1)
-    np.testing.assert_allclose([intercept, slope], [-1.92, 0.30], atol=0.005)
-    np.testing.assert_allclose(r_squared(intercept, slope), 0.978, atol=5e-4)
-    np.testing.assert_allclose(r_squared(-0.23, 0.29), 0.51, atol=5e-3)
-
-
-def test_the_gini_column_does_not_fall_monotonically():
-    assert (np.diff(RANK) > 0).all()
-    assert (np.diff(GINI) > 0).sum() == 2
-
-
 @pytest.mark.parametrize("target", [5.0, 50.0])
 def test_targets_above_one_only_maximise_entropy(target):
     keys = jnp.asarray(np.random.default_rng(0).normal(size=(9, 4)))
@@ -79,20 +61,3 @@ def test_targets_above_one_only_maximise_entropy(target):
     assert scale < 0
     np.testing.assert_allclose(slope, scale * uphill, rtol=1e-3, atol=1e-5)
     assert penalty >= (target - 1) ** 2
-
-
-def test_nineteen_iterations_are_a_percentage():
-    # Table 31: 9.5 steps on average of a budget of 50; C.3 calls its 19.0 % "19.0 iterations".
-    mean_steps, budget = 9.5, 50
-    assert 100 * mean_steps / budget == 19.0
-    # num_steps is in steps, at most the budget.
-    found = hopfield.retrieve(jnp.array([0.1, 1.0]), jnp.eye(2), beta=2.5, max_steps=budget)
-    assert found.converged
-    assert 1 <= found.num_steps < budget
-
-
-def test_smallest_gap_of_table_19():
-    # Section 3.2 calls CoLA's 1.6 the smallest.
-    gaps = {"CoLA": 62.3 / 38.1, "RTE": 23.8 / 6.8, "COPA": 18.5 / 12.0, "STS-B": 36.8 / 18.4}
-    assert min(gaps, key=gaps.__getitem__) == "COPA"
-    assert round(gaps["COPA"], 1) == 1.5

@@ -78,13 +78,6 @@ def test_summaries_are_the_papers(x64, keys):
     np.testing.assert_allclose(measure(keys), expected(keys), rtol=1e-9)
 
 
-@pytest.mark.parametrize("target", [0.0, 1.0])
-def test_penalty_has_any_target(x64, keys, target):
-    np.testing.assert_allclose(
-        hopfield.esr_penalty(keys, target=target), oracles.esr_penalty(keys, target), rtol=1e-9
-    )
-
-
 def test_gram_and_covariance_agree(x64, rng):
     # The same keys with empty directions added, so that the other matrix is the smaller one.
     keys = rng.normal(size=(5, 4))
@@ -106,34 +99,7 @@ def test_low_precision_keys_are_measured_in_float32(keys, dtype):
     np.testing.assert_allclose(measure(keys), expected(np.asarray(keys, np.float64)), rtol=1e-4)
 
 
-def test_float64_keys_stay_float64(x64, keys):
-    assert hopfield.key_spectrum(keys).dtype == hopfield.eigen_entropy(keys).dtype == jnp.float64
-
-
-def test_numpy_float64_keys_are_cut_off_where_float32_ends():
-    shares = hopfield.key_spectrum(DEGENERATE["one direction"])
-    np.testing.assert_array_equal(shares, [1, 0, 0, 0])
-
-
 # -- Closed forms -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("width", [2, 5])
-def test_equal_spread_is_the_upper_end(width):
-    keys = simplex(width)
-    np.testing.assert_allclose(hopfield.key_spectrum(keys), 1 / width, rtol=1e-5)
-    np.testing.assert_allclose(hopfield.eigen_entropy(keys), 1, rtol=1e-6)
-    np.testing.assert_allclose(hopfield.effective_rank(keys), width, rtol=1e-5)
-    np.testing.assert_allclose(hopfield.participation_ratio(keys), width, rtol=1e-5)
-    np.testing.assert_allclose(hopfield.gini(keys), 0, atol=1e-6)
-
-
-def test_one_direction_is_the_lower_end():
-    keys = DEGENERATE["one direction"]
-    assert hopfield.eigen_entropy(keys) == 0
-    assert hopfield.effective_rank(keys) == 1
-    assert hopfield.participation_ratio(keys) == 1
-    np.testing.assert_allclose(hopfield.gini(keys), 3 / 4, rtol=1e-6)
 
 
 def test_unequal_spread_by_hand():
@@ -147,6 +113,13 @@ def test_unequal_spread_by_hand():
     np.testing.assert_allclose(hopfield.gini(keys), (2 * 0.75 + 0) / 3, rtol=1e-5)
 
 
+def test_one_direction_has_all_the_variance_without_rounding():
+    keys = DEGENERATE["one direction"]
+    np.testing.assert_array_equal(hopfield.key_spectrum(keys), [1, 0, 0, 0])
+    assert hopfield.eigen_entropy(keys) == 0
+    np.testing.assert_allclose(hopfield.gini(keys), 3 / 4, rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["constant", "constant, each coordinate another", "zero"])
 def test_keys_that_do_not_vary_have_no_spectrum(name):
     # Not even the one that a rounded mean would give them.
@@ -156,14 +129,6 @@ def test_keys_that_do_not_vary_have_no_spectrum(name):
     assert hopfield.effective_rank(keys) == 1
     assert hopfield.participation_ratio(keys) == 1
     assert hopfield.gini(keys) == 0
-
-
-def test_participation_ratio_is_at_most_the_effective_rank(x64, rng):
-    for _ in range(10):
-        keys = rng.normal(size=(6, 5)) * rng.exponential(size=5)
-        ratio, rank = hopfield.participation_ratio(keys), hopfield.effective_rank(keys)
-        assert 1 <= ratio <= rank <= 5
-        assert ratio < rank - 0.01  # generic keys: not merely equal
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20, 1e30])
@@ -177,10 +142,6 @@ def test_scale_does_not_matter(keys, scale):
     )
 
 
-def test_offset_does_not_matter(keys):
-    np.testing.assert_allclose(spectrum(keys + 50), spectrum(keys), rtol=1e-3, atol=1e-5)
-
-
 # -- Gradients --------------------------------------------------------------------------------
 
 
@@ -190,11 +151,6 @@ def test_gradients_are_central_differences(x64, keys):
         measured = oracles.central_difference(lambda k, i=i: measure(k)[i], keys)
         assert np.abs(measured).max() > 1e-3
         np.testing.assert_allclose(got[i], measured, rtol=1e-5, atol=1e-7, err_msg=name)
-
-
-def test_target_has_a_gradient(x64, keys):
-    slope = jax.grad(lambda t: hopfield.esr_penalty(keys, target=t))(0.35)
-    np.testing.assert_allclose(slope, -2 * (oracles.eigen_entropy(keys) - 0.35), rtol=1e-9)
 
 
 @pytest.mark.parametrize("width", [4, 9])
@@ -220,16 +176,6 @@ def test_degenerate_keys_have_finite_entropy_and_gradient(name, precision):
         assert measure(keys).dtype == precision
         assert np.isfinite(measure(keys)).all()
         assert np.isfinite(slopes(keys)).all()
-
-
-def test_gradient_takes_an_optimizer_to_the_target(rng):
-    keys = jnp.asarray(rng.normal(size=(12, 6)))
-    step = jax.jit(lambda k: k - 5.0 * jax.grad(hopfield.esr_penalty)(k))
-    start = hopfield.eigen_entropy(keys)
-    for _ in range(150):
-        keys = step(keys)
-    assert start > 0.8
-    np.testing.assert_allclose(hopfield.eigen_entropy(keys), 0.35, atol=0.02)
 
 
 # -- Padding and transformations --------------------------------------------------------------
@@ -279,13 +225,6 @@ def test_jit_equals_eager_and_vmap_equals_a_loop(rng, fn):
 
 
 # -- What cannot work -------------------------------------------------------------------------
-
-
-def test_width_one_has_no_normalised_entropy():
-    for fn in (hopfield.eigen_entropy, hopfield.esr_penalty):
-        with pytest.raises(ValueError, match="width must be >= 2, got 1"):
-            fn(jnp.ones((3, 1)))
-    assert hopfield.effective_rank(jnp.arange(3.0)[:, None]) == 1
 
 
 @pytest.mark.parametrize("target", [5, 50.0, -0.1, np.nan, jnp.float32(2)])

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hopfax.stability import geometric_influence, total_influence, walsh_weights
+from hopfax.stability import geometric_influence, total_influence
 
 KEY = jax.random.key(8)
 
@@ -27,11 +27,6 @@ def test_total_influence_of_known_functions(fn, num_bits, expected):
     estimate = total_influence(fn, KEY, num_bits=num_bits, num_samples=5_000)
     assert abs(estimate.mean - expected) < 5 * estimate.standard_error + 1e-5
     assert estimate.standard_error < 0.05
-
-
-def test_total_influence_is_the_mean_level():
-    weights = np.asarray(walsh_weights(tribes, num_bits=6))
-    np.testing.assert_allclose(weights @ np.arange(7), 6 * (1 / 2) * (3 / 4) ** 2, rtol=1e-5)
 
 
 def test_geometric_influence_is_the_mean_norm_of_the_slopes():
@@ -62,28 +57,6 @@ def test_influence_has_a_gradient_where_it_is_zero():
     np.testing.assert_allclose(jax.grad(total)(2.0), 1.0, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "words"),
-    [
-        (
-            lambda: total_influence(tribes, KEY, num_bits=0, num_samples=9),
-            ValueError,
-            r"num_bits must be in \[1, inf\), got 0",
-        ),
-        (lambda: geometric_influence(jnp.sum, jnp.zeros((0, 3))), ValueError, r"\(0, 3\)"),
-        (lambda: geometric_influence(jnp.sum, jnp.ones((2, 3), int)), ValueError, "got int32"),
-        (
-            lambda: geometric_influence(jnp.sum, jnp.zeros((2, 3)), per_token=True),
-            ValueError,
-            r"shape \(samples, tokens, width\), got \(2, 3\)",
-        ),
-        (
-            lambda: geometric_influence(lambda x: jnp.sqrt(x[0]), jnp.zeros((2, 1))),
-            FloatingPointError,
-            "not finite",
-        ),
-    ],
-)
-def test_bad_input_is_named(call, error, words):
-    with pytest.raises(error, match=words):
-        call()
+def test_no_bits_are_refused():
+    with pytest.raises(ValueError, match="num_bits must be >= 1, got 0"):
+        total_influence(tribes, KEY, num_bits=0, num_samples=9)

@@ -3,12 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hopfax.stability import (
-    bit_pair,
-    bonami_beckner_pair,
-    gaussian_pair,
-    uniform_token_pair,
-)
+from hopfax.stability import bit_pair, bonami_beckner_pair, gaussian_pair
 
 COUNT = 40_000
 RHOS = (-1.0, -0.4, 0.0, 0.3, 0.9, 1.0)
@@ -26,16 +21,13 @@ def test_pairs_have_their_moments_and_their_correlation(pair, rho):
     assert abs(jnp.mean(first * second) - rho) < 5 * ((1 + rho**2) / COUNT) ** 0.5
     if abs(rho) == 1:
         np.testing.assert_array_equal(second, rho * first)
+    if pair is bit_pair:
+        assert set(np.unique(first)) == {-1, 1}
 
 
 @pytest.mark.parametrize("pair", [gaussian_pair, bit_pair])
 def test_the_first_does_not_depend_on_rho(pair):
     np.testing.assert_array_equal(pair(KEY, (9,), rho=0.1)[0], pair(KEY, (9,), rho=0.9)[0])
-
-
-def test_bits_are_bits():
-    for part in bit_pair(KEY, (50,), rho=0.2):
-        assert set(np.unique(part)) == {-1, 1}
 
 
 @pytest.mark.parametrize("rho", RHOS)
@@ -52,34 +44,15 @@ def test_tokens_are_kept_or_drawn_anew(rho):
         )
 
 
-def test_a_constant_text_gets_every_token():
-    _, noisy = bonami_beckner_pair(KEY, jnp.full((COUNT,), 2), rho=-1.0, num_tokens=4)
-    np.testing.assert_allclose(np.bincount(noisy) / COUNT, 0.25, atol=5 * 0.45 / COUNT**0.5)
-
-
-def test_uniform_tokens_are_uniform_on_both_sides():
-    for part in uniform_token_pair(KEY, (COUNT,), rho=0.5, num_tokens=4):
-        np.testing.assert_allclose(np.bincount(part) / COUNT, 0.25, atol=5 * 0.45 / COUNT**0.5)
-
-
-@pytest.mark.parametrize("pair", [gaussian_pair, bit_pair])
-def test_traced_correlations_out_of_range_give_nan(pair):
-    draw = jax.jit(jax.vmap(lambda rho: pair(KEY, (3,), rho=rho)[1]))
-    found = draw(jnp.array([1.0, 1.5, -1.5, jnp.nan]))
-    np.testing.assert_array_equal(np.isnan(found).all(1), [False, True, True, True])
-
-
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
         (lambda: gaussian_pair(KEY, (2,), rho=1.5), ValueError, r"in \[-1, 1\], got 1\.5"),
-        (lambda: bit_pair(KEY, (2,), rho=float("nan")), ValueError, "got nan"),
         (lambda: bit_pair(KEY, (2,), rho=jnp.zeros(2)), AssertionError, "rank"),
         (lambda: tokens_of([0, 7]), ValueError, r"tokens must be in \[0, 4\], got 7"),
         (lambda: tokens_of([-1, 2]), ValueError, "got -1"),
-        (lambda: tokens_of(jnp.array([5], jnp.int8), num_tokens=300), ValueError, "got 300"),
-        (lambda: tokens_of([0.5]), TypeError, "integer ids, got float"),
-        (lambda: tokens_of([0], num_tokens=0), ValueError, "num_tokens must be in .1, .* got 0"),
+        (lambda: tokens_of([0.5]), AssertionError, "float32 but expected .*int"),
+        (lambda: tokens_of([0], num_tokens=0), ValueError, "num_tokens must be >= 1, got 0"),
     ],
 )
 def test_bad_input_is_named(call, error, words):

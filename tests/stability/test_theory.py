@@ -64,9 +64,9 @@ def test_recurrences_iterate_eq_5_and_eq_8_to_their_own_limits(x64):
         assert visited.shape == (41,)
         expected = theory.relu_stability(gamma**2 * visited[:-1])
         np.testing.assert_allclose(visited[1:], expected, rtol=1e-12)
-        linear = theory.linear_recurrence(0.8, num_layers=40, value_norm=gamma)
-        np.testing.assert_allclose(linear[-1], 2 / (np.pi * (4 - gamma**2)), rtol=1e-9)
     np.testing.assert_allclose(visited[-1], 0.217234, atol=1e-5)
+    linear = theory.linear_recurrence(0.8, num_layers=40)
+    np.testing.assert_allclose(linear[-1], 2 / (3 * np.pi), rtol=1e-9)
 
 
 def test_unstructured_scores_take_theorem_5_3_in_place_of_5_2(x64):
@@ -76,12 +76,6 @@ def test_unstructured_scores_take_theorem_5_3_in_place_of_5_2(x64):
     np.testing.assert_allclose(visited[1:], theory.relu_stability(attended), rtol=1e-12)
     visited = theory.transformer_recurrence(0.8, num_layers=30, num_tokens=16)
     np.testing.assert_allclose(visited[-1], 0.1619, atol=5e-5)
-
-
-def test_the_overlap_of_two_tokens_is_known_up_to_the_end(x64):
-    rho = jnp.array([0.0, 0.5, 0.999, 1 - 1e-7, 1 - 1e-8, 1.0])
-    wanted = 0.5 + np.arcsin(np.square(rho)) / np.pi
-    np.testing.assert_allclose(theory.attention_overlap(rho, num_tokens=2), wanted, atol=5e-6)
 
 
 def overlap_by_sampling(rho, num_tokens, count=40_000):
@@ -100,19 +94,15 @@ def test_overlap_is_how_often_the_largest_stays(num_tokens, rho):
 
 
 def test_overlap_of_two_tokens_has_a_closed_form(x64):
-    rhos = np.array([0.0, 0.3, 0.6, 0.9, 0.99])
+    rhos = np.array([0.0, 0.3, 0.6, 0.9, 0.99, 0.999, 1 - 1e-7, 1 - 1e-8, 1.0])
     found = theory.attention_overlap(rhos, num_tokens=2)
-    np.testing.assert_allclose(found, 0.5 + np.arcsin(rhos**2) / np.pi, atol=1e-6)
+    np.testing.assert_allclose(found, 0.5 + np.arcsin(rhos**2) / np.pi, atol=5e-6)
 
 
 @pytest.mark.parametrize("num_tokens", [2, 1000])
 def test_overlap_at_its_ends(x64, num_tokens):
     found = theory.attention_overlap(np.array([0.0, 1.0, -1.0]), num_tokens=num_tokens)
     np.testing.assert_allclose(found, [1 / num_tokens, 1, 1], rtol=1e-6)
-    more = theory.attention_overlap(0.8, num_tokens=num_tokens, num_points=160)
-    np.testing.assert_allclose(
-        theory.attention_overlap(0.8, num_tokens=num_tokens), more, rtol=2e-5
-    )
     curve = theory.attention_overlap(np.linspace(0, 1, 30), num_tokens=num_tokens)
     assert np.all(np.diff(curve) >= -1e-9)
 
@@ -167,30 +157,6 @@ def test_with_itself_to_attend_to_a_token_is_as_stable_as_its_input(scores, rho)
     assert abs(found.mean - other) > 5 * found.standard_error
 
 
-def test_a_step_of_the_unstructured_recurrence_is_a_wide_layer_of_many_heads():
-    """Heads add up to a normal output, as the ReLU's theorem assumes; one alone is a mixture."""
-    tokens, width, heads, units, rho = 4, 64, 16, 32, 0.95
-    for_scores, for_values, key = jax.random.split(KEY, 3)
-    w = jax.random.normal(for_scores, (heads, width, width))
-    values = jax.random.normal(for_values, (heads, width, units)) / (heads * width) ** 0.5
-
-    def layer(x):
-        attended = jax.nn.softmax(jnp.einsum("id,hde,je->hij", x, w, x)) @ x
-        summed = jnp.einsum("hid,hdu->iu", attended, values)
-        return jnp.maximum(summed, 0) / (tokens * units) ** 0.5
-
-    found = noise_stability(
-        layer, key, shape=(tokens, width), rho=rho, num_samples=400, batch_size=100
-    )
-    expected = theory.transformer_recurrence(rho, num_layers=1, num_tokens=tokens)[1]
-    # A hundredth for the width.
-    slack = 5 * found.standard_error + 0.01
-    assert slack < 0.04
-    assert abs(found.mean - expected) < slack
-    # Eq. 5's, without attention, would be told apart.
-    assert abs(found.mean - theory.relu_stability(rho)) > slack
-
-
 FUNCTIONS = {
     "relu": (lambda x: jnp.maximum(x[0], 0), 1 / math.sqrt(2 * math.pi), 0.5),
     "linear": (lambda x: x[0], 0.0, 1.0),
@@ -217,31 +183,18 @@ def test_moment_interval_holds():
     assert np.all((low - slack <= found.mean) & (found.mean <= high + slack))
 
 
-def test_moment_interval_is_reached():
-    """The upper end by linear functions."""
-    low, high = theory.moment_interval(0.4, mean=1.0, second_moment=3.0)
-    np.testing.assert_allclose([low, high], [1.0, 0.4 * 3.0 + 0.6 * 1.0], rtol=1e-6)
-    # x + 1 is linear: mean 1, second moment 2.
-    _, high = theory.moment_interval(0.4, mean=1.0, second_moment=2.0)
-    np.testing.assert_allclose(high, 1 + 0.4, rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda: theory.relu_stability(1.1), r"rho must be in \[-1, 1\], got 1\.1"),
-        (
-            lambda: theory.linear_recurrence(0.5, num_layers=-1),
-            r"num_layers must be in \[0, inf\), got -1",
-        ),
+        (lambda: theory.linear_recurrence(0.5, num_layers=-1), "num_layers must be >= 0, got -1"),
         (lambda: theory.attention_stability(0.5, num_tokens=0), "num_tokens must .*, got 0"),
-        (lambda: theory.attention_overlap(0.5, num_tokens=2, num_points=1), "num_points .* got 1"),
         (
             lambda: theory.transformer_recurrence(0.5, num_layers=1, value_norm=1.5),
             r"value_norm must be in \[0, 1\], got 1\.5",
         ),
         (lambda: theory.relu_process_stability(-0.1), r"rho must be in \[0, 1\], got -0\.1"),
-        (lambda: theory.relu_process_stability(0.1, std=0.0), r"std must be in \(0, inf\), got 0"),
+        (lambda: theory.relu_process_stability(0.1, std=0.0), "std must be > 0, got 0"),
         (lambda: theory.relu_process_stability(0.1, scale=-1.0), "scale must .* got -1"),
         (
             lambda: theory.attention_interval(1.0, -1.0, num_tokens=2, width=2, bound=1.0),
@@ -249,7 +202,7 @@ def test_moment_interval_is_reached():
         ),
         (
             lambda: theory.moment_interval(0.5, mean=2.0, second_moment=3.0),
-            "at least the square of the mean",
+            "variance must be >= 0, got -0.9",
         ),
     ],
 )
@@ -284,21 +237,6 @@ def test_lemma_11_is_an_equality():
     expected = theory.relu_process_stability(rhos[:, None], mean=mean, std=std, scale=scale)
     assert np.all(np.abs(found.mean - expected) < 5 * found.standard_error)
     assert np.all(found.standard_error < 0.04 * expected)
-    # With the two moments swapped, as in the paper's text, it is another number.
-    _, second = theory.rectified_gaussian_moments(mean=mean, std=std)
-    assert np.all(np.abs(found.mean - second)[0] > 5 * found.standard_error[0])
-
-
-@pytest.mark.parametrize("ratio", [-6.0, -1.0, 0.0, 2.0])
-def test_rectified_gaussian_moments_are_their_integrals(ratio):
-    nodes, weights = np.polynomial.legendre.leggauss(200)
-    ratio, std = np.float64(ratio), 2.0
-    top = max(ratio, 0) + 10
-    x = top / 2 * (nodes + 1)
-    density = top / 2 * weights * np.exp(-((x - ratio) ** 2) / 2) / np.sqrt(2 * np.pi)
-    found = theory.rectified_gaussian_moments(mean=ratio * std, std=std)
-    expected = [std * density @ x, std**2 * density @ x**2]
-    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("bound", "rho"), [(0.1, 0.5), (0.5, 0.0), (0.5, 1.0)])

@@ -8,6 +8,8 @@ from hopfax.text import Gradients, Linearized, Victim
 from hopfax.text.log import strings
 
 WIDTH = 5
+WORDS = ("the", "actors", "are", "wonderful", "but", "story", "drags", "badly", "in", "places")
+CLEAN = "the actors are wonderful but the story drags badly in places"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -17,7 +19,7 @@ class Bag:
     Words of the vocabulary are one token, others one token per character. `calls` has the queries.
     """
 
-    def __init__(self, words=(), *, seed=0, curvature=0.0):
+    def __init__(self, words=WORDS, *, seed=0, curvature=0.0):
         rng = np.random.default_rng(seed)
         spellings = [*words, *(c for c in LETTERS + "0123456789@!$(|+" if c not in words)]
         self.tokens = ("[PAD]", "[UNK]", *spellings, *(f"##{c}" for c in LETTERS + "0123456789"))

@@ -3,24 +3,17 @@ import re
 import sys
 
 import bags
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from bags import CLEAN, WORDS, Bag
 
 from hopfax import text
-from hopfax.text.flips import NEVER, PIECE, WORD, best_flips, flip_gains
-from hopfax.text.victim import Victim
+from hopfax.text.attack import Victim
+from hopfax.text.flips import NEVER, PIECE, WORD, best_flips
 
-WORDS = ("the", "actors", "are", "wonderful", "but", "story", "drags", "badly", "in", "places")
-CLEAN = "the actors are wonderful but the story drags badly in places"
 SHORT = "fun but odd"
 CASES = list(itertools.product(range(3), (0, 1)))
 FORMS = pytest.mark.parametrize("form", ["characters", "tokens"])
-
-
-def bag(seed, words=WORDS, **options):
-    return bags.Bag(words, seed=seed, **options)
 
 
 def attack(model, clean=CLEAN, label=1, **options):
@@ -57,7 +50,7 @@ def best_of(model, clean, label, edits, count):
 
 @pytest.mark.parametrize(("seed", "label"), CASES)
 def test_one_character_equals_exhaustive_search(seed, label):
-    model = bag(seed)
+    model = Bag(seed=seed)
     result = attack(model, label=label, rate=0.05, beam=1, num_candidates=1)
     loss, _ = best_of(model, CLEAN, label, single_letter_edits, 1)
     assert result.loss == pytest.approx(loss) and result.loss > result.clean_loss
@@ -65,7 +58,7 @@ def test_one_character_equals_exhaustive_search(seed, label):
 
 @pytest.mark.parametrize(("seed", "label"), CASES)
 def test_two_characters_equal_exhaustive_search(seed, label):
-    model = bag(seed, words=())
+    model = Bag(seed=seed, words=())
     result = attack(model, SHORT, label, rate=0.67, num_candidates=2)
     gains = []  # of each word's best edit
     for word in SHORT.split():
@@ -77,7 +70,7 @@ def test_two_characters_equal_exhaustive_search(seed, label):
 
 @pytest.mark.parametrize(("seed", "label"), CASES)
 def test_two_tokens_equal_exhaustive_search(seed, label):
-    model, clean = bag(seed), "the actors are drags"
+    model, clean = Bag(seed=seed), "the actors are drags"
     result = attack(model, clean, label, rate=0.5, form="tokens", num_candidates=4)
     words = [token for token in model.tokens if re.fullmatch("[a-z]+", token)]
     loss, version = best_of(model, clean, label, lambda word: set(words) - {word}, 2)
@@ -88,7 +81,7 @@ def test_two_tokens_equal_exhaustive_search(seed, label):
 def test_each_piece_of_a_character_edit_has_the_gradient_of_its_place():
     lengths = set()
     for seed in range(8):
-        model, good = bag(seed, words=()), bag(seed, words=()).victim().gradients
+        model, good = Bag(seed=seed, words=()), Bag(seed=seed, words=()).victim().gradients
         slopes = np.random.default_rng(seed).normal(size=(3, bags.WIDTH)).astype(np.float32)
 
         def linearize(texts, labels, model=model, slopes=slopes):
@@ -107,7 +100,7 @@ def test_each_piece_of_a_character_edit_has_the_gradient_of_its_place():
 
 
 def test_pieces_replace_pieces():
-    model = bag(0)
+    model = Bag(seed=0)
     result = attack(model, "odd fun", form="tokens")
     for one, other in zip(["odd", "fun"], result.corrupted.text.split(), strict=True):
         assert len(one) == len(other) and sum(a != b for a, b in zip(one, other, strict=True)) == 1
@@ -117,7 +110,7 @@ def test_pieces_replace_pieces():
 @pytest.mark.parametrize("seed", range(10))
 def test_flips_that_are_tokenised_differently_are_dropped(seed):
     # Most flips of "oa" give a word of the vocabulary, which the model reads as one token.
-    model = bag(seed, words=[f"o{letter}" for letter in bags.LETTERS if letter not in "ayz"])
+    model = Bag(seed=seed, words=[f"o{letter}" for letter in bags.LETTERS if letter not in "ayz"])
     result = attack(model, "oa", form="tokens", beam=1, num_candidates=1)
     others = [letter + "a" for letter in bags.LETTERS] + ["oy", "oz"]
     others = [other for other in others if len(model.pieces(other)) == 2]
@@ -154,7 +147,7 @@ def test_a_contraction_keeps_its_apostrophe(seed):
 def test_a_wider_beam_is_never_worse_and_sometimes_better(form):
     losses = []
     for seed in (0, 1, 2, 3, 27):  # at 27, the best texts of the beam alone lose the greedy path
-        model = bag(seed, curvature=0.3)
+        model = Bag(seed=seed, curvature=0.3)
         options = {"rate": 0.6, "form": form, "num_candidates": 4}
         losses.append(
             [attack(model, "the story drags in places", beam=n, **options).loss for n in (1, 2, 4)]
@@ -165,23 +158,25 @@ def test_a_wider_beam_is_never_worse_and_sometimes_better(form):
 
 
 @FORMS
-def test_rates_and_counts(form):
+def test_budgets_of_words_and_queries(form):
     for rate in (0, 0.1, 0.3, 1):
-        model = bag(5)
+        model = Bag(seed=5)
         result = attack(model, rate=rate, form=form)
         # One word has no edit that raises this loss.
         assert result.corrupted.num_changed == min(10, text.num_changes(rate, 11))
         assert len(result.corrupted.text.split()) == 11
-        queries = {"loss": 0, "gradient": 0}
-        for kind, texts in model.calls:
-            queries[kind] += len(texts)
-        assert queries == {"loss": result.num_losses, "gradient": result.num_gradients}
+        # The clean text, then the gradients of 3 texts and the losses of 16 edits of each.
+        kinds = [kind for kind, _ in model.calls]
+        assert kinds == ["loss", *["gradient", "loss"] * (len(kinds) // 2)]
+        assert len(kinds) // 2 == text.num_changes(rate, 11)
+        most = {"loss": 3 * 16, "gradient": 3}
+        assert all(len(texts) <= most[kind] for kind, texts in model.calls)
 
 
 @FORMS
 def test_a_batch_equals_one_text_at_a_time(form):
     texts = [CLEAN, "the story", ("in places", "badly"), "wonderful actors are odd"]
-    many, few = bag(1, curvature=0.2), bag(1, curvature=0.2)
+    many, few = Bag(seed=1, curvature=0.2), Bag(seed=1, curvature=0.2)
     options = {"rate": 0.3, "form": form}
     together = text.hotflip(many.victim(), texts, [0, 1, 0, 1], **options)
     assert together == text.hotflip(few.victim(), texts, [0, 1, 0, 1], batch_size=1, **options)
@@ -192,7 +187,7 @@ def test_a_batch_equals_one_text_at_a_time(form):
 def test_words_shared_by_choices_have_the_sum_of_their_gradients(form):
     choices = (("the story drags", "in places"), ("the story drags", "badly"))
     for seed, label in CASES:
-        model = bag(seed)
+        model = Bag(seed=seed)
         options = {"rate": 0.1, "form": form, "beam": 1, "num_candidates": 1}
         result = attack(model, choices, label, **options)
         assert (result.corrupted.num_words, result.corrupted.num_changed) == (6, 1)
@@ -212,32 +207,25 @@ def test_words_that_the_model_does_not_read_stay(form):
         def tokenized(self, text):
             return super().tokenized(text)[:2]
 
-    result = attack(Short(WORDS, seed=0), form=form, beam=1)
+    result = attack(Short(seed=0), form=form, beam=1)
     assert 0 < result.corrupted.num_changed <= 2
     assert result.corrupted.text.endswith(" are wonderful but the story drags badly in places")
 
 
-def test_stop_at_and_the_best_version():
-    model = bag(0)
-    full = attack(model)
-    half = (full.clean_loss + full.loss) / 2
-    result = attack(model, stop_at=half)
-    assert half <= result.loss < full.loss
-    assert 0 < result.corrupted.num_changed < full.corrupted.num_changed
-    # If no edit raises the loss, the clean text remains.
-    flat = Victim(lambda texts, labels: -1.0 * (np.array(texts) != CLEAN), model.victim().gradients)
+def test_the_clean_text_remains_if_no_edit_raises_the_loss():
+    gradients = Bag(seed=0).victim().gradients
+    flat = Victim(lambda texts, labels: -1.0 * (np.array(texts) != CLEAN), gradients)
     (unchanged,) = text.hotflip(flat, [CLEAN], [1], rate=0.2)
-    assert unchanged.corrupted.text == CLEAN
-    assert unchanged.loss == 0 and unchanged.num_losses > 1
+    assert unchanged.corrupted.text == CLEAN and unchanged.loss == 0
 
 
 def test_case_is_kept():
-    first, second = attack(bag(0), "THE Actors", form="tokens").corrupted.text.split()
+    first, second = attack(Bag(seed=0), "THE Actors", form="tokens").corrupted.text.split()
     assert first.isupper() and second[0].isupper() and second[1:] == second[1:].lower()
 
 
 def test_the_cache_saves_work_and_changes_no_result(monkeypatch):
-    model = bag(3, curvature=0.1)
+    model = Bag(seed=3, curvature=0.1)
     tokenised = []
 
     def pieces(words):
@@ -264,17 +252,6 @@ def test_the_cache_saves_work_and_changes_no_result(monkeypatch):
     assert edits(cache) == expected
 
 
-def test_gains_are_the_formula():
-    rng = np.random.default_rng(0)
-    table, gradient = rng.normal(size=(7, 3)), rng.normal(size=(4, 3))
-    ids = np.array([1, 0, 6, 1])
-    pairs = zip(ids, gradient, strict=True)
-    expected = [[(table[v] - table[x]) @ g for v in range(7)] for x, g in pairs]
-    for function in (flip_gains, jax.jit(flip_gains)):
-        gains = function(jnp.asarray(table), ids, gradient)
-        np.testing.assert_allclose(gains, expected, rtol=1e-5, atol=1e-6)
-
-
 def test_best_flips_are_the_greatest_allowed_gains():
     rng = np.random.default_rng(1)
     table, gradient = rng.normal(size=(20, 3)), rng.normal(size=(5, 3))
@@ -293,23 +270,12 @@ def test_best_flips_are_the_greatest_allowed_gains():
     assert list(zip(*flips, strict=True)) == [flip[1:] for flip in expected[:12]]
     np.testing.assert_allclose(gains, [flip[0] for flip in expected[:12]], rtol=1e-5)
     assert len(best_flips(table, ids, gradient, kinds=kinds, count=10**6)) == len(expected)
-    assert best_flips(table, ids[:0], gradient[:0], kinds=kinds, count=3) == []
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda x: [x._replace(gradient=x.gradient[:, :2])], r"shape \(11, 5\), got \(11, 2\)"),
-        (lambda x: [x._replace(gradient=np.nan * x.gradient)], "finite, which fails on 'the act"),
-        (lambda x: [x._replace(ids=x.ids + 99)], "ids must be below 90, got 110 on 'the actors"),
-        (lambda x: [], "linearize must return 1 results, got 0"),
-    ],
-)
 @FORMS
-def test_invalid_gradients(form, change, message):
-    model = bag(0)
-    gradients = model.victim().gradients._replace(
-        linearize=lambda texts, labels: change(model.one_linear(texts[0], labels[0]))
-    )
-    with pytest.raises(ValueError, match=message):
-        text.hotflip(Victim(model.loss, gradients), [CLEAN], [1], rate=0.1, form=form)
+def test_gradients_must_be_finite(form):
+    model = Bag(seed=0)
+    model.weights = np.full(bags.WIDTH, np.nan)
+    finite = Victim(lambda texts, labels: np.zeros(len(texts)), model.victim().gradients)
+    with pytest.raises(ValueError, match="finite, which fails on 'the act"):
+        text.hotflip(finite, [CLEAN], [1], rate=0.1, form=form)

@@ -1,20 +1,14 @@
 import itertools
 
-import bags
 import numpy as np
 import pytest
+from bags import CLEAN, WORDS, Bag
 
 from hopfax import text
+from hopfax.text.attack import Victim
 from hopfax.text.tables import LOOK_ALIKES
-from hopfax.text.victim import Victim
 
-WORDS = ("the", "actors", "are", "wonderful", "but", "story", "drags", "badly", "in", "places")
-CLEAN = "the actors are wonderful but the story drags badly in places"
 CASES = list(itertools.product(range(6), (0, 1)))
-
-
-def bag(seed, **options):
-    return bags.Bag(WORDS, seed=seed, **options)
 
 
 def attack(model, texts=(CLEAN,), labels=(1,), **options):
@@ -34,7 +28,7 @@ def bugs_of(word):
 
 @pytest.mark.parametrize(("seed", "label"), CASES)
 def test_the_most_important_words_get_their_worst_bugs(seed, label):
-    model, words = bag(seed), CLEAN.split()
+    model, words = Bag(seed=seed), CLEAN.split()
     (result,) = attack(model, labels=[label])
     (_, first), *steps = model.calls
     without = [" ".join(words[:i] + words[i + 1 :]) for i in range(len(words))]
@@ -58,14 +52,13 @@ def test_the_most_important_words_get_their_worst_bugs(seed, label):
     loss, worst = max(path)
     assert (result.loss, result.corrupted.text) == (pytest.approx(loss), worst)
     assert result.clean_loss == path[0][0]
-    assert result.num_losses == sum(len(versions) for _, versions in model.calls)
-    assert result.num_gradients == 0
+    assert len(steps) == 2 and all(kind == "loss" for kind, _ in model.calls)
 
 
 def test_a_higher_rate_never_gives_a_lower_loss():
     changed = []
     for seed, label in CASES:
-        results = [attack(bag(seed), labels=[label], rate=rate)[0] for rate in (0.1, 0.3, 1)]
+        results = [attack(Bag(seed=seed), labels=[label], rate=rate)[0] for rate in (0.1, 0.3, 1)]
         losses = [result.loss for result in results]
         assert losses == sorted(losses) and losses[0] >= results[0].clean_loss
         changed.append(results[-1].corrupted.num_changed)
@@ -74,7 +67,7 @@ def test_a_higher_rate_never_gives_a_lower_loss():
 
 def test_logs_and_rates():
     for rate, seed in itertools.product((0, 0.1, 0.3, 1), range(3)):
-        model = bag(seed)
+        model = Bag(seed=seed)
         (result,) = attack(model, rate=rate, seed=seed)
         assert text.restore(result.corrupted) == CLEAN
         assert result.corrupted.num_changed <= text.num_changes(rate, 11)
@@ -84,16 +77,24 @@ def test_logs_and_rates():
 
 def test_randomness_depends_on_the_seed_and_row_only():
     texts, labels = [CLEAN, "a wonderful story", CLEAN, "badly done in places"], [1, 0, 0, 1]
-    together = attack(bag(0), texts, labels, rate=0.3, rows=[5, 6, 7, 9])
+    together = attack(Bag(seed=0), texts, labels, rate=0.3, rows=[5, 6, 7, 9])
     for place, row in enumerate([5, 6, 7, 9]):
-        alone = attack(bag(0), [texts[place]], [labels[place]], rate=0.3, rows=[row])
+        alone = attack(Bag(seed=0), [texts[place]], [labels[place]], rate=0.3, rows=[row])
         assert alone == [together[place]]
-    for other in (attack(bag(0), rate=0.3, rows=[6]), attack(bag(0), rate=0.3, rows=[5], seed=1)):
-        assert other[0].corrupted != together[0].corrupted
+    for options in ({"rows": [6]}, {"rows": [5], "seed": 1}):
+        (other,) = attack(Bag(seed=0), rate=0.3, **options)
+        assert other.corrupted != together[0].corrupted
+
+
+def test_bugs_are_the_same_on_every_machine():
+    codes = Victim(lambda texts, labels: np.array([sum(map(ord, each)) for each in texts]))
+    for seed, row, start in ((1, 5, "th e actors ar e wond"), (5, 1, "t he actors ar e wond")):
+        (result,) = text.textbugger(codes, [CLEAN], [1], rate=0.3, seed=seed, rows=[row])
+        assert result.corrupted.text.startswith(start)
 
 
 def test_texts_of_a_batch_share_calls():
-    many, few = bag(0), bag(0)
+    many, few = Bag(seed=0), Bag(seed=0)
     texts, labels = [CLEAN] * 6, [0, 1] * 3
     assert attack(many, texts, labels) == attack(few, texts, labels, batch_size=1)
     assert len(many.calls) == 3 and len(few.calls) == 18
@@ -102,28 +103,18 @@ def test_texts_of_a_batch_share_calls():
 
 def test_pairs_and_choices():
     pair = ("the actors are wonderful", "the story drags badly")
-    (result,) = attack(bag(3), [pair], rate=0.25)
+    (result,) = attack(Bag(seed=3), [pair], rate=0.25)
     assert text.restore(result.corrupted) == pair and result.corrupted.num_changed == 2
     choices = (("the story drags", "in places"), ("the story drags", "badly"))
-    (result,) = attack(bag(3), [choices], rate=1)
+    (result,) = attack(Bag(seed=3), [choices], rate=1)
     assert result.corrupted.text[0][0] == result.corrupted.text[1][0] != choices[0][0]
     assert text.restore(result.corrupted) == choices and result.corrupted.num_words == 6
 
 
-def test_stop_at():
-    (full,) = attack(bag(0), rate=0.5)
-    half = (full.clean_loss + full.loss) / 2
-    (result,) = attack(bag(0), rate=0.5, stop_at=half)
-    assert half <= result.loss < full.loss
-    assert 0 < result.corrupted.num_changed < full.corrupted.num_changed
-    (unchanged,) = attack(bag(0), rate=0.5, stop_at=full.clean_loss)
-    assert unchanged.corrupted.text == CLEAN and unchanged.loss == unchanged.clean_loss
-
-
 def test_words_of_one_letter():
-    (result,) = attack(bag(0), ["p"], rate=1)
+    (result,) = attack(Bag(seed=0), ["p"], rate=1)
     assert result.corrupted == ("p", (), 1, 0)  # p has no look-alikes
-    ends = {attack(bag(0), ["a"], [label], rate=1)[0].corrupted.text for label in (0, 1)}
+    ends = {attack(Bag(seed=0), ["a"], [label], rate=1)[0].corrupted.text for label in (0, 1)}
     # What raises the loss of one label lowers that of the other.
     assert "a" in ends and ends & {"@", "4"}
 

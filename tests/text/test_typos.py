@@ -1,12 +1,11 @@
 import itertools
-import json
 
 import numpy as np
 import pytest
 
 from hopfax import text
-from hopfax.text.changes import keyboard, omission, swap
-from hopfax.text.log import draft, edited, edited_once
+from hopfax.text.changes import Change
+from hopfax.text.log import draft, edited
 
 FILM = "A wonderful, delightful film that nobody with any sense of humour should ever miss."
 PAIR = ("How do I learn programming?", "What’s the best way to learn to program quickly?")
@@ -30,7 +29,6 @@ ODD = [
     "",
     "1999 ... !!! 3.14",
 ]
-KINDS = (keyboard, omission, swap)
 BOTH = pytest.mark.parametrize("corrupt", [text.misspell, text.swap_characters])
 
 
@@ -40,7 +38,6 @@ def test_the_clean_text_comes_back(corrupt, clean):
     for rate, seed in itertools.product((0, 0.1, 0.3, 1), range(8)):
         corrupted = corrupt(clean, rate=rate, seed=seed)
         assert text.restore(corrupted) == clean
-        assert text.replay(clean, json.loads(json.dumps(corrupted.edits))) == corrupted.text
         assert (corrupted.text != clean) == bool(corrupted.edits) == (corrupted.num_changed > 0)
         assert corrupted.num_changed <= text.num_changes(rate, corrupted.num_words)
 
@@ -83,6 +80,29 @@ def test_seeds_decide_and_rates_are_nested(corrupt):
     assert high.edits[: len(low.edits)] == low.edits and len(low.edits) < len(high.edits)
 
 
+def test_typos_are_the_same_on_every_machine():
+    ends = [
+        (text.misspell, 4, "of humowr should evor miss."),
+        (text.misspell, (23, 7), "any swnse of humour should ever miss."),
+        (text.swap_characters, 4, "of hmuour should eevr miss."),
+        (text.swap_characters, (23, 7), "any sesne of humour should ever miss."),
+    ]
+    for corrupt, seed, end in ends:
+        assert corrupt(FILM, rate=0.3, seed=seed).text.endswith(end)
+
+
+@pytest.mark.parametrize("clean", [FILM, PAIR, COPA], ids=str)
+def test_words_move_with_the_edits_before_them(clean):
+    current = draft(clean)
+    spellings = [current.spelling(index) for index in range(len(current.words))]
+    for index in np.random.default_rng(0).permutation(len(spellings)).tolist():
+        change = Change("test", 1, spellings[index][1:2], "xyz" if index % 2 else "")
+        spellings[index] = change.of(spellings[index])
+        current = edited(current, index, change)
+        assert spellings == [current.spelling(index) for index in range(len(spellings))]
+    assert all(word.changed for word in current.words)
+
+
 def test_all_kinds_occur():
     kinds = set()
     for seed in range(60):
@@ -121,19 +141,6 @@ def test_strings_shared_by_choices_change_together_and_count_once():
     assert twice.num_words == 6 and twice.num_changed == 2
 
 
-@pytest.mark.parametrize("clean", [FILM, PAIR, COPA, *ODD], ids=str)
-def test_edits_at_once_equal_sequential_edits(clean):
-    before = draft(clean)
-    rng = np.random.default_rng(0)
-    changes, after = {}, before
-    for index in rng.permutation(len(before.words)).tolist():
-        fitting = [change for kind in KINDS for change in kind(before.spelling(index))]
-        if fitting:
-            changes[index] = fitting[rng.integers(len(fitting))]
-            after = edited(after, index, changes[index])
-    assert edited_once(before, changes) == after.corrupted()
-
-
 def test_what_a_word_is():
     def words(clean):
         now = draft(clean)
@@ -146,20 +153,8 @@ def test_what_a_word_is():
     assert words(("one", "two three")) == ["one", "two", "three"]
 
 
-@pytest.mark.parametrize(
-    ("clean", "edit"),
-    [
-        ("ABC", (0, 1, "flip", "b", "Z")),
-        (("ab", "cd"), (2, 0, "flip", "c", "Z")),
-        (("ab", "cd"), (-1, 0, "flip", "c", "Z")),
-        ("abc", (0, -1, "insert", "", "Z")),
-        ("abc", (0, 4, "insert", "", "Z")),  # beyond the end
-    ],
-)
-def test_a_log_of_another_text_is_an_error(clean, edit):
-    field, position, kind, before, after = edit
-    undone = text.Edit(field, position, kind, after, before)
+@pytest.mark.parametrize("position", [0, 1, 9])
+def test_a_log_of_another_text_is_an_error(position):
+    edits = (text.Edit(0, position, "flip", "b", "Z"),)
     with pytest.raises(ValueError, match="the log does not match the text"):
-        text.replay(clean, [edit])
-    with pytest.raises(ValueError, match="the log does not match the text"):
-        text.restore(text.Corrupted(clean, (undone,), 1, 1))
+        text.restore(text.Corrupted("ABC", edits, 1, 1))

@@ -66,6 +66,8 @@ def run(folder, *options, killed=False):
         )
     # Before anything reads the parameters: the shapes that each device holds.
     shards = [leaf.addressable_shards for leaf in jax.tree.leaves(result.params)]
+    sharding = predictor.sharding
+    rows = sharding.put_batch(jnp.zeros((BATCH, 1))) if sharding else jnp.zeros((BATCH, 1))
     noise = Noise("embedding", "matched", 1.0)
     predictions = predict(predictor, result.params, VALIDATION, noise=noise)
     alone = predict(predictor, tiny.take(result.params, slice(1, 2)), VALIDATION, noise=noise)
@@ -75,6 +77,7 @@ def run(folder, *options, killed=False):
         "epochs": result.epochs,
         "devices": np.array([len(each) for each in shards]),
         "seeds_held": np.array([each[0].data.shape[0] for each in shards]),
+        "rows_held": np.array([each.data.shape[0] for each in rows.addressable_shards]),
         "noisy_logits": predictions.logits,
         "noisy_logits_of_one_seed": alone.logits,
         "snr_db": predictions.snr_db,

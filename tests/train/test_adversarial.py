@@ -1,4 +1,4 @@
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ import tiny
 
 from hopfax.nn.encoder import Perturbation
 from hopfax.train import adversarial
-from hopfax.train.adversarial import Ball, ascend, augmented, augmented_over, freelb, initial, pgd
+from hopfax.train.adversarial import Ball, _ascend, _initial, augmented, augmented_over, freelb, pgd
 from hopfax.train.objectives import Losses, classification, texts_of
 from hopfax.train.state import adamw, init_states, seed_keys
 from hopfax.train.step import make_chunk
@@ -30,7 +30,7 @@ def walk(method):
     """The oracle's ascent from the perturbation that a method starts from."""
     params = BAG.init(jax.random.key(1))
     ids, mask = texts_of(BATCH)
-    start = initial(jax.random.fold_in(KEY, method), params, mask, BALL)
+    start = _initial(jax.random.fold_in(KEY, method), params, mask, BALL)
     expected = oracles.adversarial_walk(
         params["tokens"]["embedding"],
         params["out"],
@@ -42,9 +42,9 @@ def walk(method):
     return params, expected
 
 
-def assert_gradient(gradient, wanted):
-    np.testing.assert_allclose(gradient["tokens"]["embedding"], wanted[0], rtol=2e-4, atol=1e-6)
-    np.testing.assert_allclose(gradient["out"], wanted[1], rtol=2e-4, atol=1e-6)
+def assert_gradient(gradient, expected):
+    np.testing.assert_allclose(gradient["tokens"]["embedding"], expected[0], rtol=2e-4, atol=1e-6)
+    np.testing.assert_allclose(gradient["out"], expected[1], rtol=2e-4, atol=1e-6)
 
 
 def recorded(params, batch, key, added):
@@ -89,7 +89,7 @@ def test_a_ball_of_no_size_is_the_objective_itself(method):
 def test_first_perturbations_are_scaled_by_length():
     params = {"tokens": {"embedding": jnp.zeros((3, 40))}}
     mask = jnp.arange(50) < jnp.array([[2], [10], [50], [0]])
-    deltas = np.asarray(initial(KEY, params, mask, Ball(initial_norm=0.6)))
+    deltas = np.asarray(_initial(KEY, params, mask, Ball(initial_norm=0.6)))
     norms = np.sqrt(np.square(deltas).sum((1, 2)))
     # Uniform numbers in [-1, 1] have a second moment of a third.
     np.testing.assert_allclose(norms[:3], 0.6 / np.sqrt(3), rtol=0.15)
@@ -101,12 +101,12 @@ def test_a_step_is_along_the_gradient_and_stays_in_the_ball(rng):
     mask = jnp.ones((3, 4), bool).at[:, 3].set(False)
     delta = jnp.where(mask[..., None], delta, 0)
     ball = Ball(step_size=0.5, max_norm=1.0)
-    moved = np.asarray(ascend(delta, slope, mask, ball))
+    moved = np.asarray(_ascend(delta, slope, mask, ball))
     np.testing.assert_allclose(np.sqrt(np.square(moved).sum((1, 2))), 1, rtol=1e-5)
     assert not moved[:, 3].any()
-    free = np.asarray(ascend(delta, slope * 1e-25, mask, ball._replace(max_norm=np.inf)))
+    free = np.asarray(_ascend(delta, slope * 1e-25, mask, ball._replace(max_norm=np.inf)))
     np.testing.assert_allclose(np.sqrt(np.square(free - delta).sum((1, 2))), 0.5, rtol=1e-4)
-    unmoved = ascend(delta, jnp.zeros_like(slope), mask, ball._replace(max_norm=np.inf))
+    unmoved = _ascend(delta, jnp.zeros_like(slope), mask, ball._replace(max_norm=np.inf))
     np.testing.assert_array_equal(unmoved, delta)
 
 
@@ -121,60 +121,35 @@ def test_the_gradient_of_freelb_in_added_is_the_mean_slope():
     tiny.assert_close(slope(objective), slope(classification(BAG)), rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("outer", "inner"),
-    [(freelb, pgd), (pgd, freelb), (freelb, lambda f, ball: augmented(f, sigma=0.1))],
-)
-def test_ascents_climb_around_other_methods(outer, inner):
-    params = BAG.init(jax.random.key(1))
-    far = BALL._replace(num_steps=2, step_size=3.0, max_norm=3.0)
-    near, climbed = (
-        value_and_grad(outer(inner(classification(BAG), Ball()), ball), params)[0][0]
-        for ball in (BALL._replace(num_steps=1, step_size=1e-6), far)
-    )
-    assert climbed > near + 0.1
+def perturbation(method, params, rows, key=KEY, earlier=None):
+    """What a method adds to the tokens."""
+
+    def spy(params, batch, key, added):
+        assert added.embedding is None
+        return jnp.zeros(()), Losses(*jnp.zeros(4))._replace(esr=added.token)
+
+    return np.asarray(method(spy)(params, rows, key, Perturbation(earlier))[1].esr)
 
 
 def test_augmented_adds_noise_of_its_size_to_the_tokens():
-    seen = []
-
-    def spy(params, batch, key, added):
-        seen.append(added)
-        return jnp.zeros(()), Losses(*jnp.zeros(4))
-
+    method, rows = partial(augmented, sigma=0.7), tiny.batch(40)
     params = {"tokens": {"embedding": jnp.zeros((3, 64))}}
-    batch, earlier = tiny.batch(40), jnp.ones((40, 12, 64))
-    for key, token in ((KEY, None), (jax.random.key(5), None), (KEY, earlier)):
-        augmented(spy, sigma=0.7)(params, batch, key, Perturbation(token))
-    mask, noise = np.asarray(texts_of(batch)[1]), np.asarray(seen[0].token)
-    assert seen[0].embedding is None
+    noise, mask = perturbation(method, params, rows), np.asarray(texts_of(rows)[1])
     assert not noise[~mask].any()
     np.testing.assert_allclose(noise[mask].std(), 0.7, rtol=0.02)
-    assert not np.array_equal(noise, seen[1].token)
-    np.testing.assert_allclose(seen[2].token, noise + 1, rtol=1e-6)
+    assert not np.array_equal(noise, perturbation(method, params, rows, jax.random.key(5)))
+    both = perturbation(method, params, rows, earlier=jnp.ones((40, 12, 64)))
+    np.testing.assert_allclose(both, noise + 1, rtol=1e-6)
 
 
 def test_augmented_over_draws_each_text_s_ratio_and_matches_its_tokens():
+    method, rows = partial(augmented_over, snr_db=(-16.0, 0.0)), tiny.batch(40)
     params = {"tokens": {"embedding": jax.random.normal(KEY, (60, 64)) * jnp.arange(60.0)[:, None]}}
-    batch = tiny.batch(40)
-    ids, mask = texts_of(batch)
-
-    def spy(params, batch, key, added):
-        return jnp.zeros(()), Losses(*jnp.zeros(4))._replace(esr=added.token)
-
-    noise = augmented_over(spy, snr_db=(-16.0, 0.0))(params, batch, KEY)[1].esr
-    signal = params["tokens"]["embedding"][ids]
-    assert not np.asarray(noise)[~np.asarray(mask)].any()
-    ratios = np.array(
-        [
-            oracles.snr_db(*(np.asarray(x)[m] for x in (s, n)))
-            for s, n, m in zip(signal, noise, mask, strict=True)
-        ]
-    )
-    assert -17 < ratios.min() < -13
-    assert -3 < ratios.max() < 1
-    with pytest.raises(ValueError, match=r"finite range, low to high, got \(0, -6\)"):
-        augmented_over(spy, snr_db=(0, -6))
+    noise, (ids, mask) = perturbation(method, params, rows), map(np.asarray, texts_of(rows))
+    signal = np.asarray(params["tokens"]["embedding"])[ids]
+    assert not noise[~mask].any()
+    ratios = [oracles.snr_db(signal[row][mask[row]], noise[row][mask[row]]) for row in range(40)]
+    assert -17 < min(ratios) < -13 and -3 < max(ratios) < 1
 
 
 def test_perturbations_add_up_at_a_model_s_sites():
@@ -211,3 +186,5 @@ def test_numbers_out_of_range_are_named(ball):
             method(classification(BAG), ball)
     with pytest.raises(ValueError, match="sigma must be >= 0 and finite, got -1"):
         augmented(classification(BAG), sigma=-1.0)
+    with pytest.raises(ValueError, match=r"finite range, low to high, got \(0, -6\)"):
+        augmented_over(classification(BAG), snr_db=(0, -6))

@@ -64,6 +64,14 @@ def test_a_press_is_held_and_not_lost_after_the_last_check():
 
 
 @pytest.mark.usefixtures("default_handler")
+def test_a_second_press_is_raised_at_once():
+    with pytest.raises(KeyboardInterrupt), interrupt.listening():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("the second should have raised")
+
+
+@pytest.mark.usefixtures("default_handler")
 def test_other_threads_and_handlers_are_left_alone():
     def listen():
         with interrupt.listening():

@@ -44,13 +44,13 @@ def scripted(*scores):
 
 
 def test_training_learns():
-    first, last = (run(epochs=epochs, optimizer=partial(adamw, 0.1)) for epochs in (1, 12))
-    assert (last.scores > first.scores).all()
+    assert (run(epochs=12).scores > run(epochs=1).scores).all()
 
 
 def test_seeds_stop_independently_and_keep_their_best():
     # Epochs 1 to 3 ask for both seeds, 4 and 5 for seed 42 alone, then both have stopped.
-    score, asked = scripted(5, 1, 4, 2, 3, 3, 2, 2.5)
+    # Seed 42 improves after an epoch of waiting, which counts from 0 again.
+    score, asked = scripted(5, 1, 4, 0, 3, 3, 2, 2.5)
     result = run(score=score, epochs=9, patience=2)
     assert len(asked) == 8
     assert result.scores.tolist() == [5, 3] and result.epochs.tolist() == [1, 3]
@@ -98,24 +98,23 @@ def breaking(seed, step, value):
 
     def objective(params, batch, key):
         loss, parts = OBJECTIVE(params, batch, key)
-        here = jnp.all(jax.random.key_data(key) == wrong)
-        return loss * jnp.where(here, value, 1.0), parts
+        breaks = jnp.all(jax.random.key_data(key) == wrong)
+        return loss * jnp.where(breaks, value, 1.0), parts
 
     return objective
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_divergence_names_step_seed_and_the_last_finite_checkpoint(tmp_path, value):
+def test_divergence_names_step_seed_and_the_last_finite_checkpoint(tmp_path):
     with (
         MetricsLog(tmp_path / "m.jsonl") as log,
         Checkpoints(tmp_path, config={}, interval=0.0) as checkpoints,
     ):
         with pytest.raises(DivergedError) as error:
-            run(objective=breaking(42, 2 * STEPS + 3, value), checkpoints=checkpoints, log=log)
+            run(objective=breaking(42, 2 * STEPS + 3, np.nan), checkpoints=checkpoints, log=log)
         good = 2 * STEPS + 2
         assert f"at step {2 * STEPS + 4}, seed 42" in str(error.value)
         assert f"step {good} in {tmp_path / 'checkpoints' / str(good)}" in str(error.value)
-        assert f"loss {value}" in str(error.value)
+        assert "loss nan" in str(error.value)
         # With the fault gone, the run continues from there as if there had been none.
         assert tiny.same_bits(run(checkpoints=checkpoints, log=log), run())
     steps = [line["step"] for line in tiny.records(tmp_path / "m.jsonl") if "loss" in line]
@@ -125,38 +124,19 @@ def test_divergence_names_step_seed_and_the_last_finite_checkpoint(tmp_path, val
 def test_divergence_between_saves_is_found_before_the_next_one(tmp_path):
     with Checkpoints(tmp_path, config={}, interval=1e6) as checkpoints:
         with pytest.raises(DivergedError, match=f"step {STEPS + 4}, seed 23"):
-            run(objective=breaking(23, STEPS + 3, np.nan), checkpoints=checkpoints)
+            run(objective=breaking(23, STEPS + 3, np.inf), checkpoints=checkpoints)
         assert checkpoints.newest().startswith(f"step {STEPS} ")
 
 
-def test_divergence_before_the_first_checkpoint_says_so(tmp_path):
-    with pytest.raises(DivergedError, match="Last checkpoint: none"):
-        run(objective=breaking(23, 0, np.nan))
-    with (
-        Checkpoints(tmp_path, config={}) as checkpoints,
-        pytest.raises(DivergedError, match=r"at step 1, seed 23\. .*: none yet"),
-    ):
-        run(objective=breaking(23, 0, np.nan), checkpoints=checkpoints)
+def test_a_full_disk_does_not_hide_divergence(tmp_path, monkeypatch):
+    def full(_):
+        raise CheckpointError("no space left")
 
-
-def test_a_full_disk_does_not_hide_divergence(tmp_path):
-    class Full(Checkpoints):
-        started = False
-
-        def restore(self, like):
-            super().restore(like)
-            self.started = True
-
-        def wait(self):
-            if self.started:
-                raise CheckpointError("no space left")
-            super().wait()
-
-    with (
-        pytest.raises(DivergedError, match="at step 1, seed 23"),
-        Full(tmp_path, config={}) as checkpoints,
-    ):
-        run(objective=breaking(23, 0, np.nan), checkpoints=checkpoints)
+    with Checkpoints(tmp_path, config={}) as checkpoints, monkeypatch.context() as patched:
+        monkeypatch.setattr(checkpoints, "restore", lambda like: None)
+        patched.setattr(Checkpoints, "wait", full)
+        with pytest.raises(DivergedError, match=r"step 1, seed 23\. Last checkpoint: none"):
+            run(objective=breaking(23, 0, np.nan), checkpoints=checkpoints)
 
 
 def test_a_stopped_seed_may_diverge_and_is_as_if_alone(tmp_path):
@@ -178,15 +158,10 @@ def test_a_stopped_seed_may_diverge_and_is_as_if_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"epochs": 0}, "epochs >= 1.*got 0, 10, 2 seeds, 1 and 1 buckets"),
-        ({"patience": 0}, "patience >= 1"),
-        ({"seeds": ()}, "0 seeds"),
-        ({"train": []}, "0 and 1 buckets"),
-        ({"validation": []}, "1 and 0 buckets"),
-    ],
+    "changes", [{"epochs": 0}, {"patience": 0}, {"seeds": ()}, {"train": []}, {"validation": []}]
 )
-def test_numbers_out_of_range_are_errors(changes, words):
-    with pytest.raises(ValueError, match=words):
+def test_numbers_out_of_range_are_errors(changes):
+    with pytest.raises(
+        ValueError, match=r"epochs >= 1.*; got \d+, \d+, \d seeds, \d and \d buckets"
+    ):
         run(**changes)

@@ -30,13 +30,13 @@ def test_two_classes_by_their_formulae():
     # Asymmetric: 3 true positives, 4 true negatives, 2 false positives, 1 false negative.
     logits = one_hot_logits([1, 1, 1, 0, 0, 0, 0, 1, 1, 0])
     labels = np.array([1, 1, 1, 0, 0, 0, 0, 0, 0, 1])
-    got = scores(("accuracy", "f1", "mcc"), logits, labels)
+    values = scores(("accuracy", "f1", "mcc"), logits, labels)
     precision, recall = 3 / 5, 3 / 4
     mcc = (3 * 4 - 2 * 1) / math.sqrt(5 * 4 * 6 * 5)
-    assert got["accuracy"] == pytest.approx(0.7)
-    assert got["f1"] == pytest.approx(2 * precision * recall / (precision + recall))
-    assert got["mcc"] == pytest.approx(mcc)
-    assert got["score"] == pytest.approx((70 + 100 * got["f1"] + 50 * (mcc + 1)) / 3)
+    assert values["accuracy"] == pytest.approx(0.7)
+    assert values["f1"] == pytest.approx(2 * precision * recall / (precision + recall))
+    assert values["mcc"] == pytest.approx(mcc)
+    assert values["score"] == pytest.approx((70 + 100 * values["f1"] + 50 * (mcc + 1)) / 3)
     # F1 of class 0
     assert scores(("f1",), logits[:, ::-1], 1 - labels)["f1"] == pytest.approx(8 / (8 + 3))
 
@@ -45,28 +45,28 @@ def test_several_classes_by_gorodkins_covariances():
     rng, outputs = np.random.default_rng(5), 5
     labels = rng.integers(outputs, size=200)
     logits = rng.normal(size=(200, outputs)) + 0.8 * np.eye(outputs)[labels]
-    got = scores(("accuracy", "mcc"), logits, labels)
+    values = scores(("accuracy", "mcc"), logits, labels)
     predicted = [max(range(outputs), key=lambda k: row[k]) for row in logits]
-    assert got["accuracy"] == sum(p == y for p, y in zip(predicted, labels, strict=True)) / 200
-    given, guessed = np.eye(outputs)[labels], np.eye(outputs)[predicted]
-    pairs = [(given, guessed), (given, given), (guessed, guessed)]
+    assert values["accuracy"] == sum(p == y for p, y in zip(predicted, labels, strict=True)) / 200
+    actual, guessed = np.eye(outputs)[labels], np.eye(outputs)[predicted]
+    pairs = [(actual, guessed), (actual, actual), (guessed, guessed)]
     both, left, right = (
         sum(np.cov(a[:, k], b[:, k])[0, 1] for k in range(outputs)) for a, b in pairs
     )
-    assert got["mcc"] == pytest.approx(both / math.sqrt(left * right), rel=1e-12)
+    assert values["mcc"] == pytest.approx(both / math.sqrt(left * right), rel=1e-12)
 
 
 def test_correlations_with_ties_by_their_formulae():
     rng = np.random.default_rng(0)
     predicted = np.round(rng.normal(size=60), 1)
     labels = np.round(np.exp(predicted + rng.normal(size=60)), 1)
-    got = scores(("pearson", "spearman"), predicted[:, None].astype(np.float32), labels)
+    values = scores(("pearson", "spearman"), predicted[:, None].astype(np.float32), labels)
     pearson = slow_pearson(predicted.astype(np.float32).tolist(), labels.tolist())
     spearman = slow_pearson(slow_ranks(predicted.tolist()), slow_ranks(labels.tolist()))
-    assert got["pearson"] == pytest.approx(pearson)
-    assert got["spearman"] == pytest.approx(spearman)
+    assert values["pearson"] == pytest.approx(pearson)
+    assert values["spearman"] == pytest.approx(spearman)
     assert abs(pearson - spearman) > 0.05
-    assert got["score"] == pytest.approx(100 * ((pearson + 1) / 2 + (spearman + 1) / 2) / 2)
+    assert values["score"] == pytest.approx(100 * ((pearson + 1) / 2 + (spearman + 1) / 2) / 2)
 
 
 @pytest.mark.parametrize(
@@ -76,30 +76,22 @@ def test_correlations_with_ties_by_their_formulae():
         (("f1", "accuracy"), one_hot_logits([1, 1, 1, 1]), [1, 0, 0, 0], (40 + 25) / 2),
         (("pearson", "spearman"), np.array([[0.0], [1], [2]]), [5.0, 4, 3], 0.0),
         (("accuracy",), jnp.array([[0.5, 1], [2, 1]], jnp.bfloat16), jnp.array([1, 1]), 50.0),
+        # What would be 0/0 is 0: constant labels or predictions, no positives, one row.
+        (("mcc",), one_hot_logits([0, 0, 0]), [0, 1, 1], 50.0),
+        (("mcc",), one_hot_logits([0, 1, 1]), [1, 1, 1], 50.0),
+        (("f1",), one_hot_logits([0, 0, 0]), [0, 0, 0], 0.0),
+        (("pearson", "spearman"), np.full((3, 1), 2.3), [1.0, 2, 3], 50.0),
+        (("pearson", "spearman"), np.array([[1.0], [2], [3]]), [2.3, 2.3, 2.3], 50.0),
+        (("pearson", "spearman"), np.ones((1, 1)), [1.0], 50.0),
     ],
 )
-def test_score_scale(metrics, logits, labels, score):
+def test_score_scale_and_constant_inputs(metrics, logits, labels, score):
     assert scores(metrics, logits, np.asarray(labels))["score"] == pytest.approx(score)
 
 
-@pytest.mark.parametrize("labels", [[0, 1, 1], [0, 0, 0], [1, 1, 1]])
-@pytest.mark.parametrize("guess", [0, 1])
-def test_constant_classes_are_defined(guess, labels):
-    got, positives = (
-        scores(("mcc", "f1"), one_hot_logits([guess] * 3), np.array(labels)),
-        sum(labels),
-    )
-    assert got["mcc"] == 0.0
-    assert got["f1"] == (2 * positives / (3 + positives) if guess else 0.0)
-
-
-def test_constant_numbers_are_defined():
-    both, rising = ("pearson", "spearman"), np.array([1.0, 2.0, 3.0])
-    for logits, labels in [(np.full((3, 1), 2.3), rising), (rising[:, None], np.full(3, 2.3))]:
-        assert scores(both, logits, labels) == {"pearson": 0, "spearman": 0, "score": 50}
-    assert scores(both, np.ones((1, 1)), np.ones(1))["score"] == 50  # one row
+def test_almost_constant_numbers_have_a_correlation_and_no_warning():
     almost = np.array([[1.0], [1.0], [1 + 1e-15]])
-    assert scores(both, almost, rising)["pearson"] > 0  # and no warning
+    assert scores(("pearson",), almost, np.array([1.0, 2.0, 3.0]))["pearson"] > 0
 
 
 @pytest.mark.parametrize(
@@ -107,7 +99,6 @@ def test_constant_numbers_are_defined():
     [
         (("acuracy",), np.ones((2, 2)), [0, 1], "some of accuracy, f1.*'acuracy'"),
         ((), np.ones((2, 2)), [0, 1], "metrics must be"),
-        (("accuracy",), np.ones(2), [0, 1], r"got \(2,\) and \(2,\)"),
         (("accuracy",), np.ones((2, 2)), [0, 1, 1], r"got \(2, 2\) and \(3,\)"),
         (("accuracy",), np.ones((0, 2)), [], "examples >= 1"),
         (("accuracy",), [[1, np.nan], [0, 1], [np.inf, -np.inf]], [0, 0, 1], "2 of 3 rows"),
@@ -129,18 +120,10 @@ def test_log_writes_each_record_as_one_json_line_at_once(tmp_path):
     with MetricsLog(path) as log:
         log.write(1, loss=np.float32(0.25), score=jnp.float32(3), seeds=np.array([23, 42]))
         assert tiny.records(path) == [{"step": 1, "loss": 0.25, "score": 3.0, "seeds": [23, 42]}]
-        log.write(np.int64(2), loss=float("nan"), snr=[np.inf, 1.0], task="σ\n", nested={"a": (1,)})
-        with pytest.raises(TypeError, match="not JSON serializable"):
-            log.write(3, thing=json)
-    lines = path.read_text().splitlines()
-    assert len(lines) == 2
-    assert json.loads(lines[1], parse_constant=pytest.fail) == {
-        "step": 2,
-        "loss": None,
-        "snr": [None, 1.0],
-        "task": "σ\n",
-        "nested": {"a": [1]},
-    }
+        log.write(np.int64(2), loss=float("nan"), snr=[np.inf, 1.0], task="σ\n")
+    _, line = path.read_text().splitlines()
+    second = {"step": 2, "loss": None, "snr": [None, 1.0], "task": "σ\n"}
+    assert json.loads(line, parse_constant=pytest.fail) == second
 
 
 def test_truncated_log_has_no_line_twice(tmp_path, monkeypatch):
@@ -158,16 +141,14 @@ def test_truncated_log_has_no_line_twice(tmp_path, monkeypatch):
     assert path.read_bytes() == complete
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
     with MetricsLog(path) as log, monkeypatch.context() as patch:  # stopped midway
-        patch.setattr(os, "replace", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
+        patch.delattr(os, "replace")
+        with pytest.raises(AttributeError):
             log.truncate_after(1)
     assert path.read_bytes() == complete
 
 
 def test_last_line_cut_anywhere_is_removed(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    first = b'{"step": 1, "loss": 2}\n'
-    last = '{"step": 12, "name": "σ"}\n'.encode()
+    path, first, last = tmp_path / "m.jsonl", b'{"step": 1}\n', '{"step": 12, "n": "σ"}\n'.encode()
     for cut in range(len(last) + 1):
         path.write_bytes(first + last[:cut])
         with MetricsLog(path) as log:

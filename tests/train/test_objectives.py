@@ -7,30 +7,19 @@ import oracles
 import pytest
 import tiny
 
-from hopfax.nn.encoder import Encoding
+from hopfax.nn.encoder import Classification, Encoding
+from hopfax.nn.functional import Functional
 from hopfax.nn.models import universal_bert
-from hopfax.train.objectives import (
-    Batch,
-    classification,
-    esr_loss,
-    mean_over_queries,
-    per_example,
-    task_loss,
-    texts_of,
-)
+from hopfax.train.objectives import Batch, classification, per_example, task_loss, texts_of
 
 KEY = jax.random.key(0)
 ESR = {"esr_weight": 0.7, "esr_target": 0.2}
 
 
-def labelled(labels, weights):
-    count = len(labels)
-    return Batch(
-        jnp.ones((count, 1, 3), jnp.int32),
-        jnp.full((count, 1), 3),
-        jnp.asarray(labels),
-        jnp.asarray(weights, jnp.float32),
-    )
+def labelled(labels, weights, lengths=3, tokens=3):
+    ids = jnp.ones((len(labels), 1, tokens), jnp.int32)
+    lengths = jnp.broadcast_to(jnp.asarray(lengths), len(labels))[:, None]
+    return Batch(ids, lengths, jnp.asarray(labels), jnp.asarray(weights, jnp.float32))
 
 
 def value_and_grad(objective, params, batch):
@@ -40,14 +29,19 @@ def value_and_grad(objective, params, batch):
     return loss, parts, gradient
 
 
-def test_cross_entropy_is_the_mean_over_real_rows(rng):
-    logits = rng.normal(size=(5, 3)).astype(np.float32) * 4
-    labels, weights = np.array([0, 2, 1, 1, 0]), [1, 1, 0, 1, 0]
+@pytest.mark.parametrize("regression", [False, True])
+def test_task_loss_is_the_mean_over_real_rows(rng, regression):
+    logits = rng.normal(size=(5, 1 if regression else 3)).astype(np.float32) * 4
+    labels = np.array([0, 2, 1, 1, 0], np.float32 if regression else np.int32)
     total = 0.0
     for row in (0, 1, 3):
-        exponentials = np.exp(logits[row].astype(np.float64))
-        total -= np.log(exponentials[labels[row]] / exponentials.sum())
-    loss = task_loss(jnp.asarray(logits), labelled(labels, weights), regression=False)
+        if regression:
+            total += (logits[row, 0] - labels[row]) ** 2
+        else:
+            exponentials = np.exp(logits[row].astype(np.float64))
+            total -= np.log(exponentials[labels[row]] / exponentials.sum())
+    batch = labelled(labels, [1, 1, 0, 1, 0])
+    loss = task_loss(jnp.asarray(logits), batch, regression=regression)
     np.testing.assert_allclose(loss, total / 3, rtol=1e-6)
 
 
@@ -56,14 +50,6 @@ def test_cross_entropy_of_huge_logits_is_finite_and_of_no_rows_zero():
     for weights, expected in ([1, 1], 1e4), ([0, 0], 0):
         loss = task_loss(logits, labelled([0, 1], weights), regression=False)
         np.testing.assert_allclose(loss, expected)
-
-
-def test_regression_is_the_mean_square_over_real_rows(rng):
-    logits = rng.normal(size=(4, 1)).astype(np.float32)
-    labels = np.array([0.0, 2.5, 5.0, 1.0], np.float32)
-    loss = task_loss(jnp.asarray(logits), labelled(labels, [1, 0, 1, 1]), regression=True)
-    want = ((logits[0, 0] - 0) ** 2 + (logits[2, 0] - 5) ** 2 + (logits[3, 0] - 1) ** 2) / 3
-    np.testing.assert_allclose(loss, want, rtol=1e-6)
 
 
 def test_choice_loss_equals_texts_scored_one_by_one():
@@ -88,49 +74,41 @@ def test_choice_loss_equals_texts_scored_one_by_one():
 def encoding(rng):
     keys = rng.normal(size=(2, 3, 6, 4)).astype(np.float32)
     steps = rng.integers(1, 9, (2, 3, 2, 6)).astype(np.int32)
-    return Encoding(jnp.zeros((3, 6, 4)), jnp.asarray(keys), jnp.asarray(steps), steps > 0)
+    return Encoding(jnp.zeros((3, 6, 4)), jnp.asarray(keys), jnp.asarray(steps), steps < 6)
 
 
-@pytest.mark.parametrize("in_nats", [False, True])
-def test_esr_sums_layers_and_averages_texts_as_numpy_does(encoding, in_nats):
-    lengths, weights = (6, 3, 4), jnp.array([1.0, 0.0, 1.0])
-    mask = jnp.arange(6) < jnp.array(lengths)[:, None]
-    total = 0.0
-    for text in (0, 2):
-        for layer in range(2):
-            keys = np.asarray(encoding.keys[layer, text, : lengths[text]])
-            if in_nats:
-                nats = oracles.entropy(oracles.key_spectrum(keys))
-                total += (nats - 0.35 * np.log(4)) ** 2
-            else:
-                total += oracles.esr_penalty(keys, 0.35)
-    got = esr_loss(encoding, mask, weights, target=0.35, in_nats=in_nats)
-    np.testing.assert_allclose(got, total / 2, rtol=1e-4)
+def parts_of(encoding, weights, lengths, **options):
+    """The parts of the loss of a model with this encoding."""
+    model = Functional(None, lambda *_, **__: Classification(jnp.zeros((3, 2)), encoding))
+    batch = labelled([0, 1, 0], weights, lengths, tokens=6)
+    return classification(model, **options)({}, batch, KEY)[1]
 
 
-def test_esr_takes_the_requested_entropy(encoding):
-    mask = jnp.ones((3, 6), bool)
-    oracle = {"renyi2": oracles.renyi2_entropy, "shannon_matmul": oracles.eigen_entropy}
-    for name, fn in oracle.items():
-        got = esr_loss(encoding, mask, jnp.ones(3), target=0.0, entropy=name)
-        wanted = np.sum([fn(keys) ** 2 for layer in np.asarray(encoding.keys) for keys in layer])
-        np.testing.assert_allclose(got, wanted / 3, rtol=0.02)
+@pytest.mark.parametrize(
+    ("entropy", "oracle", "tolerance"),
+    [
+        ("shannon", oracles.eigen_entropy, 1e-4),
+        ("shannon_matmul", oracles.eigen_entropy, 0.02),
+        ("renyi2", oracles.renyi2_entropy, 1e-4),
+    ],
+)
+def test_esr_sums_layers_and_averages_texts_as_numpy_does(encoding, entropy, oracle, tolerance):
+    lengths, options = (6, 3, 4), ESR | {"esr_entropy": entropy}
+    keys = [layer[text, : lengths[text]] for layer in np.asarray(encoding.keys) for text in (0, 2)]
+    expected = sum((oracle(each) - 0.2) ** 2 for each in keys) / 2
+    esr = parts_of(encoding, [1, 0, 1], lengths, **options).esr
+    np.testing.assert_allclose(esr, expected, rtol=tolerance)
+    in_nats = parts_of(encoding, [1, 0, 1], lengths, esr_in_nats=True, **options).esr
+    np.testing.assert_allclose(in_nats, esr * np.log(4) ** 2, rtol=1e-6)
 
 
-def test_means_over_queries_are_of_real_queries_only(encoding):
+def test_convergence_is_of_real_queries_only(encoding):
+    parts = parts_of(encoding, [1, 0, 1], (6, 3, 4))
     mask = np.arange(6) < np.array([6, 0, 4])[:, None]
-    counted = [
-        int(encoding.num_steps[layer, text, head, token])
-        for layer in range(2)
-        for text in range(3)
-        for head in range(2)
-        for token in range(6)
-        if mask[text, token]
-    ]
-    np.testing.assert_allclose(
-        mean_over_queries(encoding.num_steps, jnp.asarray(mask)), np.mean(counted)
-    )
-    assert mean_over_queries(encoding.num_steps, jnp.zeros((3, 6), bool)) == 0
+    steps = np.moveaxis(np.asarray(encoding.num_steps), 2, 3)[:, mask]
+    np.testing.assert_allclose(parts.num_steps, steps.mean(), rtol=1e-6)
+    np.testing.assert_allclose(parts.unconverged, (steps >= 6).mean(), rtol=1e-6)
+    assert parts_of(encoding, [0, 0, 0], (6, 3, 4)).num_steps == 0
 
 
 def test_weight_0_computes_no_spectrum():

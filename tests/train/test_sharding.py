@@ -43,16 +43,16 @@ def runs(tmp_path_factory):
 
 @pytest.mark.parametrize("name", RUNS[1:])
 def test_every_split_and_every_resumption_is_the_run_of_one_device(runs, name):
-    got, want = runs[name], runs["one"]
-    assert got.keys() == want.keys() and got["epochs"].tolist() == [2] * 4
+    arrays, expected = runs[name], runs["one"]
+    assert arrays.keys() == expected.keys() and arrays["epochs"].tolist() == [2] * 4
     for part in ("loss", "esr", "gradient_norm", "noisy_logits", "noisy_logits_of_one_seed"):
-        np.testing.assert_allclose(got[part], want[part], rtol=1e-5, atol=1e-6, err_msg=part)
-    np.testing.assert_allclose(got["snr_db"], want["snr_db"], atol=1e-5)
+        np.testing.assert_allclose(arrays[part], expected[part], rtol=1e-5, atol=1e-6, err_msg=part)
+    np.testing.assert_allclose(arrays["snr_db"], expected["snr_db"], atol=1e-5)
     # Where a gradient is all rounding Adam divides it by its own size; a step is 3e-3. Measured:
     # 1.3e-6 at most with jax 0.10, 1.7e-5 with 0.12, in one parameter.
-    errors = np.abs(got["params"] - want["params"])
+    errors = np.abs(arrays["params"] - expected["params"])
     assert errors.max() < 1e-4 and np.mean(errors > 1e-5) < 1e-3
-    assert np.abs(want["params"]).max() > 0.01 and np.ptp(want["noisy_logits"]) > 1e-3
+    assert np.abs(expected["params"]).max() > 0.01 and np.ptp(expected["noisy_logits"]) > 1e-3
 
 
 def test_a_run_resumed_on_the_same_devices_changes_no_bit(runs):
@@ -65,6 +65,7 @@ def test_the_devices_share_the_work(runs):
     assert held["one"] == held["one resumed"] == ({1}, {4})
     assert held["seeds"] == held["seeds resumed"] == held["seeds fused"] == ({4}, {1})
     assert held["batch"] == held["batch resumed"] == held["batch fused"] == ({2}, {4})
+    assert [set(runs[name]["rows_held"]) for name in ("one", "seeds", "batch")] == [{8}, {8}, {4}]
 
 
 class Device(str):
@@ -81,7 +82,7 @@ def three(monkeypatch):
 
 @pytest.mark.usefixtures("three")
 @pytest.mark.parametrize(
-    ("num_devices", "num_seeds", "batch_size", "want"),
+    ("num_devices", "num_seeds", "batch_size", "expected"),
     [
         (None, 6, 32, (3, "seeds")),
         (2, 4, 32, (2, "seeds")),
@@ -91,9 +92,9 @@ def three(monkeypatch):
         (1, 6, 32, None),
     ],
 )
-def test_seeds_are_sharded_before_batches(num_devices, num_seeds, batch_size, want):
+def test_seeds_are_sharded_before_batches(num_devices, num_seeds, batch_size, expected):
     sharding = make_sharding(num_devices, num_seeds=num_seeds, batch_size=batch_size)
-    assert (sharding and (sharding.mesh.size, sharding.split)) == want
+    assert (sharding and (sharding.mesh.size, sharding.axis)) == expected
 
 
 @pytest.mark.usefixtures("three")

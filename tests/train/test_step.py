@@ -93,7 +93,7 @@ def test_gradient_norm_is_the_one_before_clipping():
         loss = 30 * params["x"] + 40 * params["y"]
         return loss, Losses(loss, loss, loss, loss)
 
-    optimizer = adamw(1e-3, total_steps=9, clip=1.0)
+    optimizer = adamw(1e-3, total_steps=9)
     params = {"x": jnp.ones(()), "y": jnp.ones(())}
     state = TrainState(params, optimizer.init(params), jnp.int32(0))
     (key,) = seed_keys([0])

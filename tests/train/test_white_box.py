@@ -7,8 +7,9 @@ import tiny
 from hopfax import text
 from hopfax.data import Example, encode
 from hopfax.data.tokenize import WordPiece
+from hopfax.nn.encoder import Perturbation
 from hopfax.nn.functional import Functional
-from hopfax.train.objectives import Batch, per_example, task_loss, texts_of
+from hopfax.train.objectives import Batch, classification, texts_of
 from hopfax.train.white_box import _batches, white_box
 
 SENTENCE = "the film was dull but very fun in a way that no one could say it is bad or good"
@@ -22,7 +23,6 @@ VOCABULARY = WordPiece(
         *(f"##{letter}" for letter in LETTERS),
         *(".", ",", "?", "'"),
     ),
-    source="test",
 )
 SIZES = {"width": 16, "num_layers": 1, "ff_width": 16, "max_length": 24}
 TEXTS = [
@@ -79,30 +79,25 @@ def test_losses_and_gradients_are_those_of_the_objective():
     model = tiny.robertha(VOCABULARY.size, 2, **SIZES)
     params, labels = tiny.lively(model, scale=0.3), [0, 1, 1, 0]
     attacked = victim(model, params, lengths=(24,), batch_sizes=(8,))
-    linear, batch = attacked.gradients.linearize(TEXTS, labels), batch_of(TEXTS, labels)
+    linearized, batch = attacked.gradients.linearize(TEXTS, labels), batch_of(TEXTS, labels)
+    objective = classification(model)
 
-    def objective(tokens, batch):
-        network = model.apply(params, method=lambda module: module)
-        mask = texts_of(batch)[1]
-        encoding = network.encode(network.embed(tokens), mask)
-        logits = per_example(network.classify(encoding.hidden, mask), batch)
-        return task_loss(logits, batch, regression=False)
+    def loss(delta, batch):
+        return objective(params, batch, None, Perturbation(delta))[0]
 
-    slope = jax.jit(jax.value_and_grad(objective))
-    tokens = model.apply(params, method=lambda module: module).embed_tokens(batch.ids[:, 0])
-    for row, (one_text, here) in enumerate(zip(TEXTS, linear, strict=True)):
-        wanted, gradient = slope(tokens, batch._replace(weights=jnp.arange(4.0) == row))
-        assert here.loss == pytest.approx(float(wanted), abs=1e-5)
+    slope, zeros = jax.jit(jax.value_and_grad(loss)), jnp.zeros((*batch.ids[:, 0].shape, 16))
+    for row, (one_text, linear) in enumerate(zip(TEXTS, linearized, strict=True)):
+        expected, gradient = slope(zeros, batch._replace(weights=jnp.arange(4.0) == row))
+        assert linear.loss == pytest.approx(float(expected), abs=1e-5)
         ids = np.asarray(batch.ids)[row, 0]
         real = ids >= 4  # no special tokens
-        assert here.ids.tolist() == ids[real].tolist()
-        np.testing.assert_allclose(here.gradient, gradient[row][real], atol=1e-5)
-        assert np.abs(here.gradient).max() > 1e-3
+        assert linear.ids.tolist() == ids[real].tolist()
+        np.testing.assert_allclose(linear.gradient, gradient[row][real], atol=1e-5)
+        assert np.abs(linear.gradient).max() > 1e-3
         fields = (one_text,) if isinstance(one_text, str) else one_text
-        spans = zip(here.ids, here.fields, here.starts, here.ends, strict=True)
-        for number, field, start, end in spans:
-            spelling = VOCABULARY.tokens[number].removeprefix("##")
-            assert fields[field][start:end].lower() == spelling
+        spellings = [VOCABULARY.tokens[number].removeprefix("##") for number in linear.ids]
+        spans = zip(linear.fields, linear.starts, linear.ends, strict=True)
+        assert [fields[field][start:end].lower() for field, start, end in spans] == spellings
 
 
 def test_losses_do_not_depend_on_batches_or_gradients():
@@ -110,27 +105,26 @@ def test_losses_do_not_depend_on_batches_or_gradients():
     many, single = (victim(*bag(), batch_sizes=sizes) for sizes in ((2, 8), (1,)))
     losses = many.loss(texts, labels)
     np.testing.assert_allclose(losses, single.loss(texts, labels), rtol=1e-5)
-    linear = many.gradients.linearize(texts, labels)
-    np.testing.assert_allclose(losses, [here.loss for here in linear], rtol=1e-5)
+    linearized = many.gradients.linearize(texts, labels)
+    np.testing.assert_allclose(losses, [linear.loss for linear in linearized], rtol=1e-5)
     assert len(set(losses[:4].round(4))) == 4
 
 
 @pytest.mark.parametrize("module", [Placed, Scaled])
 def test_first_order_is_the_slope_of_the_loss(module):
     model, params = bag(module=module)
-    (here,) = victim(model, params).gradients.linearize(TEXTS[:1], [1])
-    rng = np.random.default_rng(0)
-    direction = rng.normal(size=here.gradient.shape).astype(np.float32)
+    (linear,) = victim(model, params).gradients.linearize(TEXTS[:1], [1])
+    direction = np.random.default_rng(0).normal(size=linear.gradient.shape).astype(np.float32)
 
     def loss(step):
         table = params["tokens"]["embedding"].copy()
-        table[here.ids] += step * direction
+        table[linear.ids] += step * direction
         moved = params | {"tokens": {"embedding": table}}
         return victim(model, moved).loss(TEXTS[:1], [1])[0]
 
-    assert len(set(here.ids.tolist())) == len(here.ids)
+    assert len(set(linear.ids.tolist())) == len(linear.ids)
     slope = (loss(1e-2) - loss(-1e-2)) / 2e-2
-    assert np.sum(here.gradient * direction) == pytest.approx(slope, rel=2e-3)
+    assert np.sum(linear.gradient * direction) == pytest.approx(slope, rel=2e-3)
 
 
 def test_choices_and_scores():
@@ -173,7 +167,7 @@ def test_nothing_new_is_compiled_by_an_attack_on_other_texts():
 def test_models_of_a_vocabulary_share_tokenised_edits():
     cache = victim(*bag()).gradients.cache
     assert victim(*bag(num_outputs=3)).gradients.cache is cache
-    fewer = WordPiece(tokens=VOCABULARY.tokens[:-1], source="test")
+    fewer = WordPiece(tokens=VOCABULARY.tokens[:-1])
     assert victim(*bag(), fewer).gradients.cache is not cache
 
 
@@ -198,7 +192,7 @@ def test_a_word_may_end_in_an_accent_that_the_tokens_leave_out():
 
 def test_an_ideograph_may_replace_an_apostrophe():
     """It is a token of its own between letters, where any other word would join them."""
-    vocabulary = WordPiece(tokens=(*VOCABULARY.tokens, "心"), source="test")
+    vocabulary = WordPiece(tokens=(*VOCABULARY.tokens, "心"))
     model, params = bag()
     worse = params["out"][:, 0] - params["out"][:, 1]
     table = np.concatenate([params["tokens"]["embedding"], [9 * worse]])
@@ -212,13 +206,11 @@ def test_an_ideograph_may_replace_an_apostrophe():
 def test_long_texts_are_truncated_as_in_training():
     model, params = bag()
     attacked, long = victim(model, params), " ".join(WORDS * 3)
-    (here,) = attacked.gradients.linearize([long], [1])
-    assert len(here.ids) == 22
+    (linear,) = attacked.gradients.linearize([long], [1])
+    assert len(linear.ids) == 22
     logits, _ = model.apply(params, *texts_of(batch_of([long], [1])))
-    wanted = -jax.nn.log_softmax(logits)[0, 1]
-    assert attacked.loss([long], [1])[0] == pytest.approx(float(wanted), abs=1e-5)
-    (result,) = text.hotflip(attacked, [long], [1], rate=0.05)
-    assert all(edit.position < here.ends.max() for edit in result.corrupted.edits)
+    expected = -jax.nn.log_softmax(logits)[0, 1]
+    assert attacked.loss([long], [1])[0] == pytest.approx(float(expected), abs=1e-5)
 
 
 def test_parameters_and_sizes_that_do_not_fit_are_errors():
@@ -228,7 +220,7 @@ def test_parameters_and_sizes_that_do_not_fit_are_errors():
     for name in ("lengths", "batch_sizes"):
         with pytest.raises(ValueError, match=rf"{name} must be positive and increase"):
             victim(model, params, **{name: (8, 4)})
-    larger = WordPiece(tokens=(*VOCABULARY.tokens, "more"), source="test")
+    larger = WordPiece(tokens=(*VOCABULARY.tokens, "more"))
     with pytest.raises(ValueError, match=rf"tokens >= {larger.size}"):
         victim(model, params, larger)
     positions = params | {"positions": {"embedding": np.zeros((24, 4))}}
@@ -241,18 +233,17 @@ THREE = ("it is", "a film", "a way")
 
 
 @pytest.mark.parametrize(
-    ("num_outputs", "regression", "texts", "label", "words"),
+    ("num_outputs", "options", "texts", "label", "words"),
     [
-        (1, False, TEXTS, 0, "must be True for a model with 1"),
-        (3, True, TEXTS, 0, "must be False for a model with 3"),
-        (2, False, TEXTS, 2, r"labels must be in \[0, 2\), got 2"),
-        (1, False, [THREE], 0, "must be one string or a pair, got "),
-        (1, False, [(THREE, THREE)], 0, "must be one string or a pair, got "),
-        (1, False, [()], 0, "must be one string or a pair, got "),
-        (1, False, [PAIRS[0], (*PAIRS[0], PAIRS[0][0])], 0, r"many choices, got \[2, 3\]"),
+        (1, {}, TEXTS, 0, "must be True for a model with 1"),
+        (3, {"regression": True}, TEXTS, 0, "must be False for a model with 3"),
+        (2, {}, TEXTS, 2, r"labels must be in \[0, 2\), got 2"),
+        (1, {}, [THREE], 0, "must be one string or a pair, got "),
+        (1, {}, [()], 0, "must be one string or a pair, got "),
+        (1, {}, [PAIRS[0], (*PAIRS[0], PAIRS[0][0])], 0, r"many choices, got \[2, 3\]"),
     ],
 )
-def test_texts_and_labels_that_do_not_fit_are_errors(num_outputs, regression, texts, label, words):
-    attacked = victim(*bag(num_outputs), regression=regression)
+def test_texts_and_labels_that_do_not_fit_are_errors(num_outputs, options, texts, label, words):
+    attacked = victim(*bag(num_outputs), **options)
     with pytest.raises(ValueError, match=words):
         attacked.loss(texts, [label] * len(texts))

@@ -84,15 +84,11 @@ class AttackResult(NamedTuple, Generic[T]):
         corrupted: The attacked text with its log; the clean text if no edit raised the loss.
         clean_loss: The model's loss on the clean text.
         loss: The model's loss on the attacked text.
-        num_losses: Number of queried losses.
-        num_gradients: Number of queried gradients.
     """
 
     corrupted: Corrupted[T]
     clean_loss: float
     loss: float
-    num_losses: int
-    num_gradients: int
 
 
 Search = Generator[Query, Any, AttackResult[T]]
@@ -174,27 +170,9 @@ def _losses(victim: Victim, texts: list[Text], labels: list[Label]) -> np.ndarra
 
 
 def _linearized(victim: Victim, texts: list[Text], labels: list[Label]) -> list[Linearized]:
-    gradients = required_gradients(victim)
-    vocab, width = gradients.table.shape
-    results = gradients.linearize(texts, labels)
-    if len(results) != len(texts):
-        raise ValueError(f"linearize must return {len(texts)} results, got {len(results)}")
+    assert victim.gradients is not None
+    results = victim.gradients.linearize(texts, labels)
     for text, linear in zip(texts, results, strict=True):
-        expected = (len(linear.ids), width)
-        if linear.gradient.shape != expected:
-            raise ValueError(f"gradient must have shape {expected}, got {linear.gradient.shape}")
-        if linear.ids.max(initial=0) >= vocab:
-            raise ValueError(f"ids must be below {vocab}, got {linear.ids.max()} on {text!r}")
         if not np.isfinite([linear.loss, linear.gradient.sum()]).all():
             raise ValueError(f"loss and gradient must be finite, which fails on {text!r}")
     return results
-
-
-def required_gradients(victim: Victim) -> Gradients:
-    """Returns the model's gradients, or raises a ValueError."""
-    if victim.gradients is None:
-        raise ValueError(
-            "hotflip requires gradients, got a victim with gradients=None; textbugger needs losses "
-            "only"
-        )
-    return victim.gradients

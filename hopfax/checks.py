@@ -1,0 +1,35 @@
+"""Checks of the values of arguments, where these are known before a program runs."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+
+def is_traced(values: Any) -> bool:
+    """Returns whether any of these arrays is traced, with values unknown until it runs."""
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(values))
+
+
+def check_range(low: float, high: float = np.inf, *, ends: str = "[]", **values: Any) -> None:
+    """Raises a ValueError unless all numbers are in the interval; traced ones are not checked.
+
+    Args:
+        low: Lower end.
+        high: Upper end.
+        ends: Brackets of the interval: "[" or "(", then "]" or ")".
+        values: Numbers or arrays, by the names of the arguments that hold them.
+    """
+    for name, value in values.items():
+        if is_traced(value):
+            continue
+        entries = np.asarray(value)
+        above = entries > low if ends[0] == "(" else entries >= low
+        below = entries < high if ends[1] == ")" else entries <= high
+        wrong = entries[~(above & below)]
+        if wrong.size:
+            sign = ">" if ends[0] == "(" else ">="
+            allowed = f"in {ends[0]}{low:g}, {high:g}{ends[1]}"
+            allowed = f"{sign} {low:g}" if high == np.inf else allowed
+            raise ValueError(f"{name} must be {allowed}, got {wrong[0]}")
