@@ -23,9 +23,8 @@ from hopfax import text
 from hopfax.data import Example, training_rows
 from hopfax.text import Corrupted, Linearized, Text, Victim
 from hopfax.text.changes import Change
-from hopfax.text.log import edited, strings
+from hopfax.text.log import Draft, edited, strings
 from hopfax.text.spelling import Correction, Retrieved, correct_words
-from hopfax.text.victim import required_gradients
 
 Corrector = Callable[[str], Correction]
 GRID: dict[str, Sequence[dict[str, Any]]] = {
@@ -125,14 +124,7 @@ class CorrectedTypos(Typos):
             return super().corrupted(cell, rows, seed)
         plain = Typos(**{each.name: getattr(self, each.name) for each in fields(Typos)})
         logs = json.loads(predictions(cell, plain).edits[seed])
-        return [_replayed(row.texts, edits) for row, edits in zip(rows, logs, strict=True)]
-
-
-def _replayed(clean: Any, edits: Sequence[Sequence[Any]]) -> Corrupted[Any]:
-    words = spellings(clean, edits)
-    changed = sum(old != new for old, new in words)
-    log = tuple(text.Edit(*edit) for edit in edits)
-    return Corrupted(text.replay(clean, edits), log, len(words), changed)
+        return [redone(row.texts, log).corrupted() for row, log in zip(rows, logs, strict=True)]
 
 
 def corrected(correct: Corrector, part: Any) -> Any:
@@ -150,7 +142,8 @@ def defended(victim: Victim, correct: Corrector) -> Victim:
     that the correction undoes has no gain, and the estimate of any other is as exact as without
     correction. Edits of tokens are not supported.
     """
-    gradients = required_gradients(victim)
+    gradients = victim.gradients
+    assert gradients is not None
 
     def read(texts: Sequence[Text]) -> list[Any]:
         return [corrected(correct, each) for each in texts]
@@ -195,9 +188,9 @@ def _placed(clean: Text, linear: Linearized, correct: Corrector) -> Linearized:
     return linear._replace(starts=starts, ends=ends)
 
 
-def spellings(clean: Any, edits: Iterable[Sequence[Any]]) -> list[tuple[str, str]]:
-    """Returns every word of a text before and after the edits of a log."""
-    first = current = text.draft(clean)
+def redone(clean: Any, edits: Iterable[Sequence[Any]]) -> Draft[Any]:
+    """Returns a text after the edits of a log, with its words at their new places."""
+    current = text.draft(clean)
     for field, position, kind, before, after in edits:
         for index, word in enumerate(current.words):
             # Choices that share a string share its words: an edit is logged once for each.
@@ -205,7 +198,13 @@ def spellings(clean: Any, edits: Iterable[Sequence[Any]]) -> list[tuple[str, str
                 change = Change(kind, position - word.start, before, after)
                 current = edited(current, index, change)
                 break
-    return [(first.spelling(n), current.spelling(n)) for n in range(len(first.words))]
+    return current
+
+
+def spellings(clean: Any, edits: Iterable[Sequence[Any]]) -> list[tuple[str, str]]:
+    """Returns every word of a text before and after the edits of a log."""
+    old, new = text.draft(clean), redone(clean, edits)
+    return [(old.spelling(number), new.spelling(number)) for number in range(len(old.words))]
 
 
 class Words(NamedTuple):

@@ -42,6 +42,7 @@ def test_spellings_follow_the_log(texts):
     clean = ["a", "very", "long", "film", "wonderful"]
     assert [old for old, _ in words] == clean[: len(words)]
     assert sum(old != new for old, new in words) == made.num_changed > 0
+    assert correction.redone(texts, made.edits).corrupted() == made
     first = made.text if isinstance(texts, str) else made.text[0][0]
     assert [new for _, new in words][:4] == first.split()
 
@@ -101,7 +102,10 @@ def test_a_fixed_attack_is_that_on_the_model_without_correction(cell):
     test = CorrectedTypos(method=MEMORY, **shared)
     rows = conditions.with_words("sentiment", None, 6)
     log = json.loads(str(plain.edits[1]))
-    texts = [test.read(cell, text.replay(row.texts, e)) for row, e in zip(rows, log, strict=True)]
+    texts = [
+        test.read(cell, correction.redone(row.texts, e).text)
+        for row, e in zip(rows, log, strict=True)
+    ]
     as_rows = [row._replace(texts=each) for row, each in zip(rows, texts, strict=True)]
     want = conditions.predict_rows(cell, as_rows, [1]).logits[0]
     np.testing.assert_allclose(fixed.logits[1], want, rtol=1e-4, atol=1e-5)
