@@ -324,6 +324,7 @@ def page(folder: Path) -> Page:
         tables=[compared(scores, shown, share, most, titles)],
         notes=[
             report.sizes(frame, titles),
+            "A clear gain: its interval excludes zero. "
             "Intervals combine Student's over seeds and a bootstrap over rows, as the root of the "
             "sum of squares. Bold: excludes zero.",
             "A fixed attack is made against the model without correction, an adaptive one against "
@@ -414,23 +415,32 @@ def finding(
     from experiments import report
 
     own = gains[(gains.task == task) & (gains.level == level)]
-    clear = []
-    for name in own.model.unique():
-        rows = own[own.model == name]
-        kinds = [titles[kind] for kind in rows[rows.low > 0].corruption]
-        tested = [titles[kind] for kind in rows.corruption]
-        under = report.joined(kinds) if kinds else f"none of {report.joined(tested)}"
-        clear.append(f"{TITLES[name]} under {under}")
-    text = (
-        f"**{titles[task]}, {100 * level:.0f} % of the words changed: gains whose intervals "
-        f"exclude zero**: {'; '.join(clear)}."
-    )
-    for kind in own.corruption.unique():
-        if kind in ("misspelling", "hotflip"):
-            restored = [
-                f"{share[task, kind, name, 'restored']:.0f} % by {TITLES[name]}"
-                for name in own[own.corruption == kind].model
-                if "adaptive" not in name
-            ]
-            text += f" Words restored after {titles[kind]}: {report.joined(restored)}."
+    methods = [name for name in own.model.unique() if "adaptive" not in name]
+
+    def named(kinds: Sequence[str]) -> str:
+        return report.joined(titles[kind] for kind in kinds) if kinds else "no corruption"
+
+    def clear(name: str) -> str:
+        return named([*own[(own.model == name) & (own.low > 0)].corruption])
+
+    text = f"**{titles[task]}, {100 * level:.0f} % of the words changed**:"
+    for name in methods:
+        text += f" {TITLES[name]} has a clear gain under {clear(name)}"
+        text += f"; if attacks are adaptive, under {clear(f'{name}, adaptive')}."
+    kinds = list(own.corruption.unique())
+    by_method = {
+        name: [
+            kind
+            for kind in kinds
+            if all(
+                share[task, kind, name, "restored"] > share[task, kind, other, "restored"]
+                for other in methods
+                if other != name
+            )
+        ]
+        for name in methods
+    }
+    if len(methods) > 1:
+        most = "; ".join(f"by {TITLES[n]} after {named(kinds)}" for n, kinds in by_method.items())
+        text += f" More words are restored {most}."
     return text
