@@ -237,15 +237,15 @@ def build(variant: Variant, spec: TaskSpec, *, vocab_size: int, **sizes: Any) ->
     esr: dict[str, Any] = {}
     if variant.kind == "robertha":
         of_preset = {each.name for each in dataclasses.fields(Preset)} & options.keys()
-        details = dataclasses.replace(
+        preset = dataclasses.replace(
             find_preset(variant.preset), **{name: options.pop(name) for name in of_preset}
         )
-        model = robertha(*shape, preset=details, **options)
+        model = robertha(*shape, preset=preset, **options)
         esr = {
             "esr_weight": variant.esr_weight if variant.entropy else 0.0,
             "esr_target": variant.esr_target,
-            "esr_in_nats": details.esr_in_nats,
-            "esr_masked": details.mask_keys,
+            "esr_in_nats": preset.esr_in_nats,
+            "esr_masked": preset.mask_keys,
             "esr_entropy": variant.entropy or "shannon",
         }
     elif variant.kind == "pretrained":

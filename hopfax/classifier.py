@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -26,6 +25,8 @@ from hopfax.data import (
 from hopfax.data.optional import optional_import
 from hopfax.data.tokenize import text_tokenizer
 from hopfax.nn import Encoder, Functional, HopfieldAttention, Params, SoftmaxAttention, functional
+from hopfax.nn.functional import named_leaves
+from hopfax.nn.tensor_files import mismatches, read_json, read_stack, stored_tensors
 from hopfax.nn.universal import UniversalEncoder
 from hopfax.train.evaluate import Noise, Predictor, make_predictor, predict
 
@@ -155,7 +156,7 @@ class Classifier:
         partial_folder.rename(folder)
 
     def _write(self, folder: Path, document: dict[str, Any]) -> None:
-        tensors = {name: np.asarray(leaf) for name, leaf in _flat(self.params).items()}
+        tensors = {name: np.asarray(leaf) for name, leaf in named_leaves(self.params).items()}
         optional_import("safetensors.numpy").save_file(
             tensors, folder / "model.safetensors", metadata={"format": "pt"}
         )
@@ -176,7 +177,7 @@ class Classifier:
                 unknown or of the wrong shape.
         """
         folder = Path(folder)
-        document = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        document = read_json(folder / "config.json")
         if document.get("model_type") != "hopfax":
             raise ValueError(
                 f'{folder / "config.json"}: model_type must be "hopfax", got '
@@ -192,23 +193,16 @@ class Classifier:
             raise ValueError(f"{folder / 'config.json'} is incomplete: {error!r}") from error
         model = functional(lambda rngs: build(**options, attention=layer, rngs=rngs))
         shapes = jax.eval_shape(model.init, jax.random.key(0))
-        path, safetensors = folder / "model.safetensors", optional_import("safetensors")
-        try:
-            tensors = optional_import("safetensors.numpy").load_file(path)
-        except safetensors.SafetensorError as error:
-            raise ValueError(f"{path} is incomplete or not a safetensors file: {error}") from error
-        expected = _flat(shapes)
-        problems = [f"missing tensor {name}" for name in expected.keys() - tensors.keys()]
-        problems += [f"unknown tensor {name}" for name in tensors.keys() - expected.keys()]
-        problems += [
-            f"{name} must have shape {leaf.shape}, got {tensors[name].shape}"
-            for name, leaf in expected.items()
-            if name in tensors and tensors[name].shape != leaf.shape
-        ]
+        leaves = named_leaves(shapes)
+        stored = {tensor.name: tensor for tensor in stored_tensors(folder)}
+        problems = mismatches(
+            {name: tensor.shape for name, tensor in stored.items()},
+            {name: leaf.shape for name, leaf in leaves.items()},
+        )
         if problems:
-            raise ValueError(f"{folder}: {'; '.join(sorted(problems))}")
-        leaves = [jnp.asarray(tensors[name]) for name in expected]
-        params = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+            raise ValueError(f"{folder}: {'; '.join(problems)}")
+        arrays = [read_stack([stored[name]], dtype=leaf.dtype)[0] for name, leaf in leaves.items()]
+        params = jax.tree.unflatten(jax.tree.structure(shapes), map(jax.device_put, arrays))
         return cls(model, params, read_tokenizer(folder), names)
 
 
@@ -236,9 +230,3 @@ def encode_texts(texts: Sequence[Text], vocabulary: WordPiece, *, max_length: in
         )
         encoded = encode(rows, vocabulary, max_length=max_length, cached=False)
     return encoded
-
-
-def _flat(params: Params) -> dict[str, Any]:
-    """Returns the leaves by their paths, in the order of `jax.tree.leaves`."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}

@@ -2,7 +2,6 @@
 
 import argparse
 import csv
-import functools
 import os
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jaxtyping import Array, Float
 
 import hopfax
@@ -23,10 +23,12 @@ from hopfax.classifier import Classifier, encode_texts
 from hopfax.data import bucket_boundaries, bucketed, read_table, read_tokenizer
 from hopfax.data.optional import optional_import
 from hopfax.hub import model_folder
-from hopfax.nn import Params, load_pretrained, text_classifier
+from hopfax.nn import Encoder, Params, Pretrained, load_pretrained, text_classifier
+from hopfax.nn.tensor_files import read_json
 from hopfax.train.metrics import scores
 
 SNR_DB = (6, 3, 0, -3, -6, -9, -12, -14)
+SITES = {"token": "on the token embeddings", "embedding": "after the embedding LayerNorm"}
 RHO = (0.99, 0.95, 0.9, 0.8, 0.6)
 _RESAMPLES = 300  # of the rows, for an interval
 _PROJECTIONS = 16  # random directions in which an embedding's derivative is taken
@@ -35,16 +37,18 @@ _BATCH = 64
 
 
 class TextEncoder:
-    """An encoder as a function of texts: a saved `Classifier`, or a BERT or RoBERTa of a hub.
+    """An encoder as a function of texts: a saved `Classifier`, or a pretrained model.
 
     Its output is the probabilities of the labels, or without labels a text's embedding: the mean
-    of the token vectors, scaled to norm 1.
+    of the last hidden state over tokens, scaled to norm 1.
 
     Args:
-        name: Folder of `Classifier.save`, or a folder or name on the Hugging Face hub.
+        name: Folder of `Classifier.save`, or a folder or name on the Hugging Face hub of a BERT,
+            RoBERTa, GPT-2 or Gemma-2.
 
     Attributes:
         labels: Names of the classes; () without labels.
+        causal: A GPT-2 or Gemma-2, else None.
 
     Raises:
         FileNotFoundError: A file is missing.
@@ -53,55 +57,91 @@ class TextEncoder:
 
     def __init__(self, name: str | os.PathLike[str]):
         folder = model_folder(name)
-        if not (folder / "config.json").is_file():
-            raise FileNotFoundError(f"{folder} has no config.json")
         self.labels: tuple[str, ...] = ()
-        if '"model_type": "hopfax"' in (folder / "config.json").read_text(encoding="utf-8"):
+        self.causal: Pretrained | None = None
+        self.run = jax.jit(self._batch, static_argnums=0)
+        if read_json(folder / "config.json").get("model_type") == "hopfax":
             saved = Classifier.load(folder)
             self.model, self.params, self.vocabulary = saved.model, saved.params, saved.vocabulary
             self.labels = saved.labels
         else:
-            self.vocabulary = read_tokenizer(folder)
+            pretrained, self.vocabulary = load_pretrained(folder), read_tokenizer(folder)
+            if pretrained.config["model_type"] in ("gpt2", "gemma2"):
+                self.causal, self.params = pretrained, pretrained.params
+                self.max_length, self.vocab_size = pretrained.max_length, len(pretrained.table)
+                self.num_layers = len(self.params["layers"]["ff_norm"]["weight"])
+                return
             separator = self.vocabulary.sep_id
-            self.model = text_classifier(load_pretrained(folder), 1, separator=separator)
+            self.model = text_classifier(pretrained, 1, separator=separator)
             self.params = self.model.init(jax.random.key(0))
-        network = partial(self.model.apply, self.params)
-        self.max_length: int = network(method=lambda net: net.max_length)
-        self.compiled = functools.cache(self._compiled)
+        self.max_length, self.vocab_size, self.num_layers = self.model.apply(
+            self.params,
+            method=lambda net: (net.max_length, net.tokens.num_embeddings, len(net.blocks)),
+        )
+
+    def embed_tokens(self, params: Params, ids: Array) -> Array:
+        """Returns the token embeddings: the *token* site."""
+        if self.causal:
+            return self.causal.embed(ids, params=params)
+        return self.model.apply(params, ids, method="embed_tokens")
+
+    def embed(self, params: Params, tokens: Array, ids: Array) -> Array:
+        """Returns the inputs of the layers: the *embedding* site, of causal models the same."""
+        if self.causal:
+            return tokens
+        types = self.model.apply(params, ids, method="token_types")
+        return self.model.apply(params, tokens, types, method="embed")
 
     def output(
-        self, params: Params, embeddings: Float[Array, "batch tokens width"], mask: Array
+        self,
+        params: Params,
+        embeddings: Float[Array, "batch tokens width"],
+        mask: Array,
+        *,
+        layer: int | None = None,
     ) -> Float[Array, "batch outputs"]:
-        """Returns the output, after the *embedding* site."""
-        run = partial(self.model.apply, params)
-        hidden = run(embeddings, mask, method="encode").hidden
-        if self.labels:
-            return jax.nn.softmax(run(hidden, mask, method="classify"))
+        """Returns the output, or with a `layer` the embedding from its hidden state."""
+        if self.causal:
+            states = self.causal.forward(embeddings, mask, params=params).hidden_states
+            hidden = states[self.num_layers if layer is None else layer]
+        else:
+            hidden = self.model.apply(params, embeddings, mask, layer, method=_hidden_state)
+            if self.labels and layer is None:
+                return jax.nn.softmax(self.model.apply(params, hidden, mask, method="classify"))
         mean = jnp.sum(jnp.where(mask[..., None], hidden, 0), axis=1)
         return mean / jnp.linalg.norm(mean, axis=-1, keepdims=True)
 
-    def _compiled(self, embed: Callable[..., Array]) -> Callable[..., Array]:
-        @jax.jit
-        def program(
-            params: Params, ids: Array, lengths: Array, index: Array, level: Array
-        ) -> Array:
-            mask = jnp.arange(ids.shape[1]) < lengths
-            keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), index)
-            run = partial(self.model.apply, params)
-            return self.output(params, embed(run, keys, ids, mask, level), mask)
-
-        return program
+    def _batch(
+        self,
+        corruption: str,
+        params: Params,
+        ids: Array,
+        lengths: Array,
+        index: Array,
+        level: Array,
+    ) -> Array:
+        mask = jnp.arange(ids.shape[1]) < lengths
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), index)
+        if corruption == "replacement":
+            ids = _replaced(keys, ids, mask, level, self.vocab_size)
+        tokens = self.embed_tokens(params, ids)
+        if corruption == "token":
+            tokens = _noisy(keys, tokens, mask, level)
+        embeddings = self.embed(params, tokens, ids)
+        if corruption == "embedding":
+            embeddings = _noisy(keys, embeddings, mask, level)
+        return self.output(params, embeddings, mask)
 
     def outputs(
-        self, texts: Sequence[Any], embed: Callable[..., Array], level: float = 0.0
+        self, texts: Sequence[Any], corruption: str = "clean", level: float = 0.0
     ) -> Float[np.ndarray, "texts outputs"]:
         """Returns the output of each text, a string or a pair of strings.
 
         Args:
             texts: The texts.
-            embed: Returns the embeddings of a batch, from `run`, which runs a stage of the model,
-                keys, ids, mask and level; for instance `clean`.
-            level: A number for `embed`.
+            corruption: `"clean"`; `"token"` or `"embedding"`, noise at that site with a
+                signal-to-noise ratio of `level` dB; or `"replacement"`, tokens drawn anew.
+            level: Signal-to-noise ratio in dB, or ρ: a token is kept with probability (1 + ρ)/2.
         """
         encoded = encode_texts(texts, self.vocabulary, max_length=self.max_length)
         edges = bucket_boundaries(encoded.lengths, max_buckets=3, max_length=self.max_length)
@@ -111,16 +151,16 @@ class TextEncoder:
                 # The last batch repeats its last row, so that all have one shape.
                 rows = np.minimum(np.arange(start, start + _BATCH), len(bucket.index) - 1)
                 batch = bucket.ids[rows, 0], bucket.lengths[rows], bucket.index[rows]
-                part = self.compiled(embed)(self.params, *batch, np.float32(level))
+                part = self.run(corruption, self.params, *batch, np.float32(level))
                 kept = min(_BATCH, len(bucket.index) - start)
                 parts.append(np.asarray(part)[:kept])
                 order.append(bucket.index[rows[:kept]])
         return np.concatenate(parts)[np.argsort(np.concatenate(order))]
 
 
-def clean(run: Any, keys: Array, ids: Array, mask: Array, level: Array) -> Array:
-    """Returns the embeddings of the texts as they are."""
-    return run(run(ids, method="embed_tokens"), run(ids, method="token_types"), method="embed")
+def _hidden_state(network: Encoder, embeddings: Array, mask: Array, layer: int | None) -> Array:
+    network.blocks = nnx.List(network.blocks[:layer])
+    return network.encode(embeddings, mask).hidden
 
 
 def _noisy(keys: Array, signal: Array, mask: Array, snr_db: Array) -> Array:
@@ -133,36 +173,15 @@ def _noisy(keys: Array, signal: Array, mask: Array, snr_db: Array) -> Array:
     return jax.vmap(one)(keys, signal, mask)
 
 
-def token_noise(run: Any, keys: Array, ids: Array, mask: Array, snr_db: Array) -> Array:
-    """Returns embeddings with noise on the token embeddings."""
-    tokens = _noisy(keys, run(ids, method="embed_tokens"), mask, snr_db)
-    return run(tokens, run(ids, method="token_types"), method="embed")
-
-
-def embedding_noise(run: Any, keys: Array, ids: Array, mask: Array, snr_db: Array) -> Array:
-    """Returns embeddings with noise after their LayerNorm."""
-    return _noisy(keys, clean(run, keys, ids, mask, snr_db), mask, snr_db)
-
-
-def token_replacement(run: Any, keys: Array, ids: Array, mask: Array, rho: Array) -> Array:
-    """Returns embeddings with each word piece kept with probability (1 + ρ)/2, or drawn anew.
-
-    The first and the last token, which mark a text's ends, are kept.
-    """
-    vocab_size = run(method=lambda net: net.tokens.num_embeddings)
+def _replaced(keys: Array, ids: Array, mask: Array, rho: Array, vocab_size: int) -> Array:
+    """Draws tokens anew, except the first and the last, which mark an encoder's text."""
 
     def one(key: Array, ids: Array) -> Array:
         return stability.bonami_beckner_pair(key, ids, rho=rho, num_tokens=vocab_size)[1]
 
-    places = jnp.arange(ids.shape[1])
-    inner = (places > 0) & (places < jnp.sum(mask, axis=1, keepdims=True) - 1)
-    return clean(run, keys, jnp.where(inner, jax.vmap(one)(keys, ids), ids), mask, rho)
-
-
-SITES = {
-    "on the token embeddings": token_noise,
-    "after the embedding LayerNorm": embedding_noise,
-}
+    positions = jnp.arange(ids.shape[1])
+    inner = (positions > 0) & (positions < jnp.sum(mask, axis=1, keepdims=True) - 1)
+    return jnp.where(inner, jax.vmap(one)(keys, ids), ids)
 
 
 def robustness(flags: argparse.Namespace) -> Path:
@@ -193,30 +212,31 @@ def robustness(flags: argparse.Namespace) -> Path:
         targets = np.asarray(labels, float)
         metric, texts = "spearman", [text for column in zip(*texts, strict=True) for text in column]
 
-    def score_of(embed: Callable[..., Array], level: float) -> tuple[float, float, float]:
-        predicted = encoder.outputs(texts, embed, level)
+    def score_of(corruption: str, level: float) -> tuple[float, float, float]:
+        predicted = encoder.outputs(texts, corruption, level)
         if not encoder.labels:
             first, second = np.split(predicted, 2)
             predicted = np.sum(first * second, axis=1, keepdims=True)  # the cosine
         return _with_interval(metric, predicted, targets)
 
     rows, count = [], len(targets)
-    plan = [("clean", np.inf, clean)]
-    plan += [(site, db, embed) for site, embed in SITES.items() for db in SNR_DB]
-    for number, (site, db, embed) in enumerate(_progress(plan)):
-        mean, low, high = score_of(embed, 0.0 if number == 0 else db)
+    sites = ["token"] if encoder.causal else list(SITES)
+    plan = [("clean", 0.0), *((site, db) for site in sites for db in SNR_DB)]
+    for site, db in _progress(plan):
+        mean, low, high = score_of(site, db)
         values = {"score": mean, "low": low, "high": high}
-        rounded = {name: round(value, 2) for name, value in values.items()}
         rows.append(
-            {"site": site, "snr_db": db, "metric": metric, **rounded, "num_examples": count}
+            {"site": SITES.get(site, site), "snr_db": np.inf if site == "clean" else db}
+            | {"metric": metric, **{name: round(value, 2) for name, value in values.items()}}
+            | {"num_examples": count}
         )
-    points = {site: [row for row in rows if row["site"] == site] for site in SITES}
     title = f"{Path(flags.folder).name}: {metric} against noise, {count} rows of {flags.dev.name}"
 
     def draw(axes: Any) -> None:
-        for (site, marks), marker in zip(points.items(), "os", strict=True):
+        for site, marker in zip(sites, "os", strict=False):
+            marks = [row for row in rows if row["site"] == SITES[site]]
             x, y = [row["snr_db"] for row in marks], [row["score"] for row in marks]
-            (line,) = axes.plot(x, y, marker=marker, label=f"noise {site}")
+            (line,) = axes.plot(x, y, marker=marker, label=f"noise {SITES[site]}")
             bounds = [[row[end] for row in marks] for end in ("low", "high")]
             axes.fill_between(x, *bounds, color=line.get_color(), alpha=0.15, lw=0)
         axes.axhline(rows[0]["score"], color="gray", ls=":", label="clean")
@@ -236,9 +256,9 @@ def stability_of(flags: argparse.Namespace) -> Path:
     texts = [line.strip() for line in lines if line.strip()][: flags.rows]
     if len(texts) < 2:
         raise ValueError(f"{flags.texts} must have two or more lines of text, got {len(texts)}")
-    reference, rows = encoder.outputs(texts, clean), []
+    reference, rows = encoder.outputs(texts), []
     for rho in _progress(RHO):
-        changed = encoder.outputs(texts, token_replacement, rho)
+        changed = encoder.outputs(texts, "replacement", rho)
         norms = np.linalg.norm(reference, axis=1) * np.linalg.norm(changed, axis=1)
         agreement = np.sum(reference * changed, axis=1) / norms
         half = 1.96 * agreement.std(ddof=1) / np.sqrt(len(texts))
@@ -267,20 +287,22 @@ def stability_of(flags: argparse.Namespace) -> Path:
 def influence(flags: argparse.Namespace) -> Path:
     """Measures how much each token's embedding influences the output."""
     encoder = TextEncoder(flags.folder)
+    if flags.layer is not None and flags.layer > encoder.num_layers:
+        raise ValueError(f"--layer must be at most {encoder.num_layers}, got {flags.layer}")
     encoded = encode_texts([flags.text], encoder.vocabulary, max_length=encoder.max_length)
-    ids = jnp.asarray(encoded.ids[0])
-    mask, run = jnp.ones(ids.shape, bool), partial(encoder.model.apply, encoder.params)
-    tokens, types = run(ids, method="embed_tokens"), run(ids, method="token_types")
-    count = jax.eval_shape(encoder.output, encoder.params, tokens, mask).shape[1]
+    ids, params = jnp.asarray(encoded.ids[0]), encoder.params
+    mask, tokens = jnp.ones(ids.shape, bool), encoder.embed_tokens(params, ids)
+    output = partial(encoder.output, layer=flags.layer)
+    count = jax.eval_shape(output, params, tokens, mask).shape[1]
 
     @jax.jit
-    def measure(sample: Array, key: Array) -> Array:
-        """The influences, in random directions if the output has many coordinates."""
+    def measure(params: Params, sample: Array, key: Array) -> Array:
+        """Returns the influences, in random directions if the output has many coordinates."""
         # New directions for every copy, so that the errors include theirs.
         signs = jax.random.rademacher(key, (_PROJECTIONS, count)) / _PROJECTIONS**0.5
 
         def outputs(x: Array) -> Array:
-            values = encoder.output(encoder.params, run(x[None], types, method="embed"), mask)[0]
+            values = output(params, encoder.embed(params, x[None], ids), mask)[0]
             return signs @ values if count > _PROJECTIONS else values
 
         return stability.geometric_influence(outputs, sample[None], per_token=True)
@@ -290,15 +312,15 @@ def influence(flags: argparse.Namespace) -> Path:
     samples = _noisy(keys, copies, jnp.repeat(mask, _DRAWS, axis=0), jnp.float32(_DRAWS_DB))
     directions = jax.random.split(jax.random.key(1), _DRAWS)
     pairs = list(zip(samples, directions, strict=True))
-    each = np.stack([measure(*pair) for pair in _progress(pairs)])
+    each = np.stack([measure(params, *pair) for pair in _progress(pairs)])
     # In units of a token vector's size, a relative change has a meaning in every model.
     each = each * float(jnp.sqrt(jnp.square(tokens).sum(-1).mean()))
     means, errors = each.mean(0), each.std(0, ddof=1) / np.sqrt(_DRAWS)
     words = [encoder.vocabulary.tokens[number] for number in encoded.ids[0, 0]]
     # fmt: off
-    rows = [{"position": place, "token": word, "influence": float(f"{mean:.4g}"),
+    rows = [{"position": position, "token": word, "influence": float(f"{mean:.4g}"),
              "standard_error": float(f"{error:.2g}")}
-            for place, (word, mean, error) in enumerate(zip(words, means, errors, strict=True))]
+            for position, (word, mean, error) in enumerate(zip(words, means, errors, strict=True))]
     # fmt: on
     print(_coloured(words, means / means.max()))
 
@@ -313,7 +335,9 @@ def influence(flags: argparse.Namespace) -> Path:
         f"embedding; mean over {_DRAWS} noisy copies at {_DRAWS_DB:g} dB, with 95 % intervals "
         "(Noise Stability of Transformer Models, section 3)."
     )
-    return _write(flags.out, f"{Path(flags.folder).name}: influence of tokens", rows, draw, note)
+    where = "" if flags.layer is None else f" on layer {flags.layer}"
+    title = f"{Path(flags.folder).name}: influence of tokens{where}"
+    return _write(flags.out, title, rows, draw, note)
 
 
 def _with_interval(
@@ -341,7 +365,7 @@ def _progress(parts: Any) -> Any:
 
 
 def _coloured(words: Sequence[str], shares: np.ndarray) -> str:
-    """Words on a blue as deep as their share; with numbers where there are no colours."""
+    """Returns words on a blue as deep as their share; with numbers where there is no terminal."""
     if not sys.stdout.isatty():
         return " ".join(f"{word} ({share:.2f})" for word, share in zip(words, shares, strict=True))
     parts = []
@@ -383,7 +407,7 @@ def _write(
 
 
 def _count(text: str) -> int:
-    """Parses a number of rows."""
+    """Parses a number of rows or a layer."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {text}")
     return int(text)
@@ -402,8 +426,8 @@ def parser() -> argparse.ArgumentParser:
         each = commands.add_parser(name, help=text, description=text)
         each.set_defaults(run=run)
         each.add_argument("folder", metavar="MODEL_FOLDER",
-                          help="folder of hopfax.Classifier.save, or a BERT or RoBERTa in the "
-                          "Hugging Face layout")  # fmt: skip
+                          help="folder of hopfax.Classifier.save, or a BERT, RoBERTa, GPT-2 or "
+                          "Gemma-2 by folder or name on the Hugging Face hub")  # fmt: skip
         each.add_argument("--out", type=Path, default=Path(f"hopfax_{name}"),
                           help="folder for the results (default: %(default)s)")  # fmt: skip
         if name != "influence":
@@ -421,6 +445,9 @@ def parser() -> argparse.ArgumentParser:
                               "without labels")  # fmt: skip
         elif name == "influence":
             each.add_argument("text", metavar="SENTENCE", help="a sentence")
+            each.add_argument("--layer", type=_count,
+                              help="measure the influence on the mean hidden state after this "
+                              "layer, from 1 (default: on the output)")  # fmt: skip
         else:
             each.add_argument("--texts", type=Path, required=True, metavar="FILE",
                               help="text file, one text per line")  # fmt: skip

@@ -4,6 +4,7 @@ import csv
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from nn import test_pretrained as pretrained
@@ -11,23 +12,30 @@ from nn import test_pretrained as pretrained
 from hopfax import command, stability
 from hopfax.classifier import Classifier
 from hopfax.data import train_vocabulary
-from hopfax.nn import robertha
+from hopfax.data.tokenize import WordPiece, text_tokenizer
+from hopfax.nn import load_pretrained, robertha
 
 WORDS = "abcdefghijklmnop"
 
 
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory):
-    """A tiny random BERT with its vocabulary."""
-    path = tmp_path_factory.mktemp("hub") / "bert"
+def tiny_folder(path, family):
+    """A tiny random model with a tokenizer."""
     rng = np.random.default_rng(0)
     tensors = {
         name: (rng.normal(size=shape) * (0.1 if "bias" in name else 1)).astype("f")
-        for name, shape in pretrained.shapes("bert").items()
+        for name, shape in pretrained.shapes(family).items()
     }
-    pretrained.save(path, pretrained.CONFIGS["bert"], tensors)
-    (path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]) + "\n")
+    pretrained.save(path, pretrained.CONFIGS[family], tensors)
+    tokens = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS)
+    vocabulary = WordPiece(tokens=tokens)
+    text_tokenizer(vocabulary).save(str(path / "tokenizer.json"))
+    (path / "special_tokens_map.json").write_text('{"pad_token": "[PAD]"}')
     return path
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return tiny_folder(tmp_path_factory.mktemp("hub") / "bert", "bert")
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +83,7 @@ def test_robustness_of_an_encoder_is_the_correlation_of_cosines(
     scores = {(row["site"], row["snr_db"]): float(row["score"]) for row in rows}
     assert len(rows) == 5 and {row["num_examples"] for row in rows} == {"15"}
     assert all(float(row["low"]) <= float(row["score"]) <= float(row["high"]) for row in rows)
-    for site in command.SITES:
+    for site in command.SITES.values():
         assert scores[site, "60"] == pytest.approx(scores["clean", "inf"], abs=8)
         assert scores[site, "-30"] != scores["clean", "inf"]
     assert "figure.png" in (tmp_path / "out" / "README.md").read_text()
@@ -94,33 +102,63 @@ def test_robustness_of_a_classifier_is_its_accuracy(classifier, films, tmp_path,
     assert float(clean["score"]) == pytest.approx(100 * correct, abs=0.01)
 
 
+def test_outputs_are_in_the_order_of_the_texts(classifier):
+    texts = ["a b c d e f g h i j", "a", "b c d e f g h i j k", "b"]
+    outputs = command.TextEncoder(classifier).outputs(texts)
+    expected = Classifier.load(classifier).predict(texts).probabilities
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5)
+    assert len(set(outputs[:, 0].tolist())) == 4
+
+
+def influence(folder, out, *options):
+    assert command.main(["influence", str(folder), "a b c", "--out", str(out), *options]) == 0
+    return results(out)
+
+
 def test_influence_has_every_token_and_is_the_gradient_s_norm(classifier, tmp_path, capsys):
-    out = tmp_path / "out"
-    assert command.main(["influence", str(classifier), "a b c", "--out", str(out)]) == 0
-    rows = results(out)
+    rows = influence(classifier, tmp_path / "out")
     assert [row["token"] for row in rows] == ["[CLS]", "a", "b", "c", "[SEP]"]
     assert "a (" in capsys.readouterr().out
     loaded = command.TextEncoder(classifier)
     ids = np.array([[loaded.vocabulary.tokens.index(row["token"]) for row in rows]])
-    run = lambda *inputs, method: loaded.model.apply(loaded.params, *inputs, method=method)  # noqa: E731
-    tokens = run(ids, method="embed_tokens")
+    tokens = loaded.embed_tokens(loaded.params, ids)
 
-    def fn(x):
-        return loaded.output(loaded.params, run(x[None], method="embed"), np.ones((1, 5), bool))[0]
+    def probabilities(x):
+        embeddings = loaded.embed(loaded.params, x[None], ids)
+        return loaded.output(loaded.params, embeddings, np.ones((1, 5), bool))[0]
 
-    slopes = stability.geometric_influence(fn, tokens, per_token=True)
+    slopes = stability.geometric_influence(probabilities, tokens, per_token=True)
     size = np.sqrt(np.square(tokens).sum(-1).mean())
     measured = np.array([float(row["influence"]) for row in rows])
     np.testing.assert_allclose(measured, slopes * size, rtol=0.2)
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "gemma2"])
+def test_influence_on_a_layer_is_that_on_its_mean_hidden_state(family, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "_DRAWS", 2)
+    monkeypatch.setattr(command, "_DRAWS_DB", 200.0)  # all copies are the same
+    folder = tiny_folder(tmp_path / family, family)
+    model, mask = load_pretrained(folder), np.ones((1, 5), bool)
+    tokens = model.embed(np.array([[2, 4, 5, 6, 3]]))
+    size = np.sqrt(np.square(tokens).sum(-1).mean())
+    for layer, options in ((1, ("--layer", "1")), (2, ())):
+
+        def embedding(x, layer=layer):
+            mean = model.forward(x[None], mask).hidden_states[layer, 0].mean(0)
+            return mean / jnp.linalg.norm(mean)
+
+        slopes = stability.geometric_influence(embedding, tokens, per_token=True)
+        rows = influence(folder, tmp_path / "out", *options)
+        measured = [float(row["influence"]) for row in rows]
+        np.testing.assert_allclose(measured, slopes * size, rtol=1e-2)
 
 
 def test_random_directions_estimate_the_derivative_of_an_embedding(encoder, tmp_path, monkeypatch):
     values = []
     for count in (4, 4096):  # in four directions, and in so many that all eight are taken
         monkeypatch.setattr(command, "_PROJECTIONS", count)
-        out = tmp_path / str(count)
-        assert command.main(["influence", str(encoder), "a b c", "--out", str(out)]) == 0
-        values.append([float(row["influence"]) for row in results(out)])
+        rows = influence(encoder, tmp_path / str(count))
+        values.append([float(row["influence"]) for row in rows])
     np.testing.assert_allclose(*values, rtol=0.7)
     assert values[0] != values[1]
 
@@ -128,12 +166,13 @@ def test_random_directions_estimate_the_derivative_of_an_embedding(encoder, tmp_
 def test_the_errors_of_influence_include_those_of_the_directions(encoder, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "_PROJECTIONS", 4)
     monkeypatch.setattr(command, "_DRAWS_DB", 200.0)  # all copies are the same
-    assert command.main(["influence", str(encoder), "a b c", "--out", str(tmp_path / "out")]) == 0
-    for row in results(tmp_path / "out"):
+    for row in influence(encoder, tmp_path / "out"):
         assert float(row["standard_error"]) > 0.01 * float(row["influence"])
 
 
-def test_stability_falls_as_more_tokens_are_replaced(encoder, tmp_path):
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_stability_falls_as_more_tokens_are_replaced(family, tmp_path):
+    encoder = tiny_folder(tmp_path / family, family)
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(f"{a} b {a} d {a}" for a in WORDS) + "\n\n")
     out = tmp_path / "out"
@@ -145,6 +184,13 @@ def test_stability_falls_as_more_tokens_are_replaced(encoder, tmp_path):
     assert {row["num_examples"] for row in rows} == {"16"}
 
 
+def test_replacement_keeps_the_ends_and_padding():
+    ids, mask = jnp.zeros((2, 6), int), jnp.arange(6) < jnp.array([[6], [4]])
+    keys = jax.random.split(jax.random.key(0), 2)
+    replaced = np.asarray(command._replaced(keys, ids, mask, jnp.float32(-1.0), 10**6)) > 0
+    assert replaced.tolist() == [[0, 1, 1, 1, 1, 0], [0, 1, 1, 0, 0, 0]]
+
+
 def test_bad_inputs_are_one_line_and_leave_nothing(
     encoder, classifier, films, pairs, tmp_path, capsys
 ):
@@ -153,32 +199,29 @@ def test_bad_inputs_are_one_line_and_leave_nothing(
     empty.write_text("one line\n")
     same = tmp_path / "same.csv"
     same.write_text("review,label\na,good\nb,good\n")
-    for arguments, message in (
-        (["robustness", str(tmp_path), "--dev", str(films)], "has no config.json"),
-        (["robustness", str(encoder), "--dev", str(films), "--text", "review"], "has no labels"),
+    column = ["--text", "first", "--label", "score"]
+    for name, model, arguments, message in (
+        ("robustness", tmp_path, ["--dev", films], "config.json"),
+        ("robustness", encoder, ["--dev", films, "--text", "review"], "has no labels"),
         (
-            [
-                "robustness",
-                str(classifier),
-                "--dev",
-                str(pairs),
-                "--text",
-                "first",
-                "--label",
-                "score",
-            ],
-            "--label must be one of bad, good, got 0, 1, 2, 3, 4",
+            "robustness",
+            classifier,
+            ["--dev", pairs, *column],
+            "bad, good, got 0, 1, 2, 3, 4",
         ),
-        (["robustness", str(classifier), "--dev", str(films), "--text", "film"], "no column"),
-        (["robustness", str(classifier), "--dev", str(tmp_path / "none.csv")], "none.csv"),
+        ("robustness", classifier, ["--dev", films, "--text", "film"], "no column"),
+        ("robustness", classifier, ["--dev", tmp_path / "none.csv"], "none.csv"),
         (
-            ["robustness", str(classifier), "--dev", str(same), "--text", "review"],
+            "robustness",
+            classifier,
+            ["--dev", same, "--text", "review"],
             "--label must have two or more values in the first 2 rows of",
         ),
-        (["influence", str(classifier), " "], "text 0 is empty"),
-        (["stability", str(encoder), "--texts", str(empty)], "two or more lines of text, got 1"),
+        ("influence", classifier, [" "], "text 0 is empty"),
+        ("influence", encoder, ["a b", "--layer", "3"], "--layer must be at most 2, got 3"),
+        ("stability", encoder, ["--texts", empty], "two or more lines of text, got 1"),
     ):
-        assert command.main([*arguments, *out]) == 1
+        assert command.main([name, str(model), *map(str, arguments), *out]) == 1
         (line,) = capsys.readouterr().err.strip().splitlines()
         assert line.startswith("error: ") and message in line
     assert not (tmp_path / "out").exists()

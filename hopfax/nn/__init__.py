@@ -23,7 +23,6 @@ from hopfax.nn.attention import HopfieldAttention as HopfieldAttention
 from hopfax.nn.attention import SoftmaxAttention as SoftmaxAttention
 from hopfax.nn.decoder import Decoder as Decoder
 from hopfax.nn.decoder import decoder as decoder
-from hopfax.nn.decoder import sinusoids as sinusoids
 from hopfax.nn.encoder import Classification as Classification
 from hopfax.nn.encoder import Encoder as Encoder
 from hopfax.nn.encoder import Encoding as Encoding
@@ -33,7 +32,6 @@ from hopfax.nn.finetune import text_classifier as text_classifier
 from hopfax.nn.functional import Functional as Functional
 from hopfax.nn.functional import Params as Params
 from hopfax.nn.functional import functional as functional
-from hopfax.nn.functional import num_params as num_params
 from hopfax.nn.memory import recall as recall
 from hopfax.nn.memory import with_memory as with_memory
 from hopfax.nn.models import PRESETS as PRESETS

@@ -1,20 +1,18 @@
 """Self-attention layers: softmax, and Hopfield attention that iterates its queries first."""
 
-import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from hopfax import experimental, hopfield
-from hopfax.checks import check_range
 from hopfax.cpu import by_groups, quick
-from hopfax.fixed_point import Gradient, Stop, check_stopping, fixed_point
-from hopfax.hopfield.retrieval import check_beta, check_mask
+from hopfax.fixed_point import Gradient, Stop, fixed_point
 from hopfax.nn.precision import linear
 
 Scope = Literal["query", "batch"]
@@ -24,18 +22,22 @@ Heads = Float[Array, "batch heads tokens head_width"]
 Weights = Float[Array, "batch heads queries tokens"]
 Mask = Bool[Array, "batch tokens"]
 Key = PRNGKeyArray | None
-Layer = TypeVar("Layer", bound=nnx.Module)
 
 
 def dropout(key: Key, x: Array, rate: float) -> Array:
-    """Zeroes entries with probability `rate`, in [0, 1), and scales up the rest; see `key`.
+    """Zeroes entries with probability `rate` and scales up the rest; without a key, none.
 
     Args:
-        key: Random key; None drops nothing.
+        key: Random key, or None.
         x: Entries.
-        rate: Dropout rate, rounded to a multiple of 1/65536; the kept entries are rescaled by the
-            rounded rate.
+        rate: Dropout rate in [0, 1), rounded to a multiple of 1/65536; the kept entries are
+            rescaled by the rounded rate.
+
+    Raises:
+        ValueError: The rate is out of range.
     """
+    if not 0 <= rate < 1:
+        raise ValueError(f"dropout must be in [0, 1), got {rate}")
     if key is None or rate == 0:
         return x
     dropped = min(round(rate * 65536), 65535)
@@ -59,15 +61,6 @@ class AttentionOutput(NamedTuple):
     converged: Bool[Array, "batch heads tokens"]
 
 
-def _signed(layer: type[Layer]) -> type[Layer]:
-    """Gives a module its constructor's signature, which flax hides behind (*args, **kwargs)."""
-    signature = inspect.signature(layer.__init__)
-    _, *parameters = signature.parameters.values()
-    layer.__signature__ = signature.replace(parameters=parameters)  # pyright: ignore
-    return layer
-
-
-@_signed
 class SoftmaxAttention(nnx.Module):
     """Multi-head self-attention of the transformer, scores scaled by 1/sqrt(head width).
 
@@ -76,7 +69,7 @@ class SoftmaxAttention(nnx.Module):
         num_heads: Number of heads.
         causal: Whether each token attends only to itself and earlier tokens.
         dropout: Rate on the attention weights in training, in [0, 1).
-        rngs: Source of the initial parameters.
+        rngs: Random keys of the initial parameters.
     """
 
     def __init__(
@@ -88,9 +81,7 @@ class SoftmaxAttention(nnx.Module):
         dropout: float = 0.0,
         rngs: nnx.Rngs,
     ):
-        _check_layer(width, num_heads, rngs)
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        _check_heads(width, num_heads)
         self.num_heads = num_heads
         self.causal = causal
         self.dropout = dropout
@@ -99,18 +90,13 @@ class SoftmaxAttention(nnx.Module):
         self.value = linear(width, width, rngs=rngs)
         self.out = linear(width, width, rngs=rngs)
 
-    def keys(self, x: Tokens) -> Tokens:
-        """The keys alone."""
-        return self.key(x)
-
     def __call__(self, x: Tokens, mask: Mask | None = None, *, key: Key = None) -> AttentionOutput:
         """Attends from every token to the real ones, with dropout if a key is given.
 
         `mask` is True at real tokens.
         """
-        x, mask = _inputs(x, mask, self.key.in_features)
-        x = _emptied(x, mask)
-        keys, values = self.keys(x), _split(self.value(x), self.num_heads)
+        x, mask = _inputs(x, mask)
+        keys, values = self.key(x), _split(self.value(x), self.num_heads)
         weights = self._weights(self.query(x), keys, mask).astype(values.dtype)
         mixed = _weighted_sums(dropout(key, weights, self.dropout), values)
         counts = values.shape[:-1]
@@ -120,9 +106,8 @@ class SoftmaxAttention(nnx.Module):
 
     def weights(self, x: Tokens, mask: Mask | None = None) -> Weights:
         """Returns the weight of every token for every query; each query's sum to 1."""
-        x, mask = _inputs(x, mask, self.key.in_features)
-        x = _emptied(x, mask)
-        return self._weights(self.query(x), self.keys(x), mask)
+        x, mask = _inputs(x, mask)
+        return self._weights(self.query(x), self.key(x), mask)
 
     def _weights(self, query: Tokens, keys: Tokens, mask: Mask) -> Weights:
         queries, stored = _split(query, self.num_heads), _split(keys, self.num_heads)
@@ -135,7 +120,6 @@ class SoftmaxAttention(nnx.Module):
         return jax.nn.softmax(jnp.where(visible, logits, jnp.finfo(logits.dtype).min))
 
 
-@_signed
 class HopfieldAttention(nnx.Module):
     r"""Multi-head attention whose queries are first iterated to attractors of the keys.
 
@@ -189,9 +173,9 @@ class HopfieldAttention(nnx.Module):
         implementation: Implementation = "xla",
         rngs: nnx.Rngs,
     ):
-        _check_layer(width, num_heads, rngs)
-        check_beta(beta, jnp.float32)
-        check_stopping(tol=tol, max_steps=max_steps, stop=stop, gradient=gradient, least=0)
+        _check_heads(width, num_heads)
+        if not (beta > 0 and tol >= 0):
+            raise ValueError(f"beta must be > 0 and tol >= 0, got {beta} and {tol}")
         if scope not in ("query", "batch"):
             raise ValueError(f'scope must be "query" or "batch", got {scope!r}')
         if implementation not in ("xla", "pallas"):
@@ -199,9 +183,9 @@ class HopfieldAttention(nnx.Module):
         options = (gradient, scope, max_steps > 0, readout_beta)
         if implementation == "pallas" and options != ("implicit", "query", True, True):
             raise ValueError(
-                'implementation="pallas" needs gradient="implicit", scope="query", max_steps >= 1 '
-                f"and readout_beta=True, got {gradient!r}, {scope!r}, {max_steps} and "
-                f"{readout_beta}"
+                'implementation="pallas" requires gradient="implicit", scope="query", '
+                f"max_steps >= 1 and readout_beta=True, got {gradient!r}, {scope!r}, {max_steps} "
+                f"and {readout_beta}"
             )
         scale = (width // num_heads) ** -0.5
         self.beta = beta * scale
@@ -214,47 +198,37 @@ class HopfieldAttention(nnx.Module):
         self.key, self.value = project(), project()
         self.out = project() if output_projection else None
 
-    def keys(self, x: Tokens) -> Tokens:
-        """Returns the keys only."""
-        return self.key(x)
-
-    def queries(self, x: Tokens) -> Tokens:
-        """Returns the queries only: where retrieval starts."""
-        return x if self.query is None else self.query(x)
-
     def weights(self, x: Tokens, mask: Mask | None = None) -> Weights:
         """Returns the read-out's weight of every token for every query; each query's sum to 1."""
-        x, mask = _inputs(x, mask, self.key.in_features)
-        x = _emptied(x, mask) if self.mask_keys else x
-        query, key = (_split(part, self.num_heads) for part in (self.queries(x), self.keys(x)))
+        x, mask = _inputs(x, mask, clear=self.mask_keys)
+        key = _split(self.key(x), self.num_heads)
         # Read out from the identity, a query's value is its row of weights.
         identity = jnp.broadcast_to(jnp.eye(x.shape[1]), (*key.shape[:3], x.shape[1]))
-        return self.attend(query, key, identity, mask).values
+        return self.attend(self._queries(x), key, identity, mask).values
 
     def __call__(self, x: Tokens, mask: Mask | None = None) -> AttentionOutput:
         """Retrieves from every token, then reads the values out. `mask` is True at real tokens."""
-        x, mask = _inputs(x, mask, self.key.in_features)
-        x = _emptied(x, mask) if self.mask_keys else x
-        keys = self.keys(x)
-        query, key, value = (
-            _split(part, self.num_heads) for part in (self.queries(x), keys, self.value(x))
-        )
-        values, num_steps, _, converged = self.attend(query, key, value, mask)
+        x, mask = _inputs(x, mask, clear=self.mask_keys)
+        keys, value = self.key(x), _split(self.value(x), self.num_heads)
+        key = _split(keys, self.num_heads)
+        values, num_steps, _, converged = self.attend(self._queries(x), key, value, mask)
         # Retrieval is in float32 at least; the layer keeps its inputs' dtype.
         values = _join(values.astype(keys.dtype))
         values = values if self.out is None else self.out(values)
         return AttentionOutput(values, keys, num_steps, converged)
 
+    def _queries(self, x: Tokens) -> Heads:
+        return _split(x if self.query is None else self.query(x), self.num_heads)
+
     def attend(self, query: Heads, key: Heads, value: Heads, mask: Mask) -> hopfield.Attention:
-        """Retrieval and read-out, between the projections."""
+        """Retrieves and reads out, between the projections."""
         key_mask = mask if self.mask_keys else jnp.ones_like(mask)
         # Where keys are masked, nothing reads what padding retrieves: one step is enough. Elsewhere
         # padding is a stored pattern of the next layer.
         tol = jnp.where(mask | (not self.mask_keys), self.tol, jnp.inf)
         arrays = (query, key, value, key_mask, tol)
-        options = {"max_steps": self.max_steps, "stop": self.stop}
-        if self.max_steps > 0:
-            options["adjoint_max_steps"] = self.max_steps
+        steps = {"max_steps": self.max_steps, "adjoint_max_steps": max(1, self.max_steps)}
+        options = {**steps, "stop": self.stop}
         if self.implementation == "pallas":
             head = partial(experimental.retrieve_head, beta=self.beta, **options)
             return experimental.by_devices(_each_head(head), *arrays)
@@ -345,22 +319,15 @@ def _join(x: Heads) -> Tokens:
     return x.swapaxes(1, 2).reshape(batch, tokens, heads * head_width)
 
 
-def _check_layer(width: int, num_heads: int, rngs: nnx.Rngs) -> None:
-    check_range(1, width=width)
-    if not isinstance(num_heads, int) or num_heads < 1 or width % num_heads:
+def _check_heads(width: int, num_heads: int) -> None:
+    if num_heads < 1 or width % num_heads:
         raise ValueError(f"width {width} does not divide into {num_heads} heads")
-    if not isinstance(rngs, nnx.Rngs):
-        raise TypeError(f"rngs must be a flax.nnx.Rngs, for instance nnx.Rngs(0), got {rngs!r}")
 
 
-def _inputs(x: Tokens, mask: Mask | None, width: int) -> tuple[Tokens, Mask]:
-    x = jnp.asarray(x)
-    if x.ndim != 3 or x.shape[-1] != width:
-        raise ValueError(f"x must have shape (batch, tokens, {width}), got {x.shape}")
-    mask = check_mask(mask, x.shape[:2])
-    return x, jnp.ones(x.shape[:2], bool) if mask is None else mask
-
-
-def _emptied(x: Tokens, mask: Mask) -> Tokens:
-    """Zeros in place of padding, whose nan would reach real tokens as 0 * nan."""
-    return jnp.where(mask[..., None], x, 0)
+def _inputs(x: Tokens, mask: Mask | None, *, clear: bool = True) -> tuple[Tokens, Mask]:
+    """Checks the shapes, and zeroes padding, whose nan would reach real tokens as 0 * nan."""
+    chex.assert_rank(x, 3)
+    mask = jnp.ones(x.shape[:2], bool) if mask is None else jnp.asarray(mask)
+    chex.assert_shape(mask, x.shape[:2])
+    chex.assert_type(mask, bool)
+    return (jnp.where(mask[..., None], x, 0) if clear else jnp.asarray(x)), mask

@@ -4,9 +4,8 @@
 `hopfax.nn.encoder`.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from hopfax.nn.attention import Key, Mask, SoftmaxAttention, Tokens
-from hopfax.nn.encoder import Block, check_ids, embedding, layer_norm
+from hopfax.nn.encoder import Block, embedding, layer_norm, mean_of_real
 from hopfax.nn.functional import Functional, functional
 from hopfax.nn.precision import linear
 
@@ -26,10 +25,6 @@ def sinusoids(num_tokens: int, width: int) -> Float[np.ndarray, "tokens width"]:
     r"""Returns fixed position vectors: sines and cosines of increasing wavelengths.
 
     $$p_{t,2i} = \sin(t / 10000^{2i/d}), \qquad p_{t,2i+1} = \cos(t / 10000^{2i/d})$$
-
-    Args:
-        num_tokens: Number of positions.
-        width: Token width d.
 
     Example:
         >>> sinusoids(2, 2).round(2).tolist()
@@ -52,14 +47,11 @@ class Decoder(nnx.Module):
     Args:
         vocab_size: Number of token ids.
         num_outputs: Classes, or the vocabulary's size for a language model.
-        width: Token width, a multiple of `num_heads`.
+        width: Token width, a multiple of `num_heads`; the feed-forward is four times as wide.
         num_layers: Number of blocks.
         num_heads: Number of attention heads.
-        ff_width: Width of the feed-forward's hidden layer; None for four times `width`.
-        max_length: Maximum number of tokens of a text.
         reading: `"mean"`: one output from the mean over real tokens; `"each"`: one output per token
             (a language model).
-        causal: Whether a token attends only to itself and earlier tokens.
         norm_first: Pre-LN blocks if True, else post-LN.
         dropout: Rate during training on attention weights, attention output and the feed-forward's
             hidden layer, in [0, 1).
@@ -80,47 +72,34 @@ class Decoder(nnx.Module):
         width: int = 128,
         num_layers: int = 2,
         num_heads: int = 2,
-        ff_width: int | None = None,
-        max_length: int = 512,
         reading: Reading = "mean",
-        causal: bool = True,
         norm_first: bool = False,
         dropout: float = 0.1,
         rngs: nnx.Rngs,
     ):
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         if reading not in ("mean", "each"):
             raise ValueError(f'reading must be "mean" or "each", got {reading!r}')
         self.width = width
-        self.max_length = max_length
         self.reading: Reading = reading
         xavier = nnx.initializers.xavier_uniform()
         self.tokens = embedding(vocab_size, width, initial=xavier, rngs=rngs)
-        attention: Callable[..., SoftmaxAttention] = partial(
-            SoftmaxAttention, num_heads=num_heads, causal=causal, dropout=dropout
+        block = partial(
+            Block,
+            width,
+            attention=partial(SoftmaxAttention, num_heads=num_heads, causal=True, dropout=dropout),
+            ff_width=4 * width,
+            norm_first=norm_first,
+            dropout=dropout,
+            activation=jax.nn.relu,
+            drop_hidden=True,
+            rngs=rngs,
         )
-        self.blocks = nnx.List(
-            [
-                Block(
-                    width,
-                    attention=attention,
-                    ff_width=4 * width if ff_width is None else ff_width,
-                    norm_first=norm_first,
-                    dropout=dropout,
-                    activation=jax.nn.relu,
-                    drop_hidden=True,
-                    rngs=rngs,
-                )
-                for _ in range(num_layers)
-            ]
-        )
+        self.blocks = nnx.List([block() for _ in range(num_layers)])
         self.norm = layer_norm(width, rngs=rngs) if norm_first else None
         self.reader = linear(width, num_outputs, rngs=rngs)
 
     def embed_tokens(self, ids: Int[Array, "batch tokens"]) -> Tokens:
         """Looks up token vectors: the *token* site, before positions."""
-        ids = check_ids(ids, vocab_size=self.tokens.num_embeddings, max_length=self.max_length)
         return self.tokens(ids) * self.width**0.5
 
     def embed(self, tokens: Tokens) -> Tokens:
@@ -138,10 +117,7 @@ class Decoder(nnx.Module):
 
     def read_out(self, hidden: Tokens, mask: Mask) -> Float[Array, "batch *tokens outputs"]:
         """Computes the logits of each text, or of each of its tokens."""
-        if self.reading == "mean":
-            count = jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1)
-            hidden = jnp.sum(jnp.where(mask[..., None], hidden, 0), axis=-2) / count
-        return self.reader(hidden)
+        return self.reader(mean_of_real(hidden, mask) if self.reading == "mean" else hidden)
 
     def __call__(
         self, ids: Int[Array, "batch tokens"], mask: Mask | None = None, *, key: Key = None
@@ -152,13 +128,8 @@ class Decoder(nnx.Module):
         return self.read_out(self.decode(embeddings, mask, key=key), mask)
 
 
-def decoder(vocab_size: int, num_outputs: int, **options: object) -> Functional[Decoder]:
-    """Returns a `Decoder` as pure functions `init` and `apply`.
-
-    Args:
-        vocab_size: Number of token ids.
-        num_outputs: Classes, or the vocabulary's size for a language model.
-        **options: Options of `Decoder`.
+def decoder(vocab_size: int, num_outputs: int, **options: Any) -> Functional[Decoder]:
+    """Returns a `Decoder` with these arguments as pure functions `init` and `apply`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -167,5 +138,4 @@ def decoder(vocab_size: int, num_outputs: int, **options: object) -> Functional[
         >>> model.apply(params, jnp.ones((3, 5), int)).shape
         (3, 5, 10)
     """
-    build = partial(Decoder, vocab_size, num_outputs, **options)  # pyright: ignore[reportArgumentType]
-    return functional(lambda rngs: build(rngs=rngs))
+    return functional(lambda rngs: Decoder(vocab_size, num_outputs, **options, rngs=rngs))

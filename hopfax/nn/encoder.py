@@ -7,13 +7,11 @@ added between two stages.
 import json
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
-from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
 from hopfax.nn.attention import AttentionOutput, Key, Mask, Tokens, Weights, dropout
@@ -22,15 +20,12 @@ from hopfax.nn.precision import LayerNorm, linear
 
 Pooling = Literal["mean", "cls"]
 Site = Literal["token", "embedding"]
-Arrays = TypeVar("Arrays", bound=tuple)
 
 
 class Attention(Protocol):
     """The attention layer of a block."""
 
-    def keys(self, x: Tokens) -> Tokens:
-        """Returns the keys only."""
-        ...
+    key: Callable[[Tokens], Tokens]
 
     def weights(self, x: Tokens, mask: Mask | None = None) -> Weights:
         """Returns the weight of every token for every query."""
@@ -101,7 +96,7 @@ def embedding(
     return nnx.Embed(count, width, embedding_init=initial, promote_dtype=_unchanged, rngs=rngs)
 
 
-def _unchanged(arrays: Arrays, /, *, dtype: Any = None, inexact: bool = True) -> Arrays:
+def _unchanged(arrays: Any, /, *, dtype: Any = None, inexact: bool = True) -> Any:
     return arrays
 
 
@@ -115,50 +110,23 @@ def gelu(x: Array) -> Array:
     return 0.5 * x * (1 + jax.lax.erf(x * 0.5**0.5))
 
 
-def check_ids(
-    ids: Int[Array, "batch tokens"], *, vocab_size: int, max_length: int
-) -> Int[Array, "batch tokens"]:
-    """Checks token ids and returns them as an array.
-
-    Raises:
-        TypeError: They are not integers.
-        ValueError: Their shape is not (batch, tokens), there are more than `max_length` tokens, or
-            a concrete id is not in [0, vocab_size).
-    """
-    ids = jnp.asarray(ids)
-    if not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise TypeError(f"ids must be integers, got {ids.dtype}")
-    if ids.ndim != 2:
-        raise ValueError(f"ids must have shape (batch, tokens), got {ids.shape}")
-    if ids.shape[-1] > max_length:
-        raise ValueError(
-            f"texts must have at most max_length={max_length} tokens, got {ids.shape[-1]}"
-        )
-    if not isinstance(ids, Tracer) and ids.size:
-        # In NumPy: during tracing, even concrete arrays have traced minima.
-        values = np.asarray(ids)
-        low, high = values.min(), values.max()
-        if low < 0 or high >= vocab_size:
-            raise ValueError(f"ids must be in [0, {vocab_size}), got {low if low < 0 else high}")
-    return ids
+def mean_of_real(hidden: Tokens, mask: Mask) -> Float[Array, "batch width"]:
+    """Returns the mean over a text's real tokens, zero for a text without any."""
+    count = jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1)
+    return jnp.sum(jnp.where(mask[..., None], hidden, 0), axis=-2) / count
 
 
 class Block(nnx.Module):
     """Attention and feed-forward, each with a residual connection and a norm.
 
     Args:
-        width: Token width.
-        attention: Makes the attention layer.
-        ff_width: Width of the feed-forward's hidden layer.
-        norm_first: Norm before each part (pre-LN), or after its residual sum (post-LN).
+        width: See `Encoder`, as for all not listed here.
         dropout: Rate on the attention's output and in the feed-forward, in [0, 1). An attention
             layer with its own `dropout` is called with a key.
         activation: Activation of the feed-forward.
         drop_hidden: Whether the feed-forward's dropout applies to its hidden layer, not its output.
-        epsilon: Epsilon of the norms.
-        stop_gradient_keys: Whether the returned keys depend on this layer's parameters
-            only: a penalty on them then trains its key projection (and norm) but nothing below.
-        rngs: Random keys of the initial parameters.
+        stop_gradient_keys: Whether the returned keys depend on this layer's parameters only: a
+            penalty on them then trains its key projection (and norm) but nothing below.
     """
 
     def __init__(
@@ -202,7 +170,7 @@ class Block(nnx.Module):
         if self.stop_gradient_keys:
             isolated = jax.lax.stop_gradient(x)
             isolated = self.attention_norm(isolated) if self.norm_first else isolated
-            attended = attended._replace(keys=self.attention.keys(isolated))
+            attended = attended._replace(keys=self.attention.key(isolated))
         x = x + dropout(first, attended.values, self.dropout)
         x = x if self.norm_first else self.attention_norm(x)
         entry = self.ff_norm(x) if self.norm_first else x
@@ -215,7 +183,7 @@ class Block(nnx.Module):
 
 
 def _described(attention: Callable[..., Attention]) -> dict[str, Any]:
-    """Name and options of an attention layer's class, or of a partial of it."""
+    """Returns the name and options of an attention layer's class, or of a partial of it."""
     layer = getattr(attention, "func", attention)
     return {**getattr(attention, "keywords", {}), "name": getattr(layer, "__name__", "")}
 
@@ -240,15 +208,14 @@ class Encoder(nnx.Module):
         padding_idx: Token id whose embedding is not trained; None for none.
         embedding_norm: Whether a LayerNorm follows the sum of token and position vectors.
         epsilon: Epsilon of all norms.
-        embedding_scale: Factor on token and position vectors, > 0. The norm after them undoes it:
-            the model is the same function, but noise on its tokens is weaker by this factor.
+        embedding_scale: Factor on token and position vectors, > 0. The norm after them undoes it,
+            but noise on the tokens is weaker by this factor.
         num_types: Number of token types, whose vectors are added with the positions'; 0 for none.
         separator: Token id after which tokens have type 1, such as BERT's [SEP] between two texts;
             None gives all tokens type 0.
         position_offset: Number of the first token's position; RoBERTa starts at 2.
-        remat: Whether the backward pass recomputes each block (gradient checkpointing): it stores
-            one block and all blocks' inputs, and takes about a third longer. Requires identical
-            blocks, so no `stop_gradient_keys`.
+        remat: Whether the backward pass recomputes each block (gradient checkpointing). Requires
+            identical blocks, so no `stop_gradient_keys`.
         rngs: Random keys of the initial parameters.
 
     Attributes:
@@ -286,12 +253,8 @@ class Encoder(nnx.Module):
             name: value for name, value in locals().items() if name not in ("self", "rngs")
         }
         self.config = json.dumps({**arguments, "attention": _described(attention)})
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         if pooling not in ("mean", "cls"):
             raise ValueError(f'pooling must be "mean" or "cls", got {pooling!r}')
-        if not 0 < embedding_scale < float("inf"):
-            raise ValueError(f"embedding_scale must be > 0 and finite, got {embedding_scale}")
         if remat and stop_gradient_keys:
             raise ValueError("remat requires identical blocks, so stop_gradient_keys must be False")
         self.memory: dict[Site, Callable[[Encoder, Tokens], Tokens]] = {}  # see `with_memory`
@@ -306,32 +269,26 @@ class Encoder(nnx.Module):
         self.positions = embedding(max_length + position_offset, width, rngs=rngs)
         self.types = embedding(num_types, width, rngs=rngs) if num_types else None
         self.norm = layer_norm(width, epsilon=epsilon, rngs=rngs) if embedding_norm else None
-        self.blocks = nnx.List(
-            [
-                Block(
-                    width,
-                    attention=attention,
-                    ff_width=ff_width,
-                    norm_first=norm_first,
-                    dropout=dropout,
-                    epsilon=epsilon,
-                    stop_gradient_keys=stop_gradient_keys and number > 0,
-                    rngs=rngs,
-                )
-                for number in range(num_layers)
-            ]
+        block = partial(
+            Block,
+            width,
+            attention=attention,
+            ff_width=ff_width,
+            norm_first=norm_first,
+            dropout=dropout,
+            epsilon=epsilon,
+            rngs=rngs,
         )
+        isolated = [stop_gradient_keys and number > 0 for number in range(num_layers)]
+        self.blocks = nnx.List([block(stop_gradient_keys=each) for each in isolated])
         self.pooler = linear(width, width, rngs=rngs) if pooling == "cls" else None
         self.classifier = linear(width, num_outputs, rngs=rngs)
 
     def embed_tokens(self, ids: Int[Array, "batch tokens"]) -> Tokens:
         """Looks up token vectors: the *token* site, before positions and norm.
 
-        Raises:
-            ValueError: The texts are too long, or an id is not in [0, vocab_size). Inside `jit` the
-                vector of such an id is nan.
+        The vector of an id that is not below `vocab_size` is nan.
         """
-        ids = check_ids(ids, vocab_size=self.tokens.num_embeddings, max_length=self.max_length)
         tokens = self.embedding_scale * self.tokens(ids)
         if self.padding_idx is None:
             return tokens
@@ -350,18 +307,26 @@ class Encoder(nnx.Module):
         tokens: Tokens,
         types: Int[Array, "batch tokens"] | None = None,
         *,
-        places: Int[Array, "batch tokens"] | None = None,
+        positions: Int[Array, "batch tokens"] | None = None,
         key: Key = None,
     ) -> Tokens:
         """Adds positions and token types (default: 0), and normalises: the *embedding* site.
 
-        `places` are the numbers of the positions; by default they count from the first token.
+        By default, `positions` count from the first token.
+
+        Raises:
+            ValueError: There are more than `max_length` tokens.
         """
+        if tokens.shape[-2] > self.max_length:
+            raise ValueError(
+                f"texts must have at most max_length={self.max_length} tokens, got "
+                f"{tokens.shape[-2]}"
+            )
         if recall := self.memory.get("token"):
             tokens = recall(self, tokens)
-        if places is None:
-            places = self.position_offset + jnp.arange(tokens.shape[-2])[None]
-        embeddings = tokens + self.embedding_scale * self.positions(places)
+        if positions is None:
+            positions = self.position_offset + jnp.arange(tokens.shape[-2])[None]
+        embeddings = tokens + self.embedding_scale * self.positions(positions)
         if self.types is not None:
             types = jnp.zeros(tokens.shape[:-1], int) if types is None else types
             embeddings += self.embedding_scale * self.types(types)
@@ -415,8 +380,7 @@ class Encoder(nnx.Module):
     ) -> Float[Array, "batch outputs"]:
         """Pools the real tokens and computes the logits."""
         if self.pooler is None:
-            count = jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1)
-            pooled = jnp.sum(jnp.where(mask[..., None], hidden, 0), axis=-2) / count
+            pooled = mean_of_real(hidden, mask)
         else:
             pooled = jnp.tanh(self.pooler(hidden[:, 0]))
         return self.classifier(dropout(key, pooled, self.dropout))

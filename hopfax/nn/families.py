@@ -62,8 +62,6 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": partial(jax.nn.gelu, approximate=False),
     "gelu_new": jax.nn.gelu,
     "gelu_pytorch_tanh": jax.nn.gelu,
-    "relu": jax.nn.relu,
-    "silu": jax.nn.silu,
 }
 
 
@@ -96,15 +94,13 @@ def gpt2(config: Config) -> Forward:
     norm = partial(_layer_norm, eps=config["layer_norm_eps"])
     activation = config.choose("hidden_act", _ACTIVATIONS)
     heads = partial(_split, head_width=config.head_width)
-    scale = config.head_width**-0.5 if config.get("scale_attn_weights", True) else 1.0
-    by_layer = config.get("scale_attn_by_inverse_layer_idx", False)
-    scales = [scale / (1 + by_layer * layer) for layer in range(config["num_hidden_layers"])]
+    scale = config.head_width**-0.5
 
     def forward(params: Params, embeddings: Array, mask: Array, types: Array) -> Output:
         allowed = mask & (_distances(mask) >= 0)
         x = embeddings + rows(params["positions"], _positions(mask))
 
-        def block(x: Array, p: Params, scale: Array) -> Array:
+        def block(x: Array, p: Params, _: None) -> Array:
             h = _linear(p["qkv"], norm(p["attention_norm"], x))
             query, keys, values = (heads(part) for part in jnp.split(h, 3, axis=-1))
             mixed = _attend(query, keys, values, allowed, scale=scale)
@@ -113,7 +109,7 @@ def gpt2(config: Config) -> Forward:
             return x + _linear(p["ff_out"], hidden)
 
         final = partial(norm, params["norm"])
-        states = _hidden_states(block, x, params["layers"], jnp.array(scales), final=final)
+        states = _hidden_states(block, x, params["layers"], final=final)
         return _logits(params, states[-1]), states
 
     return forward
@@ -191,7 +187,7 @@ def _attend(
     values: Float[Array, "tokens groups head"],
     allowed: Bool[Array, "#tokens tokens"],
     *,
-    scale: float | Array,
+    scale: float,
     cap: float | None = None,
 ) -> Float[Array, "tokens width"]:
     """Softmax attention in float32 at least; equal groups of heads share keys and values."""
@@ -241,7 +237,7 @@ def rows(p: Params, ids: Int[Array, "..."]) -> Float[Array, "... width"]:
 
 
 def _logits(params: Params, x: Array) -> Array:
-    return x @ params.get("head", params["tokens"])["weight"].T
+    return x @ params["tokens"]["weight"].T
 
 
 def _linear(p: Params, x: Array) -> Array:

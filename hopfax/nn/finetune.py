@@ -14,7 +14,6 @@ from hopfax.nn.families import encoder_positions
 from hopfax.nn.functional import Functional, Params, functional
 from hopfax.nn.pretrained import Pretrained, PretrainedOutput
 
-_FAMILIES = ("bert", "roberta")
 # Modules of a `Block`'s attention, by their names in a loaded layer; others have the same name.
 _ATTENTION = {"query": "query", "key": "key", "value": "value", "attention_out": "out"}
 _BLOCK = ("attention_norm", "ff_in", "ff_out", "ff_norm")
@@ -27,7 +26,6 @@ def text_classifier(
     attention: type[Attention] = SoftmaxAttention,
     dropout: float = 0.1,
     separator: int | None = None,
-    remat: bool = False,
     **options: Any,
 ) -> Functional[Encoder]:
     """Returns a loaded encoder with mean pooling and a new classifier, to fine-tune.
@@ -35,11 +33,9 @@ def text_classifier(
     Args:
         pretrained: BERT or RoBERTa, from `load_pretrained`.
         num_outputs: Classes, or 1 for regression and for scoring choices.
-        attention: Class of the attention layers, which take over the loaded projections: for
-            instance `HopfieldAttention`.
+        attention: Class of the attention layers, which get the loaded projections.
         dropout: Rate during training, in [0, 1); also on attention weights in `SoftmaxAttention`.
         separator: Id of the token between two texts, for BERT's token types; see `Encoder`.
-        remat: Whether the backward pass recomputes each layer, see `Encoder`.
         **options: Options of the attention layers, such as `beta`.
 
     Returns:
@@ -47,8 +43,7 @@ def text_classifier(
         and `apply`.
 
     Raises:
-        ValueError: The model is not an encoder, its activation is not GELU, or an option is out of
-            range.
+        ValueError: The model is not an encoder, or its activation is not GELU.
 
     Example:
         >>> model = load_pretrained("all-MiniLM-L6-v2")  # doctest: +SKIP
@@ -56,15 +51,13 @@ def text_classifier(
         >>> params = classifier.init(jax.random.key(0))  # doctest: +SKIP
     """
     config = pretrained.config
-    if config.get("model_type") not in _FAMILIES:
-        raise ValueError(
-            f"a text classifier requires {' or '.join(_FAMILIES)}, got {config.get('model_type')!r}"
-        )
+    if config["model_type"] not in ("bert", "roberta"):
+        raise ValueError(f"a text classifier requires bert or roberta, got {config['model_type']}")
     if config["hidden_act"] != "gelu":
         raise ValueError(f'hidden_act must be "gelu", got {config["hidden_act"]!r}')
     if issubclass(attention, SoftmaxAttention):
         options = {"dropout": dropout, **options}
-    offset = config["pad_token_id"] + 1 if config["model_type"] == "roberta" else 0
+    offset = config["max_position_embeddings"] - pretrained.max_length
     vocabulary, width = pretrained.table.shape
     num_types = len(pretrained.params["types"]["weight"])
     ff_width = pretrained.params["layers"]["ff_in"]["weight"].shape[-1]
@@ -77,14 +70,13 @@ def text_classifier(
             width=width,
             num_layers=config["num_hidden_layers"],
             ff_width=ff_width,
-            max_length=config["max_position_embeddings"] - offset,
+            max_length=pretrained.max_length,
             norm_first=False,
             dropout=dropout,
             epsilon=config["layer_norm_eps"],
             num_types=num_types,
             separator=separator,
             position_offset=offset,
-            remat=remat,
             rngs=rngs,
         )
 
@@ -128,8 +120,8 @@ def replace_attention(
     unused = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes["classifier"])
 
     def run(network: Encoder, embeddings: Tokens, types: Array, mask: Mask) -> PretrainedOutput:
-        places = jax.vmap(partial(encoder_positions, first=network.position_offset))(mask)
-        states = [network.embed(embeddings, types, places=places)]
+        positions = jax.vmap(partial(encoder_positions, first=network.position_offset))(mask)
+        states = [network.embed(embeddings, types, positions=positions)]
         for block in network.blocks:
             states.append(block(states[-1], mask).values)
         return PretrainedOutput(states[-1], jnp.stack(states))
@@ -146,8 +138,6 @@ def replace_attention(
         token_types: Int[Array, "batch tokens"] | None = None,
         params: Params = pretrained.params,
     ) -> PretrainedOutput:
-        # Shapes are checked as by the loaded model.
-        jax.eval_shape(partial(pretrained.forward, token_types=token_types), embeddings, mask)
         types = jnp.zeros(jnp.shape(mask), int) if token_types is None else token_types
         return compiled(params, jnp.asarray(embeddings), jnp.asarray(types), jnp.asarray(mask) != 0)
 

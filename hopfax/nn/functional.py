@@ -1,8 +1,4 @@
-"""Modules as functions of a plain dict of parameters: the only file that splits and merges.
-
-Outside of a model's own methods, parameters are nested dicts of arrays, which every JAX transform
-takes as they are.
-"""
+"""Modules as functions of nested dicts of parameters: the only file that splits and merges."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -22,8 +18,7 @@ class Functional(NamedTuple, Generic[Module]):
     Attributes:
         init: `init(key) -> params`; `vmap` it over keys for several seeds at once.
         apply: `apply(params, *inputs, method="__call__", **options)` calls the module with these
-            parameters. `method` is the name of one of its methods, or a function that takes the
-            module first.
+            parameters. `method` is the name of a method, or a function that takes the module first.
     """
 
     init: Callable[[PRNGKeyArray], Params]
@@ -34,11 +29,7 @@ def functional(build: Callable[[nnx.Rngs], Module]) -> Functional[Module]:
     """Turns the module that `build` makes into pure functions.
 
     Args:
-        build: Makes the module, with all parameters drawn from the given rngs. Parameters must be
-            its only state.
-
-    Returns:
-        Its `init` and `apply`.
+        build: Makes the module, whose only state is parameters drawn from the given rngs.
 
     Example:
         >>> import jax
@@ -72,8 +63,7 @@ def scan_modules(
 ) -> tuple[Any, Any]:
     """Calls modules of one kind in sequence, with rematerialization in the backward pass.
 
-    A scan over their stacked parameters, with the memory of the carries and of one call, and one
-    compilation for all. (XLA's compiler for CPUs undoes `jax.checkpoint` without a loop.)
+    The memory is that of the carries and of one call.
 
     Args:
         fn: `fn(module, carry, number) -> (carry, output)`.
@@ -95,19 +85,21 @@ def scan_modules(
     params = [nnx.to_pure_dict(nnx.split(module, nnx.Param)[1]) for module in modules]
 
     @jax.checkpoint
-    def body(carry: Any, at: tuple[Array, Params]) -> tuple[Any, Any]:
-        number, params = at
+    def body(carry: Any, layer: tuple[Array, Params]) -> tuple[Any, Any]:
+        number, params = layer
         return fn(nnx.merge(graphdef, params), carry, number)
 
+    # XLA's compiler for CPUs undoes `jax.checkpoint` without a loop.
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
     return jax.lax.scan(body, carry, (jnp.arange(len(modules)), stacked))
 
 
-def num_params(params: Params) -> int:
-    """Returns the number of scalars in a tree of parameters.
+def named_leaves(params: Params, separator: str = ".") -> dict[str, Any]:
+    """Returns the leaves by their paths, in the order of `jax.tree.leaves`.
 
     Example:
-        >>> num_params({"kernel": jnp.ones((3, 2)), "bias": jnp.ones(2)})
-        8
+        >>> named_leaves({"norm": {"scale": 1.0}, "blocks": {0: {"bias": 0.0}}})
+        {'blocks.0.bias': 0.0, 'norm.scale': 1.0}
     """
-    return sum(leaf.size for leaf in jax.tree.leaves(params))
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {jax.tree_util.keystr(p, simple=True, separator=separator): leaf for p, leaf in leaves}

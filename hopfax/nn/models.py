@@ -1,12 +1,10 @@
 """The papers' models, and the three presets of Robertha."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any
-
-from flax import nnx
 
 from hopfax.fixed_point import Gradient, Stop
 from hopfax.nn.attention import HopfieldAttention, Implementation, Scope, SoftmaxAttention
@@ -36,22 +34,12 @@ class Preset:
     | embedding of [PAD] | trained | frozen | trained |
 
     Attributes:
-        num_heads: Number of attention heads.
-        norm_first: Pre-LN if True, else post-LN.
-        query_projection: Whether there is a W_Q.
-        output_projection: Whether there is a W_O.
-        embedding_norm: Whether a LayerNorm follows the sum of token and position vectors.
-        bias: Whether the attention's projections have biases.
-        readout_beta: Whether the read-out uses beta; otherwise 1.
+        num_heads: See `HopfieldAttention`, as for all not listed here.
+        norm_first: See `Encoder`, as for `embedding_norm`, `padding_idx` and `dropout`.
         mask_keys: Whether the stored patterns and the ESR spectrum leave out padding.
-        stop: Convergence measure of the iteration.
-        scope: Whether queries stop independently or the whole batch at once.
-        gradient: Through the fixed point, or through the iterates.
         stop_gradient_keys: Whether a layer's ESR trains only its own W_K and norm and, in the first
             layer, the embeddings.
-        padding_idx: Token id whose embedding is not trained, or None.
         esr_in_nats: Whether ESR compares H with alpha log d, rather than H/log d with alpha.
-        dropout: Rate during training.
     """
 
     num_heads: int = 2
@@ -95,6 +83,8 @@ _PRESETS = {
     ),
 }
 PRESETS: Mapping[str, Preset] = MappingProxyType(_PRESETS)  # read-only
+# The other fields, but `esr_in_nats`, are options of the attention.
+_OF_ENCODER = ("norm_first", "embedding_norm", "stop_gradient_keys", "padding_idx", "dropout")
 
 
 def find_preset(name: str) -> Preset:
@@ -114,24 +104,20 @@ def tinybert(
 ) -> Functional[Encoder]:
     """A BERT of TinyBERT's shape: softmax attention, post-LN, [CLS] through a tanh layer.
 
-    Dropout applies to embeddings, attention probabilities, attention output, feed-forward output
-    and the pooled vector.
-
     Args:
         vocab_size: Number of token ids.
         num_outputs: Classes, or 1 for regression and for scoring choices.
         num_heads: Number of attention heads.
-        **options: Options of `Encoder`: sizes, `dropout` (0.1), `epsilon` (1e-12), `pooling`
-            ("cls").
+        **options: Options of `Encoder`: sizes, `dropout` (0.1, on attention weights too),
+            `epsilon` (1e-12), `pooling` ("cls").
 
     Example:
         >>> import jax
-        >>> from hopfax.nn import num_params
         >>> model = tinybert(10, 2, width=8, ff_width=16, num_layers=1, max_length=8)
-        >>> num_params(jax.eval_shape(model.init, jax.random.key(0)))
-        850
+        >>> jax.eval_shape(model.init, jax.random.key(0))["pooler"]["kernel"].shape
+        (8, 8)
     """
-    return bert(Encoder, vocab_size, num_outputs, num_heads=num_heads, **options)
+    return _bert(Encoder, vocab_size, num_outputs, num_heads=num_heads, **options)
 
 
 def universal_bert(
@@ -151,20 +137,17 @@ def universal_bert(
         >>> jax.eval_shape(model.init, jax.random.key(0))["steps"]["embedding"].shape
         (4, 8)
     """
-    return bert(UniversalEncoder, vocab_size, num_outputs, num_heads=num_heads, **options)
+    return _bert(UniversalEncoder, vocab_size, num_outputs, num_heads=num_heads, **options)
 
 
-def bert(
+def _bert(
     kind: type[Encoder], vocab_size: int, num_outputs: int, *, num_heads: int, **options: Any
 ) -> Functional[Encoder]:
-    """An encoder with softmax attention, post-LN and [CLS], unless an option says otherwise."""
-    shape = {"norm_first": False, "pooling": "cls", "epsilon": 1e-12, "dropout": 0.1, **options}
-    attention = partial(SoftmaxAttention, num_heads=num_heads, dropout=shape["dropout"])
-
-    def build(rngs: nnx.Rngs) -> Encoder:
-        return kind(vocab_size, num_outputs, attention=attention, rngs=rngs, **shape)
-
-    return functional(build)
+    options = {"norm_first": False, "pooling": "cls", "epsilon": 1e-12, "dropout": 0.1, **options}
+    attention = partial(SoftmaxAttention, num_heads=num_heads, dropout=options["dropout"])
+    return functional(
+        lambda rngs: kind(vocab_size, num_outputs, attention=attention, rngs=rngs, **options)
+    )
 
 
 def robertha(
@@ -200,37 +183,19 @@ def robertha(
         >>> sorted(params["blocks"][0]["attention"])  # the paper's text has no W_Q and no W_O
         ['key', 'value']
     """
-    preset = find_preset(preset) if isinstance(preset, str) else preset
+    options = asdict(find_preset(preset) if isinstance(preset, str) else preset)
+    del options["esr_in_nats"]  # of the objective
+    encoder = {name: options.pop(name) for name in _OF_ENCODER}
     attention = partial(
         HopfieldAttention,
-        num_heads=preset.num_heads,
         beta=beta,
         tol=tol,
         max_steps=max_steps,
-        stop=preset.stop,
-        scope=preset.scope,
-        gradient=preset.gradient,
-        mask_keys=preset.mask_keys,
-        query_projection=preset.query_projection,
-        output_projection=preset.output_projection,
-        bias=preset.bias,
-        readout_beta=preset.readout_beta,
         implementation=implementation,
+        **options,
     )
-
-    def build(rngs: nnx.Rngs) -> Encoder:
-        return Encoder(
-            vocab_size,
-            num_outputs,
-            attention=attention,
-            norm_first=preset.norm_first,
-            embedding_norm=preset.embedding_norm,
-            pooling="mean",
-            dropout=preset.dropout,
-            stop_gradient_keys=preset.stop_gradient_keys,
-            padding_idx=preset.padding_idx,
-            rngs=rngs,
-            **sizes,
+    return functional(
+        lambda rngs: Encoder(
+            vocab_size, num_outputs, attention=attention, rngs=rngs, **encoder, **sizes
         )
-
-    return functional(build)
+    )

@@ -1,7 +1,7 @@
 """Models whose blocks compute in bfloat16, their parameters kept in float32."""
 
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +12,12 @@ from hopfax.cpu import flat_dot_general
 from hopfax.nn.functional import Functional, Module, Params
 
 Precision = Literal["float32", "bfloat16"]
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 class Linear(nnx.Linear):
     """`nnx.Linear` in its kernel's precision, with the bias added in the bias's own.
 
-    The gradient of a bias is a sum over all tokens of a batch, and a sum in bfloat16 stops growing:
-    8192 ones make 2048 on CPU. Products do not need this, they are summed in float32.
+    The gradient of a bias is a sum over all tokens of a batch, and a sum in bfloat16 stops growing.
     """
 
     def __init__(self, *sizes: int, **options: Any):
@@ -53,23 +51,22 @@ def _promote_matrices(arrays: Any, /, *, dtype: Any = None, inexact: bool = True
 
 
 def with_precision(model: Functional[Module], precision: Precision) -> Functional[Module]:
-    """The same model with its blocks in another precision; `init` is untouched.
+    """Returns the same model with its blocks in another precision; `init` is untouched.
 
     With `"bfloat16"`, inside the blocks:
 
     | in bfloat16 | in float32 |
     |---|---|
-    | projections, feed-forward, residual sums, dropout | LayerNorm, the adding of biases |
+    | projections, feed-forward, residual sums, dropout | LayerNorm, addition of biases |
     | the mixing of values | scores, their matrix K Kᵀ, softmax, retrieval and its adjoint |
-    | keys as they are reported | their spectrum, and so ESR |
+    | the returned keys | their spectrum, and so ESR |
 
-    Before and after the blocks everything is in float32: embeddings (noise on them too), their
-    LayerNorm, pooling, logits, loss. So are parameters, gradients and the optimizer's state:
-    `apply` casts the blocks' matrices on their way in, and their gradients are cast back.
+    Everything outside the blocks is in float32, and so are parameters and gradients: `apply` casts
+    the blocks' matrices.
 
     Args:
-        model: An `Encoder` or `Decoder` taken apart.
-        precision: `"float32"` returns the model as it is.
+        model: An `Encoder` or `Decoder` as functions.
+        precision: `"bfloat16"`, or `"float32"` for the model itself.
 
     Raises:
         ValueError: If `precision` is neither of the two.
@@ -83,8 +80,8 @@ def with_precision(model: Functional[Module], precision: Precision) -> Functiona
         >>> output.encoding.keys.dtype.name, output.logits.dtype.name
         ('bfloat16', 'float32')
     """
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision must be {' or '.join(PRECISIONS)}, got {precision!r}")
+    if precision not in ("float32", "bfloat16"):
+        raise ValueError(f"precision must be float32 or bfloat16, got {precision!r}")
     if precision == "float32":
         return model
 

@@ -1,27 +1,24 @@
 """Loads BERT, RoBERTa, GPT-2 and Gemma-2 from folders in the Hugging Face layout.
 
 References:
-    Layout and names: https://github.com/huggingface/transformers; file format:
-    https://github.com/huggingface/safetensors.
+    Layout and names: https://github.com/huggingface/transformers.
 """
 
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from hopfax.hub import model_folder
 from hopfax.nn.families import Config, Forward, encoder, gemma2, gpt2, rows
 from hopfax.nn.functional import Params
+from hopfax.nn.tensor_files import Shape, Stored, mismatches, read_json, read_stack, stored_tensors
 
 
 class PretrainedOutput(NamedTuple):
@@ -50,7 +47,7 @@ class Pretrained(NamedTuple):
         config: Contents of `config.json`.
         table: Token embeddings as stored, (vocabulary, width).
         params: Parameters, those of all layers stacked along the first axis.
-        unused: Names of stored tensors that are not part of the model: heads, poolers, buffers.
+        max_length: Maximum number of tokens of a text.
     """
 
     embed: Callable[..., Float[Array, "batch tokens width"]]
@@ -58,22 +55,22 @@ class Pretrained(NamedTuple):
     config: dict[str, Any]
     table: Float[Array, "vocabulary width"]
     params: Params
-    unused: tuple[str, ...]
+    max_length: int
 
 
-def load_pretrained(
-    folder: str | os.PathLike[str], *, dtype: DTypeLike = jnp.float32
-) -> Pretrained:
+def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
     """Loads a model in the Hugging Face layout: BERT, RoBERTa, GPT-2 or Gemma-2.
 
     Positions count from the first real token, RoBERTa's count real tokens: padding on either side
-    changes nothing. Softmax and norms compute in float32 at least. On GPUs, JAX may round the
-    inputs of float32 products, see `jax.default_matmul_precision`.
+    changes nothing. On GPUs, JAX may round the inputs of float32 products, see
+    `jax.default_matmul_precision`.
+
+    Parameters are in float32. Files are mapped into memory: loading takes at most 1.3 times the
+    parameters' memory. To compute in bfloat16 (softmax and norms in float32), pass such `params`.
 
     Args:
         folder: Folder with `config.json` and `model.safetensors`, or with shards and
             `model.safetensors.index.json`; or a name on the Hugging Face hub.
-        dtype: Dtype of parameters, hidden states and output: float32 or bfloat16.
 
     Returns:
         The model's `embed` and `forward`, its configuration and its parameters. `forward` is
@@ -93,19 +90,16 @@ def load_pretrained(
         >>> encoded.output.shape, encoded.hidden_states.shape  # doctest: +SKIP
         ((1, 3, 384), (7, 1, 3, 384))
     """
-    dtype = jnp.dtype(dtype)
-    if dtype not in (jnp.float32, jnp.bfloat16):
-        raise ValueError(f"dtype must be float32 or bfloat16, got {dtype}")
     folder = model_folder(folder)
-    raw = _read_json(folder / "config.json")
+    raw = read_json(folder / "config.json")
     try:
         family, config = _find_family(raw)
         run, leaves = family.build(config), _leaves(family, config)
         width = config["hidden_size"]
-        max_tokens = config["max_position_embeddings"] - config.first_position
+        max_length = config["max_position_embeddings"] - config.first_position
     except ValueError as error:
         raise ValueError(f"{folder / 'config.json'}: {error}") from error
-    params, unused = _load_params(folder, leaves, family, dtype)
+    params = _load_params(folder, leaves, family)
 
     def embed(ids: Int[Array, "batch tokens"], *, params: Params = params) -> Array:
         tokens = rows(params["tokens"], jnp.asarray(ids))
@@ -120,21 +114,16 @@ def load_pretrained(
         token_types: Int[Array, "batch tokens"] | None = None,
         params: Params = params,
     ) -> PretrainedOutput:
-        shape = jnp.shape(embeddings)
-        if len(shape) != 3 or shape[2] != width:
-            raise ValueError(f"embeddings must have shape (batch, tokens, {width}), got {shape}")
-        for name, array in (("mask", mask), ("token_types", token_types)):
-            if array is not None and jnp.shape(array) != shape[:2]:
-                raise ValueError(f"{name} must have shape {shape[:2]}, got {jnp.shape(array)}")
-        if shape[1] > max_tokens:
-            raise ValueError(f"texts must have at most {max_tokens} tokens, got {shape[1]}")
-        if token_types is not None and "types" not in params:
-            raise ValueError(f"token_types must be None for {raw['model_type']}")
-        types = jnp.zeros(shape[:2], int) if token_types is None else jnp.asarray(token_types)
         embeddings = jnp.asarray(embeddings, params["tokens"]["weight"].dtype)
-        return PretrainedOutput(*run_batch(params, embeddings, jnp.asarray(mask) != 0, types))
+        real = jnp.asarray(mask) != 0
+        chex.assert_shape(embeddings, (*real.shape, width))
+        if real.shape[1] > max_length:
+            raise ValueError(f"texts must have at most {max_length} tokens, got {real.shape[1]}")
+        types = jnp.zeros(real.shape, int) if token_types is None else jnp.asarray(token_types)
+        chex.assert_equal_shape([types, real])
+        return PretrainedOutput(*run_batch(params, embeddings, real, types))
 
-    return Pretrained(embed, forward, raw, params["tokens"]["weight"], params, unused)
+    return Pretrained(embed, forward, raw, params["tokens"]["weight"], params, max_length)
 
 
 # -- Families --------------------------------------------------------------------------------------
@@ -165,7 +154,6 @@ _GPT2: _Table = (
     ("h.{}.mlp.c_fc", "layers/ff_in", "width ff"),
     ("h.{}.mlp.c_proj", "layers/ff_out", "ff width"),
     ("ln_f", "norm", "width"),
-    ("lm_head", "head", "vocab width"),
 )
 _GEMMA2: _Table = (
     ("embed_tokens", "tokens", "vocab width"),
@@ -181,10 +169,9 @@ _GEMMA2: _Table = (
     ("layers.{}.mlp.down_proj", "layers/ff_out", "ff width"),
     ("layers.{}.post_feedforward_layernorm", "layers/ff_out_norm", "width"),
     ("norm", "norm", "width"),
-    ("lm_head", "head", "vocab width"),
 )
 # Without a bias and stored as they are used in every family.
-_EMBEDDINGS = ("tokens", "positions", "types", "head")
+_EMBEDDINGS = ("tokens", "positions", "types")
 _RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
@@ -194,7 +181,7 @@ class _Family(NamedTuple):
     Attributes:
         build: Returns the forward pass for a configuration.
         table: Tensors of the model.
-        unused: Patterns of tensors that are not part of it; a tied head is stored by some files.
+        unused: Patterns of tensors that are not part of it: heads, poolers, buffers.
         prefix: Start of the names in files that are saved with a head.
         settings: The family's names of settings.
         fixed: Settings of which one value is supported.
@@ -238,7 +225,12 @@ _FAMILIES = {
             "layer_norm_eps": "layer_norm_epsilon",
             "hidden_act": "activation_function",
         },
-        fixed={"add_cross_attention": False},
+        fixed={
+            "add_cross_attention": False,
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "tie_word_embeddings": True,
+        },
         transposed=False,
     ),
     "gemma2": _Family(
@@ -247,7 +239,11 @@ _FAMILIES = {
         unused=("layers.*.self_attn.rotary_emb.inv_freq", "lm_head.weight"),
         prefix="model.",
         settings={"hidden_act": "hidden_activation"},
-        fixed={"attention_bias": False, "use_bidirectional_attention": False},
+        fixed={
+            "attention_bias": False,
+            "use_bidirectional_attention": False,
+            "tie_word_embeddings": True,
+        },
         biases=False,
         scaled=True,
     ),
@@ -271,7 +267,7 @@ class _Leaf(NamedTuple):
 
     path: str
     names: list[str]
-    shape: tuple[int, ...]
+    shape: Shape
     transposed: bool
 
 
@@ -289,8 +285,6 @@ def _leaves(family: _Family, config: Config) -> list[_Leaf]:
     }
     leaves = []
     for module, path, dims in family.table:
-        if path == "head" and config.get("tie_word_embeddings", True):
-            continue
         layers = config["num_hidden_layers"] if "{}" in module else 1
         names = [module.format(layer) for layer in range(layers)]
         shape = tuple(sizes[name] for name in dims.split())
@@ -303,125 +297,40 @@ def _leaves(family: _Family, config: Config) -> list[_Leaf]:
     return leaves
 
 
-class _Stored(NamedTuple):
-    """A tensor of a file."""
-
-    path: Path
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-
 _FLOATS = ("F64", "F32", "F16", "BF16")
-_CHUNK = 2**22  # bytes that are read at once
 
 
-def _load_params(
-    folder: Path, leaves: Sequence[_Leaf], family: _Family, dtype: np.dtype
-) -> tuple[Params, tuple[str, ...]]:
-    stored, unused = _match(folder, leaves, family)
+def _load_params(folder: Path, leaves: Sequence[_Leaf], family: _Family) -> Params:
+    stored = _match(folder, leaves, family)
     params: Params = {}
     for leaf in leaves:
         *modules, name = leaf.path.split("/")
-        place = params
+        parent = params
         for module in modules:
-            place = place.setdefault(module, {})
-        stack = _read([stored[n] for n in leaf.names], dtype, transposed=leaf.transposed)
+            parent = parent.setdefault(module, {})
+        stack = read_stack([stored[n] for n in leaf.names], transposed=leaf.transposed)
         # On a CPU, JAX takes over aligned memory without a copy.
-        place[name] = jax.device_put(stack if modules[0] == "layers" else stack[0])
-    return params, unused
+        parent[name] = jax.device_put(stack if modules[0] == "layers" else stack[0])
+    return params
 
 
-def _match(
-    folder: Path, leaves: Sequence[_Leaf], family: _Family
-) -> tuple[dict[str, _Stored], tuple[str, ...]]:
+def _match(folder: Path, leaves: Sequence[_Leaf], family: _Family) -> dict[str, Stored]:
     """Pairs names in the tables with tensors one to one; an error lists all that do not fit."""
-    shapes = {name: leaf.shape for leaf in leaves for name in leaf.names}
-    matched: dict[str, _Stored] = {}
-    unused, problems = [], []
-    for tensor in _stored_tensors(folder):
+    stored: dict[str, Stored] = {}
+    problems = []
+    for tensor in stored_tensors(folder):
         name = tensor.name.removeprefix(family.prefix)
         for old, new in _RENAMED.items():
             name = name.replace(old, new)
-        if name in matched:
-            problems.append(f"{matched[name].name} and {tensor.name} are the same tensor")
-        elif name in shapes:
-            matched[name] = tensor
-            if tensor.shape != shapes[name]:
-                problems.append(f"{tensor.name} must have shape {shapes[name]}, got {tensor.shape}")
-            if tensor.dtype not in _FLOATS:
-                problems.append(f"{tensor.name} must be {', '.join(_FLOATS)}, got {tensor.dtype}")
-        elif any(fnmatchcase(name, pattern) for pattern in family.unused):
-            unused.append(tensor.name)
-        else:
-            problems.append(f"unknown tensor {tensor.name}")
-    problems += [f"missing tensor {name}" for name in shapes if name not in matched]
+        if any(fnmatchcase(name, pattern) for pattern in family.unused):
+            continue
+        if name in stored:
+            problems.append(f"{stored[name].name} and {tensor.name} are the same tensor")
+        if tensor.dtype not in _FLOATS:
+            problems.append(f"{tensor.name} must be {', '.join(_FLOATS)}, got {tensor.dtype}")
+        stored[name] = tensor
+    expected = {name: leaf.shape for leaf in leaves for name in leaf.names}
+    problems += mismatches({name: tensor.shape for name, tensor in stored.items()}, expected)
     if problems:
         raise ValueError(f"{folder}: {'; '.join(problems)}")
-    return matched, tuple(unused)
-
-
-def _stored_tensors(folder: Path) -> list[_Stored]:
-    path, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if path.exists():
-        paths = [path]
-    elif index.exists():
-        paths = [
-            folder / name for name in sorted(set(_read_json(index).get("weight_map", {}).values()))
-        ]
-    else:
-        raise FileNotFoundError(f"{folder} has no {path.name} and no {index.name}")
-    tensors = []
-    for path in paths:
-        with _open(path) as file:
-            for name in file.keys():  # noqa: SIM118 (no dict)
-                part = file.get_slice(name)
-                tensors.append(_Stored(path, name, tuple(part.get_shape()), part.get_dtype()))
-    return tensors
-
-
-def _read(tensors: Sequence[_Stored], dtype: np.dtype, *, transposed: bool) -> np.ndarray:
-    """Reads tensors of one shape, stacked; takes the memory of the result and of two chunks."""
-    shape = tensors[0].shape[::-1] if transposed else tensors[0].shape
-    stack = _aligned((len(tensors), *shape), dtype)
-    for tensor, part in zip(tensors, stack, strict=True):
-        target = part.T if transposed else part
-        step = max(1, _CHUNK // target[:1].nbytes)
-        for start in range(0, len(target), step):
-            end = min(start + step, len(target))
-            # Mapped pages count as memory of the process until the file is closed.
-            with _open(tensor.path) as file:
-                target[start:end] = file.get_slice(tensor.name)[start:end]
-    return stack
-
-
-def _aligned(shape: tuple[int, ...], dtype: np.dtype, *, bytes: int = 64) -> np.ndarray:
-    size = int(np.prod(shape)) * dtype.itemsize
-    memory = np.empty(size + bytes, np.uint8)
-    start = -memory.ctypes.data % bytes
-    return memory[start : start + size].view(dtype).reshape(shape)
-
-
-@contextmanager
-def _open(path: Path) -> Iterator[Any]:
-    """Maps a file into memory."""
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ModuleNotFoundError as error:
-        message = 'safetensors is not installed: pip install "hopfax[pretrained]"'
-        raise ModuleNotFoundError(message, name="safetensors") from error
-    try:
-        with safe_open(path, framework="numpy") as file:
-            yield file
-    except SafetensorError as error:
-        raise ValueError(f"{path} is incomplete or not a safetensors file: {error}") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not a JSON file: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} must contain an object, got {type(value).__name__}")
-    return value
+    return stored

@@ -5,7 +5,7 @@ import re
 import zipfile
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,24 +13,25 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from hopfax.nn.encoder import Encoder
-from hopfax.nn.functional import Functional, Params
+from hopfax.nn.functional import Functional, Params, named_leaves
 from hopfax.nn.models import robertha
+from hopfax.nn.tensor_files import Shape, mismatches
 
-# Name in the state dict, path in the model, and the model's name for `weight`.
-_PARTS = (
-    ("token_embeddings", "tokens", "embedding"),
-    ("position_embeddings", "positions", "embedding"),
-    ("layer_norm", "norm", "scale"),
-    ("layer_norms.{}", "blocks/{}/attention_norm", "scale"),
-    ("hopfield_layers.{}.W_query", "blocks/{}/attention/query", "kernel"),
-    ("hopfield_layers.{}.W_key", "blocks/{}/attention/key", "kernel"),
-    ("hopfield_layers.{}.W_value", "blocks/{}/attention/value", "kernel"),
-    ("hopfield_layers.{}.W_out", "blocks/{}/attention/out", "kernel"),
-    ("ffn_norms.{}", "blocks/{}/ff_norm", "scale"),
-    ("ffn_layers.{}.linear1", "blocks/{}/ff_in", "kernel"),
-    ("ffn_layers.{}.linear2", "blocks/{}/ff_out", "kernel"),
-    ("classifier", "classifier", "kernel"),
-)
+# Modules of the model, and their names in the state dict.
+_MODULES = {
+    "tokens": "token_embeddings",
+    "positions": "position_embeddings",
+    "norm": "layer_norm",
+    "blocks.{}.attention_norm": "layer_norms.{}",
+    "blocks.{}.attention.query": "hopfield_layers.{}.W_query",
+    "blocks.{}.attention.key": "hopfield_layers.{}.W_key",
+    "blocks.{}.attention.value": "hopfield_layers.{}.W_value",
+    "blocks.{}.attention.out": "hopfield_layers.{}.W_out",
+    "blocks.{}.ff_norm": "ffn_norms.{}",
+    "blocks.{}.ff_in": "ffn_layers.{}.linear1",
+    "blocks.{}.ff_out": "ffn_layers.{}.linear2",
+    "classifier": "classifier",
+}
 
 
 class ReleasedOutput(NamedTuple):
@@ -113,10 +114,25 @@ def load_released(path: str | os.PathLike[str]) -> Released:
     """
     arrays = _read(path)
     weights = {name[2:]: value for name, value in arrays.items() if name.startswith("w:")}
-    beta = float(arrays.get("beta", 15.0))
-    max_steps = int(arrays.get("max_iterations", 50))
+    layers = {m[1] for name in weights if (m := re.match(r"hopfield_layers\.(\d+)\.", name))}
+
+    def matrix(module: str) -> tuple[int, ...]:
+        shape = weights[f"{module}.weight"].shape if f"{module}.weight" in weights else ()
+        return shape if len(shape) == 2 else (1, 1)  # `import_params` raises the error
+
+    vocab_size, width = matrix("token_embeddings")
+    model = robertha(
+        vocab_size,
+        matrix("classifier")[0],
+        preset="released",
+        beta=float(arrays.get("beta", 15.0)),
+        max_steps=int(arrays.get("max_iterations", 50)),
+        width=width,
+        num_layers=max(1, len(layers)),
+        ff_width=matrix("ffn_layers.0.linear1")[0],
+        max_length=matrix("position_embeddings")[0],
+    )
     try:
-        model = _model_for(weights, beta=beta, max_steps=max_steps)
         return Released(model, import_params(weights, model))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
@@ -128,24 +144,29 @@ def import_params(weights: Mapping[str, np.ndarray], model: Functional[Encoder])
     Raises:
         ValueError: Names do not correspond one to one, or shapes differ.
     """
-    expected = _leaves(jax.eval_shape(model.init, jax.random.key(0)))
-    paths = _paths(sum(path.endswith("/attention/key/kernel") for path in expected))
-    _check_names(weights, paths)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    leaves = named_leaves(shapes)
     # PyTorch stores matrices as (out, in).
-    params = {
-        path: weights[name].T if path.endswith("kernel") else weights[name]
-        for name, path in paths.items()
+    transposed = {_stored_name(path): path.endswith("kernel") for path in leaves}
+    expected: dict[str, Shape | None] = {
+        name: leaf.shape[::-1] if flip else leaf.shape
+        for (name, flip), leaf in zip(transposed.items(), leaves.values(), strict=True)
     }
-    problems = [
-        f"w:{name} must have shape "
-        f"{expected[path].shape[::-1] if path.endswith('kernel') else expected[path].shape}, got "
-        f"{weights[name].shape}"
-        for name, path in paths.items()
-        if params[path].shape != expected[path].shape
-    ]
-    if problems:
-        raise ValueError("; ".join(problems))
-    return _nested({path: jnp.asarray(value) for path, value in params.items()})
+    stored = {name: array.shape for name, array in weights.items()}
+    if stored.keys() != expected.keys():  # the sizes are then unknown
+        expected = dict.fromkeys(expected)
+    if problems := mismatches(stored, expected):
+        raise ValueError(f"not the released program's state dict: {'; '.join(problems)}")
+    arrays = [weights[name].T if flip else weights[name] for name, flip in transposed.items()]
+    return jax.tree.unflatten(jax.tree.structure(shapes), map(jnp.asarray, arrays))
+
+
+def _stored_name(path: str) -> str:
+    """Returns the name in the state dict of a parameter."""
+    module, _, leaf = path.rpartition(".")
+    layer = re.findall(r"\d+", module)
+    name = _MODULES[re.sub(r"\d+", "{}", module)].format(*layer)
+    return f"{name}.{'bias' if leaf == 'bias' else 'weight'}"
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -158,62 +179,3 @@ def _read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
             return {name: file[name] for name in file.files}
         except (ValueError, EOFError, zipfile.BadZipFile) as error:
             raise ValueError(f"{path} is not an .npz file of plain arrays: {error}") from error
-
-
-def _model_for(
-    weights: Mapping[str, np.ndarray], *, beta: float, max_steps: int
-) -> Functional[Encoder]:
-    layers = {m[1] for name in weights if (m := re.match(r"hopfield_layers\.(\d+)\.", name))}
-    _check_names(weights, _paths(len(layers)))
-    parts = ("token_embeddings", "position_embeddings", "classifier", "ffn_layers.0.linear1")
-    if wrong := [part for part in parts if weights[f"{part}.weight"].ndim != 2]:
-        raise ValueError(f"{', '.join(f'w:{part}.weight' for part in wrong)} must be matrices")
-    (vocab_size, width), (max_length, _), (num_outputs, _), (ff_width, _) = (
-        weights[f"{part}.weight"].shape for part in parts
-    )
-    return robertha(
-        vocab_size,
-        num_outputs,
-        preset="released",
-        beta=beta,
-        max_steps=max_steps,
-        width=width,
-        num_layers=len(layers),
-        ff_width=ff_width,
-        max_length=max_length,
-    )
-
-
-def _paths(num_layers: int) -> dict[str, str]:
-    """Returns the parameter's path for every name of a state dict with this number of layers."""
-    paths = {}
-    for part, place, weight in _PARTS:
-        for layer in range(max(num_layers, 1)) if "{}" in part else (0,):
-            paths[f"{part}.weight".format(layer)] = f"{place}/{weight}".format(layer)
-            if weight != "embedding":
-                paths[f"{part}.bias".format(layer)] = f"{place}/bias".format(layer)
-    return paths
-
-
-def _check_names(weights: Mapping[str, np.ndarray], paths: Mapping[str, str]) -> None:
-    problems = [f"missing array w:{name}" for name in paths if name not in weights]
-    problems += [f"unknown array w:{name}" for name in weights if name not in paths]
-    if problems:
-        raise ValueError("not the released program's state dict: " + "; ".join(problems))
-
-
-def _leaves(params: Params) -> dict[str, Any]:
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
-
-
-def _nested(leaves: Mapping[str, Array]) -> Params:
-    tree: dict[Any, Any] = {}
-    for path, leaf in leaves.items():
-        *folders, name = path.split("/")
-        place = tree
-        for folder in folders:
-            # nnx.List numbers its members.
-            place = place.setdefault(int(folder) if folder.isdigit() else folder, {})
-        place[name] = leaf
-    return tree

@@ -13,34 +13,32 @@ from hopfax.nn.attention import Key, Mask, Tokens
 from hopfax.nn.encoder import Encoder, Encoding, embedding
 from hopfax.nn.precision import linear
 
-# A token halts once its probabilities sum to this much, so that one step can be enough.
-_ENOUGH = 0.99
+# Sum of probabilities at which a token halts; below 1, so that one step can be enough.
+_THRESHOLD = 0.99
 
 
 class UniversalEncoder(Encoder):
     r"""An `Encoder` whose layers share their parameters.
 
     Step t adds a learned vector $v_t$ to every token and applies the one block. With `halting`
-    (adaptive computation time) a token also asks before every step for a probability
+    (adaptive computation time) a token has, before every step, a probability
     $h_t = \sigma(w^\top x_t + b)$ of being done: it halts at the first N where
-    $\sum_{t \le N} h_t$ reaches 0.99, or at the last step. Read out is a running mixture of the
+    $\sum_{t \le N} h_t$ reaches 0.99, or at the last step. The output is a running mixture of the
     block's results $x_{t+1}$, $y \leftarrow p_t\, x_{t+1} + (1 - p_t)\, y$ from $y = 0$, with
-    $p_t = h_t$ before, the remainder $R = 1 - \sum_{t<N} h_t$ at the halt and 0 after it. The
-    block itself goes on with its own results, so that others may still attend to a halted token.
+    $p_t = h_t$ before, the remainder $R = 1 - \sum_{t<N} h_t$ at the halt and 0 after it. Other
+    tokens still attend to a halted one, which the block goes on updating.
 
-    This deviates from Dehghani et al., who add sinusoids of the position and of the step before
-    every step. Here both are learned vectors, and those of the positions are added once, with the
-    tokens: from an `Encoder` of tied layers it differs by $v_t$ alone. The Robertha paper does not
-    say what its Universal Transformer adds.
+    Dehghani et al. add sinusoids of the position and of the step before every step. Here both are
+    learned, and positions are added once: an `Encoder` with tied layers differs by $v_t$ only.
 
     Args:
-        vocab_size: See `Encoder`, as for the rest.
+        vocab_size: See `Encoder`.
         num_outputs: See `Encoder`.
-        num_steps: Applications of the block, at least 1; with `halting` the most.
-        halting: Whether tokens stop by themselves. `Encoding.num_steps` then has their N, and
+        num_steps: Applications of the block, at least 1; the maximum with `halting`.
+        halting: Whether tokens halt independently. `Encoding.num_steps` is then their N, and
             `Encoding.ponder` N + R, whose mean is to be part of the loss.
-        rngs: Source of the initial parameters.
-        **options: Those of `Encoder` but `num_layers`.
+        rngs: Random keys of the initial parameters.
+        **options: Options of `Encoder` except `num_layers`.
 
     Raises:
         ValueError: If `num_steps < 1`, or an option is out of range.
@@ -88,7 +86,7 @@ class UniversalEncoder(Encoder):
         def adaptive(state: _Halting, number: Array) -> tuple[_Halting, tuple[Array, ...]]:
             start, after, layer = apply(state.x, number)
             chance = jax.nn.sigmoid(halt(start.astype(embeddings.dtype))[..., 0])
-            at_end = (state.total + chance >= _ENOUGH) | (number == self.num_steps - 1)
+            at_end = (state.total + chance >= _THRESHOLD) | (number == self.num_steps - 1)
             last = state.running & at_end
             share = jnp.where(last, 1 - state.total, jnp.where(state.running, chance, 0))
             return _Halting(
@@ -109,17 +107,17 @@ class UniversalEncoder(Encoder):
         return Encoding(end.mixed, layers[0], taken, jnp.ones_like(taken, bool), end.ponder)
 
     def attention_maps(self, embeddings: Tokens, mask: Mask) -> Any:
-        """Not implemented: a layer that is applied several times has a map for each step."""
-        raise NotImplementedError("attention maps are of encoders whose layers are applied once")
+        """Not implemented."""
+        raise NotImplementedError("a layer that is applied several times has several maps")
 
     def _repeat(self, step: Callable[..., Any], start: Any) -> tuple[Any, tuple[Array, ...]]:
-        """A scan: the block is compiled once, and can be computed anew in the backward pass."""
+        """Scans the steps, so that the block is compiled once."""
         step = jax.checkpoint(step) if self.remat else step
         return jax.lax.scan(step, start, jnp.arange(self.num_steps))
 
 
 class _Halting(NamedTuple):
-    """Adaptive computation on its way: each token's state and mixture, whether it goes on, sums."""
+    """State of adaptive computation, for each token."""
 
     x: Tokens
     mixed: Tokens
@@ -130,6 +128,6 @@ class _Halting(NamedTuple):
 
 
 def ponder_cost(ponder: Float[Array, "batch tokens"], mask: Mask) -> Float[Array, " batch"]:
-    """Mean over a text's real tokens of what their computation costs, N + R."""
+    """Returns the mean of N + R over each text's real tokens."""
     count = jnp.maximum(jnp.sum(mask, axis=-1), 1)
     return jnp.sum(jnp.where(mask, ponder, 0), axis=-1) / count

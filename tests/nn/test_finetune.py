@@ -31,23 +31,16 @@ def loaded(request, tmp_path):
 
 
 def test_attention_without_steps_at_beta_one_is_the_loaded_one(loaded):
+    """Padding on the right and on the left."""
     embeddings = loaded.embed(IDS)
-    expected = loaded.forward(embeddings, MASK, token_types=TYPES)
     softmax = replace_attention(loaded, SoftmaxAttention)
     hopfield = replace_attention(loaded, HopfieldAttention, beta=1.0, max_steps=0)
-    for model in (softmax, hopfield):
-        output = model.forward(embeddings, MASK, token_types=TYPES)
-        states = np.abs(output.hidden_states - expected.hidden_states)[:, MASK]
-        assert states.max() < 1e-5
-        assert output.hidden_states.shape == expected.hidden_states.shape
-
-
-def test_padding_on_the_left_changes_nothing(loaded):
-    model = replace_attention(loaded, HopfieldAttention, beta=1.0, max_steps=0)
-    embeddings, left = loaded.embed(IDS), MASK[:, ::-1]
-    states = model.forward(embeddings[:, ::-1], left).hidden_states
-    expected = loaded.forward(embeddings[:, ::-1], left).hidden_states
-    assert np.abs(states - expected)[:, left].max() < 1e-5
+    for mask, models in ((MASK, (softmax, hopfield)), (MASK[:, ::-1], (hopfield,))):
+        expected = loaded.forward(embeddings, mask, token_types=TYPES).hidden_states
+        for model in models:
+            states = model.forward(embeddings, mask, token_types=TYPES).hidden_states
+            assert states.shape == expected.shape
+            assert np.abs(states - expected)[:, mask].max() < 1e-5
 
 
 def test_sizes_may_be_missing_from_the_configuration(loaded):
@@ -95,11 +88,20 @@ def test_the_paper_s_attention_has_no_projections_of_its_own(loaded):
     assert sorted(layer) == ["key", "value"]
 
 
-def test_decoders_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="requires bert or roberta, got 'gpt2'"):
-        text_classifier(load(tmp_path, "gpt2"), 2)
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("gpt2", {}, "requires bert or roberta, got gpt2"),
+        ("bert", {"hidden_act": "gelu_new"}, "hidden_act must be \"gelu\", got 'gelu_new'"),
+    ],
+)
+def test_unsupported_models_are_errors(tmp_path, family, changes, message):
+    with pytest.raises(ValueError, match=message):
+        text_classifier(load(tmp_path, family, **changes), 2)
 
 
-def test_activations_other_than_gelu_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="hidden_act must be \"gelu\", got 'relu'"):
-        text_classifier(load(tmp_path, "bert", hidden_act="relu"), 2)
+def test_texts_longer_than_the_positions_are_errors(loaded):
+    model = replace_attention(loaded, SoftmaxAttention)
+    tokens = jnp.zeros((1, loaded.max_length + 1, loaded.table.shape[1]))
+    with pytest.raises(ValueError, match=f"at most max_length={loaded.max_length} tokens"):
+        model.forward(tokens, jnp.ones(tokens.shape[:2], bool))

@@ -28,11 +28,11 @@ def evaluated(layer, params, x):
 
     @jax.jit
     def run(params, x):
-        found = layer.apply(params, x, MASK)
-        return jnp.sum(jnp.where(MASK[..., None], weights * found.values, 0)), found
+        output = layer.apply(params, x, MASK)
+        return jnp.sum(jnp.where(MASK[..., None], weights * output.values, 0)), output
 
-    (_, found), slopes = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)(params, x)
-    return found, slopes
+    (_, output), slopes = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)(params, x)
+    return output, slopes
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,13 @@ def evaluated(layer, params, x):
 )
 def test_the_layer_is_the_same_either_way(x, redraw, options):
     params = redraw(layer(**options))
-    wanted, slopes = evaluated(layer("xla", **options), params, x)
-    found, others = evaluated(layer("pallas", **options), params, x)
-    np.testing.assert_allclose(found.values, wanted.values, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(found.keys, wanted.keys)
-    assert found.num_steps.tolist() == wanted.num_steps.tolist()
-    assert found.converged.tolist() == wanted.converged.tolist()
-    assert len(set(np.ravel(found.num_steps).tolist())) > 2
+    expected, slopes = evaluated(layer("xla", **options), params, x)
+    output, others = evaluated(layer("pallas", **options), params, x)
+    np.testing.assert_allclose(output.values, expected.values, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(output.keys, expected.keys)
+    assert output.num_steps.tolist() == expected.num_steps.tolist()
+    assert output.converged.tolist() == expected.converged.tolist()
+    assert len(set(np.ravel(output.num_steps).tolist())) > 2
     for one, other in zip(jax.tree.leaves(others), jax.tree.leaves(slopes), strict=True):
         np.testing.assert_allclose(one, other, atol=2e-3 * np.abs(other).max())
     if "mask_keys" not in options:
@@ -82,7 +82,7 @@ def test_the_kernel_is_opt_in(x):
     ids=str,
 )
 def test_what_the_kernel_does_not_do_is_refused(options):
-    with pytest.raises(ValueError, match='pallas" needs') as error:
+    with pytest.raises(ValueError, match='pallas" requires') as error:
         HopfieldAttention(WIDTH, implementation="pallas", rngs=nnx.Rngs(0), **options)
     assert str(next(iter(options.values()))) in str(error.value)
 
@@ -104,14 +104,8 @@ def test_an_array_beyond_the_limits_is_an_error(x64, name):
         jax.eval_shape(model.apply(params, method=lambda module: module), x, mask)
 
 
-def test_other_implementations_are_refused():
-    with pytest.raises(ValueError, match="'cuda'"):
-        HopfieldAttention(WIDTH, implementation="cuda", rngs=nnx.Rngs(0))
-
-
-@pytest.mark.parametrize("implementation", ["xla", "pallas"])
-def test_robertha_hands_it_on(implementation):
+def test_robertha_passes_the_implementation_on():
     sizes = {"width": 8, "num_layers": 2, "ff_width": 12, "max_length": 8}
-    model = robertha(10, 3, implementation=implementation, **sizes)
+    model = robertha(10, 3, implementation="pallas", **sizes)
     for block in model.apply(model.init(jax.random.key(0)), method=lambda module: module).blocks:
-        assert block.attention.implementation == implementation
+        assert block.attention.implementation == "pallas"

@@ -46,10 +46,10 @@ def test_steps_are_layers_of_the_same_parameters(redraw):
     params["steps"]["embedding"] = jnp.zeros((3, 6))
     tied = dict(params, blocks=dict.fromkeys(range(3), params["blocks"][0]))
     del tied["steps"]
-    wanted, found = run(plain(num_layers=3), tied), run(model, params)
-    np.testing.assert_allclose(found.logits, wanted.logits, rtol=1e-5)
-    assert found.encoding.keys.shape == (3, 2, 5, 6)
-    assert found.encoding.ponder is None
+    expected, output = run(plain(num_layers=3), tied), run(model, params)
+    np.testing.assert_allclose(output.logits, expected.logits, rtol=1e-5)
+    assert output.encoding.keys.shape == (3, 2, 5, 6)
+    assert output.encoding.ponder is None
 
 
 def test_steps_are_told_apart(redraw):
@@ -71,16 +71,16 @@ def halted(model, params, enough=0.99):
     for step in range(len(vectors)):
         start = x + vectors[step]
         after = np.asarray(network.blocks[0](jnp.asarray(start, jnp.float32), MASK).values)
-        for place in np.ndindex(2, 5):
-            if ponder[place]:
+        for token in np.ndindex(2, 5):
+            if ponder[token]:
                 continue
-            chance = 1 / (1 + np.exp(-(start[place] @ kernel + bias)[0]))
-            count[place] += 1
-            if total[place] + chance >= enough or step == len(vectors) - 1:
-                chance = 1 - total[place]
-                ponder[place] = count[place] + chance
-            total[place] += chance
-            mixed[place] = chance * after[place] + (1 - chance) * mixed[place]
+            chance = 1 / (1 + np.exp(-(start[token] @ kernel + bias)[0]))
+            count[token] += 1
+            if total[token] + chance >= enough or step == len(vectors) - 1:
+                chance = 1 - total[token]
+                ponder[token] = count[token] + chance
+            total[token] += chance
+            mixed[token] = chance * after[token] + (1 - chance) * mixed[token]
         x = after.astype(np.float64)
     return mixed, count, ponder
 
@@ -91,22 +91,24 @@ def test_tokens_halt_as_adaptive_computation_time_says(redraw):
     # Chances around a third: some tokens halt early, some late.
     params["halt"] = {"kernel": params["halt"]["kernel"], "bias": jnp.full(1, -4.5)}
     hidden, count, ponder = halted(model, params)
-    found = run(model, params).encoding
-    assert found.num_steps.shape == (1, 2, 1, 5)
+    encoding = run(model, params).encoding
+    assert encoding.num_steps.shape == (1, 2, 1, 5)
     # Padding is emptied before the first block, so only real tokens are compared.
-    assert found.num_steps[0, :, 0][MASK].tolist() == count[MASK].tolist()
+    assert encoding.num_steps[0, :, 0][MASK].tolist() == count[MASK].tolist()
     assert len(set(count[MASK])) > 1, "a case in which tokens differ"
-    np.testing.assert_allclose(found.hidden[MASK], hidden[MASK], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(found.ponder[MASK], ponder[MASK], rtol=1e-4)
+    np.testing.assert_allclose(encoding.hidden[MASK], hidden[MASK], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(encoding.ponder[MASK], ponder[MASK], rtol=1e-4)
 
 
-def test_a_token_that_is_sure_takes_one_step(redraw):
+@pytest.mark.parametrize(("bias", "steps", "ponder"), [(9.0, 1, 2), (-9.0, 3, 4)])
+def test_halting_takes_one_step_to_all_steps(redraw, bias, steps, ponder):
+    """Sure tokens halt at N = 1 with R = 1; the others at the last step, with R near 1."""
     model = shared(num_steps=3, halting=True)
     params = redraw(model)
-    params["halt"] = {"kernel": jnp.zeros((6, 1)), "bias": jnp.full(1, 9.0)}
-    found = run(model, params).encoding
-    assert np.all(np.asarray(found.num_steps) == 1)
-    np.testing.assert_allclose(found.ponder, 2)  # N = 1, R = 1
+    params["halt"] = {"kernel": jnp.zeros((6, 1)), "bias": jnp.full(1, bias)}
+    encoding = run(model, params).encoding
+    assert np.all(np.asarray(encoding.num_steps) == steps)
+    np.testing.assert_allclose(encoding.ponder, ponder, rtol=1e-3)
 
 
 def test_ponder_cost_is_differentiable_and_ignores_padding(redraw):
@@ -169,10 +171,13 @@ def test_scaled_embeddings_are_the_same_function_with_weaker_noise(redraw):
     np.testing.assert_allclose(near, far, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [({"num_steps": 0}, "num_steps must be at least 1, got 0"), ({"embedding_scale": 0}, "got 0")],
-)
-def test_numbers_out_of_range_are_named(options, words):
-    with pytest.raises(ValueError, match=words):
-        shared(**options)
+def test_there_is_at_least_one_step():
+    with pytest.raises(ValueError, match="num_steps must be at least 1, got 0"):
+        shared(num_steps=0)
+
+
+def test_a_repeated_layer_has_no_single_map(redraw):
+    model = shared()
+    network = model.apply(redraw(model), method=lambda module: module)
+    with pytest.raises(NotImplementedError, match="several maps"):
+        network.attention_maps(jnp.zeros((2, 5, 6)), MASK)

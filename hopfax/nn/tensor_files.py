@@ -1,0 +1,116 @@
+"""Reads the tensors of a model's folder from safetensors files, mapped into memory.
+
+References:
+    https://github.com/huggingface/safetensors.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Shape = tuple[int, ...]
+_CHUNK = 2**22  # bytes that are read at once
+
+
+class Stored(NamedTuple):
+    """A tensor of a file."""
+
+    path: Path
+    name: str
+    shape: Shape
+    dtype: str
+
+
+def stored_tensors(folder: Path) -> list[Stored]:
+    """Lists the tensors of `model.safetensors`, or of the shards that its index names.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+        ModuleNotFoundError: safetensors is not installed.
+        ValueError: A file cannot be read.
+    """
+    path, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if path.exists():
+        paths = [path]
+    elif index.exists():
+        shards = set(read_json(index).get("weight_map", {}).values())
+        paths = [folder / name for name in sorted(shards)]
+    else:
+        raise FileNotFoundError(f"{folder} has no {path.name} and no {index.name}")
+    tensors = []
+    for path in paths:
+        with _open(path) as file:
+            for name in file.keys():  # noqa: SIM118 (no dict)
+                part = file.get_slice(name)
+                tensors.append(Stored(path, name, tuple(part.get_shape()), part.get_dtype()))
+    return tensors
+
+
+def mismatches(stored: Mapping[str, Shape], expected: Mapping[str, Shape | None]) -> list[str]:
+    """Lists missing, unknown and misshapen tensors; the shape None allows any.
+
+    Example:
+        >>> mismatches({"a": (2,), "b": (3,)}, {"a": (1,), "c": None})
+        ['missing tensor c', 'unknown tensor b', 'a must have shape (1,), got (2,)']
+    """
+    problems = [f"missing tensor {name}" for name in expected if name not in stored]
+    problems += [f"unknown tensor {name}" for name in stored if name not in expected]
+    return problems + [
+        f"{name} must have shape {shape}, got {stored[name]}"
+        for name, shape in expected.items()
+        if shape is not None and name in stored and stored[name] != shape
+    ]
+
+
+def read_stack(
+    tensors: Sequence[Stored], *, transposed: bool = False, dtype: Any = np.float32
+) -> np.ndarray:
+    """Reads tensors of one shape, stacked; takes the memory of the result and of two chunks."""
+    shape = tensors[0].shape[::-1] if transposed else tensors[0].shape
+    stack = _aligned((len(tensors), *shape), np.dtype(dtype))
+    for tensor, part in zip(tensors, stack, strict=True):
+        target = part.T if transposed else part
+        step = max(1, _CHUNK // target[:1].nbytes) if target.size else 1
+        for start in range(0, len(target), step):
+            end = min(start + step, len(target))
+            # Mapped pages count as memory of the process until the file is closed.
+            with _open(tensor.path) as file:
+                target[start:end] = file.get_slice(tensor.name)[start:end]
+    return stack
+
+
+def _aligned(shape: Shape, dtype: np.dtype, *, bytes: int = 64) -> np.ndarray:
+    size = int(np.prod(shape)) * dtype.itemsize
+    memory = np.empty(size + bytes, np.uint8)
+    start = -memory.ctypes.data % bytes
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[Any]:
+    """Maps a file into memory."""
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ModuleNotFoundError as error:
+        message = 'safetensors is not installed: pip install "hopfax[pretrained]"'
+        raise ModuleNotFoundError(message, name="safetensors") from error
+    try:
+        with safe_open(path, framework="numpy") as file:
+            yield file
+    except SafetensorError as error:
+        raise ValueError(f"{path} is incomplete or not a safetensors file: {error}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the object in a JSON file; a ValueError names a file without one."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not a JSON file: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} must contain an object, got {type(value).__name__}")
+    return value
