@@ -31,6 +31,7 @@ EXPERIMENTS = {
     "memory": "experiments.memory.similarity",
     "memory-recovery": "experiments.memory.recovery",
     "memory-certificates": "experiments.memory.certificates",
+    "memory-typos": "experiments.memory.typos",
     "memory-trained": "experiments.memory.trained",
     "theory": "experiments.noise_stability.theory",
     "grokking": "experiments.noise_stability.grokking",

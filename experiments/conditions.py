@@ -33,7 +33,7 @@ from hopfax.data import (
 )
 from hopfax.data import task as task_spec
 from hopfax.data.adversarial_sets import check_trained
-from hopfax.text import Corrupted
+from hopfax.text import Corrupted, Victim
 from hopfax.text.hotflip import Form
 from hopfax.train.evaluate import Noise, Predictions, check_noise, predict
 from hopfax.train.metrics import scores
@@ -199,7 +199,7 @@ class Typos:
 
     def key(self, cell: Cell) -> Any:
         """See `Condition`."""
-        chosen = _with_words(cell.data.spec.name, self.data_dir, self.num_texts)
+        chosen = with_words(cell.data.spec.name, self.data_dir, self.num_texts)
         fields = asdict(self)
         if not self.attacks:
             del fields["beam"], fields["form"]
@@ -216,13 +216,16 @@ class Typos:
 
     def predict(self, cell: Cell) -> CellPredictions:
         """See `Condition`."""
-        chosen = _with_words(cell.data.spec.name, self.data_dir, self.num_texts)
+        chosen = with_words(cell.data.spec.name, self.data_dir, self.num_texts)
         seeds = range(len(cell.spec.seeds))
         parts, changed, edits = [], [], []
         for tested in [[seed] for seed in seeds] if self.attacks else [seeds]:
-            made = self._corrupted(cell, chosen, tested[0])
-            rows = [row._replace(texts=each.text) for row, each in zip(chosen, made, strict=True)]
-            parts.append(_predict_rows(cell, rows, tested))
+            made = self.corrupted(cell, chosen, tested[0])
+            rows = [
+                row._replace(texts=self.read(cell, each.text))
+                for row, each in zip(chosen, made, strict=True)
+            ]
+            parts.append(predict_rows(cell, rows, tested))
             changed += [np.mean([each.rate for each in made])] * len(tested)
             edits += [json.dumps([each.edits for each in made], ensure_ascii=False)] * len(tested)
         fields = {
@@ -233,25 +236,32 @@ class Typos:
             labels=parts[0].labels, words_changed=np.array(changed), edits=np.array(edits), **fields
         )
 
-    def _corrupted(self, cell: Cell, rows: Sequence[Example], seed: int) -> Sequence[Corrupted]:
-        """Corrupts rows, under an attack against the model of a seed, given by its place."""
-        if self.corruption == "none" or not self.rate:
-            return [text.draft(row.texts).corrupted() for row in rows]
-        if corrupt := RANDOM.get(self.corruption):
-            return [corrupt(row.texts, rate=self.rate, seed=(0, row.index)) for row in rows]
-        victim = white_box(
+    def read(self, cell: Cell, texts: Any) -> Any:
+        """Returns the texts of a row as the model reads them, here unchanged."""
+        return texts
+
+    def victim(self, cell: Cell, seed: int) -> Victim:
+        """Returns what an attack queries: the model of a seed, given by its place."""
+        return white_box(
             cell.model,
             jax.tree.map(lambda leaf: leaf[seed], cell.params),
             cell.data.vocabulary,
             regression=cell.data.spec.regression,
             max_length=cell.spec.sizes["max_length"],
         )
+
+    def corrupted(self, cell: Cell, rows: Sequence[Example], seed: int) -> Sequence[Corrupted]:
+        """Corrupts rows, under an attack against the model of a seed, given by its place."""
+        if self.corruption == "none" or not self.rate:
+            return [text.draft(row.texts).corrupted() for row in rows]
+        if corrupt := RANDOM.get(self.corruption):
+            return [corrupt(row.texts, rate=self.rate, seed=(0, row.index)) for row in rows]
         attack = text.textbugger
         if self.corruption == "hotflip":
             attack = functools.partial(text.hotflip, form=self.form, beam=self.beam)
         texts, labels = [row.texts for row in rows], [row.label for row in rows]
         indices = [row.index for row in rows]
-        attacked = attack(victim, texts, labels, rate=self.rate, rows=indices)
+        attacked = attack(self.victim(cell, seed), texts, labels, rate=self.rate, rows=indices)
         return [each.corrupted for each in attacked]
 
 
@@ -298,7 +308,7 @@ class EvaluationSet:
     def predict(self, cell: Cell) -> CellPredictions:
         """See `Condition`."""
         seeds = range(len(cell.spec.seeds))
-        return CellPredictions(*_predict_rows(cell, self.rows(cell), seeds))
+        return CellPredictions(*predict_rows(cell, self.rows(cell), seeds))
 
 
 def gaussian_grid(
@@ -370,7 +380,7 @@ def constant_score(metrics: Sequence[str], labels: np.ndarray, outputs: int) -> 
     return max(scores(tuple(metrics), each, labels)["score"] for each in constants)
 
 
-def _predict_rows(cell: Cell, rows: Sequence[Example], seeds: Sequence[int]) -> Predictions:
+def predict_rows(cell: Cell, rows: Sequence[Example], seeds: Sequence[int]) -> Predictions:
     """Predicts rows of text with some seeds, at few padded lengths to limit compilation."""
     numbered = [row._replace(index=number) for number, row in enumerate(rows)]
     most = cell.spec.sizes["max_length"]
@@ -385,7 +395,7 @@ def _predict_rows(cell: Cell, rows: Sequence[Example], seeds: Sequence[int]) -> 
 
 
 @functools.lru_cache(maxsize=4)
-def _with_words(task: str, data_dir: str | None, count: int | None) -> list[Example]:
+def with_words(task: str, data_dir: str | None, count: int | None) -> list[Example]:
     """Reported rows drawn at random among those that have a word to change, in file order."""
     rows = [row for row in reported_rows(task, data_dir=data_dir) if text.draft(row.texts).words]
     picked = np.random.default_rng(0).permutation(len(rows))[:count]

@@ -22,6 +22,8 @@ from hopfax.text.log import Edit as Edit
 from hopfax.text.log import Text as Text
 from hopfax.text.log import draft as draft
 from hopfax.text.log import restore as restore
+from hopfax.text.spelling import WordMemory as WordMemory
+from hopfax.text.spelling import word_counts as word_counts
 from hopfax.text.textbugger import textbugger as textbugger
 from hopfax.text.typos import misspell as misspell
 from hopfax.text.typos import num_changes as num_changes

@@ -1,0 +1,446 @@
+"""Does retrieval from a list of words restore what typos take from an encoder?
+
+Claim of Podasca and Das (2026), Table 12: a Robertha withstands misspellings, swapped letters,
+TextBugger and HotFlip. Here the model is a TinyBERT trained on clean text, and a word that the
+training texts lack retrieves the nearest of their words before the model reads it
+(`hopfax.text.WordMemory`), the counterpart for typos of `hopfax.hopfield.denoise`. SymSpell, a
+program for spelling correction, has the same list of words.
+
+Command: `python -m experiments memory-typos --task sst2 cola --data-dir DIR`; about twelve minutes
+on two cores, half of them to train. SymSpell is measured if symspellpy is installed.
+
+Expected: most random typos are undone; attacks that know of the correction get around it.
+
+Attacks are *fixed*, made against the model without correction, or *adaptive*, made against the
+model with correction. An adaptive TextBugger queries its losses. An adaptive HotFlip also has its
+gradients, which flow through the correction: the tokens of an edited word are those of its
+correction.
+
+Settings of both methods are those that leave the most words right after random typos in CoLA's
+training texts, of which every fifth is corrupted and the others give the list of words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from experiments.settings import Flags, by_budget, resolved
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+    from experiments.cells import Cell
+    from experiments.conditions import CellPredictions, Typos
+    from experiments.report import Page, Table
+
+REPRODUCES = "Robertha, Table 12, with a memory of words that corrects them; not in the paper"
+TRAINING = 50  # approximate percentage of the time, for the progress line
+RESAMPLES = 500  # of the rows, for an interval
+EPOCHS = {"sst2": 1, "cola": 6}  # at the laptop budget, as for the results of `typos`
+DEFAULTS = {
+    "laptop": {"rates": (0.1, 0.3), "texts": 100},
+    "smoke": {"rates": (0.3,), "texts": 4},
+    "paper": {"rates": (0.1, 0.2, 0.3), "texts": None},
+}
+BEAMS = {"smoke": 1, "laptop": 2, "paper": 3}  # widths of HotFlip's beam
+NUM_TUNING = {"smoke": 10, "laptop": 600, "paper": 2000}  # corrupted texts to choose settings on
+TITLES = {
+    "none": "as it is",
+    "memory": "memory",
+    "symspell": "SymSpell",
+    "memory, adaptive": "memory, adaptive attack",
+    "symspell, adaptive": "SymSpell, adaptive attack",
+}
+COLUMNS = (
+    "task", "model", "corruption", "level", "site", "protocol", "seed", "metric", "score",
+    "num_examples", "num_train", "low", "high",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Flags):
+    """Typos to test under, and methods to correct them."""
+
+    method: tuple[Literal["memory", "symspell"], ...] = ("memory", "symspell")
+    """Methods of correction; symspell is skipped if symspellpy is not installed."""
+    corruption: tuple[Literal["misspelling", "char_swap", "textbugger", "hotflip"], ...] = (
+        "misspelling",
+        "char_swap",
+        "textbugger",
+        "hotflip",
+    )
+    """Corruptions of the test texts."""
+    rates: Annotated[tuple[float, ...] | None, by_budget("rates", "FLOAT ...", DEFAULTS)] = None
+    """Shares of words to change, in (0, 1]; clean texts are always tested."""
+    texts: Annotated[int | None, by_budget("texts", "INT", DEFAULTS)] = None
+    """Texts drawn from each test split."""
+
+
+def run(config: Config) -> Path:
+    """Chooses settings, trains and tests missing models, then writes the page.
+
+    Raises:
+        ValueError: A flag is out of range.
+        FileNotFoundError: A file is missing.
+    """
+    import pandas as pd
+
+    from experiments import report, runs
+    from experiments.memory import correction
+    from experiments.models import variant
+    from experiments.rundir import open_run, write_whole
+    from hopfax.train.progress import Progress
+
+    name = "tinybert"
+    of_task = {task: for_task(config, task) for task in config.data.task}
+    data = {task: runs.load(flags, task) for task, flags in of_task.items()}
+    jobs = {task: runs.Job(task, name, variant(name), ()) for task in of_task}
+    runs.check([*jobs.values()], data)
+    methods = installed(config.method)
+    source = "cola" if config.data.data_dir else config.data.task[0]
+    table = correction.tune(
+        correction.training_texts(source, config.data.data_dir),
+        methods,
+        num_texts=NUM_TUNING[config.budget],
+    )
+    chosen = [correction.best(table, method) for method in methods]
+    plan = {
+        "cells": [runs.spec_of(of_task[task], job, data[task]).id for task, job in jobs.items()],
+        "settings": {method.name: dict(method.settings) for method in chosen},
+        "tuned_on": source,
+    }
+    folder = open_run("memory-typos", config, plan=plan)
+    tried = pd.DataFrame(table).to_csv(index=False, lineterminator="\n", float_format="%.4f")
+    write_whole(folder / "settings.csv", tried)
+    rows = []
+    with Progress(100 * len(jobs)) as progress:
+        for number, (task, job) in enumerate(jobs.items()):
+            progress.title = data[task].spec.title
+
+            def training(share: float, first: int = 100 * number, **fields: float) -> None:
+                progress.update(first + round(TRAINING * share), **fields)
+
+            cell = runs.open_cell(of_task[task], job, data[task], on_progress=training)
+            tests = conditions_of(of_task[task], chosen)
+            for count, each in enumerate(measured(cell, tests), 1):
+                rows += each
+                share = TRAINING + (100 - TRAINING) * count / len(tests)
+                progress.update(100 * number + round(share))
+    frame = pd.DataFrame(rows).reindex(columns=list(COLUMNS))
+    write_whole(folder / "results.csv", frame.to_csv(index=False, lineterminator="\n"))
+    report.write_report(folder, page(folder))
+    return folder
+
+
+def for_task(config: Config, task: str) -> Config:
+    """Returns the configuration for one task, with the budget's values and its own epochs."""
+    training = config.training
+    if training.epochs is None and config.budget == "laptop":
+        training = dataclasses.replace(training, epochs=EPOCHS.get(task))
+    data = dataclasses.replace(config.data, task=(task,))
+    return resolved(dataclasses.replace(config, training=training, data=data), DEFAULTS)
+
+
+def installed(methods: Sequence[str]) -> list[str]:
+    """Returns the methods that can be measured, and prints why one is skipped."""
+    import importlib.util
+
+    if "symspell" in methods and importlib.util.find_spec("symspellpy") is None:
+        print('symspell is skipped: symspellpy is not installed: pip install ".[benchmarks]"')
+        methods = [each for each in methods if each != "symspell"]
+    if not methods:
+        raise ValueError("no method of --method can be measured")
+    return [*methods]
+
+
+def conditions_of(config: Config, methods: Sequence[Any]) -> list[Typos]:
+    """Returns clean texts and every corruption: without correction, then with each method."""
+    from experiments.conditions import Typos
+    from experiments.memory.correction import CorrectedTypos
+
+    shared = {
+        "num_texts": config.texts,
+        "beam": BEAMS[config.budget],
+        "data_dir": config.data.data_dir,
+    }
+    tests = []
+    for corruption, rate in [
+        ("none", 0.0),
+        *((name, rate) for name in config.corruption for rate in config.rates or () if rate),
+    ]:
+        typos: dict[str, Any] = {"corruption": corruption, "rate": rate, **shared}
+        tests.append(Typos(**typos))
+        for adaptive in (False, True) if tests[-1].attacks else (False,):
+            tests += [CorrectedTypos(method=m, adaptive=adaptive, **typos) for m in methods]
+    return tests
+
+
+def measured(cell: Cell, tests: Sequence[Typos]) -> Iterator[list[dict[str, Any]]]:
+    """Yields the rows of results.csv of each condition.
+
+    `gain` is the score minus that without correction, under its own attack if there is one. A
+    score's and a gain's `low` and `high` are a bootstrap over the rows, of the mean over seeds.
+    """
+    import numpy as np
+
+    from experiments import conditions
+    from experiments.memory.correction import CorrectedTypos
+    from hopfax.train.metrics import scores
+
+    metrics = cell.data.spec.metrics
+    reference: tuple[np.ndarray, np.ndarray] | None = None
+    for test in tests:
+        predicted = conditions.predictions(cell, test)
+        labels = predicted.labels
+        picks = np.random.default_rng(0).integers(0, len(labels), (RESAMPLES, len(labels)))
+
+        def score(seed: int, rows: Any, of: CellPredictions = predicted) -> float:
+            return scores(metrics, of.logits[seed][rows], of.labels[rows])["score"]
+
+        seeds = range(len(predicted.logits))
+        own = np.array([score(seed, slice(None)) for seed in seeds])
+        resampled = np.array([np.mean([score(seed, rows) for seed in seeds]) for rows in picks])
+        values = {"score": (own, resampled)}
+        shares = {"words_changed": 100 * predicted.words_changed}
+        if isinstance(test, CorrectedTypos):
+            assert reference is not None
+            values["gain"] = own - reference[0], resampled - reference[1]
+            shares |= of_words(cell, test, predicted)
+        else:
+            reference = own, resampled
+        shared = {
+            "task": cell.data.spec.name,
+            "model": test.method.name if isinstance(test, CorrectedTypos) else "none",
+            "protocol": "fixed" if test.rate else "",
+            "num_examples": len(labels),
+            "num_train": len(cell.data.train.labels),
+            **test.columns(cell),
+        }
+        rows = []
+        for metric, (each, draws) in values.items():
+            low, high = np.round(np.quantile(draws, [0.025, 0.975]), 4)
+            rows += entries(cell, shared | {"low": low, "high": high}, metric, each)
+        for metric, each in shares.items():
+            rows += entries(cell, shared, metric, each)
+        yield rows
+
+
+def entries(
+    cell: Cell, shared: Mapping[str, Any], metric: str, values: np.ndarray
+) -> list[dict[str, Any]]:
+    """Returns one row of results.csv for each seed that has a value."""
+    import numpy as np
+
+    return [
+        {**shared, "seed": seed, "metric": metric, "score": round(float(value), 4)}
+        for seed, value in zip(cell.spec.seeds, values, strict=True)
+        if np.isfinite(value)
+    ]
+
+
+def of_words(cell: Cell, test: Any, predicted: CellPredictions) -> dict[str, np.ndarray]:
+    """Returns for each seed the changed words restored and the others altered, in percent."""
+    import json
+
+    import numpy as np
+
+    from experiments.conditions import with_words
+    from experiments.memory import correction
+
+    correct = test.corrector(cell)
+    rows = with_words(cell.spec.task, test.data_dir, test.num_texts)
+    restored, altered = [], []
+    for edits in predicted.edits:
+        pairs: Counter[tuple[str, str]] = Counter()
+        for row, log in zip(rows, json.loads(str(edits)), strict=True):
+            pairs.update(correction.spellings(row.texts, log))
+        counts = correction.words(correct, pairs)
+        restored.append(100 * counts.restored / counts.changed if counts.changed else np.nan)
+        altered.append(100 * counts.altered / counts.unchanged if counts.unchanged else np.nan)
+    return {"restored": np.array(restored), "altered": np.array(altered)}
+
+
+def with_rows(table: pd.DataFrame, frame: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Widens intervals over seeds, from `tidy.summarise`, by those over rows in results.csv."""
+    import numpy as np
+
+    from experiments import tidy
+
+    rows = frame[frame.metric == metric].groupby(tidy.CELL, sort=False)[["low", "high"]].first()
+    table = table.join(rows.add_suffix("_rows"), on=tidy.CELL)
+    # Seeds that agree have no interval of their own.
+    seeds = ((table.high - table.low) / 2).fillna(0)
+    half = np.hypot(seeds, (table.high_rows - table.low_rows) / 2)
+    return table.assign(low=table["mean"] - half, high=table["mean"] + half)
+
+
+def page(folder: Path) -> Page:
+    """Returns the page of a run or of a folder of published results."""
+    from experiments import conditions, report, tidy
+    from experiments.robertha import gaussian
+    from experiments.rundir import read_config
+
+    frame = tidy.read(folder)
+    plan = read_config(folder)["plan"]
+    frame["model"] += [", adaptive" if each == "adaptive" else "" for each in frame.protocol]
+    tasks, most = list(frame.task.unique()), frame.level.max()
+    titles = gaussian.titles([*tasks, plan["tuned_on"]]) | TITLES | conditions.CORRUPTIONS
+    scores, gains = (
+        tidy.ordered(
+            with_rows(tidy.summarise(tidy.scores(frame, metric)), frame, metric), "model", [*TITLES]
+        )
+        for metric in ("score", "gain")
+    )
+    shown = gains[gains.level.isin([0, most])]
+    share = frame[frame.metric.isin(["restored", "altered"]) & frame.level.isin([0, most])]
+    share = share.groupby(["task", "corruption", "model", "metric"]).score.mean().to_dict()
+    settings = "; ".join(
+        f"{TITLES[name]}: "
+        + ", ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in each.items())
+        for name, each in plan["settings"].items()
+    )
+    names = report.joined(titles[task] for task in tasks)
+    return report.Page(
+        title=f"Typos and a memory of words: {names}",
+        answer=" ".join(finding(task, shown, share, most, titles) for task in tasks),
+        pictures={
+            "typos": report.facets(
+                "Score of TinyBERT against the share of words changed, with 95 % intervals over "
+                "seeds and rows",
+                lines(scores),
+                x="rate",
+                col="corruption",
+                row="task" if len(tasks) > 1 else None,
+                titles=titles,
+                xlabel="share of words",
+            )
+        },
+        tables=[compared(scores, shown, share, most, titles)],
+        notes=[
+            report.sizes(frame, titles),
+            "A clear gain: its interval excludes zero. "
+            "Intervals combine Student's over seeds and a bootstrap over rows, as the root of the "
+            "sum of squares. Bold: excludes zero.",
+            "A fixed attack is made against the model without correction, an adaptive one against "
+            "the model with it; its gain is over the model without correction under its own "
+            "attack.",
+            "An adaptive HotFlip knows the tokens of every corrected word, so its gradient flows "
+            "through the correction; an adaptive TextBugger queries losses.",
+            f"Settings chosen on random typos in training texts of {titles[plan['tuned_on']]}, "
+            f"see settings.csv: {settings}.",
+            "Words: those of the task's training texts, with their frequencies. Words with a blank "
+            "inside, a change of TextBugger, are two words to both methods.",
+        ],
+    )
+
+
+def lines(scores: pd.DataFrame) -> pd.DataFrame:
+    """Returns the figure's lines; each starts at the clean score, in the panel of a corruption."""
+    import pandas as pd
+
+    from experiments import conditions, tidy
+
+    clean = scores[scores.corruption == "none"]
+    # So does that of adaptive attacks.
+    clean = pd.concat([clean, clean.assign(model=clean.model + ", adaptive")])
+    parts = []
+    for kind in conditions.CORRUPTIONS:
+        own = scores[scores.corruption == kind]
+        start = clean[clean.model.isin(own.model)].assign(corruption=kind)
+        parts.append(pd.concat([start, own]).sort_values("level", kind="stable"))
+    table = tidy.ordered(pd.concat(parts), "model", [*TITLES])
+    rates = [f"{100 * level:.0f} %" if level else "clean" for level in table.level]
+    return table.assign(rate=rates)
+
+
+def compared(
+    scores: pd.DataFrame,
+    gains: pd.DataFrame,
+    share: Mapping[Any, float],
+    level: float,
+    titles: Mapping[str, str],
+) -> Table:
+    """Returns the gains at one level and on clean texts, and the words restored or altered."""
+    from experiments import report
+    from experiments.conditions import CORRUPTIONS
+
+    columns = [name for name in TITLES if name in set(gains.model)]
+    methods = [name for name in columns if "adaptive" not in name]
+    own = {(row.task, row.corruption, row.model): row for _, row in gains.iterrows()}
+    body = []
+    for (task, kind), rows in gains.groupby(["task", "corruption"], sort=False):
+        plain = scores[
+            (scores.task == task)
+            & (scores.corruption == kind)
+            & (scores.level == rows.level.iloc[0])
+            & (scores.model == "none")
+        ]
+        metric = "altered" if kind == "none" else "restored"
+        places = [(task, kind, name) for name in columns]
+        body.append(
+            [
+                f"{titles[str(task)]}, {CORRUPTIONS.get(str(kind), 'clean')}",
+                report.number(float(plain["mean"].iloc[0])),
+                *(report.with_interval(own[at]) if at in own else "" for at in places),
+                *(report.number(share[task, kind, name, metric]) for name in methods),
+            ]
+        )
+    return report.Table(
+        [
+            "",
+            "as it is",
+            *(TITLES[name] for name in columns),
+            *(f"% of words, {TITLES[name]}" for name in methods),
+        ],
+        body,
+        f"Score without correction, and gains in points, with {100 * level:.0f} % of the words "
+        "changed. Last columns: changed words restored; for clean texts, words altered.",
+    )
+
+
+def finding(
+    task: str,
+    gains: pd.DataFrame,
+    share: Mapping[Any, float],
+    level: float,
+    titles: Mapping[str, str],
+) -> str:
+    """Returns the sentences of the page's answer on one task."""
+    from experiments import report
+
+    own = gains[(gains.task == task) & (gains.level == level)]
+    methods = [name for name in own.model.unique() if "adaptive" not in name]
+
+    def named(kinds: Sequence[str]) -> str:
+        return report.joined(titles[kind] for kind in kinds) if kinds else "no corruption"
+
+    def clear(name: str) -> str:
+        return named([*own[(own.model == name) & (own.low > 0)].corruption])
+
+    text = f"**{titles[task]}, {100 * level:.0f} % of the words changed**:"
+    for name in methods:
+        text += f" {TITLES[name]} has a clear gain under {clear(name)}"
+        text += f"; if attacks are adaptive, under {clear(f'{name}, adaptive')}."
+    kinds = list(own.corruption.unique())
+    by_method = {
+        name: [
+            kind
+            for kind in kinds
+            if all(
+                share[task, kind, name, "restored"] > share[task, kind, other, "restored"]
+                for other in methods
+                if other != name
+            )
+        ]
+        for name in methods
+    }
+    if len(methods) > 1:
+        most = "; ".join(f"by {TITLES[n]} after {named(kinds)}" for n, kinds in by_method.items())
+        text += f" More words are restored {most}."
+    return text
