@@ -29,6 +29,7 @@ EXPERIMENTS = {
     "adversarial": "experiments.robertha.adversarial",
     "fine-tuning": "experiments.robertha.fine_tuning",
     "memory": "experiments.memory.similarity",
+    "memory-context": "experiments.memory.context",
     "memory-trained": "experiments.memory.trained",
     "theory": "experiments.noise_stability.theory",
     "grokking": "experiments.noise_stability.grokking",
