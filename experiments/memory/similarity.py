@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from experiments.report import Page
     from hopfax.data import WordPiece
-    from hopfax.nn import Pretrained
+    from hopfax.nn import Pretrained, PretrainedOutput
 
 REPRODUCES = "Robertha's claim of denoising, with the vocabulary as memory; not in the paper"
 UNSEEN = 0.1  # occurrences of a token that the training texts lack, for its prior
@@ -253,10 +253,10 @@ def in_batches(
     return jax.tree.map(lambda *each: np.concatenate(each)[: len(noisy)], *parts)
 
 
-def batched_states(
+def batched_outputs(
     model: Pretrained, vectors: Sequence[np.ndarray], size: int = 32
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields the numbers of a batch's texts, their last hidden states, and the mask of these.
+) -> Iterator[tuple[np.ndarray, PretrainedOutput, np.ndarray]]:
+    """Yields the numbers of a batch's texts, the encoder's output, and the mask of its tokens.
 
     The last batch repeats its last text.
     """
@@ -272,8 +272,7 @@ def batched_states(
         for place, row in enumerate(rows):
             padded[place, : lengths[row]] = vectors[row]
         mask = np.arange(longest) < lengths[rows][:, None]
-        states = model.forward(jnp.asarray(padded), jnp.asarray(mask)).output
-        yield rows, np.asarray(states), mask
+        yield rows, model.forward(jnp.asarray(padded), jnp.asarray(mask)), mask
 
 
 def cosines(model: Pretrained, vectors: Sequence[np.ndarray], size: int = 32) -> np.ndarray:
@@ -281,8 +280,8 @@ def cosines(model: Pretrained, vectors: Sequence[np.ndarray], size: int = 32) ->
     import numpy as np
 
     means = np.zeros((len(vectors), vectors[0].shape[1]))
-    for rows, states, mask in batched_states(model, vectors, size):
-        means[rows] = np.where(mask[..., None], states, 0).sum(1)
+    for rows, output, mask in batched_outputs(model, vectors, size):
+        means[rows] = np.where(mask[..., None], output.output, 0).sum(1)
     first, second = np.split(means / np.linalg.norm(means, axis=1, keepdims=True), 2)
     return np.sum(first * second, axis=1)
 
