@@ -279,7 +279,8 @@ def forward_backward(
         mask: True at real positions, which come first; None takes all.
 
     Returns:
-        `Marginals`, in float32 at least; all probabilities are 0 if no path is possible.
+        `Marginals`, in float32 at least; all probabilities are 0 if no path is possible. Without a
+        real position, `log_normalizer` is 0.
 
     Raises:
         TypeError: If `mask` is not boolean.
@@ -293,8 +294,9 @@ def forward_backward(
         >>> from hopfax import hopfield
         >>> observed = jnp.log(jnp.array([[0.9, 0.1], [0.5, 0.5]]))
         >>> stays = jnp.log(jnp.array([[[0.8, 0.2], [0.2, 0.8]]]))
-        >>> hopfield.forward_backward(observed, stays).probability.round(2).tolist()
-        [[0.8999999761581421, 0.10000000149011612], [0.7400000095367432, 0.25999999046325684]]
+        >>> marginals = hopfield.forward_backward(observed, stays).probability
+        >>> [[round(float(p), 2) for p in position] for position in marginals]
+        [[0.9, 0.1], [0.74, 0.26]]
 
     References:
         Rabiner (1989), A Tutorial on Hidden Markov Models, Equations 19 to 27.
@@ -311,11 +313,10 @@ def forward_backward(
     mask = check_mask(mask, shape[:1])
     real = jnp.ones(shape[0], bool) if mask is None else mask
     # Finite, so that no gradient is nan; sums of n stay finite too.
-    likelihood, transition = (
-        jnp.maximum(jnp.where(jnp.expand_dims(where, range(1, x.ndim)), x, 0), IMPOSSIBLE)
-        .astype(dtype)
-        for x, where in ((likelihood, real), (transition, real[1:]))
-    )  # fmt: skip
+    likelihood = jnp.where(real[:, None], likelihood, 0).astype(dtype)
+    likelihood = jnp.maximum(likelihood, IMPOSSIBLE)
+    transition = jnp.where(real[1:, None, None], transition, 0).astype(dtype)
+    transition = jnp.maximum(transition, IMPOSSIBLE)
 
     def log_normalizer(likelihood: Array) -> Array:
         def step(carry: tuple[Array, Array], each: tuple[Array, Array, Array]) -> Any:
@@ -324,13 +325,11 @@ def forward_backward(
             likelihood, transition, real = each
             new = jax.nn.logsumexp(forward[:, None] + transition, axis=0) + likelihood
             norm = jax.nn.logsumexp(new)
-            return (
-                jnp.where(real, new - norm, forward),
-                jnp.where(real, total + norm, total),
-            ), None
+            forward = jnp.where(real, new - norm, forward)
+            return (forward, total + jnp.where(real, norm, 0)), None
 
         norm = jax.nn.logsumexp(likelihood[0])
-        start = likelihood[0] - norm, norm
+        start = likelihood[0] - norm, jnp.where(real[0], norm, 0)
         (_, total), _ = jax.lax.scan(step, start, (likelihood[1:], transition, real[1:]))
         return total
 

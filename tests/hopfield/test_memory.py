@@ -279,6 +279,9 @@ def test_a_chain_without_a_possible_path_has_no_marginals():
     got = hopfield.forward_backward(likelihood, transition)
     assert not np.asarray(got.probability).any()
     assert got.log_normalizer == -np.inf
+    empty = hopfield.forward_backward(*chain(4, 3), mask=np.zeros(4, bool))
+    assert not np.asarray(empty.probability).any()
+    assert empty.log_normalizer == 0
 
 
 def test_padding_a_chain_changes_nothing_and_gets_no_gradient():
