@@ -32,6 +32,7 @@ EXPERIMENTS = {
     "memory-recovery": "experiments.memory.recovery",
     "memory-certificates": "experiments.memory.certificates",
     "memory-typos": "experiments.memory.typos",
+    "memory-context": "experiments.memory.context",
     "memory-trained": "experiments.memory.trained",
     "theory": "experiments.noise_stability.theory",
     "grokking": "experiments.noise_stability.grokking",

@@ -18,7 +18,7 @@ the mean and the covariance of the vocabulary under that prior and with the nois
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from experiments.report import Page
     from hopfax.data import WordPiece
-    from hopfax.nn import Pretrained
+    from hopfax.nn import Pretrained, PretrainedOutput
 
 REPRODUCES = "Robertha's claim of denoising, with the vocabulary as memory; not in the paper"
 UNSEEN = 0.1  # occurrences of a token that the training texts lack, for its prior
@@ -253,23 +253,35 @@ def in_batches(
     return jax.tree.map(lambda *each: np.concatenate(each)[: len(noisy)], *parts)
 
 
-def cosines(model: Pretrained, vectors: Sequence[np.ndarray], size: int = 32) -> np.ndarray:
-    """Returns the cosine between the mean states of each first text and its second one."""
+def batched_outputs(
+    model: Pretrained, vectors: Sequence[np.ndarray], size: int = 32
+) -> Iterator[tuple[np.ndarray, PretrainedOutput, np.ndarray]]:
+    """Yields the numbers of a batch's texts, the encoder's output, and the mask of its tokens.
+
+    The last batch repeats its last text.
+    """
     import jax.numpy as jnp
     import numpy as np
 
     lengths = np.array([len(text) for text in vectors])
-    width = vectors[0].shape[1]
-    order, means = np.argsort(lengths, kind="stable"), np.zeros((len(vectors), width))
+    order = np.argsort(lengths, kind="stable")
     for start in range(0, len(order), size):
         rows = order[np.arange(start, start + size).clip(max=len(order) - 1)]
         longest = -(-lengths[rows].max() // 16) * 16  # few shapes: each is compiled
-        padded = np.zeros((size, longest, width), np.float32)
+        padded = np.zeros((size, longest, vectors[0].shape[1]), np.float32)
         for place, row in enumerate(rows):
             padded[place, : lengths[row]] = vectors[row]
         mask = np.arange(longest) < lengths[rows][:, None]
-        states = model.forward(jnp.asarray(padded), jnp.asarray(mask)).output
-        means[rows] = np.where(mask[..., None], states, 0).sum(1)
+        yield rows, model.forward(jnp.asarray(padded), jnp.asarray(mask)), mask
+
+
+def cosines(model: Pretrained, vectors: Sequence[np.ndarray], size: int = 32) -> np.ndarray:
+    """Returns the cosine between the mean states of each first text and its second one."""
+    import numpy as np
+
+    means = np.zeros((len(vectors), vectors[0].shape[1]))
+    for rows, output, mask in batched_outputs(model, vectors, size):
+        means[rows] = np.where(mask[..., None], output.output, 0).sum(1)
     first, second = np.split(means / np.linalg.norm(means, axis=1, keepdims=True), 2)
     return np.sum(first * second, axis=1)
 

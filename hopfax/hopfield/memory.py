@@ -1,11 +1,12 @@
 """Removing Gaussian noise by retrieval from clean patterns, such as a model's vocabulary.
 
 A Hopfield update over the clean patterns, with inverse temperature 1/sigma^2 and a bias, is their
-posterior mean given a noisy one. Written for one noisy query; `jax.vmap` for more.
+posterior mean given a noisy one. Written for one noisy query; `jax.vmap` for more. For queries
+that are a sequence, `candidates` and `forward_backward` add what each tells about its neighbours.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,33 @@ LogPrior = Float[Array, " patterns"] | None
 BLOCK = (
     2048  # patterns of a block; on two cores, smaller blocks are slower and larger ones no faster
 )
+IMPOSSIBLE = -1e30  # logarithm of the probability of a state or step that is excluded
+
+
+class Candidates(NamedTuple):
+    """The likeliest patterns of a noisy query, in descending order of posterior probability.
+
+    Attributes:
+        index: Their rows.
+        log_likelihood: Log-likelihood of each, without the prior and up to a constant; -inf if the
+            prior or the mask excludes it.
+    """
+
+    index: Int[Array, " count"]
+    log_likelihood: Float[Array, " count"]
+
+
+class Marginals(NamedTuple):
+    """The posterior over the states of a chain.
+
+    Attributes:
+        probability: Posterior probability of each state at each position; 0 where padded.
+        log_normalizer: Logarithm of the sum over all paths of likelihood times transitions, the
+            log-probability of the observed sequence; -inf if no path is possible.
+    """
+
+    probability: Float[Array, "positions states"]
+    log_normalizer: Float[Array, ""]
 
 
 class Denoised(NamedTuple):
@@ -181,6 +209,135 @@ def denoise_normalized(
     posterior = _posterior(logits, centred, prior, block_size)
     value = bias * (posterior.probability > 0) + scale * (posterior.value + posterior.gain * offset)
     return Denoised(value, posterior.index, posterior.probability)
+
+
+def candidates(
+    noisy: Float[Array, " width"],
+    patterns: Patterns,
+    *,
+    count: int,
+    sigma: float | Float[Array, ""] | None = None,
+    log_prior: LogPrior = None,
+    mask: Mask = None,
+) -> Candidates:
+    """Returns the patterns of highest posterior probability, with their log-likelihoods.
+
+    For decoders that add knowledge of their own, such as the context of a token. `log_prior` ranks
+    the patterns; it is not part of the log-likelihoods.
+
+    Args:
+        noisy: See `denoise`.
+        patterns: See `denoise`.
+        count: Number of candidates, at most that of the patterns.
+        sigma: See `denoise`.
+        log_prior: See `denoise`.
+        mask: See `denoise`.
+
+    Raises:
+        TypeError, ValueError: See `denoise`; `count` is out of range.
+
+    Example:
+        >>> import jax
+        >>> from hopfax import hopfield
+        >>> patterns = jax.random.normal(jax.random.key(0), (1000, 128))
+        >>> noisy = patterns[7] + 1.5 * jax.random.normal(jax.random.key(1), (128,))
+        >>> likeliest = hopfield.candidates(noisy, patterns, count=3)
+        >>> likeliest.index.shape, int(likeliest.index[0])
+        ((3,), 7)
+    """
+    noisy, patterns, prior = _prepared(noisy, patterns, log_prior, mask)
+    if not 1 <= count <= len(patterns):
+        raise ValueError(f"count must be in [1, {len(patterns)}], got {count}")
+    sigma = None if sigma is None else _check_sigma(sigma, noisy.dtype)
+    products = jnp.matmul(noisy, patterns.T, precision="highest")
+    norms = jnp.sum(jnp.square(patterns), axis=1)
+    likelihood = _log_likelihood(noisy, products, norms, sigma)
+    _, index = jax.lax.top_k(likelihood + prior, count)
+    return Candidates(index, jnp.where(jnp.isfinite(prior), likelihood, -jnp.inf)[index])
+
+
+def forward_backward(
+    log_likelihood: Float[Array, "positions states"],
+    log_transition: Float[Array, "steps states states"],
+    *,
+    mask: Bool[Array, " positions"] | None = None,
+) -> Marginals:
+    r"""Returns the posterior marginals of a Markov chain, and the sequence's log-probability.
+
+    For observations $x_i$ of hidden states $s_i$,
+
+    $$\log Z = \log \sum_{s_1 \dots s_n} \prod_i p(x_i | s_i) \prod_i p(s_{i+1} | s_i), \qquad
+    p(s_i = k | x) = \frac{\partial \log Z}{\partial \log p(x_i | k)}$$
+
+    The forward pass is a scan; its gradient is the backward pass.
+
+    Args:
+        log_likelihood: $\log p(x_i | s_i)$, to which the first position adds the log-probability
+            of its states; -inf excludes a state.
+        log_transition: $\log p(s_{i+1} | s_i)$ from state (rows) to state (columns), one matrix
+            for each of the n - 1 steps; need not be normalized. -inf excludes a step.
+        mask: True at real positions, which come first; None takes all.
+
+    Returns:
+        `Marginals`, in float32 at least; all probabilities are 0 if no path is possible. Without a
+        real position, `log_normalizer` is 0.
+
+    Raises:
+        TypeError: If `mask` is not boolean.
+        ValueError: If the shapes are not those of one sequence and its steps.
+
+    Differentiation:
+        Both fields are differentiable in both arrays.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
+        >>> observed = jnp.log(jnp.array([[0.9, 0.1], [0.5, 0.5]]))
+        >>> stays = jnp.log(jnp.array([[[0.8, 0.2], [0.2, 0.8]]]))
+        >>> marginals = hopfield.forward_backward(observed, stays).probability
+        >>> [[round(float(p), 2) for p in position] for position in marginals]
+        [[0.9, 0.1], [0.74, 0.26]]
+
+    References:
+        Rabiner (1989), A Tutorial on Hidden Markov Models, Equations 19 to 27.
+    """
+    likelihood = real_array(log_likelihood, "log_likelihood")
+    transition = real_array(log_transition, "log_transition")
+    shape = likelihood.shape
+    if likelihood.ndim != 2 or transition.shape != (max(shape[0] - 1, 0), shape[1], shape[1]):
+        raise ValueError(
+            "log_likelihood must have shape (n, states) and log_transition (n - 1, states, states),"
+            f" got {shape} and {transition.shape}: use jax.vmap for more"
+        )
+    dtype = jnp.result_type(likelihood, transition, jnp.float32)
+    mask = check_mask(mask, shape[:1])
+    real = jnp.ones(shape[0], bool) if mask is None else mask
+    # Finite, so that no gradient is nan; sums of n stay finite too.
+    likelihood = jnp.where(real[:, None], likelihood, 0).astype(dtype)
+    likelihood = jnp.maximum(likelihood, IMPOSSIBLE)
+    transition = jnp.where(real[1:, None, None], transition, 0).astype(dtype)
+    transition = jnp.maximum(transition, IMPOSSIBLE)
+
+    def log_normalizer(likelihood: Array) -> Array:
+        def step(carry: tuple[Array, Array], each: tuple[Array, Array, Array]) -> Any:
+            # Normalized at each position: float32 has no digits for sums over long sequences.
+            forward, total = carry
+            likelihood, transition, real = each
+            new = jax.nn.logsumexp(forward[:, None] + transition, axis=0) + likelihood
+            norm = jax.nn.logsumexp(new)
+            forward = jnp.where(real, new - norm, forward)
+            return (forward, total + jnp.where(real, norm, 0)), None
+
+        norm = jax.nn.logsumexp(likelihood[0])
+        start = likelihood[0] - norm, jnp.where(real[0], norm, 0)
+        (_, total), _ = jax.lax.scan(step, start, (likelihood[1:], transition, real[1:]))
+        return total
+
+    total, probability = jax.value_and_grad(log_normalizer)(likelihood)
+    possible = total > IMPOSSIBLE / 2
+    return Marginals(
+        jnp.where(possible & real[:, None], probability, 0), jnp.where(possible, total, -jnp.inf)
+    )
 
 
 def _log_likelihood(query: Array, products: Array, norms: Array, sigma: Array | None) -> Array:

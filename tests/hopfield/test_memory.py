@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.special import log_softmax
+from scipy.special import log_softmax, logsumexp
 from scipy.stats import norm
 
 from hopfax import hopfield
@@ -224,6 +224,128 @@ def test_two_patterns_reach_the_bound():
     got = hopfield.recovery_bound(patterns, sigma=2.0, log_prior=np.log([0.8, 0.2]))
     margins = 5 / 4 + 2 / 5 * np.log([4, 1 / 4])
     np.testing.assert_allclose(got, norm.cdf(margins), rtol=1e-5)
+
+
+@pytest.mark.parametrize("sigma", [None, 0.9])
+def test_candidates_are_the_most_probable_patterns_and_know_their_likelihoods(sigma):
+    options = {"sigma": sigma, "log_prior": PRIOR, "mask": MASK}
+    got = hopfield.candidates(QUERY, PATTERNS, count=17, **options)
+    scores = got.log_likelihood + PRIOR[got.index]
+    assert (np.diff(scores) <= 0).all()
+    value, index, probability = oracle(**options)
+    posterior = jax.nn.softmax(scores)
+    np.testing.assert_allclose(posterior @ PATTERNS[got.index], value, rtol=1e-3, atol=1e-4)
+    assert got.index[0] == index
+    np.testing.assert_allclose(posterior[0], probability, rtol=1e-3)
+    everything = hopfield.candidates(QUERY, PATTERNS, count=COUNT, **options)
+    assert (everything.log_likelihood[17:] == -np.inf).all()
+
+
+def chain(length, states):
+    """Log-likelihoods and transitions, with a state and a step that are impossible."""
+    likelihood, transition = (
+        draw.normal(size=(length, states)) - 500,
+        draw.normal(size=(length - 1, states, states)),
+    )
+    likelihood[1, 0] = transition[2, 1, :] = transition[0, 2, 1] = -np.inf
+    return likelihood, transition
+
+
+def enumerated(likelihood, transition):
+    """Marginals and log-probability from the sum over all paths."""
+    length, states = likelihood.shape
+    paths = np.stack(np.meshgrid(*[np.arange(states)] * length), -1).reshape(-1, length)
+    scores = likelihood[np.arange(length), paths].sum(1)
+    scores += sum(transition[i, paths[:, i], paths[:, i + 1]] for i in range(length - 1))
+    weights = np.exp(scores - logsumexp(scores))
+    return np.stack([weights @ (paths == k) for k in range(states)], 1), logsumexp(scores)
+
+
+@pytest.mark.parametrize("length", [5, 6])
+def test_forward_backward_is_the_sum_over_all_paths(length):
+    likelihood, transition = chain(length, 4)
+    probability, log_normalizer = enumerated(likelihood, transition)
+    for run in (hopfield.forward_backward, jax.jit(hopfield.forward_backward)):
+        got = run(likelihood, transition)
+        np.testing.assert_allclose(got.probability, probability, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(got.log_normalizer, log_normalizer, rtol=1e-6)
+    alone = hopfield.forward_backward(likelihood[:1], transition[:0])
+    np.testing.assert_allclose(alone.probability[0], np.exp(log_softmax(likelihood[0])), rtol=1e-4)
+
+
+def test_a_chain_without_a_possible_path_has_no_marginals():
+    likelihood, transition = chain(4, 3)
+    transition[1] = -np.inf
+    got = hopfield.forward_backward(likelihood, transition)
+    assert not np.asarray(got.probability).any()
+    assert got.log_normalizer == -np.inf
+    empty = hopfield.forward_backward(*chain(4, 3), mask=np.zeros(4, bool))
+    assert not np.asarray(empty.probability).any()
+    assert empty.log_normalizer == 0
+
+
+def test_padding_a_chain_changes_nothing_and_gets_no_gradient():
+    chains, mask = [chain(length, 3) for length in (4, 6)], np.arange(6) < [[4], [6]]
+    likelihood, transition = (
+        jnp.stack([
+            jnp.pad(each[part], [(0, 6 - len(chains[n][0]))] + [(0, 0)] * (each[part].ndim - 1),
+                    constant_values=np.nan)
+            for n, each in enumerate(chains)
+        ])
+        for part in (0, 1)
+    )  # fmt: skip
+    together = jax.vmap(lambda x, y, real: hopfield.forward_backward(x, y, mask=real))
+    got = together(likelihood, transition, mask)
+    assert not np.asarray(got.probability[0, 4:]).any()
+    for number, each in enumerate(chains):
+        alone, length = hopfield.forward_backward(*each), len(each[0])
+        np.testing.assert_allclose(got.probability[number, :length], alone.probability, rtol=1e-5)
+        np.testing.assert_allclose(got.log_normalizer[number], alone.log_normalizer, rtol=1e-6)
+
+    def loss(*arrays):
+        marginals = together(*arrays, mask)
+        return (marginals.probability**2).sum() + marginals.log_normalizer.sum()
+
+    for gradient, real in zip(
+        jax.grad(loss, (0, 1))(likelihood, transition), (mask, mask[:, 1:]), strict=True
+    ):
+        assert np.isfinite(gradient).all()
+        assert not np.asarray(gradient)[~real].any()
+        assert all(np.asarray(each[rows]).any() for each, rows in zip(gradient, real, strict=True))
+
+
+def test_gradients_of_marginals_are_central_differences():
+    arrays = chain(5, 3)
+    weights = draw.normal(size=(5, 3))
+
+    def loss(fn, arrays):
+        probability, log_normalizer = fn(*arrays)
+        return (probability * weights).sum() + log_normalizer
+
+    gradients = jax.grad(partial(loss, hopfield.forward_backward))([*map(jnp.asarray, arrays)])
+    for place, gradient in enumerate(gradients):
+        direction = draw.normal(size=gradient.shape)
+        ends = [
+            loss(enumerated, [x + sign * 1e-5 * direction if n == place else x
+                              for n, x in enumerate(arrays)])
+            for sign in (1, -1)
+        ]  # fmt: skip
+        slope = (ends[0] - ends[1]) / 2e-5
+        np.testing.assert_allclose(np.sum(gradient * direction), slope, rtol=2e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [(((4, 3), (4, 3, 3)), r"got \(4, 3\) and \(4, 3, 3\)"), (((2, 4, 3), (3, 3, 3)), "jax.vmap")],
+)
+def test_a_chain_has_one_transition_less_than_positions(shapes, words):
+    with pytest.raises(ValueError, match=words):
+        hopfield.forward_backward(*map(np.ones, shapes))
+
+
+def test_candidates_are_patterns():
+    with pytest.raises(ValueError, match=r"count must be in \[1, 23\], got 24"):
+        hopfield.candidates(QUERY, PATTERNS, count=24)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,735 @@
+"""How much does context add to retrieval from the vocabulary, and how near is that to capacity?
+
+Without context, memory (`experiments.memory.similarity`) keeps a pretrained encoder's score down to
+-8 to -10 dB. Here the prior of a token depends on the others, in two ways: a chain of bigrams,
+solved exactly by `hopfield.forward_backward`, and the encoder's own prediction of a token from the
+retrieved rest. Each text is observed once. The encoder is not trained.
+
+Command: `python -m experiments memory-context --pretrained FOLDER --data-dir DIR`; about ten
+minutes on two cores for six layers of width 384.
+
+Expected: the clean score 1 to 3 dB below where frequencies alone keep it.
+
+The encoder's prior of a token is its frequency times exp(e . W h), with e the token's vector and h
+the states of the last four layers at the masked position; only the matrix W is trained. A quarter
+of the positions is masked at a time; the others hold their posterior means. The new posteriors are
+the next iteration's context, until a text's tokens stay the same. "Both" adds the weighted e . W h
+of the last iteration to the chain of bigrams.
+
+Chosen on training texts: every tenth row of the task's training set is held out from all priors,
+and so are texts that are also among the reported ones.
+The bigrams' discount and the weight of "both" minimize the bits per token there, in every run.
+The layers, learning rate and weight decay of the head and the two iterations are constants, chosen
+on the held-out rows of MRPC: there, a GELU and a LayerNorm before W did not help, nor did a third
+iteration. The rows reported choose nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+from experiments.memory import similarity
+from experiments.memory.similarity import (
+    NEAR,
+    add_noise,
+    batched_outputs,
+    by_method,
+    cosines,
+    decibels,
+    encoded,
+    in_batches,
+    lowest_kept,
+    prior,
+    results,
+)
+from experiments.settings import budget_of, by_budget
+
+if TYPE_CHECKING:
+    import jax
+    import numpy as np
+
+    from experiments.report import Page
+    from hopfax.nn import Pretrained
+
+REPRODUCES = "Robertha's claim of denoising, with context as prior; not in the paper"
+NUM_CANDIDATES = 64  # per token
+NUM_GROUPS = 4  # one of them is masked at a time
+ITERATIONS = 2
+CERTAIN = 0.999  # posterior probability of tokens that need no context
+HELD_OUT = 10  # one training row in so many
+DISCOUNTS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+WEIGHTS = (0.25, 0.5, 0.75, 1.0)
+REPLACED = 0.3  # largest share of tokens replaced in a training text of the head
+NUM_LAYERS = 4  # whose states the head reads
+LEARNING_RATE, WEIGHT_DECAY, BATCH = 2e-3, 1.0, 128  # of the head
+ERRORS = 0.01  # share of wrong tokens at the limit of one token
+ENCODER = tuple(f"encoder-{number}" for number in range(1, ITERATIONS + 1))
+DRAWN = ("uniform", "unigram", "bigram", ENCODER[-1], "both")
+TITLES = {
+    **similarity.TITLES,
+    "uniform": "uniform",
+    "unigram": "unigram (iteration 0)",
+    "bigram": "bigram",
+    **{name: f"encoder, iteration {number}" for number, name in enumerate(ENCODER, 1)},
+    "both": "bigram and encoder",
+    "random": "unigram, random table",
+}
+SHORT = {"unigram": "unigram", ENCODER[-1]: "encoder", "both": "both"}
+SHORT = {name: SHORT.get(name, TITLES[name]) for name in DRAWN}
+STRONG = 8.0  # dB of noise / signal; less noise is left out of the tables
+
+
+class Budget(NamedTuple):
+    """Size of a run: the fields of `similarity.Budget`, and training steps of the head."""
+
+    num_pairs: int
+    num_draws: int
+    snr_db: tuple[float, ...]
+    num_steps: int
+
+
+BUDGETS = {
+    "smoke": Budget(16, 1, (-12.0,), 2),
+    "laptop": Budget(80, 1, (6.0, -8.0, -10.0, -11.0, -12.0, -14.0, -16.0, -20.0), 300),
+    "paper": Budget(1500, 3, similarity.BUDGETS["paper"].snr_db, 2000),
+}
+DEFAULTS = {size: budget._asdict() for size, budget in BUDGETS.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(similarity.Config):
+    """Model, texts, noise and training of the head."""
+
+    task: tuple[Literal["stsb", "mrpc"], ...] = ("stsb", "mrpc")
+    """Tasks of pairs of texts."""
+    num_pairs: Annotated[int | None, by_budget("num_pairs", "INT", DEFAULTS)] = None
+    """Pairs of texts, from the first."""
+    num_draws: Annotated[int | None, by_budget("num_draws", "INT", DEFAULTS)] = None
+    """Independent noise draws."""
+    snr_db: Annotated[tuple[float, ...] | None, by_budget("snr_db", "FLOAT ...", DEFAULTS)] = None
+    """Signal-to-noise ratios in dB."""
+    num_steps: Annotated[int | None, by_budget("num_steps", "INT", DEFAULTS)] = None
+    """Training steps of the encoder's head."""
+
+
+def run(config: Config) -> Path:
+    """Measures everything and writes the page.
+
+    Raises:
+        ValueError: A flag is out of range.
+        FileNotFoundError: A file is missing.
+    """
+    import numpy as np
+    import pandas as pd
+
+    from experiments import report
+    from experiments.models import load, weights_digest
+    from experiments.rundir import open_run, write_whole
+    from hopfax.data import read_tokenizer, reported_rows, training_rows
+    from hopfax.train.progress import Progress
+
+    budget = budget_of(config, BUDGETS)
+    if not config.pretrained or not config.data_dir:
+        raise ValueError("set --pretrained and --data-dir, the folders of a model and of the sets")
+    if budget.num_pairs < 10 or budget.num_draws < 1 or budget.num_steps < 1:
+        raise ValueError(
+            "--num-pairs must be >= 10, --num-draws and --num-steps >= 1, got "
+            f"{budget.num_pairs}, {budget.num_draws} and {budget.num_steps}"
+        )
+    model, tokens = load(config.pretrained), read_tokenizer(config.pretrained)
+    folder = open_run("memory-context", config, plan={"weights": weights_digest(config.pretrained)})
+    table, blank = np.asarray(model.table, np.float32), tokens.tokens.index("[MASK]")
+    cases = [
+        (protocol, db, draw)
+        for protocol in config.protocols
+        for db in budget.snr_db
+        for draw in range(budget.num_draws)
+    ]
+    frames = []
+    with Progress(len(config.task) * (len(cases) + 1)) as progress:
+        for number, name in enumerate(config.task):
+            done = number * (len(cases) + 1)
+            progress.title = f"{TITLES[name]}, priors"
+            progress.update(done)
+            rows = reported_rows(name, data_dir=config.data_dir)[: budget.num_pairs]
+            ids = encoded([row.texts[0][side] for side in (0, 1) for row in rows], tokens)
+            training = [row.texts[0] for row in training_rows(name, data_dir=config.data_dir)]
+            held_out = dict.fromkeys(text for pair in training[::HELD_OUT] for text in pair)
+            apart = held_out.keys() | {text for row in rows for text in row.texts[0]}
+            rest = [text for pair in training for text in pair if text not in apart]
+            priors, chosen = fit(
+                model, encoded(rest, tokens), encoded(list(held_out), tokens), blank, budget
+            )
+            clean, right = [table[text] for text in ids], np.concatenate(ids)
+            measured = {("none", "", 0.0): [cosines(model, clean)]}
+            recovered: dict[Any, list[float]] = {}
+            random_rows: list[dict[str, Any]] = []
+            decode, of_random_table = decoder(model, priors), random_reader(priors)
+            for place, (protocol, db, draw) in enumerate(cases, 1):
+                progress.title = f"{TITLES[name]}, {TITLES[protocol]}, {db:g} dB"
+                progress.update(done + place)
+                noisy, _ = add_noise(clean, db, protocol=protocol, seed=draw)
+                estimates = decode(noisy, [len(text) for text in ids])
+                for method, (found, values) in estimates.items():
+                    at = method, protocol, db
+                    measured.setdefault(at, []).append(cosines(model, values))
+                    share = 100 * float(np.mean(found == right))
+                    recovered.setdefault(at, []).append(share)
+                share = 100 * of_random_table(ids, db, protocol=protocol, seed=draw)
+                random_rows.append({
+                    "model": "random", "corruption": "gaussian", "site": "token",
+                    "protocol": protocol, "level": 10 ** (-db / 20), "snr_db": db, "seed": draw,
+                    "metric": "recovered", "score": round(share, 4),
+                })  # fmt: skip
+            labels = np.array([row.label for row in rows])
+            scores = [*results(name, measured, recovered, labels), *random_rows]
+            scores += [
+                {"model": method, "corruption": "none", "level": 0.0, "seed": 0,
+                 "metric": metric, "score": round(value, 4)}
+                for metric, values in {
+                    "bits": bits_of_priors(model, priors, ids), "setting": chosen,
+                }.items()
+                for method, value in values.items()
+            ]  # fmt: skip
+            limit = similarity.capacity(priors.log_prior, width=table.shape[1])
+            frames.append(pd.DataFrame(scores).assign(task=name, limit=limit))
+            progress.update(done + len(cases) + 1)
+    frame = pd.concat(frames).reindex(columns=list(similarity.COLUMNS))
+    frame["width"] = table.shape[1]
+    write_whole(folder / "results.csv", frame.to_csv(index=False, lineterminator="\n"))
+    report.write_report(folder, page(folder))
+    return folder
+
+
+class Bigrams(NamedTuple):
+    """Absolute discounting, interpolated with the unigram prior.
+
+    Attributes:
+        keys: Pairs of tokens seen in the training texts, first times vocabulary plus second.
+        shares: Discounted probability of the second token of each, given the first.
+        backoff: Probability left to the unigram prior after each token.
+        unigram: Probability of each token.
+    """
+
+    keys: np.ndarray
+    shares: np.ndarray
+    backoff: np.ndarray
+    unigram: np.ndarray
+
+
+class Head(NamedTuple):
+    """Parameters of the encoder's prior.
+
+    Attributes:
+        mean: Mean of the states of the training texts.
+        scale: Their standard deviations.
+        weight: The matrix W.
+    """
+
+    mean: np.ndarray
+    scale: np.ndarray
+    weight: Any
+
+
+class Priors(NamedTuple):
+    """What is known about texts before they are observed.
+
+    Attributes:
+        table: Vectors of all tokens.
+        blank: The mask token's id.
+        log_prior: Log-frequency of each token.
+        bigrams: Probability of each token given the one before it.
+        head: Parameters of the encoder's prior.
+        weight: Weight of the encoder's prior beside the bigrams.
+    """
+
+    table: np.ndarray
+    blank: int
+    log_prior: np.ndarray
+    bigrams: Bigrams
+    head: Head
+    weight: float
+
+
+def fit(
+    model: Pretrained,
+    texts: Sequence[np.ndarray],
+    held_out: Sequence[np.ndarray],
+    blank: int,
+    budget: Budget,
+) -> tuple[Priors, dict[str, float]]:
+    """Returns priors of training texts, and the settings chosen on held-out ones."""
+    import numpy as np
+
+    table = np.asarray(model.table, np.float32)
+    log_prior = prior(texts, len(table))
+    candidates = {discount: fit_bigrams(texts, log_prior, discount) for discount in DISCOUNTS}
+    discount = min(DISCOUNTS, key=lambda each: bits_of_bigrams(candidates[each], held_out))
+    head = fit_head(model, texts, log_prior, blank, budget.num_steps)
+    priors = Priors(table, blank, log_prior, candidates[discount], head, 0.0)
+    _, bits = bits_in_context(model, priors, held_out[: budget.num_pairs], WEIGHTS)
+    weight = WEIGHTS[int(np.argmin(bits))]
+    return priors._replace(weight=weight), {"discount": discount, "weight": weight}
+
+
+def fit_bigrams(texts: Sequence[np.ndarray], log_prior: np.ndarray, discount: float) -> Bigrams:
+    """Returns the bigrams of texts; `discount`, in (0, 1), is taken off each count."""
+    import numpy as np
+
+    size = len(log_prior)
+    pairs = np.concatenate([text[:-1].astype(np.int64) * size + text[1:] for text in texts])
+    keys, counts = np.unique(pairs, return_counts=True)
+    first = keys // size
+    totals, kinds = np.bincount(first, counts, size), np.bincount(first, minlength=size)
+    backoff = np.where(totals > 0, discount * kinds / np.maximum(totals, 1), 1.0)
+    return Bigrams(keys, (counts - discount) / totals[first], backoff, np.exp(log_prior))
+
+
+def log_bigrams(bigrams: Bigrams, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Returns log p(second | first), for arrays of tokens that broadcast."""
+    import numpy as np
+
+    keys = first.astype(np.int64) * len(bigrams.unigram) + second
+    places = np.searchsorted(bigrams.keys, keys).clip(max=len(bigrams.keys) - 1)
+    seen = np.where(bigrams.keys[places] == keys, bigrams.shares[places], 0)
+    return np.log(seen + bigrams.backoff[first] * bigrams.unigram[second]).astype(np.float32)
+
+
+def fit_head(
+    model: Pretrained,
+    texts: Sequence[np.ndarray],
+    log_prior: np.ndarray,
+    blank: int,
+    num_steps: int,
+) -> Head:
+    """Trains the head to predict masked tokens of texts in which others are replaced at random.
+
+    The replacements stand for errors of retrieval: they teach the head how far to trust the rest.
+    """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
+
+    table, random = np.asarray(model.table, np.float32), np.random.default_rng(0)
+    probabilities = np.exp(log_prior, dtype=float)
+    probabilities /= probabilities.sum()
+    some = [texts[n] for n in random.permutation(len(texts))[: num_steps * BATCH]]
+    groups = random.integers(NUM_GROUPS, size=len(some)).tolist()
+    vectors = []
+    for text in some:
+        wrong = random.random(len(text)) < random.uniform(0, REPLACED)
+        others = random.choice(len(table), len(text), p=probabilities)
+        vectors.append(table[np.where(wrong, others, text)])
+    states = np.concatenate(masked_states(model, vectors, table[blank], groups))
+    targets = np.concatenate([text[g::NUM_GROUPS] for text, g in zip(some, groups, strict=True)])
+    scale = states.std(0) + 1e-3  # some coordinates are constant
+    head = Head(states.mean(0), scale, jnp.zeros((states.shape[1], table.shape[1])))
+    schedule = optax.cosine_decay_schedule(LEARNING_RATE, num_steps)
+    optimizer = optax.adamw(schedule, weight_decay=WEIGHT_DECAY)
+
+    def loss(weight: jax.Array, states: jax.Array, targets: jax.Array, *fixed: Any) -> jax.Array:
+        patterns, log_prior = fixed
+        scores = predicted(head._replace(weight=weight), states) @ patterns.T + log_prior
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(scores, targets))
+
+    @jax.jit
+    def step(weight: Any, memory: Any, *batch: Any) -> Any:
+        updates, memory = optimizer.update(jax.grad(loss)(weight, *batch), memory, weight)
+        return optax.apply_updates(weight, updates), memory
+
+    weight, fixed = head.weight, (jnp.asarray(table), jnp.asarray(log_prior))
+    memory = optimizer.init(weight)
+    for _ in range(num_steps):
+        rows = random.integers(len(states), size=BATCH)
+        weight, memory = step(weight, memory, states[rows], targets[rows], *fixed)
+    return head._replace(weight=weight)
+
+
+def predicted(head: Head, states: jax.Array) -> jax.Array:
+    """Returns W h, whose products with the table are the encoder's log-odds over frequency."""
+    return ((states - head.mean) / head.scale) @ head.weight
+
+
+def masked_states(
+    model: Pretrained, vectors: Sequence[np.ndarray], blank: np.ndarray, groups: Sequence[int]
+) -> list[np.ndarray]:
+    """Returns the states at one group of each text's positions, with this group masked.
+
+    Args:
+        model: The encoder.
+        vectors: Token vectors of each text.
+        blank: The mask token's vector.
+        groups: Group of each text: position i belongs to group i modulo `NUM_GROUPS`.
+    """
+    import numpy as np
+
+    masked = []
+    for text, group in zip(vectors, groups, strict=True):
+        text = text.copy()
+        text[group::NUM_GROUPS] = blank
+        masked.append(text)
+    found = list(masked)
+    for rows, output, mask in batched_outputs(model, masked):
+        states = np.concatenate(np.asarray(output.hidden_states[-NUM_LAYERS:]), axis=-1)
+        for row, state, real in zip(rows, states, mask, strict=True):
+            found[row] = state[real][groups[row] :: NUM_GROUPS]
+    return found
+
+
+def states_in_context(
+    model: Pretrained, vectors: Sequence[np.ndarray], blank: np.ndarray
+) -> list[np.ndarray]:
+    """Returns the states at all positions, each computed with its group masked."""
+    import numpy as np
+
+    parts = [
+        masked_states(model, vectors, blank, [group] * len(vectors)) for group in range(NUM_GROUPS)
+    ]
+    states = [np.zeros((len(text), parts[0][0].shape[1]), np.float32) for text in vectors]
+    for group, found in enumerate(parts):
+        for text, part in zip(states, found, strict=True):
+            text[group::NUM_GROUPS] = part
+    return states
+
+
+Estimates = dict[str, tuple[Any, list[Any]]]
+
+
+def decoder(model: Pretrained, priors: Priors) -> Callable[[np.ndarray, list[int]], Estimates]:
+    """Returns a function of the noisy vectors of all texts, in one array, and the texts' lengths.
+
+    It returns each method's tokens and, by text, its posterior means.
+    """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from scipy.special import softmax
+
+    from hopfax import hopfield
+
+    patterns, log_prior = jnp.asarray(priors.table), jnp.asarray(priors.log_prior)
+    blank = priors.table[priors.blank]
+
+    @jax.jit
+    def likeliest(x: jax.Array, _: jax.Array) -> tuple[Any, Any]:
+        one = partial(hopfield.candidates, patterns=patterns, count=NUM_CANDIDATES)
+        return jax.vmap(partial(one, log_prior=log_prior))(x), jax.vmap(one)(x)
+
+    @jax.jit
+    def means(posterior: jax.Array, index: jax.Array) -> jax.Array:
+        return jnp.einsum("nk,nkd->nd", posterior, patterns[index])
+
+    @jax.jit
+    def log_odds(states: jax.Array, index: jax.Array) -> jax.Array:
+        return jnp.einsum("nd,nkd->nk", predicted(priors.head, states), patterns[index])
+
+    @jax.jit
+    @jax.vmap
+    def marginals(likelihood: jax.Array, steps: jax.Array, mask: jax.Array) -> jax.Array:
+        return hopfield.forward_backward(likelihood, steps, mask=mask).probability
+
+    def decode(noisy: np.ndarray, lengths: list[int]) -> Estimates:
+        ends, owner = np.cumsum(lengths)[:-1], np.repeat(np.arange(len(lengths)), lengths)
+        frequent, nearest = in_batches(likeliest, noisy, noisy[:, 0], 512)
+        index, likelihood = frequent
+        unigram = priors.log_prior[index]
+        estimates: Estimates = {}
+
+        def keep(name: str, posterior: np.ndarray, index: np.ndarray = index) -> None:
+            best = np.take_along_axis(index, posterior.argmax(1)[:, None], axis=1)[:, 0]
+            estimates[name] = best, np.split(in_batches(means, posterior, index, 512), ends)
+
+        def from_context(name: str, unsure: np.ndarray, previous: np.ndarray) -> np.ndarray:
+            """Returns the encoder's log-odds of unsure tokens given one method's estimates."""
+            new, flags = previous.copy(), np.split(unsure, ends)
+            places = np.split(np.arange(len(unsure)), ends)
+            for group in range(NUM_GROUPS):
+                texts = [n for n, each in enumerate(flags) if each[group::NUM_GROUPS].any()]
+                if texts:
+                    vectors = [estimates[name][1][text] for text in texts]
+                    states = masked_states(model, vectors, blank, [group] * len(texts))
+                    rows = np.concatenate([places[text][group::NUM_GROUPS] for text in texts])
+                    new[rows] = in_batches(log_odds, np.concatenate(states), index[rows], 512)
+            return new
+
+        steps = transitions(priors.bigrams, np.split(index, ends))
+        initial = np.where(np.diff(owner, prepend=-1)[:, None], unigram, 0)
+
+        def keep_chain(name: str, evidence: np.ndarray) -> None:
+            keep(name, over_chains(marginals, np.split(evidence + initial, ends), steps))
+
+        posterior = softmax(likelihood + unigram, axis=1)
+        keep("uniform", softmax(nearest.log_likelihood, axis=1), nearest.index)
+        keep("unigram", posterior)
+        keep_chain("bigram", likelihood)
+        context, last = np.zeros_like(unigram), "unigram"
+        unsure = posterior.max(1) < CERTAIN
+        for name in ENCODER:
+            context = from_context(last, unsure, context)
+            posterior = softmax(likelihood + unigram + context, axis=1)
+            keep(name, posterior)
+            changed = owner[estimates[name][0] != estimates[last][0]]
+            unsure, last = (posterior.max(1) < CERTAIN) & np.isin(owner, changed), name
+        keep_chain("both", likelihood + priors.weight * context)
+        return estimates
+
+    return decode
+
+
+def transitions(bigrams: Bigrams, index: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Returns the log-probabilities of steps between candidates, for each text's candidates."""
+    return [log_bigrams(bigrams, each[:-1, :, None], each[1:, None, :]) for each in index]
+
+
+def over_chains(
+    marginals: Callable[..., Any],
+    likelihood: Sequence[np.ndarray],
+    steps: Sequence[np.ndarray],
+    size: int = 16,
+) -> np.ndarray:
+    """Returns the marginals of all texts in one array.
+
+    Args:
+        marginals: Function of padded batches of log-likelihoods, transitions and masks.
+        likelihood: Log-likelihoods of each text's candidates.
+        steps: Log-probabilities of their steps.
+        size: Texts of a batch.
+    """
+    import numpy as np
+
+    lengths = np.array([len(text) for text in likelihood])
+    longest, count = lengths.max(), likelihood[0].shape[1]
+    parts = []
+    for start in range(0, len(likelihood), size):
+        emitted = np.zeros((size, longest, count), np.float32)
+        moved = np.zeros((size, longest - 1, count, count), np.float32)
+        for place, text in enumerate(likelihood[start : start + size]):
+            emitted[place, : len(text)] = text
+            moved[place, : len(text) - 1] = steps[start + place]
+        real = np.zeros(size, int)
+        real[: len(lengths[start : start + size])] = lengths[start : start + size]
+        mask = np.arange(longest) < real[:, None]
+        parts.append(np.asarray(marginals(emitted, moved, mask))[mask])
+    return np.concatenate(parts)
+
+
+def random_reader(priors: Priors) -> Callable[..., float]:
+    """Returns the share of tokens recovered under the unigram prior if vectors were random.
+
+    The random vectors have the norms of the table's. Arguments of the function: the texts' tokens,
+    and those of `add_noise`.
+    """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from hopfax import hopfield
+
+    log_prior = jnp.asarray(priors.log_prior)
+    random = np.random.default_rng([0, 1])  # not the stream of any noise
+    table = random.standard_normal(priors.table.shape, np.float32)
+    norms = np.linalg.norm(priors.table, axis=1) / np.linalg.norm(table, axis=1)
+    table *= norms[:, None]
+
+    @jax.jit
+    def read(x: jax.Array, _: jax.Array) -> jax.Array:
+        one = partial(hopfield.candidates, patterns=table, count=1, log_prior=log_prior)
+        return jax.vmap(one)(x).index[:, 0]
+
+    def recovered(ids: Sequence[np.ndarray], snr_db: float, **options: Any) -> float:
+        noisy, _ = add_noise([table[text] for text in ids], snr_db, **options)
+        return float(np.mean(in_batches(read, noisy, noisy[:, 0], 512) == np.concatenate(ids)))
+
+    return recovered
+
+
+def bits_of_bigrams(bigrams: Bigrams, texts: Sequence[np.ndarray]) -> float:
+    """Returns the bits per token of texts; each first token has the unigram prior."""
+    import numpy as np
+
+    first = np.log(bigrams.unigram[[text[0] for text in texts]])
+    rest = [log_bigrams(bigrams, text[:-1], text[1:]) for text in texts]
+    return -float(np.mean(np.concatenate([first, *rest]))) / np.log(2)
+
+
+def bits_in_context(
+    model: Pretrained, priors: Priors, texts: Sequence[np.ndarray], weights: Sequence[float]
+) -> tuple[float, list[float]]:
+    """Returns the bits per token of the encoder's prior, and of "both" for each weight.
+
+    The context is clean. "Both" is the normalized product of the bigram after the token before and
+    the weighted encoder.
+    """
+    import jax.numpy as jnp
+    import numpy as np
+    from scipy.special import log_softmax
+
+    bigrams, table, size = priors.bigrams, priors.table, len(priors.table)
+    right = np.concatenate(texts).astype(np.int64)
+    before = np.concatenate([[-1, *text[:-1]] for text in texts])
+    vectors = [table[text] for text in texts]
+    states = np.concatenate(states_in_context(model, vectors, table[priors.blank]))
+    bits = []
+    for start in range(0, len(right), 256):
+        rows = slice(start, start + 256)
+        scores = np.asarray(predicted(priors.head, jnp.asarray(states[rows]))) @ table.T
+        encoder = log_softmax(scores + priors.log_prior, axis=1)
+        chain = np.tile(bigrams.unigram, (len(scores), 1))
+        for row, token in zip(chain, before[rows], strict=True):
+            if token >= 0:
+                low, high = np.searchsorted(bigrams.keys, [token * size, (token + 1) * size])
+                row *= bigrams.backoff[token]
+                row[bigrams.keys[low:high] - token * size] += bigrams.shares[low:high]
+        chain = np.log(chain)
+        each = [encoder, *(log_softmax(chain + weight * scores, axis=1) for weight in weights)]
+        bits.append([-part[np.arange(len(part)), right[rows]] / np.log(2) for part in each])
+    encoder, *both = (float(np.mean(np.concatenate(part))) for part in zip(*bits, strict=True))
+    return encoder, both
+
+
+def bits_of_priors(
+    model: Pretrained, priors: Priors, texts: Sequence[np.ndarray]
+) -> dict[str, float]:
+    """Returns each prior's bits per token of texts."""
+    import numpy as np
+
+    encoder, both = bits_in_context(model, priors, texts, [priors.weight])
+    return {
+        "uniform": float(np.log2(len(priors.table))),
+        "unigram": -float(np.mean(priors.log_prior[np.concatenate(texts)]) / np.log(2)),
+        "bigram": bits_of_bigrams(priors.bigrams, texts),
+        ENCODER[-1]: encoder,
+        "both": both[0],
+    }
+
+
+def one_token_snr_db(bits: float, *, width: int, errors: float = ERRORS) -> float:
+    """Returns the SNR in dB at which the best code of one token a block has a share of errors.
+
+    The normal approximation of Polyanskiy, Poor and Verdú (2010), Equation 296, for `width` real
+    channel uses.
+    """
+    import numpy as np
+    from scipy.optimize import brentq
+    from scipy.stats import norm
+
+    def missing(snr_db: float) -> float:
+        snr = 10 ** (snr_db / 10)
+        dispersion = snr * (snr + 2) / (2 * (snr + 1) ** 2) * np.log2(np.e) ** 2
+        rate = width / 2 * np.log2(1 + snr) + np.log2(width) / 2
+        return float(rate - np.sqrt(width * dispersion) * norm.isf(errors) - bits)
+
+    return float(brentq(missing, -30, 30, full_output=False))  # pyright: ignore[reportArgumentType]
+
+
+def page(folder: Path) -> Page:
+    """Returns the page of a run or of a folder of published results."""
+    import numpy as np
+
+    from experiments import report, tidy
+    from hopfax.hopfield import capacity_snr_db
+
+    frame = tidy.read(folder)
+    width, clean_rows = int(frame.width.iloc[0]), frame[frame.level == 0]
+    clean = clean_rows[clean_rows.metric == "score"].set_index("task").score
+    bits = clean_rows[clean_rows.metric == "bits"].set_index(["task", "model"]).score
+    noisy = frame[frame.level > 0].assign(noise=-frame.snr_db, limit=-frame.limit)
+    keys = ["task", "protocol", "model", "noise"]
+    means = {"mean": ("score", "mean"), "low": ("low", "first"), "high": ("high", "first"),
+             "limit": ("limit", "first")}  # fmt: skip
+    lines = noisy[noisy.metric == "score"].groupby(keys, sort=False, as_index=False).agg(**means)
+    lines = lines.assign(clean=lines.task.map(clean)).sort_values("noise", kind="stable")
+    lines = tidy.ordered(lines, "model", list(TITLES))
+    tokens = noisy[noisy.metric == "recovered"]
+    tokens = tokens.groupby(keys, sort=False, as_index=False).score.mean()
+    protocols = list(dict.fromkeys(lines.protocol))
+    answers, limits, tables = [], [], []
+    for task in dict.fromkeys(lines.task):
+        aim = float(clean.loc[task])
+        parts = {each: lines[(lines.task == task) & (lines.protocol == each)] for each in protocols}
+        scores = {each: by_method(part, "mean", TITLES) for each, part in parts.items()}
+        kept = {
+            name: [lowest_kept(scores[each][name], aim) for each in protocols] for name in DRAWN
+        }
+        for name in DRAWN:
+            each = float(bits.loc[(task, name)])
+            limit = float(capacity_snr_db(each, width=width))
+            limits.append([
+                f"{TITLES[task]}, {SHORT[name]}", report.number(each),
+                *map(report.signed, [limit, one_token_snr_db(each, width=width), *kept[name]]),
+                report.number(kept[name][0] - limit),
+            ])  # fmt: skip
+        of_first = tokens[(tokens.task == task) & (tokens.protocol == protocols[0])]
+        shares, first = by_method(of_first, "score", TITLES), scores[protocols[0]]
+        levels = [noise for noise in sorted(first["unigram"]) if noise >= STRONG]
+        near = min(levels, key=lambda noise: abs(noise - STRONG - 4))
+        for caption, values in (("tokens recovered, %", shares), ("scores", first)):
+            tables.append(
+                report.Table(
+                    ["", *(report.signed(-noise) for noise in levels)],
+                    [[TITLES[name], *(report.number(row[noise]) for noise in levels)]
+                     for name, row in values.items()],
+                    f"{TITLES[task]}, {TITLES[protocols[0]]}: {caption} by SNR in dB.",
+                )
+            )  # fmt: skip
+        if np.isnan(kept["unigram"][0]):
+            continue
+        answers.append(
+            f"On {TITLES[task]}, the clean score of {aim:.1f} is kept to within {NEAR:g} point "
+            f"down to {decibels(kept['unigram'][0])} with frequencies alone and "
+            f"{decibels(kept['both'][0])} with bigrams and encoder; at {decibels(-near)} context "
+            f"raises the score from {first['unigram'][near]:.1f} to {first['both'][near]:.1f}, "
+            f"and the tokens recovered from {shares['unigram'][near]:.1f} to "
+            f"{shares['both'][near]:.1f} %."
+        )
+    heads = ["prior", "bits per token", "capacity, dB", "one token, dB"]
+    heads += [f"kept, {TITLES[each].removeprefix('same SNR for ')}, dB" for each in protocols]
+    tables.insert(
+        0,
+        report.Table(
+            [*heads, "gap, dB"],
+            limits,
+            f"Entropy of each prior on the reported texts, the SNR of its limits, and the lowest "
+            f"SNR at which the clean score is kept to within {NEAR:g} point.",
+        ),
+    )
+    settings = clean_rows[clean_rows.metric == "setting"].groupby("model").score
+    chosen = {name: report.joined(f"{x:g}" for x in values) for name, values in settings}
+    scored = frame[frame.metric == "score"]
+    return report.Page(
+        title="Context as prior: retrieval from the vocabulary, nearer to capacity",
+        answer=" ".join(answers),
+        pictures={
+            "context": report.facets(
+                "Rank correlation of text similarity with the labels against noise, 95 % bands",
+                lines[lines.model.isin(DRAWN)],
+                x="noise",
+                col="protocol",
+                row="task" if lines.task.nunique() > 1 else None,
+                titles={**TITLES, **SHORT},
+                xlabel="noise / signal in dB",
+                ylabel="score",
+            )
+        },
+        tables=tables,
+        notes=[
+            f"{int(scored.num_examples.max())} pairs, draws of the noise: {noisy.seed.nunique()}; "
+            "every method sees the same noisy copy of each text and does not know σ. Bands: "
+            "bootstrap over the pairs.",
+            "Capacity: no decoder recovers all tokens below this SNR, in blocks of any length, if "
+            "the prior is the truth. The encoder's bits are those of a token given both sides. "
+            "They are fewer than those of a text divided by its tokens: this limit is optimistic.",
+            f"One token: the SNR that the best code for a block of one token ({width} numbers) "
+            f"needs for {100 * ERRORS:g} % errors, by the normal approximation (Polyanskiy et al., "
+            "2010). Only a decoder that uses context has longer blocks.",
+            "Random table: vectors of the same norms in random directions. What it recovers more "
+            "is lost to neighbours in the vocabulary, such as inflections of a word.",
+            f"Chosen on training rows held out from the priors: discount {chosen['discount']}, "
+            f"weight of the encoder beside bigrams {chosen['weight']}.",
+        ],
+    )
