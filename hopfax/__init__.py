@@ -1,8 +1,8 @@
 """Robust text encoders, Hopfield attention and noise stability, in JAX.
 
-`hopfax.hopfield` has retrieval, key spectra and noise; `hopfax.stability` noise stability and
-influence; `hopfax.nn` attention layers, models and pretrained encoders; `hopfax.Classifier`
-predicts the labels of texts. These are imported at first use. Import the others by name:
+`hopfax.hopfield` has retrieval, key spectra and noise. `hopfax.stability` has noise stability and
+influence. `hopfax.nn` has attention layers, models and pretrained encoders. `hopfax.Classifier`
+predicts the labels of texts. These are imported at first use. Import the other modules by name:
 `fixed_point`, `train`, `data`, `text`, `experimental`.
 
 Example:

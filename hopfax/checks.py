@@ -1,4 +1,4 @@
-"""Checks of the values of arguments, where these are known before a program runs."""
+"""Checks of argument values, skipped where values are traced."""
 
 from typing import Any
 
@@ -8,18 +8,18 @@ from jax.core import Tracer
 
 
 def is_traced(values: Any) -> bool:
-    """Returns whether any of these arrays is traced, with values unknown until it runs."""
+    """Returns whether any array in a pytree is traced, so that its values are unknown."""
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(values))
 
 
 def check_range(low: float, high: float = np.inf, *, ends: str = "[]", **values: Any) -> None:
-    """Raises a ValueError unless all numbers are in the interval; traced ones are not checked.
+    """Raises a ValueError unless all numbers are in an interval; traced values are not checked.
 
     Args:
         low: Lower end.
         high: Upper end.
         ends: Brackets of the interval: "[" or "(", then "]" or ")".
-        values: Numbers or arrays, by the names of the arguments that hold them.
+        **values: Numbers or arrays, by argument name.
     """
     for name, value in values.items():
         if is_traced(value):

@@ -1,4 +1,4 @@
-"""The library's one loop to a fixed point, with a choice of gradients."""
+"""Fixed-point iteration with implicit or unrolled gradients."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,18 +15,18 @@ Gradient = Literal["implicit", "unrolled"]
 Stop = Literal["relative", "absolute"]
 Map = Callable[[PyTree, PyTree], PyTree]
 Measure = Callable[[PyTree, PyTree], Array]
-_LoopMeasure = Callable[[PyTree, PyTree, Array], Array]  # with the number of steps
+_LoopMeasure = Callable[[PyTree, PyTree, Array], Array]  # also takes the number of steps
 
 
 class FixedPoint(NamedTuple):
     """The result of an iteration, and whether it converged.
 
     Attributes:
-        value: The last iterate, a tree of arrays like the start.
-        num_steps: Applications of the map, 0 only for a start that was not finite.
-        residual: Size of the last change, in the stop rule's measure; the largest number for a step
-            before `min_steps`.
-        converged: Whether `residual <= tol`, at any step; False if it is not finite.
+        value: The last iterate, a pytree like the initial state.
+        num_steps: Applications of the map; 0 only if the initial state is not finite.
+        residual: Size of the last change, as the stop rule measures it; the largest finite number
+            for a step before `min_steps`.
+        converged: Whether `residual <= tol`; False if the residual is not finite.
     """
 
     value: Any
@@ -56,28 +56,27 @@ def fixed_point(
 ) -> FixedPoint:
     r"""Iterates $x \leftarrow f(\theta, x)$ until convergence.
 
-    All of `init` is one state with one stop rule: use `vmap` for states that stop independently,
-    each with its own count of steps.
+    All of `init` is one state with one stop rule. Under `jax.vmap`, states stop independently, each
+    with its own number of steps.
 
     Args:
         fn: The map, called as `fn(params, x)` and returning an array like `x`. It must not close
-            over traced arrays; hand them over in `params`.
-        params: Whatever `fn` needs, a pytree.
-        init: Start of the iteration, a floating array of any shape or a tree of them.
+            over traced arrays; pass them in `params`.
+        params: Parameters of `fn`, a pytree.
+        init: Initial state, a floating array of any shape or a pytree of them.
         tol: Stop when the change is at most this, >= 0. May be traced; `inf` stops after one step.
         max_steps: Maximum number of applications of `fn`, at least 1.
         gradient: `"implicit"` or `"unrolled"`, see Differentiation.
         stop: `"relative"`, $\|x' - x\| \le tol \|x\|$, or `"absolute"`, $\|x' - x\| \le tol$.
-            Use `"absolute"` for iterations that converge to the origin. Or a function
-            `stop(new, old)` that returns the size of the change, and nan where an iterate is not
-            finite.
-        min_steps: An earlier step never counts as converged, unless `tol` is infinite.
+            Use `"absolute"` for iterations that converge to the origin. A function
+            `stop(new, old)` returns the size of the change, nan if an iterate is not finite.
+        min_steps: Steps before this one never count as converged, unless `tol` is infinite.
         adjoint_max_steps: Maximum number of terms of the implicit gradient's series, at least 1. A
-            contraction by $q$ per step needs $\log(tol) / \log(q)$ terms. Under `vmap` the slowest
-            state determines the number.
+            contraction by $q$ per step needs $\log(tol) / \log(q)$ terms. Under `vmap`, the slowest
+            state determines the number of terms.
 
     Returns:
-        A `FixedPoint`. A start or iterate that is not finite ends the loop at once.
+        A `FixedPoint`. A state that is not finite ends the loop at once.
 
     Raises:
         AssertionError: If `init` is not floating.
@@ -88,12 +87,12 @@ def fixed_point(
     Differentiation:
         `"implicit"` solves for the adjoint with `adjoint`, then applies one VJP of `fn` at the
         fixed point (implicit function theorem); memory does not grow with the number of steps. The
-        gradient with respect to `init` is zero: inside a basin, the start does not move the fixed
-        point. Reverse mode and first derivatives only. A value that is not finite makes the
-        gradient nan, even where `converged` masks it out.
+        gradient with respect to `init` is zero: within a basin of attraction, the fixed point does
+        not depend on the initial state. Only first derivatives in reverse mode are supported. A
+        value that is not finite makes the gradient nan, even if `converged` masks it out.
         `"unrolled"` differentiates the iterates themselves through a scan of `max_steps` steps in
-        which finished states are frozen; memory grows with `max_steps`. It has derivatives of all
-        orders and modes.
+        which finished states stay constant; memory grows with `max_steps`. It supports derivatives
+        of all orders and modes.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -138,7 +137,7 @@ def at_fixed_point(
 ) -> PyTree:
     """Returns `value`, a fixed point of `fn`, with the implicit gradient of `fixed_point`.
 
-    Its cotangent reaches `params` and nothing else. For `tol` and `max_steps` see `adjoint`.
+    Gradients flow to `params` only. For `tol` and `max_steps` see `adjoint`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -148,8 +147,8 @@ def at_fixed_point(
         >>> round(float(slope), 3)
         2.0
     """
-    # Outside of the custom rule, so that under `vmap` the gradient of shared parameters is summed
-    # as it arises; inside, every query would hold one of its own.
+    # Outside the custom rule, so that under `vmap` gradients of shared parameters are summed early;
+    # inside, each query would keep its own copy.
     applied = fn(params, jax.lax.stop_gradient(value))
     return _solved(fn, max_steps, applied, value, params, jnp.asarray(tol, _dtype(value)))
 
@@ -159,7 +158,7 @@ def relative_tol(
 ) -> float | Float[Array, "..."]:
     """Returns the relative tolerance of the adjoint series.
 
-    An absolute `tol`, in the unit of the state, is capped at 1e-4; `inf` stays `inf`.
+    An absolute `tol`, which has the unit of the state, is capped at 1e-4; `inf` stays `inf`.
     """
     if stop == "relative":
         return tol
@@ -175,7 +174,7 @@ def check_stopping(
     adjoint_max_steps: int = 1,
     least: int = 1,
 ) -> None:
-    """Raises a ValueError for options of a loop that are out of range."""
+    """Raises a ValueError if an option of the loop is out of range."""
     check_range(least, max_steps=max_steps)
     check_range(1, adjoint_max_steps=adjoint_max_steps)
     check_range(0, tol=tol)
@@ -186,7 +185,7 @@ def check_stopping(
 
 
 def real_array(x: Any, name: str, *, scalar: bool = False) -> Array:
-    """Returns the argument `name` as an array, of one number if `scalar`."""
+    """Returns an argument as an array; with `scalar`, raises a ValueError for other shapes."""
     array = jnp.asarray(x)
     if scalar and array.ndim:
         raise ValueError(f"{name} must be one number, got shape {array.shape}: use jax.vmap")
@@ -215,7 +214,7 @@ def _start(init: PyTree) -> _Loop:
 
 
 def _change(new: PyTree, old: PyTree, stop: Stop) -> Array:
-    # Unit scale, as in the adjoint: the squares of a state of 1e-25 would vanish.
+    # Unit scale, as in the adjoint: the squares of a state of size 1e-25 would underflow.
     size = _largest((new, old))
     size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
     new, old = jax.tree.map(lambda x: x / size, (new, old))
@@ -245,7 +244,7 @@ def _finish(loop: _Loop, tol: Array) -> FixedPoint:
 def _iterate(
     fn: Callable[[PyTree], PyTree], init: PyTree, tol: Array, max_steps: int, measure: _LoopMeasure
 ) -> _Loop:
-    """The while loop behind both the forward pass and the adjoint."""
+    """Runs the while loop of both the forward pass and the adjoint."""
     return jax.lax.while_loop(
         lambda loop: loop.running & (loop.num_steps < max_steps),
         lambda loop: _advance(loop, fn(loop.value), tol=tol, measure=measure),
@@ -269,7 +268,7 @@ def _unrolled(
 def _solved(
     fn: Map, max_steps: int, applied: PyTree, value: PyTree, params: PyTree, tol: Array
 ) -> PyTree:
-    """The fixed point `value`, whose cotangent reaches `applied` as the sum of the adjoint."""
+    """Returns `value`; its cotangent reaches `applied` as the solution of the adjoint equation."""
     return value
 
 
@@ -283,7 +282,7 @@ def _solved_backward(
     fn: Map, max_steps: int, saved: tuple[PyTree, PyTree, Array], cotangent: PyTree
 ) -> tuple[PyTree, None, None, None]:
     value, params, tol = saved
-    # Keeps XLA from computing the cotangent early, and holding it through the whole forward pass.
+    # Otherwise XLA may compute the cotangent early and hold it through the whole forward pass.
     cotangent = jax.lax.optimization_barrier(cotangent)
     return adjoint(fn, max_steps, params, value, cotangent, tol).value, None, None, None
 
@@ -306,7 +305,7 @@ def adjoint(
     cotangent: PyTree,
     tol: float | Array,
 ) -> FixedPoint:
-    r"""Solves $u = g + J^\top u$, $J = \partial f / \partial x$, by its series.
+    r"""Solves $u = g + J^\top u$, $J = \partial f / \partial x$, by the Neumann series.
 
     $$u = \sum_k (J^\top)^k g$$
 
@@ -315,15 +314,15 @@ def adjoint(
         max_steps: Maximum number of terms after the first, at least 1.
         params: Parameters of the map.
         value: Its fixed point.
-        cotangent: $g$, a tree of arrays like `value`.
-        tol: Stop when the estimated remainder is at most this, relative to the sum. Terms that
-            shrink from $t'$ to $t$ leave about $t / (1 - t / t')$.
+        cotangent: $g$, a pytree like `value`.
+        tol: Stop when the estimated remainder is at most this, relative to the sum. The estimate is
+            $t / (1 - t / t')$ for the norms $t'$ and $t$ of the last two terms.
 
     Returns:
-        A `FixedPoint` whose value is $u$, `residual` that relative remainder, and `num_steps` the
-        terms after the first. If it has not converged, the value is the partial sum if the terms
-        still shrink (`max_steps` is too small), and $g$ alone if they grow (a saddle, or a state
-        that is not a fixed point: the gradient is then that of one application of `fn`).
+        A `FixedPoint` with value $u$, the relative remainder as `residual`, and the number of terms
+        after the first as `num_steps`. Without convergence, the value is the partial sum if the
+        terms still shrink (`max_steps` is too small). It is $g$ alone if they grow (a saddle, or
+        not a fixed point): the gradient is then that of one application of `fn`.
 
     References:
         Bai, Kolter and Koltun, Deep Equilibrium Models (2019), Theorem 1; Fung et al., JFB:
@@ -331,7 +330,7 @@ def adjoint(
     """
     _, pull = jax.vjp(partial(fn, params), value)
     wide = jnp.promote_types(_dtype(cotangent), jnp.float32)
-    # Unit scale: the squares of a cotangent of 1e-20 would vanish, and read as "no change".
+    # Unit scale: the squares of a cotangent of size 1e-20 would underflow to "no change".
     unit = _largest(cotangent)
     unit = jnp.where(unit > 0, unit, 1)
     first = jax.tree.map(lambda x: x / unit, cotangent)
@@ -345,7 +344,7 @@ def adjoint(
 
     def remainder(new: _Series, old: _Series, num_terms: Array) -> Array:
         left = relative_remainder(new.size, old.size, size_of(new.total))
-        # The first ratio says nothing of the decay where J^T removes most of the cotangent.
+        # The first ratio does not show the decay if J^T removes most of the cotangent.
         unknown = (num_terms == 1) & (new.size > 0)
         return jnp.where(unknown, jnp.maximum(left, 1), left)
 
@@ -353,7 +352,7 @@ def adjoint(
     tol = jnp.asarray(tol, wide)
     loop = _iterate(add_term, start, tol, max_steps, remainder)
     solved = _finish(loop, tol)
-    # Not finite, or still growing.
+    # Not finite or still growing.
     diverged = ~solved.converged & ~(solved.residual < jnp.finfo(wide).max)
     total = jax.tree.map(
         lambda total, g: jnp.where(diverged, g, total * unit), loop.value.total, cotangent
@@ -378,7 +377,7 @@ def relative_remainder(size: Array, previous: Array, total: Array) -> Array:
         total: Norm of the sum.
 
     Returns:
-        The estimate; the largest number where terms do not shrink, inf where `size` is nan or its
+        The estimate; the largest finite number if terms do not shrink, inf if `size` is nan or its
         square overflows.
     """
     limits = jnp.finfo(size.dtype)

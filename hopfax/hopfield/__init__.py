@@ -1,9 +1,9 @@
 """Hopfield retrieval, key spectra and noise: the pure functions of the Robertha paper.
 
-`retrieval` iterates a query to an attractor, `attend` does so for all queries of an attention head
-and reads values out; `spectrum` measures and regularizes how keys spread, by one of the entropies
-of `entropy`, with eigenvalues or without; `corruption` adds noise of known strength; `memory`
-removes it by retrieval from clean patterns. These functions do not depend on `nn` or `train`.
+`retrieval` iterates a query to an attractor. `attend` does this for all queries of an attention
+head and reads values out. `spectrum` measures and regularizes the spectrum of keys with one of the
+entropies of `entropy`. `corruption` adds noise of known strength, and `memory` removes it by
+retrieval from clean patterns. These functions do not depend on `nn` or `train`.
 """
 
 from hopfax.hopfield.attend import Attention as Attention

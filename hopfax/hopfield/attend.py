@@ -1,9 +1,9 @@
 r"""Hopfield attention: iterates all queries of a head, then reads out values.
 
-Each query takes the steps of `hopfax.hopfield.retrieve`. An update depends on the state $\xi$ only
-through its scores $s = K \xi$, and these follow $s' = K K^\top \mathrm{softmax}(\beta s)$. A step
-costs $n^2$ multiplications on scores and $2nd$ on states, so `attend` iterates scores of fewer than
-$2d$ keys.
+Each query takes the same steps as in `hopfax.hopfield.retrieve`. An update depends on the state
+$\xi$ only through its scores $s = K \xi$, which become $s' = K K^\top \mathrm{softmax}(\beta s)$.
+A step costs $n^2$ multiplications on scores and $2nd$ on states, so `attend` iterates scores if
+there are fewer than $2d$ keys, and states otherwise.
 """
 
 from functools import partial
@@ -39,9 +39,9 @@ class Attention(NamedTuple):
     """Output of `attend`, with the convergence of each query.
 
     Attributes:
-        values: Weighted means of the values, in their dtype if that is a floating one.
+        values: Weighted means of the values, in their dtype if it is floating.
         num_steps: Updates of each query.
-        residual: Size of each query's last change; the largest number after the first step.
+        residual: Size of each query's last change; the largest finite number after one step.
         converged: Whether each query converged.
     """
 
@@ -71,30 +71,30 @@ def attend(
     o = V^\top \mathrm{softmax}(\beta' K \xi^*)$$
 
     Args:
-        queries: Starts of the queries, one a row.
-        keys: Stored patterns $K$, one a row.
+        queries: Initial states, one per row.
+        keys: Stored patterns $K$, one per row.
         values: Values, one per key.
         beta: Inverse temperature, > 0, including any $1/\sqrt d$.
         readout_beta: Inverse temperature of the read-out, $\beta'$ > 0; default: `beta`.
-        mask: True where a key is real; None takes all. The others' rows are ignored and get a
-            gradient of exactly zero. If none is real the result is zero.
-        tol: See `hopfax.hopfield.retrieve`; one number, or one per query.
+        mask: True where a key is real; None means all. Other rows are ignored and get a gradient
+            of exactly zero. If no key is real, the result is zero.
+        tol: See `hopfax.hopfield.retrieve`; one number or one per query.
         max_steps: Maximum number of updates; 0 is softmax attention.
         gradient: `"implicit"` or `"unrolled"`.
         stop: `"relative"` or `"absolute"` change of the state.
         adjoint_max_steps: See `hopfax.hopfield.retrieve`.
 
     Returns:
-        An `Attention`. States and scores are in float32 at least.
+        An `Attention`. States and scores are at least float32.
 
     Raises:
-        AssertionError: If the arguments are not one set of queries, keys and values.
+        AssertionError: If the shapes of queries, keys and values do not match.
         TypeError, ValueError: See `hopfax.hopfield.retrieve`.
 
     Differentiation:
-        As `hopfax.hopfield.retrieve`: with `"implicit"` the queries of an iteration get a zero
-        gradient. The series is that of the scores, whatever the number of keys. Where a query has
-        not converged or the series is cut off, its partial sum differs from that of the states.
+        As in `hopfax.hopfield.retrieve`: with `"implicit"`, the gradient with respect to queries is
+        zero if there is an update. The adjoint series is always in the scores. Where a query has
+        not converged or the series is truncated, its sum differs from that of `retrieve`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -159,7 +159,7 @@ def attend(
 def attention_arrays(
     queries: Array, keys: Array, values: Array, mask: Array | None
 ) -> tuple[Array, Array, Array, Array | None]:
-    """Returns one set of queries, keys, values and mask as arrays; raises an error for others."""
+    """Returns the arguments as arrays; raises an error unless their shapes match."""
     queries, keys, values = jnp.asarray(queries), jnp.asarray(keys), jnp.asarray(values)
     chex.assert_rank([queries, keys, values], 2)
     chex.assert_equal_shape_suffix([queries, keys], 1)
@@ -178,7 +178,7 @@ def _search_states(params: Params, queries: Array, tol: Array, **options: Any) -
 
 
 def _search_scores(params: Params, scores: Array, tol: Array, **options: Any) -> FixedPoint:
-    """Iterates scores, each with the weights that gave them: zeros for a query."""
+    """Iterates scores together with the weights that produced them (zeros at the start)."""
     measure = partial(_change_of_scores, options.pop("stop"))
 
     def search(scores: Array, tol: Array) -> FixedPoint:
@@ -206,7 +206,7 @@ def _through_states(params: Params, scores: Array) -> Array:
 
 
 def _change_of_states(stop: Stop, new: Array, old: Array) -> Array:
-    # Without `fixed_point`'s change of scale, which takes a tenth of an evaluation.
+    # `fixed_point` also rescales before squaring, which takes a tenth of an evaluation's time.
     return _change(stop, jnp.sum(jnp.square(new - old)), jnp.sum(jnp.square(old)))
 
 

@@ -1,7 +1,7 @@
-"""Gaussian noise on embeddings, and the signal-to-noise ratio it leaves.
+"""Gaussian noise on embeddings, and its signal-to-noise ratio.
 
-A standard deviation means nothing without the signal it is added to. Written for one sequence;
-`jax.vmap` for more.
+The effect of a standard deviation depends on the scale of the signal. Functions take one sequence;
+use `jax.vmap` for a batch.
 """
 
 import chex
@@ -24,22 +24,22 @@ def gaussian_noise(
     sigma: float | Float[Array, ""],
     mask: Mask = None,
 ) -> Signal:
-    r"""Draws white noise of standard deviation `sigma` in every coordinate of every real token.
+    r"""Draws white noise with standard deviation `sigma` for every coordinate of every real token.
 
-    A token's noise has the expected squared norm $d\sigma^2$. Its draws depend on the key and its
-    position alone (up to rounding), not on the padding.
+    The noise of a token has expected squared norm $d\sigma^2$. It depends only on the key and the
+    token's position (up to rounding), not on padding.
 
     Args:
         key: Random key.
-        signal: What the noise is for; only its shape and dtype are used.
+        signal: The signal to perturb; only its shape and dtype are used.
         sigma: Standard deviation, >= 0, in the signal's units.
-        mask: True where a token is real; the others get zero. None takes all.
+        mask: True where a token is real; other tokens get zero. None means all.
 
     Returns:
         The noise, to be added to the signal.
 
     Raises:
-        AssertionError: If the signal is not one sequence, or `sigma` not one number.
+        AssertionError: If the signal is not one sequence, or `sigma` is not a scalar.
         ValueError: If `sigma` is negative; a traced one is not checked.
 
     Example:
@@ -50,7 +50,7 @@ def gaussian_noise(
         2.0
 
     References:
-        Robertha, section 4 and Eq. 6 (which leaves out the dimension).
+        Robertha, section 4 and Eq. 6 (which omits the dimension).
     """
     signal = _signal(signal)
     chex.assert_rank(sigma, 0)
@@ -65,19 +65,19 @@ def gaussian_noise(
 def matched_sigma(
     signal: Signal, *, snr_db: float | Float[Array, ""], mask: Mask = None
 ) -> Float[Array, ""]:
-    r"""Returns the standard deviation of noise that has a given ratio to this signal.
+    r"""Returns the standard deviation of noise with a given signal-to-noise ratio.
 
     $$\sigma = \mathrm{rms}(e) \cdot 10^{-SNR/20}$$
 
-    so that $\sigma$ in units of the signal's root mean square is $-20 \log_{10} \sigma$ dB.
+    In units of the signal's root mean square, $\sigma$ gives an SNR of $-20 \log_{10} \sigma$ dB.
 
     Args:
-        signal: One token a row.
-        snr_db: The expected ratio in dB.
-        mask: True where a token is real; None takes all.
+        signal: One token per row.
+        snr_db: The expected signal-to-noise ratio in dB.
+        mask: True where a token is real; None means all.
 
     Returns:
-        The standard deviation for `gaussian_noise`; 0 where no token is real.
+        The standard deviation for `gaussian_noise`; 0 if no token is real.
 
     Example:
         >>> import jax.numpy as jnp
@@ -100,12 +100,12 @@ def snr_db(signal: Signal, noise: Signal, *, mask: Mask = None) -> Float[Array, 
     $$10 \log_{10} \frac{\mathrm{mean}\, \|e_i\|^2}{\mathrm{mean}\, \|n_i\|^2}$$
 
     Args:
-        signal: One token a row.
-        noise: What was added to it.
-        mask: True where a token is real; None takes all.
+        signal: One token per row.
+        noise: The noise added to the signal.
+        mask: True where a token is real; None means all.
 
     Returns:
-        The ratio; +inf without noise, nan without both.
+        The ratio; +inf without noise, nan without noise and signal.
 
     Example:
         >>> import jax.numpy as jnp

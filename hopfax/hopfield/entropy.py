@@ -1,7 +1,7 @@
 r"""Entropy of the eigenvalues of a Gram matrix or covariance, with and without computing them.
 
 The matrix $G$ is symmetric and positive semidefinite; its eigenvalues, as shares of its trace, are
-$p_j$. Written for one matrix; `jax.vmap` for more.
+$p_j$. Functions take one matrix; use `jax.vmap` for a batch.
 """
 
 from typing import Literal, get_args
@@ -52,13 +52,13 @@ def spectral_entropy(matrix: Matrix, *, entropy: Entropy = "shannon") -> Float[A
         A number in [0, log side]; 0 where the matrix is zero.
 
     Raises:
-        ValueError: If there is no such entropy.
+        ValueError: If `entropy` is not one of these.
 
     Differentiation:
-        `"shannon"` needs eigenvectors, but no difference of eigenvalues, so equal ones do no
-        harm. `"shannon_matmul"` has for its gradient the same approximation of
-        $-(\log p_j + H) / \operatorname{tr} G$: near the true gradient, not the exact gradient
-        of its own value.
+        `"shannon"` uses eigenvectors but never divides by differences of eigenvalues, so equal
+        eigenvalues are safe. The gradient of `"shannon_matmul"` is the same approximation of
+        $-(\log p_j + H) / \operatorname{tr} G$: close to the true gradient, but not the exact
+        gradient of its own value.
 
     Example:
         >>> import jax.numpy as jnp
@@ -79,8 +79,8 @@ def spectral_entropy(matrix: Matrix, *, entropy: Entropy = "shannon") -> Float[A
 def eigenvalue_shares(matrix: Matrix) -> Float[Array, " side"]:
     """Eigenvalues as shares of the trace, descending, >= 0; all zero if the matrix is."""
     eigenvalues = jnp.maximum(_eigenvalues(matrix)[::-1], 0)
-    # Rounding leaves noise of this size where the exact eigenvalue is zero. Written so that
-    # nan stays: keys that are not finite have no entropy, and must not look like constant ones.
+    # Rounding errors of this size remain where the exact eigenvalue is zero. The comparison
+    # keeps nan, so that keys that are not finite do not look like constant keys.
     floor = jnp.finfo(matrix.dtype).eps * eigenvalues[0]
     eigenvalues = jnp.where(eigenvalues <= floor, 0, eigenvalues)
     total = jnp.sum(eigenvalues)
@@ -89,7 +89,7 @@ def eigenvalue_shares(matrix: Matrix) -> Float[Array, " side"]:
 
 def shannon(shares: Float[Array, " side"]) -> Float[Array, ""]:
     """Shannon entropy of shares, in nats."""
-    # p log p has the limit 0, but an infinite slope at 0: neither branch may see log(0).
+    # p log p has the limit 0, but an infinite slope: neither branch may evaluate log(0).
     none = shares == 0
     return jnp.sum(jnp.where(none, 0, -shares * jnp.log(jnp.where(none, 1, shares))))
 
@@ -101,7 +101,7 @@ def _eigenvalues(matrix: Matrix) -> Float[Array, " side"]:
 
 @_eigenvalues.defjvp
 def _eigenvalues_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    # One product where jax's own rule, made for eigenvectors too, takes two.
+    # One product; the rule in jax, which also covers eigenvectors, takes two.
     eigenvalues, vectors = jnp.linalg.eigh(primals[0])
     turned = jnp.matmul(tangents[0], vectors, precision="highest")
     return eigenvalues, jnp.sum(vectors * turned, axis=0)
@@ -116,7 +116,7 @@ def _of_unit_trace(matrix: Matrix) -> tuple[Matrix, Float[Array, ""]]:
 def _renyi2(matrix: Matrix) -> Float[Array, ""]:
     shares, _ = _of_unit_trace(matrix)
     concentration = jnp.sum(jnp.square(shares))
-    # Between 1/side and 1, but for rounding; where the matrix is zero, so is this.
+    # In [1/side, 1] up to rounding, or 0 for a zero matrix.
     entropy = -jnp.log(jnp.where(concentration == 0, 1, concentration))
     return jnp.where(entropy < 0, 0, entropy)
 
@@ -150,7 +150,7 @@ def _approximate(matrix: Matrix) -> tuple[Float[Array, ""], Matrix]:
     scale = jnp.where(scale == 0, 1, scale)
     surprisal = _surprisal(shares / scale, squared / scale**2)
     mean = jnp.sum(shares * surprisal)
-    # Without the constant, so that empty rows stay empty; it drops out of the gradient.
+    # The constant cancels in the gradient. Without it, empty rows stay exactly zero.
     slope = (surprisal - mean * jnp.eye(*matrix.shape, dtype=matrix.dtype)) / trace
     entropy = mean + (_CONSTANT - jnp.log(scale)) * jnp.trace(shares)
     return jnp.clip(entropy, 0, np.log(matrix.shape[0])), slope
@@ -171,11 +171,11 @@ def _surprisal(matrix: Matrix, squared: Matrix) -> Matrix:
         x = row[0] * x - row[1] * _product(x, x)
         return (x, total + row[2] * x), None
 
-    # A scan, since iterates that stay in the cache count for more on a CPU than fused sums.
+    # On a CPU, a scan whose iterates stay in the cache is faster than fused sums.
     (_, total), _ = jax.lax.scan(step, (start, total), jnp.asarray(np.array(rest), matrix.dtype))
     return total
 
 
 def _product(left: Matrix, right: Matrix) -> Matrix:
-    # GPUs would otherwise round to 10 bits, which every further product would enlarge.
+    # GPUs would otherwise round to 10 bits, and later products would amplify the error.
     return jnp.matmul(left, right, precision="highest")

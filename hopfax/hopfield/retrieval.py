@@ -1,6 +1,6 @@
 """Modern Hopfield retrieval: energy, one update, and iteration to an attractor.
 
-Written for one query over one set of stored patterns; `jax.vmap` for more.
+Functions take one query and one set of stored patterns; use `jax.vmap` for a batch.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float
 from hopfax.checks import check_range
 from hopfax.fixed_point import FixedPoint, Gradient, Stop, fixed_point
 
-# Full float32: with TF32, the default on GPUs, iterations stall early or never converge.
+# With TF32, the default on GPUs, iterations stall early or never converge.
 matmul = partial(jnp.matmul, precision="highest")
 
 Beta = float | Float[Array, ""]
@@ -25,7 +25,7 @@ Params = tuple[Float[Array, "patterns width"], Float[Array, ""], Mask]
 
 
 class Trajectory(NamedTuple):
-    """States visited by the update, and their energies, start included."""
+    """States visited by the update and their energies, including the start."""
 
     states: Float[Array, "steps+1 width"]
     energies: Float[Array, " steps+1"]
@@ -45,17 +45,17 @@ def energy(
 
     Args:
         state: The state $\xi$.
-        patterns: Stored patterns $x_i$, one a row.
+        patterns: Stored patterns $x_i$, one per row.
         beta: Inverse temperature, > 0, including any $1/\sqrt d$.
-        mask: True where a pattern is real; None takes all.
+        mask: True where a pattern is real; None means all.
 
     Returns:
-        The energy, a scalar in float32 at least; +inf if no pattern is real.
+        The energy, a scalar of at least float32; +inf if no pattern is real.
 
     Raises:
         AssertionError: If the arguments are not one state and its patterns.
         TypeError: If `mask` is not boolean.
-        ValueError: If `beta <= 0`; a traced one is not checked.
+        ValueError: If `beta <= 0`; a traced `beta` is not checked.
 
     Example:
         >>> import jax.numpy as jnp
@@ -85,18 +85,17 @@ def update(
 
     $$\xi' = X^\top \mathrm{softmax}(\beta X \xi)$$
 
-    It is a step of gradient descent on `energy` with step size 1: $\xi' = \xi - \nabla E(\xi)$.
+    This is gradient descent on `energy` with step size 1: $\xi' = \xi - \nabla E(\xi)$.
 
     Args:
         state: The state $\xi$.
-        patterns: Stored patterns $X$, one a row.
+        patterns: Stored patterns $X$, one per row.
         beta: Inverse temperature, > 0, including any $1/\sqrt d$.
-        mask: True where a pattern is real; None takes all. The values of the others are ignored,
-            and get a gradient of exactly zero. If none is real the result is zero.
+        mask: True where a pattern is real; None means all. Other patterns are ignored and get a
+            gradient of exactly zero. If no pattern is real, the result is zero.
 
     Returns:
-        The next state, in the state's dtype if that is a floating one; inside, arithmetic is in
-        float32 at least.
+        The next state, in the state's dtype if it is floating. Arithmetic uses at least float32.
 
     Raises:
         See `energy`.
@@ -124,7 +123,7 @@ def update_unchecked(params: Params, state: Float[Array, " width"]) -> Float[Arr
 
 
 def softmax(scores: Array, beta: Array, mask: Array | None) -> Array:
-    """Weights of the real patterns."""
+    """Softmax of `beta * scores` over the real patterns."""
     return jax.nn.softmax(_logits(scores, beta, mask))
 
 
@@ -134,8 +133,7 @@ def _logits(scores: Array, beta: Array, mask: Array | None) -> Array:
     return logits if mask is None else jnp.where(mask, logits, jnp.finfo(logits.dtype).min)
 
 
-# `fixed_point` repeats a map until its state changes by at most `tol`. Compiled once per shape:
-# outside of a jit a loop is compiled anew in every call.
+# Outside jit, a loop would be compiled again in every call; this compiles once per shape.
 _iterate = jax.jit(
     fixed_point,
     static_argnames=("fn", "max_steps", "gradient", "stop", "min_steps", "adjoint_max_steps"),
@@ -159,22 +157,23 @@ def retrieve(
     $$\xi^{(0)} = q, \qquad \xi^{(t+1)} = X^\top \mathrm{softmax}(\beta X \xi^{(t)})$$
 
     Args:
-        query: The start $q$, for instance a noisy stored pattern.
-        patterns: Stored patterns, one a row.
-        beta: Inverse temperature, > 0, including any $1/\sqrt d$. A single pattern is retrieved if
-            its score exceeds the others' by several 1/beta, otherwise a mean of several patterns.
-            For ±1 patterns of width 40, 0.5 is large; for unit vectors, 10.
-        mask: True where a pattern is real; None takes all.
+        query: The initial state $q$, for instance a noisy stored pattern.
+        patterns: Stored patterns, one per row.
+        beta: Inverse temperature, > 0, including any $1/\sqrt d$. The result is
+            a single pattern if its score exceeds the others' by several 1/beta, and otherwise a
+            mean of several patterns. For ±1 patterns of width 40, 0.5 is large; for unit vectors,
+            10 is.
+        mask: True where a pattern is real; None means all.
         tol: Stop when a step changes the state by at most this, relative to the state's norm. The
-            first step, which leaves the query, never counts as converged unless `tol` is infinite.
+            first step never counts as converged, unless `tol` is infinite.
         max_steps: Maximum number of updates, at least 1.
-        gradient: `"implicit"` (memory constant in the steps) or `"unrolled"`.
+        gradient: `"implicit"` (memory does not grow with the steps) or `"unrolled"`.
         stop: `"relative"`, or the paper's `"absolute"` change (Eq. 8).
         adjoint_max_steps: Maximum number of terms of the implicit gradient's series, at least 1.
 
     Returns:
-        A `FixedPoint` whose `value` has the query's dtype if that is a floating one. Inside,
-        arithmetic is in float32 at least.
+        A `FixedPoint` whose `value` has the query's dtype if it is floating. Arithmetic uses at
+        least float32.
 
     Raises:
         AssertionError: If the arguments are not one query and its patterns.
@@ -184,8 +183,8 @@ def retrieve(
             is not one of the names above. Traced numbers are not checked.
 
     Differentiation:
-        See `hopfax.fixed_point.fixed_point`. With `"implicit"` the query gets a zero gradient:
-        it chooses the basin, not the attractor.
+        See `hopfax.fixed_point.fixed_point`. With `"implicit"`, the gradient with respect to the
+        query is zero, since the attractor is the same for all queries in its basin.
 
     Example:
         >>> import jax.numpy as jnp
@@ -225,14 +224,14 @@ def trajectory(
     """Returns the states and energies of `num_steps` updates, without early stopping.
 
     Args:
-        query: Where to start.
-        patterns: Stored patterns, one a row.
+        query: The initial state.
+        patterns: Stored patterns, one per row.
         beta: Inverse temperature, > 0.
-        mask: True where a pattern is real; None takes all.
-        num_steps: Updates to make, at least 1.
+        mask: True where a pattern is real; None means all.
+        num_steps: Number of updates, at least 1.
 
     Returns:
-        A `Trajectory` of `num_steps + 1` states and energies, the query's own first.
+        A `Trajectory` of `num_steps + 1` states and energies, starting with the query's.
 
     Raises:
         See `energy`.
@@ -262,14 +261,14 @@ def _walk(params: Params, start: Array, *, num_steps: int) -> Trajectory:
 
 
 def check_beta(beta: Beta, dtype: DTypeLike) -> Float[Array, ""]:
-    """Returns `beta` in a dtype; raises an error unless it is one positive number."""
+    """Returns `beta` as an array; raises an error unless it is a positive scalar."""
     chex.assert_rank(beta, 0)
     check_range(0, ends="(]", beta=beta)
     return jnp.asarray(beta, dtype)
 
 
 def check_mask(mask: ArrayLike | Sequence[bool] | None, shape: tuple[int, ...]) -> Array | None:
-    """Returns a mask as an array; raises an error unless it has booleans and this shape."""
+    """Returns a mask as an array; raises an error unless it is boolean with this shape."""
     if mask is None:
         return None
     mask = jnp.asarray(mask)
@@ -281,19 +280,19 @@ def check_mask(mask: ArrayLike | Sequence[bool] | None, shape: tuple[int, ...]) 
 
 
 def _prepared(state: Array, patterns: Array, beta: Beta, mask: Mask) -> tuple[Array, Params]:
-    """Checks the arguments, promotes them to float32 at least, and clears padded rows."""
+    """Checks the arguments, promotes them to at least float32, and zeroes padded rows."""
     state, patterns = jnp.asarray(state), jnp.asarray(patterns)
     chex.assert_rank([state, patterns], [1, 2])
     dtype = jnp.result_type(state, patterns, jnp.float32)
     state, patterns = state.astype(dtype), patterns.astype(dtype)
     mask = check_mask(mask, (len(patterns),))
     if mask is not None:
-        # 0 * nan is nan: padded rows are cleared before the products.
+        # Zero padded rows before the products, since 0 * nan is nan.
         patterns = jnp.where(mask[:, None], patterns, 0)
     return state, (patterns, check_beta(beta, dtype), mask)
 
 
 def _kept(argument: Array, state: Array) -> jnp.dtype:
-    """Results have the argument's dtype, unless it is not floating."""
+    """Returns the argument's dtype if it is floating, else the state's."""
     dtype = jnp.asarray(argument).dtype
     return dtype if jnp.issubdtype(dtype, jnp.floating) else state.dtype

@@ -1,6 +1,6 @@
 """The spectrum of a layer's keys, its entropy, and Eigenspectrum Regularization (ESR).
 
-Written for the keys of one sequence; `jax.vmap` for more.
+Functions take the keys of one sequence; use `jax.vmap` for a batch.
 """
 
 import math
@@ -20,25 +20,25 @@ Mask = Bool[Array, " tokens"] | None
 
 
 def key_spectrum(keys: Keys, *, mask: Mask = None) -> Float[Array, " width"]:
-    r"""Eigenvalues of the keys' centred covariance, as shares of its trace.
+    r"""Computes the eigenvalues of the keys' centred covariance, as shares of its trace.
 
     $$C = \tfrac{1}{n} \sum_i (k_i - \bar k)(k_i - \bar k)^\top, \qquad
     p_j = \lambda_j / \sum_l \lambda_l$$
 
-    They come from whichever of $C$ and the Gram matrix of the centred keys is smaller: the two
-    share their non-zero eigenvalues.
+    They are computed from $C$ or from the Gram matrix of the centred keys, whichever is smaller;
+    both have the same non-zero eigenvalues.
 
     Args:
-        keys: One key a row.
-        mask: True where a token is real; None takes all.
+        keys: One key per row.
+        mask: True where a token is real; None means all.
 
     Returns:
-        `width` shares, descending, >= 0, sum 1, in float32 at least. All zero where the keys do
-        not vary (constant, a single token, none real), and nan where a real key is not finite.
+        `width` shares, descending, >= 0, with sum 1, at least float32. All zero if the keys do not
+        vary (constant keys, a single token, no real token); nan if a real key is not finite.
 
     Differentiation:
-        Symmetric functions of the result, such as `eigen_entropy`, have finite gradients where
-        eigenvalues are equal.
+        Symmetric functions of the result, such as `eigen_entropy`, have finite gradients even
+        where eigenvalues are equal.
 
     Example:
         >>> import jax.numpy as jnp
@@ -58,31 +58,29 @@ def key_spectrum(keys: Keys, *, mask: Mask = None) -> Float[Array, " width"]:
 def eigen_entropy(
     keys: Keys, *, mask: Mask = None, entropy: Entropy = "shannon"
 ) -> Float[Array, ""]:
-    r"""Normalised entropy of the key spectrum.
+    r"""Computes the normalised entropy of the key spectrum.
 
     $$H_{norm} = -\frac{1}{\log d} \sum_j p_j \log p_j, \qquad
     H_{2, norm} = -\frac{1}{\log d} \log \sum_j p_j^2$$
 
     Args:
-        keys: One key a row, width $d$ at least 2.
-        mask: True where a token is real; None takes all.
+        keys: One key per row, width $d$ at least 2.
+        mask: True where a token is real; None means all.
         entropy: `"shannon"`, the paper's $H_{norm}$, from eigenvalues; `"renyi2"`, $H_{2, norm}$,
-            at most $H_{norm}$, from sums of squares; or `"shannon_matmul"`, $H_{norm}$ by matrix
-            products, within 1 % in value and gradient where no share but zero is below 5e-6.
+            at most $H_{norm}$, from sums of squares; or `"shannon_matmul"`, $H_{norm}$ from matrix
+            products, accurate to 1 % in value and gradient if no non-zero share is below 5e-6.
 
     Returns:
         A number in [0, 1]: 0 if the keys vary along one line or not at all, 1 if they vary
         equally along all $d$ directions.
 
     Raises:
-        AssertionError: If the keys are not those of one sequence.
-        ValueError: If the width is below 2, where the normalisation is 0, or there is no such
-            entropy.
+        AssertionError: If `keys` is not a matrix.
+        ValueError: If the width is below 2, or `entropy` is not one of these.
 
     Differentiation:
         Finite for constant, duplicate, zero and fully padded keys; padded rows get exactly zero.
-        Keys that do not vary have entropy 0 and gradient 0. See `spectral_entropy` for each
-        entropy.
+        Keys that do not vary have entropy 0 and gradient 0. See also `spectral_entropy`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -104,11 +102,11 @@ def eigen_entropy(
 
 
 def effective_rank(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
-    r"""Exponential of the spectrum's entropy, $\exp(H) = d^{H_{norm}}$.
+    r"""Computes the exponential of the spectrum's entropy, $\exp(H) = d^{H_{norm}}$.
 
     Args:
-        keys: One key a row.
-        mask: True where a token is real; None takes all.
+        keys: One key per row.
+        mask: True where a token is real; None means all.
 
     Returns:
         A number in [1, width]; 1 also where the keys do not vary.
@@ -127,11 +125,11 @@ def effective_rank(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
 
 
 def participation_ratio(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
-    r"""Number of directions that share the variance, $1 / \sum_j p_j^2$.
+    r"""Computes the effective number of directions with variance, $1 / \sum_j p_j^2$.
 
     Args:
-        keys: One key a row.
-        mask: True where a token is real; None takes all.
+        keys: One key per row.
+        mask: True where a token is real; None means all.
 
     Returns:
         A number in [1, width], at most `effective_rank`; 1 also where the keys do not vary.
@@ -148,17 +146,17 @@ def participation_ratio(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
 
 
 def gini(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
-    r"""Gini coefficient of the key spectrum.
+    r"""Computes the Gini coefficient of the key spectrum.
 
     $$G = \frac{1}{d} \sum_{j=1}^{d} (d + 1 - 2j)\, p_j, \qquad p_1 \ge \dots \ge p_d$$
 
     Args:
-        keys: One key a row, width $d$.
-        mask: True where a token is real; None takes all.
+        keys: One key per row, width $d$.
+        mask: True where a token is real; None means all.
 
     Returns:
-        A number in [0, 1 - 1/d]: 0 if all directions share equally (or none has any variance),
-        1 - 1/d if one has it all.
+        A number in [0, 1 - 1/d]: 0 if all directions have equal variance (or none), 1 - 1/d if one
+        direction has all of it.
 
     Example:
         >>> import jax.numpy as jnp
@@ -179,15 +177,15 @@ def esr_penalty(
     mask: Mask = None,
     entropy: Entropy = "shannon",
 ) -> Float[Array, ""]:
-    r"""Squared distance of the keys' normalised entropy from a target.
+    r"""Computes the squared distance of the keys' normalised entropy from a target.
 
     $$L_{ESR} = (H_{norm} - \alpha)^2$$
 
     Args:
-        keys: One key a row, width at least 2.
-        target: The entropy $\alpha$, in [0, 1]. The same target requires more spread with
-            `"renyi2"`, which is the smallest of the entropies.
-        mask: True where a token is real; None takes all.
+        keys: One key per row, width at least 2.
+        target: The entropy $\alpha$, in [0, 1]. The same target requires a flatter spectrum
+            with `"renyi2"`, the smallest of the entropies.
+        mask: True where a token is real; None means all.
         entropy: See `eigen_entropy`.
 
     Returns:
@@ -197,13 +195,13 @@ def esr_penalty(
         See `eigen_entropy`.
 
     Differentiation:
-        As `eigen_entropy`. Second derivatives of `"shannon"` are nan where two eigenvalues are
-        equal (fewer tokens than coordinates among them), since they take derivatives of
-        eigenvectors; those of `"renyi2"` are exact everywhere.
+        As in `eigen_entropy`. Second derivatives of `"shannon"` differentiate eigenvectors and are
+        nan where two eigenvalues are equal, as with fewer tokens than coordinates. Those of
+        `"renyi2"` are exact everywhere.
 
     Warns:
-        UserWarning: If `target` is outside [0, 1], where the penalty only maximises (or minimises)
-            the entropy. The paper's sweep has 5 and 50.
+        UserWarning: If `target` is outside [0, 1], where the penalty only maximises or minimises
+            the entropy. The paper's sweep includes 5 and 50.
 
     Example:
         >>> import jax.numpy as jnp
@@ -245,13 +243,13 @@ def _gram(keys: Keys, mask: Mask) -> Float[Array, "side side"]:
 @jax.custom_jvp
 def _products(rows: Float[Array, "side other"]) -> Float[Array, "side side"]:
     """Inner products of every pair of rows."""
-    # GPUs would otherwise round them to 10 bits, and small shares would be noise.
+    # GPUs would otherwise round to 10 bits, and small shares would be rounding errors.
     return jnp.matmul(rows, rows.T, precision="highest")
 
 
 @_products.defjvp
 def _products_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    # Both factors are the same, so one product will do, for the gradient too.
+    # Both factors are the same, so one product is enough, for the gradient too.
     half = jnp.matmul(tangents[0], primals[0].T, precision="highest")
     return _products(primals[0]), half + half.T
 
@@ -262,8 +260,8 @@ def _centre(keys: Array, mask: Mask) -> Array:
         return shifted - jnp.mean(shifted, axis=0)
     real = mask[:, None]
     keys = jnp.where(real, keys, 0)
-    # Relative to a real key equal keys are exactly zero. Their mean, in contrast, is rounded, and
-    # what it left would look like variance.
+    # Relative to a real key, equal keys are exactly zero. Relative to their mean, which is rounded,
+    # they would seem to vary.
     shifted = jnp.where(real, keys - jax.lax.stop_gradient(keys[jnp.argmax(mask)]), 0)
     count = jnp.maximum(jnp.sum(mask), 1).astype(keys.dtype)
     return jnp.where(real, shifted - jnp.sum(shifted, axis=0) / count, 0)

@@ -1,10 +1,10 @@
-"""Noise stability of any function: estimates with error bars, spectra, influences, theory.
+"""Noise stability of any function: estimates with standard errors, spectra, influence, theory.
 
-`noise` draws correlated pairs and `estimators` measures stability with them. `spectrum` computes
-the degrees of a function, `influence` the inputs it depends on. `theory` has the paper's formulas
-for layers, `penalty` its regularizer.
+`noise` draws correlated pairs of inputs and `estimators` measures stability with them. `spectrum`
+computes the weight of a function at each degree, `influence` the inputs it depends on. `theory` has
+the paper's formulas for layers and `penalty` its regularizer.
 
-Functions passed in are traced at every call: for repeated calls, `jax.jit` the call.
+Functions are traced in every call: wrap repeated calls in `jax.jit`.
 """
 
 from hopfax.stability import theory as theory

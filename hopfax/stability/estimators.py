@@ -1,7 +1,7 @@
 """Monte Carlo estimates of noise stability, with standard errors.
 
-Samples stream through batches of fixed size, so memory does not grow with their number. Nothing is
-compiled ahead of a call: wrap repeated calls in `jax.jit`.
+Samples are evaluated in batches of fixed size, so memory does not grow with their number. Functions
+are traced in every call: wrap repeated calls in `jax.jit`.
 """
 
 from collections.abc import Callable
@@ -21,16 +21,16 @@ Rhos = float | Float[Array, ""] | Float[Array, " rhos"]
 
 
 class Estimate(NamedTuple):
-    """A Monte Carlo mean and its error.
+    """A Monte Carlo mean and its standard error.
 
     Attributes:
         mean: The estimate.
-        standard_error: Its standard deviation over repetitions, estimated; ±1.96 of it is a 95 %
-            interval. Where all but a few samples are equal, it is Agresti and Coull's, with two
-            more of the rare samples than occurred. So it is not 0 for an event that never occurred
-            in n samples, nor for a constant: at stability s it is 2.83 |s| / n. It is infinite
-            where `fn` was 0 at all inputs drawn, whose scale is unknown.
-        num_samples: Independent samples averaged.
+        standard_error: Estimated standard deviation of the mean; ±1.96 standard errors are a 95 %
+            interval. If all but a few samples are equal, it follows Agresti and Coull and counts
+            two more of the rare samples than occurred. It is therefore not 0 for an event that
+            never occurred in n samples, nor for a constant (2.83 |s| / n at stability s). It is
+            infinite if `fn` is 0 at all inputs drawn, since its scale is then unknown.
+        num_samples: Number of independent samples.
     """
 
     mean: Float[Array, "..."]
@@ -44,9 +44,9 @@ class Moments(NamedTuple):
     Attributes:
         count: Number of samples.
         mean: Their mean.
-        squares: Sum of the squared deviations from it.
-        ties: Share of equal samples among the pairs of samples compared.
-        size: The largest of the sizes that `paired_moments`' statistic returned.
+        squares: Sum of squared deviations from the mean.
+        ties: Fraction of compared pairs of samples that are equal.
+        size: Largest size that the statistic of `paired_moments` returned.
     """
 
     count: Float[Array, ""]
@@ -62,13 +62,14 @@ class Moments(NamedTuple):
 
     @property
     def standard_error(self) -> Float[Array, "..."]:
-        """Standard error of the mean, allowing for values too rare to have occurred.
+        """Standard error of the mean, corrected for values too rare to have occurred.
 
-        If all samples but k are equal, it is Agresti and Coull's: as if k + 2 differed, by as much
-        as those k, or by the size and the mean if k is 0. Without ties it is the usual one.
+        If all samples but k are equal, it follows Agresti and Coull: as if k + 2 samples differed,
+        by as much as those k, or by `size` plus the mean if k is 0. Without ties, it is the usual
+        standard error.
         """
         ties, reach = self.ties, self.size + jnp.abs(self.mean)
-        # Every sample that differs from the common value is in one comparison that is no tie.
+        # Each sample that differs from the common value makes one comparison without a tie.
         few = jnp.maximum((1 - ties) * self.count / 2, 1)
         usual = jnp.sqrt(self.variance / self.count * (1 + 2 * ties / few))
         unmet = jnp.where(reach > 0, jnp.sqrt(2 * ties) * reach / self.count, jnp.inf)
@@ -91,8 +92,8 @@ def noise_stability(
 
     $$\mathrm{Stab}_\rho(f) = E\,\langle f(X), f(Y)\rangle = \sum_k \rho^k W^k(f)$$
 
-    Several $\rho$ share their draws of X and the evaluations there: ten cost 5.5 times one. To
-    compile once, pass what `fn` reads as an argument:
+    Several $\rho$ share the draws of X and the outputs at X: ten $\rho$ cost 5.5 times one. To
+    compile once, pass the parameters of `fn` as an argument:
     `jax.jit(lambda params, key: noise_stability(lambda x: net(params, x), key, ...))`.
 
     Args:
@@ -103,27 +104,28 @@ def noise_stability(
         num_samples: Independent samples, >= 2.
         pair: Sampler of correlated inputs: `gaussian_pair`, `bit_pair`, or your own
             `pair(key, shape, rho=rho)`, whose first array must not depend on `rho`.
-        arc_points: Inputs a sample, >= 2. 2 is a pair. More, for `gaussian_pair` only, lie along an
-            arc $X_j = \cos(j\theta)X + \sin(j\theta)Z$, $\cos\theta = \rho$, whose neighbours are
-            all pairs. At equal evaluations of `fn`, 4 points have 0.12 to 0.96 times the variance
-            of pairs at $\rho = 0.5$ (nine functions measured), and mostly more at $\rho = 0.9$.
-        per_output: Keep the outputs apart instead of summing over them.
+        arc_points: Inputs per sample, >= 2; the default is a pair. More (only for `gaussian_pair`)
+            are points $X_j = \cos(j\theta)X + \sin(j\theta)Z$, $\cos\theta = \rho$, of an arc in
+            which neighbours are correlated pairs. At equal evaluations of `fn`, 4 points have 0.12
+            to 0.96 times the variance of pairs at $\rho = 0.5$ (nine functions measured), and
+            mostly more variance at $\rho = 0.9$.
+        per_output: Return one estimate per output instead of their sum.
         batch_size: Samples evaluated at a time; memory grows with it.
 
     Returns:
         An `Estimate` with the shape of `rho`, followed by that of the output if `per_output`; its
-        mean is unbiased. It is nan where `fn`, or the square of a product of its outputs, is not
-        finite. Products of unbounded functions of high degree have heavy tails: there, trust an
-        error bar only once it no longer grows with `num_samples`.
+        mean is unbiased. It is nan if `fn`, or the square of a product of its outputs, is not
+        finite. For unbounded functions of high degree, products have heavy tails: the standard
+        error is reliable only once it no longer grows with `num_samples`.
 
     Raises:
         ValueError: If a number is out of range, or the first array of a pair depends on `rho`.
 
     Differentiation:
-        With respect to what `fn` closes over, and, for `gaussian_pair`, with respect to `rho`
-        inside (-1, 1): at the ends the slope is not finite. Both are means of gradients of single
-        samples. That is the gradient of the stability only where `fn` is continuous: for a step, a
-        sign or an argmax it is 0.
+        With respect to values that `fn` closes over and, for `gaussian_pair`, with respect to
+        `rho` in (-1, 1); at the ends the slope is not finite. Both are averages of per-sample
+        gradients. They equal the gradient of the stability only if `fn` is continuous: for a step,
+        a sign or an argmax they are 0.
 
     Example:
         >>> import jax
@@ -171,22 +173,22 @@ def paired_moments(
 
     Args:
         fn: Function of one input.
-        key: Random key; sample i depends on it, on i and on `batch_size` alone.
-        statistic: From the outputs of one sample, (rhos, arc_points, ...), the values (rhos, ...)
-            to average, and a size that no value exceeds as long as outputs are no larger than
-            these; `outputs[:, 0]` is at X for every rho.
+        key: Random key; sample i depends only on the key, i and `batch_size`.
+        statistic: Maps the outputs of one sample, (rhos, arc_points, ...), to the values (rhos,
+            ...) to average and to a bound on values from outputs of this size; `outputs[:, 0]` is
+            at X for every rho.
         pair: Sampler of correlated inputs.
         shape: Shape of an input.
         rho: A number, or a vector of them.
         num_samples: Number of samples, >= 2.
-        batch_size: Samples evaluated at a time; at least two are.
-        arc_points: Inputs a sample and rho: X, Y, and the next points along their arc.
+        batch_size: Samples evaluated at a time; 1 counts as 2.
+        arc_points: Inputs per sample and rho: X, Y, and further points of their arc.
 
     Returns:
-        `Moments` with the shape of `rho` in front.
+        `Moments` whose shapes start with that of `rho`.
 
     References:
-        Chan, Golub and LeVeque (1983), for the merging of batches.
+        Chan, Golub and LeVeque (1983), for merging batches.
     """
     check_range(2, num_samples=num_samples)
     check_range(1, batch_size=batch_size)
@@ -201,7 +203,7 @@ def paired_moments(
         """Inputs (1 + rhos * (arc_points - 1), ...) of one sample, X first."""
         one_rho = lambda rho: pair(key, shape, rho=rho)  # noqa: E731
         first, second = jax.vmap(one_rho, out_axes=(None, 0))(rhos)
-        # Four points reach the benchmark network's error in half the time of pairs.
+        # On the benchmark's network, four points need half the time of pairs for the same error.
         path = [first, second]
         for _ in range(arc_points - 2):
             path.append(2 * rhos.reshape(-1, *[1] * first.ndim) * path[-1] - path[-2])
@@ -241,7 +243,7 @@ def paired_moments(
     shapes = jax.eval_shape(merge, 0, scalars)
     start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     moments = jax.lax.fori_loop(0, full + (num_samples % batch_size > 0), merge, start)
-    # An infinite sample could leave an infinite mean, which looks like an answer.
+    # An infinite sample could give an infinite mean, which would look like a result.
     finite = jnp.isfinite(moments.mean) & jnp.isfinite(moments.squares)
     moments = moments._replace(mean=jnp.where(finite, moments.mean, jnp.nan))
     if rho.ndim:

@@ -29,7 +29,7 @@ def total_influence(
             (their squares are summed).
         key: Random key.
         num_bits: >= 1.
-        num_samples: Inputs, each evaluated with every bit flipped in turn, >= 2.
+        num_samples: Number of inputs, >= 2; each is evaluated with every bit flipped in turn.
         batch_size: Inputs evaluated at a time.
 
     Returns:
@@ -53,7 +53,7 @@ def total_influence(
     check_range(1, num_bits=num_bits)
 
     def flip(key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Array) -> tuple[Array, Array]:
-        """Bits, and the same with bit number `rho` flipped."""
+        """Bits, and a copy with bit number `rho` flipped."""
         bits = jax.random.rademacher(key, shape, jnp.result_type(float))
         return bits, jnp.where(jnp.arange(num_bits) == rho, -bits, bits)
 
@@ -74,19 +74,19 @@ def geometric_influence(
     per_token: bool = False,
     batch_size: int = 32,
 ) -> Float[Array, "..."]:
-    r"""Returns the mean size of the gradient at each coordinate, $E|\partial_i f|$.
+    r"""Returns the mean absolute gradient at each coordinate, $E|\partial_i f|$.
 
     Args:
-        fn: A differentiable function of one input; with several outputs, the size is the norm over
-            them.
-        inputs: Samples of the input, along the first axis, which is not empty.
+        fn: A differentiable function of one input; for several outputs, the norm over outputs
+            replaces the absolute value.
+        inputs: One or more samples of the input, along the first axis.
         per_token: Take the norm over the input's last axis (a token's embedding) before the mean:
-            one influence a token.
+            one influence per token.
         batch_size: Inputs evaluated at a time, >= 1; memory grows with it.
 
     Returns:
-        One influence for every coordinate of an input, or every token of it; not finite where a
-        slope is not. For a standard error, spread the samples over several calls.
+        One influence for every coordinate or token of an input; not finite where a gradient is not.
+        For a standard error, split the samples over several calls.
 
     Example:
         >>> import jax.numpy as jnp
@@ -101,7 +101,7 @@ def geometric_influence(
     def sizes(x: Array) -> Array:
         slopes = jax.jacrev(fn)(x).reshape(-1, *x.shape)
         squares = jnp.sum(jnp.square(slopes), axis=(0, -1) if per_token else 0)
-        # The root has an infinite slope at 0, where an input has no influence.
+        # The square root has an infinite slope at 0, where an input has no influence.
         none = squares == 0
         return jnp.where(none, 0, jnp.sqrt(jnp.where(none, 1, squares)))
 

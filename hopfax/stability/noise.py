@@ -24,10 +24,10 @@ def gaussian_pair(
     Args:
         key: Random key.
         shape: Shape of either array.
-        rho: Correlation, in [-1, 1]; a traced value outside of it gives nan.
+        rho: Correlation, in [-1, 1]; a traced value outside gives nan.
 
     Returns:
-        X and Y. X depends on the key alone.
+        X and Y. X depends only on the key.
 
     Raises:
         ValueError: If `rho` is outside [-1, 1].
@@ -56,7 +56,7 @@ def bit_pair(
     Args:
         key: Random key.
         shape: Shape of either array.
-        rho: Correlation, in [-1, 1]. Its gradient is 0: the draws jump.
+        rho: Correlation, in [-1, 1]. Its gradient is 0, since bits are discrete.
 
     Returns:
         The bits as floats, and their noisy copy.
@@ -83,15 +83,15 @@ def bit_pair(
 def bonami_beckner_pair(
     key: PRNGKeyArray, tokens: Int[Array, "..."], *, rho: Rho, num_tokens: int
 ) -> tuple[Int[Array, "..."], Int[Array, "..."]]:
-    """Keeps each token with probability (1 + rho) / 2, and else draws it anew.
+    """Keeps each token with probability (1 + rho) / 2 and otherwise resamples it.
 
-    The new token is uniform over all `num_tokens`, the old one included: at rho = 0 about half of
-    the tokens stay, and at rho = -1 all are drawn anew. For ±1 bits that flip, see `bit_pair`.
+    New tokens are uniform over all `num_tokens`, including the old one. At rho = 0, about half of
+    the tokens stay; at rho = -1, all are resampled. For ±1 bits that flip, see `bit_pair`.
 
     Args:
         key: Random key.
         tokens: Token ids in [0, num_tokens).
-        rho: Noise parameter, in [-1, 1]. Its gradient is 0: the draws jump.
+        rho: Noise parameter, in [-1, 1]. Its gradient is 0, since tokens are discrete.
         num_tokens: Size of the vocabulary, >= 1.
 
     Returns:
@@ -99,7 +99,8 @@ def bonami_beckner_pair(
 
     Raises:
         AssertionError: If the tokens are not integers.
-        ValueError: If `rho`, `num_tokens` or a token is out of range; traced ones are not checked.
+        ValueError: If `rho`, `num_tokens` or a token is out of range; traced values are not
+            checked.
 
     Example:
         >>> tokens = jnp.zeros(10_000, int)

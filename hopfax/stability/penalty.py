@@ -21,25 +21,25 @@ def stability_penalty(
 
     $$R_{M,S,\rho}(X) = (-1)^S \sum_i M(X)_i\, M(Y)_i$$
 
-    with $Y$ a noisy copy of the tokens $X$ (`bonami_beckner_pair`). Added to the loss with a weight
-    $\gamma$, it costs one more forward pass.
+    with $Y$ a noisy copy of the tokens $X$ (`bonami_beckner_pair`). Add it to the loss with a
+    weight $\gamma$; it costs one more forward pass.
 
     Args:
         probs: $M(X)$, probabilities along the last axis, not logits.
         noisy_probs: $M(Y)$, of the same shape.
-        stabilize: $S = 1$: the penalty falls as the outputs agree. False ($S = 0$) makes it rise.
+        stabilize: True is $S = 1$: the penalty decreases as outputs agree. False is $S = 0$.
 
     Returns:
-        The penalty of each example: in [-1, 0], or [0, 1] with `stabilize=False`. It and its
-        gradient are nan where an argument is not a distribution along its last axis: numbers in
-        [0, 1] that add up to 1, within 0.001 (bfloat16: 0.03).
+        The penalty of each example: in [-1, 0], or [0, 1] with `stabilize=False`. The
+        penalty and its gradient are nan where an argument is not a distribution: numbers in [0, 1]
+        along the last axis that sum to 1 within 0.001 (bfloat16: 0.03).
 
     Raises:
         AssertionError: If the shapes differ.
 
     Differentiation:
-        Through both arguments. The largest agreement is that of two equal one-hot outputs: the
-        penalty rewards confidence too, not agreement alone.
+        With respect to both arguments. Two equal one-hot outputs agree most, so the penalty rewards
+        confidence as well as agreement.
 
     Example:
         >>> import jax.numpy as jnp
@@ -52,7 +52,7 @@ def stability_penalty(
     """
     probs, noisy_probs = jnp.asarray(probs), jnp.asarray(noisy_probs)
     chex.assert_equal_shape([probs, noisy_probs])
-    # Added to both, a nan reaches the gradients of both, and a 0 changes nothing.
+    # Adding nan to both makes the gradients of both nan; adding 0 changes nothing.
     wrong = _nan_unless_probs(probs) + _nan_unless_probs(noisy_probs)
     agreement = jnp.sum((probs + wrong) * (noisy_probs + wrong), axis=-1)
     return -agreement if stabilize else agreement
@@ -71,35 +71,36 @@ def stability_regularizer(
     step: Int[Array, ""] | int = 0,
     every: int = 1,
 ) -> Float[Array, ""]:
-    r"""Returns a batch's mean `stability_penalty`, for one noisy forward pass or less.
+    r"""Returns a batch's mean `stability_penalty`, at the cost of at most one forward pass.
 
-    A batch's first rows estimate the same mean with more noise, and so does every k-th step with k
-    times the weight: both cost a fraction of the paper's pass, with the same expected gradient.
+    With `share`, only the first rows of a batch are used. With `every`, only every k-th step has a
+    penalty, multiplied by k. Both cost less than the paper's forward pass; the expected gradient is
+    the same, with more variance.
 
     Args:
-        fn: The model's output probabilities for token ids.
-        key: For the noise; a new one every step.
+        fn: Returns the model's output probabilities for token ids.
+        key: Random key of the noise; use a new one in every step.
         tokens: Ids of the batch, in [0, num_tokens), shuffled if `share` is below 1.
-        probs: `fn(tokens)`, which the loss has computed anyway: probabilities, not logits.
+        probs: `fn(tokens)`, already computed for the loss: probabilities, not logits.
         rho: Noise parameter, in [-1, 1], see `bonami_beckner_pair`.
         num_tokens: Size of the vocabulary.
         stabilize: See `stability_penalty`.
-        share: Share of the rows that are used, in (0, 1]; at least one row is.
-        step: Number of the training step. Under `vmap` it must not be mapped: that would compute
+        share: Fraction of the rows to use, in (0, 1]; at least one row is used.
+        step: Index of the training step. Under `vmap` it must not be mapped, which would compute
             both branches.
         every: k, >= 1: the penalty is computed where `step` is a multiple of it, and is 0
             elsewhere.
 
     Returns:
-        The penalty, to be weighted by $\gamma$ and added to the loss. It and its gradient are nan
-        if the outputs for the rows used are not distributions.
+        The penalty, to be weighted by $\gamma$ and added to the loss. The penalty and its gradient
+        are nan if the outputs for these rows are not distributions.
 
     Raises:
         AssertionError: If `probs` and `tokens` have different numbers of rows.
         ValueError: If `share` or `every` is out of range; and see `bonami_beckner_pair`.
 
     Differentiation:
-        Through `probs` and through the noisy pass.
+        With respect to `probs` and through the noisy forward pass.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -124,7 +125,7 @@ def stability_regularizer(
         ...     return task + gamma * penalty
 
     References:
-        Noise Stability of Transformer Models, Definition 6.1; the cheaper variants are ours.
+        Noise Stability of Transformer Models, Definition 6.1; `share` and `every` are not in it.
     """
     check_range(0, 1, ends="(]", share=share)
     check_range(1, every=every)
@@ -143,7 +144,7 @@ def stability_regularizer(
 
 
 def _nan_unless_probs(probs: Array) -> Float[Array, "... 1"]:
-    """Returns 0, or nan where values such as logits are not distributions."""
+    """Returns 0 for distributions and nan for other values, such as logits."""
     tolerance = max(1e-3, 4 * float(jnp.finfo(jnp.promote_types(probs.dtype, jnp.bfloat16)).eps))
     total = jnp.sum(probs, axis=-1, keepdims=True, dtype=jnp.float32)
     low = jnp.min(probs, axis=-1, keepdims=True)

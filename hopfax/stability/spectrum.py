@@ -1,8 +1,8 @@
 r"""A function's weight at each degree: level weights $W^k$, and bounds on the tail.
 
-Stability is their generating function, $\mathrm{Stab}_\rho(f) = \sum_k \rho^k W^k(f)$: of Hermite
-coefficients (probabilists', orthonormal under N(0, 1)) for normal inputs, of Walsh coefficients
-for uniform bits.
+Stability is their generating function, $\mathrm{Stab}_\rho(f) = \sum_k \rho^k W^k(f)$. Weights are
+sums of squared Hermite coefficients (probabilists', orthonormal under N(0, 1)) for normal inputs,
+and of squared Walsh coefficients for uniform bits.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,10 @@ from hopfax.checks import check_range
 from hopfax.stability.estimators import Fn, Pair, noise_stability
 from hopfax.stability.noise import gaussian_pair
 
-# Chebyshev points, the ends included: there the weights' plain and alternating sums are measured.
+# Chebyshev points with both ends, which measure the weights' plain and alternating sums.
 _RHOS = np.cos(np.linspace(0, np.pi, 24))
-# Levels of the fit. Steps and kinks have weight at all levels; without the high ones it would go to
-# the low ones. Even and odd, since a function may have one kind only.
+# Levels of the fit. Steps and kinks have weight at all levels; without high levels in the fit, this
+# weight would go to low ones. Even and odd levels, since a function may have only one kind.
 _HIGH = (50, 64, 82, 110, 152, 222, 352, 602, 1202, 3002, 10002)
 _LEVELS = np.array([*range(41), *sorted(level + odd for level in _HIGH for odd in (-1, 0))])
 _BLOCKS = 64
@@ -29,13 +29,13 @@ _RESAMPLES = 200
 
 
 class LevelWeights(NamedTuple):
-    """Weight of each degree, and of all above, with 95 % intervals.
+    """Weight at each degree, and total weight above, with 95 % intervals.
 
     Attributes:
         weights: $W^0, ..., W^{degree}$.
         low: Lower ends of their intervals.
         high: Upper ends.
-        tail: Weight above the degree: value, lower and upper end.
+        tail: Total weight above the degree: value, lower and upper end.
     """
 
     weights: Float[Array, " degree+1"]
@@ -56,27 +56,27 @@ def level_weights(
 ) -> LevelWeights:
     r"""Fits level weights to noise stability measured at many correlations.
 
-    Stability at 24 correlations from -1 to 1, all from shared draws, is split among the levels by
-    generalised least squares, with weights >= 0 and the draws' own covariance. High levels differ
-    at the largest correlations only, so those above `degree` are summed. The intervals are
-    percentiles of refits to resampled blocks of the draws. Their measured coverage is 83 to 97 % by
-    function and level, except for events that occur a few times only: one that never occurs gives
-    (0, 0).
+    Stability is estimated at 24 correlations from -1 to 1 with shared draws. Generalised least
+    squares with weights >= 0 and the draws' covariance then fits the levels. High levels differ
+    only at the largest correlations, so those above `degree` are summed. The intervals are
+    bootstrap percentiles over blocks of draws. Their measured coverage is 83 to 97 %, depending on
+    function and level. It is lower for rare events: one that never occurs gives (0, 0).
 
-    NumPy and SciPy fit, in a callback: `jit` and `vmap` work, `grad` does not.
+    The fit is a callback to NumPy and SciPy: `jit` and `vmap` work, `grad` does not.
 
     Args:
         fn: A jittable function of one input; see `noise_stability`.
         key: Random key.
         shape: Shape of an input.
-        num_samples: Inputs X, each with 24 partners, >= 128; rounded down to a multiple of 64.
+        num_samples: Number of inputs X, each with 24 noisy copies, >= 128; rounded down to a
+            multiple of 64.
         degree: Highest level reported separately, in [0, 20].
         pair: `gaussian_pair` for Hermite weights, `bit_pair` for Walsh weights, or your own sampler
             with $\mathrm{Stab}_\rho(f) = \sum_k \rho^k W^k(f)$.
         batch_size: Inputs evaluated at a time.
 
     Returns:
-        `LevelWeights`, all nan if `fn` is not finite somewhere.
+        `LevelWeights`, all nan if an output of `fn` is not finite.
 
     Raises:
         ValueError: If a number is out of its range.
@@ -91,8 +91,8 @@ def level_weights(
         [0.0, 1.0, 0.0]
 
     References:
-        Noise Stability of Transformer Models, section 4 and Appendix C (which takes physicists'
-        polynomials; here they are those of N(0, 1)).
+        Noise Stability of Transformer Models, section 4 and Appendix C (which uses physicists'
+        Hermite polynomials).
     """
     check_range(0, 20, degree=degree)
     check_range(2 * _BLOCKS, num_samples=num_samples)
@@ -128,8 +128,8 @@ def _fit_levels(blocks: Array, *, degree: int) -> np.ndarray:
     if not np.all(np.isfinite(stabilities)):
         return np.full((3, degree + 2), np.nan, blocks.dtype)
     powers = _RHOS[:, None] ** _LEVELS
-    # Shared draws make the means at neighbouring correlations move together: with that taken into
-    # account, their differences, which tell the levels apart, get their due weight.
+    # Shared draws correlate the means at neighbouring rhos. The levels show in their differences,
+    # which only the full covariance weights correctly.
     covariance = np.cov(stabilities, rowvar=False) / _BLOCKS
     floor = (1e-4 * np.abs(stabilities).mean() + 1e-12) ** 2
     diagonal = np.diag(np.diag(covariance)) + floor * np.eye(len(_RHOS))
@@ -154,7 +154,7 @@ def walsh_weights(
     num_bits: int,
     batch_size: int = 4096,
 ) -> Float[Array, " bits+1"]:
-    r"""Computes the Walsh level weights of a function of ±1 bits from its whole truth table.
+    r"""Computes the Walsh level weights of a function of ±1 bits from its truth table.
 
     $$W^k(f) = \sum_{|S| = k} \hat f(S)^2, \qquad \hat f(S) = E[f(x) \prod_{i \in S} x_i]$$
 
@@ -191,13 +191,13 @@ def walsh_weights(
 @jax.jit
 def _weights_of_table(table: Float[Array, " inputs"]) -> Float[Array, " bits+1"]:
     num_bits = len(table).bit_length() - 1
-    # The fast transform: sums and differences along one bit at a time.
+    # Fast Walsh-Hadamard transform: sums and differences along one bit at a time.
     coefficients = table.reshape((2,) * num_bits)
     for axis in range(num_bits):
         one, other = jnp.split(coefficients, 2, axis=axis)
         coefficients = jnp.concatenate([one + other, one - other], axis=axis)
-    # Bit by bit too, each adds 0 or 1 to the level. Unlike one running sum over a million squares,
-    # this tree of sums keeps float32's digits.
+    # Each bit adds 0 or 1 to the level. A pairwise sum keeps float32's precision, unlike a running
+    # sum over a million squares.
     weights = jnp.square(coefficients.reshape(-1, 1) / len(table))
     while len(weights) > 1:
         without, within = weights[0::2], weights[1::2]
@@ -213,22 +213,21 @@ def spectral_tail_bound(
     degree: int,
     standard_error: Float[Array, "..."] | float = 0.0,
 ) -> Float[Array, "..."]:
-    r"""Bounds the weight that a function this stable can have at `degree` and above.
+    r"""Bounds the weight at `degree` and above of a function with this stability.
 
     $$\sum_{k \ge T} W^k \;\le\; \frac{\mathrm{Var} - \mathrm{Stab}_\rho}{1 - \rho^T}$$
 
-    It is Lemma 1 solved for the tail: with $\mathrm{Stab}_\rho \ge (1-\delta)\mathrm{Var}$ the tail
-    is at most a share $\varepsilon$ as soon as $T \ge \log(1-\delta/\varepsilon)/\log\rho$, the
-    appendix's sign.
+    This is Lemma 1 solved for the tail: with $\mathrm{Stab}_\rho \ge (1-\delta)\mathrm{Var}$ the
+    tail is at most a fraction $\varepsilon$ if $T \ge \log(1-\delta/\varepsilon)/\log\rho$ (with
+    the appendix's sign).
 
     Args:
-        stability: $\mathrm{Stab}_\rho(f)$, of `fn` or of `fn` less its mean.
-        variance: $E\|f\|^2$, of the same: both centred, or neither.
-        rho: The correlation it was measured at, in (0, 1); for tokens of `bonami_beckner_pair`
-            (1 + rho) / 2.
+        stability: $\mathrm{Stab}_\rho(f)$, of the function or of the function minus its mean.
+        variance: $E\|f\|^2$ of the same function: both centred, or neither.
+        rho: Correlation of the measurement, in (0, 1); for `bonami_beckner_pair`, (1 + rho) / 2.
         degree: $T$, >= 1.
-        standard_error: Of `stability`, >= 0 or inf, if that is an estimate: the bound is then that
-            of `stability` less 1.96 standard errors. `variance` counts as exact.
+        standard_error: Standard error of `stability`, >= 0 or inf. The bound uses `stability` minus
+            1.96 standard errors; `variance` counts as exact.
 
     Returns:
         The bound, in [0, variance].

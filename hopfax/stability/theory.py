@@ -1,8 +1,8 @@
 r"""Closed forms and bounds of the noise-stability paper for ReLU and attention layers.
 
 Inputs are standard normal pairs $(X, Y)$ with correlation $\rho$ in every coordinate, unless a
-function says otherwise. All take scalars or arrays of $\rho$, and can be differentiated inside
-(-1, 1); at the ends `attention_overlap` has an infinite slope, which comes out as 0.
+function says otherwise. All take scalars or arrays of $\rho$ and are differentiable in (-1, 1). At
+the ends, the slope of `attention_overlap` is infinite, and its gradient is 0.
 """
 
 import math
@@ -37,7 +37,7 @@ def relu_stability(rho: Numbers) -> Float[Array, "..."]:
     Not normalised: at $\rho = 1$ it is $E[\mathrm{ReLU}(X)^2] = 1/2$.
 
     Args:
-        rho: Correlation, in [-1, 1]; a traced value outside of it gives nan.
+        rho: Correlation, in [-1, 1]; a traced value outside gives nan.
 
     Returns:
         The stability, in [0, 1/2], to a relative error of a few units in the last place.
@@ -46,8 +46,8 @@ def relu_stability(rho: Numbers) -> Float[Array, "..."]:
         ValueError: If `rho` is outside [-1, 1].
 
     Differentiation:
-        The slope $(\pi - \arccos\rho)/2\pi$ is exact on all of [-1, 1]. The second derivative is
-        infinite at both ends.
+        The slope $(\pi - \arccos\rho)/2\pi$ is exact on [-1, 1]. The second derivative is infinite
+        at both ends.
 
     Example:
         >>> float(relu_stability(1.0))
@@ -65,7 +65,7 @@ def relu_stability_quadratic(rho: Numbers) -> Float[Array, "..."]:
 
     $$\frac{1}{2\pi} + \frac\rho4 + \frac{\rho^2}{4\pi}$$
 
-    Its coefficients are the ReLU's first Hermite weights. The rest is at most
+    Its coefficients are the first Hermite weights of the ReLU. The remainder is at most
     $\frac12 - \frac14 - \frac{3}{4\pi} \approx 0.011$, at $\rho = 1$.
 
     Args:
@@ -114,13 +114,13 @@ def transformer_recurrence(
 
     $R$ is `relu_stability` (Theorem 5.1); attention with $W_Q W_K = I$ multiplies the stability by
     $\gamma^2$ (Theorem 5.2). $\gamma = 1$ gives Eq. 5, ReLU layers alone. With `num_tokens`, scores
-    are unstructured (Theorem 5.3 instead of 5.2), which is hopfax's variant:
+    are unstructured (Theorem 5.3 instead of 5.2); this variant is not in the paper:
 
     $$\rho_l = R\bigl(\gamma^2 \rho_{l-1}\, s(\rho_{l-1})\bigr)$$
 
-    As in Eq. 5, *un-normalised* stability is iterated as if it were a correlation, so this is not
-    the stability of a network of several layers. The limit of Eq. 8 is 0.2172 at $\gamma = 1$ (not
-    the linear proxy's $2/(3\pi)$), and $1/(2\pi)$ at $\gamma = 0$.
+    As in Eq. 5, *unnormalised* stability is iterated as if it were a correlation, so this is not
+    the stability of a network with several layers. The limit of Eq. 8 is 0.2172 at $\gamma = 1$
+    (not the linear proxy's $2/(3\pi)$), and $1/(2\pi)$ at $\gamma = 0$.
 
     Args:
         rho: Correlation of the inputs, in [-1, 1].
@@ -155,14 +155,14 @@ def attention_stability(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]
     r"""Computes the stability of attention with unstructured scores: $\rho\, s(\rho)$.
 
     The layer is $\sigma(XWX^\top) X W_V$ with $W \sim \mathcal N(0, I)$; the theorem's statement
-    leaves out the $W$. In wide layers each token attends to one other at random, to the same one
-    under noise with probability $s$ (`attention_overlap`). The value projection adds the factor
-    $\|(W_V)_{:,j}\|^2$. With $W = I$ or $UU^\top$ each token attends to itself, and the stability
-    is $\rho$ (Theorem 5.2).
+    leaves out the $W$. In wide layers, each token attends to one random token; under noise, it
+    attends to the same one with probability $s$ (`attention_overlap`). The value projection adds
+    the factor $\|(W_V)_{:,j}\|^2$. With $W = I$ or $UU^\top$ each token attends to itself, and the
+    stability is $\rho$ (Theorem 5.2).
 
     Args:
         rho: Correlation, in [-1, 1].
-        num_tokens: Tokens to attend to, >= 1.
+        num_tokens: Number of tokens, >= 1.
 
     Returns:
         The stability, in [-1, 1].
@@ -182,16 +182,16 @@ def attention_stability(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]
 
 
 def attention_overlap(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]:
-    r"""Computes the probability $s(\rho)$ that a token attends to the same one despite noise.
+    r"""Computes the probability $s(\rho)$ that a token attends to the same token under noise.
 
-    A token's scores $x_i W x_j$ are bilinear in the inputs: with and without noise they are normal
-    with correlation $\rho^2$, and independent between the $n$ tokens $j$. The largest has the same
-    place in both with probability
+    A token's scores $x_i W x_j$ are bilinear in the inputs. With and without noise they are normal
+    with correlation $\rho^2$, and independent for the $n$ tokens $j$. The argmax is the same in
+    both with probability
 
     $$s(\rho) = n\, E\bigl[\Phi_2(G, G'; \rho^2)^{n-1}\bigr],$$
 
-    where $(G, G')$ has that correlation and $\Phi_2$ is their distribution function. Its
-    quadratures give five digits up to a thousand tokens, in float64.
+    where $(G, G')$ are normal with this correlation and $\Phi_2$ is their distribution function. In
+    float64, the quadrature has five correct digits for up to a thousand tokens.
 
     Args:
         rho: Correlation of the inputs, in [-1, 1].
@@ -226,9 +226,9 @@ def relu_process_stability(
 
     $$E[\mathrm{ReLU}(X)\,\mathrm{ReLU}(Y)] = \rho\,\alpha\,E_2 + (1-\rho)\,E_1^2$$
 
-    Here $Y = \alpha X$ with probability $\rho$, else an independent draw, and both draws are
-    $N(\mu, \sigma^2)$, not the correlated Gaussians of `relu_stability`. The paper's text swaps the
-    moments of the rectified draw,
+    Here $Y = \alpha X$ with probability $\rho$, and otherwise an independent draw. Both draws are
+    $N(\mu, \sigma^2)$, unlike the correlated Gaussians of `relu_stability`. The paper's text swaps
+    the moments of the rectified draw,
 
     $$E_1 = E\,\mathrm{ReLU}(X) = \mu\,\Phi(\mu/\sigma) + \sigma\,\phi(\mu/\sigma), \qquad
     E_2 = E\,\mathrm{ReLU}(X)^2 = (\mu^2 + \sigma^2)\,\Phi(\mu/\sigma)
@@ -258,7 +258,7 @@ def relu_process_stability(
     check_range(0, ends="(]", std=std)
     mean, std = (jnp.asarray(number, jnp.result_type(float)) for number in (mean, std))
     below, density = norm.cdf(mean / std), std * norm.pdf(mean / std)
-    # Where the mean is far below zero, rounding could take these differences below it.
+    # If the mean is far below zero, rounding could make these differences negative.
     first = jnp.maximum(mean * below + density, 0)
     second = jnp.maximum((mean**2 + std**2) * below + mean * density, 0)
     rho = jnp.asarray(rho, first.dtype)
@@ -283,17 +283,17 @@ def attention_interval(
 
     $$S^\pm = \sum_{j,k} E\bigl[(v_j(X)\, v_k(Y))_\pm\bigr]$$
 
-    the positive and negative parts of all products of two tokens' values, for a pair of any joint
-    distribution. No score exceeds $d^2 B^2 \|W\|_{\max}$ in size, so each attention weight is $1/n$
-    up to a factor of $\sqrt{E}$. The bounds are wide unless $d^2 B^2$ is small.
+    are the positive and negative parts of all products of two tokens' values, for any joint
+    distribution of X and Y. Scores are at most $d^2 B^2 \|W\|_{\max}$ in size, so each attention
+    weight is $1/n$ up to a factor of $\sqrt{E}$. The bounds are wide unless $d^2 B^2$ is small.
 
     Args:
         positive: $S^+$, >= 0.
         negative: $S^-$, >= 0.
         num_tokens: $n$, >= 1.
-        width: $d$, the inputs' width, >= 1.
-        bound: $B$, the largest size of an input's entry, >= 0.
-        weight_bound: $\|W\|_{\max}$, the largest size of an entry of $W = W_Q W_K^\top$, >= 0.
+        width: $d$, the width of the inputs, >= 1.
+        bound: $B$, the largest absolute entry of the inputs, >= 0.
+        weight_bound: $\|W\|_{\max}$, the largest absolute entry of $W = W_Q W_K^\top$, >= 0.
 
     Returns:
         The bounds. Infinite where $E$ overflows.
@@ -329,8 +329,8 @@ def moment_interval(rho: Numbers, *, mean: Numbers, second_moment: Numbers) -> I
     \rho\, E[\varphi^2] + (1-\rho)(E\varphi)^2 \qquad (\rho \ge 0)$$
 
     The pair is Gaussian with correlation $\rho$. The inequality follows from the Hermite expansion
-    and is not in the paper. These moments imply no sharper bounds: linear functions attain the
-    upper end, functions of ever higher degree approach the lower one. For $\rho < 0$ the ends are
+    and is not in the paper. The bounds are sharp: linear functions attain the upper one,
+    and functions of increasing degree approach the lower one. For $\rho < 0$ the ends are
     $(E\varphi)^2 + \rho V$ and $(E\varphi)^2 + \rho^2 V$, with $V$ the variance.
 
     Args:
@@ -374,7 +374,7 @@ def _relu_stability(rho: Array) -> Array:
 
 @_relu_stability.defjvp
 def _relu_stability_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    # By hand: through the angle the slope at both ends would be 0 times infinity.
+    # Differentiating through the angle would give 0 times infinity at both ends.
     (rho,), (tangent,) = primals, tangents
     return _relu_stability(rho), _angle(rho) / (2 * jnp.pi) * tangent
 
@@ -405,7 +405,7 @@ def _recurrence(layer: Callable[[Array], Array], rho: Numbers, num_layers: int) 
 
 
 def _overlap(r: Array, *, num_tokens: int, num_points: int = 96) -> Array:
-    """Two nested Gauss-Legendre rules, over the pair's sum and difference."""
+    """Computes s by nested Gauss-Legendre rules over the pair's sum and difference."""
     reach = 8.5
     nodes, weights = np.polynomial.legendre.leggauss(num_points)
     # Above the cap, 1 - s grows with the square root of 1 - r.
@@ -414,7 +414,7 @@ def _overlap(r: Array, *, num_tokens: int, num_points: int = 96) -> Array:
     r = jnp.minimum(r, cap)
     # Independent standard normals u, v with G + G' = u sqrt(2(1+r)) and G - G' = v sqrt(2(1-r)).
     total = reach * nodes * jnp.sqrt((1 + r) / 2)
-    # Even in the difference: half of it will do.
+    # The integrand is even in the difference: integrate over half.
     difference = reach / 2 * (nodes + 1) * jnp.sqrt((1 - r) / 2)
     first = jnp.asarray(total[:, None] + difference)
     second = jnp.asarray(total[:, None] - difference)
