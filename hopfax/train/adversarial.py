@@ -1,8 +1,8 @@
 """Training on perturbed inputs: Gaussian augmentation, PGD and FreeLB, around any objective.
 
-Each takes an `Objective` and returns another, so that they share training steps, seeds and
-checkpoints, and apply to Robertha's objective as well as TinyBERT's. Perturbations are added to the
-token vectors, before positions and LayerNorm.
+Each function takes an `Objective` and returns another, so all methods share training steps, seeds
+and checkpoints and apply to every model. Perturbations are added to the token embeddings, before
+positions and LayerNorm.
 """
 
 from typing import Any, NamedTuple
@@ -20,23 +20,25 @@ from hopfax.train.objectives import Batch, Losses, Objective, texts_of
 Deltas = Float[Array, "texts tokens width"]
 Mask = Bool[Array, "texts tokens"]
 
-# Objectives number their draws with `split`; these must be none of them, nor one another.
+# Distinct from each other and from the keys that objectives derive with `split`.
 _NOISE, _PGD, _FREELB, _RATIO = 2**31, 2**31 + 1, 2**31 + 2, 2**31 + 3
 
 
 class Ball(NamedTuple):
-    """The l2 ball of adversarial perturbations, one for each text, and the search in it.
+    """The l2 ball of adversarial perturbations of a text, and the search in it.
 
-    The defaults are those of the FreeLB program on GLUE, where token vectors have a norm of about
-    1.4. A model initialised with N(0, 0.02^2), with norms of 0.23 at width 128, needs a far smaller
-    ball to learn at all: see `experiments/models.py`.
+    The defaults are those of the FreeLB program on GLUE, where token embeddings have a norm of
+    about 1.4. A model initialised with N(0, 0.02^2), with norms of 0.23 at width 128, learns only
+    with a much smaller ball: see `experiments/models.py`.
 
     Attributes:
-        num_steps: K, ascent steps of PGD, forward and backward passes of FreeLB; at least 1.
+        num_steps: K, the number of ascent steps of PGD, or of forward and backward passes of
+            FreeLB; at least 1.
         step_size: Length of an ascent step, > 0.
         max_norm: Radius of the ball, > 0; inf for none.
-        initial_norm: The first perturbation is uniform in a cube with this half diagonal, >= 0; its
-            norm is about 0.6 of it for any text length.
+        initial_norm: Half the diagonal, >= 0, of the cube from which the first perturbation is
+            drawn uniformly. The norm of the perturbation is about 0.6 times this for any text
+            length.
     """
 
     num_steps: int = 3
@@ -46,7 +48,7 @@ class Ball(NamedTuple):
 
 
 def augmented(objective: Objective, *, sigma: float) -> Objective:
-    """Adds fresh Gaussian noise to the token vectors in every training step.
+    """Adds fresh Gaussian noise to the token embeddings in every training step.
 
     Args:
         objective: Loss to minimise.
@@ -70,7 +72,7 @@ def augmented(objective: Objective, *, sigma: float) -> Objective:
         params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation = CLEAN, /
     ) -> tuple[Array, Losses]:
         _, mask = texts_of(batch)
-        # A split of two, whose first half is used: the draws of the published results.
+        # Splits in two as the published results did, for the same draws.
         for_noise, _ = jax.random.split(jax.random.fold_in(key, _NOISE))
         noise = sigma * jax.random.normal(quick(for_noise), *_like(params, mask))
         noise = jnp.where(mask[..., None], noise, 0)
@@ -80,9 +82,9 @@ def augmented(objective: Objective, *, sigma: float) -> Objective:
 
 
 def augmented_over(objective: Objective, *, snr_db: tuple[float, float]) -> Objective:
-    """Adds noise whose signal-to-noise ratio is drawn anew for each text in every training step.
+    """Adds noise with a random signal-to-noise ratio for each text in every training step.
 
-    The noise scales with the text's own token vectors, so louder vectors are no protection.
+    The noise scales with the text's token embeddings: larger embeddings do not reduce its effect.
 
     Args:
         objective: Loss to minimise, of a model whose `embedding_scale` is 1.
@@ -116,18 +118,19 @@ def augmented_over(objective: Objective, *, snr_db: tuple[float, float]) -> Obje
 
 
 def pgd(objective: Objective, ball: Ball) -> Objective:
-    r"""Trains on the worst perturbation that K steps of projected gradient ascent find.
+    r"""Trains on the perturbation that K steps of projected gradient ascent find.
 
     $$\delta_{t+1} = \Pi_{\|\delta\| \le \epsilon}\left(\delta_t
     + \alpha\, g_t / \|g_t\|\right), \qquad g_t = \nabla_\delta L(\theta, \delta_t)$$
 
-    and $L(\theta, \delta_K)$ is minimised: K + 1 forward and backward passes a step.
+    and $L(\theta, \delta_K)$ is minimised: K + 1 forward and backward passes per step.
 
     Raises:
         ValueError: A number of the ball is out of range.
 
     Differentiation:
-        In the parameters, with the perturbation held fixed. Dropout is the same in all passes.
+        With respect to the parameters, with a fixed perturbation. Dropout is the same in all
+        passes.
 
     Example:
         >>> from hopfax.nn import tinybert
@@ -159,22 +162,21 @@ def pgd(objective: Objective, ball: Ball) -> Objective:
 
 
 def freelb(objective: Objective, ball: Ball) -> Objective:
-    r"""Free large-batch adversarial training: K ascent steps, every gradient of which is used.
+    r"""Trains with FreeLB: averages the gradients of K ascent steps.
 
     $$g = \frac1K \sum_{t=0}^{K-1} \nabla_\theta L(\theta, \delta_t), \qquad
     \delta_{t+1} = \Pi_{\|\delta\| \le \epsilon}\left(\delta_t
     + \alpha\, \nabla_\delta L(\theta, \delta_t) / \|\cdot\|\right)$$
 
-    One backward pass gives both gradients: K forward and backward passes a step.
-
+    One backward pass gives both gradients: K forward and backward passes per step.
     The value is the mean loss over the K perturbations.
 
     Raises:
         ValueError: A number of the ball is out of range.
 
     Differentiation:
-        First order, reverse mode, of the loss in the parameters and in `added`; the perturbations
-        are held fixed. Dropout is the same in all K passes, as published.
+        First order, reverse mode, with respect to the parameters and `added`, with fixed
+        perturbations. Dropout is the same in all K passes, as published.
 
     Example:
         >>> from hopfax.nn import tinybert
@@ -210,7 +212,7 @@ def freelb(objective: Objective, ball: Ball) -> Objective:
         mean = jax.tree.map(lambda part: jnp.mean(part, axis=0), losses)
         return mean, jax.tree.map(lambda part: part / ball.num_steps, total)
 
-    # The gradient arises on the way, so it is the rule's residual.
+    # The forward pass already computes the gradient, so it is the residual of the rule.
     @jax.custom_vjp
     def rule(*inputs: Any) -> tuple[Array, Losses]:
         return forward(*inputs)[0]
@@ -227,7 +229,7 @@ def freelb(objective: Objective, ball: Ball) -> Objective:
         params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation = CLEAN, /
     ) -> tuple[Array, Losses]:
         loss, parts = rule(params, batch, key, added)
-        # The rule keeps no gradients of the parts.
+        # The rule has no gradients of the parts.
         return loss, jax.lax.stop_gradient(parts)
 
     return free
@@ -251,14 +253,14 @@ def _ascend(delta: Deltas, slope: Deltas, mask: Mask, ball: Ball) -> Deltas:
 
 
 def _norms(delta: Deltas) -> Float[Array, "texts 1 1"]:
-    # Unit scale first: the squares of a gradient of 1e-25 would vanish.
+    # Unit scale first: the squares of a gradient of size 1e-25 would underflow.
     size = jnp.max(jnp.abs(delta), axis=(1, 2), keepdims=True)
     safe = jnp.where(size > 0, size, 1)
     return size * jnp.sqrt(jnp.sum(jnp.square(delta / safe), axis=(1, 2), keepdims=True))
 
 
 def _like(params: Params, mask: Mask) -> tuple[tuple[int, ...], jnp.dtype]:
-    """Shape and dtype of the token vectors of a batch."""
+    """Shape and dtype of the token embeddings of a batch."""
     table = params["tokens"]["embedding"]
     return (*mask.shape, table.shape[-1]), table.dtype
 

@@ -2,7 +2,7 @@
 
 A folder holds `config.json` and `checkpoints/<step>/`. Orbax writes in the background and commits
 each checkpoint as a whole, so a kill or a full disk leaves the earlier ones intact. Checksums
-detect bytes that changed after they were written, which Orbax does not.
+detect corrupted files, which Orbax does not.
 """
 
 import json
@@ -41,7 +41,7 @@ class Checkpoints:
     Args:
         folder: Folder of `config.json` and the checkpoints; created if absent.
         config: JSON-serializable settings of the run. A folder belongs to one configuration.
-        interval: Seconds after which another save is due, see `due`.
+        interval: Seconds between saves, see `due`.
 
     Raises:
         ValueError: The folder belongs to another configuration; each difference is named.
@@ -80,12 +80,12 @@ class Checkpoints:
             self._manager.close()
 
     def save(self, step: int, tree: Any) -> None:
-        """Copies the state to the host and starts writing it; replaces a checkpoint of that step.
+        """Copies the state to the host and starts to write it; overwrites a save of the same step.
 
         Args:
             step: Number of steps taken, >= 0.
             tree: Nested containers of jax or NumPy arrays, none of them empty. The caller may
-                donate or overwrite them at once.
+                donate or overwrite them as soon as this returns.
 
         Raises:
             CheckpointError: An earlier save failed; this one is not started.
@@ -108,11 +108,11 @@ class Checkpoints:
         return time.monotonic() - self._saved_at > self._interval
 
     def restore(self, like: Any) -> Restored | None:
-        """Reads the newest checkpoint bit for bit, or the one before if it is damaged.
+        """Reads the newest checkpoint, or the one before if it is damaged.
 
         Args:
-            like: The expected structure, its leaves arrays or `jax.ShapeDtypeStruct`. A leaf comes
-                back as NumPy where `like` is NumPy, else as a jax array with `like`'s sharding.
+            like: The expected structure, its leaves arrays or `jax.ShapeDtypeStruct`. A leaf is
+                NumPy where `like` is NumPy, else a jax array with the sharding of `like`.
 
         Returns:
             The checkpoint, or None if there is none. Damaged checkpoints that are newer are

@@ -27,17 +27,17 @@ class Noise(NamedTuple):
     """Gaussian noise on a model's inputs.
 
     Attributes:
-        site: `"token"`, on the token vectors before positions and LayerNorm, or `"embedding"`,
-            on the output of that LayerNorm.
+        site: `"token"`, on the token embeddings before positions and LayerNorm, or
+            `"embedding"`, on the output of that LayerNorm.
         protocol: `"sigma"`: `level` is the standard deviation. `"matched"`: `level` is in units of
             the root mean square of the example's signal at the site, so that every model has the
-            same SNR, -20 log10(level) dB. `"per-token"`: of each token's own signal, so that louder
-            tokens are no safer.
+            same SNR, -20 log10(level) dB. `"per-token"`: of each token's own signal, so that tokens
+            with a large norm are not less affected.
         level: The standard deviation, >= 0.
-        draw: Index of the draw. Levels and models share their draws, which depend on the row but
-            not on its batch, so that differences between models are paired.
-        seeds: One number per stacked model, such as its training seed, from which its draws derive:
-            the models then draw independently. None: they share their draws.
+        draw: Index of the draw. Levels and models share draws, which depend on the row but not on
+            its batch, so that differences between models are paired.
+        seeds: One number per stacked model, such as its training seed; the models then have
+            independent draws. None: they share draws.
     """
 
     site: Site
@@ -64,7 +64,7 @@ class Predictions(NamedTuple):
 
 
 class _Counts(NamedTuple):
-    """Sums over the rows of a batch that count."""
+    """Sums over the real rows of a batch."""
 
     signal: Float[Array, ""]
     noise: Float[Array, ""]
@@ -109,7 +109,7 @@ def make_predictor(model: Functional[Encoder], *, sharding: Sharding | None = No
     all_seeds = jax.vmap(partial(_predict_batch, model), in_axes=(0, 0, None, None, None))
     if sharding is None:
         return Predictor(model, None, jax.jit(all_seeds))
-    # XLA partitions this one by where its arguments are, see `Sharding.put_batch`.
+    # XLA partitions this one by the shardings of its arguments, see `Sharding.put_batch`.
     unsplit = jax.jit(sharding.in_mesh(all_seeds))
     seeds, shared = sharding.over("seeds"), sharding.over()
     split = sharding.jit(all_seeds, (seeds, seeds, shared, shared, shared), (seeds, seeds))
@@ -129,7 +129,7 @@ def _predict_batch(
     index: Int[Array, " batch"],
     noise: tuple[Array, Array, Array],
 ) -> tuple[Float[Array, "batch outputs"], _Counts]:
-    """Logits and counts of one seed; `noise` is whether it is at the tokens, level and protocol."""
+    """Logits and counts of one seed; `noise` is (whether the site is "token", level, protocol)."""
     at_token, level, protocol = noise
     run = partial(model.apply, params)
     ids, mask = texts_of(batch)
@@ -137,7 +137,7 @@ def _predict_batch(
     # The parameters' dtype: with x64 enabled, JAX's default would be wider.
     table = params["tokens"]["embedding"]
     zeros = jnp.zeros((*ids.shape, table.shape[-1]), table.dtype)
-    # Clean inputs need no draws, which take a few percent of the time.
+    # Draws take a few percent of the time; clean inputs need none.
     draws = jax.lax.cond(level > 0, lambda: _draw(root, batch, index, zeros[0]), lambda: zeros)
 
     def power(values: Array) -> Array:
@@ -173,7 +173,7 @@ def _predict_batch(
 
 
 def _draw(root: PRNGKeyArray, batch: Batch, index: Int[Array, " batch"], like: Array) -> Array:
-    """Standard normal numbers for every text, from its row's index and its choice."""
+    """Standard normal noise for every text, by the index of its row and its choice."""
 
     def draw(row: Array, choice: Array) -> Array:
         key = jax.random.fold_in(jax.random.fold_in(root, row), choice)
@@ -193,8 +193,8 @@ def predict(
 ) -> Predictions:
     """Predicts every row of a set exactly once.
 
-    The `released` preset stops by one norm over the batch, so that its predictions depend on the
-    other rows of the call: use the batch size of the released program.
+    The `released` preset stops all queries by one norm over the batch, so its predictions depend on
+    the batch: use the batch size of the released program.
 
     Args:
         predictor: From `make_predictor`.
@@ -205,7 +205,8 @@ def predict(
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed, see `hopfax.train.interrupt`.
-        ValueError: See `check_noise`; or there are no rows, or not one `noise.seeds` per model.
+        ValueError: The noise is invalid (see `check_noise`), there are no rows, or the number of
+            `noise.seeds` is not that of models.
 
     Example:
         >>> import hopfax
@@ -266,9 +267,9 @@ def _roots(noise: Noise, count: int) -> Array:
 def _rows(bucket: Bucket) -> int:
     """Rows per call, enough to keep a device busy.
 
-    A CPU computes padding rows at full cost: rows are distributed evenly over the calls, in
-    multiples of eight, which divide into groups (`hopfax.cpu.by_groups`). Other devices compile
-    slowly but hardly notice padding: a power of two is one shape for all sets of a length.
+    On a CPU, padding rows cost as much as real ones: rows are distributed evenly over the calls, in
+    multiples of eight, which divide into groups (`hopfax.cpu.by_groups`). On other devices,
+    compilation is slow and padding cheap: a power of two gives one shape for all sets of a length.
     """
     tokens = bucket.ids.shape[1] * bucket.ids.shape[2]
     limit = 2 ** max(0, (_TOKENS // tokens).bit_length() - 1)

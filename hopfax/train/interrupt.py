@@ -1,8 +1,8 @@
-"""Ctrl-C that stops a program between two steps, where nothing is lost.
+"""Ctrl-C handling that stops a program between two steps, without losing work.
 
-Python raises `KeyboardInterrupt` wherever the main thread is: inside a garbage-collection callback,
-where it is dropped, or between a program's launch and the use of its results. Within `listening`
-the first Ctrl-C only sets a flag; `check`, called between steps, raises it there.
+Python raises `KeyboardInterrupt` anywhere in the main thread, for instance in a garbage-collection
+callback, where it is dropped, or between a program's launch and the use of its results. Within
+`listening` the first Ctrl-C only sets a flag; `check`, called between steps, raises it there.
 """
 
 import contextlib
@@ -56,12 +56,12 @@ def held() -> Iterator[None]:
 def listening(*, exits: bool = False) -> Iterator[None]:
     """Turns the first Ctrl-C into a request to stop; the second stops at once.
 
-    Has no effect outside the main thread or if SIGINT has another handler than Python's, so that
-    calls may be nested and a program's own handler stays.
+    Has no effect outside the main thread or if SIGINT does not have Python's default handler, so
+    calls may be nested and a program's own handler stays in place.
 
     Args:
-        exits: Whether the second Ctrl-C ends the process with status 130, also while compiled code
-            runs; otherwise it raises a KeyboardInterrupt as soon as Python code runs.
+        exits: Whether the second Ctrl-C ends the process with status 130 even while compiled code
+            runs. Otherwise it raises a KeyboardInterrupt as soon as Python code runs.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed and no `check` followed.

@@ -35,9 +35,9 @@ class FitResult(NamedTuple):
 
     Attributes:
         params: Parameters of each seed's best epoch.
-        scores: `(seeds,)` its validation score.
-        epochs: `(seeds,)` its number, from 1.
-        steps: Steps of the whole run.
+        scores: `(seeds,)` validation score of that epoch.
+        epochs: `(seeds,)` number of that epoch, from 1.
+        steps: Number of training steps of the run.
     """
 
     params: Params
@@ -47,7 +47,7 @@ class FitResult(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """What a checkpoint holds. Early stopping treats each seed as if it were alone."""
+    """The contents of a checkpoint. Early stopping treats each seed separately."""
 
     states: TrainState
     best: Params
@@ -78,8 +78,8 @@ def fit(
 ) -> FitResult:
     """Trains, validates after every epoch, and returns each seed's best parameters.
 
-    A run with checkpoints resumes from the last one, to the same bits on the same number of
-    devices. Ctrl-C ends a run after the current chunk or validation, and saves its state first.
+    A run with checkpoints resumes from the last one, bit for bit on the same number of devices.
+    Ctrl-C saves the state and ends a run after the current chunk or validation.
 
     Args:
         predictor: The model and its devices, from `hopfax.train.evaluate.make_predictor`.
@@ -87,12 +87,12 @@ def fit(
         train: Training rows, from `hopfax.data.bucketed`.
         validation: Rows for early stopping.
         score: `score(logits, labels)` of one seed on the validation rows; higher is better.
-        seeds: Training seeds. They train together and do not affect each other.
+        seeds: Training seeds. They train together but independently.
         epochs: Maximum number of epochs, >= 1.
-        optimizer: Makes the optimizer for a total number of steps.
-        batch_size: Maximum number of rows of a step.
+        optimizer: Returns the optimizer for a total number of steps.
+        batch_size: Maximum number of rows per step.
         patience: Number of epochs without a better score after which a seed stops, >= 1.
-        checkpoints: Saves the state every epoch and whenever a save is due; None for no saves.
+        checkpoints: Saves the state after every epoch and whenever a save is due; None never saves.
         log: Receives the metrics.
         on_progress: `on_progress(share, **fields)`: the share of steps done, in [0, 1], and the
             latest loss or validation score.
@@ -241,7 +241,7 @@ def _where(better: jax.Array, new: Params, old: Params) -> Params:
 
 @dataclass
 class _Reporter:
-    """Checks, logs and shows metrics; those of a chunk while the next one runs."""
+    """Checks, logs and shows the metrics of a chunk while the next one runs."""
 
     seeds: Sequence[int]
     total_steps: int

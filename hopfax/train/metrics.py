@@ -1,4 +1,4 @@
-"""Scores of a task, and the log of a run: one JSON object a line."""
+"""Scores of a task, and the log of a run: one JSON object per line."""
 
 import json
 import math
@@ -16,8 +16,8 @@ def scores(metrics: tuple[str, ...], logits: np.ndarray, labels: np.ndarray) -> 
     """Computes a task's metrics and its score on the papers' scale of 0 to 100.
 
     The score is the mean over `metrics` of 100·accuracy, 100·F1, and 100·(r + 1)/2 for MCC and the
-    correlations. A metric that would be 0/0 is 0: F1 without positive labels or predictions; MCC
-    and the correlations for constant labels or predictions.
+    correlations. Undefined metrics are 0: F1 without positive labels or predictions, and MCC and
+    correlations for constant labels or predictions.
 
     Args:
         metrics: Some of "accuracy", "f1" (of class 1), "mcc" (for more than two classes Gorodkin's
@@ -44,7 +44,7 @@ def scores(metrics: tuple[str, ...], logits: np.ndarray, labels: np.ndarray) -> 
     """
     if not metrics or not set(metrics) <= _METRICS.keys():
         raise ValueError(f"metrics must be some of {', '.join(_METRICS)}, got {metrics!r}")
-    # bfloat16 has no reliable NumPy arithmetic, and float32 sums are too short for SST-2.
+    # NumPy arithmetic is unreliable in bfloat16, and float32 sums are too imprecise for SST-2.
     logits, labels = np.asarray(logits).astype(np.float64), np.asarray(labels)
     if logits.ndim != 2 or not len(labels) or labels.shape != logits.shape[:1]:
         raise ValueError(
@@ -106,7 +106,7 @@ def _correlation(name: str, predicted: np.ndarray, labels: np.ndarray) -> float:
     if _is_constant(predicted, labels):
         return 0.0
     with warnings.catch_warnings():
-        # Almost constant values: few digits are left, but they are the best estimate.
+        # Almost constant values lose precision, but the result is still the best estimate.
         warnings.simplefilter("ignore", stats.NearConstantInputWarning)
         return float(getattr(stats, name)(predicted, labels.astype(np.float64)).statistic)
 
@@ -126,10 +126,10 @@ _METRICS = {
 
 
 class MetricsLog:
-    """An append-only JSONL file: each record is one line, in the file as soon as it is written.
+    """An append-only JSONL file with one record per line, written without buffering.
 
-    A run that resumes from the checkpoint of a step calls `truncate_after(step)`, so that lines it
-    writes again appear once. Write the records of a step before saving its checkpoint.
+    A run that resumes from a step calls `truncate_after(step)`, so that records appear once. Write
+    the records of a step before saving its checkpoint.
 
     Args:
         path: The file; created, with its folder, if absent. An incomplete last line, from a process
@@ -166,7 +166,7 @@ class MetricsLog:
                 JSON lacks, become null.
 
         Raises:
-            OSError: For instance a full disk.
+            OSError: The record cannot be written, for instance because the disk is full.
             TypeError: A value is not JSON-serializable.
         """
         record = {name: _plain(value) for name, value in {"step": step, **fields}.items()}

@@ -16,7 +16,7 @@ _PONDER_WEIGHT = 0.01
 
 
 class Batch(NamedTuple):
-    """Rows of one padded length. An example has one text, or one per choice.
+    """Rows of one padded length. An example has one text per choice; most tasks have one choice.
 
     Attributes:
         ids: Token ids.
@@ -58,7 +58,7 @@ class Objective(Protocol):
 
 
 def texts_of(batch: Batch) -> tuple[Int[Array, "texts tokens"], Bool[Array, "texts tokens"]]:
-    """Returns the ids and mask of every text of a batch, with an example's choices in sequence.
+    """Returns the ids and mask of every text of a batch; choices of an example are consecutive.
 
     Example:
         >>> batch = Batch(jnp.ones((2, 3, 4), int), jnp.full((2, 3), 4), jnp.zeros(2), jnp.ones(2))
@@ -111,8 +111,8 @@ def classification(
 ) -> Objective:
     r"""Returns the papers' objective: task loss + `esr_weight` times ESR.
 
-    Models with adaptive computation time add 0.01 times the steps of their tokens, as the Universal
-    Transformer's program.
+    Models with adaptive computation time add 0.01 times the steps of their tokens, as in the
+    program of the Universal Transformer.
 
     Args:
         model: The classifier.

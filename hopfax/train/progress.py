@@ -10,17 +10,17 @@ from typing import Any, Self
 from hopfax.train import interrupt
 
 _INTERVAL = 5.0  # seconds between plain lines
-_WINDOW = 500  # updates that speed is averaged over
+_WINDOW = 500  # updates over which speed is averaged
 
 
 class Progress:
     """Shows the share of the work done, the time left, and the latest loss or score.
 
-    Writes to standard error: a rich bar on a terminal; elsewhere a plain line for the first update,
-    for the last, and at most one every five seconds in between. Set `title` to show it first.
+    Writes to standard error: a progress bar on a terminal, and elsewhere plain lines for the first
+    and last update and at most every five seconds in between. `title` is shown first.
 
     Args:
-        total: Units of work of the run.
+        total: Total units of work.
 
     Example:
         >>> from contextlib import redirect_stderr
@@ -62,7 +62,7 @@ class Progress:
             self._print()
 
     def update(self, done: int, **fields: Any) -> None:
-        """Shows the work done; a safe point to stop at, see `hopfax.train.interrupt`.
+        """Shows the work done, and stops after Ctrl-C, see `hopfax.train.interrupt`.
 
         Args:
             done: Units of work since the start of the run.

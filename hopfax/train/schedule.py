@@ -1,8 +1,8 @@
-"""Which rows a seed trains on in which step: a pure function of the seed and the epoch.
+"""The rows of every training step: a pure function of the seed and the epoch.
 
-Rows come in buckets of one padded length. An epoch is a list of chunks; a chunk is several steps
-within one bucket, compiled as one call. The order of the chunks is common to all seeds (they train
-in one array program); the rows inside are each seed's own.
+Rows are in buckets of one padded length. An epoch is a list of chunks; a chunk is several steps
+within one bucket, compiled as one call. All seeds share the order of chunks, since they train in
+one program; each seed has its own order of rows.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class Chunk(NamedTuple):
 
     Attributes:
         bucket: Index of the bucket.
-        picks: `(steps, seeds, batch)` row numbers inside the bucket.
+        picks: `(steps, seeds, batch)` row numbers within the bucket.
         weights: `(steps, seeds, batch)` 1 for real rows, 0 for padding.
     """
 
@@ -32,12 +32,12 @@ def epoch_chunks(
 ) -> list[Chunk]:
     """Returns the chunks of one epoch, in order; every seed trains on every row exactly once.
 
-    A bucket's chunks have equally many steps, about `CHUNK_STEPS`, so that each bucket compiles
-    once. That may take more steps than `ceil(rows / batch_size)`; its batches are then smaller.
+    The chunks of a bucket have the same number of steps, about `CHUNK_STEPS`, so that each bucket
+    compiles once. If this takes more than `ceil(rows / batch_size)` steps, batches are smaller.
 
     Args:
         sizes: Number of rows of each bucket.
-        batch_size: Maximum number of rows of a step, >= 1.
+        batch_size: Maximum number of rows per step, >= 1.
         seeds: Training seeds; a seed's rows do not depend on the other seeds.
         epoch: Number of the epoch.
 

@@ -1,8 +1,8 @@
 """Sharding of a run over several devices: by seeds, or by the rows of a batch.
 
-The program is the same as for one device. Seeds are independent, so with seeds sharded each device
-runs the program on its own. With batches sharded, XLA partitions the program by where its arrays
-are, and kernels by the mesh in context.
+The program is the same as for one device. Seeds are independent, so if seeds are sharded, each
+device runs the program separately. If batches are sharded, XLA partitions the program by the
+shardings of its arrays, and kernels use the mesh in context.
 """
 
 import functools
@@ -22,7 +22,7 @@ _DEVICES = "devices"
 
 
 class Sharding(NamedTuple):
-    """A mesh of devices and the axis that they share; see `make_sharding`.
+    """A mesh of devices and the sharded axis; see `make_sharding`.
 
     Attributes:
         mesh: The devices, along one axis.
@@ -35,7 +35,7 @@ class Sharding(NamedTuple):
     axis: Axis
 
     def over(self, *axes: str) -> NamedSharding:
-        """Returns the sharding of arrays with these axes; over none, they are replicated.
+        """Returns the sharding of arrays with these axes; without axes, they are replicated.
 
         Example:
             >>> devices = Mesh(np.asarray(jax.local_devices()[:1]), ("devices",))
@@ -52,7 +52,7 @@ class Sharding(NamedTuple):
         outputs: Sequence[NamedSharding],
         **options: Any,
     ) -> Callable[..., Any]:
-        """Compiles a program of one device for arguments and results with these shardings."""
+        """Compiles a single-device program for arguments and results with these shardings."""
         if self.axis == "seeds":
             fn = jax.shard_map(
                 fn,
@@ -66,7 +66,7 @@ class Sharding(NamedTuple):
         return jax.jit(fn, in_shardings=tuple(inputs), out_shardings=tuple(outputs), **options)
 
     def in_mesh(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `fn` traced with the mesh in context, by which kernels partition their texts."""
+        """Returns `fn` traced with the mesh in context, which kernels use to partition texts."""
 
         @functools.wraps(fn)
         def traced(*args: Any) -> Any:
@@ -76,7 +76,7 @@ class Sharding(NamedTuple):
         return traced
 
     def put_batch(self, batch: Any) -> Any:
-        """Puts arrays of `(batch, ...)` on the devices; replicated if their rows do not divide."""
+        """Puts arrays of `(batch, ...)` on the devices; replicated if rows do not divide evenly."""
         divides = len(jax.tree.leaves(batch)[0]) % self.mesh.size == 0
         return jax.device_put(batch, self.over("batch") if divides else self.over())
 
@@ -84,18 +84,18 @@ class Sharding(NamedTuple):
 def make_sharding(
     num_devices: int | None = None, *, num_seeds: int, batch_size: int
 ) -> Sharding | None:
-    """Shards a run over this process's devices, by seeds if they divide, else by batches.
+    """Shards a run over this process's devices: by seeds if they divide evenly, else by batches.
 
     Args:
-        num_devices: Number of devices; None for the most that divide the seeds or the batch.
+        num_devices: Number of devices; None: the largest number that divides seeds or batch.
         num_seeds: Number of seeds trained together.
-        batch_size: Rows of a step.
+        batch_size: Rows per step.
 
     Returns:
         A `Sharding`; None for a single device.
 
     Raises:
-        ValueError: There are fewer devices, or their number divides neither seeds nor batch.
+        ValueError: There are fewer devices, or `num_devices` divides neither seeds nor batch.
 
     Warns:
         RuntimeWarning: The devices are XLA host devices with too few threads, where eigenvalues,
@@ -127,8 +127,8 @@ def make_sharding(
 
 
 def _warn_of_few_threads(devices: Sequence[Any]) -> None:
-    # An eigenvalue call of a device holds a thread of the pool while it waits for others of the
-    # same pool (jaxlib 0.10.1): with one each for all devices, none is left to do the work.
+    # An eigenvalue call on a device blocks a thread of the pool while it waits for others of the
+    # same pool (jaxlib 0.10.1): if every device blocks one, none may be left to do the work.
     requested = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC") or ""
     threads = int(requested) if requested.isdigit() else usable_cores()
     if devices[0].platform == "cpu" and len(devices) >= threads:

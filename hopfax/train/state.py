@@ -1,4 +1,4 @@
-"""The state of training, for one seed or stacked over many, and its optimizer."""
+"""Training state, of one seed or stacked over seeds, and its optimizer."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,12 +13,12 @@ from hopfax.nn.functional import Functional, Params
 
 
 class TrainState(NamedTuple):
-    """Everything a step changes.
+    """Everything that a step changes.
 
     Attributes:
         params: Parameters.
         opt_state: The optimizer's state.
-        step: Steps taken; with the seed it determines every random draw of the next one.
+        step: Number of steps taken; with the seed, it determines all randomness of the next step.
     """
 
     params: Params
@@ -36,7 +36,7 @@ def adamw(
     Args:
         learning_rate: Peak learning rate, > 0.
         total_steps: Length of the schedule in steps, >= 1.
-        weight_decay: Decoupled decay of all parameters, >= 0.
+        weight_decay: Decoupled weight decay of all parameters, >= 0.
 
     Raises:
         ValueError: A number is out of range.
@@ -56,7 +56,7 @@ def adamw(
             f"{learning_rate}, {total_steps} and {weight_decay}"
         )
     warmup = max(1, round(0.1 * total_steps))
-    # The first step already moves: a rate of exactly 0 would waste it.
+    # Not from 0, which would waste the first step.
     rise = optax.linear_schedule(learning_rate / warmup, learning_rate, max(1, warmup - 1))
     fall = optax.linear_schedule(learning_rate, 0.0, max(1, total_steps - warmup))
     schedule = optax.join_schedules([rise, fall], [warmup])

@@ -1,4 +1,4 @@
-"""One training step, and a chunk of them compiled as one scan over all seeds."""
+"""One training step, and chunks of steps compiled as one scan over all seeds."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from hopfax.train.objectives import Batch, Objective
 from hopfax.train.sharding import Sharding
 from hopfax.train.state import TrainState
 
-# Modules number their draws 0, 1, 2, ... under the seed's key; dropout must be none of those.
+# Modules use 0, 1, 2, ... under the seed's key; dropout needs a different number.
 _DROPOUT = 2**31
 
 
@@ -33,7 +33,7 @@ def make_step(
 ) -> Callable[[TrainState, Batch, PRNGKeyArray], tuple[TrainState, StepMetrics]]:
     """Returns a pure step of one seed: `step(state, batch, seed_key) -> (state, metrics)`.
 
-    The dropout key derives from the seed's key and `state.step`, so that a resumed run has the same
+    The dropout key derives from the seed's key and `state.step`, so a resumed run has the same
     draws as an uninterrupted one.
 
     Example:

@@ -1,7 +1,7 @@
-"""White-box access to an encoder for the attacks of `hopfax.text`: its losses and gradients.
+"""White-box access to an encoder's losses and gradients, for the attacks of `hopfax.text`.
 
-Texts are tokenised as by `hopfax.data.encode`, and padded to a few lengths and batch sizes, so that
-a whole attack compiles once per pair of them.
+Texts are tokenised as in `hopfax.data.encode` and padded to a few lengths and batch sizes, so that
+an attack compiles once per pair of length and batch size.
 """
 
 import functools
@@ -34,9 +34,9 @@ def white_box(
 ) -> Victim:
     """Returns the functions that attacks query, compiled once per padded length and batch size.
 
-    The loss is cross-entropy, or the squared error for regression; the gradient of a text's loss is
-    in the vectors of its tokens (the *token* site), without dropout. Rows of a batch are
-    independent, except with the `released` preset, which stops by one norm over the batch.
+    The loss is cross-entropy, or the squared error for regression; gradients
+    are with respect to the token embeddings (the *token* site), without dropout. Rows of a batch
+    are independent, except with the `released` preset, which stops by one norm over the batch.
 
     Args:
         model: The classifier.
@@ -46,8 +46,8 @@ def white_box(
         max_length: Maximum number of tokens of a text, in [5, model's positions]; longer texts are
             truncated as by `hopfax.data.encode`.
         lengths: Padded lengths, increasing; those above `max_length` count as `max_length`.
-        batch_sizes: Batch sizes, increasing. Only batches of the smallest may be less than half
-            full; `(1,)` makes one call per text.
+        batch_sizes: Batch sizes, increasing. Only batches of the smallest size may be less than
+            half full; `(1,)` makes one call per text.
 
     Raises:
         ValueError: Parameters are stacked, `max_length` is out of range, or lengths or sizes do not
@@ -156,7 +156,7 @@ def _compiled(
         tokens = run(ids, method="embed_tokens")
         if not with_gradient:
             return total(tokens)[1]
-        # Rows are independent, so the gradient of the sum is that of each.
+        # Rows are independent, so the gradient of the sum is each row's gradient.
         (_, outputs), gradient = jax.value_and_grad(total, has_aux=True)(tokens)
         # In units of the table, which the model scales.
         gradient *= run(method=lambda network: network.embedding_scale)
