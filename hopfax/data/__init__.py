@@ -1,11 +1,13 @@
-"""GLUE, SuperGLUE and synthetic tasks, or your own, as tokenised rows.
+"""GLUE, SuperGLUE and synthetic tasks, or your own data, as tokenised rows.
 
-`load_task` reads, splits and tokenises a task, `from_rows` texts and labels of your own, which
-`read_table` reads from a CSV, TSV or JSONL file. `read_tokenizer` reads a pretrained model's
-tokenizer. `tasks` has the specifications, `raw` the readers, `synthetic` and `grammar` the
-synthetic tasks, `tokenize` and `vocabulary` the tokenisation, `batching` padded buckets,
-`algorithmic` modular addition and sparse parity, `language` next-word prediction,
-`adversarial_sets` AdvGLUE, PAWS and PAWS-X, and `builders` builders for TensorFlow Datasets.
+- `load_task` reads, splits and tokenises a task by name. `from_rows` does so for your own texts and
+  labels, which `read_table` reads from a CSV, TSV or JSONL file. `read_tokenizer` reads a
+  pretrained model's tokenizer.
+- `tasks` has the specifications, `raw` the readers, `tokenize` and `vocabulary` the tokenisation,
+  `batching` the padded buckets, `builders` the builders for TensorFlow Datasets.
+- `synthetic` and `grammar` have the synthetic tasks, `algorithmic` modular addition and sparse
+  parity, `language` next-word prediction, `adversarial_sets` AdvGLUE, PAWS and PAWS-X.
+
 Tokenisation and builders require `pip install "hopfax[experiments]"`.
 """
 

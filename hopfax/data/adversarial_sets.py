@@ -1,6 +1,6 @@
-"""Adversarial evaluation sets for models trained on another task: AdvGLUE, PAWS and PAWS-X.
+"""Adversarial evaluation sets for models trained on GLUE: AdvGLUE, PAWS and PAWS-X.
 
-None is for training: PAWS-X contains development rows of PAWS, and AdvGLUE those of GLUE.
+Do not train on them: PAWS-X contains development rows of PAWS, and AdvGLUE those of GLUE.
 """
 
 import json
@@ -22,15 +22,15 @@ class EvaluationSet:
     Attributes:
         name: Name for `read_evaluation_set`.
         title: Name in Table 11 of the Robertha paper.
-        task: Task of the models that the paper tests with it.
-        others: Further tasks whose labels have the same meaning.
-        folders: Folders of `data_dir` that may have the files.
-        file: The reported split.
+        task: Training task of the models that the paper tests on this set.
+        others: Other training tasks whose labels have the same meaning.
+        folders: Folders of `data_dir` to search for the file.
+        file: File of the reported split.
         section: Key of the rows in a JSON file, or empty.
         columns: Columns of the one or two texts.
         labels: Labels of `task` in the order of the label numbers in the files.
         placeholder: See `TaskSpec`.
-        source: Where to get it.
+        source: Address to download it from.
     """
 
     name: str
@@ -69,13 +69,13 @@ def read_evaluation_set(
     *,
     trained: str | TaskSpec | None = None,
 ) -> list[Example]:
-    """Reads an evaluation set, with labels as class numbers of the task a model was trained on.
+    """Reads an evaluation set, with labels as class numbers of a model's training task.
 
     Args:
         name: A key of `EVALUATION_SETS`.
         data_dir: Folder with the set's files, for instance ``advglue/dev.json``,
             ``paws/labeled_final/test.tsv`` or ``x-final/de/test_2k.tsv``.
-        trained: Task the model was trained on, default the set's own.
+        trained: The model's training task; default: the set's own task.
 
     Returns:
         The rows in file order.
@@ -110,7 +110,7 @@ def read_evaluation_set(
         columns=spec.columns,
         labels=tuple(map(str, range(len(spec.labels)))),
         placeholder=spec.placeholder,
-        # A few untranslated rows are empty instead of marked.
+        # Some untranslated rows are empty instead of marked.
         damaged_share=0.01 if spec.placeholder else 0.0,
         join=stripped(*spec.columns),
     )
@@ -126,7 +126,7 @@ def read_evaluation_set(
 
 
 def check_trained(spec: EvaluationSet, trained: TaskSpec) -> None:
-    """Raises a ValueError unless a set fits models of the task `trained`."""
+    """Raises a ValueError unless a set can test models of the task `trained`."""
     allowed = (spec.task, *spec.others)
     if trained.name not in allowed or len(trained.labels) != len(spec.labels):
         raise ValueError(

@@ -38,13 +38,12 @@ def modular_addition(
 ) -> AlgorithmicData:
     """Returns sums modulo K as texts of five tokens: begin, a, plus, b, equals.
 
-    Splits share no text, but a + b may be in one and b + a in another: about `num_train` / K^2 of
-    the validation rows have their mirror image in training (16 % by default).
+    Splits share no text, but a + b may be in one split and b + a in another: this holds for a
+    fraction of about `num_train` / K^2 of the validation rows (16 % by default).
 
     Args:
         seed: Seed of the choice of pairs, >= 0.
-        modulus: K, >= 2; the vocabulary has K numbers and five other tokens, with
-            padding as 0.
+        modulus: K, >= 2; the vocabulary has K numbers and five other tokens; 0 is padding.
         num_train: Training rows, >= 1; the splits have at most K * K rows in all.
         num_validation: Validation rows, >= 1.
         num_test: Test rows, >= 1.
@@ -90,7 +89,7 @@ def sparse_parity(
 
     Args:
         seed: Seed of the hidden bits, the rows and the flips, >= 0.
-        num_bits: n, >= 1; a text has n tokens, 1 for a zero and 2 for a one (0 pads).
+        num_bits: n, >= 1; a text has n tokens: 1 for a zero bit, 2 for a one (0 is padding).
         num_relevant: k, from 1 to n.
         noise: Probability that a training label is flipped, in [0, 0.5).
         num_train: Training rows, >= 1; the splits have at most 2**n rows in all.
@@ -129,7 +128,7 @@ def _check_sizes(sizes: tuple[int, int, int], num_texts: int) -> None:
     for split, size in zip(("train", "validation", "test"), sizes, strict=True):
         check_integer(f"num_{split}", size, 1)
     if sum(sizes) > num_texts:
-        raise ValueError(f"the splits need {sum(sizes)} different texts, there are {num_texts}")
+        raise ValueError(f"the splits require {sum(sizes)} distinct texts, only {num_texts} exist")
 
 
 def _distinct_rows(rng: np.random.Generator, count: int, num_bits: int) -> np.ndarray:

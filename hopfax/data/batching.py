@@ -1,4 +1,4 @@
-"""Length buckets and evaluation batches: padding is cut, rows never are."""
+"""Length buckets and evaluation batches."""
 
 import functools
 import itertools
@@ -17,7 +17,7 @@ class Encoded(NamedTuple):
         ids: `(examples, choices, length)` int32, padded at the end; `choices` is 1 except for COPA.
         lengths: `(examples, choices)` int32, number of real tokens including [CLS] and [SEP].
         labels: `(examples,)` int32 classes, or float32 scores for regression.
-        index: `(examples,)` int32 row numbers in the split. Randomness and reports use them, so
+        index: `(examples,)` int32 row numbers in the split. Random draws and reports use them, so
             the order of batches does not matter.
     """
 
@@ -38,13 +38,13 @@ def bucket_boundaries(
 ) -> tuple[int, ...]:
     """Returns the padded lengths that minimise the number of padding tokens.
 
-    Every boundary is one shape to compile, so there should be few.
+    Every boundary is a shape to compile, so use few.
 
     Args:
         lengths: `(examples,)` or `(examples, choices)` numbers of real tokens.
         max_buckets: Maximum number of boundaries, >= 1.
         multiple: Boundaries are multiples of this number, >= 1.
-        max_length: Longest input of the model: no boundary is rounded up beyond it.
+        max_length: Longest input of the model; boundaries are not rounded up beyond it.
 
     Returns:
         Increasing boundaries; the last is at least the longest row.
@@ -60,11 +60,11 @@ def bucket_boundaries(
     if max_length is not None:
         rounded = np.maximum(np.minimum(rounded, max_length), rows)
     candidates, counts = (values.tolist() for values in np.unique(rounded, return_counts=True))
-    num_rows = [0, *itertools.accumulate(counts)]  # in the first n candidates
+    num_rows = [0, *itertools.accumulate(counts)]  # cumulative, by candidate
 
     @functools.cache
     def best(start: int, num_buckets: int) -> tuple[int, tuple[int, ...]]:
-        """Padded total and boundaries of the rows from candidate `start` on."""
+        """Minimal number of tokens and its boundaries, for rows from candidate `start` on."""
         if start == len(candidates):
             return 0, ()
         options = []
@@ -85,7 +85,7 @@ def bucketed(
 
     Args:
         encoded: The rows.
-        boundaries: Padded lengths, increasing. A row goes to the first that fits its longest
+        boundaries: Padded lengths, increasing. A row is in the first bucket that fits its longest
             choice.
         pad_id: Id of the padding token.
 
@@ -124,7 +124,7 @@ def bucketed(
 
 
 def eval_batches(bucket: Bucket, *, batch_size: int) -> Iterator[tuple[Bucket, np.ndarray]]:
-    """Yields a bucket in batches of equal size without dropping a row.
+    """Yields a bucket in batches of equal size, without dropping rows.
 
     Args:
         bucket: Rows of one padded length.

@@ -1,12 +1,12 @@
 """TensorFlow Datasets builders for the thirteen tasks, without TensorFlow.
 
-One builder has one config per task. Rows come from raw files or from the official archives, and are
+The builder has one config per task. Rows are read from raw files or from the official archives, and
 stored as array_record files:
 
     build("sst2", tfds_dir="sets", raw_dir="glue_data")
     tfds.data_source("hopfax_tasks/sst2", split="validation", data_dir="sets")
 
-This module imports tensorflow_datasets, so `hopfax.data` does not import it.
+`hopfax.data` does not import this module, which imports tensorflow_datasets.
 """
 
 import contextlib
@@ -113,8 +113,8 @@ def build(
         name: A GLUE or SuperGLUE task.
         tfds_dir: Folder of built sets.
         raw_dir: Folder of raw files, see `hopfax.data.read_split`; splits without a file are
-            omitted. None downloads the official archives to ``tfds_dir/downloads``, unless they
-            are there.
+            omitted. None downloads the official archives to ``tfds_dir/downloads`` unless they
+            are already there.
 
     Returns:
         The builder; ``.as_data_source("validation")`` reads rows.

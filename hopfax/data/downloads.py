@@ -18,7 +18,7 @@ _MRPC = (
 
 
 def addresses(spec: TaskSpec) -> list[str]:
-    """Returns the addresses of a task's files, of which tensorflow_datasets has the checksums."""
+    """Returns the addresses of a task's files; tensorflow_datasets has their checksums."""
     if spec.name == "mrpc":
         return list(_MRPC)
     archive = "QNLIv2" if spec.name == "qnli" else spec.folder
@@ -48,7 +48,7 @@ def extract(spec: TaskSpec, paths: Sequence[Path], raw: Path) -> None:
 
 
 def _member(archive: Path, file: str) -> bytes:
-    """The outermost file of a name in an archive."""
+    """The file with this name in an archive; the outermost one if there are several."""
     with zipfile.ZipFile(archive) as opened:
         names = [name for name in opened.namelist() if PurePosixPath(name).name == file]
         if not names:
@@ -57,7 +57,7 @@ def _member(archive: Path, file: str) -> bytes:
 
 
 def _split_mrpc(text: bytes, dev_ids: bytes) -> dict[str, bytes]:
-    """GLUE's split of the MRPC train file: pairs in the list of ids are dev."""
+    """Splits the MRPC train file as GLUE does: pairs in the list of ids are validation rows."""
     in_dev = {tuple(line.split(b"\t")[:2]) for line in dev_ids.splitlines()}
     header, *rows = text.split(b"\n")
     parts: dict[str, list[bytes]] = {"train": [header], "validation": [header]}

@@ -33,16 +33,16 @@ _NONE = ("no {}", "hardly any {}", "not one {}", "almost no {}")
 
 
 def sentiment(rng: np.random.Generator, label: int) -> Row:
-    """One clause, or two of which the connective decides which one counts.
+    """One clause, or two clauses and a connective that decides which one counts.
 
     "although the plot was dull , the cast was not at all shallow" is positive: the main clause
-    counts, and its adjective is negated. "X but Y" counts Y; "although X , Y" and "Y , even if X"
-    count the clause without the connective.
+    counts, and its adjective is negated. In "X but Y", Y counts; in "although X , Y" and "Y , even
+    if X", the clause without the connective counts.
     """
     positive = bool(label)
     if rng.random() < 0.5:
         return (_verdict(rng, positive),)
-    # Concessions mostly have the opposite sentiment.
+    # The other clause mostly has the opposite sentiment.
     other = _verdict(rng, bool(rng.random() < 0.3) == positive)
     counts = _verdict(rng, positive)
     frames = ("{o} but {c}", "although {o} , {c}", "{c} although {o}", "{c} , even if {o}")
@@ -50,7 +50,7 @@ def sentiment(rng: np.random.Generator, label: int) -> Row:
 
 
 def _verdict(rng: np.random.Generator, positive: bool) -> str:
-    """One clause; a negation or the subject negates the adjective of four in ten."""
+    """One clause; a negation or the subject negates the adjective in 40 % of clauses."""
     negated = rng.random() < 0.4
     adjective = _pick(rng, _GOOD if positive != negated else _BAD)
     aspect = _pick(rng, _ASPECTS)
@@ -137,8 +137,8 @@ _LINKS = (
 def paraphrase(rng: np.random.Generator, label: int) -> Row:
     """Two sentences with the same content words; label 1 if they have the same meaning.
 
-    Prepositions, connectives and voice decide the label: "the key was under the table" means "the
-    key was beneath the table" but not "the key was near the table".
+    Prepositions, connectives and voice determine the label: "the key was under the table" means
+    "the key was beneath the table" but not "the key was near the table".
     """
     family = rng.random()
     same = label == 1

@@ -1,4 +1,4 @@
-"""Next-word prediction: a stream of words cut into rows of one length.
+"""Next-word prediction on rows of equal length.
 
 As in WikiText-2, words are separated by blanks, every line ends in `<eos>`, and a word outside the
 vocabulary is `<unk>`.
@@ -32,7 +32,7 @@ class NextWords(NamedTuple):
 
 
 class LanguageData(NamedTuple):
-    """Rows of three texts.
+    """Rows of the three splits.
 
     Attributes:
         train: Training rows.
@@ -55,13 +55,13 @@ def next_words(
     vocab_size: int = 500,
     rows: Mapping[str, int],
 ) -> LanguageData:
-    """Cuts texts into consecutive rows and returns a random choice of them.
+    """Cuts texts into consecutive rows and returns a random subset.
 
     Args:
         texts: Lines of `"train"`, `"validation"` and `"test"`.
-        seed: Seed of the choice, >= 0.
+        seed: Seed of the subset, >= 0.
         num_tokens: Words per row, >= 1.
-        vocab_size: `<unk>` and the most frequent words of the training text, >= 2.
+        vocab_size: Size of the vocabulary, >= 2: `<unk>` and the most frequent training words.
         rows: Number of rows of each split, >= 1.
 
     Raises:

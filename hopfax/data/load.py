@@ -26,9 +26,9 @@ class TaskData(NamedTuple):
     Attributes:
         spec: The task.
         train: Training rows.
-        validation: Rows for early stopping; those of a raw set are held out from its train file.
-        test: Rows to report; those of a raw set are the official dev file, which `read_split`
-            calls ``"validation"``, since the labels of the official test file are hidden.
+        validation: Rows for early stopping. For raw sets, they are held out from the train file.
+        test: Rows to report. For raw sets, they are the official dev file (``"validation"`` in
+            `read_split`), since the labels of the official test file are hidden.
         vocabulary: Tokens and their ids.
     """
 
@@ -40,7 +40,7 @@ class TaskData(NamedTuple):
 
     @property
     def is_partial(self) -> bool:
-        """Whether over 1 % of the official training rows are missing; never for synthetic tasks."""
+        """Whether over 1 % of the official training rows are missing; False for synthetic tasks."""
         # Copies of the official files differ by a few damaged or repeated rows.
         num_rows = len(self.train.labels) + len(self.validation.labels)
         return num_rows < 0.99 * (self.spec.train_rows or 0)
@@ -68,11 +68,11 @@ def load_task(
     """Loads, splits and tokenises a task.
 
     A tenth of a raw train file, at most 1000 rows, is held out as `validation`. This split depends
-    on the task only, not on `train_size`.
+    only on the task, not on `train_size`.
 
     Args:
         name: A key of `hopfax.data.TASKS`.
-        data_dir: Folder of raw files, or of sets that `hopfax.data.builders.build` wrote; required
+        data_dir: Folder of raw files, or of sets that `hopfax.data.builders.build` wrote. Required,
             except for synthetic tasks, which ignore it.
         vocabulary: A vocabulary, a `vocab.txt` or its folder; None trains one on the training rows.
         vocab_size: Maximum number of tokens of a trained vocabulary.
@@ -115,7 +115,7 @@ def tokenised(
     vocab_size: int,
     max_length: int,
 ) -> TaskData:
-    """Tokenises splits, if `vocabulary` is None with a vocabulary trained on the first."""
+    """Tokenises splits; None trains a vocabulary on the first split."""
     if vocabulary is None:
         texts = (text for row in splits[0] for choice in row.texts for text in choice)
         vocabulary = train_vocabulary(texts, vocab_size=vocab_size)
@@ -124,7 +124,7 @@ def tokenised(
 
 
 def reported_rows(name: str, *, data_dir: str | os.PathLike | None = None) -> list[Example]:
-    """Returns the rows of `load_task(...).test` with their texts, in the same order.
+    """Returns the rows of `load_task(...).test` as texts, in the same order.
 
     Args:
         name: A key of `hopfax.data.TASKS`.
@@ -146,7 +146,7 @@ def reported_rows(name: str, *, data_dir: str | os.PathLike | None = None) -> li
 
 
 def training_rows(name: str, *, data_dir: str | os.PathLike | None = None) -> list[Example]:
-    """Returns the rows that `load_task` splits into `train` and `validation`, with their texts.
+    """Returns the rows that `load_task` splits into `train` and `validation`, as texts.
 
     Arguments and errors are those of `reported_rows`.
 

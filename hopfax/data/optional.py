@@ -1,4 +1,4 @@
-"""Imports of packages that the core installation leaves out."""
+"""Imports of packages that are not in the core installation."""
 
 import importlib
 from typing import Any

@@ -1,4 +1,4 @@
-"""Your own data: a task from lists, and lists from a CSV, TSV or JSONL file."""
+"""Tasks from your own data, in lists or in a CSV, TSV or JSONL file."""
 
 import contextlib
 import csv
@@ -32,16 +32,16 @@ def from_rows(
     max_length: int = 128,
     train_size: int | None = None,
 ) -> TaskData:
-    """Returns a task of texts and labels, tokenised.
+    """Returns a tokenised task from texts and labels.
 
-    Strings and integers are classes, whose names are `spec.labels`, in sorted order. If one label
-    is a float, all are scores, and the task is a regression.
+    Labels that are strings or integers are classes, with sorted names in `spec.labels`. If any
+    label is a float, all labels are scores, and the task is a regression.
 
     Args:
         texts: Strings or pairs of strings.
         labels: Label of each text.
-        validation: Texts and labels for early stopping; None holds out a tenth, at most 1000, drawn
-            at random.
+        validation: Texts and labels for early stopping; None holds out a random tenth, at most
+            1000.
         test: Texts and labels to report; None holds out as many.
         name: Name of the task.
         vocabulary: Tokens and their ids; None trains a vocabulary on the training rows.
@@ -50,8 +50,8 @@ def from_rows(
         train_size: Maximum number of training rows; None uses all.
 
     Raises:
-        ValueError: If a text is empty, all labels are equal, types of labels are mixed, there are
-            more texts than labels or fewer, or a label does not occur in the training rows.
+        ValueError: If a text is empty, all labels are equal, label types are mixed, the numbers of
+            texts and labels differ, or a label does not occur in the training rows.
 
     Example:
         >>> from hopfax.data import from_rows
@@ -91,10 +91,10 @@ def from_rows(
 def read_table(
     path: str | os.PathLike, *, text: str = "text", pair: str | None = None, label: str = "label"
 ) -> tuple[list[Any], list[Any]]:
-    r"""Returns the texts and labels of a file, as `from_rows` takes them.
+    r"""Returns the texts and labels of a file, for `from_rows`.
 
-    CSV and TSV files start with a line of column names; quotes have no meaning in TSV. Their
-    labels are numbers if all of them can be. Each line of a JSONL file is an object.
+    CSV and TSV files start with a header line; TSV has no quoting. Their labels become numbers if
+    all of them can be parsed. Each line of a JSONL file is an object.
 
     Args:
         path: A file that ends in `.csv`, `.tsv` or `.jsonl`, in UTF-8.
@@ -104,7 +104,7 @@ def read_table(
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it ends otherwise or has no rows, a column is missing, a text is not a
+        ValueError: If the file has another ending or no rows, a column is missing, a text is not a
             string, or a line is malformed.
 
     Example:
@@ -117,7 +117,7 @@ def read_table(
     """
     path = Path(path).expanduser()
     if path.suffix not in (".csv", ".tsv", ".jsonl"):
-        raise ValueError(f"a file of rows must end in .csv, .tsv or .jsonl, got {path}")
+        raise ValueError(f"path must end in .csv, .tsv or .jsonl, got {path}")
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
     texts, labels = [], []
@@ -158,7 +158,7 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             for cells in filter(None, reader):
                 line = reader.line_num
                 if len(cells) != len(header):
-                    raise ValueError(f"{len(cells)} columns, the header has {len(header)}")
+                    raise ValueError(f"expected {len(header)} columns, got {len(cells)}")
                 yield line, dict(zip(header, cells, strict=True))
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{path}, after line {line}: {error}") from None
@@ -167,7 +167,7 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _classes(labels: Sequence[Any]) -> tuple[str, ...]:
-    """Returns the names of the classes in order; none for scores."""
+    """Returns the names of the classes in order; empty for scores."""
     if not any(all(isinstance(label, kind) for label in labels) for kind in (str, Real)):
         raise ValueError(f"labels must be all strings or all numbers, got {reprlib.repr(labels)}")
     if len(set(labels)) < 2:
@@ -180,7 +180,7 @@ def _classes(labels: Sequence[Any]) -> tuple[str, ...]:
 def _examples(split: str, rows: Rows, classes: tuple[str, ...]) -> list[Example]:
     texts, labels = rows
     if len(texts) != len(labels):
-        raise ValueError(f"{split}: {len(texts)} texts, but {len(labels)} labels")
+        raise ValueError(f"{split}: got {len(texts)} texts, but {len(labels)} labels")
     examples = []
     for number, (text, label) in enumerate(zip(texts, labels, strict=True)):
         parts = tuple(text) if isinstance(text, tuple | list) else (text,)

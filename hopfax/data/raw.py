@@ -1,7 +1,7 @@
 """Reads the raw files of GLUE and SuperGLUE.
 
-Tab-separated files are split on tabs only; their quotes are text. A byte-order mark is dropped.
-Malformed rows raise an error that names file and line.
+Tab-separated files are split at tabs only; quotes are text. A byte-order mark is dropped.
+Malformed rows raise an error that names the file and line.
 """
 
 import json
@@ -23,7 +23,7 @@ _DAMAGED = "lacking columns or a text"
 
 
 class Row(NamedTuple):
-    """A row as in its file.
+    """A row of a raw file.
 
     Attributes:
         columns: The text columns; nested keys as ``target.span1_text``.
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
 
 class _SkippedRow(ValueError):
-    """A row that a task may allow to be dropped."""
+    """A row that may be dropped if the task allows it."""
 
     def __init__(self, reason: str, message: str = ""):
         super().__init__(message)
@@ -47,7 +47,7 @@ class _SkippedRow(ValueError):
 def first_existing(
     title: str, data_dir: str | os.PathLike, candidates: Sequence[str], source: str
 ) -> Path:
-    """Returns the first candidate under `data_dir` that exists; the error names all of them."""
+    """Returns the first candidate under `data_dir` that exists; the error lists all candidates."""
     root = Path(data_dir).expanduser()
     paths = [root / candidate for candidate in candidates]
     for path in paths:
@@ -61,7 +61,7 @@ def first_existing(
 
 
 def raw_file(spec: TaskSpec, data_dir: str | os.PathLike, split: str) -> Path:
-    """Returns the file of a split: in `data_dir`, or in its `glue_data` or `superglue`."""
+    """Returns the file of a split, in `data_dir` or its folder `glue_data` or `superglue`."""
     if spec.suite == "synthetic":
         raise ValueError(f"{spec.name} is synthetic and has no files: omit data_dir")
     file = named(f"split of {spec.title}", split, spec.files)
@@ -72,11 +72,11 @@ def raw_file(spec: TaskSpec, data_dir: str | os.PathLike, split: str) -> Path:
 
 
 def read_split(spec: TaskSpec | str, data_dir: str | os.PathLike, split: str) -> list[Example]:
-    r"""Returns one raw split as a model's input texts, in file order.
+    r"""Returns one raw split as examples, in file order.
 
     Args:
         spec: A task with files, or its name: a key of `hopfax.data.TASKS`.
-        data_dir: Folder with the task's folder, or with `glue_data` and `superglue`.
+        data_dir: Folder that contains the task's folder, or `glue_data` and `superglue`.
         split: ``"train"`` or ``"validation"``, the official dev file. `load_task` reports it as
             `test`, since the labels of the official test file are hidden.
 
@@ -86,8 +86,8 @@ def read_split(spec: TaskSpec | str, data_dir: str | os.PathLike, split: str) ->
             unknown label or an empty text.
 
     Warns:
-        UserWarning: If rows without a gold label, or damaged in the official release, were
-            dropped; the message counts them.
+        UserWarning: If rows were dropped because they have no gold label or are damaged in the
+            official release; the message counts them.
 
     Example:
         >>> import pathlib, tempfile
@@ -104,7 +104,7 @@ def read_split(spec: TaskSpec | str, data_dir: str | os.PathLike, split: str) ->
 
 
 def read_rows(spec: TaskSpec, data_dir: str | os.PathLike, split: str) -> list[Row]:
-    """Returns one raw split by columns; arguments and errors are those of `read_split`."""
+    """Returns one raw split as rows; arguments and errors are those of `read_split`."""
     path = raw_file(spec, data_dir, split)
     read = _json_rows if path.suffix == ".jsonl" else tab_rows
     return usable_rows(spec, path, read(spec, path))
@@ -117,7 +117,7 @@ def usable_rows(
     *,
     unit: str = "line",
 ) -> list[Row]:
-    """Parses numbered rows of a file; drops, with a warning, those that the task allows to drop."""
+    """Parses numbered rows of a file; drops rows that the task allows to drop, with a warning."""
     usable: list[Row] = []
     skipped: dict[str, dict[int, _SkippedRow]] = {}
     index = -1
@@ -148,7 +148,7 @@ def usable_rows(
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers from 1; only a newline ends a line, other separators are text."""
+    """Lines with their numbers from 1; only a newline ends a line."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -174,8 +174,8 @@ def tab_rows(spec: TaskSpec, path: Path) -> Iterator[tuple[int, dict[str, str] |
         if len(cells) == len(header):
             yield number, dict(zip(header, cells, strict=True))
         else:
-            expected = f"{len(header)} are expected ({', '.join(header)})"
-            message = f"{len(cells)} tab-separated columns where {expected}"
+            expected = f"expected {len(header)} tab-separated columns ({', '.join(header)})"
+            message = f"{expected}, got {len(cells)}"
             yield number, _SkippedRow(_DAMAGED, message)
 
 
@@ -199,7 +199,7 @@ def _parse(spec: TaskSpec, row: Any) -> tuple[dict[str, str], int | float]:
                 raise _SkippedRow(_DAMAGED, f"no {column!r} (the row has {', '.join(row)})")
             value = value[key]
         if not isinstance(value, str):
-            raise ValueError(f"{column!r} must be a text, got {value!r}")
+            raise ValueError(f"{column!r} must be a string, got {value!r}")
         if value.strip() == spec.placeholder:
             raise _SkippedRow(f"marked {spec.placeholder}")
         if not value.strip():
@@ -207,7 +207,7 @@ def _parse(spec: TaskSpec, row: Any) -> tuple[dict[str, str], int | float]:
         columns[column] = value
     if spec.label_column not in row:
         raise ValueError(f"no label {spec.label_column!r} (the row has {', '.join(row)})")
-    spec.join(columns)  # a join may reject a row; here the line is known
+    spec.join(columns)  # may reject a row; the line number is known only here
     return columns, _label(spec, row[spec.label_column])
 
 

@@ -8,14 +8,14 @@ import numpy as np
 from hopfax.data import grammar
 from hopfax.data.tasks import Example, check_integer, named, task
 
-# Far fewer than each grammar can generate, so that rejection sampling stays fast.
+# Far fewer rows than each grammar can generate, so that rejection sampling is fast.
 MAX_ROWS = {"train": 100_000, "validation": 20_000, "test": 20_000}
 _DRAW = {
     "sentiment": grammar.sentiment,
     "entailment": grammar.entailment,
     "paraphrase": grammar.paraphrase,
 }
-# The split of each last digit of a text's hash.
+# Split by the last digit of a text's hash.
 _SPLITS = (*["train"] * 6, *["validation"] * 2, *["test"] * 2)
 
 
@@ -23,8 +23,8 @@ def synthetic_split(name: str, split: str, *, size: int, seed: int) -> list[Exam
     """Generates one split of a synthetic task.
 
     A hash of its text assigns each row to a split, so splits never overlap, whatever their seeds.
-    Labels are balanced up to the last, incomplete round. The first rows of a larger split are the
-    smaller split of the same seed.
+    Labels are balanced up to rounding. A smaller split has the first rows of a larger split with
+    the same seed.
 
     Args:
         name: ``"sentiment"``, ``"entailment"`` or ``"paraphrase"``.

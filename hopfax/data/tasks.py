@@ -29,13 +29,13 @@ class Example(_Row):
     """One row of a task as text.
 
     Args:
-        texts: A string, a pair of strings, or choices: a tuple of pairs (or of tuples of one
-            string), each of which a model scores (COPA has two). Lists count as tuples.
+        texts: A string, a pair of strings, or choices: a tuple of pairs or of tuples of one
+            string. A model scores each choice (COPA has two). Lists count as tuples.
         label: Class number, number of the correct choice, or regression score.
         index: Row number in its file or stream, from 0.
 
     Attributes:
-        texts: Always choices: a tuple of tuples of one or two strings.
+        texts: The choices: a tuple of tuples of one or two strings.
         label: As passed.
         index: As passed.
 
@@ -88,11 +88,11 @@ class TaskSpec:
     Attributes:
         name: Name on the command line and in `results.csv`.
         title: Name in the papers' tables.
-        suite: Collection the task belongs to; "own" for those of `hopfax.data.from_rows`.
+        suite: Collection of the task; "own" for tasks of `hopfax.data.from_rows`.
         folder: Folder of the raw files; empty for synthetic tasks.
         files: File of each raw split, ``"train"`` and ``"validation"`` (the official dev file).
         train_rows: Rows of the official train file; None for synthetic tasks.
-        columns: Columns (or JSON keys; ``a.b`` is nested) of the texts, none empty.
+        columns: Columns of the texts, or JSON keys (``a.b`` is nested).
         header: Columns of a file without a header line; empty if the file has one.
         label_column: Column of the label.
         labels: Labels as the files write them (JSON booleans in lower case), in class order;
@@ -100,11 +100,11 @@ class TaskSpec:
         unlabelled: Marks a missing gold label in the label column. Such rows are dropped with a
             warning.
         placeholder: Marks a missing text in a text column. Such rows are dropped with a warning.
-        damaged_share: Largest share of damaged rows (columns or a text missing) of the official
-            files. Up to this share they are dropped with a warning; above it they are an error.
+        damaged_share: Largest allowed fraction of damaged rows (without a column or a text). Up to
+            this fraction they are dropped with a warning; more are an error.
         label_range: Lowest and highest score of a regression task.
         metrics: Metrics whose mean is the score.
-        num_choices: Texts to score per row.
+        num_choices: Number of choices per row.
         join: Turns the text columns of a row into the texts of an `Example`: a string, a pair, or
             choices.
     """
@@ -173,7 +173,7 @@ def check_integer(name: str, value: Any, low: int, high: int | None = None) -> N
 
 
 def stripped(*columns: str) -> Join:
-    """Returns a join of one text, or a pair, from columns without surrounding blanks."""
+    """Returns a `join` of one or two columns, without surrounding whitespace."""
     return lambda row: (tuple(row[name].strip() for name in columns),)
 
 
@@ -228,7 +228,7 @@ def _spec(
 
 _COLA = {"header": ("source", "label", "star", "sentence"), "metrics": ("mcc",)}
 _MRPC = {"label_column": "Quality", "metrics": _F1}
-# A few official questions are empty or continue on a second line.
+# Some official questions are empty or continue on a second line.
 _QQP = {"label_column": "is_duplicate", "metrics": _F1, "damaged_share": 1e-3}
 _STSB = {
     "label_column": "score",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-_VERSION = "1"  # increase it when the same texts give other arrays
+_VERSION = "1"  # increase it when encoding changes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ def read_vocabulary(path: str | os.PathLike) -> WordPiece:
     if not path.is_file():
         raise FileNotFoundError(
             f"no vocabulary at {path}: pass a vocab.txt (bert-base-uncased has one of 30,522 "
-            "lines), or none to train one on the training texts"
+            "lines), or None to train one on the training texts"
         )
     tokens = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     tokens = [token.removesuffix("\r") for token in tokens]
@@ -102,8 +102,8 @@ def encode(
 ) -> Encoded:
     """Tokenises examples: ``[CLS] a [SEP]``, or ``[CLS] a [SEP] b [SEP]``, in lower case.
 
-    A vocabulary of `read_tokenizer` has its own special tokens and case instead. Texts beyond
-    `max_length` tokens are cut at the end; of a pair, the longer text is cut first.
+    Vocabularies of `read_tokenizer` use their own special tokens and case. Texts of more than
+    `max_length` tokens are truncated at the end; in a pair, the longer text first.
 
     Args:
         examples: One or more rows, all with the same number of choices.
@@ -113,7 +113,7 @@ def encode(
             Unreadable files are replaced; an unwritable folder is ignored.
 
     Returns:
-        Arrays as wide as the longest row.
+        The arrays, padded to the longest row.
 
     Raises:
         ModuleNotFoundError: If `tokenizers` is not installed.
@@ -132,8 +132,8 @@ def encode(
     choices = len(examples[0].texts)
     if odd := [example for example in examples if len(example.texts) != choices]:
         raise ValueError(
-            f"all examples must have {choices} choices as the first, the one with index "
-            f"{odd[0].index} has {len(odd[0].texts)}"
+            f"all examples must have as many choices as the first, {choices}, but the example with "
+            f"index {odd[0].index} has {len(odd[0].texts)}"
         )
     check_integer("max_length", max_length, 5)
     path = _cache_file(examples, vocabulary, max_length)
@@ -188,7 +188,7 @@ def _cache_file(examples: Sequence[Example], vocabulary: WordPiece, max_length: 
 
 def _read_cached(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
     try:
-        # np.load does not close a file that is no archive.
+        # np.load does not close a file that is not an archive.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return stored["ids"], stored["lengths"]
     except (OSError, EOFError, IndexError, KeyError, ValueError, zipfile.BadZipFile, zlib.error):

@@ -1,4 +1,4 @@
-"""Reads the tokenizer of a Hugging Face folder from the folder's own files."""
+"""Reads the tokenizer of a Hugging Face folder."""
 
 import json
 import os
@@ -19,7 +19,7 @@ _BYTE_LEVEL_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>
 def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
     r"""Reads a tokenizer, with the special tokens of its model, for `encode` and `load_task`.
 
-    The first of these is read:
+    Reads the first of these that exists:
 
     - `tokenizer.json`, without its truncation and padding;
     - `vocab.txt` of BERT; `do_lower_case`, `strip_accents` and `tokenize_chinese_chars` of
@@ -27,11 +27,11 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
     - `vocab.json` and `merges.txt`: byte-level BPE, with ``<s> a </s></s> b </s>`` if the
       vocabulary has <s> and </s> (RoBERTa), otherwise without special tokens (GPT-2).
 
-    `special_tokens_map.json`, `tokenizer_config.json` or `config.json` name the padding token; it
-    is the end-of-text token if they do not.
+    The padding token is the one that `special_tokens_map.json`, `tokenizer_config.json` or
+    `config.json` names, otherwise the end-of-text token.
 
     Args:
-        folder: A folder as `save_pretrained` of `transformers` writes it, or a name on the Hugging
+        folder: A folder that `save_pretrained` of `transformers` wrote, or a name on the Hugging
             Face hub.
 
     Raises:
@@ -69,7 +69,7 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
         tokenizer = read(folder, settings)
     except (ModuleNotFoundError, ValueError):
         raise
-    except Exception as error:  # `tokenizers` raises nothing narrower
+    except Exception as error:  # `tokenizers` raises no narrower type
         raise ValueError(f"cannot read {files} in {folder}: {error}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -125,7 +125,7 @@ def _byte_level(folder: Path, settings: Mapping[str, Any]) -> "Tokenizer":
         tokenizer.post_processor = tokenizers.processors.RobertaProcessing(
             ("</s>", ids["</s>"]), ("<s>", ids["<s>"]), add_prefix_space=prefix
         )
-    # RoBERTa's mask token includes the blank before it.
+    # RoBERTa's mask token includes the space before it.
     tokenizer.add_special_tokens(
         [
             tokenizers.AddedToken(token, lstrip=token == "<mask>", normalized=False)
@@ -136,7 +136,7 @@ def _byte_level(folder: Path, settings: Mapping[str, Any]) -> "Tokenizer":
     return tokenizer
 
 
-# Files, their reader, and the families whose tokenizer they determine; no families for all.
+# Files, their reader, and the model families that they are sufficient for (empty: all).
 _FORMATS = (
     (("tokenizer.json",), _tokenizer_json, ()),
     (("vocab.txt",), _word_piece, ("bert", "distilbert", "electra")),

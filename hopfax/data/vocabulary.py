@@ -1,7 +1,7 @@
 """Trains a WordPiece vocabulary deterministically.
 
-The trainer of `tokenizers` breaks ties by the order of a randomised hash map, so two processes get
-two vocabularies from the same texts. This one breaks ties alphabetically.
+The trainer of `tokenizers` breaks ties by the order of a randomised hash map, so its result differs
+between processes. This one breaks ties alphabetically.
 """
 
 import heapq
@@ -24,8 +24,8 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int = 8000) -> WordPie
     word, like the WordPiece trainer of `tokenizers`. Pairs that occur once are not merged.
 
     Args:
-        texts: Training texts; lower-cased and split as in `encode`.
-        vocab_size: Maximum number of tokens; all characters are kept even beyond it.
+        texts: Training texts, lower-cased and split as in `encode`.
+        vocab_size: Maximum number of tokens, exceeded only to keep all characters.
 
     Raises:
         ModuleNotFoundError: If `tokenizers` is not installed.

@@ -1,7 +1,7 @@
 """Corruption of text: random typos, and attacks guided by a model's losses or gradients.
 
-`misspell` and `swap_characters` change a random share of the words. `textbugger` and `hotflip`
-attack a `Victim`: the functions of a model, from `hopfax.train.white_box` for an encoder.
+`misspell` and `swap_characters` change a random fraction of the words. `textbugger` and `hotflip`
+attack a `Victim`, the interface of a model; `hopfax.train.white_box` returns one for an encoder.
 Every edit is logged, and `restore` returns the clean text.
 
 Example:

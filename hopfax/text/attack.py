@@ -1,7 +1,7 @@
-"""Models under attack, and searches that query them.
+"""Models under attack, and the loop that runs attacks on them.
 
-An attack on one text is a generator: it yields queries and is sent their results. `attack_each`
-runs many at the same time, with one call of the model for all queries of a step.
+An attack on one text is a generator: it yields queries and receives their results. `attack_each`
+runs many attacks at the same time, with one model call for all queries of a step.
 """
 
 import numbers
@@ -18,17 +18,17 @@ Label = int | float
 
 
 class Linearized(NamedTuple):
-    """A model's loss on one text, to first order in its token embeddings.
+    """A model's loss on one text and its gradient with respect to token embeddings.
 
-    The fields list the tokens of the text, without special tokens and padding.
+    Arrays have one entry per token of the text, without special tokens and padding.
 
     Attributes:
         loss: The loss of the text.
         ids: Token ids.
-        fields: Number of the string of each token, see `hopfax.text.log.strings`.
+        fields: Index of the string that each token is in, see `hopfax.text.log.strings`.
         starts: First character of each token in its string.
-        ends: One past the last character.
-        gradient: Gradient of the loss in each token's row of the embedding table.
+        ends: One past the last character of each token.
+        gradient: Gradient of the loss with respect to each token's row of the embedding table.
     """
 
     loss: float
@@ -40,7 +40,7 @@ class Linearized(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """What gradient-guided attacks need of a model.
+    """The interface of a model for gradient-based attacks.
 
     Attributes:
         linearize: `(texts, labels)` -> one `Linearized` per text.
@@ -63,7 +63,7 @@ class Victim(NamedTuple):
 
     Attributes:
         loss: `(texts, labels)` -> `(n,)` losses.
-        gradients: None if the model has none.
+        gradients: None for a black-box model.
     """
 
     loss: Callable[[Sequence[Any], Sequence[Label]], np.ndarray]
@@ -81,7 +81,7 @@ class AttackResult(NamedTuple, Generic[T]):
     """The result of an attack on one text.
 
     Attributes:
-        corrupted: The attacked text with its log; the clean text if no edit raised the loss.
+        corrupted: The attacked text with its log; the clean text if no edit increased the loss.
         clean_loss: The model's loss on the clean text.
         loss: The model's loss on the attacked text.
     """
@@ -174,5 +174,5 @@ def _linearized(victim: Victim, texts: list[Text], labels: list[Label]) -> list[
     results = victim.gradients.linearize(texts, labels)
     for text, linear in zip(texts, results, strict=True):
         if not np.isfinite([linear.loss, linear.gradient.sum()]).all():
-            raise ValueError(f"loss and gradient must be finite, which fails on {text!r}")
+            raise ValueError(f"loss and gradient must be finite, got nan or inf on {text!r}")
     return results

@@ -1,8 +1,8 @@
-"""All single changes of a word, by kind: typos and attacks choose from these lists.
+"""All single changes of a word, by kind, from which typos and attacks choose.
 
 A letter is one code point with the combining marks that follow it, so accents stay with their
-letter in any normalisation. A replacement takes the case of what it replaces. No change returns the
-same word, ignoring case.
+letter in any normalisation. Replacements keep the case. No change returns the same word, ignoring
+case.
 """
 
 import itertools
@@ -124,7 +124,7 @@ def swap(word: str) -> list[Change]:
 
 
 def bug_insert(word: str) -> list[Change]:
-    """A blank within the word; 2 to 5 letters, since long halves may be words."""
+    """A space within the word; 2 to 5 letters, since halves of longer words may be words."""
     letters = _letters(word)
     return [Change("insert", letter.offset, "", " ") for letter in letters[1:] if len(letters) < 6]
 

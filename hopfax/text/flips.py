@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 Table = Float[Array, "vocab width"]
-_TOKENS = 16  # numbers of tokens are padded to a multiple, for few shapes to compile
+_TOKENS = 16  # the number of tokens is padded to a multiple of this, to compile few shapes
 # The tokens that a token may replace: none, words, or pieces within words.
 NEVER, WORD, PIECE = 0, 1, 2
 
@@ -46,10 +46,9 @@ def best_flips(
 
     Args:
         table: Embeddings E of the vocabulary.
-        ids: Tokens x to replace, one or more.
-        gradient: g, the gradient of the loss in each token's embedding.
-        kinds: `WORD`, `PIECE` or `NEVER` for each vocabulary entry; words replace tokens that are
-            `NEVER`.
+        ids: One or more tokens x to replace.
+        gradient: g, the gradient of the loss with respect to each token's embedding.
+        kinds: `WORD`, `PIECE` or `NEVER` for each vocabulary entry; words replace `NEVER` tokens.
         count: Maximum number of flips.
 
     Returns:

@@ -52,29 +52,29 @@ def hotflip(
     `num_candidates` best edits of each.
 
     *Tokens*: one token becomes another, with the estimate $(E_v - E_{x_i}) \cdot g_i$.
-    Words replace words and pieces replace pieces; special tokens and padding take no
-    part. Flips are dropped if the new word is tokenised differently. This is the paper's attack on
-    words without its conditions on similarity, part of speech and stop words.
+    Words replace words and pieces replace pieces; special tokens and padding do not
+    change. Flips are dropped if the new word is tokenised differently. This is the paper's attack
+    on words without its constraints on similarity, part of speech and stop words.
 
     *Characters*: one letter is flipped, inserted or deleted. The paper's models read characters. A
     WordPiece model reads tokens: one letter turns the word's tokens $x_1 .. x_k$ into
     $u_1 .. u_m$, with the estimate
-    $\sum_j E_{u_j} \cdot g_{\min(j, k)} - \sum_j E_{x_j} \cdot g_j$: pieces beyond the old ones
-    take the gradient of the last. It is exact for a sum of embeddings. Otherwise it is rough, since
-    it ignores that later words move; so the losses, not the estimates, decide what is kept.
+    $\sum_j E_{u_j} \cdot g_{\min(j, k)} - \sum_j E_{x_j} \cdot g_j$: further pieces
+    use the gradient of the last old one. It is exact for a sum of embeddings. Otherwise it is
+    rough, since it ignores that later words move; therefore the losses decide which texts are kept.
 
     The result is the version with the greatest loss, possibly the clean text. A wider beam never
-    ends below beam 1, since the path of beam 1 always keeps one place.
+    gives a lower loss than beam 1, whose path always stays in the beam.
 
     Args:
         victim: The model, with gradients.
         texts: Texts as for `hopfax.text.misspell`.
         labels: The correct labels.
-        rate: Largest share of each text's words to change, in [0, 1]; see `num_changes`.
+        rate: Largest fraction of each text's words to change, in [0, 1]; see `num_changes`.
         form: What is edited: `"characters"` or `"tokens"`.
         beam: Texts kept after each step, >= 1; 1 is greedy.
         num_candidates: Edits of each text whose losses are queried, >= 1.
-        rows: Row number of each text, for errors; the attack is deterministic.
+        rows: Row number of each text, for error messages.
         batch_size: Texts attacked at the same time.
 
     Returns:

@@ -1,8 +1,8 @@
-"""Texts, their words, and a log of edits that converts the clean and the corrupted text.
+"""Texts, their words, and a log of edits that recovers the clean text.
 
 A text is a string, a tuple of strings (a pair of sentences), or a tuple of such tuples: the choices
-of one example, as in `hopfax.data.Example.texts`. Strings that choices share at the same place, as
-in COPA, are one text: their words count once and change together.
+of one example, as in `hopfax.data.Example.texts`. Strings that choices share at the same position,
+as in COPA, count as one: their words count once and change together.
 """
 
 import re
@@ -22,7 +22,7 @@ class Edit(NamedTuple):
     """One entry of the log.
 
     Attributes:
-        field: Number of the edited string, from 0 through all choices.
+        field: Index of the edited string among all strings of all choices.
         position: First edited character of that string at the time of the edit.
         kind: Name of the edit.
         before: Replaced characters.
@@ -53,7 +53,7 @@ class Corrupted(NamedTuple, Generic[T]):
 
     @property
     def rate(self) -> float:
-        """Share of changed words; 0 if there are no words."""
+        """Fraction of changed words; 0 if there are no words."""
         return self.num_changed / max(self.num_words, 1)
 
 
@@ -119,7 +119,7 @@ def draft(text: T) -> Draft[T]:
 
     A word is a run of letters and digits of any script with at least one letter, possibly with
     apostrophes inside (`don't`): `2nd` is a word, `1999` and `...` are not, `well-known` is two
-    words. In scripts without blanks between words, a word is a clause.
+    words. In scripts without spaces, a word is a clause.
 
     Args:
         text: The clean text.
@@ -143,7 +143,7 @@ def draft(text: T) -> Draft[T]:
 
 
 def _distinct(text: Text) -> list[tuple[int, ...]]:
-    """Numbers of the strings, those that choices share together."""
+    """Indices of the strings; strings that choices share are in one tuple."""
     if isinstance(text, str) or not any(isinstance(part, tuple) for part in text):
         return [(number,) for number in range(len(strings(text)))]
     keys = [key for choice in text for key in enumerate(strings(choice))]
@@ -174,7 +174,7 @@ def edited(before: Draft[T], index: int, change: Change) -> Draft[T]:
 
 
 def restore(corrupted: Corrupted[T]) -> T:
-    """Returns the clean text: undoes the log from its end.
+    """Returns the clean text, by undoing the log from its end.
 
     Raises:
         ValueError: If the log does not match the text.

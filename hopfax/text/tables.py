@@ -14,7 +14,7 @@ _ALIKE = """
 ph f | ie ei | ea ee | ai ay | ou ow | oo u | ck k | c k | c s | s z | j g | i y | er or | er ar
 ant ent | ance ence | able ible | tion sion | ight ite | dge ge | qu kw | x ks | au aw | ue ew
 """
-# Silent letters, which are lost but not added.
+# Silent letters, which are dropped but not added.
 _SILENT = "kn n | wr r | mb m | wh w | gh g | ps s | mn m | sc s | tch ch | ough uff"
 
 
@@ -29,6 +29,6 @@ PHONETIC = (
     *_pairs(_SILENT),
 )
 
-# TextBugger's examples are o-0, l-1 and a-@. All are ASCII, so that vocabularies know them.
+# TextBugger's examples are o-0, l-1 and a-@. All are ASCII, so vocabularies contain them.
 _LOOKS = "a@4 b68 c( e3 g9q hn i1l! l1i| mn nm o0 q9g s5$ t7+ uv vu z2"
 LOOK_ALIKES = {entry[0]: entry[1:] for entry in _LOOKS.split()}

@@ -1,4 +1,4 @@
-"""TextBugger: changes the words that matter most to a model, and keeps the worst change of each."""
+"""TextBugger: greedy changes of the words that are most important to a model."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -26,23 +26,23 @@ def textbugger(
 ) -> list[AttackResult[T]]:
     """Attacks texts with TextBugger, using the model's losses only.
 
-    The importance of a word is the loss without it. In this order, each word gets the bug with the
-    greatest loss, even if the loss falls, until the share of words is used up. A bug is a blank
+    Words are ranked by importance, the loss without the word. In this order, each word gets the bug
+    with the greatest loss, even if the loss decreases, until the rate is reached. A bug is a space
     inside the word, an omitted letter, a swap of two letters, or a look-alike of a letter, at a
-    random place. The result is the version with the greatest loss on this path, so later words
-    cannot undo an earlier success. All versions of a step, of all texts, are one call of
-    `victim.loss`.
+    random position. The result is the version with the greatest loss along the way. Each step is
+    one call of `victim.loss` for all versions of all texts.
 
-    Differences to the paper: letters become look-alikes but not neighbouring keys (see `misspell`);
-    words are not replaced by similar words, so no sentence encoder checks similarity; sentences of
-    long documents are not ranked first; the attack does not stop at the first error.
+    Differences from the paper: letters become look-alikes but not neighbouring keys (see
+    `misspell`); words are not replaced by similar words, so no sentence encoder checks similarity;
+    sentences of long documents are not ranked; the attack does not stop at the first
+    misclassification.
 
     Args:
         victim: The model.
         texts: Texts as for `hopfax.text.misspell`.
         labels: The correct labels.
-        rate: Share of each text's words to change, in [0, 1]; see `num_changes`.
-        seed: Seed of the places of the bugs, together with the row.
+        rate: Fraction of each text's words to change, in [0, 1]; see `num_changes`.
+        seed: Seed of the positions of bugs, together with the row.
         rows: Row number of each text; None counts from 0.
         batch_size: Texts attacked at the same time.
 
@@ -91,6 +91,6 @@ def _search(text: T, row: int, *, rate: float, seed: int) -> Search[T]:
 
 
 def _options(word: str, rng: np.random.Generator) -> list[Change]:
-    """One random bug of each kind, without those that give the same word."""
+    """One random bug of each kind, without bugs that give the same word."""
     chosen = [bugs[rng.integers(len(bugs))] for kind in BUGS if (bugs := kind(word))]
     return list({change.of(word): change for change in chosen}.values())

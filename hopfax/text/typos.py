@@ -1,7 +1,6 @@
-"""Random typos in a share of the words.
+"""Random typos in a fraction of the words.
 
-Seeds are integers for NumPy, not JAX keys: strings are changed on the host, where a key would cost
-one compiled program per text.
+Seeds are integers for NumPy: strings are edited on the host, where JAX keys would be slow.
 """
 
 import math
@@ -17,18 +16,18 @@ Seed = int | tuple[int, ...]
 
 
 def misspell(text: T, *, rate: float, seed: Seed) -> Corrupted[T]:
-    """Misspells a share of the words.
+    """Misspells a fraction of the words.
 
-    Each chosen word gets one of four mistakes, those that fit it with equal probability: a
-    neighbouring key, an omitted letter, a doubled letter, a spelling that sounds alike. The first
-    letter is never mistyped or omitted, but its sound may change (physics, fysics). Words of one or
-    two letters, and digits, stay.
+    Each chosen word gets one of four mistakes: a neighbouring key, an omitted letter, a doubled
+    letter, or a spelling that sounds alike. Mistakes that fit the word are equally likely. The
+    first letter is never mistyped or omitted, but its sound may change (physics, fysics). Words of
+    one or two letters, and digits, do not change.
 
     Args:
         text: A string, a pair of strings, or the choices of an example; see `hopfax.text.log`.
-        rate: Share of all words to change, in [0, 1]; see `num_changes`. If fewer words can be
-            changed, these are; `Corrupted.rate` is the actual share. Words changed at one rate are
-            changed in the same way at any higher rate.
+        rate: Fraction of all words to change, in [0, 1]; see `num_changes`. If fewer words can
+            change, `Corrupted.rate` is smaller. Words changed at one rate change in the same way at
+            any higher rate.
         seed: One or several integers >= 0, for instance `(seed, row)`, so that the typos of a text
             do not depend on other texts.
 
@@ -48,10 +47,10 @@ def misspell(text: T, *, rate: float, seed: Seed) -> Corrupted[T]:
 
 
 def swap_characters(text: T, *, rate: float, seed: Seed) -> Corrupted[T]:
-    """Swaps two neighbouring letters in a share of the words.
+    """Swaps two neighbouring letters in a fraction of the words.
 
-    The first and last letter stay, and the two letters differ, so words have four letters or more.
-    Arguments, results and errors are those of `misspell`.
+    The first and last letter stay, so only words of four letters or more change. Arguments, results
+    and errors are those of `misspell`.
 
     Example:
         >>> from hopfax import text
@@ -62,10 +61,10 @@ def swap_characters(text: T, *, rate: float, seed: Seed) -> Corrupted[T]:
 
 
 def num_changes(rate: float, num_words: int) -> int:
-    """Returns the number of words to change: the nearest integer, halves up, at least one.
+    """Returns the number of words to change, rounded half up, at least one.
 
     Args:
-        rate: Share of the words, in [0, 1]; at 0 no word changes.
+        rate: Fraction of the words, in [0, 1]; 0 changes no word.
         num_words: Number of words of the text, including those that cannot change.
 
     Raises:

@@ -70,7 +70,7 @@ def test_pairs_and_a_vocabulary():
 @pytest.mark.parametrize(
     ("texts", "labels", "options", "message"),
     [
-        (["a", "b"], [0, 1, 1], {}, "training: 2 texts, but 3 labels"),
+        (["a", "b"], [0, 1, 1], {}, "training: got 2 texts, but 3 labels"),
         (["a", "b"], [1, 1], {}, r"labels must have two or more values, got \[1, 1\]"),
         (["a", "b"], [1, "1"], {}, r"labels must be all strings or all numbers, got \[1, '1'\]"),
         (["a", "b"], [1, None], {}, "labels must be all strings or all numbers"),
@@ -85,7 +85,7 @@ def test_pairs_and_a_vocabulary():
             {"test": (["a", "b"], [1, 3])},
             "test, row 1: label 3 is not one of 1, 2, 4, 10",
         ),
-        (FILMS, STARS, {"validation": (["a"], [1, 2])}, "validation: 1 texts, but 2 labels"),
+        (FILMS, STARS, {"validation": (["a"], [1, 2])}, "validation: got 1 texts, but 2 labels"),
         (FILMS, STARS, {"train_size": 0}, "train_size must be an integer >= 1, got 0"),
     ],
 )
@@ -142,7 +142,7 @@ def test_types_of_labels(tmp_path, ending, cells, labels):
         ("a.jsonl", '{"text": null, "label": 0}\n', r"a\.jsonl, line 1: 'text' is empty"),
         ("a.jsonl", '{"text": 5, "label": 0}\n', r"line 1: 'text' must be a string, got 5"),
         ("a.csv", "text,label\n", r"a\.csv has no rows"),
-        ("a.csv", "text,label\ngood, long,1\n", r"line 2: 3 columns, the header has 2"),
+        ("a.csv", "text,label\ngood, long,1\n", r"line 2: expected 2 columns, got 3"),
         ("a.csv", 'text,label\na,1\n"b,1\n', r"a\.csv, after line 2: unexpected end of data"),
         ("a.csv", b"text,label\n\xff,1\n", r"a\.csv, after line 0: 'utf-8' codec can't decode"),
         ("a.jsonl", '{"text": "a", "label": 1}\n\n{"te', r"a\.jsonl, line 3: Unterminated"),

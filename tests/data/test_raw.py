@@ -82,15 +82,15 @@ def test_few_damaged_rows_of_qqp_are_dropped_but_many_are_an_error(tmp_path):
     with pytest.warns(UserWarning, match=r"dropped 1 of 1000 rows lacking .*\(lines 1001\)"):
         assert len(read_split("qqp", tmp_path, "train")) == 999
     write(tmp_path, "qqp", header + good * 998 + cut)
-    with pytest.raises(ValueError, match=r"line 1000: 4 tab-separated columns where 6"):
+    with pytest.raises(ValueError, match=r"line 1000: expected 6 tab-separated columns .*, got 4"):
         read_split("qqp", tmp_path, "train")
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("sst2", "sentence\tlabel\nfine\t1\nfine\n", r"line 3: 1 tab-separated columns where 2"),
-        ("sst2", "sentence\tlabel\na\tb\t1\n", r"line 2: 3 tab-separated columns where 2"),
+        ("sst2", "sentence\tlabel\nfine\t1\nfine\n", r"line 3: expected 2 .*, got 1"),
+        ("sst2", "sentence\tlabel\na\tb\t1\n", r"line 2: expected 2 .*, got 3"),
         ("sst2", "sentence\tlabel\nfine\t2\n", r"line 2: unknown label '2'; SST-2 has 0, 1"),
         ("sst2", "sentence\tlabel\n  \t1\n", r"line 2: empty text in 'sentence'"),
         ("sst2", "text\tlabel\nfine\t1\n", r"line 1: no column sentence in the header"),
@@ -101,7 +101,7 @@ def test_few_damaged_rows_of_qqp_are_dropped_but_many_are_an_error(tmp_path):
         ("wic", '{"word": "a"}\n', r"line 1: no 'sentence1'"),
         ("wic", "{\n", r"line 1: not JSON"),
         ("wic", "[]\n", r"line 1: expected a JSON object, got list"),
-        ("wsc", '{"text": "a", "target": {"span1_text": 3}}', r"line 1: .*must be a text, got 3"),
+        ("wsc", '{"text": "a", "target": {"span1_text": 3}}', r"line 1: .*must be a string, got 3"),
     ],
 )
 def test_errors_name_file_and_line(tmp_path, name, text, message):

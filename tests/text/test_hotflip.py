@@ -277,5 +277,5 @@ def test_gradients_must_be_finite(form):
     model = Bag(seed=0)
     model.weights = np.full(bags.WIDTH, np.nan)
     finite = Victim(lambda texts, labels: np.zeros(len(texts)), model.victim().gradients)
-    with pytest.raises(ValueError, match="finite, which fails on 'the act"):
+    with pytest.raises(ValueError, match="finite, got nan or inf on 'the act"):
         text.hotflip(finite, [CLEAN], [1], rate=0.1, form=form)
