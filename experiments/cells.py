@@ -89,7 +89,7 @@ class Cell(NamedTuple):
         params: Each seed's best parameters, stacked over seeds.
         predictor: Compiled prediction, shared by all conditions.
         iterates: Whether its attention iterates; if so, steps are reported.
-        memory: Whether it retrieves token vectors from its vocabulary.
+        memory: Whether it retrieves token embeddings from its vocabulary.
     """
 
     folder: Path

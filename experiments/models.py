@@ -41,7 +41,7 @@ class Variant:
         radius: Maximum L2 norm of FreeLB's and PGD's perturbation of a text's token embeddings.
         weight_decay: AdamW's weight decay.
         precision: Floating-point type of the blocks.
-        memory: Whether token vectors are retrieved from the vocabulary when the model is tested
+        memory: Whether token embeddings are retrieved from the vocabulary when the model is tested
             (`hopfax.nn.with_memory`), with the token frequencies of the training texts as prior.
         paper: Name of its row in the paper's tables, if it has one.
     """

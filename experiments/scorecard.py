@@ -1,4 +1,4 @@
-"""The scorecard: every claim of the papers beside what was measured, computed from the results.
+"""The scorecard: every claim of the papers next to our measurement, computed from the results.
 
 `python -m experiments.scorecard` writes `experiments/results/README.md` and `claims.png`.
 """
@@ -133,7 +133,7 @@ def claims() -> list[Difference]:
 
 
 def explanations() -> list[Difference]:
-    """What reproduces the paper's gap of SST-2 at σ = 0.5 without Robertha's attention."""
+    """Comparisons that give the paper's gap on SST-2 at σ = 0.5 without Robertha's attention."""
     gap = lead("sst2", "SST-2", SST2).paper
     at = {"protocol": "sigma", "level": 0.5}
     token = {"model": "tinybert", "site": "token", **at}
@@ -195,9 +195,9 @@ def noise_stability() -> list[list[str]]:
         training(f"{saves}parity of 10 bits", "grokking/parity_10bits", "parity", "Figure 11"),
         training(f"{saves}WikiText-2", "language_model/wikitext2", "wikitext2", "Figure 6"),
         [
-            "Trained transformers are of low degree",
+            "Trained transformers have low degree",
             "low degree",
-            f"variance of degree 1: {linear}",
+            f"share of variance at degree 1: {linear}",
             "holds" if min(shares.values()) > 0.5 else "does not hold",
             "[encoder_stability/sst2](encoder_stability/sst2/README.md)",
         ],
@@ -218,7 +218,7 @@ def u_shape(kind: str) -> list[str]:
     return [
         f"Influence is U-shaped in position: {kind}",
         "U-shape, Figures 1, 7, 8",
-        f"ends over middle: {report.joined(parts)}",
+        f"relative to the middle: {report.joined(parts)}",
         influence.verdict(trained, random),
         "[influence/minilm](influence/minilm/README.md)",
     ]
@@ -240,7 +240,7 @@ def memory() -> list[list[str]]:
         pairs = [("none", "memory")] if name == "memory" else [
             (each, f"{each}{trained.MEMORY}") for each in frame.model.unique()
         ]  # fmt: skip
-        titles = gaussian.titles(frame.task.unique()) | {"none": "pretrained encoder, not trained"}
+        titles = gaussian.titles(frame.task.unique()) | {"none": "pretrained encoder"}
         for task, (without, remembering) in itertools.product(frame.task.unique(), pairs):
             means = {
                 model: of_model.groupby("level").score.mean()
@@ -294,31 +294,36 @@ def page() -> report.Page:
             report.Table(
                 heads,
                 lines,
-                "Robertha: differences in points, both models under the same corruption.",
+                "Robertha: differences in points, with the same corruption for both models.",
             ),
             report.Table(
                 heads,
                 noise_stability(),
-                "Noise stability: steps saved in percent, and closed forms.",
+                "Noise stability: training steps saved, closed forms, degree and influence.",
             ),
             report.Table(
-                ["task and model", "clean", "as it is", "with memory", "capacity", "data"],
+                ["task and model", "clean score", "without memory", "with memory", "limit", "data"],
                 memory(),
-                "Retrieval from the vocabulary: lowest SNR at which the clean score is kept to "
-                f"within {similarity.NEAR:g} point, noise on the token vectors.",
+                "Retrieval from the vocabulary: lowest SNR at which the score is within "
+                f"{similarity.NEAR:g} point of the clean score.",
             ),
             report.Table(
                 ["comparison on SST-2, σ = 0.5", "hopfax"],
                 [[line[0], line[2]] for line in compared],
-                f"Comparisons for the paper's gap of {report.signed(scored[0].paper)} points.",
+                f"The paper's gap of {report.signed(scored[0].paper)} points, from differences in "
+                "noise site or embedding scale.",
             ),
         ],
         notes=[
+            "Robertha: the paper's encoder, with iterative Hopfield attention and Eigenspectrum "
+            "Regularization (ESR). TinyBERT: its baseline with softmax attention. FreeLB: TinyBERT "
+            "with adversarial training.",
             "Not found: the interval contains zero and excludes half of the paper's difference. "
             "Too weak to tell: it contains zero and half of the paper's difference.",
-            "The interval on AdvSST-2 also covers the sampling of its 148 rows.",
-            "Grokking itself (generalisation long after the training set is fitted) is untested: "
-            "at these sizes, models generalise while they fit.",
+            "Limit: Shannon's, below which no decoder with the frequencies of tokens recovers all.",
+            "The interval on AdvSST-2 includes the sampling error of its 148 rows.",
+            "Grokking (generalisation long after fitting) is untested: at these sizes, models "
+            "generalise while they fit.",
             *gaussian.NOTES,
         ],
     )

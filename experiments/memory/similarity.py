@@ -1,19 +1,19 @@
-"""Does retrieval from the vocabulary restore what noise takes from a pretrained encoder?
+"""Does retrieval from the vocabulary denoise the inputs of a pretrained encoder?
 
 Claim of Podasca and Das (2026): Hopfield attention pulls noisy embeddings back to clean patterns.
-Its patterns are the keys of the same noisy text; here they are the vectors of the vocabulary, which
-are clean. Nothing is trained.
+Its patterns are the keys of the same noisy text. Here they are the embeddings of the vocabulary,
+which are clean. Nothing is trained.
 
 Command: `python -m experiments memory --pretrained FOLDER --data-dir DIR`; about ten minutes on two
 cores for six layers of width 384.
 
-Expected: the clean score to within 2 dB of the SNR below which no decoder can recover the tokens.
+Expected: the clean score down to 2 dB above the SNR at which no decoder can recover the tokens.
 
 The score is the rank correlation of the cosine of two texts' embeddings with their labels: the area
-under the ROC curve for MRPC, Spearman's for STS-B. Noise is added to the token vectors, once for
-each text: every method has the same noisy vectors and nothing else. The prior of a token is its
-frequency in the task's training texts. "Linear" is the best linear estimate (Wiener filter), with
-the mean and the covariance of the vocabulary under that prior and with the noise level known.
+under the ROC curve for MRPC, Spearman's for STS-B. Noise is added to the token embeddings,
+and every method sees the same noisy embeddings. The prior of a token is its frequency in the task's
+training texts. "Wiener filter" is the best linear estimate from the mean and covariance of the
+vocabulary under that prior, with known noise level.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from hopfax.nn import Pretrained, PretrainedOutput
 
 REPRODUCES = "Robertha's claim of denoising, with the vocabulary as memory; not in the paper"
-UNSEEN = 0.1  # occurrences of a token that the training texts lack, for its prior
-RESAMPLES = 500  # of the rows, for an interval
-NEAR = 1.0  # points below the clean score that count as keeping it
+UNSEEN = 0.1  # pseudo-count of every token in the prior
+RESAMPLES = 500  # bootstrap resamples of the rows
+NEAR = 1.0  # largest drop in points that counts as keeping the clean score
 TITLES = {
-    "none": "as it is",
-    "linear": "linear",
+    "none": "no denoising",
+    "linear": "Wiener filter, σ known",
     "nearest": "nearest token",
     "uniform": "memory, uniform prior",
-    "memory": "memory",
-    "known": "memory, σ known",
+    "memory": "memory, frequency prior",
+    "known": "memory, frequency prior, σ known",
     "matched": "same SNR for each text",
     "per-token": "same SNR for each token",
     "stsb": "STS-B",
@@ -78,17 +78,17 @@ class Config:
     pretrained: Annotated[str | None, optional("FOLDER", "required")] = None
     """Folder of a BERT or RoBERTa in the Hugging Face layout."""
     data_dir: Annotated[str | None, optional("FOLDER", "required")] = None
-    """Folder of the raw sets."""
+    """Folder of the raw data sets."""
     task: tuple[Literal["stsb", "mrpc"], ...] = ("stsb",)
-    """Tasks of pairs of texts."""
+    """Tasks to measure."""
     protocols: tuple[Literal["matched", "per-token"], ...] = ("matched", "per-token")
     """Same signal-to-noise ratio for each text (matched), or for each token (per-token)."""
     budget: BudgetName = "laptop"
     """Size of the run: seconds, minutes or hours. The flags below override it."""
     num_pairs: Annotated[int | None, by_budget("num_pairs", "INT", DEFAULTS)] = None
-    """Pairs of texts, from the first."""
+    """Number of pairs of texts, from the start of the set."""
     num_draws: Annotated[int | None, by_budget("num_draws", "INT", DEFAULTS)] = None
-    """Independent noise draws."""
+    """Number of noise draws."""
     snr_db: Annotated[tuple[float, ...] | None, by_budget("snr_db", "FLOAT ...", DEFAULTS)] = None
     """Signal-to-noise ratios in dB."""
     runs: str = "runs"
@@ -113,7 +113,7 @@ def run(config: Config) -> Path:
 
     budget = budget_of(config, BUDGETS)
     if not config.pretrained or not config.data_dir:
-        raise ValueError("set --pretrained and --data-dir, the folders of a model and of the sets")
+        raise ValueError("--pretrained and --data-dir are required, the folders of model and data")
     if budget.num_pairs < 10 or budget.num_draws < 1:
         raise ValueError(
             "--num-pairs must be >= 10 and --num-draws >= 1, got "
@@ -191,7 +191,7 @@ def capacity(log_prior: np.ndarray, *, width: int) -> float:
 def add_noise(
     clean: Sequence[np.ndarray], snr_db: float, *, protocol: str, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the noisy vectors of all texts in one array, and each one's standard deviation."""
+    """Returns the noisy embeddings of all texts, concatenated, and their standard deviations."""
     import numpy as np
 
     axis = None if protocol == "matched" else 1
@@ -207,7 +207,7 @@ def add_noise(
 def denoiser(table: np.ndarray, log_prior: np.ndarray) -> Callable[..., Any]:
     """Returns a compiled function of noisy vectors and their noise levels.
 
-    It returns every method's estimate of the vectors, and of the tokens if the method has one.
+    It returns the estimates of vectors by method, and of tokens for methods that have one.
     """
     import jax
     import jax.numpy as jnp
@@ -243,11 +243,11 @@ def denoiser(table: np.ndarray, log_prior: np.ndarray) -> Callable[..., Any]:
 def in_batches(
     denoise: Callable[..., Any], noisy: np.ndarray, sigma: np.ndarray, size: int = 2048
 ) -> Any:
-    """Returns what `denoise` does of all noisy vectors."""
+    """Applies `denoise` to all noisy vectors, in batches of one shape."""
     import jax
     import numpy as np
 
-    # All calls have one shape: the last one repeats its last row.
+    # The last batch repeats its last row.
     places = np.arange(-(-len(noisy) // size) * size).clip(max=len(noisy) - 1).reshape(-1, size)
     parts = [denoise(noisy[rows], sigma[rows]) for rows in places]
     return jax.tree.map(lambda *each: np.concatenate(each)[: len(noisy)], *parts)
@@ -267,7 +267,7 @@ def batched_outputs(
     order = np.argsort(lengths, kind="stable")
     for start in range(0, len(order), size):
         rows = order[np.arange(start, start + size).clip(max=len(order) - 1)]
-        longest = -(-lengths[rows].max() // 16) * 16  # few shapes: each is compiled
+        longest = -(-lengths[rows].max() // 16) * 16  # few shapes to compile
         padded = np.zeros((size, longest, vectors[0].shape[1]), np.float32)
         for place, row in enumerate(rows):
             padded[place, : lengths[row]] = vectors[row]
@@ -308,8 +308,7 @@ def results(
 ) -> list[dict[str, Any]]:
     """Returns rows of results.csv.
 
-    A score's interval contains the choice of the pairs and, from draw to draw, of the noise: each
-    resample draws pairs anew, and takes the mean over the draws of the noise.
+    Intervals are bootstrap intervals over pairs, of the mean over noise draws.
     """
     import numpy as np
 
@@ -340,15 +339,15 @@ def results(
 
 
 def lowest_kept(scores: Mapping[Any, float], clean: float, near: float = NEAR) -> float:
-    """Returns the lowest SNR in dB down to which scores stay near the clean one.
+    """Returns the lowest SNR in dB down to which scores stay close to the clean score.
 
     Args:
-        scores: Scores by noise / signal in dB.
+        scores: Scores by noise-to-signal ratio in dB.
         clean: The score without noise.
-        near: Points below it that count as near.
+        near: Largest drop in points that counts as close.
 
     Returns:
-        The SNR; nan if the weakest noise already costs more.
+        The SNR; nan if the drop is larger even for the weakest noise.
     """
     lowest = float("nan")
     for noise in sorted(scores):
@@ -361,7 +360,7 @@ def lowest_kept(scores: Mapping[Any, float], clean: float, near: float = NEAR) -
 def by_method(
     rows: Any, column: str, order: Iterable[Any] = tuple(TITLES)
 ) -> dict[Any, dict[float, float]]:
-    """Returns a column by method, in a given order, and by noise / signal in dB."""
+    """Returns a column by method, in a given order, and by noise-to-signal ratio in dB."""
     table = {
         name: part.set_index("noise")[column].to_dict() for name, part in rows.groupby("model")
     }
@@ -369,7 +368,7 @@ def by_method(
 
 
 def decibels(value: float) -> str:
-    """Returns such as "−8.0 dB", or "none" for nan."""
+    """Formats an SNR, such as "−8.0 dB"; "none" for nan."""
     from experiments import report
 
     return f"{report.signed(value)} dB" if value == value else "none"
@@ -402,9 +401,10 @@ def page(folder: Path) -> Page:
             continue
         if np.isfinite(noise := -kept[name]["memory"]):
             answers.append(
-                f"On {name}, memory keeps the clean score of {aim:.1f} to within {NEAR:g} point "
-                f"down to {decibels(-noise)}, where the encoder as it is scores "
-                f"{scores['none'][noise]:.1f}; capacity ends at {decibels(-limit)}."
+                f"{name}: retrieval keeps the clean score of {aim:.1f} to within {NEAR:g} point "
+                f"down to {decibels(-noise)}, where the encoder without denoising scores "
+                f"{scores['none'][noise]:.1f}. No decoder can recover all tokens below "
+                f"{decibels(-limit)}."
             )
         shares = tokens[(tokens.task == task) & (tokens.protocol == protocol)]
         rows = {TITLES[method]: each for method, each in scores.items()}
@@ -415,7 +415,7 @@ def page(folder: Path) -> Page:
                 ["", *(decibels(-noise) for noise in levels)],
                 [[title, *(report.number(row[noise]) for noise in levels)]
                  for title, row in rows.items()],
-                f"{name}: scores.",
+                f"{name}: scores by SNR.",
             )
         )  # fmt: skip
     methods = list(next(iter(kept.values())))
@@ -425,32 +425,38 @@ def page(folder: Path) -> Page:
             ["", *kept],
             [[TITLES[method], *(decibels(each[method]) for each in kept.values())]
              for method in methods],
-            f"Lowest SNR at which the clean score is kept to within {NEAR:g} point.",
+            f"Lowest SNR at which the score is within {NEAR:g} point of the clean score (lower is "
+            "better).",
         ),
     )  # fmt: skip
     count = int(frame[frame.metric == "score"].num_examples.max())
     return report.Page(
-        title="Retrieval from the vocabulary: a pretrained encoder under noise, not trained",
+        title="Retrieval from the vocabulary: a pretrained encoder under noise, without training",
         answer=" ".join(answers),
         pictures={
             "memory": report.facets(
-                "Rank correlation of text similarity with the labels against noise, 95 % bands",
+                "Score of text similarity against noise on the token embeddings, 95 % bands",
                 lines[~lines.model.isin(["uniform", "known"])],
                 x="noise",
                 col="protocol",
                 row="task" if frame.task.nunique() > 1 else None,
                 titles=TITLES,
-                xlabel="noise / signal in dB",
+                xlabel="noise / signal in dB (−SNR)",
                 ylabel="score",
             )
         },
         tables=tables,
         notes=[
-            f"{count} pairs, {noisy.seed.nunique()} draws of the noise; bands: bootstrap over the "
-            "pairs, of the mean over draws.",
-            "Every method sees one noisy copy of each text. Only `linear` and `σ known` are told "
-            "the noise level; memory integrates over it.",
-            "Capacity: below this SNR, no decoder that knows the frequencies of the tokens and "
-            "not their order can recover all tokens (Shannon).",
+            "Scores: 100 times Spearman's rank correlation between cosine similarity and label "
+            "(STS-B), or 100 times the area under the ROC curve (MRPC).",
+            "Memory: each token embedding is replaced by its posterior mean, given the vocabulary "
+            "as patterns and a uniform prior or token frequencies. Nearest token: the most "
+            "probable token under the uniform prior.",
+            "Every method sees the same noisy copy of each text. Without `σ known`, memory does "
+            "not know the noise level and integrates over it.",
+            f"{count} pairs, {noisy.seed.nunique()} noise draws; bands: bootstrap over pairs, of "
+            "the mean over draws.",
+            "The limit on token recovery is Shannon's channel capacity, for decoders that know the "
+            "frequencies of tokens but not their order.",
         ],
     )

@@ -1,18 +1,18 @@
 """Does retrieval from the vocabulary beat training with noise, and Robertha, at equal noise?
 
 Claim of Podasca and Das (2026): iterative Hopfield attention and ESR remove noise from embeddings.
-Here the same trained models are tested with and without memory: their token vectors are first
-retrieved from the vocabulary (`hopfax.nn.with_memory`). The strongest baseline without memory is
+Here the same trained models are tested with and without memory, which first retrieves their token
+embeddings from the vocabulary (`hopfax.nn.with_memory`). The strongest baseline without memory is
 training with noise, at signal-to-noise ratios drawn uniformly from -16 to 0 dB for each text.
 
 Commands: `python -m experiments memory-trained --task sst2 --data-dir DIR --epochs 1` (from
 scratch), and for a pretrained encoder `--pretrained FOLDER --model pretrained pretrained-memory
 pretrained-noise-trained pretrained-noise-trained-memory --epochs 2 --learning-rate 1e-4`.
 
-Expected: memory keeps the clean score until tokens can no longer be recovered, and memory with
-noise training is at least as good as noise training at every SNR.
+Expected: memory keeps the clean score as long as tokens can be recovered, and noise training with
+memory is at least as good as noise training without it at every SNR.
 
-Every model sees one noisy copy of each text and is not told the noise level. The prior of a token
+Every model sees one noisy copy of each text and does not know the noise level. The prior of a token
 is its frequency in the training texts.
 """
 
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from experiments.report import Page, Table
 
 REPRODUCES = "Robertha's claim of denoising, with the vocabulary as memory, on trained models"
-NEAR = 1.0  # points below a model's clean score that count as keeping it
+NEAR = 1.0  # largest drop in points that counts as keeping the clean score
 SNR_DB = tuple(range(6, -21, -2))
 LEVELS = {"levels": tuple(float(f"{10 ** (-db / 20):.4g}") for db in SNR_DB), "noise_draws": 1}
 DEFAULTS = {"laptop": LEVELS, "paper": LEVELS}
-MEMORY = "-memory"  # ends the names of models with memory
+MEMORY = "-memory"  # suffix of the names of models with memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(robustness.Config):
-    """Models to train and noise to test them under."""
+    """Models to train, and noise to test them with."""
 
     model: tuple[str, ...] = (
         "tinybert",
@@ -51,7 +51,7 @@ class Config(robustness.Config):
         "robertha",
         "robertha-memory",
     )
-    """Models, as of `robustness`. The first is the baseline."""
+    """Models, as in `robustness`. The first is the baseline."""
     noise: Noise = Noise(sites=("token",), protocols=("matched", "per-token"))
 
 
@@ -99,16 +99,16 @@ def page(folder: Path) -> Page:
                 [[titles[each], report.number(clean[task, each]),
                   *(report.number(row[noise]) for noise in levels)]
                  for each, row in means.items()],
-                f"{name}: scores.",
+                f"{name}: scores by SNR.",
             )
         )  # fmt: skip
         with_memory = models[0] + MEMORY
         if with_memory in lowest:
             answers.append(
-                f"On {name}, {titles[models[0]]} keeps its clean score of "
+                f"{name}: {titles[models[0]]} keeps its clean score of "
                 f"{clean[task, models[0]]:.1f} to within {NEAR:g} point down to "
                 f"{decibels(lowest[with_memory])} with memory and "
-                f"{decibels(lowest[models[0]])} without; capacity ends at "
+                f"{decibels(lowest[models[0]])} without. No decoder can recover all tokens below "
                 f"{decibels(-limits[task])}."
             )
     tables.insert(
@@ -117,16 +117,17 @@ def page(folder: Path) -> Page:
             ["", *kept],
             [[titles[each], *(decibels(lowest[each]) for lowest in kept.values())]
              for each in models],
-            f"Lowest SNR at which a model keeps its own clean score to within {NEAR:g} point.",
+            f"Lowest SNR at which a model is within {NEAR:g} point of its own clean score (lower "
+            "is better).",
         ),
     )  # fmt: skip
     gains = leads(noisy)
     if len(gains):
         worse, better = int((gains.high < 0).sum()), int((gains.low > 0).sum())
         answers.append(
-            f"The best model with memory is above the best without it in {better} of {len(gains)} "
-            f"comparisons of SNR, task and protocol, and below it in {worse} (intervals without "
-            "zero)."
+            f"Over all SNRs, tasks and protocols, the best model with memory scores significantly "
+            f"higher than the best without it in {better} of {len(gains)} comparisons, and "
+            f"significantly lower in {worse}."
         )
         tables.append(lead_table(gains, titles))
     tasks = report.joined(titles[task] for task in scores.task.unique())
@@ -135,21 +136,24 @@ def page(folder: Path) -> Page:
         answer=" ".join(answers),
         pictures={
             "memory": report.facets(
-                f"{tasks}: score against noise on the token vectors, 95 % bands over seeds",
+                f"{tasks}: score against noise on the token embeddings, 95 % bands over seeds",
                 lines,
                 x="noise",
                 col="protocol",
                 row="task" if scores.task.nunique() > 1 else None,
                 titles=titles,
-                xlabel="noise / signal in dB",
+                xlabel="noise / signal in dB (−SNR)",
             )
         },
         tables=tables,
         notes=[
             *notes,
             *measured.notes,
-            "Capacity: below this SNR, no decoder that knows the frequencies of the tokens and "
-            "not their order can recover all tokens (Shannon).",
+            "Memory: token embeddings are replaced by their posterior means, given the vocabulary "
+            "as patterns and token frequencies as prior.",
+            "The limit on token recovery is Shannon's channel capacity, for decoders that know the "
+            "frequencies of tokens but not their order.",
+            "Significant: the 95 % interval excludes zero, without correction for multiple tests.",
             "Trained with noise: SNR drawn uniformly from −16 to 0 dB for each training text.",
         ],
     )
@@ -158,7 +162,7 @@ def page(folder: Path) -> Page:
 def leads(scores: pd.DataFrame) -> pd.DataFrame:
     """Returns the best model with memory minus the best without it, at each noise level.
 
-    The best are chosen by their means over the seeds of the level itself, on both sides.
+    The best models are chosen at each level, by their means over seeds.
 
     Args:
         scores: From `tidy.scores`, with the column `noise`.
@@ -196,5 +200,5 @@ def lead_table(gains: pd.DataFrame, titles: Mapping[Any, str]) -> Table:
         index="noise",
         columns="column",
         titles=names,
-        caption="Best model with memory minus best model without it, at each SNR.",
+        caption="Best model with memory minus best model without it, in points, at each SNR.",
     )

@@ -81,7 +81,7 @@ class Config(Flags):
     robertha-freelb; of a folder: pretrained, pretrained-esr, pretrained-hopfield,
     pretrained-hopfield-esr, pretrained-hopfield-1, pretrained-hopfield-1-esr. With
     -memory (tinybert, tinybert-mean, freelb, noise-trained, robertha, pretrained, ...): the same
-    trained model, which retrieves its token vectors from the vocabulary when tested."""
+    trained model, which retrieves its token embeddings from the vocabulary when tested."""
     noise: Noise = Noise()
     encoder: Encoders = Encoders()
 
