@@ -1,1 +1,1 @@
-"""How fast hopfax is, and against what: `python -m experiments.benchmarks`."""
+"""Benchmarks of speed and memory: `python -m experiments.benchmarks`."""

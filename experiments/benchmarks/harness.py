@@ -1,14 +1,14 @@
-"""Measures how fast hopfax is, case by case, against its peers.
+"""Measures the speed and memory of hopfax against PyTorch and against its own variants.
 
-    python -m experiments.benchmarks                      # lists the cases
-    python -m experiments.benchmarks all --data-dir DIR   # two hours on two idle cores
-    python -m experiments.benchmarks memory --quick       # checks that a case works
+    python -m experiments.benchmarks                      # list the cases
+    python -m experiments.benchmarks all --data-dir DIR   # run all: two hours on two idle cores
+    python -m experiments.benchmarks memory --quick       # check that a case works
 
 Results go to runs/benchmarks/ID. The same command at the same commit resumes an interrupted run.
-PyTorch, the peer, is optional: pip install -e '.[benchmarks]'. Use an idle machine: on a busy one
-PyTorch's threads wait for each other, and the ratios flatter hopfax.
+PyTorch is optional: pip install -e '.[benchmarks]'. Use an idle machine: on a busy one, PyTorch's
+threads wait for each other, and the ratios favour hopfax.
 
-`experiments.benchmarks.cases` says how a case is written.
+`experiments.benchmarks.cases` explains how to write a case.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ PAGE_COLUMNS = ("ratio", "lowest median", "highest median", "goal", "met")
 SECONDS, ROUNDS, QUICK_ROUNDS = 20.0, 5, 2
 MISSING = "not measured"
 NOTES = (
-    "A / B is the time (of memory: the bytes) of A divided by that of B: above 1, B needs less. "
-    "Brackets: quartiles over rounds.",
-    "Of several settings, the lowest and the highest median are shown; results.csv has all.",
-    "Sessions and machines differ between cases: compare within one.",
+    "A / B is the time (or memory) of A divided by that of B: above 1, B needs less. Brackets: "
+    "quartiles over rounds.",
+    "For several settings, the lowest and the highest median are shown; results.csv has all.",
+    "Cases ran in different sessions and on different machines: compare only within a case.",
 )
 
-# Returns when its work is done. Several calls take the weighted sum of their times.
+# A call returns when its work is done. A program of several calls takes their weighted sum.
 Call = Callable[[], object]
 Program = Call | Sequence[tuple[float, Call]]
 
 
 def bound(goal: str, device: str) -> tuple[bool, float] | None:
-    """A goal's bound on a device, as `provenance` names it.
+    """Returns a goal's bound for a device.
 
     Args:
         goal: Bounds such as "≥ 5", or by kind of device "≤ 1.3 (CPU), ≤ 1.15 (GPU)".
-        device: Name of a device.
+        device: Name of a device, from `provenance`.
 
     Returns:
         Whether the bound is a lower one, and its value; None if the goal has none for the device.
@@ -88,9 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"all, or {', '.join(CASES)}")
-    parser.add_argument("--quick", action="store_true", help="one setting a case, two rounds")
-    parser.add_argument("--data-dir", help="raw data sets (default: rows of SST-2's lengths)")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of all runs")
+    parser.add_argument("--quick", action="store_true", help="One setting per case, two rounds.")
+    parser.add_argument("--data-dir", help="Folder of the raw data sets (default: synthetic rows).")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="Folder of all runs.")
     flags = parser.parse_args(arguments)
     flags.cases = list(CASES) if flags.cases == ["all"] else flags.cases
     if unknown := [name for name in flags.cases if name not in CASES]:
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(flags: argparse.Namespace) -> int:
-    """Measures what the run's folder lacks, and writes its page; returns 1 if a setting failed."""
+    """Measures missing settings and writes the page; returns 1 if a setting failed."""
     # Results of one folder share these; changed source files are measured again.
     origin = provenance()
     plan = {name: origin[name] for name in ("commit", "dirty", "cpu", "device", "jax")}
@@ -133,7 +133,7 @@ def run(flags: argparse.Namespace) -> int:
 
 
 def has_torch() -> bool:
-    """Whether PyTorch is installed: without it, its programs are left out."""
+    """Whether PyTorch is installed; otherwise its programs are skipped."""
     return importlib.util.find_spec("torch") is not None
 
 
@@ -143,7 +143,7 @@ def measure(
     """Measures one setting of a case.
 
     Returns:
-        Rows with `COLUMNS`; kind is "seconds", "ratio" or "figure". Ratios are of one round.
+        Rows with `COLUMNS`; kind is "seconds", "ratio" or "figure". Ratios are computed per round.
     """
     case, values = load(name), {("figure", "load average"): os.getloadavg()[0]}
     arguments = data_dir, *case.SETTINGS[setting]
@@ -167,15 +167,15 @@ def measure(
 def interleaved(
     programs: Mapping[str, Program], *, seconds: float, min_rounds: int
 ) -> dict[str, np.ndarray]:
-    """Runs every program once a round, in an order drawn anew for each.
+    """Runs every program once per round, in random order.
 
-    So whatever else the machine does affects all programs alike. In a fixed order each program
-    would always follow the same other one, and pay for what that leaves in the caches.
+    Other load on the machine then affects all programs equally. In a fixed order, each program
+    would always find the caches as the same other program left them.
 
     Args:
         programs: By name.
-        seconds: No round starts after this long, once there are `min_rounds`.
-        min_rounds: At least this many rounds are measured, after one that is not.
+        seconds: Time after which no round starts, once there are `min_rounds`.
+        min_rounds: Minimum number of rounds, after a warm-up round that is not measured.
 
     Returns:
         `(rounds,)` seconds of each program.
@@ -206,7 +206,7 @@ def spread(values: Any) -> dict[str, Any]:
 
 
 def page(folder: Path) -> report.Page:
-    """The page of a folder of results: a table a case, ratios with their goals."""
+    """The page of a folder of results: one table per case, ratios with their goals."""
     frame = pd.read_csv(folder / "results.csv")
     device = read_config(folder)["provenance"][0]["device"]
     cases = {name: frame[frame["case"] == name] for name in CASES if name in set(frame["case"])}
@@ -229,7 +229,7 @@ def page(folder: Path) -> report.Page:
 
 
 def lines_of(name: str, frame: pd.DataFrame, device: str) -> list[tuple[str, ...]]:
-    """A line for every ratio and figure that a case declares, and every group of settings."""
+    """One line per ratio or figure of a case and group of settings."""
     lines = []
     for ratio, goal in load(name).RATIOS.items():
         rows = frame[frame["name"] == ratio]

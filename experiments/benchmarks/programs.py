@@ -1,4 +1,4 @@
-"""Robertha's train step and forward pass in hopfax, and the rows that all programs see."""
+"""Robertha's train step and forward pass in hopfax, and the rows of all programs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hopfax.train.state import adamw, init_states, seed_keys
 from hopfax.train.step import make_chunk
 
 VOCAB_SIZE, MAX_LENGTH = 30522, 128  # bert-base-uncased's; what the paper pads to
-# Tokens of SST-2's training rows, [CLS] and [SEP] included, and how many rows have so many.
+# Lengths of SST-2's training rows in tokens, including [CLS] and [SEP], with their counts.
 LENGTHS = Path(__file__).with_name("sst2_lengths.csv")
 # Section 4.1 of the paper; `num_heads` is part of a preset in hopfax.
 SIZES: dict[str, dict[str, int]] = {
@@ -35,7 +35,7 @@ SIZES: dict[str, dict[str, int]] = {
 BATCH_SIZES = {"base": 32, "large": 4}
 ESR_WEIGHT, LEARNING_RATE, TOTAL_STEPS = 0.05, 2e-5, 60_000  # Table 15
 BETA = 15.0
-TRAINED_STEPS = 300  # of weights that have left their initial values
+TRAINED_STEPS = 300  # for weights that differ from their initial values
 
 
 class Workload(NamedTuple):
@@ -54,14 +54,14 @@ class Rows(NamedTuple):
 
 @functools.lru_cache(maxsize=1)
 def workload(data_dir: str | None) -> Workload:
-    """Tokenised SST-2, or rows of its lengths with random tokens and labels.
+    """Returns tokenised SST-2, or synthetic rows with its lengths.
 
     Args:
         data_dir: Folder with `glue_data/SST-2` and `vocab/bert-base-uncased/vocab.txt`; None for
             synthetic rows.
 
     Raises:
-        FileNotFoundError: Something is missing in `data_dir`.
+        FileNotFoundError: A file is missing in `data_dir`.
     """
     if data_dir is None:
         rows = _synthetic()
@@ -86,7 +86,7 @@ def _synthetic() -> Encoded:
 
 
 def first_rows(buckets: Sequence[Bucket], rows: float) -> list[Bucket]:
-    """About so many rows, the same share of every bucket, but at least one row of each."""
+    """Returns about this many rows: the same fraction of every bucket, at least one row of each."""
     share = rows / sum(len(bucket.labels) for bucket in buckets)
     return [
         Bucket(*(field[: max(1, round(share * len(bucket.labels)))] for field in bucket))
@@ -106,28 +106,30 @@ def torch_peer() -> ModuleType | None:
 
 
 def check_equal(outputs: Mapping[str, np.ndarray], *, rtol: float = 1e-3) -> None:
-    """Checks that programs to be compared compute the same.
+    """Checks that programs compute the same outputs.
 
     Args:
         outputs: `(rows, outputs)` of each program.
         rtol: Largest difference from the first program, relative to its largest output. One row in
-            a hundred may differ ten times as much: where an iteration ends by its tolerance,
-            rounding can add an update.
+            a hundred may differ ten times as much, since rounding can add an update to an
+            iteration.
 
     Raises:
-        RuntimeError: They do not.
+        RuntimeError: The outputs differ.
     """
     (first, expected), *others = outputs.items()
     for name, values in others:
         errors = np.sort(np.abs(values - expected).max(axis=1) / np.abs(expected).max())
         typical = errors[len(errors) - 1 - len(errors) // 100]
-        # Written so that nan, which sorts last, fails.
+        # nan, which sorts last, fails these comparisons.
         if not (typical <= rtol and errors[-1] <= 10 * rtol):
-            raise RuntimeError(f"{name} and {first} differ by {errors[-1]:.2g} of their size")
+            raise RuntimeError(
+                f"{name} and {first} must agree, got a relative error of {errors[-1]:.2g}"
+            )
 
 
 def model_of(size: str, **options: Any) -> Functional[Encoder]:
-    """Robertha of a size of `SIZES`; `options` are those of `robertha`."""
+    """Returns Robertha in a size of `SIZES`, with options of `robertha`."""
     sizes = dict(SIZES[size])
     preset = dataclasses.replace(PRESETS["hopfax"], num_heads=sizes.pop("num_heads"))
     return robertha(VOCAB_SIZE, 2, preset=preset, **sizes, **options)
@@ -155,8 +157,8 @@ class TrainSteps:
 
     Args:
         buckets: Training rows.
-        params: Where one seed, and so every seed, starts; None draws initial parameters.
-        seeds: Runs trained together.
+        params: Initial parameters of every seed; None draws them.
+        seeds: Number of seeds trained together.
         learning_rate: Peak rate.
         esr_weight: Weight of ESR in the loss; 0 for none.
         entropy: The entropy of ESR, see `hopfax.hopfield.eigen_entropy`.
@@ -188,14 +190,14 @@ class TrainSteps:
         self._keys = seed_keys(range(seeds))
         self._rng = np.random.default_rng(0)
         counts = np.array([len(bucket.labels) for bucket in buckets])
-        self.shares = counts / counts.sum()  # of an epoch's steps
+        self.shares = counts / counts.sum()  # share of an epoch's steps
         self.states = init_states(model, optimizer, range(seeds))
         if params is not None:
             stacked = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], seeds, axis=0), params)
             self.states = self.states._replace(params=stacked)
 
     def run(self, bucket: int, steps: int) -> None:
-        """Takes some steps on random rows of one bucket."""
+        """Trains for some steps on random rows of one bucket."""
         rows = self._rows[bucket]
         shape = (steps, len(self._keys), self.batch_size)
         picks = self._rng.integers(0, len(rows.labels), shape, dtype=np.int32)

@@ -1,12 +1,12 @@
-"""The peer in PyTorch: Robertha, written from the paper, BERT, retrieval and noise stability.
+"""PyTorch implementations to compare with: Robertha, BERT, retrieval and noise stability.
 
-Robertha follows hopfax's preset (2 heads, pre-LN behind an embedding LayerNorm, W_Q and W_O, masked
-keys, mean pooling, queries that stop independently) and the released program where that decides
-how PyTorch is used: texts padded to 128, autograd through the unrolled iterates. It is written to
-be fast: no loop over examples, heads or tokens, one exit once every query has converged, ESR of all
-layers in one call, fused AdamW. `torch.compile` was slower than eager in seven of eight settings.
+Robertha follows the `hopfax` preset (2 heads, pre-LN after an embedding LayerNorm, W_Q and W_O,
+masked keys, mean pooling, queries that stop independently). As in the released program, texts are
+padded to 128 and gradients go through the unrolled iterates. It is optimized: no loop over
+examples, heads or tokens, an exit once every query has converged, ESR of all layers in one call,
+fused AdamW. `torch.compile` was slower than eager in seven of eight settings.
 
-Needs PyTorch: `pip install -e '.[benchmarks]'`.
+Requires PyTorch: `pip install -e '.[benchmarks]'`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def attend(
     state, key, value = (
         part.unflatten(-1, (num_heads, -1)).transpose(1, 2) for part in parts.values()
     )
-    # A float mask: PyTorch would turn a boolean one into this in every iteration.
+    # A float mask, to which PyTorch would convert a boolean one in every iteration.
     bias = torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, -math.inf)[:, None, None]
     read = functools.partial(
         F.scaled_dot_product_attention,
@@ -212,14 +212,14 @@ class TrainSteps:
         self._rng = np.random.default_rng(0)
 
     def run(self, steps: int) -> None:
-        """Takes some steps on random rows."""
+        """Trains for some steps on random rows."""
         for _ in range(steps):
             picks = torch.from_numpy(self._rng.integers(0, len(self._labels), self._batch_size))
             loss = self.step(picks.to(device()))
         float(loss)  # waits for the device
 
     def step(self, picks: Tensor) -> Tensor:
-        """One step on the rows of these numbers; returns the cross-entropy before it."""
+        """Trains on rows with these indices; returns the cross-entropy before the step."""
         self._optimizer.zero_grad(set_to_none=True)
         ids, mask = self._rows
         total, task, _ = losses(self._model, ids[picks], mask[picks], self._labels[picks])
@@ -347,7 +347,7 @@ def stability(
     with torch.inference_mode():
         first, last = (torch.from_numpy(array).to(device()) for array in (hidden, readout))
         inputs = torch.empty(2, size, len(hidden), device=device())
-        # On the device too, so that no batch waits for the one before.
+        # On the device, so that no batch waits for the previous one.
         total = torch.zeros((), dtype=torch.float64, device=device())
         squares = torch.zeros_like(total)
         for start in range(0, num_samples, size):
@@ -363,5 +363,5 @@ def stability(
 
 
 def device() -> torch.device:
-    """A GPU where there is one."""
+    """Returns the GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -276,7 +276,7 @@ def batched_outputs(
 
 
 def cosines(model: Pretrained, vectors: Sequence[np.ndarray], size: int = 32) -> np.ndarray:
-    """Returns the cosine between the mean states of each first text and its second one."""
+    """Returns the cosine similarity between the mean states of the two texts of each pair."""
     import numpy as np
 
     means = np.zeros((len(vectors), vectors[0].shape[1]))

@@ -1,8 +1,9 @@
-"""Attacks on text with candidates in batches, against one text a call.
+"""Attacks on text with candidates in batches, against one text per call.
 
 TextBugger and HotFlip at a rate of 0.2 on 64 sentences and a TinyBERT with initial weights: SST-2's
-dev sentences, or without `--data-dir` the embedded task `sentiment`. One text a call is padded to
-the same few lengths, "one padded text" always to 128. All programs must end at the same losses.
+dev sentences, or the synthetic task `sentiment` without `--data-dir`. "one text a call" is padded
+to the same few lengths, "one padded text" always to 128. The final losses of all programs must
+agree.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,7 +42,7 @@ SETTINGS: dict[str, tuple[Callable[..., Sequence[text.AttackResult]]]] = {
 def programs(
     data_dir: str | None, attack: Callable[..., Sequence[text.AttackResult]]
 ) -> dict[str, Program]:
-    """One attack by each program; the programs return the losses at which it ends."""
+    """Returns one attack per program; programs return the final losses."""
     if data_dir is None:
         rows = synthetic_split("sentiment", "test", size=SENTENCES, seed=0)
         vocabulary = train_vocabulary((row.texts[0][0] for row in rows), vocab_size=200)
@@ -64,7 +65,7 @@ def programs(
 def attacked(
     attack: Any, victim: text.Victim, texts: list[Any], labels: list[Any], at_once: int
 ) -> list[float]:
-    """Losses at which an attack ends, on texts that no attack before it has tokenised."""
+    """Returns the final losses of an attack on texts that have not been tokenised before."""
     assert victim.gradients is not None and victim.gradients.cache is not None
     victim.gradients.cache.clear()
     return [each.loss for each in attack(victim, texts, labels, rate=RATE, batch_size=at_once)]

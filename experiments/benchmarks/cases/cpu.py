@@ -1,4 +1,4 @@
-"""CPU optimizations of `hopfax.cpu`: a train step with all, against one left out.
+"""CPU optimizations of `hopfax.cpu`: a train step with all, against all but one.
 
 Steps on 32 rows from initial weights, every row padded to the same length.
 """

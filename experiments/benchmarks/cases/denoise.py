@@ -1,10 +1,10 @@
 """Retrieval of 4,096 noisy tokens from a vocabulary, against PyTorch and one matrix product.
 
-MiniLM's sizes: 30,522 patterns of width 384, float32, the noise level known. Three programs compute
-the same: hopfax's `denoise`, which reads the patterns in blocks; PyTorch's product, softmax,
-product over all patterns, and the same in blocks of queries that fit the caches. "product" is the
-product of the queries and all patterns alone, the first half of the work. The memory that XLA plans
-for `denoise` is given beside the 500 MB of all scores.
+MiniLM's sizes: 30,522 patterns of width 384, float32, with known noise level. Three programs
+compute the same: hopfax's `denoise`, which reads the patterns in blocks; product, softmax and
+product over all patterns in PyTorch; and the same in blocks of queries that fit the caches.
+"product" is the product of the queries and all patterns alone, the first half of the work. The
+temporary memory of `denoise` is XLA's plan; all scores would take 500 MB.
 """
 
 from collections.abc import Callable

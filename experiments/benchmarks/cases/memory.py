@@ -1,6 +1,6 @@
 """Temporary memory of a gradient through 50 updates, unrolled against implicit.
 
-Through `retrieve` of every query of a base-size layer, and through the train step: what XLA plans.
+XLA's planned memory for `retrieve` of every query of a base-size layer, and for the train step.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ def step_bytes(gradient: Gradient) -> int:
 
 
 def temporary_bytes(fn: Callable[..., Any], *arguments: Any) -> int:
-    """What the compiled function needs besides its arguments and results."""
+    """Returns the memory of a compiled function without its arguments and results."""
     analysis = jax.jit(fn).lower(*arguments).compile().memory_analysis()
     if analysis is None:
         raise RuntimeError(f"XLA reports no memory on {jax.default_backend()}")

@@ -1,8 +1,8 @@
-"""A model tested under noise, against as many plain forward passes.
+"""Predictions under noise, against as many plain forward passes.
 
 5 σ, 3 draws and 2 sites. A prediction also draws noise, counts iterations and fills batches.
 Robertha's queries may need more iterations under noise, which is more work for any program. Logits
-without noise are compared first.
+without noise must agree.
 """
 
 import itertools

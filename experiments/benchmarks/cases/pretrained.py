@@ -1,11 +1,11 @@
 """A pretrained encoder: forward pass, fine-tuning, influence, memory and loading, against PyTorch.
 
 all-MiniLM-L6-v2 (6 layers, width 384) from the folder that the variable HOPFAX_MINILM names. The
-same weights in both, which agree before anything is timed. Fine-tuning steps have 32 rows of
+weights are the same in both, and outputs must agree. Fine-tuning steps have 32 rows of
 SST-2's lengths, padded to 64 tokens in PyTorch, and in hopfax too or in length buckets (the mean
 step of an epoch). Influence: the mean gradient norm of each token of 16 texts of 256 tokens,
-one compiled call against a loop over texts. "with memory": token vectors are first retrieved from
-the vocabulary. Loading ends when every weight is in memory; PyTorch's loader is safetensors'.
+one compiled call against a loop over texts. "with memory": token embeddings are first retrieved
+from the vocabulary. Loading ends when every weight is in memory; PyTorch's loader is safetensors'.
 """
 
 import os

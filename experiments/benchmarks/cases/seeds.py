@@ -1,7 +1,7 @@
-"""Sixteen small grokking runs in one `vmap`, against one after another.
+"""Sixteen small grokking runs in one `vmap`, against sequential runs.
 
 One epoch of modular addition by a decoder with Adam, with and without the stability regularizer;
-compiled beforehand. A run alone cannot fill a device, the others fill the rest.
+compiled beforehand. A single run does not fill a device.
 """
 
 from collections.abc import Callable

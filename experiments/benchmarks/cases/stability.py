@@ -1,8 +1,8 @@
 """Noise stability over a million Gaussian pairs, against PyTorch.
 
-A ReLU network of width 128 with one output at rho 0.5, batches of 1024. Every estimate must lie
-within 5 standard errors of the closed form. "hopfax" evaluates as many inputs along
-arcs of four; "at equal error" is the time to its standard error. Leave OMP_NUM_THREADS unset.
+A ReLU network of width 128 with one output at rho 0.5, batches of 1024. Every estimate must be
+within 5 standard errors of the closed form. "hopfax" evaluates as many inputs on arcs of four
+points; "at equal error" is PyTorch's time to the same standard error. Leave OMP_NUM_THREADS unset.
 """
 
 from functools import partial
@@ -39,7 +39,7 @@ def programs(data_dir: str | None, num_samples: int) -> dict[str, Program]:
     estimates = {name: call() for name, call in calls.items()}
     for name, (mean, error) in estimates.items():
         exact = exact_stability(TEN_RHOS if np.size(mean) > 1 else RHO)
-        # Written so that nan fails.
+        # nan fails this comparison.
         if not np.all(np.abs(mean - exact) <= 5 * error):
             raise RuntimeError(f"{name}: {mean} is over 5 standard errors ({error}) from {exact}")
     if "PyTorch" in calls:

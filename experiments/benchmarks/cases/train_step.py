@@ -1,8 +1,8 @@
 """Train step of Robertha, against PyTorch padded to 128.
 
 The same model in both, ESR included, from the same weights. hopfax trains on length buckets (the
-mean step of an epoch), and padded to 128 as the peer does. Base takes 32 rows a step, large (of
-BERT-base's size) 4. Without `--data-dir` the rows are synthetic, of SST-2's lengths.
+mean step of an epoch), and padded to 128 as in PyTorch. Base takes 32 rows per step, large
+(BERT-base's size) 4. Without `--data-dir` the rows are synthetic, of SST-2's lengths.
 """
 
 from functools import partial
@@ -23,7 +23,7 @@ SETTINGS = {f"{size}, initial weights": (size,) for size in ("base", "large")}
 def programs(data_dir: str | None, size: str) -> dict[str, Program]:
     """Train steps of one size from the same weights."""
     rows, params = workload(data_dir), fresh(size)
-    few = 2 if size == "base" else 1  # steps a call
+    few = 2 if size == "base" else 1  # steps per call
     step: Any = partial(TrainSteps, params=params, size=size)
     calls: dict[str, Program] = {"hopfax padded": step([rows.padded]).mean_step(few)}
     if size == "base":
