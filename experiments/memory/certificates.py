@@ -665,9 +665,9 @@ def answers(
     if whole := [r for r in radii if inside["texts inside"][r] == inside["texts"][r]]:
         radius = whole[-1]
         sentences.append(
-            f"At {radius:g} RMS norms, where all texts are certified, the encoder as it is falls "
-            f"from {number(clean)} to {number(scores['none'][radius].score)}, and the nearest "
-            f"vector keeps {number(nearest[radius].score)}."
+            f"At {radius:g} RMS norms, where all texts are certified, the encoder falls without "
+            f"denoising from {number(clean)} to {number(scores['none'][radius].score)}, and the "
+            f"nearest vector keeps {number(nearest[radius].score)}."
         )
     if kept := [radius for radius in radii if nearest[radius].score > clean - CLOSE]:
         share = 100 * inside["texts inside"][kept[-1]] / inside["texts"][kept[-1]]
