@@ -718,8 +718,8 @@ def page(folder: Path) -> Page:
     chosen = {name: report.joined(f"{x:g}" for x in values) for name, values in settings}
     scored = frame[frame.metric == "score"]
     intervals = report.joined(
-        f"[{report.number(row.low)}, {report.number(row.high)}] ({TITLES[str(row.task)]})"
-        for row in scored[scored.level == 0].itertuples()
+        f"[{report.number(float(low))}, {report.number(float(high))}] ({TITLES[task]})"
+        for task, low, high in scored[scored.level == 0][["task", "low", "high"]].to_numpy()
     )
     return report.Page(
         title="Context as prior: retrieval from the vocabulary that uses the other tokens",
