@@ -90,6 +90,8 @@ class Cell(NamedTuple):
         predictor: Compiled prediction, shared by all conditions.
         iterates: Whether its attention iterates; if so, steps are reported.
         memory: Whether it retrieves token embeddings from its vocabulary.
+        at_embedding: The predictor that retrieves after the embedding LayerNorm instead, for noise
+            at that site; None without memory, and for models with token types.
     """
 
     folder: Path
@@ -100,6 +102,7 @@ class Cell(NamedTuple):
     predictor: Predictor
     iterates: bool
     memory: bool = False
+    at_embedding: Predictor | None = None
 
 
 def digest(data: TaskData) -> str:
@@ -161,9 +164,6 @@ def train(
 
 def with_memory(cell: Cell, sharding: Sharding | None = None) -> Cell:
     """Returns the trained model with memory; its prior is the tokens' frequency in training."""
-    # Token types of noisy embeddings are unknown.
-    sites = ("token",) if "types" in cell.params else ("token", "embedding")
-    model = nn.with_memory(cell.model, sites=sites)
     ids, lengths = cell.data.train.ids, cell.data.train.lengths
     real = ids[np.arange(ids.shape[-1]) < lengths[..., None]]
     counts = np.bincount(real, minlength=cell.data.vocab_size)
@@ -173,9 +173,17 @@ def with_memory(cell: Cell, sharding: Sharding | None = None) -> Cell:
         "log_prior": jnp.broadcast_to(log_prior, (seeds, len(log_prior))),
         "log_scale": jnp.zeros((seeds, width)),
     }
-    predictor = make_predictor(model, sharding=sharding)
-    params = {**cell.params, "memory": memory}
-    return cell._replace(model=model, params=params, predictor=predictor, memory=True)
+    model, at_embedding = nn.with_memory(cell.model), None
+    if "types" not in cell.params:  # those of noisy embeddings are unknown
+        after = nn.with_memory(cell.model, site="embedding")
+        at_embedding = make_predictor(after, sharding=sharding)
+    return cell._replace(
+        model=model,
+        params={**cell.params, "memory": memory},
+        predictor=make_predictor(model, sharding=sharding),
+        memory=True,
+        at_embedding=at_embedding,
+    )
 
 
 def _fit(

@@ -90,7 +90,11 @@ class Condition(Protocol):
 
 def predictions(cell: Cell, condition: Condition) -> CellPredictions:
     """Returns the cell's predictions under a condition, from its folder if stored."""
-    key = {"condition": condition.key(cell), "memory": True} if cell.memory else condition.key(cell)
+    key = (
+        {"condition": condition.key(cell), "memory": "one site"}
+        if cell.memory
+        else condition.key(cell)
+    )
     path = cell.folder / "predictions" / f"{type(condition).__name__.lower()}-{identifier(key)}.npz"
     if path.exists():
         with np.load(path) as stored:
@@ -171,7 +175,10 @@ class Gaussian:
         # Seeds draw independently, models share a seed's draws: intervals over seeds are honest,
         # differences between models stay paired.
         noise = self.noise._replace(seeds=cell.spec.seeds) if self.level else None
-        return CellPredictions(*predict(cell.predictor, cell.params, test, noise=noise))
+        # Memory is where the noise is.
+        predictor = cell.predictor if self.site != "embedding" else cell.at_embedding
+        predictor = predictor or cell.predictor
+        return CellPredictions(*predict(predictor, cell.params, test, noise=noise))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,7 +374,9 @@ def evaluation_sets(
 def capacity(cell: Cell) -> float:
     """Returns the SNR in dB below which no decoder that knows the prior recovers all tokens."""
     log_prior = jax.nn.log_softmax(cell.params["memory"]["log_prior"][0])
-    bits = -float(jnp.sum(jnp.exp(log_prior) * log_prior)) / np.log(2)
+    ids, lengths = cell.data.test.ids, cell.data.test.lengths
+    real = ids[np.arange(ids.shape[-1]) < lengths[..., None]]
+    bits = -float(jnp.mean(log_prior[real])) / np.log(2)
     width = cell.params["tokens"]["embedding"].shape[-1]
     return float(hopfield.capacity_snr_db(bits, width=width))
 

@@ -1,6 +1,5 @@
 """Encoders that retrieve noisy token vectors from their own vocabulary before they read them."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -51,9 +50,7 @@ def recall(
     return (jax.vmap(one)(rows).value * scale).reshape(tokens.shape).astype(tokens.dtype)
 
 
-def with_memory(
-    model: Functional[Encoder], *, sites: Sequence[Site] = ("token",)
-) -> Functional[Encoder]:
+def with_memory(model: Functional[Encoder], *, site: Site = "token") -> Functional[Encoder]:
     """The same encoder, which retrieves its noisy embeddings from its own vocabulary.
 
     Its parameters are the encoder's, and in `params["memory"]` the `log_prior` and `log_scale` of
@@ -62,8 +59,9 @@ def with_memory(
 
     Args:
         model: From `tinybert`, `robertha`, `text_classifier`, ...
-        sites: Where to retrieve: `"token"`, the token vectors before positions and LayerNorm;
-            `"embedding"`, the LayerNorm's output, where each position has patterns of its own.
+        site: Where the noise is and retrieval undoes it: `"token"`, the token vectors before
+            positions and LayerNorm; `"embedding"`, the LayerNorm's output, where each position has
+            patterns of its own.
 
     Raises:
         ValueError: For `"embedding"`, the encoder has several token types or no LayerNorm there.
@@ -99,7 +97,7 @@ def with_memory(
         return jax.vmap(jax.vmap(recalled), in_axes=(0, None))(embeddings, offsets)
 
     recalls = {"token": at_token, "embedding": at_embedding}
-    if "embedding" in sites:
+    if site == "embedding":
         types, norm = model.apply(
             jax.eval_shape(model.init, jax.random.key(0)),
             method=lambda network: (network.types is not None, network.norm is not None),
@@ -118,7 +116,7 @@ def with_memory(
         encoder = {name: each for name, each in params.items() if name != "memory"}
 
         def run(network: Encoder, *inputs: Any, **options: Any) -> Any:
-            network.memory = {site: partial(recalls[site], params["memory"]) for site in sites}
+            network.memory = {site: partial(recalls[site], params["memory"])}
             if isinstance(method, str):
                 return getattr(network, method)(*inputs, **options)
             return method(network, *inputs, **options)

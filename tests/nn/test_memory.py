@@ -37,7 +37,7 @@ def test_memory_removes_noise_and_changes_no_clean_output(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_memory_after_the_layer_norm_removes_noise_there(name):
-    plain, model = MODELS[name], nn.with_memory(MODELS[name], sites=("token", "embedding"))
+    plain, model = MODELS[name], nn.with_memory(MODELS[name], site="embedding")
     params = lively(model)
     encoder = {name: value for name, value in params.items() if name != "memory"}
     clean = plain.apply(encoder, IDS, MASK).logits
@@ -53,7 +53,7 @@ def test_memory_after_the_layer_norm_removes_noise_there(name):
 def test_positions_of_unknown_type_cannot_be_recalled():
     typed = nn.tinybert(40, 2, width=8, num_layers=1, num_types=2)
     with pytest.raises(ValueError, match="without token types"):
-        nn.with_memory(typed, sites=("embedding",))
+        nn.with_memory(typed, site="embedding")
 
 
 def test_recall_is_denoise_of_every_token_with_its_prior_and_scale():
