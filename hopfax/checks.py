@@ -31,5 +31,6 @@ def check_range(low: float, high: float = np.inf, *, ends: str = "[]", **values:
         if wrong.size:
             sign = ">" if ends[0] == "(" else ">="
             allowed = f"in {ends[0]}{low:g}, {high:g}{ends[1]}"
-            allowed = f"{sign} {low:g}" if high == np.inf else allowed
+            if high == np.inf:
+                allowed = f"{sign} {low:g}" + (" and finite" if ends[1] == ")" else "")
             raise ValueError(f"{name} must be {allowed}, got {wrong[0]}")

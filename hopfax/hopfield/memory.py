@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
+from hopfax.checks import check_range
 from hopfax.fixed_point import real_array
 from hopfax.hopfield.retrieval import check_mask
 
@@ -96,7 +95,7 @@ def denoise(
         log_prior: Log-probabilities of the patterns, up to a constant; -inf excludes a pattern.
             None for a uniform prior.
         mask: True where a pattern is real; None takes all.
-        block_size: Patterns read at a time; None for 512. Under `jax.vmap`, memory grows with
+        block_size: Patterns read at a time; None for 2048. Under `jax.vmap`, memory grows with
             queries times `block_size`, never with queries times patterns.
 
     Returns:
@@ -200,7 +199,9 @@ def denoise_normalized(
 
         squares = jnp.sum(jnp.square(rows), axis=1)
         variance = squares + 2 * products(offset) + jnp.sum(jnp.square(offset))
-        gains = jax.lax.rsqrt(jnp.maximum(variance, 0) / rows.shape[1] + epsilon)
+        variance = jnp.maximum(variance, 0) / rows.shape[1] + epsilon
+        # A padded row without an offset has no variance: its gain is 0, not infinite.
+        gains = jnp.where(variance > 0, jax.lax.rsqrt(jnp.where(variance > 0, variance, 1)), 0)
         inner = gains * (products(scale * query) + jnp.sum(scale * query * offset))
         norms = jnp.matmul(jnp.square(rows), squared, precision="highest")
         norms += 2 * products(squared * offset) + jnp.sum(squared * jnp.square(offset))
@@ -444,6 +445,7 @@ def certified_radius(patterns: Patterns, *, mask: Mask = None) -> Float[Array, "
     """
     patterns = real_array(patterns, "patterns")
     _, patterns, prior = _prepared(jnp.zeros(patterns.shape[-1:]), patterns, None, mask)
+    patterns = _centred(patterns, prior)
     norms = jnp.sum(jnp.square(patterns), axis=1) - prior  # inf where padded
 
     def radius(number: Array) -> Array:
@@ -494,16 +496,20 @@ def recovery_bound(
     patterns = real_array(patterns, "patterns")
     _, patterns, prior = _prepared(jnp.zeros(patterns.shape[-1:]), patterns, log_prior, None)
     sigma = _check_sigma(sigma, patterns.dtype)
+    patterns = _centred(patterns, prior)
     norms = jnp.sum(jnp.square(patterns), axis=1)
+    rounding = 8 * jnp.finfo(norms.dtype).eps
 
     def bound(number: Array) -> Array:
         products = jnp.matmul(patterns[number], patterns.T, precision="highest")
-        distance = jnp.sqrt(jnp.maximum(norms[number] - 2 * products + norms, 0))
-        safe = jnp.where(distance > 0, distance, 1)
-        margin = distance / (2 * sigma) + sigma / safe * (prior[number] - prior)
+        squares = norms[number] - 2 * products + norms
+        distinct = squares > rounding * (norms[number] + norms)
+        distance = jnp.sqrt(jnp.where(distinct, squares, 1))
+        margin = distance / (2 * sigma) + sigma / distance * (prior[number] - prior)
         # Of equal patterns none can be told from the others: no bound.
-        errors = jnp.where(distance > 0, jax.scipy.stats.norm.sf(margin), 1)
-        return 1 - jnp.sum(errors.at[number].set(0))
+        errors = jnp.where(distinct, jax.scipy.stats.norm.sf(margin), 1)
+        errors = jnp.where(jnp.isneginf(prior), 0, errors).at[number].set(0)
+        return jnp.where(jnp.isneginf(prior[number]), 0, 1 - jnp.sum(errors))
 
     return jnp.clip(jax.lax.map(bound, jnp.arange(len(patterns)), batch_size=256), 0, 1)
 
@@ -564,7 +570,7 @@ def _posterior(
         return _Running(
             most=most,
             score=jnp.where(better, scores[best], running.score),
-            index=jnp.where(better, first + best, running.index),
+            index=jnp.where(better, first + best, running.index).astype(jnp.int32),
             total=decay * running.total + jnp.sum(weights),
             gain=decay * running.gain + jnp.sum(gained),
             value=decay * running.value + jnp.matmul(gained, rows, precision="highest"),
@@ -615,9 +621,15 @@ def _prepared(
     return noisy, patterns, prior
 
 
+def _centred(patterns: Array, prior: Array) -> Array:
+    """Returns the patterns less the mean of the possible ones: distances keep their digits."""
+    possible = jnp.isfinite(prior)[:, None]
+    mean = jnp.sum(jnp.where(possible, patterns, 0), axis=0) / jnp.maximum(jnp.sum(possible), 1)
+    return patterns - mean
+
+
 def _check_sigma(sigma: float | Array, dtype: jnp.dtype) -> Array:
     real_array(sigma, "sigma", scalar=True)
-    if not isinstance(sigma, Tracer) and not 0 < np.asarray(sigma) < np.inf:
-        raise ValueError(f"sigma is a standard deviation and must be > 0 and finite, got {sigma}")
+    check_range(0, ends="()", sigma=sigma)
     sigma = jnp.asarray(sigma, dtype)
     return jnp.where(sigma > 0, sigma, jnp.nan)

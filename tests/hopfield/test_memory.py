@@ -351,7 +351,7 @@ def test_candidates_are_patterns():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"sigma": 0.0}, "sigma is a standard deviation and must be > 0 and finite, got 0.0"),
+        ({"sigma": 0.0}, "sigma must be > 0 and finite, got 0.0"),
         ({"sigma": np.nan}, "must be > 0 and finite, got nan"),
         ({"sigma": np.ones(2)}, "sigma must be one number"),
         ({"noisy": np.ones(3)}, r"got \(3,\) and \(23, 12\)"),
@@ -365,3 +365,30 @@ def test_bad_input_is_one_error(options, words):
     arguments = {"noisy": QUERY, "patterns": PATTERNS, "sigma": 1.0, **options}
     with pytest.raises(ValueError, match=words):
         hopfield.denoise(arguments.pop("noisy"), arguments.pop("patterns"), **arguments)
+
+
+def test_blocks_are_read_in_double_precision_too(x64):
+    got = hopfield.denoise(np.float64(QUERY), np.float64(PATTERNS), sigma=0.9, block_size=7)
+    value, index, _ = oracle(sigma=0.9)
+    np.testing.assert_allclose(got.value, value, rtol=1e-12)
+    assert got.index == index
+
+
+def test_an_offset_of_all_patterns_changes_no_distance():
+    patterns = np.random.default_rng(3).normal(size=(200, 32))
+    squares = np.square(patterns[:, None] - patterns).sum(-1) + np.diag(np.full(200, np.inf))
+    exact = np.sqrt(squares.min(1)) / 2
+    moved = jnp.asarray(0.05 * patterns + 100, jnp.float32)
+    # The float32 patterns themselves are rounded to 4e-6.
+    np.testing.assert_allclose(hopfield.certified_radius(moved), 0.05 * exact, rtol=1e-3)
+
+
+def test_equal_and_excluded_patterns_have_no_recovery_bound():
+    rows = np.random.default_rng(4).normal(size=(3, 64)).astype(np.float32)
+    rows = np.concatenate([rows, rows[:1]])
+    prior = np.log([0.4, 0.3, 0.3, 0.4])
+    bound = hopfield.recovery_bound(rows, sigma=0.5, log_prior=prior)
+    assert (np.asarray(bound)[[0, 3]] == 0).all() and (np.asarray(bound)[1:3] > 0.99).all()
+    excluded = hopfield.recovery_bound(rows, sigma=0.5, log_prior=[0.0, 0.0, -np.inf, -np.inf])
+    alone = hopfield.recovery_bound(rows[:2], sigma=0.5)
+    np.testing.assert_allclose(excluded, [*alone, 0, 0], rtol=1e-5)
