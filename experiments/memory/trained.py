@@ -162,7 +162,8 @@ def page(folder: Path) -> Page:
 def leads(scores: pd.DataFrame) -> pd.DataFrame:
     """Returns the best model with memory minus the best without it, at each noise level.
 
-    The best models are chosen at each level, by their means over seeds.
+    The best models are chosen at each level, by their means over the same seeds: unbiased only if
+    there are as many models with memory as without.
 
     Args:
         scores: From `tidy.scores`, with the column `noise`.
