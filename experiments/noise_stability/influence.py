@@ -485,8 +485,8 @@ def page(folder: Path) -> Page:
     titles = {**PARTS, "trained": "trained weights", "random": "random weights"}
 
     def ratio(row: Any) -> str:
-        return (f"{report.number(row['mean'])} [{report.number(row.low)}, "
-                f"{report.number(row.high)}]")  # fmt: skip
+        ends = f" [{report.number(row.low)}, {report.number(row.high)}]"
+        return report.number(row["mean"]) + (ends if row.low == row.low else "")  # all agree
 
     cases = [
         (kind, weights, rows.set_index("part"))
