@@ -34,6 +34,7 @@ EXPERIMENTS = {
     "grokking": "experiments.noise_stability.grokking",
     "encoder-stability": "experiments.noise_stability.encoder",
     "influence": "experiments.noise_stability.influence",
+    "tail-mass": "experiments.noise_stability.tail_mass",
     "language-model": "experiments.noise_stability.language_model",
 }
 

@@ -1,0 +1,502 @@
+"""Does noise stability bound the weight of high degree more tightly than total influence?
+
+Paper: Haris, Zhang and Yoshida (2026), Lemma 1 and Table 1. Claim: at degree 15 of 256 tokens it
+does, by a factor of 2 to 10.
+
+Command: `python -m experiments tail-mass --pretrained FOLDER --data-dir DIR`. FOLDER has a BERT or
+RoBERTa in the Hugging Face layout; DIR has `glue_data/SST-2/` and `wikitext-2/`. Eight minutes on
+two cores for six layers of width 384.
+
+Expected: the claim holds only for functions whose influence lies above that degree.
+
+A function of ±1 bits has weight W^k at degree k. Two bounds on its weight at degree T and above are
+
+    influence:  I/T = Σ_k (k/T) W^k                     (Markov)
+    stability:  B_ρ = Σ_k (1 - ρ^k)/(1 - ρ^T) W^k       (Lemma 1 with the appendix's sign)
+
+(1 - ρ^k)/(1 - ρ^T) is concave in k and equals k/T at k = 0 and k = T, so it is at least k/T below T
+and at most k/T above. It tends to k/T as ρ → 1. With D = Σ k² W^k / Σ k W^k:
+
+1. B_ρ >= I/T at every ρ if f has degree at most T; equality only if all weight is at 0 and T.
+2. B_ρ → I/T as ρ → 1, for every f; B_ρ → Var f as ρ → 0.
+3. B_ρ < I/T at some ρ if and only if D > T. Proof: T (1 - ρ^T)(B_ρ - I/T)/(1 - ρ) is the
+   polynomial Σ_j c_j ρ^j, c_j = T W^{>j} - I [j < T]. Its coefficients change sign at most twice,
+   and 1 is a root. So at most one more root is positive, and the sign just below ρ = 1 decides:
+   B_ρ - I/T = (1 - ρ)/(2T) Σ_k k (T - k) W^k + O((1 - ρ)²).
+4. If B_ρ < I/T, f has weight at a degree of at least T (I/T)/B_ρ: a level's part of I/T is at most
+   max(1, k/T) times its part of B_ρ.
+
+The mean adds nothing to I or B_ρ. Dividing both by Var f or both by ||f||², which includes the
+mean, changes none of this; dividing only one of them by ||f||² does.
+
+Here a bit keeps a token or replaces it by a random one, fixed for the text. f is the cosine of the
+text's embedding to that of the unchanged text. W^k is averaged over texts, and so is everything.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from experiments.noise_stability import influence
+from experiments.settings import BudgetName, budget_of, by_budget, optional
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import jax
+    import numpy as np
+    import pandas as pd
+
+    from experiments.report import Page
+    from hopfax.nn import Params, Pretrained
+
+REPRODUCES = "Noise stability, Table 1 and Lemma 1: bounds on the weight of high degree"
+# Degree >= 15 of 256 tokens, from total influence and from noise stability.
+PAPER = {
+    "GPT-2": (0.003, 0.0005),
+    "BERT": (0.04, 0.02),
+    "RoBERTa": (0.19, 0.02),
+    "Gemma": (0.043, 0.0157),
+}
+PAPER_DEGREE = 15
+DEGREES = (2, 4)  # of the few tokens whose weights are exact
+RHOS = (0.5, 0.8, 0.9, 0.95, 0.99)  # of the Monte Carlo estimates
+FINE = tuple(round(0.01 * n, 2) for n in range(2, 100))  # of the exact bounds
+FLIPS = 4  # bits flipped a draw, each alone and in pairs
+TIGHTER = "are tighter at some ρ"
+TAIL, MARKOV, LEMMA = "exact weight", "influence: I/T", "stability: Lemma 1"
+COLUMNS = (
+    "task", "model", "corruption", "level", "site", "seed", "metric", "score", "num_examples",
+    "snr_db", "standard_error",
+)  # fmt: skip
+
+
+class Budget(NamedTuple):
+    """Size of a run.
+
+    Attributes:
+        num_texts: Sentences whose weights are exact.
+        num_bits: Their tokens.
+        num_long: Passages with Monte Carlo estimates.
+        num_tokens: Their tokens.
+        num_draws: Independent draws of their bits.
+    """
+
+    num_texts: int
+    num_bits: int
+    num_long: int
+    num_tokens: int
+    num_draws: int
+
+
+BUDGETS = {
+    "smoke": Budget(3, 5, 3, 20, 4),
+    "laptop": Budget(16, 12, 12, 256, 12),
+    "paper": Budget(100, 14, 50, 256, 100),
+}
+DEFAULTS = {size: budget._asdict() for size, budget in BUDGETS.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Model and texts."""
+
+    pretrained: Annotated[str | None, optional("FOLDER", "required")] = None
+    """Folder of a BERT or RoBERTa in the Hugging Face layout."""
+    data_dir: Annotated[str | None, optional("FOLDER", "required")] = None
+    """Folder of the raw sets."""
+    budget: BudgetName = "laptop"
+    """Size of the run: seconds, minutes or hours. The flags below override it."""
+    num_texts: Annotated[int | None, by_budget("num_texts", "INT", DEFAULTS)] = None
+    """Sentences of SST-2 whose weights are exact; at least 3."""
+    num_bits: Annotated[int | None, by_budget("num_bits", "INT", DEFAULTS)] = None
+    """Their tokens, in [5, 20]; longer sentences are cut, shorter ones left out."""
+    num_long: Annotated[int | None, by_budget("num_long", "INT", DEFAULTS)] = None
+    """Passages of WikiText-2 with Monte Carlo estimates; at least 3."""
+    num_tokens: Annotated[int | None, by_budget("num_tokens", "INT", DEFAULTS)] = None
+    """Their tokens; at least 20."""
+    num_draws: Annotated[int | None, by_budget("num_draws", "INT", DEFAULTS)] = None
+    """Independent draws of their bits; at least 3."""
+    runs: str = "runs"
+    """Folder of all runs."""
+
+
+def run(config: Config) -> Path:
+    """Measures everything and writes the page.
+
+    Raises:
+        ValueError: A flag is out of range, or there are too few texts.
+        FileNotFoundError: A file is missing.
+    """
+    import pandas as pd
+
+    from experiments import report
+    from experiments.models import load, weights_digest
+    from experiments.rundir import open_run, write_whole
+    from hopfax.train.progress import Progress
+
+    budget = budget_of(config, BUDGETS)
+    if not config.pretrained or not config.data_dir:
+        raise ValueError("set --pretrained and --data-dir, the folders of a model and of the sets")
+    if min(budget.num_texts, budget.num_long, budget.num_draws) < 3 or budget.num_tokens < 20:
+        raise ValueError(
+            "--num-texts, --num-long and --num-draws must be >= 3 and --num-tokens >= 20, got "
+            f"{budget.num_texts}, {budget.num_long}, {budget.num_draws} and {budget.num_tokens}"
+        )
+    if not 5 <= budget.num_bits <= 20:
+        raise ValueError(f"--num-bits must be in [5, 20], got {budget.num_bits}")
+    model = load(config.pretrained)
+    sentences, passages = short_texts(config, budget), long_texts(config, budget)
+    plan = {**budget._asdict(), "weights": weights_digest(config.pretrained)}
+    folder = open_run("tail-mass", config, plan=plan)
+    total = 2 * (budget.num_texts + budget.num_long)
+    tables = []
+    with Progress(total) as progress:
+        for weights, params in (
+            ("trained", model.params),
+            ("random", influence.random_weights(model, 0)),
+        ):
+            for setting, measured in (
+                ("exact", exact(model, params, sentences)),
+                ("Monte Carlo", monte_carlo(model, params, passages, budget.num_draws)),
+            ):
+                progress.title = f"{weights} weights, {setting}"
+                for seed, table in enumerate(measured):
+                    tables.append(table.assign(task=setting, model=weights, seed=seed))
+                    progress.update(len(tables))
+    table = pd.concat(tables).assign(corruption="replaced tokens", site="token")
+    table = table.reindex(columns=list(COLUMNS))
+    write_whole(folder / "results.csv", table.to_csv(index=False, lineterminator="\n"))
+    report.write_report(folder, page(folder))
+    return folder
+
+
+class Texts(NamedTuple):
+    """Texts as ids, their replacements, and how many special tokens both have at either end."""
+
+    ids: np.ndarray
+    others: np.ndarray
+    special: tuple[int, int]
+
+
+def long_texts(config: Config, budget: Budget) -> Texts:
+    """Returns passages of WikiText-2's test file and uniform tokens."""
+    from hopfax.data import read_tokenizer
+    from hopfax.data.tokenize import text_tokenizer
+
+    assert config.pretrained and config.data_dir
+    tokenizer = text_tokenizer(read_tokenizer(config.pretrained))
+    start, end = map(len, influence.special_tokens(tokenizer))
+    file = Path(config.data_dir) / "wikitext-2" / "wiki.test.tokens"
+    kinds = influence.texts(
+        influence.Config(pretrained=config.pretrained, text_file=str(file)),
+        influence.Budget(budget.num_long, budget.num_tokens + start + end, 1),
+    )
+    return Texts(kinds[influence.TEXT], kinds[influence.UNIFORM], (start, end))
+
+
+def short_texts(config: Config, budget: Budget) -> Texts:
+    """Returns the first sentences of SST-2's dev file that are long enough, and uniform tokens."""
+    from hopfax.data import read_tokenizer, reported_rows
+    from hopfax.data.tokenize import text_tokenizer
+
+    assert config.pretrained
+    tokenizer = text_tokenizer(read_tokenizer(config.pretrained))
+    start, end = map(len, influence.special_tokens(tokenizer))
+    sentences = (
+        tokenizer.encode(str(row.texts[0]), add_special_tokens=False).ids
+        for row in reported_rows("sst2", data_dir=config.data_dir)
+    )
+    bodies = [ids[: budget.num_bits] for ids in sentences if len(ids) >= budget.num_bits]
+    if len(bodies) < budget.num_texts:
+        raise ValueError(
+            f"SST-2 must have {budget.num_texts} sentences of {budget.num_bits} tokens, got "
+            f"{len(bodies)}"
+        )
+    size = influence.Budget(budget.num_texts, budget.num_bits + start + end, 1)
+    kinds = influence.texts(influence.Config(pretrained=config.pretrained), size)
+    others = kinds[influence.UNIFORM]
+    ids = others.copy()
+    ids[:, start : start + budget.num_bits] = bodies[: budget.num_texts]
+    return Texts(ids, others, (start, end))
+
+
+def cosine(
+    model: Pretrained,
+    special: tuple[int, int],
+    params: Params,
+    ids: jax.Array,
+    others: jax.Array,
+    bits: jax.Array,
+) -> jax.Array:
+    """Returns the cosine between a text's embeddings before and after tokens are replaced."""
+    import jax.numpy as jnp
+
+    kept = jnp.pad(bits, special, constant_values=1) > 0
+    both = jnp.stack([ids, jnp.where(kept, ids, others)])
+    embeddings = model.embed(both, params=params)
+    states = model.forward(embeddings, jnp.ones(both.shape, bool), params=params).output
+    before, after = states.mean(1)
+    return before @ after / jnp.linalg.norm(before) / jnp.linalg.norm(after)
+
+
+def exact(model: Pretrained, params: Params, texts: Texts) -> Iterator[pd.DataFrame]:
+    """Yields the weights of each text's function."""
+    import jax
+    import numpy as np
+    import pandas as pd
+
+    from hopfax.stability import walsh_weights
+
+    num_bits = texts.ids.shape[1] - sum(texts.special)
+
+    @jax.jit
+    def measure(params: Params, ids: jax.Array, others: jax.Array) -> jax.Array:
+        fn = partial(cosine, model, texts.special, params, ids, others)
+        return walsh_weights(fn, num_bits=num_bits, batch_size=256)
+
+    for ids, others in zip(texts.ids, texts.others, strict=True):
+        weights = np.asarray(measure(params, ids, others), float)
+        yield pd.DataFrame(
+            {"metric": "weight", "level": np.arange(num_bits + 1), "score": weights}
+        ).assign(num_examples=2**num_bits)
+
+
+def monte_carlo(
+    model: Pretrained, params: Params, texts: Texts, num_draws: int
+) -> Iterator[pd.DataFrame]:
+    """Yields estimates of each text's function, see `estimates`."""
+    import jax
+    import numpy as np
+
+    num_bits = texts.ids.shape[1] - sum(texts.special)
+
+    @jax.jit
+    def measure(params: Params, ids: jax.Array, others: jax.Array, bits: jax.Array) -> jax.Array:
+        fn = partial(cosine, model, texts.special, params, ids, others)
+        return jax.lax.map(jax.vmap(fn), bits)
+
+    for number, (ids, others) in enumerate(zip(texts.ids, texts.others, strict=True)):
+        bits = draw(np.random.default_rng(number), num_draws, num_bits)
+        yield estimates(np.asarray(measure(params, ids, others, bits), float), num_bits)
+
+
+def draw(rng: np.random.Generator, num_draws: int, num_bits: int) -> np.ndarray:
+    """Returns bits x, a noisy copy for each of `RHOS`, single flips of x and flips of pairs."""
+    import numpy as np
+
+    x = rng.choice([-1.0, 1.0], (num_draws, num_bits))
+    groups = [x]
+    for rho in RHOS:
+        groups.append(np.where(rng.random(x.shape) < (1 + rho) / 2, x, -x))
+    places = rng.permuted(np.tile(np.arange(num_bits), (num_draws, 1)), axis=1)[:, :FLIPS]
+    flips = [np.where(np.arange(num_bits) == place[:, None], -x, x) for place in places.T]
+    # -x[i] and -x[j] in one: the product with x is -1 at both places.
+    pairs = [one * two * x for one, two in zip(flips[::2], flips[1::2], strict=True)]
+    return np.stack([*groups, *flips, *pairs], axis=1)
+
+
+def estimates(values: np.ndarray, num_bits: int) -> pd.DataFrame:
+    """Estimates variance, influence, D's other part and Var - Stab_ρ from values at `draw`'s bits.
+
+    All are unbiased. Standard errors are over draws.
+
+    Args:
+        values: `(draws, len(RHOS) + 1 + 3 * FLIPS / 2)`.
+        num_bits: Number of bits.
+    """
+    import numpy as np
+    import pandas as pd
+
+    count = len(values)
+    of_pairs, x = values[:, : 1 + len(RHOS)], values[:, :1]
+    flips, both = np.split(values[:, 1 + len(RHOS) :], [FLIPS], axis=1)
+    second = x - flips[:, ::2] - flips[:, 1::2] + both
+    by_draw = {
+        # Σ k W^k, Σ k (k - 1) W^k, E f²
+        ("influence", np.nan): num_bits / 4 * np.square(x - flips).mean(1),
+        ("pairs", np.nan): num_bits * (num_bits - 1) / 16 * np.square(second).mean(1),
+        ("second moment", np.nan): np.square(of_pairs).mean(1),
+        # Bessel: the noisy copies of one x are not independent, different draws are.
+        ("variance", np.nan): np.square(of_pairs - of_pairs.mean()).mean(1),
+    }
+    for rho, y in zip(RHOS, of_pairs[:, 1:].T, strict=True):
+        by_draw["distance", rho] = np.square(x[:, 0] - y) / 2
+    means = of_pairs.mean(1)
+    bias = {"variance": means.var() / (count - 1)}
+    rows = [
+        (name, level, each.mean() + bias.get(name, 0), each.std(ddof=1) / np.sqrt(count))
+        for (name, level), each in by_draw.items()
+    ]
+    columns = ["metric", "level", "score", "standard_error"]
+    return pd.DataFrame(rows, columns=columns).assign(num_examples=count)
+
+
+def bounds(frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns the bounds and the exact weight of high degree, as shares of the variance.
+
+    Args:
+        frame: results.csv.
+
+    Returns:
+        `tidy.summarise`'s table: `panel`, `weights`, `quantity` (`TAIL`, `MARKOV`, `LEMMA`,
+        "D" and "variance", a share of the second moment), `rho` (1 where there is none); intervals
+        over texts.
+    """
+    import numpy as np
+    import pandas as pd
+
+    from experiments import tidy
+
+    parts = []
+    for (setting, weights), rows in frame.groupby(["task", "model"], sort=False):
+        # One number a text, by metric and level; -1 stands for no level.
+        wide = rows.fillna({"level": -1}).pivot(
+            index="seed", columns=["metric", "level"], values="score"
+        )
+        values = {key: column.to_numpy() for key, column in wide.items()}
+        if setting == "exact":
+            levels = wide["weight"].sort_index(axis=1).to_numpy()
+            k = np.arange(levels.shape[1])
+            variance, square = levels[:, 1:].sum(1), levels.sum(1)
+            influences, seconds = levels @ k, levels @ k**2
+            distances = {rho: levels @ (1 - rho**k) for rho in FINE}
+            tails = {t: levels[:, t:].sum(1) for t in DEGREES}
+            where = f"{k[-1]} tokens"
+        else:
+            variance, square = values["variance", -1], values["second moment", -1]
+            influences = values["influence", -1]
+            seconds = influences + values["pairs", -1]
+            distances = {rho: values["distance", rho] for rho in RHOS}
+            tails, where = {PAPER_DEGREE: None}, "Monte Carlo"
+        for degree, tail in tails.items():
+            shared = {"panel": f"{where}, T = {degree}", "weights": weights}
+            markov = influences / degree
+            each = {(MARKOV, np.nan): (markov, variance), ("D", np.nan): (seconds, influences),
+                    ("variance", np.nan): (variance, square)}  # fmt: skip
+            if tail is not None:
+                each[TAIL, np.nan] = tail, variance
+            for rho, distance in distances.items():
+                lemma = distance / (1 - rho**degree)
+                each[LEMMA, rho] = lemma, variance
+            for (quantity, rho), (over, under) in each.items():
+                scores = {"seed": np.arange(len(over)), "score": ratios(over, under)}
+                parts.append(pd.DataFrame(scores).assign(**shared, quantity=quantity, rho=rho))
+    table = pd.concat(parts).fillna({"rho": 1.0})
+    return tidy.summarise(table)
+
+
+def ratios(over: np.ndarray, under: np.ndarray) -> np.ndarray:
+    """Returns the jackknife's values of a ratio of sums over texts.
+
+    Their mean and its interval are those of the ratio, without its bias of order 1/texts.
+    """
+    count = len(over)
+    without = (over.sum() - over) / (under.sum() - under)
+    return count * over.sum() / under.sum() - (count - 1) * without
+
+
+def verdict(degree: Any, bound: int) -> str:
+    """Returns whether Lemma 1's bound is tighter, from D with its interval and T."""
+    if degree.low > bound:
+        return TIGHTER
+    return "are looser at every ρ" if degree.high < bound else "are too close to tell"
+
+
+def page(folder: Path) -> Page:
+    """Returns the page of a run or of a folder of published results."""
+    import pandas as pd
+
+    from experiments import report, tidy
+    from experiments.rundir import read_config
+
+    frame, config = pd.read_csv(folder / "results.csv"), read_config(folder)
+    plan, name = config["plan"], Path(config["config"]["pretrained"]).name
+    table = bounds(frame)
+    many = f"{plan['num_tokens']} tokens, T = {PAPER_DEGREE}"
+    table["panel"] = table.panel.replace(f"Monte Carlo, T = {PAPER_DEGREE}", many)
+
+    def share(row: Any) -> str:
+        return (f"{report.number(row['mean'], 3)} [{report.number(row.low, 3)}, "
+                f"{report.number(row.high, 3)}]")  # fmt: skip
+
+    lines, verdicts = [], []
+    for (panel, weights), rows in table.groupby(["panel", "weights"], sort=False):
+        by_name = dict(list(rows.groupby("quantity")))
+        lemma = by_name[LEMMA].set_index("rho")
+        best: Any = lemma["mean"].idxmin()
+        degree = by_name["D"].iloc[0]
+        verdicts.append(verdict(degree, int(str(panel).rpartition(" ")[2])))
+        lines.append([
+            f"{name}, {panel}, {weights} weights",
+            share(by_name[TAIL].iloc[0]) if TAIL in by_name else "–",
+            share(by_name[MARKOV].iloc[0]),
+            f"{share(lemma.loc[best])} at {best:g}",
+            f"D = {report.number(degree['mean'])} [{report.number(degree.low)}, "
+            f"{report.number(degree.high)}]",
+        ])  # fmt: skip
+    for model, (markov, lemma) in PAPER.items():
+        least = math.ceil(round(PAPER_DEGREE * markov / lemma, 6))
+        lines.append([f"the paper, {model}, 256 tokens, T = {PAPER_DEGREE}", "–", f"{markov:g}",
+                      f"{lemma:g}", f"weight at degree ≥ {least}"])  # fmt: skip
+    of_many = tidy.select(table, weights="trained", panel=many)
+    degree, variance = (tidy.select(of_many, quantity=each).iloc[0] for each in ("D", "variance"))
+    counts = {each: verdicts.count(each) for each in dict.fromkeys(verdicts)}
+    answer = (
+        f"**Noise stability gives the tighter bound at some ρ in {counts.pop(TIGHTER, 0)} of "
+        f"{len(verdicts)} cases**"
+        + "".join(f"; {count} {each}" for each, count in counts.items())
+        + f". It can only if the influence's mean degree D exceeds T. At {plan['num_tokens']} "
+        f"tokens, D is {report.number(degree['mean'])} [{report.number(degree.low)}, "
+        f"{report.number(degree.high)}] with trained weights, and T is {PAPER_DEGREE}. The paper's "
+        "Table 1 requires weight at degrees far above 15, or two bounds with different "
+        "normalisations."
+    )
+    drawn = table[table.quantity.isin([TAIL, MARKOV, LEMMA])]
+    rhos = table[table.quantity == LEMMA][["panel", "weights", "rho"]]
+    flat = drawn[drawn.quantity != LEMMA].drop(columns="rho").merge(rhos, on=["panel", "weights"])
+    drawn = pd.concat([flat, drawn[drawn.quantity == LEMMA]])
+    return report.Page(
+        title=f"Bounds on the weight of high degree: {name}",
+        answer=answer,
+        pictures={
+            "tail_mass": report.facets(
+                "Weight of degree T and above, and two bounds on it, against the correlation ρ, as "
+                "shares of the variance",
+                drawn,
+                x="rho",
+                hue="quantity",
+                col="panel",
+                row="weights",
+                titles={"trained": "trained weights", "random": "random weights"},
+                xlabel="ρ",
+                ylabel="share of the variance",
+                least_range=0.1,
+            )
+        },
+        tables=[
+            report.Table(
+                ["", TAIL, MARKOV, f"{LEMMA}, best ρ", "degrees"],
+                lines,
+                "Weight of degree T and above as a share of the variance, and its bounds.",
+            )
+        ],
+        notes=[
+            "D = Σ k² W^k / Σ k W^k. Lemma 1's bound is below I/T at some ρ if and only if D > T; "
+            "it tends to I/T as ρ → 1.",
+            "Weight at degree ≥ k: the least degree at which one function with the paper's two "
+            f"bounds has weight, {PAPER_DEGREE} times their ratio.",
+            "A bit keeps a token or replaces it by a random one. The function is the cosine to the "
+            f"unchanged text's embedding: {plan['num_bits']} tokens of {plan['num_texts']} "
+            f"sentences of SST-2, all 2^{plan['num_bits']} inputs; {plan['num_tokens']} tokens of "
+            f"{plan['num_long']} passages of WikiText-2, {plan['num_draws']} draws of each.",
+            "Brackets and bands: 95 % intervals over texts, which contain the draws.",
+            f"At {plan['num_tokens']} tokens and with trained weights the variance is "
+            f"{share(variance)} of the second moment: divided by the latter, both bounds shrink by "
+            "that factor.",
+        ],
+    )

@@ -1,0 +1,193 @@
+"""Bounds on weight of high degree: their order, exact weights, unbiased estimates, the page."""
+
+import json
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+from nn import test_pretrained as pretrained
+
+from experiments.noise_stability import tail_mass
+from hopfax.nn import load_pretrained
+from hopfax.stability import spectral_tail_bound
+
+
+def both(weights, degree, rhos):
+    """I/T and Lemma 1's bound at each ρ, by their definitions."""
+    k = np.arange(len(weights))
+    lemma = [np.sum(weights * (1 - rho**k)) / (1 - rho**degree) for rho in rhos]
+    return weights @ k / degree, np.array(lemma)
+
+
+def test_lemma_1_is_tighter_only_above_the_degree():
+    rng, rhos = np.random.default_rng(0), np.linspace(0.001, 0.9999, 400)
+    outcomes = []
+    for trial in range(300):
+        n = int(rng.integers(2, 20))
+        degree = int(rng.integers(1, n + 1))
+        weights = rng.exponential(size=n + 1) * (rng.random(n + 1) < 0.5)
+        weights[1 + trial % n] += 0.1
+        markov, lemma = both(weights, degree, rhos)
+        k = np.arange(n + 1)
+        mean_degree = weights @ k**2 / (weights @ k)
+        if abs(mean_degree - degree) > 0.05:  # else it is tighter only very close to ρ = 1
+            assert (lemma < markov * (1 - 1e-9)).any() == (mean_degree > degree)
+            outcomes.append(mean_degree > degree)
+        assert lemma[-1] == pytest.approx(markov, rel=0.01)
+        assert (np.minimum(lemma, markov) >= weights[degree:].sum() - 1e-12).all()
+        at_most = np.where(k <= degree, weights, 0)
+        low = both(at_most, degree, rhos)
+        assert (low[1] >= low[0] - 1e-12).all()
+        least = degree * markov / lemma[lemma < markov]
+        assert (np.flatnonzero(weights).max() >= least - 1e-9).all()
+    assert 30 < sum(outcomes) < len(outcomes) - 30
+
+
+def walsh(table):
+    """Weights by degree of a function of bits from all its values, in float64."""
+    n = len(table).bit_length() - 1
+    bits = 1 - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
+    weights = np.zeros(n + 1)
+    for subset in range(2**n):
+        inside = ((subset >> np.arange(n)) & 1).astype(bool)
+        weights[inside.sum()] += np.mean(table * bits[:, inside].prod(1)) ** 2
+    return weights
+
+
+@pytest.fixture
+def texts_and_model(tmp_path):
+    rng = np.random.default_rng(0)
+    tensors = {n: rng.normal(size=s).astype("f") for n, s in pretrained.shapes("bert").items()}
+    # Without biases the tokens decide more.
+    tensors = {n: 0 * t if n.endswith("bias") else 0.3 * t for n, t in tensors.items()}
+    model = load_pretrained(pretrained.save(tmp_path, pretrained.CONFIGS["bert"], tensors))
+    ids = np.array([[1, 5, 6, 7, 8, 2]])
+    return tail_mass.Texts(ids, np.array([[1, 9, 10, 11, 4, 2]]), (1, 1)), model
+
+
+def test_exact_weights_are_those_of_all_replacements(texts_and_model):
+    texts, model = texts_and_model
+
+    def embedding(ids):
+        states = model.forward(model.embed(jnp.array([ids])), jnp.ones((1, 6), bool)).output[0]
+        mean = np.asarray(states, float).mean(0)
+        return mean / np.linalg.norm(mean)
+
+    table = []
+    for number in range(16):
+        ids = texts.ids[0].copy()
+        for place in range(4):
+            if number >> place & 1:
+                ids[1 + place] = texts.others[0, 1 + place]
+        table.append(embedding(ids) @ embedding(texts.ids[0]))
+    (frame,) = tail_mass.exact(model, model.params, texts)
+    assert table[0] == pytest.approx(1) and min(table) < 0.9
+    np.testing.assert_allclose(frame.score, walsh(np.array(table)), rtol=1e-3, atol=1e-6)
+
+
+def test_estimates_are_unbiased_with_right_errors():
+    coefficients = {(): 0.3, (0,): 1.0, (1, 2): 0.5, (0, 3, 4): 0.4, (1, 2, 4, 5): 0.2}
+    bits = tail_mass.draw(np.random.default_rng(0), 20_000, 6)
+    values = sum(c * bits[..., list(each)].prod(-1) for each, c in coefficients.items())
+    frame = tail_mass.estimates(np.asarray(values), 6).fillna({"level": -1})
+    frame = frame.set_index(["metric", "level"])
+    weights = np.bincount([len(each) for each in coefficients],
+                          [c**2 for c in coefficients.values()], minlength=7)  # fmt: skip
+    k = np.arange(7)
+    expected = {
+        ("influence", -1): weights @ k,
+        ("pairs", -1): weights @ (k * (k - 1)),
+        ("second moment", -1): weights.sum(),
+        ("variance", -1): weights[1:].sum(),
+        **{("distance", rho): weights @ (1 - rho**k) for rho in tail_mass.RHOS},
+    }
+    assert set(expected) == set(frame.index)
+    for key, value in expected.items():
+        score, error = frame.loc[key, "score"], frame.loc[key, "standard_error"]
+        assert abs(score - value) < 4 * error < 0.4 * value, key
+
+
+def test_the_variance_of_few_draws_is_unbiased():
+    rng, found = np.random.default_rng(0), []
+    for _ in range(4000):
+        frame = tail_mass.estimates(tail_mass.draw(rng, 3, 5)[..., 0], 5)
+        found.append(frame[frame.metric == "variance"].score.item())
+    assert np.mean(found) == pytest.approx(1, abs=5 * np.std(found) / 4000**0.5)
+
+
+def results(folder, weights_of):
+    """A folder of results of texts with these weights, exact and estimated without error."""
+    rng, tables = np.random.default_rng(0), []
+    for name in ("trained", "random"):
+        for seed in range(5):
+            weights = np.asarray(weights_of(rng), float)
+            k = np.arange(len(weights))
+            exact = pd.DataFrame({"metric": "weight", "level": k, "score": weights})
+            rows = [("variance", np.nan, weights[1:].sum()), ("influence", np.nan, weights @ k),
+                    ("second moment", np.nan, weights.sum()),
+                    ("pairs", np.nan, weights @ (k * (k - 1)))]  # fmt: skip
+            rows += [("distance", rho, weights @ (1 - rho**k)) for rho in tail_mass.RHOS]
+            estimated = pd.DataFrame(rows, columns=["metric", "level", "score"])
+            for task, table in (("exact", exact), ("Monte Carlo", estimated)):
+                tables.append(table.assign(task=task, model=name, seed=seed))
+    table = pd.concat(tables).reindex(columns=list(tail_mass.COLUMNS))
+    table.to_csv(folder / "results.csv", index=False)
+    plan = tail_mass.BUDGETS["smoke"]._asdict()
+    document = {"provenance": [], "plan": plan, "config": {"pretrained": "model"}}
+    (folder / "config.json").write_text(json.dumps(document))
+    return folder
+
+
+def low(rng):
+    return [0.5, 1 + 0.1 * rng.random(), 0.1, 0, 0, 0, 0]
+
+
+def high(rng):
+    return [0.5, 0.1 * rng.random(), *[0] * 30, 1]
+
+
+def test_bounds_are_shares_of_the_variance(tmp_path):
+    folder = results(tmp_path, low)
+    table = tail_mass.bounds(pd.read_csv(folder / "results.csv"))
+    frame = pd.read_csv(folder / "results.csv")
+    frame = frame[(frame.task == "exact") & (frame.model == "trained")]
+    weights = frame.pivot(index="seed", columns="level", values="score").mean().to_numpy()
+    variance, k = weights[1:].sum(), np.arange(7)
+    rows = table[(table.panel == "6 tokens, T = 2") & (table.weights == "trained")]
+    rows = rows.set_index(["quantity", "rho"])["mean"]
+    stability = weights[1:] @ 0.5 ** k[1:]
+    expected = {
+        (tail_mass.TAIL, 1.0): weights[2:].sum() / variance,
+        (tail_mass.MARKOV, 1.0): weights @ k / 2 / variance,
+        (tail_mass.LEMMA, 0.5): spectral_tail_bound(stability, variance, rho=0.5, degree=2)
+        / variance,
+        ("D", 1.0): weights @ k**2 / (weights @ k),
+        ("variance", 1.0): variance / weights.sum(),
+    }
+    for key, value in expected.items():
+        assert rows[key] == pytest.approx(float(value), rel=1e-3), key
+
+
+@pytest.mark.parametrize(
+    "weights, count, rest", [(low, 0, "6 are looser at every ρ"), (high, 6, "")]
+)
+def test_the_page_says_which_bound_is_tighter(tmp_path, weights, count, rest):
+    page = tail_mass.page(results(tmp_path, weights))
+    assert f"tighter bound at some ρ in {count} of 6 cases" in page.answer and rest in page.answer
+    (table,) = page.tables
+    assert [row[-1] for row in table.rows[-4:]] == [
+        f"weight at degree ≥ {least}" for least in (90, 30, 143, 42)
+    ]
+    assert page.pictures["tail_mass"].figure.axes
+
+
+def test_bad_flags_are_errors(tmp_path):
+    flags: dict[str, Any] = {"pretrained": str(tmp_path), "data_dir": str(tmp_path)}
+    with pytest.raises(ValueError, match="set --pretrained and --data-dir"):
+        tail_mass.run(tail_mass.Config())
+    with pytest.raises(ValueError, match="num-draws must be >= 3"):
+        tail_mass.run(tail_mass.Config(**flags, num_draws=2))
+    with pytest.raises(ValueError, match=r"--num-bits must be in \[5, 20\]"):
+        tail_mass.run(tail_mass.Config(**flags, num_bits=4))
