@@ -4,7 +4,7 @@ Paper: Haris, Zhang and Yoshida (2026), Lemma 1 and Table 1. Claim: at degree 15
 does, by a factor of 2 to 10.
 
 Command: `python -m experiments tail-mass --pretrained FOLDER --data-dir DIR`. FOLDER has a BERT or
-RoBERTa in the Hugging Face layout; DIR has `glue_data/SST-2/` and `wikitext-2/`. Eight minutes on
+RoBERTa in the Hugging Face layout; DIR has `glue_data/SST-2/` and `wikitext-2/`. Five minutes on
 two cores for six layers of width 384.
 
 Expected: the claim holds only for functions whose influence lies above that degree.
@@ -236,12 +236,15 @@ def cosine(
     """Returns the cosine between a text's embeddings before and after tokens are replaced."""
     import jax.numpy as jnp
 
+    def embedding(ids: jax.Array) -> jax.Array:
+        vectors = model.embed(ids[None], params=params)
+        mask = jnp.ones((1, len(ids)), bool)
+        mean = model.forward(vectors, mask, params=params).output[0].mean(0)
+        return mean / jnp.linalg.norm(mean)
+
     kept = jnp.pad(bits, special, constant_values=1) > 0
-    both = jnp.stack([ids, jnp.where(kept, ids, others)])
-    embeddings = model.embed(both, params=params)
-    states = model.forward(embeddings, jnp.ones(both.shape, bool), params=params).output
-    before, after = states.mean(1)
-    return before @ after / jnp.linalg.norm(before) / jnp.linalg.norm(after)
+    # Apart, so that `vmap` over bits computes the first only once.
+    return embedding(ids) @ embedding(jnp.where(kept, ids, others))
 
 
 def exact(model: Pretrained, params: Params, texts: Texts) -> Iterator[pd.DataFrame]:
