@@ -95,7 +95,7 @@ class Budget(NamedTuple):
 
 BUDGETS = {
     "smoke": Budget(3, 5, 3, 20, 4),
-    "laptop": Budget(16, 12, 12, 256, 12),
+    "laptop": Budget(10, 12, 10, 256, 10),
     "paper": Budget(100, 14, 50, 256, 100),
 }
 DEFAULTS = {size: budget._asdict() for size, budget in BUDGETS.items()}
