@@ -52,6 +52,7 @@ LOOKS = {
     "stability_reg-negative": Look("#D55E00", "^", "--"),
     "trained": Look("#0072B2", "o", "-"),
     "random": Look("#8a8a8a", "s", "--"),
+    "heads": Look("#D55E00", "^", ":"),
     "measured": Look("#333333", "o", "none"),
 }
 OURS = LOOKS["robertha"]

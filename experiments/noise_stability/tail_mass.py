@@ -194,7 +194,7 @@ def long_texts(config: Config, budget: Budget) -> Texts:
     file = Path(config.data_dir) / "wikitext-2" / "wiki.test.tokens"
     kinds = influence.texts(
         influence.Config(pretrained=config.pretrained, text_file=str(file)),
-        influence.Budget(budget.num_long, budget.num_tokens + start + end, 1),
+        influence.Budget(budget.num_long, budget.num_tokens + start + end, 1, 3),
     )
     return Texts(kinds[influence.TEXT], kinds[influence.UNIFORM], (start, end))
 
@@ -217,7 +217,7 @@ def short_texts(config: Config, budget: Budget) -> Texts:
             f"SST-2 must have {budget.num_texts} sentences of {budget.num_bits} tokens, got "
             f"{len(bodies)}"
         )
-    size = influence.Budget(budget.num_texts, budget.num_bits + start + end, 1)
+    size = influence.Budget(budget.num_texts, budget.num_bits + start + end, 1, 3)
     kinds = influence.texts(influence.Config(pretrained=config.pretrained), size)
     others = kinds[influence.UNIFORM]
     ids = others.copy()

@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 from nn import test_pretrained as pretrained
 
+from experiments import report
 from experiments.noise_stability import influence
 from hopfax.nn import load_pretrained
 
@@ -69,13 +70,51 @@ def test_texts_have_the_special_tokens_of_the_model(tmp_path, template, special)
     )
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     config = influence.Config(pretrained=str(tmp_path))
-    ((_, rows),) = influence.texts(config, influence.Budget(3, 20, 1)).items()
+    ((_, rows),) = influence.texts(config, influence.Budget(3, 20, 1, 3)).items()
     assert rows.shape == (3, 20)
     start, end = special
     for row in rows:
         tokens = [names[number] for number in row]
         assert tokens[: len(start)] == start and tokens[len(tokens) - len(end) :] == end
         assert set(tokens[len(start) : len(tokens) - len(end)]) <= {"a", "b"}
+
+
+@pytest.mark.parametrize("loaded", ["bert", "gpt2"], indirect=True)
+def test_the_last_layer_has_the_influence_of_an_encoders_output(loaded, monkeypatch):
+    monkeypatch.setattr(influence, "PROJECTIONS", 2000)
+    monkeypatch.setattr(influence, "LAYER_PROJECTIONS", 2000)
+    ids, key = jnp.array([5, 6, 7, 8, 9]), jax.random.key(0)
+    layers = len(loaded.params["layers"]["attention_norm"]["weight"])
+    each = influence.inner_influences(loaded, loaded.params, ids, key, layer=layers - 1)
+    np.testing.assert_allclose(each.mean(-1), 1, rtol=1e-5)
+    if influence.is_causal(loaded):  # its output is logits, and its heads are not measured
+        assert each.shape == (1, 5)
+        return
+    assert each.shape == (1 + loaded.config["num_attention_heads"], 5)
+    output = influence.influences(loaded, loaded.params, ids, key)
+    np.testing.assert_allclose(each[0], output, rtol=0.1)
+
+
+@pytest.mark.parametrize("loaded", ["bert"], indirect=True)
+def test_heads_are_those_of_the_model(loaded):
+    params = jax.tree.map(lambda leaf: leaf[0], loaded.params["layers"])
+    eps = loaded.config["layer_norm_eps"]
+    mask = jnp.ones((1, 5), bool)
+    states = loaded.forward(loaded.embed(jnp.array([[5, 6, 7, 8, 9]])), mask).hidden_states[:, 0]
+    heads = influence.head_outputs(params, states[0], loaded.config["num_attention_heads"])
+
+    def norm(p, x):
+        x = x - x.mean(-1, keepdims=True)
+        return x / np.sqrt(np.square(x).mean(-1, keepdims=True) + eps) * p["weight"] + p["bias"]
+
+    def linear(p, x):
+        return x @ p["weight"] + p["bias"]
+
+    mixed = linear(params["attention_out"], heads.reshape(5, -1))
+    x = norm(params["attention_norm"], states[0] + mixed)
+    hidden = jax.nn.gelu(linear(params["ff_in"], x), approximate=False)
+    expected = norm(params["ff_norm"], x + linear(params["ff_out"], hidden))
+    np.testing.assert_allclose(states[1], expected, rtol=1e-3, atol=1e-3)
 
 
 def test_parts_leave_out_special_tokens():
@@ -85,7 +124,14 @@ def test_parts_leave_out_special_tokens():
         assert (parts["first"], parts["last"]) == (first, last)
 
 
-def results(folder, ends, noise=0.01):
+def test_tokens_with_most_of_the_influence_are_counted():
+    flat, junta = np.ones(40), np.full(40, 0.01)
+    junta[[3, 17]] = 10.0
+    counts = influence.parts(np.stack([flat, junta]), special=(1, 1))[influence.JUNTA]
+    assert counts.tolist() == [36, 2]
+
+
+def results(folder, ends, noise=0.01) -> report.Page:
     """A folder of results with so much influence at the ends of trained weights."""
     rng, tables = np.random.default_rng(0), []
     for name, size in (("trained", ends), ("random 0", 1.0), ("random 1", 1.0)):
@@ -94,6 +140,12 @@ def results(folder, ends, noise=0.01):
         values[:, -3:-1] *= size
         table = influence.positions(values, special=(1, 1))
         tables.append(table.assign(model=name, corruption="uniform tokens"))
+        # Layers and heads are as the output, but the second head is flat.
+        inner = np.tile(values[:, None, None], (1, 2, 3, 1))
+        inner[:, :, 2] = 1
+        if name != "random 1":
+            table = influence.within_model(inner, special=(1, 1))
+            tables.append(table.assign(model=name, corruption="uniform tokens"))
     table = pd.concat(tables).assign(task="model").reindex(columns=list(influence.COLUMNS))
     table.to_csv(folder / "results.csv", index=False)
     (folder / "config.json").write_text(json.dumps({"provenance": []}))
@@ -117,7 +169,9 @@ def test_the_page_says_what_the_intervals_do(tmp_path, ends, noise, verdict):
         "uniform tokens, trained weights",
         "uniform tokens, random weights",
     ]
-    assert page.pictures["influence"].figure.axes
+    assert f"{2 if ends == 3 else 0} of 4 heads have a U-shape, 0 with random" in page.answer
+    assert [row[-2:] for row in page.tables[1].rows] == [["1" if ends == 3 else "0", "0"]] * 2
+    assert all(picture.figure.axes for picture in page.pictures.values())
 
 
 def test_bad_flags_are_errors(tmp_path):
@@ -125,3 +179,5 @@ def test_bad_flags_are_errors(tmp_path):
         influence.run(influence.Config())
     with pytest.raises(ValueError, match="--num-texts must be >= 3"):
         influence.run(influence.Config(pretrained=str(tmp_path), num_texts=2))
+    with pytest.raises(ValueError, match=r"--num-inner must be in \[3, num_texts\]"):
+        influence.run(influence.Config(pretrained=str(tmp_path), num_inner=17))
