@@ -38,6 +38,8 @@ EXPERIMENTS = {
     "language-model": "experiments.noise_stability.language_model",
 }
 
+COMMANDS = {"predict": "experiments.predict"}  # not listed as experiments
+
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130  # 130 is the shell's 128 + SIGINT
 
 
@@ -61,14 +63,14 @@ def main(arguments: Sequence[str], experiments: Mapping[str, str] = EXPERIMENTS)
     if arguments[0] == "runs":
         print(earlier(Path(arguments[1] if len(arguments) > 1 else "runs")))
         return OK
-    name = arguments[0]
-    if name not in experiments:
-        print(f"error: {unknown(name, experiments)}", file=sys.stderr)
+    name, modules = arguments[0], {**experiments, **COMMANDS}
+    if name not in modules:
+        print(f"error: {unknown(name, modules)}", file=sys.stderr)
         return USAGE
     try:
         # Covers the imports too: jax's may swallow a KeyboardInterrupt.
         with interrupt.listening(exits=True):
-            return launch(name, experiments[name], arguments[1:])
+            return launch(name, modules[name], arguments[1:])
     except KeyboardInterrupt:
         line = shlex.join(["python", "-m", "experiments", *arguments])
         print(
@@ -90,7 +92,7 @@ def main(arguments: Sequence[str], experiments: Mapping[str, str] = EXPERIMENTS)
 
 
 def launch(name: str, module_path: str, flags: Sequence[str]) -> int:
-    """Parses the flags into the experiment's `Config`, runs it and prints the path of its page."""
+    """Parses the flags into the module's `Config`, runs it and prints the path of a page."""
     import tyro
 
     module = importlib.import_module(module_path)
@@ -107,7 +109,8 @@ def launch(name: str, module_path: str, flags: Sequence[str]) -> int:
     if getattr(config, "budget", None) == "smoke":
         quick_to_compile()
     interrupt.check()
-    folder = module.run(config)
+    if (folder := module.run(config)) is None:
+        return OK
     page = folder / "report.html"
     print(f"page: {page if page.exists() else folder}")
     return OK
@@ -131,6 +134,7 @@ def listing(experiments: Mapping[str, str]) -> str:
     lines = [
         "usage: python -m experiments NAME [flags]     (NAME --help lists the flags)",
         "       python -m experiments runs [FOLDER]    (earlier runs, how far, their pages)",
+        "       python -m experiments predict --run FOLDER TEXT ...    (labels of texts)",
         "       python -m experiments --version",
         "",
     ]

@@ -9,11 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments import cells, conditions, rundir, runs, tidy
+from experiments import __main__ as command_line
+from experiments import cells, conditions, predict, rundir, runs, tidy
 from experiments.__main__ import earlier
 from experiments.models import variant, with_flags
 from experiments.robertha import robustness
 from experiments.settings import Data, Training, resolved
+from hopfax import Classifier
 from hopfax.data import TASKS, Encoded
 from hopfax.train.metrics import scores
 
@@ -251,3 +253,51 @@ def test_files_with_named_columns_are_a_task(tmp_path, monkeypatch):
     assert (folder / "report.html").exists() and before == TASKS
     with pytest.raises(ValueError, match=r"--train \(films\) can be tested under Gaussian noise"):
         runs.check([films._replace(conditions=[conditions.Typos()])], {name: data})
+
+
+def test_a_run_predicts_labels_of_texts(trained, capsys, monkeypatch):
+    _, flags, cell = trained
+    monkeypatch.setattr(cells, "fit", lambda *_, **__: pytest.fail("trained again"))
+    two = replace(flags, model=("tinybert", "robertha", "tinybert-memory"))
+    path = str(rundir.open_run("robustness", two))
+    assert command_line.main(["predict", "--run", path, "good"]) == 1
+    assert (
+        "--model must be tinybert or robertha or tinybert-memory, got none"
+        in capsys.readouterr().err
+    )
+    texts = ["a wonderful film", "the story drags"]
+    assert command_line.main(["predict", "--run", path, "--model", "tinybert", *texts]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert (lines[0], lines[3]) == tuple(texts) and len(lines) == 6
+    params = jax.tree.map(lambda leaf: leaf[0], cell.params)
+    first = Classifier(cell.model, params, cell.data.vocabulary, cell.data.spec.labels)
+    labels = first.predict(texts)
+    models = predict.load(predict.Config(run=path, texts=tuple(texts), model="tinybert"))
+    assert len(models) == 3
+    np.testing.assert_array_equal(models[0].predict(texts).probabilities, labels.probabilities)
+    means = np.mean([model.predict(texts).probabilities for model in models], axis=0)
+    memory = predict.Config(run=path, texts=tuple(texts), model="tinybert-memory")
+    assert len(predict.load(memory)[0].predict(texts).labels) == 2
+    best = means[0].argmax()
+    assert lines[1].startswith(f"  {means[0, best]:.3f} [") and lines[1].endswith(
+        first.labels[best]
+    )
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--model", "robertha"], "robertha is not trained on sentiment: there is no "),
+        (["--model", "bert"], "--model must be tinybert or robertha, got bert"),
+        (["--model", "tinybert", "--pair", "b"], "sentiment is on single texts"),
+        (["--model", "tinybert", "--pair", "b", "c"], "--pair must have 1 texts, got 2"),
+    ],
+)
+def test_predictions_of_what_a_run_lacks_are_errors(trained, capsys, words, message):
+    folder, flags, _ = trained
+    path = rundir.open_run("robustness", replace(flags, model=("tinybert", "robertha")))
+    assert command_line.main(["predict", "a", "--run", str(path), *words]) == 1
+    assert message in capsys.readouterr().err
+    other = str(rundir.open_run("theory", {"runs": str(folder)}))
+    assert command_line.main(["predict", "a", "--run", other]) == 1
+    assert "--run must be of robustness or fine-tuning, got theory" in capsys.readouterr().err

@@ -1,0 +1,112 @@
+"""Predicts the labels of texts with a model that `robustness` or `fine-tuning` has trained.
+
+Command: `python -m experiments predict --run runs/robustness/ID "a wonderful film" "a dull one"`.
+Nothing is trained. The run's data must still be where its command found them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from experiments.settings import optional
+
+if TYPE_CHECKING:
+    from hopfax import Classifier
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Run, model and texts."""
+
+    run: Annotated[str, tyro.conf.arg(metavar="FOLDER")]
+    """Folder of a run, such as runs/robustness/ID."""
+    texts: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """Texts to label."""
+    pair: tuple[str, ...] = ()
+    """Second texts, if the task is on pairs; as many as texts."""
+    model: Annotated[str | None, optional("NAME", "the run's only model")] = None
+    """Model of the run."""
+    task: Annotated[str | None, optional("NAME", "the run's only task")] = None
+    """Task of the run."""
+
+
+def run(config: Config) -> None:
+    """Prints the probability of every label, the mean over seeds with the range in brackets.
+
+    Raises:
+        ValueError: The run has several models or tasks, or the task has other inputs or outputs.
+        FileNotFoundError: The folder is no run, or the model is not trained.
+    """
+    import numpy as np
+
+    texts: list[Any] = list(config.texts)
+    if config.pair:
+        if len(config.pair) != len(texts):
+            raise ValueError(f"--pair must have {len(texts)} texts, got {len(config.pair)}")
+        texts = list(zip(texts, config.pair, strict=True))
+    models = load(config)
+    each = np.stack([model.predict(texts).probabilities for model in models])
+    for number, text in enumerate(texts):
+        print(" | ".join(text) if config.pair else text)
+        for place in np.argsort(-each[:, number].mean(0)):
+            values = each[:, number, place]
+            print(f"  {values.mean():.3f} [{values.min():.3f}, {values.max():.3f}] "
+                  f"{models[0].labels[place]}")  # fmt: skip
+
+
+def load(config: Config) -> list[Classifier]:
+    """Returns the classifier of each seed; see `run` for errors."""
+    import jax
+
+    from experiments import runs
+    from experiments.robertha import fine_tuning, robustness
+    from experiments.rundir import read_config
+    from hopfax import Classifier
+
+    folder = Path(config.run).resolve()
+    document = read_config(folder)
+    modules = {"robustness": robustness, "fine-tuning": fine_tuning}
+    if document["experiment"] not in modules:
+        raise ValueError(f"--run must be of {' or '.join(modules)}, got {document['experiment']}")
+    flags = stored(modules[document["experiment"]].Config(), document["config"])
+    flags = dataclasses.replace(flags, runs=str(folder.parents[1]))
+    model = chosen("--model", config.model, flags.model)
+    task = chosen("--task", config.task, flags.data.task)
+    data = runs.load(flags, task)
+    if data.spec.num_outputs < 2:
+        raise ValueError(f"--task must have classes, got {task}")
+    if (is_pair := len(data.spec.columns) > 1 or bool(flags.data.pair)) != bool(config.pair):
+        raise ValueError(f"{task} is on {'pairs: set --pair' if is_pair else 'single texts'}")
+    job = runs.Job(task, model, flags.encoder.models([model])[model], ())
+    if not (cell := folder.parents[1] / "cells" / runs.spec_of(flags, job, data).id).is_dir():
+        raise FileNotFoundError(f"{model} is not trained on {task}: there is no {cell}")
+    trained = runs.open_cell(flags, job, data)
+    seeds = (
+        jax.tree.map(lambda x, n=n: x[n], trained.params) for n in range(len(trained.spec.seeds))
+    )
+    return [Classifier(trained.model, one, data.vocabulary, data.spec.labels) for one in seeds]
+
+
+def stored(default: Any, values: dict[str, Any]) -> Any:
+    """Returns the dataclass of a run's config.json; missing fields take defaults."""
+    changes = {}
+    for name in {each.name for each in dataclasses.fields(default)} & values.keys():
+        value, field = values[name], getattr(default, name)
+        if dataclasses.is_dataclass(field):
+            value = stored(field, value)
+        changes[name] = tuple(value) if isinstance(value, list) else value
+    return dataclasses.replace(default, **changes)
+
+
+def chosen(flag: str, name: str | None, names: Sequence[str]) -> str:
+    """Returns the name, or the only one of the run."""
+    name = name or (names[0] if len(names) == 1 else "none")
+    if name not in names:
+        raise ValueError(f"{flag} must be {' or '.join(names)}, got {name}")
+    return name
