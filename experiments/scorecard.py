@@ -16,7 +16,7 @@ import pandas as pd
 
 from experiments import report, tidy
 from experiments.__main__ import EXPERIMENTS
-from experiments.noise_stability import arms, encoder, influence, theory
+from experiments.noise_stability import arms, encoder, influence, tail_mass, theory
 from experiments.robertha import gaussian
 from experiments.robertha.paper import paper_lead
 from experiments.rundir import read_config
@@ -201,6 +201,7 @@ def noise_stability() -> list[list[str]]:
         ],
         u_shape("uniform tokens"),
         u_shape("real text"),
+        tighter_bound(),
     ]
 
 
@@ -219,6 +220,22 @@ def u_shape(kind: str) -> list[str]:
         f"ends over middle: {report.joined(parts)}",
         influence.verdict(trained, random),
         "[influence/minilm](influence/minilm/README.md)",
+    ]
+
+
+def tighter_bound() -> list[str]:
+    """A line on both bounds on the weight of high degree, at the paper's degree."""
+    table = tail_mass.bounds(pd.read_csv(RESULTS / "tail_mass/minilm/results.csv"))
+    rows = table[(table.degree == tail_mass.PAPER_DEGREE) & (table.weights == "trained")]
+    degree, markov = (tidy.select(rows, quantity=each).iloc[0] for each in ("D", tail_mass.MARKOV))
+    lemma = tidy.select(rows, quantity=tail_mass.LEMMA)["mean"].min()
+    tighter = tail_mass.verdict(degree) == tail_mass.TIGHTER
+    return [
+        "Noise stability bounds high degrees more tightly than influence",
+        "2 to 10 times, Table 1",
+        f"{report.number(lemma, 3)}, from influence {report.number(markov['mean'], 3)}",
+        "holds" if tighter else "does not hold",
+        "[tail_mass/minilm](tail_mass/minilm/README.md)",
     ]
 
 

@@ -471,7 +471,8 @@ def page(folder: Path) -> Page:
 
     from experiments import report
 
-    frame = pd.read_csv(folder / "results.csv")
+    # Results of earlier versions have fewer columns, and the output only.
+    frame = pd.read_csv(folder / "results.csv").reindex(columns=list(COLUMNS))
     name = frame.task.iloc[0]
     curves = frame[frame.metric == "relative influence"]
     curves = curves.assign(weights=curves.model.str.split(" ").str[0])
@@ -513,74 +514,81 @@ def page(folder: Path) -> Page:
                 f"{curved[kind, 'trained']:.0f} of {num_heads} heads have a U-shape, "
                 f"{curved[kind, 'random']:.0f} with random weights."
             )
-        answer.append(
-            f"{100 * MOST:g} % of the influence is on {ratio(counts[kind, 'trained'])} of "
-            f"{num_tokens} tokens; with random weights on {ratio(counts[kind, 'random'])}."
+        if counts:
+            answer.append(
+                f"{100 * MOST:g} % of the influence is on {ratio(counts[kind, 'trained'])} of "
+                f"{num_tokens} tokens; with random weights, on {ratio(counts[kind, 'random'])}."
+            )
+    notes = [
+        f"At most a weak U-shape: an interval contains 1, and both end below {WEAK:g}.",
+        f"Texts of {num_tokens} tokens, {int(curves.num_examples.max())} of each kind. Brackets: "
+        "95 % intervals over texts. Ends: without special tokens.",
+        "Influence: norm of the output's derivative in a token's embedding, in units of the "
+        f"text's mean; estimated from {PROJECTIONS} random directions of the output.",
+    ]
+    pictures = {
+        "influence": report.facets(
+            f"{name}: influence of a token against its position, mean over texts",
+            lines,
+            x="level",
+            hue="weights",
+            col="corruption",
+            titles=titles,
+            xlabel="position",
+            ylabel="influence / mean over positions",
+            least_range=1.0,
+        )
+    }
+    columns = [PARTS["first"], PARTS["last"]]
+    columns += [f"tokens with {100 * MOST:g} % of the influence"] if counts else []
+    tables = [
+        report.Table(
+            ["", *columns],
+            [
+                [
+                    f"{kind}, {titles[str(weights)]}",
+                    *(ratio(rows.loc[end]) for end in rows.index),
+                    *([ratio(counts[kind, weights])] if counts else []),
+                ]
+                for kind, weights, rows in cases
+            ],
+            "Influence on the output, divided by that of the middle half of the text.",
+        )
+    ]
+    if not inner.empty:
+        pictures["influence_layers"] = report.facets(
+            f"{name}: influence of the ends of a text on each layer, divided by the middle's; "
+            "bands: 95 % over texts, of heads their range",
+            inner[(inner.site == "layer") | (inner.weights == "trained")].assign(
+                line=lambda rows: rows.weights.where(rows.site == "layer", "heads"),
+                layer=lambda rows: rows.level.astype(int).astype(str),
+            ),
+            x="layer",
+            hue="line",
+            col="corruption",
+            row="end",
+            titles={
+                "trained": "states, trained weights",
+                "random": "states, random weights",
+                "heads": "heads, trained weights",
+            },
+            xlabel="layer",
+            ylabel="influence",
+            least_range=1.0,
+        )
+        tables.append(layer_table(inner, ratio))
+        notes.append(
+            f"With random weights, for layers and for heads: {int(curves.num_examples.min())} "
+            "texts of each kind. Random weights: layers and heads in one draw, the output in all."
+        )
+        notes.append(
+            f"U-shape of a head: both ends have over {SLIGHT:g} times the middle's influence, and "
+            "both intervals are above 1. The paper observes 5 to 10 influential tokens of 256."
         )
     return report.Page(
         title=f"Influence of tokens by position: {name}",
         answer=" ".join(answer),
-        pictures={
-            "influence": report.facets(
-                f"{name}: influence of a token against its position, mean over texts",
-                lines,
-                x="level",
-                hue="weights",
-                col="corruption",
-                titles=titles,
-                xlabel="position",
-                ylabel="influence / mean over positions",
-                least_range=1.0,
-            ),
-            "influence_layers": report.facets(
-                f"{name}: influence of the ends of a text on each layer, divided by the middle's; "
-                "bands: 95 % over texts, of heads their range",
-                inner[(inner.site == "layer") | (inner.weights == "trained")].assign(
-                    line=lambda rows: rows.weights.where(rows.site == "layer", "heads"),
-                    layer=lambda rows: rows.level.astype(int).astype(str),
-                ),
-                x="layer",
-                hue="line",
-                col="corruption",
-                row="end",
-                titles={
-                    "trained": "states, trained weights",
-                    "random": "states, random weights",
-                    "heads": "heads, trained weights",
-                },
-                xlabel="layer",
-                ylabel="influence",
-                least_range=1.0,
-            ),
-        },
-        tables=[
-            report.Table(
-                [
-                    "",
-                    *(PARTS[end] for end in ("first", "last")),
-                    f"tokens with {100 * MOST:g} % of the influence",
-                ],
-                [
-                    [
-                        f"{kind}, {titles[str(weights)]}",
-                        *(ratio(rows.loc[end]) for end in rows.index),
-                        ratio(counts[kind, weights]),
-                    ]
-                    for kind, weights, rows in cases
-                ],
-                "Influence on the output, divided by that of the middle half of the text.",
-            ),
-            layer_table(inner, ratio),
-        ],
-        notes=[
-            f"At most a weak U-shape: an interval contains 1, and both end below {WEAK:g}.",
-            f"Texts of {num_tokens} tokens, {int(curves.num_examples.max())} of each kind; with "
-            f"random weights, for layers and for heads {int(curves.num_examples.min())}. Random "
-            "weights: layers and heads in one draw, the output in all. Brackets: 95 % intervals "
-            "over texts. Ends: without special tokens.",
-            f"U-shape of a head: both ends have over {SLIGHT:g} times the middle's influence, and "
-            "both intervals are above 1. The paper observes 5 to 10 influential tokens of 256.",
-            "Influence: norm of the output's derivative in a token's embedding, in units of the "
-            f"text's mean; estimated from {PROJECTIONS} random directions of the output.",
-        ],
+        pictures=pictures,
+        tables=tables,
+        notes=notes,
     )

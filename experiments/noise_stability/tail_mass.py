@@ -346,9 +346,9 @@ def bounds(frame: pd.DataFrame) -> pd.DataFrame:
         frame: results.csv.
 
     Returns:
-        `tidy.summarise`'s table: `panel`, `weights`, `quantity` (`TAIL`, `MARKOV`, `LEMMA`,
-        "D" and "variance", a share of the second moment), `rho` (1 where there is none); intervals
-        over texts.
+        `tidy.summarise`'s table: `panel`, `degree` (T), `weights`, `quantity` (`TAIL`, `MARKOV`,
+        `LEMMA`, "D" and "variance", a share of the second moment), `rho` (1 where there is none);
+        intervals over texts.
     """
     import numpy as np
     import pandas as pd
@@ -377,7 +377,7 @@ def bounds(frame: pd.DataFrame) -> pd.DataFrame:
             distances = {rho: values["distance", rho] for rho in RHOS}
             tails, where = {PAPER_DEGREE: None}, "Monte Carlo"
         for degree, tail in tails.items():
-            shared = {"panel": f"{where}, T = {degree}", "weights": weights}
+            shared = {"panel": f"{where}, T = {degree}", "degree": degree, "weights": weights}
             markov = influences / degree
             each = {(MARKOV, np.nan): (markov, variance), ("D", np.nan): (seconds, influences),
                     ("variance", np.nan): (variance, square)}  # fmt: skip
@@ -403,11 +403,11 @@ def ratios(over: np.ndarray, under: np.ndarray) -> np.ndarray:
     return count * over.sum() / under.sum() - (count - 1) * without
 
 
-def verdict(degree: Any, bound: int) -> str:
-    """Returns whether Lemma 1's bound is tighter, from D with its interval and T."""
-    if degree.low > bound:
+def verdict(row: Any) -> str:
+    """Returns whether Lemma 1's bound is tighter, from the row of D in `bounds`."""
+    if row.low > row.degree:
         return TIGHTER
-    return "are looser at every ρ" if degree.high < bound else "are too close to tell"
+    return "are looser at every ρ" if row.high < row.degree else "are too close to tell"
 
 
 def page(folder: Path) -> Page:
@@ -433,7 +433,7 @@ def page(folder: Path) -> Page:
         lemma = by_name[LEMMA].set_index("rho")
         best: Any = lemma["mean"].idxmin()
         degree = by_name["D"].iloc[0]
-        verdicts.append(verdict(degree, int(str(panel).rpartition(" ")[2])))
+        verdicts.append(verdict(degree))
         lines.append([
             f"{name}, {panel}, {weights} weights",
             share(by_name[TAIL].iloc[0]) if TAIL in by_name else "–",
