@@ -109,6 +109,15 @@ def test_estimates_are_unbiased_with_right_errors():
         assert abs(score - value) < 4 * error < 0.4 * value, key
 
 
+def test_the_draws_flip_every_bit_once():
+    x, *_, flips = np.split(tail_mass.draw(np.random.default_rng(0), 6, 24),
+                            [1, 1 + len(tail_mass.RHOS)], axis=1)  # fmt: skip
+    changed = (flips != x)[:, : -tail_mass.PAIRS]
+    assert (changed.sum((0, 1)) == 1).all() and (changed.sum(2) == 1).all()
+    pairs = (flips != x)[:, -tail_mass.PAIRS :]
+    assert (pairs == changed[:, :3:2] | changed[:, 1:4:2]).all()
+
+
 def test_the_variance_of_few_draws_is_unbiased():
     rng, found = np.random.default_rng(0), []
     for _ in range(4000):
