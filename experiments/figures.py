@@ -105,7 +105,7 @@ def facets(
     col: str | None = None,
     titles: Mapping[Any, str] | None = None,
     xlabel: str = "",
-    ylabel: str = "score",
+    ylabel: str | Mapping[Any, str] = "score",
     least_range: float = MIN_RANGE,
 ) -> Figure:
     """Lines with 95 % bands over an ordered axis, one panel per value of `row` and `col`.
@@ -121,7 +121,7 @@ def facets(
         col: Column of the panel columns.
         titles: What to print for values of any of these columns.
         xlabel: Label of the horizontal axis.
-        ylabel: Label of the vertical axis.
+        ylabel: Label of the vertical axis, or one for each value of `row`.
         least_range: Smallest range of the vertical axis.
     """
     names, hues = titles or {}, list(table[hue].unique())
@@ -139,7 +139,8 @@ def facets(
                     axes.set_xlabel(xlabel)
             axes_of_row[0].set_ylim(*_range(subset, least_range))
             name = f"{names.get(of_row, of_row)}\n" if len(rows) > 1 else ""
-            axes_of_row[0].set_ylabel(f"{name}{ylabel}")
+            label = ylabel if isinstance(ylabel, str) else ylabel[of_row]
+            axes_of_row[0].set_ylabel(f"{name}{label}")
         looks = {names.get(each, str(each)): look(each, hues) for each in hues}
         if pd.api.types.is_numeric_dtype(table[x]):  # lines without marks
             looks = {label: style._replace(marker="") for label, style in looks.items()}

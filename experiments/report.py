@@ -76,6 +76,11 @@ def facets(caption: str, table: pd.DataFrame, **options: Any) -> Picture:
     return Picture(functools.partial(figures.facets, table, **options), caption)
 
 
+def panels(caption: str, table: pd.DataFrame, **options: Any) -> Picture:
+    """Returns a picture by `figures.panels`."""
+    return Picture(functools.partial(figures.panels, table, **options), caption)
+
+
 @dataclass(frozen=True)
 class Explorer:
     """Data for the page's interactive chart: lines over x for each hue, chosen by menus.
@@ -125,6 +130,16 @@ def publish(folder: Path, page: Page) -> None:
     """Writes a page into a folder of published results: README.md and one PNG per picture."""
     _draw(folder, page)
     write_whole(folder / "README.md", markdown(page, folder))
+
+
+def write_run(
+    folder: Path, table: pd.DataFrame, columns: Iterable[str], page: Callable[[Path], Page]
+) -> Path:
+    """Writes a run's results.csv, then its page; returns the folder."""
+    text = table.reindex(columns=list(columns)).to_csv(index=False, lineterminator="\n")
+    write_whole(folder / "results.csv", text)
+    write_report(folder, page(folder))
+    return folder
 
 
 def write_report(folder: Path, page: Page) -> Path:

@@ -232,9 +232,14 @@ RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         ">= 1",
         lambda value: value >= 1,
         "epochs patience train_size test_size width num_layers noise_draws texts max_steps "
-        "batch_size",
+        "batch_size num_draws num_steps",
     ),
-    ("> 0 and finite", lambda value: 0 < value < inf, "learning_rate beta adversarial_radius"),
+    (">= 10", lambda value: value >= 10, "num_pairs num_tokens"),
+    (
+        "> 0 and finite",
+        lambda value: 0 < value < inf,
+        "learning_rate beta adversarial_radius radii",
+    ),
     (">= 0 and finite", lambda value: 0 <= value < inf, "levels tol esr_weight"),
     (">= 6, more than the special tokens", lambda value: value >= 6, "vocab_size"),
     ("a share of the words in [0, 1]", lambda value: 0 <= value <= 1, "rates"),

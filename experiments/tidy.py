@@ -9,7 +9,7 @@ show: means over seeds, paired differences, intervals and verdicts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ CELL = ["task", "model", *CONDITION]
 CONFIDENCE = 0.95
 # With two seeds, Student's interval is very wide, or has no width by accident.
 MIN_SEEDS = 3
+RESAMPLES = 500  # of a bootstrap
 
 Verdict = Literal["holds", "smaller", "no difference", "reversed", "too weak to tell", "n/a"]
 
@@ -157,6 +158,17 @@ def summarise(scores: pd.DataFrame) -> pd.DataFrame:
     half = stdtrit(np.maximum(count - 1, 1), (1 + CONFIDENCE) / 2) * table["std"] / np.sqrt(count)
     half = half.where((count >= MIN_SEEDS) & (table["std"] > 1e-9))
     return table.assign(low=table["mean"] - half, high=table["mean"] + half)
+
+
+def bootstrap(count: int, statistic: Callable[[np.ndarray], Any]) -> np.ndarray:
+    """Returns the ends of the 95 % bootstrap interval of a statistic.
+
+    Args:
+        count: Number of independent units, such as test rows.
+        statistic: Function of the units' numbers, drawn with replacement; nan is left out.
+    """
+    picks = np.random.default_rng(0).integers(0, count, (RESAMPLES, count))
+    return np.nanquantile([statistic(units) for units in picks], [0.025, 0.975])
 
 
 def verdict(low: float, high: float, effect: float) -> Verdict:

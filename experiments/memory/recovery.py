@@ -16,23 +16,15 @@ the other also knows the tokens' frequencies in the training texts; neither know
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from experiments.memory.similarity import (
-    RESAMPLES,
-    add_noise,
-    capacity,
-    decibels,
-    denoiser,
-    encoded,
-    in_batches,
-    prior,
-)
-from experiments.settings import BudgetName, budget_of, by_budget, optional
+from experiments.memory import similarity
+from experiments.memory.similarity import add_noise, decibels, denoiser, encoded, in_batches
+from experiments.settings import by_budget
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,12 +33,9 @@ if TYPE_CHECKING:
     from experiments.report import Page
 
 REPRODUCES = "Privacy of noisy embeddings: BeamClean (2505.13758), d_X-privacy (2411.13784)"
-EXPLAINED = -12.0  # dB, of the bins and the list of errors
-RARE = 1e-4  # frequency in the training texts
+EXPLAINED = -12.0  # dB, of the bins
 NUM_BINS = 6
-NARROW = 128  # width of the narrow random table, that of TinyBERT
 NEARLY_ALL = 99.5  # % of the tokens; the few errors above have no shares worth quoting
-CLOSE = 0.5  # cosine; of 10,000 random pairs of MiniLM's vectors, a few are closer
 SPECIAL = {"[CLS]", "[SEP]", "<s>", "</s>"}
 BEAMCLEAN = {"nearest": 42.1, "language model": 74.3}
 WORDS = (
@@ -76,8 +65,6 @@ KINDS = {
     "unrelated": "unrelated",
 }
 READERS = {"nearest": "nearest vector", "memory": "frequencies known"}
-HEADS = {"nearest": "nearest", "memory": "frequencies"}
-GROUPS = ("all", "content", "rare")
 PROPERTIES = {
     "frequency": "log₁₀ frequency",
     "norm": "norm of the vector",
@@ -85,8 +72,7 @@ PROPERTIES = {
 }
 COLUMNS = (
     "task", "model", "corruption", "level", "site", "protocol", "seed", "metric", "score",
-    "num_examples", "snr_db", "low", "high", "table", "group", "place", "sigma", "multiplier",
-    "limit", "token", "decoded",
+    "num_examples", "snr_db", "low", "high", "group", "place",
 )  # fmt: skip
 
 
@@ -109,17 +95,11 @@ DEFAULTS = {size: budget._asdict() for size, budget in BUDGETS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(similarity.Shared):
     """Model, texts and noise."""
 
-    pretrained: Annotated[str | None, optional("FOLDER", "required")] = None
-    """Folder of a BERT or RoBERTa in the Hugging Face layout."""
-    data_dir: Annotated[str | None, optional("FOLDER", "required")] = None
-    """Folder of the raw sets."""
     task: Literal["mrpc", "stsb", "sst2"] = "mrpc"
     """Task whose texts are read."""
-    budget: BudgetName = "laptop"
-    """Size of the run: seconds, minutes or hours. The flags below override it."""
     num_pairs: Annotated[int | None, by_budget("num_pairs", "INT", DEFAULTS)] = None
     """Rows of the task, from the first."""
     num_draws: Annotated[int | None, by_budget("num_draws", "INT", DEFAULTS)] = None
@@ -128,8 +108,6 @@ class Config:
     """Tokens of the texts whose rate of recovery is predicted."""
     snr_db: Annotated[tuple[float, ...] | None, by_budget("snr_db", "FLOAT ...", DEFAULTS)] = None
     """Signal-to-noise ratios in dB."""
-    runs: str = "runs"
-    """Folder of all runs."""
 
 
 def run(config: Config) -> Path:
@@ -143,53 +121,25 @@ def run(config: Config) -> Path:
     import pandas as pd
 
     from experiments import report
-    from experiments.models import load, weights_digest
-    from experiments.rundir import open_run, write_whole
-    from hopfax.data import read_tokenizer, reported_rows, training_rows
+    from hopfax.data import reported_rows
     from hopfax.train.progress import Progress
 
-    budget = budget_of(config, BUDGETS)
-    if not config.pretrained or not config.data_dir:
-        raise ValueError("set --pretrained and --data-dir, the folders of a model and of the sets")
-    if min(budget.num_pairs, budget.num_tokens) < 10 or budget.num_draws < 1:
-        raise ValueError(
-            "--num-pairs and --num-tokens must be >= 10 and --num-draws >= 1, got "
-            f"{budget.num_pairs}, {budget.num_tokens} and {budget.num_draws}"
-        )
-    vocabulary = read_tokenizer(config.pretrained)
-    table = np.asarray(load(config.pretrained).table, np.float32)
-    folder = open_run(
-        "memory-recovery", config, plan={"weights": weights_digest(config.pretrained)}
-    )
+    budget, model, vocabulary, folder = similarity.start("memory-recovery", config, BUDGETS)
+    table = np.asarray(model.table, np.float32)
+    log_prior = similarity.training_prior(config.task, config.data_dir, vocabulary, len(table))
     rows = reported_rows(config.task, data_dir=config.data_dir)[: budget.num_pairs]
-    texts = [encoded(row.texts[0], vocabulary) for row in rows]
-    training = training_rows(config.task, data_dir=config.data_dir)
-    log_prior = prior(
-        encoded([text for row in training for text in row.texts[0]], vocabulary), len(table)
-    )
-    special = [vocabulary.tokens.index(each) for each in SPECIAL & {*vocabulary.tokens}]
-    ids = np.concatenate([np.concatenate(row) for row in texts])
-    row = np.repeat(np.arange(len(texts)), [sum(map(len, row)) for row in texts])
-    ids, row = ids[~np.isin(ids, special)], row[~np.isin(ids, special)]
-    draw = np.random.default_rng((0, 1)).standard_normal  # not the noise's stream
-    tables = {
-        "model": table,
-        "random": draw(table.shape, np.float32),
-        "narrow": draw((len(table), NARROW), np.float32),
-    }
-    measured: list[dict[str, Any]] = []
-    with Progress(len(tables) * len(budget.snr_db)) as progress:
-        for number, (name, each) in enumerate(tables.items()):
-            texts_of = Texts(ids, row, vocabulary.tokens, each, log_prior)
-            for place, part in enumerate(measure(texts_of, name == "model", budget), 1):
-                measured += [{"table": name, **each} for each in part]
-                progress.update(number * len(budget.snr_db) + place)
+    texts = [np.concatenate(encoded(row.texts[0], vocabulary)) for row in rows]
+    ids, row = np.concatenate(texts), np.repeat(np.arange(len(texts)), [*map(len, texts)])
+    special = np.isin(ids, [n for n, each in enumerate(vocabulary.tokens) if each in SPECIAL])
+    tokens = Texts(ids[~special], row[~special], vocabulary.tokens, table, log_prior)
+    measured = []
+    with Progress(len(budget.snr_db)) as progress:
+        for place, db in enumerate(budget.snr_db, 1):
+            measured += measure(tokens, db, budget)
+            progress.update(place)
     shared = {"task": config.task, "corruption": "gaussian", "site": "token", "seed": 0,
               "protocol": "one-sigma"}  # fmt: skip
-    frame = pd.DataFrame(measured).assign(**shared).reindex(columns=list(COLUMNS))
-    write_whole(folder / "results.csv", frame.to_csv(index=False, lineterminator="\n"))
-    report.write_report(folder, page(folder))
-    return folder
+    return report.write_run(folder, pd.DataFrame(measured).assign(**shared), COLUMNS, page)
 
 
 class Texts(NamedTuple):
@@ -210,145 +160,77 @@ class Texts(NamedTuple):
     log_prior: np.ndarray
 
 
-def measure(texts: Texts, explained: bool, budget: Budget) -> Iterator[list[dict[str, Any]]]:
-    """Yields the rows of results.csv for each signal-to-noise ratio.
-
-    Args:
-        texts: What is read.
-        explained: Whether to measure both readers, predict their rates and list their errors.
-        budget: Size of the run.
-    """
+def measure(texts: Texts, db: float, budget: Budget) -> list[dict[str, Any]]:
+    """Returns the rows of results.csv for a signal-to-noise ratio in dB."""
+    import jax
     import jax.numpy as jnp
     import numpy as np
 
     from hopfax import hopfield
 
     ids, row, tokens, table, log_prior = texts
-    groups = {
-        "all": np.ones(len(ids), bool),
-        "content": np.isin(ids, [n for n, token in enumerate(tokens) if is_content(token)]),
-        "rare": np.exp(log_prior[ids]) < RARE,
-    }
-    readers = list(READERS) if explained else ["memory"]
     denoise = denoiser(table, log_prior)
-    read, informed = only(denoise, *readers), only(denoise, "nearest", "known")
-    radius = np.full(len(table), np.nan)
-    if explained:
-        radius = np.asarray(hopfield.certified_radius(jnp.asarray(table)))
-    properties = {
-        "frequency": log_prior / np.log(10),
-        "norm": np.linalg.norm(table, axis=1),
-        "distance": 2 * radius,
-    }
-    for db in budget.snr_db:
-        decoded, right = {reader: [] for reader in readers}, {}
-        for seed in range(budget.num_draws if explained else 1):
-            noisy, sigmas = add_noise([table[ids]], db, protocol="matched", seed=seed)
-            for reader, each in in_batches(read, noisy, sigmas).items():
-                decoded[reader].append(each)
-        sigma, rows = float(sigmas[0]), []
-        for reader, draws in decoded.items():
-            right[reader] = np.mean(np.array(draws) == ids, axis=0)
-            for group, member in groups.items():
-                measured = share(right[reader], row, member)
-                rows.append({"model": reader, "metric": "recovered", "group": group, **measured})
-            if explained:
-                rows += errors(ids, draws, texts, reader, listed=db == EXPLAINED)
-        if explained:
-            chosen, rates = explain(texts, informed, sigma, budget.num_tokens)
-            for reader, of_reader in rates.items():
-                for metric, each in of_reader.items():
-                    score = 100 * float(each.mean())
-                    rows.append({"model": reader, "metric": metric, "group": "all", "score": score})
-                for name, values in properties.items() if db == EXPLAINED else ():
-                    bins = binned(values[ids], right[reader], row, chosen, of_reader)
-                    rows += [{"model": reader, "group": name, **each} for each in bins]
-        shared = {
-            "level": 10 ** (-db / 20), "snr_db": db, "sigma": sigma,
-            "multiplier": float(np.median(sigma / radius[ids])),
-            "limit": capacity(log_prior, width=table.shape[1]), "num_examples": len(ids),
-        }  # fmt: skip
-        yield [{**shared, **each} for each in rows]
-
-
-def only(denoise: Callable[..., Any], *names: str) -> Callable[..., dict[str, Any]]:
-    """Compiles the tokens that some methods of `denoiser` read, without their vectors."""
-    import jax
-
-    def read(x: jax.Array, sigma: jax.Array) -> dict[str, jax.Array]:
-        tokens = denoise(x, sigma)[1]
-        return {name: tokens[name] for name in names}
-
-    return jax.jit(read)
-
-
-def explain(
-    texts: Texts, informed: Callable[..., dict[str, Any]], sigma: float, num_tokens: int
-) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]]]:
-    """Simulates and predicts the rates at which some tokens of the texts are read if σ is known.
-
-    Args:
-        texts: What is read.
-        informed: From `only`, with the methods "nearest" and "known".
-        sigma: Standard deviation of the noise.
-        num_tokens: How many tokens to draw.
-
-    Returns:
-        The places of the tokens in the texts, and for each reader their simulated rate, `exact` up
-        to the number of draws, the `predicted` one, and the union `bound`.
-    """
-    import numpy as np
-
-    ids, table = texts.ids, texts.table
-    chosen = np.random.default_rng(0).choice(len(ids), min(num_tokens, len(ids)), replace=False)
-    times = max(1, len(ids) // len(chosen))
-    again = np.tile(ids[chosen], times)
-    draws = np.random.default_rng((0, 2)).standard_normal((len(again), table.shape[1]), np.float32)
-    noisy = table[again] + np.float32(sigma) * draws
-    decoded = in_batches(informed, noisy, np.full(len(again), sigma, np.float32))
-    rates = {}
-    for reader, method in (("nearest", "nearest"), ("memory", "known")):
-        bias = texts.log_prior if reader == "memory" else np.zeros_like(texts.log_prior)
-        estimate, bound = predicted(table, ids[chosen], sigma=sigma, log_prior=bias)
-        exact = (decoded[method] == again).reshape(times, -1).mean(0)
-        rates[reader] = {"exact": exact, "predicted": estimate, "bound": bound}
-    return chosen, rates
+    read = jax.jit(lambda x, sigma: {name: denoise(x, sigma)[1][name] for name in READERS})
+    draws, sigma = [], np.zeros(0)
+    for seed in range(budget.num_draws):
+        noisy, sigma = add_noise([table[ids]], db, protocol="matched", seed=seed)
+        draws.append(in_batches(read, noisy, sigma))
+    random, rates = np.random.default_rng(0), np.full(len(ids), np.nan)
+    chosen = random.choice(len(ids), min(budget.num_tokens, len(ids)), replace=False)
+    properties = {}
+    if db == EXPLAINED:
+        properties = {
+            "frequency": log_prior / np.log(10),
+            "norm": np.linalg.norm(table, axis=1),
+            "distance": 2 * np.asarray(hopfield.certified_radius(jnp.asarray(table))),
+        }
+    rows = []
+    for reader, bias in (("nearest", np.zeros_like(log_prior)), ("memory", log_prior)):
+        decoded = np.array([draw[reader] for draw in draws])
+        right = np.mean(decoded == ids, axis=0)
+        rates[chosen], _ = predicted(table, ids[chosen], sigma=float(sigma[0]), log_prior=bias)
+        of_reader = [
+            {"metric": "recovered", "group": "all", **share(right, row, ids >= 0)},
+            {"metric": "predicted", "group": "all", "score": 100 * float(np.nanmean(rates))},
+            *errors(ids, decoded, tokens),
+        ]
+        for name, values in properties.items():
+            bins = binned(values[ids], right, rates, row)
+            of_reader += [{"group": name, **each} for each in bins]
+        rows += [{"model": reader, **each} for each in of_reader]
+    shared = {"level": 10 ** (-db / 20), "snr_db": db, "num_examples": len(ids)}
+    return [{**shared, **each} for each in rows]
 
 
 def share(right: np.ndarray, row: np.ndarray, member: np.ndarray) -> dict[str, float]:
-    """Returns the share of right tokens in a group, in percent, with a bootstrap over the rows.
+    """Returns the mean of `right` over some tokens in percent, with a bootstrap over the rows.
 
     Args:
         right: Share of the draws in which each token is read right.
         row: Number of each token's row.
-        member: Whether each token is in the group.
+        member: Whether each token counts.
     """
     import numpy as np
 
-    totals = np.bincount(row, right * member)
-    counts = np.bincount(row, member)
-    picks = np.random.default_rng(0).integers(0, len(counts), (RESAMPLES, len(counts)))
-    means = totals[picks].sum(1) / np.maximum(counts[picks].sum(1), 1)
-    low, high = np.quantile(means, [0.025, 0.975])
-    score = totals.sum() / max(counts.sum(), 1)
-    return {"score": 100 * score, "low": 100 * low, "high": 100 * high}
+    from experiments import tidy
+
+    totals, counts = np.bincount(row, right * member), np.bincount(row, member)
+    low, high = tidy.bootstrap(
+        len(counts), lambda rows: totals[rows].sum() / max(counts[rows].sum(), 1)
+    )
+    return {"score": 100 * float(right[member].mean()), "low": 100 * low, "high": 100 * high}
 
 
 def binned(
-    values: np.ndarray,
-    right: np.ndarray,
-    row: np.ndarray,
-    chosen: np.ndarray,
-    rates: Mapping[str, np.ndarray],
+    values: np.ndarray, right: np.ndarray, rates: np.ndarray, row: np.ndarray
 ) -> list[dict[str, Any]]:
     """Returns the measured and the predicted rates in bins of equally many tokens.
 
     Args:
-        values: The property of each token.
+        values: A property of each token.
         right: Share of the draws in which each token is read right.
+        rates: Predicted rates, nan where there is none.
         row: Number of each token's row.
-        chosen: Tokens with predictions.
-        rates: Predictions by name.
     """
     import numpy as np
 
@@ -358,19 +240,14 @@ def binned(
         member = home == number
         place = {"place": float(values[member].mean())}
         rows.append({"metric": "measured", **place, **share(right, row, member)})
-        inside = member[chosen]
-        for name, each in rates.items() if inside.any() else ():
-            rows.append({"metric": name, **place, "score": 100 * float(each[inside].mean())})
+        if np.isfinite(rates[member]).any():
+            rate = float(np.nanmean(rates[member]))
+            rows.append({"metric": "predicted", **place, "score": 100 * rate})
     return rows
 
 
 def predicted(
-    table: np.ndarray,
-    ids: np.ndarray,
-    *,
-    sigma: float,
-    log_prior: np.ndarray,
-    num_nodes: int = 16,
+    table: np.ndarray, ids: np.ndarray, *, sigma: float, log_prior: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     r"""Returns the rates at which tokens are recovered, from the table alone: estimate and bound.
 
@@ -389,12 +266,11 @@ def predicted(
         ids: Tokens v.
         sigma: Standard deviation of the noise, known to the reader.
         log_prior: Log-frequencies; zeros for the nearest vector.
-        num_nodes: Nodes of the Gauss-Hermite rule for the mean over u.
     """
     import numpy as np
     from scipy.special import log_ndtr, ndtr
 
-    nodes, weights = np.polynomial.hermite_e.hermegauss(num_nodes)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(16)
     squares = np.sum(np.square(table), axis=1)
     rates, bounds = [], []
     for v in ids:
@@ -413,42 +289,15 @@ def predicted(
     return np.array(rates), np.array(bounds)
 
 
-def errors(
-    ids: np.ndarray, decoded: Sequence[np.ndarray], texts: Texts, reader: str, *, listed: bool
-) -> list[dict[str, Any]]:
-    """Returns the share of each kind among a reader's errors, and their cosines.
-
-    Args:
-        ids: True tokens.
-        decoded: What was read, for each draw.
-        texts: The vocabulary and its vectors.
-        reader: Name of the reader.
-        listed: Whether to list the twenty most frequent errors.
-    """
-    from collections import Counter
-
-    import numpy as np
-
-    table, tokens = texts.table, texts.tokens
+def errors(ids: np.ndarray, decoded: np.ndarray, tokens: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns the share of each kind among the errors of all draws."""
     pairs = [(int(v), int(w)) for each in decoded for v, w in zip(ids, each, strict=True) if v != w]
-    if not pairs:
-        return []
     kinds = Counter(kind(tokens[v], tokens[w]) for v, w in pairs)
-    first, second = table[np.array(pairs)].swapaxes(0, 1)
-    norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
-    cosines = np.sum(first * second, axis=1) / norms
-    scores = {("errors", name): 100 * kinds[name] / len(pairs) for name in KINDS}
-    scores["cosine", ""] = float(np.median(cosines))
-    scores["close", ""] = 100 * float(np.mean(cosines > CLOSE))
-    shared = {"model": reader, "num_examples": len(pairs)}
-    rows = [
-        {"metric": metric, "group": group, "score": score, **shared}
-        for (metric, group), score in scores.items()
-    ]
-    for (v, w), count in Counter(pairs).most_common(20) if listed else ():
-        names = {"token": tokens[v], "decoded": tokens[w]}
-        rows.append({"metric": "confusion", "score": count, **names, **shared})
-    return rows
+    return [
+        {"metric": "errors", "group": name, "score": 100 * kinds[name] / len(pairs),
+         "num_examples": len(pairs)}
+        for name in KINDS if pairs
+    ]  # fmt: skip
 
 
 def kind(token: str, decoded: str) -> str:
@@ -481,186 +330,109 @@ def stem(word: str) -> str:
     return word[:-1] if len(word) > 3 and (word[-1] == word[-2] or word[-1] in "ei") else word
 
 
-def is_content(token: str) -> bool:
-    """Whether a token is a word, or a piece of one, that is no function word."""
-    return bare(token).isalpha() and bare(token) not in FUNCTION_WORDS
-
-
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
     import numpy as np
 
-    from experiments import figures, report, tidy
+    from experiments import report, tidy
+    from experiments.figures import Panel
 
     frame = tidy.read(folder)
+    if "table" in frame:  # published with random tables, which the page leaves out
+        frame = frame[frame.table == "model"]
     levels = sorted(frame.snr_db.unique(), reverse=True)
 
-    def at(table: str = "model", **values: Any) -> dict[float, float]:
-        rows = tidy.select(frame, table=table, **values)
+    def at(**values: Any) -> dict[float, float]:
+        rows = tidy.select(frame, **values)
         return dict(zip(rows.snr_db, rows.score, strict=True))
 
-    read = {
-        (reader, group): at(metric="recovered", model=reader, group=group)
-        for reader in READERS
-        for group in GROUPS
-    }
-    others = [at(name, metric="recovered", group="all") for name in ("random", "narrow")]
     rates = {
-        (reader, metric): at(metric=metric, model=reader, group="all")
+        (reader, title): at(metric=metric, model=reader, group="all")
         for reader in READERS
-        for metric in ("exact", "predicted", "bound")
+        for metric, title in (("recovered", "measured"), ("predicted", "predicted"))
     }
     kinds = {name: at(metric="errors", model="nearest", group=name) for name in KINDS}
-    close, cosines = (at(metric=name, model="nearest") for name in ("close", "cosine"))
-    of_model = frame[(frame.table == "model") & (frame.metric == "recovered")]
-    scale = of_model.groupby("snr_db")[["sigma", "multiplier"]].first()
-    gap = max(
-        abs(rates[reader, "predicted"][db] - rates[reader, "exact"][db])
-        for reader in READERS
-        for db in levels
-    )
-    readings = report.Table(
-        ["SNR, dB", "σ", "σ / half distance",
-         *(f"{HEADS[reader]}: {group}" for reader, group in read),
-         "random vectors", f"of width {NARROW}"],
-        [
-            [report.number(db, 0), report.number(scale.sigma[db], 2),
-             report.number(scale.multiplier[db], 2),
-             *(report.number(each[db]) for each in (*read.values(), *others))]
-            for db in levels
-        ],
-        "Tokens read, %. Random vectors: standard normal tables, all tokens, frequencies known.",
-    )  # fmt: skip
-    kinds = {name: each for name, each in kinds.items() if any(each.values())}
-    of_errors = report.Table(
-        ["SNR, dB", "errors", *(KINDS[name] for name in kinds), f"cosine > {CLOSE:g}",
-         "median cosine"],
-        [
-            [report.number(db, 0), report.number(100 - read["nearest", "all"][db]),
-             *(report.number(each.get(db, np.nan), 0) for each in (*kinds.values(), close)),
-             report.number(cosines.get(db, np.nan), 2)]
-            for db in levels
-        ],
-        "Errors of the nearest vector, % of all tokens; kinds, % of the errors; cosine of the true "
-        "and the read vector.",
-    )  # fmt: skip
-    return report.Page(
-        title="What Gaussian noise on token vectors hides from a reader of the vocabulary",
-        answer=" ".join(answers(read, others[0], close, rates, levels)),
-        pictures={
-            "recovery": report.Picture(
-                functools.partial(
-                    figures.panels, drawn(frame), specs(), col="panel", x="x", hue="line"
-                ),
-                "Share of tokens read against the noise and in bins of three properties of the "
-                "token. Points: measured, with 95 % intervals. Lines: predicted from the table",
-            )
-        },
-        tables=[readings, of_errors],
-        notes=[
-            f"{of_model.num_examples.iloc[0]:.0f} tokens; intervals: bootstrap over the rows of "
-            "the task. SNR: mean square of the coordinates over σ².",
-            "Half distance: half the distance from a token's vector to the nearest other one, "
-            "median over tokens. As a noise multiplier of the Gaussian mechanism, with the whole "
-            "distance as sensitivity, it is half as large.",
-            "Predictions average over the noise along the token's own vector, and take the other "
-            f"errors as independent. They differ from a simulation by at most {gap:.1f} points.",
-            f"Content words: letters, no function word. Rare: frequency below {RARE:g} in the "
-            "training texts. Kinds are by string rules; inflection: same stem or irregular form.",
-            *(
-                f"Most frequent errors at {decibels(EXPLAINED)}, {READERS[reader]}: "
-                f"{confusions(frame, reader)}."
-                for reader in READERS
-            ),
-            "BeamClean (arXiv 2505.13758) reads other vectors, so that only the order of its "
-            "numbers compares. The d_X-privacy of arXiv 2411.13784 adds Laplace noise, whose "
-            "length in this width is nearly as constant as that of Gaussian noise.",
-        ],
-    )
-
-
-def answers(
-    read: Mapping[tuple[str, str], Mapping[float, float]],
-    random: Mapping[float, float],
-    close: Mapping[float, float],
-    rates: Mapping[tuple[str, str], Mapping[float, float]],
-    levels: Sequence[float],
-) -> list[str]:
-    """Returns the sentences that answer the questions."""
-    import numpy as np
-
-    nearest, memory = read["nearest", "all"], read["memory", "all"]
-    sentences = []
+    bins = tidy.select(frame, metric="measured", model="nearest", group="frequency")
+    by_frequency = bins.sort_values("place").score
+    panels = {"all": Panel("All tokens", "noise / signal in dB", "tokens read, %")} | {
+        name: Panel(f"By {name}, at {decibels(EXPLAINED)}", title, "tokens read, %")
+        for name, title in PROPERTIES.items()
+    }
+    nearest, memory, sentences = rates["nearest", "measured"], rates["memory", "measured"], []
     if half := [db for db in levels if memory[db] > 50]:
-        db = half[-1]
+        low, lost = half[-1], [db for db in levels if nearest[db] < NEARLY_ALL]
         sentences += [
-            f"**At {decibels(db)}, where the noise has {10 ** (-db / 10):.0f} times the power of "
-            f"the signal, a reader who knows the vocabulary and its frequencies still reads "
-            f"{memory[db]:.0f} % of the tokens**; the nearest vector gives {nearest[db]:.0f} %.",
-            "Noise hides frequent words first: the nearest vector gives "
-            f"{read['nearest', 'rare'][db]:.0f} % of the rare tokens. Random vectors of the same "
-            f"width would leave {random[db]:.0f} % of all tokens readable.",
+            f"**At {decibels(low)}, a reader who knows the vocabulary and its frequencies still "
+            f"reads {memory[low]:.0f} % of the tokens**; the nearest vector gives "
+            f"{nearest[low]:.0f} %.",
+            "That noise returns the word or an unrelated one (arXiv 2411.13784) holds under strong "
+            f"noise only: of the errors, {kinds['unrelated'].get(low, 0):.0f} % are unrelated at "
+            f"{decibels(low)}, and {kinds['unrelated'].get(lost[0], 0):.0f} % of the few at "
+            f"{decibels(lost[0])}.",
         ]
-    goal = BEAMCLEAN["nearest"]
-    if nearest[levels[-1]] < goal < nearest[levels[0]]:
-        up = levels[::-1]
+    if len(by_frequency):
+        sentences.append(
+            f"Noise hides frequent words first: at {decibels(EXPLAINED)}, the nearest vector gives "
+            f"{by_frequency.iloc[0]:.0f} % of the rarest tokens and {by_frequency.iloc[-1]:.0f} % "
+            "of the most frequent ones."
+        )
+    up, goal = levels[::-1], BEAMCLEAN["nearest"]
+    if nearest[up[0]] < goal < nearest[up[-1]]:
         score = np.interp(goal, [nearest[db] for db in up], [memory[db] for db in up])
         sentences.append(
             f"Where nearest vectors give {goal} %, as in BeamClean's experiment, frequencies alone "
             f"give {score:.0f} %; its language model gives {BEAMCLEAN['language model']} %."
         )
-    if vacuous := [db for db in levels if rates["nearest", "bound"][db] < 50]:
-        simulated, estimate, bound = (
-            rates["nearest", name][vacuous[0]] for name in ("exact", "predicted", "bound")
-        )
-        sentences.append(
-            "Norms and distances of the vectors explain the rates: for the nearest vector at "
-            f"{decibels(vacuous[0])}, {estimate:.0f} % predicted and {simulated:.0f} % simulated, "
-            f"where the union bound guarantees {bound:.0f} %."
-        )
-    known = [db for db in levels if nearest[db] < NEARLY_ALL]
-    if len(known) > 1 and half:
-        sentences.append(
-            "That noise returns the word or an unrelated one (arXiv 2411.13784) holds under strong "
-            f"noise: {close[half[-1]]:.0f} % of the errors at {decibels(half[-1])} have a cosine "
-            f"above {CLOSE:g} with the truth, but {close[known[0]]:.0f} % of the few errors at "
-            f"{decibels(known[0])}."
-        )
-    return sentences
-
-
-def confusions(frame: pd.DataFrame, reader: str) -> str:
-    """Returns a reader's most frequent errors that occurred twice, such as "`a`→`an` 6"."""
-    rows = frame[(frame.metric == "confusion") & (frame.model == reader) & (frame.score > 1)]
-    return ", ".join(
-        f"`{token}`→`{decoded}` {count:.0f}"
-        for token, decoded, count in zip(rows.token, rows.decoded, rows.score, strict=True)
-    )
+    return report.Page(
+        title="What Gaussian noise on token vectors hides from a reader of the vocabulary",
+        answer=" ".join(sentences),
+        pictures={
+            "recovery": report.panels(
+                "Share of tokens read against the noise and in bins of three properties of the "
+                "token. Points: measured, with 95 % intervals. Lines: predicted from the table",
+                drawn(frame),
+                specs=panels,
+                col="group",
+                x="x",
+                hue="line",
+            )
+        },
+        tables=[
+            report.Table(
+                ["SNR, dB", *(f"{READERS[reader]}: {metric}" for reader, metric in rates)],
+                [
+                    [report.number(db, 0), *(report.number(each[db]) for each in rates.values())]
+                    for db in levels
+                ],
+                "Tokens read, %.",
+            ),
+            report.Table(
+                ["SNR, dB", "errors", *KINDS.values()],
+                [
+                    [report.number(db, 0), report.number(100 - nearest[db]),
+                     *(report.number(each.get(db, np.nan), 0) for each in kinds.values())]
+                    for db in levels
+                ],
+                "Errors of the nearest vector, % of all tokens; kinds, % of the errors.",
+            ),
+        ],
+        notes=[
+            f"{frame[frame.metric == 'recovered'].num_examples.iloc[0]:.0f} tokens; intervals: "
+            "bootstrap over the rows of the task. SNR: mean square of the coordinates over σ².",
+            "Predictions are for readers that know σ. They average over the noise along the "
+            "token's own vector, and take the other errors as independent.",
+            "Kinds are by string rules; inflection: same stem or irregular form.",
+            "BeamClean (arXiv 2505.13758) reads other vectors, so that only the order of its "
+            "numbers compares. The d_X-privacy of arXiv 2411.13784 adds Laplace noise, whose "
+            "length in this width is nearly as constant as that of Gaussian noise.",
+        ],
+    )  # fmt: skip
 
 
 def drawn(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns the points and lines of the picture."""
-    import pandas as pd
-
-    from experiments import tidy
-
-    frame = frame[frame.table == "model"].assign(x=lambda rows: rows.place.fillna(-rows.snr_db))
-    frame = frame[frame.metric.isin(["recovered", "measured", "predicted", "bound"])]
-    frame = frame.assign(panel=frame.group.replace({"all": "noise"}))
-    points = frame[frame.metric.isin(["recovered", "measured"])].rename(columns={"score": "mean"})
-    keys = ["panel", "model", "x"]
+    frame = frame.assign(x=frame.place.fillna(-frame.snr_db), line=frame.model.map(READERS))
+    keys = ["group", "line", "x"]
     formula = frame[frame.metric == "predicted"].set_index(keys).score.rename("formula")
-    points = points.join(formula, on=keys).assign(line=points.model.map(READERS))
-    bounds = tidy.select(frame, metric="bound", model="memory", panel="noise")
-    bounds = bounds.drop(columns=["low", "high"]).rename(columns={"score": "formula"})
-    return pd.concat([points, bounds.assign(line="union bound, frequencies known")])
-
-
-def specs() -> dict[str, Any]:
-    """Returns the panels of the picture."""
-    from experiments.figures import Panel
-
-    return {"noise": Panel("All tokens", "noise / signal in dB", "tokens read, %")} | {
-        name: Panel(f"By {name}, at {decibels(EXPLAINED)}", title, "tokens read, %")
-        for name, title in PROPERTIES.items()
-    }
+    points = frame[frame.metric.isin(["recovered", "measured"])].rename(columns={"score": "mean"})
+    return points.join(formula, on=keys)

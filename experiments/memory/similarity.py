@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 REPRODUCES = "Robertha's claim of denoising, with the vocabulary as memory; not in the paper"
 UNSEEN = 0.1  # pseudo-count of every token in the prior
-RESAMPLES = 500  # bootstrap resamples of the rows
 NEAR = 1.0  # largest drop in points that counts as keeping the clean score
 TITLES = {
     "none": "no denoising",
@@ -49,6 +48,7 @@ TITLES = {
     "stsb": "STS-B",
     "mrpc": "MRPC",
 }
+SCORES = {"stsb": "Spearman × 100", "mrpc": "area under ROC × 100"}
 COLUMNS = (
     "task", "model", "corruption", "level", "site", "protocol", "seed", "metric", "score",
     "num_examples", "snr_db", "low", "high", "limit",
@@ -72,27 +72,33 @@ DEFAULTS = {size: budget._asdict() for size, budget in BUDGETS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    """Model, texts and noise."""
+class Shared:
+    """Flags of every experiment on a pretrained encoder's vocabulary."""
 
     pretrained: Annotated[str | None, optional("FOLDER", "required")] = None
     """Folder of a BERT or RoBERTa in the Hugging Face layout."""
     data_dir: Annotated[str | None, optional("FOLDER", "required")] = None
     """Folder of the raw data sets."""
+    budget: BudgetName = "laptop"
+    """Size of the run: seconds, minutes or hours. The flags below override it."""
+    runs: str = "runs"
+    """Folder of all runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Shared):
+    """Model, texts and noise."""
+
     task: tuple[Literal["stsb", "mrpc"], ...] = ("stsb",)
     """Tasks to measure."""
     protocols: tuple[Literal["matched", "per-token"], ...] = ("matched", "per-token")
     """Same signal-to-noise ratio for each text (matched), or for each token (per-token)."""
-    budget: BudgetName = "laptop"
-    """Size of the run: seconds, minutes or hours. The flags below override it."""
     num_pairs: Annotated[int | None, by_budget("num_pairs", "INT", DEFAULTS)] = None
     """Number of pairs of texts, from the start of the set."""
     num_draws: Annotated[int | None, by_budget("num_draws", "INT", DEFAULTS)] = None
     """Number of noise draws."""
     snr_db: Annotated[tuple[float, ...] | None, by_budget("snr_db", "FLOAT ...", DEFAULTS)] = None
     """Signal-to-noise ratios in dB."""
-    runs: str = "runs"
-    """Folder of all runs."""
 
 
 def run(config: Config) -> Path:
@@ -106,21 +112,10 @@ def run(config: Config) -> Path:
     import pandas as pd
 
     from experiments import report
-    from experiments.models import load, weights_digest
-    from experiments.rundir import open_run, write_whole
-    from hopfax.data import read_tokenizer, reported_rows, training_rows
+    from hopfax.data import reported_rows
     from hopfax.train.progress import Progress
 
-    budget = budget_of(config, BUDGETS)
-    if not config.pretrained or not config.data_dir:
-        raise ValueError("--pretrained and --data-dir are required, the folders of model and data")
-    if budget.num_pairs < 10 or budget.num_draws < 1:
-        raise ValueError(
-            "--num-pairs must be >= 10 and --num-draws >= 1, got "
-            f"{budget.num_pairs} and {budget.num_draws}"
-        )
-    model, tokens = load(config.pretrained), read_tokenizer(config.pretrained)
-    folder = open_run("memory", config, plan={"weights": weights_digest(config.pretrained)})
+    budget, model, tokens, folder = start("memory", config, BUDGETS)
     table = np.asarray(model.table, np.float32)
     cases = [
         (protocol, db, draw)
@@ -133,10 +128,7 @@ def run(config: Config) -> Path:
         for number, name in enumerate(config.task):
             rows = reported_rows(name, data_dir=config.data_dir)[: budget.num_pairs]
             ids = encoded([row.texts[0][side] for side in (0, 1) for row in rows], tokens)
-            texts = [row.texts[0] for row in training_rows(name, data_dir=config.data_dir)]
-            log_prior = prior(
-                encoded([text for pair in texts for text in pair], tokens), len(table)
-            )
+            log_prior = training_prior(name, config.data_dir, tokens, len(table))
             denoise, labels = denoiser(table, log_prior), np.array([row.label for row in rows])
             clean, right = [table[text] for text in ids], np.concatenate(ids)
             ends = np.cumsum([len(text) for text in ids])[:-1]
@@ -156,10 +148,28 @@ def run(config: Config) -> Path:
             rows_of_task = results(name, measured, recovered, labels)
             limit = capacity(log_prior, width=table.shape[1])
             frames.append(pd.DataFrame(rows_of_task).assign(task=name, limit=limit))
-    frame = pd.concat(frames).reindex(columns=list(COLUMNS))
-    write_whole(folder / "results.csv", frame.to_csv(index=False, lineterminator="\n"))
-    report.write_report(folder, page(folder))
-    return folder
+    return report.write_run(folder, pd.concat(frames), COLUMNS, page)
+
+
+def start(
+    experiment: str, config: Any, budgets: Mapping[str, Any]
+) -> tuple[Any, Pretrained, WordPiece, Path]:
+    """Returns the budget with the flags that were set, the encoder, its tokenizer and the folder.
+
+    Raises:
+        ValueError: A flag is out of range.
+        FileNotFoundError: A file is missing.
+    """
+    from experiments.models import load, weights_digest
+    from experiments.rundir import open_run
+    from hopfax.data import read_tokenizer
+
+    budget = budget_of(config, budgets)
+    if not config.pretrained or not config.data_dir:
+        raise ValueError("--pretrained and --data-dir are required, the folders of model and data")
+    model, tokens = load(config.pretrained), read_tokenizer(config.pretrained)
+    plan = {"weights": weights_digest(config.pretrained)}
+    return budget, model, tokens, open_run(experiment, config, plan=plan)
 
 
 def encoded(texts: Sequence[str], tokens: WordPiece) -> list[np.ndarray]:
@@ -176,6 +186,14 @@ def prior(texts: Sequence[np.ndarray], count: int) -> np.ndarray:
 
     counts = np.bincount(np.concatenate(texts), minlength=count) + UNSEEN
     return np.log(counts / counts.sum()).astype(np.float32)
+
+
+def training_prior(task: str, data_dir: str | None, tokens: WordPiece, count: int) -> np.ndarray:
+    """Returns the log-probability of each token, from a task's training texts."""
+    from hopfax.data import training_rows
+
+    texts = [text for row in training_rows(task, data_dir=data_dir) for text in row.texts[0]]
+    return prior(encoded(texts, tokens), count)
 
 
 def capacity(log_prior: np.ndarray, *, width: int) -> float:
@@ -275,12 +293,12 @@ def batched_outputs(
         yield rows, model.forward(jnp.asarray(padded), jnp.asarray(mask)), mask
 
 
-def cosines(model: Pretrained, vectors: Sequence[np.ndarray], size: int = 32) -> np.ndarray:
+def cosines(model: Pretrained, vectors: Sequence[np.ndarray]) -> np.ndarray:
     """Returns the cosine similarity between the mean states of the two texts of each pair."""
     import numpy as np
 
     means = np.zeros((len(vectors), vectors[0].shape[1]))
-    for rows, output, mask in batched_outputs(model, vectors, size):
+    for rows, output, mask in batched_outputs(model, vectors):
         means[rows] = np.where(mask[..., None], output.output, 0).sum(1)
     first, second = np.split(means / np.linalg.norm(means, axis=1, keepdims=True), 2)
     return np.sum(first * second, axis=1)
@@ -312,14 +330,15 @@ def results(
     """
     import numpy as np
 
-    samples = np.random.default_rng(0).integers(0, len(labels), (RESAMPLES, len(labels)))
+    from experiments import tidy
+
     table = []
     for (method, protocol, db), draws in measured.items():
-        resampled = [
-            np.mean([score(task, cosines[pick], labels[pick]) for cosines in draws])
-            for pick in samples
-        ]
-        low, high = np.quantile(resampled, [0.025, 0.975])
+        low, high = tidy.bootstrap(
+            len(labels),
+            lambda rows, draws=draws: np.mean([score(task, each[rows], labels[rows])
+                                               for each in draws]),
+        )  # fmt: skip
         shared = {
             "model": method,
             "corruption": "gaussian" if protocol else "none",
@@ -339,15 +358,9 @@ def results(
 
 
 def lowest_kept(scores: Mapping[Any, float], clean: float, near: float = NEAR) -> float:
-    """Returns the lowest SNR in dB down to which scores stay close to the clean score.
+    """Returns the lowest SNR in dB down to which scores stay within `near` of the clean score.
 
-    Args:
-        scores: Scores by noise-to-signal ratio in dB.
-        clean: The score without noise.
-        near: Largest drop in points that counts as close.
-
-    Returns:
-        The SNR; nan if the drop is larger even for the weakest noise.
+    Scores are by noise-to-signal ratio in dB. nan if the drop is larger for the weakest noise.
     """
     lowest = float("nan")
     for noise in sorted(scores):
@@ -376,8 +389,6 @@ def decibels(value: float) -> str:
 
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
-    import numpy as np
-
     from experiments import report, tidy
 
     frame = tidy.read(folder)
@@ -386,66 +397,60 @@ def page(folder: Path) -> Page:
     keys = ["task", "protocol", "model", "noise"]
     means = {"mean": ("score", "mean"), "low": ("low", "first"), "high": ("high", "first"),
              "limit": ("limit", "first")}  # fmt: skip
-    lines = noisy[noisy.metric == "score"].groupby(keys, sort=False, as_index=False).agg(**means)
+    lines = noisy.groupby([*keys, "metric"], sort=False, as_index=False).agg(**means)
     lines = lines.assign(clean=lines.task.map(clean)).sort_values("noise", kind="stable")
-    lines = tidy.ordered(lines, "model", list(TITLES))
-    tokens = noisy[noisy.metric == "recovered"]
-    tokens = tokens.groupby(keys, sort=False, as_index=False).score.mean()
-    answers, tables, kept = [], [], {}
-    for (task, protocol), part in lines.groupby(["task", "protocol"], sort=False):
-        name = f"{TITLES[str(task)]}, {TITLES[str(protocol)]}"
-        scores = by_method(part, "mean")
-        aim, limit = float(clean.loc[str(task)]), float(part.limit.iloc[0])
-        kept[name] = {method: lowest_kept(each, aim) for method, each in scores.items()}
-        if protocol != lines.protocol.iloc[0]:
+    scores = tidy.ordered(lines[lines.metric == "score"], "model", list(TITLES))
+    first, levels = lines.protocol.iloc[0], sorted(lines.noise.unique())
+    answers, rows, kept = [], [], {}
+    for (task, protocol), part in scores.groupby(["task", "protocol"], sort=False):
+        name, aim = f"{TITLES[str(task)]}, {TITLES[str(protocol)]}", float(clean.loc[str(task)])
+        values = by_method(part, "mean")
+        kept[name] = {method: lowest_kept(each, aim) for method, each in values.items()}
+        if protocol != first:
             continue
-        if np.isfinite(noise := -kept[name]["memory"]):
+        if (noise := -kept[name]["memory"]) in levels:
             answers.append(
                 f"{name}: retrieval keeps the clean score of {aim:.1f} to within {NEAR:g} point "
                 f"down to {decibels(-noise)}, where the encoder without denoising scores "
-                f"{scores['none'][noise]:.1f}. No decoder can recover all tokens below "
-                f"{decibels(-limit)}."
+                f"{values['none'][noise]:.1f}. No decoder can recover all tokens below "
+                f"{decibels(-part.limit.iloc[0])}."
             )
-        shares = tokens[(tokens.task == task) & (tokens.protocol == protocol)]
-        rows = {TITLES[method]: each for method, each in scores.items()}
-        rows["tokens recovered, %"] = by_method(shares, "score")["memory"]
-        levels = sorted(scores["memory"])
-        tables.append(
-            report.Table(
-                ["", *(decibels(-noise) for noise in levels)],
-                [[title, *(report.number(row[noise]) for noise in levels)]
-                 for title, row in rows.items()],
-                f"{name}: scores by SNR.",
-            )
-        )  # fmt: skip
-    methods = list(next(iter(kept.values())))
-    tables.insert(
-        0,
-        report.Table(
-            ["", *kept],
-            [[TITLES[method], *(decibels(each[method]) for each in kept.values())]
-             for method in methods],
-            f"Lowest SNR at which the score is within {NEAR:g} point of the clean score (lower is "
-            "better).",
-        ),
-    )  # fmt: skip
-    count = int(frame[frame.metric == "score"].num_examples.max())
+        tokens = tidy.select(lines, metric="recovered", task=task, protocol=protocol)
+        values = {TITLES[method]: each for method, each in values.items()}
+        values["tokens recovered, %"] = by_method(tokens, "mean")["memory"]
+        rows += [
+            [f"{TITLES[str(task)]}, {title}", *(report.number(each[noise]) for noise in levels)]
+            for title, each in values.items()
+        ]
     return report.Page(
         title="Retrieval from the vocabulary: a pretrained encoder under noise, without training",
         answer=" ".join(answers),
         pictures={
             "memory": report.facets(
                 "Score of text similarity against noise on the token embeddings, 95 % bands",
-                lines[~lines.model.isin(["uniform", "known"])],
+                scores[~scores.model.isin(["uniform", "known"])],
                 x="noise",
                 col="protocol",
-                row="task" if frame.task.nunique() > 1 else None,
+                row="task",
                 titles=TITLES,
                 xlabel="noise / signal in dB (−SNR)",
-                ylabel="score",
+                ylabel=SCORES,
             )
         },
-        tables=tables,
+        tables=[
+            report.Table(
+                ["", *kept],
+                [[TITLES[method], *(decibels(each[method]) for each in kept.values())]
+                 for method in next(iter(kept.values()))],
+                f"Lowest SNR at which the score is within {NEAR:g} point of the clean score (lower is "
+                "better).",
+            ),
+            report.Table(
+                ["", *(decibels(-noise) for noise in levels)],
+                rows,
+                f"Scores by SNR, {TITLES[first]}.",
+            ),
+        ],
         notes=[
             "Scores: 100 times Spearman's rank correlation between cosine similarity and label "
             "(STS-B), or 100 times the area under the ROC curve (MRPC).",
@@ -454,9 +459,9 @@ def page(folder: Path) -> Page:
             "probable token under the uniform prior.",
             "Every method sees the same noisy copy of each text. Without `σ known`, memory does "
             "not know the noise level and integrates over it.",
-            f"{count} pairs, {noisy.seed.nunique()} noise draws; bands: bootstrap over pairs, of "
-            "the mean over draws.",
+            f"{frame.num_examples.max():.0f} pairs, {noisy.seed.nunique()} noise draws; bands: bootstrap "
+            "over pairs, of the mean over draws.",
             "The limit on token recovery is Shannon's channel capacity, for decoders that know the "
             "frequencies of tokens but not their order.",
         ],
-    )
+    )  # fmt: skip

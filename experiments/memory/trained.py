@@ -140,9 +140,10 @@ def page(folder: Path) -> Page:
                 lines,
                 x="noise",
                 col="protocol",
-                row="task" if scores.task.nunique() > 1 else None,
+                row="task",
                 titles=titles,
                 xlabel="noise / signal in dB (−SNR)",
+                ylabel=gaussian.score_names(scores.task),
             )
         },
         tables=tables,

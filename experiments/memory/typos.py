@@ -23,6 +23,7 @@ training texts, of which every fifth is corrupted and the others give the list o
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 REPRODUCES = "Robertha, Table 12, with a memory of words that corrects them; not in the paper"
 TRAINING = 50  # approximate percentage of the time, for the progress line
-RESAMPLES = 500  # of the rows, for an interval
 EPOCHS = {"sst2": 1, "cola": 6}  # at the laptop budget, as for the results of `typos`
 DEFAULTS = {
     "laptop": {"rates": (0.1, 0.3), "texts": 100},
@@ -132,10 +132,7 @@ def run(config: Config) -> Path:
                 rows += each
                 share = TRAINING + (100 - TRAINING) * count / len(tests)
                 progress.update(100 * number + round(share))
-    frame = pd.DataFrame(rows).reindex(columns=list(COLUMNS))
-    write_whole(folder / "results.csv", frame.to_csv(index=False, lineterminator="\n"))
-    report.write_report(folder, page(folder))
-    return folder
+    return report.write_run(folder, pd.DataFrame(rows), COLUMNS, page)
 
 
 def for_task(config: Config, task: str) -> Config:
@@ -189,59 +186,43 @@ def measured(cell: Cell, tests: Sequence[Typos]) -> Iterator[list[dict[str, Any]
     """
     import numpy as np
 
-    from experiments import conditions
+    from experiments import conditions, tidy
     from experiments.memory.correction import CorrectedTypos
     from hopfax.train.metrics import scores
 
-    metrics = cell.data.spec.metrics
-    reference: tuple[np.ndarray, np.ndarray] | None = None
+    def by_seed(of: Any, rows: Any) -> np.ndarray:
+        metrics, labels = cell.data.spec.metrics, of.labels[rows]
+        return np.array([scores(metrics, each[rows], labels)["score"] for each in of.logits])
+
+    plain = None
     for test in tests:
         predicted = conditions.predictions(cell, test)
-        labels = predicted.labels
-        picks = np.random.default_rng(0).integers(0, len(labels), (RESAMPLES, len(labels)))
-
-        def score(seed: int, rows: Any, of: CellPredictions = predicted) -> float:
-            return scores(metrics, of.logits[seed][rows], of.labels[rows])["score"]
-
-        seeds = range(len(predicted.logits))
-        own = np.array([score(seed, slice(None)) for seed in seeds])
-        resampled = np.array([np.mean([score(seed, rows) for seed in seeds]) for rows in picks])
-        values = {"score": (own, resampled)}
+        values: dict[str, Any] = {"score": functools.partial(by_seed, predicted)}
         shares = {"words_changed": 100 * predicted.words_changed}
         if isinstance(test, CorrectedTypos):
-            assert reference is not None
-            values["gain"] = own - reference[0], resampled - reference[1]
+            values["gain"] = lambda rows, a=predicted, b=plain: by_seed(a, rows) - by_seed(b, rows)
             shares |= of_words(cell, test, predicted)
         else:
-            reference = own, resampled
+            plain = predicted
         shared = {
             "task": cell.data.spec.name,
             "model": test.method.name if isinstance(test, CorrectedTypos) else "none",
             "protocol": "fixed" if test.rate else "",
-            "num_examples": len(labels),
+            "num_examples": len(predicted.labels),
             "num_train": len(cell.data.train.labels),
             **test.columns(cell),
         }
-        rows = []
-        for metric, (each, draws) in values.items():
-            low, high = np.round(np.quantile(draws, [0.025, 0.975]), 4)
-            rows += entries(cell, shared | {"low": low, "high": high}, metric, each)
-        for metric, each in shares.items():
-            rows += entries(cell, shared, metric, each)
-        yield rows
-
-
-def entries(
-    cell: Cell, shared: Mapping[str, Any], metric: str, values: np.ndarray
-) -> list[dict[str, Any]]:
-    """Returns one row of results.csv for each seed that has a value."""
-    import numpy as np
-
-    return [
-        {**shared, "seed": seed, "metric": metric, "score": round(float(value), 4)}
-        for seed, value in zip(cell.spec.seeds, values, strict=True)
-        if np.isfinite(value)
-    ]
+        columns = [({}, metric, each) for metric, each in shares.items()]
+        for metric, each in values.items():
+            low, high = tidy.bootstrap(len(predicted.labels), lambda rows, f=each: f(rows).mean())
+            ends = {"low": round(low, 4), "high": round(high, 4)}
+            columns.append((ends, metric, each(slice(None))))
+        yield [
+            {**shared, **ends, "seed": seed, "metric": metric, "score": round(float(value), 4)}
+            for ends, metric, each in columns
+            for seed, value in zip(cell.spec.seeds, each, strict=True)
+            if np.isfinite(value)
+        ]
 
 
 def of_words(cell: Cell, test: Any, predicted: CellPredictions) -> dict[str, np.ndarray]:
@@ -318,9 +299,10 @@ def page(folder: Path) -> Page:
                 lines(scores),
                 x="rate",
                 col="corruption",
-                row="task" if len(tasks) > 1 else None,
+                row="task",
                 titles=titles,
                 xlabel="share of words",
+                ylabel=gaussian.score_names(tasks),
             )
         },
         tables=[compared(scores, shown, share, most, titles)],
@@ -369,7 +351,7 @@ def compared(
     titles: Mapping[str, str],
 ) -> Table:
     """Returns the gains at one level and on clean texts, and the words restored or altered."""
-    from experiments import report
+    from experiments import report, tidy
     from experiments.conditions import CORRUPTIONS
 
     columns = [name for name in TITLES if name in set(gains.model)]
@@ -377,18 +359,13 @@ def compared(
     own = {(row.task, row.corruption, row.model): row for _, row in gains.iterrows()}
     body = []
     for (task, kind), rows in gains.groupby(["task", "corruption"], sort=False):
-        plain = scores[
-            (scores.task == task)
-            & (scores.corruption == kind)
-            & (scores.level == rows.level.iloc[0])
-            & (scores.model == "none")
-        ]
+        at = {"task": task, "corruption": kind, "level": rows.level.iloc[0], "model": "none"}
         metric = "altered" if kind == "none" else "restored"
         places = [(task, kind, name) for name in columns]
         body.append(
             [
                 f"{titles[str(task)]}, {CORRUPTIONS.get(str(kind), 'clean')}",
-                report.number(float(plain["mean"].iloc[0])),
+                report.number(tidy.select(scores, **at)["mean"].iloc[0]),
                 *(report.with_interval(own[at]) if at in own else "" for at in places),
                 *(report.number(share[task, kind, name, metric]) for name in methods),
             ]
@@ -429,20 +406,11 @@ def finding(
     for name in methods:
         text += f" {TITLES[name]} has a clear gain under {clear(name)}"
         text += f"; if attacks are adaptive, under {clear(f'{name}, adaptive')}."
-    kinds = list(own.corruption.unique())
-    by_method = {
-        name: [
-            kind
-            for kind in kinds
-            if all(
-                share[task, kind, name, "restored"] > share[task, kind, other, "restored"]
-                for other in methods
-                if other != name
-            )
-        ]
-        for name in methods
-    }
+    most: dict[str, list[str]] = {name: [] for name in methods}
+    for kind in own.corruption.unique():
+        restored = [share[task, kind, name, "restored"] for name in methods]
+        most[methods[restored.index(max(restored))]].append(kind)
     if len(methods) > 1:
-        most = "; ".join(f"by {TITLES[n]} after {named(kinds)}" for n, kinds in by_method.items())
-        text += f" More words are restored {most}."
+        parts = (f"by {TITLES[name]} after {named(kinds)}" for name, kinds in most.items())
+        text += f" More words are restored {'; '.join(parts)}."
     return text

@@ -114,6 +114,18 @@ def titles(tasks: Iterable[str]) -> dict[str, str]:
     return named | {"average": f"mean over {len(tasks)} tasks"}
 
 
+def score_names(tasks: Iterable[str]) -> dict[str, str]:
+    """Returns what each task's score is, for an axis."""
+    names = {"accuracy": "accuracy", "f1": "F1", "mcc": "Matthews", "pearson": "Pearson",
+             "spearman": "Spearman"}  # fmt: skip
+    return {
+        task: f"{' and '.join(names[each] for each in TASKS[task].metrics)} × 100"
+        if task in TASKS
+        else "score"
+        for task in tasks
+    }
+
+
 def reference(models: Sequence[str]) -> str:
     """Returns the model that others are compared with: TinyBERT, or the first."""
     return BASELINE if BASELINE in models else models[0]
