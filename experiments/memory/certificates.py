@@ -144,7 +144,7 @@ def run(config: Config) -> Path:
 def certified(
     ids: Sequence[np.ndarray], table: np.ndarray, radius: np.ndarray
 ) -> list[dict[str, Any]]:
-    """Returns the share of texts whose tokens all have certified radii above one in RMS norms."""
+    """Returns by radius, in RMS norms, the share of texts with larger certified radii only."""
     import numpy as np
 
     scale = rms_norm(table[np.concatenate(ids)])

@@ -228,16 +228,13 @@ def words(correct: Corrector, pairs: Mapping[tuple[str, str], int]) -> Words:
 def tune(texts: Sequence[str], methods: Iterable[str], *, num_texts: int) -> list[dict[str, Any]]:
     """Tries every setting of `GRID` on random typos in texts that the word list does not have.
 
-    Args:
-        texts: Training texts. Every fifth is corrupted, up to `num_texts`, the others give the
-            list of words.
-        methods: Keys of `GRID`.
-        num_texts: Maximum number of corrupted texts.
+    Every fifth of the texts, up to `num_texts`, is corrupted in a fifth of its words; the others
+    give the list of words.
 
     Returns:
         For each setting, its method and settings; and in percent the words that are `right` after
         correction, the changed words that are `restored` and the unchanged words that are
-        `altered`. A fifth of the words are changed.
+        `altered`.
     """
     counts = text.word_counts(each for n, each in enumerate(texts) if n % 5)
     pairs: Counter[tuple[str, str]] = Counter()
@@ -250,15 +247,13 @@ def tune(texts: Sequence[str], methods: Iterable[str], *, num_texts: int) -> lis
         for settings in GRID[name]:
             each = words(build(Method(name, tuple(settings.items())), counts), pairs)
             right = each.restored + each.unchanged - each.altered
-            table.append(
-                {
-                    "method": name,
-                    **settings,
-                    "right": 100 * right / max(pairs.total(), 1),
-                    "restored": 100 * each.restored / max(each.changed, 1),
-                    "altered": 100 * each.altered / max(each.unchanged, 1),
-                }
-            )
+            shares = {
+                "right": right / max(pairs.total(), 1),
+                "restored": each.restored / max(each.changed, 1),
+                "altered": each.altered / max(each.unchanged, 1),
+            }
+            percent = {column: 100 * share for column, share in shares.items()}
+            table.append({"method": name, **settings, **percent})
     return table
 
 

@@ -305,7 +305,7 @@ def page(folder: Path) -> Page:
                 ylabel=gaussian.score_names(tasks),
             )
         },
-        tables=[compared(scores, shown, share, most, titles)],
+        tables=[compared(scores, shown, share, most, titles | {"none": "clean"})],
         notes=[
             report.sizes(frame, titles),
             "A clear gain: its interval excludes zero. "
@@ -351,36 +351,25 @@ def compared(
     titles: Mapping[str, str],
 ) -> Table:
     """Returns the gains at one level and on clean texts, and the words restored or altered."""
-    from experiments import report, tidy
-    from experiments.conditions import CORRUPTIONS
+    from experiments import report
 
-    columns = [name for name in TITLES if name in set(gains.model)]
-    methods = [name for name in columns if "adaptive" not in name]
-    own = {(row.task, row.corruption, row.model): row for _, row in gains.iterrows()}
-    body = []
-    for (task, kind), rows in gains.groupby(["task", "corruption"], sort=False):
-        at = {"task": task, "corruption": kind, "level": rows.level.iloc[0], "model": "none"}
-        metric = "altered" if kind == "none" else "restored"
-        places = [(task, kind, name) for name in columns]
-        body.append(
-            [
-                f"{titles[str(task)]}, {CORRUPTIONS.get(str(kind), 'clean')}",
-                report.number(tidy.select(scores, **at)["mean"].iloc[0]),
-                *(report.with_interval(own[at]) if at in own else "" for at in places),
-                *(report.number(share[task, kind, name, metric]) for name in methods),
-            ]
-        )
-    return report.Table(
-        [
-            "",
-            "as it is",
-            *(TITLES[name] for name in columns),
-            *(f"% of words, {TITLES[name]}" for name in methods),
-        ],
-        body,
-        f"Score without correction, and gains in points, with {100 * level:.0f} % of the words "
-        "changed. Last columns: changed words restored; for clean texts, words altered.",
-    )
+    cells = gains[["task", "corruption", "level"]].drop_duplicates().to_numpy().tolist()
+    plain = scores[scores.model == "none"].set_index(["task", "corruption", "level"])["mean"]
+    table = report.pivot(
+        gains.assign(line=gains.task.map(titles) + ", " + gains.corruption.replace(titles)),
+        index="line",
+        columns="model",
+        titles=titles,
+        caption=f"Score without correction, and gains in points, with {100 * level:.0f} % of the "
+        "words changed. Last columns: changed words restored; for clean texts, words altered.",
+    ).with_column(1, "as it is", [report.number(plain[tuple(cell)]) for cell in cells])
+    for name in [each for each in gains.model.unique() if "adaptive" not in each]:
+        of_words = [
+            report.number(share[task, kind, name, "restored" if changed else "altered"])
+            for task, kind, changed in cells
+        ]
+        table = table.with_column(len(table.columns), f"% of words, {titles[name]}", of_words)
+    return table
 
 
 def finding(

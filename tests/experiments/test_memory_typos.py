@@ -78,12 +78,8 @@ def test_gradients_of_the_corrected_text_belong_to_the_words_before():
     assert seen.gradients is not None
     (linear,) = seen.gradients.linearize([clean], [0])
     spans = list(zip(linear.starts, linear.ends, strict=True))
-    assert [clean[start:end] for start, end in spans if start >= 0] == [
-        "a",
-        "wndrful",
-        "flm",
-        "very",
-    ]
+    words = [clean[start:end] for start, end in spans if start >= 0]
+    assert words == ["a", "wndrful", "flm", "very"]
     assert linear.ids[linear.starts < 0].tolist() == [3]
     # An edit that is undone has the tokens of the word itself.
     undone, known, far = seen.gradients.pieces(["flim", "film", "xyz"])
@@ -93,20 +89,15 @@ def test_gradients_of_the_corrected_text_belong_to_the_words_before():
 def test_a_fixed_attack_is_that_on_the_model_without_correction(cell):
     shared = {"corruption": "textbugger", "rate": 0.5, "num_texts": 6}
     plain = conditions.predictions(cell, conditions.Typos(**shared))
-    fixed = conditions.predictions(cell, CorrectedTypos(method=MEMORY, **shared))
-    assert [json.loads(str(each)) for each in fixed.edits] == [
-        json.loads(str(each)) for each in plain.edits
-    ]
-    np.testing.assert_array_equal(fixed.words_changed, plain.words_changed)
-    # The corrected words are read.
     test = CorrectedTypos(method=MEMORY, **shared)
+    fixed = conditions.predictions(cell, test)
+    assert fixed.edits.tolist() == plain.edits.tolist()
+    # The corrected words are read.
     rows = conditions.with_words("sentiment", None, 6)
-    log = json.loads(str(plain.edits[1]))
-    texts = [
-        test.read(cell, correction.redone(row.texts, e).text)
-        for row, e in zip(rows, log, strict=True)
+    as_rows = [
+        row._replace(texts=test.read(cell, correction.redone(row.texts, log).text))
+        for row, log in zip(rows, json.loads(str(plain.edits[1])), strict=True)
     ]
-    as_rows = [row._replace(texts=each) for row, each in zip(rows, texts, strict=True)]
     want = conditions.predict_rows(cell, as_rows, [1]).logits[0]
     np.testing.assert_allclose(fixed.logits[1], want, rtol=1e-4, atol=1e-5)
 
@@ -117,14 +108,9 @@ def test_an_adaptive_attack_raises_the_loss_of_the_model_with_correction(cell):
     shared = {"method": MEMORY, "corruption": "hotflip", "rate": 0.5, "num_texts": 6, "beam": 1}
     fixed, adaptive = (CorrectedTypos(adaptive=each, **shared) for each in (False, True))
     victim = fixed.victim(cell, 0)
-    clean, weak, strong = (
-        victim.loss(each, labels).mean()
-        for each in (
-            texts,
-            [each.text for each in fixed.corrupted(cell, rows, 0)],
-            [each.text for each in adaptive.corrupted(cell, rows, 0)],
-        )
-    )
+    weak, strong = ([each.text for each in test.corrupted(cell, rows, 0)]
+                    for test in (fixed, adaptive))  # fmt: skip
+    clean, weak, strong = (victim.loss(each, labels).mean() for each in (texts, weak, strong))
     assert strong > max(clean, weak)
 
 
