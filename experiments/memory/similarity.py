@@ -442,8 +442,8 @@ def page(folder: Path) -> Page:
                 ["", *kept],
                 [[TITLES[method], *(decibels(each[method]) for each in kept.values())]
                  for method in next(iter(kept.values()))],
-                f"Lowest SNR at which the score is within {NEAR:g} point of the clean score (lower is "
-                "better).",
+                f"Lowest SNR at which the score is within {NEAR:g} point of the clean score (lower "
+                "is better).",
             ),
             report.Table(
                 ["", *(decibels(-noise) for noise in levels)],
@@ -459,8 +459,8 @@ def page(folder: Path) -> Page:
             "probable token under the uniform prior.",
             "Every method sees the same noisy copy of each text. Without `σ known`, memory does "
             "not know the noise level and integrates over it.",
-            f"{frame.num_examples.max():.0f} pairs, {noisy.seed.nunique()} noise draws; bands: bootstrap "
-            "over pairs, of the mean over draws.",
+            f"{frame.num_examples.max():.0f} pairs, {noisy.seed.nunique()} noise draws; bands: "
+            "bootstrap over pairs, of the mean over draws.",
             "The limit on token recovery is Shannon's channel capacity, for decoders that know the "
             "frequencies of tokens but not their order.",
         ],
