@@ -91,7 +91,7 @@ def test_programs_that_disagree_are_named():
     for rows, error in ((8, 0.1), (8, np.nan), (3, 0.005)):
         other = ones.copy()
         other[:rows, 1] += error
-        with pytest.raises(RuntimeError, match="b and a differ"):
+        with pytest.raises(RuntimeError, match="b and a must agree"):
             programs.check_equal({"a": ones, "b": other})
 
 
