@@ -155,7 +155,7 @@ def measure(
         times = interleaved(case.programs(*arguments), seconds=seconds, min_rounds=rounds)
         values |= {("seconds", program): taken for program, taken in times.items()}
         for ratio in case.RATIOS:
-            first, second = ratio.split(" / ")
+            first, _, second = ratio.partition(" / ")
             if first in times and second in times:
                 values["ratio", ratio] = times[first] / times[second]
     return [

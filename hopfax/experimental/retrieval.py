@@ -89,9 +89,10 @@ def retrieve_head(
     counts, widths = [len(x) for x in arrays], [x.shape[1] for x in arrays]
     fits = min(counts + widths) > 0 and max(counts) <= MAX_KEYS and max(widths) <= MAX_WIDTH
     if not fits or any(x.dtype not in _DTYPES for x in arrays):
+        got = ", ".join(f"{x.dtype}{list(x.shape)}" for x in arrays)
         raise ValueError(
-            f"the kernel takes 1 to {MAX_KEYS} queries and keys of width 1 to {MAX_WIDTH} in "
-            f"{' or '.join(_DTYPES)}, got {[jax.typeof(x) for x in arrays]}: use hopfield.attend"
+            f"queries, keys and values must have 1 to {MAX_KEYS} rows of width 1 to {MAX_WIDTH} in "
+            f"{' or '.join(_DTYPES)}, got {got}: use hopfield.attend"
         )
     visible = jnp.ones(len(keys), bool)
     if mask is not None:

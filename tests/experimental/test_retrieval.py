@@ -269,8 +269,8 @@ FIT = [(7, 5), (7, 5), (7, 3)]
         (FIT, {"beta": 0.0}, "beta must be > 0, got 0.0"),
         (FIT, {"max_steps": 0}, "max_steps must be >= 1, got 0"),
         (FIT, {"dtype": np.float16}, "in float32 or bfloat16, got .*float16"),
-        ([(7, 5), (0, 5), (0, 3)], {}, "1 to 512 queries and keys"),
-        ([(513, 5), (7, 5), (7, 3)], {}, "1 to 512 queries and keys"),
+        ([(7, 5), (0, 5), (0, 3)], {}, "1 to 512 rows"),
+        ([(513, 5), (7, 5), (7, 3)], {}, "1 to 512 rows"),
         ([(7, 129), (7, 129), (7, 3)], {}, "width 1 to 128"),
     ],
 )
