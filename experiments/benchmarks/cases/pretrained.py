@@ -1,4 +1,4 @@
-"""A pretrained encoder: forward pass, fine-tuning, influence, memory and loading, against PyTorch.
+"""A pretrained encoder: forward pass, fine-tuning, influence and loading, against PyTorch.
 
 all-MiniLM-L6-v2 (6 layers, width 384) from the folder that the variable HOPFAX_MINILM names. The
 weights are the same in both, and outputs must agree. Fine-tuning steps have 32 rows of
@@ -9,8 +9,6 @@ from the vocabulary. Loading ends when every weight is in memory; PyTorch's load
 """
 
 import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,20 +36,8 @@ RATIOS = {
     "PyTorch loop / hopfax": "≥ 2 (CPU)",
     "hopfax with memory / hopfax": "≤ 2.2",
     "PyTorch loader / hopfax": None,
-    "peak memory / weights": "≤ 1.3",
 }
 TEXTS, TOKENS, LONGEST = 16, 256, 64
-PEAK = """
-import resource, sys
-from hopfax import nn
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-import jax, safetensors.numpy
-jax.block_until_ready(jax.numpy.zeros(8) + 1)
-before = peak()
-model = nn.load_pretrained(sys.argv[1])
-jax.block_until_ready(model.params)
-print((peak() - before) * 1024 / sum(leaf.nbytes for leaf in jax.tree.leaves(model.params)))
-"""
 
 
 def folder() -> Path:
@@ -129,22 +115,17 @@ def loading(data_dir: str | None) -> dict[str, Program]:
     return calls
 
 
-SETTINGS = {each.__name__.replace("_", " "): (each,) for each in (forward, fine_tuning, influence)}
-SETTINGS["loading"] = (loading,)
+SETTINGS = {
+    "forward: 16 texts": (forward,),
+    "fine-tuning: 32 rows": (fine_tuning,),
+    "influence: 16 texts": (influence,),
+    "loading: all weights": (loading,),
+}
 
 
 def programs(data_dir: str | None, make: Any) -> dict[str, Program]:
     """Programs of one setting."""
     return make(data_dir)
-
-
-def figures(data_dir: str | None, make: Any) -> dict[str, float]:
-    """Of loading, the peak of a fresh process's memory above that of its imports."""
-    if make is not loading:
-        return {}
-    command = [sys.executable, "-c", PEAK, str(folder())]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return {"peak memory / weights": float(printed)}
 
 
 def random_ids() -> np.ndarray:
