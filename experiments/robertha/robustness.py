@@ -221,6 +221,16 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], baseline: str) -> st
         f"**{gaussian.finding(rows)} of {titles[model]} over {titles[baseline]} {where}**: "
         f"{parts}, in points, mean over noise levels."
     )
+    if model != (remembering := f"{baseline}-memory") and remembering in others:
+        pair = scores[(scores.task == scores.task.iloc[0])
+                      & scores.model.isin([remembering, baseline])]  # fmt: skip
+        leads = gaussian.differences(pair, baseline=baseline, over=["level"])
+        leads = leads[(leads.site == "token") & (leads.protocol == "matched")]
+        text += "".join(
+            f" Retrieving its token embeddings from the vocabulary gives {titles[baseline]} "
+            f"{report.plain_interval(row)} points on token embeddings at the same SNR."
+            for _, row in leads.iterrows()
+        )
     gap = gaussian.gap(compared, model=model, baseline=baseline)
     for _, row in gap[gap.paper.notna() & (gap.comparison == gaussian.ACROSS)].iterrows():
         text += (
