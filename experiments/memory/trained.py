@@ -68,7 +68,7 @@ def page(folder: Path) -> Page:
     import numpy as np
 
     from experiments import report, tidy
-    from experiments.memory.similarity import TITLES, by_method, decibels, lowest_kept
+    from experiments.memory.similarity import LIMIT, TITLES, by_method, decibels, lowest_kept
     from experiments.robertha import gaussian
 
     measured = gaussian.read(folder)
@@ -152,8 +152,7 @@ def page(folder: Path) -> Page:
             *measured.notes,
             "Memory: token embeddings are replaced by their posterior means, given the vocabulary "
             "as patterns and token frequencies as prior.",
-            "The limit on token recovery is Shannon's channel capacity, for decoders that know the "
-            "frequencies of tokens but not their order.",
+            LIMIT,
             "Significant: the 95 % interval excludes zero, without correction for multiple tests.",
             "Trained with noise: SNR drawn uniformly from −16 to 0 dB for each training text.",
         ],
