@@ -119,6 +119,8 @@ def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
         chex.assert_shape(embeddings, (*real.shape, width))
         if real.shape[1] > max_length:
             raise ValueError(f"texts must have at most {max_length} tokens, got {real.shape[1]}")
+        if token_types is not None and "types" not in params:
+            raise ValueError(f"token_types must be None for {config['model_type']}")
         types = jnp.zeros(real.shape, int) if token_types is None else jnp.asarray(token_types)
         chex.assert_equal_shape([types, real])
         return PretrainedOutput(*run_batch(params, embeddings, real, types))

@@ -541,6 +541,10 @@ def test_bad_arguments(folder, family):
     limit = POSITIONS - PAD - 1 if family == "roberta" else POSITIONS
     assert model.max_length == limit
     tokens = np.zeros((2, limit + 1, WIDTH))
+    if family in ("gpt2", "gemma2"):
+        types = np.zeros((2, 3), int)
+        with pytest.raises(ValueError, match=f"token_types must be None for {family}"):
+            model.forward(tokens[:, :3], np.ones((2, 3)), token_types=types)
     with pytest.raises(ValueError, match=f"at most {limit} tokens, got {limit + 1}"):
         model.forward(tokens, np.ones((2, limit + 1)))
     for mask in (np.ones(4), np.ones((2, 3))):
