@@ -63,7 +63,7 @@ def fixed_point(
         fn: The map, called as `fn(params, x)` and returning an array like `x`. It must not close
             over traced arrays; pass them in `params`.
         params: Parameters of `fn`, a pytree.
-        init: Initial state, a floating array of any shape or a pytree of them.
+        init: Initial state, a pytree of floating arrays of any shape.
         tol: Stop when the change is at most this, >= 0. May be traced; `inf` stops after one step.
         max_steps: Maximum number of applications of `fn`, at least 1.
         gradient: `"implicit"` or `"unrolled"`, see Differentiation.

@@ -185,7 +185,7 @@ class Surrogate(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Texts of one padded length, and what attacks need to know of them.
+    """Texts of one padded length, and the data that attacks need.
 
     Attributes:
         ids: Token ids, (texts, tokens).

@@ -47,7 +47,7 @@ from experiments.memory.similarity import (
     prior,
     results,
 )
-from experiments.settings import budget_of, by_budget
+from experiments.settings import by_budget
 
 if TYPE_CHECKING:
     import jax
@@ -130,21 +130,10 @@ def run(config: Config) -> Path:
     import pandas as pd
 
     from experiments import report
-    from experiments.models import load, weights_digest
-    from experiments.rundir import open_run, write_whole
-    from hopfax.data import read_tokenizer, reported_rows, training_rows
+    from hopfax.data import reported_rows, training_rows
     from hopfax.train.progress import Progress
 
-    budget = budget_of(config, BUDGETS)
-    if not config.pretrained or not config.data_dir:
-        raise ValueError("set --pretrained and --data-dir, the folders of a model and of the sets")
-    if budget.num_pairs < 10 or budget.num_draws < 1 or budget.num_steps < 1:
-        raise ValueError(
-            "--num-pairs must be >= 10, --num-draws and --num-steps >= 1, got "
-            f"{budget.num_pairs}, {budget.num_draws} and {budget.num_steps}"
-        )
-    model, tokens = load(config.pretrained), read_tokenizer(config.pretrained)
-    folder = open_run("memory-context", config, plan={"weights": weights_digest(config.pretrained)})
+    budget, model, tokens, folder = similarity.start("memory-context", config, BUDGETS)
     table, blank = np.asarray(model.table, np.float32), tokens.tokens.index("[MASK]")
     cases = [
         (protocol, db, draw)
@@ -203,11 +192,8 @@ def run(config: Config) -> Path:
             limit = similarity.capacity(priors.log_prior, width=table.shape[1])
             frames.append(pd.DataFrame(scores).assign(task=name, limit=limit))
             progress.update(done + len(cases) + 1)
-    frame = pd.concat(frames).reindex(columns=list(similarity.COLUMNS))
-    frame["width"] = table.shape[1]
-    write_whole(folder / "results.csv", frame.to_csv(index=False, lineterminator="\n"))
-    report.write_report(folder, page(folder))
-    return folder
+    frame = pd.concat(frames).assign(width=table.shape[1])
+    return report.write_run(folder, frame, [*similarity.COLUMNS, "width"], page)
 
 
 class Bigrams(NamedTuple):
@@ -249,7 +235,7 @@ class Priors(NamedTuple):
         log_prior: Log-frequency of each token.
         bigrams: Probability of each token given the one before it.
         head: Parameters of the encoder's prior.
-        weight: Weight of the encoder's prior beside the bigrams.
+        weight: Weight of the encoder's prior when it is added to the bigrams.
     """
 
     table: np.ndarray

@@ -95,7 +95,7 @@ class CorrectedTypos(Typos):
 
     Attributes:
         method: The corrector.
-        adaptive: Whether the attack knows of it.
+        adaptive: Whether the attack targets the model with correction.
     """
 
     method: Method

@@ -1,4 +1,4 @@
-"""Which tokens does a reader of the vocabulary recover from noisy vectors, and which stay hidden?
+"""Which tokens can be recovered from noisy embeddings with the vocabulary, and which stay hidden?
 
 Claims: nearest neighbours read 42.1 % of MRPC's tokens from vectors with Gaussian noise, a search
 with a language model 74.3 % (Kale et al., 2025, BeamClean, arXiv 2505.13758). Noise on a word's
@@ -384,7 +384,7 @@ def page(folder: Path) -> Page:
             f"give {score:.0f} %; its language model gives {BEAMCLEAN['language model']} %."
         )
     return report.Page(
-        title="What Gaussian noise on token vectors hides from a reader of the vocabulary",
+        title="How many tokens can be recovered from noisy embeddings",
         answer=" ".join(sentences),
         pictures={
             "recovery": report.panels(

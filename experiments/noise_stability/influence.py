@@ -2,7 +2,7 @@
 
 Paper: Haris, Zhang and Yoshida (2026), Figures 1, 7 and 8. Claims: in pretrained transformers the
 geometric influence of a token is a U-shaped function of its position, in the output, the layers and
-the heads; and a few tokens have most of it, as in a junta.
+the heads; and a few tokens have most of the influence, as in a junta.
 
 Command: `python -m experiments influence --pretrained FOLDER --text-file FILE`. FOLDER has a BERT,
 RoBERTa, GPT-2 or Gemma-2 in the Hugging Face layout; FILE is plain text, such as

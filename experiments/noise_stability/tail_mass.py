@@ -367,7 +367,7 @@ def bounds(frame: pd.DataFrame) -> pd.DataFrame:
 
     parts = []
     for (setting, weights), rows in frame.groupby(["task", "model"], sort=False):
-        # One number a text, by metric and level; -1 stands for no level.
+        # One value per text for each metric and level; -1 means no level.
         wide = rows.fillna({"level": -1}).pivot(
             index="seed", columns=["metric", "level"], values="score"
         )

@@ -155,8 +155,8 @@ def gini(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
         mask: True where a token is real; None means all.
 
     Returns:
-        A number in [0, 1 - 1/d]: 0 if all directions have equal variance (or none), 1 - 1/d if one
-        direction has all of it.
+        A number in [0, 1 - 1/d]: 0 if all directions have equal variance (or none), 1 - 1/d if
+        all variance is in one direction.
 
     Example:
         >>> import jax.numpy as jnp

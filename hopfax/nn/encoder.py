@@ -183,7 +183,7 @@ class Block(nnx.Module):
 
 
 def _described(attention: Callable[..., Attention]) -> dict[str, Any]:
-    """Returns the name and options of an attention layer's class, or of a partial of it."""
+    """Returns the name and options of an attention class or a `functools.partial` of one."""
     layer = getattr(attention, "func", attention)
     return {**getattr(attention, "keywords", {}), "name": getattr(layer, "__name__", "")}
 

@@ -183,7 +183,7 @@ class _Family(NamedTuple):
     Attributes:
         build: Returns the forward pass for a configuration.
         table: Tensors of the model.
-        unused: Patterns of tensors that are not part of it: heads, poolers, buffers.
+        unused: Name patterns of tensors that the model ignores: heads, poolers, buffers.
         prefix: Start of the names in files that are saved with a head.
         settings: The family's names of settings.
         fixed: Settings of which one value is supported.
