@@ -12,15 +12,17 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from experiments import tidy
 from experiments.cells import Cell, buckets, digest_of
+from experiments.memory import similarity
 from experiments.rundir import identifier, write_whole
-from hopfax import hopfield, text
+from hopfax import text
 from hopfax.data import (
     EVALUATION_SETS,
     Example,
@@ -90,21 +92,30 @@ class Condition(Protocol):
 
 def predictions(cell: Cell, condition: Condition) -> CellPredictions:
     """Returns the cell's predictions under a condition, from its folder if stored."""
-    key = (
-        {"condition": condition.key(cell), "memory": "one site"}
-        if cell.memory
-        else condition.key(cell)
-    )
-    path = cell.folder / "predictions" / f"{type(condition).__name__.lower()}-{identifier(key)}.npz"
-    if path.exists():
-        with np.load(path) as stored:
-            return CellPredictions(**{field: stored[field] for field in CellPredictions._fields})
-    predicted = condition.predict(cell)
+    if (stored := _stored(cell, condition)) is not None:
+        return stored
+    predicted, path = condition.predict(cell), _path(cell, condition)
     path.parent.mkdir(exist_ok=True)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **predicted._asdict())
     write_whole(path, buffer.getvalue())
     return predicted
+
+
+def _stored(cell: Cell, condition: Condition) -> CellPredictions | None:
+    path = _path(cell, condition)
+    if not path.exists():
+        return None
+    with np.load(path) as stored:
+        return CellPredictions(**{field: stored[field] for field in CellPredictions._fields})
+
+
+def _path(cell: Cell, condition: Condition) -> Path:
+    key = condition.key(cell)
+    if cell.memory:
+        key = {"condition": key, "memory": "one site"}
+    name = f"{type(condition).__name__.lower()}-{identifier(key)}.npz"
+    return cell.folder / "predictions" / name
 
 
 def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, Any]]:
@@ -119,12 +130,19 @@ def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, 
         shared["train_overlap"] = condition.train_overlap(cell)
     changes = predicted.words_changed.tolist() or [None] * len(cell.spec.seeds)
     numbers = predicted.snr_db.tolist(), predicted.num_steps.tolist(), changes
-    for seed, logits, snr_db, steps, changed in zip(
-        cell.spec.seeds, predicted.logits, *numbers, strict=True
+    without = _stored(cell._replace(memory=False), condition) if cell.memory else None
+    gains, ends = [], {}
+    if without is not None:
+        gains, low, high = gain(metrics, predicted, without)
+        ends = {"low": round(low, 4), "high": round(high, 4)}
+    for place, (seed, logits, snr_db, steps, changed) in enumerate(
+        zip(cell.spec.seeds, predicted.logits, *numbers, strict=True)
     ):
         values = scores(metrics, logits, predicted.labels)
         if changed is not None:
             values["words_changed"] = changed
+        if gains:
+            values["gain"] = gains[place]
         for metric, value in (values | shared).items():
             yield {
                 "task": cell.data.spec.name,
@@ -137,7 +155,29 @@ def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, 
                 "snr_db": round(snr_db, 4) if np.isfinite(snr_db) else None,
                 "steps_mean": round(steps, 3) if cell.iterates else None,
                 **columns,
+                **(ends if metric == "gain" else {}),
             }
+
+
+def gain(
+    metrics: Sequence[str], ours: CellPredictions, theirs: CellPredictions
+) -> tuple[list[float], float, float]:
+    """Returns each seed's score minus that of other predictions of the same rows.
+
+    The second and third values are the ends of the 95 % bootstrap interval over rows of the mean
+    over seeds.
+    """
+    labels = ours.labels
+
+    def of_seeds(rows: Any) -> list[float]:
+        return [
+            scores(tuple(metrics), one[rows], labels[rows])["score"]
+            - scores(tuple(metrics), other[rows], labels[rows])["score"]
+            for one, other in zip(ours.logits, theirs.logits, strict=True)
+        ]
+
+    low, high = tidy.bootstrap(len(labels), lambda rows: np.mean(of_seeds(rows)))
+    return of_seeds(slice(None)), low, high
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -373,12 +413,12 @@ def evaluation_sets(
 
 def capacity(cell: Cell) -> float:
     """Returns the SNR in dB below which no decoder that knows the prior recovers all tokens."""
-    log_prior = jax.nn.log_softmax(cell.params["memory"]["log_prior"][0])
     ids, lengths = cell.data.test.ids, cell.data.test.lengths
-    real = ids[np.arange(ids.shape[-1]) < lengths[..., None]]
-    bits = -float(jnp.mean(log_prior[real])) / np.log(2)
-    width = cell.params["tokens"]["embedding"].shape[-1]
-    return float(hopfield.capacity_snr_db(bits, width=width))
+    return similarity.capacity(
+        np.asarray(jax.nn.log_softmax(cell.params["memory"]["log_prior"][0])),
+        ids[np.arange(ids.shape[-1]) < lengths[..., None]],
+        width=cell.params["tokens"]["embedding"].shape[-1],
+    )
 
 
 def constant_score(metrics: Sequence[str], labels: np.ndarray, outputs: int) -> float:

@@ -189,7 +189,7 @@ def run(config: Config) -> Path:
                 }.items()
                 for method, value in values.items()
             ]  # fmt: skip
-            limit = similarity.capacity(priors.log_prior, width=table.shape[1])
+            limit = similarity.capacity(priors.log_prior, right, width=table.shape[1])
             frames.append(pd.DataFrame(scores).assign(task=name, limit=limit))
             progress.update(done + len(cases) + 1)
     frame = pd.concat(frames).assign(width=table.shape[1])

@@ -152,7 +152,7 @@ def run(config: Config) -> Path:
                         recovered.setdefault(at, []).append(share)
                 progress.update(number * len(cases) + place)
             rows_of_task = results(name, measured, recovered, labels)
-            limit = capacity(log_prior, width=table.shape[1])
+            limit = capacity(log_prior, right, width=table.shape[1])
             frames.append(pd.DataFrame(rows_of_task).assign(task=name, limit=limit))
     return report.write_run(folder, pd.concat(frames), COLUMNS, page)
 
@@ -202,13 +202,19 @@ def training_prior(task: str, data_dir: str | None, tokens: WordPiece, count: in
     return prior(encoded(texts, tokens), count)
 
 
-def capacity(log_prior: np.ndarray, *, width: int) -> float:
-    """Returns the SNR in dB below which no decoder that knows the prior recovers all tokens."""
+def capacity(log_prior: np.ndarray, tokens: np.ndarray, *, width: int) -> float:
+    """Returns the SNR in dB below which no decoder that knows the prior recovers all tokens.
+
+    Args:
+        log_prior: Log-probability of each token of the vocabulary.
+        tokens: The tokens to recover, whose mean information under the prior is transmitted.
+        width: Width of an embedding.
+    """
     import numpy as np
 
     from hopfax.hopfield import capacity_snr_db
 
-    bits = -float(np.sum(np.exp(log_prior) * log_prior)) / np.log(2)
+    bits = -float(np.mean(log_prior[tokens])) / np.log(2)
     return float(capacity_snr_db(bits, width=width))
 
 

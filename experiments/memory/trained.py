@@ -130,6 +130,9 @@ def page(folder: Path) -> Page:
             f"significantly lower in {worse}."
         )
         tables.append(lead_table(gains, titles))
+    gained = measured.frame[(measured.frame.metric == "gain") & (measured.frame.level > 0)]
+    if len(gained):
+        tables.append(gain_table(gained, titles, lines.protocol.iloc[0]))
     tasks = report.joined(titles[task] for task in scores.task.unique())
     return report.Page(
         title=f"Retrieval from the vocabulary, on trained models: {tasks}",
@@ -186,6 +189,29 @@ def leads(scores: pd.DataFrame) -> pd.DataFrame:
         difference = tidy.paired(part[part.model == ours], part[part.model == theirs], on=["seed"])
         parts.append(difference.assign(model="lead"))
     return tidy.summarise(pd.concat(parts)) if parts else pd.DataFrame(columns=["low", "high"])
+
+
+def gain_table(gained: pd.DataFrame, titles: Mapping[Any, str], protocol: str) -> Table:
+    """Returns what memory adds to each model: task and model by SNR, with intervals over rows."""
+    import numpy as np
+
+    from experiments import report, tidy
+    from experiments.memory.similarity import decibels
+
+    keys = ["task", "model", "level"]
+    rows = tidy.select(gained, protocol=protocol).groupby(keys, sort=False, as_index=False)
+    rows = rows.agg(mean=("score", "mean"), low=("low", "first"), high=("high", "first"))
+    heads = {level: decibels(round(float(-20 * np.log10(level)), 1)) for level in rows.level}
+    names = [f"{titles[task]}, {titles[model]}"
+             for task, model in zip(rows.task, rows.model, strict=True)]  # fmt: skip
+    return report.pivot(
+        rows.assign(name=names).sort_values("level", kind="stable"),
+        index="name",
+        columns="level",
+        titles=heads,
+        caption=f"With memory minus without, {titles[protocol]}, in points, with intervals over "
+        "test rows.",
+    )
 
 
 def lead_table(gains: pd.DataFrame, titles: Mapping[Any, str]) -> Table:

@@ -79,6 +79,19 @@ def test_memory_tests_the_same_trained_model(trained, monkeypatch):
     assert error[True] < 0.7 * error[False]
 
 
+def test_the_gain_of_memory_has_an_interval_over_rows(trained):
+    _, flags, plain = trained
+    noise = conditions.Gaussian(site="token", protocol="matched", level=2.0)
+    memory = runs.open_cell(flags, job("tinybert-memory"), plain.data)
+    assert "gain" not in {row["metric"] for row in conditions.rows(memory, noise, model="m")}
+    parts = [pd.DataFrame(conditions.rows(each, noise, model="m")) for each in (plain, memory)]
+    without, with_memory = (part[part.metric == "score"].score.to_numpy() for part in parts)
+    gains = parts[1][parts[1].metric == "gain"]
+    np.testing.assert_allclose(gains.score, with_memory - without, atol=1e-3)
+    assert gains.low.iloc[0] <= gains.score.mean() <= gains.high.iloc[0]
+    assert gains.low.iloc[0] < gains.high.iloc[0]
+
+
 def test_a_spec_is_what_training_depends_on(trained):
     cell = trained[2]
     spec = cell.spec
