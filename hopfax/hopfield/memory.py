@@ -90,7 +90,8 @@ def denoise(
 
     Args:
         noisy: The query $x$.
-        patterns: Clean patterns $e_v$, one a row.
+        patterns: Clean patterns $e_v$, one a row. If they are bfloat16 or float16, the query and
+            the weights $p_v$ are rounded to that type for the products, which add up in float32.
         sigma: Standard deviation of the noise in each coordinate, > 0; None if unknown.
         log_prior: Log-probabilities of the patterns, up to a constant; -inf excludes a pattern.
             None for a uniform prior.
@@ -127,12 +128,15 @@ def denoise(
         Robertha, Eq. 4, with clean patterns; Ramsauer et al. (2020), Hopfield Networks is All You
         Need.
     """
+    given = jnp.asarray(patterns).dtype
     noisy, patterns, bias = _prepared(noisy, patterns, log_prior, mask)
     sigma = None if sigma is None else _check_sigma(sigma, noisy.dtype)
+    if given in (jnp.bfloat16, jnp.float16):
+        noisy, patterns = noisy.astype(given).astype(noisy.dtype), patterns.astype(given)
 
     def logits(rows: Patterns) -> tuple[Array, None]:
-        products = jnp.matmul(noisy, rows.T, precision="highest")
-        return _log_likelihood(noisy, products, jnp.sum(jnp.square(rows), axis=1), sigma), None
+        norms = jnp.sum(jnp.square(rows.astype(noisy.dtype)), axis=1)
+        return _log_likelihood(noisy, _product(noisy, rows.T, noisy.dtype), norms, sigma), None
 
     posterior = _posterior(logits, patterns, bias, block_size)
     return Denoised(posterior.value, posterior.index, posterior.probability)
@@ -573,12 +577,12 @@ def _posterior(
             index=jnp.where(better, first + best, running.index).astype(jnp.int32),
             total=decay * running.total + jnp.sum(weights),
             gain=decay * running.gain + jnp.sum(gained),
-            value=decay * running.value + jnp.matmul(gained, rows, precision="highest"),
+            value=decay * running.value + _product(gained, rows, dtype),
         ), None
 
     nothing, zero = jnp.full((), -jnp.inf, dtype), jnp.zeros((), dtype)
     none = jnp.zeros((), jnp.int32)
-    start = _Running(nothing, zero, none, zero, zero, jnp.zeros_like(patterns[0]))
+    start = _Running(nothing, zero, none, zero, zero, jnp.zeros(patterns.shape[1], dtype))
     if size == count:
         running, _ = step(start, jnp.zeros((), jnp.int32))
     else:
@@ -592,6 +596,12 @@ def _posterior(
         running.index,
         jnp.where(possible, probability, 0),
     )
+
+
+def _product(vector: Array, matrix: Array, dtype: jnp.dtype) -> Array:
+    """Product in the matrix's type, which adds up in `dtype`."""
+    vector = vector.astype(matrix.dtype)
+    return jnp.matmul(vector, matrix, precision="highest", preferred_element_type=dtype)
 
 
 def _prepared(

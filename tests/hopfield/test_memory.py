@@ -138,12 +138,21 @@ def test_unknown_noise_costs_little():
         assert (blind.index == known.index).all()  # with a uniform prior both take the nearest
 
 
-def test_bfloat16_is_close():
+@pytest.mark.parametrize("sigma", [None, 0.9])
+@pytest.mark.parametrize("log_prior", [None, PRIOR])
+def test_products_are_as_wide_as_the_patterns_and_add_up_in_float32(sigma, log_prior):
     narrow = [jnp.asarray(x, jnp.bfloat16) for x in (QUERY, PATTERNS)]
-    wide = [x.astype(jnp.float32) for x in narrow]
-    got, want = (hopfield.denoise(*each, sigma=0.9).value for each in (narrow, wide))
-    assert got.dtype == jnp.float32
-    np.testing.assert_allclose(got, want, rtol=1e-5)
+    want = hopfield.denoise(*(x.astype(jnp.float32) for x in narrow), sigma=sigma,
+                            log_prior=log_prior)  # fmt: skip
+    one = partial(hopfield.denoise, sigma=sigma, log_prior=log_prior)
+    got = one(narrow[0].astype(jnp.float32), narrow[1])
+    assert got.value.dtype == jnp.float32
+    # Products of two bfloat16 numbers are exact; only the weights are rounded.
+    np.testing.assert_allclose(got.probability, want.probability, rtol=1e-5)
+    np.testing.assert_allclose(got.value, want.value, atol=2**-8 * np.abs(PATTERNS).max())
+    np.testing.assert_array_equal(one(jnp.asarray(QUERY), narrow[1]).value, got.value)
+    slope = jax.grad(lambda patterns: one(narrow[0], patterns).value.sum())(narrow[1])
+    assert slope.dtype == jnp.bfloat16 and np.isfinite(slope.astype(jnp.float32)).all()
 
 
 @pytest.mark.parametrize("sigma", [None, 0.6])
