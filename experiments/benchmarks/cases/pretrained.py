@@ -6,9 +6,13 @@ SST-2's lengths, padded to 64 tokens in PyTorch, and in hopfax too or in length 
 step of an epoch). Influence: the mean gradient norm of each token of 16 texts of 256 tokens,
 one compiled call against a loop over texts. "with memory": token embeddings are first retrieved
 from the vocabulary. Loading ends when every weight is in memory; PyTorch's loader is safetensors'.
+Peak memory: the largest resident memory while a fresh process loads, less that before, mapped pages
+of the file included (Linux only).
 """
 
 import os
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +40,8 @@ RATIOS = {
     "PyTorch loop / hopfax": "≥ 2 (CPU)",
     "hopfax with memory / hopfax": "≤ 2.2",
     "PyTorch loader / hopfax": None,
+    "peak memory / weights": "≤ 1.3",
+    "PyTorch loader's peak memory / weights": None,
 }
 TEXTS, TOKENS, LONGEST = 16, 256, 64
 
@@ -113,6 +119,41 @@ def loading(data_dir: str | None) -> dict[str, Program]:
     if peer := torch_peer():
         calls["PyTorch loader"] = partial(peer.load, path / "model.safetensors")
     return calls
+
+
+def peak_bytes(setup: str, load: str) -> int:
+    """Returns the peak resident memory of a statement, less that before, in a fresh process."""
+    program = f"""
+import pathlib, re
+{setup}
+def kilobytes(name):
+    text = pathlib.Path("/proc/self/status").read_text()
+    return int(re.search(rf"{{name}}:\\s+(\\d+)", text)[1])
+pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak is now the current size
+before = kilobytes("VmRSS")
+{load}
+print(1024 * (kilobytes("VmHWM") - before))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return int(done.stdout)
+
+
+def figures(data_dir: str | None, make: Any) -> dict[str, float]:
+    """Peak memory of loading, over the size of the weights; nothing for other settings."""
+    if make is not loading or not sys.platform.startswith("linux"):
+        return {}
+    path = folder() / "model.safetensors"
+    ours = (
+        "import jax; from hopfax import nn; jax.numpy.zeros(1).block_until_ready()",
+        f"jax.block_until_ready(nn.load_pretrained({str(folder())!r}).params)",
+    )
+    sizes = {"peak memory / weights": peak_bytes(*ours)}
+    if torch_peer():
+        theirs = "from experiments.benchmarks import torch_peer", f"torch_peer.load({str(path)!r})"
+        sizes["PyTorch loader's peak memory / weights"] = peak_bytes(*theirs)
+    return {name: size / path.stat().st_size for name, size in sizes.items()}
 
 
 SETTINGS = {
