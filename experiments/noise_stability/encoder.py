@@ -4,8 +4,9 @@ Paper: Haris, Zhang and Yoshida (2026), section 4 and Eq. 7, on the encoders of 
 (2026). Claim: what trained transformers compute is noise stable, its weight lies at low degrees.
 
 Command: `python -m experiments encoder-stability --task cola --data-dir DIR`, with the flags of the
-`robustness` run whose models to measure (they are not trained again), beside the parameters that
-the same seeds started from: four minutes on two cores for two models and three seeds.
+`robustness` or `fine-tuning` run whose models to measure (they are not trained again), beside the
+parameters that the same seeds started from: four minutes on two cores for two models and three
+seeds.
 
 Expected: a mostly linear response, trained or not, and no difference between the models.
 
@@ -22,7 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from experiments.models import VARIANTS, variant
+from experiments.models import VARIANTS
+from experiments.robertha.robustness import Encoders
 from experiments.settings import Flags, budget_of, by_budget, resolved
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from experiments.cells import Cell
     from experiments.noise_stability.encoder_response import Texts
     from experiments.report import Page
+    from experiments.runs import Job
     from hopfax.data import Encoded
 
 REPRODUCES = "Noise stability, section 4 and Eq. 7, of the encoders that `robustness` trained"
@@ -51,7 +54,13 @@ SHOWN = {
     "correlation, ρ = 0.5": ("correlation", "gaussian", 0.5, 2),
     "tokens: stability, ρ = 0": ("normalised stability", "tokens", 0.0, 2),
     "tokens: same class, ρ = 0": ("same class", "tokens", 0.0, 2),
+    "points lost": ("points lost", "gaussian", -1.0, 1),
 }
+
+LOST = (
+    "Points lost: clean score minus score under noise after the LayerNorm at the same SNR, on all "
+    "test rows."
+)
 
 
 class Budget(NamedTuple):
@@ -91,6 +100,7 @@ class Config(Flags):
     """Expected signal-to-noise ratio on the embeddings, in dB."""
     seed: int = 0
     """Seed of the choice of texts and of all noise."""
+    encoder: Encoders = Encoders()
 
 
 def run(config: Config) -> Path:
@@ -102,6 +112,7 @@ def run(config: Config) -> Path:
     import pandas as pd
 
     from experiments import report, runs
+    from experiments.conditions import Gaussian
     from experiments.rundir import open_run, write_whole
     from hopfax.train.progress import Progress
 
@@ -109,11 +120,13 @@ def run(config: Config) -> Path:
     if min(budget.texts, budget.draws) < 2 or budget.level_texts < 1:
         raise ValueError("--texts and --draws must be at least 2, and --level-texts at least 1")
     config = resolved(config, MODELS)
+    names = config.model or ("tinybert", "robertha")[: 1 if config.budget == "smoke" else 2]
+    models = config.encoder.models(names)
+    noise = Gaussian(site="embedding", protocol="matched", level=10 ** (-config.snr_db / 20))
     jobs = [
-        runs.Job(name, model, variant(model), ())
-        for name in config.data.task
-        for model in config.model
-        or ("tinybert", "robertha")[: 1 if config.budget == "smoke" else 2]
+        runs.Job(task, model, each, (Gaussian(), noise))
+        for task in config.data.task
+        for model, each in models.items()
     ]
     data = {name: runs.load(config, name) for name in config.data.task}
     if wrong := [name for name, rows in data.items() if rows.spec.regression]:
@@ -136,13 +149,31 @@ def run(config: Config) -> Path:
                 data[job.task],
                 on_progress=lambda share, show=show, **fields: show(TRAINING * share, **fields),
             )
+            shared = {"task": job.task, "model": job.model}
+            rows += [shared | row for row in losses(cell, job)][: budget.seeds]
             for share, measured in measure(cell, budget, config):
-                rows += [{"task": job.task, "model": job.model, **row} for row in measured]
+                rows += [shared | row for row in measured]
                 show(TRAINING + (1 - TRAINING) * share)
             frame = pd.DataFrame(rows).reindex(columns=list(COLUMNS))
             write_whole(folder / "results.csv", frame.to_csv(index=False, lineterminator="\n"))
     report.write_report(folder, page(folder))
     return folder
+
+
+def losses(cell: Cell, job: Job) -> list[dict[str, Any]]:
+    """Rows of the points that each seed loses from the job's first condition to the second."""
+    from experiments import conditions
+
+    clean, noisy = (
+        [row for row in conditions.rows(cell, each, model=job.model) if row["metric"] == "score"]
+        for each in job.conditions
+    )
+    kept = ("seed", "site", "corruption", "num_examples", "snr_db")
+    return [
+        {"metric": "points lost", "arm": "trained", "score": before["score"] - after["score"]}
+        | {name: after[name] for name in kept}
+        for before, after in zip(clean, noisy, strict=True)
+    ]
 
 
 def measure(
@@ -245,16 +276,18 @@ def page(folder: Path) -> Page:
     frame["x"] = frame.level.fillna(-1.0)
     keys = ["task", "model", "arm", "line", "corruption", "metric", "x"]
     means = tidy.summarise(frame[[*keys, "seed", "score"]])
+    shown = {head: where for head, where in SHOWN.items() if where[0] in set(frame.metric)}
     lines = []
     for line, rows in means.groupby("line", sort=False):
         at = {(row["metric"], row["corruption"], row["x"]): row for _, row in rows.iterrows()}
-        lines.append([str(line), *(_cell(at, *where) for where in SHOWN.values())])
+        lines.append([str(line), *(_cell(at, *where) for where in shown.values())])
     shares = tidy.select(means, metric="level share", corruption="gaussian", x=1.0, arm="trained")
     parts = report.joined(
         f"{100 * row['mean']:.0f} % {_half(row, 100, 0)} for {titles[row.model]}"
         + (f" on {titles[row.task]}" if several else "")
         for _, row in shares.iterrows()
     )
+    answer = lost_by_variance(frame)
     linear = "mostly linear" if (shares["mean"] > 0.5).all() else "not mostly linear"
     panels = {
         "correlation, gaussian": "Gaussian noise: correlation",
@@ -270,7 +303,7 @@ def page(folder: Path) -> Page:
         + report.joined(titles[str(name)] for name in frame.task.unique()),
         answer=(
             f"**The response is {linear}: degree 1 carries {parts} of the variance under Gaussian "
-            "noise**, trained on the task."
+            f"noise**, trained on the task.{answer}"
         ),
         pictures={
             "encoder_stability": report.facets(
@@ -288,7 +321,7 @@ def page(folder: Path) -> Page:
             )
         },
         tables=[
-            report.Table(["", *SHOWN], lines, "Mean over seeds ± half-width of the 95 % interval.")
+            report.Table(["", *shown], lines, "Mean over seeds ± half-width of the 95 % interval.")
         ],
         notes=[
             "The response is that of a text's class probabilities to noise on its embeddings, "
@@ -297,7 +330,36 @@ def page(folder: Path) -> Page:
             "Token noise keeps a token with probability (1 + ρ)/2, else draws it from the "
             "vocabulary. Normalised stability is divided by its value at ρ = 1.",
             "Seeds share texts and noise; results.csv has the errors over texts of each seed.",
+            *([LOST] if "points lost" in shown else []),
         ],
+    )
+
+
+def lost_by_variance(frame: pd.DataFrame) -> str:
+    """Returns whether encoders with more variance under noise lose more points, as a sentence.
+
+    Empty for fewer than six trained encoders (models times seeds of one task).
+    """
+    import numpy as np
+    from scipy.stats import rankdata
+
+    from experiments import tidy
+
+    of_encoders = frame[frame.arm == "trained"].pivot_table(
+        index=["task", "model", "seed"], columns="metric", values="score", sort=False
+    )
+    if "points lost" not in of_encoders or len(of_encoders) < 6 or frame.task.nunique() > 1:
+        return ""
+    pair = of_encoders[["variance", "points lost"]].to_numpy()
+
+    def correlation(rows: Any) -> float:
+        variances, lost = (rankdata(column) for column in pair[rows].T)
+        return float(np.corrcoef(variances, lost)[0, 1])
+
+    low, high = tidy.bootstrap(len(pair), correlation)
+    return (
+        f" Rank correlation of variance and points lost over {len(pair)} encoders: "
+        f"{correlation(slice(None)):.2f} [{low:.2f}, {high:.2f}]."
     )
 
 

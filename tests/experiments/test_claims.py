@@ -174,7 +174,7 @@ def test_encoder_responses_are_shown_by_task(tmp_path):
     ]  # fmt: skip
     pd.DataFrame(rows).to_csv(tmp_path / "results.csv", index=False)
     page = encoder.page(tmp_path)
-    lines = {line[0]: line[2] for line in page.tables[0].rows}
+    lines = {line[0]: line[1] for line in page.tables[0].rows}
     assert lines == {
         "SST-2, TinyBERT, trained": "0.90 [n/a]",
         "CoLA, TinyBERT, trained": "0.20 [n/a]",
@@ -182,6 +182,20 @@ def test_encoder_responses_are_shown_by_task(tmp_path):
     assert "90 % [n/a] for TinyBERT on SST-2 and 20 % [n/a] for TinyBERT on CoLA" in page.answer
     labels = [axes.get_ylabel().strip() for axes in page.pictures["encoder_stability"].draw().axes]
     assert labels == ["SST-2, trained", "CoLA, trained"]
+
+
+def test_variance_is_compared_with_the_points_lost():
+    def frame(models, sign):
+        return pd.DataFrame([
+            {"task": "sst2", "model": model, "seed": seed, "arm": "trained", "metric": metric,
+             "score": score}
+            for place, (model, seed) in enumerate(itertools.product(models, SEEDS))
+            for metric, score in (("variance", 0.1 * place), ("points lost", sign * place))
+        ])  # fmt: skip
+
+    text = encoder.lost_by_variance(frame(("tinybert", "robertha"), -2))
+    assert "over 6 encoders: -1.00 [-1.00, -1.00]" in text
+    assert not encoder.lost_by_variance(frame(("tinybert",), 1))
 
 
 @pytest.mark.parametrize(
