@@ -565,7 +565,8 @@ def _posterior(
         fresh = first + jnp.arange(size) >= number * size
         scores, gains = logits(rows)
         scores += jnp.where(fresh, jax.lax.dynamic_slice_in_dim(bias, first, size), -jnp.inf)
-        best = jnp.argmax(scores)
+        # The first of the largest; `jnp.argmax` takes a fifth of the whole time on a CPU.
+        best = jnp.min(jnp.where(scores == jnp.max(scores), jnp.arange(size), size - 1))
         better = scores[best] > running.most
         most = jax.lax.stop_gradient(jnp.maximum(running.most, scores[best]))
         shift = jnp.where(jnp.isfinite(most), most, 0)
