@@ -338,8 +338,6 @@ def page(folder: Path) -> Page:
     from experiments.figures import Panel
 
     frame = tidy.read(folder)
-    if "table" in frame:  # published with random tables, which the page leaves out
-        frame = frame[frame.table == "model"]
     levels = sorted(frame.snr_db.unique(), reverse=True)
 
     def at(**values: Any) -> dict[float, float]:
