@@ -40,6 +40,7 @@ class Variant:
         training: Perturbation of the training rows.
         radius: Maximum L2 norm of FreeLB's and PGD's perturbation of a text's token embeddings.
         weight_decay: AdamW's weight decay.
+        learning_rate: Peak learning rate; None for that of the run.
         precision: Floating-point type of the blocks.
         memory: Whether token embeddings are retrieved from the vocabulary when the model is tested
             (`hopfax.nn.with_memory`), with the token frequencies of the training texts as prior.
@@ -56,6 +57,7 @@ class Variant:
     training: Literal["clean", "noise", "noise-range", "pgd", "freelb"] = "clean"
     radius: float = ADVERSARIAL_RADIUS
     weight_decay: float = WEIGHT_DECAY
+    learning_rate: float | None = None
     precision: Literal["float32", "bfloat16"] = "float32"
     memory: bool = False
     paper: str | None = None
@@ -63,7 +65,7 @@ class Variant:
     def settings(self) -> dict[str, Any]:
         """Returns the settings that determine the trained model: no names, no unused settings."""
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        del fields["title"], fields["paper"], fields["memory"]
+        del fields["title"], fields["paper"], fields["memory"], fields["learning_rate"]
         if self.kind != "robertha":
             del fields["preset"]
         if self.kind == "pretrained":

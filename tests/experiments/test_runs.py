@@ -13,7 +13,7 @@ from experiments import __main__ as command_line
 from experiments import cells, conditions, predict, rundir, runs, tidy
 from experiments.__main__ import earlier
 from experiments.models import variant, with_flags
-from experiments.robertha import robustness
+from experiments.robertha import fine_tuning, robustness
 from experiments.settings import Data, Training, resolved
 from hopfax import Classifier
 from hopfax.data import TASKS, Encoded
@@ -90,6 +90,26 @@ def test_the_gain_of_memory_has_an_interval_over_rows(trained):
     np.testing.assert_allclose(gains.score, with_memory - without, atol=1e-3)
     assert gains.low.iloc[0] <= gains.score.mean() <= gains.high.iloc[0]
     assert gains.low.iloc[0] < gains.high.iloc[0]
+
+
+def test_hopfield_attention_is_fine_tuned_at_a_rate_of_its_own(monkeypatch):
+    calls = []
+    monkeypatch.setattr(robustness, "run_models", lambda name, config, models, page: calls.append(
+        {each: model.learning_rate or config.training.learning_rate
+         for each, model in models.items()}))  # fmt: skip
+    flags = fine_tuning.Config(
+        model=("pretrained", "pretrained-hopfield-1-esr"),
+        encoder=robustness.Encoders(pretrained="folder"),
+    )
+    for training in (Training(), Training(learning_rate=1e-5)):
+        fine_tuning.run(replace(flags, training=training))
+    assert [list(each.values()) for each in calls] == [[3e-4, 1e-4], [1e-5, 1e-5]]
+
+
+def test_a_model_may_have_a_learning_rate(trained):
+    _, flags, cell = trained
+    faster = job()._replace(variant=replace(variant("tinybert"), learning_rate=0.5))
+    assert runs.spec_of(flags, faster, cell.data).learning_rate == 0.5
 
 
 def test_a_spec_is_what_training_depends_on(trained):
