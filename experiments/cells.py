@@ -89,7 +89,8 @@ class Cell(NamedTuple):
         params: Each seed's best parameters, stacked over seeds.
         predictor: Compiled prediction, shared by all conditions.
         iterates: Whether its attention iterates; if so, steps are reported.
-        memory: Whether it retrieves token embeddings from its vocabulary.
+        without_memory: The same model without memory, if this one retrieves its token embeddings
+            from its vocabulary; None if it does not.
         at_embedding: The predictor that retrieves after the embedding LayerNorm instead, for noise
             at that site; None without memory, and for models with token types.
     """
@@ -101,7 +102,7 @@ class Cell(NamedTuple):
     params: Params
     predictor: Predictor
     iterates: bool
-    memory: bool = False
+    without_memory: Cell | None = None
     at_embedding: Predictor | None = None
 
 
@@ -181,7 +182,7 @@ def with_memory(cell: Cell, sharding: Sharding | None = None) -> Cell:
         model=model,
         params={**cell.params, "memory": memory},
         predictor=make_predictor(model, sharding=sharding),
-        memory=True,
+        without_memory=cell,
         at_embedding=at_embedding,
     )
 

@@ -12,7 +12,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -92,30 +91,19 @@ class Condition(Protocol):
 
 def predictions(cell: Cell, condition: Condition) -> CellPredictions:
     """Returns the cell's predictions under a condition, from its folder if stored."""
-    if (stored := _stored(cell, condition)) is not None:
-        return stored
-    predicted, path = condition.predict(cell), _path(cell, condition)
+    key = condition.key(cell)
+    if cell.without_memory:
+        key = {"condition": key, "memory": "one site"}
+    path = cell.folder / "predictions" / f"{type(condition).__name__.lower()}-{identifier(key)}.npz"
+    if path.exists():
+        with np.load(path) as stored:
+            return CellPredictions(**{field: stored[field] for field in CellPredictions._fields})
+    predicted = condition.predict(cell)
     path.parent.mkdir(exist_ok=True)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **predicted._asdict())
     write_whole(path, buffer.getvalue())
     return predicted
-
-
-def _stored(cell: Cell, condition: Condition) -> CellPredictions | None:
-    path = _path(cell, condition)
-    if not path.exists():
-        return None
-    with np.load(path) as stored:
-        return CellPredictions(**{field: stored[field] for field in CellPredictions._fields})
-
-
-def _path(cell: Cell, condition: Condition) -> Path:
-    key = condition.key(cell)
-    if cell.memory:
-        key = {"condition": key, "memory": "one site"}
-    name = f"{type(condition).__name__.lower()}-{identifier(key)}.npz"
-    return cell.folder / "predictions" / name
 
 
 def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, Any]]:
@@ -124,15 +112,15 @@ def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, 
     is_set = isinstance(condition, EvaluationSet)
     metrics = ("accuracy",) if is_set else cell.data.spec.metrics
     shared = {"constant": constant_score(metrics, predicted.labels, predicted.logits.shape[-1])}
-    if cell.memory:
+    if cell.without_memory:
         shared["capacity_snr_db"] = capacity(cell)
     if is_set and condition.name:
         shared["train_overlap"] = condition.train_overlap(cell)
     changes = predicted.words_changed.tolist() or [None] * len(cell.spec.seeds)
     numbers = predicted.snr_db.tolist(), predicted.num_steps.tolist(), changes
-    without = _stored(cell._replace(memory=False), condition) if cell.memory else None
     gains, ends = [], {}
-    if without is not None:
+    if cell.without_memory:
+        without = predictions(cell.without_memory, condition)
         gains, low, high = gain(metrics, predicted, without)
         ends = {"low": round(low, 4), "high": round(high, 4)}
     for place, (seed, logits, snr_db, steps, changed) in enumerate(
@@ -164,8 +152,7 @@ def gain(
 ) -> tuple[list[float], float, float]:
     """Returns each seed's score minus that of other predictions of the same rows.
 
-    The second and third values are the ends of the 95 % bootstrap interval over rows of the mean
-    over seeds.
+    Then the ends of the 95 % bootstrap interval over rows of the mean over seeds.
     """
     labels = ours.labels
 
@@ -412,7 +399,7 @@ def evaluation_sets(
 
 
 def capacity(cell: Cell) -> float:
-    """Returns the SNR in dB below which no decoder that knows the prior recovers all tokens."""
+    """Returns `similarity.capacity` of the reported texts under the memory's prior."""
     ids, lengths = cell.data.test.ids, cell.data.test.lengths
     return similarity.capacity(
         np.asarray(jax.nn.log_softmax(cell.params["memory"]["log_prior"][0])),

@@ -40,7 +40,7 @@ class Variant:
         training: Perturbation of the training rows.
         radius: Maximum L2 norm of FreeLB's and PGD's perturbation of a text's token embeddings.
         weight_decay: AdamW's weight decay.
-        learning_rate: Peak learning rate; None for that of the run.
+        learning_rate: Peak learning rate, whatever the run's; None for the run's.
         precision: Floating-point type of the blocks.
         memory: Whether token embeddings are retrieved from the vocabulary when the model is tested
             (`hopfax.nn.with_memory`), with the token frequencies of the training texts as prior.
@@ -90,6 +90,7 @@ def _pretrained(title: str, **changes: Any) -> Variant:
 
 
 # At beta=1, attention without steps is the loaded model's own.
+HOPFIELD_RATE = 1e-4  # chosen on MRPC, see `experiments.robertha.fine_tuning`
 HOPFIELD = {"attention": "hopfield", "beta": 1.0, "max_steps": 50}
 ONE_STEP = {**HOPFIELD, "max_steps": 1}
 
@@ -158,13 +159,23 @@ VARIANTS: dict[str, Variant] = {
     "pretrained-noise-trained": _pretrained(
         "pretrained encoder, trained with noise", training="noise-range"
     ),
-    "pretrained-hopfield": _pretrained("pretrained encoder, Hopfield", options=HOPFIELD),
-    "pretrained-hopfield-esr": _pretrained(
-        "pretrained encoder, Hopfield, ESR", options=HOPFIELD, entropy="shannon"
+    "pretrained-hopfield": _pretrained(
+        "pretrained encoder, Hopfield", options=HOPFIELD, learning_rate=HOPFIELD_RATE
     ),
-    "pretrained-hopfield-1": _pretrained("pretrained encoder, Hopfield, T = 1", options=ONE_STEP),
+    "pretrained-hopfield-esr": _pretrained(
+        "pretrained encoder, Hopfield, ESR",
+        options=HOPFIELD,
+        entropy="shannon",
+        learning_rate=HOPFIELD_RATE,
+    ),
+    "pretrained-hopfield-1": _pretrained(
+        "pretrained encoder, Hopfield, T = 1", options=ONE_STEP, learning_rate=HOPFIELD_RATE
+    ),
     "pretrained-hopfield-1-esr": _pretrained(
-        "pretrained encoder, Hopfield, T = 1, ESR", options=ONE_STEP, entropy="shannon"
+        "pretrained encoder, Hopfield, T = 1, ESR",
+        options=ONE_STEP,
+        entropy="shannon",
+        learning_rate=HOPFIELD_RATE,
     ),
 }
 

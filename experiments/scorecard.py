@@ -186,7 +186,7 @@ def noise_stability() -> list[list[str]]:
         [
             "Theorems 5.1 to 5.3 are exact",
             "exact",
-            f"{held} of {forms} within {theory.WITHIN} standard errors",
+            f"{held} of {forms} forms within {theory.WITHIN} standard errors",
             "holds" if held == forms else "does not hold",
             "[theory](theory/README.md)",
         ],
@@ -273,7 +273,7 @@ def tighter_bound() -> list[str]:
     return [
         "Noise stability bounds high degrees more tightly than influence",
         "2 to 10 times, Table 1",
-        f"{report.number(lemma, 3)}, from influence {report.number(markov['mean'], 3)}",
+        f"bound {report.number(lemma, 3)}; from influence {report.number(markov['mean'], 3)}",
         "holds" if tighter else "does not hold",
         "[tail_mass/minilm](tail_mass/minilm/README.md)",
     ]
@@ -314,7 +314,7 @@ def page() -> report.Page:
             report.Table(
                 heads,
                 noise_stability(),
-                "Noise stability: training steps saved, closed forms, degree and influence.",
+                "Claims of the noise-stability paper.",
             ),
             report.Table(
                 ["task and model", "clean score", "without memory", "with memory", "limit", "data"],
@@ -335,7 +335,7 @@ def page() -> report.Page:
             "with adversarial training.",
             "Not found: the interval contains zero and excludes half of the paper's difference. "
             "Too weak to tell: it contains zero and half of the paper's difference.",
-            "Limit: Shannon's, below which no decoder with the frequencies of tokens recovers all.",
+            "Limit: Shannon's, below which no decoder recovers all tokens by their frequencies.",
             "The interval on AdvSST-2 includes the sampling error of its 148 rows.",
             "Grokking (generalisation long after fitting) is untested: at these sizes, models "
             "generalise while they fit.",

@@ -487,21 +487,21 @@ def page(folder: Path) -> Page:
     )
     sentences = [
         f"**No attack inside the certified radius changed the output**: {tokens:,.0f} perturbed "
-        f"tokens and {texts:,.0f} whole texts came back exactly."
+        f"tokens and {texts:,.0f} whole texts were recovered exactly."
     ]
     if whole := [radius for radius in radii if certified["stsb"][radius] == 100]:
         plain, nearest = (report.number(scores[each][whole[-1]]) for each in ("none", "nearest"))
         sentences.append(
-            f"At {whole[-1]:g} RMS norms, where all texts are certified, the encoder scores "
-            f"{plain} without denoising, and the nearest vector keeps {nearest}. At "
-            f"{radii[-1]:g}, the worst attack takes it to "
-            f"{report.number(scores['nearest'][radii[-1]])}."
+            f"At a radius of {whole[-1]:g}, in units of the RMS norm of a token, every text is "
+            f"certified. There, the worst attack reduces the score to {plain} without denoising, "
+            f"and to {nearest} with the nearest token. At a radius of {radii[-1]:g}, the nearest "
+            f"token falls to {report.number(scores['nearest'][radii[-1]])}."
         )
     if guaranteed := [db for db in levels if read["bound"][db] > 50]:
         db = guaranteed[-1]
         sentences.append(
-            f"Under Gaussian noise of {decibels(db)}, at least {read['bound'][db]:.0f} % of the "
-            f"texts are read without error, and {read['unchanged'][db]:.0f} % are."
+            f"Under Gaussian noise of {decibels(db)}, {read['unchanged'][db]:.0f} % of the texts "
+            f"are recovered without error; the union bound guarantees {read['bound'][db]:.0f} %."
         )
     config = read_config(folder)["config"]
     num_steps = config["num_steps"] or BUDGETS[config["budget"]].num_steps
@@ -561,8 +561,8 @@ def page(folder: Path) -> Page:
             "tokens. Beyond the certificate, stronger attacks may exist.",
             "Predicted: product over the tokens of `memory-recovery`'s prediction. The union bound "
             "adds the errors of `hopfield.recovery_bound` over a text's tokens.",
-            "The certificate needs the nearest vector and a uniform prior; memory's frequencies "
-            "move its borders.",
+            "The certificate requires the nearest vector and a uniform prior; a frequency prior "
+            "changes the decision boundaries.",
         ],
     )  # fmt: skip
 

@@ -189,8 +189,7 @@ def run(config: Config) -> Path:
                 }.items()
                 for method, value in values.items()
             ]  # fmt: skip
-            limit = similarity.capacity(priors.log_prior, right, width=table.shape[1])
-            frames.append(pd.DataFrame(scores).assign(task=name, limit=limit))
+            frames.append(pd.DataFrame(scores).assign(task=name))
             progress.update(done + len(cases) + 1)
     frame = pd.concat(frames).assign(width=table.shape[1])
     return report.write_run(folder, frame, [*similarity.COLUMNS, "width"], page)
@@ -641,7 +640,9 @@ def page(folder: Path) -> Page:
     width, clean_rows = int(frame.width.iloc[0]), frame[frame.level == 0]
     clean = clean_rows[clean_rows.metric == "score"].set_index("task").score
     bits = clean_rows[clean_rows.metric == "bits"].set_index(["task", "model"]).score
-    noisy = frame[frame.level > 0].assign(noise=-frame.snr_db, limit=-frame.limit)
+    limit_of = {task: -float(capacity_snr_db(bits.loc[(task, "unigram")], width=width))
+                for task in clean.index}  # fmt: skip
+    noisy = frame[frame.level > 0].assign(noise=-frame.snr_db, limit=frame.task.map(limit_of))
     keys = ["task", "protocol", "model", "noise"]
     means = {"mean": ("score", "mean"), "low": ("low", "first"), "high": ("high", "first"),
              "limit": ("limit", "first")}  # fmt: skip
@@ -691,8 +692,9 @@ def page(folder: Path) -> Page:
         answers.append(
             f"On {TITLES[task]}, {100 * (1 - ERRORS):g} % of the tokens are recovered down to "
             f"{decibels(found['unigram'])} with frequencies alone and {decibels(found['both'])} "
-            f"with bigrams and encoder. The clean score of {aim:.1f} is kept to within {NEAR:g} "
-            f"point down to {decibels(kept['unigram'][0])} and {decibels(kept['both'][0])}."
+            f"with bigrams and encoder. The score stays within {NEAR:g} point of the clean score "
+            f"({aim:.1f}) down to {decibels(kept['unigram'][0])} and {decibels(kept['both'][0])}, "
+            "respectively."
         )
     heads = ["prior", "bits", "capacity", "one token", "recovered"]
     heads += [f"score, {TITLES[each].removeprefix('same SNR for ')}" for each in protocols]
@@ -701,10 +703,10 @@ def page(folder: Path) -> Page:
         report.Table(
             [*heads, "gap"],
             limits,
-            f"Bits per token of the reported texts; then SNRs in dB: of capacity and of a block of "
-            f"one token, down to which {100 * (1 - ERRORS):g} % of the tokens are recovered, and "
-            f"down to which the clean score is kept to within {NEAR:g} point. Gap: from capacity "
-            "to the score.",
+            f"Bits: information per token of the reported texts. The rest are SNRs in dB. Capacity "
+            f"and one token: limits in theory, see the notes. Recovered: lowest with "
+            f"{100 * (1 - ERRORS):g} % of the tokens recovered. Score: lowest within {NEAR:g} "
+            "point of the clean score. Gap: score minus capacity.",
         ),
     )
     settings = clean_rows[clean_rows.metric == "setting"].groupby("model").score
@@ -734,16 +736,14 @@ def page(folder: Path) -> Page:
             f"{int(scored.num_examples.max())} pairs, draws of the noise: {noisy.seed.nunique()}; "
             "all methods see the same noisy copy of each text, without σ. SNRs are interpolated "
             "between levels.",
-            f"95 % intervals of the clean scores: {intervals}. Where they are wide, the tokens "
-            "tell the priors apart and the scores do not.",
+            f"95 % intervals of the clean scores: {intervals}. Where they are wide, token recovery "
+            "separates the priors and the scores do not.",
             "Capacity: below this SNR no decoder recovers all tokens, if the prior is the truth. "
-            "The figure's is that of the unigram prior on the training texts. "
-            "The encoder's bits, and those of both, are of a token given clean tokens on both "
-            "sides. They may be fewer than the bits of a text over its tokens: this limit may be "
-            "optimistic.",
+            "The figure shows that of the unigram prior. The encoder's bits, and those of both, "
+            "are conditional on clean tokens on both sides, so this limit may be optimistic.",
             f"One token: what the best code of equally likely messages needs for {100 * ERRORS:g} "
             f"% errors in {width} numbers, by the normal approximation (Polyanskiy et al., 2010). "
-            "Only with context are blocks longer.",
+            "Blocks of several tokens require context.",
             "Random table: vectors of the same norms in random directions. The real table recovers "
             "less because of neighbours, such as inflections of a word.",
             f"Chosen on training rows held out from the priors: discount {chosen['discount']}, "

@@ -361,25 +361,26 @@ def page(folder: Path) -> Page:
         low, lost = half[-1], [db for db in levels if nearest[db] < NEARLY_ALL]
         sentences += [
             f"**At {decibels(low)}, a reader who knows the vocabulary and its frequencies still "
-            f"reads {memory[low]:.0f} % of the tokens**; the nearest vector gives "
+            f"recovers {memory[low]:.0f} % of the tokens**; the nearest vector recovers "
             f"{nearest[low]:.0f} %.",
-            "That noise returns the word or an unrelated one (arXiv 2411.13784) holds under strong "
-            f"noise only: of the errors, {kinds['unrelated'].get(low, 0):.0f} % are unrelated at "
-            f"{decibels(low)}, and {kinds['unrelated'].get(lost[0], 0):.0f} % of the few at "
-            f"{decibels(lost[0])}.",
+            "arXiv 2411.13784 claims that wrong words are unrelated to the right one. This holds "
+            f"only under strong noise: {kinds['unrelated'].get(low, 0):.0f} % of the errors are "
+            f"unrelated at {decibels(low)}, but {kinds['unrelated'].get(lost[0], 0):.0f} % at "
+            f"{decibels(lost[0])}, where errors are few.",
         ]
     if len(by_frequency):
         sentences.append(
-            f"Noise hides frequent words first: at {decibels(EXPLAINED)}, the nearest vector gives "
-            f"{by_frequency.iloc[0]:.0f} % of the rarest tokens and {by_frequency.iloc[-1]:.0f} % "
-            "of the most frequent ones."
+            f"Frequent tokens are harder to recover: at {decibels(EXPLAINED)}, the nearest vector "
+            f"recovers {by_frequency.iloc[0]:.0f} % of the rarest tokens and "
+            f"{by_frequency.iloc[-1]:.0f} % of the most frequent ones."
         )
     up, goal = levels[::-1], BEAMCLEAN["nearest"]
     if nearest[up[0]] < goal < nearest[up[-1]]:
         score = np.interp(goal, [nearest[db] for db in up], [memory[db] for db in up])
         sentences.append(
-            f"Where nearest vectors give {goal} %, as in BeamClean's experiment, frequencies alone "
-            f"give {score:.0f} %; its language model gives {BEAMCLEAN['language model']} %."
+            f"BeamClean, an attack with a language model, recovers {goal} % by the nearest vector "
+            f"and {BEAMCLEAN['language model']} % by its language model. At the SNR where our "
+            f"nearest vector recovers {goal} %, frequencies alone recover {score:.0f} %."
         )
     return report.Page(
         title="How many tokens can be recovered from noisy embeddings",
@@ -402,7 +403,7 @@ def page(folder: Path) -> Page:
                     [report.number(db, 0), *(report.number(each[db]) for each in rates.values())]
                     for db in levels
                 ],
-                "Tokens read, %.",
+                "Tokens recovered, %.",
             ),
             report.Table(
                 ["SNR, dB", "errors", *KINDS.values()],
@@ -420,8 +421,8 @@ def page(folder: Path) -> Page:
             "Predictions are for readers that know σ. They average over the noise along the "
             "token's own vector, and take the other errors as independent.",
             "Kinds are by string rules; inflection: same stem or irregular form.",
-            "BeamClean (arXiv 2505.13758) reads other vectors, so that only the order of its "
-            "numbers compares. The d_X-privacy of arXiv 2411.13784 adds Laplace noise, whose "
+            "BeamClean (arXiv 2505.13758) recovers other vectors, so that only the order of its "
+            "numbers is comparable. The d_X-privacy of arXiv 2411.13784 adds Laplace noise, whose "
             "length in this width is nearly as constant as that of Gaussian noise.",
         ],
     )  # fmt: skip

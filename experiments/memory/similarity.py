@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 REPRODUCES = "Robertha's claim of denoising, with the vocabulary as memory; not in the paper"
 UNSEEN = 0.1  # pseudo-count of every token in the prior
 LIMIT = (
-    "The limit on token recovery is Shannon's channel capacity, for decoders that know the "
-    "frequencies of tokens but not their order, and for one noise level in a text. With the same "
-    "SNR for each token, the noise level also tells a token's norm."
+    "The limit on token recovery is Shannon's channel capacity for decoders that know the "
+    "frequencies of tokens (which the texts are taken to have) but not their order, with one noise "
+    "level per text. If every token has the same SNR, the noise level also reveals a token's norm."
 )
 NEAR = 1.0  # largest drop in points that counts as keeping the clean score
 TITLES = {
@@ -205,9 +205,11 @@ def training_prior(task: str, data_dir: str | None, tokens: WordPiece, count: in
 def capacity(log_prior: np.ndarray, tokens: np.ndarray, *, width: int) -> float:
     """Returns the SNR in dB below which no decoder that knows the prior recovers all tokens.
 
+    Exact if the tokens are drawn from the prior.
+
     Args:
         log_prior: Log-probability of each token of the vocabulary.
-        tokens: The tokens to recover, whose mean information under the prior is transmitted.
+        tokens: The tokens to recover. Their mean surprisal under the prior is the rate.
         width: Width of an embedding.
     """
     import numpy as np
@@ -422,10 +424,10 @@ def page(folder: Path) -> Page:
             continue
         if (noise := -kept[name]["memory"]) in levels:
             answers.append(
-                f"{name}: retrieval keeps the clean score of {aim:.1f} to within {NEAR:g} point "
-                f"down to {decibels(-noise)}, where the encoder without denoising scores "
-                f"{values['none'][noise]:.1f}. No decoder can recover all tokens below "
-                f"{decibels(-part.limit.iloc[0])}."
+                f"{name}: retrieval keeps the score within {NEAR:g} point of the clean score "
+                f"({aim:.1f}) down to {decibels(-noise)}. Without denoising, the encoder scores "
+                f"{values['none'][noise]:.1f} there. Without context, no decoder can recover all "
+                f"tokens below {decibels(-part.limit.iloc[0])}."
             )
         tokens = tidy.select(lines, metric="recovered", task=task, protocol=protocol)
         values = {TITLES[method]: each for method, each in values.items()}

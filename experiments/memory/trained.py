@@ -108,8 +108,8 @@ def page(folder: Path) -> Page:
                 f"{name}: {titles[models[0]]} keeps its clean score of "
                 f"{clean[task, models[0]]:.1f} to within {NEAR:g} point down to "
                 f"{decibels(lowest[with_memory])} with memory and "
-                f"{decibels(lowest[models[0]])} without. No decoder can recover all tokens below "
-                f"{decibels(-limits[task])}."
+                f"{decibels(lowest[models[0]])} without. Without context, no decoder can recover "
+                f"all tokens below {decibels(-limits[task])}."
             )
     tables.insert(
         0,
@@ -199,7 +199,9 @@ def gain_table(gained: pd.DataFrame, titles: Mapping[Any, str], protocol: str) -
     from experiments.memory.similarity import decibels
 
     keys = ["task", "model", "level"]
-    rows = tidy.select(gained, protocol=protocol).groupby(keys, sort=False, as_index=False)
+    # Intervals are of one draw at one site.
+    rows = tidy.select(gained, protocol=protocol, site=gained.site.iloc[0], draw=0)
+    rows = rows.groupby(keys, sort=False, as_index=False)
     rows = rows.agg(mean=("score", "mean"), low=("low", "first"), high=("high", "first"))
     heads = {level: decibels(round(float(-20 * np.log10(level)), 1)) for level in rows.level}
     names = [f"{titles[task]}, {titles[model]}"
@@ -209,8 +211,8 @@ def gain_table(gained: pd.DataFrame, titles: Mapping[Any, str], protocol: str) -
         index="name",
         columns="level",
         titles=heads,
-        caption=f"With memory minus without, {titles[protocol]}, in points, with intervals over "
-        "test rows.",
+        caption=f"Score with memory minus score without, {titles[protocol]}, mean over seeds. "
+        "Brackets here: 95 % bootstrap over test rows.",
     )
 
 

@@ -308,7 +308,7 @@ def page(folder: Path) -> Page:
         tables=[compared(scores, shown, share, most, titles | {"none": "clean"})],
         notes=[
             report.sizes(frame, titles),
-            "A clear gain: its interval excludes zero. "
+            "Significant: the 95 % interval excludes zero. "
             "Intervals combine Student's over seeds and a bootstrap over rows, as the root of the "
             "sum of squares. Bold: excludes zero.",
             "A fixed attack is made against the model without correction, an adaptive one against "
@@ -393,8 +393,8 @@ def finding(
 
     text = f"**{titles[task]}, {100 * level:.0f} % of the words changed**:"
     for name in methods:
-        text += f" {TITLES[name]} has a clear gain under {clear(name)}"
-        text += f"; if attacks are adaptive, under {clear(f'{name}, adaptive')}."
+        text += f" {TITLES[name]} significantly improves the score under {clear(name)}"
+        text += f"; against adaptive attacks, under {clear(f'{name}, adaptive')}."
     most: dict[str, list[str]] = {name: [] for name in methods}
     for kind in own.corruption.unique():
         restored = [share[task, kind, name, "restored"] for name in methods]

@@ -3,10 +3,10 @@
 Paper: Haris, Zhang and Yoshida (2026), section 4 and Eq. 7, on the encoders of Podasca and Das
 (2026). Claim: what trained transformers compute is noise stable, its weight lies at low degrees.
 
-Command: `python -m experiments encoder-stability --task cola --data-dir DIR`, with the flags of the
-`robustness` or `fine-tuning` run whose models to measure (they are not trained again), beside the
-parameters that the same seeds started from: four minutes on two cores for two models and three
-seeds.
+Command: `python -m experiments encoder-stability --task cola --data-dir DIR`: four minutes on two
+cores for two models and three seeds. With all data and training settings of a `robustness` or
+`fine-tuning` run, its trained models are reused. The initial parameters of the same seeds are the
+baseline.
 
 Expected: a mostly linear response, trained or not, and no difference between the models.
 
@@ -57,6 +57,7 @@ SHOWN = {
     "points lost": ("points lost", "gaussian", -1.0, 1),
 }
 
+SPECIAL = ("[CLS]", "[SEP]", "<s>", "</s>")
 LOST = (
     "Points lost: clean score minus score under noise after the LayerNorm at the same SNR, on all "
     "test rows."
@@ -205,7 +206,8 @@ def measure(
     )
     seeds = cell.spec.seeds[: budget.seeds]
     fresh = jax.jit(jax.vmap(cell.model.init))(seed_keys(seeds))
-    special = tuple(map(data.vocabulary.tokens.index, ("[CLS]", "[SEP]")))
+    tokens = data.vocabulary.tokens
+    special = tuple(tokens.index(token) for token in SPECIAL if token in tokens)
     arms = [(n, arm) for n in range(len(seeds)) for arm in ("fresh", "trained")]
     for done, (number, arm) in enumerate(arms, 1):
         stacked = fresh if arm == "fresh" else cell.params
@@ -336,7 +338,7 @@ def page(folder: Path) -> Page:
 
 
 def lost_by_variance(frame: pd.DataFrame) -> str:
-    """Returns whether encoders with more variance under noise lose more points, as a sentence.
+    """Returns a sentence with the rank correlation of variance under noise and points lost.
 
     Empty for fewer than six trained encoders (models times seeds of one task).
     """
@@ -358,8 +360,9 @@ def lost_by_variance(frame: pd.DataFrame) -> str:
 
     low, high = tidy.bootstrap(len(pair), correlation)
     return (
-        f" Rank correlation of variance and points lost over {len(pair)} encoders: "
-        f"{correlation(slice(None)):.2f} [{low:.2f}, {high:.2f}]."
+        f" Over {len(pair)} encoders (models times seeds), the rank correlation of variance and "
+        f"points lost is {correlation(slice(None)):.2f} [{low:.2f}, {high:.2f}], 95 % bootstrap "
+        "over encoders."
     )
 
 

@@ -64,8 +64,10 @@ def network_of(model: Functional[Encoder]) -> Network:
     """An encoder in two stages; an example's choices are alternatives, as classes are."""
 
     def embed(params: Params, ids: Array) -> Array:
-        tokens = model.apply(params, ids.reshape(-1, ids.shape[-1]), method="embed_tokens")
-        embeddings = model.apply(params, tokens, method="embed")
+        rows = ids.reshape(-1, ids.shape[-1])
+        tokens = model.apply(params, rows, method="embed_tokens")
+        types = model.apply(params, rows, method="token_types")
+        embeddings = model.apply(params, tokens, types, method="embed")
         return embeddings.reshape(*ids.shape, -1)
 
     def respond(params: Params, embeddings: Array, mask: Array) -> Array:

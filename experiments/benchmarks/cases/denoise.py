@@ -4,9 +4,9 @@ MiniLM's sizes: 30,522 patterns of width 384, float32, with known noise level. T
 compute the same: hopfax's `denoise`, which reads the patterns in blocks; product, softmax and
 product over all patterns in PyTorch; and the same in blocks of queries that fit the caches.
 "product" is the product of the queries and all patterns alone, the first half of the work.
-"8 candidates" is the mean of the eight likeliest patterns only, which saves the second product and
-equals the posterior mean where the rest has no weight, as here. The temporary memory of `denoise`
-is XLA's plan; all scores would take 500 MB.
+"8 candidates" is the mean of the eight likeliest patterns only, which skips the second product. It
+equals the posterior mean here, because the other patterns have negligible weight. The temporary
+memory of `denoise` is XLA's plan; all scores would take 500 MB.
 """
 
 from collections.abc import Callable

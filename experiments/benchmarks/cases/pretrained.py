@@ -6,8 +6,8 @@ SST-2's lengths, padded to 64 tokens in PyTorch, and in hopfax too or in length 
 step of an epoch). Influence: the mean gradient norm of each token of 16 texts of 256 tokens,
 one compiled call against a loop over texts. "with memory": token embeddings are first retrieved
 from the vocabulary. Loading ends when every weight is in memory; PyTorch's loader is safetensors'.
-Peak memory: the largest resident memory while a fresh process loads, less that before, mapped pages
-of the file included (Linux only).
+Peak memory: the increase in peak resident memory while a fresh process loads the model, including
+mapped pages of the file (Linux only).
 """
 
 import os
@@ -122,7 +122,7 @@ def loading(data_dir: str | None) -> dict[str, Program]:
 
 
 def peak_bytes(setup: str, load: str) -> int:
-    """Returns the peak resident memory of a statement, less that before, in a fresh process."""
+    """Returns the increase in peak resident memory while a fresh process runs `load`."""
     program = f"""
 import pathlib, re
 {setup}
@@ -151,7 +151,10 @@ def figures(data_dir: str | None, make: Any) -> dict[str, float]:
     )
     sizes = {"peak memory / weights": peak_bytes(*ours)}
     if torch_peer():
-        theirs = "from experiments.benchmarks import torch_peer", f"torch_peer.load({str(path)!r})"
+        theirs = (
+            "import safetensors.torch; from experiments.benchmarks import torch_peer",
+            f"torch_peer.load({str(path)!r})",
+        )
         sizes["PyTorch loader's peak memory / weights"] = peak_bytes(*theirs)
     return {name: size / path.stat().st_size for name, size in sizes.items()}
 
