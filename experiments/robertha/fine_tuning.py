@@ -23,6 +23,7 @@ reported. An earlier search on 1,000 of its rows was stopped, as no model exceed
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +32,8 @@ from experiments.robertha import robustness
 from experiments.settings import Noise, resolved
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from experiments.report import Page
 
 REPRODUCES = "Robertha, Tables 2 and 3, on a pretrained encoder, with its own tokenizer"
@@ -65,6 +68,34 @@ def run(config: Config) -> Path:
 
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
-    each = robustness.page(folder)
-    title = each.title.replace("Robustness to Gaussian noise", "Fine-tuned encoders under noise")
-    return replace(each, title=title)
+    from experiments.robertha import gaussian
+
+    each, measured = robustness.page(folder), gaussian.read(folder)
+    return replace(
+        each,
+        title=each.title.replace("Robustness to Gaussian noise", "Fine-tuned encoders under noise"),
+        answer=answer(measured.scores, measured.titles) or each.answer,
+    )
+
+
+def answer(scores: pd.DataFrame, titles: Mapping[str, str]) -> str:
+    """Returns each model's difference from the first at the same SNR; empty for a single model."""
+    from experiments import report
+    from experiments.robertha import gaussian
+
+    baseline = gaussian.reference(list(scores.model.unique()))
+    means = gaussian.differences(scores, baseline=baseline, over=["level"])
+    means = means[(means.protocol == "matched") & (means.site == "token")]
+    clean = scores[(scores.model == baseline) & (scores.level == 0)].groupby("task").score.mean()
+    sentences = []
+    for task, rows in means.groupby("task", sort=False):
+        parts = [
+            f"{gaussian.finding(rows[rows.model == row.model]).lower()} of {titles[row.model]}, "
+            f"{report.plain_interval(row)}"
+            for _, row in rows.iterrows()
+        ]
+        sentences.append(
+            f"{titles[str(task)]}, points over the {titles[baseline]} ({clean[task]:.1f} without "
+            f"noise), mean over noise levels at the same SNR for each text: **{'; '.join(parts)}**."
+        )
+    return " ".join(sentences)

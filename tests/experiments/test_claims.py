@@ -11,7 +11,7 @@ import pytest
 from experiments import report, scorecard, tidy
 from experiments.memory import trained
 from experiments.noise_stability import arms, encoder, grokking, training
-from experiments.robertha import attribution, gaussian, hyperparameters, robustness
+from experiments.robertha import attribution, fine_tuning, gaussian, hyperparameters, robustness
 
 SEEDS = (1, 2, 3)
 
@@ -55,6 +55,17 @@ def test_contrasts_are_means_over_levels_with_clean_first():
     assert set(ours["mean"].round(6)) == {0.0, 2.0}
     # After the LayerNorm the two protocols are one measurement, shown once.
     assert len(ours) == 4
+
+
+def test_fine_tuned_models_are_compared_with_the_first():
+    scores = tidy.select(made_up(site_matters), model=["tinybert", "robertha"])
+    scores = scores.replace({"model": {"tinybert": "pretrained", "robertha": "pretrained-esr"}})
+    scores["model"] = pd.Categorical(scores.model, ["pretrained", "pretrained-esr"])
+    ordered = scores.sort_values("model").astype({"model": str})
+    text = fine_tuning.answer(ordered, gaussian.titles(["sst2"]))
+    assert "(80.2 without noise)" in text
+    assert "a lead of pretrained encoder, ESR, +" in text
+    assert not fine_tuning.answer(ordered[ordered.model == "pretrained"], {})
 
 
 def test_one_sigma_is_one_snr_only_where_models_have_one_scale():
