@@ -90,7 +90,7 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str]) -> str:
     sentences = []
     for task, rows in means.groupby("task", sort=False):
         parts = [
-            f"{gaussian.finding(rows[rows.model == row.model]).lower()} of {titles[row.model]}, "
+            f"{titles[row.model]}: {gaussian.finding(rows[rows.model == row.model]).lower()}, "
             f"{report.plain_interval(row)}"
             for _, row in rows.iterrows()
         ]

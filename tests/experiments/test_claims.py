@@ -64,7 +64,7 @@ def test_fine_tuned_models_are_compared_with_the_first():
     ordered = scores.sort_values("model").astype({"model": str})
     text = fine_tuning.answer(ordered, gaussian.titles(["sst2"]))
     assert "(80.2 without noise)" in text
-    assert "a lead of pretrained encoder, ESR, +" in text
+    assert "pretrained encoder, ESR: a lead, +" in text
     assert not fine_tuning.answer(ordered[ordered.model == "pretrained"], {})
 
 
