@@ -104,12 +104,15 @@ def page(folder: Path) -> Page:
         )  # fmt: skip
         with_memory = models[0] + MEMORY
         if with_memory in lowest:
+            ends = [
+                f"down to {decibels(each)}" if each == each else "at no SNR tested"
+                for each in (lowest[with_memory], lowest[models[0]])
+            ]
             answers.append(
                 f"{name}: {titles[models[0]]} keeps its clean score of "
-                f"{clean[task, models[0]]:.1f} to within {NEAR:g} point down to "
-                f"{decibels(lowest[with_memory])} with memory and "
-                f"{decibels(lowest[models[0]])} without. Without context, no decoder can recover "
-                f"all tokens below {decibels(-limits[task])}."
+                f"{clean[task, models[0]]:.1f} to within {NEAR:g} point {ends[0]} with memory and "
+                f"{ends[1]} without. Without context, no decoder can recover all tokens below "
+                f"{decibels(-limits[task])}."
             )
     tables.insert(
         0,
