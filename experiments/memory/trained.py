@@ -7,7 +7,7 @@ training with noise, at signal-to-noise ratios drawn uniformly from -16 to 0 dB 
 
 Commands: `python -m experiments memory-trained --task sst2 --data-dir DIR --epochs 1` (from
 scratch), and for a pretrained encoder `--pretrained FOLDER --model pretrained pretrained-memory
-pretrained-noise-trained pretrained-noise-trained-memory --epochs 2 --learning-rate 1e-4`.
+pretrained-noise-trained pretrained-noise-trained-memory --train-size 12000 --epochs 1`.
 
 Expected: memory keeps the clean score as long as tokens can be recovered, and noise training with
 memory is at least as good as noise training without it at every SNR.
