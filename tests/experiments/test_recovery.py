@@ -82,5 +82,5 @@ def test_a_run_measures_predicts_and_renders(tmp_path):
     assert bins.groupby("model").size().between(3, recovery.NUM_BINS).all()
     page = recovery.page(tmp_path)
     text = report.markdown(page, tmp_path)
-    assert "Tokens read, %" in text and "nan" not in text
+    assert "Tokens recovered, %" in text and "nan" not in text
     assert len(page.pictures["recovery"].figure.axes) == 4
