@@ -117,20 +117,17 @@ def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, 
     if is_set and condition.name:
         shared["train_overlap"] = condition.train_overlap(cell)
     changes = predicted.words_changed.tolist() or [None] * len(cell.spec.seeds)
-    numbers = predicted.snr_db.tolist(), predicted.num_steps.tolist(), changes
-    gains, ends = [], {}
+    gains, interval = [None] * len(cell.spec.seeds), {}
     if cell.without_memory:
-        without = predictions(cell.without_memory, condition)
-        gains, low, high = gain(metrics, predicted, without)
-        ends = {"low": round(low, 4), "high": round(high, 4)}
-    for place, (seed, logits, snr_db, steps, changed) in enumerate(
-        zip(cell.spec.seeds, predicted.logits, *numbers, strict=True)
+        gains, low, high = gain(metrics, predicted, predictions(cell.without_memory, condition))
+        interval = {"low": round(low, 4), "high": round(high, 4)}
+    numbers = predicted.snr_db.tolist(), predicted.num_steps.tolist(), changes, gains
+    for seed, logits, snr_db, steps, changed, gained in zip(
+        cell.spec.seeds, predicted.logits, *numbers, strict=True
     ):
         values = scores(metrics, logits, predicted.labels)
-        if changed is not None:
-            values["words_changed"] = changed
-        if gains:
-            values["gain"] = gains[place]
+        optional = {"words_changed": changed, "gain": gained}
+        values |= {name: value for name, value in optional.items() if value is not None}
         for metric, value in (values | shared).items():
             yield {
                 "task": cell.data.spec.name,
@@ -143,12 +140,12 @@ def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, 
                 "snr_db": round(snr_db, 4) if np.isfinite(snr_db) else None,
                 "steps_mean": round(steps, 3) if cell.iterates else None,
                 **columns,
-                **(ends if metric == "gain" else {}),
+                **(interval if metric == "gain" else {}),
             }
 
 
 def gain(
-    metrics: Sequence[str], ours: CellPredictions, theirs: CellPredictions
+    metrics: tuple[str, ...], ours: CellPredictions, theirs: CellPredictions
 ) -> tuple[list[float], float, float]:
     """Returns each seed's score minus that of other predictions of the same rows.
 
@@ -158,9 +155,9 @@ def gain(
 
     def of_seeds(rows: Any) -> list[float]:
         return [
-            scores(tuple(metrics), one[rows], labels[rows])["score"]
-            - scores(tuple(metrics), other[rows], labels[rows])["score"]
-            for one, other in zip(ours.logits, theirs.logits, strict=True)
+            scores(metrics, mine[rows], labels[rows])["score"]
+            - scores(metrics, other[rows], labels[rows])["score"]
+            for mine, other in zip(ours.logits, theirs.logits, strict=True)
         ]
 
     low, high = tidy.bootstrap(len(labels), lambda rows: np.mean(of_seeds(rows)))

@@ -105,13 +105,13 @@ def page(folder: Path) -> Page:
         with_memory = models[0] + MEMORY
         if with_memory in lowest:
             ends = [
-                f"down to {decibels(each)}" if each == each else "at no SNR tested"
+                f"down to {decibels(each)}" if each == each else "at no tested SNR"
                 for each in (lowest[with_memory], lowest[models[0]])
             ]
             answers.append(
                 f"{name}: {titles[models[0]]} keeps its clean score of "
-                f"{clean[task, models[0]]:.1f} to within {NEAR:g} point {ends[0]} with memory and "
-                f"{ends[1]} without. Without context, no decoder can recover all tokens below "
+                f"{clean[task, models[0]]:.1f} to within {NEAR:g} point {ends[0]} with memory, and "
+                f"{ends[1]} without it. Without context, no decoder can recover all tokens below "
                 f"{decibels(-limits[task])}."
             )
     tables.insert(
@@ -207,10 +207,8 @@ def gain_table(gained: pd.DataFrame, titles: Mapping[Any, str], protocol: str) -
     rows = rows.groupby(keys, sort=False, as_index=False)
     rows = rows.agg(mean=("score", "mean"), low=("low", "first"), high=("high", "first"))
     heads = {level: decibels(round(float(-20 * np.log10(level)), 1)) for level in rows.level}
-    names = [f"{titles[task]}, {titles[model]}"
-             for task, model in zip(rows.task, rows.model, strict=True)]  # fmt: skip
     return report.pivot(
-        rows.assign(name=names).sort_values("level", kind="stable"),
+        rows.assign(name=joined(rows, "model", titles)).sort_values("level", kind="stable"),
         index="name",
         columns="level",
         titles=heads,
@@ -224,13 +222,16 @@ def lead_table(gains: pd.DataFrame, titles: Mapping[Any, str]) -> Table:
     from experiments import report
     from experiments.memory.similarity import decibels
 
-    names = {**titles} | {noise: decibels(-noise) for noise in gains.noise.unique()}
-    columns = [f"{names[task]}, {names[protocol]}"
-               for task, protocol in zip(gains.task, gains.protocol, strict=True)]  # fmt: skip
     return report.pivot(
-        gains.assign(column=columns).sort_values("noise", kind="stable"),
+        gains.assign(column=joined(gains, "protocol", titles)).sort_values("noise", kind="stable"),
         index="noise",
         columns="column",
-        titles=names,
+        titles={noise: decibels(-noise) for noise in gains.noise.unique()},
         caption="Best model with memory minus best model without it, in points, at each SNR.",
     )
+
+
+def joined(rows: pd.DataFrame, column: str, titles: Mapping[Any, str]) -> list[str]:
+    """Returns each row's task and another column as one name."""
+    pairs = zip(rows.task, rows[column], strict=True)
+    return [f"{titles[task]}, {titles[other]}" for task, other in pairs]

@@ -91,7 +91,7 @@ def denoise(
     Args:
         noisy: The query $x$.
         patterns: Clean patterns $e_v$, one a row. If they are bfloat16, the query and the weights
-            of the sum are rounded to bfloat16 for their products, which add up in float32.
+            of the sum are rounded to bfloat16, and their products are accumulated in float32.
         sigma: Standard deviation of the noise in each coordinate, > 0; None if unknown.
         log_prior: Log-probabilities of the patterns, up to a constant; -inf excludes a pattern.
             None for a uniform prior.
@@ -566,7 +566,7 @@ def _posterior(
         fresh = first + jnp.arange(size) >= number * size
         scores, gains = logits(rows)
         scores += jnp.where(fresh, jax.lax.dynamic_slice_in_dim(bias, first, size), -jnp.inf)
-        # Index of the first maximum. On a CPU, `jnp.argmax` takes a fifth of `denoise`'s time.
+        # Index of the first maximum. On a CPU, `jnp.argmax` takes a sixth of `denoise`'s time.
         top = jax.lax.stop_gradient(jnp.max(scores))
         best = jnp.min(jnp.where(scores == top, jnp.arange(size), size - 1))
         better, most = top > running.most, jnp.maximum(running.most, top)
