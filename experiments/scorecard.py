@@ -260,12 +260,15 @@ def memory() -> list[list[str]]:
             (each, f"{each}{trained.MEMORY}") for each in frame.model.unique()
         ]  # fmt: skip
         titles = gaussian.titles(frame.task.unique()) | {"none": "pretrained encoder"}
+        constants = gaussian.constants(gaussian.read(path.parent))
+        unlearned = gaussian.not_learned(scores, constants)
+        unlearned = set(zip(unlearned.task, unlearned.model, strict=True))
         for task, (without, remembering) in itertools.product(frame.task.unique(), pairs):
             means = {
                 model: of_model.groupby("level").score.mean()
                 for model, of_model in tidy.select(scores, task=task).groupby("model")
             }
-            if remembering not in means:
+            if remembering not in means or (task, without) in unlearned:
                 continue
             clean = means[without][0.0]
             lowest = []
@@ -338,7 +341,7 @@ def page() -> report.Page:
                 ["task and model", "clean score", "without memory", "with memory", "limit", "data"],
                 memory(),
                 "Retrieval from the vocabulary: lowest SNR at which the score is within "
-                f"{similarity.NEAR:g} point of the clean score.",
+                f"{similarity.NEAR:g} point of the clean score; models that learned their task.",
             ),
             report.Table(
                 ["comparison on SST-2, σ = 0.5", "hopfax"],

@@ -81,15 +81,24 @@ def page(folder: Path) -> Page:
     lines = tidy.summarise(noisy)
     lines["clean"] = lines.task.map(clean.xs(models[0], level="model"))
     lines["limit"] = lines.task.map(limits)
-    barely = gaussian.hardly_learned(scores, gaussian.constants(measured))
-    notes = [f"{titles[task]} is barely learned {row}." for task, row in barely.items()]
+    unlearned = gaussian.not_learned(scores, gaussian.constants(measured))
+    at_constant = set(zip(unlearned.task, unlearned.model, strict=True))
+    notes = [
+        f"Not learned: {titles[row.task]}, {titles[row.model]} (clean score {row.score:.1f}, "
+        f"majority baseline {row.constant:.1f}). Noise can't lower such a score."
+        for row in unlearned.itertuples()
+        if not str(row.model).endswith(MEMORY)  # memory does not change the clean score
+    ]
     answers, kept, tables = [], {}, []
     for keys, part in lines.groupby(["task", "protocol"], sort=False):
         task, protocol = map(str, keys)
         name = f"{titles[task]}, {titles[protocol]}"
         means = by_method(part, "mean", models)
         lowest = {each: lowest_kept(row, clean[task, each], NEAR) for each, row in means.items()}
-        kept[name] = lowest
+        kept[name] = {
+            each: "not learned" if (task, each) in at_constant else decibels(db)
+            for each, db in lowest.items()
+        }
         if protocol != lines.protocol.iloc[0]:
             continue
         levels = sorted(means[models[0]])
@@ -103,7 +112,7 @@ def page(folder: Path) -> Page:
             )
         )  # fmt: skip
         with_memory = models[0] + MEMORY
-        if with_memory in lowest:
+        if with_memory in lowest and (task, models[0]) not in at_constant:
             ends = [
                 f"down to {decibels(each)}" if each == each else "at no tested SNR"
                 for each in (lowest[with_memory], lowest[models[0]])
@@ -118,8 +127,7 @@ def page(folder: Path) -> Page:
         0,
         report.Table(
             ["", *kept],
-            [[titles[each], *(decibels(lowest[each]) for lowest in kept.values())]
-             for each in models],
+            [[titles[each], *(lowest[each] for lowest in kept.values())] for each in models],
             f"Lowest SNR at which a model is within {NEAR:g} point of its own clean score (lower "
             "is better).",
         ),

@@ -137,15 +137,23 @@ def constants(measured: Measured, name: str = "constants") -> dict[str, float]:
     return {**measured.plan.get(name, {}), **dict(zip(rows.task, rows.score, strict=True))}
 
 
+def not_learned(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.DataFrame:
+    """Returns task, model, clean score and majority baseline where the first is not well above."""
+    clean = scores[scores.level == 0].groupby(["task", "model"], sort=False, as_index=False)
+    clean = clean.agg(score=("score", "mean"), num_examples=("num_examples", "max"))
+    clean["constant"] = clean.task.map(constants).fillna(-np.inf).astype(float)
+    least = np.maximum(LEARNED, 100 / np.sqrt(clean.num_examples))
+    return clean[clean.score - clean.constant < least]
+
+
 def hardly_learned(scores: pd.DataFrame, constants: Mapping[str, float]) -> dict[str, str]:
     """Returns the tasks where no model is well above the majority baseline, with both scores."""
-    barely = {}
-    for task, clean in scores[scores.level == 0].groupby("task", sort=False):
-        constant = constants.get(str(task), -np.inf)
-        best = clean.groupby("model").score.mean().max()
-        if best - constant < max(LEARNED, 100 / np.sqrt(clean.num_examples.max())):
-            barely[str(task)] = f"({best:.1f}, majority baseline {constant:.1f})"
-    return barely
+    num_models = scores[scores.level == 0].groupby("task").model.nunique()
+    return {
+        str(task): f"({rows.score.max():.1f}, majority baseline {rows.constant.iloc[0]:.1f})"
+        for task, rows in not_learned(scores, constants).groupby("task", sort=False)
+        if len(rows) == num_models[task]
+    }
 
 
 def with_average(scores: pd.DataFrame) -> pd.DataFrame:

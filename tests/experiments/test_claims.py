@@ -106,6 +106,10 @@ def test_tasks_that_no_model_learns_are_named():
     assert barely == {"sst2": "(80.2, majority baseline 78.0)"}
     few = gaussian.hardly_learned(scores.assign(num_examples=64), {"sst2": 70.0})
     assert few and not gaussian.hardly_learned(scores, {"sst2": 70.0})
+    alone = scores.assign(score=scores.score.where(scores.model == "tinybert", 70.0))
+    constant_models = set(gaussian.not_learned(alone, {"sst2": 70.0}).model)
+    assert constant_models == set(alone.model) - {"tinybert"}
+    assert not gaussian.hardly_learned(alone, {"sst2": 70.0})
 
 
 @pytest.mark.parametrize(
@@ -268,10 +272,13 @@ def test_an_arm_is_read_from_its_cell(tmp_path, monkeypatch):
 
 def test_memory_is_compared_with_the_best_model_without_it(tmp_path):
     def score(model, noise, seed):
+        if model == "robertha":  # always the constant answer
+            return 50.0
         cost = 0.0 if model.endswith("-memory") and noise < 10 else 2.0 * max(noise, 0)
         return 90.0 - cost + 0.1 * seed + (1.0 if model == "noise-trained" and noise > 0 else 0.0)
 
-    models, levels = ("tinybert", "noise-trained", "tinybert-memory"), (0.5, 2.0, 10.0)
+    models = "tinybert", "noise-trained", "tinybert-memory", "robertha"
+    levels = 0.5, 2.0, 10.0
     rows = [
         {
             "task": "sst2", "model": model, "corruption": "gaussian" if level else "none",
@@ -282,6 +289,7 @@ def test_memory_is_compared_with_the_best_model_without_it(tmp_path):
         for metric, value in (
             ("score", score(model, 20 * np.log10(level) if level else -np.inf, seed)),
             ("capacity_snr_db", -12.0),
+            ("constant", 50.0),
             *[("gain", 3.0)] * (model.endswith("-memory") and level > 0),
         )
     ]  # fmt: skip
@@ -293,6 +301,7 @@ def test_memory_is_compared_with_the_best_model_without_it(tmp_path):
     text = report.markdown(page, tmp_path)
     assert "| SST-2, TinyBERT, memory | **+3.0 [+2.0, +4.0]** |" in text
     # Below 10 dB of noise, memory undoes it; beyond, both lose the same but for one point.
+    assert "| Robertha | not learned |" in text
     assert "| TinyBERT | +6.0 dB |" in text and "| TinyBERT, memory | −6.0 dB |" in text
     frame = tidy.scores(tidy.read(tmp_path))
     noise = (20 * np.log10(frame.level.where(frame.level > 0))).round(1)
