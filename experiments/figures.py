@@ -324,7 +324,8 @@ def _lines(
         if _has(table, column):
             axes.axhline(table[column].dropna().iloc[0], color=FAINT, ls=lines, lw=1.5, zorder=1)
     if _has(table, "limit"):
-        axes.axvspan(table.limit.iloc[0], table[x].max(), color=FAINT, alpha=0.15, lw=0)
+        limit = table.limit.iloc[0]  # shown even if no level lies beyond it
+        axes.axvspan(limit, max(table[x].max(), limit + 1), color=FAINT, alpha=0.15, lw=0)
         axes.margins(x=0)
     if not numeric:
         axes.set_xticks(range(len(ticks)), [names.get(value, f"{value}") for value in ticks])

@@ -4,10 +4,11 @@ import importlib
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import tyro
 
-from experiments import report
+from experiments import figures, report
 from experiments.__main__ import EXPERIMENTS
 from experiments.rundir import read_config
 from experiments.scorecard import PAGES, RESULTS
@@ -95,3 +96,13 @@ def test_the_commands_of_pages_can_be_run(published):
     parsed = tyro.cli(module.Config, args=words[1:], config=(tyro.conf.OmitArgPrefixes,))
     data = getattr(parsed, "data", parsed)
     assert getattr(data, "data_dir", None) in (None, "DIR")
+
+
+@pytest.mark.parametrize("limit", [8.0, 15.2])
+def test_a_limit_is_shaded_from_where_it_is_also_beyond_the_data(limit):
+    lines = pd.DataFrame({"noise": [0.0, 14.0], "model": "tinybert", "mean": [90.0, 80.0]})
+    lines = lines.assign(low=lines["mean"] - 1, high=lines["mean"] + 1, limit=limit)
+    axes = figures.facets(lines, x="noise").axes[0]
+    (span,) = axes.patches
+    assert span.get_x() == limit and span.get_width() > 0
+    assert axes.get_xlim()[1] == pytest.approx(max(14.0, limit + 1))
