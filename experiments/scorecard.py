@@ -27,7 +27,6 @@ RESULTS = Path(__file__).with_name("results")
 # Modules with `page(folder)`, by the experiment that config.json names.
 PAGES = {**EXPERIMENTS, "benchmarks": "experiments.benchmarks.harness"}
 SST2, MODELS = "robustness/sst2", "robustness/sst2_models"
-FINE_TUNED = "fine_tuning/sst2"
 MEANING = {
     "holds": "holds",
     "smaller": "smaller than claimed",
@@ -103,14 +102,20 @@ def part(claim: str, ours: str, theirs: str) -> Difference:
     )  # fmt: skip
 
 
-def pretrained(claim: str, model: str, ours: str, theirs: str) -> Difference:
-    """What a part of Robertha adds to a fine-tuned encoder on SST-2, at -6 dB for each text."""
+def pretrained(task: str, title: str) -> list[Difference]:
+    """What parts of Robertha add to a fine-tuned encoder, at -6 dB for each text."""
     at = {"site": "token", "protocol": "matched", "level": 1.995}
-    return Difference(
-        f"SST-2, pretrained encoder: {claim}", "Table 3, GLUE, σ = 2", FINE_TUNED, "sst2",
-        {"model": model, **at}, {"model": "pretrained", **at},
-        paper_lead("glue", ours, theirs, 2.0),
-    )  # fmt: skip
+    return [
+        Difference(
+            f"{title}, pretrained encoder: {claim}", "Table 3, GLUE, σ = 2", f"fine_tuning/{task}",
+            task, {"model": model, **at}, {"model": "pretrained", **at},
+            paper_lead("glue", "robertha", without, 2.0),
+        )
+        for claim, model, without in (
+            ("iteration and ESR help", "pretrained-hopfield-1-esr", "robertha-no-iteration-no-esr"),
+            ("ESR helps", "pretrained-esr", "robertha-no-esr"),
+        )
+    ]  # fmt: skip
 
 
 def attack(corruption: str, title: str) -> Difference:
@@ -133,13 +138,8 @@ def claims() -> list[Difference]:
         lead("cola", "CoLA", "robustness/seven_tasks"),
         part("SST-2: iteration helps", "robertha-no-esr", "robertha-no-iteration-no-esr"),
         part("SST-2: ESR helps", "robertha", "robertha-no-esr"),
-        pretrained(
-            "iteration and ESR help",
-            "pretrained-hopfield-1-esr",
-            "robertha",
-            "robertha-no-iteration-no-esr",
-        ),
-        pretrained("ESR helps", "pretrained-esr", "robertha", "robertha-no-esr"),
+        *pretrained("sst2", "SST-2"),
+        *pretrained("stsb", "STS-B"),
         attack("textbugger", "TextBugger"),
         attack("hotflip", "HotFlip"),
         Difference(
