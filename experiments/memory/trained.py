@@ -84,8 +84,8 @@ def page(folder: Path) -> Page:
     unlearned = gaussian.not_learned(scores, gaussian.constants(measured))
     at_constant = set(zip(unlearned.task, unlearned.model, strict=True))
     notes = [
-        f"Not learned: {titles[row.task]}, {titles[row.model]} (clean score {row.score:.1f}, "
-        f"majority baseline {row.constant:.1f}). Noise can't lower such a score."
+        f"Not learned: {titles[str(row.task)]}, {titles[str(row.model)]} (clean score "
+        f"{row.score:.1f}, majority baseline {row.constant:.1f}). Noise can't lower such a score."
         for row in unlearned.itertuples()
         if not str(row.model).endswith(MEMORY)  # memory does not change the clean score
     ]

@@ -138,7 +138,7 @@ def constants(measured: Measured, name: str = "constants") -> dict[str, float]:
 
 
 def not_learned(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.DataFrame:
-    """Returns task, model, clean score and majority baseline where the first is not well above."""
+    """Returns the models whose clean score is not well above the majority baseline, with both."""
     clean = scores[scores.level == 0].groupby(["task", "model"], sort=False, as_index=False)
     clean = clean.agg(score=("score", "mean"), num_examples=("num_examples", "max"))
     clean["constant"] = clean.task.map(constants).fillna(-np.inf).astype(float)
