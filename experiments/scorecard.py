@@ -340,8 +340,8 @@ def page() -> report.Page:
             report.Table(
                 ["task and model", "clean score", "without memory", "with memory", "limit", "data"],
                 memory(),
-                "Retrieval from the vocabulary: lowest SNR at which the score is within "
-                f"{similarity.NEAR:g} point of the clean score; models that learned their task.",
+                "Retrieval from the vocabulary, by models that learned their task: lowest SNR at "
+                f"which the score is within {similarity.NEAR:g} point of the clean score.",
             ),
             report.Table(
                 ["comparison on SST-2, σ = 0.5", "hopfax"],
