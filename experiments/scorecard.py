@@ -250,8 +250,10 @@ def memory() -> list[list[str]]:
         name = read_config(path.parent)["experiment"]
         if name not in ("memory", "memory-trained"):
             continue
-        frame = tidy.read(path.parent)
+        measured = gaussian.read(path.parent)
+        frame = measured.frame
         scores = tidy.select(tidy.scores(frame), protocol=["", "matched"])
+        unlearned = gaussian.not_learned(scores, gaussian.constants(measured))
         limits = frame[frame.metric == "capacity_snr_db"].groupby("task").score.mean()
         limits = (
             limits if len(limits) else frame.dropna(subset="limit").groupby("task").limit.mean()
@@ -260,15 +262,12 @@ def memory() -> list[list[str]]:
             (each, f"{each}{trained.MEMORY}") for each in frame.model.unique()
         ]  # fmt: skip
         titles = gaussian.titles(frame.task.unique()) | {"none": "pretrained encoder"}
-        constants = gaussian.constants(gaussian.read(path.parent))
-        unlearned = gaussian.not_learned(scores, constants)
-        unlearned = set(zip(unlearned.task, unlearned.model, strict=True))
         for task, (without, remembering) in itertools.product(frame.task.unique(), pairs):
             means = {
                 model: of_model.groupby("level").score.mean()
                 for model, of_model in tidy.select(scores, task=task).groupby("model")
             }
-            if remembering not in means or (task, without) in unlearned:
+            if remembering not in means or (task, without) in unlearned.index:
                 continue
             clean = means[without][0.0]
             lowest = []

@@ -82,12 +82,13 @@ def page(folder: Path) -> Page:
     lines["clean"] = lines.task.map(clean.xs(models[0], level="model"))
     lines["limit"] = lines.task.map(limits)
     unlearned = gaussian.not_learned(scores, gaussian.constants(measured))
-    at_constant = set(zip(unlearned.task, unlearned.model, strict=True))
     notes = [
-        f"Not learned: {titles[str(row.task)]}, {titles[str(row.model)]} (clean score "
-        f"{row.score:.1f}, majority baseline {row.constant:.1f}). Noise can't lower such a score."
-        for row in unlearned.itertuples()
-        if not str(row.model).endswith(MEMORY)  # memory does not change the clean score
+        f"Not learned: {titles[task]}, {titles[model]} (clean score {score:.1f}, majority baseline "
+        f"{constant:.1f}). Such a score is no evidence of robustness."
+        for (task, model), score, constant in zip(
+            unlearned.index, unlearned.score, unlearned.constant, strict=True
+        )
+        if not model.endswith(MEMORY)  # memory does not change the clean score
     ]
     answers, kept, tables = [], {}, []
     for keys, part in lines.groupby(["task", "protocol"], sort=False):
@@ -96,7 +97,7 @@ def page(folder: Path) -> Page:
         means = by_method(part, "mean", models)
         lowest = {each: lowest_kept(row, clean[task, each], NEAR) for each, row in means.items()}
         kept[name] = {
-            each: "not learned" if (task, each) in at_constant else decibels(db)
+            each: "not learned" if (task, each) in unlearned.index else decibels(db)
             for each, db in lowest.items()
         }
         if protocol != lines.protocol.iloc[0]:
@@ -112,7 +113,7 @@ def page(folder: Path) -> Page:
             )
         )  # fmt: skip
         with_memory = models[0] + MEMORY
-        if with_memory in lowest and (task, models[0]) not in at_constant:
+        if with_memory in lowest and (task, models[0]) not in unlearned.index:
             ends = [
                 f"down to {decibels(each)}" if each == each else "at no tested SNR"
                 for each in (lowest[with_memory], lowest[models[0]])

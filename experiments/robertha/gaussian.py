@@ -138,10 +138,10 @@ def constants(measured: Measured, name: str = "constants") -> dict[str, float]:
 
 
 def not_learned(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.DataFrame:
-    """Returns the models whose clean score is not well above the majority baseline, with both."""
-    clean = scores[scores.level == 0].groupby(["task", "model"], sort=False, as_index=False)
+    """Returns, by task and model, clean scores that are not well above the majority baseline."""
+    clean = scores[scores.level == 0].groupby(["task", "model"], sort=False)
     clean = clean.agg(score=("score", "mean"), num_examples=("num_examples", "max"))
-    clean["constant"] = clean.task.map(constants).fillna(-np.inf).astype(float)
+    clean["constant"] = [constants.get(str(task), -np.inf) for task, _ in clean.index]
     least = np.maximum(LEARNED, 100 / np.sqrt(clean.num_examples))
     return clean[clean.score - clean.constant < least]
 

@@ -107,8 +107,8 @@ def test_tasks_that_no_model_learns_are_named():
     few = gaussian.hardly_learned(scores.assign(num_examples=64), {"sst2": 70.0})
     assert few and not gaussian.hardly_learned(scores, {"sst2": 70.0})
     alone = scores.assign(score=scores.score.where(scores.model == "tinybert", 70.0))
-    constant_models = set(gaussian.not_learned(alone, {"sst2": 70.0}).model)
-    assert constant_models == set(alone.model) - {"tinybert"}
+    unlearned = gaussian.not_learned(alone, {"sst2": 70.0})
+    assert {model for _, model in unlearned.index} == set(alone.model) - {"tinybert"}
     assert not gaussian.hardly_learned(alone, {"sst2": 70.0})
 
 
@@ -300,8 +300,8 @@ def test_memory_is_compared_with_the_best_model_without_it(tmp_path):
     page = trained.page(tmp_path)
     text = report.markdown(page, tmp_path)
     assert "| SST-2, TinyBERT, memory | **+3.0 [+2.0, +4.0]** |" in text
-    # Below 10 dB of noise, memory undoes it; beyond, both lose the same but for one point.
     assert "| Robertha | not learned |" in text
+    # Below 10 dB of noise, memory undoes it; beyond, both lose the same but for one point.
     assert "| TinyBERT | +6.0 dB |" in text and "| TinyBERT, memory | −6.0 dB |" in text
     frame = tidy.scores(tidy.read(tmp_path))
     noise = (20 * np.log10(frame.level.where(frame.level > 0))).round(1)
