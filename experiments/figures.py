@@ -230,12 +230,7 @@ class Panel(NamedTuple):
 
 
 def panels(
-    table: pd.DataFrame,
-    specs: Mapping[str, Panel],
-    *,
-    col: str,
-    x: str,
-    hue: str,
+    table: pd.DataFrame, specs: Mapping[str, Panel], *, col: str, x: str, hue: str
 ) -> Figure:
     """Panels with separate axes: points with 95 % bars, joined by lines or with a formula's curve.
 
@@ -291,13 +286,7 @@ def _panel(axes: Axes, table: pd.DataFrame, spec: Panel, *, x: str, hue: str) ->
 
 
 def _lines(
-    axes: Axes,
-    table: pd.DataFrame,
-    *,
-    x: str,
-    hue: str,
-    hues: list[Any],
-    names: Mapping[Any, str],
+    axes: Axes, table: pd.DataFrame, *, x: str, hue: str, hues: list[Any], names: Mapping[Any, str]
 ) -> None:
     if table.empty:
         axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes, color=FAINT)

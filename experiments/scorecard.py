@@ -331,11 +331,7 @@ def page() -> report.Page:
                 lines,
                 "Robertha: differences in points, with the same corruption for both models.",
             ),
-            report.Table(
-                heads,
-                noise_stability(),
-                "Claims of the noise-stability paper.",
-            ),
+            report.Table(heads, noise_stability(), "Claims of the noise-stability paper."),
             report.Table(
                 ["task and model", "clean score", "without memory", "with memory", "limit", "data"],
                 memory(),

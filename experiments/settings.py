@@ -48,15 +48,13 @@ EMBEDDED_LAPTOP = BUDGETS["laptop"]._replace(
 )
 
 
-def by_budget(
-    name: str, metavar: str, defaults: Mapping[str, Mapping[str, Any]] | None = None
-) -> Any:
+def by_budget(name: str, metavar: str, budgets: Mapping[str, Any] = BUDGETS) -> Any:
     """Shows each budget's value in place of "(default: None)".
 
     Args:
         name: The flag's field.
         metavar: What its values are.
-        defaults: For each budget, values by the name of the field; None for `BUDGETS`.
+        budgets: Values of each budget: a NamedTuple, or a mapping from the name of the field.
     """
 
     def text(value: Any) -> str:
@@ -64,11 +62,13 @@ def by_budget(
             return "all"
         return " ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
 
-    if defaults is None:
-        defaults = {size: budget._asdict() for size, budget in BUDGETS.items()}
-        if (value := getattr(EMBEDDED_LAPTOP, name)) != defaults["laptop"][name]:
-            defaults["laptop, synthetic tasks"] = {name: value}
-    hints = (f"{text(values[name])} ({size})" for size, values in defaults.items())
+    values = {
+        size: each[name] if isinstance(each, Mapping) else getattr(each, name)
+        for size, each in budgets.items()
+    }
+    if budgets is BUDGETS and (value := getattr(EMBEDDED_LAPTOP, name)) != values["laptop"]:
+        values["laptop, synthetic tasks"] = value
+    hints = (f"{text(value)} ({size})" for size, value in values.items())
     return optional(metavar, ", ".join(hints))
 
 

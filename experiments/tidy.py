@@ -19,6 +19,11 @@ from scipy.special import stdtrit
 
 CONDITION = ["corruption", "site", "protocol", "level"]
 CELL = ["task", "model", *CONDITION]
+# First columns of results.csv.
+COLUMNS = (
+    "task", "model", "corruption", "level", "site", "seed", "metric", "score", "num_examples",
+    "snr_db",
+)  # fmt: skip
 CONFIDENCE = 0.95
 # With two seeds, Student's interval is very wide, or has no width by accident.
 MIN_SEEDS = 3

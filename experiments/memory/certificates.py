@@ -23,8 +23,15 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from experiments import report, tidy
+from experiments.figures import Panel
 from experiments.memory import similarity
 from experiments.memory.recovery import predicted
 from experiments.memory.similarity import (
@@ -37,15 +44,13 @@ from experiments.memory.similarity import (
     in_batches,
     score,
 )
+from experiments.report import Page
+from experiments.rundir import read_config
 from experiments.settings import by_budget
-
-if TYPE_CHECKING:
-    import jax
-    import numpy as np
-    import pandas as pd
-
-    from experiments.report import Page
-    from hopfax.nn import Pretrained
+from hopfax.data import reported_rows
+from hopfax.hopfield import certified_radius
+from hopfax.nn import Pretrained
+from hopfax.train.progress import Progress
 
 REPRODUCES = "Robertha's claim of robustness, with the vocabulary as memory; not in the paper"
 TASKS = {"stsb": "STS-B", "mrpc": "MRPC", "sst2": "SST-2"}
@@ -54,10 +59,7 @@ MAX_TOKENS = 24  # of an attacked text, so that all have one compiled shape
 NUM_NEIGHBOURS = 32  # that attacks know of each token, the token itself included
 TEMPERATURES = (0.1, 0.2, 0.4)  # of the surrogates, in units of the RMS norm of a token
 NUM_ROUNDS = 4  # of substitution
-COLUMNS = (
-    "task", "model", "corruption", "level", "site", "protocol", "seed", "metric", "score",
-    "num_examples", "snr_db", "low", "high",
-)  # fmt: skip
+COLUMNS = similarity.SHARED_COLUMNS
 
 
 class Budget(NamedTuple):
@@ -76,22 +78,21 @@ BUDGETS = {
     "laptop": Budget(32, 6, 2, (0.05, 0.15, 0.25, 0.35, 0.5), LEVELS),
     "paper": Budget(500, 40, 10, (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6), LEVELS),
 }
-DEFAULTS = {size: budget._asdict() for size, budget in BUDGETS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(similarity.Shared):
     """Model, texts, attacks and noise."""
 
-    num_pairs: Annotated[int | None, by_budget("num_pairs", "INT", DEFAULTS)] = None
+    num_pairs: Annotated[int | None, by_budget("num_pairs", "INT", BUDGETS)] = None
     """Pairs of STS-B whose first text is attacked."""
-    num_steps: Annotated[int | None, by_budget("num_steps", "INT", DEFAULTS)] = None
+    num_steps: Annotated[int | None, by_budget("num_steps", "INT", BUDGETS)] = None
     """Steps of projected gradient descent."""
-    num_draws: Annotated[int | None, by_budget("num_draws", "INT", DEFAULTS)] = None
+    num_draws: Annotated[int | None, by_budget("num_draws", "INT", BUDGETS)] = None
     """Independent noise draws."""
-    radii: Annotated[tuple[float, ...] | None, by_budget("radii", "FLOAT ...", DEFAULTS)] = None
+    radii: Annotated[tuple[float, ...] | None, by_budget("radii", "FLOAT ...", BUDGETS)] = None
     """Radii of the attacks, in units of the root mean square norm of the texts' token vectors."""
-    snr_db: Annotated[tuple[float, ...] | None, by_budget("snr_db", "FLOAT ...", DEFAULTS)] = None
+    snr_db: Annotated[tuple[float, ...] | None, by_budget("snr_db", "FLOAT ...", BUDGETS)] = None
     """Signal-to-noise ratios in dB."""
 
 
@@ -103,15 +104,6 @@ def run(config: Config) -> Path:
         FileNotFoundError: A file is missing.
         ArithmeticError: An attack inside the certified radius changed a token.
     """
-    import jax.numpy as jnp
-    import numpy as np
-    import pandas as pd
-
-    from experiments import report
-    from hopfax.data import reported_rows
-    from hopfax.hopfield import certified_radius
-    from hopfax.train.progress import Progress
-
     budget, model, tokens, folder = similarity.start("memory-certificates", config, BUDGETS)
     table = np.asarray(model.table, np.float32)
     radius = np.asarray(certified_radius(jnp.asarray(table)))
@@ -145,8 +137,6 @@ def certified(
     ids: Sequence[np.ndarray], table: np.ndarray, radius: np.ndarray
 ) -> list[dict[str, Any]]:
     """Returns by radius, in RMS norms, the share of texts with larger certified radii only."""
-    import numpy as np
-
     scale = rms_norm(table[np.concatenate(ids)])
     least = np.array([radius[text].min() for text in ids]) / scale
     return [
@@ -158,8 +148,6 @@ def certified(
 
 def rms_norm(vectors: np.ndarray) -> float:
     """Returns the root mean square norm of vectors."""
-    import numpy as np
-
     return float(np.sqrt(np.mean(np.sum(np.square(vectors), axis=-1))))
 
 
@@ -231,8 +219,6 @@ def reader_of(
     model: Pretrained, table: np.ndarray, log_prior: np.ndarray, radius: np.ndarray
 ) -> Reader:
     """Returns compiled functions of an encoder and its vocabulary."""
-    import jax
-    import jax.numpy as jnp
 
     @jax.jit
     def output(params: Any, vectors: jax.Array, mask: jax.Array) -> jax.Array:
@@ -278,7 +264,6 @@ def batch_of(
     reader: Reader, first: Sequence[np.ndarray], second: Sequence[np.ndarray], labels: np.ndarray
 ) -> Batch:
     """Pads the first texts of pairs, encodes the second ones, and finds the tokens' neighbours."""
-    import numpy as np
 
     def padded(texts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         ids = np.zeros((len(texts), MAX_TOKENS), np.int32)
@@ -302,8 +287,6 @@ def retrieved(
     reader: Reader, vectors: np.ndarray, mask: np.ndarray, sigma: float = 1.0
 ) -> dict[str, np.ndarray]:
     """Returns what each system's encoder reads; padding stays as it is. Only "known" uses sigma."""
-    import numpy as np
-
     real = np.broadcast_to(mask, vectors.shape[:-1])
     x = vectors[real]
     read = {"none": vectors}
@@ -318,8 +301,6 @@ def attacks(reader: Reader, batch: Batch, radius: float, num_steps: int) -> np.n
 
     The radius, the largest norm of a token's perturbation, is in units of the vectors.
     """
-    import numpy as np
-
     surrogates = [
         Surrogate(keep=1.0),
         Surrogate(log=reader.table.shape[1] / 2, prior=1.0),
@@ -333,8 +314,6 @@ def attacks(reader: Reader, batch: Batch, radius: float, num_steps: int) -> np.n
 
 def cosines(reader: Reader, batch: Batch, vectors: np.ndarray) -> np.ndarray:
     """Returns the cosine of each pair with `vectors` as its first text."""
-    import numpy as np
-
     return np.sum(np.asarray(reader.output(vectors, batch.mask)) * batch.goal, axis=1)
 
 
@@ -342,8 +321,6 @@ def descent(
     reader: Reader, batch: Batch, surrogate: Surrogate, radius: float, num_steps: int
 ) -> np.ndarray:
     """Projected gradient descent in a ball around each token's vector, from a random direction."""
-    import numpy as np
-
     clean, real = reader.table[batch.ids], batch.mask[..., None]
 
     def lengths(vectors: np.ndarray) -> np.ndarray:
@@ -365,8 +342,6 @@ def substitution(reader: Reader, batch: Batch, radius: float) -> np.ndarray:
 
     The nearest vector can only be fooled into another token, so this attack searches tokens.
     """
-    import numpy as np
-
     clean, near = reader.table[batch.ids], reader.table[batch.near]
     apart = np.linalg.norm(near - clean[..., None, :], axis=-1)
     reach = (apart < 2 * radius) & batch.mask[..., None]
@@ -391,10 +366,6 @@ def attacked(reader: Reader, batch: Batch, radius: float, num_steps: int) -> lis
     Raises:
         ArithmeticError: An attack inside the certified radius changed a token.
     """
-    import numpy as np
-
-    from experiments import tidy
-
     size, clean, labels = radius * batch.scale, reader.table[batch.ids], batch.labels
     read = retrieved(reader, attacks(reader, batch, size, num_steps), batch.mask)
     # Room for the rounding of the projection.
@@ -424,10 +395,6 @@ def under_noise(reader: Reader, batch: Batch, db: float, num_draws: int) -> list
 
     The signal-to-noise ratio, in dB, is that of all texts together.
     """
-    import numpy as np
-
-    from experiments import tidy
-
     ids, mask = batch.ids, batch.mask
     clean = reader.table[ids]
     goal = np.asarray(reader.output(clean, mask))
@@ -463,10 +430,6 @@ def under_noise(reader: Reader, batch: Batch, db: float, num_draws: int) -> list
 
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
-    from experiments import report, tidy
-    from experiments.figures import Panel
-    from experiments.rundir import read_config
-
     frame = tidy.read(folder)
 
     def at(column: str, **values: Any) -> dict[float, float]:
@@ -569,11 +532,6 @@ def page(folder: Path) -> Page:
 
 def drawn(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns the points and lines of the picture."""
-    import numpy as np
-    import pandas as pd
-
-    from experiments import tidy
-
     panels = {"certified": "certified", "score": "attack", "unchanged": "noise", "bound": "noise",
               "agreement": "output"}  # fmt: skip
     names = {"unchanged": "measured, predicted", "bound": "union bound"}

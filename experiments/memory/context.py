@@ -32,8 +32,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pandas as pd
+from scipy.optimize import brentq
+from scipy.special import log_softmax, softmax
+from scipy.stats import norm
+
+from experiments import report, tidy
 from experiments.memory import similarity
 from experiments.memory.similarity import (
     NEAR,
@@ -47,14 +57,13 @@ from experiments.memory.similarity import (
     prior,
     results,
 )
+from experiments.report import Page
 from experiments.settings import by_budget
-
-if TYPE_CHECKING:
-    import jax
-    import numpy as np
-
-    from experiments.report import Page
-    from hopfax.nn import Pretrained
+from hopfax import hopfield
+from hopfax.data import reported_rows, training_rows
+from hopfax.hopfield import capacity_snr_db
+from hopfax.nn import Pretrained
+from hopfax.train.progress import Progress
 
 REPRODUCES = "Robertha's claim of denoising, with context as prior; not in the paper"
 NUM_CANDIDATES = 64  # per token
@@ -100,7 +109,6 @@ BUDGETS = {
     "laptop": Budget(80, 1, (6.0, -8.0, -10.0, -11.0, -12.0, -14.0, -16.0, -20.0), 300),
     "paper": Budget(1500, 3, similarity.BUDGETS["paper"].snr_db, 2000),
 }
-DEFAULTS = {size: budget._asdict() for size, budget in BUDGETS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,13 +117,13 @@ class Config(similarity.Config):
 
     task: tuple[Literal["stsb", "mrpc"], ...] = ("stsb", "mrpc")
     """Tasks of pairs of texts."""
-    num_pairs: Annotated[int | None, by_budget("num_pairs", "INT", DEFAULTS)] = None
+    num_pairs: Annotated[int | None, by_budget("num_pairs", "INT", BUDGETS)] = None
     """Pairs of texts, from the first."""
-    num_draws: Annotated[int | None, by_budget("num_draws", "INT", DEFAULTS)] = None
+    num_draws: Annotated[int | None, by_budget("num_draws", "INT", BUDGETS)] = None
     """Independent noise draws."""
-    snr_db: Annotated[tuple[float, ...] | None, by_budget("snr_db", "FLOAT ...", DEFAULTS)] = None
+    snr_db: Annotated[tuple[float, ...] | None, by_budget("snr_db", "FLOAT ...", BUDGETS)] = None
     """Signal-to-noise ratios in dB."""
-    num_steps: Annotated[int | None, by_budget("num_steps", "INT", DEFAULTS)] = None
+    num_steps: Annotated[int | None, by_budget("num_steps", "INT", BUDGETS)] = None
     """Training steps of the encoder's head."""
 
 
@@ -126,13 +134,6 @@ def run(config: Config) -> Path:
         ValueError: A flag is out of range.
         FileNotFoundError: A file is missing.
     """
-    import numpy as np
-    import pandas as pd
-
-    from experiments import report
-    from hopfax.data import reported_rows, training_rows
-    from hopfax.train.progress import Progress
-
     budget, model, tokens, folder = similarity.start("memory-context", config, BUDGETS)
     table, blank = np.asarray(model.table, np.float32), tokens.tokens.index("[MASK]")
     cases = [
@@ -253,8 +254,6 @@ def fit(
     budget: Budget,
 ) -> tuple[Priors, dict[str, float]]:
     """Returns priors of training texts, and the settings chosen on held-out ones."""
-    import numpy as np
-
     table = np.asarray(model.table, np.float32)
     log_prior = prior(texts, len(table))
     candidates = {discount: fit_bigrams(texts, log_prior, discount) for discount in DISCOUNTS}
@@ -268,8 +267,6 @@ def fit(
 
 def fit_bigrams(texts: Sequence[np.ndarray], log_prior: np.ndarray, discount: float) -> Bigrams:
     """Returns the bigrams of texts; `discount`, in (0, 1), is taken off each count."""
-    import numpy as np
-
     size = len(log_prior)
     pairs = np.concatenate([text[:-1].astype(np.int64) * size + text[1:] for text in texts])
     keys, counts = np.unique(pairs, return_counts=True)
@@ -281,8 +278,6 @@ def fit_bigrams(texts: Sequence[np.ndarray], log_prior: np.ndarray, discount: fl
 
 def log_bigrams(bigrams: Bigrams, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Returns log p(second | first), for arrays of tokens that broadcast."""
-    import numpy as np
-
     keys = first.astype(np.int64) * len(bigrams.unigram) + second
     places = np.searchsorted(bigrams.keys, keys).clip(max=len(bigrams.keys) - 1)
     seen = np.where(bigrams.keys[places] == keys, bigrams.shares[places], 0)
@@ -300,11 +295,6 @@ def fit_head(
 
     The replacements stand for errors of retrieval: they teach the head how far to trust the rest.
     """
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-    import optax
-
     table, random = np.asarray(model.table, np.float32), np.random.default_rng(0)
     probabilities = np.exp(log_prior, dtype=float)
     probabilities /= probabilities.sum()
@@ -356,8 +346,6 @@ def masked_states(
         blank: The mask token's vector.
         groups: Group of each text: position i belongs to group i modulo `NUM_GROUPS`.
     """
-    import numpy as np
-
     masked = []
     for text, group in zip(vectors, groups, strict=True):
         text = text.copy()
@@ -375,8 +363,6 @@ def states_in_context(
     model: Pretrained, vectors: Sequence[np.ndarray], blank: np.ndarray
 ) -> list[np.ndarray]:
     """Returns the states at all positions, each computed with its group masked."""
-    import numpy as np
-
     parts = [
         masked_states(model, vectors, blank, [group] * len(vectors)) for group in range(NUM_GROUPS)
     ]
@@ -395,13 +381,6 @@ def decoder(model: Pretrained, priors: Priors) -> Callable[[np.ndarray, list[int
 
     It returns each method's tokens and, by text, its posterior means.
     """
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-    from scipy.special import softmax
-
-    from hopfax import hopfield
-
     patterns, log_prior = jnp.asarray(priors.table), jnp.asarray(priors.log_prior)
     blank = priors.table[priors.blank]
 
@@ -490,8 +469,6 @@ def over_chains(
         steps: Log-probabilities of their steps.
         size: Texts of a batch.
     """
-    import numpy as np
-
     lengths = np.array([len(text) for text in likelihood])
     longest, count = lengths.max(), likelihood[0].shape[1]
     parts = []
@@ -514,12 +491,6 @@ def random_reader(priors: Priors) -> Callable[..., float]:
     The random vectors have the norms of the table's. Arguments of the function: the texts' tokens,
     and those of `add_noise`.
     """
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
-    from hopfax import hopfield
-
     log_prior = jnp.asarray(priors.log_prior)
     random = np.random.default_rng([0, 1])  # not the stream of any noise
     table = random.standard_normal(priors.table.shape, np.float32)
@@ -540,8 +511,6 @@ def random_reader(priors: Priors) -> Callable[..., float]:
 
 def bits_of_bigrams(bigrams: Bigrams, texts: Sequence[np.ndarray]) -> float:
     """Returns the bits per token of texts; each first token has the unigram prior."""
-    import numpy as np
-
     first = np.log(bigrams.unigram[[text[0] for text in texts]])
     rest = [log_bigrams(bigrams, text[:-1], text[1:]) for text in texts]
     return -float(np.mean(np.concatenate([first, *rest]))) / np.log(2)
@@ -555,10 +524,6 @@ def bits_in_context(
     The context is clean. "Both" is the normalized product of the bigram after the token before and
     the weighted encoder.
     """
-    import jax.numpy as jnp
-    import numpy as np
-    from scipy.special import log_softmax
-
     bigrams, table, size = priors.bigrams, priors.table, len(priors.table)
     right = np.concatenate(texts).astype(np.int64)
     before = np.concatenate([[-1, *text[:-1]] for text in texts])
@@ -586,8 +551,6 @@ def bits_of_priors(
     model: Pretrained, priors: Priors, texts: Sequence[np.ndarray]
 ) -> dict[str, float]:
     """Returns each prior's bits per token of texts."""
-    import numpy as np
-
     encoder, both = bits_in_context(model, priors, texts, [priors.weight])
     return {
         "uniform": float(np.log2(len(priors.table))),
@@ -604,9 +567,6 @@ def one_token_snr_db(bits: float, *, width: int, errors: float = ERRORS) -> floa
     The normal approximation of Polyanskiy, Poor and Verdú (2010), Equation 296, for `width` real
     channel uses.
     """
-    import numpy as np
-    from scipy.optimize import brentq
-    from scipy.stats import norm
 
     def missing(snr_db: float) -> float:
         snr = 10 ** (snr_db / 10)
@@ -633,9 +593,6 @@ def falls_to(values: Mapping[float, float], aim: float) -> float:
 
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
-    from experiments import report, tidy
-    from hopfax.hopfield import capacity_snr_db
-
     frame = tidy.read(folder)
     width, clean_rows = int(frame.width.iloc[0]), frame[frame.level == 0]
     clean = clean_rows[clean_rows.metric == "score"].set_index("task").score

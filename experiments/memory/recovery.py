@@ -20,17 +20,23 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from scipy.special import log_ndtr, ndtr
+
+from experiments import report, tidy
+from experiments.figures import Panel
 from experiments.memory import similarity
 from experiments.memory.similarity import add_noise, decibels, denoiser, encoded, in_batches
+from experiments.report import Page
 from experiments.settings import by_budget
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pandas as pd
-
-    from experiments.report import Page
+from hopfax import hopfield
+from hopfax.data import reported_rows
+from hopfax.train.progress import Progress
 
 REPRODUCES = "Privacy of noisy embeddings: BeamClean (2505.13758), d_X-privacy (2411.13784)"
 EXPLAINED = -12.0  # dB, of the bins
@@ -70,10 +76,7 @@ PROPERTIES = {
     "norm": "norm of the vector",
     "distance": "distance to the nearest other vector",
 }
-COLUMNS = (
-    "task", "model", "corruption", "level", "site", "protocol", "seed", "metric", "score",
-    "num_examples", "snr_db", "low", "high", "group", "place",
-)  # fmt: skip
+COLUMNS = (*similarity.SHARED_COLUMNS, "group", "place")
 
 
 class Budget(NamedTuple):
@@ -91,7 +94,6 @@ BUDGETS = {
     "laptop": Budget(60, 1, 120, LEVELS),
     "paper": Budget(408, 10, 3000, LEVELS),
 }
-DEFAULTS = {size: budget._asdict() for size, budget in BUDGETS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,13 +102,13 @@ class Config(similarity.Shared):
 
     task: Literal["mrpc", "stsb", "sst2"] = "mrpc"
     """Task whose texts are read."""
-    num_pairs: Annotated[int | None, by_budget("num_pairs", "INT", DEFAULTS)] = None
+    num_pairs: Annotated[int | None, by_budget("num_pairs", "INT", BUDGETS)] = None
     """Rows of the task, from the first."""
-    num_draws: Annotated[int | None, by_budget("num_draws", "INT", DEFAULTS)] = None
+    num_draws: Annotated[int | None, by_budget("num_draws", "INT", BUDGETS)] = None
     """Independent noise draws."""
-    num_tokens: Annotated[int | None, by_budget("num_tokens", "INT", DEFAULTS)] = None
+    num_tokens: Annotated[int | None, by_budget("num_tokens", "INT", BUDGETS)] = None
     """Tokens of the texts whose rate of recovery is predicted."""
-    snr_db: Annotated[tuple[float, ...] | None, by_budget("snr_db", "FLOAT ...", DEFAULTS)] = None
+    snr_db: Annotated[tuple[float, ...] | None, by_budget("snr_db", "FLOAT ...", BUDGETS)] = None
     """Signal-to-noise ratios in dB."""
 
 
@@ -117,13 +119,6 @@ def run(config: Config) -> Path:
         ValueError: A flag is out of range.
         FileNotFoundError: A file is missing.
     """
-    import numpy as np
-    import pandas as pd
-
-    from experiments import report
-    from hopfax.data import reported_rows
-    from hopfax.train.progress import Progress
-
     budget, model, vocabulary, folder = similarity.start("memory-recovery", config, BUDGETS)
     table = np.asarray(model.table, np.float32)
     log_prior = similarity.training_prior(config.task, config.data_dir, vocabulary, len(table))
@@ -162,12 +157,6 @@ class Texts(NamedTuple):
 
 def measure(texts: Texts, db: float, budget: Budget) -> list[dict[str, Any]]:
     """Returns the rows of results.csv for a signal-to-noise ratio in dB."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
-    from hopfax import hopfield
-
     ids, row, tokens, table, log_prior = texts
     denoise = denoiser(table, log_prior)
     read = jax.jit(lambda x, sigma: {name: denoise(x, sigma)[1][name] for name in READERS})
@@ -210,10 +199,6 @@ def share(right: np.ndarray, row: np.ndarray, member: np.ndarray) -> dict[str, f
         row: Number of each token's row.
         member: Whether each token counts.
     """
-    import numpy as np
-
-    from experiments import tidy
-
     totals, counts = np.bincount(row, right * member), np.bincount(row, member)
     low, high = tidy.bootstrap(
         len(counts), lambda rows: totals[rows].sum() / max(counts[rows].sum(), 1)
@@ -232,8 +217,6 @@ def binned(
         rates: Predicted rates, nan where there is none.
         row: Number of each token's row.
     """
-    import numpy as np
-
     edges = np.unique(np.quantile(values, np.linspace(0, 1, NUM_BINS + 1)[1:-1]))
     home, rows = np.searchsorted(edges, values, side="right"), []
     for number in np.unique(home):
@@ -267,9 +250,6 @@ def predicted(
         sigma: Standard deviation of the noise, known to the reader.
         log_prior: Log-frequencies; zeros for the nearest vector.
     """
-    import numpy as np
-    from scipy.special import log_ndtr, ndtr
-
     nodes, weights = np.polynomial.hermite_e.hermegauss(16)
     squares = np.sum(np.square(table), axis=1)
     rates, bounds = [], []
@@ -332,11 +312,6 @@ def stem(word: str) -> str:
 
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
-    import numpy as np
-
-    from experiments import report, tidy
-    from experiments.figures import Panel
-
     frame = tidy.read(folder)
     levels = sorted(frame.snr_db.unique(), reverse=True)
 

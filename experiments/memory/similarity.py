@@ -23,16 +23,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from scipy.stats import rankdata
+
+from experiments import report, tidy
+from experiments.models import load, weights_digest
+from experiments.report import Page
+from experiments.rundir import open_run
 from experiments.settings import BudgetName, budget_of, by_budget, optional
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from experiments.report import Page
-    from hopfax.data import WordPiece
-    from hopfax.nn import Pretrained, PretrainedOutput
+from hopfax import hopfield
+from hopfax.data import Example, WordPiece, encode, read_tokenizer, reported_rows, training_rows
+from hopfax.hopfield import capacity_snr_db
+from hopfax.nn import Pretrained, PretrainedOutput
+from hopfax.train.progress import Progress
 
 REPRODUCES = "Robertha's claim of denoising, with the vocabulary as memory; not in the paper"
 UNSEEN = 0.1  # pseudo-count of every token in the prior
@@ -55,10 +63,11 @@ TITLES = {
     "mrpc": "MRPC",
 }
 SCORES = {"stsb": "Spearman × 100", "mrpc": "area under ROC × 100"}
-COLUMNS = (
+SHARED_COLUMNS = (
     "task", "model", "corruption", "level", "site", "protocol", "seed", "metric", "score",
-    "num_examples", "snr_db", "low", "high", "limit",
+    "num_examples", "snr_db", "low", "high",
 )  # fmt: skip
+COLUMNS = (*SHARED_COLUMNS, "limit")
 
 
 class Budget(NamedTuple):
@@ -74,7 +83,6 @@ BUDGETS = {
     "laptop": Budget(300, 3, (6.0, 0.0, -4.0, -8.0, -10.0, -12.0, -14.0, -16.0, -20.0)),
     "paper": Budget(1500, 5, tuple(float(db) for db in range(6, -21, -2))),
 }
-DEFAULTS = {size: budget._asdict() for size, budget in BUDGETS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +107,11 @@ class Config(Shared):
     """Tasks to measure."""
     protocols: tuple[Literal["matched", "per-token"], ...] = ("matched", "per-token")
     """Same signal-to-noise ratio for each text (matched), or for each token (per-token)."""
-    num_pairs: Annotated[int | None, by_budget("num_pairs", "INT", DEFAULTS)] = None
+    num_pairs: Annotated[int | None, by_budget("num_pairs", "INT", BUDGETS)] = None
     """Number of pairs of texts, from the start of the set."""
-    num_draws: Annotated[int | None, by_budget("num_draws", "INT", DEFAULTS)] = None
+    num_draws: Annotated[int | None, by_budget("num_draws", "INT", BUDGETS)] = None
     """Number of noise draws."""
-    snr_db: Annotated[tuple[float, ...] | None, by_budget("snr_db", "FLOAT ...", DEFAULTS)] = None
+    snr_db: Annotated[tuple[float, ...] | None, by_budget("snr_db", "FLOAT ...", BUDGETS)] = None
     """Signal-to-noise ratios in dB."""
 
 
@@ -114,13 +122,6 @@ def run(config: Config) -> Path:
         ValueError: A flag is out of range.
         FileNotFoundError: A file is missing.
     """
-    import numpy as np
-    import pandas as pd
-
-    from experiments import report
-    from hopfax.data import reported_rows
-    from hopfax.train.progress import Progress
-
     budget, model, tokens, folder = start("memory", config, BUDGETS)
     table = np.asarray(model.table, np.float32)
     cases = [
@@ -166,10 +167,6 @@ def start(
         ValueError: A flag is out of range.
         FileNotFoundError: A file is missing.
     """
-    from experiments.models import load, weights_digest
-    from experiments.rundir import open_run
-    from hopfax.data import read_tokenizer
-
     budget = budget_of(config, budgets)
     if not config.pretrained or not config.data_dir:
         raise ValueError("--pretrained and --data-dir are required, the folders of model and data")
@@ -180,24 +177,18 @@ def start(
 
 def encoded(texts: Sequence[str], tokens: WordPiece) -> list[np.ndarray]:
     """Returns the token ids of each text, special tokens included."""
-    from hopfax.data import Example, encode
-
     rows = encode([Example(text, 0, n) for n, text in enumerate(texts)], tokens, cached=False)
     return [ids[:n] for ids, n in zip(rows.ids[:, 0], rows.lengths[:, 0], strict=True)]
 
 
 def prior(texts: Sequence[np.ndarray], count: int) -> np.ndarray:
     """Returns the log-probability of each token, from its frequency in training texts."""
-    import numpy as np
-
     counts = np.bincount(np.concatenate(texts), minlength=count) + UNSEEN
     return np.log(counts / counts.sum()).astype(np.float32)
 
 
 def training_prior(task: str, data_dir: str | None, tokens: WordPiece, count: int) -> np.ndarray:
     """Returns the log-probability of each token, from a task's training texts."""
-    from hopfax.data import training_rows
-
     texts = [text for row in training_rows(task, data_dir=data_dir) for text in row.texts[0]]
     return prior(encoded(texts, tokens), count)
 
@@ -212,10 +203,6 @@ def capacity(log_prior: np.ndarray, tokens: np.ndarray, *, width: int) -> float:
         tokens: The tokens to recover. Their mean surprisal under the prior is the rate.
         width: Width of an embedding.
     """
-    import numpy as np
-
-    from hopfax.hopfield import capacity_snr_db
-
     bits = -float(np.mean(log_prior[tokens])) / np.log(2)
     return float(capacity_snr_db(bits, width=width))
 
@@ -224,8 +211,6 @@ def add_noise(
     clean: Sequence[np.ndarray], snr_db: float, *, protocol: str, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the noisy embeddings of all texts, concatenated, and their standard deviations."""
-    import numpy as np
-
     axis = None if protocol == "matched" else 1
     sigma = np.concatenate([
         np.broadcast_to(np.sqrt(np.mean(np.square(text), axis, keepdims=True)), (len(text), 1))
@@ -241,11 +226,6 @@ def denoiser(table: np.ndarray, log_prior: np.ndarray) -> Callable[..., Any]:
 
     It returns the estimates of vectors by method, and of tokens for methods that have one.
     """
-    import jax
-    import jax.numpy as jnp
-
-    from hopfax import hopfield
-
     patterns, prior = jnp.asarray(table), jnp.asarray(log_prior)
     weights = jnp.exp(prior)
     mean = weights @ patterns
@@ -276,9 +256,6 @@ def in_batches(
     denoise: Callable[..., Any], noisy: np.ndarray, sigma: np.ndarray, size: int = 2048
 ) -> Any:
     """Applies `denoise` to all noisy vectors, in batches of one shape."""
-    import jax
-    import numpy as np
-
     # The last batch repeats its last row.
     places = np.arange(-(-len(noisy) // size) * size).clip(max=len(noisy) - 1).reshape(-1, size)
     parts = [denoise(noisy[rows], sigma[rows]) for rows in places]
@@ -292,9 +269,6 @@ def batched_outputs(
 
     The last batch repeats its last text.
     """
-    import jax.numpy as jnp
-    import numpy as np
-
     lengths = np.array([len(text) for text in vectors])
     order = np.argsort(lengths, kind="stable")
     for start in range(0, len(order), size):
@@ -309,8 +283,6 @@ def batched_outputs(
 
 def cosines(model: Pretrained, vectors: Sequence[np.ndarray]) -> np.ndarray:
     """Returns the cosine similarity between the mean states of the two texts of each pair."""
-    import numpy as np
-
     means = np.zeros((len(vectors), vectors[0].shape[1]))
     for rows, output, mask in batched_outputs(model, vectors):
         means[rows] = np.where(mask[..., None], output.output, 0).sum(1)
@@ -320,9 +292,6 @@ def cosines(model: Pretrained, vectors: Sequence[np.ndarray]) -> np.ndarray:
 
 def score(task: str, cosines: np.ndarray, labels: np.ndarray) -> float:
     """Returns how well the cosines rank the pairs, times 100."""
-    import numpy as np
-    from scipy.stats import rankdata
-
     ranks = rankdata(cosines)
     if task == "stsb":
         return 100 * float(np.corrcoef(ranks, rankdata(labels))[0, 1])
@@ -342,10 +311,6 @@ def results(
 
     Intervals are bootstrap intervals over pairs, of the mean over noise draws.
     """
-    import numpy as np
-
-    from experiments import tidy
-
     table = []
     for (method, protocol, db), draws in measured.items():
         low, high = tidy.bootstrap(
@@ -396,15 +361,11 @@ def by_method(
 
 def decibels(value: float) -> str:
     """Formats an SNR, such as "−8.0 dB"; "none" for nan."""
-    from experiments import report
-
     return f"{report.signed(value)} dB" if value == value else "none"
 
 
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
-    from experiments import report, tidy
-
     frame = tidy.read(folder)
     clean = frame[frame.level == 0].set_index("task").score
     noisy = frame[frame.level > 0].assign(noise=-frame.snr_db, limit=-frame.limit)

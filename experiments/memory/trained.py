@@ -21,15 +21,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from experiments.robertha import robustness
+import numpy as np
+import pandas as pd
+
+from experiments import report, tidy
+from experiments.memory.similarity import LIMIT, TITLES, by_method, decibels, lowest_kept
+from experiments.report import Page, Table
+from experiments.robertha import gaussian, robustness
 from experiments.settings import Noise, resolved
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from experiments.report import Page, Table
 
 REPRODUCES = "Robertha's claim of denoising, with the vocabulary as memory, on trained models"
 NEAR = 1.0  # largest drop in points that counts as keeping the clean score
@@ -65,12 +66,6 @@ def run(config: Config) -> Path:
 
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
-    import numpy as np
-
-    from experiments import report, tidy
-    from experiments.memory.similarity import LIMIT, TITLES, by_method, decibels, lowest_kept
-    from experiments.robertha import gaussian
-
     measured = gaussian.read(folder)
     scores, titles = measured.scores, {**measured.titles, **TITLES}
     scores = scores.assign(noise=(20 * np.log10(scores.level.where(scores.level > 0))).round(1))
@@ -186,10 +181,6 @@ def leads(scores: pd.DataFrame) -> pd.DataFrame:
     Returns:
         `tidy.summarise`'s table of the differences, paired by seed.
     """
-    import pandas as pd
-
-    from experiments import tidy
-
     parts = []
     for _, part in scores.groupby(["task", "protocol", "noise"], sort=False):
         means = part.groupby("model").score.mean()
@@ -205,11 +196,6 @@ def leads(scores: pd.DataFrame) -> pd.DataFrame:
 
 def gain_table(gained: pd.DataFrame, titles: Mapping[Any, str], protocol: str) -> Table:
     """Returns what memory adds to each model: task and model by SNR, with intervals over rows."""
-    import numpy as np
-
-    from experiments import report, tidy
-    from experiments.memory.similarity import decibels
-
     keys = ["task", "model", "level"]
     # Intervals are of one draw at one site.
     rows = tidy.select(gained, protocol=protocol, site=gained.site.iloc[0], draw=0)
@@ -228,9 +214,6 @@ def gain_table(gained: pd.DataFrame, titles: Mapping[Any, str], protocol: str) -
 
 def lead_table(gains: pd.DataFrame, titles: Mapping[Any, str]) -> Table:
     """Returns the table of `leads`: SNR by task and protocol."""
-    from experiments import report
-    from experiments.memory.similarity import decibels
-
     return report.pivot(
         gains.assign(column=joined(gains, "protocol", titles)).sort_values("noise", kind="stable"),
         index="noise",

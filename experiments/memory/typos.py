@@ -24,21 +24,29 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
+import numpy as np
+import pandas as pd
+
+from experiments import conditions, report, runs, tidy
+from experiments.cells import Cell
+from experiments.conditions import CellPredictions, Typos, with_words
+from experiments.memory import correction
+from experiments.memory.correction import CorrectedTypos
+from experiments.models import variant
+from experiments.report import Page, Table
+from experiments.robertha import gaussian
+from experiments.rundir import open_run, read_config, write_whole
 from experiments.settings import Flags, by_budget, resolved
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pandas as pd
-
-    from experiments.cells import Cell
-    from experiments.conditions import CellPredictions, Typos
-    from experiments.report import Page, Table
+from hopfax.train.metrics import scores
+from hopfax.train.progress import Progress
 
 REPRODUCES = "Robertha, Table 12, with a memory of words that corrects them; not in the paper"
 TRAINING = 50  # approximate percentage of the time, for the progress line
@@ -89,14 +97,6 @@ def run(config: Config) -> Path:
         ValueError: A flag is out of range.
         FileNotFoundError: A file is missing.
     """
-    import pandas as pd
-
-    from experiments import report, runs
-    from experiments.memory import correction
-    from experiments.models import variant
-    from experiments.rundir import open_run, write_whole
-    from hopfax.train.progress import Progress
-
     name = "tinybert"
     of_task = {task: for_task(config, task) for task in config.data.task}
     data = {task: runs.load(flags, task) for task, flags in of_task.items()}
@@ -146,8 +146,6 @@ def for_task(config: Config, task: str) -> Config:
 
 def installed(methods: Sequence[str]) -> list[str]:
     """Returns the methods that can be measured, and prints why one is skipped."""
-    import importlib.util
-
     if "symspell" in methods and importlib.util.find_spec("symspellpy") is None:
         print('symspell is skipped: symspellpy is not installed: pip install ".[benchmarks]"')
         methods = [each for each in methods if each != "symspell"]
@@ -158,9 +156,6 @@ def installed(methods: Sequence[str]) -> list[str]:
 
 def conditions_of(config: Config, methods: Sequence[Any]) -> list[Typos]:
     """Returns clean texts and every corruption: without correction, then with each method."""
-    from experiments.conditions import Typos
-    from experiments.memory.correction import CorrectedTypos
-
     shared = {
         "num_texts": config.texts,
         "beam": BEAMS[config.budget],
@@ -184,11 +179,6 @@ def measured(cell: Cell, tests: Sequence[Typos]) -> Iterator[list[dict[str, Any]
     `gain` is the score minus that without correction, under its own attack if there is one. A
     score's and a gain's `low` and `high` are a bootstrap over the rows, of the mean over seeds.
     """
-    import numpy as np
-
-    from experiments import conditions, tidy
-    from experiments.memory.correction import CorrectedTypos
-    from hopfax.train.metrics import scores
 
     def by_seed(of: Any, rows: Any) -> np.ndarray:
         metrics, labels = cell.data.spec.metrics, of.labels[rows]
@@ -227,13 +217,6 @@ def measured(cell: Cell, tests: Sequence[Typos]) -> Iterator[list[dict[str, Any]
 
 def of_words(cell: Cell, test: Any, predicted: CellPredictions) -> dict[str, np.ndarray]:
     """Returns for each seed the changed words restored and the others altered, in percent."""
-    import json
-
-    import numpy as np
-
-    from experiments.conditions import with_words
-    from experiments.memory import correction
-
     correct = test.corrector(cell)
     rows = with_words(cell.spec.task, test.data_dir, test.num_texts)
     restored, altered = [], []
@@ -249,10 +232,6 @@ def of_words(cell: Cell, test: Any, predicted: CellPredictions) -> dict[str, np.
 
 def with_rows(table: pd.DataFrame, frame: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Widens intervals over seeds, from `tidy.summarise`, by those over rows in results.csv."""
-    import numpy as np
-
-    from experiments import tidy
-
     rows = frame[frame.metric == metric].groupby(tidy.CELL, sort=False)[["low", "high"]].first()
     table = table.join(rows.add_suffix("_rows"), on=tidy.CELL)
     # Seeds that agree have no interval of their own.
@@ -263,10 +242,6 @@ def with_rows(table: pd.DataFrame, frame: pd.DataFrame, metric: str) -> pd.DataF
 
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
-    from experiments import conditions, report, tidy
-    from experiments.robertha import gaussian
-    from experiments.rundir import read_config
-
     frame = tidy.read(folder)
     plan = read_config(folder)["plan"]
     if len(others := frame[frame.task != plan["tuned_on"]]):
@@ -326,10 +301,6 @@ def page(folder: Path) -> Page:
 
 def lines(scores: pd.DataFrame) -> pd.DataFrame:
     """Returns the figure's lines; each starts at the clean score, in the panel of a corruption."""
-    import pandas as pd
-
-    from experiments import conditions, tidy
-
     clean = scores[scores.corruption == "none"]
     # So does that of adaptive attacks.
     clean = pd.concat([clean, clean.assign(model=clean.model + ", adaptive")])
@@ -351,8 +322,6 @@ def compared(
     titles: Mapping[str, str],
 ) -> Table:
     """Returns the gains at one level and on clean texts, and the words restored or altered."""
-    from experiments import report
-
     cells = gains[["task", "corruption", "level"]].drop_duplicates().to_numpy().tolist()
     plain = scores[scores.model == "none"].set_index(["task", "corruption", "level"])["mean"]
     table = report.pivot(
@@ -380,8 +349,6 @@ def finding(
     titles: Mapping[str, str],
 ) -> str:
     """Returns the sentences of the page's answer on one task."""
-    from experiments import report
-
     own = gains[(gains.task == task) & (gains.level == level)]
     methods = [name for name in own.model.unique() if "adaptive" not in name]
 

@@ -100,11 +100,7 @@ def saved(arm: Arm, baseline: Arm, *, compute: bool = False) -> Interval:
 
 
 def page(
-    folder: Path,
-    *,
-    title: str,
-    answer: str = "",
-    tables: Sequence[report.Table] = (),
+    folder: Path, *, title: str, answer: str = "", tables: Sequence[report.Table] = ()
 ) -> report.Page:
     """The page of a run or of published results.
 

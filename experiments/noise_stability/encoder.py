@@ -21,20 +21,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from scipy.stats import rankdata
+
+from experiments import conditions, report, runs, tidy
+from experiments.cells import Cell
+from experiments.conditions import Gaussian
 from experiments.models import VARIANTS
+from experiments.noise_stability import encoder_response
+from experiments.noise_stability.encoder_response import Texts
+from experiments.report import Page
+from experiments.robertha import gaussian
 from experiments.robertha.robustness import Encoders
+from experiments.rundir import open_run, write_whole
+from experiments.runs import Job
 from experiments.settings import Flags, budget_of, by_budget, resolved
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from experiments.cells import Cell
-    from experiments.noise_stability.encoder_response import Texts
-    from experiments.report import Page
-    from experiments.runs import Job
-    from hopfax.data import Encoded
+from hopfax.data import Encoded, bucket_boundaries, bucketed, eval_batches
+from hopfax.train.progress import Progress
+from hopfax.train.state import seed_keys
 
 REPRODUCES = "Noise stability, section 4 and Eq. 7, of the encoders that `robustness` trained"
 
@@ -42,10 +51,7 @@ TRAINING = 0.5  # share of a model's time, about; the rest is measuring
 ROWS = 16  # of a call, of which Hopfield attention waits for the slowest query
 BOTH = {"model": ("tinybert", "robertha")}
 MODELS = {"smoke": {"model": ("tinybert",)}, "laptop": BOTH, "paper": BOTH}
-COLUMNS = (
-    "task", "model", "corruption", "level", "site", "seed", "metric", "score", "num_examples",
-    "snr_db", "arm", "standard_error", "noise_error", "low", "high",
-)  # fmt: skip
+COLUMNS = (*tidy.COLUMNS, "arm", "standard_error", "noise_error", "low", "high")
 # Column of the page -> metric, corruption, level, digits.
 SHOWN = {
     "variance": ("variance", "gaussian", -1.0, 4),
@@ -82,20 +88,17 @@ BUDGETS = {
 }
 
 
-DEFAULTS = {size: budget._asdict() for size, budget in BUDGETS.items()}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Config(Flags):
     """Which encoders to measure, and how closely."""
 
     model: Annotated[tuple[str, ...] | None, by_budget("model", "NAME ...", MODELS)] = None
     """Models, see `robustness`."""
-    texts: Annotated[int | None, by_budget("texts", "INT", DEFAULTS)] = None
+    texts: Annotated[int | None, by_budget("texts", "INT", BUDGETS)] = None
     """Rows drawn from the test split, at least 2."""
-    draws: Annotated[int | None, by_budget("draws", "INT", DEFAULTS)] = None
+    draws: Annotated[int | None, by_budget("draws", "INT", BUDGETS)] = None
     """Noise draws a text, at least 2."""
-    level_texts: Annotated[int | None, by_budget("level_texts", "INT", DEFAULTS)] = None
+    level_texts: Annotated[int | None, by_budget("level_texts", "INT", BUDGETS)] = None
     """Texts that level weights are measured on; a draw takes 25 evaluations."""
     snr_db: float = 0.0
     """Expected signal-to-noise ratio on the embeddings, in dB."""
@@ -110,13 +113,6 @@ def run(config: Config) -> Path:
     Raises:
         ValueError, FileNotFoundError: A flag or a file is wrong.
     """
-    import pandas as pd
-
-    from experiments import report, runs
-    from experiments.conditions import Gaussian
-    from experiments.rundir import open_run, write_whole
-    from hopfax.train.progress import Progress
-
     budget = budget_of(config, BUDGETS)
     if min(budget.texts, budget.draws) < 2 or budget.level_texts < 1:
         raise ValueError("--texts and --draws must be at least 2, and --level-texts at least 1")
@@ -163,8 +159,6 @@ def run(config: Config) -> Path:
 
 def losses(cell: Cell, job: Job) -> list[dict[str, Any]]:
     """Rows of the points that each seed loses from the job's first condition to the second."""
-    from experiments import conditions
-
     clean, noisy = (
         [row for row in conditions.rows(cell, each, model=job.model) if row["metric"] == "score"]
         for each in job.conditions
@@ -184,14 +178,6 @@ def measure(
 
     All share texts and noise.
     """
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
-    from experiments.noise_stability import encoder_response
-    from hopfax.data import Encoded
-    from hopfax.train.state import seed_keys
-
     data, network = cell.data, encoder_response.network_of(cell.model)
     order = np.random.default_rng(config.seed).permutation(len(data.test.labels))[: budget.texts]
     chosen = Encoded(*(field[order] for field in data.test))
@@ -244,12 +230,6 @@ def measure(
 
 def padded(chosen: Encoded, pad_id: int, *, lengths: int, rows: int) -> list[tuple[Texts, int]]:
     """Calls of `rows` texts, of a few padded lengths, and how many texts of each call count."""
-    import jax.numpy as jnp
-    import numpy as np
-
-    from experiments.noise_stability.encoder_response import Texts
-    from hopfax.data import bucket_boundaries, bucketed, eval_batches
-
     edges = bucket_boundaries(chosen.lengths, max_buckets=lengths, max_length=chosen.ids.shape[-1])
     calls = []
     for bucket in bucketed(chosen, boundaries=edges, pad_id=pad_id):
@@ -262,11 +242,6 @@ def padded(chosen: Encoded, pad_id: int, *, lengths: int, rows: int) -> list[tup
 
 def page(folder: Path) -> Page:
     """The page of a run or of a folder of published results."""
-    import pandas as pd
-
-    from experiments import report, tidy
-    from experiments.robertha import gaussian
-
     frame = pd.read_csv(folder / "results.csv")
     # Clean scores have no response.
     frame = frame[frame.metric != "score"].replace({"arm": {"fresh": "untrained"}})
@@ -342,11 +317,6 @@ def lost_by_variance(frame: pd.DataFrame) -> str:
 
     Empty for fewer than six trained encoders (models times seeds of one task).
     """
-    import numpy as np
-    from scipy.stats import rankdata
-
-    from experiments import tidy
-
     of_encoders = frame[frame.arm == "trained"].pivot_table(
         index=["task", "model", "seed"], columns="metric", values="score", sort=False
     )
@@ -368,10 +338,6 @@ def lost_by_variance(frame: pd.DataFrame) -> str:
 
 def linear_shares(folder: Path) -> dict[str, float]:
     """Mean share of the response's variance that is of degree 1, by trained model."""
-    import pandas as pd
-
-    from experiments import tidy
-
     frame = pd.read_csv(folder / "results.csv")
     rows = tidy.select(frame, metric="level share", level=1, arm="trained")
     means = rows.groupby("model", sort=False).score.mean()

@@ -21,16 +21,17 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
+import numpy as np
+import pandas as pd
+
+from experiments import report
+from experiments.noise_stability import arms, training
+from experiments.report import Page
 from experiments.settings import BudgetName, budget_of, by_budget, optional
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pandas as pd
-
-    from experiments.noise_stability.training import Job, Problem
-    from experiments.report import Page
+from hopfax.data import modular_addition, sparse_parity
+from hopfax.nn import decoder
 
 REPRODUCES = "Noise stability, Figures 5 and 11: grokking with and without the regularizer"
 
@@ -127,7 +128,6 @@ BUDGETS = {
     "laptop": Budget(8, 2, MEDIUM),
     "paper": Budget(32, 4, TABLE2),
 }
-DEFAULTS = {size: budget._asdict() for size, budget in BUDGETS.items()}
 # Flags of a task's generator.
 FLAGS: dict[Task, tuple[str, ...]] = {
     "addition": ("num_train", "modulus"),
@@ -148,9 +148,9 @@ class Config:
         tuple[ArmName, ...] | None, optional("NAME ...", "all; stability_reg (smoke)")
     ] = None
     """Arms to compare with the baseline."""
-    seeds: Annotated[int | None, by_budget("seeds", "INT", DEFAULTS)] = None
+    seeds: Annotated[int | None, by_budget("seeds", "INT", BUDGETS)] = None
     """Number of seeds per arm; at least 3, except in a smoke run."""
-    sweep_seeds: Annotated[int | None, by_budget("sweep_seeds", "INT", DEFAULTS)] = None
+    sweep_seeds: Annotated[int | None, by_budget("sweep_seeds", "INT", BUDGETS)] = None
     """Seeds for each of the nine settings of γ and ρ; 0 skips the sweep."""
     epochs: Annotated[int | None, optional("INT", "by budget and task")] = None
     """Maximum number of passes over the training rows, rounded up to tens."""
@@ -174,34 +174,24 @@ def run(config: Config) -> Path:
     Raises:
         ValueError: A flag is out of range.
     """
-    import numpy as np
-
-    from experiments.noise_stability.arms import SWEEP
-    from experiments.noise_stability.training import fill
-
     budget = resolved(config)
-    arms: dict[str, dict[str, Any]] = {name: ARMS[name] for name in ("baseline", *budget.arm)}
+    compared: dict[str, dict[str, Any]] = {name: ARMS[name] for name in ("baseline", *budget.arm)}
     jobs = []
     for task, setting in budget.settings.items():
         problem = make_problem(task, setting, np.arange(budget.seeds))
-        jobs += [make_job(problem, setting, name, arm) for name, arm in arms.items()]
+        jobs += [make_job(problem, setting, name, arm) for name, arm in compared.items()]
         if budget.sweep_seeds > 0:
             grid = np.meshgrid(SWEEP_GAMMAS, SWEEP_RHOS, np.arange(budget.sweep_seeds))
             gamma, rho, seeds = (part.ravel() for part in grid)
             problem = make_problem(task, setting, seeds.astype(int))
-            job = make_job(problem, setting, SWEEP, ARMS["stability_reg"])
+            job = make_job(problem, setting, arms.SWEEP, ARMS["stability_reg"])
             numbers = job.hyperparameters._replace(gamma=gamma, rho=rho)
             jobs.append(job._replace(hyperparameters=numbers))
-    return fill("grokking", config, jobs, arms=arms, page=page)
+    return training.fill("grokking", config, jobs, arms=compared, page=page)
 
 
 def page(folder: Path) -> Page:
     """The page of a run or of a folder of published results."""
-    import pandas as pd
-
-    from experiments import report
-    from experiments.noise_stability import arms
-
     curves = pd.read_csv(folder / "curves.csv")
     tasks = report.joined(arms.TASKS[task] for task in curves.task.unique())
     baselines = curves[curves.arm == arms.BASELINE].groupby("task")
@@ -229,12 +219,8 @@ def delay(curves: pd.DataFrame) -> float:
     return generalised / fitted if fitted > 0 and generalised > 0 else 0.0
 
 
-def make_problem(task: Task, setting: Setting, seeds: np.ndarray) -> Problem:
+def make_problem(task: Task, setting: Setting, seeds: np.ndarray) -> training.Problem:
     """The task's rows for every seed (its own numbers, hidden bits and flips), and the model."""
-    from experiments.noise_stability.training import Problem, stacked
-    from hopfax.data import modular_addition, sparse_parity
-    from hopfax.nn import decoder
-
     generator = modular_addition if task == "addition" else sparse_parity
     sets = [generator(int(seed), **setting.data) for seed in seeds]
     model = decoder(
@@ -244,11 +230,11 @@ def make_problem(task: Task, setting: Setting, seeds: np.ndarray) -> Problem:
         num_layers=setting.num_layers,
         norm_first=setting.norm_first,
     )
-    return Problem(
+    return training.Problem(
         name=task,
         model=model,
         settings={"task": task, **asdict(setting)},
-        **stacked(sets),
+        **training.stacked(sets),
         seeds=seeds,
         num_tokens=sets[0].vocab_size,
         epochs=setting.epochs,
@@ -256,21 +242,21 @@ def make_problem(task: Task, setting: Setting, seeds: np.ndarray) -> Problem:
     )
 
 
-def make_job(problem: Problem, setting: Setting, name: str, arm: dict[str, Any]) -> Job:
+def make_job(
+    problem: training.Problem, setting: Setting, name: str, arm: dict[str, Any]
+) -> training.Job:
     """An arm's static configuration and hyperparameters."""
-    from experiments.noise_stability.training import Hyperparameters, Job, Static
-
     penalty = {key: arm[key] for key in ("penalized", "stabilize", "share", "every") if key in arm}
     batch_size = setting.batch_size * arm.get("batches", 1)
-    static = Static(batch_size=batch_size, monitor=setting.monitor, **penalty)
-    numbers = Hyperparameters(
+    static = training.Static(batch_size=batch_size, monitor=setting.monitor, **penalty)
+    numbers = training.Hyperparameters(
         learning_rate=setting.learning_rate,
         weight_decay=setting.strong_decay if "strong_decay" in arm else setting.weight_decay,
         gamma=setting.gamma if static.penalized else 0.0,
         rho=setting.rho,
         input_dropout=arm.get("input_dropout", 0.0),
     )
-    return Job(problem, name, static, numbers)
+    return training.Job(problem, name, static, numbers)
 
 
 def resolved(config: Config) -> Budget:

@@ -24,18 +24,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+from tokenizers import Tokenizer
+
+from experiments import report, tidy
+from experiments.models import load, weights_digest
+from experiments.report import Page
+from experiments.rundir import open_run
 from experiments.settings import BudgetName, budget_of, by_budget, optional
-
-if TYPE_CHECKING:
-    import jax
-    import numpy as np
-    import pandas as pd
-    from tokenizers import Tokenizer
-
-    from experiments.report import Page
-    from hopfax.nn import Params, Pretrained
+from hopfax.data import read_tokenizer
+from hopfax.data.tokenize import text_tokenizer
+from hopfax.nn import Params, Pretrained
+from hopfax.stability import geometric_influence
+from hopfax.train.progress import Progress
 
 REPRODUCES = "Noise stability, Figures 1, 7 and 8: influence of tokens by position"
 ENDS = 0.05  # share of the positions that counts as the beginning, and as the end
@@ -43,10 +49,7 @@ PROJECTIONS = 8  # random directions in which the output's derivative is taken
 LAYER_PROJECTIONS = 4  # of a layer's; a head has one
 MOST = 0.9  # share of the influence whose tokens are counted
 SLIGHT, WEAK = 1.1, 1.5  # ratios of an end to the middle that are no shape, and a weak one
-COLUMNS = (
-    "task", "model", "corruption", "level", "site", "seed", "metric", "score", "num_examples",
-    "snr_db", "standard_error", "low", "high",
-)  # fmt: skip
+COLUMNS = (*tidy.COLUMNS, "standard_error", "low", "high")
 JUNTA = "tokens"  # metric: how many have `MOST` of the influence
 UNIFORM, TEXT = "uniform tokens", "real text"
 PARTS = {
@@ -57,14 +60,7 @@ PARTS = {
 
 
 class Budget(NamedTuple):
-    """Size of a run.
-
-    Attributes:
-        num_texts: Texts of each kind.
-        num_tokens: Tokens of a text.
-        num_random: Draws of random weights.
-        num_inner: Texts of each kind for layers, heads and random weights.
-    """
+    """Size of a run; the fields are flags of `Config`."""
 
     num_texts: int
     num_tokens: int
@@ -77,7 +73,6 @@ BUDGETS = {
     "laptop": Budget(16, 256, 2, 6),
     "paper": Budget(64, 256, 5, 64),
 }
-DEFAULTS = {size: budget._asdict() for size, budget in BUDGETS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,13 +85,13 @@ class Config:
     """Plain text to measure on."""
     budget: BudgetName = "laptop"
     """Size of the run: seconds, minutes or hours. The flags below override it."""
-    num_texts: Annotated[int | None, by_budget("num_texts", "INT", DEFAULTS)] = None
+    num_texts: Annotated[int | None, by_budget("num_texts", "INT", BUDGETS)] = None
     """Texts of each kind; at least 3."""
-    num_tokens: Annotated[int | None, by_budget("num_tokens", "INT", DEFAULTS)] = None
+    num_tokens: Annotated[int | None, by_budget("num_tokens", "INT", BUDGETS)] = None
     """Tokens of a text; at least 20."""
-    num_random: Annotated[int | None, by_budget("num_random", "INT", DEFAULTS)] = None
+    num_random: Annotated[int | None, by_budget("num_random", "INT", BUDGETS)] = None
     """Draws of random weights; layers and heads are measured in the first."""
-    num_inner: Annotated[int | None, by_budget("num_inner", "INT", DEFAULTS)] = None
+    num_inner: Annotated[int | None, by_budget("num_inner", "INT", BUDGETS)] = None
     """Texts of each kind for layers and heads, and for random weights; in [3, num_texts]."""
     runs: str = "runs"
     """Folder of all runs."""
@@ -109,17 +104,6 @@ def run(config: Config) -> Path:
         ValueError: A flag is out of range, or the file of texts is too short.
         FileNotFoundError: A file is missing.
     """
-    import jax
-    import numpy as np
-    import pandas as pd
-
-    from experiments import report
-    from experiments.models import load, weights_digest
-    from experiments.rundir import open_run, write_whole
-    from hopfax.data import read_tokenizer
-    from hopfax.data.tokenize import text_tokenizer
-    from hopfax.train.progress import Progress
-
     budget = budget_of(config, BUDGETS)
     if not config.pretrained:
         raise ValueError("a pretrained model is read from a folder: set --pretrained")
@@ -156,19 +140,11 @@ def run(config: Config) -> Path:
                 parts.append(within_model(np.array(within, float), special=special))
             tables.append(pd.concat(parts).assign(model=weights, corruption=kind))
     table = pd.concat(tables).assign(task=Path(config.pretrained).name)
-    table = table.reindex(columns=list(COLUMNS))
-    write_whole(folder / "results.csv", table.to_csv(index=False, lineterminator="\n"))
-    report.write_report(folder, page(folder))
-    return folder
+    return report.write_run(folder, table, COLUMNS, page)
 
 
 def texts(config: Config, budget: Budget) -> dict[str, np.ndarray]:
     """Returns texts of each kind as ids, `(num_texts, num_tokens)`, special tokens included."""
-    import numpy as np
-
-    from hopfax.data import read_tokenizer
-    from hopfax.data.tokenize import text_tokenizer
-
     assert config.pretrained
     vocabulary = read_tokenizer(config.pretrained)
     tokenizer = text_tokenizer(vocabulary)
@@ -202,11 +178,6 @@ def special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
 
 def influences(model: Pretrained, params: Params, ids: jax.Array, key: jax.Array) -> jax.Array:
     """Returns the influence of every token of a text, in units of their mean."""
-    import jax
-    import jax.numpy as jnp
-
-    from hopfax.stability import geometric_influence
-
     mask = jnp.ones((1, len(ids)), bool)
 
     def output(embeddings: jax.Array) -> jax.Array:
@@ -221,8 +192,6 @@ def influences(model: Pretrained, params: Params, ids: jax.Array, key: jax.Array
 
 def pooled(model: Pretrained, states: jax.Array) -> jax.Array:
     """Returns a text's embedding, or what a causal model has at the last token."""
-    import jax.numpy as jnp
-
     if is_causal(model):
         return states[-1]
     mean = states.mean(0)
@@ -242,9 +211,6 @@ def inner_influences(
     Returns:
         `(1 + heads, tokens)`, in units of the mean over tokens; (1, tokens) for causal models.
     """
-    import jax
-    import jax.numpy as jnp
-
     if not is_causal(model):  # the layers above cost time only
         below = jax.tree.map(lambda leaf: leaf[: layer + 1], params["layers"])
         params = {**params, "layers": below}
@@ -270,8 +236,6 @@ def inner_influences(
 
 def head_outputs(params: Params, states: jax.Array, num_heads: int) -> jax.Array:
     """Returns what each head of a layer of BERT passes on, `(tokens, heads, head width)`."""
-    import jax
-
     query, keys, values = (
         (states @ p["weight"] + p["bias"]).reshape(len(states), num_heads, -1)
         for p in (params["query"], params["key"], params["value"])
@@ -281,9 +245,6 @@ def head_outputs(params: Params, states: jax.Array, num_heads: int) -> jax.Array
 
 def random_weights(model: Pretrained, seed: int) -> Params:
     """Returns parameters as drawn before pretraining."""
-    import jax
-    import jax.numpy as jnp
-
     gemma = model.config["model_type"] == "gemma2"  # whose norms multiply by 1 + weight
     leaves, tree = jax.tree_util.tree_flatten_with_path(model.params)
     drawn = []
@@ -306,9 +267,6 @@ def positions(values: np.ndarray, *, special: tuple[int, int]) -> pd.DataFrame:
         values: `(texts, tokens)` relative influences.
         special: Number of special tokens before and after a text.
     """
-    import numpy as np
-    import pandas as pd
-
     count, length = values.shape
     error = values.std(0, ddof=1) / np.sqrt(count)
     columns = {"level": np.arange(length), "score": values.mean(0), "standard_error": error}
@@ -326,8 +284,6 @@ def parts(values: np.ndarray, *, special: tuple[int, int]) -> dict[str, np.ndarr
         values: `(..., tokens)` relative influences.
         special: Number of special tokens before and after a text.
     """
-    import numpy as np
-
     length = values.shape[-1]
     inner = values[..., special[0] : length - special[1]]
     ends, quarter = max(1, round(ENDS * length)), length // 4
@@ -347,11 +303,6 @@ def within_model(values: np.ndarray, *, special: tuple[int, int]) -> pd.DataFram
         values: `(texts, layers, 1 + heads, tokens)` relative influences.
         special: Number of special tokens before and after a text.
     """
-    import numpy as np
-    import pandas as pd
-
-    from experiments import tidy
-
     each = parts(values, special=special)
     scores = {
         "first / middle": each["first"] / each["middle"],
@@ -376,10 +327,6 @@ def ratios(frame: pd.DataFrame) -> pd.DataFrame:
         `tidy.summarise`'s table: `corruption`, `weights`, `part` ("first" or "last"), intervals
         over texts; draws of random weights are averaged within a text.
     """
-    import pandas as pd
-
-    from experiments import tidy
-
     parts = frame[frame.metric.isin(PARTS)]
     parts = parts.assign(weights=parts.model.str.split(" ").str[0])
     index = ["corruption", "weights", "model", "seed"]
@@ -401,8 +348,6 @@ def juntas(frame: pd.DataFrame) -> pd.DataFrame:
     Returns:
         `tidy.summarise`'s table, intervals over texts; draws of random weights are averaged.
     """
-    from experiments import tidy
-
     counts = frame[(frame.metric == JUNTA) & (frame.site == "token")]
     counts = counts.assign(weights=counts.model.str.split(" ").str[0])
     keys = ["corruption", "weights", "seed"]
@@ -420,8 +365,6 @@ def by_layer(frame: pd.DataFrame) -> pd.DataFrame:
         `low` and `high`: of "layer" a 95 % interval over texts, of "heads" the range of heads.
         `curved` is how many of the heads have a U-shape.
     """
-    import pandas as pd
-
     inner = frame[frame.metric.str.contains(" / ") & (frame.site != "token")]
     inner = inner.assign(weights=inner.model.str.split(" ").str[0], mean=inner.score,
                          end=inner.metric)  # fmt: skip
@@ -447,8 +390,6 @@ def verdict(trained: Any, random: Any) -> str:
 
 def layer_table(inner: pd.DataFrame, ratio: Any) -> Any:
     """Returns the table of layers: both ends with trained and random weights, U-shaped heads."""
-    from experiments import report
-
     weights = ("trained", "random")
     kinds = [(end, each) for end in ("first", "last") for each in weights]
     heads = [f"U-shaped heads, {each}" for each in weights if (inner.site == "heads").any()]
@@ -466,11 +407,6 @@ def layer_table(inner: pd.DataFrame, ratio: Any) -> Any:
 
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
-    import numpy as np
-    import pandas as pd
-
-    from experiments import report
-
     # Results of earlier versions have fewer columns, and the output only.
     frame = pd.read_csv(folder / "results.csv").reindex(columns=list(COLUMNS))
     name = frame.task.iloc[0]

@@ -17,37 +17,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
+import pandas as pd
+from jaxtyping import Array
 
+from experiments import report, tidy
+from experiments.noise_stability import arms, training
+from experiments.report import Page
+from experiments.rundir import write_whole
 from experiments.settings import BudgetName, budget_of, by_budget, optional
-
-if TYPE_CHECKING:
-    from jaxtyping import Array
-
-    from experiments.noise_stability.training import Problem, Rows, Split
-    from experiments.report import Page
-    from hopfax.data import LanguageData
-    from hopfax.nn import Decoder
+from hopfax.data import LanguageData, next_words, read_wikitext2, synthetic_split
+from hopfax.nn import Decoder, decoder
 
 REPRODUCES = "Noise stability, Figures 6, 12, 13, 14: a small language model and the regularizer"
 
 
 class Budget(NamedTuple):
-    """What a size of run means; the paper's numbers but for smoke.
+    """Size of a run: the paper's numbers except for smoke.
 
     Attributes:
         seeds: Runs an arm.
-        epochs: Maximum number of epochs.
         rows: Rows of each split.
         num_tokens: Words per row.
         vocab_size: Size of the vocabulary, `<unk>` included.
-        width: Of the decoder.
-        num_layers: Of the decoder.
-        num_heads: Of the decoder.
-        batch_size: Rows per step.
-        arms: Which of `ARMS`.
+        arms: Keys of `ARMS`.
     """
 
     seeds: int
@@ -66,7 +62,6 @@ ROWS = {"train": 1000, "validation": 200, "test": 200}
 SMOKE = Budget(2, 10, {"train": 20, "validation": 10, "test": 10}, 6, 20, 8, 1, 2, 10,
                ("baseline", "stability_reg"))  # fmt: skip
 BUDGETS = {"smoke": SMOKE, "laptop": Budget(3, 800, ROWS), "paper": Budget(16, 2000, ROWS)}
-DEFAULTS = {size: budget._asdict() for size, budget in BUDGETS.items()}
 LEARNING_RATE, WEIGHT_DECAY, TARGET = 1e-3, 0.02, 0.7
 ARMS: dict[str, dict[str, Any]] = {
     "baseline": {},
@@ -92,9 +87,9 @@ class Config:
     """Size of the run: seconds, an hour, or 16 seeds. Other flags override it."""
     target_on: Literal["train", "validation"] = "train"
     """Rows on which the target of 70 % counts."""
-    seeds: Annotated[int | None, by_budget("seeds", "INT", DEFAULTS)] = None
+    seeds: Annotated[int | None, by_budget("seeds", "INT", BUDGETS)] = None
     """Runs an arm, seeds 0, 1, 2, ...; at least 3."""
-    epochs: Annotated[int | None, by_budget("epochs", "INT", DEFAULTS)] = None
+    epochs: Annotated[int | None, by_budget("epochs", "INT", BUDGETS)] = None
     """Maximum number of passes over the training rows, rounded up to tens."""
     monitor: Literal["train", "validation", "none"] = "none"
     """Loss that lowers the learning rate when it stops falling, with Table 2's patience of 10
@@ -110,12 +105,6 @@ def run(config: Config) -> Path:
         ValueError: A flag is out of range.
         FileNotFoundError: WikiText-2 is not in `data_dir`.
     """
-    import pandas as pd
-
-    from experiments.noise_stability.training import Hyperparameters, Job, Static, fill
-    from experiments.rundir import write_whole
-    from hopfax.data import next_words, read_wikitext2
-
     budget = budget_of(config, BUDGETS)
     if budget.seeds < (least := 2 if config.budget == "smoke" else 3):
         raise ValueError(f"--seeds must be >= {least}, got {budget.seeds}")
@@ -128,9 +117,11 @@ def run(config: Config) -> Path:
     jobs = []
     for arm in budget.arms:
         numbers = dict(ARMS[arm])
-        static = Static(budget.batch_size, numbers.pop("penalized", False), monitor=monitor)
-        hyperparameters = Hyperparameters(LEARNING_RATE, WEIGHT_DECAY, **numbers)
-        jobs.append(Job(problem, arm, static, hyperparameters))
+        static = training.Static(
+            budget.batch_size, numbers.pop("penalized", False), monitor=monitor
+        )
+        hyperparameters = training.Hyperparameters(LEARNING_RATE, WEIGHT_DECAY, **numbers)
+        jobs.append(training.Job(problem, arm, static, hyperparameters))
     baselines = pd.DataFrame(guesses(sets)).to_csv(index=False, lineterminator="\n")
 
     def with_guesses(folder: Path) -> Page:
@@ -138,16 +129,11 @@ def run(config: Config) -> Path:
         return page(folder)
 
     arms = {arm: ARMS[arm] for arm in budget.arms}
-    return fill("language-model", config, jobs, arms=arms, page=with_guesses)
+    return training.fill("language-model", config, jobs, arms=arms, page=with_guesses)
 
 
 def page(folder: Path) -> Page:
     """The page of a run or of a folder of published results."""
-    import pandas as pd
-
-    from experiments import report, tidy
-    from experiments.noise_stability import arms
-
     frame = tidy.read(folder)
     means = frame.groupby(["model", "metric"], sort=False).score.mean()
     lines = [
@@ -166,8 +152,6 @@ def page(folder: Path) -> Page:
 
 def embedded_texts() -> dict[str, list[str]]:
     """Sentences of the sentiment grammar, none in two splits."""
-    from hopfax.data import synthetic_split
-
     sizes = {"train": 4000, "validation": 800, "test": 800}
     return {
         split: [row.texts[0][0] for row in synthetic_split("sentiment", split, size=size, seed=0)]
@@ -175,25 +159,17 @@ def embedded_texts() -> dict[str, list[str]]:
     }
 
 
-def make_problem(name: str, budget: Budget, sets: list[LanguageData], target_on: Split) -> Problem:
+def make_problem(
+    name: str, budget: Budget, sets: list[LanguageData], target_on: training.Split
+) -> training.Problem:
     """Every seed's own rows, and the model."""
-    from experiments.noise_stability.training import Problem, stacked
-    from hopfax.nn import decoder
-
     words = len(sets[0].vocabulary)
-    model = decoder(
-        words,
-        words,
-        width=budget.width,
-        num_layers=budget.num_layers,
-        num_heads=budget.num_heads,
-        reading="each",
-    )
-    return Problem(
+    sizes = {each: getattr(budget, each) for each in ("width", "num_layers", "num_heads")}
+    return training.Problem(
         name=name,
-        model=model,
+        model=decoder(words, words, reading="each", **sizes),
         settings={**budget._asdict(), "text": name},
-        **stacked(sets),
+        **training.stacked(sets),
         seeds=np.arange(budget.seeds),
         num_tokens=words,
         epochs=budget.epochs,
@@ -203,10 +179,10 @@ def make_problem(name: str, budget: Budget, sets: list[LanguageData], target_on:
     )
 
 
-def evaluate(network: Decoder, train: Rows, validation: Rows, test: Rows) -> dict[str, Array]:
+def evaluate(
+    network: Decoder, train: training.Rows, validation: training.Rows, test: training.Rows
+) -> dict[str, Array]:
     """What the accuracy consists of, on each split: shares in [0, 1]."""
-    import jax.numpy as jnp
-
     return {
         f"{split}_{name}": share
         for split, rows in (("train", train), ("validation", validation), ("test", test))
@@ -221,8 +197,6 @@ def shares(guessed: Any, labels: Any) -> dict[str, Any]:
         guessed: Word numbers, 0 for `<unk>`.
         labels: The same.
     """
-    import jax.numpy as jnp
-
     right, unknown = guessed == labels, labels == 0
     return {
         "accuracy": jnp.mean(right),

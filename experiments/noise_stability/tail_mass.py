@@ -37,23 +37,28 @@ text's embedding to that of the unchanged text. W^k is averaged over texts, and 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from experiments import report, tidy
+from experiments.models import load, weights_digest
 from experiments.noise_stability import influence
+from experiments.report import Page
+from experiments.rundir import open_run, read_config
 from experiments.settings import BudgetName, budget_of, by_budget, optional
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import jax
-    import numpy as np
-    import pandas as pd
-
-    from experiments.report import Page
-    from hopfax.nn import Params, Pretrained
+from hopfax.data import read_tokenizer, reported_rows
+from hopfax.data.tokenize import text_tokenizer
+from hopfax.nn import Params, Pretrained
+from hopfax.stability import walsh_weights
+from hopfax.train.progress import Progress
 
 REPRODUCES = "Noise stability, Table 1 and Lemma 1: bounds on the weight of high degree"
 # Degree >= 15 of 256 tokens, from total influence and from noise stability.
@@ -70,22 +75,11 @@ FINE = tuple(round(0.01 * n, 2) for n in range(2, 100))  # of the exact bounds
 PAIRS = 2  # pairs of bits flipped together, a draw
 TIGHTER = "tighter at some ρ"
 TAIL, MARKOV, LEMMA = "exact weight", "influence: I/T", "stability: Lemma 1"
-COLUMNS = (
-    "task", "model", "corruption", "level", "site", "seed", "metric", "score", "num_examples",
-    "snr_db", "standard_error",
-)  # fmt: skip
+COLUMNS = (*tidy.COLUMNS, "standard_error")
 
 
 class Budget(NamedTuple):
-    """Size of a run.
-
-    Attributes:
-        num_texts: Sentences whose weights are exact.
-        num_bits: Their tokens.
-        num_long: Passages with Monte Carlo estimates.
-        num_tokens: Their tokens.
-        num_draws: Independent draws of their bits.
-    """
+    """Size of a run; the fields are flags of `Config`."""
 
     num_texts: int
     num_bits: int
@@ -99,7 +93,6 @@ BUDGETS = {
     "laptop": Budget(10, 12, 8, 256, 16),
     "paper": Budget(100, 14, 50, 256, 100),
 }
-DEFAULTS = {size: budget._asdict() for size, budget in BUDGETS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,15 +105,15 @@ class Config:
     """Folder of the raw sets."""
     budget: BudgetName = "laptop"
     """Size of the run: seconds, minutes or hours. The flags below override it."""
-    num_texts: Annotated[int | None, by_budget("num_texts", "INT", DEFAULTS)] = None
+    num_texts: Annotated[int | None, by_budget("num_texts", "INT", BUDGETS)] = None
     """Sentences of SST-2 whose weights are exact; at least 3."""
-    num_bits: Annotated[int | None, by_budget("num_bits", "INT", DEFAULTS)] = None
+    num_bits: Annotated[int | None, by_budget("num_bits", "INT", BUDGETS)] = None
     """Their tokens, in [5, 20]; longer sentences are cut, shorter ones left out."""
-    num_long: Annotated[int | None, by_budget("num_long", "INT", DEFAULTS)] = None
+    num_long: Annotated[int | None, by_budget("num_long", "INT", BUDGETS)] = None
     """Passages of WikiText-2 with Monte Carlo estimates; at least 3."""
-    num_tokens: Annotated[int | None, by_budget("num_tokens", "INT", DEFAULTS)] = None
+    num_tokens: Annotated[int | None, by_budget("num_tokens", "INT", BUDGETS)] = None
     """Their tokens; at least 20."""
-    num_draws: Annotated[int | None, by_budget("num_draws", "INT", DEFAULTS)] = None
+    num_draws: Annotated[int | None, by_budget("num_draws", "INT", BUDGETS)] = None
     """Independent draws of their bits; at least 3."""
     runs: str = "runs"
     """Folder of all runs."""
@@ -133,13 +126,6 @@ def run(config: Config) -> Path:
         ValueError: A flag is out of range, or there are too few texts.
         FileNotFoundError: A file is missing.
     """
-    import pandas as pd
-
-    from experiments import report
-    from experiments.models import load, weights_digest
-    from experiments.rundir import open_run, write_whole
-    from hopfax.train.progress import Progress
-
     budget = budget_of(config, BUDGETS)
     if not config.pretrained or not config.data_dir:
         raise ValueError("set --pretrained and --data-dir, the folders of a model and of the sets")
@@ -170,10 +156,7 @@ def run(config: Config) -> Path:
                     tables.append(table.assign(task=setting, model=weights, seed=seed))
                     progress.update(len(tables))
     table = pd.concat(tables).assign(corruption="replaced tokens", site="token")
-    table = table.reindex(columns=list(COLUMNS))
-    write_whole(folder / "results.csv", table.to_csv(index=False, lineterminator="\n"))
-    report.write_report(folder, page(folder))
-    return folder
+    return report.write_run(folder, table, COLUMNS, page)
 
 
 class Texts(NamedTuple):
@@ -186,9 +169,6 @@ class Texts(NamedTuple):
 
 def long_texts(config: Config, budget: Budget) -> Texts:
     """Returns passages of WikiText-2's test file and uniform tokens."""
-    from hopfax.data import read_tokenizer
-    from hopfax.data.tokenize import text_tokenizer
-
     assert config.pretrained and config.data_dir
     tokenizer = text_tokenizer(read_tokenizer(config.pretrained))
     start, end = map(len, influence.special_tokens(tokenizer))
@@ -202,9 +182,6 @@ def long_texts(config: Config, budget: Budget) -> Texts:
 
 def short_texts(config: Config, budget: Budget) -> Texts:
     """Returns the first sentences of SST-2's dev file that are long enough, and uniform tokens."""
-    from hopfax.data import read_tokenizer, reported_rows
-    from hopfax.data.tokenize import text_tokenizer
-
     assert config.pretrained
     tokenizer = text_tokenizer(read_tokenizer(config.pretrained))
     start, end = map(len, influence.special_tokens(tokenizer))
@@ -235,7 +212,6 @@ def cosine(
     bits: jax.Array,
 ) -> jax.Array:
     """Returns the cosine between a text's embeddings before and after tokens are replaced."""
-    import jax.numpy as jnp
 
     def embedding(ids: jax.Array) -> jax.Array:
         vectors = model.embed(ids[None], params=params)
@@ -250,12 +226,6 @@ def cosine(
 
 def exact(model: Pretrained, params: Params, texts: Texts) -> Iterator[pd.DataFrame]:
     """Yields the weights of each text's function."""
-    import jax
-    import numpy as np
-    import pandas as pd
-
-    from hopfax.stability import walsh_weights
-
     num_bits = texts.ids.shape[1] - sum(texts.special)
 
     @jax.jit
@@ -274,9 +244,6 @@ def monte_carlo(
     model: Pretrained, params: Params, texts: Texts, num_draws: int
 ) -> Iterator[pd.DataFrame]:
     """Yields estimates of each text's function, see `estimates`."""
-    import jax
-    import numpy as np
-
     num_bits = texts.ids.shape[1] - sum(texts.special)
 
     @jax.jit
@@ -295,8 +262,6 @@ def draw(rng: np.random.Generator, num_draws: int, num_bits: int) -> np.ndarray:
     The draws share out the bits to flip, since few may have most of the influence: each is flipped
     once if their number divides that of the bits. A draw also flips its first pairs together.
     """
-    import numpy as np
-
     x = rng.choice([-1.0, 1.0], (num_draws, num_bits))
     groups = [x]
     for rho in RHOS:
@@ -322,9 +287,6 @@ def estimates(values: np.ndarray, num_bits: int) -> pd.DataFrame:
         values: `(draws, 1 + len(RHOS) + flips + PAIRS)`.
         num_bits: Number of bits.
     """
-    import numpy as np
-    import pandas as pd
-
     count = len(values)
     of_pairs, x = values[:, : 1 + len(RHOS)], values[:, :1]
     flips, both = np.split(values[:, 1 + len(RHOS) :], [-PAIRS], axis=1)
@@ -360,11 +322,6 @@ def bounds(frame: pd.DataFrame) -> pd.DataFrame:
         `LEMMA`, "D" and "variance", a share of the second moment), `rho` (1 where there is none);
         intervals over texts.
     """
-    import numpy as np
-    import pandas as pd
-
-    from experiments import tidy
-
     parts = []
     for (setting, weights), rows in frame.groupby(["task", "model"], sort=False):
         # One value per text for each metric and level; -1 means no level.
@@ -422,11 +379,6 @@ def verdict(row: Any) -> str:
 
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
-    import pandas as pd
-
-    from experiments import report, tidy
-    from experiments.rundir import read_config
-
     frame, config = pd.read_csv(folder / "results.csv"), read_config(folder)
     plan, name = config["plan"], Path(config["config"]["pretrained"]).name
     table = bounds(frame)

@@ -25,10 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from experiments import figures, report
+from experiments import report, tidy
 from experiments.figures import Panel
 from experiments.noise_stability import layers
-from experiments.rundir import open_run, write_whole
+from experiments.rundir import open_run
 from experiments.settings import BudgetName, budget_of, by_budget
 from hopfax.stability import gaussian_pair, level_weights, noise_stability, theory
 from hopfax.train.progress import Progress
@@ -41,14 +41,12 @@ class Budget(NamedTuple):
 
     Attributes:
         num_samples: Pairs an estimate; fewer for attention layers and deep networks.
-        networks: Random networks, for error bars over their weights.
+        networks: Random networks, of `depth` layers.
         width: Width of these networks and of attention.
-        depth: Layers of these networks.
         steps: Training steps of the trained network.
         tokens: Sequence lengths of attention with unstructured scores; the last one is also that
             of identity scores and of transformers.
-        copies: Group sizes to compare with pairs.
-        functions: Number of functions to compare them on.
+        copies: Group sizes to compare with pairs, on so many `functions`.
     """
 
     num_samples: int
@@ -83,10 +81,7 @@ UNITS = {
 }
 REPEATS = 4  # independent estimates of a variance, for its error
 WITHIN = 3  # standard errors that count as agreement
-COLUMNS = (
-    "task", "model", "corruption", "level", "site", "seed", "metric", "score", "num_examples",
-    "snr_db", "standard_error", "formula", "low", "high",
-)  # fmt: skip
+COLUMNS = (*tidy.COLUMNS, "standard_error", "formula", "low", "high")
 # By claim, the paper's figures first.
 PANELS = {
     "attention": Panel("Figure 2: single-layer attention", "ρ", "stability"),
@@ -114,7 +109,6 @@ TITLES = {
     "network, fresh": "network, untrained",
     "fresh": "untrained",
 }
-DEFAULTS = {size: budget._asdict() for size, budget in BUDGETS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +117,9 @@ class Config:
 
     budget: BudgetName = "laptop"
     """Size of the run: seconds, minutes, or a million pairs. The flags below override it."""
-    num_samples: Annotated[int | None, by_budget("num_samples", "INT", DEFAULTS)] = None
+    num_samples: Annotated[int | None, by_budget("num_samples", "INT", BUDGETS)] = None
     """Pairs an estimate, at least 1000."""
-    networks: Annotated[int | None, by_budget("networks", "INT", DEFAULTS)] = None
+    networks: Annotated[int | None, by_budget("networks", "INT", BUDGETS)] = None
     """Random networks, for error bars over their weights; at least 2."""
     seed: int = 0
     """Seed of all draws."""
@@ -154,10 +148,7 @@ def run(config: Config) -> Path:
             progress.update(number)
             tables += part(keys[place], budget)
         progress.update(len(PARTS))
-    table = pd.concat(tables).reindex(columns=list(COLUMNS))
-    write_whole(folder / "results.csv", table.to_csv(index=False, lineterminator="\n"))
-    report.write_report(folder, page(folder))
-    return folder
+    return report.write_run(folder, pd.concat(tables), COLUMNS, page)
 
 
 def rows(claim: str, name: str, x: Any, value: Any, error: Any = 0.0, **ends: Any) -> pd.DataFrame:
@@ -587,9 +578,13 @@ def page(folder: Path) -> report.Page:
             f"{worst.model} by up to {worst.distance:.4f}."
         ),
         pictures={
-            "theory": report.Picture(
-                partial(figures.panels, drawn(table), PANELS, col="task", x="level", hue="model"),
+            "theory": report.panels(
                 "Ten panels: five figures of the paper, then five of ours",
+                drawn(table),
+                specs=PANELS,
+                col="task",
+                x="level",
+                hue="model",
             )
         },
         tables=[

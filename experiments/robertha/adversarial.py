@@ -19,13 +19,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+from experiments import report, tidy
+from experiments.report import Page
+from experiments.robertha import gaussian
+from experiments.robertha.paper import paper_score
 from experiments.robertha.robustness import Encoders, run_models
 from experiments.settings import Data, Flags, optional, resolved
-
-if TYPE_CHECKING:
-    from experiments.report import Page
 
 REPRODUCES = "Robertha, Table 11: accuracy on AdvGLUE, PAWS and PAWS-X"
 
@@ -62,10 +63,6 @@ def run(config: Config) -> Path:
 
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
-    from experiments import report, tidy
-    from experiments.robertha import gaussian
-    from experiments.robertha.paper import paper_score
-
     measured = gaussian.read(folder)
     frame, scores, plan, titles, _, notes = measured
     trials = list(scores.task.unique())

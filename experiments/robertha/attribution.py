@@ -20,15 +20,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import pandas as pd
+
+from experiments import report, tidy
 from experiments.models import VARIANTS
+from experiments.report import Page
+from experiments.robertha import gaussian
+from experiments.robertha.robustness import run_models
 from experiments.settings import Flags, Noise
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from experiments.report import Page
 
 REPRODUCES = "Robertha, Tables 2 and 3: the steps from TinyBERT to Robertha, one at a time"
 
@@ -70,17 +71,12 @@ class Config(Flags):
 
 def run(config: Config) -> Path:
     """Trains and tests missing models, then writes the page; returns the run's folder."""
-    from experiments.robertha.robustness import run_models
-
     names = MODELS[:2] if config.budget == "smoke" else MODELS
     return run_models("attribution", config, {name: VARIANTS[name] for name in names}, page)
 
 
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
-    from experiments import report, tidy
-    from experiments.robertha import gaussian
-
     _, scores, _, _, names, notes = gaussian.read(folder)
     table = steps(tidy.average(scores, "task"))
     over = tidy.summarise(tidy.average(table, "level"))
@@ -129,10 +125,6 @@ def page(folder: Path) -> Page:
 
 def steps(scores: pd.DataFrame) -> pd.DataFrame:
     """Returns the gain of each step by seed: `change`, protocol, level, seed, score."""
-    import pandas as pd
-
-    from experiments import tidy
-
     parts = []
     for step in STEPS:
         ours = tidy.select(scores, model=step.model, site=[step.site, ""])

@@ -26,15 +26,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from experiments.robertha import robustness
+import pandas as pd
+
+from experiments import report
+from experiments.report import Page
+from experiments.robertha import gaussian, robustness
 from experiments.settings import Noise, resolved
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from experiments.report import Page
 
 REPRODUCES = "Robertha, Tables 2 and 3, on a pretrained encoder, with its own tokenizer"
 
@@ -68,8 +66,6 @@ def run(config: Config) -> Path:
 
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
-    from experiments.robertha import gaussian
-
     each, measured = robustness.page(folder), gaussian.read(folder)
     return replace(
         each,
@@ -80,9 +76,6 @@ def page(folder: Path) -> Page:
 
 def answer(scores: pd.DataFrame, titles: Mapping[str, str]) -> str:
     """Returns each model's difference from the first at the same SNR; empty for a single model."""
-    from experiments import report
-    from experiments.robertha import gaussian
-
     baseline = gaussian.reference(list(scores.model.unique()))
     means = gaussian.differences(scores, baseline=baseline, over=["level"])
     means = means[(means.protocol == "matched") & (means.site == "token")]

@@ -18,13 +18,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
+from experiments import report, tidy
 from experiments.models import VARIANTS, with_flags
+from experiments.report import Page
+from experiments.robertha import gaussian
+from experiments.robertha.paper import paper_setting
+from experiments.robertha.robustness import run_models
 from experiments.settings import Flags, Noise, by_budget, resolved
-
-if TYPE_CHECKING:
-    from experiments.report import Page
 
 REPRODUCES = "Robertha, Tables 21-26, Figures 9, 10: ESR's target and weight, and β"
 
@@ -66,8 +68,6 @@ class Config(Flags):
 
 def run(config: Config) -> Path:
     """Trains and tests missing models, then writes the page; returns the run's folder."""
-    from experiments.robertha.robustness import run_models
-
     config = resolved(config, DEFAULTS)
     settings = [
         (parameter, value)
@@ -100,10 +100,6 @@ def setting(model: str) -> tuple[str, float]:
 
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
-    from experiments import report, tidy
-    from experiments.robertha import gaussian
-    from experiments.robertha.paper import paper_setting
-
     _, scores, _, titles, names, notes = gaussian.read(folder)
     settings = {model: setting(model) for model in scores.model.unique() if model != "robertha"}
     order = sorted(settings, key=lambda name: ([*SYMBOLS].index(settings[name][0]), settings[name]))

@@ -23,14 +23,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import pandas as pd
+
+from experiments import report
 from experiments.models import Variant, variant, with_flags
+from experiments.report import Page
+from experiments.robertha import gaussian
 from experiments.settings import Flags, Noise, optional, resolved
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from experiments.conditions import Condition
-    from experiments.report import Page
 
 REPRODUCES = "Robertha, Tables 2, 3, 6-10, 13: scores under Gaussian embedding noise"
 MOST_LINES = 6  # more models are drawn as a forest plot of differences
@@ -114,9 +116,6 @@ def run_models(
 
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
-    from experiments import report
-    from experiments.robertha import gaussian
-
     measured = gaussian.read(folder)
     tested = measured.scores.groupby("task").model.nunique()
     complete = tested[tested == tested.max()].index  # every model is tested on these tasks
@@ -179,8 +178,6 @@ def page(folder: Path) -> Page:
 
 def learned(tasks: Sequence[str], barely: Collection[str]) -> str:
     """Returns which of several tasks are learned, if not all are, to begin the page's answer."""
-    from experiments import report
-
     rest = [name for name in tasks if name not in barely]
     if not barely or len(tasks) < 2:
         return ""
@@ -196,9 +193,6 @@ def learned(tasks: Sequence[str], barely: Collection[str]) -> str:
 
 def answer(scores: pd.DataFrame, titles: Mapping[str, str], baseline: str) -> str:
     """Returns the page's answer: any lead at equal noise, and the source of the paper's gap."""
-    from experiments import report
-    from experiments.robertha import gaussian
-
     others = [name for name in scores.model.unique() if name != baseline]
     if not others:
         return f"Only {titles[baseline]} is measured, so there is nothing to compare."
@@ -242,9 +236,6 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], baseline: str) -> st
 
 def gap_table(scores: pd.DataFrame, titles: Mapping[str, str]) -> list[Any]:
     """Returns the paper's gap at its weakest noise and ours, at different and at equal sites."""
-    from experiments import report
-    from experiments.robertha import gaussian
-
     if not {"robertha", gaussian.BASELINE} <= set(scores.model):
         return []
     gap = gaussian.gap(scores)

@@ -17,15 +17,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
+import pandas as pd
 from tyro.conf import Fixed, SuppressFixed
 
+from experiments import report
 from experiments.models import VARIANTS, with_flags
+from experiments.report import Page
+from experiments.robertha import gaussian
+from experiments.robertha.paper import paper_lead
+from experiments.robertha.robustness import run_models
 from experiments.settings import Flags, Noise, Training, by_budget, resolved
-
-if TYPE_CHECKING:
-    from experiments.report import Page
 
 REPRODUCES = "Robertha, Table 5: BERT-base against Robertha-large at σ = 2, and smaller sizes"
 
@@ -77,8 +80,6 @@ class Config(Flags):
 
 def run(config: Config) -> Path:
     """Trains and tests missing models, then writes the page; returns the run's folder."""
-    from experiments.robertha.robustness import run_models
-
     config, models = resolved(config, DEFAULTS), {}
     for size in config.size or ():
         shape = SIZES[size]
@@ -97,12 +98,6 @@ def run(config: Config) -> Path:
 
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
-    import pandas as pd
-
-    from experiments import report
-    from experiments.robertha import gaussian
-    from experiments.robertha.paper import paper_lead
-
     _, scores, _, titles, names, notes = gaussian.read(folder)
     kinds = scores.model.str.rpartition("-")
     scores = scores.assign(model=kinds[0], size=kinds[2])

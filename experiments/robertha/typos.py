@@ -19,13 +19,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
+import pandas as pd
+
+from experiments import report, tidy
+from experiments.report import Page
+from experiments.robertha import gaussian
 from experiments.robertha.robustness import Encoders, run_models
 from experiments.settings import Flags, by_budget, resolved
-
-if TYPE_CHECKING:
-    from experiments.report import Page
 
 REPRODUCES = "Robertha, Table 12: scores under misspelling, char swap, TextBugger and HotFlip"
 
@@ -84,10 +86,7 @@ def run(config: Config) -> Path:
 
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
-    import pandas as pd
-
-    from experiments import conditions, report, tidy
-    from experiments.robertha import gaussian
+    from experiments import conditions
 
     frame, scores, _, titles, names, notes = gaussian.read(folder)
     tasks, models = list(scores.task.unique()), list(scores.model.unique())

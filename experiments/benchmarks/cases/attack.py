@@ -20,10 +20,7 @@ from hopfax.data import read_split, read_vocabulary, synthetic_split, train_voca
 from hopfax.train.white_box import white_box
 
 SECONDS = 30
-RATIOS = {
-    "one text a call / batches": "≥ 5",
-    "one padded text a call / batches": "≥ 5",
-}
+RATIOS = {"one text a call / batches": "≥ 5", "one padded text a call / batches": "≥ 5"}
 LENGTHS = (16, 24, 32, 48, 64, 128)
 # Padded lengths, batch sizes, and texts attacked together.
 PROGRAMS = {
