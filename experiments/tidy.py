@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
 CONDITION = ["corruption", "site", "protocol", "level"]
 CELL = ["task", "model", *CONDITION]
@@ -185,20 +185,35 @@ def verdict(low: float, high: float, effect: float) -> Verdict:
         effect: The paper's difference, in the same unit; not 0.
 
     Returns:
-        "holds" if the interval lies on the effect's side of zero and reaches half of the effect,
-        "smaller" if it lies on that side and excludes half of the effect, "no difference" if it
+        "holds" if the interval lies on the effect's side of zero and its middle reaches half of the
+        effect, "smaller" if it lies on that side and its middle does not, "no difference" if it
         contains zero and excludes half of the effect, "reversed" on the other side of zero,
-        "too weak to tell" if it contains both, "n/a" without an interval.
+        "too weak to tell" if it contains both, "n/a" without an interval or an effect.
     """
-    if np.isnan([low, high]).any():
+    if np.isnan([low, high, effect]).any():
         return "n/a"
     low, high = sorted((low * np.sign(effect), high * np.sign(effect)))
     half = abs(effect) / 2
     if low > 0:
-        return "holds" if high >= half else "smaller"
+        return "holds" if (low + high) / 2 >= half else "smaller"
     if high < 0:
         return "reversed"
     return "no difference" if high < half else "too weak to tell"
+
+
+def significant(table: pd.DataFrame) -> int:
+    """The number of means that differ from zero after Holm's correction for all rows.
+
+    Args:
+        table: From `summarise`, of differences; rows without an interval do not count.
+    """
+    rows = table.dropna(subset=["low", "high"])
+    degrees = rows.num_seeds - 1
+    half = (rows.high - rows.low) / 2
+    t = rows["mean"].abs() / half * stdtrit(degrees, (1 + CONFIDENCE) / 2)
+    p = np.sort(2 * stdtr(degrees, -t))
+    rejected = p * np.arange(len(p), 0, -1) < 1 - CONFIDENCE
+    return int(np.logical_and.accumulate(rejected).sum())
 
 
 def clear(differences: pd.DataFrame) -> int:

@@ -77,14 +77,6 @@ def page(folder: Path) -> Page:
     lines["clean"] = lines.task.map(clean.xs(models[0], level="model"))
     lines["limit"] = lines.task.map(limits)
     unlearned = gaussian.not_learned(scores, gaussian.constants(measured))
-    notes = [
-        f"Not learned: {titles[task]}, {titles[model]} (clean score {score:.1f}, majority baseline "
-        f"{constant:.1f}). Such a score is no evidence of robustness."
-        for (task, model), score, constant in zip(
-            unlearned.index, unlearned.score, unlearned.constant, strict=True
-        )
-        if not model.endswith(MEMORY)  # memory does not change the clean score
-    ]
     answers, kept, tables = [], {}, []
     for keys, part in lines.groupby(["task", "protocol"], sort=False):
         task, protocol = map(str, keys)
@@ -158,7 +150,7 @@ def page(folder: Path) -> Page:
         },
         tables=tables,
         notes=[
-            *notes,
+            *gaussian.unlearned_note(scores, unlearned, titles),
             *measured.notes,
             "Memory: token embeddings are replaced by their posterior means, given the vocabulary "
             "as patterns and token frequencies as prior.",

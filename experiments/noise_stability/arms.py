@@ -183,7 +183,7 @@ def verdict(arm: Arm, baseline: Arm, target: float) -> str:
     if len(arm.steps) < tidy.MIN_SEEDS:
         return f"**Too few seeds on {task}** to compare the regularizer with the baseline."
     saving = saved(arm, baseline)
-    meaning = MEANING[tidy.verdict(saving.low, saving.high, paper) if paper == paper else "n/a"]
+    meaning = MEANING[tidy.verdict(saving.low, saving.high, paper)]
     return (
         f"**On {task} the regularizer saves {said(saving)} % of the steps: {meaning}** "
         f"(the paper: {report.number(paper, 0)} %)."

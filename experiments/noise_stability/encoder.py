@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -336,10 +336,10 @@ def lost_by_variance(frame: pd.DataFrame) -> str:
     )
 
 
-def linear_shares(folder: Path) -> dict[str, float]:
-    """Mean share of the response's variance that is of degree 1, by trained model."""
+def linear_shares(folder: Path, arm: Literal["trained", "fresh"]) -> dict[str, float]:
+    """Mean share of the response's variance that is of degree 1, by model."""
     frame = pd.read_csv(folder / "results.csv")
-    rows = tidy.select(frame, metric="level share", level=1, arm="trained")
+    rows = tidy.select(frame, metric="level share", level=1, arm=arm)
     means = rows.groupby("model", sort=False).score.mean()
     return {VARIANTS[str(model)].title: float(mean) for model, mean in means.items()}
 

@@ -23,11 +23,8 @@ search on 1,000 of its rows was stopped, as no model exceeded the majority basel
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import pandas as pd
 
 from experiments import report
 from experiments.report import Page
@@ -70,25 +67,29 @@ def page(folder: Path) -> Page:
     return replace(
         each,
         title=each.title.replace("Robustness to Gaussian noise", "Fine-tuned encoders under noise"),
-        answer=answer(measured.scores, measured.titles) or each.answer,
+        answer=answer(measured) or each.answer,
     )
 
 
-def answer(scores: pd.DataFrame, titles: Mapping[str, str]) -> str:
+def answer(measured: gaussian.Measured) -> str:
     """Returns each model's difference from the first at the same SNR; empty for a single model."""
+    scores, titles = measured.scores, measured.titles
     baseline = gaussian.reference(list(scores.model.unique()))
     means = gaussian.differences(scores, baseline=baseline, over=["level"])
     means = means[(means.protocol == "matched") & (means.site == "token")]
-    clean = scores[(scores.model == baseline) & (scores.level == 0)].groupby("task").score.mean()
+    unlearned = gaussian.not_learned(scores, gaussian.constants(measured)).index
     sentences = []
     for task, rows in means.groupby("task", sort=False):
-        parts = [
-            f"{titles[row.model]}: {gaussian.finding(rows[rows.model == row.model]).lower()}, "
-            f"{report.plain_interval(row)}"
-            for _, row in rows.iterrows()
-        ]
+        findings: dict[str, list[str]] = {}
+        for _, row in rows.iterrows():
+            finding = gaussian.finding(rows[rows.model == row.model])
+            if {(task, row.model), (task, baseline)} & set(unlearned):
+                finding = "Not learned, so no verdict"
+            each = f"{titles[row.model]} ({report.plain_interval(row)})"
+            findings.setdefault(finding, []).append(each)
+        parts = [f"**{name}** for {report.joined(each)}." for name, each in findings.items()]
         sentences.append(
-            f"{titles[str(task)]}, points over the {titles[baseline]} ({clean[task]:.1f} without "
-            f"noise), mean over noise levels at the same SNR for each text: **{'; '.join(parts)}**."
+            f"{titles[str(task)]}, against the {titles[baseline]}, in points, mean over noise "
+            f"levels at the same SNR for each text. {' '.join(parts)}"
         )
     return " ".join(sentences)

@@ -116,12 +116,14 @@ def titles(tasks: Iterable[str]) -> dict[str, str]:
 
 def score_names(tasks: Iterable[str]) -> dict[str, str]:
     """Returns what each task's score is, for an axis."""
-    names = {"accuracy": "accuracy", "f1": "F1", "mcc": "Matthews", "pearson": "Pearson",
-             "spearman": "Spearman"}  # fmt: skip
+    names = {
+        ("accuracy",): "accuracy, %",
+        ("f1", "accuracy"): "mean of F1 and accuracy, %",
+        ("mcc",): "50 · (1 + Matthews correlation)",
+        ("pearson", "spearman"): "50 · (1 + r), Pearson and Spearman",
+    }
     return {
-        task: f"{' and '.join(names[each] for each in TASKS[task].metrics)} × 100"
-        if task in TASKS
-        else "score"
+        task: names.get(TASKS[task].metrics, "score") if task in TASKS else "score"
         for task in tasks
     }
 
@@ -146,14 +148,31 @@ def not_learned(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.Data
     return clean[clean.score - clean.constant < least]
 
 
-def hardly_learned(scores: pd.DataFrame, constants: Mapping[str, float]) -> dict[str, str]:
-    """Returns the tasks where no model is well above the majority baseline, with both scores."""
-    num_models = scores[scores.level == 0].groupby("task").model.nunique()
-    return {
-        str(task): f"({rows.score.max():.1f}, majority baseline {rows.constant.iloc[0]:.1f})"
-        for task, rows in not_learned(scores, constants).groupby("task", sort=False)
-        if len(rows) == num_models[task]
-    }
+def learned_by_none(scores: pd.DataFrame, unlearned: pd.DataFrame) -> list[str]:
+    """Returns the tasks of `not_learned` that no model has learned."""
+    counts = scores[scores.level == 0].groupby("task").model.nunique()
+    sizes = unlearned.groupby("task", sort=False).size()
+    return [str(task) for task, size in sizes.items() if size == counts[task]]
+
+
+def unlearned_note(
+    scores: pd.DataFrame, unlearned: pd.DataFrame, titles: Mapping[Any, str]
+) -> list[str]:
+    """Returns the note on the models of `not_learned`, if there are any."""
+    parts = []
+    for task, rows in unlearned.groupby("task", sort=False):
+        models = report.joined(
+            f"{titles[model]} {score:.1f}"
+            for (_, model), score in rows.score.items()
+            if not model.endswith("-memory")  # memory does not change the clean score
+        )
+        if task in learned_by_none(scores, unlearned):
+            models = f"all models, at most {rows.score.max():.1f}"
+        parts.append(f"{titles[task]}: {models} (majority baseline {rows.constant.iloc[0]:.1f})")
+    return [
+        "Not learned (clean scores close to the majority baseline, which are no evidence on "
+        f"robustness): {'; '.join(parts)}."
+    ] if parts else []  # fmt: skip
 
 
 def with_average(scores: pd.DataFrame) -> pd.DataFrame:
@@ -235,10 +254,11 @@ def differences(
 
 def finding(differences: pd.DataFrame) -> str:
     """Returns what the intervals say about a lead, as the start of a sentence."""
+    above, count = int((differences.low > 0).sum()), len(differences)
     if differences.low.isna().any():
         return "No interval, so no verdict on a lead"
-    if (differences.low > 0).any():
-        return "A lead"
+    if above:
+        return "A lead" if above == count else f"A partial lead ({above} of {count} comparisons)"
     if (differences.high < 0).all():
         return "Only deficits"
     return "No detectable lead"

@@ -127,7 +127,8 @@ def page(folder: Path) -> Page:
     subject = shown.task.iloc[0]
     baseline, constants = gaussian.reference(models), gaussian.constants(measured)
     lines = gaussian.lines(shown, constants)
-    barely = {titles[name]: s for name, s in gaussian.hardly_learned(scores, constants).items()}
+    unlearned = gaussian.not_learned(scores, constants)
+    by_none = [titles[name] for name in gaussian.learned_by_none(scores, unlearned)]
     tables = gap_table(scores, titles)
     if len(models) > 1:
         contrasts = gaussian.differences(shown, baseline=baseline, over=["level"])
@@ -154,14 +155,18 @@ def page(folder: Path) -> Page:
             col="panel",
             titles=titles,
         )
-    notes = [report.sizes(measured.frame, titles), *gaussian.NOTES]
-    if barely:
-        listed = ", ".join(f"{name} {scores}" for name, scores in barely.items())
-        notes.insert(0, "Barely learned, so robustness cannot be compared (best clean score of any "
-                     f"model in brackets): {listed}.")  # fmt: skip
+    notes = [
+        *gaussian.unlearned_note(scores, unlearned, titles),
+        report.sizes(measured.frame, titles),
+        *gaussian.NOTES,
+    ]
+    learned_none = {
+        model for model in models if all((name, model) in unlearned.index for name in tasks)
+    }
     return report.Page(
         title=f"Robustness to Gaussian noise: {names}",
-        answer=learned([titles[name] for name in tasks], barely) + answer(shown, titles, baseline),
+        answer=learned([titles[name] for name in tasks], by_none)
+        + answer(shown, titles, baseline, learned_none),
         pictures={"robustness": picture},
         tables=tables,
         notes=notes,
@@ -191,8 +196,17 @@ def learned(tasks: Sequence[str], barely: Collection[str]) -> str:
     )
 
 
-def answer(scores: pd.DataFrame, titles: Mapping[str, str], baseline: str) -> str:
-    """Returns the page's answer: any lead at equal noise, and the source of the paper's gap."""
+def answer(
+    scores: pd.DataFrame, titles: Mapping[str, str], baseline: str, unlearned: Collection[str] = ()
+) -> str:
+    """Returns the page's answer: any lead at equal noise, and the source of the paper's gap.
+
+    Args:
+        scores: From `tidy.scores`; the first task is reported.
+        titles: Names of models and tasks.
+        baseline: The model that others are compared with.
+        unlearned: Models that learned none of the tasks, which are no evidence on robustness.
+    """
     others = [name for name in scores.model.unique() if name != baseline]
     if not others:
         return f"Only {titles[baseline]} is measured, so there is nothing to compare."
@@ -211,9 +225,14 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], baseline: str) -> st
         f"{' (SNR per token)' if row.protocol == 'per-token' else ''}"
         for _, row in rows.iterrows()
     )
+    close = [titles[each] for each in (model, baseline) if each in unlearned]
+    finding = "No verdict on a lead" if close else gaussian.finding(rows)
+    task = str(compared.task.iloc[0])
+    missed = "learned none of the tasks" if task == "average" else f"did not learn {titles[task]}"
+    reason = f", as {report.joined(close)} {missed}" if close else ""
     text = (
-        f"**{gaussian.finding(rows)} of {titles[model]} over {titles[baseline]} {where}**: "
-        f"{parts}, in points, mean over noise levels."
+        f"**{finding} of {titles[model]} over {titles[baseline]} {where}**{reason}: {parts}, in "
+        "points, mean over noise levels."
     )
     if model != (remembering := f"{baseline}-memory") and remembering in others:
         pair = scores[(scores.task == scores.task.iloc[0])

@@ -108,8 +108,9 @@ def page(folder: Path) -> Page:
         attacks = noisy[(noisy.model == model) & (noisy.task == tasks[0])]
         largest = tidy.largest(attacks)
         answer = (
-            f"**{gaussian.finding(attacks)} of {titles[model]} over {titles[baseline]} under typos "
-            f"and attacks on {titles[tasks[0]]}**: the largest difference is "
+            f"**{gaussian.finding(attacks)} of {titles[model]} over {titles[baseline]} on "
+            f"{titles[tasks[0]]} under {report.joined(map(titles.get, attacks.corruption))}**: the "
+            f"largest difference is "
             f"{report.plain_interval(largest)} points, under {titles[largest.corruption]}, mean "
             f"over the rates. Over all models, {tidy.clear(noisy)} of {len(noisy)} intervals "
             "exclude zero."
