@@ -31,13 +31,7 @@ MOST_LINES = 6  # the interactive chart starts with at most so many
 
 @dataclass(frozen=True)
 class Table:
-    """A table as text.
-
-    Attributes:
-        columns: Its head.
-        rows: Its lines, as many fields each.
-        caption: What it shows, one sentence.
-    """
+    """A table as text: its head, its lines, and one sentence on what it shows."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -204,6 +198,12 @@ def signed(value: float) -> str:
     """A difference with its sign."""
     text = number(value)
     return text if text == "n/a" or text.startswith("−") or not float(text) else f"+{text}"
+
+
+def bracketed(row: Any, digits: int = 1) -> str:
+    """A number with its 95 % interval, if it has one."""
+    mean, low, high = (number(row[name], digits) for name in ("mean", "low", "high"))
+    return mean if np.isnan(row["low"]) else f"{mean} [{low}, {high}]"
 
 
 def with_interval(row: Mapping[str, Any] | pd.Series) -> str:

@@ -253,10 +253,7 @@ def u_shape(kind: str) -> list[str]:
     table = influence.ratios(pd.read_csv(RESULTS / "influence/minilm/results.csv"))
     rows = table[table.corruption == kind].set_index(["weights", "part"])
     trained, random = rows.loc["trained"], rows.loc["random"]
-    parts = []
-    for end, row in trained.iterrows():
-        mean, low, high = (report.number(row[name]) for name in ("mean", "low", "high"))
-        parts.append(f"{mean} [{low}, {high}] ({end})")
+    parts = [f"{report.bracketed(row)} ({end})" for end, row in trained.iterrows()]
     return [
         f"Influence is U-shaped in position: {kind}",
         "U-shape, Figures 1, 7, 8",

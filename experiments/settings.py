@@ -15,6 +15,7 @@ from hopfax.data.tasks import TASKS, task
 
 Config = TypeVar("Config", bound=Any)
 BudgetName = Literal["smoke", "laptop", "paper"]
+Corruption = Literal["misspelling", "char_swap", "textbugger", "hotflip"]
 
 
 class Budget(NamedTuple):

@@ -223,7 +223,13 @@ def hopfax_forward(
     def logits(params: Any, ids: jax.Array, mask: jax.Array) -> jax.Array:
         return model.apply(params, ids, mask).logits
 
-    ids = jnp.asarray(rows.ids)
-    mask = jnp.arange(ids.shape[1]) < jnp.asarray(rows.lengths)[:, None]
-    compiled = jax.jit(logits).lower(params, ids, mask).compile()
-    return lambda: np.asarray(compiled(params, ids, mask))
+    mask = np.arange(rows.ids.shape[1]) < rows.lengths[:, None]
+    program = compiled(logits, params, rows.ids, mask)
+    return lambda: np.asarray(program())
+
+
+def compiled(fn: Callable[..., Any], *inputs: Any) -> Callable[[], Any]:
+    """A call of the compiled function that waits for its result."""
+    on_device = jax.tree.map(jnp.asarray, inputs)
+    program = jax.jit(fn).lower(*on_device).compile()
+    return lambda: jax.block_until_ready(program(*on_device))

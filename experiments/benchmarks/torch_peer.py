@@ -234,23 +234,20 @@ def forward(
     size: str, params: Any, rows: Rows, *, tol: float, max_steps: int
 ) -> Callable[[], np.ndarray]:
     """Logits of the rows."""
-    model = model_of(size, tensors(params), tol=tol, max_steps=max_steps)
+    return _logits(model_of(size, tensors(params), tol=tol, max_steps=max_steps), rows)
+
+
+def forward_bert(params: Any, rows: Rows) -> Callable[[], np.ndarray]:
+    """Logits of the rows from `text_classifier`'s parameters."""
+    return _logits(functools.partial(bert, tensors(params)), rows)
+
+
+def _logits(model: Model, rows: Rows) -> Callable[[], np.ndarray]:
     inputs = inputs_of(rows)
 
     def logits() -> np.ndarray:
         with torch.inference_mode():
             return model(*inputs)[0].cpu().numpy()
-
-    return logits
-
-
-def forward_bert(params: Any, rows: Rows) -> Callable[[], np.ndarray]:
-    """Logits of the rows from `text_classifier`'s parameters."""
-    weights, inputs = tensors(params), inputs_of(rows)
-
-    def logits() -> np.ndarray:
-        with torch.inference_mode():
-            return bert(weights, *inputs)[0].cpu().numpy()
 
     return logits
 

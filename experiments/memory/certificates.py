@@ -97,13 +97,7 @@ class Config(similarity.Shared):
 
 
 def run(config: Config) -> Path:
-    """Measures everything and writes the page.
-
-    Raises:
-        ValueError: A flag is out of range.
-        FileNotFoundError: A file is missing.
-        ArithmeticError: An attack inside the certified radius changed a token.
-    """
+    """Measures everything and writes the page; see `similarity.start` and `attacked` for errors."""
     budget, model, tokens, folder = similarity.start("memory-certificates", config, BUDGETS)
     table = np.asarray(model.table, np.float32)
     radius = np.asarray(certified_radius(jnp.asarray(table)))

@@ -128,20 +128,11 @@ class Config(similarity.Config):
 
 
 def run(config: Config) -> Path:
-    """Measures everything and writes the page.
-
-    Raises:
-        ValueError: A flag is out of range.
-        FileNotFoundError: A file is missing.
-    """
+    """Measures everything and writes the page; see `similarity.start` for errors."""
     budget, model, tokens, folder = similarity.start("memory-context", config, BUDGETS)
     table, blank = np.asarray(model.table, np.float32), tokens.tokens.index("[MASK]")
-    cases = [
-        (protocol, db, draw)
-        for protocol in config.protocols
-        for db in budget.snr_db
-        for draw in range(budget.num_draws)
-    ]
+    draws = range(budget.num_draws)
+    cases: list[Any] = list(itertools.product(config.protocols, budget.snr_db, draws))
     frames = []
     with Progress(len(config.task) * (len(cases) + 1)) as progress:
         for number, name in enumerate(config.task):
@@ -213,13 +204,7 @@ class Bigrams(NamedTuple):
 
 
 class Head(NamedTuple):
-    """Parameters of the encoder's prior.
-
-    Attributes:
-        mean: Mean of the states of the training texts.
-        scale: Their standard deviations.
-        weight: The matrix W.
-    """
+    """Mean and standard deviation of the states of the training texts, and the matrix W."""
 
     mean: np.ndarray
     scale: np.ndarray

@@ -39,12 +39,7 @@ GRID: dict[str, Sequence[dict[str, Any]]] = {
 
 
 class Method(NamedTuple):
-    """A corrector and its settings, hashable.
-
-    Attributes:
-        name: A key of `GRID`.
-        settings: Names and values.
-    """
+    """A corrector, a key of `GRID`, and its settings, hashable."""
 
     name: str
     settings: tuple[tuple[str, float], ...]

@@ -113,12 +113,7 @@ class Config(similarity.Shared):
 
 
 def run(config: Config) -> Path:
-    """Measures everything and writes the page.
-
-    Raises:
-        ValueError: A flag is out of range.
-        FileNotFoundError: A file is missing.
-    """
+    """Measures everything and writes the page; see `similarity.start` for errors."""
     budget, model, vocabulary, folder = similarity.start("memory-recovery", config, BUDGETS)
     table = np.asarray(model.table, np.float32)
     log_prior = similarity.training_prior(config.task, config.data_dir, vocabulary, len(table))
@@ -141,10 +136,8 @@ class Texts(NamedTuple):
     """All tokens of the texts in one sequence, and the vocabulary they are read with.
 
     Attributes:
-        ids: Token ids.
-        row: Number of the row that a token belongs to.
-        tokens: The vocabulary.
-        table: Its vectors.
+        row: Number of the row that each token belongs to.
+        table: Vectors of the vocabulary `tokens`.
         log_prior: Log-frequencies in the training texts.
     """
 

@@ -19,6 +19,7 @@ vocabulary under that prior, with known noise level.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -116,20 +117,11 @@ class Config(Shared):
 
 
 def run(config: Config) -> Path:
-    """Measures everything and writes the page.
-
-    Raises:
-        ValueError: A flag is out of range.
-        FileNotFoundError: A file is missing.
-    """
+    """Measures everything and writes the page; see `start` for errors."""
     budget, model, tokens, folder = start("memory", config, BUDGETS)
     table = np.asarray(model.table, np.float32)
-    cases = [
-        (protocol, db, draw)
-        for protocol in config.protocols
-        for db in budget.snr_db
-        for draw in range(budget.num_draws)
-    ]
+    draws = range(budget.num_draws)
+    cases: list[Any] = list(itertools.product(config.protocols, budget.snr_db, draws))
     frames = []
     with Progress(len(config.task) * len(cases)) as progress:
         for number, name in enumerate(config.task):

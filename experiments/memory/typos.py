@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -44,7 +44,7 @@ from experiments.models import variant
 from experiments.report import Page, Table
 from experiments.robertha import gaussian
 from experiments.rundir import open_run, read_config, write_whole
-from experiments.settings import Flags, by_budget, resolved
+from experiments.settings import Corruption, Flags, by_budget, resolved
 from hopfax.train.metrics import scores
 from hopfax.train.progress import Progress
 
@@ -77,12 +77,7 @@ class Config(Flags):
 
     method: tuple[Literal["memory", "symspell"], ...] = ("memory", "symspell")
     """Methods of correction; symspell is skipped if symspellpy is not installed."""
-    corruption: tuple[Literal["misspelling", "char_swap", "textbugger", "hotflip"], ...] = (
-        "misspelling",
-        "char_swap",
-        "textbugger",
-        "hotflip",
-    )
+    corruption: tuple[Corruption, ...] = get_args(Corruption)
     """Corruptions of the test texts."""
     rates: Annotated[tuple[float, ...] | None, by_budget("rates", "FLOAT ...", DEFAULTS)] = None
     """Shares of words to change, in (0, 1]; clean texts are always tested."""
@@ -91,12 +86,7 @@ class Config(Flags):
 
 
 def run(config: Config) -> Path:
-    """Chooses settings, trains and tests missing models, then writes the page.
-
-    Raises:
-        ValueError: A flag is out of range.
-        FileNotFoundError: A file is missing.
-    """
+    """Chooses settings, trains and tests missing models, then writes the page."""
     name = "tinybert"
     of_task = {task: for_task(config, task) for task in config.data.task}
     data = {task: runs.load(flags, task) for task, flags in of_task.items()}

@@ -62,8 +62,6 @@ class Arm(NamedTuple):
     """The runs of one arm.
 
     Attributes:
-        task: Its task.
-        name: Its name.
         steps: `(runs,)` steps to the target in the order of the seeds; inf for never.
         horizon: Steps the runs were followed; inf if all reached the target.
         rows_per_step: Rows through the network per step.
@@ -104,11 +102,7 @@ def page(
 ) -> report.Page:
     """The page of a run or of published results.
 
-    Args:
-        folder: With results.csv, config.json and curves.csv.
-        title: Of the page.
-        answer: What precedes the comparison of steps.
-        tables: Further tables of the experiment.
+    `answer` precedes the comparison of steps; `tables` are further ones of the experiment.
     """
     arms, settings = read_arms(folder), read_config(folder)
     target = settings["plan"]["target"]

@@ -24,7 +24,7 @@ class Network(NamedTuple):
 
     Attributes:
         embed: `(params, ids) -> embeddings`; ids are `(rows, choices, tokens)`.
-        respond: `(params, embeddings, mask) -> probabilities`, `(rows, classes)`.
+        respond: `(params, embeddings, mask) -> probabilities`.
     """
 
     embed: Callable[[Any, Array], Float[Array, "rows choices tokens width"]]

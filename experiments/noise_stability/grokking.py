@@ -41,15 +41,9 @@ SWEEP_GAMMAS = (0.25, 0.75, 2.0)
 SWEEP_RHOS = (0.05, 0.25, 0.75)
 Task = Literal["addition", "parity"]
 ArmName = Literal[
-    "baseline",
-    "stability_reg",
-    "stability_reg-negative",
-    "stability_reg-every-4",
-    "stability_reg-quarter",
-    "weight-decay",
-    "input-dropout",
-    "double-batch",
-]
+    "baseline", "stability_reg", "stability_reg-negative", "stability_reg-every-4",
+    "stability_reg-quarter", "weight-decay", "input-dropout", "double-batch",
+]  # fmt: skip
 # What an arm changes in its task's setting.
 ARMS: dict[ArmName, dict[str, Any]] = {
     "baseline": {},
@@ -69,11 +63,6 @@ class Setting:
 
     Attributes:
         data: Arguments of the task's generator.
-        width: Of the decoder.
-        num_layers: Of the decoder.
-        batch_size: Rows per step.
-        learning_rate: Of Adam.
-        weight_decay: Decoupled.
         strong_decay: Weight decay of the arm `weight-decay`.
         epochs: Maximum number of epochs.
         gamma: Weight of the regularizer.
@@ -169,11 +158,7 @@ class Config:
 
 
 def run(config: Config) -> Path:
-    """Trains every arm that is missing, then writes the page.
-
-    Raises:
-        ValueError: A flag is out of range.
-    """
+    """Trains every arm that is missing, then writes the page; see `resolved` for errors."""
     budget = resolved(config)
     compared: dict[str, dict[str, Any]] = {name: ARMS[name] for name in ("baseline", *budget.arm)}
     jobs = []
@@ -263,7 +248,7 @@ def resolved(config: Config) -> Budget:
     """The budget with the flags applied, and the tasks that are run.
 
     Raises:
-        ValueError: A flag is out of range, or belongs to a task that is not run.
+        ValueError: A flag is out of range or belongs to a task that is not run.
     """
     budget = budget_of(config, BUDGETS)
     if budget.seeds < (least := 2 if config.budget == "smoke" else 3):

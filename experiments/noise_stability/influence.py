@@ -118,13 +118,12 @@ def run(config: Config) -> Path:
     kinds = texts(config, budget)
     plan = {**budget._asdict(), "weights": weights_digest(config.pretrained)}
     folder = open_run("influence", config, plan=plan)
-    start, end = special_tokens(text_tokenizer(read_tokenizer(config.pretrained)))
+    special = num_special(config.pretrained)
     drawn = [(f"random {seed}", random_weights(model, seed)) for seed in range(budget.num_random)]
     cases = [(kind, *case) for kind in kinds for case in (("trained", model.params), *drawn)]
     measured = jax.jit(partial(influences, model))
     inner = jax.jit(partial(inner_influences, model), static_argnames="layer")
     layers, tables = range(len(jax.tree.leaves(model.params["layers"])[0])), []
-    special = len(start), len(end)
     with Progress(len(cases) * budget.num_texts) as progress:
         for number, (kind, weights, params) in enumerate(cases):
             progress.title, values, within = f"{weights} weights, {kind}", [], []
@@ -174,6 +173,12 @@ def special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     encoded = tokenizer.encode("a")
     words = [place for place, added in enumerate(encoded.special_tokens_mask) if not added]
     return encoded.ids[: words[0]], encoded.ids[words[-1] + 1 :]
+
+
+def num_special(folder: str) -> tuple[int, int]:
+    """Returns how many special tokens a folder's tokenizer adds before and after a text."""
+    start, end = special_tokens(text_tokenizer(read_tokenizer(folder)))
+    return len(start), len(end)
 
 
 def influences(model: Pretrained, params: Params, ids: jax.Array, key: jax.Array) -> jax.Array:
@@ -340,14 +345,7 @@ def ratios(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def juntas(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns how many tokens have `MOST` of the output's influence: `corruption`, `weights`.
-
-    Args:
-        frame: results.csv.
-
-    Returns:
-        `tidy.summarise`'s table, intervals over texts; draws of random weights are averaged.
-    """
+    """Returns how many tokens have `MOST` of the output's influence, as `ratios` does."""
     counts = frame[(frame.metric == JUNTA) & (frame.site == "token")]
     counts = counts.assign(weights=counts.model.str.split(" ").str[0])
     keys = ["corruption", "weights", "seed"]
@@ -388,7 +386,7 @@ def verdict(trained: Any, random: Any) -> str:
     return "at most a weak U-shape" if (trained.high < WEAK).all() else "too weak to tell"
 
 
-def layer_table(inner: pd.DataFrame, ratio: Any) -> Any:
+def layer_table(inner: pd.DataFrame) -> report.Table:
     """Returns the table of layers: both ends with trained and random weights, U-shaped heads."""
     weights = ("trained", "random")
     kinds = [(end, each) for end in ("first", "last") for each in weights]
@@ -399,7 +397,9 @@ def layer_table(inner: pd.DataFrame, ratio: Any) -> Any:
     ):
         at = {(row.end.split()[0], row.weights): row for _, row in rows.iterrows()}
         counts = [f"{at['first', each].curved:.0f}" for each in weights[: len(heads)]]
-        lines.append([f"{kind}, layer {level:g}", *(ratio(at[each]) for each in kinds), *counts])
+        lines.append(
+            [f"{kind}, layer {level:g}", *(report.bracketed(at[each]) for each in kinds), *counts]
+        )
     columns = [f"{end}, {each}" for end, each in kinds]
     caption = "Influence on a layer's states, divided by that of the middle half of the text."
     return report.Table(["", *columns, *heads], lines, caption)
@@ -417,12 +417,8 @@ def page(folder: Path) -> Page:
     )
     lines = lines.assign(low=lines["mean"] - 1.96 * lines.error,
                          high=lines["mean"] + 1.96 * lines.error)  # fmt: skip
-    table = ratios(frame)
+    table, ratio = ratios(frame), report.bracketed
     titles = {**PARTS, "trained": "trained weights", "random": "random weights"}
-
-    def ratio(row: Any) -> str:
-        ends = f" [{report.number(row.low)}, {report.number(row.high)}]"
-        return report.number(row["mean"]) + (ends if row.low == row.low else "")  # all agree
 
     cases = [
         (kind, weights, rows.set_index("part"))
@@ -512,7 +508,7 @@ def page(folder: Path) -> Page:
             ylabel="influence",
             least_range=1.0,
         )
-        tables.append(layer_table(inner, ratio))
+        tables.append(layer_table(inner))
         notes.append(
             f"With random weights, for layers and for heads: {int(curves.num_examples.min())} "
             "texts of each kind. Random weights: layers and heads in one draw, the output in all."

@@ -25,11 +25,7 @@ class Interval(NamedTuple):
 
 
 def median_time(times: np.ndarray, *, seed: int = 0) -> Interval:
-    """Median over runs with a percentile bootstrap interval.
-
-    Args:
-        times: `(runs,)`, > 0; inf for never.
-        seed: Of the resampling.
+    """Median over runs, `(runs,)`, inf for never, with a percentile bootstrap interval.
 
     Raises:
         ValueError: There are fewer than two runs.
@@ -47,7 +43,7 @@ def reduction(
         times: `(runs,)`, inf for never.
         baseline: `(runs,)`, the baseline's times; runs are paired by seed and resampled together.
         horizon: Time at which both are censored: later events count as never.
-        seed: Of the resampling.
+        seed: Seed of the resampling.
 
     Returns:
         Percent. Where the baseline's median is never, all that is known is that it exceeds the

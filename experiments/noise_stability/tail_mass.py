@@ -170,8 +170,7 @@ class Texts(NamedTuple):
 def long_texts(config: Config, budget: Budget) -> Texts:
     """Returns passages of WikiText-2's test file and uniform tokens."""
     assert config.pretrained and config.data_dir
-    tokenizer = text_tokenizer(read_tokenizer(config.pretrained))
-    start, end = map(len, influence.special_tokens(tokenizer))
+    start, end = influence.num_special(config.pretrained)
     file = Path(config.data_dir) / "wikitext-2" / "wiki.test.tokens"
     kinds = influence.texts(
         influence.Config(pretrained=config.pretrained, text_file=str(file)),
@@ -184,7 +183,7 @@ def short_texts(config: Config, budget: Budget) -> Texts:
     """Returns the first sentences of SST-2's dev file that are long enough, and uniform tokens."""
     assert config.pretrained
     tokenizer = text_tokenizer(read_tokenizer(config.pretrained))
-    start, end = map(len, influence.special_tokens(tokenizer))
+    start, end = influence.num_special(config.pretrained)
     sentences = (
         tokenizer.encode(str(row.texts[0]), add_special_tokens=False).ids
         for row in reported_rows("sst2", data_dir=config.data_dir)
@@ -385,10 +384,7 @@ def page(folder: Path) -> Page:
     many = f"{plan['num_tokens']} tokens, T = {PAPER_DEGREE}"
     table["panel"] = table.panel.replace(f"Monte Carlo, T = {PAPER_DEGREE}", many)
 
-    def share(row: Any) -> str:
-        return (f"{report.number(row['mean'], 3)} [{report.number(row.low, 3)}, "
-                f"{report.number(row.high, 3)}]")  # fmt: skip
-
+    share = partial(report.bracketed, digits=3)
     lines, verdicts = [], []
     for (panel, weights), rows in table.groupby(["panel", "weights"], sort=False):
         by_name = dict(list(rows.groupby("quantity")))
@@ -401,8 +397,7 @@ def page(folder: Path) -> Page:
             share(by_name[TAIL].iloc[0]) if TAIL in by_name else "–",
             share(by_name[MARKOV].iloc[0]),
             f"{share(lemma.loc[best])} at {best:g}",
-            f"D = {report.number(degree['mean'])} [{report.number(degree.low)}, "
-            f"{report.number(degree.high)}]",
+            f"D = {report.bracketed(degree)}",
         ])  # fmt: skip
     for model, (markov, lemma) in PAPER.items():
         least = math.ceil(round(PAPER_DEGREE * markov / lemma, 6))
@@ -415,9 +410,8 @@ def page(folder: Path) -> Page:
         "**The bound from noise stability is "
         + report.joined(f"{each} in {n} of {len(verdicts)} cases" for each, n in counts.items())
         + "** than the one from influence. It is tighter at some ρ only if the influence's mean "
-        f"degree D exceeds T. At {plan['num_tokens']} tokens, D is "
-        f"{report.number(degree['mean'])} [{report.number(degree.low)}, "
-        f"{report.number(degree.high)}] with trained weights, and T is {PAPER_DEGREE}. The paper's "
+        f"degree D exceeds T. At {plan['num_tokens']} tokens, D is {report.bracketed(degree)} with "
+        f"trained weights, and T is {PAPER_DEGREE}. The paper's "
         "Table 1 requires weight at degrees far above 15, or two bounds with different "
         "normalisations."
     )

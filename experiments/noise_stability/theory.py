@@ -128,11 +128,7 @@ class Config:
 
 
 def run(config: Config) -> Path:
-    """Measures everything and writes the page.
-
-    Raises:
-        ValueError: A flag is out of range.
-    """
+    """Measures everything and writes the page; a flag out of range is a ValueError."""
     budget = budget_of(config, BUDGETS)
     if budget.num_samples < 1000 or budget.networks < 2:
         raise ValueError(

@@ -63,7 +63,7 @@ class Hyperparameters(NamedTuple):
     """Numbers that may differ between runs of one compiled program.
 
     Attributes:
-        learning_rate: Of Adam, before the plateau schedule.
+        learning_rate: Adam's rate before the plateau schedule.
         weight_decay: Decoupled; times the learning rate, as in AdamW.
         gamma: Weight of the stability penalty.
         rho: Its noise parameter.
@@ -102,8 +102,7 @@ class Epoch(NamedTuple):
 
     Attributes:
         train_loss: Mean task loss of the steps, with dropout.
-        loss: On the validation rows.
-        accuracy: On the validation rows, in [0, 1].
+        loss, accuracy: On the validation rows; accuracy in [0, 1].
         train_accuracy: On as many training rows, without dropout; flipped labels count as they are.
         agreement: $E \sum_i M(X)_i M(Y)_i$ at `MEASURED_RHO`, on the validation rows and one noisy
             copy of them, the same in every epoch.
@@ -132,17 +131,13 @@ class Problem(NamedTuple):
     """What all arms of a comparison share.
 
     Attributes:
-        name: Of the task.
-        model: The decoder.
+        name: Name of the task.
         settings: How model and rows are made, as JSON.
-        train: Training rows, with a leading axis of runs.
-        validation: Validation rows, likewise.
-        test: Test rows, likewise.
+        train, validation, test: Rows of each split, with a leading axis of runs.
         seeds: `(runs,)`.
         num_tokens: Vocabulary size.
         epochs: Maximum number of epochs.
-        target: Accuracy to reach, in [0, 1].
-        target_on: Split on which it is measured.
+        target: Accuracy to reach, in [0, 1], on `target_on`.
         evaluate: `evaluate(network, train, validation, test)` of each run at its end.
     """
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import pandas as pd
 
@@ -27,7 +27,7 @@ from experiments import report, tidy
 from experiments.report import Page
 from experiments.robertha import gaussian
 from experiments.robertha.robustness import Encoders, run_models
-from experiments.settings import Flags, by_budget, resolved
+from experiments.settings import Corruption, Flags, by_budget, resolved
 
 REPRODUCES = "Robertha, Table 12: scores under misspelling, char swap, TextBugger and HotFlip"
 
@@ -47,12 +47,7 @@ class Config(Flags):
 
     model: Annotated[tuple[str, ...] | None, by_budget("model", "NAME ...", DEFAULTS)] = None
     """Models, see `robustness`."""
-    corruption: tuple[Literal["misspelling", "char_swap", "textbugger", "hotflip"], ...] = (
-        "misspelling",
-        "char_swap",
-        "textbugger",
-        "hotflip",
-    )
+    corruption: tuple[Corruption, ...] = get_args(Corruption)
     """Corruptions of the test texts."""
     rates: Annotated[tuple[float, ...] | None, by_budget("rates", "FLOAT ...", DEFAULTS)] = None
     """Shares of words to change, in (0, 1]; clean texts are always tested."""

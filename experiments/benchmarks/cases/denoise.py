@@ -9,7 +9,6 @@ error is that of all results together, relative to the posterior means. The temp
 `denoise` is XLA's plan; all scores would take 500 MB.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ import numpy as np
 
 from experiments.benchmarks.cases.memory import temporary_bytes
 from experiments.benchmarks.harness import Program
-from experiments.benchmarks.programs import check_equal, torch_peer
+from experiments.benchmarks.programs import check_equal, compiled, torch_peer
 from hopfax import hopfield
 
 RATIOS = {
@@ -84,10 +83,3 @@ def programs(data_dir: str | None, *sizes: int) -> dict[str, Program]:
     calls["8 candidates"] = compiled(from_candidates, queries, table)
     calls["product"] = compiled(lambda x, table: x @ table.T, queries, table)
     return calls
-
-
-def compiled(fn: Callable[..., jax.Array], *inputs: np.ndarray) -> Callable[[], jax.Array]:
-    """A call of the compiled function that waits for its result."""
-    on_device = [jnp.asarray(each) for each in inputs]
-    program = jax.jit(fn).lower(*on_device).compile()
-    return lambda: jax.block_until_ready(program(*on_device))

@@ -21,9 +21,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmarks.cases.denoise import compiled
 from experiments.benchmarks.harness import Program
-from experiments.benchmarks.programs import Rows, TrainSteps, check_equal, torch_peer, workload
+from experiments.benchmarks.programs import (
+    Rows,
+    TrainSteps,
+    check_equal,
+    compiled,
+    torch_peer,
+    workload,
+)
 from hopfax import nn, stability
 from hopfax.data.batching import Bucket
 

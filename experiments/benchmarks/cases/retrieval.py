@@ -20,7 +20,14 @@ import numpy as np
 from flax import nnx
 
 from experiments.benchmarks.harness import Program
-from experiments.benchmarks.programs import BETA, fresh, full_rows, hopfax_forward, torch_peer
+from experiments.benchmarks.programs import (
+    BETA,
+    compiled,
+    fresh,
+    full_rows,
+    hopfax_forward,
+    torch_peer,
+)
 from hopfax.nn import HopfieldAttention
 
 SECONDS = 2
@@ -88,14 +95,8 @@ def hopfax_call(
 ) -> Callable[[], Any]:
     """The layer's own retrieval, compiled; `max_steps = 0` is single-pass attention."""
     query, key, value = map(jax.numpy.asarray, inputs)
-    layer = HopfieldAttention(
-        HEADS * key.shape[-1],
-        num_heads=HEADS,
-        beta=BETA,
-        tol=tol,
-        max_steps=max_steps,
-        rngs=nnx.Rngs(0),
-    )
+    options: Any = {"beta": BETA, "tol": tol, "max_steps": max_steps, "rngs": nnx.Rngs(0)}
+    layer = HopfieldAttention(HEADS * key.shape[-1], num_heads=HEADS, **options)
     mask = jax.numpy.ones((key.shape[0], key.shape[2]), bool)
 
     def forward(key: jax.Array, value: jax.Array) -> jax.Array:
@@ -105,5 +106,4 @@ def hopfax_call(
         output, pull = jax.vjp(forward, key, value)
         return output, pull(output)
 
-    compiled = jax.jit(both if gradient else forward).lower(key, value).compile()
-    return lambda: jax.block_until_ready(compiled(key, value))
+    return compiled(both if gradient else forward, key, value)

@@ -9,11 +9,10 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from experiments.benchmarks.harness import Program
-from experiments.benchmarks.programs import torch_peer
+from experiments.benchmarks.programs import compiled, torch_peer
 from hopfax.stability import Estimate, noise_stability
 
 RATIOS = {
@@ -84,11 +83,10 @@ def estimator(num_samples: int, *, rho: Any = RHO, arc_points: int = 2) -> Any:
             batch_size=BATCH_SIZE,
         )
 
-    inputs = jax.random.key(0), jnp.asarray(rho, jnp.float32)
-    compiled = jax.jit(estimate).lower(*inputs).compile()
+    program = compiled(estimate, jax.random.key(0), np.asarray(rho, np.float32))
 
     def run() -> tuple[np.ndarray, np.ndarray]:
-        mean, error, *_ = jax.block_until_ready(compiled(*inputs))
+        mean, error, *_ = program()
         return np.asarray(mean, float), np.asarray(error, float)
 
     return run
