@@ -21,6 +21,7 @@ from experiments import tidy
 from experiments.cells import Cell, buckets, digest_of
 from experiments.memory import similarity
 from experiments.rundir import identifier, write_whole
+from experiments.settings import spread
 from hopfax import text
 from hopfax.data import (
     EVALUATION_SETS,
@@ -302,7 +303,7 @@ class EvaluationSet:
 
     Attributes:
         name: A key of `hopfax.data.EVALUATION_SETS`, or "" for the task's own rows.
-        num_rows: Use the first rows only; None for all.
+        num_rows: Number of rows, evenly spaced; None for all.
         data_dir: Folder of the raw sets; changes no result.
     """
 
@@ -324,9 +325,9 @@ class EvaluationSet:
         """Returns its rows, with the labels of the cell's task."""
         spec = cell.data.spec
         if not self.name:
-            return reported_rows(spec.name, data_dir=self.data_dir)[: self.num_rows]
+            return spread(reported_rows(spec.name, data_dir=self.data_dir), self.num_rows)
         assert self.data_dir is not None
-        return read_evaluation_set(self.name, self.data_dir, trained=spec)[: self.num_rows]
+        return spread(read_evaluation_set(self.name, self.data_dir, trained=spec), self.num_rows)
 
     def train_overlap(self, cell: Cell) -> int:
         """Returns the number of rows that share an identical text with the training file."""
@@ -365,7 +366,7 @@ def evaluation_sets(
         task: Task of the models to test.
         names: Keys of `hopfax.data.EVALUATION_SETS`; None takes all whose files are there.
         data_dir: Folder of the raw sets.
-        num_rows: The first rows of each only; None for all.
+        num_rows: Number of rows of each, evenly spaced; None for all.
 
     Raises:
         ValueError: A set does not fit the task, or none is left.

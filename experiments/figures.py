@@ -21,6 +21,7 @@ MOST_BANDS = 5  # more bands would hide each other
 MIN_RANGE = 10.0  # of a score axis, so that differences from rounding look small
 
 
+SNR = "signal-to-noise ratio in dB"  # label of axes that decrease to the right
 LEVELS = {"constant": ":", "clean": "--"}  # columns drawn as horizontal lines, and their dashes
 
 
@@ -116,8 +117,8 @@ def facets(
     Args:
         table: Rows with `x`, `hue`, `row`, `col`, and `mean`, `low`, `high`; optionally `paper`,
             drawn as open marks, and as lines `constant`, the score of the majority baseline,
-            `clean`, the score without noise, and `limit`, a place on a numeric axis beyond which no
-            method can work. Values keep the order of the table.
+            `clean`, the score without noise, and `limit`, the SNR below which no method can work.
+            Values keep the order of the table.
         x: Column of the horizontal axis: numbers are drawn to scale, texts at equal steps.
         hue: Column that tells the lines apart.
         row: Column of the panel rows.
@@ -140,6 +141,8 @@ def facets(
                     axes.set_title(names.get(of_col, str(of_col)))
                 if of_row == rows[-1]:
                     axes.set_xlabel(xlabel)
+                if xlabel == SNR:
+                    axes.invert_xaxis()
             axes_of_row[0].set_ylim(*_range(subset, least_range))
             name = f"{names.get(of_row, of_row)}\n" if len(rows) > 1 else ""
             label = ylabel if isinstance(ylabel, str) else ylabel[of_row]
@@ -276,6 +279,8 @@ def _panel(axes: Axes, table: pd.DataFrame, spec: Panel, *, x: str, hue: str) ->
     axes.set(title=spec.title, xlabel=spec.xlabel, ylabel=spec.ylabel)
     whole = bool((table[x] % 1 == 0).all())
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=whole))
+    if spec.xlabel == SNR:
+        axes.invert_xaxis()
     if spec.log:
         axes.set_yscale("log", nonpositive="mask")
         axes.yaxis.set_minor_formatter("")
@@ -313,8 +318,8 @@ def _lines(
         if _has(table, column):
             axes.axhline(table[column].dropna().iloc[0], color=FAINT, ls=lines, lw=1.5, zorder=1)
     if _has(table, "limit"):
-        limit = table.limit.iloc[0]  # shown even if no level lies beyond it
-        axes.axvspan(limit, max(table[x].max(), limit + 1), color=FAINT, alpha=0.15, lw=0)
+        limit = table.limit.iloc[0]  # shown even if no level is below it
+        axes.axvspan(min(table[x].min(), limit - 1), limit, color=FAINT, alpha=0.15, lw=0)
         axes.margins(x=0)
     if not numeric:
         axes.set_xticks(range(len(ticks)), [names.get(value, f"{value}") for value in ticks])

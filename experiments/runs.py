@@ -20,7 +20,7 @@ from experiments.cells import Cell, Spec
 from experiments.conditions import Condition, Gaussian
 from experiments.models import Variant, build
 from experiments.rundir import open_run, write_whole
-from experiments.settings import Flags
+from experiments.settings import Flags, spread
 from hopfax.data import (
     Encoded,
     TaskData,
@@ -161,12 +161,10 @@ def load(config: Flags, name: str) -> TaskData:
         vocabulary = tokens or flags.vocab
         data = load_task(name, data_dir=flags.data_dir, vocabulary=vocabulary, **sizes)
 
-    def first(rows: Encoded, count: int | None) -> Encoded:
-        return Encoded(*(part[:count] for part in rows))
-
     few = flags.train_size if config.budget == "smoke" else None
     return data._replace(
-        validation=first(data.validation, few), test=first(data.test, flags.test_size)
+        validation=Encoded(*(part[:few] for part in data.validation)),
+        test=Encoded(*(spread(part, flags.test_size) for part in data.test)),
     )
 
 

@@ -9,6 +9,7 @@ from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
+import numpy as np
 import tyro
 
 from hopfax.data.tasks import TASKS, task
@@ -47,6 +48,21 @@ BUDGETS: dict[str, Budget] = {
 EMBEDDED_LAPTOP = BUDGETS["laptop"]._replace(
     epochs=6, patience=6, learning_rate=1e-3, noise_draws=1, train_size=8000, width=64
 )
+
+
+def spread(rows: Any, count: int | None) -> Any:
+    """Returns evenly spaced rows of a list or array, the first and last among them.
+
+    The first rows of a set may be of one source: those of STS-B are image captions.
+
+    Args:
+        rows: All rows, in the order of their file.
+        count: Number of rows to return; None for all.
+    """
+    if count is None or count >= len(rows):
+        return rows
+    picks = np.linspace(0, len(rows) - 1, count).round().astype(int)
+    return rows[picks] if isinstance(rows, np.ndarray) else [rows[place] for place in picks]
 
 
 def by_budget(name: str, metavar: str, budgets: Mapping[str, Any] = BUDGETS) -> Any:
@@ -115,7 +131,7 @@ class Data:
     train_size: Annotated[int | None, by_budget("train_size", "INT")] = None
     """Number of training rows."""
     test_size: Annotated[int | None, by_budget("test_size", "INT")] = None
-    """Number of test rows, from the first."""
+    """Number of test rows, evenly spaced: some sets are sorted by source."""
     vocab_size: Annotated[int | None, by_budget("vocab_size", "INT")] = None
     """Maximum size of a trained vocabulary."""
     max_length: int = 128
@@ -133,7 +149,7 @@ class Training:
     patience: Annotated[int | None, by_budget("patience", "INT")] = None
     """Epochs without a better validation score before a seed stops."""
     learning_rate: Annotated[float | None, by_budget("learning_rate", "FLOAT")] = None
-    """Peak learning rate. Pretrained models with Hopfield attention keep their own, 1e-4."""
+    """Peak learning rate. Pretrained models with Hopfield attention ignore it and use 1e-4."""
     batch_size: int = 32
     """Rows per training step."""
     width: Annotated[int | None, by_budget("width", "INT")] = None
@@ -151,7 +167,8 @@ class Noise:
     """Noise to test under."""
 
     levels: Annotated[tuple[float, ...] | None, by_budget("levels", "FLOAT ...")] = None
-    """Noise levels σ; clean inputs are always tested."""
+    """Noise levels: σ (sigma), or σ over the signal's root mean square (matched, per-token), an SNR
+    of -20 log10(level) dB. Clean inputs are always tested."""
     sites: tuple[str, ...] = ("token", "embedding")
     """Where noise is added: to the token embeddings (token), or after the embedding LayerNorm
     (embedding)."""
@@ -167,8 +184,8 @@ class Flags:
     """Flags of every experiment that trains encoders."""
 
     budget: BudgetName = "laptop"
-    """Size of the run: seconds (few rows, models and values), minutes, or as published. Other flags
-    override its values."""
+    """Size of the run: smoke (seconds), laptop (minutes to hours) or paper (as published). Other
+    flags override its values."""
     runs: str = "runs"
     """Folder of all runs."""
     data: Data = Data()

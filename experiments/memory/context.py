@@ -44,6 +44,7 @@ from scipy.special import log_softmax, softmax
 from scipy.stats import norm
 
 from experiments import report, tidy
+from experiments.figures import SNR
 from experiments.memory import similarity
 from experiments.memory.similarity import (
     NEAR,
@@ -58,7 +59,7 @@ from experiments.memory.similarity import (
     results,
 )
 from experiments.report import Page
-from experiments.settings import by_budget
+from experiments.settings import by_budget, spread
 from hopfax import hopfield
 from hopfax.data import reported_rows, training_rows
 from hopfax.hopfield import capacity_snr_db
@@ -76,7 +77,7 @@ WEIGHTS = (0.25, 0.5, 0.75, 1.0)
 REPLACED = 0.3  # largest share of tokens replaced in a training text of the head
 NUM_LAYERS = 4  # whose states the head reads
 LEARNING_RATE, WEIGHT_DECAY, BATCH = 2e-3, 1.0, 128  # of the head
-LEAST_DRAWN = 4.0  # noise / signal in dB, below which all priors recover all tokens
+HIGHEST_DRAWN = -4.0  # SNR in dB, above which all priors recover all tokens
 ERRORS = 0.05  # share of wrong tokens at which priors and their limits are compared
 ENCODER = tuple(f"encoder-{number}" for number in range(1, ITERATIONS + 1))
 DRAWN = ("uniform", "unigram", "bigram", ENCODER[-1], "both")
@@ -91,7 +92,7 @@ TITLES = {
 }
 SHORT = {"unigram": "unigram", ENCODER[-1]: "encoder", "both": "both"}
 SHORT = {name: SHORT.get(name, TITLES[name]) for name in DRAWN}
-SHOWN = (10.0, 12.0, 14.0, 16.0)  # noise / signal in dB, in the tables
+SHOWN = (-10.0, -12.0, -14.0, -16.0)  # SNR in dB, in the tables
 WIDEST = 4.0  # dB between two levels, for interpolation
 
 
@@ -139,7 +140,7 @@ def run(config: Config) -> Path:
             done = number * (len(cases) + 1)
             progress.title = f"{TITLES[name]}, priors"
             progress.update(done)
-            rows = reported_rows(name, data_dir=config.data_dir)[: budget.num_pairs]
+            rows = spread(reported_rows(name, data_dir=config.data_dir), budget.num_pairs)
             ids = encoded([row.texts[0][side] for side in (0, 1) for row in rows], tokens)
             training = [row.texts[0] for row in training_rows(name, data_dir=config.data_dir)]
             tested = {text for row in rows for text in row.texts[0]}
@@ -245,7 +246,7 @@ def fit(
     discount = min(DISCOUNTS, key=lambda each: bits_of_bigrams(candidates[each], held_out))
     head = fit_head(model, texts, log_prior, blank, budget.num_steps)
     priors = Priors(table, blank, log_prior, candidates[discount], head, 0.0)
-    _, bits = bits_in_context(model, priors, held_out[: budget.num_pairs], WEIGHTS)
+    _, bits = bits_in_context(model, priors, spread(held_out, budget.num_pairs), WEIGHTS)
     weight = WEIGHTS[int(np.argmin(bits))]
     return priors._replace(weight=weight), {"discount": discount, "weight": weight}
 
@@ -563,16 +564,15 @@ def one_token_snr_db(bits: float, *, width: int, errors: float = ERRORS) -> floa
 
 
 def falls_to(values: Mapping[float, float], aim: float) -> float:
-    """Returns the SNR in dB at which values by noise / signal first fall to an aim.
+    """Returns the SNR in dB at which values by SNR first fall to an aim.
 
     It is interpolated between levels; nan where these are far apart or all values are on one side.
     """
-    levels = sorted(values)
+    levels = sorted(values, reverse=True)
     for left, right in itertools.pairwise(levels):
         if values[left] > aim >= values[right]:
             share = (values[left] - aim) / (values[left] - values[right])
-            near = right - left <= WIDEST
-            return -(left + share * (right - left)) if near else float("nan")
+            return left + share * (right - left) if left - right <= WIDEST else float("nan")
     return float("nan")
 
 
@@ -582,20 +582,19 @@ def page(folder: Path) -> Page:
     width, clean_rows = int(frame.width.iloc[0]), frame[frame.level == 0]
     clean = clean_rows[clean_rows.metric == "score"].set_index("task").score
     bits = clean_rows[clean_rows.metric == "bits"].set_index(["task", "model"]).score
-    limit_of = {task: -float(capacity_snr_db(bits.loc[(task, "unigram")], width=width))
+    limit_of = {task: float(capacity_snr_db(bits.loc[(task, "unigram")], width=width))
                 for task in clean.index}  # fmt: skip
-    noisy = frame[frame.level > 0].assign(noise=-frame.snr_db, limit=frame.task.map(limit_of))
-    keys = ["task", "protocol", "model", "noise"]
+    noisy = frame[frame.level > 0].assign(limit=frame.task.map(limit_of))
+    keys = ["task", "protocol", "model", "snr_db"]
     means = {"mean": ("score", "mean"), "low": ("low", "first"), "high": ("high", "first"),
              "limit": ("limit", "first")}  # fmt: skip
     lines = noisy[noisy.metric == "score"].groupby(keys, sort=False, as_index=False).agg(**means)
-    lines = lines.assign(clean=lines.task.map(clean)).sort_values("noise", kind="stable")
-    lines = tidy.ordered(lines, "model", list(TITLES))
+    lines = tidy.ordered(lines.assign(clean=lines.task.map(clean)), "model", list(TITLES))
     tokens = noisy[noisy.metric == "recovered"]
     tokens = tokens.groupby(keys, sort=False, as_index=False)[["score", "limit"]].mean()
-    drawn = tokens[tokens.model.isin(DRAWN) & (tokens.noise >= LEAST_DRAWN)]
+    drawn = tokens[tokens.model.isin(DRAWN) & (tokens.snr_db <= HIGHEST_DRAWN)]
     drawn = drawn.assign(mean=drawn.score, low=drawn.score, high=drawn.score)
-    drawn = tidy.ordered(drawn.sort_values("noise", kind="stable"), "model", DRAWN)
+    drawn = tidy.ordered(drawn.sort_values("snr_db", kind="stable"), "model", DRAWN)
     protocols = list(dict.fromkeys(lines.protocol))
     answers, limits, tables = [], [], []
     for task in dict.fromkeys(lines.task):
@@ -616,30 +615,29 @@ def page(folder: Path) -> Page:
                     limit, one_token_snr_db(each, width=width), found[name], *kept[name],
                 ]), report.number(kept[name][0] - limit),
             ])  # fmt: skip
-        levels = [noise for noise in SHOWN if noise in first["unigram"]]
+        levels = [snr_db for snr_db in SHOWN if snr_db in first["unigram"]]
 
-        def cell(name: str, noise: float, shares: Any = shares, first: Any = first) -> str:
-            scored = f" ({report.number(first[name][noise])})" if name in first else ""
-            return report.number(shares[name][noise]) + scored
+        def cell(name: str, snr_db: float, shares: Any = shares, first: Any = first) -> str:
+            scored = f" ({report.number(first[name][snr_db])})" if name in first else ""
+            return report.number(shares[name][snr_db]) + scored
 
-        rows = [[TITLES[name], *(cell(name, noise) for noise in levels)] for name in shares]
+        rows = [[TITLES[name], *(cell(name, snr_db) for snr_db in levels)] for name in shares]
         tables.append(
             report.Table(
-                ["", *(decibels(-noise) for noise in levels)],
+                ["", *map(decibels, levels)],
                 rows,
                 f"{TITLES[task]}, {TITLES[protocols[0]]}: tokens recovered in %, and the score in "
                 "brackets.",
             )
         )
         answers.append(
-            f"On {TITLES[task]}, {100 * (1 - ERRORS):g} % of the tokens are recovered down to "
+            f"**On {TITLES[task]}, {100 * (1 - ERRORS):g} % of the tokens are recovered down to "
             f"{decibels(found['unigram'])} with frequencies alone and {decibels(found['both'])} "
-            f"with bigrams and encoder. The score stays within {NEAR:g} point of the clean score "
-            f"({aim:.1f}) down to {decibels(kept['unigram'][0])} and {decibels(kept['both'][0])}, "
-            "respectively."
+            f"with bigrams and encoder.** The score stays within {NEAR:g} point of the clean score "
+            f"({aim:.1f}) down to {decibels(kept['unigram'][0])} and {decibels(kept['both'][0])}."
         )
     heads = ["prior", "bits", "capacity", "one token", "recovered"]
-    heads += [f"score, {TITLES[each].removeprefix('same SNR for ')}" for each in protocols]
+    heads += [f"score ({each})" for each in protocols]
     tables.insert(
         0,
         report.Table(
@@ -648,7 +646,8 @@ def page(folder: Path) -> Page:
             f"Bits: information per token of the reported texts. The rest are SNRs in dB. Capacity "
             f"and one token: limits in theory, see the notes. Recovered: lowest with "
             f"{100 * (1 - ERRORS):g} % of the tokens recovered. Score: lowest within {NEAR:g} "
-            "point of the clean score. Gap: score minus capacity.",
+            "point of the clean score, at the same SNR for each text (matched) or token "
+            "(per-token). Gap: score minus capacity. n/a: not reached.",
         ),
     )
     settings = clean_rows[clean_rows.metric == "setting"].groupby("model").score
@@ -665,11 +664,11 @@ def page(folder: Path) -> Page:
             "context": report.facets(
                 "Share of the tokens recovered against noise",
                 drawn,
-                x="noise",
+                x="snr_db",
                 col="protocol",
                 row="task" if lines.task.nunique() > 1 else None,
                 titles={**TITLES, **SHORT},
-                xlabel="noise / signal in dB",
+                xlabel=SNR,
                 ylabel="tokens recovered, %",
             )
         },
@@ -684,11 +683,10 @@ def page(folder: Path) -> Page:
             "The figure shows that of the unigram prior. The encoder's bits, and those of both, "
             "are conditional on clean tokens on both sides, so this limit may be optimistic.",
             f"One token: what the best code of equally likely messages needs for {100 * ERRORS:g} "
-            f"% errors in {width} numbers, by the normal approximation (Polyanskiy et al., 2010). "
-            "Blocks of several tokens require context.",
+            f"% errors in {width} numbers, by the normal approximation (Polyanskiy et al., 2010).",
             "Random table: vectors of the same norms in random directions. The real table recovers "
             "less because of neighbours, such as inflections of a word.",
-            f"Chosen on training rows held out from the priors: discount {chosen['discount']}, "
-            f"weight {chosen['weight']}.",
+            "Hyperparameters, chosen for each task on held-out training rows: discount of the "
+            f"bigrams {chosen['discount']}, weight of the encoder's prior {chosen['weight']}.",
         ],
     )

@@ -29,11 +29,11 @@ import pandas as pd
 from scipy.special import log_ndtr, ndtr
 
 from experiments import report, tidy
-from experiments.figures import Panel
+from experiments.figures import SNR, Panel
 from experiments.memory import similarity
 from experiments.memory.similarity import add_noise, decibels, denoiser, encoded, in_batches
 from experiments.report import Page
-from experiments.settings import by_budget
+from experiments.settings import by_budget, spread
 from hopfax import hopfield
 from hopfax.data import reported_rows
 from hopfax.train.progress import Progress
@@ -117,7 +117,7 @@ def run(config: Config) -> Path:
     budget, model, vocabulary, folder = similarity.start("memory-recovery", config, BUDGETS)
     table = np.asarray(model.table, np.float32)
     log_prior = similarity.training_prior(config.task, config.data_dir, vocabulary, len(table))
-    rows = reported_rows(config.task, data_dir=config.data_dir)[: budget.num_pairs]
+    rows = spread(reported_rows(config.task, data_dir=config.data_dir), budget.num_pairs)
     texts = [np.concatenate(encoded(row.texts[0], vocabulary)) for row in rows]
     ids, row = np.concatenate(texts), np.repeat(np.arange(len(texts)), [*map(len, texts)])
     special = np.isin(ids, [n for n, each in enumerate(vocabulary.tokens) if each in SPECIAL])
@@ -318,29 +318,35 @@ def page(folder: Path) -> Page:
         for metric, title in (("recovered", "measured"), ("predicted", "predicted"))
     }
     kinds = {name: at(metric="errors", model="nearest", group=name) for name in KINDS}
-    bins = tidy.select(frame, metric="measured", model="nearest", group="frequency")
-    by_frequency = bins.sort_values("place").score
-    panels = {"all": Panel("All tokens", "noise / signal in dB", "tokens read, %")} | {
-        name: Panel(f"By {name}, at {decibels(EXPLAINED)}", title, "tokens read, %")
+    by_frequency, with_prior = (
+        tidy.select(frame, metric="measured", model=reader, group="frequency")
+        .sort_values("place")
+        .score
+        for reader in ("nearest", "memory")
+    )
+    panels = {"all": Panel("All tokens", SNR, "tokens recovered, %")} | {
+        name: Panel(f"By {name}, at {decibels(EXPLAINED)}", title, "tokens recovered, %")
         for name, title in PROPERTIES.items()
     }
     nearest, memory, sentences = rates["nearest", "measured"], rates["memory", "measured"], []
     if half := [db for db in levels if memory[db] > 50]:
         low, lost = half[-1], [db for db in levels if nearest[db] < NEARLY_ALL]
         sentences += [
-            f"**At {decibels(low)}, a reader who knows the vocabulary and its frequencies still "
-            f"recovers {memory[low]:.0f} % of the tokens**; the nearest vector recovers "
+            f"**At {decibels(low)}, a decoder that knows token frequencies still recovers "
+            f"{memory[low]:.0f} % of the tokens**; the nearest vector recovers "
             f"{nearest[low]:.0f} %.",
-            "arXiv 2411.13784 claims that wrong words are unrelated to the right one. This holds "
-            f"only under strong noise: {kinds['unrelated'].get(low, 0):.0f} % of the errors are "
-            f"unrelated at {decibels(low)}, but {kinds['unrelated'].get(lost[0], 0):.0f} % at "
-            f"{decibels(lost[0])}, where errors are few.",
+            "arXiv 2411.13784 reports that wrong words are unrelated to the right ones. Here, "
+            f"{kinds['unrelated'].get(low, 0):.0f} % of the errors are unrelated at "
+            f"{decibels(low)}, and {kinds['unrelated'].get(lost[0], 0):.0f} % at "
+            f"{decibels(lost[0])}, where only {100 - nearest[lost[0]]:.1f} % of the tokens are "
+            "wrong.",
         ]
     if len(by_frequency):
         sentences.append(
-            f"Frequent tokens are harder to recover: at {decibels(EXPLAINED)}, the nearest vector "
+            f"The nearest vector loses frequent tokens first: at {decibels(EXPLAINED)}, it "
             f"recovers {by_frequency.iloc[0]:.0f} % of the rarest tokens and "
-            f"{by_frequency.iloc[-1]:.0f} % of the most frequent ones."
+            f"{by_frequency.iloc[-1]:.0f} % of the most frequent ones. With known frequencies, "
+            f"the shares are {with_prior.iloc[0]:.0f} % and {with_prior.iloc[-1]:.0f} %."
         )
     up, goal = levels[::-1], BEAMCLEAN["nearest"]
     if nearest[up[0]] < goal < nearest[up[-1]]:
@@ -355,8 +361,8 @@ def page(folder: Path) -> Page:
         answer=" ".join(sentences),
         pictures={
             "recovery": report.panels(
-                "Share of tokens read against the noise and in bins of three properties of the "
-                "token. Points: measured, with 95 % intervals. Lines: predicted from the table",
+                "Share of tokens recovered, by SNR and in bins of three properties of the token. "
+                "Points: measured, with 95 % intervals. Lines: predicted from the table",
                 drawn(frame),
                 specs=panels,
                 col="group",
@@ -386,11 +392,12 @@ def page(folder: Path) -> Page:
         notes=[
             f"{frame[frame.metric == 'recovered'].num_examples.iloc[0]:.0f} tokens; intervals: "
             "bootstrap over the rows of the task. SNR: mean square of the coordinates over σ².",
-            "Predictions are for readers that know σ. They average over the noise along the "
-            "token's own vector, and take the other errors as independent.",
+            "Predictions are for decoders that know σ. They average over the noise in the "
+            "direction of the token's vector and treat confusions with other tokens as "
+            "independent, which underestimates recovery at low SNR.",
             "Kinds are by string rules; inflection: same stem or irregular form.",
-            "BeamClean (arXiv 2505.13758) recovers other vectors, so that only the order of its "
-            "numbers is comparable. The d_X-privacy of arXiv 2411.13784 adds Laplace noise, whose "
+            "BeamClean (arXiv 2505.13758) recovers other vectors, so only the order of its numbers "
+            "is comparable. The d_X-privacy of arXiv 2411.13784 adds Laplace noise, whose "
             "length in this width is nearly as constant as that of Gaussian noise.",
         ],
     )  # fmt: skip
@@ -398,7 +405,7 @@ def page(folder: Path) -> Page:
 
 def drawn(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns the points and lines of the picture."""
-    frame = frame.assign(x=frame.place.fillna(-frame.snr_db), line=frame.model.map(READERS))
+    frame = frame.assign(x=frame.place.fillna(frame.snr_db), line=frame.model.map(READERS))
     keys = ["group", "line", "x"]
     formula = frame[frame.metric == "predicted"].set_index(keys).score.rename("formula")
     points = frame[frame.metric.isin(["recovered", "measured"])].rename(columns={"score": "mean"})

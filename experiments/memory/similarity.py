@@ -33,10 +33,11 @@ import pandas as pd
 from scipy.stats import rankdata
 
 from experiments import report, tidy
+from experiments.figures import SNR
 from experiments.models import load, weights_digest
 from experiments.report import Page
 from experiments.rundir import open_run
-from experiments.settings import BudgetName, budget_of, by_budget, optional
+from experiments.settings import BudgetName, budget_of, by_budget, optional, spread
 from hopfax import hopfield
 from hopfax.data import Example, WordPiece, encode, read_tokenizer, reported_rows, training_rows
 from hopfax.hopfield import capacity_snr_db
@@ -46,9 +47,9 @@ from hopfax.train.progress import Progress
 REPRODUCES = "Robertha's claim of denoising, with the vocabulary as memory; not in the paper"
 UNSEEN = 0.1  # pseudo-count of every token in the prior
 LIMIT = (
-    "The limit on token recovery is Shannon's channel capacity for decoders that know the "
-    "frequencies of tokens (which the texts are taken to have) but not their order, with one noise "
-    "level per text. If every token has the same SNR, the noise level also reveals a token's norm."
+    "Capacity: the SNR below which no decoder that knows token frequencies, but not their order, "
+    "recovers all tokens. It assumes one noise level per text; with one SNR per token, the noise "
+    "level also reveals the token's norm."
 )
 NEAR = 1.0  # largest drop in points that counts as keeping the clean score
 TITLES = {
@@ -81,7 +82,7 @@ class Budget(NamedTuple):
 
 BUDGETS = {
     "smoke": Budget(16, 1, (-6.0,)),
-    "laptop": Budget(300, 3, (6.0, 0.0, -4.0, -8.0, -10.0, -12.0, -14.0, -16.0, -20.0)),
+    "laptop": Budget(1500, 1, (6.0, 0.0, -4.0, -8.0, -10.0, -12.0, -14.0, -16.0, -20.0)),
     "paper": Budget(1500, 5, tuple(float(db) for db in range(6, -21, -2))),
 }
 
@@ -95,7 +96,8 @@ class Shared:
     data_dir: Annotated[str | None, optional("FOLDER", "required")] = None
     """Folder of the raw data sets."""
     budget: BudgetName = "laptop"
-    """Size of the run: seconds, minutes or hours. The flags below override it."""
+    """Size of the run: smoke (seconds), laptop (minutes) or paper (hours). Other flags override its
+    values."""
     runs: str = "runs"
     """Folder of all runs."""
 
@@ -109,7 +111,7 @@ class Config(Shared):
     protocols: tuple[Literal["matched", "per-token"], ...] = ("matched", "per-token")
     """Same signal-to-noise ratio for each text (matched), or for each token (per-token)."""
     num_pairs: Annotated[int | None, by_budget("num_pairs", "INT", BUDGETS)] = None
-    """Number of pairs of texts, from the start of the set."""
+    """Number of pairs of texts, evenly spaced in the set: STS-B is sorted by source."""
     num_draws: Annotated[int | None, by_budget("num_draws", "INT", BUDGETS)] = None
     """Number of noise draws."""
     snr_db: Annotated[tuple[float, ...] | None, by_budget("snr_db", "FLOAT ...", BUDGETS)] = None
@@ -125,7 +127,7 @@ def run(config: Config) -> Path:
     frames = []
     with Progress(len(config.task) * len(cases)) as progress:
         for number, name in enumerate(config.task):
-            rows = reported_rows(name, data_dir=config.data_dir)[: budget.num_pairs]
+            rows = spread(reported_rows(name, data_dir=config.data_dir), budget.num_pairs)
             ids = encoded([row.texts[0][side] for side in (0, 1) for row in rows], tokens)
             log_prior = training_prior(name, config.data_dir, tokens, len(table))
             denoise, labels = denoiser(table, log_prior), np.array([row.label for row in rows])
@@ -331,22 +333,22 @@ def results(
 def lowest_kept(scores: Mapping[Any, float], clean: float, near: float = NEAR) -> float:
     """Returns the lowest SNR in dB down to which scores stay within `near` of the clean score.
 
-    Scores are by noise-to-signal ratio in dB. nan if the drop is larger for the weakest noise.
+    Scores are by SNR in dB. nan if the drop is larger at the highest SNR.
     """
     lowest = float("nan")
-    for noise in sorted(scores):
-        if scores[noise] <= clean - near:
+    for snr_db in sorted(scores, reverse=True):
+        if scores[snr_db] <= clean - near:
             break
-        lowest = -float(noise)
+        lowest = float(snr_db)
     return lowest
 
 
 def by_method(
     rows: Any, column: str, order: Iterable[Any] = tuple(TITLES)
 ) -> dict[Any, dict[float, float]]:
-    """Returns a column by method, in a given order, and by noise-to-signal ratio in dB."""
+    """Returns a column by method, in a given order, and by SNR in dB."""
     table = {
-        name: part.set_index("noise")[column].to_dict() for name, part in rows.groupby("model")
+        name: part.set_index("snr_db")[column].to_dict() for name, part in rows.groupby("model")
     }
     return {name: table[name] for name in order if name in table}
 
@@ -360,14 +362,15 @@ def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
     frame = tidy.read(folder)
     clean = frame[frame.level == 0].set_index("task").score
-    noisy = frame[frame.level > 0].assign(noise=-frame.snr_db, limit=-frame.limit)
-    keys = ["task", "protocol", "model", "noise"]
+    noisy = frame[frame.level > 0]
+    keys = ["task", "protocol", "model", "snr_db"]
     means = {"mean": ("score", "mean"), "low": ("low", "first"), "high": ("high", "first"),
              "limit": ("limit", "first")}  # fmt: skip
     lines = noisy.groupby([*keys, "metric"], sort=False, as_index=False).agg(**means)
-    lines = lines.assign(clean=lines.task.map(clean)).sort_values("noise", kind="stable")
+    lines = lines.assign(clean=lines.task.map(clean))
+    lines = lines.sort_values("snr_db", ascending=False, kind="stable")
     scores = tidy.ordered(lines[lines.metric == "score"], "model", list(TITLES))
-    first, levels = lines.protocol.iloc[0], sorted(lines.noise.unique())
+    first, levels = lines.protocol.iloc[0], list(lines.snr_db.unique())
     answers, rows, kept = [], [], {}
     for (task, protocol), part in scores.groupby(["task", "protocol"], sort=False):
         name, aim = f"{TITLES[str(task)]}, {TITLES[str(protocol)]}", float(clean.loc[str(task)])
@@ -375,18 +378,19 @@ def page(folder: Path) -> Page:
         kept[name] = {method: lowest_kept(each, aim) for method, each in values.items()}
         if protocol != first:
             continue
-        if (noise := -kept[name]["memory"]) in levels:
+        if (lowest := kept[name]["memory"]) in levels:
+            row = part[(part.model == "none") & (part.snr_db == lowest)].iloc[0]
             answers.append(
-                f"{name}: retrieval keeps the score within {NEAR:g} point of the clean score "
-                f"({aim:.1f}) down to {decibels(-noise)}. Without denoising, the encoder scores "
-                f"{values['none'][noise]:.1f} there. Without context, no decoder can recover all "
-                f"tokens below {decibels(-part.limit.iloc[0])}."
+                f"**On {TITLES[str(task)]}, retrieval keeps the score within {NEAR:g} point of the "
+                f"clean score ({aim:.1f}) down to {decibels(lowest)}.** Without it, the encoder "
+                f"scores {report.number(row['mean'])} [{report.number(row.low)}, "
+                f"{report.number(row.high)}] there."
             )
         tokens = tidy.select(lines, metric="recovered", task=task, protocol=protocol)
         values = {TITLES[method]: each for method, each in values.items()}
         values["tokens recovered, %"] = by_method(tokens, "mean")["memory"]
         rows += [
-            [f"{TITLES[str(task)]}, {title}", *(report.number(each[noise]) for noise in levels)]
+            [f"{TITLES[str(task)]}, {title}", *(report.number(each[snr_db]) for snr_db in levels)]
             for title, each in values.items()
         ]
     return report.Page(
@@ -396,11 +400,11 @@ def page(folder: Path) -> Page:
             "memory": report.facets(
                 "Score of text similarity against noise on the token embeddings, 95 % bands",
                 scores[~scores.model.isin(["uniform", "known"])],
-                x="noise",
+                x="snr_db",
                 col="protocol",
                 row="task",
                 titles=TITLES,
-                xlabel="noise / signal in dB (−SNR)",
+                xlabel=SNR,
                 ylabel=SCORES,
             )
         },
@@ -413,12 +417,13 @@ def page(folder: Path) -> Page:
                 "is better).",
             ),
             report.Table(
-                ["", *(decibels(-noise) for noise in levels)],
+                ["", *map(decibels, levels)],
                 rows,
                 f"Scores by SNR, {TITLES[first]}.",
             ),
         ],
         notes=[
+            "The encoder is sentence-transformers/all-MiniLM-L6-v2 (6 layers, width 384).",
             "Scores: 100 times Spearman's rank correlation between cosine similarity and label "
             "(STS-B), or 100 times the area under the ROC curve (MRPC).",
             "Memory: each token embedding is replaced by its posterior mean, given the vocabulary "

@@ -59,7 +59,7 @@ DEFAULTS = {
 BEAMS = {"smoke": 1, "laptop": 2, "paper": 3}  # widths of HotFlip's beam
 NUM_TUNING = {"smoke": 10, "laptop": 600, "paper": 2000}  # corrupted texts to choose settings on
 TITLES = {
-    "none": "as it is",
+    "none": "no correction",
     "memory": "memory",
     "symspell": "SymSpell",
     "memory, adaptive": "memory, adaptive attack",
@@ -255,7 +255,7 @@ def page(folder: Path) -> Page:
     )
     names = report.joined(titles[task] for task in tasks)
     return report.Page(
-        title=f"Typos and a memory of words: {names}",
+        title=f"Typo correction by retrieval from a word list: {names}",
         answer=" ".join(finding(task, shown, share, most, titles) for task in tasks),
         pictures={
             "typos": report.facets(
@@ -276,15 +276,15 @@ def page(folder: Path) -> Page:
             "Significant: the 95 % interval excludes zero. "
             "Intervals combine Student's over seeds and a bootstrap over rows, as the root of the "
             "sum of squares. Bold: excludes zero.",
-            "A fixed attack is made against the model without correction, an adaptive one against "
-            "the model with it; its gain is over the model without correction under its own "
-            "attack.",
+            "A fixed attack targets the model without correction, an adaptive one the model with "
+            "it. Gains under an adaptive attack are relative to the uncorrected model under the "
+            "fixed attack.",
             "An adaptive HotFlip knows the tokens of every corrected word, so its gradient flows "
             "through the correction; an adaptive TextBugger queries losses.",
             f"Settings chosen on random typos in training texts of {titles[plan['tuned_on']]}, "
             f"see settings.csv: {settings}.",
-            "Words: those of the task's training texts, with their frequencies. Words with a blank "
-            "inside, a change of TextBugger, are two words to both methods.",
+            "Words: those of the task's training texts, with their frequencies. TextBugger may "
+            "insert a space; both methods then see two words.",
         ],
     )
 
@@ -321,7 +321,7 @@ def compared(
         titles=titles,
         caption=f"Score without correction, and gains in points, with {100 * level:.0f} % of the "
         "words changed. Last columns: changed words restored; for clean texts, words altered.",
-    ).with_column(1, "as it is", [report.number(plain[tuple(cell)]) for cell in cells])
+    ).with_column(1, "no correction", [report.number(plain[tuple(cell)]) for cell in cells])
     for name in [each for each in gains.model.unique() if "adaptive" not in each]:
         of_words = [
             report.number(share[task, kind, name, "restored" if changed else "altered"])
@@ -350,8 +350,10 @@ def finding(
 
     text = f"**{titles[task]}, {100 * level:.0f} % of the words changed**:"
     for name in methods:
-        text += f" {TITLES[name]} significantly improves the score under {clear(name)}"
-        text += f"; against adaptive attacks, under {clear(f'{name}, adaptive')}."
+        means = own[own.model == name]["mean"]
+        low, high = report.signed(means.min()), report.signed(means.max())
+        text += f" {TITLES[name]} gains {low} to {high} points, significantly under {clear(name)}"
+        text += f"; against adaptive attacks, significantly under {clear(f'{name}, adaptive')}."
     most: dict[str, list[str]] = {name: [] for name in methods}
     for kind in own.corruption.unique():
         restored = [share[task, kind, name, "restored"] for name in methods]

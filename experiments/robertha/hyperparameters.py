@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
+from scipy.stats import binom
+
 from experiments import report, tidy
 from experiments.models import VARIANTS, with_flags
 from experiments.report import Page
@@ -106,7 +108,9 @@ def page(folder: Path) -> Page:
     titles |= {model: f"{SYMBOLS[name]} = {value:g}" for model, (name, value) in settings.items()}
     every = gaussian.differences(scores, baseline="robertha", order=order)
     means = gaussian.differences(scores, baseline="robertha", order=order, over=["level"])
-    chance = round((1 - tidy.CONFIDENCE) * len(every))
+    num_intervals = int(every.low.notna().sum())
+    # If no parameter had an effect and intervals were independent, more would be rare.
+    chance = int(binom.ppf(tidy.CONFIDENCE, num_intervals, 1 - tidy.CONFIDENCE))
     effect = "No detectable effect" if tidy.clear(every) <= chance else "A possible effect"
     largest, sigma = tidy.largest(every), every.level.max()
     strongest = every[(every.level == sigma) & (every.protocol == "sigma")]
@@ -144,8 +148,8 @@ def page(folder: Path) -> Page:
         title=f"ESR's target and weight, and β: {names}",
         answer=(
             f"**{effect} of ESR's target, its weight or β on {names}**: {tidy.clear(every)} of "
-            f"{len(every)} differences from the default setting have an interval that excludes "
-            f"zero; {chance} are expected by chance. The largest is "
+            f"{num_intervals} differences from the default setting have an interval that excludes "
+            f"zero; up to {chance} are expected by chance. The largest is "
             f"{report.plain_interval(largest)} points ({titles[largest.model]}, "
             f"{gaussian.noise_label(largest.protocol, largest.level)})."
         ),

@@ -127,7 +127,7 @@ def page(folder: Path) -> Page:
         title=f"Scaling: {names}",
         answer=(
             f"**{gaussian.finding(noisy)} of Robertha over the TinyBERT of its size under noise on "
-            f"{names}**: of {len(noisy)} intervals, {int((noisy.low > 0).sum())} lie above zero "
+            f"{names}**: of {len(noisy)} intervals, {int((noisy.low > 0).sum())} are above zero "
             f"and {int((noisy.high < 0).sum())} below."
         ),
         pictures={"scaling": report.forest(caption, noisy, **look)},

@@ -125,7 +125,7 @@ def page(folder: Path) -> Page:
     caption = f"{names}: score against the share of words changed, with 95 % intervals"
     menus = {"task": "Task", "corruption": "Corruption"}
     return report.Page(
-        title=f"Typos and attacks: {names}",
+        title=f"Robustness to typos: {names}",
         answer=answer,
         pictures={"typos": report.facets(caption, lines, col="corruption", row="task", **shown)},
         tables=[
@@ -136,9 +136,13 @@ def page(folder: Path) -> Page:
                     [titles[kind], *(f"{100 * shares[kind, rate]:.0f} %" for rate in rates)]
                     for kind in dict.fromkeys(kind for kind, _ in shares.index)
                 ],
-                "Share of the words that were changed.",
+                "Share of the words that were changed. At least one word per text changes, so the "
+                "share exceeds the request in short texts.",
             ),
         ],
-        notes=[*notes[:2], "The paper's Table 12 reports only averages over suites."],
+        notes=[
+            *notes[:2],
+            "Table 12 of the paper reports averages over GLUE and SuperGLUE, not single tasks.",
+        ],
         explorer=report.Explorer(lines, hue="model", menus=menus, **shown),
     )

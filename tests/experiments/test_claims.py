@@ -63,10 +63,12 @@ def test_fine_tuned_models_are_compared_with_the_first():
     scores = scores.replace({"model": {"tinybert": "pretrained", "robertha": "pretrained-esr"}})
     scores["model"] = pd.Categorical(scores.model, ["pretrained", "pretrained-esr"])
     ordered = scores.sort_values("model").astype({"model": str})
-    text = fine_tuning.answer(ordered, gaussian.titles(["sst2"]))
-    assert "(80.2 without noise)" in text
-    assert "pretrained encoder, ESR: a lead, +" in text
-    assert not fine_tuning.answer(ordered[ordered.model == "pretrained"], {})
+    titles = gaussian.titles(["sst2"])
+    text = fine_tuning.answer(ordered, titles, {})
+    assert "**A lead** for pretrained encoder, ESR (+" in text
+    text = fine_tuning.answer(ordered, titles, {"sst2": 78.0})
+    assert "**Not learned, so no verdict** for pretrained encoder, ESR (+" in text
+    assert not fine_tuning.answer(ordered[ordered.model == "pretrained"], titles, {})
 
 
 def test_one_sigma_is_one_snr_only_where_models_have_one_scale():
@@ -99,17 +101,22 @@ def test_attribution_adds_up_changes():
     assert means["mean pooling", "sigma"] == pytest.approx(0)
 
 
-def test_tasks_that_no_model_learns_are_named():
-    scores = made_up(site_matters)
-    assert not gaussian.hardly_learned(scores, {"sst2": 51.0})
-    barely = gaussian.hardly_learned(scores, {"sst2": 78.0})
-    assert barely == {"sst2": "(80.2, majority baseline 78.0)"}
-    few = gaussian.hardly_learned(scores.assign(num_examples=64), {"sst2": 70.0})
-    assert few and not gaussian.hardly_learned(scores, {"sst2": 70.0})
-    alone = scores.assign(score=scores.score.where(scores.model == "tinybert", 70.0))
-    unlearned = gaussian.not_learned(alone, {"sst2": 70.0})
-    assert {model for _, model in unlearned.index} == set(alone.model) - {"tinybert"}
-    assert not gaussian.hardly_learned(alone, {"sst2": 70.0})
+def test_models_that_did_not_learn_their_task_are_named():
+    scores, titles = made_up(site_matters), gaussian.titles(["sst2"])
+
+    def note(scores, constant):
+        unlearned = gaussian.not_learned(scores, {"sst2": constant})
+        return "".join(gaussian.unlearned_note(scores, unlearned, titles)).partition(": ")[2]
+
+    assert note(scores, 51.0) == note(scores, 70.0) == ""
+    all_models = "SST-2: all models, at most 80.2 (majority baseline 78.0)."
+    assert note(scores, 78.0) == all_models
+    assert note(scores.assign(num_examples=64), 70.0)  # few rows
+    alone = scores.assign(score=scores.score.where(scores.model != "robertha", 70.0))
+    assert note(alone, 70.0) == "SST-2: Robertha 70.0 (majority baseline 70.0)."
+    text = robustness.answer(alone, titles, "tinybert", {"robertha"})
+    assert text.startswith("**No verdict on a lead of Robertha over TinyBERT")
+    assert "as Robertha did not learn SST-2" in text
 
 
 @pytest.mark.parametrize(
@@ -304,6 +311,5 @@ def test_memory_is_compared_with_the_best_model_without_it(tmp_path):
     # Below 10 dB of noise, memory undoes it; beyond, both lose the same but for one point.
     assert "| TinyBERT | +6.0 dB |" in text and "| TinyBERT, memory | −6.0 dB |" in text
     frame = tidy.scores(tidy.read(tmp_path))
-    noise = (20 * np.log10(frame.level.where(frame.level > 0))).round(1)
-    gains = trained.leads(frame.assign(noise=noise)[frame.level > 0])
+    gains = trained.leads(frame[frame.level > 0])
     assert gains["mean"].round(3).tolist() == [0.0, 11.041, -1.0]

@@ -78,13 +78,25 @@ def test_means_over_levels_keep_only_complete_seeds():
         (-1.0, 4.0, 10.0, "no difference"),
         (-1.0, 6.0, 10.0, "too weak to tell"),
         (-4.0, -1.0, 10.0, "reversed"),
+        (1.0, 8.0, 10.0, "smaller"),
         (-12.0, -8.0, -10.0, "holds"),
         (-4.0, 1.0, -10.0, "no difference"),
         (np.nan, np.nan, 10.0, "n/a"),
+        (-1.0, 4.0, np.nan, "n/a"),
     ],
 )
 def test_verdicts_need_power(low, high, effect, verdict):
     assert tidy.verdict(low, high, effect) == verdict
+
+
+def test_holms_correction_counts_significant_differences():
+    # p = 0.02, 0.02 and 0.5 with two degrees of freedom; alone, two of the three are below 0.05.
+    t = stats.t.isf(np.array([0.02, 0.02, 0.5]) / 2, 2)
+    half = 2 * stats.t.isf(0.025, 2)
+    table = pd.DataFrame({"mean": 2 * t, "low": 2 * t - half, "high": 2 * t + half, "num_seeds": 3})
+    assert tidy.significant(table) == 0
+    assert tidy.significant(table.iloc[:2]) == 2
+    assert tidy.significant(table.assign(low=np.nan)) == 0
 
 
 def test_rows_without_noise_are_one_condition(tmp_path):
