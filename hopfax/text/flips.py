@@ -41,21 +41,19 @@ def best_flips(
 
     $$\mathrm{gain}_{iv} = (E_v - E_{x_i}) \cdot g_i$$
 
-    It is exact if the loss is linear in the embeddings. Words replace words, and pieces within
-    words replace such pieces.
+    It is exact if the loss is linear in the embeddings. See Ebrahimi et al., HotFlip (ACL 2018),
+    Eq. 2 to 4, here in embeddings instead of one-hot vectors.
 
     Args:
         table: Embeddings E of the vocabulary.
         ids: One or more tokens x to replace.
         gradient: g, the gradient of the loss with respect to each token's embedding.
-        kinds: `WORD`, `PIECE` or `NEVER` for each vocabulary entry; words replace `NEVER` tokens.
+        kinds: `WORD`, `PIECE` or `NEVER` for each vocabulary entry. Pieces replace pieces; words
+            replace words and `NEVER` tokens.
         count: Maximum number of flips.
 
     Returns:
         Gain, position of the token, and id of its replacement.
-
-    References:
-        Ebrahimi et al., HotFlip (ACL 2018), Eq. 2 to 4, in embeddings instead of one-hot vectors.
     """
     spare = -len(ids) % _TOKENS
     replaceable_by = np.where(kinds[ids] == NEVER, WORD, kinds[ids])

@@ -46,9 +46,6 @@ def textbugger(
         rows: Row number of each text; None counts from 0.
         batch_size: Texts attacked at the same time.
 
-    Returns:
-        One result per text.
-
     Raises:
         TypeError: If `texts` is one string.
         ValueError: If `rate` is outside [0, 1], `seed` is negative, a text has no words, or a loss
@@ -65,7 +62,7 @@ def textbugger(
     References:
         Li et al., TextBugger (NDSS 2019), sections III-B and III-C, Algorithms 2 and 3.
     """
-    num_changes(rate, 0)
+    num_changes(rate, 0)  # checks the rate
     search = partial(_search, rate=rate, seed=seed)
     return attack_each(search, victim, texts, labels, rows=rows, batch_size=batch_size)
 
@@ -82,11 +79,11 @@ def _search(text: T, row: int, *, rate: float, seed: int) -> Search[T]:
     for rank in np.argsort(-np.asarray(losses), kind="stable").tolist()[:count]:
         index = candidates[rank]
         versions = [edited(current, index, change) for change in options[index]]
-        version_losses = yield Query([version.text for version in versions])
-        best = int(np.argmax(version_losses))
-        current, loss = versions[best], version_losses[best]
-        if loss > worst_loss:
-            worst, worst_loss = current, loss
+        losses = yield Query([version.text for version in versions])
+        best = int(np.argmax(losses))
+        current = versions[best]
+        if losses[best] > worst_loss:
+            worst, worst_loss = current, losses[best]
     return AttackResult(worst.corrupted(), float(clean_loss), float(worst_loss))
 
 

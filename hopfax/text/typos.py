@@ -1,6 +1,6 @@
 """Random typos in a fraction of the words.
 
-Seeds are integers for NumPy: strings are edited on the host, where JAX keys would be slow.
+Seeds are integers for NumPy: text is edited on the host, where JAX keys would be slow.
 """
 
 import math
@@ -30,9 +30,6 @@ def misspell(text: T, *, rate: float, seed: Seed) -> Corrupted[T]:
             any higher rate.
         seed: One or several integers >= 0, for instance `(seed, row)`, so that the typos of a text
             do not depend on other texts.
-
-    Returns:
-        The text and the log of its edits, from which `restore` recovers the clean text.
 
     Raises:
         ValueError: If `rate` is outside [0, 1], or `seed` has a negative integer.
