@@ -57,13 +57,13 @@ class HopfaxTasks(tfds.core.GeneratorBasedBuilder):
         return task(self.builder_config.name)
 
     def _info(self) -> tfds.core.DatasetInfo:
-        label = tfds.features.ClassLabel(names=list(self.spec.labels))
-        if self.spec.regression:
-            label = tfds.features.Scalar(np.float32)
         features: dict[str, Any] = {
             _feature(name): tfds.features.Text() for name in self.spec.columns
         }
-        features |= {"label": label, "index": tfds.features.Scalar(np.int32)}
+        features["label"] = tfds.features.ClassLabel(names=list(self.spec.labels))
+        if self.spec.regression:
+            features["label"] = tfds.features.Scalar(np.float32)
+        features["index"] = tfds.features.Scalar(np.int32)
         return tfds.core.DatasetInfo(
             builder=self,
             features=tfds.features.FeaturesDict(features),
@@ -122,8 +122,7 @@ def build(
     Raises:
         ValueError: If the task is unknown or synthetic, its files are malformed, or the existing
             set was built from other files.
-        OSError: If files are missing. A failed download raises the errors of
-            ``tfds.download.DownloadManager``.
+        OSError: If files are missing or a download fails.
     """
     spec = task(name)
     if spec.suite == "synthetic":

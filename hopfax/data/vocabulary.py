@@ -62,16 +62,14 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int = 8000) -> WordPie
         tokens[merged] = None
         changed = set()
         for number in containing.pop(pair):
-            word = words[number]
-            new = _merge(word, pair, merged)
-            for old_pair in itertools.pairwise(word):
+            old = words[number]
+            words[number] = new = _merge(old, pair, merged)
+            for old_pair in itertools.pairwise(old):
                 pairs[old_pair] -= counts[number]
-                changed.add(old_pair)
             for new_pair in itertools.pairwise(new):
                 pairs[new_pair] += counts[number]
                 containing[new_pair].add(number)
-                changed.add(new_pair)
-            words[number] = new
+            changed.update(itertools.pairwise(old), itertools.pairwise(new))
         for changed_pair in changed:
             if pairs[changed_pair] > 0:
                 heapq.heappush(queue, (-pairs[changed_pair], changed_pair))

@@ -5,8 +5,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from hopfax.text import changes
 from hopfax.text.attack import (
@@ -21,7 +23,6 @@ from hopfax.text.attack import (
     check_positive,
 )
 from hopfax.text.changes import Change, cased
-from hopfax.text.flips import NEVER, PIECE, WORD, best_flips
 from hopfax.text.log import Draft, T, draft, edited
 from hopfax.text.typos import num_changes
 
@@ -29,6 +30,9 @@ Form = Literal["characters", "tokens"]
 # The children of a state: the texts with one more edit, in order of their estimated gain.
 Propose = Callable[[Draft, Linearized], list[Draft]]
 
+# The tokens that a token may replace: none, words, or pieces within words.
+NEVER, WORD, PIECE = 0, 1, 2
+_TOKEN_MULTIPLE = 16  # the number of tokens is padded to a multiple of this, to compile few shapes
 _MAX_CACHED = 3000  # words; the edits of one take about 60 kB
 _OPERATIONS = (changes.flip, changes.insertion, changes.deletion)
 
@@ -101,7 +105,7 @@ def hotflip(
 
     References:
         Ebrahimi et al., HotFlip: White-Box Adversarial Examples for Text Classification (ACL 2018),
-        sections 3 and 6.
+        Eq. 2 to 4 and sections 3 and 6, here in embeddings instead of one-hot vectors.
     """
     gradients = victim.gradients
     if gradients is None:
@@ -222,6 +226,50 @@ def _token_flips(
         if len(valid) >= count or len(flips) < num_flips:
             return [edited(current, index, change) for index, change in valid[:count]]
         num_flips *= 4
+
+
+def best_flips(
+    table: Float[Array, "vocab width"],
+    ids: Int[np.ndarray, " tokens"],
+    gradient: Float[np.ndarray, "tokens width"],
+    *,
+    kinds: Int[np.ndarray, " vocab"],
+    count: int,
+) -> list[tuple[float, int, int]]:
+    """Estimated gain, position and new token of the best flips: at most `count`, best first.
+
+    `kinds` is `WORD`, `PIECE` or `NEVER` for each vocabulary entry. Pieces replace pieces; words
+    replace words and `NEVER` tokens.
+    """
+    spare = -len(ids) % _TOKEN_MULTIPLE
+    replaceable_by = np.where(kinds[ids] == NEVER, WORD, kinds[ids])
+    gains, places = _best(
+        table,
+        np.pad(ids, (0, spare)),
+        np.pad(gradient, ((0, spare), (0, 0))),
+        np.pad(replaceable_by, (0, spare), constant_values=-1),
+        kinds,
+        count=min(count, (len(ids) + spare) * len(kinds)),
+    )
+    positions, tokens = np.divmod(np.asarray(places), len(kinds))
+    flips = zip(np.asarray(gains).tolist(), positions.tolist(), tokens.tolist(), strict=True)
+    return [flip for flip in flips if flip[0] > -np.inf]
+
+
+@partial(jax.jit, static_argnames="count")
+def _best(
+    table: Float[Array, "vocab width"],
+    ids: Int[Array, " tokens"],
+    gradient: Float[Array, "tokens width"],
+    replaceable_by: Int[Array, " tokens"],
+    kinds: Int[Array, " vocab"],
+    *,
+    count: int,
+) -> tuple[Array, Array]:
+    projected = gradient @ table.T
+    gains = projected - jnp.take_along_axis(projected, ids[:, None], axis=1)
+    allowed = (replaceable_by[:, None] == kinds) & (jnp.arange(len(table)) != ids[:, None])
+    return jax.lax.top_k(jnp.where(allowed, gains, -jnp.inf).reshape(-1), count)
 
 
 class _Variants(NamedTuple):

@@ -131,7 +131,11 @@ class WordMemory:
         self._log_unseen = float(np.log(unseen))
         pairs = [_open_bigrams(word, self._span) for word in self._words]
         self._inverse_norms = 1 / np.array(list(map(_norm, pairs)))
-        self._index = _inverted(pairs)
+        owners: dict[str, list[int]] = {}  # words with a pair, as often as they have it
+        for number, counter in enumerate(pairs):
+            for pair in counter.elements():
+                owners.setdefault(pair, []).append(number)
+        self._index = {pair: np.array(words, np.intp) for pair, words in owners.items()}
         self._cached = functools.lru_cache(_MAX_CACHED)(self._retrieve)
 
     def retrieve(self, word: str) -> Retrieved:
@@ -197,12 +201,3 @@ def _words(text: str) -> list[re.Match[str]]:
 
 def _norm(pairs: Counter[str]) -> float:
     return float(np.sqrt(sum(count * count for count in pairs.values())))
-
-
-def _inverted(words: list[Counter[str]]) -> dict[str, np.ndarray]:
-    """For each pair of letters, the numbers of the words with it, as often as it occurs."""
-    owners: dict[str, list[int]] = {}
-    for number, pairs in enumerate(words):
-        for pair, count in pairs.items():
-            owners.setdefault(pair, []).extend([number] * count)
-    return {pair: np.array(numbers, np.intp) for pair, numbers in owners.items()}

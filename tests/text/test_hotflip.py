@@ -9,7 +9,7 @@ from bags import CLEAN, WORDS, Bag
 
 from hopfax import text
 from hopfax.text.attack import Victim
-from hopfax.text.flips import NEVER, PIECE, WORD, best_flips
+from hopfax.text.hotflip import NEVER, PIECE, WORD, best_flips
 
 SHORT = "fun but odd"
 CASES = list(itertools.product(range(3), (0, 1)))
