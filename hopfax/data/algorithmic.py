@@ -12,9 +12,6 @@ class AlgorithmicData(NamedTuple):
     """Training, validation and test rows; no row occurs twice, and only `train` has label noise.
 
     Attributes:
-        train: Training rows.
-        validation: Validation rows.
-        test: Test rows.
         vocab_size: Number of token ids.
         num_classes: Number of labels.
         relevant: Positions that determine the label, in increasing order.

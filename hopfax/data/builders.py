@@ -1,7 +1,6 @@
 """TensorFlow Datasets builders for the thirteen tasks, without TensorFlow.
 
-The builder has one config per task. Rows are read from raw files or from the official archives, and
-stored as array_record files:
+Rows of raw files or of the official archives are stored as array_record files:
 
     build("sst2", tfds_dir="sets", raw_dir="glue_data")
     tfds.data_source("hopfax_tasks/sst2", split="validation", data_dir="sets")

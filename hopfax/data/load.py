@@ -75,7 +75,6 @@ def load_task(
         train_size: Number of training rows; None uses all (2000 for synthetic tasks).
 
     Raises:
-        ModuleNotFoundError: If `tokenizers` is not installed.
         ValueError: If the task is unknown, a row is malformed, or a number is out of its range.
         FileNotFoundError: If a folder, file or vocabulary is missing.
 

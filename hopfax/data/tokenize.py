@@ -114,7 +114,6 @@ def encode(
             Unreadable files are replaced; an unwritable folder is ignored.
 
     Raises:
-        ModuleNotFoundError: If `tokenizers` is not installed.
         ValueError: If there are no examples, the numbers of choices differ, or `max_length` is
             below 5.
 

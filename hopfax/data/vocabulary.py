@@ -28,7 +28,6 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int = 8000) -> WordPie
         vocab_size: Maximum number of tokens, exceeded only to keep all characters.
 
     Raises:
-        ModuleNotFoundError: If `tokenizers` is not installed.
         TypeError: If `texts` is one string.
         ValueError: If the texts have no words.
 

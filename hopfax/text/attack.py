@@ -5,6 +5,7 @@ runs many attacks at the same time, with one model call for all queries of a ste
 """
 
 import itertools
+import math
 import numbers
 import reprlib
 from collections.abc import Callable, Generator, Sequence
@@ -157,10 +158,9 @@ def _losses(victim: Victim, texts: list[Text], labels: list[Label]) -> np.ndarra
     losses = np.asarray(victim.loss(texts, labels), np.float64)
     if losses.shape != (len(texts),):
         raise ValueError(f"loss must return shape ({len(texts)},), got {losses.shape}")
-    finite = np.isfinite(losses)
-    if not finite.all():
-        first = int(np.argmin(finite))
-        raise ValueError(f"the loss must be finite, got {losses[first]} on {texts[first]!r}")
+    for text, loss in zip(texts, losses.tolist(), strict=True):
+        if not math.isfinite(loss):
+            raise ValueError(f"the loss must be finite, got {loss} on {text!r}")
     return losses
 
 

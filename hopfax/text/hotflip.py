@@ -83,8 +83,8 @@ def hotflip(
 
     Raises:
         TypeError: If `texts` is one string.
-        ValueError: If the victim has no gradients, a text has no words, a number is out of its
-            range, or a loss or gradient is not finite.
+        ValueError: If the victim has no gradients, a text has no words, a number is out of range,
+            or a loss or gradient is not finite.
 
     Example:
         >>> import numpy as np

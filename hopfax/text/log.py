@@ -19,14 +19,12 @@ _WORD = re.compile(rf"(?:{_LETTER})+(?:['’](?:{_LETTER})+)*")
 
 
 class Edit(NamedTuple):
-    """One entry of the log.
+    """One entry of the log: replaces the characters `before` by `after`.
 
     Attributes:
         field: Index of the edited string among all strings of all choices.
         position: First edited character of that string at the time of the edit.
         kind: Name of the edit.
-        before: Replaced characters.
-        after: Their replacement.
     """
 
     field: int
@@ -37,14 +35,7 @@ class Edit(NamedTuple):
 
 
 class Corrupted(NamedTuple, Generic[T]):
-    """A text with edits.
-
-    Attributes:
-        text: The edited text, in the same structure as the clean one.
-        edits: The edits, in order.
-        num_words: Number of words of the clean text.
-        num_changed: Number of changed words.
-    """
+    """An edited text, its edits in order, and the numbers of all and of changed words."""
 
     text: T
     edits: tuple[Edit, ...]

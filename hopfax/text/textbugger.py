@@ -32,9 +32,8 @@ def textbugger(
     random position. The result is the version with the greatest loss along the way. Each step is
     one call of `victim.loss` for all versions of all texts.
 
-    Differences from the paper: letters become look-alikes but not neighbouring keys (see
-    `misspell`); words are not replaced by similar words, so no sentence encoder checks similarity;
-    sentences of long documents are not ranked; the attack does not stop at the first
+    Unlike the paper, letters do not become neighbouring keys (see `misspell`), words are not
+    replaced by similar words, sentences are not ranked, and the attack does not stop at the first
     misclassification.
 
     Args:

@@ -46,8 +46,8 @@ def misspell(text: T, *, rate: float, seed: Seed) -> Corrupted[T]:
 def swap_characters(text: T, *, rate: float, seed: Seed) -> Corrupted[T]:
     """Swaps two neighbouring letters in a fraction of the words.
 
-    The first and last letter stay, so only words of four letters or more change. Arguments, results
-    and errors are those of `misspell`.
+    The first and last letter stay, so only words of four letters or more change. Arguments and
+    errors are those of `misspell`.
 
     Example:
         >>> from hopfax import text
