@@ -11,7 +11,7 @@ HEADER = "id\tsentence1\tsentence2\tlabel\n"
 ROWS = {
     "sst2": [{"idx": 0, "sentence": "a fi1m ", "label": 1}, {"sentence": "dull", "label": 0}],
     "qqp": [{"question1": "Who?", "question2": "Whom?", "label": 1}],
-    "mnli": [{"premise": "p", "hypothesis": "h", "label": number} for number in (0, 1, 2)],
+    "mnli": [{"premise": "p", "hypothesis": "h", "label": number} for number in range(3)],
     "mnli-mm": [{"premise": "p", "hypothesis": "h", "label": 2}],
     "qnli": [{"question": "Who?", "sentence": "He.", "label": 1}],
     "rte": [{"sentence1": "a", "sentence2": "b", "label": 0}],
@@ -27,11 +27,14 @@ def write(path, text):
 def test_advglue_in_its_layout(tmp_path, parent):
     write(tmp_path / parent / "dev.json", json.dumps(ROWS))
     rows = {section: read_evaluation_set(f"adv-{section}", tmp_path) for section in ROWS}
-    assert rows["sst2"] == [((("a fi1m",),), 1, 0), ((("dull",),), 0, 1)]
-    assert rows["qqp"] == [((("Who?", "Whom?"),), 1, 0)]
-    assert [row.label for row in rows["mnli"]] == [0, 1, 2] and rows["mnli-mm"][0].label == 2
-    assert rows["qnli"][0] == ((("Who?", "He."),), 1, 0)
-    assert rows["rte"][0] == ((("a", "b"),), 0, 0)
+    assert rows == {
+        "sst2": [((("a fi1m",),), 1, 0), ((("dull",),), 0, 1)],
+        "qqp": [((("Who?", "Whom?"),), 1, 0)],
+        "mnli": [((("p", "h"),), number, number) for number in range(3)],
+        "mnli-mm": [((("p", "h"),), 2, 0)],
+        "qnli": [((("Who?", "He."),), 1, 0)],
+        "rte": [((("a", "b"),), 0, 0)],
+    }
 
 
 def test_only_paws_x_drops_marked_rows(tmp_path):
@@ -126,8 +129,5 @@ def test_malformed_advglue(tmp_path, content, message):
     write(tmp_path / "dev.json", content)
     with pytest.raises(ValueError, match=message):
         read_evaluation_set("adv-sst2", tmp_path)
-
-
-def test_a_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no file of PAWS-X-de .*x-final/de/test_2k"):
         read_evaluation_set("paws-x-de", tmp_path)

@@ -6,9 +6,11 @@ import pytest
 from hopfax.data import read_split, task
 
 # Rows of the train and dev files.
-COMPLETE = {"cola": (8551, 1043), "sst2": (67349, 872), "mrpc": (3668, 408), "stsb": (5749, 1500)}
-COMPLETE |= {"rte": (2490, 277), "wnli": (635, 71)}
-COMPLETE |= {"copa": (400, 100), "wic": (5428, 638), "wsc": (554, 104)}
+COMPLETE = {
+    "cola": (8551, 1043), "sst2": (67349, 872), "mrpc": (3668, 408), "stsb": (5749, 1500),
+    "rte": (2490, 277), "wnli": (635, 71), "copa": (400, 100), "wic": (5428, 638),
+    "wsc": (554, 104),
+}  # fmt: skip
 PARTIAL = {"mnli": (12988, 9815), "qqp": (21000, 2497), "qnli": (4463, 1000), "boolq": (2616, 654)}
 
 

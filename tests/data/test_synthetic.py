@@ -79,18 +79,11 @@ def _follows(premise, hypothesis):
 
 
 SAME = [
-    {"in", "inside", "within"},
-    {"on", "upon", "on top of"},
-    {"under", "beneath", "below"},
-    {"near", "close to", "next to"},
-    {"behind", "in back of", "at the back of"},
-    {"before", "prior to when"},
-    {"after", "as soon as"},
-    {"because", "since"},
-    {"although", "even though"},
-    {"unless", "except if"},
-    {"while", "at the time that"},
-]
+    {"in", "inside", "within"}, {"on", "upon", "on top of"}, {"under", "beneath", "below"},
+    {"near", "close to", "next to"}, {"behind", "in back of", "at the back of"},
+    {"before", "prior to when"}, {"after", "as soon as"}, {"because", "since"},
+    {"although", "even though"}, {"unless", "except if"}, {"while", "at the time that"},
+]  # fmt: skip
 
 
 def meaning(text):
