@@ -81,9 +81,8 @@ def _count_words(texts: Iterable[str]) -> tuple[list[tuple[str, ...]], list[int]
     normalise = tokenizers.normalizers.BertNormalizer(lowercase=True).normalize_str
     split = tokenizers.pre_tokenizers.BertPreTokenizer().pre_tokenize_str
     words = Counter(word for text in texts for word, _ in split(normalise(text)))
-    ordered = sorted(words)
-    pieces = [(word[0], *(_PREFIX + letter for letter in word[1:])) for word in ordered]
-    return pieces, [words[word] for word in ordered]
+    pieces = [(word[0], *(_PREFIX + letter for letter in word[1:])) for word in words]
+    return pieces, list(words.values())
 
 
 def _merge(word: tuple[str, ...], pair: tuple[str, str], merged: str) -> tuple[str, ...]:

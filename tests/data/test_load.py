@@ -8,9 +8,9 @@ from hopfax.data import TASKS, load_task, task
 COMPLETE = ["cola", "sst2", "mrpc", "stsb", "rte", "wnli", "copa", "wic", "wsc"]
 
 
-def write_sst2(folder, rows=50):
+def write_sst2(folder):
     (folder / "SST-2").mkdir()
-    for file in ("train.tsv", "dev.tsv"):
+    for file, rows in (("train.tsv", 50), ("dev.tsv", 20)):
         lines = [f"{file[:3]} word{number}\t{number % 2}\n" for number in range(rows)]
         (folder / "SST-2" / file).write_text("sentence\tlabel\n" + "".join(lines))
 
@@ -30,7 +30,7 @@ def test_train_file_is_split_without_overlap(tmp_path):
     assert data.validation.index.tolist() == few.validation.index.tolist()
     assert data.validation.index.tolist() == [1, 5, 15, 19, 48]  # on every machine
     assert sorted([*data.train.index, *data.validation.index]) == list(range(50))
-    assert (np.diff(data.train.index) > 0).all() and len(data.test.index) == 50
+    assert (np.diff(data.train.index) > 0).all() and len(data.test.index) == 20
     assert len(few.train.index) == 10 and set(few.train.index) < set(data.train.index)
     # "dev" occurs in the dev file only, so its letters are not merged.
     assert "tra" in data.vocabulary.tokens and "dev" not in data.vocabulary.tokens

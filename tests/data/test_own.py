@@ -104,6 +104,7 @@ def test_columns_of_a_file(tmp_path, ending, content):
 @pytest.mark.parametrize(
     ("ending", "content", "labels"),
     [
+        ("csv", "text,label\na,4\na,2\n", [4, 2]),
         ("csv", "text,label\na,4\na,2.5\n", [4.0, 2.5]),
         ("csv", "text,label\na,4\na,many\n", ["4", "many"]),
         ("jsonl", '{"text": "a", "label": "4"}', ["4"]),

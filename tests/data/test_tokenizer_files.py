@@ -47,6 +47,7 @@ def test_tokenizer_json_without_its_truncation_and_padding(tmp_path):
     assert (vocabulary.tokens, vocabulary.pad_id, vocabulary.sep_id) == (BERT, 0, 3)
     tokens = tokens_of(vocabulary, ("a films! " * 3, "a film"))
     assert tokens == [f"[CLS] {'a film ##s ! ' * 3}[SEP] a film [SEP]"]
+    assert tokenizers.Tokenizer.from_str(vocabulary.serialized).truncation is None
 
 
 @pytest.mark.skipif(not os.environ.get("HOPFAX_MINILM"), reason="no folder of all-MiniLM-L6-v2")

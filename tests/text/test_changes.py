@@ -41,7 +41,7 @@ def test_changes_match_the_word_and_change_it(kind, word):
         *((kind, "of", "") for kind in [*TYPOS, changes.bug_delete]),
         (changes.swap, "the", ""),
         (changes.bug_swap, "film", ""),
-        (changes.bug_insert, "letters", ""),
+        (changes.bug_insert, "letter", ""),
         (changes.bug_insert, "a", ""),
         (changes.deletion, "a", ""),
         # Apostrophes stay, digits only swap, accents move with their letter.

@@ -92,8 +92,9 @@ def test_pairs_and_choices():
 
 def test_words_of_one_letter_have_look_alikes_only():
     for word, rate in (("p", 1), ("a", 0)):  # p has no look-alikes
-        (result,) = attack(Bag(seed=0), [word], rate=rate)
-        assert result.corrupted == (word, (), 1, 0)
+        model = Bag(seed=0)
+        (result,) = attack(model, [word], rate=rate)
+        assert result.corrupted == (word, (), 1, 0) and model.calls == [("loss", [word])]
     ends = {attack(Bag(seed=0), ["a"], [label], rate=1)[0].corrupted.text for label in (0, 1)}
     # What raises the loss of one label lowers that of the other.
     assert "a" in ends and ends & {"@", "4"}
