@@ -1,14 +1,11 @@
 """GLUE, SuperGLUE and synthetic tasks, or your own data, as tokenised rows.
 
-- `load_task` reads, splits and tokenises a task by name. `from_rows` does so for your own texts and
-  labels, which `read_table` reads from a CSV, TSV or JSONL file. `read_tokenizer` reads a
-  pretrained model's tokenizer.
-- `tasks` has the specifications, `raw` the readers, `tokenize` and `vocabulary` the tokenisation,
-  `batching` the padded buckets, `builders` the builders for TensorFlow Datasets.
-- `synthetic` and `grammar` have the synthetic tasks, `algorithmic` modular addition and sparse
-  parity, `language` next-word prediction, `adversarial_sets` AdvGLUE, PAWS and PAWS-X.
+`load_task` reads, splits and tokenises a task by name. `from_rows` does so for your own texts and
+labels, which `read_table` reads from a file. `read_tokenizer` reads a pretrained model's tokenizer.
+`builders` has builders for TensorFlow Datasets.
 
-Tokenisation and builders require `pip install "hopfax[experiments]"`.
+Tokenisation and builders require `pip install "hopfax[experiments]"`; without it they raise a
+ModuleNotFoundError.
 """
 
 from hopfax.data.adversarial_sets import EVALUATION_SETS as EVALUATION_SETS

@@ -6,7 +6,6 @@ Do not train on them: PAWS-X contains development rows of PAWS, and AdvGLUE thos
 import json
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hopfax.data.raw import first_existing, tab_rows, usable_rows
@@ -19,6 +18,8 @@ _LANGUAGES = ("en", "de", "es", "fr", "ja", "ko", "zh")
 class EvaluationSet:
     """Specification of one evaluation set.
 
+    `columns` and `placeholder` are those of `TaskSpec`.
+
     Attributes:
         name: Name for `read_evaluation_set`.
         title: Name in Table 11 of the Robertha paper.
@@ -27,9 +28,7 @@ class EvaluationSet:
         folders: Folders of `data_dir` to search for the file.
         file: File of the reported split.
         section: Key of the rows in a JSON file, or empty.
-        columns: Columns of the one or two texts.
         labels: Labels of `task` in the order of the label numbers in the files.
-        placeholder: See `TaskSpec`.
         source: Address to download it from.
     """
 
@@ -49,11 +48,8 @@ class EvaluationSet:
 def evaluation_set(name: str) -> EvaluationSet:
     """Returns the specification of an evaluation set.
 
-    Args:
-        name: A key of `EVALUATION_SETS`.
-
     Raises:
-        ValueError: If there is no such set; the message lists the nearest names and all names.
+        ValueError: If `name` is not a key of `EVALUATION_SETS`.
 
     Example:
         >>> from hopfax.data import evaluation_set
@@ -64,10 +60,7 @@ def evaluation_set(name: str) -> EvaluationSet:
 
 
 def read_evaluation_set(
-    name: str,
-    data_dir: str | os.PathLike,
-    *,
-    trained: str | TaskSpec | None = None,
+    name: str, data_dir: str | os.PathLike, *, trained: str | TaskSpec | None = None
 ) -> list[Example]:
     """Reads an evaluation set, with labels as class numbers of a model's training task.
 
@@ -76,9 +69,6 @@ def read_evaluation_set(
         data_dir: Folder with the set's files, for instance ``advglue/dev.json``,
             ``paws/labeled_final/test.tsv`` or ``x-final/de/test_2k.tsv``.
         trained: The model's training task; default: the set's own task.
-
-    Returns:
-        The rows in file order.
 
     Raises:
         ValueError: If the set is unknown, its labels are not those of the trained task,
@@ -115,8 +105,12 @@ def read_evaluation_set(
         join=stripped(*spec.columns),
     )
     if spec.section:
-        section = enumerate(_section(spec.section, path), start=1)
-        rows = usable_rows(raw, path, section, unit=f"{spec.section} row")
+        try:
+            section = json.loads(path.read_bytes())[spec.section]
+        except (KeyError, TypeError, ValueError) as error:
+            message = f"{path}: not a JSON object with {spec.section!r} ({error})"
+            raise ValueError(message) from None
+        rows = usable_rows(raw, path, enumerate(section, start=1), unit=f"{spec.section} row")
     else:
         rows = usable_rows(raw, path, tab_rows(raw, path))
     # Tasks whose labels have other names list them in the same order.
@@ -136,15 +130,8 @@ def check_trained(spec: EvaluationSet, trained: TaskSpec) -> None:
         )
 
 
-def _section(section: str, path: Path) -> list[Any]:
-    """Rows of one task in a file of one JSON object."""
-    try:
-        return json.loads(path.read_bytes())[section]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: not a JSON object with {section!r} ({error})") from None
-
-
-def _advglue(section: str, name: str, columns: tuple[str, ...], title: str) -> EvaluationSet:
+def _advglue(section: str, columns: tuple[str, ...], title: str) -> EvaluationSet:
+    name = section.removesuffix("-mm")
     return EvaluationSet(
         name=f"adv-{section}",
         title=title,
@@ -179,12 +166,12 @@ _CLAIM = ("premise", "hypothesis")
 EVALUATION_SETS: dict[str, EvaluationSet] = {
     spec.name: spec
     for spec in (
-        _advglue("sst2", "sst2", ("sentence",), "AdvSST-2"),
-        _advglue("qqp", "qqp", ("question1", "question2"), "AdvQQP"),
-        _advglue("mnli", "mnli", _CLAIM, "AdvMNLI"),
-        _advglue("mnli-mm", "mnli", _CLAIM, "AdvMNLI-mm"),
-        _advglue("qnli", "qnli", ("question", "sentence"), "AdvQNLI"),
-        _advglue("rte", "rte", _PAIR, "AdvRTE"),
+        _advglue("sst2", ("sentence",), "AdvSST-2"),
+        _advglue("qqp", ("question1", "question2"), "AdvQQP"),
+        _advglue("mnli", _CLAIM, "AdvMNLI"),
+        _advglue("mnli-mm", _CLAIM, "AdvMNLI-mm"),
+        _advglue("qnli", ("question", "sentence"), "AdvQNLI"),
+        _advglue("rte", _PAIR, "AdvRTE"),
         _paws("paws", "PAWS", "labeled_final/test.tsv"),
         *(
             _paws(f"paws-x-{x}", f"PAWS-X-{x}", f"x-final/{x}/test_2k.tsv", placeholder="NS")

@@ -9,12 +9,9 @@ from hopfax.data.tasks import check_integer
 
 
 class AlgorithmicData(NamedTuple):
-    """Training rows, and validation and test rows without label noise; no row occurs twice.
+    """Training, validation and test rows; no row occurs twice, and only `train` has label noise.
 
     Attributes:
-        train: Rows whose labels may be noisy.
-        validation: Rows with true labels.
-        test: Rows with true labels.
         vocab_size: Number of token ids.
         num_classes: Number of labels.
         relevant: Positions that determine the label, in increasing order.
@@ -49,7 +46,7 @@ def modular_addition(
         num_test: Test rows, >= 1.
 
     Raises:
-        ValueError: If a number is out of its range, or there are fewer pairs than rows.
+        ValueError: If a number is out of its range.
 
     Example:
         >>> from hopfax.data import modular_addition
@@ -66,13 +63,11 @@ def modular_addition(
     pairs = np.random.default_rng([seed, modulus]).permutation(modulus**2)[: sum(sizes)]
     first, second = np.divmod(pairs, modulus)
     begin, plus, equals, numbers = 1, 2, 3, 5  # 0 is padding, 4 is reserved for an end token
-    ids = np.empty((len(pairs), 5), np.int32)
-    ids[:, 0], ids[:, 2], ids[:, 4] = begin, plus, equals
-    ids[:, 1], ids[:, 3] = first + numbers, second + numbers
+    columns = np.broadcast_arrays(begin, first + numbers, plus, second + numbers, equals)
+    ids = np.stack(columns, axis=1).astype(np.int32)
     splits = _split(ids, (first + second) % modulus, sizes)
-    return AlgorithmicData(
-        *splits, vocab_size=modulus + numbers, num_classes=modulus, relevant=(1, 3)
-    )
+    size = modulus + numbers
+    return AlgorithmicData(*splits, vocab_size=size, num_classes=modulus, relevant=(1, 3))
 
 
 def sparse_parity(
@@ -97,7 +92,7 @@ def sparse_parity(
         num_test: Test rows, >= 1.
 
     Raises:
-        ValueError: If a number is out of its range, or there are fewer texts than rows.
+        ValueError: If a number is out of its range.
 
     Example:
         >>> from hopfax.data import sparse_parity

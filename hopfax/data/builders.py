@@ -1,7 +1,6 @@
 """TensorFlow Datasets builders for the thirteen tasks, without TensorFlow.
 
-The builder has one config per task. Rows are read from raw files or from the official archives, and
-stored as array_record files:
+Rows of raw files or of the official archives are stored as array_record files:
 
     build("sst2", tfds_dir="sets", raw_dir="glue_data")
     tfds.data_source("hopfax_tasks/sst2", split="validation", data_dir="sets")
@@ -57,13 +56,13 @@ class HopfaxTasks(tfds.core.GeneratorBasedBuilder):
         return task(self.builder_config.name)
 
     def _info(self) -> tfds.core.DatasetInfo:
-        label = tfds.features.ClassLabel(names=list(self.spec.labels))
-        if self.spec.regression:
-            label = tfds.features.Scalar(np.float32)
         features: dict[str, Any] = {
             _feature(name): tfds.features.Text() for name in self.spec.columns
         }
-        features |= {"label": label, "index": tfds.features.Scalar(np.int32)}
+        features["label"] = tfds.features.ClassLabel(names=list(self.spec.labels))
+        if self.spec.regression:
+            features["label"] = tfds.features.Scalar(np.float32)
+        features["index"] = tfds.features.Scalar(np.int32)
         return tfds.core.DatasetInfo(
             builder=self,
             features=tfds.features.FeaturesDict(features),
@@ -122,8 +121,7 @@ def build(
     Raises:
         ValueError: If the task is unknown or synthetic, its files are malformed, or the existing
             set was built from other files.
-        OSError: If files are missing. A failed download raises the errors of
-            ``tfds.download.DownloadManager``.
+        OSError: If files are missing or a download fails.
     """
     spec = task(name)
     if spec.suite == "synthetic":

@@ -6,7 +6,7 @@ vocabulary is `<unk>`.
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,26 +20,14 @@ SPLITS = ("train", "validation", "test")
 
 
 class NextWords(NamedTuple):
-    """Rows of words, and the word that follows each of them.
-
-    Attributes:
-        ids: Word numbers.
-        labels: `ids`, shifted by one word.
-    """
+    """Rows of word numbers, and as labels the numbers of the words that follow."""
 
     ids: Int[np.ndarray, "rows tokens"]
     labels: Int[np.ndarray, "rows tokens"]
 
 
 class LanguageData(NamedTuple):
-    """Rows of the three splits.
-
-    Attributes:
-        train: Training rows.
-        validation: Validation rows.
-        test: Test rows.
-        vocabulary: Words by number; `<unk>` is 0.
-    """
+    """Rows of the three splits, and the words by number; `<unk>` is 0."""
 
     train: NextWords
     validation: NextWords
@@ -74,7 +62,10 @@ def next_words(
         >>> data.vocabulary, data.train.ids.shape
         (('<unk>', 'a', 'b'), (2, 3))
     """
-    streams = {split: list(_words(texts[split])) for split in SPLITS}
+    streams = {
+        split: [word for line in texts[split] if line.strip() for word in [*line.split(), END]]
+        for split in SPLITS
+    }
     counts = Counter(word for word in streams["train"] if word != UNKNOWN)
     # Counter breaks ties by first occurrence.
     vocabulary = (UNKNOWN, *(word for word, _ in counts.most_common(vocab_size - 1)))
@@ -112,15 +103,7 @@ def read_wikitext2(data_dir: str | os.PathLike[str]) -> dict[str, list[str]]:
         path = Path(data_dir).expanduser() / "wikitext-2" / name
         if not path.is_file():
             raise FileNotFoundError(
-                f"no {path}: put wikitext-2-v1 (word level, three files) into the folder "
-                f"wikitext-2 of {os.fspath(data_dir)}"
+                f"no {path}: put wikitext-2-v1 (word level, three files) into {path.parent}"
             )
         texts[split] = path.read_text(encoding="utf-8").splitlines()
     return texts
-
-
-def _words(lines: Iterable[str]) -> Iterator[str]:
-    for line in lines:
-        if words := line.split():
-            yield from words
-            yield END

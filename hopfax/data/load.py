@@ -21,15 +21,10 @@ _VALIDATION_FRACTION = 0.1
 
 
 class TaskData(NamedTuple):
-    """A task ready for training.
+    """A task ready for training: `train`, `validation` for early stopping, and `test` to report.
 
-    Attributes:
-        spec: The task.
-        train: Training rows.
-        validation: Rows for early stopping. For raw sets, they are held out from the train file.
-        test: Rows to report. For raw sets, they are the official dev file (``"validation"`` in
-            `read_split`), since the labels of the official test file are hidden.
-        vocabulary: Tokens and their ids.
+    For raw sets, `validation` is held out from the train file, and `test` is the official dev file
+    (``"validation"`` in `read_split`), since the labels of the official test file are hidden.
     """
 
     spec: TaskSpec
@@ -80,7 +75,6 @@ def load_task(
         train_size: Number of training rows; None uses all (2000 for synthetic tasks).
 
     Raises:
-        ModuleNotFoundError: If `tokenizers` is not installed.
         ValueError: If the task is unknown, a row is malformed, or a number is out of its range.
         FileNotFoundError: If a folder, file or vocabulary is missing.
 
@@ -94,16 +88,14 @@ def load_task(
     if train_size is not None:
         check_integer("train_size", train_size, 1)
     if spec.suite == "synthetic":
-        num_train = train_size or _SYNTHETIC_SIZES["train"]
-        train = synthetic_split(name, "train", size=num_train, seed=0)
+        train = _synthetic(name, "train", train_size)
         validation = _synthetic(name, "validation")
     else:
         rows = training_rows(name, data_dir=data_dir)
         train, validation = _hold_out(rows, spec.name, train_size)
-    test = reported_rows(name, data_dir=data_dir)
     if vocabulary is not None and not isinstance(vocabulary, WordPiece):
         vocabulary = read_vocabulary(vocabulary)
-    splits = train, validation, test
+    splits = train, validation, reported_rows(name, data_dir=data_dir)
     return tokenised(spec, splits, vocabulary, vocab_size=vocab_size, max_length=max_length)
 
 
@@ -131,7 +123,7 @@ def reported_rows(name: str, *, data_dir: str | os.PathLike | None = None) -> li
         data_dir: See `load_task`.
 
     Raises:
-        ValueError: If the task is unknown, a row is malformed, or `data_dir` is missing.
+        ValueError: If the task is unknown, a row is malformed, or `data_dir` is None.
         FileNotFoundError: If a folder or file is missing.
 
     Example:
@@ -161,8 +153,8 @@ def training_rows(name: str, *, data_dir: str | os.PathLike | None = None) -> li
     return _read(spec, data_dir, "train")
 
 
-def _synthetic(name: str, split: str) -> list[Example]:
-    return synthetic_split(name, split, size=_SYNTHETIC_SIZES[split], seed=0)
+def _synthetic(name: str, split: str, size: int | None = None) -> list[Example]:
+    return synthetic_split(name, split, size=size or _SYNTHETIC_SIZES[split], seed=0)
 
 
 def _read(spec: TaskSpec, data_dir: str | os.PathLike | None, split: str) -> list[Example]:

@@ -167,7 +167,7 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _classes(labels: Sequence[Any]) -> tuple[str, ...]:
-    """Returns the names of the classes in order; empty for scores."""
+    """Names of the classes in order; empty for scores."""
     if not any(all(isinstance(label, kind) for label in labels) for kind in (str, Real)):
         raise ValueError(f"labels must be all strings or all numbers, got {reprlib.repr(labels)}")
     if len(set(labels)) < 2:

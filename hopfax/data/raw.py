@@ -4,8 +4,8 @@ Tab-separated files are split at tabs only; quotes are text. A byte-order mark i
 Malformed rows raise an error that names the file and line.
 """
 
+import contextlib
 import json
-import math
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,15 +23,9 @@ _DAMAGED = "lacking columns or a text"
 
 
 class Row(NamedTuple):
-    """A row of a raw file.
+    """A row of a raw file: its text columns, class number or score, and row number from 0."""
 
-    Attributes:
-        columns: The text columns; nested keys as ``target.span1_text``.
-        label: Class number, or a score for regression.
-        index: Row number in the file, from 0.
-    """
-
-    columns: dict[str, str]
+    columns: dict[str, str]  # nested keys as "target.span1_text"
     label: int | float
     index: int
 
@@ -66,9 +60,8 @@ def raw_file(spec: TaskSpec, data_dir: str | os.PathLike, split: str) -> Path:
         raise ValueError(f"{spec.name} is synthetic and has no files: omit data_dir")
     file = named(f"split of {spec.title}", split, spec.files)
     candidates = [f"{parent}/{spec.folder}/{file}" for parent in _PARENTS[spec.suite]]
-    return first_existing(
-        f"{split} file of {spec.title}", data_dir, candidates, _SOURCE[spec.suite]
-    )
+    title = f"{split} file of {spec.title}"
+    return first_existing(title, data_dir, candidates, _SOURCE[spec.suite])
 
 
 def read_split(spec: TaskSpec | str, data_dir: str | os.PathLike, split: str) -> list[Example]:
@@ -86,8 +79,7 @@ def read_split(spec: TaskSpec | str, data_dir: str | os.PathLike, split: str) ->
             unknown label or an empty text.
 
     Warns:
-        UserWarning: If rows were dropped because they have no gold label or are damaged in the
-            official release; the message counts them.
+        UserWarning: If rows without a gold label or damaged rows were dropped.
 
     Example:
         >>> import pathlib, tempfile
@@ -120,17 +112,18 @@ def usable_rows(
     """Parses numbered rows of a file; drops rows that the task allows to drop, with a warning."""
     usable: list[Row] = []
     skipped: dict[str, dict[int, _SkippedRow]] = {}
-    index = -1
-    for index, (number, row) in enumerate(rows):
+    total = 0
+    for number, row in rows:
         try:
             if isinstance(row, _SkippedRow):
                 raise row
-            usable.append(Row(*_parse(spec, row), index))
+            usable.append(Row(*_parse(spec, row), total))
         except _SkippedRow as error:
             skipped.setdefault(error.reason, {})[number] = error
         except ValueError as error:
             raise ValueError(f"{path}, {unit} {number}: {error}") from None
-    total, damaged = index + 1, skipped.get(_DAMAGED, {})
+        total += 1
+    damaged = skipped.get(_DAMAGED, {})
     if len(damaged) > spec.damaged_share * total:
         number, error = next(iter(damaged.items()))
         raise ValueError(
@@ -169,14 +162,13 @@ def tab_rows(spec: TaskSpec, path: Path) -> Iterator[tuple[int, dict[str, str] |
                 f"{path}, line 1: no column {' or '.join(missing)} in the header "
                 f"({', '.join(header)})"
             )
+    expected = f"expected {len(header)} tab-separated columns ({', '.join(header)})"
     for number, line in lines:
         cells = line.split("\t")
         if len(cells) == len(header):
             yield number, dict(zip(header, cells, strict=True))
         else:
-            expected = f"expected {len(header)} tab-separated columns ({', '.join(header)})"
-            message = f"{expected}, got {len(cells)}"
-            yield number, _SkippedRow(_DAMAGED, message)
+            yield number, _SkippedRow(_DAMAGED, f"{expected}, got {len(cells)}")
 
 
 def _json_rows(spec: TaskSpec, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -220,10 +212,7 @@ def _label(spec: TaskSpec, value: Any) -> int | float:
             return spec.labels.index(written)
         raise ValueError(f"unknown label {written!r}; {spec.title} has {', '.join(spec.labels)}")
     low, high = spec.label_range
-    try:
-        score = float(written)
-    except ValueError:
-        score = math.nan
-    if not low <= score <= high:
-        raise ValueError(f"label must be from {low} to {high}, got {written!r}")
-    return score
+    with contextlib.suppress(ValueError):
+        if low <= (score := float(written)) <= high:
+            return score
+    raise ValueError(f"label must be from {low} to {high}, got {written!r}")

@@ -82,14 +82,14 @@ def read_vocabulary(path: str | os.PathLike) -> WordPiece:
             "lines), or None to train one on the training texts"
         )
     tokens = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    tokens = [token.removesuffix("\r") for token in tokens]
     if missing := [token for token in SPECIAL if token not in tokens]:
         raise ValueError(f"{path} lacks {', '.join(missing)}")
-    lines: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for number, token in enumerate(tokens, start=1):
-        if not token or lines.setdefault(token, number) != number:
-            problem = f"{token!r} is already on line {lines[token]}" if token else "empty token"
-            raise ValueError(f"{path}, line {number}: {problem}")
+        if not token:
+            raise ValueError(f"{path}, line {number}: empty token")
+        if (first := numbers.setdefault(token, number)) != number:
+            raise ValueError(f"{path}, line {number}: {token!r} is already on line {first}")
     return WordPiece(tokens=tuple(tokens))
 
 
@@ -103,7 +103,8 @@ def encode(
     """Tokenises examples: ``[CLS] a [SEP]``, or ``[CLS] a [SEP] b [SEP]``, in lower case.
 
     Vocabularies of `read_tokenizer` use their own special tokens and case. Texts of more than
-    `max_length` tokens are truncated at the end; in a pair, the longer text first.
+    `max_length` tokens are truncated at the end; in a pair, the longer text first. Arrays are
+    padded to the longest row.
 
     Args:
         examples: One or more rows, all with the same number of choices.
@@ -112,11 +113,7 @@ def encode(
         cached: Whether to keep the arrays in `$HOPFAX_CACHE` (default `~/.cache/hopfax`).
             Unreadable files are replaced; an unwritable folder is ignored.
 
-    Returns:
-        The arrays, padded to the longest row.
-
     Raises:
-        ModuleNotFoundError: If `tokenizers` is not installed.
         ValueError: If there are no examples, the numbers of choices differ, or `max_length` is
             below 5.
 
@@ -168,11 +165,11 @@ def _tokenise(
     tokenizer = text_tokenizer(vocabulary)
     tokenizer.enable_truncation(max_length, strategy="longest_first")
     texts = [text if len(text) == 2 else text[0] for row in examples for text in row.texts]
-    rows = tokenizer.encode_batch(texts)
-    lengths = np.asarray([len(row.ids) for row in rows], np.int32)
+    rows = [row.ids for row in tokenizer.encode_batch(texts)]
+    lengths = np.asarray(list(map(len, rows)), np.int32)
     ids = np.full((len(rows), int(lengths.max())), vocabulary.pad_id, np.int32)
     for number, row in enumerate(rows):
-        ids[number, : len(row.ids)] = row.ids
+        ids[number, : len(row)] = row
     return ids.reshape(len(examples), -1, ids.shape[1]), lengths.reshape(len(examples), -1)
 
 

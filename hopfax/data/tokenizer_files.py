@@ -36,7 +36,6 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
 
     Raises:
         FileNotFoundError: If the folder has no tokenizer.
-        ModuleNotFoundError: If `tokenizers` is not installed.
         ValueError: If a file is broken, there is no padding token, a token id is not below
             `vocab_size` of `config.json`, or the model requires a `tokenizer.json`.
 

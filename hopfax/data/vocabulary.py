@@ -28,7 +28,6 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int = 8000) -> WordPie
         vocab_size: Maximum number of tokens, exceeded only to keep all characters.
 
     Raises:
-        ModuleNotFoundError: If `tokenizers` is not installed.
         TypeError: If `texts` is one string.
         ValueError: If the texts have no words.
 
@@ -62,16 +61,14 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int = 8000) -> WordPie
         tokens[merged] = None
         changed = set()
         for number in containing.pop(pair):
-            word = words[number]
-            new = _merge(word, pair, merged)
-            for old_pair in itertools.pairwise(word):
+            old = words[number]
+            words[number] = new = _merge(old, pair, merged)
+            for old_pair in itertools.pairwise(old):
                 pairs[old_pair] -= counts[number]
-                changed.add(old_pair)
             for new_pair in itertools.pairwise(new):
                 pairs[new_pair] += counts[number]
                 containing[new_pair].add(number)
-                changed.add(new_pair)
-            words[number] = new
+            changed.update(itertools.pairwise(old), itertools.pairwise(new))
         for changed_pair in changed:
             if pairs[changed_pair] > 0:
                 heapq.heappush(queue, (-pairs[changed_pair], changed_pair))
@@ -84,9 +81,8 @@ def _count_words(texts: Iterable[str]) -> tuple[list[tuple[str, ...]], list[int]
     normalise = tokenizers.normalizers.BertNormalizer(lowercase=True).normalize_str
     split = tokenizers.pre_tokenizers.BertPreTokenizer().pre_tokenize_str
     words = Counter(word for text in texts for word, _ in split(normalise(text)))
-    ordered = sorted(words)
-    pieces = [(word[0], *(_PREFIX + letter for letter in word[1:])) for word in ordered]
-    return pieces, [words[word] for word in ordered]
+    pieces = [(word[0], *(_PREFIX + letter for letter in word[1:])) for word in words]
+    return pieces, list(words.values())
 
 
 def _merge(word: tuple[str, ...], pair: tuple[str, str], merged: str) -> tuple[str, ...]:

@@ -4,6 +4,8 @@ An attack on one text is a generator: it yields queries and receives their resul
 runs many attacks at the same time, with one model call for all queries of a step.
 """
 
+import itertools
+import math
 import numbers
 import reprlib
 from collections.abc import Callable, Generator, Sequence
@@ -71,19 +73,16 @@ class Victim(NamedTuple):
 
 
 class Query(NamedTuple):
-    """A query to the model: losses, or gradients, of versions of one text."""
+    """A query of the losses, or of the gradients, of versions of one text."""
 
     texts: Sequence[Text]
     gradient: bool = False
 
 
 class AttackResult(NamedTuple, Generic[T]):
-    """The result of an attack on one text.
+    """The attacked text, and the model's losses on the clean and on the attacked text.
 
-    Attributes:
-        corrupted: The attacked text with its log; the clean text if no edit increased the loss.
-        clean_loss: The model's loss on the clean text.
-        loss: The model's loss on the attacked text.
+    `corrupted` is the clean text if no edit increased the loss.
     """
 
     corrupted: Corrupted[T]
@@ -146,15 +145,12 @@ def _run(
                 results[number] = finished.value
         replies = {}
         for gradient, ask in ((False, _losses), (True, _linearized)):
-            group = {
-                number: query for number, query in queries.items() if query.gradient == gradient
-            }
-            texts = [text for query in group.values() for text in query.texts]
-            owners = [labels[number] for number, query in group.items() for _ in query.texts]
+            group = {number: q.texts for number, q in queries.items() if q.gradient == gradient}
+            texts = list(itertools.chain(*group.values()))
+            owners = [labels[number] for number, versions in group.items() for _ in versions]
             values = iter(ask(victim, texts, owners) if texts else ())
-            replies |= {
-                number: [next(values) for _ in query.texts] for number, query in group.items()
-            }
+            for number, versions in group.items():
+                replies[number] = list(itertools.islice(values, len(versions)))
     return [results[number] for number in range(len(searches))]
 
 
@@ -162,10 +158,9 @@ def _losses(victim: Victim, texts: list[Text], labels: list[Label]) -> np.ndarra
     losses = np.asarray(victim.loss(texts, labels), np.float64)
     if losses.shape != (len(texts),):
         raise ValueError(f"loss must return shape ({len(texts)},), got {losses.shape}")
-    finite = np.isfinite(losses)
-    if not finite.all():
-        first = int(np.argmin(finite))
-        raise ValueError(f"the loss must be finite, got {losses[first]} on {texts[first]!r}")
+    for text, loss in zip(texts, losses.tolist(), strict=True):
+        if not math.isfinite(loss):
+            raise ValueError(f"the loss must be finite, got {loss} on {text!r}")
     return losses
 
 

@@ -7,7 +7,7 @@ case.
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from hopfax.text.tables import ALPHABET, KEYBOARD, LOOK_ALIKES, PHONETIC
@@ -17,14 +17,7 @@ _LETTER = re.compile(rf".{_MARK}*", re.DOTALL)
 
 
 class Change(NamedTuple):
-    """A change of one word.
-
-    Attributes:
-        kind: Name of the change.
-        offset: Position in the word, in characters.
-        before: Characters to replace.
-        after: Their replacement.
-    """
+    """A change of one word: replaces the characters `before` at `offset` by `after`."""
 
     kind: str
     offset: int
@@ -39,19 +32,9 @@ class Change(NamedTuple):
 Changes = Callable[[str], list[Change]]
 
 
-class _Letter(NamedTuple):
-    offset: int
-    text: str
-
-    @property
-    def end(self) -> int:
-        return self.offset + len(self.text)
-
-
-def _letters(word: str, at_least: int = 1) -> list[_Letter]:
+def _letters(word: str, at_least: int = 1) -> list[re.Match[str]]:
     """The letters and digits of a word; none if there are fewer than `at_least`."""
-    letters = [_Letter(match.start(), match.group()) for match in _LETTER.finditer(word)]
-    letters = [letter for letter in letters if letter.text not in "'’"]
+    letters = [letter for letter in _LETTER.finditer(word) if letter.group() not in "'’"]
     return letters if len(letters) >= at_least else []
 
 
@@ -64,24 +47,24 @@ def cased(new: str, like: str) -> str:
 
 
 def _replacements(
-    kind: str, letters: Iterable[_Letter], options: Callable[[str], str]
+    kind: str, letters: Iterable[re.Match[str]], options: Callable[[str], str]
 ) -> list[Change]:
     return [
-        Change(kind, letter.offset, letter.text, cased(new, letter.text))
+        Change(kind, letter.start(), letter.group(), cased(new, letter.group()))
         for letter in letters
-        for new in options(letter.text.lower())
+        for new in options(letter.group().lower())
     ]
 
 
-def _deletions(kind: str, letters: Iterable[_Letter]) -> list[Change]:
-    return [Change(kind, letter.offset, letter.text, "") for letter in letters]
+def _deletions(kind: str, letters: Iterable[re.Match[str]]) -> list[Change]:
+    return [Change(kind, letter.start(), letter.group(), "") for letter in letters]
 
 
-def _swaps(letters: Sequence[_Letter]) -> list[Change]:
+def _swaps(letters: list[re.Match[str]]) -> list[Change]:
     return [
-        Change("swap", one.offset, one.text + other.text, other.text + one.text)
+        Change("swap", one.start(), one.group() + other.group(), other.group() + one.group())
         for one, other in itertools.pairwise(letters[1:-1])
-        if one.text.lower() != other.text.lower() and one.end == other.offset
+        if one.group().lower() != other.group().lower() and one.end() == other.start()
     ]
 
 
@@ -93,13 +76,13 @@ def keyboard(word: str) -> list[Change]:
 def omission(word: str) -> list[Change]:
     """A letter other than the first is omitted; 3 letters or more."""
     letters = _letters(word, 3)[1:]
-    return _deletions("omission", (letter for letter in letters if letter.text[0].isalpha()))
+    return _deletions("omission", (letter for letter in letters if letter.group()[0].isalpha()))
 
 
 def doubling(word: str) -> list[Change]:
     """A letter is doubled; 3 letters or more."""
-    letters = (letter for letter in _letters(word, 3) if letter.text[0].isalpha())
-    return [Change("doubling", letter.end, "", letter.text.lower()) for letter in letters]
+    letters = (letter for letter in _letters(word, 3) if letter.group()[0].isalpha())
+    return [Change("doubling", letter.end(), "", letter.group().lower()) for letter in letters]
 
 
 def phonetic(word: str) -> list[Change]:
@@ -126,7 +109,7 @@ def swap(word: str) -> list[Change]:
 def bug_insert(word: str) -> list[Change]:
     """A space within the word; 2 to 5 letters, since halves of longer words may be words."""
     letters = _letters(word)
-    return [Change("insert", letter.offset, "", " ") for letter in letters[1:] if len(letters) < 6]
+    return [Change("insert", letter.start(), "", " ") for letter in letters[1:] if len(letters) < 6]
 
 
 def bug_delete(word: str) -> list[Change]:
@@ -154,7 +137,7 @@ def flip(word: str) -> list[Change]:
 
 def insertion(word: str) -> list[Change]:
     """Any letter is inserted anywhere."""
-    offsets = [letter.offset for letter in _letters(word)] + [len(word)]
+    offsets = [*(letter.start() for letter in _letters(word)), len(word)]
     return [Change("insertion", offset, "", new) for offset in offsets for new in ALPHABET]
 
 

@@ -5,8 +5,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from hopfax.text import changes
 from hopfax.text.attack import (
@@ -21,7 +23,6 @@ from hopfax.text.attack import (
     check_positive,
 )
 from hopfax.text.changes import Change, cased
-from hopfax.text.flips import NEVER, PIECE, WORD, best_flips
 from hopfax.text.log import Draft, T, draft, edited
 from hopfax.text.typos import num_changes
 
@@ -29,6 +30,9 @@ Form = Literal["characters", "tokens"]
 # The children of a state: the texts with one more edit, in order of their estimated gain.
 Propose = Callable[[Draft, Linearized], list[Draft]]
 
+# The tokens that a token may replace: none, words, or pieces within words.
+NEVER, WORD, PIECE = 0, 1, 2
+_TOKEN_MULTIPLE = 16  # the number of tokens is padded to a multiple of this, to compile few shapes
 _MAX_CACHED = 3000  # words; the edits of one take about 60 kB
 _OPERATIONS = (changes.flip, changes.insertion, changes.deletion)
 
@@ -51,10 +55,10 @@ def hotflip(
     edit of a word that has not been edited, and keeps the texts with the greatest loss among the
     `num_candidates` best edits of each.
 
-    *Tokens*: one token becomes another, with the estimate $(E_v - E_{x_i}) \cdot g_i$.
-    Words replace words and pieces replace pieces; special tokens and padding do not
-    change. Flips are dropped if the new word is tokenised differently. This is the paper's attack
-    on words without its constraints on similarity, part of speech and stop words.
+    *Tokens*: one token becomes another, with the estimate $(E_v - E_{x_i}) \cdot g_i$. Words
+    replace words and pieces replace pieces. Flips are dropped if the new word is tokenised
+    differently. Unlike the paper, flips are not constrained by similarity, part of speech or stop
+    words.
 
     *Characters*: one letter is flipped, inserted or deleted. The paper's models read characters. A
     WordPiece model reads tokens: one letter turns the word's tokens $x_1 .. x_k$ into
@@ -77,13 +81,10 @@ def hotflip(
         rows: Row number of each text, for error messages.
         batch_size: Texts attacked at the same time.
 
-    Returns:
-        One result per text.
-
     Raises:
         TypeError: If `texts` is one string.
-        ValueError: If the victim has no gradients, a text has no words, a number is out of its
-            range, or a loss or gradient is not finite.
+        ValueError: If the victim has no gradients, a text has no words, a number is out of range,
+            or a loss or gradient is not finite.
 
     Example:
         >>> import numpy as np
@@ -91,12 +92,12 @@ def hotflip(
         >>> tokens = ("good", "bad")
         >>> def loss(texts, labels):
         ...     return np.array([float(each == "bad") for each in texts])
-        >>> def linearize(texts, labels):  # of texts of one token
-        ...     zero, gradient = np.zeros(1, int), np.array([[0.0, 1.0]])
-        ...     ids = [np.array([tokens.index(each)]) for each in texts]
-        ...     return [text.Linearized(0.0, row, zero, zero, zero + 4, gradient) for row in ids]
         >>> def pieces(words):
         ...     return [(tokens.index(word),) for word in words]
+        >>> def linearize(texts, labels):  # of texts of one token
+        ...     zero, gradient = np.zeros(1, int), np.array([[0.0, 1.0]])
+        ...     ids = map(np.array, pieces(texts))
+        ...     return [text.Linearized(0.0, row, zero, zero, zero + 4, gradient) for row in ids]
         >>> victim = text.Victim(loss, text.Gradients(linearize, pieces, np.eye(2), tokens))
         >>> (result,) = text.hotflip(victim, ["good"], [1], rate=1, form="tokens")
         >>> result.corrupted.text, result.loss
@@ -104,12 +105,12 @@ def hotflip(
 
     References:
         Ebrahimi et al., HotFlip: White-Box Adversarial Examples for Text Classification (ACL 2018),
-        sections 3 and 6.
+        Eq. 2 to 4 and sections 3 and 6, here in embeddings instead of one-hot vectors.
     """
     gradients = victim.gradients
     if gradients is None:
         raise ValueError("hotflip requires gradients, got a victim with gradients=None")
-    num_changes(rate, 0)
+    num_changes(rate, 0)  # checks the rate
     check_positive(beam=beam, num_candidates=num_candidates)
     if form == "tokens":
         kinds = np.asarray([_kind(token) for token in gradients.tokens], np.int32)
@@ -137,8 +138,8 @@ def _search(text: T, row: int, *, propose: Propose, rate: float, beam: int) -> S
     states = [best]
     for _ in range(num_changes(rate, len(clean.words))):
         linearized = yield Query([state.draft.text for state in states], gradient=True)
-        pairs = zip(states, linearized, strict=True)
-        proposals = [propose(state.draft, linear) for state, linear in pairs]
+        drafts = [state.draft for state in states]
+        proposals = list(map(propose, drafts, linearized))
         children: dict[Any, Draft] = {}
         for child in itertools.chain(*proposals):
             children.setdefault(child.text, child)
@@ -156,7 +157,7 @@ def _search(text: T, row: int, *, propose: Propose, rate: float, beam: int) -> S
 
 
 class _Tokens(NamedTuple):
-    """Tokens of a word: ids, gradient, and first and last character (+ 1) within the word."""
+    """Tokens of a word: ids, gradients, and first and last character (+ 1) within the word."""
 
     ids: np.ndarray
     gradient: np.ndarray
@@ -204,81 +205,102 @@ def _token_flips(
     ]
     if not owners:
         return []
+    ids = np.array([words[index].ids[place] for index, place in owners])
+    gradient = np.stack([words[index].gradient[place] for index, place in owners])
+    table: Any = gradients.table
     num_flips = 4 * count  # some are tokenised differently
     while True:
-        flips = best_flips(
-            gradients.table,  # pyright: ignore[reportArgumentType]
-            np.array([words[index].ids[place] for index, place in owners]),
-            np.stack([words[index].gradient[place] for index, place in owners]),
-            kinds=kinds,
-            count=num_flips,
-        )
-        chosen = [(*owners[owner], token) for _, owner, token in flips]
-        valid = _valid_flips(current, words, chosen, gradients)
+        flips = best_flips(table, ids, gradient, kinds=kinds, count=num_flips)
+        edits, spellings, intended = [], [], []
+        for _, owner, token in flips:
+            index, place = owners[owner]
+            spelling, word = current.spelling(index), words[index]
+            start, end = int(word.starts[place]), int(word.ends[place])
+            new = cased(gradients.tokens[token].removeprefix("##"), spelling[start:end])
+            change = Change("token", start, spelling[start:end], new)
+            edits.append((index, change))
+            spellings.append(change.of(spelling))
+            intended.append((*word.ids[:place], token, *word.ids[place + 1 :]))
+        triples = zip(edits, intended, gradients.pieces(spellings), strict=True)
+        valid = [edit for edit, tokens, pieces in triples if tokens == tuple(pieces)]
         if len(valid) >= count or len(flips) < num_flips:
             return [edited(current, index, change) for index, change in valid[:count]]
         num_flips *= 4
 
 
-def _valid_flips(
-    current: Draft,
-    words: dict[int, _Tokens],
-    flips: list[tuple[int, int, int]],
-    gradients: Gradients,
-) -> list[tuple[int, Change]]:
-    """Word number and change of the flips after which the model reads the intended tokens."""
-    candidates: list[tuple[int, Change]] = []
-    intended: list[tuple[int, ...]] = []
-    for index, place, token in flips:
-        spelling, word = current.spelling(index), words[index]
-        start, end = int(word.starts[place]), int(word.ends[place])
-        new = cased(gradients.tokens[token].removeprefix("##"), spelling[start:end])
-        candidates.append((index, Change("token", start, spelling[start:end], new)))
-        ids = word.ids.tolist()
-        intended.append((*ids[:place], token, *ids[place + 1 :]))
-    spellings = [change.of(current.spelling(index)) for index, change in candidates]
-    tokenised = map(tuple, gradients.pieces(spellings))
-    triples = zip(candidates, intended, tokenised, strict=True)
-    return [candidate for candidate, ids, pieces in triples if ids == pieces]
+def best_flips(
+    table: Float[Array, "vocab width"],
+    ids: Int[np.ndarray, " tokens"],
+    gradient: Float[np.ndarray, "tokens width"],
+    *,
+    kinds: Int[np.ndarray, " vocab"],
+    count: int,
+) -> list[tuple[float, int, int]]:
+    """Estimated gain, position and new token of the best flips: at most `count`, best first.
+
+    `kinds` is `WORD`, `PIECE` or `NEVER` for each vocabulary entry. Pieces replace pieces; words
+    replace words and `NEVER` tokens.
+    """
+    spare = -len(ids) % _TOKEN_MULTIPLE
+    replaceable_by = np.where(kinds[ids] == NEVER, WORD, kinds[ids])
+    gains, places = _best(
+        table,
+        np.pad(ids, (0, spare)),
+        np.pad(gradient, ((0, spare), (0, 0))),
+        np.pad(replaceable_by, (0, spare), constant_values=-1),
+        kinds,
+        count=min(count, (len(ids) + spare) * len(kinds)),
+    )
+    positions, tokens = np.divmod(np.asarray(places), len(kinds))
+    flips = zip(np.asarray(gains).tolist(), positions.tolist(), tokens.tolist(), strict=True)
+    return [flip for flip in flips if flip[0] > -np.inf]
+
+
+@partial(jax.jit, static_argnames="count")
+def _best(
+    table: Float[Array, "vocab width"],
+    ids: Int[Array, " tokens"],
+    gradient: Float[Array, "tokens width"],
+    replaceable_by: Int[Array, " tokens"],
+    kinds: Int[Array, " vocab"],
+    *,
+    count: int,
+) -> tuple[Array, Array]:
+    projected = gradient @ table.T
+    gains = projected - jnp.take_along_axis(projected, ids[:, None], axis=1)
+    allowed = (replaceable_by[:, None] == kinds) & (jnp.arange(len(table)) != ids[:, None])
+    return jax.lax.top_k(jnp.where(allowed, gains, -jnp.inf).reshape(-1), count)
 
 
 class _Variants(NamedTuple):
-    """All edits of one letter of a word.
-
-    Attributes:
-        changes: The edits.
-        ids: `(edits, pieces)` tokens of the edited word; -1 for none.
-        used: The distinct tokens among them.
-        places: `(edits, pieces)` position of each token in `used`.
-    """
+    """All edits of one letter of a word."""
 
     changes: list[Change]
-    ids: np.ndarray
-    used: np.ndarray
-    places: np.ndarray
+    ids: np.ndarray  # (edits, pieces): tokens of the edited word; -1 for none
+    used: np.ndarray  # the distinct tokens among them
+    places: np.ndarray  # (edits, pieces): position of each token in `used`
 
 
 def _variants(words: list[str], gradients: Gradients) -> list[_Variants]:
     """All edits of one letter for several words; tokenises those not in the cache in one call."""
     cache: dict[str, _Variants] = gradients.cache  # pyright: ignore[reportAssignmentType]
-    variants = {word: cache[word] for word in words if word in cache}
+    known = {word: cache[word] for word in words if word in cache}
     new = {
         word: {change.of(word): change for kind in _OPERATIONS for change in kind(word)}
         for word in words
-        if word not in variants
+        if word not in known
     }
     pieces = iter(gradients.pieces([spelling for edits in new.values() for spelling in edits]))
+    if len(cache) + len(new) > _MAX_CACHED:
+        cache.clear()
     for word, edits in new.items():
         rows = [next(pieces) for _ in edits]
         ids = np.full((len(rows), max(map(len, rows), default=0)), -1, np.int32)
         for number, row in enumerate(rows):
             ids[number, : len(row)] = row
         used, places = np.unique(ids, return_inverse=True)
-        variants[word] = _Variants(list(edits.values()), ids, used, places.reshape(ids.shape))
-    if len(cache) + len(new) > _MAX_CACHED:
-        cache.clear()
-    cache.update({word: variants[word] for word in new})
-    return [variants[word] for word in words]
+        cache[word] = _Variants(list(edits.values()), ids, used, places.reshape(ids.shape))
+    return [known.get(word) or cache[word] for word in words]
 
 
 def _character_edits(

@@ -19,14 +19,12 @@ _WORD = re.compile(rf"(?:{_LETTER})+(?:['’](?:{_LETTER})+)*")
 
 
 class Edit(NamedTuple):
-    """One entry of the log.
+    """One entry of the log: replaces the characters `before` by `after`.
 
     Attributes:
         field: Index of the edited string among all strings of all choices.
         position: First edited character of that string at the time of the edit.
         kind: Name of the edit.
-        before: Replaced characters.
-        after: Their replacement.
     """
 
     field: int
@@ -37,14 +35,7 @@ class Edit(NamedTuple):
 
 
 class Corrupted(NamedTuple, Generic[T]):
-    """A text with edits.
-
-    Attributes:
-        text: The edited text, in the same structure as the clean one.
-        edits: The edits, in order.
-        num_words: Number of words of the clean text.
-        num_changed: Number of changed words.
-    """
+    """An edited text, its edits in order, and the numbers of all and of changed words."""
 
     text: T
     edits: tuple[Edit, ...]
@@ -58,29 +49,16 @@ class Corrupted(NamedTuple, Generic[T]):
 
 
 class Word(NamedTuple):
-    """A word of a text.
+    """A word of a text: characters `start` to `end`, exclusive, of one or more strings."""
 
-    Attributes:
-        fields: The strings with the word: one, or those of all choices that share it.
-        start: First character in each of them.
-        end: One past the last.
-        changed: Whether it has been edited.
-    """
-
-    fields: tuple[int, ...]
+    fields: tuple[int, ...]  # several if choices share the string
     start: int
     end: int
     changed: bool = False
 
 
 class Draft(NamedTuple, Generic[T]):
-    """A text that is being edited, word by word.
-
-    Attributes:
-        text: The current text.
-        words: The words of the clean text at their current positions.
-        edits: The edits so far.
-    """
+    """A text during edits, its words at their current positions, and the edits so far."""
 
     text: T
     words: tuple[Word, ...]
@@ -115,14 +93,11 @@ def _rebuilt(part: Any, new: Iterator[str]) -> Any:
 
 
 def draft(text: T) -> Draft[T]:
-    """Opens a text for editing.
+    """Returns a clean text with its words, for edits.
 
     A word is a run of letters and digits of any script with at least one letter, possibly with
     apostrophes inside (`don't`): `2nd` is a word, `1999` and `...` are not, `well-known` is two
     words. In scripts without spaces, a word is a clause.
-
-    Args:
-        text: The clean text.
 
     Raises:
         TypeError: If the text is not a string, or tuples of strings.
@@ -157,11 +132,10 @@ def edited(before: Draft[T], index: int, change: Change) -> Draft[T]:
     """Changes the current spelling of a word, in all choices that share it, and logs the edit."""
     new, log = list(strings(before.text)), list(before.edits)
     word = before.words[index]
+    position = word.start + change.offset
     for field in word.fields:
-        position = word.start + change.offset
         log.append(Edit(field, position, change.kind, change.before, change.after))
-        after_edit = new[field][position + len(change.before) :]
-        new[field] = new[field][:position] + change.after + after_edit
+        new[field] = change._replace(offset=position).of(new[field])
     growth = len(change.after) - len(change.before)
     words = [
         other._replace(start=other.start + growth, end=other.end + growth)

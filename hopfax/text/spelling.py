@@ -1,10 +1,11 @@
 """Correction of misspelt words by retrieval from a word list.
 
 The words of the list are patterns, and an unknown word retrieves one of them by one update of a
-modern Hopfield network, as a noisy token vector does in `hopfax.hopfield.denoise`. This is NumPy
-on the host, where strings are; similarities are exact, and summed over an inverted index.
+modern Hopfield network, as a noisy token vector does in `hopfax.hopfield.denoise`. Similarities are
+exact; NumPy sums them over an inverted index.
 """
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -18,30 +19,20 @@ _LETTER = r"[^\W_][\u0300-\u036f]*"
 # One symbol between letters counts as a letter (fi|m), unless it separates words.
 _WORD = re.compile(rf"(?:{_LETTER})+(?:[^\w\s.,:;?/\"…–—-](?:{_LETTER})+)*")
 _EDGE = "\n"  # before the first letter and after the last
-_NONE = np.zeros(0, np.intp)
 _MAX_CACHED = 1 << 17  # retrieved words
 
 
 class Retrieved(NamedTuple):
-    """A retrieved word.
-
-    Attributes:
-        word: In lower case.
-        probability: Its posterior probability; 1 for a word of the list.
-    """
+    """A word in lower case and its posterior probability, which is 1 for a word of the list."""
 
     word: str
     probability: float
 
 
 class WordCorrection(NamedTuple):
-    """A word of a text and its correction.
+    """A word of a text, at `start` in the uncorrected text, and its correction.
 
-    Attributes:
-        start: Position of the word in the text before correction.
-        before: The word.
-        after: Its correction; the same if it stays.
-        probability: Posterior probability of the correction, or of no change.
+    `before` and `after` are equal if the word stays; `probability` is the posterior of `after`.
     """
 
     start: int
@@ -51,12 +42,7 @@ class WordCorrection(NamedTuple):
 
 
 class Correction(NamedTuple):
-    """A corrected text.
-
-    Attributes:
-        text: The text with its words corrected; all other characters stay.
-        words: Every word in order, changed or not.
-    """
+    """A corrected text, and all its words in order, changed or not."""
 
     text: str
     words: tuple[WordCorrection, ...]
@@ -77,7 +63,7 @@ def word_counts(texts: Iterable[str]) -> Counter[str]:
 
 
 class WordMemory:
-    r"""Words of a list, which misspelt words retrieve.
+    r"""A list of words that corrects misspelt words.
 
     A word $w$ is the vector $\phi(w)$ of the counts of its *open bigrams*: ordered pairs of letters
     at most `span` apart, with a mark at both ends of the word, scaled to norm 1. The posterior of
@@ -126,12 +112,8 @@ class WordMemory:
         beta: float = 30.0,
         unseen: float = 0.001,
     ):
-        numbers = {
-            "beta": beta,
-            "unseen": unseen,
-            **{f"counts[{w!r}]": n for w, n in counts.items()},
-        }
-        for name, value in numbers.items():
+        numbers = {f"counts[{word!r}]": count for word, count in counts.items()}
+        for name, value in {"beta": beta, "unseen": unseen, **numbers}.items():
             if not 0 < value < np.inf:
                 raise ValueError(f"{name} must be > 0 and finite, got {value}")
         if span != int(span) or span < 1:
@@ -147,31 +129,30 @@ class WordMemory:
         self._words, self._span, self._beta = list(self.counts), int(span), beta
         self._log_prior = np.log(np.array(list(self.counts.values()), float))
         self._log_unseen = float(np.log(unseen))
-        pairs = [open_bigrams(word, self._span) for word in self._words]
+        pairs = [_open_bigrams(word, self._span) for word in self._words]
         self._inverse_norms = 1 / np.array(list(map(_norm, pairs)))
-        self._index = _inverted(pairs)
-        self._cache: dict[str, Retrieved] = {}
+        owners: dict[str, list[int]] = {}  # words with a pair, as often as they have it
+        for number, counter in enumerate(pairs):
+            for pair in counter.elements():
+                owners.setdefault(pair, []).append(number)
+        self._index = {pair: np.array(words, np.intp) for pair, words in owners.items()}
+        self._cached = functools.lru_cache(_MAX_CACHED)(self._retrieve)
 
     def retrieve(self, word: str) -> Retrieved:
         """Returns the most probable word for one word, without its case."""
         word = word.lower()
-        if word in self.counts:
-            return Retrieved(word, 1.0)
-        if word not in self._cache:
-            if len(self._cache) >= _MAX_CACHED:
-                self._cache.clear()
-            self._cache[word] = self._retrieve(word)
-        return self._cache[word]
+        return Retrieved(word, 1.0) if word in self.counts else self._cached(word)
 
     def correct(self, text: str) -> Correction:
         """Returns a text with its words corrected; case and all other characters are kept."""
         return correct_words(text, self.retrieve)
 
     def _retrieve(self, word: str) -> Retrieved:
-        pairs = open_bigrams(word, self._span)
+        pairs = _open_bigrams(word, self._span)
         owners = [self._index[pair] for pair in pairs.elements() if pair in self._index]
         # Counting integers is several times as fast as adding up the entries of the vectors.
-        products = np.bincount(np.concatenate([_NONE, *owners]), minlength=len(self._words))
+        owners = np.concatenate([np.zeros(0, np.intp), *owners])
+        products = np.bincount(owners, minlength=len(self._words))
         scores = self._log_prior + self._beta / _norm(pairs) * products * self._inverse_norms
         best, unchanged = int(np.argmax(scores)), self._beta + self._log_unseen
         most = max(float(scores[best]), unchanged)
@@ -186,8 +167,7 @@ def correct_words(text: str, retrieve: Callable[[str], Retrieved]) -> Correction
 
     Args:
         text: Any text; see `word_counts` for its words.
-        retrieve: A word -> a word, whose case is ignored. Where they agree but for case, the word
-            stays.
+        retrieve: A word -> a word, whose case is ignored.
 
     Example:
         >>> from hopfax.text.spelling import Retrieved, correct_words
@@ -205,14 +185,8 @@ def correct_words(text: str, retrieve: Callable[[str], Retrieved]) -> Correction
     return Correction("".join([*parts, text[end:]]), tuple(words))
 
 
-def open_bigrams(word: str, span: int) -> Counter[str]:
-    """Returns how often each pair of letters at most `span` apart occurs, ends included.
-
-    Example:
-        >>> from hopfax.text.spelling import open_bigrams
-        >>> ["_".join(pair.split()) or pair for pair in sorted(open_bigrams("cat", 1))]
-        ['c', 'at', 'ca', 't']
-    """
+def _open_bigrams(word: str, span: int) -> Counter[str]:
+    """How often each pair of letters at most `span` apart occurs, ends included."""
     marked = f"{_EDGE}{word}{_EDGE}"
     return Counter(
         first + second
@@ -227,12 +201,3 @@ def _words(text: str) -> list[re.Match[str]]:
 
 def _norm(pairs: Counter[str]) -> float:
     return float(np.sqrt(sum(count * count for count in pairs.values())))
-
-
-def _inverted(words: list[Counter[str]]) -> dict[str, np.ndarray]:
-    """For each pair of letters, the numbers of the words with it, as often as it occurs."""
-    owners: dict[str, list[int]] = {}
-    for number, pairs in enumerate(words):
-        for pair, count in pairs.items():
-            owners.setdefault(pair, []).extend([number] * count)
-    return {pair: np.array(numbers, np.intp) for pair, numbers in owners.items()}

@@ -32,9 +32,8 @@ def textbugger(
     random position. The result is the version with the greatest loss along the way. Each step is
     one call of `victim.loss` for all versions of all texts.
 
-    Differences from the paper: letters become look-alikes but not neighbouring keys (see
-    `misspell`); words are not replaced by similar words, so no sentence encoder checks similarity;
-    sentences of long documents are not ranked; the attack does not stop at the first
+    Unlike the paper, letters do not become neighbouring keys (see `misspell`), words are not
+    replaced by similar words, sentences are not ranked, and the attack does not stop at the first
     misclassification.
 
     Args:
@@ -45,9 +44,6 @@ def textbugger(
         seed: Seed of the positions of bugs, together with the row.
         rows: Row number of each text; None counts from 0.
         batch_size: Texts attacked at the same time.
-
-    Returns:
-        One result per text.
 
     Raises:
         TypeError: If `texts` is one string.
@@ -65,7 +61,7 @@ def textbugger(
     References:
         Li et al., TextBugger (NDSS 2019), sections III-B and III-C, Algorithms 2 and 3.
     """
-    num_changes(rate, 0)
+    num_changes(rate, 0)  # checks the rate
     search = partial(_search, rate=rate, seed=seed)
     return attack_each(search, victim, texts, labels, rows=rows, batch_size=batch_size)
 
@@ -82,11 +78,11 @@ def _search(text: T, row: int, *, rate: float, seed: int) -> Search[T]:
     for rank in np.argsort(-np.asarray(losses), kind="stable").tolist()[:count]:
         index = candidates[rank]
         versions = [edited(current, index, change) for change in options[index]]
-        version_losses = yield Query([version.text for version in versions])
-        best = int(np.argmax(version_losses))
-        current, loss = versions[best], version_losses[best]
-        if loss > worst_loss:
-            worst, worst_loss = current, loss
+        losses = yield Query([version.text for version in versions])
+        best = int(np.argmax(losses))
+        current = versions[best]
+        if losses[best] > worst_loss:
+            worst, worst_loss = current, losses[best]
     return AttackResult(worst.corrupted(), float(clean_loss), float(worst_loss))
 
 

@@ -1,6 +1,6 @@
 """Random typos in a fraction of the words.
 
-Seeds are integers for NumPy: strings are edited on the host, where JAX keys would be slow.
+Seeds are integers for NumPy: text is edited on the host, where JAX keys would be slow.
 """
 
 import math
@@ -31,9 +31,6 @@ def misspell(text: T, *, rate: float, seed: Seed) -> Corrupted[T]:
         seed: One or several integers >= 0, for instance `(seed, row)`, so that the typos of a text
             do not depend on other texts.
 
-    Returns:
-        The text and the log of its edits, from which `restore` recovers the clean text.
-
     Raises:
         ValueError: If `rate` is outside [0, 1], or `seed` has a negative integer.
 
@@ -49,8 +46,8 @@ def misspell(text: T, *, rate: float, seed: Seed) -> Corrupted[T]:
 def swap_characters(text: T, *, rate: float, seed: Seed) -> Corrupted[T]:
     """Swaps two neighbouring letters in a fraction of the words.
 
-    The first and last letter stay, so only words of four letters or more change. Arguments, results
-    and errors are those of `misspell`.
+    The first and last letter stay, so only words of four letters or more change. Arguments and
+    errors are those of `misspell`.
 
     Example:
         >>> from hopfax import text

@@ -4,14 +4,14 @@ from collections import Counter
 
 import pytest
 
-from hopfax.data import EVALUATION_SETS, evaluation_set, read_evaluation_set, task
+from hopfax.data import EVALUATION_SETS, read_evaluation_set, task
 
 ADVGLUE = {"sst2": 148, "qqp": 78, "mnli": 121, "mnli-mm": 162, "qnli": 148, "rte": 81}
 HEADER = "id\tsentence1\tsentence2\tlabel\n"
 ROWS = {
     "sst2": [{"idx": 0, "sentence": "a fi1m ", "label": 1}, {"sentence": "dull", "label": 0}],
     "qqp": [{"question1": "Who?", "question2": "Whom?", "label": 1}],
-    "mnli": [{"premise": "p", "hypothesis": "h", "label": number} for number in (0, 1, 2)],
+    "mnli": [{"premise": "p", "hypothesis": "h", "label": number} for number in range(3)],
     "mnli-mm": [{"premise": "p", "hypothesis": "h", "label": 2}],
     "qnli": [{"question": "Who?", "sentence": "He.", "label": 1}],
     "rte": [{"sentence1": "a", "sentence2": "b", "label": 0}],
@@ -21,42 +21,39 @@ ROWS = {
 def write(path, text):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
-    return path
 
 
 @pytest.mark.parametrize("parent", [".", "advglue"])
 def test_advglue_in_its_layout(tmp_path, parent):
     write(tmp_path / parent / "dev.json", json.dumps(ROWS))
     rows = {section: read_evaluation_set(f"adv-{section}", tmp_path) for section in ROWS}
-    assert rows["sst2"] == [((("a fi1m",),), 1, 0), ((("dull",),), 0, 1)]
-    assert rows["qqp"] == [((("Who?", "Whom?"),), 1, 0)]
-    assert [row.label for row in rows["mnli"]] == [0, 1, 2] and rows["mnli-mm"][0].label == 2
-    assert rows["qnli"][0] == ((("Who?", "He."),), 1, 0)
-    assert rows["rte"][0] == ((("a", "b"),), 0, 0)
+    assert rows == {
+        "sst2": [((("a fi1m",),), 1, 0), ((("dull",),), 0, 1)],
+        "qqp": [((("Who?", "Whom?"),), 1, 0)],
+        "mnli": [((("p", "h"),), number, number) for number in range(3)],
+        "mnli-mm": [((("p", "h"),), 2, 0)],
+        "qnli": [((("Who?", "He."),), 1, 0)],
+        "rte": [((("a", "b"),), 0, 0)],
+    }
 
 
-def test_paws_in_its_layout(tmp_path):
-    row = '7\tA "quoted word .\tAn end .\t0\n8\tNS\tNS\t1\n'
-    write(tmp_path / "paws" / "labeled_final" / "test.tsv", HEADER + row)
-    first, ns = read_evaluation_set("paws", tmp_path)
-    assert first == ((('A "quoted word .', "An end ."),), 0, 0)
-    assert ns.texts == (("NS", "NS"),), "only PAWS-X marks rows so"
-
-
-def test_paws_x_drops_marked_rows(tmp_path):
-    rows = ["1\teins\tzwei\t1", "2\tdrei\tNS\t0", "3\tNS\tNS\t1", "4\tNSU\tvier NS\t0"]
-    write(tmp_path / "x-final" / "de" / "test_2k.tsv", HEADER + "\n".join(rows) + "\n")
+def test_only_paws_x_drops_marked_rows(tmp_path):
+    rows = HEADER + "1\teins\tzwei\t1\n2\tdrei\tNS\t0\n3\tNS\tNS\t1\n4\tNSU\tvier NS\t0\n"
+    write(tmp_path / "x-final" / "de" / "test_2k.tsv", rows)
     with pytest.warns(UserWarning, match=r"dropped 2 of 4 rows marked NS \(lines 3, 4\)"):
-        rows = read_evaluation_set("paws-x-de", tmp_path)
-    assert rows == [((("eins", "zwei"),), 1, 0), ((("NSU", "vier NS"),), 0, 3)]
+        kept = read_evaluation_set("paws-x-de", tmp_path)
+    assert kept == [((("eins", "zwei"),), 1, 0), ((("NSU", "vier NS"),), 0, 3)]
+    write(tmp_path / "paws" / "labeled_final" / "test.tsv", rows)
+    assert read_evaluation_set("paws", tmp_path)[2] == ((("NS", "NS"),), 1, 2)
 
 
 def test_few_empty_translations_are_dropped_but_many_are_an_error(tmp_path):
     path = tmp_path / "x-final" / "fr" / "test_2k.tsv"
-    write(path, HEADER + "1\tun\tdeux\t1\n" * 199 + "2\t\tdeux\t1\n")
+    good, empty = "1\tun\tdeux\t1\n", "2\t\tdeux\t1\n"
+    write(path, HEADER + good * 199 + empty)
     with pytest.warns(UserWarning, match=r"dropped 1 of 200 rows lacking .* \(lines 201\)"):
         assert len(read_evaluation_set("paws-x-fr", tmp_path)) == 199
-    write(path, HEADER + "1\tun\tdeux\t1\n" + "2\t\tdeux\t1\n")
+    write(path, HEADER + good + empty)
     with pytest.raises(ValueError, match=r"line 3: empty text in 'sentence1'"):
         read_evaluation_set("paws-x-fr", tmp_path)
 
@@ -65,11 +62,9 @@ def test_real_sets_have_their_rows(shared):
     manifest = json.loads((shared / "data" / "manifest.json").read_text())
     (entry,) = [entry for entry in manifest if entry["path"] == "advglue/dev.json"]
     for section, size in ADVGLUE.items():
-        spec = evaluation_set(f"adv-{section}")
-        rows = read_evaluation_set(spec.name, shared / "data")
-        assert len(rows) == size and [row.index for row in rows] == list(range(size))
+        rows = read_evaluation_set(f"adv-{section}", shared / "data")
+        assert [row.index for row in rows] == list(range(size))
         assert Counter(str(row.label) for row in rows) == entry["labels"][section]
-        assert all(len(row.texts[0]) == len(spec.columns) for row in rows)
     rows = read_evaluation_set("paws", shared / "data")
     assert len(rows) == 8000 and sum(row.label for row in rows) == 3536
 
@@ -79,8 +74,7 @@ def test_specifications_are_consistent():
     table = "AdvSST-2 AdvMNLI AdvMNLI-mm AdvRTE AdvQNLI AdvQQP PAWS PAWS-X-en PAWS-X-de"
     assert set(table.split()) <= titles and len(titles) == 14
     for name, spec in EVALUATION_SETS.items():
-        assert spec.name == name
-        assert set(spec.labels) == set(task(spec.task).labels)
+        assert spec.name == name and set(spec.labels) == set(task(spec.task).labels)
         for other in (spec.task, *spec.others):
             assert len(task(other).labels) == len(spec.labels)
             assert len(task(other).columns) == len(spec.columns)
@@ -88,14 +82,17 @@ def test_specifications_are_consistent():
 
 def test_labels_are_classes_of_the_trained_task(tmp_path):
     write(tmp_path / "dev.json", json.dumps(ROWS))
-    reordered = dataclasses.replace(task("mnli"), labels=("contradiction", "entailment", "neutral"))
-    rows = read_evaluation_set("adv-mnli", tmp_path, trained=reordered)
-    assert [row.label for row in rows] == [1, 2, 0]
     write(tmp_path / "labeled_final" / "test.tsv", HEADER + "1\ta\tb\t1\n2\ta\tc\t0\n")
-    reordered = dataclasses.replace(task("mrpc"), labels=("1", "0"))
-    for trained, expected in (("qqp", [1, 0]), ("paraphrase", [1, 0]), (reordered, [0, 1])):
-        rows = read_evaluation_set("paws", tmp_path, trained=trained)
-        assert [row.label for row in rows] == expected
+    mnli = dataclasses.replace(task("mnli"), labels=("contradiction", "entailment", "neutral"))
+    mrpc = dataclasses.replace(task("mrpc"), labels=("1", "0"))
+    for name, trained, labels in (
+        ("adv-mnli", mnli, [1, 2, 0]),
+        ("paws", "qqp", [1, 0]),
+        ("paws", "paraphrase", [1, 0]),
+        ("paws", mrpc, [0, 1]),
+    ):
+        rows = read_evaluation_set(name, tmp_path, trained=trained)
+        assert [row.label for row in rows] == labels
 
 
 TWO_LABELS = dataclasses.replace(task("mnli"), labels=("entailment", "not"))
@@ -132,8 +129,5 @@ def test_malformed_advglue(tmp_path, content, message):
     write(tmp_path / "dev.json", content)
     with pytest.raises(ValueError, match=message):
         read_evaluation_set("adv-sst2", tmp_path)
-
-
-def test_a_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no file of PAWS-X-de .*x-final/de/test_2k"):
         read_evaluation_set("paws-x-de", tmp_path)

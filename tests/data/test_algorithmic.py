@@ -5,66 +5,49 @@ import pytest
 
 from hopfax.data.algorithmic import modular_addition, sparse_parity
 
-SPLITS = ("train", "validation", "test")
-
 
 def rows(split):
     return [tuple(row) for row in split.ids[:, 0]]
 
 
 def test_sums_are_right():
-    modulus = 7
-    sizes = {"num_train": 30, "num_validation": 9, "num_test": 10}
-    data = modular_addition(3, modulus=modulus, **sizes)
-    assert (data.vocab_size, data.num_classes) == (modulus + 5, modulus)
-    for name in SPLITS:
-        split = getattr(data, name)
-        assert len(split.labels) == sizes[f"num_{name}"]
-        for row, label in zip(rows(split), split.labels, strict=True):
-            numbers = [row[place] - 5 for place in data.relevant]
-            assert all(0 <= number < modulus for number in numbers)
-            assert sum(numbers) % modulus == label
-            assert (row[0], row[2], row[4]) == (1, 2, 3)
+    data = modular_addition(3, modulus=7, num_train=30, num_validation=9, num_test=10)
+    assert (data.vocab_size, data.num_classes, data.relevant) == (12, 7, (1, 3))
+    for split, size in zip(data[:3], (30, 9, 10), strict=True):
+        assert len(split.labels) == size
+        assert (split.ids[:, 0, [0, 2, 4]] == [1, 2, 3]).all()
+        numbers = split.ids[:, 0, [1, 3]] - 5
+        assert numbers.min() >= 0 and numbers.max() < 7
+        assert (numbers.sum(axis=1) % 7 == split.labels).all()
 
 
 @pytest.mark.parametrize(("num_bits", "num_relevant"), [(10, 1), (40, 3)])
 def test_only_training_parities_are_noisy(num_bits, num_relevant):
-    sizes = {"num_train": 50, "num_validation": 10, "num_test": 10}
-    wrong = dict.fromkeys(SPLITS, 0)
-    for seed in range(12):
-        data = sparse_parity(
-            seed, num_bits=num_bits, num_relevant=num_relevant, noise=0.45, **sizes
-        )
-        assert len(data.relevant) == num_relevant
-        for name in SPLITS:
-            for row, label in zip(
-                rows(getattr(data, name)), getattr(data, name).labels, strict=True
-            ):
-                assert set(row) <= {1, 2}
-                wrong[name] += sum(row[place] == 2 for place in data.relevant) % 2 != label
-    assert abs(wrong["train"] / 600 - 0.45) < 5 * (0.25 / 600) ** 0.5
-    assert wrong["validation"] == wrong["test"] == 0
+    sizes = {"num_train": 600, "num_validation": 100, "num_test": 100}
+    data = sparse_parity(0, num_bits=num_bits, num_relevant=num_relevant, noise=0.45, **sizes)
+    assert len(data.relevant) == num_relevant
+    wrong = []
+    for split in data[:3]:
+        assert set(split.ids.flat) == {1, 2}
+        parities = (split.ids[:, 0][:, data.relevant] == 2).sum(axis=1) % 2
+        wrong.append(np.mean(parities != split.labels))
+    assert abs(wrong[0] - 0.45) < 5 * (0.25 / 600) ** 0.5
+    assert wrong[1:] == [0, 0]
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "options"),
     [
-        lambda seed: modular_addition(
-            seed, modulus=11, num_train=80, num_validation=20, num_test=21
-        ),
-        lambda seed: sparse_parity(seed, num_bits=7, num_train=100, num_validation=14, num_test=14),
-        lambda seed: sparse_parity(seed, num_bits=17, num_train=5000),
+        (modular_addition, {"modulus": 11, "num_train": 80, "num_validation": 20, "num_test": 21}),
+        (sparse_parity, {"num_bits": 7, "num_train": 100, "num_validation": 14, "num_test": 14}),
+        (sparse_parity, {"num_bits": 17, "num_train": 5000}),
     ],
 )
-def test_splits_share_no_row_and_depend_on_the_seed(make):
-    data = make(1)
-    seen = [row for name in SPLITS for row in rows(getattr(data, name))]
+def test_splits_share_no_row_and_depend_on_the_seed(make, options):
+    data = make(1, **options)
+    seen = [row for split in data[:3] for row in rows(split)]
     assert len(set(seen)) == len(seen)
-    again, other = make(1), make(2)
-    for name in SPLITS:
-        for one, same in zip(getattr(data, name), getattr(again, name), strict=True):
-            np.testing.assert_array_equal(one, same)
-    assert rows(data.train) != rows(other.train)
+    assert rows(data.train) != rows(make(2, **options).train)
 
 
 def test_rows_are_the_same_on_every_machine():

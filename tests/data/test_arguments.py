@@ -58,10 +58,7 @@ def test_integers_have_a_range(function, arguments, names):
             r"rows\['train'\] .* from 1 to 22, got 30",
         ),
         (lambda: data.synthetic_split("sst2", "train", size=1, seed=0), "unknown synthetic task"),
-        (
-            lambda: data.synthetic_split("sentiment", "dev", size=1, seed=0),
-            "unknown split 'dev'",
-        ),
+        (lambda: data.synthetic_split("sentiment", "dev", size=1, seed=0), "unknown split 'dev'"),
         (lambda: data.synthetic_split("sentiment", "train", size=0, seed=0), "from 1 to 100,000"),
         (lambda: data.load_task("sst2"), "sst2 requires data_dir .* with SST-2"),
     ],

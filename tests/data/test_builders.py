@@ -15,23 +15,19 @@ def write_raw(folder, name, rows=6):
     spec = task(name)
     (folder / spec.folder).mkdir(parents=True, exist_ok=True)
     for split, file in spec.files.items():
+        labels = spec.labels or ("0.000", "0.800", "1.600", "4.000")
         lines = []
         for number in range(rows):
-            row = dict.fromkeys(spec.header)
+            row = dict.fromkeys(spec.header, "")
             row |= {column: f'{split} "{column}" é {number}' for column in spec.columns}
-            row[spec.label_column] = (
-                f"{number % 6 * 0.8:.3f}"
-                if spec.regression
-                else spec.labels[number % len(spec.labels)]
-            )
+            row[spec.label_column] = labels[number % len(labels)]
             if name == "copa":
                 row["question"] = ("cause", "effect")[number % 2]
             lines.append(row)
         if file.endswith(".jsonl"):
             text = "".join(f"{json.dumps(nested(row))}\n" for row in lines)
         else:
-            header = [] if spec.header else [list(lines[0])]
-            cells = header + [[value or "" for value in row.values()] for row in lines]
+            cells = [*([] if spec.header else [lines[0]]), *(row.values() for row in lines)]
             text = "".join("\t".join(row) + "\n" for row in cells)
         (folder / spec.folder / file).write_text(text)
 
@@ -61,9 +57,7 @@ def test_built_rows_are_the_raw_rows(tmp_path, builders, name):
     for split in ("train", "validation"):
         raw = read_split(task(name), tmp_path / "raw", split)
         built = builders.read_built(task(name), tmp_path / "sets", split)
-        assert [row.texts for row in built] == [row.texts for row in raw]
-        assert [row.index for row in built] == [row.index for row in raw]
-        assert [row.label for row in built] == pytest.approx([row.label for row in raw], abs=1e-6)
+        assert built == [row._replace(label=pytest.approx(row.label, abs=1e-6)) for row in raw]
         assert len(builder.as_data_source(split)) == len(raw) == 6
     assert list((tmp_path / "sets").rglob("*.array_record*"))
     assert "tensorflow" not in sys.modules
@@ -82,19 +76,16 @@ def test_tfds_finds_the_set_by_name(tmp_path, builders):
 def test_a_task_loads_from_its_built_set(tmp_path, builders):
     write_raw(tmp_path / "raw", "stsb", rows=30)
     builders.build("stsb", tfds_dir=tmp_path / "sets", raw_dir=tmp_path / "raw")
-    one, two = (load_task("stsb", data_dir=tmp_path / folder) for folder in ("sets", "raw"))
-    for split in ("train", "validation", "test"):
-        for left, right in zip(getattr(one, split), getattr(two, split), strict=True):
-            assert left.tobytes() == right.tobytes() and left.dtype == right.dtype
+    built, raw = (load_task("stsb", data_dir=tmp_path / folder) for folder in ("sets", "raw"))
+    for one, two in zip([*built.train, *built.test], [*raw.train, *raw.test], strict=True):
+        assert one.tobytes() == two.tobytes() and one.dtype == two.dtype
 
 
 def test_dev_only_set(tmp_path, builders):
     write_raw(tmp_path / "raw", "qnli")
     (tmp_path / "raw" / "QNLI" / "train.tsv").unlink()
-    builder = builders.build("qnli", tfds_dir=tmp_path / "sets", raw_dir=tmp_path / "raw")
-    assert list(builder.info.splits) == ["validation"]
-    message = r"no train split of QNLI.*\(built splits: validation\)"
-    with pytest.raises(FileNotFoundError, match=message):
+    builders.build("qnli", tfds_dir=tmp_path / "sets", raw_dir=tmp_path / "raw")
+    with pytest.raises(FileNotFoundError, match=r"no train .* QNLI.*\(built splits: validation\)"):
         builders.read_built(task("qnli"), tmp_path / "sets", "train")
 
 

@@ -9,7 +9,6 @@ TEXTS = {
     "validation": ["a e", "b c a b"],
     "test": ["c c c c c c c"],
 }
-ONE = dict.fromkeys(TEXTS, 1)
 
 
 def stream(lines, vocabulary):
@@ -17,12 +16,10 @@ def stream(lines, vocabulary):
     return [vocabulary.index(word) if word in vocabulary else 0 for word in words]
 
 
-def test_vocabulary_has_the_most_frequent_words():
-    small, large = (
-        next_words(TEXTS, 0, num_tokens=2, vocab_size=size, rows=ONE).vocabulary for size in (4, 99)
-    )
-    assert small == (UNKNOWN, "a", "b", END)
-    assert large == (UNKNOWN, "a", "b", END, "c", "d")
+@pytest.mark.parametrize("size", [4, 99])
+def test_vocabulary_has_the_most_frequent_words(size):
+    data = next_words(TEXTS, 0, num_tokens=2, vocab_size=size, rows=dict.fromkeys(TEXTS, 1))
+    assert data.vocabulary == (UNKNOWN, "a", "b", END, "c", "d")[:size]
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5])
@@ -31,23 +28,21 @@ def test_rows_are_consecutive_words_and_labels_the_next_words(num_tokens):
     data = next_words(TEXTS, 3, num_tokens=num_tokens, vocab_size=4, rows=sizes)
     for split, lines in TEXTS.items():
         ids = stream(lines, data.vocabulary)
-        expected = {
-            (tuple(ids[start : start + num_tokens]), tuple(ids[start + 1 : start + num_tokens + 1]))
-            for start in range(0, sizes[split] * num_tokens, num_tokens)
-        }
-        rows = getattr(data, split)
-        assert rows.ids.shape == rows.labels.shape == (sizes[split], num_tokens)
-        assert set(zip(map(tuple, rows.ids), map(tuple, rows.labels), strict=True)) == expected
+        starts = range(0, sizes[split] * num_tokens, num_tokens)
+        rows = np.concatenate(getattr(data, split), axis=1).tolist()
+        assert sorted(rows) == sorted(
+            ids[start : start + num_tokens] + ids[start + 1 : start + num_tokens + 1]
+            for start in starts
+        )
 
 
 def test_the_seed_chooses_the_rows():
     sizes = {"train": 5, "validation": 2, "test": 2}
-    first, again, other = (
+    first, other = (
         next_words(TEXTS, seed, num_tokens=2, vocab_size=6, rows=sizes).train.ids.tolist()
-        for seed in (0, 0, 1)
+        for seed in (0, 1)
     )
-    assert first == again != other
-    assert first == [[2, 5], [3, 1], [0, 2], [3, 1], [1, 2]]  # on every machine
+    assert first == [[2, 5], [3, 1], [0, 2], [3, 1], [1, 2]] != other  # on every machine
 
 
 def test_wikitext2(shared, tmp_path):

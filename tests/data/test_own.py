@@ -1,5 +1,3 @@
-import json
-
 import numpy as np
 import pytest
 
@@ -41,30 +39,26 @@ def test_floats_are_scores():
 
 
 def test_held_out_rows_do_not_depend_on_train_size():
-    data, few = (from_rows(FILMS, STARS, train_size=size) for size in (None, 9))
+    data, few, most = (from_rows(FILMS, STARS, train_size=size) for size in (None, 9, 100))
     assert [len(part.index) for part in splits(data)] == [32, 4, 4]
     assert sorted(np.concatenate([part.index for part in splits(data)])) == list(range(40))
     assert few.test.index.tolist() == data.test.index.tolist()
     assert data.test.index.tolist() == [23, 2, 3, 34]  # on every machine
     assert len(few.train.index) == 9 and set(few.train.index) < set(data.train.index)
-    assert len(from_rows(FILMS, STARS, train_size=100).train.index) == 32
+    assert most.train.index.tolist() == data.train.index.tolist()
 
 
-def test_rows_that_are_passed_are_kept_in_order():
-    dev = ["film b", "film a"], [4, 1]
-    data = from_rows(FILMS, STARS, validation=dev, test=dev, name="films")
-    assert [len(part.index) for part in splits(data)] == [40, 2, 2]
-    assert data.validation.labels.tolist() == data.test.labels.tolist() == [2, 0]
-    assert data.test.ids.tolist() == data.validation.ids.tolist()
-    assert data.spec.name == "films" and not data.is_partial
-
-
-def test_pairs_and_a_vocabulary():
+def test_pairs_in_other_splits_and_a_vocabulary():
     vocabulary = WordPiece(tokens=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b"))
-    dev = [("A", "b"), ["b", "a a"]], ["x", "y"]
-    data = from_rows(*dev, validation=dev, test=dev, vocabulary=vocabulary, max_length=5)
-    assert data.test.ids.tolist() == [[[2, 4, 3, 5, 3]], [[2, 5, 3, 4, 3]]]
-    assert data.vocabulary is vocabulary
+    dev = [("b", "a a"), ["A", "b"]], ["y", "x"]
+    rows = [("a", "b")] * 20, ["x", "y"] * 10
+    options = {"name": "pairs", "vocabulary": vocabulary, "max_length": 5}
+    data = from_rows(*rows, validation=dev, test=dev, **options)
+    assert [len(part.index) for part in splits(data)] == [20, 2, 2]
+    for part in (data.validation, data.test):
+        assert part.ids.tolist() == [[[2, 5, 3, 4, 3]], [[2, 4, 3, 5, 3]]]
+        assert part.labels.tolist() == [1, 0]
+    assert data.vocabulary is vocabulary and data.spec.name == "pairs" and not data.is_partial
 
 
 @pytest.mark.parametrize(
@@ -79,12 +73,7 @@ def test_pairs_and_a_vocabulary():
         ([("a", ""), "b"], [0, 1], {}, r"training, row 0: empty text in \('a', ''\)"),
         (["a", "b"], [0.0, float("nan")], {}, "training, row 1: score must be finite, got nan"),
         (["a", "b"], [0, 1], {}, "2 rows are too few to hold some out: pass validation and test"),
-        (
-            FILMS,
-            STARS,
-            {"test": (["a", "b"], [1, 3])},
-            "test, row 1: label 3 is not one of 1, 2, 4, 10",
-        ),
+        (FILMS, STARS, {"test": (["a"], [3])}, "test, row 0: label 3 is not one of 1, 2, 4, 10"),
         (FILMS, STARS, {"validation": (["a"], [1, 2])}, "validation: got 1 texts, but 2 labels"),
         (FILMS, STARS, {"train_size": 0}, "train_size must be an integer >= 1, got 0"),
     ],
@@ -97,9 +86,9 @@ def test_wrong_rows(texts, labels, options, message):
 ROWS = [("good, long", "yes", 4), ('a "dull" film', "no", 1)]
 CSV = '\ufeffreview,reply,stars\r\n"good, long",yes,4\r\n\r\n"a ""dull"" film",no,1\r\n'
 TSV = 'review\treply\tstars\ngood, long\tyes\t4\na "dull" film\tno\t1\n'
-JSONL = "".join(
-    json.dumps(dict(zip(("review", "reply", "stars"), row, strict=True))) + "\n" for row in ROWS
-)
+JSONL = """{"review": "good, long", "reply": "yes", "stars": 4}
+{"review": "a \\"dull\\" film", "reply": "no", "stars": 1}
+"""
 
 
 @pytest.mark.parametrize(("ending", "content"), [("csv", CSV), ("tsv", TSV), ("jsonl", JSONL)])
@@ -113,23 +102,20 @@ def test_columns_of_a_file(tmp_path, ending, content):
 
 
 @pytest.mark.parametrize(
-    ("ending", "cells", "labels"),
+    ("ending", "content", "labels"),
     [
-        ("csv", ["4", "2.5"], [4.0, 2.5]),
-        ("csv", ["4", "many"], ["4", "many"]),
-        ("jsonl", ['"4"', '"2"'], ["4", "2"]),
-        ("jsonl", ["4.0", "2"], [4.0, 2]),
-        ("jsonl", ["false", "true"], [False, True]),
+        ("csv", "text,label\na,4\na,2\n", [4, 2]),
+        ("csv", "text,label\na,4\na,2.5\n", [4.0, 2.5]),
+        ("csv", "text,label\na,4\na,many\n", ["4", "many"]),
+        ("jsonl", '{"text": "a", "label": "4"}', ["4"]),
+        ("jsonl", '{"text": "a", "label": 4.0}\n{"text": "a", "label": 2}', [4.0, 2]),
+        ("jsonl", '{"text": "a", "label": false}', [False]),
     ],
 )
-def test_types_of_labels(tmp_path, ending, cells, labels):
+def test_types_of_labels(tmp_path, ending, content, labels):
     path = tmp_path / f"rows.{ending}"
-    if ending == "csv":
-        path.write_text("text,label\n" + "".join(f"a,{cell}\n" for cell in cells))
-    else:
-        path.write_text("".join(f'{{"text": "a", "label": {cell}}}\n' for cell in cells))
-    _, read = read_table(path)
-    assert read == labels and [type(each) for each in read] == [type(each) for each in labels]
+    path.write_text(content)
+    assert repr(read_table(path)[1]) == repr(labels)
 
 
 @pytest.mark.parametrize(
@@ -155,8 +141,5 @@ def test_wrong_files(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         read_table(tmp_path / name)
-
-
-def test_a_missing_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no file .*a\.csv"):
-        read_table(tmp_path / "a.csv")
+    with pytest.raises(FileNotFoundError, match=r"no file .*missing\.csv"):
+        read_table(tmp_path / "missing.csv")

@@ -4,15 +4,12 @@ from hopfax.data import TASKS, task
 
 
 def test_the_thirteen_tasks_and_three_more():
-    assert [name for name, spec in TASKS.items() if spec.suite == "glue"] == (
-        ["cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte", "wnli"]
-    )
-    assert [name for name, spec in TASKS.items() if spec.suite == "superglue"] == (
-        ["boolq", "copa", "wic", "wsc"]
-    )
-    assert [name for name, spec in TASKS.items() if spec.suite == "synthetic"] == (
-        ["sentiment", "entailment", "paraphrase"]
-    )
+    for suite, names in (
+        ("glue", "cola sst2 mrpc qqp stsb mnli qnli rte wnli"),
+        ("superglue", "boolq copa wic wsc"),
+        ("synthetic", "sentiment entailment paraphrase"),
+    ):
+        assert [name for name, spec in TASKS.items() if spec.suite == suite] == names.split()
     outputs = {name: spec.num_outputs for name, spec in TASKS.items()}
     assert outputs == dict.fromkeys(TASKS, 2) | {"mnli": 3, "stsb": 1, "copa": 1}
 

@@ -69,7 +69,6 @@ def test_arrays_are_cached_by_content(cache):
     encode(examples("a b"), WordPiece(tokens=(*WORDS, "new")))
     encode(examples("a c"), VOCABULARY)
     encode(examples("a b"), VOCABULARY, max_length=16)
-    assert len(list(cache.iterdir())) == 4
     encode(examples("c c"), VOCABULARY, cached=False)
     assert len(list(cache.iterdir())) == 4
 
@@ -93,16 +92,13 @@ def test_a_damaged_cache_file_is_replaced(cache, damage):
     assert encode(examples("a b"), VOCABULARY).ids.tolist() == rows.ids.tolist()
     with np.load(file, allow_pickle=False) as stored:
         np.testing.assert_array_equal(stored["ids"], rows.ids)
-    assert not list(cache.glob("*.tmp"))
+    assert list(cache.iterdir()) == [file]
 
 
-def test_an_unwritable_cache_is_ignored(tmp_path, monkeypatch):
+def test_the_folder_of_the_cache(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("HOPFAX_CACHE", str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv("HOPFAX_CACHE", str(tmp_path / "file" / "cache"))  # cannot be written
     assert encode(examples("a"), VOCABULARY).ids.tolist() == [[[2, 4, 3]]]
-
-
-def test_the_cache_is_in_the_home_folder_by_default(monkeypatch, tmp_path):
     monkeypatch.delenv("HOPFAX_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path))
     encode(examples("a"), VOCABULARY)
@@ -113,10 +109,8 @@ def test_vocabulary_file(tmp_path):
     path = tmp_path / "vocab.txt"
     with pytest.raises(FileNotFoundError, match=r"no vocabulary at .*vocab\.txt"):
         read_vocabulary(path)
-    path.write_text("\n".join(WORDS) + "\n")
-    for location in (path, tmp_path):
-        vocabulary = read_vocabulary(location)
-        assert vocabulary.tokens == WORDS and vocabulary.pad_id == 0
+    path.write_bytes("\r\n".join((*WORDS, "")).encode())
+    assert read_vocabulary(path).tokens == read_vocabulary(tmp_path).tokens == WORDS
 
 
 @pytest.mark.parametrize(

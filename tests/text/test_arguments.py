@@ -6,13 +6,9 @@ import pytest
 from hopfax import text
 from hopfax.text import Gradients, Victim
 
-FILM, TABLE = "a fine film", np.ones((5, 4))
-NO_GRADIENTS = Victim(
-    lambda texts, labels: pytest.fail("queried before the arguments were checked")
-)
-VICTIM = NO_GRADIENTS._replace(
-    gradients=Gradients(lambda *query: [], lambda words: [], TABLE, tuple("abcde"))
-)
+FILM = "a fine film"
+NO_GRADIENTS = Victim(lambda *query: pytest.fail("queried before the arguments were checked"))
+GRADIENTS = Gradients(lambda *query: [], lambda words: [], np.ones((5, 4)), tuple("abcde"))
 
 
 def corrupt(**changes):
@@ -20,15 +16,18 @@ def corrupt(**changes):
 
 
 def attack(method=text.hotflip, **changes):
-    arguments = {"victim": VICTIM, "texts": [FILM, FILM], "labels": [0, 1], "rate": 0.3}
+    victim = NO_GRADIENTS._replace(gradients=GRADIENTS)
+    arguments = {"victim": victim, "texts": [FILM, FILM], "labels": [0, 1], "rate": 0.3}
     return method(**arguments | changes)
 
 
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
-        *((corrupt, {"rate": rate}, r"rate must be in \[0, 1\], got") for rate in (-0.1, 1.1)),
-        (corrupt, {"rate": float("nan")}, r"rate must be in \[0, 1\], got nan"),
+        *(
+            (corrupt, {"rate": x}, rf"rate must be in \[0, 1\], got {x}")
+            for x in (-0.1, 1.1, np.nan)
+        ),
         *((corrupt, {"seed": seed}, "expected non-negative integer") for seed in (-1, (3, -1))),
         *(
             (corrupt, {"text": wrong}, "a text must be a string, a tuple of strings")

