@@ -58,7 +58,7 @@ class Objective(Protocol):
 
 
 def texts_of(batch: Batch) -> tuple[Int[Array, "texts tokens"], Bool[Array, "texts tokens"]]:
-    """Returns the ids and mask of every text of a batch; choices of an example are consecutive.
+    """Returns ids and mask of the texts of a batch; choices of an example are consecutive.
 
     Example:
         >>> batch = Batch(jnp.ones((2, 3, 4), int), jnp.full((2, 3), 4), jnp.zeros(2), jnp.ones(2))
@@ -138,12 +138,11 @@ def classification(
     if esr_weight < 0:
         raise ValueError(f"esr_weight must be >= 0, got {esr_weight}")
 
+    def penalty(keys: Array, mask: Array) -> Array:
+        return hopfield.esr_penalty(keys, target=esr_target, mask=mask, entropy=esr_entropy)
+
     def esr_of(encoding: Encoding, mask: Array, weights: Array) -> Array:
         """The penalty of each text's keys, summed over layers, averaged over real texts."""
-
-        def penalty(keys: Array, mask: Array) -> Array:
-            return hopfield.esr_penalty(keys, target=esr_target, mask=mask, entropy=esr_entropy)
-
         mask = mask if esr_masked else jnp.ones_like(mask)
         penalties = jax.vmap(jax.vmap(penalty), in_axes=(0, None))(encoding.keys, mask)
         scale = math.log(encoding.keys.shape[-1]) ** 2 if esr_in_nats else 1.0

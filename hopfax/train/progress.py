@@ -16,8 +16,8 @@ _WINDOW = 500  # updates over which speed is averaged
 class Progress:
     """Shows the share of the work done, the time left, and the latest loss or score.
 
-    Writes to standard error: a progress bar on a terminal, and elsewhere plain lines for the first
-    and last update and at most every five seconds in between. `title` is shown first.
+    Writes to standard error: a progress bar on a terminal, else plain lines for the first and last
+    update and at most every five seconds in between. Each line starts with `title`.
 
     Args:
         total: Total units of work.
@@ -45,12 +45,12 @@ class Progress:
             from rich.progress import Progress as Bar
 
             # No markup: a title such as "[mask]" is text.
-            columns = (
+            self._bar = Bar(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
                 TextColumn("{task.fields[status]}", markup=False),
+                console=Console(file=self._stream),
             )
-            self._bar = Bar(*columns, console=Console(file=self._stream))
             self._bar.start()
             self._task = self._bar.add_task(self.title, total=self._total, status="")
         return self

@@ -1,8 +1,7 @@
 """The rows of every training step: a pure function of the seed and the epoch.
 
-Rows are in buckets of one padded length. An epoch is a list of chunks; a chunk is several steps
-within one bucket, compiled as one call. All seeds share the order of chunks, since they train in
-one program; each seed has its own order of rows.
+An epoch is a list of chunks; a chunk is several steps within one bucket, compiled as one call. All
+seeds share the order of chunks, since they train in one program; each has its own order of rows.
 """
 
 from collections.abc import Sequence
@@ -38,7 +37,7 @@ def epoch_chunks(
     Args:
         sizes: Number of rows of each bucket.
         batch_size: Maximum number of rows per step, >= 1.
-        seeds: Training seeds; a seed's rows do not depend on the other seeds.
+        seeds: Training seeds; the order of a seed's rows does not depend on the other seeds.
         epoch: Number of the epoch.
 
     Raises:
