@@ -26,9 +26,8 @@ _NOISE, _PGD, _FREELB, _RATIO = 2**31, 2**31 + 1, 2**31 + 2, 2**31 + 3
 class Ball(NamedTuple):
     """The l2 ball of adversarial perturbations of a text, and the search in it.
 
-    The defaults are those of the FreeLB program on GLUE, where token embeddings have a norm of
-    about 1.4. A model initialised with N(0, 0.02^2), with norms of 0.23 at width 128, learns only
-    with a much smaller ball: see `experiments/models.py`.
+    The defaults are those of the FreeLB program on GLUE, for token embeddings with a norm of about
+    1.4. Smaller embeddings require a smaller ball: see `experiments/models.py`.
 
     Attributes:
         num_steps: K >= 1, the number of ascent steps of PGD, or of passes of FreeLB.

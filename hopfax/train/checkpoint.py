@@ -85,7 +85,7 @@ class Checkpoints:
 
         Args:
             step: Number of steps taken, >= 0.
-            tree: Nested containers of jax or NumPy arrays, none of them empty; a copy is saved.
+            tree: Nested containers of jax or NumPy arrays, none of them empty.
 
         Raises:
             CheckpointError: An earlier save failed; this one is not started.
@@ -132,7 +132,7 @@ class Checkpoints:
                 damaged[step] = f"\n  {path}: {_first_line(error)}"
                 continue
             targets = named_leaves(like, "/")
-            # An error of the caller: an earlier checkpoint would not fit either.
+            # Earlier checkpoints would not fit either.
             if misfit := _differences(_shapes(arrays), _shapes(targets)):
                 raise ValueError(
                     f"{path} does not fit the requested state (saved → requested):{misfit}\n"

@@ -27,8 +27,8 @@ class Noise(NamedTuple):
     """Gaussian noise on a model's inputs.
 
     Attributes:
-        site: `"token"`, on the token embeddings before positions and LayerNorm, or
-            `"embedding"`, on the output of that LayerNorm.
+        site: `"token"`: the token embeddings before positions and LayerNorm. `"embedding"`: the
+            output of that LayerNorm.
         protocol: The unit of `level`. `"sigma"`: 1. `"matched"`: the root mean square of the
             example's signal at the site, so that every model has the same SNR,
             -20 log10(level) dB. `"per-token"`: that of each token's own signal.
@@ -98,7 +98,7 @@ def check_noise(noise: Noise) -> None:
 
 
 def make_predictor(model: Functional[Encoder], *, sharding: Sharding | None = None) -> Predictor:
-    """Returns a model for `predict` and `fit`; one compilation per padded length.
+    """Returns a model for `predict` and `fit`, which compile once per padded length.
 
     Example:
         >>> from hopfax.nn import tinybert
@@ -133,7 +133,7 @@ def _predict_batch(
     run = partial(model.apply, params)
     ids, mask = texts_of(batch)
     counted = mask & (jnp.repeat(batch.weights, batch.ids.shape[1]) > 0)[:, None]
-    # The parameters' dtype: with x64 enabled, JAX's default would be wider.
+    # In the dtype of the parameters, also with x64 enabled.
     table = params["tokens"]["embedding"]
     zeros = jnp.zeros((*ids.shape, table.shape[-1]), table.dtype)
     # Draws take a few percent of the time; clean inputs need none.
@@ -147,7 +147,7 @@ def _predict_batch(
         of_token = jnp.sqrt(jnp.mean(jnp.square(signal), axis=-1))
         scales = jnp.ones_like(of_token), jnp.broadcast_to(rms[:, None], mask.shape), of_token
         sigma = level * jax.lax.select_n(protocol, *scales)
-        # No noise on padding: a model that does not mask its keys would see it.
+        # Models that do not mask their keys read padding.
         noise = jnp.where(mask[..., None], sigma[..., None] * draws, 0.0)
         return signal + noise, power(signal), power(noise)
 

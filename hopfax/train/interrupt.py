@@ -60,8 +60,8 @@ def listening(*, exits: bool = False) -> Iterator[None]:
     calls may be nested.
 
     Args:
-        exits: Whether the second Ctrl-C ends the process with status 130 even while compiled code
-            runs. Otherwise it raises a KeyboardInterrupt as soon as Python code runs.
+        exits: Whether the second Ctrl-C ends the process with status 130, even in compiled code.
+            Otherwise it raises a KeyboardInterrupt as soon as Python code runs.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed and no `check` followed.

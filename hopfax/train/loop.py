@@ -150,17 +150,16 @@ def fit(
             run, step = run._replace(states=states, chunk=run.chunk + 1), step + len(chunk.picks)
             reporter.chunk(step, int(run.epoch) + 1, training, metrics)
             due = interrupt.requested() or (checkpoints and checkpoints.due())
-            # Not at the epoch's end: resumed from there, a run would log its validation twice.
+            # At an epoch's end the save follows validation, which is then logged once.
             if due and run.chunk < len(chunks):
                 reporter.flush()
                 _save(checkpoints, step, run)
         reporter.flush()
         predictions = predict(predictor, run.states.params, validation)
-        # The later states of a stopped seed do not matter, even if they are not finite.
+        # Stopped seeds, whose states may not be finite, have no score.
         scores = np.full(len(seeds), np.nan)
-        scores[training] = [
-            score(each, predictions.labels) for each in predictions.logits[training]
-        ]
+        logits = predictions.logits[training]
+        scores[training] = [score(each, predictions.labels) for each in logits]
         run = _after_epoch(run, scores)
         reporter.epoch(step, run, scores, training)
         _save(checkpoints, step, run)
@@ -174,7 +173,7 @@ def _chunk_trainer(
     seeds: Sequence[int],
     sharding: Sharding | None,
 ) -> Callable[[TrainState, Chunk], tuple[TrainState, StepMetrics]]:
-    """Puts keys and training rows on the devices, and compiles the steps of a chunk."""
+    """Puts keys and rows on the devices, and compiles the steps of a chunk."""
     keys, rows = seed_keys(seeds), []
     for bucket in train:
         weights = np.ones(len(bucket.labels), np.float32)
@@ -219,7 +218,7 @@ def _save(checkpoints: Checkpoints | None, step: int, run: _Run) -> None:
 
 
 def _after_epoch(run: _Run, scores: np.ndarray) -> _Run:
-    """Counts an epoch, and takes the seeds that improved; a stopped seed has the score nan."""
+    """Counts an epoch, and updates the seeds that improved; stopped seeds have the score nan."""
     better, epoch = scores > run.scores, run.epoch + 1
     return run._replace(
         best=_where(better, run.states.params, run.best),

@@ -119,9 +119,8 @@ def classification(
         regression: Use squared error instead of cross-entropy.
         esr_weight: Lambda, >= 0; 0 computes no spectrum.
         esr_target: Alpha, in [0, 1].
-        esr_in_nats: Use the released program's $(H - \alpha \log d)^2$, which is $(\log d)^2$ times
-            the paper's Eq. 12.
-        esr_masked: Whether the spectrum leaves out padding.
+        esr_in_nats: Use the released program's $(H - \alpha \log d)^2$: $(\log d)^2$ times Eq. 12.
+        esr_masked: Whether the spectrum excludes padding.
         esr_entropy: The entropy of the spectrum; see `hopfield.eigen_entropy`.
 
     Raises:

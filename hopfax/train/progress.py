@@ -62,14 +62,14 @@ class Progress:
             self._print()
 
     def update(self, done: int, **fields: Any) -> None:
-        """Shows the work done, and stops after Ctrl-C, see `hopfax.train.interrupt`.
+        """Shows the work done.
 
         Args:
             done: Units of work since the start of the run.
             **fields: Numbers or text, shown by name.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C was pressed.
+            KeyboardInterrupt: Ctrl-C was pressed, see `hopfax.train.interrupt`.
         """
         interrupt.check()
         (start, before), now = self._recent[0], time.monotonic()
@@ -83,11 +83,10 @@ class Progress:
         parts += [f"{name} {_short(value)}" for name, value in fields.items()]
         self._status = "  ".join(parts)
         if self._bar is not None:
-            self._bar.update(
-                self._task, description=self.title, completed=done, status=self._status
-            )
+            fields = {"description": self.title, "status": self._status}
+            self._bar.update(self._task, completed=done, **fields)
             return
-        # The last line is printed at the end, with the fields known by then.
+        # `__exit__` prints the last line, with the last fields.
         if done < self._total and (not self._printed or now - self._printed[0] >= _INTERVAL):
             self._print()
 
