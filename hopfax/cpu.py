@@ -1,12 +1,7 @@
-"""CPU optimizations that leave results unchanged, with measured gains; no effect elsewhere.
+"""CPU optimizations that leave results unchanged; no effect on other devices.
 
-| function | share of a train step that it saves, on two kinds of CPU |
-|---|---|
-| `quick` | 5 to 15 % of TinyBERT's, none of Robertha's |
-| `by_groups` | 8 to 16 % of Robertha's at 128 tokens, none at 32 or of TinyBERT's |
-| `flat_dot_general` | 3 to 17 % of TinyBERT's, -1 to 10 % of Robertha's |
-
-`python -m experiments.benchmarks cpu` measures them on yours (`experiments/results/speed/cpu`).
+`experiments/results/speed/cpu` lists their gains; `python -m experiments.benchmarks cpu` measures
+them on your CPU.
 """
 
 import math
@@ -23,7 +18,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree, UInt32
 Words = UInt32[Array, "..."]
 Result = TypeVar("Result")
 
-# Elements of one array that a core's own cache holds next to the few others in use: 256 KiB.
+# Elements of one array (256 KiB) that fit into a core's cache with the few others in use.
 _PER_CORE = 2**16
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -34,11 +29,8 @@ def quick(key: PRNGKeyArray | Words) -> PRNGKeyArray:
     """Returns the key, wrapped for a faster generator of identical numbers on CPUs.
 
     Args:
-        key: A key or an array of keys, typed or raw, of any generator.
-
-    Returns:
-        On a CPU a key of jax's default generator is wrapped for this module's; every other key,
-        and every key on other devices, is returned unchanged.
+        key: A key or an array of keys, typed or raw. Keys of other generators than jax's default
+            are returned unchanged, and so are all keys on other devices.
 
     Example:
         >>> import jax
@@ -48,16 +40,18 @@ def quick(key: PRNGKeyArray | Words) -> PRNGKeyArray:
     """
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.wrap_key_data(key)
-    # The older numbering of draws, which JAX still offers, has other bits.
-    if jax.default_backend() != "cpu" or not jax.config.values["jax_threefry_partitionable"]:
-        return key
-    if str(jax.random.key_impl(key)) != "threefry2x32":
-        return key
-    return jax.random.wrap_key_data(jax.random.key_data(key), impl=_THREEFRY)
+    # Without `jax_threefry_partitionable`, jax draws other bits.
+    if (
+        jax.default_backend() == "cpu"
+        and jax.config.values["jax_threefry_partitionable"]
+        and str(jax.random.key_impl(key)) == "threefry2x32"
+    ):
+        return jax.random.wrap_key_data(jax.random.key_data(key), impl=_THREEFRY)
+    return key
 
 
 def threefry(key: tuple[Words, Words], counter: tuple[Words, Words]) -> tuple[Words, Words]:
-    """Encrypts 64-bit counters, as two words, by a 64-bit key: Threefry-2x32 with 20 rounds.
+    """Encrypts 64-bit counters with a 64-bit key, each as two words: Threefry-2x32, 20 rounds.
 
     References:
         Salmon et al. (2011), Parallel Random Numbers: As Easy as 1, 2, 3.
@@ -95,7 +89,7 @@ def _blocks(key: Array, shape: tuple[int, ...]) -> tuple[Words, Words]:
     """One encrypted block for each entry, numbered in row-major order."""
     size = math.prod(shape)
     if size >= 2**32:
-        raise ValueError(f"at most 2**32 - 1 numbers can be drawn from one key, got shape {shape}")
+        raise ValueError(f"shape must have fewer than 2**32 entries, got {shape}")
     low = jax.lax.iota(jnp.uint32, size).reshape(shape)
     return threefry((key[0], key[1]), (jnp.zeros_like(low), low))
 
@@ -112,21 +106,17 @@ _THREEFRY = extend.define_prng_impl(
 
 
 def by_groups(fn: Callable[..., Result], *arrays: PyTree, elements: int) -> Result:
-    """Maps `fn` over groups of texts that fit into the CPU's caches.
+    """Returns `fn(*arrays)`, computed in groups of texts that fit into the CPU's caches.
 
-    On a CPU an iteration over all texts at once streams its arrays through main memory in every
-    step. A group's arrays stay in the cache, its temporaries are as small as it is, and its loop
-    ends with its own slowest query. On other devices, and on several CPU devices, whose texts must
-    not be gathered, this is `fn(*arrays)`.
+    An iteration over all texts streams its arrays through main memory in every step. The loop of a
+    group also ends with the group's slowest query. Without effect on several CPU devices, whose
+    texts must not be gathered.
 
     Args:
         fn: Function of arrays with a leading axis of texts; must treat texts independently.
         *arrays: Trees of arrays with that axis.
         elements: Size of the largest array that `fn` makes of one text, if it works on several of
             that size at once; less if on fewer.
-
-    Returns:
-        The result of `fn(*arrays)`.
     """
     texts = jax.tree.leaves(arrays)[0].shape[0]
     on_cpu = jax.default_backend() == "cpu" and jax.local_device_count() == 1
@@ -158,11 +148,10 @@ def flat_dot_general(
     dimension_numbers: Any,
     **options: Any,
 ) -> Float[Array, "*rows outputs"]:
-    """`jax.lax.dot_general` of `nnx.Linear`, with all rows along one axis.
+    """`jax.lax.dot_general` for `nnx.Linear`, with all rows along one axis.
 
-    The product is the same. The kernel's gradient then sums over one axis instead of two (texts
-    and tokens), which XLA's CPU compiler does without copying the incoming gradient into another
-    order first.
+    The kernel's gradient sums over this axis instead of over texts and tokens; for two axes XLA
+    would first transpose the incoming gradient.
     """
     del dimension_numbers  # those of nnx.Linear: the last axis with the kernel's first
     flat = x.reshape(-1, x.shape[-1])

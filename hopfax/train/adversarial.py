@@ -1,8 +1,7 @@
 """Training on perturbed inputs: Gaussian augmentation, PGD and FreeLB, around any objective.
 
-Each function takes an `Objective` and returns another, so all methods share training steps, seeds
-and checkpoints and apply to every model. Perturbations are added to the token embeddings, before
-positions and LayerNorm.
+Each function takes an `Objective` and returns another, so it applies to every model. Perturbations
+are added to the token embeddings, before positions and LayerNorm.
 """
 
 from typing import Any, NamedTuple
@@ -27,18 +26,15 @@ _NOISE, _PGD, _FREELB, _RATIO = 2**31, 2**31 + 1, 2**31 + 2, 2**31 + 3
 class Ball(NamedTuple):
     """The l2 ball of adversarial perturbations of a text, and the search in it.
 
-    The defaults are those of the FreeLB program on GLUE, where token embeddings have a norm of
-    about 1.4. A model initialised with N(0, 0.02^2), with norms of 0.23 at width 128, learns only
-    with a much smaller ball: see `experiments/models.py`.
+    The defaults are those of the FreeLB program on GLUE, for token embeddings with a norm of about
+    1.4. Smaller embeddings require a smaller ball: see `experiments/models.py`.
 
     Attributes:
-        num_steps: K, the number of ascent steps of PGD, or of forward and backward passes of
-            FreeLB; at least 1.
+        num_steps: K >= 1, the number of ascent steps of PGD, or of passes of FreeLB.
         step_size: Length of an ascent step, > 0.
         max_norm: Radius of the ball, > 0; inf for none.
         initial_norm: Half the diagonal, >= 0, of the cube from which the first perturbation is
-            drawn uniformly. The norm of the perturbation is about 0.6 times this for any text
-            length.
+            drawn uniformly: its norm is about 0.6 times this.
     """
 
     num_steps: int = 3
@@ -175,8 +171,8 @@ def freelb(objective: Objective, ball: Ball) -> Objective:
         ValueError: A number of the ball is out of range.
 
     Differentiation:
-        First order, reverse mode, with respect to the parameters and `added`, with fixed
-        perturbations. Dropout is the same in all K passes, as published.
+        First order, reverse mode, of the loss only, with respect to the parameters and `added`,
+        with fixed perturbations. Dropout is the same in all K passes, as published.
 
     Example:
         >>> from hopfax.nn import tinybert
@@ -194,16 +190,15 @@ def freelb(objective: Objective, ball: Ball) -> Objective:
     ) -> tuple[tuple[Array, Losses], tuple[Params, Perturbation]]:
         _, mask = texts_of(batch)
 
-        def loss(inputs: tuple[Params, Perturbation], delta: Deltas) -> tuple[Array, Losses]:
-            params, added = inputs
+        def loss(params: Params, added: Perturbation, delta: Deltas) -> tuple[Array, Losses]:
             return objective(params, batch, key, _plus(added, delta))
 
-        both = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+        gradients = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)
 
         def body(carry: Any, _: None) -> tuple[Any, tuple[Array, Losses]]:
             delta, total = carry
-            losses, (gradient, slope) = both((params, added), delta)
-            total = jax.tree.map(jnp.add, total, gradient)
+            losses, (*gradient, slope) = gradients(params, added, delta)
+            total = jax.tree.map(jnp.add, total, tuple(gradient))
             return (_ascend(delta, slope, mask, ball), total), losses
 
         start = _initial(jax.random.fold_in(key, _FREELB), params, mask, ball)
@@ -214,8 +209,10 @@ def freelb(objective: Objective, ball: Ball) -> Objective:
 
     # The forward pass already computes the gradient, so it is the residual of the rule.
     @jax.custom_vjp
-    def rule(*inputs: Any) -> tuple[Array, Losses]:
-        return forward(*inputs)[0]
+    def free(
+        params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation = CLEAN, /
+    ) -> tuple[Array, Losses]:
+        return forward(params, batch, key, added)[0]
 
     def backward(
         gradients: tuple[Params, Perturbation], cotangent: tuple[Array, Losses]
@@ -223,15 +220,7 @@ def freelb(objective: Objective, ball: Ball) -> Objective:
         params, added = jax.tree.map(lambda part: cotangent[0] * part, gradients)
         return params, None, None, added
 
-    rule.defvjp(forward, backward)
-
-    def free(
-        params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation = CLEAN, /
-    ) -> tuple[Array, Losses]:
-        loss, parts = rule(params, batch, key, added)
-        # The rule has no gradients of the parts.
-        return loss, jax.lax.stop_gradient(parts)
-
+    free.defvjp(forward, backward)
     return free
 
 
@@ -248,8 +237,7 @@ def _ascend(delta: Deltas, slope: Deltas, mask: Mask, ball: Ball) -> Deltas:
     """One step along each text's normalised gradient, projected into its ball."""
     slope = jnp.where(mask[..., None], slope, 0)
     delta = delta + ball.step_size * slope / jnp.maximum(_norms(slope), 1e-30)
-    norms = _norms(delta)
-    return delta * jnp.minimum(1, ball.max_norm / jnp.maximum(norms, 1e-30))
+    return delta * jnp.minimum(1, ball.max_norm / jnp.maximum(_norms(delta), 1e-30))
 
 
 def _norms(delta: Deltas) -> Float[Array, "texts 1 1"]:
@@ -270,9 +258,8 @@ def _plus(added: Perturbation, delta: Deltas) -> Perturbation:
 
 
 def _check_ball(ball: Ball) -> None:
-    if not (
-        ball.num_steps >= 1 and ball.step_size > 0 and ball.max_norm > 0 and ball.initial_norm >= 0
-    ):
+    num_steps, step_size, max_norm, initial_norm = ball
+    if not (num_steps >= 1 and step_size > 0 and max_norm > 0 and initial_norm >= 0):
         raise ValueError(
             "ball must have num_steps >= 1, step_size > 0, max_norm > 0 and initial_norm >= 0, got "
             f"{ball}"

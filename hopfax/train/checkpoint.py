@@ -1,8 +1,7 @@
 """Checkpoints of one run: Orbax's `CheckpointManager`, a configuration and checksums.
 
 A folder holds `config.json` and `checkpoints/<step>/`. Orbax writes in the background and commits
-each checkpoint as a whole, so a kill or a full disk leaves the earlier ones intact. Checksums
-detect corrupted files, which Orbax does not.
+each checkpoint atomically; checksums detect corrupted files, which Orbax does not.
 """
 
 import json
@@ -19,6 +18,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from hopfax.nn.functional import named_leaves
+
 
 class CheckpointWarning(UserWarning):
     """A checkpoint could not be read, and an earlier one was used instead."""
@@ -29,7 +30,7 @@ class CheckpointError(OSError):
 
 
 class Restored(NamedTuple):
-    """A checkpoint's step, and its arrays in the requested structure."""
+    """A checkpoint: its step, and its arrays in the requested structure."""
 
     step: int
     tree: Any
@@ -84,15 +85,14 @@ class Checkpoints:
 
         Args:
             step: Number of steps taken, >= 0.
-            tree: Nested containers of jax or NumPy arrays, none of them empty. The caller may
-                donate or overwrite them as soon as this returns.
+            tree: Nested containers of jax or NumPy arrays, none of them empty.
 
         Raises:
             CheckpointError: An earlier save failed; this one is not started.
         """
         self.wait()
         # On CPU a view of the caller's buffer, which Orbax copies before it returns.
-        arrays = {name: np.asarray(leaf) for name, leaf in _named(tree).items()}
+        arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(tree, "/").items()}
         checksum = ocp.args.JsonSave({"crc32": _checksum(arrays)})
         if step in self._manager.all_steps():
             self._manager.delete(step)
@@ -111,12 +111,12 @@ class Checkpoints:
         """Reads the newest checkpoint, or the one before if it is damaged.
 
         Args:
-            like: The expected structure, its leaves arrays or `jax.ShapeDtypeStruct`. A leaf is
-                NumPy where `like` is NumPy, else a jax array with the sharding of `like`.
+            like: The expected structure, of arrays or `jax.ShapeDtypeStruct`; arrays are restored
+                as NumPy or jax arrays as in `like`, with its sharding.
 
         Returns:
-            The checkpoint, or None if there is none. Damaged checkpoints that are newer are
-            deleted, with a `CheckpointWarning`.
+            The checkpoint, or None if there is none. Newer damaged ones are deleted, with a
+            `CheckpointWarning`.
 
         Raises:
             ValueError: The checkpoint has other leaves, shapes or dtypes than `like`.
@@ -131,8 +131,8 @@ class Checkpoints:
             except Exception as error:
                 damaged[step] = f"\n  {path}: {_first_line(error)}"
                 continue
-            targets = _named(like)
-            # An error of the caller: an earlier checkpoint would not fit either.
+            targets = named_leaves(like, "/")
+            # Earlier checkpoints would not fit either.
             if misfit := _differences(_shapes(arrays), _shapes(targets)):
                 raise ValueError(
                     f"{path} does not fit the requested state (saved → requested):{misfit}\n"
@@ -153,11 +153,7 @@ class Checkpoints:
         return None
 
     def wait(self) -> None:
-        """Blocks until all saves are complete.
-
-        Raises:
-            CheckpointError: A save failed, for instance on a full disk.
-        """
+        """Blocks until all saves are complete; raises a CheckpointError if one failed."""
         try:
             self._manager.wait_until_finished()
         except Exception as error:
@@ -195,7 +191,7 @@ class Checkpoints:
         if stored != config:
             raise ValueError(
                 f"{self.folder} belongs to a run with another configuration (stored → given):"
-                f"{_differences(_named(stored), _named(config))}\n"
+                f"{_differences(named_leaves(stored, '/'), named_leaves(config, '/'))}\n"
                 "Restore these settings to resume that run, or choose another folder."
             )
 
@@ -205,14 +201,6 @@ class Checkpoints:
         if _checksum(saved.arrays) != saved.notes["crc32"]:
             raise ValueError("arrays changed since they were written")
         return saved.arrays
-
-
-def _named(tree: Any) -> dict[str, Any]:
-    """Leaves by path, in the order of `jax.tree.leaves`."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
 
 
 def _shapes(leaves: Mapping[str, Any]) -> dict[str, str]:

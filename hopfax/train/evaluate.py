@@ -27,17 +27,16 @@ class Noise(NamedTuple):
     """Gaussian noise on a model's inputs.
 
     Attributes:
-        site: `"token"`, on the token embeddings before positions and LayerNorm, or
-            `"embedding"`, on the output of that LayerNorm.
-        protocol: `"sigma"`: `level` is the standard deviation. `"matched"`: `level` is in units of
-            the root mean square of the example's signal at the site, so that every model has the
-            same SNR, -20 log10(level) dB. `"per-token"`: of each token's own signal, so that tokens
-            with a large norm are not less affected.
+        site: `"token"`: the token embeddings before positions and LayerNorm. `"embedding"`: the
+            output of that LayerNorm.
+        protocol: The unit of `level`. `"sigma"`: 1. `"matched"`: the root mean square of the
+            example's signal at the site, so that every model has the same SNR,
+            -20 log10(level) dB. `"per-token"`: that of each token's own signal.
         level: The standard deviation, >= 0.
-        draw: Index of the draw. Levels and models share draws, which depend on the row but not on
-            its batch, so that differences between models are paired.
-        seeds: One number per stacked model, such as its training seed; the models then have
-            independent draws. None: they share draws.
+        draw: Index of the draw. Draws depend on the row and choice but not on level, batch or
+            model, so that differences between models are paired.
+        seeds: One number per stacked model, such as its training seed, for independent draws;
+            None: models share draws.
     """
 
     site: Site
@@ -81,7 +80,7 @@ class Predictor(NamedTuple):
 
 
 def check_noise(noise: Noise) -> None:
-    """Raises a ValueError for an unknown site or protocol, or a negative level.
+    """Raises a ValueError for an unknown site or protocol, or a level out of range.
 
     Example:
         >>> check_noise(Noise("tokens", "sigma", 1.0))
@@ -99,7 +98,7 @@ def check_noise(noise: Noise) -> None:
 
 
 def make_predictor(model: Functional[Encoder], *, sharding: Sharding | None = None) -> Predictor:
-    """Returns a model for `predict` and `fit`; one compilation per padded length.
+    """Returns a model for `predict` and `fit`, which compile once per padded length.
 
     Example:
         >>> from hopfax.nn import tinybert
@@ -134,7 +133,7 @@ def _predict_batch(
     run = partial(model.apply, params)
     ids, mask = texts_of(batch)
     counted = mask & (jnp.repeat(batch.weights, batch.ids.shape[1]) > 0)[:, None]
-    # The parameters' dtype: with x64 enabled, JAX's default would be wider.
+    # In the dtype of the parameters, also with x64 enabled.
     table = params["tokens"]["embedding"]
     zeros = jnp.zeros((*ids.shape, table.shape[-1]), table.dtype)
     # Draws take a few percent of the time; clean inputs need none.
@@ -148,7 +147,7 @@ def _predict_batch(
         of_token = jnp.sqrt(jnp.mean(jnp.square(signal), axis=-1))
         scales = jnp.ones_like(of_token), jnp.broadcast_to(rms[:, None], mask.shape), of_token
         sigma = level * jax.lax.select_n(protocol, *scales)
-        # No noise on padding: a model that does not mask its keys would see it.
+        # Models that do not mask their keys read padding.
         noise = jnp.where(mask[..., None], sigma[..., None] * draws, 0.0)
         return signal + noise, power(signal), power(noise)
 
@@ -193,20 +192,19 @@ def predict(
 ) -> Predictions:
     """Predicts every row of a set exactly once.
 
-    The `released` preset stops all queries by one norm over the batch, so its predictions depend on
-    the batch: use the batch size of the released program.
-
     Args:
         predictor: From `make_predictor`.
-        params: Parameters stacked over seeds; any number of seeds.
+        params: Parameters stacked over any number of seeds.
         buckets: The set, from `hopfax.data.bucketed`.
         noise: The noise to add; None for clean inputs.
         batch_size: Rows per call; None for a size that suits the device, at most 8,192 tokens.
+            With the `released` preset, which stops all queries by one norm over the batch,
+            predictions depend on it: use that of the released program.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed, see `hopfax.train.interrupt`.
-        ValueError: The noise is invalid (see `check_noise`), there are no rows, or the number of
-            `noise.seeds` is not that of models.
+        ValueError: The noise is invalid, there are no rows, or the number of `noise.seeds` is not
+            that of models.
 
     Example:
         >>> import hopfax
@@ -228,28 +226,24 @@ def predict(
     at_token, protocol = noise.site == "token", np.int32(PROTOCOLS.index(noise.protocol))
     added = tuple(map(jnp.asarray, (at_token, np.float32(noise.level), protocol)))
     roots = _roots(noise, len(jax.tree.leaves(params)[0]))
-    pending, index, labels = [], [], []
+    pending = []
     for bucket in buckets:
         for rows, weights in eval_batches(bucket, batch_size=batch_size or _rows(bucket)):
             interrupt.check()
             batch = Batch(*map(jnp.asarray, (rows.ids, rows.lengths, rows.labels, weights)))
             if predictor.sharding:
                 batch = predictor.sharding.put_batch(batch)
-            pending.append(predictor.run(params, roots, batch, rows.index, added))
-            index.append(rows.index[weights > 0])
-            labels.append(rows.labels[weights > 0])
-    logits = [
-        np.asarray(part)[:, : len(rows)] for (part, _), rows in zip(pending, index, strict=True)
-    ]
+            pending.append((weights > 0, *predictor.run(params, roots, batch, rows.index, added)))
+    logits = [np.asarray(part)[:, real] for real, part, _ in pending]
     counts = jax.tree.map(
-        lambda *parts: np.sum(np.stack(parts), 0, dtype=np.float64), *[part for _, part in pending]
+        lambda *parts: np.sum(np.stack(parts), 0, dtype=np.float64), *[part for *_, part in pending]
     )
-    order = np.argsort(np.concatenate(index), kind="stable")
+    order = np.argsort(np.concatenate([bucket.index for bucket in buckets]), kind="stable")
     with np.errstate(divide="ignore"):
         snr_db = 10 * np.log10(counts.signal / counts.noise)
     return Predictions(
         logits=np.concatenate(logits, axis=1)[:, order],
-        labels=np.concatenate(labels)[order],
+        labels=np.concatenate([bucket.labels for bucket in buckets])[order],
         snr_db=snr_db,
         num_steps=counts.steps / counts.queries,
     )
@@ -265,15 +259,11 @@ def _roots(noise: Noise, count: int) -> Array:
 
 
 def _rows(bucket: Bucket) -> int:
-    """Rows per call, enough to keep a device busy.
-
-    On a CPU, padding rows cost as much as real ones: rows are distributed evenly over the calls, in
-    multiples of eight, which divide into groups (`hopfax.cpu.by_groups`). On other devices,
-    compilation is slow and padding cheap: a power of two gives one shape for all sets of a length.
-    """
+    """Rows per call, enough to keep a device busy."""
     tokens = bucket.ids.shape[1] * bucket.ids.shape[2]
     limit = 2 ** max(0, (_TOKENS // tokens).bit_length() - 1)
     if jax.default_backend() != "cpu":
-        return limit
+        return limit  # compilation is slow and padding cheap: one shape for all sets of a length
+    # Padding rows cost as much as real ones. Multiples of eight divide into `cpu.by_groups`.
     calls = -(-len(bucket.labels) // limit)
     return min(limit, -(-len(bucket.labels) // (8 * calls)) * 8)

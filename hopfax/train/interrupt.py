@@ -1,8 +1,8 @@
 """Ctrl-C handling that stops a program between two steps, without losing work.
 
-Python raises `KeyboardInterrupt` anywhere in the main thread, for instance in a garbage-collection
-callback, where it is dropped, or between a program's launch and the use of its results. Within
-`listening` the first Ctrl-C only sets a flag; `check`, called between steps, raises it there.
+Python raises `KeyboardInterrupt` anywhere in the main thread, even in a garbage-collection
+callback, where it is dropped. Within `listening` the first Ctrl-C only sets a flag, and `check`,
+called between steps, raises the exception.
 """
 
 import contextlib
@@ -57,11 +57,11 @@ def listening(*, exits: bool = False) -> Iterator[None]:
     """Turns the first Ctrl-C into a request to stop; the second stops at once.
 
     Has no effect outside the main thread or if SIGINT does not have Python's default handler, so
-    calls may be nested and a program's own handler stays in place.
+    calls may be nested.
 
     Args:
-        exits: Whether the second Ctrl-C ends the process with status 130 even while compiled code
-            runs. Otherwise it raises a KeyboardInterrupt as soon as Python code runs.
+        exits: Whether the second Ctrl-C ends the process with status 130, even in compiled code.
+            Otherwise it raises a KeyboardInterrupt as soon as Python code runs.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed and no `check` followed.
@@ -100,11 +100,8 @@ def _note() -> None:
 
 @contextlib.contextmanager
 def _watching() -> Iterator[None]:
-    """A thread that receives signals while the main thread runs compiled code.
-
-    Python runs handlers between bytecodes of the main thread only, but writes the number of a
-    signal to the wake-up descriptor at once.
-    """
+    """Runs a thread that receives signals while the main thread runs compiled code."""
+    # Python runs handlers between bytecodes, but writes to the wake-up descriptor at once.
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
 

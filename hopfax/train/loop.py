@@ -34,9 +34,9 @@ class FitResult(NamedTuple):
     """The best epoch of each seed, stacked along a first axis.
 
     Attributes:
-        params: Parameters of each seed's best epoch.
-        scores: `(seeds,)` validation score of that epoch.
-        epochs: `(seeds,)` number of that epoch, from 1.
+        params: Parameters.
+        scores: `(seeds,)` validation score.
+        epochs: `(seeds,)` number of the epoch, from 1.
         steps: Number of training steps of the run.
     """
 
@@ -82,7 +82,7 @@ def fit(
     Ctrl-C saves the state and ends a run after the current chunk or validation.
 
     Args:
-        predictor: The model and its devices, from `hopfax.train.evaluate.make_predictor`.
+        predictor: From `hopfax.train.evaluate.make_predictor`.
         objective: Loss to minimise, see `hopfax.train.objectives.classification`.
         train: Training rows, from `hopfax.data.bucketed`.
         validation: Rows for early stopping.
@@ -92,13 +92,13 @@ def fit(
         optimizer: Returns the optimizer for a total number of steps.
         batch_size: Maximum number of rows per step.
         patience: Number of epochs without a better score after which a seed stops, >= 1.
-        checkpoints: Saves the state after every epoch and whenever a save is due; None never saves.
+        checkpoints: Saves the state after every epoch and whenever a save is due.
         log: Receives the metrics.
         on_progress: `on_progress(share, **fields)`: the share of steps done, in [0, 1], and the
             latest loss or validation score.
 
     Raises:
-        DivergedError: A loss or gradient is not finite; names step, seed and last checkpoint.
+        DivergedError: A loss or gradient is not finite.
         KeyboardInterrupt: Ctrl-C was pressed; a second press raises it without saving.
         ValueError: A number is out of range, or there are no rows.
 
@@ -150,17 +150,16 @@ def fit(
             run, step = run._replace(states=states, chunk=run.chunk + 1), step + len(chunk.picks)
             reporter.chunk(step, int(run.epoch) + 1, training, metrics)
             due = interrupt.requested() or (checkpoints and checkpoints.due())
-            # Not at the epoch's end: resumed from there, a run would log its validation twice.
+            # At an epoch's end the save follows validation, which is then logged once.
             if due and run.chunk < len(chunks):
                 reporter.flush()
                 _save(checkpoints, step, run)
         reporter.flush()
         predictions = predict(predictor, run.states.params, validation)
-        # The later states of a stopped seed do not matter, even if they are not finite.
+        # Stopped seeds, whose states may not be finite, have no score.
         scores = np.full(len(seeds), np.nan)
-        scores[training] = [
-            score(each, predictions.labels) for each in predictions.logits[training]
-        ]
+        logits = predictions.logits[training]
+        scores[training] = [score(each, predictions.labels) for each in logits]
         run = _after_epoch(run, scores)
         reporter.epoch(step, run, scores, training)
         _save(checkpoints, step, run)
@@ -174,7 +173,7 @@ def _chunk_trainer(
     seeds: Sequence[int],
     sharding: Sharding | None,
 ) -> Callable[[TrainState, Chunk], tuple[TrainState, StepMetrics]]:
-    """Puts keys and training rows on the devices, and compiles the steps of a chunk."""
+    """Puts keys and rows on the devices, and compiles the steps of a chunk."""
     keys, rows = seed_keys(seeds), []
     for bucket in train:
         weights = np.ones(len(bucket.labels), np.float32)
@@ -219,7 +218,7 @@ def _save(checkpoints: Checkpoints | None, step: int, run: _Run) -> None:
 
 
 def _after_epoch(run: _Run, scores: np.ndarray) -> _Run:
-    """Counts an epoch, and takes the seeds that improved; a stopped seed has the score nan."""
+    """Counts an epoch, and updates the seeds that improved; stopped seeds have the score nan."""
     better, epoch = scores > run.scores, run.epoch + 1
     return run._replace(
         best=_where(better, run.states.params, run.best),
@@ -231,12 +230,7 @@ def _after_epoch(run: _Run, scores: np.ndarray) -> _Run:
     )
 
 
-@jax.jit
-def _where(better: jax.Array, new: Params, old: Params) -> Params:
-    def choose(new: jax.Array, old: jax.Array) -> jax.Array:
-        return jnp.where(better.reshape(-1, *[1] * (new.ndim - 1)), new, old)
-
-    return jax.tree.map(choose, new, old)
+_where = jax.jit(jax.vmap(optax.tree.where))
 
 
 @dataclass
@@ -251,12 +245,11 @@ class _Reporter:
     pending: tuple[int, int, np.ndarray, StepMetrics] | None = None
 
     def chunk(self, step: int, epoch: int, training: np.ndarray, metrics: StepMetrics) -> None:
-        """Reports the chunk before, and keeps the metrics of this one, which ends at `step`."""
+        """Reports the previous chunk, and keeps this one, which ends at `step`."""
         self.flush()
         self.pending = step, epoch, training, metrics
 
     def flush(self) -> None:
-        """Reports the last chunk."""
         if not self.pending:
             return
         (step, epoch, training, metrics), self.pending = self.pending, None
@@ -269,7 +262,6 @@ class _Reporter:
             self.on_progress(step / self.total_steps, loss=float(metrics.loss[:, training].mean()))
 
     def epoch(self, step: int, run: _Run, scores: np.ndarray, training: np.ndarray) -> None:
-        """Reports the validation scores of an epoch."""
         if self.log:
             self.log.write(step, epoch=int(run.epoch), validation=scores, best=run.scores)
         if self.on_progress:

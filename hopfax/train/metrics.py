@@ -22,16 +22,16 @@ def scores(metrics: tuple[str, ...], logits: np.ndarray, labels: np.ndarray) -> 
     Args:
         metrics: Some of "accuracy", "f1" (of class 1), "mcc" (for more than two classes Gorodkin's
             R_K), "pearson" and "spearman".
-        logits: `(examples, outputs)`, finite; the largest of a row is the predicted class.
-            Correlations require one output; a choice task has one output per choice.
+        logits: `(examples, outputs)`, finite: an output per class or choice, whose largest is the
+            prediction, or one output for correlations.
         labels: `(examples,)` class numbers, or real numbers for correlations.
 
     Returns:
-        Each metric by name, raw (fractions in [0, 1], or in [-1, 1]), then `"score"`.
+        Each metric by name, unscaled, then `"score"`.
 
     Raises:
-        ValueError: Unknown metrics, shapes or labels that do not fit, no rows, or logits that are
-            not finite.
+        ValueError: Metrics are unknown, shapes or labels do not fit, there are no rows, or logits
+            are not finite.
 
     Example:
         >>> logits = np.array([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
@@ -79,7 +79,7 @@ def _check_labels(name: str, labels: np.ndarray, outputs: int, of_classes: bool)
 
 
 def _accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
-    return float((predicted == labels).mean())
+    return (predicted == labels).mean()
 
 
 def _f1(predicted: np.ndarray, labels: np.ndarray) -> float:
@@ -92,10 +92,9 @@ def _mcc(predicted: np.ndarray, labels: np.ndarray) -> float:
     """The correlation of the two one-hot codes, summed over classes."""
     if _is_constant(predicted, labels):
         return 0.0
+    # Fractions of all rows: products of four counts of a large set overflow.
     kinds = np.union1d(predicted, labels)
-    # Shares of all rows, not counts: products of four counts of a large set overflow.
-    actual = np.array([(labels == kind).mean() for kind in kinds])
-    guessed = np.array([(predicted == kind).mean() for kind in kinds])
+    actual, guessed = ((rows[:, None] == kinds).mean(0) for rows in (labels, predicted))
     spread = (1 - actual @ actual) * (1 - guessed @ guessed)
     return ((predicted == labels).mean() - actual @ guessed) / math.sqrt(spread)
 
@@ -132,8 +131,7 @@ class MetricsLog:
     the records of a step before saving its checkpoint.
 
     Args:
-        path: The file; created, with its folder, if absent. An incomplete last line, from a process
-            that was killed or a full disk, is removed.
+        path: The file; created, with its folder, if absent. An incomplete last line is removed.
 
     Example:
         >>> import tempfile
@@ -161,9 +159,9 @@ class MetricsLog:
         """Appends one record.
 
         Args:
-            step: Its step.
-            **fields: JSON values, or NumPy or jax scalars and arrays. NaN and infinities, which
-                JSON lacks, become null.
+            step: Training step of the record.
+            **fields: JSON values, or NumPy or jax scalars and arrays; NaN and infinities become
+                null.
 
         Raises:
             OSError: The record cannot be written, for instance because the disk is full.
@@ -176,11 +174,7 @@ class MetricsLog:
             rest = rest[self._file.write(rest) :]
 
     def truncate_after(self, step: int) -> None:
-        """Removes the records after a step, by replacing the file atomically.
-
-        Raises:
-            ValueError: A line is not JSON.
-        """
+        """Removes the records after a step, by replacing the file atomically."""
         self._file.close()
         self._rewrite(lambda line: json.loads(line)["step"] <= step)
 

@@ -58,7 +58,7 @@ class Objective(Protocol):
 
 
 def texts_of(batch: Batch) -> tuple[Int[Array, "texts tokens"], Bool[Array, "texts tokens"]]:
-    """Returns the ids and mask of every text of a batch; choices of an example are consecutive.
+    """Returns ids and mask of the texts of a batch; choices of an example are consecutive.
 
     Example:
         >>> batch = Batch(jnp.ones((2, 3, 4), int), jnp.full((2, 3), 4), jnp.zeros(2), jnp.ones(2))
@@ -119,9 +119,8 @@ def classification(
         regression: Use squared error instead of cross-entropy.
         esr_weight: Lambda, >= 0; 0 computes no spectrum.
         esr_target: Alpha, in [0, 1].
-        esr_in_nats: Use the released program's $(H - \alpha \log d)^2$, which is $(\log d)^2$ times
-            the paper's Eq. 12.
-        esr_masked: Whether the spectrum leaves out padding.
+        esr_in_nats: Use the released program's $(H - \alpha \log d)^2$: $(\log d)^2$ times Eq. 12.
+        esr_masked: Whether the spectrum excludes padding.
         esr_entropy: The entropy of the spectrum; see `hopfield.eigen_entropy`.
 
     Raises:
@@ -138,12 +137,11 @@ def classification(
     if esr_weight < 0:
         raise ValueError(f"esr_weight must be >= 0, got {esr_weight}")
 
+    def penalty(keys: Array, mask: Array) -> Array:
+        return hopfield.esr_penalty(keys, target=esr_target, mask=mask, entropy=esr_entropy)
+
     def esr_of(encoding: Encoding, mask: Array, weights: Array) -> Array:
         """The penalty of each text's keys, summed over layers, averaged over real texts."""
-
-        def penalty(keys: Array, mask: Array) -> Array:
-            return hopfield.esr_penalty(keys, target=esr_target, mask=mask, entropy=esr_entropy)
-
         mask = mask if esr_masked else jnp.ones_like(mask)
         penalties = jax.vmap(jax.vmap(penalty), in_axes=(0, None))(encoding.keys, mask)
         scale = math.log(encoding.keys.shape[-1]) ** 2 if esr_in_nats else 1.0

@@ -16,8 +16,8 @@ _WINDOW = 500  # updates over which speed is averaged
 class Progress:
     """Shows the share of the work done, the time left, and the latest loss or score.
 
-    Writes to standard error: a progress bar on a terminal, and elsewhere plain lines for the first
-    and last update and at most every five seconds in between. `title` is shown first.
+    Writes to standard error: a progress bar on a terminal, else plain lines for the first and last
+    update and at most every five seconds in between. Each line starts with `title`.
 
     Args:
         total: Total units of work.
@@ -45,12 +45,12 @@ class Progress:
             from rich.progress import Progress as Bar
 
             # No markup: a title such as "[mask]" is text.
-            columns = (
+            self._bar = Bar(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
                 TextColumn("{task.fields[status]}", markup=False),
+                console=Console(file=self._stream),
             )
-            self._bar = Bar(*columns, console=Console(file=self._stream))
             self._bar.start()
             self._task = self._bar.add_task(self.title, total=self._total, status="")
         return self
@@ -62,14 +62,14 @@ class Progress:
             self._print()
 
     def update(self, done: int, **fields: Any) -> None:
-        """Shows the work done, and stops after Ctrl-C, see `hopfax.train.interrupt`.
+        """Shows the work done.
 
         Args:
             done: Units of work since the start of the run.
             **fields: Numbers or text, shown by name.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C was pressed.
+            KeyboardInterrupt: Ctrl-C was pressed, see `hopfax.train.interrupt`.
         """
         interrupt.check()
         (start, before), now = self._recent[0], time.monotonic()
@@ -83,11 +83,10 @@ class Progress:
         parts += [f"{name} {_short(value)}" for name, value in fields.items()]
         self._status = "  ".join(parts)
         if self._bar is not None:
-            self._bar.update(
-                self._task, description=self.title, completed=done, status=self._status
-            )
+            fields = {"description": self.title, "status": self._status}
+            self._bar.update(self._task, completed=done, **fields)
             return
-        # The last line is printed at the end, with the fields known by then.
+        # `__exit__` prints the last line, with the last fields.
         if done < self._total and (not self._printed or now - self._printed[0] >= _INTERVAL):
             self._print()
 

@@ -1,8 +1,7 @@
 """The rows of every training step: a pure function of the seed and the epoch.
 
-Rows are in buckets of one padded length. An epoch is a list of chunks; a chunk is several steps
-within one bucket, compiled as one call. All seeds share the order of chunks, since they train in
-one program; each seed has its own order of rows.
+An epoch is a list of chunks; a chunk is several steps within one bucket, compiled as one call. All
+seeds share the order of chunks, since they train in one program; each has its own order of rows.
 """
 
 from collections.abc import Sequence
@@ -33,12 +32,12 @@ def epoch_chunks(
     """Returns the chunks of one epoch, in order; every seed trains on every row exactly once.
 
     The chunks of a bucket have the same number of steps, about `CHUNK_STEPS`, so that each bucket
-    compiles once. If this takes more than `ceil(rows / batch_size)` steps, batches are smaller.
+    compiles once; batches are smaller if this takes more than `ceil(rows / batch_size)` steps.
 
     Args:
         sizes: Number of rows of each bucket.
         batch_size: Maximum number of rows per step, >= 1.
-        seeds: Training seeds; a seed's rows do not depend on the other seeds.
+        seeds: Training seeds; the order of a seed's rows does not depend on the other seeds.
         epoch: Number of the epoch.
 
     Raises:
@@ -60,15 +59,13 @@ def epoch_chunks(
             count -= 1
         steps = -(-min_steps // count)
         total = count * steps
-        orders = np.stack(
-            [np.random.default_rng([seed, epoch, bucket]).permutation(size) for seed in seeds]
-        )
+        generators = [np.random.default_rng([seed, epoch, bucket]) for seed in seeds]
+        orders = np.stack([generator.permutation(size) for generator in generators])
         # Row r of the shuffled bucket is in step r mod total: batch sizes differ by at most one.
         positions = np.arange(total)[:, None] + total * np.arange(batch_size)
         picks = orders[:, np.minimum(positions, size - 1)].swapaxes(0, 1).astype(np.int32)
         weights = np.broadcast_to((positions < size).astype(np.float32)[:, None], picks.shape)
-        for start in range(0, total, steps):
-            part = slice(start, start + steps)
-            chunks.append(Chunk(bucket, picks[part], weights[part]))
+        parts = zip(np.split(picks, count), np.split(weights, count), strict=True)
+        chunks += [Chunk(bucket, *part) for part in parts]
     order = np.random.default_rng([2**31, epoch]).permutation(len(chunks))
     return [chunks[number] for number in order]

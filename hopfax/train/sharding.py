@@ -1,8 +1,7 @@
 """Sharding of a run over several devices: by seeds, or by the rows of a batch.
 
-The program is the same as for one device. Seeds are independent, so if seeds are sharded, each
-device runs the program separately. If batches are sharded, XLA partitions the program by the
-shardings of its arrays, and kernels use the mesh in context.
+If seeds are sharded, each device runs the program of one device separately. If batches are sharded,
+XLA partitions that program by the shardings of its arrays, and kernels use the mesh in context.
 """
 
 import functools
@@ -27,8 +26,7 @@ class Sharding(NamedTuple):
     Attributes:
         mesh: The devices, along one axis.
         axis: `"seeds"`: each device trains some of the seeds, without communication. `"batch"`:
-            each device takes some rows of every seed's batch, and gradients are summed over the
-            devices in every step.
+            each device takes some rows of every batch; gradients are summed over devices.
     """
 
     mesh: Mesh
@@ -92,14 +90,13 @@ def make_sharding(
         batch_size: Rows per step.
 
     Returns:
-        A `Sharding`; None for a single device.
+        The sharding; None for a single device.
 
     Raises:
         ValueError: There are fewer devices, or `num_devices` divides neither seeds nor batch.
 
     Warns:
-        RuntimeWarning: The devices are XLA host devices with too few threads, where eigenvalues,
-            and so ESR, can deadlock.
+        RuntimeWarning: XLA host devices have too few threads; eigenvalues can deadlock.
 
     Example:
         >>> make_sharding(1, num_seeds=5, batch_size=32) is None
@@ -127,8 +124,7 @@ def make_sharding(
 
 
 def _warn_of_few_threads(devices: Sequence[Any]) -> None:
-    # An eigenvalue call on a device blocks a thread of the pool while it waits for others of the
-    # same pool (jaxlib 0.10.1): if every device blocks one, none may be left to do the work.
+    # An eigenvalue call blocks a thread of the pool while it waits for others (jaxlib 0.10.1).
     requested = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC") or ""
     threads = int(requested) if requested.isdigit() else usable_cores()
     if devices[0].platform == "cpu" and len(devices) >= threads:

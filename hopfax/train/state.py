@@ -13,13 +13,7 @@ from hopfax.nn.functional import Functional, Params
 
 
 class TrainState(NamedTuple):
-    """Everything that a step changes.
-
-    Attributes:
-        params: Parameters.
-        opt_state: The optimizer's state.
-        step: Number of steps taken; with the seed, it determines all randomness of the next step.
-    """
+    """Parameters, the optimizer's state, and the number of steps taken."""
 
     params: Params
     opt_state: optax.OptState
@@ -56,7 +50,7 @@ def adamw(
             f"{learning_rate}, {total_steps} and {weight_decay}"
         )
     warmup = max(1, round(0.1 * total_steps))
-    # Not from 0, which would waste the first step.
+    # A first step with rate 0 would have no effect.
     rise = optax.linear_schedule(learning_rate / warmup, learning_rate, max(1, warmup - 1))
     fall = optax.linear_schedule(learning_rate, 0.0, max(1, total_steps - warmup))
     schedule = optax.join_schedules([rise, fall], [warmup])

@@ -33,8 +33,7 @@ def make_step(
 ) -> Callable[[TrainState, Batch, PRNGKeyArray], tuple[TrainState, StepMetrics]]:
     """Returns a pure step of one seed: `step(state, batch, seed_key) -> (state, metrics)`.
 
-    The dropout key derives from the seed's key and `state.step`, so a resumed run has the same
-    draws as an uninterrupted one.
+    The dropout key derives from the seed's key and `state.step`, so resumption changes no draw.
 
     Example:
         >>> from hopfax.nn import tinybert
@@ -48,15 +47,13 @@ def make_step(
         state: TrainState, batch: Batch, seed_key: PRNGKeyArray
     ) -> tuple[TrainState, StepMetrics]:
         key = jax.random.fold_in(jax.random.fold_in(quick(seed_key), _DROPOUT), state.step)
-        (loss, parts), gradients = jax.value_and_grad(objective, has_aux=True)(
-            state.params, batch, key
-        )
+        value_and_grad = jax.value_and_grad(objective, has_aux=True)
+        (loss, parts), gradients = value_and_grad(state.params, batch, key)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
         # Not optax.apply_updates, whose types exclude plain dicts.
         params = jax.tree.map(jnp.add, state.params, updates)
-        metrics = StepMetrics(
-            loss=loss, **parts._asdict(), gradient_norm=optax.tree.norm(gradients)
-        )
+        norm = optax.tree.norm(gradients)
+        metrics = StepMetrics(loss=loss, **parts._asdict(), gradient_norm=norm)
         return TrainState(params, opt_state, state.step + 1), metrics
 
     return step

@@ -1,7 +1,6 @@
 """White-box access to an encoder's losses and gradients, for the attacks of `hopfax.text`.
 
-Texts are tokenised as in `hopfax.data.encode` and padded to a few lengths and batch sizes, so that
-an attack compiles once per pair of length and batch size.
+Texts are tokenised as in `hopfax.data.encode` and padded to a few lengths and batch sizes.
 """
 
 import functools
@@ -11,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array
 
 from hopfax.data.tokenize import WordPiece, text_tokenizer
@@ -34,9 +34,9 @@ def white_box(
 ) -> Victim:
     """Returns the functions that attacks query, compiled once per padded length and batch size.
 
-    The loss is cross-entropy, or the squared error for regression; gradients
-    are with respect to the token embeddings (the *token* site), without dropout. Rows of a batch
-    are independent, except with the `released` preset, which stops by one norm over the batch.
+    The loss is cross-entropy, or the squared error for regression; gradients are with respect to
+    the token embeddings (the *token* site), without dropout. Rows of a batch are independent,
+    except with the `released` preset, which stops by one norm over the batch.
 
     Args:
         model: The classifier.
@@ -46,13 +46,12 @@ def white_box(
         max_length: Maximum number of tokens of a text, in [5, model's positions]; longer texts are
             truncated as by `hopfax.data.encode`.
         lengths: Padded lengths, increasing; those above `max_length` count as `max_length`.
-        batch_sizes: Batch sizes, increasing. Only batches of the smallest size may be less than
-            half full; `(1,)` makes one call per text.
+        batch_sizes: Batch sizes, increasing. Only the smallest may be less than half full.
 
     Raises:
         ValueError: Parameters are stacked, `max_length` is out of range, or lengths or sizes do not
-            increase. The functions raise one for labels that do not fit the model's outputs, for a
-            text of more than two strings, and for different numbers of choices.
+            increase. The functions raise one for labels that do not fit the model's outputs, texts
+            of more than two strings, and different numbers of choices.
 
     Example:
         >>> import jax
@@ -73,7 +72,7 @@ def white_box(
         True
     """
     for name, sizes in (("lengths", lengths), ("batch_sizes", batch_sizes)):
-        if not sizes or sizes[0] < 1 or (np.diff(np.asarray(sizes)) <= 0).any():
+        if not sizes or (np.diff((0, *sizes)) <= 0).any():
             raise ValueError(f"{name} must be positive and increase, got {tuple(sizes)}")
     table = params["tokens"]["embedding"]
     if table.ndim != 2 or vocabulary.size > len(table):
@@ -94,12 +93,13 @@ def white_box(
         """Tokens, loss and, if requested, gradient of each text, in one batch per shape."""
         rows, pending = _tokenized(tokenizer, texts), []
         program = _compiled(model, regression, with_gradient)
+        targets = np.asarray(labels, np.float32 if regression else np.int32)
         widest = [max(map(len, row)) for row in rows]
         for numbers, width, size in _batches(widest, edges, batch_sizes):
             interrupt.check()
             padded = numbers + numbers[-1:] * (size - len(numbers))
-            tokens, targets = [rows[row] for row in padded], [labels[row] for row in padded]
-            batch = _batch(tokens, targets, width, vocabulary.pad_id, regression)
+            tokens = [rows[row] for row in padded]
+            batch = _batch(tokens, targets[padded], width=width, pad_id=vocabulary.pad_id)
             pending.append((numbers, program(params, batch)))
         results: dict[int, tuple[Any, ...]] = {}
         for numbers, (logits, *parts) in pending:  # once all calls are dispatched
@@ -149,8 +149,7 @@ def _compiled(
             if regression:
                 losses = jnp.square(logits[:, 0] - batch.labels)
             else:
-                chosen = jnp.take_along_axis(logits, batch.labels[:, None], axis=1)[:, 0]
-                losses = jax.nn.logsumexp(logits, axis=1) - chosen
+                losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
             return jnp.sum(losses), (logits, losses)
 
         tokens = run(ids, method="embed_tokens")
@@ -202,22 +201,14 @@ def _batches(
             numbers = numbers[size:]
 
 
-def _batch(
-    rows: Sequence[Sequence[Any]],
-    labels: Sequence[Label],
-    width: int,
-    pad_id: int,
-    regression: bool,
-) -> Batch:
-    ids = np.full((len(rows), len(rows[0]), width), pad_id, np.int32)
-    lengths = np.zeros(ids.shape[:2], np.int32)
+def _batch(rows: Sequence[Sequence[Any]], labels: np.ndarray, *, width: int, pad_id: int) -> Batch:
+    lengths = np.array([[len(tokens) for tokens in row] for row in rows], np.int32)
+    ids = np.full((*lengths.shape, width), pad_id, np.int32)
     for number, row in enumerate(rows):
         for choice, tokens in enumerate(row):
             ids[number, choice, : len(tokens)] = tokens.ids
-            lengths[number, choice] = len(tokens)
-    targets = np.asarray(labels, np.float32 if regression else np.int32)
     # NumPy arrays: faster for a compiled call than jnp.asarray of each.
-    return Batch(ids, lengths, targets, np.ones(len(rows), np.float32))  # pyright: ignore
+    return Batch(ids, lengths, labels, np.ones(len(rows), np.float32))  # pyright: ignore
 
 
 def _linear(text: Text, row: Sequence[Any], loss: float, gradient: np.ndarray) -> Linearized:

@@ -1,11 +1,7 @@
-"""A program for a process of four devices: trains on one, two and four, and stores the results.
-
-`test_sharding.py` runs it once and reads `results.npz`.
-"""
+"""Trains on one, two and four of four devices, and writes `results.npz` for `test_sharding.py`."""
 
 import contextlib
 import shutil
-import sys
 from functools import cache, partial
 from pathlib import Path
 
@@ -39,11 +35,11 @@ class Killed(BaseException):
 
 
 def run(folder, *options, killed=False):
-    """Trains and returns everything that a run leaves, by name."""
+    """Trains, and returns the results by name."""
     calls, (predictor, objective) = 0, program(*options)
 
     def score(logits, labels):
-        """Increases with every epoch, so that the last one is returned."""
+        """Increases with every epoch, so that the last one is the best."""
         nonlocal calls
         calls += 1
         if killed and calls > len(SEEDS):
@@ -64,7 +60,7 @@ def run(folder, *options, killed=False):
             checkpoints=checkpoints,
             log=log,
         )
-    # Before anything reads the parameters: the shapes that each device holds.
+    # The shapes on each device, before anything reads the parameters.
     shards = [leaf.addressable_shards for leaf in jax.tree.leaves(result.params)]
     sharding = predictor.sharding
     rows = sharding.put_batch(jnp.zeros((BATCH, 1))) if sharding else jnp.zeros((BATCH, 1))
@@ -88,17 +84,18 @@ def run(folder, *options, killed=False):
 
 
 def main(folder):
+    folder = Path(folder)
     assert len(jax.local_devices()) == 4
     # Each program compiles once, not once a call.
     loop.make_chunk, initial = cache(make_chunk), cache(init_states)
-    loop.init_states = lambda *asked: jax.tree.map(jnp.copy, initial(*asked))
+    loop.init_states = lambda *options: jax.tree.map(jnp.copy, initial(*options))
     shardings = {
         "one": None,
         "seeds": make_sharding(num_seeds=len(SEEDS), batch_size=BATCH),
         "batch": make_sharding(2, num_seeds=1, batch_size=BATCH),
     }
     results = {name: run(folder / name, sharding) for name, sharding in shardings.items()}
-    # XLA cannot partition a kernel: each device runs it on its own seeds, or on its own texts.
+    # XLA cannot partition a kernel: each device runs it on its seeds or texts.
     for name in ("seeds", "batch"):
         results[f"{name} fused"] = run(folder / f"{name}-fused", shardings[name], "pallas")
     # Killed on four devices, and resumed on one, on four and on two.
@@ -111,7 +108,3 @@ def main(folder):
         f"{run}: {name}": part for run, parts in results.items() for name, part in parts.items()
     }
     np.savez(folder / "results.npz", **flat)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -42,48 +42,46 @@ def walk(method):
     return params, expected
 
 
-def assert_gradient(gradient, expected):
-    np.testing.assert_allclose(gradient["tokens"]["embedding"], expected[0], rtol=2e-4, atol=1e-6)
-    np.testing.assert_allclose(gradient["out"], expected[1], rtol=2e-4, atol=1e-6)
-
-
 def recorded(params, batch, key, added):
-    """The objective, with the perturbation of the tokens in the place of the ESR penalty."""
+    """The objective, with the tokens' perturbation instead of the ESR penalty."""
     loss, parts = classification(BAG)(params, batch, key, added)
     return loss, parts._replace(esr=added.token)
 
 
-def test_freelb_is_the_mean_over_its_ascent():
-    params, (deltas, losses, gradients) = walk(adversarial._FREELB)
-    (loss, parts), gradient = value_and_grad(freelb(recorded, BALL), params)
-    np.testing.assert_allclose(loss, np.mean(losses[:-1]), rtol=1e-5)
+@pytest.mark.parametrize(
+    ("method", "number", "steps"),
+    [
+        (freelb, adversarial._FREELB, slice(0, -1)),
+        (pgd, adversarial._PGD, slice(-1, None)),
+    ],
+)
+def test_loss_and_gradient_are_means_over_steps_of_the_ascent(method, number, steps):
+    params, (deltas, losses, gradients) = walk(number)
+    (loss, parts), gradient = value_and_grad(method(recorded, BALL), params)
+    np.testing.assert_allclose(loss, np.mean(losses[steps]), rtol=1e-5)
     np.testing.assert_allclose(parts.task, loss, rtol=1e-6)
-    assert_gradient(
-        gradient, [np.mean(parts, axis=0) for parts in zip(*gradients[:-1], strict=True)]
-    )
-    # A step is 0.3 long; the slope of a text already right is 1 - p, of few float32 digits.
-    np.testing.assert_allclose(parts.esr, np.mean(deltas[:-1], axis=0), rtol=0, atol=3e-5)
-    # The ascent climbs, and at least one text is on the border of its ball.
+    table, out = (np.mean(each, axis=0) for each in zip(*gradients[steps], strict=True))
+    np.testing.assert_allclose(gradient["tokens"]["embedding"], table, rtol=2e-4, atol=1e-6)
+    np.testing.assert_allclose(gradient["out"], out, rtol=2e-4, atol=1e-6)
+    # A step has length 0.3; the slope of a correctly classified text has few float32 digits.
+    np.testing.assert_allclose(parts.esr, np.mean(deltas[steps], axis=0), rtol=0, atol=3e-5)
+    # The loss increases, and at least one text is on the border of its ball.
     assert np.all(np.diff(losses) > 0)
-    sizes = np.sqrt(np.square(deltas[-1]).sum((1, 2)))
-    assert np.isclose(sizes.max(), BALL.max_norm)
-
-
-def test_pgd_is_the_loss_at_the_end_of_its_ascent():
-    params, (deltas, losses, gradients) = walk(adversarial._PGD)
-    (loss, parts), gradient = value_and_grad(pgd(recorded, BALL), params)
-    np.testing.assert_allclose(loss, losses[-1], rtol=1e-5)
-    np.testing.assert_allclose(parts.esr, deltas[-1], rtol=0, atol=3e-5)
-    assert_gradient(gradient, gradients[-1])
+    assert np.isclose(np.sqrt(np.square(deltas[-1]).sum((1, 2))).max(), BALL.max_norm)
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_a_ball_of_no_size_is_the_objective_itself(method):
     clean, params = classification(tiny.softmax()), tiny.lively(tiny.softmax())
-    speck = BALL._replace(max_norm=1e-9, initial_norm=0.0)
-    perturbed = value_and_grad(method(clean, speck), params)
-    # One dropout mask in all passes: else they would differ.
-    tiny.assert_close(perturbed, value_and_grad(clean, params), rtol=1e-4, atol=1e-6)
+    added = Perturbation(0.1 * jax.random.normal(KEY, (5, 12, 16)))
+
+    def gradients(objective):
+        program = jax.jit(jax.value_and_grad(objective, argnums=(0, 3), has_aux=True))
+        return program(params, BATCH, KEY, added)
+
+    # Passes would differ if their dropout did.
+    perturbed = gradients(method(clean, BALL._replace(max_norm=1e-9, initial_norm=0.0)))
+    tiny.assert_close(perturbed, gradients(clean), rtol=1e-4, atol=1e-6)
 
 
 def test_first_perturbations_are_scaled_by_length():
@@ -96,33 +94,19 @@ def test_first_perturbations_are_scaled_by_length():
     assert norms[3] == 0 and not deltas[~np.asarray(mask)].any()
 
 
-def test_a_step_is_along_the_gradient_and_stays_in_the_ball(rng):
+def test_tiny_gradients_give_full_steps_and_zero_gradients_none(rng):
     delta, slope = (jnp.asarray(rng.normal(size=(3, 4, 5)), jnp.float32) for _ in range(2))
     mask = jnp.ones((3, 4), bool).at[:, 3].set(False)
     delta = jnp.where(mask[..., None], delta, 0)
-    ball = Ball(step_size=0.5, max_norm=1.0)
-    moved = np.asarray(_ascend(delta, slope, mask, ball))
-    np.testing.assert_allclose(np.sqrt(np.square(moved).sum((1, 2))), 1, rtol=1e-5)
+    ball = Ball(step_size=0.5, max_norm=np.inf)
+    moved = np.asarray(_ascend(delta, slope * 1e-25, mask, ball))
+    np.testing.assert_allclose(np.sqrt(np.square(moved - delta).sum((1, 2))), 0.5, rtol=1e-4)
     assert not moved[:, 3].any()
-    free = np.asarray(_ascend(delta, slope * 1e-25, mask, ball._replace(max_norm=np.inf)))
-    np.testing.assert_allclose(np.sqrt(np.square(free - delta).sum((1, 2))), 0.5, rtol=1e-4)
-    unmoved = _ascend(delta, jnp.zeros_like(slope), mask, ball._replace(max_norm=np.inf))
-    np.testing.assert_array_equal(unmoved, delta)
-
-
-def test_the_gradient_of_freelb_in_added_is_the_mean_slope():
-    params = BAG.init(jax.random.key(1))
-    objective = freelb(classification(BAG), BALL._replace(max_norm=1e-9, initial_norm=0.0))
-    added = Perturbation(0.1 * jax.random.normal(KEY, (*texts_of(BATCH)[1].shape, 4)))
-
-    def slope(objective):
-        return jax.jit(jax.grad(lambda added: objective(params, BATCH, KEY, added)[0]))(added)
-
-    tiny.assert_close(slope(objective), slope(classification(BAG)), rtol=1e-4, atol=1e-7)
+    np.testing.assert_array_equal(_ascend(delta, jnp.zeros_like(slope), mask, ball), delta)
 
 
 def perturbation(method, params, rows, key=KEY, earlier=None):
-    """What a method adds to the tokens."""
+    """The perturbation that a method adds to the tokens."""
 
     def spy(params, batch, key, added):
         assert added.embedding is None
@@ -131,7 +115,7 @@ def perturbation(method, params, rows, key=KEY, earlier=None):
     return np.asarray(method(spy)(params, rows, key, Perturbation(earlier))[1].esr)
 
 
-def test_augmented_adds_noise_of_its_size_to_the_tokens():
+def test_augmented_adds_noise_with_its_standard_deviation():
     method, rows = partial(augmented, sigma=0.7), tiny.batch(40)
     params = {"tokens": {"embedding": jnp.zeros((3, 64))}}
     noise, mask = perturbation(method, params, rows), np.asarray(texts_of(rows)[1])
@@ -142,7 +126,7 @@ def test_augmented_adds_noise_of_its_size_to_the_tokens():
     np.testing.assert_allclose(both, noise + 1, rtol=1e-6)
 
 
-def test_augmented_over_draws_each_text_s_ratio_and_matches_its_tokens():
+def test_augmented_over_draws_a_ratio_per_text_and_matches_its_tokens():
     method, rows = partial(augmented_over, snr_db=(-16.0, 0.0)), tiny.batch(40)
     params = {"tokens": {"embedding": jax.random.normal(KEY, (60, 64)) * jnp.arange(60.0)[:, None]}}
     noise, (ids, mask) = perturbation(method, params, rows), map(np.asarray, texts_of(rows))
@@ -152,7 +136,7 @@ def test_augmented_over_draws_each_text_s_ratio_and_matches_its_tokens():
     assert -17 < min(ratios) < -13 and -3 < max(ratios) < 1
 
 
-def test_perturbations_add_up_at_a_model_s_sites():
+def test_perturbations_are_added_at_the_sites_of_a_model():
     model = tiny.softmax()
     network = model.apply(tiny.lively(model), method=lambda module: module)
     ids, mask = texts_of(BATCH)
@@ -165,7 +149,7 @@ def test_perturbations_add_up_at_a_model_s_sites():
 
 
 def test_seeds_together_train_as_they_do_alone():
-    """FreeLB's own gradient rule under `vmap`."""
+    """FreeLB's gradient rule under `vmap`."""
     optimizer, seeds = adamw(1e-2, total_steps=4), (3, 8)
     chunk = make_chunk(freelb(augmented(classification(BAG), sigma=0.1), Ball()), optimizer)
     picks = np.random.default_rng(0).integers(0, 5, (2, 2, 4)).astype(np.int32)

@@ -1,9 +1,5 @@
 import json
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +10,6 @@ import tiny
 
 from hopfax.train.checkpoint import CheckpointError, Checkpoints, CheckpointWarning
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIG = {"seed": 23, "optimizer": {"rate": 2e-5, "clip": 1.0}}
 
 
@@ -123,20 +118,13 @@ def lose_arrays(path):
     shutil.rmtree(path / "arrays")
 
 
-def edit_notes(path):
-    (file,) = (p for p in (path / "notes").iterdir() if b"crc32" in p.read_bytes())
-    changed = file.read_text().replace('"crc32": ', '"crc32": 1')
-    assert changed != file.read_text()
-    file.write_text(changed)
-
-
 def swap_arrays(path):
     """Valid for Orbax, but not what was saved: only the checksum can detect it."""
     shutil.rmtree(path / "arrays")
     shutil.copytree(path.parent / "1" / "arrays", path / "arrays")
 
 
-@pytest.mark.parametrize("damage", [flip, lose_arrays, edit_notes, swap_arrays])
+@pytest.mark.parametrize("damage", [flip, lose_arrays, swap_arrays])
 def test_a_damaged_newest_falls_back_with_a_warning(tmp_path, damage):
     folder = save_steps(tmp_path, 1, 3)
     damage(folder / "3")
@@ -157,9 +145,8 @@ def test_no_readable_checkpoint_is_an_error_that_lists_all(tmp_path):
     lose_arrays(folder / "2")
     with open_in(tmp_path) as checkpoints, pytest.raises(CheckpointError) as error:
         checkpoints.restore(small(0))
-    assert str(folder / "1") in str(error.value)
-    assert str(folder / "2") in str(error.value)
-    assert "start from step 0" in str(error.value)
+    for part in (str(folder / "1"), str(folder / "2"), "start from step 0"):
+        assert part in str(error.value)
 
 
 def test_a_target_that_does_not_fit_is_an_error(tmp_path):
@@ -206,15 +193,9 @@ except RuntimeError as error:  # not hidden by the save that failed
 
 
 def test_failed_writes_leave_the_last_complete_checkpoint(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, tmp_path],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error::UserWarning"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    out = done.stdout
+    process = tiny.start(FULL_DISK, tmp_path)
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
     assert out.count("could not be written") == 3
     assert out.count("File too large") == 3
     assert out.count(f"Last complete one: step 1 in {tmp_path / 'checkpoints' / '1'}") == 2

@@ -1,4 +1,4 @@
-from functools import cache
+from functools import cache, partial
 
 import jax
 import numpy as np
@@ -29,50 +29,39 @@ def predicted(noise=None):
     return predict(predictor, params(), BUCKETS, noise=noise, batch_size=8)
 
 
-def draws(row, draw, *, choice=0, length=12):
-    """Draws depend on the draw, the row and the choice, and on nothing else."""
+def draws(row, draw, *, choice=0):
+    """The draws of one text."""
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), draw), row)
     key = jax.random.fold_in(key, choice)
-    return np.asarray(jax.random.normal(key, (length, tiny.SIZES["width"])))
+    return np.asarray(jax.random.normal(key, (12, tiny.SIZES["width"])))
 
 
-def stages_of(model):
+@partial(jax.jit, static_argnums=0)
+def stages(model, params, ids, mask, token_noise=0.0, embedding_noise=0.0):
     """The stages of a prediction: token vectors, embeddings, logits and steps."""
-
-    @jax.jit
-    def stages(params, ids, mask, token_noise, embedding_noise):
-        network = model.apply(params, method=lambda module: module)
-        tokens = network.embed_tokens(ids)
-        embeddings = network.embed(tokens + token_noise)
-        encoding = network.encode(embeddings + embedding_noise, mask)
-        return tokens, embeddings, network.classify(encoding.hidden, mask), encoding.num_steps
-
-    return stages
-
-
-stages = stages_of(MODEL)
+    network = model.apply(params, method=lambda module: module)
+    tokens = network.embed_tokens(ids)
+    embeddings = network.embed(tokens + token_noise)
+    encoding = network.encode(embeddings + embedding_noise, mask)
+    return tokens, embeddings, network.classify(encoding.hidden, mask), encoding.num_steps
 
 
 def by_hand(seed, noise):
-    """One row at a time, in the order of the index: logits, SNR and mean steps."""
+    """Logits, SNR and mean steps, one row at a time in the order of the index."""
     weights = tiny.take(params(), seed)
     logits, signals, noises, steps = [], [], [], []
     for row in ORDER:
         length = int(ROWS.lengths[row, 0])
-        ids, mask = ROWS.ids[row], np.arange(12)[None] < length
-        zero = np.zeros((1, 12, 16), np.float32)
-        clean = stages(weights, ids, mask, zero, zero)
-        signal = np.asarray(clean[0] if noise.site == "token" else clean[1])[0, :length]
-        sigma = noise.level
-        if noise.protocol != "sigma":
-            axis = None if noise.protocol == "matched" else -1
-            sigma = sigma * np.sqrt(np.mean(signal.astype(np.float64) ** 2, axis, keepdims=True))
-            if axis:
-                sigma = np.pad(sigma, ((0, 12 - length), (0, 0)))
-        added = (sigma * draws(int(ROWS.index[row]), noise.draw)).astype(np.float32)
-        added[length:] = 0
-        both = (added[None], zero) if noise.site == "token" else (zero, added[None])
-        _, _, answer, count = stages(weights, ids, mask, *both)
+        inputs = weights, ROWS.ids[row], np.arange(12)[None] < length
+        site = SITES.index(noise.site)
+        signal = np.asarray(stages(MODEL, *inputs)[site])[0, :length]
+        axes = {"sigma": (), "matched": (0, 1), "per-token": -1}[noise.protocol]
+        rms = np.sqrt(np.mean(signal.astype(np.float64) ** 2, axes, keepdims=True))
+        sigma = noise.level * (1.0 if noise.protocol == "sigma" else rms)
+        added = np.zeros((12, 16), np.float32)
+        added[:length] = sigma * draws(int(ROWS.index[row]), noise.draw)[:length]
+        both = (added, 0.0) if noise.site == "token" else (0.0, added)
+        _, _, answer, count = stages(MODEL, *inputs, *both)
         logits.append(np.asarray(answer)[0])
         signals.append(signal)
         noises.append(added[:length])
@@ -89,7 +78,7 @@ def by_hand(seed, noise):
         Noise("token", "sigma", 0.0),
     ],
 )
-def test_every_row_comes_once_with_the_noise_that_is_reported(noise):
+def test_every_row_is_predicted_once_with_the_reported_noise(noise):
     predictions = predicted(noise)
     assert predictions.logits.shape == (2, 23, 2)
     assert np.array_equal(predictions.labels, ROWS.labels[ORDER])
@@ -107,7 +96,6 @@ def test_level_0_is_clean():
 
 
 def test_seeds_draw_independently_and_as_if_alone():
-    """Intervals over seeds then contain the variance of the draws."""
     twice = tiny.stack(*[tiny.take(params(), 0)] * 2)
 
     def at(models, seeds):
@@ -121,57 +109,46 @@ def test_seeds_draw_independently_and_as_if_alone():
     assert tiny.same_bits(shared.logits[0], shared.logits[1])
     alone = at(jax.tree.map(lambda leaf: leaf[1:], twice), seeds[1:])
     np.testing.assert_allclose(alone.logits[0], both.logits[1], rtol=1e-3, atol=1e-3)
-    with pytest.raises(ValueError, match=r"one seed per model \(2\), got \(23,\)"):
-        at(twice, (23,))
-
-
-def test_choices_have_draws_of_their_own_and_one_logit_each():
-    model, rows = tiny.softmax(1), tiny.encoded(3, choices=2)
-    weights, noise = tiny.lively(model), Noise("embedding", "sigma", 0.8, draw=3)
-    buckets = bucketed(rows, boundaries=(12,))
-    predictions = predict(
-        make_predictor(model), tiny.stack(weights), buckets, noise=noise, batch_size=2
-    )
-    assert predictions.logits.shape == (1, 3, 2) and predictions.num_steps == 0
-    mask = np.arange(12) < rows.lengths.reshape(6, 1)
-    added = np.stack(
-        [0.8 * draws(row, 3, choice=choice) for row in range(3) for choice in range(2)]
-    )
-    logits = stages_of(model)(weights, rows.ids.reshape(6, 12), mask, np.zeros_like(added), added)[
-        2
-    ]
-    np.testing.assert_allclose(predictions.logits[0], logits.reshape(3, 2), rtol=1e-4, atol=1e-4)
-
-
-def test_padding_gets_no_noise_even_where_the_model_looks_at_it():
-    """The released program stores padding among its patterns: noise there would reach the rest."""
-    model, rows = tiny.hopfield(preset="released", max_steps=4), tiny.encoded(1, longest=5, seed=4)
-    weights, noise = tiny.lively(model), Noise("embedding", "sigma", 1.0)
-    (bucket,) = bucketed(rows, boundaries=(8,))
-    predictions = predict(
-        make_predictor(model), tiny.stack(weights), [bucket], noise=noise, batch_size=1
-    )
-    mask = np.arange(8)[None] < rows.lengths[0]
-    assert not mask.all()
-    added = np.where(mask[..., None], draws(0, 0, length=8), 0)
-    expected = stages_of(model)(weights, bucket.ids[0], mask, np.zeros((1, 8, 16)), added)[2]
-    np.testing.assert_allclose(predictions.logits[0], expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("noise", "words"),
+    ("model", "choices"),
     [
-        (Noise("tokens", "sigma", 1.0), "site must be one of token, embedding, got 'tokens'"),
-        (Noise("token", "match", 1.0), "one of sigma, matched, per-token, got 'match'"),
-        (Noise("token", "sigma", -0.5), "level must be >= 0 and finite, got -0.5"),
-        (Noise("token", "sigma", float("nan")), "level must be >= 0 and finite, got nan"),
+        (tiny.softmax(1), 2),
+        # This preset's patterns include padding, so that noise there would affect real tokens.
+        (tiny.hopfield(preset="released", max_steps=4), 1),
+    ],
+    ids=["choices", "unmasked"],
+)
+def test_choices_have_independent_draws_and_padding_has_none(model, choices):
+    rows = tiny.encoded(3, choices=choices, longest=9)
+    (bucket,) = bucketed(rows, boundaries=(12,))
+    weights, noise = tiny.lively(model), Noise("embedding", "sigma", 0.8, draw=3)
+    predictions = predict(
+        make_predictor(model), tiny.stack(weights), [bucket], noise=noise, batch_size=1
+    )
+    assert predictions.logits.shape == (1, 3, 2)
+    assert (predictions.num_steps == 0) == (choices == 2)
+    for row in range(3):
+        mask = np.arange(12) < rows.lengths[row][:, None]
+        added = [0.8 * draws(row, 3, choice=choice) for choice in range(choices)]
+        added = np.where(mask[..., None], added, 0)
+        logits = stages(model, weights, bucket.ids[row], mask, 0.0, added)[2]
+        np.testing.assert_allclose(predictions.logits[0, row], logits.ravel(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"site": "tokens"}, "site must be one of token, embedding, got 'tokens'"),
+        ({"protocol": "match"}, "one of sigma, matched, per-token, got 'match'"),
+        ({"level": -0.5}, "level must be >= 0 and finite, got -0.5"),
+        ({"level": float("nan")}, "level must be >= 0 and finite, got nan"),
+        ({"seeds": (23,)}, r"one seed per model \(2\), got \(23,\)"),
     ],
 )
-def test_an_unknown_noise_is_an_error(noise, words):
+def test_invalid_noise_and_no_rows_are_errors(changes, words):
     with pytest.raises(ValueError, match=words):
-        predict(predictor, params(), BUCKETS, noise=noise)
-
-
-def test_a_set_without_rows_is_an_error():
+        predict(predictor, params(), BUCKETS, noise=NOISY._replace(**changes))
     with pytest.raises(ValueError, match="at least one row"):
         predict(predictor, params(), [])

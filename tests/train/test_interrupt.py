@@ -1,16 +1,11 @@
-"""What Ctrl-C does to a program that listens for it."""
-
 import signal
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import pytest
+import tiny
 
 from hopfax.train import interrupt
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import hashlib, signal
 from hopfax.train import interrupt
@@ -24,27 +19,20 @@ with interrupt.listening(exits=True):
 
 
 def start(rounds):
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(rounds=rounds)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout and process.stdout.readline() == "ready\n"
+    process = tiny.start(PROGRAM.format(rounds=rounds))
+    assert process.stdout.readline() == "ready\n"
     return process
 
 
-def test_in_compiled_code_the_first_is_noted_and_the_second_ends_the_process():
+def test_in_compiled_code_the_first_press_is_noted_and_the_second_ends_the_process():
     with start(10**9) as process:
         process.send_signal(signal.SIGINT)
-        assert process.stderr
         assert "".join(process.stderr.readline() for _ in range(2)).strip() == interrupt.MESSAGE
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 130
 
 
-def test_the_next_check_raises_what_was_noted():
+def test_the_next_check_raises_after_a_press():
     with start(3 * 10**5) as process:
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
@@ -52,14 +40,14 @@ def test_the_next_check_raises_what_was_noted():
 
 
 @pytest.mark.usefixtures("default_handler")
-def test_a_press_is_held_and_not_lost_after_the_last_check():
-    passed = False
+def test_held_disables_check_and_the_end_of_listening_raises():
+    held = False
     with pytest.raises(KeyboardInterrupt), interrupt.listening():
         with interrupt.held():
             signal.raise_signal(signal.SIGINT)
             interrupt.check()
-        passed = interrupt.requested()
-    assert passed
+        held = interrupt.requested()
+    assert held
     interrupt.check()
 
 

@@ -32,15 +32,15 @@ def run(*, model=MODEL, objective=OBJECTIVE, seeds=(23, 42), score=tiny.accuracy
 
 
 def scripted(*scores):
-    """Returns these scores one after the other, and keeps the logits that they are asked for."""
-    asked, left = [], iter(scores)
+    """A `score` that returns these scores in sequence, and the list of the logits it received."""
+    received, left = [], iter(scores)
 
     def score(logits, labels):
         assert np.array_equal(labels, tiny.encoded(16, seed=1).labels)
-        asked.append(logits)
+        received.append(logits)
         return next(left)
 
-    return score, asked
+    return score, received
 
 
 def test_training_learns():
@@ -48,19 +48,18 @@ def test_training_learns():
 
 
 def test_seeds_stop_independently_and_keep_their_best():
-    # Epochs 1 to 3 ask for both seeds, 4 and 5 for seed 42 alone, then both have stopped.
-    # Seed 42 improves after an epoch of waiting, which counts from 0 again.
-    score, asked = scripted(5, 1, 4, 0, 3, 3, 2, 2.5)
+    # Epochs 1 to 3 score both seeds, 4 and 5 seed 42 only; then both have stopped.
+    # Seed 42 improves after an epoch without improvement, which resets its patience.
+    score, received = scripted(5, 1, 4, 0, 3, 3, 2, 2.5)
     result = run(score=score, epochs=9, patience=2)
-    assert len(asked) == 8
+    assert len(received) == 8
     assert result.scores.tolist() == [5, 3] and result.epochs.tolist() == [1, 3]
     assert result.steps == 5 * STEPS
     predicted = predict(predictor(MODEL), result.params, ROWS["validation"])
-    np.testing.assert_allclose(predicted.logits[0], asked[0], rtol=1e-6)
-    np.testing.assert_allclose(predicted.logits[1], asked[5], rtol=1e-6)
+    np.testing.assert_allclose(predicted.logits, [received[0], received[5]], rtol=1e-6)
 
 
-def test_the_first_of_equal_epochs_is_kept_and_nan_is_no_score():
+def test_the_first_of_equal_epochs_is_kept_and_nan_never_is():
     result = run(score=scripted(1, float("nan"), 1, 0, 1, 0)[0])
     assert result.epochs.tolist() == [1, 2] and result.scores.tolist() == [1, 0]
 
@@ -89,10 +88,8 @@ def test_everything_is_logged_and_reported(tmp_path):
 
 @cache
 def breaking(seed, step, value):
-    """An objective whose loss and gradient are not finite for one seed at one step (from 0).
-
-    It recognises them by the step's key, which derives from both.
-    """
+    """An objective whose loss and gradient are not finite for one seed at one step (from 0)."""
+    # The step's key derives from both.
     (key,) = seed_keys([seed])
     wrong = jax.random.key_data(jax.random.fold_in(jax.random.fold_in(key, 2**31), step))
 
@@ -115,7 +112,7 @@ def test_divergence_names_step_seed_and_the_last_finite_checkpoint(tmp_path):
         assert f"at step {2 * STEPS + 4}, seed 42" in str(error.value)
         assert f"step {good} in {tmp_path / 'checkpoints' / str(good)}" in str(error.value)
         assert "loss nan" in str(error.value)
-        # With the fault gone, the run continues from there as if there had been none.
+        # Without the fault, the run continues to the same result.
         assert tiny.same_bits(run(checkpoints=checkpoints, log=log), run())
     steps = [line["step"] for line in tiny.records(tmp_path / "m.jsonl") if "loss" in line]
     assert steps == list(range(2, 3 * STEPS + 1, 2))
@@ -139,7 +136,7 @@ def test_a_full_disk_does_not_hide_divergence(tmp_path, monkeypatch):
             run(objective=breaking(23, 0, np.nan), checkpoints=checkpoints)
 
 
-def test_a_stopped_seed_may_diverge_and_is_as_if_alone(tmp_path):
+def test_a_stopped_seed_may_diverge_and_keeps_its_result(tmp_path):
     alone = run(seeds=(23,), score=scripted(2, 1, 1)[0], epochs=5, patience=2)
     with MetricsLog(tmp_path / "m.jsonl") as log:
         both = run(

@@ -33,16 +33,14 @@ def value_and_grad(objective, params, batch):
 def test_task_loss_is_the_mean_over_real_rows(rng, regression):
     logits = rng.normal(size=(5, 1 if regression else 3)).astype(np.float32) * 4
     labels = np.array([0, 2, 1, 1, 0], np.float32 if regression else np.int32)
-    total = 0.0
-    for row in (0, 1, 3):
-        if regression:
-            total += (logits[row, 0] - labels[row]) ** 2
-        else:
-            exponentials = np.exp(logits[row].astype(np.float64))
-            total -= np.log(exponentials[labels[row]] / exponentials.sum())
+    if regression:
+        losses = (logits[:, 0] - labels) ** 2
+    else:
+        exponentials = np.exp(logits.astype(np.float64))
+        losses = -np.log(exponentials[np.arange(5), labels] / exponentials.sum(1))
     batch = labelled(labels, [1, 1, 0, 1, 0])
     loss = task_loss(jnp.asarray(logits), batch, regression=regression)
-    np.testing.assert_allclose(loss, total / 3, rtol=1e-6)
+    np.testing.assert_allclose(loss, losses[[0, 1, 3]].mean(), rtol=1e-6)
 
 
 def test_cross_entropy_of_huge_logits_is_finite_and_of_no_rows_zero():
@@ -61,9 +59,7 @@ def test_choice_loss_equals_texts_scored_one_by_one():
     loss, parts = jax.jit(classification(model))(params, rows, None)
     network, total = jax.jit(lambda text: model.apply(params, text, text > 0)), 0.0
     for example in (0, 2):
-        scores = []
-        for choice in range(2):
-            scores.append(float(network(rows.ids[example, choice][None]).logits[0, 0]))
+        scores = [float(network(text[None]).logits[0, 0]) for text in rows.ids[example]]
         total += np.log(np.exp(scores).sum()) - scores[int(rows.labels[example])]
     np.testing.assert_allclose(loss, total / 2, rtol=1e-5)
     np.testing.assert_allclose(parts.task, loss)
@@ -174,15 +170,10 @@ def test_released_esr_is_of_all_tokens_in_nats_and_not_of_padding_rows():
     loss, parts, gradient = value_and_grad(objective, params, alone)
     ids, mask = texts_of(alone)
     keys = np.asarray(jax.jit(lambda: model.apply(params, ids, mask).encoding.keys)())
-    penalties = [
-        sum(
-            (oracles.entropy(oracles.key_spectrum(layer[text])) - 0.2 * np.log(16)) ** 2
-            for layer in keys
-        )
-        for text in range(3)
-    ]
-    np.testing.assert_allclose(parts.esr, np.mean(penalties), rtol=1e-3)
-    # Its queries stop together, so a padding row must not iterate for longer.
+    entropies = [oracles.entropy(oracles.key_spectrum(text)) for layer in keys for text in layer]
+    penalties = np.square(np.array(entropies) - 0.2 * np.log(16))
+    np.testing.assert_allclose(parts.esr, penalties.sum() / 3, rtol=1e-3)
+    # All queries stop together, so a padding row must not iterate for longer.
     rows = jax.tree.map(lambda field: jnp.concatenate([field, field[:2]]), alone)
     rows = rows._replace(weights=jnp.array([1.0, 1.0, 1.0, 0.0, 0.0]))
     filled = value_and_grad(objective, params, rows)
@@ -199,7 +190,7 @@ def test_tokens_that_halt_pay_for_their_steps():
     loss, parts, gradient = value_and_grad(objective, params, rows)
     ids, mask = map(np.asarray, texts_of(rows))
     ponder = np.asarray(jax.jit(lambda: model.apply(params, ids, mask).encoding.ponder)())
-    assert ponder[~mask].any() and np.ptp(ponder[mask]) > 0.1, "else the mean could be of anything"
+    assert ponder[~mask].any() and np.ptp(ponder[mask]) > 0.1
     costs = [ponder[text][mask[text]].astype(np.float64).mean() for text in (0, 2)]
     np.testing.assert_allclose(loss - parts.task, 0.01 * np.mean(costs), rtol=1e-3)
     unpaid = jax.jit(jax.grad(lambda params: objective(params, rows, KEY)[1].task))(params)

@@ -1,16 +1,13 @@
 import io
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny
 
 from hopfax.train import progress as module
 from hopfax.train.progress import Progress
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Terminal(io.StringIO):
@@ -46,13 +43,13 @@ def test_plain_line_has_title_share_time_left_and_fields(shown):
     assert line == "sst2 [CLS]  0%  1:06:36 left  loss 0.6931  n 12,345  at best  x nan"
 
 
-def test_plain_lines_are_few_but_first_and_last_are_there(shown):
-    lines = shown(*[(1.25, step, {}) for step in range(1, 11)])
+def test_plain_lines_are_few_and_include_the_first_and_the_last(shown):
+    lines = shown(*[(1.25, step, {}) for step in range(1, 10)], (1.0, 10, {"loss": 1.0}))
     assert [line.split()[0] for line in lines] == ["10%", "50%", "90%", "100%"]
-    assert lines[-1] == "100%  done"
+    assert lines[-1] == "100%  done  loss 1"
 
 
-def test_run_that_stops_early_still_shows_its_last_state(shown):
+def test_a_run_that_stops_early_shows_its_last_state(shown):
     stream = io.StringIO()
     with pytest.raises(RuntimeError):
         shown(*[(1.0, step, {}) for step in (1, 2, 3)], stream=stream, error=RuntimeError())
@@ -91,11 +88,12 @@ def test_bar_on_a_terminal(shown, monkeypatch):
 
 
 def test_rich_is_not_imported_for_plain_lines():
-    program = """
+    process = tiny.start("""
 import sys
 from hopfax.train.progress import Progress
 with Progress(1) as progress:
     progress.update(1)
 assert "rich" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, capture_output=True)
+""")
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors

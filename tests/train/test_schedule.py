@@ -1,8 +1,9 @@
+import chex
 import numpy as np
 import pytest
 
 from hopfax.train import schedule
-from hopfax.train.schedule import epoch_chunks
+from hopfax.train.schedule import Chunk, epoch_chunks
 
 SIZES = (37, 5, 100, 1)
 
@@ -17,11 +18,11 @@ def plan(epoch=0, seeds=(23, 42), sizes=SIZES, batch_size=8):
 
 
 def rows_of(chunks, seed):
-    """Rows by bucket, in the order in which this seed takes them."""
+    """Rows by bucket, in the order in which this seed trains on them."""
     rows = {}
     for chunk in chunks:
-        counted = chunk.weights[:, seed] > 0
-        rows.setdefault(chunk.bucket, []).extend(chunk.picks[:, seed][counted].tolist())
+        real = chunk.weights[:, seed] > 0
+        rows.setdefault(chunk.bucket, []).extend(chunk.picks[:, seed][real].tolist())
     return rows
 
 
@@ -35,8 +36,7 @@ def test_every_seed_takes_every_row_once_an_epoch(monkeypatch, batch_size, chunk
             rows = {bucket: sorted(rows) for bucket, rows in rows_of(chunks, seed).items()}
             assert rows == {bucket: list(range(size)) for bucket, size in enumerate(sizes)}
         for chunk in chunks:
-            assert chunk.picks.shape == chunk.weights.shape
-            assert chunk.picks.shape[1:] == (2, batch_size)
+            assert chunk.picks.shape[1:] == chunk.weights.shape[1:] == (2, batch_size)
             assert (chunk.picks.dtype, chunk.weights.dtype) == (np.int32, np.float32)
             assert set(np.unique(chunk.weights)) <= {0, 1}
             assert 0 <= chunk.picks.min() <= chunk.picks.max() < sizes[chunk.bucket]
@@ -48,28 +48,25 @@ def test_every_seed_takes_every_row_once_an_epoch(monkeypatch, batch_size, chunk
 
 
 @pytest.mark.parametrize(("size", "shape"), [(100, (2, 5)), (110, (3, 4)), (1, (1, 1))])
-def test_equal_chunks_take_few_steps_more(size, shape):
+def test_equal_chunks_add_few_steps(size, shape):
     chunks = plan(sizes=(size,), batch_size=10)
     assert (len(chunks), len(chunks[0].picks)) == shape
 
 
 def test_orders_differ_by_seed_epoch_and_bucket_and_are_reproducible():
-    now, later = plan(0, sizes=(40, 40, 100)), plan(1, sizes=(40, 40, 100))
+    now, again, later = (plan(epoch, sizes=(40, 40, 100)) for epoch in (0, 0, 1))
     first = rows_of(now, 0)
     assert first[2] != rows_of(now, 1)[2]
     assert first[0] != rows_of(later, 0)[0]  # one chunk: the order of chunks changes nothing
     assert first[0] != first[1]
     assert [chunk.bucket for chunk in now] != [chunk.bucket for chunk in later]
-    for one, other in zip(now, plan(0, sizes=(40, 40, 100)), strict=True):
-        assert one.bucket == other.bucket and np.array_equal(one.picks, other.picks)
+    chex.assert_trees_all_equal(again, now)
 
 
 def test_rows_of_a_seed_do_not_depend_on_the_others():
-    alone, among = plan(2, seeds=(42,)), plan(2, seeds=(7, 23, 42))
-    for one, other in zip(alone, among, strict=True):
-        assert one.bucket == other.bucket
-        assert np.array_equal(one.picks[:, 0], other.picks[:, 2])
-        assert np.array_equal(one.weights[:, 0], other.weights[:, 2])
+    among = plan(2, seeds=(7, 23, 42))
+    last = [Chunk(bucket, picks[:, 2:], weights[:, 2:]) for bucket, picks, weights in among]
+    chex.assert_trees_all_equal(plan(2, seeds=(42,)), last)
 
 
 def test_batch_size_below_one_is_an_error():

@@ -9,7 +9,7 @@ from hopfax.data import Example, encode
 from hopfax.data.tokenize import WordPiece
 from hopfax.nn.encoder import Perturbation
 from hopfax.nn.functional import Functional
-from hopfax.train.objectives import Batch, classification, texts_of
+from hopfax.train.objectives import Batch, classification
 from hopfax.train.white_box import _batches, white_box
 
 SENTENCE = "the film was dull but very fun in a way that no one could say it is bad or good"
@@ -42,7 +42,7 @@ class Placed(tiny.Bag):
 
 
 class Scaled(Placed):
-    """Scales the vectors of its table."""
+    """A bag that scales its embeddings."""
 
     embedding_scale = 3.0
 
@@ -75,19 +75,20 @@ def batch_of(texts, labels):
 
 
 def test_losses_and_gradients_are_those_of_the_objective():
-    """One model with attention; the other tests take a bag of words, which compiles faster."""
+    """Of a model with attention; the other tests use a bag of words, which compiles faster."""
     model = tiny.robertha(VOCABULARY.size, 2, **SIZES)
-    params, labels = tiny.lively(model, scale=0.3), [0, 1, 1, 0]
+    texts, labels = [*TEXTS, " ".join(WORDS * 3)], [0, 1, 1, 0, 1]  # the last one is truncated
+    params = tiny.lively(model, scale=0.3)
     attacked = victim(model, params, lengths=(24,), batch_sizes=(8,))
-    linearized, batch = attacked.gradients.linearize(TEXTS, labels), batch_of(TEXTS, labels)
+    linearized, batch = attacked.gradients.linearize(texts, labels), batch_of(texts, labels)
     objective = classification(model)
 
     def loss(delta, batch):
         return objective(params, batch, None, Perturbation(delta))[0]
 
     slope, zeros = jax.jit(jax.value_and_grad(loss)), jnp.zeros((*batch.ids[:, 0].shape, 16))
-    for row, (one_text, linear) in enumerate(zip(TEXTS, linearized, strict=True)):
-        expected, gradient = slope(zeros, batch._replace(weights=jnp.arange(4.0) == row))
+    for row, (one_text, linear) in enumerate(zip(texts, linearized, strict=True)):
+        expected, gradient = slope(zeros, batch._replace(weights=jnp.arange(5.0) == row))
         assert linear.loss == pytest.approx(float(expected), abs=1e-5)
         ids = np.asarray(batch.ids)[row, 0]
         real = ids >= 4  # no special tokens
@@ -171,7 +172,7 @@ def test_models_of_a_vocabulary_share_tokenised_edits():
     assert victim(*bag(), fewer).gradients.cache is not cache
 
 
-def test_flipped_tokens_are_what_the_model_reads():
+def test_flipped_tokens_are_those_of_the_corrupted_text():
     attacked = victim(*bag())
     results = text.hotflip(attacked, TEXTS, [0, 1, 1, 0], rate=0.5, form="tokens")
     assert sum(len(result.corrupted.edits) for result in results) >= 8
@@ -182,7 +183,7 @@ def test_flipped_tokens_are_what_the_model_reads():
         assert (after.ids >= 4).all()
 
 
-def test_a_word_may_end_in_an_accent_that_the_tokens_leave_out():
+def test_a_word_may_end_in_an_accent_that_the_tokens_omit():
     options = {"rate": 1, "form": "tokens", "beam": 1}
     plain, accented = text.hotflip(victim(*bag()), ["fun", "fun\u0301"], [1, 1], **options)
     assert plain.corrupted.num_changed == 1
@@ -191,7 +192,7 @@ def test_a_word_may_end_in_an_accent_that_the_tokens_leave_out():
 
 
 def test_an_ideograph_may_replace_an_apostrophe():
-    """It is a token of its own between letters, where any other word would join them."""
+    """It is a separate token between letters, where any other word would join them."""
     vocabulary = WordPiece(tokens=(*VOCABULARY.tokens, "心"))
     model, params = bag()
     worse = params["out"][:, 0] - params["out"][:, 1]
@@ -201,16 +202,6 @@ def test_an_ideograph_may_replace_an_apostrophe():
     attacked = victim(model, params, vocabulary)
     (result,) = text.hotflip(attacked, ["it'is"], [1], rate=1, form="tokens", beam=1)
     assert result.corrupted.text == "it心is"
-
-
-def test_long_texts_are_truncated_as_in_training():
-    model, params = bag()
-    attacked, long = victim(model, params), " ".join(WORDS * 3)
-    (linear,) = attacked.gradients.linearize([long], [1])
-    assert len(linear.ids) == 22
-    logits, _ = model.apply(params, *texts_of(batch_of([long], [1])))
-    expected = -jax.nn.log_softmax(logits)[0, 1]
-    assert attacked.loss([long], [1])[0] == pytest.approx(float(expected), abs=1e-5)
 
 
 def test_parameters_and_sizes_that_do_not_fit_are_errors():
@@ -229,16 +220,13 @@ def test_parameters_and_sizes_that_do_not_fit_are_errors():
             victim(model, positions, max_length=length)
 
 
-THREE = ("it is", "a film", "a way")
-
-
 @pytest.mark.parametrize(
     ("num_outputs", "options", "texts", "label", "words"),
     [
         (1, {}, TEXTS, 0, "must be True for a model with 1"),
         (3, {"regression": True}, TEXTS, 0, "must be False for a model with 3"),
         (2, {}, TEXTS, 2, r"labels must be in \[0, 2\), got 2"),
-        (1, {}, [THREE], 0, "must be one string or a pair, got "),
+        (1, {}, [("it is", "a film", "a way")], 0, "must be one string or a pair, got "),
         (1, {}, [()], 0, "must be one string or a pair, got "),
         (1, {}, [PAIRS[0], (*PAIRS[0], PAIRS[0][0])], 0, r"many choices, got \[2, 3\]"),
     ],

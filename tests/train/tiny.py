@@ -1,7 +1,11 @@
 """Models and rows small enough to train in a second."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -14,7 +18,8 @@ from hopfax.nn.functional import Functional
 from hopfax.nn.models import PRESETS, robertha, tinybert
 from hopfax.train.objectives import Batch
 
-# For processes that tests start: pyproject.toml's filter of what two of them may meet.
+FOLDER = Path(__file__).resolve().parent
+# The warning that pyproject.toml ignores, for processes that tests start.
 HALF_WRITTEN = "ignore:Error reading persistent compilation cache:UserWarning"
 VOCAB = 50
 BOUNDARIES = (6, 12)
@@ -52,11 +57,24 @@ def batch(count, *, weights=None, **how):
 
 
 def lively(model, *, seed=3, scale=0.4):
-    """Parameters none of which is 0 or 1, so that no part of the model hides a fault."""
+    """Random parameters: none is 0 or 1, which could hide a fault."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(
         lambda leaf: jnp.asarray(scale * rng.normal(size=leaf.shape), jnp.float32),
         jax.eval_shape(model.init, jax.random.key(0)),
+    )
+
+
+def start(program, *arguments, **environment):
+    """Starts a Python process that can import hopfax and the modules of this folder."""
+    paths = os.pathsep.join(map(str, (FOLDER.parents[1], FOLDER)))
+    filters = f"error::UserWarning,{HALF_WRITTEN}"
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": paths, "PYTHONWARNINGS": filters} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -88,7 +106,7 @@ def assert_close(one, other, **tolerance):
 
 
 class Bag(NamedTuple):
-    """Counts words: the stages of an encoder at next to no time to compile."""
+    """A bag of words with the stages of an encoder, which compiles fast."""
 
     params: dict
     embedding_scale = 1.0
