@@ -84,6 +84,8 @@ def main(arguments: Sequence[str], experiments: Mapping[str, str] = EXPERIMENTS)
             raise
         print(f'error: {error.name} is missing: pip install -e ".[experiments]"', file=sys.stderr)
         return FAILED
+    except BrokenPipeError:
+        raise
     except Exception as error:
         if os.environ.get("HOPFAX_DEBUG") == "1" or not is_expected(error):
             raise
@@ -188,6 +190,12 @@ if __name__ == "__main__":
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # σ and ± must not end a run on an ASCII terminal
-    status = main(sys.argv[1:])
+    try:
+        status = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python would report the error again when it flushes the stream at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = FAILED
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing left to save on Ctrl-C
     sys.exit(status)

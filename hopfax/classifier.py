@@ -1,4 +1,4 @@
-"""A trained text classifier: from strings to labels, and to a folder and back."""
+"""A trained text classifier: strings in, labels out, saved to and loaded from a folder."""
 
 import json
 import os
@@ -57,8 +57,7 @@ class Classifier:
         labels: Names of the model's outputs, in order; at least two.
 
     Raises:
-        ValueError: The number of labels is not the number of outputs, or the vocabulary has more
-            tokens than the model.
+        ValueError: The labels or the vocabulary do not fit the model.
 
     Example:
         >>> import hopfax
@@ -101,15 +100,9 @@ class Classifier:
     def predict(self, texts: Sequence[Text], *, noise: Noise | None = None) -> Prediction:
         """Returns the label of each text, a string or a pair of strings.
 
-        Texts longer than the model's positions are truncated, with a warning that counts them.
-
         Args:
-            texts: The texts.
+            texts: The texts, see `encode_texts`.
             noise: Noise to add, see `hopfax.train.evaluate.Noise`; None for clean inputs.
-
-        Raises:
-            TypeError: `texts` is one string.
-            ValueError: There are no texts, or one is empty.
         """
         longest = self.config["max_length"]
         encoded = encode_texts(texts, self.vocabulary, max_length=longest)
@@ -123,7 +116,7 @@ class Classifier:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes `config.json`, `model.safetensors` and `tokenizer.json` to a new folder.
 
-        The precision of `with_precision` is not saved: a loaded model computes in float32.
+        A loaded model computes in float32: the precision of `with_precision` is not saved.
 
         Raises:
             FileExistsError: The folder exists.
@@ -131,50 +124,45 @@ class Classifier:
             ValueError: The attention is not of `hopfax.nn`.
         """
         folder = Path(folder)
-        if self.config["attention"]["name"] not in _ATTENTION:
-            raise ValueError(
-                f"attention must be {' or '.join(_ATTENTION)}, got "
-                f"{self.config['attention']['name']}"
-            )
-        network = self.model.apply(self.params, method=lambda net: type(net).__name__)
-        document = {
+        if (name := self.config["attention"]["name"]) not in _ATTENTION:
+            raise ValueError(f"attention must be {' or '.join(_ATTENTION)}, got {name}")
+        if folder.exists():
+            raise FileExistsError(f"{folder} exists")
+        unfinished = folder.with_name(f"{folder.name}.partial")
+        unfinished.mkdir(parents=True, exist_ok=True)
+        try:
+            self._write(unfinished)
+        except BaseException:
+            shutil.rmtree(unfinished)
+            raise
+        unfinished.rename(folder)
+
+    def _write(self, folder: Path) -> None:
+        config = {
             "model_type": "hopfax",
-            "architectures": [network],
+            "architectures": [self.model.apply(self.params, method=lambda net: type(net).__name__)],
             "vocab_size": self.config["vocab_size"],
             "id2label": {str(number): label for number, label in enumerate(self.labels)},
             "encoder": self.config,
         }
-        partial_folder = folder.with_name(f"{folder.name}.partial")
-        if folder.exists():
-            raise FileExistsError(f"{folder} exists")
-        partial_folder.mkdir(parents=True, exist_ok=True)
-        try:
-            self._write(partial_folder, document)
-        except BaseException:
-            shutil.rmtree(partial_folder)
-            raise
-        partial_folder.rename(folder)
-
-    def _write(self, folder: Path, document: dict[str, Any]) -> None:
         tensors = {name: np.asarray(leaf) for name, leaf in named_leaves(self.params).items()}
         optional_import("safetensors.numpy").save_file(
             tensors, folder / "model.safetensors", metadata={"format": "pt"}
         )
         text_tokenizer(self.vocabulary).save(str(folder / "tokenizer.json"))
         special = {"pad_token": self.vocabulary.pad_token}
-        for name, value in (("special_tokens_map", special), ("config", document)):
+        for name, value in (("special_tokens_map", special), ("config", config)):
             text = json.dumps(value, indent=2, ensure_ascii=False)
             (folder / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> "Classifier":
-        """Reads a folder that `save` has written; parameters have the same bits.
+        """Reads a folder of `save`, with identical parameters.
 
         Raises:
             FileNotFoundError: The folder or a file is missing.
             ModuleNotFoundError: `safetensors` or `tokenizers` is not installed.
-            ValueError: The folder is of another program, a file is broken, or a tensor is missing,
-                unknown or of the wrong shape.
+            ValueError: The folder is of another program, a file is broken, or tensors do not fit.
         """
         folder = Path(folder)
         document = read_json(folder / "config.json")
@@ -195,11 +183,10 @@ class Classifier:
         shapes = jax.eval_shape(model.init, jax.random.key(0))
         leaves = named_leaves(shapes)
         stored = {tensor.name: tensor for tensor in stored_tensors(folder)}
-        problems = mismatches(
-            {name: tensor.shape for name, tensor in stored.items()},
-            {name: leaf.shape for name, leaf in leaves.items()},
+        present, expected = (
+            {name: x.shape for name, x in each.items()} for each in (stored, leaves)
         )
-        if problems:
+        if problems := mismatches(present, expected):
             raise ValueError(f"{folder}: {'; '.join(problems)}")
         arrays = [read_stack([stored[name]], dtype=leaf.dtype)[0] for name, leaf in leaves.items()]
         params = jax.tree.unflatten(jax.tree.structure(shapes), map(jax.device_put, arrays))
@@ -207,7 +194,7 @@ class Classifier:
 
 
 def encode_texts(texts: Sequence[Text], vocabulary: WordPiece, *, max_length: int) -> Encoded:
-    """Tokenises texts without labels; longer ones are truncated, with a warning that counts them.
+    """Tokenises texts, and truncates those longer than `max_length` with a warning.
 
     Raises:
         TypeError: `texts` is one string.
@@ -221,7 +208,7 @@ def encode_texts(texts: Sequence[Text], vocabulary: WordPiece, *, max_length: in
     for row in rows:
         if not all(part.strip() for choice in row.texts for part in choice):
             raise ValueError(f"text {row.index} is empty")
-    # One more than fits shows which texts are truncated.
+    # One more token shows which texts are truncated.
     encoded = encode(rows, vocabulary, max_length=max_length + 1, cached=False)
     if count := int((encoded.lengths > max_length).sum()):
         warnings.warn(

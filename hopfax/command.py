@@ -1,4 +1,4 @@
-"""The command `hopfax`: robustness, stability and influence of a text encoder in a folder."""
+"""The command `hopfax`: robustness, stability and influence of a text encoder."""
 
 import argparse
 import csv
@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 import hopfax
 from hopfax import hopfield, stability
 from hopfax.classifier import Classifier, encode_texts
-from hopfax.data import bucket_boundaries, bucketed, read_table, read_tokenizer
+from hopfax.data import bucket_boundaries, bucketed, eval_batches, read_table, read_tokenizer
 from hopfax.data.optional import optional_import
 from hopfax.hub import model_folder
 from hopfax.nn import Encoder, Params, Pretrained, load_pretrained, text_classifier
@@ -30,25 +30,25 @@ from hopfax.train.metrics import scores
 SNR_DB = (6, 3, 0, -3, -6, -9, -12, -14)
 SITES = {"token": "on the token embeddings", "embedding": "after the embedding LayerNorm"}
 RHO = (0.99, 0.95, 0.9, 0.8, 0.6)
-_RESAMPLES = 300  # of the rows, for an interval
-_PROJECTIONS = 16  # random directions in which an embedding's derivative is taken
-_DRAWS, _DRAWS_DB = 16, 20.0  # noisy copies of a sentence, over which influence is averaged
+_RESAMPLES = 300  # bootstrap resamples of the rows
+_PROJECTIONS = 16  # random directions of an embedding's derivative
+_DRAWS, _DRAWS_DB = 16, 20.0  # noisy copies of a sentence, and their signal-to-noise ratio
 _BATCH = 64
 
 
 class TextEncoder:
     """An encoder as a function of texts: a saved `Classifier`, or a pretrained model.
 
-    Its output is the probabilities of the labels, or without labels a text's embedding: the mean
+    The output is the probabilities of the labels, or without labels the text's embedding: the mean
     of the last hidden state over tokens, scaled to norm 1.
 
     Args:
-        name: Folder of `Classifier.save`, or a folder or name on the Hugging Face hub of a BERT,
-            RoBERTa, GPT-2 or Gemma-2.
+        name: Folder of `Classifier.save`, or a BERT, RoBERTa, GPT-2 or Gemma-2 by folder or name on
+            the Hugging Face hub.
 
     Attributes:
         labels: Names of the classes; () without labels.
-        causal: A GPT-2 or Gemma-2, else None.
+        causal: The model if it is a GPT-2 or Gemma-2, else None.
 
     Raises:
         FileNotFoundError: A file is missing.
@@ -71,8 +71,7 @@ class TextEncoder:
                 self.max_length, self.vocab_size = pretrained.max_length, len(pretrained.table)
                 self.num_layers = len(self.params["layers"]["ff_norm"]["weight"])
                 return
-            separator = self.vocabulary.sep_id
-            self.model = text_classifier(pretrained, 1, separator=separator)
+            self.model = text_classifier(pretrained, 1, separator=self.vocabulary.sep_id)
             self.params = self.model.init(jax.random.key(0))
         self.max_length, self.vocab_size, self.num_layers = self.model.apply(
             self.params,
@@ -80,13 +79,13 @@ class TextEncoder:
         )
 
     def embed_tokens(self, params: Params, ids: Array) -> Array:
-        """Returns the token embeddings: the *token* site."""
+        """Returns the token embeddings, the *token* site."""
         if self.causal:
             return self.causal.embed(ids, params=params)
         return self.model.apply(params, ids, method="embed_tokens")
 
     def embed(self, params: Params, tokens: Array, ids: Array) -> Array:
-        """Returns the inputs of the layers: the *embedding* site, of causal models the same."""
+        """Returns the first layer's input, the *embedding* site; in causal models, `tokens`."""
         if self.causal:
             return tokens
         types = self.model.apply(params, ids, method="token_types")
@@ -100,7 +99,7 @@ class TextEncoder:
         *,
         layer: int | None = None,
     ) -> Float[Array, "batch outputs"]:
-        """Returns the output, or with a `layer` the embedding from its hidden state."""
+        """Returns the output, or with `layer` the embedding from that layer's hidden state."""
         if self.causal:
             states = self.causal.forward(embeddings, mask, params=params).hidden_states
             hidden = states[self.num_layers if layer is None else layer]
@@ -147,14 +146,11 @@ class TextEncoder:
         edges = bucket_boundaries(encoded.lengths, max_buckets=3, max_length=self.max_length)
         parts, order = [], []
         for bucket in bucketed(encoded, boundaries=edges, pad_id=self.vocabulary.pad_id):
-            for start in range(0, len(bucket.index), _BATCH):
-                # The last batch repeats its last row, so that all have one shape.
-                rows = np.minimum(np.arange(start, start + _BATCH), len(bucket.index) - 1)
-                batch = bucket.ids[rows, 0], bucket.lengths[rows], bucket.index[rows]
-                part = self.run(corruption, self.params, *batch, np.float32(level))
-                kept = min(_BATCH, len(bucket.index) - start)
-                parts.append(np.asarray(part)[:kept])
-                order.append(bucket.index[rows[:kept]])
+            for batch, weights in eval_batches(bucket, batch_size=_BATCH):
+                inputs = batch.ids[:, 0], batch.lengths, batch.index
+                part = self.run(corruption, self.params, *inputs, np.float32(level))
+                parts.append(np.asarray(part)[weights > 0])
+                order.append(batch.index[weights > 0])
         return np.concatenate(parts)[np.argsort(np.concatenate(order))]
 
 
@@ -164,7 +160,7 @@ def _hidden_state(network: Encoder, embeddings: Array, mask: Array, layer: int |
 
 
 def _noisy(keys: Array, signal: Array, mask: Array, snr_db: Array) -> Array:
-    """Adds Gaussian noise to each text, at this signal-to-noise ratio in dB."""
+    """Adds Gaussian noise to each text at a signal-to-noise ratio in dB."""
 
     def one(key: Array, signal: Array, mask: Array) -> Array:
         sigma = hopfield.matched_sigma(signal, snr_db=snr_db, mask=mask)
@@ -174,7 +170,7 @@ def _noisy(keys: Array, signal: Array, mask: Array, snr_db: Array) -> Array:
 
 
 def _replaced(keys: Array, ids: Array, mask: Array, rho: Array, vocab_size: int) -> Array:
-    """Draws tokens anew, except the first and the last, which mark an encoder's text."""
+    """Replaces tokens at random, except the first and last, an encoder's special tokens."""
 
     def one(key: Array, ids: Array) -> Array:
         return stability.bonami_beckner_pair(key, ids, rho=rho, num_tokens=vocab_size)[1]
@@ -185,7 +181,7 @@ def _replaced(keys: Array, ids: Array, mask: Array, rho: Array, vocab_size: int)
 
 
 def robustness(flags: argparse.Namespace) -> Path:
-    """Measures the score against the signal-to-noise ratio, at both sites."""
+    """Measures the score against the signal-to-noise ratio at both sites."""
     encoder = TextEncoder(flags.folder)
     texts, labels = read_table(flags.dev, text=flags.text, pair=flags.pair, label=flags.label)
     texts, labels = texts[: flags.rows], labels[: flags.rows]
@@ -194,12 +190,10 @@ def robustness(flags: argparse.Namespace) -> Path:
             f"--label must have two or more values in the first {len(labels)} rows of {flags.dev}"
         )
     if encoder.labels:
-        names = {name: number for number, name in enumerate(encoder.labels)}
-        if unknown := {str(label) for label in labels} - names.keys():
-            raise ValueError(
-                f"--label must be one of {', '.join(names)}, got {', '.join(sorted(unknown))}"
-            )
-        targets = np.array([names[str(label)] for label in labels])
+        if unknown := set(map(str, labels)) - set(encoder.labels):
+            allowed = ", ".join(encoder.labels)
+            raise ValueError(f"--label must be one of {allowed}, got {', '.join(sorted(unknown))}")
+        targets = np.array([encoder.labels.index(str(label)) for label in labels])
         metric = "accuracy"
     else:
         if flags.pair is None:
@@ -212,45 +206,41 @@ def robustness(flags: argparse.Namespace) -> Path:
         targets = np.asarray(labels, float)
         metric, texts = "spearman", [text for column in zip(*texts, strict=True) for text in column]
 
-    def score_of(corruption: str, level: float) -> tuple[float, float, float]:
-        predicted = encoder.outputs(texts, corruption, level)
-        if not encoder.labels:
-            first, second = np.split(predicted, 2)
-            predicted = np.sum(first * second, axis=1, keepdims=True)  # the cosine
-        return _with_interval(metric, predicted, targets)
-
     rows, count = [], len(targets)
     sites = ["token"] if encoder.causal else list(SITES)
     plan = [("clean", 0.0), *((site, db) for site in sites for db in SNR_DB)]
     for site, db in _progress(plan):
-        mean, low, high = score_of(site, db)
-        values = {"score": mean, "low": low, "high": high}
+        predicted = encoder.outputs(texts, site, db)
+        if not encoder.labels:
+            first, second = np.split(predicted, 2)
+            predicted = np.sum(first * second, axis=1, keepdims=True)  # cosines
+        interval = _with_interval(metric, predicted, targets)
+        score, low, high = (round(value, 2) for value in interval)
+        snr_db = np.inf if site == "clean" else db
         rows.append(
-            {"site": SITES.get(site, site), "snr_db": np.inf if site == "clean" else db}
-            | {"metric": metric, **{name: round(value, 2) for name, value in values.items()}}
-            | {"num_examples": count}
+            {"site": SITES.get(site, site), "snr_db": snr_db, "metric": metric}
+            | {"score": score, "low": low, "high": high, "num_examples": count}
         )
     title = f"{Path(flags.folder).name}: {metric} against noise, {count} rows of {flags.dev.name}"
 
     def draw(axes: Any) -> None:
         for site, marker in zip(sites, "os", strict=False):
             marks = [row for row in rows if row["site"] == SITES[site]]
-            x, y = [row["snr_db"] for row in marks], [row["score"] for row in marks]
+            x, y, *bounds = (
+                [row[key] for row in marks] for key in ("snr_db", "score", "low", "high")
+            )
             (line,) = axes.plot(x, y, marker=marker, label=f"noise {SITES[site]}")
-            bounds = [[row[end] for row in marks] for end in ("low", "high")]
             axes.fill_between(x, *bounds, color=line.get_color(), alpha=0.15, lw=0)
         axes.axhline(rows[0]["score"], color="gray", ls=":", label="clean")
         axes.invert_xaxis()
         axes.set(xlabel="signal-to-noise ratio in dB", ylabel=f"{metric} × 100")
         axes.legend()
 
-    return _write(
-        flags.out, title, rows, draw, "Brackets and bands: 95 % intervals over the texts."
-    )
+    return _write(flags.out, title, rows, draw, "Bands: 95 % intervals over the texts.")
 
 
 def stability_of(flags: argparse.Namespace) -> Path:
-    """Measures how well a text's output agrees with that of the text with some tokens replaced."""
+    """Measures the agreement of a text's output before and after random token replacement."""
     encoder = TextEncoder(flags.folder)
     lines = flags.texts.read_text(encoding="utf-8").splitlines()
     texts = [line.strip() for line in lines if line.strip()][: flags.rows]
@@ -261,12 +251,12 @@ def stability_of(flags: argparse.Namespace) -> Path:
         changed = encoder.outputs(texts, "replacement", rho)
         norms = np.linalg.norm(reference, axis=1) * np.linalg.norm(changed, axis=1)
         agreement = np.sum(reference * changed, axis=1) / norms
-        half = 1.96 * agreement.std(ddof=1) / np.sqrt(len(texts))
-        rows.append({"rho": rho, "replaced": round((1 - rho) / 2, 4),
-                     "score": round(float(agreement.mean()), 4),
-                     "low": round(float(agreement.mean() - half), 4),
-                     "high": round(float(agreement.mean() + half), 4),
-                     "num_examples": len(texts)})  # fmt: skip
+        mean, half = agreement.mean(), 1.96 * agreement.std(ddof=1) / np.sqrt(len(texts))
+        score, low, high = (round(float(value), 4) for value in (mean, mean - half, mean + half))
+        rows.append(
+            {"rho": rho, "replaced": round((1 - rho) / 2, 4)}
+            | {"score": score, "low": low, "high": high, "num_examples": len(texts)}
+        )
     what = "probabilities" if encoder.labels else "embedding"
     title = f"{Path(flags.folder).name}: stability of the {what}, {len(texts)} texts"
 
@@ -274,10 +264,10 @@ def stability_of(flags: argparse.Namespace) -> Path:
         x = [100 * row["replaced"] for row in rows]
         bars = [[row["score"] - row["low"], row["high"] - row["score"]] for row in rows]
         axes.errorbar(x, [row["score"] for row in rows], np.transpose(bars), marker="o")
-        axes.set(xlabel="tokens drawn anew, %", ylabel="cosine with the clean output")
+        axes.set(xlabel="redrawn tokens, %", ylabel="cosine with the clean output")
 
     note = (
-        "Each token is kept with probability (1 + ρ)/2 and else drawn uniformly from the "
+        "Each token is kept with probability (1 + ρ)/2 and otherwise drawn uniformly from the "
         "vocabulary (Noise Stability of Transformer Models, Eq. 7). Score: cosine of both "
         "outputs; 95 % intervals over the texts."
     )
@@ -285,7 +275,7 @@ def stability_of(flags: argparse.Namespace) -> Path:
 
 
 def influence(flags: argparse.Namespace) -> Path:
-    """Measures how much each token's embedding influences the output."""
+    """Measures the influence of each token's embedding on the output."""
     encoder = TextEncoder(flags.folder)
     if flags.layer is not None and flags.layer > encoder.num_layers:
         raise ValueError(f"--layer must be at most {encoder.num_layers}, got {flags.layer}")
@@ -298,7 +288,7 @@ def influence(flags: argparse.Namespace) -> Path:
     @jax.jit
     def measure(params: Params, sample: Array, key: Array) -> Array:
         """Returns the influences, in random directions if the output has many coordinates."""
-        # New directions for every copy, so that the errors include theirs.
+        # The directions differ between copies, so that the errors include theirs.
         signs = jax.random.rademacher(key, (_PROJECTIONS, count)) / _PROJECTIONS**0.5
 
         def outputs(x: Array) -> Array:
@@ -313,15 +303,15 @@ def influence(flags: argparse.Namespace) -> Path:
     directions = jax.random.split(jax.random.key(1), _DRAWS)
     pairs = list(zip(samples, directions, strict=True))
     each = np.stack([measure(params, *pair) for pair in _progress(pairs)])
-    # In units of a token vector's size, a relative change has a meaning in every model.
+    # Relative changes are comparable between models.
     each = each * float(jnp.sqrt(jnp.square(tokens).sum(-1).mean()))
     means, errors = each.mean(0), each.std(0, ddof=1) / np.sqrt(_DRAWS)
     words = [encoder.vocabulary.tokens[number] for number in encoded.ids[0, 0]]
-    # fmt: off
-    rows = [{"position": position, "token": word, "influence": float(f"{mean:.4g}"),
-             "standard_error": float(f"{error:.2g}")}
-            for position, (word, mean, error) in enumerate(zip(words, means, errors, strict=True))]
-    # fmt: on
+    rows = [
+        {"position": position, "token": word}
+        | {"influence": float(f"{mean:.4g}"), "standard_error": float(f"{error:.2g}")}
+        for position, (word, mean, error) in enumerate(zip(words, means, errors, strict=True))
+    ]
     print(_coloured(words, means / means.max()))
 
     def draw(axes: Any) -> None:
@@ -331,9 +321,9 @@ def influence(flags: argparse.Namespace) -> Path:
         axes.set(xlabel="influence: change of the output per relative change of the token")
 
     note = (
-        "Norm of the output's derivative in each token's embedding, times the size of a token's "
-        f"embedding; mean over {_DRAWS} noisy copies at {_DRAWS_DB:g} dB, with 95 % intervals "
-        "(Noise Stability of Transformer Models, section 3)."
+        "Norm of the output's derivative with respect to each token's embedding, times the "
+        f"embedding's size; mean over {_DRAWS} noisy copies at {_DRAWS_DB:g} dB, with 95 % "
+        "intervals (Noise Stability of Transformer Models, section 3)."
     )
     where = "" if flags.layer is None else f" on layer {flags.layer}"
     title = f"{Path(flags.folder).name}: influence of tokens{where}"
@@ -355,7 +345,7 @@ def _with_interval(
 
 
 def _progress(parts: Any) -> Any:
-    """Yields the parts, with the time left on the error stream."""
+    """Yields the parts, and prints the time left to standard error."""
     begin = time.perf_counter()
     for number, part in enumerate(parts):
         yield part
@@ -365,7 +355,7 @@ def _progress(parts: Any) -> Any:
 
 
 def _coloured(words: Sequence[str], shares: np.ndarray) -> str:
-    """Returns words on a blue as deep as their share; with numbers where there is no terminal."""
+    """Returns words with their shares, as a blue background if the output is a terminal."""
     if not sys.stdout.isatty():
         return " ".join(f"{word} ({share:.2f})" for word, share in zip(words, shares, strict=True))
     parts = []
@@ -398,16 +388,17 @@ def _write(
     axes.spines[["top", "right"]].set_visible(False)
     draw(axes)
     figure.savefig(folder / "figure.png", dpi=130)
-    lines = [f"# {title}", "", f"![{title}](figure.png)", "", f"| {' | '.join(rows[0])} |",
-             f"|{'---|' * len(rows[0])}"]  # fmt: skip
+    lines = [f"# {title}", "", f"![{title}](figure.png)", ""]
+    lines += [f"| {' | '.join(rows[0])} |", f"|{'---|' * len(rows[0])}"]
     lines += [f"| {' | '.join(str(value) for value in row.values())} |" for row in rows]
     lines += ["", f"{note} Data: [results.csv](results.csv).", ""]
-    (folder / "README.md").write_text("\n".join(lines), encoding="utf-8")
-    return folder / "README.md"
+    page = folder / "README.md"
+    page.write_text("\n".join(lines), encoding="utf-8")
+    return page
 
 
 def _count(text: str) -> int:
-    """Parses a number of rows or a layer."""
+    """Parses an integer >= 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {text}")
     return int(text)
@@ -425,41 +416,47 @@ def parser() -> argparse.ArgumentParser:
     ):
         each = commands.add_parser(name, help=text, description=text)
         each.set_defaults(run=run)
-        each.add_argument("folder", metavar="MODEL_FOLDER",
-                          help="folder of hopfax.Classifier.save, or a BERT, RoBERTa, GPT-2 or "
-                          "Gemma-2 by folder or name on the Hugging Face hub")  # fmt: skip
-        each.add_argument("--out", type=Path, default=Path(f"hopfax_{name}"),
-                          help="folder for the results (default: %(default)s)")  # fmt: skip
+        add = each.add_argument
+        model = (
+            "folder of hopfax.Classifier.save, or a BERT, RoBERTa, GPT-2 or Gemma-2 by folder or "
+            "name on the Hugging Face hub"
+        )
+        add("folder", metavar="MODEL_FOLDER", help=model)
+        out = "folder for the results (default: %(default)s)"
+        add("--out", type=Path, default=Path(f"hopfax_{name}"), help=out)
         if name != "influence":
-            each.add_argument("--rows", type=_count, default=400,
-                              help="number of rows, from the first (default: 400)")  # fmt: skip
+            rows = "number of rows, from the first (default: %(default)s)"
+            add("--rows", type=_count, default=400, help=rows)
         if name == "robustness":
-            each.add_argument("--dev", type=Path, required=True, metavar="FILE",
-                              help="texts and labels: .csv, .tsv or .jsonl")  # fmt: skip
-            each.add_argument(
-                "--text", default="text", metavar="COLUMN", help="column of the texts"
-            )
-            each.add_argument("--pair", metavar="COLUMN", help="column of the second texts")
-            each.add_argument("--label", default="label", metavar="COLUMN",
-                              help="column of the labels, or of scores of pairs for an encoder "
-                              "without labels")  # fmt: skip
+            table = "texts and labels: .csv, .tsv or .jsonl"
+            add("--dev", type=Path, required=True, metavar="FILE", help=table)
+            add("--text", default="text", metavar="COLUMN", help="column of the texts")
+            add("--pair", metavar="COLUMN", help="column of the second texts")
+            label = "column of the labels, or for an encoder without labels of the pairs' scores"
+            add("--label", default="label", metavar="COLUMN", help=label)
         elif name == "influence":
-            each.add_argument("text", metavar="SENTENCE", help="a sentence")
-            each.add_argument("--layer", type=_count,
-                              help="measure the influence on the mean hidden state after this "
-                              "layer, from 1 (default: on the output)")  # fmt: skip
+            add("text", metavar="SENTENCE", help="a sentence")
+            layer = "layer, from 1, whose mean hidden state replaces the output"
+            add("--layer", type=_count, help=layer)
         else:
-            each.add_argument("--texts", type=Path, required=True, metavar="FILE",
-                              help="text file, one text per line")  # fmt: skip
+            lines = "text file, one text per line"
+            add("--texts", type=Path, required=True, metavar="FILE", help=lines)
     return top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns 0, or 1 after an error."""
-    flags = parser().parse_args(arguments)
+    """Runs the command line; returns 0, or 1 after an error or if the output pipe is closed."""
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     try:
-        print(f"page: {flags.run(flags)}")
+        try:
+            flags = parser().parse_args(arguments)
+            print(f"page: {flags.run(flags)}")
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Python would report the error again when it flushes the stream at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (ValueError, OSError, ModuleNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

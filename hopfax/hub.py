@@ -1,4 +1,4 @@
-"""Folders of models, by path or by their name on the Hugging Face hub."""
+"""Folders of models, by path or by name on the Hugging Face hub."""
 
 import os
 import re
@@ -10,11 +10,11 @@ _FILES = ("*.json", "*.safetensors", "*.txt")
 
 
 def model_folder(name: str | os.PathLike[str]) -> Path:
-    """Returns the folder of a model, downloaded if it is a name on the hub.
+    """Returns a model's folder, downloaded if `name` is on the hub.
 
     Args:
         name: A folder, or a name such as `sentence-transformers/all-MiniLM-L6-v2`, which requires
-            `huggingface_hub`. The download is cached.
+            `huggingface_hub`. Downloads are cached.
 
     Raises:
         FileNotFoundError: There is no such folder, and the name cannot be downloaded.

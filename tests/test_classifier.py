@@ -60,11 +60,8 @@ def test_a_saved_classifier_is_the_same(model, tmp_path):
     assert loaded.labels == LABELS and loaded.vocabulary.tokens == VOCABULARY.tokens
     assert loaded.config == saved.config
     one, other = jax.tree.leaves(saved.params), jax.tree.leaves(loaded.params)
-    assert [x.tobytes() for x in map(np.asarray, one)] == [
-        x.tobytes() for x in map(np.asarray, other)
-    ]
-    texts = TEXTS[:1]
-    first, second = saved.predict(texts), loaded.predict(texts)
+    assert [np.asarray(x).tobytes() for x in one] == [np.asarray(x).tobytes() for x in other]
+    first, second = saved.predict(TEXTS[:1]), loaded.predict(TEXTS[:1])
     assert first.probabilities.tolist() == second.probabilities.tolist()
     with pytest.raises(FileExistsError, match="exists"):
         saved.save(tmp_path / "one")
@@ -74,15 +71,15 @@ def test_damaged_folders_are_errors(small, tmp_path):
     small.save(tmp_path / "one")
     path = tmp_path / "one" / "config.json"
     document = json.loads(path.read_text())
-    path.write_text(json.dumps({**document, "encoder": {**document["encoder"], "num_layers": 2}}))
-    with pytest.raises(ValueError, match=r"missing tensor blocks\.1\.attention\.key\.kernel"):
-        Classifier.load(tmp_path / "one")
-    path.write_text(json.dumps({**document, "model_type": "bert"}))
-    with pytest.raises(ValueError, match="model_type must be \"hopfax\", got 'bert'"):
-        Classifier.load(tmp_path / "one")
-    path.write_text(json.dumps({**document, "id2label": {"0": "bad", "2": "good"}}))
-    with pytest.raises(ValueError, match=r"config\.json is incomplete: KeyError\('1'\)"):
-        Classifier.load(tmp_path / "one")
+    deeper, tensor = document["encoder"] | {"num_layers": 2}, r"blocks\.1\.attention\.key\.kernel"
+    for changes, message in (
+        ({"encoder": deeper}, f"missing tensor {tensor}"),
+        ({"model_type": "bert"}, "model_type must be \"hopfax\", got 'bert'"),
+        ({"id2label": {"0": "bad", "2": "good"}}, r"config\.json is incomplete: KeyError\('1'\)"),
+    ):
+        path.write_text(json.dumps(document | changes))
+        with pytest.raises(ValueError, match=message):
+            Classifier.load(tmp_path / "one")
     path.write_text(json.dumps(document))
     weights = tmp_path / "one" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
@@ -97,10 +94,9 @@ def test_a_failed_save_leaves_nothing(small, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_long_texts_are_truncated_with_a_warning_that_counts_them(small):
+def test_long_texts_are_truncated_with_a_warning(small):
     long = "a film " * 40
-    row = [Example(long, 0, 0)]
-    ids = encode(row, VOCABULARY, max_length=48, cached=False).ids[0, 0]
+    ids = encode([Example(long, 0, 0)], VOCABULARY, max_length=48, cached=False).ids[0, 0]
     with pytest.warns(UserWarning, match="1 of 2 texts have more than 48 tokens"):
         truncated = small.predict([long, "a film"])
     with warnings.catch_warnings():
@@ -123,12 +119,9 @@ def test_bad_texts_are_errors(small, texts, error, message):
         small.predict(texts)
 
 
-def test_labels_name_the_outputs(small):
+def test_labels_and_vocabulary_must_fit_the_model(small):
     with pytest.raises(ValueError, match="labels must name the model's 3 outputs"):
         Classifier(small.model, small.params, VOCABULARY, ("bad", "good"))
-
-
-def test_the_vocabulary_fits_the_model(small):
     larger = dataclasses.replace(VOCABULARY, tokens=(*VOCABULARY.tokens, "more"))
     with pytest.raises(ValueError, match=f"at most the model's {VOCABULARY.size} tokens"):
         Classifier(small.model, small.params, larger, LABELS)

@@ -1,4 +1,4 @@
-"""Folders by path, and by name where `huggingface_hub` is installed."""
+"""Folders of models by path and by name on the hub."""
 
 import sys
 import types
@@ -13,7 +13,7 @@ def test_a_folder_is_itself(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["no-such-folder", "a/b/c"])
-def test_what_is_no_hub_name_is_a_missing_folder(name):
+def test_other_names_are_missing_folders(name):
     with pytest.raises(FileNotFoundError, match=f"^{name} is not a folder$"):
         model_folder(name)
 
@@ -31,7 +31,7 @@ def test_a_hub_name_is_downloaded(tmp_path, monkeypatch):
     assert asked == [("someone/a-model", True)]
 
 
-def test_without_the_package_or_the_network_the_error_says_so(monkeypatch):
+def test_errors_without_the_network_or_the_package(monkeypatch):
     def snapshot_download(name, **_):
         raise ConnectionError("no route to host\nmore")
 

@@ -1,4 +1,4 @@
-"""Self-attention layers: softmax, and Hopfield attention that iterates its queries first."""
+"""Self-attention layers: softmax attention and Hopfield attention."""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,13 +25,9 @@ Key = PRNGKeyArray | None
 
 
 def dropout(key: Key, x: Array, rate: float) -> Array:
-    """Zeroes entries with probability `rate` and scales up the rest; without a key, none.
+    """Zeroes entries with probability `rate` and scales up the rest; returns `x` without a key.
 
-    Args:
-        key: Random key, or None.
-        x: Entries.
-        rate: Dropout rate in [0, 1), rounded to a multiple of 1/65536; the kept entries are
-            rescaled by the rounded rate.
+    The rate, in [0, 1), is rounded to a multiple of 1/65536.
 
     Raises:
         ValueError: The rate is out of range.
@@ -46,12 +42,12 @@ def dropout(key: Key, x: Array, rate: float) -> Array:
 
 
 class AttentionOutput(NamedTuple):
-    """What an attention layer returns.
+    """The output of an attention layer.
 
     Attributes:
         values: New token vectors.
-        keys: The layer's keys, heads side by side, for their spectrum.
-        num_steps: Hopfield updates made per query, 0 in softmax attention.
+        keys: Keys, concatenated over heads.
+        num_steps: Hopfield updates of each query; 0 in softmax attention.
         converged: Whether each query converged; True in softmax attention.
     """
 
@@ -62,13 +58,13 @@ class AttentionOutput(NamedTuple):
 
 
 class SoftmaxAttention(nnx.Module):
-    """Multi-head self-attention of the transformer, scores scaled by 1/sqrt(head width).
+    """Multi-head softmax self-attention with scores scaled by 1/sqrt(head width).
 
     Args:
         width: Token width, a multiple of `num_heads`.
         num_heads: Number of heads.
         causal: Whether each token attends only to itself and earlier tokens.
-        dropout: Rate on the attention weights in training, in [0, 1).
+        dropout: Dropout rate of the attention weights, in [0, 1).
         rngs: Random keys of the initial parameters.
     """
 
@@ -82,19 +78,14 @@ class SoftmaxAttention(nnx.Module):
         rngs: nnx.Rngs,
     ):
         _check_heads(width, num_heads)
-        self.num_heads = num_heads
-        self.causal = causal
-        self.dropout = dropout
+        self.num_heads, self.causal, self.dropout = num_heads, causal, dropout
         self.query = linear(width, width, rngs=rngs)
         self.key = linear(width, width, rngs=rngs)
         self.value = linear(width, width, rngs=rngs)
         self.out = linear(width, width, rngs=rngs)
 
     def __call__(self, x: Tokens, mask: Mask | None = None, *, key: Key = None) -> AttentionOutput:
-        """Attends from every token to the real ones, with dropout if a key is given.
-
-        `mask` is True at real tokens.
-        """
+        """Attends to real tokens (where `mask` is True), with dropout if a key is given."""
         x, mask = _inputs(x, mask)
         keys, values = self.key(x), _split(self.value(x), self.num_heads)
         weights = self._weights(self.query(x), keys, mask).astype(values.dtype)
@@ -105,7 +96,7 @@ class SoftmaxAttention(nnx.Module):
         )
 
     def weights(self, x: Tokens, mask: Mask | None = None) -> Weights:
-        """Returns the weight of every token for every query; each query's sum to 1."""
+        """Returns the attention weights, which sum to 1 for each query."""
         x, mask = _inputs(x, mask)
         return self._weights(self.query(x), self.key(x), mask)
 
@@ -115,40 +106,39 @@ class SoftmaxAttention(nnx.Module):
         visible = mask[:, None, None, :]
         if self.causal:
             visible = visible & jnp.tri(scores.shape[-1], dtype=bool)
-        # Finite, so that a text without a single real token stays finite too.
+        # Finite, so that a text without real tokens does not become nan.
         logits = stored.shape[-1] ** -0.5 * scores
         return jax.nn.softmax(jnp.where(visible, logits, jnp.finfo(logits.dtype).min))
 
 
 class HopfieldAttention(nnx.Module):
-    r"""Multi-head attention whose queries are first iterated to attractors of the keys.
+    r"""Multi-head attention that first iterates each query to an attractor of the keys.
 
     $$\xi \leftarrow K^\top \mathrm{softmax}(\beta K \xi / \sqrt{d_h}), \qquad
     o = V^\top \mathrm{softmax}(\beta K \xi^* / \sqrt{d_h})$$
 
-    With `gradient="implicit"` the query projection gets a zero gradient, because the attractor does
-    not depend on the start. With `"unrolled"` it is about 1e-7 of the other projections'.
+    With `gradient="implicit"` the query projection has a zero gradient, because the attractor does
+    not depend on the initial state.
 
     Args:
         width: Token width, a multiple of `num_heads`.
         num_heads: Number of heads.
         beta: Inverse temperature before the factor 1/sqrt(head width), > 0.
-        tol: Convergence tolerance of each query, >= 0.
-        max_steps: Maximum number of steps; 0 for none. Also bounds the terms of the implicit
-            gradient's series: queries near a ridge between two attractors would dominate a batch.
+        tol: Convergence tolerance, >= 0.
+        max_steps: Maximum number of updates, >= 0, and of terms of the implicit gradient's series.
         stop: Measure of the change, `"relative"` or `"absolute"`.
         scope: `"query"`: queries stop independently. `"batch"`: all stop together, by one norm.
         gradient: `"implicit"` or `"unrolled"`.
-        mask_keys: Whether padding is left out of the stored patterns.
+        mask_keys: Whether the stored patterns exclude padding.
         query_projection: Whether queries are W_Q x, or x itself.
-        output_projection: Whether the heads are mixed by W_O.
+        output_projection: Whether heads are mixed by W_O.
         bias: Whether the projections have biases.
         readout_beta: Whether the read-out uses `beta` (Algorithm 2), or 1 (Eq. 13), before scaling.
         implementation: `"xla"`, or `"pallas"`: `hopfax.experimental.retrieve_head`.
         rngs: Random keys of the initial parameters.
 
     Raises:
-        ValueError: If an option is out of range, or beyond what `"pallas"` supports.
+        ValueError: An option is out of range or not supported by `"pallas"`.
 
     References:
         Robertha, Eqs. 4, 7, 8 and Algorithms 1, 2.
@@ -199,20 +189,20 @@ class HopfieldAttention(nnx.Module):
         self.out = project() if output_projection else None
 
     def weights(self, x: Tokens, mask: Mask | None = None) -> Weights:
-        """Returns the read-out's weight of every token for every query; each query's sum to 1."""
+        """Returns the weights of the read-out, which sum to 1 for each query."""
         x, mask = _inputs(x, mask, clear=self.mask_keys)
         key = _split(self.key(x), self.num_heads)
-        # Read out from the identity, a query's value is its row of weights.
+        # With the identity as values, the output is the weights.
         identity = jnp.broadcast_to(jnp.eye(x.shape[1]), (*key.shape[:3], x.shape[1]))
         return self.attend(self._queries(x), key, identity, mask).values
 
     def __call__(self, x: Tokens, mask: Mask | None = None) -> AttentionOutput:
-        """Retrieves from every token, then reads the values out. `mask` is True at real tokens."""
+        """Iterates every query, then reads the values out. `mask` is True at real tokens."""
         x, mask = _inputs(x, mask, clear=self.mask_keys)
         keys, value = self.key(x), _split(self.value(x), self.num_heads)
         key = _split(keys, self.num_heads)
         values, num_steps, _, converged = self.attend(self._queries(x), key, value, mask)
-        # Retrieval is in float32 at least; the layer keeps its inputs' dtype.
+        # Retrieval is in float32 at least.
         values = _join(values.astype(keys.dtype))
         values = values if self.out is None else self.out(values)
         return AttentionOutput(values, keys, num_steps, converged)
@@ -221,14 +211,14 @@ class HopfieldAttention(nnx.Module):
         return _split(x if self.query is None else self.query(x), self.num_heads)
 
     def attend(self, query: Heads, key: Heads, value: Heads, mask: Mask) -> hopfield.Attention:
-        """Retrieves and reads out, between the projections."""
+        """Retrieves from projected queries and keys, and reads projected values out."""
         key_mask = mask if self.mask_keys else jnp.ones_like(mask)
-        # Where keys are masked, nothing reads what padding retrieves: one step is enough. Elsewhere
-        # padding is a stored pattern of the next layer.
+        # The output at padding is not used if keys are masked, so one step is enough.
         tol = jnp.where(mask | (not self.mask_keys), self.tol, jnp.inf)
         arrays = (query, key, value, key_mask, tol)
-        steps = {"max_steps": self.max_steps, "adjoint_max_steps": max(1, self.max_steps)}
-        options = {**steps, "stop": self.stop}
+        options = {"stop": self.stop, "max_steps": self.max_steps}
+        # Queries near a ridge between two attractors would otherwise dominate the gradient.
+        options["adjoint_max_steps"] = max(1, self.max_steps)
         if self.implementation == "pallas":
             head = partial(experimental.retrieve_head, beta=self.beta, **options)
             return experimental.by_devices(_each_head(head), *arrays)
@@ -237,7 +227,7 @@ class HopfieldAttention(nnx.Module):
             return _attend_together(*arrays[:-1], beta=self.beta, tol=self.tol, **options)
         heads = _each_head(partial(hopfield.attend, beta=self.beta, **options))
         tokens, width = key.shape[2:]
-        # Among states fewer arrays of this size are in use at once.
+        # With many tokens the core iterates states, with fewer arrays of this size at once.
         elements = self.num_heads * tokens**2 // (4 if tokens >= 2 * width else 1)
         return by_groups(heads, *arrays, elements=max(1, elements))
 
@@ -252,17 +242,16 @@ def _attend_together(
     readout_beta: float,
     **options: Any,
 ) -> hopfield.Attention:
-    """Iterates all queries together, as the released program does: one norm stops them all."""
-    # In bfloat16 no change would ever be as small as the tolerance.
+    """Iterates all queries until one norm over the batch converges, as the released program."""
+    # The changes would not reach the tolerance in bfloat16.
     wide = jnp.promote_types(key.dtype, jnp.float32)
     params = (key.astype(wide), jnp.asarray(beta, wide), mask)
-    # Padding has no part in the norm.
+    # The norm excludes padding.
     start = jnp.where(mask[:, None, :, None], query, 0).astype(wide)
-    attractors = fixed_point(_update_all, params, start, **options)
+    attractors, *counts = fixed_point(_update_all, params, start, **options)
     read_out = _each_head(partial(hopfield.attend, beta=readout_beta, max_steps=0))
-    values = read_out(attractors.value, key, value, mask, jnp.zeros(mask.shape)).values
-    facts = attractors[1:]
-    return hopfield.Attention(values, *(jnp.broadcast_to(x, query.shape[:-1]) for x in facts))
+    values = read_out(attractors, key, value, mask, jnp.zeros(mask.shape)).values
+    return hopfield.Attention(values, *(jnp.broadcast_to(x, query.shape[:-1]) for x in counts))
 
 
 def _each_head(fn: Callable[..., hopfield.Attention]) -> Callable[..., hopfield.Attention]:
@@ -286,7 +275,7 @@ def _update_all(params: tuple[Heads, Array, Mask], query: Heads) -> Heads:
 
 
 def _scores(queries: Heads, keys: Heads) -> Weights:
-    """Inner products in float32 at least, and so the softmax."""
+    """Returns inner products in float32 at least."""
     if _is_tiny(keys):
         return jnp.sum(queries[..., :, None, :] * keys[..., None, :, :], axis=-1)
     wide = jnp.promote_types(keys.dtype, jnp.float32)
@@ -300,10 +289,8 @@ def _weighted_sums(weights: Weights, values: Heads) -> Heads:
 
 
 def _is_tiny(heads: Heads) -> bool:
-    """Whether a sum over a broadcast product takes less time than a matrix product on a CPU.
-
-    Gain: 10 % of a train step of the benchmark `seeds` (modular addition).
-    """
+    """Whether a sum over a broadcast product takes less time than a matrix product on a CPU."""
+    # Gain: 10 % of a train step of the benchmark `seeds` (modular addition).
     tokens, width = heads.shape[-2:]
     on_cpu = jax.default_backend() == "cpu"
     return on_cpu and heads.dtype == jnp.float32 and tokens**2 * width <= 2048
@@ -325,7 +312,7 @@ def _check_heads(width: int, num_heads: int) -> None:
 
 
 def _inputs(x: Tokens, mask: Mask | None, *, clear: bool = True) -> tuple[Tokens, Mask]:
-    """Checks the shapes, and zeroes padding, whose nan would reach real tokens as 0 * nan."""
+    """Checks the shapes, and zeroes padding: 0 * nan would reach real tokens."""
     chex.assert_rank(x, 3)
     mask = jnp.ones(x.shape[:2], bool) if mask is None else jnp.asarray(mask)
     chex.assert_shape(mask, x.shape[:2])

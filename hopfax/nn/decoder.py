@@ -1,4 +1,4 @@
-"""A small decoder: reads a text from left to right, to classify it or predict each next token.
+"""A small causal transformer, to classify a text or predict each next token.
 
 `embed_tokens` -> *token site* -> `embed` -> *embedding site* -> `decode` -> `read_out`, as in
 `hopfax.nn.encoder`.
@@ -14,9 +14,9 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from hopfax.nn.attention import Key, Mask, SoftmaxAttention, Tokens
-from hopfax.nn.encoder import Block, embedding, layer_norm, mean_of_real
+from hopfax.nn.encoder import Block, embedding, mean_of_real
 from hopfax.nn.functional import Functional, functional
-from hopfax.nn.precision import linear
+from hopfax.nn.precision import layer_norm, linear
 
 Reading = Literal["mean", "each"]
 
@@ -42,7 +42,7 @@ class Decoder(nnx.Module):
     """Causal transformer with ReLU feed-forwards and sinusoidal positions.
 
     Linear layers are initialised with N(0, 0.02^2) and zero biases, embeddings with Xavier's
-    uniform distribution. Embeddings are scaled by the root of the width, to match the positions.
+    uniform distribution; token embeddings are multiplied by the root of the width.
 
     Args:
         vocab_size: Number of token ids.
@@ -50,11 +50,10 @@ class Decoder(nnx.Module):
         width: Token width, a multiple of `num_heads`; the feed-forward is four times as wide.
         num_layers: Number of blocks.
         num_heads: Number of attention heads.
-        reading: `"mean"`: one output from the mean over real tokens; `"each"`: one output per token
-            (a language model).
+        reading: `"mean"`: one output from the mean over real tokens; `"each"`: one per token.
         norm_first: Pre-LN blocks if True, else post-LN.
-        dropout: Rate during training on attention weights, attention output and the feed-forward's
-            hidden layer, in [0, 1).
+        dropout: Dropout rate of attention weights, attention output and the feed-forward's hidden
+            layer, in [0, 1).
         rngs: Random keys of the initial parameters.
 
     Raises:
@@ -82,7 +81,7 @@ class Decoder(nnx.Module):
         self.width = width
         self.reading: Reading = reading
         xavier = nnx.initializers.xavier_uniform()
-        self.tokens = embedding(vocab_size, width, initial=xavier, rngs=rngs)
+        self.tokens = embedding(vocab_size, width, embedding_init=xavier, rngs=rngs)
         block = partial(
             Block,
             width,
@@ -99,7 +98,7 @@ class Decoder(nnx.Module):
         self.reader = linear(width, num_outputs, rngs=rngs)
 
     def embed_tokens(self, ids: Int[Array, "batch tokens"]) -> Tokens:
-        """Looks up token vectors: the *token* site, before positions."""
+        """Returns the token embeddings: the *token* site, before positions."""
         return self.tokens(ids) * self.width**0.5
 
     def embed(self, tokens: Tokens) -> Tokens:
@@ -108,7 +107,7 @@ class Decoder(nnx.Module):
 
     def decode(self, embeddings: Tokens, mask: Mask, *, key: Key = None) -> Tokens:
         """Runs the blocks, in their own precision. `mask` is True at real tokens."""
-        # 0 * nan in padding would reach the gradients of weights that all tokens share.
+        # 0 * nan in padding would reach the gradients of shared weights.
         x = jnp.where(mask[..., None], embeddings, 0).astype(self.blocks[0].dtype)
         for number, block in enumerate(self.blocks):
             x = block(x, mask, key=None if key is None else jax.random.fold_in(key, number)).values

@@ -1,7 +1,7 @@
-"""A small text encoder and classifier whose stages can be called separately.
+"""A text encoder and classifier whose stages can be called separately.
 
 `embed_tokens` -> *token site* -> `embed` -> *embedding site* -> `encode` -> `classify`: noise is
-added between two stages.
+added at the sites.
 """
 
 import json
@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from hopfax.nn.attention import AttentionOutput, Key, Mask, Tokens, Weights, dropout
 from hopfax.nn.functional import scan_modules
-from hopfax.nn.precision import LayerNorm, linear
+from hopfax.nn.precision import layer_norm, linear
 
 Pooling = Literal["mean", "cls"]
 Site = Literal["token", "embedding"]
@@ -28,11 +28,11 @@ class Attention(Protocol):
     key: Callable[[Tokens], Tokens]
 
     def weights(self, x: Tokens, mask: Mask | None = None) -> Weights:
-        """Returns the weight of every token for every query."""
+        """Returns the attention weights."""
         ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> AttentionOutput:
-        """Called as `layer(x, mask)`; in training with `key=` if it has a `dropout` above 0."""
+        """Called as `layer(x, mask)`, in training with `key=` if it has a `dropout` above 0."""
         ...
 
 
@@ -41,9 +41,8 @@ class Encoding(NamedTuple):
 
     Attributes:
         hidden: Final token vectors.
-        keys: Keys of every layer, for their spectrum.
-        num_steps: Hopfield updates per layer and query.
-        converged: Whether each query converged.
+        keys: Keys of every layer.
+        num_steps: See `AttentionOutput`, as for `converged`.
         ponder: Ponder cost of each token; None in a model of fixed depth.
     """
 
@@ -55,7 +54,7 @@ class Encoding(NamedTuple):
 
 
 class Classification(NamedTuple):
-    """Logits, and the encoding from which they are computed."""
+    """Logits and the encoding from which they are computed."""
 
     logits: Float[Array, "batch outputs"]
     encoding: Encoding
@@ -76,37 +75,22 @@ class Perturbation(NamedTuple):
 CLEAN = Perturbation()
 
 
-def layer_norm(width: int, *, epsilon: float = 1e-5, rngs: nnx.Rngs) -> LayerNorm:
-    """Makes a layer normalisation with a two-pass variance; PyTorch's epsilon by default."""
-    return LayerNorm(width, epsilon=epsilon, use_fast_variance=False, rngs=rngs)
-
-
-_NORMAL = nnx.initializers.normal(0.02)
 _WEIGHTS = 2  # key of the attention weights' dropout; those of `jax.random.split` are 0 and 1
-
-
-def embedding(
-    count: int,
-    width: int,
-    *,
-    initial: nnx.Initializer = _NORMAL,
-    rngs: nnx.Rngs,
-) -> nnx.Embed:
-    """Makes a table of vectors; flax's default would round them to the dtype they are drawn in."""
-    return nnx.Embed(count, width, embedding_init=initial, promote_dtype=_unchanged, rngs=rngs)
 
 
 def _unchanged(arrays: Any, /, *, dtype: Any = None, inexact: bool = True) -> Any:
     return arrays
 
 
-def gelu(x: Array) -> Array:
-    """Computes BERT's activation by erf, as PyTorch; less than half the cost of `jax.nn.gelu`.
+embedding = partial(
+    nnx.Embed,
+    embedding_init=nnx.initializers.normal(0.02),
+    promote_dtype=_unchanged,  # flax's default would round the vectors to their initial dtype
+)
 
-    Example:
-        >>> gelu(jnp.float32(0)).item()
-        0.0
-    """
+
+def gelu(x: Array) -> Array:
+    """Computes GELU by erf, as PyTorch; less than half the cost of `jax.nn.gelu`."""
     return 0.5 * x * (1 + jax.lax.erf(x * 0.5**0.5))
 
 
@@ -121,12 +105,11 @@ class Block(nnx.Module):
 
     Args:
         width: See `Encoder`, as for all not listed here.
-        dropout: Rate on the attention's output and in the feed-forward, in [0, 1). An attention
-            layer with its own `dropout` is called with a key.
+        dropout: Dropout rate of the attention's output and of the feed-forward, in [0, 1).
         activation: Activation of the feed-forward.
         drop_hidden: Whether the feed-forward's dropout applies to its hidden layer, not its output.
-        stop_gradient_keys: Whether the returned keys depend on this layer's parameters only: a
-            penalty on them then trains its key projection (and norm) but nothing below.
+        stop_gradient_keys: Whether a penalty on the returned keys trains only this layer's key
+            projection and norm.
     """
 
     def __init__(
@@ -143,10 +126,8 @@ class Block(nnx.Module):
         stop_gradient_keys: bool = False,
         rngs: nnx.Rngs,
     ):
-        self.activation = activation
-        self.drop_hidden = drop_hidden
-        self.norm_first = norm_first
-        self.dropout = dropout
+        self.activation, self.norm_first = activation, norm_first
+        self.dropout, self.drop_hidden = dropout, drop_hidden
         self.stop_gradient_keys = stop_gradient_keys
         self.attention_norm = layer_norm(width, epsilon=epsilon, rngs=rngs)
         self.attention = attention(width, rngs=rngs)
@@ -156,11 +137,11 @@ class Block(nnx.Module):
 
     @property
     def dtype(self) -> jnp.dtype:
-        """The dtype of its matrices, in which it computes."""
+        """The dtype of the matrices and activations."""
         return self.ff_in.kernel.dtype
 
     def __call__(self, x: Tokens, mask: Mask, *, key: Key = None) -> AttentionOutput:
-        """Maps token vectors to new ones (`values`), with the attention's keys and counts."""
+        """Returns new token vectors (`values`), and the attention's keys and counts."""
         first, second = (None, None) if key is None else jax.random.split(key)
         entry = self.attention_norm(x) if self.norm_first else x
         if key is None or not getattr(self.attention, "dropout", 0):
@@ -183,18 +164,18 @@ class Block(nnx.Module):
 
 
 def _described(attention: Callable[..., Attention]) -> dict[str, Any]:
-    """Returns the name and options of an attention class or a `functools.partial` of one."""
+    """Returns the name and options of an attention class or of a `functools.partial` of one."""
     layer = getattr(attention, "func", attention)
     return {**getattr(attention, "keywords", {}), "name": getattr(layer, "__name__", "")}
 
 
 class Encoder(nnx.Module):
-    """Token classifier of texts: embeddings, blocks, pooling, one linear read-out.
+    """Text classifier: embeddings, blocks, pooling and a linear read-out.
 
     Args:
         vocab_size: Number of token ids.
         num_outputs: Classes, or 1 for regression and for scoring choices.
-        attention: Makes an attention layer, called as `attention(width, rngs=rngs)`; for instance
+        attention: Called as `attention(width, rngs=rngs)` for each attention layer; for instance
             `functools.partial(HopfieldAttention, beta=15.0)`.
         width: Token width.
         num_layers: Number of blocks.
@@ -202,7 +183,7 @@ class Encoder(nnx.Module):
         max_length: Maximum number of tokens of a text.
         norm_first: Pre-LN blocks if True, else post-LN.
         pooling: `"mean"` over real tokens, or `"cls"`: the first token through a tanh layer.
-        dropout: Rate during training, in [0, 1).
+        dropout: Dropout rate, in [0, 1).
         stop_gradient_keys: Whether a penalty on a layer's keys trains no layer below (see
             `Block`). The first layer's keys still depend on the embeddings.
         padding_idx: Token id whose embedding is not trained; None for none.
@@ -213,13 +194,13 @@ class Encoder(nnx.Module):
         num_types: Number of token types, whose vectors are added with the positions'; 0 for none.
         separator: Token id after which tokens have type 1, such as BERT's [SEP] between two texts;
             None gives all tokens type 0.
-        position_offset: Number of the first token's position; RoBERTa starts at 2.
-        remat: Whether the backward pass recomputes each block (gradient checkpointing). Requires
-            identical blocks, so no `stop_gradient_keys`.
+        position_offset: Position of the first token; 2 in RoBERTa.
+        remat: Whether the backward pass recomputes each block (gradient checkpointing); excludes
+            `stop_gradient_keys`.
         rngs: Random keys of the initial parameters.
 
     Attributes:
-        config: These arguments as JSON, and `name` and options of the attention.
+        config: These arguments as JSON, with the name and options of the attention.
 
     Raises:
         ValueError: An option is out of range.
@@ -249,22 +230,17 @@ class Encoder(nnx.Module):
         remat: bool = False,
         rngs: nnx.Rngs,
     ):
-        arguments = {
-            name: value for name, value in locals().items() if name not in ("self", "rngs")
-        }
+        arguments = {k: v for k, v in locals().items() if k not in ("self", "rngs")}
         self.config = json.dumps({**arguments, "attention": _described(attention)})
         if pooling not in ("mean", "cls"):
             raise ValueError(f'pooling must be "mean" or "cls", got {pooling!r}')
         if remat and stop_gradient_keys:
             raise ValueError("remat requires identical blocks, so stop_gradient_keys must be False")
         self.memory: dict[Site, Callable[[Encoder, Tokens], Tokens]] = {}  # see `with_memory`
-        self.embedding_scale = embedding_scale
-        self.separator = separator
-        self.position_offset = position_offset
-        self.remat = remat
-        self.max_length = max_length
+        self.embedding_scale, self.separator = embedding_scale, separator
         self.padding_idx = padding_idx
-        self.dropout = dropout
+        self.max_length, self.position_offset = max_length, position_offset
+        self.dropout, self.remat = dropout, remat
         self.tokens = embedding(vocab_size, width, rngs=rngs)
         self.positions = embedding(max_length + position_offset, width, rngs=rngs)
         self.types = embedding(num_types, width, rngs=rngs) if num_types else None
@@ -285,10 +261,7 @@ class Encoder(nnx.Module):
         self.classifier = linear(width, num_outputs, rngs=rngs)
 
     def embed_tokens(self, ids: Int[Array, "batch tokens"]) -> Tokens:
-        """Looks up token vectors: the *token* site, before positions and norm.
-
-        The vector of an id that is not below `vocab_size` is nan.
-        """
+        """Returns the token embeddings: the *token* site; nan for ids outside the vocabulary."""
         tokens = self.embedding_scale * self.tokens(ids)
         if self.padding_idx is None:
             return tokens
@@ -311,8 +284,6 @@ class Encoder(nnx.Module):
         key: Key = None,
     ) -> Tokens:
         """Adds positions and token types (default: 0), and normalises: the *embedding* site.
-
-        By default, `positions` count from the first token.
 
         Raises:
             ValueError: There are more than `max_length` tokens.
@@ -360,10 +331,8 @@ class Encoder(nnx.Module):
         return jnp.stack(maps)
 
     def _start(self, embeddings: Tokens, mask: Mask) -> Tokens:
-        """Returns the blocks' input, with zeros for padding that no layer sees.
-
-        Otherwise 0 * nan would reach the gradients of weights that all tokens share.
-        """
+        """Returns the blocks' input, with zeros for padding if keys are masked."""
+        # 0 * nan would reach the gradients of shared weights.
         if getattr(self.blocks[0].attention, "mask_keys", True):
             embeddings = jnp.where(mask[..., None], embeddings, 0)
         return embeddings.astype(self.blocks[0].dtype)

@@ -5,8 +5,7 @@ Parameters are nested dicts; those of all layers are stacked along the first axi
 
 References:
     Devlin et al. (2019), BERT; Liu et al. (2019), RoBERTa; Radford et al. (2019), Language Models
-    are Unsupervised Multitask Learners; Gemma Team (2024), Gemma 2. Names of settings:
-    https://github.com/huggingface/transformers.
+    are Unsupervised Multitask Learners; Gemma Team (2024), Gemma 2.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ from hopfax.nn.functional import Params
 
 
 class Config:
-    """Contents of `config.json` under one name for every family. Null counts as missing."""
+    """Settings of `config.json`, with the same names for every family. Null counts as missing."""
 
     def __init__(self, raw: Mapping[str, Any], names: Mapping[str, str]):
         self._raw, self._names = raw, names
@@ -37,7 +36,7 @@ class Config:
         return value
 
     def choose(self, key: str, options: Mapping[str, Any]) -> Any:
-        """Returns the option that a setting names."""
+        """Returns the option with the setting's name."""
         if (name := self.get(key)) not in options:
             allowed = ", ".join(options)
             raise ValueError(f"{self._names.get(key, key)} must be {allowed}, got {name!r}")
@@ -50,7 +49,7 @@ class Config:
 
     @property
     def first_position(self) -> int:
-        """Position of the first token; RoBERTa reserves those up to its padding id's."""
+        """Position of the first token; RoBERTa's come after its padding id."""
         return self["pad_token_id"] + 1 if self["model_type"] == "roberta" else 0
 
 
@@ -147,7 +146,6 @@ def gemma2(config: Config) -> Forward:
 
 
 def _rope_theta(config: Config) -> float:
-    """Returns the base of the rotary wavelengths, from newer or older files."""
     rope = config.get("rope_parameters", config.get("rope_scaling", {}))
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
@@ -156,7 +154,7 @@ def _rope_theta(config: Config) -> float:
 
 
 def _windows(config: Config) -> Int[Array, " layers"]:
-    """Returns the number of tokens that each layer's queries see, their own included."""
+    """Returns the number of tokens each layer's queries attend to, including their own."""
     num_layers = config["num_hidden_layers"]
     sizes = {
         "sliding_attention": config["sliding_window"],
@@ -176,7 +174,7 @@ def _hidden_states(
     *,
     final: Callable[[Array], Array] = lambda x: x,
 ) -> Float[Array, "states tokens width"]:
-    """Runs the layers; returns the input of each and the last one's output after `final`."""
+    """Returns the input of each layer, and the last layer's output after `final`."""
     last, inputs = jax.lax.scan(lambda x, layer: (block(x, *layer), x), x, (layers, settings))
     return jnp.concatenate([inputs, final(last)[None]])
 
@@ -190,7 +188,7 @@ def _attend(
     scale: float,
     cap: float | None = None,
 ) -> Float[Array, "tokens width"]:
-    """Softmax attention in float32 at least; equal groups of heads share keys and values."""
+    """Softmax attention in float32 at least; groups of heads share keys and values."""
 
     def head(query: Array, keys: Array, values: Array) -> Array:
         scores = _soft_cap(scale * (_wide(query) @ _wide(keys).T), cap)
@@ -213,13 +211,12 @@ def _rotate(x: Float[Array, "tokens heads head"], *, theta: float) -> Array:
 
 
 def encoder_positions(mask: Bool[Array, " tokens"], first: int) -> Int[Array, " tokens"]:
-    """Returns the positions of BERT, or of RoBERTa, whose `first` is not 0."""
-    # RoBERTa counts real tokens; padding is at the last position before the first token's.
+    """Returns BERT's positions, or with `first` > 0 RoBERTa's, which count real tokens."""
     return first - 1 + jnp.cumsum(mask) * mask if first else _positions(mask)
 
 
 def _positions(mask: Bool[Array, " tokens"]) -> Int[Array, " tokens"]:
-    """Counts from the first real token, so that padding on the left changes nothing."""
+    """Counts from the first real token."""
     return jnp.maximum(jnp.arange(len(mask)) - jnp.argmax(mask), 0)
 
 
@@ -232,7 +229,7 @@ def _split(x: Float[Array, "tokens width"], *, head_width: int) -> Array:
 
 
 def rows(p: Params, ids: Int[Array, "..."]) -> Float[Array, "... width"]:
-    """Looks up embeddings; an id outside of the table gives NaN."""
+    """Looks up embeddings; NaN for ids outside the table."""
     return jnp.take(p["weight"], ids, axis=0)
 
 

@@ -1,4 +1,4 @@
-"""Loaded encoders as this library's `Encoder`: to fine-tune, and with any attention."""
+"""Pretrained encoders as an `Encoder`, to fine-tune or with another attention."""
 
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from hopfax.nn.families import encoder_positions
 from hopfax.nn.functional import Functional, Params, functional
 from hopfax.nn.pretrained import Pretrained, PretrainedOutput
 
-# Modules of a `Block`'s attention, by their names in a loaded layer; others have the same name.
+# Module of a loaded layer -> module of a `Block`'s attention.
 _ATTENTION = {"query": "query", "key": "key", "value": "value", "attention_out": "out"}
 _BLOCK = ("attention_norm", "ff_in", "ff_out", "ff_norm")
 
@@ -28,19 +28,19 @@ def text_classifier(
     separator: int | None = None,
     **options: Any,
 ) -> Functional[Encoder]:
-    """Returns a loaded encoder with mean pooling and a new classifier, to fine-tune.
+    """Returns a pretrained encoder with mean pooling and a new classifier, to fine-tune.
 
     Args:
         pretrained: BERT or RoBERTa, from `load_pretrained`.
         num_outputs: Classes, or 1 for regression and for scoring choices.
-        attention: Class of the attention layers, which get the loaded projections.
-        dropout: Rate during training, in [0, 1); also on attention weights in `SoftmaxAttention`.
+        attention: Class of the attention layers, which get the pretrained projections.
+        dropout: Dropout rate, in [0, 1); also of the attention weights in `SoftmaxAttention`.
         separator: Id of the token between two texts, for BERT's token types; see `Encoder`.
         **options: Options of the attention layers, such as `beta`.
 
     Returns:
-        `init(key)`, which returns the loaded parameters with a classifier drawn from N(0, 0.02^2),
-        and `apply`.
+        `init(key)`, which returns the pretrained parameters and a classifier drawn from
+        N(0, 0.02^2), and `apply`.
 
     Raises:
         ValueError: The model is not an encoder, or its activation is not GELU.
@@ -57,10 +57,7 @@ def text_classifier(
         raise ValueError(f'hidden_act must be "gelu", got {config["hidden_act"]!r}')
     if issubclass(attention, SoftmaxAttention):
         options = {"dropout": dropout, **options}
-    offset = config["max_position_embeddings"] - pretrained.max_length
     vocabulary, width = pretrained.table.shape
-    num_types = len(pretrained.params["types"]["weight"])
-    ff_width = pretrained.params["layers"]["ff_in"]["weight"].shape[-1]
 
     def build(rngs: nnx.Rngs) -> Encoder:
         return Encoder(
@@ -69,14 +66,14 @@ def text_classifier(
             attention=partial(attention, num_heads=config["num_attention_heads"], **options),
             width=width,
             num_layers=config["num_hidden_layers"],
-            ff_width=ff_width,
+            ff_width=pretrained.params["layers"]["ff_in"]["weight"].shape[-1],
             max_length=pretrained.max_length,
             norm_first=False,
             dropout=dropout,
             epsilon=config["layer_norm_eps"],
-            num_types=num_types,
+            num_types=len(pretrained.params["types"]["weight"]),
             separator=separator,
-            position_offset=offset,
+            position_offset=config["max_position_embeddings"] - pretrained.max_length,
             rngs=rngs,
         )
 
@@ -84,9 +81,9 @@ def text_classifier(
     shapes = jax.eval_shape(model.init, jax.random.key(0))
 
     def init(key: PRNGKeyArray) -> Params:
-        like = shapes["classifier"]
-        kernel = 0.02 * jax.random.normal(key, like["kernel"].shape, like["kernel"].dtype)
-        classifier = {"kernel": kernel, "bias": jnp.zeros(like["bias"].shape, like["bias"].dtype)}
+        classifier = _zeros(shapes["classifier"])
+        draws = jax.random.normal(key, (width, num_outputs), classifier["kernel"].dtype)
+        classifier["kernel"] = 0.02 * draws
         return {**_loaded(shapes, pretrained.params), "classifier": classifier}
 
     return Functional(init, model.apply)
@@ -95,10 +92,9 @@ def text_classifier(
 def replace_attention(
     pretrained: Pretrained, attention: type[Attention], **options: Any
 ) -> Pretrained:
-    r"""Returns a loaded encoder with another attention on the same projections.
+    """Returns a pretrained encoder with another attention on the same projections.
 
-    `HopfieldAttention` with `beta=1.0, max_steps=0` is the loaded model's softmax attention,
-    $\beta = 1/\sqrt{d_h}$; more steps iterate the queries first, and a larger β sharpens them.
+    `HopfieldAttention` with `beta=1.0, max_steps=0` is the model's own softmax attention.
 
     Args:
         pretrained: BERT or RoBERTa, from `load_pretrained`.
@@ -117,7 +113,7 @@ def replace_attention(
     """
     encoder = text_classifier(pretrained, 1, attention=attention, dropout=0.0, **options)
     shapes = jax.eval_shape(encoder.init, jax.random.key(0))
-    unused = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes["classifier"])
+    unused = _zeros(shapes["classifier"])
 
     def run(network: Encoder, embeddings: Tokens, types: Array, mask: Mask) -> PretrainedOutput:
         positions = jax.vmap(partial(encoder_positions, first=network.position_offset))(mask)
@@ -144,17 +140,19 @@ def replace_attention(
     return pretrained._replace(forward=forward)
 
 
+def _zeros(shapes: Params) -> Params:
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
 def _loaded(shapes: Params, params: Params) -> Params:
-    """Returns loaded parameters as those of an `Encoder` with these shapes, but its classifier."""
+    """Returns pretrained parameters as those of an `Encoder`, except for the classifier."""
 
     def module(loaded: Params, like: Params) -> Params:
-        weight = next(name for name in like if name != "bias")  # kernel, scale or embedding
-        names = {weight: "weight", "bias": "bias"}
+        names = {name: "bias" if name == "bias" else "weight" for name in like}
         return {name: loaded[names[name]].astype(like[name].dtype) for name in like}
 
-    filled = {name: module(params[name], shapes[name]) for name in ("tokens", "positions", "norm")}
-    if "types" in shapes:
-        filled["types"] = module(params["types"], shapes["types"])
+    outer = ("tokens", "positions", "types", "norm")
+    filled = {name: module(params[name], shapes[name]) for name in outer if name in shapes}
     filled["blocks"] = {}
     for number, like in shapes["blocks"].items():
         layer = jax.tree.map(lambda leaf, at=int(number): leaf[at], params["layers"])

@@ -1,4 +1,4 @@
-"""Modules as functions of nested dicts of parameters: the only file that splits and merges."""
+"""Flax modules as pure functions of nested dicts of parameters."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -10,6 +10,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 Module = TypeVar("Module", bound=nnx.Module)
 Params = dict[str, Any]
+Method = str | Callable[..., Any]
 
 
 class Functional(NamedTuple, Generic[Module]):
@@ -26,10 +27,10 @@ class Functional(NamedTuple, Generic[Module]):
 
 
 def functional(build: Callable[[nnx.Rngs], Module]) -> Functional[Module]:
-    """Turns the module that `build` makes into pure functions.
+    """Returns a module as pure functions.
 
     Args:
-        build: Makes the module, whose only state is parameters drawn from the given rngs.
+        build: Returns the module, whose only state is parameters drawn from the rngs.
 
     Example:
         >>> import jax
@@ -44,26 +45,22 @@ def functional(build: Callable[[nnx.Rngs], Module]) -> Functional[Module]:
     def init(key: PRNGKeyArray) -> Params:
         return nnx.to_pure_dict(nnx.split(build(nnx.Rngs(key)), nnx.Param)[1])
 
-    def apply(
-        params: Params,
-        *inputs: Any,
-        method: str | Callable[..., Any] = "__call__",
-        **options: Any,
-    ) -> Any:
-        module = nnx.merge(graphdef, params)
-        if isinstance(method, str):
-            return getattr(module, method)(*inputs, **options)
-        return method(module, *inputs, **options)
+    def apply(params: Params, *inputs: Any, method: Method = "__call__", **options: Any) -> Any:
+        return call(nnx.merge(graphdef, params), method, *inputs, **options)
 
     return Functional(init, apply)
+
+
+def call(module: nnx.Module, method: Method, *inputs: Any, **options: Any) -> Any:
+    """Calls a method by its name, or a function that takes the module first."""
+    fn = getattr(type(module), method) if isinstance(method, str) else method
+    return fn(module, *inputs, **options)
 
 
 def scan_modules(
     fn: Callable[[Module, Any, Array], tuple[Any, Any]], modules: Sequence[Module], carry: Any
 ) -> tuple[Any, Any]:
-    """Calls modules of one kind in sequence, with rematerialization in the backward pass.
-
-    The memory is that of the carries and of one call.
+    """Calls identical modules in sequence, with rematerialization in the backward pass.
 
     Args:
         fn: `fn(module, carry, number) -> (carry, output)`.
@@ -72,14 +69,6 @@ def scan_modules(
 
     Returns:
         The last carry, and the outputs stacked.
-
-    Example:
-        >>> import jax
-        >>> from flax import nnx
-        >>> layers = [nnx.Linear(2, 2, rngs=nnx.Rngs(seed)) for seed in range(3)]
-        >>> x, sums = scan_modules(lambda layer, x, _: (layer(x), x.sum()), layers, jnp.ones(2))
-        >>> x.shape, sums.shape
-        ((2,), (3,))
     """
     graphdef, _ = nnx.split(modules[0], nnx.Param)
     params = [nnx.to_pure_dict(nnx.split(module, nnx.Param)[1]) for module in modules]

@@ -1,4 +1,4 @@
-"""Encoders that retrieve noisy token vectors from their own vocabulary before they read them."""
+"""Encoders that first denoise their token vectors by retrieval from the vocabulary."""
 
 from functools import partial
 from typing import Any
@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from hopfax.hopfield import denoise, denoise_normalized
 from hopfax.nn.encoder import Encoder, Site, Tokens
-from hopfax.nn.functional import Functional, Params
+from hopfax.nn.functional import Functional, Method, Params, call
 
 
 def recall(
@@ -21,12 +21,12 @@ def recall(
 ) -> Float[Array, "*batch width"]:
     """Replaces noisy token vectors by their posterior means, given the vocabulary's vectors.
 
-    The noise level need not be known and may differ between tokens, see `hopfax.hopfield.denoise`.
-    Without noise, the vectors return unchanged.
+    The noise level may be unknown and differ between tokens, see `hopfax.hopfield.denoise`.
+    Without noise, the vectors do not change.
 
     Args:
-        tokens: Noisy vectors, one for each token.
-        table: The clean vectors of all tokens, such as `load_pretrained(folder).table`.
+        tokens: Noisy token vectors.
+        table: Clean vectors of the vocabulary, such as `load_pretrained(folder).table`.
         log_prior: Log-probabilities of the tokens, up to a constant; None for uniform.
         log_scale: Logarithm of the noise's relative size in each coordinate; None for white noise.
 
@@ -51,20 +51,19 @@ def recall(
 
 
 def with_memory(model: Functional[Encoder], *, site: Site = "token") -> Functional[Encoder]:
-    """The same encoder, which retrieves its noisy embeddings from its own vocabulary.
+    """Returns the encoder with `recall` from its own vocabulary at one site.
 
-    Its parameters are the encoder's, and in `params["memory"]` the `log_prior` and `log_scale` of
-    `recall`, which start at 0 and can be trained; `log_scale` has no effect on the embedding site.
-    Without noise it is the same function.
+    `params["memory"]` holds the `log_prior` and `log_scale` of `recall`, which start at 0 and can
+    be trained; `log_scale` has no effect at the embedding site. Without noise, the model computes
+    the same function.
 
     Args:
         model: From `tinybert`, `robertha`, `text_classifier`, ...
-        site: Where the noise is and retrieval undoes it: `"token"`, the token vectors before
-            positions and LayerNorm; `"embedding"`, the LayerNorm's output, where each position has
-            patterns of its own.
+        site: Site of the noise: `"token"`, the token vectors before positions and LayerNorm, or
+            `"embedding"`, the LayerNorm's output, whose patterns depend on the position.
 
     Raises:
-        ValueError: For `"embedding"`, the encoder has several token types or no LayerNorm there.
+        ValueError: For `"embedding"`, the encoder has token types or no embedding LayerNorm.
 
     Example:
         >>> import jax
@@ -80,19 +79,14 @@ def with_memory(model: Functional[Encoder], *, site: Site = "token") -> Function
     def at_embedding(memory: Params, network: Encoder, embeddings: Tokens) -> Tokens:
         norm = network.norm
         assert norm and norm.scale and norm.bias
-        one = partial(
-            denoise_normalized,
-            scale=norm.scale[...],
-            bias=norm.bias[...],
-            epsilon=norm.epsilon,
-            log_prior=memory["log_prior"],
-        )
+        options = {"scale": norm.scale[...], "bias": norm.bias[...], "epsilon": norm.epsilon}
         table = network.embedding_scale * network.tokens.embedding[...]
-        places = network.position_offset + jnp.arange(embeddings.shape[-2])
-        offsets = network.embedding_scale * network.positions(places)
+        positions = network.position_offset + jnp.arange(embeddings.shape[-2])
+        offsets = network.embedding_scale * network.positions(positions)
 
         def recalled(row: Array, offset: Array) -> Array:
-            return one(row, table, offset).value
+            prior = memory["log_prior"]
+            return denoise_normalized(row, table, offset, log_prior=prior, **options).value
 
         return jax.vmap(jax.vmap(recalled), in_axes=(0, None))(embeddings, offsets)
 
@@ -112,14 +106,12 @@ def with_memory(model: Functional[Encoder], *, site: Site = "token") -> Function
         count, width = params["tokens"]["embedding"].shape
         return {**params, "memory": {"log_prior": jnp.zeros(count), "log_scale": jnp.zeros(width)}}
 
-    def apply(params: Params, *inputs: Any, method: Any = "__call__", **options: Any) -> Any:
+    def apply(params: Params, *inputs: Any, method: Method = "__call__", **options: Any) -> Any:
         encoder = {name: each for name, each in params.items() if name != "memory"}
 
         def run(network: Encoder, *inputs: Any, **options: Any) -> Any:
             network.memory = {site: partial(recalls[site], params["memory"])}
-            if isinstance(method, str):
-                return getattr(network, method)(*inputs, **options)
-            return method(network, *inputs, **options)
+            return call(network, method, *inputs, **options)
 
         return model.apply(encoder, *inputs, method=run, **options)
 

@@ -15,7 +15,7 @@ from hopfax.nn.universal import UniversalEncoder
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """The points where the paper's text, the released program and hopfax differ on Robertha.
+    """The differences between the paper's text, the released program and hopfax on Robertha.
 
     | point | `paper`: the text | `released`: the program | `hopfax` |
     |---|---|---|---|
@@ -35,10 +35,9 @@ class Preset:
 
     Attributes:
         num_heads: See `HopfieldAttention`, as for all not listed here.
-        norm_first: See `Encoder`, as for `embedding_norm`, `padding_idx` and `dropout`.
-        mask_keys: Whether the stored patterns and the ESR spectrum leave out padding.
-        stop_gradient_keys: Whether a layer's ESR trains only its own W_K and norm and, in the first
-            layer, the embeddings.
+        norm_first: See `Encoder`, as for `embedding_norm`, `padding_idx`, `dropout` and
+            `stop_gradient_keys`.
+        mask_keys: Whether the stored patterns and the ESR spectrum exclude padding.
         esr_in_nats: Whether ESR compares H with alpha log d, rather than H/log d with alpha.
     """
 
@@ -59,31 +58,31 @@ class Preset:
     dropout: float = 0.3
 
 
-_PRESETS = {
-    "hopfax": Preset(),
-    "paper": Preset(
-        norm_first=False,
-        query_projection=False,
-        output_projection=False,
-        embedding_norm=False,
-        bias=False,
-        readout_beta=False,
-        stop="absolute",
-        gradient="unrolled",
-        dropout=0.0,
-    ),
-    "released": Preset(
-        num_heads=1,
-        mask_keys=False,
-        scope="batch",
-        gradient="unrolled",
-        stop_gradient_keys=True,
-        padding_idx=0,  # its padding_idx; the embedding is random all the same
-        esr_in_nats=True,
-    ),
-}
-PRESETS: Mapping[str, Preset] = MappingProxyType(_PRESETS)  # read-only
-# The other fields, but `esr_in_nats`, are options of the attention.
+PRESETS: Mapping[str, Preset] = MappingProxyType(
+    {
+        "hopfax": Preset(),
+        "paper": Preset(
+            norm_first=False,
+            query_projection=False,
+            output_projection=False,
+            embedding_norm=False,
+            bias=False,
+            readout_beta=False,
+            stop="absolute",
+            gradient="unrolled",
+            dropout=0.0,
+        ),
+        "released": Preset(
+            num_heads=1,
+            mask_keys=False,
+            scope="batch",
+            gradient="unrolled",
+            stop_gradient_keys=True,
+            padding_idx=0,
+            esr_in_nats=True,
+        ),
+    }
+)
 _OF_ENCODER = ("norm_first", "embedding_norm", "stop_gradient_keys", "padding_idx", "dropout")
 
 
@@ -102,7 +101,7 @@ def find_preset(name: str) -> Preset:
 def tinybert(
     vocab_size: int, num_outputs: int, *, num_heads: int = 2, **options: Any
 ) -> Functional[Encoder]:
-    """A BERT of TinyBERT's shape: softmax attention, post-LN, [CLS] through a tanh layer.
+    """Returns a BERT of TinyBERT's shape: post-LN, [CLS] through a tanh layer.
 
     Args:
         vocab_size: Number of token ids.
@@ -123,13 +122,7 @@ def tinybert(
 def universal_bert(
     vocab_size: int, num_outputs: int, *, num_heads: int = 2, **options: Any
 ) -> Functional[Encoder]:
-    """A Universal Transformer of TinyBERT's shape.
-
-    Args:
-        vocab_size: Number of token ids.
-        num_outputs: Classes, or 1 for regression and for scoring choices.
-        num_heads: Number of attention heads.
-        **options: Options of `UniversalEncoder`, which has no `num_layers`.
+    """Returns a `UniversalEncoder` of TinyBERT's shape, with the arguments of `tinybert`.
 
     Example:
         >>> import jax
@@ -161,19 +154,18 @@ def robertha(
     implementation: Implementation = "xla",
     **sizes: Any,
 ) -> Functional[Encoder]:
-    """Robertha: Hopfield attention, mean pooling.
+    """Returns Robertha: Hopfield attention, mean pooling.
 
-    ESR is a term of the training objective, not of the model; `max_steps=0` is Robertha without
-    iteration.
+    ESR is a term of the training objective, not of the model.
 
     Args:
         vocab_size: Number of token ids.
         num_outputs: Classes, or 1 for regression and for scoring choices.
         preset: A name in `PRESETS`, or a `Preset`.
-        beta: Inverse temperature before the factor 1/sqrt(head width), > 0.
-        tol: Convergence tolerance.
-        max_steps: Maximum number of iterations T; 0 for none.
-        implementation: See `HopfieldAttention`.
+        beta: See `HopfieldAttention`, as for `tol`, `max_steps` and `implementation`.
+        tol: Convergence tolerance, >= 0.
+        max_steps: Maximum number of iterations T; 0 for Robertha without iteration.
+        implementation: `"xla"` or `"pallas"`.
         **sizes: `width`, `num_layers`, `ff_width`, `max_length` of `Encoder`.
 
     Example:

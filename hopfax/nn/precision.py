@@ -37,11 +37,14 @@ linear = partial(
 
 
 class LayerNorm(nnx.LayerNorm):
-    """`nnx.LayerNorm` that keeps its input's dtype; inside it computes in float32 at least."""
+    """`nnx.LayerNorm` that computes in float32 at least and keeps its input's dtype."""
 
     def __call__(self, x: Array, *, mask: Array | None = None) -> Array:
         """Normalises the last axis."""
         return super().__call__(x, mask=mask).astype(x.dtype)
+
+
+layer_norm = partial(LayerNorm, epsilon=1e-5, use_fast_variance=False)  # PyTorch's epsilon
 
 
 def _promote_matrices(arrays: Any, /, *, dtype: Any = None, inexact: bool = True) -> Any:
@@ -51,7 +54,7 @@ def _promote_matrices(arrays: Any, /, *, dtype: Any = None, inexact: bool = True
 
 
 def with_precision(model: Functional[Module], precision: Precision) -> Functional[Module]:
-    """Returns the same model with its blocks in another precision; `init` is untouched.
+    """Returns the model with its blocks in another precision.
 
     With `"bfloat16"`, inside the blocks:
 
@@ -61,15 +64,14 @@ def with_precision(model: Functional[Module], precision: Precision) -> Functiona
     | the mixing of values | scores, their matrix K Kᵀ, softmax, retrieval and its adjoint |
     | the returned keys | their spectrum, and so ESR |
 
-    Everything outside the blocks is in float32, and so are parameters and gradients: `apply` casts
-    the blocks' matrices.
+    Parameters, gradients and everything outside the blocks are in float32.
 
     Args:
         model: An `Encoder` or `Decoder` as functions.
         precision: `"bfloat16"`, or `"float32"` for the model itself.
 
     Raises:
-        ValueError: If `precision` is neither of the two.
+        ValueError: `precision` is not an allowed value.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -85,12 +87,11 @@ def with_precision(model: Functional[Module], precision: Precision) -> Functiona
     if precision == "float32":
         return model
 
+    def narrow(leaf: Array) -> Array:
+        return leaf.astype(jnp.bfloat16) if leaf.ndim == 2 else leaf
+
     def apply(params: Params, *inputs: Any, **options: Any) -> Any:
-        narrow = params | {"blocks": jax.tree.map(_narrow, params["blocks"])}
-        return model.apply(narrow, *inputs, **options)
+        blocks = jax.tree.map(narrow, params["blocks"])
+        return model.apply(params | {"blocks": blocks}, *inputs, **options)
 
     return Functional(model.init, apply)
-
-
-def _narrow(leaf: Array) -> Array:
-    return leaf.astype(jnp.bfloat16) if leaf.ndim == 2 else leaf

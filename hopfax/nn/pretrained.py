@@ -1,8 +1,4 @@
-"""Loads BERT, RoBERTa, GPT-2 and Gemma-2 from folders in the Hugging Face layout.
-
-References:
-    Layout and names: https://github.com/huggingface/transformers.
-"""
+"""Loads BERT, RoBERTa, GPT-2 and Gemma-2 from folders in the Hugging Face layout."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +9,7 @@ from typing import Any, NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import unflatten_dict
 from jaxtyping import Array, Bool, Float, Int
 
 from hopfax.hub import model_folder
@@ -22,7 +19,7 @@ from hopfax.nn.tensor_files import Shape, Stored, mismatches, read_json, read_st
 
 
 class PretrainedOutput(NamedTuple):
-    """The output of a pretrained model, with the state of every layer.
+    """The output of a pretrained model.
 
     Attributes:
         output: Logits of causal models, the last hidden state of encoders.
@@ -39,11 +36,10 @@ class Pretrained(NamedTuple):
 
     Attributes:
         embed: `embed(ids, *, params=params)` returns token embeddings, (batch, tokens, width),
-            with the model's scaling. An id outside of the vocabulary gives NaN.
+            with the model's scaling; NaN for ids outside the vocabulary.
         forward: `forward(embeddings, mask, *, token_types=None, params=params)` adds positions and
-            token types, and returns a `PretrainedOutput`. It is compiled, once for every shape.
-            In a function that you compile yourself, pass `params` through its arguments: the
-            default becomes a constant of the program.
+            token types, and returns a `PretrainedOutput`; it is compiled once for every shape.
+            Within `jax.jit`, pass `params` as an argument: the default becomes a constant.
         config: Contents of `config.json`.
         table: Token embeddings as stored, (vocabulary, width).
         params: Parameters, those of all layers stacked along the first axis.
@@ -61,21 +57,19 @@ class Pretrained(NamedTuple):
 def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
     """Loads a model in the Hugging Face layout: BERT, RoBERTa, GPT-2 or Gemma-2.
 
-    Positions count from the first real token, RoBERTa's count real tokens: padding on either side
-    changes nothing. On GPUs, JAX may round the inputs of float32 products, see
+    Padding on either side has no effect. On GPUs, JAX may round the inputs of float32 products, see
     `jax.default_matmul_precision`.
 
-    Parameters are in float32. Files are mapped into memory: loading takes at most 1.3 times the
-    parameters' memory. To compute in bfloat16 (softmax and norms in float32), pass such `params`.
+    Parameters are in float32; loading takes at most 1.3 times their memory. To compute in bfloat16
+    (softmax and norms in float32), pass bfloat16 `params`.
 
     Args:
         folder: Folder with `config.json` and `model.safetensors`, or with shards and
             `model.safetensors.index.json`; or a name on the Hugging Face hub.
 
     Returns:
-        The model's `embed` and `forward`, its configuration and its parameters. `forward` is
-        jittable and differentiable in embeddings and parameters. It raises a ValueError if a text
-        is longer than the model's positions.
+        A `Pretrained`, whose `forward` is jittable, differentiable in embeddings and parameters,
+        and raises a ValueError if a text has more than `max_length` tokens.
 
     Raises:
         FileNotFoundError: The folder or one of its files is missing.
@@ -130,7 +124,7 @@ def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
 
 # -- Families --------------------------------------------------------------------------------------
 
-# Module of the file, module of the parameters, sizes of its weight; {} is the layer's number.
+# Module in the file, module of the parameters, sizes of its weight; {} is the layer's number.
 _Table = tuple[tuple[str, str, str], ...]
 _ENCODER: _Table = (
     ("embeddings.word_embeddings", "tokens", "vocab width"),
@@ -172,21 +166,21 @@ _GEMMA2: _Table = (
     ("layers.{}.post_feedforward_layernorm", "layers/ff_out_norm", "width"),
     ("norm", "norm", "width"),
 )
-# Without a bias and stored as they are used in every family.
+# In every family without a bias and not transposed.
 _EMBEDDINGS = ("tokens", "positions", "types")
 _RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
 class _Family(NamedTuple):
-    """A family's names, and what differs in how it is stored.
+    """A family's forward pass, names and storage.
 
     Attributes:
         build: Returns the forward pass for a configuration.
         table: Tensors of the model.
-        unused: Name patterns of tensors that the model ignores: heads, poolers, buffers.
-        prefix: Start of the names in files that are saved with a head.
+        unused: Name patterns of ignored tensors: heads, poolers, buffers.
+        prefix: Prefix of the names in files of models with a head.
         settings: The family's names of settings.
-        fixed: Settings of which one value is supported.
+        fixed: Settings with only one supported value.
         biases: Whether all modules but embeddings have a bias.
         transposed: Whether their matrices are stored as (outputs, inputs).
         scaled: Whether token embeddings are multiplied by the square root of their width.
@@ -265,7 +259,7 @@ def _find_family(raw: Mapping[str, Any]) -> tuple[_Family, Config]:
 
 
 class _Leaf(NamedTuple):
-    """A parameter, the tensors of which it is the stack, and their stored shape."""
+    """A parameter: its path, the tensors that it stacks, and their stored shape."""
 
     path: str
     names: list[str]
@@ -306,18 +300,14 @@ def _load_params(folder: Path, leaves: Sequence[_Leaf], family: _Family) -> Para
     stored = _match(folder, leaves, family)
     params: Params = {}
     for leaf in leaves:
-        *modules, name = leaf.path.split("/")
-        parent = params
-        for module in modules:
-            parent = parent.setdefault(module, {})
-        stack = read_stack([stored[n] for n in leaf.names], transposed=leaf.transposed)
+        stack = read_stack([stored[name] for name in leaf.names], transposed=leaf.transposed)
         # On a CPU, JAX takes over aligned memory without a copy.
-        parent[name] = jax.device_put(stack if modules[0] == "layers" else stack[0])
-    return params
+        params[leaf.path] = jax.device_put(stack if leaf.path.startswith("layers/") else stack[0])
+    return unflatten_dict(params, sep="/")
 
 
 def _match(folder: Path, leaves: Sequence[_Leaf], family: _Family) -> dict[str, Stored]:
-    """Pairs names in the tables with tensors one to one; an error lists all that do not fit."""
+    """Returns the tensors by name; raises a ValueError that lists all mismatches."""
     stored: dict[str, Stored] = {}
     problems = []
     for tensor in stored_tensors(folder):

@@ -1,10 +1,9 @@
-"""Loads weights of the released Robertha program into this library's model."""
+"""Loads weights of the released Robertha program."""
 
 import os
 import re
 import zipfile
 from collections.abc import Mapping
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -12,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from hopfax.nn.encoder import Encoder
+from hopfax.nn.encoder import Encoder, Perturbation
 from hopfax.nn.functional import Functional, Params, named_leaves
 from hopfax.nn.models import robertha
 from hopfax.nn.tensor_files import Shape, mismatches
 
-# Modules of the model, and their names in the state dict.
+# Module of the model -> its name in the state dict.
 _MODULES = {
     "tokens": "token_embeddings",
     "positions": "position_embeddings",
@@ -35,7 +34,7 @@ _MODULES = {
 
 
 class ReleasedOutput(NamedTuple):
-    """The output of the released program, and the keys of every layer."""
+    """Logits, and the number of updates, convergence and keys of each layer."""
 
     logits: Float[Array, "batch labels"]
     num_steps: Int[Array, " layers"]
@@ -44,16 +43,10 @@ class ReleasedOutput(NamedTuple):
 
 
 class Released:
-    """A loaded program: call it, or its `classify`.
-
-    Attributes:
-        model: The model's `init` and `apply`, preset `released`.
-        params: The loaded parameters.
-    """
+    """The released program: `robertha` with preset `released`, and loaded parameters."""
 
     def __init__(self, model: Functional[Encoder], params: Params):
-        self.model = model
-        self.params = params
+        self.model, self.params = model, params
 
     def classify(
         self,
@@ -66,30 +59,18 @@ class Released:
 
         Args:
             ids: Token ids.
-            mask: 1 or True at real tokens. As in that program, only the pooling leaves out padding:
-                it takes part in retrieval, so its ids matter.
+            mask: 1 or True at real tokens. As in that program, only pooling excludes padding:
+                padding is part of retrieval, so its ids affect the output.
             noise: Added after the embedding LayerNorm.
-
-        Returns:
-            Logits, and the number of iterations and convergence of each layer (one for the
-            whole batch).
         """
-        run = partial(self.model.apply, self.params)
-        real = jnp.asarray(mask) != 0
-        # GPUs would otherwise round products to 10 bits, which changes the number of steps.
+        ids, real = jnp.asarray(ids), jnp.asarray(mask) != 0
+        # GPUs would otherwise round the factors to 10 bits, which changes the number of steps.
         with jax.default_matmul_precision("highest"):
-            tokens = run(jnp.asarray(ids), method="embed_tokens")
-            embeddings = run(tokens, method="embed")
-            if noise is not None:
-                embeddings = embeddings + noise
-            encoding = run(embeddings, real, method="encode")
-            logits = run(encoding.hidden, real, method="classify")
-        return ReleasedOutput(
-            logits,
-            encoding.num_steps[:, 0, 0, 0],
-            encoding.converged[:, 0, 0, 0],
-            encoding.keys,
-        )
+            added = Perturbation(embedding=noise)
+            logits, encoding = self.model.apply(self.params, ids, real, added=added)
+        # All texts, heads and tokens share one count.
+        num_steps, converged = encoding.num_steps[:, 0, 0, 0], encoding.converged[:, 0, 0, 0]
+        return ReleasedOutput(logits, num_steps, converged, encoding.keys)
 
     __call__ = classify
 
@@ -102,12 +83,12 @@ def load_released(path: str | os.PathLike[str]) -> Released:
             (default: 15) and `max_iterations` (default: 50).
 
     Returns:
-        A callable `classify(ids, mask, *, noise=None)`; jittable.
+        The program as a jittable function: call it, or its `classify`.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is not an .npz, or weights are missing, unknown or of the wrong shape;
-            all of them are named.
+        ValueError: The file is not an .npz, or weights are missing, unknown or of the wrong shape
+            (all of them are named).
 
     Example:
         >>> load_released("weights.npz").classify(ids, mask).logits  # doctest: +SKIP
@@ -139,11 +120,7 @@ def load_released(path: str | os.PathLike[str]) -> Released:
 
 
 def import_params(weights: Mapping[str, np.ndarray], model: Functional[Encoder]) -> Params:
-    """Maps a released state dict (or its gradients) to the parameters of the model.
-
-    Raises:
-        ValueError: Names do not correspond one to one, or shapes differ.
-    """
+    """Returns the parameters of a released state dict; raises a ValueError if they do not match."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     leaves = named_leaves(shapes)
     # PyTorch stores matrices as (out, in).
@@ -162,7 +139,7 @@ def import_params(weights: Mapping[str, np.ndarray], model: Functional[Encoder])
 
 
 def _stored_name(path: str) -> str:
-    """Returns the name in the state dict of a parameter."""
+    """Returns a parameter's name in the state dict."""
     module, _, leaf = path.rpartition(".")
     layer = re.findall(r"\d+", module)
     name = _MODULES[re.sub(r"\d+", "{}", module)].format(*layer)
@@ -170,7 +147,7 @@ def _stored_name(path: str) -> str:
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    # Opened here, since np.load does not close a file that it cannot read.
+    # np.load does not close a file that it cannot read.
     with open(path, "rb") as stream:
         try:
             file = np.load(stream, allow_pickle=False)

@@ -1,8 +1,4 @@
-"""Reads the tensors of a model's folder from safetensors files, mapped into memory.
-
-References:
-    https://github.com/huggingface/safetensors.
-"""
+"""Reads tensors from the safetensors files of a model's folder."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Shape = tuple[int, ...]
-_CHUNK = 2**22  # bytes that are read at once
+_CHUNK = 2**22  # bytes read at once
 
 
 class Stored(NamedTuple):
@@ -26,13 +22,7 @@ class Stored(NamedTuple):
 
 
 def stored_tensors(folder: Path) -> list[Stored]:
-    """Lists the tensors of `model.safetensors`, or of the shards that its index names.
-
-    Raises:
-        FileNotFoundError: A file is missing.
-        ModuleNotFoundError: safetensors is not installed.
-        ValueError: A file cannot be read.
-    """
+    """Lists the tensors of `model.safetensors`, or of the shards that its index names."""
     path, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if path.exists():
         paths = [path]
@@ -44,7 +34,7 @@ def stored_tensors(folder: Path) -> list[Stored]:
     tensors = []
     for path in paths:
         with _open(path) as file:
-            for name in file.keys():  # noqa: SIM118 (no dict)
+            for name in file.keys():  # noqa: SIM118 (not a dict)
                 part = file.get_slice(name)
                 tensors.append(Stored(path, name, tuple(part.get_shape()), part.get_dtype()))
     return tensors
@@ -69,7 +59,7 @@ def mismatches(stored: Mapping[str, Shape], expected: Mapping[str, Shape | None]
 def read_stack(
     tensors: Sequence[Stored], *, transposed: bool = False, dtype: Any = np.float32
 ) -> np.ndarray:
-    """Reads tensors of one shape, stacked; takes the memory of the result and of two chunks."""
+    """Returns tensors of one shape, stacked; reads them in chunks to save memory."""
     shape = tensors[0].shape[::-1] if transposed else tensors[0].shape
     stack = _aligned((len(tensors), *shape), np.dtype(dtype))
     for tensor, part in zip(tensors, stack, strict=True):
@@ -77,13 +67,14 @@ def read_stack(
         step = max(1, _CHUNK // target[:1].nbytes) if target.size else 1
         for start in range(0, len(target), step):
             end = min(start + step, len(target))
-            # Mapped pages count as memory of the process until the file is closed.
+            # Mapped pages count as the process's memory until the file is closed.
             with _open(tensor.path) as file:
                 target[start:end] = file.get_slice(tensor.name)[start:end]
     return stack
 
 
 def _aligned(shape: Shape, dtype: np.dtype, *, bytes: int = 64) -> np.ndarray:
+    """Returns an uninitialised array that JAX can use without a copy."""
     size = int(np.prod(shape)) * dtype.itemsize
     memory = np.empty(size + bytes, np.uint8)
     start = -memory.ctypes.data % bytes
@@ -92,7 +83,6 @@ def _aligned(shape: Shape, dtype: np.dtype, *, bytes: int = 64) -> np.ndarray:
 
 @contextmanager
 def _open(path: Path) -> Iterator[Any]:
-    """Maps a file into memory."""
     try:
         from safetensors import SafetensorError, safe_open
     except ModuleNotFoundError as error:
@@ -106,7 +96,7 @@ def _open(path: Path) -> Iterator[Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the object in a JSON file; a ValueError names a file without one."""
+    """Returns the object in a JSON file; raises a ValueError that names the file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

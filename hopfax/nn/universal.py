@@ -1,4 +1,4 @@
-"""The Universal Transformer: one block applied again and again, for fixed or adaptive depth."""
+"""The Universal Transformer: one block, applied repeatedly for fixed or adaptive depth."""
 
 import json
 from collections.abc import Callable
@@ -13,35 +13,34 @@ from hopfax.nn.attention import Key, Mask, Tokens
 from hopfax.nn.encoder import Encoder, Encoding, embedding
 from hopfax.nn.precision import linear
 
-# Sum of probabilities at which a token halts; below 1, so that one step can be enough.
-_THRESHOLD = 0.99
+_THRESHOLD = 0.99  # below 1, so that a token can halt at the first step
 
 
 class UniversalEncoder(Encoder):
     r"""An `Encoder` whose layers share their parameters.
 
-    Step t adds a learned vector $v_t$ to every token and applies the one block. With `halting`
-    (adaptive computation time) a token has, before every step, a probability
-    $h_t = \sigma(w^\top x_t + b)$ of being done: it halts at the first N where
+    Step t adds a learned vector $v_t$ to every token and applies the block. With `halting`
+    (adaptive computation time), a token has a halting probability
+    $h_t = \sigma(w^\top x_t + b)$ before every step: it halts at the first N where
     $\sum_{t \le N} h_t$ reaches 0.99, or at the last step. The output is a running mixture of the
     block's results $x_{t+1}$, $y \leftarrow p_t\, x_{t+1} + (1 - p_t)\, y$ from $y = 0$, with
-    $p_t = h_t$ before, the remainder $R = 1 - \sum_{t<N} h_t$ at the halt and 0 after it. Other
-    tokens still attend to a halted one, which the block goes on updating.
+    $p_t = h_t$ for $t < N$, the remainder $p_N = R = 1 - \sum_{t<N} h_t$, and 0 for $t > N$. The
+    block still updates halted tokens, and other tokens attend to them.
 
-    Dehghani et al. add sinusoids of the position and of the step before every step. Here both are
-    learned, and positions are added once: an `Encoder` with tied layers differs by $v_t$ only.
+    Unlike in Dehghani et al., vectors of positions and steps are learned, and positions are added
+    once.
 
     Args:
         vocab_size: See `Encoder`.
         num_outputs: See `Encoder`.
         num_steps: Applications of the block, at least 1; the maximum with `halting`.
-        halting: Whether tokens halt independently. `Encoding.num_steps` is then their N, and
-            `Encoding.ponder` N + R, whose mean is to be part of the loss.
+        halting: Whether tokens halt independently. `Encoding.num_steps` is then N and
+            `Encoding.ponder` N + R, whose mean should be part of the loss.
         rngs: Random keys of the initial parameters.
         **options: Options of `Encoder` except `num_layers`.
 
     Raises:
-        ValueError: If `num_steps < 1`, or an option is out of range.
+        ValueError: `num_steps < 1`, or an option is out of range.
 
     References:
         Dehghani et al. (2019), Universal Transformers, whose program has the mixture; Graves
@@ -66,7 +65,6 @@ class UniversalEncoder(Encoder):
         self.config = json.dumps({**arguments, "num_steps": num_steps, "halting": halting})
         width = self.tokens.features
         self.num_steps = num_steps
-        # A single step needs no vector that distinguishes it.
         self.steps = embedding(num_steps, width, rngs=rngs) if num_steps > 1 else None
         self.halt = linear(width, 1, rngs=rngs) if halting else None
 
@@ -98,10 +96,8 @@ class UniversalEncoder(Encoder):
                 taken=state.taken + state.running,
             ), layer
 
-        zeros = jnp.zeros(mask.shape, embeddings.dtype)
-        start = _Halting(
-            x, jnp.zeros_like(embeddings), zeros == 0, zeros, zeros, zeros.astype(jnp.int32)
-        )
+        zeros, counts = jnp.zeros(mask.shape, embeddings.dtype), jnp.zeros(mask.shape, jnp.int32)
+        start = _Halting(x, jnp.zeros_like(embeddings), zeros == 0, zeros, zeros, counts)
         end, layers = self._repeat(adaptive, start)
         taken = end.taken[None, :, None, :]
         return Encoding(end.mixed, layers[0], taken, jnp.ones_like(taken, bool), end.ponder)
@@ -111,13 +107,12 @@ class UniversalEncoder(Encoder):
         raise NotImplementedError("a layer that is applied several times has several maps")
 
     def _repeat(self, step: Callable[..., Any], start: Any) -> tuple[Any, tuple[Array, ...]]:
-        """Scans the steps, so that the block is compiled once."""
         step = jax.checkpoint(step) if self.remat else step
         return jax.lax.scan(step, start, jnp.arange(self.num_steps))
 
 
 class _Halting(NamedTuple):
-    """State of adaptive computation, for each token."""
+    """State of each token's adaptive computation."""
 
     x: Tokens
     mixed: Tokens

@@ -1,15 +1,8 @@
-"""What the tests of the modules share."""
-
-import sys
-from pathlib import Path
+"""Fixtures of the tests of `hopfax.nn`."""
 
 import jax
 import numpy as np
 import pytest
-
-# pytest's importlib mode leaves sys.path alone: `oracles` lies one folder up, and
-# `released_program` here.
-sys.path[:0] = [str(folder) for folder in Path(__file__).resolve().parents[:2]]
 
 
 @pytest.fixture
@@ -26,7 +19,7 @@ def rng():
 
 @pytest.fixture
 def redraw(rng):
-    """Draws every parameter of a model, biases and scales too: no zero hides a bug."""
+    """Draws every parameter of a model, including biases and scales."""
 
     def redraw(model, *, scale=0.5, dtype=np.float32):
         return jax.tree.map(

@@ -1,10 +1,11 @@
-"""The released program in slow NumPy, and its training losses as this library computes them."""
+"""The released program in slow NumPy, and its training losses in this library."""
 
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from nn import slow
 
 from hopfax import hopfield
 from hopfax.nn.released import Released
@@ -14,40 +15,29 @@ ALPHA, LAMBDA = 0.35, 0.05
 # -- The released program, slowly ---------------------------------------------------------------
 
 
-def norm(w, name, x):
-    centred = x - x.mean(-1, keepdims=True)
-    variance = (centred**2).mean(-1, keepdims=True)
-    return centred / np.sqrt(variance + 1e-5) * w[f"{name}.weight"] + w[f"{name}.bias"]
-
-
-def linear(w, name, x):
-    return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
-
-
-def gelu(x):
-    return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
-
-
-def softmax(scores):
-    weights = np.exp(scores)
-    return weights / weights.sum(-1, keepdims=True)
-
-
 def classify(w, ids, mask, *, beta, max_steps, noise=0.0):
     """Design, section 4, column "released program": logits, counts and keys of every layer."""
+
+    def norm(name, x):
+        return slow.norm(slow.module(w, name), x)
+
+    def linear(name, x):
+        return slow.linear(slow.module(w, name), x)
+
     tokens = ids.shape[1]
     x = w["token_embeddings.weight"][ids] + w["position_embeddings.weight"][:tokens]
-    x = norm(w, "layer_norm", x) + noise
+    x = norm("layer_norm", x) + noise
     counts, layer_keys = [], []
     for layer in range(sum(name.endswith("W_key.weight") for name in w)):
         hopfield_layer = f"hopfield_layers.{layer}"
-        entry = norm(w, f"layer_norms.{layer}", x)
+        entry = norm(f"layer_norms.{layer}", x)
         state, keys, values = (
-            linear(w, f"{hopfield_layer}.W_{part}", entry) for part in ("query", "key", "value")
+            linear(f"{hopfield_layer}.W_{part}", entry) for part in ("query", "key", "value")
         )
 
         def weights(state, keys=keys):
-            return softmax(beta * state @ keys.swapaxes(1, 2) / math.sqrt(keys.shape[-1]))
+            weights = np.exp(beta * state @ keys.swapaxes(1, 2) / math.sqrt(keys.shape[-1]))
+            return weights / weights.sum(-1, keepdims=True)
 
         for step in range(1, max_steps + 1):  # noqa: B007
             following = weights(state) @ keys
@@ -55,17 +45,17 @@ def classify(w, ids, mask, *, beta, max_steps, noise=0.0):
             state = following
             if change <= 1e-4:
                 break
-        x = x + linear(w, f"{hopfield_layer}.W_out", weights(state) @ values)
-        inner = gelu(linear(w, f"ffn_layers.{layer}.linear1", norm(w, f"ffn_norms.{layer}", x)))
-        x = x + linear(w, f"ffn_layers.{layer}.linear2", inner)
+        x = x + linear(f"{hopfield_layer}.W_out", weights(state) @ values)
+        inner = slow.gelu(linear(f"ffn_layers.{layer}.linear1", norm(f"ffn_norms.{layer}", x)))
+        x = x + linear(f"ffn_layers.{layer}.linear2", inner)
         counts.append(step)
         layer_keys.append(keys)
     pooled = (x * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
-    return linear(w, "classifier", pooled), counts, layer_keys
+    return linear("classifier", pooled), counts, layer_keys
 
 
 def penalty(keys):
-    """ESR as that program has it: over all tokens, entropy in nats against alpha log d."""
+    """Returns that program's ESR: over all tokens, entropy in nats against alpha log d."""
     total = 0.0
     for sequence in keys:
         shares = np.linalg.eigvalsh(np.cov(sequence.T, bias=True)).clip(min=0)

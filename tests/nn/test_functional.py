@@ -1,4 +1,4 @@
-"""Modules as plain dicts of parameters under every JAX transform."""
+"""Modules as pure functions of plain dicts of parameters."""
 
 from functools import partial
 
@@ -25,70 +25,44 @@ def logits(model, params):
 
 
 def test_parameters_are_nested_dicts_of_arrays(model):
-    def check(tree):
-        if type(tree) is dict:
-            assert len({type(name) for name in tree}) == 1, "sortable"
-            for branch in tree.values():
-                check(branch)
-        else:
-            assert isinstance(tree, jax.Array)
-
     params = model.init(jax.random.key(0))
-    check(params)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        assert isinstance(leaf, jax.Array)
+        assert {type(key) for key in path} == {jax.tree_util.DictKey}
+    assert type(params) is type(params["blocks"]) is dict
     assert set(params["blocks"]) == {0}
-    # Copied leaf by leaf, as optimizers and checkpoints do, they still fit.
-    copied = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)), params)
-    assert logits(model, copied).tolist() == logits(model, params).tolist()
 
 
 def test_init_follows_its_key(model):
     one, again, other = (model.init(jax.random.key(seed)) for seed in (0, 0, 1))
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(again), strict=True):
-        assert a.tolist() == b.tolist()
+    jax.tree.map(np.testing.assert_array_equal, one, again)
     assert one["classifier"]["kernel"].tolist() != other["classifier"]["kernel"].tolist()
     kernels = [leaf for leaf in jax.tree.leaves(one) if leaf.std() > 0]
-    assert len({float(leaf.ravel()[0]) for leaf in kernels}) == len(kernels), "no draw used twice"
-    blocks = [block["attention"]["key"]["kernel"] for block in one["blocks"].values()]
-    assert 0.01 < float(jnp.std(jnp.stack(blocks))) < 0.03
+    assert len({float(leaf.ravel()[0]) for leaf in kernels}) == len(kernels)
+    assert 0.01 < float(one["blocks"][0]["attention"]["key"]["kernel"].std()) < 0.03
 
 
 def test_vmapped_seeds_are_separate_runs(model):
-    keys = jax.random.split(jax.random.key(3), 3)
-    run = partial(logits, model)
-    together = jax.vmap(model.init)(keys)
-    outputs, run = jax.jit(jax.vmap(run))(together), jax.jit(run)
+    run, keys = partial(logits, model), jax.random.split(jax.random.key(3), 3)
+    stacked = jax.vmap(model.init)(keys)
+    outputs, run = jax.jit(jax.vmap(run))(stacked), jax.jit(run)
     for seed in range(3):
         alone = model.init(keys[seed])
-        for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
-            np.testing.assert_allclose(a[seed], b, rtol=1e-6)
+        of_seed = jax.tree.map(lambda leaf, at=seed: leaf[at], stacked)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), of_seed, alone)
         np.testing.assert_allclose(outputs[seed], run(alone), rtol=1e-4, atol=1e-6)
-
-
-def test_transforms_take_it_as_any_function(model, redraw):
-    def loss(params):
-        return jnp.sum(jnp.square(logits(model, params) - 1))
-
-    params = redraw(model)
-
-    def step(params, _):
-        value, gradient = jax.value_and_grad(loss)(params)
-        return jax.tree.map(lambda p, g: p - 0.005 * g, params, gradient), value
-
-    last, losses = jax.jit(lambda params: jax.lax.scan(step, params, length=5))(params)
-    assert np.all(np.diff(losses) < 0)
-    assert jax.tree.structure(last) == jax.tree.structure(params)
 
 
 def test_parameters_are_the_only_state(model):
     params = model.init(jax.random.key(0))
     network = model.apply(params, method=lambda module: module)
     network.classifier.kernel[...] = network.classifier.kernel[...] * 0
-    assert np.any(params["classifier"]["kernel"]), "a bound module is a copy"
+    assert np.any(params["classifier"]["kernel"])
     with pytest.raises(ValueError):
         functional(lambda rngs: nnx.BatchNorm(3, rngs=rngs))
 
 
-def test_missing_parameters_are_noticed(model):
+def test_missing_parameters_are_errors(model):
     params = model.init(jax.random.key(0))
     del params["classifier"]["bias"]
     with pytest.raises((KeyError, ValueError, AttributeError)):
@@ -97,10 +71,9 @@ def test_missing_parameters_are_noticed(model):
 
 @pytest.fixture
 def tree_mode():
-    """What NNX_GRAPH_MODE=false and NNX_GRAPH_UPDATES=false set when flax is imported."""
-    names = ("nnx_graph_mode", "nnx_graph_updates")
-    before = {name: getattr(config, name) for name in names}
-    for name in names:
+    """Sets what NNX_GRAPH_MODE=false and NNX_GRAPH_UPDATES=false set at import of flax."""
+    before = {name: getattr(config, name) for name in ("nnx_graph_mode", "nnx_graph_updates")}
+    for name in before:
         config.update(name, False)
     yield
     for name, value in before.items():
@@ -108,7 +81,6 @@ def tree_mode():
 
 
 def test_flax_in_tree_mode_gives_the_same(model, tree_mode, redraw):
-    """Flax is moving from graphs to trees."""
     rebuilt, params = robertha(7, 2, **SIZES), redraw(model)
     assert jax.tree.map(jnp.shape, redraw(rebuilt)) == jax.tree.map(jnp.shape, params)
     outputs, expected = (jax.jit(partial(logits, m))(params) for m in (rebuilt, model))

@@ -21,28 +21,17 @@ def lively(model):
     return {**params, "tokens": {"embedding": tokens}}
 
 
+@pytest.mark.parametrize("site", ["token", "embedding"])
 @pytest.mark.parametrize("name", MODELS)
-def test_memory_removes_noise_and_changes_no_clean_output(name):
-    plain, model = MODELS[name], nn.with_memory(MODELS[name])
+def test_memory_removes_noise_and_changes_no_clean_output(name, site):
+    plain, model = MODELS[name], nn.with_memory(MODELS[name], site=site)
     params = lively(model)
     encoder = {name: value for name, value in params.items() if name != "memory"}
     clean = plain.apply(encoder, IDS, MASK).logits
-    np.testing.assert_allclose(model.apply(params, IDS, MASK).logits, clean, rtol=1e-5, atol=1e-6)
-    scale = 5.0 if name == "tinybert" else 1.0
-    noise = Perturbation(0.5 * scale * jax.random.normal(jax.random.key(2), (2, 4, 32)))
-    noisy = model.apply(params, IDS, MASK, added=noise).logits
-    np.testing.assert_allclose(noisy, clean, rtol=1e-3, atol=1e-4)
-    assert np.abs(plain.apply(encoder, IDS, MASK, added=noise).logits - clean).max() > 1e-3
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_memory_after_the_layer_norm_removes_noise_there(name):
-    plain, model = MODELS[name], nn.with_memory(MODELS[name], site="embedding")
-    params = lively(model)
-    encoder = {name: value for name, value in params.items() if name != "memory"}
-    clean = plain.apply(encoder, IDS, MASK).logits
-    np.testing.assert_allclose(model.apply(params, IDS, MASK).logits, clean, rtol=1e-3, atol=1e-4)
-    noise = Perturbation(None, 0.4 * jax.random.normal(jax.random.key(2), (2, 4, 32)))
+    rtol, atol = (1e-5, 1e-6) if site == "token" else (1e-3, 1e-4)
+    np.testing.assert_allclose(model.apply(params, IDS, MASK).logits, clean, rtol=rtol, atol=atol)
+    scale = 0.4 * (5.0 if (name, site) == ("tinybert", "token") else 1.0)
+    noise = Perturbation(**{site: scale * jax.random.normal(jax.random.key(2), (2, 4, 32))})
     recalled, noisy = (
         np.abs(each.apply(weights, IDS, MASK, added=noise).logits - clean).max()
         for each, weights in ((model, params), (plain, encoder))

@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from released_program import LAMBDA, classify, cross_entropy, esr_of, losses, penalty
+from nn.released_program import LAMBDA, classify, cross_entropy, esr_of, losses, penalty
 
 from hopfax.nn import load_released
 from hopfax.nn.released import import_params
 
-SIZES = {"vocab": 13, "width": 6, "ff": 9, "length": 8, "labels": 3, "layers": 2}
+VOCAB, WIDTH, FF, LABELS = 13, 6, 9, 3
 
 
 @pytest.fixture
@@ -17,31 +17,28 @@ def weights(rng):
     def draw(*shape, scale=0.6):
         return scale * rng.normal(size=shape)
 
-    width, ff = SIZES["width"], SIZES["ff"]
     drawn = {
-        "token_embeddings.weight": draw(SIZES["vocab"], width),
-        "position_embeddings.weight": draw(SIZES["length"], width),
-        "classifier.weight": draw(SIZES["labels"], width),
-        "classifier.bias": draw(SIZES["labels"]),
+        "token_embeddings.weight": draw(VOCAB, WIDTH),
+        "position_embeddings.weight": draw(8, WIDTH),
     }
-    norms = ["layer_norm"]
-    for layer in range(SIZES["layers"]):
+    linear, norms = {"classifier": (LABELS, WIDTH)}, ["layer_norm"]
+    for layer in range(2):
         norms += [f"layer_norms.{layer}", f"ffn_norms.{layer}"]
         for part in ("query", "key", "value", "out"):
-            drawn[f"hopfield_layers.{layer}.W_{part}.weight"] = draw(width, width)
-            drawn[f"hopfield_layers.{layer}.W_{part}.bias"] = draw(width)
-        for part, shape in (("linear1", (ff, width)), ("linear2", (width, ff))):
-            drawn[f"ffn_layers.{layer}.{part}.weight"] = draw(*shape)
-            drawn[f"ffn_layers.{layer}.{part}.bias"] = draw(shape[0])
+            linear[f"hopfield_layers.{layer}.W_{part}"] = WIDTH, WIDTH
+        linear[f"ffn_layers.{layer}.linear1"] = FF, WIDTH
+        linear[f"ffn_layers.{layer}.linear2"] = WIDTH, FF
+    for name, shape in linear.items():
+        drawn[f"{name}.weight"], drawn[f"{name}.bias"] = draw(*shape), draw(shape[0])
     for name in norms:
-        drawn[f"{name}.weight"] = 1 + draw(width, scale=0.2)
-        drawn[f"{name}.bias"] = draw(width, scale=0.2)
+        drawn[f"{name}.weight"] = 1 + draw(WIDTH, scale=0.2)
+        drawn[f"{name}.bias"] = draw(WIDTH, scale=0.2)
     return drawn
 
 
 @pytest.fixture
 def texts(rng):
-    ids = rng.integers(1, SIZES["vocab"], (3, 6))
+    ids = rng.integers(1, VOCAB, (3, 6))
     mask = np.array([[1] * 6, [1] * 4 + [0] * 2, [1] * 2 + [0] * 4])
     return ids * mask, mask
 
@@ -55,37 +52,40 @@ def test_forward_pass_is_the_slow_one(x64, tmp_path, weights, texts, rng):
     ids, mask = texts
     path = save(tmp_path / "weights.npz", weights, beta=4.0, max_iterations=60)
     program = load_released(path)
-    for noise in (None, rng.normal(size=(3, 6, SIZES["width"]))):
-        logits, counts, keys = classify(
-            weights, ids, mask, beta=4, max_steps=60, noise=0.0 if noise is None else noise
-        )
-        assert 2 < min(counts) < 60, "a case in which the stop rule decides"
-        for run in (jax.jit(program.classify),) + (() if noise is None else (program,)):
-            out = run(ids, mask, noise=noise)
-            np.testing.assert_allclose(out.logits, logits, rtol=1e-10, atol=1e-12)
-            np.testing.assert_allclose(out.keys, keys, rtol=1e-10, atol=1e-12)
-            assert out.num_steps.tolist() == counts
-            assert out.converged.tolist() == [count < 60 for count in counts]
+    noise = rng.normal(size=(3, 6, WIDTH))
+    for added, run in (
+        (None, jax.jit(program)),
+        (noise, jax.jit(program.classify)),
+        (noise, program),
+    ):
+        options = {} if added is None else {"noise": added}
+        logits, counts, keys = classify(weights, ids, mask, beta=4, max_steps=60, **options)
+        assert 2 < min(counts) < 60  # so that the stop rule decides
+        out = run(ids, mask, noise=added)
+        np.testing.assert_allclose(out.logits, logits, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(out.keys, keys, rtol=1e-10, atol=1e-12)
+        assert out.num_steps.tolist() == counts
+        assert out.converged.tolist() == [count < 60 for count in counts]
         np.testing.assert_allclose(esr_of(out.keys), [penalty(k) for k in keys], rtol=1e-9)
 
 
-def test_beta_and_most_steps_come_from_the_file_or_are_the_programs(x64, tmp_path, weights, texts):
-    ids, mask = texts
-    program = load_released(save(tmp_path / "a.npz", weights, beta=4.0, max_iterations=2))
-    assert program(ids, mask).num_steps.tolist() == [2, 2]
-    logits, _, _ = classify(weights, ids, mask, beta=4, max_steps=2)
-    np.testing.assert_allclose(program(ids, mask).logits, logits, rtol=1e-10)
-    program = load_released(save(tmp_path / "b.npz", weights))
-    logits, counts, _ = classify(weights, ids, mask, beta=15, max_steps=50)
-    np.testing.assert_allclose(program(ids, mask).logits, logits, rtol=1e-10)
-    assert program(ids, mask).num_steps.tolist() == counts
+@pytest.mark.parametrize(
+    ("options", "beta", "max_steps"),
+    [({"beta": 4.0, "max_iterations": 2}, 4, 2), ({}, 15, 50)],
+    ids=["file", "defaults"],
+)
+def test_beta_and_the_number_of_steps(x64, tmp_path, weights, texts, options, beta, max_steps):
+    output = load_released(save(tmp_path / "a.npz", weights, **options))(*texts)
+    logits, counts, _ = classify(weights, *texts, beta=beta, max_steps=max_steps)
+    np.testing.assert_allclose(output.logits, logits, rtol=1e-10)
+    assert output.num_steps.tolist() == counts
 
 
 def test_gradient_is_that_of_the_slow_pass(x64, tmp_path, weights, texts, rng):
     """Central differences of the NumPy losses along random directions of each parameter.
 
-    Two things are not differentiated in that program: the embedding of padding, and what ESR of
-    the second layer owes to the first block and the embeddings.
+    That program does not differentiate the embedding of padding, nor ESR of the second layer with
+    respect to the first block and the embeddings.
     """
     ids, mask = texts
     labels = np.array([0, 2, 1])
@@ -120,10 +120,7 @@ def test_gradient_is_that_of_the_slow_pass(x64, tmp_path, weights, texts, rng):
             {n: direction if n == name else np.zeros_like(w) for n, w in weights.items()},
             program.model,
         )
-        along = sum(
-            jnp.vdot(a, b)
-            for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(one), strict=True)
-        )
+        along = sum(jax.tree.leaves(jax.tree.map(jnp.vdot, gradient, one)))
         np.testing.assert_allclose(along, expected, rtol=1e-5, atol=2e-9, err_msg=name)
 
 
@@ -137,47 +134,54 @@ def test_products_run_at_full_precision_on_any_device(tmp_path, weights, texts):
 # -- Errors -------------------------------------------------------------------------------------
 
 
-def test_all_that_does_not_fit_is_named_at_once(tmp_path, weights):
-    del weights["hopfield_layers.1.W_key.weight"], weights["token_embeddings.weight"]
-    weights["pooler.weight"] = weights["layer_norms.7.bias"] = np.zeros(2)
-    with pytest.raises(ValueError, match="state dict") as error:
-        load_released(save(tmp_path / "odd.npz", weights))
-    for part in (
-        "odd.npz",
-        "missing tensor hopfield_layers.1.W_key.weight",
-        "missing tensor token_embeddings.weight",
-        "unknown tensor pooler.weight",
-        "unknown tensor layer_norms.7.bias",
-    ):
-        assert part in str(error.value)
-    assert str(error.value).count(" tensor ") == 4
+@pytest.mark.parametrize(
+    ("changes", "messages"),
+    [
+        (
+            {
+                "hopfield_layers.1.W_key.weight": None,
+                "token_embeddings.weight": None,
+                "pooler.weight": (2,),
+                "layer_norms.7.bias": (2,),
+            },
+            [
+                "missing tensor token_embeddings.weight",
+                "missing tensor hopfield_layers.1.W_key.weight",
+                "unknown tensor pooler.weight",
+                "unknown tensor layer_norms.7.bias",
+            ],
+        ),
+        (
+            {
+                "hopfield_layers.0.W_out.weight": (6, 5),
+                "ffn_layers.1.linear1.weight": (8, 6),
+                "layer_norm.bias": (1, 6),
+            },
+            [
+                "hopfield_layers.0.W_out.weight must have shape (6, 6), got (6, 5)",
+                "ffn_layers.1.linear1.weight must have shape (9, 6), got (8, 6)",
+                "layer_norm.bias must have shape (6,), got (1, 6)",
+            ],
+        ),
+        (
+            {"classifier.weight": (3,)},
+            [
+                "classifier.weight must have shape (1, 6), got (3,)",
+                "classifier.bias must have shape (1,), got (3,)",
+            ],
+        ),
+    ],
+    ids=["names", "shapes", "rank"],
+)
+def test_all_wrong_tensors_are_named(tmp_path, weights, changes, messages):
+    changed = weights | {name: shape and np.zeros(shape) for name, shape in changes.items()}
+    path = save(tmp_path / "odd.npz", {n: a for n, a in changed.items() if a is not None})
+    with pytest.raises(ValueError, match=r"odd\.npz: not the released program's") as error:
+        load_released(path)
+    assert sorted(str(error.value).partition("dict: ")[2].split("; ")) == sorted(messages)
 
 
-def test_wrong_shapes_are_named_at_once(tmp_path, weights):
-    weights["hopfield_layers.0.W_out.weight"] = np.zeros((6, 5))
-    weights["ffn_layers.1.linear1.weight"] = np.zeros((8, 6))
-    weights["layer_norm.bias"] = np.zeros((1, 6))
-    with pytest.raises(ValueError) as error:
-        load_released(save(tmp_path / "odd.npz", weights))
-    for part in (
-        "odd.npz",
-        "hopfield_layers.0.W_out.weight must have shape (6, 6), got (6, 5)",
-        "ffn_layers.1.linear1.weight must have shape (9, 6), got (8, 6)",
-        "layer_norm.bias must have shape (6,), got (1, 6)",
-    ):
-        assert part in str(error.value)
-    weights["classifier.weight"] = np.zeros(3)
-    with pytest.raises(ValueError, match=r"classifier\.weight must have shape .*, got \(3,\)"):
-        load_released(save(tmp_path / "odd.npz", weights))
-
-
-def test_a_layer_left_out_is_named(tmp_path, weights):
-    renamed = {name.replace(".1.", ".2."): value for name, value in weights.items()}
-    with pytest.raises(ValueError, match=r"missing tensor layer_norms\.1\.weight.*unknown tensor"):
-        load_released(save(tmp_path / "odd.npz", renamed))
-
-
-def test_files_of_another_kind_are_named(tmp_path):
+def test_files_of_another_kind_are_errors(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"missing\.npz"):
         load_released(tmp_path / "missing.npz")
     (tmp_path / "text.npz").write_text("not an archive")

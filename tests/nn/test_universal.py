@@ -1,4 +1,4 @@
-"""The Universal Transformer: depth by repetition, and tokens that halt by themselves."""
+"""The Universal Transformer: shared layers, halting, and recomputed blocks."""
 
 from functools import partial
 
@@ -52,16 +52,8 @@ def test_steps_are_layers_of_the_same_parameters(redraw):
     assert output.encoding.ponder is None
 
 
-def test_steps_are_told_apart(redraw):
-    model = shared(num_steps=2)
-    params = redraw(model)
-    same = run(model, params).logits
-    params["steps"]["embedding"] = params["steps"]["embedding"][::-1]
-    assert np.abs(run(model, params).logits - same).max() > 1e-3
-
-
 def halted(model, params, enough=0.99):
-    """Token by token, from the paper's words: states, N, and N + R."""
+    """Returns states, N and N + R, token by token."""
     network = model.apply(params, method=lambda module: module)
     x = np.array(network.embed(network.embed_tokens(jnp.asarray(IDS))), np.float64)
     vectors = np.asarray(params["steps"]["embedding"], np.float64)
@@ -85,24 +77,22 @@ def halted(model, params, enough=0.99):
     return mixed, count, ponder
 
 
-def test_tokens_halt_as_adaptive_computation_time_says(redraw):
+def test_halting_is_adaptive_computation_time(redraw):
     model = shared(num_steps=4, halting=True)
     params = redraw(model)
-    # Chances around a third: some tokens halt early, some late.
+    # Probabilities of about a third: some tokens halt early, some late.
     params["halt"] = {"kernel": params["halt"]["kernel"], "bias": jnp.full(1, -4.5)}
     hidden, count, ponder = halted(model, params)
     encoding = run(model, params).encoding
     assert encoding.num_steps.shape == (1, 2, 1, 5)
-    # Padding is emptied before the first block, so only real tokens are compared.
     assert encoding.num_steps[0, :, 0][MASK].tolist() == count[MASK].tolist()
-    assert len(set(count[MASK])) > 1, "a case in which tokens differ"
+    assert len(set(count[MASK])) > 1
     np.testing.assert_allclose(encoding.hidden[MASK], hidden[MASK], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(encoding.ponder[MASK], ponder[MASK], rtol=1e-4)
 
 
 @pytest.mark.parametrize(("bias", "steps", "ponder"), [(9.0, 1, 2), (-9.0, 3, 4)])
-def test_halting_takes_one_step_to_all_steps(redraw, bias, steps, ponder):
-    """Sure tokens halt at N = 1 with R = 1; the others at the last step, with R near 1."""
+def test_halting_at_the_first_and_last_step(redraw, bias, steps, ponder):
     model = shared(num_steps=3, halting=True)
     params = redraw(model)
     params["halt"] = {"kernel": jnp.zeros((6, 1)), "bias": jnp.full(1, bias)}
@@ -127,23 +117,20 @@ def test_ponder_cost_is_differentiable_and_ignores_padding(redraw):
 
 
 @pytest.mark.parametrize("make", [plain, shared])
-def test_blocks_that_are_computed_anew_give_the_same_gradients(redraw, make):
+def test_recomputed_blocks_have_the_same_gradients(redraw, make):
     params = redraw(make())
 
     def gradients(model):
-        return jax.jit(
-            jax.grad(
-                lambda p: jnp.sum(
-                    model.apply(p, jnp.asarray(IDS), MASK, key=jax.random.key(0)).logits ** 2
-                )
-            )
-        )(params)
+        def loss(params):
+            return jnp.sum(run(model, params, key=jax.random.key(0)).logits ** 2)
 
-    one, other = gradients(make()), gradients(make(remat=True))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), one, other)
+        return jax.jit(jax.grad(loss))(params)
+
+    close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    jax.tree.map(close, gradients(make()), gradients(make(remat=True)))
 
 
-def test_computing_blocks_anew_saves_memory():
+def test_recomputed_blocks_save_memory():
     ids = jnp.ones((8, 64), int)
 
     def temporaries(remat):
@@ -163,20 +150,18 @@ def test_scaled_embeddings_are_the_same_function_with_weaker_noise(redraw):
     one, other = plain(), plain(embedding_scale=50.0)
     params = redraw(one)
     noise = 0.5 * jax.random.normal(jax.random.key(1), (2, 5, 6))
-    np.testing.assert_allclose(
-        run(one, params).logits, run(other, params).logits, rtol=1e-3, atol=1e-5
-    )
-    near = run(other, params, added=Perturbation(token=50 * noise)).logits
-    far = run(one, params, added=Perturbation(token=noise)).logits
-    np.testing.assert_allclose(near, far, rtol=1e-3, atol=1e-5)
+    for scale in (0, 1):
+        strong = run(other, params, added=Perturbation(token=50 * scale * noise)).logits
+        weak = run(one, params, added=Perturbation(token=scale * noise)).logits
+        np.testing.assert_allclose(strong, weak, rtol=1e-3, atol=1e-5)
 
 
-def test_there_is_at_least_one_step():
+def test_no_steps_are_an_error():
     with pytest.raises(ValueError, match="num_steps must be at least 1, got 0"):
         shared(num_steps=0)
 
 
-def test_a_repeated_layer_has_no_single_map(redraw):
+def test_attention_maps_are_not_implemented(redraw):
     model = shared()
     network = model.apply(redraw(model), method=lambda module: module)
     with pytest.raises(NotImplementedError, match="several maps"):
