@@ -15,7 +15,6 @@ Gradient = Literal["implicit", "unrolled"]
 Stop = Literal["relative", "absolute"]
 Map = Callable[[PyTree, PyTree], PyTree]
 Measure = Callable[[PyTree, PyTree], Array]
-_LoopMeasure = Callable[[PyTree, PyTree, Array], Array]  # also takes the number of steps
 
 
 class FixedPoint(NamedTuple):
@@ -24,8 +23,7 @@ class FixedPoint(NamedTuple):
     Attributes:
         value: The last iterate, a pytree like the initial state.
         num_steps: Applications of the map; 0 only if the initial state is not finite.
-        residual: Size of the last change, as the stop rule measures it; the largest finite number
-            for a step before `min_steps`.
+        residual: Size of the last change; the largest finite number before `min_steps`.
         converged: Whether `residual <= tol`; False if the residual is not finite.
     """
 
@@ -56,8 +54,7 @@ def fixed_point(
 ) -> FixedPoint:
     r"""Iterates $x \leftarrow f(\theta, x)$ until convergence.
 
-    All of `init` is one state with one stop rule. Under `jax.vmap`, states stop independently, each
-    with its own number of steps.
+    All of `init` is one state with one stop rule. Under `jax.vmap`, states stop independently.
 
     Args:
         fn: The map, called as `fn(params, x)` and returning an array like `x`. It must not close
@@ -66,7 +63,7 @@ def fixed_point(
         init: Initial state, a pytree of floating arrays of any shape.
         tol: Stop when the change is at most this, >= 0. May be traced; `inf` stops after one step.
         max_steps: Maximum number of applications of `fn`, at least 1.
-        gradient: `"implicit"` or `"unrolled"`, see Differentiation.
+        gradient: See Differentiation.
         stop: `"relative"`, $\|x' - x\| \le tol \|x\|$, or `"absolute"`, $\|x' - x\| \le tol$.
             Use `"absolute"` for iterations that converge to the origin. A function
             `stop(new, old)` returns the size of the change, nan if an iterate is not finite.
@@ -81,8 +78,7 @@ def fixed_point(
     Raises:
         AssertionError: If `init` is not floating.
         TypeError: If the implicit gradient is differentiated in forward mode or a second time.
-        ValueError: If a number of steps is below 1, `tol < 0`, or `gradient` or `stop` is not an
-            allowed value.
+        ValueError: If an option is out of range.
 
     Differentiation:
         `"implicit"` solves for the adjoint with `adjoint`, then applies one VJP of `fn` at the
@@ -95,21 +91,14 @@ def fixed_point(
         of all orders and modes.
 
     Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from hopfax.fixed_point import fixed_point
         >>> def solution(p):
         ...     return fixed_point(lambda p, x: p * x + 1, p, jnp.zeros(()), tol=1e-6).value
         >>> value, slope = jax.value_and_grad(solution)(0.5)
         >>> round(float(value), 3), round(float(slope), 3)  # 1 / (1 - p), 1 / (1 - p)^2
         (2.0, 4.0)
     """
-    check_stopping(
-        tol=tol,
-        max_steps=max_steps,
-        stop="relative" if callable(stop) else stop,
-        gradient=gradient,
-        adjoint_max_steps=adjoint_max_steps,
-    )
+    named = "relative" if callable(stop) else stop
+    check_stopping(tol, max_steps, adjoint_max_steps, stop=named, gradient=gradient)
     init = jax.tree.map(jnp.asarray, init)
     chex.assert_type(jax.tree.leaves(init), float)
     tol = jnp.asarray(tol, _dtype(init))
@@ -120,11 +109,11 @@ def fixed_point(
         return jnp.where(early, jnp.finfo(residual.dtype).max, residual)
 
     if gradient == "unrolled":
-        return _finish(_unrolled(partial(fn, params), init, tol, max_steps, measure), tol)
+        return _iterate(partial(fn, params), init, tol, max_steps, measure, unrolled=True)
     search = partial(fn, jax.lax.stop_gradient(params))
-    loop = _iterate(search, jax.lax.stop_gradient(init), tol, max_steps, measure)
+    result = _iterate(search, jax.lax.stop_gradient(init), tol, max_steps, measure)
     series = {"tol": relative_tol(tol, stop), "max_steps": adjoint_max_steps}
-    return _finish(loop._replace(value=at_fixed_point(fn, params, loop.value, **series)), tol)
+    return result._replace(value=at_fixed_point(fn, params, result.value, **series))
 
 
 def at_fixed_point(
@@ -140,8 +129,6 @@ def at_fixed_point(
     Gradients flow to `params` only. For `tol` and `max_steps` see `adjoint`.
 
     Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from hopfax.fixed_point import at_fixed_point
         >>> half = lambda p, x: 0.5 * x + p  # its fixed point is 2 p
         >>> slope = jax.grad(lambda p: at_fixed_point(half, p, 2 * jax.lax.stop_gradient(p)))(3.0)
         >>> round(float(slope), 3)
@@ -166,12 +153,12 @@ def relative_tol(
 
 
 def check_stopping(
-    *,
     tol: Any,
     max_steps: int,
+    adjoint_max_steps: int,
+    *,
     stop: Stop,
     gradient: Gradient = "implicit",
-    adjoint_max_steps: int = 1,
     least: int = 1,
 ) -> None:
     """Raises a ValueError if an option of the loop is out of range."""
@@ -184,14 +171,6 @@ def check_stopping(
         raise ValueError(f'gradient must be "implicit" or "unrolled", got {gradient!r}')
 
 
-def real_array(x: Any, name: str, *, scalar: bool = False) -> Array:
-    """Returns an argument as an array; with `scalar`, raises a ValueError for other shapes."""
-    array = jnp.asarray(x)
-    if scalar and array.ndim:
-        raise ValueError(f"{name} must be one number, got shape {array.shape}: use jax.vmap")
-    return array
-
-
 def _norm(x: PyTree) -> Array:
     return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(x)))
 
@@ -202,15 +181,6 @@ def _largest(x: PyTree) -> Array:
 
 def _dtype(x: PyTree) -> Any:
     return jnp.result_type(*jax.tree.leaves(x))
-
-
-def _start(init: PyTree) -> _Loop:
-    return _Loop(
-        value=init,
-        num_steps=jnp.zeros((), jnp.int32),
-        residual=jnp.full((), jnp.inf, _dtype(init)),
-        running=jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(init)])),
-    )
 
 
 def _change(new: PyTree, old: PyTree, stop: Stop) -> Array:
@@ -229,39 +199,44 @@ def relative_change(change: Array, norm: Array) -> Array:
     return jnp.where(jnp.isfinite(change), jnp.minimum(residual, limits.max), change)
 
 
-def _advance(loop: _Loop, new: PyTree, *, tol: Array, measure: _LoopMeasure) -> _Loop:
-    num_steps = loop.num_steps + 1
-    residual = measure(*jax.lax.stop_gradient((new, loop.value)), num_steps)
-    residual = residual.astype(loop.residual.dtype)
-    return _Loop(new, num_steps, residual, (residual > tol) & jnp.isfinite(residual))
+def _iterate(
+    fn: Callable[[PyTree], PyTree],
+    init: PyTree,
+    tol: Array,
+    max_steps: int,
+    measure: Callable[[PyTree, PyTree, Array], Array],
+    *,
+    unrolled: bool = False,
+) -> FixedPoint:
+    """Runs the loop of the forward pass, which may be unrolled, or of the adjoint.
 
+    `measure(new, old, num_steps)` returns the size of a change.
+    """
 
-def _finish(loop: _Loop, tol: Array) -> FixedPoint:
+    def advance(loop: _Loop) -> _Loop:
+        new, num_steps = fn(loop.value), loop.num_steps + 1
+        residual = measure(*jax.lax.stop_gradient((new, loop.value)), num_steps)
+        residual = residual.astype(loop.residual.dtype)
+        return _Loop(new, num_steps, residual, (residual > tol) & jnp.isfinite(residual))
+
+    def advance_running(loop: _Loop, _: None) -> tuple[_Loop, None]:
+        keep = partial(jnp.where, loop.running)
+        return jax.tree.map(keep, advance(loop), loop), None
+
+    start = _Loop(
+        value=init,
+        num_steps=jnp.zeros((), jnp.int32),
+        residual=jnp.full((), jnp.inf, _dtype(init)),
+        running=jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(init)])),
+    )
+    if unrolled:
+        loop, _ = jax.lax.scan(advance_running, start, length=max_steps)
+    else:
+        loop = jax.lax.while_loop(
+            lambda loop: loop.running & (loop.num_steps < max_steps), advance, start
+        )
     converged = (loop.residual <= tol) & jnp.isfinite(loop.residual)
     return FixedPoint(loop.value, loop.num_steps, loop.residual, converged)
-
-
-def _iterate(
-    fn: Callable[[PyTree], PyTree], init: PyTree, tol: Array, max_steps: int, measure: _LoopMeasure
-) -> _Loop:
-    """Runs the while loop of both the forward pass and the adjoint."""
-    return jax.lax.while_loop(
-        lambda loop: loop.running & (loop.num_steps < max_steps),
-        lambda loop: _advance(loop, fn(loop.value), tol=tol, measure=measure),
-        _start(init),
-    )
-
-
-def _unrolled(
-    fn: Callable[[PyTree], PyTree], init: PyTree, tol: Array, max_steps: int, measure: _LoopMeasure
-) -> _Loop:
-    def body(loop: _Loop, _: None) -> tuple[_Loop, None]:
-        following = _advance(loop, fn(loop.value), tol=tol, measure=measure)
-        return jax.tree.map(
-            lambda new, old: jnp.where(loop.running, new, old), following, loop
-        ), None
-
-    return jax.lax.scan(body, _start(init), length=max_steps)[0]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -298,12 +273,7 @@ class _Series(NamedTuple):
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def adjoint(
-    fn: Map,
-    max_steps: int,
-    params: PyTree,
-    value: PyTree,
-    cotangent: PyTree,
-    tol: float | Array,
+    fn: Map, max_steps: int, params: PyTree, value: PyTree, cotangent: PyTree, tol: float | Array
 ) -> FixedPoint:
     r"""Solves $u = g + J^\top u$, $J = \partial f / \partial x$, by the Neumann series.
 
@@ -350,12 +320,11 @@ def adjoint(
 
     start = _Series(first, first, size_of(first))
     tol = jnp.asarray(tol, wide)
-    loop = _iterate(add_term, start, tol, max_steps, remainder)
-    solved = _finish(loop, tol)
+    solved = _iterate(add_term, start, tol, max_steps, remainder)
     # Not finite or still growing.
     diverged = ~solved.converged & ~(solved.residual < jnp.finfo(wide).max)
     total = jax.tree.map(
-        lambda total, g: jnp.where(diverged, g, total * unit), loop.value.total, cotangent
+        lambda total, g: jnp.where(diverged, g, total * unit), solved.value.total, cotangent
     )
     return solved._replace(value=total)
 
@@ -369,16 +338,10 @@ def _adjoint_jvp(*_: Any) -> Any:
 
 
 def relative_remainder(size: Array, previous: Array, total: Array) -> Array:
-    """Estimates the relative remainder of a geometric series.
+    """Estimates the relative remainder of a geometric series from norms of terms and sum.
 
-    Args:
-        size: Norm of the last term.
-        previous: Norm of the term before.
-        total: Norm of the sum.
-
-    Returns:
-        The estimate; the largest finite number if terms do not shrink, inf if `size` is nan or its
-        square overflows.
+    Returns the largest finite number if terms do not shrink, and inf if the last term's `size` is
+    nan or its square overflows.
     """
     limits = jnp.finfo(size.dtype)
     ratio = size / jnp.maximum(previous, limits.tiny)

@@ -1,4 +1,4 @@
-"""Slow float64 NumPy versions of the papers' equations, written as plain loops from the text.
+"""Slow float64 NumPy versions of the papers' equations, written from the text.
 
 They share nothing with the library: no masks (rows that are not real are left out beforehand),
 no stable softmax, no choice of the smaller matrix.
@@ -13,73 +13,41 @@ import numpy as np
 
 def energy(state, patterns, beta):
     """Eq. 2 without its constant."""
-    total = 0.0
-    for pattern in patterns:
-        score = 0.0
-        for p, s in zip(pattern, state, strict=True):
-            score += float(p) * float(s)
-        total += math.exp(beta * score)
-    squared = 0.0
-    for s in state:
-        squared += float(s) ** 2
-    return -math.log(total) / beta + squared / 2
+    scores = np.asarray(patterns, np.float64) @ state
+    return -math.log(np.exp(beta * scores).sum()) / beta + np.square(state).sum() / 2
 
 
 def update(state, patterns, beta):
     """Eq. 4."""
-    weights = []
-    for pattern in patterns:
-        score = 0.0
-        for p, s in zip(pattern, state, strict=True):
-            score += float(p) * float(s)
-        weights.append(math.exp(beta * score))
-    result = np.zeros(len(state))
-    for weight, pattern in zip(weights, patterns, strict=True):
-        for j in range(len(state)):
-            result[j] += weight / sum(weights) * float(pattern[j])
-    return result
+    patterns = np.asarray(patterns, np.float64)
+    weights = np.exp(beta * (patterns @ state))
+    return weights / weights.sum() @ patterns
 
 
 def retrieve(query, patterns, beta, *, tol=1e-4, max_steps=50, relative=True):
-    """Eqs. 7 and 8, and the relative form of 8; returns the state, its steps, whether it stands."""
+    """Eqs. 7 and 8, and the relative form of 8: the state, its steps, and whether it converged."""
     state = np.asarray(query, np.float64)
     for step in range(1, max_steps + 1):
         following = update(state, patterns, beta)
-        change = math.sqrt(sum((following - state) ** 2))
+        change = np.linalg.norm(following - state)
         if relative:
-            change = change / math.sqrt(sum(state**2))
+            change = change / np.linalg.norm(state)
         state = following
         if change <= tol:
             return state, step, True
     return state, max_steps, False
 
 
-def covariance(keys):
-    """The matrix of Eq. 9."""
-    count, width = np.shape(keys)
-    mean = np.zeros(width)
-    for key in keys:
-        mean += np.asarray(key, np.float64) / count
-    result = np.zeros((width, width))
-    for key in keys:
-        for i in range(width):
-            for j in range(width):
-                result[i, j] += (key[i] - mean[i]) * (key[j] - mean[j]) / count
-    return result
-
-
 def key_spectrum(keys):
     """Eq. 9: shares of the covariance's trace, descending."""
-    eigenvalues = np.linalg.eigvalsh(covariance(keys))[::-1].clip(min=0)
-    return eigenvalues / np.trace(covariance(keys))
+    keys = np.asarray(keys, np.float64)
+    centred = keys - keys.mean(0)
+    covariance = sum(np.outer(key, key) for key in centred) / len(keys)
+    return np.linalg.eigvalsh(covariance)[::-1].clip(min=0) / np.trace(covariance)
 
 
 def entropy(shares):
-    total = 0.0
-    for p in shares:
-        if p > 1e-300:
-            total -= p * math.log(p)
-    return total
+    return -sum(p * math.log(p) for p in shares if p > 1e-300)
 
 
 def eigen_entropy(keys):
@@ -89,10 +57,7 @@ def eigen_entropy(keys):
 
 def renyi2_entropy(keys):
     """Rényi's entropy of order 2, normalised as Eq. 10."""
-    total = 0.0
-    for p in key_spectrum(keys):
-        total += p**2
-    return -math.log(total) / math.log(np.shape(keys)[1])
+    return math.log(participation_ratio(keys)) / math.log(np.shape(keys)[1])
 
 
 def effective_rank(keys):
@@ -106,31 +71,18 @@ def esr_penalty(keys, target):
 
 
 def participation_ratio(keys):
-    total = 0.0
-    for p in key_spectrum(keys):
-        total += p**2
-    return 1 / total
+    return 1 / np.square(key_spectrum(keys)).sum()
 
 
 def gini(keys):
     """Mean absolute difference over twice the mean: the definition, not the sorted formula."""
     shares = key_spectrum(keys)
-    difference = 0.0
-    for p in shares:
-        for q in shares:
-            difference += abs(p - q)
-    return difference / (2 * len(shares) ** 2 * np.mean(shares))
+    return np.abs(shares[:, None] - shares).mean() / (2 * shares.mean())
 
 
 def snr_db(signal, noise):
-    """Design, section 4: mean squared norm of the signal's rows over that of the noise's."""
-    powers = []
-    for rows in (signal, noise):
-        total = 0.0
-        for row in rows:
-            for value in row:
-                total += float(value) ** 2
-        powers.append(total / len(rows))
+    """Mean squared norm of the signal's rows over that of the noise's."""
+    powers = [np.square(np.asarray(rows, np.float64)).sum(1).mean() for rows in (signal, noise)]
     return 10 * math.log10(powers[0] / powers[1])
 
 
@@ -158,16 +110,13 @@ def bivariate_normal_orthant(c, rho):
     """P(X > c, Y > c) at correlation rho, by the midpoint rule over X."""
     xs, width = np.linspace(c, c + 9, 20_001, retstep=True)
     middles = (xs[:-1] + xs[1:]) / 2
-    if abs(rho) == 1:
-        upper = (
-            np.full(len(middles), 1.0 if rho > 0 else 0.0)
-            if c >= 0
-            else (np.ones(len(middles)) if rho > 0 else (middles < -c).astype(float))
-        )
+    if rho == 1:
+        upper = np.ones(len(middles))
+    elif rho == -1:
+        upper = (middles < -c).astype(float)
     else:
-        upper = np.array(
-            [0.5 * math.erfc((c - rho * x) / math.sqrt(2 * (1 - rho**2))) for x in middles]
-        )
+        scale = math.sqrt(2 * (1 - rho**2))
+        upper = np.array([0.5 * math.erfc((c - rho * x) / scale) for x in middles])
     density = np.exp(-(middles**2) / 2) / math.sqrt(2 * math.pi)
     return float(np.sum(density * upper) * width)
 
@@ -179,10 +128,8 @@ def walsh_weights(values, num_bits):
     """
     weights = np.zeros(num_bits + 1)
     for subset in range(2**num_bits):
-        total = 0.0
-        for number in range(2**num_bits):
-            total += values[number] * (-1) ** bin(subset & number).count("1")
-        weights[bin(subset).count("1")] += (total / 2**num_bits) ** 2
+        signs = [(-1) ** (subset & number).bit_count() for number in range(2**num_bits)]
+        weights[subset.bit_count()] += np.mean(np.multiply(signs, values)) ** 2
     return weights
 
 
@@ -213,29 +160,23 @@ def adversarial_walk(table, out, ids, mask, labels, delta, *, num_steps, step_si
         slopes, loss = np.zeros_like(delta), 0.0
         of_table, of_out = np.zeros_like(table), np.zeros_like(out)
         for row in range(count):
-            bag = np.zeros(table.shape[1])
-            for place in np.flatnonzero(mask[row]):
-                bag += table[ids[row, place]] + delta[row, place]
-            logits = bag @ out
-            probs = np.exp(logits - logits.max())
+            real = np.flatnonzero(mask[row])
+            bag = (table[ids[row, real]] + delta[row, real]).sum(0)
+            probs = np.exp(bag @ out)
             probs /= probs.sum()
             loss -= np.log(probs[labels[row]]) / count
-            error = probs.copy()
-            error[labels[row]] -= 1
-            error /= count
+            error = (probs - np.eye(len(probs))[labels[row]]) / count
             of_out += np.outer(bag, error)
-            for place in np.flatnonzero(mask[row]):
+            slopes[row, real] = out @ error
+            for place in real:
                 of_table[ids[row, place]] += out @ error
-                slopes[row, place] = out @ error
         deltas.append(delta)
         losses.append(loss)
         gradients.append((of_table, of_out))
         delta = delta.copy()
         for row in range(count):
-            norm = np.sqrt((slopes[row] ** 2).sum())
+            norm = np.linalg.norm(slopes[row])
             if norm > 0:
                 delta[row] += step_size * slopes[row] / norm
-            size = np.sqrt((delta[row] ** 2).sum())
-            if size > max_norm:
-                delta[row] *= max_norm / size
+            delta[row] *= min(1, max_norm / max(np.linalg.norm(delta[row]), 1e-300))
     return deltas, losses, gradients

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +15,10 @@ from hopfax.fixed_point import Stop, check_stopping, relative_tol
 from hopfax.hopfield.attend import Attention, attention_arrays
 from hopfax.hopfield.retrieval import Beta, check_beta, matmul
 
-if TYPE_CHECKING:
-    from hopfax.experimental.tiles import Tiling
-
 Result = TypeVar("Result")
 
 MAX_KEYS, MAX_WIDTH = 512, 128
 _DTYPES = ("float32", "bfloat16")
-# More queries in a tile share what is read of the keys, but wait for its slowest one.
-_TILE, _BLOCK = 32, 64
 
 
 def retrieve_head(
@@ -44,23 +39,12 @@ def retrieve_head(
     o = V^\top \mathrm{softmax}(\beta K \xi^*)$$
 
     A tile of queries ends with its slowest. Use `jax.vmap` for heads, texts and seeds. On several
-    devices it needs `jax.shard_map`, since XLA cannot partition it: see `by_devices`.
-
-    Args:
-        query: Starts of the queries, 1 to 512.
-        keys: Stored patterns, one a row, at most 512 of width at most 128.
-        values: Values, one per key, of width at most 128.
-        beta: Inverse temperature, > 0, including any $1/\sqrt d$.
-        mask: True where a key is real; None takes all. The others' rows are ignored and get a
-            gradient of exactly zero. If none is real the result is zero.
-        tol: A query stops when a step changes its state by at most this. One number, or one per
-            query.
-        max_steps: Maximum number of updates, at least 1.
-        stop: `"relative"` or `"absolute"` change of the state.
-        adjoint_max_steps: Maximum number of terms of the gradient's series, at least 1.
+    devices it needs `jax.shard_map`, since XLA cannot partition it: see `by_devices`. For the
+    arguments see `attend`; queries, keys and values have 1 to 512 rows of width at most 128, and
+    `max_steps` is at least 1.
 
     Returns:
-        An `Attention`. Arithmetic is in float32, products included; keys and values may be stored
+        An `Attention`. Arithmetic, products included, is in float32; keys and values may be stored
         in bfloat16.
 
     Raises:
@@ -70,21 +54,16 @@ def retrieve_head(
     Differentiation:
         Implicit, as in `hopfax.fixed_point`, by a second kernel; the query gets a zero gradient.
         First derivatives in reverse mode only. The series is that of the states: where a query has
-        not converged or the series is cut off, its partial sum differs from `attend`'s.
+        not converged or the series is truncated, its sum differs from that of `attend`.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> from hopfax import experimental
         >>> keys, query = jnp.eye(3), jnp.array([[0.9, 0.3, -0.2]])
-        >>> attention = experimental.retrieve_head(query, keys, 10 * keys, beta=8.0)
+        >>> attention = retrieve_head(query, keys, 10 * keys, beta=8.0)
         >>> attention.values.round(1).tolist(), attention.converged.tolist()
         ([[10.0, 0.0, 0.0]], [True])
-
-    References:
-        Robertha, Eqs. 4, 7 and 8 and Algorithm 1.
     """
     query, keys, values, mask = attention_arrays(query, keys, values, mask)
-    check_stopping(tol=tol, max_steps=max_steps, stop=stop, adjoint_max_steps=adjoint_max_steps)
+    check_stopping(tol, max_steps, adjoint_max_steps, stop=stop)
     arrays = (query, keys, values)
     counts, widths = [len(x) for x in arrays], [x.shape[1] for x in arrays]
     fits = min(counts + widths) > 0 and max(counts) <= MAX_KEYS and max(widths) <= MAX_WIDTH
@@ -97,10 +76,9 @@ def retrieve_head(
     visible = jnp.ones(len(keys), bool)
     if mask is not None:
         # 0 * nan is nan: padded rows are cleared before the products.
-        keys = jnp.where(mask[:, None], keys, 0)
+        keys, values = (jnp.where(mask[:, None], rows, 0) for rows in (keys, values))
         query = jnp.where(jnp.any(mask), query, 0)
         visible = mask | ~jnp.any(mask)
-        values = jnp.where(mask[:, None], values, 0)
     tol = jnp.broadcast_to(jnp.asarray(tol, jnp.float32), query.shape[:1])
     how = _How(max_steps, adjoint_max_steps, stop, interpret=not _on_gpu())
     beta = check_beta(beta, jnp.float32)
@@ -119,15 +97,13 @@ def by_devices(fn: Callable[..., Result], *arrays: PyTree) -> Result:
         *arrays: Trees of arrays with that axis.
 
     Returns:
-        The result of `fn(*arrays)`. The texts are split in a program that is compiled with a mesh
-        in context (by a `hopfax.train.sharding.Sharding` that splits batches, or by
-        `jax.set_mesh`), among the devices of the mesh's leading automatic axes, as far as the
-        number of texts divides. Explicit axes must not split the texts.
+        The result of `fn(*arrays)`. In a program compiled with a mesh in context (by a
+        `hopfax.train.sharding.Sharding` that splits batches, or by `jax.set_mesh`), devices on the
+        mesh's leading automatic axes share the texts, as far as their number divides. Explicit axes
+        must not split the texts.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> from hopfax import experimental
-        >>> experimental.by_devices(lambda texts: 2 * texts, jnp.ones((2, 3))).shape  # no mesh
+        >>> by_devices(lambda texts: 2 * texts, jnp.ones((2, 3))).shape  # no mesh
         (2, 3)
     """
     mesh = jax.sharding.get_abstract_mesh()
@@ -161,27 +137,9 @@ def _retrieve(
     # Pallas takes a third of a second to import, and most programs do not need it.
     from hopfax.experimental import tiles
 
-    tiling = _tiling(len(query), len(keys), how.interpret)
     running = jnp.all(jnp.isfinite(query), axis=1) & jnp.all(jnp.isfinite(keys))
-    searched = tiles.search(
-        beta[None],
-        _padded(query.astype(jnp.float32), tiling.queries),
-        _padded(keys, tiling.keys),
-        _padded(values, tiling.keys),
-        _padded(visible.astype(jnp.int32), tiling.keys),
-        _padded(tol, tiling.queries),
-        _padded(running.astype(jnp.int32), tiling.queries),
-        tiling=tiling,
-        max_steps=how.max_steps,
-        stop=how.stop,
-    )
-    count = len(query)
-    return (
-        searched.values[:count, : values.shape[1]],
-        searched.state[:count, : query.shape[1]],
-        searched.num_steps[:count],
-        searched.residual[:count],
-    )
+    options = {"interpret": how.interpret, "max_steps": how.max_steps, "stop": how.stop}
+    return tiles.search(beta, query, keys, values, visible, tol, running, **options)
 
 
 def _retrieve_forward(
@@ -194,6 +152,8 @@ def _retrieve_forward(
 def _retrieve_backward(
     how: _How, saved: _Saved, cotangents: _Outputs
 ) -> tuple[Array, Array, Array, Array, None, None]:
+    from hopfax.experimental import tiles
+
     beta, query, given_keys, given_values, visible, tol, state = saved
     keys, values = given_keys.astype(jnp.float32), given_values.astype(jnp.float32)
     read, settled = cotangents[0].astype(jnp.float32), cotangents[1]
@@ -205,16 +165,15 @@ def _retrieve_backward(
         return weights * (weights_bar - mean)
 
     weights_bar = matmul(read, values.T)
-    tiling = _tiling(len(query), len(keys), how.interpret)
-    adjoint = _solve(
-        tiling,
+    adjoint = tiles.solve(
+        how.interpret,
         how.adjoint_max_steps,
-        beta[None],
-        _padded(settled + beta * matmul(of_scores(weights_bar), keys), tiling.queries),
-        _padded(weights, tiling.queries, tiling.keys),
-        _padded(keys.astype(given_keys.dtype), tiling.keys),
-        _padded(jnp.asarray(relative_tol(tol, how.stop)), tiling.queries),
-    )[: len(query), : query.shape[1]]
+        beta,
+        settled + beta * matmul(of_scores(weights_bar), keys),
+        weights,
+        given_keys,
+        jnp.asarray(relative_tol(tol, how.stop)),
+    )
     # One application of the map at the fixed point, and the read-out: both of the same weights.
     scores_bar = of_scores(weights_bar + matmul(adjoint, keys.T))
     return (
@@ -227,43 +186,9 @@ def _retrieve_backward(
     )
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _solve(tiling: "Tiling", max_steps: int, *arrays: Array) -> Array:
-    from hopfax.experimental import tiles
-
-    return tiles.solve(*arrays, tiling=tiling, max_steps=max_steps)
-
-
-@_solve.defjvp
-def _solve_jvp(*_: Any) -> Any:
-    raise TypeError(
-        "retrieve_head has first derivatives only: for second derivatives use hopfield.attend with "
-        'gradient="unrolled"'
-    )
-
-
 _retrieve.defvjp(_retrieve_forward, _retrieve_backward)
 # Once per shape: outside of a jit a kernel is compiled anew in every call.
 _compiled = jax.jit(_retrieve, static_argnums=0)
-
-
-def _tiling(queries: int, keys: int, interpret: bool) -> "Tiling":
-    from hopfax.experimental import tiles
-
-    return tiles.Tiling(min(_TILE, _power(queries)), min(_BLOCK, _power(keys)), interpret)
-
-
-def _power(size: int) -> int:
-    """The next power of two, at least 16, as tensor cores require."""
-    return max(16, 1 << (size - 1).bit_length())
-
-
-def _padded(x: Array, multiple: int, columns: int | None = None) -> Array:
-    """Zeros up to a multiple of rows, and to a power of two (or a multiple) of columns."""
-    extra = [-x.shape[0] % multiple]
-    if x.ndim == 2:
-        extra.append(_power(x.shape[1]) - x.shape[1] if columns is None else -x.shape[1] % columns)
-    return jnp.pad(x, [(0, count) for count in extra])
 
 
 def _on_gpu() -> bool:

@@ -1,12 +1,12 @@
 """The two loops of retrieval as Pallas kernels: the search for a fixed point, and its adjoint.
 
-One program takes a tile of the queries of one head and holds their states in registers. All keys
-may not fit into shared memory (512 keys of width 128 are 256 KB in float32), so every step reads
-them block by block with a running softmax. The loop of a tile ends with its slowest query.
+One program holds the states of a tile of queries of one head in registers. All keys may not fit
+into shared memory (512 keys of width 128 are 256 KB in float32), so every step reads them block by
+block with a running softmax. The loop of a tile ends with its slowest query.
 
-Triton requires sizes that are powers of two and tiles of at least 16:
-`hopfax.experimental.retrieval` pads. Both kernels are written for one head, and `jax.vmap` over
-heads, texts and seeds becomes the grid. Tile sizes and warps are untuned.
+Triton requires sizes that are powers of two and tiles of at least 16, so arguments are padded.
+Kernels take one head; `jax.vmap` over heads, texts and seeds becomes the grid. Tile sizes and warps
+are untuned.
 """
 
 import math
@@ -19,27 +19,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from hopfax.fixed_point import Stop, relative_remainder
 
 Dot = Callable[[Array, Array], Array]
 
 _MOST, _TINY = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
-
-
-class Tiling(NamedTuple):
-    """Sizes of the tiles.
-
-    Attributes:
-        queries: Queries of one program.
-        keys: Keys read at a time.
-        interpret: Whether XLA runs the kernel in place of a GPU, on any device and slowly.
-    """
-
-    queries: int
-    keys: int
-    interpret: bool
+# More queries in a tile share what is read of the keys, but wait for its slowest one.
+_TILE, _BLOCK = 32, 64
 
 
 class Searched(NamedTuple):
@@ -52,44 +40,56 @@ class Searched(NamedTuple):
 
 
 def search(
-    beta: Float[Array, "1"],
+    beta: Float[Array, ""],
     query: Float[Array, "queries width"],
     keys: Float[Array, "keys width"],
     values: Float[Array, "keys value_width"],
-    visible: Int[Array, " keys"],
+    visible: Bool[Array, " keys"],
     tol: Float[Array, " queries"],
-    running: Int[Array, " queries"],
+    running: Bool[Array, " queries"],
     *,
-    tiling: Tiling,
+    interpret: bool,
     max_steps: int,
     stop: Stop,
 ) -> Searched:
-    """Iterates every query to its fixed point and reads the values out there.
+    """Iterates the `running` queries to their fixed points, and reads values out there.
 
-    Queries are in float32. Rows of keys and values are 0 where `visible` is, and one at least is
-    visible. `running` is 0 for a query that is not iterated. Tiles divide `queries` and `keys`.
+    Rows of keys and values that are not `visible` are 0, and at least one is visible. With
+    `interpret`, XLA runs the kernel in place of a GPU, on any device and slowly.
     """
-    kernel = partial(_search, block=tiling.keys, max_steps=max_steps, stop=stop)
-    number, width = query.shape
-    outputs = (
-        jax.ShapeDtypeStruct((number, values.shape[1]), values.dtype),
-        jax.ShapeDtypeStruct((number, width), jnp.float32),
-        jax.ShapeDtypeStruct((number,), jnp.int32),
-        jax.ShapeDtypeStruct((number,), jnp.float32),
+    count, width = query.shape
+    tile, block = min(_TILE, _power(count)), min(_BLOCK, _power(len(keys)))
+    arguments = (
+        beta[None],
+        _padded(query.astype(jnp.float32), tile),
+        *(_padded(x, block) for x in (keys, values, visible.astype(jnp.int32))),
+        *(_padded(x, tile) for x in (tol, running.astype(jnp.int32))),
     )
-    arguments = (beta, query, keys, values, visible, tol, running)
-    return Searched(*_launch(kernel, arguments, outputs, "wtwwwtt", tiling))
+    rows, columns = arguments[1].shape
+    outputs = (
+        jax.ShapeDtypeStruct((rows, arguments[3].shape[1]), values.dtype),
+        jax.ShapeDtypeStruct((rows, columns), jnp.float32),
+        jax.ShapeDtypeStruct((rows,), jnp.int32),
+        jax.ShapeDtypeStruct((rows,), jnp.float32),
+    )
+    kernel = partial(_search, block=block, max_steps=max_steps, stop=stop)
+    read, state, num_steps, residual = _launch(
+        kernel, arguments, outputs, "wtwwwtt", tile, interpret
+    )
+    return Searched(
+        read[:count, : values.shape[1]], state[:count, :width], num_steps[:count], residual[:count]
+    )
 
 
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def solve(
-    beta: Float[Array, "1"],
+    interpret: bool,
+    max_steps: int,
+    beta: Float[Array, ""],
     cotangent: Float[Array, "queries width"],
     weights: Float[Array, "queries keys"],
     keys: Float[Array, "keys width"],
     tol: Float[Array, " queries"],
-    *,
-    tiling: Tiling,
-    max_steps: int,
 ) -> Float[Array, "queries width"]:
     r"""Sums the adjoint series $u = g + J^\top u$ of every query.
 
@@ -97,10 +97,40 @@ def solve(
     fixed point, 0 where a key is not visible; $g$ is the cotangent. `tol` and `max_steps` are those
     of `hopfax.fixed_point.adjoint`, and the result is $g$ where the series diverges.
     """
-    kernel = partial(_solve, block=tiling.keys, max_steps=max_steps)
-    outputs = (jax.ShapeDtypeStruct(cotangent.shape, jnp.float32),)
-    (adjoint,) = _launch(kernel, (beta, cotangent, weights, keys, tol), outputs, "wttwt", tiling)
-    return adjoint
+    count, width = cotangent.shape
+    tile, block = min(_TILE, _power(count)), min(_BLOCK, _power(len(keys)))
+    arguments = (
+        beta[None],
+        _padded(cotangent, tile),
+        _padded(weights, tile, block),
+        _padded(keys, block),
+        _padded(tol, tile),
+    )
+    kernel = partial(_solve, block=block, max_steps=max_steps)
+    outputs = (jax.ShapeDtypeStruct(arguments[1].shape, jnp.float32),)
+    (adjoint,) = _launch(kernel, arguments, outputs, "wttwt", tile, interpret)
+    return adjoint[:count, :width]
+
+
+@solve.defjvp
+def _solve_jvp(*_: Any) -> Any:
+    raise TypeError(
+        "retrieve_head has first derivatives only: for second derivatives use hopfield.attend with "
+        'gradient="unrolled"'
+    )
+
+
+def _power(size: int) -> int:
+    """The next power of two, at least 16, as tensor cores require."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def _padded(x: Array, multiple: int, columns: int | None = None) -> Array:
+    """Zeros up to a multiple of rows, and to a power of two (or a multiple) of columns."""
+    extra = [-x.shape[0] % multiple]
+    if x.ndim == 2:
+        extra.append(_power(x.shape[1]) - x.shape[1] if columns is None else -x.shape[1] % columns)
+    return jnp.pad(x, [(0, count) for count in extra])
 
 
 def _launch(
@@ -108,23 +138,24 @@ def _launch(
     arguments: tuple[Array, ...],
     outputs: tuple[jax.ShapeDtypeStruct, ...],
     cut: str,
-    tiling: Tiling,
+    tile: int,
+    interpret: bool,
 ) -> tuple[Array, ...]:
     """Runs one program per tile; `cut` has "t" for each tiled argument and "w" for a whole one."""
 
     def spec(x: Any, tiled: bool) -> pl.BlockSpec:
         rest = (0,) * (x.ndim - 1)
         if tiled:
-            return pl.BlockSpec((tiling.queries, *x.shape[1:]), lambda tile: (tile, *rest))
-        return pl.BlockSpec(x.shape, lambda tile: (0, *rest))
+            return pl.BlockSpec((tile, *x.shape[1:]), lambda number: (number, *rest))
+        return pl.BlockSpec(x.shape, lambda number: (0, *rest))
 
     return pl.pallas_call(
-        partial(kernel, dot=_cpu_dot if tiling.interpret else _gpu_dot),
-        grid=(outputs[0].shape[0] // tiling.queries,),
+        partial(kernel, dot=_cpu_dot if interpret else _gpu_dot),
+        grid=(outputs[0].shape[0] // tile,),
         in_specs=[spec(x, how == "t") for x, how in zip(arguments, cut, strict=True)],
         out_specs=[spec(x, True) for x in outputs],
         out_shape=list(outputs),
-        interpret=tiling.interpret,
+        interpret=interpret,
         # Selects Triton, which is not the default of jax 0.10.
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
     )(*arguments)
@@ -139,24 +170,9 @@ class _Search(NamedTuple):
     running: Array
 
 
-def _search(
-    beta_ref: Any,
-    query_ref: Any,
-    keys_ref: Any,
-    values_ref: Any,
-    visible_ref: Any,
-    tol_ref: Any,
-    running_ref: Any,
-    read_ref: Any,
-    state_ref: Any,
-    num_steps_ref: Any,
-    residual_ref: Any,
-    *,
-    block: int,
-    max_steps: int,
-    stop: Stop,
-    dot: Dot,
-) -> None:
+def _search(*refs: Any, block: int, max_steps: int, stop: Stop, dot: Dot) -> None:
+    beta_ref, query_ref, keys_ref, values_ref, visible_ref, tol_ref, running_ref = refs[:7]
+    read_ref, state_ref, num_steps_ref, residual_ref = refs[7:]
     query, tol, running = query_ref[...], tol_ref[...], running_ref[...]
     # exp2 is one instruction of a GPU.
     attend = partial(
@@ -249,18 +265,8 @@ class _Solve(NamedTuple):
     running: Array
 
 
-def _solve(
-    beta_ref: Any,
-    cotangent_ref: Any,
-    weights_ref: Any,
-    keys_ref: Any,
-    tol_ref: Any,
-    adjoint_ref: Any,
-    *,
-    block: int,
-    max_steps: int,
-    dot: Dot,
-) -> None:
+def _solve(*refs: Any, block: int, max_steps: int, dot: Dot) -> None:
+    beta_ref, cotangent_ref, weights_ref, keys_ref, tol_ref, adjoint_ref = refs
     beta, cotangent, tol = beta_ref[0], cotangent_ref[...], tol_ref[...]
     count = keys_ref.shape[0] // block
     size = jnp.max(jnp.abs(cotangent), axis=1)

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from hopfax.hopfield.retrieval import matmul
+
 Entropy = Literal["shannon", "renyi2", "shannon_matmul"]
 Matrix = Float[Array, "side side"]
 
@@ -61,8 +63,6 @@ def spectral_entropy(matrix: Matrix, *, entropy: Entropy = "shannon") -> Float[A
         gradient of its own value.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> from hopfax.hopfield.entropy import spectral_entropy
         >>> round(float(spectral_entropy(jnp.eye(3))), 3)  # log 3
         1.099
     """
@@ -103,7 +103,7 @@ def _eigenvalues(matrix: Matrix) -> Float[Array, " side"]:
 def _eigenvalues_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     # One product; the rule in jax, which also covers eigenvectors, takes two.
     eigenvalues, vectors = jnp.linalg.eigh(primals[0])
-    turned = jnp.matmul(tangents[0], vectors, precision="highest")
+    turned = matmul(tangents[0], vectors)
     return eigenvalues, jnp.sum(vectors * turned, axis=0)
 
 
@@ -138,13 +138,12 @@ def _approximate(matrix: Matrix) -> tuple[Float[Array, ""], Matrix]:
     $$H \approx \sum_j p_j (g(p_j / s) - \log s), \qquad
     \nabla H \approx (g(P / s) - \operatorname{tr}(P g(P / s)) I) / \operatorname{tr} G$$
 
-    Between eigenvalues $x \ge 5 \cdot 10^{-6}$ the slope of $g$ in $\log x$ is $-1$ within 1 %,
-    and $g(1) = 0$. Hence $g$ is $-\log x$ within 1 %, and so is $H$; and the error of
-    $\log p_j + H$, whose $p$-weighted norm is the gradient's norm in the keys, is at most 1 % of
-    it. Smaller eigenvalues count by their share only, zero ones not at all.
+    For eigenvalues $x \ge 5 \cdot 10^{-6}$ the slope of $g$ in $\log x$ is $-1$ within 1 %, and
+    $g(1) = 0$. Hence $g$ and $H$ are accurate to 1 %. So is $\log p_j + H$, whose $p$-weighted
+    norm is that of the gradient in the keys. Smaller eigenvalues count by their share only.
     """
     shares, trace = _of_unit_trace(matrix)
-    squared = _product(shares, shares)
+    squared = matmul(shares, shares)
     # At least the largest eigenvalue, since its fourth power is one term of the trace's.
     scale = jnp.sqrt(jnp.sqrt(jnp.sum(jnp.square(squared))))
     scale = jnp.where(scale == 0, 1, scale)
@@ -159,8 +158,8 @@ def _approximate(matrix: Matrix) -> tuple[Float[Array, ""], Matrix]:
 def _surprisal(matrix: Matrix, squared: Matrix) -> Matrix:
     r"""$g(X) - g(0)$ for eigenvalues in [0, 1]: a sum of iterates, each of one product.
 
-    Each iterate is a saturating function of $\log x$, 2.5 times as steep at zero as the one
-    before: steps on a logarithmic scale, which add up to a straight line.
+    Each iterate is a saturating function of $\log x$, 2.5 times as steep at zero as the previous
+    one; on a logarithmic scale they add up to a straight line.
     """
     first, *rest = np.asarray(_STEPS)
     start = first[0] * matrix - first[1] * squared
@@ -168,14 +167,9 @@ def _surprisal(matrix: Matrix, squared: Matrix) -> Matrix:
 
     def step(carry: tuple[Array, Array], row: Array) -> tuple[tuple[Array, Array], None]:
         x, total = carry
-        x = row[0] * x - row[1] * _product(x, x)
+        x = row[0] * x - row[1] * matmul(x, x)
         return (x, total + row[2] * x), None
 
     # On a CPU, a scan whose iterates stay in the cache is faster than fused sums.
     (_, total), _ = jax.lax.scan(step, (start, total), jnp.asarray(np.array(rest), matrix.dtype))
     return total
-
-
-def _product(left: Matrix, right: Matrix) -> Matrix:
-    # GPUs would otherwise round to 10 bits, and later products would amplify the error.
-    return jnp.matmul(left, right, precision="highest")

@@ -1,8 +1,8 @@
 """Removing Gaussian noise by retrieval from clean patterns, such as a model's vocabulary.
 
 A Hopfield update over the clean patterns, with inverse temperature 1/sigma^2 and a bias, is their
-posterior mean given a noisy one. Written for one noisy query; `jax.vmap` for more. For queries
-that are a sequence, `candidates` and `forward_backward` add what each tells about its neighbours.
+posterior mean given a noisy one. Functions take one noisy query; use `jax.vmap` for more.
+`candidates` and `forward_backward` decode a sequence of queries with a model of their order.
 """
 
 from collections.abc import Callable
@@ -13,17 +13,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from hopfax.checks import check_range
-from hopfax.fixed_point import real_array
-from hopfax.hopfield.retrieval import check_mask
+from hopfax.hopfield.retrieval import check_mask, matmul
 
 Patterns = Float[Array, "patterns width"]
 Mask = Bool[Array, " patterns"] | None
 LogPrior = Float[Array, " patterns"] | None
 
-BLOCK = (
-    2048  # patterns of a block; on two cores, smaller blocks are slower and larger ones no faster
-)
-IMPOSSIBLE = -1e30  # logarithm of the probability of a state or step that is excluded
+Sigma = float | Float[Array, ""] | None
+
+BLOCK = 2048  # On two cores, smaller blocks are slower and larger ones no faster.
+IMPOSSIBLE = -1e30  # log-probability of excluded states and steps
 
 
 class Candidates(NamedTuple):
@@ -31,8 +30,8 @@ class Candidates(NamedTuple):
 
     Attributes:
         index: Their rows.
-        log_likelihood: Log-likelihood of each, without the prior and up to a constant; -inf if the
-            prior or the mask excludes it.
+        log_likelihood: Without the prior and up to a constant; -inf if the prior or the mask
+            excludes the pattern.
     """
 
     index: Int[Array, " count"]
@@ -44,8 +43,8 @@ class Marginals(NamedTuple):
 
     Attributes:
         probability: Posterior probability of each state at each position; 0 where padded.
-        log_normalizer: Logarithm of the sum over all paths of likelihood times transitions, the
-            log-probability of the observed sequence; -inf if no path is possible.
+        log_normalizer: Log-probability of the observed sequence, a sum over all paths; -inf if no
+            path is possible.
     """
 
     probability: Float[Array, "positions states"]
@@ -70,7 +69,7 @@ def denoise(
     noisy: Float[Array, " width"],
     patterns: Patterns,
     *,
-    sigma: float | Float[Array, ""] | None = None,
+    sigma: Sigma = None,
     log_prior: LogPrior = None,
     mask: Mask = None,
     block_size: int | None = None,
@@ -84,9 +83,8 @@ def denoise(
 
     This is one `update` with $\beta = 1/\sigma^2$ and the bias
     $\log \pi_v - \|e_v\|^2 / (2 \sigma^2)$. Without `sigma`, the noise level is integrated out
-    under Jeffreys' prior $1/\sigma$, which gives
-    $p = \mathrm{softmax}_v(\log \pi_v - d \log \|x - e_v\|)$. In a hundred or more dimensions a
-    single query determines its own $\sigma$, so that this loses almost nothing.
+    under Jeffreys' prior $1/\sigma$: $p = \mathrm{softmax}_v(\log \pi_v - d \log \|x - e_v\|)$.
+    In a hundred or more dimensions this loses almost nothing, since one query determines $\sigma$.
 
     Args:
         noisy: The query $x$.
@@ -95,12 +93,12 @@ def denoise(
         sigma: Standard deviation of the noise in each coordinate, > 0; None if unknown.
         log_prior: Log-probabilities of the patterns, up to a constant; -inf excludes a pattern.
             None for a uniform prior.
-        mask: True where a pattern is real; None takes all.
+        mask: True where a pattern is real; None means all.
         block_size: Patterns read at a time; None for 2048. Under `jax.vmap`, memory grows with
-            queries times `block_size`, never with queries times patterns.
+            queries times `block_size`, not with queries times patterns.
 
     Returns:
-        `Denoised`, in float32 at least; zero, index 0 and probability 0 if no pattern is possible.
+        `Denoised`, at least float32; zero, index 0 and probability 0 if no pattern is possible.
         Duplicate patterns share their probability: `index` is the first of them.
 
     Raises:
@@ -110,18 +108,16 @@ def denoise(
 
     Differentiation:
         `value` and `probability` are differentiable in all arrays and in `sigma`; the backward
-        pass computes each block's logits again. Without `sigma`, a query that equals a pattern
-        gets a gradient of zero.
+        pass recomputes each block's logits. Without `sigma`, a query that equals a pattern gets a
+        gradient of zero.
 
     Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from hopfax import hopfield
         >>> patterns = jax.random.normal(jax.random.key(0), (1000, 128))
         >>> noisy = patterns[7] + 1.5 * jax.random.normal(jax.random.key(1), (128,))
-        >>> clean = hopfield.denoise(noisy, patterns, sigma=1.5)
+        >>> clean = denoise(noisy, patterns, sigma=1.5)
         >>> int(clean.index), bool(jnp.abs(clean.value - patterns[7]).max() < 0.1)
         (7, True)
-        >>> int(hopfield.denoise(noisy, patterns).index)  # sigma unknown
+        >>> int(denoise(noisy, patterns).index)  # sigma unknown
         7
 
     References:
@@ -129,8 +125,7 @@ def denoise(
         Need.
     """
     pattern_dtype = jnp.asarray(patterns).dtype
-    noisy, patterns, bias = _prepared(noisy, patterns, log_prior, mask)
-    sigma = None if sigma is None else _check_sigma(sigma, noisy.dtype)
+    noisy, patterns, bias, sigma = _prepared(noisy, patterns, log_prior, mask, sigma)
     if pattern_dtype == jnp.bfloat16:
         patterns = patterns.astype(pattern_dtype)
         noisy = noisy.astype(pattern_dtype).astype(noisy.dtype)
@@ -139,8 +134,7 @@ def denoise(
         norms = jnp.sum(jnp.square(rows.astype(noisy.dtype)), axis=1)
         return _log_likelihood(noisy, _product(noisy, rows.T), norms, sigma), None
 
-    posterior = _posterior(logits, patterns, bias, block_size)
-    return Denoised(posterior.value, posterior.index, posterior.probability)
+    return _posterior(logits, patterns, bias, block_size)[0]
 
 
 def denoise_normalized(
@@ -151,70 +145,50 @@ def denoise_normalized(
     scale: Float[Array, " width"],
     bias: Float[Array, " width"],
     epsilon: float,
-    sigma: float | Float[Array, ""] | None = None,
+    sigma: Sigma = None,
     log_prior: LogPrior = None,
     mask: Mask = None,
     block_size: int | None = None,
 ) -> Denoised:
     r"""`denoise` after a LayerNorm: the patterns are $\mathrm{LN}(e_v + o)$.
 
-    For a token at position i of an encoder, $o$ is the vector of the position. The patterns are
-    never computed: their products with the query follow from those of $e_v$, so that many queries
-    with different offsets share matrix products.
-
-    Args:
-        noisy: LN(e_v + o) plus noise.
-        patterns: $e_v$, one a row.
-        offset: $o$.
-        scale: Scale of the LayerNorm.
-        bias: Bias of the LayerNorm.
-        epsilon: Epsilon of the LayerNorm, >= 0.
-        sigma: See `denoise`.
-        log_prior: See `denoise`.
-        mask: See `denoise`.
-        block_size: See `denoise`.
+    In an encoder, $o$ is the embedding of the token's position. The patterns are never computed:
+    their products with the query follow from those of $e_v$, so that many queries with different
+    offsets share matrix products. `scale`, `bias` and `epsilon` (>= 0) are those of the LayerNorm;
+    for the other arguments and errors see `denoise`.
 
     Returns:
         `Denoised`, whose value is $\sum_v p_v \mathrm{LN}(e_v + o)$, not LN of a mean.
 
-    Raises:
-        TypeError, ValueError: See `denoise`.
-
     Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from hopfax import hopfield
         >>> patterns = jax.random.normal(jax.random.key(0), (1000, 128))
         >>> offset, ones = jax.random.normal(jax.random.key(1), (128,)), jnp.ones(128)
         >>> clean = jax.nn.standardize(patterns[7] + offset, epsilon=1e-12)
         >>> noisy = clean + jax.random.normal(jax.random.key(2), (128,))
         >>> layer_norm = {"scale": ones, "bias": 0 * ones, "epsilon": 1e-12}
-        >>> int(hopfield.denoise_normalized(noisy, patterns, offset, **layer_norm).index)
+        >>> int(denoise_normalized(noisy, patterns, offset, **layer_norm).index)
         7
     """
-    noisy, patterns, prior = _prepared(noisy, patterns, log_prior, mask)
-    sigma = None if sigma is None else _check_sigma(sigma, noisy.dtype)
+    noisy, patterns, prior, sigma = _prepared(noisy, patterns, log_prior, mask, sigma)
     centred = patterns - jnp.mean(patterns, axis=1, keepdims=True)
     offset = jnp.asarray(offset, noisy.dtype)
     offset = offset - jnp.mean(offset)
     query, squared = noisy - bias, jnp.square(scale)
 
     def logits(rows: Patterns) -> tuple[Array, Array]:
-        def products(x: Array) -> Array:
-            return jnp.matmul(x, rows.T, precision="highest")
-
         squares = jnp.sum(jnp.square(rows), axis=1)
-        variance = squares + 2 * products(offset) + jnp.sum(jnp.square(offset))
+        variance = squares + 2 * matmul(offset, rows.T) + jnp.sum(jnp.square(offset))
         variance = jnp.maximum(variance, 0) / rows.shape[1] + epsilon
         # A padded row without an offset has no variance: its gain is 0, not infinite.
         gains = jnp.where(variance > 0, jax.lax.rsqrt(jnp.where(variance > 0, variance, 1)), 0)
-        inner = gains * (products(scale * query) + jnp.sum(scale * query * offset))
-        norms = jnp.matmul(jnp.square(rows), squared, precision="highest")
-        norms += 2 * products(squared * offset) + jnp.sum(squared * jnp.square(offset))
+        inner = gains * (matmul(scale * query, rows.T) + jnp.sum(scale * query * offset))
+        norms = matmul(jnp.square(rows), squared)
+        norms += 2 * matmul(squared * offset, rows.T) + jnp.sum(squared * jnp.square(offset))
         return _log_likelihood(query, inner, jnp.square(gains) * norms, sigma), gains
 
-    posterior = _posterior(logits, centred, prior, block_size)
-    value = bias * (posterior.probability > 0) + scale * (posterior.value + posterior.gain * offset)
-    return Denoised(value, posterior.index, posterior.probability)
+    posterior, gain = _posterior(logits, centred, prior, block_size)
+    value = bias * (posterior.probability > 0) + scale * (posterior.value + gain * offset)
+    return posterior._replace(value=value)
 
 
 def candidates(
@@ -222,40 +196,29 @@ def candidates(
     patterns: Patterns,
     *,
     count: int,
-    sigma: float | Float[Array, ""] | None = None,
+    sigma: Sigma = None,
     log_prior: LogPrior = None,
     mask: Mask = None,
 ) -> Candidates:
     """Returns the patterns of highest posterior probability, with their log-likelihoods.
 
-    For decoders that add knowledge of their own, such as the context of a token. `log_prior` ranks
-    the patterns; it is not part of the log-likelihoods.
-
-    Args:
-        noisy: See `denoise`.
-        patterns: See `denoise`; products are in float32 at least.
-        count: Number of candidates, at most that of the patterns.
-        sigma: See `denoise`.
-        log_prior: See `denoise`.
-        mask: See `denoise`.
+    `count` is at most the number of patterns; for the other arguments and errors see `denoise`.
+    `log_prior` ranks the patterns and is not part of the log-likelihoods, so that a decoder can add
+    a prior of its own, such as the context of a token.
 
     Raises:
-        TypeError, ValueError: See `denoise`; `count` is out of range.
+        ValueError: If `count` is out of range.
 
     Example:
-        >>> import jax
-        >>> from hopfax import hopfield
         >>> patterns = jax.random.normal(jax.random.key(0), (1000, 128))
         >>> noisy = patterns[7] + 1.5 * jax.random.normal(jax.random.key(1), (128,))
-        >>> likeliest = hopfield.candidates(noisy, patterns, count=3)
+        >>> likeliest = candidates(noisy, patterns, count=3)
         >>> likeliest.index.shape, int(likeliest.index[0])
         ((3,), 7)
     """
-    noisy, patterns, prior = _prepared(noisy, patterns, log_prior, mask)
-    if not 1 <= count <= len(patterns):
-        raise ValueError(f"count must be in [1, {len(patterns)}], got {count}")
-    sigma = None if sigma is None else _check_sigma(sigma, noisy.dtype)
-    products = jnp.matmul(noisy, patterns.T, precision="highest")
+    noisy, patterns, prior, sigma = _prepared(noisy, patterns, log_prior, mask, sigma)
+    check_range(1, len(patterns), count=count)
+    products = matmul(noisy, patterns.T)
     norms = jnp.sum(jnp.square(patterns), axis=1)
     likelihood = _log_likelihood(noisy, products, norms, sigma)
     _, index = jax.lax.top_k(likelihood + prior, count)
@@ -275,40 +238,31 @@ def forward_backward(
     $$\log Z = \log \sum_{s_1 \dots s_n} \prod_i p(x_i | s_i) \prod_i p(s_{i+1} | s_i), \qquad
     p(s_i = k | x) = \frac{\partial \log Z}{\partial \log p(x_i | k)}$$
 
-    The forward pass is a scan; its gradient is the backward pass.
+    The forward pass is a scan; its gradient is the backward pass (Rabiner 1989, Eqs. 19 to 27).
 
     Args:
         log_likelihood: $\log p(x_i | s_i)$, to which the first position adds the log-probability
             of its states; -inf excludes a state.
         log_transition: $\log p(s_{i+1} | s_i)$ from state (rows) to state (columns), one matrix
             for each of the n - 1 steps; need not be normalized. -inf excludes a step.
-        mask: True at real positions, which come first; None takes all.
+        mask: True at real positions, which come first; None means all.
 
     Returns:
-        `Marginals`, in float32 at least; all probabilities are 0 if no path is possible. Without a
-        real position, `log_normalizer` is 0.
+        `Marginals`, at least float32; all probabilities are 0 if no path is possible. Without a
+        real position, `log_normalizer` is 0. Both fields are differentiable in both arrays.
 
     Raises:
         TypeError: If `mask` is not boolean.
         ValueError: If the shapes are not those of one sequence and its steps.
 
-    Differentiation:
-        Both fields are differentiable in both arrays.
-
     Example:
-        >>> import jax.numpy as jnp
-        >>> from hopfax import hopfield
         >>> observed = jnp.log(jnp.array([[0.9, 0.1], [0.5, 0.5]]))
         >>> stays = jnp.log(jnp.array([[[0.8, 0.2], [0.2, 0.8]]]))
-        >>> marginals = hopfield.forward_backward(observed, stays).probability
+        >>> marginals = forward_backward(observed, stays).probability
         >>> [[round(float(p), 2) for p in position] for position in marginals]
         [[0.9, 0.1], [0.74, 0.26]]
-
-    References:
-        Rabiner (1989), A Tutorial on Hidden Markov Models, Equations 19 to 27.
     """
-    likelihood = real_array(log_likelihood, "log_likelihood")
-    transition = real_array(log_transition, "log_transition")
+    likelihood, transition = jnp.asarray(log_likelihood), jnp.asarray(log_transition)
     shape = likelihood.shape
     if likelihood.ndim != 2 or transition.shape != (max(shape[0] - 1, 0), shape[1], shape[1]):
         raise ValueError(
@@ -346,15 +300,8 @@ def forward_backward(
     )
 
 
-def _log_likelihood(query: Array, products: Array, norms: Array, sigma: Array | None) -> Array:
-    """Log-likelihood of patterns, up to a constant, from squared norms and products with a query.
-
-    Args:
-        query: The noisy vector.
-        products: Its products with the patterns.
-        norms: The patterns' squared norms.
-        sigma: Standard deviation of the noise; None integrates it out.
-    """
+def _log_likelihood(query: Array, products: Array, norms: Array, sigma: Sigma) -> Array:
+    """Log-likelihoods, up to a constant, from products with the query and squared norms."""
     if sigma is not None:
         return (products - 0.5 * norms) / jnp.square(sigma)
     energy = jnp.sum(jnp.square(query))
@@ -378,24 +325,22 @@ def estimate_sigma(
         noisy: One noisy pattern a row.
         patterns: Clean patterns, one a row.
         log_prior: Log-probabilities of the patterns, up to a constant; None for uniform.
-        mask: True where a row of `noisy` is real; None takes all.
+        mask: True where a row of `noisy` is real; None means all.
 
     Returns:
         The estimate of the standard deviation, at least a thousandth of the patterns' root mean
         square, so that it is a valid `sigma` of `denoise` also where there is no noise.
 
     Example:
-        >>> import jax
-        >>> from hopfax import hopfield
         >>> patterns = jax.random.normal(jax.random.key(0), (1000, 128))
         >>> noise = jax.random.normal(jax.random.key(1), (40, 128))
-        >>> round(float(hopfield.estimate_sigma(patterns[:40] + 1.5 * noise, patterns)), 1)
+        >>> round(float(estimate_sigma(patterns[:40] + 1.5 * noise, patterns)), 1)
         1.5
     """
-    noisy = real_array(noisy, "noisy")
+    noisy = jnp.asarray(noisy)
     if noisy.ndim != 2:
         raise ValueError(f"noisy must have shape (tokens, width), got {noisy.shape}: use jax.vmap")
-    _, patterns, prior = _prepared(noisy[0], patterns, log_prior, None)
+    _, patterns, prior, _ = _prepared(noisy[0], patterns, log_prior)
     mask = check_mask(mask, (len(noisy),))
     weights = jnp.ones(len(noisy)) if mask is None else mask
     squares = jnp.where(weights > 0, jnp.mean(jnp.square(noisy), axis=1), 0)
@@ -405,9 +350,9 @@ def estimate_sigma(
 
 
 def capacity_snr_db(entropy_bits: float | Array, *, width: int) -> Float[Array, ""]:
-    r"""Signal-to-noise ratio below which no decoder recovers tokens from Gaussian noise, in dB.
+    r"""Returns the signal-to-noise ratio below which no decoder recovers tokens, in dB.
 
-    $$10 \log_{10}\left(2^{2H/d} - 1\right)$$
+    $$10 \log_{10}\left(2^{2H/d} - 1\right) \qquad \text{(Shannon 1949, Theorem 2)}$$
 
     Args:
         entropy_bits: Entropy H of a token in bits, given its context if the decoder uses it, > 0.
@@ -417,15 +362,10 @@ def capacity_snr_db(entropy_bits: float | Array, *, width: int) -> Float[Array, 
         The ratio per coordinate at which the capacity of the Gaussian channel is H bits a token.
 
     Example:
-        >>> from hopfax import hopfield
-        >>> [round(float(hopfield.capacity_snr_db(10.0, width=d)), 1) for d in (128, 384, 768)]
+        >>> [round(float(capacity_snr_db(10.0, width=d)), 1) for d in (128, 384, 768)]
         [-9.4, -14.3, -17.4]
-
-    References:
-        Shannon (1949), Communication in the Presence of Noise, Theorem 2.
     """
-    bits = real_array(entropy_bits, "entropy_bits")
-    return 10 * jnp.log10(jnp.expm1(2 * jnp.log(2.0) * bits / width))
+    return 10 * jnp.log10(jnp.expm1(2 * jnp.log(2.0) * jnp.asarray(entropy_bits) / width))
 
 
 def certified_radius(patterns: Patterns, *, mask: Mask = None) -> Float[Array, " patterns"]:
@@ -436,26 +376,22 @@ def certified_radius(patterns: Patterns, *, mask: Mask = None) -> Float[Array, "
 
     Args:
         patterns: Patterns, one a row.
-        mask: True where a pattern is real; None takes all.
+        mask: True where a pattern is real; None means all.
 
     Returns:
         The radius of each pattern; 0 for duplicates, nan where `mask` is False, inf for a single
         pattern.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> from hopfax import hopfield
-        >>> hopfield.certified_radius(jnp.array([[0.0, 0.0], [3.0, 4.0], [0.0, 20.0]])).tolist()
+        >>> certified_radius(jnp.array([[0.0, 0.0], [3.0, 4.0], [0.0, 20.0]])).tolist()
         [2.5, 2.5, 8.139410018920898]
     """
-    patterns = real_array(patterns, "patterns")
-    _, patterns, prior = _prepared(jnp.zeros(patterns.shape[-1:]), patterns, None, mask)
-    patterns = _centred(patterns, prior)
+    patterns, prior, _ = _centred(patterns, None, mask)
     norms = jnp.sum(jnp.square(patterns), axis=1) - prior  # inf where padded
 
     def radius(number: Array) -> Array:
         row = patterns[number]
-        squares = norms - 2 * jnp.matmul(row, patterns.T, precision="highest")
+        squares = norms - 2 * matmul(row, patterns.T)
         nearest = jnp.argmin(squares.at[number].set(jnp.inf))
         # The difference itself: its square in terms of norms has lost its digits.
         distance = jnp.linalg.norm(row - patterns[nearest])
@@ -492,21 +428,16 @@ def recovery_bound(
         ValueError: If `sigma` is not positive and finite.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> from hopfax import hopfield
-        >>> bound = hopfield.recovery_bound(jnp.array([[0.0, 0.0], [3.0, 4.0]]), sigma=1.25)
+        >>> bound = recovery_bound(jnp.array([[0.0, 0.0], [3.0, 4.0]]), sigma=1.25)
         >>> bound.round(4).tolist()  # 1 - Q(2)
         [0.9771999716758728, 0.9771999716758728]
     """
-    patterns = real_array(patterns, "patterns")
-    _, patterns, prior = _prepared(jnp.zeros(patterns.shape[-1:]), patterns, log_prior, None)
-    sigma = _check_sigma(sigma, patterns.dtype)
-    patterns = _centred(patterns, prior)
+    patterns, prior, sigma = _centred(patterns, log_prior, None, sigma)
     norms = jnp.sum(jnp.square(patterns), axis=1)
     rounding = 8 * jnp.finfo(norms.dtype).eps
 
     def bound(number: Array) -> Array:
-        products = jnp.matmul(patterns[number], patterns.T, precision="highest")
+        products = matmul(patterns[number], patterns.T)
         squares = norms[number] - 2 * products + norms
         distinct = squares > rounding * (norms[number] + norms)
         distance = jnp.sqrt(jnp.where(distinct, squares, 1))
@@ -530,28 +461,16 @@ class _Running(NamedTuple):
     value: Array
 
 
-class _Posterior(NamedTuple):
-    """Weighted sums over all patterns, of their gains and of gain times pattern."""
-
-    gain: Array
-    value: Array
-    index: Array
-    probability: Array
-
-
 def _posterior(
     logits: Callable[[Array], tuple[Array, Array | None]],
     patterns: Array,
     bias: Array,
     block_size: int | None,
-) -> _Posterior:
-    """Softmax over all patterns, one block at a time.
+) -> tuple[Denoised, Array]:
+    """Posterior from log-priors and from logits of one block of patterns at a time.
 
-    Args:
-        logits: Returns the log-likelihoods and the gains of a block's patterns; None for gains 1.
-        patterns: One a row.
-        bias: Log-prior of each pattern.
-        block_size: Rows of a block.
+    `logits` also returns gains, None for 1. The posterior's value is the mean of gain times
+    pattern, and the last result is the mean gain.
     """
     count, dtype = len(patterns), bias.dtype
     size = min(BLOCK if block_size is None else block_size, count)
@@ -582,28 +501,27 @@ def _posterior(
             value=decay * running.value + _product(gained, rows),
         ), None
 
-    nothing, zero = jnp.full((), -jnp.inf, dtype), jnp.zeros((), dtype)
-    none = jnp.zeros((), jnp.int32)
-    start = _Running(nothing, zero, none, zero, zero, jnp.zeros(patterns.shape[1], dtype))
+    lowest, zero, none = (
+        jnp.full((), -jnp.inf, dtype),
+        jnp.zeros((), dtype),
+        jnp.zeros((), jnp.int32),
+    )
+    start = _Running(lowest, zero, none, zero, zero, jnp.zeros(patterns.shape[1], dtype))
     if size == count:
-        running, _ = step(start, jnp.zeros((), jnp.int32))
+        running, _ = step(start, none)
     else:
         running, _ = jax.lax.scan(step, start, jnp.arange(-(-count // size)))
     possible = running.total > 0
     total = jnp.where(possible, running.total, 1)
     probability = jnp.exp(running.score - jnp.where(possible, running.most, 0)) / total
-    return _Posterior(
-        running.gain / total,
-        running.value / total,
-        running.index,
-        jnp.where(possible, probability, 0),
-    )
+    probability = jnp.where(possible, probability, 0)
+    return Denoised(running.value / total, running.index, probability), running.gain / total
 
 
 def _product(vector: Array, matrix: Array) -> Array:
     """Returns the product in the matrix's type, accumulated in the vector's."""
     if vector.dtype == matrix.dtype:
-        return jnp.matmul(vector, matrix, precision="highest")
+        return matmul(vector, matrix)
     return _narrow_product(vector, matrix)
 
 
@@ -618,19 +536,23 @@ def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Arra
     # In the wide type: derivatives of a softmax cancel, their rounding errors do not.
     (vector, matrix), (of_vector, of_matrix) = primals, tangents
     wide = [each.astype(vector.dtype) for each in (matrix, of_matrix)]
-    tangent = jnp.matmul(of_vector, wide[0], precision="highest")
-    tangent += jnp.matmul(vector, wide[1], precision="highest")
+    tangent = matmul(of_vector, wide[0])
+    tangent += matmul(vector, wide[1])
     return _narrow_product(vector, matrix), tangent
 
 
 def _prepared(
-    noisy: Array, patterns: Array, log_prior: LogPrior, mask: Mask
-) -> tuple[Array, Array, Array]:
-    """Checks the arguments, clears padded patterns, and returns the log-prior with the mask in it.
+    noisy: Array,
+    patterns: Array,
+    log_prior: LogPrior,
+    mask: Mask = None,
+    sigma: Sigma = None,
+) -> tuple[Array, Array, Array, Any]:
+    """Checks the arguments, promotes them to at least float32, and clears padded patterns.
 
-    All are promoted to float32 at least.
+    The log-prior that it returns includes the mask.
     """
-    noisy, patterns = real_array(noisy, "noisy"), real_array(patterns, "patterns")
+    noisy, patterns = jnp.asarray(noisy), jnp.asarray(patterns)
     if noisy.ndim != 1 or patterns.ndim != 2 or noisy.shape != patterns.shape[1:]:
         raise ValueError(
             f"noisy must have shape (width,) and patterns (patterns, width), got {noisy.shape} and "
@@ -640,25 +562,30 @@ def _prepared(
     noisy, patterns = noisy.astype(dtype), patterns.astype(dtype)
     prior = jnp.zeros(len(patterns), dtype)
     if log_prior is not None:
-        prior = real_array(log_prior, "log_prior").astype(dtype)
+        prior = jnp.asarray(log_prior, dtype)
         if prior.shape != (len(patterns),):
             raise ValueError(f"log_prior must have shape ({len(patterns)},), got {prior.shape}")
     mask = check_mask(mask, (len(patterns),))
     if mask is not None:
         patterns = jnp.where(mask[:, None], patterns, 0)
         prior = jnp.where(mask, prior, -jnp.inf)
-    return noisy, patterns, prior
+    if sigma is not None:
+        if jnp.ndim(sigma):
+            raise ValueError(
+                f"sigma must be one number, got shape {jnp.shape(sigma)}: use jax.vmap"
+            )
+        check_range(0, ends="()", sigma=sigma)
+        sigma = jnp.asarray(sigma, dtype)
+        sigma = jnp.where(sigma > 0, sigma, jnp.nan)
+    return noisy, patterns, prior, sigma
 
 
-def _centred(patterns: Array, prior: Array) -> Array:
-    """Returns the patterns less the mean of the possible ones: distances keep their digits."""
+def _centred(
+    patterns: Array, log_prior: LogPrior, mask: Mask, sigma: Sigma = None
+) -> tuple[Array, Array, Any]:
+    """`_prepared` patterns less the mean of the possible ones: distances keep their digits."""
+    origin = jnp.zeros(jnp.shape(patterns)[-1:])
+    _, patterns, prior, sigma = _prepared(origin, patterns, log_prior, mask, sigma)
     possible = jnp.isfinite(prior)[:, None]
     mean = jnp.sum(jnp.where(possible, patterns, 0), axis=0) / jnp.maximum(jnp.sum(possible), 1)
-    return patterns - mean
-
-
-def _check_sigma(sigma: float | Array, dtype: jnp.dtype) -> Array:
-    real_array(sigma, "sigma", scalar=True)
-    check_range(0, ends="()", sigma=sigma)
-    sigma = jnp.asarray(sigma, dtype)
-    return jnp.where(sigma > 0, sigma, jnp.nan)
+    return patterns - mean, prior, sigma

@@ -4,7 +4,8 @@
 computes the weight of a function at each degree, `influence` the inputs it depends on. `theory` has
 the paper's formulas for layers and `penalty` its regularizer.
 
-Functions are traced in every call: wrap repeated calls in `jax.jit`.
+Functions are traced in every call: wrap repeated calls in `jax.jit`. Examples omit
+`import jax, jax.numpy as jnp` and the import of the function.
 """
 
 from hopfax.stability import theory as theory

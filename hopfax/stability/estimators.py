@@ -38,42 +38,14 @@ class Estimate(NamedTuple):
     num_samples: Int[Array, ""]
 
 
-class Moments(NamedTuple):
-    """First two moments of a sample.
-
-    Attributes:
-        count: Number of samples.
-        mean: Their mean.
-        squares: Sum of squared deviations from the mean.
-        ties: Fraction of compared pairs of samples that are equal.
-        size: Largest size that the statistic of `paired_moments` returned.
-    """
+class _Moments(NamedTuple):
+    """Moments of a sample, and what the standard error of rare values needs."""
 
     count: Float[Array, ""]
     mean: Float[Array, "..."]
-    squares: Float[Array, "..."]
-    ties: Float[Array, "..."]
-    size: Float[Array, "..."]
-
-    @property
-    def variance(self) -> Float[Array, "..."]:
-        """Unbiased variance of one sample."""
-        return self.squares / (self.count - 1)
-
-    @property
-    def standard_error(self) -> Float[Array, "..."]:
-        """Standard error of the mean, corrected for values too rare to have occurred.
-
-        If all samples but k are equal, it follows Agresti and Coull: as if k + 2 samples differed,
-        by as much as those k, or by `size` plus the mean if k is 0. Without ties, it is the usual
-        standard error.
-        """
-        ties, reach = self.ties, self.size + jnp.abs(self.mean)
-        # Each sample that differs from the common value makes one comparison without a tie.
-        few = jnp.maximum((1 - ties) * self.count / 2, 1)
-        usual = jnp.sqrt(self.variance / self.count * (1 + 2 * ties / few))
-        unmet = jnp.where(reach > 0, jnp.sqrt(2 * ties) * reach / self.count, jnp.inf)
-        return jnp.where(self.variance > 0, usual, unmet)
+    squares: Float[Array, "..."]  # sum of squared deviations from the mean
+    ties: Float[Array, "..."]  # fraction of compared pairs of samples that are equal
+    size: Float[Array, "..."]  # largest bound on values that the statistic returned
 
 
 def noise_stability(
@@ -128,9 +100,7 @@ def noise_stability(
         a sign or an argmax they are 0.
 
     Example:
-        >>> import jax
-        >>> from hopfax import stability
-        >>> estimate = stability.noise_stability(
+        >>> estimate = noise_stability(
         ...     lambda x: x[0] * x[1], jax.random.key(0), shape=(2,), rho=0.5, num_samples=20_000
         ... )
         >>> bool(abs(estimate.mean - 0.25) < 4 * estimate.standard_error)
@@ -152,13 +122,10 @@ def noise_stability(
             return product, size
         return jnp.sum(product, axis=tuple(range(1, product.ndim))), jnp.sum(size)
 
-    moments = paired_moments(
-        fn, key, products, pair, shape, rho, num_samples, batch_size, arc_points
-    )
-    return Estimate(moments.mean, moments.standard_error, jnp.asarray(num_samples))
+    return estimate_pairs(fn, key, products, pair, shape, rho, num_samples, batch_size, arc_points)
 
 
-def paired_moments(
+def estimate_pairs(
     fn: Fn,
     key: PRNGKeyArray,
     statistic: Callable[[Array], tuple[Array, Array]],
@@ -168,27 +135,13 @@ def paired_moments(
     num_samples: int,
     batch_size: int,
     arc_points: int = 2,
-) -> Moments:
-    """Evaluates `fn` on correlated inputs and returns the moments of a statistic of its outputs.
+) -> Estimate:
+    """Estimates the mean of a statistic of a function's outputs on correlated inputs.
 
-    Args:
-        fn: Function of one input.
-        key: Random key; sample i depends only on the key, i and `batch_size`.
-        statistic: Maps the outputs of one sample, (rhos, arc_points, ...), to the values (rhos,
-            ...) to average and to a bound on values from outputs of this size; `outputs[:, 0]` is
-            at X for every rho.
-        pair: Sampler of correlated inputs.
-        shape: Shape of an input.
-        rho: A number, or a vector of them.
-        num_samples: Number of samples, >= 2.
-        batch_size: Samples evaluated at a time; 1 counts as 2.
-        arc_points: Inputs per sample and rho: X, Y, and further points of their arc.
-
-    Returns:
-        `Moments` whose shapes start with that of `rho`.
-
-    References:
-        Chan, Golub and LeVeque (1983), for merging batches.
+    `statistic` maps the outputs of one sample, (rhos, arc_points, ...), to the values (rhos, ...)
+    to average and to a bound on values from outputs of this size; `outputs[:, 0]` is at X for every
+    rho. Sample i depends only on the key, i and `batch_size`, of which 1 counts as 2. For the other
+    arguments see `noise_stability`; batches merge as in Chan, Golub and LeVeque (1983).
     """
     check_range(2, num_samples=num_samples)
     check_range(1, batch_size=batch_size)
@@ -215,7 +168,7 @@ def paired_moments(
         first = jnp.broadcast_to(outputs[0], (len(rhos), 1, *outputs.shape[1:]))
         return statistic(jnp.concatenate([first, others], axis=1))
 
-    def merge(number: Array | int, moments: Moments) -> Moments:
+    def merge(number: Array | int, moments: _Moments) -> _Moments:
         inputs = jax.vmap(draw)(jax.random.split(jax.random.fold_in(key, number), batch_size))
         outputs = jax.vmap(fn)(inputs.reshape(-1, *inputs.shape[2:]))
         outputs = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
@@ -229,7 +182,7 @@ def paired_moments(
         known, sizes = jax.lax.stop_gradient((values, sizes))
         tied = weights[half : 2 * half] & (known[:half] == known[half : 2 * half])
         total, change = moments.count + count, mean - moments.mean
-        return Moments(
+        return _Moments(
             count=total,
             mean=moments.mean + change * (count / total),
             squares=moments.squares
@@ -239,14 +192,29 @@ def paired_moments(
             size=jnp.maximum(moments.size, jnp.max(sizes, axis=0)),
         )
 
-    scalars = Moments(*[jnp.zeros(())] * len(Moments._fields))
+    scalars = _Moments(*[jnp.zeros(())] * len(_Moments._fields))
     shapes = jax.eval_shape(merge, 0, scalars)
     start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     moments = jax.lax.fori_loop(0, full + (num_samples % batch_size > 0), merge, start)
     # An infinite sample could give an infinite mean, which would look like a result.
     finite = jnp.isfinite(moments.mean) & jnp.isfinite(moments.squares)
     moments = moments._replace(mean=jnp.where(finite, moments.mean, jnp.nan))
-    if rho.ndim:
-        return moments
-    mean, squares, ties = (part[0] for part in moments[1:4])
-    return moments._replace(mean=mean, squares=squares, ties=ties)
+    if not rho.ndim:
+        mean, squares, ties = (part[0] for part in moments[1:4])
+        moments = moments._replace(mean=mean, squares=squares, ties=ties)
+    return Estimate(moments.mean, _standard_error(moments), jnp.asarray(num_samples))
+
+
+def _standard_error(moments: _Moments) -> Array:
+    """Standard error of the mean, corrected for values too rare to have occurred.
+
+    If all samples but k are equal, it follows Agresti and Coull: as if k + 2 samples differed, by
+    as much as those k, or by `size` plus the mean if k is 0. Without ties, it is the usual one.
+    """
+    count, mean, squares, ties, size = moments
+    variance, reach = squares / (count - 1), size + jnp.abs(mean)
+    # Each sample that differs from the common value makes one comparison without a tie.
+    few = jnp.maximum((1 - ties) * count / 2, 1)
+    usual = jnp.sqrt(variance / count * (1 + 2 * ties / few))
+    unmet = jnp.where(reach > 0, jnp.sqrt(2 * ties) * reach / count, jnp.inf)
+    return jnp.where(variance > 0, usual, unmet)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from hopfax.checks import check_range
-from hopfax.stability.estimators import Estimate, paired_moments
+from hopfax.stability.estimators import Estimate, estimate_pairs
 
 
 def total_influence(
@@ -22,7 +22,8 @@ def total_influence(
 
     $$I(f) = \sum_i E\Bigl[\Bigl(\frac{f(x) - f(x^{\oplus i})}{2}\Bigr)^2\Bigr] = \sum_k k\,W^k(f)$$
 
-    For ±1-valued functions it is the expected number of bits whose flip changes the value.
+    For ±1-valued functions it is the expected number of bits whose flip changes the value
+    (O'Donnell, Analysis of Boolean Functions, Definition 2.27 and Theorem 2.38).
 
     Args:
         fn: A jittable function of `num_bits` floats, each 1 or -1, with one or several outputs
@@ -39,16 +40,9 @@ def total_influence(
         ValueError: If a number is out of range.
 
     Example:
-        >>> import jax
-        >>> from hopfax import stability
         >>> parity = lambda x: x[0] * x[1]
-        >>> float(
-        ...     stability.total_influence(parity, jax.random.key(0), num_bits=3, num_samples=9).mean
-        ... )
+        >>> float(total_influence(parity, jax.random.key(0), num_bits=3, num_samples=9).mean)
         2.0
-
-    References:
-        O'Donnell, Analysis of Boolean Functions, Definition 2.27 and Theorem 2.38.
     """
     check_range(1, num_bits=num_bits)
 
@@ -61,10 +55,9 @@ def total_influence(
         size = num_bits * jnp.sum(jnp.square(outputs[0, 0]))
         return jnp.sum(jnp.square(outputs[:, 1] - outputs[:, 0])) / 4, size
 
-    moments = paired_moments(
+    return estimate_pairs(
         fn, key, changes, flip, (num_bits,), jnp.arange(num_bits), num_samples, batch_size
     )
-    return Estimate(moments.mean, moments.standard_error, jnp.asarray(num_samples))
 
 
 def geometric_influence(
@@ -75,6 +68,8 @@ def geometric_influence(
     batch_size: int = 32,
 ) -> Float[Array, "..."]:
     r"""Returns the mean absolute gradient at each coordinate, $E|\partial_i f|$.
+
+    This is the geometric influence of Keller, Mossel and Sen (2012).
 
     Args:
         fn: A differentiable function of one input; for several outputs, the norm over outputs
@@ -89,13 +84,8 @@ def geometric_influence(
         For a standard error, split the samples over several calls.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> from hopfax.stability import geometric_influence
         >>> geometric_influence(lambda x: 3 * x[0] - x[1], jnp.ones((4, 3))).tolist()
         [3.0, 1.0, 0.0]
-
-    References:
-        Keller, Mossel and Sen (2012); Noise Stability of Transformer Models, section 3.
     """
 
     def sizes(x: Array) -> Array:

@@ -1,7 +1,4 @@
-"""The kernels compile for a GPU as far as a machine without one can tell: down to Triton's IR.
-
-That they then run, and how fast, is for a machine with a GPU to say.
-"""
+"""The kernels compile to Triton's IR, for which no GPU is needed."""
 
 from functools import partial
 
@@ -34,7 +31,7 @@ def lowered():
             axes = {"axis_sizes": (devices,), "axis_names": ("devices",)}
             axes |= {"axis_types": (jax.sharding.AxisType.Auto,)}
         mesh = jax.sharding.AbstractMesh(**axes, abstract_device=device)
-        # Newer versions of jax want to know the device, older ones guess.
+        # Newer versions of jax require the device; older ones guess.
         with jax.sharding.use_abstract_mesh(mesh):
             traced = jax.jit(fn).trace(*shapes)
             try:

@@ -13,6 +13,11 @@ from hopfax.experimental import tiles
 BETA = 0.6
 
 
+@pytest.fixture
+def rng():
+    return np.random.default_rng(5)
+
+
 def draw(rng, *shape, dtype=np.float32):
     return rng.normal(size=shape).astype(dtype)
 
@@ -57,6 +62,16 @@ def exactly(arrays, **options):
         return run(hopfield.attend, [np.asarray(array, np.float64) for array in arrays], **options)
 
 
+def assert_same_retrieval(found, wanted):
+    np.testing.assert_allclose(found.values, wanted.values, rtol=1e-5, atol=2e-6)
+    assert found.num_steps.tolist() == wanted.num_steps.tolist()
+    assert found.converged.tolist() == wanted.converged.tolist()
+    # The residual of the first step is the largest number, another one in double precision.
+    moved = wanted.residual < 1e30
+    np.testing.assert_allclose(found.residual[moved], wanted.residual[moved], rtol=1e-2, atol=1e-6)
+    assert (found.residual[~moved] > 1e30).all()
+
+
 @pytest.mark.parametrize(
     ("count", "queries", "width", "value_width"),
     [(1, 1, 1, 1), (7, 7, 5, 3), (33, 20, 17, 8), (130, 130, 5, 33), (512, 40, 128, 128)],
@@ -69,10 +84,7 @@ def test_interpreter_equals_xla(rng, count, queries, width, value_width):
     found, slopes = fused(arrays, **options)
     wanted, wanted_slopes = exactly(arrays, **options)
     assert found.values.dtype == found.residual.dtype == jnp.float32
-    np.testing.assert_allclose(found.values, wanted.values, rtol=1e-5, atol=2e-6)
-    assert found.num_steps.tolist() == wanted.num_steps.tolist()
-    assert found.converged.tolist() == wanted.converged.tolist()
-    np.testing.assert_allclose(found.residual, wanted.residual, rtol=1e-2, atol=1e-6)
+    assert_same_retrieval(found, wanted)
     assert not np.any(slopes[0]), "exactly zero"
     # Each ends its adjoint by its own measure of change.
     for got, right in zip(slopes[1:], wanted_slopes[1:], strict=True):
@@ -101,15 +113,7 @@ def arrays(rng):
     ids=str,
 )
 def test_every_way_to_stop(arrays, options):
-    found, _ = fused(arrays, **options)
-    wanted, _ = exactly(arrays, **options)
-    np.testing.assert_allclose(found.values, wanted.values, rtol=1e-5, atol=1e-6)
-    assert found.num_steps.tolist() == wanted.num_steps.tolist()
-    assert found.converged.tolist() == wanted.converged.tolist()
-    # The largest number stands for leaving the query, and is another one in double precision.
-    moved = wanted.residual < 1e30
-    np.testing.assert_allclose(found.residual[moved], wanted.residual[moved], rtol=1e-2, atol=1e-6)
-    assert (found.residual[~moved] > 1e30).all()
+    assert_same_retrieval(fused(arrays, **options)[0], exactly(arrays, **options)[0])
 
 
 @pytest.mark.parametrize("filler", [1e3, np.nan, np.inf])
@@ -121,8 +125,7 @@ def test_padding_changes_nothing_and_gets_no_gradient(arrays, filler):
         array[mask] = row
     wanted, slopes = fused(arrays)
     found, wide_slopes = fused((query, *wide), mask=mask)
-    assert found.num_steps.tolist() == wanted.num_steps.tolist()
-    np.testing.assert_allclose(found.values, wanted.values, rtol=1e-5, atol=1e-6)
+    assert_same_retrieval(found, wanted)
     for got, wanted in zip(wide_slopes[1:], slopes[1:], strict=True):
         np.testing.assert_allclose(got[mask], wanted, rtol=1e-4, atol=1e-6)
         np.testing.assert_array_equal(got[~mask], 0)
@@ -131,30 +134,24 @@ def test_padding_changes_nothing_and_gets_no_gradient(arrays, filler):
 def test_nothing_but_padding(arrays):
     mask = np.zeros(7, bool)
     found, slopes = fused(arrays, mask=mask)
-    assert not np.any(found.values)
-    assert found.num_steps.tolist() == exactly(arrays, mask=mask)[0].num_steps.tolist()
-    assert found.converged.all()
+    assert_same_retrieval(found, exactly(arrays, mask=mask)[0])
+    assert found.converged.all() and not np.any(found.values)
     assert not any(np.any(slope) for slope in slopes)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_numbers_that_are_not_finite_stop_at_once(arrays, bad):
     run = jax.jit(partial(experimental.retrieve_head, beta=BETA))
-    query, keys, values = (array.copy() for array in arrays)
-    query[2, 1] = bad
-    found = run(query, keys, values)
-    assert int(found.num_steps[2]) == 0
-    assert not found.converged[2]
-    assert np.isnan(found.values[2]).all()
+    query, keys, values = map(jnp.asarray, arrays)
+    found = run(query.at[2, 1].set(bad), keys, values)
     others = np.arange(7) != 2
-    assert np.isfinite(found.values[others]).all()
-    assert found.converged[others].all()
-    keys[3, 0] = bad
-    found = run(arrays[0], keys, values)
-    assert not found.num_steps.any()
-    assert not found.converged.any()
+    assert found.num_steps[2] == 0
+    assert found.converged.tolist() == others.tolist()
+    assert np.isfinite(found.values).all(1).tolist() == others.tolist()
+    found = run(query, keys.at[3, 0].set(bad), values)
+    assert not found.num_steps.any() and not found.converged.any()
     # Not finite only from the first step on.
-    huge = run(1e30 * arrays[0], 1e30 * arrays[1], values)
+    huge = run(1e30 * query, 1e30 * keys, values)
     assert set(huge.num_steps.tolist()) == {1}
     assert not huge.converged.any()
 
@@ -167,9 +164,8 @@ def test_bfloat16_is_what_is_stored_not_what_is_computed(arrays):
     assert [slope.dtype for slope in slopes] == 3 * [jnp.bfloat16]
     assert found.num_steps.tolist() == wanted.num_steps.tolist()
     # One rounding to 8 bits at the end.
-    np.testing.assert_allclose(
-        np.asarray(found.values, float), wanted.values, rtol=2**-8, atol=1e-6
-    )
+    values = np.asarray(found.values, float)
+    np.testing.assert_allclose(values, wanted.values, rtol=2**-8, atol=1e-6)
     for got, right in zip(slopes[1:], wanted_slopes[1:], strict=True):
         scale = np.abs(right).max()
         np.testing.assert_allclose(np.asarray(got, float), right, rtol=2**-7, atol=1e-3 * scale)
@@ -191,23 +187,19 @@ def test_seeds_heads_and_texts_under_vmap_are_the_loop(rng):
     def run(query, keys, values, mask, beta):
         def total(keys):
             found = experimental.retrieve_head(query, keys, values, beta=beta, mask=mask)
-            return jnp.sum(found.values**2), (found.values, found.num_steps)
+            return jnp.sum(found.values**2), found
 
-        return jax.value_and_grad(total, has_aux=True)(keys)
+        return jax.grad(total, has_aux=True)(keys)
 
     batched = jax.vmap(jax.vmap(run, (0, 0, 0, 0, None)), (0, 0, 0, None, 0))
-    (_, (read, num_steps)), slopes = jax.jit(batched)(query, keys, values, mask, betas)
+    slopes, found = jax.jit(batched)(query, keys, values, mask, betas)
     run = jax.jit(run)
-    for seed in range(2):
-        for text in range(3):
-            here = seed, text
-            (_, (alone, count)), slope = run(
-                query[here], keys[here], values[here], mask[text], betas[seed]
-            )
-            np.testing.assert_allclose(read[here], alone, rtol=1e-6, atol=1e-6)
-            assert num_steps[here].tolist() == count.tolist()
-            np.testing.assert_allclose(slopes[here], slope, rtol=1e-4, atol=1e-6)
-    assert len(set(np.ravel(num_steps).tolist())) > 2
+    for seed, text in np.ndindex(2, 3):
+        at = seed, text
+        slope, alone = run(query[at], keys[at], values[at], mask[text], betas[seed])
+        assert_same_retrieval(jax.tree.map(lambda leaf, at=at: leaf[at], found), alone)
+        np.testing.assert_allclose(slopes[at], slope, rtol=1e-4, atol=1e-6)
+    assert len(set(np.ravel(found.num_steps).tolist())) > 2
 
 
 def test_the_temperature_has_a_gradient_too(arrays):

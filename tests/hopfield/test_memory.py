@@ -26,6 +26,20 @@ def oracle(query=QUERY, patterns=PATTERNS, sigma=None, log_prior=None, mask=None
     return posterior @ patterns, posterior.argmax(), posterior.max()
 
 
+def assert_gradients_are_central_differences(loss, fn, oracle, inputs):
+    """Of `loss(fn, inputs)`, in a random direction of each input."""
+    gradients = jax.jit(jax.grad(partial(loss, fn)))([jnp.asarray(x) for x in inputs])
+    for place, gradient in enumerate(gradients):
+        direction = draw.normal(size=np.shape(gradient))
+        steps = [1e-5 * direction if n == place else 0 for n in range(len(inputs))]
+        high, low = (
+            loss(oracle, [x + sign * step for x, step in zip(inputs, steps, strict=True)])
+            for sign in (1, -1)
+        )
+        slope = (high - low) / 2e-5
+        np.testing.assert_allclose(np.sum(gradient * direction), slope, rtol=2e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("sigma", [None, 0.1, 0.9, 4.0])
 @pytest.mark.parametrize("block_size", [None, 1, 5])
 @pytest.mark.parametrize("options", [{}, {"log_prior": PRIOR, "mask": MASK}])
@@ -35,6 +49,9 @@ def test_denoise_is_the_posterior_mean(sigma, block_size, options):
     np.testing.assert_allclose(got.value, value, rtol=2e-4, atol=2e-5)
     assert got.index == index
     np.testing.assert_allclose(got.probability, probability, rtol=2e-4)
+    with jax.enable_x64(True):
+        exact = hopfield.denoise(QUERY, PATTERNS, sigma=sigma, block_size=block_size, **options)
+    np.testing.assert_allclose(exact.value, value, rtol=1e-9)
 
 
 def test_with_equal_norms_it_is_one_update():
@@ -56,16 +73,7 @@ def test_gradients_are_central_differences(sigma):
     inputs = [QUERY, PATTERNS, PRIOR, *([np.float64(sigma)] if sigma else [])]
     for block_size in (None, 5):
         blocked = partial(hopfield.denoise, block_size=block_size)
-        gradients = jax.jit(jax.grad(partial(loss, blocked)))([jnp.asarray(x) for x in inputs])
-        for place, gradient in enumerate(gradients):
-            direction = draw.normal(size=np.shape(gradient))
-            ends = [
-                loss(oracle, [x + sign * 1e-5 * direction if n == place else x
-                              for n, x in enumerate(inputs)])
-                for sign in (1, -1)
-            ]  # fmt: skip
-            slope = (ends[0] - ends[1]) / 2e-5
-            np.testing.assert_allclose(np.sum(gradient * direction), slope, rtol=2e-3, atol=1e-4)
+        assert_gradients_are_central_differences(loss, blocked, oracle, inputs)
 
 
 def test_many_queries_are_a_loop_and_each_may_have_its_own_sigma():
@@ -78,37 +86,37 @@ def test_many_queries_are_a_loop_and_each_may_have_its_own_sigma():
         assert together.index[number] == alone.index
 
 
-def test_padding_changes_nothing_and_gets_no_gradient():
+@pytest.mark.parametrize("sigma", [None, 0.9])
+def test_padding_changes_nothing_and_gets_no_gradient(sigma):
     patterns = jnp.asarray(PATTERNS).at[17:].set(jnp.nan)
-    for sigma in (None, 0.9):
-        padded = hopfield.denoise(QUERY, patterns, sigma=sigma, mask=MASK, block_size=5)
-        short = hopfield.denoise(QUERY, PATTERNS[:17], sigma=sigma)
-        np.testing.assert_allclose(padded.value, short.value, rtol=1e-5)
 
-        def loss(rows, s=sigma):
-            return hopfield.denoise(QUERY, rows, sigma=s, mask=MASK).value.sum()
+    def total(patterns):
+        value = hopfield.denoise(QUERY, patterns, sigma=sigma, mask=MASK, block_size=5).value
+        return value.sum(), value
 
-        gradient = np.asarray(jax.grad(loss)(patterns))
-        assert (gradient[17:] == 0).all()
-        assert np.isfinite(gradient).all()
-        assert gradient[:17].any()
+    gradient, value = jax.grad(total, has_aux=True)(patterns)
+    short = hopfield.denoise(QUERY, PATTERNS[:17], sigma=sigma)
+    np.testing.assert_allclose(value, short.value, rtol=1e-5)
+    assert not np.any(gradient[17:])
+    assert np.isfinite(gradient).all() and np.any(gradient[:17])
 
 
-def test_without_a_possible_pattern_the_result_is_zero():
-    for options in ({"mask": np.zeros(COUNT, bool)}, {"log_prior": np.full(COUNT, -np.inf)}):
-        for sigma in (None, 0.9):
-            value, index, probability = hopfield.denoise(QUERY, PATTERNS, sigma=sigma, **options)
-            assert not np.asarray(value).any()
-            assert (index, probability) == (0, 0)
+@pytest.mark.parametrize("sigma", [None, 0.9])
+@pytest.mark.parametrize(
+    "options", [{"mask": np.zeros(COUNT, bool)}, {"log_prior": np.full(COUNT, -np.inf)}]
+)
+def test_without_a_possible_pattern_the_result_is_zero(sigma, options):
+    value, index, probability = hopfield.denoise(QUERY, PATTERNS, sigma=sigma, **options)
+    assert not np.any(value)
+    assert (index, probability) == (0, 0)
 
 
-def test_forbidden_patterns_are_never_returned():
+def test_excluded_patterns_are_never_returned():
     log_prior = np.where(np.arange(COUNT) == 4, -np.inf, 0.0)
     got = hopfield.denoise(PATTERNS[4], PATTERNS, sigma=0.5, log_prior=log_prior, block_size=4)
     assert got.index != 4
-    np.testing.assert_allclose(
-        got.value, oracle(PATTERNS[4], sigma=0.5, log_prior=log_prior)[0], rtol=1e-4
-    )
+    value, *_ = oracle(PATTERNS[4], sigma=0.5, log_prior=log_prior)
+    np.testing.assert_allclose(got.value, value, rtol=1e-4)
 
 
 def test_a_clean_pattern_and_its_duplicate():
@@ -123,45 +131,27 @@ def test_a_clean_pattern_and_its_duplicate():
     assert (got.index, float(got.probability)) == (3, pytest.approx(0.5))
 
 
-def test_unknown_noise_costs_little():
-    """In 64 dimensions a query's distance to the right pattern gives its own noise level."""
-    keys = jax.random.split(jax.random.key(0), 3)
-    patterns = jax.random.normal(keys[0], (500, 64))
-    for sigma in (1.0, 2.0):
-        noisy = patterns + sigma * jax.random.normal(keys[1], patterns.shape)
-        known, blind = (
-            jax.vmap(lambda x, s=level: hopfield.denoise(x, patterns, sigma=s))(noisy)
-            for level in (sigma, None)
-        )
-        errors = [float(jnp.square(each.value - patterns).mean()) for each in (known, blind)]
-        assert errors[1] < 1.05 * errors[0] + 0.003
-        assert (blind.index == known.index).all()  # with a uniform prior both take the nearest
-
-
 @pytest.mark.parametrize("sigma", [None, 0.9])
 @pytest.mark.parametrize("log_prior", [None, PRIOR])
 def test_products_are_as_wide_as_the_patterns_and_add_up_in_float32(sigma, log_prior):
-    narrow = [jnp.asarray(x, jnp.bfloat16) for x in (QUERY, PATTERNS)]
-    want = hopfield.denoise(*(x.astype(jnp.float32) for x in narrow), sigma=sigma,
-                            log_prior=log_prior)  # fmt: skip
+    narrow = jnp.asarray(PATTERNS, jnp.bfloat16)
+    query, patterns = jnp.asarray(QUERY, jnp.bfloat16).astype(float), narrow.astype(float)
     one = partial(hopfield.denoise, sigma=sigma, log_prior=log_prior)
-    got = one(narrow[0].astype(jnp.float32), narrow[1])
+    got, want = one(query, narrow), one(query, patterns)
     assert got.value.dtype == jnp.float32
     # Products of two bfloat16 numbers are exact; only the weights are rounded.
     np.testing.assert_allclose(got.probability, want.probability, rtol=1e-5)
     np.testing.assert_allclose(got.value, want.value, atol=2**-8 * np.abs(PATTERNS).max())
-    np.testing.assert_array_equal(one(jnp.asarray(QUERY), narrow[1]).value, got.value)
+    np.testing.assert_array_equal(one(jnp.asarray(QUERY), narrow).value, got.value)
 
-    def first(query, patterns):
+    def weighted(query, patterns):
         return one(query, patterns).value @ jnp.arange(1.0, WIDTH + 1)
 
-    wide = [x.astype(jnp.float32) for x in narrow]
-    slopes = jax.grad(first, argnums=(0, 1))(wide[0], narrow[1])
-    for slope, exact in zip(slopes, jax.grad(first, argnums=(0, 1))(*wide), strict=True):
-        scale = np.abs(exact).max()
-        np.testing.assert_allclose(slope.astype(jnp.float32), exact, atol=0.05 * scale)
+    slopes = jax.grad(weighted, argnums=(0, 1))
+    for slope, exact in zip(slopes(query, narrow), slopes(query, patterns), strict=True):
+        np.testing.assert_allclose(slope.astype(float), exact, atol=0.05 * np.abs(exact).max())
     # The derivatives of a certain answer cancel.
-    clean = jax.grad(lambda x: hopfield.denoise(x, narrow[1], sigma=0.05).value.sum())(wide[1][3])
+    clean = jax.grad(lambda x: hopfield.denoise(x, narrow, sigma=0.05).value.sum())(patterns[3])
     assert np.abs(clean).max() < 1e-3
 
 
@@ -181,22 +171,19 @@ def test_after_a_layer_norm_it_is_denoise_of_the_normalised_patterns(sigma, bloc
     np.testing.assert_allclose(got.probability, want.probability, rtol=1e-3)
 
 
-def test_estimate_sigma_is_blind():
-    patterns = jnp.asarray(draw.normal(size=(200, 64)))
-    rows = draw.choice(200, 50)
-    noise = draw.normal(size=(50, 64))
-    mask = np.arange(50) < 40
+def test_estimate_sigma_knows_neither_noise_nor_patterns():
+    patterns = draw.normal(size=(200, 64))
+    clean, noise, mask = patterns[draw.choice(200, 50)], draw.normal(size=(50, 64)), np.arange(50)
     for sigma in (0.5, 3.0):
-        noisy = (patterns[rows] + sigma * noise).at[40:].set(jnp.nan)
-        got = hopfield.estimate_sigma(noisy, patterns, mask=mask)
+        noisy = jnp.asarray(clean + sigma * noise).at[40:].set(jnp.nan)
+        got = hopfield.estimate_sigma(noisy, patterns, mask=mask < 40)
         np.testing.assert_allclose(got, sigma, rtol=0.1)
-    loud = jnp.concatenate([patterns, 9 * patterns])
-    likely = np.log(np.repeat([1 / 200, 1e-9], 200))
-    noisy = patterns[rows] + 0.5 * noise
-    got = hopfield.estimate_sigma(noisy, loud, log_prior=likely)
+    loud = np.concatenate([patterns, 9 * patterns])
+    unlikely = np.log(np.repeat([1 / 200, 1e-9], 200))
+    got = hopfield.estimate_sigma(clean + 0.5 * noise, loud, log_prior=unlikely)
     np.testing.assert_allclose(got, 0.5, rtol=0.1)
-    floor = 1e-3 * float(jnp.sqrt(jnp.square(loud).mean()))
-    np.testing.assert_allclose(hopfield.estimate_sigma(noisy, loud), floor, rtol=1e-5)
+    floor = 1e-3 * np.sqrt(np.square(loud).mean())
+    np.testing.assert_allclose(hopfield.estimate_sigma(clean, loud), floor, rtol=1e-5)
 
 
 def test_capacity_is_shannon_s():
@@ -262,10 +249,8 @@ def test_candidates_are_the_most_probable_patterns_and_know_their_likelihoods(si
 
 def chain(length, states):
     """Log-likelihoods and transitions, with a state and a step that are impossible."""
-    likelihood, transition = (
-        draw.normal(size=(length, states)) - 500,
-        draw.normal(size=(length - 1, states, states)),
-    )
+    likelihood = draw.normal(size=(length, states)) - 500
+    transition = draw.normal(size=(length - 1, states, states))
     likelihood[1, 0] = transition[2, 1, :] = transition[0, 2, 1] = -np.inf
     return likelihood, transition
 
@@ -304,18 +289,13 @@ def test_a_chain_without_a_possible_path_has_no_marginals():
 
 
 def test_padding_a_chain_changes_nothing_and_gets_no_gradient():
-    chains, mask = [chain(length, 3) for length in (4, 6)], np.arange(6) < [[4], [6]]
-    likelihood, transition = (
-        jnp.stack([
-            jnp.pad(each[part], [(0, 6 - len(chains[n][0]))] + [(0, 0)] * (each[part].ndim - 1),
-                    constant_values=np.nan)
-            for n, each in enumerate(chains)
-        ])
-        for part in (0, 1)
-    )  # fmt: skip
+    chains, mask = [chain(4, 3), chain(6, 3)], np.arange(6) < [[4], [6]]
+    likelihood, transition = np.full((2, 6, 3), np.nan), np.full((2, 5, 3, 3), np.nan)
+    likelihood[0, :4], transition[0, :3] = chains[0]
+    likelihood[1], transition[1] = chains[1]
     together = jax.vmap(lambda x, y, real: hopfield.forward_backward(x, y, mask=real))
     got = together(likelihood, transition, mask)
-    assert not np.asarray(got.probability[0, 4:]).any()
+    assert not np.any(got.probability[0, 4:])
     for number, each in enumerate(chains):
         alone, length = hopfield.forward_backward(*each), len(each[0])
         np.testing.assert_allclose(got.probability[number, :length], alone.probability, rtol=1e-5)
@@ -325,12 +305,11 @@ def test_padding_a_chain_changes_nothing_and_gets_no_gradient():
         marginals = together(*arrays, mask)
         return (marginals.probability**2).sum() + marginals.log_normalizer.sum()
 
-    for gradient, real in zip(
-        jax.grad(loss, (0, 1))(likelihood, transition), (mask, mask[:, 1:]), strict=True
-    ):
-        assert np.isfinite(gradient).all()
-        assert not np.asarray(gradient)[~real].any()
-        assert all(np.asarray(each[rows]).any() for each, rows in zip(gradient, real, strict=True))
+    slopes = jax.grad(loss, (0, 1))(jnp.asarray(likelihood), jnp.asarray(transition))
+    for slope, real in zip(map(np.asarray, slopes), (mask, mask[:, 1:]), strict=True):
+        assert np.isfinite(slope).all()
+        assert not slope[~real].any()
+        assert all(each[rows].any() for each, rows in zip(slope, real, strict=True))
 
 
 def test_gradients_of_marginals_are_central_differences():
@@ -341,30 +320,30 @@ def test_gradients_of_marginals_are_central_differences():
         probability, log_normalizer = fn(*arrays)
         return (probability * weights).sum() + log_normalizer
 
-    gradients = jax.grad(partial(loss, hopfield.forward_backward))([*map(jnp.asarray, arrays)])
-    for place, gradient in enumerate(gradients):
-        direction = draw.normal(size=gradient.shape)
-        ends = [
-            loss(enumerated, [x + sign * 1e-5 * direction if n == place else x
-                              for n, x in enumerate(arrays)])
-            for sign in (1, -1)
-        ]  # fmt: skip
-        slope = (ends[0] - ends[1]) / 2e-5
-        np.testing.assert_allclose(np.sum(gradient * direction), slope, rtol=2e-3, atol=1e-4)
+    assert_gradients_are_central_differences(loss, hopfield.forward_backward, enumerated, arrays)
 
 
 @pytest.mark.parametrize(
-    ("shapes", "words"),
-    [(((4, 3), (4, 3, 3)), r"got \(4, 3\) and \(4, 3, 3\)"), (((2, 4, 3), (3, 3, 3)), "jax.vmap")],
+    ("call", "words"),
+    [
+        (
+            lambda: hopfield.forward_backward(np.ones((4, 3)), np.ones((4, 3, 3))),
+            r"got \(4, 3\) and \(4, 3, 3\)",
+        ),
+        (
+            lambda: hopfield.forward_backward(np.ones((2, 4, 3)), np.ones((3, 3, 3))),
+            "use jax.vmap",
+        ),
+        (
+            lambda: hopfield.candidates(QUERY, PATTERNS, count=24),
+            r"count must be in \[1, 23\], got 24",
+        ),
+        (lambda: hopfield.estimate_sigma(QUERY, PATTERNS), r"shape \(tokens, width\), got \(12,\)"),
+    ],
 )
-def test_a_chain_has_one_transition_less_than_positions(shapes, words):
+def test_shapes_and_counts_are_checked(call, words):
     with pytest.raises(ValueError, match=words):
-        hopfield.forward_backward(*map(np.ones, shapes))
-
-
-def test_candidates_are_patterns():
-    with pytest.raises(ValueError, match=r"count must be in \[1, 23\], got 24"):
-        hopfield.candidates(QUERY, PATTERNS, count=24)
+        call()
 
 
 @pytest.mark.parametrize(
@@ -380,17 +359,9 @@ def test_candidates_are_patterns():
         ({"mask": np.ones(4, bool)}, r"mask must have shape \(23,\), got \(4,\)"),
     ],
 )
-def test_bad_input_is_one_error(options, words):
-    arguments = {"noisy": QUERY, "patterns": PATTERNS, "sigma": 1.0, **options}
+def test_arguments_of_denoise_are_checked(options, words):
     with pytest.raises(ValueError, match=words):
-        hopfield.denoise(arguments.pop("noisy"), arguments.pop("patterns"), **arguments)
-
-
-def test_blocks_are_read_in_double_precision_too(x64):
-    got = hopfield.denoise(np.float64(QUERY), np.float64(PATTERNS), sigma=0.9, block_size=7)
-    value, index, _ = oracle(sigma=0.9)
-    np.testing.assert_allclose(got.value, value, rtol=1e-12)
-    assert got.index == index
+        hopfield.denoise(**({"noisy": QUERY, "patterns": PATTERNS, "sigma": 1.0} | options))
 
 
 def test_an_offset_of_all_patterns_changes_no_distance():

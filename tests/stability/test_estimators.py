@@ -13,21 +13,12 @@ from hopfax import stability
 from hopfax.stability import bit_pair, gaussian_pair, noise_stability
 
 RHO = 0.6
-BITS = 5
 KEY = jax.random.key(11)
-
-
-def majority(x):
-    return jnp.sign(jnp.sum(x))
 
 
 def threshold(x):
     """Asymmetric: true on a tenth of the inputs or so."""
     return (x[0] > 1.2).astype(float)
-
-
-def linear(x):
-    return x @ jnp.arange(1.0, 4.0)
 
 
 def majority_stability(rho):
@@ -36,13 +27,13 @@ def majority_stability(rho):
 
 
 GAUSSIAN = {
-    "linear": (linear, (3,), gaussian_pair, lambda rho: 14 * rho),
+    "linear": (lambda x: x @ jnp.arange(1.0, 4.0), (3,), gaussian_pair, lambda rho: 14 * rho),
     "threshold": (threshold, (2,), gaussian_pair, lambda rho: bivariate_normal_orthant(1.2, rho)),
     "hermite 3": (hermite(3), (2,), gaussian_pair, lambda rho: rho**3),
 }
 CASES = GAUSSIAN | {
-    "parity": (lambda x: jnp.prod(x[:3]), (BITS,), bit_pair, lambda rho: rho**3),
-    "majority": (majority, (BITS,), bit_pair, majority_stability),
+    "parity": (lambda x: jnp.prod(x[:3]), (5,), bit_pair, lambda rho: rho**3),
+    "majority": (lambda x: jnp.sign(jnp.sum(x)), (5,), bit_pair, majority_stability),
 }
 
 
@@ -95,24 +86,16 @@ def test_outputs_add_up_or_stay_apart():
     np.testing.assert_allclose(call().mean, apart.mean.sum(1), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("arc_points", [2, 4])
+ARC_POINTS = pytest.mark.parametrize("arc_points", [2, 4])
+
+
+@ARC_POINTS
 def test_estimates_are_unbiased_and_their_error_bars_cover(arc_points):
     """95 % intervals hold the truth in 95 % of repetitions, within five of their own errors."""
     repetitions = 400
-
-    @jax.jit
-    @jax.vmap
-    def estimates(key):
-        return noise_stability(
-            lambda x: jnp.maximum(x[0], 0),
-            key,
-            shape=(1,),
-            rho=0.3,
-            num_samples=1_000,
-            arc_points=arc_points,
-        )
-
-    estimate = estimates(jax.random.split(KEY, repetitions))
+    options = {"shape": (1,), "rho": 0.3, "num_samples": 1_000, "arc_points": arc_points}
+    run = jax.jit(jax.vmap(lambda key: noise_stability(jax.nn.relu, key, **options)))
+    estimate = jax.tree.map(jnp.ravel, run(jax.random.split(KEY, repetitions)))
     truth = stability.relu_stability(0.3)
     inside = np.abs(estimate.mean - truth) < 1.96 * estimate.standard_error
     assert abs(inside.mean() - 0.95) < 5 * math.sqrt(0.95 * 0.05 / repetitions)
@@ -141,12 +124,9 @@ def test_batches_merge_to_the_moments_of_the_sample(num_samples, batch_size):
 
 def test_streams_in_constant_memory():
     def temporary(num_samples):
-        def estimate(key):
-            return noise_stability(
-                jax.nn.relu, key, shape=(64,), rho=0.5, num_samples=num_samples, batch_size=64
-            )
-
-        return jax.jit(estimate).lower(KEY).compile().memory_analysis().temp_size_in_bytes
+        options = {"shape": (64,), "rho": 0.5, "num_samples": num_samples, "batch_size": 64}
+        estimate = jax.jit(lambda key: noise_stability(jax.nn.relu, key, **options))
+        return estimate.lower(KEY).compile().memory_analysis().temp_size_in_bytes
 
     assert temporary(1_000_000) < 1.2 * temporary(30_000)
 
@@ -158,36 +138,34 @@ def test_a_changed_closure_is_seen():
     def fn(x):
         return scale * x[0]
 
-    calls = (
-        lambda: noise_stability(fn, KEY, shape=(1,), rho=0.5, num_samples=4).mean,
-        lambda: stability.total_influence(fn, KEY, num_bits=1, num_samples=4).mean,
-        lambda: stability.walsh_weights(fn, num_bits=1)[1],
-        lambda: stability.geometric_influence(fn, jnp.ones((2, 1)))[0] ** 2,
-    )
-    before = np.array([call() for call in calls])
+    def measure():
+        return np.array(
+            [
+                noise_stability(fn, KEY, shape=(1,), rho=0.5, num_samples=4).mean,
+                stability.total_influence(fn, KEY, num_bits=1, num_samples=4).mean,
+                stability.walsh_weights(fn, num_bits=1)[1],
+                stability.geometric_influence(fn, jnp.ones((2, 1)))[0] ** 2,
+            ]
+        )
+
+    before = measure()
     scale = 3.0
-    np.testing.assert_allclose([call() for call in calls], 9 * before, rtol=1e-6)
+    np.testing.assert_allclose(measure(), 9 * before, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [jnp.bfloat16, jnp.int8, bool])
-def test_all_real_numbers_are_averaged_in_float32(kind):
+def test_outputs_of_every_dtype_are_averaged_in_float32(kind):
     estimate = noise_stability(lambda x: x[0].astype(kind), KEY, shape=(1,), rho=0.5, num_samples=8)
     assert estimate.mean.dtype == jnp.float32
 
 
-@pytest.mark.parametrize("arc_points", [2, 4])
+@ARC_POINTS
 def test_error_bars_cover_events_that_occur_rarely_or_never(arc_points):
     levels = np.array([2.0, 3.0, 4.5])
+    options = {"shape": (1,), "rho": RHO, "num_samples": 500, "arc_points": arc_points}
 
     def estimate(level, key):
-        return noise_stability(
-            lambda x: (x[0] > level) * 1.0,
-            key,
-            shape=(1,),
-            rho=RHO,
-            num_samples=500,
-            arc_points=arc_points,
-        )
+        return noise_stability(lambda x: (x[0] > level) * 1.0, key, **options)
 
     over_keys = jax.vmap(estimate, (None, 0))
     estimates = jax.jit(jax.vmap(over_keys, (0, None)))(levels, jax.random.split(KEY, 400))
@@ -234,14 +212,14 @@ def test_what_is_not_finite_is_nan(fn):
 
 
 def test_gradients_are_those_of_the_sample_mean():
-    def stab(weight, rho=RHO):
-        return noise_stability(
-            lambda x: weight * x[0], KEY, shape=(1,), rho=rho, num_samples=500
-        ).mean
+    options = {"shape": (1,), "num_samples": 500}
 
-    both = jax.jit(jax.value_and_grad(stab, argnums=(0, 1)))
+    @jax.jit
+    def stab(weight, rho):
+        return noise_stability(lambda x: weight * x[0], KEY, rho=rho, **options).mean
+
     step = 1e-2
-    by_weight = (both(2 + step, RHO)[0] - both(2 - step, RHO)[0]) / (2 * step)
-    by_rho = (both(1.0, RHO + step)[0] - both(1.0, RHO - step)[0]) / (2 * step)
-    np.testing.assert_allclose(both(2.0, RHO)[1][0], by_weight, rtol=1e-3)
-    np.testing.assert_allclose(both(1.0, RHO)[1][1], by_rho, rtol=1e-2)
+    by_weight = (stab(2 + step, RHO) - stab(2 - step, RHO)) / (2 * step)
+    by_rho = (stab(2.0, RHO + step) - stab(2.0, RHO - step)) / (2 * step)
+    slopes = jax.grad(stab, argnums=(0, 1))(2.0, RHO)
+    np.testing.assert_allclose(slopes, [by_weight, by_rho], rtol=1e-2)

@@ -8,17 +8,14 @@ from hopfax.stability import bonami_beckner_pair, stability_penalty, stability_r
 PROBS, NOISY = jnp.array([0.7, 0.2, 0.1]), jnp.array([0.5, 0.1, 0.4])
 
 
-def test_is_the_definition_and_its_sign():
-    expected = 0.7 * 0.5 + 0.2 * 0.1 + 0.1 * 0.4
-    np.testing.assert_allclose(stability_penalty(PROBS, NOISY), -expected, rtol=1e-6)
-    found = stability_penalty(PROBS, NOISY, stabilize=False)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-def test_lowest_for_two_equal_certainties_one_penalty_an_example():
+def test_penalties_are_the_definition_one_per_example():
     certain = jnp.array([0.0, 1.0, 0.0])
-    pairs = jnp.stack([certain, certain, PROBS]), jnp.stack([certain, jnp.roll(certain, 1), PROBS])
-    np.testing.assert_allclose(stability_penalty(*pairs), [-1, 0, -0.54], rtol=1e-6)
+    first = jnp.stack([PROBS, certain, certain])
+    second = jnp.stack([NOISY, certain, jnp.roll(certain, 1)])
+    agreement = [0.7 * 0.5 + 0.2 * 0.1 + 0.1 * 0.4, 1, 0]
+    for stabilize, sign in ((True, -1), (False, 1)):
+        penalty = stability_penalty(first, second, stabilize=stabilize)
+        np.testing.assert_allclose(penalty, np.multiply(sign, agreement), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
