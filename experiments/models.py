@@ -247,24 +247,21 @@ def build(variant: Variant, spec: TaskSpec, *, vocab_size: int, **sizes: Any) ->
 
     options = {**sizes, **variant.options}
     shape = vocab_size, spec.num_outputs
-    esr: dict[str, Any] = {}
+    esr_weight = variant.esr_weight if variant.entropy else 0.0
+    esr: dict[str, Any] = {"esr_weight": esr_weight, "esr_target": variant.esr_target}
     if variant.kind == "robertha":
         of_preset = {each.name for each in dataclasses.fields(Preset)} & options.keys()
         preset = dataclasses.replace(
             find_preset(variant.preset), **{name: options.pop(name) for name in of_preset}
         )
         model = robertha(*shape, preset=preset, **options)
-        esr = {
-            "esr_weight": variant.esr_weight if variant.entropy else 0.0,
-            "esr_target": variant.esr_target,
+        esr |= {
             "esr_in_nats": preset.esr_in_nats,
             "esr_masked": preset.mask_keys,
             "esr_entropy": variant.entropy or "shannon",
         }
     elif variant.kind == "pretrained":
         model = _text_classifier(spec, options)
-        esr = {"esr_weight": variant.esr_weight if variant.entropy else 0.0,
-               "esr_target": variant.esr_target}  # fmt: skip
     else:
         builder = tinybert if variant.kind == "tinybert" else universal_bert
         if variant.kind == "universal":  # one layer, applied several times
