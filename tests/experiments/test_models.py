@@ -56,9 +56,14 @@ def test_every_model_has_a_loss_with_a_gradient_for_each_parameter(name, folder)
     assert found.iterates == (iterates or name == "universal-halting")
 
 
-def test_variants_have_their_weight_decay_and_the_papers_rows():
+def test_variants_have_their_penalties_and_the_papers_rows():
     assert built("robertha-no-esr-weight-decay").weight_decay == 0.1
     assert built("robertha").weight_decay == 0.01
+    for name, has_esr in {"robertha": True, "robertha-no-esr": False}.items():
+        model, objective, *_ = built(name)
+        params = model.init(jax.random.key(0))
+        loss, parts = jax.jit(objective)(params, BATCH, jax.random.key(0))
+        assert (loss > parts.task) == has_esr
     assert {"FreeLB", "DataAugment"} <= set(PAPER_MODELS.values())
     assert all(paper_score("glue", name, 0.5) > 0 for name in PAPER_MODELS)
 
