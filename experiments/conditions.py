@@ -370,11 +370,7 @@ def evaluation_sets(
 ) -> list[Condition]:
     """Returns the task's own reported rows, then the evaluation sets for it.
 
-    Args:
-        task: Task of the models to test.
-        names: Keys of `hopfax.data.EVALUATION_SETS`; None takes all whose files are there.
-        data_dir: Folder of the raw sets.
-        num_rows: The first rows of each only; None for all.
+    `names` are keys of `hopfax.data.EVALUATION_SETS`; None takes all whose files are in `data_dir`.
 
     Raises:
         ValueError: A set does not fit the task, or none is left.

@@ -173,13 +173,7 @@ def leads(scores: pd.DataFrame) -> pd.DataFrame:
     """Returns the best model with memory minus the best without it, at each noise level.
 
     The best models are chosen at each level, by their means over the same seeds: unbiased only if
-    there are as many models with memory as without.
-
-    Args:
-        scores: From `tidy.scores`, with the column `noise`.
-
-    Returns:
-        `tidy.summarise`'s table of the differences, paired by seed.
+    there are as many models with memory as without. Differences are paired by seed.
     """
     parts = []
     for _, part in scores.groupby(["task", "protocol", "noise"], sort=False):

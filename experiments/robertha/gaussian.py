@@ -77,12 +77,11 @@ class Measured(NamedTuple):
     """What the page of a run starts from.
 
     Attributes:
-        frame: From `tidy.read`.
-        scores: From `tidy.scores`.
+        frame, scores: From `tidy.read` and `tidy.scores`.
         plan: The run's plan.
         titles: Names of models and tasks.
         names: The titles of all tasks.
-        notes: On rows, seeds and scores.
+        notes: Notes on rows, seeds and scores.
     """
 
     frame: pd.DataFrame
@@ -245,12 +244,7 @@ def finding(differences: pd.DataFrame) -> str:
 
 
 def gap(scores: pd.DataFrame, *, model: str = "robertha", baseline: str = BASELINE) -> pd.DataFrame:
-    """Returns the gap between two models at the paper's weakest noise, by site and protocol.
-
-    Args:
-        scores: From `tidy.scores`.
-        model: The model.
-        baseline: The model subtracted from it.
+    """Returns `model` minus `baseline` at the paper's weakest noise, by site and protocol.
 
     Returns:
         One row per task and `comparison`: `mean`, `low`, `high`, and the paper's `paper`.
