@@ -51,15 +51,13 @@ class Spec:
     """Everything that determines a trained model.
 
     Attributes:
-        task: Name of the task.
-        data: SHA-256 of its tokenised rows and its vocabulary, see `digest`.
+        data: SHA-256 of the task's tokenised rows and its vocabulary, see `digest`.
         model: `Variant.settings()`: architecture, objective and optimizer settings.
         sizes: Encoder sizes: width, ff_width, num_layers, num_heads, max_length.
         seeds: Training seeds, trained in parallel.
         epochs: Maximum number of epochs.
         patience: Epochs without a better validation score before a seed stops.
         learning_rate: Peak rate.
-        batch_size: Rows per step.
     """
 
     task: str
@@ -82,10 +80,7 @@ class Cell(NamedTuple):
     """A trained model.
 
     Attributes:
-        folder: Where it is stored.
-        spec: What determines it.
         data: The rows that it was trained on, and the rows to report.
-        model: Its `init` and `apply`.
         params: Each seed's best parameters, stacked over seeds.
         predictor: Compiled prediction, shared by all conditions.
         iterates: Whether its attention iterates; if so, steps are reported.
@@ -131,13 +126,8 @@ def train(
 ) -> Cell:
     """Trains the cell of a spec, or loads it.
 
-    Args:
-        spec: What to train.
-        variant: The model of `spec.model`.
-        data: The rows of `spec.data`.
-        root: Folder of all cells.
-        sharding: How several devices share the work; None for one.
-        on_progress: See `hopfax.train.loop.fit`.
+    `variant` is the model of `spec.model`, `data` has the rows of `spec.data`, and `root` is the
+    folder of all cells. For `sharding` and `on_progress` see `hopfax.train`.
 
     Raises:
         BlockingIOError: Another process trains this cell; the message names it.

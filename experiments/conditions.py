@@ -51,6 +51,7 @@ RANDOM: dict[str, Callable[..., Corrupted]] = {
     "misspelling": text.misspell,
     "char_swap": text.swap_characters,
 }
+BEAMS = {"smoke": 1, "laptop": 2, "paper": 3}  # widths of HotFlip's beam
 _ROWS = 64  # batch size on texts, the same for all sets
 
 
@@ -357,16 +358,21 @@ def gaussian_grid(
     return [Gaussian(), *noisy]
 
 
+def typos_grid(
+    corruptions: Sequence[str], rates: Sequence[float] | None, **options: Any
+) -> list[Typos]:
+    """Returns clean texts and every corruption at every rate, with options of `Typos`."""
+    pairs = product(corruptions, filter(None, rates or ()))
+    return [Typos(**options), *(Typos(corruption=c, rate=rate, **options) for c, rate in pairs)]
+
+
 def evaluation_sets(
     task: str, *, names: Sequence[str] | None, data_dir: str | None, num_rows: int | None
 ) -> list[Condition]:
     """Returns the task's own reported rows, then the evaluation sets for it.
 
-    Args:
-        task: Task of the models to test.
-        names: Keys of `hopfax.data.EVALUATION_SETS`; None takes all whose files are there.
-        data_dir: Folder of the raw sets.
-        num_rows: Number of rows of each, evenly spaced; None for all.
+    `names` are keys of `hopfax.data.EVALUATION_SETS`; None takes all whose files are in `data_dir`.
+    `num_rows` evenly spaced rows of each are taken; None for all.
 
     Raises:
         ValueError: A set does not fit the task, or none is left.

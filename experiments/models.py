@@ -202,11 +202,7 @@ def with_flags(variant: Variant, **flags: Any) -> Variant:
     """Returns a variant with flags applied: they replace its fields or become options.
 
     A flag never changes an option that the variant sets. Robertha's flags (preset, beta, tol,
-    max_steps) have no effect on other models.
-
-    Args:
-        variant: One of `VARIANTS`.
-        **flags: Values by name; None for a flag that was left out.
+    max_steps) have no effect on other models. A flag that is None was left out.
     """
     names = {each.name for each in dataclasses.fields(Variant)}
     others = set() if variant.kind == "robertha" else {"beta", "tol", "max_steps"}
@@ -229,13 +225,7 @@ class Trainable(NamedTuple):
 
 
 def build(variant: Variant, spec: TaskSpec, *, vocab_size: int, **sizes: Any) -> Trainable:
-    """Builds a model for a task.
-
-    Args:
-        variant: What to build.
-        spec: The task; its outputs become the model's.
-        vocab_size: Number of token ids.
-        **sizes: See `hopfax.nn.Encoder`.
+    """Builds a model with the outputs of a task; for `sizes` see `hopfax.nn.Encoder`.
 
     Raises:
         ValueError: An option is out of its range.
@@ -247,24 +237,21 @@ def build(variant: Variant, spec: TaskSpec, *, vocab_size: int, **sizes: Any) ->
 
     options = {**sizes, **variant.options}
     shape = vocab_size, spec.num_outputs
-    esr: dict[str, Any] = {}
+    esr_weight = variant.esr_weight if variant.entropy else 0.0
+    esr: dict[str, Any] = {"esr_weight": esr_weight, "esr_target": variant.esr_target}
     if variant.kind == "robertha":
         of_preset = {each.name for each in dataclasses.fields(Preset)} & options.keys()
         preset = dataclasses.replace(
             find_preset(variant.preset), **{name: options.pop(name) for name in of_preset}
         )
         model = robertha(*shape, preset=preset, **options)
-        esr = {
-            "esr_weight": variant.esr_weight if variant.entropy else 0.0,
-            "esr_target": variant.esr_target,
+        esr |= {
             "esr_in_nats": preset.esr_in_nats,
             "esr_masked": preset.mask_keys,
             "esr_entropy": variant.entropy or "shannon",
         }
     elif variant.kind == "pretrained":
         model = _text_classifier(spec, options)
-        esr = {"esr_weight": variant.esr_weight if variant.entropy else 0.0,
-               "esr_target": variant.esr_target}  # fmt: skip
     else:
         builder = tinybert if variant.kind == "tinybert" else universal_bert
         if variant.kind == "universal":  # one layer, applied several times

@@ -55,14 +55,7 @@ def fill(
 ) -> Path:
     """Trains and tests the jobs that are not done yet, and writes the run's page.
 
-    Args:
-        name: The experiment's name on the command line.
-        config: Its flags, `settings.resolved`.
-        jobs: What to train and test.
-        page: Makes the page of the run's folder.
-
-    Returns:
-        The run's folder.
+    `config` is `settings.resolved`; `page` makes the page of the run's folder, which is returned.
 
     Raises:
         BlockingIOError: Other processes train all remaining models.

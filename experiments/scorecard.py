@@ -274,10 +274,10 @@ def memory() -> list[list[str]]:
         frame = measured.frame
         scores = tidy.select(tidy.scores(frame), protocol=["", "matched"])
         unlearned = gaussian.not_learned(scores, gaussian.constants(measured))
-        limits = frame[frame.metric == "capacity_snr_db"].groupby("task").score.mean()
-        limits = (
-            limits if len(limits) else frame.dropna(subset="limit").groupby("task").limit.mean()
-        )
+        if name == "memory":
+            limits = frame.dropna(subset="limit").groupby("task").limit.mean()
+        else:
+            limits = frame[frame.metric == "capacity_snr_db"].groupby("task").score.mean()
         pairs = [("none", "memory")] if name == "memory" else [
             (each, f"{each}{trained.MEMORY}") for each in frame.model.unique()
         ]  # fmt: skip

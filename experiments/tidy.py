@@ -102,9 +102,8 @@ def average(scores: pd.DataFrame, *over: str) -> pd.DataFrame:
     groups = scores.groupby(keys, sort=False, as_index=False)
     means = groups[[name for name in values if name in scores]].mean()
     parts = groups.size()
-    most = parts.groupby([key for key in keys if key not in ("seed", "model")])["size"].transform(
-        "max"
-    )
+    shared = [key for key in keys if key not in ("seed", "model")]
+    most = parts.groupby(shared)["size"].transform("max")
     return means[(parts["size"] == most).to_numpy()].reset_index(drop=True)
 
 

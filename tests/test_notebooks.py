@@ -1,6 +1,5 @@
 """Every notebook runs from top to bottom in a fresh kernel, and what is stored in it is its own."""
 
-import warnings
 from pathlib import Path
 
 import nbformat
@@ -20,6 +19,7 @@ def short(path: Path) -> str:
 # Jupyter's own: sockets and event loops that its client leaves to the garbage collector.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:jupyter_client")
 def test_notebook_runs(path, monkeypatch):
     if "python3" not in KernelSpecManager().find_kernel_specs():
         pytest.skip("no Jupyter kernel named python3 is installed")
@@ -35,9 +35,7 @@ def test_notebook_runs(path, monkeypatch):
         kernel_name="python3",
         resources={"metadata": {"path": str(path.parent)}},
     )
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=DeprecationWarning, module="jupyter_client")
-        client.execute()
+    client.execute()
     shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert not [output for output in shown if output.get("name") == "stderr"]
     assert any("image/png" in output.get("data", {}) for output in shown)

@@ -29,6 +29,7 @@ import numpy as np
 import pandas as pd
 
 from experiments import report
+from experiments.__main__ import introduction
 from experiments.provenance import provenance
 from experiments.rundir import open_run, read_config, write_whole
 
@@ -76,8 +77,7 @@ def load(name: str) -> ModuleType:
 
 def title(name: str) -> str:
     """The first line of a case's docstring, read without importing jax."""
-    source = Path(__file__).with_name("cases") / f"{name}.py"
-    return source.read_text(encoding="utf-8").partition("\n")[0].strip('"')
+    return introduction(f"experiments.benchmarks.cases.{name}")[1]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

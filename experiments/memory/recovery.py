@@ -204,11 +204,8 @@ def binned(
 ) -> list[dict[str, Any]]:
     """Returns the measured and the predicted rates in bins of equally many tokens.
 
-    Args:
-        values: A property of each token.
-        right: Share of the draws in which each token is read right.
-        rates: Predicted rates, nan where there is none.
-        row: Number of each token's row.
+    Bins are by `values`, a property of each token; `right` and `row` are as in `share`, and `rates`
+    are predictions, nan where there is none.
     """
     edges = np.unique(np.quantile(values, np.linspace(0, 1, NUM_BINS + 1)[1:-1]))
     home, rows = np.searchsorted(edges, values, side="right"), []

@@ -198,13 +198,7 @@ def leads(scores: pd.DataFrame) -> pd.DataFrame:
     """Returns the best model with memory minus the best without it, at each noise level.
 
     The best models are chosen at each level, by their means over the same seeds. With more models
-    without memory than with it, this favours models without.
-
-    Args:
-        scores: From `tidy.scores`, with nominal `snr_db`.
-
-    Returns:
-        `tidy.summarise`'s table of the differences, paired by seed.
+    without memory than with it, this favours models without. Differences are paired by seed.
     """
     parts = []
     for _, part in scores.groupby(["task", "protocol", "level"], sort=False):

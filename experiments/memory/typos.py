@@ -56,7 +56,6 @@ DEFAULTS = {
     "smoke": {"rates": (0.3,), "texts": 4},
     "paper": {"rates": (0.1, 0.2, 0.3), "texts": None},
 }
-BEAMS = {"smoke": 1, "laptop": 2, "paper": 3}  # widths of HotFlip's beam
 NUM_TUNING = {"smoke": 10, "laptop": 600, "paper": 2000}  # corrupted texts to choose settings on
 TITLES = {
     "none": "no correction",
@@ -146,20 +145,13 @@ def installed(methods: Sequence[str]) -> list[str]:
 
 def conditions_of(config: Config, methods: Sequence[Any]) -> list[Typos]:
     """Returns clean texts and every corruption: without correction, then with each method."""
-    shared = {
-        "num_texts": config.texts,
-        "beam": BEAMS[config.budget],
-        "data_dir": config.data.data_dir,
-    }
+    beam, data_dir = conditions.BEAMS[config.budget], config.data.data_dir
+    shared = {"num_texts": config.texts, "beam": beam, "data_dir": data_dir}
     tests = []
-    for corruption, rate in [
-        ("none", 0.0),
-        *((name, rate) for name in config.corruption for rate in config.rates or () if rate),
-    ]:
-        typos: dict[str, Any] = {"corruption": corruption, "rate": rate, **shared}
-        tests.append(Typos(**typos))
-        for adaptive in (False, True) if tests[-1].attacks else (False,):
-            tests += [CorrectedTypos(method=m, adaptive=adaptive, **typos) for m in methods]
+    for typos in conditions.typos_grid(config.corruption, config.rates, **shared):
+        tests.append(typos)
+        for adaptive in (False, True) if typos.attacks else (False,):
+            tests += [CorrectedTypos(method=m, adaptive=adaptive, **vars(typos)) for m in methods]
     return tests
 
 

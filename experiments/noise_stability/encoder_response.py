@@ -261,10 +261,7 @@ def ratio(numerator: Any, denominator: Any) -> tuple[np.ndarray, ...]:
     """Ratio of means over texts and draws, its standard error, and that for the given texts.
 
     By the delta method. The first error takes texts and noise for random, the second noise alone.
-
-    Args:
-        numerator: `(texts, draws, rhos)`.
-        denominator: `(texts, draws, 1)` from the same draws; ones for a plain mean.
+    Shapes: numerator `(texts, draws, rhos)`, denominator `(texts, draws, 1)` from the same draws.
     """
     top, bottom = np.asarray(numerator, np.float64), np.asarray(denominator, np.float64)
     texts, draws = top.shape[:2]

@@ -323,10 +323,7 @@ def within_model(values: np.ndarray, *, special: tuple[int, int]) -> pd.DataFram
 
 
 def ratios(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns how many times the middle's influence the ends of a text have.
-
-    Args:
-        frame: results.csv.
+    """Returns how many times the middle's influence the ends of a text have, from results.csv.
 
     Returns:
         `tidy.summarise`'s table: `corruption`, `weights`, `part` ("first" or "last"), intervals
@@ -354,9 +351,6 @@ def juntas(frame: pd.DataFrame) -> pd.DataFrame:
 
 def by_layer(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns the ratios of both ends to the middle for the states of every layer and its heads.
-
-    Args:
-        frame: results.csv.
 
     Returns:
         Rows of `site` "layer" and "heads": `corruption`, `weights`, `end`, `level`, `mean`, and

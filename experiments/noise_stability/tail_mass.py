@@ -313,9 +313,6 @@ def estimates(values: np.ndarray, num_bits: int) -> pd.DataFrame:
 def bounds(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns the bounds and the exact weight of high degree, as shares of the variance.
 
-    Args:
-        frame: results.csv.
-
     Returns:
         `tidy.summarise`'s table: `panel`, `degree` (T), `weights`, `quantity` (`TAIL`, `MARKOV`,
         `LEMMA`, "D" and "variance", a share of the second moment), `rho` (1 where there is none);

@@ -148,15 +148,10 @@ def run(config: Config) -> Path:
 
 
 def rows(claim: str, name: str, x: Any, value: Any, error: Any = 0.0, **ends: Any) -> pd.DataFrame:
-    """Rows of results.csv, one a value of `x`.
+    """Rows of results.csv of a claim and a formula or function, one for each value of `x`.
 
-    Args:
-        claim: Panel or claim that they belong to.
-        name: Formula or function.
-        x: Correlation, depth, level, bound or key.
-        value: The measured numbers.
-        error: Their standard errors; 0 where `low` and `high` are an interval.
-        **ends: `formula`, the formula's numbers; `low` and `high`, bounds or ends of intervals.
+    `ends` are `formula`, the formula's numbers, and `low` and `high`, bounds or ends of intervals.
+    The standard error is 0 where these are an interval.
     """
     columns = {"level": x, "score": value, "standard_error": error, **ends}
     table = pd.DataFrame({name: np.asarray(each, float) for name, each in columns.items()})

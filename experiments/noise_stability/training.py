@@ -209,12 +209,7 @@ def fill(
 ) -> Path:
     """Trains the arms that are missing, and writes results.csv, curves.csv and the page.
 
-    Args:
-        name: The experiment's name on the command line.
-        config: Its flags.
-        jobs: What to train; a batch must not exceed the training rows.
-        arms: What each arm changes, for the page.
-        page: Makes the page of the run's folder.
+    A batch must not exceed the training rows. `arms` is what each arm changes, for the page.
     """
     settings = {
         job.problem.name: {**job.problem.settings, "rows": job.problem.train.ids.shape[1]}

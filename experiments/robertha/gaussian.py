@@ -58,18 +58,18 @@ def panels(scores: pd.DataFrame) -> dict[tuple[str, str], str]:
 
 def same_snr(scores: pd.DataFrame) -> bool:
     """Whether equal σ at the embedding site is equal SNR for all models, as after a LayerNorm."""
-    rows = scores[(scores.site == "embedding") & (scores.protocol == "sigma")]
-    if "snr_db" not in rows:
+    if "snr_db" not in scores:
         return True
+    rows = tidy.select(scores, site="embedding", protocol="sigma")
     means = rows.groupby(["level", "model"]).snr_db.mean().groupby("level")
     return not (means.max() - means.min() > SAME_DB).any()
 
 
 def unit_signal(scores: pd.DataFrame) -> bool:
     """Whether the root mean square is 1 at the embedding site, as without pretraining."""
-    rows = scores[(scores.site == "embedding") & (scores.protocol == "sigma")]
-    if "snr_db" not in rows:
+    if "snr_db" not in scores:
         return True
+    rows = tidy.select(scores, site="embedding", protocol="sigma")
     return not ((rows.snr_db + 20 * np.log10(rows.level)).abs() > SAME_DB).any()
 
 
@@ -77,12 +77,11 @@ class Measured(NamedTuple):
     """What the page of a run starts from.
 
     Attributes:
-        frame: From `tidy.read`.
-        scores: From `tidy.scores`.
+        frame, scores: From `tidy.read` and `tidy.scores`.
         plan: The run's plan.
         titles: Names of models and tasks.
         names: The titles of all tasks.
-        notes: On rows, seeds and scores.
+        notes: Notes on rows, seeds and scores.
     """
 
     frame: pd.DataFrame
@@ -265,12 +264,7 @@ def finding(differences: pd.DataFrame) -> str:
 
 
 def gap(scores: pd.DataFrame, *, model: str = "robertha", baseline: str = BASELINE) -> pd.DataFrame:
-    """Returns the gap between two models at the paper's weakest noise, by site and protocol.
-
-    Args:
-        scores: From `tidy.scores`.
-        model: The model.
-        baseline: The model subtracted from it.
+    """Returns `model` minus `baseline` at the paper's weakest noise, by site and protocol.
 
     Returns:
         One row per task and `comparison`: `mean`, `low`, `high`, and the paper's `paper`.

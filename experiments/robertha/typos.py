@@ -38,7 +38,6 @@ DEFAULTS = {
     "smoke": {"model": ("tinybert",), "rates": (0.1,), "texts": 4},
     "paper": {**FULL, "texts": None},
 }
-BEAMS = {"smoke": 1, "laptop": 2, "paper": 3}  # widths of HotFlip's beam
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,18 +62,14 @@ def run(config: Config) -> Path:
     from experiments import conditions
 
     config = resolved(config, DEFAULTS)
-    shared = {
-        "num_texts": config.texts,
-        "beam": BEAMS[config.budget],
-        "form": config.form,
-        "data_dir": config.data.data_dir,
-    }
-    tests = [conditions.Typos(**shared)] + [
-        conditions.Typos(corruption=corruption, rate=rate, **shared)
-        for corruption in config.corruption
-        for rate in config.rates or ()
-        if rate
-    ]
+    tests = conditions.typos_grid(
+        config.corruption,
+        config.rates,
+        num_texts=config.texts,
+        beam=conditions.BEAMS[config.budget],
+        form=config.form,
+        data_dir=config.data.data_dir,
+    )
     models = config.encoder.models(config.model or ())
     return run_models("typos", config, models, page, lambda task: tests)
 

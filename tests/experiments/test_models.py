@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from nn import test_pretrained as pretrained
 
-from experiments.models import VARIANTS, build, variant, weights_digest, with_flags
+from experiments.models import VARIANTS, build, variant, with_flags
 from experiments.robertha.paper import PAPER_MODELS, paper_score
 from experiments.robertha.robustness import Config, Encoders
 from experiments.runs import load
@@ -56,9 +56,14 @@ def test_every_model_has_a_loss_with_a_gradient_for_each_parameter(name, folder)
     assert found.iterates == (iterates or name == "universal-halting")
 
 
-def test_variants_have_their_weight_decay_and_the_papers_rows():
+def test_variants_have_their_penalties_and_the_papers_rows():
     assert built("robertha-no-esr-weight-decay").weight_decay == 0.1
     assert built("robertha").weight_decay == 0.01
+    for name, has_esr in {"robertha": True, "robertha-no-esr": False}.items():
+        model, objective, *_ = built(name)
+        params = model.init(jax.random.key(0))
+        loss, parts = jax.jit(objective)(params, BATCH, jax.random.key(0))
+        assert (loss > parts.task) == has_esr
     assert {"FreeLB", "DataAugment"} <= set(PAPER_MODELS.values())
     assert all(paper_score("glue", name, 0.5) > 0 for name in PAPER_MODELS)
 
@@ -101,31 +106,24 @@ def test_settings_name_what_trains_and_nothing_else():
     for name, value in flags.items():
         changed = with_flags(variant("robertha-freelb"), **{name: value})
         assert changed.settings() != variant("robertha-freelb").settings(), name
+    # A flag does not change what a variant is.
+    without = with_flags(variant("robertha-no-iteration-no-esr"), max_steps=9)
+    assert without.options["max_steps"] == 0
 
 
-def test_a_flag_does_not_change_what_a_variant_is():
-    assert (
-        with_flags(variant("robertha-no-iteration-no-esr"), max_steps=9).options["max_steps"] == 0
-    )
+def test_a_pretrained_encoder_is_its_weights_wherever_they_are(folder, tmp_path, monkeypatch):
+    def settings(path):
+        return with_flags(variant("pretrained-hopfield"), folder=str(path)).settings()
 
-
-def test_a_pretrained_encoder_is_its_weights_wherever_they_are(folder, tmp_path):
-    first = with_flags(variant("pretrained-hopfield"), folder=folder).settings()
+    monkeypatch.setenv("HOME", str(tmp_path))
     shutil.copytree(folder, tmp_path / "copy")
-    second = with_flags(variant("pretrained-hopfield"), folder=str(tmp_path / "copy")).settings()
-    assert first == second and folder not in str(first)
+    assert settings(folder) == settings(tmp_path / "copy") == settings("~/copy")
+    assert folder not in str(settings(folder))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text("{}")
-    other = with_flags(variant("pretrained-hopfield"), folder=str(tmp_path / "other")).settings()
-    assert other != first
+    assert settings(tmp_path / "other") != settings(folder)
     with pytest.raises(ValueError, match="set --pretrained"):
         with_flags(variant("pretrained"))
-
-
-def test_the_weights_of_a_folder_in_the_home_directory(folder, monkeypatch):
-    parent, _, name = folder.rpartition("/")
-    monkeypatch.setenv("HOME", parent)
-    assert weights_digest(f"~/{name}") == weights_digest(folder)
 
 
 def test_a_run_with_a_pretrained_encoder_uses_its_tokenizer(folder):

@@ -63,7 +63,10 @@ def test_differences_have_a_sign_and_zero_has_none(value, text):
     ],
 )
 def test_bold_is_an_interval_without_zero(mean, low, high, text):
-    assert report.with_interval({"mean": mean, "low": low, "high": high}) == text
+    row = {"mean": mean, "low": low, "high": high}
+    assert report.with_interval(row) == text
+    unsigned = text.replace("+", "").strip("*").removesuffix(" [n/a]")
+    assert report.bracketed(row) == unsigned
 
 
 def test_prose_is_wrapped_and_code_is_not():

@@ -121,14 +121,8 @@ def test_hopfield_attention_is_fine_tuned_at_a_rate_of_its_own(monkeypatch):
     assert [list(each.values()) for each in calls] == [[3e-4, 1e-4], [1e-5, 1e-4]]
 
 
-def test_a_model_may_have_a_learning_rate(trained):
-    _, flags, cell = trained
-    faster = job()._replace(variant=replace(variant("tinybert"), learning_rate=0.5))
-    assert runs.spec_of(flags, faster, cell.data).learning_rate == 0.5
-
-
 def test_a_spec_is_what_training_depends_on(trained):
-    cell = trained[2]
+    _, flags, cell = trained
     spec = cell.spec
     for name, value in {"seeds": (1, 2), "epochs": 3, "learning_rate": 1e-4}.items():
         assert replace(spec, **{name: value}).id != spec.id
@@ -136,13 +130,11 @@ def test_a_spec_is_what_training_depends_on(trained):
     fewer = cell.data._replace(test=cell.data.train)
     assert cells.digest(fewer) == spec.data
     assert cells.digest(cell.data._replace(train=cell.data.test)) != spec.data
-
-
-def test_precision_is_part_of_the_model(trained):
-    _, flags, cell = trained
-    assert runs.spec_of(flags, job(), cell.data) == cell.spec
+    assert runs.spec_of(flags, job(), cell.data) == spec
     halved = replace(flags, training=replace(flags.training, precision="bfloat16"))
     assert runs.spec_of(halved, job(), cell.data).model["precision"] == "bfloat16"
+    faster = job()._replace(variant=replace(variant("tinybert"), learning_rate=0.5))
+    assert runs.spec_of(flags, faster, cell.data).learning_rate == 0.5
 
 
 def test_training_that_breaks_off_resumes_to_the_same_bits(trained, tmp_path, monkeypatch):
@@ -276,19 +268,10 @@ def test_files_with_named_columns_are_a_task(tmp_path, monkeypatch):
     for name, count in (("films", 60), ("dev", 8)):
         lines = [f"{('dull', 'fine')[row % 2]} film {row},{row % 2 + 3}" for row in range(count)]
         (tmp_path / f"{name}.csv").write_text("\n".join(["review,stars", *lines]))
-    own = Data(
-        train=str(tmp_path / "films.csv"),
-        dev=str(tmp_path / "dev.csv"),
-        text="review",
-        label="stars",
-        vocab_size=60,
-    )
-    sizes = {"seeds": (1, 2), "epochs": 1, "width": 16}
-    flags = resolved(
-        robustness.Config(
-            budget="smoke", runs=str(tmp_path / "runs"), data=own, training=Training(**sizes)
-        )
-    )
+    files = {"train": str(tmp_path / "films.csv"), "dev": str(tmp_path / "dev.csv")}
+    own = Data(**files, text="review", label="stars", vocab_size=60)
+    flags = replace(config(tmp_path / "runs", seeds=(1, 2), epochs=1), data=own)
+    flags = resolved(flags)
     (name,) = flags.data.task
     data = runs.load(flags, name)
     assert data.spec.labels == ("3", "4") and data.test.labels.tolist() == [0, 1] * 4
@@ -309,10 +292,8 @@ def test_a_run_predicts_labels_of_texts(trained, capsys, monkeypatch):
     two = replace(flags, model=("tinybert", "robertha", "tinybert-memory"))
     path = str(rundir.open_run("robustness", two))
     assert command_line.main(["predict", "--run", path, "good"]) == 1
-    assert (
-        "--model must be tinybert or robertha or tinybert-memory, got none"
-        in capsys.readouterr().err
-    )
+    message = "--model must be tinybert or robertha or tinybert-memory, got none"
+    assert message in capsys.readouterr().err
     texts = ["a wonderful film", "the story drags"]
     assert command_line.main(["predict", "--run", path, "--model", "tinybert", *texts]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -327,9 +308,8 @@ def test_a_run_predicts_labels_of_texts(trained, capsys, monkeypatch):
     memory = predict.Config(run=path, texts=tuple(texts), model="tinybert-memory")
     assert len(predict.load(memory)[0].predict(texts).labels) == 2
     best = means[0].argmax()
-    assert lines[1].startswith(f"  {means[0, best]:.3f} [") and lines[1].endswith(
-        first.labels[best]
-    )
+    assert lines[1].startswith(f"  {means[0, best]:.3f} [")
+    assert lines[1].endswith(first.labels[best])
 
 
 @pytest.mark.parametrize(

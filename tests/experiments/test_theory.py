@@ -1,7 +1,5 @@
 """The theory experiment: what it measures, and what it writes."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,7 @@ import pytest
 
 from experiments import __main__ as command
 from experiments.noise_stability import layers, theory
-from hopfax.stability import LevelWeights, gaussian_pair
+from hopfax.stability import Estimate, LevelWeights, gaussian_pair
 
 
 def test_layers_of_random_networks_keep_their_variance():
@@ -119,12 +117,7 @@ def one_pair(fn, key, *, shape, rho, pair=gaussian_pair, per_output=False, **_):
     if not per_output:
         products = products.reshape(rho.size, -1).sum(1)
     products = products.reshape(rho.shape + products.shape[1:])
-    return Estimate(products, jnp.ones_like(products))
-
-
-class Estimate(NamedTuple):
-    mean: jax.Array
-    standard_error: jax.Array
+    return Estimate(products, jnp.ones_like(products), 1)
 
 
 TINY = theory.Budget(1000, 2, 8, 2, 1, tokens=(4,), copies=(4,), functions=1)

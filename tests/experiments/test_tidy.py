@@ -65,6 +65,7 @@ def test_means_over_levels_keep_only_complete_seeds():
     measured = frame([
         *rows("a", [60.0, 70.0], **NOISY),
         *rows("a", [40.0], **NOISY | {"level": 1.0}),
+        *rows("b", [50.0], **NOISY),
     ])  # fmt: skip
     result = tidy.average(tidy.scores(measured), "level")
     assert result[["seed", "score"]].values.tolist() == [[0, 50.0]]
