@@ -185,7 +185,7 @@ def short_texts(config: Config, budget: Budget) -> Texts:
     tokenizer = text_tokenizer(read_tokenizer(config.pretrained))
     start, end = influence.num_special(config.pretrained)
     sentences = (
-        tokenizer.encode(str(row.texts[0]), add_special_tokens=False).ids
+        tokenizer.encode(row.texts[0][0], add_special_tokens=False).ids
         for row in reported_rows("sst2", data_dir=config.data_dir)
     )
     bodies = [ids[: budget.num_bits] for ids in sentences if len(ids) >= budget.num_bits]
