@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -336,8 +336,11 @@ def lost_by_variance(frame: pd.DataFrame) -> str:
     )
 
 
-def linear_shares(folder: Path, arm: Literal["trained", "fresh"]) -> dict[str, float]:
-    """Mean share of the response's variance that is of degree 1, by model."""
+def linear_shares(folder: Path, arm: str) -> dict[str, float]:
+    """Mean share of the response's variance that is of degree 1, by model.
+
+    `arm` is "trained" or "fresh", for models before training.
+    """
     frame = pd.read_csv(folder / "results.csv")
     rows = tidy.select(frame, metric="level share", level=1, arm=arm)
     means = rows.groupby("model", sort=False).score.mean()

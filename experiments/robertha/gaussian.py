@@ -149,8 +149,8 @@ def not_learned(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.Data
 
 def learned_by_none(scores: pd.DataFrame, unlearned: pd.DataFrame) -> list[str]:
     """Returns the tasks of `not_learned` that no model has learned."""
-    counts = scores[scores.level == 0].groupby("task").model.nunique()
-    sizes = unlearned.groupby("task", sort=False).size()
+    counts = scores[scores.level == 0].groupby("task").model.nunique().to_dict()
+    sizes = unlearned.groupby("task", sort=False).size().to_dict()
     return [str(task) for task, size in sizes.items() if size == counts[task]]
 
 
@@ -160,13 +160,14 @@ def unlearned_note(
     """Returns the note on the models of `not_learned`, if there are any."""
     parts = []
     for task, rows in unlearned.groupby("task", sort=False):
-        models = report.joined(
-            f"{titles[model]} {score:.1f}"
-            for (_, model), score in rows.score.items()
-            if not model.endswith("-memory")  # memory does not change the clean score
-        )
         if task in learned_by_none(scores, unlearned):
             models = f"all models, at most {rows.score.max():.1f}"
+        else:
+            models = report.joined(
+                f"{titles[model]} {score:.1f}"
+                for model, score in rows.score.droplevel("task").to_dict().items()
+                if not model.endswith("-memory")  # memory does not change the clean score
+            )
         parts.append(f"{titles[task]}: {models} (majority baseline {rows.constant.iloc[0]:.1f})")
     return [
         "Not learned (clean scores close to the majority baseline, which are no evidence on "

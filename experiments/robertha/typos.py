@@ -97,10 +97,10 @@ def page(folder: Path) -> Page:
         model = "robertha" if "robertha" in models else noisy.model.iloc[0]
         attacks = noisy[(noisy.model == model) & (noisy.task == tasks[0])]
         largest = tidy.largest(attacks)
+        corruptions = report.joined(titles[each] for each in attacks.corruption)
         answer = (
             f"**{gaussian.finding(attacks)} of {titles[model]} over {titles[baseline]} on "
-            f"{titles[tasks[0]]} under {report.joined(map(titles.get, attacks.corruption))}**: the "
-            f"largest difference is "
+            f"{titles[tasks[0]]} under {corruptions}**: the largest difference is "
             f"{report.plain_interval(largest)} points, under {titles[largest.corruption]}, mean "
             f"over the rates. Over all models, {tidy.clear(noisy)} of {len(noisy)} intervals "
             "exclude zero."
