@@ -294,8 +294,8 @@ def memory() -> list[list[str]]:
             lowest = []
             for mean in (means[without], means[remembering]):
                 noisy = mean[mean.index > 0]
-                noise = 20 * np.log10(noisy.index.to_numpy())
-                lowest.append(similarity.lowest_kept(dict(zip(noise, noisy, strict=True)), clean))
+                snr_db = -20 * np.log10(noisy.index.to_numpy())
+                lowest.append(similarity.lowest_kept(dict(zip(snr_db, noisy, strict=True)), clean))
             table.append([
                 f"{titles[task]}, {titles[without]}{unit.get(task, '')}", report.number(clean),
                 *map(similarity.decibels, lowest), similarity.decibels(limits[task]),

@@ -166,7 +166,7 @@ def unlearned_note(
             models = report.joined(
                 f"{titles[model]} {score:.1f}"
                 for model, score in rows.score.droplevel("task").to_dict().items()
-                if not model.endswith("-memory")  # memory does not change the clean score
+                if not str(model).endswith("-memory")  # memory does not change the clean score
             )
         parts.append(f"{titles[task]}: {models} (majority baseline {rows.constant.iloc[0]:.1f})")
     return [
