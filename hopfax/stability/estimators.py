@@ -214,7 +214,9 @@ def _standard_error(moments: _Moments) -> Array:
     count, mean, squares, ties, size = moments
     variance, reach = squares / (count - 1), size + jnp.abs(mean)
     # Each sample that differs from the common value makes one comparison without a tie.
-    few = jnp.maximum((1 - ties) * count / 2, 1)
+    untied = (1 - ties) * count
+    few = jnp.maximum(untied / 2, 1)
     usual = jnp.sqrt(variance / count * (1 + 2 * ties / few))
     unmet = jnp.where(reach > 0, jnp.sqrt(2 * ties) * reach / count, jnp.inf)
-    return jnp.where(variance > 0, usual, unmet)
+    # Rounding of the mean gives equal samples a tiny variance.
+    return jnp.where((untied > 0.5) & (variance > 0), usual, unmet)

@@ -4,16 +4,31 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tyro
 
 from experiments.noise_stability import encoder
 from experiments.robertha import hyperparameters, scaling, typos
 from experiments.robertha.robustness import Config
-from experiments.settings import BUDGETS, EMBEDDED_LAPTOP, Data, Noise, Training, resolved
+from experiments.settings import (
+    BUDGETS,
+    EMBEDDED_LAPTOP,
+    Data,
+    Noise,
+    Training,
+    resolved,
+    spread,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN = {"dev": "d.csv", "text": "review", "label": "stars"}
+
+
+def test_rows_are_spread_over_the_whole_set():
+    assert spread(list(range(11)), 3) == [0, 5, 10]
+    assert spread(np.arange(0, 20, 2), 2).tolist() == [0, 18]
+    assert spread([1, 2], 5) == spread([1, 2], None) == [1, 2]
 
 
 def test_the_budget_fills_what_is_left_out():

@@ -177,10 +177,12 @@ def test_error_bars_cover_events_that_occur_rarely_or_never(arc_points):
 
 def test_constants_are_nearly_certain_and_zero_has_no_scale():
     def fn(x):
-        return jnp.stack([jnp.ones(()), x[0], jnp.zeros(())])
+        return jnp.stack([jnp.ones(()), x[0], jnp.zeros(()), jnp.asarray(0.3)])
 
     estimate = noise_stability(fn, KEY, shape=(1,), rho=1.0, num_samples=1000, per_output=True)
     np.testing.assert_allclose(estimate.standard_error[0], 2.83 / 1000, rtol=1e-3)
+    # The mean of many 0.3 is not 0.3 exactly.
+    np.testing.assert_allclose(estimate.standard_error[3], 2.83 / 1000 * 0.3**2, rtol=1e-3)
     assert np.isinf(estimate.standard_error[2])
 
 
