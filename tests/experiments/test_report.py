@@ -104,11 +104,11 @@ def test_the_commands_of_pages_can_be_run(published):
     assert getattr(data, "data_dir", None) in (None, "DIR")
 
 
-@pytest.mark.parametrize("limit", [8.0, 15.2])
+@pytest.mark.parametrize("limit", [-8.0, -15.2])
 def test_a_limit_is_shaded_from_where_it_is_also_beyond_the_data(limit):
-    lines = pd.DataFrame({"noise": [0.0, 14.0], "model": "tinybert", "mean": [90.0, 80.0]})
+    lines = pd.DataFrame({"snr_db": [0.0, -14.0], "model": "tinybert", "mean": [90.0, 80.0]})
     lines = lines.assign(low=lines["mean"] - 1, high=lines["mean"] + 1, limit=limit)
-    axes = figures.facets(lines, x="noise").axes[0]
+    axes = figures.facets(lines, x="snr_db", xlabel=figures.SNR).axes[0]
     (span,) = axes.patches
-    assert span.get_x() == limit and span.get_width() > 0
-    assert axes.get_xlim()[1] == pytest.approx(max(14.0, limit + 1))
+    assert span.get_x() + span.get_width() == pytest.approx(limit)
+    assert axes.get_xlim() == pytest.approx((0.0, min(-14.0, limit - 1)))  # decreases
