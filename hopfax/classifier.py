@@ -100,9 +100,15 @@ class Classifier:
     def predict(self, texts: Sequence[Text], *, noise: Noise | None = None) -> Prediction:
         """Returns the label of each text, a string or a pair of strings.
 
+        Texts longer than the model's positions are truncated, with a warning that counts them.
+
         Args:
-            texts: The texts, see `encode_texts`.
+            texts: The texts.
             noise: Noise to add, see `hopfax.train.evaluate.Noise`; None for clean inputs.
+
+        Raises:
+            TypeError: `texts` is one string.
+            ValueError: There are no texts, or one is empty.
         """
         longest = self.config["max_length"]
         encoded = encode_texts(texts, self.vocabulary, max_length=longest)

@@ -29,8 +29,11 @@ def quick(key: PRNGKeyArray | Words) -> PRNGKeyArray:
     """Returns the key, wrapped for a faster generator of identical numbers on CPUs.
 
     Args:
-        key: A key or an array of keys, typed or raw. Keys of other generators than jax's default
-            are returned unchanged, and so are all keys on other devices.
+        key: A key or an array of keys, typed or raw, of any generator.
+
+    Returns:
+        On a CPU a key of jax's default generator is wrapped for this module's; every other key,
+        and every key on other devices, is returned unchanged.
 
     Example:
         >>> import jax
@@ -106,17 +109,21 @@ _THREEFRY = extend.define_prng_impl(
 
 
 def by_groups(fn: Callable[..., Result], *arrays: PyTree, elements: int) -> Result:
-    """Returns `fn(*arrays)`, computed in groups of texts that fit into the CPU's caches.
+    """Maps `fn` over groups of texts that fit into the CPU's caches.
 
-    An iteration over all texts streams its arrays through main memory in every step. The loop of a
-    group also ends with the group's slowest query. Without effect on several CPU devices, whose
-    texts must not be gathered.
+    On a CPU an iteration over all texts at once streams its arrays through main memory in every
+    step. A group's arrays stay in the cache, its temporaries are as small as it is, and its loop
+    ends with its own slowest query. On other devices, and on several CPU devices, whose texts must
+    not be gathered, this is `fn(*arrays)`.
 
     Args:
         fn: Function of arrays with a leading axis of texts; must treat texts independently.
         *arrays: Trees of arrays with that axis.
         elements: Size of the largest array that `fn` makes of one text, if it works on several of
             that size at once; less if on fewer.
+
+    Returns:
+        The result of `fn(*arrays)`.
     """
     texts = jax.tree.leaves(arrays)[0].shape[0]
     on_cpu = jax.default_backend() == "cpu" and jax.local_device_count() == 1

@@ -54,7 +54,8 @@ def fixed_point(
 ) -> FixedPoint:
     r"""Iterates $x \leftarrow f(\theta, x)$ until convergence.
 
-    All of `init` is one state with one stop rule. Under `jax.vmap`, states stop independently.
+    All of `init` is one state with one stop rule. Under `jax.vmap`, states stop independently, each
+    with its own number of steps.
 
     Args:
         fn: The map, called as `fn(params, x)` and returning an array like `x`. It must not close
@@ -63,7 +64,7 @@ def fixed_point(
         init: Initial state, a pytree of floating arrays of any shape.
         tol: Stop when the change is at most this, >= 0. May be traced; `inf` stops after one step.
         max_steps: Maximum number of applications of `fn`, at least 1.
-        gradient: See Differentiation.
+        gradient: `"implicit"` or `"unrolled"`, see Differentiation.
         stop: `"relative"`, $\|x' - x\| \le tol \|x\|$, or `"absolute"`, $\|x' - x\| \le tol$.
             Use `"absolute"` for iterations that converge to the origin. A function
             `stop(new, old)` returns the size of the change, nan if an iterate is not finite.
@@ -78,7 +79,8 @@ def fixed_point(
     Raises:
         AssertionError: If `init` is not floating.
         TypeError: If the implicit gradient is differentiated in forward mode or a second time.
-        ValueError: If an option is out of range.
+        ValueError: If a number of steps is below 1, `tol < 0`, or `gradient` or `stop` is not an
+            allowed value.
 
     Differentiation:
         `"implicit"` solves for the adjoint with `adjoint`, then applies one VJP of `fn` at the
@@ -91,6 +93,8 @@ def fixed_point(
         of all orders and modes.
 
     Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from hopfax.fixed_point import fixed_point
         >>> def solution(p):
         ...     return fixed_point(lambda p, x: p * x + 1, p, jnp.zeros(()), tol=1e-6).value
         >>> value, slope = jax.value_and_grad(solution)(0.5)
@@ -129,6 +133,8 @@ def at_fixed_point(
     Gradients flow to `params` only. For `tol` and `max_steps` see `adjoint`.
 
     Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from hopfax.fixed_point import at_fixed_point
         >>> half = lambda p, x: 0.5 * x + p  # its fixed point is 2 p
         >>> slope = jax.grad(lambda p: at_fixed_point(half, p, 2 * jax.lax.stop_gradient(p)))(3.0)
         >>> round(float(slope), 3)
@@ -338,10 +344,16 @@ def _adjoint_jvp(*_: Any) -> Any:
 
 
 def relative_remainder(size: Array, previous: Array, total: Array) -> Array:
-    """Estimates the relative remainder of a geometric series from norms of terms and sum.
+    """Estimates the relative remainder of a geometric series.
 
-    Returns the largest finite number if terms do not shrink, and inf if the last term's `size` is
-    nan or its square overflows.
+    Args:
+        size: Norm of the last term.
+        previous: Norm of the term before.
+        total: Norm of the sum.
+
+    Returns:
+        The estimate; the largest finite number if terms do not shrink, inf if `size` is nan or its
+        square overflows.
     """
     limits = jnp.finfo(size.dtype)
     ratio = size / jnp.maximum(previous, limits.tiny)

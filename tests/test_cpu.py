@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hopfax import cpu
-from hopfax.cpu import quick
+from hopfax.cpu import quick, threefry
 from hopfax.nn import HopfieldAttention, functional
 from hopfax.nn.precision import linear
 
@@ -132,3 +132,14 @@ def test_flat_products_have_the_values_and_gradients_of_the_plain_product(shape)
     # The kernel's gradient sums over one axis, not over texts and tokens.
     program = str(jax.make_jaxpr(jax.grad(loss, has_aux=True))(params, x))
     assert "(([0, 1], [0, 1])" not in program
+
+
+def test_threefry_has_its_published_outputs():
+    """Known answers of the authors' Random123 library."""
+    for counter, key, wanted in (
+        ((0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),
+        ((0xFFFFFFFF,) * 2, (0xFFFFFFFF,) * 2, (0x1CB996FC, 0xBB002BE7)),
+        ((0x243F6A88, 0x85A308D3), (0x13198A2E, 0x03707344), (0xC4923A9C, 0x483DF7A0)),
+    ):
+        words = [tuple(jnp.uint32(word) for word in pair) for pair in (key, counter)]
+        assert tuple(map(int, threefry(*words))) == wanted

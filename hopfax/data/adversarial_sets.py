@@ -48,8 +48,11 @@ class EvaluationSet:
 def evaluation_set(name: str) -> EvaluationSet:
     """Returns the specification of an evaluation set.
 
+    Args:
+        name: A key of `EVALUATION_SETS`.
+
     Raises:
-        ValueError: If `name` is not a key of `EVALUATION_SETS`.
+        ValueError: If there is no such set; the message lists the nearest names and all names.
 
     Example:
         >>> from hopfax.data import evaluation_set
@@ -69,6 +72,9 @@ def read_evaluation_set(
         data_dir: Folder with the set's files, for instance ``advglue/dev.json``,
             ``paws/labeled_final/test.tsv`` or ``x-final/de/test_2k.tsv``.
         trained: The model's training task; default: the set's own task.
+
+    Returns:
+        The rows in file order.
 
     Raises:
         ValueError: If the set is unknown, its labels are not those of the trained task,

@@ -9,9 +9,12 @@ from hopfax.data.tasks import check_integer
 
 
 class AlgorithmicData(NamedTuple):
-    """Training, validation and test rows; no row occurs twice, and only `train` has label noise.
+    """Training rows, and validation and test rows without label noise; no row occurs twice.
 
     Attributes:
+        train: Rows whose labels may be noisy.
+        validation: Rows with true labels.
+        test: Rows with true labels.
         vocab_size: Number of token ids.
         num_classes: Number of labels.
         relevant: Positions that determine the label, in increasing order.

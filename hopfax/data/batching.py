@@ -36,7 +36,7 @@ class Bucket(Encoded):
 def bucket_boundaries(
     lengths: np.ndarray, *, max_buckets: int = 4, multiple: int = 8, max_length: int | None = None
 ) -> tuple[int, ...]:
-    """Returns the increasing padded lengths that minimise the number of padding tokens.
+    """Returns the padded lengths that minimise the number of padding tokens.
 
     Every boundary is a shape to compile, so use few.
 
@@ -45,6 +45,9 @@ def bucket_boundaries(
         max_buckets: Maximum number of boundaries, >= 1.
         multiple: Boundaries are multiples of this number, >= 1.
         max_length: Longest input of the model; boundaries are not rounded up beyond it.
+
+    Returns:
+        Increasing boundaries; the last is at least the longest row.
 
     Example:
         >>> import numpy as np
@@ -80,12 +83,14 @@ def bucketed(
 ) -> list[Bucket]:
     """Groups rows into buckets of one padded length each; a bucket keeps the order of its rows.
 
-    Every row is in the first bucket that fits its longest choice. Empty buckets are omitted.
-
     Args:
         encoded: The rows.
-        boundaries: Padded lengths, increasing.
+        boundaries: Padded lengths, increasing. A row is in the first bucket that fits its longest
+            choice.
         pad_id: Id of the padding token.
+
+    Returns:
+        The nonempty buckets, shortest first; every row is in exactly one.
 
     Raises:
         ValueError: If the boundaries do not increase, or a row is longer than the last.
@@ -119,6 +124,10 @@ def bucketed(
 
 def eval_batches(bucket: Bucket, *, batch_size: int) -> Iterator[tuple[Bucket, np.ndarray]]:
     """Yields a bucket in batches of equal size, without dropping rows.
+
+    Args:
+        bucket: Rows of one padded length.
+        batch_size: Rows of each batch, >= 1.
 
     Yields:
         A batch of exactly `batch_size` rows and its weights `(batch_size,)` float32: 1 for a

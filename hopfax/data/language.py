@@ -20,14 +20,26 @@ SPLITS = ("train", "validation", "test")
 
 
 class NextWords(NamedTuple):
-    """Rows of word numbers, and as labels the numbers of the words that follow."""
+    """Rows of words, and the word that follows each of them.
+
+    Attributes:
+        ids: Word numbers.
+        labels: `ids`, shifted by one word.
+    """
 
     ids: Int[np.ndarray, "rows tokens"]
     labels: Int[np.ndarray, "rows tokens"]
 
 
 class LanguageData(NamedTuple):
-    """Rows of the three splits, and the words by number; `<unk>` is 0."""
+    """Rows of the three splits.
+
+    Attributes:
+        train: Training rows.
+        validation: Validation rows.
+        test: Test rows.
+        vocabulary: Words by number; `<unk>` is 0.
+    """
 
     train: NextWords
     validation: NextWords

@@ -21,10 +21,15 @@ _VALIDATION_FRACTION = 0.1
 
 
 class TaskData(NamedTuple):
-    """A task ready for training: `train`, `validation` for early stopping, and `test` to report.
+    """A task ready for training.
 
-    For raw sets, `validation` is held out from the train file, and `test` is the official dev file
-    (``"validation"`` in `read_split`), since the labels of the official test file are hidden.
+    Attributes:
+        spec: The task.
+        train: Training rows.
+        validation: Rows for early stopping. For raw sets, they are held out from the train file.
+        test: Rows to report. For raw sets, they are the official dev file (``"validation"`` in
+            `read_split`), since the labels of the official test file are hidden.
+        vocabulary: Tokens and their ids.
     """
 
     spec: TaskSpec

@@ -23,7 +23,13 @@ _DAMAGED = "lacking columns or a text"
 
 
 class Row(NamedTuple):
-    """A row of a raw file: its text columns, class number or score, and row number from 0."""
+    """A row of a raw file.
+
+    Attributes:
+        columns: The text columns; nested keys as ``target.span1_text``.
+        label: Class number, or a score for regression.
+        index: Row number in the file, from 0.
+    """
 
     columns: dict[str, str]  # nested keys as "target.span1_text"
     label: int | float

@@ -95,14 +95,16 @@ class TaskSpec:
         label_column: Column of the label.
         labels: Labels as the files write them (JSON booleans in lower case), in class order;
             class 1 is the positive class of F1 and MCC. Empty for regression.
-        unlabelled: Marks a missing gold label. Such rows are dropped with a warning.
-        placeholder: Marks a missing text. Such rows are dropped with a warning.
-        damaged_share: Fraction of rows without a column or a text up to which these are dropped
-            with a warning; more are an error.
+        unlabelled: Marks a missing gold label in the label column. Such rows are dropped with a
+            warning.
+        placeholder: Marks a missing text in a text column. Such rows are dropped with a warning.
+        damaged_share: Largest allowed fraction of damaged rows (without a column or a text). Up to
+            this fraction they are dropped with a warning; more are an error.
         label_range: Lowest and highest score of a regression task.
         metrics: Metrics whose mean is the score.
         num_choices: Number of choices per row.
-        join: Turns the text columns of a row into the texts of an `Example`.
+        join: Turns the text columns of a row into the texts of an `Example`: a string, a pair, or
+            choices.
     """
 
     name: str
@@ -135,10 +137,13 @@ class TaskSpec:
 
 
 def task(name: str | TaskSpec) -> TaskSpec:
-    """Returns the specification of a task; a specification is returned unchanged.
+    """Returns the specification of a task.
+
+    Args:
+        name: A key of `TASKS`; a specification is returned unchanged.
 
     Raises:
-        ValueError: If `name` is not a key of `TASKS`.
+        ValueError: If there is no such task; the message lists the nearest names and all names.
 
     Example:
         >>> from hopfax.data import task

@@ -103,8 +103,7 @@ def encode(
     """Tokenises examples: ``[CLS] a [SEP]``, or ``[CLS] a [SEP] b [SEP]``, in lower case.
 
     Vocabularies of `read_tokenizer` use their own special tokens and case. Texts of more than
-    `max_length` tokens are truncated at the end; in a pair, the longer text first. Arrays are
-    padded to the longest row.
+    `max_length` tokens are truncated at the end; in a pair, the longer text first.
 
     Args:
         examples: One or more rows, all with the same number of choices.
@@ -113,7 +112,11 @@ def encode(
         cached: Whether to keep the arrays in `$HOPFAX_CACHE` (default `~/.cache/hopfax`).
             Unreadable files are replaced; an unwritable folder is ignored.
 
+    Returns:
+        The arrays, padded to the longest row.
+
     Raises:
+        ModuleNotFoundError: If `tokenizers` is not installed.
         ValueError: If there are no examples, the numbers of choices differ, or `max_length` is
             below 5.
 

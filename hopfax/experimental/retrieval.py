@@ -39,12 +39,23 @@ def retrieve_head(
     o = V^\top \mathrm{softmax}(\beta K \xi^*)$$
 
     A tile of queries ends with its slowest. Use `jax.vmap` for heads, texts and seeds. On several
-    devices it needs `jax.shard_map`, since XLA cannot partition it: see `by_devices`. For the
-    arguments see `attend`; queries, keys and values have 1 to 512 rows of width at most 128, and
-    `max_steps` is at least 1.
+    devices it needs `jax.shard_map`, since XLA cannot partition it: see `by_devices`.
+
+    Args:
+        query: Starts of the queries, 1 to 512.
+        keys: Stored patterns, one a row, at most 512 of width at most 128.
+        values: Values, one per key, of width at most 128.
+        beta: Inverse temperature, > 0, including any $1/\sqrt d$.
+        mask: True where a key is real; None takes all. The others' rows are ignored and get a
+            gradient of exactly zero. If none is real the result is zero.
+        tol: A query stops when a step changes its state by at most this. One number, or one per
+            query.
+        max_steps: Maximum number of updates, at least 1.
+        stop: `"relative"` or `"absolute"` change of the state.
+        adjoint_max_steps: Maximum number of terms of the gradient's series, at least 1.
 
     Returns:
-        An `Attention`. Arithmetic, products included, is in float32; keys and values may be stored
+        An `Attention`. Arithmetic is in float32, products included; keys and values may be stored
         in bfloat16.
 
     Raises:
@@ -54,13 +65,18 @@ def retrieve_head(
     Differentiation:
         Implicit, as in `hopfax.fixed_point`, by a second kernel; the query gets a zero gradient.
         First derivatives in reverse mode only. The series is that of the states: where a query has
-        not converged or the series is truncated, its sum differs from that of `attend`.
+        not converged or the series is cut off, its partial sum differs from `attend`'s.
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import experimental
         >>> keys, query = jnp.eye(3), jnp.array([[0.9, 0.3, -0.2]])
-        >>> attention = retrieve_head(query, keys, 10 * keys, beta=8.0)
+        >>> attention = experimental.retrieve_head(query, keys, 10 * keys, beta=8.0)
         >>> attention.values.round(1).tolist(), attention.converged.tolist()
         ([[10.0, 0.0, 0.0]], [True])
+
+    References:
+        Robertha, Eqs. 4, 7 and 8 and Algorithm 1.
     """
     query, keys, values, mask = attention_arrays(query, keys, values, mask)
     check_stopping(tol, max_steps, adjoint_max_steps, stop=stop)
@@ -97,13 +113,15 @@ def by_devices(fn: Callable[..., Result], *arrays: PyTree) -> Result:
         *arrays: Trees of arrays with that axis.
 
     Returns:
-        The result of `fn(*arrays)`. In a program compiled with a mesh in context (by a
-        `hopfax.train.sharding.Sharding` that splits batches, or by `jax.set_mesh`), devices on the
-        mesh's leading automatic axes share the texts, as far as their number divides. Explicit axes
-        must not split the texts.
+        The result of `fn(*arrays)`. The texts are split in a program that is compiled with a mesh
+        in context (by a `hopfax.train.sharding.Sharding` that splits batches, or by
+        `jax.set_mesh`), among the devices of the mesh's leading automatic axes, as far as the
+        number of texts divides. Explicit axes must not split the texts.
 
     Example:
-        >>> by_devices(lambda texts: 2 * texts, jnp.ones((2, 3))).shape  # no mesh
+        >>> import jax.numpy as jnp
+        >>> from hopfax import experimental
+        >>> experimental.by_devices(lambda texts: 2 * texts, jnp.ones((2, 3))).shape  # no mesh
         (2, 3)
     """
     mesh = jax.sharding.get_abstract_mesh()

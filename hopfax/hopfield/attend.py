@@ -65,7 +65,7 @@ def attend(
     stop: Stop = "relative",
     adjoint_max_steps: int = 1000,
 ) -> Attention:
-    r"""Retrieves from every query, then reads the values out (Robertha, Algorithm 2).
+    r"""Retrieves from every query, then reads the values out.
 
     $$\xi \leftarrow K^\top \mathrm{softmax}(\beta K \xi), \qquad
     o = V^\top \mathrm{softmax}(\beta' K \xi^*)$$
@@ -78,29 +78,34 @@ def attend(
         readout_beta: Inverse temperature of the read-out, $\beta'$ > 0; default: `beta`.
         mask: True where a key is real; None means all. Other rows are ignored and get a gradient
             of exactly zero. If no key is real, the result is zero.
-        tol: See `retrieve`; one number or one per query.
+        tol: See `hopfax.hopfield.retrieve`; one number or one per query.
         max_steps: Maximum number of updates; 0 is softmax attention.
-        gradient: See `retrieve`.
+        gradient: `"implicit"` or `"unrolled"`.
         stop: `"relative"` or `"absolute"` change of the state.
-        adjoint_max_steps: See `retrieve`.
+        adjoint_max_steps: See `hopfax.hopfield.retrieve`.
 
     Returns:
         An `Attention`. States and scores are at least float32.
 
     Raises:
         AssertionError: If the shapes of queries, keys and values do not match.
-        TypeError, ValueError: See `retrieve`.
+        TypeError, ValueError: See `hopfax.hopfield.retrieve`.
 
     Differentiation:
-        As in `retrieve`: with `"implicit"`, the gradient with respect to queries is zero if there
-        is an update. The adjoint series is always in the scores. Where a query has not converged or
-        the series is truncated, its sum differs from that of `retrieve`.
+        As in `hopfax.hopfield.retrieve`: with `"implicit"`, the gradient with respect to queries is
+        zero if there is an update. The adjoint series is always in the scores. Where a query has
+        not converged or the series is truncated, its sum differs from that of `retrieve`.
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
         >>> keys, queries = jnp.eye(3), jnp.array([[0.9, 0.3, -0.2]])
-        >>> attention = attend(queries, keys, 10 * keys, beta=8.0)
+        >>> attention = hopfield.attend(queries, keys, 10 * keys, beta=8.0)
         >>> attention.values.round(1).tolist(), attention.converged.tolist()
         ([[10.0, 0.0, 0.0]], [True])
+
+    References:
+        Robertha, Eqs. 4, 7 and 8, and Algorithm 2.
     """
     queries, keys, values, mask = attention_arrays(queries, keys, values, mask)
     check_stopping(tol, max_steps, adjoint_max_steps, stop=stop, gradient=gradient, least=0)

@@ -43,7 +43,9 @@ def gaussian_noise(
         ValueError: If `sigma` is negative; a traced one is not checked.
 
     Example:
-        >>> noise = gaussian_noise(jax.random.key(0), jnp.zeros((500, 8)), sigma=2.0)
+        >>> import jax, jax.numpy as jnp
+        >>> from hopfax import hopfield
+        >>> noise = hopfield.gaussian_noise(jax.random.key(0), jnp.zeros((500, 8)), sigma=2.0)
         >>> round(float(noise.std()), 1)
         2.0
 
@@ -69,14 +71,19 @@ def matched_sigma(
 
     In units of the signal's root mean square, $\sigma$ gives an SNR of $-20 \log_{10} \sigma$ dB.
 
-    The ratio `snr_db` is the expected one, in dB.
+    Args:
+        signal: One token per row.
+        snr_db: The expected signal-to-noise ratio in dB.
+        mask: True where a token is real; None means all.
 
     Returns:
         The standard deviation for `gaussian_noise`; 0 if no token is real.
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
         >>> signal = jnp.array([[3.0, 4.0], [4.0, 3.0]])  # root mean square 5 / sqrt(2)
-        >>> round(float(matched_sigma(signal, snr_db=20.0)), 4)
+        >>> round(float(hopfield.matched_sigma(signal, snr_db=20.0)), 4)
         0.3536
     """
     signal = _signal(signal)
@@ -92,12 +99,19 @@ def snr_db(signal: Signal, noise: Signal, *, mask: Mask = None) -> Float[Array, 
 
     $$10 \log_{10} \frac{\mathrm{mean}\, \|e_i\|^2}{\mathrm{mean}\, \|n_i\|^2}$$
 
+    Args:
+        signal: One token per row.
+        noise: The noise added to the signal.
+        mask: True where a token is real; None means all.
+
     Returns:
         The ratio; +inf without noise, nan without noise and signal.
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
         >>> signal = jnp.ones((3, 4))
-        >>> round(float(snr_db(signal, 0.1 * signal)), 3)
+        >>> round(float(hopfield.snr_db(signal, 0.1 * signal)), 3)
         20.0
     """
     signal, noise = _signal(signal), _signal(noise)

@@ -63,6 +63,8 @@ def spectral_entropy(matrix: Matrix, *, entropy: Entropy = "shannon") -> Float[A
         gradient of its own value.
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax.hopfield.entropy import spectral_entropy
         >>> round(float(spectral_entropy(jnp.eye(3))), 3)  # log 3
         1.099
     """

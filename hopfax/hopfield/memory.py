@@ -83,8 +83,9 @@ def denoise(
 
     This is one `update` with $\beta = 1/\sigma^2$ and the bias
     $\log \pi_v - \|e_v\|^2 / (2 \sigma^2)$. Without `sigma`, the noise level is integrated out
-    under Jeffreys' prior $1/\sigma$: $p = \mathrm{softmax}_v(\log \pi_v - d \log \|x - e_v\|)$.
-    In a hundred or more dimensions this loses almost nothing, since one query determines $\sigma$.
+    under Jeffreys' prior $1/\sigma$, which gives
+    $p = \mathrm{softmax}_v(\log \pi_v - d \log \|x - e_v\|)$. In a hundred or more dimensions a
+    single query determines its own $\sigma$, so that this loses almost nothing.
 
     Args:
         noisy: The query $x$.
@@ -93,12 +94,12 @@ def denoise(
         sigma: Standard deviation of the noise in each coordinate, > 0; None if unknown.
         log_prior: Log-probabilities of the patterns, up to a constant; -inf excludes a pattern.
             None for a uniform prior.
-        mask: True where a pattern is real; None means all.
+        mask: True where a pattern is real; None takes all.
         block_size: Patterns read at a time; None for 2048. Under `jax.vmap`, memory grows with
-            queries times `block_size`, not with queries times patterns.
+            queries times `block_size`, never with queries times patterns.
 
     Returns:
-        `Denoised`, at least float32; zero, index 0 and probability 0 if no pattern is possible.
+        `Denoised`, in float32 at least; zero, index 0 and probability 0 if no pattern is possible.
         Duplicate patterns share their probability: `index` is the first of them.
 
     Raises:
@@ -108,16 +109,18 @@ def denoise(
 
     Differentiation:
         `value` and `probability` are differentiable in all arrays and in `sigma`; the backward
-        pass recomputes each block's logits. Without `sigma`, a query that equals a pattern gets a
-        gradient of zero.
+        pass computes each block's logits again. Without `sigma`, a query that equals a pattern
+        gets a gradient of zero.
 
     Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from hopfax import hopfield
         >>> patterns = jax.random.normal(jax.random.key(0), (1000, 128))
         >>> noisy = patterns[7] + 1.5 * jax.random.normal(jax.random.key(1), (128,))
-        >>> clean = denoise(noisy, patterns, sigma=1.5)
+        >>> clean = hopfield.denoise(noisy, patterns, sigma=1.5)
         >>> int(clean.index), bool(jnp.abs(clean.value - patterns[7]).max() < 0.1)
         (7, True)
-        >>> int(denoise(noisy, patterns).index)  # sigma unknown
+        >>> int(hopfield.denoise(noisy, patterns).index)  # sigma unknown
         7
 
     References:
@@ -152,21 +155,37 @@ def denoise_normalized(
 ) -> Denoised:
     r"""`denoise` after a LayerNorm: the patterns are $\mathrm{LN}(e_v + o)$.
 
-    In an encoder, $o$ is the embedding of the token's position. The patterns are never computed:
-    their products with the query follow from those of $e_v$, so that many queries with different
-    offsets share matrix products. `scale`, `bias` and `epsilon` (>= 0) are those of the LayerNorm;
-    for the other arguments and errors see `denoise`.
+    For a token at position i of an encoder, $o$ is the vector of the position. The patterns are
+    never computed: their products with the query follow from those of $e_v$, so that many queries
+    with different offsets share matrix products.
+
+    Args:
+        noisy: LN(e_v + o) plus noise.
+        patterns: $e_v$, one a row.
+        offset: $o$.
+        scale: Scale of the LayerNorm.
+        bias: Bias of the LayerNorm.
+        epsilon: Epsilon of the LayerNorm, >= 0.
+        sigma: See `denoise`.
+        log_prior: See `denoise`.
+        mask: See `denoise`.
+        block_size: See `denoise`.
 
     Returns:
         `Denoised`, whose value is $\sum_v p_v \mathrm{LN}(e_v + o)$, not LN of a mean.
 
+    Raises:
+        TypeError, ValueError: See `denoise`.
+
     Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from hopfax import hopfield
         >>> patterns = jax.random.normal(jax.random.key(0), (1000, 128))
         >>> offset, ones = jax.random.normal(jax.random.key(1), (128,)), jnp.ones(128)
         >>> clean = jax.nn.standardize(patterns[7] + offset, epsilon=1e-12)
         >>> noisy = clean + jax.random.normal(jax.random.key(2), (128,))
         >>> layer_norm = {"scale": ones, "bias": 0 * ones, "epsilon": 1e-12}
-        >>> int(denoise_normalized(noisy, patterns, offset, **layer_norm).index)
+        >>> int(hopfield.denoise_normalized(noisy, patterns, offset, **layer_norm).index)
         7
     """
     noisy, patterns, prior, sigma = _prepared(noisy, patterns, log_prior, mask, sigma)
@@ -202,17 +221,26 @@ def candidates(
 ) -> Candidates:
     """Returns the patterns of highest posterior probability, with their log-likelihoods.
 
-    `count` is at most the number of patterns; for the other arguments and errors see `denoise`.
-    `log_prior` ranks the patterns and is not part of the log-likelihoods, so that a decoder can add
-    a prior of its own, such as the context of a token.
+    For decoders that add knowledge of their own, such as the context of a token. `log_prior` ranks
+    the patterns; it is not part of the log-likelihoods.
+
+    Args:
+        noisy: See `denoise`.
+        patterns: See `denoise`; products are in float32 at least.
+        count: Number of candidates, at most that of the patterns.
+        sigma: See `denoise`.
+        log_prior: See `denoise`.
+        mask: See `denoise`.
 
     Raises:
-        ValueError: If `count` is out of range.
+        TypeError, ValueError: See `denoise`; `count` is out of range.
 
     Example:
+        >>> import jax
+        >>> from hopfax import hopfield
         >>> patterns = jax.random.normal(jax.random.key(0), (1000, 128))
         >>> noisy = patterns[7] + 1.5 * jax.random.normal(jax.random.key(1), (128,))
-        >>> likeliest = candidates(noisy, patterns, count=3)
+        >>> likeliest = hopfield.candidates(noisy, patterns, count=3)
         >>> likeliest.index.shape, int(likeliest.index[0])
         ((3,), 7)
     """
@@ -238,29 +266,37 @@ def forward_backward(
     $$\log Z = \log \sum_{s_1 \dots s_n} \prod_i p(x_i | s_i) \prod_i p(s_{i+1} | s_i), \qquad
     p(s_i = k | x) = \frac{\partial \log Z}{\partial \log p(x_i | k)}$$
 
-    The forward pass is a scan; its gradient is the backward pass (Rabiner 1989, Eqs. 19 to 27).
+    The forward pass is a scan; its gradient is the backward pass.
 
     Args:
         log_likelihood: $\log p(x_i | s_i)$, to which the first position adds the log-probability
             of its states; -inf excludes a state.
         log_transition: $\log p(s_{i+1} | s_i)$ from state (rows) to state (columns), one matrix
             for each of the n - 1 steps; need not be normalized. -inf excludes a step.
-        mask: True at real positions, which come first; None means all.
+        mask: True at real positions, which come first; None takes all.
 
     Returns:
-        `Marginals`, at least float32; all probabilities are 0 if no path is possible. Without a
-        real position, `log_normalizer` is 0. Both fields are differentiable in both arrays.
+        `Marginals`, in float32 at least; all probabilities are 0 if no path is possible. Without a
+        real position, `log_normalizer` is 0.
 
     Raises:
         TypeError: If `mask` is not boolean.
         ValueError: If the shapes are not those of one sequence and its steps.
 
+    Differentiation:
+        Both fields are differentiable in both arrays.
+
     Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
         >>> observed = jnp.log(jnp.array([[0.9, 0.1], [0.5, 0.5]]))
         >>> stays = jnp.log(jnp.array([[[0.8, 0.2], [0.2, 0.8]]]))
-        >>> marginals = forward_backward(observed, stays).probability
+        >>> marginals = hopfield.forward_backward(observed, stays).probability
         >>> [[round(float(p), 2) for p in position] for position in marginals]
         [[0.9, 0.1], [0.74, 0.26]]
+
+    References:
+        Rabiner (1989), A Tutorial on Hidden Markov Models, Equations 19 to 27.
     """
     likelihood, transition = jnp.asarray(log_likelihood), jnp.asarray(log_transition)
     shape = likelihood.shape
@@ -325,16 +361,18 @@ def estimate_sigma(
         noisy: One noisy pattern a row.
         patterns: Clean patterns, one a row.
         log_prior: Log-probabilities of the patterns, up to a constant; None for uniform.
-        mask: True where a row of `noisy` is real; None means all.
+        mask: True where a row of `noisy` is real; None takes all.
 
     Returns:
         The estimate of the standard deviation, at least a thousandth of the patterns' root mean
         square, so that it is a valid `sigma` of `denoise` also where there is no noise.
 
     Example:
+        >>> import jax
+        >>> from hopfax import hopfield
         >>> patterns = jax.random.normal(jax.random.key(0), (1000, 128))
         >>> noise = jax.random.normal(jax.random.key(1), (40, 128))
-        >>> round(float(estimate_sigma(patterns[:40] + 1.5 * noise, patterns)), 1)
+        >>> round(float(hopfield.estimate_sigma(patterns[:40] + 1.5 * noise, patterns)), 1)
         1.5
     """
     noisy = jnp.asarray(noisy)
@@ -350,9 +388,9 @@ def estimate_sigma(
 
 
 def capacity_snr_db(entropy_bits: float | Array, *, width: int) -> Float[Array, ""]:
-    r"""Returns the signal-to-noise ratio below which no decoder recovers tokens, in dB.
+    r"""Signal-to-noise ratio below which no decoder recovers tokens from Gaussian noise, in dB.
 
-    $$10 \log_{10}\left(2^{2H/d} - 1\right) \qquad \text{(Shannon 1949, Theorem 2)}$$
+    $$10 \log_{10}\left(2^{2H/d} - 1\right)$$
 
     Args:
         entropy_bits: Entropy H of a token in bits, given its context if the decoder uses it, > 0.
@@ -362,8 +400,12 @@ def capacity_snr_db(entropy_bits: float | Array, *, width: int) -> Float[Array, 
         The ratio per coordinate at which the capacity of the Gaussian channel is H bits a token.
 
     Example:
-        >>> [round(float(capacity_snr_db(10.0, width=d)), 1) for d in (128, 384, 768)]
+        >>> from hopfax import hopfield
+        >>> [round(float(hopfield.capacity_snr_db(10.0, width=d)), 1) for d in (128, 384, 768)]
         [-9.4, -14.3, -17.4]
+
+    References:
+        Shannon (1949), Communication in the Presence of Noise, Theorem 2.
     """
     return 10 * jnp.log10(jnp.expm1(2 * jnp.log(2.0) * jnp.asarray(entropy_bits) / width))
 
@@ -376,14 +418,16 @@ def certified_radius(patterns: Patterns, *, mask: Mask = None) -> Float[Array, "
 
     Args:
         patterns: Patterns, one a row.
-        mask: True where a pattern is real; None means all.
+        mask: True where a pattern is real; None takes all.
 
     Returns:
         The radius of each pattern; 0 for duplicates, nan where `mask` is False, inf for a single
         pattern.
 
     Example:
-        >>> certified_radius(jnp.array([[0.0, 0.0], [3.0, 4.0], [0.0, 20.0]])).tolist()
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
+        >>> hopfield.certified_radius(jnp.array([[0.0, 0.0], [3.0, 4.0], [0.0, 20.0]])).tolist()
         [2.5, 2.5, 8.139410018920898]
     """
     patterns, prior, _ = _centred(patterns, None, mask)
@@ -428,7 +472,9 @@ def recovery_bound(
         ValueError: If `sigma` is not positive and finite.
 
     Example:
-        >>> bound = recovery_bound(jnp.array([[0.0, 0.0], [3.0, 4.0]]), sigma=1.25)
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
+        >>> bound = hopfield.recovery_bound(jnp.array([[0.0, 0.0], [3.0, 4.0]]), sigma=1.25)
         >>> bound.round(4).tolist()  # 1 - Q(2)
         [0.9771999716758728, 0.9771999716758728]
     """

@@ -58,8 +58,10 @@ def energy(
         ValueError: If `beta <= 0`; a traced `beta` is not checked.
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
         >>> state = jnp.array([1.0, 0.0])
-        >>> float(energy(state, state[None], beta=2.0))  # -1 + 1/2
+        >>> float(hopfield.energy(state, state[None], beta=2.0))  # -1 + 1/2
         -0.5
 
     References:
@@ -79,21 +81,34 @@ def update(
     beta: Beta,
     mask: Mask = None,
 ) -> Float[Array, " width"]:
-    r"""Moves a state to the softmax-weighted mean of the patterns (Robertha, Eq. 4).
+    r"""Moves a state to the softmax-weighted mean of the patterns.
 
     $$\xi' = X^\top \mathrm{softmax}(\beta X \xi)$$
 
-    This is gradient descent on `energy` with step size 1: $\xi' = \xi - \nabla E(\xi)$. Patterns
-    that are not real are ignored and get a gradient of exactly zero; if none is real, the result is
-    zero. For arguments and errors see `energy`.
+    This is gradient descent on `energy` with step size 1: $\xi' = \xi - \nabla E(\xi)$.
+
+    Args:
+        state: The state $\xi$.
+        patterns: Stored patterns $X$, one per row.
+        beta: Inverse temperature, > 0, including any $1/\sqrt d$.
+        mask: True where a pattern is real; None means all. Other patterns are ignored and get a
+            gradient of exactly zero. If no pattern is real, the result is zero.
 
     Returns:
         The next state, in the state's dtype if it is floating. Arithmetic uses at least float32.
 
+    Raises:
+        See `energy`.
+
     Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
         >>> patterns = jnp.array([[1.0, 0.0], [0.0, 1.0]])
-        >>> update(jnp.array([0.9, 0.1]), patterns, beta=2.0).round(2).tolist()
+        >>> hopfield.update(jnp.array([0.9, 0.1]), patterns, beta=2.0).round(2).tolist()
         [0.8299999833106995, 0.17000000178813934]
+
+    References:
+        Robertha, Eq. 4.
     """
     start, params = _prepared(state, patterns, beta, mask)
     return update_unchecked(params, start).astype(_kept(state, start))
@@ -137,16 +152,17 @@ def retrieve(
     stop: Stop = "relative",
     adjoint_max_steps: int = 1000,
 ) -> FixedPoint:
-    r"""Iterates `update` from a query to an attractor (Robertha, Eqs. 7 and 8).
+    r"""Iterates `update` from a query to an attractor.
 
     $$\xi^{(0)} = q, \qquad \xi^{(t+1)} = X^\top \mathrm{softmax}(\beta X \xi^{(t)})$$
 
     Args:
         query: The initial state $q$, for instance a noisy stored pattern.
         patterns: Stored patterns, one per row.
-        beta: Inverse temperature, > 0, including any $1/\sqrt d$. The result is a single pattern
-            if its score exceeds the others' by several 1/beta, and otherwise a mean of several.
-            For ±1 patterns of width 40, 0.5 is large; for unit vectors, 10 is.
+        beta: Inverse temperature, > 0, including any $1/\sqrt d$. The result is
+            a single pattern if its score exceeds the others' by several 1/beta, and otherwise a
+            mean of several patterns. For ±1 patterns of width 40, 0.5 is large; for unit vectors,
+            10 is.
         mask: True where a pattern is real; None means all.
         tol: Stop when a step changes the state by at most this, relative to the state's norm. The
             first step never counts as converged, unless `tol` is infinite.
@@ -163,17 +179,23 @@ def retrieve(
         AssertionError: If the arguments are not one query and its patterns.
         TypeError: If `mask` is not boolean, or the implicit gradient is differentiated in forward
             mode or a second time.
-        ValueError: If an option is out of range. Traced numbers are not checked.
+        ValueError: If `beta <= 0`, `tol < 0`, a number of steps is below 1, or `gradient` or `stop`
+            is not one of the names above. Traced numbers are not checked.
 
     Differentiation:
         See `hopfax.fixed_point.fixed_point`. With `"implicit"`, the gradient with respect to the
-        query is zero, since all queries in a basin have the same attractor.
+        query is zero, since the attractor is the same for all queries in its basin.
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
         >>> patterns = jnp.eye(3)
-        >>> attractor = retrieve(jnp.array([0.9, 0.3, -0.2]), patterns, beta=8.0)
+        >>> attractor = hopfield.retrieve(jnp.array([0.9, 0.3, -0.2]), patterns, beta=8.0)
         >>> bool(attractor.converged), attractor.value.round(2).tolist()
         (True, [1.0, 0.0, 0.0])
+
+    References:
+        Robertha, Eqs. 7 and 8.
     """
     check_range(0, tol=tol)
     start, params = _prepared(query, patterns, beta, mask)
@@ -201,13 +223,23 @@ def trajectory(
 ) -> Trajectory:
     """Returns the states and energies of `num_steps` updates, without early stopping.
 
-    For the other arguments and errors see `energy`.
+    Args:
+        query: The initial state.
+        patterns: Stored patterns, one per row.
+        beta: Inverse temperature, > 0.
+        mask: True where a pattern is real; None means all.
+        num_steps: Number of updates, at least 1.
 
     Returns:
         A `Trajectory` of `num_steps + 1` states and energies, starting with the query's.
 
+    Raises:
+        See `energy`.
+
     Example:
-        >>> path = trajectory(jnp.array([0.9, 0.3]), jnp.eye(2), beta=4.0, num_steps=5)
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
+        >>> path = hopfield.trajectory(jnp.array([0.9, 0.3]), jnp.eye(2), beta=4.0, num_steps=5)
         >>> path.states.shape, bool((jnp.diff(path.energies) <= 0).all())
         ((6, 2), True)
     """

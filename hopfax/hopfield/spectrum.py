@@ -26,8 +26,12 @@ def key_spectrum(keys: Keys, *, mask: Mask = None) -> Float[Array, " width"]:
     $$C = \tfrac{1}{n} \sum_i (k_i - \bar k)(k_i - \bar k)^\top, \qquad
     p_j = \lambda_j / \sum_l \lambda_l$$
 
-    This is Robertha's Eq. 9, computed from $C$ or from the Gram matrix of the centred keys,
-    whichever is smaller; both have the same non-zero eigenvalues.
+    They are computed from $C$ or from the Gram matrix of the centred keys, whichever is smaller;
+    both have the same non-zero eigenvalues.
+
+    Args:
+        keys: One key per row.
+        mask: True where a token is real; None means all.
 
     Returns:
         `width` shares, descending, >= 0, with sum 1, at least float32. All zero if the keys do not
@@ -38,9 +42,14 @@ def key_spectrum(keys: Keys, *, mask: Mask = None) -> Float[Array, " width"]:
         where eigenvalues are equal.
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
         >>> keys = jnp.array([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
-        >>> key_spectrum(keys).round(1).tolist()  # variances 2 and 0.5
+        >>> hopfield.key_spectrum(keys).round(1).tolist()  # variances 2 and 0.5
         [0.800000011920929, 0.20000000298023224]
+
+    References:
+        Robertha, Eq. 9.
     """
     keys = jnp.asarray(keys)
     shares = eigenvalue_shares(_gram(keys, mask))
@@ -50,7 +59,7 @@ def key_spectrum(keys: Keys, *, mask: Mask = None) -> Float[Array, " width"]:
 def eigen_entropy(
     keys: Keys, *, mask: Mask = None, entropy: Entropy = "shannon"
 ) -> Float[Array, ""]:
-    r"""Computes the normalised entropy of the key spectrum (Robertha, Eq. 10).
+    r"""Computes the normalised entropy of the key spectrum.
 
     $$H_{norm} = -\frac{1}{\log d} \sum_j p_j \log p_j, \qquad
     H_{2, norm} = -\frac{1}{\log d} \log \sum_j p_j^2$$
@@ -75,10 +84,15 @@ def eigen_entropy(
         Keys that do not vary have entropy 0 and gradient 0. See also `spectral_entropy`.
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
         >>> corners = jnp.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
         >>> line = jnp.array([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
-        >>> float(eigen_entropy(corners)), float(eigen_entropy(line))
+        >>> float(hopfield.eigen_entropy(corners)), float(hopfield.eigen_entropy(line))
         (1.0, 0.0)
+
+    References:
+        Robertha, Eq. 10.
     """
     keys = jnp.asarray(keys)
     gram, width = _gram(keys, mask), keys.shape[1]
@@ -91,15 +105,22 @@ def eigen_entropy(
 def effective_rank(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     r"""Computes the exponential of the spectrum's entropy, $\exp(H) = d^{H_{norm}}$.
 
-    This is Robertha's Eq. 11, whose Tables 27 to 29 list other values than the formula gives.
+    Args:
+        keys: One key per row.
+        mask: True where a token is real; None means all.
 
     Returns:
         A number in [1, width]; 1 also where the keys do not vary.
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
         >>> corners = jnp.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
-        >>> round(float(effective_rank(corners)), 3)
+        >>> round(float(hopfield.effective_rank(corners)), 3)
         2.0
+
+    References:
+        Robertha, Eq. 11. Its Tables 27 to 29 list other values than this formula gives.
     """
     return jnp.exp(shannon(key_spectrum(keys, mask=mask)))
 
@@ -107,12 +128,18 @@ def effective_rank(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
 def participation_ratio(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     r"""Computes the effective number of directions with variance, $1 / \sum_j p_j^2$.
 
+    Args:
+        keys: One key per row.
+        mask: True where a token is real; None means all.
+
     Returns:
         A number in [1, width], at most `effective_rank`; 1 also where the keys do not vary.
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
         >>> keys = jnp.array([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
-        >>> round(float(participation_ratio(keys)), 3)  # 1 / (0.8^2 + 0.2^2)
+        >>> round(float(hopfield.participation_ratio(keys)), 3)  # 1 / (0.8^2 + 0.2^2)
         1.471
     """
     concentration = jnp.sum(jnp.square(key_spectrum(keys, mask=mask)))
@@ -124,13 +151,19 @@ def gini(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
 
     $$G = \frac{1}{d} \sum_{j=1}^{d} (d + 1 - 2j)\, p_j, \qquad p_1 \ge \dots \ge p_d$$
 
+    Args:
+        keys: One key per row, width $d$.
+        mask: True where a token is real; None means all.
+
     Returns:
         A number in [0, 1 - 1/d]: 0 if all directions have equal variance (or none), 1 - 1/d if
         all variance is in one direction.
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
         >>> keys = jnp.array([[2.0, 0.0], [-2.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
-        >>> round(float(gini(keys)), 3)  # (0.8 - 0.2) / 2
+        >>> round(float(hopfield.gini(keys)), 3)  # (0.8 - 0.2) / 2
         0.3
     """
     shares = key_spectrum(keys, mask=mask)
@@ -145,12 +178,22 @@ def esr_penalty(
     mask: Mask = None,
     entropy: Entropy = "shannon",
 ) -> Float[Array, ""]:
-    r"""Computes the squared distance of the keys' entropy from a target (Robertha, Eq. 12).
+    r"""Computes the squared distance of the keys' normalised entropy from a target.
 
     $$L_{ESR} = (H_{norm} - \alpha)^2$$
 
-    The same target $\alpha$ requires a flatter spectrum with `"renyi2"`, the smallest of the
-    entropies. For the other arguments and errors see `eigen_entropy`.
+    Args:
+        keys: One key per row, width at least 2.
+        target: The entropy $\alpha$, in [0, 1]. The same target requires a flatter spectrum
+            with `"renyi2"`, the smallest of the entropies.
+        mask: True where a token is real; None means all.
+        entropy: See `eigen_entropy`.
+
+    Returns:
+        The penalty, >= 0.
+
+    Raises:
+        See `eigen_entropy`.
 
     Differentiation:
         As in `eigen_entropy`. Second derivatives of `"shannon"` differentiate eigenvectors and are
@@ -162,9 +205,14 @@ def esr_penalty(
             the entropy. The paper's sweep includes 5 and 50.
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax import hopfield
         >>> corners = jnp.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
-        >>> round(float(esr_penalty(corners, target=0.35)), 4)  # (1 - 0.35)^2
+        >>> round(float(hopfield.esr_penalty(corners, target=0.35)), 4)  # (1 - 0.35)^2
         0.4225
+
+    References:
+        Robertha, Eq. 12.
     """
     if not is_traced(target) and not 0 <= float(target) <= 1:
         warnings.warn(

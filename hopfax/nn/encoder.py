@@ -90,7 +90,12 @@ embedding = partial(
 
 
 def gelu(x: Array) -> Array:
-    """Computes GELU by erf, as PyTorch; less than half the cost of `jax.nn.gelu`."""
+    """Computes BERT's activation by erf, as PyTorch; less than half the cost of `jax.nn.gelu`.
+
+    Example:
+        >>> gelu(jnp.float32(0)).item()
+        0.0
+    """
     return 0.5 * x * (1 + jax.lax.erf(x * 0.5**0.5))
 
 
@@ -105,11 +110,12 @@ class Block(nnx.Module):
 
     Args:
         width: See `Encoder`, as for all not listed here.
-        dropout: Dropout rate of the attention's output and of the feed-forward, in [0, 1).
+        dropout: Rate on the attention's output and in the feed-forward, in [0, 1). An attention
+            layer with its own `dropout` is called with a key.
         activation: Activation of the feed-forward.
         drop_hidden: Whether the feed-forward's dropout applies to its hidden layer, not its output.
-        stop_gradient_keys: Whether a penalty on the returned keys trains only this layer's key
-            projection and norm.
+        stop_gradient_keys: Whether the returned keys depend on this layer's parameters only: a
+            penalty on them then trains its key projection (and norm) but nothing below.
     """
 
     def __init__(

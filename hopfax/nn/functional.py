@@ -60,7 +60,9 @@ def call(module: nnx.Module, method: Method, *inputs: Any, **options: Any) -> An
 def scan_modules(
     fn: Callable[[Module, Any, Array], tuple[Any, Any]], modules: Sequence[Module], carry: Any
 ) -> tuple[Any, Any]:
-    """Calls identical modules in sequence, with rematerialization in the backward pass.
+    """Calls modules of one kind in sequence, with rematerialization in the backward pass.
+
+    The memory is that of the carries and of one call.
 
     Args:
         fn: `fn(module, carry, number) -> (carry, output)`.
@@ -69,6 +71,14 @@ def scan_modules(
 
     Returns:
         The last carry, and the outputs stacked.
+
+    Example:
+        >>> import jax
+        >>> from flax import nnx
+        >>> layers = [nnx.Linear(2, 2, rngs=nnx.Rngs(seed)) for seed in range(3)]
+        >>> x, sums = scan_modules(lambda layer, x, _: (layer(x), x.sum()), layers, jnp.ones(2))
+        >>> x.shape, sums.shape
+        ((2,), (3,))
     """
     graphdef, _ = nnx.split(modules[0], nnx.Param)
     params = [nnx.to_pure_dict(nnx.split(module, nnx.Param)[1]) for module in modules]

@@ -122,7 +122,13 @@ def tinybert(
 def universal_bert(
     vocab_size: int, num_outputs: int, *, num_heads: int = 2, **options: Any
 ) -> Functional[Encoder]:
-    """Returns a `UniversalEncoder` of TinyBERT's shape, with the arguments of `tinybert`.
+    """A Universal Transformer of TinyBERT's shape.
+
+    Args:
+        vocab_size: Number of token ids.
+        num_outputs: Classes, or 1 for regression and for scoring choices.
+        num_heads: Number of attention heads.
+        **options: Options of `UniversalEncoder`, which has no `num_layers`.
 
     Example:
         >>> import jax

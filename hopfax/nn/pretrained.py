@@ -57,19 +57,21 @@ class Pretrained(NamedTuple):
 def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
     """Loads a model in the Hugging Face layout: BERT, RoBERTa, GPT-2 or Gemma-2.
 
-    Padding on either side has no effect. On GPUs, JAX may round the inputs of float32 products, see
+    Positions count from the first real token, RoBERTa's count real tokens: padding on either side
+    changes nothing. On GPUs, JAX may round the inputs of float32 products, see
     `jax.default_matmul_precision`.
 
-    Parameters are in float32; loading takes at most 1.3 times their memory. To compute in bfloat16
-    (softmax and norms in float32), pass bfloat16 `params`.
+    Parameters are in float32. Files are mapped into memory: loading takes at most 1.3 times the
+    parameters' memory. To compute in bfloat16 (softmax and norms in float32), pass such `params`.
 
     Args:
         folder: Folder with `config.json` and `model.safetensors`, or with shards and
             `model.safetensors.index.json`; or a name on the Hugging Face hub.
 
     Returns:
-        A `Pretrained`, whose `forward` is jittable, differentiable in embeddings and parameters,
-        and raises a ValueError if a text has more than `max_length` tokens.
+        The model's `embed` and `forward`, its configuration and its parameters. `forward` is
+        jittable and differentiable in embeddings and parameters. It raises a ValueError if a text
+        is longer than the model's positions.
 
     Raises:
         FileNotFoundError: The folder or one of its files is missing.

@@ -43,7 +43,12 @@ class ReleasedOutput(NamedTuple):
 
 
 class Released:
-    """The released program: `robertha` with preset `released`, and loaded parameters."""
+    """A loaded program: call it, or its `classify`.
+
+    Attributes:
+        model: The model's `init` and `apply`, preset `released`.
+        params: The loaded parameters.
+    """
 
     def __init__(self, model: Functional[Encoder], params: Params):
         self.model, self.params = model, params
@@ -59,9 +64,13 @@ class Released:
 
         Args:
             ids: Token ids.
-            mask: 1 or True at real tokens. As in that program, only pooling excludes padding:
-                padding is part of retrieval, so its ids affect the output.
+            mask: 1 or True at real tokens. As in that program, only the pooling leaves out padding:
+                it takes part in retrieval, so its ids matter.
             noise: Added after the embedding LayerNorm.
+
+        Returns:
+            Logits, and the number of iterations and convergence of each layer (one for the
+            whole batch).
         """
         ids, real = jnp.asarray(ids), jnp.asarray(mask) != 0
         # GPUs would otherwise round the factors to 10 bits, which changes the number of steps.
@@ -120,7 +129,11 @@ def load_released(path: str | os.PathLike[str]) -> Released:
 
 
 def import_params(weights: Mapping[str, np.ndarray], model: Functional[Encoder]) -> Params:
-    """Returns the parameters of a released state dict; raises a ValueError if they do not match."""
+    """Maps a released state dict (or its gradients) to the parameters of the model.
+
+    Raises:
+        ValueError: Names do not correspond one to one, or shapes differ.
+    """
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     leaves = named_leaves(shapes)
     # PyTorch stores matrices as (out, in).

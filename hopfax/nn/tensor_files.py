@@ -22,7 +22,13 @@ class Stored(NamedTuple):
 
 
 def stored_tensors(folder: Path) -> list[Stored]:
-    """Lists the tensors of `model.safetensors`, or of the shards that its index names."""
+    """Lists the tensors of `model.safetensors`, or of the shards that its index names.
+
+    Raises:
+        FileNotFoundError: A file is missing.
+        ModuleNotFoundError: safetensors is not installed.
+        ValueError: A file cannot be read.
+    """
     path, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if path.exists():
         paths = [path]

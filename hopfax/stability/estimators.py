@@ -100,7 +100,9 @@ def noise_stability(
         a sign or an argmax they are 0.
 
     Example:
-        >>> estimate = noise_stability(
+        >>> import jax
+        >>> from hopfax import stability
+        >>> estimate = stability.noise_stability(
         ...     lambda x: x[0] * x[1], jax.random.key(0), shape=(2,), rho=0.5, num_samples=20_000
         ... )
         >>> bool(abs(estimate.mean - 0.25) < 4 * estimate.standard_error)

@@ -22,8 +22,7 @@ def total_influence(
 
     $$I(f) = \sum_i E\Bigl[\Bigl(\frac{f(x) - f(x^{\oplus i})}{2}\Bigr)^2\Bigr] = \sum_k k\,W^k(f)$$
 
-    For ±1-valued functions it is the expected number of bits whose flip changes the value
-    (O'Donnell, Analysis of Boolean Functions, Definition 2.27 and Theorem 2.38).
+    For ±1-valued functions it is the expected number of bits whose flip changes the value.
 
     Args:
         fn: A jittable function of `num_bits` floats, each 1 or -1, with one or several outputs
@@ -40,9 +39,16 @@ def total_influence(
         ValueError: If a number is out of range.
 
     Example:
+        >>> import jax
+        >>> from hopfax import stability
         >>> parity = lambda x: x[0] * x[1]
-        >>> float(total_influence(parity, jax.random.key(0), num_bits=3, num_samples=9).mean)
+        >>> float(
+        ...     stability.total_influence(parity, jax.random.key(0), num_bits=3, num_samples=9).mean
+        ... )
         2.0
+
+    References:
+        O'Donnell, Analysis of Boolean Functions, Definition 2.27 and Theorem 2.38.
     """
     check_range(1, num_bits=num_bits)
 
@@ -69,8 +75,6 @@ def geometric_influence(
 ) -> Float[Array, "..."]:
     r"""Returns the mean absolute gradient at each coordinate, $E|\partial_i f|$.
 
-    This is the geometric influence of Keller, Mossel and Sen (2012).
-
     Args:
         fn: A differentiable function of one input; for several outputs, the norm over outputs
             replaces the absolute value.
@@ -84,8 +88,13 @@ def geometric_influence(
         For a standard error, split the samples over several calls.
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax.stability import geometric_influence
         >>> geometric_influence(lambda x: 3 * x[0] - x[1], jnp.ones((4, 3))).tolist()
         [3.0, 1.0, 0.0]
+
+    References:
+        Keller, Mossel and Sen (2012); Noise Stability of Transformer Models, section 3.
     """
 
     def sizes(x: Array) -> Array:

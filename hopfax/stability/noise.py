@@ -36,6 +36,9 @@ def gaussian_pair(
         >>> x, y = gaussian_pair(jax.random.key(0), (10_000,), rho=0.5)
         >>> round(float(jnp.mean(x * y)), 1)
         0.5
+
+    References:
+        Noise Stability of Transformer Models, section 4.
     """
     _check_rho(rho)
     first, fresh = (jax.random.normal(part, shape) for part in jax.random.split(key))
@@ -48,17 +51,26 @@ def bit_pair(
 ) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
     """Draws two arrays of uniform ±1 bits whose matching bits have correlation `rho`.
 
-    Each bit of the second equals that of the first with probability (1 + rho) / 2 (O'Donnell,
-    Analysis of Boolean Functions, Definition 2.40). For arguments and errors see `gaussian_pair`;
-    the gradient of `rho` is 0, since bits are discrete.
+    Each bit of the second equals that of the first with probability (1 + rho) / 2.
+
+    Args:
+        key: Random key.
+        shape: Shape of either array.
+        rho: Correlation, in [-1, 1]. Its gradient is 0, since bits are discrete.
 
     Returns:
         The bits as floats, and their noisy copy.
+
+    Raises:
+        ValueError: If `rho` is outside [-1, 1].
 
     Example:
         >>> x, y = bit_pair(jax.random.key(0), (10_000,), rho=0.5)
         >>> round(float(jnp.mean(x == y)), 2)
         0.75
+
+    References:
+        O'Donnell, Analysis of Boolean Functions, Definition 2.40.
     """
     _check_rho(rho)
     for_bits, for_flips = jax.random.split(key)
@@ -73,8 +85,7 @@ def bonami_beckner_pair(
 ) -> tuple[Int[Array, "..."], Int[Array, "..."]]:
     """Keeps each token with probability (1 + rho) / 2 and otherwise resamples it.
 
-    This is Eq. 7 of the noise-stability paper. New tokens are uniform over all `num_tokens`,
-    including the old one. At rho = 0, about half of
+    New tokens are uniform over all `num_tokens`, including the old one. At rho = 0, about half of
     the tokens stay; at rho = -1, all are resampled. For ±1 bits that flip, see `bit_pair`.
 
     Args:
@@ -96,6 +107,9 @@ def bonami_beckner_pair(
         >>> _, noisy = bonami_beckner_pair(jax.random.key(0), tokens, rho=0.5, num_tokens=100)
         >>> round(float(jnp.mean(noisy == 0)), 2)
         0.75
+
+    References:
+        Noise Stability of Transformer Models, Eq. 7 and Definition 6.1.
     """
     _check_rho(rho)
     tokens = jnp.asarray(tokens)

@@ -21,8 +21,8 @@ def stability_penalty(
 
     $$R_{M,S,\rho}(X) = (-1)^S \sum_i M(X)_i\, M(Y)_i$$
 
-    with $Y$ a noisy copy of the tokens $X$ (`bonami_beckner_pair`): Definition 6.1 of the
-    noise-stability paper. Add it to the loss with a weight $\gamma$; it costs one forward pass.
+    with $Y$ a noisy copy of the tokens $X$ (`bonami_beckner_pair`). Add it to the loss with a
+    weight $\gamma$; it costs one more forward pass.
 
     Args:
         probs: $M(X)$, probabilities along the last axis, not logits.
@@ -42,8 +42,13 @@ def stability_penalty(
         confidence as well as agreement.
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax.stability import stability_penalty
         >>> round(float(stability_penalty(jnp.array([0.9, 0.1]), jnp.array([0.6, 0.4]))), 2)
         -0.58
+
+    References:
+        Noise Stability of Transformer Models, Definition 6.1.
     """
     probs, noisy_probs = jnp.asarray(probs), jnp.asarray(noisy_probs)
     chex.assert_equal_shape([probs, noisy_probs])
@@ -70,7 +75,7 @@ def stability_regularizer(
 
     With `share`, only the first rows of a batch are used. With `every`, only every k-th step has a
     penalty, multiplied by k. Both cost less than the paper's forward pass; the expected gradient is
-    the same, with more variance. They are not in the paper.
+    the same, with more variance.
 
     Args:
         fn: Returns the model's output probabilities for token ids.
@@ -81,8 +86,9 @@ def stability_regularizer(
         num_tokens: Size of the vocabulary.
         stabilize: See `stability_penalty`.
         share: Fraction of the rows to use, in (0, 1]; at least one row is used.
-        step: Index of the training step. If `vmap` maps it, both branches are computed.
-        every: k, >= 1: the penalty is 0 unless `step` is a multiple of it.
+        step: Index of the training step. Under `vmap` it must not be mapped, which would compute
+            both branches.
+        every: Interval in steps, >= 1. The penalty is 0 unless `step` is a multiple of it.
 
     Returns:
         The penalty, to be weighted by $\gamma$ and added to the loss. The penalty and its gradient
@@ -96,6 +102,8 @@ def stability_regularizer(
         With respect to `probs` and through the noisy forward pass.
 
     Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from hopfax.stability import stability_regularizer
         >>> table = jnp.array([[0.9, 0.1], [0.2, 0.8]])
         >>> fn = lambda tokens: table[tokens[:, 0]]
         >>> tokens = jnp.array([[0], [1], [1]])
@@ -114,6 +122,9 @@ def stability_regularizer(
         ...         fn, key, tokens, jax.nn.softmax(logits), rho=rho, num_tokens=vocab_size
         ...     )
         ...     return task + gamma * penalty
+
+    References:
+        Noise Stability of Transformer Models, Definition 6.1; `share` and `every` are not in it.
     """
     check_range(0, 1, ends="(]", share=share)
     check_range(1, every=every)

@@ -82,11 +82,17 @@ def level_weights(
         ValueError: If a number is out of its range.
 
     Example:
+        >>> import jax
+        >>> from hopfax.stability import level_weights
         >>> levels = level_weights(
         ...     lambda x: x[0], jax.random.key(0), shape=(1,), num_samples=6400, degree=2
         ... )
         >>> [abs(round(float(weight), 1)) for weight in levels.weights]
         [0.0, 1.0, 0.0]
+
+    References:
+        Noise Stability of Transformer Models, section 4 and Appendix C (which uses physicists'
+        Hermite polynomials).
     """
     check_range(0, 20, degree=degree)
     check_range(2 * _BLOCKS, num_samples=num_samples)
@@ -164,8 +170,13 @@ def walsh_weights(
         ValueError: If `num_bits` is out of range.
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax.stability import walsh_weights
         >>> walsh_weights(lambda x: jnp.sign(x.sum()), num_bits=3).tolist()
         [0.0, 0.75, 0.0, 0.25]
+
+    References:
+        O'Donnell, Analysis of Boolean Functions, Definition 2.19 and Theorem 1.5.
     """
     check_range(1, 20, num_bits=num_bits)
 
@@ -206,9 +217,9 @@ def spectral_tail_bound(
 
     $$\sum_{k \ge T} W^k \;\le\; \frac{\mathrm{Var} - \mathrm{Stab}_\rho}{1 - \rho^T}$$
 
-    This is Lemma 1 of the noise-stability paper, with the sign of its Appendix D: if
-    $\mathrm{Stab}_\rho \ge (1-\delta)\mathrm{Var}$, the tail is at most a fraction $\varepsilon$ of
-    the variance for $T \ge \log(1-\delta/\varepsilon)/\log\rho$.
+    This is Lemma 1 solved for the tail: with $\mathrm{Stab}_\rho \ge (1-\delta)\mathrm{Var}$ the
+    tail is at most a fraction $\varepsilon$ if $T \ge \log(1-\delta/\varepsilon)/\log\rho$ (with
+    the appendix's sign).
 
     Args:
         stability: $\mathrm{Stab}_\rho(f)$, of the function or of the function minus its mean.
@@ -225,8 +236,12 @@ def spectral_tail_bound(
         ValueError: If `rho`, `degree` or `standard_error` is out of range.
 
     Example:
+        >>> from hopfax.stability import spectral_tail_bound
         >>> round(float(spectral_tail_bound(0.8, 1.0, rho=0.5, degree=2)), 3)
         0.267
+
+    References:
+        Noise Stability of Transformer Models, Lemma 1 as proved in Appendix D.
     """
     check_range(0, 1, ends="()", rho=rho)
     check_range(1, degree=degree)

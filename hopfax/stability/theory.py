@@ -30,18 +30,21 @@ class Interval(NamedTuple):
 
 
 def relu_stability(rho: Numbers) -> Float[Array, "..."]:
-    r"""Computes the stability of a ReLU unit (Theorem 5.1).
+    r"""Computes the stability of a ReLU unit.
 
     $$R(\rho) = E[\mathrm{ReLU}(X)\,\mathrm{ReLU}(Y)] =
     \frac{\sqrt{1-\rho^2} + \rho(\pi - \arccos\rho)}{2\pi}$$
 
-    This is the arc-cosine kernel of Cho and Saul, not normalised: 1/2 at $\rho = 1$.
+    Not normalised: at $\rho = 1$ it is $E[\mathrm{ReLU}(X)^2] = 1/2$.
 
     Args:
         rho: Correlation, in [-1, 1]; a traced value outside gives nan.
 
     Returns:
         The stability, in [0, 1/2], to a relative error of a few units in the last place.
+
+    Raises:
+        ValueError: If `rho` is outside [-1, 1].
 
     Differentiation:
         The slope $(\pi - \arccos\rho)/2\pi$ is exact on [-1, 1]. The second derivative is infinite
@@ -50,18 +53,27 @@ def relu_stability(rho: Numbers) -> Float[Array, "..."]:
     Example:
         >>> float(relu_stability(1.0))
         0.5
+
+    References:
+        Noise Stability of Transformer Models, Theorem 5.1; the arc-cosine kernel of Cho and Saul.
     """
     check_range(-1, 1, rho=rho)
     return _relu_stability(jnp.asarray(rho, jnp.result_type(float)))
 
 
 def relu_stability_quadratic(rho: Numbers) -> Float[Array, "..."]:
-    r"""Computes the second-order part of `relu_stability`, for a correlation in [-1, 1].
+    r"""Computes the second-order part of `relu_stability`.
 
     $$\frac{1}{2\pi} + \frac\rho4 + \frac{\rho^2}{4\pi}$$
 
     Its coefficients are the first Hermite weights of the ReLU. The remainder is at most
     $\frac12 - \frac14 - \frac{3}{4\pi} \approx 0.011$, at $\rho = 1$.
+
+    Args:
+        rho: Correlation, in [-1, 1].
+
+    Raises:
+        ValueError: If `rho` is outside [-1, 1].
 
     Example:
         >>> round(float(relu_stability_quadratic(0.5)), 4)
@@ -75,8 +87,17 @@ def relu_stability_quadratic(rho: Numbers) -> Float[Array, "..."]:
 def linear_recurrence(rho: Numbers, *, num_layers: int) -> Float[Array, "layers+1 ..."]:
     r"""Iterates the linear proxy of Eq. 5, $\rho_l = \frac{1}{2\pi} + \frac{\rho_{l-1}}{4}$.
 
-    Its limit is the paper's $2/(3\pi) = 0.2122$. For arguments and result see
-    `transformer_recurrence`.
+    Its limit is the paper's $2/(3\pi) = 0.2122$.
+
+    Args:
+        rho: Correlation of the inputs, in [-1, 1].
+        num_layers: Number of layers, >= 0.
+
+    Returns:
+        The input's correlation, then the stability after every layer.
+
+    Raises:
+        ValueError: If a number is out of its range.
 
     Example:
         >>> round(float(linear_recurrence(0.5, num_layers=20)[-1]), 4)
@@ -88,14 +109,15 @@ def linear_recurrence(rho: Numbers, *, num_layers: int) -> Float[Array, "layers+
 def transformer_recurrence(
     rho: Numbers, *, num_layers: int, value_norm: float = 1.0, num_tokens: int | None = None
 ) -> Float[Array, "layers+1 ..."]:
-    r"""Iterates Eq. 8: attention, then ReLU, layer after layer (Appendix H).
+    r"""Iterates Eq. 8: attention, then ReLU, layer after layer.
 
     $$\rho_l = R\bigl(\gamma^2 \rho_{l-1}\bigr)$$
 
     $R$ is `relu_stability` (Theorem 5.1); attention with $W_Q W_K = I$ multiplies the stability by
     $\gamma^2$ (Theorem 5.2). $\gamma = 1$ gives Eq. 5, ReLU layers alone. With `num_tokens`, scores
-    are unstructured (Theorem 5.3): $\rho_l = R(\gamma^2 \rho_{l-1}\, s(\rho_{l-1}))$. This variant
-    is not in the paper.
+    are unstructured (Theorem 5.3 instead of 5.2); this variant is not in the paper:
+
+    $$\rho_l = R\bigl(\gamma^2 \rho_{l-1}\, s(\rho_{l-1})\bigr)$$
 
     As in Eq. 5, *unnormalised* stability is iterated as if it were a correlation, so this is not
     the stability of a network with several layers. The limit of Eq. 8 is 0.2172 at $\gamma = 1$
@@ -110,9 +132,15 @@ def transformer_recurrence(
     Returns:
         The input's correlation, then the stability after every layer.
 
+    Raises:
+        ValueError: If a number is out of its range.
+
     Example:
         >>> [round(float(rho), 3) for rho in transformer_recurrence(0.5, num_layers=2)]
         [0.5, 0.304, 0.243]
+
+    References:
+        Noise Stability of Transformer Models, Eq. 5, Eq. 8, Theorem 5.3 and Appendix H.
     """
     check_range(0, 1, value_norm=value_norm)
     gain = jnp.square(jnp.asarray(value_norm, jnp.result_type(float)))
@@ -125,7 +153,7 @@ def transformer_recurrence(
 
 
 def attention_stability(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]:
-    r"""Computes $\rho\, s(\rho)$, the stability of attention with unstructured scores (Thm. 5.3).
+    r"""Computes the stability of attention with unstructured scores: $\rho\, s(\rho)$.
 
     The layer is $\sigma(XWX^\top) X W_V$ with $W \sim \mathcal N(0, I)$; the theorem's statement
     leaves out the $W$. In wide layers, each token attends to one random token; under noise, it
@@ -140,9 +168,15 @@ def attention_stability(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]
     Returns:
         The stability, in [-1, 1].
 
+    Raises:
+        ValueError: If a number is out of its range.
+
     Example:
         >>> round(float(attention_stability(0.0, num_tokens=4)), 3)
         0.0
+
+    References:
+        Noise Stability of Transformer Models, Theorems 5.2 and 5.3.
     """
     overlap = attention_overlap(rho, num_tokens=num_tokens)
     return jnp.asarray(rho, overlap.dtype) * overlap
@@ -166,6 +200,9 @@ def attention_overlap(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]:
 
     Returns:
         A probability: $1/n$ at $\rho = 0$, and 1 at $|\rho| = 1$.
+
+    Raises:
+        ValueError: If a number is out of its range.
 
     Example:
         >>> round(float(attention_overlap(0.0, num_tokens=4)), 3)
@@ -203,9 +240,15 @@ def relu_process_stability(
     Returns:
         The stability, >= 0.
 
+    Raises:
+        ValueError: If a number is out of its range.
+
     Example:
         >>> print(relu_process_stability(1.0, scale=0.5))
         0.25
+
+    References:
+        Noise Stability of Transformer Models, Lemma 11.
     """
     check_range(0, 1, rho=rho)
     check_range(0, scale=scale)
@@ -228,7 +271,7 @@ def attention_interval(
     bound: float,
     weight_bound: float = 1.0,
 ) -> Interval:
-    r"""Computes bounds on the stability of an attention layer with bounded inputs (Lemma 12).
+    r"""Computes bounds on the stability of an attention layer with bounded inputs.
 
     $$\frac{S^+/E - E\,S^-}{n^2} \;\le\; E[f(X) f(Y)] \;\le\; \frac{E\,S^+ - S^-/E}{n^2},
     \qquad E = e^{4 d^2 B^2 \|W\|_{\max}}$$
@@ -252,10 +295,16 @@ def attention_interval(
     Returns:
         The bounds. Infinite where $E$ overflows.
 
+    Raises:
+        ValueError: If a number is out of its range.
+
     Example:
         >>> low, high = attention_interval(4.0, 0.0, num_tokens=2, width=2, bound=0.0)
         >>> print(low, high)
         1.0 1.0
+
+    References:
+        Noise Stability of Transformer Models, Lemma 12, derived here.
     """
     check_range(0, positive=positive, negative=negative)
     check_range(0, bound=bound, weight_bound=weight_bound)
@@ -288,6 +337,9 @@ def moment_interval(rho: Numbers, *, mean: Numbers, second_moment: Numbers) -> I
 
     Returns:
         The bounds.
+
+    Raises:
+        ValueError: If `rho` is outside [-1, 1], or the second moment is below the mean's square.
 
     Example:
         >>> low, high = moment_interval(0.5, mean=1.0, second_moment=3.0)

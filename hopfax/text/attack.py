@@ -80,9 +80,12 @@ class Query(NamedTuple):
 
 
 class AttackResult(NamedTuple, Generic[T]):
-    """The attacked text, and the model's losses on the clean and on the attacked text.
+    """The result of an attack on one text.
 
-    `corrupted` is the clean text if no edit increased the loss.
+    Attributes:
+        corrupted: The attacked text with its log; the clean text if no edit increased the loss.
+        clean_loss: The model's loss on the clean text.
+        loss: The model's loss on the attacked text.
     """
 
     corrupted: Corrupted[T]

@@ -17,7 +17,14 @@ _LETTER = re.compile(rf".{_MARK}*", re.DOTALL)
 
 
 class Change(NamedTuple):
-    """A change of one word: replaces the characters `before` at `offset` by `after`."""
+    """A change of one word.
+
+    Attributes:
+        kind: Name of the change.
+        offset: Position in the word, in characters.
+        before: Characters to replace.
+        after: Their replacement.
+    """
 
     kind: str
     offset: int

@@ -55,10 +55,10 @@ def hotflip(
     edit of a word that has not been edited, and keeps the texts with the greatest loss among the
     `num_candidates` best edits of each.
 
-    *Tokens*: one token becomes another, with the estimate $(E_v - E_{x_i}) \cdot g_i$. Words
-    replace words and pieces replace pieces. Flips are dropped if the new word is tokenised
-    differently. Unlike the paper, flips are not constrained by similarity, part of speech or stop
-    words.
+    *Tokens*: one token becomes another, with the estimate $(E_v - E_{x_i}) \cdot g_i$.
+    Words replace words and pieces replace pieces; special tokens and padding do not
+    change. Flips are dropped if the new word is tokenised differently. This is the paper's attack
+    on words without its constraints on similarity, part of speech and stop words.
 
     *Characters*: one letter is flipped, inserted or deleted. The paper's models read characters. A
     WordPiece model reads tokens: one letter turns the word's tokens $x_1 .. x_k$ into
@@ -81,10 +81,13 @@ def hotflip(
         rows: Row number of each text, for error messages.
         batch_size: Texts attacked at the same time.
 
+    Returns:
+        One result per text.
+
     Raises:
         TypeError: If `texts` is one string.
-        ValueError: If the victim has no gradients, a text has no words, a number is out of range,
-            or a loss or gradient is not finite.
+        ValueError: If the victim has no gradients, a text has no words, a number is out of its
+            range, or a loss or gradient is not finite.
 
     Example:
         >>> import numpy as np
@@ -92,12 +95,12 @@ def hotflip(
         >>> tokens = ("good", "bad")
         >>> def loss(texts, labels):
         ...     return np.array([float(each == "bad") for each in texts])
-        >>> def pieces(words):
-        ...     return [(tokens.index(word),) for word in words]
         >>> def linearize(texts, labels):  # of texts of one token
         ...     zero, gradient = np.zeros(1, int), np.array([[0.0, 1.0]])
-        ...     ids = map(np.array, pieces(texts))
+        ...     ids = [np.array([tokens.index(each)]) for each in texts]
         ...     return [text.Linearized(0.0, row, zero, zero, zero + 4, gradient) for row in ids]
+        >>> def pieces(words):
+        ...     return [(tokens.index(word),) for word in words]
         >>> victim = text.Victim(loss, text.Gradients(linearize, pieces, np.eye(2), tokens))
         >>> (result,) = text.hotflip(victim, ["good"], [1], rate=1, form="tokens")
         >>> result.corrupted.text, result.loss
@@ -105,7 +108,7 @@ def hotflip(
 
     References:
         Ebrahimi et al., HotFlip: White-Box Adversarial Examples for Text Classification (ACL 2018),
-        Eq. 2 to 4 and sections 3 and 6, here in embeddings instead of one-hot vectors.
+        sections 3 and 6.
     """
     gradients = victim.gradients
     if gradients is None:

@@ -35,7 +35,14 @@ class Edit(NamedTuple):
 
 
 class Corrupted(NamedTuple, Generic[T]):
-    """An edited text, its edits in order, and the numbers of all and of changed words."""
+    """A text with edits.
+
+    Attributes:
+        text: The edited text, in the same structure as the clean one.
+        edits: The edits, in order.
+        num_words: Number of words of the clean text.
+        num_changed: Number of changed words.
+    """
 
     text: T
     edits: tuple[Edit, ...]
@@ -49,7 +56,14 @@ class Corrupted(NamedTuple, Generic[T]):
 
 
 class Word(NamedTuple):
-    """A word of a text: characters `start` to `end`, exclusive, of one or more strings."""
+    """A word of a text.
+
+    Attributes:
+        fields: The strings with the word: one, or those of all choices that share it.
+        start: First character in each of them.
+        end: One past the last.
+        changed: Whether it has been edited.
+    """
 
     fields: tuple[int, ...]  # several if choices share the string
     start: int
@@ -58,7 +72,13 @@ class Word(NamedTuple):
 
 
 class Draft(NamedTuple, Generic[T]):
-    """A text during edits, its words at their current positions, and the edits so far."""
+    """A text that is being edited, word by word.
+
+    Attributes:
+        text: The current text.
+        words: The words of the clean text at their current positions.
+        edits: The edits so far.
+    """
 
     text: T
     words: tuple[Word, ...]
@@ -93,11 +113,14 @@ def _rebuilt(part: Any, new: Iterator[str]) -> Any:
 
 
 def draft(text: T) -> Draft[T]:
-    """Returns a clean text with its words, for edits.
+    """Opens a text for editing.
 
     A word is a run of letters and digits of any script with at least one letter, possibly with
     apostrophes inside (`don't`): `2nd` is a word, `1999` and `...` are not, `well-known` is two
     words. In scripts without spaces, a word is a clause.
+
+    Args:
+        text: The clean text.
 
     Raises:
         TypeError: If the text is not a string, or tuples of strings.

@@ -23,16 +23,25 @@ _MAX_CACHED = 1 << 17  # retrieved words
 
 
 class Retrieved(NamedTuple):
-    """A word in lower case and its posterior probability, which is 1 for a word of the list."""
+    """A retrieved word.
+
+    Attributes:
+        word: In lower case.
+        probability: Its posterior probability; 1 for a word of the list.
+    """
 
     word: str
     probability: float
 
 
 class WordCorrection(NamedTuple):
-    """A word of a text, at `start` in the uncorrected text, and its correction.
+    """A word of a text and its correction.
 
-    `before` and `after` are equal if the word stays; `probability` is the posterior of `after`.
+    Attributes:
+        start: Position of the word in the text before correction.
+        before: The word.
+        after: Its correction; the same if it stays.
+        probability: Posterior probability of the correction, or of no change.
     """
 
     start: int
@@ -42,7 +51,12 @@ class WordCorrection(NamedTuple):
 
 
 class Correction(NamedTuple):
-    """A corrected text, and all its words in order, changed or not."""
+    """A corrected text.
+
+    Attributes:
+        text: The text with its words corrected; all other characters stay.
+        words: Every word in order, changed or not.
+    """
 
     text: str
     words: tuple[WordCorrection, ...]

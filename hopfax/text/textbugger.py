@@ -32,8 +32,9 @@ def textbugger(
     random position. The result is the version with the greatest loss along the way. Each step is
     one call of `victim.loss` for all versions of all texts.
 
-    Unlike the paper, letters do not become neighbouring keys (see `misspell`), words are not
-    replaced by similar words, sentences are not ranked, and the attack does not stop at the first
+    Differences from the paper: letters become look-alikes but not neighbouring keys (see
+    `misspell`); words are not replaced by similar words, so no sentence encoder checks similarity;
+    sentences of long documents are not ranked; the attack does not stop at the first
     misclassification.
 
     Args:
@@ -44,6 +45,9 @@ def textbugger(
         seed: Seed of the positions of bugs, together with the row.
         rows: Row number of each text; None counts from 0.
         batch_size: Texts attacked at the same time.
+
+    Returns:
+        One result per text.
 
     Raises:
         TypeError: If `texts` is one string.

@@ -31,6 +31,9 @@ def misspell(text: T, *, rate: float, seed: Seed) -> Corrupted[T]:
         seed: One or several integers >= 0, for instance `(seed, row)`, so that the typos of a text
             do not depend on other texts.
 
+    Returns:
+        The text and the log of its edits, from which `restore` recovers the clean text.
+
     Raises:
         ValueError: If `rate` is outside [0, 1], or `seed` has a negative integer.
 

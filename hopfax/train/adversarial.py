@@ -26,15 +26,18 @@ _NOISE, _PGD, _FREELB, _RATIO = 2**31, 2**31 + 1, 2**31 + 2, 2**31 + 3
 class Ball(NamedTuple):
     """The l2 ball of adversarial perturbations of a text, and the search in it.
 
-    The defaults are those of the FreeLB program on GLUE, for token embeddings with a norm of about
-    1.4. Smaller embeddings require a smaller ball: see `experiments/models.py`.
+    The defaults are those of the FreeLB program on GLUE, where token embeddings have a norm of
+    about 1.4. A model initialised with N(0, 0.02^2), with norms of 0.23 at width 128, learns only
+    with a much smaller ball: see `experiments/models.py`.
 
     Attributes:
-        num_steps: K >= 1, the number of ascent steps of PGD, or of passes of FreeLB.
+        num_steps: K, the number of ascent steps of PGD, or of forward and backward passes of
+            FreeLB; at least 1.
         step_size: Length of an ascent step, > 0.
         max_norm: Radius of the ball, > 0; inf for none.
         initial_norm: Half the diagonal, >= 0, of the cube from which the first perturbation is
-            drawn uniformly: its norm is about 0.6 times this.
+            drawn uniformly. The norm of the perturbation is about 0.6 times this for any text
+            length.
     """
 
     num_steps: int = 3

@@ -153,7 +153,11 @@ class Checkpoints:
         return None
 
     def wait(self) -> None:
-        """Blocks until all saves are complete; raises a CheckpointError if one failed."""
+        """Blocks until all saves are complete.
+
+        Raises:
+            CheckpointError: A save failed, for instance on a full disk.
+        """
         try:
             self._manager.wait_until_finished()
         except Exception as error:

@@ -27,16 +27,17 @@ class Noise(NamedTuple):
     """Gaussian noise on a model's inputs.
 
     Attributes:
-        site: `"token"`: the token embeddings before positions and LayerNorm. `"embedding"`: the
-            output of that LayerNorm.
-        protocol: The unit of `level`. `"sigma"`: 1. `"matched"`: the root mean square of the
-            example's signal at the site, so that every model has the same SNR,
-            -20 log10(level) dB. `"per-token"`: that of each token's own signal.
+        site: `"token"`, on the token embeddings before positions and LayerNorm, or
+            `"embedding"`, on the output of that LayerNorm.
+        protocol: `"sigma"`: `level` is the standard deviation. `"matched"`: `level` is in units of
+            the root mean square of the example's signal at the site, so that every model has the
+            same SNR, -20 log10(level) dB. `"per-token"`: of each token's own signal, so that tokens
+            with a large norm are not less affected.
         level: The standard deviation, >= 0.
-        draw: Index of the draw. Draws depend on the row and choice but not on level, batch or
-            model, so that differences between models are paired.
-        seeds: One number per stacked model, such as its training seed, for independent draws;
-            None: models share draws.
+        draw: Index of the draw. Levels and models share draws, which depend on the row but not on
+            its batch, so that differences between models are paired.
+        seeds: One number per stacked model, such as its training seed; the models then have
+            independent draws. None: they share draws.
     """
 
     site: Site

@@ -174,7 +174,11 @@ class MetricsLog:
             rest = rest[self._file.write(rest) :]
 
     def truncate_after(self, step: int) -> None:
-        """Removes the records after a step, by replacing the file atomically."""
+        """Removes the records after a step, by replacing the file atomically.
+
+        Raises:
+            ValueError: A line is not JSON.
+        """
         self._file.close()
         self._rewrite(lambda line: json.loads(line)["step"] <= step)
 

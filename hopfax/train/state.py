@@ -13,7 +13,13 @@ from hopfax.nn.functional import Functional, Params
 
 
 class TrainState(NamedTuple):
-    """Parameters, the optimizer's state, and the number of steps taken."""
+    """Everything that a step changes.
+
+    Attributes:
+        params: Parameters.
+        opt_state: The optimizer's state.
+        step: Number of steps taken; with the seed, it determines all randomness of the next step.
+    """
 
     params: Params
     opt_state: optax.OptState

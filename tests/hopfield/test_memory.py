@@ -382,3 +382,18 @@ def test_equal_and_excluded_patterns_have_no_recovery_bound():
     excluded = hopfield.recovery_bound(rows, sigma=0.5, log_prior=[0.0, 0.0, -np.inf, -np.inf])
     alone = hopfield.recovery_bound(rows[:2], sigma=0.5)
     np.testing.assert_allclose(excluded, [*alone, 0, 0], rtol=1e-5)
+
+
+def test_unknown_noise_costs_little():
+    """In 64 dimensions a query's distance to the right pattern gives its own noise level."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    patterns = jax.random.normal(keys[0], (500, 64))
+    for sigma in (1.0, 2.0):
+        noisy = patterns + sigma * jax.random.normal(keys[1], patterns.shape)
+        known, blind = (
+            jax.vmap(lambda x, s=level: hopfield.denoise(x, patterns, sigma=s))(noisy)
+            for level in (sigma, None)
+        )
+        errors = [float(jnp.square(each.value - patterns).mean()) for each in (known, blind)]
+        assert errors[1] < 1.05 * errors[0] + 0.003
+        assert (blind.index == known.index).all()  # with a uniform prior both take the nearest

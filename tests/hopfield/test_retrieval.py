@@ -254,3 +254,24 @@ def test_numbers_that_are_not_finite_stop_at_once(patterns, query, bad):
     rows[2, 1] = bad
     found = hopfield.retrieve(query, rows, beta=1.0)
     assert (int(found.num_steps), bool(found.converged)) == (1, False)
+
+
+def test_two_patterns_of_unequal_length_by_hand(x64):
+    # Scores 2*beta*s and beta*s on a line: the weight of the longer one is sigmoid(beta*s).
+    patterns, beta = jnp.array([[2.0], [1.0]]), 0.7
+    for s in (-3.0, 0.0, 0.4, 5.0):
+        weight = 1 / (1 + np.exp(-beta * s))
+        np.testing.assert_allclose(
+            hopfield.update(jnp.array([s]), patterns, beta=beta), [1 + weight], rtol=1e-12
+        )
+    found = hopfield.retrieve(jnp.array([0.4]), patterns, beta=beta, tol=1e-13, max_steps=200)
+    value = found.value[0]
+    np.testing.assert_allclose(value, 1 + 1 / (1 + np.exp(-beta * value)), rtol=1e-12)
+
+
+@pytest.mark.parametrize("beta", [0.1, 1.0, 10.0])
+def test_update_is_a_unit_step_down_the_energy(x64, patterns, query, beta):
+    slope = jax.grad(lambda s: hopfield.energy(s, patterns, beta=beta))(query)
+    np.testing.assert_allclose(
+        hopfield.update(query, patterns, beta=beta), query - slope, rtol=1e-10, atol=1e-12
+    )

@@ -324,3 +324,22 @@ def test_tokens_after_the_separator_have_the_second_type(redraw):
     np.testing.assert_allclose(embeddings, expected, rtol=1e-4, atol=1e-5)
     logits = network.classify(network.encode(embeddings, MASK).hidden, MASK)
     assert network(ids, MASK).logits.tolist() == logits.tolist()
+
+
+def test_every_place_of_dropout_has_its_own_draws(redraw):
+    """Embeddings, two per block, and the pooled vector: six places in two layers."""
+    model = encoder(dropout=0.5, width=64, ff_width=8)
+    network = model.apply(redraw(model, scale=1.0), method=lambda module: module)
+    keys = jax.random.split(jax.random.key(0), 3)
+    zero = np.asarray(network.embed(network.embed_tokens(jnp.asarray(IDS)), key=keys[0])) == 0
+    masks = [zero]
+    for number in range(2):
+        key = jax.random.fold_in(keys[1], number)
+        masks += [
+            np.asarray(dropout(part, jnp.ones((2, 5, 64)), 0.5)) == 0
+            for part in jax.random.split(key)
+        ]
+    for i, one in enumerate(masks):
+        for other in masks[:i]:
+            # 640 coin flips agree in 320 +- 12.6.
+            assert abs(np.sum(one == other) - 320) < 64

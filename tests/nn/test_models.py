@@ -142,3 +142,11 @@ def test_sizes_are_the_papers():
         30522, 2, preset=preset, width=768, num_layers=12, ff_width=3072, max_length=512
     )
     assert 1.05e8 < count(large) < 1.12e8
+
+
+def test_leaving_iteration_out_leaves_the_parameters():
+    iterated, plain = (
+        jax.eval_shape(robertha(10, 3, max_steps=steps, **SIZES).init, jax.random.key(0))
+        for steps in (50, 0)
+    )
+    assert iterated == plain
