@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 from collections.abc import Mapping
@@ -62,9 +63,15 @@ class Difference:
     num_rows: int | None = None
 
 
+@functools.cache
+def results(folder: str) -> gaussian.Measured:
+    """A folder of published results, which several claims share."""
+    return gaussian.read(RESULTS / folder)
+
+
 def measured(claim: Difference) -> pd.Series:
     """Our difference with its interval: `mean`, `low`, `high`, `num_seeds`."""
-    scores = tidy.select(tidy.scores(tidy.read(RESULTS / claim.folder)), task=claim.task)
+    scores = tidy.select(results(claim.folder).scores, task=claim.task)
     ours, theirs = tidy.select(scores, **claim.ours), tidy.select(scores, **claim.theirs)
     on = [name for name in ("level", "seed") if scores[name].nunique() > 1]
     differences = tidy.paired(ours, theirs, on=on)
@@ -180,7 +187,7 @@ def row(claim: Difference) -> list[str]:
 def verdict(claim: Difference, summary: pd.Series) -> str:
     """What our interval says about the claim, if both models learned the task."""
     if ":" not in claim.task:  # an adversarial set has no clean scores
-        rows = gaussian.read(RESULTS / claim.folder)
+        rows = results(claim.folder)
         unlearned = gaussian.not_learned(rows.scores, gaussian.constants(rows)).index
         if {(claim.task, each["model"]) for each in (claim.ours, claim.theirs)} & set(unlearned):
             return "not learned"
