@@ -184,8 +184,8 @@ def verdict(low: float, high: float, effect: float) -> Verdict:
         effect: The paper's difference, in the same unit; not 0.
 
     Returns:
-        "holds" if the interval lies on the effect's side of zero and its middle reaches half of the
-        effect, "smaller" if it lies on that side and its middle does not, "no difference" if it
+        "holds" if the interval is on the effect's side of zero and its middle reaches half of the
+        effect, "smaller" if it is on that side and its middle does not, "no difference" if it
         contains zero and excludes half of the effect, "reversed" on the other side of zero,
         "too weak to tell" if it contains both, "n/a" without an interval or an effect.
     """

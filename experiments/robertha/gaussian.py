@@ -168,11 +168,9 @@ def unlearned_note(
                 for model, score in rows.score.droplevel("task").to_dict().items()
                 if not str(model).endswith("-memory")  # memory does not change the clean score
             )
-        parts.append(f"{titles[task]}: {models} (majority baseline {rows.constant.iloc[0]:.1f})")
-    return [
-        "Not learned (clean scores close to the majority baseline, which are no evidence on "
-        f"robustness): {'; '.join(parts)}."
-    ] if parts else []  # fmt: skip
+        parts.append(f"{titles[task]} ({models}; majority baseline {rows.constant.iloc[0]:.1f})")
+    text = "Clean scores close to the majority baseline, which are no evidence on robustness: "
+    return [f"{text}{report.joined(parts)}."] if parts else []
 
 
 def with_average(scores: pd.DataFrame) -> pd.DataFrame:
