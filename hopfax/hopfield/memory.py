@@ -379,6 +379,7 @@ def estimate_sigma(
     if noisy.ndim != 2:
         raise ValueError(f"noisy must have shape (tokens, width), got {noisy.shape}: use jax.vmap")
     _, patterns, prior, _ = _prepared(noisy[0], patterns, log_prior)
+    noisy = noisy.astype(patterns.dtype)
     mask = check_mask(mask, (len(noisy),))
     weights = jnp.ones(len(noisy)) if mask is None else mask
     squares = jnp.where(weights > 0, jnp.mean(jnp.square(noisy), axis=1), 0)

@@ -312,8 +312,6 @@ class Encoder(nnx.Module):
 
     def encode(self, embeddings: Tokens, mask: Mask, *, key: Key = None) -> Encoding:
         """Runs the blocks, in their own precision. `mask` is True at real tokens."""
-        if recall := self.memory.get("embedding"):
-            embeddings = recall(self, embeddings)
         hidden = self._start(embeddings, mask)
         if self.remat:
             hidden, layers = scan_modules(partial(self._layer, mask, key), self.blocks, hidden)
@@ -338,6 +336,8 @@ class Encoder(nnx.Module):
 
     def _start(self, embeddings: Tokens, mask: Mask) -> Tokens:
         """Returns the blocks' input, with zeros for padding if keys are masked."""
+        if recall := self.memory.get("embedding"):
+            embeddings = recall(self, embeddings)
         # 0 * nan would reach the gradients of shared weights.
         if getattr(self.blocks[0].attention, "mask_keys", True):
             embeddings = jnp.where(mask[..., None], embeddings, 0)

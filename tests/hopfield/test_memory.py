@@ -172,12 +172,16 @@ def test_after_a_layer_norm_it_is_denoise_of_the_normalised_patterns(sigma, bloc
 
 
 def test_estimate_sigma_knows_neither_noise_nor_patterns():
+    draw = np.random.default_rng(0)
     patterns = draw.normal(size=(200, 64))
     clean, noise, mask = patterns[draw.choice(200, 50)], draw.normal(size=(50, 64)), np.arange(50)
     for sigma in (0.5, 3.0):
         noisy = jnp.asarray(clean + sigma * noise).at[40:].set(jnp.nan)
         got = hopfield.estimate_sigma(noisy, patterns, mask=mask < 40)
         np.testing.assert_allclose(got, sigma, rtol=0.1)
+    coarse = jnp.asarray(clean + noise, jnp.bfloat16)
+    want = hopfield.estimate_sigma(coarse.astype(jnp.float32), patterns)
+    np.testing.assert_allclose(hopfield.estimate_sigma(coarse, patterns), want, rtol=1e-5)
     loud = np.concatenate([patterns, 9 * patterns])
     unlikely = np.log(np.repeat([1 / 200, 1e-9], 200))
     got = hopfield.estimate_sigma(clean + 0.5 * noise, loud, log_prior=unlikely)
