@@ -207,25 +207,48 @@ def spread(values: Any) -> dict[str, Any]:
 
 def page(folder: Path) -> report.Page:
     """The page of a folder of results: one table per case, ratios with their goals."""
-    frame = pd.read_csv(folder / "results.csv")
-    device = read_config(folder)["provenance"][0]["device"]
-    cases = {name: frame[frame["case"] == name] for name in CASES if name in set(frame["case"])}
-    lines = {name: lines_of(name, rows, device) for name, rows in cases.items()}
-    verdicts = [line[4] for each in lines.values() for line in each if len(line) > 4]
-    measured = len(verdicts) - verdicts.count(MISSING)
+    lines, others = tables_of(folder)
+    met, measured = goals_met(lines)
+    subfolders = sorted(path.parent for path in folder.glob("*/results.csv"))
     notes: list[str] = [*NOTES]
-    if others := sorted(set(frame["case"]) - set(CASES)):
+    if others:
         notes.append(f"results.csv also has {report.joined(others)}, which are no longer measured.")
+    if subfolders:
+        links = [f"[{each.name}]({each.name}/README.md)" for each in subfolders]
+        notes.append(f"Other cases have their own pages: {report.joined(links)}.")
+    for each in subfolders:
+        more = goals_met(tables_of(each)[0])
+        met, measured = met + more[0], measured + more[1]
+    where = ", on this page and the pages of other cases" if subfolders else ""
     answer = (
-        f"hopfax meets {verdicts.count('yes')} of its {measured} goals for speed and memory in "
-        "every setting measured."
+        f"hopfax meets {met} of its {measured} goals for speed and memory in every setting "
+        f"measured{where}."
     )
     return report.Page(
-        "Speed and memory",
-        answer if verdicts else "None of these ratios has a goal.",
+        "Speed and memory" if len(lines) > 1 else f"Speed and memory: {report.joined(list(lines))}",
+        answer if measured else "None of these ratios has a goal.",
         tables=[report.Table(PAGE_COLUMNS, each, title(name)) for name, each in lines.items()],
         notes=notes,
     )
+
+
+def tables_of(folder: Path) -> tuple[dict[str, list[tuple[str, ...]]], list[str]]:
+    """The lines of each case of a folder, and the cases that are no longer measured."""
+    frame = pd.read_csv(folder / "results.csv")
+    device = read_config(folder)["provenance"][0]["device"]
+    names = set(frame["case"])
+    lines = {
+        name: lines_of(name, frame[frame["case"] == name], device)
+        for name in CASES
+        if name in names
+    }
+    return lines, sorted(names - set(CASES))
+
+
+def goals_met(lines: dict[str, list[tuple[str, ...]]]) -> tuple[int, int]:
+    """Number of goals met, and of goals measured."""
+    verdicts = [line[4] for each in lines.values() for line in each if len(line) > 4]
+    return verdicts.count("yes"), len(verdicts) - verdicts.count(MISSING)
 
 
 def lines_of(name: str, frame: pd.DataFrame, device: str) -> list[tuple[str, ...]]:

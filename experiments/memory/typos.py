@@ -216,8 +216,8 @@ def with_rows(table: pd.DataFrame, frame: pd.DataFrame, metric: str) -> pd.DataF
     """Widens intervals over seeds, from `tidy.summarise`, by those over rows in results.csv."""
     rows = frame[frame.metric == metric].groupby(tidy.CELL, sort=False)[["low", "high"]].first()
     table = table.join(rows.add_suffix("_rows"), on=tidy.CELL)
-    # Seeds that agree have no interval of their own.
-    seeds = ((table.high - table.low) / 2).fillna(0)
+    # Seeds that agree have no interval of their own; too few seeds must not narrow this one.
+    seeds = ((table.high - table.low) / 2).fillna(0).where(table.num_seeds >= tidy.MIN_SEEDS)
     half = np.hypot(seeds, (table.high_rows - table.low_rows) / 2)
     return table.assign(low=table["mean"] - half, high=table["mean"] + half)
 

@@ -1,0 +1,126 @@
+"""Context as prior: bigrams, the head's masked states, and the decoder on a small language."""
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.memory import context
+from hopfax import hopfield
+
+draw = np.random.default_rng(0)
+SIZE, WIDTH, BLANK = 12, 16, 11
+TEXTS = [np.array([0, 1, 2, 0, 1]), np.array([1, 2, 3]), np.array([0, 1, 4, 5])]
+MODEL: Any = None  # `echo` takes its place
+FREQUENCY = draw.dirichlet(np.ones(SIZE))
+
+
+@pytest.fixture(scope="module")
+def bigrams():
+    return context.fit_bigrams(TEXTS, np.log(FREQUENCY), 0.75)
+
+
+def test_bigrams_are_discounted_counts_and_sum_to_one(bigrams):
+    everything = np.exp(context.log_bigrams(bigrams, np.arange(SIZE)[:, None], np.arange(SIZE)))
+    np.testing.assert_allclose(everything.sum(1), 1, rtol=1e-5)
+    # After 1, TEXTS have 2 twice and 4 once.
+    want = 0.75 * 2 / 3 * FREQUENCY
+    want[2] += (2 - 0.75) / 3
+    want[4] += (1 - 0.75) / 3
+    np.testing.assert_allclose(everything[1], want, rtol=1e-5)
+    np.testing.assert_allclose(everything[9], FREQUENCY, rtol=1e-5)  # never seen
+
+
+def test_bits_of_bigrams_are_those_of_each_text(bigrams):
+    step = np.exp(context.log_bigrams(bigrams, np.arange(SIZE)[:, None], np.arange(SIZE)))
+    probabilities = [FREQUENCY[0], step[0, 1], step[1, 2], FREQUENCY[3]]
+    got = context.bits_of_bigrams(bigrams, [np.array([0, 1, 2]), np.array([3])])
+    np.testing.assert_allclose(got, -np.mean(np.log2(probabilities)), rtol=1e-5)
+
+
+def test_marginals_of_padded_chains_are_those_of_every_path(bigrams):
+    lengths, log_prior = (4, 2, 1), np.log(FREQUENCY)
+    tokens = np.arange(5)  # all candidates, in every place
+    steps = context.log_bigrams(bigrams, tokens[:, None], tokens)
+    likelihood = [draw.normal(size=(n, 5)).astype(np.float32) for n in lengths]
+    for each in likelihood:
+        each[0] += log_prior[:5]
+
+    def marginals(emitted, moved, mask):
+        return np.stack([
+            hopfield.forward_backward(*map(jnp.asarray, one), mask=real).probability
+            for *one, real in zip(emitted, moved, mask, strict=True)
+        ])  # fmt: skip
+
+    index = [np.tile(tokens, (n, 1)) for n in lengths]
+    moves = context.transitions(bigrams, index)
+    got = np.split(context.over_chains(marginals, likelihood, moves, size=2), [4, 6])
+    for found, emitted in zip(got, likelihood, strict=True):
+        paths = np.stack(np.meshgrid(*[tokens] * len(emitted), indexing="ij"), -1)
+        paths = paths.reshape(-1, len(emitted))
+        weight = emitted[np.arange(len(emitted)), paths].sum(1)
+        weight = np.exp(weight + steps[paths[:, :-1], paths[:, 1:]].sum(1))
+        want = [[weight[paths[:, i] == t].sum() for t in tokens] for i in range(len(emitted))]
+        np.testing.assert_allclose(found, np.array(want) / weight.sum(), rtol=1e-4, atol=1e-6)
+
+
+def echo(model, vectors):
+    """Stands for the encoder: every layer's state is the sum of a token and its neighbours."""
+    for rows in filter(None, (list(range(len(vectors)))[:2], list(range(len(vectors)))[2:])):
+        longest = max(len(vectors[row]) for row in rows)
+        states, mask = np.zeros((len(rows), longest, WIDTH)), np.zeros((len(rows), longest), bool)
+        for place, row in enumerate(rows):
+            padded = np.pad(vectors[row], ((1, 1), (0, 0)))
+            states[place, : len(vectors[row])] = padded[:-2] + padded[1:-1] + padded[2:]
+            mask[place, : len(vectors[row])] = True
+        yield rows, SimpleNamespace(hidden_states=[states] * 6), mask
+
+
+def test_states_of_a_token_are_computed_without_it(monkeypatch):
+    monkeypatch.setattr(context, "batched_outputs", echo)
+    table = draw.normal(size=(SIZE, WIDTH)).astype(np.float32)
+    vectors = [table[text] for text in TEXTS]
+    blank = np.full(WIDTH, 100, np.float32)
+    got = context.states_in_context(MODEL, vectors, blank)
+    for text, states in zip(vectors, got, strict=True):
+        padded = np.pad(text, ((1, 1), (0, 0)))
+        # The token itself is blank; its neighbours belong to other groups.
+        want = np.tile(padded[:-2] + blank + padded[2:], context.NUM_LAYERS)
+        np.testing.assert_allclose(states, want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(vectors[0], table[TEXTS[0]])  # the caller's stay as they are
+
+
+def test_context_recovers_what_frequencies_cannot(monkeypatch, bigrams):
+    """Token 1 has a twin, 6, more frequent; only its neighbours tell them apart."""
+    monkeypatch.setattr(context, "batched_outputs", echo)
+    monkeypatch.setattr(context, "NUM_CANDIDATES", SIZE)
+    table = 4 * draw.normal(size=(SIZE, WIDTH)).astype(np.float32)
+    table[6] = table[1] + 0.05
+    log_prior = np.log(FREQUENCY)
+    log_prior[6] = log_prior[1] + 3
+    head = context.Head(np.zeros(4 * WIDTH), np.ones(4 * WIDTH), jnp.zeros((4 * WIDTH, WIDTH)))
+    priors = context.Priors(table, BLANK, log_prior, bigrams, head, 0.5)
+    texts = [*TEXTS, np.array([1])]
+    ids = np.concatenate(texts)
+    noisy = table[ids] + 0.3 * draw.normal(size=(len(ids), WIDTH)).astype(np.float32)
+    noisy[-1] -= np.mean(noisy[-1] - table[1])  # nearer to 1 than to its twin
+    decode = context.decoder(MODEL, priors)
+    estimates = decode(noisy, list(map(len, texts)))
+    assert list(estimates) == [*context.DRAWN[:3], *context.ENCODER, "both"]
+    twins = np.where(ids == 1, 6, ids)
+    np.testing.assert_array_equal(estimates["unigram"][0], twins)
+    np.testing.assert_array_equal(estimates["bigram"][0], [*ids[:-1], 6])  # alone: no context
+    # A head that knows nothing changes nothing.
+    for name, other in (("both", "bigram"), (context.ENCODER[-1], "unigram")):
+        np.testing.assert_array_equal(estimates[name][0], estimates[other][0])
+        for got, want in zip(estimates[name][1], estimates[other][1], strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_one_token_needs_more_than_capacity():
+    limits = [float(hopfield.capacity_snr_db(bits, width=384)) for bits in (4.0, 10.0)]
+    needed = list(map(partial(context.one_token_snr_db, width=384), (4.0, 10.0)))
+    assert limits[0] < needed[0] < needed[1] and limits[1] < needed[1]
