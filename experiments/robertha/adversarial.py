@@ -115,5 +115,5 @@ def page(folder: Path) -> Page:
                 "Accuracy, mean ± standard deviation over seeds.",
             )
         ],
-        notes=[*notes[:2], *([known] if overlap else [])],
+        notes=[*notes[:2], *gaussian.few_rows_note(measured), *([known] if overlap else [])],
     )

@@ -23,6 +23,7 @@ from hopfax.data.tasks import TASKS
 BASELINE = "tinybert"
 LEARNED = 5.0  # points above the majority baseline that count as having learned a task; on n rows
 # at least two standard errors of an accuracy, 100 / sqrt(n)
+FEW_ROWS = 400  # test rows; with fewer, the standard error of an accuracy is above 2.5 points
 
 ACROSS = "Robertha after the LayerNorm, TinyBERT on the tokens"
 NOTES = (
@@ -99,6 +100,23 @@ def read(folder: Path) -> Measured:
     named = titles(scores.task.unique())
     names = report.joined(named[task] for task in scores.task.unique())
     return Measured(frame, scores, plan, named, names, [report.sizes(frame, named), *NOTES])
+
+
+def few_rows_note(measured: Measured) -> list[str]:
+    """A note on accuracies of few test rows, whose sampling the intervals leave out."""
+    rows = measured.scores.groupby("task", sort=False).num_examples.max()
+    few = {name: count for name, count in rows.items() if count < FEW_ROWS}
+    if not few:
+        return []
+    parts = (
+        f"{measured.titles[str(name)]} {count:.0f} (±{98 / count**0.5:.0f} points)"
+        for name, count in few.items()
+    )
+    return [
+        f"Few test rows: {report.joined(parts)}. In brackets: 95 % margin of an accuracy over "
+        "samples of as many rows. Intervals over seeds leave it out, so a bold difference holds "
+        "for these rows only."
+    ]
 
 
 def titles(tasks: Iterable[str]) -> dict[str, str]:

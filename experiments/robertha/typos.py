@@ -78,7 +78,8 @@ def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
     from experiments import conditions
 
-    frame, scores, _, titles, names, notes = gaussian.read(folder)
+    measured = gaussian.read(folder)
+    frame, scores, _, titles, names, notes = measured
     tasks, models = list(scores.task.unique()), list(scores.model.unique())
     titles |= conditions.CORRUPTIONS
     table = tidy.summarise(scores)
@@ -137,6 +138,7 @@ def page(folder: Path) -> Page:
         ],
         notes=[
             *notes[:2],
+            *gaussian.few_rows_note(measured),
             "Table 12 of the paper reports averages over GLUE and SuperGLUE, not single tasks.",
         ],
         explorer=report.Explorer(lines, hue="model", menus=menus, **shown),

@@ -313,3 +313,12 @@ def test_memory_is_compared_with_the_best_model_without_it(tmp_path):
     frame = tidy.scores(tidy.read(tmp_path))
     gains = trained.leads(frame[frame.level > 0])
     assert gains["mean"].round(3).tolist() == [0.0, 11.041, -1.0]
+
+
+def test_pages_say_how_far_few_test_rows_can_move_an_accuracy():
+    scores = pd.DataFrame({"task": ["sst2", "adv-sst2"], "num_examples": [872, 100]})
+    titles = {"sst2": "SST-2", "adv-sst2": "AdvSST-2"}
+    measured = gaussian.Measured(scores, scores, {}, titles, "", [])
+    (note,) = gaussian.few_rows_note(measured)
+    assert "AdvSST-2 100 (±10 points)" in note and " SST-2" not in note
+    assert not gaussian.few_rows_note(measured._replace(scores=scores[:1]))
