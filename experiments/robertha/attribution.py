@@ -77,7 +77,10 @@ def run(config: Config) -> Path:
 
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
-    _, scores, _, _, names, notes = gaussian.read(folder)
+    measured = gaussian.read(folder)
+    _, scores, _, titles, names, notes = measured
+    unlearned = gaussian.not_learned(scores, gaussian.constants(measured))
+    notes = [*gaussian.unlearned_note(scores, unlearned, titles), *notes]
     table = steps(tidy.average(scores, "task"))
     over = tidy.summarise(tidy.average(table, "level"))
     noisy = over[over.protocol != ""].assign(panel=lambda t: t.protocol.map(PANELS))

@@ -179,10 +179,10 @@ def unlearned_note(
     parts = []
     for task, rows in unlearned.groupby("task", sort=False):
         if task in learned_by_none(scores, unlearned):
-            models = f"all models, at most {rows.score.max():.1f}"
+            models = f"all models: at most {rows.score.max():.1f}"
         else:
             models = report.joined(
-                f"{titles[model]} {score:.1f}"
+                f"{titles[model]}: {score:.1f}"
                 for model, score in rows.score.droplevel("task").to_dict().items()
                 if not str(model).endswith("-memory")  # memory does not change the clean score
             )

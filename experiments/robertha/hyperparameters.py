@@ -102,10 +102,13 @@ def setting(model: str) -> tuple[str, float]:
 
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
-    _, scores, _, titles, names, notes = gaussian.read(folder)
+    measured = gaussian.read(folder)
+    _, scores, _, titles, names, notes = measured
     settings = {model: setting(model) for model in scores.model.unique() if model != "robertha"}
     order = sorted(settings, key=lambda name: ([*SYMBOLS].index(settings[name][0]), settings[name]))
     titles |= {model: f"{SYMBOLS[name]} = {value:g}" for model, (name, value) in settings.items()}
+    titles |= {"robertha": "default"}
+    unlearned = gaussian.not_learned(scores, gaussian.constants(measured))
     every = gaussian.differences(scores, baseline="robertha", order=order)
     means = gaussian.differences(scores, baseline="robertha", order=order, over=["level"])
     num_intervals = int(every.low.notna().sum())
@@ -113,6 +116,10 @@ def page(folder: Path) -> Page:
     chance = int(binom.ppf(tidy.CONFIDENCE, num_intervals, 1 - tidy.CONFIDENCE))
     effect = "No detectable effect" if tidy.clear(every) <= chance else "A possible effect"
     largest, sigma = tidy.largest(every), every.level.max()
+    by_none = [titles[name] for name in gaussian.learned_by_none(scores, unlearned)]
+    caution = (
+        f" No setting learns {report.joined(by_none)}, so this is no evidence." if by_none else ""
+    )
     strongest = every[(every.level == sigma) & (every.protocol == "sigma")]
 
     def paper(task: str, model: str) -> str:
@@ -151,9 +158,13 @@ def page(folder: Path) -> Page:
             f"{num_intervals} differences from the default setting have an interval that excludes "
             f"zero; up to {chance} are expected by chance. The largest is "
             f"{report.plain_interval(largest)} points ({titles[largest.model]}, "
-            f"{gaussian.noise_label(largest.protocol, largest.level)})."
+            f"{gaussian.noise_label(largest.protocol, largest.level)}).{caution}"
         ),
         pictures=pictures,
         tables=tables,
-        notes=[*notes, "The paper's targets of 5 (MRPC) and 50 (BoolQ) are shown at α = 1."],
+        notes=[
+            *gaussian.unlearned_note(scores, unlearned, titles),
+            *notes,
+            "The paper's targets of 5 (MRPC) and 50 (BoolQ) are shown at α = 1.",
+        ],
     )

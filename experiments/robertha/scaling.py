@@ -98,8 +98,15 @@ def run(config: Config) -> Path:
 
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
-    _, scores, _, titles, names, notes = gaussian.read(folder)
+    measured = gaussian.read(folder)
+    _, scores, _, titles, names, notes = measured
+    unlearned = gaussian.not_learned(scores, gaussian.constants(measured))
     kinds = scores.model.str.rpartition("-")
+    sizes = {
+        "-".join(each): f"{titles[each[0]]}, {each[1]}"
+        for each in zip(kinds[0], kinds[2], strict=True)
+    }
+    notes = [*gaussian.unlearned_note(scores, unlearned, titles | sizes), *notes]
     scores = scores.assign(model=kinds[0], size=kinds[2])
     table = pd.concat(
         gaussian.differences(rows.drop(columns="size")).assign(size=size)

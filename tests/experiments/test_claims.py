@@ -109,11 +109,11 @@ def test_models_that_did_not_learn_their_task_are_named():
         return "".join(gaussian.unlearned_note(scores, unlearned, titles)).partition(": ")[2]
 
     assert note(scores, 51.0) == note(scores, 70.0) == ""
-    all_models = "SST-2 (all models, at most 80.2; majority baseline 78.0)."
+    all_models = "SST-2 (all models: at most 80.2; majority baseline 78.0)."
     assert note(scores, 78.0) == all_models
     assert note(scores.assign(num_examples=64), 70.0)  # few rows
     alone = scores.assign(score=scores.score.where(scores.model != "robertha", 70.0))
-    assert note(alone, 70.0) == "SST-2 (Robertha 70.0; majority baseline 70.0)."
+    assert note(alone, 70.0) == "SST-2 (Robertha: 70.0; majority baseline 70.0)."
     text = robustness.answer(alone, titles, "tinybert", {"robertha"})
     assert text.startswith("**No verdict on a lead of Robertha over TinyBERT")
     assert "as Robertha did not learn SST-2" in text
