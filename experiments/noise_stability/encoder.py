@@ -344,9 +344,9 @@ def lost_by_variance(frame: pd.DataFrame) -> str:
 
     low, high = tidy.bootstrap(len(pair), correlation)
     return (
-        f" Over {len(pair)} encoders (models times seeds), the rank correlation of variance and "
-        f"points lost is {correlation(slice(None)):.2f} [{low:.2f}, {high:.2f}], 95 % bootstrap "
-        "over encoders."
+        f" Over {len(pair)} encoders (models times seeds), the response's variance and the points "
+        f"lost have a rank correlation of {correlation(slice(None)):.2f} [{low:.2f}, {high:.2f}], "
+        "95 % bootstrap over encoders."
     )
 
 
