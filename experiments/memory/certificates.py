@@ -91,7 +91,7 @@ class Config(similarity.Shared):
     num_draws: Annotated[int | None, by_budget("num_draws", "INT", BUDGETS)] = None
     """Independent noise draws."""
     radii: Annotated[tuple[float, ...] | None, by_budget("radii", "FLOAT ...", BUDGETS)] = None
-    """Radii of the attacks, in units of the root mean square norm of the texts' token vectors."""
+    """Radii of the attacks, in units of the root mean square norm of STS-B's token vectors."""
     snr_db: Annotated[tuple[float, ...] | None, by_budget("snr_db", "FLOAT ...", BUDGETS)] = None
     """Signal-to-noise ratios in dB."""
 
@@ -101,21 +101,22 @@ def run(config: Config) -> Path:
     budget, model, tokens, folder = similarity.start("memory-certificates", config, BUDGETS)
     table = np.asarray(model.table, np.float32)
     radius = np.asarray(certified_radius(jnp.asarray(table)))
-    rows: list[dict[str, Any]] = []
-    for task in TASKS:
-        examples = reported_rows(task, data_dir=config.data_dir)
-        ids = encoded([text for each in examples for text in each.texts[0]], tokens)
-        rows += [{"task": task, **row} for row in certified(ids, table, radius)]
     log_prior = similarity.training_prior("stsb", config.data_dir, tokens, len(table))
     examples = reported_rows("stsb", data_dir=config.data_dir)
     texts = [encoded([row.texts[0][side] for row in examples], tokens) for side in (0, 1)]
+    unit = rms_norm(table[np.concatenate([text for side in texts for text in side])])
+    rows: list[dict[str, Any]] = []
+    for task in TASKS:
+        reported = reported_rows(task, data_dir=config.data_dir)
+        ids = encoded([text for each in reported for text in each.texts[0]], tokens)
+        rows += [{"task": task, **row} for row in certified(ids, radius / unit)]
     short = [n for n, pair in enumerate(zip(*texts, strict=True))
              if max(map(len, pair)) <= MAX_TOKENS]  # fmt: skip
     picks = [short[n] for n in np.linspace(0, len(short) - 1, budget.num_pairs).astype(int)]
     labels = np.array([examples[n].label for n in picks])
     reader = reader_of(model, table, log_prior, radius)
     first, second = ([side[n] for n in picks] for side in texts)
-    batch = batch_of(reader, first, second, labels)
+    batch = batch_of(reader, first, second, labels, unit)
     with Progress(len(budget.radii) + len(budget.snr_db)) as progress:
         for done, each in enumerate(budget.radii, 1):
             rows += attacked(reader, batch, each, budget.num_steps)
@@ -127,12 +128,9 @@ def run(config: Config) -> Path:
     return report.write_run(folder, frame, COLUMNS, page)
 
 
-def certified(
-    ids: Sequence[np.ndarray], table: np.ndarray, radius: np.ndarray
-) -> list[dict[str, Any]]:
+def certified(ids: Sequence[np.ndarray], radius: np.ndarray) -> list[dict[str, Any]]:
     """Returns by radius, in RMS norms, the share of texts with larger certified radii only."""
-    scale = rms_norm(table[np.concatenate(ids)])
-    least = np.array([radius[text].min() for text in ids]) / scale
+    least = np.array([radius[text].min() for text in ids])
     return [
         {"model": "nearest", "metric": "certified", "corruption": "perturbation", "level": level,
          "score": 100 * float(np.mean(level < least)), "num_examples": len(ids)}
@@ -176,7 +174,7 @@ class Batch(NamedTuple):
         goal: Unit output of each pair's second text.
         sign: 1 where an attack raises the cosine of the pair, -1 where it lowers it.
         near: Ids of the neighbours of each token, itself first.
-        scale: Root mean square norm of the real tokens' vectors.
+        unit: Root mean square norm of the token vectors of all texts.
     """
 
     ids: np.ndarray
@@ -185,7 +183,7 @@ class Batch(NamedTuple):
     goal: np.ndarray
     sign: np.ndarray
     near: np.ndarray
-    scale: float
+    unit: float
 
 
 class Reader(NamedTuple):
@@ -255,7 +253,11 @@ def reader_of(
 
 
 def batch_of(
-    reader: Reader, first: Sequence[np.ndarray], second: Sequence[np.ndarray], labels: np.ndarray
+    reader: Reader,
+    first: Sequence[np.ndarray],
+    second: Sequence[np.ndarray],
+    labels: np.ndarray,
+    unit: float,
 ) -> Batch:
     """Pads the first texts of pairs, encodes the second ones, and finds the tokens' neighbours."""
 
@@ -274,7 +276,7 @@ def batch_of(
     order = np.argsort(distances, axis=1)[:, :NUM_NEIGHBOURS]
     sign = np.where(labels > np.median(labels), -1.0, 1.0).astype(np.float32)
     near = order[home.reshape(ids.shape)]
-    return Batch(ids, mask, labels, goal, sign, near, rms_norm(reader.table[ids[mask]]))
+    return Batch(ids, mask, labels, goal, sign, near, unit)
 
 
 def retrieved(
@@ -298,7 +300,7 @@ def attacks(reader: Reader, batch: Batch, radius: float, num_steps: int) -> np.n
     surrogates = [
         Surrogate(keep=1.0),
         Surrogate(log=reader.table.shape[1] / 2, prior=1.0),
-        *(Surrogate(square=0.5 / (each * batch.scale) ** 2) for each in TEMPERATURES),
+        *(Surrogate(square=0.5 / (each * batch.unit) ** 2) for each in TEMPERATURES),
     ]
     return np.stack(
         [*(descent(reader, batch, each, radius, num_steps) for each in surrogates),
@@ -360,7 +362,7 @@ def attacked(reader: Reader, batch: Batch, radius: float, num_steps: int) -> lis
     Raises:
         ArithmeticError: An attack inside the certified radius changed a token.
     """
-    size, clean, labels = radius * batch.scale, reader.table[batch.ids], batch.labels
+    size, clean, labels = radius * batch.unit, reader.table[batch.ids], batch.labels
     read = retrieved(reader, attacks(reader, batch, size, num_steps), batch.mask)
     # Room for the rounding of the projection.
     inside = batch.mask & (size * (1 + 1e-4) < reader.radius[batch.ids])
@@ -498,7 +500,7 @@ def page(folder: Path) -> Page:
                 ],
                 "Certified texts of the development sets (%, at the radius rounded up to 0.02), "
                 "and score on STS-B under the worst attack. Radius: of each token's perturbation, "
-                "in RMS norms.",
+                "in RMS norms of the token vectors of STS-B's texts.",
             ),
             report.Table(
                 ["SNR", "measured, %", "predicted, %", "union bound, %",

@@ -38,7 +38,8 @@ def batch(reader):
     first, second = ([rng.integers(0, VOCAB, rng.integers(3, 7)) for _ in range(8)] for _ in "ab")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(certificates, "MAX_TOKENS", 6)
-        return certificates.batch_of(reader, first, second, np.arange(8.0))
+        unit = certificates.rms_norm(reader.table[np.concatenate([*first, *second])])
+        return certificates.batch_of(reader, first, second, np.arange(8.0), unit)
 
 
 def gains(reader, batch, vectors):
@@ -90,7 +91,7 @@ def test_slopes_are_central_differences(reader, batch):
 
 
 def test_certificates_hold_and_violations_raise(reader, batch):
-    small = 0.5 * reader.radius[batch.ids[batch.mask]].min() / batch.scale
+    small = 0.5 * reader.radius[batch.ids[batch.mask]].min() / batch.unit
     rows = certificates.attacked(reader, batch, small, 4)
     scores = {row["model"]: row["score"] for row in rows if row["metric"] == "score"}
     inside = {row["metric"]: row["score"] for row in rows if "inside" in row["metric"]}
@@ -104,11 +105,11 @@ def test_certificates_hold_and_violations_raise(reader, batch):
 
 def test_certified_share_is_the_minimum_over_tokens():
     table = np.array([[3.0, 0], [0, 4.0], [0, 4.6]])
-    radius = np.asarray(hopfield.certified_radius(table))
-    rows = certificates.certified([np.array([0]), np.array([0, 1])], table, radius)
-    scale = np.sqrt((9 + 9 + 16) / 3)
-    for row in rows:  # 0.3 of the second text is the smaller radius
-        expected = 50 * (row["level"] < 0.3 / scale) + 50 * (row["level"] < 2.5 / scale)
+    assert certificates.rms_norm(table) == pytest.approx(np.sqrt((9 + 16 + 4.6**2) / 3))
+    radius = np.asarray(hopfield.certified_radius(table)) / 10
+    rows = certificates.certified([np.array([0]), np.array([0, 1])], radius)
+    for row in rows:  # 0.03 of the second text is the smaller radius
+        expected = 50 * (row["level"] < 0.03) + 50 * (row["level"] < 0.25)
         assert row["score"] == pytest.approx(expected)
 
 
@@ -126,7 +127,7 @@ def test_the_page_shows_what_was_measured(reader, batch, tmp_path):
     rows = [
         {"task": task, **row}
         for task in certificates.TASKS
-        for row in certificates.certified(ids, reader.table, reader.radius)
+        for row in certificates.certified(ids, reader.radius / batch.unit)
     ]
     for radius in (0.1, 0.5):
         rows += certificates.attacked(reader, batch, radius, 2)
