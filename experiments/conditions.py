@@ -21,7 +21,6 @@ from experiments import tidy
 from experiments.cells import Cell, buckets, digest_of
 from experiments.memory import similarity
 from experiments.rundir import identifier, write_whole
-from experiments.settings import spread
 from hopfax import text
 from hopfax.data import (
     EVALUATION_SETS,
@@ -31,6 +30,7 @@ from hopfax.data import (
     evaluation_set,
     read_evaluation_set,
     reported_rows,
+    spread,
     training_rows,
 )
 from hopfax.data import task as task_spec

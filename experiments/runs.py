@@ -20,7 +20,7 @@ from experiments.cells import Cell, Spec
 from experiments.conditions import Condition, Gaussian
 from experiments.models import Variant, build
 from experiments.rundir import open_run, write_whole
-from experiments.settings import Flags, spread
+from experiments.settings import Flags
 from hopfax.data import (
     Encoded,
     TaskData,
@@ -29,6 +29,7 @@ from hopfax.data import (
     read_table,
     read_tokenizer,
     read_vocabulary,
+    spread,
     task,
 )
 from hopfax.train.progress import Progress

@@ -9,7 +9,6 @@ from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-import numpy as np
 import tyro
 
 from hopfax.data.tasks import TASKS, task
@@ -48,21 +47,6 @@ BUDGETS: dict[str, Budget] = {
 EMBEDDED_LAPTOP = BUDGETS["laptop"]._replace(
     epochs=6, patience=6, learning_rate=1e-3, noise_draws=1, train_size=8000, width=64
 )
-
-
-def spread(rows: Any, count: int | None) -> Any:
-    """Returns evenly spaced rows of a list or array, the first and last among them.
-
-    The first rows of a set may be of one source: those of STS-B are image captions.
-
-    Args:
-        rows: All rows, in the order of their file.
-        count: Number of rows to return; None for all.
-    """
-    if count is None or count >= len(rows):
-        return rows
-    picks = np.linspace(0, len(rows) - 1, count).round().astype(int)
-    return rows[picks] if isinstance(rows, np.ndarray) else [rows[place] for place in picks]
 
 
 def by_budget(name: str, metavar: str, budgets: Mapping[str, Any] = BUDGETS) -> Any:

@@ -20,7 +20,14 @@ from jaxtyping import Array, Float
 import hopfax
 from hopfax import hopfield, stability
 from hopfax.classifier import Classifier, encode_texts
-from hopfax.data import bucket_boundaries, bucketed, eval_batches, read_table, read_tokenizer
+from hopfax.data import (
+    bucket_boundaries,
+    bucketed,
+    eval_batches,
+    read_table,
+    read_tokenizer,
+    spread,
+)
 from hopfax.data.optional import optional_import
 from hopfax.hub import model_folder
 from hopfax.nn import Encoder, Params, Pretrained, load_pretrained, text_classifier
@@ -184,10 +191,10 @@ def robustness(flags: argparse.Namespace) -> Path:
     """Measures the score against the signal-to-noise ratio at both sites."""
     encoder = TextEncoder(flags.folder)
     texts, labels = read_table(flags.dev, text=flags.text, pair=flags.pair, label=flags.label)
-    texts, labels = texts[: flags.rows], labels[: flags.rows]
+    texts, labels = spread(texts, flags.rows), spread(labels, flags.rows)
     if len(set(map(str, labels))) < 2:
         raise ValueError(
-            f"--label must have two or more values in the first {len(labels)} rows of {flags.dev}"
+            f"--label must have two or more values in {len(labels)} rows of {flags.dev}"
         )
     if encoder.labels:
         if unknown := set(map(str, labels)) - set(encoder.labels):
@@ -243,7 +250,7 @@ def stability_of(flags: argparse.Namespace) -> Path:
     """Measures the agreement of a text's output before and after random token replacement."""
     encoder = TextEncoder(flags.folder)
     lines = flags.texts.read_text(encoding="utf-8").splitlines()
-    texts = [line.strip() for line in lines if line.strip()][: flags.rows]
+    texts = spread([line.strip() for line in lines if line.strip()], flags.rows)
     if len(texts) < 2:
         raise ValueError(f"{flags.texts} must have two or more lines of text, got {len(texts)}")
     reference, rows = encoder.outputs(texts), []
@@ -425,7 +432,7 @@ def parser() -> argparse.ArgumentParser:
         out = "folder for the results (default: %(default)s)"
         add("--out", type=Path, default=Path(f"hopfax_{name}"), help=out)
         if name != "influence":
-            rows = "number of rows, from the first (default: %(default)s)"
+            rows = "number of rows, evenly spaced (default: %(default)s)"
             add("--rows", type=_count, default=400, help=rows)
         if name == "robustness":
             table = "texts and labels: .csv, .tsv or .jsonl"

@@ -59,9 +59,9 @@ from experiments.memory.similarity import (
     results,
 )
 from experiments.report import Page
-from experiments.settings import by_budget, spread
+from experiments.settings import by_budget
 from hopfax import hopfield
-from hopfax.data import reported_rows, training_rows
+from hopfax.data import reported_rows, spread, training_rows
 from hopfax.hopfield import capacity_snr_db
 from hopfax.nn import Pretrained
 from hopfax.train.progress import Progress

@@ -33,9 +33,9 @@ from experiments.figures import SNR, Panel
 from experiments.memory import similarity
 from experiments.memory.similarity import add_noise, decibels, denoiser, encoded, in_batches
 from experiments.report import Page
-from experiments.settings import by_budget, spread
+from experiments.settings import by_budget
 from hopfax import hopfield
-from hopfax.data import reported_rows
+from hopfax.data import reported_rows, spread
 from hopfax.train.progress import Progress
 
 REPRODUCES = "Privacy of noisy embeddings: BeamClean (2505.13758), d_X-privacy (2411.13784)"

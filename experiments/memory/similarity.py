@@ -37,9 +37,17 @@ from experiments.figures import SNR
 from experiments.models import load, weights_digest
 from experiments.report import Page
 from experiments.rundir import open_run
-from experiments.settings import BudgetName, budget_of, by_budget, optional, spread
+from experiments.settings import BudgetName, budget_of, by_budget, optional
 from hopfax import hopfield
-from hopfax.data import Example, WordPiece, encode, read_tokenizer, reported_rows, training_rows
+from hopfax.data import (
+    Example,
+    WordPiece,
+    encode,
+    read_tokenizer,
+    reported_rows,
+    spread,
+    training_rows,
+)
 from hopfax.hopfield import capacity_snr_db
 from hopfax.nn import Pretrained, PretrainedOutput
 from hopfax.train.progress import Progress

@@ -20,6 +20,7 @@ from hopfax.data.batching import Encoded as Encoded
 from hopfax.data.batching import bucket_boundaries as bucket_boundaries
 from hopfax.data.batching import bucketed as bucketed
 from hopfax.data.batching import eval_batches as eval_batches
+from hopfax.data.batching import spread as spread
 from hopfax.data.language import LanguageData as LanguageData
 from hopfax.data.language import NextWords as NextWords
 from hopfax.data.language import next_words as next_words

@@ -1,9 +1,9 @@
-"""Length buckets and evaluation batches."""
+"""Evenly spaced rows, length buckets and evaluation batches."""
 
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,29 @@ class Bucket(Encoded):
     """Rows of an `Encoded` that share one padded length."""
 
     __slots__ = ()
+
+
+def spread(rows: Any, count: int | None) -> Any:
+    """Returns evenly spaced rows of a list or array, the first and last among them.
+
+    The first rows of a set may be of one source: those of STS-B are image captions.
+
+    Args:
+        rows: All rows, in the order of their file.
+        count: Number of rows to return, >= 1; None for all.
+
+    Returns:
+        All rows if there are at most `count`.
+
+    Example:
+        >>> from hopfax.data import spread
+        >>> spread(["a", "b", "c", "d", "e"], 3)
+        ['a', 'c', 'e']
+    """
+    if count is None or count >= len(rows):
+        return rows
+    picks = np.linspace(0, len(rows) - 1, count).round().astype(int)
+    return rows[picks] if isinstance(rows, np.ndarray) else [rows[place] for place in picks]
 
 
 def bucket_boundaries(

@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from hopfax.data import Bucket, Encoded, bucket_boundaries, bucketed, eval_batches
+from hopfax.data import Bucket, Encoded, bucket_boundaries, bucketed, eval_batches, spread
 
 
 def encoded(lengths):
@@ -72,3 +72,9 @@ def test_boundaries_minimise_padding():
 )
 def test_boundaries_of_few_lengths(lengths, options, expected):
     assert bucket_boundaries(np.array(lengths), **options) == expected
+
+
+def test_rows_are_spread_over_the_whole_set():
+    assert spread(list(range(11)), 3) == [0, 5, 10]
+    assert spread(np.arange(0, 20, 2), 2).tolist() == [0, 18]
+    assert spread([1, 2], 5) == spread([1, 2], None) == [1, 2]

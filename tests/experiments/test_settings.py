@@ -4,7 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tyro
 
@@ -18,17 +17,10 @@ from experiments.settings import (
     Noise,
     Training,
     resolved,
-    spread,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN = {"dev": "d.csv", "text": "review", "label": "stars"}
-
-
-def test_rows_are_spread_over_the_whole_set():
-    assert spread(list(range(11)), 3) == [0, 5, 10]
-    assert spread(np.arange(0, 20, 2), 2).tolist() == [0, 18]
-    assert spread([1, 2], 5) == spread([1, 2], None) == [1, 2]
 
 
 def test_the_budget_fills_what_is_left_out():
