@@ -194,7 +194,7 @@ def robustness(flags: argparse.Namespace) -> Path:
     texts, labels = spread(texts, flags.rows), spread(labels, flags.rows)
     if len(set(map(str, labels))) < 2:
         raise ValueError(
-            f"--label must have two or more values in {len(labels)} rows of {flags.dev}"
+            f"--label must have two or more values in the {len(labels)} rows used of {flags.dev}"
         )
     if encoder.labels:
         if unknown := set(map(str, labels)) - set(encoder.labels):

@@ -181,14 +181,14 @@ def test_errors_are_one_line_and_leave_nothing(encoder, classifier, films, pairs
     out = tmp_path / "out"
     line = write(tmp_path / "line.txt", "one line")
     same = write(tmp_path / "same.csv", "review,label", "a,good", "b,good")
-    columns, values = "--text first --label score", "--label must have two or more values in"
+    columns, values = "--text first --label score", "--label must have two or more values in the"
     for name, model, arguments, message in (
         ("robustness", tmp_path, f"--dev {films}", "config.json"),
         ("robustness", encoder, f"--dev {films} --text review", "has no labels"),
         ("robustness", classifier, f"--dev {pairs} {columns}", "bad, good, got 0, 1, 2, 3, 4"),
         ("robustness", classifier, f"--dev {films} --text film", "no column"),
         ("robustness", classifier, f"--dev {tmp_path}/none.csv", "none.csv"),
-        ("robustness", classifier, f"--dev {same} --text review", f"{values} 2 rows of"),
+        ("robustness", classifier, f"--dev {same} --text review", f"{values} 2 rows used of"),
         ("influence", classifier, "", "text 0 is empty"),
         ("influence", encoder, "a --layer 3", "--layer must be at most 2, got 3"),
         ("stability", encoder, f"--texts {line}", "two or more lines of text, got 1"),
