@@ -101,19 +101,19 @@ def run(config: Config) -> Path:
     budget, model, tokens, folder = similarity.start("memory-certificates", config, BUDGETS)
     table = np.asarray(model.table, np.float32)
     radius = np.asarray(certified_radius(jnp.asarray(table)))
+    reported = {task: reported_rows(task, data_dir=config.data_dir) for task in TASKS}
+    ids = {
+        task: encoded([text for each in examples for text in each.texts[0]], tokens)
+        for task, examples in reported.items()
+    }
+    unit = rms_norm(table[np.concatenate(ids["stsb"])])
+    rows = [{"task": task, **row} for task in TASKS for row in certified(ids[task], radius / unit)]
     log_prior = similarity.training_prior("stsb", config.data_dir, tokens, len(table))
-    examples = reported_rows("stsb", data_dir=config.data_dir)
-    texts = [encoded([row.texts[0][side] for row in examples], tokens) for side in (0, 1)]
-    unit = rms_norm(table[np.concatenate([text for side in texts for text in side])])
-    rows: list[dict[str, Any]] = []
-    for task in TASKS:
-        reported = reported_rows(task, data_dir=config.data_dir)
-        ids = encoded([text for each in reported for text in each.texts[0]], tokens)
-        rows += [{"task": task, **row} for row in certified(ids, radius / unit)]
+    texts = [ids["stsb"][side::2] for side in (0, 1)]
     short = [n for n, pair in enumerate(zip(*texts, strict=True))
              if max(map(len, pair)) <= MAX_TOKENS]  # fmt: skip
     picks = [short[n] for n in np.linspace(0, len(short) - 1, budget.num_pairs).astype(int)]
-    labels = np.array([examples[n].label for n in picks])
+    labels = np.array([reported["stsb"][n].label for n in picks])
     reader = reader_of(model, table, log_prior, radius)
     first, second = ([side[n] for n in picks] for side in texts)
     batch = batch_of(reader, first, second, labels, unit)
@@ -174,7 +174,7 @@ class Batch(NamedTuple):
         goal: Unit output of each pair's second text.
         sign: 1 where an attack raises the cosine of the pair, -1 where it lowers it.
         near: Ids of the neighbours of each token, itself first.
-        unit: Root mean square norm of the token vectors of all texts.
+        unit: Root mean square norm of the token vectors of STS-B's texts.
     """
 
     ids: np.ndarray
