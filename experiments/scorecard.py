@@ -244,23 +244,21 @@ def low_degree(claim: str, name: str) -> list[str]:
     """A line on the share of the response's variance that is linear in the noise."""
     folder = f"encoder_stability/{name}"
     trained, fresh = (encoder.linear_shares(RESULTS / folder, arm) for arm in ("trained", "fresh"))
+    linear = "; ".join(
+        f"{arm} {report.joined(f'{100 * share:.0f} % ({model})' for model, share in each.items())}"
+        for arm, each in (("trained", trained), ("untrained", fresh))
+    )
     low = [model for model, share in trained.items() if share > 0.5]
-    also = ", also untrained" if min(fresh.values()) > 0.5 else ""
     verdict = f"only for {report.joined(low)}" if low else "does not hold"
+    if len(low) == len(trained):
+        verdict = "holds, also untrained" if min(fresh.values()) > 0.5 else "holds"
     return [
         claim,
         "low degree",
-        f"variance at degree 1: trained {listed(trained)}; untrained {listed(fresh)}",
-        f"holds{also}" if len(low) == len(trained) else verdict,
+        f"variance at degree 1: {linear}",
+        verdict,
         f"[{folder}]({folder}/README.md)",
     ]
-
-
-def listed(shares: Mapping[str, float]) -> str:
-    """Such as "85 % (TinyBERT) and 82 % (Robertha)", or "63 %" if all are equal."""
-    if len(set(shares.values())) == 1:
-        return f"{100 * max(shares.values()):.0f} %"
-    return report.joined(f"{100 * share:.0f} % ({model})" for model, share in shares.items())
 
 
 def u_shape(kind: str) -> list[str]:

@@ -9,7 +9,7 @@ cores for two models and three seeds. With all data and training settings of a `
 baseline.
 
 Expected: a mostly linear response of TinyBERT and Robertha, trained or not. That of a fine-tuned
-MiniLM is less linear; training with noise makes it more linear, and the encoder loses less.
+MiniLM is less linear; training with noise makes it more linear, and noise then costs fewer points.
 
 A text x with embeddings e(x) makes the function f_x(z) = class probabilities of e(x) + σz, with z
 standard normal and σ per text so that all have the same signal-to-noise ratio. Both halves of a
@@ -19,7 +19,7 @@ pair have the same text, and padding gets no noise. Token noise keeps a token wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -64,6 +64,8 @@ SHOWN = {
     "points lost": ("points lost", "gaussian", -1.0, 1),
 }
 
+AFTER = "after training"
+TITLES = {"trained": AFTER, "fresh": "before training"}
 SPECIAL = ("[CLS]", "[SEP]", "<s>", "</s>")
 LOST = (
     "Points lost: clean score minus score under noise after the LayerNorm at the same SNR, on all "
@@ -135,7 +137,7 @@ def run(config: Config) -> Path:
     folder = open_run("encoder-stability", config, plan=plan)
     rows: list[dict[str, Any]] = []
     with Progress(100 * len(jobs)) as progress:
-        for number, job in enumerate(jobs):
+        for number, (job, arms) in enumerate(zip(jobs, arms_of(jobs), strict=True)):
             title = f"{data[job.task].spec.title}, {job.variant.title}"
             progress.title = f"[{number + 1}/{len(jobs)}] {title}"
 
@@ -150,7 +152,7 @@ def run(config: Config) -> Path:
             )
             shared = {"task": job.task, "model": job.model}
             rows += [shared | row for row in losses(cell, job)][: budget.seeds]
-            for share, measured in measure(cell, budget, config):
+            for share, measured in measure(cell, budget, config, arms):
                 rows += [shared | row for row in measured]
                 show(TRAINING + (1 - TRAINING) * share)
             frame = pd.DataFrame(rows).reindex(columns=list(COLUMNS))
@@ -173,10 +175,23 @@ def losses(cell: Cell, job: Job) -> list[dict[str, Any]]:
     ]
 
 
+def arms_of(jobs: Sequence[runs.Job]) -> list[tuple[str, ...]]:
+    """Arms to measure of each job: variants that differ in training alone share the fresh one."""
+    networks = [
+        (job.task, each.kind, each.preset, each.precision, each.options)
+        for job in jobs
+        for each in [job.variant]
+    ]
+    return [
+        ("trained",) if network in networks[:number] else ("fresh", "trained")
+        for number, network in enumerate(networks)
+    ]
+
+
 def measure(
-    cell: Cell, budget: Budget, config: Config
+    cell: Cell, budget: Budget, config: Config, arms: Sequence[str]
 ) -> Iterator[tuple[float, list[dict[str, Any]]]]:
-    """Rows of one seed after the other, fresh and trained, with the share of the work done.
+    """Rows of one seed after the other, in each arm, with the share of the work done.
 
     All share texts and noise.
     """
@@ -196,8 +211,8 @@ def measure(
     fresh = jax.jit(jax.vmap(cell.model.init))(seed_keys(seeds))
     tokens = data.vocabulary.tokens
     special = tuple(tokens.index(token) for token in SPECIAL if token in tokens)
-    arms = [(n, arm) for n in range(len(seeds)) for arm in ("fresh", "trained")]
-    for done, (number, arm) in enumerate(arms, 1):
+    pairs = [(number, arm) for number in range(len(seeds)) for arm in arms]
+    for done, (number, arm) in enumerate(pairs, 1):
         stacked = fresh if arm == "fresh" else cell.params
         params = jax.tree.map(lambda x, at=number: x[at], stacked)
         parts = [
@@ -227,7 +242,7 @@ def measure(
             *encoder_response.token_rows(response),
         ]
         shared = {"site": "embedding", "seed": seeds[number], "arm": arm}
-        yield done / len(arms), [shared | row for row in rows]
+        yield done / len(pairs), [shared | row for row in rows]
 
 
 def padded(chosen: Encoded, pad_id: int, *, lengths: int, rows: int) -> list[tuple[Texts, int]]:
@@ -246,16 +261,8 @@ def page(folder: Path) -> Page:
     """The page of a run or of a folder of published results."""
     frame = pd.read_csv(folder / "results.csv")
     # Clean scores have no response.
-    frame = frame[frame.metric != "score"].replace({"arm": {"fresh": "untrained"}})
+    frame = frame[frame.metric != "score"].replace({"arm": TITLES})
     frame = frame.sort_values("arm", kind="stable")
-    # Variants that differ in training alone are the same encoder before it.
-    fresh = frame[frame.arm == "untrained"].groupby(["task", "model"], sort=False).score.agg(tuple)
-    repeated = fresh[fresh.reset_index().duplicated(["task", "score"]).to_numpy()].index
-    of_rows = pd.MultiIndex.from_frame(frame[["task", "model"]])
-    frame = frame[(frame.arm == "trained") | ~of_rows.isin(repeated)]
-    if any(VARIANTS[str(name)].kind == "pretrained" for name in frame.model.unique()):
-        frame = frame.replace({"arm": {"trained": "fine-tuned", "untrained": "not fine-tuned"}})
-    after = str(frame.arm.iloc[0])
     titles = gaussian.titles(frame.task.unique())
     frame["line"] = frame.model.map(titles) + ", " + frame.arm
     if several := frame.task.nunique() > 1:
@@ -268,17 +275,16 @@ def page(folder: Path) -> Page:
     for line, rows in means.groupby("line", sort=False):
         at = {(row["metric"], row["corruption"], row["x"]): row for _, row in rows.iterrows()}
         lines.append([str(line), *(_cell(at, *where) for where in shown.values())])
-    shares = tidy.select(means, metric="level share", corruption="gaussian", x=1.0, arm=after)
+    shares = tidy.select(means, metric="level share", corruption="gaussian", x=1.0, arm=AFTER)
     parts = report.joined(
         f"{100 * row['mean']:.0f} % {_half(row, 100, 0)} ({titles[row.model]}"
         + (f", {titles[row.task]})" if several else ")")
         for _, row in shares.iterrows()
     )
-    answer = lost_by_variance(frame[frame.arm == after])
     mostly = shares["mean"] > 0.5
-    linear = "mostly linear" if mostly.all() else "not mostly linear"
-    if mostly.any() and not mostly.all():
-        linear = "mostly linear for some models only"
+    linear = {len(mostly): "mostly linear", 0: "not mostly linear"}.get(
+        mostly.sum(), "mostly linear for some models only"
+    )
     panels = {
         "correlation, gaussian": "Gaussian noise: correlation",
         "normalised stability, tokens": "token noise: normalised stability",
@@ -289,16 +295,16 @@ def page(folder: Path) -> Page:
     for end in ("low", "high"):  # seeds agree exactly at the ends
         drawn[end] = drawn[end].fillna(drawn["mean"])
     return report.Page(
-        title=f"Response of {after} encoders to noise: "
+        title="Response of trained encoders to noise: "
         + report.joined(titles[str(name)] for name in frame.task.unique()),
         answer=(
             f"**The response to Gaussian noise is {linear}.** Share of its variance at degree 1, "
-            f"{after} on the task: {parts}.{answer}"
+            f"{AFTER} on the task: {parts}.{lost_by_variance(frame[frame.arm == AFTER])}"
         ),
         pictures={
             "encoder_stability": report.facets(
-                f"Correlation and stability of the response, {report.joined(frame.arm.unique())}, "
-                "against the correlation of the noise",
+                f"Correlation and stability of the response, {AFTER} and before it, against the "
+                "correlation of the noise",
                 drawn,
                 x="x",
                 hue="model",
@@ -326,10 +332,12 @@ def page(folder: Path) -> Page:
 
 
 def lost_by_variance(frame: pd.DataFrame) -> str:
-    """Returns a sentence with the rank correlation of variance under noise and points lost.
+    """Returns a sentence with the rank correlation of the response's variance and the points lost.
 
-    `frame` has trained encoders only (models times seeds); with fewer than six of them, or with
-    several tasks, the sentence is empty.
+    Returns an empty string for several tasks or fewer than six encoders (models times seeds).
+
+    Args:
+        frame: Rows of trained encoders, with columns task, model, seed, metric and score.
     """
     of_encoders = frame.pivot_table(
         index=["task", "model", "seed"], columns="metric", values="score", sort=False
