@@ -165,7 +165,8 @@ def with_memory(cell: Cell, sharding: Sharding | None = None) -> Cell:
         "log_scale": jnp.zeros((seeds, width)),
     }
     model, at_embedding = nn.with_memory(cell.model), None
-    if "types" not in cell.params:  # those of noisy embeddings are unknown
+    # Token types of noisy embeddings are unknown.
+    if "norm" in cell.params and "types" not in cell.params:
         after = nn.with_memory(cell.model, site="embedding")
         at_embedding = make_predictor(after, sharding=sharding)
     return cell._replace(

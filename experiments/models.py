@@ -154,6 +154,8 @@ VARIANTS: dict[str, Variant] = {
         "Robertha w/o W_O", options={"output_projection": False}
     ),
     "robertha-freelb": _robertha("Robertha with FreeLB", training="freelb"),
+    "robertha-paper": _robertha("Robertha, as in the paper", preset="paper"),
+    "robertha-released": _robertha("Robertha, as released", preset="released"),
     "pretrained": _pretrained("pretrained encoder"),
     "pretrained-esr": _pretrained("pretrained encoder, ESR", entropy="shannon"),
     "pretrained-noise-trained": _pretrained(
@@ -183,8 +185,9 @@ VARIANTS: dict[str, Variant] = {
 # Models that are also tested with memory; no model is trained with it.
 for _name in (
     "tinybert", "tinybert-mean", "freelb", "noise-trained", "noise-trained-mean", "robertha",
-    "robertha-no-iteration-no-esr", "pretrained", "pretrained-esr", "pretrained-hopfield-1",
-    "pretrained-noise-trained", "pretrained-hopfield-1-esr",
+    "robertha-paper", "robertha-released", "robertha-no-iteration-no-esr", "pretrained",
+    "pretrained-esr", "pretrained-hopfield-1", "pretrained-noise-trained",
+    "pretrained-hopfield-1-esr",
 ):  # fmt: skip
     VARIANTS[f"{_name}-memory"] = dataclasses.replace(
         VARIANTS[_name], title=f"{VARIANTS[_name].title}, memory", memory=True, paper=None

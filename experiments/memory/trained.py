@@ -39,6 +39,7 @@ NEAR = 1.0  # largest drop in points that counts as keeping the clean score
 SNR_DB = tuple(range(6, -21, -2))
 LEVELS = {"levels": tuple(float(f"{10 ** (-db / 20):.4g}") for db in SNR_DB), "noise_draws": 1}
 DEFAULTS = {"laptop": LEVELS, "paper": LEVELS}
+MOST_LINES = 6  # of a figure; with more models, those with memory have their own panels
 MEMORY = "-memory"  # suffix of the names of models with memory
 
 
@@ -123,6 +124,12 @@ def page(folder: Path) -> Page:
     if len(gained):
         tables.append(gain_table(gained, titles, lines.protocol.iloc[0]))
     tasks = report.joined(titles[task] for task in scores.task.unique())
+    col = "protocol"
+    if len(models) > MOST_LINES:  # two panels, in which a model has one look
+        col, lines = "memory", lines[lines.protocol == lines.protocol.iloc[0]].assign(
+            memory=np.where(lines.model.str.endswith(MEMORY), "with memory", "without memory"),
+            model=lines.model.str.removesuffix(MEMORY),
+        )
     return report.Page(
         title=f"Retrieval from the vocabulary, on trained models: {tasks}",
         answer=" ".join(answers),
@@ -131,7 +138,7 @@ def page(folder: Path) -> Page:
                 f"{tasks}: score against noise on the token embeddings, 95 % bands over seeds",
                 lines,
                 x="snr_db",
-                col="protocol",
+                col=col,
                 row="task",
                 titles=titles,
                 xlabel=SNR,

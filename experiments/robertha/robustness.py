@@ -42,7 +42,10 @@ MOST_LINES = 6  # more models are drawn as a forest plot of differences
 class Encoders:
     """Hyperparameters of the models."""
 
-    preset: Literal["hopfax", "paper", "released"] = "hopfax"
+    preset: Annotated[
+        Literal["hopfax", "paper", "released"] | None,
+        optional("{hopfax,paper,released}", "the model's"),
+    ] = None
     """Version of Robertha: hopfax's, the paper's text, or the released program."""
     beta: float = 15.0
     """Robertha's inverse temperature, before the 1/sqrt(head width)."""
