@@ -60,6 +60,16 @@ LOOKS = {
     "measured": Look("#333333", "o", "none"),
 }
 OURS = LOOKS["robertha"]
+# One look for one method, whatever the encoder.
+for _name, _same in {
+    "pretrained": "tinybert",
+    "pretrained-memory": "tinybert-memory",
+    "pretrained-noise-trained": "noise-trained",
+    "pretrained-noise-trained-memory": "noise-trained-memory",
+    "none": "tinybert",
+    "memory": "tinybert-memory",
+}.items():
+    LOOKS[_name] = LOOKS[_same]
 SPARE = (
     Look("#0072B2", "v", "--"),
     Look("#D55E00", "o", ":"),

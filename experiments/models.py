@@ -114,9 +114,9 @@ VARIANTS: dict[str, Variant] = {
     "freelb": _tinybert("FreeLB", training="freelb", paper="FreeLB"),
     "pgd": _tinybert("PGD", training="pgd"),
     "data-augment": _tinybert("DataAugment", training="noise", paper="DataAugment"),
-    "noise-trained": _tinybert("TinyBERT, trained with noise", training="noise-range"),
+    "noise-trained": _tinybert("TinyBERT + noise training", training="noise-range"),
     "noise-trained-mean": _tinybert(
-        "TinyBERT, mean pooling, trained with noise",
+        "TinyBERT, mean pooling + noise training",
         training="noise-range",
         options={"pooling": "mean"},
     ),
@@ -156,25 +156,25 @@ VARIANTS: dict[str, Variant] = {
     "robertha-freelb": _robertha("Robertha with FreeLB", training="freelb"),
     "robertha-paper": _robertha("Robertha, as in the paper", preset="paper"),
     "robertha-released": _robertha("Robertha, as released", preset="released"),
-    "pretrained": _pretrained("pretrained encoder"),
-    "pretrained-esr": _pretrained("pretrained encoder, ESR", entropy="shannon"),
+    "pretrained": _pretrained("fine-tuned encoder"),
+    "pretrained-esr": _pretrained("fine-tuned encoder + ESR", entropy="shannon"),
     "pretrained-noise-trained": _pretrained(
-        "pretrained encoder, trained with noise", training="noise-range"
+        "fine-tuned encoder + noise training", training="noise-range"
     ),
     "pretrained-hopfield": _pretrained(
-        "pretrained encoder, Hopfield", options=HOPFIELD, learning_rate=HOPFIELD_RATE
+        "fine-tuned encoder + Hopfield attention", options=HOPFIELD, learning_rate=HOPFIELD_RATE
     ),
     "pretrained-hopfield-esr": _pretrained(
-        "pretrained encoder, Hopfield, ESR",
+        "fine-tuned encoder + Hopfield attention + ESR",
         options=HOPFIELD,
         entropy="shannon",
         learning_rate=HOPFIELD_RATE,
     ),
     "pretrained-hopfield-1": _pretrained(
-        "pretrained encoder, Hopfield, T = 1", options=ONE_STEP, learning_rate=HOPFIELD_RATE
+        "fine-tuned encoder + one Hopfield update", options=ONE_STEP, learning_rate=HOPFIELD_RATE
     ),
     "pretrained-hopfield-1-esr": _pretrained(
-        "pretrained encoder, Hopfield, T = 1, ESR",
+        "fine-tuned encoder + one Hopfield update + ESR",
         options=ONE_STEP,
         entropy="shannon",
         learning_rate=HOPFIELD_RATE,
@@ -190,7 +190,7 @@ for _name in (
     "pretrained-hopfield-1-esr",
 ):  # fmt: skip
     VARIANTS[f"{_name}-memory"] = dataclasses.replace(
-        VARIANTS[_name], title=f"{VARIANTS[_name].title}, memory", memory=True, paper=None
+        VARIANTS[_name], title=f"{VARIANTS[_name].title} + memory", memory=True, paper=None
     )
 
 

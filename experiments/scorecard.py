@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import importlib
 import itertools
@@ -90,7 +91,7 @@ def lead(task: str, title: str, folder: str, level: float = 0.5) -> Difference:
     """Robertha's lead over TinyBERT at the same site and SNR, on one task."""
     at = {"site": "token", "protocol": "matched", "level": level}
     return Difference(
-        f"{title}: Robertha above TinyBERT under noise",
+        f"{title}: Robertha scores higher than TinyBERT",
         "Tables 2, 6–9",
         folder,
         task,
@@ -148,7 +149,7 @@ def claims() -> list[Difference]:
         attack("textbugger", "TextBugger"),
         attack("hotflip", "HotFlip"),
         Difference(
-            "AdvSST-2: Robertha above FreeLB", "Table 11", "adversarial/sst2",
+            "AdvSST-2: Robertha scores higher than FreeLB", "Table 11", "adversarial/sst2",
             "adv-sst2:sst2", {"model": "robertha"}, {"model": "freelb"},
             paper_lead("AdvSST-2", "robertha", "freelb", 0.0, corruption="none"), num_rows=148,
         ),
@@ -232,26 +233,30 @@ def noise_stability() -> list[list[str]]:
         training(f"{saves}parity of 20 bits", "grokking/parity", "parity", "Figure 11"),
         training(f"{saves}parity of 10 bits", "grokking/parity_10bits", "parity", "Figure 11"),
         training(f"{saves}WikiText-2", "language_model/wikitext2", "wikitext2", "Figure 6"),
-        low_degree("Trained transformers have low degree", "sst2"),
-        low_degree("The same, fine-tuned MiniLM", "minilm_sst2"),
+        low_degree("Trained transformers have low degree", "sst2", "training"),
+        low_degree("Fine-tuned MiniLM has low degree", "minilm_sst2", "fine-tuning"),
         u_shape("uniform tokens"),
         u_shape("real text"),
         tighter_bound(),
     ]
 
 
-def low_degree(claim: str, name: str) -> list[str]:
-    """A line on the share of the response's variance that is linear in the noise."""
+def low_degree(claim: str, name: str, training: str) -> list[str]:
+    """A line on the share of the output's variance that is linear in the noise."""
     folder = f"encoder_stability/{name}"
     trained, fresh = (encoder.linear_shares(RESULTS / folder, arm) for arm in ("trained", "fresh"))
     linear = "; ".join(
-        f"{arm} {report.joined(f'{100 * share:.0f} % ({model})' for model, share in each.items())}"
-        for arm, each in (("trained", trained), ("untrained", fresh))
+        f"{when} {training} "
+        + report.joined(
+            f"{100 * share:.0f} %" + (f" ({model})" if len(each) > 1 else "")
+            for model, share in each.items()
+        )
+        for when, each in (("after", trained), ("before", fresh))
     )
     low = [model for model, share in trained.items() if share > 0.5]
-    verdict = f"only for {report.joined(low)}" if low else "does not hold"
+    verdict = f"holds only for {report.joined(low)}" if low else "does not hold"
     if len(low) == len(trained):
-        verdict = "holds, also untrained" if min(fresh.values()) > 0.5 else "holds"
+        verdict = f"holds, also before {training}" if min(fresh.values()) > 0.5 else "holds"
     return [
         claim,
         "low degree",
@@ -266,7 +271,7 @@ def u_shape(kind: str) -> list[str]:
     table = influence.ratios(pd.read_csv(RESULTS / "influence/minilm/results.csv"))
     rows = table[table.corruption == kind].set_index(["weights", "part"])
     trained, random = rows.loc["trained"], rows.loc["random"]
-    parts = [f"{report.bracketed(row)} ({end})" for end, row in trained.iterrows()]
+    parts = [f"{end} 5 %: {report.bracketed(row)}" for end, row in trained.iterrows()]
     return [
         f"Influence is U-shaped in position: {kind}",
         "U-shape, Figures 1, 7, 8",
@@ -294,7 +299,7 @@ def memory() -> list[list[str]]:
         pairs = [("none", "memory")] if name == "memory" else [
             (each, f"{each}{trained.MEMORY}") for each in frame.model.unique()
         ]  # fmt: skip
-        titles = gaussian.titles(frame.task.unique()) | {"none": "MiniLM as it is"}
+        titles = gaussian.titles(frame.task.unique()) | {"none": "MiniLM, not fine-tuned"}
         unit = {task: f" ({each})" for task, each in similarity.SCORES.items() if name == "memory"}
         for task, (without, remembering) in itertools.product(frame.task.unique(), pairs):
             means = {
@@ -338,16 +343,19 @@ def page() -> report.Page:
     scored, fine_tuned = claims(), [*pretrained("sst2", "SST-2"), *pretrained("stsb", "STS-B")]
     lines, compared = list(map(row, scored)), list(map(row, explanations()))
     table = pd.DataFrame([{**vars(claim), **measured(claim)} for claim in scored + fine_tuned])
-    verdicts = [line[3] for line in lines]
-    counts = {each: verdicts.count(each) for each in dict.fromkeys(verdicts)}
-    held = counts.pop("holds", 0)
-    rest = report.joined(f"{count} {verdict}" for verdict, count in counts.items())
+    counts = collections.Counter(line[3] for line in lines)
+    parts = [f"{counts.pop('holds', 0)} hold", *(
+        f"{counts.pop(each)} {'is' if counts[each] == 1 else 'are'} {each}"
+        for each in ("smaller than claimed", "not found", "reversed") if counts[each]
+    )]  # fmt: skip
+    reasons = report.joined(f"{count} {verdict}" for verdict, count in counts.items())
+    parts += [f"{counts.total()} are inconclusive ({reasons})"] if counts else []
     heads = ["claim", "the paper", "hopfax", "verdict", "data"]
     return report.Page(
         title="Results",
         answer=(
-            f"**{held} of {len(scored)} differences that the Robertha paper reports are reproduced "
-            f"at equal noise for both models**: {rest}."
+            f"**We test {len(scored)} differences that the Robertha paper reports, at equal noise "
+            f"for both models: {report.joined(parts)}.**"
         ),
         pictures={
             "claims": report.forest(
@@ -381,7 +389,8 @@ def page() -> report.Page:
                 ],
                 memory(),
                 "Retrieval from the vocabulary (memory): lowest SNR at which the mean score is "
-                f"within {similarity.NEAR:g} point of the clean score.",
+                f"within {similarity.NEAR:g} point of the clean score. None: at no tested SNR. The "
+                "highest tested is +6 dB, or 0 dB for fine-tuned encoders.",
             ),
             report.Table(
                 ["comparison on SST-2, σ = 0.5", "hopfax"],
@@ -395,18 +404,20 @@ def page() -> report.Page:
             "Regularization (ESR). TinyBERT: its baseline with softmax attention. FreeLB: TinyBERT "
             "with adversarial training.",
             "Not found: the interval contains zero and excludes half of the paper's difference. "
-            "Too weak to tell: it contains zero and half of the paper's difference.",
+            "Too weak to tell: it contains zero and half of the paper's difference. Reversed: it "
+            "has the opposite sign.",
+            "Low degree: over half of the variance is linear in the noise.",
             "Not learned: the clean score of a model is close to the majority baseline.",
             "Verdicts are for one comparison at a time. After Holm's correction for all "
             f"{len(table)} comparisons with the Robertha paper, {tidy.significant(table)} of our "
             "differences are significant.",
-            "One update: T = 1. Intervals on AdvSST-2 and under attacks include the sampling error "
-            "of their 148 and 200 rows.",
+            "One update: queries are updated once, not until convergence. Intervals on AdvSST-2 "
+            "and under attacks include the sampling error of their 148 and 200 rows.",
             "Memory: before the first layer, each token embedding is replaced by its posterior "
             "mean, given the vocabulary. Capacity: the SNR below which no decoder that uses only "
             "token frequencies recovers all tokens.",
-            "Grokking (generalisation long after fitting) is untested: at these sizes, models "
-            "generalise while they fit.",
+            "Grokking (generalization long after fitting) is untested: at these sizes, models "
+            "generalize while they fit.",
             gaussian.NOTES[0],
         ],
     )

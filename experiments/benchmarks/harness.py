@@ -219,10 +219,10 @@ def page(folder: Path) -> report.Page:
     for each in subfolders:
         more = goals_met(tables_of(each)[0])
         met, measured = met + more[0], measured + more[1]
-    where = ", on this page and the pages of other cases" if subfolders else ""
+    where = ", including those of the linked pages" if subfolders else ""
     answer = (
-        f"hopfax meets {met} of its {measured} goals for speed and memory in every setting "
-        f"measured{where}."
+        f"hopfax meets {met} of the {measured} goals that it sets for speed and memory{where}. A "
+        "goal is met if it is met in every setting measured."
     )
     return report.Page(
         "Speed and memory" if len(lines) > 1 else f"Speed and memory: {report.joined(list(lines))}",

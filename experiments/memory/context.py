@@ -632,8 +632,9 @@ def page(folder: Path) -> Page:
         )
         answers.append(
             f"**On {TITLES[task]}, {100 * (1 - ERRORS):g} % of the tokens are recovered down to "
-            f"{decibels(found['unigram'])} with frequencies alone and {decibels(found['both'])} "
-            f"with bigrams and encoder.** The score stays within {NEAR:g} point of the clean score "
+            f"{decibels(found['unigram'])} with frequencies alone, {decibels(found['bigram'])} "
+            f"with bigrams, and {decibels(found['both'])} with bigrams and encoder.** The score "
+            f"stays within {NEAR:g} point of the clean score "
             f"({aim:.1f}) down to {decibels(kept['unigram'][0])} and {decibels(kept['both'][0])}."
         )
     heads = ["prior", "bits", "capacity", "one token", "recovered"]
@@ -643,8 +644,8 @@ def page(folder: Path) -> Page:
         report.Table(
             [*heads, "gap"],
             limits,
-            f"Bits: information per token of the reported texts. The rest are SNRs in dB. Capacity "
-            f"and one token: limits in theory, see the notes. Recovered: lowest with "
+            "Bits: information per token of the reported texts. All other columns are SNRs in "
+            f"dB. Capacity and one token: limits in theory, see the notes. Recovered: lowest with "
             f"{100 * (1 - ERRORS):g} % of the tokens recovered. Score: lowest within {NEAR:g} "
             "point of the clean score, at the same SNR for each text (matched) or token "
             "(per-token). Gap: score minus capacity. n/a: not reached.",
@@ -679,11 +680,12 @@ def page(folder: Path) -> Page:
             "between levels.",
             f"95 % intervals of the clean scores: {intervals}. Where they are wide, token recovery "
             "separates the priors and the scores do not.",
-            "Capacity: below this SNR no decoder recovers all tokens, if the prior is the truth. "
+            "Capacity: below this SNR no decoder recovers all tokens, if the prior is correct. "
             "The figure shows that of the unigram prior. The encoder's bits, and those of both, "
             "are conditional on clean tokens on both sides, so this limit may be optimistic.",
-            f"One token: what the best code of equally likely messages needs for {100 * ERRORS:g} "
-            f"% errors in {width} numbers, by the normal approximation (Polyanskiy et al., 2010).",
+            f"One token: the SNR at which an optimal code sends one of 2^bits messages in {width} "
+            f"channel uses with {100 * ERRORS:g} % errors, by the normal approximation "
+            "(Polyanskiy et al., 2010).",
             "Random table: vectors of the same norms in random directions. The real table recovers "
             "less because of neighbours, such as inflections of a word.",
             "Hyperparameters, chosen for each task on held-out training rows: discount of the "

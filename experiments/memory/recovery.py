@@ -349,9 +349,8 @@ def page(folder: Path) -> Page:
     if nearest[up[0]] < goal < nearest[up[-1]]:
         score = np.interp(goal, [nearest[db] for db in up], [memory[db] for db in up])
         sentences.append(
-            f"BeamClean, an attack with a language model, recovers {goal} % by the nearest vector "
-            f"and {BEAMCLEAN['language model']} % by its language model. At the SNR where our "
-            f"nearest vector recovers {goal} %, frequencies alone recover {score:.0f} %."
+            f"At the SNR where the nearest vector recovers {goal} %, frequencies alone recover "
+            f"{score:.0f} %."
         )
     return report.Page(
         title="How many tokens can be recovered from noisy embeddings",
@@ -388,13 +387,15 @@ def page(folder: Path) -> Page:
         ],
         notes=[
             f"{frame[frame.metric == 'recovered'].num_examples.iloc[0]:.0f} tokens; intervals: "
-            "bootstrap over the rows of the task. SNR: mean square of the coordinates over σ².",
+            "bootstrap over the rows. SNR: mean square of the coordinates over σ².",
             "Predictions are for decoders that know σ. They average over the noise in the "
             "direction of the token's vector and treat confusions with other tokens as "
             "independent, which underestimates recovery at low SNR.",
             "Kinds are by string rules; inflection: same stem or irregular form.",
-            "BeamClean (arXiv 2505.13758) recovers other vectors, so only the order of its numbers "
-            "is comparable. The d_X-privacy of arXiv 2411.13784 adds Laplace noise, whose "
+            f"BeamClean (arXiv 2505.13758) reports {goal} % for the nearest vector and "
+            f"{BEAMCLEAN['language model']} % with a language model, on other embeddings, so the "
+            "numbers are not directly comparable. The d_X-privacy of arXiv 2411.13784 adds "
+            "Laplace noise, whose "
             "length in this width is nearly as constant as that of Gaussian noise.",
         ],
     )  # fmt: skip

@@ -55,9 +55,9 @@ from hopfax.train.progress import Progress
 REPRODUCES = "Robertha's claim of denoising, with the vocabulary as memory; not in the paper"
 UNSEEN = 0.1  # pseudo-count of every token in the prior
 LIMIT = (
-    "Capacity: the SNR below which no decoder that knows token frequencies, but not their order, "
-    "recovers all tokens. It assumes one noise level per text; with one SNR per token, the noise "
-    "level also reveals the token's norm."
+    "Channel capacity: below this SNR, no decoder that knows only token frequencies (no context) "
+    "can recover all tokens. It assumes one noise level per text; with one SNR per token, the "
+    "noise level also reveals the token's norm."
 )
 NEAR = 1.0  # largest drop in points that counts as keeping the clean score
 TITLES = {
@@ -379,6 +379,8 @@ def page(folder: Path) -> Page:
     lines = lines.sort_values("snr_db", ascending=False, kind="stable")
     scores = tidy.ordered(lines[lines.metric == "score"], "model", list(TITLES))
     first, levels = lines.protocol.iloc[0], list(lines.snr_db.unique())
+    counts = frame[frame.level == 0].groupby("task", sort=False).num_examples.max()
+    pairs = report.joined(f"{count:,.0f} of {TITLES[str(task)]}" for task, count in counts.items())
     answers, rows, kept = [], [], {}
     for (task, protocol), part in scores.groupby(["task", "protocol"], sort=False):
         name, aim = f"{TITLES[str(task)]}, {TITLES[str(protocol)]}", float(clean.loc[str(task)])
@@ -422,7 +424,7 @@ def page(folder: Path) -> Page:
                 [[TITLES[method], *(decibels(each[method]) for each in kept.values())]
                  for method in next(iter(kept.values()))],
                 f"Lowest SNR at which the score is within {NEAR:g} point of the clean score (lower "
-                "is better).",
+                "is better). None: at no tested SNR.",
             ),
             report.Table(
                 ["", *map(decibels, levels)],
@@ -439,8 +441,8 @@ def page(folder: Path) -> Page:
             "probable token under the uniform prior.",
             "Every method sees the same noisy copy of each text. Without `σ known`, memory does "
             "not know the noise level and integrates over it.",
-            f"{frame.num_examples.max():.0f} pairs, {noisy.seed.nunique()} noise draws; bands: "
-            "bootstrap over pairs, of the mean over draws.",
+            f"Pairs: {pairs}. Noise draws per text: {noisy.seed.nunique()}. Bands: 95 % bootstrap "
+            "over pairs, of the mean over draws.",
             LIMIT,
         ],
     )  # fmt: skip

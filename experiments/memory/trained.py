@@ -112,8 +112,8 @@ def page(folder: Path) -> Page:
         report.Table(
             ["", *kept],
             [[titles[each], *(lowest[each] for lowest in kept.values())] for each in models],
-            f"Lowest SNR at which a model is within {NEAR:g} point of its own clean score (lower "
-            "is better).",
+            "Lowest SNR at which a model's mean score is within "
+            f"{NEAR:g} point of its own clean score (lower is better). None: at no tested SNR.",
         ),
     )  # fmt: skip
     gains = leads(noisy)
@@ -126,9 +126,12 @@ def page(folder: Path) -> Page:
     tasks = report.joined(titles[task] for task in scores.task.unique())
     col = "protocol"
     if len(models) > MOST_LINES:  # two panels, in which a model has one look
-        col, lines = "memory", lines[lines.protocol == lines.protocol.iloc[0]].assign(
-            memory=np.where(lines.model.str.endswith(MEMORY), "with memory", "without memory"),
-            model=lines.model.str.removesuffix(MEMORY),
+        col, lines = (
+            "memory",
+            lines[lines.protocol == lines.protocol.iloc[0]].assign(
+                memory=np.where(lines.model.str.endswith(MEMORY), "with memory", "without memory"),
+                model=lines.model.str.removesuffix(MEMORY),
+            ),
         )
     return report.Page(
         title=f"Retrieval from the vocabulary, on trained models: {tasks}",
@@ -152,6 +155,7 @@ def page(folder: Path) -> Page:
             "Memory: token embeddings are replaced by their posterior means, given the vocabulary "
             "as patterns and token frequencies as prior.",
             LIMIT,
+            f"Within {NEAR:g} point: the mean over seeds; the interval may include larger drops.",
             "Significant: the 95 % interval excludes zero, without correction for multiple tests.",
             "Trained with noise: SNR drawn uniformly from −16 to 0 dB for each training text.",
         ],
@@ -179,12 +183,12 @@ def kept_sentence(
     if ends[0] != ends[1] and np.isfinite(lowest[model + MEMORY]):
         noisy = rows[rows.snr_db == lowest[model + MEMORY]]
         change = tidy.summarise(tidy.paired(noisy, clean, on=["seed"])).iloc[0]
-        drop = f" ({report.plain_interval(change)} points at that SNR)"
+        drop = f" ({report.plain_interval(change)} points there)"
     without = f"{drop}; without memory, {ends[1]}" if ends[0] != ends[1] else ", as without memory"
     task, score = titles[clean.task.iloc[0]], clean.score.mean()
     return (
-        f"**With memory, the clean score on {task} ({score:.1f}, {titles[model]}) is kept to "
-        f"within {NEAR:g} point {ends[0]}**{without}."
+        f"**With memory, the mean score on {task} stays within {NEAR:g} point of the clean score "
+        f"({score:.1f}, {titles[model]}) {ends[0]}**{without}."
     )
 
 
@@ -195,7 +199,10 @@ def lead_sentence(gains: pd.DataFrame) -> str:
     if gains.protocol.nunique() + gains.task.nunique() > 2:
         over = f"{len(gains)} combinations of task, protocol and SNR"
     if not better + worse:
-        return f"Its effect on the best model is not significant at any of {over}."
+        return (
+            "The best model with memory and the best without it do not differ significantly at "
+            f"any of {over}, over seeds."
+        )
     return (
         f"The best model with memory scores significantly higher than the best without it at "
         f"{better} of {over}{f', and lower at {worse}' if worse else ''}."
@@ -235,7 +242,7 @@ def gain_table(gained: pd.DataFrame, titles: Mapping[Any, str], protocol: str) -
         columns="level",
         titles=heads,
         caption=f"Score with memory minus score without, {titles[protocol]}, mean over seeds. "
-        "Brackets here: 95 % bootstrap over test rows.",
+        "Brackets here: 95 % bootstrap over test rows, which leaves out the choice of seeds.",
     )
 
 
@@ -246,7 +253,8 @@ def lead_table(gains: pd.DataFrame, titles: Mapping[Any, str]) -> Table:
         index="snr_db",
         columns="column",
         titles={snr_db: decibels(snr_db) for snr_db in gains.snr_db.unique()},
-        caption="Best model with memory minus best model without it, in points, at each SNR.",
+        caption="Best model with memory minus best model without it, in points. The best models "
+        "are chosen at each SNR, by their mean test scores.",
     )
 
 

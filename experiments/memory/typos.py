@@ -351,6 +351,6 @@ def finding(
         restored = [share[task, kind, name, "restored"] for name in methods]
         most[methods[restored.index(max(restored))]].append(kind)
     if len(methods) > 1:
-        parts = (f"by {TITLES[name]} after {named(kinds)}" for name, kinds in most.items())
-        text += f" More words are restored {'; '.join(parts)}."
+        parts = (f"{TITLES[name]} after {named(kinds)}" for name, kinds in most.items())
+        text += f" Best at restoring words: {'; '.join(parts)}."
     return text

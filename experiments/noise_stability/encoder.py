@@ -28,7 +28,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from scipy.stats import rankdata
 
 from experiments import conditions, report, runs, tidy
 from experiments.cells import Cell
@@ -65,12 +64,13 @@ SHOWN = {
 }
 
 AFTER = "after training"
-TITLES = {"trained": AFTER, "fresh": "before training"}
+BEFORE = "before training"
+TITLES = {"trained": AFTER, "fresh": BEFORE}
+PRETRAINED = "pretrained encoder, before fine-tuning"
 SPECIAL = ("[CLS]", "[SEP]", "<s>", "</s>")
 LOST = (
     "Points lost: clean score minus score under noise after the LayerNorm at the same SNR, on all "
-    "test rows. Seeds of one model resemble each other, so with few models the interval of the "
-    "rank correlation is too narrow."
+    "test rows. With so few models, the table cannot show a correlation with the variance."
 )
 
 
@@ -265,6 +265,7 @@ def page(folder: Path) -> Page:
     frame = frame.sort_values("arm", kind="stable")
     titles = gaussian.titles(frame.task.unique())
     frame["line"] = frame.model.map(titles) + ", " + frame.arm
+    frame["line"] = frame.line.str.replace(f"fine-tuned encoder, {BEFORE}", PRETRAINED)
     if several := frame.task.nunique() > 1:
         frame["line"] = frame.task.map(titles) + ", " + frame.line
     frame["x"] = frame.level.fillna(-1.0)
@@ -275,42 +276,47 @@ def page(folder: Path) -> Page:
     for line, rows in means.groupby("line", sort=False):
         at = {(row["metric"], row["corruption"], row["x"]): row for _, row in rows.iterrows()}
         lines.append([str(line), *(_cell(at, *where) for where in shown.values())])
-    shares = tidy.select(means, metric="level share", corruption="gaussian", x=1.0, arm=AFTER)
-    parts = report.joined(
-        f"{100 * row['mean']:.0f} % {_half(row, 100, 0)} ({titles[row.model]}"
-        + (f", {titles[row.task]})" if several else ")")
-        for _, row in shares.iterrows()
-    )
-    mostly = shares["mean"] > 0.5
-    linear = {len(mostly): "mostly linear", 0: "not mostly linear"}.get(
-        mostly.sum(), "mostly linear for some models only"
-    )
+
+    def after(metric: str, scale: float, digits: int, unit: str = "", **where: float) -> str:
+        return report.joined(
+            f"{scale * row['mean']:.{digits}f}{unit} {_half(row, scale, digits)} "
+            f"({titles[row.model]}{f', {titles[row.task]}' if several else ''})"
+            for _, row in tidy.select(
+                means, metric=metric, corruption="gaussian", arm=AFTER, **where
+            ).iterrows()
+        )
+
     panels = {
         "correlation, gaussian": "Gaussian noise: correlation",
-        "normalised stability, tokens": "token noise: normalised stability",
+        "normalised stability, tokens": "token noise: normalized stability",
     }
     drawn = means.assign(panel=(means.metric + ", " + means.corruption).map(panels))
     drawn = drawn[drawn.panel.notna()].sort_values(["panel", "x"], kind="stable")
     drawn["row"] = (drawn.task.map(titles) + ", " if several else "") + drawn.arm
     for end in ("low", "high"):  # seeds agree exactly at the ends
         drawn[end] = drawn[end].fillna(drawn["mean"])
+    linear = drawn[drawn.metric == "correlation"]
+    linear = linear.drop_duplicates(["row", "x"]).assign(model="linear")
+    for column in ("mean", "low", "high"):
+        linear[column] = linear.x
     return report.Page(
-        title="Response of trained encoders to noise: "
+        title="Noise stability of trained encoders: "
         + report.joined(titles[str(name)] for name in frame.task.unique()),
         answer=(
-            f"**The response to Gaussian noise is {linear}.** Share of its variance at degree 1, "
-            f"{AFTER} on the task: {parts}.{lost_by_variance(frame[frame.arm == AFTER])}"
+            f"**Share of the output's variance under Gaussian noise that is linear in the noise, "
+            f"{AFTER}: {after('level share', 100, 0, ' %', x=1.0)}.**"
+            + (f" Points lost: {after('points lost', 1, 1)}." if "points lost" in shown else "")
         ),
         pictures={
             "encoder_stability": report.facets(
-                f"Correlation and stability of the response, {AFTER} and before it, against the "
+                f"Correlation and stability of the output, {AFTER} and before it, against the "
                 "correlation of the noise",
-                drawn,
+                pd.concat([drawn, linear]),
                 x="x",
                 hue="model",
                 row="row",
                 col="panel",
-                titles=titles,
+                titles={**titles, "linear": "linear function"},
                 xlabel="correlation ρ of the noise",
                 ylabel="",
                 least_range=0.0,
@@ -320,41 +326,14 @@ def page(folder: Path) -> Page:
             report.Table(["", *shown], lines, "Mean over seeds ± half-width of the 95 % interval.")
         ],
         notes=[
-            "The response is that of a text's class probabilities to noise on its embeddings, "
-            "after the LayerNorm. Its weight at level k is the share of its variance that is a "
-            "polynomial of degree k in the noise; a linear response has correlation ρ at ρ.",
-            "Token noise keeps a token with probability (1 + ρ)/2, else draws it from the "
-            "vocabulary. Normalised stability is divided by its value at ρ = 1.",
+            "The output: a text's class probabilities, as a function of Gaussian noise on its "
+            "embeddings, after the LayerNorm. Linear and quadratic share: of its variance, the "
+            "part of degree 1 and 2 in the noise. For a linear function, the correlation equals ρ.",
+            "Token noise keeps each token with probability (1 + ρ)/2 and otherwise replaces it by "
+            "a random one. Normalized stability is divided by its value at ρ = 1.",
             "Seeds share texts and noise; results.csv has the errors over texts of each seed.",
             *([LOST] if "points lost" in shown else []),
         ],
-    )
-
-
-def lost_by_variance(frame: pd.DataFrame) -> str:
-    """Returns a sentence with the rank correlation of the response's variance and the points lost.
-
-    Returns an empty string for several tasks or fewer than six encoders (models times seeds).
-
-    Args:
-        frame: Rows of trained encoders, with columns task, model, seed, metric and score.
-    """
-    of_encoders = frame.pivot_table(
-        index=["task", "model", "seed"], columns="metric", values="score", sort=False
-    )
-    if "points lost" not in of_encoders or len(of_encoders) < 6 or frame.task.nunique() > 1:
-        return ""
-    pair = of_encoders[["variance", "points lost"]].to_numpy()
-
-    def correlation(rows: Any) -> float:
-        variances, lost = (rankdata(column) for column in pair[rows].T)
-        return float(np.corrcoef(variances, lost)[0, 1])
-
-    low, high = tidy.bootstrap(len(pair), correlation)
-    return (
-        f" Over {len(pair)} encoders (models times seeds), the response's variance and the points "
-        f"lost have a rank correlation of {correlation(slice(None)):.2f} [{low:.2f}, {high:.2f}], "
-        "95 % bootstrap over encoders."
     )
 
 

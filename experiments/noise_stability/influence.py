@@ -433,7 +433,7 @@ def page(folder: Path) -> Page:
         answer.append(
             f"On {kind}: {text}. The {PARTS['first']} have {ratio(trained.loc['first'])} times the "
             f"influence of the {PARTS['middle']}, the last {ratio(trained.loc['last'])}; with "
-            f"random weights {ratio(random.loc['first'])} and {ratio(random.loc['last'])}."
+            f"random weights {random['mean']['first']:.1f} and {random['mean']['last']:.1f}."
         )
         if num_heads:
             answer.append(
@@ -441,12 +441,12 @@ def page(folder: Path) -> Page:
                 f"{curved[kind, 'random']:.0f} with random weights."
             )
         if counts:
+            count = counts[kind, "trained"]["mean"]
             answer.append(
-                f"{100 * MOST:g} % of the influence is on {ratio(counts[kind, 'trained'])} of "
-                f"{num_tokens} tokens; with random weights, on {ratio(counts[kind, 'random'])}."
+                f"{100 * MOST:g} % of the influence is on {count:.0f} of {num_tokens} tokens."
             )
     notes = [
-        f"At most a weak U-shape: an interval contains 1, and both end below {WEAK:g}.",
+        f"At most a weak U-shape: an interval contains 1, and both upper ends are below {WEAK:g}.",
         f"Texts of {num_tokens} tokens, {int(curves.num_examples.max())} of each kind. Brackets: "
         "95 % intervals over texts. Ends: without special tokens.",
         "Influence: norm of the output's derivative in a token's embedding, in units of the "
@@ -504,8 +504,8 @@ def page(folder: Path) -> Page:
         )
         tables.append(layer_table(inner))
         notes.append(
-            f"With random weights, for layers and for heads: {int(curves.num_examples.min())} "
-            "texts of each kind. Random weights: layers and heads in one draw, the output in all."
+            f"With random weights, and for layers and heads: {int(curves.num_examples.min())} "
+            "texts of each kind, and for layers and heads a single draw of the random weights."
         )
         notes.append(
             f"U-shape of a head: both ends have over {SLIGHT:g} times the middle's influence, and "

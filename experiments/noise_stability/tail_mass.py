@@ -406,11 +406,11 @@ def page(folder: Path) -> Page:
     answer = (
         "**The bound from noise stability is "
         + report.joined(f"{each} in {n} of {len(verdicts)} cases" for each, n in counts.items())
-        + "** than the one from influence. It is tighter at some ρ only if the influence's mean "
-        f"degree D exceeds T. At {plan['num_tokens']} tokens, D is {report.bracketed(degree)} with "
-        f"trained weights, and T is {PAPER_DEGREE}. The paper's "
-        "Table 1 requires weight at degrees far above 15, or two bounds with different "
-        "normalisations."
+        + "** than I/T, the one from influence. It is tighter at some ρ only if D, the mean degree "
+        f"weighted by influence, exceeds T. At {plan['num_tokens']} tokens, D is "
+        f"{report.bracketed(degree)} with trained weights, and T is {PAPER_DEGREE}. The paper's "
+        "Table 1 would need weight at degrees far above 15, or two bounds with different "
+        "normalizations."
     )
     drawn = table[table.quantity.isin([TAIL, MARKOV, LEMMA])]
     rhos = table[table.quantity == LEMMA][["panel", "weights", "rho"]]
@@ -442,11 +442,13 @@ def page(folder: Path) -> Page:
             )
         ],
         notes=[
-            "D = Σ k² W^k / Σ k W^k. Lemma 1's bound is below I/T at some ρ if and only if D > T; "
-            "it tends to I/T as ρ → 1.",
+            "W^k: weight of the Walsh functions of degree k (noise-stability paper); I = Σ k W^k: "
+            "total influence; D = Σ k² W^k / I. Lemma 1's bound is below I/T at some ρ if and "
+            "only if D > T; it tends to I/T as ρ → 1.",
             "Weight at degree ≥ k: the least degree at which one function with the paper's two "
             f"bounds has weight, {PAPER_DEGREE} times their ratio.",
-            "A bit keeps a token or replaces it by a random one. The function is the cosine to the "
+            "Each input bit keeps one token or replaces it by a random one. The function is the "
+            "cosine to the "
             f"unchanged text's embedding: {plan['num_bits']} tokens of {plan['num_texts']} "
             f"sentences of SST-2, all 2^{plan['num_bits']} inputs; {plan['num_tokens']} tokens of "
             f"{plan['num_long']} passages of WikiText-2, {plan['num_draws']} draws of each.",

@@ -566,11 +566,12 @@ def page(folder: Path) -> report.Page:
         answer=(
             f"**{held} of {total} closed forms of Theorems 5.1 to 5.3 hold within {WITHIN} "
             "standard errors.** In deep networks, measured stability differs from "
-            f"{worst.model} by up to {worst.distance:.4f}."
+            f"{worst.model} by up to {worst.distance:.2f}."
         ),
         pictures={
             "theory": report.panels(
-                "Ten panels: five figures of the paper, then five of ours",
+                "Measured stability (points) and formulas (lines): five figures of the paper, then "
+                "five of ours",
                 drawn(table),
                 specs=PANELS,
                 col="task",

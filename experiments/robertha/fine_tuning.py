@@ -29,7 +29,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments import report
+from experiments import report, tidy
 from experiments.report import Page
 from experiments.robertha import gaussian, robustness
 from experiments.settings import Noise, resolved
@@ -81,6 +81,8 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[s
     means = gaussian.differences(scores, baseline=baseline, over=["level"])
     means = means[(means.protocol == "matched") & (means.site == "token")]
     unlearned = gaussian.not_learned(scores, constants).index
+    levels = tidy.select(scores, protocol="matched").level
+    high, low = (gaussian.noise_label("matched", each) for each in (levels.min(), levels.max()))
     sentences = []
     for task, rows in means.groupby("task", sort=False):
         findings: dict[str, list[str]] = {}
@@ -92,7 +94,7 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[s
             findings.setdefault(finding, []).append(each)
         parts = [f"**{name}** for {report.joined(each)}." for name, each in findings.items()]
         sentences.append(
-            f"{titles[str(task)]}, against the {titles[baseline]}, in points, mean over noise "
-            f"levels at the same SNR for each text. {' '.join(parts)}"
+            f"On {titles[str(task)]}, in points relative to the {titles[baseline]}, averaged over "
+            f"noise from {high} to {low} at the same SNR for each text: {' '.join(parts)}"
         )
     return " ".join(sentences)

@@ -27,8 +27,9 @@ FEW_ROWS = 400  # test rows; with fewer, the standard error of an accuracy is ab
 
 ACROSS = "Robertha after the LayerNorm, TinyBERT on the tokens"
 NOTES = (
-    "Scores are on the papers' scale, 0 to 100. Brackets are 95 % intervals of the mean over "
-    "training seeds, seeds paired in differences; the test rows are fixed. Bold: excludes zero.",
+    "Scores run from 0 to 100, as in the papers: accuracy and F1 in percent, correlations r as "
+    "50 · (1 + r), so that chance is 50. Brackets are 95 % intervals of the mean over training "
+    "seeds, seeds paired in differences; the test rows are fixed. Bold: excludes zero.",
     "Same σ: one standard deviation for all models. Same SNR: σ in units of the root mean square "
     "of each text's own signal, so all models keep the same signal-to-noise ratio.",
 )
@@ -187,7 +188,7 @@ def unlearned_note(
                 if not str(model).endswith("-memory")  # memory does not change the clean score
             )
         parts.append(f"{titles[task]} ({models}; majority baseline {rows.constant.iloc[0]:.1f})")
-    text = "Clean scores close to the majority baseline, which are no evidence on robustness: "
+    text = "Close to the majority baseline, so without meaning for robustness: clean scores on "
     return [f"{text}{report.joined(parts)}."] if parts else []
 
 
@@ -276,7 +277,7 @@ def finding(differences: pd.DataFrame) -> str:
     if above:
         return "A lead" if above == count else f"A partial lead ({above} of {count} comparisons)"
     if (differences.high < 0).all():
-        return "Only deficits"
+        return "Lower scores"
     return "No detectable lead"
 
 
