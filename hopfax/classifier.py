@@ -100,7 +100,7 @@ class Classifier:
     def predict(self, texts: Sequence[Text], *, noise: Noise | None = None) -> Prediction:
         """Returns the label of each text, a string or a pair of strings.
 
-        Texts longer than the model's positions are truncated, with a warning that counts them.
+        Texts longer than the model's positions are truncated; a warning says how many.
 
         Args:
             texts: The texts.
@@ -163,12 +163,12 @@ class Classifier:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> "Classifier":
-        """Reads a folder of `save`, with identical parameters.
+        """Loads a classifier that `save` wrote, with identical parameters.
 
         Raises:
             FileNotFoundError: The folder or a file is missing.
             ModuleNotFoundError: `safetensors` or `tokenizers` is not installed.
-            ValueError: The folder is of another program, a file is broken, or tensors do not fit.
+            ValueError: `save` did not write the folder, a file is broken, or tensors do not fit.
         """
         folder = Path(folder)
         document = read_json(folder / "config.json")

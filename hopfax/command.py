@@ -1,4 +1,4 @@
-"""The command `hopfax`: robustness, stability and influence of a text encoder."""
+"""Measure the robustness, stability and influence of a text model."""
 
 import argparse
 import csv
@@ -205,8 +205,8 @@ def robustness(flags: argparse.Namespace) -> Path:
     else:
         if flags.pair is None:
             raise ValueError(
-                f"{flags.folder} has no labels: pass --pair and a numeric --label, to compare the "
-                "similarity of two texts with a score, or a folder of hopfax.Classifier.save"
+                f"{flags.folder} has no labels: pass --pair and a numeric --label column to score "
+                "text similarity, or use a folder written by hopfax.Classifier.save"
             )
         if not all(isinstance(label, int | float) for label in labels):
             raise ValueError(f"--label must be numbers for an encoder without labels: {flags.dev}")
@@ -425,10 +425,10 @@ def parser() -> argparse.ArgumentParser:
         each.set_defaults(run=run)
         add = each.add_argument
         model = (
-            "folder of hopfax.Classifier.save, or a BERT, RoBERTa, GPT-2 or Gemma-2 by folder or "
-            "name on the Hugging Face hub"
+            "folder written by hopfax.Classifier.save, or a folder or Hugging Face name of a BERT, "
+            "RoBERTa, GPT-2 or Gemma-2 model"
         )
-        add("folder", metavar="MODEL_FOLDER", help=model)
+        add("folder", metavar="MODEL", help=model)
         out = "folder for the results (default: %(default)s)"
         add("--out", type=Path, default=Path(f"hopfax_{name}"), help=out)
         if name != "influence":
@@ -439,11 +439,13 @@ def parser() -> argparse.ArgumentParser:
             add("--dev", type=Path, required=True, metavar="FILE", help=table)
             add("--text", default="text", metavar="COLUMN", help="column of the texts")
             add("--pair", metavar="COLUMN", help="column of the second texts")
-            label = "column of the labels, or for an encoder without labels of the pairs' scores"
+            label = (
+                "column of the labels; for a model without labels, similarity scores of the pairs"
+            )
             add("--label", default="label", metavar="COLUMN", help=label)
         elif name == "influence":
             add("text", metavar="SENTENCE", help="a sentence")
-            layer = "layer, from 1, whose mean hidden state replaces the output"
+            layer = "measure the influence on this layer's mean hidden state (counted from 1)"
             add("--layer", type=_count, help=layer)
         else:
             lines = "text file, one text per line"

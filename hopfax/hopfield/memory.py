@@ -1,8 +1,9 @@
 """Removing Gaussian noise by retrieval from clean patterns, such as a model's vocabulary.
 
-A Hopfield update over the clean patterns, with inverse temperature 1/sigma^2 and a bias, is their
-posterior mean given a noisy one. Functions take one noisy query; use `jax.vmap` for more.
-`candidates` and `forward_backward` decode a sequence of queries with a model of their order.
+With known noise level, a Hopfield update over the clean patterns, with inverse temperature
+1/sigma^2 and a bias, is the posterior mean of the clean pattern given a noisy one. Functions take
+one noisy query; use `jax.vmap` for more. `candidates` and `forward_backward` decode a sequence of
+queries with a model of their order.
 """
 
 from collections.abc import Callable
@@ -74,7 +75,7 @@ def denoise(
     mask: Mask = None,
     block_size: int | None = None,
 ) -> Denoised:
-    r"""Returns the posterior mean of the pattern behind a noisy query, and the likeliest pattern.
+    r"""Returns the posterior mean of the clean pattern of a noisy query, and the likeliest pattern.
 
     For a query $x = e_v + \sigma z$ with $z$ standard normal and $v$ drawn from the prior,
 
@@ -84,8 +85,8 @@ def denoise(
     This is one `update` with $\beta = 1/\sigma^2$ and the bias
     $\log \pi_v - \|e_v\|^2 / (2 \sigma^2)$. Without `sigma`, the noise level is integrated out
     under Jeffreys' prior $1/\sigma$, which gives
-    $p = \mathrm{softmax}_v(\log \pi_v - d \log \|x - e_v\|)$. In a hundred or more dimensions a
-    single query determines its own $\sigma$, so that this loses almost nothing.
+    $p = \mathrm{softmax}_v(\log \pi_v - d \log \|x - e_v\|)$. In a hundred or more dimensions, one
+    query is enough to estimate $\sigma$, so the loss of accuracy is small.
 
     Args:
         noisy: The query $x$.
@@ -94,7 +95,7 @@ def denoise(
         sigma: Standard deviation of the noise in each coordinate, > 0; None if unknown.
         log_prior: Log-probabilities of the patterns, up to a constant; -inf excludes a pattern.
             None for a uniform prior.
-        mask: True where a pattern is real; None takes all.
+        mask: True where a pattern is real; None means all.
         block_size: Patterns read at a time; None for 2048. Under `jax.vmap`, memory grows with
             queries times `block_size`, never with queries times patterns.
 
@@ -109,7 +110,7 @@ def denoise(
 
     Differentiation:
         `value` and `probability` are differentiable in all arrays and in `sigma`; the backward
-        pass computes each block's logits again. Without `sigma`, a query that equals a pattern
+        pass recomputes each block's logits. Without `sigma`, a query that equals a pattern
         gets a gradient of zero.
 
     Example:
@@ -124,8 +125,8 @@ def denoise(
         7
 
     References:
-        Robertha, Eq. 4, with clean patterns; Ramsauer et al. (2020), Hopfield Networks is All You
-        Need.
+        Podasca and Das (2026), Robertha, Eq. 4, with clean patterns; Ramsauer et al. (2020),
+        Hopfield Networks is All You Need.
     """
     pattern_dtype = jnp.asarray(patterns).dtype
     noisy, patterns, bias, sigma = _prepared(noisy, patterns, log_prior, mask, sigma)
@@ -221,8 +222,8 @@ def candidates(
 ) -> Candidates:
     """Returns the patterns of highest posterior probability, with their log-likelihoods.
 
-    For decoders that add knowledge of their own, such as the context of a token. `log_prior` ranks
-    the patterns; it is not part of the log-likelihoods.
+    Use it in decoders with another prior, such as the context of a token. `log_prior` ranks the
+    patterns; it is not part of the log-likelihoods.
 
     Args:
         noisy: See `denoise`.
@@ -389,7 +390,7 @@ def estimate_sigma(
 
 
 def capacity_snr_db(entropy_bits: float | Array, *, width: int) -> Float[Array, ""]:
-    r"""Signal-to-noise ratio below which no decoder recovers tokens from Gaussian noise, in dB.
+    r"""Returns the signal-to-noise ratio in dB below which no decoder recovers tokens from noise.
 
     $$10 \log_{10}\left(2^{2H/d} - 1\right)$$
 
@@ -414,12 +415,12 @@ def capacity_snr_db(entropy_bits: float | Array, *, width: int) -> Float[Array, 
 def certified_radius(patterns: Patterns, *, mask: Mask = None) -> Float[Array, " patterns"]:
     """Returns half the distance from each pattern to the nearest other one.
 
-    Any perturbation of smaller norm leaves a pattern its own nearest neighbour, so `denoise` with
-    a uniform prior returns its `index`.
+    After a perturbation of smaller norm, the pattern is still the nearest one, so `denoise` with a
+    uniform prior returns its `index`.
 
     Args:
         patterns: Patterns, one a row.
-        mask: True where a pattern is real; None takes all.
+        mask: True where a pattern is real; None means all.
 
     Returns:
         The radius of each pattern; 0 for duplicates, nan where `mask` is False, inf for a single
@@ -452,7 +453,7 @@ def recovery_bound(
     sigma: float | Float[Array, ""],
     log_prior: LogPrior = None,
 ) -> Float[Array, " patterns"]:
-    r"""Returns a lower bound on the probability that Gaussian noise leaves a pattern recoverable.
+    r"""Returns a lower bound on the probability that a pattern is recovered under Gaussian noise.
 
     $$1 - \sum_{w \neq v} Q\left(\frac{d_{vw}}{2 \sigma}
     + \frac{\sigma}{d_{vw}} \log \frac{\pi_v}{\pi_w}\right), \qquad d_{vw} = \|e_v - e_w\|$$

@@ -38,7 +38,7 @@ def energy(
     beta: Beta,
     mask: Mask = None,
 ) -> Float[Array, ""]:
-    r"""Returns the energy of a state, which no `update` increases.
+    r"""Returns the energy of a state. `update` never increases it.
 
     $$E(\xi) = -\tfrac{1}{\beta} \log \sum_i \exp(\beta\, x_i^\top \xi)
     + \tfrac{1}{2} \xi^\top \xi$$
@@ -81,7 +81,7 @@ def update(
     beta: Beta,
     mask: Mask = None,
 ) -> Float[Array, " width"]:
-    r"""Moves a state to the softmax-weighted mean of the patterns.
+    r"""Returns the softmax-weighted mean of the patterns: one Hopfield update of a state.
 
     $$\xi' = X^\top \mathrm{softmax}(\beta X \xi)$$
 

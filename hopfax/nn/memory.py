@@ -28,7 +28,7 @@ def recall(
         tokens: Noisy token vectors.
         table: Clean vectors of the vocabulary, such as `load_pretrained(folder).table`.
         log_prior: Log-probabilities of the tokens, up to a constant; None for uniform.
-        log_scale: Logarithm of the noise's relative size in each coordinate; None for white noise.
+        log_scale: Logarithm of the relative noise level of each coordinate; None if all are equal.
 
     Returns:
         The posterior means, in the shape of `tokens`.
@@ -51,7 +51,7 @@ def recall(
 
 
 def with_memory(model: Functional[Encoder], *, site: Site = "token") -> Functional[Encoder]:
-    """Returns the encoder with `recall` from its own vocabulary at one site.
+    """Returns an encoder that applies `recall` to its embeddings, with its own vocabulary.
 
     `params["memory"]` holds the `log_prior` and `log_scale` of `recall`, which start at 0 and can
     be trained; `log_scale` has no effect at the embedding site. Without noise, the model computes

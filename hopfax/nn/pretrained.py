@@ -57,12 +57,12 @@ class Pretrained(NamedTuple):
 def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
     """Loads a model in the Hugging Face layout: BERT, RoBERTa, GPT-2 or Gemma-2.
 
-    Positions count from the first real token, RoBERTa's count real tokens: padding on either side
-    changes nothing. On GPUs, JAX may round the inputs of float32 products, see
-    `jax.default_matmul_precision`.
+    Positions start at the first real token, so padding on either side changes nothing. On GPUs, JAX
+    may round the inputs of float32 products, see `jax.default_matmul_precision`.
 
     Parameters are in float32. Files are mapped into memory: loading takes at most 1.3 times the
-    parameters' memory. To compute in bfloat16 (softmax and norms in float32), pass such `params`.
+    parameters' memory. To compute in bfloat16 (softmax and norms in float32), pass bfloat16
+    `params`.
 
     Args:
         folder: Folder with `config.json` and `model.safetensors`, or with shards and

@@ -60,12 +60,12 @@ def noise_stability(
     per_output: bool = False,
     batch_size: int = 1024,
 ) -> Estimate:
-    r"""Estimates how much a function's outputs agree on correlated inputs.
+    r"""Estimates the noise stability of a function: do its outputs agree on correlated inputs?
 
     $$\mathrm{Stab}_\rho(f) = E\,\langle f(X), f(Y)\rangle = \sum_k \rho^k W^k(f)$$
 
-    Several $\rho$ share the draws of X and the outputs at X: ten $\rho$ cost 5.5 times one. To
-    compile once, pass the parameters of `fn` as an argument:
+    Several $\rho$ share the draws of X and the outputs at X, so ten $\rho$ cost less than ten times
+    one. To compile once, pass the parameters of `fn` as an argument:
     `jax.jit(lambda params, key: noise_stability(lambda x: net(params, x), key, ...))`.
 
     Args:
@@ -78,9 +78,8 @@ def noise_stability(
             `pair(key, shape, rho=rho)`, whose first array must not depend on `rho`.
         arc_points: Inputs per sample, >= 2; the default is a pair. More (only for `gaussian_pair`)
             are points $X_j = \cos(j\theta)X + \sin(j\theta)Z$, $\cos\theta = \rho$, of an arc in
-            which neighbours are correlated pairs. At equal evaluations of `fn`, 4 points have 0.12
-            to 0.96 times the variance of pairs at $\rho = 0.5$ (nine functions measured), and
-            mostly more variance at $\rho = 0.9$.
+            which neighbors are correlated pairs. At equal evaluations of `fn`, 4 points have less
+            variance than pairs at $\rho = 0.5$, and mostly more at $\rho = 0.9$.
         per_output: Return one estimate per output instead of their sum.
         batch_size: Samples evaluated at a time; memory grows with it.
 
