@@ -249,14 +249,21 @@ def low_degree(claim: str, name: str, training: str) -> list[str]:
         f"{when} {training} "
         + report.joined(
             f"{100 * share:.0f} %" + (f" ({model})" if len(each) > 1 else "")
-            for model, share in each.items()
+            for model, share in each["mean"].items()
         )
         for when, each in (("after", trained), ("before", fresh))
     )
-    low = [model for model, share in trained.items() if share > 0.5]
-    verdict = f"holds only for {report.joined(low)}" if low else "does not hold"
-    if len(low) == len(trained):
-        verdict = f"holds, also before {training}" if min(fresh.values()) > 0.5 else "holds"
+    verdicts = {
+        "holds": [*trained.index[trained.low > 0.5]],
+        "does not hold": [*trained.index[trained.high < 0.5]],
+        "too close to tell": [*trained.index[(trained.low <= 0.5) & (trained.high >= 0.5)]],
+    }
+    parts = {each: report.joined(models) for each, models in verdicts.items() if models}
+    verdict = "; ".join(f"{each} for {models}" for each, models in parts.items())
+    if len(parts) == 1:
+        (verdict,) = parts
+        also = verdict == "holds" and (fresh.low > 0.5).all()
+        verdict += f", also before {training}" if also else ""
     return [
         claim,
         "low degree",

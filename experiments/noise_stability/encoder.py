@@ -32,7 +32,6 @@ import pandas as pd
 from experiments import conditions, report, runs, tidy
 from experiments.cells import Cell
 from experiments.conditions import Gaussian
-from experiments.models import VARIANTS
 from experiments.noise_stability import encoder_response
 from experiments.noise_stability.encoder_response import Texts
 from experiments.report import Page
@@ -270,7 +269,7 @@ def page(folder: Path) -> Page:
         frame["line"] = frame.task.map(titles) + ", " + frame.line
     frame["x"] = frame.level.fillna(-1.0)
     keys = ["task", "model", "arm", "line", "corruption", "metric", "x"]
-    means = tidy.summarise(frame[[*keys, "seed", "score"]])
+    means = intervals(frame, keys)
     shown = {head: where for head, where in SHOWN.items() if where[0] in set(frame.metric)}
     lines = []
     for line, rows in means.groupby("line", sort=False):
@@ -295,6 +294,7 @@ def page(folder: Path) -> Page:
     drawn["row"] = (drawn.task.map(titles) + ", " if several else "") + drawn.arm
     for end in ("low", "high"):  # seeds agree exactly at the ends
         drawn[end] = drawn[end].fillna(drawn["mean"])
+    texts = frame[frame.metric == "level share"].num_examples.max()
     linear = drawn[drawn.metric == "correlation"]
     linear = linear.drop_duplicates(["row", "x"]).assign(model="linear")
     for column in ("mean", "low", "high"):
@@ -303,8 +303,10 @@ def page(folder: Path) -> Page:
         title="Noise stability of trained encoders: "
         + report.joined(titles[str(name)] for name in frame.task.unique()),
         answer=(
-            f"**Share of the output's variance under Gaussian noise that is linear in the noise, "
-            f"{AFTER}: {after('level share', 100, 0, ' %', x=1.0)}.**"
+            f"**For noise of correlation ρ = 0.5, the correlation of the outputs, {AFTER}: "
+            f"{after('correlation', 1, 2, x=0.5)}; a linear function has 0.5.** Share of the "
+            f"output's variance that is linear in the noise: "
+            f"{after('level share', 100, 0, ' %', x=1.0)}."
             + (f" Points lost: {after('points lost', 1, 1)}." if "points lost" in shown else "")
         ),
         pictures={
@@ -328,24 +330,36 @@ def page(folder: Path) -> Page:
         notes=[
             "The output: a text's class probabilities, as a function of Gaussian noise on its "
             "embeddings, after the LayerNorm. Linear and quadratic share: of its variance, the "
-            "part of degree 1 and 2 in the noise. For a linear function, the correlation equals ρ.",
+            "part of degree 1 and 2 in the noise. For a linear function, the correlation equals ρ, "
+            "and no function's linear share exceeds its correlation divided by ρ.",
             "Token noise keeps each token with probability (1 + ρ)/2 and otherwise replaces it by "
             "a random one. Normalized stability is divided by its value at ρ = 1.",
-            "Seeds share texts and noise; results.csv has the errors over texts of each seed.",
+            "Seeds share texts and noise. Intervals combine Student's over seeds with the error "
+            "that seeds share, as the root of the sum of squares: the error over texts, and for "
+            f"linear and quadratic shares, measured on {int(texts)} texts only, that over the "
+            "noise.",
             *([LOST] if "points lost" in shown else []),
         ],
     )
 
 
-def linear_shares(folder: Path, arm: str) -> dict[str, float]:
-    """Mean share of the response's variance that is of degree 1, by model.
+def intervals(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """Returns `tidy.summarise` with intervals that include the error that seeds share."""
+    means = tidy.summarise(frame[[*keys, "seed", "score"]])
+    shared = (1.96 * frame.standard_error).fillna((frame.high - frame.low) / 2).fillna(0)
+    means = means.merge(frame[keys].assign(shared=shared).groupby(keys).mean().reset_index())
+    half = np.hypot((means.high - means.low) / 2, means.shared)
+    return means.assign(low=means["mean"] - half, high=means["mean"] + half)
+
+
+def linear_shares(folder: Path, arm: str) -> pd.DataFrame:
+    """Returns the share of the output's variance that is of degree 1, by model: `intervals`.
 
     `arm` is "trained" or "fresh", for models before training.
     """
     frame = pd.read_csv(folder / "results.csv")
     rows = tidy.select(frame, metric="level share", level=1, arm=arm)
-    means = rows.groupby("model", sort=False).score.mean()
-    return {VARIANTS[str(model)].title: float(mean) for model, mean in means.items()}
+    return intervals(rows, ["model"]).set_index("model").rename(gaussian.titles(rows.task.unique()))
 
 
 def _cell(rows: dict[Any, pd.Series], *where: Any) -> str:
