@@ -2,10 +2,10 @@
 
 Without context, memory (`experiments.memory.similarity`) keeps a pretrained encoder's score down to
 -8 to -10 dB. Here the prior of a token depends on the others, in two ways: a chain of bigrams,
-solved exactly by `hopfield.forward_backward`, and the encoder's own prediction of a token from the
+solved by `hopfield.forward_backward`, and the encoder's own prediction of a token from the
 retrieved rest. Each text is observed once. The encoder is not trained.
 
-Command: `python -m experiments memory-context --pretrained FOLDER --data-dir DIR`; about ten
+Command: `python -m experiments memory-context --pretrained FOLDER --data-dir DIR`; about 45
 minutes on two cores for six layers of width 384.
 
 Expected: as many tokens are recovered 1 to 2 dB lower, the clean score is kept about 1 dB lower.
@@ -678,16 +678,17 @@ def page(folder: Path) -> Page:
             f"{int(scored.num_examples.max())} pairs, draws of the noise: {noisy.seed.nunique()}; "
             "all methods see the same noisy copy of each text, without σ. SNRs are interpolated "
             "between levels.",
-            f"95 % intervals of the clean scores: {intervals}. Where they are wide, token recovery "
-            "separates the priors and the scores do not.",
+            f"95 % intervals of the clean scores: {intervals}.",
+            f"Priors from context, and the scores of all, use the {NUM_CANDIDATES} likeliest "
+            "tokens of each position. At low SNR, some true tokens are not among them.",
             "Capacity: below this SNR no decoder recovers all tokens, if the prior is correct. "
             "The figure shows that of the unigram prior. The encoder's bits, and those of both, "
             "are conditional on clean tokens on both sides, so this limit may be optimistic.",
             f"One token: the SNR at which an optimal code sends one of 2^bits messages in {width} "
             f"channel uses with {100 * ERRORS:g} % errors, by the normal approximation "
             "(Polyanskiy et al., 2010).",
-            "Random table: vectors of the same norms in random directions. The real table recovers "
-            "less because of neighbours, such as inflections of a word.",
+            "Random table: vectors of the same norms in random directions, without the table's "
+            "close neighbors, such as inflections of a word.",
             "Hyperparameters, chosen for each task on held-out training rows: discount of the "
             f"bigrams {chosen['discount']}, weight of the encoder's prior {chosen['weight']}.",
         ],

@@ -188,7 +188,7 @@ def unlearned_note(
                 if not str(model).endswith("-memory")  # memory does not change the clean score
             )
         parts.append(f"{titles[task]} ({models}; majority baseline {rows.constant.iloc[0]:.1f})")
-    text = "Close to the majority baseline, so without meaning for robustness: clean scores on "
+    text = "Clean scores too close to the majority baseline to say anything about robustness: "
     return [f"{text}{report.joined(parts)}."] if parts else []
 
 

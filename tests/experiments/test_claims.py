@@ -67,9 +67,9 @@ def test_fine_tuned_models_are_compared_with_the_first():
     ordered = scores.sort_values("model").astype({"model": str})
     titles = gaussian.titles(["sst2"])
     text = fine_tuning.answer(ordered, titles, {})
-    assert "**A lead** for pretrained encoder, ESR (+" in text
+    assert "**A lead** for fine-tuned encoder + ESR (+" in text
     text = fine_tuning.answer(ordered, titles, {"sst2": 78.0})
-    assert "**Not learned, so no verdict** for pretrained encoder, ESR (+" in text
+    assert "**Not learned, so no verdict** for fine-tuned encoder + ESR (+" in text
     assert not fine_tuning.answer(ordered[ordered.model == "pretrained"], titles, {})
 
 
@@ -192,6 +192,8 @@ def test_encoder_responses_are_shown_by_task(tmp_path):
         {
             "task": task, "model": "tinybert", "corruption": "gaussian", "seed": seed,
             "metric": metric, "level": level, "score": share * level, "arm": "trained",
+            "num_examples": 8, "standard_error": 0.1 if metric == "correlation" else np.nan,
+            "low": share - 0.05, "high": share + 0.05,
         }
         for task, share in (("sst2", 0.9), ("cola", 0.2))
         for metric, level in (("level share", 1.0), ("correlation", 0.5), ("correlation", 1.0))
@@ -209,6 +211,19 @@ def test_encoder_responses_are_shown_by_task(tmp_path):
     assert labels == ["SST-2, after training", "CoLA, after training"]
 
 
+def test_intervals_include_the_error_that_seeds_share():
+    frame = pd.DataFrame({"model": "x", "seed": SEEDS, "score": [1.0, 2.0, 3.0]})
+    own = frame.assign(standard_error=0.0, low=np.nan, high=np.nan)
+    over_seeds = tidy.summarise(frame)
+    for each in (
+        own.assign(standard_error=1.0),
+        own.assign(standard_error=np.nan, low=0, high=3.92),
+    ):
+        (got,) = encoder.intervals(each, ["model"]).itertuples()
+        half = np.hypot(over_seeds.high - 2, 1.96).item()
+        np.testing.assert_allclose([got.low, got.high], [2 - half, 2 + half])
+
+
 def test_variants_that_differ_in_training_alone_share_the_arm_before_it():
     names = (
         "tinybert",
@@ -220,20 +235,6 @@ def test_variants_that_differ_in_training_alone_share_the_arm_before_it():
     jobs = [Job(task, name, VARIANTS[name], ()) for task in ("sst2", "cola") for name in names]
     both, trained = ("fresh", "trained"), ("trained",)
     assert encoder.arms_of(jobs) == 2 * [both, trained, both, both, trained]
-
-
-def test_variance_is_compared_with_the_points_lost():
-    def frame(models, sign):
-        return pd.DataFrame([
-            {"task": "sst2", "model": model, "seed": seed, "arm": "trained", "metric": metric,
-             "score": score}
-            for place, (model, seed) in enumerate(itertools.product(models, SEEDS))
-            for metric, score in (("variance", 0.1 * place), ("points lost", sign * place))
-        ])  # fmt: skip
-
-    text = encoder.lost_by_variance(frame(("tinybert", "robertha"), -2))
-    assert "6 encoders" in text and "-1.00 [-1.00, -1.00]" in text
-    assert not encoder.lost_by_variance(frame(("tinybert",), 1))
 
 
 @pytest.mark.parametrize(
@@ -321,10 +322,10 @@ def test_memory_is_compared_with_the_best_model_without_it(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"experiment": "memory-trained"}))
     page = trained.page(tmp_path)
     text = report.markdown(page, tmp_path)
-    assert "| SST-2, TinyBERT, memory | **+3.0 [+2.0, +4.0]** |" in text
+    assert "| SST-2, TinyBERT + memory | **+3.0 [+2.0, +4.0]** |" in text
     assert "| Robertha | not learned |" in text
     # Below 10 dB of noise, memory undoes it; beyond, both lose the same but for one point.
-    assert "| TinyBERT | +6.0 dB |" in text and "| TinyBERT, memory | −6.0 dB |" in text
+    assert "| TinyBERT | +6.0 dB |" in text and "| TinyBERT + memory | −6.0 dB |" in text
     frame = tidy.scores(tidy.read(tmp_path))
     gains = trained.leads(frame[frame.level > 0])
     assert gains["mean"].round(3).tolist() == [0.0, 11.041, -1.0]

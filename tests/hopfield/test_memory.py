@@ -377,6 +377,17 @@ def test_an_offset_of_all_patterns_changes_no_distance():
     np.testing.assert_allclose(hopfield.certified_radius(moved), 0.05 * exact, rtol=1e-3)
 
 
+@pytest.mark.parametrize("shift", [1e2, 1e4])
+def test_the_certified_radius_is_never_too_large_in_distant_clusters(shift):
+    patterns = (
+        np.random.default_rng(0).normal(size=(100, 8)) + shift * np.repeat([0, 1], 50)[:, None]
+    )
+    patterns = patterns.astype(np.float32)
+    distances = np.linalg.norm(patterns[:, None].astype(float) - patterns, axis=-1)
+    exact = (distances + np.diag([np.inf] * 100)).min(1) / 2
+    assert (hopfield.certified_radius(patterns) <= (1 + 1e-5) * exact).all()
+
+
 def test_equal_and_excluded_patterns_have_no_recovery_bound():
     rows = np.random.default_rng(4).normal(size=(3, 64)).astype(np.float32)
     rows = np.concatenate([rows, rows[:1]])
