@@ -29,6 +29,7 @@ RESULTS = Path(__file__).with_name("results")
 # Modules with `page(folder)`, by the experiment that config.json names.
 PAGES = {**EXPERIMENTS, "benchmarks": "experiments.benchmarks.harness"}
 SST2, MODELS = "robustness/sst2", "robustness/sst2_models"
+NOT_LEARNED = "not learned"
 MEANING = {
     "holds": "holds",
     "smaller": "smaller than claimed",
@@ -191,7 +192,7 @@ def verdict(claim: Difference, summary: pd.Series) -> str:
         rows = results(claim.folder)
         unlearned = gaussian.not_learned(rows.scores, gaussian.constants(rows)).index
         if {(claim.task, each["model"]) for each in (claim.ours, claim.theirs)} & set(unlearned):
-            return "not learned"
+            return NOT_LEARNED
     return MEANING[tidy.verdict(summary.low, summary.high, claim.paper)]
 
 
@@ -350,6 +351,11 @@ def page() -> report.Page:
     scored, fine_tuned = claims(), [*pretrained("sst2", "SST-2"), *pretrained("stsb", "STS-B")]
     lines, compared = list(map(row, scored)), list(map(row, explanations()))
     table = pd.DataFrame([{**vars(claim), **measured(claim)} for claim in scored + fine_tuned])
+    unlearned = [line[3] == NOT_LEARNED for line in lines] + [False] * len(fine_tuned)
+    shown = table.assign(
+        claim=table.claim + np.where(unlearned, f" ({NOT_LEARNED})", ""),
+        paper=table.paper.where(table.index < len(scored)),
+    )
     counts = collections.Counter(line[3] for line in lines)
     parts = [f"{counts.pop('holds', 0)} hold", *(
         f"{counts.pop(each)} {'is' if counts[each] == 1 else 'are'} {each}"
@@ -368,7 +374,7 @@ def page() -> report.Page:
             "claims": report.forest(
                 "The Robertha paper's claims as differences in points: hopfax with 95 % intervals, "
                 "the paper as open marks",
-                table,
+                shown,
                 label="claim",
             )
         },
