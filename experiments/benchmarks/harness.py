@@ -35,7 +35,7 @@ from experiments.rundir import open_run, read_config, write_whole
 
 CASES = (
     "train_step", "evaluation", "retrieval", "noise", "esr", "attack", "seeds", "stability",
-    "memory", "denoise", "pretrained", "cpu",
+    "memory", "denoise", "pretrained", "command", "cpu",
 )  # fmt: skip
 COLUMNS = ("case", "setting", "name", "kind", "median", "low", "high", "rounds")
 PAGE_COLUMNS = ("ratio", "lowest median", "highest median", "goal", "met")
