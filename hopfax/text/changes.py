@@ -17,14 +17,7 @@ _LETTER = re.compile(rf".{_MARK}*", re.DOTALL)
 
 
 class Change(NamedTuple):
-    """A change of one word.
-
-    Attributes:
-        kind: Name of the change.
-        offset: Position in the word, in characters.
-        before: Characters to replace.
-        after: Their replacement.
-    """
+    """Replaces the characters `before`, at `offset` in a word, by `after`."""
 
     kind: str
     offset: int
@@ -54,17 +47,13 @@ def cased(new: str, like: str) -> str:
 
 
 def _replacements(
-    kind: str, letters: Iterable[re.Match[str]], options: Callable[[str], str]
+    kind: str, letters: Iterable[re.Match[str]], options: Callable[[str], Iterable[str]]
 ) -> list[Change]:
     return [
         Change(kind, letter.start(), letter.group(), cased(new, letter.group()))
         for letter in letters
         for new in options(letter.group().lower())
     ]
-
-
-def _deletions(kind: str, letters: Iterable[re.Match[str]]) -> list[Change]:
-    return [Change(kind, letter.start(), letter.group(), "") for letter in letters]
 
 
 def _swaps(letters: list[re.Match[str]]) -> list[Change]:
@@ -82,8 +71,8 @@ def keyboard(word: str) -> list[Change]:
 
 def omission(word: str) -> list[Change]:
     """A letter other than the first is omitted; 3 letters or more."""
-    letters = _letters(word, 3)[1:]
-    return _deletions("omission", (letter for letter in letters if letter.group()[0].isalpha()))
+    letters = (letter for letter in _letters(word, 3)[1:] if letter.group()[0].isalpha())
+    return _replacements("omission", letters, lambda _: [""])
 
 
 def doubling(word: str) -> list[Change]:
@@ -121,7 +110,7 @@ def bug_insert(word: str) -> list[Change]:
 
 def bug_delete(word: str) -> list[Change]:
     """A letter is omitted; the first and last letter stay."""
-    return _deletions("delete", _letters(word)[1:-1])
+    return _replacements("delete", _letters(word)[1:-1], lambda _: [""])
 
 
 def bug_swap(word: str) -> list[Change]:
@@ -150,4 +139,4 @@ def insertion(word: str) -> list[Change]:
 
 def deletion(word: str) -> list[Change]:
     """A letter is omitted; 2 letters or more."""
-    return _deletions("deletion", _letters(word, 2))
+    return _replacements("deletion", _letters(word, 2), lambda _: [""])

@@ -81,9 +81,6 @@ def hotflip(
         rows: Row number of each text, for error messages.
         batch_size: Texts attacked at the same time.
 
-    Returns:
-        One result per text.
-
     Raises:
         TypeError: If `texts` is one string.
         ValueError: If the victim has no gradients, a text has no words, a number is out of its
@@ -287,15 +284,14 @@ class _Variants(NamedTuple):
 def _variants(words: list[str], gradients: Gradients) -> list[_Variants]:
     """All edits of one letter for several words; tokenises those not in the cache in one call."""
     cache: dict[str, _Variants] = gradients.cache  # pyright: ignore[reportAssignmentType]
-    known = {word: cache[word] for word in words if word in cache}
+    if len(cache) + len(words) > _MAX_CACHED:
+        cache.clear()
     new = {
         word: {change.of(word): change for kind in _OPERATIONS for change in kind(word)}
         for word in words
-        if word not in known
+        if word not in cache
     }
     pieces = iter(gradients.pieces([spelling for edits in new.values() for spelling in edits]))
-    if len(cache) + len(new) > _MAX_CACHED:
-        cache.clear()
     for word, edits in new.items():
         rows = [next(pieces) for _ in edits]
         ids = np.full((len(rows), max(map(len, rows), default=0)), -1, np.int32)
@@ -303,7 +299,7 @@ def _variants(words: list[str], gradients: Gradients) -> list[_Variants]:
             ids[number, : len(row)] = row
         used, places = np.unique(ids, return_inverse=True)
         cache[word] = _Variants(list(edits.values()), ids, used, places.reshape(ids.shape))
-    return [known.get(word) or cache[word] for word in words]
+    return [cache[word] for word in words]
 
 
 def _character_edits(
@@ -312,23 +308,17 @@ def _character_edits(
     """The edits of one letter with the greatest estimated gain."""
     words = _editable_words(current, linear)
     variants = _variants([current.spelling(index) for index in words], gradients)
-    table = np.asarray(gradients.table)
+    table: Any = gradients.table
     gains, edits = [], []
     for (index, word), variant in zip(words.items(), variants, strict=True):
         rows = np.minimum(np.arange(variant.ids.shape[1]), len(word.ids) - 1)
-        projected = table[variant.used] @ word.gradient.T
-        new = np.where(variant.ids >= 0, projected[variant.places, rows], 0).sum(axis=1)
+        projected, real = table[variant.used] @ word.gradient.T, variant.ids >= 0
+        new = np.where(real, projected[variant.places, rows], 0).sum(axis=1)
         old = np.sum(table[word.ids] * word.gradient)
-        gains.append(np.where(_same_tokens(variant.ids, word.ids), -np.inf, new - old))
+        same = ((variant.ids == word.ids[rows]) | ~real).all(axis=1)
+        same &= real.sum(axis=1) == len(word.ids)
+        gains.append(np.where(same, -np.inf, new - old))
         edits += [(index, change) for change in variant.changes]
     gain = np.concatenate([np.zeros(0), *gains])
     best = np.argsort(-gain, kind="stable")[:count].tolist()
     return [edited(current, *edits[number]) for number in best if gain[number] > -np.inf]
-
-
-def _same_tokens(rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Which rows of padded tokens are these tokens."""
-    if rows.shape[1] < len(ids):
-        return np.zeros(len(rows), bool)
-    padding = (0, rows.shape[1] - len(ids))
-    return (rows == np.pad(ids, padding, constant_values=-1)).all(axis=1)

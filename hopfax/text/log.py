@@ -56,29 +56,16 @@ class Corrupted(NamedTuple, Generic[T]):
 
 
 class Word(NamedTuple):
-    """A word of a text.
+    """A word of a text, in one string or in those of all choices that share it."""
 
-    Attributes:
-        fields: The strings with the word: one, or those of all choices that share it.
-        start: First character in each of them.
-        end: One past the last.
-        changed: Whether it has been edited.
-    """
-
-    fields: tuple[int, ...]  # several if choices share the string
+    fields: tuple[int, ...]
     start: int
     end: int
     changed: bool = False
 
 
 class Draft(NamedTuple, Generic[T]):
-    """A text that is being edited, word by word.
-
-    Attributes:
-        text: The current text.
-        words: The words of the clean text at their current positions.
-        edits: The edits so far.
-    """
+    """A text that is being edited; `words` are those of the clean text, where they are now."""
 
     text: T
     words: tuple[Word, ...]
@@ -142,11 +129,10 @@ def draft(text: T) -> Draft[T]:
 
 def _distinct(text: Text) -> list[tuple[int, ...]]:
     """Indices of the strings; strings that choices share are in one tuple."""
-    if isinstance(text, str) or not any(isinstance(part, tuple) for part in text):
-        return [(number,) for number in range(len(strings(text)))]
-    keys = [key for choice in text for key in enumerate(strings(choice))]
+    nested = not isinstance(text, str) and any(isinstance(part, tuple) for part in text)
+    choices = text if nested else (text,)
     shared: dict[tuple[int, str], tuple[int, ...]] = {}
-    for number, key in enumerate(keys):
+    for number, key in enumerate(key for choice in choices for key in enumerate(strings(choice))):
         shared[key] = (*shared.get(key, ()), number)
     return list(shared.values())
 

@@ -23,12 +23,7 @@ _MAX_CACHED = 1 << 17  # retrieved words
 
 
 class Retrieved(NamedTuple):
-    """A retrieved word.
-
-    Attributes:
-        word: In lower case.
-        probability: Its posterior probability; 1 for a word of the list.
-    """
+    """A word in lower case, and its posterior probability: 1 for a word of the list."""
 
     word: str
     probability: float

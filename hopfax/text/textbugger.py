@@ -29,8 +29,7 @@ def textbugger(
     Words are ranked by importance, the loss without the word. In this order, each word gets the bug
     with the greatest loss, even if the loss decreases, until the rate is reached. A bug is a space
     inside the word, an omitted letter, a swap of two letters, or a look-alike of a letter, at a
-    random position. The result is the version with the greatest loss along the way. Each step is
-    one call of `victim.loss` for all versions of all texts.
+    random position. The result is the version with the greatest loss along the way.
 
     Differences from the paper: letters become look-alikes but not neighbouring keys (see
     `misspell`); words are not replaced by similar words, so no sentence encoder checks similarity;
@@ -45,9 +44,6 @@ def textbugger(
         seed: Seed of the positions of bugs, together with the row.
         rows: Row number of each text; None counts from 0.
         batch_size: Texts attacked at the same time.
-
-    Returns:
-        One result per text.
 
     Raises:
         TypeError: If `texts` is one string.
