@@ -12,9 +12,6 @@ class AlgorithmicData(NamedTuple):
     """Training rows, and validation and test rows without label noise; no row occurs twice.
 
     Attributes:
-        train: Rows whose labels may be noisy.
-        validation: Rows with true labels.
-        test: Rows with true labels.
         vocab_size: Number of token ids.
         num_classes: Number of labels.
         relevant: Positions that determine the label, in increasing order.

@@ -20,26 +20,14 @@ SPLITS = ("train", "validation", "test")
 
 
 class NextWords(NamedTuple):
-    """Rows of words, and the word that follows each of them.
-
-    Attributes:
-        ids: Word numbers.
-        labels: `ids`, shifted by one word.
-    """
+    """Rows of word numbers, and the numbers of the words that follow them."""
 
     ids: Int[np.ndarray, "rows tokens"]
     labels: Int[np.ndarray, "rows tokens"]
 
 
 class LanguageData(NamedTuple):
-    """Rows of the three splits.
-
-    Attributes:
-        train: Training rows.
-        validation: Validation rows.
-        test: Test rows.
-        vocabulary: Words by number; `<unk>` is 0.
-    """
+    """Rows of the three splits, and words by number; `<unk>` is 0."""
 
     train: NextWords
     validation: NextWords

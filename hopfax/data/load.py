@@ -16,8 +16,6 @@ from hopfax.data.tokenize import WordPiece, encode, read_vocabulary
 from hopfax.data.vocabulary import train_vocabulary
 
 _SYNTHETIC_SIZES = {"train": 2000, "validation": 400, "test": 500}
-_MAX_VALIDATION_ROWS = 1000
-_VALIDATION_FRACTION = 0.1
 
 
 class TaskData(NamedTuple):
@@ -96,7 +94,7 @@ def load_task(
         train = _synthetic(name, "train", train_size)
         validation = _synthetic(name, "validation")
     else:
-        rows = training_rows(name, data_dir=data_dir)
+        rows = _read(spec, data_dir, "train")
         train, validation = _hold_out(rows, spec.name, train_size)
     if vocabulary is not None and not isinstance(vocabulary, WordPiece):
         vocabulary = read_vocabulary(vocabulary)
@@ -180,7 +178,7 @@ def _hold_out(
     rows: Sequence[Example], name: str, train_size: int | None
 ) -> tuple[list[Example], list[Example]]:
     """Splits rows into training and validation rows, each in file order."""
-    num_held = min(max(1, round(_VALIDATION_FRACTION * len(rows))), _MAX_VALIDATION_ROWS)
+    num_held = min(max(1, round(0.1 * len(rows))), 1000)
     num_left = len(rows) - num_held
     if train_size is not None and train_size > num_left:
         raise ValueError(

@@ -23,13 +23,7 @@ _DAMAGED = "lacking columns or a text"
 
 
 class Row(NamedTuple):
-    """A row of a raw file.
-
-    Attributes:
-        columns: The text columns; nested keys as ``target.span1_text``.
-        label: Class number, or a score for regression.
-        index: Row number in the file, from 0.
-    """
+    """Text columns of a row of a raw file, its class or score, and its number, from 0."""
 
     columns: dict[str, str]  # nested keys as "target.span1_text"
     label: int | float
@@ -37,11 +31,7 @@ class Row(NamedTuple):
 
 
 class _SkippedRow(ValueError):
-    """A row that may be dropped if the task allows it."""
-
-    def __init__(self, reason: str, message: str = ""):
-        super().__init__(message)
-        self.reason = reason
+    """Why a row may be dropped if the task allows it; for a damaged row, also its error."""
 
 
 def first_existing(
@@ -117,7 +107,7 @@ def usable_rows(
 ) -> list[Row]:
     """Parses numbered rows of a file; drops rows that the task allows to drop, with a warning."""
     usable: list[Row] = []
-    skipped: dict[str, dict[int, _SkippedRow]] = {}
+    skipped: dict[str, dict[int, list[str]]] = {}  # reason -> row number -> error
     total = 0
     for number, row in rows:
         try:
@@ -125,15 +115,16 @@ def usable_rows(
                 raise row
             usable.append(Row(*_parse(spec, row), total))
         except _SkippedRow as error:
-            skipped.setdefault(error.reason, {})[number] = error
+            reason, *message = error.args
+            skipped.setdefault(reason, {})[number] = message
         except ValueError as error:
             raise ValueError(f"{path}, {unit} {number}: {error}") from None
         total += 1
     damaged = skipped.get(_DAMAGED, {})
     if len(damaged) > spec.damaged_share * total:
-        number, error = next(iter(damaged.items()))
+        number, (message,) = next(iter(damaged.items()))
         raise ValueError(
-            f"{path}, {unit} {number}: {error} ({len(damaged)} of {total} rows are damaged)"
+            f"{path}, {unit} {number}: {message} ({len(damaged)} of {total} rows are damaged)"
         )
     for reason, numbers in skipped.items():
         shown = ", ".join(map(str, list(numbers)[:5])) + (", ..." if len(numbers) > 5 else "")

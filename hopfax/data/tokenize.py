@@ -1,5 +1,6 @@
 """Tokenisation: vocabularies, padded arrays, and a cache of the arrays."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -196,15 +197,10 @@ def _read_cached(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def _write_cached(path: Path, arrays: tuple[np.ndarray, np.ndarray]) -> None:
-    """Writes a temporary file and renames it, so that readers never see an incomplete file."""
-    try:
+    """Moves a complete file to its place, if the folder can be written."""
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    except OSError:
-        return
-    try:
-        with os.fdopen(handle, "wb") as file:
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            file = Path(folder) / path.name
             np.savez_compressed(file, ids=arrays[0], lengths=arrays[1])
-        os.replace(name, path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
+            file.replace(path)
