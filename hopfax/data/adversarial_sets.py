@@ -122,7 +122,7 @@ def read_evaluation_set(
     # Tasks whose labels have other names list them in the same order.
     labels = spec.labels if set(trained.labels) == set(spec.labels) else trained.labels
     classes = [trained.labels.index(label) for label in labels]
-    return [Example(raw.join(row.columns), classes[int(row.label)], row.index) for row in rows]
+    return [row._replace(label=classes[int(row.label)]) for _, row in rows]
 
 
 def check_trained(spec: EvaluationSet, trained: TaskSpec) -> None:

@@ -89,9 +89,9 @@ class HopfaxTasks(tfds.core.GeneratorBasedBuilder):
 
     def _generate_examples(self, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
         assert self._raw_dir is not None
-        for row in read_rows(self.spec, self._raw_dir, split):
-            columns = {_feature(name): text for name, text in row.columns.items()}
-            yield row.index, {**columns, "label": row.label, "index": row.index}
+        for columns, (_, label, index) in read_rows(self.spec, self._raw_dir, split):
+            texts = {_feature(name): text for name, text in columns.items()}
+            yield index, {**texts, "label": label, "index": index}
 
 
 def _checksums(files: dict[str, Path]) -> dict[str, str]:

@@ -10,7 +10,7 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hopfax.data.tasks import Example, TaskSpec, named, task
 
@@ -20,14 +20,6 @@ _PARENTS = {
 }
 _SOURCE = {"glue": "gluebenchmark.com/tasks", "superglue": "super.gluebenchmark.com/tasks"}
 _DAMAGED = "lacking columns or a text"
-
-
-class Row(NamedTuple):
-    """Text columns of a row of a raw file, its class or score, and its number, from 0."""
-
-    columns: dict[str, str]  # nested keys as "target.span1_text"
-    label: int | float
-    index: int
 
 
 class _SkippedRow(ValueError):
@@ -86,13 +78,13 @@ def read_split(spec: TaskSpec | str, data_dir: str | os.PathLike, split: str) ->
         >>> read_split("sst2", folder, "validation")
         [Example(texts=(('a fine film',),), label=1, index=0)]
     """
-    spec = task(spec)
-    rows = read_rows(spec, data_dir, split)
-    return [Example(spec.join(row.columns), row.label, row.index) for row in rows]
+    return [example for _, example in read_rows(task(spec), data_dir, split)]
 
 
-def read_rows(spec: TaskSpec, data_dir: str | os.PathLike, split: str) -> list[Row]:
-    """Returns one raw split as rows; arguments and errors are those of `read_split`."""
+def read_rows(
+    spec: TaskSpec, data_dir: str | os.PathLike, split: str
+) -> list[tuple[dict[str, str], Example]]:
+    """Returns the text columns and examples of `read_split`."""
     path = raw_file(spec, data_dir, split)
     read = _json_rows if path.suffix == ".jsonl" else tab_rows
     return usable_rows(spec, path, read(spec, path))
@@ -104,16 +96,16 @@ def usable_rows(
     rows: Iterable[tuple[int, dict[str, Any] | _SkippedRow]],
     *,
     unit: str = "line",
-) -> list[Row]:
+) -> list[tuple[dict[str, str], Example]]:
     """Parses numbered rows of a file; drops rows that the task allows to drop, with a warning."""
-    usable: list[Row] = []
+    usable = []
     skipped: dict[str, dict[int, list[str]]] = {}  # reason -> row number -> error
     total = 0
     for number, row in rows:
         try:
             if isinstance(row, _SkippedRow):
                 raise row
-            usable.append(Row(*_parse(spec, row), total))
+            usable.append(_parse(spec, row, total))
         except _SkippedRow as error:
             reason, *message = error.args
             skipped.setdefault(reason, {})[number] = message
@@ -177,7 +169,7 @@ def _json_rows(spec: TaskSpec, path: Path) -> Iterator[tuple[int, dict[str, Any]
         yield number, row
 
 
-def _parse(spec: TaskSpec, row: Any) -> tuple[dict[str, str], int | float]:
+def _parse(spec: TaskSpec, row: Any, index: int) -> tuple[dict[str, str], Example]:
     if not isinstance(row, dict):
         raise ValueError(f"expected a JSON object, got {type(row).__name__}")
     columns = {}
@@ -196,8 +188,7 @@ def _parse(spec: TaskSpec, row: Any) -> tuple[dict[str, str], int | float]:
         columns[column] = value
     if spec.label_column not in row:
         raise ValueError(f"no label {spec.label_column!r} (the row has {', '.join(row)})")
-    spec.join(columns)  # may reject a row; the line number is known only here
-    return columns, _label(spec, row[spec.label_column])
+    return columns, Example(spec.join(columns), _label(spec, row[spec.label_column]), index)
 
 
 def _label(spec: TaskSpec, value: Any) -> int | float:
