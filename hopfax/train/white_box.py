@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
+from hopfax.data.tasks import Example
 from hopfax.data.tokenize import WordPiece, text_tokenizer
 from hopfax.nn.encoder import Encoder
 from hopfax.nn.functional import Functional, Params
@@ -50,8 +51,8 @@ def white_box(
 
     Raises:
         ValueError: Parameters are stacked, `max_length` is out of range, or lengths or sizes do not
-            increase. The functions raise one for labels that do not fit the model's outputs, texts
-            of more than two strings, and different numbers of choices.
+            increase. The functions raise one for labels that do not fit the model's outputs and
+            different numbers of choices, and a TypeError for texts of more than two strings.
 
     Example:
         >>> import jax
@@ -164,22 +165,9 @@ def _compiled(
     return program
 
 
-def _choices(text: Text) -> tuple[tuple[str, ...], ...]:
-    """A text as the choices of an example, each of one or two strings."""
-    choices: Any = text
-    if isinstance(text, str):
-        choices = ((text,),)
-    elif not text or isinstance(text[0], str):
-        choices = (text,)
-    for choice in choices:
-        if len(choice) not in (1, 2):
-            raise ValueError(f"a text must be one string or a pair, got {choice!r}")
-    return choices
-
-
 def _tokenized(tokenizer: Any, texts: Sequence[Text]) -> list[list[Any]]:
     """The `tokenizers.Encoding` of each choice of each text."""
-    examples = [_choices(text) for text in texts]
+    examples = [Example(text, 0, 0).texts for text in texts]
     numbers = sorted({len(choices) for choices in examples})
     if len(numbers) > 1:
         raise ValueError(f"all texts of a call must have equally many choices, got {numbers}")
@@ -214,7 +202,7 @@ def _batch(rows: Sequence[Sequence[Any]], labels: np.ndarray, *, width: int, pad
 def _linear(text: Text, row: Sequence[Any], loss: float, gradient: np.ndarray) -> Linearized:
     """The tokens that come from the text, without special ones, with all choices in sequence."""
     parts, first = [], 0
-    for choice, tokens, slope in zip(_choices(text), row, gradient, strict=True):
+    for choice, tokens, slope in zip(Example(text, 0, 0).texts, row, gradient, strict=True):
         fields = np.array([-1 if own is None else first + own for own in tokens.sequence_ids])
         real, spans = fields >= 0, np.asarray(tokens.offsets, np.int32)
         columns = np.asarray(tokens.ids), fields, *spans.T
