@@ -4,12 +4,13 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import Array
 
 from hopfax.data.batching import Bucket
 from hopfax.nn.functional import Params
@@ -18,7 +19,7 @@ from hopfax.train.checkpoint import CheckpointError, Checkpoints
 from hopfax.train.evaluate import Predictor, predict
 from hopfax.train.metrics import MetricsLog
 from hopfax.train.objectives import Batch, Objective
-from hopfax.train.schedule import Chunk, epoch_chunks
+from hopfax.train.schedule import epoch_chunks
 from hopfax.train.sharding import Sharding
 from hopfax.train.state import TrainState, init_states, seed_keys
 from hopfax.train.step import StepMetrics, make_chunk
@@ -136,7 +137,8 @@ def fit(
     chunks_of = partial(epoch_chunks, sizes, batch_size=batch_size, seeds=seeds)
     total_steps = epochs * sum(len(chunk.picks) for chunk in chunks_of(epoch=0))
     transformation = optimizer(total_steps)
-    train_chunk = _chunk_trainer(objective, transformation, train, seeds, predictor.sharding)
+    train_chunk = make_chunk(objective, transformation, sharding=predictor.sharding)
+    keys, rows = _on_devices(seeds, train, predictor.sharding)
     step, run = 0, _new_run(predictor, transformation, seeds)
     if checkpoints and (restored := checkpoints.restore(run)):
         step, run = restored
@@ -146,9 +148,12 @@ def fit(
     while run.epoch < epochs and (training := run.waited < patience).any():
         chunks = chunks_of(epoch=int(run.epoch))
         for chunk in chunks[int(run.chunk) :]:
-            states, metrics = train_chunk(run.states, chunk)
+            states, metrics = train_chunk(
+                run.states, rows[chunk.bucket], chunk.picks, chunk.weights, keys
+            )
             run, step = run._replace(states=states, chunk=run.chunk + 1), step + len(chunk.picks)
-            reporter.chunk(step, int(run.epoch) + 1, training, metrics)
+            reporter.flush()
+            reporter.pending = step, int(run.epoch) + 1, training, metrics
             due = interrupt.requested() or (checkpoints and checkpoints.due())
             # At an epoch's end the save follows validation, which is then logged once.
             if due and run.chunk < len(chunks):
@@ -161,19 +166,16 @@ def fit(
         logits = predictions.logits[training]
         scores[training] = [score(each, predictions.labels) for each in logits]
         run = _after_epoch(run, scores)
-        reporter.epoch(step, run, scores, training)
+        shown = {"validation": scores[training].mean()}
+        reporter.write(step, shown, epoch=int(run.epoch), validation=scores, best=run.scores)
         _save(checkpoints, step, run)
     return FitResult(run.best, run.scores, run.epochs, step)
 
 
-def _chunk_trainer(
-    objective: Objective,
-    transformation: optax.GradientTransformation,
-    train: Sequence[Bucket],
-    seeds: Sequence[int],
-    sharding: Sharding | None,
-) -> Callable[[TrainState, Chunk], tuple[TrainState, StepMetrics]]:
-    """Puts keys and rows on the devices, and compiles the steps of a chunk."""
+def _on_devices(
+    seeds: Sequence[int], train: Sequence[Bucket], sharding: Sharding | None
+) -> tuple[Array, list[Batch]]:
+    """The keys of the seeds, and all rows of each bucket."""
     keys, rows = seed_keys(seeds), []
     for bucket in train:
         weights = np.ones(len(bucket.labels), np.float32)
@@ -181,12 +183,7 @@ def _chunk_trainer(
     if sharding:
         keys = jax.device_put(keys, sharding.over("seeds"))
         rows = jax.device_put(rows, sharding.over())
-    compiled = make_chunk(objective, transformation, sharding=sharding)
-
-    def train_chunk(states: TrainState, chunk: Chunk) -> tuple[TrainState, StepMetrics]:
-        return compiled(states, rows[chunk.bucket], chunk.picks, chunk.weights, keys)
-
-    return train_chunk
+    return keys, rows
 
 
 def _new_run(
@@ -244,28 +241,21 @@ class _Reporter:
     on_progress: Callable[..., None] | None
     pending: tuple[int, int, np.ndarray, StepMetrics] | None = None
 
-    def chunk(self, step: int, epoch: int, training: np.ndarray, metrics: StepMetrics) -> None:
-        """Reports the previous chunk, and keeps this one, which ends at `step`."""
-        self.flush()
-        self.pending = step, epoch, training, metrics
-
     def flush(self) -> None:
         if not self.pending:
             return
         (step, epoch, training, metrics), self.pending = self.pending, None
         metrics = jax.tree.map(np.asarray, metrics)
         self._check_finite(step, training, metrics)
-        if self.log:
-            means = {name: part.mean(0) for name, part in metrics._asdict().items()}
-            self.log.write(step, epoch=epoch, **means)
-        if self.on_progress:
-            self.on_progress(step / self.total_steps, loss=float(metrics.loss[:, training].mean()))
+        means = {name: part.mean(0) for name, part in metrics._asdict().items()}
+        self.write(step, {"loss": metrics.loss[:, training].mean()}, epoch=epoch, **means)
 
-    def epoch(self, step: int, run: _Run, scores: np.ndarray, training: np.ndarray) -> None:
+    def write(self, step: int, shown: dict[str, float], **logged: Any) -> None:
         if self.log:
-            self.log.write(step, epoch=int(run.epoch), validation=scores, best=run.scores)
+            self.log.write(step, **logged)
         if self.on_progress:
-            self.on_progress(step / self.total_steps, validation=float(scores[training].mean()))
+            shown = {name: float(value) for name, value in shown.items()}
+            self.on_progress(step / self.total_steps, **shown)
 
     def _check_finite(self, end: int, training: np.ndarray, metrics: StepMetrics) -> None:
         bad = training & ~(np.isfinite(metrics.loss) & np.isfinite(metrics.gradient_norm))
