@@ -30,12 +30,9 @@ class Example(_Row):
 
     Args:
         texts: A string, a pair of strings, or choices: a tuple of pairs or of tuples of one
-            string. A model scores each choice (COPA has two). Lists count as tuples.
+            string. The attribute always has choices, which a model scores (COPA has two).
         label: Class number, number of the correct choice, or regression score.
         index: Row number in its file or stream, from 0.
-
-    Attributes:
-        texts: The choices: a tuple of tuples of one or two strings.
 
     Raises:
         TypeError: If `texts` is none of these.

@@ -211,20 +211,19 @@ def _token_flips(
     num_flips = 4 * count  # some are tokenised differently
     while True:
         flips = best_flips(table, ids, gradient, kinds=kinds, count=num_flips)
-        edits, spellings, intended = [], [], []
+        edits = []  # word, change, intended tokens
         for _, owner, token in flips:
             index, place = owners[owner]
             spelling, word = current.spelling(index), words[index]
             start, end = int(word.starts[place]), int(word.ends[place])
             new = cased(gradients.tokens[token].removeprefix("##"), spelling[start:end])
             change = Change("token", start, spelling[start:end], new)
-            edits.append((index, change))
-            spellings.append(change.of(spelling))
-            intended.append((*word.ids[:place], token, *word.ids[place + 1 :]))
-        triples = zip(edits, intended, gradients.pieces(spellings), strict=True)
-        valid = [edit for edit, tokens, pieces in triples if tokens == tuple(pieces)]
+            edits.append((index, change, (*word.ids[:place], token, *word.ids[place + 1 :])))
+        spellings = [change.of(current.spelling(index)) for index, change, _ in edits]
+        pairs = zip(edits, gradients.pieces(spellings), strict=True)
+        valid = [edit[:2] for edit, pieces in pairs if edit[2] == tuple(pieces)]
         if len(valid) >= count or len(flips) < num_flips:
-            return [edited(current, index, change) for index, change in valid[:count]]
+            return [edited(current, *edit) for edit in valid[:count]]
         num_flips *= 4
 
 

@@ -14,8 +14,8 @@ from hopfax.text.changes import Change
 Text = str | tuple[str, ...] | tuple[tuple[str, ...], ...]
 T = TypeVar("T", bound=Text)
 
-_LETTER = r"[^\W_][\u0300-\u036f]*"
-_WORD = re.compile(rf"(?:{_LETTER})+(?:['’](?:{_LETTER})+)*")
+LETTER = r"[^\W_][\u0300-\u036f]*"
+_WORD = re.compile(rf"(?:{LETTER})+(?:['’](?:{LETTER})+)*")
 
 
 class Edit(NamedTuple):

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from hopfax.text.changes import cased
+from hopfax.text.log import LETTER
 
-_LETTER = r"[^\W_][\u0300-\u036f]*"
 # One symbol between letters counts as a letter (fi|m), unless it separates words.
-_WORD = re.compile(rf"(?:{_LETTER})+(?:[^\w\s.,:;?/\"…–—-](?:{_LETTER})+)*")
+_WORD = re.compile(rf"(?:{LETTER})+(?:[^\w\s.,:;?/\"…–—-](?:{LETTER})+)*")
 _EDGE = "\n"  # before the first letter and after the last
 _MAX_CACHED = 1 << 17  # retrieved words
 

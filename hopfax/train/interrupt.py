@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator
 
 MESSAGE = "stopping after this step; press Ctrl-C again to stop at once"
-_SHOW_CURSOR = "\x1b[?25h"
 _requested = threading.Event()
 _held = threading.local()
 
@@ -111,7 +110,7 @@ def _watching() -> Iterator[None]:
                 continue
             if requested():
                 if os.isatty(2):
-                    os.write(2, _SHOW_CURSOR.encode())
+                    os.write(2, b"\x1b[?25h")  # shows the cursor
                 os._exit(128 + signal.SIGINT)
             _note()
 

@@ -102,19 +102,18 @@ def white_box(
             tokens = [rows[row] for row in padded]
             batch = _batch(tokens, targets[padded], width=width, pad_id=vocabulary.pad_id)
             pending.append((numbers, program(params, batch)))
-        results: dict[int, tuple[Any, ...]] = {}
+        results: list[Any] = [None] * len(texts)
         for numbers, (logits, *parts) in pending:  # once all calls are dispatched
             _check_labels([labels[row] for row in numbers], logits.shape[1], regression)
             for row, *values in zip(numbers, *map(np.asarray, parts), strict=False):
                 results[row] = rows[row], *values
-        return [results[row] for row in range(len(texts))]
+        return results
 
     def loss(texts: Sequence[Text], labels: Sequence[Label]) -> np.ndarray:
         return np.array([value for _, value in run(texts, labels, False)], np.float64)
 
     def linearize(texts: Sequence[Text], labels: Sequence[Label]) -> list[Linearized]:
-        results = run(texts, labels, True)
-        return [_linear(text, *each) for text, each in zip(texts, results, strict=True)]
+        return [_linear(*each) for each in run(texts, labels, True)]
 
     def pieces(words: Sequence[str]) -> list[tuple[int, ...]]:
         rows = bare.encode_batch(list(words), add_special_tokens=False)
@@ -199,15 +198,15 @@ def _batch(rows: Sequence[Sequence[Any]], labels: np.ndarray, *, width: int, pad
     return Batch(ids, lengths, labels, np.ones(len(rows), np.float32))  # pyright: ignore
 
 
-def _linear(text: Text, row: Sequence[Any], loss: float, gradient: np.ndarray) -> Linearized:
+def _linear(row: Sequence[Any], loss: float, gradient: np.ndarray) -> Linearized:
     """The tokens that come from the text, without special ones, with all choices in sequence."""
     parts, first = [], 0
-    for choice, tokens, slope in zip(Example(text, 0, 0).texts, row, gradient, strict=True):
+    for tokens, slope in zip(row, gradient, strict=True):
         fields = np.array([-1 if own is None else first + own for own in tokens.sequence_ids])
         real, spans = fields >= 0, np.asarray(tokens.offsets, np.int32)
         columns = np.asarray(tokens.ids), fields, *spans.T
         parts.append([*(each[real].astype(np.int32) for each in columns), slope[: len(real)][real]])
-        first += len(choice)
+        first += tokens.n_sequences
     return Linearized(float(loss), *map(np.concatenate, zip(*parts, strict=True)))
 
 
