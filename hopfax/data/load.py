@@ -94,8 +94,7 @@ def load_task(
         train = _synthetic(name, "train", train_size)
         validation = _synthetic(name, "validation")
     else:
-        rows = _read(spec, data_dir, "train")
-        train, validation = _hold_out(rows, spec.name, train_size)
+        train, validation = _hold_out(_read(spec, data_dir, "train"), spec.name, train_size)
     if vocabulary is not None and not isinstance(vocabulary, WordPiece):
         vocabulary = read_vocabulary(vocabulary)
     splits = train, validation, reported_rows(name, data_dir=data_dir)

@@ -98,20 +98,18 @@ def usable_rows(
     unit: str = "line",
 ) -> list[tuple[dict[str, str], Example]]:
     """Parses numbered rows of a file; drops rows that the task allows to drop, with a warning."""
-    usable = []
+    usable, total = [], 0
     skipped: dict[str, dict[int, list[str]]] = {}  # reason -> row number -> error
-    total = 0
-    for number, row in rows:
+    for total, (number, row) in enumerate(rows, start=1):
         try:
             if isinstance(row, _SkippedRow):
                 raise row
-            usable.append(_parse(spec, row, total))
+            usable.append(_parse(spec, row, total - 1))
         except _SkippedRow as error:
             reason, *message = error.args
             skipped.setdefault(reason, {})[number] = message
         except ValueError as error:
             raise ValueError(f"{path}, {unit} {number}: {error}") from None
-        total += 1
     damaged = skipped.get(_DAMAGED, {})
     if len(damaged) > spec.damaged_share * total:
         number, (message,) = next(iter(damaged.items()))

@@ -14,7 +14,6 @@ from hopfax.data.optional import optional_import
 from hopfax.data.tokenize import SPECIAL, WordPiece
 
 _PREFIX = "##"
-_MIN_COUNT = 2  # rarer pairs are not merged
 
 
 def train_vocabulary(texts: Iterable[str], *, vocab_size: int = 8000) -> WordPiece:
@@ -55,7 +54,7 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int = 8000) -> WordPie
         count, pair = heapq.heappop(queue)
         if -count != pairs[pair]:  # outdated: the current count is in the queue too
             continue
-        if -count < _MIN_COUNT:
+        if -count < 2:
             break
         merged = pair[0] + pair[1].removeprefix(_PREFIX)
         tokens[merged] = None

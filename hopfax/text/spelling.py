@@ -1,8 +1,6 @@
 """Correction of misspelt words by retrieval from a word list.
 
-The words of the list are patterns, and an unknown word retrieves one of them by one update of a
-modern Hopfield network, as a noisy token vector does in `hopfax.hopfield.denoise`. Similarities are
-exact; NumPy sums them over an inverted index.
+An unknown word retrieves a known one as a noisy token vector does in `hopfax.hopfield.denoise`.
 """
 
 import functools
@@ -87,11 +85,9 @@ class WordMemory:
     The defaults are the best settings for random typos in CoLA's training texts, see
     `experiments/memory/typos.py`.
 
-    Attributes:
-        counts: The list, in lower case.
-
     Args:
-        counts: Occurrences of each word, > 0. Words that differ in case are one word.
+        counts: Occurrences of each word, > 0. Words that differ in case are one word. The attribute
+            has them in lower case.
         span: Maximum distance of the two letters of a pair, >= 1; 1 gives bigrams.
         beta: Inverse temperature, > 0.
         unseen: Occurrences of a word that the list lacks, > 0: the larger, the more words stay.

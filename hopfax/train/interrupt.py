@@ -1,8 +1,7 @@
 """Ctrl-C handling that stops a program between two steps, without losing work.
 
 Python raises `KeyboardInterrupt` anywhere in the main thread, even in a garbage-collection
-callback, where it is dropped. Within `listening` the first Ctrl-C only sets a flag, and `check`,
-called between steps, raises the exception.
+callback, where it is dropped.
 """
 
 import contextlib
@@ -53,7 +52,7 @@ def held() -> Iterator[None]:
 
 @contextlib.contextmanager
 def listening(*, exits: bool = False) -> Iterator[None]:
-    """Turns the first Ctrl-C into a request to stop; the second stops at once.
+    """Turns the first Ctrl-C into a request to stop, which `check` raises; the second stops at once.
 
     Has no effect outside the main thread or if SIGINT does not have Python's default handler, so
     calls may be nested.

@@ -1,8 +1,4 @@
-"""Sharding of a run over several devices: by seeds, or by the rows of a batch.
-
-If seeds are sharded, each device runs the program of one device separately. If batches are sharded,
-XLA partitions that program by the shardings of its arrays, and kernels use the mesh in context.
-"""
+"""Sharding of a run over several devices: by seeds, or by the rows of a batch."""
 
 import functools
 import os
@@ -26,7 +22,8 @@ class Sharding(NamedTuple):
     Attributes:
         mesh: The devices, along one axis.
         axis: `"seeds"`: each device trains some of the seeds, without communication. `"batch"`:
-            each device takes some rows of every batch; gradients are summed over devices.
+            each device takes some rows of every batch, by XLA's partitioning; gradients are summed
+            over devices.
     """
 
     mesh: Mesh

@@ -1,7 +1,4 @@
-"""White-box access to an encoder's losses and gradients, for the attacks of `hopfax.text`.
-
-Texts are tokenised as in `hopfax.data.encode` and padded to a few lengths and batch sizes.
-"""
+"""White-box access to an encoder's losses and gradients, for the attacks of `hopfax.text`."""
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +32,7 @@ def white_box(
 ) -> Victim:
     """Returns the functions that attacks query, compiled once per padded length and batch size.
 
+    Texts are tokenised and truncated as by `hopfax.data.encode`.
     The loss is cross-entropy, or the squared error for regression; gradients are with respect to
     the token embeddings (the *token* site), without dropout. Rows of a batch are independent,
     except with the `released` preset, which stops by one norm over the batch.
@@ -44,8 +42,7 @@ def white_box(
         params: Parameters of one seed, not stacked.
         vocabulary: Tokens and their ids.
         regression: Whether labels are scores.
-        max_length: Maximum number of tokens of a text, in [5, model's positions]; longer texts are
-            truncated as by `hopfax.data.encode`.
+        max_length: Maximum number of tokens of a text, in [5, model's positions].
         lengths: Padded lengths, increasing; those above `max_length` count as `max_length`.
         batch_sizes: Batch sizes, increasing. Only the smallest may be less than half full.
 
