@@ -137,11 +137,10 @@ def encode(
             f"index {odd[0].index} has {len(odd[0].texts)}"
         )
     check_integer("max_length", max_length, 5)
-    path = _cache_file(examples, vocabulary, max_length)
-    arrays = _read_cached(path) if cached else None
-    if arrays is None:
+    path = _cache_file(examples, vocabulary, max_length) if cached else None
+    if not (arrays := path and _read_cached(path)):
         arrays = _tokenise(examples, vocabulary, max_length)
-        if cached:
+        if path:
             _write_cached(path, arrays)
     scores = any(isinstance(example.label, float) for example in examples)
     labels = np.asarray([row.label for row in examples], np.float32 if scores else np.int32)
