@@ -65,16 +65,13 @@ def evaluation_set(name: str) -> EvaluationSet:
 def read_evaluation_set(
     name: str, data_dir: str | os.PathLike, *, trained: str | TaskSpec | None = None
 ) -> list[Example]:
-    """Reads an evaluation set, with labels as class numbers of a model's training task.
+    """Returns the rows of an evaluation set, labelled with class numbers of a training task.
 
     Args:
         name: A key of `EVALUATION_SETS`.
         data_dir: Folder with the set's files, for instance ``advglue/dev.json``,
             ``paws/labeled_final/test.tsv`` or ``x-final/de/test_2k.tsv``.
         trained: The model's training task; default: the set's own task.
-
-    Returns:
-        The rows in file order.
 
     Raises:
         ValueError: If the set is unknown, its labels are not those of the trained task,

@@ -34,16 +34,13 @@ class Bucket(Encoded):
 
 
 def spread(rows: Any, count: int | None) -> Any:
-    """Returns evenly spaced rows of a list or array, the first and last among them.
+    """Returns at most `count` evenly spaced rows of a list or array, the first and last among them.
 
     The first rows of a set may be of one source: those of STS-B are image captions.
 
     Args:
         rows: All rows, in the order of their file.
         count: Number of rows to return, >= 1; None for all.
-
-    Returns:
-        All rows if there are at most `count`.
 
     Example:
         >>> from hopfax.data import spread

@@ -100,6 +100,4 @@ class Progress:
 def _short(value: Any) -> str:
     if isinstance(value, str):
         return value
-    if isinstance(value, numbers.Integral):
-        return f"{int(value):,}"
-    return f"{float(value):.4g}"
+    return f"{value:,}" if isinstance(value, numbers.Integral) else f"{float(value):.4g}"

@@ -81,13 +81,12 @@ def make_sharding(
 ) -> Sharding | None:
     """Shards a run over this process's devices: by seeds if they divide evenly, else by batches.
 
+    Returns None for a single device.
+
     Args:
         num_devices: Number of devices; None: the largest number that divides seeds or batch.
         num_seeds: Number of seeds trained together.
         batch_size: Rows per step.
-
-    Returns:
-        The sharding; None for a single device.
 
     Raises:
         ValueError: There are fewer devices, or `num_devices` divides neither seeds nor batch.
