@@ -4,7 +4,7 @@ import os
 import pytest
 import tokenizers
 
-from hopfax.data import Example, WordPiece, encode, load_task, read_tokenizer
+from hopfax.data import Example, WordPiece, encode, read_tokenizer
 
 BERT = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "A", "film", "##s", "!", "e", "é")
 # "Ġ" is the byte-level blank.
@@ -61,31 +61,23 @@ def test_a_real_folder():
 @pytest.mark.parametrize(
     ("settings", "tokens"),
     [
-        ({}, "a e film ##s a [UNK]"),
-        ({"do_lower_case": False}, "A é film ##s a [UNK]"),
-        ({"do_lower_case": False, "strip_accents": True}, "A e film ##s a [UNK]"),
-        ({"tokenize_chinese_chars": False}, "a e film ##s [UNK]"),
+        ({}, "a e film ##s a [UNK] [MASK]"),
+        ({"do_lower_case": False}, "A é film ##s a [UNK] [MASK]"),
+        ({"do_lower_case": False, "strip_accents": True}, "A e film ##s a [UNK] [MASK]"),
+        ({"tokenize_chinese_chars": False}, "a e film ##s [UNK] [MASK]"),
     ],
 )
 def test_settings_of_a_vocab_txt(tmp_path, settings, tokens):
     write_bert(tmp_path, tokenizer_config_json=settings)
-    assert tokens_of(read_tokenizer(tmp_path), "A é films a那") == [f"[CLS] {tokens} [SEP]"]
-
-
-def test_special_tokens_of_bert(tmp_path):
-    write_bert(tmp_path)
-    assert tokens_of(read_tokenizer(tmp_path), "a [MASK]!", ("a", "film! zebra")) == [
-        "[CLS] a [MASK] ! [SEP] [PAD] [PAD]",
-        "[CLS] a [SEP] film ! [UNK] [SEP]",
-    ]
+    assert tokens_of(read_tokenizer(tmp_path), "A é films a那 [MASK]") == [f"[CLS] {tokens} [SEP]"]
 
 
 def test_byte_level_tokens_of_roberta(tmp_path):
     write_byte_level(tmp_path, ROBERTA)
     vocabulary = read_tokenizer(tmp_path)
     assert (vocabulary.pad_token, vocabulary.pad_id, vocabulary.sep_id) == ("<pad>", 1, 2)
-    assert tokens_of(vocabulary, "ab a é", ("a <mask>", "b")) == [
-        "<s> ab Ġa Ġ Ã © </s>",
+    assert tokens_of(vocabulary, "ab é", ("a <mask>", "b")) == [
+        "<s> ab Ġ Ã © </s> <pad>",
         "<s> a <mask> </s> </s> b </s>",
     ]
     cut = tokens_of(vocabulary, ("a a a a", "b"), max_length=7)
@@ -124,13 +116,6 @@ def test_the_published_files_of_gpt2(shared, tmp_path):
 def test_the_padding_token(tmp_path, files, pad_token):
     write_byte_level(tmp_path, GPT2, **files)
     assert read_tokenizer(tmp_path).pad_token == pad_token
-
-
-def test_a_tokenizer_loads_a_task(tmp_path):
-    write_byte_level(tmp_path, ROBERTA)
-    vocabulary = read_tokenizer(tmp_path)
-    data = load_task("sentiment", vocabulary=vocabulary, train_size=8)
-    assert data.vocabulary is vocabulary and (data.train.ids[..., 0] == 0).all()
 
 
 def test_the_cache_depends_on_the_tokenizer(tmp_path, cache):

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from hopfax.data import encode, synthetic_split, train_vocabulary
+from hopfax.data import train_vocabulary
 from hopfax.data.vocabulary import _merge
 
 TEXTS = ["low lower lowest", "new newer newest", "low new wide wider", "Café, wide!"] * 2
@@ -36,12 +36,6 @@ def slow_oracle(words, size):
 def test_equals_the_slow_oracle(size):
     words = Counter(re.findall(r"\w+|[,!]", " ".join(TEXTS).lower().replace("é", "e")))
     assert train_vocabulary(TEXTS, vocab_size=size).tokens == slow_oracle(words, size)
-
-
-def test_training_texts_have_no_unknown_token():
-    rows = synthetic_split("paraphrase", "train", size=200, seed=0)
-    vocabulary = train_vocabulary(text for row in rows for text in row.texts[0])
-    assert vocabulary.tokens.index("[UNK]") not in encode(rows, vocabulary, cached=False).ids
 
 
 def test_repeated_letters_merge_from_the_left():
