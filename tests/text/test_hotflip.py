@@ -2,10 +2,10 @@ import itertools
 import re
 import sys
 
-import bags
 import numpy as np
 import pytest
-from bags import CLEAN, WORDS, Bag
+from text import bags
+from text.bags import CLEAN, WORDS, Bag
 
 from hopfax import text
 from hopfax.text import Victim

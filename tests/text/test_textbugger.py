@@ -2,7 +2,7 @@ import itertools
 
 import numpy as np
 import pytest
-from bags import CLEAN, Bag
+from text.bags import CLEAN, Bag
 
 from hopfax import text
 from hopfax.text.attack import Victim
