@@ -73,24 +73,21 @@ def test_fine_tuned_models_are_compared_with_the_first():
     assert not fine_tuning.answer(ordered[ordered.model == "pretrained"], titles, {})
 
 
-def test_one_sigma_is_one_snr_only_where_models_have_one_scale():
-    scores = made_up(site_matters)
-    assert ("embedding", "matched") not in gaussian.panels(scores)
-    quiet = (scores.model == "robertha") & (scores.site == "embedding")
-    scores["snr_db"] = np.where(quiet & (scores.protocol == "sigma"), -30.0, 0.0)
-    titles = gaussian.panels(scores)
-    assert ("embedding", "matched") in titles
-    assert titles["embedding", "sigma"].endswith("same σ")
-
-
-def test_the_protocols_differ_where_the_signal_is_not_of_unit_size():
-    scores = made_up(site_matters)
-    # As all models of one pretrained encoder: another scale, but the same in each.
+@pytest.mark.parametrize(
+    ("quieter", "title"),
+    [
+        ({"tinybert": 0, "robertha": 0}, "same σ and SNR"),
+        ({"tinybert": 0, "robertha": 8}, "same σ"),
+        ({"tinybert": 8, "robertha": 8}, "same σ and SNR"),  # models of one pretrained encoder
+    ],
+)
+def test_protocols_are_shown_once_where_all_signals_have_unit_size(quieter, title):
+    scores = tidy.select(made_up(site_matters), model=["tinybert", "robertha"])
     nominal = -20 * np.log10(scores.level.where(scores.level > 0, 1))
-    scores["snr_db"] = np.where(scores.protocol == "sigma", nominal - 8, nominal)
-    titles = gaussian.panels(scores)
-    assert ("embedding", "matched") in titles
-    assert titles["embedding", "sigma"].endswith("same σ and SNR")
+    below = scores.model.map(quieter).where(scores.protocol == "sigma", 0)
+    titles = gaussian.panels(scores.assign(snr_db=nominal - below))
+    assert titles["embedding", "sigma"].endswith(title)
+    assert (("embedding", "matched") in titles) == below.any()
 
 
 def test_attribution_adds_up_changes():

@@ -48,25 +48,20 @@ NAN = float("nan")
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(1.25, "+1.2"), (-1.25, "−1.2"), (0.0, "0.0"), (-0.01, "0.0"), (NAN, "n/a")]
-)
-def test_differences_have_a_sign_and_zero_has_none(value, text):
-    assert report.signed(value) == text
-
-
-@pytest.mark.parametrize(
     ("mean", "low", "high", "text"),
     [
         (2.0, 1.0, 3.0, "**+2.0 [+1.0, +3.0]**"),
-        (2.0, -1.0, 5.0, "+2.0 [−1.0, +5.0]"),
+        (1.25, -1.25, 5.0, "+1.2 [−1.2, +5.0]"),
+        (-0.01, 0.0, 5.0, "0.0 [0.0, +5.0]"),
         (5.2, NAN, NAN, "+5.2 [n/a]"),
     ],
 )
-def test_bold_is_an_interval_without_zero(mean, low, high, text):
+def test_differences_have_a_sign_and_are_bold_without_zero(mean, low, high, text):
     row = {"mean": mean, "low": low, "high": high}
     assert report.with_interval(row) == text
     unsigned = text.replace("+", "").strip("*").removesuffix(" [n/a]")
     assert report.bracketed(row) == unsigned
+    assert report.signed(NAN) == "n/a"
 
 
 def test_prose_is_wrapped_and_code_is_not():
