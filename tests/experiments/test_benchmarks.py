@@ -153,16 +153,6 @@ def test_cases_declare_ratios_of_which_the_published_results_have_every_goal():
             assert goal is None or ratio in set(published["name"]), (name, ratio)
 
 
-def test_lines_of_a_page_summarise_settings(cases):
-    rows = [("a: 1", 4.0), ("a: 2", 6.0), ("b: 1", 7.0)]
-    rows = [("seeds", setting, "peer / ours", "ratio", value, 1, 9, 5) for setting, value in rows]
-    frame = pd.DataFrame(rows, columns=harness.COLUMNS)
-    assert harness.lines_of("seeds", frame, "cpu") == [
-        ("a: peer / ours", "4.00 [1.00, 9.00]", "6.00 [1.00, 9.00]", "≥ 5", "in 1 of 2"),
-        ("b: peer / ours", "7.00 [1.00, 9.00]", "", "≥ 5", "yes"),
-    ]
-
-
 def test_synthetic_rows_have_the_stored_lengths():
     rows = programs.workload(None)
     counts = np.loadtxt(programs.LENGTHS, delimiter=",", skiprows=1, dtype=int)
