@@ -14,18 +14,6 @@ def test_the_thirteen_tasks_and_three_more():
     assert outputs == dict.fromkeys(TASKS, 2) | {"mnli": 3, "stsb": 1, "copa": 1}
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_specification_is_consistent(name):
-    spec = task(name)
-    assert spec.name == name
-    assert spec.regression == (not spec.labels)
-    assert bool(spec.files) == (spec.suite != "synthetic") == bool(spec.folder)
-    assert (spec.train_rows is None) == (spec.suite == "synthetic")
-    texts = spec.join(dict.fromkeys(spec.columns, " cause ") | {"question": "cause"})
-    assert len(texts) == spec.num_choices
-    assert all(len(choice) in (1, 2) and all(choice) for choice in texts)
-
-
 def test_joins_of_superglue():
     copa = {"premise": "It rained.", "choice1": "A.", "choice2": "B.", "question": "effect"}
     assert task("copa").join(copa) == (

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from text.bags import Bag
 
 from experiments import conditions, runs
 from experiments.memory import correction, typos
@@ -12,7 +13,7 @@ from experiments.memory.correction import CorrectedTypos, Method
 from experiments.models import variant
 from experiments.settings import Data, Training
 from hopfax import text
-from hopfax.text import Linearized, WordMemory
+from hopfax.text import WordMemory
 
 MEMORY = Method("memory", (("span", 3), ("beta", 20.0), ("unseen", 0.01)))
 COUNTS = {"a": 50_000, "wonderful": 2000, "film": 9000, "very": 5000, "long": 4000}
@@ -52,35 +53,17 @@ def test_words_are_counted_with_multiplicity():
     assert correction.words(CORRECT, pairs) == (4, 3, 3, 1)
 
 
-def linear_of(string):
-    """One token per blank-separated part, numbered from 0."""
-    parts = string.split()
-    starts = np.array([string.index(part) for part in parts])
-    ends = starts + [len(part) for part in parts]
-    numbers = np.arange(len(parts))
-    return Linearized(0.0, numbers, np.zeros_like(numbers), starts, ends, np.ones((len(parts), 1)))
-
-
 def test_gradients_of_the_corrected_text_belong_to_the_words_before():
     """An attack finds the tokens of each word, although the correction moves them."""
-    clean = "a wndrful flm , very"
-    victim = text.Victim(
-        lambda texts, labels: np.array([len(each) for each in texts]),
-        text.Gradients(
-            lambda texts, labels: [linear_of(each) for each in texts],
-            lambda words: [tuple(map(ord, word)) for word in words],
-            np.zeros((3, 1)),
-            ("x", "y", "z"),
-        ),
-    )
-    seen = correction.defended(victim, CORRECT)
-    assert seen.loss([clean], [0]).tolist() == [len("a wonderful film , very")]
+    model, clean = Bag([*COUNTS, "."]), "a wndrful flm . very"
+    seen = correction.defended(model.victim(), CORRECT)
+    assert seen.loss([clean], [1]) == model.one_loss("a wonderful film . very", 1)
     assert seen.gradients is not None
-    (linear,) = seen.gradients.linearize([clean], [0])
+    (linear,) = seen.gradients.linearize([clean], [1])
     spans = list(zip(linear.starts, linear.ends, strict=True))
     words = [clean[start:end] for start, end in spans if start >= 0]
     assert words == ["a", "wndrful", "flm", "very"]
-    assert linear.ids[linear.starts < 0].tolist() == [3]
+    assert linear.ids[linear.starts < 0].tolist() == [model.number["."]]
     # An edit that is undone has the tokens of the word itself.
     undone, known, far = seen.gradients.pieces(["flim", "film", "xyz"])
     assert undone == known != far
