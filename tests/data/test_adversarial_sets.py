@@ -6,7 +6,6 @@ import pytest
 
 from hopfax.data import read_evaluation_set, task
 
-ADVGLUE = {"sst2": 148, "qqp": 78, "mnli": 121, "mnli-mm": 162, "qnli": 148, "rte": 81}
 HEADER = "id\tsentence1\tsentence2\tlabel\n"
 ROWS = {
     "sst2": [{"idx": 0, "sentence": "a fi1m ", "label": 1}, {"sentence": "dull", "label": 0}],
@@ -61,10 +60,10 @@ def test_few_empty_translations_are_dropped_but_many_are_an_error(tmp_path):
 def test_real_sets_have_their_rows(shared):
     manifest = json.loads((shared / "data" / "manifest.json").read_text())
     (entry,) = [entry for entry in manifest if entry["path"] == "advglue/dev.json"]
-    for section, size in ADVGLUE.items():
+    for section, labels in entry["labels"].items():
         rows = read_evaluation_set(f"adv-{section}", shared / "data")
-        assert [row.index for row in rows] == list(range(size))
-        assert Counter(str(row.label) for row in rows) == entry["labels"][section]
+        assert [row.index for row in rows] == list(range(len(rows)))
+        assert Counter(str(row.label) for row in rows) == labels
     rows = read_evaluation_set("paws", shared / "data")
     assert len(rows) == 8000 and sum(row.label for row in rows) == 3536
 

@@ -13,6 +13,7 @@ import pytest
 from experiments.benchmarks import harness, programs
 from experiments.benchmarks.cases import cpu, memory, noise, seeds, stability
 from experiments.benchmarks.harness import bound
+from experiments.provenance import provenance
 from experiments.scorecard import RESULTS
 from hopfax.data.batching import Bucket
 from hopfax.train import step
@@ -109,8 +110,7 @@ def test_goals_are_of_a_device(goal, device, limit):
 
 
 def test_a_run_measures_what_is_missing_and_writes_its_page(cases, tmp_path, capsys, monkeypatch):
-    origin = {"commit": "c0ffee", "dirty": False, "cpu": "a cpu", "device": "cpu", "jax": "1"}
-    origin |= {"command": "python -m x", "date": "2026-01-01", "cores": 2}
+    origin = provenance() | {"dirty": False, "device": "cpu"}
     monkeypatch.setattr(harness, "provenance", lambda: origin)
     line = ["seeds", "memory", "--runs", str(tmp_path)]
     assert harness.main(line) == 1

@@ -149,8 +149,7 @@ def test_few_test_rows_widen_the_interval_of_a_claim():
     assert ours.high - ours.low > by_seeds.high - by_seeds.low > 0
 
 
-@pytest.fixture
-def two_arms(tmp_path):
+def test_arms_save_steps_and_cost_compute(tmp_path):
     """A baseline that takes 100 steps, and a regularizer that takes 80, each in three runs."""
     rows = [
         {
@@ -171,15 +170,11 @@ def two_arms(tmp_path):
     }
     document = {"experiment": "grokking", "config": {}, "plan": plan, "provenance": []}
     (tmp_path / "config.json").write_text(json.dumps(document))
-    return tmp_path
-
-
-def test_arms_save_steps_and_cost_compute(two_arms):
-    baseline, regularized = arms.read_arms(two_arms)
+    baseline, regularized = arms.read_arms(tmp_path)
     assert (baseline.rows_per_step, regularized.rows_per_step) == (10, 12.5)
     assert arms.saved(regularized, baseline) == pytest.approx((20, 20, 20))
     assert arms.saved(regularized, baseline, compute=True) == (0, 0, 0)
-    page = arms.page(two_arms, title="x")
+    page = arms.page(tmp_path, title="x")
     assert "saves 20 [20, 20] % of the steps: as the paper reports" in page.answer
 
 

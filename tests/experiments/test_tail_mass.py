@@ -5,6 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import oracles
 import pandas as pd
 import pytest
 from nn import test_pretrained as pretrained
@@ -14,30 +15,14 @@ from hopfax.nn import load_pretrained
 from hopfax.stability import spectral_tail_bound
 
 
-def walsh(table):
-    """Weights by degree of a function of bits from all its values, in float64."""
-    n = len(table).bit_length() - 1
-    bits = 1 - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
-    weights = np.zeros(n + 1)
-    for subset in range(2**n):
-        inside = ((subset >> np.arange(n)) & 1).astype(bool)
-        weights[inside.sum()] += np.mean(table * bits[:, inside].prod(1)) ** 2
-    return weights
-
-
-@pytest.fixture
-def texts_and_model(tmp_path):
+def test_exact_weights_are_those_of_all_replacements(tmp_path):
     rng = np.random.default_rng(0)
     tensors = {n: rng.normal(size=s).astype("f") for n, s in pretrained.shapes("bert").items()}
     # Without biases the tokens decide more.
     tensors = {n: 0 * t if n.endswith("bias") else 0.3 * t for n, t in tensors.items()}
     model = load_pretrained(pretrained.save(tmp_path, pretrained.CONFIGS["bert"], tensors))
     ids = np.array([[1, 5, 6, 7, 8, 2]])
-    return tail_mass.Texts(ids, np.array([[1, 9, 10, 11, 4, 2]]), (1, 1)), model
-
-
-def test_exact_weights_are_those_of_all_replacements(texts_and_model):
-    texts, model = texts_and_model
+    texts = tail_mass.Texts(ids, np.array([[1, 9, 10, 11, 4, 2]]), (1, 1))
 
     def embedding(ids):
         states = model.forward(model.embed(jnp.array([ids])), jnp.ones((1, 6), bool)).output[0]
@@ -53,7 +38,7 @@ def test_exact_weights_are_those_of_all_replacements(texts_and_model):
         table.append(embedding(ids) @ embedding(texts.ids[0]))
     (frame,) = tail_mass.exact(model, model.params, texts)
     assert table[0] == pytest.approx(1) and min(table) < 0.9
-    np.testing.assert_allclose(frame.score, walsh(np.array(table)), rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(frame.score, oracles.walsh_weights(table, 4), rtol=1e-3, atol=1e-6)
 
 
 def test_estimates_are_unbiased_with_right_errors():
