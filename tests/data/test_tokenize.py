@@ -1,3 +1,5 @@
+import io
+
 import numpy as np
 import pytest
 
@@ -73,26 +75,20 @@ def test_arrays_are_cached_by_content(cache):
     assert len(list(cache.iterdir())) == 4
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text", "member"])
-def test_a_damaged_cache_file_is_replaced(cache, damage):
+def test_a_damaged_cache_file_is_replaced(cache):
     rows = encode(examples("a b"), VOCABULARY)
     (file,) = cache.iterdir()
     content, middle = file.read_bytes(), file.read_bytes().index(b"ids.npy") + 40
     flipped = bytes(255 - byte for byte in content[middle : middle + 30])
-    damaged = {
-        "cut": content[: len(content) // 2],
-        "flipped": content[:middle] + flipped + content[middle + 30 :],
-        "empty": b"",
-        "text": b"not an archive",
-    }
-    if damage == "member":
-        np.savez(file, ids=rows.ids)
-    else:
-        file.write_bytes(damaged[damage])
-    assert encode(examples("a b"), VOCABULARY).ids.tolist() == rows.ids.tolist()
-    with np.load(file, allow_pickle=False) as stored:
-        np.testing.assert_array_equal(stored["ids"], rows.ids)
-    assert list(cache.iterdir()) == [file]
+    flipped = content[:middle] + flipped + content[middle + 30 :]
+    np.savez(without_lengths := io.BytesIO(), ids=rows.ids)
+    others = (b"", b"not an archive", without_lengths.getvalue())
+    for damaged in (content[: len(content) // 2], flipped, *others):
+        file.write_bytes(damaged)
+        assert encode(examples("a b"), VOCABULARY).ids.tolist() == rows.ids.tolist()
+        with np.load(file, allow_pickle=False) as stored:
+            np.testing.assert_array_equal(stored["ids"], rows.ids)
+        assert list(cache.iterdir()) == [file]
 
 
 def test_the_folder_of_the_cache(tmp_path, monkeypatch):

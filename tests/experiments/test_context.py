@@ -4,6 +4,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -41,30 +42,16 @@ def test_bits_of_bigrams_are_those_of_each_text(bigrams):
     np.testing.assert_allclose(got, -np.mean(np.log2(probabilities)), rtol=1e-5)
 
 
-def test_marginals_of_padded_chains_are_those_of_every_path(bigrams):
-    lengths, log_prior = (4, 2, 1), np.log(FREQUENCY)
+def test_padded_chains_have_the_marginals_of_each_chain(bigrams):
     tokens = np.arange(5)  # all candidates, in every place
     steps = context.log_bigrams(bigrams, tokens[:, None], tokens)
-    likelihood = [draw.normal(size=(n, 5)).astype(np.float32) for n in lengths]
-    for each in likelihood:
-        each[0] += log_prior[:5]
-
-    def marginals(emitted, moved, mask):
-        return np.stack([
-            hopfield.forward_backward(*map(jnp.asarray, one), mask=real).probability
-            for *one, real in zip(emitted, moved, mask, strict=True)
-        ])  # fmt: skip
-
-    index = [np.tile(tokens, (n, 1)) for n in lengths]
-    moves = context.transitions(bigrams, index)
-    got = np.split(context.over_chains(marginals, likelihood, moves, size=2), [4, 6])
-    for found, emitted in zip(got, likelihood, strict=True):
-        paths = np.stack(np.meshgrid(*[tokens] * len(emitted), indexing="ij"), -1)
-        paths = paths.reshape(-1, len(emitted))
-        weight = emitted[np.arange(len(emitted)), paths].sum(1)
-        weight = np.exp(weight + steps[paths[:, :-1], paths[:, 1:]].sum(1))
-        want = [[weight[paths[:, i] == t].sum() for t in tokens] for i in range(len(emitted))]
-        np.testing.assert_allclose(found, np.array(want) / weight.sum(), rtol=1e-4, atol=1e-6)
+    likelihood = [draw.normal(size=(n, 5)).astype(np.float32) for n in (4, 2, 1)]
+    moves = context.transitions(bigrams, [np.tile(tokens, (len(each), 1)) for each in likelihood])
+    marginals = jax.vmap(lambda x, y, real: hopfield.forward_backward(x, y, mask=real).probability)
+    together = np.split(context.over_chains(marginals, likelihood, moves, size=2), [4, 6])
+    for probability, each in zip(together, likelihood, strict=True):
+        alone = hopfield.forward_backward(each, np.tile(steps, (len(each) - 1, 1, 1))).probability
+        np.testing.assert_allclose(probability, alone, rtol=1e-4, atol=1e-6)
 
 
 def echo(model, vectors):
