@@ -8,8 +8,6 @@ import pytest
 
 from hopfax.data import synthetic_split, task
 
-TASKS = ("sentiment", "entailment", "paraphrase")
-
 
 def words(text):
     return set(text.split())
@@ -114,13 +112,13 @@ def paraphrase(texts):
 READ = {"sentiment": sentiment, "entailment": entailment, "paraphrase": paraphrase}
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", READ)
 def test_labels_agree_with_an_independent_reading(name):
     rows = synthetic_split(name, "train", size=4000, seed=3)
     assert not [row for row in rows if READ[name](row.texts[0]) != row.label]
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", READ)
 def test_seeds_differ_and_larger_splits_extend_smaller_ones(name):
     rows, few, other = (
         synthetic_split(name, "train", size=size, seed=seed)
@@ -132,7 +130,7 @@ def test_seeds_differ_and_larger_splits_extend_smaller_ones(name):
 
 
 def test_rows_are_the_same_on_every_machine():
-    first = {name: synthetic_split(name, "train", size=1, seed=0)[0].texts[0] for name in TASKS}
+    first = {name: synthetic_split(name, "train", size=1, seed=0)[0].texts[0] for name in READ}
     assert first == {
         "sentiment": (
             "the dialogue was not at all funny but almost every writer found the editing moving",
@@ -142,7 +140,7 @@ def test_rows_are_the_same_on_every_machine():
     }
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", READ)
 def test_splits_never_overlap_whatever_their_seeds(name):
     texts = [
         {row.texts for row in synthetic_split(name, split, size=1000, seed=seed)}
@@ -152,7 +150,7 @@ def test_splits_never_overlap_whatever_their_seeds(name):
     assert all(not one & two for one, two in itertools.combinations(texts, 2))
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", READ)
 def test_labels_are_balanced_and_sentences_short(name):
     rows = synthetic_split(name, "test", size=1001, seed=0)
     counts = np.bincount([row.label for row in rows])
@@ -169,7 +167,7 @@ FUNCTION = words(
 )
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", READ)
 @pytest.mark.parametrize("kind", ["content", "function"])
 def test_a_bag_of_content_or_of_function_words_does_not_solve_it(name, kind):
     columns = {}
