@@ -22,7 +22,7 @@ def test_exact_weights_are_those_of_all_replacements(tmp_path):
     tensors = {n: 0 * t if n.endswith("bias") else 0.3 * t for n, t in tensors.items()}
     model = load_pretrained(pretrained.save(tmp_path, pretrained.CONFIGS["bert"], tensors))
     ids = np.array([[1, 5, 6, 7, 8, 2]])
-    texts = tail_mass.Texts(ids, np.array([[1, 9, 10, 11, 4, 2]]), (1, 1))
+    texts = tail_mass.Texts(ids, np.array([[3, 9, 10, 11, 4, 3]]), (1, 1))
 
     def embedding(ids):
         states = model.forward(model.embed(jnp.array([ids])), jnp.ones((1, 6), bool)).output[0]
