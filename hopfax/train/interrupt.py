@@ -52,7 +52,7 @@ def held() -> Iterator[None]:
 
 @contextlib.contextmanager
 def listening(*, exits: bool = False) -> Iterator[None]:
-    """Turns the first Ctrl-C into a request to stop, which `check` raises; the second stops at once.
+    """Turns the first Ctrl-C into a request to stop, raised by `check`; the second stops at once.
 
     Has no effect outside the main thread or if SIGINT does not have Python's default handler, so
     calls may be nested.
