@@ -40,6 +40,7 @@ SNR_DB = tuple(range(6, -21, -2))
 LEVELS = {"levels": tuple(float(f"{10 ** (-db / 20):.4g}") for db in SNR_DB), "noise_draws": 1}
 DEFAULTS = {"laptop": LEVELS, "paper": LEVELS}
 MOST_LINES = 6  # of a figure; with more models, those with memory have their own panels
+NOISE_TRAINING = "Noise training: SNR drawn uniformly from −16 to 0 dB for each training text."
 MEMORY = "-memory"  # suffix of the names of models with memory
 
 
@@ -117,7 +118,7 @@ def page(folder: Path) -> Page:
         ),
     )  # fmt: skip
     gains = leads(noisy)
-    if len(gains):
+    if gains.low.notna().any():  # several seeds
         answers.append(lead_sentence(gains))
         tables.append(lead_table(gains, titles))
     gained = measured.frame[(measured.frame.metric == "gain") & (measured.frame.level > 0)]
@@ -157,7 +158,7 @@ def page(folder: Path) -> Page:
             LIMIT,
             f"Within {NEAR:g} point: the mean over seeds; the interval may include larger drops.",
             "Significant: the 95 % interval excludes zero, without correction for multiple tests.",
-            "Trained with noise: SNR drawn uniformly from −16 to 0 dB for each training text.",
+            *([NOISE_TRAINING] if any("noise-trained" in model for model in models) else []),
         ],
     )
 
@@ -183,7 +184,8 @@ def kept_sentence(
     if ends[0] != ends[1] and np.isfinite(lowest[model + MEMORY]):
         noisy = rows[rows.snr_db == lowest[model + MEMORY]]
         change = tidy.summarise(tidy.paired(noisy, clean, on=["seed"])).iloc[0]
-        drop = f" ({report.plain_interval(change)} points there)"
+        if np.isfinite(change.low):
+            drop = f" ({report.plain_interval(change)} points there)"
     without = f"{drop}; without memory, {ends[1]}" if ends[0] != ends[1] else ", as without memory"
     task, score = titles[clean.task.iloc[0]], clean.score.mean()
     return (
