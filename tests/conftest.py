@@ -4,6 +4,7 @@ import os
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -57,6 +58,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         path = item.path.relative_to(folder)
         if path.as_posix() in FAST or path.parts[0] in FAST:
             item.add_marker("fast")
+
+
+@pytest.fixture
+def x64():
+    """Double precision for one test."""
+    import jax  # after the environment above is set
+
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(7)
 
 
 @pytest.fixture(scope="session")

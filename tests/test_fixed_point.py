@@ -12,12 +12,6 @@ import pytest
 from hopfax.fixed_point import adjoint, fixed_point
 
 
-@pytest.fixture
-def x64():
-    with jax.enable_x64(True):
-        yield
-
-
 BOTH = pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
 
 

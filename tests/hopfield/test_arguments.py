@@ -16,6 +16,7 @@ retrieve, energy, update, trajectory = (
 )
 attend = partial(hopfield.attend, PATTERNS, PATTERNS, PATTERNS, beta=1.0)
 noise = partial(hopfield.gaussian_noise, KEY, PATTERNS)
+denoise = partial(hopfield.denoise, noisy=STATE, patterns=PATTERNS, sigma=1.0)
 
 
 @pytest.mark.parametrize("call", [retrieve, energy, update, trajectory, attend])
@@ -63,6 +64,28 @@ def test_beta_and_mask(call, options, error, words):
         (AssertionError, "rank 1", lambda: noise(sigma=STATE)),
         (ValueError, "sigma must be >= 0, got -0.1", lambda: noise(sigma=-0.1)),
         (ValueError, "sigma must be >= 0, got nan", lambda: noise(sigma=np.nan)),
+        *(
+            (ValueError, words, partial(denoise, **options))
+            for options, words in (
+                ({"sigma": 0.0}, "sigma must be > 0 and finite, got 0.0"),
+                ({"sigma": np.nan}, "must be > 0 and finite, got nan"),
+                ({"sigma": np.ones(2)}, "sigma must be one number"),
+                ({"noisy": np.ones(3)}, r"got \(3,\) and \(3, 4\)"),
+                ({"patterns": np.ones((0, 4))}, "number of patterns must be >= 1, got 0"),
+                ({"block_size": 0}, "block_size .* must be >= 1, got 0"),
+                ({"log_prior": np.ones(4)}, r"log_prior must have shape \(3,\), got \(4,\)"),
+                ({"mask": np.ones(4, bool)}, r"mask must have shape \(3,\), got \(4,\)"),
+            )
+        ),
+        (ValueError, r"in \[1, 3\], got 4", lambda: hopfield.candidates(STATE, PATTERNS, count=4)),
+        (ValueError, r"\(tokens, width\), got", lambda: hopfield.estimate_sigma(STATE, PATTERNS)),
+        *(
+            (ValueError, words, partial(hopfield.forward_backward, *map(np.ones, shapes)))
+            for shapes, words in (
+                (((4, 3), (4, 3, 3)), r"got \(4, 3\) and \(4, 3, 3\)"),
+                (((2, 4, 3), (3, 3, 3)), "use jax.vmap"),
+            )
+        ),
     ],
 )
 def test_shapes_and_options(error, words, call):

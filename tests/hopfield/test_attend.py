@@ -122,30 +122,11 @@ def test_nothing_but_padding_reads_zeros(rng, width):
     assert not np.any(attention.values)
 
 
-@WIDTHS
-def test_each_query_has_its_own_tolerance(rng, width):
-    arrays = head(rng, width)
-    tol = jnp.array([jnp.inf, 1e-4, jnp.inf, 1e-4, jnp.inf])
-    attention = hopfield.attend(*arrays, beta=BETA, tol=tol)
-    assert attention.num_steps[::2].tolist() == [1, 1, 1]
-    assert attention.num_steps[1::2].min() > 1
-    one = jax.vmap(lambda q: hopfield.update(q, arrays[1], beta=BETA))(arrays[0])[::2]
-    wanted = jax.nn.softmax(BETA * one @ arrays[1].T) @ arrays[2]
-    np.testing.assert_allclose(attention.values[::2], wanted, rtol=1e-4)
-
-
 def test_leaving_the_query_is_never_the_last_step():
     keys = jnp.array([[1.0, 2.0, 0.5]])
     for max_steps, facts in ((0, (0, True)), (1, (1, False)), (50, (2, True))):
         attention = hopfield.attend(keys, keys, keys, beta=1.0, max_steps=max_steps)
         assert (int(attention.num_steps[0]), bool(attention.converged[0])) == facts
-
-
-def test_without_steps_it_is_softmax_attention(rng):
-    queries, keys, values = head(rng)
-    attention = hopfield.attend(queries, keys, values, beta=0.5, max_steps=0)
-    wanted = jax.nn.softmax(0.5 * queries @ keys.T) @ values
-    np.testing.assert_allclose(attention.values, wanted, rtol=1e-5)
 
 
 @WIDTHS

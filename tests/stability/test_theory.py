@@ -13,12 +13,6 @@ KEY = jax.random.key(2)
 RHOS = np.array([-1.0, -0.9, -0.3, 0.0, 0.2, 0.7, 0.99, 1.0])
 
 
-@pytest.fixture
-def x64():
-    with jax.enable_x64(True):
-        yield
-
-
 def test_relu_stability_is_what_monte_carlo_finds():
     found = noise_stability(
         lambda x: jnp.maximum(x[0], 0), KEY, shape=(1,), rho=jnp.asarray(RHOS), num_samples=20_000

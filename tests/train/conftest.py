@@ -7,7 +7,6 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from hopfax.train import loop, schedule
@@ -16,11 +15,6 @@ from hopfax.train.step import make_chunk
 
 # pytest's importlib mode leaves sys.path alone: `tiny` is here, `oracles` one folder up.
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents[1])]
-
-
-@pytest.fixture
-def rng():
-    return np.random.default_rng(5)
 
 
 @pytest.fixture

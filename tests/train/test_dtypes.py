@@ -23,10 +23,7 @@ CASES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def x64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 @pytest.mark.parametrize("noise", [None, Noise("token", "matched", 0.5)])
