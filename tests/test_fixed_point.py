@@ -11,7 +11,6 @@ import pytest
 
 from hopfax.fixed_point import adjoint, fixed_point
 
-
 BOTH = pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
 
 

@@ -126,31 +126,6 @@ def test_padding_changes_nothing_and_gets_no_gradient(arrays, filler):
         np.testing.assert_array_equal(got[~mask], 0)
 
 
-def test_nothing_but_padding(arrays):
-    mask = np.zeros(7, bool)
-    found, slopes = fused(arrays, mask=mask)
-    assert_same_retrieval(found, exactly(arrays, mask=mask)[0])
-    assert found.converged.all() and not np.any(found.values)
-    assert not any(np.any(slope) for slope in slopes)
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_numbers_that_are_not_finite_stop_at_once(arrays, bad):
-    run = jax.jit(partial(experimental.retrieve_head, beta=BETA))
-    query, keys, values = map(jnp.asarray, arrays)
-    found = run(query.at[2, 1].set(bad), keys, values)
-    others = np.arange(7) != 2
-    assert found.num_steps[2] == 0
-    assert found.converged.tolist() == others.tolist()
-    assert np.isfinite(found.values).all(1).tolist() == others.tolist()
-    found = run(query, keys.at[3, 0].set(bad), values)
-    assert not found.num_steps.any() and not found.converged.any()
-    # Not finite only from the first step on.
-    huge = run(1e30 * query, 1e30 * keys, values)
-    assert set(huge.num_steps.tolist()) == {1}
-    assert not huge.converged.any()
-
-
 def test_bfloat16_is_what_is_stored_not_what_is_computed(arrays):
     half = [jnp.asarray(array, jnp.bfloat16) for array in arrays]
     found, slopes = fused(half)

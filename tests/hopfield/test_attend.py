@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hopfax import hopfield
+from hopfax import experimental, hopfield
 
 BETA, KEYS = 0.8, 6
 # Fewer keys than twice the width iterate scores, others states.
@@ -113,13 +113,26 @@ def test_padding_changes_nothing_and_gets_no_gradient(x64, rng, width, filler):
         assert not np.any(got[~mask]), "exactly zero"
 
 
-@WIDTHS
-def test_nothing_but_padding_reads_zeros(rng, width):
+IMPLEMENTATIONS = pytest.mark.parametrize(
+    ("attend", "width"),
+    [(hopfield.attend, 4), (hopfield.attend, 3), (experimental.retrieve_head, 4)],
+    ids=["scores", "states", "kernel"],
+)
+
+
+@IMPLEMENTATIONS
+def test_nothing_but_padding_reads_zeros_without_a_gradient(rng, attend, width):
     queries = head(rng, width)[0]
     keys, values = jnp.full((KEYS, width), jnp.nan), jnp.full((KEYS, 2), jnp.nan)
-    attention = hopfield.attend(queries, keys, values, beta=1.0, mask=jnp.zeros(KEYS, bool))
+
+    def total(*arrays):
+        attention = attend(*arrays, beta=1.0, mask=jnp.zeros(KEYS, bool))
+        return jnp.sum(attention.values), attention
+
+    slopes, attention = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(queries, keys, values)
     assert attention.converged.all()
     assert not np.any(attention.values)
+    assert not any(np.any(slope) for slope in slopes)
 
 
 def test_leaving_the_query_is_never_the_last_step():
@@ -143,12 +156,18 @@ def test_both_precisions_are_iterated_in_float32(rng, width, dtype, bound):
     np.testing.assert_allclose(attention.values.astype(jnp.float32), wanted.values, atol=bound)
 
 
-@WIDTHS
+@IMPLEMENTATIONS
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_numbers_that_are_not_finite_stop_at_once(rng, width, bad):
+def test_numbers_that_are_not_finite_stop_at_once(rng, attend, width, bad):
+    run = jax.jit(partial(attend, beta=BETA))
     queries, keys, values = head(rng, width)
-    attention = hopfield.attend(queries.at[1, 1].set(bad), keys, values, beta=BETA)
-    assert attention.num_steps[1] == 0 and not attention.converged[1]
-    assert attention.converged[0]
-    attention = hopfield.attend(queries, keys.at[2, 1].set(bad), values, beta=BETA)
+    attention = run(queries.at[1, 1].set(bad), keys, values)
+    others = np.arange(len(queries)) != 1
+    assert attention.num_steps[1] == 0
+    assert attention.converged.tolist() == others.tolist()
+    assert np.isfinite(attention.values).all(1).tolist() == others.tolist()
+    attention = run(queries, keys.at[2, 1].set(bad), values)
     assert attention.num_steps.max() <= 1 and not attention.converged.any()
+    # Not finite only from the first step on.
+    huge = run(1e30 * queries, 1e30 * keys, values)
+    assert huge.num_steps.max() <= 1 and not huge.converged.any()

@@ -1,6 +1,7 @@
 """Layers in slow float64 NumPy, on nested dicts of this library's parameters."""
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -47,3 +48,18 @@ def attend(params, x, mask, *, num_heads=2, beta=1.0, move=None, causal=False):
             weights = np.exp([beta * key @ state for key in keys])
             result[b, t, part] = weights @ values / weights.sum()
     return project(params, "out", result)
+
+
+def block(params, x, mask, *, norm_first, activation=gelu, causal=False):
+    """Attention and feed-forward of one layer."""
+    first, second = (partial(norm, params[name]) for name in ("attention_norm", "ff_norm"))
+
+    def feed_forward(x):
+        return linear(params["ff_out"], activation(linear(params["ff_in"], x)))
+
+    attended = partial(attend, params["attention"], mask=mask, causal=causal)
+    if norm_first:
+        x = x + attended(first(x))
+        return x + feed_forward(second(x))
+    x = first(x + attended(x))
+    return second(x + feed_forward(x))

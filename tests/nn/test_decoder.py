@@ -1,10 +1,12 @@
 """The decoder against a slow version; causality, padding and initialisation."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from nn.slow import attend, linear, norm
+from nn import slow
 
 from hopfax.nn import decoder
 from hopfax.nn.decoder import sinusoids
@@ -31,20 +33,11 @@ def test_one_layer_is_the_formula(x64, redraw, norm_first):
     params = redraw(model, dtype=np.float64)
     own = params["blocks"][0]
     x = np.asarray(params["tokens"]["embedding"])[IDS] * 2 + sinusoids(5, 4)
-
-    def attention(x):
-        return attend(own["attention"], x, MASK, causal=True)
-
-    def feed_forward(x):
-        return linear(own["ff_out"], np.maximum(linear(own["ff_in"], x), 0))
-
+    relu = partial(np.maximum, 0)
+    x = slow.block(own, x, MASK, norm_first=norm_first, activation=relu, causal=True)
     if norm_first:
-        x = x + attention(norm(own["attention_norm"], x))
-        x = norm(params["norm"], x + feed_forward(norm(own["ff_norm"], x)))
-    else:
-        x = norm(own["attention_norm"], x + attention(x))
-        x = norm(own["ff_norm"], x + feed_forward(x))
-    expected = linear(params["reader"], np.stack([x[0].mean(0), x[1, :3].mean(0)]))
+        x = slow.norm(params["norm"], x)
+    expected = slow.linear(params["reader"], np.stack([x[0].mean(0), x[1, :3].mean(0)]))
     np.testing.assert_allclose(model.apply(params, jnp.asarray(IDS), MASK), expected, rtol=1e-9)
 
 
@@ -73,15 +66,3 @@ def test_initial_parameters_are_the_papers():
     table = params["tokens"]["embedding"]
     assert bound > float(jnp.abs(table).max()) > 0.99 * bound
     assert "positions" not in params
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"reading": "last"}, "mean.*each.*'last'"),
-        ({"num_heads": 4}, "width 6 does not divide into 4 heads"),
-    ],
-)
-def test_bad_options_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        decoder(10, 3, **SIZES | options)

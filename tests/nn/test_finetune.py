@@ -96,10 +96,3 @@ def test_the_paper_s_attention_has_no_projections_of_its_own(loaded):
 def test_unsupported_models_are_errors(tmp_path, family, changes, message):
     with pytest.raises(ValueError, match=message):
         text_classifier(load(tmp_path, family, **changes), 2)
-
-
-def test_texts_longer_than_the_positions_are_errors(loaded):
-    model = replace_attention(loaded, SoftmaxAttention)
-    tokens = jnp.zeros((1, loaded.max_length + 1, loaded.table.shape[1]))
-    with pytest.raises(ValueError, match=f"at most max_length={loaded.max_length} tokens"):
-        model.forward(tokens, jnp.ones(tokens.shape[:2], bool))

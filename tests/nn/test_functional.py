@@ -42,17 +42,6 @@ def test_init_follows_its_key(model):
     assert 0.01 < float(one["blocks"][0]["attention"]["key"]["kernel"].std()) < 0.03
 
 
-def test_vmapped_seeds_are_separate_runs(model):
-    run, keys = partial(logits, model), jax.random.split(jax.random.key(3), 3)
-    stacked = jax.vmap(model.init)(keys)
-    outputs, run = jax.jit(jax.vmap(run))(stacked), jax.jit(run)
-    for seed in range(3):
-        alone = model.init(keys[seed])
-        of_seed = jax.tree.map(lambda leaf, at=seed: leaf[at], stacked)
-        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), of_seed, alone)
-        np.testing.assert_allclose(outputs[seed], run(alone), rtol=1e-4, atol=1e-6)
-
-
 def test_parameters_are_the_only_state(model):
     params = model.init(jax.random.key(0))
     network = model.apply(params, method=lambda module: module)

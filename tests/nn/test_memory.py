@@ -40,12 +40,6 @@ def test_memory_removes_noise_and_changes_no_clean_output(name, site):
     assert recalled < 0.1 * noisy
 
 
-def test_positions_of_unknown_type_cannot_be_recalled():
-    typed = nn.tinybert(40, 2, width=8, num_layers=1, num_types=2)
-    with pytest.raises(ValueError, match="without token types"):
-        nn.with_memory(typed, site="embedding")
-
-
 def test_recall_is_denoise_of_every_token_with_its_prior_and_scale():
     keys = jax.random.split(jax.random.key(0), 4)
     table, noise = jax.random.normal(keys[0], (30, 8)), jax.random.normal(keys[1], (2, 3, 8))

@@ -154,15 +154,3 @@ def test_scaled_embeddings_are_the_same_function_with_weaker_noise(redraw):
         strong = run(other, params, added=Perturbation(token=50 * scale * noise)).logits
         weak = run(one, params, added=Perturbation(token=scale * noise)).logits
         np.testing.assert_allclose(strong, weak, rtol=1e-3, atol=1e-5)
-
-
-def test_no_steps_are_an_error():
-    with pytest.raises(ValueError, match="num_steps must be at least 1, got 0"):
-        shared(num_steps=0)
-
-
-def test_attention_maps_are_not_implemented(redraw):
-    model = shared()
-    network = model.apply(redraw(model), method=lambda module: module)
-    with pytest.raises(NotImplementedError, match="several maps"):
-        network.attention_maps(jnp.zeros((2, 5, 6)), MASK)

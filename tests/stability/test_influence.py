@@ -55,8 +55,3 @@ def test_influence_has_a_gradient_where_it_is_zero():
         return geometric_influence(lambda x: jnp.sum(jax.nn.relu(weight * x)), inputs).sum()
 
     np.testing.assert_allclose(jax.grad(total)(2.0), 1.0, rtol=1e-6)
-
-
-def test_no_bits_are_refused():
-    with pytest.raises(ValueError, match="num_bits must be >= 1, got 0"):
-        total_influence(tribes, KEY, num_bits=0, num_samples=9)

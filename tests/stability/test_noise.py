@@ -42,23 +42,3 @@ def test_tokens_are_kept_or_drawn_anew(rho):
         np.testing.assert_allclose(
             changed / changed.sum(), 0.2, atol=5 * 0.4 / changed.sum() ** 0.5
         )
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "words"),
-    [
-        (lambda: gaussian_pair(KEY, (2,), rho=1.5), ValueError, r"in \[-1, 1\], got 1\.5"),
-        (lambda: bit_pair(KEY, (2,), rho=jnp.zeros(2)), AssertionError, "rank"),
-        (lambda: tokens_of([0, 7]), ValueError, r"tokens must be in \[0, 4\], got 7"),
-        (lambda: tokens_of([-1, 2]), ValueError, "got -1"),
-        (lambda: tokens_of([0.5]), AssertionError, "float32 but expected .*int"),
-        (lambda: tokens_of([0], num_tokens=0), ValueError, "num_tokens must be >= 1, got 0"),
-    ],
-)
-def test_bad_input_is_named(call, error, words):
-    with pytest.raises(error, match=words):
-        call()
-
-
-def tokens_of(tokens, num_tokens=5):
-    return bonami_beckner_pair(KEY, tokens, rho=0.5, num_tokens=num_tokens)

@@ -136,18 +136,6 @@ def test_augmented_over_draws_a_ratio_per_text_and_matches_its_tokens():
     assert -17 < min(ratios) < -13 and -3 < max(ratios) < 1
 
 
-def test_perturbations_are_added_at_the_sites_of_a_model():
-    model = tiny.softmax()
-    network = model.apply(tiny.lively(model), method=lambda module: module)
-    ids, mask = texts_of(BATCH)
-    tokens = network.embed_tokens(ids)
-    noise = 0.3 * jax.random.normal(KEY, tokens.shape)
-    perturbed = network(ids, mask, added=Perturbation(noise, 2 * noise)).logits
-    hidden = network.encode(network.embed(tokens + noise) + 2 * noise, mask).hidden
-    np.testing.assert_allclose(perturbed, network.classify(hidden, mask), rtol=1e-5, atol=1e-6)
-    assert np.abs(perturbed - network(ids, mask).logits).max() > 1e-2
-
-
 def test_seeds_together_train_as_they_do_alone():
     """FreeLB's gradient rule under `vmap`."""
     optimizer, seeds = adamw(1e-2, total_steps=4), (3, 8)

@@ -4,7 +4,6 @@ import sys
 
 import numpy as np
 import pytest
-import tiny
 
 from hopfax.train import progress as module
 from hopfax.train.progress import Progress
@@ -85,15 +84,3 @@ def test_bar_on_a_terminal(shown, monkeypatch):
     assert "50%  0:00:02 left  loss 0.25  score 81.2" in text
     assert written.count("\n") <= 2  # drawn over itself, not line by line
     assert "\x1b[?25h" in written  # the cursor is back, also after an error
-
-
-def test_rich_is_not_imported_for_plain_lines():
-    process = tiny.start("""
-import sys
-from hopfax.train.progress import Progress
-with Progress(1) as progress:
-    progress.update(1)
-assert "rich" not in sys.modules
-""")
-    _, errors = process.communicate()
-    assert process.returncode == 0, errors

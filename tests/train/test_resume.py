@@ -2,23 +2,16 @@
 
 import signal
 import time
-from functools import partial
 
 import pytest
+import test_loop
 import tiny
 
 from hopfax.train import interrupt
 from hopfax.train.checkpoint import Checkpoints
-from hopfax.train.evaluate import make_predictor
-from hopfax.train.loop import fit
 from hopfax.train.metrics import MetricsLog
-from hopfax.train.objectives import classification
-from hopfax.train.state import adamw
 
-MODEL = tiny.bag()
-OBJECTIVE = classification(MODEL)
-OPTIMIZER = partial(adamw, 0.05)
-PREDICTOR = make_predictor(MODEL)
+ROWS = {"train": tiny.buckets(20), "validation": tiny.buckets(8, seed=1)}
 pytestmark = pytest.mark.usefixtures("compiled_once", "default_handler")
 
 
@@ -27,19 +20,7 @@ def run(folder, interval=0.0, epochs=3):
         Checkpoints(folder, config={"a": 1}, interval=interval) as checkpoints,
         MetricsLog(folder / "metrics.jsonl") as log,
     ):
-        return fit(
-            PREDICTOR,
-            OBJECTIVE,
-            train=tiny.buckets(20),
-            validation=tiny.buckets(8, seed=1),
-            score=tiny.accuracy,
-            seeds=(23, 42),
-            epochs=epochs,
-            optimizer=OPTIMIZER,
-            batch_size=4,
-            checkpoints=checkpoints,
-            log=log,
-        )
+        return test_loop.run(epochs=epochs, checkpoints=checkpoints, log=log, **ROWS)
 
 
 def assert_same_run(folder, resumed, uninterrupted):

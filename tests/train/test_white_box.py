@@ -37,26 +37,22 @@ PAIRS = [(("is it fun?", "it is"), ("is it fun?", "no")), (("a way", "fun"), ("a
 class Placed(tiny.Bag):
     """A bag that weights words by position, so that no two texts have the same loss."""
 
-    def embed(self, tokens, types=None, *, key=None):
-        return tokens * (1 + jnp.arange(tokens.shape[-2]) / 7)[:, None]
-
-
-class Scaled(Placed):
-    """A bag that scales its embeddings."""
-
     embedding_scale = 3.0
 
     def embed_tokens(self, ids):
         return self.embedding_scale * super().embed_tokens(ids)
 
+    def embed(self, tokens, types=None, *, key=None):
+        return tokens * (1 + jnp.arange(tokens.shape[-2]) / 7)[:, None]
 
-def bag(num_outputs=2, module=Placed):
+
+def bag(num_outputs=2):
     rng = np.random.default_rng(0)
     params = {
         "tokens": {"embedding": rng.normal(size=(VOCABULARY.size, 4)).astype(np.float32)},
         "out": rng.normal(size=(4, num_outputs)).astype(np.float32) / 3,
     }
-    return Functional(None, tiny.apply_of(module)), params
+    return Functional(None, tiny.apply_of(Placed)), params
 
 
 def victim(model, params, vocabulary=VOCABULARY, **options):
@@ -111,9 +107,8 @@ def test_losses_do_not_depend_on_batches_or_gradients():
     assert len(set(losses[:4].round(4))) == 4
 
 
-@pytest.mark.parametrize("module", [Placed, Scaled])
-def test_first_order_is_the_slope_of_the_loss(module):
-    model, params = bag(module=module)
+def test_first_order_is_the_slope_of_the_loss():
+    model, params = bag()
     (linear,) = victim(model, params).gradients.linearize(TEXTS[:1], [1])
     direction = np.random.default_rng(0).normal(size=linear.gradient.shape).astype(np.float32)
 
@@ -163,13 +158,6 @@ def test_nothing_new_is_compiled_by_an_attack_on_other_texts():
     attack(TEXTS)
     with jax.no_tracing():
         attack([TEXTS[2], "it was fun", ("is it bad or good?", "one could say it is bad")])
-
-
-def test_models_of_a_vocabulary_share_tokenised_edits():
-    cache = victim(*bag()).gradients.cache
-    assert victim(*bag(num_outputs=3)).gradients.cache is cache
-    fewer = WordPiece(tokens=VOCABULARY.tokens[:-1])
-    assert victim(*bag(), fewer).gradients.cache is not cache
 
 
 def test_flipped_tokens_are_those_of_the_corrupted_text():

@@ -1,0 +1,94 @@
+"""Wrong options and inputs of layers and models are errors that name them."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from hopfax import nn
+
+SIZES = {"width": 6, "num_layers": 1, "ff_width": 8, "max_length": 8}
+X, MASK = jnp.ones((2, 5, 6)), np.ones((2, 5), bool)
+tinybert = partial(nn.tinybert, 10, 3, **SIZES)
+decoder = partial(nn.decoder, 10, 3, width=6, num_layers=1)
+
+
+def encoder(**options):
+    options = {"attention": nn.SoftmaxAttention} | SIZES | options
+    return nn.functional(lambda rngs: nn.Encoder(10, 3, rngs=rngs, **options))
+
+
+def attention(layer=nn.HopfieldAttention, x=X, mask=MASK, **options):
+    return layer(6, rngs=nnx.Rngs(0), **options)(x, mask)
+
+
+def embed(tokens):
+    return tinybert().apply(
+        tinybert().init(jax.random.key(0)), jnp.ones((1, tokens, 6)), method="embed"
+    )
+
+
+softmax = partial(attention, nn.SoftmaxAttention)
+fused = partial(attention, implementation="pallas")
+
+
+@pytest.mark.parametrize(
+    ("call", "options", "message"),
+    [
+        *(
+            (call, {"num_heads": 4}, "6 does not divide into 4")
+            for call in (attention, softmax, decoder)
+        ),
+        *((call, {"num_heads": 0}, "6 does not divide into 0") for call in (attention, softmax)),
+        (attention, {"beta": 0.0}, "beta must be > 0 and tol >= 0, got 0.0 and 0.0001"),
+        (attention, {"beta": np.nan}, "beta must be > 0 and tol >= 0, got nan"),
+        (attention, {"tol": -1.0}, "beta must be > 0 and tol >= 0, got 15.0 and -1.0"),
+        (attention, {"scope": "token"}, r'"query" or "batch", got \'token\''),
+        (attention, {"implementation": "cuda"}, r'"xla" or "pallas", got \'cuda\''),
+        (attention, {"max_steps": -1}, "got -1"),
+        (attention, {"stop": "soon"}, "got 'soon'"),
+        (attention, {"gradient": "exact"}, "got 'exact'"),
+        (fused, {"gradient": "unrolled"}, 'pallas" requires .*unrolled'),
+        (fused, {"scope": "batch"}, 'pallas" requires .*batch'),
+        (fused, {"max_steps": 0}, 'pallas" requires .* 0 and'),
+        (encoder, {"pooling": "max"}, '"mean" or "cls", got \'max\''),
+        (encoder, {"remat": True, "stop_gradient_keys": True}, "remat requires identical blocks"),
+        (embed, {"tokens": 9}, "at most max_length=8 tokens, got 9"),
+        (decoder, {"reading": "last"}, "mean.*each.*'last'"),
+        (partial(nn.universal_bert, 10, 3), {"num_steps": 0}, "num_steps must be .* 1, got 0"),
+        (nn.find_preset, {"name": "Paper"}, "one of hopfax, paper, released, got 'Paper'"),
+        (
+            partial(nn.with_precision, tinybert()),
+            {"precision": "float16"},
+            "must be float32 or bfloat16, got 'float16'",
+        ),
+        (
+            partial(nn.with_memory, tinybert(num_types=2)),
+            {"site": "embedding"},
+            "without token types",
+        ),
+    ],
+)
+def test_options(call, options, message):
+    with pytest.raises(ValueError, match=message):
+        call(**options)
+
+
+@pytest.mark.parametrize("call", [attention, softmax])
+@pytest.mark.parametrize(
+    ("x", "mask"),
+    [(X[0], MASK[0]), (X, MASK[:, None, None]), (X, np.ones((2, 5)))],
+    ids=["no batch", "shape of the mask", "dtype of the mask"],
+)
+def test_inputs_of_attention(call, x, mask):
+    with pytest.raises(AssertionError, match=r"assert_(rank|shape|type) failed"):
+        call(x=x, mask=mask)
+
+
+def test_attention_maps_of_a_universal_model_are_not_implemented():
+    model = nn.universal_bert(10, 3, width=6, ff_width=8, max_length=8)
+    with pytest.raises(NotImplementedError, match="several maps"):
+        model.apply(model.init(jax.random.key(0)), X, MASK, method="attention_maps")

@@ -1,0 +1,90 @@
+"""Wrong arguments are errors that name them."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from hopfax import stability
+from hopfax.stability import bit_pair, theory
+
+KEY, HALVES = jax.random.key(0), jnp.full((4, 2), 0.5)
+
+
+def first(x):
+    return x[0]
+
+
+pair = partial(stability.gaussian_pair, KEY, (2,))
+replaced = partial(stability.bonami_beckner_pair, KEY, tokens=[0], rho=0.5, num_tokens=5)
+estimate = partial(stability.noise_stability, first, key=KEY, shape=(2,), rho=0.5, num_samples=10)
+influence = partial(stability.total_influence, first, KEY, num_samples=9)
+regularizer = partial(
+    stability.stability_regularizer,
+    lambda tokens: HALVES,
+    KEY,
+    jnp.zeros((4, 2), int),
+    probs=HALVES,
+    rho=0.2,
+    num_tokens=3,
+)
+walsh = partial(stability.walsh_weights, first)
+levels = partial(stability.level_weights, first, KEY, shape=(5,), num_samples=128)
+tail = partial(stability.spectral_tail_bound, 0.5, 1.0, rho=0.5, degree=2)
+linear = partial(theory.linear_recurrence, 0.5)
+transformer = partial(theory.transformer_recurrence, 0.5, num_layers=1)
+moments = partial(theory.moment_interval, 0.5, mean=2.0)
+interval = partial(theory.attention_interval, 1.0, negative=1.0, num_tokens=2, width=2, bound=1.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "options", "words"),
+    [
+        (pair, {"rho": 1.5}, r"rho must be in \[-1, 1\], got 1\.5"),
+        (replaced, {"tokens": [0, 7]}, r"tokens must be in \[0, 4\], got 7"),
+        (replaced, {"tokens": [-1, 2]}, "got -1"),
+        (replaced, {"num_tokens": 0}, "num_tokens must be >= 1, got 0"),
+        (estimate, {"rho": jnp.array([0.1, -3.0])}, r"rho must be in \[-1, 1\], got -3\.0"),
+        (estimate, {"num_samples": 1}, "num_samples must be >= 2, got 1"),
+        (estimate, {"batch_size": 0}, "batch_size must be >= 1, got 0"),
+        (estimate, {"arc_points": 1}, "arc_points must be >= 2, got 1"),
+        (estimate, {"arc_points": 4, "pair": bit_pair}, "unless pair is gaussian_pair, got 4"),
+        (estimate, {"pair": lambda key, shape, rho: (rho, rho)}, "out_axes"),
+        (influence, {"num_bits": 0}, "num_bits must be >= 1, got 0"),
+        (regularizer, {"share": 0.0}, r"share must be in \(0, 1\], got 0"),
+        (regularizer, {"share": 1.5}, r"share must be in \(0, 1\], got 1.5"),
+        (regularizer, {"every": 0}, "every must be >= 1, got 0"),
+        (walsh, {"num_bits": 21}, r"num_bits must be in \[1, 20\], got 21"),
+        (levels, {"degree": 21}, r"degree must be in \[0, 20\], got 21"),
+        (levels, {"num_samples": 10}, "must be >= 128, got 10"),
+        (tail, {"rho": 1.0}, "rho .* got 1.0"),
+        (tail, {"degree": 0}, "degree must be >= 1, got 0"),
+        (theory.relu_stability, {"rho": 1.1}, r"rho must be in \[-1, 1\], got 1\.1"),
+        (linear, {"num_layers": -1}, "num_layers must be >= 0, got -1"),
+        (partial(theory.attention_stability, 0.5), {"num_tokens": 0}, "num_tokens must .*, got 0"),
+        (transformer, {"value_norm": 1.5}, r"value_norm must be in \[0, 1\], got 1\.5"),
+        (theory.relu_process_stability, {"rho": -0.1}, r"rho must be in \[0, 1\], got -0\.1"),
+        (theory.relu_process_stability, {"rho": 0.1, "std": 0.0}, "std must be > 0, got 0"),
+        (theory.relu_process_stability, {"rho": 0.1, "scale": -1.0}, "scale must .* got -1"),
+        (interval, {"negative": -1.0}, "negative must .* got -1"),
+        (moments, {"second_moment": 3.0}, "variance must be >= 0, got -0.9"),
+    ],
+)
+def test_numbers_out_of_range(call, options, words):
+    with pytest.raises(ValueError, match=words):
+        call(**options)
+
+
+@pytest.mark.parametrize(
+    ("call", "options", "words"),
+    [
+        (partial(bit_pair, KEY, (2,)), {"rho": jnp.zeros(2)}, "rank"),
+        (replaced, {"tokens": [0.5]}, "float32 but expected .*int"),
+        (estimate, {"rho": jnp.zeros((2, 2))}, "rank 2"),
+        (regularizer, {"probs": HALVES[:3]}, "different shape prefixes"),
+    ],
+)
+def test_shapes_and_dtypes(call, options, words):
+    with pytest.raises(AssertionError, match=words):
+        call(**options)
