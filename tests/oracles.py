@@ -7,6 +7,9 @@ no stable softmax, no choice of the smaller matrix.
 import math
 
 import numpy as np
+from scipy.integrate import quad
+from scipy.special import hermitenorm
+from scipy.stats import norm
 
 # -- Robertha, sections 2 and 3 ---------------------------------------------------------------
 
@@ -107,18 +110,9 @@ def central_difference(fn, point, *, step=1e-6):
 
 
 def bivariate_normal_orthant(c, rho):
-    """P(X > c, Y > c) at correlation rho, by the midpoint rule over X."""
-    xs, width = np.linspace(c, c + 9, 20_001, retstep=True)
-    middles = (xs[:-1] + xs[1:]) / 2
-    if rho == 1:
-        upper = np.ones(len(middles))
-    elif rho == -1:
-        upper = (middles < -c).astype(float)
-    else:
-        scale = math.sqrt(2 * (1 - rho**2))
-        upper = np.array([0.5 * math.erfc((c - rho * x) / scale) for x in middles])
-    density = np.exp(-(middles**2) / 2) / math.sqrt(2 * math.pi)
-    return float(np.sum(density * upper) * width)
+    """P(X > c, Y > c) at correlation rho, by quadrature over X."""
+    scale = math.sqrt(max(1 - rho**2, 1e-12))
+    return quad(lambda x: norm.pdf(x) * norm.sf((c - rho * x) / scale), c, c + 9)[0]
 
 
 def walsh_weights(values, num_bits):
@@ -133,18 +127,10 @@ def walsh_weights(values, num_bits):
     return weights
 
 
-_HERMITE = (
-    lambda x: 1 + 0 * x[0],
-    lambda x: x[0],
-    lambda x: (x[0] ** 2 - 1) / math.sqrt(2),
-    lambda x: (x[0] ** 3 - 3 * x[0]) / math.sqrt(6),
-    lambda x: (x[0] ** 4 - 6 * x[0] ** 2 + 3) / math.sqrt(24),
-)
-
-
 def hermite(degree):
     """The probabilists' polynomial of the first coordinate, orthonormal under N(0, 1)."""
-    return _HERMITE[degree]
+    powers = hermitenorm(degree).coef[::-1] / math.sqrt(math.factorial(degree))
+    return lambda x: sum(factor * x[0] ** power for power, factor in enumerate(powers))
 
 
 def adversarial_walk(table, out, ids, mask, labels, delta, *, num_steps, step_size, max_norm):

@@ -26,11 +26,8 @@ def lowered():
     )
 
     def lowered(fn, *shapes, devices=1):
-        axes = {"axis_sizes": (), "axis_names": (), "axis_types": ()}
-        if devices > 1:
-            axes = {"axis_sizes": (devices,), "axis_names": ("devices",)}
-            axes |= {"axis_types": (jax.sharding.AxisType.Auto,)}
-        mesh = jax.sharding.AbstractMesh(**axes, abstract_device=device)
+        axes = {"axis_names": ("devices",), "axis_types": (AxisType.Auto,)}
+        mesh = AbstractMesh((devices,), **axes, abstract_device=device)
         # Newer versions of jax require the device; older ones guess.
         with jax.sharding.use_abstract_mesh(mesh):
             traced = jax.jit(fn).trace(*shapes)

@@ -4,6 +4,11 @@ import pytest
 
 
 @pytest.fixture
+def rng():
+    return np.random.default_rng(11)
+
+
+@pytest.fixture
 def redraw(rng):
     """Draws every parameter of a model, including biases and scales."""
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from nn import slow
+from scipy.special import log_softmax, softmax
 
 from hopfax import hopfield
 from hopfax.nn.released import Released
@@ -36,8 +37,7 @@ def classify(w, ids, mask, *, beta, max_steps, noise=0.0):
         )
 
         def weights(state, keys=keys):
-            weights = np.exp(beta * state @ keys.swapaxes(1, 2) / math.sqrt(keys.shape[-1]))
-            return weights / weights.sum(-1, keepdims=True)
+            return softmax(beta * state @ keys.swapaxes(1, 2) / math.sqrt(keys.shape[-1]), axis=-1)
 
         for step in range(1, max_steps + 1):  # noqa: B007
             following = weights(state) @ keys
@@ -66,10 +66,7 @@ def penalty(keys):
 
 
 def cross_entropy(logits, labels):
-    total = 0.0
-    for row, label in zip(logits, labels, strict=True):
-        total -= math.log(math.exp(row[label]) / sum(math.exp(value) for value in row))
-    return total / len(labels)
+    return -log_softmax(logits, axis=1)[np.arange(len(labels)), labels].mean()
 
 
 # -- The library's side -------------------------------------------------------------------------

@@ -63,18 +63,6 @@ def test_the_call_is_its_stages_with_a_perturbation_of_each_site(bind):
     jax.tree.map(np.testing.assert_array_equal, output.encoding, encoding)
 
 
-def test_sites(x64, redraw):
-    model = encoder()
-    params = redraw(model, dtype=np.float64)
-    network = model.apply(params, method=lambda module: module)
-    table = np.asarray(params["tokens"]["embedding"])
-    tokens = network.embed_tokens(jnp.asarray(IDS))
-    assert tokens.tolist() == table[IDS].tolist()
-    x = slow.norm(params["norm"], table[IDS] + np.asarray(params["positions"]["embedding"])[:5])
-    np.testing.assert_allclose(network.embed(tokens), x, rtol=1e-10)
-    assert np.isnan(network.embed_tokens(jnp.array([[3, 10]]))[0, 1]).all()
-
-
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_a_block_is_the_formula(x64, redraw, rng, norm_first):
     model = encoder(SoftmaxAttention, norm_first=norm_first, num_layers=1)
@@ -261,7 +249,7 @@ def test_attention_maps_are_the_weights_of_the_values(layer, bind):
     np.testing.assert_allclose(attention.out(mixed)[MASK], expected[MASK], atol=1e-6)
 
 
-def test_tokens_after_the_separator_have_the_second_type(redraw):
+def test_embeddings_add_positions_and_types_and_the_second_type_follows_the_separator(redraw):
     model, ids = encoder(num_types=2, separator=1, position_offset=2), jnp.asarray(IDS)
     params = redraw(model)
     network = model.apply(params, method=lambda module: module)
@@ -269,6 +257,8 @@ def test_tokens_after_the_separator_have_the_second_type(redraw):
     assert types.tolist() == [[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]]
     tokens, positions, kinds = (params[n]["embedding"] for n in ("tokens", "positions", "types"))
     expected = slow.norm(params["norm"], np.asarray(tokens[ids] + positions[2:7] + kinds[types]))
+    assert network.embed_tokens(ids).tolist() == tokens[ids].tolist()
+    assert np.isnan(network.embed_tokens(jnp.array([[3, 10]]))[0, 1]).all()
     embeddings = network.embed(tokens[ids], types)
     np.testing.assert_allclose(embeddings, expected, rtol=1e-4, atol=1e-5)
     logits = network.classify(network.encode(embeddings, MASK).hidden, MASK)

@@ -1,6 +1,7 @@
 """The papers' models and presets."""
 
 import dataclasses
+import json
 
 import jax
 import numpy as np
@@ -8,7 +9,6 @@ import pytest
 
 from hopfax.nn import (
     PRESETS,
-    HopfieldAttention,
     SoftmaxAttention,
     find_preset,
     robertha,
@@ -16,6 +16,10 @@ from hopfax.nn import (
 )
 
 SIZES = {"width": 8, "num_layers": 1, "ff_width": 12, "max_length": 8}
+
+
+def module(model):
+    return model.apply(model.init(jax.random.key(0)), method=lambda module: module)
 
 
 def count(model):
@@ -49,32 +53,23 @@ def test_presets_are_those_of_the_design():
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 def test_models_have_the_options_of_their_preset(preset):
     options = {"beta": 7.0, "tol": 1e-3, "max_steps": 9, **SIZES, "num_layers": 2}
-    model = robertha(10, 3, preset=preset, **options)
-    network = model.apply(model.init(jax.random.key(0)), method=lambda module: module)
-    assert network.pooler is None
-    assert network.dropout == preset.dropout
-    assert network.padding_idx == preset.padding_idx
+    network = module(robertha(10, 3, preset=preset, **options))
+    config = json.loads(network.config)
+    attention = config.pop("attention")
+    assert attention["name"] == "HopfieldAttention" and config["pooling"] == "mean"
+    expected = dataclasses.asdict(preset) | options
+    del expected["esr_in_nats"]  # of the objective
+    assert expected.items() <= (config | attention).items()
     assert (network.norm is not None) == preset.embedding_norm
-    assert len(network.blocks) == 2
-    for number, block in enumerate(network.blocks):
-        layer = block.attention
-        assert isinstance(layer, HopfieldAttention)
-        assert block.norm_first == preset.norm_first
-        assert block.stop_gradient_keys == (preset.stop_gradient_keys and number > 0)
-        for option in ("num_heads", "stop", "scope", "gradient", "mask_keys"):
-            assert getattr(layer, option) == getattr(preset, option)
-        assert (layer.tol, layer.max_steps) == (1e-3, 9)
-        assert (layer.query is not None) == preset.query_projection
-        assert (layer.out is not None) == preset.output_projection
-        assert (layer.key.bias is not None) == preset.bias
-        scale = (8 / preset.num_heads) ** -0.5
-        np.testing.assert_allclose(layer.beta, 7 * scale)
-        assert layer.readout_beta == (layer.beta if preset.readout_beta else scale)
+    assert [block.norm_first for block in network.blocks] == [preset.norm_first] * 2
+    layer = network.blocks[1].attention
+    scale = (8 / preset.num_heads) ** -0.5
+    np.testing.assert_allclose(layer.beta, 7 * scale)
+    assert layer.readout_beta == (layer.beta if preset.readout_beta else scale)
 
 
 def test_tinybert_is_post_norm_with_a_pooler():
-    model = tinybert(10, 3, **SIZES)
-    network = model.apply(model.init(jax.random.key(0)), method=lambda module: module)
+    network = module(tinybert(10, 3, **SIZES))
     assert network.pooler is not None
     assert network.norm.epsilon == network.blocks[0].ff_norm.epsilon == 1e-12
     for block in network.blocks:

@@ -10,7 +10,7 @@ from hopfax.data.tokenize import WordPiece
 from hopfax.nn.encoder import Perturbation
 from hopfax.nn.functional import Functional
 from hopfax.train.objectives import Batch, classification
-from hopfax.train.white_box import _batches, white_box
+from hopfax.train.white_box import white_box
 
 SENTENCE = "the film was dull but very fun in a way that no one could say it is bad or good"
 WORDS = SENTENCE.split()
@@ -135,15 +135,6 @@ def test_choices_and_scores():
     scores = victim(model, params, regression=True)
     root = [np.sqrt(scores.loss(TEXTS, [label] * 4)) for label in (-50.0, 50.0)]
     np.testing.assert_allclose(root[0] + root[1], 100, rtol=1e-4)
-
-
-def test_only_the_smallest_batches_are_less_than_half_full():
-    def filled(count):
-        return [(len(part), size) for part, _, size in _batches([5] * count, (12,), (2, 8))]
-
-    assert filled(20) == [(8, 8), (8, 8), (4, 8)]
-    assert filled(11) == [(8, 8), (2, 2), (1, 2)]
-    assert list(_batches([5, 24, 12], (12, 24), (2,))) == [([0, 2], 12, 2), ([1], 24, 2)]
 
 
 def test_nothing_new_is_compiled_by_an_attack_on_other_texts():
