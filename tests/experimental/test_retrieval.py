@@ -13,6 +13,11 @@ from hopfax.experimental import tiles
 BETA = 0.6
 
 
+@pytest.fixture
+def rng():
+    return np.random.default_rng(5)
+
+
 def draw(rng, *shape, dtype=np.float32):
     return rng.normal(size=shape).astype(dtype)
 

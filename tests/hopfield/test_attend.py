@@ -130,7 +130,7 @@ def test_nothing_but_padding_reads_zeros_without_a_gradient(rng, attend, width):
         return jnp.sum(attention.values), attention
 
     slopes, attention = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(queries, keys, values)
-    assert attention.converged.all()
+    assert attention.converged.all() and set(attention.num_steps.tolist()) == {2}
     assert not np.any(attention.values)
     assert not any(np.any(slope) for slope in slopes)
 
