@@ -51,7 +51,7 @@ class Spec:
     """Everything that determines a trained model.
 
     Attributes:
-        data: SHA-256 of the task's tokenised rows and its vocabulary, see `digest`.
+        data: SHA-256 of the task's tokenized rows and its vocabulary, see `digest`.
         model: `Variant.settings()`: architecture, objective and optimizer settings.
         sizes: Encoder sizes: width, ff_width, num_layers, num_heads, max_length.
         seeds: Training seeds, trained in parallel.
@@ -102,13 +102,13 @@ class Cell(NamedTuple):
 
 
 def digest(data: TaskData) -> str:
-    """SHA-256 over the tokenised rows to train and select on, and the vocabulary."""
+    """SHA-256 over the tokenized rows to train and select on, and the vocabulary."""
     parts = "\n".join(data.vocabulary.tokens), digest_of(data.train), digest_of(data.validation)
     return hashlib.sha256("".join(parts).encode()).hexdigest()[:16]
 
 
 def digest_of(rows: Encoded) -> str:
-    """SHA-256 over tokenised rows and their labels."""
+    """SHA-256 over tokenized rows and their labels."""
     total = hashlib.sha256()
     for array in (rows.ids, rows.lengths, rows.labels):
         total.update(np.ascontiguousarray(array).tobytes())
@@ -143,7 +143,7 @@ def train(
                 partial.rename(folder)
                 (folder / LOCK).unlink()
                 shutil.rmtree(folder / RESUMPTION, ignore_errors=True)  # many times the parameters
-    # Shapes only: compiling the initialisation takes longer than testing a small model.
+    # Shapes only: compiling the initialization takes longer than testing a small model.
     like = jax.eval_shape(lambda: init_states(built.model, optax.identity(), spec.seeds).params)
     with Checkpoints(folder, config=config) as checkpoints:
         restored = checkpoints.restore(like)

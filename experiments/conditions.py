@@ -61,7 +61,7 @@ class CellPredictions(NamedTuple):
     Attributes:
         logits: `(seeds, rows, outputs)`.
         labels: `(rows,)`.
-        snr_db: `(seeds,)` realised signal-to-noise ratio, inf without noise.
+        snr_db: `(seeds,)` realized signal-to-noise ratio, inf without noise.
         num_steps: `(seeds,)` mean Hopfield updates per query.
         words_changed: `(seeds,)` mean share of a text's words that were changed; empty for none.
         edits: `(seeds,)` JSON of the edits of each seed's texts; empty for none.

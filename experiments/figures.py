@@ -26,7 +26,7 @@ LEVELS = {"constant": ":", "clean": "--"}  # columns drawn as horizontal lines, 
 
 
 class Look(NamedTuple):
-    """Appearance of one series, distinct for colour-blind readers and in black and white."""
+    """Appearance of one series, distinct for color-blind readers and in black and white."""
 
     color: str
     marker: str

@@ -77,7 +77,7 @@ def measured(claim: Difference) -> pd.Series:
     ours, theirs = tidy.select(scores, **claim.ours), tidy.select(scores, **claim.theirs)
     on = [name for name in ("level", "seed") if scores[name].nunique() > 1]
     differences = tidy.paired(ours, theirs, on=on)
-    summary = tidy.summarise(differences[["seed", "score"]].assign(task=claim.task)).iloc[0]
+    summary = tidy.summarize(differences[["seed", "score"]].assign(task=claim.task)).iloc[0]
     if claim.num_rows is None:
         return summary
     # As if the two accuracies were on different rows: an upper bound without published predictions.

@@ -4,7 +4,7 @@ Every experiment stores `results.csv` in this schema. This module computes what 
 show: means over seeds, paired differences, intervals and verdicts.
 
     scores = tidy.scores(tidy.read("experiments/results/robustness/sst2"))
-    tidy.summarise(tidy.difference(scores, model="tinybert"))
+    tidy.summarize(tidy.difference(scores, model="tinybert"))
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def paired(ours: pd.DataFrame, theirs: pd.DataFrame, *, on: Sequence[str]) -> pd
     return joined.drop(columns="partner").reset_index(drop=True)
 
 
-def summarise(scores: pd.DataFrame) -> pd.DataFrame:
+def summarize(scores: pd.DataFrame) -> pd.DataFrame:
     """Returns the mean over seeds, its standard deviation and Student's 95 % interval.
 
     Args:
@@ -204,7 +204,7 @@ def significant(table: pd.DataFrame) -> int:
     """The number of means that differ from zero after Holm's correction for all rows.
 
     Args:
-        table: From `summarise`, of differences; rows without an interval do not count.
+        table: From `summarize`, of differences; rows without an interval do not count.
     """
     rows = table.dropna(subset=["low", "high"])
     degrees = rows.num_seeds - 1

@@ -200,7 +200,7 @@ class Classifier:
 
 
 def encode_texts(texts: Sequence[Text], vocabulary: WordPiece, *, max_length: int) -> Encoded:
-    """Tokenises texts, and truncates those longer than `max_length` with a warning.
+    """Tokenizes texts, and truncates those longer than `max_length` with a warning.
 
     Raises:
         TypeError: `texts` is one string.

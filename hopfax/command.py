@@ -319,7 +319,7 @@ def influence(flags: argparse.Namespace) -> Path:
         | {"influence": float(f"{mean:.4g}"), "standard_error": float(f"{error:.2g}")}
         for position, (word, mean, error) in enumerate(zip(words, means, errors, strict=True))
     ]
-    print(_coloured(words, means / means.max()))
+    print(_colored(words, means / means.max()))
 
     def draw(axes: Any) -> None:
         axes.barh(range(len(words)), means, xerr=1.96 * errors, color="#0072B2")
@@ -361,7 +361,7 @@ def _progress(parts: Any) -> Any:
         print(f"\r{number + 1}/{len(parts)}, {left:.0f} s left ", end=end, file=sys.stderr)
 
 
-def _coloured(words: Sequence[str], shares: np.ndarray) -> str:
+def _colored(words: Sequence[str], shares: np.ndarray) -> str:
     """Returns words with their shares, as a blue background if the output is a terminal."""
     if not sys.stdout.isatty():
         return " ".join(f"{word} ({share:.2f})" for word, share in zip(words, shares, strict=True))

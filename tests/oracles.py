@@ -44,8 +44,8 @@ def retrieve(query, patterns, beta, *, tol=1e-4, max_steps=50, relative=True):
 def key_spectrum(keys):
     """Eq. 9: shares of the covariance's trace, descending."""
     keys = np.asarray(keys, np.float64)
-    centred = keys - keys.mean(0)
-    covariance = sum(np.outer(key, key) for key in centred) / len(keys)
+    centered = keys - keys.mean(0)
+    covariance = sum(np.outer(key, key) for key in centered) / len(keys)
     return np.linalg.eigvalsh(covariance)[::-1].clip(min=0) / np.trace(covariance)
 
 
@@ -59,7 +59,7 @@ def eigen_entropy(keys):
 
 
 def renyi2_entropy(keys):
-    """Rényi's entropy of order 2, normalised as Eq. 10."""
+    """Rényi's entropy of order 2, normalized as Eq. 10."""
     return math.log(participation_ratio(keys)) / math.log(np.shape(keys)[1])
 
 

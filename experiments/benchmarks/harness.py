@@ -6,7 +6,7 @@
 
 Results go to runs/benchmarks/ID. The same command at the same commit resumes an interrupted run.
 PyTorch is optional: pip install -e '.[benchmarks]'. Use an idle machine: on a busy one, PyTorch's
-threads wait for each other, and the ratios favour hopfax.
+threads wait for each other, and the ratios favor hopfax.
 
 `experiments.benchmarks.cases` explains how to write a case.
 """

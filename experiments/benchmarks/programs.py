@@ -54,7 +54,7 @@ class Rows(NamedTuple):
 
 @functools.lru_cache(maxsize=1)
 def workload(data_dir: str | None) -> Workload:
-    """Returns tokenised SST-2, or synthetic rows with its lengths.
+    """Returns tokenized SST-2, or synthetic rows with its lengths.
 
     Args:
         data_dir: Folder with `glue_data/SST-2` and `vocab/bert-base-uncased/vocab.txt`; None for

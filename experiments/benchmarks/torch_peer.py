@@ -157,11 +157,11 @@ def norm(x: Tensor, layer: Params, eps: float = 1e-5) -> Tensor:
 
 
 def eigen_entropy(keys: Tensor, mask: Tensor) -> Tensor:
-    """Normalised entropy (Eq. 10) of the key covariance of each text, from (..., tokens, width)."""
+    """Normalized entropy (Eq. 10) of the key covariance of each text, from (..., tokens, width)."""
     real = mask[..., None].to(keys.dtype)
     keys = keys * real
-    centred = (keys - keys.sum(-2, keepdim=True) / real.sum(-2, keepdim=True).clamp(min=1)) * real
-    eigenvalues = torch.linalg.eigvalsh(centred.mT @ centred)
+    centered = (keys - keys.sum(-2, keepdim=True) / real.sum(-2, keepdim=True).clamp(min=1)) * real
+    eigenvalues = torch.linalg.eigvalsh(centered.mT @ centered)
     # Rounding errors, where the covariance of a short text does not have full rank.
     floor = torch.finfo(keys.dtype).eps * eigenvalues[..., -1:]
     eigenvalues = torch.where(eigenvalues > floor, eigenvalues, 0)

@@ -13,7 +13,7 @@ Attacks move the token vectors of a pair's first text, each by at most the radiu
 cosine with the second text towards the wrong side: down for pairs more similar than the median, up
 for the others. Projected gradient descent attacks the encoder as it is, memory, and the nearest
 vector, which has no gradient, through softmax surrogates at several temperatures; substitution
-moves tokens towards the neighbours that the gradient prefers. All systems get all attacks, and each
+moves tokens towards the neighbors that the gradient prefers. All systems get all attacks, and each
 pair counts with the worst one.
 """
 
@@ -149,7 +149,7 @@ class Surrogate(NamedTuple):
     $$x \mapsto k x + (1 - k) \sum_v p_v e_v, \qquad
     p = \mathrm{softmax}_v(-s \|x - e_v\|^2 - l \log \|x - e_v\|^2 + c \log \pi_v)$$
 
-    over the token's neighbours.
+    over the token's neighbors.
 
     Attributes:
         keep: k, 1 for the encoder as it is, else 0.
@@ -173,7 +173,7 @@ class Batch(NamedTuple):
         labels: Label of each pair.
         goal: Unit output of each pair's second text.
         sign: 1 where an attack raises the cosine of the pair, -1 where it lowers it.
-        near: Ids of the neighbours of each token, itself first.
+        near: Ids of the neighbors of each token, itself first.
         unit: Root mean square norm of the token vectors of STS-B's texts.
     """
 
@@ -259,7 +259,7 @@ def batch_of(
     labels: np.ndarray,
     unit: float,
 ) -> Batch:
-    """Pads the first texts of pairs, encodes the second ones, and finds the tokens' neighbours."""
+    """Pads the first texts of pairs, encodes the second ones, and finds the tokens' neighbors."""
 
     def padded(texts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         ids = np.zeros((len(texts), MAX_TOKENS), np.int32)
@@ -334,7 +334,7 @@ def descent(
 
 
 def substitution(reader: Reader, batch: Batch, radius: float) -> np.ndarray:
-    """Moves tokens towards those neighbours within reach that raise the gain most, to first order.
+    """Moves tokens towards those neighbors within reach that raise the gain most, to first order.
 
     The nearest vector can only be fooled into another token, so this attack searches tokens.
     """

@@ -1,6 +1,6 @@
 """Which tokens can be recovered from noisy embeddings with the vocabulary, and which stay hidden?
 
-Claims: nearest neighbours read 42.1 % of MRPC's tokens from vectors with Gaussian noise, a search
+Claims: nearest neighbors read 42.1 % of MRPC's tokens from vectors with Gaussian noise, a search
 with a language model 74.3 % (Kale et al., 2025, BeamClean, arXiv 2505.13758). Noise on a word's
 vector returns the word or an unrelated one (Asghar et al., 2024, arXiv 2411.13784).
 

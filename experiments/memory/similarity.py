@@ -231,8 +231,8 @@ def denoiser(table: np.ndarray, log_prior: np.ndarray) -> Callable[..., Any]:
     patterns, prior = jnp.asarray(table), jnp.asarray(log_prior)
     weights = jnp.exp(prior)
     mean = weights @ patterns
-    centred = patterns - mean
-    values, directions = jnp.linalg.eigh((weights[:, None] * centred).T @ centred)
+    centered = patterns - mean
+    values, directions = jnp.linalg.eigh((weights[:, None] * centered).T @ centered)
 
     @jax.jit
     def denoise(x: jax.Array, sigma: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:

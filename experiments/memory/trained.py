@@ -78,7 +78,7 @@ def page(folder: Path) -> Page:
     limits = measured.frame[measured.frame.metric == "capacity_snr_db"]
     limits = limits.groupby("task").score.mean()
     clean = scores[scores.level == 0].groupby(["task", "model"]).score.mean()
-    lines = tidy.summarise(noisy)
+    lines = tidy.summarize(noisy)
     lines["clean"] = lines.task.map(clean.xs(models[0], level="model"))
     lines["limit"] = lines.task.map(limits)
     unlearned = gaussian.not_learned(scores, gaussian.constants(measured))
@@ -183,7 +183,7 @@ def kept_sentence(
     drop = ""
     if ends[0] != ends[1] and np.isfinite(lowest[model + MEMORY]):
         noisy = rows[rows.snr_db == lowest[model + MEMORY]]
-        change = tidy.summarise(tidy.paired(noisy, clean, on=["seed"])).iloc[0]
+        change = tidy.summarize(tidy.paired(noisy, clean, on=["seed"])).iloc[0]
         if np.isfinite(change.low):
             drop = f" ({report.plain_interval(change)} points there)"
     without = f"{drop}; without memory, {ends[1]}" if ends[0] != ends[1] else ", as without memory"
@@ -215,7 +215,7 @@ def leads(scores: pd.DataFrame) -> pd.DataFrame:
     """Returns the best model with memory minus the best without it, at each noise level.
 
     The best models are chosen at each level, by their means over the same seeds. With more models
-    without memory than with it, this favours models without. Differences are paired by seed.
+    without memory than with it, this favors models without. Differences are paired by seed.
     """
     parts = []
     for _, part in scores.groupby(["task", "protocol", "level"], sort=False):
@@ -227,7 +227,7 @@ def leads(scores: pd.DataFrame) -> pd.DataFrame:
         ours, theirs = means[with_memory].idxmax(), means[without].idxmax()
         difference = tidy.paired(part[part.model == ours], part[part.model == theirs], on=["seed"])
         parts.append(difference.assign(model="lead"))
-    return tidy.summarise(pd.concat(parts)) if parts else pd.DataFrame(columns=["low", "high"])
+    return tidy.summarize(pd.concat(parts)) if parts else pd.DataFrame(columns=["low", "high"])
 
 
 def gain_table(gained: pd.DataFrame, titles: Mapping[Any, str], protocol: str) -> Table:

@@ -213,7 +213,7 @@ def of_words(cell: Cell, test: Any, predicted: CellPredictions) -> dict[str, np.
 
 
 def with_rows(table: pd.DataFrame, frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Widens intervals over seeds, from `tidy.summarise`, by those over rows in results.csv."""
+    """Widens intervals over seeds, from `tidy.summarize`, by those over rows in results.csv."""
     rows = frame[frame.metric == metric].groupby(tidy.CELL, sort=False)[["low", "high"]].first()
     table = table.join(rows.add_suffix("_rows"), on=tidy.CELL)
     # Seeds that agree have no interval of their own; too few seeds must not narrow this one.
@@ -233,7 +233,7 @@ def page(folder: Path) -> Page:
     titles = gaussian.titles([*tasks, plan["tuned_on"]]) | TITLES | conditions.CORRUPTIONS
     scores, gains = (
         tidy.ordered(
-            with_rows(tidy.summarise(tidy.scores(frame, metric)), frame, metric), "model", [*TITLES]
+            with_rows(tidy.summarize(tidy.scores(frame, metric)), frame, metric), "model", [*TITLES]
         )
         for metric in ("score", "gain")
     )

@@ -228,7 +228,7 @@ def _curves(folder: Path) -> pd.DataFrame:
     metrics = {
         "validation accuracy, %": 100 * curves.accuracy,
         "training accuracy, %": 100 * curves.train_accuracy,
-        "normalised stability, %": 100 * (curves.agreement / curves.confidence),
+        "normalized stability, %": 100 * (curves.agreement / curves.confidence),
     }
     return pd.concat(
         curves[["arm", "step", "task"]].assign(metric=name, mean=values, low=np.nan, high=np.nan)

@@ -57,7 +57,7 @@ SHOWN = {
     "linear share": ("level share", "gaussian", 1.0, 2),
     "quadratic share": ("level share", "gaussian", 2.0, 2),
     "correlation, ρ = 0.5": ("correlation", "gaussian", 0.5, 2),
-    "tokens: stability, ρ = 0": ("normalised stability", "tokens", 0.0, 2),
+    "tokens: stability, ρ = 0": ("normalized stability", "tokens", 0.0, 2),
     "tokens: same class, ρ = 0": ("same class", "tokens", 0.0, 2),
     "points lost": ("points lost", "gaussian", -1.0, 1),
 }
@@ -287,7 +287,7 @@ def page(folder: Path) -> Page:
 
     panels = {
         "correlation, gaussian": "Gaussian noise: correlation",
-        "normalised stability, tokens": "token noise: normalized stability",
+        "normalized stability, tokens": "token noise: normalized stability",
     }
     drawn = means.assign(panel=(means.metric + ", " + means.corruption).map(panels))
     drawn = drawn[drawn.panel.notna()].sort_values(["panel", "x"], kind="stable")
@@ -344,8 +344,8 @@ def page(folder: Path) -> Page:
 
 
 def intervals(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """Returns `tidy.summarise` with intervals that include the error that seeds share."""
-    means = tidy.summarise(frame[[*keys, "seed", "score"]])
+    """Returns `tidy.summarize` with intervals that include the error that seeds share."""
+    means = tidy.summarize(frame[[*keys, "seed", "score"]])
     shared = (1.96 * frame.standard_error).fillna((frame.high - frame.low) / 2).fillna(0)
     means = means.merge(frame[keys].assign(shared=shared).groupby(keys).mean().reset_index())
     half = np.hypot((means.high - means.low) / 2, means.shared)

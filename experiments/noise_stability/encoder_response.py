@@ -129,21 +129,21 @@ def _compare(copies: Array, noisy: Array, noise: Array) -> tuple[Array, ...]:
 def level_meter(
     network: Network, texts: Texts, key: PRNGKeyArray, *, snr_db: float, num_samples: int
 ) -> Callable[[Any, Array], LevelWeights]:
-    """Makes `(params, centre) -> level weights of f - centre`, averaged over the texts.
+    """Makes `(params, center) -> level weights of f - center`, averaged over the texts.
 
     Outputs of all texts side by side, each of its own noise, over the root of their number: the
-    weights of that one function are the mean of theirs. Close to E f, the centre takes away what
+    weights of that one function are the mean of theirs. Close to E f, the center takes away what
     does not vary, and with it most of the products' variance.
     """
 
     @jax.jit
-    def measure(params: Any, centre: Array) -> LevelWeights:
+    def measure(params: Any, center: Array) -> LevelWeights:
         embeddings = network.embed(params, texts.ids)
         scale = noise_scale(embeddings, texts.mask, snr_db)
 
         def change(z: Array) -> Array:
             probabilities = network.respond(params, embeddings + scale * z, texts.mask)
-            return (probabilities - centre) / len(probabilities) ** 0.5
+            return (probabilities - center) / len(probabilities) ** 0.5
 
         return level_weights(
             change,
@@ -210,12 +210,12 @@ def _power(x: Float[Array, "... choices tokens width"]) -> Float[Array, "..."]:
 
 
 def gaussian_rows(measured: Response) -> list[Row]:
-    """Stability under Gaussian noise: plain, as a share of its value at rho = 1, and centred."""
+    """Stability under Gaussian noise: plain, as a share of its value at rho = 1, and centered."""
     products, changes = measured.products, measured.changes
     # Differences from rho = 0: what is constant in the noise drops out of them.
-    centred = changes - changes[..., :1]
-    rows = [*_stability(products), *_curve("correlation", centred, centred[..., -1:])]
-    for name, part in (("second moment", products), ("variance", centred)):
+    centered = changes - changes[..., :1]
+    rows = [*_stability(products), *_curve("correlation", centered, centered[..., -1:])]
+    for name, part in (("second moment", products), ("variance", centered)):
         rows += [row | {"level": None} for row in _curve(name, part[..., -1:])]
     signal, noise = np.sum(measured.power, axis=0)
     snr_db = float(10 * np.log10(signal / noise))
@@ -223,14 +223,14 @@ def gaussian_rows(measured: Response) -> list[Row]:
 
 
 def token_rows(measured: Response) -> list[Row]:
-    """Stability under token noise, plain and normalised, and how often the class stays."""
+    """Stability under token noise, plain and normalized, and how often the class stays."""
     rows = [*_stability(measured.token_products), *_curve("same class", measured.same_class)]
     return [row | {"corruption": "tokens"} for row in rows]
 
 
 def _stability(products: Array) -> list[Row]:
-    normalised = _curve("normalised stability", products, products[..., -1:])
-    return [*_curve("stability", products), *normalised]
+    normalized = _curve("normalized stability", products, products[..., -1:])
+    return [*_curve("stability", products), *normalized]
 
 
 def level_rows(measured: LevelWeights, num_texts: int, snr_db: float) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Does the stability regularizer make a small transformer generalise sooner, at equal compute too?
+"""Does the stability regularizer make a small transformer generalize sooner, at equal compute too?
 
 Paper: Haris, Zhang and Yoshida (2026), section 6, Figures 5 and 11. Claims, each from single runs:
 modular addition reaches 95 % validation accuracy in 3300 instead of 4500 iterations (27 % fewer;
@@ -13,7 +13,7 @@ Table 2's values.
 
 Expected: seeds differ more than arms, so single runs prove nothing. At the laptop's sizes the
 regularizer has no detectable effect and doubles the compute of a step. The claim is untested in a
-grokking regime: runs at these sizes generalise while they fit.
+grokking regime: runs at these sizes generalize while they fit.
 """
 
 from __future__ import annotations
@@ -182,10 +182,10 @@ def page(folder: Path) -> Page:
     baselines = curves[curves.arm == arms.BASELINE].groupby("task")
     grokked = [arms.TASKS[str(task)] for task, rows in baselines if delay(rows) >= GROKKING_DELAY]
     regime = (
-        f"On {report.joined(grokked)} the baseline groks: it generalises at least "
+        f"On {report.joined(grokked)} the baseline groks: it generalizes at least "
         f"{GROKKING_DELAY:g} times later than it fits."
         if grokked
-        else "**The paper's claim is untested in a grokking regime**: no baseline here generalises "
+        else "**The paper's claim is untested in a grokking regime**: no baseline here generalizes "
         "long after it fits."
     )
     title = f"Grokking with and without the regularizer: {tasks}"
@@ -198,10 +198,10 @@ def delay(curves: pd.DataFrame) -> float:
     Args:
         curves: `step`, `train_accuracy` and `accuracy` of one arm.
     """
-    fitted, generalised = (
+    fitted, generalized = (
         curves.step[curves[name] >= FITTED].min() for name in ("train_accuracy", "accuracy")
     )
-    return generalised / fitted if fitted > 0 and generalised > 0 else 0.0
+    return generalized / fitted if fitted > 0 and generalized > 0 else 0.0
 
 
 def make_problem(task: Task, setting: Setting, seeds: np.ndarray) -> training.Problem:

@@ -318,7 +318,7 @@ def within_model(values: np.ndarray, *, special: tuple[int, int]) -> pd.DataFram
     names = np.array(["layer", *(f"head {n}" for n in range(1, values.shape[2]))])
     places = pd.DataFrame({"level": layers + 1, "site": names[sites], "seed": texts})
     tables = [places.assign(metric=name, score=score.ravel()) for name, score in scores.items()]
-    table = tidy.summarise(pd.concat(tables)).rename(columns={"mean": "score"})
+    table = tidy.summarize(pd.concat(tables)).rename(columns={"mean": "score"})
     return table.round(4).assign(num_examples=len(values))
 
 
@@ -326,7 +326,7 @@ def ratios(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns how many times the middle's influence the ends of a text have, from results.csv.
 
     Returns:
-        `tidy.summarise`'s table: `corruption`, `weights`, `part` ("first" or "last"), intervals
+        `tidy.summarize`'s table: `corruption`, `weights`, `part` ("first" or "last"), intervals
         over texts; draws of random weights are averaged within a text.
     """
     parts = frame[frame.metric.isin(PARTS)]
@@ -338,7 +338,7 @@ def ratios(frame: pd.DataFrame) -> pd.DataFrame:
         for end in ("first", "last")
     )
     keys = ["corruption", "weights", "part", "seed"]
-    return tidy.summarise(each.groupby(keys, sort=False)["score"].mean().reset_index())
+    return tidy.summarize(each.groupby(keys, sort=False)["score"].mean().reset_index())
 
 
 def juntas(frame: pd.DataFrame) -> pd.DataFrame:
@@ -346,7 +346,7 @@ def juntas(frame: pd.DataFrame) -> pd.DataFrame:
     counts = frame[(frame.metric == JUNTA) & (frame.site == "token")]
     counts = counts.assign(weights=counts.model.str.split(" ").str[0])
     keys = ["corruption", "weights", "seed"]
-    return tidy.summarise(counts.groupby(keys, sort=False)["score"].mean().reset_index())
+    return tidy.summarize(counts.groupby(keys, sort=False)["score"].mean().reset_index())
 
 
 def by_layer(frame: pd.DataFrame) -> pd.DataFrame:

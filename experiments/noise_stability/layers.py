@@ -84,7 +84,7 @@ def random_transformer(
 def transformer(
     weights: Weights, x: Float[Array, "tokens width"]
 ) -> Float[Array, "depth tokens width"]:
-    """Outputs of every layer: attention, then ReLU; no residuals, no normalisation."""
+    """Outputs of every layer: attention, then ReLU; no residuals, no normalization."""
 
     def layer(x: Array, weights: Weights) -> tuple[Array, Array]:
         scores, values = weights
@@ -127,7 +127,7 @@ def mlp(params: Weights, x: Float[Array, " inputs"]) -> Float[Array, ""]:
 
 
 def init_mlp(key: PRNGKeyArray, sizes: tuple[int, ...]) -> Weights:
-    """He-initialised matrices with a row of zero biases."""
+    """He-initialized matrices with a row of zero biases."""
     keys = jax.random.split(key, len(sizes) - 1)
     return [
         jnp.pad(jax.random.normal(key, pair) * (2 / pair[0]) ** 0.5, ((0, 1), (0, 0)))

@@ -314,7 +314,7 @@ def bounds(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns the bounds and the exact weight of high degree, as shares of the variance.
 
     Returns:
-        `tidy.summarise`'s table: `panel`, `degree` (T), `weights`, `quantity` (`TAIL`, `MARKOV`,
+        `tidy.summarize`'s table: `panel`, `degree` (T), `weights`, `quantity` (`TAIL`, `MARKOV`,
         `LEMMA`, "D" and "variance", a share of the second moment), `rho` (1 where there is none);
         intervals over texts.
     """
@@ -353,7 +353,7 @@ def bounds(frame: pd.DataFrame) -> pd.DataFrame:
                 scores = {"seed": np.arange(len(over)), "score": ratios(over, under)}
                 parts.append(pd.DataFrame(scores).assign(**shared, quantity=quantity, rho=rho))
     table = pd.concat(parts).fillna({"rho": 1.0})
-    return tidy.summarise(table)
+    return tidy.summarize(table)
 
 
 def ratios(over: np.ndarray, under: np.ndarray) -> np.ndarray:

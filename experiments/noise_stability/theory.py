@@ -10,7 +10,7 @@ Command: `python -m experiments theory` (minutes on two cores), `--budget smoke`
 `--budget paper` (a million pairs an estimate).
 
 Expected: Theorems 5.1 to 5.3 and Lemma 11 within their error bars. Eq. 5 and 8 take an
-un-normalised stability for a correlation: in deep networks the un-normalised stability vanishes
+un-normalized stability for a correlation: in deep networks the un-normalized stability vanishes
 and the correlation rises towards 1 instead.
 """
 
@@ -186,7 +186,7 @@ def relu_unit(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
 def relu_depth(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
     """Stability and correlation by depth in random networks, with Eq. 5 (Figure 4).
 
-    Eq. 5 is of un-normalised stability, with unit columns of weights; a ReLU halves the second
+    Eq. 5 is of un-normalized stability, with unit columns of weights; a ReLU halves the second
     moment there. The networks measured have weights that make up for it: their stability after l
     layers is 2^(l-1) times that, since ReLUs are homogeneous.
     """
@@ -201,15 +201,15 @@ def relu_depth(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
         batch_size=64,
     )
     halved = both[:, 0] / 2.0 ** np.arange(budget.depth)
-    normalised = [START]
+    normalized = [START]
     for _ in range(budget.depth):
-        normalised.append(float(2 * theory.relu_stability(normalised[-1])))
+        normalized.append(float(2 * theory.relu_stability(normalized[-1])))
     depth = {"num_layers": budget.depth}
     linear = theory.linear_recurrence(START, **depth)
     return [
         by_layer("depth", "Eq. 5", halved, theory.transformer_recurrence(START, **depth)),
         by_layer("depth", "linear part of Eq. 5", halved, linear),
-        by_layer("depth", "correlation, Theorem 5.1", both[:, 0] / both[:, 1], normalised),
+        by_layer("depth", "correlation, Theorem 5.1", both[:, 0] / both[:, 1], normalized),
     ]
 
 
@@ -587,8 +587,8 @@ def page(folder: Path) -> report.Page:
             )
         ],
         notes=[
-            "Points are measured, with 95 % intervals; lines are formulas, in the same colour.",
-            "Eq. 5 and Eq. 8 treat unnormalised stability as a correlation; the rising curve in "
+            "Points are measured, with 95 % intervals; lines are formulas, in the same color.",
+            "Eq. 5 and Eq. 8 treat unnormalized stability as a correlation; the rising curve in "
             "Figure 4 is the correlation.",
             "The quadratic approximation of Theorem 5.1 is not exact, so its distance does not "
             "contradict the theorem.",

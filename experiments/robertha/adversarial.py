@@ -67,9 +67,9 @@ def page(folder: Path) -> Page:
     frame, scores, plan, titles, _, notes = measured
     trials = list(scores.task.unique())
     baseline = gaussian.reference(list(scores.model.unique()))
-    table = tidy.ordered(tidy.summarise(scores), "task", trials)
+    table = tidy.ordered(tidy.summarize(scores), "task", trials)
     constant = gaussian.constants(measured, "classes")
-    gaps = tidy.summarise(tidy.difference(scores, model=baseline))
+    gaps = tidy.summarize(tidy.difference(scores, model=baseline))
     lines = []
     for _, row in table.iterrows():
         gap = gaps[(gaps.task == row.task) & (gaps.model == row.model)]

@@ -82,7 +82,7 @@ def page(folder: Path) -> Page:
     unlearned = gaussian.not_learned(scores, gaussian.constants(measured))
     notes = [*gaussian.unlearned_note(scores, unlearned, titles), *notes]
     table = steps(tidy.average(scores, "task"))
-    over = tidy.summarise(tidy.average(table, "level"))
+    over = tidy.summarize(tidy.average(table, "level"))
     noisy = over[over.protocol != ""].assign(panel=lambda t: t.protocol.map(PANELS))
     site = noisy[(noisy.change == STEPS[0].change) & (noisy.protocol == "sigma")]
     later = noisy[noisy.change.isin([step.change for step in STEPS[1:7]])]
@@ -101,7 +101,7 @@ def page(folder: Path) -> Page:
             f"steps exclude zero. The largest effect is {report.plain_interval(largest)} "
             f"({largest.change})."
         )
-    by_level = tidy.summarise(table)
+    by_level = tidy.summarize(table)
     by_level["noise"] = [
         gaussian.noise_label(protocol, level)
         for protocol, level in zip(by_level.protocol, by_level.level, strict=True)

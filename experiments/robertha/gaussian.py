@@ -227,10 +227,10 @@ def lines(scores: pd.DataFrame, constants: Mapping[str, float] | None = None) ->
         constants: Score of the majority baseline, by task.
 
     Returns:
-        `tidy.summarise`'s table with `panel`, `noise`, the paper's score and the majority
+        `tidy.summarize`'s table with `panel`, `noise`, the paper's score and the majority
         baseline's.
     """
-    table = tidy.summarise(scores)
+    table = tidy.summarize(scores)
     table["paper"] = paper_scores(table)
     table["constant"] = table.task.map(constants or {}).astype(float)
     parts = []
@@ -258,10 +258,10 @@ def differences(
         over: Columns to average over, such as "level".
 
     Returns:
-        `tidy.summarise`'s table with `panel`, "clean" first; panels shown once.
+        `tidy.summarize`'s table with `panel`, "clean" first; panels shown once.
     """
     pairs = tidy.difference(scores, model=baseline)
-    table = tidy.summarise(tidy.average(pairs, *over) if over else pairs)
+    table = tidy.summarize(tidy.average(pairs, *over) if over else pairs)
     titles = {("", ""): "clean"} | panels(scores)
     places = zip(table.site, table.protocol, strict=True)
     table = table.assign(panel=[titles.get(place, "") for place in places])
@@ -304,7 +304,7 @@ def gap(scores: pd.DataFrame, *, model: str = "robertha", baseline: str = BASELI
     ):
         rows = tidy.select(noisy, site=site, protocol=protocol)
         parts[name] = tidy.difference(rows, model=baseline)
-    tables = [tidy.summarise(part).assign(comparison=name) for name, part in parts.items()]
+    tables = [tidy.summarize(part).assign(comparison=name) for name, part in parts.items()]
     table = pd.concat([each for each in tables if len(each)], ignore_index=True)
     effects = {
         name: paper_lead(_title(name), model, baseline, level) for name in table.task.unique()

@@ -11,7 +11,7 @@ without values leave those two sweeps out.
 Expected: no more intervals that exclude zero than chance predicts.
 
 One parameter changes at a time. The paper's targets of 5 and 50 are outside the range of a
-normalised entropy; 1 replaces them.
+normalized entropy; 1 replaces them.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def run(config: Config) -> Path:
     ]
     if not settings:
         raise ValueError("nothing to vary: --esr-target, --esr-weight and --beta are all empty")
-    centre = VARIANTS["robertha"]
-    models = {"robertha": centre}
+    center = VARIANTS["robertha"]
+    models = {"robertha": center}
     for parameter, value in settings:
-        models[name(parameter, value)] = with_flags(centre, **{parameter: value})
+        models[name(parameter, value)] = with_flags(center, **{parameter: value})
     return run_models("hyperparameters", config, models, page)
 
 
@@ -124,10 +124,10 @@ def page(folder: Path) -> Page:
 
     def paper(task: str, model: str) -> str:
         name, value = settings[model]
-        ours, centre = (
+        ours, center = (
             paper_setting(titles[task], name, each, sigma) for each in (value, CENTRE[name])
         )
-        return report.signed(ours - centre)
+        return report.signed(ours - center)
 
     pictures, tables = {}, []
     for task in scores.task.unique():

@@ -82,7 +82,7 @@ def page(folder: Path) -> Page:
     frame, scores, _, titles, names, notes = measured
     tasks, models = list(scores.task.unique()), list(scores.model.unique())
     titles |= conditions.CORRUPTIONS
-    table = tidy.summarise(scores)
+    table = tidy.summarize(scores)
     table["rate"] = [f"{level:.0%}" if level else "clean" for level in table.level]
     lines = pd.concat(
         table[table.corruption.isin([kind, "none"])].assign(corruption=kind)
@@ -93,7 +93,7 @@ def page(folder: Path) -> Page:
     baseline = gaussian.reference(models)
     answer, tables = f"Only {titles[baseline]} is measured, so there is nothing to compare.", []
     if len(models) > 1:
-        gaps = tidy.summarise(tidy.average(tidy.difference(scores, model=baseline), "level"))
+        gaps = tidy.summarize(tidy.average(tidy.difference(scores, model=baseline), "level"))
         noisy = gaps[gaps.corruption != "none"]
         model = "robertha" if "robertha" in models else noisy.model.iloc[0]
         attacks = noisy[(noisy.model == model) & (noisy.task == tasks[0])]

@@ -1,10 +1,10 @@
-"""GLUE, SuperGLUE and synthetic tasks, or your own data, as tokenised rows.
+"""GLUE, SuperGLUE and synthetic tasks, or your own data, as tokenized rows.
 
-`load_task` reads, splits and tokenises a task by name. `from_rows` does so for your own texts and
+`load_task` reads, splits and tokenizes a task by name. `from_rows` does so for your own texts and
 labels, which `read_table` reads from a file. `read_tokenizer` reads a pretrained model's tokenizer.
 `builders` has builders for TensorFlow Datasets.
 
-Tokenisation and builders require `pip install "hopfax[experiments]"`; without it they raise a
+Tokenization and builders require `pip install "hopfax[experiments]"`; without it they raise a
 ModuleNotFoundError.
 """
 

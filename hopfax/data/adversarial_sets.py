@@ -65,7 +65,7 @@ def evaluation_set(name: str) -> EvaluationSet:
 def read_evaluation_set(
     name: str, data_dir: str | os.PathLike, *, trained: str | TaskSpec | None = None
 ) -> list[Example]:
-    """Returns the rows of an evaluation set, labelled with class numbers of a training task.
+    """Returns the rows of an evaluation set, labeled with class numbers of a training task.
 
     Args:
         name: A key of `EVALUATION_SETS`.

@@ -11,7 +11,7 @@ from hopfax.data.tasks import check_integer
 
 
 class Encoded(NamedTuple):
-    """One tokenised split of one task.
+    """One tokenized split of one task.
 
     Attributes:
         ids: `(examples, choices, length)` int32, padded at the end; `choices` is 1 except for COPA.
@@ -56,7 +56,7 @@ def spread(rows: Any, count: int | None) -> Any:
 def bucket_boundaries(
     lengths: np.ndarray, *, max_buckets: int = 4, multiple: int = 8, max_length: int | None = None
 ) -> tuple[int, ...]:
-    """Returns the padded lengths that minimise the number of padding tokens.
+    """Returns the padded lengths that minimize the number of padding tokens.
 
     Every boundary is a shape to compile, so use few.
 
@@ -129,7 +129,7 @@ def bucketed(
     if longest.max(initial=0) > boundaries[-1]:
         raise ValueError(
             f"row {encoded.index[longest.argmax()]} has {longest.max()} tokens, the last boundary "
-            f"is {boundaries[-1]}: tokenise with a smaller max_length or add a longer boundary"
+            f"is {boundaries[-1]}: tokenize with a smaller max_length or add a longer boundary"
         )
     bucket_numbers = np.searchsorted(boundaries, longest)
     buckets = []

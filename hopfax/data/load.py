@@ -1,4 +1,4 @@
-"""Loads a task by name as tokenised training, validation and test rows."""
+"""Loads a task by name as tokenized training, validation and test rows."""
 
 import os
 import zlib
@@ -63,7 +63,7 @@ def load_task(
     max_length: int = 128,
     train_size: int | None = None,
 ) -> TaskData:
-    """Loads, splits and tokenises a task.
+    """Loads, splits and tokenizes a task.
 
     A tenth of a raw train file, at most 1000 rows, is held out as `validation`. This split depends
     only on the task, not on `train_size`.
@@ -98,10 +98,10 @@ def load_task(
     if vocabulary is not None and not isinstance(vocabulary, WordPiece):
         vocabulary = read_vocabulary(vocabulary)
     splits = train, validation, reported_rows(name, data_dir=data_dir)
-    return tokenised(spec, splits, vocabulary, vocab_size=vocab_size, max_length=max_length)
+    return tokenized(spec, splits, vocabulary, vocab_size=vocab_size, max_length=max_length)
 
 
-def tokenised(
+def tokenized(
     spec: TaskSpec,
     splits: tuple[list[Example], list[Example], list[Example]],
     vocabulary: WordPiece | None,
@@ -109,7 +109,7 @@ def tokenised(
     vocab_size: int,
     max_length: int,
 ) -> TaskData:
-    """Tokenises splits; None trains a vocabulary on the first split."""
+    """Tokenizes splits; None trains a vocabulary on the first split."""
     if vocabulary is None:
         texts = (text for row in splits[0] for choice in row.texts for text in choice)
         vocabulary = train_vocabulary(texts, vocab_size=vocab_size)

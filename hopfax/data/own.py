@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hopfax.data.load import TaskData, tokenised
+from hopfax.data.load import TaskData, tokenized
 from hopfax.data.tasks import Example, TaskSpec, check_integer, stripped
 from hopfax.data.tokenize import WordPiece
 
@@ -32,7 +32,7 @@ def from_rows(
     max_length: int = 128,
     train_size: int | None = None,
 ) -> TaskData:
-    """Returns a tokenised task from texts and labels.
+    """Returns a tokenized task from texts and labels.
 
     Labels that are strings or integers are classes, with sorted names in `spec.labels`. If any
     label is a float, all labels are scores, and the task is a regression.
@@ -85,7 +85,7 @@ def from_rows(
         join=stripped("text"),
     )
     splits = train, *splits
-    return tokenised(spec, splits, vocabulary, vocab_size=vocab_size, max_length=max_length)
+    return tokenized(spec, splits, vocabulary, vocab_size=vocab_size, max_length=max_length)
 
 
 def read_table(

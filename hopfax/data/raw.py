@@ -191,7 +191,7 @@ def _parse(spec: TaskSpec, row: Any, index: int) -> tuple[dict[str, str], Exampl
 
 def _label(spec: TaskSpec, value: Any) -> int | float:
     written = str(value).lower() if isinstance(value, bool) else str(value).strip()
-    if written == spec.unlabelled:
+    if written == spec.unlabeled:
         raise _SkippedRow("without a gold label")
     if spec.label_range is None:
         if written in spec.labels:

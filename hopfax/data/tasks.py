@@ -92,7 +92,7 @@ class TaskSpec:
         label_column: Column of the label.
         labels: Labels as the files write them (JSON booleans in lower case), in class order;
             class 1 is the positive class of F1 and MCC. Empty for regression.
-        unlabelled: Marks a missing gold label in the label column. Such rows are dropped with a
+        unlabeled: Marks a missing gold label in the label column. Such rows are dropped with a
             warning.
         placeholder: Marks a missing text in a text column. Such rows are dropped with a warning.
         damaged_share: Largest allowed fraction of damaged rows (without a column or a text). Up to
@@ -114,7 +114,7 @@ class TaskSpec:
     header: tuple[str, ...] = ()
     label_column: str = "label"
     labels: tuple[str, ...]
-    unlabelled: str | None = None
+    unlabeled: str | None = None
     placeholder: str | None = None
     damaged_share: float = 0.0
     label_range: tuple[float, float] | None = None
@@ -230,7 +230,7 @@ _STSB = {"label_column": "score", "label_range": (0.0, 5.0), "metrics": _RANKS}
 _MNLI = {
     "files": {"train": "train.tsv", "validation": "dev_matched.tsv"},
     "label_column": "gold_label",
-    "unlabelled": "-",
+    "unlabeled": "-",
 }
 _NLI = ("entailment", "neutral", "contradiction")
 _COPA_COLUMNS = ("premise", "question", "choice1", "choice2")

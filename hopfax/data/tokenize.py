@@ -1,4 +1,4 @@
-"""Tokenisation: vocabularies, padded arrays, and a cache of the arrays."""
+"""Tokenization: vocabularies, padded arrays, and a cache of the arrays."""
 
 import contextlib
 import hashlib
@@ -101,7 +101,7 @@ def encode(
     max_length: int = 128,
     cached: bool = True,
 ) -> Encoded:
-    """Tokenises examples: ``[CLS] a [SEP]``, or ``[CLS] a [SEP] b [SEP]``, in lower case.
+    """Tokenizes examples: ``[CLS] a [SEP]``, or ``[CLS] a [SEP] b [SEP]``, in lower case.
 
     Vocabularies of `read_tokenizer` use their own special tokens and case. Texts of more than
     `max_length` tokens are truncated at the end; in a pair, the longer text first.
@@ -139,7 +139,7 @@ def encode(
     check_integer("max_length", max_length, 5)
     path = _cache_file(examples, vocabulary, max_length) if cached else None
     if not (arrays := path and _read_cached(path)):
-        arrays = _tokenise(examples, vocabulary, max_length)
+        arrays = _tokenize(examples, vocabulary, max_length)
         if path:
             _write_cached(path, arrays)
     scores = any(isinstance(example.label, float) for example in examples)
@@ -162,7 +162,7 @@ def text_tokenizer(vocabulary: WordPiece) -> "Tokenizer":
     return tokenizer
 
 
-def _tokenise(
+def _tokenize(
     examples: Sequence[Example], vocabulary: WordPiece, max_length: int
 ) -> tuple[np.ndarray, np.ndarray]:
     tokenizer = text_tokenizer(vocabulary)

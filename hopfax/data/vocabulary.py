@@ -1,6 +1,6 @@
 """Trains a WordPiece vocabulary deterministically.
 
-The trainer of `tokenizers` breaks ties by the order of a randomised hash map, so its result differs
+The trainer of `tokenizers` breaks ties by the order of a randomized hash map, so its result differs
 between processes. This one breaks ties alphabetically.
 """
 
@@ -77,9 +77,9 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int = 8000) -> WordPie
 def _count_words(texts: Iterable[str]) -> tuple[list[tuple[str, ...]], list[int]]:
     """Distinct words as tuples of single-character pieces, with their counts."""
     tokenizers = optional_import("tokenizers")
-    normalise = tokenizers.normalizers.BertNormalizer(lowercase=True).normalize_str
+    normalize = tokenizers.normalizers.BertNormalizer(lowercase=True).normalize_str
     split = tokenizers.pre_tokenizers.BertPreTokenizer().pre_tokenize_str
-    words = Counter(word for text in texts for word, _ in split(normalise(text)))
+    words = Counter(word for text in texts for word, _ in split(normalize(text)))
     pieces = [(word[0], *(_PREFIX + letter for letter in word[1:])) for word in words]
     return pieces, list(words.values())
 

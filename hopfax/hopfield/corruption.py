@@ -95,7 +95,7 @@ def matched_sigma(
 
 
 def snr_db(signal: Signal, noise: Signal, *, mask: Mask = None) -> Float[Array, ""]:
-    r"""Returns the realised signal-to-noise ratio over the real tokens, in dB.
+    r"""Returns the realized signal-to-noise ratio over the real tokens, in dB.
 
     $$10 \log_{10} \frac{\mathrm{mean}\, \|e_i\|^2}{\mathrm{mean}\, \|n_i\|^2}$$
 

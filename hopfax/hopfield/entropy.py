@@ -17,7 +17,7 @@ Entropy = Literal["shannon", "renyi2", "shannon_matmul"]
 Matrix = Float[Array, "side side"]
 
 # `_surprisal` takes X_{k+1} = a X_k - b X_k^2, and c times X_{k+1} for its sum: rows (a, b, c).
-# They minimise the largest deviation from -1 of dg/d(log x) on [5e-6, 1] (L-BFGS over a and b,
+# They minimize the largest deviation from -1 of dg/d(log x) on [5e-6, 1] (L-BFGS over a and b,
 # least squares reweighted towards the maximum for c), which leaves 0.9972 %.
 _STEPS = (
     (2.426319, 1.369943, -0.859194),

@@ -190,7 +190,7 @@ def denoise_normalized(
         7
     """
     noisy, patterns, prior, sigma = _prepared(noisy, patterns, log_prior, mask, sigma)
-    centred = patterns - jnp.mean(patterns, axis=1, keepdims=True)
+    centered = patterns - jnp.mean(patterns, axis=1, keepdims=True)
     offset = jnp.asarray(offset, noisy.dtype)
     offset = offset - jnp.mean(offset)
     query, squared = noisy - bias, jnp.square(scale)
@@ -206,7 +206,7 @@ def denoise_normalized(
         norms += 2 * matmul(squared * offset, rows.T) + jnp.sum(squared * jnp.square(offset))
         return _log_likelihood(query, inner, jnp.square(gains) * norms, sigma), gains
 
-    posterior, gain = _posterior(logits, centred, prior, block_size)
+    posterior, gain = _posterior(logits, centered, prior, block_size)
     value = bias * (posterior.probability > 0) + scale * (posterior.value + gain * offset)
     return posterior._replace(value=value)
 
@@ -433,7 +433,7 @@ def certified_radius(patterns: Patterns, *, mask: Mask = None) -> Float[Array, "
         >>> hopfield.certified_radius(jnp.array([[0.0, 0.0], [3.0, 4.0], [0.0, 20.0]])).tolist()
         [2.5, 2.5, 8.139410018920898]
     """
-    patterns, prior, _ = _centred(patterns, None, mask)
+    patterns, prior, _ = _centered(patterns, None, mask)
     norms = jnp.sum(jnp.square(patterns), axis=1)
     rounding = patterns.shape[1] * jnp.finfo(norms.dtype).eps
 
@@ -487,7 +487,7 @@ def recovery_bound(
         >>> bound.round(4).tolist()  # 1 - Q(2)
         [0.9771999716758728, 0.9771999716758728]
     """
-    patterns, prior, sigma = _centred(patterns, log_prior, None, sigma)
+    patterns, prior, sigma = _centered(patterns, log_prior, None, sigma)
     norms = jnp.sum(jnp.square(patterns), axis=1)
     rounding = 8 * jnp.finfo(norms.dtype).eps
 
@@ -635,7 +635,7 @@ def _prepared(
     return noisy, patterns, prior, sigma
 
 
-def _centred(
+def _centered(
     patterns: Array, log_prior: LogPrior, mask: Mask, sigma: Sigma = None
 ) -> tuple[Array, Array, Any]:
     """`_prepared` patterns less the mean of the possible ones: distances keep their digits."""

@@ -21,12 +21,12 @@ Mask = Bool[Array, " tokens"] | None
 
 
 def key_spectrum(keys: Keys, *, mask: Mask = None) -> Float[Array, " width"]:
-    r"""Computes the eigenvalues of the keys' centred covariance, as shares of its trace.
+    r"""Computes the eigenvalues of the keys' centered covariance, as shares of its trace.
 
     $$C = \tfrac{1}{n} \sum_i (k_i - \bar k)(k_i - \bar k)^\top, \qquad
     p_j = \lambda_j / \sum_l \lambda_l$$
 
-    They are computed from $C$ or from the Gram matrix of the centred keys, whichever is smaller;
+    They are computed from $C$ or from the Gram matrix of the centered keys, whichever is smaller;
     both have the same non-zero eigenvalues.
 
     Args:
@@ -59,7 +59,7 @@ def key_spectrum(keys: Keys, *, mask: Mask = None) -> Float[Array, " width"]:
 def eigen_entropy(
     keys: Keys, *, mask: Mask = None, entropy: Entropy = "shannon"
 ) -> Float[Array, ""]:
-    r"""Computes the normalised entropy of the key spectrum.
+    r"""Computes the normalized entropy of the key spectrum.
 
     $$H_{norm} = -\frac{1}{\log d} \sum_j p_j \log p_j, \qquad
     H_{2, norm} = -\frac{1}{\log d} \log \sum_j p_j^2$$
@@ -97,9 +97,9 @@ def eigen_entropy(
     keys = jnp.asarray(keys)
     gram, width = _gram(keys, mask), keys.shape[1]
     check_range(2, width=width)
-    normalised = spectral_entropy(gram, entropy=entropy) / math.log(width)
+    normalized = spectral_entropy(gram, entropy=entropy) / math.log(width)
     # Rounding can take it above 1; the gradient stays.
-    return normalised - jax.lax.stop_gradient(jnp.maximum(normalised - 1, 0))
+    return normalized - jax.lax.stop_gradient(jnp.maximum(normalized - 1, 0))
 
 
 def effective_rank(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
@@ -178,7 +178,7 @@ def esr_penalty(
     mask: Mask = None,
     entropy: Entropy = "shannon",
 ) -> Float[Array, ""]:
-    r"""Computes the squared distance of the keys' normalised entropy from a target.
+    r"""Computes the squared distance of the keys' normalized entropy from a target.
 
     $$L_{ESR} = (H_{norm} - \alpha)^2$$
 
@@ -201,7 +201,7 @@ def esr_penalty(
         `"renyi2"` are exact everywhere.
 
     Warns:
-        UserWarning: If `target` is outside [0, 1], where the penalty only maximises or minimises
+        UserWarning: If `target` is outside [0, 1], where the penalty only maximizes or minimizes
             the entropy. The paper's sweep includes 5 and 50.
 
     Example:
@@ -216,7 +216,7 @@ def esr_penalty(
     """
     if not is_traced(target) and not 0 <= float(target) <= 1:
         warnings.warn(
-            f"the ESR target must be in [0, 1], the range of the normalised entropy, got "
+            f"the ESR target must be in [0, 1], the range of the normalized entropy, got "
             f"{float(target):g}: the penalty only drives the entropy to the nearer end",
             stacklevel=2,
         )
@@ -224,16 +224,16 @@ def esr_penalty(
 
 
 def _gram(keys: Keys, mask: Mask) -> Float[Array, "side side"]:
-    """The smaller of the Gram matrix and the covariance of the centred keys, up to a factor."""
+    """The smaller of the Gram matrix and the covariance of the centered keys, up to a factor."""
     chex.assert_rank(keys, 2)
     mask = check_mask(mask, (len(keys),))
     keys = keys.astype(jnp.promote_types(keys.dtype, jnp.float32))
-    centred = _centre(keys, mask)
+    centered = _center(keys, mask)
     # Unit scale before squaring: keys of size 1e-30 must not underflow to "constant".
-    scale = jnp.max(jnp.abs(jax.lax.stop_gradient(centred)))
-    centred = centred / jnp.where(scale > 0, scale, 1)
+    scale = jnp.max(jnp.abs(jax.lax.stop_gradient(centered)))
+    centered = centered / jnp.where(scale > 0, scale, 1)
     count, width = keys.shape
-    return _products(centred if count < width else centred.T)
+    return _products(centered if count < width else centered.T)
 
 
 @jax.custom_jvp
@@ -249,7 +249,7 @@ def _products_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array,
     return _products(primals[0]), half + half.T
 
 
-def _centre(keys: Array, mask: Mask) -> Array:
+def _center(keys: Array, mask: Mask) -> Array:
     if mask is None:
         shifted = keys - jax.lax.stop_gradient(keys[0])
         return shifted - jnp.mean(shifted, axis=0)

@@ -41,7 +41,7 @@ def sinusoids(num_tokens: int, width: int) -> Float[np.ndarray, "tokens width"]:
 class Decoder(nnx.Module):
     """Causal transformer with ReLU feed-forwards and sinusoidal positions.
 
-    Linear layers are initialised with N(0, 0.02^2) and zero biases, embeddings with Xavier's
+    Linear layers are initialized with N(0, 0.02^2) and zero biases, embeddings with Xavier's
     uniform distribution; token embeddings are multiplied by the root of the width.
 
     Args:

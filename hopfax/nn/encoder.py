@@ -289,7 +289,7 @@ class Encoder(nnx.Module):
         positions: Int[Array, "batch tokens"] | None = None,
         key: Key = None,
     ) -> Tokens:
-        """Adds positions and token types (default: 0), and normalises: the *embedding* site.
+        """Adds positions and token types (default: 0), and normalizes: the *embedding* site.
 
         Raises:
             ValueError: There are more than `max_length` tokens.

@@ -242,15 +242,15 @@ def _linear(p: Params, x: Array) -> Array:
 
 
 def _layer_norm(p: Params, x: Array, *, eps: float) -> Array:
-    centred = _wide(x) - _wide(x).mean(-1, keepdims=True)
-    return (_normalise(centred, eps=eps) * p["weight"] + p["bias"]).astype(x.dtype)
+    centered = _wide(x) - _wide(x).mean(-1, keepdims=True)
+    return (_normalize(centered, eps=eps) * p["weight"] + p["bias"]).astype(x.dtype)
 
 
 def _rms_norm(p: Params, x: Array, *, eps: float) -> Array:
-    return (_normalise(_wide(x), eps=eps) * (1 + _wide(p["weight"]))).astype(x.dtype)
+    return (_normalize(_wide(x), eps=eps) * (1 + _wide(p["weight"]))).astype(x.dtype)
 
 
-def _normalise(x: Array, *, eps: float) -> Array:
+def _normalize(x: Array, *, eps: float) -> Array:
     return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + eps)
 
 

@@ -40,7 +40,7 @@ class LayerNorm(nnx.LayerNorm):
     """`nnx.LayerNorm` that computes in float32 at least and keeps its input's dtype."""
 
     def __call__(self, x: Array, *, mask: Array | None = None) -> Array:
-        """Normalises the last axis."""
+        """Normalizes the last axis."""
         return super().__call__(x, mask=mask).astype(x.dtype)
 
 

@@ -80,7 +80,7 @@ def read_stack(
 
 
 def _aligned(shape: Shape, dtype: np.dtype, *, bytes: int = 64) -> np.ndarray:
-    """Returns an uninitialised array that JAX can use without a copy."""
+    """Returns an uninitialized array that JAX can use without a copy."""
     size = int(np.prod(shape)) * dtype.itemsize
     memory = np.empty(size + bytes, np.uint8)
     start = -memory.ctypes.data % bytes

@@ -179,7 +179,7 @@ def estimate_pairs(
         count = jnp.sum(weights).astype(values.dtype)
         mean = jnp.sum(jnp.where(weights, values, 0), axis=0) / count
         squares = jnp.sum(jnp.square(jnp.where(weights, values - mean, 0)), axis=0)
-        # Comparing halves of the batch is faster than comparing neighbours.
+        # Comparing halves of the batch is faster than comparing neighbors.
         known, sizes = jax.lax.stop_gradient((values, sizes))
         tied = weights[half : 2 * half] & (known[:half] == known[half : 2 * half])
         total, change = moments.count + count, mean - moments.mean

@@ -56,7 +56,7 @@ def level_weights(
 ) -> LevelWeights:
     r"""Fits level weights to noise stability measured at many correlations.
 
-    Stability is estimated at 24 correlations from -1 to 1 with shared draws. Generalised least
+    Stability is estimated at 24 correlations from -1 to 1 with shared draws. Generalized least
     squares with weights >= 0 and the draws' covariance then fits the levels. High levels differ
     only at the largest correlations, so those above `degree` are summed. The intervals are
     bootstrap percentiles over blocks of draws. Their measured coverage is 83 to 97 %, depending on
@@ -128,7 +128,7 @@ def _fit_levels(blocks: Array, *, degree: int) -> np.ndarray:
     if not np.all(np.isfinite(stabilities)):
         return np.full((3, degree + 2), np.nan, blocks.dtype)
     powers = _RHOS[:, None] ** _LEVELS
-    # Shared draws correlate the means at neighbouring rhos. The levels show in their differences,
+    # Shared draws correlate the means at neighboring rhos. The levels show in their differences,
     # which only the full covariance weights correctly.
     covariance = np.cov(stabilities, rowvar=False) / _BLOCKS
     floor = (1e-4 * np.abs(stabilities).mean() + 1e-12) ** 2
@@ -223,7 +223,7 @@ def spectral_tail_bound(
 
     Args:
         stability: $\mathrm{Stab}_\rho(f)$, of the function or of the function minus its mean.
-        variance: $E\|f\|^2$ of the same function: both centred, or neither.
+        variance: $E\|f\|^2$ of the same function: both centered, or neither.
         rho: Correlation of the measurement, in (0, 1); for `bonami_beckner_pair`, (1 + rho) / 2.
         degree: $T$, >= 1.
         standard_error: Standard error of `stability`, >= 0 or inf. The bound uses `stability` minus

@@ -35,7 +35,7 @@ def relu_stability(rho: Numbers) -> Float[Array, "..."]:
     $$R(\rho) = E[\mathrm{ReLU}(X)\,\mathrm{ReLU}(Y)] =
     \frac{\sqrt{1-\rho^2} + \rho(\pi - \arccos\rho)}{2\pi}$$
 
-    Not normalised: at $\rho = 1$ it is $E[\mathrm{ReLU}(X)^2] = 1/2$.
+    Not normalized: at $\rho = 1$ it is $E[\mathrm{ReLU}(X)^2] = 1/2$.
 
     Args:
         rho: Correlation, in [-1, 1]; a traced value outside gives nan.
@@ -119,7 +119,7 @@ def transformer_recurrence(
 
     $$\rho_l = R\bigl(\gamma^2 \rho_{l-1}\, s(\rho_{l-1})\bigr)$$
 
-    As in Eq. 5, *unnormalised* stability is iterated as if it were a correlation, so this is not
+    As in Eq. 5, *unnormalized* stability is iterated as if it were a correlation, so this is not
     the stability of a network with several layers. The limit of Eq. 8 is 0.2172 at $\gamma = 1$
     (not the linear proxy's $2/(3\pi)$), and $1/(2\pi)$ at $\gamma = 0$.
 

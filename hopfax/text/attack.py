@@ -49,7 +49,7 @@ class Gradients(NamedTuple):
         pieces: Words -> token ids of each, without special tokens.
         table: Embeddings of all tokens.
         tokens: Their spellings; a piece within a word starts with ``##``.
-        cache: Initially empty dictionary in which `hotflip` keeps tokenised edits; models with the
+        cache: Initially empty dictionary in which `hotflip` keeps tokenized edits; models with the
             same `pieces` may share one. None discards them after each call.
     """
 

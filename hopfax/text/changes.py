@@ -1,7 +1,7 @@
 """All single changes of a word, by kind, from which typos and attacks choose.
 
 A letter is one code point with the combining marks that follow it, so accents stay with their
-letter in any normalisation. Replacements keep the case. No change returns the same word, ignoring
+letter in any normalization. Replacements keep the case. No change returns the same word, ignoring
 case.
 """
 
@@ -39,7 +39,7 @@ def _letters(word: str, at_least: int = 1) -> list[re.Match[str]]:
 
 
 def cased(new: str, like: str) -> str:
-    """Returns `new` in the case of `like`: upper case, capitalised or unchanged."""
+    """Returns `new` in the case of `like`: upper case, capitalized or unchanged."""
     if like.isupper():
         # A single capital does not make a word of capitals.
         return new.upper() if len(like) > 1 or len(new) == 1 else new.capitalize()
@@ -65,7 +65,7 @@ def _swaps(letters: list[re.Match[str]]) -> list[Change]:
 
 
 def keyboard(word: str) -> list[Change]:
-    """A letter other than the first becomes a neighbouring key; 3 letters or more."""
+    """A letter other than the first becomes a neighboring key; 3 letters or more."""
     return _replacements("keyboard", _letters(word, 3)[1:], lambda x: KEYBOARD.get(x, ""))
 
 
@@ -95,7 +95,7 @@ def phonetic(word: str) -> list[Change]:
 
 
 def swap(word: str) -> list[Change]:
-    """Two different neighbours swap, the first and last letter stay; 4 letters or more."""
+    """Two different neighbors swap, the first and last letter stay; 4 letters or more."""
     return _swaps(_letters(word, 4))
 
 
@@ -114,7 +114,7 @@ def bug_delete(word: str) -> list[Change]:
 
 
 def bug_swap(word: str) -> list[Change]:
-    """Two different neighbours swap, the first and last letter stay; 5 letters or more."""
+    """Two different neighbors swap, the first and last letter stay; 5 letters or more."""
     return _swaps(_letters(word, 5))
 
 

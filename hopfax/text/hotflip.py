@@ -57,7 +57,7 @@ def hotflip(
 
     *Tokens*: one token becomes another, with the estimate $(E_v - E_{x_i}) \cdot g_i$.
     Words replace words and pieces replace pieces; special tokens and padding do not
-    change. Flips are dropped if the new word is tokenised differently. This is the paper's attack
+    change. Flips are dropped if the new word is tokenized differently. This is the paper's attack
     on words without its constraints on similarity, part of speech and stop words.
 
     *Characters*: one letter is flipped, inserted or deleted. The paper's models read characters. A
@@ -208,7 +208,7 @@ def _token_flips(
     ids = np.array([words[index].ids[place] for index, place in owners])
     gradient = np.stack([words[index].gradient[place] for index, place in owners])
     table: Any = gradients.table
-    num_flips = 4 * count  # some are tokenised differently
+    num_flips = 4 * count  # some are tokenized differently
     while True:
         flips = best_flips(table, ids, gradient, kinds=kinds, count=num_flips)
         edits = []  # word, change, intended tokens
@@ -281,7 +281,7 @@ class _Variants(NamedTuple):
 
 
 def _variants(words: list[str], gradients: Gradients) -> list[_Variants]:
-    """All edits of one letter for several words; tokenises those not in the cache in one call."""
+    """All edits of one letter for several words; tokenizes those not in the cache in one call."""
     cache: dict[str, _Variants] = gradients.cache  # pyright: ignore[reportAssignmentType]
     if len(cache) + len(words) > _MAX_CACHED:
         cache.clear()

@@ -1,4 +1,4 @@
-"""Replacements for letters: neighbouring keys, similar sounds, similar looks; all in lower case."""
+"""Replacements for letters: neighboring keys, similar sounds, similar looks; all in lower case."""
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 

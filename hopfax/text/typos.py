@@ -18,7 +18,7 @@ Seed = int | tuple[int, ...]
 def misspell(text: T, *, rate: float, seed: Seed) -> Corrupted[T]:
     """Misspells a fraction of the words.
 
-    Each chosen word gets one of four mistakes: a neighbouring key, an omitted letter, a doubled
+    Each chosen word gets one of four mistakes: a neighboring key, an omitted letter, a doubled
     letter, or a spelling that sounds alike. Mistakes that fit the word are equally likely. The
     first letter is never mistyped or omitted, but its sound may change (physics, fysics). Words of
     one or two letters, and digits, do not change.
@@ -47,7 +47,7 @@ def misspell(text: T, *, rate: float, seed: Seed) -> Corrupted[T]:
 
 
 def swap_characters(text: T, *, rate: float, seed: Seed) -> Corrupted[T]:
-    """Swaps two neighbouring letters in a fraction of the words.
+    """Swaps two neighboring letters in a fraction of the words.
 
     The first and last letter stay, so only words of four letters or more change. Arguments and
     errors are those of `misspell`.

@@ -27,7 +27,7 @@ class Ball(NamedTuple):
     """The l2 ball of adversarial perturbations of a text, and the search in it.
 
     The defaults are those of the FreeLB program on GLUE, where token embeddings have a norm of
-    about 1.4. A model initialised with N(0, 0.02^2), with norms of 0.23 at width 128, learns only
+    about 1.4. A model initialized with N(0, 0.02^2), with norms of 0.23 at width 128, learns only
     with a much smaller ball: see `experiments/models.py`.
 
     Attributes:
@@ -50,7 +50,7 @@ def augmented(objective: Objective, *, sigma: float) -> Objective:
     """Adds fresh Gaussian noise to the token embeddings in every training step.
 
     Args:
-        objective: Loss to minimise.
+        objective: Loss to minimize.
         sigma: Standard deviation of the noise, >= 0.
 
     Raises:
@@ -86,7 +86,7 @@ def augmented_over(objective: Objective, *, snr_db: tuple[float, float]) -> Obje
     The noise scales with the text's token embeddings: larger embeddings do not reduce its effect.
 
     Args:
-        objective: Loss to minimise, of a model whose `embedding_scale` is 1.
+        objective: Loss to minimize, of a model whose `embedding_scale` is 1.
         snr_db: Lowest and highest ratio in dB; the ratios are uniform between them.
 
     Raises:
@@ -122,7 +122,7 @@ def pgd(objective: Objective, ball: Ball) -> Objective:
     $$\delta_{t+1} = \Pi_{\|\delta\| \le \epsilon}\left(\delta_t
     + \alpha\, g_t / \|g_t\|\right), \qquad g_t = \nabla_\delta L(\theta, \delta_t)$$
 
-    and $L(\theta, \delta_K)$ is minimised: K + 1 forward and backward passes per step.
+    and $L(\theta, \delta_K)$ is minimized: K + 1 forward and backward passes per step.
 
     Raises:
         ValueError: A number of the ball is out of range.
@@ -237,7 +237,7 @@ def _initial(key: PRNGKeyArray, params: Params, mask: Mask, ball: Ball) -> Delta
 
 
 def _ascend(delta: Deltas, slope: Deltas, mask: Mask, ball: Ball) -> Deltas:
-    """One step along each text's normalised gradient, projected into its ball."""
+    """One step along each text's normalized gradient, projected into its ball."""
     slope = jnp.where(mask[..., None], slope, 0)
     delta = delta + ball.step_size * slope / jnp.maximum(_norms(slope), 1e-30)
     return delta * jnp.minimum(1, ball.max_norm / jnp.maximum(_norms(delta), 1e-30))

@@ -53,7 +53,7 @@ class Predictions(NamedTuple):
     Attributes:
         logits: `(seeds, examples, outputs)`.
         labels: `(examples,)`.
-        snr_db: `(seeds,)` realised signal-to-noise ratio over all real tokens; +inf when clean.
+        snr_db: `(seeds,)` realized signal-to-noise ratio over all real tokens; +inf when clean.
         num_steps: `(seeds,)` mean Hopfield updates per real query; 0 in softmax models.
     """
 

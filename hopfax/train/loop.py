@@ -84,7 +84,7 @@ def fit(
 
     Args:
         predictor: From `hopfax.train.evaluate.make_predictor`.
-        objective: Loss to minimise, see `hopfax.train.objectives.classification`.
+        objective: Loss to minimize, see `hopfax.train.objectives.classification`.
         train: Training rows, from `hopfax.data.bucketed`.
         validation: Rows for early stopping.
         score: `score(logits, labels)` of one seed on the validation rows; higher is better.

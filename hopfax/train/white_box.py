@@ -32,7 +32,7 @@ def white_box(
 ) -> Victim:
     """Returns the functions that attacks query, compiled once per padded length and batch size.
 
-    Texts are tokenised and truncated as by `hopfax.data.encode`. The loss is cross-entropy, or the
+    Texts are tokenized and truncated as by `hopfax.data.encode`. The loss is cross-entropy, or the
     squared error for regression; gradients are with respect to the token embeddings (the *token*
     site), without dropout. Rows of a batch are independent, except with the `released` preset,
     which stops by one norm over the batch.

@@ -1,4 +1,4 @@
-"""An empty cache of tokenised rows for every test."""
+"""An empty cache of tokenized rows for every test."""
 
 import pytest
 

@@ -48,7 +48,7 @@ def test_evaluation_drops_no_row(size):
     assert seen == bucket.index.tolist()
 
 
-def test_boundaries_minimise_padding():
+def test_boundaries_minimize_padding():
     lengths = np.random.default_rng(1).integers(3, 60, 200)
     chosen = bucket_boundaries(lengths, max_buckets=3)
 

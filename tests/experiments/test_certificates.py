@@ -46,7 +46,7 @@ def gains(reader, batch, vectors):
     return batch.sign * certificates.cosines(reader, batch, vectors)
 
 
-def test_neighbours_are_sorted_and_start_with_the_token(reader, batch):
+def test_neighbors_are_sorted_and_start_with_the_token(reader, batch):
     np.testing.assert_array_equal(batch.near[..., 0], batch.ids)
     apart = np.linalg.norm(reader.table[batch.near] - reader.table[batch.ids][:, :, None], axis=-1)
     assert (np.diff(apart, axis=-1) > -1e-4).all()

@@ -92,7 +92,7 @@ def test_protocols_are_shown_once_where_all_signals_have_unit_size(quieter, titl
 
 def test_attribution_adds_up_changes():
     table = attribution.steps(made_up(site_matters).drop(columns="task"))
-    means = tidy.summarise(tidy.average(table, "level")).set_index(["change", "protocol"])["mean"]
+    means = tidy.summarize(tidy.average(table, "level")).set_index(["change", "protocol"])["mean"]
     moved = attribution.STEPS[0].change
     assert means[moved, "sigma"] == pytest.approx(78.75 - 50)
     assert means[moved, "matched"] == pytest.approx(0)
@@ -206,7 +206,7 @@ def test_encoder_responses_are_shown_by_task(tmp_path):
 def test_intervals_include_the_error_that_seeds_share():
     frame = pd.DataFrame({"model": "x", "seed": SEEDS, "score": [1.0, 2.0, 3.0]})
     own = frame.assign(standard_error=0.0, low=np.nan, high=np.nan)
-    over_seeds = tidy.summarise(frame)
+    over_seeds = tidy.summarize(frame)
     for each in (
         own.assign(standard_error=1.0),
         own.assign(standard_error=np.nan, low=0, high=3.92),
@@ -245,10 +245,10 @@ def test_wrong_flags_of_grokking(flags, message):
 
 
 @pytest.mark.parametrize(
-    ("generalised", "delay"), [([0, 0, 0, 1], 20), ([1, 1, 1, 1], 0.5), ([0, 0, 0, 0], 0)]
+    ("generalized", "delay"), [([0, 0, 0, 1], 20), ([1, 1, 1, 1], 0.5), ([0, 0, 0, 0], 0)]
 )
-def test_grokking_is_late_generalisation(generalised, delay):
-    curves = {"step": [10, 20, 30, 400], "train_accuracy": [0, 1, 1, 1], "accuracy": generalised}
+def test_grokking_is_late_generalization(generalized, delay):
+    curves = {"step": [10, 20, 30, 400], "train_accuracy": [0, 1, 1, 1], "accuracy": generalized}
     assert grokking.delay(pd.DataFrame(curves)) == delay
 
 

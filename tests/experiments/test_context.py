@@ -55,7 +55,7 @@ def test_padded_chains_have_the_marginals_of_each_chain(bigrams):
 
 
 def echo(model, vectors):
-    """Stands for the encoder: every layer's state is the sum of a token and its neighbours."""
+    """Stands for the encoder: every layer's state is the sum of a token and its neighbors."""
     for rows in filter(None, (list(range(len(vectors)))[:2], list(range(len(vectors)))[2:])):
         longest = max(len(vectors[row]) for row in rows)
         states, mask = np.zeros((len(rows), longest, WIDTH)), np.zeros((len(rows), longest), bool)
@@ -74,14 +74,14 @@ def test_states_of_a_token_are_computed_without_it(monkeypatch):
     got = context.states_in_context(MODEL, vectors, blank)
     for text, states in zip(vectors, got, strict=True):
         padded = np.pad(text, ((1, 1), (0, 0)))
-        # The token itself is blank; its neighbours belong to other groups.
+        # The token itself is blank; its neighbors belong to other groups.
         want = np.tile(padded[:-2] + blank + padded[2:], context.NUM_LAYERS)
         np.testing.assert_allclose(states, want, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(vectors[0], table[TEXTS[0]])  # the caller's stay as they are
 
 
 def test_context_recovers_what_frequencies_cannot(monkeypatch, bigrams):
-    """Token 1 has a twin, 6, more frequent; only its neighbours tell them apart."""
+    """Token 1 has a twin, 6, more frequent; only its neighbors tell them apart."""
     monkeypatch.setattr(context, "batched_outputs", echo)
     monkeypatch.setattr(context, "NUM_CANDIDATES", SIZE)
     table = 4 * draw.normal(size=(SIZE, WIDTH)).astype(np.float32)

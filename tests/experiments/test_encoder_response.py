@@ -94,8 +94,8 @@ def test_special_tokens_and_padding_stay():
 @pytest.mark.parametrize(("respond", "degree"), [(mean_of_tokens, 1), (products_of_pairs, 2)])
 def test_the_highest_level_is_the_degree(respond, degree):
     meter = er.level_meter(network(respond), TEXTS, keys[3], snr_db=SNR_DB, num_samples=4000)
-    centre = respond(None, TABLE[IDS], MASK)
-    rows = er.level_rows(meter(None, centre), ROWS, SNR_DB)
+    center = respond(None, TABLE[IDS], MASK)
+    rows = er.level_rows(meter(None, center), ROWS, SNR_DB)
     shares = {row["level"]: row for row in rows if row["metric"] == "level share"}
     for level, row in shares.items():
         assert (row["low"] <= 0 <= row["high"]) or level <= degree

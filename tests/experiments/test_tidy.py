@@ -23,7 +23,7 @@ def rows(model, scores, **more):
 
 def test_intervals_are_students_over_seeds():
     values = [50.0, 53.0, 55.5, 49.0]
-    result = tidy.summarise(tidy.scores(frame(rows("a", values)))).iloc[0]
+    result = tidy.summarize(tidy.scores(frame(rows("a", values)))).iloc[0]
     low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
     assert (result["mean"], result["std"]) == pytest.approx(
         (np.mean(values), np.std(values, ddof=1))
@@ -33,7 +33,7 @@ def test_intervals_are_students_over_seeds():
 
 @pytest.mark.parametrize("values", [[50.0], [50.0, 51.0], [50.0, 50.0, 50.0]])
 def test_fewer_than_three_seeds_or_equal_ones_have_no_interval(values):
-    result = tidy.summarise(tidy.scores(frame(rows("a", values)))).iloc[0]
+    result = tidy.summarize(tidy.scores(frame(rows("a", values)))).iloc[0]
     assert np.isnan(result.low) and np.isnan(result.high)
 
 

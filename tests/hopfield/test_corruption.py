@@ -79,12 +79,12 @@ def test_matched_noise_has_the_asked_ratio(signal, wanted):
     power = oracles.snr_db(signal, np.full(signal.shape, float(sigma)))
     np.testing.assert_allclose(power, wanted, atol=1e-4)
     # ...and on average over draws.
-    realised = hopfield.snr_db(
+    realized = hopfield.snr_db(
         jnp.tile(signal, (500, 1)), draws(signal, count=500, sigma=sigma).reshape(-1, 4)
     )
     standard_error = 10 / np.log(10) * (2 / (500 * signal.size)) ** 0.5
     assert standard_error < 0.06
-    assert abs(realised - wanted) < 5 * standard_error
+    assert abs(realized - wanted) < 5 * standard_error
 
 
 @pytest.mark.parametrize("filler", [1e6, np.nan])

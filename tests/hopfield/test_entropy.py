@@ -17,7 +17,7 @@ def measure(keys, *, entropy):
 
 
 def keys_with(spectrum, count, width, rng):
-    """Centred keys whose covariance has these eigenvalues (up to a factor), and zeros."""
+    """Centered keys whose covariance has these eigenvalues (up to a factor), and zeros."""
     left = rng.normal(size=(count, len(spectrum)))
     left, _ = np.linalg.qr(left - left.mean(0))
     right, _ = np.linalg.qr(rng.normal(size=(width, len(spectrum))))

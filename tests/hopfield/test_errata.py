@@ -50,7 +50,7 @@ def _keys_with(shares):
 
 
 @pytest.mark.parametrize("target", [5.0, 50.0])
-def test_targets_above_one_only_maximise_entropy(target):
+def test_targets_above_one_only_maximize_entropy(target):
     keys = jnp.asarray(np.random.default_rng(0).normal(size=(9, 4)))
     with pytest.warns(UserWarning, match=r"in \[0, 1\]"):
         evaluate = jax.jit(jax.value_and_grad(lambda k: hopfield.esr_penalty(k, target=target)))

@@ -154,15 +154,15 @@ def test_products_are_as_wide_as_the_patterns_and_add_up_in_float32(sigma, log_p
 
 @pytest.mark.parametrize("sigma", [None, 0.6])
 @pytest.mark.parametrize("block_size", [None, 5])
-def test_after_a_layer_norm_it_is_denoise_of_the_normalised_patterns(sigma, block_size):
+def test_after_a_layer_norm_it_is_denoise_of_the_normalized_patterns(sigma, block_size):
     offset, scale, bias = draw.normal(size=(3, WIDTH))
-    centred = PATTERNS + offset - (PATTERNS + offset).mean(1, keepdims=True)
-    normalised = centred / np.sqrt(centred.var(1, keepdims=True) + 1e-3) * scale + bias
-    query = normalised[4] + 0.6 * draw.normal(size=WIDTH)
+    centered = PATTERNS + offset - (PATTERNS + offset).mean(1, keepdims=True)
+    normalized = centered / np.sqrt(centered.var(1, keepdims=True) + 1e-3) * scale + bias
+    query = normalized[4] + 0.6 * draw.normal(size=WIDTH)
     layer_norm = {"scale": scale, "bias": bias, "epsilon": 1e-3}
     options = {"sigma": sigma, "log_prior": PRIOR, "mask": MASK, "block_size": block_size}
     got = hopfield.denoise_normalized(query, PATTERNS, offset, **layer_norm, **options)
-    want = hopfield.denoise(query, normalised, **options)
+    want = hopfield.denoise(query, normalized, **options)
     np.testing.assert_allclose(got.value, want.value, rtol=1e-3, atol=1e-4)
     assert got.index == want.index
     np.testing.assert_allclose(got.probability, want.probability, rtol=1e-3)

@@ -17,9 +17,9 @@ def linear(params, x):
 
 
 def norm(params, x, epsilon=1e-5):
-    centred = x - x.mean(-1, keepdims=True)
-    scale = np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
-    return centred / scale * np.asarray(params["scale"]) + np.asarray(params["bias"])
+    centered = x - x.mean(-1, keepdims=True)
+    scale = np.sqrt((centered**2).mean(-1, keepdims=True) + epsilon)
+    return centered / scale * np.asarray(params["scale"]) + np.asarray(params["bias"])
 
 
 def gelu(x):

@@ -1,4 +1,4 @@
-"""The decoder against a slow version; causality, padding and initialisation."""
+"""The decoder against a slow version; causality, padding and initialization."""
 
 from functools import partial
 

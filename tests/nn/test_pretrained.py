@@ -384,7 +384,7 @@ def test_parameters_can_be_arguments(folder, texts):
     np.testing.assert_allclose(loss(model.params), np.square(out - 1).mean(), rtol=1e-5)
 
 
-def test_neighbouring_heads_of_gemma2_share_keys_and_values(tmp_path, draw, texts):
+def test_neighboring_heads_of_gemma2_share_keys_and_values(tmp_path, draw, texts):
     ids, mask = texts
     tensors = draw("gemma2")
     apart = {

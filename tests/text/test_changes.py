@@ -73,9 +73,9 @@ def test_case_follows_what_is_replaced():
 
 def test_tables():
     assert set(KEYBOARD) == set(ALPHABET)
-    for letter, neighbours in KEYBOARD.items():
-        assert letter not in neighbours and len(set(neighbours)) == len(neighbours)
-        assert all(letter in KEYBOARD[other] for other in neighbours), letter
+    for letter, neighbors in KEYBOARD.items():
+        assert letter not in neighbors and len(set(neighbors)) == len(neighbors)
+        assert all(letter in KEYBOARD[other] for other in neighbors), letter
     assert len(set(PHONETIC)) == len(PHONETIC)
     assert ("f", "ph") in PHONETIC and ("kn", "n") in PHONETIC and ("n", "kn") not in PHONETIC
     assert all(letter not in signs and signs.isascii() for letter, signs in LOOK_ALIKES.items())

@@ -80,7 +80,7 @@ def test_each_piece_of_a_character_edit_has_the_gradient_of_its_place():
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_flips_that_are_tokenised_differently_are_dropped(seed):
+def test_flips_that_are_tokenized_differently_are_dropped(seed):
     # Most flips of "oa" give a word of the vocabulary, which the model reads as one token.
     model = Bag(seed=seed, words=[f"o{letter}" for letter in bags.LETTERS if letter not in "ayz"])
     result = attack(model, "oa", form="tokens", beam=1, num_candidates=1)
@@ -168,21 +168,21 @@ def test_case_is_kept():
 
 def test_the_cache_saves_work_and_changes_no_result(monkeypatch):
     model = Bag(seed=3, curvature=0.1)
-    tokenised = []
+    tokenized = []
 
     def pieces(words):
-        tokenised.extend(words)
+        tokenized.extend(words)
         return list(map(model.pieces, words))
 
     def edits(cache, clean=CLEAN):
-        tokenised.clear()
+        tokenized.clear()
         gradients = model.victim().gradients._replace(pieces=pieces, cache=cache)
         (result,) = text.hotflip(Victim(model.loss, gradients), [clean], [1], rate=0.3, beam=2)
         return result.corrupted.edits
 
     expected, cache = edits(None), {}
-    assert tokenised and edits(cache) == expected and tokenised
-    assert edits(cache) == expected and not tokenised
+    assert tokenized and edits(cache) == expected and tokenized
+    assert edits(cache) == expected and not tokenized
     assert set(cache) == set(WORDS)
     # Too many words empty the cache.
     monkeypatch.setattr(sys.modules["hopfax.text.hotflip"], "_MAX_CACHED", len(cache))

@@ -16,7 +16,7 @@ KEY = jax.random.key(0)
 ESR = {"esr_weight": 0.7, "esr_target": 0.2}
 
 
-def labelled(labels, weights, lengths=3, tokens=3):
+def labeled(labels, weights, lengths=3, tokens=3):
     ids = jnp.ones((len(labels), 1, tokens), jnp.int32)
     lengths = jnp.broadcast_to(jnp.asarray(lengths), len(labels))[:, None]
     return Batch(ids, lengths, jnp.asarray(labels), jnp.asarray(weights, jnp.float32))
@@ -38,7 +38,7 @@ def test_task_loss_is_the_mean_over_real_rows(rng, regression):
     else:
         exponentials = np.exp(logits.astype(np.float64))
         losses = -np.log(exponentials[np.arange(5), labels] / exponentials.sum(1))
-    batch = labelled(labels, [1, 1, 0, 1, 0])
+    batch = labeled(labels, [1, 1, 0, 1, 0])
     loss = task_loss(jnp.asarray(logits), batch, regression=regression)
     np.testing.assert_allclose(loss, losses[[0, 1, 3]].mean(), rtol=1e-6)
 
@@ -46,7 +46,7 @@ def test_task_loss_is_the_mean_over_real_rows(rng, regression):
 def test_cross_entropy_of_huge_logits_is_finite_and_of_no_rows_zero():
     logits = jnp.array([[1e4, -1e4], [1e4, -1e4]])
     for weights, expected in ([1, 1], 1e4), ([0, 0], 0):
-        loss = task_loss(logits, labelled([0, 1], weights), regression=False)
+        loss = task_loss(logits, labeled([0, 1], weights), regression=False)
         np.testing.assert_allclose(loss, expected)
 
 
@@ -76,7 +76,7 @@ def encoding(rng):
 def parts_of(encoding, weights, lengths, **options):
     """The parts of the loss of a model with this encoding."""
     model = Functional(None, lambda *_, **__: Classification(jnp.zeros((3, 2)), encoding))
-    batch = labelled([0, 1, 0], weights, lengths, tokens=6)
+    batch = labeled([0, 1, 0], weights, lengths, tokens=6)
     return classification(model, **options)({}, batch, KEY)[1]
 
 

@@ -2,7 +2,7 @@
 
 A case's docstring says what it measures and against what. The module declares
 
-- `SETTINGS`: arguments by setting. The page summarises settings with the same prefix before a colon
+- `SETTINGS`: arguments by setting. The page summarizes settings with the same prefix before a colon
   in one line; `--quick` measures the first setting;
 - `programs(data_dir, *arguments)`: programs by name, compiled and checked against each other, or
   `figures(data_dir, *arguments)`: numbers by name, for cases that time nothing, or both;

@@ -62,7 +62,7 @@ def programs(
 def attacked(
     attack: Any, victim: text.Victim, texts: list[Any], labels: list[Any], at_once: int
 ) -> list[float]:
-    """Returns the final losses of an attack on texts that have not been tokenised before."""
+    """Returns the final losses of an attack on texts that have not been tokenized before."""
     assert victim.gradients is not None and victim.gradients.cache is not None
     victim.gradients.cache.clear()
     return [each.loss for each in attack(victim, texts, labels, rate=RATE, batch_size=at_once)]
