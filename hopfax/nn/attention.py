@@ -222,7 +222,6 @@ class HopfieldAttention(nnx.Module):
         tol = jnp.where(mask | (not self.mask_keys), self.tol, jnp.inf)
         arrays = (query, key, value, key_mask, tol)
         options = {"stop": self.stop, "max_steps": self.max_steps}
-        # Queries near a ridge between two attractors would otherwise dominate the gradient.
         options["adjoint_max_steps"] = max(1, self.max_steps)
         if self.implementation == "pallas":
             head = partial(experimental.retrieve_head, beta=self.beta, **options)
