@@ -127,13 +127,10 @@ def page(folder: Path) -> Page:
     tasks = report.joined(titles[task] for task in scores.task.unique())
     col = "protocol"
     if len(models) > MOST_LINES:  # two panels, in which a model has one look
-        col, lines = (
-            "memory",
-            lines[lines.protocol == lines.protocol.iloc[0]].assign(
-                memory=np.where(lines.model.str.endswith(MEMORY), "with memory", "without memory"),
-                model=lines.model.str.removesuffix(MEMORY),
-            ),
-        )
+        col, with_memory = "memory", lines.model.str.endswith(MEMORY)
+        lines["memory"] = np.where(with_memory, "with memory", "without memory")
+        lines["model"] = lines.model.str.removesuffix(MEMORY)
+        lines = lines[lines.protocol == lines.protocol.iloc[0]]
     return report.Page(
         title=f"Retrieval from the vocabulary, on trained models: {tasks}",
         answer=" ".join(answers),
