@@ -149,6 +149,7 @@ def page(folder: Path) -> Page:
             row="task",
             titles=titles,
             xlabel="noise level",
+            ylabel=gaussian.score_names(lines.task.unique()),
         )
     else:
         picture = report.forest(
