@@ -222,7 +222,7 @@ def page(folder: Path) -> report.Page:
     where = ", including those of the linked pages" if subfolders else ""
     answer = (
         f"hopfax meets {met} of the {measured} goals that it sets for speed and memory{where}. A "
-        "goal is met if it is met in every setting measured."
+        "goal is met only if every setting meets it."
     )
     return report.Page(
         "Speed and memory" if len(lines) > 1 else f"Speed and memory: {report.joined(list(lines))}",

@@ -95,9 +95,8 @@ def test_certificates_hold_and_violations_raise(reader, batch):
     rows = certificates.attacked(reader, batch, small, 4)
     scores = {row["model"]: row["score"] for row in rows if row["metric"] == "score"}
     inside = {row["metric"]: row["score"] for row in rows if "inside" in row["metric"]}
-    num_attacks = 3 + len(certificates.TEMPERATURES)
-    assert inside["texts inside"] == 8 * num_attacks
-    assert inside["tokens inside"] == batch.mask.sum() * num_attacks
+    assert inside["texts inside"] == 8
+    assert inside["tokens inside"] == batch.mask.sum()
     assert scores["nearest"] == scores["clean"] > scores["none"]
     with pytest.raises(ArithmeticError, match="inside the certified radius"):
         certificates.attacked(reader._replace(radius=100 * reader.radius), batch, 3.0, 4)
