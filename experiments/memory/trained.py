@@ -258,6 +258,8 @@ def lead_table(gains: pd.DataFrame, titles: Mapping[Any, str]) -> Table:
 
 
 def joined(rows: pd.DataFrame, column: str, titles: Mapping[Any, str]) -> list[str]:
-    """Returns each row's task and another column as one name."""
+    """Returns another column of each row by title, after the task if there are several."""
     pairs = zip(rows.task, rows[column], strict=True)
+    if rows.task.nunique() == 1:
+        return [titles[other] for _, other in pairs]
     return [f"{titles[task]}, {titles[other]}" for task, other in pairs]

@@ -314,7 +314,7 @@ def test_memory_is_compared_with_the_best_model_without_it(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"experiment": "memory-trained"}))
     page = trained.page(tmp_path)
     text = report.markdown(page, tmp_path)
-    assert "| SST-2, TinyBERT + memory | **+3.0 [+2.0, +4.0]** |" in text
+    assert "| TinyBERT + memory | **+3.0 [+2.0, +4.0]** |" in text
     assert "| Robertha | not learned |" in text
     # Below 10 dB of noise, memory undoes it; beyond, both lose the same but for one point.
     assert "| TinyBERT | +6.0 dB |" in text and "| TinyBERT + memory | −6.0 dB |" in text
