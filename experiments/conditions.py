@@ -209,7 +209,7 @@ class Gaussian:
 
 @dataclass(frozen=True, kw_only=True)
 class Typos:
-    """Test texts with words misspelt at random or by an attack; rate 0 is clean.
+    """Test texts with words misspelled at random or by an attack; rate 0 is clean.
 
     Random typos are the same for all models and seeds. An attack targets each seed's model and is
     scored on that model. At least one word of a text is changed.

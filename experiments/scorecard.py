@@ -357,18 +357,17 @@ def page() -> report.Page:
         paper=table.paper.where(table.index < len(scored)),
     )
     counts = collections.Counter(line[3] for line in lines)
-    parts = [f"{counts.pop('holds', 0)} hold", *(
-        f"{counts.pop(each)} {'is' if counts[each] == 1 else 'are'} {each}"
-        for each in ("smaller than claimed", "not found", "reversed") if counts[each]
-    )]  # fmt: skip
+    parts = [f"{counts.pop('holds', 0)} confirmed"]
+    for each in ("smaller than claimed", "not found", "reversed"):
+        parts += [f"{counts.pop(each)} {each}"] if each in counts else []
     reasons = report.joined(f"{count} {verdict}" for verdict, count in counts.items())
-    parts += [f"{counts.total()} are inconclusive ({reasons})"] if counts else []
+    parts += [f"{counts.total()} inconclusive ({reasons})"] if counts else []
     heads = ["claim", "the paper", "hopfax", "verdict", "data"]
     return report.Page(
         title="Results",
         answer=(
-            f"**We test {len(scored)} differences that the Robertha paper reports, at equal noise "
-            f"for both models: {report.joined(parts)}.**"
+            f"**The {len(scored)} tested differences that the Robertha paper reports, at equal "
+            f"noise for both models: {report.joined(parts)}.**"
         ),
         pictures={
             "claims": report.forest(

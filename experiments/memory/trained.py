@@ -104,8 +104,7 @@ def page(folder: Path) -> Page:
                 f"{name}: scores by SNR.",
             )
         )  # fmt: skip
-        with_memory = models[0] + MEMORY
-        if with_memory in lowest and (task, models[0]) not in unlearned.index:
+        if models[0] + MEMORY in lowest and (task, models[0]) not in unlearned.index:
             rows = tidy.select(scores, task=task, protocol=["", protocol])
             answers.append(kept_sentence(rows, models[0], lowest, titles))
     tables.insert(
@@ -127,8 +126,8 @@ def page(folder: Path) -> Page:
     tasks = report.joined(titles[task] for task in scores.task.unique())
     col = "protocol"
     if len(models) > MOST_LINES:  # two panels, in which a model has one look
-        col, with_memory = "memory", lines.model.str.endswith(MEMORY)
-        lines["memory"] = np.where(with_memory, "with memory", "without memory")
+        col, remember = "memory", lines.model.str.endswith(MEMORY)
+        lines["memory"] = np.where(remember, "with memory", "without memory")
         lines["model"] = lines.model.str.removesuffix(MEMORY)
         lines = lines[lines.protocol == lines.protocol.iloc[0]]
     return report.Page(

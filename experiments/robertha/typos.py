@@ -2,7 +2,7 @@
 
 Paper: Podasca and Das (2026), Table 12. Claim: Robertha withstands misspellings, swapped letters,
 TextBugger and HotFlip in 10, 20 and 30 % of the words; in the table it is below FreeLB on GLUE
-throughout (average with 10 % misspelt: 58.4 against 62.8).
+throughout (average with 10 % misspelled: 58.4 against 62.8).
 
 Command: `python -m experiments typos --task sst2 --data-dir DIR`, with the flags of the
 `robustness` run whose models to test; they are not trained again.

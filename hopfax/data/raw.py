@@ -23,7 +23,7 @@ _DAMAGED = "lacking columns or a text"
 
 
 class _SkippedRow(ValueError):
-    """Why a row may be dropped if the task allows it; for a damaged row, also its error."""
+    """A row that the task may allow to drop: the reason and, for a damaged row, the error."""
 
 
 def first_existing(
@@ -99,22 +99,21 @@ def usable_rows(
 ) -> list[tuple[dict[str, str], Example]]:
     """Parses numbered rows of a file; drops rows that the task allows to drop, with a warning."""
     usable, total = [], 0
-    skipped: dict[str, dict[int, list[str]]] = {}  # reason -> row number -> error
+    skipped: dict[str, dict[int, _SkippedRow]] = {}
     for total, (number, row) in enumerate(rows, start=1):
         try:
             if isinstance(row, _SkippedRow):
                 raise row
             usable.append(_parse(spec, row, total - 1))
         except _SkippedRow as error:
-            reason, *message = error.args
-            skipped.setdefault(reason, {})[number] = message
+            skipped.setdefault(error.args[0], {})[number] = error
         except ValueError as error:
             raise ValueError(f"{path}, {unit} {number}: {error}") from None
     damaged = skipped.get(_DAMAGED, {})
     if len(damaged) > spec.damaged_share * total:
-        number, (message,) = next(iter(damaged.items()))
+        number, error = next(iter(damaged.items()))
         raise ValueError(
-            f"{path}, {unit} {number}: {message} ({len(damaged)} of {total} rows are damaged)"
+            f"{path}, {unit} {number}: {error.args[1]} ({len(damaged)} of {total} rows are damaged)"
         )
     for reason, numbers in skipped.items():
         shown = ", ".join(map(str, list(numbers)[:5])) + (", ..." if len(numbers) > 5 else "")

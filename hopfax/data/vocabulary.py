@@ -54,7 +54,7 @@ def train_vocabulary(texts: Iterable[str], *, vocab_size: int = 8000) -> WordPie
         count, pair = heapq.heappop(queue)
         if -count != pairs[pair]:  # outdated: the current count is in the queue too
             continue
-        if -count < 2:
+        if -count < 2:  # rarer pairs are not merged
             break
         merged = pair[0] + pair[1].removeprefix(_PREFIX)
         tokens[merged] = None

@@ -60,7 +60,7 @@ def noise_stability(
     per_output: bool = False,
     batch_size: int = 1024,
 ) -> Estimate:
-    r"""Estimates the noise stability of a function: do its outputs agree on correlated inputs?
+    r"""Estimates noise stability, the agreement of a function's outputs on correlated inputs.
 
     $$\mathrm{Stab}_\rho(f) = E\,\langle f(X), f(Y)\rangle = \sum_k \rho^k W^k(f)$$
 

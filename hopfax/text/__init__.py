@@ -2,7 +2,7 @@
 
 `misspell` and `swap_characters` change a random fraction of the words. `textbugger` and `hotflip`
 attack a `Victim`, the interface of a model; `hopfax.train.white_box` returns one for an encoder.
-`restore` returns the clean text, and `WordMemory` corrects misspelt words without the log.
+`restore` returns the clean text, and `WordMemory` corrects misspelled words without the log.
 
 Example:
     >>> from hopfax import text

@@ -283,13 +283,14 @@ class _Variants(NamedTuple):
 def _variants(words: list[str], gradients: Gradients) -> list[_Variants]:
     """All edits of one letter for several words; tokenizes those not in the cache in one call."""
     cache: dict[str, _Variants] = gradients.cache  # pyright: ignore[reportAssignmentType]
-    if len(cache) + len(words) > _MAX_CACHED:
-        cache.clear()
+    known = {word: cache[word] for word in words if word in cache}
     new = {
         word: {change.of(word): change for kind in _OPERATIONS for change in kind(word)}
         for word in words
-        if word not in cache
+        if word not in known
     }
+    if len(cache) + len(new) > _MAX_CACHED:
+        cache.clear()
     pieces = iter(gradients.pieces([spelling for edits in new.values() for spelling in edits]))
     for word, edits in new.items():
         rows = [next(pieces) for _ in edits]
@@ -298,7 +299,7 @@ def _variants(words: list[str], gradients: Gradients) -> list[_Variants]:
             ids[number, : len(row)] = row
         used, places = np.unique(ids, return_inverse=True)
         cache[word] = _Variants(list(edits.values()), ids, used, places.reshape(ids.shape))
-    return [cache[word] for word in words]
+    return [known.get(word) or cache[word] for word in words]
 
 
 def _character_edits(

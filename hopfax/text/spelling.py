@@ -1,4 +1,4 @@
-"""Correction of misspelt words by retrieval from a word list.
+"""Correction of misspelled words by retrieval from a word list.
 
 An unknown word retrieves a known one as a noisy token vector does in `hopfax.hopfield.denoise`.
 """
@@ -70,7 +70,7 @@ def word_counts(texts: Iterable[str]) -> Counter[str]:
 
 
 class WordMemory:
-    r"""A list of words that corrects misspelt words.
+    r"""A list of words that corrects misspelled words.
 
     A word $w$ is the vector $\phi(w)$ of the counts of its *open bigrams*: ordered pairs of letters
     at most `span` apart, with a mark at both ends of the word, scaled to norm 1. The posterior of
