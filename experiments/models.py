@@ -51,7 +51,7 @@ class Variant:
     kind: Literal["tinybert", "robertha", "universal", "pretrained"]
     options: Mapping[str, Any] = field(default_factory=dict)
     preset: str = "hopfax"
-    entropy: Literal["shannon", "renyi2", "shannon_matmul"] | None = None
+    entropy: Literal["shannon", "renyi2"] | None = None
     esr_weight: float = 0.05
     esr_target: float = 0.35
     training: Literal["clean", "noise", "noise-range", "pgd", "freelb"] = "clean"
@@ -130,7 +130,6 @@ VARIANTS: dict[str, Variant] = {
     ),
     "robertha": _robertha("Robertha", paper="Robertha"),
     "robertha-renyi2": _robertha("Robertha, Rényi-2 ESR", entropy="renyi2"),
-    "robertha-shannon-matmul": _robertha("Robertha, matmul-only ESR", entropy="shannon_matmul"),
     "robertha-no-esr": _robertha("Robertha w/o ESR", entropy=None, paper="Robertha w/o ESR"),
     "robertha-no-esr-dropout": _robertha(
         "Robertha w/o ESR + dropout 0.5",

@@ -24,7 +24,7 @@ for width in (4, 9):  # through the covariance and through the Gram matrix
     for name in ("key_spectrum", "eigen_entropy", "effective_rank", "participation_ratio", "gini"):
         getattr(hopfield, name)(keys)
         getattr(hopfield, name)(keys, mask=mask)
-    for entropy in ("shannon", "renyi2", "shannon_matmul"):
+    for entropy in ("shannon", "renyi2"):
         jax.grad(hopfield.esr_penalty)(keys, mask=mask, entropy=entropy)
 for options in ({}, {"mask": mask}):
     hopfield.energy(query, patterns, beta=1.0, **options)

@@ -81,7 +81,7 @@ class Config(Flags):
     """Models: tinybert, tinybert-mean, tinybert-unit-scale, tinybert-mean-prenorm,
     tinybert-mean-prenorm-dropout, freelb, pgd, data-augment, noise-trained, noise-trained-mean,
     universal, universal-halting,
-    robertha, robertha-renyi2, robertha-shannon-matmul, robertha-no-esr, robertha-no-esr-dropout,
+    robertha, robertha-renyi2, robertha-no-esr, robertha-no-esr-dropout,
     robertha-no-esr-weight-decay, robertha-no-iteration-no-esr, robertha-no-output-projection,
     robertha-freelb; of a folder: pretrained, pretrained-esr, pretrained-hopfield,
     pretrained-hopfield-esr, pretrained-hopfield-1, pretrained-hopfield-1-esr. With

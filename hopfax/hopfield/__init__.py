@@ -1,9 +1,8 @@
 """Hopfield retrieval, key spectra and noise: the pure functions of the Robertha paper.
 
 `retrieval` iterates a query to an attractor. `attend` does this for all queries of an attention
-head and reads values out. `spectrum` measures and regularizes the spectrum of keys with one of the
-entropies of `entropy`. `corruption` adds noise of known strength, and `memory` removes it by
-retrieval from clean patterns.
+head and reads values out. `spectrum` measures and regularizes the spectrum of keys. `corruption`
+adds noise of known strength, and `memory` removes it by retrieval from clean patterns.
 
 Examples omit `import jax, jax.numpy as jnp` and the import of the function.
 """
@@ -13,7 +12,6 @@ from hopfax.hopfield.attend import attend as attend
 from hopfax.hopfield.corruption import gaussian_noise as gaussian_noise
 from hopfax.hopfield.corruption import matched_sigma as matched_sigma
 from hopfax.hopfield.corruption import snr_db as snr_db
-from hopfax.hopfield.entropy import Entropy as Entropy
 from hopfax.hopfield.memory import Candidates as Candidates
 from hopfax.hopfield.memory import Denoised as Denoised
 from hopfax.hopfield.memory import Marginals as Marginals
@@ -30,6 +28,7 @@ from hopfax.hopfield.retrieval import energy as energy
 from hopfax.hopfield.retrieval import retrieve as retrieve
 from hopfax.hopfield.retrieval import trajectory as trajectory
 from hopfax.hopfield.retrieval import update as update
+from hopfax.hopfield.spectrum import Entropy as Entropy
 from hopfax.hopfield.spectrum import effective_rank as effective_rank
 from hopfax.hopfield.spectrum import eigen_entropy as eigen_entropy
 from hopfax.hopfield.spectrum import esr_penalty as esr_penalty

@@ -6,6 +6,7 @@ None means all. Use `jax.vmap` for a batch.
 
 import math
 import warnings
+from typing import Literal, get_args
 
 import chex
 import jax
@@ -13,11 +14,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from hopfax.checks import check_range, is_traced
-from hopfax.hopfield.entropy import Entropy, eigenvalue_shares, shannon, spectral_entropy
 from hopfax.hopfield.retrieval import check_mask, matmul
 
+Entropy = Literal["shannon", "renyi2"]
 Keys = Float[Array, "tokens width"]
 Mask = Bool[Array, " tokens"] | None
+Matrix = Float[Array, "side side"]
 
 
 def key_spectrum(keys: Keys, *, mask: Mask = None) -> Float[Array, " width"]:
@@ -52,7 +54,7 @@ def key_spectrum(keys: Keys, *, mask: Mask = None) -> Float[Array, " width"]:
         Robertha, Eq. 9.
     """
     keys = jnp.asarray(keys)
-    shares = eigenvalue_shares(_gram(keys, mask))
+    shares = _eigenvalue_shares(_gram(keys, mask))
     return jnp.pad(shares, (0, keys.shape[1] - shares.shape[0]))
 
 
@@ -67,9 +69,8 @@ def eigen_entropy(
     Args:
         keys: One key per row, width $d$ at least 2.
         mask: True where a token is real; None means all.
-        entropy: `"shannon"`, the paper's $H_{norm}$, from eigenvalues; `"renyi2"`, $H_{2, norm}$,
-            at most $H_{norm}$, from sums of squares; or `"shannon_matmul"`, $H_{norm}$ from matrix
-            products, accurate to 1 % in value and gradient if no non-zero share is below 5e-6.
+        entropy: `"shannon"`, the paper's $H_{norm}$, from eigenvalues; or `"renyi2"`,
+            $H_{2, norm} \le H_{norm}$, from sums of squares.
 
     Returns:
         A number in [0, 1]: 0 if the keys vary along one line or not at all, 1 if they vary
@@ -81,7 +82,7 @@ def eigen_entropy(
 
     Differentiation:
         Finite for constant, duplicate, zero and fully padded keys; padded rows get exactly zero.
-        Keys that do not vary have entropy 0 and gradient 0. See also `spectral_entropy`.
+        Keys that do not vary have entropy 0 and gradient 0.
 
     Example:
         >>> import jax.numpy as jnp
@@ -97,7 +98,10 @@ def eigen_entropy(
     keys = jnp.asarray(keys)
     gram, width = _gram(keys, mask), keys.shape[1]
     check_range(2, width=width)
-    normalized = spectral_entropy(gram, entropy=entropy) / math.log(width)
+    if entropy not in get_args(Entropy):
+        raise ValueError(f"entropy must be one of {get_args(Entropy)}, got {entropy!r}")
+    nats = _shannon(_eigenvalue_shares(gram)) if entropy == "shannon" else _renyi2(gram)
+    normalized = nats / math.log(width)
     # Rounding can take it above 1; the gradient stays.
     return normalized - jax.lax.stop_gradient(jnp.maximum(normalized - 1, 0))
 
@@ -122,7 +126,7 @@ def effective_rank(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     References:
         Robertha, Eq. 11. Its Tables 27 to 29 list other values than this formula gives.
     """
-    return jnp.exp(shannon(key_spectrum(keys, mask=mask)))
+    return jnp.exp(_shannon(key_spectrum(keys, mask=mask)))
 
 
 def participation_ratio(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
@@ -185,7 +189,7 @@ def esr_penalty(
     Args:
         keys: One key per row, width at least 2.
         target: The entropy $\alpha$, in [0, 1]. The same target requires a flatter spectrum
-            with `"renyi2"`, the smallest of the entropies.
+            with `"renyi2"`, the smaller entropy.
         mask: True where a token is real; None means all.
         entropy: See `eigen_entropy`.
 
@@ -223,7 +227,7 @@ def esr_penalty(
     return jnp.square(eigen_entropy(keys, mask=mask, entropy=entropy) - target)
 
 
-def _gram(keys: Keys, mask: Mask) -> Float[Array, "side side"]:
+def _gram(keys: Keys, mask: Mask) -> Matrix:
     """The smaller of the Gram matrix and the covariance of the centered keys, up to a factor."""
     chex.assert_rank(keys, 2)
     mask = check_mask(mask, (len(keys),))
@@ -237,7 +241,7 @@ def _gram(keys: Keys, mask: Mask) -> Float[Array, "side side"]:
 
 
 @jax.custom_jvp
-def _products(rows: Float[Array, "side other"]) -> Float[Array, "side side"]:
+def _products(rows: Float[Array, "side other"]) -> Matrix:
     """Inner products of every pair of rows."""
     return matmul(rows, rows.T)
 
@@ -260,3 +264,42 @@ def _center(keys: Array, mask: Mask) -> Array:
     shifted = jnp.where(real, keys - jax.lax.stop_gradient(keys[jnp.argmax(mask)]), 0)
     count = jnp.maximum(jnp.sum(mask), 1).astype(keys.dtype)
     return jnp.where(real, shifted - jnp.sum(shifted, axis=0) / count, 0)
+
+
+def _eigenvalue_shares(matrix: Matrix) -> Float[Array, " side"]:
+    """Eigenvalues as shares of the trace, descending, >= 0; all zero if the matrix is."""
+    eigenvalues = jnp.maximum(_eigenvalues(matrix)[::-1], 0)
+    # Rounding errors of this size remain where the exact eigenvalue is zero. The comparison
+    # keeps nan, so that keys that are not finite do not look like constant keys.
+    floor = jnp.finfo(matrix.dtype).eps * eigenvalues[0]
+    eigenvalues = jnp.where(eigenvalues <= floor, 0, eigenvalues)
+    total = jnp.sum(eigenvalues)
+    return eigenvalues / jnp.where(total == 0, 1, total)
+
+
+@jax.custom_jvp
+def _eigenvalues(matrix: Matrix) -> Float[Array, " side"]:
+    return jnp.linalg.eigvalsh(matrix)
+
+
+@_eigenvalues.defjvp
+def _eigenvalues_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    # One product, and no division by differences of eigenvalues; the rule in jax, which also covers
+    # eigenvectors, takes two.
+    eigenvalues, vectors = jnp.linalg.eigh(primals[0])
+    turned = matmul(tangents[0], vectors)
+    return eigenvalues, jnp.sum(vectors * turned, axis=0)
+
+
+def _shannon(shares: Float[Array, " side"]) -> Float[Array, ""]:
+    # p log p has the limit 0, but an infinite slope: neither branch may evaluate log(0).
+    none = shares == 0
+    return jnp.sum(jnp.where(none, 0, -shares * jnp.log(jnp.where(none, 1, shares))))
+
+
+def _renyi2(matrix: Matrix) -> Float[Array, ""]:
+    trace = jnp.trace(matrix)
+    concentration = jnp.sum(jnp.square(matrix / jnp.where(trace == 0, 1, trace)))
+    # In [1/side, 1] up to rounding, or 0 for a zero matrix.
+    entropy = -jnp.log(jnp.where(concentration == 0, 1, concentration))
+    return jnp.where(entropy < 0, 0, entropy)

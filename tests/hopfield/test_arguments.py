@@ -56,7 +56,7 @@ def test_beta_and_mask(call, options, error, words):
         (ValueError, "width must be >= 2, got 1", lambda: hopfield.esr_penalty(jnp.ones((3, 1)))),
         (
             ValueError,
-            r"one of \('shannon', 'renyi2', 'shannon_matmul'\), got 'vn'",
+            r"one of \('shannon', 'renyi2'\), got 'vn'",
             lambda: hopfield.eigen_entropy(PATTERNS, entropy="vn"),
         ),
         (AssertionError, "shapes", lambda: hopfield.snr_db(PATTERNS, jnp.eye(4))),
