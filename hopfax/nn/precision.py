@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
-from hopfax.cpu import flat_dot_general
 from hopfax.nn.functional import Functional, Module, Params
 
 Precision = Literal["float32", "bfloat16"]
@@ -29,11 +28,7 @@ class Linear(nnx.Linear):
         return super().__call__(inputs, out_sharding).astype(dtype)
 
 
-linear = partial(
-    Linear,
-    kernel_init=nnx.initializers.normal(0.02),
-    dot_general=flat_dot_general,  # pyright: ignore[reportArgumentType]
-)
+linear = partial(Linear, kernel_init=nnx.initializers.normal(0.02))
 
 
 class LayerNorm(nnx.LayerNorm):
