@@ -237,20 +237,8 @@ def _gram(keys: Keys, mask: Mask) -> Matrix:
     scale = jnp.max(jnp.abs(jax.lax.stop_gradient(centered)))
     centered = centered / jnp.where(scale > 0, scale, 1)
     count, width = keys.shape
-    return _products(centered if count < width else centered.T)
-
-
-@jax.custom_jvp
-def _products(rows: Float[Array, "side other"]) -> Matrix:
-    """Inner products of every pair of rows."""
+    rows = centered if count < width else centered.T
     return matmul(rows, rows.T)
-
-
-@_products.defjvp
-def _products_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    # Both factors are the same, so one product is enough, for the gradient too.
-    half = matmul(tangents[0], primals[0].T)
-    return _products(primals[0]), half + half.T
 
 
 def _center(keys: Array, mask: Mask) -> Array:
@@ -268,27 +256,13 @@ def _center(keys: Array, mask: Mask) -> Array:
 
 def _eigenvalue_shares(matrix: Matrix) -> Float[Array, " side"]:
     """Eigenvalues as shares of the trace, descending, >= 0; all zero if the matrix is."""
-    eigenvalues = jnp.maximum(_eigenvalues(matrix)[::-1], 0)
+    eigenvalues = jnp.maximum(jnp.linalg.eigvalsh(matrix)[::-1], 0)
     # Rounding errors of this size remain where the exact eigenvalue is zero. The comparison
     # keeps nan, so that keys that are not finite do not look like constant keys.
     floor = jnp.finfo(matrix.dtype).eps * eigenvalues[0]
     eigenvalues = jnp.where(eigenvalues <= floor, 0, eigenvalues)
     total = jnp.sum(eigenvalues)
     return eigenvalues / jnp.where(total == 0, 1, total)
-
-
-@jax.custom_jvp
-def _eigenvalues(matrix: Matrix) -> Float[Array, " side"]:
-    return jnp.linalg.eigvalsh(matrix)
-
-
-@_eigenvalues.defjvp
-def _eigenvalues_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    # One product, and no division by differences of eigenvalues; the rule in jax, which also covers
-    # eigenvectors, takes two.
-    eigenvalues, vectors = jnp.linalg.eigh(primals[0])
-    turned = matmul(tangents[0], vectors)
-    return eigenvalues, jnp.sum(vectors * turned, axis=0)
 
 
 def _shannon(shares: Float[Array, " side"]) -> Float[Array, ""]:
