@@ -4,5 +4,4 @@
 interpreter runs it, slowly; tests compare it with XLA.
 """
 
-from hopfax.experimental.retrieval import by_devices as by_devices
 from hopfax.experimental.retrieval import retrieve_head as retrieve_head

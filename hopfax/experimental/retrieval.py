@@ -1,21 +1,15 @@
 """Attention's retrieval as two kernels: search with read-out, and adjoint."""
 
-import math
-from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float
 
-from hopfax.checks import is_traced
 from hopfax.fixed_point import Stop, check_stopping, relative_tol
 from hopfax.hopfield.attend import Attention, attention_arrays
 from hopfax.hopfield.retrieval import Beta, check_beta, matmul
-
-Result = TypeVar("Result")
 
 MAX_KEYS, MAX_WIDTH = 512, 128
 _DTYPES = ("float32", "bfloat16")
@@ -38,8 +32,8 @@ def retrieve_head(
     $$\xi \leftarrow K^\top \mathrm{softmax}(\beta K \xi), \qquad
     o = V^\top \mathrm{softmax}(\beta K \xi^*)$$
 
-    A tile of queries ends with its slowest. Use `jax.vmap` for heads, texts and seeds. On several
-    devices it needs `jax.shard_map`, since XLA cannot partition it: see `by_devices`.
+    A tile of queries ends with its slowest. Use `jax.vmap` for heads, texts and seeds. XLA cannot
+    partition a kernel: without `jax.shard_map`, every device runs it on all texts.
 
     Args:
         query: Starts of the queries, 1 to 512.
@@ -101,40 +95,6 @@ def retrieve_head(
     outputs = _compiled(how, beta, query, keys, values, visible, tol)
     read, _, num_steps, residual = cast(_Outputs, outputs)
     return Attention(read, num_steps, residual, (residual <= tol) & jnp.isfinite(residual))
-
-
-def by_devices(fn: Callable[..., Result], *arrays: PyTree) -> Result:
-    """Calls `fn` on each device's share of the texts, in a program for several devices.
-
-    XLA does not partition a kernel: every device would run it on all texts.
-
-    Args:
-        fn: Function of arrays with a leading axis of texts; must treat texts independently.
-        *arrays: Trees of arrays with that axis.
-
-    Returns:
-        The result of `fn(*arrays)`. The texts are split in a program that is compiled with a mesh
-        in context (by a `hopfax.train.sharding.Sharding` that splits batches, or by
-        `jax.set_mesh`), among the devices of the mesh's leading automatic axes, as far as the
-        number of texts divides. Explicit axes must not split the texts.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from hopfax import experimental
-        >>> experimental.by_devices(lambda texts: 2 * texts, jnp.ones((2, 3))).shape  # no mesh
-        (2, 3)
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    axes = tuple(axis for axis in mesh.auto_axes if mesh.shape[axis] > 1)
-    texts = jax.tree.leaves(arrays)[0]
-    while axes and len(texts) % math.prod(mesh.shape[axis] for axis in axes):
-        axes = axes[:-1]
-    if not axes or not is_traced(texts):
-        return fn(*arrays)
-    spec = PartitionSpec(axes)
-    # Its check has no rule for kernels.
-    cut = jax.shard_map(fn, in_specs=spec, out_specs=spec, axis_names=set(axes), check_vma=False)
-    return cut(*arrays)
 
 
 class _How(NamedTuple):

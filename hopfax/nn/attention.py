@@ -225,7 +225,7 @@ class HopfieldAttention(nnx.Module):
         options["adjoint_max_steps"] = max(1, self.max_steps)
         if self.implementation == "pallas":
             head = partial(experimental.retrieve_head, beta=self.beta, **options)
-            return experimental.by_devices(_each_head(head), *arrays)
+            return _each_head(head)(*arrays)
         options |= {"readout_beta": self.readout_beta, "gradient": self.gradient}
         if self.scope == "batch" and self.max_steps > 0:
             return _attend_together(*arrays[:-1], beta=self.beta, tol=self.tol, **options)

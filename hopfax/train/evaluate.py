@@ -110,7 +110,7 @@ def make_predictor(model: Functional[Encoder], *, sharding: Sharding | None = No
     if sharding is None:
         return Predictor(model, None, jax.jit(all_seeds))
     # XLA partitions this one by the shardings of its arguments, see `Sharding.put_batch`.
-    unsplit = jax.jit(sharding.in_mesh(all_seeds))
+    unsplit = jax.jit(all_seeds)
     seeds, shared = sharding.over("seeds"), sharding.over()
     split = sharding.jit(all_seeds, (seeds, seeds, shared, shared, shared), (seeds, seeds))
 

@@ -1,6 +1,5 @@
 """Sharding of a run over several devices: by seeds, or by the rows of a batch."""
 
-import functools
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -56,19 +55,7 @@ class Sharding(NamedTuple):
                 out_specs=tuple(sharding.spec for sharding in outputs),
                 check_vma=False,  # the check has no rule for kernels
             )
-        else:
-            fn = self.in_mesh(fn)
         return jax.jit(fn, in_shardings=tuple(inputs), out_shardings=tuple(outputs), **options)
-
-    def in_mesh(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `fn` traced with the mesh in context, which kernels use to partition texts."""
-
-        @functools.wraps(fn)
-        def traced(*args: Any) -> Any:
-            with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
-                return fn(*args)
-
-        return traced
 
     def put_batch(self, batch: Any) -> Any:
         """Puts arrays of `(batch, ...)` on the devices; replicated if rows do not divide evenly."""

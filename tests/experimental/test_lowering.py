@@ -5,7 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType
 
 from hopfax import experimental, nn
 
@@ -20,14 +20,14 @@ def on_gpu(monkeypatch):
 
 @pytest.fixture
 def lowered():
-    """`lowered(fn, *shapes)` is the program that `fn` becomes for CUDA, on one device or more."""
+    """`lowered(fn, *shapes)` is the program that `fn` becomes for CUDA."""
     device = jax.sharding.AbstractDevice(
         device_kind="NVIDIA H100 80GB HBM3", num_cores=None, platform="gpu"
     )
 
-    def lowered(fn, *shapes, devices=1):
+    def lowered(fn, *shapes):
         axes = {"axis_names": ("devices",), "axis_types": (AxisType.Auto,)}
-        mesh = AbstractMesh((devices,), **axes, abstract_device=device)
+        mesh = AbstractMesh((1,), **axes, abstract_device=device)
         # Newer versions of jax require the device; older ones guess.
         with jax.sharding.use_abstract_mesh(mesh):
             traced = jax.jit(fn).trace(*shapes)
@@ -67,8 +67,7 @@ def test_products_keep_the_precision_of_float32():
     assert kernel(jnp.bfloat16).count("dot_general") == 12
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_training_steps_of_several_seeds_take_the_kernel(lowered, devices):
+def test_training_steps_of_several_seeds_take_the_kernel(lowered):
     sizes = {"width": 16, "num_layers": 2, "ff_width": 16, "max_length": 16}
     model = nn.robertha(50, 2, implementation="pallas", **sizes)
     keys = jax.eval_shape(jax.random.split, jax.random.key(0))
@@ -78,47 +77,7 @@ def test_training_steps_of_several_seeds_take_the_kernel(lowered, devices):
     def loss(params, ids, key):
         return jnp.sum(model.apply(params, ids, ids > 0, key=key).logits ** 2)
 
-    text = lowered(jax.vmap(jax.grad(loss)), params, ids, keys, devices=devices)
+    text = lowered(jax.vmap(jax.grad(loss)), params, ids, keys)
     assert text.count("triton") == 2, "search and adjoint, which both layers call"
     assert "stablehlo.while" not in text
-    texts = ids.shape[1] // devices
-    assert f"tensor<2x{texts}x2x16x" in text, "seeds, a device's own texts, heads, tokens"
-
-
-def test_each_device_of_a_mesh_calls_on_its_own_texts():
-    seen = []
-
-    def fn(x):
-        seen.append(x.shape)
-        return {"doubled": 2 * x}
-
-    def shapes(count, *axes):
-        """What `fn` is called on in a mesh of such axes, (size, who manages it), and returns."""
-        names = tuple("abc"[: len(axes)])
-        sizes, types = zip(*axes, strict=True)
-        mesh = AbstractMesh(sizes, names, axis_types=types)
-        with jax.sharding.use_abstract_mesh(mesh):
-            texts = jax.ShapeDtypeStruct((count, 2), jnp.float32)
-            shape = jax.eval_shape(partial(experimental.by_devices, fn), texts)
-        return seen.pop(), shape["doubled"].shape
-
-    auto, explicit = AxisType.Auto, AxisType.Explicit
-    assert shapes(6, (2, auto)) == ((3, 2), (6, 2))
-    assert shapes(12, (2, auto), (3, auto)) == ((2, 2), (12, 2))
-    assert shapes(6, (2, auto), (3, explicit)) == ((3, 2), (6, 2)), "the others are not XLA's"
-    assert shapes(4, (2, auto), (3, auto)) == ((2, 2), (4, 2)), "as far as they divide"
-    assert shapes(5, (2, auto)) == shapes(5, (1, auto)) == ((5, 2), (5, 2)), "all on each"
-
-    # Inside of a program of one device, such as that of its own seeds.
-    mesh = jax.make_mesh((1,), ("a",), axis_types=(auto,))
-    spec = PartitionSpec()
-    jax.jit(
-        jax.shard_map(
-            partial(experimental.by_devices, fn), mesh=mesh, in_specs=spec, out_specs=spec
-        )
-    )(jnp.ones((4, 2)))
-    assert seen.pop() == (4, 2)
-
-    x = jnp.arange(8.0).reshape(4, 2)
-    assert jnp.array_equal(experimental.by_devices(fn, x)["doubled"], 2 * x)
-    assert seen.pop() == (4, 2) and not seen
+    assert "tensor<2x4x2x16x" in text, "seeds, texts, heads, tokens"
