@@ -217,9 +217,12 @@ def test_a_target_within_reach_is_silent(target):
         jax.jit(lambda t: hopfield.esr_penalty(jnp.eye(3), target=t))(50.0)
 
 
-def test_rounding_does_not_take_the_entropy_above_one():
+def test_rounding_does_not_take_the_entropy_out_of_its_range(rng):
     measured = dict(zip(NAMES, measure(simplex(16).astype(np.float32)), strict=True))
     assert all(0.99 < measured[name] <= 1 for name in ENTROPIES)
+    lines = rng.normal(size=(100, 9, 1)) * rng.normal(size=(100, 1, 4))
+    measured = dict(zip(NAMES, jax.vmap(measure)(jnp.asarray(lines)).T, strict=True))
+    assert all((np.abs(measured[name] - 5e-6) <= 5e-6).all() for name in ENTROPIES)
 
 
 def test_renyi2_computes_no_eigenvalue():
