@@ -20,6 +20,7 @@ pair counts with the worst one.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +108,11 @@ def run(config: Config) -> Path:
         for task, examples in reported.items()
     }
     unit = rms_norm(table[np.concatenate(ids["stsb"])])
-    rows = [{"task": task, **row} for task in TASKS for row in certified(ids[task], radius / unit)]
+    rows = [
+        {"task": task, **row}
+        for task in TASKS
+        for row in certified(ids[task], radius / unit, max(budget.radii))
+    ]
     log_prior = similarity.training_prior("stsb", config.data_dir, tokens, len(table))
     texts = [ids["stsb"][side::2] for side in (0, 1)]
     short = [n for n, pair in enumerate(zip(*texts, strict=True))
@@ -128,13 +133,19 @@ def run(config: Config) -> Path:
     return report.write_run(folder, frame, COLUMNS, page)
 
 
-def certified(ids: Sequence[np.ndarray], radius: np.ndarray) -> list[dict[str, Any]]:
-    """Returns by radius, in RMS norms, the share of texts with larger certified radii only."""
+def certified(
+    ids: Sequence[np.ndarray], radius: np.ndarray, largest: float = 0.6
+) -> list[dict[str, Any]]:
+    """Returns by radius, in RMS norms, the share of texts with larger certified radii only.
+
+    The radii are multiples of 0.02, up to the first that is at least `largest` and 0.6.
+    """
+    count = math.ceil(round(50 * max(0.6, largest), 6))
     least = np.array([radius[text].min() for text in ids])
     return [
         {"model": "nearest", "metric": "certified", "corruption": "perturbation", "level": level,
          "score": 100 * float(np.mean(level < least)), "num_examples": len(ids)}
-        for level in np.round(np.arange(0.02, 0.601, 0.02), 2)
+        for level in (number / 50 for number in range(1, count + 1))
     ]  # fmt: skip
 
 

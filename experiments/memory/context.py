@@ -119,7 +119,7 @@ class Config(similarity.Config):
     task: tuple[Literal["stsb", "mrpc"], ...] = ("stsb", "mrpc")
     """Tasks of pairs of texts."""
     num_pairs: Annotated[int | None, by_budget("num_pairs", "INT", BUDGETS)] = None
-    """Pairs of texts, from the first."""
+    """Pairs of texts, evenly spaced."""
     num_draws: Annotated[int | None, by_budget("num_draws", "INT", BUDGETS)] = None
     """Independent noise draws."""
     snr_db: Annotated[tuple[float, ...] | None, by_budget("snr_db", "FLOAT ...", BUDGETS)] = None

@@ -103,7 +103,7 @@ class Config(similarity.Shared):
     task: Literal["mrpc", "stsb", "sst2"] = "mrpc"
     """Task whose texts are read."""
     num_pairs: Annotated[int | None, by_budget("num_pairs", "INT", BUDGETS)] = None
-    """Rows of the task, from the first."""
+    """Rows of the task, evenly spaced."""
     num_draws: Annotated[int | None, by_budget("num_draws", "INT", BUDGETS)] = None
     """Independent noise draws."""
     num_tokens: Annotated[int | None, by_budget("num_tokens", "INT", BUDGETS)] = None
