@@ -1,4 +1,4 @@
-"""Grouping of texts leaves results unchanged."""
+"""CPU optimizations leave results unchanged."""
 
 import chex
 import jax
@@ -7,7 +7,53 @@ import numpy as np
 import pytest
 
 from hopfax import cpu
+from hopfax.cpu import quick, threefry
 from hopfax.nn import HopfieldAttention, functional
+from hopfax.nn.precision import linear
+
+KEYS = [jax.random.key(seed) for seed in (0, 1, 2**32 - 1)]
+
+
+@pytest.mark.parametrize("key", KEYS[1:])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64])
+@pytest.mark.parametrize("shape", [(), (2, 3, 5), (0, 2)])
+def test_bits_equal_those_of_jax(key, dtype, shape):
+    with jax.enable_x64(dtype == np.uint64):
+        bits = jax.random.bits(quick(key), shape, dtype)
+        assert bits.dtype == dtype
+        np.testing.assert_array_equal(bits, jax.random.bits(key, shape, dtype))
+
+
+@pytest.mark.parametrize("key", KEYS[1:])
+def test_derived_keys_equal_those_of_jax(key):
+    for derive in (
+        lambda key: jax.random.split(key, 5),
+        lambda key: jax.random.split(key, (2, 3)),
+        lambda key: jax.random.fold_in(key, 77),
+        lambda key: jax.random.fold_in(jax.random.split(key)[1], jnp.uint32(2**32 - 5)),
+        jax.jit(jax.random.split),
+        lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(4)),
+    ):
+        data, expected = (jax.random.key_data(derive(each)) for each in (quick(key), key))
+        np.testing.assert_array_equal(data, expected)
+
+
+def test_other_keys_are_returned_unchanged(monkeypatch):
+    other = jax.random.key(0, impl="rbg")
+    assert quick(other) is other
+    assert quick(quick(KEYS[0])).dtype == quick(KEYS[0]).dtype
+    with jax.threefry_partitionable(False):
+        assert quick(KEYS[0]) is KEYS[0]
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert quick(KEYS[0]) is KEYS[0]
+
+
+def test_raw_keys_are_wrapped():
+    old = jax.random.PRNGKey(7)
+    np.testing.assert_array_equal(jax.random.key_data(quick(old)), old)
+    assert quick(jax.random.split(old, 3)).shape == (3,)
+    with pytest.raises(TypeError, match="uint32"):
+        quick(jnp.zeros(2, int))
 
 
 def test_a_group_is_the_largest_divisor_that_fits(monkeypatch):
@@ -64,3 +110,36 @@ def test_attention_by_groups_is_attention(monkeypatch, gradient):
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
     atol = 1e-6 * max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(gradient))
     chex.assert_trees_all_close(grouped_gradient, gradient, rtol=1e-4, atol=atol)
+
+
+@pytest.mark.parametrize("shape", [(3,), (4, 3), (2, 4, 3), (2, 1, 4, 3), (0, 4, 3)])
+def test_flat_products_have_the_values_and_gradients_of_the_plain_product(shape):
+    layer = functional(lambda rngs: linear(3, 5, rngs=rngs))
+    params = layer.init(jax.random.key(0)) | {"bias": jnp.arange(5.0)}
+    x = jax.random.normal(jax.random.key(1), shape)
+    weights = jax.random.normal(jax.random.key(2), (*shape[:-1], 5))
+
+    def loss(params, x):
+        product = layer.apply(params, x)
+        return jnp.sum(weights * product), product
+
+    (_, product), (of_params, of_x) = jax.value_and_grad(loss, (0, 1), has_aux=True)(params, x)
+    kernel, close = params["kernel"], {"rtol": 1e-5, "atol": 1e-6}
+    np.testing.assert_allclose(product, np.asarray(x) @ kernel + params["bias"], **close)
+    rows, cotangents = np.asarray(x).reshape(-1, 3), np.asarray(weights).reshape(-1, 5)
+    np.testing.assert_allclose(of_params["kernel"], rows.T @ cotangents, **close)
+    np.testing.assert_allclose(of_x, np.asarray(weights) @ kernel.T, **close)
+    # The kernel's gradient sums over one axis, not over texts and tokens.
+    program = str(jax.make_jaxpr(jax.grad(loss, has_aux=True))(params, x))
+    assert "(([0, 1], [0, 1])" not in program
+
+
+def test_threefry_has_its_published_outputs():
+    """Known answers of the authors' Random123 library."""
+    for counter, key, wanted in (
+        ((0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),
+        ((0xFFFFFFFF,) * 2, (0xFFFFFFFF,) * 2, (0x1CB996FC, 0xBB002BE7)),
+        ((0x243F6A88, 0x85A308D3), (0x13198A2E, 0x03707344), (0xC4923A9C, 0x483DF7A0)),
+    ):
+        words = [tuple(jnp.uint32(word) for word in pair) for pair in (key, counter)]
+        assert tuple(map(int, threefry(*words))) == wanted

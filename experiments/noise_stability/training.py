@@ -26,6 +26,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from experiments import report
 from experiments.rundir import locked, open_run, plain, write_whole
 from hopfax import stability
+from hopfax.cpu import quick
 from hopfax.nn import Decoder, Functional, Params
 from hopfax.train import interrupt
 from hopfax.train.checkpoint import Checkpoints
@@ -387,7 +388,7 @@ def train_epochs(
     def epoch(state: State, number: Array, *of_run: Any) -> tuple[State, Epoch]:
         key, numbers, train, validation = of_run
         # Modules fold small numbers into the run's own key: 2**31 gives a different stream.
-        for_order, for_steps, for_noise = jax.random.split(jax.random.fold_in(key, 2**31), 3)
+        for_order, for_steps, for_noise = jax.random.split(jax.random.fold_in(quick(key), 2**31), 3)
         rows = train.ids.shape[0]
         steps = rows // static.batch_size
         order = jax.random.permutation(jax.random.fold_in(for_order, number), rows)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from hopfax.checks import check_range
+from hopfax.cpu import quick
 from hopfax.hopfield.retrieval import check_mask
 
 Signal = Float[Array, "tokens width"]
@@ -56,7 +57,7 @@ def gaussian_noise(
     check_range(0, sigma=sigma)
     mask = check_mask(mask, signal.shape[:1])
     dtype = signal.dtype if jnp.issubdtype(signal.dtype, jnp.floating) else jnp.float32
-    draws = jax.random.normal(key, signal.shape, dtype)
+    draws = jax.random.normal(quick(key), signal.shape, dtype)
     noise = jnp.asarray(sigma, dtype) * draws
     return noise if mask is None else jnp.where(mask[:, None], noise, 0)
 

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from hopfax import experimental, hopfield
-from hopfax.cpu import by_groups
+from hopfax.cpu import by_groups, quick
 from hopfax.fixed_point import Gradient, Stop, fixed_point
 from hopfax.nn.precision import linear
 
@@ -41,7 +41,7 @@ def dropout(key: Key, x: Array, rate: float) -> Array:
     if key is None or rate == 0:
         return x
     dropped = min(round(rate * 65536), 65535)
-    kept = jax.random.bits(key, x.shape, jnp.uint16) >= dropped
+    kept = jax.random.bits(quick(key), x.shape, jnp.uint16) >= dropped
     return jnp.where(kept, x * (65536 / (65536 - dropped)), 0)
 
 

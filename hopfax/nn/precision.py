@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
+from hopfax.cpu import flat_dot_general
 from hopfax.nn.functional import Functional, Module, Params
 
 Precision = Literal["float32", "bfloat16"]
@@ -28,7 +29,11 @@ class Linear(nnx.Linear):
         return super().__call__(inputs, out_sharding).astype(dtype)
 
 
-linear = partial(Linear, kernel_init=nnx.initializers.normal(0.02))
+linear = partial(
+    Linear,
+    kernel_init=nnx.initializers.normal(0.02),
+    dot_general=flat_dot_general,  # pyright: ignore[reportArgumentType]
+)
 
 
 class LayerNorm(nnx.LayerNorm):

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from hopfax.cpu import quick
 from hopfax.hopfield import matched_sigma
 from hopfax.nn.encoder import CLEAN, Perturbation
 from hopfax.nn.functional import Params
@@ -72,7 +73,7 @@ def augmented(objective: Objective, *, sigma: float) -> Objective:
         _, mask = texts_of(batch)
         # Splits in two as the published results did, for the same draws.
         for_noise, _ = jax.random.split(jax.random.fold_in(key, _NOISE))
-        noise = sigma * jax.random.normal(for_noise, *_like(params, mask))
+        noise = sigma * jax.random.normal(quick(for_noise), *_like(params, mask))
         noise = jnp.where(mask[..., None], noise, 0)
         return objective(params, batch, key, _plus(added, noise))
 
@@ -106,9 +107,9 @@ def augmented_over(objective: Objective, *, snr_db: tuple[float, float]) -> Obje
         ids, mask = texts_of(batch)
         tokens = jax.lax.stop_gradient(params["tokens"]["embedding"][ids])
         for_ratio, for_noise = jax.random.split(jax.random.fold_in(key, _RATIO))
-        ratios = jax.random.uniform(for_ratio, mask.shape[:1], minval=low, maxval=high)
+        ratios = jax.random.uniform(quick(for_ratio), mask.shape[:1], minval=low, maxval=high)
         sigma = jax.vmap(lambda x, db, m: matched_sigma(x, snr_db=db, mask=m))(tokens, ratios, mask)
-        noise = jax.random.normal(for_noise, tokens.shape, tokens.dtype)
+        noise = jax.random.normal(quick(for_noise), tokens.shape, tokens.dtype)
         noise = jnp.where(mask[..., None], sigma[:, None, None] * noise, 0)
         return objective(params, batch, key, _plus(added, noise))
 
@@ -231,7 +232,7 @@ def _initial(key: PRNGKeyArray, params: Params, mask: Mask, ball: Ball) -> Delta
     shape, dtype = _like(params, mask)
     entries = jnp.maximum(jnp.sum(mask, axis=-1), 1) * shape[-1]
     scale = (ball.initial_norm / jnp.sqrt(entries)[:, None, None]).astype(dtype)
-    draws = jax.random.uniform(key, shape, dtype, minval=-1)
+    draws = jax.random.uniform(quick(key), shape, dtype, minval=-1)
     return jnp.where(mask[..., None], scale * draws, 0)
 
 

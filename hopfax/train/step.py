@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from hopfax.cpu import quick
 from hopfax.train.objectives import Batch, Objective
 from hopfax.train.sharding import Sharding
 from hopfax.train.state import TrainState
@@ -45,7 +46,7 @@ def make_step(
     def step(
         state: TrainState, batch: Batch, seed_key: PRNGKeyArray
     ) -> tuple[TrainState, StepMetrics]:
-        key = jax.random.fold_in(jax.random.fold_in(seed_key, _DROPOUT), state.step)
+        key = jax.random.fold_in(jax.random.fold_in(quick(seed_key), _DROPOUT), state.step)
         value_and_grad = jax.value_and_grad(objective, has_aux=True)
         (loss, parts), gradients = value_and_grad(state.params, batch, key)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)

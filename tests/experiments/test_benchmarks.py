@@ -1,5 +1,6 @@
 """Harness, command line, page and cases of the benchmarks; nothing is timed."""
 
+import contextlib
 import functools
 import types
 
@@ -15,7 +16,7 @@ from experiments.benchmarks.harness import bound
 from experiments.provenance import provenance
 from experiments.scorecard import RESULTS
 from hopfax.data.batching import Bucket
-from hopfax.nn import attention
+from hopfax.train import step
 
 TINY = {"width": 16, "num_layers": 1, "ff_width": 16, "num_heads": 2}
 
@@ -212,17 +213,21 @@ def test_the_closed_form_has_its_limits():
     assert abs(stability.exact_stability(1.0) - mean) < 5 * error < 0.05
 
 
-def test_programs_differ_in_their_groups_only(monkeypatch):
+def test_optimizations_are_left_out_and_put_back(monkeypatch):
     monkeypatch.setitem(programs.SIZES, "base", TINY)
-    monkeypatch.setitem(programs.BATCH_SIZES, "base", 4)
-    monkeypatch.setattr(programs, "VOCAB_SIZE", 1030)
-    groups, sizes = attention.by_groups, []
+    monkeypatch.setattr(programs, "VOCAB_SIZE", 30)
+    called, imported = set(), step.quick
 
-    def recorded(fn, *arrays, **options):
-        sizes.append(options["elements"])
-        return groups(fn, *arrays, **options)
+    def record(name, plain, *arguments, **options):
+        called.add(name)
+        return plain(*arguments, **options)
 
-    monkeypatch.setattr(attention, "by_groups", recorded)
-    calls = cpu.programs(None, "evaluation", 8)
-    assert sizes and attention.by_groups is recorded
-    np.testing.assert_allclose(calls["groups"](), calls["all at once"](), rtol=1e-5, atol=1e-6)
+    for name, plain in cpu.LEFT_OUT.items():
+        recorded = functools.partial(record, name, plain)
+        monkeypatch.setitem(cpu.LEFT_OUT, name, recorded)
+    with contextlib.ExitStack() as stack:
+        for name in cpu.LEFT_OUT:
+            cpu.leave_out(name, stack)
+        programs.TrainSteps([bucket()]).run(0, 1)
+    assert called == set(cpu.LEFT_OUT)
+    assert step.quick is imported

@@ -15,6 +15,7 @@ import optax
 
 from experiments.benchmarks.harness import Program
 from hopfax import stability
+from hopfax.cpu import quick
 from hopfax.data.algorithmic import modular_addition
 from hopfax.nn import decoder
 
@@ -74,7 +75,7 @@ def epoch_of(model: Any, batch_size: int, num_tokens: int | None) -> Callable[..
         def step(carry: Any, plan: tuple[jax.Array, jax.Array]) -> Any:
             (params, moments), (picks, number) = carry, plan
             value, gradient = jax.value_and_grad(loss)(
-                params, ids[picks], labels[picks], jax.random.fold_in(key, number)
+                params, ids[picks], labels[picks], jax.random.fold_in(quick(key), number)
             )
             updates, moments = adam.update(gradient, moments, params)
             return (optax.apply_updates(params, updates), moments), value
