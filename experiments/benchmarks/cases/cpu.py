@@ -1,6 +1,7 @@
 """CPU optimizations of `hopfax.cpu`: a train step with all, against all but one.
 
-Steps on 32 rows from initial weights, every row padded to the same length.
+Steps on 32 rows from initial weights, every row padded to the same length: of models of base size,
+and of three seeds of small models, as in the default run of `robustness`.
 """
 
 import sys
@@ -12,17 +13,23 @@ from unittest import mock
 import jax
 
 from experiments.benchmarks.harness import Program
-from experiments.benchmarks.programs import MAX_LENGTH, VOCAB_SIZE, TrainSteps, workload
+from experiments.benchmarks.programs import (
+    ESR_WEIGHT,
+    MAX_LENGTH,
+    VOCAB_SIZE,
+    TrainSteps,
+    workload,
+)
 from hopfax import cpu
 from hopfax.data import Encoded, bucketed
-from hopfax.nn import precision, tinybert
+from hopfax.nn import precision, robertha, tinybert
 
 SECONDS, STEPS = 90, 4
+MODELS = {"TinyBERT": tinybert, "Robertha": robertha}
+SMALL: dict[str, Any] = {"width": 64, "ff_width": 256, "max_length": 16}
 SETTINGS = {
-    f"{title}: {tokens} tokens": (title, tokens)
-    for title in ("TinyBERT", "Robertha")
-    for tokens in (32, MAX_LENGTH)
-}
+    f"{title}: {tokens} tokens": (title, tokens) for title in MODELS for tokens in (32, MAX_LENGTH)
+} | {f"three seeds of small {title}: 16 tokens": (title, 16) for title in MODELS}
 LEFT_OUT: dict[str, Callable[..., Any]] = {
     "quick": lambda key: key,
     "by_groups": lambda fn, *arrays, **_: fn(*arrays),
@@ -37,9 +44,17 @@ def programs(data_dir: str | None, title: str, tokens: int) -> dict[str, Program
     rows = Encoded(padded.ids[..., :tokens], padded.lengths.clip(max=tokens), *padded[2:])
     (bucket,) = bucketed(rows, boundaries=(tokens,))
 
+    vocab_size, seeds = VOCAB_SIZE, 1
+    options: dict[str, Any] = {}
+    if tokens == SMALL["max_length"]:
+        vocab_size, seeds, options = 512, 3, SMALL
+        bucket = bucket._replace(ids=bucket.ids % vocab_size)
+    esr_weight = ESR_WEIGHT if title == "Robertha" else 0.0
+
     def compiled() -> Program:
-        options = {} if title == "Robertha" else {"model": tinybert(VOCAB_SIZE, 2), "esr_weight": 0}
-        program = TrainSteps([bucket], **options).mean_step(STEPS)
+        model = MODELS[title](vocab_size, 2, **options)
+        program = TrainSteps([bucket], model=model, seeds=seeds, esr_weight=esr_weight)
+        program = program.mean_step(STEPS)
         program[0][1]()  # compiles
         return program
 
