@@ -1,8 +1,7 @@
 """CPU optimizations that leave results unchanged; no effect on other devices.
 
-`experiments/results/speed/cpu` lists their gains for one seed; measure them on your CPU with
-`python -m experiments.benchmarks cpu`. Small models with several seeds gain more: without `quick`
-and `flat_dot_general`, `python -m experiments robustness` takes a fifth longer.
+`experiments/results/speed/cpu` lists their gains; `python -m experiments.benchmarks cpu` measures
+them on your CPU. Small models with several seeds gain most.
 """
 
 import math
