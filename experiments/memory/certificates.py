@@ -111,7 +111,7 @@ def run(config: Config) -> Path:
     rows = [
         {"task": task, **row}
         for task in TASKS
-        for row in certified(ids[task], radius / unit, max(budget.radii))
+        for row in certified(ids[task], radius / unit, budget.radii)
     ]
     log_prior = similarity.training_prior("stsb", config.data_dir, tokens, len(table))
     texts = [ids["stsb"][side::2] for side in (0, 1)]
@@ -134,13 +134,13 @@ def run(config: Config) -> Path:
 
 
 def certified(
-    ids: Sequence[np.ndarray], radius: np.ndarray, largest: float = 0.6
+    ids: Sequence[np.ndarray], radius: np.ndarray, attacked: Sequence[float] = ()
 ) -> list[dict[str, Any]]:
     """Returns by radius, in RMS norms, the share of texts with larger certified radii only.
 
-    The radii are multiples of 0.02, up to the first that is at least `largest` and 0.6.
+    The radii are multiples of 0.02, up to 0.6 or beyond the largest attacked one.
     """
-    count = math.ceil(round(50 * max(0.6, largest), 6))
+    count = math.ceil(round(50 * max([0.6, *attacked]), 6))
     least = np.array([radius[text].min() for text in ids])
     return [
         {"model": "nearest", "metric": "certified", "corruption": "perturbation", "level": level,

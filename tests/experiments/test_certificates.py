@@ -111,7 +111,7 @@ def test_certified_share_is_the_minimum_over_tokens():
         expected = 50 * (row["level"] < 0.03) + 50 * (row["level"] < 0.25)
         assert row["score"] == pytest.approx(expected)
     assert [row["level"] for row in rows[:2]] == [0.02, 0.04] and rows[-1]["level"] == 0.6
-    assert certificates.certified([np.array([0])], radius, 0.75)[-1]["level"] == 0.76
+    assert certificates.certified([np.array([0])], radius, (0.05, 0.75))[-1]["level"] == 0.76
 
 
 def test_texts_under_noise_are_read_at_least_as_often_as_guaranteed(reader, batch):

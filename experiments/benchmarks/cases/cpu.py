@@ -1,11 +1,11 @@
 """CPU optimizations of `hopfax.cpu`: a train step with all, against all but one.
 
-Steps on 32 rows from initial weights, every row padded to the same length: of models of base size,
-and of three seeds of small models, as in the default run of `robustness`.
+Steps on 32 rows of one length from initial weights: one seed of base models, and three seeds of
+small models, as in the default run of `robustness`.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 from unittest import mock
@@ -26,10 +26,14 @@ from hopfax.nn import precision, robertha, tinybert
 
 SECONDS, STEPS = 90, 4
 MODELS = {"TinyBERT": tinybert, "Robertha": robertha}
-SMALL: dict[str, Any] = {"width": 64, "ff_width": 256, "max_length": 16}
+# Number of seeds, size of the vocabulary, options of the model.
+BASE: tuple[int, int, dict[str, int]] = (1, VOCAB_SIZE, {})
+SMALL = (3, 512, {"width": 64, "ff_width": 256, "max_length": 16})
 SETTINGS = {
-    f"{title}: {tokens} tokens": (title, tokens) for title in MODELS for tokens in (32, MAX_LENGTH)
-} | {f"three seeds of small {title}: 16 tokens": (title, 16) for title in MODELS}
+    f"{title}: {tokens} tokens": (title, tokens, *BASE)
+    for title in MODELS
+    for tokens in (32, MAX_LENGTH)
+} | {f"three seeds of small {title}: 16 tokens": (title, 16, *SMALL) for title in MODELS}
 LEFT_OUT: dict[str, Callable[..., Any]] = {
     "quick": lambda key: key,
     "by_groups": lambda fn, *arrays, **_: fn(*arrays),
@@ -38,23 +42,25 @@ LEFT_OUT: dict[str, Callable[..., Any]] = {
 RATIOS = {f"without {name} / with all": None for name in LEFT_OUT}
 
 
-def programs(data_dir: str | None, title: str, tokens: int) -> dict[str, Program]:
+def programs(
+    data_dir: str | None,
+    title: str,
+    tokens: int,
+    seeds: int,
+    vocab_size: int,
+    options: Mapping[str, Any],
+) -> dict[str, Program]:
     """Train steps with all optimizations, and with all but one."""
     padded = workload(data_dir).padded
-    rows = Encoded(padded.ids[..., :tokens], padded.lengths.clip(max=tokens), *padded[2:])
+    ids, lengths = padded.ids[..., :tokens] % vocab_size, padded.lengths.clip(max=tokens)
+    rows = Encoded(ids, lengths, *padded[2:])
     (bucket,) = bucketed(rows, boundaries=(tokens,))
-
-    vocab_size, seeds = VOCAB_SIZE, 1
-    options: dict[str, Any] = {}
-    if tokens == SMALL["max_length"]:
-        vocab_size, seeds, options = 512, 3, SMALL
-        bucket = bucket._replace(ids=bucket.ids % vocab_size)
     esr_weight = ESR_WEIGHT if title == "Robertha" else 0.0
 
     def compiled() -> Program:
         model = MODELS[title](vocab_size, 2, **options)
-        program = TrainSteps([bucket], model=model, seeds=seeds, esr_weight=esr_weight)
-        program = program.mean_step(STEPS)
+        steps = TrainSteps([bucket], model=model, seeds=seeds, esr_weight=esr_weight)
+        program = steps.mean_step(STEPS)
         program[0][1]()  # compiles
         return program
 
