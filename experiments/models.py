@@ -40,7 +40,6 @@ class Variant:
         training: Perturbation of the training rows.
         radius: Maximum L2 norm of FreeLB's and PGD's perturbation of a text's token embeddings.
         weight_decay: AdamW's weight decay.
-        learning_rate: Peak learning rate, whatever the run's; None for the run's.
         precision: Floating-point type of the blocks.
         memory: Whether token embeddings are retrieved from the vocabulary when the model is tested
             (`hopfax.nn.with_memory`), with the token frequencies of the training texts as prior.
@@ -57,7 +56,6 @@ class Variant:
     training: Literal["clean", "noise", "noise-range", "pgd", "freelb"] = "clean"
     radius: float = ADVERSARIAL_RADIUS
     weight_decay: float = WEIGHT_DECAY
-    learning_rate: float | None = None
     precision: Literal["float32", "bfloat16"] = "float32"
     memory: bool = False
     paper: str | None = None
@@ -65,7 +63,7 @@ class Variant:
     def settings(self) -> dict[str, Any]:
         """Returns the settings that determine the trained model: no names, no unused settings."""
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        del fields["title"], fields["paper"], fields["memory"], fields["learning_rate"]
+        del fields["title"], fields["paper"], fields["memory"]
         if self.kind != "robertha":
             del fields["preset"]
         if self.kind == "pretrained":
@@ -90,7 +88,6 @@ def _pretrained(title: str, **changes: Any) -> Variant:
 
 
 # At beta=1, attention without steps is the loaded model's own.
-HOPFIELD_RATE = 1e-4  # chosen on MRPC, see `experiments.robertha.fine_tuning`
 HOPFIELD = {"attention": "hopfield", "beta": 1.0, "max_steps": 50}
 ONE_STEP = {**HOPFIELD, "max_steps": 1}
 
@@ -160,23 +157,19 @@ VARIANTS: dict[str, Variant] = {
     "pretrained-noise-trained": _pretrained(
         "fine-tuned encoder + noise training", training="noise-range"
     ),
-    "pretrained-hopfield": _pretrained(
-        "fine-tuned encoder + Hopfield attention", options=HOPFIELD, learning_rate=HOPFIELD_RATE
-    ),
+    "pretrained-hopfield": _pretrained("fine-tuned encoder + Hopfield attention", options=HOPFIELD),
     "pretrained-hopfield-esr": _pretrained(
         "fine-tuned encoder + Hopfield attention + ESR",
         options=HOPFIELD,
         entropy="shannon",
-        learning_rate=HOPFIELD_RATE,
     ),
     "pretrained-hopfield-1": _pretrained(
-        "fine-tuned encoder + one Hopfield update", options=ONE_STEP, learning_rate=HOPFIELD_RATE
+        "fine-tuned encoder + one Hopfield update", options=ONE_STEP
     ),
     "pretrained-hopfield-1-esr": _pretrained(
         "fine-tuned encoder + one Hopfield update + ESR",
         options=ONE_STEP,
         entropy="shannon",
-        learning_rate=HOPFIELD_RATE,
     ),
 }
 

@@ -179,7 +179,7 @@ def spec_of(config: Flags, job: Job, data: TaskData) -> Spec:
         seeds=flags.seeds,
         epochs=flags.epochs,
         patience=flags.patience,
-        learning_rate=job.variant.learning_rate or flags.learning_rate,
+        learning_rate=flags.learning_rate,
         batch_size=flags.batch_size,
     )
 

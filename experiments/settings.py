@@ -133,7 +133,7 @@ class Training:
     patience: Annotated[int | None, by_budget("patience", "INT")] = None
     """Epochs without a better validation score before a seed stops."""
     learning_rate: Annotated[float | None, by_budget("learning_rate", "FLOAT")] = None
-    """Peak learning rate. Pretrained models with Hopfield attention ignore it and use 1e-4."""
+    """Peak learning rate."""
     batch_size: int = 32
     """Rows per training step."""
     width: Annotated[int | None, by_budget("width", "INT")] = None
