@@ -291,6 +291,21 @@ def load(folder: str) -> Pretrained:
     return load_pretrained(folder)
 
 
+def is_causal(model: Pretrained) -> bool:
+    """Returns whether tokens see only those before them."""
+    return model.config["model_type"] in ("gpt2", "gemma2")
+
+
+def load_encoder(folder: str) -> Pretrained:
+    """Loads a model whose output is its hidden states; raises a ValueError for causal models."""
+    model = load(folder)
+    if is_causal(model):
+        raise ValueError(
+            f"--pretrained must be a BERT or RoBERTa, got a {model.config['model_type']}: {folder}"
+        )
+    return model
+
+
 @functools.cache
 def weights_digest(folder: str) -> str:
     """SHA-256 over the files of a folder's model, so that results do not depend on its path."""

@@ -17,7 +17,7 @@ the other also knows the tokens' frequencies in the training texts; neither know
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -122,10 +122,10 @@ def run(config: Config) -> Path:
     ids, row = np.concatenate(texts), np.repeat(np.arange(len(texts)), [*map(len, texts)])
     special = np.isin(ids, [n for n, each in enumerate(vocabulary.tokens) if each in SPECIAL])
     tokens = Texts(ids[~special], row[~special], vocabulary.tokens, table, log_prior)
-    measured = []
+    read, measured = decoder(tokens), []
     with Progress(len(budget.snr_db)) as progress:
         for place, db in enumerate(budget.snr_db, 1):
-            measured += measure(tokens, db, budget)
+            measured += measure(tokens, read, db, budget)
             progress.update(place)
     shared = {"task": config.task, "corruption": "gaussian", "site": "token", "seed": 0,
               "protocol": "one-sigma"}  # fmt: skip
@@ -148,11 +148,17 @@ class Texts(NamedTuple):
     log_prior: np.ndarray
 
 
-def measure(texts: Texts, db: float, budget: Budget) -> list[dict[str, Any]]:
-    """Returns the rows of results.csv for a signal-to-noise ratio in dB."""
+def decoder(texts: Texts) -> Callable[..., dict[str, jax.Array]]:
+    """Returns `read(noisy, sigma)`: the ids that each of `READERS` decodes."""
+    denoise = denoiser(texts.table, texts.log_prior)
+    return jax.jit(lambda x, sigma: {name: denoise(x, sigma)[1][name] for name in READERS})
+
+
+def measure(
+    texts: Texts, read: Callable[..., Any], db: float, budget: Budget
+) -> list[dict[str, Any]]:
+    """Returns the rows of results.csv for a signal-to-noise ratio in dB; `read` is a `decoder`."""
     ids, row, tokens, table, log_prior = texts
-    denoise = denoiser(table, log_prior)
-    read = jax.jit(lambda x, sigma: {name: denoise(x, sigma)[1][name] for name in READERS})
     draws, sigma = [], np.zeros(0)
     for seed in range(budget.num_draws):
         noisy, sigma = add_noise([table[ids]], db, protocol="matched", seed=seed)

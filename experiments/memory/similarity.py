@@ -34,7 +34,7 @@ from scipy.stats import rankdata
 
 from experiments import report, tidy
 from experiments.figures import SNR
-from experiments.models import load, weights_digest
+from experiments.models import load_encoder, weights_digest
 from experiments.report import Page
 from experiments.rundir import open_run
 from experiments.settings import BudgetName, budget_of, by_budget, optional
@@ -166,13 +166,13 @@ def start(
     """Returns the budget with the flags that were set, the encoder, its tokenizer and the folder.
 
     Raises:
-        ValueError: A flag is out of range.
+        ValueError: A flag is out of range, or the model is causal.
         FileNotFoundError: A file is missing.
     """
     budget = budget_of(config, budgets)
     if not config.pretrained or not config.data_dir:
         raise ValueError("--pretrained and --data-dir are required, the folders of model and data")
-    model, tokens = load(config.pretrained), read_tokenizer(config.pretrained)
+    model, tokens = load_encoder(config.pretrained), read_tokenizer(config.pretrained)
     plan = {"weights": weights_digest(config.pretrained)}
     return budget, model, tokens, open_run(experiment, config, plan=plan)
 

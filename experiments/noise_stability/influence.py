@@ -33,7 +33,7 @@ import pandas as pd
 from tokenizers import Tokenizer
 
 from experiments import report, tidy
-from experiments.models import load, weights_digest
+from experiments.models import is_causal, load, weights_digest
 from experiments.report import Page
 from experiments.rundir import open_run
 from experiments.settings import BudgetName, budget_of, by_budget, optional
@@ -201,11 +201,6 @@ def pooled(model: Pretrained, states: jax.Array) -> jax.Array:
         return states[-1]
     mean = states.mean(0)
     return mean / jnp.linalg.norm(mean)
-
-
-def is_causal(model: Pretrained) -> bool:
-    """Returns whether tokens see only those before them."""
-    return model.config["model_type"] in ("gpt2", "gemma2")
 
 
 def inner_influences(

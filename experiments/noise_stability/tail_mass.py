@@ -49,7 +49,7 @@ import numpy as np
 import pandas as pd
 
 from experiments import report, tidy
-from experiments.models import load, weights_digest
+from experiments.models import load_encoder, weights_digest
 from experiments.noise_stability import influence
 from experiments.report import Page
 from experiments.rundir import open_run, read_config
@@ -123,7 +123,7 @@ def run(config: Config) -> Path:
     """Measures everything and writes the page.
 
     Raises:
-        ValueError: A flag is out of range, or there are too few texts.
+        ValueError: A flag is out of range, the model is causal, or there are too few texts.
         FileNotFoundError: A file is missing.
     """
     budget = budget_of(config, BUDGETS)
@@ -136,7 +136,7 @@ def run(config: Config) -> Path:
         )
     if not 5 <= budget.num_bits <= 20:
         raise ValueError(f"--num-bits must be in [5, 20], got {budget.num_bits}")
-    model = load(config.pretrained)
+    model = load_encoder(config.pretrained)
     sentences, passages = short_texts(config, budget), long_texts(config, budget)
     plan = {**budget._asdict(), "weights": weights_digest(config.pretrained)}
     folder = open_run("tail-mass", config, plan=plan)

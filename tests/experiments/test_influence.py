@@ -1,5 +1,6 @@
 """Influence by position: a known function, random weights, the page's verdicts."""
 
+import contextlib
 import json
 
 import jax
@@ -11,6 +12,7 @@ import tokenizers
 from nn import test_pretrained as pretrained
 
 from experiments import report
+from experiments.models import is_causal, load_encoder
 from experiments.noise_stability import influence
 from hopfax.nn import load_pretrained
 
@@ -56,6 +58,12 @@ def test_random_weights_have_the_loaded_shapes_and_the_scales_of_a_new_model(loa
     assert (other["tokens"]["weight"] != drawn["tokens"]["weight"]).any()
 
 
+def test_experiments_on_hidden_states_reject_causal_models(loaded, tmp_path):
+    expected = pytest.raises(ValueError, match=r"BERT or RoBERTa, got a g(pt2|emma2)")
+    with expected if is_causal(loaded) else contextlib.nullcontext():
+        load_encoder(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     "template, special",
     [("[CLS] $A [SEP]", (["[CLS]"], ["[SEP]"])), ("<bos> $A", (["<bos>"], [])), ("$A", ([], []))],
@@ -85,7 +93,7 @@ def test_the_last_layer_has_the_influence_of_an_encoders_output(loaded, monkeypa
     layers = len(loaded.params["layers"]["attention_norm"]["weight"])
     each = influence.inner_influences(loaded, loaded.params, ids, key, layer=layers - 1)
     np.testing.assert_allclose(each.mean(-1), 1, rtol=1e-5)
-    if influence.is_causal(loaded):  # its output is logits, and its heads are not measured
+    if is_causal(loaded):  # its output is logits, and its heads are not measured
         assert each.shape == (1, 5)
         return
     assert each.shape == (1 + loaded.config["num_attention_heads"], 5)
