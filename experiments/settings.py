@@ -42,6 +42,7 @@ BUDGETS: dict[str, Budget] = {
     # Table 15 of the Robertha paper.
     "paper": Budget(PAPER_SEEDS, 30, 10, 2e-5, PAPER_LEVELS, 3, None, None, 30522, 128, 2),
 }
+FINE_TUNING_RATE = 5e-5  # of runs with --pretrained; see `experiments.robertha.fine_tuning`
 # Enough epochs to learn the synthetic tasks: models stopped halfway score differently on different
 # processors, because of rounding. No early stopping.
 EMBEDDED_LAPTOP = BUDGETS["laptop"]._replace(
@@ -69,6 +70,8 @@ def by_budget(name: str, metavar: str, budgets: Mapping[str, Any] = BUDGETS) -> 
     }
     if budgets is BUDGETS and (value := getattr(EMBEDDED_LAPTOP, name)) != values["laptop"]:
         values["laptop, synthetic tasks"] = value
+    if name == "learning_rate":
+        values["with --pretrained"] = FINE_TUNING_RATE
     hints = (f"{text(value)} ({size})" for size, value in values.items())
     return optional(metavar, ", ".join(hints))
 
@@ -194,6 +197,8 @@ def resolved(config: Config, own: Mapping[str, Mapping[str, Any]] | None = None)
     if embedded and config.budget == "laptop":
         budget = EMBEDDED_LAPTOP
     values = budget._asdict() | dict((own or {}).get(config.budget, {}))
+    if getattr(getattr(config, "encoder", None), "pretrained", None):
+        values["learning_rate"] = FINE_TUNING_RATE
 
     def filled(flags: Any) -> Any:
         changes = {}

@@ -36,7 +36,7 @@ from experiments.settings import Noise, resolved
 
 REPRODUCES = "Robertha, Tables 2 and 3, on a pretrained encoder, with its own tokenizer"
 
-TRAINING = {"epochs": 3, "patience": 3, "learning_rate": 5e-5, "noise_draws": 1}
+TRAINING = {"epochs": 3, "patience": 3, "noise_draws": 1}
 DEFAULTS = {
     "laptop": {**TRAINING, "levels": (0.5, 1.0, 2.0, 3.0, 5.0)},  # +6 to -14 dB
     "paper": {**TRAINING, "levels": (0.5, 1.0, 2.0, 3.0, 5.0)},

@@ -13,7 +13,7 @@ from experiments import __main__ as command_line
 from experiments import cells, conditions, predict, rundir, runs, tidy
 from experiments.__main__ import earlier
 from experiments.models import variant, with_flags
-from experiments.robertha import fine_tuning, robustness
+from experiments.robertha import robustness
 from experiments.settings import Data, Training, resolved
 from hopfax import Classifier
 from hopfax.data import TASKS, Encoded
@@ -107,20 +107,6 @@ def test_the_interval_of_a_gain_is_over_rows_of_the_mean_over_seeds():
     assert gains == [50, 50] and low == high == 50
 
 
-def test_hopfield_attention_is_fine_tuned_at_a_rate_of_its_own(monkeypatch):
-    calls = []
-    monkeypatch.setattr(robustness, "run_models", lambda name, config, models, page: calls.append(
-        {each: model.learning_rate or config.training.learning_rate
-         for each, model in models.items()}))  # fmt: skip
-    flags = fine_tuning.Config(
-        model=("pretrained", "pretrained-hopfield-1-esr"),
-        encoder=robustness.Encoders(pretrained="folder"),
-    )
-    for training in (Training(), Training(learning_rate=1e-5)):
-        fine_tuning.run(replace(flags, training=training))
-    assert [list(each.values()) for each in calls] == [[3e-4, 1e-4], [1e-5, 1e-4]]
-
-
 def test_a_spec_is_what_training_depends_on(trained):
     _, flags, cell = trained
     spec = cell.spec
@@ -133,8 +119,6 @@ def test_a_spec_is_what_training_depends_on(trained):
     assert runs.spec_of(flags, job(), cell.data) == spec
     halved = replace(flags, training=replace(flags.training, precision="bfloat16"))
     assert runs.spec_of(halved, job(), cell.data).model["precision"] == "bfloat16"
-    faster = job()._replace(variant=replace(variant("tinybert"), learning_rate=0.5))
-    assert runs.spec_of(flags, faster, cell.data).learning_rate == 0.5
 
 
 def test_training_that_breaks_off_resumes_to_the_same_bits(trained, tmp_path, monkeypatch):

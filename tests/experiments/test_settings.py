@@ -9,10 +9,11 @@ import tyro
 
 from experiments.noise_stability import encoder
 from experiments.robertha import hyperparameters, scaling, typos
-from experiments.robertha.robustness import Config
+from experiments.robertha.robustness import Config, Encoders
 from experiments.settings import (
     BUDGETS,
     EMBEDDED_LAPTOP,
+    FINE_TUNING_RATE,
     Data,
     Noise,
     Training,
@@ -30,6 +31,10 @@ def test_the_budget_fills_what_is_left_out():
     assert filled.noise.noise_draws == laptop.noise_draws
     assert resolved(Config()).training.learning_rate == EMBEDDED_LAPTOP.learning_rate
     assert resolved(Config(budget="paper")).training.epochs == 30
+    tuned = Config(encoder=Encoders(pretrained="folder"))
+    assert resolved(tuned).training.learning_rate == FINE_TUNING_RATE
+    given = Config(encoder=tuned.encoder, training=Training(learning_rate=1e-4))
+    assert resolved(given).training.learning_rate == 1e-4
     own = resolved(Config(data=Data(train="data/films.csv", **OWN)))
     assert own.data.task == ("films",) and own.training.width == laptop.width
 
