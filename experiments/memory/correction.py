@@ -210,6 +210,13 @@ class Words(NamedTuple):
     unchanged: int
     altered: int
 
+    def percent(self) -> dict[str, float]:
+        """Returns the changed words restored and the unchanged ones altered; nan for no words."""
+        return {
+            "restored": 100 * self.restored / self.changed if self.changed else np.nan,
+            "altered": 100 * self.altered / self.unchanged if self.unchanged else np.nan,
+        }
+
 
 def words(correct: Corrector, pairs: Mapping[tuple[str, str], int]) -> Words:
     """Counts what a corrector does to words before and after typos, given with multiplicities."""
@@ -242,13 +249,8 @@ def tune(texts: Sequence[str], methods: Iterable[str], *, num_texts: int) -> lis
         for settings in GRID[name]:
             each = words(build(Method(name, tuple(settings.items())), counts), pairs)
             right = each.restored + each.unchanged - each.altered
-            shares = {
-                "right": right / max(pairs.total(), 1),
-                "restored": each.restored / max(each.changed, 1),
-                "altered": each.altered / max(each.unchanged, 1),
-            }
-            percent = {column: 100 * share for column, share in shares.items()}
-            table.append({"method": name, **settings, **percent})
+            shares = {"right": 100 * right / max(pairs.total(), 1), **each.percent()}
+            table.append({"method": name, **settings, **shares})
     return table
 
 

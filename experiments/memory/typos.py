@@ -201,15 +201,13 @@ def of_words(cell: Cell, test: Any, predicted: CellPredictions) -> dict[str, np.
     """Returns for each seed the changed words restored and the others altered, in percent."""
     correct = test.corrector(cell)
     rows = with_words(cell.spec.task, test.data_dir, test.num_texts)
-    restored, altered = [], []
+    shares = []
     for edits in predicted.edits:
         pairs: Counter[tuple[str, str]] = Counter()
         for row, log in zip(rows, json.loads(str(edits)), strict=True):
             pairs.update(correction.spellings(row.texts, log))
-        counts = correction.words(correct, pairs)
-        restored.append(100 * counts.restored / counts.changed if counts.changed else np.nan)
-        altered.append(100 * counts.altered / counts.unchanged if counts.unchanged else np.nan)
-    return {"restored": np.array(restored), "altered": np.array(altered)}
+        shares.append(correction.words(correct, pairs).percent())
+    return {name: np.array([each[name] for each in shares]) for name in shares[0]}
 
 
 def with_rows(table: pd.DataFrame, frame: pd.DataFrame, metric: str) -> pd.DataFrame:
