@@ -149,6 +149,18 @@ def test_few_test_rows_widen_the_interval_of_a_claim():
     assert ours.high - ours.low > by_seeds.high - by_seeds.low > 0
 
 
+@pytest.mark.parametrize(
+    ("clean", "noisy", "expected"),
+    [(80, 60, "not measured"), (80, 51, scorecard.AT_BASELINE), (51, 51, scorecard.NOT_LEARNED)],
+)
+def test_scores_at_the_majority_baseline_give_no_verdict(monkeypatch, clean, noisy, expected):
+    scores = made_up(lambda model, site, protocol, level: noisy if level else clean)
+    of_run = (scores.assign(metric="score"), scores, {"constants": {"sst2": 50.0}}, {}, {}, [])
+    monkeypatch.setattr(scorecard, "results", lambda folder: gaussian.Measured(*of_run))
+    claim = scorecard.lead("sst2", "SST-2", "folder")
+    assert scorecard.row(claim)[3] == expected
+
+
 def test_arms_save_steps_and_cost_compute(tmp_path):
     """A baseline that takes 100 steps, and a regularizer that takes 80, each in three runs."""
     rows = [
