@@ -403,7 +403,8 @@ def page() -> report.Page:
                 heads,
                 part_lines,
                 "Parts of Robertha on a fine-tuned MiniLM, at −6 dB. The paper has no such "
-                "comparison; its values are for models trained from scratch.",
+                "comparison; its values are for models trained from scratch. On SST-2, the model "
+                "with one update was trained at another learning rate than the others.",
             ).with_column(3, "hopfax, without noise", list(map(without_noise, fine_tuned))),
             report.Table(heads, noise_stability(), "Claims of the noise-stability paper."),
             report.Table(

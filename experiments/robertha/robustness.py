@@ -61,7 +61,7 @@ class Encoders:
     """Dropout rate in training."""
     pretrained: Annotated[str | None, optional("FOLDER", "none")] = None
     """Hugging Face folder of a BERT or RoBERTa, for the models `pretrained*`. All models of the run
-    then use its tokenizer."""
+    then use its tokenizer, and a default learning rate of 5e-5."""
     adversarial_radius: float = 0.003125
     """Maximum L2 norm of FreeLB's and PGD's perturbation of a text's token embeddings."""
 
