@@ -297,7 +297,7 @@ def is_causal(model: Pretrained) -> bool:
 
 
 def load_encoder(folder: str) -> Pretrained:
-    """Loads a model whose output is its hidden states; raises a ValueError for causal models."""
+    """Loads a BERT or RoBERTa of a folder; raises a ValueError for causal models."""
     model = load(folder)
     if is_causal(model):
         raise ValueError(

@@ -42,7 +42,7 @@ BUDGETS: dict[str, Budget] = {
     # Table 15 of the Robertha paper.
     "paper": Budget(PAPER_SEEDS, 30, 10, 2e-5, PAPER_LEVELS, 3, None, None, 30522, 128, 2),
 }
-FINE_TUNING_RATE = 5e-5  # of runs with --pretrained; see `experiments.robertha.fine_tuning`
+FINE_TUNING_RATE = 5e-5  # default with --pretrained; see `experiments.robertha.fine_tuning`
 # Enough epochs to learn the synthetic tasks: models stopped halfway score differently on different
 # processors, because of rounding. No early stopping.
 EMBEDDED_LAPTOP = BUDGETS["laptop"]._replace(
@@ -70,8 +70,6 @@ def by_budget(name: str, metavar: str, budgets: Mapping[str, Any] = BUDGETS) -> 
     }
     if budgets is BUDGETS and (value := getattr(EMBEDDED_LAPTOP, name)) != values["laptop"]:
         values["laptop, synthetic tasks"] = value
-    if name == "learning_rate":
-        values["with --pretrained"] = FINE_TUNING_RATE
     hints = (f"{text(value)} ({size})" for size, value in values.items())
     return optional(metavar, ", ".join(hints))
 
@@ -136,7 +134,7 @@ class Training:
     patience: Annotated[int | None, by_budget("patience", "INT")] = None
     """Epochs without a better validation score before a seed stops."""
     learning_rate: Annotated[float | None, by_budget("learning_rate", "FLOAT")] = None
-    """Peak learning rate."""
+    """Peak learning rate; 5e-5 by default in runs with a pretrained model."""
     batch_size: int = 32
     """Rows per training step."""
     width: Annotated[int | None, by_budget("width", "INT")] = None
@@ -180,7 +178,9 @@ class Flags:
 
 
 def resolved(config: Config, own: Mapping[str, Mapping[str, Any]] | None = None) -> Config:
-    """Returns the configuration with the budget's values for flags that were not set.
+    """Returns the configuration with defaults for flags that were not set: the budget's values.
+
+    With `--pretrained`, the default learning rate is 5e-5.
 
     Args:
         config: A dataclass with `budget` and some of the groups above.
@@ -196,9 +196,10 @@ def resolved(config: Config, own: Mapping[str, Mapping[str, Any]] | None = None)
     budget = BUDGETS[config.budget]
     if embedded and config.budget == "laptop":
         budget = EMBEDDED_LAPTOP
-    values = budget._asdict() | dict((own or {}).get(config.budget, {}))
+    values = budget._asdict()
     if getattr(getattr(config, "encoder", None), "pretrained", None):
         values["learning_rate"] = FINE_TUNING_RATE
+    values |= (own or {}).get(config.budget, {})
 
     def filled(flags: Any) -> Any:
         changes = {}

@@ -122,10 +122,10 @@ def run(config: Config) -> Path:
     ids, row = np.concatenate(texts), np.repeat(np.arange(len(texts)), [*map(len, texts)])
     special = np.isin(ids, [n for n, each in enumerate(vocabulary.tokens) if each in SPECIAL])
     tokens = Texts(ids[~special], row[~special], vocabulary.tokens, table, log_prior)
-    read, measured = decoder(tokens), []
+    decode, measured = decoder(table, log_prior), []
     with Progress(len(budget.snr_db)) as progress:
         for place, db in enumerate(budget.snr_db, 1):
-            measured += measure(tokens, read, db, budget)
+            measured += measure(tokens, decode, db, budget)
             progress.update(place)
     shared = {"task": config.task, "corruption": "gaussian", "site": "token", "seed": 0,
               "protocol": "one-sigma"}  # fmt: skip
@@ -148,21 +148,21 @@ class Texts(NamedTuple):
     log_prior: np.ndarray
 
 
-def decoder(texts: Texts) -> Callable[..., dict[str, jax.Array]]:
-    """Returns `read(noisy, sigma)`: the ids that each of `READERS` decodes."""
-    denoise = denoiser(texts.table, texts.log_prior)
+def decoder(table: np.ndarray, log_prior: np.ndarray) -> Callable[..., dict[str, jax.Array]]:
+    """Returns a compiled function of noisy vectors and sigma: the token ids of each reader."""
+    denoise = denoiser(table, log_prior)
     return jax.jit(lambda x, sigma: {name: denoise(x, sigma)[1][name] for name in READERS})
 
 
 def measure(
-    texts: Texts, read: Callable[..., Any], db: float, budget: Budget
+    texts: Texts, decode: Callable[..., Any], db: float, budget: Budget
 ) -> list[dict[str, Any]]:
-    """Returns the rows of results.csv for a signal-to-noise ratio in dB; `read` is a `decoder`."""
+    """Returns the rows of results.csv for a signal-to-noise ratio in dB."""
     ids, row, tokens, table, log_prior = texts
     draws, sigma = [], np.zeros(0)
     for seed in range(budget.num_draws):
         noisy, sigma = add_noise([table[ids]], db, protocol="matched", seed=seed)
-        draws.append(in_batches(read, noisy, sigma))
+        draws.append(in_batches(decode, noisy, sigma))
     random, rates = np.random.default_rng(0), np.full(len(ids), np.nan)
     chosen = random.choice(len(ids), min(budget.num_tokens, len(ids)), replace=False)
     properties = {}

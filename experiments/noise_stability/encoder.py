@@ -347,8 +347,8 @@ def intervals(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """Returns `tidy.summarize` with intervals that include the error that seeds share."""
     means = tidy.summarize(frame[[*keys, "seed", "score"]])
     shared = (1.96 * frame.standard_error).fillna((frame.high - frame.low) / 2).fillna(0)
-    shared = frame[keys].assign(shared=shared).groupby(keys).mean().reset_index()
-    means = means.merge(shared, on=keys)
+    errors = frame[keys].assign(shared=shared).groupby(keys).mean().reset_index()
+    means = means.merge(errors, on=keys)
     half = np.hypot((means.high - means.low) / 2, means.shared)
     return means.assign(low=means["mean"] - half, high=means["mean"] + half)
 

@@ -161,11 +161,16 @@ def constants(measured: Measured, name: str = "constants") -> dict[str, float]:
 
 def not_learned(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.DataFrame:
     """Returns, by task and model, clean scores that are not well above the majority baseline."""
-    clean = scores[scores.level == 0].groupby(["task", "model"], sort=False)
-    clean = clean.agg(score=("score", "mean"), num_examples=("num_examples", "max"))
-    clean["constant"] = [constants.get(str(task), -np.inf) for task, _ in clean.index]
-    least = np.maximum(LEARNED, 100 / np.sqrt(clean.num_examples))
-    return clean[clean.score - clean.constant < least]
+    return near_baseline(scores[scores.level == 0], constants)
+
+
+def near_baseline(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.DataFrame:
+    """Returns, by task and model, mean scores that are not well above the majority baseline."""
+    means = scores.groupby(["task", "model"], sort=False, observed=True)
+    means = means.agg(score=("score", "mean"), num_examples=("num_examples", "max"))
+    means["constant"] = [constants.get(str(task), -np.inf) for task, _ in means.index]
+    least = np.maximum(LEARNED, 100 / np.sqrt(means.num_examples))
+    return means[means.score - means.constant < least]
 
 
 def learned_by_none(scores: pd.DataFrame, unlearned: pd.DataFrame) -> list[str]:

@@ -70,8 +70,8 @@ def test_a_run_measures_predicts_and_renders(tmp_path):
     ids = draw.choice(24, 2000, p=np.exp(prior) / np.exp(prior).sum())
     texts = recovery.Texts(ids, np.arange(2000) // 100, tokens, table, prior)
     budget = recovery.Budget(10, 2, 400, (0.0, recovery.EXPLAINED))
-    read = recovery.decoder(texts)
-    rows = [row for db in budget.snr_db for row in recovery.measure(texts, read, db, budget)]
+    decode = recovery.decoder(table, prior)
+    rows = [row for db in budget.snr_db for row in recovery.measure(texts, decode, db, budget)]
     frame = pd.DataFrame(rows)
     frame = frame.assign(task="mrpc", corruption="gaussian", site="token", seed=0)
     frame.reindex(columns=list(recovery.COLUMNS)).to_csv(tmp_path / "results.csv")

@@ -33,8 +33,8 @@ def test_the_budget_fills_what_is_left_out():
     assert resolved(Config(budget="paper")).training.epochs == 30
     tuned = Config(encoder=Encoders(pretrained="folder"))
     assert resolved(tuned).training.learning_rate == FINE_TUNING_RATE
-    given = Config(encoder=tuned.encoder, training=Training(learning_rate=1e-4))
-    assert resolved(given).training.learning_rate == 1e-4
+    with_rate = Config(encoder=tuned.encoder, training=Training(learning_rate=1e-4))
+    assert resolved(with_rate).training.learning_rate == 1e-4
     own = resolved(Config(data=Data(train="data/films.csv", **OWN)))
     assert own.data.task == ("films",) and own.training.width == laptop.width
 
