@@ -211,6 +211,9 @@ def page(folder: Path) -> report.Page:
     met, measured = goals_met(lines)
     subfolders = sorted(path.parent for path in folder.glob("*/results.csv"))
     notes: list[str] = [*NOTES]
+    if len(lines) == 1:
+        details = (load(next(iter(lines))).__doc__ or "").partition("\n\n")[2]
+        notes.insert(0, " ".join(details.split()))
     if others:
         notes.append(f"results.csv also has {report.joined(others)}, which are no longer measured.")
     if subfolders:

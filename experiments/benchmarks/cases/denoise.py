@@ -3,11 +3,11 @@
 MiniLM's sizes: 30,522 patterns of width 384, float32, with known noise level. Three programs
 compute the same: hopfax's `denoise`, which reads the patterns in blocks; product, softmax and
 product over all patterns in PyTorch; and the same in blocks of queries that fit the caches.
-"product" is the product of the queries and all patterns alone, the first half of the work.
-"bfloat16" is `denoise` with patterns in bfloat16. "8 candidates" is the mean of the eight likeliest
-patterns only, which skips the second product. Errors are those of all results together, relative to
-the posterior means in float32. The temporary memory of `denoise` is XLA's plan; all scores would
-take 500 MB.
+"product" is the product of the queries and all patterns alone, the first half of the work: the
+posterior mean needs a second one of the same size. "bfloat16" is `denoise` with patterns in
+bfloat16. "8 candidates" is the mean of the eight likeliest patterns only, which skips the second
+product. Errors are those of all results together, relative to the posterior means in float32. The
+temporary memory of `denoise` is XLA's plan; all scores would take 500 MB.
 """
 
 from typing import Any
