@@ -38,14 +38,13 @@ CASES = (
     "memory", "denoise", "pretrained", "command", "cpu",
 )  # fmt: skip
 COLUMNS = ("case", "setting", "name", "kind", "median", "low", "high", "rounds")
-PAGE_COLUMNS = ("ratio", "lowest median", "highest median", "goal", "met")
+PAGE_COLUMNS = ("measurement", "lowest median", "highest median", "goal", "met")
 SECONDS, ROUNDS, QUICK_ROUNDS = 20.0, 5, 2
 MISSING = "not measured"
-NOTES = (
+NOTE = (
     "A / B is the time (or memory) of A divided by that of B: above 1, B needs less. Brackets: "
-    "quartiles over rounds.",
-    "For several settings, the lowest and the highest median are shown; results.csv has all.",
-    "Cases ran in different sessions and on different machines: compare only within a case.",
+    "quartiles over rounds. For several settings, the lowest and the highest median are shown; "
+    "results.csv has all."
 )
 
 # A call returns when its work is done. A program of several calls takes their weighted sum.
@@ -210,12 +209,16 @@ def page(folder: Path) -> report.Page:
     lines, others = tables_of(folder)
     met, measured = goals_met(lines)
     subfolders = sorted(path.parent for path in folder.glob("*/results.csv"))
-    notes: list[str] = [*NOTES]
     if len(lines) == 1:
         details = (load(next(iter(lines))).__doc__ or "").partition("\n\n")[2]
-        notes.insert(0, " ".join(details.split()))
+        notes = [" ".join(details.split()), NOTE]
+    else:
+        notes = [
+            NOTE,
+            "Cases ran in different sessions and on different machines: compare only within one.",
+        ]
     if others:
-        notes.append(f"results.csv also has {report.joined(others)}, which are no longer measured.")
+        notes.append(f"results.csv also has retired cases: {report.joined(others)}.")
     if subfolders:
         links = [f"[{each.name}]({each.name}/README.md)" for each in subfolders]
         notes.append(f"Other cases have their own pages: {report.joined(links)}.")
@@ -224,8 +227,8 @@ def page(folder: Path) -> report.Page:
         met, measured = met + more[0], measured + more[1]
     where = ", including those of the linked pages" if subfolders else ""
     answer = (
-        f"hopfax meets {met} of the {measured} goals that it sets for speed and memory{where}. A "
-        "goal is met only if every setting meets it."
+        f"hopfax meets {met} of the {measured} measured goals for speed and memory{where}. A goal "
+        "is met only if every setting meets it."
     )
     return report.Page(
         "Speed and memory" if len(lines) > 1 else f"Speed and memory: {report.joined(list(lines))}",

@@ -468,10 +468,11 @@ def page(folder: Path) -> Page:
         unchanged = scores["nearest"][whole[-1]] == scores["clean"][whole[-1]]
         effect = "does not change" if unchanged else f"falls to {nearest}"
         sentences.append(
-            f"**At a radius of {whole[-1]:g} RMS norms of a token, the nearest token is certified "
-            f"on every text of STS-B.** On {num_pairs:.0f} pairs, the strongest of our attacks at "
-            f"this radius lowers the score from {clean} to {plain} without denoising; with the "
-            f"nearest token, the score {effect}. At a radius of {radii[-1]:g}, it falls to "
+            f"**If each token moves by at most {whole[-1]:g} times the RMS norm of a token, the "
+            "nearest-token decoder provably returns the original tokens of every text of STS-B.** "
+            f"On {num_pairs:.0f} pairs, the strongest of our attacks at this radius lowers the "
+            f"score from {clean} to {plain} without denoising; with the nearest token, the score "
+            f"{effect}. At a radius of {radii[-1]:g}, the score with the nearest token falls to "
             f"{beyond}."
         )
     sentences.append(
@@ -497,7 +498,7 @@ def page(folder: Path) -> Page:
                 "(points: measured; line: predicted), and agreement with the clean output",
                 drawn(frame),
                 specs={
-                    "certified": Panel("Certified against any perturbation", radius, "texts, %"),
+                    "certified": Panel("Nearest token: certified texts", radius, "texts, %"),
                     "attack": Panel("Strongest of our attacks, STS-B", radius, SCORES["stsb"]),
                     "noise": Panel("Texts recovered exactly", SNR, "texts, %"),
                     "output": Panel("Agreement with the clean output", SNR, "cosine"),
@@ -516,7 +517,7 @@ def page(folder: Path) -> Page:
                      *(report.number(scores[system][r]) for system in SYSTEMS)]
                     for r in radii
                 ],
-                "Certified texts of the development sets (%, at the radius rounded up to 0.02), "
+                "Certified texts of the development sets (%, at the next multiple of 0.02), "
                 "and score on STS-B under the strongest attack. Radius: of each token's "
                 "perturbation, in RMS norms of the token vectors of STS-B's texts.",
             ),
@@ -542,9 +543,9 @@ def page(folder: Path) -> Page:
             "tokens. Beyond the certificate, stronger attacks may exist.",
             "Predicted: product over the tokens of `memory-recovery`'s prediction. The union bound "
             "adds the errors of `hopfield.recovery_bound` over a text's tokens.",
-            "As the certificate implies, no attack inside the radius changed a token "
-            f"({tokens:,.0f} tokens and {texts:,.0f} texts, over all radii, each under all attacks "
-            "by gradient; substitution cannot move a token that little).",
+            "As the certificate implies, no gradient attack inside the certified radius changed a "
+            f"token ({tokens:,.0f} tokens and {texts:,.0f} texts, over all radii); substitution "
+            "cannot move a token that little.",
         ],
     )  # fmt: skip
 

@@ -634,8 +634,9 @@ def page(folder: Path) -> Page:
             f"**On {TITLES[task]}, {100 * (1 - ERRORS):g} % of the tokens are recovered down to "
             f"{decibels(found['unigram'])} with frequencies alone, {decibels(found['bigram'])} "
             f"with bigrams, and {decibels(found['both'])} with bigrams and encoder.** The score "
-            f"stays within {NEAR:g} point of the clean score "
-            f"({aim:.1f}) down to {decibels(kept['unigram'][0])} and {decibels(kept['both'][0])}."
+            f"stays within {NEAR:g} point of the clean score ({aim:.1f}) down to "
+            f"{decibels(kept['unigram'][0])} with frequencies, {decibels(kept[ENCODER[-1]][0])} "
+            f"with the encoder, and {decibels(kept['both'][0])} with both."
         )
     heads = ["prior", "bits", "capacity", "one token", "recovered"]
     heads += [f"score ({each})" for each in protocols]
@@ -648,7 +649,8 @@ def page(folder: Path) -> Page:
             f"dB. Capacity and one token: limits in theory, see the notes. Recovered: lowest with "
             f"{100 * (1 - ERRORS):g} % of the tokens recovered. Score: lowest within {NEAR:g} "
             "point of the clean score, at the same SNR for each text (matched) or token "
-            "(per-token). Gap: score minus capacity. n/a: not reached.",
+            "(per-token). Gap: score minus capacity. n/a: falls between levels more than "
+            f"{WIDEST:g} dB apart.",
         ),
     )
     settings = clean_rows[clean_rows.metric == "setting"].groupby("model").score

@@ -338,7 +338,8 @@ def page(folder: Path) -> Page:
             f"**At {decibels(low)}, a decoder that knows token frequencies still recovers "
             f"{memory[low]:.0f} % of the tokens**; the nearest vector recovers "
             f"{nearest[low]:.0f} %.",
-            "arXiv 2411.13784 reports that wrong words are unrelated to the right ones. Here, "
+            "arXiv 2411.13784 reports that words recovered wrongly are unrelated to the original "
+            "ones. Here, "
             f"{kinds['unrelated'].get(low, 0):.0f} % of the errors are unrelated at "
             f"{decibels(low)}, and {kinds['unrelated'].get(lost[0], 0):.0f} % at "
             f"{decibels(lost[0])}, where only {100 - nearest[lost[0]]:.1f} % of the tokens are "
@@ -355,8 +356,8 @@ def page(folder: Path) -> Page:
     if nearest[up[0]] < goal < nearest[up[-1]]:
         score = np.interp(goal, [nearest[db] for db in up], [memory[db] for db in up])
         sentences.append(
-            f"At the SNR where the nearest vector recovers {goal} %, frequencies alone recover "
-            f"{score:.0f} %."
+            f"At the SNR where the nearest vector recovers {goal} %, as in BeamClean (see the "
+            f"notes), known frequencies raise this to {score:.0f} %."
         )
     return report.Page(
         title="How many tokens can be recovered from noisy embeddings",
@@ -388,7 +389,7 @@ def page(folder: Path) -> Page:
                      *(report.number(each.get(db, np.nan), 0) for each in kinds.values())]
                     for db in levels
                 ],
-                "Errors of the nearest vector, % of all tokens; kinds, % of the errors.",
+                "Errors of the nearest vector (% of all tokens) and their kinds (% of the errors).",
             ),
         ],
         notes=[

@@ -41,6 +41,7 @@ LEVELS = {"levels": tuple(float(f"{10 ** (-db / 20):.4g}") for db in SNR_DB), "n
 DEFAULTS = {"laptop": LEVELS, "paper": LEVELS}
 MOST_LINES = 6  # of a figure; with more models, those with memory have their own panels
 NOISE_TRAINING = "Noise training: SNR drawn uniformly from −16 to 0 dB for each training text."
+SIGNIFICANT = "Significant: the 95 % interval excludes zero, without correction for multiple tests."
 MEMORY = "-memory"  # suffix of the names of models with memory
 
 
@@ -124,6 +125,7 @@ def page(folder: Path) -> Page:
     if len(gained):
         tables.append(gain_table(gained, titles, lines.protocol.iloc[0]))
     tasks = report.joined(titles[task] for task in scores.task.unique())
+    bands = ", 95 % bands over seeds" if lines.low.notna().any() else ""
     col = "protocol"
     if len(models) > MOST_LINES:  # two panels, in which a model has one look
         col, remember = "memory", lines.model.str.endswith(MEMORY)
@@ -135,7 +137,7 @@ def page(folder: Path) -> Page:
         answer=" ".join(answers),
         pictures={
             "memory": report.facets(
-                f"{tasks}: score against noise on the token embeddings, 95 % bands over seeds",
+                f"{tasks}: score against noise on the token embeddings{bands}",
                 lines,
                 x="snr_db",
                 col=col,
@@ -153,7 +155,7 @@ def page(folder: Path) -> Page:
             "as patterns and token frequencies as prior.",
             LIMIT,
             f"Within {NEAR:g} point: the mean over seeds; the interval may include larger drops.",
-            "Significant: the 95 % interval excludes zero, without correction for multiple tests.",
+            *([SIGNIFICANT] if gains.low.notna().any() else []),
             *([NOISE_TRAINING] if any("noise-trained" in model for model in models) else []),
         ],
     )
@@ -181,7 +183,7 @@ def kept_sentence(
         noisy = rows[rows.snr_db == lowest[model + MEMORY]]
         change = tidy.summarize(tidy.paired(noisy, clean, on=["seed"])).iloc[0]
         if np.isfinite(change.low):
-            drop = f" ({report.plain_interval(change)} points there)"
+            drop = f" (change in points at that SNR: {report.plain_interval(change)})"
     without = f"{drop}; without memory, {ends[1]}" if ends[0] != ends[1] else ", as without memory"
     task, score = titles[clean.task.iloc[0]], clean.score.mean()
     return (
@@ -193,9 +195,10 @@ def kept_sentence(
 def lead_sentence(gains: pd.DataFrame) -> str:
     """Returns how often the best model with memory is ahead of the best without it."""
     better, worse = int((gains.low > 0).sum()), int((gains.high < 0).sum())
+    several = [each for each in ("task", "protocol") if gains[each].nunique() > 1]
     over = f"{len(gains)} SNRs"
-    if gains.protocol.nunique() + gains.task.nunique() > 2:
-        over = f"{len(gains)} combinations of task, protocol and SNR"
+    if several:
+        over = f"{len(gains)} combinations of {report.joined([*several, 'SNR'])}"
     if not better + worse:
         return (
             "The best model with memory and the best without it do not differ significantly at "

@@ -27,7 +27,7 @@ import functools
 import importlib.util
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -224,8 +224,10 @@ def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
     frame = tidy.read(folder)
     plan = read_config(folder)["plan"]
+    omitted = ""
     if len(others := frame[frame.task != plan["tuned_on"]]):
         frame = others.copy()  # scores of the task that chose the settings are no evidence
+        omitted = ", whose scores are therefore not shown"
     frame["model"] += [", adaptive" if each == "adaptive" else "" for each in frame.protocol]
     tasks, most = list(frame.task.unique()), frame.level.max()
     titles = gaussian.titles([*tasks, plan["tuned_on"]]) | TITLES | conditions.CORRUPTIONS
@@ -264,15 +266,15 @@ def page(folder: Path) -> Page:
         notes=[
             report.sizes(frame, titles),
             "Significant: the 95 % interval excludes zero. "
-            "Intervals combine Student's over seeds and a bootstrap over rows, as the root of the "
-            "sum of squares. Bold: excludes zero.",
+            "Half-widths are the root of the sum of squares of Student's t over seeds and of a "
+            "bootstrap over rows. Bold: excludes zero.",
             "A fixed attack targets the model without correction, an adaptive one the model with "
             "it. Gains under an adaptive attack are relative to the uncorrected model under the "
             "fixed attack.",
             "An adaptive HotFlip knows the tokens of every corrected word, so its gradient flows "
             "through the correction; an adaptive TextBugger queries losses.",
-            f"Settings chosen on random typos in training texts of {titles[plan['tuned_on']]}, "
-            f"see settings.csv: {settings}.",
+            f"Settings chosen on random typos in training texts of {titles[plan['tuned_on']]}"
+            f"{omitted}; see settings.csv: {settings}.",
             "Words: those of the task's training texts, with their frequencies. TextBugger may "
             "insert a space; both methods then see two words.",
         ],
@@ -344,11 +346,15 @@ def finding(
         low, high = report.signed(means.min()), report.signed(means.max())
         text += f" {TITLES[name]} gains {low} to {high} points, significantly under {clear(name)}"
         text += f"; against adaptive attacks, significantly under {clear(f'{name}, adaptive')}."
-    most: dict[str, list[str]] = {name: [] for name in methods}
-    for kind in own.corruption.unique():
-        restored = [share[task, kind, name, "restored"] for name in methods]
-        most[methods[restored.index(max(restored))]].append(kind)
+    gained = own.set_index(["corruption", "model"])["mean"]
+
+    def best(value: Callable[[str, str], float]) -> str:
+        most: dict[str, list[str]] = {name: [] for name in methods}
+        for kind in own.corruption.unique():
+            most[max(methods, key=lambda name: value(kind, name))].append(kind)
+        return "; ".join(f"{TITLES[name]} after {named(kinds)}" for name, kinds in most.items())
+
     if len(methods) > 1:
-        parts = (f"{TITLES[name]} after {named(kinds)}" for name, kinds in most.items())
-        text += f" Best at restoring words: {'; '.join(parts)}."
+        text += f" Higher gains: {best(lambda kind, name: float(gained[kind, name]))}."
+        text += f" More words restored: {best(lambda *each: share[task, *each, 'restored'])}."
     return text

@@ -57,7 +57,7 @@ SHOWN = {
     "linear share": ("level share", "gaussian", 1.0, 2),
     "quadratic share": ("level share", "gaussian", 2.0, 2),
     "correlation, ρ = 0.5": ("correlation", "gaussian", 0.5, 2),
-    "tokens: stability, ρ = 0": ("normalized stability", "tokens", 0.0, 2),
+    "tokens: normalized stability, ρ = 0": ("normalized stability", "tokens", 0.0, 2),
     "tokens: same class, ρ = 0": ("same class", "tokens", 0.0, 2),
     "points lost": ("points lost", "gaussian", -1.0, 1),
 }
@@ -303,9 +303,9 @@ def page(folder: Path) -> Page:
         title="Noise stability of trained encoders: "
         + report.joined(titles[str(name)] for name in frame.task.unique()),
         answer=(
-            f"**For noise of correlation ρ = 0.5, the correlation of the outputs, {AFTER}: "
-            f"{after('correlation', 1, 2, x=0.5)}; a linear function has 0.5.** Share of the "
-            f"output's variance that is linear in the noise: "
+            f"**At noise correlation ρ = 0.5, the correlation of the outputs {AFTER} is "
+            f"{after('correlation', 1, 2, x=0.5)}; for a linear function, it is 0.5.** Share of "
+            f"the output's variance that is linear in the noise: "
             f"{after('level share', 100, 0, ' %', x=1.0)}."
             + (f" Points lost: {after('points lost', 1, 1)}." if "points lost" in shown else "")
         ),
@@ -334,10 +334,9 @@ def page(folder: Path) -> Page:
             "and no function's linear share exceeds its correlation divided by ρ.",
             "Token noise keeps each token with probability (1 + ρ)/2 and otherwise replaces it by "
             "a random one. Normalized stability is divided by its value at ρ = 1.",
-            "Seeds share texts and noise. Intervals combine Student's over seeds with the error "
-            "that seeds share, as the root of the sum of squares: the error over texts, and for "
-            f"linear and quadratic shares, measured on {int(texts)} texts only, that over the "
-            "noise.",
+            "Seeds share texts and noise. Half-widths are the root of the sum of squares of two "
+            "parts: Student's t interval over seeds, and the sampling error that seeds share, over "
+            f"texts, or over noise for linear and quadratic shares ({int(texts)} texts).",
             *([LOST] if "points lost" in shown else []),
         ],
     )

@@ -50,6 +50,7 @@ LAYER_PROJECTIONS = 4  # of a layer's; a head has one
 MOST = 0.9  # share of the influence whose tokens are counted
 SLIGHT, WEAK = 1.1, 1.5  # ratios of an end to the middle that are no shape, and a weak one
 COLUMNS = (*tidy.COLUMNS, "standard_error", "low", "high")
+PAPER_TOKENS = (5, 10)  # of 256 that the paper finds influential
 JUNTA = "tokens"  # metric: how many have `MOST` of the influence
 UNIFORM, TEXT = "uniform tokens", "real text"
 PARTS = {
@@ -441,6 +442,8 @@ def page(folder: Path) -> Page:
                 f"{100 * MOST:g} % of the influence is on {count:.0f} of {num_tokens} tokens."
             )
     notes = [
+        "U-shape: both ends of a text have more influence than the middle half, with both 95 % "
+        "intervals above 1.",
         f"At most a weak U-shape: an interval contains 1, and both upper ends are below {WEAK:g}.",
         f"Texts of {num_tokens} tokens, {int(curves.num_examples.max())} of each kind. Brackets: "
         "95 % intervals over texts. Ends: without special tokens.",
@@ -499,12 +502,15 @@ def page(folder: Path) -> Page:
         )
         tables.append(layer_table(inner))
         notes.append(
+            f"The paper observes {PAPER_TOKENS[0]} to {PAPER_TOKENS[1]} influential tokens of 256."
+        )
+        notes.append(
             f"With random weights, and for layers and heads: {int(curves.num_examples.min())} "
             "texts of each kind, and for layers and heads a single draw of the random weights."
         )
         notes.append(
             f"U-shape of a head: both ends have over {SLIGHT:g} times the middle's influence, and "
-            "both intervals are above 1. The paper observes 5 to 10 influential tokens of 256."
+            "both intervals are above 1."
         )
     return report.Page(
         title=f"Influence of tokens by position: {name}",

@@ -370,7 +370,7 @@ def verdict(row: Any) -> str:
     """Returns whether Lemma 1's bound is tighter, from the row of D in `bounds`."""
     if row.low > row.degree:
         return TIGHTER
-    return "looser at every ρ" if row.high < row.degree else "too close to tell"
+    return "looser at every ρ" if row.high < row.degree else "too weak to tell"
 
 
 def page(folder: Path) -> Page:
@@ -404,13 +404,13 @@ def page(folder: Path) -> Page:
     degree, variance = (tidy.select(of_many, quantity=each).iloc[0] for each in ("D", "variance"))
     counts = {each: verdicts.count(each) for each in dict.fromkeys(verdicts)}
     answer = (
-        "**The bound from noise stability is "
+        "**The bound from noise stability on the weight of degree T and above is "
         + report.joined(f"{each} in {n} of {len(verdicts)} cases" for each, n in counts.items())
-        + "** than I/T, the one from influence. It is tighter at some ρ only if D, the mean degree "
-        f"weighted by influence, exceeds T. At {plan['num_tokens']} tokens, D is "
-        f"{report.bracketed(degree)} with trained weights, and T is {PAPER_DEGREE}. The paper's "
-        "Table 1 would need weight at degrees far above 15, or two bounds with different "
-        "normalizations."
+        + ", compared with the bound I/T from influence.** It is tighter at some ρ only if D, the "
+        f"mean degree weighted by influence, exceeds T. At {plan['num_tokens']} tokens, D is "
+        f"{report.bracketed(degree)} with trained weights, and T is {PAPER_DEGREE}. The ratios in "
+        "the paper's Table 1 require weight at much higher degrees (last column), or two bounds "
+        "with different normalizations."
     )
     drawn = table[table.quantity.isin([TAIL, MARKOV, LEMMA])]
     rhos = table[table.quantity == LEMMA][["panel", "weights", "rho"]]
@@ -436,7 +436,7 @@ def page(folder: Path) -> Page:
         },
         tables=[
             report.Table(
-                ["", TAIL, MARKOV, f"{LEMMA}, best ρ", "degrees"],
+                ["", TAIL, MARKOV, f"{LEMMA}, best ρ", "D, or degree required"],
                 lines,
                 "Weight of degree T and above as a share of the variance, and its bounds.",
             )
@@ -452,7 +452,7 @@ def page(folder: Path) -> Page:
             f"unchanged text's embedding: {plan['num_bits']} tokens of {plan['num_texts']} "
             f"sentences of SST-2, all 2^{plan['num_bits']} inputs; {plan['num_tokens']} tokens of "
             f"{plan['num_long']} passages of WikiText-2, {plan['num_draws']} draws of each.",
-            "Brackets and bands: 95 % intervals over texts, which contain the draws.",
+            "Brackets and bands: 95 % intervals over texts, including sampling error of the draws.",
             f"At {plan['num_tokens']} tokens and with trained weights the variance is "
             f"{share(variance)} of the second moment: divided by the latter, both bounds shrink by "
             "that factor.",

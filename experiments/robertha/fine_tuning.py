@@ -86,7 +86,7 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[s
     unlearned = gaussian.not_learned(scores, constants).index
     levels = tidy.select(scores, protocol="matched").level
     high, low = (gaussian.noise_label("matched", each) for each in (levels.min(), levels.max()))
-    noise = f"with noise of {high}" if high == low else f"averaged over noise from {high} to {low}"
+    noise = f"with noise at {high}" if high == low else f"averaged over noise from {high} to {low}"
     sentences = []
     for task, rows in means.groupby("task", sort=False):
         findings: dict[str, list[str]] = {}
@@ -98,7 +98,7 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[s
             findings.setdefault(finding, []).append(each)
         parts = [f"**{name}** for {report.joined(each)}." for name, each in findings.items()]
         sentences.append(
-            f"On {titles[str(task)]}, in points relative to the {titles[baseline]}, {noise} at the "
-            f"same SNR for each text: {' '.join(parts)}"
+            f"On {titles[str(task)]}, in points relative to the {titles[baseline]}, {noise} "
+            f"(the same SNR for each text): {' '.join(parts)}"
         )
     return " ".join(sentences)

@@ -26,13 +26,17 @@ LEARNED = 5.0  # points above the majority baseline that count as having learned
 FEW_ROWS = 400  # test rows; with fewer, the standard error of an accuracy is above 2.5 points
 
 ACROSS = "Robertha after the LayerNorm, TinyBERT on the tokens"
-NOTES = (
+SCORES = (
     "Scores run from 0 to 100, as in the papers: accuracy and F1 in percent, correlations r as "
     "50 · (1 + r), so that chance is 50. Brackets are 95 % intervals of the mean over training "
-    "seeds, seeds paired in differences; the test rows are fixed. Bold: excludes zero.",
-    "Same σ: one standard deviation for all models. Same SNR: σ in units of the root mean square "
-    "of each text's own signal, so all models keep the same signal-to-noise ratio.",
+    "seeds, seeds paired in differences; the test rows are fixed. Bold: excludes zero."
 )
+PROTOCOLS = {
+    "sigma": "Same σ: one standard deviation for all models.",
+    "matched": "Same SNR: σ in units of the root mean square of each text's own signal, so all "
+    "models keep the same signal-to-noise ratio.",
+    "per-token": "Same SNR per token: σ in units of each token's own root mean square.",
+}
 SAME_DB = 1.0  # models whose mean SNR differs by less count as tested at the same SNR
 # Models of published runs that the current version lacks.
 REMOVED = {"robertha-shannon-matmul": "Robertha, matmul-only ESR"}
@@ -102,7 +106,13 @@ def read(folder: Path) -> Measured:
     scores, plan = tidy.scores(frame), read_config(folder).get("plan", {})
     named = titles(scores.task.unique())
     names = report.joined(named[task] for task in scores.task.unique())
-    return Measured(frame, scores, plan, named, names, [report.sizes(frame, named), *NOTES])
+    return Measured(frame, scores, plan, named, names, [report.sizes(frame, named), *notes(scores)])
+
+
+def notes(scores: pd.DataFrame) -> list[str]:
+    """Returns the definitions of scores, intervals and of the protocols that were measured."""
+    noise = [text for each, text in PROTOCOLS.items() if (scores.protocol == each).any()]
+    return [SCORES, *([" ".join(noise)] if noise else [])]
 
 
 def few_rows_note(measured: Measured) -> list[str]:

@@ -136,8 +136,8 @@ def page(folder: Path) -> Page:
     if len(models) > 1:
         contrasts = gaussian.differences(shown, baseline=baseline, over=["level"])
         contrasts = contrasts[contrasts.task == subject]
-        over = f" and over {len(tasks)} tasks." if len(tasks) > 1 else "."
-        caption = f"Score minus {titles[baseline]}, mean over noise levels{over}"
+        over = f" and over {len(tasks)} tasks" if len(tasks) > 1 else ""
+        caption = f"Score minus {titles[baseline]}, mean over noise levels{over}."
         pivot = {"index": "model", "columns": "panel", "titles": titles, "caption": caption}
         tables.append(report.pivot(contrasts, **pivot))
     if len(models) <= MOST_LINES:
@@ -161,8 +161,7 @@ def page(folder: Path) -> Page:
         )
     notes = [
         *gaussian.unlearned_note(scores, unlearned, titles),
-        report.sizes(measured.frame, titles),
-        *gaussian.NOTES,
+        *measured.notes,
     ]
     learned_none = {
         model for model in models if all((name, model) in unlearned.index for name in tasks)
@@ -235,7 +234,7 @@ def answer(
     missed = "learned none of the tasks" if task == "average" else f"did not learn {titles[task]}"
     reason = f", as {report.joined(close)} {missed}" if close else ""
     text = (
-        f"**{finding} of {titles[model]} over {titles[baseline]} {where}**{reason}: {parts}, in "
+        f"**{finding}: {titles[model]} against {titles[baseline]}, {where}**{reason}: {parts}, in "
         "points, mean over noise levels."
     )
     if model != (remembering := f"{baseline}-memory") and remembering in others:

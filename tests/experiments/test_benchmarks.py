@@ -127,7 +127,7 @@ def test_a_run_measures_what_is_missing_and_writes_its_page(cases, tmp_path, cap
     assert "sizes: one: already measured" in capsys.readouterr().out
     assert set(pd.read_csv(folder / "results.csv").setting) == {"sizes: one", "sizes: two", "one"}
     page = harness.page(folder)
-    assert page.answer.startswith("hopfax meets 1 of the 2 goals")
+    assert page.answer.startswith("hopfax meets 1 of the 2 measured goals")
     assert page.tables[0].rows[0][1:] == ("4.00 [4.00, 4.00]", "4.00 [4.00, 4.00]", "≥ 5", "no")
 
 

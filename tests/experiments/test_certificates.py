@@ -140,5 +140,5 @@ def test_the_page_shows_what_was_measured(reader, batch, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     page = certificates.page(tmp_path)
     text = report.markdown(page, tmp_path)
-    assert "no attack inside the radius changed a token" in text and "nan" not in text
+    assert "inside the certified radius changed a" in text and "nan" not in text
     assert len(page.pictures["certificates"].figure.axes) == 4

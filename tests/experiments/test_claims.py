@@ -114,7 +114,7 @@ def test_models_that_did_not_learn_their_task_are_named():
     alone = scores.assign(score=scores.score.where(scores.model != "robertha", 70.0))
     assert note(alone, 70.0) == "SST-2 (Robertha: 70.0; majority baseline 70.0)."
     text = robustness.answer(alone, titles, "tinybert", {"robertha"})
-    assert text.startswith("**No verdict on a lead of Robertha over TinyBERT")
+    assert text.startswith("**No verdict on a lead: Robertha against TinyBERT")
     assert "as Robertha did not learn SST-2" in text
 
 
