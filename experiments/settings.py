@@ -177,6 +177,21 @@ class Flags:
     training: Training = Training()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """Flags of every experiment on a pretrained encoder and raw data sets."""
+
+    pretrained: Annotated[str | None, optional("FOLDER", "required")] = None
+    """Folder of a BERT or RoBERTa in the Hugging Face layout."""
+    data_dir: Annotated[str | None, optional("FOLDER", "required")] = None
+    """Folder of the raw data sets."""
+    budget: BudgetName = "laptop"
+    """Size of the run: smoke (seconds), laptop (minutes) or paper (hours). Other flags override its
+    values."""
+    runs: str = "runs"
+    """Folder of all runs."""
+
+
 def resolved(config: Config, own: Mapping[str, Mapping[str, Any]] | None = None) -> Config:
     """Returns the configuration with defaults for flags that were not set: the budget's values.
 

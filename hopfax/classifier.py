@@ -24,9 +24,18 @@ from hopfax.data import (
 )
 from hopfax.data.optional import optional_import
 from hopfax.data.tokenize import text_tokenizer
-from hopfax.nn import Encoder, Functional, HopfieldAttention, Params, SoftmaxAttention, functional
+from hopfax.hub import read_json
+from hopfax.nn import (
+    Encoder,
+    Functional,
+    HopfieldAttention,
+    Params,
+    SoftmaxAttention,
+    functional,
+    with_memory,
+)
 from hopfax.nn.functional import named_leaves
-from hopfax.nn.tensor_files import mismatches, read_json, read_stack, stored_tensors
+from hopfax.nn.tensor_files import mismatches, read_stack, stored_tensors
 from hopfax.nn.universal import UniversalEncoder
 from hopfax.train.evaluate import Noise, Predictor, make_predictor, predict
 
@@ -151,6 +160,9 @@ class Classifier:
             "id2label": {str(number): label for number, label in enumerate(self.labels)},
             "encoder": self.config,
         }
+        if "memory" in self.params:
+            sites = self.model.apply(self.params, method=lambda net: list(net.memory))
+            config["memory"] = sites[0]
         tensors = {name: np.asarray(leaf) for name, leaf in named_leaves(self.params).items()}
         optional_import("safetensors.numpy").save_file(
             tensors, folder / "model.safetensors", metadata={"format": "pt"}
@@ -186,6 +198,8 @@ class Classifier:
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{folder / 'config.json'} is incomplete: {error!r}") from error
         model = functional(lambda rngs: build(**options, attention=layer, rngs=rngs))
+        if "memory" in document:
+            model = with_memory(model, site=document["memory"])
         shapes = jax.eval_shape(model.init, jax.random.key(0))
         leaves = named_leaves(shapes)
         stored = {tensor.name: tensor for tensor in stored_tensors(folder)}

@@ -29,9 +29,8 @@ from hopfax.data import (
     spread,
 )
 from hopfax.data.optional import optional_import
-from hopfax.hub import model_folder
+from hopfax.hub import model_folder, read_json
 from hopfax.nn import Encoder, Params, Pretrained, load_pretrained, text_classifier
-from hopfax.nn.tensor_files import read_json
 from hopfax.train.metrics import scores
 
 SNR_DB = (6, 3, 0, -3, -6, -9, -12, -14)

@@ -1,8 +1,10 @@
 """Folders of models, by path or by name on the Hugging Face hub."""
 
+import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 # Weights in other formats can be several times as large.
@@ -29,7 +31,9 @@ def model_folder(name: str | os.PathLike[str]) -> Path:
     if folder.is_dir():
         return folder
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise FileNotFoundError(f"{name} is not a folder")
+        raise FileNotFoundError(
+            f"{name} is neither a folder nor a name on the Hugging Face hub (OWNER/NAME)"
+        )
     try:
         from huggingface_hub import snapshot_download
     except ModuleNotFoundError as error:
@@ -44,3 +48,14 @@ def model_folder(name: str | os.PathLike[str]) -> Path:
         raise FileNotFoundError(
             f"{name} is not a folder, and cannot be downloaded from the Hugging Face hub: {reason}"
         ) from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the object in a JSON file; raises a ValueError that names the file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not a JSON file: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} must contain an object, got {type(value).__name__}")
+    return value

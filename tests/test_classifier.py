@@ -10,7 +10,7 @@ import pytest
 
 from hopfax.classifier import Classifier
 from hopfax.data import Example, encode, train_vocabulary
-from hopfax.nn import robertha, tinybert
+from hopfax.nn import robertha, tinybert, with_memory
 from hopfax.nn.models import PRESETS, universal_bert
 from hopfax.train.evaluate import Noise
 
@@ -50,8 +50,9 @@ def test_probabilities_are_the_softmax_of_the_models_logits(small):
     [
         *(robertha(VOCABULARY.size, 3, preset=name, num_layers=2, **SIZES) for name in PRESETS),
         universal_bert(VOCABULARY.size, 3, num_steps=3, halting=True, **SIZES),
+        with_memory(tinybert(VOCABULARY.size, 3, num_layers=1, **SIZES), site="embedding"),
     ],
-    ids=[*PRESETS, "universal"],
+    ids=[*PRESETS, "universal", "memory"],
 )
 def test_a_saved_classifier_is_the_same(model, tmp_path):
     saved = classifier(model)

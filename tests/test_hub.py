@@ -14,7 +14,7 @@ def test_a_folder_is_itself(tmp_path):
 
 @pytest.mark.parametrize("name", ["no-such-folder", "a/b/c"])
 def test_other_names_are_missing_folders(name):
-    with pytest.raises(FileNotFoundError, match=f"^{name} is not a folder$"):
+    with pytest.raises(FileNotFoundError, match=f"^{name} is neither a folder nor a name on"):
         model_folder(name)
 
 

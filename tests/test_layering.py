@@ -42,7 +42,7 @@ ALLOWED = {
         "hopfax", "hopfax.fixed_point", "hopfax.cpu", "hopfax.hopfield", "hopfax.stability",
         "hopfax.nn", "hopfax.data", "hopfax.text",
     },
-    "hopfax.classifier": {"hopfax.nn", "hopfax.train", "hopfax.data"},
+    "hopfax.classifier": {"hopfax.nn", "hopfax.train", "hopfax.data", "hopfax.hub"},
     "hopfax.command": {
         "hopfax", "hopfax.hopfield", "hopfax.stability", "hopfax.nn", "hopfax.train", "hopfax.data",
         "hopfax.hub", "hopfax.classifier",

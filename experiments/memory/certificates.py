@@ -47,7 +47,7 @@ from experiments.memory.similarity import (
 )
 from experiments.report import Page
 from experiments.rundir import read_config
-from experiments.settings import by_budget
+from experiments.settings import Shared, by_budget
 from hopfax.data import reported_rows
 from hopfax.hopfield import certified_radius
 from hopfax.nn import Pretrained
@@ -82,7 +82,7 @@ BUDGETS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(similarity.Shared):
+class Config(Shared):
     """Model, texts, attacks and noise."""
 
     num_pairs: Annotated[int | None, by_budget("num_pairs", "INT", BUDGETS)] = None

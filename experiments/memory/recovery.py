@@ -33,7 +33,7 @@ from experiments.figures import SNR, Panel
 from experiments.memory import similarity
 from experiments.memory.similarity import add_noise, decibels, denoiser, encoded, in_batches
 from experiments.report import Page
-from experiments.settings import by_budget
+from experiments.settings import Shared, by_budget
 from hopfax import hopfield
 from hopfax.data import reported_rows, spread
 from hopfax.train.progress import Progress
@@ -97,7 +97,7 @@ BUDGETS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(similarity.Shared):
+class Config(Shared):
     """Model, texts and noise."""
 
     task: Literal["mrpc", "stsb", "sst2"] = "mrpc"

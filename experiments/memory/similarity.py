@@ -37,7 +37,7 @@ from experiments.figures import SNR
 from experiments.models import load_encoder, weights_digest
 from experiments.report import Page
 from experiments.rundir import open_run
-from experiments.settings import BudgetName, budget_of, by_budget, optional
+from experiments.settings import Shared, budget_of, by_budget
 from hopfax import hopfield
 from hopfax.data import (
     Example,
@@ -93,21 +93,6 @@ BUDGETS = {
     "laptop": Budget(1500, 1, (6.0, 0.0, -4.0, -8.0, -10.0, -12.0, -14.0, -16.0, -20.0)),
     "paper": Budget(1500, 5, tuple(float(db) for db in range(6, -21, -2))),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shared:
-    """Flags of every experiment on a pretrained encoder's vocabulary."""
-
-    pretrained: Annotated[str | None, optional("FOLDER", "required")] = None
-    """Folder of a BERT or RoBERTa in the Hugging Face layout."""
-    data_dir: Annotated[str | None, optional("FOLDER", "required")] = None
-    """Folder of the raw data sets."""
-    budget: BudgetName = "laptop"
-    """Size of the run: smoke (seconds), laptop (minutes) or paper (hours). Other flags override its
-    values."""
-    runs: str = "runs"
-    """Folder of all runs."""
 
 
 @dataclass(frozen=True, kw_only=True)

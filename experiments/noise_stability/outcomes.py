@@ -4,6 +4,7 @@ A run without the event counts as infinity: the median is finite if more than ha
 arrive.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,8 @@ import numpy as np
 from experiments.tidy import CONFIDENCE, MIN_SEEDS
 
 RESAMPLES = 10_000
+
+median = partial(np.median, axis=-1)  # infinities are the largest numbers
 
 
 class Interval(NamedTuple):
@@ -64,14 +67,6 @@ def reduction(
         value = np.nan
     most = np.where(np.isinf(median(drawn[1])), 100.0, least)
     return Interval(float(value), *_ends(least, most, len(times)))
-
-
-def median(times: np.ndarray) -> np.ndarray:
-    """Median along the last axis, in which infinities are the largest numbers."""
-    ordered, count = np.sort(times, axis=-1), times.shape[-1]
-    low, high = ordered[..., (count - 1) // 2], ordered[..., count // 2]
-    # NumPy warns about the mean of infinities.
-    return np.where(np.isinf(high), high, (low + np.where(np.isinf(low), low, high)) / 2)
 
 
 def _percent(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:

@@ -53,7 +53,7 @@ from experiments.models import load_encoder, weights_digest
 from experiments.noise_stability import influence
 from experiments.report import Page
 from experiments.rundir import open_run, read_config
-from experiments.settings import BudgetName, budget_of, by_budget, optional
+from experiments.settings import Shared, budget_of, by_budget
 from hopfax.data import read_tokenizer, reported_rows
 from hopfax.data.tokenize import text_tokenizer
 from hopfax.nn import Params, Pretrained
@@ -96,15 +96,9 @@ BUDGETS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Shared):
     """Model and texts."""
 
-    pretrained: Annotated[str | None, optional("FOLDER", "required")] = None
-    """Folder of a BERT or RoBERTa in the Hugging Face layout."""
-    data_dir: Annotated[str | None, optional("FOLDER", "required")] = None
-    """Folder of the raw sets."""
-    budget: BudgetName = "laptop"
-    """Size of the run: seconds, minutes or hours. The flags below override it."""
     num_texts: Annotated[int | None, by_budget("num_texts", "INT", BUDGETS)] = None
     """Sentences of SST-2 whose weights are exact; at least 3."""
     num_bits: Annotated[int | None, by_budget("num_bits", "INT", BUDGETS)] = None
@@ -115,8 +109,6 @@ class Config:
     """Their tokens; at least 20."""
     num_draws: Annotated[int | None, by_budget("num_draws", "INT", BUDGETS)] = None
     """Independent draws of their bits; at least 3."""
-    runs: str = "runs"
-    """Folder of all runs."""
 
 
 def run(config: Config) -> Path:

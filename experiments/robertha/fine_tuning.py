@@ -37,11 +37,9 @@ from experiments.settings import Noise, resolved
 
 REPRODUCES = "Robertha, Tables 2 and 3, on a pretrained encoder, with its own tokenizer"
 
-TRAINING = {"epochs": 3, "patience": 3, "noise_draws": 1}
-DEFAULTS = {
-    "laptop": {**TRAINING, "levels": (0.5, 1.0, 2.0, 3.0, 5.0)},  # +6 to -14 dB
-    "paper": {**TRAINING, "levels": (0.5, 1.0, 2.0, 3.0, 5.0)},
-}
+LEVELS = (0.5, 1.0, 2.0, 3.0, 5.0)  # +6 to -14 dB
+TRAINING = {"epochs": 3, "patience": 3, "noise_draws": 1, "levels": LEVELS}
+DEFAULTS = {"laptop": TRAINING, "paper": TRAINING}
 
 
 @dataclass(frozen=True, kw_only=True)

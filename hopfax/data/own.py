@@ -50,6 +50,7 @@ def from_rows(
         train_size: Maximum number of training rows; None uses all.
 
     Raises:
+        TypeError: If `texts` is one string.
         ValueError: If a text is empty, all labels are equal, label types are mixed, the numbers of
             texts and labels differ, or a label does not occur in the training rows.
 
@@ -59,6 +60,8 @@ def from_rows(
         >>> data.spec.labels, len(data.train.labels), len(data.test.labels)
         (('bad', 'good'), 80, 10)
     """
+    if isinstance(texts, str):
+        raise TypeError(f"texts must be several texts, got one string: {texts[:40]!r}")
     if train_size is not None:
         check_integer("train_size", train_size, 1)
     classes = _classes(labels)

@@ -1,6 +1,5 @@
 """Reads the tokenizer of a Hugging Face folder."""
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopfax.data.optional import optional_import
 from hopfax.data.tokenize import WordPiece, read_vocabulary
-from hopfax.hub import model_folder
+from hopfax.hub import model_folder, read_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -48,9 +47,11 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
         [[[2, 4, 5, 3]]]
     """
     folder = model_folder(folder)
-    config = _read_json(folder / "config.json")
-    names = ("tokenizer_config.json", "special_tokens_map.json")
-    settings = {key: value for name in names for key, value in _read_json(folder / name).items()}
+    files = ("config.json", "tokenizer_config.json", "special_tokens_map.json")
+    present = (path for file in files if (path := folder / file).is_file())
+    contents = {path.name: read_json(path) for path in present}
+    config = contents.pop("config.json", {})
+    settings = {key: value for each in contents.values() for key, value in each.items()}
     formats = (row for row in _FORMATS if all((folder / name).is_file() for name in row[0]))
     names, read, families = next(formats, ((), None, ()))
     if read is None:
@@ -87,16 +88,6 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
         serialized=tokenizer.to_str(),
         pad_token=_pad_token(folder, tokens, settings, config),
     )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; an empty one if there is no file."""
-    if not path.is_file():
-        return {}
-    try:
-        return json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from None
 
 
 def _tokenizer_json(folder: Path, _settings: Mapping[str, Any]) -> "Tokenizer":

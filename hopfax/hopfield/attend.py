@@ -120,28 +120,33 @@ def attend(
     beta = check_beta(beta, dtype)
     scores = product(queries, keys.T)
     tol = jnp.broadcast_to(jnp.asarray(tol, dtype), (len(queries),))
-    options = {"max_steps": max_steps, "stop": stop, "min_steps": 2}
+    by_scores = gradient == "unrolled" or len(keys) < 2 * keys.shape[1]
+    if by_scores:  # together with the weights that produced them, zeros at the start
+        params, start = (product(keys, keys.T), beta, mask), (scores, jnp.zeros_like(scores))
+        step, change, scores_map = _weighted, _change_of_scores, _through_gram
+    else:
+        params, start = (keys.astype(dtype), beta, mask), queries.astype(dtype)
+        step, change, scores_map = update_unchecked, _change_of_states, _through_states
+    options = {"max_steps": max_steps, "min_steps": 2, "stop": partial(change, stop)}
+
+    def search(params: Params, start: Any, tol: Array) -> FixedPoint:
+        state = fixed_point(step, params, start, tol=tol, gradient=gradient, **options)
+        return state._replace(
+            value=state.value[0] if by_scores else matmul(state.value, params[0].T)
+        )
+
+    def settle(scores: Array, tol: Array) -> Array:
+        return at_fixed_point(scores_map, params, scores, tol=tol, max_steps=adjoint_max_steps)
+
     if max_steps == 0:
         count = jnp.zeros(len(queries), jnp.int32)
         retrieved = FixedPoint(scores, count, jnp.zeros_like(tol), count == 0)
     elif gradient == "unrolled":
-        params = product(keys, keys.T), beta, mask
-        retrieved = _search_scores(params, scores, tol, gradient=gradient, **options)
+        retrieved = jax.vmap(search, (None, 0, 0))(params, start, tol)
     else:
-        if len(keys) < 2 * keys.shape[1]:
-            params, scores_map = (product(keys, keys.T), beta, mask), _through_gram
-            retrieved = _search_scores(*jax.lax.stop_gradient((params, scores)), tol, **options)
-        else:
-            params, scores_map = (keys.astype(dtype), beta, mask), _through_states
-            start = queries.astype(dtype)
-            retrieved = _search_states(*jax.lax.stop_gradient((params, start)), tol, **options)
-
-        def settle(scores: Array, tol: Array) -> Array:
-            return at_fixed_point(scores_map, params, scores, tol=tol, max_steps=adjoint_max_steps)
-
-        retrieved = retrieved._replace(
-            value=jax.vmap(settle)(retrieved.value, jnp.asarray(relative_tol(tol, stop)))
-        )
+        retrieved = jax.vmap(search, (None, 0, 0))(*jax.lax.stop_gradient((params, start)), tol)
+        settled = jax.vmap(settle)(retrieved.value, jnp.asarray(relative_tol(tol, stop)))
+        retrieved = retrieved._replace(value=settled)
     readout_beta = beta if readout_beta is None else check_beta(readout_beta, dtype)
     weights = softmax(retrieved.value, readout_beta, mask).astype(values.dtype)
     return Attention(
@@ -158,28 +163,6 @@ def attention_arrays(
     chex.assert_equal_shape_suffix([queries, keys], 1)
     chex.assert_equal_shape_prefix([keys, values], 1)
     return queries, keys, values, check_mask(mask, (len(keys),))
-
-
-def _search_states(params: Params, queries: Array, tol: Array, **options: Any) -> FixedPoint:
-    measure = partial(_change_of_states, options.pop("stop"))
-
-    def search(query: Array, tol: Array) -> FixedPoint:
-        return fixed_point(update_unchecked, params, query, tol=tol, stop=measure, **options)
-
-    retrieved = jax.vmap(search)(queries, tol)
-    return retrieved._replace(value=matmul(retrieved.value, params[0].T))
-
-
-def _search_scores(params: Params, scores: Array, tol: Array, **options: Any) -> FixedPoint:
-    """Iterates scores together with the weights that produced them (zeros at the start)."""
-    measure = partial(_change_of_scores, options.pop("stop"))
-
-    def search(scores: Array, tol: Array) -> FixedPoint:
-        start = (scores, jnp.zeros_like(scores))
-        return fixed_point(_weighted, params, start, tol=tol, stop=measure, **options)
-
-    retrieved = jax.vmap(search)(scores, tol)
-    return retrieved._replace(value=retrieved.value[0])
 
 
 def _weighted(params: Params, state: tuple[Array, Array]) -> tuple[Array, Array]:

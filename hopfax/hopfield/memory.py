@@ -101,7 +101,8 @@ def denoise(
 
     Returns:
         `Denoised`, in float32 at least; zero, index 0 and probability 0 if no pattern is possible.
-        Duplicate patterns share their probability: `index` is the first of them.
+        Duplicate patterns share their probability: `index` is the first of them. If the query has
+        a nan, so have `value` and `probability`.
 
     Raises:
         TypeError: If `mask` is not boolean.
@@ -247,6 +248,7 @@ def candidates(
     """
     noisy, patterns, prior, sigma = _prepared(noisy, patterns, log_prior, mask, sigma)
     check_range(1, len(patterns), count=count)
+    patterns = _cleared(patterns, prior)
     products = matmul(noisy, patterns.T)
     norms = jnp.sum(jnp.square(patterns), axis=1)
     likelihood = _log_likelihood(noisy, products, norms, sigma)
@@ -331,9 +333,10 @@ def forward_backward(
         return total
 
     total, probability = jax.value_and_grad(log_normalizer)(likelihood)
-    possible = total > IMPOSSIBLE / 2
+    impossible = total <= IMPOSSIBLE / 2
     return Marginals(
-        jnp.where(possible & real[:, None], probability, 0), jnp.where(possible, total, -jnp.inf)
+        jnp.where(impossible | ~real[:, None], 0, probability),
+        jnp.where(impossible, -jnp.inf, total),
     )
 
 
@@ -356,6 +359,9 @@ def estimate_sigma(
 ) -> Float[Array, ""]:
     r"""Estimates the noise level of a sequence of noisy patterns from their mean square.
 
+    Use it where the noise exceeds the signal: elsewhere, the sequence's own mean square differs too
+    much from that of the vocabulary. `denoise` without `sigma` has no such limit.
+
     $$\hat\sigma^2 = \frac{1}{nd} \sum_i \|x_i\|^2 - \frac{1}{d} \sum_v \pi_v \|e_v\|^2$$
 
     Args:
@@ -377,15 +383,18 @@ def estimate_sigma(
         1.5
     """
     noisy = jnp.asarray(noisy)
-    if noisy.ndim != 2:
-        raise ValueError(f"noisy must have shape (tokens, width), got {noisy.shape}: use jax.vmap")
+    if noisy.ndim != 2 or not len(noisy):
+        raise ValueError(
+            f"noisy must have shape (tokens, width), got {noisy.shape}, and at least one token: "
+            "use jax.vmap for more"
+        )
     _, patterns, prior, _ = _prepared(noisy[0], patterns, log_prior)
     noisy = noisy.astype(patterns.dtype)
     mask = check_mask(mask, (len(noisy),))
     weights = jnp.ones(len(noisy)) if mask is None else mask
     squares = jnp.where(weights > 0, jnp.mean(jnp.square(noisy), axis=1), 0)
     power = jnp.sum(squares) / jnp.maximum(jnp.sum(weights), 1)
-    signal = jnp.mean(jnp.square(patterns), axis=1) @ jax.nn.softmax(prior)
+    signal = jnp.mean(jnp.square(_cleared(patterns, prior)), axis=1) @ jax.nn.softmax(prior)
     return jnp.sqrt(jnp.maximum(power - signal, 1e-6 * signal))
 
 
@@ -489,12 +498,13 @@ def recovery_bound(
     """
     patterns, prior, sigma = _centered(patterns, log_prior, None, sigma)
     norms = jnp.sum(jnp.square(patterns), axis=1)
-    rounding = 8 * jnp.finfo(norms.dtype).eps
+    rounding = patterns.shape[1] * jnp.finfo(norms.dtype).eps
 
     def bound(number: Array) -> Array:
-        products = matmul(patterns[number], patterns.T)
-        squares = norms[number] - 2 * products + norms
-        distinct = squares > rounding * (norms[number] + norms)
+        # No distance is larger than its rounded value says.
+        sums = norms[number] + norms
+        squares = (1 - rounding) * sums - 2 * matmul(patterns[number], patterns.T)
+        distinct = squares > 0
         distance = jnp.sqrt(jnp.where(distinct, squares, 1))
         margin = distance / (2 * sigma) + sigma / distance * (prior[number] - prior)
         # Of equal patterns none can be told from the others: no bound.
@@ -536,10 +546,11 @@ def _posterior(
     def step(running: _Running, number: Array) -> tuple[_Running, None]:
         # The last block starts early, to have the size of the others, and skips what was read.
         first = jnp.minimum(number * size, count - size)
-        rows = jax.lax.dynamic_slice_in_dim(patterns, first, size)
+        priors = jax.lax.dynamic_slice_in_dim(bias, first, size)
+        rows = _cleared(jax.lax.dynamic_slice_in_dim(patterns, first, size), priors)
         fresh = first + jnp.arange(size) >= number * size
         scores, gains = logits(rows)
-        scores += jnp.where(fresh, jax.lax.dynamic_slice_in_dim(bias, first, size), -jnp.inf)
+        scores += jnp.where(fresh, priors, -jnp.inf)
         # Index of the first maximum. On a CPU, `jnp.argmax` takes a sixth of `denoise`'s time.
         top = jax.lax.stop_gradient(jnp.max(scores))
         best = jnp.min(jnp.where(scores == top, jnp.arange(size), size - 1))
@@ -566,7 +577,7 @@ def _posterior(
         running, _ = step(start, none)
     else:
         running, _ = jax.lax.scan(step, start, jnp.arange(-(-count // size)))
-    possible = running.total > 0
+    possible = running.total != 0  # also where it is nan
     total = jnp.where(possible, running.total, 1)
     probability = jnp.exp(running.score - jnp.where(possible, running.most, 0)) / total
     probability = jnp.where(possible, probability, 0)
@@ -603,10 +614,7 @@ def _prepared(
     mask: Mask = None,
     sigma: Sigma = None,
 ) -> tuple[Array, Array, Array, Any]:
-    """Checks the arguments, promotes them to at least float32, and clears padded patterns.
-
-    The log-prior that it returns includes the mask.
-    """
+    """Checks the arguments and promotes them to at least float32; the log-prior has the mask."""
     noisy, patterns = jnp.asarray(noisy), jnp.asarray(patterns)
     if noisy.ndim != 1 or patterns.ndim != 2 or noisy.shape != patterns.shape[1:]:
         raise ValueError(
@@ -622,7 +630,6 @@ def _prepared(
             raise ValueError(f"log_prior must have shape ({len(patterns)},), got {prior.shape}")
     mask = check_mask(mask, (len(patterns),))
     if mask is not None:
-        patterns = jnp.where(mask[:, None], patterns, 0)
         prior = jnp.where(mask, prior, -jnp.inf)
     if sigma is not None:
         if jnp.ndim(sigma):
@@ -631,8 +638,14 @@ def _prepared(
             )
         check_range(0, ends="()", sigma=sigma)
         sigma = jnp.asarray(sigma, dtype)
-        sigma = jnp.where(sigma > 0, sigma, jnp.nan)
+        least = jnp.finfo(dtype).tiny ** 0.4  # logits in units of its square stay finite
+        sigma = jnp.where(sigma > 0, jnp.maximum(sigma, least), jnp.nan)
     return noisy, patterns, prior, sigma
+
+
+def _cleared(patterns: Array, log_prior: Array) -> Array:
+    """Patterns with zeros where the prior excludes them, whatever the rows contain."""
+    return jnp.where(jnp.isneginf(log_prior)[:, None], 0, patterns)
 
 
 def _centered(
@@ -641,6 +654,5 @@ def _centered(
     """`_prepared` patterns less the mean of the possible ones: distances keep their digits."""
     origin = jnp.zeros(jnp.shape(patterns)[-1:])
     _, patterns, prior, sigma = _prepared(origin, patterns, log_prior, mask, sigma)
-    possible = jnp.isfinite(prior)[:, None]
-    mean = jnp.sum(jnp.where(possible, patterns, 0), axis=0) / jnp.maximum(jnp.sum(possible), 1)
-    return patterns - mean, prior, sigma
+    patterns, count = _cleared(patterns, prior), jnp.sum(~jnp.isneginf(prior))
+    return patterns - jnp.sum(patterns, axis=0) / jnp.maximum(count, 1), prior, sigma

@@ -46,7 +46,7 @@ def text_classifier(
         ValueError: The model is not an encoder, or its activation is not GELU.
 
     Example:
-        >>> model = load_pretrained("all-MiniLM-L6-v2")  # doctest: +SKIP
+        >>> model = load_pretrained("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
         >>> classifier = text_classifier(model, 2)  # doctest: +SKIP
         >>> params = classifier.init(jax.random.key(0))  # doctest: +SKIP
     """
@@ -108,7 +108,7 @@ def replace_attention(
         ValueError: See `text_classifier`.
 
     Example:
-        >>> model = load_pretrained("all-MiniLM-L6-v2")  # doctest: +SKIP
+        >>> model = load_pretrained("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
         >>> iterated = replace_attention(model, HopfieldAttention, beta=1.0)  # doctest: +SKIP
     """
     encoder = text_classifier(pretrained, 1, attention=attention, dropout=0.0, **options)

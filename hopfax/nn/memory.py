@@ -26,7 +26,8 @@ def recall(
 
     Args:
         tokens: Noisy token vectors.
-        table: Clean vectors of the vocabulary, such as `load_pretrained(folder).table`.
+        table: Clean vectors of the vocabulary, such as `load_pretrained(folder).table`; for a
+            model that scales its embeddings, such as Gemma-2, `embed` of all ids.
         log_prior: Log-probabilities of the tokens, up to a constant; None for uniform.
         log_scale: Logarithm of the relative noise level of each coordinate; None if all are equal.
 
@@ -41,7 +42,7 @@ def recall(
         >>> noisy = tokens + jax.random.normal(jax.random.key(1), tokens.shape)
         >>> bool(jnp.abs(nn.recall(noisy, table) - tokens).max() < 1e-3)
         True
-        >>> model = nn.load_pretrained("all-MiniLM-L6-v2")  # doctest: +SKIP
+        >>> model = nn.load_pretrained("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
         >>> model.forward(nn.recall(noisy, model.table), mask)  # doctest: +SKIP
     """
     scale = 1.0 if log_scale is None else jnp.exp(log_scale)
@@ -63,7 +64,8 @@ def with_memory(model: Functional[Encoder], *, site: Site = "token") -> Function
             `"embedding"`, the LayerNorm's output, whose patterns depend on the position.
 
     Raises:
-        ValueError: For `"embedding"`, the encoder has token types or no embedding LayerNorm.
+        ValueError: `site` is neither of these, or is `"embedding"` and the encoder has token types
+            or no embedding LayerNorm.
 
     Example:
         >>> import jax
@@ -91,6 +93,8 @@ def with_memory(model: Functional[Encoder], *, site: Site = "token") -> Function
         return jax.vmap(jax.vmap(recalled), in_axes=(0, None))(embeddings, offsets)
 
     recalls = {"token": at_token, "embedding": at_embedding}
+    if site not in recalls:
+        raise ValueError(f'site must be "token" or "embedding", got {site!r}')
     if site == "embedding":
         types, norm = model.apply(
             jax.eval_shape(model.init, jax.random.key(0)),

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from flax.traverse_util import unflatten_dict
 from jaxtyping import Array, Bool, Float, Int
 
-from hopfax.hub import model_folder
+from hopfax.hub import model_folder, read_json
 from hopfax.nn.families import Config, Forward, encoder, gemma2, gpt2, rows
 from hopfax.nn.functional import Params
-from hopfax.nn.tensor_files import Shape, Stored, mismatches, read_json, read_stack, stored_tensors
+from hopfax.nn.tensor_files import Shape, Stored, mismatches, read_stack, stored_tensors
 
 
 class PretrainedOutput(NamedTuple):
@@ -80,7 +80,7 @@ def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
             missing, unknown or of the wrong shape (all of them are named).
 
     Example:
-        >>> model = load_pretrained("all-MiniLM-L6-v2")  # doctest: +SKIP
+        >>> model = load_pretrained("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
         >>> ids, mask = jnp.array([[101, 7592, 102]]), jnp.ones((1, 3), bool)
         >>> encoded = model.forward(model.embed(ids), mask)  # doctest: +SKIP
         >>> encoded.output.shape, encoded.hidden_states.shape  # doctest: +SKIP

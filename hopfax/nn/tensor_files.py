@@ -1,12 +1,13 @@
 """Reads tensors from the safetensors files of a model's folder."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from hopfax.hub import read_json
 
 Shape = tuple[int, ...]
 _CHUNK = 2**22  # bytes read at once
@@ -99,14 +100,3 @@ def _open(path: Path) -> Iterator[Any]:
             yield file
     except SafetensorError as error:
         raise ValueError(f"{path} is incomplete or not a safetensors file: {error}") from error
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Returns the object in a JSON file; raises a ValueError that names the file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not a JSON file: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} must contain an object, got {type(value).__name__}")
-    return value

@@ -1,7 +1,8 @@
 """Training objectives: task loss plus Eigenspectrum Regularization."""
 
 import math
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,14 +48,8 @@ class Losses(NamedTuple):
     unconverged: Float[Array, ""]
 
 
-class Objective(Protocol):
-    """A loss, differentiable in the parameters and in the perturbation added to the inputs."""
-
-    def __call__(
-        self, params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation = CLEAN, /
-    ) -> tuple[Array, Losses]:
-        """Returns the loss and its parts; the key drives dropout."""
-        ...
+# (params, batch, dropout key, added=CLEAN) -> (loss, parts), differentiable in params and added.
+Objective = Callable[..., tuple[Array, Losses]]
 
 
 def texts_of(batch: Batch) -> tuple[Int[Array, "texts tokens"], Bool[Array, "texts tokens"]]:

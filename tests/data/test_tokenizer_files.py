@@ -141,7 +141,7 @@ NO_TOKENIZER = r"has no tokenizer\.json, no vocab\.txt, and not both vocab\.json
         ({"vocab_txt": "a\nb"}, r"vocab\.txt lacks \[PAD\]"),
         ({"vocab_json": {"a": 0}, "merges_txt": MERGES}, r"cannot read vocab\.json and merges"),
         ({"vocab_json": "{", "merges_txt": MERGES}, r"cannot read vocab\.json and merges"),
-        ({"config_json": "{"}, r"config\.json is not valid JSON: Expecting"),
+        ({"config_json": "{"}, r"config\.json is not a JSON file: Expecting"),
         (
             {"vocab_txt": "\n".join(BERT), "config_json": {"vocab_size": 11}},
             r"token ids must be below the vocab_size 11 of .*config\.json, but 'é' of vocab\.txt "

@@ -104,6 +104,19 @@ def test_padding_changes_nothing_and_gets_no_gradient(sigma):
     np.testing.assert_allclose(value, short.value, rtol=1e-5)
     assert not np.any(gradient[17:])
     assert np.isfinite(gradient).all() and np.any(gradient[:17])
+    excluded = np.where(MASK, 0, -np.inf)
+    other = hopfield.denoise(QUERY, patterns, sigma=sigma, log_prior=excluded, block_size=5)
+    np.testing.assert_allclose(other.value, short.value, rtol=1e-5)
+
+
+def test_a_query_with_a_nan_has_no_posterior():
+    got = hopfield.denoise(jnp.asarray(QUERY).at[0].set(jnp.nan), PATTERNS)
+    assert np.isnan(got.value).all() and np.isnan(got.probability)
+
+
+def test_the_smallest_sigma_returns_the_nearest_pattern():
+    got = hopfield.denoise(PATTERNS[3] + 1e-3, PATTERNS, sigma=1e-30)
+    assert (got.index, got.probability) == (3, 1)
 
 
 @pytest.mark.parametrize("sigma", [None, 0.9])
@@ -183,6 +196,8 @@ def test_estimate_sigma_knows_neither_noise_nor_patterns():
     unlikely = np.log(np.repeat([1 / 200, 1e-9], 200))
     got = hopfield.estimate_sigma(clean + 0.5 * noise, loud, log_prior=unlikely)
     np.testing.assert_allclose(got, 0.5, rtol=0.1)
+    with pytest.raises(ValueError, match=r"got \(0, 64\), and at least one token"):
+        hopfield.estimate_sigma(clean[:0], patterns)
     floor = 1e-3 * np.sqrt(np.square(loud).mean())
     np.testing.assert_allclose(hopfield.estimate_sigma(clean, loud), floor, rtol=1e-5)
 
@@ -353,3 +368,14 @@ def test_equal_and_excluded_patterns_have_no_recovery_bound():
     excluded = hopfield.recovery_bound(rows, sigma=0.5, log_prior=[0.0, 0.0, -np.inf, -np.inf])
     alone = hopfield.recovery_bound(rows[:2], sigma=0.5)
     np.testing.assert_allclose(excluded, [*alone, 0, 0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("separation", [0.02, 0.03, 0.05])
+def test_the_bound_of_near_duplicates_is_not_above_the_exact_rate(separation):
+    rows = np.random.default_rng(5).normal(size=(40, 384)).astype(np.float32)
+    rows[1] = rows[0] + separation * rows[2] / np.linalg.norm(rows[2])
+    distance = np.linalg.norm(rows[1].astype(float) - rows[0])
+    bound = hopfield.recovery_bound(rows, sigma=distance / 6)
+    assert (np.asarray(bound)[:2] <= norm.cdf(3) + 1e-6).all() and (
+        np.asarray(bound)[2:] > 0.99
+    ).all()

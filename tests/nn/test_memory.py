@@ -52,6 +52,11 @@ def test_recall_is_denoise_of_every_token_with_its_prior_and_scale():
         np.testing.assert_allclose(row, want, rtol=1e-5, atol=1e-6)
 
 
+def test_an_unknown_site_is_an_error():
+    with pytest.raises(ValueError, match='site must be "token" or "embedding", got \'tokens\''):
+        nn.with_memory(MODELS["tinybert"], site="tokens")  # pyright: ignore[reportArgumentType]
+
+
 def test_prior_and_scale_are_trained():
     model = nn.with_memory(MODELS["tinybert"])
     params = lively(model)

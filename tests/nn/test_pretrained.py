@@ -479,7 +479,7 @@ def test_unsupported_settings(tmp_path, config, message):
 
 def test_missing_and_broken_files(tmp_path, draw):
     folder = tmp_path / "bert"
-    with pytest.raises(FileNotFoundError, match="bert is not a folder"):
+    with pytest.raises(FileNotFoundError, match="bert is neither a folder nor"):
         load_pretrained(folder)
     folder.mkdir()
     with pytest.raises(FileNotFoundError, match=r"config\.json"):
