@@ -374,12 +374,12 @@ def page(folder: Path) -> Page:
         if protocol != first:
             continue
         if (lowest := kept[name]["memory"]) in levels:
-            row = part[(part.model == "none") & (part.snr_db == lowest)].iloc[0]
+            at = part[part.snr_db == lowest].set_index("model")
+            plain, kept_score = (report.bracketed(at.loc[each]) for each in ("none", "memory"))
             answers.append(
-                f"**On {TITLES[str(task)]}, retrieval keeps the score within {NEAR:g} point of the "
-                f"clean score ({aim:.1f}) down to {decibels(lowest)}.** Without it, the encoder "
-                f"scores {report.number(row['mean'])} [{report.number(row.low)}, "
-                f"{report.number(row.high)}] there."
+                f"**On {TITLES[str(task)]}, retrieval with a frequency prior keeps the score "
+                f"within {NEAR:g} point of the clean score ({aim:.1f}) down to "
+                f"{decibels(lowest)}.** The score there is {kept_score}, and {plain} without retrieval."
             )
         tokens = tidy.select(lines, metric="recovered", task=task, protocol=protocol)
         values = {TITLES[method]: each for method, each in values.items()}
@@ -426,8 +426,10 @@ def page(folder: Path) -> Page:
             "probable token under the uniform prior.",
             "Every method sees the same noisy copy of each text. Without `σ known`, memory does "
             "not know the noise level and integrates over it.",
-            f"Pairs: {pairs}. Noise draws per text: {noisy.seed.nunique()}. Bands: 95 % bootstrap "
-            "over pairs, of the mean over draws.",
+            f"Pairs: {pairs}. Noise draws per text: {noisy.seed.nunique()}. Brackets and bands: "
+            "95 % bootstrap over pairs, of the mean over draws.",
+            f"Within {NEAR:g} point: the mean over these pairs and draws; with few pairs, another "
+            "draw can differ by more.",
             LIMIT,
         ],
     )  # fmt: skip
