@@ -379,7 +379,8 @@ def page(folder: Path) -> Page:
             answers.append(
                 f"**On {TITLES[str(task)]}, retrieval with a frequency prior keeps the score "
                 f"within {NEAR:g} point of the clean score ({aim:.1f}) down to "
-                f"{decibels(lowest)}.** The score there is {kept_score}, and {plain} without retrieval."
+                f"{decibels(lowest)}.** The score there is {kept_score}, and {plain} without "
+                "retrieval."
             )
         tokens = tidy.select(lines, metric="recovered", task=task, protocol=protocol)
         values = {TITLES[method]: each for method, each in values.items()}
