@@ -35,7 +35,7 @@ from hopfax.nn import (
     with_memory,
 )
 from hopfax.nn.functional import named_leaves
-from hopfax.nn.tensor_files import mismatches, read_stack, stored_tensors
+from hopfax.nn.tensor_files import mismatches, read_stack, stored_tensors, wrong_dtypes
 from hopfax.nn.universal import UniversalEncoder
 from hopfax.train.evaluate import Noise, Predictor, make_predictor, predict
 
@@ -138,13 +138,13 @@ class Classifier:
             ModuleNotFoundError: `safetensors` or `tokenizers` is not installed.
             ValueError: The attention is not of `hopfax.nn`.
         """
-        folder = Path(folder)
+        folder = Path(folder).expanduser()
         if (name := self.config["attention"]["name"]) not in _ATTENTION:
             raise ValueError(f"attention must be {' or '.join(_ATTENTION)}, got {name}")
         if folder.exists():
             raise FileExistsError(f"{folder} exists")
-        unfinished = folder.with_name(f"{folder.name}.partial")
-        unfinished.mkdir(parents=True, exist_ok=True)
+        unfinished = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+        unfinished.mkdir(parents=True)
         try:
             self._write(unfinished)
         except BaseException:
@@ -182,7 +182,7 @@ class Classifier:
             ModuleNotFoundError: `safetensors` or `tokenizers` is not installed.
             ValueError: `save` did not write the folder, a file is broken, or tensors do not fit.
         """
-        folder = Path(folder)
+        folder = Path(folder).expanduser()
         document = read_json(folder / "config.json")
         if document.get("model_type") != "hopfax":
             raise ValueError(
@@ -195,18 +195,18 @@ class Classifier:
             layer = partial(_ATTENTION[attention.pop("name")], **attention)
             build = _ENCODERS[document["architectures"][0]]
             names = [document["id2label"][str(n)] for n in range(len(document["id2label"]))]
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{folder / 'config.json'} is incomplete: {error!r}") from error
-        model = functional(lambda rngs: build(**options, attention=layer, rngs=rngs))
-        if "memory" in document:
-            model = with_memory(model, site=document["memory"])
-        shapes = jax.eval_shape(model.init, jax.random.key(0))
+            model = functional(lambda rngs: build(**options, attention=layer, rngs=rngs))
+            if "memory" in document:
+                model = with_memory(model, site=document["memory"])
+            shapes = jax.eval_shape(model.init, jax.random.key(0))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{folder / 'config.json'} cannot be used: {error!r}") from error
         leaves = named_leaves(shapes)
         stored = {tensor.name: tensor for tensor in stored_tensors(folder)}
         present, expected = (
             {name: x.shape for name, x in each.items()} for each in (stored, leaves)
         )
-        if problems := mismatches(present, expected):
+        if problems := wrong_dtypes(stored.values()) + mismatches(present, expected):
             raise ValueError(f"{folder}: {'; '.join(problems)}")
         arrays = [read_stack([stored[name]], dtype=leaf.dtype)[0] for name, leaf in leaves.items()]
         params = jax.tree.unflatten(jax.tree.structure(shapes), map(jax.device_put, arrays))
@@ -222,7 +222,7 @@ def encode_texts(texts: Sequence[Text], vocabulary: WordPiece, *, max_length: in
     """
     if isinstance(texts, str):
         raise TypeError(f"texts must be several strings, got one: {texts[:40]!r}")
-    if not texts:
+    if not (texts := list(texts)):
         raise ValueError("texts must not be empty")
     rows = [Example(text, 0, number) for number, text in enumerate(texts)]
     for row in rows:

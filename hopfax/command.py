@@ -29,6 +29,7 @@ from hopfax.data import (
     spread,
 )
 from hopfax.data.optional import optional_import
+from hopfax.data.tokenize import text_tokenizer
 from hopfax.hub import model_folder, read_json
 from hopfax.nn import Encoder, Params, Pretrained, load_pretrained, text_classifier
 from hopfax.train.metrics import scores
@@ -128,7 +129,9 @@ class TextEncoder:
         mask = jnp.arange(ids.shape[1]) < lengths
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), index)
         if corruption == "replacement":
-            ids = _replaced(keys, ids, mask, level, self.vocab_size)
+            special = text_tokenizer(self.vocabulary).encode("").ids
+            inner = mask & ~jnp.isin(ids, jnp.array(special, ids.dtype))
+            ids = _replaced(keys, ids, inner, level, self.vocab_size)
         tokens = self.embed_tokens(params, ids)
         if corruption == "token":
             tokens = _noisy(keys, tokens, mask, level)
@@ -157,7 +160,13 @@ class TextEncoder:
                 part = self.run(corruption, self.params, *inputs, np.float32(level))
                 parts.append(np.asarray(part)[weights > 0])
                 order.append(batch.index[weights > 0])
-        return np.concatenate(parts)[np.argsort(np.concatenate(order))]
+        return _finite(np.concatenate(parts))[np.argsort(np.concatenate(order))]
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    if not np.isfinite(values).all():
+        raise ValueError("the model's outputs are not finite")
+    return values
 
 
 def _hidden_state(network: Encoder, embeddings: Array, mask: Array, layer: int | None) -> Array:
@@ -176,14 +185,12 @@ def _noisy(keys: Array, signal: Array, mask: Array, snr_db: Array) -> Array:
 
 
 def _replaced(keys: Array, ids: Array, mask: Array, rho: Array, vocab_size: int) -> Array:
-    """Replaces tokens at random, except the first and last, an encoder's special tokens."""
+    """Replaces tokens where `mask` is True, each with probability (1 - rho)/2, by random ones."""
 
     def one(key: Array, ids: Array) -> Array:
         return stability.bonami_beckner_pair(key, ids, rho=rho, num_tokens=vocab_size)[1]
 
-    positions = jnp.arange(ids.shape[1])
-    inner = (positions > 0) & (positions < jnp.sum(mask, axis=1, keepdims=True) - 1)
-    return jnp.where(inner, jax.vmap(one)(keys, ids), ids)
+    return jnp.where(mask, jax.vmap(one)(keys, ids), ids)
 
 
 def robustness(flags: argparse.Namespace) -> Path:
@@ -204,11 +211,14 @@ def robustness(flags: argparse.Namespace) -> Path:
     else:
         if flags.pair is None:
             raise ValueError(
-                f"{flags.folder} has no labels: pass --pair and a numeric --label column to score "
-                "text similarity, or use a folder written by hopfax.Classifier.save"
+                f"{flags.folder} has no labels (the classification head of a Hugging Face folder "
+                "is not read): pass --pair and a numeric --label column to score text similarity, "
+                "or use a folder written by hopfax.Classifier.save"
             )
-        if not all(isinstance(label, int | float) for label in labels):
-            raise ValueError(f"--label must be numbers for an encoder without labels: {flags.dev}")
+        if not all(isinstance(label, int | float) and np.isfinite(label) for label in labels):
+            raise ValueError(
+                f"--label must be finite numbers for an encoder without labels: {flags.dev}"
+            )
         targets = np.asarray(labels, float)
         metric, texts = "spearman", [text for column in zip(*texts, strict=True) for text in column]
 
@@ -308,7 +318,7 @@ def influence(flags: argparse.Namespace) -> Path:
     samples = _noisy(keys, copies, jnp.repeat(mask, _DRAWS, axis=0), jnp.float32(_DRAWS_DB))
     directions = jax.random.split(jax.random.key(1), _DRAWS)
     pairs = list(zip(samples, directions, strict=True))
-    each = np.stack([measure(params, *pair) for pair in _progress(pairs)])
+    each = _finite(np.stack([measure(params, *pair) for pair in _progress(pairs)]))
     # Relative changes are comparable between models.
     each = each * float(jnp.sqrt(jnp.square(tokens).sum(-1).mean()))
     means, errors = each.mean(0), each.std(0, ddof=1) / np.sqrt(_DRAWS)
@@ -372,6 +382,18 @@ def _colored(words: Sequence[str], shares: np.ndarray) -> str:
     return "".join(parts)
 
 
+def _check_out(folder: Path) -> None:
+    """Raises an error before the measurement if its results could not be written."""
+    optional_import("matplotlib")
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"--out must be a folder, got the file {folder}")
+    if folder.exists() and any(folder.iterdir()) and not (folder / "results.csv").exists():
+        raise FileExistsError(f"--out must be a new folder or one of earlier results, got {folder}")
+    parent = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not os.access(parent, os.W_OK):
+        raise PermissionError(f"--out must be in a writable folder, got {folder}")
+
+
 def _write(
     folder: Path,
     title: str,
@@ -380,7 +402,6 @@ def _write(
     note: str,
 ) -> Path:
     """Writes results.csv, figure.png and the page README.md; returns the page's path."""
-    optional_import("matplotlib")
     from matplotlib.figure import Figure
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -453,11 +474,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns 0, or 1 after an error or if the output pipe is closed."""
+    """Runs the command line; returns 0, 1 after an error or if the output pipe is closed, or 130."""
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     try:
         try:
             flags = parser().parse_args(arguments)
+            _check_out(flags.out)
             print(f"page: {flags.run(flags)}")
         finally:
             sys.stdout.flush()
@@ -465,6 +487,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Python would report the error again when it flushes the stream at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except KeyboardInterrupt:
+        return 130
     except (ValueError, OSError, ModuleNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -28,7 +28,7 @@ def model_folder(name: str | os.PathLike[str]) -> Path:
         True
     """
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if os.fspath(name) and folder.is_dir():
         return folder
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise FileNotFoundError(

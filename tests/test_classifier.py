@@ -76,7 +76,7 @@ def test_damaged_folders_are_errors(small, tmp_path):
     for changes, message in (
         ({"encoder": deeper}, f"missing tensor {tensor}"),
         ({"model_type": "bert"}, "model_type must be \"hopfax\", got 'bert'"),
-        ({"id2label": {"0": "bad", "2": "good"}}, r"config\.json is incomplete: KeyError\('1'\)"),
+        ({"id2label": {"0": "bad", "2": "good"}}, r"config\.json cannot be used: KeyError\('1'\)"),
     ):
         path.write_text(json.dumps(document | changes))
         with pytest.raises(ValueError, match=message):

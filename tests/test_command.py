@@ -2,7 +2,9 @@
 
 import csv
 import itertools
+import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -11,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from nn import test_pretrained as pretrained
+from safetensors.numpy import load_file, save_file
 
 from hopfax import command, stability
 from hopfax.classifier import Classifier
@@ -170,11 +173,42 @@ def test_stability_falls_as_more_tokens_are_replaced(family, tmp_path):
     assert {row["num_examples"] for row in rows} == {"16"}
 
 
-def test_replacement_keeps_the_ends_and_padding():
-    ids, mask = jnp.zeros((2, 6), int), jnp.arange(6) < jnp.array([[6], [4]])
-    keys = jax.random.split(jax.random.key(0), 2)
-    replaced = np.asarray(command._replaced(keys, ids, mask, jnp.float32(-1.0), 10**6)) > 0
-    assert replaced.tolist() == [[0, 1, 1, 1, 1, 0], [0, 1, 1, 0, 0, 0]]
+@pytest.mark.parametrize("special", [True, False])
+def test_replacement_changes_all_tokens_but_the_special_ones(
+    special, encoder, tmp_path, monkeypatch
+):
+    folder = shutil.copytree(encoder, tmp_path / "model")
+    if not special:
+        tokenizer = json.loads((folder / "tokenizer.json").read_text())
+        tokenizer["post_processor"] = None
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    replaced = []
+
+    def count(keys, ids, mask, *_):
+        replaced.append(int(mask.sum(1).max()))
+        return ids
+
+    monkeypatch.setattr(command, "_replaced", count)
+    with jax.disable_jit():
+        command.TextEncoder(folder).outputs(["a b a", "a"], "replacement", 0.5)
+    assert max(replaced) == 3
+
+
+def test_outputs_that_are_not_finite_are_errors(tmp_path, capsys):
+    folder = tiny_folder(tmp_path / "bert", "bert")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["embeddings.LayerNorm.weight"][0] = np.nan
+    save_file(tensors, folder / "model.safetensors")
+    assert command.main(["influence", str(folder), "a b", "--out", str(tmp_path / "out")]) == 1
+    assert "error: the model's outputs are not finite" in capsys.readouterr().err
+
+
+def test_foreign_folders_and_files_are_not_overwritten(encoder, tmp_path, capsys):
+    page = write(tmp_path / "README.md", "mine")
+    for out, message in ((tmp_path, "one of earlier results"), (page, "must be a folder")):
+        assert command.main(["influence", str(encoder), "a b", "--out", str(out)]) == 1
+        assert message in capsys.readouterr().err
+    assert page.read_text() == "mine\n"
 
 
 def test_errors_are_one_line_and_leave_nothing(encoder, classifier, films, pairs, tmp_path, capsys):

@@ -83,6 +83,11 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
             f"token ids must be below the vocab_size {size} of {folder / 'config.json'}, but "
             f"{tokens[-1]!r} of {files} has id {len(tokens) - 1}"
         )
+    if isinstance(size, int) and len(tokens) < 0.9 * size:  # sizes are padded to round numbers
+        raise ValueError(
+            f"{files} in {folder} has {len(tokens)} tokens, too few for the vocab_size {size} of "
+            "config.json"
+        )
     return WordPiece(
         tokens=tuple(tokens),
         serialized=tokenizer.to_str(),

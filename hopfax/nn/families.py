@@ -66,7 +66,7 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 def encoder(config: Config) -> Forward:
     """BERT and RoBERTa: post-norm blocks, attention in both directions."""
-    norm = partial(_layer_norm, eps=config["layer_norm_eps"])
+    norm = partial(_layer_norm, eps=float(config["layer_norm_eps"]))
     activation = config.choose("hidden_act", _ACTIVATIONS)
     heads = partial(_split, head_width=config.head_width)
     scale, start = config.head_width**-0.5, config.first_position
@@ -90,7 +90,7 @@ def encoder(config: Config) -> Forward:
 
 def gpt2(config: Config) -> Forward:
     """GPT-2: pre-norm blocks, causal attention, one projection for queries, keys and values."""
-    norm = partial(_layer_norm, eps=config["layer_norm_eps"])
+    norm = partial(_layer_norm, eps=float(config["layer_norm_eps"]))
     activation = config.choose("hidden_act", _ACTIVATIONS)
     heads = partial(_split, head_width=config.head_width)
     scale = config.head_width**-0.5

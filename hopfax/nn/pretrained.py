@@ -15,7 +15,14 @@ from jaxtyping import Array, Bool, Float, Int
 from hopfax.hub import model_folder, read_json
 from hopfax.nn.families import Config, Forward, encoder, gemma2, gpt2, rows
 from hopfax.nn.functional import Params
-from hopfax.nn.tensor_files import Shape, Stored, mismatches, read_stack, stored_tensors
+from hopfax.nn.tensor_files import (
+    Shape,
+    Stored,
+    mismatches,
+    read_stack,
+    stored_tensors,
+    wrong_dtypes,
+)
 
 
 class PretrainedOutput(NamedTuple):
@@ -93,7 +100,7 @@ def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
         run, leaves = family.build(config), _leaves(family, config)
         width = config["hidden_size"]
         max_length = config["max_position_embeddings"] - config.first_position
-    except ValueError as error:
+    except (TypeError, ValueError, ZeroDivisionError) as error:
         raise ValueError(f"{folder / 'config.json'}: {error}") from error
     params = _load_params(folder, leaves, family)
 
@@ -248,12 +255,23 @@ _FAMILIES = {
 }
 
 
+_SIZES = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
+    "max_position_embeddings", "num_key_value_heads", "head_dim",
+)  # fmt: skip
+
+
 def _find_family(raw: Mapping[str, Any]) -> tuple[_Family, Config]:
     family = Config(raw, {}).choose("model_type", _FAMILIES)
     config = Config(raw, family.settings)
     for key, value in family.fixed.items():
         if config.get(key, value) != value:
             raise ValueError(f"{key} must be {value!r}, got {config[key]!r}")
+    for key in _SIZES:
+        if not isinstance(size := config.get(key, 1), int) or size < 1:
+            raise ValueError(
+                f"{family.settings.get(key, key)} must be an integer >= 1, got {size!r}"
+            )
     return family, config
 
 
@@ -295,9 +313,6 @@ def _leaves(family: _Family, config: Config) -> list[_Leaf]:
     return leaves
 
 
-_FLOATS = ("F64", "F32", "F16", "BF16")
-
-
 def _load_params(folder: Path, leaves: Sequence[_Leaf], family: _Family) -> Params:
     stored = _match(folder, leaves, family)
     params: Params = {}
@@ -320,9 +335,8 @@ def _match(folder: Path, leaves: Sequence[_Leaf], family: _Family) -> dict[str, 
             continue
         if name in stored:
             problems.append(f"{stored[name].name} and {tensor.name} are the same tensor")
-        if tensor.dtype not in _FLOATS:
-            problems.append(f"{tensor.name} must be {', '.join(_FLOATS)}, got {tensor.dtype}")
         stored[name] = tensor
+    problems += wrong_dtypes(stored.values())
     expected = {name: leaf.shape for leaf in leaves for name in leaf.names}
     problems += mismatches({name: tensor.shape for name, tensor in stored.items()}, expected)
     if problems:

@@ -1,6 +1,6 @@
 """Reads tensors from the safetensors files of a model's folder."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +10,7 @@ import numpy as np
 from hopfax.hub import read_json
 
 Shape = tuple[int, ...]
+_FLOATS = ("F64", "F32", "F16", "BF16")
 _CHUNK = 2**22  # bytes read at once
 
 
@@ -34,8 +35,10 @@ def stored_tensors(folder: Path) -> list[Stored]:
     if path.exists():
         paths = [path]
     elif index.exists():
-        shards = set(read_json(index).get("weight_map", {}).values())
-        paths = [folder / name for name in sorted(shards)]
+        shards = read_json(index).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(x, str) for x in shards.values()):
+            raise ValueError(f"{index} must have a weight_map from tensors to files")
+        paths = [folder / name for name in sorted(set(shards.values()))]
     else:
         raise FileNotFoundError(f"{folder} has no {path.name} and no {index.name}")
     tensors = []
@@ -45,6 +48,15 @@ def stored_tensors(folder: Path) -> list[Stored]:
                 part = file.get_slice(name)
                 tensors.append(Stored(path, name, tuple(part.get_shape()), part.get_dtype()))
     return tensors
+
+
+def wrong_dtypes(tensors: Iterable[Stored]) -> list[str]:
+    """Lists tensors that are not floating-point."""
+    return [
+        f"{tensor.name} must be {', '.join(_FLOATS)}, got {tensor.dtype}"
+        for tensor in tensors
+        if tensor.dtype not in _FLOATS
+    ]
 
 
 def mismatches(stored: Mapping[str, Shape], expected: Mapping[str, Shape | None]) -> list[str]:
