@@ -474,7 +474,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns 0, 1 after an error or if the output pipe is closed, or 130."""
+    """Runs the command line; returns 0, 130 after Ctrl-C, or 1 after an error or a closed pipe."""
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     try:
         try:
