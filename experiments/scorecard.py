@@ -336,7 +336,8 @@ def memory() -> list[list[str]]:
             (each, f"{each}{trained.MEMORY}") for each in frame.model.unique()
         ]  # fmt: skip
         titles = gaussian.titles(frame.task.unique()) | {"none": "MiniLM, not fine-tuned"}
-        unit = {task: f" ({each})" for task, each in similarity.SCORES.items() if name == "memory"}
+        units = similarity.SCORES if name == "memory" else {"stsb": "50 · (1 + r)"}
+        unit = {task: f" ({each})" for task, each in units.items()}
         for task, (without, remembering) in itertools.product(frame.task.unique(), pairs):
             means = {
                 model: of_model.groupby("level").score.mean()

@@ -31,7 +31,7 @@ from pathlib import Path
 import pandas as pd
 
 from experiments import report, tidy
-from experiments.report import Page
+from experiments.report import Page, Table
 from experiments.robertha import gaussian, robustness
 from experiments.settings import Noise, resolved
 
@@ -66,11 +66,31 @@ def run(config: Config) -> Path:
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
     each, measured = robustness.page(folder), gaussian.read(folder)
+    constants = gaussian.constants(measured)
     return replace(
         each,
         title=each.title.replace("Robustness to Gaussian noise", "Fine-tuned encoders under noise"),
-        answer=answer(measured.scores, measured.titles, gaussian.constants(measured))
-        or each.answer,
+        answer=answer(measured.scores, measured.titles, constants) or each.answer,
+        tables=[*each.tables, clean_scores(measured.scores, measured.titles, constants)],
+    )
+
+
+def clean_scores(
+    scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[str, float]
+) -> Table:
+    """Returns the table of scores without noise, next to the majority baseline's."""
+    means = tidy.summarize(scores[scores.level == 0])
+    return Table(
+        ["", "score", "majority baseline"],
+        [
+            [
+                f"{titles[row.task]}, {titles[row.model]}",
+                report.bracketed(row),
+                report.number(constants.get(row.task, float("nan"))),
+            ]
+            for _, row in tidy.ordered(means, "model", list(scores.model.unique())).iterrows()
+        ],
+        "Scores without noise.",
     )
 
 
@@ -93,6 +113,8 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[s
             if {(task, row.model), (task, baseline)} & set(unlearned):
                 finding = "Not learned, so no verdict"
             each = f"{titles[row.model]} ({report.plain_interval(row)})"
+            if finding.startswith("Not learned"):
+                each = titles[row.model]
             findings.setdefault(finding, []).append(each)
         parts = [f"**{name}** for {report.joined(each)}." for name, each in findings.items()]
         sentences.append(

@@ -69,7 +69,14 @@ def test_fine_tuned_models_are_compared_with_the_first():
     text = fine_tuning.answer(ordered, titles, {})
     assert "**A lead** for fine-tuned encoder + ESR (+" in text
     text = fine_tuning.answer(ordered, titles, {"sst2": 78.0})
-    assert "**Not learned, so no verdict** for fine-tuned encoder + ESR (+" in text
+    assert "**Not learned, so no verdict** for fine-tuned encoder + ESR." in text
+    clean = ordered[ordered.level == 0].groupby("model").score.mean()
+    table = fine_tuning.clean_scores(ordered, titles, {"sst2": 50.9})
+    for row, (model, title) in zip(
+        table.rows, [("pretrained", ""), ("pretrained-esr", " + ESR")], strict=True
+    ):
+        assert row[0] == f"SST-2, fine-tuned encoder{title}" and row[2] == "50.9"
+        assert float(row[1].split()[0]) == pytest.approx(clean[model], abs=0.051)
     assert not fine_tuning.answer(ordered[ordered.model == "pretrained"], titles, {})
 
 
