@@ -92,7 +92,8 @@ def denoise(
         noisy: The query $x$.
         patterns: Clean patterns $e_v$, one a row. If they are bfloat16, the query and the weights
             of the sum are rounded to bfloat16, and their products are accumulated in float32. This
-            saves time on processors with bfloat16 instructions only.
+            saves time on processors with bfloat16 instructions only. If all patterns share a vector
+            many times longer than their distances, subtract their mean from patterns and queries.
         sigma: Standard deviation of the noise in each coordinate, > 0; None if unknown.
         log_prior: Log-probabilities of the patterns, up to a constant; -inf excludes a pattern.
             None for a uniform prior.
