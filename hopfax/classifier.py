@@ -161,8 +161,7 @@ class Classifier:
             "encoder": self.config,
         }
         if "memory" in self.params:
-            sites = self.model.apply(self.params, method=lambda net: list(net.memory))
-            config["memory"] = sites[0]
+            (config["memory"],) = self.model.apply(self.params, method=lambda net: list(net.memory))
         tensors = {name: np.asarray(leaf) for name, leaf in named_leaves(self.params).items()}
         optional_import("safetensors.numpy").save_file(
             tensors, folder / "model.safetensors", metadata={"format": "pt"}

@@ -385,11 +385,11 @@ def _colored(words: Sequence[str], shares: np.ndarray) -> str:
 def _check_out(folder: Path) -> None:
     """Raises an error before the measurement if its results could not be written."""
     optional_import("matplotlib")
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"--out must be a folder, got the file {folder}")
-    if folder.exists() and any(folder.iterdir()) and not (folder / "results.csv").exists():
-        raise FileExistsError(f"--out must be a new folder or one of earlier results, got {folder}")
     parent = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not parent.is_dir():
+        raise NotADirectoryError(f"--out must be a folder, got the file {parent}")
+    if any(folder.glob("*")) and not (folder / "results.csv").exists():
+        raise FileExistsError(f"--out must be a new folder or one of earlier results, got {folder}")
     if not os.access(parent, os.W_OK):
         raise PermissionError(f"--out must be in a writable folder, got {folder}")
 

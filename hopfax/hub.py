@@ -32,7 +32,7 @@ def model_folder(name: str | os.PathLike[str]) -> Path:
         return folder
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise FileNotFoundError(
-            f"{name} is neither a folder nor a name on the Hugging Face hub (OWNER/NAME)"
+            f"{str(name)!r} is neither a folder nor a name on the Hugging Face hub (OWNER/NAME)"
         )
     try:
         from huggingface_hub import snapshot_download

@@ -194,6 +194,13 @@ def test_replacement_changes_all_tokens_but_the_special_ones(
     assert max(replaced) == 3
 
 
+def test_replacement_keeps_what_the_mask_excludes():
+    mask = jnp.array([[False, True, True, False], [False, True, False, False]])
+    keys = jax.random.split(jax.random.key(0), 2)
+    ids = command._replaced(keys, jnp.zeros((2, 4), int), mask, jnp.float32(-1.0), 10**6)
+    assert ((np.asarray(ids) > 0) == mask).all()
+
+
 def test_outputs_that_are_not_finite_are_errors(tmp_path, capsys):
     folder = tiny_folder(tmp_path / "bert", "bert")
     tensors = load_file(folder / "model.safetensors")
@@ -205,7 +212,11 @@ def test_outputs_that_are_not_finite_are_errors(tmp_path, capsys):
 
 def test_foreign_folders_and_files_are_not_overwritten(encoder, tmp_path, capsys):
     page = write(tmp_path / "README.md", "mine")
-    for out, message in ((tmp_path, "one of earlier results"), (page, "must be a folder")):
+    for out, message in (
+        (tmp_path, "one of earlier results"),
+        (page, "must be a folder"),
+        (page / "below", "must be a folder"),
+    ):
         assert command.main(["influence", str(encoder), "a b", "--out", str(out)]) == 1
         assert message in capsys.readouterr().err
     assert page.read_text() == "mine\n"

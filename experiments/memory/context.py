@@ -649,8 +649,8 @@ def page(folder: Path) -> Page:
             f"dB. Capacity and one token: limits in theory, see the notes. Recovered: lowest with "
             f"{100 * (1 - ERRORS):g} % of the tokens recovered. Score: lowest within {NEAR:g} "
             "point of the clean score, at the same SNR for each text (matched) or token "
-            "(per-token). Gap: score minus capacity. n/a: falls between levels more than "
-            f"{WIDEST:g} dB apart.",
+            "(per-token). Gap: score minus capacity. n/a: the lowest SNR is between levels "
+            f"more than {WIDEST:g} dB apart.",
         ),
     )
     settings = clean_rows[clean_rows.metric == "setting"].groupby("model").score

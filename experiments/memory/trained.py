@@ -43,7 +43,7 @@ MOST_LINES = 6  # of a figure; with more models, those with memory have their ow
 NOISE_TRAINING = "Noise training: SNR drawn uniformly from −16 to 0 dB for each training text."
 SIGNIFICANT = (
     "Significant: the 95 % interval over seeds excludes zero, without correction for multiple "
-    "tests; it leaves out the sampling of test rows."
+    "tests; it does not include the sampling error of test rows."
 )
 MEMORY = "-memory"  # suffix of the names of models with memory
 
@@ -121,9 +121,11 @@ def page(folder: Path) -> Page:
         ),
     )  # fmt: skip
     pairs = pd.MultiIndex.from_frame(noisy[["task", "model"]])
-    gains = leads(noisy[~pairs.isin(unlearned.index)])
+    compared = noisy[~pairs.isin(unlearned.index)]
+    gains = leads(compared)
     if gains.low.notna().any():  # several seeds
-        baselines = [titles[each] for each in models if MEMORY not in each]
+        names = compared.model.unique()
+        baselines = [titles[each] for each in names if not each.endswith(MEMORY)]
         answers.append(lead_sentence(gains, baselines))
         tables.append(lead_table(gains, titles))
     gained = measured.frame[(measured.frame.metric == "gain") & (measured.frame.level > 0)]
@@ -206,7 +208,7 @@ def lead_sentence(gains: pd.DataFrame, baselines: Sequence[str]) -> str:
         over = f"{len(gains)} combinations of {report.joined([*several, 'SNR'])}"
     others = f"the best without it ({report.joined(baselines)})"
     if len(baselines) == 1:
-        others = f"the {baselines[0]} without it"
+        others = f"{baselines[0]} without it"
     elif len(baselines) > 3:
         others = f"the best of the {len(baselines)} without it"
     if not better + worse:

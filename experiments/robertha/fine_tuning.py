@@ -110,11 +110,9 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[s
         findings: dict[str, list[str]] = {}
         for _, row in rows.iterrows():
             finding = gaussian.finding(rows[rows.model == row.model])
-            if {(task, row.model), (task, baseline)} & set(unlearned):
-                finding = "Not learned, so no verdict"
             each = f"{titles[row.model]} ({report.plain_interval(row)})"
-            if finding.startswith("Not learned"):
-                each = titles[row.model]
+            if {(task, row.model), (task, baseline)} & set(unlearned):
+                finding, each = "Not learned, so no verdict", titles[row.model]
             findings.setdefault(finding, []).append(each)
         parts = [f"**{name}** for {report.joined(each)}." for name, each in findings.items()]
         sentences.append(

@@ -92,8 +92,8 @@ def denoise(
         noisy: The query $x$.
         patterns: Clean patterns $e_v$, one a row. If they are bfloat16, the query and the weights
             of the sum are rounded to bfloat16, and their products are accumulated in float32. This
-            saves time on processors with bfloat16 instructions only. If all patterns share a vector
-            many times longer than their distances, subtract their mean from patterns and queries.
+            is faster only on processors with bfloat16 instructions. If the mean pattern is much
+            larger than the distances between patterns, subtract it from patterns and queries.
         sigma: Standard deviation of the noise in each coordinate, > 0; None if unknown.
         log_prior: Log-probabilities of the patterns, up to a constant; -inf excludes a pattern.
             None for a uniform prior.
@@ -103,8 +103,8 @@ def denoise(
 
     Returns:
         `Denoised`, in float32 at least; zero, index 0 and probability 0 if no pattern is possible.
-        Duplicate patterns share their probability: `index` is the first of them. If the query has
-        a nan, so have `value` and `probability`.
+        Duplicate patterns share their probability: `index` is the first of them. A nan in the
+        query makes `value` and `probability` nan.
 
     Raises:
         TypeError: If `mask` is not boolean.
@@ -387,8 +387,8 @@ def estimate_sigma(
     noisy = jnp.asarray(noisy)
     if noisy.ndim != 2 or not len(noisy):
         raise ValueError(
-            f"noisy must have shape (tokens, width), got {noisy.shape}, and at least one token: "
-            "use jax.vmap for more"
+            f"noisy must have shape (tokens, width) with tokens >= 1, got {noisy.shape}: use "
+            "jax.vmap for batches"
         )
     _, patterns, prior, _ = _prepared(noisy[0], patterns, log_prior)
     noisy = noisy.astype(patterns.dtype)
@@ -500,10 +500,10 @@ def recovery_bound(
     """
     patterns, prior, sigma = _centered(patterns, log_prior, None, sigma)
     norms = jnp.sum(jnp.square(patterns), axis=1)
-    rounding = patterns.shape[1] * jnp.finfo(norms.dtype).eps
+    rounding = max(8, patterns.shape[1]) * jnp.finfo(norms.dtype).eps
 
     def bound(number: Array) -> Array:
-        # No distance is larger than its rounded value says.
+        # Distances are rounded down, so that the bound stays a lower bound.
         sums = norms[number] + norms
         squares = (1 - rounding) * sums - 2 * matmul(patterns[number], patterns.T)
         distinct = squares > 0
@@ -616,7 +616,7 @@ def _prepared(
     mask: Mask = None,
     sigma: Sigma = None,
 ) -> tuple[Array, Array, Array, Any]:
-    """Checks the arguments and promotes them to at least float32; the log-prior has the mask."""
+    """Checks the arguments and promotes them to at least float32; the prior includes the mask."""
     noisy, patterns = jnp.asarray(noisy), jnp.asarray(patterns)
     if noisy.ndim != 1 or patterns.ndim != 2 or noisy.shape != patterns.shape[1:]:
         raise ValueError(
@@ -640,13 +640,13 @@ def _prepared(
             )
         check_range(0, ends="()", sigma=sigma)
         sigma = jnp.asarray(sigma, dtype)
-        least = jnp.finfo(dtype).tiny ** 0.4  # logits in units of its square stay finite
+        least = jnp.finfo(dtype).tiny ** 0.4  # for norms up to 1e4, logits stay finite
         sigma = jnp.where(sigma > 0, jnp.maximum(sigma, least), jnp.nan)
     return noisy, patterns, prior, sigma
 
 
 def _cleared(patterns: Array, log_prior: Array) -> Array:
-    """Patterns with zeros where the prior excludes them, whatever the rows contain."""
+    """Sets excluded patterns to zero, even nan."""
     return jnp.where(jnp.isneginf(log_prior)[:, None], 0, patterns)
 
 

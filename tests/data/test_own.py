@@ -81,6 +81,9 @@ def test_pairs_in_other_splits_and_a_vocabulary():
 def test_wrong_rows(texts, labels, options, message):
     with pytest.raises(ValueError, match=message):
         from_rows(texts, labels, **options)
+
+
+def test_one_string_is_not_several_texts():
     with pytest.raises(TypeError, match="texts must be several texts, got one string: 'films'"):
         from_rows("films", [0, 1, 0, 1, 0])
 

@@ -148,6 +148,10 @@ NO_TOKENIZER = r"has no tokenizer\.json, no vocab\.txt, and not both vocab\.json
             "has id 11",
         ),
         (
+            {"vocab_txt": "\n".join(BERT), "config_json": {"vocab_size": 20}},
+            r"vocab\.txt in .* has 12 tokens, too few for the vocab_size 20 of config\.json",
+        ),
+        (
             {"vocab_txt": "\n".join(BERT), "config_json": {"model_type": "mpnet"}},
             r"requires a tokenizer\.json: vocab\.txt can be read for bert, .* got mpnet",
         ),

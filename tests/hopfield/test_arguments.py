@@ -78,7 +78,11 @@ def test_beta_and_mask(call, options, error, words):
             )
         ),
         (ValueError, r"in \[1, 3\], got 4", lambda: hopfield.candidates(STATE, PATTERNS, count=4)),
-        (ValueError, r"\(tokens, width\), got", lambda: hopfield.estimate_sigma(STATE, PATTERNS)),
+        (
+            ValueError,
+            r"\(tokens, width\) with tokens",
+            lambda: hopfield.estimate_sigma(STATE, PATTERNS),
+        ),
         *(
             (ValueError, words, partial(hopfield.forward_backward, *map(np.ones, shapes)))
             for shapes, words in (

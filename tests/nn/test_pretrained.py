@@ -461,6 +461,8 @@ def test_all_wrong_tensors_are_named(folder, family, draw):
         ({"model_type": "t5"}, "model_type must be bert, roberta, gpt2, gemma2, got 't5'"),
         ({}, "model_type must be bert, roberta, gpt2, gemma2, got None"),
         (CONFIGS["gpt2"] | {"n_embd": None}, "n_embd is missing"),
+        (CONFIGS["gpt2"] | {"n_head": 0}, "n_head must be an integer >= 1, got 0"),
+        (CONFIGS["bert"] | {"hidden_size": "32"}, "hidden_size must be an integer >= 1, got '32'"),
         (CONFIGS["bert"] | {"hidden_act": "mish"}, "hidden_act must be gelu, .*, got 'mish'"),
         (
             CONFIGS["bert"] | {"position_embedding_type": "relative_key"},
@@ -479,7 +481,7 @@ def test_unsupported_settings(tmp_path, config, message):
 
 def test_missing_and_broken_files(tmp_path, draw):
     folder = tmp_path / "bert"
-    with pytest.raises(FileNotFoundError, match="bert is neither a folder nor"):
+    with pytest.raises(FileNotFoundError, match="bert' is neither a folder nor"):
         load_pretrained(folder)
     folder.mkdir()
     with pytest.raises(FileNotFoundError, match=r"config\.json"):
@@ -492,6 +494,9 @@ def test_missing_and_broken_files(tmp_path, draw):
     with pytest.raises(FileNotFoundError, match=r"no model\.safetensors and no .*index\.json"):
         load_pretrained(folder)
     index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": 1}}))
+    with pytest.raises(ValueError, match="must have a weight_map from tensors to files"):
+        load_pretrained(folder)
     index.write_text(json.dumps({"weight_map": {"a": "shard.safetensors"}}))
     with pytest.raises(FileNotFoundError, match=r"shard\.safetensors"):
         load_pretrained(folder)
