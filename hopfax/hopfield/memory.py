@@ -103,7 +103,7 @@ def denoise(
 
     Returns:
         `Denoised`, in float32 at least; zero, index 0 and probability 0 if no pattern is possible.
-        Duplicate patterns share their probability: `index` is the first of them. A nan in the
+        Duplicate patterns share their probability, and `index` is that of the first. A nan in the
         query makes `value` and `probability` nan.
 
     Raises:

@@ -100,7 +100,7 @@ def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
         run, leaves = family.build(config), _leaves(family, config)
         width = config["hidden_size"]
         max_length = config["max_position_embeddings"] - config.first_position
-    except (TypeError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{folder / 'config.json'}: {error}") from error
     params = _load_params(folder, leaves, family)
 
