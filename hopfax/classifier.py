@@ -24,7 +24,7 @@ from hopfax.data import (
 )
 from hopfax.data.optional import optional_import
 from hopfax.data.tokenize import text_tokenizer
-from hopfax.hub import read_json
+from hopfax.hub import model_folder, read_json
 from hopfax.nn import (
     Encoder,
     Functional,
@@ -32,6 +32,8 @@ from hopfax.nn import (
     Params,
     SoftmaxAttention,
     functional,
+    load_pretrained,
+    text_classifier,
     with_memory,
 )
 from hopfax.nn.functional import named_leaves
@@ -174,20 +176,28 @@ class Classifier:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> "Classifier":
-        """Loads a classifier that `save` wrote, with identical parameters.
+        """Loads a classifier that `save` wrote, or a BERT or RoBERTa for sequence classification.
+
+        Args:
+            folder: The folder, or a name on the Hugging Face hub.
+
+        Returns:
+            The classifier, with identical parameters if `save` wrote it.
 
         Raises:
             FileNotFoundError: The folder or a file is missing.
             ModuleNotFoundError: `safetensors` or `tokenizers` is not installed.
-            ValueError: `save` did not write the folder, a file is broken, or tensors do not fit.
+            ValueError: The model has no classifier with two or more labels, a file is broken, or
+                tensors do not fit.
         """
-        folder = Path(folder).expanduser()
+        folder = model_folder(folder)
         document = read_json(folder / "config.json")
         if document.get("model_type") != "hopfax":
-            raise ValueError(
-                f'{folder / "config.json"}: model_type must be "hopfax", got '
-                f"{document.get('model_type')!r}; for other encoders see hopfax.nn.load_pretrained"
-            )
+            pretrained, vocabulary = load_pretrained(folder), read_tokenizer(folder)
+            if len(pretrained.labels) < 2:
+                raise ValueError(f"{folder} has no classifier with two or more labels")
+            model = text_classifier(pretrained, separator=vocabulary.sep_id)
+            return cls(model, model.init(jax.random.key(0)), vocabulary, pretrained.labels)
         try:
             options = dict(document["encoder"])
             attention = dict(options.pop("attention"))

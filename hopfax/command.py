@@ -46,15 +46,15 @@ _BATCH = 64
 class TextEncoder:
     """An encoder as a function of texts: a saved `Classifier`, or a pretrained model.
 
-    The output is the probabilities of the labels, or without labels the text's embedding: the mean
-    of the last hidden state over tokens, scaled to norm 1.
+    The output is the probabilities of the labels, the score of a model for regression, or without
+    labels the text's embedding: the mean of the last hidden state over tokens, scaled to norm 1.
 
     Args:
         name: Folder of `Classifier.save`, or a BERT, RoBERTa, GPT-2 or Gemma-2 by folder or name on
             the Hugging Face hub.
 
     Attributes:
-        labels: Names of the classes; () without labels.
+        labels: Names of the classes, one of a model for regression; () without labels.
         causal: The model if it is a GPT-2 or Gemma-2, else None.
 
     Raises:
@@ -78,7 +78,9 @@ class TextEncoder:
                 self.max_length, self.vocab_size = pretrained.max_length, len(pretrained.table)
                 self.num_layers = len(self.params["layers"]["ff_norm"]["weight"])
                 return
-            self.model = text_classifier(pretrained, 1, separator=self.vocabulary.sep_id)
+            self.labels = pretrained.labels
+            outputs = None if self.labels else 1
+            self.model = text_classifier(pretrained, outputs, separator=self.vocabulary.sep_id)
             self.params = self.model.init(jax.random.key(0))
         self.max_length, self.vocab_size, self.num_layers = self.model.apply(
             self.params,
@@ -113,7 +115,8 @@ class TextEncoder:
         else:
             hidden = self.model.apply(params, embeddings, mask, layer, method=_hidden_state)
             if self.labels and layer is None:
-                return jax.nn.softmax(self.model.apply(params, hidden, mask, method="classify"))
+                logits = self.model.apply(params, hidden, mask, method="classify")
+                return logits if len(self.labels) == 1 else jax.nn.softmax(logits)
         mean = jnp.sum(jnp.where(mask[..., None], hidden, 0), axis=1)
         return mean / jnp.linalg.norm(mean, axis=-1, keepdims=True)
 
@@ -202,25 +205,22 @@ def robustness(flags: argparse.Namespace) -> Path:
         raise ValueError(
             f"--label must have two or more values in the {len(labels)} rows used of {flags.dev}"
         )
-    if encoder.labels:
-        if unknown := set(map(str, labels)) - set(encoder.labels):
-            allowed = ", ".join(encoder.labels)
-            raise ValueError(f"--label must be one of {allowed}, got {', '.join(sorted(unknown))}")
-        targets = np.array([encoder.labels.index(str(label)) for label in labels])
-        metric = "accuracy"
+    if len(encoder.labels) > 1:
+        targets, metric = _numbers(labels, encoder.labels), "accuracy"
     else:
-        if flags.pair is None:
+        if not (encoder.labels or flags.pair):
             raise ValueError(
-                f"{flags.folder} has no labels (the classification head of a Hugging Face folder "
-                "is not read): pass --pair and a numeric --label column to score text similarity, "
-                "or use a folder written by hopfax.Classifier.save"
+                f"{flags.folder} has no labels (a classifier is read from BERT and RoBERTa "
+                "only): pass --pair and a numeric --label column to score text similarity, or use "
+                "a folder written by hopfax.Classifier.save"
             )
         if not all(isinstance(label, int | float) and np.isfinite(label) for label in labels):
             raise ValueError(
-                f"--label must be finite numbers for an encoder without labels: {flags.dev}"
+                f"--label must be finite numbers for an encoder without classes: {flags.dev}"
             )
-        targets = np.asarray(labels, float)
-        metric, texts = "spearman", [text for column in zip(*texts, strict=True) for text in column]
+        targets, metric = np.asarray(labels, float), "spearman"
+        if not encoder.labels:
+            texts = [text for column in zip(*texts, strict=True) for text in column]
 
     rows, count = [], len(targets)
     sites = ["token"] if encoder.causal else list(SITES)
@@ -255,9 +255,22 @@ def robustness(flags: argparse.Namespace) -> Path:
     return _write(flags.out, title, rows, draw, "Bands: 95 % intervals over the texts.")
 
 
+def _numbers(labels: Sequence[Any], names: Sequence[str]) -> np.ndarray:
+    """Returns the numbers of classes, which are given by name or by number."""
+    given, numbers = list(map(str, labels)), list(map(str, range(len(names))))
+    by_number = set(given) <= set(numbers) and not set(names) & set(numbers)
+    known = numbers if by_number else names
+    if unknown := set(given) - set(known):
+        allowed = ", ".join(names)
+        raise ValueError(f"--label must be one of {allowed}, got {', '.join(sorted(unknown))}")
+    return np.array([known.index(label) for label in given])
+
+
 def stability_of(flags: argparse.Namespace) -> Path:
     """Measures the agreement of a text's output before and after random token replacement."""
     encoder = TextEncoder(flags.folder)
+    if len(encoder.labels) == 1:
+        raise ValueError(f"{flags.folder} must have two or more classes or none, got one output")
     lines = flags.texts.read_text(encoding="utf-8").splitlines()
     texts = spread([line.strip() for line in lines if line.strip()], flags.rows)
     if len(texts) < 2:

@@ -75,7 +75,7 @@ def test_damaged_folders_are_errors(small, tmp_path):
     deeper, tensor = document["encoder"] | {"num_layers": 2}, r"blocks\.1\.attention\.key\.kernel"
     for changes, message in (
         ({"encoder": deeper}, f"missing tensor {tensor}"),
-        ({"model_type": "bert"}, "model_type must be \"hopfax\", got 'bert'"),
+        ({"model_type": "t5"}, "model_type must be bert, roberta, gpt2, gemma2, got 't5'"),
         ({"id2label": {"0": "bad", "2": "good"}}, r"config\.json cannot be used: KeyError\('1'\)"),
     ):
         path.write_text(json.dumps(document | changes))

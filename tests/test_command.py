@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 from nn import test_pretrained as pretrained
 from safetensors.numpy import load_file, save_file
 
@@ -24,14 +25,18 @@ from hopfax.nn import load_pretrained, robertha
 WORDS = "abcdefghijklmnop"
 
 
-def tiny_folder(path, family):
-    """Writes a tiny random model with a tokenizer."""
+def tiny_folder(path, family, labels=()):
+    """Writes a tiny random model with a tokenizer; with labels, one for sequence classification."""
     rng = np.random.default_rng(0)
+    shapes, settings = pretrained.shapes(family), {}
+    if labels:
+        shapes, settings = pretrained.with_head(family, len(labels))
+        settings["id2label"] = {str(number): label for number, label in enumerate(labels)}
     tensors = {
         name: (rng.normal(size=shape) * (0.1 if "bias" in name else 1)).astype("f")
-        for name, shape in pretrained.shapes(family).items()
+        for name, shape in shapes.items()
     }
-    pretrained.save(path, pretrained.CONFIGS[family], tensors)
+    pretrained.save(path, pretrained.CONFIGS[family] | settings, tensors)
     vocabulary = WordPiece(tokens=("[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS))
     text_tokenizer(vocabulary).save(str(path / "tokenizer.json"))
     (path / "special_tokens_map.json").write_text('{"pad_token": "[PAD]"}')
@@ -93,15 +98,42 @@ def test_robustness_of_an_encoder_is_the_correlation_of_cosines(
     assert (tmp_path / "out" / "figure.png").stat().st_size > 5000
 
 
-def test_robustness_of_a_classifier_is_its_accuracy(classifier, films, tmp_path, monkeypatch):
+@pytest.mark.parametrize("saved_by", ["hopfax", "transformers"])
+def test_robustness_of_a_classifier_is_its_accuracy(
+    saved_by, classifier, films, tmp_path, monkeypatch
+):
     monkeypatch.setattr(command, "SNR_DB", (6,))
+    model = classifier
+    if saved_by == "transformers":  # with labels by number, as in its data sets
+        model = tiny_folder(tmp_path / "hub", "bert", ("bad", "good"))
+        films.write_text(films.read_text().replace("bad", "0").replace("good", "1"))
     options = ("--dev", films, "--text", "review", "--rows", 9)
-    clean = run(tmp_path / "out", "robustness", classifier, *options)[0]
+    clean = run(tmp_path / "out", "robustness", model, *options)[0]
     picks = np.linspace(0, len(WORDS) - 1, 9).round().astype(int)
-    predicted = Classifier.load(classifier).predict([f"{WORDS[i]} b" for i in picks]).labels
+    predicted = Classifier.load(model).predict([f"{WORDS[i]} b" for i in picks]).labels
     correct = np.mean([a == ("bad", "good")[i % 2] for i, a in zip(picks, predicted, strict=True)])
     assert clean["metric"] == "accuracy" and clean["num_examples"] == "9"
     assert float(clean["score"]) == pytest.approx(100 * correct, abs=0.01)
+
+
+def test_robustness_of_a_regression_is_the_correlation_of_its_scores(pairs, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "SNR_DB", (6,))
+    model = tiny_folder(tmp_path / "hub", "roberta", ("score",))
+    columns = ("--text", "first", "--pair", "second", "--label", "score")
+    clean = run(tmp_path / "out", "robustness", model, "--dev", pairs, *columns)[0]
+    texts = [(f"{a} {b}", f"{b} {a}") for a, b in itertools.pairwise(WORDS)]
+    predicted = command.TextEncoder(model).outputs(texts)[:, 0]
+    ranks = scipy.stats.spearmanr(predicted, np.arange(len(texts)) % 5).statistic
+    assert float(clean["score"]) == pytest.approx(100 * ranks, abs=0.01)
+    options = ["stability", str(model), "--texts", str(pairs), "--out", str(tmp_path / "two")]
+    assert command.main(options) == 1
+
+
+def test_labels_that_are_numbers_are_names_first():
+    assert command._numbers(["2", "1"], ("1", "2", "3")).tolist() == [1, 0]
+    assert command._numbers([1, 0], ("bad", "good")).tolist() == [1, 0]
+    with pytest.raises(ValueError, match="--label must be one of 1, 2, got 0"):
+        command._numbers([0, 1], ("1", "2"))
 
 
 def test_outputs_are_in_the_order_of_the_texts(classifier):

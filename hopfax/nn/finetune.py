@@ -21,7 +21,7 @@ _BLOCK = ("attention_norm", "ff_in", "ff_out", "ff_norm")
 
 def text_classifier(
     pretrained: Pretrained,
-    num_outputs: int,
+    num_outputs: int | None = None,
     *,
     attention: type[Attention] = SoftmaxAttention,
     dropout: float = 0.1,
@@ -30,20 +30,24 @@ def text_classifier(
 ) -> Functional[Encoder]:
     """Returns a pretrained encoder with mean pooling and a new classifier, to fine-tune.
 
+    Without `num_outputs`, pooling and classifier are the loaded model's own.
+
     Args:
         pretrained: BERT or RoBERTa, from `load_pretrained`.
-        num_outputs: Classes, or 1 for regression and for scoring choices.
+        num_outputs: Classes, or 1 for regression and for scoring choices. None keeps the loaded
+            classifier, which reads the first token; its classes are `pretrained.labels`.
         attention: Class of the attention layers, which get the pretrained projections.
         dropout: Dropout rate, in [0, 1); also of the attention weights in `SoftmaxAttention`.
         separator: Id of the token between two texts, for BERT's token types; see `Encoder`.
         **options: Options of the attention layers, such as `beta`.
 
     Returns:
-        `init(key)`, which returns the pretrained parameters and a classifier drawn from
+        `init(key)`, which returns the pretrained parameters, with a new classifier drawn from
         N(0, 0.02^2), and `apply`.
 
     Raises:
-        ValueError: The model is not an encoder, or its activation is not GELU.
+        ValueError: The model is not an encoder, its activation is not GELU, or `num_outputs` is
+            None and it has no classifier.
 
     Example:
         >>> model = load_pretrained("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
@@ -55,6 +59,10 @@ def text_classifier(
         raise ValueError(f"a text classifier requires bert or roberta, got {config['model_type']}")
     if config["hidden_act"] != "gelu":
         raise ValueError(f'hidden_act must be "gelu", got {config["hidden_act"]!r}')
+    keep = num_outputs is None
+    outputs = len(pretrained.labels) if num_outputs is None else num_outputs
+    if keep and not pretrained.labels:
+        raise ValueError("num_outputs is required: the model has no classifier")
     if issubclass(attention, SoftmaxAttention):
         options = {"dropout": dropout, **options}
     vocabulary, width = pretrained.table.shape
@@ -62,13 +70,14 @@ def text_classifier(
     def build(rngs: nnx.Rngs) -> Encoder:
         return Encoder(
             vocabulary,
-            num_outputs,
+            outputs,
             attention=partial(attention, num_heads=config["num_attention_heads"], **options),
             width=width,
             num_layers=config["num_hidden_layers"],
             ff_width=pretrained.params["layers"]["ff_in"]["weight"].shape[-1],
             max_length=pretrained.max_length,
             norm_first=False,
+            pooling="cls" if keep else "mean",
             dropout=dropout,
             epsilon=config["layer_norm_eps"],
             num_types=len(pretrained.params["types"]["weight"]),
@@ -81,10 +90,13 @@ def text_classifier(
     shapes = jax.eval_shape(model.init, jax.random.key(0))
 
     def init(key: PRNGKeyArray) -> Params:
+        loaded = _loaded(shapes, pretrained.params)
+        if keep:
+            return loaded
         classifier = _zeros(shapes["classifier"])
-        draws = jax.random.normal(key, (width, num_outputs), classifier["kernel"].dtype)
-        classifier["kernel"] = 0.02 * draws
-        return {**_loaded(shapes, pretrained.params), "classifier": classifier}
+        kernel = classifier["kernel"]
+        classifier["kernel"] = 0.02 * jax.random.normal(key, kernel.shape, kernel.dtype)
+        return {**loaded, "classifier": classifier}
 
     return Functional(init, model.apply)
 
@@ -145,14 +157,14 @@ def _zeros(shapes: Params) -> Params:
 
 
 def _loaded(shapes: Params, params: Params) -> Params:
-    """Returns pretrained parameters as those of an `Encoder`, except for the classifier."""
+    """Returns pretrained parameters as those of an `Encoder`; a classifier only if there is one."""
 
     def module(loaded: Params, like: Params) -> Params:
         names = {name: "bias" if name == "bias" else "weight" for name in like}
         return {name: loaded[names[name]].astype(like[name].dtype) for name in like}
 
-    outer = ("tokens", "positions", "types", "norm")
-    filled = {name: module(params[name], shapes[name]) for name in outer if name in shapes}
+    outer = shapes.keys() & params.keys()
+    filled = {name: module(params[name], shapes[name]) for name in outer}
     filled["blocks"] = {}
     for number, like in shapes["blocks"].items():
         layer = jax.tree.map(lambda leaf, at=int(number): leaf[at], params["layers"])

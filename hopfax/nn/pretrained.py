@@ -49,8 +49,11 @@ class Pretrained(NamedTuple):
             Within `jax.jit`, pass `params` as an argument: the default becomes a constant.
         config: Contents of `config.json`.
         table: Token embeddings as stored, (vocabulary, width).
-        params: Parameters, those of all layers stacked along the first axis.
+        params: Parameters, those of all layers stacked along the first axis. With `labels`,
+            they include the `pooler` and `classifier` that `text_classifier` uses.
         max_length: Maximum number of tokens of a text.
+        labels: Names of the classes of a BERT or RoBERTa for sequence classification, one if it is
+            for regression; () for all other models.
     """
 
     embed: Callable[..., Float[Array, "batch tokens width"]]
@@ -59,6 +62,7 @@ class Pretrained(NamedTuple):
     table: Float[Array, "vocabulary width"]
     params: Params
     max_length: int
+    labels: tuple[str, ...]
 
 
 def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
@@ -97,7 +101,8 @@ def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
     raw = read_json(folder / "config.json")
     try:
         family, config = _find_family(raw)
-        run, leaves = family.build(config), _leaves(family, config)
+        labels = _labels(config) if family.head else ()
+        run, leaves = family.build(config), _leaves(family, config, len(labels))
         width = config["hidden_size"]
         max_length = config["max_position_embeddings"] - config.first_position
     except (TypeError, ValueError) as error:
@@ -128,7 +133,8 @@ def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
         chex.assert_equal_shape([types, real])
         return PretrainedOutput(*run_batch(params, embeddings, real, types))
 
-    return Pretrained(embed, forward, raw, params["tokens"]["weight"], params, max_length)
+    table = params["tokens"]["weight"]
+    return Pretrained(embed, forward, raw, table, params, max_length, labels)
 
 
 # -- Families --------------------------------------------------------------------------------------
@@ -148,6 +154,14 @@ _ENCODER: _Table = (
     ("encoder.layer.{}.intermediate.dense", "layers/ff_in", "width ff"),
     ("encoder.layer.{}.output.dense", "layers/ff_out", "ff width"),
     ("encoder.layer.{}.output.LayerNorm", "layers/ff_norm", "width"),
+)
+_BERT_HEAD: _Table = (
+    ("pooler.dense", "pooler", "width width"),
+    ("classifier", "classifier", "width labels"),
+)
+_ROBERTA_HEAD: _Table = (
+    ("classifier.dense", "pooler", "width width"),
+    ("classifier.out_proj", "classifier", "width labels"),
 )
 _GPT2: _Table = (
     ("wte", "tokens", "vocab width"),
@@ -188,6 +202,7 @@ class _Family(NamedTuple):
         table: Tensors of the model.
         unused: Name patterns of ignored tensors: heads, poolers, buffers.
         prefix: Prefix of the names in files of models with a head.
+        head: Tensors of the head of models for sequence classification, if it is supported.
         settings: The family's names of settings.
         fixed: Settings with only one supported value.
         biases: Whether all modules but embeddings have a bias.
@@ -199,6 +214,7 @@ class _Family(NamedTuple):
     table: _Table
     unused: tuple[str, ...]
     prefix: str
+    head: _Table = ()
     settings: Mapping[str, str] = {}
     fixed: Mapping[str, Any] = {}
     biases: bool = True
@@ -211,15 +227,18 @@ _BERT = _Family(
     table=_ENCODER,
     unused=("embeddings.position_ids", "pooler.*", "cls.*", "classifier.*", "qa_outputs.*"),
     prefix="bert.",
+    head=_BERT_HEAD,
     fixed={"position_embedding_type": "absolute", "is_decoder": False},
 )
 _FAMILIES = {
     "bert": _BERT,
-    "roberta": _BERT._replace(prefix="roberta.", unused=(*_BERT.unused, "lm_head.*")),
+    "roberta": _BERT._replace(
+        prefix="roberta.", head=_ROBERTA_HEAD, unused=(*_BERT.unused, "lm_head.*")
+    ),
     "gpt2": _Family(
         build=gpt2,
         table=_GPT2,
-        unused=("h.*.attn.bias", "h.*.attn.masked_bias", "lm_head.weight"),
+        unused=("h.*.attn.bias", "h.*.attn.masked_bias", "lm_head.weight", "score.weight"),
         prefix="transformer.",
         settings={
             "hidden_size": "n_embd",
@@ -241,7 +260,7 @@ _FAMILIES = {
     "gemma2": _Family(
         build=gemma2,
         table=_GEMMA2,
-        unused=("layers.*.self_attn.rotary_emb.inv_freq", "lm_head.weight"),
+        unused=("layers.*.self_attn.rotary_emb.inv_freq", "lm_head.weight", "score.weight"),
         prefix="model.",
         settings={"hidden_act": "hidden_activation"},
         fixed={
@@ -275,6 +294,17 @@ def _find_family(raw: Mapping[str, Any]) -> tuple[_Family, Config]:
     return family, config
 
 
+def _labels(config: Config) -> tuple[str, ...]:
+    names = config.get("architectures", ())
+    if not any(name.endswith("ForSequenceClassification") for name in names):
+        return ()
+    # `transformers` does not write the default.
+    labels = config.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
+    if set(labels) != {str(number) for number in range(len(labels))}:
+        raise ValueError(f"id2label must name the labels 0, 1, ..., got {labels}")
+    return tuple(labels[str(number)] for number in range(len(labels)))
+
+
 # -- Tensors ---------------------------------------------------------------------------------------
 
 
@@ -287,7 +317,7 @@ class _Leaf(NamedTuple):
     transposed: bool
 
 
-def _leaves(family: _Family, config: Config) -> list[_Leaf]:
+def _leaves(family: _Family, config: Config, num_labels: int) -> list[_Leaf]:
     width, heads = config["hidden_size"], config["num_attention_heads"]
     sizes = {
         "vocab": config["vocab_size"],
@@ -298,9 +328,10 @@ def _leaves(family: _Family, config: Config) -> list[_Leaf]:
         "ff": config.get("intermediate_size", 4 * width),
         "positions": config["max_position_embeddings"],
         "types": config.get("type_vocab_size", 2),
+        "labels": num_labels,
     }
     leaves = []
-    for module, path, dims in family.table:
+    for module, path, dims in (*family.table, *(family.head if num_labels else ())):
         layers = config["num_hidden_layers"] if "{}" in module else 1
         names = [module.format(layer) for layer in range(layers)]
         shape = tuple(sizes[name] for name in dims.split())
@@ -325,19 +356,19 @@ def _load_params(folder: Path, leaves: Sequence[_Leaf], family: _Family) -> Para
 
 def _match(folder: Path, leaves: Sequence[_Leaf], family: _Family) -> dict[str, Stored]:
     """Returns the tensors by name; raises a ValueError that lists all mismatches."""
+    expected = {name: leaf.shape for leaf in leaves for name in leaf.names}
     stored: dict[str, Stored] = {}
     problems = []
     for tensor in stored_tensors(folder):
         name = tensor.name.removeprefix(family.prefix)
         for old, new in _RENAMED.items():
             name = name.replace(old, new)
-        if any(fnmatchcase(name, pattern) for pattern in family.unused):
+        if name not in expected and any(fnmatchcase(name, each) for each in family.unused):
             continue
         if name in stored:
             problems.append(f"{stored[name].name} and {tensor.name} are the same tensor")
         stored[name] = tensor
     problems += wrong_dtypes(stored.values())
-    expected = {name: leaf.shape for leaf in leaves for name in leaf.names}
     problems += mismatches({name: tensor.shape for name, tensor in stored.items()}, expected)
     if problems:
         raise ValueError(f"{folder}: {'; '.join(problems)}")

@@ -18,9 +18,13 @@ MASK = np.arange(7) < np.array([[7], [4], [6]])
 TYPES = np.random.default_rng(1).integers(0, 2, IDS.shape)
 
 
-def load(folder, family, **changes):
+def load(folder, family, *, num_labels=0, **changes):
     rng = np.random.default_rng(2)
-    shapes = pretrained.shapes(family)
+    shapes, settings = pretrained.shapes(family), {}
+    if num_labels:
+        shapes, settings = pretrained.with_head(family, num_labels)
+        settings["id2label"] = {str(i): f"label {i}" for i in range(num_labels)}
+    changes = settings | changes
     tensors = {name: rng.normal(size=shape).astype("f") / 2 for name, shape in shapes.items()}
     return pretrained.load(folder, family, tensors, **changes)
 
@@ -79,11 +83,32 @@ def test_a_classifier_starts_from_the_loaded_parameters(loaded):
     np.testing.assert_allclose(output.logits, logits, atol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_the_loaded_classifier_reads_the_first_token(tmp_path, family):
+    loaded = load(tmp_path, family, num_labels=3)
+    model = text_classifier(loaded, separator=5)
+    params = model.init(jax.random.key(0))
+    types = model.apply(params, jnp.asarray(IDS), method="token_types")
+    first = loaded.forward(loaded.embed(IDS), MASK, token_types=types).output[:, 0]
+    pooler, classifier = (loaded.params[name] for name in ("pooler", "classifier"))
+    pooled = np.tanh(first @ pooler["weight"] + pooler["bias"])
+    logits = pooled @ classifier["weight"] + classifier["bias"]
+    output = model.apply(params, jnp.asarray(IDS), jnp.asarray(MASK))
+    np.testing.assert_allclose(output.logits, logits, atol=1e-5)
+    other = text_classifier(loaded, 2)  # a new classifier has mean pooling
+    assert "pooler" not in other.init(jax.random.key(0))
+
+
 def test_the_paper_s_attention_has_no_projections_of_its_own(loaded):
     options = {"query_projection": False, "output_projection": False}
     model = text_classifier(loaded, 2, attention=HopfieldAttention, **options)
     layer = model.init(jax.random.key(0))["blocks"][0]["attention"]
     assert sorted(layer) == ["key", "value"]
+
+
+def test_a_model_without_a_classifier_has_none_to_keep(loaded):
+    with pytest.raises(ValueError, match="num_outputs is required: the model has no classifier"):
+        text_classifier(loaded)
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,18 @@ def shapes(family):
     return named
 
 
+HEADS_OF = {"bert": ("pooler.dense", "classifier")}
+HEADS_OF["roberta"] = ("classifier.dense", "classifier.out_proj")
+
+
+def with_head(family, num_labels):
+    """Returns the shapes and settings of a model for sequence classification."""
+    named, (dense, out) = shapes(family), HEADS_OF[family]
+    named |= {f"{dense}.weight": (WIDTH, WIDTH), f"{dense}.bias": (WIDTH,)}
+    named |= {f"{out}.weight": (num_labels, WIDTH), f"{out}.bias": (num_labels,)}
+    return named, {"architectures": ["ModelForSequenceClassification"]}
+
+
 def save(folder, config, tensors):
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -246,6 +258,29 @@ def test_roberta_equals_the_slow_reference(x64, tmp_path, draw, texts, rng, name
 
 
 # -- Loading ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", HEADS_OF)
+def test_the_head_for_sequence_classification(tmp_path, family):
+    named, settings = with_head(family, 3)
+    tensors = {name: np.full(shape, i, np.float32) for i, (name, shape) in enumerate(named.items())}
+    labels = {"id2label": {"0": "no", "2": "maybe", "1": "yes"}}
+    model = load(tmp_path, family, tensors, **settings, **labels)
+    assert model.labels == ("no", "yes", "maybe")
+    head = [
+        np.max(model.params[name][kind])
+        for name in ("pooler", "classifier")
+        for kind in ("weight", "bias")
+    ]
+    assert head == [len(named) + i for i in (-4, -3, -2, -1)]
+    # The default is two labels, which `transformers` does not write.
+    with pytest.raises(ValueError, match=r"weight must have shape \(2, 8\), got \(3, 8\)"):
+        load(tmp_path, family, tensors, **settings)
+    with pytest.raises(ValueError, match=f"missing tensor {HEADS_OF[family][1]}"):
+        load(tmp_path, family, {name: tensors[name] for name in shapes(family)}, **settings)
+    with pytest.raises(ValueError, match="id2label must name the labels 0, 1"):
+        load(tmp_path, family, tensors, **settings, id2label={"1": "yes", "2": "no"})
+    assert load(tmp_path, family, tensors, architectures=["ForTokenClassification"]).labels == ()
 
 
 def equal(left, right):
