@@ -59,6 +59,10 @@ LIMIT = (
     "can recover all tokens. It assumes one noise level per text; with one SNR per token, the "
     "noise level also reveals the token's norm."
 )
+STABILITY = (
+    "Correlation: at a signal-to-noise ratio S, coordinates of noisy and clean embeddings have "
+    "ρ = (1 + 1/S)^(-1/2): 0.71 at 0 dB, 0.30 at −10 dB."
+)
 NEAR = 1.0  # largest drop in points that counts as keeping the clean score
 TITLES = {
     "none": "no denoising",
@@ -126,7 +130,9 @@ def run(config: Config) -> Path:
             denoise, labels = denoiser(table, log_prior), np.array([row.label for row in rows])
             clean, right = [table[text] for text in ids], np.concatenate(ids)
             ends = np.cumsum([len(text) for text in ids])[:-1]
-            measured = {("none", "", 0.0): [cosines(model, clean)]}
+            outputs = unit_outputs(model, clean)
+            measured = {("none", "", 0.0): [pair_cosines(outputs)]}
+            stable: dict[Any, list[np.ndarray]] = {}
             recovered: dict[Any, list[float]] = {}
             for place, (protocol, db, draw) in enumerate(cases, 1):
                 progress.title = f"{TITLES[name]}, {TITLES[protocol]}, {db:g} dB"
@@ -134,12 +140,15 @@ def run(config: Config) -> Path:
                 vectors, decoded = in_batches(denoise, noisy, sigma)
                 for method, values in vectors.items():
                     at = method, protocol, db
-                    measured.setdefault(at, []).append(cosines(model, np.split(values, ends)))
+                    under_noise = unit_outputs(model, np.split(values, ends))
+                    measured.setdefault(at, []).append(pair_cosines(under_noise))
+                    agreement = np.sum(outputs * under_noise, axis=1)
+                    stable.setdefault(at, []).append(agreement)
                     if method in decoded:
                         share = 100 * float(np.mean(decoded[method] == right))
                         recovered.setdefault(at, []).append(share)
                 progress.update(number * len(cases) + place)
-            rows_of_task = results(name, measured, recovered, labels)
+            rows_of_task = [*results(name, measured, recovered, labels), *stabilities(stable)]
             limit = capacity(log_prior, right, width=table.shape[1])
             frames.append(pd.DataFrame(rows_of_task).assign(task=name, limit=limit))
     return report.write_run(folder, pd.concat(frames), COLUMNS, page)
@@ -268,13 +277,23 @@ def batched_outputs(
         yield rows, model.forward(jnp.asarray(padded), jnp.asarray(mask)), mask
 
 
-def cosines(model: Pretrained, vectors: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns the cosine similarity between the mean states of the two texts of each pair."""
+def unit_outputs(model: Pretrained, vectors: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the mean state of each text, scaled to norm 1."""
     means = np.zeros((len(vectors), vectors[0].shape[1]))
     for rows, output, mask in batched_outputs(model, vectors):
         means[rows] = np.where(mask[..., None], output.output, 0).sum(1)
-    first, second = np.split(means / np.linalg.norm(means, axis=1, keepdims=True), 2)
+    return means / np.linalg.norm(means, axis=1, keepdims=True)
+
+
+def pair_cosines(outputs: np.ndarray) -> np.ndarray:
+    """Returns the cosine of each pair, whose second texts are the second half of the outputs."""
+    first, second = np.split(outputs, 2)
     return np.sum(first * second, axis=1)
+
+
+def cosines(model: Pretrained, vectors: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the cosine similarity between the mean states of the two texts of each pair."""
+    return pair_cosines(unit_outputs(model, vectors))
 
 
 def score(task: str, cosines: np.ndarray, labels: np.ndarray) -> float:
@@ -305,15 +324,7 @@ def results(
             lambda rows, draws=draws: np.mean([score(task, each[rows], labels[rows])
                                                for each in draws]),
         )  # fmt: skip
-        shared = {
-            "model": method,
-            "corruption": "gaussian" if protocol else "none",
-            "site": "token" if protocol else "",
-            "protocol": protocol,
-            "level": 10 ** (-db / 20) if protocol else 0.0,
-            "snr_db": db if protocol else np.nan,
-            "num_examples": len(labels),
-        }
+        shared = {**condition(method, protocol, db), "num_examples": len(labels)}
         for seed, cosines in enumerate(draws):
             value = round(score(task, cosines, labels), 4)
             ends = {"low": round(low, 4), "high": round(high, 4)}
@@ -321,6 +332,34 @@ def results(
         for seed, share in enumerate(recovered.get((method, protocol, db), ())):
             table.append({**shared, "seed": seed, "metric": "recovered", "score": round(share, 4)})
     return table
+
+
+def condition(method: str, protocol: str, db: float) -> dict[str, Any]:
+    """Returns the columns of results.csv that say how a measurement was made."""
+    noise = {"corruption": "gaussian", "site": "token", "protocol": protocol}
+    none = {"corruption": "none", "site": "", "protocol": ""}
+    level = {"level": 10 ** (-db / 20) if protocol else 0.0, "snr_db": db if protocol else np.nan}
+    return {"model": method, **(noise if protocol else none), **level}
+
+
+def stabilities(
+    stable: Mapping[tuple[str, str, float], Sequence[np.ndarray]],
+) -> list[dict[str, Any]]:
+    """Returns rows of results.csv: 100 times the mean cosine of outputs with and without noise.
+
+    Intervals are bootstrap intervals over texts, of the mean over noise draws.
+    """
+    rows = []
+    for at, draws in stable.items():
+        mean = np.mean(draws, axis=0)
+        low, high = tidy.bootstrap(len(mean), lambda texts, mean=mean: mean[texts].mean())
+        ends = {"low": round(100 * low, 4), "high": round(100 * high, 4)}
+        shared = {**condition(*at), "metric": "stability", "num_examples": len(mean), **ends}
+        rows += [
+            {**shared, "seed": seed, "score": round(100 * float(each.mean()), 4)}
+            for seed, each in enumerate(draws)
+        ]
+    return rows
 
 
 def lowest_kept(scores: Mapping[Any, float], clean: float, near: float = NEAR) -> float:
@@ -362,7 +401,9 @@ def page(folder: Path) -> Page:
     lines = noisy.groupby([*keys, "metric"], sort=False, as_index=False).agg(**means)
     lines = lines.assign(clean=lines.task.map(clean))
     lines = lines.sort_values("snr_db", ascending=False, kind="stable")
-    scores = tidy.ordered(lines[lines.metric == "score"], "model", list(TITLES))
+    lines = lines.assign(rho=(1 + 10 ** (-lines.snr_db / 10)) ** -0.5)
+    lines = tidy.ordered(lines, "model", list(TITLES))
+    scores, stable = (lines[lines.metric == each] for each in ("score", "stability"))
     first, levels = lines.protocol.iloc[0], list(lines.snr_db.unique())
     counts = frame[frame.level == 0].groupby("task", sort=False).num_examples.max()
     pairs = report.joined(f"{count:,.0f} of {TITLES[str(task)]}" for task, count in counts.items())
@@ -382,6 +423,14 @@ def page(folder: Path) -> Page:
                 f"{decibels(lowest)}.** The score there is {kept_score}, and {plain} without "
                 "retrieval."
             )
+            cosine = tidy.select(stable, task=task, protocol=protocol, snr_db=lowest)
+            cosine = cosine.set_index("model")["mean"] / 100
+            if len(cosine) and len(answers) == 1:
+                answers.append(
+                    f"The output's cosine with the output without noise is {cosine.memory:.2f} "
+                    f"there, and {cosine.none:.2f} without retrieval: encoder and memory together "
+                    "are close to a step function of the noise."
+                )
         tokens = tidy.select(lines, metric="recovered", task=task, protocol=protocol)
         values = {TITLES[method]: each for method, each in values.items()}
         values["tokens recovered, %"] = by_method(tokens, "mean")["memory"]
@@ -402,7 +451,8 @@ def page(folder: Path) -> Page:
                 titles=TITLES,
                 xlabel=SNR,
                 ylabel=SCORES,
-            )
+            ),
+            **({"stability": stability_picture(stable)} if len(stable) else {}),
         },
         tables=[
             report.Table(
@@ -432,5 +482,22 @@ def page(folder: Path) -> Page:
             f"Within {NEAR:g} point: the mean over these pairs and draws; with few pairs, another "
             "draw can differ by more.",
             LIMIT,
+            *([STABILITY] if len(stable) else []),
         ],
     )  # fmt: skip
+
+
+def stability_picture(stable: pd.DataFrame) -> report.Picture:
+    """Returns the picture of the stability of the outputs against the correlation ρ."""
+    shown = stable[stable.model.isin(["none", "linear", "nearest", "memory"])]
+    return report.facets(
+        "Stability: cosine of a text's outputs with and without noise × 100, against the "
+        "correlation ρ of the embeddings",
+        shown.drop(columns=["limit", "clean"]),
+        x="rho",
+        col="protocol",
+        row="task",
+        titles=TITLES,
+        xlabel="correlation ρ of noisy and clean embeddings",
+        ylabel="stability × 100",
+    )

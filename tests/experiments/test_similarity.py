@@ -1,0 +1,41 @@
+"""The experiment `memory`: stability of the outputs, and its page."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from experiments import report
+from experiments.memory import similarity
+
+
+def test_pairs_are_a_text_of_each_half():
+    outputs = np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8], [0.6, 0.8]])
+    np.testing.assert_allclose(similarity.pair_cosines(outputs), [0.6, 0.8])
+
+
+def test_stability_is_the_mean_over_texts_of_each_draw():
+    cosines = [np.array([1.0, 0.5, 0.5, 0.5]), np.array([0.5, 0.0, 0.0, 0.0])]
+    first, second = similarity.stabilities({("memory", "matched", -10.0): cosines})
+    assert (first["score"], second["score"]) == (62.5, 12.5)
+    assert first["low"] == second["low"] == 25.0  # of the mean over draws; no first text
+    assert first["high"] > 37.5
+    assert first["level"] == pytest.approx(10**0.5) and first["num_examples"] == 4
+
+
+def test_the_page_shows_the_step(tmp_path):
+    labels = np.arange(8) % 4
+    at = {(name, "matched", db) for name in ("none", "memory") for db in (0.0, -10.0)}
+    measured = {each: [labels if each[0] == "memory" else labels[::-1]] for each in at}
+    measured |= {("none", "", 0.0): [labels]}
+    stable = {each: [np.full(16, 1.0 if each[0] == "memory" else 0.25)] for each in at}
+    recovered = {each: [100.0] for each in at if each[0] == "memory"}
+    rows = similarity.results("stsb", measured, recovered, labels) + similarity.stabilities(stable)
+    frame = pd.DataFrame(rows).assign(task="stsb", limit=-14.0)
+    frame.reindex(columns=list(similarity.COLUMNS)).to_csv(tmp_path / "results.csv")
+    page = similarity.page(tmp_path)
+    assert "down to −10.0 dB" in page.answer
+    assert "is 1.00 there, and 0.25 without retrieval" in page.answer
+    (axes,) = page.pictures["stability"].figure.axes
+    line = axes.lines[0].get_xdata()
+    np.testing.assert_allclose(sorted(line), [(1 + 10) ** -0.5, 0.5**0.5])
+    assert "0.30 at −10 dB" in report.markdown(page, tmp_path)
