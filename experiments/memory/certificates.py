@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -60,6 +60,12 @@ MAX_TOKENS = 24  # of an attacked text, so that all have one compiled shape
 NUM_NEIGHBOURS = 32  # that attacks know of each token, the token itself included
 TEMPERATURES = (0.1, 0.2, 0.4)  # of the surrogates, in units of the RMS norm of a token
 NUM_ROUNDS = 4  # of substitution
+THEOREM = (
+    "Theorem on basins (Ramsauer et al., 2021, Hopfield Networks is All You Need, appendix): if a "
+    "stored vector's product with itself exceeds that with every other one by 2/(βN) + "
+    "log(2(N − 1)NβM²)/β, it attracts all states within 1/(βNM); β = 1/σ², N vectors of norm at "
+    "most M. The update has no prior and no bias."
+)
 COLUMNS = similarity.SHARED_COLUMNS
 
 
@@ -126,8 +132,11 @@ def run(config: Config) -> Path:
         for done, each in enumerate(budget.radii, 1):
             rows += attacked(reader, batch, each, budget.num_steps)
             progress.update(done)
+        rows += half_distance(radius, unit)
+        separation = separations(table)
         for done, db in enumerate(budget.snr_db, len(budget.radii) + 1):
             rows += under_noise(reader, batch, db, budget.num_draws)
+            rows += guaranteed(table, separation, unit, db)
             progress.update(done)
     frame = pd.DataFrame(rows).fillna({"task": "stsb"}).assign(site="token", seed=0)
     return report.write_run(folder, frame, COLUMNS, page)
@@ -147,6 +156,54 @@ def certified(
          "score": 100 * float(np.mean(level < least)), "num_examples": len(ids)}
         for level in (number / 50 for number in range(1, count + 1))
     ]  # fmt: skip
+
+
+def separations(table: np.ndarray) -> np.ndarray:
+    r"""Returns each vector's $\|e_v\|^2 - \max_{w \neq v} \langle e_v, e_w \rangle$."""
+    parts = []
+    for start in range(0, len(table), 2048):
+        products = table[start : start + 2048] @ table.T
+        places = np.arange(len(products)), start + np.arange(len(products))
+        own = products[places].copy()
+        products[places] = -np.inf
+        parts.append(own - products.max(axis=1))
+    return np.concatenate(parts)
+
+
+def basins(table: np.ndarray, separation: np.ndarray, *, beta: float) -> tuple[np.ndarray, float]:
+    r"""Returns where the theorem on basins applies, and the radius of its basins.
+
+    Vectors with a separation of at least
+
+    $$\frac{2}{\beta N} + \frac{1}{\beta} \log\left(2 (N - 1) N \beta M^2\right)$$
+
+    have a fixed point of the Hopfield update within $1 / (\beta N M)$, and updates that start there
+    converge to it. N is the number of vectors, M the largest norm.
+
+    References:
+        Ramsauer et al. (2021), Hopfield Networks is All You Need, appendix.
+    """
+    count, largest = len(table), float(np.linalg.norm(table, axis=1).max())
+    least = 2 / (beta * count) + np.log(2 * (count - 1) * count * beta * largest**2) / beta
+    return separation >= least, 1 / (beta * count * largest)
+
+
+def guaranteed(
+    table: np.ndarray, separation: np.ndarray, unit: float, db: float
+) -> list[dict[str, Any]]:
+    """Returns the share of the vocabulary with a basin by the theorem, and the basins' radius."""
+    sigma = unit * 10 ** (-db / 20) / np.sqrt(table.shape[1])
+    well, radius = basins(table, separation, beta=float(sigma**-2))
+    shared = {"model": "theorem", "corruption": "gaussian", "level": 10 ** (-db / 20),
+              "snr_db": db, "num_examples": len(table)}  # fmt: skip
+    values = {"well separated": 100 * float(np.mean(well)), "basin": radius / unit}
+    return [{**shared, "metric": metric, "score": value} for metric, value in values.items()]
+
+
+def half_distance(radius: np.ndarray, unit: float) -> list[dict[str, Any]]:
+    """Returns the median certified radius of the vocabulary."""
+    return [{"model": "nearest", "metric": "half distance", "corruption": "perturbation",
+             "score": float(np.median(radius)) / unit, "num_examples": len(radius)}]  # fmt: skip
 
 
 def rms_norm(vectors: np.ndarray) -> float:
@@ -478,13 +535,23 @@ def page(folder: Path) -> Page:
     sentences.append(
         "Only the uniform prior is certified; a frequency prior moves the decision boundaries."
     )
-    if guaranteed := [db for db in levels if read["bound"][db] > 50]:
-        db = guaranteed[-1]
+    if safe := [db for db in levels if read["bound"][db] > 50]:
+        db = safe[-1]
         row = tidy.select(frame, metric="unchanged", snr_db=db).iloc[0].rename({"score": "mean"})
         sentences.append(
             f"At an SNR of {decibels(db)}, a decoder that knows σ and the frequencies recovers "
             f"{report.bracketed(row)} % of the texts exactly; the union bound is "
             f"{read['bound'][db]:.0f} % on average over these texts."
+        )
+    well, basin = (at("snr_db", metric=each) for each in ("well separated", "basin"))
+    if safe and well:
+        db = safe[-1]
+        sentences.append(
+            "The theorem on basins of Hopfield networks (see the notes) guarantees far less: at "
+            f"{decibels(db)}, it applies to {well[db]:.0f} % of the vocabulary, within "
+            f"{basin[db]:.0e} RMS norms of a vector. The nearest token is exact within "
+            f"{frame[frame.metric == 'half distance'].score.iloc[0]:.2f} (median), and this noise "
+            f"has a length of {10 ** (-db / 20):.1f}."
         )
     config = read_config(folder)["config"]
     num_steps = config["num_steps"] or BUDGETS[config["budget"]].num_steps
@@ -532,6 +599,7 @@ def page(folder: Path) -> Page:
                 "Gaussian noise of one σ for all texts: texts recovered exactly (σ and frequencies "
                 "known), and cosine of the output with the clean one.",
             ),
+            *([basin_table(levels, well, basin)] if well else []),
         ],
         notes=[
             f"{num_pairs:.0f} pairs of STS-B with at most {MAX_TOKENS} tokens a text; clean score "
@@ -546,7 +614,21 @@ def page(folder: Path) -> Page:
             "As the certificate implies, no gradient attack inside the certified radius changed a "
             f"token ({tokens:,.0f} tokens and {texts:,.0f} texts, over all radii); substitution "
             "cannot move a token that little.",
+            *([THEOREM] if well else []),
         ],
+    )  # fmt: skip
+
+
+def basin_table(
+    levels: Sequence[float], well: Mapping[float, float], basin: Mapping[float, float]
+) -> report.Table:
+    """Returns the theorem's basins beside the noise."""
+    return report.Table(
+        ["SNR", "theorem applies, % of the vocabulary", "radius of its basins", "noise"],
+        [[decibels(db), report.number(well[db]), f"{basin[db]:.0e}", f"{10 ** (-db / 20):.1f}"]
+         for db in levels],
+        "What the theorem on basins guarantees, and the length of the noise on a token, both in "
+        "RMS norms.",
     )  # fmt: skip
 
 

@@ -65,6 +65,22 @@ def test_attacks_raise_the_gain_within_their_ball(reader, batch, radius):
     assert gains(reader, batch, moved).sum() >= gains(reader, batch, clean).sum()
 
 
+def test_updates_stay_in_the_basins_of_well_separated_vectors():
+    rng = np.random.default_rng(3)
+    table = rng.normal(size=(VOCAB, WIDTH))
+    products = table @ table.T - np.diag(np.full(VOCAB, np.inf))
+    separation = certificates.separations(table)
+    np.testing.assert_allclose(separation, np.square(table).sum(1) - products.max(1))
+    well, radius = certificates.basins(table, separation, beta=6.0)
+    assert 0 < well.sum() < VOCAB
+    directions = rng.normal(size=(50, WIDTH))
+    directions *= radius / np.linalg.norm(directions, axis=1, keepdims=True)
+    for vector in table[well]:
+        for state in vector + directions:
+            update = hopfield.update(jnp.asarray(state), jnp.asarray(table), beta=6.0)
+            assert np.linalg.norm(update - vector) <= radius * (1 + 1e-4)
+
+
 def test_slopes_are_central_differences(reader, batch):
     rng = np.random.default_rng(2)
     x = reader.table[batch.ids] + 0.3 * rng.normal(size=(*batch.ids.shape, WIDTH)).astype("f")
@@ -132,8 +148,11 @@ def test_the_page_shows_what_was_measured(reader, batch, tmp_path):
     ]
     for radius in (0.1, 0.5):
         rows += certificates.attacked(reader, batch, radius, 2)
+    rows += certificates.half_distance(reader.radius, batch.unit)
+    separation = certificates.separations(reader.table)
     for db in (10.0, 0.0):
         rows += certificates.under_noise(reader, batch, db, 2)
+        rows += certificates.guaranteed(reader.table, separation, batch.unit, db)
     frame = pd.DataFrame(rows).fillna({"task": "stsb"}).assign(site="token", seed=0)
     frame.reindex(columns=list(certificates.COLUMNS)).to_csv(tmp_path / "results.csv")
     config = {"config": {"budget": "smoke", "num_steps": 2}}
@@ -141,5 +160,5 @@ def test_the_page_shows_what_was_measured(reader, batch, tmp_path):
     page = certificates.page(tmp_path)
     text = " ".join(report.markdown(page, tmp_path).split())
     assert "no gradient attack inside the certified radius changed a token" in text
-    assert "nan" not in text
+    assert " nan" not in text and "within 4e-04 RMS norms" in text
     assert len(page.pictures["certificates"].figure.axes) == 4
