@@ -73,6 +73,21 @@ def test_gradients_are_those_of_retrieve(x64, rng, width):
     assert not np.any(slopes(hopfield.attend)[0]), "exactly zero"
 
 
+def test_an_absolute_tolerance_does_not_cut_the_gradient_short(x64, rng):
+    queries, keys, values = head(rng, 4)
+    settled = hopfield.attend(queries, keys, keys, beta=BETA, tol=1e-12, max_steps=300).values
+
+    def slope(**options):
+        def total(keys):
+            return jnp.sum(jnp.sin(hopfield.attend(settled, keys, values, beta=BETA, **options)[0]))
+
+        return jax.jit(jax.grad(total))(keys)
+
+    wanted = slope(tol=1e-12, max_steps=300)
+    np.testing.assert_allclose(slope(tol=1.0, stop="absolute"), wanted, atol=1e-3)
+    assert np.abs(slope(tol=1.0) - wanted).max() > 1e-2
+
+
 def test_the_number_of_keys_does_not_change_the_gradient(x64, rng):
     """Padding to twice the width switches to states; a series that is cut off stays the same."""
     queries, keys, values = head(rng, 4)

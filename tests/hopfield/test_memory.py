@@ -136,9 +136,10 @@ def test_a_clean_pattern_and_its_duplicate():
     assert (got.index, got.probability) == (3, 1)
     gradient = jax.grad(lambda x: hopfield.denoise(x, PATTERNS).value.sum())(jnp.array(PATTERNS[3]))
     assert np.isfinite(gradient).all()
-    twice = np.concatenate([PATTERNS, PATTERNS[3:4]])
-    got = hopfield.denoise(PATTERNS[3], twice)
-    assert (got.index, float(got.probability)) == (3, pytest.approx(0.5))
+    for distance in (0.0, 1e-5):  # rounding hides the second one
+        twice = np.concatenate([PATTERNS, PATTERNS[3:4] + np.eye(1, PATTERNS.shape[1]) * distance])
+        got = hopfield.denoise(PATTERNS[3], twice.astype(np.float32))
+        assert got.index in (3, COUNT) and got.probability == pytest.approx(0.5, abs=1e-3)
 
 
 @pytest.mark.parametrize("sigma", [None, 0.9])

@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 from nn.slow import attend, project
 
+from hopfax import hopfield
 from hopfax.nn import PRESETS, HopfieldAttention, SoftmaxAttention, functional, robertha
 
 WIDTH, BETA = 6, 3.0
@@ -193,6 +194,24 @@ def test_padded_queries_take_one_step(x, redraw, gradient, stop):
     padded = np.broadcast_to(~MASK[:, None], output.num_steps.shape)
     assert set(output.num_steps[padded].tolist()) == {1}
     assert output.num_steps[~padded].min() > 1
+    stored = hopfield_layer(gradient=gradient, stop=stop, mask_keys=False)
+    assert stored.apply(params, jnp.asarray(x, jnp.float32), MASK).num_steps[padded].min() > 1
+
+
+def test_the_gradient_has_as_many_terms_as_there_are_updates(rng):
+    query, key, value = rng.normal(size=(3, 2, 2, 5, 3)).astype("f")
+    layer = HopfieldAttention(6, num_heads=2, beta=BETA, max_steps=2, rngs=nnx.Rngs(0))
+
+    def by_core(key, terms):
+        head = partial(hopfield.attend, beta=layer.beta, max_steps=2, adjoint_max_steps=terms)
+        return jnp.sum(jnp.sin(jax.vmap(jax.vmap(head))(query, key, value).values))
+
+    def by_layer(key):
+        return jnp.sum(jnp.sin(layer.attend(query, key, value, jnp.ones((2, 5), bool)).values))
+
+    slope, two, many = jax.grad(by_layer)(key), *(jax.grad(by_core)(key, n) for n in (2, 1000))
+    np.testing.assert_allclose(slope, two, rtol=1e-4, atol=1e-6)
+    assert np.abs(two - many).max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["softmax", "hopfax", "unrolled", "pallas"])

@@ -175,6 +175,18 @@ def test_error_bars_cover_events_that_occur_rarely_or_never(arc_points):
         assert np.all(error > 0)
 
 
+def test_one_sample_that_differs_counts_as_three():
+    count, levels = 1000, np.linspace(2, 4.5, 200)
+    estimate = noise_stability(
+        lambda x: (x[0] > levels) * 1.0,
+        KEY, shape=(1,), rho=1.0, num_samples=count, per_output=True,
+    )  # fmt: skip
+    once = np.round(estimate.mean * count) == 1
+    error = np.sqrt(1 + 2 * (1 - 2 / count)) / count  # variance 1 / count, and one untied pair
+    np.testing.assert_allclose(estimate.standard_error[once], error, rtol=1e-4)
+    assert once.any()
+
+
 def test_constants_are_nearly_certain_and_zero_has_no_scale():
     def fn(x):
         return jnp.stack([jnp.ones(()), x[0], jnp.zeros(()), jnp.asarray(0.3)])
