@@ -197,5 +197,5 @@ for run in (
         print(error)
 """
     tokenizers, tfds = run_python(program).splitlines()
-    assert tokenizers == 'tokenizers is not installed: pip install "hopfax[experiments]"'
+    assert tokenizers == 'tokenizers is not installed: pip install "hopfax[pretrained]"'
     assert tfds.startswith("tensorflow_datasets is not installed: pip install")

@@ -45,7 +45,7 @@ class Workload(NamedTuple):
     padded: Bucket
 
 
-class Rows(NamedTuple):
+class PaddedRows(NamedTuple):
     """Token ids of some texts, and their real lengths."""
 
     ids: np.ndarray
@@ -94,10 +94,10 @@ def first_rows(buckets: Sequence[Bucket], rows: float) -> list[Bucket]:
     ]
 
 
-def full_rows(batch: int, tokens: int) -> Rows:
+def full_rows(batch: int, tokens: int) -> PaddedRows:
     """Random tokens, no padding."""
     ids = np.random.default_rng(0).integers(1000, VOCAB_SIZE, (batch, tokens), dtype=np.int32)
-    return Rows(ids, np.full(batch, tokens))
+    return PaddedRows(ids, np.full(batch, tokens))
 
 
 def torch_peer() -> ModuleType | None:
@@ -214,7 +214,7 @@ class TrainSteps:
 
 
 def hopfax_forward(
-    size: str, params: Any, rows: Rows, *, tol: float, max_steps: int
+    size: str, params: Any, rows: PaddedRows, *, tol: float, max_steps: int
 ) -> Callable[[], np.ndarray]:
     """Compiled logits of the rows."""
     max_length = params["positions"]["embedding"].shape[0]

@@ -30,7 +30,7 @@ from experiments.benchmarks.programs import (
     LEARNING_RATE,
     SIZES,
     TOTAL_STEPS,
-    Rows,
+    PaddedRows,
 )
 from hopfax.data.batching import Bucket
 
@@ -207,7 +207,7 @@ class TrainSteps:
             self._optimizer,
             lambda step: min((step + 1) / rising, (TOTAL_STEPS - step) / (TOTAL_STEPS - rising)),
         )
-        self._rows = inputs_of(Rows(bucket.ids[:, 0], bucket.lengths[:, 0]))
+        self._rows = inputs_of(PaddedRows(bucket.ids[:, 0], bucket.lengths[:, 0]))
         self._labels = torch.from_numpy(bucket.labels).long().to(device())
         self._rng = np.random.default_rng(0)
 
@@ -231,18 +231,18 @@ class TrainSteps:
 
 
 def forward(
-    size: str, params: Any, rows: Rows, *, tol: float, max_steps: int
+    size: str, params: Any, rows: PaddedRows, *, tol: float, max_steps: int
 ) -> Callable[[], np.ndarray]:
     """Logits of the rows."""
     return _logits(model_of(size, tensors(params), tol=tol, max_steps=max_steps), rows)
 
 
-def forward_bert(params: Any, rows: Rows) -> Callable[[], np.ndarray]:
+def forward_bert(params: Any, rows: PaddedRows) -> Callable[[], np.ndarray]:
     """Logits of the rows from `text_classifier`'s parameters."""
     return _logits(functools.partial(bert, tensors(params)), rows)
 
 
-def _logits(model: Model, rows: Rows) -> Callable[[], np.ndarray]:
+def _logits(model: Model, rows: PaddedRows) -> Callable[[], np.ndarray]:
     inputs = inputs_of(rows)
 
     def logits() -> np.ndarray:
@@ -292,7 +292,7 @@ def load(path: Any) -> None:
         tensor.sum().item()  # mapped into memory until it is read
 
 
-def inputs_of(rows: Rows) -> tuple[Tensor, Tensor]:
+def inputs_of(rows: PaddedRows) -> tuple[Tensor, Tensor]:
     """Token ids of the rows, and the mask of real tokens."""
     mask = torch.arange(rows.ids.shape[1]) < torch.from_numpy(rows.lengths)[:, None]
     return torch.from_numpy(rows.ids).long().to(device()), mask.to(device())

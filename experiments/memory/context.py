@@ -161,10 +161,10 @@ def run(config: Config) -> Path:
                 progress.update(done + place)
                 noisy, _ = add_noise(clean, db, protocol=protocol, seed=draw)
                 estimates = decode(noisy, [len(text) for text in ids])
-                for method, (found, values) in estimates.items():
+                for method, (decoded, values) in estimates.items():
                     at = method, protocol, db
                     measured.setdefault(at, []).append(cosines(model, values))
-                    share = 100 * float(np.mean(found == right))
+                    share = 100 * float(np.mean(decoded == right))
                     recovered.setdefault(at, []).append(share)
                 share = 100 * of_random_table(ids, db, protocol=protocol, seed=draw)
                 random_rows.append({
@@ -337,12 +337,12 @@ def masked_states(
         text = text.copy()
         text[group::NUM_GROUPS] = blank
         masked.append(text)
-    found = list(masked)
+    of_group = list(masked)
     for rows, output, mask in batched_outputs(model, masked):
         states = np.concatenate(np.asarray(output.hidden_states[-NUM_LAYERS:]), axis=-1)
         for row, state, real in zip(rows, states, mask, strict=True):
-            found[row] = state[real][groups[row] :: NUM_GROUPS]
-    return found
+            of_group[row] = state[real][groups[row] :: NUM_GROUPS]
+    return of_group
 
 
 def states_in_context(
@@ -353,8 +353,8 @@ def states_in_context(
         masked_states(model, vectors, blank, [group] * len(vectors)) for group in range(NUM_GROUPS)
     ]
     states = [np.zeros((len(text), parts[0][0].shape[1]), np.float32) for text in vectors]
-    for group, found in enumerate(parts):
-        for text, part in zip(states, found, strict=True):
+    for group, of_group in enumerate(parts):
+        for text, part in zip(states, of_group, strict=True):
             text[group::NUM_GROUPS] = part
     return states
 
@@ -606,13 +606,13 @@ def page(folder: Path) -> Page:
         }
         of_first = tokens[(tokens.task == task) & (tokens.protocol == protocols[0])]
         shares, first = by_method(of_first, "score", TITLES), scores[protocols[0]]
-        found = {name: falls_to(shares[name], 100 * (1 - ERRORS)) for name in shares}
+        reached = {name: falls_to(shares[name], 100 * (1 - ERRORS)) for name in shares}
         for name in DRAWN:
             each = float(bits.loc[(task, name)])
             limit = float(capacity_snr_db(each, width=width))
             limits.append([
                 f"{TITLES[task]}, {SHORT[name]}", report.number(each), *map(report.signed, [
-                    limit, one_token_snr_db(each, width=width), found[name], *kept[name],
+                    limit, one_token_snr_db(each, width=width), reached[name], *kept[name],
                 ]), report.number(kept[name][0] - limit),
             ])  # fmt: skip
         levels = [snr_db for snr_db in SHOWN if snr_db in first["unigram"]]
@@ -632,8 +632,8 @@ def page(folder: Path) -> Page:
         )
         answers.append(
             f"**On {TITLES[task]}, {100 * (1 - ERRORS):g} % of the tokens are recovered down to "
-            f"{decibels(found['unigram'])} with frequencies alone, {decibels(found['bigram'])} "
-            f"with bigrams, and {decibels(found['both'])} with bigrams and encoder.** The score "
+            f"{decibels(reached['unigram'])} with frequencies alone, {decibels(reached['bigram'])} "
+            f"with bigrams, and {decibels(reached['both'])} with bigrams and encoder.** The score "
             f"stays within {NEAR:g} point of the clean score ({aim:.1f}) down to "
             f"{decibels(kept['unigram'][0])} with frequencies, {decibels(kept[ENCODER[-1]][0])} "
             f"with the encoder, and {decibels(kept['both'][0])} with both."

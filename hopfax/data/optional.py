@@ -5,12 +5,13 @@ from typing import Any
 
 
 def optional_import(name: str) -> Any:
-    """Imports a module of the extra `experiments`, or raises an error with a suggested fix."""
+    """Imports a module of an extra, or raises an error that names the smallest extra with it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
+        extra = "experiments" if name == "tensorflow_datasets" else "pretrained"
         raise ModuleNotFoundError(
-            f'{name} is not installed: pip install "hopfax[experiments]"', name=name
+            f'{name} is not installed: pip install "hopfax[{extra}]"', name=name
         ) from None

@@ -17,15 +17,15 @@ from hopfax.data.load import TaskData, tokenized
 from hopfax.data.tasks import Example, TaskSpec, check_integer, stripped
 from hopfax.data.tokenize import WordPiece
 
-Rows = tuple[Sequence[str | Sequence[str]], Sequence[str | int | float]]
+TextsAndLabels = tuple[Sequence[str | Sequence[str]], Sequence[str | int | float]]
 
 
 def from_rows(
     texts: Sequence[str | Sequence[str]],
     labels: Sequence[str | int | float],
     *,
-    validation: Rows | None = None,
-    test: Rows | None = None,
+    validation: TextsAndLabels | None = None,
+    test: TextsAndLabels | None = None,
     name: str = "own",
     vocabulary: WordPiece | None = None,
     vocab_size: int = 8000,
@@ -180,7 +180,7 @@ def _classes(labels: Sequence[Any]) -> tuple[str, ...]:
     return tuple(map(str, sorted(set(labels))))
 
 
-def _examples(split: str, rows: Rows, classes: tuple[str, ...]) -> list[Example]:
+def _examples(split: str, rows: TextsAndLabels, classes: tuple[str, ...]) -> list[Example]:
     texts, labels = rows
     if len(texts) != len(labels):
         raise ValueError(f"{split}: got {len(texts)} texts, but {len(labels)} labels")

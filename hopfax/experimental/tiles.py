@@ -233,12 +233,12 @@ def _attend(
 
     def add(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         top, total, mean = carry
-        here = pl.ds(number * block, block)
-        keys = keys_ref[here, :]
-        rows = keys if rows_ref is keys_ref else rows_ref[here, :]
+        rows_of_block = pl.ds(number * block, block)
+        keys = keys_ref[rows_of_block, :]
+        rows = keys if rows_ref is keys_ref else rows_ref[rows_of_block, :]
         # In a block without a visible key the others have weight. Their rows are 0, and the first
         # visible key shrinks their part of the total to 0.
-        logits = jnp.where(visible_ref[here][None] > 0, scale * dot(state, keys.T), -_MOST)
+        logits = jnp.where(visible_ref[rows_of_block][None] > 0, scale * dot(state, keys.T), -_MOST)
         following = jnp.maximum(top, jnp.max(logits, axis=1))
         shrink = jnp.exp2(top - following)
         weights = jnp.exp2(logits - following[:, None])
@@ -275,17 +275,17 @@ def _solve(*refs: Any, block: int, max_steps: int, dot: Dot) -> None:
     first_norm = _norm(first)
 
     def add_mean(number: Array, mean: Array) -> Array:
-        here = pl.ds(number * block, block)
-        return mean + dot(weights_ref[:, here], keys_ref[here, :])
+        rows_of_block = pl.ds(number * block, block)
+        return mean + dot(weights_ref[:, rows_of_block], keys_ref[rows_of_block, :])
 
     mean = jax.lax.fori_loop(0, count, add_mean, jnp.zeros(first.shape, jnp.float32))
 
     def pull(u: Array) -> Array:
         def add(number: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
             along, total = carry
-            here = pl.ds(number * block, block)
-            keys = keys_ref[here, :]
-            part = weights_ref[:, here] * dot(u, keys.T)
+            rows_of_block = pl.ds(number * block, block)
+            keys = keys_ref[rows_of_block, :]
+            part = weights_ref[:, rows_of_block] * dot(u, keys.T)
             return along + dot(part, keys), total + jnp.sum(part, axis=1)
 
         start = (jnp.zeros(u.shape, jnp.float32), jnp.zeros(tol.shape, jnp.float32))

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from hopfax import experimental, hopfield
-from hopfax.cpu import by_groups, quick
+from hopfax.cpu import by_groups, prefers_sums, quick
 from hopfax.fixed_point import Gradient, Stop, fixed_point
 from hopfax.nn.precision import linear
 
@@ -280,24 +280,16 @@ def _update_all(params: tuple[Heads, Array, Mask], query: Heads) -> Heads:
 
 def _scores(queries: Heads, keys: Heads) -> Weights:
     """Returns inner products in float32 at least."""
-    if _is_tiny(keys):
+    if prefers_sums(keys):
         return jnp.sum(queries[..., :, None, :] * keys[..., None, :, :], axis=-1)
     wide = jnp.promote_types(keys.dtype, jnp.float32)
     return jnp.einsum("bhqd,bhkd->bhqk", queries, keys, preferred_element_type=wide)
 
 
 def _weighted_sums(weights: Weights, values: Heads) -> Heads:
-    if _is_tiny(values):
+    if prefers_sums(values):
         return jnp.sum(weights[..., None] * values[..., None, :, :], axis=-2)
     return jnp.einsum("bhqk,bhkd->bhqd", weights, values)
-
-
-def _is_tiny(heads: Heads) -> bool:
-    """Whether a sum over a broadcast product takes less time than a matrix product on a CPU."""
-    # Gain: 10 % of a train step of the benchmark `seeds` (modular addition).
-    tokens, width = heads.shape[-2:]
-    on_cpu = jax.default_backend() == "cpu"
-    return on_cpu and heads.dtype == jnp.float32 and tokens**2 * width <= 2048
 
 
 def _split(x: Tokens, num_heads: int) -> Heads:

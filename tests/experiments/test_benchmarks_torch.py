@@ -113,7 +113,7 @@ def test_forward_passes_agree(tiny, monkeypatch):
     monkeypatch.setattr(evaluation, "MAX_LENGTH", 6)
     calls = evaluation.programs(None, "base", "initial weights", 1e-4, 50)
     assert list(calls) == ["hopfax", "PyTorch"]
-    padded = programs.Rows(tiny.ids[:, 0], tiny.lengths[:, 0])
+    padded = programs.PaddedRows(tiny.ids[:, 0], tiny.lengths[:, 0])
     inputs, stop = ("base", programs.fresh("base", 8), padded), {"tol": 1e-4, "max_steps": 50}
     forwards = {"hopfax": programs.hopfax_forward, "PyTorch": peer.forward}
     programs.check_equal({name: each(*inputs, **stop)() for name, each in forwards.items()})

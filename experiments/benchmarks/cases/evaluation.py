@@ -12,7 +12,7 @@ from experiments.benchmarks.harness import Program
 from experiments.benchmarks.programs import (
     BATCH_SIZES,
     MAX_LENGTH,
-    Rows,
+    PaddedRows,
     check_equal,
     fresh,
     full_rows,
@@ -42,7 +42,7 @@ def programs(
     if which.startswith("trained"):
         padded = workload(data_dir).padded
         picks = np.random.default_rng(0).integers(0, len(padded.labels), BATCH_SIZES[size])
-        params, rows = trained(data_dir), Rows(padded.ids[picks, 0], padded.lengths[picks, 0])
+        params, rows = trained(data_dir), PaddedRows(padded.ids[picks, 0], padded.lengths[picks, 0])
     inputs, stop = (size, params, rows), {"tol": tol, "max_steps": max_steps}
     calls: dict[str, Any] = {"hopfax": hopfax_forward(*inputs, **stop)}
     if peer := torch_peer():

@@ -24,7 +24,7 @@ import numpy as np
 
 from experiments.benchmarks.harness import Program
 from experiments.benchmarks.programs import (
-    Rows,
+    PaddedRows,
     TrainSteps,
     check_equal,
     compiled,
@@ -70,7 +70,7 @@ def forward(data_dir: str | None) -> dict[str, Program]:
         "hopfax with memory": logits(remembering, {**params, "memory": memory}),
     }
     if peer := torch_peer():
-        calls["PyTorch"] = peer.forward_bert(params, Rows(ids, np.full(len(ids), TOKENS)))
+        calls["PyTorch"] = peer.forward_bert(params, PaddedRows(ids, np.full(len(ids), TOKENS)))
     check_equal({name: np.asarray(call()) for name, call in calls.items()})
     return calls
 
