@@ -2,19 +2,18 @@
 
 import argparse
 import csv
+import itertools
 import os
 import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jaxtyping import Array, Float
 
 import hopfax
@@ -31,7 +30,7 @@ from hopfax.data import (
 from hopfax.data.optional import optional_import
 from hopfax.data.tokenize import text_tokenizer
 from hopfax.hub import model_folder, read_json
-from hopfax.nn import Encoder, Params, Pretrained, load_pretrained, text_classifier
+from hopfax.nn import Params, Pretrained, load_pretrained, text_classifier
 from hopfax.train.metrics import scores
 
 SNR_DB = (6, 3, 0, -3, -6, -9, -12, -14)
@@ -106,17 +105,20 @@ class TextEncoder:
         embeddings: Float[Array, "batch tokens width"],
         mask: Array,
         *,
-        layer: int | None = None,
+        layer: int | Array | None = None,
     ) -> Float[Array, "batch outputs"]:
-        """Returns the output, or with `layer` the embedding from that layer's hidden state."""
+        """Returns the output, or with `layer`, from 0, the embedding from that layer's output."""
         if self.causal:
-            states = self.causal.forward(embeddings, mask, params=params).hidden_states
-            hidden = states[self.num_layers if layer is None else layer]
+            hidden = self.causal.forward(embeddings, mask, params=params).hidden_states[1:]
+        elif layer is None:
+            encoding = self.model.apply(params, embeddings, mask, method="encode")
+            hidden = encoding.hidden[None]
         else:
-            hidden = self.model.apply(params, embeddings, mask, layer, method=_hidden_state)
-            if self.labels and layer is None:
-                logits = self.model.apply(params, hidden, mask, method="classify")
-                return logits if len(self.labels) == 1 else jax.nn.softmax(logits)
+            hidden = self.model.apply(params, embeddings, mask, method="hidden_states")
+        hidden = hidden[-1 if layer is None else layer]
+        if self.labels and layer is None:
+            logits = self.model.apply(params, hidden, mask, method="classify")
+            return logits if len(self.labels) == 1 else jax.nn.softmax(logits)
         mean = jnp.sum(jnp.where(mask[..., None], hidden, 0), axis=1)
         return mean / jnp.linalg.norm(mean, axis=-1, keepdims=True)
 
@@ -170,11 +172,6 @@ def _finite(values: np.ndarray) -> np.ndarray:
     if not np.isfinite(values).all():
         raise ValueError("the model's outputs are not finite")
     return values
-
-
-def _hidden_state(network: Encoder, embeddings: Array, mask: Array, layer: int | None) -> Array:
-    network.blocks = nnx.List(network.blocks[:layer])
-    return network.encode(embeddings, mask).hidden
 
 
 def _noisy(keys: Array, signal: Array, mask: Array, snr_db: Array) -> Array:
@@ -304,25 +301,22 @@ def stability_of(flags: argparse.Namespace) -> Path:
 
 
 def influence(flags: argparse.Namespace) -> Path:
-    """Measures the influence of each token's embedding on the output."""
+    """Measures the influence of each token's embedding on every layer and on the output."""
     encoder = TextEncoder(flags.folder)
-    if flags.layer is not None and flags.layer > encoder.num_layers:
-        raise ValueError(f"--layer must be at most {encoder.num_layers}, got {flags.layer}")
     encoded = encode_texts([flags.text], encoder.vocabulary, max_length=encoder.max_length)
     ids, params = jnp.asarray(encoded.ids[0]), encoder.params
     mask, tokens = jnp.ones(ids.shape, bool), encoder.embed_tokens(params, ids)
-    output = partial(encoder.output, layer=flags.layer)
-    count = jax.eval_shape(output, params, tokens, mask).shape[1]
 
     @jax.jit
-    def measure(params: Params, sample: Array, key: Array) -> Array:
+    def measure(params: Params, sample: Array, key: Array, layer: Array | None) -> Array:
         """Returns the influences, in random directions if the output has many coordinates."""
-        # The directions differ between copies, so that the errors include theirs.
-        signs = jax.random.rademacher(key, (_PROJECTIONS, count)) / _PROJECTIONS**0.5
 
         def outputs(x: Array) -> Array:
-            values = output(params, encoder.embed(params, x[None], ids), mask)[0]
-            return signs @ values if count > _PROJECTIONS else values
+            embeddings = encoder.embed(params, x[None], ids)
+            values = encoder.output(params, embeddings, mask, layer=layer)[0]
+            # The directions differ between copies, so that the errors include theirs.
+            signs = jax.random.rademacher(key, (_PROJECTIONS, len(values))) / _PROJECTIONS**0.5
+            return signs @ values if len(values) > _PROJECTIONS else values
 
         return stability.geometric_influence(outputs, sample[None], per_token=True)
 
@@ -330,33 +324,43 @@ def influence(flags: argparse.Namespace) -> Path:
     keys = jax.random.split(jax.random.key(0), _DRAWS)
     samples = _noisy(keys, copies, jnp.repeat(mask, _DRAWS, axis=0), jnp.float32(_DRAWS_DB))
     directions = jax.random.split(jax.random.key(1), _DRAWS)
-    pairs = list(zip(samples, directions, strict=True))
-    each = _finite(np.stack([measure(params, *pair) for pair in _progress(pairs)]))
+    # Without labels, the last layer's mean is the output.
+    layers = {f"layer {n + 1}": jnp.asarray(n) for n in range(encoder.num_layers)}
+    layers |= {"output": None} if encoder.labels else {}
+    plan = list(itertools.product(layers.values(), zip(samples, directions, strict=True)))
+    each = np.stack([measure(params, *draw, layer) for layer, draw in _progress(plan)])
     # Relative changes are comparable between models.
-    each = each * float(jnp.sqrt(jnp.square(tokens).sum(-1).mean()))
-    means, errors = each.mean(0), each.std(0, ddof=1) / np.sqrt(_DRAWS)
+    scale = float(jnp.sqrt(jnp.square(tokens).sum(-1).mean()))
+    each = scale * _finite(each).reshape(len(layers), _DRAWS, -1)
+    means, errors = each.mean(1), each.std(1, ddof=1) / np.sqrt(_DRAWS)
     words = [encoder.vocabulary.tokens[number] for number in encoded.ids[0, 0]]
-    rows = [
-        {"position": position, "token": word}
-        | {"influence": float(f"{mean:.4g}"), "standard_error": float(f"{error:.2g}")}
-        for position, (word, mean, error) in enumerate(zip(words, means, errors, strict=True))
-    ]
-    print(_colored(words, means / means.max()))
+    rows, table = [], []
+    for at, word in enumerate(words):
+        table.append({"token": word})
+        for name, mean, error in zip(layers, means[:, at], errors[:, at], strict=True):
+            influence, standard_error = f"{mean:.4g}", f"{error:.2g}"
+            table[-1][name] = f"{influence} ± {standard_error}"
+            rows.append(
+                {"position": at, "token": word, "layer": name.removeprefix("layer ")}
+                | {"influence": influence, "standard_error": standard_error}
+            )
+    print(_colored(words, means[-1] / means[-1].max()))
 
     def draw(axes: Any) -> None:
-        axes.barh(range(len(words)), means, xerr=1.96 * errors, color="#0072B2")
+        shares = means / means.max(axis=1, keepdims=True)
+        picture = axes.imshow(shares.T, cmap="Blues", vmin=0, vmax=1, aspect="auto")
         axes.set_yticks(range(len(words)), words)
-        axes.invert_yaxis()
-        axes.set(xlabel="influence: change of the output per relative change of the token")
+        axes.set_xticks(range(len(layers)), layers, rotation=45, ha="right")
+        axes.figure.colorbar(picture, label="influence / largest of the column")
 
     note = (
-        "Norm of the output's derivative with respect to each token's embedding, times the "
-        f"embedding's size; mean over {_DRAWS} noisy copies at {_DRAWS_DB:g} dB, with 95 % "
-        "intervals (Noise Stability of Transformer Models, section 3)."
+        "Influence of a token on a layer's mean hidden state, and on the output: norm of its "
+        "derivative with respect to the token's embedding, times the embedding's size; mean over "
+        f"{_DRAWS} noisy copies at {_DRAWS_DB:g} dB ± standard error (Noise Stability of "
+        "Transformer Models, section 3)."
     )
-    where = "" if flags.layer is None else f" on layer {flags.layer}"
-    title = f"{Path(flags.folder).name}: influence of tokens{where}"
-    return _write(flags.out, title, rows, draw, note)
+    title = f"{Path(flags.folder).name}: influence of tokens"
+    return _write(flags.out, title, rows, draw, note, table)
 
 
 def _with_interval(
@@ -413,8 +417,12 @@ def _write(
     rows: Sequence[dict[str, Any]],
     draw: Callable[[Any], None],
     note: str,
+    table: Sequence[dict[str, Any]] | None = None,
 ) -> Path:
-    """Writes results.csv, figure.png and the page README.md; returns the page's path."""
+    """Writes results.csv, figure.png and the page README.md; returns the page's path.
+
+    The page shows `table`, by default the rows of results.csv.
+    """
     from matplotlib.figure import Figure
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -422,15 +430,16 @@ def _write(
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    figure = Figure(figsize=(7, max(3.6, 0.24 * len(rows))), layout="constrained")
+    table = table or rows
+    figure = Figure(figsize=(7, max(3.6, 0.24 * len(table))), layout="constrained")
     axes = figure.subplots()
     axes.set_title(title, fontsize=10, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     draw(axes)
     figure.savefig(folder / "figure.png", dpi=130)
     lines = [f"# {title}", "", f"![{title}](figure.png)", ""]
-    lines += [f"| {' | '.join(rows[0])} |", f"|{'---|' * len(rows[0])}"]
-    lines += [f"| {' | '.join(str(value) for value in row.values())} |" for row in rows]
+    lines += [f"| {' | '.join(table[0])} |", f"|{'---|' * len(table[0])}"]
+    lines += [f"| {' | '.join(str(value) for value in row.values())} |" for row in table]
     lines += ["", f"{note} Data: [results.csv](results.csv).", ""]
     page = folder / "README.md"
     page.write_text("\n".join(lines), encoding="utf-8")
@@ -451,7 +460,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     for name, run, text in (
         ("robustness", robustness, "Score against Gaussian noise on the embeddings."),
-        ("influence", influence, "Influence of each token of a sentence on the output."),
+        ("influence", influence, "Influence of a sentence's tokens on each layer and the output."),
         ("stability", stability_of, "Agreement of outputs when tokens are replaced at random."),
     ):
         each = commands.add_parser(name, help=text, description=text)
@@ -478,8 +487,6 @@ def parser() -> argparse.ArgumentParser:
             add("--label", default="label", metavar="COLUMN", help=label)
         elif name == "influence":
             add("text", metavar="SENTENCE", help="a sentence")
-            layer = "measure the influence on this layer's mean hidden state (counted from 1)"
-            add("--layer", type=_count, help=layer)
         else:
             lines = "text file, one text per line"
             add("--texts", type=Path, required=True, metavar="FILE", help=lines)

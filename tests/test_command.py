@@ -146,7 +146,11 @@ def test_outputs_are_in_the_order_of_the_texts(classifier):
 
 def test_influence_is_the_gradients_norm_for_every_token(classifier, tmp_path, capsys):
     rows = run(tmp_path / "out", "influence", classifier, "a b c")
+    assert [row["layer"] for row in rows] == ["1", "output"] * 5
+    rows = rows[1::2]
     assert [row["token"] for row in rows] == ["[CLS]", "a", "b", "c", "[SEP]"]
+    page = (tmp_path / "out" / "README.md").read_text()
+    assert "| token | layer 1 | output |" in page and "| [CLS] | " in page
     assert "a (" in capsys.readouterr().out
     loaded = command.TextEncoder(classifier)
     ids = np.array([[loaded.vocabulary.tokens.index(row["token"]) for row in rows]])
@@ -170,15 +174,15 @@ def test_influence_on_a_layers_mean_hidden_state(family, tmp_path, monkeypatch):
     model, mask = load_pretrained(folder), np.ones((1, 5), bool)
     tokens = model.embed(np.array([[2, 4, 5, 6, 3]]))
     size = np.sqrt(np.square(tokens).sum(-1).mean())
-    for layer, options in ((1, ("--layer", "1")), (2, ())):
+    rows = run(tmp_path / "out", "influence", folder, "a b c")
+    for layer in (1, 2):
 
         def embedding(x, layer=layer):
             mean = model.forward(x[None], mask).hidden_states[layer, 0].mean(0)
             return mean / jnp.linalg.norm(mean)
 
         slopes = stability.geometric_influence(embedding, tokens, per_token=True)
-        rows = run(tmp_path / "out", "influence", folder, "a b c", *options)
-        measured = [float(row["influence"]) for row in rows]
+        measured = [float(row["influence"]) for row in rows if row["layer"] == str(layer)]
         np.testing.assert_allclose(measured, slopes * size, rtol=1e-2)
 
 
@@ -187,7 +191,7 @@ def test_random_directions_estimate_the_derivative_with_an_error(encoder, tmp_pa
     values = []
     for count in (4, 4096):  # four directions, and all eight coordinates
         monkeypatch.setattr(command, "_PROJECTIONS", count)
-        rows = run(tmp_path / str(count), "influence", encoder, "a b c")
+        rows = run(tmp_path / str(count), "influence", encoder, "a b c")[1::2]  # of two layers
         values.append([float(row["influence"]) for row in rows])
         relative = [float(row["standard_error"]) / float(row["influence"]) for row in rows]
         assert min(relative) > 0.01 if count == 4 else max(relative) < 1e-4
@@ -267,7 +271,6 @@ def test_errors_are_one_line_and_leave_nothing(encoder, classifier, films, pairs
         ("robustness", classifier, f"--dev {tmp_path}/none.csv", "none.csv"),
         ("robustness", classifier, f"--dev {same} --text review", f"{values} 2 rows used of"),
         ("influence", classifier, "", "text 0 is empty"),
-        ("influence", encoder, "a --layer 3", "--layer must be at most 2, got 3"),
         ("stability", encoder, f"--texts {line}", "two or more lines of text, got 1"),
     ):
         assert command.main([name, str(model), *arguments.split(" "), "--out", str(out)]) == 1

@@ -323,6 +323,16 @@ class Encoder(nnx.Module):
             layers = jax.tree.map(lambda *parts: jnp.stack(parts), *outputs)
         return Encoding(hidden.astype(embeddings.dtype), *layers)
 
+    def hidden_states(
+        self, embeddings: Tokens, mask: Mask
+    ) -> Float[Array, "layers batch tokens width"]:
+        """Returns every layer's output."""
+        x, states = self._start(embeddings, mask), []
+        for block in self.blocks:
+            x = block(x, mask).values
+            states.append(x)
+        return jnp.stack(states)
+
     def attention_maps(
         self, embeddings: Tokens, mask: Mask
     ) -> Float[Array, "layers batch heads queries tokens"]:

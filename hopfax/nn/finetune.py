@@ -129,10 +129,9 @@ def replace_attention(
 
     def run(network: Encoder, embeddings: Tokens, types: Array, mask: Mask) -> PretrainedOutput:
         positions = jax.vmap(partial(encoder_positions, first=network.position_offset))(mask)
-        states = [network.embed(embeddings, types, positions=positions)]
-        for block in network.blocks:
-            states.append(block(states[-1], mask).values)
-        return PretrainedOutput(states[-1], jnp.stack(states))
+        first = network.embed(embeddings, types, positions=positions)
+        states = jnp.concatenate([first[None], network.hidden_states(first, mask)])
+        return PretrainedOutput(states[-1], states)
 
     @jax.jit
     def compiled(params: Params, *inputs: Array) -> PretrainedOutput:
