@@ -8,9 +8,11 @@ caches. "product" is the product of the queries and all patterns alone, the firs
 the posterior mean needs a second one of the same size. "bfloat16" is the mean with patterns in
 bfloat16. "8 candidates" is the mean of the eight likeliest patterns only, which skips the second
 product. Errors are those of all results together, relative to the posterior means in float32. The
-temporary memory of `denoise` is XLA's plan; all scores would take 500 MB.
+temporary memory of `denoise` is XLA's plan; all scores would take 500 MB. "Peak memory" is the
+growth of a fresh process during one call, results included.
 """
 
+import sys
 from typing import Any
 
 import jax
@@ -18,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.benchmarks.cases.memory import temporary_bytes
+from experiments.benchmarks.cases.pretrained import peak_bytes
 from experiments.benchmarks.harness import Program
 from experiments.benchmarks.programs import check_equal, compiled, torch_peer
 from hopfax import hopfield
@@ -33,6 +36,9 @@ RATIOS = {
     "PyTorch in blocks / hopfax, mean": None,
     "temporary memory, MB": "≤ 100",
     "temporary memory of the mean, MB": None,
+    "peak memory, MB": None,
+    "PyTorch's peak memory, MB": None,
+    "peak memory of PyTorch in blocks, MB": None,
 }
 SETTINGS = {"30,522 patterns": (4096, 30522, 384)}
 SIGMA = 3.0  # times the patterns' standard deviation: -9.5 dB
@@ -85,7 +91,24 @@ def figures(data_dir: str | None, *sizes: int) -> dict[str, float]:
     return {
         "temporary memory, MB": temporary_bytes(retrieve, *shapes) / 1e6,
         "temporary memory of the mean, MB": temporary_bytes(means, *shapes) / 1e6,
+        **peaks(*sizes),
         **errors,
+    }
+
+
+def peaks(*sizes: int) -> dict[str, float]:
+    """Growth of fresh processes during one call, in megabytes."""
+    if not sys.platform.startswith("linux"):
+        return {}
+    inputs = f"from experiments.benchmarks.cases.denoise import *; inputs = arrays{sizes}; "
+    calls = {"peak memory, MB": "compiled(retrieve, *inputs)"}
+    if torch_peer():
+        theirs = "torch_peer().denoise(*inputs, SIGMA"
+        calls["PyTorch's peak memory, MB"] = f"{theirs})"
+        calls["peak memory of PyTorch in blocks, MB"] = f"{theirs}, block_size=256)"
+    return {
+        name: peak_bytes(f"{inputs} call = {make}", "jax.block_until_ready(call())") / 1e6
+        for name, make in calls.items()
     }
 
 
