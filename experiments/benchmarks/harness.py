@@ -283,6 +283,9 @@ def line_of(label: str, goal: str | None, rows: pd.DataFrame, device: str) -> tu
 
 
 def with_quartiles(row: pd.Series, digits: str = "#.3g") -> str:
-    """A median with its quartiles, three significant digits."""
-    median, low, high = (f"{row[each]:{digits}}".rstrip(".") for each in ("median", "low", "high"))
+    """A median with its quartiles, three significant digits or whole thousands."""
+    numbers = (row[each] for each in ("median", "low", "high"))
+    median, low, high = (
+        f"{each:,.0f}" if each >= 1000 else f"{each:{digits}}".rstrip(".") for each in numbers
+    )
     return median if pd.isna(row.low) else f"{median} [{low}, {high}]"
