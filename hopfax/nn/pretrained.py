@@ -296,13 +296,13 @@ def _find_family(raw: Mapping[str, Any]) -> tuple[_Family, Config]:
 
 def _labels(config: Config) -> tuple[str, ...]:
     names = config.get("architectures", ())
-    if not any(name.endswith("ForSequenceClassification") for name in names):
+    if not any(str(name).endswith("ForSequenceClassification") for name in names):
         return ()
     # `transformers` does not write the default.
     labels = config.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
     if set(labels) != {str(number) for number in range(len(labels))}:
         raise ValueError(f"id2label must name the labels 0, 1, ..., got {labels}")
-    return tuple(labels[str(number)] for number in range(len(labels)))
+    return tuple(str(labels[str(number)]) for number in range(len(labels)))
 
 
 # -- Tensors ---------------------------------------------------------------------------------------
