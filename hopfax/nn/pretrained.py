@@ -53,7 +53,7 @@ class Pretrained(NamedTuple):
             they include the `pooler` and `classifier` that `text_classifier` uses.
         max_length: Maximum number of tokens of a text.
         labels: Names of the classes of a BERT or RoBERTa for sequence classification, one if it is
-            for regression; () for all other models.
+            for regression; () for all other models, and if a text may have several labels.
     """
 
     embed: Callable[..., Float[Array, "batch tokens width"]]
@@ -296,7 +296,8 @@ def _find_family(raw: Mapping[str, Any]) -> tuple[_Family, Config]:
 
 def _labels(config: Config) -> tuple[str, ...]:
     names = config.get("architectures", ())
-    if not any(str(name).endswith("ForSequenceClassification") for name in names):
+    classifies = any(str(name).endswith("ForSequenceClassification") for name in names)
+    if not classifies or config.get("problem_type") == "multi_label_classification":
         return ()
     # `transformers` does not write the default.
     labels = config.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
