@@ -96,6 +96,8 @@ def predictions(cell: Cell, condition: Condition) -> CellPredictions:
     key = condition.key(cell)
     if cell.without_memory:
         key = {"condition": key, "memory": "one site"}
+    if cell.loud:
+        key = {"condition": key, "loud": "log odds"}
     path = cell.folder / "predictions" / f"{type(condition).__name__.lower()}-{identifier(key)}.npz"
     if path.exists():
         with np.load(path) as stored:

@@ -43,6 +43,8 @@ class Variant:
         precision: Floating-point type of the blocks.
         memory: Whether token embeddings are retrieved from the vocabulary when the model is tested
             (`hopfax.nn.with_memory`), with the token frequencies of the training texts as prior.
+        loud: Whether tokens that tell the classes apart are louder when the model is tested, see
+            `cells.with_loud_tokens`.
         paper: Name of its row in the paper's tables, if it has one.
     """
 
@@ -58,12 +60,13 @@ class Variant:
     weight_decay: float = WEIGHT_DECAY
     precision: Literal["float32", "bfloat16"] = "float32"
     memory: bool = False
+    loud: bool = False
     paper: str | None = None
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings that determine the trained model: no names, no unused settings."""
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        del fields["title"], fields["paper"], fields["memory"]
+        del fields["title"], fields["paper"], fields["memory"], fields["loud"]
         if self.kind != "robertha":
             del fields["preset"]
         if self.kind == "pretrained":
@@ -174,6 +177,9 @@ VARIANTS: dict[str, Variant] = {
 }
 
 
+VARIANTS["pretrained-loud"] = dataclasses.replace(
+    VARIANTS["pretrained"], title="fine-tuned encoder, loud tokens", loud=True
+)
 # Models that are also tested with memory; no model is trained with it.
 for _name in (
     "tinybert", "tinybert-mean", "freelb", "noise-trained", "noise-trained-mean", "robertha",

@@ -79,6 +79,30 @@ def test_memory_tests_the_same_trained_model(trained, monkeypatch):
     assert error[True] < 0.7 * error[False]
 
 
+def test_tokens_that_tell_classes_apart_are_louder(trained):
+    _, _, cell = trained
+    loud = cells.with_loud_tokens(cell)
+    before, after = (each.params["tokens"]["embedding"] for each in (cell, loud))
+    gains = np.linalg.norm(after, axis=-1) / np.linalg.norm(before, axis=-1)
+    train = cell.data.train
+    tokens = [
+        np.concatenate(
+            [row[:n] for row, n in zip(train.ids[of, 0], train.lengths[of, 0], strict=True)]
+        )
+        for of in (train.labels == 0, train.labels == 1)
+    ]
+    token = int(gains[0].argmax())
+    zero, one = (
+        (np.sum(each == token) + 5) / (len(each) + 5 * cell.data.vocab_size) for each in tokens
+    )
+    np.testing.assert_allclose(gains[:, token], 1 + abs(np.log(one / zero)), rtol=1e-4)
+    assert gains.min() > 0.999 and gains.max() > 1.2
+    clean, noise = CLEAN[0], conditions.Gaussian(site="token", protocol="matched", level=1.0)
+    for condition in (clean, noise):
+        logits = [conditions.predictions(each, condition).logits for each in (cell, loud)]
+        assert not np.allclose(*logits)
+
+
 def test_the_gain_of_memory_has_an_interval_over_rows(trained):
     _, flags, plain = trained
     noise = conditions.Gaussian(site="token", protocol="matched", level=2.0)
