@@ -418,8 +418,8 @@ def page() -> report.Page:
     return report.Page(
         title="Results",
         answer=(
-            f"**We tested {len(scored)} differences that the Robertha paper reports, with equal "
-            f"noise for both models: {report.joined(parts)}.**"
+            f"**We tested {len(scored)} differences that the Robertha paper reports, with the "
+            f"same corruption for both models: {report.joined(parts)}.**"
         ),
         pictures={
             "claims": report.forest(

@@ -208,8 +208,7 @@ def robustness(flags: argparse.Namespace) -> Path:
         if not (encoder.labels or flags.pair):
             raise ValueError(
                 f"{flags.folder} has no labels (a classifier is read from BERT and RoBERTa "
-                "only): pass --pair and a numeric --label column to score text similarity, or use "
-                "a folder written by hopfax.Classifier.save"
+                "only). To score text similarity, pass --pair and a numeric --label column"
             )
         if not all(isinstance(label, int | float) and np.isfinite(label) for label in labels):
             raise ValueError(
@@ -290,7 +289,7 @@ def stability_of(flags: argparse.Namespace) -> Path:
         x = [100 * row["replaced"] for row in rows]
         bars = [[row["score"] - row["low"], row["high"] - row["score"]] for row in rows]
         axes.errorbar(x, [row["score"] for row in rows], np.transpose(bars), marker="o")
-        axes.set(xlabel="redrawn tokens, %", ylabel="cosine with the clean output")
+        axes.set(xlabel="replaced tokens, %", ylabel="cosine with the clean output")
 
     note = (
         "Each token is kept with probability (1 + ρ)/2 and otherwise drawn uniformly from the "
@@ -355,8 +354,8 @@ def influence(flags: argparse.Namespace) -> Path:
 
     note = (
         "Influence of a token on a layer's mean hidden state, and on the output: norm of its "
-        "derivative with respect to the token's embedding, times the embedding's size; mean over "
-        f"{_DRAWS} noisy copies at {_DRAWS_DB:g} dB ± standard error (Noise Stability of "
+        "derivative with respect to the token's embedding, times the embeddings' RMS norm; mean "
+        f"over {_DRAWS} noisy copies at {_DRAWS_DB:g} dB ± standard error (Noise Stability of "
         "Transformer Models, section 3)."
     )
     title = f"{Path(flags.folder).name}: influence of tokens"

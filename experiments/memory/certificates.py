@@ -62,7 +62,7 @@ TEMPERATURES = (0.1, 0.2, 0.4)  # of the surrogates, in units of the RMS norm of
 NUM_ROUNDS = 4  # of substitution
 THEOREM = (
     "Theorem on basins (Ramsauer et al., 2021, Hopfield Networks is All You Need, appendix): if a "
-    "stored vector's product with itself exceeds that with every other one by 2/(βN) + "
+    "stored vector's squared norm exceeds its inner product with every other one by 2/(βN) + "
     "log(2(N − 1)NβM²)/β, it attracts all states within 1/(βNM); β = 1/σ², N vectors of norm at "
     "most M. The update has no prior and no bias."
 )
@@ -526,7 +526,8 @@ def page(folder: Path) -> Page:
         effect = "does not change" if unchanged else f"falls to {nearest}"
         sentences.append(
             f"**If each token moves by at most {whole[-1]:g} times the RMS norm of a token, the "
-            "nearest-token decoder provably returns the original tokens of every text of STS-B.** "
+            "nearest-token decoder provably returns the original tokens of every text of STS-B's "
+            "development set.** "
             f"On {num_pairs:.0f} pairs, the strongest of our attacks at this radius lowers the "
             f"score from {clean} to {plain} without denoising; with the nearest token, the score "
             f"{effect}. At a radius of {radii[-1]:g}, the score with the nearest token falls to "
@@ -549,9 +550,10 @@ def page(folder: Path) -> Page:
         sentences.append(
             "The theorem on basins of Hopfield networks (see the notes) guarantees far less: at "
             f"{decibels(db)}, it applies to {well[db]:.0f} % of the vocabulary, within "
-            f"{basin[db]:.0e} RMS norms of a vector. The nearest token is exact within "
-            f"{frame[frame.metric == 'half distance'].score.iloc[0]:.2f} (median), and this noise "
-            f"has a length of {10 ** (-db / 20):.1f}."
+            f"{basin[db]:.0e} RMS norms of a vector. The certified radius is "
+            f"{frame[frame.metric == 'half distance'].score.iloc[0]:.2f} (median). It covers the "
+            f"worst direction; random noise with a norm of {10 ** (-db / 20):.1f}, as here, is "
+            "nearly orthogonal to the differences between tokens, so it is still removed."
         )
     config = read_config(folder)["config"]
     num_steps = config["num_steps"] or BUDGETS[config["budget"]].num_steps
@@ -612,8 +614,8 @@ def page(folder: Path) -> Page:
             "Predicted: product over the tokens of `memory-recovery`'s prediction. The union bound "
             "adds the errors of `hopfield.recovery_bound` over a text's tokens.",
             "As the certificate implies, no gradient attack inside the certified radius changed a "
-            f"token ({tokens:,.0f} tokens and {texts:,.0f} texts, over all radii); substitution "
-            "cannot move a token that little.",
+            f"token ({tokens:,.0f} tokens and {texts:,.0f} texts, counted at each radius); "
+            "substitution cannot move a token that little.",
             *([THEOREM] if well else []),
         ],
     )  # fmt: skip
@@ -627,7 +629,7 @@ def basin_table(
         ["SNR", "theorem applies, % of the vocabulary", "radius of its basins", "noise"],
         [[decibels(db), report.number(well[db]), f"{basin[db]:.0e}", f"{10 ** (-db / 20):.1f}"]
          for db in levels],
-        "What the theorem on basins guarantees, and the length of the noise on a token, both in "
+        "What the theorem on basins guarantees, and the norm of the noise on a token, both in "
         "RMS norms.",
     )  # fmt: skip
 

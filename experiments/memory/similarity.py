@@ -428,8 +428,9 @@ def page(folder: Path) -> Page:
             if len(cosine) and len(answers) == 1:
                 answers.append(
                     f"The output's cosine with the output without noise is {cosine.memory:.2f} "
-                    f"there, and {cosine.none:.2f} without retrieval: encoder and memory together "
-                    "are close to a step function of the noise."
+                    f"there, and {cosine.none:.2f} without retrieval. With retrieval, the output "
+                    "is close to a step function of the noise (second picture); without, it "
+                    "changes steadily."
                 )
         tokens = tidy.select(lines, metric="recovered", task=task, protocol=protocol)
         values = {TITLES[method]: each for method, each in values.items()}

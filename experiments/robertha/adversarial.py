@@ -104,8 +104,9 @@ def page(folder: Path) -> Page:
     return report.Page(
         title=f"Adversarial sets: {names}",
         answer=(
-            f"**On {names}, {above} of {len(sets)} models score above the majority baseline**, "
-            "counting intervals that exclude it."
+            f"**On {names}, {above} of {len(sets)} models score significantly above the majority "
+            "baseline** (95 % interval). Differences between models below it say little about "
+            "robustness."
         ),
         pictures={"adversarial": picture} if len(drawn) else {},
         tables=[
