@@ -193,9 +193,13 @@ class Classifier:
         folder = model_folder(folder)
         document = read_json(folder / "config.json")
         if document.get("model_type") != "hopfax":
-            pretrained, vocabulary = load_pretrained(folder), read_tokenizer(folder)
-            if len(pretrained.labels) < 2:
-                raise ValueError(f"{folder} has no classifier with two or more labels")
+            pretrained = load_pretrained(folder)
+            if (count := len(pretrained.labels)) < 2:
+                raise ValueError(
+                    f"{folder} must be a BERT or RoBERTa for sequence classification with two or "
+                    f"more labels, got {count}"
+                )
+            vocabulary = read_tokenizer(folder)
             model = text_classifier(pretrained, separator=vocabulary.sep_id)
             return cls(model, model.init(jax.random.key(0)), vocabulary, pretrained.labels)
         try:

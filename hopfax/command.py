@@ -110,9 +110,6 @@ class TextEncoder:
         """Returns the output, or with `layer`, from 0, the embedding from that layer's output."""
         if self.causal:
             hidden = self.causal.forward(embeddings, mask, params=params).hidden_states[1:]
-        elif layer is None:
-            encoding = self.model.apply(params, embeddings, mask, method="encode")
-            hidden = encoding.hidden[None]
         else:
             hidden = self.model.apply(params, embeddings, mask, method="hidden_states")
         hidden = hidden[-1 if layer is None else layer]
@@ -208,7 +205,8 @@ def robustness(flags: argparse.Namespace) -> Path:
         if not (encoder.labels or flags.pair):
             raise ValueError(
                 f"{flags.folder} has no labels (a classifier is read from BERT and RoBERTa "
-                "only). To score text similarity, pass --pair and a numeric --label column"
+                "for sequence classification only). To score text similarity, pass --pair and a "
+                "numeric --label column"
             )
         if not all(isinstance(label, int | float) and np.isfinite(label) for label in labels):
             raise ValueError(
@@ -332,6 +330,7 @@ def influence(flags: argparse.Namespace) -> Path:
     scale = float(jnp.sqrt(jnp.square(tokens).sum(-1).mean()))
     each = scale * _finite(each).reshape(len(layers), _DRAWS, -1)
     means, errors = each.mean(1), each.std(1, ddof=1) / np.sqrt(_DRAWS)
+    shares = means / np.maximum(means.max(axis=1, keepdims=True), 1e-30)
     words = [encoder.vocabulary.tokens[number] for number in encoded.ids[0, 0]]
     rows, table = [], []
     for at, word in enumerate(words):
@@ -343,10 +342,9 @@ def influence(flags: argparse.Namespace) -> Path:
                 {"position": at, "token": word, "layer": name.removeprefix("layer ")}
                 | {"influence": influence, "standard_error": standard_error}
             )
-    print(_colored(words, means[-1] / means[-1].max()))
+    print(_colored(words, shares[-1]))
 
     def draw(axes: Any) -> None:
-        shares = means / means.max(axis=1, keepdims=True)
         picture = axes.imshow(shares.T, cmap="Blues", vmin=0, vmax=1, aspect="auto")
         axes.set_yticks(range(len(words)), words)
         axes.set_xticks(range(len(layers)), layers, rotation=45, ha="right")

@@ -283,9 +283,9 @@ def line_of(label: str, goal: str | None, rows: pd.DataFrame, device: str) -> tu
 
 
 def with_quartiles(row: pd.Series, digits: str = "#.3g") -> str:
-    """A median with its quartiles, three significant digits or whole thousands."""
+    """A median with its quartiles, to three significant digits, or to the integer from 1,000."""
     numbers = (row[each] for each in ("median", "low", "high"))
     median, low, high = (
-        f"{each:,.0f}" if each >= 1000 else f"{each:{digits}}".rstrip(".") for each in numbers
+        f"{each:,.0f}" if each >= 999.5 else f"{each:{digits}}".rstrip(".") for each in numbers
     )
     return median if pd.isna(row.low) else f"{median} [{low}, {high}]"

@@ -63,8 +63,8 @@ NUM_ROUNDS = 4  # of substitution
 THEOREM = (
     "Theorem on basins (Ramsauer et al., 2021, Hopfield Networks is All You Need, appendix): if a "
     "stored vector's squared norm exceeds its inner product with every other one by 2/(βN) + "
-    "log(2(N − 1)NβM²)/β, it attracts all states within 1/(βNM); β = 1/σ², N vectors of norm at "
-    "most M. The update has no prior and no bias."
+    "log(2(N − 1)NβM²)/β, a fixed point attracts all states within 1/(βNM); β = 1/σ², "
+    "N vectors of norm at most M. The update has no prior and no bias."
 )
 COLUMNS = similarity.SHARED_COLUMNS
 

@@ -9,7 +9,7 @@ def optional_import(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != name:
+        if error.name != (name := name.partition(".")[0]):
             raise
         extra = "experiments" if name == "tensorflow_datasets" else "pretrained"
         raise ModuleNotFoundError(

@@ -81,7 +81,8 @@ def text_classifier(
             dropout=dropout,
             epsilon=config["layer_norm_eps"],
             num_types=len(pretrained.params["types"]["weight"]),
-            separator=separator,
+            # RoBERTa has only one type in use, whatever the size of its table.
+            separator=separator if config["model_type"] == "bert" else None,
             position_offset=config["max_position_embeddings"] - pretrained.max_length,
             rngs=rngs,
         )
@@ -156,7 +157,7 @@ def _zeros(shapes: Params) -> Params:
 
 
 def _loaded(shapes: Params, params: Params) -> Params:
-    """Returns pretrained parameters as those of an `Encoder`; a classifier only if there is one."""
+    """Returns pretrained parameters in the layout of an `Encoder`."""
 
     def module(loaded: Params, like: Params) -> Params:
         names = {name: "bias" if name == "bias" else "weight" for name in like}

@@ -295,15 +295,20 @@ def _find_family(raw: Mapping[str, Any]) -> tuple[_Family, Config]:
 
 
 def _labels(config: Config) -> tuple[str, ...]:
-    names = config.get("architectures", ())
-    classifies = any(str(name).endswith("ForSequenceClassification") for name in names)
-    if not classifies or config.get("problem_type") == "multi_label_classification":
+    if (
+        "ForSequenceClassification" not in str(config.get("architectures"))
+        or config.get("problem_type") == "multi_label_classification"
+    ):
         return ()
     # `transformers` does not write the default.
-    labels = config.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
-    if set(labels) != {str(number) for number in range(len(labels))}:
-        raise ValueError(f"id2label must name the labels 0, 1, ..., got {labels}")
-    return tuple(str(labels[str(number)]) for number in range(len(labels)))
+    default = {str(number): f"LABEL_{number}" for number in range(config.get("num_labels", 2))}
+    labels = config.get("id2label", default)
+    if not isinstance(labels, dict) or set(labels) != {str(n) for n in range(len(labels) or 1)}:
+        raise ValueError(f"id2label must map 0, 1, ... to names, got {labels}")
+    names = tuple(str(labels[str(number)]) for number in range(len(labels)))
+    if len(set(names)) < len(names):
+        raise ValueError(f"id2label must have distinct names, got {', '.join(names)}")
+    return names
 
 
 # -- Tensors ---------------------------------------------------------------------------------------

@@ -102,6 +102,10 @@ class UniversalEncoder(Encoder):
         taken = end.taken[None, :, None, :]
         return Encoding(end.mixed, layers[0], taken, jnp.ones_like(taken, bool), end.ponder)
 
+    def hidden_states(self, embeddings: Tokens, mask: Mask) -> Any:
+        """Returns the output, as its only layer's."""
+        return self.encode(embeddings, mask).hidden[None]
+
     def attention_maps(self, embeddings: Tokens, mask: Mask) -> Any:
         """Not implemented."""
         raise NotImplementedError("a layer that is applied several times has several maps")

@@ -263,3 +263,13 @@ def test_embeddings_add_positions_and_types_and_the_second_type_follows_the_sepa
     np.testing.assert_allclose(embeddings, expected, rtol=1e-4, atol=1e-5)
     logits = network.classify(network.encode(embeddings, MASK).hidden, MASK)
     assert network(ids, MASK).logits.tolist() == logits.tolist()
+
+
+@pytest.mark.parametrize("build", [tinybert, universal_bert])
+def test_the_last_hidden_state_is_the_encoding(build):
+    model = build(20, 2, width=8, ff_width=8, max_length=4)
+    params = model.init(jax.random.key(0))
+    embeddings, mask = jax.random.normal(jax.random.key(1), (2, 4, 8)), np.ones((2, 4), bool)
+    states = model.apply(params, embeddings, mask, method="hidden_states")
+    encoding = model.apply(params, embeddings, mask, method="encode")
+    np.testing.assert_allclose(states[-1], encoding.hidden, atol=1e-6)

@@ -278,8 +278,10 @@ def test_the_head_for_sequence_classification(tmp_path, family):
         load(tmp_path, family, tensors, **settings)
     with pytest.raises(ValueError, match=f"missing tensor {HEADS_OF[family][1]}"):
         load(tmp_path, family, {name: tensors[name] for name in shapes(family)}, **settings)
-    with pytest.raises(ValueError, match="id2label must name the labels 0, 1"):
+    with pytest.raises(ValueError, match="id2label must map 0, 1"):
         load(tmp_path, family, tensors, **settings, id2label={"1": "yes", "2": "no"})
+    with pytest.raises(ValueError, match="id2label must have distinct names, got a, b, a"):
+        load(tmp_path, family, tensors, **settings, id2label=dict(zip("012", "aba", strict=True)))
     several = {"problem_type": "multi_label_classification"}
     for changes in ({"architectures": ["ForTokenClassification"]}, settings | several):
         assert load(tmp_path, family, tensors, **labels, **changes).labels == ()
