@@ -45,15 +45,15 @@ _BATCH = 64
 class TextEncoder:
     """An encoder as a function of texts: a saved `Classifier`, or a pretrained model.
 
-    The output is the probabilities of the labels, the score of a model for regression, or without
-    labels the text's embedding: the mean of the last hidden state over tokens, scaled to norm 1.
+    The output is the labels' probabilities, a regression model's score, or, without labels, the
+    text's embedding: the mean of the last hidden state over tokens, scaled to norm 1.
 
     Args:
         name: Folder of `Classifier.save`, or a BERT, RoBERTa, GPT-2 or Gemma-2 by folder or name on
             the Hugging Face hub.
 
     Attributes:
-        labels: Names of the classes, one of a model for regression; () without labels.
+        labels: Names of the classes; one name for a regression model; () without labels.
         causal: The model if it is a GPT-2 or Gemma-2, else None.
 
     Raises:
@@ -107,7 +107,7 @@ class TextEncoder:
         *,
         layer: int | Array | None = None,
     ) -> Float[Array, "batch outputs"]:
-        """Returns the output, or with `layer`, from 0, the embedding from that layer's output."""
+        """Returns the output, or the embedding from the output of `layer`, counted from 0."""
         if self.causal:
             hidden = self.causal.forward(embeddings, mask, params=params).hidden_states[1:]
         else:
@@ -200,7 +200,7 @@ def robustness(flags: argparse.Namespace) -> Path:
             f"--label must have two or more values in the {len(labels)} rows used of {flags.dev}"
         )
     if len(encoder.labels) > 1:
-        targets, metric = _numbers(labels, encoder.labels), "accuracy"
+        targets, metric = _class_numbers(labels, encoder.labels), "accuracy"
     else:
         if not (encoder.labels or flags.pair):
             raise ValueError(
@@ -210,7 +210,7 @@ def robustness(flags: argparse.Namespace) -> Path:
             )
         if not all(isinstance(label, int | float) and np.isfinite(label) for label in labels):
             raise ValueError(
-                f"--label must be finite numbers for an encoder without classes: {flags.dev}"
+                f"--label must be finite numbers for a model without classes: {flags.dev}"
             )
         targets, metric = np.asarray(labels, float), "spearman"
         if not encoder.labels:
@@ -249,22 +249,24 @@ def robustness(flags: argparse.Namespace) -> Path:
     return _write(flags.out, title, rows, draw, "Bands: 95 % intervals over the texts.")
 
 
-def _numbers(labels: Sequence[Any], names: Sequence[str]) -> np.ndarray:
-    """Returns the numbers of classes, which are given by name or by number."""
-    given, numbers = list(map(str, labels)), list(map(str, range(len(names))))
-    by_number = set(given) <= set(numbers) and not set(names) & set(numbers)
-    known = numbers if by_number else names
-    if unknown := set(given) - set(known):
+def _class_numbers(labels: Sequence[Any], names: Sequence[str]) -> np.ndarray:
+    """Returns the class numbers of labels, which are names or numbers of classes."""
+    labels, numbers = list(map(str, labels)), list(map(str, range(len(names))))
+    known = numbers if set(labels) <= set(numbers) - set(names) else names
+    if unknown := set(labels) - set(known):
         allowed = ", ".join(names)
         raise ValueError(f"--label must be one of {allowed}, got {', '.join(sorted(unknown))}")
-    return np.array([known.index(label) for label in given])
+    return np.array([known.index(label) for label in labels])
 
 
 def stability_of(flags: argparse.Namespace) -> Path:
     """Measures the agreement of a text's output before and after random token replacement."""
     encoder = TextEncoder(flags.folder)
     if len(encoder.labels) == 1:
-        raise ValueError(f"{flags.folder} must have two or more classes or none, got one output")
+        raise ValueError(
+            "stability requires a model with two or more classes or without labels, got the "
+            f"regression model {flags.folder}"
+        )
     lines = flags.texts.read_text(encoding="utf-8").splitlines()
     texts = spread([line.strip() for line in lines if line.strip()], flags.rows)
     if len(texts) < 2:
@@ -336,12 +338,10 @@ def influence(flags: argparse.Namespace) -> Path:
     for at, word in enumerate(words):
         table.append({"token": word})
         for name, mean, error in zip(layers, means[:, at], errors[:, at], strict=True):
-            influence, standard_error = f"{mean:.4g}", f"{error:.2g}"
-            table[-1][name] = f"{influence} ± {standard_error}"
-            rows.append(
-                {"position": at, "token": word, "layer": name.removeprefix("layer ")}
-                | {"influence": influence, "standard_error": standard_error}
-            )
+            numbers = {"influence": f"{mean:.4g}", "standard_error": f"{error:.2g}"}
+            table[-1][name] = " ± ".join(numbers.values())
+            place = {"position": at, "token": word, "layer": name.removeprefix("layer ")}
+            rows.append(place | numbers)
     print(_colored(words, shares[-1]))
 
     def draw(axes: Any) -> None:

@@ -130,10 +130,10 @@ def test_robustness_of_a_regression_is_the_correlation_of_its_scores(pairs, tmp_
 
 
 def test_labels_that_are_numbers_are_names_first():
-    assert command._numbers(["2", "1"], ("1", "2", "3")).tolist() == [1, 0]
-    assert command._numbers([1, 0], ("bad", "good")).tolist() == [1, 0]
+    assert command._class_numbers(["2", "1"], ("1", "2", "3")).tolist() == [1, 0]
+    assert command._class_numbers([1, 0], ("bad", "good")).tolist() == [1, 0]
     with pytest.raises(ValueError, match="--label must be one of 1, 2, got 0"):
-        command._numbers([0, 1], ("1", "2"))
+        command._class_numbers([0, 1], ("1", "2"))
 
 
 def test_outputs_are_in_the_order_of_the_texts(classifier):

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -164,7 +164,7 @@ def separations(table: np.ndarray) -> np.ndarray:
     for start in range(0, len(table), 2048):
         products = table[start : start + 2048] @ table.T
         places = np.arange(len(products)), start + np.arange(len(products))
-        own = products[places].copy()
+        own = products[places]
         products[places] = -np.inf
         parts.append(own - products.max(axis=1))
     return np.concatenate(parts)
@@ -545,7 +545,7 @@ def page(folder: Path) -> Page:
             f"{read['bound'][db]:.0f} % on average over these texts."
         )
     well, basin = (at("snr_db", metric=each) for each in ("well separated", "basin"))
-    if safe and well:
+    if safe:
         db = safe[-1]
         sentences.append(
             "The theorem on basins of Hopfield networks (see the notes) guarantees far less: at "
@@ -601,7 +601,13 @@ def page(folder: Path) -> Page:
                 "Gaussian noise of one σ for all texts: texts recovered exactly (σ and frequencies "
                 "known), and cosine of the output with the clean one.",
             ),
-            *([basin_table(levels, well, basin)] if well else []),
+            report.Table(
+                ["SNR", "theorem applies, % of the vocabulary", "radius of its basins", "noise"],
+                [[decibels(db), report.number(well[db]), f"{basin[db]:.0e}",
+                  f"{10 ** (-db / 20):.1f}"] for db in levels],
+                "Share of the vocabulary to which the theorem on basins applies, radius of its "
+                "basins, and norm of the noise on a token (both in RMS norms).",
+            ),
         ],
         notes=[
             f"{num_pairs:.0f} pairs of STS-B with at most {MAX_TOKENS} tokens a text; clean score "
@@ -616,21 +622,8 @@ def page(folder: Path) -> Page:
             "As the certificate implies, no gradient attack inside the certified radius changed a "
             f"token ({tokens:,.0f} tokens and {texts:,.0f} texts, counted at each radius); "
             "substitution cannot move a token that little.",
-            *([THEOREM] if well else []),
+            THEOREM,
         ],
-    )  # fmt: skip
-
-
-def basin_table(
-    levels: Sequence[float], well: Mapping[float, float], basin: Mapping[float, float]
-) -> report.Table:
-    """Returns the theorem's basins beside the noise."""
-    return report.Table(
-        ["SNR", "theorem applies, % of the vocabulary", "radius of its basins", "noise"],
-        [[decibels(db), report.number(well[db]), f"{basin[db]:.0e}", f"{10 ** (-db / 20):.1f}"]
-         for db in levels],
-        "What the theorem on basins guarantees, and the norm of the noise on a token, both in "
-        "RMS norms.",
     )  # fmt: skip
 
 

@@ -30,8 +30,6 @@ def text_classifier(
 ) -> Functional[Encoder]:
     """Returns a pretrained encoder with mean pooling and a new classifier, to fine-tune.
 
-    Without `num_outputs`, pooling and classifier are the loaded model's own.
-
     Args:
         pretrained: BERT or RoBERTa, from `load_pretrained`.
         num_outputs: Classes, or 1 for regression and for scoring choices. None keeps the loaded
@@ -42,8 +40,8 @@ def text_classifier(
         **options: Options of the attention layers, such as `beta`.
 
     Returns:
-        `init(key)`, which returns the pretrained parameters, with a new classifier drawn from
-        N(0, 0.02^2), and `apply`.
+        `init(key)`, which returns the pretrained parameters and, with `num_outputs`, a new
+        classifier drawn from N(0, 0.02^2); and `apply`.
 
     Raises:
         ValueError: The model is not an encoder, its activation is not GELU, or `num_outputs` is
@@ -163,8 +161,7 @@ def _loaded(shapes: Params, params: Params) -> Params:
         names = {name: "bias" if name == "bias" else "weight" for name in like}
         return {name: loaded[names[name]].astype(like[name].dtype) for name in like}
 
-    outer = shapes.keys() & params.keys()
-    filled = {name: module(params[name], shapes[name]) for name in outer}
+    filled = {n: module(params[n], shapes[n]) for n in shapes.keys() & params.keys()}
     filled["blocks"] = {}
     for number, like in shapes["blocks"].items():
         layer = jax.tree.map(lambda leaf, at=int(number): leaf[at], params["layers"])

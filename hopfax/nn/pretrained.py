@@ -52,8 +52,8 @@ class Pretrained(NamedTuple):
         params: Parameters, those of all layers stacked along the first axis. With `labels`,
             they include the `pooler` and `classifier` that `text_classifier` uses.
         max_length: Maximum number of tokens of a text.
-        labels: Names of the classes of a BERT or RoBERTa for sequence classification, one if it is
-            for regression; () for all other models, and if a text may have several labels.
+        labels: Class names of a BERT or RoBERTa for sequence classification, one for a regression
+            model; () for all others, multi-label models included.
     """
 
     embed: Callable[..., Float[Array, "batch tokens width"]]
