@@ -194,9 +194,9 @@ def number(value: float, digits: int = 1) -> str:
     return text.replace("-", "−") if float(text) else text.lstrip("-")
 
 
-def signed(value: float) -> str:
+def signed(value: float, digits: int = 1) -> str:
     """A difference with its sign."""
-    text = number(value)
+    text = number(value, digits)
     return text if text == "n/a" or text.startswith("−") or not float(text) else f"+{text}"
 
 
@@ -207,14 +207,20 @@ def bracketed(row: Any, digits: int = 1) -> str:
 
 
 def with_interval(row: Mapping[str, Any] | pd.Series) -> str:
-    """A difference with its 95 % interval, in bold where that excludes zero."""
+    """A difference with its 95 % interval, in bold where that excludes zero.
+
+    One decimal, or as many as show that the interval excludes zero.
+    """
     mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
     if not np.isfinite(mean):
         return "–"
     if not np.isfinite(low):
         return f"{signed(mean)} [n/a]"
-    text = f"{signed(mean)} [{signed(low)}, {signed(high)}]"
-    return f"**{text}**" if low > 0 or high < 0 else text
+    excludes_zero, digits = low > 0 or high < 0, 1
+    while excludes_zero and not round(min(abs(low), abs(high)), digits):
+        digits += 1
+    text = f"{signed(mean, digits)} [{signed(low, digits)}, {signed(high, digits)}]"
+    return f"**{text}**" if excludes_zero else text
 
 
 def plain_interval(row: Mapping[str, Any] | pd.Series) -> str:

@@ -197,14 +197,16 @@ def row(claim: Difference) -> list[str]:
 
 def verdict(claim: Difference, summary: pd.Series) -> str:
     """What our interval says about the claim, if the models score above the majority baseline."""
-    if ":" not in claim.task:  # an adversarial set has no clean scores
-        rows = results(claim.folder)
-        constants = gaussian.constants(rows)
-        unlearned = gaussian.not_learned(rows.scores, constants).index
-        if {(claim.task, each["model"]) for each in (claim.ours, claim.theirs)} & set(unlearned):
-            return NOT_LEARNED
-        if all(len(gaussian.near_baseline(each, constants)) for each in compared(claim)):
-            return AT_BASELINE
+    rows = results(claim.folder)
+    constants = gaussian.constants(rows)
+    unlearned = gaussian.not_learned(rows.scores, constants).index
+    learned = not {(claim.task, each["model"]) for each in (claim.ours, claim.theirs)} & {
+        *unlearned
+    }
+    if not learned and ":" not in claim.task:  # an adversarial set has no clean scores
+        return NOT_LEARNED
+    if all(len(gaussian.near_baseline(each, constants)) for each in compared(claim)):
+        return AT_BASELINE
     return MEANING[tidy.verdict(summary.low, summary.high, claim.paper)]
 
 

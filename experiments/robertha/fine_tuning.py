@@ -71,8 +71,29 @@ def page(folder: Path) -> Page:
         each,
         title=each.title.replace("Robustness to Gaussian noise", "Fine-tuned encoders under noise"),
         answer=answer(measured.scores, measured.titles, constants) or each.answer,
-        tables=[*each.tables, clean_scores(measured.scores, measured.titles, constants)],
+        tables=[
+            *each.tables,
+            by_level(measured.scores, measured.titles),
+            clean_scores(measured.scores, measured.titles, constants),
+        ],
     )
+
+
+def leads(scores: pd.DataFrame) -> pd.DataFrame:
+    """Returns differences from the first model at the same SNR for each text, at each level."""
+    table = gaussian.differences(scores, baseline=gaussian.reference(list(scores.model.unique())))
+    table = tidy.select(table, protocol="matched", site="token").sort_values("level", kind="stable")
+    return table.assign(noise=[gaussian.noise_label("matched", each) for each in table.level])
+
+
+def by_level(scores: pd.DataFrame, titles: Mapping[str, str]) -> Table:
+    """Returns the table of these differences, a column per level."""
+    table = leads(scores)
+    lines = table.task.map(titles) + ", " + table.model.map(titles)
+    lines = tidy.ordered(table.assign(line=lines), "model", list(scores.model.unique()))
+    baseline = titles[gaussian.reference(list(scores.model.unique()))]
+    caption = f"Score minus {baseline} at the same SNR for each text."
+    return report.pivot(lines, index="line", columns="noise", caption=caption)
 
 
 def clean_scores(
@@ -105,12 +126,20 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[s
     levels = tidy.select(scores, protocol="matched").level
     high, low = (gaussian.noise_label("matched", each) for each in (levels.min(), levels.max()))
     noise = f"with noise at {high}" if high == low else f"averaged over noise from {high} to {low}"
-    sentences = []
+    sentences, levels = [], leads(scores)
     for task, rows in means.groupby("task", sort=False):
         findings: dict[str, list[str]] = {}
         for _, row in rows.iterrows():
             finding = gaussian.finding(rows[rows.model == row.model])
             each = f"{titles[row.model]} ({report.plain_interval(row)})"
+            curve = tidy.select(levels, task=task, model=row.model)
+            # The mean over levels can hide differences of opposite signs.
+            if finding == gaussian.NO_LEAD and tidy.significant(curve):
+                finding = "A difference that depends on the noise"
+                extremes = curve.loc[[curve["mean"].idxmin(), curve["mean"].idxmax()]]
+                extremes = extremes.sort_values("level").iterrows()
+                parts = (f"{report.plain_interval(end)} at {end.noise}" for _, end in extremes)
+                each = f"{titles[row.model]} ({report.joined(parts)})"
             if {(task, row.model), (task, baseline)} & set(unlearned):
                 finding, each = "Not learned, so no verdict", titles[row.model]
             findings.setdefault(finding, []).append(each)

@@ -37,6 +37,7 @@ PROTOCOLS = {
     "models keep the same signal-to-noise ratio.",
     "per-token": "Same SNR per token: σ in units of each token's own root mean square.",
 }
+NO_LEAD = "No detectable lead"
 SAME_DB = 1.0  # models whose mean SNR differs by less count as tested at the same SNR
 # Models of published runs that the current version lacks.
 REMOVED = {"robertha-shannon-matmul": "Robertha, matmul-only ESR"}
@@ -163,10 +164,11 @@ def reference(models: Sequence[str]) -> str:
     return BASELINE if BASELINE in models else models[0]
 
 
-def constants(measured: Measured, name: str = "constants") -> dict[str, float]:
+def constants(measured: Measured) -> dict[str, float]:
     """Returns the majority baseline's score by task, from the rows or from a run's plan."""
-    rows = measured.frame[measured.frame.metric == "constant"].drop_duplicates("task")
-    return {**measured.plan.get(name, {}), **dict(zip(rows.task, rows.score, strict=True))}
+    rows, plan = measured.frame[measured.frame.metric == "constant"], measured.plan
+    rows = dict(zip(rows.task, rows.score, strict=True))
+    return {**plan.get("classes", {}), **plan.get("constants", {}), **rows}
 
 
 def not_learned(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.DataFrame:
@@ -295,7 +297,7 @@ def finding(differences: pd.DataFrame) -> str:
         return "A lead" if above == count else f"A partial lead ({above} of {count} comparisons)"
     if (differences.high < 0).all():
         return "Lower scores"
-    return "No detectable lead"
+    return NO_LEAD
 
 
 def gap(scores: pd.DataFrame, *, model: str = "robertha", baseline: str = BASELINE) -> pd.DataFrame:

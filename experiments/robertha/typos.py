@@ -95,16 +95,19 @@ def page(folder: Path) -> Page:
     if len(models) > 1:
         gaps = tidy.summarize(tidy.average(tidy.difference(scores, model=baseline), "level"))
         noisy = gaps[gaps.corruption != "none"]
-        model = "robertha" if "robertha" in models else noisy.model.iloc[0]
-        attacks = noisy[(noisy.model == model) & (noisy.task == tasks[0])]
-        largest = tidy.largest(attacks)
-        corruptions = report.joined(titles[each] for each in attacks.corruption)
+        findings: dict[str, list[str]] = {}
+        for model, rows in noisy[noisy.task == tasks[0]].groupby("model", sort=False):
+            clear = rows[(rows.low > 0) | (rows.high < 0)]
+            largest = tidy.largest(clear if len(clear) else rows)
+            finding = f"{report.plain_interval(largest)} under {titles[largest.corruption]}"
+            findings.setdefault(gaussian.finding(rows), []).append(f"{titles[model]} ({finding})")
+        parts = [f"**{name}** for {report.joined(each)}." for name, each in findings.items()]
+        corruptions = report.joined(titles[each] for each in noisy.corruption.unique())
         answer = (
-            f"**{gaussian.finding(attacks)} of {titles[model]} over {titles[baseline]} on "
-            f"{titles[tasks[0]]} under {corruptions}**: the largest difference is "
-            f"{report.plain_interval(largest)} points, under {titles[largest.corruption]}, mean "
-            f"over the rates. Over all models, {tidy.clear(noisy)} of {len(noisy)} intervals "
-            "exclude zero."
+            f"On {titles[tasks[0]]} under {corruptions}, relative to {titles[baseline]}: "
+            f"{' '.join(parts)} In brackets: the largest difference in points (the largest that "
+            "excludes zero, if one does), mean over the rates. Over all models, "
+            f"{tidy.clear(noisy)} of {len(noisy)} intervals exclude zero."
         )
         compared = report.pivot(
             gaps.assign(line=gaps.task.map(titles) + ", " + gaps.model.map(titles)),
