@@ -57,6 +57,7 @@ LOOKS = {
     "trained": Look("#0072B2", "o", "-"),
     "random": Look("#8a8a8a", "s", "--"),
     "heads": Look("#D55E00", "^", ":"),
+    "nearest": Look("#009E73", "^", "-."),
     "measured": Look("#333333", "o", "none"),
 }
 OURS = LOOKS["robertha"]
@@ -232,6 +233,7 @@ class Panel(NamedTuple):
         log: Whether the vertical axis is logarithmic.
         mark: Value to mark by a dotted line.
         connected: Whether lines connect the points.
+        formula: Label of lines that points are compared with.
     """
 
     title: str
@@ -240,10 +242,17 @@ class Panel(NamedTuple):
     log: bool = False
     mark: float | None = None
     connected: bool = True
+    formula: str = "formula"
 
 
 def panels(
-    table: pd.DataFrame, specs: Mapping[str, Panel], *, col: str, x: str, hue: str
+    table: pd.DataFrame,
+    specs: Mapping[str, Panel],
+    *,
+    col: str,
+    x: str,
+    hue: str,
+    titles: Mapping[Any, str] | None = None,
 ) -> Figure:
     """Panels with separate axes: points with 95 % bars, joined by lines or with a formula's curve.
 
@@ -254,6 +263,7 @@ def panels(
         col: Column of the panels.
         x: Column of the horizontal axis, numbers.
         hue: Column that tells the lines of a panel apart.
+        titles: What to print for values of `hue`.
     """
     shown = [name for name in specs if (table[col] == name).any()]
     nrows = -(-len(shown) // 2)
@@ -262,28 +272,37 @@ def panels(
         for axes in grid[len(shown) :]:
             axes.remove()
         for axes, name in zip(grid, shown, strict=False):
-            _panel(axes, table[table[col] == name], specs[name], x=x, hue=hue)
+            rows = table[table[col] == name]
+            _panel(axes, rows, specs[name], x=x, hue=hue, titles=titles or {})
     return figure
 
 
-def _panel(axes: Axes, table: pd.DataFrame, spec: Panel, *, x: str, hue: str) -> None:
+def _panel(
+    axes: Axes, table: pd.DataFrame, spec: Panel, *, x: str, hue: str, titles: Mapping[Any, str]
+) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
 
     hues, handles = list(table[hue].unique()), []
+    through_points = False
     for name in hues:
         line = table[table[hue] == name].sort_values(x)
         style = look(name, hues)
+        has_points = line["mean"].notna().any()
         if line.formula.notna().any():
             axes.plot(line[x], line.formula, color=style.color)
-            has_points = line["mean"].notna().any()
-            style = style._replace(dashes="-", marker=style.marker if has_points else "")
-            points = style._replace(dashes="none")
+            through_points |= has_points
+            style = style._replace(**{"dashes": "none"} if has_points else {"marker": ""})
+        elif not spec.connected:
+            style = style._replace(dashes="none")
+        if has_points:
+            ends = np.abs(line[["low", "high"]].sub(line["mean"], axis=0).to_numpy().T)
+            axes.errorbar(line[x], line["mean"], ends, elinewidth=1.5, zorder=3, **_style(style))
         else:
-            points = style = style if spec.connected else style._replace(dashes="none")
-        ends = np.abs(line[["low", "high"]].sub(line["mean"], axis=0).to_numpy().T)
-        axes.errorbar(line[x], line["mean"], ends, elinewidth=1.5, zorder=3, **_style(points))
-        handles.append(Line2D([], [], label=name, **_style(style)))
+            style = style._replace(dashes="-")
+        handles.append(Line2D([], [], label=titles.get(name, str(name)), **_style(style)))
+    if through_points:
+        handles.append(Line2D([], [], label=f"{spec.formula} (same color)", color=FAINT))
     if spec.mark is not None:
         axes.axhline(spec.mark, color=FAINT, ls=":", lw=1.5, zorder=1)
     axes.set(title=spec.title, xlabel=spec.xlabel, ylabel=spec.ylabel)

@@ -1,8 +1,9 @@
 """What does retrieval from the vocabulary guarantee, against an adversary and against noise?
 
 Claims: a perturbation of each token's vector below half the distance to the nearest other vector is
-undone exactly by the nearest vector (`hopfax.hopfield.certified_radius`), and under Gaussian noise
-a text is read without error at least as often as the union bound says (`recovery_bound`).
+undone exactly by the nearest-token decoder (`hopfax.hopfield.certified_radius`); under Gaussian
+noise, a text is read without error at least as often as the union bound says (`recovery_bound`).
+The theorem on basins of Hopfield networks (Ramsauer et al., 2021) guarantees less.
 
 Command: `python -m experiments memory-certificates --pretrained FOLDER --data-dir DIR`; four
 minutes on two cores for six layers of width 384.
@@ -221,7 +222,7 @@ class Surrogate(NamedTuple):
 
     Attributes:
         keep: k, 1 for the encoder as it is, else 0.
-        square: s, 1/(2 temperature^2) for the nearest vector.
+        square: s, 1/(2 temperature^2) for the nearest token.
         log: l, half of the width for memory.
         prior: c, 1 for memory.
     """
@@ -404,7 +405,7 @@ def descent(
 def substitution(reader: Reader, batch: Batch, radius: float) -> np.ndarray:
     """Moves tokens towards those neighbors within reach that raise the gain most, to first order.
 
-    The nearest vector can only be fooled into another token, so this attack searches tokens.
+    The nearest-token decoder can only be fooled into another token, so this attack searches tokens.
     """
     clean, near = reader.table[batch.ids], reader.table[batch.near]
     apart = np.linalg.norm(near - clean[..., None, :], axis=-1)
@@ -563,18 +564,21 @@ def page(folder: Path) -> Page:
         answer=" ".join(sentences),
         pictures={
             "certificates": report.panels(
-                "Certified share of texts, score under attack, texts recovered exactly under noise "
-                "(points: measured; line: predicted), and agreement with the clean output",
+                "Certified share of texts, score under attack, texts recovered exactly under "
+                "noise, and agreement with the clean output",
                 drawn(frame),
                 specs={
                     "certified": Panel("Nearest token: certified texts", radius, "texts, %"),
                     "attack": Panel("Strongest of our attacks, STS-B", radius, SCORES["stsb"]),
-                    "noise": Panel("Texts recovered exactly", SNR, "texts, %"),
+                    "noise": Panel(
+                        "Texts recovered exactly", SNR, "texts, %", formula="predicted"
+                    ),
                     "output": Panel("Agreement with the clean output", SNR, "cosine"),
                 },
                 col="panel",
                 x="x",
                 hue="line",
+                titles=TITLES | TASKS | {"unchanged": "measured", "bound": "union bound"},
             )
         },
         tables=[
@@ -631,11 +635,10 @@ def drawn(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns the points and lines of the picture."""
     panels = {"certified": "certified", "score": "attack", "unchanged": "noise", "bound": "noise",
               "agreement": "output"}  # fmt: skip
-    names = {"unchanged": "measured, predicted", "bound": "union bound"}
-    lines = frame.metric.map(names).fillna(frame.model.map(TITLES))
+    lines = frame.model.where(~frame.metric.isin(["unchanged", "bound"]), frame.metric)
     frame = frame.assign(
         panel=frame.metric.map(panels),
-        line=lines.where(frame.metric != "certified", frame.task.map(TASKS)),
+        line=lines.where(frame.metric != "certified", frame.task),
         x=frame.snr_db.fillna(frame.level),
         formula=frame.score.where(frame.metric.isin(["certified", "bound"])),
         mean=frame.score.where(frame.metric.isin(["score", "unchanged", "agreement"])),
@@ -645,5 +648,5 @@ def drawn(frame: pd.DataFrame) -> pd.DataFrame:
     frame["formula"] = np.where(measured, frame.x.map(predictions), frame.formula)
     # Perturbations of radius zero.
     clean = frame[frame.model == "clean"].head(1)
-    zero = [clean.assign(x=0.0, line=TITLES[system]) for system in SYSTEMS]
+    zero = [clean.assign(x=0.0, line=system) for system in SYSTEMS]
     return pd.concat([*zero, frame[frame.model != "clean"]])

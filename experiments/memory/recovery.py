@@ -7,11 +7,11 @@ vector returns the word or an unrelated one (Asghar et al., 2024, arXiv 2411.137
 Command: `python -m experiments memory-recovery --pretrained FOLDER --data-dir DIR`; two minutes on
 two cores for width 384.
 
-Expected: frequent words, whose vectors are short, are lost first and rare ones last.
+Expected: without a prior, frequent words, whose vectors are short, are lost first.
 
 All tokens get noise of one σ, as where it is added for privacy; the signal-to-noise ratio is that
-of all texts. Special tokens are left out. One reader takes the nearest vector of the vocabulary,
-the other also knows the tokens' frequencies in the training texts; neither knows σ.
+of all texts. Special tokens are left out. One decoder returns the nearest token of the vocabulary,
+the other uses the tokens' frequencies in the training texts as prior; neither knows σ.
 """
 
 from __future__ import annotations
@@ -31,7 +31,14 @@ from scipy.special import log_ndtr, ndtr
 from experiments import report, tidy
 from experiments.figures import SNR, Panel
 from experiments.memory import similarity
-from experiments.memory.similarity import add_noise, decibels, denoiser, encoded, in_batches
+from experiments.memory.similarity import (
+    TITLES,
+    add_noise,
+    decibels,
+    denoiser,
+    encoded,
+    in_batches,
+)
 from experiments.report import Page
 from experiments.settings import Shared, by_budget
 from hopfax import hopfield
@@ -70,7 +77,7 @@ KINDS = {
     "function": "function words",
     "unrelated": "unrelated",
 }
-READERS = {"nearest": "nearest vector", "memory": "frequencies known"}
+DECODERS = ("nearest", "memory")
 PROPERTIES = {
     "frequency": "log₁₀ frequency",
     "norm": "norm of the vector",
@@ -151,7 +158,7 @@ class Texts(NamedTuple):
 def decoder(table: np.ndarray, log_prior: np.ndarray) -> Callable[..., dict[str, jax.Array]]:
     """Returns a compiled function of noisy vectors and sigma: the token ids of each reader."""
     denoise = denoiser(table, log_prior)
-    return jax.jit(lambda x, sigma: {name: denoise(x, sigma)[1][name] for name in READERS})
+    return jax.jit(lambda x, sigma: {name: denoise(x, sigma)[1][name] for name in DECODERS})
 
 
 def measure(
@@ -244,7 +251,7 @@ def predicted(
         table: Vectors of the vocabulary.
         ids: Tokens v.
         sigma: Standard deviation of the noise, known to the reader.
-        log_prior: Log-frequencies; zeros for the nearest vector.
+        log_prior: Log-frequencies; zeros for the nearest token.
     """
     nodes, weights = np.polynomial.hermite_e.hermegauss(16)
     squares = np.sum(np.square(table), axis=1)
@@ -317,7 +324,7 @@ def page(folder: Path) -> Page:
 
     rates = {
         (reader, title): at(metric=metric, model=reader, group="all")
-        for reader in READERS
+        for reader in DECODERS
         for metric, title in (("recovered", "measured"), ("predicted", "predicted"))
     }
     kinds = {name: at(metric="errors", model="nearest", group=name) for name in KINDS}
@@ -327,16 +334,17 @@ def page(folder: Path) -> Page:
         .score
         for reader in ("nearest", "memory")
     )
-    panels = {"all": Panel("All tokens", SNR, "tokens recovered, %")} | {
-        name: Panel(f"By {name}, at {decibels(EXPLAINED)}", title, "tokens recovered, %")
+    recovered = "tokens recovered, %"
+    panels = {"all": Panel("All tokens", SNR, recovered, formula="predicted")} | {
+        name: Panel(f"By {name}, at {decibels(EXPLAINED)}", title, recovered, formula="predicted")
         for name, title in PROPERTIES.items()
     }
     nearest, memory, sentences = rates["nearest", "measured"], rates["memory", "measured"], []
     if half := [db for db in levels if memory[db] > 50]:
         low, lost = half[-1], [db for db in levels if nearest[db] < NEARLY_ALL]
         sentences += [
-            f"**At {decibels(low)}, a decoder that knows token frequencies still recovers "
-            f"{memory[low]:.0f} % of the tokens**; the nearest vector recovers "
+            f"**At {decibels(low)}, a decoder with a frequency prior still recovers "
+            f"{memory[low]:.0f} % of the tokens**; the nearest-token decoder recovers "
             f"{nearest[low]:.0f} %.",
             "arXiv 2411.13784 reports that words recovered wrongly are unrelated to the original "
             "ones. Here, "
@@ -347,17 +355,17 @@ def page(folder: Path) -> Page:
         ]
     if len(by_frequency):
         sentences.append(
-            f"The nearest vector loses frequent tokens first: at {decibels(EXPLAINED)}, it "
+            f"The nearest-token decoder loses frequent tokens first: at {decibels(EXPLAINED)}, it "
             f"recovers {by_frequency.iloc[0]:.0f} % of the rarest tokens and "
-            f"{by_frequency.iloc[-1]:.0f} % of the most frequent ones. With known frequencies, "
+            f"{by_frequency.iloc[-1]:.0f} % of the most frequent ones. With a frequency prior, "
             f"the shares are {with_prior.iloc[0]:.0f} % and {with_prior.iloc[-1]:.0f} %."
         )
     up, goal = levels[::-1], BEAMCLEAN["nearest"]
     if nearest[up[0]] < goal < nearest[up[-1]]:
         score = np.interp(goal, [nearest[db] for db in up], [memory[db] for db in up])
         sentences.append(
-            f"At the SNR where the nearest vector recovers {goal} %, as in BeamClean (see the "
-            f"notes), known frequencies raise this to {score:.0f} %."
+            f"At the SNR where the nearest-token decoder recovers {goal} %, as in BeamClean (see "
+            f"the notes), the prior raises this to {score:.0f} %."
         )
     return report.Page(
         title="How many tokens can be recovered from noisy embeddings",
@@ -371,11 +379,12 @@ def page(folder: Path) -> Page:
                 col="group",
                 x="x",
                 hue="line",
+                titles=TITLES,
             )
         },
         tables=[
             report.Table(
-                ["SNR, dB", *(f"{READERS[reader]}: {metric}" for reader, metric in rates)],
+                ["SNR, dB", *(f"{TITLES[reader]}: {metric}" for reader, metric in rates)],
                 [
                     [report.number(db, 0), *(report.number(each[db]) for each in rates.values())]
                     for db in levels
@@ -389,17 +398,18 @@ def page(folder: Path) -> Page:
                      *(report.number(each.get(db, np.nan), 0) for each in kinds.values())]
                     for db in levels
                 ],
-                "Errors of the nearest vector (% of all tokens) and their kinds (% of the errors).",
+                "Errors of the nearest-token decoder (% of all tokens), and their kinds (% of the "
+                "errors).",
             ),
         ],
         notes=[
             f"{frame[frame.metric == 'recovered'].num_examples.iloc[0]:.0f} tokens; intervals: "
             "bootstrap over the rows. SNR: mean square of the coordinates over σ².",
-            "Predictions are for decoders that know σ. They average over the noise in the "
-            "direction of the token's vector and treat confusions with other tokens as "
-            "independent, which underestimates recovery at low SNR.",
+            "Measured decoders do not know σ; predictions are for decoders that do. Predictions "
+            "average over the noise in the direction of the token's vector and treat confusions "
+            "with other tokens as independent, which underestimates recovery at low SNR.",
             "Kinds are by string rules; inflection: same stem or irregular form.",
-            f"BeamClean (arXiv 2505.13758) reports {goal} % for the nearest vector and "
+            f"BeamClean (arXiv 2505.13758) reports {goal} % for the nearest token and "
             f"{BEAMCLEAN['language model']} % with a language model, on other embeddings, so the "
             "numbers are not directly comparable. The d_X-privacy of arXiv 2411.13784 adds "
             "Laplace noise, whose "
@@ -410,7 +420,7 @@ def page(folder: Path) -> Page:
 
 def drawn(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns the points and lines of the picture."""
-    frame = frame.assign(x=frame.place.fillna(frame.snr_db), line=frame.model.map(READERS))
+    frame = frame.assign(x=frame.place.fillna(frame.snr_db), line=frame.model)
     keys = ["group", "line", "x"]
     formula = frame[frame.metric == "predicted"].set_index(keys).score.rename("formula")
     points = frame[frame.metric.isin(["recovered", "measured"])].rename(columns={"score": "mean"})

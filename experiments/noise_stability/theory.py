@@ -46,7 +46,7 @@ class Budget(NamedTuple):
         steps: Training steps of the trained network.
         tokens: Sequence lengths of attention with unstructured scores; the last one is also that
             of identity scores and of transformers.
-        copies: Group sizes to compare with pairs, on so many `functions`.
+        arc_points: Points of arcs to compare with pairs, on this number of `functions`.
     """
 
     num_samples: int
@@ -55,13 +55,13 @@ class Budget(NamedTuple):
     depth: int
     steps: int
     tokens: tuple[int, ...] = (4, 16)
-    copies: tuple[int, ...] = (4, 16)
+    arc_points: tuple[int, ...] = (4, 8)
     functions: int = 3
 
 
 BUDGETS = {
     # Most of its time is compilation: fewer programs.
-    "smoke": Budget(2_000, 2, 32, 3, 50, tokens=(4,), copies=(4,), functions=1),
+    "smoke": Budget(2_000, 2, 32, 3, 50, tokens=(4,), arc_points=(4,), functions=1),
     "laptop": Budget(50_000, 5, 128, 10, 4_000),
     "paper": Budget(1_000_000, 20, 256, 10, 20_000),
 }
@@ -96,7 +96,7 @@ PANELS = {
     "interval": Panel("stability between its moment bounds", "ρ", "0: lower bound, 1: upper bound"),
     "levels": Panel("network that learns sign(x₀x₁)", "level; 7 and above", "share"),
     "estimators": Panel(
-        "U-statistic against pairs", "ρ", "variance ratio, equal cost", log=True, mark=1.0
+        "arcs relative to pairs, equal cost", "ρ", "variance ratio", log=True, mark=1.0
     ),
 }
 OWN = "other lemmas, bounds and estimators"
@@ -479,10 +479,10 @@ def trained(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
 
 
 def estimators(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
-    """Variance of the U-statistic over groups against pairs, at equal evaluations of the function.
+    """Variance of `noise_stability` with arcs relative to pairs, at equal evaluations.
 
-    Above 1 the groups lose. Each correlation by itself: several at once would share one end of the
-    pairs, and so its evaluations, which groups cannot.
+    Above 1, pairs are better. Each correlation is estimated separately: pairs of several would
+    share their evaluations at X.
     """
     _, fitted = networks(key, budget.steps)
     weights = layers.random_network(key, width=64, depth=1)
@@ -504,37 +504,28 @@ def estimators(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
     evaluations = 2 * max(budget.num_samples // (5 * REPEATS), 250)
     tables = []
     for name, (fn, shape) in list(functions.items())[: budget.functions]:
-        variances = {
-            copies: jax.jit(partial(group_variance, fn, shape, copies, evaluations // copies))
-            for copies in (2, *budget.copies)
-        }
-        for rho in (0.1, 0.5, 0.9):
-            pairs, *groups = (
-                np.array([variance(key, rho) for key in keys]) for variance in variances.values()
+
+        def variance(key: jax.Array, rho: float, points: int, fn: Any = fn, shape: Any = shape):
+            estimate = noise_stability(
+                fn,
+                key,
+                shape=shape,
+                rho=rho,
+                num_samples=evaluations // points,
+                arc_points=points,
+                batch_size=128,
             )
-            for copies, group in zip(budget.copies, groups, strict=True):
-                ratios = group / pairs
+            return estimate.standard_error**2
+
+        compiled = jax.jit(jax.vmap(variance, (0, None, None)), static_argnums=2)
+        for rho in (0.1, 0.5, 0.9):
+            pairs = compiled(keys, rho, 2)
+            for points in budget.arc_points:
+                ratios = np.asarray(compiled(keys, rho, points) / pairs)
                 error = ratios.std(ddof=1) / REPEATS**0.5
-                title = f"{name}, {copies} copies"
+                title = f"{name}, {points} points"
                 tables.append(rows("estimators", title, [rho], [ratios.mean()], error))
     return tables
-
-
-def group_variance(
-    fn: Any, shape: tuple[int, ...], copies: int, count: int, key: jax.Array, rho: float
-) -> jax.Array:
-    """Variance of the mean of `count` groups, each the mean product of two of its copies."""
-
-    def group(key: jax.Array) -> jax.Array:
-        for_common, for_own = jax.random.split(key)
-        own = jax.random.normal(for_own, (copies, *shape))
-        common = jax.random.normal(for_common, shape)
-        outputs = jax.vmap(fn)(rho**0.5 * common + (1 - rho) ** 0.5 * own)
-        total = jnp.sum(jnp.sum(outputs, axis=0) ** 2) - jnp.sum(outputs**2)
-        return total / (copies * (copies - 1))
-
-    products = jax.lax.map(group, jax.random.split(key, count), batch_size=128)
-    return jnp.var(products, ddof=1) / count
 
 
 # Part of the run -> function, number of its key.

@@ -120,7 +120,7 @@ def one_pair(fn, key, *, shape, rho, pair=gaussian_pair, per_output=False, **_):
     return Estimate(products, jnp.ones_like(products), 1)
 
 
-TINY = theory.Budget(1000, 2, 8, 2, 1, tokens=(4,), copies=(4,), functions=1)
+TINY = theory.Budget(1000, 2, 8, 2, 1, tokens=(4,), arc_points=(4,), functions=1)
 
 
 def test_a_run_measures_every_panel_and_writes_its_page(tmp_path, monkeypatch):
