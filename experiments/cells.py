@@ -87,7 +87,7 @@ class Cell(NamedTuple):
         without_memory: The same model without memory, if this one retrieves its token embeddings
             from its vocabulary; None if it does not.
         at_embedding: The predictor that retrieves after the embedding LayerNorm instead, for noise
-            at that site; None without memory, and for models with token types.
+            at that site; None without memory, and for models without this LayerNorm.
         loud: Whether its tokens are scaled by `with_loud_tokens`.
     """
 
@@ -192,8 +192,7 @@ def with_memory(cell: Cell, sharding: Sharding | None = None) -> Cell:
         "log_scale": jnp.zeros((seeds, width)),
     }
     model, at_embedding = nn.with_memory(cell.model), None
-    # Token types of noisy embeddings are unknown.
-    if "norm" in cell.params and "types" not in cell.params:
+    if "norm" in cell.params:
         after = nn.with_memory(cell.model, site="embedding")
         at_embedding = make_predictor(after, sharding=sharding)
     return cell._replace(

@@ -20,6 +20,7 @@ from hopfax.nn.precision import layer_norm, linear
 
 Pooling = Literal["mean", "cls"]
 Site = Literal["token", "embedding"]
+Types = Int[Array, "batch tokens"] | None
 
 
 class Attention(Protocol):
@@ -242,7 +243,8 @@ class Encoder(nnx.Module):
             raise ValueError(f'pooling must be "mean" or "cls", got {pooling!r}')
         if remat and stop_gradient_keys:
             raise ValueError("remat requires identical blocks, so stop_gradient_keys must be False")
-        self.memory: dict[Site, Callable[[Encoder, Tokens], Tokens]] = {}  # see `with_memory`
+        # See `with_memory`.
+        self.memory: dict[Site, Callable[[Encoder, Tokens, Types], Tokens]] = {}
         self.embedding_scale, self.separator = embedding_scale, separator
         self.padding_idx = padding_idx
         self.max_length, self.position_offset = max_length, position_offset
@@ -284,7 +286,7 @@ class Encoder(nnx.Module):
     def embed(
         self,
         tokens: Tokens,
-        types: Int[Array, "batch tokens"] | None = None,
+        types: Types = None,
         *,
         positions: Int[Array, "batch tokens"] | None = None,
         key: Key = None,
@@ -300,7 +302,7 @@ class Encoder(nnx.Module):
                 f"{tokens.shape[-2]}"
             )
         if recall := self.memory.get("token"):
-            tokens = recall(self, tokens)
+            tokens = recall(self, tokens, types)
         if positions is None:
             positions = self.position_offset + jnp.arange(tokens.shape[-2])[None]
         embeddings = tokens + self.embedding_scale * self.positions(positions)
@@ -310,9 +312,18 @@ class Encoder(nnx.Module):
         embeddings = embeddings if self.norm is None else self.norm(embeddings)
         return dropout(key, embeddings, self.dropout)
 
-    def encode(self, embeddings: Tokens, mask: Mask, *, key: Key = None) -> Encoding:
-        """Runs the blocks, in their own precision. `mask` is True at real tokens."""
-        hidden = self._start(embeddings, mask)
+    def encode(
+        self, embeddings: Tokens, mask: Mask, types: Types = None, *, key: Key = None
+    ) -> Encoding:
+        """Runs the blocks, in their own precision.
+
+        Args:
+            embeddings: From `embed`, with or without noise.
+            mask: True at real tokens.
+            types: As for `embed`; used only by `with_memory` at the embedding site.
+            key: Key for dropout; None for none.
+        """
+        hidden = self._start(embeddings, mask, types)
         if self.remat:
             hidden, layers = scan_modules(partial(self._layer, mask, key), self.blocks, hidden)
         else:
@@ -344,10 +355,10 @@ class Encoder(nnx.Module):
             x = block(x, mask).values
         return jnp.stack(maps)
 
-    def _start(self, embeddings: Tokens, mask: Mask) -> Tokens:
+    def _start(self, embeddings: Tokens, mask: Mask, types: Types = None) -> Tokens:
         """Returns the blocks' input, with zeros for padding if keys are masked."""
         if recall := self.memory.get("embedding"):
-            embeddings = recall(self, embeddings)
+            embeddings = recall(self, embeddings, types)
         # 0 * nan would reach the gradients of shared weights.
         if getattr(self.blocks[0].attention, "mask_keys", True):
             embeddings = jnp.where(mask[..., None], embeddings, 0)
@@ -382,7 +393,8 @@ class Encoder(nnx.Module):
         keys = (None, None, None) if key is None else jax.random.split(key, 3)
         tokens = self.embed_tokens(ids)
         tokens = tokens if added.token is None else tokens + added.token
-        embeddings = self.embed(tokens, self.token_types(ids), key=keys[0])
+        types = self.token_types(ids)
+        embeddings = self.embed(tokens, types, key=keys[0])
         embeddings = embeddings if added.embedding is None else embeddings + added.embedding
-        encoding = self.encode(embeddings, mask, key=keys[1])
+        encoding = self.encode(embeddings, mask, types, key=keys[1])
         return Classification(self.classify(encoding.hidden, mask, key=keys[2]), encoding)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from hopfax.hopfield import denoise, denoise_normalized
-from hopfax.nn.encoder import Encoder, Site, Tokens
+from hopfax.nn.encoder import Encoder, Site, Tokens, Types
 from hopfax.nn.functional import Functional, Method, Params, call
 
 
@@ -61,11 +61,11 @@ def with_memory(model: Functional[Encoder], *, site: Site = "token") -> Function
     Args:
         model: From `tinybert`, `robertha`, `text_classifier`, ...
         site: Site of the noise: `"token"`, the token vectors before positions and LayerNorm, or
-            `"embedding"`, the LayerNorm's output, whose patterns depend on the position.
+            `"embedding"`, the LayerNorm's output, whose patterns depend on position and token type.
 
     Raises:
-        ValueError: `site` is neither of these, or is `"embedding"` and the encoder has token types
-            or no embedding LayerNorm.
+        ValueError: `site` is neither of these, or is `"embedding"` and the encoder has no
+            embedding LayerNorm.
 
     Example:
         >>> import jax
@@ -75,35 +75,35 @@ def with_memory(model: Functional[Encoder], *, site: Site = "token") -> Function
         ['log_prior', 'log_scale']
     """
 
-    def at_token(memory: Params, network: Encoder, tokens: Tokens) -> Tokens:
+    def at_token(memory: Params, network: Encoder, tokens: Tokens, types: Types) -> Tokens:
         return recall(tokens, network.embedding_scale * network.tokens.embedding[...], **memory)
 
-    def at_embedding(memory: Params, network: Encoder, embeddings: Tokens) -> Tokens:
+    def at_embedding(memory: Params, network: Encoder, embeddings: Tokens, types: Types) -> Tokens:
         norm = network.norm
         assert norm and norm.scale and norm.bias
         options = {"scale": norm.scale[...], "bias": norm.bias[...], "epsilon": norm.epsilon}
         table = network.embedding_scale * network.tokens.embedding[...]
         positions = network.position_offset + jnp.arange(embeddings.shape[-2])
-        offsets = network.embedding_scale * network.positions(positions)
+        offsets, texts = network.positions(positions), None
+        if network.types is not None:
+            types = jnp.zeros(embeddings.shape[:-1], int) if types is None else types
+            offsets, texts = offsets + network.types(types), 0
+        offsets *= network.embedding_scale
 
         def recalled(row: Array, offset: Array) -> Array:
             prior = memory["log_prior"]
             return denoise_normalized(row, table, offset, log_prior=prior, **options).value
 
-        return jax.vmap(jax.vmap(recalled), in_axes=(0, None))(embeddings, offsets)
+        # Without types, all texts share the offsets, and their products with the table.
+        return jax.vmap(jax.vmap(recalled), in_axes=(0, texts))(embeddings, offsets)
 
     recalls = {"token": at_token, "embedding": at_embedding}
     if site not in recalls:
         raise ValueError(f'site must be "token" or "embedding", got {site!r}')
     if site == "embedding":
-        types, norm = model.apply(
-            jax.eval_shape(model.init, jax.random.key(0)),
-            method=lambda network: (network.types is not None, network.norm is not None),
-        )
-        if types or not norm:
-            raise ValueError(
-                'site "embedding" requires an encoder with a LayerNorm and without token types'
-            )
+        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        if not model.apply(shapes, method=lambda network: network.norm is not None):
+            raise ValueError('site "embedding" requires an encoder with an embedding LayerNorm')
 
     def init(key: PRNGKeyArray) -> Params:
         params = model.init(key)

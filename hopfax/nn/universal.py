@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from hopfax.nn.attention import Key, Mask, Tokens
-from hopfax.nn.encoder import Encoder, Encoding, embedding
+from hopfax.nn.encoder import Encoder, Encoding, Types, embedding
 from hopfax.nn.precision import linear
 
 _THRESHOLD = 0.99  # below 1, so that a token can halt at the first step
@@ -68,14 +68,16 @@ class UniversalEncoder(Encoder):
         self.steps = embedding(num_steps, width, rngs=rngs) if num_steps > 1 else None
         self.halt = linear(width, 1, rngs=rngs) if halting else None
 
-    def encode(self, embeddings: Tokens, mask: Mask, *, key: Key = None) -> Encoding:
-        """Runs the block `num_steps` times. `mask` is True at real tokens."""
+    def encode(
+        self, embeddings: Tokens, mask: Mask, types: Types = None, *, key: Key = None
+    ) -> Encoding:
+        """Runs the block `num_steps` times, with the arguments of `Encoder.encode`."""
 
         def apply(x: Tokens, number: Array) -> tuple[Tokens, Tokens, tuple[Array, ...]]:
             start = x if self.steps is None else x + self.steps(number).astype(x.dtype)
             return start, *self._layer(mask, key, self.blocks[0], start, number)
 
-        x = self._start(embeddings, mask)
+        x = self._start(embeddings, mask, types)
         if self.halt is None:
             end, layers = self._repeat(lambda x, number: apply(x, number)[1:], x)
             return Encoding(end.astype(embeddings.dtype), *layers)

@@ -159,9 +159,10 @@ def _predict_batch(
     # A branch rather than zero noise, so that the other site costs nothing.
     tokens = run(ids, method="embed_tokens")
     tokens, *of_tokens = jax.lax.cond(at_token, add_noise, keep, tokens)
-    embeddings = run(tokens, run(ids, method="token_types"), method="embed")
+    types = run(ids, method="token_types")
+    embeddings = run(tokens, types, method="embed")
     embeddings, *of_embeddings = jax.lax.cond(at_token, keep, add_noise, embeddings)
-    encoding = run(embeddings, mask, method="encode")
+    encoding = run(embeddings, mask, types, method="encode")
     logits = per_example(run(encoding.hidden, mask, method="classify"), batch)
     real = jnp.broadcast_to(counted[None, :, None, :], encoding.num_steps.shape)
     return logits, _Counts(

@@ -140,8 +140,8 @@ def _compiled(
         ids, mask = texts_of(batch)
 
         def total(tokens: Array) -> tuple[Array, tuple[Array, Array]]:
-            embeddings = run(tokens, run(ids, method="token_types"), method="embed")
-            encoding = run(embeddings, mask, method="encode")
+            types = run(ids, method="token_types")
+            encoding = run(run(tokens, types, method="embed"), mask, types, method="encode")
             logits = per_example(run(encoding.hidden, mask, method="classify"), batch)
             if regression:
                 losses = jnp.square(logits[:, 0] - batch.labels)

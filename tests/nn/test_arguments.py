@@ -66,9 +66,9 @@ fused = partial(attention, implementation="pallas")
             "must be float32 or bfloat16, got 'float16'",
         ),
         (
-            partial(nn.with_memory, tinybert(num_types=2)),
+            partial(nn.with_memory, tinybert(embedding_norm=False)),
             {"site": "embedding"},
-            "without token types",
+            "requires an encoder with an embedding LayerNorm",
         ),
     ],
 )

@@ -12,14 +12,19 @@ MODELS = {
     "tinybert": nn.tinybert(40, 2, width=32, ff_width=16, num_layers=1, embedding_scale=5.0),
     "robertha": nn.robertha(40, 2, width=32, ff_width=16, num_layers=1),
     "universal": nn.universal_bert(40, 2, width=32, ff_width=16),
+    "token types": nn.tinybert(
+        40, 2, width=32, ff_width=16, num_layers=1, num_types=2, separator=7, position_offset=2
+    ),
 }
 
 
 def lively(model):
-    """Parameters with an embedding large enough to matter."""
+    """Parameters with embeddings large enough to matter."""
     params = model.init(jax.random.key(0))
-    tokens = jax.random.normal(jax.random.key(1), params["tokens"]["embedding"].shape)
-    return {**params, "tokens": {"embedding": tokens}}
+    for number, name in enumerate(sorted({"tokens", "types"} & params.keys()), start=1):
+        shape = params[name]["embedding"].shape
+        params[name] = {"embedding": jax.random.normal(jax.random.key(number), shape)}
+    return params
 
 
 @pytest.mark.parametrize("site", ["token", "embedding"])
@@ -28,13 +33,17 @@ def test_memory_removes_noise_and_changes_no_clean_output(name, site):
     plain, model = MODELS[name], nn.with_memory(MODELS[name], site=site)
     params = lively(model)
     encoder = {name: value for name, value in params.items() if name != "memory"}
-    clean = plain.apply(encoder, IDS, MASK).logits
+
+    def hidden(model, params, **options):
+        return model.apply(params, IDS, MASK, **options).encoding.hidden[MASK]
+
+    clean = hidden(plain, encoder)
     rtol, atol = (1e-5, 1e-6) if site == "token" else (1e-3, 1e-4)
-    np.testing.assert_allclose(model.apply(params, IDS, MASK).logits, clean, rtol=rtol, atol=atol)
+    np.testing.assert_allclose(hidden(model, params), clean, rtol=rtol, atol=atol)
     scale = 0.4 * (5.0 if (name, site) == ("tinybert", "token") else 1.0)
     noise = Perturbation(**{site: scale * jax.random.normal(jax.random.key(2), (2, 4, 32))})
     recalled, noisy = (
-        np.abs(each.apply(weights, IDS, MASK, added=noise).logits - clean).max()
+        np.abs(hidden(each, weights, added=noise) - clean).max()
         for each, weights in ((model, params), (plain, encoder))
     )
     assert recalled < 0.1 * noisy

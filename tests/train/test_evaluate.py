@@ -7,6 +7,7 @@ import pytest
 import tiny
 
 from hopfax.data.batching import bucketed
+from hopfax.nn import with_memory
 from hopfax.train.evaluate import PROTOCOLS, SITES, Noise, make_predictor, predict
 
 ROWS = tiny.encoded(23, shuffled=True)
@@ -93,6 +94,18 @@ def test_level_0_is_clean():
     for site in SITES:
         assert tiny.same_bits(predicted(Noise(site, "matched", 0.0)), predicted())
     assert (predicted().snr_db == np.inf).all()
+
+
+def test_the_memory_at_the_embedding_site_knows_the_token_types():
+    plain = tiny.softmax(num_types=2, separator=int(ROWS.ids[0, 0, 0]))
+    model = with_memory(plain, site="embedding")
+    weights = tiny.stack(tiny.lively(model))
+    without = {name: value for name, value in weights.items() if name != "memory"}
+    got, want = (
+        predict(make_predictor(each), values, BUCKETS, batch_size=8).logits
+        for each, values in ((model, weights), (plain, without))
+    )
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
 
 
 def test_seeds_draw_independently_and_as_if_alone():

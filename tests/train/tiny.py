@@ -120,7 +120,7 @@ class Bag(NamedTuple):
     def embed(self, tokens, types=None, *, key=None):
         return tokens
 
-    def encode(self, embeddings, mask, *, key=None):
+    def encode(self, embeddings, mask, types=None, *, key=None):
         steps = jnp.zeros((1, len(mask), 1, mask.shape[1]), jnp.int32)
         return Encoding(embeddings, embeddings[None], steps, steps == 0)
 
