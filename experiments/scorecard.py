@@ -356,11 +356,12 @@ def memory() -> list[list[str]]:
                 noisy = mean[mean.index > 0]
                 snr_db = -20 * np.log10(noisy.index.to_numpy())
                 lowest.append(similarity.lowest_kept(dict(zip(snr_db, noisy, strict=True)), clean))
-            rows = frame[frame.task == task]
+            rows = tidy.select(frame, task=task, metric="score")
             highest = similarity.decibels(-20 * np.log10(rows.level[rows.level > 0].min()))
             table.append([
                 f"{titles[task]}, {titles[without]}{unit.get(task, '')}",
-                f"{rows.num_train.max():,.0f}" if "num_train" in rows else "–",
+                (f"{rows.num_train.max():,.0f}" if "num_train" in rows else "–")
+                + f" / {rows.num_examples.max():,.0f}",
                 report.number(clean),
                 *(similarity.decibels(each) if each == each else f"> {highest}" for each in lowest),
                 similarity.decibels(limits[task]),
@@ -450,7 +451,7 @@ def page() -> report.Page:
             report.Table(
                 [
                     "task and model",
-                    "training rows",
+                    "training / test rows",
                     "clean score",
                     "without memory",
                     "with memory",
@@ -459,8 +460,8 @@ def page() -> report.Page:
                 ],
                 memory(),
                 "Retrieval from the vocabulary (memory): lowest SNR at which the mean score is "
-                f"within {similarity.NEAR:g} point of the clean score. > X dB: not at X dB, the "
-                "highest tested SNR.",
+                f"within {similarity.NEAR:g} point of the clean score. > X dB: lost already at X "
+                "dB, the highest tested SNR.",
             ),
             report.Table(
                 ["comparison on SST-2, σ = 0.5", "hopfax"],
@@ -478,7 +479,9 @@ def page() -> report.Page:
             "half of the paper's difference; if less, smaller than claimed. Reversed: it excludes "
             "zero on the other side. Not found: it contains zero and excludes half of the paper's "
             "difference. Too weak to tell: it contains both.",
-            "Low degree: over half of the variance is linear in the noise.",
+            "Pages on the noise-stability paper define their verdicts. Low degree: over half of "
+            "the variance is linear in the noise. U-shape: both ends of a text have more influence "
+            "than its middle half.",
             "Not learned: without noise, a model is under 5 points above the majority baseline. "
             "Not above the majority baseline: this holds for both models under this noise.",
             "Verdicts are for one comparison at a time. After Holm's correction for all "
