@@ -482,7 +482,8 @@ def recovery_bound(
 
     Args:
         patterns: Patterns, one a row.
-        sigma: Standard deviation of the noise in each coordinate, > 0, known to the decoder.
+        sigma: Standard deviation of the noise in each coordinate, > 0. The decoder must know it,
+            unless the prior is uniform: the most probable pattern is then the nearest.
         log_prior: Log-probabilities of the patterns, up to a constant; None for uniform.
 
     Returns:
