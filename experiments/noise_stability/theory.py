@@ -588,6 +588,8 @@ def page(folder: Path) -> report.Page:
             "and second moment.",
             "A_X: attention of the clean input; A_Y: of the noisy input.",
             "The points of a curve share their draws, so their distances have the same sign.",
+            "Arcs: `noise_stability` with 4 or 8 `arc_points` instead of pairs; below 1, their "
+            "variance is smaller.",
         ],
     )
 
