@@ -53,8 +53,14 @@ class Config:
         return self["pad_token_id"] + 1 if self["model_type"] == "roberta" else 0
 
 
-# (parameters, embeddings, mask, token types) -> (output, hidden states), without a batch axis.
-Output = tuple[Float[Array, "tokens outputs"], Float[Array, "states tokens width"]]
+# (parameters, embeddings, mask, token types) -> (output, hidden states, attention weights),
+# without a batch axis.
+Output = tuple[
+    Float[Array, "tokens outputs"],
+    Float[Array, "states tokens width"],
+    Float[Array, "layers heads queries tokens"],
+]
+Attended = tuple[Float[Array, "tokens width"], Float[Array, "heads queries tokens"]]
 Forward = Callable[[Params, Array, Array, Array], Output]
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -75,15 +81,15 @@ def encoder(config: Config) -> Forward:
         positions = encoder_positions(mask, start)
         x = embeddings + rows(params["positions"], positions) + rows(params["types"], types)
 
-        def block(x: Array, p: Params, _: None) -> Array:
+        def block(x: Array, p: Params, _: None) -> Attended:
             query, keys, values = (heads(_linear(p[k], x)) for k in ("query", "key", "value"))
-            mixed = _attend(query, keys, values, mask[None], scale=scale)
+            mixed, weights = _attend(query, keys, values, mask[None], scale=scale)
             x = norm(p["attention_norm"], x + _linear(p["attention_out"], mixed))
             hidden = activation(_linear(p["ff_in"], x))
-            return norm(p["ff_norm"], x + _linear(p["ff_out"], hidden))
+            return norm(p["ff_norm"], x + _linear(p["ff_out"], hidden)), weights
 
-        states = _hidden_states(block, norm(params["norm"], x), params["layers"])
-        return states[-1], states
+        states, weights = _run_layers(block, norm(params["norm"], x), params["layers"])
+        return states[-1], states, weights
 
     return forward
 
@@ -99,17 +105,17 @@ def gpt2(config: Config) -> Forward:
         allowed = mask & (_distances(mask) >= 0)
         x = embeddings + rows(params["positions"], _positions(mask))
 
-        def block(x: Array, p: Params, _: None) -> Array:
+        def block(x: Array, p: Params, _: None) -> Attended:
             h = _linear(p["qkv"], norm(p["attention_norm"], x))
             query, keys, values = (heads(part) for part in jnp.split(h, 3, axis=-1))
-            mixed = _attend(query, keys, values, allowed, scale=scale)
+            mixed, weights = _attend(query, keys, values, allowed, scale=scale)
             x = x + _linear(p["attention_out"], mixed)
             hidden = activation(_linear(p["ff_in"], norm(p["ff_norm"], x)))
-            return x + _linear(p["ff_out"], hidden)
+            return x + _linear(p["ff_out"], hidden), weights
 
         final = partial(norm, params["norm"])
-        states = _hidden_states(block, x, params["layers"], final=final)
-        return _logits(params, states[-1]), states
+        states, weights = _run_layers(block, x, params["layers"], final=final)
+        return _logits(params, states[-1]), states, weights
 
     return forward
 
@@ -128,19 +134,20 @@ def gemma2(config: Config) -> Forward:
         distances = _distances(mask)
         causal = mask & (distances >= 0)
 
-        def block(x: Array, p: Params, window: Array) -> Array:
+        def block(x: Array, p: Params, window: Array) -> Attended:
             h = norm(p["attention_norm"], x)
             query, keys, values = (heads(_linear(p[k], h)) for k in ("query", "key", "value"))
             allowed = causal & (distances < window)
-            mixed = _attend(rotate(query), rotate(keys), values, allowed, scale=scale, cap=cap)
+            query, keys = rotate(query), rotate(keys)
+            mixed, weights = _attend(query, keys, values, allowed, scale=scale, cap=cap)
             x = x + norm(p["attention_out_norm"], _linear(p["attention_out"], mixed))
             h = norm(p["ff_norm"], x)
             hidden = activation(_linear(p["ff_gate"], h)) * _linear(p["ff_in"], h)
-            return x + norm(p["ff_out_norm"], _linear(p["ff_out"], hidden))
+            return x + norm(p["ff_out_norm"], _linear(p["ff_out"], hidden)), weights
 
         final = partial(norm, params["norm"])
-        states = _hidden_states(block, embeddings, params["layers"], windows, final=final)
-        return _soft_cap(_logits(params, states[-1]), final_cap), states
+        states, weights = _run_layers(block, embeddings, params["layers"], windows, final=final)
+        return _soft_cap(_logits(params, states[-1]), final_cap), states, weights
 
     return forward
 
@@ -166,17 +173,22 @@ def _windows(config: Config) -> Int[Array, " layers"]:
     return jnp.array([sizes[name] for name in types])
 
 
-def _hidden_states(
-    block: Callable[[Array, Params, Any], Array],
+def _run_layers(
+    block: Callable[[Array, Params, Any], Attended],
     x: Float[Array, "tokens width"],
     layers: Params,
     settings: Array | None = None,
     *,
     final: Callable[[Array], Array] = lambda x: x,
-) -> Float[Array, "states tokens width"]:
-    """Returns the input of each layer, and the last layer's output after `final`."""
-    last, inputs = jax.lax.scan(lambda x, layer: (block(x, *layer), x), x, (layers, settings))
-    return jnp.concatenate([inputs, final(last)[None]])
+) -> tuple[Float[Array, "states tokens width"], Float[Array, "layers heads queries tokens"]]:
+    """Returns each layer's input, then the last one's output after `final`; and the weights."""
+
+    def step(x: Array, layer: tuple[Params, Any]) -> tuple[Array, tuple[Array, Array]]:
+        output, weights = block(x, *layer)
+        return output, (x, weights)
+
+    last, (inputs, weights) = jax.lax.scan(step, x, (layers, settings))
+    return jnp.concatenate([inputs, final(last)[None]]), weights
 
 
 def _attend(
@@ -187,17 +199,18 @@ def _attend(
     *,
     scale: float,
     cap: float | None = None,
-) -> Float[Array, "tokens width"]:
+) -> Attended:
     """Softmax attention in float32 at least; groups of heads share keys and values."""
 
-    def head(query: Array, keys: Array, values: Array) -> Array:
+    def head(query: Array, keys: Array, values: Array) -> tuple[Array, Array]:
         scores = _soft_cap(scale * (_wide(query) @ _wide(keys).T), cap)
         weights = jax.nn.softmax(jnp.where(allowed, scores, jnp.finfo(scores.dtype).min))
-        return weights.astype(values.dtype) @ values
+        return weights.astype(values.dtype) @ values, weights
 
     group = query.shape[1] // keys.shape[1]
     keys, values = jnp.repeat(keys, group, axis=1), jnp.repeat(values, group, axis=1)
-    return jax.vmap(head, in_axes=1, out_axes=1)(query, keys, values).reshape(len(query), -1)
+    mixed, weights = jax.vmap(head, in_axes=1, out_axes=(1, 0))(query, keys, values)
+    return mixed.reshape(len(query), -1), weights
 
 
 def _rotate(x: Float[Array, "tokens heads head"], *, theta: float) -> Array:

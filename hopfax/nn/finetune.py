@@ -126,26 +126,28 @@ def replace_attention(
     shapes = jax.eval_shape(encoder.init, jax.random.key(0))
     unused = _zeros(shapes["classifier"])
 
-    def run(network: Encoder, embeddings: Tokens, types: Array, mask: Mask) -> PretrainedOutput:
-        positions = jax.vmap(partial(encoder_positions, first=network.position_offset))(mask)
-        first = network.embed(embeddings, types, positions=positions)
-        states = jnp.concatenate([first[None], network.hidden_states(first, mask)])
-        return PretrainedOutput(states[-1], states)
+    @partial(jax.jit, static_argnums=4)
+    def compiled(params: Params, x: Tokens, types: Array, mask: Mask, attentions: bool) -> Any:
+        def run(network: Encoder) -> PretrainedOutput:
+            positions = jax.vmap(partial(encoder_positions, first=network.position_offset))(mask)
+            first = network.embed(x, types, positions=positions)
+            states = jnp.concatenate([first[None], network.hidden_states(first, mask)])
+            maps = network.attention_maps(first, mask) if attentions else None
+            return PretrainedOutput(states[-1], states, maps)
 
-    @jax.jit
-    def compiled(params: Params, *inputs: Array) -> PretrainedOutput:
-        loaded = _loaded(shapes, params)
-        return encoder.apply({**loaded, "classifier": unused}, *inputs, method=run)
+        return encoder.apply({**_loaded(shapes, params), "classifier": unused}, method=run)
 
     def forward(
         embeddings: Tokens,
         mask: Int[Array, "batch tokens"] | Bool[Array, "batch tokens"],
         *,
         token_types: Int[Array, "batch tokens"] | None = None,
+        output_attentions: bool = False,
         params: Params = pretrained.params,
     ) -> PretrainedOutput:
-        types = jnp.zeros(jnp.shape(mask), int) if token_types is None else token_types
-        return compiled(params, jnp.asarray(embeddings), jnp.asarray(types), jnp.asarray(mask) != 0)
+        types = jnp.zeros(jnp.shape(mask), int) if token_types is None else jnp.asarray(token_types)
+        real = jnp.asarray(mask) != 0
+        return compiled(params, jnp.asarray(embeddings), types, real, output_attentions)
 
     return pretrained._replace(forward=forward)
 

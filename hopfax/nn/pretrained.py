@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,10 +33,12 @@ class PretrainedOutput(NamedTuple):
         output: Logits of causal models, the last hidden state of encoders.
         hidden_states: Input of the first layer and output of every layer, the last one after the
             final norm.
+        attentions: Attention weights of every layer, or None.
     """
 
     output: Float[Array, "batch tokens outputs"]
     hidden_states: Float[Array, "states batch tokens width"]
+    attentions: Float[Array, "layers batch heads queries tokens"] | None = None
 
 
 class Pretrained(NamedTuple):
@@ -44,8 +47,9 @@ class Pretrained(NamedTuple):
     Attributes:
         embed: `embed(ids, *, params=params)` returns token embeddings, (batch, tokens, width),
             with the model's scaling; NaN for ids outside the vocabulary.
-        forward: `forward(embeddings, mask, *, token_types=None, params=params)` adds positions and
-            token types, and returns a `PretrainedOutput`; it is compiled once for every shape.
+        forward: `forward(embeddings, mask, *, token_types=None, output_attentions=False,
+            params=params)` adds positions and token types, and returns a `PretrainedOutput`, with
+            attention weights on request; it is compiled once for every shape.
             Within `jax.jit`, pass `params` as an argument: the default becomes a constant.
         config: Contents of `config.json`.
         table: Token embeddings as stored, (vocabulary, width).
@@ -113,13 +117,17 @@ def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
         tokens = rows(params["tokens"], jnp.asarray(ids))
         return tokens * jnp.asarray(width**0.5, tokens.dtype) if family.scaled else tokens
 
-    run_batch = jax.jit(jax.vmap(run, in_axes=(None, 0, 0, 0), out_axes=(0, 1)))
+    @partial(jax.jit, static_argnums=4)
+    def run_batch(params: Params, x: Array, mask: Array, types: Array, attentions: bool) -> Any:
+        outputs = jax.vmap(run, in_axes=(None, 0, 0, 0), out_axes=(0, 1, 1))(params, x, mask, types)
+        return outputs if attentions else outputs[:2]
 
     def forward(
         embeddings: Float[Array, "batch tokens width"],
         mask: Int[Array, "batch tokens"] | Bool[Array, "batch tokens"],
         *,
         token_types: Int[Array, "batch tokens"] | None = None,
+        output_attentions: bool = False,
         params: Params = params,
     ) -> PretrainedOutput:
         embeddings = jnp.asarray(embeddings, params["tokens"]["weight"].dtype)
@@ -131,7 +139,7 @@ def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
             raise ValueError(f"token_types must be None for {config['model_type']}")
         types = jnp.zeros(real.shape, int) if token_types is None else jnp.asarray(token_types)
         chex.assert_equal_shape([types, real])
-        return PretrainedOutput(*run_batch(params, embeddings, real, types))
+        return PretrainedOutput(*run_batch(params, embeddings, real, types, output_attentions))
 
     table = params["tokens"]["weight"]
     return Pretrained(embed, forward, raw, table, params, max_length, labels)

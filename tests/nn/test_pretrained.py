@@ -366,7 +366,8 @@ def test_bfloat16_files_and_parameters(tmp_path, family, draw, texts):
     equal(load(tmp_path, family, narrow).params, model.params)
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), model.params)
     result = model.forward(model.embed(ids, params=params), mask, params=params)
-    for output, expected in zip(result, model.forward(model.embed(ids), mask), strict=True):
+    wide = model.forward(model.embed(ids), mask)
+    for output, expected in zip(result[:2], wide[:2], strict=True):
         assert output.dtype == jnp.bfloat16
         error = np.abs(np.asarray(output, np.float32) - expected)[..., mask == 1, :]
         assert error.max() < 0.05 * np.abs(expected[..., mask == 1, :]).max()
@@ -396,6 +397,22 @@ def test_padding_on_either_side_changes_nothing(folder, texts, rng):
             np.testing.assert_allclose(
                 states[:, text, real[text] == 1], alone.hidden_states[:, 0], atol=2e-5
             )
+
+
+def test_attention_weights_are_returned_on_request(folder, family, texts):
+    ids, mask = texts
+    model = load_pretrained(folder)
+    embeddings = model.embed(ids)
+    assert model.forward(embeddings, mask).attentions is None
+    output = model.forward(embeddings, mask, output_attentions=True)
+    visible = np.broadcast_to(mask[:, None, :] == 1, (3, 7, 7))
+    if family in ("gpt2", "gemma2"):
+        visible = visible & np.tri(7, dtype=bool)
+    for layer in np.asarray(output.attentions).swapaxes(1, 2):
+        for weights in layer:  # (texts, queries, keys) of a head
+            assert not weights[~visible & (mask[:, :, None] == 1)].any()
+            np.testing.assert_allclose(weights[mask == 1].sum(-1), 1, rtol=1e-5)
+    assert len(output.attentions) == len(output.hidden_states) - 1
 
 
 def test_embed_scales_the_table(folder, family, texts):
