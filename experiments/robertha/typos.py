@@ -122,11 +122,12 @@ def page(folder: Path) -> Page:
     rates = list(dict.fromkeys(level for _, level in shares.index))
     shown = {"x": "rate", "titles": titles, "xlabel": "share of words"}
     caption = f"{names}: score against the share of words changed, with 95 % intervals"
+    draw = {"col": "corruption", "row": "task", "ylabel": gaussian.score_names(tasks)}
     menus = {"task": "Task", "corruption": "Corruption"}
     return report.Page(
         title=f"Robustness to typos: {names}",
         answer=answer,
-        pictures={"typos": report.facets(caption, lines, col="corruption", row="task", **shown)},
+        pictures={"typos": report.facets(caption, lines, **draw, **shown)},
         tables=[
             *tables,
             report.Table(
