@@ -30,11 +30,15 @@ from hopfax.data import (
 from hopfax.data.optional import optional_import
 from hopfax.data.tokenize import text_tokenizer
 from hopfax.hub import model_folder, read_json
-from hopfax.nn import Params, Pretrained, load_pretrained, text_classifier
+from hopfax.nn import Params, Pretrained, load_pretrained, recall, text_classifier
 from hopfax.train.metrics import scores
 
 SNR_DB = (6, 3, 0, -3, -6, -9, -12, -14)
-SITES = {"token": "on the token embeddings", "embedding": "after the embedding LayerNorm"}
+SITES = {
+    "token": "on the token embeddings",
+    "embedding": "after the embedding LayerNorm",
+    "memory": "on the token embeddings, with memory",
+}
 RHO = (0.99, 0.95, 0.9, 0.8, 0.6)
 _RESAMPLES = 300  # bootstrap resamples of the rows
 _PROJECTIONS = 16  # random directions of an embedding's derivative
@@ -135,8 +139,11 @@ class TextEncoder:
             inner = mask & ~jnp.isin(ids, jnp.array(special, ids.dtype))
             ids = _replaced(keys, ids, inner, level, self.vocab_size)
         tokens = self.embed_tokens(params, ids)
-        if corruption == "token":
+        if corruption in ("token", "memory"):
             tokens = _noisy(keys, tokens, mask, level)
+        if corruption == "memory":
+            table = self.embed_tokens(params, jnp.arange(self.vocab_size)[None])[0]
+            tokens = recall(tokens, table)
         embeddings = self.embed(params, tokens, ids)
         if corruption == "embedding":
             embeddings = _noisy(keys, embeddings, mask, level)
@@ -150,7 +157,8 @@ class TextEncoder:
         Args:
             texts: The texts.
             corruption: `"clean"`; `"token"` or `"embedding"`, noise at that site with a
-                signal-to-noise ratio of `level` dB; or `"replacement"`, tokens drawn anew.
+                signal-to-noise ratio of `level` dB; `"memory"`, noise at the token site, then
+                `hopfax.nn.recall`; or `"replacement"`, tokens drawn anew.
             level: Signal-to-noise ratio in dB, or ρ: a token is kept with probability (1 + ρ)/2.
         """
         encoded = encode_texts(texts, self.vocabulary, max_length=self.max_length)
@@ -217,7 +225,11 @@ def robustness(flags: argparse.Namespace) -> Path:
             texts = [text for column in zip(*texts, strict=True) for text in column]
 
     rows, count = [], len(targets)
-    sites = ["token"] if encoder.causal else list(SITES)
+    sites = [
+        "token",
+        *(["memory"] if flags.memory else []),
+        *([] if encoder.causal else ["embedding"]),
+    ]
     plan = [("clean", 0.0), *((site, db) for site in sites for db in SNR_DB)]
     for site, db in _progress(plan):
         predicted = encoder.outputs(texts, site, db)
@@ -234,7 +246,7 @@ def robustness(flags: argparse.Namespace) -> Path:
     title = f"{Path(flags.folder).name}: {metric} against noise, {count} rows of {flags.dev.name}"
 
     def draw(axes: Any) -> None:
-        for site, marker in zip(sites, "os", strict=False):
+        for site, marker in zip(sites, "o^s", strict=False):
             marks = [row for row in rows if row["site"] == SITES[site]]
             x, y, *bounds = (
                 [row[key] for row in marks] for key in ("snr_db", "score", "low", "high")
@@ -482,6 +494,8 @@ def parser() -> argparse.ArgumentParser:
                 "column of the labels; for a model without labels, similarity scores of the pairs"
             )
             add("--label", default="label", metavar="COLUMN", help=label)
+            memory = "also denoise the token embeddings by retrieval from the vocabulary"
+            add("--memory", action="store_true", help=memory)
         elif name == "influence":
             add("text", metavar="SENTENCE", help="a sentence")
         else:

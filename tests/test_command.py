@@ -84,16 +84,18 @@ def run(out, name, model, *arguments):
 def test_robustness_of_an_encoder_is_the_correlation_of_cosines(
     encoder, pairs, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(command, "SNR_DB", (60, -30))
-    columns = ("--text", "first", "--pair", "second", "--label", "score")
+    monkeypatch.setattr(command, "SNR_DB", (60, 20, -30))
+    columns = ("--text", "first", "--pair", "second", "--label", "score", "--memory")
     rows = run(tmp_path / "out", "robustness", encoder, "--dev", pairs, *columns)
     assert "README.md" in capsys.readouterr().out
     scores = {(row["site"], row["snr_db"]): float(row["score"]) for row in rows}
-    assert len(rows) == 5 and {row["num_examples"] for row in rows} == {"15"}
+    assert len(rows) == 10 and {row["num_examples"] for row in rows} == {"15"}
     assert all(float(row["low"]) <= float(row["score"]) <= float(row["high"]) for row in rows)
     for site in command.SITES.values():
         assert scores[site, "60"] == pytest.approx(scores["clean", "inf"], abs=8)
         assert scores[site, "-30"] != scores["clean", "inf"]
+    noisy, recalled = (scores[command.SITES[site], "20"] for site in ("token", "memory"))
+    assert recalled == pytest.approx(scores["clean", "inf"], abs=0.1) and noisy != recalled
     assert "figure.png" in (tmp_path / "out" / "README.md").read_text()
     assert (tmp_path / "out" / "figure.png").stat().st_size > 5000
 
