@@ -255,10 +255,17 @@ def robustness(flags: argparse.Namespace) -> Path:
             axes.fill_between(x, *bounds, color=line.get_color(), alpha=0.15, lw=0)
         axes.axhline(rows[0]["score"], color="gray", ls=":", label="clean")
         axes.invert_xaxis()
+        axes.set_xticks(SNR_DB)
         axes.set(xlabel="signal-to-noise ratio in dB", ylabel=f"{metric} × 100")
         axes.legend()
 
-    return _write(flags.out, title, rows, draw, "Bands: 95 % intervals over the texts.")
+    note = "Bands: 95 % intervals over the texts."
+    if flags.memory:
+        note += (
+            " Memory: token embeddings are replaced by their posterior means, given the model's "
+            "vocabulary (hopfax.nn.recall)."
+        )
+    return _write(flags.out, title, rows, draw, note)
 
 
 def _class_numbers(labels: Sequence[Any], names: Sequence[str]) -> np.ndarray:
