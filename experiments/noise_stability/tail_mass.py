@@ -31,13 +31,14 @@ The mean adds nothing to I or B_ρ. Dividing both by Var f or both by ||f||², w
 mean, changes none of this; dividing only one of them by ||f||² does.
 
 Here a bit keeps a token or replaces it by a random one, fixed for the text. f is the cosine of the
-text's embedding to that of the unchanged text. W^k is averaged over texts, and so is everything.
+text's embedding to that of the unchanged text; of a classifier (`--run`), the probability of the
+class that it predicts for the unchanged text. W^k is averaged over texts, and so is everything.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -48,15 +49,15 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from experiments import report, tidy
+from experiments import predict, report, tidy
 from experiments.models import load_encoder, weights_digest
 from experiments.noise_stability import influence
 from experiments.report import Page
 from experiments.rundir import open_run, read_config
-from experiments.settings import Shared, budget_of, by_budget
+from experiments.settings import Shared, budget_of, by_budget, optional
 from hopfax.data import read_tokenizer, reported_rows
 from hopfax.data.tokenize import text_tokenizer
-from hopfax.nn import Params, Pretrained
+from hopfax.nn import Encoder, Functional, Params, Pretrained
 from hopfax.stability import walsh_weights
 from hopfax.train.progress import Progress
 
@@ -74,6 +75,12 @@ RHOS = (0.5, 0.8, 0.9, 0.95, 0.99)  # of the Monte Carlo estimates
 FINE = tuple(round(0.01 * n, 2) for n in range(2, 100))  # of the exact bounds
 PAIRS = 2  # pairs of bits flipped together, a draw
 TIGHTER = "tighter at some ρ"
+WEIGHTS = {
+    "trained": "trained weights",
+    "random": "random weights",
+    "fine-tuned": "after fine-tuning",
+    "pretrained": "before fine-tuning",
+}
 TAIL, MARKOV, LEMMA = "exact weight", "influence: I/T", "stability: Lemma 1"
 COLUMNS = (*tidy.COLUMNS, "standard_error")
 
@@ -99,6 +106,10 @@ BUDGETS = {
 class Config(Shared):
     """Model and texts."""
 
+    run: Annotated[str | None, optional("FOLDER", "none: the embeddings of --pretrained")] = None
+    """Run of `fine-tuning` on a task with single texts, whose classifier is measured."""
+    model: Annotated[str | None, optional("NAME", "the run's only model")] = None
+    """Model of the run, fine-tuned from --pretrained; of its first seed."""
     num_texts: Annotated[int | None, by_budget("num_texts", "INT", BUDGETS)] = None
     """Sentences of SST-2 whose weights are exact; at least 3."""
     num_bits: Annotated[int | None, by_budget("num_bits", "INT", BUDGETS)] = None
@@ -130,25 +141,36 @@ def run(config: Config) -> Path:
         raise ValueError(f"--num-bits must be in [5, 20], got {budget.num_bits}")
     model = load_encoder(config.pretrained)
     sentences, passages = short_texts(config, budget), long_texts(config, budget)
+    if config.run:
+        (classifier, *_) = predict.load(
+            predict.Config(run=config.run, model=config.model, texts=())
+        )
+        output, fine_tuned = probability(classifier.model), classifier.params
+        before = classifier.model.init(jax.random.key(0))
+        every_weights = {"fine-tuned": fine_tuned, "pretrained": before}
+    else:
+        output, random = embedding(model), influence.random_weights(model, 0)
+        every_weights = {"trained": model.params, "random": random}
     plan = {**budget._asdict(), "weights": weights_digest(config.pretrained)}
     folder = open_run("tail-mass", config, plan=plan)
     total = 2 * (budget.num_texts + budget.num_long)
     tables = []
     with Progress(total) as progress:
-        for weights, params in (
-            ("trained", model.params),
-            ("random", influence.random_weights(model, 0)),
-        ):
+        for weights, params in every_weights.items():
             for setting, measured in (
-                ("exact", exact(model, params, sentences)),
-                ("Monte Carlo", monte_carlo(model, params, passages, budget.num_draws)),
+                ("exact", exact(output, params, sentences)),
+                ("Monte Carlo", monte_carlo(output, params, passages, budget.num_draws)),
             ):
-                progress.title = f"{weights} weights, {setting}"
+                progress.title = f"{WEIGHTS[weights]}, {setting}"
                 for seed, table in enumerate(measured):
                     tables.append(table.assign(task=setting, model=weights, seed=seed))
                     progress.update(len(tables))
     table = pd.concat(tables).assign(corruption="replaced tokens", site="token")
     return report.write_run(folder, table, COLUMNS, page)
+
+
+# (parameters, ids) -> (a text's output, the vector that multiplies changed texts' outputs)
+Output = Callable[[Params, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 class Texts(NamedTuple):
@@ -194,34 +216,50 @@ def short_texts(config: Config, budget: Budget) -> Texts:
     return Texts(ids, others, (start, end))
 
 
-def cosine(
-    model: Pretrained,
+def embedding(model: Pretrained) -> Output:
+    """Returns the embedding of a text, of norm 1; its product with the reference is the cosine."""
+
+    def output(params: Params, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+        vectors = model.embed(ids[None], params=params)
+        mask = jnp.ones((1, len(ids)), bool)
+        mean = model.forward(vectors, mask, params=params).output[0].mean(0)
+        unit = mean / jnp.linalg.norm(mean)
+        return unit, unit
+
+    return output
+
+
+def probability(model: Functional[Encoder]) -> Output:
+    """Returns the probabilities of a text's classes; the reference selects the predicted one."""
+
+    def output(params: Params, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = model.apply(params, ids[None], jnp.ones((1, len(ids)), bool)).logits[0]
+        return jax.nn.softmax(logits), jax.nn.one_hot(logits.argmax(), len(logits))
+
+    return output
+
+
+def agreement(
+    output: Output,
     special: tuple[int, int],
     params: Params,
     ids: jax.Array,
     others: jax.Array,
     bits: jax.Array,
 ) -> jax.Array:
-    """Returns the cosine between a text's embeddings before and after tokens are replaced."""
-
-    def embedding(ids: jax.Array) -> jax.Array:
-        vectors = model.embed(ids[None], params=params)
-        mask = jnp.ones((1, len(ids)), bool)
-        mean = model.forward(vectors, mask, params=params).output[0].mean(0)
-        return mean / jnp.linalg.norm(mean)
-
+    """Returns the product of the unchanged text's reference and the changed text's output."""
     kept = jnp.pad(bits, special, constant_values=1) > 0
     # Apart, so that `vmap` over bits computes the first only once.
-    return embedding(ids) @ embedding(jnp.where(kept, ids, others))
+    return output(params, ids)[1] @ output(params, jnp.where(kept, ids, others))[0]
 
 
-def exact(model: Pretrained, params: Params, texts: Texts) -> Iterator[pd.DataFrame]:
+def exact(output: Output, params: Params, texts: Texts) -> Iterator[pd.DataFrame]:
     """Yields the weights of each text's function."""
     num_bits = texts.ids.shape[1] - sum(texts.special)
 
     @jax.jit
     def measure(params: Params, ids: jax.Array, others: jax.Array) -> jax.Array:
-        fn = partial(cosine, model, texts.special, params, ids, others)
+        fn = partial(agreement, output, texts.special, params, ids, others)
         return walsh_weights(fn, num_bits=num_bits, batch_size=256)
 
     for ids, others in zip(texts.ids, texts.others, strict=True):
@@ -232,14 +270,14 @@ def exact(model: Pretrained, params: Params, texts: Texts) -> Iterator[pd.DataFr
 
 
 def monte_carlo(
-    model: Pretrained, params: Params, texts: Texts, num_draws: int
+    output: Output, params: Params, texts: Texts, num_draws: int
 ) -> Iterator[pd.DataFrame]:
     """Yields estimates of each text's function, see `estimates`."""
     num_bits = texts.ids.shape[1] - sum(texts.special)
 
     @jax.jit
     def measure(params: Params, ids: jax.Array, others: jax.Array, bits: jax.Array) -> jax.Array:
-        fn = partial(cosine, model, texts.special, params, ids, others)
+        fn = partial(agreement, output, texts.special, params, ids, others)
         return jax.lax.map(jax.vmap(fn), bits)
 
     for number, (ids, others) in enumerate(zip(texts.ids, texts.others, strict=True)):
@@ -368,7 +406,13 @@ def verdict(row: Any) -> str:
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
     frame, config = pd.read_csv(folder / "results.csv"), read_config(folder)
-    plan, name = config["plan"], Path(config["config"]["pretrained"]).name
+    plan, flags = config["plan"], config["config"]
+    name = Path(flags["pretrained"]).name
+    function = (
+        "probability of the class that the classifier predicts for the unchanged text"
+        if flags.get("run")
+        else "cosine to the unchanged text's embedding"
+    )
     table = bounds(frame)
     many = f"{plan['num_tokens']} tokens, T = {PAPER_DEGREE}"
     table["panel"] = table.panel.replace(f"Monte Carlo, T = {PAPER_DEGREE}", many)
@@ -382,7 +426,7 @@ def page(folder: Path) -> Page:
         degree = by_name["D"].iloc[0]
         verdicts.append(verdict(degree))
         lines.append([
-            f"{name}, {panel}, {weights} weights",
+            f"{name}, {panel}, {WEIGHTS[str(weights)]}",
             share(by_name[TAIL].iloc[0]) if TAIL in by_name else "–",
             share(by_name[MARKOV].iloc[0]),
             f"{share(lemma.loc[best])} at {best:g}",
@@ -392,7 +436,8 @@ def page(folder: Path) -> Page:
         least = math.ceil(round(PAPER_DEGREE * markov / lemma, 6))
         lines.append([f"the paper, {model}, 256 tokens, T = {PAPER_DEGREE}", "–", f"{markov:g}",
                       f"{lemma:g}", f"weight at degree ≥ {least}"])  # fmt: skip
-    of_many = tidy.select(table, weights="trained", panel=many)
+    first = table.weights.iloc[0]
+    of_many = tidy.select(table, weights=first, panel=many)
     degree, variance = (tidy.select(of_many, quantity=each).iloc[0] for each in ("D", "variance"))
     counts = {each: verdicts.count(each) for each in dict.fromkeys(verdicts)}
     answer = (
@@ -400,7 +445,7 @@ def page(folder: Path) -> Page:
         + report.joined(f"{each} in {n} of {len(verdicts)} cases" for each, n in counts.items())
         + ", compared with the bound I/T from influence.** It is tighter at some ρ only if D, the "
         f"mean degree weighted by influence, exceeds T. At {plan['num_tokens']} tokens, D is "
-        f"{report.bracketed(degree)} with trained weights, and T is {PAPER_DEGREE}. The ratios in "
+        f"{report.bracketed(degree)} ({WEIGHTS[first]}), and T is {PAPER_DEGREE}. The ratios in "
         "the paper's Table 1 require weight at much higher degrees (last column), or two bounds "
         "with different normalizations."
     )
@@ -420,7 +465,7 @@ def page(folder: Path) -> Page:
                 hue="quantity",
                 col="panel",
                 row="weights",
-                titles={"trained": "trained weights", "random": "random weights"},
+                titles=WEIGHTS,
                 xlabel="ρ",
                 ylabel="share of the variance",
                 least_range=0.1,
@@ -440,12 +485,11 @@ def page(folder: Path) -> Page:
             "Weight at degree ≥ k: the least degree at which one function with the paper's two "
             f"bounds has weight, {PAPER_DEGREE} times their ratio.",
             "Each input bit keeps one token or replaces it by a random one. The function is the "
-            "cosine to the "
-            f"unchanged text's embedding: {plan['num_bits']} tokens of {plan['num_texts']} "
+            f"{function}: {plan['num_bits']} tokens of {plan['num_texts']} "
             f"sentences of SST-2, all 2^{plan['num_bits']} inputs; {plan['num_tokens']} tokens of "
             f"{plan['num_long']} passages of WikiText-2, {plan['num_draws']} draws of each.",
             "Brackets and bands: 95 % intervals over texts, including sampling error of the draws.",
-            f"At {plan['num_tokens']} tokens and with trained weights the variance is "
+            f"At {plan['num_tokens']} tokens ({WEIGHTS[first]}), the variance is "
             f"{share(variance)} of the second moment: divided by the latter, both bounds shrink by "
             "that factor.",
         ],

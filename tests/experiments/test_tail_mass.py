@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
@@ -11,7 +12,7 @@ import pytest
 from nn import test_pretrained as pretrained
 
 from experiments.noise_stability import tail_mass
-from hopfax.nn import load_pretrained
+from hopfax.nn import load_pretrained, tinybert
 from hopfax.stability import spectral_tail_bound
 
 
@@ -36,9 +37,20 @@ def test_exact_weights_are_those_of_all_replacements(tmp_path):
             if number >> place & 1:
                 ids[1 + place] = texts.others[0, 1 + place]
         table.append(embedding(ids) @ embedding(texts.ids[0]))
-    (frame,) = tail_mass.exact(model, model.params, texts)
+    (frame,) = tail_mass.exact(tail_mass.embedding(model), model.params, texts)
     assert table[0] == pytest.approx(1) and min(table) < 0.9
     np.testing.assert_allclose(frame.score, oracles.walsh_weights(table, 4), rtol=1e-3, atol=1e-6)
+
+
+def test_the_function_of_a_classifier_is_the_probability_of_its_class():
+    model = tinybert(12, 3, width=8, num_layers=1, ff_width=8, max_length=8)
+    params = jax.tree.map(lambda leaf: 9 * leaf, model.init(jax.random.key(0)))
+    ids, others, bits = jnp.array([1, 5, 6, 2]), jnp.array([1, 7, 8, 2]), jnp.array([1.0, -1.0])
+    output = tail_mass.probability(model)
+    value = tail_mass.agreement(output, (1, 1), params, ids, others, bits)
+    texts, mask = jnp.array([[1, 5, 6, 2], [1, 5, 8, 2]]), jnp.ones((2, 4), bool)
+    before, after = jax.nn.softmax(model.apply(params, texts, mask).logits)
+    assert value == pytest.approx(float(after[before.argmax()]), abs=1e-5)
 
 
 def test_estimates_are_unbiased_with_right_errors():
