@@ -56,6 +56,7 @@ LOOKS = {
     "stability_reg-negative": Look("#D55E00", "^", "--"),
     "trained": Look("#0072B2", "o", "-"),
     "random": Look("#8a8a8a", "s", "--"),
+    "untrained": Look("#8a8a8a", "s", "--"),
     "heads": Look("#D55E00", "^", ":"),
     "nearest": Look("#009E73", "^", "-."),
     "measured": Look("#333333", "o", "none"),
@@ -233,7 +234,7 @@ class Panel(NamedTuple):
         log: Whether the vertical axis is logarithmic.
         mark: Value to mark by a dotted line.
         connected: Whether lines connect the points.
-        formula: Label of lines that points are compared with.
+        formula: Legend label of lines through points.
     """
 
     title: str
@@ -263,7 +264,7 @@ def panels(
         col: Column of the panels.
         x: Column of the horizontal axis, numbers.
         hue: Column that tells the lines of a panel apart.
-        titles: What to print for values of `hue`.
+        titles: Labels of the values of `hue`.
     """
     shown = [name for name in specs if (table[col] == name).any()]
     nrows = -(-len(shown) // 2)
@@ -284,14 +285,14 @@ def _panel(
     from matplotlib.ticker import MaxNLocator
 
     hues, handles = list(table[hue].unique()), []
-    through_points = False
+    compared = []  # colors of lines through points
     for name in hues:
         line = table[table[hue] == name].sort_values(x)
         style = look(name, hues)
         has_points = line["mean"].notna().any()
         if line.formula.notna().any():
             axes.plot(line[x], line.formula, color=style.color)
-            through_points |= has_points
+            compared += [style.color] if has_points else []
             style = style._replace(**{"dashes": "none"} if has_points else {"marker": ""})
         elif not spec.connected:
             style = style._replace(dashes="none")
@@ -301,8 +302,9 @@ def _panel(
         else:
             style = style._replace(dashes="-")
         handles.append(Line2D([], [], label=titles.get(name, str(name)), **_style(style)))
-    if through_points:
-        handles.append(Line2D([], [], label=f"{spec.formula} (same color)", color=FAINT))
+    if compared:
+        color, words = (compared[0], "") if len(compared) == 1 else (FAINT, " (same color)")
+        handles.append(Line2D([], [], label=f"{spec.formula}{words}", color=color))
     if spec.mark is not None:
         axes.axhline(spec.mark, color=FAINT, ls=":", lw=1.5, zorder=1)
     axes.set(title=spec.title, xlabel=spec.xlabel, ylabel=spec.ylabel)
@@ -322,6 +324,8 @@ def _panel(
 def _lines(
     axes: Axes, table: pd.DataFrame, *, x: str, hue: str, hues: list[Any], names: Mapping[Any, str]
 ) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     if table.empty:
         axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes, color=FAINT)
         axes.set_xticks([])
@@ -350,7 +354,9 @@ def _lines(
         limit = table.limit.iloc[0]  # shown even if no level is below it
         axes.axvspan(min(table[x].min(), limit - 1), limit, color=FAINT, alpha=0.15, lw=0)
         axes.margins(x=0)
-    if not numeric:
+    if numeric:
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    else:
         axes.set_xticks(range(len(ticks)), [names.get(value, f"{value}") for value in ticks])
         axes.set_xlim(-0.4, len(ticks) - 0.6)  # room for the outer labels
     axes.grid(axis="y")

@@ -209,16 +209,15 @@ def bracketed(row: Any, digits: int = 1) -> str:
 def with_interval(row: Mapping[str, Any] | pd.Series) -> str:
     """A difference with its 95 % interval, in bold where that excludes zero.
 
-    One decimal, or as many as show that the interval excludes zero.
+    Uses one decimal, or two if needed to show that the interval excludes zero.
     """
     mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
     if not np.isfinite(mean):
         return "–"
     if not np.isfinite(low):
         return f"{signed(mean)} [n/a]"
-    excludes_zero, digits = low > 0 or high < 0, 1
-    while excludes_zero and not round(min(abs(low), abs(high)), digits):
-        digits += 1
+    excludes_zero = low > 0 or high < 0
+    digits = 1 if round(min(abs(low), abs(high)), 1) or not excludes_zero else 2
     text = f"{signed(mean, digits)} [{signed(low, digits)}, {signed(high, digits)}]"
     return f"**{text}**" if excludes_zero else text
 

@@ -140,7 +140,8 @@ def attack(corruption: str, title: str) -> Difference:
     """Robertha less FreeLB under attacks on a tenth of the words of 200 texts."""
     at = {"corruption": corruption, "level": 0.1}
     return Difference(
-        f"SST-2, {title}: Robertha minus FreeLB", "Table 12, GLUE", "typos/sst2", "sst2",
+        f"SST-2, {title} on 10 % of the words: Robertha scores lower than FreeLB",
+        "Table 12, GLUE", "typos/sst2", "sst2",
         {"model": "robertha", **at}, {"model": "freelb", **at},
         paper_lead("glue", "robertha", "freelb", 0.1, corruption=corruption), num_rows=200,
     )  # fmt: skip
@@ -314,7 +315,7 @@ def few_tokens() -> list[str]:
     if (trained.low > influence.PAPER_TOKENS[1]).all():
         verdict = "does not hold"
     return [
-        "A few tokens have most of the influence",
+        "A few tokens are influential",
         f"{influence.PAPER_TOKENS[0]} to {influence.PAPER_TOKENS[1]} of 256 tokens",
         f"{share} {report.joined(parts)} of 256",
         verdict,
@@ -343,6 +344,7 @@ def memory() -> list[list[str]]:
         titles = gaussian.titles(frame.task.unique()) | {"none": "MiniLM, not fine-tuned"}
         units = similarity.SCORES if name == "memory" else {"stsb": "50 · (1 + r)"}
         unit = {task: f" ({each})" for task, each in units.items()}
+        place = ", noise after the LayerNorm" if "embedding" in set(scores.site) else ""
         for task, (without, remembering) in itertools.product(frame.task.unique(), pairs):
             means = {
                 model: of_model.groupby("level").score.mean()
@@ -359,7 +361,7 @@ def memory() -> list[list[str]]:
             rows = tidy.select(frame, task=task, metric="score")
             highest = similarity.decibels(-20 * np.log10(rows.level[rows.level > 0].min()))
             table.append([
-                f"{titles[task]}, {titles[without]}{unit.get(task, '')}",
+                f"{titles[task]}, {titles[without]}{unit.get(task, '')}{place}",
                 (f"{rows.num_train.max():,.0f}" if "num_train" in rows else "–")
                 + f" / {rows.num_examples.max():,.0f}",
                 report.number(clean),
@@ -380,7 +382,8 @@ def tighter_bound() -> list[str]:
     return [
         "Noise stability bounds high degrees more tightly than influence",
         "2 to 10 times, Table 1",
-        f"bound {report.number(lemma, 3)}; from influence {report.number(markov['mean'], 3)}",
+        f"from stability {report.number(lemma, 3)}; from influence "
+        f"{report.number(markov['mean'], 3)} (lower is tighter)",
         "holds" if tighter else "does not hold",
         "[tail_mass/minilm](tail_mass/minilm/README.md)",
     ]
@@ -436,7 +439,7 @@ def page() -> report.Page:
             report.Table(
                 heads,
                 lines,
-                "Robertha: differences in points, with the same corruption for both models. Scores "
+                "Robertha: differences in points, with the same corruption for both models. Lead "
                 "over TinyBERT: at +6 dB (the paper: σ = 0.5) on the token embeddings. Iteration "
                 "and ESR: at σ = 2 after the LayerNorm. The paper's values for GLUE are means over "
                 "its tasks, ours are for SST-2.",
@@ -444,8 +447,9 @@ def page() -> report.Page:
             report.Table(
                 heads,
                 part_lines,
-                "Parts of Robertha on a fine-tuned MiniLM, at −6 dB. The paper has no such "
-                "comparison; its values are for models trained from scratch.",
+                "Parts of Robertha on a fine-tuned MiniLM, at −6 dB (the linked pages: averages "
+                "over all SNRs). The paper has no such comparison; its values are for models "
+                "trained from scratch.",
             ).with_column(3, "hopfax, without noise", list(map(without_noise, fine_tuned))),
             report.Table(heads, noise_stability(), "Claims of the noise-stability paper."),
             report.Table(
@@ -460,8 +464,8 @@ def page() -> report.Page:
                 ],
                 memory(),
                 "Retrieval from the vocabulary (memory): lowest SNR at which the mean score is "
-                f"within {similarity.NEAR:g} point of the clean score. > X dB: lost already at X "
-                "dB, the highest tested SNR.",
+                f"within {similarity.NEAR:g} point of the clean score. > X dB: further off even "
+                "at X dB, the highest SNR tested.",
             ),
             report.Table(
                 ["comparison on SST-2, σ = 0.5", "hopfax"],
@@ -479,11 +483,12 @@ def page() -> report.Page:
             "half of the paper's difference; if less, smaller than claimed. Reversed: it excludes "
             "zero on the other side. Not found: it contains zero and excludes half of the paper's "
             "difference. Too weak to tell: it contains both.",
-            "Pages on the noise-stability paper define their verdicts. Low degree: over half of "
-            "the variance is linear in the noise. U-shape: both ends of a text have more influence "
-            "than its middle half.",
-            "Not learned: without noise, a model is under 5 points above the majority baseline. "
-            "Not above the majority baseline: this holds for both models under this noise.",
+            "The linked pages define verdicts on the noise-stability paper. Low degree: over half "
+            "of the variance is linear in the noise. U-shape: both ends of a text have more "
+            "influence than its middle half.",
+            "Not learned: without noise, a model is under 5 points above the majority baseline (on "
+            "n rows, under 100/√n if that is more). Not above the majority baseline: this holds "
+            "for both models under this corruption.",
             "Verdicts are for one comparison at a time. After Holm's correction for all "
             f"{len(table)} comparisons with the Robertha paper, {tidy.significant(table)} of our "
             "differences are significant.",

@@ -108,6 +108,7 @@ class TextEncoder:
         params: Params,
         embeddings: Float[Array, "batch tokens width"],
         mask: Array,
+        ids: Array,
         *,
         layer: int | Array | None = None,
     ) -> Float[Array, "batch outputs"]:
@@ -115,7 +116,8 @@ class TextEncoder:
         if self.causal:
             hidden = self.causal.forward(embeddings, mask, params=params).hidden_states[1:]
         else:
-            hidden = self.model.apply(params, embeddings, mask, method="hidden_states")
+            types = self.model.apply(params, ids, method="token_types")
+            hidden = self.model.apply(params, embeddings, mask, types, method="hidden_states")
         hidden = hidden[-1 if layer is None else layer]
         if self.labels and layer is None:
             logits = self.model.apply(params, hidden, mask, method="classify")
@@ -147,7 +149,7 @@ class TextEncoder:
         embeddings = self.embed(params, tokens, ids)
         if corruption == "embedding":
             embeddings = _noisy(keys, embeddings, mask, level)
-        return self.output(params, embeddings, mask)
+        return self.output(params, embeddings, mask, ids)
 
     def outputs(
         self, texts: Sequence[Any], corruption: str = "clean", level: float = 0.0
@@ -331,7 +333,7 @@ def influence(flags: argparse.Namespace) -> Path:
 
         def outputs(x: Array) -> Array:
             embeddings = encoder.embed(params, x[None], ids)
-            values = encoder.output(params, embeddings, mask, layer=layer)[0]
+            values = encoder.output(params, embeddings, mask, ids, layer=layer)[0]
             # The directions differ between copies, so that the errors include theirs.
             signs = jax.random.rademacher(key, (_PROJECTIONS, len(values))) / _PROJECTIONS**0.5
             return signs @ values if len(values) > _PROJECTIONS else values

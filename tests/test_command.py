@@ -20,7 +20,7 @@ from hopfax import command, stability
 from hopfax.classifier import Classifier
 from hopfax.data import train_vocabulary
 from hopfax.data.tokenize import WordPiece, text_tokenizer
-from hopfax.nn import load_pretrained, robertha
+from hopfax.nn import load_pretrained, robertha, tinybert, with_memory
 
 WORDS = "abcdefghijklmnop"
 
@@ -118,6 +118,19 @@ def test_robustness_of_a_classifier_is_its_accuracy(
     assert float(clean["score"]) == pytest.approx(100 * correct, abs=0.01)
 
 
+def test_token_types_reach_the_memory_of_a_saved_classifier(tmp_path):
+    vocabulary = train_vocabulary([" ".join(WORDS)])
+    sizes = {"width": 8, "num_layers": 1, "ff_width": 8, "max_length": 16}
+    types = {"num_types": 2, "separator": vocabulary.sep_id}
+    model = with_memory(tinybert(vocabulary.size, 2, **sizes, **types), site="embedding")
+    params = jax.tree.map(lambda leaf: 20 * leaf, model.init(jax.random.key(0)))
+    saved = Classifier(model, params, vocabulary, ("bad", "good"))
+    saved.save(tmp_path / "saved")
+    texts = [("a b", "c d e"), ("f g h", "i")]
+    got = command.TextEncoder(tmp_path / "saved").outputs(texts)
+    np.testing.assert_allclose(got, saved.predict(texts).probabilities, rtol=1e-4)
+
+
 def test_robustness_of_a_regression_is_the_correlation_of_its_scores(pairs, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "SNR_DB", (6,))
     model = tiny_folder(tmp_path / "hub", "roberta", ("score",))
@@ -160,7 +173,7 @@ def test_influence_is_the_gradients_norm_for_every_token(classifier, tmp_path, c
 
     def probabilities(x):
         embeddings = loaded.embed(loaded.params, x[None], ids)
-        return loaded.output(loaded.params, embeddings, np.ones((1, 5), bool))[0]
+        return loaded.output(loaded.params, embeddings, np.ones((1, 5), bool), ids)[0]
 
     slopes = stability.geometric_influence(probabilities, tokens, per_token=True)
     size = np.sqrt(np.square(tokens).sum(-1).mean())

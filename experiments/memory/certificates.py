@@ -2,7 +2,7 @@
 
 Claims: a perturbation of each token's vector below half the distance to the nearest other vector is
 undone exactly by the nearest-token decoder (`hopfax.hopfield.certified_radius`); under Gaussian
-noise, a text is read without error at least as often as the union bound says (`recovery_bound`).
+noise, a text is recovered exactly at least as often as the union bound says (`recovery_bound`).
 The theorem on basins of Hopfield networks (Ramsauer et al., 2021) guarantees less.
 
 Command: `python -m experiments memory-certificates --pretrained FOLDER --data-dir DIR`; four
@@ -405,7 +405,7 @@ def descent(
 def substitution(reader: Reader, batch: Batch, radius: float) -> np.ndarray:
     """Moves tokens towards those neighbors within reach that raise the gain most, to first order.
 
-    The nearest-token decoder can only be fooled into another token, so this attack searches tokens.
+    The nearest-token decoder always returns a token, so this attack searches tokens.
     """
     clean, near = reader.table[batch.ids], reader.table[batch.near]
     apart = np.linalg.norm(near - clean[..., None, :], axis=-1)
@@ -455,7 +455,7 @@ def attacked(reader: Reader, batch: Batch, radius: float, num_steps: int) -> lis
 
 
 def under_noise(reader: Reader, batch: Batch, db: float, num_draws: int) -> list[dict[str, Any]]:
-    """Returns how often texts are read without error under Gaussian noise, and what is guaranteed.
+    """Returns how often texts are recovered exactly under Gaussian noise, and what is guaranteed.
 
     The signal-to-noise ratio, in dB, is that of all texts together.
     """
@@ -526,7 +526,7 @@ def page(folder: Path) -> Page:
         unchanged = scores["nearest"][whole[-1]] == scores["clean"][whole[-1]]
         effect = "does not change" if unchanged else f"falls to {nearest}"
         sentences.append(
-            f"**If each token moves by at most {whole[-1]:g} times the RMS norm of a token, the "
+            f"**If each token's vector moves by at most {whole[-1]:g} times their RMS norm, the "
             "nearest-token decoder provably returns the original tokens of every text of STS-B's "
             "development set.** "
             f"On {num_pairs:.0f} pairs, the strongest of our attacks at this radius lowers the "
@@ -542,19 +542,19 @@ def page(folder: Path) -> Page:
         row = tidy.select(frame, metric="unchanged", snr_db=db).iloc[0].rename({"score": "mean"})
         sentences.append(
             f"At an SNR of {decibels(db)}, a decoder that knows σ and the frequencies recovers "
-            f"{report.bracketed(row)} % of the texts exactly; the union bound is "
-            f"{read['bound'][db]:.0f} % on average over these texts."
+            f"{report.bracketed(row)} % of the texts exactly; the union bound guarantees "
+            f"{read['bound'][db]:.0f} % on average."
         )
     well, basin = (at("snr_db", metric=each) for each in ("well separated", "basin"))
     if safe:
         db = safe[-1]
         sentences.append(
-            "The theorem on basins of Hopfield networks (see the notes) guarantees far less: at "
-            f"{decibels(db)}, it applies to {well[db]:.0f} % of the vocabulary, within "
-            f"{basin[db]:.0e} RMS norms of a vector. The certified radius is "
-            f"{frame[frame.metric == 'half distance'].score.iloc[0]:.2f} (median). It covers the "
-            f"worst direction; random noise with a norm of {10 ** (-db / 20):.1f}, as here, is "
-            "nearly orthogonal to the differences between tokens, so it is still removed."
+            "The theorem on basins of Hopfield networks (see the notes) guarantees less: at "
+            f"{decibels(db)}, it covers {well[db]:.0f} % of the vocabulary, with basins of radius "
+            f"{basin[db]:.0e}. The median certified radius over the vocabulary is "
+            f"{frame[frame.metric == 'half distance'].score.iloc[0]:.2f}. Noise at {decibels(db)} "
+            f"has a norm of {10 ** (-db / 20):.1f}, but it is nearly orthogonal to the differences "
+            "between tokens, so most of it is still removed."
         )
     config = read_config(folder)["config"]
     num_steps = config["num_steps"] or BUDGETS[config["budget"]].num_steps
@@ -590,9 +590,9 @@ def page(folder: Path) -> Page:
                      *(report.number(scores[system][r]) for system in SYSTEMS)]
                     for r in radii
                 ],
-                "Certified texts of the development sets (%, at the next multiple of 0.02), "
-                "and score on STS-B under the strongest attack. Radius: of each token's "
-                "perturbation, in RMS norms of the token vectors of STS-B's texts.",
+                "Certified texts of the development sets (%, at the radius rounded up to a "
+                "multiple of 0.02), and score on STS-B under the strongest attack. Radius: of each "
+                "token's perturbation, in RMS norms of the token vectors of STS-B's texts.",
             ),
             report.Table(
                 ["SNR", "measured, %", "predicted, %", "union bound, %",
@@ -624,7 +624,7 @@ def page(folder: Path) -> Page:
             "Predicted: product over the tokens of `memory-recovery`'s prediction. The union bound "
             "adds the errors of `hopfield.recovery_bound` over a text's tokens.",
             "As the certificate implies, no gradient attack inside the certified radius changed a "
-            f"token ({tokens:,.0f} tokens and {texts:,.0f} texts, counted at each radius); "
+            f"token ({tokens:,.0f} tokens and {texts:,.0f} texts, summed over the radii); "
             "substitution cannot move a token that little.",
             THEOREM,
         ],

@@ -156,7 +156,7 @@ class Texts(NamedTuple):
 
 
 def decoder(table: np.ndarray, log_prior: np.ndarray) -> Callable[..., dict[str, jax.Array]]:
-    """Returns a compiled function of noisy vectors and sigma: the token ids of each reader."""
+    """Returns a compiled function of noisy vectors and sigma: the token ids of each decoder."""
     denoise = denoiser(table, log_prior)
     return jax.jit(lambda x, sigma: {name: denoise(x, sigma)[1][name] for name in DECODERS})
 
@@ -180,19 +180,19 @@ def measure(
             "distance": 2 * np.asarray(hopfield.certified_radius(jnp.asarray(table))),
         }
     rows = []
-    for reader, bias in (("nearest", np.zeros_like(log_prior)), ("memory", log_prior)):
-        decoded = np.array([draw[reader] for draw in draws])
+    for decoder, bias in (("nearest", np.zeros_like(log_prior)), ("memory", log_prior)):
+        decoded = np.array([draw[decoder] for draw in draws])
         right = np.mean(decoded == ids, axis=0)
         rates[chosen], _ = predicted(table, ids[chosen], sigma=float(sigma[0]), log_prior=bias)
-        of_reader = [
+        of_decoder = [
             {"metric": "recovered", "group": "all", **share(right, row, ids >= 0)},
             {"metric": "predicted", "group": "all", "score": 100 * float(np.nanmean(rates))},
             *errors(ids, decoded, tokens),
         ]
         for name, values in properties.items():
             bins = binned(values[ids], right, rates, row)
-            of_reader += [{"group": name, **each} for each in bins]
-        rows += [{"model": reader, **each} for each in of_reader]
+            of_decoder += [{"group": name, **each} for each in bins]
+        rows += [{"model": decoder, **each} for each in of_decoder]
     shared = {"level": 10 ** (-db / 20), "snr_db": db, "num_examples": len(ids)}
     return [{**shared, **each} for each in rows]
 
@@ -250,7 +250,7 @@ def predicted(
     Args:
         table: Vectors of the vocabulary.
         ids: Tokens v.
-        sigma: Standard deviation of the noise, known to the reader.
+        sigma: Standard deviation of the noise, known to the decoder.
         log_prior: Log-frequencies; zeros for the nearest token.
     """
     nodes, weights = np.polynomial.hermite_e.hermegauss(16)
@@ -323,16 +323,16 @@ def page(folder: Path) -> Page:
         return dict(zip(rows.snr_db, rows.score, strict=True))
 
     rates = {
-        (reader, title): at(metric=metric, model=reader, group="all")
-        for reader in DECODERS
+        (decoder, title): at(metric=metric, model=decoder, group="all")
+        for decoder in DECODERS
         for metric, title in (("recovered", "measured"), ("predicted", "predicted"))
     }
     kinds = {name: at(metric="errors", model="nearest", group=name) for name in KINDS}
     by_frequency, with_prior = (
-        tidy.select(frame, metric="measured", model=reader, group="frequency")
+        tidy.select(frame, metric="measured", model=decoder, group="frequency")
         .sort_values("place")
         .score
-        for reader in ("nearest", "memory")
+        for decoder in ("nearest", "memory")
     )
     recovered = "tokens recovered, %"
     panels = {"all": Panel("All tokens", SNR, recovered, formula="predicted")} | {
@@ -343,12 +343,12 @@ def page(folder: Path) -> Page:
     if half := [db for db in levels if memory[db] > 50]:
         low, lost = half[-1], [db for db in levels if nearest[db] < NEARLY_ALL]
         sentences += [
-            f"**At {decibels(low)}, a decoder with a frequency prior still recovers "
+            f"**At {decibels(low)}, memory with a frequency prior still recovers "
             f"{memory[low]:.0f} % of the tokens**; the nearest-token decoder recovers "
             f"{nearest[low]:.0f} %.",
             "arXiv 2411.13784 reports that words recovered wrongly are unrelated to the original "
-            "ones. Here, "
-            f"{kinds['unrelated'].get(low, 0):.0f} % of the errors are unrelated at "
+            "ones. Of the nearest-token decoder's errors, "
+            f"{kinds['unrelated'].get(low, 0):.0f} % are unrelated at "
             f"{decibels(low)}, and {kinds['unrelated'].get(lost[0], 0):.0f} % at "
             f"{decibels(lost[0])}, where only {100 - nearest[lost[0]]:.1f} % of the tokens are "
             "wrong.",
@@ -365,7 +365,7 @@ def page(folder: Path) -> Page:
         score = np.interp(goal, [nearest[db] for db in up], [memory[db] for db in up])
         sentences.append(
             f"At the SNR where the nearest-token decoder recovers {goal} %, as in BeamClean (see "
-            f"the notes), the prior raises this to {score:.0f} %."
+            f"the notes), memory recovers {score:.0f} % (interpolated)."
         )
     return report.Page(
         title="How many tokens can be recovered from noisy embeddings",
@@ -373,7 +373,7 @@ def page(folder: Path) -> Page:
         pictures={
             "recovery": report.panels(
                 "Share of tokens recovered, by SNR and in bins of three properties of the token. "
-                "Points: measured, with 95 % intervals. Lines: predicted from the table",
+                "Points: measured, with 95 % intervals. Lines: predicted from the embedding table",
                 drawn(frame),
                 specs=panels,
                 col="group",
@@ -384,7 +384,7 @@ def page(folder: Path) -> Page:
         },
         tables=[
             report.Table(
-                ["SNR, dB", *(f"{TITLES[reader]}: {metric}" for reader, metric in rates)],
+                ["SNR, dB", *(f"{TITLES[decoder]}: {metric}" for decoder, metric in rates)],
                 [
                     [report.number(db, 0), *(report.number(each[db]) for each in rates.values())]
                     for db in levels
@@ -403,17 +403,19 @@ def page(folder: Path) -> Page:
             ),
         ],
         notes=[
-            f"{frame[frame.metric == 'recovered'].num_examples.iloc[0]:.0f} tokens; intervals: "
-            "bootstrap over the rows. SNR: mean square of the coordinates over σ².",
+            f"{frame[frame.metric == 'recovered'].num_examples.iloc[0]:,.0f} tokens; intervals: "
+            "bootstrap over the rows of the task. SNR: mean square of the embeddings' coordinates, "
+            "divided by σ².",
             "Measured decoders do not know σ; predictions are for decoders that do. Predictions "
             "average over the noise in the direction of the token's vector and treat confusions "
             "with other tokens as independent, which underestimates recovery at low SNR.",
-            "Kinds are by string rules; inflection: same stem or irregular form.",
+            "Kinds of errors are assigned by string rules. Inflection: same stem or irregular "
+            "form. Unrelated: none of the other kinds.",
             f"BeamClean (arXiv 2505.13758) reports {goal} % for the nearest token and "
             f"{BEAMCLEAN['language model']} % with a language model, on other embeddings, so the "
             "numbers are not directly comparable. The d_X-privacy of arXiv 2411.13784 adds "
-            "Laplace noise, whose "
-            "length in this width is nearly as constant as that of Gaussian noise.",
+            "Laplace noise, whose norm at width 384 is nearly constant, like that of Gaussian "
+            "noise.",
         ],
     )  # fmt: skip
 

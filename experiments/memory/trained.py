@@ -46,6 +46,7 @@ SIGNIFICANT = (
     "tests; it does not include the sampling error of test rows."
 )
 MEMORY = "-memory"  # suffix of the names of models with memory
+SITES = {"token": "token embeddings", "embedding": "embeddings after the LayerNorm"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +66,14 @@ class Config(robustness.Config):
 
 
 def run(config: Config) -> Path:
-    """Trains and tests missing models, then writes the page; returns the run's folder."""
+    """Trains and tests missing models, then writes the page; returns the run's folder.
+
+    Raises:
+        ValueError: There are several sites.
+    """
     config = resolved(config, DEFAULTS)
+    if len(config.noise.sites) > 1:
+        raise ValueError(f"--sites must be one site, got {' and '.join(config.noise.sites)}")
     return robustness.run_models(
         "memory-trained", config, config.encoder.models(config.model), page
     )
@@ -132,6 +139,7 @@ def page(folder: Path) -> Page:
     if len(gained):
         tables.append(gain_table(gained, titles, lines.protocol.iloc[0]))
     tasks = report.joined(titles[task] for task in scores.task.unique())
+    site = SITES[noisy.site.iloc[0]]
     bands = ", 95 % bands over seeds" if lines.low.notna().any() else ""
     col = "protocol"
     if len(models) > MOST_LINES:  # two panels, in which a model has one look
@@ -144,7 +152,7 @@ def page(folder: Path) -> Page:
         answer=" ".join(answers),
         pictures={
             "memory": report.facets(
-                f"{tasks}: score against noise on the token embeddings{bands}",
+                f"{tasks}: score against noise on the {site}{bands}",
                 lines,
                 x="snr_db",
                 col=col,
@@ -158,8 +166,8 @@ def page(folder: Path) -> Page:
         notes=[
             *gaussian.unlearned_note(scores, unlearned, titles),
             *measured.notes,
-            "Memory: token embeddings are replaced by their posterior means, given the vocabulary "
-            "as patterns and token frequencies as prior.",
+            f"Memory: {site} are replaced by their posterior means, given the vocabulary as "
+            "patterns and token frequencies as prior.",
             LIMIT,
             f"Within {NEAR:g} point: the mean over seeds; the interval may include larger drops.",
             *([SIGNIFICANT] if gains.low.notna().any() else []),

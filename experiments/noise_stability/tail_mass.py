@@ -145,6 +145,8 @@ def run(config: Config) -> Path:
         (classifier, *_) = predict.load(
             predict.Config(run=config.run, model=config.model, texts=())
         )
+        if classifier.vocabulary.tokens != read_tokenizer(config.pretrained).tokens:
+            raise ValueError(f"--run must be of a model of --pretrained, got {config.run}")
         output, fine_tuned = probability(classifier.model), classifier.params
         before = classifier.model.init(jax.random.key(0))
         every_weights = {"fine-tuned": fine_tuned, "pretrained": before}

@@ -87,18 +87,19 @@ def page(folder: Path) -> Page:
             ]
         )
     sets = table[table.task.str.contains(":")]
-    above = sum(row.low > constant.get(row.task, float("nan")) for _, row in sets.iterrows())
+    baselines, num_models = sets.task.map(constant), sets.model.nunique()
+    above, below = (sets.low > baselines).sum(), (sets.high < baselines).sum()
     names = report.joined(titles[trial] for trial in trials if ":" in trial)
     drawn = sets.copy()
     for column in ("mean", "low", "high"):
-        drawn[column] -= drawn.task.map(constant)
+        drawn[column] -= baselines
     picture = report.forest(
         f"{names}: accuracy minus the majority baseline, with 95 % intervals over seeds",
         drawn,
         label="model",
         col="task",
         titles=titles,
-        xlabel="accuracy minus majority baseline",
+        xlabel="accuracy minus majority baseline, points",
     )
     counted = frame[frame.metric == "train_overlap"].drop_duplicates("task")
     counts = {**plan.get("known_texts", {}), **dict(zip(counted.task, counted.score, strict=True))}
@@ -112,9 +113,10 @@ def page(folder: Path) -> Page:
     return report.Page(
         title=f"Adversarial sets: {names}",
         answer=(
-            f"**On {names}, {above} of {len(sets)} models score significantly above the majority "
-            "baseline** (95 % interval). Differences between models below it say little about "
-            "robustness."
+            f"**On {names}, {above} of {len(sets)} accuracies are significantly above the majority "
+            f"baseline, and {below} are significantly below it** ({num_models} models, 95 % "
+            "intervals over seeds). Differences between models that are not above it say little "
+            "about robustness."
         ),
         pictures={"adversarial": picture},
         tables=[

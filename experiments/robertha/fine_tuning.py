@@ -73,27 +73,29 @@ def page(folder: Path) -> Page:
         answer=answer(measured.scores, measured.titles, constants) or each.answer,
         tables=[
             *each.tables,
-            by_level(measured.scores, measured.titles),
+            *level_table(measured.scores, measured.titles),
             clean_scores(measured.scores, measured.titles, constants),
         ],
     )
 
 
-def leads(scores: pd.DataFrame) -> pd.DataFrame:
+def differences_by_level(scores: pd.DataFrame) -> pd.DataFrame:
     """Returns differences from the first model at the same SNR for each text, at each level."""
     table = gaussian.differences(scores, baseline=gaussian.reference(list(scores.model.unique())))
     table = tidy.select(table, protocol="matched", site="token").sort_values("level", kind="stable")
     return table.assign(noise=[gaussian.noise_label("matched", each) for each in table.level])
 
 
-def by_level(scores: pd.DataFrame, titles: Mapping[str, str]) -> Table:
-    """Returns the table of these differences, a column per level."""
-    table = leads(scores)
+def level_table(scores: pd.DataFrame, titles: Mapping[str, str]) -> list[Table]:
+    """Returns the table of differences from the first model, a column per SNR, if there are any."""
+    table = differences_by_level(scores)
+    if table.empty:
+        return []
     lines = table.task.map(titles) + ", " + table.model.map(titles)
     lines = tidy.ordered(table.assign(line=lines), "model", list(scores.model.unique()))
     baseline = titles[gaussian.reference(list(scores.model.unique()))]
-    caption = f"Score minus {baseline} at the same SNR for each text."
-    return report.pivot(lines, index="line", columns="noise", caption=caption)
+    caption = f"Score minus that of the {baseline}, by SNR (the same for each text)."
+    return [report.pivot(lines, index="line", columns="noise", caption=caption)]
 
 
 def clean_scores(
@@ -125,20 +127,25 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[s
     unlearned = gaussian.not_learned(scores, constants).index
     levels = tidy.select(scores, protocol="matched").level
     high, low = (gaussian.noise_label("matched", each) for each in (levels.min(), levels.max()))
-    noise = f"with noise at {high}" if high == low else f"averaged over noise from {high} to {low}"
-    sentences, levels = [], leads(scores)
+    noise = f"with noise at {high}" if high == low else f"with noise from {high} to {low}"
+    sentences, levels = [], differences_by_level(scores)
     for task, rows in means.groupby("task", sort=False):
         findings: dict[str, list[str]] = {}
         for _, row in rows.iterrows():
             finding = gaussian.finding(rows[rows.model == row.model])
             each = f"{titles[row.model]} ({report.plain_interval(row)})"
             curve = tidy.select(levels, task=task, model=row.model)
-            # The mean over levels can hide differences of opposite signs.
-            if finding == gaussian.NO_LEAD and tidy.significant(curve):
-                finding = "A difference that depends on the noise"
-                extremes = curve.loc[[curve["mean"].idxmin(), curve["mean"].idxmax()]]
-                extremes = extremes.sort_values("level").iterrows()
-                parts = (f"{report.plain_interval(end)} at {end.noise}" for _, end in extremes)
+            # The mean over levels can hide differences.
+            clear = curve[(curve.low > 0) | (curve.high < 0)]
+            opposite = (clear.low > 0).any() and (clear.high < 0).any()
+            if tidy.significant(curve) and (opposite or finding == gaussian.NO_LEAD):
+                lower = "Lower" if (clear.high < 0).all() else "Higher"
+                finding = f"{lower} scores at some SNRs"
+                if opposite:
+                    finding = "A difference that depends on the noise"
+                ends = clear.loc[[*{clear["mean"].idxmin(), clear["mean"].idxmax()}]]
+                ends = ends.sort_values("level").iterrows()
+                parts = (f"{report.plain_interval(end)} at {end.noise}" for _, end in ends)
                 each = f"{titles[row.model]} ({report.joined(parts)})"
             if {(task, row.model), (task, baseline)} & set(unlearned):
                 finding, each = "Not learned, so no verdict", titles[row.model]
@@ -146,6 +153,6 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[s
         parts = [f"**{name}** for {report.joined(each)}." for name, each in findings.items()]
         sentences.append(
             f"On {titles[str(task)]}, in points relative to the {titles[baseline]}, {noise} "
-            f"(the same SNR for each text): {' '.join(parts)}"
+            f"(the same SNR for each text; averages, unless an SNR is named): {' '.join(parts)}"
         )
     return " ".join(sentences)

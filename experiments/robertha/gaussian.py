@@ -127,9 +127,9 @@ def few_rows_note(measured: Measured) -> list[str]:
         for name, count in few.items()
     )
     return [
-        f"Few test rows: {report.joined(parts)}. In brackets: 95 % margin of an accuracy over "
-        "samples of as many rows. Intervals over seeds leave it out, so a bold difference holds "
-        "for these rows only."
+        f"Few test rows: {report.joined(parts)}. In brackets: 95 % sampling margin of an accuracy "
+        "on as many rows. Intervals over seeds do not include it, so a bold difference holds for "
+        "these rows only."
     ]
 
 
@@ -290,13 +290,16 @@ def differences(
 
 def finding(differences: pd.DataFrame) -> str:
     """Returns what the intervals say about a lead, as the start of a sentence."""
-    above, count = int((differences.low > 0).sum()), len(differences)
+    above, below = int((differences.low > 0).sum()), int((differences.high < 0).sum())
+    count = len(differences)
     if differences.low.isna().any():
         return "No interval, so no verdict on a lead"
+    if above and below:
+        return f"Higher scores in {above} and lower scores in {below} of {count} comparisons"
     if above:
         return "A lead" if above == count else f"A partial lead ({above} of {count} comparisons)"
-    if (differences.high < 0).all():
-        return "Lower scores"
+    if below:
+        return "Lower scores" + (f" in {below} of {count} comparisons" if below < count else "")
     return NO_LEAD
 
 
@@ -324,7 +327,9 @@ def gap(scores: pd.DataFrame, *, model: str = "robertha", baseline: str = BASELI
         rows = tidy.select(noisy, site=site, protocol=protocol)
         parts[name] = tidy.difference(rows, model=baseline)
     tables = [tidy.summarize(part).assign(comparison=name) for name, part in parts.items()]
-    table = pd.concat([each for each in tables if len(each)], ignore_index=True)
+    if not (tables := [each for each in tables if len(each)]):
+        return pd.DataFrame(columns=["task", "comparison", "level", "mean", "low", "high", "paper"])
+    table = pd.concat(tables, ignore_index=True)
     effects = {
         name: paper_lead(_title(name), model, baseline, level) for name in table.task.unique()
     }

@@ -137,7 +137,7 @@ def page(folder: Path) -> Page:
         contrasts = gaussian.differences(shown, baseline=baseline, over=["level"])
         contrasts = contrasts[contrasts.task == subject]
         over = f" and over {len(tasks)} tasks." if len(tasks) > 1 else "."
-        caption = f"Score minus {titles[baseline]}, mean over noise levels{over}"
+        caption = f"Score minus {titles[baseline]}: clean, and averaged over noise levels{over}"
         pivot = {"index": "model", "columns": "panel", "titles": titles, "caption": caption}
         tables.append(report.pivot(contrasts, **pivot))
     if len(models) <= MOST_LINES:

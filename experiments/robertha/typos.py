@@ -97,17 +97,18 @@ def page(folder: Path) -> Page:
         noisy = gaps[gaps.corruption != "none"]
         findings: dict[str, list[str]] = {}
         for model, rows in noisy[noisy.task == tasks[0]].groupby("model", sort=False):
-            clear = rows[(rows.low > 0) | (rows.high < 0)]
+            clear = rows[rows.low > 0] if (rows.low > 0).any() else rows[rows.high < 0]
             largest = tidy.largest(clear if len(clear) else rows)
             finding = f"{report.plain_interval(largest)} under {titles[largest.corruption]}"
             findings.setdefault(gaussian.finding(rows), []).append(f"{titles[model]} ({finding})")
         parts = [f"**{name}** for {report.joined(each)}." for name, each in findings.items()]
         corruptions = report.joined(titles[each] for each in noisy.corruption.unique())
         answer = (
-            f"On {titles[tasks[0]]} under {corruptions}, relative to {titles[baseline]}: "
-            f"{' '.join(parts)} In brackets: the largest difference in points (the largest that "
-            "excludes zero, if one does), mean over the rates. Over all models, "
-            f"{tidy.clear(noisy)} of {len(noisy)} intervals exclude zero."
+            f"On {titles[tasks[0]]} under {corruptions} (baseline: {titles[baseline]}): "
+            f"{' '.join(parts)} Numbers are differences in points, averaged over the rates: the "
+            "largest one whose interval excludes zero, or else the largest. Intervals that exclude "
+            f"zero: {tidy.clear(noisy)} of {len(noisy)} ({0.05 * len(noisy):.1f} are expected by "
+            "chance)."
         )
         compared = report.pivot(
             gaps.assign(line=gaps.task.map(titles) + ", " + gaps.model.map(titles)),
@@ -120,7 +121,7 @@ def page(folder: Path) -> Page:
     shares = tidy.scores(frame, metric="words_changed")
     shares = shares[shares.level > 0].groupby(["corruption", "level"], sort=False).score.mean()
     rates = list(dict.fromkeys(level for _, level in shares.index))
-    shown = {"x": "rate", "titles": titles, "xlabel": "share of words"}
+    shown = {"x": "rate", "titles": titles, "xlabel": "share of words changed"}
     caption = f"{names}: score against the share of words changed, with 95 % intervals"
     draw = {"col": "corruption", "row": "task", "ylabel": gaussian.score_names(tasks)}
     menus = {"task": "Task", "corruption": "Corruption"}
@@ -136,8 +137,8 @@ def page(folder: Path) -> Page:
                     [titles[kind], *(f"{100 * shares[kind, rate]:.0f} %" for rate in rates)]
                     for kind in dict.fromkeys(kind for kind, _ in shares.index)
                 ],
-                "Share of the words that were changed. At least one word per text changes, so the "
-                "share exceeds the request in short texts.",
+                "Share of the words that were changed. At least one word per text changes, so "
+                "short texts exceed the request; TextBugger may change fewer words.",
             ),
         ],
         notes=[

@@ -20,7 +20,7 @@ from hopfax.nn.precision import layer_norm, linear
 
 Pooling = Literal["mean", "cls"]
 Site = Literal["token", "embedding"]
-Types = Int[Array, "batch tokens"] | None
+TokenTypes = Int[Array, "batch tokens"] | None
 
 
 class Attention(Protocol):
@@ -244,7 +244,7 @@ class Encoder(nnx.Module):
         if remat and stop_gradient_keys:
             raise ValueError("remat requires identical blocks, so stop_gradient_keys must be False")
         # See `with_memory`.
-        self.memory: dict[Site, Callable[[Encoder, Tokens, Types], Tokens]] = {}
+        self.memory: dict[Site, Callable[[Encoder, Tokens, TokenTypes], Tokens]] = {}
         self.embedding_scale, self.separator = embedding_scale, separator
         self.padding_idx = padding_idx
         self.max_length, self.position_offset = max_length, position_offset
@@ -286,7 +286,7 @@ class Encoder(nnx.Module):
     def embed(
         self,
         tokens: Tokens,
-        types: Types = None,
+        types: TokenTypes = None,
         *,
         positions: Int[Array, "batch tokens"] | None = None,
         key: Key = None,
@@ -313,15 +313,15 @@ class Encoder(nnx.Module):
         return dropout(key, embeddings, self.dropout)
 
     def encode(
-        self, embeddings: Tokens, mask: Mask, types: Types = None, *, key: Key = None
+        self, embeddings: Tokens, mask: Mask, types: TokenTypes = None, *, key: Key = None
     ) -> Encoding:
         """Runs the blocks, in their own precision.
 
         Args:
             embeddings: From `embed`, with or without noise.
             mask: True at real tokens.
-            types: As for `embed`; used only by `with_memory` at the embedding site.
-            key: Key for dropout; None for none.
+            types: As for `embed`; only `with_memory` at the embedding site uses them.
+            key: Key for dropout; None disables it.
         """
         hidden = self._start(embeddings, mask, types)
         if self.remat:
@@ -335,27 +335,27 @@ class Encoder(nnx.Module):
         return Encoding(hidden.astype(embeddings.dtype), *layers)
 
     def hidden_states(
-        self, embeddings: Tokens, mask: Mask
+        self, embeddings: Tokens, mask: Mask, types: TokenTypes = None
     ) -> Float[Array, "layers batch tokens width"]:
-        """Returns every layer's output."""
-        x, states = self._start(embeddings, mask), []
+        """Returns every layer's output, with the arguments of `encode`."""
+        x, states = self._start(embeddings, mask, types), []
         for block in self.blocks:
             x = block(x, mask).values
             states.append(x)
         return jnp.stack(states)
 
     def attention_maps(
-        self, embeddings: Tokens, mask: Mask
+        self, embeddings: Tokens, mask: Mask, types: TokenTypes = None
     ) -> Float[Array, "layers batch heads queries tokens"]:
         """Returns every layer's attention weights, at the attractors in Hopfield attention."""
-        x, maps = self._start(embeddings, mask), []
+        x, maps = self._start(embeddings, mask, types), []
         for block in self.blocks:
             entry = block.attention_norm(x) if block.norm_first else x
             maps.append(block.attention.weights(entry, mask))
             x = block(x, mask).values
         return jnp.stack(maps)
 
-    def _start(self, embeddings: Tokens, mask: Mask, types: Types = None) -> Tokens:
+    def _start(self, embeddings: Tokens, mask: Mask, types: TokenTypes) -> Tokens:
         """Returns the blocks' input, with zeros for padding if keys are masked."""
         if recall := self.memory.get("embedding"):
             embeddings = recall(self, embeddings, types)

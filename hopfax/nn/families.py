@@ -60,7 +60,7 @@ Output = tuple[
     Float[Array, "states tokens width"],
     Float[Array, "layers heads queries tokens"],
 ]
-Attended = tuple[Float[Array, "tokens width"], Float[Array, "heads queries tokens"]]
+Attention = tuple[Float[Array, "tokens width"], Float[Array, "heads queries tokens"]]
 Forward = Callable[[Params, Array, Array, Array], Output]
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -81,7 +81,7 @@ def encoder(config: Config) -> Forward:
         positions = encoder_positions(mask, start)
         x = embeddings + rows(params["positions"], positions) + rows(params["types"], types)
 
-        def block(x: Array, p: Params, _: None) -> Attended:
+        def block(x: Array, p: Params, _: None) -> Attention:
             query, keys, values = (heads(_linear(p[k], x)) for k in ("query", "key", "value"))
             mixed, weights = _attend(query, keys, values, mask[None], scale=scale)
             x = norm(p["attention_norm"], x + _linear(p["attention_out"], mixed))
@@ -105,7 +105,7 @@ def gpt2(config: Config) -> Forward:
         allowed = mask & (_distances(mask) >= 0)
         x = embeddings + rows(params["positions"], _positions(mask))
 
-        def block(x: Array, p: Params, _: None) -> Attended:
+        def block(x: Array, p: Params, _: None) -> Attention:
             h = _linear(p["qkv"], norm(p["attention_norm"], x))
             query, keys, values = (heads(part) for part in jnp.split(h, 3, axis=-1))
             mixed, weights = _attend(query, keys, values, allowed, scale=scale)
@@ -134,7 +134,7 @@ def gemma2(config: Config) -> Forward:
         distances = _distances(mask)
         causal = mask & (distances >= 0)
 
-        def block(x: Array, p: Params, window: Array) -> Attended:
+        def block(x: Array, p: Params, window: Array) -> Attention:
             h = norm(p["attention_norm"], x)
             query, keys, values = (heads(_linear(p[k], h)) for k in ("query", "key", "value"))
             allowed = causal & (distances < window)
@@ -174,14 +174,14 @@ def _windows(config: Config) -> Int[Array, " layers"]:
 
 
 def _run_layers(
-    block: Callable[[Array, Params, Any], Attended],
+    block: Callable[[Array, Params, Any], Attention],
     x: Float[Array, "tokens width"],
     layers: Params,
     settings: Array | None = None,
     *,
     final: Callable[[Array], Array] = lambda x: x,
 ) -> tuple[Float[Array, "states tokens width"], Float[Array, "layers heads queries tokens"]]:
-    """Returns each layer's input, then the last one's output after `final`; and the weights."""
+    """Returns hidden states, the last one after `final`, and attention weights of all layers."""
 
     def step(x: Array, layer: tuple[Params, Any]) -> tuple[Array, tuple[Array, Array]]:
         output, weights = block(x, *layer)
@@ -199,7 +199,7 @@ def _attend(
     *,
     scale: float,
     cap: float | None = None,
-) -> Attended:
+) -> Attention:
     """Softmax attention in float32 at least; groups of heads share keys and values."""
 
     def head(query: Array, keys: Array, values: Array) -> tuple[Array, Array]:

@@ -113,7 +113,7 @@ def replace_attention(
         **options: Its options, such as `beta`.
 
     Returns:
-        The model with a new `forward` of the same parameters.
+        The model with a new `forward` and `attention_maps` of the same parameters.
 
     Raises:
         ValueError: See `text_classifier`.
@@ -127,29 +127,31 @@ def replace_attention(
     unused = _zeros(shapes["classifier"])
 
     @partial(jax.jit, static_argnums=4)
-    def compiled(params: Params, x: Tokens, types: Array, mask: Mask, attentions: bool) -> Any:
-        def run(network: Encoder) -> PretrainedOutput:
+    def compiled(params: Params, x: Tokens, types: Array, mask: Mask, maps: bool) -> Any:
+        def run(network: Encoder) -> Any:
             positions = jax.vmap(partial(encoder_positions, first=network.position_offset))(mask)
             first = network.embed(x, types, positions=positions)
+            if maps:
+                return network.attention_maps(first, mask)
             states = jnp.concatenate([first[None], network.hidden_states(first, mask)])
-            maps = network.attention_maps(first, mask) if attentions else None
-            return PretrainedOutput(states[-1], states, maps)
+            return PretrainedOutput(states[-1], states)
 
         return encoder.apply({**_loaded(shapes, params), "classifier": unused}, method=run)
 
-    def forward(
+    def call(
         embeddings: Tokens,
         mask: Int[Array, "batch tokens"] | Bool[Array, "batch tokens"],
         *,
+        maps: bool,
         token_types: Int[Array, "batch tokens"] | None = None,
-        output_attentions: bool = False,
         params: Params = pretrained.params,
-    ) -> PretrainedOutput:
+    ) -> Any:
         types = jnp.zeros(jnp.shape(mask), int) if token_types is None else jnp.asarray(token_types)
-        real = jnp.asarray(mask) != 0
-        return compiled(params, jnp.asarray(embeddings), types, real, output_attentions)
+        return compiled(params, jnp.asarray(embeddings), types, jnp.asarray(mask) != 0, maps)
 
-    return pretrained._replace(forward=forward)
+    return pretrained._replace(
+        forward=partial(call, maps=False), attention_maps=partial(call, maps=True)
+    )
 
 
 def _zeros(shapes: Params) -> Params:

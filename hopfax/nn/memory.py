@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from hopfax.hopfield import denoise, denoise_normalized
-from hopfax.nn.encoder import Encoder, Site, Tokens, Types
+from hopfax.nn.encoder import Encoder, Site, Tokens, TokenTypes
 from hopfax.nn.functional import Functional, Method, Params, call
 
 
@@ -75,19 +75,21 @@ def with_memory(model: Functional[Encoder], *, site: Site = "token") -> Function
         ['log_prior', 'log_scale']
     """
 
-    def at_token(memory: Params, network: Encoder, tokens: Tokens, types: Types) -> Tokens:
+    def at_token(memory: Params, network: Encoder, tokens: Tokens, types: TokenTypes) -> Tokens:
         return recall(tokens, network.embedding_scale * network.tokens.embedding[...], **memory)
 
-    def at_embedding(memory: Params, network: Encoder, embeddings: Tokens, types: Types) -> Tokens:
+    def at_embedding(
+        memory: Params, network: Encoder, embeddings: Tokens, types: TokenTypes
+    ) -> Tokens:
         norm = network.norm
         assert norm and norm.scale and norm.bias
         options = {"scale": norm.scale[...], "bias": norm.bias[...], "epsilon": norm.epsilon}
         table = network.embedding_scale * network.tokens.embedding[...]
         positions = network.position_offset + jnp.arange(embeddings.shape[-2])
-        offsets, texts = network.positions(positions), None
+        offsets, axis = network.positions(positions), None
         if network.types is not None:
             types = jnp.zeros(embeddings.shape[:-1], int) if types is None else types
-            offsets, texts = offsets + network.types(types), 0
+            offsets, axis = offsets + network.types(types), 0
         offsets *= network.embedding_scale
 
         def recalled(row: Array, offset: Array) -> Array:
@@ -95,15 +97,13 @@ def with_memory(model: Functional[Encoder], *, site: Site = "token") -> Function
             return denoise_normalized(row, table, offset, log_prior=prior, **options).value
 
         # Without types, all texts share the offsets, and their products with the table.
-        return jax.vmap(jax.vmap(recalled), in_axes=(0, texts))(embeddings, offsets)
+        return jax.vmap(jax.vmap(recalled), in_axes=(0, axis))(embeddings, offsets)
 
     recalls = {"token": at_token, "embedding": at_embedding}
     if site not in recalls:
         raise ValueError(f'site must be "token" or "embedding", got {site!r}')
-    if site == "embedding":
-        shapes = jax.eval_shape(model.init, jax.random.key(0))
-        if not model.apply(shapes, method=lambda network: network.norm is not None):
-            raise ValueError('site "embedding" requires an encoder with an embedding LayerNorm')
+    if site == "embedding" and "norm" not in jax.eval_shape(model.init, jax.random.key(0)):
+        raise ValueError('site "embedding" requires an encoder with an embedding LayerNorm')
 
     def init(key: PRNGKeyArray) -> Params:
         params = model.init(key)

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,12 +32,10 @@ class PretrainedOutput(NamedTuple):
         output: Logits of causal models, the last hidden state of encoders.
         hidden_states: Input of the first layer and output of every layer, the last one after the
             final norm.
-        attentions: Attention weights of every layer, or None.
     """
 
     output: Float[Array, "batch tokens outputs"]
     hidden_states: Float[Array, "states batch tokens width"]
-    attentions: Float[Array, "layers batch heads queries tokens"] | None = None
 
 
 class Pretrained(NamedTuple):
@@ -47,9 +44,8 @@ class Pretrained(NamedTuple):
     Attributes:
         embed: `embed(ids, *, params=params)` returns token embeddings, (batch, tokens, width),
             with the model's scaling; NaN for ids outside the vocabulary.
-        forward: `forward(embeddings, mask, *, token_types=None, output_attentions=False,
-            params=params)` adds positions and token types, and returns a `PretrainedOutput`, with
-            attention weights on request; it is compiled once for every shape.
+        forward: `forward(embeddings, mask, *, token_types=None, params=params)` adds positions and
+            token types, and returns a `PretrainedOutput`; it is compiled once for every shape.
             Within `jax.jit`, pass `params` as an argument: the default becomes a constant.
         config: Contents of `config.json`.
         table: Token embeddings as stored, (vocabulary, width).
@@ -58,6 +54,8 @@ class Pretrained(NamedTuple):
         max_length: Maximum number of tokens of a text.
         labels: Class names of a BERT or RoBERTa for sequence classification, one for a regression
             model; () for all others, multi-label models included.
+        attention_maps: Returns the attention weights, (layers, batch, heads, queries, tokens), in
+            float32 at least, for the arguments of `forward`. Rows of padding have no meaning.
     """
 
     embed: Callable[..., Float[Array, "batch tokens width"]]
@@ -67,6 +65,7 @@ class Pretrained(NamedTuple):
     params: Params
     max_length: int
     labels: tuple[str, ...]
+    attention_maps: Callable[..., Float[Array, "layers batch heads queries tokens"]]
 
 
 def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
@@ -117,19 +116,17 @@ def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
         tokens = rows(params["tokens"], jnp.asarray(ids))
         return tokens * jnp.asarray(width**0.5, tokens.dtype) if family.scaled else tokens
 
-    @partial(jax.jit, static_argnums=4)
-    def run_batch(params: Params, x: Array, mask: Array, types: Array, attentions: bool) -> Any:
-        outputs = jax.vmap(run, in_axes=(None, 0, 0, 0), out_axes=(0, 1, 1))(params, x, mask, types)
-        return outputs if attentions else outputs[:2]
+    run_batch = jax.vmap(run, in_axes=(None, 0, 0, 0), out_axes=(0, 1, 1))
+    run_forward = jax.jit(lambda *inputs: PretrainedOutput(*run_batch(*inputs)[:2]))
+    run_maps = jax.jit(lambda *inputs: run_batch(*inputs)[2])
 
-    def forward(
+    def inputs(
         embeddings: Float[Array, "batch tokens width"],
         mask: Int[Array, "batch tokens"] | Bool[Array, "batch tokens"],
         *,
         token_types: Int[Array, "batch tokens"] | None = None,
-        output_attentions: bool = False,
         params: Params = params,
-    ) -> PretrainedOutput:
+    ) -> tuple[Params, Array, Array, Array]:
         embeddings = jnp.asarray(embeddings, params["tokens"]["weight"].dtype)
         real = jnp.asarray(mask) != 0
         chex.assert_shape(embeddings, (*real.shape, width))
@@ -139,10 +136,16 @@ def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
             raise ValueError(f"token_types must be None for {config['model_type']}")
         types = jnp.zeros(real.shape, int) if token_types is None else jnp.asarray(token_types)
         chex.assert_equal_shape([types, real])
-        return PretrainedOutput(*run_batch(params, embeddings, real, types, output_attentions))
+        return params, embeddings, real, types
+
+    def forward(embeddings: Any, mask: Any, **options: Any) -> PretrainedOutput:
+        return run_forward(*inputs(embeddings, mask, **options))
+
+    def attention_maps(embeddings: Any, mask: Any, **options: Any) -> Array:
+        return run_maps(*inputs(embeddings, mask, **options))
 
     table = params["tokens"]["weight"]
-    return Pretrained(embed, forward, raw, table, params, max_length, labels)
+    return Pretrained(embed, forward, raw, table, params, max_length, labels, attention_maps)
 
 
 # -- Families --------------------------------------------------------------------------------------

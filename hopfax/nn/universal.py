@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from hopfax.nn.attention import Key, Mask, Tokens
-from hopfax.nn.encoder import Encoder, Encoding, Types, embedding
+from hopfax.nn.encoder import Encoder, Encoding, TokenTypes, embedding
 from hopfax.nn.precision import linear
 
 _THRESHOLD = 0.99  # below 1, so that a token can halt at the first step
@@ -69,7 +69,7 @@ class UniversalEncoder(Encoder):
         self.halt = linear(width, 1, rngs=rngs) if halting else None
 
     def encode(
-        self, embeddings: Tokens, mask: Mask, types: Types = None, *, key: Key = None
+        self, embeddings: Tokens, mask: Mask, types: TokenTypes = None, *, key: Key = None
     ) -> Encoding:
         """Runs the block `num_steps` times, with the arguments of `Encoder.encode`."""
 
@@ -104,11 +104,11 @@ class UniversalEncoder(Encoder):
         taken = end.taken[None, :, None, :]
         return Encoding(end.mixed, layers[0], taken, jnp.ones_like(taken, bool), end.ponder)
 
-    def hidden_states(self, embeddings: Tokens, mask: Mask) -> Any:
+    def hidden_states(self, embeddings: Tokens, mask: Mask, types: TokenTypes = None) -> Any:
         """Returns the output, as its only layer's."""
-        return self.encode(embeddings, mask).hidden[None]
+        return self.encode(embeddings, mask, types).hidden[None]
 
-    def attention_maps(self, embeddings: Tokens, mask: Mask) -> Any:
+    def attention_maps(self, embeddings: Tokens, mask: Mask, types: TokenTypes = None) -> Any:
         """Not implemented."""
         raise NotImplementedError("a layer that is applied several times has several maps")
 

@@ -78,13 +78,15 @@ def test_fine_tuned_models_are_compared_with_the_first():
         assert row[0] == f"SST-2, fine-tuned encoder{title}" and row[2] == "50.9"
         assert float(row[1].split()[0]) == pytest.approx(clean[model], abs=0.051)
     assert not fine_tuning.answer(ordered[ordered.model == "pretrained"], titles, {})
+    assert not fine_tuning.level_table(ordered[ordered.model == "pretrained"], titles)
     ours = ordered.model == "pretrained-esr"
     noise = np.random.default_rng(0).normal(size=len(ordered))
     crossing = np.where(ordered.level == 0.5, -8.2, 3.8)  # with the lead of 2.2: -6 and 6
     ordered.loc[ours, "score"] += (crossing + 0.1 * noise)[ours]
     text = fine_tuning.answer(ordered, titles, {})
     assert "**A difference that depends on the noise** for fine-tuned encoder + ESR (−" in text
-    line = fine_tuning.by_level(ordered, titles).rows[0]
+    (table,) = fine_tuning.level_table(ordered, titles)
+    line = table.rows[0]
     assert line[1].startswith("**−") and line[2].startswith("**+")
 
 

@@ -40,16 +40,16 @@ def test_attention_without_steps_at_beta_one_is_the_models(loaded):
     softmax = replace_attention(loaded, SoftmaxAttention)
     hopfield = replace_attention(loaded, HopfieldAttention, beta=1.0, max_steps=0)
     for mask, models in ((MASK, (softmax, hopfield)), (MASK[:, ::-1], (hopfield,))):
-        options = {"token_types": TYPES, "output_attentions": True}
-        expected = loaded.forward(embeddings, mask, **options)
-        real = np.broadcast_to(mask[:, None, :, None], expected.attentions.shape[1:])
+        expected = loaded.forward(embeddings, mask, token_types=TYPES).hidden_states
+        weights = loaded.attention_maps(embeddings, mask, token_types=TYPES)
+        real = np.broadcast_to(mask[:, None, :, None], weights.shape[1:])
         for model in models:
-            output = model.forward(embeddings, mask, **options)
-            assert output.hidden_states.shape == expected.hidden_states.shape
-            states = output.hidden_states - expected.hidden_states
-            assert np.abs(states)[:, mask].max() < 1e-5
-            assert output.attentions.shape == expected.attentions.shape
-            assert np.abs(output.attentions - expected.attentions)[:, real].max() < 1e-5
+            states = model.forward(embeddings, mask, token_types=TYPES).hidden_states
+            assert states.shape == expected.shape
+            assert np.abs(states - expected)[:, mask].max() < 1e-5
+            maps = model.attention_maps(embeddings, mask, token_types=TYPES)
+            assert maps.shape == weights.shape
+            assert np.abs(maps - weights)[:, real].max() < 1e-5
 
 
 def test_sizes_may_be_missing_from_the_configuration(loaded):

@@ -13,7 +13,15 @@ MODELS = {
     "robertha": nn.robertha(40, 2, width=32, ff_width=16, num_layers=1),
     "universal": nn.universal_bert(40, 2, width=32, ff_width=16),
     "token types": nn.tinybert(
-        40, 2, width=32, ff_width=16, num_layers=1, num_types=2, separator=7, position_offset=2
+        40,
+        2,
+        width=32,
+        ff_width=16,
+        num_layers=1,
+        num_types=2,
+        separator=7,
+        position_offset=2,
+        embedding_scale=5.0,
     ),
 }
 
@@ -40,13 +48,27 @@ def test_memory_removes_noise_and_changes_no_clean_output(name, site):
     clean = hidden(plain, encoder)
     rtol, atol = (1e-5, 1e-6) if site == "token" else (1e-3, 1e-4)
     np.testing.assert_allclose(hidden(model, params), clean, rtol=rtol, atol=atol)
-    scale = 0.4 * (5.0 if (name, site) == ("tinybert", "token") else 1.0)
+    scaled = site == "token" and name in ("tinybert", "token types")
+    scale = 0.4 * (5.0 if scaled else 1.0)
     noise = Perturbation(**{site: scale * jax.random.normal(jax.random.key(2), (2, 4, 32))})
     recalled, noisy = (
         np.abs(hidden(each, weights, added=noise) - clean).max()
         for each, weights in ((model, params), (plain, encoder))
     )
     assert recalled < 0.1 * noisy
+
+
+def test_hidden_states_use_the_memory_in_bfloat16_too():
+    model = nn.with_precision(MODELS["token types"], "bfloat16")
+    model = nn.with_memory(model, site="embedding")
+    params = lively(model)
+
+    def states(network):
+        tokens, types = network.embed_tokens(IDS), network.token_types(IDS)
+        return network.hidden_states(network.embed(tokens, types), MASK, types)
+
+    hidden = model.apply(params, IDS, MASK).encoding.hidden[MASK]
+    np.testing.assert_allclose(model.apply(params, method=states)[-1][MASK], hidden, rtol=1e-2)
 
 
 def test_recall_is_denoise_of_every_token_with_its_prior_and_scale():

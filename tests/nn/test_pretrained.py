@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from nn import slow
 
-from hopfax.nn import load_pretrained, tensor_files
+from hopfax.nn import families, load_pretrained, tensor_files
 
 save_file = pytest.importorskip("safetensors.numpy").save_file
 
@@ -366,8 +366,7 @@ def test_bfloat16_files_and_parameters(tmp_path, family, draw, texts):
     equal(load(tmp_path, family, narrow).params, model.params)
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), model.params)
     result = model.forward(model.embed(ids, params=params), mask, params=params)
-    wide = model.forward(model.embed(ids), mask)
-    for output, expected in zip(result[:2], wide[:2], strict=True):
+    for output, expected in zip(result, model.forward(model.embed(ids), mask), strict=True):
         assert output.dtype == jnp.bfloat16
         error = np.abs(np.asarray(output, np.float32) - expected)[..., mask == 1, :]
         assert error.max() < 0.05 * np.abs(expected[..., mask == 1, :]).max()
@@ -399,20 +398,28 @@ def test_padding_on_either_side_changes_nothing(folder, texts, rng):
             )
 
 
-def test_attention_weights_are_returned_on_request(folder, family, texts):
+def test_attention_maps_are_distributions_over_visible_tokens(folder, family, texts):
     ids, mask = texts
     model = load_pretrained(folder)
-    embeddings = model.embed(ids)
-    assert model.forward(embeddings, mask).attentions is None
-    output = model.forward(embeddings, mask, output_attentions=True)
     visible = np.broadcast_to(mask[:, None, :] == 1, (3, 7, 7))
     if family in ("gpt2", "gemma2"):
         visible = visible & np.tri(7, dtype=bool)
-    for layer in np.asarray(output.attentions).swapaxes(1, 2):
-        for weights in layer:  # (texts, queries, keys) of a head
-            assert not weights[~visible & (mask[:, :, None] == 1)].any()
-            np.testing.assert_allclose(weights[mask == 1].sum(-1), 1, rtol=1e-5)
-    assert len(output.attentions) == len(output.hidden_states) - 1
+    maps = np.asarray(model.attention_maps(model.embed(ids), mask))
+    heads = model.config.get("num_attention_heads") or model.config["n_head"]
+    assert maps.shape == (len(model.params["layers"]["ff_norm"]["weight"]), 3, heads, 7, 7)
+    for weights in maps.swapaxes(1, 2).reshape(-1, 3, 7, 7):
+        assert not weights[~visible & (mask[:, :, None] == 1)].any()
+        np.testing.assert_allclose(weights[mask == 1].sum(-1), 1, rtol=1e-5)
+
+
+def test_attention_weights_are_those_of_the_values(rng):
+    """With two heads for each key and value, as in Gemma-2."""
+    query, keys, values = (rng.normal(size=(5, n, 3)) for n in (4, 2, 2))
+    mixed, weights = families._attend(query, keys, values, np.tri(5, dtype=bool), scale=1.0)
+    want = np.einsum("hqt,thw->qhw", weights, np.repeat(values, 2, axis=1)).reshape(5, 12)
+    np.testing.assert_allclose(mixed, want, rtol=1e-4, atol=1e-5)
+    scores = np.where(np.tri(5), query[:, 3] @ keys[:, 1].T, -np.inf)
+    np.testing.assert_allclose(weights[3], jax.nn.softmax(scores), rtol=1e-4, atol=1e-6)
 
 
 def test_embed_scales_the_table(folder, family, texts):
