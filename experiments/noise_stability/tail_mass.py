@@ -409,12 +409,10 @@ def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
     frame, config = pd.read_csv(folder / "results.csv"), read_config(folder)
     plan, flags = config["plan"], config["config"]
-    name = Path(flags["pretrained"]).name
-    function = (
-        "probability of the class that the classifier predicts for the unchanged text"
-        if flags.get("run")
-        else "cosine to the unchanged text's embedding"
-    )
+    name, function = Path(flags["pretrained"]).name, "cosine to the unchanged text's embedding"
+    if flags.get("run"):
+        name += ", fine-tuned"
+        function = "probability of the class that the classifier predicts for the unchanged text"
     table = bounds(frame)
     many = f"{plan['num_tokens']} tokens, T = {PAPER_DEGREE}"
     table["panel"] = table.panel.replace(f"Monte Carlo, T = {PAPER_DEGREE}", many)
@@ -428,7 +426,7 @@ def page(folder: Path) -> Page:
         degree = by_name["D"].iloc[0]
         verdicts.append(verdict(degree))
         lines.append([
-            f"{name}, {panel}, {WEIGHTS[str(weights)]}",
+            f"{Path(flags['pretrained']).name}, {panel}, {WEIGHTS[str(weights)]}",
             share(by_name[TAIL].iloc[0]) if TAIL in by_name else "–",
             share(by_name[MARKOV].iloc[0]),
             f"{share(lemma.loc[best])} at {best:g}",
