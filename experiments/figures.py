@@ -293,7 +293,7 @@ def _panel(
         if line.formula.notna().any():
             axes.plot(line[x], line.formula, color=style.color)
             compared += [style.color] if has_points else []
-            style = style._replace(**{"dashes": "none"} if has_points else {"marker": ""})
+            style = style._replace(dashes="none") if has_points else style._replace(marker="")
         elif not spec.connected:
             style = style._replace(dashes="none")
         if has_points:

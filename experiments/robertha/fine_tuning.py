@@ -125,34 +125,40 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[s
     if means.empty:
         return ""
     unlearned = gaussian.not_learned(scores, constants).index
-    levels = tidy.select(scores, protocol="matched").level
-    high, low = (gaussian.noise_label("matched", each) for each in (levels.min(), levels.max()))
-    noise = f"with noise at {high}" if high == low else f"with noise from {high} to {low}"
     sentences, levels = [], differences_by_level(scores)
+    high, low = levels.noise.iloc[0], levels.noise.iloc[-1]
+    noise = f"with noise at {high}" if high == low else f"with noise from {high} to {low}"
     for task, rows in means.groupby("task", sort=False):
         findings: dict[str, list[str]] = {}
         for _, row in rows.iterrows():
-            finding = gaussian.finding(rows[rows.model == row.model])
-            each = f"{titles[row.model]} ({report.plain_interval(row)})"
             curve = tidy.select(levels, task=task, model=row.model)
-            # The mean over levels can hide differences.
-            clear = curve[(curve.low > 0) | (curve.high < 0)]
-            opposite = (clear.low > 0).any() and (clear.high < 0).any()
-            if tidy.significant(curve) and (opposite or finding == gaussian.NO_LEAD):
-                lower = "Lower" if (clear.high < 0).all() else "Higher"
-                finding = f"{lower} scores at some SNRs"
-                if opposite:
-                    finding = "A difference that depends on the noise"
-                ends = clear.loc[[*{clear["mean"].idxmin(), clear["mean"].idxmax()}]]
-                ends = ends.sort_values("level").iterrows()
-                parts = (f"{report.plain_interval(end)} at {end.noise}" for _, end in ends)
-                each = f"{titles[row.model]} ({report.joined(parts)})"
+            verdict, numbers = finding(rows[rows.model == row.model], curve)
+            each = f"{titles[row.model]} ({numbers})"
             if {(task, row.model), (task, baseline)} & set(unlearned):
-                finding, each = "Not learned, so no verdict", titles[row.model]
-            findings.setdefault(finding, []).append(each)
+                verdict, each = "Not learned, so no verdict", titles[row.model]
+            findings.setdefault(verdict, []).append(each)
         parts = [f"**{name}** for {report.joined(each)}." for name, each in findings.items()]
         sentences.append(
             f"On {titles[str(task)]}, in points relative to the {titles[baseline]}, {noise} "
             f"(the same SNR for each text; averages, unless an SNR is named): {' '.join(parts)}"
         )
     return " ".join(sentences)
+
+
+def finding(mean: pd.DataFrame, curve: pd.DataFrame) -> tuple[str, str]:
+    """Returns what a model's differences from the first show, and the numbers that show it.
+
+    Args:
+        mean: The difference averaged over levels, one row.
+        curve: The differences by level.
+    """
+    words = gaussian.finding(mean)
+    clear = curve[(curve.low > 0) | (curve.high < 0)]
+    opposite = clear["mean"].min() < 0 < clear["mean"].max()
+    # Their mean can hide differences.
+    if not tidy.significant(curve) or not (opposite or words == gaussian.NO_LEAD):
+        return words, report.plain_interval(mean.iloc[0])
+    ends = clear.loc[[*{clear["mean"].idxmin(), clear["mean"].idxmax()}]].sort_values("level")
+    parts = (f"{report.plain_interval(end)} at {end.noise}" for _, end in ends.iterrows())
+    words = f"{'Lower' if clear['mean'].iloc[0] < 0 else 'Higher'} scores at some SNRs"
+    return "A difference that depends on the noise" if opposite else words, report.joined(parts)
