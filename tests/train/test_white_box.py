@@ -7,6 +7,7 @@ import tiny
 from hopfax import text
 from hopfax.data import Example, encode
 from hopfax.data.tokenize import WordPiece
+from hopfax.nn import with_memory
 from hopfax.nn.encoder import Perturbation
 from hopfax.nn.functional import Functional
 from hopfax.train.objectives import Batch, classification
@@ -95,6 +96,15 @@ def test_losses_and_gradients_are_those_of_the_objective():
         spellings = [VOCABULARY.tokens[number].removeprefix("##") for number in linear.ids]
         spans = zip(linear.fields, linear.starts, linear.ends, strict=True)
         assert [fields[field][start:end].lower() for field, start, end in spans] == spellings
+
+
+def test_the_memory_at_the_embedding_site_knows_the_token_types():
+    sizes = SIZES | {"num_types": 2, "separator": VOCABULARY.sep_id}
+    model = with_memory(tiny.tinybert(VOCABULARY.size, 2, **sizes), site="embedding")
+    params, labels = tiny.lively(model), [0, 1, 1, 0]
+    expected, _ = classification(model)(params, batch_of(TEXTS, labels), None)
+    losses = victim(model, params, lengths=(24,), batch_sizes=(4,)).loss(TEXTS, labels)
+    assert losses.mean() == pytest.approx(float(expected), rel=1e-3)
 
 
 def test_losses_do_not_depend_on_batches_or_gradients():
