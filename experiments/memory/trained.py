@@ -8,7 +8,7 @@ training with noise, at signal-to-noise ratios drawn uniformly from -16 to 0 dB 
 Commands: `python -m experiments memory-trained --task sst2 --data-dir DIR --epochs 1` (from
 scratch), and for a pretrained encoder `--pretrained FOLDER --model pretrained pretrained-memory
 pretrained-noise-trained pretrained-noise-trained-memory --train-size 12000 --epochs 3
---learning-rate 1e-4`.
+--learning-rate 1e-4`. With `--sites embedding`, noise and memory are after the LayerNorm.
 
 Expected: memory keeps the clean score as long as tokens can be recovered. With memory, training
 with noise adds little.
