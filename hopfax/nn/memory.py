@@ -61,7 +61,8 @@ def with_memory(model: Functional[Encoder], *, site: Site = "token") -> Function
     Args:
         model: From `tinybert`, `robertha`, `text_classifier`, ...
         site: Site of the noise: `"token"`, the token vectors before positions and LayerNorm, or
-            `"embedding"`, the LayerNorm's output, whose patterns depend on position and token type.
+            `"embedding"`, the LayerNorm's output, whose patterns depend on position and token type
+            (positions as `Encoder.embed` counts them by default).
 
     Raises:
         ValueError: `site` is neither of these, or is `"embedding"` and the encoder has no
