@@ -551,7 +551,7 @@ def page(folder: Path) -> Page:
         sentences.append(
             "The theorem on basins of Hopfield networks (see the notes) guarantees less: at "
             f"{decibels(db)}, it covers {well[db]:.0f} % of the vocabulary, with basins of radius "
-            f"{basin[db]:.0e}. The median certified radius over the vocabulary is "
+            f"{basin[db]:.0e} RMS norms. The median certified radius over the vocabulary is "
             f"{frame[frame.metric == 'half distance'].score.iloc[0]:.2f}. Noise at {decibels(db)} "
             f"has a norm of {10 ** (-db / 20):.1f}, but it is nearly orthogonal to the differences "
             "between tokens, so most of it is still removed."
