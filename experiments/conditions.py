@@ -95,9 +95,7 @@ def predictions(cell: Cell, condition: Condition) -> CellPredictions:
     """Returns the cell's predictions under a condition, from its folder if stored."""
     key = condition.key(cell)
     if cell.without_memory:
-        # Without token types, earlier versions had no memory at the embedding site.
-        types = "types" in cell.params and getattr(condition, "site", "") == "embedding"
-        key = {"condition": key, "memory": "token types" if types else "one site"}
+        key = {"condition": key, "memory": "one site, with token types"}
     if cell.loud:
         key = {"condition": key, "loud": "log odds"}
     path = cell.folder / "predictions" / f"{type(condition).__name__.lower()}-{identifier(key)}.npz"

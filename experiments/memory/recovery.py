@@ -31,14 +31,7 @@ from scipy.special import log_ndtr, ndtr
 from experiments import report, tidy
 from experiments.figures import SNR, Panel
 from experiments.memory import similarity
-from experiments.memory.similarity import (
-    TITLES,
-    add_noise,
-    decibels,
-    denoiser,
-    encoded,
-    in_batches,
-)
+from experiments.memory.similarity import add_noise, decibels, denoiser, encoded, in_batches
 from experiments.report import Page
 from experiments.settings import Shared, by_budget
 from hopfax import hopfield
@@ -379,12 +372,12 @@ def page(folder: Path) -> Page:
                 col="group",
                 x="x",
                 hue="line",
-                titles=TITLES,
+                titles=similarity.TITLES,
             )
         },
         tables=[
             report.Table(
-                ["SNR, dB", *(f"{TITLES[decoder]}: {metric}" for decoder, metric in rates)],
+                ["SNR, dB", *(f"{similarity.TITLES[each]}: {metric}" for each, metric in rates)],
                 [
                     [report.number(db, 0), *(report.number(each[db]) for each in rates.values())]
                     for db in levels

@@ -409,9 +409,10 @@ def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
     frame, config = pd.read_csv(folder / "results.csv"), read_config(folder)
     plan, flags = config["plan"], config["config"]
-    name, function = Path(flags["pretrained"]).name, "cosine to the unchanged text's embedding"
+    name, fine_tuned = Path(flags["pretrained"]).name, ""
+    function = "cosine to the unchanged text's embedding"
     if flags.get("run"):
-        name += ", fine-tuned"
+        fine_tuned = ", fine-tuned"
         function = "probability of the class that the classifier predicts for the unchanged text"
     table = bounds(frame)
     many = f"{plan['num_tokens']} tokens, T = {PAPER_DEGREE}"
@@ -426,7 +427,7 @@ def page(folder: Path) -> Page:
         degree = by_name["D"].iloc[0]
         verdicts.append(verdict(degree))
         lines.append([
-            f"{Path(flags['pretrained']).name}, {panel}, {WEIGHTS[str(weights)]}",
+            f"{name}, {panel}, {WEIGHTS[str(weights)]}",
             share(by_name[TAIL].iloc[0]) if TAIL in by_name else "–",
             share(by_name[MARKOV].iloc[0]),
             f"{share(lemma.loc[best])} at {best:g}",
@@ -454,7 +455,7 @@ def page(folder: Path) -> Page:
     flat = drawn[drawn.quantity != LEMMA].drop(columns="rho").merge(rhos, on=["panel", "weights"])
     drawn = pd.concat([flat, drawn[drawn.quantity == LEMMA]])
     return report.Page(
-        title=f"Bounds on the weight of high degree: {name}",
+        title=f"Bounds on the weight of high degree: {name}{fine_tuned}",
         answer=answer,
         pictures={
             "tail_mass": report.facets(
