@@ -160,6 +160,7 @@ VARIANTS: dict[str, Variant] = {
     "pretrained-noise-trained": _pretrained(
         "fine-tuned encoder + noise training", training="noise-range"
     ),
+    "pretrained-freelb": _pretrained("fine-tuned encoder + FreeLB", training="freelb"),
     "pretrained-hopfield": _pretrained("fine-tuned encoder + Hopfield attention", options=HOPFIELD),
     "pretrained-hopfield-esr": _pretrained(
         "fine-tuned encoder + Hopfield attention + ESR",
@@ -184,8 +185,8 @@ VARIANTS["pretrained-loud"] = dataclasses.replace(
 for _name in (
     "tinybert", "tinybert-mean", "freelb", "noise-trained", "noise-trained-mean", "robertha",
     "robertha-paper", "robertha-released", "robertha-no-iteration-no-esr", "pretrained",
-    "pretrained-esr", "pretrained-hopfield-1", "pretrained-noise-trained",
-    "pretrained-hopfield-1-esr",
+    "pretrained-esr", "pretrained-noise-trained", "pretrained-freelb", "pretrained-hopfield",
+    "pretrained-hopfield-1", "pretrained-hopfield-1-esr",
 ):  # fmt: skip
     VARIANTS[f"{_name}-memory"] = dataclasses.replace(
         VARIANTS[_name], title=f"{VARIANTS[_name].title} + memory", memory=True, paper=None
