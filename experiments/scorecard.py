@@ -115,9 +115,21 @@ def part(claim: str, ours: str, theirs: str) -> Difference:
     )  # fmt: skip
 
 
-def pretrained(task: str, title: str) -> list[Difference]:
+SUPERSEDED = "_first"  # end of the names of folders that a later run replaces
+# Folders of results, and titles.
+FINE_TUNED = {
+    "sst2": "SST-2, 12,000 rows",
+    "sst2_full": "SST-2, all rows",
+    "stsb": "STS-B",
+    "cola": "CoLA",
+    "mrpc": "MRPC",
+}
+
+
+def pretrained(name: str, title: str) -> list[Difference]:
     """What parts of Robertha add to a fine-tuned MiniLM, at -6 dB for each text."""
-    at, folder = {"site": "token", "protocol": "matched", "level": 1.995}, f"fine_tuning/{task}"
+    at, folder = {"site": "token", "protocol": "matched", "level": 1.995}, f"fine_tuning/{name}"
+    task = name.partition("_")[0]
     tested = set(results(folder).scores.model)
     return [
         Difference(
@@ -328,7 +340,7 @@ def memory() -> list[list[str]]:
     table = []
     for path in sorted((RESULTS / "memory").glob("*/config.json")):
         name = read_config(path.parent)["experiment"]
-        if name not in ("memory", "memory-trained"):
+        if name not in ("memory", "memory-trained") or path.parent.name.endswith(SUPERSEDED):
             continue
         measured = gaussian.read(path.parent)
         frame = measured.frame
@@ -350,26 +362,32 @@ def memory() -> list[list[str]]:
                 model: of_model.groupby("level").score.mean()
                 for model, of_model in tidy.select(scores, task=task).groupby("model")
             }
-            if remembering not in means or (task, without) in unlearned.index:
+            learned = (task, without) not in unlearned.index
+            if remembering not in means or not (learned or without == pairs[0][0]):
                 continue
-            clean = means[without][0.0]
-            lowest = []
-            for mean in (means[without], means[remembering]):
-                noisy = mean[mean.index > 0]
-                snr_db = -20 * np.log10(noisy.index.to_numpy())
-                lowest.append(similarity.lowest_kept(dict(zip(snr_db, noisy, strict=True)), clean))
             rows = tidy.select(frame, task=task, metric="score")
             highest = similarity.decibels(-20 * np.log10(rows.level[rows.level > 0].min()))
+            clean, kept = means[without][0.0], ["not learned"] * 2
+            if learned:
+                kept = [lowest_kept(means[each], clean) for each in (without, remembering)]
             table.append([
                 f"{titles[task]}, {titles[without]}{unit.get(task, '')}{place}",
                 (f"{rows.num_train.max():,.0f}" if "num_train" in rows else "–")
                 + f" / {rows.num_examples.max():,.0f}",
                 report.number(clean),
-                *(similarity.decibels(each) if each == each else f"> {highest}" for each in lowest),
+                *(each or f"> {highest}" for each in kept),
                 similarity.decibels(limits[task]),
                 f"[memory/{path.parent.name}](memory/{path.parent.name}/README.md)",
             ])  # fmt: skip
     return table
+
+
+def lowest_kept(mean: pd.Series, clean: float) -> str:
+    """Returns the lowest SNR with the clean score, of mean scores by level; empty for none."""
+    noisy = mean[mean.index > 0]
+    snr_db = -20 * np.log10(noisy.index.to_numpy())
+    lowest = similarity.lowest_kept(dict(zip(snr_db, noisy, strict=True)), clean)
+    return similarity.decibels(lowest) if lowest == lowest else ""
 
 
 def tighter_bound() -> list[str]:
@@ -404,7 +422,7 @@ def all_pages() -> report.Table:
 
 def page() -> report.Page:
     """The scorecard of both papers."""
-    scored, tasks = claims(), {"sst2": "SST-2", "stsb": "STS-B", "cola": "CoLA"}
+    scored, tasks = claims(), FINE_TUNED
     fine_tuned = [claim for each in tasks.items() for claim in pretrained(*each)]
     lines, part_lines = list(map(row, scored)), list(map(row, fine_tuned))
     table = pd.DataFrame([{**vars(claim), **measured(claim)} for claim in scored + fine_tuned])

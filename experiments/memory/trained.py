@@ -39,8 +39,10 @@ NEAR = 1.0  # largest drop in points that counts as keeping the clean score
 SNR_DB = tuple(range(6, -21, -2))
 LEVELS = {"levels": tuple(float(f"{10 ** (-db / 20):.4g}") for db in SNR_DB), "noise_draws": 1}
 DEFAULTS = {"laptop": LEVELS, "paper": LEVELS}
+MOST_COLUMNS = 10  # of a table; with more SNRs, tables show every second one
 MOST_LINES = 6  # of a figure; with more models, those with memory have their own panels
 NOISE_TRAINING = "Noise training: SNR drawn uniformly from −16 to 0 dB for each training text."
+THINNED = "Tables show every second SNR; results.csv has all."
 SIGNIFICANT = (
     "Significant: the 95 % interval over seeds excludes zero, without correction for multiple "
     "tests; it does not include the sampling error of test rows."
@@ -93,6 +95,8 @@ def page(folder: Path) -> Page:
     lines["clean"] = lines.task.map(clean.xs(models[0], level="model"))
     lines["limit"] = lines.task.map(limits)
     unlearned = gaussian.not_learned(scores, gaussian.constants(measured))
+    snrs = sorted(noisy.snr_db.unique(), reverse=True)
+    snrs = snrs[::2] if len(snrs) > MOST_COLUMNS else snrs
     answers, kept, tables = [], {}, []
     for keys, part in lines.groupby(["task", "protocol"], sort=False):
         task, protocol = map(str, keys)
@@ -105,12 +109,11 @@ def page(folder: Path) -> Page:
         }
         if protocol != lines.protocol.iloc[0]:
             continue
-        levels = sorted(means[models[0]], reverse=True)
         tables.append(
             report.Table(
-                ["", "clean", *map(decibels, levels)],
+                ["", "clean", *map(decibels, snrs)],
                 [[titles[each], report.number(clean[task, each]),
-                  *(report.number(row[snr_db]) for snr_db in levels)]
+                  *(report.number(row[snr_db]) for snr_db in snrs)]
                  for each, row in means.items()],
                 f"{name}: scores by SNR.",
             )
@@ -134,11 +137,19 @@ def page(folder: Path) -> Page:
         names = compared.model.unique()
         baselines = [titles[each] for each in names if not each.endswith(MEMORY)]
         answers.append(lead_sentence(gains, baselines))
-        tables.append(lead_table(gains, titles))
+        tables.append(lead_table(gains[gains.snr_db.isin(snrs)], titles))
     gained = measured.frame[(measured.frame.metric == "gain") & (measured.frame.level > 0)]
+    pairs = pd.MultiIndex.from_frame(gained[["task", "model"]])
+    gained = gained[~pairs.isin(unlearned.index)]
+    gained = gained[(-20 * np.log10(gained.level)).round(1).isin(snrs)]
     if len(gained):
         tables.append(gain_table(gained, titles, lines.protocol.iloc[0]))
     tasks = report.joined(titles[task] for task in scores.task.unique())
+    if compared.empty:
+        answers.append(
+            f"**{tasks}: not learned.** No model is well above the majority baseline, so these "
+            "scores are no evidence for or against memory."
+        )
     site = SITES[noisy.site.iloc[0]]
     bands = ", 95 % bands over seeds" if lines.low.notna().any() else ""
     col = "protocol"
@@ -171,6 +182,7 @@ def page(folder: Path) -> Page:
             LIMIT,
             f"Within {NEAR:g} point: the mean over seeds; the interval may include larger drops.",
             *([SIGNIFICANT] if gains.low.notna().any() else []),
+            *([THINNED] if len(snrs) < noisy.snr_db.nunique() else []),
             *([NOISE_TRAINING] if any("noise-trained" in model for model in models) else []),
         ],
     )

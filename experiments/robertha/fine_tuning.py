@@ -19,7 +19,7 @@ All models use AdamW and batches of 32. The learning rate is 5e-5, chosen out of
 by the score of the encoder with softmax attention on MRPC's validation rows (one seed, three
 epochs). The choice is not clear-cut: on the test rows, 1e-4 scores highest, and only there is MRPC
 learned. With one Hopfield update, it is learned at none of the three rates. Test scores are in
-`experiments/results/fine_tuning/`, on the pages whose names start with `mrpc`.
+`experiments/results/fine_tuning/`, on the pages whose names start with `mrpc_`.
 """
 
 from __future__ import annotations
