@@ -3,7 +3,7 @@
 `hopfax.hopfield` has retrieval, key spectra and noise. `hopfax.stability` has noise stability and
 influence. `hopfax.nn` has attention layers, models and pretrained encoders. `hopfax.Classifier`
 predicts the labels of texts. These are imported at first use. Import the other modules by name:
-`fixed_point`, `train`, `data`, `text`, `experimental`.
+`fixed_point`, `train`, `data`, `text`.
 
 Example:
     >>> import hopfax, jax.numpy as jnp

@@ -18,7 +18,7 @@ def test_examples(name):
     assert result.failed == 0
 
 
-@pytest.mark.parametrize("name", ["hopfield", "stability", "nn", "experimental", "data", "text"])
+@pytest.mark.parametrize("name", ["hopfield", "stability", "nn", "data", "text"])
 def test_every_public_function_has_an_example(name):
     functions = inspect.getmembers(importlib.import_module(f"hopfax.{name}"), inspect.isfunction)
     assert functions

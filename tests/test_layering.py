@@ -32,10 +32,9 @@ ALLOWED = {
     "hopfax.stability": {"hopfax.checks"},
     "hopfax.data": {"hopfax.hub"},
     "hopfax.text": set(),
-    "hopfax.experimental": {"hopfax.checks", "hopfax.fixed_point", "hopfax.hopfield"},
     "hopfax.nn": {
         "hopfax.checks", "hopfax.hub", "hopfax.fixed_point", "hopfax.cpu", "hopfax.hopfield",
-        "hopfax.experimental", "hopfax.stability",
+        "hopfax.stability",
     },
     # `hopfax`: its version, for the checkpoints.
     "hopfax.train": {
@@ -48,10 +47,7 @@ ALLOWED = {
         "hopfax.hub", "hopfax.classifier",
     },
 }  # fmt: skip
-CORE = (
-    "hopfax.checks", "hopfax.fixed_point", "hopfax.cpu", "hopfax.hopfield", "hopfax.experimental",
-    "hopfax.stability",
-)  # fmt: skip
+CORE = ("hopfax.checks", "hopfax.fixed_point", "hopfax.cpu", "hopfax.hopfield", "hopfax.stability")
 # nnx transformations and state: their interface is moving, and plain dicts dispatch faster.
 MOVING = {
     "jit", "grad", "value_and_grad", "vmap", "scan", "Optimizer", "MultiMetric", "sow", "capture",

@@ -10,10 +10,9 @@ from pathlib import Path
 
 PREAMBLE = """
 from jaxtyping import TypeCheckError, install_import_hook
-CORE = ["hopfax.fixed_point", "hopfax.hopfield", "hopfax.experimental"]
+CORE = ["hopfax.fixed_point", "hopfax.hopfield"]
 with install_import_hook(CORE, "beartype.beartype"):
-    from hopfax import experimental, hopfield
-    import hopfax.experimental.tiles
+    from hopfax import hopfield
 import jax, jax.numpy as jnp
 draw = lambda seed, *shape: jax.random.normal(jax.random.key(seed), shape)
 query, patterns, mask = draw(0, 4), draw(1, 6, 4), jnp.arange(6) < 5
@@ -39,9 +38,6 @@ for options in ({}, {"mask": mask}):
             found = hopfield.retrieve(q, p, beta=1.0, gradient=gradient, **options)
             return found.value.sum()
         jax.jit(jax.vmap(jax.grad(value), in_axes=(None, 0)))(patterns, draw(3, 2, 4))
-    def total(p, q):
-        return experimental.retrieve_head(q, p, p, beta=1.0, **options).values.sum()
-    jax.jit(jax.vmap(jax.grad(total), in_axes=(None, 0)))(patterns, draw(3, 2, 3, 4))
 print("right")
 """
 WRONG = """

@@ -10,13 +10,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from hopfax import experimental, hopfield
+from hopfax import hopfield
 from hopfax.cpu import by_groups, prefers_sums, quick
 from hopfax.fixed_point import Gradient, Stop, fixed_point
 from hopfax.nn.precision import linear
 
 Scope = Literal["query", "batch"]
-Implementation = Literal["xla", "pallas"]
 Tokens = Float[Array, "batch tokens width"]
 Heads = Float[Array, "batch heads tokens head_width"]
 Weights = Float[Array, "batch heads queries tokens"]
@@ -139,11 +138,10 @@ class HopfieldAttention(nnx.Module):
         output_projection: Whether the heads are mixed by W_O.
         bias: Whether the projections have biases.
         readout_beta: Whether the read-out uses `beta` (Algorithm 2), or 1 (Eq. 13), before scaling.
-        implementation: `"xla"`, or `"pallas"`: `hopfax.experimental.retrieve_head`.
         rngs: Random keys of the initial parameters.
 
     Raises:
-        ValueError: If an option is out of range, or beyond what `"pallas"` supports.
+        ValueError: If an option is out of range.
 
     References:
         Robertha, Eqs. 4, 7, 8 and Algorithms 1, 2.
@@ -165,7 +163,6 @@ class HopfieldAttention(nnx.Module):
         output_projection: bool = True,
         bias: bool = True,
         readout_beta: bool = True,
-        implementation: Implementation = "xla",
         rngs: nnx.Rngs,
     ):
         _check_heads(width, num_heads)
@@ -173,21 +170,12 @@ class HopfieldAttention(nnx.Module):
             raise ValueError(f"beta must be > 0 and tol >= 0, got {beta} and {tol}")
         if scope not in ("query", "batch"):
             raise ValueError(f'scope must be "query" or "batch", got {scope!r}')
-        if implementation not in ("xla", "pallas"):
-            raise ValueError(f'implementation must be "xla" or "pallas", got {implementation!r}')
-        options = (gradient, scope, max_steps > 0, readout_beta)
-        if implementation == "pallas" and options != ("implicit", "query", True, True):
-            raise ValueError(
-                'implementation="pallas" requires gradient="implicit", scope="query", '
-                f"max_steps >= 1 and readout_beta=True, got {gradient!r}, {scope!r}, {max_steps} "
-                f"and {readout_beta}"
-            )
         scale = (width // num_heads) ** -0.5
         self.beta = beta * scale
         self.readout_beta = self.beta if readout_beta else scale
         self.num_heads, self.mask_keys = num_heads, mask_keys
         self.tol, self.max_steps, self.stop = tol, max_steps, stop
-        self.scope, self.gradient, self.implementation = scope, gradient, implementation
+        self.scope, self.gradient = scope, gradient
         project = partial(linear, width, width, use_bias=bias, rngs=rngs)
         self.query = project() if query_projection else None
         self.key, self.value = project(), project()
@@ -221,12 +209,13 @@ class HopfieldAttention(nnx.Module):
         # The output at padding is not used if keys are masked, so one step is enough.
         tol = jnp.where(mask | (not self.mask_keys), self.tol, jnp.inf)
         arrays = (query, key, value, key_mask, tol)
-        options = {"stop": self.stop, "max_steps": self.max_steps}
-        options["adjoint_max_steps"] = max(1, self.max_steps)
-        if self.implementation == "pallas":
-            head = partial(experimental.retrieve_head, beta=self.beta, **options)
-            return _each_head(head)(*arrays)
-        options |= {"readout_beta": self.readout_beta, "gradient": self.gradient}
+        options = {
+            "readout_beta": self.readout_beta,
+            "max_steps": self.max_steps,
+            "gradient": self.gradient,
+            "stop": self.stop,
+            "adjoint_max_steps": max(1, self.max_steps),
+        }
         if self.scope == "batch" and self.max_steps > 0:
             return _attend_together(*arrays[:-1], beta=self.beta, tol=self.tol, **options)
         heads = _each_head(partial(hopfield.attend, beta=self.beta, **options))

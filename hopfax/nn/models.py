@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hopfax.fixed_point import Gradient, Stop
-from hopfax.nn.attention import HopfieldAttention, Implementation, Scope, SoftmaxAttention
+from hopfax.nn.attention import HopfieldAttention, Scope, SoftmaxAttention
 from hopfax.nn.encoder import Encoder
 from hopfax.nn.functional import Functional, functional
 from hopfax.nn.universal import UniversalEncoder
@@ -157,7 +157,6 @@ def robertha(
     beta: float = 15.0,
     tol: float = 1e-4,
     max_steps: int = 50,
-    implementation: Implementation = "xla",
     **sizes: Any,
 ) -> Functional[Encoder]:
     """Returns Robertha: Hopfield attention, mean pooling.
@@ -168,10 +167,9 @@ def robertha(
         vocab_size: Number of token ids.
         num_outputs: Classes, or 1 for regression and for scoring choices.
         preset: A name in `PRESETS`, or a `Preset`.
-        beta: See `HopfieldAttention`, as for `tol`, `max_steps` and `implementation`.
+        beta: See `HopfieldAttention`, as for `tol` and `max_steps`.
         tol: Convergence tolerance, >= 0.
         max_steps: Maximum number of iterations T; 0 for Robertha without iteration.
-        implementation: `"xla"` or `"pallas"`.
         **sizes: `width`, `num_layers`, `ff_width`, `max_length` of `Encoder`.
 
     Example:
@@ -184,14 +182,7 @@ def robertha(
     options = asdict(find_preset(preset) if isinstance(preset, str) else preset)
     del options["esr_in_nats"]  # of the objective
     encoder = {name: options.pop(name) for name in _OF_ENCODER}
-    attention = partial(
-        HopfieldAttention,
-        beta=beta,
-        tol=tol,
-        max_steps=max_steps,
-        implementation=implementation,
-        **options,
-    )
+    attention = partial(HopfieldAttention, beta=beta, tol=tol, max_steps=max_steps, **options)
     return functional(
         lambda rngs: Encoder(
             vocab_size, num_outputs, attention=attention, rngs=rngs, **encoder, **sizes

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hopfax import experimental, hopfield
+from hopfax import hopfield
 
 BETA, KEYS = 0.8, 6
 # Fewer keys than twice the width iterate scores, others states.
@@ -128,20 +128,13 @@ def test_padding_changes_nothing_and_gets_no_gradient(x64, rng, width, filler):
         assert not np.any(got[~mask]), "exactly zero"
 
 
-IMPLEMENTATIONS = pytest.mark.parametrize(
-    ("attend", "width"),
-    [(hopfield.attend, 4), (hopfield.attend, 3), (experimental.retrieve_head, 4)],
-    ids=["scores", "states", "kernel"],
-)
-
-
-@IMPLEMENTATIONS
-def test_nothing_but_padding_reads_zeros_without_a_gradient(rng, attend, width):
+@WIDTHS
+def test_nothing_but_padding_reads_zeros_without_a_gradient(rng, width):
     queries = head(rng, width)[0]
     keys, values = jnp.full((KEYS, width), jnp.nan), jnp.full((KEYS, 2), jnp.nan)
 
     def total(*arrays):
-        attention = attend(*arrays, beta=1.0, mask=jnp.zeros(KEYS, bool))
+        attention = hopfield.attend(*arrays, beta=1.0, mask=jnp.zeros(KEYS, bool))
         return jnp.sum(attention.values), attention
 
     slopes, attention = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(queries, keys, values)
@@ -171,10 +164,10 @@ def test_both_precisions_are_iterated_in_float32(rng, width, dtype, bound):
     np.testing.assert_allclose(attention.values.astype(jnp.float32), wanted.values, atol=bound)
 
 
-@IMPLEMENTATIONS
+@WIDTHS
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_numbers_that_are_not_finite_stop_at_once(rng, attend, width, bad):
-    run = jax.jit(partial(attend, beta=BETA))
+def test_numbers_that_are_not_finite_stop_at_once(rng, width, bad):
+    run = jax.jit(partial(hopfield.attend, beta=BETA))
     queries, keys, values = head(rng, width)
     attention = run(queries.at[1, 1].set(bad), keys, values)
     others = np.arange(len(queries)) != 1

@@ -32,7 +32,6 @@ def embed(tokens):
 
 
 softmax = partial(attention, nn.SoftmaxAttention)
-fused = partial(attention, implementation="pallas")
 
 
 @pytest.mark.parametrize(
@@ -47,13 +46,9 @@ fused = partial(attention, implementation="pallas")
         (attention, {"beta": np.nan}, "beta must be > 0 and tol >= 0, got nan"),
         (attention, {"tol": -1.0}, "beta must be > 0 and tol >= 0, got 15.0 and -1.0"),
         (attention, {"scope": "token"}, r'"query" or "batch", got \'token\''),
-        (attention, {"implementation": "cuda"}, r'"xla" or "pallas", got \'cuda\''),
         (attention, {"max_steps": -1}, "got -1"),
         (attention, {"stop": "soon"}, "got 'soon'"),
         (attention, {"gradient": "exact"}, "got 'exact'"),
-        (fused, {"gradient": "unrolled"}, 'pallas" requires .*unrolled'),
-        (fused, {"scope": "batch"}, 'pallas" requires .*batch'),
-        (fused, {"max_steps": 0}, 'pallas" requires .* 0 and'),
         (encoder, {"pooling": "max"}, '"mean" or "cls", got \'max\''),
         (encoder, {"remat": True, "stop_gradient_keys": True}, "remat requires identical blocks"),
         (embed, {"tokens": 9}, "at most max_length=8 tokens, got 9"),

@@ -112,7 +112,6 @@ LAYERS = {
     "softmax": softmax_layer(),
     "unrolled": hopfield_layer(gradient="unrolled"),
     "no-iteration": hopfield_layer(max_steps=0),
-    "pallas": hopfield_layer(implementation="pallas"),
     **{name: preset_layer(name) for name in PRESETS},
 }
 
@@ -152,40 +151,6 @@ def test_padding_changes_nothing_but_in_the_released_program(x, redraw, name):
     assert np.abs(content[MASK]).max() > 1e-3
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"stop": "absolute", "query_projection": False, "output_projection": False},
-        {"mask_keys": False, "num_heads": 3},
-        {"num_heads": 3, "query_projection": False},  # heads of 2: XLA iterates states
-    ],
-    ids=str,
-)
-def test_the_kernel_equals_xla(x, redraw, options):
-    params, x = redraw(hopfield_layer(**options)), jnp.asarray(x, jnp.float32)
-    (expected, expected_slopes), (output, slopes) = (
-        evaluated(hopfield_layer(implementation=name, **options), params, x)
-        for name in ("xla", "pallas")
-    )
-    np.testing.assert_allclose(output.values, expected.values, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(output.keys, expected.keys)
-    assert output.num_steps.tolist() == expected.num_steps.tolist()
-    assert output.converged.tolist() == expected.converged.tolist()
-    assert len(set(np.ravel(output.num_steps).tolist())) > 2
-    for one, other in zip(*map(jax.tree.leaves, (slopes, expected_slopes)), strict=True):
-        np.testing.assert_allclose(one, other, atol=2e-3 * np.abs(other).max())
-    if "query" in params:
-        assert not np.any(slopes[0]["query"]["kernel"])
-    assert np.abs(slopes[0]["key"]["kernel"]).max() > 1e-2
-
-
-def test_the_kernel_is_opt_in(x):
-    for options, fused in (({}, False), ({"implementation": "pallas"}, True)):
-        attention = HopfieldAttention(WIDTH, rngs=nnx.Rngs(0), **options)
-        assert ("pallas_call" in str(jax.make_jaxpr(attention)(x, MASK))) is fused
-
-
 @pytest.mark.parametrize(("gradient", "stop"), [("implicit", "relative"), ("unrolled", "absolute")])
 def test_padded_queries_take_one_step(x, redraw, gradient, stop):
     layer = hopfield_layer(gradient=gradient, stop=stop)
@@ -214,7 +179,7 @@ def test_the_gradient_has_as_many_terms_as_there_are_updates(rng):
     assert np.abs(two - many).max() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["softmax", "hopfax", "unrolled", "pallas"])
+@pytest.mark.parametrize("name", ["softmax", "hopfax", "unrolled"])
 def test_a_text_without_real_tokens_is_finite(x, redraw, name):
     def total(params):
         mask = jnp.array([[True] * 5, [False] * 5])
@@ -267,7 +232,7 @@ def test_gradient_three_ways(x64, x, redraw):
     jax.tree.map(close, implicit, unrolled)
 
 
-@pytest.mark.parametrize("name", ["softmax", "hopfax", "paper", "released", "pallas"])
+@pytest.mark.parametrize("name", ["softmax", "hopfax", "paper", "released"])
 def test_jit_equals_eager_and_texts_are_independent(x, redraw, name):
     params, run = redraw(LAYERS[name]), LAYERS[name].apply
     x = jnp.asarray(x, jnp.float32)

@@ -25,8 +25,8 @@ VALIDATION = tiny.buckets(10, seed=1, boundaries=(12,))
 
 
 @cache
-def program(sharding, implementation="xla"):
-    model = tiny.hopfield(max_steps=6, dropout=0.1, implementation=implementation)
+def program(sharding):
+    model = tiny.hopfield(max_steps=6, dropout=0.1)
     return make_predictor(model, sharding=sharding), classification(model, esr_weight=0.05)
 
 
@@ -34,9 +34,9 @@ class Killed(BaseException):
     """Replaces a kill in the second epoch."""
 
 
-def run(folder, *options, killed=False):
+def run(folder, sharding, *, killed=False):
     """Trains, and returns the results by name."""
-    calls, (predictor, objective) = 0, program(*options)
+    calls, (predictor, objective) = 0, program(sharding)
 
     def score(logits, labels):
         """Increases with every epoch, so that the last one is the best."""
@@ -62,7 +62,6 @@ def run(folder, *options, killed=False):
         )
     # The shapes on each device, before anything reads the parameters.
     shards = [leaf.addressable_shards for leaf in jax.tree.leaves(result.params)]
-    sharding = predictor.sharding
     rows = sharding.put_batch(jnp.zeros((BATCH, 1))) if sharding else jnp.zeros((BATCH, 1))
     noise = Noise("embedding", "matched", 1.0)
     predictions = predict(predictor, result.params, VALIDATION, noise=noise)
@@ -95,9 +94,6 @@ def main(folder):
         "batch": make_sharding(2, num_seeds=1, batch_size=BATCH),
     }
     results = {name: run(folder / name, sharding) for name, sharding in shardings.items()}
-    # XLA cannot partition a kernel: each device runs it on its seeds or texts.
-    for name in ("seeds", "batch"):
-        results[f"{name} fused"] = run(folder / f"{name}-fused", shardings[name], "pallas")
     # Killed on four devices, and resumed on one, on four and on two.
     with contextlib.suppress(Killed):
         run(folder / "cut", shardings["seeds"], killed=True)
