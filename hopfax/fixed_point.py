@@ -146,9 +146,7 @@ def at_fixed_point(
     return _solved(fn, max_steps, applied, value, params, jnp.asarray(tol, _dtype(value)))
 
 
-def relative_tol(
-    tol: float | Float[Array, "..."], stop: Stop | Measure
-) -> float | Float[Array, "..."]:
+def relative_tol(tol: Float[Array, "..."], stop: Stop | Measure) -> Float[Array, "..."]:
     """Returns the relative tolerance of the adjoint series.
 
     An absolute `tol`, which has the unit of the state, is capped at 1e-4; `inf` stays `inf`.
@@ -164,7 +162,7 @@ def check_stopping(
     adjoint_max_steps: int,
     *,
     stop: Stop,
-    gradient: Gradient = "implicit",
+    gradient: Gradient,
     least: int = 1,
 ) -> None:
     """Raises a ValueError if an option of the loop is out of range."""
@@ -306,6 +304,7 @@ def adjoint(
     """
     _, pull = jax.vjp(partial(fn, params), value)
     wide = jnp.promote_types(_dtype(cotangent), jnp.float32)
+    limits = jnp.finfo(wide)
     # Unit scale: the squares of a cotangent of size 1e-20 would underflow to "no change".
     unit = _largest(cotangent)
     unit = jnp.where(unit > 0, unit, 1)
@@ -319,7 +318,11 @@ def adjoint(
         return _Series(term, jax.tree.map(jnp.add, series.total, term), size_of(term))
 
     def remainder(new: _Series, old: _Series, num_terms: Array) -> Array:
-        left = relative_remainder(new.size, old.size, size_of(new.total))
+        ratio, total = new.size / jnp.maximum(old.size, limits.tiny), size_of(new.total)
+        left = new.size / (1 - jnp.minimum(ratio, 1)) / jnp.maximum(total, limits.tiny)
+        # The largest finite number if terms do not shrink, inf for nan or if a square overflows.
+        left = jnp.where(ratio < 1, jnp.minimum(left, limits.max), limits.max)
+        left = jnp.where(new.size < limits.max**0.5, left, jnp.inf)
         # The first ratio does not show the decay if J^T removes most of the cotangent.
         unknown = (num_terms == 1) & (new.size > 0)
         return jnp.where(unknown, jnp.maximum(left, 1), left)
@@ -328,7 +331,7 @@ def adjoint(
     tol = jnp.asarray(tol, wide)
     solved = _iterate(add_term, start, tol, max_steps, remainder)
     # Not finite or still growing.
-    diverged = ~solved.converged & ~(solved.residual < jnp.finfo(wide).max)
+    diverged = ~solved.converged & ~(solved.residual < limits.max)
     total = jax.tree.map(
         lambda total, g: jnp.where(diverged, g, total * unit), solved.value.total, cotangent
     )
@@ -341,22 +344,3 @@ def _adjoint_jvp(*_: Any) -> Any:
         'gradient="implicit" has first derivatives only: for second derivatives (hessian, grad of '
         'grad) use gradient="unrolled"'
     )
-
-
-def relative_remainder(size: Array, previous: Array, total: Array) -> Array:
-    """Estimates the relative remainder of a geometric series.
-
-    Args:
-        size: Norm of the last term.
-        previous: Norm of the term before.
-        total: Norm of the sum.
-
-    Returns:
-        The estimate; the largest finite number if terms do not shrink, inf if `size` is nan or its
-        square overflows.
-    """
-    limits = jnp.finfo(size.dtype)
-    ratio = size / jnp.maximum(previous, limits.tiny)
-    left = size / (1 - jnp.minimum(ratio, 1)) / jnp.maximum(total, limits.tiny)
-    left = jnp.where(ratio < 1, jnp.minimum(left, limits.max), limits.max)
-    return jnp.where(size < limits.max**0.5, left, jnp.inf)

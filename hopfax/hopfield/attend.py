@@ -107,7 +107,11 @@ def attend(
     References:
         Robertha, Eqs. 4, 7 and 8, and Algorithm 2.
     """
-    queries, keys, values, mask = attention_arrays(queries, keys, values, mask)
+    queries, keys, values = jnp.asarray(queries), jnp.asarray(keys), jnp.asarray(values)
+    chex.assert_rank([queries, keys, values], 2)
+    chex.assert_equal_shape_suffix([queries, keys], 1)
+    chex.assert_equal_shape_prefix([keys, values], 1)
+    mask = check_mask(mask, (len(keys),))
     check_stopping(tol, max_steps, adjoint_max_steps, stop=stop, gradient=gradient, least=0)
     if mask is not None:
         # 0 * nan is nan: padded rows are cleared before the products.
@@ -145,24 +149,13 @@ def attend(
         retrieved = jax.vmap(search, (None, 0, 0))(params, start, tol)
     else:
         retrieved = jax.vmap(search, (None, 0, 0))(*jax.lax.stop_gradient((params, start)), tol)
-        settled = jax.vmap(settle)(retrieved.value, jnp.asarray(relative_tol(tol, stop)))
+        settled = jax.vmap(settle)(retrieved.value, relative_tol(tol, stop))
         retrieved = retrieved._replace(value=settled)
     readout_beta = beta if readout_beta is None else check_beta(readout_beta, dtype)
     weights = softmax(retrieved.value, readout_beta, mask).astype(values.dtype)
     return Attention(
         jnp.matmul(weights, values), retrieved.num_steps, retrieved.residual, retrieved.converged
     )
-
-
-def attention_arrays(
-    queries: Array, keys: Array, values: Array, mask: Array | None
-) -> tuple[Array, Array, Array, Array | None]:
-    """Returns the arguments as arrays; raises an error unless their shapes match."""
-    queries, keys, values = jnp.asarray(queries), jnp.asarray(keys), jnp.asarray(values)
-    chex.assert_rank([queries, keys, values], 2)
-    chex.assert_equal_shape_suffix([queries, keys], 1)
-    chex.assert_equal_shape_prefix([keys, values], 1)
-    return queries, keys, values, check_mask(mask, (len(keys),))
 
 
 def _weighted(params: Params, state: tuple[Array, Array]) -> tuple[Array, Array]:
