@@ -20,6 +20,7 @@ WEIGHT_DECAY = 0.01  # Table 15
 # that starts from nothing from learning CoLA in six epochs (experiments/results/robustness/models);
 # a sixteenth of that does not.
 ADVERSARIAL_RADIUS = 0.003125
+PRETRAINED_RADIUS = 0.23  # a fifth of the mean norm of MiniLM's token embeddings
 AUGMENTED_SIGMA = 0.02  # as large as the token embeddings are at first
 AUGMENTED_SNR_DB = (-16.0, 0.0)
 
@@ -160,7 +161,9 @@ VARIANTS: dict[str, Variant] = {
     "pretrained-noise-trained": _pretrained(
         "fine-tuned encoder + noise training", training="noise-range"
     ),
-    "pretrained-freelb": _pretrained("fine-tuned encoder + FreeLB", training="freelb"),
+    "pretrained-freelb": _pretrained(
+        "fine-tuned encoder + FreeLB", training="freelb", radius=PRETRAINED_RADIUS
+    ),
     "pretrained-hopfield": _pretrained("fine-tuned encoder + Hopfield attention", options=HOPFIELD),
     "pretrained-hopfield-esr": _pretrained(
         "fine-tuned encoder + Hopfield attention + ESR",

@@ -29,6 +29,15 @@ RESULTS = Path(__file__).with_name("results")
 # Modules with `page(folder)`, by the experiment that config.json names.
 PAGES = {**EXPERIMENTS, "benchmarks": "experiments.benchmarks.harness"}
 SST2, MODELS = "robustness/sst2", "robustness/sst2_models"
+# Fine-tuned encoders: folders of results, and titles.
+FINE_TUNED = {
+    "sst2": "SST-2, 12,000 rows",
+    "sst2_full": "SST-2, all rows",
+    "stsb": "STS-B",
+    "cola": "CoLA",
+    "mrpc": "MRPC",
+}
+SUPERSEDED = "_first"  # end of the names of folders that a later run replaces
 NOT_LEARNED, AT_BASELINE = "not learned", "not above the majority baseline"
 MEANING = {
     "holds": "holds",
@@ -113,17 +122,6 @@ def part(claim: str, ours: str, theirs: str) -> Difference:
         claim, "Table 3, GLUE, σ = 2", MODELS, "sst2",
         {"model": ours, **at}, {"model": theirs, **at}, paper_lead("glue", ours, theirs, 2.0),
     )  # fmt: skip
-
-
-SUPERSEDED = "_first"  # end of the names of folders that a later run replaces
-# Folders of results, and titles.
-FINE_TUNED = {
-    "sst2": "SST-2, 12,000 rows",
-    "sst2_full": "SST-2, all rows",
-    "stsb": "STS-B",
-    "cola": "CoLA",
-    "mrpc": "MRPC",
-}
 
 
 def pretrained(name: str, title: str) -> list[Difference]:
@@ -362,32 +360,32 @@ def memory() -> list[list[str]]:
                 model: of_model.groupby("level").score.mean()
                 for model, of_model in tidy.select(scores, task=task).groupby("model")
             }
-            learned = (task, without) not in unlearned.index
-            if remembering not in means or not (learned or without == pairs[0][0]):
+            if remembering not in means:
                 continue
             rows = tidy.select(frame, task=task, metric="score")
-            highest = similarity.decibels(-20 * np.log10(rows.level[rows.level > 0].min()))
-            clean, kept = means[without][0.0], ["not learned"] * 2
-            if learned:
-                kept = [lowest_kept(means[each], clean) for each in (without, remembering)]
+            clean, kept = means[without][0.0], [NOT_LEARNED] * 2
+            if (task, without) not in unlearned.index:
+                kept = [lowest_snr(means[each], clean) for each in (without, remembering)]
             table.append([
                 f"{titles[task]}, {titles[without]}{unit.get(task, '')}{place}",
                 (f"{rows.num_train.max():,.0f}" if "num_train" in rows else "–")
                 + f" / {rows.num_examples.max():,.0f}",
                 report.number(clean),
-                *(each or f"> {highest}" for each in kept),
+                *kept,
                 similarity.decibels(limits[task]),
                 f"[memory/{path.parent.name}](memory/{path.parent.name}/README.md)",
             ])  # fmt: skip
     return table
 
 
-def lowest_kept(mean: pd.Series, clean: float) -> str:
-    """Returns the lowest SNR with the clean score, of mean scores by level; empty for none."""
+def lowest_snr(mean: pd.Series, clean: float) -> str:
+    """Returns the lowest SNR with the clean score, of mean scores by level; "> X dB" for none."""
     noisy = mean[mean.index > 0]
     snr_db = -20 * np.log10(noisy.index.to_numpy())
     lowest = similarity.lowest_kept(dict(zip(snr_db, noisy, strict=True)), clean)
-    return similarity.decibels(lowest) if lowest == lowest else ""
+    if np.isnan(lowest):
+        return f"> {similarity.decibels(snr_db.max())}"
+    return similarity.decibels(lowest)
 
 
 def tighter_bound() -> list[str]:

@@ -214,11 +214,11 @@ class TrainSteps:
 
 
 def hopfax_forward(
-    size: str, params: Any, rows: PaddedRows, **options: Any
+    size: str, params: Any, rows: PaddedRows, *, tol: float, max_steps: int
 ) -> Callable[[], np.ndarray]:
-    """Compiled logits of the rows, by a Robertha with options of `robertha`."""
+    """Compiled logits of the rows."""
     max_length = params["positions"]["embedding"].shape[0]
-    model = model_of(size, max_length=max_length, **options)
+    model = model_of(size, tol=tol, max_steps=max_steps, max_length=max_length)
 
     def logits(params: Any, ids: jax.Array, mask: jax.Array) -> jax.Array:
         return model.apply(params, ids, mask).logits

@@ -11,7 +11,7 @@ pretrained-noise-trained pretrained-noise-trained-memory --train-size 12000 --ep
 --learning-rate 1e-4`. With `--sites embedding`, noise and memory are after the LayerNorm.
 
 Expected: memory keeps the clean score as long as tokens can be recovered. With memory, training
-with noise adds little.
+with noise adds little to small models, and costs a pretrained encoder points above −14 dB.
 
 Every model sees one noisy copy of each text and does not know the noise level. The prior of a token
 is its frequency in the training texts.
@@ -19,7 +19,7 @@ is its frequency in the training texts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,14 +35,15 @@ from experiments.robertha import gaussian, robustness
 from experiments.settings import Noise, resolved
 
 REPRODUCES = "Robertha's claim of denoising, with the vocabulary as memory, on trained models"
+EVERY_SECOND = {False: "", True: ", every second SNR shown"}
+NOT_LEARNED = "not learned"
 NEAR = 1.0  # largest drop in points that counts as keeping the clean score
 SNR_DB = tuple(range(6, -21, -2))
 LEVELS = {"levels": tuple(float(f"{10 ** (-db / 20):.4g}") for db in SNR_DB), "noise_draws": 1}
 DEFAULTS = {"laptop": LEVELS, "paper": LEVELS}
-MOST_COLUMNS = 10  # of a table; with more SNRs, tables show every second one
+MOST_COLUMNS = 10  # of the widest table, which with more SNRs shows every second one
 MOST_LINES = 6  # of a figure; with more models, those with memory have their own panels
 NOISE_TRAINING = "Noise training: SNR drawn uniformly from −16 to 0 dB for each training text."
-THINNED = "Tables show every second SNR; results.csv has all."
 SIGNIFICANT = (
     "Significant: the 95 % interval over seeds excludes zero, without correction for multiple "
     "tests; it does not include the sampling error of test rows."
@@ -94,9 +95,9 @@ def page(folder: Path) -> Page:
     lines = tidy.summarize(noisy)
     lines["clean"] = lines.task.map(clean.xs(models[0], level="model"))
     lines["limit"] = lines.task.map(limits)
-    unlearned = gaussian.not_learned(scores, gaussian.constants(measured))
-    snrs = sorted(noisy.snr_db.unique(), reverse=True)
-    snrs = snrs[::2] if len(snrs) > MOST_COLUMNS else snrs
+    constants = gaussian.constants(measured)
+    lines["constant"] = lines.task.map(constants)
+    unlearned = gaussian.not_learned(scores, constants)
     answers, kept, tables = [], {}, []
     for keys, part in lines.groupby(["task", "protocol"], sort=False):
         task, protocol = map(str, keys)
@@ -104,44 +105,47 @@ def page(folder: Path) -> Page:
         means = by_method(part, "mean", models)
         lowest = {each: lowest_kept(row, clean[task, each], NEAR) for each, row in means.items()}
         kept[name] = {
-            each: "not learned" if (task, each) in unlearned.index else decibels(db)
+            each: NOT_LEARNED if (task, each) in unlearned.index else decibels(db)
             for each, db in lowest.items()
         }
         if protocol != lines.protocol.iloc[0]:
             continue
+        levels = shown(means[models[0]], thin=len(models) > MOST_LINES)
         tables.append(
             report.Table(
-                ["", "clean", *map(decibels, snrs)],
+                ["", "clean", *map(decibels, levels)],
                 [[titles[each], report.number(clean[task, each]),
-                  *(report.number(row[snr_db]) for snr_db in snrs)]
+                  *(report.number(row[snr_db]) for snr_db in levels)]
                  for each, row in means.items()],
-                f"{name}: scores by SNR.",
+                f"{name}: scores by SNR{EVERY_SECOND[len(levels) < len(means[models[0]])]}. The "
+                f"majority baseline scores {report.number(constants[task])}.",
             )
         )  # fmt: skip
         if models[0] + MEMORY in lowest and (task, models[0]) not in unlearned.index:
             rows = tidy.select(scores, task=task, protocol=["", protocol])
             answers.append(kept_sentence(rows, models[0], lowest, titles))
-    tables.insert(
-        0,
-        report.Table(
-            ["", *kept],
-            [[titles[each], *(lowest[each] for lowest in kept.values())] for each in models],
-            "Lowest SNR at which a model's mean score is within "
-            f"{NEAR:g} point of its own clean score (lower is better). None: at no tested SNR.",
-        ),
-    )  # fmt: skip
-    pairs = pd.MultiIndex.from_frame(noisy[["task", "model"]])
-    compared = noisy[~pairs.isin(unlearned.index)]
+    learned = [
+        each for each in models if any(lowest[each] != NOT_LEARNED for lowest in kept.values())
+    ]
+    if learned:
+        tables.insert(
+            0,
+            report.Table(
+                ["", *kept],
+                [[titles[each], *(lowest[each] for lowest in kept.values())] for each in learned],
+                "Lowest SNR at which a model's mean score is within "
+                f"{NEAR:g} point of its own clean score (lower is better). None: at no tested SNR.",
+            ),
+        )  # fmt: skip
+    compared = noisy[~noisy.task.isin(gaussian.learned_by_none(scores, unlearned))]
     gains = leads(compared)
     if gains.low.notna().any():  # several seeds
         names = compared.model.unique()
         baselines = [titles[each] for each in names if not each.endswith(MEMORY)]
         answers.append(lead_sentence(gains, baselines))
-        tables.append(lead_table(gains[gains.snr_db.isin(snrs)], titles))
+        tables.append(lead_table(gains, titles))
     gained = measured.frame[(measured.frame.metric == "gain") & (measured.frame.level > 0)]
-    pairs = pd.MultiIndex.from_frame(gained[["task", "model"]])
-    gained = gained[~pairs.isin(unlearned.index)]
-    gained = gained[(-20 * np.log10(gained.level)).round(1).isin(snrs)]
+    gained = gained[gained.model.isin(learned)]
     if len(gained):
         tables.append(gain_table(gained, titles, lines.protocol.iloc[0]))
     tasks = report.joined(titles[task] for task in scores.task.unique())
@@ -182,10 +186,15 @@ def page(folder: Path) -> Page:
             LIMIT,
             f"Within {NEAR:g} point: the mean over seeds; the interval may include larger drops.",
             *([SIGNIFICANT] if gains.low.notna().any() else []),
-            *([THINNED] if len(snrs) < noisy.snr_db.nunique() else []),
             *([NOISE_TRAINING] if any("noise-trained" in model for model in models) else []),
         ],
     )
+
+
+def shown(values: Iterable[float], thin: bool = True) -> list[float]:
+    """Returns the columns of a table: SNRs or levels, every second one if there are too many."""
+    columns = sorted(values, reverse=True)
+    return columns[::2] if thin and len(columns) > MOST_COLUMNS else columns
 
 
 def kept_sentence(
@@ -210,7 +219,7 @@ def kept_sentence(
         noisy = rows[rows.snr_db == lowest[model + MEMORY]]
         change = tidy.summarize(tidy.paired(noisy, clean, on=["seed"])).iloc[0]
         if np.isfinite(change.low):
-            drop = f" (change in points at that SNR: {report.plain_interval(change)})"
+            drop = f" (change at that SNR: {report.plain_interval(change)} points)"
     without = f"{drop}; without memory, {ends[1]}" if ends[0] != ends[1] else ", as without memory"
     task, score = titles[clean.task.iloc[0]], clean.score.mean()
     return (
@@ -223,12 +232,15 @@ def lead_sentence(gains: pd.DataFrame, baselines: Sequence[str]) -> str:
     """Returns how often the best model with memory is ahead of the best of those without it."""
     better, worse = int((gains.low > 0).sum()), int((gains.high < 0).sum())
     several = [each for each in ("task", "protocol") if gains[each].nunique() > 1]
-    over = f"{len(gains)} SNRs"
+    count = int(gains.low.notna().sum())
+    over = f"{count} SNRs"
     if several:
-        over = f"{len(gains)} combinations of {report.joined([*several, 'SNR'])}"
+        over = f"{count} combinations of {report.joined([*several, 'SNR'])}"
+    if count < len(gains):
+        over += " with an interval"
     others = f"the best without it ({report.joined(baselines)})"
     if len(baselines) == 1:
-        others = f"{baselines[0]} without it"
+        others = f"{baselines[0]} without memory"
     elif len(baselines) > 3:
         others = f"the best of the {len(baselines)} without it"
     if not better + worse:
@@ -267,13 +279,17 @@ def gain_table(gained: pd.DataFrame, titles: Mapping[Any, str], protocol: str) -
     rows = tidy.select(gained, protocol=protocol, site=gained.site.iloc[0], draw=0)
     rows = rows.groupby(keys, sort=False, as_index=False)
     rows = rows.agg(mean=("score", "mean"), low=("low", "first"), high=("high", "first"))
+    every = rows.level.unique()
+    levels = -np.array(shown(-every))  # from high to low SNR
+    rows = rows[rows.level.isin(levels)]
     heads = {level: decibels(round(float(-20 * np.log10(level)), 1)) for level in rows.level}
     return report.pivot(
         rows.assign(name=joined(rows, "model", titles)).sort_values("level", kind="stable"),
         index="name",
         columns="level",
         titles=heads,
-        caption=f"Score with memory minus score without, {titles[protocol]}, mean over seeds. "
+        caption=f"Score with memory minus score without, {titles[protocol]}, mean over seeds"
+        f"{EVERY_SECOND[len(levels) < len(every)]}. "
         "Brackets here: 95 % bootstrap over test rows, which leaves out the choice of seeds.",
     )
 
@@ -286,7 +302,8 @@ def lead_table(gains: pd.DataFrame, titles: Mapping[Any, str]) -> Table:
         columns="column",
         titles={snr_db: decibels(snr_db) for snr_db in gains.snr_db.unique()},
         caption="Best model with memory minus best model without it, in points. The best models "
-        "are chosen at each SNR, by their mean test scores.",
+        "are chosen at each SNR, by their mean test scores."
+        + (" n/a: all seeds differ by the same amount." if gains.low.isna().any() else ""),
     )
 
 

@@ -62,7 +62,9 @@ class Encoders:
     pretrained: Annotated[str | None, optional("FOLDER", "none")] = None
     """Hugging Face folder of a BERT or RoBERTa, for the models `pretrained*`. All models of the run
     then use its tokenizer, and a default learning rate of 5e-5."""
-    adversarial_radius: float = 0.003125
+    adversarial_radius: Annotated[
+        float | None, optional("FLOAT", "0.003125, pretrained-freelb 0.23")
+    ] = None
     """Maximum L2 norm of FreeLB's and PGD's perturbation of a text's token embeddings."""
 
     def models(self, names: Sequence[str]) -> dict[str, Variant]:

@@ -53,7 +53,7 @@ class Sharding(NamedTuple):
                 mesh=self.mesh,
                 in_specs=tuple(sharding.spec for sharding in inputs),
                 out_specs=tuple(sharding.spec for sharding in outputs),
-                check_vma=False,  # the check rejects loops that start from constants
+                check_vma=False,  # the check rejects loops whose first state is a constant
             )
         return jax.jit(fn, in_shardings=tuple(inputs), out_shardings=tuple(outputs), **options)
 

@@ -188,6 +188,16 @@ def test_padded_lengths_are_those_of_the_training_rows(trained):
     assert [bucket.ids.shape[-1] for bucket in test] == [128]
 
 
+def test_a_gpu_gets_few_padded_lengths(trained, monkeypatch):
+    count, lengths = 5000, np.tile(np.arange(1, 51), 100)[:, None]
+    rows = Encoded(np.ones((count, 1, 50), int), lengths, np.zeros(count, int), np.arange(count))
+    glue = replace(trained[2].data.spec, suite="glue")
+    data = trained[2].data._replace(spec=glue, train=rows, validation=rows)
+    assert len(cells.buckets(data, 64, rows)[0]) == 4
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert len(cells.buckets(data, 64, rows)[0]) == 1
+
+
 def test_a_condition_is_predicted_once(trained, monkeypatch):
     cell = trained[2]
     noise = conditions.Gaussian(site="token", protocol="matched", level=1.0)

@@ -26,7 +26,7 @@ from experiments.benchmarks.programs import check_equal, compiled, torch_peer
 from hopfax import hopfield
 
 RATIOS = {
-    "hopfax / product": "≤ 1.3 (CPU)",
+    "hopfax / product": "≤ 1.3",
     "hopfax, mean / product": None,
     "bfloat16 / product": None,
     "error of bfloat16": None,
