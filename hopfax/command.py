@@ -2,8 +2,10 @@
 
 import argparse
 import csv
+import io
 import itertools
 import os
+import re
 import sys
 import time
 import warnings
@@ -175,7 +177,8 @@ class TextEncoder:
         return _finite(np.concatenate(parts))[np.argsort(np.concatenate(order))]
 
 
-def _finite(values: np.ndarray) -> np.ndarray:
+def _finite(values: Any) -> np.ndarray:
+    values = np.asarray(values)
     if not np.isfinite(values).all():
         raise ValueError("the model's outputs are not finite")
     return values
@@ -288,7 +291,10 @@ def stability_of(flags: argparse.Namespace) -> Path:
             "stability requires a model with two or more classes or without labels, got the "
             f"regression model {flags.folder}"
         )
-    lines = flags.texts.read_text(encoding="utf-8").splitlines()
+    try:
+        lines = flags.texts.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(f"{flags.texts} must be UTF-8") from None
     texts = spread([line.strip() for line in lines if line.strip()], flags.rows)
     if len(texts) < 2:
         raise ValueError(f"{flags.texts} must have two or more lines of text, got {len(texts)}")
@@ -348,10 +354,10 @@ def influence(flags: argparse.Namespace) -> Path:
     layers = {f"layer {n + 1}": jnp.asarray(n) for n in range(encoder.num_layers)}
     layers |= {"output": None} if encoder.labels else {}
     plan = list(itertools.product(layers.values(), zip(samples, directions, strict=True)))
-    each = np.stack([measure(params, *draw, layer) for layer, draw in _progress(plan)])
+    each = np.stack([_finite(measure(params, *draw, layer)) for layer, draw in _progress(plan)])
     # Relative changes are comparable between models.
     scale = float(jnp.sqrt(jnp.square(tokens).sum(-1).mean()))
-    each = scale * _finite(each).reshape(len(layers), _DRAWS, -1)
+    each = scale * each.reshape(len(layers), _DRAWS, -1)
     means, errors = each.mean(1), each.std(1, ddof=1) / np.sqrt(_DRAWS)
     shares = means / np.maximum(means.max(axis=1, keepdims=True), 1e-30)
     words = [encoder.vocabulary.tokens[number] for number in encoded.ids[0, 0]]
@@ -367,7 +373,7 @@ def influence(flags: argparse.Namespace) -> Path:
 
     def draw(axes: Any) -> None:
         picture = axes.imshow(shares.T, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-        axes.set_yticks(range(len(words)), words)
+        axes.set_yticks(range(len(words)), words, parse_math=False)
         axes.set_xticks(range(len(layers)), layers, rotation=45, ha="right")
         axes.figure.colorbar(picture, label="influence / largest of the column")
 
@@ -443,25 +449,33 @@ def _write(
     """
     from matplotlib.figure import Figure
 
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "results.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    data, picture = io.StringIO(newline=""), io.BytesIO()
+    writer = csv.DictWriter(data, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
     table = table or rows
     figure = Figure(figsize=(7, max(3.6, 0.24 * len(table))), layout="constrained")
     axes = figure.subplots()
-    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_title(title, fontsize=10, loc="left", parse_math=False)
     axes.spines[["top", "right"]].set_visible(False)
     draw(axes)
-    figure.savefig(folder / "figure.png", dpi=130)
+    figure.savefig(picture, dpi=130)
     lines = [f"# {title}", "", f"![{title}](figure.png)", ""]
     lines += [f"| {' | '.join(table[0])} |", f"|{'---|' * len(table[0])}"]
-    lines += [f"| {' | '.join(str(value) for value in row.values())} |" for row in table]
+    lines += [f"| {' | '.join(map(_escaped, row.values()))} |" for row in table]
     lines += ["", f"{note} Data: [results.csv](results.csv).", ""]
+    # Only now, so that an error leaves nothing half-written.
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.csv").write_bytes(data.getvalue().encode())
+    (folder / "figure.png").write_bytes(picture.getvalue())
     page = folder / "README.md"
     page.write_text("\n".join(lines), encoding="utf-8")
     return page
+
+
+def _escaped(value: Any) -> str:
+    """Returns a value as Markdown that shows it unchanged, also in a table."""
+    return re.sub(r"([\\|<>*_`~])", r"\\\1", str(value))
 
 
 def _count(text: str) -> int:

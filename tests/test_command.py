@@ -181,6 +181,18 @@ def test_influence_is_the_gradients_norm_for_every_token(classifier, tmp_path, c
     np.testing.assert_allclose(measured, slopes * size, rtol=0.2)
 
 
+def test_any_token_can_be_drawn_and_shown(tmp_path):
+    folder = tiny_folder(tmp_path / "a$b^{$", "bert")
+    settings = json.loads((folder / "tokenizer.json").read_text())
+    settings["pre_tokenizer"] = {"type": "WhitespaceSplit"}
+    tokens = settings["model"]["vocab"]
+    tokens["$$"], tokens["|"] = tokens.pop("a"), tokens.pop("b")
+    (folder / "tokenizer.json").write_text(json.dumps(settings))
+    run(tmp_path / "out", "influence", folder, "$$ |")
+    page = (tmp_path / "out" / "README.md").read_text()
+    assert "\n| $$ | " in page and "\n| \\| | " in page
+
+
 @pytest.mark.parametrize("family", ["bert", "gpt2", "gemma2"])
 def test_influence_on_a_layers_mean_hidden_state(family, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "_DRAWS", 2)
@@ -276,6 +288,7 @@ def test_foreign_folders_and_files_are_not_overwritten(encoder, tmp_path, capsys
 def test_errors_are_one_line_and_leave_nothing(encoder, classifier, films, pairs, tmp_path, capsys):
     out = tmp_path / "out"
     line = write(tmp_path / "line.txt", "one line")
+    (tmp_path / "latin.txt").write_bytes("é\ná".encode("latin-1"))
     same = write(tmp_path / "same.csv", "review,label", "a,good", "b,good")
     columns, values = "--text first --label score", "--label must have two or more values in the"
     for name, model, arguments, message in (
@@ -287,10 +300,21 @@ def test_errors_are_one_line_and_leave_nothing(encoder, classifier, films, pairs
         ("robustness", classifier, f"--dev {same} --text review", f"{values} 2 rows used of"),
         ("influence", classifier, "", "text 0 is empty"),
         ("stability", encoder, f"--texts {line}", "two or more lines of text, got 1"),
+        ("stability", encoder, f"--texts {tmp_path}/latin.txt", "latin.txt must be UTF-8"),
     ):
         assert command.main([name, str(model), *arguments.split(" "), "--out", str(out)]) == 1
         (error,) = capsys.readouterr().err.strip().splitlines()
         assert error.startswith("error: ") and message in error
+    assert not out.exists()
+
+
+def test_a_page_that_cannot_be_drawn_leaves_nothing(encoder, tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise ValueError("no picture")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", fails)
+    out = tmp_path / "out"
+    assert command.main(["influence", str(encoder), "a b", "--out", str(out)]) == 1
     assert not out.exists()
 
 
