@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import warnings
 from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from hopfax.data import (
     read_tokenizer,
 )
 from hopfax.data.optional import optional_import
-from hopfax.data.tokenize import text_tokenizer
+from hopfax.data.tokenize import text_tokenizer, warn_truncated
 from hopfax.hub import model_folder, read_json
 from hopfax.nn import (
     Encoder,
@@ -241,12 +240,6 @@ def encode_texts(texts: Sequence[Text], vocabulary: WordPiece, *, max_length: in
     for row in rows:
         if not all(part.strip() for choice in row.texts for part in choice):
             raise ValueError(f"text {row.index} is empty")
-    # One more token shows which texts are truncated.
-    encoded = encode(rows, vocabulary, max_length=max_length + 1, cached=False)
-    if count := int((encoded.lengths > max_length).sum()):
-        warnings.warn(
-            f"{count} of {len(rows)} texts have more than {max_length} tokens and are truncated",
-            stacklevel=3,
-        )
-        encoded = encode(rows, vocabulary, max_length=max_length, cached=False)
+    encoded = encode(rows, vocabulary, max_length=max_length, cached=False)
+    warn_truncated(rows, encoded.lengths, vocabulary, max_length=max_length, stacklevel=3)
     return encoded

@@ -98,8 +98,9 @@ def test_a_failed_save_leaves_nothing(small, tmp_path):
 def test_long_texts_are_truncated_with_a_warning(small):
     long = "a film " * 40
     ids = encode([Example(long, 0, 0)], VOCABULARY, max_length=48, cached=False).ids[0, 0]
-    with pytest.warns(UserWarning, match="1 of 2 texts have more than 48 tokens"):
+    with pytest.warns(UserWarning, match="1 of 2 texts have more than 48 tokens") as caught:
         truncated = small.predict([long, "a film"])
+    assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pieces = [VOCABULARY.tokens[number] for number in ids[1:-1]]

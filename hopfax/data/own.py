@@ -15,7 +15,7 @@ import numpy as np
 
 from hopfax.data.load import TaskData, tokenized
 from hopfax.data.tasks import Example, TaskSpec, check_integer, stripped
-from hopfax.data.tokenize import WordPiece
+from hopfax.data.tokenize import WordPiece, warn_truncated
 
 TextsAndLabels = tuple[Sequence[str | Sequence[str]], Sequence[str | int | float]]
 
@@ -46,7 +46,7 @@ def from_rows(
         name: Name of the task.
         vocabulary: Tokens and their ids; None trains a vocabulary on the training rows.
         vocab_size: Maximum number of tokens of a trained vocabulary.
-        max_length: Longest row in tokens.
+        max_length: Longest row in tokens. Longer rows are truncated; a warning says how many.
         train_size: Maximum number of training rows; None uses all.
 
     Raises:
@@ -88,7 +88,11 @@ def from_rows(
         join=stripped("text"),
     )
     splits = train, *splits
-    return tokenized(spec, splits, vocabulary, vocab_size=vocab_size, max_length=max_length)
+    data = tokenized(spec, splits, vocabulary, vocab_size=vocab_size, max_length=max_length)
+    lengths = np.concatenate([part.lengths for part in (data.train, data.validation, data.test)])
+    examples = [example for split in splits for example in split]
+    warn_truncated(examples, lengths, data.vocabulary, max_length=max_length, stacklevel=2)
+    return data
 
 
 def read_table(

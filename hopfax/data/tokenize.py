@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import tempfile
+import warnings
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -145,6 +146,28 @@ def encode(
     scores = any(isinstance(example.label, float) for example in examples)
     labels = np.asarray([row.label for row in examples], np.float32 if scores else np.int32)
     return Encoded(*arrays, labels, np.asarray([row.index for row in examples], np.int32))
+
+
+def warn_truncated(
+    examples: Sequence[Example],
+    lengths: np.ndarray,
+    vocabulary: WordPiece,
+    *,
+    max_length: int,
+    stacklevel: int,
+) -> None:
+    """Warns how many examples `encode` truncated; `lengths` are those of its result."""
+    full = [row for row, counts in zip(examples, lengths, strict=True) if max_length in counts]
+    if not full:
+        return
+    # One more token shows which texts are truncated.
+    longer = encode(full, vocabulary, max_length=max_length + 1, cached=False)
+    if count := int((longer.lengths > max_length).sum()):
+        warnings.warn(
+            f"{count} of {len(examples)} texts have more than {max_length} tokens and are "
+            "truncated",
+            stacklevel=stacklevel + 1,
+        )
 
 
 def text_tokenizer(vocabulary: WordPiece) -> "Tokenizer":

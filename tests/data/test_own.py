@@ -50,7 +50,7 @@ def test_held_out_rows_do_not_depend_on_train_size():
 
 def test_pairs_in_other_splits_and_a_vocabulary():
     vocabulary = WordPiece(tokens=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b"))
-    dev = [("b", "a a"), ["A", "b"]], ["y", "x"]
+    dev = [("b", "a"), ["A", "b"]], ["y", "x"]
     rows = [("a", "b")] * 20, ["x", "y"] * 10
     options = {"name": "pairs", "vocabulary": vocabulary, "max_length": 5}
     data = from_rows(*rows, validation=dev, test=dev, **options)
@@ -59,6 +59,20 @@ def test_pairs_in_other_splits_and_a_vocabulary():
         assert part.ids.tolist() == [[[2, 5, 3, 4, 3]], [[2, 4, 3, 5, 3]]]
         assert part.labels.tolist() == [1, 0]
     assert data.vocabulary is vocabulary and data.spec.name == "pairs" and not data.is_partial
+
+
+def test_long_rows_are_truncated_with_a_warning():
+    vocabulary = WordPiece(tokens=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b"))
+    rows = ["a b a", "a b a b", "a", "a b a b b"] * 10, [0, 1] * 20
+    test = ["a b a b", "a"], [0, 1]
+    options = {"vocabulary": vocabulary, "validation": test, "test": test}
+    with pytest.warns(UserWarning) as caught:
+        data = from_rows(*rows, **options, max_length=5)
+    messages = [(str(each.message), each.filename) for each in caught]
+    expected = "22 of 44 texts have more than 5 tokens and are truncated"
+    assert messages == [(expected, __file__)]
+    assert data.test.ids.tolist() == [[[2, 4, 5, 4, 3]], [[2, 4, 3, 0, 0]]]
+    from_rows(*rows, **options, max_length=7)  # without a warning
 
 
 @pytest.mark.parametrize(
