@@ -37,7 +37,7 @@ class Config:
 
     def choose(self, key: str, options: Mapping[str, Any]) -> Any:
         """Returns the option with the setting's name."""
-        if (name := self.get(key)) not in options:
+        if (name := self.get(key)) not in list(options):  # lists have no hash
             allowed = ", ".join(options)
             raise ValueError(f"{self._names.get(key, key)} must be {allowed}, got {name!r}")
         return options[name]
@@ -50,7 +50,18 @@ class Config:
     @property
     def first_position(self) -> int:
         """Position of the first token; RoBERTa's come after its padding id."""
-        return self["pad_token_id"] + 1 if self["model_type"] == "roberta" else 0
+        if self["model_type"] != "roberta":
+            return 0
+        pad_id, last = self["pad_token_id"], self["max_position_embeddings"] - 2
+        if not isinstance(pad_id, int) or not 0 <= pad_id <= last:
+            raise ValueError(f"pad_token_id must be an integer from 0 to {last}, got {pad_id!r}")
+        return pad_id + 1
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Raises a ValueError unless a setting is a number > 0."""
+    if not isinstance(value, int | float) or not value > 0:
+        raise ValueError(f"{name} must be a number > 0, got {value!r}")
 
 
 # (parameters, embeddings, mask, token types) -> (output, hidden states, attention weights),
@@ -72,7 +83,7 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 def encoder(config: Config) -> Forward:
     """BERT and RoBERTa: post-norm blocks, attention in both directions."""
-    norm = partial(_layer_norm, eps=float(config["layer_norm_eps"]))
+    norm = partial(_layer_norm, eps=config["layer_norm_eps"])
     activation = config.choose("hidden_act", _ACTIVATIONS)
     heads = partial(_split, head_width=config.head_width)
     scale, start = config.head_width**-0.5, config.first_position
@@ -96,7 +107,7 @@ def encoder(config: Config) -> Forward:
 
 def gpt2(config: Config) -> Forward:
     """GPT-2: pre-norm blocks, causal attention, one projection for queries, keys and values."""
-    norm = partial(_layer_norm, eps=float(config["layer_norm_eps"]))
+    norm = partial(_layer_norm, eps=config["layer_norm_eps"])
     activation = config.choose("hidden_act", _ACTIVATIONS)
     heads = partial(_split, head_width=config.head_width)
     scale = config.head_width**-0.5
@@ -153,11 +164,16 @@ def gemma2(config: Config) -> Forward:
 
 
 def _rope_theta(config: Config) -> float:
+    for key in ("rope_parameters", "rope_scaling"):
+        if not isinstance(value := config.get(key, {}), dict):
+            raise ValueError(f"{key} must be an object, got {value!r}")
     rope = config.get("rope_parameters", config.get("rope_scaling", {}))
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
         raise ValueError(f"rope_type must be default, got {kind!r}")
-    return rope["rope_theta"] if "rope_theta" in rope else config["rope_theta"]
+    theta = rope["rope_theta"] if "rope_theta" in rope else config["rope_theta"]
+    check_positive("rope_theta", theta)
+    return theta
 
 
 def _windows(config: Config) -> Int[Array, " layers"]:
@@ -168,8 +184,9 @@ def _windows(config: Config) -> Int[Array, " layers"]:
         "full_attention": config["max_position_embeddings"],
     }
     types = config.get("layer_types", [list(sizes)[layer % 2] for layer in range(num_layers)])
-    if len(types) != num_layers or not set(types) <= set(sizes):
-        raise ValueError(f"layer_types must be {num_layers} of {', '.join(sizes)}, got {types}")
+    known = isinstance(types, list) and all(name in list(sizes) for name in types)
+    if not known or len(types) != num_layers:
+        raise ValueError(f"layer_types must be {num_layers} of {', '.join(sizes)}, got {types!r}")
     return jnp.array([sizes[name] for name in types])
 
 

@@ -13,7 +13,7 @@ from flax.traverse_util import unflatten_dict
 from jaxtyping import Array, Bool, Float, Int
 
 from hopfax.hub import model_folder, read_json
-from hopfax.nn.families import Config, Forward, encoder, gemma2, gpt2, rows
+from hopfax.nn.families import Config, Forward, check_positive, encoder, gemma2, gpt2, rows
 from hopfax.nn.functional import Params
 from hopfax.nn.tensor_files import (
     Shape,
@@ -287,7 +287,12 @@ _FAMILIES = {
 
 _SIZES = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size",
-    "max_position_embeddings", "num_key_value_heads", "head_dim",
+    "max_position_embeddings", "num_key_value_heads", "head_dim", "type_vocab_size",
+    "sliding_window", "num_labels",
+)  # fmt: skip
+_POSITIVE = (
+    "layer_norm_eps", "rms_norm_eps", "query_pre_attn_scalar", "attn_logit_softcapping",
+    "final_logit_softcapping",
 )  # fmt: skip
 
 
@@ -302,6 +307,8 @@ def _find_family(raw: Mapping[str, Any]) -> tuple[_Family, Config]:
             raise ValueError(
                 f"{family.settings.get(key, key)} must be an integer >= 1, got {size!r}"
             )
+    for key in _POSITIVE:
+        check_positive(family.settings.get(key, key), config.get(key, 1))
     return family, config
 
 

@@ -534,6 +534,24 @@ def test_all_wrong_tensors_are_named(folder, family, draw):
         (CONFIGS["gpt2"] | {"tie_word_embeddings": False}, "tie_word_embeddings must be True, got"),
         (CONFIGS["gemma2"] | {"layer_types": ["local"] * 2}, "layer_types must be 2 of sliding"),
         (CONFIGS["gemma2"] | {"rope_scaling": {"type": "yarn"}}, "rope_type must be default, got"),
+        *(
+            (CONFIGS[family] | {key: value}, f"{key} must be {allowed}, got {value!r}")
+            for family, key, allowed, value in (
+                ("bert", "hidden_act", "gelu, .*", {}),
+                ("bert", "layer_norm_eps", "a number > 0", "a"),
+                ("bert", "layer_norm_eps", "a number > 0", -1),
+                ("gpt2", "layer_norm_epsilon", "a number > 0", 0),
+                ("bert", "type_vocab_size", "an integer >= 1", "2"),
+                ("roberta", "pad_token_id", f"an integer from 0 to {POSITIONS - 2}", POSITIONS - 1),
+                ("roberta", "pad_token_id", f"an integer from 0 to {POSITIONS - 2}", -5),
+                ("gemma2", "query_pre_attn_scalar", "a number > 0", 0),
+                ("gemma2", "final_logit_softcapping", "a number > 0", "x"),
+                ("gemma2", "sliding_window", "an integer >= 1", "x"),
+                ("gemma2", "rope_theta", "a number > 0", "x"),
+                ("gemma2", "rope_parameters", "an object", "x"),
+                ("gemma2", "layer_types", "2 of sliding_attention, full_attention", 5),
+            )
+        ),
     ],
 )
 def test_unsupported_settings(tmp_path, config, message):
