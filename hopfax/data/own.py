@@ -111,8 +111,8 @@ def read_table(
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file has another ending or no rows, a column is missing, a text is not a
-            string, or a line is malformed.
+        ValueError: If the file has another ending, another encoding or no rows, a column is missing
+            or occurs twice, a text is not a string, or a line is malformed.
 
     Example:
         >>> import pathlib, tempfile
@@ -123,12 +123,13 @@ def read_table(
         (['good, long', 'dull'], [4, 1])
     """
     path = Path(path).expanduser()
-    if path.suffix not in (".csv", ".tsv", ".jsonl"):
+    ending = path.suffix.lower()
+    if ending not in (".csv", ".tsv", ".jsonl"):
         raise ValueError(f"path must end in .csv, .tsv or .jsonl, got {path}")
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
     texts, labels = [], []
-    for line, row in _lines(path):
+    for line, row in _lines(path, ending):
         for column in filter(None, (text, pair, label)):
             if column not in row:
                 raise ValueError(f"{path} has no column {column!r}; columns: {', '.join(row)}")
@@ -141,18 +142,18 @@ def read_table(
         labels.append(row[label])
     if not texts:
         raise ValueError(f"{path} has no rows")
-    for number in (int, float) if path.suffix != ".jsonl" else ():
+    for number in (int, float) if ending != ".jsonl" else ():
         with contextlib.suppress(ValueError):
             return texts, [number(each) for each in labels]
     return texts, labels
 
 
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _lines(path: Path, ending: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields line numbers and rows by column."""
     line = 0
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            if path.suffix == ".jsonl":
+            if ending == ".jsonl":
                 for line, content in enumerate(file, start=1):
                     if content.strip():
                         if not isinstance(row := json.loads(content), dict):
@@ -160,14 +161,20 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                         yield line, row
                 return
             tabs: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-            reader = csv.reader(file, strict=True, **tabs if path.suffix == ".tsv" else {})
+            reader = csv.reader(file, strict=True, **tabs if ending == ".tsv" else {})
             header = next(reader, [])
+            line = reader.line_num
+            if twice := [name for name in header if name and header.count(name) > 1]:
+                raise ValueError(f"column names must be distinct, got {twice[0]!r} twice")
             for cells in filter(None, reader):
                 line = reader.line_num
                 if len(cells) != len(header):
                     raise ValueError(f"expected {len(header)} columns, got {len(cells)}")
                 yield line, dict(zip(header, cells, strict=True))
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise ValueError(f"{path} must be encoded in UTF-8, got byte {byte:#04x}") from None
+    except csv.Error as error:
         raise ValueError(f"{path}, after line {line}: {error}") from None
     except ValueError as error:
         raise ValueError(f"{path}, line {line}: {error}") from None

@@ -110,7 +110,10 @@ JSONL = """{"review": "good, long", "reply": "yes", "stars": 4}
 """
 
 
-@pytest.mark.parametrize(("ending", "content"), [("csv", CSV), ("tsv", TSV), ("jsonl", JSONL)])
+@pytest.mark.parametrize(
+    ("ending", "content"),
+    [("csv", CSV), ("CSV", CSV), ("tsv", TSV), ("TSV", TSV), ("jsonl", JSONL), ("JSONL", JSONL)],
+)
 def test_columns_of_a_file(tmp_path, ending, content):
     path = tmp_path / f"rows.{ending}"
     path.write_text(content, encoding="utf-8", newline="")
@@ -149,7 +152,9 @@ def test_types_of_labels(tmp_path, ending, content, labels):
         ("a.csv", "text,label\n", r"a\.csv has no rows"),
         ("a.csv", "text,label\ngood, long,1\n", r"line 2: expected 2 columns, got 3"),
         ("a.csv", 'text,label\na,1\n"b,1\n', r"a\.csv, after line 2: unexpected end of data"),
-        ("a.csv", b"text,label\n\xff,1\n", r"a\.csv, after line 0: 'utf-8' codec can't decode"),
+        ("a.csv", b"text,label\n\xff,1\n", r"a\.csv must be encoded in UTF-8, got byte 0xff$"),
+        ("a.jsonl", b'{"text": "\xff"}', r"a\.jsonl must be encoded in UTF-8, got byte 0xff$"),
+        ("a.csv", "text,label,label\na,1,0\n", r"line 1: column names .* got 'label' twice"),
         ("a.jsonl", '{"text": "a", "label": 1}\n\n{"te', r"a\.jsonl, line 3: Unterminated"),
         ("a.jsonl", "[1]\n", r"a\.jsonl, line 1: not a JSON object"),
         ("a.txt", "", r"must end in \.csv, \.tsv or \.jsonl, got .*a\.txt"),
