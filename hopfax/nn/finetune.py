@@ -105,7 +105,9 @@ def replace_attention(
 ) -> Pretrained:
     """Returns a pretrained encoder with another attention on the same projections.
 
-    `HopfieldAttention` with `beta=1.0, max_steps=0` is the model's own softmax attention.
+    In `HopfieldAttention`, `beta` multiplies 1/sqrt(head width), and `beta=1.0, max_steps=0` is the
+    model's own softmax attention: one Hopfield update over the keys reads the values, and
+    `max_steps` counts further updates of the query before it.
 
     Args:
         pretrained: BERT or RoBERTa, from `load_pretrained`.
@@ -116,12 +118,14 @@ def replace_attention(
         The model with a new `forward` and `attention_maps` of the same parameters.
 
     Raises:
-        ValueError: See `text_classifier`.
+        ValueError: The model is not an encoder, or its activation is not GELU.
 
     Example:
         >>> model = load_pretrained("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
         >>> iterated = replace_attention(model, HopfieldAttention, beta=1.0)  # doctest: +SKIP
     """
+    if (family := pretrained.config["model_type"]) not in ("bert", "roberta"):
+        raise ValueError(f"replace_attention requires bert or roberta, got {family}")
     encoder = text_classifier(pretrained, 1, attention=attention, dropout=0.0, **options)
     shapes = jax.eval_shape(encoder.init, jax.random.key(0))
     unused = _zeros(shapes["classifier"])

@@ -127,3 +127,10 @@ def test_a_model_without_a_classifier_has_none_to_keep(loaded):
 def test_unsupported_models_are_errors(tmp_path, family, changes, message):
     with pytest.raises(ValueError, match=message):
         text_classifier(load(tmp_path, family, **changes), 2)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma2"])
+def test_attention_of_causal_models_cannot_be_replaced(tmp_path, family):
+    message = f"^replace_attention requires bert or roberta, got {family}$"
+    with pytest.raises(ValueError, match=message):
+        replace_attention(load(tmp_path, family), HopfieldAttention)
