@@ -2,6 +2,7 @@
 
 import json
 import os
+import reprlib
 import shutil
 from collections.abc import Sequence
 from functools import cached_property, partial
@@ -64,7 +65,7 @@ class Classifier:
         model: A model of `hopfax.nn`, such as `robertha` or `text_classifier`.
         params: Its parameters, of one seed.
         vocabulary: Tokens and their ids, from `hopfax.data`.
-        labels: Names of the model's outputs, in order; at least two.
+        labels: Distinct names of the model's outputs, in order; at least two.
 
     Raises:
         ValueError: The labels or the vocabulary do not fit the model.
@@ -97,6 +98,10 @@ class Classifier:
                 f"labels must name the model's {self.config['num_outputs']} outputs, at least two, "
                 f"got {len(self.labels)}"
             )
+        if not all(isinstance(label, str) for label in self.labels):
+            raise ValueError(f"labels must be strings, got {reprlib.repr(self.labels)}")
+        if len(set(self.labels)) < len(self.labels):
+            raise ValueError(f"labels must be distinct, got {', '.join(self.labels)}")
         if vocabulary.size > self.config["vocab_size"]:
             raise ValueError(
                 f"vocabulary must have at most the model's {self.config['vocab_size']} tokens, got "

@@ -89,8 +89,8 @@ def test_damaged_folders_are_errors(small, tmp_path):
 
 
 def test_a_failed_save_leaves_nothing(small, tmp_path):
-    unsaved = Classifier(small.model, small.params, VOCABULARY, np.arange(3))
-    with pytest.raises(TypeError, match="int64"):
+    unsaved = Classifier(small.model, small.params, VOCABULARY, ("bad", "good", "\ud800"))
+    with pytest.raises(UnicodeEncodeError):
         unsaved.save(tmp_path / "one")
     assert not list(tmp_path.iterdir())
 
@@ -122,8 +122,13 @@ def test_bad_texts_are_errors(small, texts, error, message):
 
 
 def test_labels_and_vocabulary_must_fit_the_model(small):
-    with pytest.raises(ValueError, match="labels must name the model's 3 outputs"):
-        Classifier(small.model, small.params, VOCABULARY, ("bad", "good"))
+    for labels, message in (
+        (("bad", "good"), "labels must name the model's 3 outputs"),
+        (("bad", "good", "bad"), "labels must be distinct, got bad, good, bad"),
+        ((0, "bad", "good"), r"labels must be strings, got \(0, 'bad', 'good'\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Classifier(small.model, small.params, VOCABULARY, labels)
     larger = dataclasses.replace(VOCABULARY, tokens=(*VOCABULARY.tokens, "more"))
     with pytest.raises(ValueError, match=f"at most the model's {VOCABULARY.size} tokens"):
         Classifier(small.model, small.params, larger, LABELS)
