@@ -188,8 +188,8 @@ VARIANTS["pretrained-loud"] = dataclasses.replace(
 for _name in (
     "tinybert", "tinybert-mean", "freelb", "noise-trained", "noise-trained-mean", "robertha",
     "robertha-paper", "robertha-released", "robertha-no-iteration-no-esr", "pretrained",
-    "pretrained-esr", "pretrained-noise-trained", "pretrained-freelb", "pretrained-hopfield",
-    "pretrained-hopfield-1", "pretrained-hopfield-1-esr",
+    "pretrained-esr", "pretrained-noise-trained", "pretrained-freelb", "pretrained-hopfield-1",
+    "pretrained-hopfield-1-esr",
 ):  # fmt: skip
     VARIANTS[f"{_name}-memory"] = dataclasses.replace(
         VARIANTS[_name], title=f"{VARIANTS[_name].title} + memory", memory=True, paper=None

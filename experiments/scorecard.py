@@ -38,7 +38,7 @@ FINE_TUNED = {
     "mrpc": "MRPC",
 }
 SUPERSEDED = "_first"  # end of the names of folders that a later run replaces
-NOT_LEARNED, AT_BASELINE = "not learned", "not above the majority baseline"
+NOT_LEARNED, AT_BASELINE = trained.NOT_LEARNED, "not above the majority baseline"
 MEANING = {
     "holds": "holds",
     "smaller": "smaller than claimed",
@@ -420,8 +420,8 @@ def all_pages() -> report.Table:
 
 def page() -> report.Page:
     """The scorecard of both papers."""
-    scored, tasks = claims(), FINE_TUNED
-    fine_tuned = [claim for each in tasks.items() for claim in pretrained(*each)]
+    scored = claims()
+    fine_tuned = [claim for each in FINE_TUNED.items() for claim in pretrained(*each)]
     lines, part_lines = list(map(row, scored)), list(map(row, fine_tuned))
     table = pd.DataFrame([{**vars(claim), **measured(claim)} for claim in scored + fine_tuned])
     verdicts = [line[3] for line in lines]

@@ -294,7 +294,7 @@ def stability_of(flags: argparse.Namespace) -> Path:
     try:
         lines = flags.texts.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:
-        raise ValueError(f"{flags.texts} must be UTF-8") from None
+        raise ValueError(f"{flags.texts} must be encoded in UTF-8") from None
     texts = spread([line.strip() for line in lines if line.strip()], flags.rows)
     if len(texts) < 2:
         raise ValueError(f"{flags.texts} must have two or more lines of text, got {len(texts)}")

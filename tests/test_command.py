@@ -300,7 +300,12 @@ def test_errors_are_one_line_and_leave_nothing(encoder, classifier, films, pairs
         ("robustness", classifier, f"--dev {same} --text review", f"{values} 2 rows used of"),
         ("influence", classifier, "", "text 0 is empty"),
         ("stability", encoder, f"--texts {line}", "two or more lines of text, got 1"),
-        ("stability", encoder, f"--texts {tmp_path}/latin.txt", "latin.txt must be UTF-8"),
+        (
+            "stability",
+            encoder,
+            f"--texts {tmp_path}/latin.txt",
+            "latin.txt must be encoded in UTF-8",
+        ),
     ):
         assert command.main([name, str(model), *arguments.split(" "), "--out", str(out)]) == 1
         (error,) = capsys.readouterr().err.strip().splitlines()

@@ -19,7 +19,7 @@ is its frequency in the training texts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,13 +35,12 @@ from experiments.robertha import gaussian, robustness
 from experiments.settings import Noise, resolved
 
 REPRODUCES = "Robertha's claim of denoising, with the vocabulary as memory, on trained models"
-EVERY_SECOND = {False: "", True: ", every second SNR shown"}
 NOT_LEARNED = "not learned"
 NEAR = 1.0  # largest drop in points that counts as keeping the clean score
 SNR_DB = tuple(range(6, -21, -2))
 LEVELS = {"levels": tuple(float(f"{10 ** (-db / 20):.4g}") for db in SNR_DB), "noise_draws": 1}
 DEFAULTS = {"laptop": LEVELS, "paper": LEVELS}
-MOST_COLUMNS = 10  # of the widest table, which with more SNRs shows every second one
+MOST_COLUMNS = 10  # of a table; wide ones with more SNRs show every second one
 MOST_LINES = 6  # of a figure; with more models, those with memory have their own panels
 NOISE_TRAINING = "Noise training: SNR drawn uniformly from −16 to 0 dB for each training text."
 SIGNIFICANT = (
@@ -110,15 +109,17 @@ def page(folder: Path) -> Page:
         }
         if protocol != lines.protocol.iloc[0]:
             continue
-        levels = shown(means[models[0]], thin=len(models) > MOST_LINES)
+        levels, thinned = sorted(means[models[0]], reverse=True), ""
+        if len(models) > MOST_LINES:
+            levels, thinned = shown(levels)
         tables.append(
             report.Table(
                 ["", "clean", *map(decibels, levels)],
                 [[titles[each], report.number(clean[task, each]),
                   *(report.number(row[snr_db]) for snr_db in levels)]
                  for each, row in means.items()],
-                f"{name}: scores by SNR{EVERY_SECOND[len(levels) < len(means[models[0]])]}. The "
-                f"majority baseline scores {report.number(constants[task])}.",
+                f"{name}: scores by SNR{thinned}. The majority baseline scores "
+                f"{report.number(constants[task])}.",
             )
         )  # fmt: skip
         if models[0] + MEMORY in lowest and (task, models[0]) not in unlearned.index:
@@ -191,10 +192,11 @@ def page(folder: Path) -> Page:
     )
 
 
-def shown(values: Iterable[float], thin: bool = True) -> list[float]:
-    """Returns the columns of a table: SNRs or levels, every second one if there are too many."""
-    columns = sorted(values, reverse=True)
-    return columns[::2] if thin and len(columns) > MOST_COLUMNS else columns
+def shown(levels: Sequence[float]) -> tuple[Sequence[float], str]:
+    """Returns the levels that a table shows, and what its caption says of the others."""
+    if len(levels) <= MOST_COLUMNS:
+        return levels, ""
+    return levels[::2], " (every second SNR shown)"
 
 
 def kept_sentence(
@@ -279,8 +281,7 @@ def gain_table(gained: pd.DataFrame, titles: Mapping[Any, str], protocol: str) -
     rows = tidy.select(gained, protocol=protocol, site=gained.site.iloc[0], draw=0)
     rows = rows.groupby(keys, sort=False, as_index=False)
     rows = rows.agg(mean=("score", "mean"), low=("low", "first"), high=("high", "first"))
-    every = rows.level.unique()
-    levels = -np.array(shown(-every))  # from high to low SNR
+    levels, thinned = shown(sorted(rows.level.unique()))
     rows = rows[rows.level.isin(levels)]
     heads = {level: decibels(round(float(-20 * np.log10(level)), 1)) for level in rows.level}
     return report.pivot(
@@ -289,7 +290,7 @@ def gain_table(gained: pd.DataFrame, titles: Mapping[Any, str], protocol: str) -
         columns="level",
         titles=heads,
         caption=f"Score with memory minus score without, {titles[protocol]}, mean over seeds"
-        f"{EVERY_SECOND[len(levels) < len(every)]}. "
+        f"{thinned}. "
         "Brackets here: 95 % bootstrap over test rows, which leaves out the choice of seeds.",
     )
 
