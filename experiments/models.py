@@ -93,7 +93,7 @@ def _pretrained(title: str, **changes: Any) -> Variant:
 
 # At beta=1, attention without steps is the loaded model's own.
 HOPFIELD = {"attention": "hopfield", "beta": 1.0, "max_steps": 50}
-ONE_STEP = {**HOPFIELD, "max_steps": 1}
+ONE_STEP = {**HOPFIELD, "max_steps": 1, "gradient": "unrolled"}
 
 
 # The paper gives no values for "+ Dropout" and "+ WeightDecay", nor for its baselines' noise and
@@ -282,7 +282,7 @@ def _text_classifier(spec: TaskSpec, options: Mapping[str, Any]) -> Functional[E
     from hopfax.data import read_tokenizer
     from hopfax.nn import HopfieldAttention, SoftmaxAttention, text_classifier
 
-    own = {n: v for n, v in options.items() if n in ("beta", "max_steps", "dropout")}
+    own = {n: v for n, v in options.items() if n in ("beta", "max_steps", "gradient", "dropout")}
     hopfield = options.get("attention") == "hopfield"
     return text_classifier(
         load(options["folder"]),

@@ -91,6 +91,8 @@ def fixed_point(
         `"unrolled"` differentiates the iterates themselves through a scan of `max_steps` steps in
         which finished states stay constant; memory grows with `max_steps`. It supports derivatives
         of all orders and modes.
+        With `max_steps=1`, the result is one step and not a fixed point, so `"implicit"` gives the
+        gradient of that step too.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -103,6 +105,7 @@ def fixed_point(
     """
     named = "relative" if callable(stop) else stop
     check_stopping(tol, max_steps, adjoint_max_steps, stop=named, gradient=gradient)
+    gradient = effective_gradient(gradient, max_steps)
     init = jax.tree.map(jnp.asarray, init)
     chex.assert_type(jax.tree.leaves(init), float)
     tol = jnp.asarray(tol, _dtype(init))
@@ -173,6 +176,11 @@ def check_stopping(
         raise ValueError(f'stop must be "relative" or "absolute", got {stop!r}')
     if gradient not in ("implicit", "unrolled"):
         raise ValueError(f'gradient must be "implicit" or "unrolled", got {gradient!r}')
+
+
+def effective_gradient(gradient: Gradient, max_steps: int) -> Gradient:
+    """Returns `"unrolled"` for a single step, which is not a fixed point, else `gradient`."""
+    return "unrolled" if max_steps == 1 else gradient
 
 
 def _norm(x: PyTree) -> Array:

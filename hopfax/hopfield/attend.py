@@ -20,6 +20,7 @@ from hopfax.fixed_point import (
     Stop,
     at_fixed_point,
     check_stopping,
+    effective_gradient,
     fixed_point,
     relative_change,
     relative_tol,
@@ -93,8 +94,8 @@ def attend(
 
     Differentiation:
         As in `hopfax.hopfield.retrieve`: with `"implicit"`, the gradient with respect to queries is
-        zero if there is an update. The adjoint series is always in the scores. Where a query has
-        not converged or the series is truncated, its sum differs from that of `retrieve`.
+        zero if there is more than one update. The adjoint series is always in the scores. Where a
+        query has not converged or the series is truncated, its sum differs from that of `retrieve`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -113,6 +114,7 @@ def attend(
     chex.assert_equal_shape_prefix([keys, values], 1)
     mask = check_mask(mask, (len(keys),))
     check_stopping(tol, max_steps, adjoint_max_steps, stop=stop, gradient=gradient, least=0)
+    gradient = effective_gradient(gradient, max_steps)
     if mask is not None:
         # 0 * nan is nan: padded rows are cleared before the products.
         keys, values = (jnp.where(mask[:, None], rows, 0) for rows in (keys, values))

@@ -184,7 +184,8 @@ def retrieve(
 
     Differentiation:
         See `hopfax.fixed_point.fixed_point`. With `"implicit"`, the gradient with respect to the
-        query is zero, since the attractor is the same for all queries in its basin.
+        query is zero, since the attractor is the same for all queries in its basin. With
+        `max_steps=1`, the gradient is that of `update`.
 
     Example:
         >>> import jax.numpy as jnp

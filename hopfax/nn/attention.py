@@ -121,7 +121,8 @@ class HopfieldAttention(nnx.Module):
     o = V^\top \mathrm{softmax}(\beta K \xi^* / \sqrt{d_h})$$
 
     With `gradient="implicit"` the query projection gets a zero gradient, because the attractor does
-    not depend on the start. With `"unrolled"` it is about 1e-7 of the other projections'.
+    not depend on the start. With `"unrolled"` it is about 1e-7 of the other projections'. One step
+    (`max_steps=1`) does not reach an attractor; its gradient is always exact.
 
     Args:
         width: Token width, a multiple of `num_heads`.

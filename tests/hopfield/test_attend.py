@@ -73,6 +73,23 @@ def test_gradients_are_those_of_retrieve(x64, rng, width):
     assert not np.any(slopes(hopfield.attend)[0]), "exactly zero"
 
 
+@WIDTHS
+def test_one_update_has_the_gradient_of_its_two_softmaxes(x64, rng, width):
+    queries, keys, values = head(rng, width)
+
+    def by_hand(queries, keys):
+        states = jax.nn.softmax(BETA * queries @ keys.T) @ keys
+        return jnp.sum(jnp.sin(jax.nn.softmax(BETA * states @ keys.T) @ values))
+
+    def value(queries, keys):
+        return jnp.sum(jnp.sin(hopfield.attend(queries, keys, values, beta=BETA, max_steps=1)[0]))
+
+    wanted = jax.grad(by_hand, argnums=(0, 1))(queries, keys)
+    assert np.abs(wanted[0]).max() > 1e-2
+    for got, right in zip(jax.grad(value, argnums=(0, 1))(queries, keys), wanted, strict=True):
+        np.testing.assert_allclose(got, right, rtol=1e-10, atol=1e-12)
+
+
 def test_an_absolute_tolerance_does_not_cut_the_gradient_short(x64, rng):
     queries, keys, values = head(rng, 4)
     settled = hopfield.attend(queries, keys, keys, beta=BETA, tol=1e-12, max_steps=300).values

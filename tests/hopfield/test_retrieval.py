@@ -137,6 +137,23 @@ def test_gradients_of_one_pass_are_central_differences(x64, patterns, query, fn)
         np.testing.assert_allclose(gradient, measured, rtol=1e-6, atol=1e-8)
 
 
+@BOTH
+def test_one_step_has_the_gradient_of_an_update(x64, patterns, query, gradient):
+    """One step does not reach a fixed point, so the implicit function theorem does not apply."""
+
+    def slopes(fn):
+        def value(state, patterns, beta):
+            return jnp.sum(jnp.sin(fn(state, patterns, beta=beta)))
+
+        return jax.jit(jax.grad(value, argnums=(0, 1, 2)))(query, patterns, 0.8)
+
+    def one_step(*arguments, beta):
+        return hopfield.retrieve(*arguments, beta=beta, max_steps=1, gradient=gradient).value
+
+    for got, wanted in zip(slopes(one_step), slopes(hopfield.update), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-12)
+
+
 @pytest.mark.parametrize(("steps", "wanted"), [(1000, 50), (50, 20)])
 def test_the_gradient_of_a_query_that_starts_at_a_flat_minimum(steps, wanted):
     """At once at rest, but the series of the gradient shrinks by only 0.99 a term."""
