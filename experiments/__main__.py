@@ -28,6 +28,7 @@ EXPERIMENTS = {
     "typos": "experiments.robertha.typos",
     "adversarial": "experiments.robertha.adversarial",
     "fine-tuning": "experiments.robertha.fine_tuning",
+    "learning-rates": "experiments.robertha.learning_rates",
     "memory": "experiments.memory.similarity",
     "memory-recovery": "experiments.memory.recovery",
     "memory-certificates": "experiments.memory.certificates",

@@ -1,0 +1,132 @@
+"""Which learning rate suits each fine-tuned encoder?
+
+Paper: Podasca and Das (2026), Table 15, one rate for all models. A comparison at a rate that suits
+only one of its models is unfair, so each model gets the same search.
+
+Command: `python -m experiments learning-rates --pretrained FOLDER --task mrpc --data-dir DIR`.
+
+Every model is trained at every rate. The rate with the highest mean score on the validation rows is
+chosen; test rows are not read. The search is on MRPC only, and `fine-tuning` uses its choice on all
+tasks.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from experiments import report, runs, tidy
+from experiments.report import Page, Table
+from experiments.robertha import gaussian
+from experiments.robertha.robustness import Encoders
+from experiments.rundir import open_run
+from experiments.settings import Flags, resolved
+from hopfax.train.progress import Progress
+
+REPRODUCES = "Robertha, Table 15: learning rates of pretrained encoders"
+TRAINING = {"epochs": 3, "patience": 3}
+DEFAULTS = {"laptop": TRAINING, "paper": TRAINING}
+COLUMNS = ("task", "model", "learning_rate", "seed", "score", "num_examples", "num_train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Flags):
+    """Models to fine-tune and learning rates to compare."""
+
+    model: tuple[str, ...] = (
+        "pretrained",
+        "pretrained-esr",
+        "pretrained-hopfield-1",
+        "pretrained-hopfield-1-esr",
+        "pretrained-noise-trained",
+        "pretrained-freelb",
+    )
+    """Models, as in `fine-tuning`."""
+    rates: tuple[float, ...] = (2e-5, 5e-5, 1e-4, 3e-4)
+    """Peak learning rates."""
+    encoder: Encoders = Encoders()
+
+
+def run(config: Config) -> Path:
+    """Trains missing models, then writes the page; returns the run's folder."""
+    config = resolved(config, DEFAULTS)
+    jobs = [
+        (rate, runs.Job(task, name, model, ()))
+        for task in config.data.task
+        for name, model in config.encoder.models(config.model).items()
+        for rate in config.rates
+    ]
+    data = {name: runs.load(config, name) for name in config.data.task}
+    runs.check([job for _, job in jobs], data)
+    folder, rows = open_run("learning-rates", config), []
+    with Progress(100 * len(jobs)) as progress:
+        for number, (rate, job) in enumerate(jobs):
+            progress.title = f"[{number + 1}/{len(jobs)}] {job.variant.title}, {rate:g}"
+
+            def show(share: float, done: int = number, **fields: float) -> None:
+                progress.update(round(100 * (done + share)), **fields)
+
+            at_rate = replace(config, training=replace(config.training, learning_rate=rate))
+            loaded = data[job.task]
+            cell = runs.open_cell(at_rate, job, loaded, on_progress=show)
+            lines = (cell.folder / "metrics.jsonl").read_text().splitlines()
+            best = [line["best"] for line in map(json.loads, lines) if "best" in line][-1]
+            rows += [
+                {"task": job.task, "model": job.model, "learning_rate": rate, "seed": seed,
+                 "score": score, "num_examples": len(loaded.validation.labels),
+                 "num_train": len(loaded.train.labels)}
+                for seed, score in zip(cell.spec.seeds, best, strict=True)
+            ]  # fmt: skip
+    return report.write_run(folder, pd.DataFrame(rows), COLUMNS, page)
+
+
+def page(folder: Path) -> Page:
+    """Returns the page of a run or of a folder of published results."""
+    frame = pd.read_csv(folder / "results.csv")
+    titles = gaussian.titles(frame.task.unique())
+    means = tidy.summarize(frame.drop(columns=["num_examples", "num_train"]))
+    means = means.assign(rate=[f"{rate:g}" for rate in means.learning_rate])
+    names = report.joined(titles[task] for task in means.task.unique())
+    best = means.loc[means.groupby(["task", "model"], sort=False)["mean"].idxmax()]
+    chosen = set(best.index)
+    parts = [
+        f"{report.joined(titles[row.model] for _, row in rows.iterrows())}: {rate}"
+        for rate, rows in best.groupby("rate", sort=False)
+    ]
+    rows = [
+        [f"{titles[str(task)]}, {titles[str(model)]}",
+         *(f"**{report.bracketed(row)}**" if index in chosen else report.bracketed(row)
+           for index, row in each.iterrows())]
+        for (task, model), each in means.groupby(["task", "model"], sort=False)
+    ]  # fmt: skip
+    sizes = report.joined(
+        f"{titles[str(task)]} {each.num_train.iloc[0]:,} / {each.num_examples.iloc[0]:,}"
+        for task, each in frame.groupby("task", sort=False)
+    )
+    seeds = ", ".join(map(str, sorted(frame.seed.unique())))
+    return Page(
+        title=f"Learning rates of fine-tuned encoders: {names}",
+        answer=f"Highest mean validation score on {names}: {'; '.join(parts)}.",
+        pictures={
+            "learning_rates": report.facets(
+                f"{names}: validation score against learning rate, with 95 % intervals over seeds",
+                means,
+                x="rate",
+                row="task",
+                titles=titles,
+                xlabel="learning rate",
+                ylabel=gaussian.score_names(means.task.unique()),
+            )
+        },
+        tables=[
+            Table(
+                ["", *means.rate.unique()],
+                rows,
+                "Validation score of the best epoch, by learning rate. Bold: the highest.",
+            )
+        ],
+        notes=[f"Training / validation rows: {sizes}. Seeds: {seeds}.", gaussian.SCORES],
+    )

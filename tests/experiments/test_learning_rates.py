@@ -1,0 +1,57 @@
+"""The search for a learning rate: every model at every rate, scored on validation rows."""
+
+import json
+
+import pandas as pd
+
+from experiments.robertha import learning_rates
+from experiments.settings import Data, Training
+
+
+def test_a_search_scores_every_rate_on_validation_rows(tmp_path):
+    folder = learning_rates.run(
+        learning_rates.Config(
+            budget="smoke",
+            runs=str(tmp_path),
+            data=Data(task=("sentiment",), train_size=64, test_size=8, vocab_size=200),
+            training=Training(seeds=(1, 2, 3), epochs=2, patience=2, width=16),
+            model=("tinybert",),
+            rates=(1e-5, 3e-2),
+        )
+    )
+    table = pd.read_csv(folder / "results.csv")
+    assert table.groupby("learning_rate").seed.apply(list).to_dict() == {
+        1e-5: [1, 2, 3],
+        3e-2: [1, 2, 3],
+    }
+    stored = {}
+    for cell in (tmp_path / "cells").iterdir():
+        lines = map(json.loads, (cell / "metrics.jsonl").read_text().splitlines())
+        config = json.loads((cell / "config.json").read_text())
+        stored[config["learning_rate"]] = [line["best"] for line in lines if "best" in line][-1]
+    for rate, rows in table.groupby("learning_rate"):
+        assert rows.score.tolist() == stored[rate]
+
+
+def test_the_page_names_the_best_rate_of_each_model(tmp_path):
+    scores = {
+        ("pretrained", 5e-5): [80, 81, 82],
+        ("pretrained", 1e-4): [79, 79, 80],
+        ("pretrained-esr", 5e-5): [70, 71, 72],
+        ("pretrained-esr", 1e-4): [74, 75, 76],
+    }
+    rows = [
+        {"task": "mrpc", "model": model, "learning_rate": rate, "seed": seed, "score": score}
+        for (model, rate), each in scores.items()
+        for seed, score in enumerate(each)
+    ]
+    rows = [{**row, "num_examples": 367, "num_train": 3301} for row in rows]
+    pd.DataFrame(rows).to_csv(tmp_path / "results.csv", index=False)
+    page = learning_rates.page(tmp_path)
+    assert page.answer == (
+        "Highest mean validation score on MRPC: fine-tuned encoder: 5e-05; "
+        "fine-tuned encoder + ESR: 0.0001."
+    )
+    (table,) = page.tables
+    assert [cell.startswith("**") for cell in table.rows[0]] == [False, True, False]
+    assert [cell.startswith("**") for cell in table.rows[1]] == [False, False, True]
