@@ -20,6 +20,7 @@ WEIGHT_DECAY = 0.01  # Table 15
 # that starts from nothing from learning CoLA in six epochs (experiments/results/robustness/models);
 # a sixteenth of that does not.
 ADVERSARIAL_RADIUS = 0.003125
+FINE_TUNING_RATE = 5e-5
 PRETRAINED_RADIUS = 0.23  # a fifth of the mean norm of MiniLM's token embeddings
 AUGMENTED_SIGMA = 0.02  # as large as the token embeddings are at first
 AUGMENTED_SNR_DB = (-16.0, 0.0)
@@ -41,6 +42,8 @@ class Variant:
         training: Perturbation of the training rows.
         radius: Maximum L2 norm of FreeLB's and PGD's perturbation of a text's token embeddings.
         weight_decay: AdamW's weight decay.
+        learning_rate: Peak rate in runs with a pretrained model that set none, chosen by the
+            experiment `learning-rates` on MRPC.
         precision: Floating-point type of the blocks.
         memory: Whether token embeddings are retrieved from the vocabulary when the model is tested
             (`hopfax.nn.with_memory`), with the token frequencies of the training texts as prior.
@@ -59,6 +62,7 @@ class Variant:
     training: Literal["clean", "noise", "noise-range", "pgd", "freelb"] = "clean"
     radius: float = ADVERSARIAL_RADIUS
     weight_decay: float = WEIGHT_DECAY
+    learning_rate: float = FINE_TUNING_RATE
     precision: Literal["float32", "bfloat16"] = "float32"
     memory: bool = False
     loud: bool = False
@@ -67,7 +71,8 @@ class Variant:
     def settings(self) -> dict[str, Any]:
         """Returns the settings that determine the trained model: no names, no unused settings."""
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        del fields["title"], fields["paper"], fields["memory"], fields["loud"]
+        for name in ("title", "paper", "memory", "loud", "learning_rate"):
+            del fields[name]
         if self.kind != "robertha":
             del fields["preset"]
         if self.kind == "pretrained":
@@ -156,13 +161,19 @@ VARIANTS: dict[str, Variant] = {
     "robertha-freelb": _robertha("Robertha with FreeLB", training="freelb"),
     "robertha-paper": _robertha("Robertha, as in the paper", preset="paper"),
     "robertha-released": _robertha("Robertha, as released", preset="released"),
-    "pretrained": _pretrained("fine-tuned encoder"),
-    "pretrained-esr": _pretrained("fine-tuned encoder + ESR", entropy="shannon"),
+    "pretrained": _pretrained("fine-tuned encoder", learning_rate=1e-4),
+    # Not searched with ESR: it takes the rate without ESR.
+    "pretrained-esr": _pretrained(
+        "fine-tuned encoder + ESR", entropy="shannon", learning_rate=1e-4
+    ),
     "pretrained-noise-trained": _pretrained(
         "fine-tuned encoder + noise training", training="noise-range"
     ),
     "pretrained-freelb": _pretrained(
-        "fine-tuned encoder + FreeLB", training="freelb", radius=PRETRAINED_RADIUS
+        "fine-tuned encoder + FreeLB",
+        training="freelb",
+        radius=PRETRAINED_RADIUS,
+        learning_rate=3e-4,
     ),
     "pretrained-hopfield": _pretrained("fine-tuned encoder + Hopfield attention", options=HOPFIELD),
     "pretrained-hopfield-esr": _pretrained(

@@ -165,7 +165,7 @@ def load(config: Flags, name: str) -> TaskData:
 def spec_of(config: Flags, job: Job, data: TaskData) -> Spec:
     """Returns everything that the model of a job depends on."""
     flags = config.training
-    assert flags.seeds and flags.epochs and flags.patience and flags.learning_rate and flags.width
+    assert flags.seeds and flags.epochs and flags.patience and flags.width
     return Spec(
         task=job.task,
         data=cells.digest(data),
@@ -179,7 +179,7 @@ def spec_of(config: Flags, job: Job, data: TaskData) -> Spec:
         seeds=flags.seeds,
         epochs=flags.epochs,
         patience=flags.patience,
-        learning_rate=flags.learning_rate,
+        learning_rate=flags.learning_rate or job.variant.learning_rate,
         batch_size=flags.batch_size,
     )
 

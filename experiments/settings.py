@@ -42,7 +42,6 @@ BUDGETS: dict[str, Budget] = {
     # Table 15 of the Robertha paper.
     "paper": Budget(PAPER_SEEDS, 30, 10, 2e-5, PAPER_LEVELS, 3, None, None, 30522, 128, 2),
 }
-FINE_TUNING_RATE = 5e-5  # default with --pretrained; see `experiments.robertha.fine_tuning`
 # Enough epochs to learn the synthetic tasks: models stopped halfway score differently on different
 # processors, because of rounding. No early stopping.
 EMBEDDED_LAPTOP = BUDGETS["laptop"]._replace(
@@ -134,7 +133,8 @@ class Training:
     patience: Annotated[int | None, by_budget("patience", "INT")] = None
     """Epochs without a better validation score before a seed stops."""
     learning_rate: Annotated[float | None, by_budget("learning_rate", "FLOAT")] = None
-    """Peak learning rate; 5e-5 by default in runs with a pretrained model."""
+    """Peak learning rate. In runs with a pretrained model, the default is each model's own: 1e-4
+    (pretrained, pretrained-esr), 3e-4 (pretrained-freelb) or 5e-5 (others)."""
     batch_size: int = 32
     """Rows per training step."""
     width: Annotated[int | None, by_budget("width", "INT")] = None
@@ -195,7 +195,7 @@ class Shared:
 def resolved(config: Config, own: Mapping[str, Mapping[str, Any]] | None = None) -> Config:
     """Returns the configuration with defaults for flags that were not set: the budget's values.
 
-    With `--pretrained`, the default learning rate is 5e-5.
+    With `--pretrained`, a learning rate that was not set stays None: each model has its own.
 
     Args:
         config: A dataclass with `budget` and some of the groups above.
@@ -213,7 +213,7 @@ def resolved(config: Config, own: Mapping[str, Mapping[str, Any]] | None = None)
         budget = EMBEDDED_LAPTOP
     values = budget._asdict()
     if getattr(getattr(config, "encoder", None), "pretrained", None):
-        values["learning_rate"] = FINE_TUNING_RATE
+        del values["learning_rate"]  # each model has its own
     values |= (own or {}).get(config.budget, {})
 
     def filled(flags: Any) -> Any:

@@ -61,7 +61,7 @@ class Encoders:
     """Dropout rate in training."""
     pretrained: Annotated[str | None, optional("FOLDER", "none")] = None
     """Hugging Face folder of a BERT or RoBERTa, for the models `pretrained*`. All models of the run
-    then use its tokenizer, and a default learning rate of 5e-5."""
+    then use its tokenizer."""
     adversarial_radius: Annotated[
         float | None, optional("FLOAT", "0.003125, pretrained-freelb 0.23")
     ] = None

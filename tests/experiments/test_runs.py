@@ -59,6 +59,22 @@ def test_a_cell_is_trained_once_and_complete(trained, monkeypatch):
     assert cells.RESUMPTION not in names
 
 
+def test_each_pretrained_model_has_its_own_learning_rate(trained):
+    """It is part of the spec, not of the model's settings, and a flag replaces it."""
+    _, flags, cell = trained
+    unset = replace(flags, training=replace(flags.training, learning_rate=None))
+    rates = {}
+    for name in ("freelb", "pretrained-freelb"):
+        each = replace(variant(name), kind="tinybert")
+        assert "learning_rate" not in each.settings()
+        for config in (unset, flags):
+            spec = runs.spec_of(config, runs.Job("sentiment", name, each, CLEAN), cell.data)
+            rates[name, config is unset] = spec.learning_rate
+    own = variant("pretrained-freelb").learning_rate
+    assert rates["pretrained-freelb", True] == own != rates["freelb", True]
+    assert rates["freelb", False] == rates["pretrained-freelb", False] == 1e-3
+
+
 def test_memory_tests_the_same_trained_model(trained, monkeypatch):
     _, flags, plain = trained
     monkeypatch.setattr(cells, "fit", lambda *_, **__: pytest.fail("trained again"))

@@ -13,7 +13,6 @@ from experiments.robertha.robustness import Config, Encoders
 from experiments.settings import (
     BUDGETS,
     EMBEDDED_LAPTOP,
-    FINE_TUNING_RATE,
     Data,
     Noise,
     Training,
@@ -32,7 +31,7 @@ def test_the_budget_fills_what_is_left_out():
     assert resolved(Config()).training.learning_rate == EMBEDDED_LAPTOP.learning_rate
     assert resolved(Config(budget="paper")).training.epochs == 30
     tuned = Config(encoder=Encoders(pretrained="folder"))
-    assert resolved(tuned).training.learning_rate == FINE_TUNING_RATE
+    assert resolved(tuned).training.learning_rate is None
     with_rate = Config(encoder=tuned.encoder, training=Training(learning_rate=1e-4))
     assert resolved(with_rate).training.learning_rate == 1e-4
     own = resolved(Config(data=Data(train="data/films.csv", **OWN)))
