@@ -33,9 +33,11 @@ SST2, MODELS = "robustness/sst2", "robustness/sst2_models"
 FINE_TUNED = {
     "sst2": "SST-2, 12,000 rows",
     "sst2_full": "SST-2, all rows",
+    "sst2_full_5e-5": "SST-2, all rows",
     "stsb": "STS-B",
     "cola": "CoLA",
     "mrpc": "MRPC",
+    "mnli": "part of MNLI",
 }
 SUPERSEDED = "_first"  # end of the names of folders that a later run replaces
 NOT_LEARNED, AT_BASELINE = trained.NOT_LEARNED, "not above the majority baseline"

@@ -40,7 +40,7 @@ NEAR = 1.0  # largest drop in points that counts as keeping the clean score
 SNR_DB = tuple(range(6, -21, -2))
 LEVELS = {"levels": tuple(float(f"{10 ** (-db / 20):.4g}") for db in SNR_DB), "noise_draws": 1}
 DEFAULTS = {"laptop": LEVELS, "paper": LEVELS}
-MOST_COLUMNS = 10  # of a table; wide ones with more SNRs show every second one
+MOST_LEVELS = 10  # of a table; ones with more SNRs show every second one
 MOST_LINES = 6  # of a figure; with more models, those with memory have their own panels
 NOISE_TRAINING = "Noise training: SNR drawn uniformly from −16 to 0 dB for each training text."
 SIGNIFICANT = (
@@ -194,7 +194,7 @@ def page(folder: Path) -> Page:
 
 def shown(levels: Sequence[float]) -> tuple[Sequence[float], str]:
     """Returns the levels that a table shows, and what its caption says of the others."""
-    if len(levels) <= MOST_COLUMNS:
+    if len(levels) <= MOST_LEVELS:
         return levels, ""
     return levels[::2], " (every second SNR shown)"
 
@@ -297,13 +297,15 @@ def gain_table(gained: pd.DataFrame, titles: Mapping[Any, str], protocol: str) -
 
 def lead_table(gains: pd.DataFrame, titles: Mapping[Any, str]) -> Table:
     """Returns the table of `leads`: SNR by task and protocol."""
+    levels, thinned = shown(sorted(gains.level.unique()))
+    gains = gains[gains.level.isin(levels)]
     return report.pivot(
         gains.assign(column=joined(gains, "protocol", titles)).sort_values("level", kind="stable"),
         index="snr_db",
         columns="column",
         titles={snr_db: decibels(snr_db) for snr_db in gains.snr_db.unique()},
-        caption="Best model with memory minus best model without it, in points. The best models "
-        "are chosen at each SNR, by their mean test scores."
+        caption=f"Best model with memory minus best model without it, in points{thinned}. The best "
+        "models are chosen at each SNR, by their mean test scores."
         + (" n/a: all seeds differ by the same amount." if gains.low.isna().any() else ""),
     )
 

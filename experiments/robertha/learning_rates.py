@@ -88,14 +88,17 @@ def page(folder: Path) -> Page:
     frame = pd.read_csv(folder / "results.csv")
     titles = gaussian.titles(frame.task.unique())
     means = tidy.summarize(frame.drop(columns=["num_examples", "num_train"]))
-    means = means.assign(rate=[f"{rate:g}" for rate in means.learning_rate])
+    means = means.assign(rate=[written(rate) for rate in means.learning_rate])
     names = report.joined(titles[task] for task in means.task.unique())
     best = means.loc[means.groupby(["task", "model"], sort=False)["mean"].idxmax()]
     chosen = set(best.index)
     parts = [
-        f"{report.joined(titles[row.model] for _, row in rows.iterrows())}: {rate}"
+        f"{rate} for {report.joined(titles[row.model] for _, row in rows.iterrows())}"
         for rate, rows in best.groupby("rate", sort=False)
     ]
+    rates = list(means.rate.unique())
+    at_edge = [titles[row.model] for _, row in best.iterrows() if row.rate in (rates[0], rates[-1])]
+    notes = [f"Best at the end of the range of rates: {report.joined(at_edge)}."] if at_edge else []
     rows = [
         [f"{titles[str(task)]}, {titles[str(model)]}",
          *(f"**{report.bracketed(row)}**" if index in chosen else report.bracketed(row)
@@ -109,7 +112,7 @@ def page(folder: Path) -> Page:
     seeds = ", ".join(map(str, sorted(frame.seed.unique())))
     return Page(
         title=f"Learning rates of fine-tuned encoders: {names}",
-        answer=f"Highest mean validation score on {names}: {'; '.join(parts)}.",
+        answer=f"**Best learning rate on {names}, by mean validation score**: {'; '.join(parts)}.",
         pictures={
             "learning_rates": report.facets(
                 f"{names}: validation score against learning rate, with 95 % intervals over seeds",
@@ -123,10 +126,16 @@ def page(folder: Path) -> Page:
         },
         tables=[
             Table(
-                ["", *means.rate.unique()],
+                ["", *rates],
                 rows,
-                "Validation score of the best epoch, by learning rate. Bold: the highest.",
+                "Validation score of the best epoch, by learning rate, with 95 % intervals over "
+                "seeds. Bold: the highest.",
             )
         ],
-        notes=[f"Training / validation rows: {sizes}. Seeds: {seeds}.", gaussian.SCORES],
+        notes=[f"Training / validation rows: {sizes}. Seeds: {seeds}.", *notes],
     )
+
+
+def written(rate: float) -> str:
+    """A rate in scientific notation, such as 5e-5."""
+    return f"{rate:.0e}".replace("e-0", "e-") if float(f"{rate:.0e}") == rate else f"{rate:g}"

@@ -35,8 +35,10 @@ def test_a_search_scores_every_rate_on_validation_rows(tmp_path):
 
 def test_the_page_names_the_best_rate_of_each_model(tmp_path):
     scores = {
+        ("pretrained", 2e-5): [60, 61, 62],
         ("pretrained", 5e-5): [80, 81, 82],
         ("pretrained", 1e-4): [79, 79, 80],
+        ("pretrained-esr", 2e-5): [70, 71, 72],
         ("pretrained-esr", 5e-5): [70, 71, 72],
         ("pretrained-esr", 1e-4): [74, 75, 76],
     }
@@ -49,9 +51,10 @@ def test_the_page_names_the_best_rate_of_each_model(tmp_path):
     pd.DataFrame(rows).to_csv(tmp_path / "results.csv", index=False)
     page = learning_rates.page(tmp_path)
     assert page.answer == (
-        "Highest mean validation score on MRPC: fine-tuned encoder: 5e-05; "
-        "fine-tuned encoder + ESR: 0.0001."
+        "**Best learning rate on MRPC, by mean validation score**: 5e-5 for fine-tuned encoder; "
+        "1e-4 for fine-tuned encoder + ESR."
     )
     (table,) = page.tables
-    assert [cell.startswith("**") for cell in table.rows[0]] == [False, True, False]
-    assert [cell.startswith("**") for cell in table.rows[1]] == [False, False, True]
+    assert [cell.startswith("**") for cell in table.rows[0]] == [False, False, True, False]
+    assert [cell.startswith("**") for cell in table.rows[1]] == [False, False, False, True]
+    assert page.notes[-1] == "Best at the end of the range of rates: fine-tuned encoder + ESR."
