@@ -31,9 +31,10 @@ import optax
 from experiments.models import Trainable, Variant, build
 from experiments.provenance import provenance
 from experiments.rundir import LOCK, identifier, locked, plain, write_whole
-from hopfax import nn
+from hopfax import hopfield, nn
 from hopfax.data import Bucket, Encoded, TaskData, bucket_boundaries, bucketed
 from hopfax.nn import Encoder, Functional, Params
+from hopfax.nn.functional import Method, call
 from hopfax.train.checkpoint import Checkpoints
 from hopfax.train.evaluate import Predictor, make_predictor
 from hopfax.train.loop import fit
@@ -84,10 +85,10 @@ class Cell(NamedTuple):
         params: Each seed's best parameters, stacked over seeds.
         predictor: Compiled prediction, shared by all conditions.
         iterates: Whether its attention iterates; if so, steps are reported.
-        without_memory: The same model without memory, if this one retrieves its token embeddings
-            from its vocabulary; None if it does not.
-        at_embedding: The predictor that retrieves after the embedding LayerNorm instead, for noise
-            at that site; None without memory, and for models without this LayerNorm.
+        undenoised: The same model without a denoiser, if this one has one; else None.
+        denoiser: See `Variant`.
+        at_embedding: The predictor with memory after the embedding LayerNorm instead, for noise at
+            that site; None with another denoiser, and for models without this LayerNorm.
         loud: Whether its tokens are scaled by `with_loud_tokens`.
     """
 
@@ -98,7 +99,8 @@ class Cell(NamedTuple):
     params: Params
     predictor: Predictor
     iterates: bool
-    without_memory: Cell | None = None
+    undenoised: Cell | None = None
+    denoiser: str = "none"
     at_embedding: Predictor | None = None
     loud: bool = False
 
@@ -153,7 +155,7 @@ def train(
         raise FileNotFoundError(f"{folder} has no parameters; delete the folder to train again")
     cell = Cell(folder, spec, data, built.model, restored.tree, predictor, built.iterates)
     cell = with_loud_tokens(cell) if variant.loud else cell
-    return with_memory(cell, sharding) if variant.memory else cell
+    return with_denoiser(cell, variant.denoiser, sharding)
 
 
 def with_loud_tokens(cell: Cell) -> Cell:
@@ -180,28 +182,80 @@ def with_loud_tokens(cell: Cell) -> Cell:
     return cell._replace(params={**cell.params, "tokens": {"embedding": table}}, loud=True)
 
 
-def with_memory(cell: Cell, sharding: Sharding | None = None) -> Cell:
-    """Returns the trained model with memory; its prior is the tokens' frequency in training."""
+def with_denoiser(cell: Cell, name: str, sharding: Sharding | None = None) -> Cell:
+    """Returns the trained model with a denoiser of its token embeddings; for names see `Variant`.
+
+    Where it has a prior, that is the tokens' frequency in training.
+    """
+    if name == "none":
+        return cell
     ids, lengths = cell.data.train.ids, cell.data.train.lengths
     real = ids[np.arange(ids.shape[-1]) < lengths[..., None]]
     counts = np.bincount(real, minlength=cell.data.vocab_size)
     log_prior = np.log(counts + UNSEEN).astype(np.float32)
     seeds, _, width = cell.params["tokens"]["embedding"].shape
-    memory = {
-        "log_prior": jnp.broadcast_to(log_prior, (seeds, len(log_prior))),
-        "log_scale": jnp.zeros((seeds, width)),
-    }
-    model, at_embedding = nn.with_memory(cell.model), None
-    if "norm" in cell.params:
-        after = nn.with_memory(cell.model, site="embedding")
-        at_embedding = make_predictor(after, sharding=sharding)
+    memory = {"log_prior": jnp.broadcast_to(log_prior, (seeds, len(log_prior)))}
+    at_embedding = None
+    if name == "memory":
+        memory["log_scale"] = jnp.zeros((seeds, width))
+        model = nn.with_memory(cell.model)
+        if "norm" in cell.params:
+            after = nn.with_memory(cell.model, site="embedding")
+            at_embedding = make_predictor(after, sharding=sharding)
+    else:
+        model = _with_baseline(cell.model, {"nearest": nearest, "linear": wiener}[name])
     return cell._replace(
         model=model,
         params={**cell.params, "memory": memory},
         predictor=make_predictor(model, sharding=sharding),
-        without_memory=cell,
+        undenoised=cell,
+        denoiser=name,
         at_embedding=at_embedding,
     )
+
+
+def _with_baseline(model: Functional[Encoder], denoise: Callable[..., Any]) -> Functional[Encoder]:
+    """Applies `denoise(vector, table, log_prior)` to every token vector, as `nn.with_memory`."""
+
+    def apply(params: Params, *inputs: Any, method: Method = "__call__", **options: Any) -> Any:
+        encoder, prior = dict(params), params["memory"]["log_prior"]
+        del encoder["memory"]
+
+        def recall(network: Encoder, tokens: jax.Array, types: Any) -> jax.Array:
+            table = network.embedding_scale * network.tokens.embedding[...]
+            rows = tokens.reshape(-1, tokens.shape[-1])
+            one = functools.partial(denoise, table=table, log_prior=prior)
+            return jax.vmap(one)(rows).reshape(tokens.shape)
+
+        def run(network: Encoder, *inputs: Any, **options: Any) -> Any:
+            network.memory = {"token": recall}
+            return call(network, method, *inputs, **options)
+
+        return model.apply(encoder, *inputs, method=run, **options)
+
+    return Functional(model.init, apply)
+
+
+def nearest(vector: jax.Array, table: jax.Array, log_prior: jax.Array) -> jax.Array:
+    """Returns the embedding of the vocabulary that is nearest to a noisy one; needs no prior."""
+    return table[hopfield.denoise(vector, table).index]
+
+
+def wiener(vector: jax.Array, table: jax.Array, log_prior: jax.Array) -> jax.Array:
+    """Returns the best linear estimate from the vocabulary's mean and covariance under a prior.
+
+    The noise level is the most likely one of a grid in steps of 1 dB, for a Gaussian vocabulary.
+    """
+    weights = jax.nn.softmax(log_prior)
+    mean = weights @ table
+    centered = table - mean
+    values, directions = jnp.linalg.eigh((weights[:, None] * centered).T @ centered)
+    values, coordinates = jnp.maximum(values, 0), (vector - mean) @ directions
+    snr_db = jnp.arange(-30.0, 41.0)
+    variances = values + jnp.mean(values) * 10 ** (-snr_db[:, None] / 10)
+    surprisals = jnp.sum(jnp.log(variances) + jnp.square(coordinates) / variances, axis=1)
+    gains = values / variances[jnp.argmin(surprisals)]
+    return mean + (coordinates * gains) @ directions.T
 
 
 def _fit(

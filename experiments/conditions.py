@@ -94,8 +94,10 @@ class Condition(Protocol):
 def predictions(cell: Cell, condition: Condition) -> CellPredictions:
     """Returns the cell's predictions under a condition, from its folder if stored."""
     key = condition.key(cell)
-    if cell.without_memory:
+    if cell.denoiser == "memory":
         key = {"condition": key, "memory": "one site, with token types"}
+    elif cell.undenoised:
+        key = {"condition": key, "denoiser": cell.denoiser}
     if cell.loud:
         key = {"condition": key, "loud": "log odds"}
     path = cell.folder / "predictions" / f"{type(condition).__name__.lower()}-{identifier(key)}.npz"
@@ -116,14 +118,14 @@ def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, 
     is_set = isinstance(condition, EvaluationSet)
     metrics = ("accuracy",) if is_set else cell.data.spec.metrics
     shared = {"constant": constant_score(metrics, predicted.labels, predicted.logits.shape[-1])}
-    if cell.without_memory:
+    if cell.undenoised:
         shared["capacity_snr_db"] = capacity(cell)
     if is_set and condition.name:
         shared["train_overlap"] = condition.train_overlap(cell)
     changes = predicted.words_changed.tolist() or [None] * len(cell.spec.seeds)
     gains, interval = [None] * len(cell.spec.seeds), {}
-    if cell.without_memory:
-        gains, low, high = gain(metrics, predicted, predictions(cell.without_memory, condition))
+    if cell.undenoised:
+        gains, low, high = gain(metrics, predicted, predictions(cell.undenoised, condition))
         interval = {"low": round(low, 4), "high": round(high, 4)}
     numbers = predicted.snr_db.tolist(), predicted.num_steps.tolist(), changes, gains
     for seed, logits, snr_db, steps, changed, gained in zip(
@@ -203,6 +205,8 @@ class Gaussian:
         # Seeds draw independently, models share a seed's draws: intervals over seeds are honest,
         # differences between models stay paired.
         noise = self.noise._replace(seeds=cell.spec.seeds) if self.level else None
+        if self.site == "embedding" and cell.denoiser in ("nearest", "linear"):
+            raise ValueError(f"the denoiser {cell.denoiser} requires --sites token, got embedding")
         # Memory is where the noise is.
         predictor = cell.predictor if self.site != "embedding" else cell.at_embedding
         predictor = predictor or cell.predictor

@@ -45,8 +45,10 @@ class Variant:
         learning_rate: Peak rate in runs with a pretrained model that set none, chosen by the
             experiment `learning-rates` on MRPC.
         precision: Floating-point type of the blocks.
-        memory: Whether token embeddings are retrieved from the vocabulary when the model is tested
-            (`hopfax.nn.with_memory`), with the token frequencies of the training texts as prior.
+        denoiser: What replaces the token embeddings when the model is tested: `memory`
+            (`hopfax.nn.with_memory`, with the token frequencies of the training texts as prior),
+            `nearest` (the nearest embedding of the vocabulary), or `linear` (the Wiener filter of
+            the vocabulary under that prior).
         loud: Whether tokens that tell the classes apart are louder when the model is tested, see
             `cells.with_loud_tokens`.
         paper: Name of its row in the paper's tables, if it has one.
@@ -64,14 +66,14 @@ class Variant:
     weight_decay: float = WEIGHT_DECAY
     learning_rate: float = FINE_TUNING_RATE
     precision: Literal["float32", "bfloat16"] = "float32"
-    memory: bool = False
+    denoiser: Literal["none", "memory", "nearest", "linear"] = "none"
     loud: bool = False
     paper: str | None = None
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings that determine the trained model: no names, no unused settings."""
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        for name in ("title", "paper", "memory", "loud", "learning_rate"):
+        for name in ("title", "paper", "denoiser", "loud", "learning_rate"):
             del fields[name]
         if self.kind != "robertha":
             del fields["preset"]
@@ -195,7 +197,7 @@ VARIANTS: dict[str, Variant] = {
 VARIANTS["pretrained-loud"] = dataclasses.replace(
     VARIANTS["pretrained"], title="fine-tuned encoder, loud tokens", loud=True
 )
-# Models that are also tested with memory; no model is trained with it.
+# Models that are also tested with a denoiser; no model is trained with one.
 for _name in (
     "tinybert", "tinybert-mean", "freelb", "noise-trained", "noise-trained-mean", "robertha",
     "robertha-paper", "robertha-released", "robertha-no-iteration-no-esr", "pretrained",
@@ -203,7 +205,11 @@ for _name in (
     "pretrained-hopfield-1-esr",
 ):  # fmt: skip
     VARIANTS[f"{_name}-memory"] = dataclasses.replace(
-        VARIANTS[_name], title=f"{VARIANTS[_name].title} + memory", memory=True, paper=None
+        VARIANTS[_name], title=f"{VARIANTS[_name].title} + memory", denoiser="memory", paper=None
+    )
+for _name, _title in (("nearest", "nearest token"), ("linear", "Wiener filter")):
+    VARIANTS[f"pretrained-{_name}"] = dataclasses.replace(
+        VARIANTS["pretrained"], title=f"fine-tuned encoder + {_title}", denoiser=_name
     )
 
 

@@ -408,15 +408,16 @@ def tighter_bound() -> list[str]:
 
 
 def all_pages() -> report.Table:
-    """Links to every page of published results, by the subject in its title."""
-    links = collections.defaultdict(list)
+    """Links to every page of published results, by the subject in its title; earlier runs last."""
+    links, earlier = collections.defaultdict(list), []
     for path in sorted(RESULTS.rglob("results.csv")):
         folder = path.parent.relative_to(RESULTS)
         title, _, _ = (path.parent / "README.md").read_text(encoding="utf-8").partition("\n")
-        links[title.removeprefix("# ").partition(":")[0]].append(
-            f"[{folder.name}]({folder}/README.md)"
-        )
-    lines = [(subject, ", ".join(each)) for subject, each in sorted(links.items())]
+        subject, name = title.removeprefix("# ").partition(":")[0], folder.name
+        pages = earlier if name.endswith(SUPERSEDED) else links[subject]
+        pages.append(f"[{folder if pages is earlier else name}]({folder}/README.md)")
+    by_subject = [*sorted(links.items()), ("Earlier runs, replaced by later ones", earlier)]
+    lines = [(subject, ", ".join(each)) for subject, each in by_subject]
     return report.Table(["subject", "pages"], lines, "All pages.")
 
 

@@ -3,8 +3,10 @@
 import itertools
 import json
 from dataclasses import replace
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
@@ -93,6 +95,38 @@ def test_memory_tests_the_same_trained_model(trained, monkeypatch):
         memory: np.abs(logits[memory, 0.3] - logits[memory, 0]).mean() for memory in (True, False)
     }
     assert error[True] < 0.7 * error[False]
+
+
+def test_baselines_of_memory_denoise_the_token_vectors(trained):
+    _, _, cell = trained
+    noise = conditions.Gaussian(site="token", protocol="matched", level=1.0)
+    plain, noisy = (conditions.predictions(cell, each).logits for each in (*CLEAN, noise))
+    for name in ("nearest", "linear"):
+        denoised = cells.with_denoiser(cell, name)
+        logits = conditions.predictions(denoised, noise).logits
+        assert np.abs(logits - plain).mean() < 0.9 * np.abs(noisy - plain).mean()
+        with pytest.raises(ValueError, match=f"{name} requires --sites token"):
+            replace(noise, site="embedding").predict(denoised)
+    unchanged = conditions.predictions(cells.with_denoiser(cell, "nearest"), *CLEAN).logits
+    np.testing.assert_allclose(unchanged, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_baselines_of_memory_are_the_nearest_vector_and_the_best_linear_estimate(rng):
+    width, sigma = 64, 0.8
+    table = rng.normal(size=(50, width)) @ np.diag(np.linspace(0.1, 2, width))
+    prior = rng.dirichlet(np.ones(50))
+    rows = rng.choice(50, size=4000, p=prior)
+    noisy = table[rows] + sigma * rng.normal(size=(4000, width))
+    distances = np.linalg.norm(noisy[:100, None] - table, axis=-1)
+    one = partial(cells.nearest, table=jnp.asarray(table), log_prior=jnp.log(prior))
+    np.testing.assert_allclose(jax.vmap(one)(noisy[:100]), table[distances.argmin(1)], rtol=1e-5)
+    one = partial(cells.wiener, table=jnp.asarray(table), log_prior=jnp.log(prior))
+    error = np.mean(np.square(jax.vmap(one)(noisy) - table[rows]))
+    # Least squares on the sample, which knows the clean vectors.
+    inputs = np.c_[noisy, np.ones(4000)]
+    fitted = inputs @ np.linalg.lstsq(inputs, table[rows], rcond=None)[0]
+    best = np.mean(np.square(fitted - table[rows]))
+    assert best < error < 1.1 * best < 0.8 * sigma**2
 
 
 def test_tokens_that_tell_classes_apart_are_louder(trained):
