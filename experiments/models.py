@@ -177,6 +177,10 @@ VARIANTS: dict[str, Variant] = {
         radius=PRETRAINED_RADIUS,
         learning_rate=3e-4,
     ),
+    # Softmax attention, but without dropout of its weights, which Hopfield attention does not have.
+    "pretrained-hopfield-0": _pretrained(
+        "fine-tuned encoder without attention dropout", options={**HOPFIELD, "max_steps": 0}
+    ),
     "pretrained-hopfield": _pretrained("fine-tuned encoder + Hopfield attention", options=HOPFIELD),
     "pretrained-hopfield-esr": _pretrained(
         "fine-tuned encoder + Hopfield attention + ESR",

@@ -13,7 +13,8 @@ in three epochs or at 5e-5 in eight (`experiments/results/memory/minilm_rte/`).
 
 All models start from the folder's weights with mean pooling. Hopfield attention replaces each query
 by T updates over the layer's own keys, at the inverse temperature of the loaded attention, before
-it reads the values.
+it reads the values. It has no dropout of attention weights, unlike the loaded attention;
+`pretrained-hopfield-0` leaves only that out.
 
 All models use AdamW and batches of 32. Each has the learning rate that `learning-rates` chose for
 it on MRPC's validation rows (`experiments/results/learning_rates/mrpc/`).
@@ -52,8 +53,8 @@ class Config(robustness.Config):
         "pretrained-hopfield-1",
         "pretrained-hopfield-1-esr",
     )
-    """Models: pretrained, with ESR (-esr), with queries updated once (-hopfield-1) or to
-    convergence (-hopfield); or any of `robustness`."""
+    """Models: pretrained, with ESR (-esr), with queries updated once (-hopfield-1), to convergence
+    (-hopfield) or not at all (-hopfield-0); or any of `robustness`."""
     noise: Noise = Noise(sites=("token",), protocols=("matched", "per-token"))
 
 

@@ -120,9 +120,9 @@ class HopfieldAttention(nnx.Module):
     $$\xi \leftarrow K^\top \mathrm{softmax}(\beta K \xi / \sqrt{d_h}), \qquad
     o = V^\top \mathrm{softmax}(\beta K \xi^* / \sqrt{d_h})$$
 
-    With `gradient="implicit"` the query projection gets a zero gradient, because the attractor does
-    not depend on the start. With `"unrolled"` it is about 1e-7 of the other projections'. One step
-    (`max_steps=1`) does not reach an attractor; its gradient is always exact.
+    With `gradient="implicit"` the query projection gets a zero gradient, because an attractor does
+    not depend on the start. This gradient is wrong for queries that have not converged: if
+    `max_steps` is small, use `"unrolled"`. With `max_steps=1`, both are the exact gradient.
 
     Args:
         width: Token width, a multiple of `num_heads`.

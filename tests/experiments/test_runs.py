@@ -97,6 +97,18 @@ def test_memory_tests_the_same_trained_model(trained, monkeypatch):
     assert error[True] < 0.7 * error[False]
 
 
+def test_an_attack_on_a_model_with_memory_follows_the_gradient_without_it(trained):
+    """At clean tokens, memory hides the gradient; the function of texts is the same."""
+    _, _, cell = trained
+    attack, texts = conditions.Typos(corruption="hotflip", rate=0.1), [("a fine film",)]
+    plain, defended = (
+        attack.victim(each, 0).gradients.linearize(texts, [1])[0]
+        for each in (cell, cells.with_denoiser(cell, "memory"))
+    )
+    assert np.abs(plain.gradient).max() > 1e-6
+    np.testing.assert_array_equal(defended.gradient, plain.gradient)
+
+
 def test_baselines_of_memory_denoise_the_token_vectors(trained):
     _, _, cell = trained
     noise = conditions.Gaussian(site="token", protocol="matched", level=1.0)
