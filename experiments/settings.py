@@ -261,7 +261,7 @@ RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     (
         "> 0 and finite",
         lambda value: 0 < value < inf,
-        "learning_rate beta adversarial_radius radii",
+        "learning_rate learning_rates beta adversarial_radius radii",
     ),
     (">= 0 and finite", lambda value: 0 <= value < inf, "levels tol esr_weight"),
     (">= 6, more than the special tokens", lambda value: value >= 6, "vocab_size"),

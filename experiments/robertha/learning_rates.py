@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
+from tyro.conf import Fixed, SuppressFixed
 
 from experiments import report, runs, tidy
 from experiments.report import Page, Table
 from experiments.robertha import gaussian
 from experiments.robertha.robustness import Encoders
 from experiments.rundir import open_run
-from experiments.settings import Flags, resolved
+from experiments.settings import Flags, Training, resolved
 from hopfax.train.progress import Progress
 
 REPRODUCES = "Robertha, Table 15: learning rates of pretrained encoders"
@@ -33,9 +34,17 @@ COLUMNS = ("task", "model", "learning_rate", "seed", "score", "num_examples", "n
 
 
 @dataclass(frozen=True, kw_only=True)
+class AnyRate(Training):
+    """Training of the models, at each of `--learning-rates`."""
+
+    learning_rate: SuppressFixed[Fixed[float | None]] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config(Flags):
     """Models to fine-tune and learning rates to compare."""
 
+    training: AnyRate = AnyRate()
     model: tuple[str, ...] = (
         "pretrained",
         "pretrained-esr",
@@ -45,7 +54,7 @@ class Config(Flags):
         "pretrained-freelb",
     )
     """Models, as in `fine-tuning`."""
-    rates: tuple[float, ...] = (2e-5, 5e-5, 1e-4, 3e-4)
+    learning_rates: tuple[float, ...] = (2e-5, 5e-5, 1e-4, 3e-4)
     """Peak learning rates."""
     encoder: Encoders = Encoders()
 
@@ -54,22 +63,24 @@ def run(config: Config) -> Path:
     """Trains missing models, then writes the page; returns the run's folder."""
     config = resolved(config, DEFAULTS)
     jobs = [
-        (rate, runs.Job(task, name, model, ()))
+        (replace(config, training=replace(config.training, learning_rate=rate)),
+         runs.Job(task, name, model, ()))
         for task in config.data.task
         for name, model in config.encoder.models(config.model).items()
-        for rate in config.rates
-    ]
+        for rate in config.learning_rates
+    ]  # fmt: skip
     data = {name: runs.load(config, name) for name in config.data.task}
     runs.check([job for _, job in jobs], data)
-    folder, rows = open_run("learning-rates", config), []
+    plan = {"cells": [runs.spec_of(each, job, data[job.task]).id for each, job in jobs]}
+    folder, rows = open_run("learning-rates", config, plan=plan), []
     with Progress(100 * len(jobs)) as progress:
-        for number, (rate, job) in enumerate(jobs):
+        for number, (at_rate, job) in enumerate(jobs):
+            rate = at_rate.training.learning_rate
             progress.title = f"[{number + 1}/{len(jobs)}] {job.variant.title}, {rate:g}"
 
             def show(share: float, done: int = number, **fields: float) -> None:
                 progress.update(round(100 * (done + share)), **fields)
 
-            at_rate = replace(config, training=replace(config.training, learning_rate=rate))
             loaded = data[job.task]
             cell = runs.open_cell(at_rate, job, loaded, on_progress=show)
             lines = (cell.folder / "metrics.jsonl").read_text().splitlines()

@@ -5,7 +5,7 @@ import json
 import pandas as pd
 
 from experiments.robertha import learning_rates
-from experiments.settings import Data, Training
+from experiments.settings import Data
 
 
 def test_a_search_scores_every_rate_on_validation_rows(tmp_path):
@@ -14,9 +14,9 @@ def test_a_search_scores_every_rate_on_validation_rows(tmp_path):
             budget="smoke",
             runs=str(tmp_path),
             data=Data(task=("sentiment",), train_size=64, test_size=8, vocab_size=200),
-            training=Training(seeds=(1, 2, 3), epochs=2, patience=2, width=16),
+            training=learning_rates.AnyRate(seeds=(1, 2, 3), epochs=2, patience=2, width=16),
             model=("tinybert",),
-            rates=(1e-5, 3e-2),
+            learning_rates=(1e-5, 3e-2),
         )
     )
     table = pd.read_csv(folder / "results.csv")
