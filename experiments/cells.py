@@ -253,7 +253,7 @@ def wiener(vector: jax.Array, table: jax.Array, log_prior: jax.Array) -> jax.Arr
     values, coordinates = jnp.maximum(values, 0), (vector - mean) @ directions
     snr_db = jnp.arange(-30.0, 41.0)
     variances = values + jnp.mean(values) * 10 ** (-snr_db[:, None] / 10)
-    surprisals = jnp.sum(jnp.log(variances) + jnp.square(coordinates) / variances, axis=1)
+    surprisals = jnp.sum(jnp.log(variances), axis=1) + (1 / variances) @ jnp.square(coordinates)
     gains = values / variances[jnp.argmin(surprisals)]
     return mean + (coordinates * gains) @ directions.T
 
