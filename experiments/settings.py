@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -265,6 +265,7 @@ RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ),
     (">= 0 and finite", lambda value: 0 <= value < inf, "levels tol esr_weight"),
     (">= 6, more than the special tokens", lambda value: value >= 6, "vocab_size"),
+    ("finite", isfinite, "snr_db"),
     ("a share of the words in [0, 1]", lambda value: 0 <= value <= 1, "rates"),
     ("an entropy in [0, 1]", lambda value: 0 <= value <= 1, "esr_target"),
     ("in [0, 1)", lambda value: 0 <= value < 1, "dropout"),

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from hopfax.checks import check_range
+from hopfax.checks import check_range, is_traced
 from hopfax.hopfield.retrieval import check_mask, matmul
 
 Patterns = Float[Array, "patterns width"]
@@ -108,8 +109,9 @@ def denoise(
 
     Raises:
         TypeError: If `mask` is not boolean.
-        ValueError: If `sigma` is not positive and finite, `block_size < 1`, or the shapes are not
-            those of one query and its patterns. A traced `sigma <= 0` gives nan.
+        ValueError: If `sigma` is not positive and finite, `log_prior` has nan or +inf,
+            `block_size < 1`, there is no pattern, or the shapes are not those of one query and its
+            patterns. Traced values are not checked: a traced `sigma <= 0` gives nan.
 
     Differentiation:
         `value` and `probability` are differentiable in all arrays and in `sigma`; the backward
@@ -179,7 +181,8 @@ def denoise_normalized(
         `Denoised`, whose value is $\sum_v p_v \mathrm{LN}(e_v + o)$, not LN of a mean.
 
     Raises:
-        TypeError, ValueError: See `denoise`.
+        TypeError, ValueError: See `denoise`; a vector has another shape, or `epsilon` is out of
+            range.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -194,7 +197,11 @@ def denoise_normalized(
     """
     noisy, patterns, prior, sigma = _prepared(noisy, patterns, log_prior, mask, sigma)
     centered = patterns - jnp.mean(patterns, axis=1, keepdims=True)
-    offset = jnp.asarray(offset, noisy.dtype)
+    check_range(0, ends="[)", epsilon=epsilon)
+    for name, vector in {"offset": offset, "scale": scale, "bias": bias}.items():
+        if jnp.shape(vector) != noisy.shape:
+            raise ValueError(f"{name} must have shape {noisy.shape}, got {jnp.shape(vector)}")
+    offset, scale, bias = (jnp.asarray(each, noisy.dtype) for each in (offset, scale, bias))
     offset = offset - jnp.mean(offset)
     query, squared = noisy - bias, jnp.square(scale)
 
@@ -305,10 +312,10 @@ def forward_backward(
     """
     likelihood, transition = jnp.asarray(log_likelihood), jnp.asarray(log_transition)
     shape = likelihood.shape
-    if likelihood.ndim != 2 or transition.shape != (max(shape[0] - 1, 0), shape[1], shape[1]):
+    if len(shape) != 2 or not shape[0] or transition.shape != (shape[0] - 1, *2 * shape[1:]):
         raise ValueError(
-            "log_likelihood must have shape (n, states) and log_transition (n - 1, states, states),"
-            f" got {shape} and {transition.shape}: use jax.vmap for more"
+            "log_likelihood must have shape (n, states), n >= 1, and log_transition (n - 1, states,"
+            f" states), got {shape} and {transition.shape}: use jax.vmap for more"
         )
     dtype = jnp.result_type(likelihood, transition, jnp.float32)
     mask = check_mask(mask, shape[:1])
@@ -374,7 +381,12 @@ def estimate_sigma(
 
     Returns:
         The estimate of the standard deviation, at least a thousandth of the patterns' root mean
-        square, so that it is a valid `sigma` of `denoise` also where there is no noise.
+        square, so that it is a valid `sigma` of `denoise` also where there is no noise or no row is
+        real. nan if the prior excludes all patterns.
+
+    Raises:
+        TypeError, ValueError: The shapes do not match, there is no row or pattern, or see
+            `denoise` for `log_prior` and `mask`.
 
     Example:
         >>> import jax
@@ -390,8 +402,12 @@ def estimate_sigma(
             f"noisy must have shape (tokens, width) with tokens >= 1, got {noisy.shape}: use "
             "jax.vmap for batches"
         )
-    _, patterns, prior, _ = _prepared(noisy[0], patterns, log_prior)
-    noisy = noisy.astype(patterns.dtype)
+    patterns, prior, _ = _with_prior(patterns, log_prior)
+    if noisy.shape[1:] != patterns.shape[1:]:
+        raise ValueError(
+            f"noisy must have the width of patterns, got {noisy.shape} and {patterns.shape}"
+        )
+    noisy = noisy.astype(jnp.result_type(noisy, patterns))
     mask = check_mask(mask, (len(noisy),))
     weights = jnp.ones(len(noisy)) if mask is None else mask
     squares = jnp.where(weights > 0, jnp.mean(jnp.square(noisy), axis=1), 0)
@@ -412,6 +428,9 @@ def capacity_snr_db(entropy_bits: float | Array, *, width: int) -> Float[Array, 
     Returns:
         The ratio per coordinate at which the capacity of the Gaussian channel is H bits a token.
 
+    Raises:
+        ValueError: H is not positive, or `width < 1`; traced numbers are not checked.
+
     Example:
         >>> from hopfax import hopfield
         >>> [round(float(hopfield.capacity_snr_db(10.0, width=d)), 1) for d in (128, 384, 768)]
@@ -420,6 +439,8 @@ def capacity_snr_db(entropy_bits: float | Array, *, width: int) -> Float[Array, 
     References:
         Shannon (1949), Communication in the Presence of Noise, Theorem 2.
     """
+    check_range(0, ends="(]", entropy_bits=entropy_bits)
+    check_range(1, width=width)
     return 10 * jnp.log10(jnp.expm1(2 * jnp.log(2.0) * jnp.asarray(entropy_bits) / width))
 
 
@@ -437,6 +458,12 @@ def certified_radius(patterns: Patterns, *, mask: Mask = None) -> Float[Array, "
     Returns:
         The radius of each pattern; 0 for duplicates, nan where `mask` is False, inf for a single
         pattern. Where rounding could hide the nearest pattern, the radius is smaller.
+
+    Raises:
+        TypeError, ValueError: `mask` or the shapes are wrong, or there is no pattern.
+
+    Differentiation:
+        The gradient of the radius of a duplicate is nan.
 
     Example:
         >>> import jax.numpy as jnp
@@ -490,7 +517,7 @@ def recovery_bound(
         The bound for each pattern, in [0, 1].
 
     Raises:
-        ValueError: If `sigma` is not positive and finite.
+        ValueError: If `sigma` is not positive and finite, or see `denoise`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -541,9 +568,9 @@ def _posterior(
     pattern, and the last result is the mean gain.
     """
     count, dtype = len(patterns), bias.dtype
-    size = min(BLOCK if block_size is None else block_size, count)
-    if size < 1:
-        raise ValueError(f"block_size and the number of patterns must be >= 1, got {size}")
+    block_size = BLOCK if block_size is None else block_size
+    check_range(1, block_size=block_size)
+    size = min(block_size, count)
 
     @jax.checkpoint
     def step(running: _Running, number: Array) -> tuple[_Running, None]:
@@ -625,12 +652,31 @@ def _prepared(
             f"{patterns.shape}: use jax.vmap for more"
         )
     dtype = jnp.result_type(noisy, patterns, jnp.float32)
-    noisy, patterns = noisy.astype(dtype), patterns.astype(dtype)
+    return noisy.astype(dtype), *_with_prior(patterns.astype(dtype), log_prior, mask, sigma)
+
+
+def _with_prior(
+    patterns: Array, log_prior: LogPrior, mask: Mask = None, sigma: Sigma = None
+) -> tuple[Array, Array, Any]:
+    """`_prepared` without a query."""
+    patterns = jnp.asarray(patterns)
+    if patterns.ndim != 2 or not len(patterns):
+        raise ValueError(
+            "patterns must have shape (patterns, width) with at least one pattern, got "
+            f"{patterns.shape}"
+        )
+    dtype = jnp.result_type(patterns, jnp.float32)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        raise TypeError(f"patterns and queries must be real, got {dtype}")
     prior = jnp.zeros(len(patterns), dtype)
     if log_prior is not None:
         prior = jnp.asarray(log_prior, dtype)
         if prior.shape != (len(patterns),):
             raise ValueError(f"log_prior must have shape ({len(patterns)},), got {prior.shape}")
+        if not is_traced(log_prior):
+            values = np.asarray(log_prior)
+            if (wrong := values[~(values < np.inf)]).size:
+                raise ValueError(f"log_prior must be finite or -inf, got {wrong[0]}")
     mask = check_mask(mask, (len(patterns),))
     if mask is not None:
         prior = jnp.where(mask, prior, -jnp.inf)
@@ -640,10 +686,10 @@ def _prepared(
                 f"sigma must be one number, got shape {jnp.shape(sigma)}: use jax.vmap"
             )
         check_range(0, ends="()", sigma=sigma)
-        sigma = jnp.asarray(sigma, dtype)
         least = jnp.finfo(dtype).tiny ** 0.4  # for norms up to 1e4, logits stay finite
-        sigma = jnp.where(sigma > 0, jnp.maximum(sigma, least), jnp.nan)
-    return noisy, patterns, prior, sigma
+        within = jnp.clip(jnp.asarray(sigma, dtype), least, 1 / least)
+        sigma = jnp.where(sigma > 0, within, jnp.nan)
+    return patterns.astype(dtype), prior, sigma
 
 
 def _cleared(patterns: Array, log_prior: Array) -> Array:
@@ -655,7 +701,6 @@ def _centered(
     patterns: Array, log_prior: LogPrior, mask: Mask, sigma: Sigma = None
 ) -> tuple[Array, Array, Any]:
     """`_prepared` patterns less the mean of the possible ones: distances keep their digits."""
-    origin = jnp.zeros(jnp.shape(patterns)[-1:])
-    _, patterns, prior, sigma = _prepared(origin, patterns, log_prior, mask, sigma)
+    patterns, prior, sigma = _with_prior(patterns, log_prior, mask, sigma)
     patterns, count = _cleared(patterns, prior), jnp.sum(~jnp.isneginf(prior))
     return patterns - jnp.sum(patterns, axis=0) / jnp.maximum(count, 1), prior, sigma

@@ -32,7 +32,11 @@ def recall(
         log_scale: Logarithm of the relative noise level of each coordinate; None if all are equal.
 
     Returns:
-        The posterior means, in the shape of `tokens`.
+        The posterior means, in the shape of `tokens`, and in their dtype if it is floating.
+
+    Raises:
+        TypeError, ValueError: The shapes do not match, or see `hopfax.hopfield.denoise` for the
+            table and `log_prior`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -45,10 +49,19 @@ def recall(
         >>> model = nn.load_pretrained("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
         >>> model.forward(nn.recall(noisy, model.table), mask)  # doctest: +SKIP
     """
-    scale = 1.0 if log_scale is None else jnp.exp(log_scale)
+    tokens, table = jnp.asarray(tokens), jnp.asarray(table)
+    if not tokens.ndim or table.ndim != 2 or tokens.shape[-1] != table.shape[1]:
+        raise ValueError(
+            "tokens must have shape (..., width) and table (vocabulary, width), got "
+            f"{tokens.shape} and {table.shape}"
+        )
+    if log_scale is not None and jnp.shape(log_scale) != table.shape[1:]:
+        raise ValueError(f"log_scale must have shape {table.shape[1:]}, got {jnp.shape(log_scale)}")
+    scale = 1.0 if log_scale is None else jnp.exp(jnp.asarray(log_scale))
+    dtype = tokens.dtype if jnp.issubdtype(tokens.dtype, jnp.floating) else jnp.float32
     rows = (tokens / scale).reshape(-1, tokens.shape[-1])
     one = partial(denoise, patterns=table / scale, log_prior=log_prior)
-    return (jax.vmap(one)(rows).value * scale).reshape(tokens.shape).astype(tokens.dtype)
+    return (jax.vmap(one)(rows).value * scale).reshape(tokens.shape).astype(dtype)
 
 
 def with_memory(model: Functional[Encoder], *, site: Site = "token") -> Functional[Encoder]:
@@ -66,7 +79,8 @@ def with_memory(model: Functional[Encoder], *, site: Site = "token") -> Function
 
     Raises:
         ValueError: `site` is neither of these, or is `"embedding"` and the encoder has no
-            embedding LayerNorm.
+            embedding LayerNorm; or the model already has memory. `apply` raises it for parameters
+            without `"memory"`.
 
     Example:
         >>> import jax
@@ -103,8 +117,11 @@ def with_memory(model: Functional[Encoder], *, site: Site = "token") -> Function
     recalls = {"token": at_token, "embedding": at_embedding}
     if site not in recalls:
         raise ValueError(f'site must be "token" or "embedding", got {site!r}')
-    if site == "embedding" and "norm" not in jax.eval_shape(model.init, jax.random.key(0)):
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    if site == "embedding" and "norm" not in shapes:
         raise ValueError('site "embedding" requires an encoder with an embedding LayerNorm')
+    if "memory" in shapes:
+        raise ValueError("the model already has memory; memory at both sites is not supported")
 
     def init(key: PRNGKeyArray) -> Params:
         params = model.init(key)
@@ -112,6 +129,8 @@ def with_memory(model: Functional[Encoder], *, site: Site = "token") -> Function
         return {**params, "memory": {"log_prior": jnp.zeros(count), "log_scale": jnp.zeros(width)}}
 
     def apply(params: Params, *inputs: Any, method: Method = "__call__", **options: Any) -> Any:
+        if "memory" not in params:
+            raise ValueError('params must have an entry "memory", see the `init` of with_memory')
         encoder = {name: each for name, each in params.items() if name != "memory"}
 
         def run(network: Encoder, *inputs: Any, **options: Any) -> Any:

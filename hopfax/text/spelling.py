@@ -61,11 +61,16 @@ def word_counts(texts: Iterable[str]) -> Counter[str]:
     A word is a run of letters and digits with at least one letter. One symbol between them belongs
     to it (`don't`, `fi|m`), except hyphens, slashes, and punctuation that ends a clause.
 
+    Raises:
+        TypeError: `texts` is one string.
+
     Example:
         >>> from hopfax import text
         >>> text.word_counts(["A well-known film.", "a film"]).most_common(2)
         [('a', 2), ('film', 2)]
     """
+    if isinstance(texts, str):
+        raise TypeError("texts must be several strings, got one: put it in a list")
     return Counter(match.group().lower() for text in texts for match in _words(text))
 
 

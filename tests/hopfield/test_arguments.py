@@ -17,6 +17,9 @@ retrieve, energy, update, trajectory = (
 attend = partial(hopfield.attend, PATTERNS, PATTERNS, PATTERNS, beta=1.0)
 noise = partial(hopfield.gaussian_noise, KEY, PATTERNS)
 denoise = partial(hopfield.denoise, noisy=STATE, patterns=PATTERNS, sigma=1.0)
+normalized = partial(
+    hopfield.denoise_normalized, STATE, PATTERNS, offset=STATE, scale=STATE, bias=STATE, epsilon=0.0
+)
 
 
 @pytest.mark.parametrize("call", [retrieve, energy, update, trajectory, attend])
@@ -71,12 +74,37 @@ def test_beta_and_mask(call, options, error, words):
                 ({"sigma": np.nan}, "must be > 0 and finite, got nan"),
                 ({"sigma": np.ones(2)}, "sigma must be one number"),
                 ({"noisy": np.ones(3)}, r"got \(3,\) and \(3, 4\)"),
-                ({"patterns": np.ones((0, 4))}, "number of patterns must be >= 1, got 0"),
-                ({"block_size": 0}, "block_size .* must be >= 1, got 0"),
+                ({"patterns": np.ones((0, 4))}, r"at least one pattern, got \(0, 4\)"),
+                ({"block_size": 0}, "block_size must be >= 1, got 0"),
                 ({"log_prior": np.ones(4)}, r"log_prior must have shape \(3,\), got \(4,\)"),
                 ({"mask": np.ones(4, bool)}, r"mask must have shape \(3,\), got \(4,\)"),
+                ({"log_prior": [0, np.nan, 0]}, "log_prior must be finite or -inf, got nan"),
+                ({"log_prior": [0, np.inf, 0]}, "log_prior must be finite or -inf, got inf"),
             )
         ),
+        (TypeError, "must be real, got complex", partial(denoise, patterns=1j * PATTERNS)),
+        *(
+            (ValueError, words, partial(normalized, **options))
+            for options, words in (
+                ({"offset": np.ones(3)}, r"offset must have shape \(4,\), got \(3,\)"),
+                ({"scale": 2.0}, r"scale must have shape \(4,\), got \(\)"),
+                ({"bias": 0.0}, r"bias must have shape \(4,\), got \(\)"),
+                ({"epsilon": -1.0}, "epsilon must be >= 0 and finite, got -1.0"),
+            )
+        ),
+        *(
+            (ValueError, r"patterns, width\) with at least one pattern, got \(0, 4\)", call)
+            for call in (
+                lambda: hopfield.certified_radius(PATTERNS[:0]),
+                lambda: hopfield.recovery_bound(PATTERNS[:0], sigma=1.0),
+                lambda: hopfield.candidates(STATE, PATTERNS[:0], count=1),
+                lambda: hopfield.estimate_sigma(PATTERNS, PATTERNS[:0]),
+            )
+        ),
+        (ValueError, r"got \(4,\)", lambda: hopfield.certified_radius(STATE)),
+        (ValueError, "the width of", lambda: hopfield.estimate_sigma(PATTERNS[:, :3], PATTERNS)),
+        (ValueError, "entropy_bits must be > 0", lambda: hopfield.capacity_snr_db(-1.0, width=8)),
+        (ValueError, "width must be >= 1, got 0", lambda: hopfield.capacity_snr_db(10.0, width=0)),
         (ValueError, r"in \[1, 3\], got 4", lambda: hopfield.candidates(STATE, PATTERNS, count=4)),
         (
             ValueError,
@@ -88,6 +116,7 @@ def test_beta_and_mask(call, options, error, words):
             for shapes, words in (
                 (((4, 3), (4, 3, 3)), r"got \(4, 3\) and \(4, 3, 3\)"),
                 (((2, 4, 3), (3, 3, 3)), "use jax.vmap"),
+                (((0, 4), (0, 4, 4)), "n >= 1"),
             )
         ),
     ],
@@ -95,6 +124,16 @@ def test_beta_and_mask(call, options, error, words):
 def test_shapes_and_options(error, words, call):
     with pytest.raises(error, match=words):
         call()
+
+
+@pytest.mark.parametrize("sigma", [1e-300, 1e-46, 1e30])
+def test_extreme_noise_levels_are_the_limits(sigma):
+    """No noise leaves the nearest pattern; infinite noise leaves the prior."""
+    patterns = jnp.eye(3)
+    found = hopfield.denoise(patterns[1], patterns, sigma=sigma)
+    np.testing.assert_allclose(found.probability, 1 if sigma < 1 else 1 / 3, rtol=1e-6)
+    bound = hopfield.recovery_bound(patterns, sigma=sigma)
+    np.testing.assert_allclose(bound, 1 if sigma < 1 else 0, atol=1e-6)
 
 
 def test_lists_and_integers_are_accepted():

@@ -86,6 +86,25 @@ def test_recall_is_denoise_of_every_token_with_its_prior_and_scale():
 def test_an_unknown_site_is_an_error():
     with pytest.raises(ValueError, match='site must be "token" or "embedding", got \'tokens\''):
         nn.with_memory(MODELS["tinybert"], site="tokens")  # pyright: ignore[reportArgumentType]
+    model = nn.with_memory(MODELS["tinybert"])
+    with pytest.raises(ValueError, match="already has memory"):
+        nn.with_memory(model, site="embedding")
+    with pytest.raises(ValueError, match='params must have an entry "memory"'):
+        model.apply(MODELS["tinybert"].init(jax.random.key(0)), jnp.ones((1, 3), int))
+
+
+def test_recall_names_wrong_shapes_and_returns_floats():
+    table = jnp.eye(4)
+    for tokens, options, words in (
+        (jnp.ones((2, 3)), {}, r"got \(2, 3\) and \(4, 4\)"),
+        (jnp.ones(()), {}, r"got \(\) and"),
+        (table, {"log_scale": jnp.zeros(3)}, r"log_scale must have shape \(4,\), got \(3,\)"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            nn.recall(tokens, table, **options)
+    whole = nn.recall(jnp.array([[2, 1, 0, 0]]), table)
+    assert whole.dtype == jnp.float32
+    np.testing.assert_array_equal(whole, nn.recall(jnp.array([[2.0, 1.0, 0.0, 0.0]]), table))
 
 
 def test_prior_and_scale_are_trained():

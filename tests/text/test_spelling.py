@@ -102,6 +102,8 @@ def test_most_words_with_one_typo_are_restored():
 
 
 def test_counts_of_words():
+    with pytest.raises(TypeError, match="put it in a list"):
+        text.word_counts("a film")
     counts = text.word_counts(["Don't! well-known", "don't 1999 2nd fi|m"])
     assert counts == {"don't": 2, "well": 1, "known": 1, "2nd": 1, "fi|m": 1}
     assert WordMemory({"Film": 1, "film": 2}).counts == {"film": 3}
