@@ -126,7 +126,7 @@ def attend(
     beta = check_beta(beta, dtype)
     scores = product(queries, keys.T)
     tol = jnp.broadcast_to(jnp.asarray(tol, dtype), (len(queries),))
-    by_scores = max_steps > 0 and (gradient == "unrolled" or len(keys) < 2 * keys.shape[1])
+    by_scores = max_steps > 0 and len(keys) < 2 * keys.shape[1]
     if by_scores:  # together with the weights that produced them, zeros at the start
         params, start = (product(keys, keys.T), beta, mask), (scores, jnp.zeros_like(scores))
         step, change, scores_map = _weighted, _change_of_scores, _through_gram
