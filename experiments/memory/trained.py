@@ -146,7 +146,7 @@ def page(folder: Path) -> Page:
         answers.append(lead_sentence(gains, baselines))
         tables.append(lead_table(gains, titles))
     gained = measured.frame[(measured.frame.metric == "gain") & (measured.frame.level > 0)]
-    gained = gained[gained.model.isin(learned)]
+    gained = gained[gained.model.isin(learned) & gained.model.str.endswith(MEMORY)]
     if len(gained):
         tables.append(gain_table(gained, titles, lines.protocol.iloc[0]))
     tasks = report.joined(titles[task] for task in scores.task.unique())
