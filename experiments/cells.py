@@ -185,7 +185,7 @@ def with_loud_tokens(cell: Cell) -> Cell:
 def with_denoiser(cell: Cell, name: str, sharding: Sharding | None = None) -> Cell:
     """Returns the trained model with a denoiser of its token embeddings; for names see `Variant`.
 
-    Where it has a prior, that is the tokens' frequency in training.
+    The prior is the token frequency in the training texts.
     """
     if name == "none":
         return cell
@@ -244,7 +244,8 @@ def nearest(vector: jax.Array, table: jax.Array, log_prior: jax.Array) -> jax.Ar
 def wiener(vector: jax.Array, table: jax.Array, log_prior: jax.Array) -> jax.Array:
     """Returns the best linear estimate from the vocabulary's mean and covariance under a prior.
 
-    The noise level is the most likely one of a grid in steps of 1 dB, for a Gaussian vocabulary.
+    The noise level is the most likely one of a grid in steps of 1 dB, under a Gaussian model of
+    the vocabulary.
     """
     weights = jax.nn.softmax(log_prior)
     mean = weights @ table

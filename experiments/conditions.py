@@ -281,7 +281,7 @@ class Typos:
 
     def victim(self, cell: Cell, seed: int) -> Victim:
         """Returns what an attack queries: the model of a seed, given by its place."""
-        # A denoiser does not change clean token vectors, and hides the gradient at them.
+        # Memory does not change clean token vectors, but hides the gradient at them.
         cell = cell.undenoised or cell
         return white_box(
             cell.model,

@@ -42,8 +42,8 @@ class Variant:
         training: Perturbation of the training rows.
         radius: Maximum L2 norm of FreeLB's and PGD's perturbation of a text's token embeddings.
         weight_decay: AdamW's weight decay.
-        learning_rate: Peak rate in runs with a pretrained model that set none, chosen by the
-            experiment `learning-rates` on MRPC.
+        learning_rate: Peak rate of runs with `--pretrained` and without `--learning-rate`; see the
+            experiment `learning-rates`.
         precision: Floating-point type of the blocks.
         denoiser: What replaces the token embeddings when the model is tested: `memory`
             (`hopfax.nn.with_memory`, with the token frequencies of the training texts as prior),
@@ -100,6 +100,7 @@ def _pretrained(title: str, **changes: Any) -> Variant:
 
 # At beta=1, attention without steps is the loaded model's own.
 HOPFIELD = {"attention": "hopfield", "beta": 1.0, "max_steps": 50}
+# The gradient of one step is always unrolled; naming it tells these cells from earlier ones.
 ONE_STEP = {**HOPFIELD, "max_steps": 1, "gradient": "unrolled"}
 
 

@@ -466,9 +466,9 @@ def page() -> report.Page:
             report.Table(
                 heads,
                 part_lines,
-                "Parts of Robertha on a fine-tuned MiniLM, at −6 dB (the linked pages: averages "
-                "over all SNRs). The paper has no such comparison; its values are for models "
-                "trained from scratch.",
+                "Parts of Robertha on a fine-tuned MiniLM, at −6 dB; the linked pages have other "
+                "SNRs too. The paper has no such comparison: it trains from scratch and iterates to "
+                "convergence.",
             ).with_column(3, "hopfax, without noise", list(map(without_noise, fine_tuned))),
             report.Table(heads, noise_stability(), "Claims of the noise-stability paper."),
             report.Table(

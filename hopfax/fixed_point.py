@@ -91,8 +91,8 @@ def fixed_point(
         `"unrolled"` differentiates the iterates themselves through a scan of `max_steps` steps in
         which finished states stay constant; memory grows with `max_steps`. It supports derivatives
         of all orders and modes.
-        With `max_steps=1`, the result is one step and not a fixed point, so `"implicit"` gives the
-        gradient of that step too.
+        With `max_steps=1`, the result is one step and not a fixed point, so both settings
+        differentiate that step.
 
     Example:
         >>> import jax, jax.numpy as jnp

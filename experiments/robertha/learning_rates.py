@@ -6,8 +6,8 @@ only one of its models is unfair, so each model gets the same search.
 Command: `python -m experiments learning-rates --pretrained FOLDER --task mrpc --data-dir DIR`.
 
 Every model is trained at every rate. The rate with the highest mean score on the validation rows is
-chosen; test rows are not read. The search is on MRPC only, and `fine-tuning` uses its choice on all
-tasks.
+chosen; test rows are not read. The choices on MRPC are the default rates of pretrained models
+(`learning_rate` in `experiments/models.py`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ import pandas as pd
 from tyro.conf import Fixed, SuppressFixed
 
 from experiments import report, runs, tidy
+from experiments.conditions import constant_score
 from experiments.report import Page, Table
 from experiments.robertha import gaussian
+from experiments.robertha.gaussian import LEARNED
 from experiments.robertha.robustness import Encoders
 from experiments.rundir import open_run
 from experiments.settings import Flags, Training, resolved
@@ -30,7 +32,9 @@ from hopfax.train.progress import Progress
 REPRODUCES = "Robertha, Table 15: learning rates of pretrained encoders"
 TRAINING = {"epochs": 3, "patience": 3}
 DEFAULTS = {"laptop": TRAINING, "paper": TRAINING}
-COLUMNS = ("task", "model", "learning_rate", "seed", "score", "num_examples", "num_train")
+COLUMNS = (
+    "task", "model", "learning_rate", "seed", "score", "constant", "num_examples", "num_train",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,31 +67,32 @@ def run(config: Config) -> Path:
     """Trains missing models, then writes the page; returns the run's folder."""
     config = resolved(config, DEFAULTS)
     jobs = [
-        (replace(config, training=replace(config.training, learning_rate=rate)),
+        (rate, replace(config, training=replace(config.training, learning_rate=rate)),
          runs.Job(task, name, model, ()))
         for task in config.data.task
         for name, model in config.encoder.models(config.model).items()
         for rate in config.learning_rates
     ]  # fmt: skip
     data = {name: runs.load(config, name) for name in config.data.task}
-    runs.check([job for _, job in jobs], data)
-    plan = {"cells": [runs.spec_of(each, job, data[job.task]).id for each, job in jobs]}
+    runs.check([job for *_, job in jobs], data)
+    plan = {"cells": [runs.spec_of(each, job, data[job.task]).id for _, each, job in jobs]}
     folder, rows = open_run("learning-rates", config, plan=plan), []
     with Progress(100 * len(jobs)) as progress:
-        for number, (at_rate, job) in enumerate(jobs):
-            rate = at_rate.training.learning_rate
-            progress.title = f"[{number + 1}/{len(jobs)}] {job.variant.title}, {rate:g}"
+        for number, (rate, at_rate, job) in enumerate(jobs):
+            progress.title = f"[{number + 1}/{len(jobs)}] {job.variant.title}, {written(rate)}"
 
             def show(share: float, done: int = number, **fields: float) -> None:
                 progress.update(round(100 * (done + share)), **fields)
 
             loaded = data[job.task]
+            spec, labels = loaded.spec, loaded.validation.labels
             cell = runs.open_cell(at_rate, job, loaded, on_progress=show)
             lines = (cell.folder / "metrics.jsonl").read_text().splitlines()
             best = [line["best"] for line in map(json.loads, lines) if "best" in line][-1]
             rows += [
                 {"task": job.task, "model": job.model, "learning_rate": rate, "seed": seed,
-                 "score": score, "num_examples": len(loaded.validation.labels),
+                 "score": score, "num_examples": len(labels),
+                 "constant": constant_score(spec.metrics, labels, spec.num_outputs),
                  "num_train": len(loaded.train.labels)}
                 for seed, score in zip(cell.spec.seeds, best, strict=True)
             ]  # fmt: skip
@@ -96,7 +101,8 @@ def run(config: Config) -> Path:
 
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
-    frame = pd.read_csv(folder / "results.csv")
+    frame = pd.read_csv(folder / "results.csv").sort_values("learning_rate", kind="stable")
+    frame = tidy.ordered(frame, "model", list(dict.fromkeys(frame.model)))
     titles = gaussian.titles(frame.task.unique())
     means = tidy.summarize(frame.drop(columns=["num_examples", "num_train"]))
     means = means.assign(rate=[written(rate) for rate in means.learning_rate])
@@ -110,6 +116,12 @@ def page(folder: Path) -> Page:
     rates = list(means.rate.unique())
     at_edge = [titles[row.model] for _, row in best.iterrows() if row.rate in (rates[0], rates[-1])]
     notes = [f"Best at the end of the range of rates: {report.joined(at_edge)}."] if at_edge else []
+    weak = [titles[row.model] for _, row in best.iterrows() if row["mean"] - row.constant < LEARNED]
+    if weak:
+        notes.append(
+            f"Less than {LEARNED:g} points above the majority baseline at all rates, so that the "
+            f"choice means little: {report.joined(weak)}."
+        )
     rows = [
         [f"{titles[str(task)]}, {titles[str(model)]}",
          *(f"**{report.bracketed(row)}**" if index in chosen else report.bracketed(row)
@@ -123,7 +135,8 @@ def page(folder: Path) -> Page:
     seeds = ", ".join(map(str, sorted(frame.seed.unique())))
     return Page(
         title=f"Learning rates of fine-tuned encoders: {names}",
-        answer=f"**Best learning rate on {names}, by mean validation score**: {'; '.join(parts)}.",
+        answer=f"**Highest mean validation score on {names}**: {'; '.join(parts)}. Where intervals "
+        "overlap, the search does not tell rates apart.",
         pictures={
             "learning_rates": report.facets(
                 f"{names}: validation score against learning rate, with 95 % intervals over seeds",
@@ -140,7 +153,7 @@ def page(folder: Path) -> Page:
                 ["", *rates],
                 rows,
                 "Validation score of the best epoch, by learning rate, with 95 % intervals over "
-                "seeds. Bold: the highest.",
+                "seeds. Bold: the highest, before rounding.",
             )
         ],
         notes=[f"Training / validation rows: {sizes}. Seeds: {seeds}.", *notes],
@@ -148,5 +161,5 @@ def page(folder: Path) -> Page:
 
 
 def written(rate: float) -> str:
-    """A rate in scientific notation, such as 5e-5."""
+    """Returns a rate in scientific notation, such as 5e-5."""
     return f"{rate:.0e}".replace("e-0", "e-") if float(f"{rate:.0e}") == rate else f"{rate:g}"

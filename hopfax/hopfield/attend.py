@@ -94,7 +94,7 @@ def attend(
 
     Differentiation:
         As in `hopfax.hopfield.retrieve`: with `"implicit"`, the gradient with respect to queries is
-        zero if there is more than one update. The adjoint series is always in the scores. Where a
+        zero if `max_steps > 1`. The adjoint series is always in the scores. Where a
         query has not converged or the series is truncated, its sum differs from that of `retrieve`.
 
     Example:

@@ -108,7 +108,7 @@ def denoise(
         query makes `value` and `probability` nan.
 
     Raises:
-        TypeError: If `mask` is not boolean.
+        TypeError: If `mask` is not boolean, or an array is complex.
         ValueError: If `sigma` is not positive and finite, `log_prior` has nan or +inf,
             `block_size < 1`, there is no pattern, or the shapes are not those of one query and its
             patterns. Traced values are not checked: a traced `sigma <= 0` gives nan.
@@ -181,8 +181,8 @@ def denoise_normalized(
         `Denoised`, whose value is $\sum_v p_v \mathrm{LN}(e_v + o)$, not LN of a mean.
 
     Raises:
-        TypeError, ValueError: See `denoise`; a vector has another shape, or `epsilon` is out of
-            range.
+        TypeError, ValueError: As in `denoise`; also if a vector has another shape, or `epsilon` is
+            out of range.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -312,7 +312,7 @@ def forward_backward(
     """
     likelihood, transition = jnp.asarray(log_likelihood), jnp.asarray(log_transition)
     shape = likelihood.shape
-    if len(shape) != 2 or not shape[0] or transition.shape != (shape[0] - 1, *2 * shape[1:]):
+    if len(shape) != 2 or not shape[0] or transition.shape != (shape[0] - 1, shape[1], shape[1]):
         raise ValueError(
             "log_likelihood must have shape (n, states), n >= 1, and log_transition (n - 1, states,"
             f" states), got {shape} and {transition.shape}: use jax.vmap for more"
@@ -385,7 +385,7 @@ def estimate_sigma(
         real. nan if the prior excludes all patterns.
 
     Raises:
-        TypeError, ValueError: The shapes do not match, there is no row or pattern, or see
+        TypeError, ValueError: If the shapes do not match, or there is no row or pattern. See
             `denoise` for `log_prior` and `mask`.
 
     Example:
@@ -429,7 +429,7 @@ def capacity_snr_db(entropy_bits: float | Array, *, width: int) -> Float[Array, 
         The ratio per coordinate at which the capacity of the Gaussian channel is H bits a token.
 
     Raises:
-        ValueError: H is not positive, or `width < 1`; traced numbers are not checked.
+        ValueError: If H is not positive or `width < 1`; traced numbers are not checked.
 
     Example:
         >>> from hopfax import hopfield
@@ -460,7 +460,7 @@ def certified_radius(patterns: Patterns, *, mask: Mask = None) -> Float[Array, "
         pattern. Where rounding could hide the nearest pattern, the radius is smaller.
 
     Raises:
-        TypeError, ValueError: `mask` or the shapes are wrong, or there is no pattern.
+        TypeError, ValueError: If `mask` or the shapes are wrong, or there is no pattern.
 
     Differentiation:
         The gradient of the radius of a duplicate is nan.
@@ -517,7 +517,7 @@ def recovery_bound(
         The bound for each pattern, in [0, 1].
 
     Raises:
-        ValueError: If `sigma` is not positive and finite, or see `denoise`.
+        ValueError: If `sigma` is not positive and finite, or as in `denoise`.
 
     Example:
         >>> import jax.numpy as jnp

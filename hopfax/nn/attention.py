@@ -120,9 +120,10 @@ class HopfieldAttention(nnx.Module):
     $$\xi \leftarrow K^\top \mathrm{softmax}(\beta K \xi / \sqrt{d_h}), \qquad
     o = V^\top \mathrm{softmax}(\beta K \xi^* / \sqrt{d_h})$$
 
-    With `gradient="implicit"` the query projection gets a zero gradient, because an attractor does
-    not depend on the start. This gradient is wrong for queries that have not converged: if
-    `max_steps` is small, use `"unrolled"`. With `max_steps=1`, both are the exact gradient.
+    With `gradient="implicit"` and `max_steps > 1`, the query projection gets a zero gradient: an
+    attractor does not depend on the start. This gradient is wrong for queries that have not
+    converged: if `max_steps` is small, use `"unrolled"`. With `max_steps=1`, both settings
+    differentiate the single step.
 
     Args:
         width: Token width, a multiple of `num_heads`.
