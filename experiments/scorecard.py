@@ -467,8 +467,8 @@ def page() -> report.Page:
                 heads,
                 part_lines,
                 "Parts of Robertha on a fine-tuned MiniLM, at −6 dB; the linked pages have other "
-                "SNRs too. The paper has no such comparison: it trains from scratch and iterates to "
-                "convergence.",
+                "SNRs too. The paper has no such comparison: it trains from scratch and iterates "
+                "to convergence.",
             ).with_column(3, "hopfax, without noise", list(map(without_noise, fine_tuned))),
             report.Table(heads, noise_stability(), "Claims of the noise-stability paper."),
             report.Table(
