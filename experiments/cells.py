@@ -34,7 +34,7 @@ from experiments.rundir import LOCK, identifier, locked, plain, write_whole
 from hopfax import hopfield, nn
 from hopfax.data import Bucket, Encoded, TaskData, bucket_boundaries, bucketed
 from hopfax.nn import Encoder, Functional, Params
-from hopfax.nn.functional import Method, call
+from hopfax.nn.memory import denoised
 from hopfax.train.checkpoint import Checkpoints
 from hopfax.train.evaluate import Predictor, make_predictor
 from hopfax.train.loop import fit
@@ -217,23 +217,12 @@ def with_denoiser(cell: Cell, name: str, sharding: Sharding | None = None) -> Ce
 def _with_baseline(model: Functional[Encoder], denoise: Callable[..., Any]) -> Functional[Encoder]:
     """Applies `denoise(vector, table, log_prior)` to every token vector, as `nn.with_memory`."""
 
-    def apply(params: Params, *inputs: Any, method: Method = "__call__", **options: Any) -> Any:
-        encoder, prior = dict(params), params["memory"]["log_prior"]
-        del encoder["memory"]
+    def recall(memory: Params, network: Encoder, tokens: jax.Array, types: Any) -> jax.Array:
+        table = network.embedding_scale * network.tokens.embedding[...]
+        one = functools.partial(denoise, table=table, log_prior=memory["log_prior"])
+        return jax.vmap(jax.vmap(one))(tokens)
 
-        def recall(network: Encoder, tokens: jax.Array, types: Any) -> jax.Array:
-            table = network.embedding_scale * network.tokens.embedding[...]
-            rows = tokens.reshape(-1, tokens.shape[-1])
-            one = functools.partial(denoise, table=table, log_prior=prior)
-            return jax.vmap(one)(rows).reshape(tokens.shape)
-
-        def run(network: Encoder, *inputs: Any, **options: Any) -> Any:
-            network.memory = {"token": recall}
-            return call(network, method, *inputs, **options)
-
-        return model.apply(encoder, *inputs, method=run, **options)
-
-    return Functional(model.init, apply)
+    return model._replace(apply=denoised(model, "token", recall))
 
 
 def nearest(vector: jax.Array, table: jax.Array, log_prior: jax.Array) -> jax.Array:

@@ -1,5 +1,6 @@
 """Encoders that first denoise their token vectors by retrieval from the vocabulary."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -128,15 +129,26 @@ def with_memory(model: Functional[Encoder], *, site: Site = "token") -> Function
         count, width = params["tokens"]["embedding"].shape
         return {**params, "memory": {"log_prior": jnp.zeros(count), "log_scale": jnp.zeros(width)}}
 
+    return Functional(init, denoised(model, site, recalls[site]))
+
+
+def denoised(
+    model: Functional[Encoder], site: Site, denoise: Callable[..., Array]
+) -> Callable[..., Any]:
+    """Returns the `apply` of a model with `denoise(memory, network, tokens, types)` at a site.
+
+    `memory` is `params["memory"]`.
+    """
+
     def apply(params: Params, *inputs: Any, method: Method = "__call__", **options: Any) -> Any:
         if "memory" not in params:
             raise ValueError('params must have an entry "memory", see the `init` of with_memory')
         encoder = {name: each for name, each in params.items() if name != "memory"}
 
         def run(network: Encoder, *inputs: Any, **options: Any) -> Any:
-            network.memory = {site: partial(recalls[site], params["memory"])}
+            network.memory = {site: partial(denoise, params["memory"])}
             return call(network, method, *inputs, **options)
 
         return model.apply(encoder, *inputs, method=run, **options)
 
-    return Functional(init, apply)
+    return apply
