@@ -65,7 +65,7 @@ class Checkpoints:
         self._check_config(json.loads(json.dumps(dict(config))))
         # Orbax also logs the tracebacks of the errors it raises.
         logging.getLogger("absl").addFilter(_not_from_orbax)
-        self._open()
+        self._open(clean_up=True)
 
     def __enter__(self) -> Self:
         return self
@@ -168,12 +168,14 @@ class Checkpoints:
         step = self._manager.latest_step()
         return "none" if step is None else f"step {step} in {self._steps / str(step)}"
 
-    def _open(self) -> None:
-        options = ocp.CheckpointManagerOptions(max_to_keep=2, cleanup_tmp_directories=True)
+    def _open(self, *, clean_up: bool) -> None:
+        options = ocp.CheckpointManagerOptions(max_to_keep=2, cleanup_tmp_directories=clean_up)
         self._manager = ocp.CheckpointManager(self._steps, options=options)
 
     def _fail(self, error: Exception) -> None:
-        self._open()  # a manager whose save failed accepts no other
+        # A manager whose save failed accepts no other. Its threads may still write to the temporary
+        # folder, so this one leaves it alone.
+        self._open(clean_up=False)
         raise CheckpointError(
             f"a checkpoint could not be written: {_first_line(error)}\n"
             f"Last complete one: {self.newest()}. Resume once there is disk space."

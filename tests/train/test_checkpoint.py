@@ -172,20 +172,20 @@ try:
     with Checkpoints(sys.argv[1], config={"a": 1}) as checkpoints:
         checkpoints.save(1, tree)
         checkpoints.wait()
-        for limit in (0, 100_000):
+        for step, limit in ((2, 0), (3, 100_000)):
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
             try:
-                checkpoints.save(2, {"x": tree["x"] + 1, "y": tree["y"]})
+                checkpoints.save(step, {"x": tree["x"] + 1, "y": tree["y"]})
                 checkpoints.wait()
             except CheckpointError as error:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
                 print(error)
             restored = checkpoints.restore(tree)
             assert restored.step == 1 and (restored.tree["x"] == tree["x"]).all()
-        checkpoints.save(3, tree)
+        checkpoints.save(4, tree)
         checkpoints.wait()
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
-        checkpoints.save(4, tree)
+        checkpoints.save(5, tree)
         raise RuntimeError("loss is not finite")
 except RuntimeError as error:  # not hidden by the save that failed
     print(error, error.__notes__)
@@ -201,4 +201,4 @@ def test_failed_writes_leave_the_last_complete_checkpoint(tmp_path):
     assert out.count(f"Last complete one: step 1 in {tmp_path / 'checkpoints' / '1'}") == 2
     assert "loss is not finite ['a checkpoint could not be written" in out
     # A failed save may leave a temporary folder, which the next process removes.
-    assert list(filter(str.isdigit, names(tmp_path / "checkpoints"))) == ["1", "3"]
+    assert list(filter(str.isdigit, names(tmp_path / "checkpoints"))) == ["1", "4"]
