@@ -10,11 +10,11 @@ cores for six layers of width 384.
 Expected: the clean score down to 4 to 7 dB above the limit below which no decoder recovers the
 tokens.
 
-The score is the rank correlation of the cosine of two texts' embeddings with their labels: the area
-under the ROC curve for MRPC, Spearman's for STS-B. Noise is added to the token embeddings,
-and every method sees the same noisy embeddings. The prior of a token is its frequency in the task's
-training texts. "Wiener filter" is the best linear estimate from the mean and covariance of the
-vocabulary under that prior, with known noise level.
+The score is how well the cosine of two texts' embeddings ranks the pairs: Spearman's correlation
+with the labels for STS-B, the area under the ROC curve for classes of pairs. Noise is added to the
+token embeddings, and every method sees the same noisy embeddings. The prior of a token is its
+frequency in the task's training texts. "Wiener filter" is the best linear estimate from the mean
+and covariance of the vocabulary under that prior, with known noise level.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from experiments.rundir import open_run
 from experiments.settings import Shared, budget_of, by_budget
 from hopfax import hopfield
 from hopfax.data import (
+    TASKS,
     Example,
     WordPiece,
     encode,
@@ -75,8 +76,12 @@ TITLES = {
     "per-token": "same SNR for each token",
     "stsb": "STS-B",
     "mrpc": "MRPC",
+    "rte": "RTE",
+    "qqp": "QQP",
+    "qnli": "QNLI",
 }
-SCORES = {"stsb": "Spearman × 100", "mrpc": "area under ROC × 100"}
+SIMILAR = {"mrpc": "1", "rte": "entailment", "qqp": "1", "qnli": "entailment"}  # a class of pairs
+SCORES = {"stsb": "Spearman × 100", **dict.fromkeys(SIMILAR, "area under ROC × 100")}
 SHARED_COLUMNS = (
     "task", "model", "corruption", "level", "site", "protocol", "seed", "metric", "score",
     "num_examples", "snr_db", "low", "high",
@@ -103,7 +108,7 @@ BUDGETS = {
 class Config(Shared):
     """Model, texts and noise."""
 
-    task: tuple[Literal["stsb", "mrpc"], ...] = ("stsb",)
+    task: tuple[Literal["stsb", "mrpc", "rte", "qqp", "qnli"], ...] = ("stsb",)
     """Tasks to measure."""
     protocols: tuple[Literal["matched", "per-token"], ...] = ("matched", "per-token")
     """Same signal-to-noise ratio for each text (matched), or for each token (per-token)."""
@@ -301,7 +306,7 @@ def score(task: str, cosines: np.ndarray, labels: np.ndarray) -> float:
     ranks = rankdata(cosines)
     if task == "stsb":
         return 100 * float(np.corrcoef(ranks, rankdata(labels))[0, 1])
-    positive = labels == 1
+    positive = labels == TASKS[task].labels.index(SIMILAR[task])
     count = int(positive.sum())
     above = ranks[positive].sum() - count * (count + 1) / 2
     return 100 * float(above / (count * np.sum(~positive)))
@@ -472,7 +477,8 @@ def page(folder: Path) -> Page:
         notes=[
             "The encoder is sentence-transformers/all-MiniLM-L6-v2 (6 layers, width 384).",
             "Scores: 100 times Spearman's rank correlation between cosine similarity and label "
-            "(STS-B), or 100 times the area under the ROC curve (MRPC).",
+            "(STS-B), or 100 times the area under the ROC curve (other tasks): the probability "
+            "that a paraphrase or an entailment has a higher cosine than another pair.",
             "Memory: each token embedding is replaced by its posterior mean, given the vocabulary "
             "as patterns and a uniform prior or token frequencies. Nearest token: the most "
             "probable token under the uniform prior.",

@@ -13,6 +13,13 @@ def test_pairs_are_a_text_of_each_half():
     np.testing.assert_allclose(similarity.pair_cosines(outputs), [0.6, 0.8])
 
 
+@pytest.mark.parametrize(("task", "similar"), [("mrpc", 1), ("rte", 0)])
+def test_classes_are_scored_by_the_share_of_pairs_in_the_right_order(task, similar):
+    labels = np.where([True, True, False, False], similar, 1 - similar)
+    assert similarity.score(task, np.array([0.9, 0.4, 0.5, 0.1]), labels) == 75  # three of four
+    assert similarity.score(task, np.array([0.9, 0.5, 0.5, 0.1]), labels) == 87.5  # a tie is half
+
+
 def test_stability_is_the_mean_over_texts_of_each_draw():
     cosines = [np.array([1.0, 0.5, 0.5, 0.5]), np.array([0.5, 0.0, 0.0, 0.0])]
     first, second = similarity.stabilities({("memory", "matched", -10.0): cosines})
