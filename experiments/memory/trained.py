@@ -135,7 +135,8 @@ def page(folder: Path) -> Page:
                 ["", *kept],
                 [[titles[each], *(lowest[each] for lowest in kept.values())] for each in learned],
                 "Lowest SNR at which a model's mean score is within "
-                f"{NEAR:g} point of its own clean score (lower is better). None: at no tested SNR.",
+                f"{NEAR:g} point of its own clean score (lower is better; intervals may include "
+                "larger drops). None: at no tested SNR.",
             ),
         )  # fmt: skip
     compared = noisy[~noisy.task.isin(gaussian.learned_by_none(scores, unlearned))]
@@ -185,8 +186,7 @@ def page(folder: Path) -> Page:
             f"Memory: {site} are replaced by their posterior means, given the vocabulary as "
             "patterns and token frequencies as prior.",
             LIMIT,
-            f"Within {NEAR:g} point: the mean over seeds; the interval may include larger drops.",
-            *([SIGNIFICANT] if gains.low.notna().any() else []),
+            *([SIGNIFICANT, *strongest(gains, titles)] if gains.low.notna().any() else []),
             *([NOISE_TRAINING] if any("noise-trained" in model for model in models) else []),
         ],
     )
@@ -258,8 +258,9 @@ def lead_sentence(gains: pd.DataFrame, baselines: Sequence[str]) -> str:
 def leads(scores: pd.DataFrame) -> pd.DataFrame:
     """Returns the best model with memory minus the best without it, at each noise level.
 
-    The best models are chosen at each level, by their means over the same seeds. With more models
-    without memory than with it, this favors models without. Differences are paired by seed.
+    The column `theirs` names the latter. The best models are chosen at each level, by their means
+    over the same seeds. With more models without memory than with it, this favors models without.
+    Differences are paired by seed.
     """
     parts = []
     for _, part in scores.groupby(["task", "protocol", "level"], sort=False):
@@ -270,8 +271,30 @@ def leads(scores: pd.DataFrame) -> pd.DataFrame:
             continue
         ours, theirs = means[with_memory].idxmax(), means[without].idxmax()
         difference = tidy.paired(part[part.model == ours], part[part.model == theirs], on=["seed"])
-        parts.append(difference.assign(model="lead"))
+        parts.append(difference.assign(model="lead", theirs=theirs))
     return tidy.summarize(pd.concat(parts)) if parts else pd.DataFrame(columns=["low", "high"])
+
+
+def strongest(gains: pd.DataFrame, titles: Mapping[Any, str]) -> list[str]:
+    """Returns notes that name the best models without memory, by ranges of SNR.
+
+    Only the first protocol is named, and tasks only where the best model depends on the SNR.
+    """
+    notes = []
+    gains = gains[gains.protocol == gains.protocol.iloc[0]].sort_values("level", kind="stable")
+    for task, rows in gains.groupby("task", sort=False):
+        # A new range starts where the name changes.
+        ranges = rows.groupby(rows.theirs.ne(rows.theirs.shift()).cumsum(), sort=False)
+        parts = [f"{titles[each.theirs.iloc[0]]} ({between(each.snr_db)})" for _, each in ranges]
+        if len(parts) > 1:
+            notes.append(f"Best without memory on {titles[str(task)]}: {report.joined(parts)}.")
+    return notes
+
+
+def between(snr_db: pd.Series) -> str:
+    """Returns the ends of a range of SNRs in descending order, such as "+6.0 to 0.0 dB"."""
+    first, last = snr_db.iloc[0], snr_db.iloc[-1]
+    return decibels(first) if first == last else f"{report.signed(first)} to {decibels(last)}"
 
 
 def gain_table(gained: pd.DataFrame, titles: Mapping[Any, str], protocol: str) -> Table:

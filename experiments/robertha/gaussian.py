@@ -33,9 +33,9 @@ SCORES = (
 )
 PROTOCOLS = {
     "sigma": "Same σ: one standard deviation for all models.",
-    "matched": "Same SNR: σ in units of the root mean square of each text's own signal, so all "
-    "models keep the same signal-to-noise ratio.",
-    "per-token": "Same SNR per token: σ in units of each token's own root mean square.",
+    "matched": "Same SNR: σ is a multiple of the root mean square of each text's own signal, "
+    "the same multiple for all models.",
+    "per-token": "Same SNR per token: of each token's own root mean square.",
 }
 NO_LEAD = "No detectable lead"
 SAME_DB = 1.0  # models whose mean SNR differs by less count as tested at the same SNR

@@ -350,6 +350,11 @@ def test_memory_is_compared_with_the_best_model_without_it(tmp_path):
     frame = tidy.scores(tidy.read(tmp_path))
     gains = trained.leads(frame[frame.level > 0])
     assert gains["mean"].round(3).tolist() == [0.0, 11.041, -11.841]
+    (best,) = (note for note in page.notes if note.startswith("Best"))
+    assert best == (
+        "Best without memory on SST-2: TinyBERT + noise training (+6.0 to −6.0 dB) and Robertha "
+        "(−26.0 dB)."
+    )
 
 
 def test_pages_say_how_far_few_test_rows_can_move_an_accuracy():
