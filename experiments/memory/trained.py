@@ -271,7 +271,7 @@ def leads(scores: pd.DataFrame) -> pd.DataFrame:
             continue
         ours, theirs = means[with_memory].idxmax(), means[without].idxmax()
         difference = tidy.paired(part[part.model == ours], part[part.model == theirs], on=["seed"])
-        parts.append(difference.assign(model="lead", theirs=theirs))
+        parts.append(difference.assign(model="lead", theirs=str(theirs)))
     return tidy.summarize(pd.concat(parts)) if parts else pd.DataFrame(columns=["low", "high"])
 
 
