@@ -298,9 +298,10 @@ def stability_of(flags: argparse.Namespace) -> Path:
     texts = spread([line.strip() for line in lines if line.strip()], flags.rows)
     if len(texts) < 2:
         raise ValueError(f"{flags.texts} must have two or more lines of text, got {len(texts)}")
-    reference, rows = encoder.outputs(texts), []
-    for rho in _progress(RHO):
-        changed = encoder.outputs(texts, "replacement", rho)
+    plan = [("clean", 0.0), *(("replacement", rho) for rho in RHO)]
+    reference, *outputs = [encoder.outputs(texts, *each) for each in _progress(plan)]
+    rows = []
+    for rho, changed in zip(RHO, outputs, strict=True):
         norms = np.linalg.norm(reference, axis=1) * np.linalg.norm(changed, axis=1)
         agreement = np.sum(reference * changed, axis=1) / norms
         mean, half = agreement.mean(), 1.96 * agreement.std(ddof=1) / np.sqrt(len(texts))
