@@ -43,10 +43,7 @@ DEFAULTS = {"laptop": LEVELS, "paper": LEVELS}
 MOST_LEVELS = 10  # longer tables show every second SNR
 MOST_LINES = 6  # of a figure; with more models, those with memory have their own panels
 NOISE_TRAINING = "Noise training: SNR drawn uniformly from −16 to 0 dB for each training text."
-SIGNIFICANT = (
-    "Significant: the 95 % interval over seeds excludes zero, without correction for multiple "
-    "tests; it does not include the sampling error of test rows."
-)
+SIGNIFICANT = "Significant: the 95 % interval over seeds excludes zero."
 MEMORY = "-memory"  # suffix of the names of models with memory
 SITES = {"token": "token embeddings", "embedding": "embeddings after the LayerNorm"}
 
@@ -251,7 +248,8 @@ def lead_sentence(gains: pd.DataFrame, baselines: Sequence[str]) -> str:
         )
     return (
         f"The best model with memory scores significantly higher than {others} at {better} of "
-        f"{over}{f', and lower at {worse}' if worse else ''}."
+        f"{over}{f', and lower at {worse}' if worse else ''}; {tidy.significant(gains)} of these "
+        "remain after Holm's correction."
     )
 
 
