@@ -6,6 +6,7 @@ one noisy query; use `jax.vmap` for more. `candidates` and `forward_backward` de
 queries with a model of their order.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -581,9 +582,8 @@ def _posterior(
         fresh = first + jnp.arange(size) >= number * size
         scores, gains = logits(rows)
         scores += jnp.where(fresh, priors, -jnp.inf)
-        # Index of the first maximum. On a CPU, `jnp.argmax` takes a sixth of `denoise`'s time.
+        best = _first_maximum(scores)
         top = jax.lax.stop_gradient(jnp.max(scores))
-        best = jnp.min(jnp.where(scores == top, jnp.arange(size), size - 1))
         better, most = top > running.most, jnp.maximum(running.most, top)
         shift = jnp.where(jnp.isfinite(most), most, 0)
         weights, decay = jnp.exp(scores - shift), jnp.exp(running.most - shift)
@@ -612,6 +612,16 @@ def _posterior(
     probability = jnp.exp(running.score - jnp.where(possible, running.most, 0)) / total
     probability = jnp.where(possible, probability, 0)
     return Denoised(running.value / total, running.index, probability), running.gain / total
+
+
+def _first_maximum(scores: Array) -> Array:
+    """Index of the first maximum, in two steps: `jnp.argmax` is slow on CPUs.
+
+    Equality with the maximum would not do: XLA may compute the scores twice, rounded differently.
+    """
+    parts = jax.lax.stop_gradient(scores).reshape(math.gcd(len(scores), 32), -1)
+    part = jnp.argmax(jnp.max(parts, axis=1))
+    return part * parts.shape[1] + jnp.argmax(parts[part])
 
 
 def _product(vector: Array, matrix: Array) -> Array:

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from functools import partial
 
 import jax
@@ -379,3 +381,28 @@ def test_the_bound_of_near_duplicates_is_not_above_the_exact_rate(width, separat
     bound = hopfield.recovery_bound(rows, sigma=distance / 6)
     assert (np.asarray(bound)[:2] <= norm.cdf(3) + 1e-6).all()
     assert (np.asarray(bound)[2:] > 0.99).all()
+
+
+# XLA may compute logits twice. With these settings it rounds the two differently.
+UNOPTIMIZED = """
+import os
+import jax
+jax.config.update("jax_disable_most_optimizations", True)
+if jax.__version__.startswith("0.10."):  # later versions end the process at this flag
+    os.environ["XLA_FLAGS"] = "--xla_cpu_use_fusion_emitters=false"
+import jax.numpy as jnp
+from hopfax import hopfield
+
+patterns = jax.random.normal(jax.random.key(0), (3000, 32))
+noisy = patterns[:64] + 0.1 * jax.random.normal(jax.random.key(1), (64, 32))
+prior = jax.nn.log_softmax(jax.random.normal(jax.random.key(2), (3000,)))
+for sigma in (None, 0.1):
+    denoise = lambda x: hopfield.denoise(x, patterns, sigma=sigma, log_prior=prior)
+    found = jax.jit(jax.vmap(denoise))(noisy)
+    assert (found.index == jnp.arange(64)).all(), found.index
+    assert (abs(found.probability - 1) < 1e-3).all(), found.probability
+"""
+
+
+def test_the_likeliest_pattern_does_not_depend_on_how_logits_are_rounded():
+    subprocess.run([sys.executable, "-c", UNOPTIMIZED], check=True, timeout=120)
