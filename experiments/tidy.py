@@ -200,8 +200,8 @@ def verdict(low: float, high: float, effect: float) -> Verdict:
     return "no difference" if high < half else "too weak to tell"
 
 
-def significant(table: pd.DataFrame) -> int:
-    """The number of means that differ from zero after Holm's correction for all rows.
+def rejected(table: pd.DataFrame) -> pd.Series:
+    """Whether each mean differs from zero after Holm's correction for all rows.
 
     Args:
         table: From `summarize`, of differences; rows without an interval do not count.
@@ -210,9 +210,14 @@ def significant(table: pd.DataFrame) -> int:
     degrees = rows.num_seeds - 1
     half = (rows.high - rows.low) / 2
     t = rows["mean"].abs() / half * stdtrit(degrees, (1 + CONFIDENCE) / 2)
-    p = np.sort(2 * stdtr(degrees, -t))
-    rejected = p * np.arange(len(p), 0, -1) < 1 - CONFIDENCE
-    return int(np.logical_and.accumulate(rejected).sum())
+    p = pd.Series(2 * stdtr(degrees, -t), index=rows.index).sort_values()
+    below = p * np.arange(len(p), 0, -1) < 1 - CONFIDENCE
+    return below.cummin().reindex(table.index, fill_value=False)
+
+
+def significant(table: pd.DataFrame) -> int:
+    """The number of means that are `rejected`."""
+    return int(rejected(table).sum())
 
 
 def clear(differences: pd.DataFrame) -> int:

@@ -160,10 +160,10 @@ def finding(mean: pd.DataFrame, curve: pd.DataFrame) -> tuple[str, str]:
         curve: The differences by level.
     """
     words = gaussian.finding(mean)
-    clear = curve[(curve.low > 0) | (curve.high < 0)]
+    clear = curve[tidy.rejected(curve)]
     opposite = clear["mean"].min() < 0 < clear["mean"].max()
     # Their mean can hide differences.
-    if not tidy.significant(curve) or not (opposite or words == gaussian.NO_LEAD):
+    if clear.empty or not (opposite or words == gaussian.NO_LEAD):
         return words, report.plain_interval(mean.iloc[0])
     ends = clear.loc[[*{clear["mean"].idxmin(), clear["mean"].idxmax()}]].sort_values("level")
     parts = (f"{report.plain_interval(end)} at {end.noise}" for _, end in ends.iterrows())

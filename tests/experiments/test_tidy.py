@@ -98,6 +98,9 @@ def test_holms_correction_counts_significant_differences():
     assert tidy.significant(table) == 0
     assert tidy.significant(table.iloc[:2]) == 2
     assert tidy.significant(table.assign(low=np.nan)) == 0
+    table.loc[2, "low"] = np.nan  # not tested
+    table = table.iloc[[2, 0, 1]]
+    assert tidy.rejected(table).tolist() == [False, True, True]
 
 
 def test_rows_without_noise_are_one_condition(tmp_path):
