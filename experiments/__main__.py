@@ -78,7 +78,7 @@ def main(arguments: Sequence[str], experiments: Mapping[str, str] = EXPERIMENTS)
             return launch(name, modules[name], arguments[1:])
     except KeyboardInterrupt:
         line = shlex.join(["python", "-m", "experiments", *arguments])
-        print(f"\nstopped; finished work is kept. To resume, run:\n  {line}", file=sys.stderr)
+        print(f"\nstopped; trained models are kept. To go on, run:\n  {line}", file=sys.stderr)
         return INTERRUPTED
     except ModuleNotFoundError as error:
         if (error.name or "hopfax").partition(".")[0] in ("experiments", "hopfax"):

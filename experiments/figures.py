@@ -341,7 +341,7 @@ def _lines(
         style = look(name, hues)
         if numeric:
             places = line[x].to_numpy(float)
-            style = style._replace(marker="")
+            style = style._replace(marker="") if len(ticks) > 1 else style
         else:
             # Marks of several series at one place would hide each other.
             apart = 0.16 * ((number + 0.5) / len(hues) - 0.5)

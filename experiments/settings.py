@@ -261,9 +261,9 @@ RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     (
         "> 0 and finite",
         lambda value: 0 < value < inf,
-        "learning_rate learning_rates beta adversarial_radius radii",
+        "learning_rate learning_rates beta adversarial_radius radii levels",
     ),
-    (">= 0 and finite", lambda value: 0 <= value < inf, "levels tol esr_weight"),
+    (">= 0 and finite", lambda value: 0 <= value < inf, "tol esr_weight"),
     (">= 6, more than the special tokens", lambda value: value >= 6, "vocab_size"),
     ("finite", isfinite, "snr_db"),
     ("a share of the words in [0, 1]", lambda value: 0 <= value <= 1, "rates"),

@@ -44,6 +44,10 @@ MOST_LEVELS = 10  # longer tables show every second SNR
 MOST_LINES = 6  # of a figure; with more models, those with memory have their own panels
 NOISE_TRAINING = "Noise training: SNR drawn uniformly from −16 to 0 dB for each training text."
 SIGNIFICANT = "Significant: the 95 % interval over seeds excludes zero."
+REPLACED = (
+    "Memory: {site} are replaced by their posterior means, given the vocabulary as patterns and "
+    "token frequencies as prior."
+)
 MEMORY = "-memory"  # suffix of the names of models with memory
 SITES = {"token": "token embeddings", "embedding": "embeddings after the LayerNorm"}
 
@@ -148,6 +152,8 @@ def page(folder: Path) -> Page:
     if len(gained):
         tables.append(gain_table(gained, titles, lines.protocol.iloc[0]))
     tasks = report.joined(titles[task] for task in scores.task.unique())
+    if not answers and len(compared):
+        answers.append("The run has no model with memory and without it, so none are compared.")
     if compared.empty:
         answers.append(
             f"**{tasks}: not learned.** No model is well above the majority baseline, so these "
@@ -180,8 +186,7 @@ def page(folder: Path) -> Page:
         notes=[
             *gaussian.unlearned_note(scores, unlearned, titles),
             *measured.notes,
-            f"Memory: {site} are replaced by their posterior means, given the vocabulary as "
-            "patterns and token frequencies as prior.",
+            *([REPLACED.format(site=site)] if any(MEMORY in each for each in models) else []),
             LIMIT,
             *([SIGNIFICANT, *strongest(gains, titles)] if gains.low.notna().any() else []),
             *([NOISE_TRAINING] if any("noise-trained" in model for model in models) else []),

@@ -116,6 +116,11 @@ def run(config: Config) -> Path:
     if not 3 <= budget.num_inner <= budget.num_texts:
         raise ValueError(f"--num-inner must be in [3, num_texts], got {budget.num_inner}")
     model = load(config.pretrained)
+    if budget.num_tokens > model.max_length:
+        raise ValueError(
+            f"--num-tokens must be at most the model's {model.max_length} positions, got "
+            f"{budget.num_tokens}"
+        )
     kinds = texts(config, budget)
     plan = {**budget._asdict(), "weights": weights_digest(config.pretrained)}
     folder = open_run("influence", config, plan=plan)
@@ -371,8 +376,10 @@ def by_layer(frame: pd.DataFrame) -> pd.DataFrame:
 def verdict(trained: Any, random: Any) -> str:
     """Returns what the ratios of both ends to the middle say, with trained and random weights."""
     if (trained.low > 1).all():
-        same = (random.low > 1).all() and (random["mean"] > SLIGHT).all()
-        return f"a U-shape, which random weights {'have too' if same else 'do not have'}"
+        if (random.low > 1).all() and (random["mean"] > SLIGHT).all():
+            return "a U-shape, which random weights have too"
+        known = (random.high < WEAK).any()  # an end that is not raised
+        return f"a U-shape{', which random weights do not have' if known else ''}"
     return "at most a weak U-shape" if (trained.high < WEAK).all() else "too weak to tell"
 
 

@@ -141,6 +141,11 @@ def run(config: Config) -> Path:
         raise ValueError(f"--num-bits must be in [5, 20], got {budget.num_bits}")
     model = load_encoder(config.pretrained)
     sentences, passages = short_texts(config, budget), long_texts(config, budget)
+    if (longest := passages.ids.shape[1]) > model.max_length:
+        raise ValueError(
+            f"--num-tokens must leave room for {longest - budget.num_tokens} special tokens in the "
+            f"model's {model.max_length} positions, got {budget.num_tokens}"
+        )
     if config.run:
         (classifier, *_) = predict.load(
             predict.Config(run=config.run, model=config.model, texts=())

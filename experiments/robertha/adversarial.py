@@ -102,7 +102,9 @@ def page(folder: Path) -> Page:
         f"**On {names}, {above} of {len(sets)} accuracies are significantly above the majority "
         f"baseline, and {below} are significantly below it**"
     )
-    if below == len(sets):
+    if sets.low.isna().all():
+        answer = f"**On {names}: too few seeds for intervals, so no verdict**"
+    elif below == len(sets):
         answer = f"**On {names}, all accuracies are significantly below the majority baseline**"
     picture = report.forest(
         f"{names}: accuracy minus the majority baseline, with 95 % intervals over seeds",
@@ -124,8 +126,8 @@ def page(folder: Path) -> Page:
     return report.Page(
         title=f"Adversarial sets: {names}",
         answer=(
-            f"{answer} ({num_models} models, 95 % intervals over seeds). Differences between "
-            "models that are not above it say little about robustness."
+            f"{answer} (models: {num_models}; 95 % intervals over seeds). Differences between "
+            "models that are not above the majority baseline say little about robustness."
         ),
         pictures={"adversarial": picture},
         tables=[

@@ -223,8 +223,8 @@ def noise_label(protocol: str, level: float) -> str:
         return "clean"
     if protocol == "sigma":
         return f"σ {level:g}"
-    decibels = round(-20 * np.log10(level)) + 0
-    return f"{decibels:+d} dB".replace("-", "−") if decibels else "0 dB"
+    decibels = round(-20 * np.log10(level), 1)
+    return f"{decibels:+g} dB".replace("-", "−") if decibels else "0 dB"
 
 
 def paper_scores(table: pd.DataFrame) -> pd.Series:

@@ -108,16 +108,19 @@ def page(folder: Path) -> Page:
     means = means.assign(rate=[written(rate) for rate in means.learning_rate])
     names = report.joined(titles[task] for task in means.task.unique())
     best = means.loc[means.groupby(["task", "model"], sort=False)["mean"].idxmax()]
-    chosen = set(best.index)
+    chosen, several = set(best.index), means.task.nunique() > 1
+    lines = best.task.map(titles) + ", " if several else ""
+    best = best.assign(line=lines + best.model.map(titles))
     parts = [
-        f"{rate} for {report.joined(titles[row.model] for _, row in rows.iterrows())}"
-        for rate, rows in best.groupby("rate", sort=False)
+        f"{rate} for {report.joined(rows.line)}" for rate, rows in best.groupby("rate", sort=False)
     ]
     rates = list(means.rate.unique())
-    at_edge = [titles[row.model] for _, row in best.iterrows() if row.rate in (rates[0], rates[-1])]
-    notes = [f"Best at the end of the range of rates: {report.joined(at_edge)}."] if at_edge else []
-    weak = [titles[row.model] for _, row in best.iterrows() if row["mean"] - row.constant < LEARNED]
-    if weak:
+    at_edge = best.line[best.rate.isin([rates[0], rates[-1]])] if len(rates) > 1 else []
+    notes = [f"Best at the end of the range of rates: {report.joined(at_edge)}."] * bool(
+        len(at_edge)
+    )
+    weak = best.line[best["mean"] - best.constant < LEARNED]
+    if len(weak):
         notes.append(
             f"Less than {LEARNED:g} points above the majority baseline at all rates, so that the "
             f"choice means little: {report.joined(weak)}."

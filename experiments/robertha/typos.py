@@ -144,6 +144,9 @@ def page(folder: Path) -> Page:
         notes=[
             *notes[:2],
             *gaussian.few_rows_note(measured),
+            *gaussian.unlearned_note(
+                scores, gaussian.not_learned(scores, gaussian.constants(measured)), titles
+            ),
             "Table 12 of the paper reports averages over GLUE and SuperGLUE, not single tasks.",
         ],
         explorer=report.Explorer(lines, hue="model", menus=menus, **shown),

@@ -155,8 +155,9 @@ def test_names_of_settings_are_read_back(parameter, value):
 
 
 def test_noise_has_a_short_label():
-    labels = [gaussian.noise_label("matched", level) for level in (0.0, 0.5, 1.0, 5.0)]
-    assert labels == ["clean", "+6 dB", "0 dB", "−14 dB"]
+    levels = 0.0, 0.5, 1.0, 1.02, 5.0
+    labels = [gaussian.noise_label("matched", level) for level in levels]
+    assert labels == ["clean", "+6 dB", "0 dB", "−0.2 dB", "−14 dB"]
     assert gaussian.noise_label("sigma", 0.5) == "σ 0.5"
 
 

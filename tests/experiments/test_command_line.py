@@ -81,7 +81,11 @@ def test_a_command_line_has_a_status_and_mistakes_have_a_hint(stubs, capsys, wor
     [
         ("user", 1, "error: beta is -1, wanted above 0: pass --beta 15\n"),
         ("full", 1, "error: [Errno 28] No space left on device\n"),
-        ("stop", 130, "\nstopped; finished work is kept. To resume, run:\n  python -m experiments"),
+        (
+            "stop",
+            130,
+            "\nstopped; trained models are kept. To go on, run:\n  python -m experiments",
+        ),
     ],
 )
 def test_an_expected_error_is_one_line_and_a_status(stubs, capsys, task, status, message):

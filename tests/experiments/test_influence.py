@@ -158,6 +158,17 @@ def results(folder, ends, noise=0.01) -> report.Page:
     return influence.page(folder)
 
 
+def test_random_weights_are_named_only_if_their_shape_is_known():
+    ends = {"mean": [1.5, 1.5], "low": [1.3, 1.3], "high": [1.7, 1.7]}
+    trained = pd.DataFrame(ends)
+    for low, high, words in (
+        (1.2, 1.9, "a U-shape, which random weights have too"),
+        (0.9, 1.1, "a U-shape, which random weights do not have"),
+        (0.1, 2.9, "a U-shape"),
+    ):
+        assert influence.verdict(trained, trained.assign(low=low, high=high)) == words
+
+
 @pytest.mark.parametrize(
     "ends, noise, verdict",
     [

@@ -97,6 +97,13 @@ def test_the_commands_of_pages_can_be_run(published):
         assert getattr(data, "data_dir", None) in (None, "DIR")
 
 
+@pytest.mark.parametrize(("levels", "marker"), [((0.0,), "s"), ((0.0, -6.0), "")])
+def test_a_single_point_is_marked(levels, marker):
+    lines = pd.DataFrame({"snr_db": levels, "model": "tinybert", "mean": 90.0})
+    axes = figures.facets(lines.assign(low=89.0, high=91.0), x="snr_db").axes[0]
+    assert axes.lines[0].get_marker() == marker
+
+
 @pytest.mark.parametrize("limit", [-8.0, -15.2])
 def test_a_limit_is_shaded_from_where_it_is_also_beyond_the_data(limit):
     lines = pd.DataFrame({"snr_db": [0.0, -14.0], "model": "tinybert", "mean": [90.0, 80.0]})

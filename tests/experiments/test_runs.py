@@ -364,6 +364,10 @@ def test_files_with_named_columns_are_a_task(tmp_path, monkeypatch):
     assert (folder / "report.html").exists() and before == TASKS
     with pytest.raises(ValueError, match=r"--train \(films\) can be tested under Gaussian noise"):
         runs.check([films._replace(conditions=[conditions.Typos()])], {name: data})
+    loud = films._replace(model="pretrained-loud", variant=replace(films.variant, loud=True))
+    three = data._replace(spec=replace(data.spec, labels=("3", "4", "5")))
+    with pytest.raises(ValueError, match="pretrained-loud requires a task with two classes, got"):
+        runs.check([loud], {name: three})
 
 
 def test_a_run_predicts_labels_of_texts(trained, capsys, monkeypatch):

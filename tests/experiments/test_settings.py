@@ -52,7 +52,7 @@ def test_the_budget_fills_what_is_left_out():
         ),
         ({"data": Data(train="t.csv", dev="d.csv")}, "missing: --text, --label"),
         ({"data": Data(train="SST-2.tsv", **OWN)}, "named like a built-in task .*: SST-2"),
-        ({"noise": Noise(levels=(-1.0,))}, "--levels must be >= 0 and finite, got -1.0"),
+        ({"noise": Noise(levels=(-1.0,))}, "--levels must be > 0 and finite, got -1.0"),
     ],
 )
 def test_wrong_values_are_refused_by_flag(flags, message):

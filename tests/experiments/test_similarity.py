@@ -41,6 +41,12 @@ def test_the_page_shows_the_step(tmp_path):
     frame.reindex(columns=list(similarity.COLUMNS)).to_csv(tmp_path / "results.csv")
     page = similarity.page(tmp_path)
     assert "down to −10.0 dB" in page.answer
+    worse = frame.assign(score=frame.score.where((frame.level == 0) | (frame.metric != "score"), 0))
+    worse.reindex(columns=list(similarity.COLUMNS)).to_csv(tmp_path / "results.csv")
+    assert (
+        "within 1 point of the clean score (100.0) at no tested SNR"
+        in similarity.page(tmp_path).answer
+    )
     assert "is 1.00 there, and 0.25 without retrieval" in page.answer
     (axes,) = page.pictures["stability"].figure.axes
     line = axes.lines[0].get_xdata()
