@@ -186,6 +186,7 @@ def page(folder: Path) -> Page:
         notes=[
             *gaussian.unlearned_note(scores, unlearned, titles),
             *measured.notes,
+            *gaussian.few_rows_note(measured),
             *([REPLACED.format(site=site)] if any(MEMORY in each for each in models) else []),
             LIMIT,
             *([SIGNIFICANT, *strongest(gains, titles)] if gains.low.notna().any() else []),

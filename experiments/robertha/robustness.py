@@ -166,6 +166,7 @@ def page(folder: Path) -> Page:
     notes = [
         *gaussian.unlearned_note(scores, unlearned, titles),
         *measured.notes,
+        *gaussian.few_rows_note(measured),
     ]
     learned_none = {
         model for model in models if all((name, model) in unlearned.index for name in tasks)
