@@ -205,8 +205,6 @@ class Gaussian:
         # Seeds draw independently, models share a seed's draws: intervals over seeds are honest,
         # differences between models stay paired.
         noise = self.noise._replace(seeds=cell.spec.seeds) if self.level else None
-        if self.site == "embedding" and cell.denoiser in ("nearest", "linear"):
-            raise ValueError(f"the denoiser {cell.denoiser} requires --sites token, got embedding")
         # Memory is where the noise is.
         predictor = cell.predictor if self.site != "embedding" else cell.at_embedding
         predictor = predictor or cell.predictor

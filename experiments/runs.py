@@ -125,6 +125,9 @@ def check(jobs: Sequence[Job], data: Mapping[str, TaskData]) -> None:
         noise = all(isinstance(each, Gaussian) for each in job.conditions)
         if spec.suite == "own" and not noise:
             raise ValueError(f"--train ({job.task}) can be tested under Gaussian noise only")
+        inner = any(getattr(each, "site", "") == "embedding" for each in job.conditions)
+        if inner and job.variant.denoiser in ("nearest", "linear"):
+            raise ValueError(f"{job.model} requires --sites token, got embedding")
         if job.variant.loud and spec.num_outputs != 2:
             raise ValueError(f"{job.model} requires a task with two classes, got {job.task}")
         build(job.variant, spec, vocab_size=8, width=16, ff_width=16, max_length=8)

@@ -506,8 +506,8 @@ def page() -> report.Page:
             "of the variance is linear in the noise. U-shape: both ends of a text have more "
             "influence than its middle half.",
             "Not learned: without noise, a model is under 5 points above the majority baseline (on "
-            "n rows, under 100/√n if that is more). Not above the majority baseline: this holds "
-            "for both models under this corruption.",
+            "n rows, under 100/√n if that is more). Not above the majority baseline: neither "
+            "model is, under this corruption.",
             "Verdicts are for one comparison at a time. After Holm's correction for all "
             f"{len(table)} comparisons with the Robertha paper, {tidy.significant(table)} of our "
             "differences are significant.",

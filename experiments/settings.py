@@ -266,7 +266,7 @@ RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     (">= 0 and finite", lambda value: 0 <= value < inf, "tol esr_weight"),
     (">= 6, more than the special tokens", lambda value: value >= 6, "vocab_size"),
     ("finite", isfinite, "snr_db"),
-    ("a share of the words in [0, 1]", lambda value: 0 <= value <= 1, "rates"),
+    ("a share of the words in (0, 1]", lambda value: 0 < value <= 1, "rates"),
     ("an entropy in [0, 1]", lambda value: 0 <= value <= 1, "esr_target"),
     ("in [0, 1)", lambda value: 0 <= value < 1, "dropout"),
     # Minimum: a pair of one-token texts with three special tokens.

@@ -106,7 +106,7 @@ class Config(Shared):
 
 def run(config: Config) -> Path:
     """Measures everything and writes the page; see `similarity.start` and `attacked` for errors."""
-    budget, model, tokens, folder = similarity.start("memory-certificates", config, BUDGETS)
+    budget, model, tokens, open_folder = similarity.start("memory-certificates", config, BUDGETS)
     table = np.asarray(model.table, np.float32)
     radius = np.asarray(certified_radius(jnp.asarray(table)))
     reported = {task: reported_rows(task, data_dir=config.data_dir) for task in TASKS}
@@ -129,6 +129,7 @@ def run(config: Config) -> Path:
     reader = reader_of(model, table, log_prior, radius)
     first, second = ([side[n] for n in picks] for side in texts)
     batch = batch_of(reader, first, second, labels, unit)
+    folder = open_folder()
     with Progress(len(budget.radii) + len(budget.snr_db)) as progress:
         for done, each in enumerate(budget.radii, 1):
             rows += attacked(reader, batch, each, budget.num_steps)
@@ -503,7 +504,7 @@ def page(folder: Path) -> Page:
     scores = {each: at("level", metric="score", model=each) for each in ("clean", *SYSTEMS)}
     read = {each: at("snr_db", metric=each) for each in ("unchanged", "predicted", "bound")}
     agreed = {each: at("snr_db", metric="agreement", model=each) for each in SYSTEMS}
-    radii, levels = list(scores["clean"]), sorted(read["bound"], reverse=True)
+    radii, levels = sorted(scores["clean"]), sorted(read["bound"], reverse=True)
     # Measured at steps of 0.02, rounded up here.
     certified: dict[str, dict[float, float]] = {}
     for task in TASKS:
@@ -531,9 +532,12 @@ def page(folder: Path) -> Page:
             "development set.** "
             f"On {num_pairs:.0f} pairs, the strongest of our attacks at this radius lowers the "
             f"score from {clean} to {plain} without denoising; with the nearest token, the score "
-            f"{effect}. At a radius of {radii[-1]:g}, the score with the nearest token falls to "
-            f"{beyond}."
+            f"{effect}."
         )
+        if scores["nearest"][radii[-1]] < scores["nearest"][whole[-1]]:
+            sentences.append(
+                f"At a radius of {radii[-1]:g}, the score with the nearest token falls to {beyond}."
+            )
     sentences.append(
         "Only the uniform prior is certified; a frequency prior moves the decision boundaries."
     )
@@ -617,12 +621,14 @@ def page(folder: Path) -> Page:
             f"{num_pairs:.0f} pairs of STS-B with at most {MAX_TOKENS} tokens a text; clean score "
             f"{report.number(scores['clean'][radii[0]])}. Score: {SCORES['stsb']}. Intervals: "
             "bootstrap over the pairs.",
+            "Only the first text of a pair is perturbed. Attacks lower the cosine of pairs whose "
+            "label is above the median, and raise that of the others.",
             f"Attacks: gradient descent of {num_steps} steps through each system and through "
             "surrogates at temperatures of "
             f"{', '.join(f'{each:g}' for each in TEMPERATURES)} RMS norms, and substitution of "
             "tokens. Beyond the certificate, stronger attacks may exist.",
             "Predicted: product over the tokens of `memory-recovery`'s prediction. The union bound "
-            "adds the errors of `hopfield.recovery_bound` over a text's tokens.",
+            "adds the errors over a text's tokens, as `hopfield.recovery_bound` describes.",
             "As the certificate implies, no gradient attack inside the certified radius changed a "
             f"token ({tokens:,.0f} tokens and {texts:,.0f} texts, summed over the radii); "
             "substitution cannot move a token that little.",

@@ -114,7 +114,7 @@ class Config(Shared):
 
 def run(config: Config) -> Path:
     """Measures everything and writes the page; see `similarity.start` for errors."""
-    budget, model, vocabulary, folder = similarity.start("memory-recovery", config, BUDGETS)
+    budget, model, vocabulary, open_folder = similarity.start("memory-recovery", config, BUDGETS)
     table = np.asarray(model.table, np.float32)
     log_prior = similarity.training_prior(config.task, config.data_dir, vocabulary, len(table))
     rows = spread(reported_rows(config.task, data_dir=config.data_dir), budget.num_pairs)
@@ -122,7 +122,7 @@ def run(config: Config) -> Path:
     ids, row = np.concatenate(texts), np.repeat(np.arange(len(texts)), [*map(len, texts)])
     special = np.isin(ids, [n for n, each in enumerate(vocabulary.tokens) if each in SPECIAL])
     tokens = Texts(ids[~special], row[~special], vocabulary.tokens, table, log_prior)
-    decode, measured = decoder(table, log_prior), []
+    folder, decode, measured = open_folder(), decoder(table, log_prior), []
     with Progress(len(budget.snr_db)) as progress:
         for place, db in enumerate(budget.snr_db, 1):
             measured += measure(tokens, decode, db, budget)
@@ -333,23 +333,24 @@ def page(folder: Path) -> Page:
         for name, title in PROPERTIES.items()
     }
     nearest, memory, sentences = rates["nearest", "measured"], rates["memory", "measured"], []
-    if half := [db for db in levels if memory[db] > 50]:
-        low, lost = half[-1], [db for db in levels if nearest[db] < NEARLY_ALL]
-        sentences += [
-            f"**At {decibels(low)}, memory with a frequency prior still recovers "
-            f"{memory[low]:.0f} % of the tokens**; the nearest-token decoder recovers "
-            f"{nearest[low]:.0f} %.",
+    half = [db for db in levels if memory[db] > 50]
+    low, lost = (half or levels)[-1], [db for db in levels if nearest[db] < NEARLY_ALL]
+    sentences.append(
+        f"**At {decibels(low)}, memory with a frequency prior recovers {memory[low]:.0f} % of the "
+        f"tokens**; the nearest-token decoder recovers {nearest[low]:.0f} %."
+    )
+    if lost and low < lost[0]:
+        sentences.append(
             "arXiv 2411.13784 reports that words recovered wrongly are unrelated to the original "
             "ones. Of the nearest-token decoder's errors, "
             f"{kinds['unrelated'].get(low, 0):.0f} % are unrelated at "
             f"{decibels(low)}, and {kinds['unrelated'].get(lost[0], 0):.0f} % at "
-            f"{decibels(lost[0])}, where only {100 - nearest[lost[0]]:.1f} % of the tokens are "
-            "wrong.",
-        ]
+            f"{decibels(lost[0])}, where {100 - nearest[lost[0]]:.1f} % of the tokens are wrong."
+        )
     if len(by_frequency):
         sentences.append(
-            f"The nearest-token decoder loses frequent tokens first: at {decibels(EXPLAINED)}, it "
-            f"recovers {by_frequency.iloc[0]:.0f} % of the rarest tokens and "
+            f"At {decibels(EXPLAINED)}, the nearest-token decoder recovers "
+            f"{by_frequency.iloc[0]:.0f} % of the rarest tokens and "
             f"{by_frequency.iloc[-1]:.0f} % of the most frequent ones. With a frequency prior, "
             f"the shares are {with_prior.iloc[0]:.0f} % and {with_prior.iloc[-1]:.0f} %."
         )
@@ -399,7 +400,9 @@ def page(folder: Path) -> Page:
             f"{frame[frame.metric == 'recovered'].num_examples.iloc[0]:,.0f} tokens; intervals: "
             "bootstrap over the rows of the task. SNR: mean square of the embeddings' coordinates, "
             "divided by σ².",
-            "Measured decoders do not know σ; predictions are for decoders that do. Predictions "
+            "Predictions for all tokens are means over a random sample (`--num-tokens`), a few "
+            "points from the mean over every token. Measured decoders do not know σ; predictions "
+            "are for decoders that do. Predictions "
             "average over the noise in the direction of the token's vector and treat confusions "
             "with other tokens as independent, which underestimates recovery at low SNR.",
             "Kinds of errors are assigned by string rules. Inflection: same stem or irregular "

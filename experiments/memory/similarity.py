@@ -82,6 +82,11 @@ TITLES = {
 }
 SIMILAR = {"mrpc": "1", "rte": "entailment", "qqp": "1", "qnli": "entailment"}  # a class of pairs
 SCORES = {"stsb": "Spearman × 100", **dict.fromkeys(SIMILAR, "area under ROC × 100")}
+SCORED = (
+    "Scores: 100 times Spearman's rank correlation between cosine similarity and label (STS-B), or "
+    "100 times the area under the ROC curve (other tasks): the probability that a paraphrase or an "
+    "entailment has a higher cosine than another pair."
+)
 SHARED_COLUMNS = (
     "task", "model", "corruption", "level", "site", "protocol", "seed", "metric", "score",
     "num_examples", "snr_db", "low", "high",
@@ -122,7 +127,7 @@ class Config(Shared):
 
 def run(config: Config) -> Path:
     """Measures everything and writes the page; see `start` for errors."""
-    budget, model, tokens, folder = start("memory", config, BUDGETS)
+    budget, model, tokens, open_folder = start("memory", config, BUDGETS)
     table = np.asarray(model.table, np.float32)
     draws = range(budget.num_draws)
     cases: list[Any] = list(itertools.product(config.protocols, budget.snr_db, draws))
@@ -132,7 +137,7 @@ def run(config: Config) -> Path:
          training_prior(name, config.data_dir, tokens, len(table)))
         for name in config.task
     ]  # fmt: skip
-    frames = []
+    folder, frames = open_folder(), []
     with Progress(len(inputs) * len(cases)) as progress:
         for number, (name, rows, log_prior) in enumerate(inputs):
             ids = encoded([row.texts[0][side] for side in (0, 1) for row in rows], tokens)
@@ -165,8 +170,11 @@ def run(config: Config) -> Path:
 
 def start(
     experiment: str, config: Any, budgets: Mapping[str, Any]
-) -> tuple[Any, Pretrained, WordPiece, Path]:
-    """Returns the budget with the flags that were set, the encoder, its tokenizer and the folder.
+) -> tuple[Any, Pretrained, WordPiece, Callable[[], Path]]:
+    """Returns the budget with the flags that were set, the encoder and its tokenizer.
+
+    The last result opens the run's folder; call it after reading the data, whose errors then leave
+    no folder behind.
 
     Raises:
         ValueError: A flag is out of range, or the model is causal.
@@ -177,7 +185,7 @@ def start(
         raise ValueError("--pretrained and --data-dir are required, the folders of model and data")
     model, tokens = load_encoder(config.pretrained), read_tokenizer(config.pretrained)
     plan = {"weights": weights_digest(config.pretrained)}
-    return budget, model, tokens, open_run(experiment, config, plan=plan)
+    return budget, model, tokens, partial(open_run, experiment, config, plan=plan)
 
 
 def encoded(texts: Sequence[str], tokens: WordPiece) -> list[np.ndarray]:
@@ -439,9 +447,8 @@ def page(folder: Path) -> Page:
             if len(cosine) and len(answers) == 1 and len(levels) > 1:
                 answers.append(
                     f"The output's cosine with the output without noise is {cosine.memory:.2f} "
-                    f"there, and {cosine.none:.2f} without retrieval. With retrieval, the output "
-                    "is close to a step function of the noise (second picture); without, it "
-                    "changes steadily."
+                    f"there, and {cosine.none:.2f} without retrieval: with retrieval, it falls "
+                    "late and steeply (second picture)."
                 )
         else:
             answers.append(
@@ -486,9 +493,7 @@ def page(folder: Path) -> Page:
             ),
         ],
         notes=[
-            "Scores: 100 times Spearman's rank correlation between cosine similarity and label "
-            "(STS-B), or 100 times the area under the ROC curve (other tasks): the probability "
-            "that a paraphrase or an entailment has a higher cosine than another pair.",
+            SCORED,
             "Memory: each token embedding is replaced by its posterior mean, given the vocabulary "
             "as patterns and a uniform prior or token frequencies. Nearest token: the most "
             "probable token under the uniform prior.",
@@ -508,8 +513,8 @@ def stability_picture(stable: pd.DataFrame) -> report.Picture:
     """Returns the picture of the stability of the outputs against the correlation ρ."""
     shown = stable[stable.model.isin(["none", "linear", "nearest", "memory"])]
     return report.facets(
-        "Stability: cosine of a text's outputs with and without noise × 100, against the "
-        "correlation ρ of the embeddings",
+        "Stability: 100 × cosine of a text's outputs with and without noise, against the "
+        "correlation ρ of the embeddings (high ρ: little noise)",
         shown.drop(columns=["limit", "clean"]),
         x="rho",
         col="protocol",

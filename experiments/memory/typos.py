@@ -275,7 +275,7 @@ def page(folder: Path) -> Page:
             "through the correction; an adaptive TextBugger queries losses.",
             f"Settings chosen on random typos in training texts of {titles[plan['tuned_on']]}"
             f"{omitted}; see settings.csv: {settings}.",
-            "Words: those of the task's training texts, with their frequencies. TextBugger may "
+            "Words: those of the task's training file, with their frequencies. TextBugger may "
             "insert a space; both methods then see two words.",
         ],
     )
@@ -335,7 +335,7 @@ def finding(
     methods = [name for name in own.model.unique() if "adaptive" not in name]
 
     def named(kinds: Sequence[str]) -> str:
-        return report.joined(titles[kind] for kind in kinds) if kinds else "no corruption"
+        return report.joined(titles[kind] for kind in kinds) if kinds else "none"
 
     def clear(name: str) -> str:
         return named([*own[(own.model == name) & (own.low > 0)].corruption])
@@ -345,13 +345,18 @@ def finding(
         means = own[own.model == name]["mean"]
         low, high = report.signed(means.min()), report.signed(means.max())
         text += f" {TITLES[name]} gains {low} to {high} points, significantly under {clear(name)}"
-        text += f"; against adaptive attacks, significantly under {clear(f'{name}, adaptive')}."
+        if (own.model == f"{name}, adaptive").any():
+            text += f"; against adaptive attacks, under {clear(f'{name}, adaptive')}"
+        text += "."
     gained = own.set_index(["corruption", "model"])["mean"]
 
     def best(value: Callable[[str, str], float]) -> str:
         most: dict[str, list[str]] = {name: [] for name in methods}
         for kind in own.corruption.unique():
-            most[max(methods, key=lambda name: value(kind, name))].append(kind)
+            highest = max(value(kind, name) for name in methods)
+            first = [name for name in methods if value(kind, name) == highest]
+            if len(first) == 1:
+                most[first[0]].append(kind)
         return "; ".join(f"{TITLES[name]} after {named(kinds)}" for name, kinds in most.items())
 
     if len(methods) > 1:

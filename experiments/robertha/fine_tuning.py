@@ -10,7 +10,7 @@ Expected: iterating the loaded attention to convergence lowers the clean score, 
 STS-B (`experiments/results/robustness/pretrained_stsb/`) and to the majority baseline on CoLA. One
 update with ESR lowers it by about three points on MRPC and MNLI; ESR alone has no detectable effect
 (`experiments/results/fine_tuning/`). RTE is not learned, at 3e-4 in three epochs or at 5e-5 in
-eight (`experiments/results/memory/minilm_rte/`): MiniLM was pretrained on single texts, whose
+eight (`experiments/results/memory/minilm_rte_first/`): MiniLM was pretrained on single texts, whose
 cosine alone ranks RTE's pairs better than chance (`experiments/results/memory/minilm_pairs/`).
 
 All models start from the folder's weights with mean pooling. Hopfield attention replaces each query
@@ -20,17 +20,17 @@ it reads the values. It has no dropout of attention weights, unlike the loaded a
 
 All models use AdamW and batches of 32. Their default learning rates come from a search on MRPC's
 validation rows (`experiments/results/learning_rates/mrpc/`), in which ESR on softmax attention and
-iteration to convergence are missing. Published runs on CoLA, STS-B, MNLI and 12,000 rows of SST-2
-are older than the search and use 5e-5 for all models.
+iteration to convergence are missing. Runs published here on CoLA, STS-B, MNLI and 12,000 rows of
+SST-2 are older than the search and use 5e-5 for all models.
 
-Pages whose names end with `_first` are of earlier runs. Their models with one update were trained
-with the implicit gradient, which does not apply to a single update, and scored lower on STS-B, MRPC
-and MNLI.
+Pages of this experiment whose names end with `_first` are of earlier runs. Their models with one
+update were trained with the implicit gradient, which does not apply to a single update, and scored
+lower on STS-B, MRPC and MNLI.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -45,6 +45,11 @@ REPRODUCES = "Robertha, Tables 2 and 3, on a pretrained encoder, with its own to
 
 LEVELS = (0.5, 1.0, 2.0, 3.0, 5.0)  # +6 to -14 dB
 HOLM = "Verdicts that name an SNR are corrected for the number of SNRs (Holm); bold is not."
+HOPFIELD = (
+    "Hopfield attention: each query is updated over the layer's keys until it converges, or once, "
+    "before attention reads the values."
+)
+ESR = "ESR: Eigenspectrum Regularization of the keys."
 TRAINING = {"epochs": 3, "patience": 3, "noise_draws": 1, "levels": LEVELS}
 DEFAULTS = {"laptop": TRAINING, "paper": TRAINING}
 
@@ -78,13 +83,19 @@ def page(folder: Path) -> Page:
         each,
         title=each.title.replace("Robustness to Gaussian noise", "Fine-tuned encoders under noise"),
         answer=answer(measured.scores, measured.titles, constants) or each.answer,
-        notes=[*each.notes, HOLM],
+        notes=[*each.notes, HOLM, *defined(measured.scores.model.unique())],
         tables=[
             *each.tables,
             *level_table(measured.scores, measured.titles),
             clean_scores(measured.scores, measured.titles, constants),
         ],
     )
+
+
+def defined(models: Iterable[str]) -> list[str]:
+    """Returns notes on Hopfield attention and ESR, where models have them."""
+    hopfield, esr = (any(part in each for each in models) for part in ("hopfield", "esr"))
+    return [*[HOPFIELD] * hopfield, *[ESR] * esr]
 
 
 def differences_by_level(scores: pd.DataFrame) -> pd.DataFrame:

@@ -116,9 +116,9 @@ def page(folder: Path) -> Page:
     ]
     rates = list(means.rate.unique())
     at_edge = best.line[best.rate.isin([rates[0], rates[-1]])] if len(rates) > 1 else []
-    notes = [f"Best at the end of the range of rates: {report.joined(at_edge)}."] * bool(
-        len(at_edge)
-    )
+    notes = []
+    if len(at_edge):
+        notes.append(f"Best at the end of the range of rates: {report.joined(at_edge)}.")
     weak = best.line[best["mean"] - best.constant < LEARNED]
     if len(weak):
         notes.append(

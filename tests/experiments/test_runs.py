@@ -117,8 +117,10 @@ def test_baselines_of_memory_denoise_the_token_vectors(trained):
         denoised = cells.with_denoiser(cell, name)
         logits = conditions.predictions(denoised, noise).logits
         assert np.abs(logits - plain).mean() < 0.9 * np.abs(noisy - plain).mean()
+        job = runs.Job("own", name, replace(variant("tinybert"), denoiser=name), [])
+        inner = job._replace(conditions=[replace(noise, site="embedding")])
         with pytest.raises(ValueError, match=f"{name} requires --sites token"):
-            replace(noise, site="embedding").predict(denoised)
+            runs.check([inner], {"own": cell.data})
     unchanged = conditions.predictions(cells.with_denoiser(cell, "nearest"), *CLEAN).logits
     np.testing.assert_allclose(unchanged, plain, rtol=1e-4, atol=1e-5)
 
