@@ -51,6 +51,7 @@ LOOKS = {
     "tinybert-memory": Look("#CC79A7", "D", "--"),
     "noise-trained": Look("#E69F00", "P", "-."),
     "noise-trained-memory": Look("#D55E00", "X", "--"),
+    "pretrained-hopfield-1": Look("#882255", "h", "-."),
     "baseline": Look("#4d4d4d", "s", "-"),
     "stability_reg": Look("#0072B2", "o", "-"),
     "stability_reg-negative": Look("#D55E00", "^", "--"),
@@ -70,7 +71,6 @@ for _name, _same in {
     "pretrained-noise-trained-memory": "noise-trained-memory",
     "pretrained-freelb": "freelb",
     "pretrained-esr": "robertha-no-iteration-no-esr",
-    "pretrained-hopfield-1": "robertha-no-esr",
     "pretrained-hopfield-1-esr": "robertha",
     "none": "tinybert",
     "memory": "tinybert-memory",
@@ -341,7 +341,7 @@ def _lines(
         style = look(name, hues)
         if numeric:
             places = line[x].to_numpy(float)
-            style = style._replace(marker="") if len(ticks) > 1 else style
+            style = style._replace(marker="") if len(line) > 1 else style
         else:
             # Marks of several series at one place would hide each other.
             apart = 0.16 * ((number + 0.5) / len(hues) - 0.5)

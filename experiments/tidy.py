@@ -206,13 +206,17 @@ def rejected(table: pd.DataFrame) -> pd.Series:
     Args:
         table: From `summarize`, of differences; rows without an interval do not count.
     """
-    rows = table.dropna(subset=["low", "high"])
+    tested = table[["low", "high"]].notna().all(axis=1).to_numpy()
+    rows = table[tested]
     degrees = rows.num_seeds - 1
     half = (rows.high - rows.low) / 2
     t = rows["mean"].abs() / half * stdtrit(degrees, (1 + CONFIDENCE) / 2)
-    p = pd.Series(2 * stdtr(degrees, -t), index=rows.index).sort_values()
-    below = p * np.arange(len(p), 0, -1) < 1 - CONFIDENCE
-    return below.cummin().reindex(table.index, fill_value=False)
+    p = (2 * stdtr(degrees, -t)).to_numpy()
+    order = np.argsort(p)
+    below = p[order] * np.arange(len(p), 0, -1) < 1 - CONFIDENCE
+    result = np.zeros(len(table), bool)
+    result[np.flatnonzero(tested)[order]] = np.logical_and.accumulate(below)
+    return pd.Series(result, index=table.index)
 
 
 def significant(table: pd.DataFrame) -> int:

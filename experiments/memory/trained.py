@@ -162,8 +162,8 @@ def page(folder: Path) -> Page:
     if len(gained):
         tables.append(gain_table(gained, titles, lines.protocol.iloc[0]))
     tasks = report.joined(titles[task] for task in scores.task.unique())
-    if not answers and len(compared):
-        answers.append("The run has no model with memory and without it, so none are compared.")
+    if not answers and gains.empty and len(compared):
+        answers.append("Models with memory and without it are compared only if a run has both.")
     if compared.empty:
         answers.append(
             f"**{tasks}: not learned.** No model is well above the majority baseline, so these "

@@ -378,7 +378,7 @@ def verdict(trained: Any, random: Any) -> str:
     if (trained.low > 1).all():
         if (random.low > 1).all() and (random["mean"] > SLIGHT).all():
             return "a U-shape, which random weights have too"
-        known = (random.high < WEAK).any()  # an end that is not raised
+        known = (random.high <= SLIGHT).any()  # an end that is not raised
         return f"a U-shape{', which random weights do not have' if known else ''}"
     return "at most a weak U-shape" if (trained.high < WEAK).all() else "too weak to tell"
 

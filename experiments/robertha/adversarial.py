@@ -126,12 +126,16 @@ def page(folder: Path) -> Page:
     return report.Page(
         title=f"Adversarial sets: {names}",
         answer=(
-            f"{answer} (models: {num_models}; 95 % intervals over seeds). Differences between "
+            f"{answer} (models: {num_models}). Differences between "
             "models that are not above the majority baseline say little about robustness."
         ),
         pictures={"adversarial": picture},
         tables=[
-            report.Table(heads, lines, "Accuracy, mean ± standard deviation over seeds."),
+            report.Table(
+                heads,
+                lines,
+                "Accuracy, mean ± standard deviation over seeds. Brackets: 95 % over seeds.",
+            ),
         ],
         notes=[*notes[:2], *gaussian.few_rows_note(measured), *([known] if overlap else [])],
     )

@@ -201,10 +201,12 @@ def unlearned_note(
         if task in learned_by_none(scores, unlearned):
             models = f"all models: at most {rows.score.max():.1f}"
         else:
+            found = rows.score.droplevel("task").to_dict()
             models = report.joined(
                 f"{titles[model]}: {score:.1f}"
-                for model, score in rows.score.droplevel("task").to_dict().items()
-                if not str(model).endswith("-memory")  # memory does not change the clean score
+                for model, score in found.items()
+                if str(model).removesuffix("-memory") == model  # memory keeps the clean score
+                or str(model).removesuffix("-memory") not in found
             )
         parts.append(f"{titles[task]} ({models}; majority baseline {rows.constant.iloc[0]:.1f})")
     text = "Clean scores too close to the majority baseline to say anything about robustness: "

@@ -88,7 +88,8 @@ class Checkpoints:
             tree: Nested containers of jax or NumPy arrays, none of them empty.
 
         Raises:
-            CheckpointError: An earlier save failed; this one is not started.
+            CheckpointError: An earlier save failed; this one is not started. Threads of a failed
+                save may write for a while: continue with another step, not with the same one.
         """
         self.wait()
         # On CPU a view of the caller's buffer, which Orbax copies before it returns.

@@ -358,6 +358,18 @@ def test_memory_is_compared_with_the_best_model_without_it(tmp_path):
     )
 
 
+def test_a_model_with_memory_is_named_if_it_alone_has_not_learned():
+    names = ["pretrained", "pretrained-memory", "noise-trained-memory"]
+    table = pd.DataFrame(
+        {"task": "sst2", "model": names, "level": 0.0, "score": [90.0, 90.0, 50.0]}
+    )
+    scores = table.assign(num_examples=900)
+    unlearned = gaussian.not_learned(scores, {"sst2": 50.0})
+    titles = {name: name for name in names} | {"sst2": "SST-2"}
+    (note,) = gaussian.unlearned_note(scores, unlearned, titles)
+    assert "SST-2 (noise-trained-memory: 50.0; majority baseline 50.0)" in note
+
+
 def test_pages_say_how_far_few_test_rows_can_move_an_accuracy():
     scores = pd.DataFrame({"task": ["sst2", "adv-sst2"], "num_examples": [872, 100]})
     titles = {"sst2": "SST-2", "adv-sst2": "AdvSST-2"}
