@@ -114,6 +114,12 @@ def page(folder: Path) -> Page:
     parts = [
         f"{rate} for {report.joined(rows.line)}" for rate, rows in best.groupby("rate", sort=False)
     ]
+    lowest = means[["task", "model"]].merge(best, on=["task", "model"]).low.to_numpy()
+    overlap = "Where intervals overlap, the search does not tell rates apart."
+    if (means.high.to_numpy() >= lowest).all():
+        overlap = (
+            "All intervals overlap that of the best rate, so the search does not tell rates apart."
+        )
     rates = list(means.rate.unique())
     at_edge = best.line[best.rate.isin([rates[0], rates[-1]])] if len(rates) > 1 else []
     notes = []
@@ -138,8 +144,7 @@ def page(folder: Path) -> Page:
     seeds = ", ".join(map(str, sorted(frame.seed.unique())))
     return Page(
         title=f"Learning rates of fine-tuned encoders: {names}",
-        answer=f"**Highest mean validation score on {names}**: {'; '.join(parts)}. Where intervals "
-        "overlap, the search does not tell rates apart.",
+        answer=f"**Highest mean validation score on {names}**: {'; '.join(parts)}. {overlap}",
         pictures={
             "learning_rates": report.facets(
                 f"{names}: validation score against learning rate, with 95 % intervals over seeds",
