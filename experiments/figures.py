@@ -116,6 +116,12 @@ def look(name: str, names: Sequence[str]) -> Look:
     return LOOKS[name] if name in LOOKS else SPARE[others.index(name) % len(SPARE)]
 
 
+def bands(table: pd.DataFrame) -> str:
+    """Returns ", 95 % bands over seeds" for a caption if `facets` draws bands, else ""."""
+    drawn = table.low.notna().any() and table.model.nunique() <= MOST_BANDS
+    return ", 95 % bands over seeds" if drawn else ""
+
+
 def facets(
     table: pd.DataFrame,
     *,

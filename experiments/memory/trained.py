@@ -29,7 +29,7 @@ import numpy as np
 import pandas as pd
 
 from experiments import report, tidy
-from experiments.figures import MOST_BANDS, SNR
+from experiments.figures import SNR, bands
 from experiments.memory.similarity import LIMIT, TITLES, by_method, decibels, lowest_kept
 from experiments.report import Page, Table
 from experiments.robertha import gaussian, robustness
@@ -172,19 +172,17 @@ def page(folder: Path) -> Page:
     site = SITES[noisy.site.iloc[0]]
     col, protocol = "protocol", ""
     if len(models) > MOST_LINES:  # two panels, in which a model has one look
-        protocol = titles[str(lines.protocol.iloc[0])]
+        protocol = f", {titles[str(lines.protocol.iloc[0])]}"
         col, remember = "memory", lines.model.str.endswith(MEMORY)
         lines["memory"] = np.where(remember, "with memory", "without memory")
         lines["model"] = lines.model.str.removesuffix(MEMORY)
         lines = lines[lines.protocol == lines.protocol.iloc[0]]
-    has_bands = lines.low.notna().any() and lines.model.nunique() <= MOST_BANDS
-    bands = ", 95 % bands over seeds" if has_bands else ""
     return report.Page(
         title=f"Retrieval from the vocabulary, on trained models: {tasks}",
         answer=" ".join(answers),
         pictures={
             "memory": report.facets(
-                f"{tasks}: score against noise on the {site}{protocol and f', {protocol}'}{bands}",
+                f"{tasks}: score against noise on the {site}{protocol}{bands(lines)}",
                 lines,
                 x="snr_db",
                 col=col,

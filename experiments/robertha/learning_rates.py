@@ -21,6 +21,7 @@ from tyro.conf import Fixed, SuppressFixed
 
 from experiments import report, runs, tidy
 from experiments.conditions import constant_score
+from experiments.figures import bands
 from experiments.report import Page, Table
 from experiments.robertha import gaussian
 from experiments.robertha.gaussian import LEARNED
@@ -147,7 +148,7 @@ def page(folder: Path) -> Page:
         answer=f"**Highest mean validation score on {names}**: {'; '.join(parts)}. {overlap}",
         pictures={
             "learning_rates": report.facets(
-                f"{names}: validation score against learning rate, with 95 % intervals over seeds",
+                f"{names}: validation score against learning rate{bands(means)}",
                 means,
                 x="rate",
                 row="task",

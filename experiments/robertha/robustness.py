@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import pandas as pd
 
 from experiments import report
+from experiments.figures import bands
 from experiments.models import Variant, variant, with_flags
 from experiments.report import Page
 from experiments.robertha import gaussian
@@ -146,7 +147,7 @@ def page(folder: Path) -> Page:
         tables.append(report.pivot(contrasts, **pivot))
     if len(models) <= MOST_LINES:
         picture = report.facets(
-            f"{names}: score against noise, with 95 % intervals over seeds",
+            f"{names}: score against noise{bands(lines)}",
             lines[lines.task == subject] if len(tasks) > 3 else lines,
             x="noise",
             col="panel",

@@ -24,6 +24,7 @@ from typing import Annotated, Literal, get_args
 import pandas as pd
 
 from experiments import report, tidy
+from experiments.figures import bands
 from experiments.report import Page
 from experiments.robertha import gaussian
 from experiments.robertha.robustness import Encoders, run_models
@@ -122,7 +123,7 @@ def page(folder: Path) -> Page:
     shares = shares[shares.level > 0].groupby(["corruption", "level"], sort=False).score.mean()
     rates = list(dict.fromkeys(level for _, level in shares.index))
     shown = {"x": "rate", "titles": titles, "xlabel": "share of words changed"}
-    caption = f"{names}: score against the share of words changed, with 95 % intervals"
+    caption = f"{names}: score against the share of words changed{bands(lines)}"
     draw = {"col": "corruption", "row": "task", "ylabel": gaussian.score_names(tasks)}
     menus = {"task": "Task", "corruption": "Corruption"}
     return report.Page(
