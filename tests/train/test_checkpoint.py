@@ -180,8 +180,9 @@ try:
             except CheckpointError as error:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
                 print(error)
-            restored = checkpoints.restore(tree)
-            assert restored.step == 1 and (restored.tree["x"] == tree["x"]).all()
+            restored = checkpoints.restore(tree)  # all or nothing of the save that failed
+            assert (restored.tree["x"] == tree["x"] + (restored.step == step)).all()
+            assert restored.step in (1, step)
         checkpoints.save(4, tree)
         checkpoints.wait()
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
@@ -198,7 +199,13 @@ def test_failed_writes_leave_the_last_complete_checkpoint(tmp_path):
     assert process.returncode == 0, errors
     assert out.count("could not be written") == 3
     assert out.count("File too large") == 3
-    assert out.count(f"Last complete one: step 1 in {tmp_path / 'checkpoints' / '1'}") == 2
+    assert out.count("Last complete one: step") == 3
+    assert f"Last complete one: step 1 in {tmp_path / 'checkpoints' / '1'}" in out
     assert "loss is not finite ['a checkpoint could not be written" in out
-    # A failed save may leave a temporary folder, which the next process removes.
-    assert list(filter(str.isdigit, names(tmp_path / "checkpoints"))) == ["1", "4"]
+    # A failed save may leave a temporary folder, which the next process removes. Once there is
+    # space, its threads may also complete it, so an earlier step can be there too.
+    assert {"1", "4"} <= set(names(tmp_path / "checkpoints"))
+    tree = {"x": np.random.default_rng(0).normal(size=30_000), "y": np.arange(3)}
+    with Checkpoints(tmp_path, config={"a": 1}) as checkpoints:
+        restored = checkpoints.restore(tree)
+    assert restored.step == 4 and tiny.same_bits(restored.tree, tree)
