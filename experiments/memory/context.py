@@ -137,20 +137,24 @@ def run(config: Config) -> Path:
     if not masks:
         raise ValueError(f"the tokenizer of {config.pretrained} has no [MASK] or <mask> token")
     blank = tokens.tokens.index(masks[0])
-    for name in config.task:
-        reported_rows(name, data_dir=config.data_dir)  # a missing file is an error now
+    # All files are read before the work starts.
+    inputs = [
+        (name, reported_rows(name, data_dir=config.data_dir),
+         training_rows(name, data_dir=config.data_dir))
+        for name in config.task
+    ]  # fmt: skip
     folder = open_folder()
     draws = range(budget.num_draws)
     cases: list[Any] = list(itertools.product(config.protocols, budget.snr_db, draws))
     frames = []
     with Progress(len(config.task) * (len(cases) + 1)) as progress:
-        for number, name in enumerate(config.task):
+        for number, (name, reported, known) in enumerate(inputs):
             done = number * (len(cases) + 1)
             progress.title = f"{TITLES[name]}, priors"
             progress.update(done)
-            rows = spread(reported_rows(name, data_dir=config.data_dir), budget.num_pairs)
+            rows = spread(reported, budget.num_pairs)
             ids = encoded([row.texts[0][side] for side in (0, 1) for row in rows], tokens)
-            training = [row.texts[0] for row in training_rows(name, data_dir=config.data_dir)]
+            training = [row.texts[0] for row in known]
             tested = {text for row in rows for text in row.texts[0]}
             held_out = dict.fromkeys(text for pair in training[::HELD_OUT] for text in pair)
             held_out = [text for text in held_out if text not in tested]

@@ -11,8 +11,8 @@ pretrained-noise-trained pretrained-noise-trained-memory --train-size 12000 --ep
 --learning-rate 1e-4`. With `--sites embedding`, noise and memory are after the LayerNorm.
 
 Expected: memory keeps the clean score of MiniLM down to −8 or −10 dB, 4 to 6 dB above channel
-capacity. With memory, training
-with noise adds little to small models, and costs a pretrained encoder points above −14 dB.
+capacity. With memory, training with noise adds little to small models, and costs a pretrained
+encoder points above −14 dB.
 
 Every model sees one noisy copy of each text and does not know the noise level. The prior of a token
 is its frequency in the training texts.
