@@ -2,6 +2,10 @@
 
 Command: `python -m experiments predict --run runs/robustness/ID "a wonderful film" "a dull one"`.
 Nothing is trained. The run's data must still be where its command found them.
+
+With `--save FOLDER`, the model of each seed is saved to `FOLDER/SEED`, for `hopfax.Classifier.load`
+and the `hopfax` command. A fine-tuned BERT or RoBERTa can be fine-tuned further: pass its folder as
+`--pretrained`.
 """
 
 from __future__ import annotations
@@ -34,13 +38,17 @@ class Config:
     """Model of the run."""
     task: Annotated[str | None, optional("NAME", "the run's only task")] = None
     """Task of the run."""
+    save: Annotated[str | None, optional("FOLDER", "not saved")] = None
+    """Folder to create, with a folder for each seed."""
 
 
 def run(config: Config) -> None:
     """Prints the probability of every label, the mean over seeds with the range in brackets.
 
     Raises:
-        ValueError: The run has several models or tasks, or the task has other inputs or outputs.
+        FileExistsError: The folder to save to exists.
+        ValueError: The run has several models or tasks, the task has other inputs or outputs, or
+            the model cannot be saved.
         FileNotFoundError: The folder is no run, or the model is not trained.
     """
     import numpy as np
@@ -50,7 +58,16 @@ def run(config: Config) -> None:
         if len(config.pair) != len(texts):
             raise ValueError(f"--pair must have {len(texts)} texts, got {len(config.pair)}")
         texts = list(zip(texts, config.pair, strict=True))
-    models = load(config)
+    if config.save and Path(config.save).exists():
+        raise FileExistsError(f"{config.save} exists")
+    trained = load(config)
+    if config.save:
+        for seed, model in trained.items():
+            model.save(Path(config.save) / str(seed))
+            print(f"Saved {Path(config.save) / str(seed)}")
+        if not texts:
+            return
+    models = list(trained.values())
     each = np.stack([model.predict(texts).probabilities for model in models])
     for number, text in enumerate(texts):
         print(" | ".join(text) if config.pair else text)
@@ -60,7 +77,7 @@ def run(config: Config) -> None:
                   f"{models[0].labels[place]}")  # fmt: skip
 
 
-def load(config: Config) -> list[Classifier]:
+def load(config: Config) -> dict[int, Classifier]:
     """Returns the classifier of each seed; see `run` for errors."""
     import jax
 
@@ -81,16 +98,21 @@ def load(config: Config) -> list[Classifier]:
     data = runs.load(flags, task)
     if data.spec.num_outputs < 2:
         raise ValueError(f"--task must have classes, got {task}")
-    if (is_pair := len(data.spec.columns) > 1 or bool(flags.data.pair)) != bool(config.pair):
+    is_pair = len(data.spec.columns) > 1 or bool(flags.data.pair)
+    if config.texts and is_pair != bool(config.pair):
         raise ValueError(f"{task} is on {'pairs: set --pair' if is_pair else 'single texts'}")
     job = runs.Job(task, model, flags.encoder.models([model])[model], ())
+    if config.save and job.variant.denoiser not in ("none", "memory"):
+        raise ValueError(f"--model cannot be saved with its denoiser: {model}")
     if not (cell := folder.parents[1] / "cells" / runs.spec_of(flags, job, data).id).is_dir():
         raise FileNotFoundError(f"{model} is not trained on {task}: there is no {cell}")
     trained = runs.open_cell(flags, job, data)
-    seeds = (
-        jax.tree.map(lambda x, n=n: x[n], trained.params) for n in range(len(trained.spec.seeds))
-    )
-    return [Classifier(trained.model, one, data.vocabulary, data.spec.labels) for one in seeds]
+    seeds = enumerate(trained.spec.seeds)
+    params = {seed: jax.tree.map(lambda x, n=n: x[n], trained.params) for n, seed in seeds}
+    return {
+        seed: Classifier(trained.model, one, data.vocabulary, data.spec.labels)
+        for seed, one in params.items()
+    }
 
 
 def stored(default: Any, values: dict[str, Any]) -> Any:

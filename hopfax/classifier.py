@@ -4,7 +4,7 @@ import json
 import os
 import reprlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +36,7 @@ from hopfax.nn import (
     text_classifier,
     with_memory,
 )
+from hopfax.nn.finetune import family_config, tensor_names
 from hopfax.nn.functional import named_leaves
 from hopfax.nn.tensor_files import mismatches, read_stack, stored_tensors, wrong_dtypes
 from hopfax.nn.universal import UniversalEncoder
@@ -137,6 +138,9 @@ class Classifier:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes `config.json`, `model.safetensors` and `tokenizer.json` to a new folder.
 
+        A BERT or RoBERTa keeps its names in the Hugging Face layout, so `load_pretrained` and other
+        libraries read its encoder. With memory or another attention, only `load` reads the folder.
+
         A loaded model computes in float32: the precision of `with_precision` is not saved.
 
         Raises:
@@ -159,16 +163,27 @@ class Classifier:
         unfinished.rename(folder)
 
     def _write(self, folder: Path) -> None:
+        own = {
+            "class": self.model.apply(self.params, method=lambda net: type(net).__name__),
+            "memory": self.model.apply(
+                self.params, method=lambda net: next(iter(net.memory), None)
+            ),
+            **self.config,
+        }
+        family = _family(own)
         config = {
             "model_type": "hopfax",
-            "architectures": [self.model.apply(self.params, method=lambda net: type(net).__name__)],
+            "pad_token_id": self.vocabulary.pad_id,
+            **family,
             "vocab_size": self.config["vocab_size"],
             "id2label": {str(number): label for number, label in enumerate(self.labels)},
-            "encoder": self.config,
+            "hopfax": own,
         }
-        if "memory" in self.params:
-            (config["memory"],) = self.model.apply(self.params, method=lambda net: list(net.memory))
-        tensors = {name: np.asarray(leaf) for name, leaf in named_leaves(self.params).items()}
+        names = tensor_names(self.params, family)
+        tensors = {
+            names[leaf].name: np.ascontiguousarray(array.T if names[leaf].transposed else array)
+            for leaf, array in named_leaves(self.params).items()
+        }
         optional_import("safetensors.numpy").save_file(
             tensors, folder / "model.safetensors", metadata={"format": "pt"}
         )
@@ -196,7 +211,7 @@ class Classifier:
         """
         folder = model_folder(folder)
         document = read_json(folder / "config.json")
-        if document.get("model_type") != "hopfax":
+        if "hopfax" not in document:
             pretrained = load_pretrained(folder)
             if (count := len(pretrained.labels)) < 2:
                 raise ValueError(
@@ -207,27 +222,40 @@ class Classifier:
             model = text_classifier(pretrained, separator=vocabulary.sep_id)
             return cls(model, model.init(jax.random.key(0)), vocabulary, pretrained.labels)
         try:
-            options = dict(document["encoder"])
+            family, options = _family(document["hopfax"]), dict(document["hopfax"])
+            build, memory = _ENCODERS[options.pop("class")], options.pop("memory")
             attention = dict(options.pop("attention"))
             layer = partial(_ATTENTION[attention.pop("name")], **attention)
-            build = _ENCODERS[document["architectures"][0]]
-            names = [document["id2label"][str(n)] for n in range(len(document["id2label"]))]
+            labels = [document["id2label"][str(n)] for n in range(len(document["id2label"]))]
             model = functional(lambda rngs: build(**options, attention=layer, rngs=rngs))
-            if "memory" in document:
-                model = with_memory(model, site=document["memory"])
+            if memory:
+                model = with_memory(model, site=memory)
             shapes = jax.eval_shape(model.init, jax.random.key(0))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{folder / 'config.json'} cannot be used: {error!r}") from error
-        leaves = named_leaves(shapes)
+        names = tensor_names(shapes, family)
+        expected = {
+            names[leaf].name: like.shape[::-1] if names[leaf].transposed else like.shape
+            for leaf, like in named_leaves(shapes).items()
+        }
         stored = {tensor.name: tensor for tensor in stored_tensors(folder)}
-        present, expected = (
-            {name: x.shape for name, x in each.items()} for each in (stored, leaves)
-        )
+        present = {name: tensor.shape for name, tensor in stored.items()}
         if problems := wrong_dtypes(stored.values()) + mismatches(present, expected):
             raise ValueError(f"{folder}: {'; '.join(problems)}")
-        arrays = [read_stack([stored[name]], dtype=leaf.dtype)[0] for name, leaf in leaves.items()]
+        arrays = [
+            read_stack([stored[name]], transposed=transposed, dtype=like.dtype)[0]
+            for (name, transposed), like in zip(
+                names.values(), jax.tree.leaves(shapes), strict=True
+            )
+        ]
         params = jax.tree.unflatten(jax.tree.structure(shapes), map(jax.device_put, arrays))
-        return cls(model, params, read_tokenizer(folder), names)
+        return cls(model, params, read_tokenizer(folder), labels)
+
+
+def _family(own: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of the BERT or RoBERTa that a saved model is, {} if it is none."""
+    plain = own["class"] == Encoder.__name__ and not own["memory"]
+    return family_config(own) if plain else {}
 
 
 def encode_texts(texts: Sequence[Text], vocabulary: WordPiece, *, max_length: int) -> Encoded:

@@ -72,7 +72,7 @@ class TextEncoder:
         self.labels: tuple[str, ...] = ()
         self.causal: Pretrained | None = None
         self.run = jax.jit(self._batch, static_argnums=0)
-        if read_json(folder / "config.json").get("model_type") == "hopfax":
+        if "hopfax" in read_json(folder / "config.json"):
             saved = Classifier.load(folder)
             self.model, self.params, self.vocabulary = saved.model, saved.params, saved.vocabulary
             self.labels = saved.labels

@@ -72,10 +72,10 @@ def test_damaged_folders_are_errors(small, tmp_path):
     small.save(tmp_path / "one")
     path = tmp_path / "one" / "config.json"
     document = json.loads(path.read_text())
-    deeper, tensor = document["encoder"] | {"num_layers": 2}, r"blocks\.1\.attention\.key\.kernel"
+    deeper, tensor = document["hopfax"] | {"num_layers": 2}, r"blocks\.1\.attention\.key\.kernel"
     for changes, message in (
-        ({"encoder": deeper}, f"missing tensor {tensor}"),
-        ({"model_type": "t5"}, "model_type must be bert, roberta, gpt2, gemma2, got 't5'"),
+        ({"hopfax": deeper}, f"missing tensor {tensor}"),
+        ({"hopfax": {}}, r"config\.json cannot be used: KeyError\('class'\)"),
         ({"id2label": {"0": "bad", "2": "good"}}, r"config\.json cannot be used: KeyError\('1'\)"),
     ):
         path.write_text(json.dumps(document | changes))

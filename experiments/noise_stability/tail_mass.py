@@ -147,9 +147,8 @@ def run(config: Config) -> Path:
             f"model's {model.max_length} positions, got {budget.num_tokens}"
         )
     if config.run:
-        (classifier, *_) = predict.load(
-            predict.Config(run=config.run, model=config.model, texts=())
-        )
+        of_seeds = predict.load(predict.Config(run=config.run, model=config.model, texts=()))
+        classifier = next(iter(of_seeds.values()))
         if classifier.vocabulary.tokens != read_tokenizer(config.pretrained).tokens:
             raise ValueError(f"--run must be of a model of --pretrained, got {config.run}")
         output, fine_tuned = probability(classifier.model), classifier.params

@@ -1,7 +1,8 @@
 """Pretrained encoders as an `Encoder`, to fine-tune or with another attention."""
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,8 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray
 from hopfax.nn.attention import Mask, SoftmaxAttention, Tokens
 from hopfax.nn.encoder import Attention, Encoder
 from hopfax.nn.families import encoder_positions
-from hopfax.nn.functional import Functional, Params, functional
-from hopfax.nn.pretrained import Pretrained, PretrainedOutput
+from hopfax.nn.functional import Functional, Params, functional, named_leaves
+from hopfax.nn.pretrained import FAMILIES, Pretrained, PretrainedOutput
 
 # Module of a loaded layer -> module of a `Block`'s attention.
 _ATTENTION = {"query": "query", "key": "key", "value": "value", "attention_out": "out"}
@@ -156,6 +157,70 @@ def replace_attention(
     return pretrained._replace(
         forward=partial(call, maps=False), attention_maps=partial(call, maps=True)
     )
+
+
+class TensorName(NamedTuple):
+    """The tensor of a file that stores a parameter, and whether it is stored transposed."""
+
+    name: str
+    transposed: bool
+
+
+def family_config(encoder: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the `config.json` of the BERT or RoBERTa that an `Encoder` is, or {} if it is none.
+
+    `encoder` is the encoder's `config`. A BERT has softmax attention, post-LN blocks and token
+    types; the classifier is not part of it if the encoder pools by the mean.
+    """
+    attention = encoder["attention"]
+    if not (
+        attention["name"] == "SoftmaxAttention"
+        and not attention.get("causal")
+        and not encoder["norm_first"]
+        and encoder["embedding_norm"]
+        and encoder["embedding_scale"] == 1
+        and encoder["num_types"]
+    ):
+        return {}
+    offset, head = encoder["position_offset"], encoder["pooling"] == "cls"
+    name = "Roberta" if offset else "Bert"
+    return {
+        "model_type": name.lower(),
+        "architectures": [f"{name}ForSequenceClassification" if head else f"{name}Model"],
+        "hidden_size": encoder["width"],
+        "num_hidden_layers": encoder["num_layers"],
+        "num_attention_heads": attention["num_heads"],
+        "intermediate_size": encoder["ff_width"],
+        "max_position_embeddings": encoder["max_length"] + offset,
+        "type_vocab_size": encoder["num_types"],
+        "layer_norm_eps": encoder["epsilon"],
+        "hidden_act": "gelu",
+        # RoBERTa counts positions from the padding token's id.
+        **({"pad_token_id": offset - 1} if offset else {}),
+    }
+
+
+def tensor_names(params: Params, family: Mapping[str, Any]) -> dict[str, TensorName]:
+    """Returns the tensor of each parameter, in the layout that `family_config` describes."""
+    if not family:
+        return {leaf: TensorName(leaf, False) for leaf in named_leaves(params)}
+    described = FAMILIES[family["model_type"]]
+    head = "pooler" in params
+    modules = {}
+    for module, path, _ in (*described.table, *(described.head if head else ())):
+        layer = path.removeprefix("layers/")
+        layer = f"attention.{_ATTENTION[layer]}" if layer in _ATTENTION else layer
+        prefix = described.prefix if head and not module.startswith("classifier") else ""
+        for number in range(family["num_hidden_layers"] if "{}" in module else 1):
+            own = f"blocks.{number}.{layer}" if "{}" in module else path
+            modules[own] = prefix + module.format(number)
+    modules.setdefault("classifier", "classifier")
+    names = {}
+    for leaf in named_leaves(params):
+        module, kind = leaf.rsplit(".", 1)
+        suffix = "bias" if kind == "bias" else "weight"
+        names[leaf] = TensorName(f"{modules[module]}.{suffix}", kind == "kernel")
+    return names
 
 
 def _zeros(shapes: Params) -> Params:

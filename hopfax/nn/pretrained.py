@@ -241,7 +241,7 @@ _BERT = _Family(
     head=_BERT_HEAD,
     fixed={"position_embedding_type": "absolute", "is_decoder": False},
 )
-_FAMILIES = {
+FAMILIES = {
     "bert": _BERT,
     "roberta": _BERT._replace(
         prefix="roberta.", head=_ROBERTA_HEAD, unused=(*_BERT.unused, "lm_head.*")
@@ -297,7 +297,7 @@ _POSITIVE = (
 
 
 def _find_family(raw: Mapping[str, Any]) -> tuple[_Family, Config]:
-    family = Config(raw, {}).choose("model_type", _FAMILIES)
+    family = Config(raw, {}).choose("model_type", FAMILIES)
     config = Config(raw, family.settings)
     for key, value in family.fixed.items():
         if config.get(key, value) != value:

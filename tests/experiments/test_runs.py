@@ -4,6 +4,7 @@ import itertools
 import json
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -387,12 +388,19 @@ def test_a_run_predicts_labels_of_texts(trained, capsys, monkeypatch):
     params = jax.tree.map(lambda leaf: leaf[0], cell.params)
     first = Classifier(cell.model, params, cell.data.vocabulary, cell.data.spec.labels)
     labels = first.predict(texts)
+    saved = str(Path(path).parent / "saved")
+    save = ["predict", "--run", path, "--model", "tinybert", "--save", saved]
+    assert command_line.main(save) == 0 and "Saved" in capsys.readouterr().out
+    assert command_line.main(save) == 1 and "saved exists" in capsys.readouterr().err
+    again = Classifier.load(Path(saved) / "1").predict(texts)
+    np.testing.assert_array_equal(again.probabilities, labels.probabilities)
     models = predict.load(predict.Config(run=path, texts=tuple(texts), model="tinybert"))
-    assert len(models) == 3
+    assert list(models) == [1, 2, 3]
+    models = list(models.values())
     np.testing.assert_array_equal(models[0].predict(texts).probabilities, labels.probabilities)
     means = np.mean([model.predict(texts).probabilities for model in models], axis=0)
     memory = predict.Config(run=path, texts=tuple(texts), model="tinybert-memory")
-    assert len(predict.load(memory)[0].predict(texts).labels) == 2
+    assert len(predict.load(memory)[1].predict(texts).labels) == 2
     best = means[0].argmax()
     assert lines[1].startswith(f"  {means[0, best]:.3f} [")
     assert lines[1].endswith(first.labels[best])

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 from nn import test_pretrained as pretrained
 
+from hopfax.classifier import Classifier
+from hopfax.data import train_vocabulary
 from hopfax.nn import (
     HopfieldAttention,
     SoftmaxAttention,
+    load_pretrained,
     replace_attention,
     text_classifier,
 )
@@ -103,6 +106,49 @@ def test_the_loaded_classifier_reads_the_first_token(tmp_path, family):
     np.testing.assert_allclose(output.logits, logits, atol=1e-5)
     other = text_classifier(loaded, 2)  # a new classifier has mean pooling
     assert "pooler" not in other.init(jax.random.key(0))
+
+
+@pytest.mark.parametrize("num_labels", [0, 3], ids=["mean", "head"])
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_a_saved_classifier_is_a_model_of_its_family(tmp_path, family, num_labels):
+    (tmp_path / "original").mkdir()
+    loaded = load(tmp_path / "original", family, num_labels=num_labels)
+    model = text_classifier(loaded, None if num_labels else 3, separator=5)
+    params = jax.tree.map(lambda leaf: 1.5 * leaf, model.init(jax.random.key(0)))  # "trained"
+    vocabulary = train_vocabulary(["a b c d e f g h i j k l m n"])
+    assert 0.9 * pretrained.VOCAB <= vocabulary.size <= pretrained.VOCAB
+    classifier = Classifier(model, params, vocabulary, ("label 0", "label 1", "label 2"))
+    classifier.save(tmp_path / "saved")
+
+    again = load_pretrained(tmp_path / "saved")
+    assert again.config["model_type"] == family
+    assert again.labels == (classifier.labels if num_labels else ())
+    types = model.apply(params, jnp.asarray(IDS), method="token_types")
+    hidden = again.forward(again.embed(IDS), MASK, token_types=types).output
+
+    def last(net):
+        first = net.embed(net.embed_tokens(jnp.asarray(IDS)), types)
+        return net.hidden_states(first, jnp.asarray(MASK))[-1]
+
+    expected = model.apply(params, method=last)
+    np.testing.assert_allclose(hidden[MASK], expected[MASK], atol=1e-5)
+    if num_labels:
+        kept = text_classifier(again, separator=5).init(jax.random.key(1))
+        jax.tree.map(np.testing.assert_array_equal, kept, params)
+
+    stored = Classifier.load(tmp_path / "saved")
+    jax.tree.map(np.testing.assert_array_equal, stored.params, params)
+    assert stored.config == classifier.config and stored.labels == classifier.labels
+
+
+def test_iterated_attention_is_not_saved_as_another_library_s(loaded, tmp_path):
+    model = text_classifier(loaded, 3, attention=HopfieldAttention, beta=1.0, max_steps=1)
+    params = model.init(jax.random.key(0))
+    vocabulary = train_vocabulary(["a b c d e f g h i j k l m n"])
+    Classifier(model, params, vocabulary, ("a", "b", "c")).save(tmp_path / "saved")
+    with pytest.raises(ValueError, match=r"model_type must be bert, .*, got 'hopfax'"):
+        load_pretrained(tmp_path / "saved")
+    jax.tree.map(np.testing.assert_array_equal, Classifier.load(tmp_path / "saved").params, params)
 
 
 def test_the_paper_s_attention_has_no_projections_of_its_own(loaded):
