@@ -209,7 +209,8 @@ def bracketed(row: Any, digits: int = 1) -> str:
 def with_interval(row: Mapping[str, Any] | pd.Series) -> str:
     """A difference with its 95 % interval, in bold where that excludes zero.
 
-    Uses one decimal, or two if needed to show that the interval excludes zero.
+    Uses one decimal, or two if needed to show that the interval excludes zero. A row whose `bold`
+    is False is never bold.
     """
     mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
     if not np.isfinite(mean):
@@ -219,7 +220,7 @@ def with_interval(row: Mapping[str, Any] | pd.Series) -> str:
     excludes_zero = low > 0 or high < 0
     digits = 1 if round(min(abs(low), abs(high)), 1) or not excludes_zero else 2
     text = f"{signed(mean, digits)} [{signed(low, digits)}, {signed(high, digits)}]"
-    return f"**{text}**" if excludes_zero else text
+    return f"**{text}**" if excludes_zero and row.get("bold", True) else text
 
 
 def plain_interval(row: Mapping[str, Any] | pd.Series) -> str:

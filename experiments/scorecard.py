@@ -92,15 +92,12 @@ def measured(claim: Difference) -> pd.Series:
     """Our difference with its interval: `mean`, `low`, `high`, `num_seeds`."""
     ours, theirs = compared(claim)
     differences = tidy.paired(ours, theirs, on=["seed"])
-    summary = tidy.summarize(differences[["seed", "score"]].assign(task=claim.task)).iloc[0]
-    if claim.num_rows is None:
-        return summary
-    # As if the two accuracies were on different rows: an upper bound without published predictions.
-    shares = pd.concat([ours, theirs]).score.mean() / 100
-    of_rows = 1.96 * 100 * np.sqrt(2 * shares * (1 - shares) / claim.num_rows)
-    half = np.hypot((summary.high - summary.low) / 2, of_rows)
-    summary["low"], summary["high"] = summary["mean"] - half, summary["mean"] + half
-    return summary
+    summary = tidy.summarize(differences[["seed", "score"]].assign(task=claim.task))
+    if claim.num_rows is not None:
+        # As if the two accuracies were on different rows: an upper bound.
+        accuracy = pd.concat([ours, theirs]).score.mean()
+        summary = tidy.widened(summary, 2**0.5 * tidy.sampling_error(accuracy, claim.num_rows))
+    return summary.iloc[0]
 
 
 def lead(task: str, title: str, folder: str, level: float = 0.5) -> Difference:

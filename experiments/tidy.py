@@ -164,6 +164,31 @@ def summarize(scores: pd.DataFrame) -> pd.DataFrame:
     return table.assign(low=table["mean"] - half, high=table["mean"] + half)
 
 
+def sampling_error(accuracy: Any, num_rows: Any) -> Any:
+    """Returns the standard error, in points, of an accuracy in percent on a sample of rows."""
+    share = accuracy / 100
+    return 100 * np.sqrt(share * (1 - share) / num_rows)
+
+
+def widened(summary: pd.DataFrame, errors: Any) -> pd.DataFrame:
+    """Returns intervals of `summarize` that include another, independent standard error."""
+    half = np.hypot((summary.high - summary.low) / 2, 1.96 * errors)
+    return summary.assign(low=summary["mean"] - half, high=summary["mean"] + half)
+
+
+def with_rows(table: pd.DataFrame, frame: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Widens intervals over seeds, from `summarize`, by those over rows in results.csv.
+
+    With too few seeds, the result is the interval over rows alone.
+    """
+    rows = frame[frame.metric == metric].groupby(CELL, sort=False)[["low", "high"]].first()
+    table = table.join(rows.add_suffix("_rows"), on=CELL)
+    # Seeds that agree have no interval of their own.
+    seeds = ((table.high - table.low) / 2).fillna(0)
+    half = np.hypot(seeds, (table.high_rows - table.low_rows) / 2)
+    return table.assign(low=table["mean"] - half, high=table["mean"] + half)
+
+
 def bootstrap(count: int, statistic: Callable[[np.ndarray], Any]) -> np.ndarray:
     """Returns the ends of the 95 % bootstrap interval of a statistic.
 

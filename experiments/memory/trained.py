@@ -313,23 +313,22 @@ def between(snr_db: pd.Series) -> str:
 
 
 def gain_table(gained: pd.DataFrame, titles: Mapping[Any, str], protocol: str) -> Table:
-    """Returns what memory adds to each model: task and model by SNR, with intervals over rows."""
-    keys = ["task", "model", "level"]
-    # Intervals are of one draw at one site.
+    """Returns what memory adds to each model: task and model by SNR."""
+    # Intervals over rows are of one draw at one site.
     rows = tidy.select(gained, protocol=protocol, site=gained.site.iloc[0], draw=0)
-    rows = rows.groupby(keys, sort=False, as_index=False)
-    rows = rows.agg(mean=("score", "mean"), low=("low", "first"), high=("high", "first"))
+    seeds = rows.seed.nunique()
+    rows = tidy.with_rows(tidy.summarize(tidy.scores(rows, "gain")), rows, "gain")
     levels, thinned = shown(sorted(rows.level.unique()))
     rows = rows[rows.level.isin(levels)]
     heads = {level: decibels(round(float(-20 * np.log10(level)), 1)) for level in rows.level}
+    over = "seeds and test rows" if seeds >= tidy.MIN_SEEDS else "test rows, not over seeds"
     return report.pivot(
         rows.assign(name=joined(rows, "model", titles)).sort_values("level", kind="stable"),
         index="name",
         columns="level",
         titles=heads,
         caption=f"Score with memory minus score without, {titles[protocol]}, mean over seeds"
-        f"{thinned}. "
-        "Brackets here: 95 % bootstrap over test rows, which leaves out the choice of seeds.",
+        f"{thinned}. Brackets here: 95 % over {over}.",
     )
 
 

@@ -210,16 +210,6 @@ def of_words(cell: Cell, test: Any, predicted: CellPredictions) -> dict[str, np.
     return {name: np.array([each[name] for each in shares]) for name in shares[0]}
 
 
-def with_rows(table: pd.DataFrame, frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Widens intervals over seeds, from `tidy.summarize`, by those over rows in results.csv."""
-    rows = frame[frame.metric == metric].groupby(tidy.CELL, sort=False)[["low", "high"]].first()
-    table = table.join(rows.add_suffix("_rows"), on=tidy.CELL)
-    # Seeds that agree have no interval of their own; too few seeds must not narrow this one.
-    seeds = ((table.high - table.low) / 2).fillna(0).where(table.num_seeds >= tidy.MIN_SEEDS)
-    half = np.hypot(seeds, (table.high_rows - table.low_rows) / 2)
-    return table.assign(low=table["mean"] - half, high=table["mean"] + half)
-
-
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
     frame = tidy.read(folder)
@@ -233,7 +223,9 @@ def page(folder: Path) -> Page:
     titles = gaussian.titles([*tasks, plan["tuned_on"]]) | TITLES | conditions.CORRUPTIONS
     scores, gains = (
         tidy.ordered(
-            with_rows(tidy.summarize(tidy.scores(frame, metric)), frame, metric), "model", [*TITLES]
+            tidy.with_rows(tidy.summarize(tidy.scores(frame, metric)), frame, metric),
+            "model",
+            [*TITLES],
         )
         for metric in ("score", "gain")
     )

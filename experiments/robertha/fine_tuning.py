@@ -44,7 +44,10 @@ from experiments.settings import Noise, resolved
 REPRODUCES = "Robertha, Tables 2 and 3, on a pretrained encoder, with its own tokenizer"
 
 LEVELS = (0.5, 1.0, 2.0, 3.0, 5.0)  # +6 to -14 dB
-HOLM = "Verdicts that name an SNR are corrected for the number of SNRs (Holm); bold is not."
+HOLM = (
+    "Verdicts that name an SNR are corrected for the number of SNRs (Holm); bold is not. No "
+    "difference is bold at an SNR that averages leave out."
+)
 HOPFIELD = (
     "Hopfield attention: each query is updated over the layer's keys until it converges, or once, "
     "before attention reads the values."
@@ -86,7 +89,7 @@ def page(folder: Path) -> Page:
         notes=[*each.notes, HOLM, *defined(measured.scores.model.unique())],
         tables=[
             *each.tables,
-            *level_table(measured.scores, measured.titles),
+            *level_table(measured.scores, measured.titles, constants),
             clean_scores(measured.scores, measured.titles, constants),
         ],
     )
@@ -105,11 +108,17 @@ def differences_by_level(scores: pd.DataFrame) -> pd.DataFrame:
     return table.assign(noise=[gaussian.noise_label("matched", each) for each in table.level])
 
 
-def level_table(scores: pd.DataFrame, titles: Mapping[str, str]) -> list[Table]:
+def level_table(
+    scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[str, float]
+) -> list[Table]:
     """Returns the table of differences from the first model, a column per SNR, if there are any."""
     table = differences_by_level(scores)
     if table.empty:
         return []
+    kept = differences_by_level(gaussian.informative(scores, constants))
+    keys = ["task", "level"]
+    shown = pd.MultiIndex.from_frame(table[keys]).isin(pd.MultiIndex.from_frame(kept[keys]))
+    table = table.assign(bold=shown)
     lines = table.task.map(titles) + ", " + table.model.map(titles)
     lines = tidy.ordered(table.assign(line=lines), "model", list(scores.model.unique()))
     baseline = titles[gaussian.reference(list(scores.model.unique()))]
@@ -139,19 +148,21 @@ def clean_scores(
 def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[str, float]) -> str:
     """Returns each model's difference from the first at the same SNR; empty for a single model."""
     baseline = gaussian.reference(list(scores.model.unique()))
-    means = gaussian.differences(scores, baseline=baseline, over=["level"])
+    kept = gaussian.informative(scores, constants)
+    means = gaussian.differences(kept, baseline=baseline, over=["level"])
+    cleans = means[means.panel == "clean"]
     means = means[(means.protocol == "matched") & (means.site == "token")]
-    if means.empty:
-        return ""
     unlearned = gaussian.not_learned(scores, constants).index
-    sentences, levels = [], differences_by_level(scores)
-    high, low = levels.noise.iloc[0], levels.noise.iloc[-1]
-    noise = f"with noise at {high}" if high == low else f"with noise from {high} to {low}"
+    sentences, levels = [], differences_by_level(kept)
     for task, rows in means.groupby("task", sort=False):
+        noise = levels[levels.task == task].noise
+        high, low = noise.iloc[0], noise.iloc[-1]
+        noise = f"with noise at {high}" if high == low else f"with noise from {high} to {low}"
         findings: dict[str, list[str]] = {}
         for _, row in rows.iterrows():
             curve = tidy.select(levels, task=task, model=row.model)
-            verdict, numbers = finding(rows[rows.model == row.model], curve)
+            clean = tidy.select(cleans, task=task, model=row.model)
+            verdict, numbers = finding(rows[rows.model == row.model], curve, clean)
             each = f"{titles[row.model]} ({numbers})"
             if {(task, row.model), (task, baseline)} & set(unlearned):
                 verdict, each = "Not learned, so no verdict", titles[row.model]
@@ -164,20 +175,24 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[s
     return " ".join(sentences)
 
 
-def finding(mean: pd.DataFrame, curve: pd.DataFrame) -> tuple[str, str]:
+def finding(mean: pd.DataFrame, curve: pd.DataFrame, clean: pd.DataFrame) -> tuple[str, str]:
     """Returns what a model's differences from the first show, and the numbers that show it.
 
     Args:
         mean: The difference averaged over levels, one row.
         curve: The differences by level.
+        clean: The difference without noise, one row.
     """
-    words = gaussian.finding(mean)
+    words, depends = gaussian.finding(mean), "A difference that depends on the noise"
     clear = curve[tidy.rejected(curve)]
     opposite = clear["mean"].min() < 0 < clear["mean"].max()
     # Their mean can hide differences.
-    if clear.empty or not (opposite or words == gaussian.NO_LEAD):
-        return words, report.plain_interval(mean.iloc[0])
-    ends = clear.loc[[*{clear["mean"].idxmin(), clear["mean"].idxmax()}]].sort_values("level")
-    parts = (f"{report.plain_interval(end)} at {end.noise}" for _, end in ends.iterrows())
-    words = f"{'Lower' if clear['mean'].iloc[0] < 0 else 'Higher'} scores at some SNRs"
-    return "A difference that depends on the noise" if opposite else words, report.joined(parts)
+    if not clear.empty and (opposite or words == gaussian.NO_LEAD):
+        ends = clear.loc[[*{clear["mean"].idxmin(), clear["mean"].idxmax()}]].sort_values("level")
+        parts = (f"{report.plain_interval(end)} at {end.noise}" for _, end in ends.iterrows())
+        some = f"{'Lower' if clear['mean'].iloc[0] < 0 else 'Higher'} scores at some SNRs"
+        return depends if opposite else some, report.joined(parts)
+    numbers, both = report.plain_interval(mean.iloc[0]), pd.concat([mean, clean])
+    if (both.low > 0).any() and (both.high < 0).any():
+        return depends, f"{numbers}, but {report.plain_interval(clean.iloc[0])} without noise"
+    return words, numbers

@@ -185,6 +185,38 @@ def near_baseline(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.Da
     return means[means.score - means.constant < least]
 
 
+def informative(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.DataFrame:
+    """Returns the scores without noise levels at which no model still does the task.
+
+    There, no model that has learned it is well above the majority baseline, and differences only
+    show which model stays closer to the majority answer. Tasks without other levels stay whole.
+    """
+
+    def any_above(rows: pd.DataFrame) -> bool:
+        return len(near_baseline(rows, constants)) < rows.model.nunique()
+
+    keys = ["task", *tidy.CONDITION]
+    unlearned = not_learned(scores, constants).index
+    learned = ~pd.MultiIndex.from_frame(scores[["task", "model"]]).isin(unlearned)
+    able = scores[(scores.level > 0) & learned].groupby(keys, sort=False).filter(any_above)
+    kept = pd.MultiIndex.from_frame(scores[keys]).isin(pd.MultiIndex.from_frame(able[keys]))
+    return scores[kept | (scores.level == 0) | ~scores.task.isin(able.task)]
+
+
+def left_out_note(scores: pd.DataFrame, kept: pd.DataFrame, titles: Mapping[Any, str]) -> list[str]:
+    """Returns the note on noise levels that `informative` leaves out of averages, if any."""
+    parts, several = [], scores.task.nunique() > 1
+    for (site, protocol), panel in panels(scores).items():
+        for task, rows in tidy.select(scores, site=site, protocol=protocol).groupby("task"):
+            same = tidy.select(kept, task=task, site=site, protocol=protocol)
+            if levels := sorted({*rows.level} - {*same.level}):
+                name = panel.replace("\n", " ") + (f", {titles[task]}" if several else "")
+                labels = report.joined(noise_label(protocol, level) for level in levels)
+                parts.append(f"{name}: {labels}")
+    text = "Averages leave out noise levels at which no model is well above the majority baseline"
+    return [f"{text} ({'; '.join(parts)})."] if parts else []
+
+
 def learned_by_none(scores: pd.DataFrame, unlearned: pd.DataFrame) -> list[str]:
     """Returns the tasks of `not_learned` that no model has learned."""
     counts = scores[scores.level == 0].groupby("task").model.nunique().to_dict()

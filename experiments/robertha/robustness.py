@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pandas as pd
 
-from experiments import report
+from experiments import report, tidy
 from experiments.figures import bands
 from experiments.models import Variant, variant, with_flags
 from experiments.report import Page
@@ -134,12 +134,12 @@ def page(folder: Path) -> Page:
     shown = gaussian.with_average(scores) if len(tasks) > 1 else scores
     subject = shown.task.iloc[0]
     baseline, constants = gaussian.reference(models), gaussian.constants(measured)
-    lines = gaussian.lines(shown, constants)
+    lines, averaged = gaussian.lines(shown, constants), gaussian.informative(shown, constants)
     unlearned = gaussian.not_learned(scores, constants)
     by_none = [titles[name] for name in gaussian.learned_by_none(scores, unlearned)]
     tables = gap_table(scores, titles)
     if len(models) > 1:
-        contrasts = gaussian.differences(shown, baseline=baseline, over=["level"])
+        contrasts = gaussian.differences(averaged, baseline=baseline, over=["level"])
         contrasts = contrasts[contrasts.task == subject]
         over = f" and over {len(tasks)} tasks." if len(tasks) > 1 else "."
         caption = f"Score minus {titles[baseline]}: clean, and averaged over noise levels{over}"
@@ -167,6 +167,7 @@ def page(folder: Path) -> Page:
     notes = [
         *gaussian.unlearned_note(scores, unlearned, titles),
         *measured.notes,
+        *gaussian.left_out_note(shown[shown.task == subject], averaged, titles),
         *gaussian.few_rows_note(measured),
     ]
     learned_none = {
@@ -175,7 +176,7 @@ def page(folder: Path) -> Page:
     return report.Page(
         title=f"Robustness to Gaussian noise: {names}",
         answer=learned([titles[name] for name in tasks], by_none)
-        + answer(shown, titles, baseline, learned_none),
+        + answer(shown, averaged, titles, baseline, learned_none),
         pictures={"robustness": picture},
         tables=tables,
         notes=notes,
@@ -206,12 +207,17 @@ def learned(tasks: Sequence[str], barely: Collection[str]) -> str:
 
 
 def answer(
-    scores: pd.DataFrame, titles: Mapping[str, str], baseline: str, unlearned: Collection[str] = ()
+    scores: pd.DataFrame,
+    averaged: pd.DataFrame,
+    titles: Mapping[str, str],
+    baseline: str,
+    unlearned: Collection[str] = (),
 ) -> str:
     """Returns the page's answer: any lead at equal noise, and the source of the paper's gap.
 
     Args:
         scores: From `tidy.scores`; the first task is reported.
+        averaged: The scores to average over noise levels.
         titles: Names of models and tasks.
         baseline: The model that others are compared with.
         unlearned: Models that learned none of the tasks, which are no evidence on robustness.
@@ -220,11 +226,16 @@ def answer(
     if not others:
         return f"Only {titles[baseline]} is measured, so there is nothing to compare."
     model = "robertha" if "robertha" in others else others[0]
-    compared = scores[(scores.task == scores.task.iloc[0]) & scores.model.isin([model, baseline])]
-    table = gaussian.differences(compared, baseline=baseline, over=["level"])
+    pair = {"task": scores.task.iloc[0], "model": [model, baseline]}
+    compared = tidy.select(scores, **pair)
+    table = tidy.select(averaged, **pair)
+    table = gaussian.differences(table, baseline=baseline, over=["level"])
     noisy = table[table.panel != "clean"]
     if noisy.empty:
-        return f"{titles[model]} and {titles[baseline]} share no seed under noise."
+        return (
+            f"No comparison of {titles[model]} and {titles[baseline]} under noise: they share no "
+            "seed, or no noise level at which one is well above the majority baseline."
+        )
     normalized = (noisy.site == "embedding") & gaussian.same_snr(compared)
     rows, where = noisy[(noisy.protocol != "sigma") | normalized], "at the same site and SNR"
     if rows.empty:
@@ -244,9 +255,8 @@ def answer(
         "points, mean over noise levels."
     )
     if model != (remembering := f"{baseline}-memory") and remembering in others:
-        pair = scores[(scores.task == scores.task.iloc[0])
-                      & scores.model.isin([remembering, baseline])]  # fmt: skip
-        leads = gaussian.differences(pair, baseline=baseline, over=["level"])
+        two = tidy.select(averaged, task=pair["task"], model=[remembering, baseline])
+        leads = gaussian.differences(two, baseline=baseline, over=["level"])
         leads = leads[(leads.site == "token") & (leads.protocol == "matched")]
         text += "".join(
             f" Retrieving its token embeddings from the vocabulary gives {titles[baseline]} "

@@ -78,16 +78,49 @@ def test_fine_tuned_models_are_compared_with_the_first():
         assert row[0] == f"SST-2, fine-tuned encoder{title}" and row[2] == "50.9"
         assert float(row[1].split()[0]) == pytest.approx(clean[model], abs=0.051)
     assert not fine_tuning.answer(ordered[ordered.model == "pretrained"], titles, {})
-    assert not fine_tuning.level_table(ordered[ordered.model == "pretrained"], titles)
+    assert not fine_tuning.level_table(ordered[ordered.model == "pretrained"], titles, {})
     ours = ordered.model == "pretrained-esr"
     noise = np.random.default_rng(0).normal(size=len(ordered))
     crossing = np.where(ordered.level == 0.5, -8.2, 3.8)  # with the lead of 2.2: -6 and 6
     ordered.loc[ours, "score"] += (crossing + 0.1 * noise)[ours]
     text = fine_tuning.answer(ordered, titles, {})
     assert "**A difference that depends on the noise** for fine-tuned encoder + ESR (−" in text
-    (table,) = fine_tuning.level_table(ordered, titles)
+    (table,) = fine_tuning.level_table(ordered, titles, {})
     line = table.rows[0]
     assert line[1].startswith("**−") and line[2].startswith("**+")
+    weaker = ordered.assign(score=ordered.score.where(ordered.level != 2, ordered.score - 30))
+    (table,) = fine_tuning.level_table(weaker, titles, {"sst2": 60.0})
+    assert [cell[:3] for cell in table.rows[0][1:3]] == ["**−", line[2][2:5]]  # not bold
+    clean = ours & (ordered.level == 0)
+    harmed = ordered.assign(score=ordered.score.mask(clean, ordered.score - 9))
+    harmed.loc[ours & (ordered.level > 0), "score"] += 9  # a lead at all levels
+    text = fine_tuning.answer(harmed, titles, {})
+    assert "**A difference that depends on the noise** for fine-tuned encoder + ESR (+" in text
+    assert "] without noise)" in text
+
+
+def test_averages_leave_out_noise_at_which_no_model_does_the_task():
+    scores = made_up(site_matters)
+    matched = (scores.protocol == "matched") & (scores.site == "token")
+    strongest = scores.level.max()
+    lost = scores.assign(score=scores.score.mask(matched & (scores.level == strongest), 47.0))
+    constants = {"sst2": 44.0}
+    kept = gaussian.informative(lost, constants)
+    dropped = lost.drop(kept.index)
+    assert set(dropped.level) == {strongest} and (matched & (lost.level == strongest)).sum() == len(
+        dropped
+    )
+    (note,) = gaussian.left_out_note(lost, kept, gaussian.titles(["sst2"]))
+    label = gaussian.noise_label("matched", strongest)
+    assert note.endswith(f"(noise on token embeddings, same SNR: {label}).")
+    # One model that still does it keeps the level; one that never learned it does not.
+    able = lost.score.mask(matched & (lost.model == "robertha"), 70.0)
+    assert len(gaussian.informative(lost.assign(score=able), constants)) == len(lost)
+    forgot = able.mask((lost.model == "robertha") & (lost.level == 0), 44.0)
+    assert len(gaussian.informative(lost.assign(score=forgot), constants)) == len(kept)
+    # Nothing is left out of a task without any other level, or without a known baseline.
+    assert len(gaussian.informative(lost, {"sst2": 95.0})) == len(lost)
+    assert len(gaussian.informative(lost, {})) == len(lost)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +163,7 @@ def test_models_that_did_not_learn_their_task_are_named():
     assert note(scores.assign(num_examples=64), 70.0)  # few rows
     alone = scores.assign(score=scores.score.where(scores.model != "robertha", 70.0))
     assert note(alone, 70.0) == "SST-2 (Robertha: 70.0; majority baseline 70.0)."
-    text = robustness.answer(alone, titles, "tinybert", {"robertha"})
+    text = robustness.answer(alone, alone, titles, "tinybert", {"robertha"})
     assert text.startswith("**No verdict on a lead: Robertha against TinyBERT")
     assert "as Robertha did not learn SST-2" in text
 

@@ -120,3 +120,24 @@ def test_a_wrong_file_or_column_is_named(tmp_path):
         wrong.to_csv(tmp_path / "results.csv", index=False)
         with pytest.raises(ValueError, match=message):
             tidy.read(tmp_path)
+
+
+def test_intervals_include_the_sampling_of_rows():
+    assert tidy.sampling_error(80.0, 400) == pytest.approx(2.0)
+    values = [70.0, 72.0, 74.0]
+    each = pd.DataFrame({"task": "t", "seed": [1, 2, 3], "score": values})
+    plain = tidy.summarize(each)
+    wider = tidy.widened(plain, 3.0)
+    half = np.hypot((plain.high - plain.low) / 2, 1.96 * 3)
+    np.testing.assert_allclose(wider.high - wider["mean"], half)
+    np.testing.assert_allclose(wider["mean"] - wider.low, half)
+    # From results.csv: an interval over rows for each cell, next to the scores of all seeds.
+    frame = each.assign(metric="gain", low=69.0, high=75.0, **dict.fromkeys(tidy.CELL[1:], "x"))
+    seeds = tidy.summarize(tidy.scores(frame, "gain"))
+    both = tidy.with_rows(seeds, frame, "gain").iloc[0]
+    assert both.high - both["mean"] == pytest.approx(
+        np.hypot((plain.high - plain.low).iloc[0] / 2, 3)
+    )
+    one = frame[frame.seed == 1]
+    alone = tidy.with_rows(tidy.summarize(tidy.scores(one, "gain")), one, "gain").iloc[0]
+    assert (alone.low, alone.high) == (67.0, 73.0)
