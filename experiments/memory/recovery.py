@@ -41,6 +41,7 @@ from hopfax.train.progress import Progress
 REPRODUCES = "Privacy of noisy embeddings: BeamClean (2505.13758), d_X-privacy (2411.13784)"
 EXPLAINED = -12.0  # dB, of the bins
 NUM_BINS = 6
+FEW_ERRORS = 20  # of fewer, no shares are given
 NEARLY_ALL = 99.5  # % of the tokens; the few errors above have no shares worth quoting
 SPECIAL = {"[CLS]", "[SEP]", "<s>", "</s>"}
 BEAMCLEAN = {"nearest": 42.1, "language model": 74.3}
@@ -321,6 +322,8 @@ def page(folder: Path) -> Page:
         for metric, title in (("recovered", "measured"), ("predicted", "predicted"))
     }
     kinds = {name: at(metric="errors", model="nearest", group=name) for name in KINDS}
+    counted = tidy.select(frame, metric="errors", model="nearest").groupby("snr_db").num_examples
+    counts = {db: int(count) for db, count in counted.first().items()}
     by_frequency, with_prior = (
         tidy.select(frame, metric="measured", model=decoder, group="frequency")
         .sort_values("place")
@@ -343,9 +346,10 @@ def page(folder: Path) -> Page:
         sentences.append(
             "arXiv 2411.13784 reports that words recovered wrongly are unrelated to the original "
             "ones. Of the nearest-token decoder's errors, "
-            f"{kinds['unrelated'].get(low, 0):.0f} % are unrelated at "
-            f"{decibels(low)}, and {kinds['unrelated'].get(lost[0], 0):.0f} % at "
-            f"{decibels(lost[0])}, where {100 - nearest[lost[0]]:.1f} % of the tokens are wrong."
+            f"{kinds['unrelated'].get(low, 0):.0f} % are unrelated at {decibels(low)}. At "
+            f"{decibels(lost[0])}, where {100 - nearest[lost[0]]:.1f} % of the tokens are wrong, "
+            f"{kinds['unrelated'].get(lost[0], 0) * counts[lost[0]] / 100:.0f} of "
+            f"{counts[lost[0]]} errors are unrelated."
         )
     if len(by_frequency):
         sentences.append(
@@ -386,14 +390,16 @@ def page(folder: Path) -> Page:
                 "Tokens recovered, %.",
             ),
             report.Table(
-                ["SNR, dB", "errors", *KINDS.values()],
+                ["SNR, dB", "% of all tokens", "errors", *KINDS.values()],
                 [
                     [report.number(db, 0), report.number(100 - nearest[db]),
-                     *(report.number(each.get(db, np.nan), 0) for each in kinds.values())]
+                     f"{counts.get(db, 0):,}",
+                     *(report.number(each[db], 0) if counts.get(db, 0) >= FEW_ERRORS else "n/a"
+                       for each in kinds.values())]
                     for db in levels
                 ],
-                "Errors of the nearest-token decoder (% of all tokens), and their kinds (% of the "
-                "errors).",
+                f"Errors of the nearest-token decoder, and their kinds in % of {FEW_ERRORS} or "
+                "more errors.",
             ),
         ],
         notes=[

@@ -446,13 +446,13 @@ def page(folder: Path) -> Page:
     degree, variance = (tidy.select(of_many, quantity=each).iloc[0] for each in ("D", "variance"))
     counts = {each: verdicts.count(each) for each in dict.fromkeys(verdicts)}
     answer = (
-        "**The bound from noise stability on the weight of degree T and above is "
+        "**On the weight of degree T and above, the bound from noise stability is "
         + report.joined(f"{each} in {n} of {len(verdicts)} cases" for each, n in counts.items())
-        + ", compared with the bound I/T from influence.** It is tighter at some ρ only if D, the "
-        f"mean degree weighted by influence, exceeds T. At {plan['num_tokens']} tokens, D is "
-        f"{report.bracketed(degree)} ({WEIGHTS[first]}), and T is {PAPER_DEGREE}. The ratios in "
-        "the paper's Table 1 require weight at much higher degrees (last column), or two bounds "
-        "with different normalizations."
+        + " than the bound from influence.** It can only be tighter if D, the mean degree weighted "
+        f"by influence, exceeds T. At {plan['num_tokens']} tokens, D is {report.bracketed(degree)} "
+        f"({WEIGHTS[first]}), and T is {PAPER_DEGREE}. For ratios such as those in the paper's "
+        "Table 1, weight at much higher degrees is necessary (last column), or two bounds with "
+        "different normalizations."
     )
     drawn = table[table.quantity.isin([TAIL, MARKOV, LEMMA])]
     rhos = table[table.quantity == LEMMA][["panel", "weights", "rho"]]

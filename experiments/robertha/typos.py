@@ -98,18 +98,16 @@ def page(folder: Path) -> Page:
         noisy = gaps[gaps.corruption != "none"]
         findings: dict[str, list[str]] = {}
         for model, rows in noisy[noisy.task == tasks[0]].groupby("model", sort=False):
-            clear = rows[rows.low > 0] if (rows.low > 0).any() else rows[rows.high < 0]
-            largest = tidy.largest(clear if len(clear) else rows)
-            finding = f"{report.plain_interval(largest)} under {titles[largest.corruption]}"
-            findings.setdefault(gaussian.finding(rows), []).append(f"{titles[model]} ({finding})")
+            low, high = report.signed(rows["mean"].min()), report.signed(rows["mean"].max())
+            each = f"{titles[model]} ({low if low == high else f'{low} to {high}'})"
+            findings.setdefault(gaussian.finding(rows), []).append(each)
         parts = [f"**{name}** for {report.joined(each)}." for name, each in findings.items()]
         corruptions = report.joined(titles[each] for each in noisy.corruption.unique())
         answer = (
             f"On {titles[tasks[0]]} under {corruptions} (baseline: {titles[baseline]}): "
             f"{' '.join(parts)} Numbers are differences in points, averaged over the rates: the "
-            "largest one whose interval excludes zero, or else the largest. Intervals that exclude "
-            f"zero: {tidy.clear(noisy)} of {len(noisy)} ({0.05 * len(noisy):.1f} are expected by "
-            "chance)."
+            f"lowest and the highest. Of {len(noisy)} intervals, {tidy.clear(noisy)} exclude zero, "
+            f"and {tidy.significant(noisy)} after Holm's correction."
         )
         compared = report.pivot(
             gaps.assign(line=gaps.task.map(titles) + ", " + gaps.model.map(titles)),
