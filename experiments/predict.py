@@ -48,7 +48,7 @@ def run(config: Config) -> None:
     Raises:
         FileExistsError: The folder to save to exists.
         ValueError: The run has several models or tasks, the task has other inputs or outputs, or
-            the model cannot be saved.
+            the model has a denoiser other than memory.
         FileNotFoundError: The folder is no run, or the model is not trained.
     """
     import numpy as np
@@ -102,8 +102,8 @@ def load(config: Config) -> dict[int, Classifier]:
     if config.texts and is_pair != bool(config.pair):
         raise ValueError(f"{task} is on {'pairs: set --pair' if is_pair else 'single texts'}")
     job = runs.Job(task, model, flags.encoder.models([model])[model], ())
-    if config.save and job.variant.denoiser not in ("none", "memory"):
-        raise ValueError(f"--model cannot be saved with its denoiser: {model}")
+    if job.variant.denoiser not in ("none", "memory"):
+        raise ValueError(f"--model must have memory or no denoiser, got {model}")
     if not (cell := folder.parents[1] / "cells" / runs.spec_of(flags, job, data).id).is_dir():
         raise FileNotFoundError(f"{model} is not trained on {task}: there is no {cell}")
     trained = runs.open_cell(flags, job, data)

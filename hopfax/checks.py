@@ -12,6 +12,13 @@ def is_traced(values: Any) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(values))
 
 
+def one_array(output: Any) -> Any:
+    """Returns a function's output; raises a TypeError unless it is a single array."""
+    if not jax.tree_util.treedef_is_leaf(jax.tree.structure(output)):
+        raise TypeError(f"fn must return one array, got a {type(output).__name__}")
+    return output
+
+
 def check_range(low: float, high: float = np.inf, *, ends: str = "[]", **values: Any) -> None:
     """Raises a ValueError unless all numbers are in an interval; traced values are not checked.
 

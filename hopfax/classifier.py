@@ -69,7 +69,7 @@ class Classifier:
         labels: Distinct names of the model's outputs, in order; at least two.
 
     Raises:
-        ValueError: The labels or the vocabulary do not fit the model.
+        ValueError: The parameters, the labels or the vocabulary do not fit the model.
 
     Example:
         >>> import hopfax
@@ -93,6 +93,13 @@ class Classifier:
     ):
         self.model, self.params, self.vocabulary = model, params, vocabulary
         self.labels = tuple(labels)
+        present, expected = (
+            {name: leaf.shape for name, leaf in named_leaves(tree).items()}
+            for tree in (params, jax.eval_shape(model.init, jax.random.key(0)))
+        )
+        if problems := mismatches(present, expected):
+            more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+            raise ValueError(f"params must be of one seed of the model: {problems[0]}{more}")
         self.config: dict[str, Any] = json.loads(model.apply(params, method=lambda net: net.config))
         if len(self.labels) != self.config["num_outputs"] or len(self.labels) < 2:
             raise ValueError(
@@ -103,9 +110,10 @@ class Classifier:
             raise ValueError(f"labels must be strings, got {reprlib.repr(self.labels)}")
         if len(set(self.labels)) < len(self.labels):
             raise ValueError(f"labels must be distinct, got {', '.join(self.labels)}")
-        if vocabulary.size > self.config["vocab_size"]:
+        most = self.config["vocab_size"]  # rounded up in some models, as `read_tokenizer` allows
+        if not 0.9 * most <= vocabulary.size <= most:
             raise ValueError(
-                f"vocabulary must have at most the model's {self.config['vocab_size']} tokens, got "
+                f"vocabulary must have 90 to 100 % of the model's {most} tokens, got "
                 f"{vocabulary.size}"
             )
 
@@ -124,7 +132,7 @@ class Classifier:
 
         Raises:
             TypeError: `texts` is one string.
-            ValueError: There are no texts, or one is empty.
+            ValueError: There are no texts, one is empty, or an output is not finite.
         """
         longest = self.config["max_length"]
         encoded = encode_texts(texts, self.vocabulary, max_length=longest)
@@ -132,6 +140,8 @@ class Classifier:
         buckets = bucketed(encoded, boundaries=edges, pad_id=self.vocabulary.pad_id)
         stacked = jax.tree.map(lambda leaf: leaf[None], self.params)
         logits = predict(self._predictor, stacked, buckets, noise=noise).logits[0]
+        if len(wrong := np.flatnonzero(~np.isfinite(logits).all(axis=1))):
+            raise ValueError(f"the model's outputs are not finite for text {wrong[0]}")
         probabilities = np.asarray(jax.nn.softmax(logits))
         return Prediction([self.labels[i] for i in probabilities.argmax(1)], probabilities)
 
@@ -157,10 +167,10 @@ class Classifier:
         unfinished.mkdir(parents=True)
         try:
             self._write(unfinished)
+            unfinished.rename(folder)
         except BaseException:
             shutil.rmtree(unfinished)
             raise
-        unfinished.rename(folder)
 
     def _write(self, folder: Path) -> None:
         own = {
@@ -192,6 +202,8 @@ class Classifier:
         for name, value in (("special_tokens_map", special), ("config", config)):
             text = json.dumps(value, indent=2, ensure_ascii=False)
             (folder / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
+        # `save_file` lets only the owner read its file.
+        shutil.copymode(folder / "config.json", folder / "model.safetensors")
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> "Classifier":

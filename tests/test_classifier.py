@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import warnings
+from functools import partial
 
 import jax
 import numpy as np
@@ -10,7 +11,14 @@ import pytest
 
 from hopfax.classifier import Classifier
 from hopfax.data import Example, encode, train_vocabulary
-from hopfax.nn import robertha, tinybert, with_memory
+from hopfax.nn import (
+    Encoder,
+    SoftmaxAttention,
+    functional,
+    robertha,
+    tinybert,
+    with_memory,
+)
 from hopfax.nn.models import PRESETS, universal_bert
 from hopfax.train.evaluate import Noise
 
@@ -130,5 +138,48 @@ def test_labels_and_vocabulary_must_fit_the_model(small):
         with pytest.raises(ValueError, match=message):
             Classifier(small.model, small.params, VOCABULARY, labels)
     larger = dataclasses.replace(VOCABULARY, tokens=(*VOCABULARY.tokens, "more"))
-    with pytest.raises(ValueError, match=f"at most the model's {VOCABULARY.size} tokens"):
-        Classifier(small.model, small.params, larger, LABELS)
+    smaller = dataclasses.replace(VOCABULARY, tokens=VOCABULARY.tokens[:-9])
+    for other in (larger, smaller):
+        message = f"90 to 100 % of the model's {VOCABULARY.size} tokens, got {other.size}"
+        with pytest.raises(ValueError, match=message):
+            Classifier(small.model, small.params, other, LABELS)
+
+
+def test_parameters_must_be_of_one_seed(small):
+    stacked = jax.tree.map(lambda leaf: leaf[None], small.params)
+    message = r"params must be of one seed of the model: .* must have shape .*, got \(1, "
+    with pytest.raises(ValueError, match=message):
+        Classifier(small.model, stacked, VOCABULARY, LABELS)
+    fewer = {name: leaf for name, leaf in small.params.items() if name != "norm"}
+    with pytest.raises(ValueError, match=r"missing tensor norm\.bias, and 1 more"):
+        Classifier(small.model, fewer, VOCABULARY, LABELS)
+
+
+def test_outputs_that_are_not_finite_have_no_label(small):
+    broken = jax.tree.map(lambda leaf: leaf * np.nan, small.params)
+    with pytest.raises(ValueError, match="outputs are not finite for text 0"):
+        Classifier(small.model, broken, VOCABULARY, LABELS).predict(TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "family"),
+    [
+        ({"num_types": 2, "separator": 3}, "bert"),
+        ({"num_types": 2, "position_offset": 2}, "roberta"),
+        ({"num_types": 2}, "hopfax"),  # BERT gives the second text another type
+        ({"num_types": 2, "position_offset": 2, "separator": 3}, "hopfax"),
+        ({"num_types": 2, "separator": 3, "norm_first": True}, "hopfax"),
+        ({"num_types": 2, "separator": 3, "attention": SoftmaxAttention}, "hopfax"),
+    ],
+)
+def test_only_what_other_libraries_compute_alike_is_saved_as_theirs(tmp_path, changes, family):
+    attention = partial(SoftmaxAttention, num_heads=2)
+    options = {"attention": attention, "num_layers": 1, "norm_first": False, **SIZES, **changes}
+    saved = classifier(functional(lambda rngs: Encoder(VOCABULARY.size, 3, **options, rngs=rngs)))
+    saved.save(tmp_path / "one")
+    document = json.loads((tmp_path / "one" / "config.json").read_text())
+    assert document["model_type"] == family
+    loaded = Classifier.load(tmp_path / "one")
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, saved.params)
+    modes = {path.stat().st_mode for path in (tmp_path / "one").iterdir()}
+    assert len(modes) == 1  # whoever reads one file can read all

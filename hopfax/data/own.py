@@ -52,7 +52,7 @@ def from_rows(
     Raises:
         TypeError: If `texts` is one string.
         ValueError: If a text is empty, all labels are equal, label types are mixed, the numbers of
-            texts and labels differ, or a label does not occur in the training rows.
+            texts and labels differ, or a label of `validation` or `test` is not one of `labels`.
 
     Example:
         >>> from hopfax.data import from_rows

@@ -294,7 +294,8 @@ def forward_backward(
 
     Raises:
         TypeError: If `mask` is not boolean.
-        ValueError: If the shapes are not those of one sequence and its steps.
+        ValueError: If the shapes are not those of one sequence and its steps, or a real position
+            follows one that is not; a traced mask is not checked.
 
     Differentiation:
         Both fields are differentiable in both arrays.
@@ -321,6 +322,8 @@ def forward_backward(
     dtype = jnp.result_type(likelihood, transition, jnp.float32)
     mask = check_mask(mask, shape[:1])
     real = jnp.ones(shape[0], bool) if mask is None else mask
+    if not is_traced(real) and bool(jnp.any(real[1:] > real[:-1])):
+        raise ValueError(f"mask must have its real positions first, got {real.tolist()}")
     # Finite, so that no gradient is nan; sums of n stay finite too.
     likelihood = jnp.where(real[:, None], likelihood, 0).astype(dtype)
     likelihood = jnp.maximum(likelihood, IMPOSSIBLE)

@@ -55,7 +55,7 @@ def energy(
     Raises:
         AssertionError: If the arguments are not one state and its patterns.
         TypeError: If `mask` is not boolean.
-        ValueError: If `beta <= 0`; a traced `beta` is not checked.
+        ValueError: If `beta` is not positive and finite; a traced `beta` is not checked.
 
     Example:
         >>> import jax.numpy as jnp
@@ -179,8 +179,8 @@ def retrieve(
         AssertionError: If the arguments are not one query and its patterns.
         TypeError: If `mask` is not boolean, or the implicit gradient is differentiated in forward
             mode or a second time.
-        ValueError: If `beta <= 0`, `tol < 0`, a number of steps is below 1, or `gradient` or `stop`
-            is not one of the names above. Traced numbers are not checked.
+        ValueError: If `beta` is not positive and finite, `tol < 0`, a number of steps is below 1,
+            or `gradient` or `stop` is not one of the names above. Traced numbers are not checked.
 
     Differentiation:
         See `hopfax.fixed_point.fixed_point`. With `"implicit"`, the gradient with respect to the
@@ -235,7 +235,7 @@ def trajectory(
         A `Trajectory` of `num_steps + 1` states and energies, starting with the query's.
 
     Raises:
-        See `energy`.
+        See `energy`; also a ValueError if `num_steps < 1`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -244,6 +244,7 @@ def trajectory(
         >>> path.states.shape, bool((jnp.diff(path.energies) <= 0).all())
         ((6, 2), True)
     """
+    check_range(1, num_steps=num_steps)
     return _walk(*_prepared(query, patterns, beta, mask), num_steps=num_steps)
 
 
@@ -263,7 +264,7 @@ def _walk(start: Array, params: Params, *, num_steps: int) -> Trajectory:
 def check_beta(beta: Beta, dtype: DTypeLike) -> Float[Array, ""]:
     """Returns `beta` as an array; raises an error unless it is a positive scalar."""
     chex.assert_rank(beta, 0)
-    check_range(0, ends="(]", beta=beta)
+    check_range(0, ends="()", beta=beta)
     return jnp.asarray(beta, dtype)
 
 
@@ -283,6 +284,7 @@ def _prepared(state: Array, patterns: Array, beta: Beta, mask: Mask) -> tuple[Ar
     """Checks the arguments, promotes them to at least float32, and zeroes padded rows."""
     state, patterns = jnp.asarray(state), jnp.asarray(patterns)
     chex.assert_rank([state, patterns], [1, 2])
+    chex.assert_equal_shape_suffix([state, patterns], 1)
     dtype = jnp.result_type(state, patterns, jnp.float32)
     state, patterns = state.astype(dtype), patterns.astype(dtype)
     mask = check_mask(mask, (len(patterns),))

@@ -78,7 +78,7 @@ def eigen_entropy(
 
     Raises:
         AssertionError: If `keys` is not a matrix.
-        ValueError: If the width is below 2, or `entropy` is not one of these.
+        ValueError: If there is no key, the width is below 2, or `entropy` is not one of these.
 
     Differentiation:
         Finite for constant, duplicate, zero and fully padded keys; padded rows get exactly zero.
@@ -230,6 +230,8 @@ def esr_penalty(
 def _gram(keys: Keys, mask: Mask) -> Matrix:
     """The smaller of the Gram matrix and the covariance of the centered keys, up to a factor."""
     chex.assert_rank(keys, 2)
+    if not keys.size:
+        raise ValueError(f"keys must have one or more vectors, got shape {keys.shape}")
     mask = check_mask(mask, (len(keys),))
     keys = keys.astype(jnp.promote_types(keys.dtype, jnp.float32))
     centered = _center(keys, mask)

@@ -270,6 +270,8 @@ class Encoder(nnx.Module):
 
     def embed_tokens(self, ids: Int[Array, "batch tokens"]) -> Tokens:
         """Returns the token embeddings: the *token* site; nan for ids outside the vocabulary."""
+        # By default, negative ids count from the end.
+        ids = jnp.where(ids < 0, self.tokens.num_embeddings, ids)
         tokens = self.embedding_scale * self.tokens(ids)
         if self.padding_idx is None:
             return tokens

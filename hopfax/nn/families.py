@@ -260,7 +260,8 @@ def _split(x: Float[Array, "tokens width"], *, head_width: int) -> Array:
 
 def rows(p: Params, ids: Int[Array, "..."]) -> Float[Array, "... width"]:
     """Looks up embeddings; NaN for ids outside the table."""
-    return jnp.take(p["weight"], ids, axis=0)
+    # By default, negative ids count from the end.
+    return jnp.take(p["weight"], jnp.where(ids < 0, len(p["weight"]), ids), axis=0)
 
 
 def _logits(params: Params, x: Array) -> Array:

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
+from hopfax.checks import check_range
 from hopfax.nn.attention import Mask, SoftmaxAttention, Tokens
 from hopfax.nn.encoder import Attention, Encoder
 from hopfax.nn.families import encoder_positions
 from hopfax.nn.functional import Functional, Params, functional, named_leaves
-from hopfax.nn.pretrained import FAMILIES, Pretrained, PretrainedOutput
+from hopfax.nn.pretrained import FAMILIES, Pretrained, PretrainedOutput, checked_inputs
 
 # Module of a loaded layer -> module of a `Block`'s attention.
 _ATTENTION = {"query": "query", "key": "key", "value": "value", "attention_out": "out"}
@@ -45,12 +46,12 @@ def text_classifier(
         classifier drawn from N(0, 0.02^2); and `apply`.
 
     Raises:
-        ValueError: The model is not an encoder, its activation is not GELU, or `num_outputs` is
-            None and it has no classifier.
+        ValueError: The model is not an encoder, its activation is not GELU, a number is out of
+            range, or `num_outputs` is None and it has no classifier.
 
     Example:
         >>> model = load_pretrained("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
-        >>> classifier = text_classifier(model, 2)  # doctest: +SKIP
+        >>> classifier = text_classifier(model, 2, separator=102)  # doctest: +SKIP
         >>> params = classifier.init(jax.random.key(0))  # doctest: +SKIP
     """
     config = pretrained.config
@@ -60,7 +61,10 @@ def text_classifier(
         raise ValueError(f'hidden_act must be "gelu", got {config["hidden_act"]!r}')
     keep = num_outputs is None
     outputs = len(pretrained.labels) if num_outputs is None else num_outputs
-    if keep and not pretrained.labels:
+    check_range(0, 1, ends="[)", dropout=dropout)
+    if not keep:
+        check_range(1, num_outputs=outputs)
+    elif not pretrained.labels:
         raise ValueError("num_outputs is required: the model has no classifier")
     if issubclass(attention, SoftmaxAttention):
         options = {"dropout": dropout, **options}
@@ -151,8 +155,14 @@ def replace_attention(
         token_types: Int[Array, "batch tokens"] | None = None,
         params: Params = pretrained.params,
     ) -> Any:
-        types = jnp.zeros(jnp.shape(mask), int) if token_types is None else jnp.asarray(token_types)
-        return compiled(params, jnp.asarray(embeddings), types, jnp.asarray(mask) != 0, maps)
+        x, real, types = checked_inputs(
+            jnp.asarray(embeddings),
+            mask,
+            token_types,
+            width=pretrained.table.shape[1],
+            max_length=pretrained.max_length,
+        )
+        return compiled(params, x, types, real, maps)
 
     return pretrained._replace(
         forward=partial(call, maps=False), attention_maps=partial(call, maps=True)
@@ -169,20 +179,24 @@ class TensorName(NamedTuple):
 def family_config(encoder: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the `config.json` of the BERT or RoBERTa that an `Encoder` is, or {} if it is none.
 
-    `encoder` is the encoder's `config`. A BERT has softmax attention, post-LN blocks and token
-    types; the classifier is not part of it if the encoder pools by the mean.
+    `encoder` is the encoder's `config`. A BERT has softmax attention, post-LN blocks, token types
+    and, if there are two types, a separator, which a RoBERTa has not. The classifier is not part of
+    it if the encoder pools by the mean.
     """
-    attention = encoder["attention"]
+    attention, offset = encoder["attention"], encoder["position_offset"]
+    typed = encoder["num_types"] > 1 and encoder["separator"] is not None
     if not (
         attention["name"] == "SoftmaxAttention"
+        and "num_heads" in attention
         and not attention.get("causal")
         and not encoder["norm_first"]
         and encoder["embedding_norm"]
         and encoder["embedding_scale"] == 1
         and encoder["num_types"]
+        and typed == (encoder["num_types"] > 1 and not offset)
     ):
         return {}
-    offset, head = encoder["position_offset"], encoder["pooling"] == "cls"
+    head = encoder["pooling"] == "cls"
     name = "Roberta" if offset else "Bert"
     return {
         "model_type": name.lower(),
@@ -232,7 +246,7 @@ def _loaded(shapes: Params, params: Params) -> Params:
 
     def module(loaded: Params, like: Params) -> Params:
         names = {name: "bias" if name == "bias" else "weight" for name in like}
-        return {name: loaded[names[name]].astype(like[name].dtype) for name in like}
+        return {name: loaded[names[name]] for name in like}
 
     filled = {n: module(params[n], shapes[n]) for n in shapes.keys() & params.keys()}
     filled["blocks"] = {}

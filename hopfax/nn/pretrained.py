@@ -6,7 +6,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 from flax.traverse_util import unflatten_dict
@@ -102,6 +101,8 @@ def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
     """
     folder = model_folder(folder)
     raw = read_json(folder / "config.json")
+    if raw.get("model_type") == "hopfax":
+        raise ValueError(f"{folder} is no BERT or RoBERTa: read it with hopfax.Classifier.load")
     try:
         family, config = _find_family(raw)
         labels = _labels(config) if family.head else ()
@@ -128,15 +129,10 @@ def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
         params: Params = params,
     ) -> tuple[Params, Array, Array, Array]:
         embeddings = jnp.asarray(embeddings, params["tokens"]["weight"].dtype)
-        real = jnp.asarray(mask) != 0
-        chex.assert_shape(embeddings, (*real.shape, width))
-        if real.shape[1] > max_length:
-            raise ValueError(f"texts must have at most {max_length} tokens, got {real.shape[1]}")
         if token_types is not None and "types" not in params:
             raise ValueError(f"token_types must be None for {config['model_type']}")
-        types = jnp.zeros(real.shape, int) if token_types is None else jnp.asarray(token_types)
-        chex.assert_equal_shape([types, real])
-        return params, embeddings, real, types
+        limits = {"width": width, "max_length": max_length}
+        return params, *checked_inputs(embeddings, mask, token_types, **limits)
 
     def forward(embeddings: Any, mask: Any, **options: Any) -> PretrainedOutput:
         return run_forward(*inputs(embeddings, mask, **options))
@@ -146,6 +142,24 @@ def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
 
     table = params["tokens"]["weight"]
     return Pretrained(embed, forward, raw, table, params, max_length, labels, attention_maps)
+
+
+def checked_inputs(
+    embeddings: Array, mask: Any, token_types: Any, *, width: int, max_length: int
+) -> tuple[Array, Array, Array]:
+    """Returns the embeddings, the mask and the token types of a batch of texts, once they fit."""
+    real = jnp.asarray(mask) != 0
+    if real.ndim != 2 or embeddings.shape != (*real.shape, width):
+        raise ValueError(
+            f"embeddings must have shape (batch, tokens, {width}) and mask (batch, tokens), got "
+            f"{embeddings.shape} and {real.shape}"
+        )
+    if real.shape[1] > max_length:
+        raise ValueError(f"texts must have at most {max_length} tokens, got {real.shape[1]}")
+    types = jnp.zeros(real.shape, int) if token_types is None else jnp.asarray(token_types)
+    if types.shape != real.shape:
+        raise ValueError(f"token_types must have shape {real.shape}, got {types.shape}")
+    return embeddings, real, types
 
 
 # -- Families --------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from hopfax.checks import check_range
+from hopfax.checks import check_range, one_array
 from hopfax.stability.noise import gaussian_pair
 
 Fn = Callable[[Array], Array]
@@ -90,6 +90,7 @@ def noise_stability(
         error is reliable only once it no longer grows with `num_samples`.
 
     Raises:
+        TypeError: If `fn` returns something other than one array.
         ValueError: If a number is out of range, or the first array of a pair depends on `rho`.
 
     Differentiation:
@@ -171,7 +172,7 @@ def estimate_pairs(
 
     def merge(number: Array | int, moments: _Moments) -> _Moments:
         inputs = jax.vmap(draw)(jax.random.split(jax.random.fold_in(key, number), batch_size))
-        outputs = jax.vmap(fn)(inputs.reshape(-1, *inputs.shape[2:]))
+        outputs = one_array(jax.vmap(fn)(inputs.reshape(-1, *inputs.shape[2:])))
         outputs = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
         values, sizes = jax.vmap(measure)(outputs.reshape(*inputs.shape[:2], *outputs.shape[1:]))
         weights = number * batch_size + jnp.arange(batch_size) < num_samples

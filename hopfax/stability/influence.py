@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from hopfax.checks import check_range
+from hopfax.checks import check_range, one_array
 from hopfax.stability.estimators import Estimate, estimate_pairs
 
 
@@ -87,6 +87,10 @@ def geometric_influence(
         One influence for every coordinate or token of an input; not finite where a gradient is not.
         For a standard error, split the samples over several calls.
 
+    Raises:
+        TypeError: If `fn` returns something other than one array.
+        ValueError: If there are no samples, or `batch_size < 1`.
+
     Example:
         >>> import jax.numpy as jnp
         >>> from hopfax.stability import geometric_influence
@@ -96,12 +100,16 @@ def geometric_influence(
     References:
         Keller, Mossel and Sen (2012); Noise Stability of Transformer Models, section 3.
     """
+    check_range(1, batch_size=batch_size)
+    inputs = jnp.asarray(inputs)
+    if not len(inputs):
+        raise ValueError("inputs must have one or more samples, got none")
 
     def sizes(x: Array) -> Array:
-        slopes = jax.jacrev(fn)(x).reshape(-1, *x.shape)
+        slopes = jax.jacrev(lambda x: one_array(fn(x)))(x).reshape(-1, *x.shape)
         squares = jnp.sum(jnp.square(slopes), axis=(0, -1) if per_token else 0)
         # The square root has an infinite slope at 0, where an input has no influence.
         none = squares == 0
         return jnp.where(none, 0, jnp.sqrt(jnp.where(none, 1, squares)))
 
-    return jnp.mean(jax.lax.map(sizes, jnp.asarray(inputs), batch_size=batch_size), axis=0)
+    return jnp.mean(jax.lax.map(sizes, inputs, batch_size=batch_size), axis=0)

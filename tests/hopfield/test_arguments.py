@@ -26,8 +26,9 @@ normalized = partial(
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"beta": 0}, ValueError, "beta must be > 0, got 0"),
-        ({"beta": jnp.float32(np.nan)}, ValueError, "beta must be > 0, got nan"),
+        ({"beta": 0}, ValueError, "beta must be > 0 and finite, got 0"),
+        ({"beta": jnp.float32(np.nan)}, ValueError, "beta must be > 0 and finite, got nan"),
+        ({"beta": np.inf}, ValueError, "beta must be > 0 and finite, got inf"),
         ({"beta": STATE}, AssertionError, "rank 1 .* expected 0"),
         ({"mask": np.ones(3)}, TypeError, "mask must be boolean, True where real, got float"),
         ({"mask": [True]}, ValueError, r"mask must have shape \(3,\), got \(1,\)"),
@@ -44,7 +45,11 @@ def test_beta_and_mask(call, options, error, words):
         # A batch of as many queries as coordinates would pass through the products unnoticed.
         (AssertionError, "rank 2", lambda: hopfield.retrieve(jnp.eye(4), PATTERNS, beta=1.0)),
         (AssertionError, "rank 2", lambda: hopfield.update(jnp.eye(4), PATTERNS, beta=1.0)),
-        (TypeError, "same shape", lambda: hopfield.energy(STATE[:3], PATTERNS, beta=1.0)),
+        *(
+            (AssertionError, "suffix", partial(call, STATE[:3], PATTERNS, beta=1.0))
+            for call in (hopfield.energy, hopfield.update, hopfield.retrieve, hopfield.trajectory)
+        ),
+        (ValueError, "num_steps must be >= 1, got 0", lambda: trajectory(num_steps=0)),
         (AssertionError, "rank 1", lambda: hopfield.attend(STATE, PATTERNS, PATTERNS, beta=1.0)),
         (AssertionError, "suffix", lambda: hopfield.attend(jnp.eye(3), *2 * [PATTERNS], beta=1.0)),
         (AssertionError, "prefix", lambda: hopfield.attend(*2 * [PATTERNS], jnp.eye(4), beta=1.0)),
@@ -54,9 +59,17 @@ def test_beta_and_mask(call, options, error, words):
         (ValueError, "tol must be >= 0, got nan", lambda: attend(tol=np.nan)),
         (ValueError, "max_steps must be >= 0, got -1", lambda: attend(max_steps=-1)),
         (ValueError, "'soon'", lambda: attend(stop="soon")),
-        (ValueError, "beta must be > 0, got -1", lambda: attend(readout_beta=-1.0)),
+        (ValueError, "beta must be > 0 and finite, got -1", lambda: attend(readout_beta=-1.0)),
         (AssertionError, "rank 3", lambda: hopfield.gini(jnp.ones((2, 3, 4)))),
         (ValueError, "width must be >= 2, got 1", lambda: hopfield.esr_penalty(jnp.ones((3, 1)))),
+        (ValueError, r"got shape \(0, 4\)", lambda: hopfield.esr_penalty(PATTERNS[:0])),
+        (
+            ValueError,
+            "real positions first",
+            lambda: hopfield.forward_backward(
+                jnp.zeros((3, 2)), jnp.zeros((2, 2, 2)), mask=jnp.array([True, False, True])
+            ),
+        ),
         (
             ValueError,
             r"one of \('shannon', 'renyi2'\), got 'vn'",

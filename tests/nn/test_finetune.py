@@ -146,9 +146,27 @@ def test_iterated_attention_is_not_saved_as_another_library_s(loaded, tmp_path):
     params = model.init(jax.random.key(0))
     vocabulary = train_vocabulary(["a b c d e f g h i j k l m n"])
     Classifier(model, params, vocabulary, ("a", "b", "c")).save(tmp_path / "saved")
-    with pytest.raises(ValueError, match=r"model_type must be bert, .*, got 'hopfax'"):
+    with pytest.raises(ValueError, match="no BERT or RoBERTa: read it with hopfax"):
         load_pretrained(tmp_path / "saved")
     jax.tree.map(np.testing.assert_array_equal, Classifier.load(tmp_path / "saved").params, params)
+
+
+def test_another_attention_keeps_the_checks_and_the_precision_of_the_model(loaded):
+    model = replace_attention(loaded, HopfieldAttention, beta=1.0, max_steps=0)
+    embeddings = loaded.embed(IDS)
+    for each in (loaded, model):
+        for arguments, options, message in (
+            ((embeddings[:1], MASK), {}, r"embeddings must have shape \(batch, tokens, 8\)"),
+            ((embeddings[0], MASK[0]), {}, r"embeddings must have shape \(batch, tokens, 8\)"),
+            ((embeddings, MASK), {"token_types": TYPES[:1]}, "token_types must have shape"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                each.forward(*arguments, **options)
+    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), loaded.params)
+    low = loaded.embed(IDS, params=half)
+    outputs = [each.forward(low, MASK, params=half).output for each in (loaded, model)]
+    assert {each.dtype for each in outputs} == {jnp.dtype(jnp.bfloat16)}
+    np.testing.assert_allclose(*(np.float32(each[MASK]) for each in outputs), atol=0.1)
 
 
 def test_the_paper_s_attention_has_no_projections_of_its_own(loaded):

@@ -601,8 +601,9 @@ def test_bad_arguments(folder, family):
     with pytest.raises(ValueError, match=f"at most {limit} tokens, got {limit + 1}"):
         model.forward(tokens, np.ones((2, limit + 1)))
     for mask in (np.ones(4), np.ones((2, 3))):
-        with pytest.raises(AssertionError, match="assert_shape failed"):
+        with pytest.raises(ValueError, match=r"embeddings must have shape \(batch, tokens, 8\)"):
             model.forward(tokens[:, :4], mask)
+    assert np.isnan(model.embed(np.array([[VOCAB, -1]]))).all()
 
 
 def test_the_missing_package_is_named(folder, monkeypatch):

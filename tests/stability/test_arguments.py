@@ -18,8 +18,11 @@ def first(x):
 
 pair = partial(stability.gaussian_pair, KEY, (2,))
 replaced = partial(stability.bonami_beckner_pair, KEY, tokens=[0], rho=0.5, num_tokens=5)
-estimate = partial(stability.noise_stability, first, key=KEY, shape=(2,), rho=0.5, num_samples=10)
+estimate = partial(
+    stability.noise_stability, fn=first, key=KEY, shape=(2,), rho=0.5, num_samples=10
+)
 influence = partial(stability.total_influence, first, KEY, num_samples=9)
+geometric = partial(stability.geometric_influence, fn=first, inputs=HALVES)
 regularizer = partial(
     stability.stability_regularizer,
     lambda tokens: HALVES,
@@ -52,6 +55,8 @@ interval = partial(theory.attention_interval, 1.0, negative=1.0, num_tokens=2, w
         (estimate, {"arc_points": 4, "pair": bit_pair}, "unless pair is gaussian_pair, got 4"),
         (estimate, {"pair": lambda key, shape, rho: (rho, rho)}, "out_axes"),
         (influence, {"num_bits": 0}, "num_bits must be >= 1, got 0"),
+        (geometric, {"batch_size": 0}, "batch_size must be >= 1, got 0"),
+        (geometric, {"inputs": HALVES[:0]}, "one or more samples, got none"),
         (regularizer, {"share": 0.0}, r"share must be in \(0, 1\], got 0"),
         (regularizer, {"share": 1.5}, r"share must be in \(0, 1\], got 1.5"),
         (regularizer, {"every": 0}, "every must be >= 1, got 0"),
@@ -88,3 +93,9 @@ def test_numbers_out_of_range(call, options, words):
 def test_shapes_and_dtypes(call, options, words):
     with pytest.raises(AssertionError, match=words):
         call(**options)
+
+
+@pytest.mark.parametrize("call", [estimate, geometric])
+def test_functions_return_one_array(call):
+    with pytest.raises(TypeError, match="fn must return one array, got a tuple"):
+        call(fn=lambda x: (x[0], x[1]))
