@@ -39,6 +39,7 @@ FINE_TUNED = {
     "mrpc": "MRPC",
     "mnli": "part of MNLI",
 }
+START = "minilm"  # the pretrained encoder's folder in the published commands
 SUPERSEDED = "_first"  # end of the names of folders that a later run replaces
 NOT_LEARNED, AT_BASELINE = trained.NOT_LEARNED, "not above the majority baseline"
 MEANING = {
@@ -339,7 +340,8 @@ def memory() -> list[list[str]]:
     """A line on retrieval from the vocabulary for each model and task, at the same SNR per text."""
     table = []
     for path in sorted((RESULTS / "memory").glob("*/config.json")):
-        name = read_config(path.parent)["experiment"]
+        document = read_config(path.parent)
+        name = document["experiment"]
         if name not in ("memory", "memory-trained") or path.parent.name.endswith(SUPERSEDED):
             continue
         measured = gaussian.read(path.parent)
@@ -357,6 +359,8 @@ def memory() -> list[list[str]]:
         units = similarity.SCORES if name == "memory" else {"stsb": "50 · (1 + r)"}
         unit = {task: f" ({each})" for task, each in units.items()}
         place = ", noise after the LayerNorm" if "embedding" in set(scores.site) else ""
+        if (start := document["config"].get("encoder", {}).get("pretrained")) not in (None, START):
+            place += f", from {start}"
         for task, (without, remembering) in itertools.product(frame.task.unique(), pairs):
             means = {
                 model: of_model.groupby("level").score.mean()
