@@ -140,5 +140,7 @@ def test_a_run_with_a_pretrained_encoder_uses_its_tokenizer(folder):
 
 
 def test_an_unknown_model_is_an_error():
-    with pytest.raises(ValueError, match="unknown model 'robrtha'; the models are tinybert,"):
+    with pytest.raises(
+        ValueError, match=r"'robrtha' \(did you mean robertha\?\); the models are tinybert,"
+    ):
         variant("robrtha")
