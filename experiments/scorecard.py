@@ -38,6 +38,7 @@ FINE_TUNED = {
     "cola": "CoLA",
     "mrpc": "MRPC",
     "mnli": "part of MNLI",
+    "rte_mnli": "RTE after MNLI",
 }
 START = "minilm"  # the pretrained encoder's folder in the published commands
 SUPERSEDED = "_first"  # end of the names of folders that a later run replaces

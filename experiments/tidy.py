@@ -184,9 +184,8 @@ def with_rows(table: pd.DataFrame, frame: pd.DataFrame, metric: str) -> pd.DataF
     rows = frame[frame.metric == metric].groupby(CELL, sort=False)[["low", "high"]].first()
     table = table.join(rows.add_suffix("_rows"), on=CELL)
     # Seeds that agree have no interval of their own.
-    seeds = ((table.high - table.low) / 2).fillna(0)
-    half = np.hypot(seeds, (table.high_rows - table.low_rows) / 2)
-    return table.assign(low=table["mean"] - half, high=table["mean"] + half)
+    table = table.assign(**{end: table[end].fillna(table["mean"]) for end in ("low", "high")})
+    return widened(table, (table.high_rows - table.low_rows) / 2 / 1.96)
 
 
 def bootstrap(count: int, statistic: Callable[[np.ndarray], Any]) -> np.ndarray:

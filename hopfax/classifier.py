@@ -4,7 +4,7 @@ import json
 import os
 import reprlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,8 +148,9 @@ class Classifier:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes `config.json`, `model.safetensors` and `tokenizer.json` to a new folder.
 
-        A BERT or RoBERTa keeps its names in the Hugging Face layout, so `load_pretrained` and other
-        libraries read its encoder. With memory or another attention, only `load` reads the folder.
+        A RoBERTa, or a BERT with the vocabulary's separator, is written in the Hugging Face layout
+        of its family, so `load_pretrained` and other libraries read its encoder. With memory,
+        another attention or other positions, only `load` reads the folder.
 
         A loaded model computes in float32: the precision of `with_precision` is not saved.
 
@@ -173,21 +174,22 @@ class Classifier:
             raise
 
     def _write(self, folder: Path) -> None:
-        own = {
-            "class": self.model.apply(self.params, method=lambda net: type(net).__name__),
-            "memory": self.model.apply(
-                self.params, method=lambda net: next(iter(net.memory), None)
-            ),
-            **self.config,
-        }
-        family = _family(own)
+        kind, memory = self.model.apply(
+            self.params, method=lambda net: (type(net).__name__, next(iter(net.memory), None))
+        )
+        # Other libraries take positions and token types from the tokens.
+        encoder, tokens = self.config, self.vocabulary
+        alike = encoder["position_offset"] in (0, tokens.pad_id + 1)
+        alike &= encoder["separator"] in (None, tokens.sep_id)
+        plain = alike and kind == Encoder.__name__ and not memory
+        family = family_config(encoder) if plain else {}
         config = {
             "model_type": "hopfax",
-            "pad_token_id": self.vocabulary.pad_id,
+            "pad_token_id": tokens.pad_id,
             **family,
-            "vocab_size": self.config["vocab_size"],
+            "vocab_size": encoder["vocab_size"],
             "id2label": {str(number): label for number, label in enumerate(self.labels)},
-            "hopfax": own,
+            "hopfax": {"class": kind, "memory": memory, **encoder},
         }
         names = tensor_names(self.params, family)
         tensors = {
@@ -234,7 +236,8 @@ class Classifier:
             model = text_classifier(pretrained, separator=vocabulary.sep_id)
             return cls(model, model.init(jax.random.key(0)), vocabulary, pretrained.labels)
         try:
-            family, options = _family(document["hopfax"]), dict(document["hopfax"])
+            options = dict(document["hopfax"])
+            family = {} if document["model_type"] == "hopfax" else family_config(options)
             build, memory = _ENCODERS[options.pop("class")], options.pop("memory")
             attention = dict(options.pop("attention"))
             layer = partial(_ATTENTION[attention.pop("name")], **attention)
@@ -262,12 +265,6 @@ class Classifier:
         ]
         params = jax.tree.unflatten(jax.tree.structure(shapes), map(jax.device_put, arrays))
         return cls(model, params, read_tokenizer(folder), labels)
-
-
-def _family(own: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of the BERT or RoBERTa that a saved model is, {} if it is none."""
-    plain = own["class"] == Encoder.__name__ and not own["memory"]
-    return family_config(own) if plain else {}
 
 
 def encode_texts(texts: Sequence[Text], vocabulary: WordPiece, *, max_length: int) -> Encoded:

@@ -165,9 +165,11 @@ def test_outputs_that_are_not_finite_have_no_label(small):
     ("changes", "family"),
     [
         ({"num_types": 2, "separator": 3}, "bert"),
-        ({"num_types": 2, "position_offset": 2}, "roberta"),
+        ({"num_types": 2, "position_offset": VOCABULARY.pad_id + 1}, "roberta"),
+        ({"num_types": 2, "position_offset": 2}, "hopfax"),  # RoBERTa counts from the padding's id
+        ({"num_types": 2, "separator": 4}, "hopfax"),
         ({"num_types": 2}, "hopfax"),  # BERT gives the second text another type
-        ({"num_types": 2, "position_offset": 2, "separator": 3}, "hopfax"),
+        ({"num_types": 2, "position_offset": 1, "separator": 3}, "hopfax"),
         ({"num_types": 2, "separator": 3, "norm_first": True}, "hopfax"),
         ({"num_types": 2, "separator": 3, "attention": SoftmaxAttention}, "hopfax"),
     ],

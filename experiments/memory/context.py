@@ -714,8 +714,7 @@ def page(folder: Path) -> Page:
             "all methods see the same noisy copy of each text, without σ. SNRs are interpolated "
             "between levels.",
             similarity.SCORED,
-            f"95 % intervals of the clean scores: {intervals}. With these, the scores do not show "
-            "which prior is best.",
+            f"95 % intervals of the clean scores: {intervals}.",
             f"Priors from context, and the scores of all, use the {NUM_CANDIDATES} likeliest "
             "tokens of each position. At low SNR, some true tokens are not among them.",
             "Capacity: below this SNR no decoder recovers all tokens, if the prior is correct. "

@@ -390,7 +390,7 @@ def page(folder: Path) -> Page:
                 "Tokens recovered, %.",
             ),
             report.Table(
-                ["SNR, dB", "% of all tokens", "errors", *KINDS.values()],
+                ["SNR, dB", "errors, % of tokens", "errors", *KINDS.values()],
                 [
                     [report.number(db, 0), report.number(100 - nearest[db]),
                      f"{counts.get(db, 0):,}",
@@ -398,8 +398,8 @@ def page(folder: Path) -> Page:
                        for each in kinds.values())]
                     for db in levels
                 ],
-                f"Errors of the nearest-token decoder, and their kinds in % of {FEW_ERRORS} or "
-                "more errors.",
+                "Errors of the nearest-token decoder, and their kinds in % of the errors (n/a: "
+                f"fewer than {FEW_ERRORS} errors).",
             ),
         ],
         notes=[

@@ -229,7 +229,7 @@ def page(folder: Path) -> Page:
         )
         for metric in ("score", "gain")
     )
-    shown = gains[gains.level.isin([0, most])]
+    shown, enough = gains[gains.level.isin([0, most])], frame.seed.nunique() >= tidy.MIN_SEEDS
     share = frame[frame.metric.isin(["restored", "altered"]) & frame.level.isin([0, most])]
     share = share.groupby(["task", "corruption", "model", "metric"]).score.mean().to_dict()
     settings = "; ".join(
@@ -244,7 +244,7 @@ def page(folder: Path) -> Page:
         pictures={
             "typos": report.facets(
                 "Score of TinyBERT against the share of words changed, with 95 % intervals over "
-                "seeds and rows",
+                + ("seeds and rows" if enough else "rows"),
                 lines(scores),
                 x="rate",
                 col="corruption",
@@ -258,8 +258,13 @@ def page(folder: Path) -> Page:
         notes=[
             report.sizes(frame, titles),
             "Significant: the 95 % interval excludes zero. "
-            "Half-widths are the root of the sum of squares of Student's t over seeds and of a "
-            "bootstrap over rows. Bold: excludes zero.",
+            + (
+                "Half-widths are the root of the "
+                "sum of squares of Student's t over seeds and of a bootstrap over rows."
+                if enough
+                else "Intervals are a bootstrap over rows: too few seeds."
+            )
+            + " Bold: excludes zero.",
             "A fixed attack targets the model without correction, an adaptive one the model with "
             "it. Gains under an adaptive attack are relative to the uncorrected model under the "
             "fixed attack.",

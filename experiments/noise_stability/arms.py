@@ -52,8 +52,8 @@ NOTES = (
     "never: at most half of the runs reached the target while they were trained. A saving of −∞: "
     "the arm never reaches it, the baseline does.",
     "A saving compares two arms up to the shorter of their training times; later, the target "
-    "counts as never reached. So it can differ from the ratio of the two medians. Where the "
-    "baseline's median counts as never, it is a lower bound, with an interval up to 100.",
+    "counts as never reached. So it can differ from the ratio of the two medians. If the "
+    "baseline's median is never, the saving is a lower bound, and its interval ends at 100.",
     "Compute counts rows that go through the network forward and backward, noisy copies included.",
     "The paper's figures are single runs at its own sizes.",
 )
@@ -182,9 +182,19 @@ def verdict(arm: Arm, baseline: Arm, target: float) -> str:
     meaning = MEANING[tidy.verdict(saving.low, saving.high, paper)]
     return (
         f"**On {task} the regularizer saves {said(saving)} % of the steps: {meaning}** "
-        f"(the paper: {report.number(paper, 0)} %). Counting its noisy copies, it saves "
-        f"{said(saved(arm, baseline, compute=True))} % of the compute."
+        f"(the paper: {report.number(paper, 0)} %). {compute(saved(arm, baseline, compute=True))}"
     )
+
+
+def compute(saving: Interval) -> str:
+    """Returns a sentence on the compute that an arm saves, or costs."""
+    if not np.isfinite(saving).all():
+        return f"Counting its noisy copies, it saves {said(saving)} % of the compute."
+    value, low, high = saving
+    if value >= 0:
+        return f"Counting its noisy copies, it also saves {said(saving)} % of the compute."
+    cost = said(Interval(-value, -high, -low))
+    return f"Counting its noisy copies, it costs {cost} % more compute."
 
 
 def said(interval: Interval, infinite: str = "−∞") -> str:

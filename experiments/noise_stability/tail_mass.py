@@ -446,9 +446,10 @@ def page(folder: Path) -> Page:
     degree, variance = (tidy.select(of_many, quantity=each).iloc[0] for each in ("D", "variance"))
     counts = {each: verdicts.count(each) for each in dict.fromkeys(verdicts)}
     answer = (
-        "**On the weight of degree T and above, the bound from noise stability is "
+        "**Compared with the bound from influence on the weight of degree T and above, the bound "
+        "from noise stability is "
         + report.joined(f"{each} in {n} of {len(verdicts)} cases" for each, n in counts.items())
-        + " than the bound from influence.** It can only be tighter if D, the mean degree weighted "
+        + ".** It can only be tighter if D, the mean degree weighted "
         f"by influence, exceeds T. At {plan['num_tokens']} tokens, D is {report.bracketed(degree)} "
         f"({WEIGHTS[first]}), and T is {PAPER_DEGREE}. For ratios such as those in the paper's "
         "Table 1, weight at much higher degrees is necessary (last column), or two bounds with "

@@ -44,10 +44,8 @@ from experiments.settings import Noise, resolved
 REPRODUCES = "Robertha, Tables 2 and 3, on a pretrained encoder, with its own tokenizer"
 
 LEVELS = (0.5, 1.0, 2.0, 3.0, 5.0)  # +6 to -14 dB
-HOLM = (
-    "Verdicts that name an SNR are corrected for the number of SNRs (Holm); bold is not. No "
-    "difference is bold at an SNR that averages leave out."
-)
+HOLM = "Verdicts that name an SNR are corrected for the number of SNRs (Holm); bold is not."
+NOT_BOLD = "No difference is bold at an SNR that averages leave out."
 HOPFIELD = (
     "Hopfield attention: each query is updated over the layer's keys until it converges, or once, "
     "before attention reads the values."
@@ -81,12 +79,19 @@ def run(config: Config) -> Path:
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
     each, measured = robustness.page(folder), gaussian.read(folder)
-    constants = gaussian.constants(measured)
+    constants, scores = gaussian.constants(measured), measured.scores
+    kept = gaussian.informative(scores, constants)
+    left_out = []
+    if len(kept) < len(scores):
+        # The page of `robustness` lists them if there is one task.
+        several = scores.task.nunique() > 1
+        left_out = gaussian.left_out_note(scores, kept, measured.titles) if several else []
+        left_out = [*left_out, NOT_BOLD]
     return replace(
         each,
         title=each.title.replace("Robustness to Gaussian noise", "Fine-tuned encoders under noise"),
         answer=answer(measured.scores, measured.titles, constants) or each.answer,
-        notes=[*each.notes, HOLM, *defined(measured.scores.model.unique())],
+        notes=[*each.notes, *left_out, HOLM, *defined(measured.scores.model.unique())],
         tables=[
             *each.tables,
             *level_table(measured.scores, measured.titles, constants),
@@ -152,25 +157,36 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[s
     means = gaussian.differences(kept, baseline=baseline, over=["level"])
     cleans = means[means.panel == "clean"]
     means = means[(means.protocol == "matched") & (means.site == "token")]
-    unlearned = gaussian.not_learned(scores, constants).index
+    unlearned = gaussian.not_learned(scores, constants)
+    by_none = gaussian.learned_by_none(scores, unlearned)
     sentences, levels = [], differences_by_level(kept)
-    for task, rows in means.groupby("task", sort=False):
+    for task in cleans.task.unique():
+        rows = means[means.task == task]
+        if rows.empty:
+            reason = "no model has learned the task"
+            if task not in by_none:
+                reason = "under noise, no model that learned it is well above the majority baseline"
+            sentences.append(f"**On {titles[str(task)]}, no verdict**: {reason}.")
+            continue
         noise = levels[levels.task == task].noise
         high, low = noise.iloc[0], noise.iloc[-1]
-        noise = f"with noise at {high}" if high == low else f"with noise from {high} to {low}"
+        same = "the same SNR for each text"
+        noise = f"with noise from {high} to {low} ({same}; averages, unless an SNR is named)"
+        if high == low:
+            noise = f"with noise at {high} ({same})"
         findings: dict[str, list[str]] = {}
         for _, row in rows.iterrows():
             curve = tidy.select(levels, task=task, model=row.model)
             clean = tidy.select(cleans, task=task, model=row.model)
             verdict, numbers = finding(rows[rows.model == row.model], curve, clean)
             each = f"{titles[row.model]} ({numbers})"
-            if {(task, row.model), (task, baseline)} & set(unlearned):
+            if {(task, row.model), (task, baseline)} & set(unlearned.index):
                 verdict, each = "Not learned, so no verdict", titles[row.model]
             findings.setdefault(verdict, []).append(each)
         parts = [f"**{name}** for {report.joined(each)}." for name, each in findings.items()]
         sentences.append(
-            f"On {titles[str(task)]}, in points relative to the {titles[baseline]}, {noise} "
-            f"(the same SNR for each text; averages, unless an SNR is named): {' '.join(parts)}"
+            f"On {titles[str(task)]}, in points relative to the {titles[baseline]}, {noise}: "
+            f"{' '.join(parts)}"
         )
     return " ".join(sentences)
 

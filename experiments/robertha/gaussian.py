@@ -127,9 +127,9 @@ def few_rows_note(measured: Measured) -> list[str]:
         for name, count in few.items()
     )
     return [
-        f"Few test rows: {report.joined(parts)}. In brackets: 95 % sampling margin of an accuracy "
-        "on as many rows. Intervals over seeds do not include it, so a bold difference holds for "
-        "these rows only."
+        f"Few test rows: {report.joined(parts)}. In parentheses: 95 % sampling margin of an "
+        "accuracy on as many rows. Intervals over seeds alone do not include it, so their bold "
+        "differences hold for these rows only."
     ]
 
 
@@ -189,7 +189,7 @@ def informative(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.Data
     """Returns the scores without noise levels at which no model still does the task.
 
     There, no model that has learned it is well above the majority baseline, and differences only
-    show which model stays closer to the majority answer. Tasks without other levels stay whole.
+    show which model stays closer to the majority answer.
     """
 
     def any_above(rows: pd.DataFrame) -> bool:
@@ -200,7 +200,7 @@ def informative(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.Data
     learned = ~pd.MultiIndex.from_frame(scores[["task", "model"]]).isin(unlearned)
     able = scores[(scores.level > 0) & learned].groupby(keys, sort=False).filter(any_above)
     kept = pd.MultiIndex.from_frame(scores[keys]).isin(pd.MultiIndex.from_frame(able[keys]))
-    return scores[kept | (scores.level == 0) | ~scores.task.isin(able.task)]
+    return scores[kept | (scores.level == 0)]
 
 
 def left_out_note(scores: pd.DataFrame, kept: pd.DataFrame, titles: Mapping[Any, str]) -> list[str]:
@@ -213,8 +213,11 @@ def left_out_note(scores: pd.DataFrame, kept: pd.DataFrame, titles: Mapping[Any,
                 name = panel.replace("\n", " ") + (f", {titles[task]}" if several else "")
                 labels = report.joined(noise_label(protocol, level) for level in levels)
                 parts.append(f"{name}: {labels}")
-    text = "Averages leave out noise levels at which no model is well above the majority baseline"
-    return [f"{text} ({'; '.join(parts)})."] if parts else []
+    text = (
+        "Averages leave out noise levels at which no model that learned the task is at least "
+        f"{LEARNED:g} points above the majority baseline (on n < {FEW_ROWS} rows, 100 / √n points)"
+    )
+    return [f"{text}. Left out: {'; '.join(parts)}."] if parts else []
 
 
 def learned_by_none(scores: pd.DataFrame, unlearned: pd.DataFrame) -> list[str]:

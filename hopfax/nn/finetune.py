@@ -179,12 +179,12 @@ class TensorName(NamedTuple):
 def family_config(encoder: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the `config.json` of the BERT or RoBERTa that an `Encoder` is, or {} if it is none.
 
-    `encoder` is the encoder's `config`. A BERT has softmax attention, post-LN blocks, token types
-    and, if there are two types, a separator, which a RoBERTa has not. The classifier is not part of
-    it if the encoder pools by the mean.
+    `encoder` is the encoder's `config`. Both have softmax attention, post-LN blocks and token
+    types; a BERT with two types has a separator, and a RoBERTa has a position offset. The head is
+    left out if the encoder pools by the mean.
     """
     attention, offset = encoder["attention"], encoder["position_offset"]
-    typed = encoder["num_types"] > 1 and encoder["separator"] is not None
+    separated = encoder["separator"] is not None
     if not (
         attention["name"] == "SoftmaxAttention"
         and "num_heads" in attention
@@ -193,7 +193,7 @@ def family_config(encoder: Mapping[str, Any]) -> dict[str, Any]:
         and encoder["embedding_norm"]
         and encoder["embedding_scale"] == 1
         and encoder["num_types"]
-        and typed == (encoder["num_types"] > 1 and not offset)
+        and (not separated if offset else separated or encoder["num_types"] == 1)
     ):
         return {}
     head = encoder["pooling"] == "cls"

@@ -147,7 +147,7 @@ def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
 def checked_inputs(
     embeddings: Array, mask: Any, token_types: Any, *, width: int, max_length: int
 ) -> tuple[Array, Array, Array]:
-    """Returns the embeddings, the mask and the token types of a batch of texts, once they fit."""
+    """Checks the shapes of a batch; returns embeddings, a boolean mask and token types."""
     real = jnp.asarray(mask) != 0
     if real.ndim != 2 or embeddings.shape != (*real.shape, width):
         raise ValueError(

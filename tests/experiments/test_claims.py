@@ -69,6 +69,13 @@ def test_fine_tuned_models_are_compared_with_the_first():
     text = fine_tuning.answer(ordered, titles, {})
     assert "**A lead** for fine-tuned encoder + ESR (+" in text
     text = fine_tuning.answer(ordered, titles, {"sst2": 78.0})
+    assert text == "**On SST-2, no verdict**: no model has learned the task."
+    noisy = ordered.score.where(ordered.level == 0, 50.0)
+    text = fine_tuning.answer(ordered.assign(score=noisy), titles, {"sst2": 60.0})
+    assert text.startswith("**On SST-2, no verdict**: under noise, no model that learned it is")
+    clean = (ordered.level == 0) & (ordered.model == "pretrained-esr")
+    forgot = ordered.assign(score=ordered.score.mask(clean, 60.0))
+    text = fine_tuning.answer(forgot, titles, {"sst2": 60.0})
     assert "**Not learned, so no verdict** for fine-tuned encoder + ESR." in text
     clean = ordered[ordered.level == 0].groupby("model").score.mean()
     table = fine_tuning.clean_scores(ordered, titles, {"sst2": 50.9})
@@ -112,15 +119,15 @@ def test_averages_leave_out_noise_at_which_no_model_does_the_task():
     )
     (note,) = gaussian.left_out_note(lost, kept, gaussian.titles(["sst2"]))
     label = gaussian.noise_label("matched", strongest)
-    assert note.endswith(f"(noise on token embeddings, same SNR: {label}).")
+    assert note.endswith(f"Left out: noise on token embeddings, same SNR: {label}.")
     # One model that still does it keeps the level; one that never learned it does not.
     able = lost.score.mask(matched & (lost.model == "robertha"), 70.0)
     assert len(gaussian.informative(lost.assign(score=able), constants)) == len(lost)
     forgot = able.mask((lost.model == "robertha") & (lost.level == 0), 44.0)
     assert len(gaussian.informative(lost.assign(score=forgot), constants)) == len(kept)
-    # Nothing is left out of a task without any other level, or without a known baseline.
-    assert len(gaussian.informative(lost, {"sst2": 95.0})) == len(lost)
+    # Nothing is left out without a known baseline; every level if no model has learned the task.
     assert len(gaussian.informative(lost, {})) == len(lost)
+    assert (gaussian.informative(lost, {"sst2": 95.0}).level == 0).all()
 
 
 @pytest.mark.parametrize(

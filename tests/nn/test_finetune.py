@@ -112,10 +112,11 @@ def test_the_loaded_classifier_reads_the_first_token(tmp_path, family):
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_a_saved_classifier_is_a_model_of_its_family(tmp_path, family, num_labels):
     (tmp_path / "original").mkdir()
-    loaded = load(tmp_path / "original", family, num_labels=num_labels)
-    model = text_classifier(loaded, None if num_labels else 3, separator=5)
-    params = jax.tree.map(lambda leaf: 1.5 * leaf, model.init(jax.random.key(0)))  # "trained"
     vocabulary = train_vocabulary(["a b c d e f g h i j k l m n"])
+    options = {"num_labels": num_labels, "pad_token_id": vocabulary.pad_id}
+    loaded = load(tmp_path / "original", family, **options)
+    model = text_classifier(loaded, None if num_labels else 3, separator=vocabulary.sep_id)
+    params = jax.tree.map(lambda leaf: 1.5 * leaf, model.init(jax.random.key(0)))  # "trained"
     assert 0.9 * pretrained.VOCAB <= vocabulary.size <= pretrained.VOCAB
     classifier = Classifier(model, params, vocabulary, ("label 0", "label 1", "label 2"))
     classifier.save(tmp_path / "saved")
