@@ -304,7 +304,7 @@ def attention(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
             shape=(tokens + rows_of_w + 1, budget.width),
             rho=rhos,
             # Every pair draws its own weights, which costs time: fewer pairs.
-            num_samples=max(budget.num_samples // 20, 500),
+            num_samples=budget.num_samples // 2,
             pair=layers.attention_pair(tokens, budget.width),
             batch_size=32,
         )
