@@ -157,8 +157,10 @@ def attention_stability(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]
 
     The layer is $\sigma(XWX^\top) X W_V$ with $W \sim \mathcal N(0, I)$; the theorem's statement
     leaves out the $W$. In wide layers, each token attends to one random token; under noise, it
-    attends to the same one with probability $s$ (`attention_overlap`). The value projection adds
-    the factor $\|(W_V)_{:,j}\|^2$. With $W = I$ or $UU^\top$ each token attends to itself, and the
+    attends to the same one with probability $s$ (`attention_overlap`). At width $d$, tokens with
+    larger norms win more often, and the stability is higher by about $(E[M^2] - 1) / d$, where $M$
+    is the largest of as many standard normal numbers as tokens. The value projection adds the
+    factor $\|(W_V)_{:,j}\|^2$. With $W = I$ or $UU^\top$ each token attends to itself, and the
     stability is $\rho$ (Theorem 5.2).
 
     Args:
