@@ -155,13 +155,9 @@ def replace_attention(
         token_types: Int[Array, "batch tokens"] | None = None,
         params: Params = pretrained.params,
     ) -> Any:
-        x, real, types = checked_inputs(
-            jnp.asarray(embeddings),
-            mask,
-            token_types,
-            width=pretrained.table.shape[1],
-            max_length=pretrained.max_length,
-        )
+        x, width = jnp.asarray(embeddings), pretrained.table.shape[1]
+        limits = {"width": width, "max_length": pretrained.max_length}
+        real, types = checked_inputs(x, mask, token_types, **limits)
         return compiled(params, x, types, real, maps)
 
     return pretrained._replace(

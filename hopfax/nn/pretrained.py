@@ -132,7 +132,7 @@ def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
         if token_types is not None and "types" not in params:
             raise ValueError(f"token_types must be None for {config['model_type']}")
         limits = {"width": width, "max_length": max_length}
-        return params, *checked_inputs(embeddings, mask, token_types, **limits)
+        return params, embeddings, *checked_inputs(embeddings, mask, token_types, **limits)
 
     def forward(embeddings: Any, mask: Any, **options: Any) -> PretrainedOutput:
         return run_forward(*inputs(embeddings, mask, **options))
@@ -146,8 +146,8 @@ def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
 
 def checked_inputs(
     embeddings: Array, mask: Any, token_types: Any, *, width: int, max_length: int
-) -> tuple[Array, Array, Array]:
-    """Checks the shapes of a batch; returns embeddings, a boolean mask and token types."""
+) -> tuple[Array, Array]:
+    """Checks the shapes of a batch; returns a boolean mask and token types."""
     real = jnp.asarray(mask) != 0
     if real.ndim != 2 or embeddings.shape != (*real.shape, width):
         raise ValueError(
@@ -159,7 +159,7 @@ def checked_inputs(
     types = jnp.zeros(real.shape, int) if token_types is None else jnp.asarray(token_types)
     if types.shape != real.shape:
         raise ValueError(f"token_types must have shape {real.shape}, got {types.shape}")
-    return embeddings, real, types
+    return real, types
 
 
 # -- Families --------------------------------------------------------------------------------------
