@@ -115,12 +115,14 @@ def page(folder: Path) -> Page:
     parts = [
         f"{rate} for {report.joined(rows.line)}" for rate, rows in best.groupby("rate", sort=False)
     ]
-    lowest = means[["task", "model"]].merge(best, on=["task", "model"]).low.to_numpy()
-    overlap = "Where intervals overlap, the search does not tell rates apart."
-    if (means.high.to_numpy() >= lowest).all():
-        overlap = (
-            "All intervals overlap that of the best rate, so the search does not tell rates apart."
-        )
+    keys = ["task", "model"]
+    at_best = frame.merge(best[[*keys, "learning_rate"]], on=[*keys, "learning_rate"])
+    every = tidy.paired(frame, at_best, on=[*keys, "seed"])
+    gaps = tidy.summarize(every[[*keys, "learning_rate", "seed", "score"]])
+    differ = "differ significantly from the best (paired by seed)"
+    apart = f"Of the other rates, {tidy.clear(gaps)} of {int(gaps.low.notna().sum())} {differ}."
+    if not tidy.clear(gaps):
+        apart = f"No other rates {differ}, so the search does not tell rates apart."
     rates = list(means.rate.unique())
     at_edge = best.line[best.rate.isin([rates[0], rates[-1]])] if len(rates) > 1 else []
     notes = []
@@ -145,7 +147,7 @@ def page(folder: Path) -> Page:
     seeds = ", ".join(map(str, sorted(frame.seed.unique())))
     return Page(
         title=f"Learning rates of fine-tuned encoders: {names}",
-        answer=f"**Highest mean validation score on {names}**: {'; '.join(parts)}. {overlap}",
+        answer=f"**Highest mean validation score on {names}**: {'; '.join(parts)}. {apart}",
         pictures={
             "learning_rates": report.facets(
                 f"{names}: validation score against learning rate{bands(means)}",
