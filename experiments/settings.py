@@ -186,8 +186,8 @@ class Shared:
     data_dir: Annotated[str | None, optional("FOLDER", "required")] = None
     """Folder of the raw data sets."""
     budget: BudgetName = "laptop"
-    """Size of the run: smoke (seconds), laptop (minutes) or paper (hours). Other flags override its
-    values."""
+    """Size of the run: smoke (minutes), laptop (up to an hour) or paper (hours). Other flags
+    override its values."""
     runs: str = "runs"
     """Folder of all runs."""
 
