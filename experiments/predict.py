@@ -58,13 +58,14 @@ def run(config: Config) -> None:
         if len(config.pair) != len(texts):
             raise ValueError(f"--pair must have {len(texts)} texts, got {len(config.pair)}")
         texts = list(zip(texts, config.pair, strict=True))
-    if config.save and Path(config.save).exists():
-        raise FileExistsError(f"{config.save} exists")
+    folder = Path(config.save) if config.save else None
+    if folder and folder.exists():
+        raise FileExistsError(f"{folder} exists")
     trained = load(config)
-    if config.save:
+    if folder:
         for seed, model in trained.items():
-            model.save(Path(config.save) / str(seed))
-            print(f"Saved {Path(config.save) / str(seed)}")
+            model.save(folder / str(seed))
+            print(f"Saved {folder / str(seed)}")
         if not texts:
             return
     models = list(trained.values())
@@ -107,12 +108,12 @@ def load(config: Config) -> dict[int, Classifier]:
     if not (cell := folder.parents[1] / "cells" / runs.spec_of(flags, job, data).id).is_dir():
         raise FileNotFoundError(f"{model} is not trained on {task}: there is no {cell}")
     trained = runs.open_cell(flags, job, data)
-    seeds = enumerate(trained.spec.seeds)
-    params = {seed: jax.tree.map(lambda x, n=n: x[n], trained.params) for n, seed in seeds}
-    return {
-        seed: Classifier(trained.model, one, data.vocabulary, data.spec.labels)
-        for seed, one in params.items()
-    }
+
+    def of_seed(number: int) -> Classifier:
+        params = jax.tree.map(lambda leaf: leaf[number], trained.params)
+        return Classifier(trained.model, params, data.vocabulary, data.spec.labels)
+
+    return {seed: of_seed(number) for number, seed in enumerate(trained.spec.seeds)}
 
 
 def stored(default: Any, values: dict[str, Any]) -> Any:

@@ -86,6 +86,12 @@ def select(scores: pd.DataFrame, **values: Any) -> pd.DataFrame:
     return scores
 
 
+def among(rows: pd.DataFrame, others: pd.DataFrame, *on: str) -> np.ndarray:
+    """Returns whether each row has the same values in some columns as one of other rows."""
+    ours, theirs = (pd.MultiIndex.from_frame(each[[*on]]) for each in (rows, others))
+    return ours.isin(theirs)
+
+
 def average(scores: pd.DataFrame, *over: str) -> pd.DataFrame:
     """Returns the unweighted mean over columns, for each seed.
 

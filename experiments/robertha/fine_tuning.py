@@ -121,9 +121,7 @@ def level_table(
     if table.empty:
         return []
     kept = differences_by_level(gaussian.informative(scores, constants))
-    keys = ["task", "level"]
-    shown = pd.MultiIndex.from_frame(table[keys]).isin(pd.MultiIndex.from_frame(kept[keys]))
-    table = table.assign(bold=shown)
+    table = table.assign(bold=tidy.among(table, kept, "task", "level"))
     lines = table.task.map(titles) + ", " + table.model.map(titles)
     lines = tidy.ordered(table.assign(line=lines), "model", list(scores.model.unique()))
     baseline = titles[gaussian.reference(list(scores.model.unique()))]

@@ -196,11 +196,10 @@ def informative(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.Data
         return len(near_baseline(rows, constants)) < rows.model.nunique()
 
     keys = ["task", *tidy.CONDITION]
-    unlearned = not_learned(scores, constants).index
-    learned = ~pd.MultiIndex.from_frame(scores[["task", "model"]]).isin(unlearned)
+    unlearned = not_learned(scores, constants).reset_index()
+    learned = ~tidy.among(scores, unlearned, "task", "model")
     able = scores[(scores.level > 0) & learned].groupby(keys, sort=False).filter(any_above)
-    kept = pd.MultiIndex.from_frame(scores[keys]).isin(pd.MultiIndex.from_frame(able[keys]))
-    return scores[kept | (scores.level == 0)]
+    return scores[tidy.among(scores, able, *keys) | (scores.level == 0)]
 
 
 def left_out_note(scores: pd.DataFrame, kept: pd.DataFrame, titles: Mapping[Any, str]) -> list[str]:
