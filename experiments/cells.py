@@ -138,7 +138,9 @@ def train(
         hopfax.train.loop.DivergedError: Training diverged.
     """
     folder, partial = Path(root) / spec.id, Path(root) / f"{spec.id}.partial"
-    built = build(variant, data.spec, vocab_size=data.vocab_size, **plain(spec.sizes))
+    prior = log_prior(data) if variant.training == "noise-memory" else None
+    sizes = {"vocab_size": data.vocab_size, **plain(spec.sizes)}
+    built = build(variant, data.spec, log_prior=prior, **sizes)
     predictor, config = make_predictor(built.model, sharding=sharding), plain(spec)
     if not folder.is_dir():
         with locked(partial):
@@ -182,6 +184,13 @@ def with_loud_tokens(cell: Cell) -> Cell:
     return cell._replace(params={**cell.params, "tokens": {"embedding": table}}, loud=True)
 
 
+def log_prior(data: TaskData) -> np.ndarray:
+    """Returns the log frequency of each token in the training texts, up to a constant."""
+    ids, lengths = data.train.ids, data.train.lengths
+    real = ids[np.arange(ids.shape[-1]) < lengths[..., None]]
+    return np.log(np.bincount(real, minlength=data.vocab_size) + UNSEEN).astype(np.float32)
+
+
 def with_denoiser(cell: Cell, name: str, sharding: Sharding | None = None) -> Cell:
     """Returns the trained model with a denoiser of its token embeddings; for names see `Variant`.
 
@@ -189,12 +198,9 @@ def with_denoiser(cell: Cell, name: str, sharding: Sharding | None = None) -> Ce
     """
     if name == "none":
         return cell
-    ids, lengths = cell.data.train.ids, cell.data.train.lengths
-    real = ids[np.arange(ids.shape[-1]) < lengths[..., None]]
-    counts = np.bincount(real, minlength=cell.data.vocab_size)
-    log_prior = np.log(counts + UNSEEN).astype(np.float32)
+    prior = log_prior(cell.data)
     seeds, _, width = cell.params["tokens"]["embedding"].shape
-    memory = {"log_prior": jnp.broadcast_to(log_prior, (seeds, len(log_prior)))}
+    memory = {"log_prior": jnp.broadcast_to(prior, (seeds, len(prior)))}
     at_embedding = None
     if name == "memory":
         memory["log_scale"] = jnp.zeros((seeds, width))

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from hopfax.data import TaskSpec
     from hopfax.nn import Encoder, Functional, Pretrained
     from hopfax.train.objectives import Objective
@@ -40,7 +42,8 @@ class Variant:
         entropy: Entropy of its ESR; None for no ESR.
         esr_weight: Weight of ESR in the loss.
         esr_target: Target entropy of ESR, in [0, 1].
-        training: Perturbation of the training rows.
+        training: Perturbation of the training rows. `noise-memory` is `noise-range` of the model
+            with memory, whose prior is not trained.
         radius: Maximum L2 norm of FreeLB's and PGD's perturbation of a text's token embeddings.
         weight_decay: AdamW's weight decay.
         learning_rate: Peak rate of runs with `--pretrained` and without `--learning-rate`; see the
@@ -62,7 +65,7 @@ class Variant:
     entropy: Literal["shannon", "renyi2"] | None = None
     esr_weight: float = 0.05
     esr_target: float = 0.35
-    training: Literal["clean", "noise", "noise-range", "pgd", "freelb"] = "clean"
+    training: Literal["clean", "noise", "noise-range", "noise-memory", "pgd", "freelb"] = "clean"
     radius: float = ADVERSARIAL_RADIUS
     weight_decay: float = WEIGHT_DECAY
     learning_rate: float = FINE_TUNING_RATE
@@ -130,6 +133,7 @@ VARIANTS: dict[str, Variant] = {
         training="noise-range",
         options={"pooling": "mean"},
     ),
+    "noise-through": _tinybert("TinyBERT + noise training through memory", training="noise-memory"),
     "universal": Variant(
         title="Universal Transformer", kind="universal", paper="Universal Transformer"
     ),
@@ -173,6 +177,11 @@ VARIANTS: dict[str, Variant] = {
     "pretrained-noise-trained": _pretrained(
         "fine-tuned encoder + noise training", training="noise-range"
     ),
+    "pretrained-noise-through": _pretrained(
+        "fine-tuned encoder + noise training through memory",
+        training="noise-memory",
+        learning_rate=1e-4,
+    ),
     "pretrained-freelb": _pretrained(
         "fine-tuned encoder + FreeLB",
         training="freelb",
@@ -203,15 +212,17 @@ VARIANTS: dict[str, Variant] = {
 VARIANTS["pretrained-loud"] = dataclasses.replace(
     VARIANTS["pretrained"], title="fine-tuned encoder, loud tokens", loud=True
 )
-# Models that are also tested with a denoiser; no model is trained with one.
+# Models that are also tested with a denoiser.
 for _name in (
-    "tinybert", "tinybert-mean", "freelb", "noise-trained", "noise-trained-mean", "robertha",
-    "robertha-paper", "robertha-released", "robertha-no-iteration-no-esr", "pretrained",
-    "pretrained-esr", "pretrained-noise-trained", "pretrained-freelb", "pretrained-hopfield-1",
-    "pretrained-hopfield-1-esr",
+    "tinybert", "tinybert-mean", "freelb", "noise-trained", "noise-trained-mean", "noise-through",
+    "robertha", "robertha-paper", "robertha-released", "robertha-no-iteration-no-esr", "pretrained",
+    "pretrained-esr", "pretrained-noise-trained", "pretrained-noise-through", "pretrained-freelb",
+    "pretrained-hopfield-1", "pretrained-hopfield-1-esr",
 ):  # fmt: skip
+    _base = VARIANTS[_name]
+    _title = _base.title if _base.training == "noise-memory" else f"{_base.title} + memory"
     VARIANTS[f"{_name}-memory"] = dataclasses.replace(
-        VARIANTS[_name], title=f"{VARIANTS[_name].title} + memory", denoiser="memory", paper=None
+        _base, title=_title, denoiser="memory", paper=None
     )
 for _name, _title in (("nearest", "nearest token"), ("linear", "Wiener filter")):
     VARIANTS[f"pretrained-{_name}"] = dataclasses.replace(
@@ -254,8 +265,18 @@ class Trainable(NamedTuple):
     iterates: bool
 
 
-def build(variant: Variant, spec: TaskSpec, *, vocab_size: int, **sizes: Any) -> Trainable:
+def build(
+    variant: Variant,
+    spec: TaskSpec,
+    *,
+    vocab_size: int,
+    log_prior: np.ndarray | None = None,
+    **sizes: Any,
+) -> Trainable:
     """Builds a model with the outputs of a task; for `sizes` see `hopfax.nn.Encoder`.
+
+    `log_prior` is the prior of the memory that the model is trained through, if it is; None for a
+    uniform one.
 
     Raises:
         ValueError: An option is out of its range.
@@ -288,10 +309,12 @@ def build(variant: Variant, spec: TaskSpec, *, vocab_size: int, **sizes: Any) ->
             options.pop("num_layers", None)
         model = builder(*shape, **options)
     model = with_precision(model, variant.precision)
-    objective = classification(model, regression=spec.regression, **esr)
+    through_memory = variant.training == "noise-memory"
+    trained = _with_fixed_memory(model, log_prior) if through_memory else model
+    objective = classification(trained, regression=spec.regression, **esr)
     if variant.training == "noise":
         objective = augmented(objective, sigma=AUGMENTED_SIGMA)
-    elif variant.training == "noise-range":
+    elif variant.training in ("noise-range", "noise-memory"):
         objective = augmented_over(objective, snr_db=AUGMENTED_SNR_DB)
     elif variant.training != "clean":
         radius, adversarial = variant.radius, {"freelb": freelb, "pgd": pgd}[variant.training]
@@ -300,6 +323,21 @@ def build(variant: Variant, spec: TaskSpec, *, vocab_size: int, **sizes: Any) ->
     hopfield = variant.kind == "robertha" or variant.options.get("attention") == "hopfield"
     iterates = hopfield and variant.options.get("max_steps") != 0
     return Trainable(model, objective, variant.weight_decay, iterates or "halting" in options)
+
+
+def _with_fixed_memory(
+    model: Functional[Encoder], log_prior: np.ndarray | None
+) -> Functional[Encoder]:
+    """Returns a model with memory at the token site that is not among its parameters."""
+    from hopfax.nn import with_memory
+
+    remembering = with_memory(model)
+
+    def apply(params: Any, *inputs: Any, **options: Any) -> Any:
+        memory = {"log_prior": log_prior}
+        return remembering.apply({**params, "memory": memory}, *inputs, **options)
+
+    return model._replace(apply=apply)
 
 
 def _text_classifier(spec: TaskSpec, options: Mapping[str, Any]) -> Functional[Encoder]:

@@ -100,6 +100,19 @@ def test_adversarial_training_meets_a_larger_loss_than_clean_training():
     assert losses == sorted(losses) and len(set(losses)) == 4
 
 
+def test_noise_training_through_memory_sees_what_the_prior_leaves():
+    def loss(name, batch, **options):
+        sizes = {"vocab_size": 9, "dropout": 0.0, **SIZES, **options}
+        return float(build(variant(name), task("sst2"), **sizes).objective(params, batch, key)[0])
+
+    key, only = jax.random.key(3), jnp.where(jnp.arange(9) == 7, 0.0, -jnp.inf)
+    params = built("tinybert").model.init(jax.random.key(1))
+    sevens = BATCH._replace(ids=jnp.where(BATCH.ids > 0, 7, 0))
+    remembered = loss("noise-through", BATCH, log_prior=only)
+    assert remembered == pytest.approx(loss("tinybert", sevens), rel=1e-5)
+    assert remembered != pytest.approx(loss("noise-through", BATCH), rel=1e-3)
+
+
 def test_settings_name_what_trains_and_nothing_else():
     plain, renamed = variant("tinybert"), with_flags(variant("tinybert"), title="another")
     assert plain.settings() == renamed.settings()
