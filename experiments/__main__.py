@@ -137,8 +137,9 @@ def listing(experiments: Mapping[str, str]) -> str:
     """
     lines = [
         "usage: python -m experiments NAME [flags]     (NAME --help lists the flags)",
-        "       python -m experiments runs [FOLDER]    (earlier runs, how far, their pages)",
+        "       python -m experiments runs [FOLDER]    (earlier runs, their progress and pages)",
         "       python -m experiments predict --run FOLDER TEXT ...    (labels of texts)",
+        "       python -m experiments.benchmarks       (speed and memory)",
         "       python -m experiments --version",
         "",
     ]

@@ -30,9 +30,9 @@ class Config:
 
     run: Annotated[str, tyro.conf.arg(metavar="FOLDER")]
     """Folder of a run, such as runs/robustness/ID."""
-    texts: Annotated[tuple[str, ...], tyro.conf.Positional]
+    texts: Annotated[tuple[str, ...], tyro.conf.Positional, optional("TEXT ...", "none")]
     """Texts to label."""
-    pair: tuple[str, ...] = ()
+    pair: Annotated[tuple[str, ...], optional("TEXT ...", "none")] = ()
     """Second texts, if the task is on pairs; as many as texts."""
     model: Annotated[str | None, optional("NAME", "the run's only model")] = None
     """Model of the run."""

@@ -38,14 +38,16 @@ CASES = (
     "memory", "denoise", "pretrained", "command", "cpu",
 )  # fmt: skip
 COLUMNS = ("case", "setting", "name", "kind", "median", "low", "high", "rounds")
-PAGE_COLUMNS = ("measurement", "lowest median", "highest median", "goal", "met")
+PAGE_COLUMNS = ("measurement", "lowest median", "highest median", "below 1", "goal", "met")
 SECONDS, ROUNDS, QUICK_ROUNDS = 20.0, 5, 2
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "XLA_FLAGS")
 MISSING = "not measured"
 NOTE = (
     "A / B is the time (or memory) of A divided by that of B: above 1, B needs less. Brackets: "
-    "quartiles over rounds. For several settings, the lowest and the highest median are shown; "
-    "results.csv has all."
+    "quartiles over rounds. For several settings, the lowest and the highest median are shown, and "
+    "in how many the ratio is below 1; results.csv has all."
 )
+APART = "Cases ran in different sessions and on different machines: compare only within one."
 
 # A call returns when its work is done. A program of several calls takes their weighted sum.
 Call = Callable[[], object]
@@ -106,6 +108,7 @@ def run(flags: argparse.Namespace) -> int:
     origin = provenance()
     plan = {name: origin[name] for name in ("commit", "dirty", "cpu", "device", "jax")}
     plan["torch"] = importlib.metadata.version("torch") if has_torch() else None
+    plan["threads"] = {name: os.environ.get(name) for name in THREADS}
     folder = open_run("benchmarks", vars(flags), plan=plan)
     path, failed, tables = folder / "results.csv", 0, []
     if path.exists() and not plan["dirty"]:
@@ -206,25 +209,17 @@ def spread(values: Any) -> dict[str, Any]:
 
 def page(folder: Path) -> report.Page:
     """The page of a folder of results: one table per case, ratios with their goals."""
-    lines, others = tables_of(folder)
-    met, measured = goals_met(lines)
+    lines, notes = tables_of(folder), [NOTE, *load_note(folder)]
+    if missing := not_measured(folder):
+        notes.append(f"Not measured: {report.joined(missing)}.")
+    if len(lines) > 1:
+        notes.append(APART)
     subfolders = sorted(path.parent for path in folder.glob("*/results.csv"))
-    if len(lines) == 1:
-        details = (load(next(iter(lines))).__doc__ or "").partition("\n\n")[2]
-        notes = [" ".join(details.split()), NOTE]
-    else:
-        notes = [
-            NOTE,
-            "Cases ran in different sessions and on different machines: compare only within one.",
-        ]
-    if others:
-        notes.append(f"results.csv also has retired cases: {report.joined(others)}.")
     if subfolders:
         links = [f"[{each.name}]({each.name}/README.md)" for each in subfolders]
         notes.append(f"Other cases have their own pages: {report.joined(links)}.")
-    for each in subfolders:
-        more = goals_met(tables_of(each)[0])
-        met, measured = met + more[0], measured + more[1]
+    counts = [goals_met(tables_of(each)) for each in (folder, *subfolders)]
+    met, measured = np.sum(counts, axis=0)
     where = ", including those of the linked pages" if subfolders else ""
     answer = (
         f"hopfax meets {met} of the {measured} measured goals for speed and memory{where}. A goal "
@@ -233,27 +228,53 @@ def page(folder: Path) -> report.Page:
     return report.Page(
         "Speed and memory" if len(lines) > 1 else f"Speed and memory: {report.joined(list(lines))}",
         answer if measured else "None of these ratios has a goal.",
-        tables=[report.Table(PAGE_COLUMNS, each, title(name)) for name, each in lines.items()],
+        tables=[report.Table(PAGE_COLUMNS, rows, description(n)) for n, rows in lines.items()],
         notes=notes,
     )
 
 
-def tables_of(folder: Path) -> tuple[dict[str, list[tuple[str, ...]]], list[str]]:
-    """The lines of each case of a folder, and the cases that are no longer measured."""
+def description(name: str) -> str:
+    """A case's docstring as one paragraph."""
+    return " ".join((load(name).__doc__ or "").split())
+
+
+def load_note(folder: Path) -> list[str]:
+    """A note on other work of the machine, if the load average was recorded."""
+    frame = pd.read_csv(folder / "results.csv")
+    loads = frame["median"][frame["name"] == "load average"]
+    if loads.empty:
+        return []
+    cores = report.joined(dict.fromkeys(str(o["cores"]) for o in read_config(folder)["provenance"]))
+    span = " to ".join(dict.fromkeys(f"{each:.1f}" for each in (loads.min(), loads.max())))
+    return [
+        f"Load average when a setting started: {span}, on {cores} cores. It includes compilation "
+        "and the setting before; other work makes ratios with PyTorch favor hopfax."
+    ]
+
+
+def not_measured(folder: Path) -> list[str]:
+    """The settings of a folder's cases that it lacks."""
+    frame = pd.read_csv(folder / "results.csv")
+    return [
+        f"{name} ({setting})"
+        for name in CASES
+        if (published := set(frame.setting[frame["case"] == name]))
+        for setting in load(name).SETTINGS
+        if not any(each.endswith(setting) for each in published)
+    ]
+
+
+def tables_of(folder: Path) -> dict[str, list[tuple[str, ...]]]:
+    """The lines of each case of a folder."""
     frame = pd.read_csv(folder / "results.csv")
     device = read_config(folder)["provenance"][0]["device"]
-    names = set(frame["case"])
-    lines = {
-        name: lines_of(name, frame[frame["case"] == name], device)
-        for name in CASES
-        if name in names
-    }
-    return lines, sorted(names - set(CASES))
+    parts = {name: frame[frame["case"] == name] for name in CASES}
+    return {name: lines_of(name, part, device) for name, part in parts.items() if len(part)}
 
 
 def goals_met(lines: dict[str, list[tuple[str, ...]]]) -> tuple[int, int]:
     """Number of goals met, and of goals measured."""
-    verdicts = [line[4] for each in lines.values() for line in each if len(line) > 4]
+    verdicts = [line[-1] for each in lines.values() for line in each if line[-1]]
     return verdicts.count("yes"), len(verdicts) - verdicts.count(MISSING)
 
 
@@ -271,15 +292,18 @@ def lines_of(name: str, frame: pd.DataFrame, device: str) -> list[tuple[str, ...
 
 def line_of(label: str, goal: str | None, rows: pd.DataFrame, device: str) -> tuple[str, ...]:
     """The settings with the lowest and the highest median, and how many meet the goal."""
-    rows = rows.sort_values("median")
-    ends = (with_quartiles(rows.iloc[0]), with_quartiles(rows.iloc[-1]) if len(rows) > 1 else "")
+    rows, several = rows.sort_values("median"), len(rows) > 1
+    low, high = with_quartiles(rows.iloc[0]), with_quartiles(rows.iloc[-1]) if several else ""
+    below = ""
+    if several and (rows.kind == "ratio").all():
+        below = f"{int((rows['median'] < 1).sum())} of {len(rows)}"
     if goal is None:
-        return (label, *filter(None, ends))
+        return label, low, high, below, "", ""
     if (limit := bound(goal, device)) is None:
-        return (label, *ends, goal, MISSING)
+        return label, low, high, below, goal, MISSING
     met = int((rows["median"] >= limit[1] if limit[0] else rows["median"] <= limit[1]).sum())
     verdict = {len(rows): "yes", 0: "no"}.get(met, f"in {met} of {len(rows)}")
-    return (label, *ends, goal, verdict)
+    return label, low, high, below, goal, verdict
 
 
 def with_quartiles(row: pd.Series, digits: str = "#.3g") -> str:

@@ -270,16 +270,19 @@ def influence_bert(params: Any, embeddings: np.ndarray) -> Callable[[], np.ndarr
 
 def denoise(
     queries: np.ndarray, table: np.ndarray, sigma: float, block_size: int | None = None
-) -> Callable[[], np.ndarray]:
+) -> Callable[[], Tensor]:
     """Posterior means of the queries: product, softmax, product, over blocks of queries."""
     noisy, patterns = (torch.tensor(each, device=device()) for each in (queries, table))
     bias = -0.5 * patterns.square().sum(1) / sigma**2
 
-    def means() -> np.ndarray:
+    def means() -> Tensor:
         with torch.inference_mode():
             parts = noisy.split(block_size or len(noisy))
             scores = (torch.addmm(bias, part, patterns.mT, alpha=sigma**-2) for part in parts)
-            return torch.cat([each.softmax(1) @ patterns for each in scores]).cpu().numpy()
+            found = torch.cat([each.softmax(1) @ patterns for each in scores])
+        if found.is_cuda:
+            torch.cuda.synchronize()
+        return found
 
     return means
 

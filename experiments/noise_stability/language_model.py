@@ -88,7 +88,7 @@ class Config:
     target_on: Literal["train", "validation"] = "train"
     """Rows on which the target of 70 % counts."""
     seeds: Annotated[int | None, by_budget("seeds", "INT", BUDGETS)] = None
-    """Runs an arm, seeds 0, 1, 2, ...; at least 3."""
+    """Runs an arm, seeds 0, 1, 2, ...; at least 3, except in a smoke run."""
     epochs: Annotated[int | None, by_budget("epochs", "INT", BUDGETS)] = None
     """Maximum number of passes over the training rows, rounded up to tens."""
     monitor: Literal["train", "validation", "none"] = "none"

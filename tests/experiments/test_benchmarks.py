@@ -128,7 +128,12 @@ def test_a_run_measures_what_is_missing_and_writes_its_page(cases, tmp_path, cap
     assert set(pd.read_csv(folder / "results.csv").setting) == {"sizes: one", "sizes: two", "one"}
     page = harness.page(folder)
     assert page.answer.startswith("hopfax meets 1 of the 2 measured goals")
-    assert page.tables[0].rows[0][1:] == ("4.00 [4.00, 4.00]", "4.00 [4.00, 4.00]", "≥ 5", "no")
+    median = "4.00 [4.00, 4.00]"
+    assert page.tables[0].rows[0][1:] == (median, median, "0 of 2", "≥ 5", "no")
+    assert any(note.startswith("Load average when a setting started") for note in page.notes)
+    frame = pd.read_csv(folder / "results.csv")
+    frame[frame.setting != "sizes: one"].to_csv(folder / "results.csv", index=False)
+    assert "Not measured: seeds (sizes: one)." in harness.page(folder).notes
 
 
 def test_the_command_line_lists_cases_and_refuses_unknown_ones(capsys):

@@ -1,8 +1,8 @@
 """The commands `hopfax robustness`, `influence` and `stability` on a pretrained encoder.
 
-Seconds from start to page, each in a fresh process without compilation cache: 400 pairs of STS-B at
-17 noise conditions, one sentence, 400 sentences of SST-2. The folder of all-MiniLM-L6-v2 is in the
-variable HOPFAX_MINILM.
+Seconds from start to page, one run each, in a fresh process without compilation cache: 400 pairs of
+STS-B at 17 noise conditions, one sentence, 400 sentences of SST-2. The folder of all-MiniLM-L6-v2
+is in the variable HOPFAX_MINILM.
 """
 
 import os

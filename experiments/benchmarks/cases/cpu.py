@@ -1,7 +1,7 @@
 """CPU optimizations of `hopfax.cpu`: a train step with all, against all but one.
 
-Steps on 32 rows of one length from initial weights: one seed of base models, and three seeds of
-small models, as in the default run of `robustness`.
+Steps on 32 rows of SST-2's lengths, padded to one length, from initial weights: one seed of base
+models, and three seeds of small models, as in the default run of `robustness`.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Train step with ESR, against the step without.
 
 The mean step of an epoch of base Robertha in length buckets, with every entropy of
-`hopfax.hopfield.eigen_entropy`, from the same weights on the same batches.
+`hopfax.hopfield.eigen_entropy`, from the same weights.
 """
 
 from typing import Any, get_args
