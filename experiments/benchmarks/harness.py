@@ -38,7 +38,7 @@ CASES = (
     "memory", "denoise", "pretrained", "command", "cpu",
 )  # fmt: skip
 COLUMNS = ("case", "setting", "name", "kind", "median", "low", "high", "rounds")
-PAGE_COLUMNS = ("measurement", "lowest median", "highest median", "below 1", "goal", "met")
+PAGE_COLUMNS = ("measurement", "lowest median", "highest median", "ratio < 1", "goal", "met")
 SECONDS, ROUNDS, QUICK_ROUNDS = 20.0, 5, 2
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "XLA_FLAGS")
 MISSING = "not measured"
