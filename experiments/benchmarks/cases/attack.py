@@ -1,9 +1,8 @@
 """Attacks on text with candidates in batches, against one text per call.
 
-TextBugger and HotFlip at a rate of 0.2 on 64 sentences and a TinyBERT with initial weights: SST-2's
-dev sentences, or the synthetic task `sentiment` without `--data-dir`. "one text a call" is padded
-to the same few lengths, "one padded text" always to 128. The final losses of all programs must
-agree.
+TextBugger and HotFlip at a rate of 0.2 on 64 sentences of SST-2 (or `sentiment`, without
+`--data-dir`) and a TinyBERT with initial weights. "one text a call" is padded to the same few
+lengths, "one padded text" always to 128. The final losses must agree.
 """
 
 from collections.abc import Callable, Sequence

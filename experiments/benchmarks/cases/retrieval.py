@@ -1,13 +1,13 @@
 """Retrieval of attention heads, against PyTorch and against single-pass attention.
 
-T updates of all queries and the read-out, two heads, without projections. The tolerance is 0:
-hopfax stops a query early only if an update changes nothing; PyTorch never does. The gradient is
-implicit in hopfax and through all T updates in PyTorch. Both agree for converged queries; at 32
-tokens or after one update, few have converged. "fused" is PyTorch's fused attention, T + 1 times.
+T updates of all queries and the read-out, two heads, without projections, at tolerance 0. The
+gradient is implicit in hopfax and through all T updates in PyTorch; at 32 tokens or after one
+update, few queries have converged, so gradients differ. "fused": PyTorch's fused attention, T + 1
+times.
 
-Latency of the heads and of base Robertha at 32 texts of 128 tokens. Adaptive stops a query once an
-update changes it by at most 1e-4 of its norm. The paper's Table 4 has 1.25 at T = 5, 1.80 at 10,
-2.52 at 20 and 3.54 at 30; its text has 2.88 for adaptive at T = 50.
+"T = ...": the heads, and base Robertha at 32 texts of 128 tokens; adaptive stops at a relative
+change of 1e-4. The paper's Table 4 has 1.25 at T = 5, 1.80 at 10, 2.52 at 20 and 3.54 at 30; its
+text has 2.88 for adaptive at T = 50.
 """
 
 import itertools

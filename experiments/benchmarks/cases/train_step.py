@@ -1,11 +1,10 @@
 """Train step of Robertha, against PyTorch padded to 128.
 
-The same model in both, ESR included, from the same initial weights; the gradient is implicit in
-hopfax and through all updates in PyTorch. hopfax trains on length buckets (the mean step of an
-epoch), and padded to 128 as in PyTorch. SST-2's texts have 13 tokens on average, so most of the
-gain in buckets is padding that hopfax leaves out. Base takes 32 rows per step, large (BERT-base's
-size) 4. "5 seeds" is a step of five models at once. Without `--data-dir` the rows are synthetic, of
-SST-2's lengths.
+The same model in both, with ESR, from the same initial weights; the gradient is implicit in hopfax
+and through all updates in PyTorch. "In buckets": the mean step of an epoch in length buckets. As
+texts have 13 tokens on average, most of its gain is padding left out. "5 seeds": a step of five
+models. Base takes 32 rows per step, large (BERT-base's size, padded only) 4. Rows have SST-2's
+lengths.
 """
 
 from functools import partial
