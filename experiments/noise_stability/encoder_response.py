@@ -236,16 +236,16 @@ def _stability(products: Array) -> list[Row]:
 def level_rows(measured: LevelWeights, num_texts: int, snr_db: float) -> list[Row]:
     """Weights of the levels 1, 2, ..., and of those above, also as shares of the variance."""
     parts = zip(measured[:3], measured.tail, strict=True)
-    ends = np.array([np.append(part[1:], above) for part, above in parts])
-    total = ends[0].sum()
+    weights = np.array([np.append(part[1:], above) for part, above in parts])
+    shares = np.asarray(measured.shares)
     shared = {"corruption": "gaussian", "num_examples": num_texts, "snr_db": snr_db}
     rows = [
         shared | {"metric": metric, "level": float(level), "score": value, "low": low, "high": high}
-        for metric, by in (("level weight", 1.0), ("level share", total))
-        for level, (value, low, high) in enumerate((ends / by).T.tolist(), 1)
+        for metric, ends in (("level weight", weights), ("level share", shares))
+        for level, (value, low, high) in enumerate(ends.T.tolist(), 1)
     ]
     # What is above counts as of the next degree: no more is known of it.
-    degree = float(ends[0] @ np.arange(1, ends.shape[1] + 1) / total)
+    degree = float(shares[0] @ np.arange(1, shares.shape[1] + 1))
     return [*rows, shared | {"metric": "mean degree, at least", "level": None, "score": degree}]
 
 

@@ -472,12 +472,9 @@ def trained(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
             shape=(INPUTS,),
             num_samples=max(budget.num_samples // 10, 128),
         )
-        value, low, high = (
-            np.append(part, tail) for part, tail in zip(levels[:3], levels.tail, strict=True)
-        )
-        total, numbers = value.sum(), np.arange(len(value))
-        ends = {"low": low / total, "high": high / total}
-        tables.append(rows("levels", name, numbers, value / total, **ends))
+        value, low, high = np.asarray(levels.shares)
+        numbers = np.arange(1, len(value) + 1)
+        tables.append(rows("levels", name, numbers, value, low=low, high=high))
     return tables
 
 
@@ -588,14 +585,15 @@ def page(folder: Path) -> report.Page:
             "The quadratic approximation of Theorem 5.1 is not exact, so its distance does not "
             "contradict the theorem.",
             "Theorem 5.3 is the limit of wide layers. A query prefers tokens with a larger norm: "
-            "at width d the stability is higher by about (E[M²] − 1) / d, where M is the largest "
-            "of as many standard normal numbers as tokens (1 % for 16 tokens and d = 256).",
+            "at width d the stability is higher by up to about (E[M²] − 1) / d, where M is the "
+            "largest of as many standard normal numbers as tokens (0.01 for 16 tokens and "
+            "d = 256).",
             "The curve with s(ρ) is hopfax's variant of Eq. 8 for unstructured scores.",
             "Moment bounds: the least and the greatest stability of functions with the same mean "
             "and second moment.",
             "A_X: attention of the clean input; A_Y: of the noisy input; at equal heights, noise "
             "does not change the key with the most weight. B: bound on the inputs' entries.",
-            "The points of a curve share their draws, so their distances have the same sign.",
+            "The points of a curve share their draws, so their errors are correlated.",
             "Arcs: `noise_stability` with 4 or 8 `arc_points` instead of pairs. A ratio below 1 "
             "favors arcs; which are better depends on the function and on ρ.",
         ],

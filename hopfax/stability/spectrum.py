@@ -36,12 +36,15 @@ class LevelWeights(NamedTuple):
         low: Lower ends of their intervals.
         high: Upper ends.
         tail: Total weight above the degree: value, lower and upper end.
+        shares: Shares of the variance (all weight above level 0) of levels 1 to degree and of those
+            above: values, lower and upper ends, in rows; nan without variance.
     """
 
     weights: Float[Array, " degree+1"]
     low: Float[Array, " degree+1"]
     high: Float[Array, " degree+1"]
     tail: Float[Array, " 3"]
+    shares: Float[Array, "3 degree+1"]
 
 
 def level_weights(
@@ -110,23 +113,23 @@ def level_weights(
 
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(_BLOCKS))
     blocks = jax.lax.map(stabilities, keys)
-    ends = jax.pure_callback(
+    ends, shares = jax.pure_callback(
         partial(_fit_levels, degree=degree),
-        jax.ShapeDtypeStruct((3, degree + 2), blocks.dtype),
+        tuple(jax.ShapeDtypeStruct((3, n), blocks.dtype) for n in (degree + 2, degree + 1)),
         blocks,
         vmap_method="sequential",
     )
     value, low, high = ends[:, :-1]
-    return LevelWeights(value, low, high, ends[:, -1])
+    return LevelWeights(value, low, high, ends[:, -1], shares)
 
 
-def _fit_levels(blocks: Array, *, degree: int) -> np.ndarray:
-    """Weights of `degree` + 1 levels and of all above: values, lower and upper ends, in rows."""
+def _fit_levels(blocks: Array, *, degree: int) -> tuple[np.ndarray, np.ndarray]:
+    """Weights of `degree` + 1 levels and of all above, and shares: values and ends, in rows."""
     from scipy.optimize import nnls
 
     stabilities = np.asarray(blocks, np.float64)
     if not np.all(np.isfinite(stabilities)):
-        return np.full((3, degree + 2), np.nan, blocks.dtype)
+        return tuple(np.full((3, n), np.nan, blocks.dtype) for n in (degree + 2, degree + 1))
     powers = _RHOS[:, None] ** _LEVELS
     # Shared draws correlate the means at neighboring rhos. The levels show in their differences,
     # which only the full covariance weights correctly.
@@ -141,11 +144,27 @@ def _fit_levels(blocks: Array, *, degree: int) -> np.ndarray:
 
     picks = np.random.default_rng(0).integers(_BLOCKS, size=(_RESAMPLES, _BLOCKS))
     refits = np.stack([fit(stabilities[pick].mean(0)) for pick in picks])
-    value, (low, high) = fit(stabilities.mean(0)), np.percentile(refits, [2.5, 97.5], axis=0)
-    low, high = np.minimum(low, value), np.maximum(high, value)
-    # Weights cannot be negative: an interval wider than twice the value includes 0.
-    low = np.where(2 * value - high <= 0, 0, low)
-    return np.stack([value, low, high]).astype(blocks.dtype)
+    value = fit(stabilities.mean(0))
+    both = _with_ends(value, refits), _with_ends(_shares(value), _shares(refits))
+    return tuple(each.astype(blocks.dtype) for each in both)
+
+
+def _shares(weights: np.ndarray) -> np.ndarray:
+    """Shares of all weight above level 0; nan if that is rounding error only."""
+    above = weights[..., 1:]
+    total = above.sum(axis=-1, keepdims=True)
+    varies = total > 1e-6 * weights.sum(axis=-1, keepdims=True)
+    return np.divide(above, total, out=np.full(above.shape, np.nan), where=varies)
+
+
+def _with_ends(value: np.ndarray, refits: np.ndarray) -> np.ndarray:
+    """The value and the percentiles of its refits, as rows."""
+    if np.isnan(value).all():
+        return np.stack([value] * 3)
+    low, high = np.nanpercentile(refits, [2.5, 97.5], axis=0)
+    low, high = np.fmin(low, value), np.fmax(high, value)
+    # Nothing here can be negative: an interval wider than twice the value includes 0.
+    return np.stack([value, np.where(2 * value - high <= 0, 0, low), high])
 
 
 def walsh_weights(
@@ -230,7 +249,7 @@ def spectral_tail_bound(
             1.96 standard errors; `variance` counts as exact.
 
     Returns:
-        The bound, in [0, variance].
+        The bound, in [0, variance]; nan if the stability or the variance is.
 
     Raises:
         ValueError: If `rho`, `degree` or `standard_error` is out of range.
@@ -250,4 +269,5 @@ def spectral_tail_bound(
     least = jnp.asarray(stability) - 1.96 * jnp.asarray(standard_error, variance.dtype)
     excess = variance - least
     bound = excess / (1 - jnp.asarray(rho, variance.dtype) ** degree)
-    return jnp.clip(jnp.where(excess > 0, bound, 0), 0, variance)
+    # `excess` may be nan, and so must the bound.
+    return jnp.clip(jnp.where(excess <= 0, 0, bound), 0, variance)

@@ -125,7 +125,8 @@ TINY = theory.Budget(1000, 2, 8, 2, 1, tokens=(4,), arc_points=(4,), functions=1
 
 def test_a_run_measures_every_panel_and_writes_its_page(tmp_path, monkeypatch):
     monkeypatch.setattr(theory, "noise_stability", one_pair)
-    levels = LevelWeights(np.ones(7), np.zeros(7), np.ones(7), np.array([1.0, 0.5, 2.0]))
+    shares = np.full((3, 7), 1 / 7)
+    levels = LevelWeights(np.ones(7), np.zeros(7), np.ones(7), np.array([1.0, 0.5, 2.0]), shares)
     monkeypatch.setattr(theory, "level_weights", lambda *_, **__: levels)
     monkeypatch.setitem(theory.BUDGETS, "smoke", TINY)
     pages = []

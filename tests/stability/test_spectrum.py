@@ -43,6 +43,20 @@ def test_fit_finds_the_levels_of_a_relu():
     assert found.weights[3] < 0.015
     total = found.weights.sum() + found.tail[0]
     np.testing.assert_allclose(total, 0.5, rtol=0.03)
+    np.testing.assert_allclose(found.shares[0].sum(), 1, rtol=1e-5)
+    variance = 1 / 2 - 1 / (2 * np.pi)
+    np.testing.assert_allclose(
+        found.shares[0, :2] * variance, [1 / 4, 1 / (4 * np.pi)], atol=0.015
+    )
+
+
+def test_errors_of_a_level_and_of_the_variance_cancel_in_shares():
+    found = level_weights(lambda x: x.sum(), KEY, shape=(10,), num_samples=128, degree=2)
+    value, low, high = found.shares[:, 0]
+    assert low <= value <= high <= 1 and low > 0.95
+    assert found.high[1] - found.low[1] > 0.3 * found.weights[1]
+    constant = level_weights(lambda x: 1.0 + 0 * x[0], KEY, shape=(1,), num_samples=128, degree=2)
+    assert np.isnan(constant.shares).all() and constant.weights[0] > 0.99
 
 
 def test_fit_finds_walsh_levels_of_bits():
@@ -97,6 +111,7 @@ def test_the_tail_bound_has_its_limits():
     assert bound(-1.0) == 1
     # A function that is 0 at all inputs drawn may still have any tail.
     assert bound(0.0, standard_error=np.inf) == 1
+    assert np.isnan(bound(np.nan))
 
 
 def test_what_is_not_finite_has_nan_weights():
