@@ -261,6 +261,7 @@ def noise_stability() -> list[list[str]]:
         ],
         training(f"{saves}modular addition", "grokking/addition", "addition", "Figure 5"),
         training(f"{saves}parity of 20 bits", "grokking/parity", "parity", "Figure 11"),
+        training(f"{saves}the same, run again", "grokking/parity_again", "parity", "Figure 11"),
         training(f"{saves}parity of 10 bits", "grokking/parity_10bits", "parity", "Figure 11"),
         training(f"{saves}WikiText-2", "language_model/wikitext2", "wikitext2", "Figure 6"),
         low_degree("Trained transformers have low degree", "sst2", "training"),

@@ -21,6 +21,7 @@ biases, unit norms.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -121,7 +122,8 @@ def run(config: Config) -> Path:
             f"--num-tokens must be at most the model's {model.max_length} positions, got "
             f"{budget.num_tokens}"
         )
-    kinds = texts(config, budget)
+    sizes = budget.num_texts, budget.num_tokens
+    kinds = texts(config.pretrained, *sizes, text_file=config.text_file)
     plan = {**budget._asdict(), "weights": weights_digest(config.pretrained)}
     folder = open_run("influence", config, plan=plan)
     special = num_special(config.pretrained)
@@ -148,25 +150,28 @@ def run(config: Config) -> Path:
     return report.write_run(folder, table, COLUMNS, page)
 
 
-def texts(config: Config, budget: Budget) -> dict[str, np.ndarray]:
-    """Returns texts of each kind as ids, `(num_texts, num_tokens)`, special tokens included."""
-    assert config.pretrained
-    vocabulary = read_tokenizer(config.pretrained)
+def texts(
+    folder: str, num_texts: int, num_tokens: int, *, text_file: str | None = None
+) -> dict[str, np.ndarray]:
+    """Returns texts of each kind as ids, `(num_texts, num_tokens)`, special tokens included.
+
+    Uniform tokens, and with a file passages of it, for the tokenizer of a model's folder.
+    """
+    vocabulary = read_tokenizer(folder)
     tokenizer = text_tokenizer(vocabulary)
     start, end = special_tokens(tokenizer)
-    body = budget.num_tokens - len(start) - len(end)
+    body = num_tokens - len(start) - len(end)
     # BERT's vocabulary begins with tokens that it never met.
     words = [n for n, token in enumerate(vocabulary.tokens) if not token.startswith(("[", "<"))]
-    bodies = {UNIFORM: np.random.default_rng(0).choice(words, (budget.num_texts, body))}
-    if config.text_file:
-        lines = Path(config.text_file).read_text(encoding="utf-8")
+    bodies = {UNIFORM: np.random.default_rng(0).choice(words, (num_texts, body))}
+    if text_file:
+        lines = Path(text_file).read_text(encoding="utf-8")
         ids = tokenizer.encode(lines, add_special_tokens=False).ids
-        if len(ids) < budget.num_texts * body:
+        if len(ids) < num_texts * body:
             raise ValueError(
-                f"{config.text_file} must have at least {budget.num_texts * body} tokens, "
-                f"got {len(ids)}"
+                f"{text_file} must have at least {num_texts * body} tokens, got {len(ids)}"
             )
-        begins = np.linspace(0, len(ids) - body, budget.num_texts).astype(int)
+        begins = np.linspace(0, len(ids) - body, num_texts).astype(int)
         bodies[TEXT] = np.stack([ids[begin : begin + body] for begin in begins])
     return {
         kind: np.stack([[*start, *row, *end] for row in rows]).astype(np.int32)
@@ -313,7 +318,6 @@ def within_model(values: np.ndarray, *, special: tuple[int, int]) -> pd.DataFram
     scores = {
         "first / middle": each["first"] / each["middle"],
         "last / middle": each["last"] / each["middle"],
-        JUNTA: each[JUNTA],
     }
     texts, layers, sites = (part.ravel() for part in np.indices(values.shape[:3]))
     names = np.array(["layer", *(f"head {n}" for n in range(1, values.shape[2]))])
@@ -327,25 +331,31 @@ def ratios(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns how many times the middle's influence the ends of a text have, from results.csv.
 
     Returns:
-        `tidy.summarize`'s table: `corruption`, `weights`, `part` ("first" or "last"), intervals
-        over texts; draws of random weights are averaged within a text.
+        `tidy.summarize`'s table: `corruption`, `weights`, `part` ("first" or "last"), geometric
+        means with intervals over texts; draws of random weights are averaged within a text.
     """
     parts = frame[frame.metric.isin(PARTS)]
-    parts = parts.assign(weights=parts.model.str.split(" ").str[0])
+    parts = parts.assign(weights=weights_of(parts))
     index = ["corruption", "weights", "model", "seed"]
     table = parts.pivot_table(index=index, columns="metric", values="score", sort=False)
     each = pd.concat(
-        table[end].div(table.middle).rename("score").reset_index().assign(part=end)
+        table[end].div(table.middle).map(math.log).rename("score").reset_index().assign(part=end)
         for end in ("first", "last")
     )
     keys = ["corruption", "weights", "part", "seed"]
-    return tidy.summarize(each.groupby(keys, sort=False)["score"].mean().reset_index())
+    logs = tidy.summarize(each.groupby(keys, sort=False)["score"].mean().reset_index())
+    return logs.assign(**{name: np.exp(logs[name]) for name in ("mean", "low", "high")})
+
+
+def weights_of(rows: pd.DataFrame) -> pd.Series:
+    """Returns "trained" or "random" for rows of results.csv."""
+    return rows.model.str.split(" ").str[0]
 
 
 def juntas(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns how many tokens have `MOST` of the output's influence, as `ratios` does."""
     counts = frame[(frame.metric == JUNTA) & (frame.site == "token")]
-    counts = counts.assign(weights=counts.model.str.split(" ").str[0])
+    counts = counts.assign(weights=weights_of(counts))
     keys = ["corruption", "weights", "seed"]
     return tidy.summarize(counts.groupby(keys, sort=False)["score"].mean().reset_index())
 
@@ -359,8 +369,7 @@ def by_layer(frame: pd.DataFrame) -> pd.DataFrame:
         `curved` is how many of the heads have a U-shape.
     """
     inner = frame[frame.metric.str.contains(" / ") & (frame.site != "token")]
-    inner = inner.assign(weights=inner.model.str.split(" ").str[0], mean=inner.score,
-                         end=inner.metric)  # fmt: skip
+    inner = inner.assign(weights=weights_of(inner), mean=inner.score, end=inner.metric)
     keys = ["corruption", "weights", "level"]
     heads = inner[inner.site != "layer"]
     ranges = heads.groupby([*keys, "end"], sort=False, as_index=False).agg(
@@ -404,11 +413,10 @@ def layer_table(inner: pd.DataFrame) -> report.Table:
 
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
-    # Results of earlier versions have fewer columns, and the output only.
-    frame = pd.read_csv(folder / "results.csv").reindex(columns=list(COLUMNS))
+    frame = pd.read_csv(folder / "results.csv")
     name = frame.task.iloc[0]
     curves = frame[frame.metric == "relative influence"]
-    curves = curves.assign(weights=curves.model.str.split(" ").str[0])
+    curves = curves.assign(weights=weights_of(curves))
     lines = curves.groupby(["corruption", "weights", "level"], sort=False, as_index=False).agg(
         mean=("score", "mean"), error=("standard_error", lambda e: np.sqrt((e**2).sum()) / len(e))
     )
@@ -443,17 +451,21 @@ def page(folder: Path) -> Page:
                 f"{curved[kind, 'trained']:.0f} of {num_heads} heads have a U-shape, "
                 f"{curved[kind, 'random']:.0f} with random weights."
             )
-        if counts:
-            count = counts[kind, "trained"]["mean"]
-            answer.append(
-                f"{100 * MOST:g} % of the influence is on {count:.0f} of {num_tokens} tokens."
-            )
+        count = counts[kind, "trained"]["mean"]
+        answer.append(
+            f"{100 * MOST:g} % of the influence is on {count:.0f} of {num_tokens} tokens."
+        )
     notes = [
         "U-shape: both ends of a text have more influence than the middle half, with both 95 % "
         "intervals above 1.",
         f"At most a weak U-shape: an interval contains 1, and both upper ends are below {WEAK:g}.",
         f"Texts of {num_tokens} tokens, {int(curves.num_examples.max())} of each kind. Brackets: "
         "95 % intervals over texts. Ends: without special tokens.",
+        f"The paper observes {PAPER_TOKENS[0]} to {PAPER_TOKENS[1]} influential tokens of 256.",
+        f"Random weights, layers and heads are measured on {int(curves.num_examples.min())} texts "
+        "of each kind; layers and heads use one draw of random weights.",
+        f"U-shape of a head: both ends have over {SLIGHT:g} times the middle's influence, and both "
+        "intervals are above 1.",
         "Influence: norm of the output's derivative in a token's embedding, in units of the "
         f"text's mean; estimated from {PROJECTIONS} random directions of the output.",
     ]
@@ -470,8 +482,7 @@ def page(folder: Path) -> Page:
             least_range=1.0,
         )
     }
-    columns = [PARTS["first"], PARTS["last"]]
-    columns += [f"tokens with {100 * MOST:g} % of the influence"] if counts else []
+    columns = [PARTS["first"], PARTS["last"], f"tokens with {100 * MOST:g} % of the influence"]
     tables = [
         report.Table(
             ["", *columns],
@@ -479,46 +490,35 @@ def page(folder: Path) -> Page:
                 [
                     f"{kind}, {titles[str(weights)]}",
                     *(ratio(rows.loc[end]) for end in rows.index),
-                    *([ratio(counts[kind, weights])] if counts else []),
+                    ratio(counts[kind, weights]),
                 ]
                 for kind, weights, rows in cases
             ],
-            "Influence on the output, divided by that of the middle half of the text.",
+            "Influence on the output, divided by that of the middle half of the text; geometric "
+            "means over texts.",
         )
     ]
-    if not inner.empty:
-        pictures["influence_layers"] = report.facets(
-            f"{name}: influence of the ends of a text on each layer, divided by the middle's; "
-            "bands: 95 % over texts, of heads their range",
-            inner[(inner.site == "layer") | (inner.weights == "trained")].assign(
-                line=lambda rows: rows.weights.where(rows.site == "layer", "heads"),
-                layer=lambda rows: rows.level.astype(int).astype(str),
-            ),
-            x="layer",
-            hue="line",
-            col="corruption",
-            row="end",
-            titles={
-                "trained": "states, trained weights",
-                "random": "states, random weights",
-                "heads": "heads, trained weights",
-            },
-            xlabel="layer",
-            ylabel="influence",
-            least_range=1.0,
-        )
-        tables.append(layer_table(inner))
-        notes.append(
-            f"The paper observes {PAPER_TOKENS[0]} to {PAPER_TOKENS[1]} influential tokens of 256."
-        )
-        notes.append(
-            f"With random weights, and for layers and heads: {int(curves.num_examples.min())} "
-            "texts of each kind, and for layers and heads a single draw of the random weights."
-        )
-        notes.append(
-            f"U-shape of a head: both ends have over {SLIGHT:g} times the middle's influence, and "
-            "both intervals are above 1."
-        )
+    pictures["influence_layers"] = report.facets(
+        f"{name}: influence of the ends of a text on each layer, divided by the middle's; "
+        "bands: 95 % over texts; for heads, the range over heads",
+        inner[(inner.site == "layer") | (inner.weights == "trained")].assign(
+            line=lambda rows: rows.weights.where(rows.site == "layer", "heads"),
+            layer=lambda rows: rows.level.astype(int).astype(str),
+        ),
+        x="layer",
+        hue="line",
+        col="corruption",
+        row="end",
+        titles={
+            "trained": "states, trained weights",
+            "random": "states, random weights",
+            "heads": "heads, trained weights",
+        },
+        xlabel="layer",
+        ylabel="influence",
+        least_range=1.0,
+    )
+    tables.append(layer_table(inner))
     return report.Page(
         title=f"Influence of tokens by position: {name}",
         answer=" ".join(answer),

@@ -19,7 +19,7 @@ median = partial(np.median, axis=-1)  # infinities are the largest numbers
 class Interval(NamedTuple):
     """A number with its 95 % bootstrap interval, nan below `MIN_SEEDS` runs.
 
-    Below six runs it covers less: about 75 % for the median of three.
+    It covers less with few runs: the median of eight about 92 %, of three about 75 %.
     """
 
     value: float
@@ -37,16 +37,13 @@ def median_time(times: np.ndarray, *, seed: int = 0) -> Interval:
     return Interval(float(median(times)), *_ends(medians, medians, len(times)))
 
 
-def reduction(
-    times: np.ndarray, baseline: np.ndarray, *, horizon: float = np.inf, seed: int = 0
-) -> Interval:
+def reduction(times: np.ndarray, baseline: np.ndarray, *, horizon: float = np.inf) -> Interval:
     """By how many percent the median time falls from the baseline's; negative where it rises.
 
     Args:
         times: `(runs,)`, inf for never.
         baseline: `(runs,)`, the baseline's times; runs are paired by seed and resampled together.
-        horizon: Time at which both are censored: later events count as never.
-        seed: Seed of the resampling.
+        horizon: How long the baseline's runs were followed.
 
     Returns:
         Percent. Where the baseline's median is never, all that is known is that it exceeds the
@@ -57,8 +54,7 @@ def reduction(
         ValueError: There are fewer than two runs.
     """
     both = np.stack([times, baseline])
-    both = np.where(both > horizon, np.inf, both)
-    drawn = _resampled(both, seed)
+    drawn = _resampled(both)
     # The median of an even number of runs may average a time and a censored one.
     value, least = (
         _percent(median(each[0]), median(np.minimum(each[1], horizon))) for each in (both, drawn)
@@ -74,7 +70,7 @@ def _percent(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     return np.where(np.isinf(ours), -np.inf, 100 * (1 - share))
 
 
-def _resampled(samples: np.ndarray, seed: int) -> np.ndarray:
+def _resampled(samples: np.ndarray, seed: int = 0) -> np.ndarray:
     """`(..., resamples, runs)`, the same runs in every row of `samples`."""
     count = samples.shape[-1]
     if count < 2:

@@ -192,10 +192,8 @@ def long_texts(config: Config, budget: Budget) -> Texts:
     assert config.pretrained and config.data_dir
     start, end = influence.num_special(config.pretrained)
     file = Path(config.data_dir) / "wikitext-2" / "wiki.test.tokens"
-    kinds = influence.texts(
-        influence.Config(pretrained=config.pretrained, text_file=str(file)),
-        influence.Budget(budget.num_long, budget.num_tokens + start + end, 1, 3),
-    )
+    sizes = budget.num_long, budget.num_tokens + start + end
+    kinds = influence.texts(config.pretrained, *sizes, text_file=str(file))
     return Texts(kinds[influence.TEXT], kinds[influence.UNIFORM], (start, end))
 
 
@@ -214,9 +212,8 @@ def short_texts(config: Config, budget: Budget) -> Texts:
             f"SST-2 must have {budget.num_texts} sentences of {budget.num_bits} tokens, got "
             f"{len(bodies)}"
         )
-    size = influence.Budget(budget.num_texts, budget.num_bits + start + end, 1, 3)
-    kinds = influence.texts(influence.Config(pretrained=config.pretrained), size)
-    others = kinds[influence.UNIFORM]
+    sizes = budget.num_texts, budget.num_bits + start + end
+    others = influence.texts(config.pretrained, *sizes)[influence.UNIFORM]
     ids = others.copy()
     ids[:, start : start + budget.num_bits] = bodies[: budget.num_texts]
     return Texts(ids, others, (start, end))
@@ -446,8 +443,8 @@ def page(folder: Path) -> Page:
     degree, variance = (tidy.select(of_many, quantity=each).iloc[0] for each in ("D", "variance"))
     counts = {each: verdicts.count(each) for each in dict.fromkeys(verdicts)}
     answer = (
-        "**Compared with the bound from influence on the weight of degree T and above, the bound "
-        "from noise stability is "
+        "**Lemma 1's bound on the weight of degree T and above is, compared with the bound from "
+        "influence, "
         + report.joined(f"{each} in {n} of {len(verdicts)} cases" for each, n in counts.items())
         + ".** It can only be tighter if D, the mean degree weighted "
         f"by influence, exceeds T. At {plan['num_tokens']} tokens, D is {report.bracketed(degree)} "

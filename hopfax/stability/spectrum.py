@@ -129,7 +129,8 @@ def _fit_levels(blocks: Array, *, degree: int) -> tuple[np.ndarray, np.ndarray]:
 
     stabilities = np.asarray(blocks, np.float64)
     if not np.all(np.isfinite(stabilities)):
-        return tuple(np.full((3, n), np.nan, blocks.dtype) for n in (degree + 2, degree + 1))
+        unknown = np.full((3, degree + 2), np.nan, blocks.dtype)
+        return unknown, unknown[:, 1:]
     powers = _RHOS[:, None] ** _LEVELS
     # Shared draws correlate the means at neighboring rhos. The levels show in their differences,
     # which only the full covariance weights correctly.
@@ -145,8 +146,8 @@ def _fit_levels(blocks: Array, *, degree: int) -> tuple[np.ndarray, np.ndarray]:
     picks = np.random.default_rng(0).integers(_BLOCKS, size=(_RESAMPLES, _BLOCKS))
     refits = np.stack([fit(stabilities[pick].mean(0)) for pick in picks])
     value = fit(stabilities.mean(0))
-    both = _with_ends(value, refits), _with_ends(_shares(value), _shares(refits))
-    return tuple(each.astype(blocks.dtype) for each in both)
+    shares = _with_ends(_shares(value), _shares(refits))
+    return _with_ends(value, refits).astype(blocks.dtype), shares.astype(blocks.dtype)
 
 
 def _shares(weights: np.ndarray) -> np.ndarray:

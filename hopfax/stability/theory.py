@@ -9,7 +9,7 @@ infinite, and its gradient is 0.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -158,9 +158,9 @@ def attention_stability(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]
     The layer is $\sigma(XWX^\top) X W_V$ with $W \sim \mathcal N(0, I)$; the theorem's statement
     leaves out the $W$. In wide layers, each token attends to one random token; under noise, it
     attends to the same one with probability $s$ (`attention_overlap`). At width $d$, tokens with
-    larger norms win more often, and the stability is higher by up to about $(E[M^2] - 1) / d$, where
-    $M$ is the largest of as many standard normal numbers as tokens. The value projection adds the
-    factor $\|(W_V)_{:,j}\|^2$. With $W = I$ or $UU^\top$ each token attends to itself, and the
+    larger norms win more often, and the stability is higher by up to about $(E[M^2] - 1) / d$,
+    where $M$ is the largest of as many standard normal numbers as tokens. The value projection adds
+    the factor $\|(W_V)_{:,j}\|^2$. With $W = I$ or $UU^\top$ each token attends to itself, and the
     stability is $\rho$ (Theorem 5.2).
 
     Args:
@@ -352,8 +352,8 @@ def moment_interval(rho: Numbers, *, mean: Numbers, second_moment: Numbers) -> I
     rho = jnp.asarray(rho, jnp.result_type(float))
     squared = jnp.square(jnp.asarray(mean, rho.dtype))
     variance = jnp.asarray(second_moment, rho.dtype) - squared
-    excess = variance + 1e-6 * squared
-    check_range(0, **{"second_moment - mean**2": excess})
+    named: dict[str, Any] = {"second_moment - mean**2": variance + 1e-6 * squared}
+    check_range(0, **named)
     low = squared + jnp.minimum(rho, 0) * variance
     high = squared + jnp.where(rho >= 0, rho, rho**2) * variance
     return Interval(low, high)

@@ -273,6 +273,26 @@ def test_encoder_responses_are_shown_by_task(tmp_path):
     assert labels == ["SST-2, after training", "CoLA, after training"]
 
 
+def test_trained_encoders_are_compared_seed_by_seed(tmp_path):
+    """Seeds differ by 10 points each, models by 2 to 4."""
+    rows = [
+        {
+            "task": "sst2", "model": model, "corruption": "gaussian", "seed": seed,
+            "arm": "trained", "metric": metric, "level": level, "num_examples": 8,
+            "score": 0.1 * seed + gap * (2 + 0.1 * seed),
+            "standard_error": np.nan, "low": 0.0, "high": 1.0,
+        }
+        for model, gap in (("tinybert", 0), ("robertha", 0.01))
+        for metric, level in (("level share", 1.0), ("correlation", 0.5), ("points lost", np.nan))
+        for seed in SEEDS
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_csv(tmp_path / "results.csv", index=False)
+    *_, table = encoder.page(tmp_path).tables
+    ((name, share, correlation, lost),) = table.rows
+    assert name == "Robertha" and share == correlation and share.startswith("**+")
+    assert lost.startswith("**+0.0")
+
+
 def test_intervals_include_the_error_that_seeds_share():
     frame = pd.DataFrame({"model": "x", "seed": SEEDS, "score": [1.0, 2.0, 3.0]})
     own = frame.assign(standard_error=0.0, low=np.nan, high=np.nan)

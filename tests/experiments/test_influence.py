@@ -77,8 +77,7 @@ def test_texts_have_the_special_tokens_of_the_model(tmp_path, template, special)
         single=template, special_tokens=[(name, ids[name]) for name in names[:3]]
     )
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    config = influence.Config(pretrained=str(tmp_path))
-    ((_, rows),) = influence.texts(config, influence.Budget(3, 20, 1, 3)).items()
+    ((_, rows),) = influence.texts(str(tmp_path), 3, 20).items()
     assert rows.shape == (3, 20)
     start, inside, end = np.split(np.array(names)[rows], [len(special[0]), 20 - len(special[1])], 1)
     assert (start == special[0]).all() and (end == special[1]).all()
@@ -141,7 +140,7 @@ def results(folder, ends, noise=0.01) -> report.Page:
     """A folder of results with so much influence at the ends of trained weights."""
     rng, tables = np.random.default_rng(0), []
     for name, size in (("trained", ends), ("random 0", 1.0), ("random 1", 1.0)):
-        values = 1 + noise * rng.normal(size=(6, 40))
+        values = np.exp(noise * rng.normal(size=(6, 40)))
         values[:, 1:3] *= size
         values[:, -3:-1] *= size
         table = influence.positions(values, special=(1, 1))

@@ -65,7 +65,8 @@ def test_late_arrivals_save_nothing_that_was_not_seen():
     assert found.low < 0
 
 
-def test_beyond_the_common_horizon_nothing_counts():
-    plain, arm = np.array([10.0, 10, 10]), np.array([20.0, 20, 20])
-    assert reduction(arm, plain, horizon=15).value == -NEVER
-    assert reduction(arm, plain).value == -100
+def test_a_baseline_that_was_observed_counts_whole():
+    """An arm that was followed for fewer steps loses only its own late runs."""
+    plain, arm = np.array([10.0, 10, 10]), np.array([5.0, 5, NEVER])
+    assert reduction(arm, plain, horizon=20).value == 50
+    assert reduction(np.array([5.0, NEVER, NEVER]), plain, horizon=20).value == -NEVER

@@ -45,9 +45,7 @@ def test_fit_finds_the_levels_of_a_relu():
     np.testing.assert_allclose(total, 0.5, rtol=0.03)
     np.testing.assert_allclose(found.shares[0].sum(), 1, rtol=1e-5)
     variance = 1 / 2 - 1 / (2 * np.pi)
-    np.testing.assert_allclose(
-        found.shares[0, :2] * variance, [1 / 4, 1 / (4 * np.pi)], atol=0.015
-    )
+    np.testing.assert_allclose(found.shares[0, :2] * variance, [1 / 4, 1 / (4 * np.pi)], atol=0.015)
 
 
 def test_errors_of_a_level_and_of_the_variance_cancel_in_shares():
