@@ -167,8 +167,8 @@ def page(
             report.Table(
                 columns,
                 rows,
-                f"Training steps until a run first reaches {100 * target:g} % {split} accuracy. The "
-                f"longest run took {longest(arms)} steps.",
+                f"Training steps until a run first reaches {100 * target:g} % {split} accuracy. "
+                f"The longest run took {longest(arms)} steps.",
             ),
             *_sweeps(folder),
             *tables,
@@ -182,8 +182,8 @@ def verdict(arm: Arm, baseline: Arm, target: float) -> str:
     task, paper = _task(arm.task), PAPER.get(arm.task, np.nan)
     if not np.isfinite([arm.steps, baseline.steps]).any():
         return (
-            f"**No run reaches {100 * target:g} % on {task} within {baseline.horizon:,.0f} steps**, "
-            "with the regularizer or without."
+            f"**No run reaches {100 * target:g} % on {task}** within {baseline.horizon:,.0f} "
+            "steps, with the regularizer or without."
         )
     if len(arm.steps) < tidy.MIN_SEEDS:
         return f"**Too few seeds on {task}** to compare the regularizer with the baseline."
