@@ -355,7 +355,8 @@ def memory() -> list[list[str]]:
         else:
             limits = frame[frame.metric == "capacity_snr_db"].groupby("task").score.mean()
         pairs = [("none", "memory")] if name == "memory" else [
-            (each, f"{each}{trained.MEMORY}") for each in frame.model.unique()
+            (each.removesuffix(trained.MEMORY), each)
+            for each in frame.model.unique() if each.endswith(trained.MEMORY)
         ]  # fmt: skip
         titles = gaussian.titles(frame.task.unique()) | {"none": "MiniLM, not fine-tuned"}
         units = similarity.SCORES if name == "memory" else {"stsb": "50 · (1 + r)"}
@@ -371,9 +372,14 @@ def memory() -> list[list[str]]:
             if remembering not in means:
                 continue
             rows = tidy.select(frame, task=task, metric="score")
-            clean, kept = means[without][0.0], [NOT_LEARNED] * 2
-            if (task, without) not in unlearned.index:
-                kept = [lowest_snr(means[each], clean) for each in (without, remembering)]
+            # A model trained through memory is not tested without it.
+            tested = without if without in means else remembering
+            clean, kept = means[tested][0.0], [NOT_LEARNED] * 2
+            if (task, tested) not in unlearned.index:
+                kept = [
+                    lowest_snr(means[each], clean) if each in means else "–"
+                    for each in (without, remembering)
+                ]
             table.append([
                 f"{titles[task]}, {titles[without]}{unit.get(task, '')}{place}",
                 (f"{rows.num_train.max():,.0f}" if "num_train" in rows else "–")

@@ -9,6 +9,8 @@ Commands: `python -m experiments memory-trained --task sst2 --data-dir DIR --epo
 scratch), and for a pretrained encoder `--pretrained FOLDER --model pretrained pretrained-memory
 pretrained-noise-trained pretrained-noise-trained-memory --train-size 12000 --epochs 3
 --learning-rate 1e-4`. With `--sites embedding`, noise and memory are after the LayerNorm.
+`noise-through-memory` and `pretrained-noise-through-memory` are trained with the same noise, which
+memory removes before the encoder reads it.
 
 Expected: memory keeps the clean score of MiniLM down to −8 or −10 dB, 4 to 6 dB above channel
 capacity. With memory, training with noise adds little to small models, and costs a pretrained
@@ -57,6 +59,7 @@ REPLACED = (
     "token frequencies as prior."
 )
 MEMORY = "-memory"  # suffix of the names of models with memory
+THROUGH = "-through-memory"  # of those that are also trained with it
 SITES = {"token": "token embeddings", "embedding": "embeddings after the LayerNorm"}
 
 
@@ -156,7 +159,17 @@ def page(folder: Path) -> Page:
         names = compared.model.unique()
         baselines = [titles[each] for each in names if not each.endswith(MEMORY)]
         answers.append(lead_sentence(gains, baselines))
-        tables.append(lead_table(gains, titles))
+        caption = (
+            "Best model with memory minus best model without it, in points{thinned}. The best "
+            "models are chosen at each SNR, by their mean test scores."
+        )
+        tables.append(lead_table(gains, titles, caption))
+    through = adapted(compared, models[0] + MEMORY)
+    if not through.empty and through.low.notna().any():
+        name = titles[models[0] + MEMORY]
+        answers.append(adapted_sentence(through, name))
+        caption = f"Trained through memory minus {name}, in points{{thinned}}."
+        tables.append(lead_table(through, titles, caption))
     gained = measured.frame[(measured.frame.metric == "gain") & (measured.frame.level > 0)]
     gained = gained[gained.model.isin(learned) & gained.model.str.endswith(MEMORY)]
     if len(gained):
@@ -290,6 +303,28 @@ def leads(scores: pd.DataFrame) -> pd.DataFrame:
     return tidy.summarize(pd.concat(parts)) if parts else pd.DataFrame(columns=["low", "high"])
 
 
+def adapted(scores: pd.DataFrame, plain: str) -> pd.DataFrame:
+    """Returns the model that was trained through memory minus `plain`, as `leads` does."""
+    keys = ["task", "protocol", "level", "seed"]
+    ours = scores[scores.model.str.endswith(THROUGH)]
+    theirs = scores[scores.model == plain].drop(columns="model")
+    if ours.empty or theirs.empty:
+        return pd.DataFrame(columns=["low"])
+    return tidy.summarize(tidy.paired(ours, theirs, on=keys).assign(model="lead"))
+
+
+def adapted_sentence(gaps: pd.DataFrame, plain: str) -> str:
+    """Returns how training through memory compares with memory at test time only."""
+    count = int(gaps.low.notna().sum())
+    higher, lower = int((gaps.low > 0).sum()), int((gaps.high < 0).sum())
+    kinds = [each for each in ("task", "protocol") if gaps[each].nunique() > 1]
+    over = f"combinations of {report.joined([*kinds, 'SNR'])}" if kinds else "SNRs"
+    return (
+        "Training with noise through memory, in place of memory at test time only, gives scores "
+        f"significantly higher than {plain} at {higher} of {count} {over}, and lower at {lower}."
+    )
+
+
 def strongest(gains: pd.DataFrame, titles: Mapping[Any, str]) -> list[str]:
     """Returns notes that name the best models without memory, by ranges of SNR.
 
@@ -332,8 +367,11 @@ def gain_table(gained: pd.DataFrame, titles: Mapping[Any, str], protocol: str) -
     )
 
 
-def lead_table(gains: pd.DataFrame, titles: Mapping[Any, str]) -> Table:
-    """Returns the table of `leads`: SNR by task and protocol."""
+def lead_table(gains: pd.DataFrame, titles: Mapping[Any, str], caption: str) -> Table:
+    """Returns the table of differences: SNR by task and protocol.
+
+    `{thinned}` in the caption becomes what it must say of SNRs that are not shown.
+    """
     levels, thinned = shown(sorted(gains.level.unique()))
     gains = gains[gains.level.isin(levels)]
     return report.pivot(
@@ -341,8 +379,7 @@ def lead_table(gains: pd.DataFrame, titles: Mapping[Any, str]) -> Table:
         index="snr_db",
         columns="column",
         titles={snr_db: decibels(snr_db) for snr_db in gains.snr_db.unique()},
-        caption=f"Best model with memory minus best model without it, in points{thinned}. The best "
-        "models are chosen at each SNR, by their mean test scores."
+        caption=caption.format(thinned=thinned)
         + (" n/a: all seeds differ by the same amount." if gains.low.isna().any() else ""),
     )
 

@@ -418,6 +418,26 @@ def test_memory_is_compared_with_the_best_model_without_it(tmp_path):
     )
 
 
+def test_training_through_memory_is_compared_with_memory_at_test_time():
+    scores = pd.DataFrame(
+        [
+            {
+                "task": "sst2", "protocol": "matched", "model": model, "level": level, "seed": seed,
+                "corruption": "gaussian", "site": "token", "snr_db": -level,
+                "score": 80 + 10 * seed + gain * (level - 2) * (1 + 0.01 * seed),
+            }
+            for model, gain in (("tinybert-memory", 0), ("noise-through-memory", 1))
+            for level in (1.0, 3.0, 4.0)
+            for seed in SEEDS
+        ]
+    )  # fmt: skip
+    gaps = trained.adapted(scores, "tinybert-memory")
+    assert gaps["mean"].round(2).tolist() == [-1.02, 1.02, 2.04]
+    sentence = trained.adapted_sentence(gaps, "TinyBERT + memory")
+    assert sentence.endswith("higher than TinyBERT + memory at 2 of 3 SNRs, and lower at 1.")
+    assert trained.adapted(scores[:3], "tinybert-memory").empty
+
+
 def test_a_model_with_memory_is_named_if_it_alone_has_not_learned():
     names = ["pretrained", "pretrained-memory", "noise-trained-memory"]
     table = pd.DataFrame(
