@@ -318,10 +318,13 @@ def adapted_sentence(gaps: pd.DataFrame, plain: str) -> str:
     count = int(gaps.low.notna().sum())
     higher, lower = int((gaps.low > 0).sum()), int((gaps.high < 0).sum())
     kinds = [each for each in ("task", "protocol") if gaps[each].nunique() > 1]
-    over = f"combinations of {report.joined([*kinds, 'SNR'])}" if kinds else "SNRs"
+    over = f"{count} combinations of {report.joined([*kinds, 'SNR'])}" if kinds else f"{count} SNRs"
+    through = f"Training with noise through memory and memory at test time only ({plain})"
+    if not higher + lower:
+        return f"{through} do not differ significantly at any of {over}."
     return (
-        "Training with noise through memory, in place of memory at test time only, gives scores "
-        f"significantly higher than {plain} at {higher} of {count} {over}, and lower at {lower}."
+        f"{through} differ: the former scores significantly higher at {higher} of {over}, and "
+        f"lower at {lower}."
     )
 
 

@@ -434,7 +434,9 @@ def test_training_through_memory_is_compared_with_memory_at_test_time():
     gaps = trained.adapted(scores, "tinybert-memory")
     assert gaps["mean"].round(2).tolist() == [-1.02, 1.02, 2.04]
     sentence = trained.adapted_sentence(gaps, "TinyBERT + memory")
-    assert sentence.endswith("higher than TinyBERT + memory at 2 of 3 SNRs, and lower at 1.")
+    assert sentence.endswith("significantly higher at 2 of 3 SNRs, and lower at 1.")
+    same = trained.adapted_sentence(gaps.assign(low=-9, high=9), "TinyBERT + memory")
+    assert same.endswith("(TinyBERT + memory) do not differ significantly at any of 3 SNRs.")
     assert trained.adapted(scores[:3], "tinybert-memory").empty
 
 
