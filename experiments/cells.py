@@ -138,9 +138,8 @@ def train(
         hopfax.train.loop.DivergedError: Training diverged.
     """
     folder, partial = Path(root) / spec.id, Path(root) / f"{spec.id}.partial"
-    prior = log_prior(data) if variant.training == "noise-memory" else None
     sizes = {"vocab_size": data.vocab_size, **plain(spec.sizes)}
-    built = build(variant, data.spec, log_prior=prior, **sizes)
+    built = build(variant, data.spec, log_prior=log_prior(data), **sizes)
     predictor, config = make_predictor(built.model, sharding=sharding), plain(spec)
     if not folder.is_dir():
         with locked(partial):

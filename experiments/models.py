@@ -133,7 +133,9 @@ VARIANTS: dict[str, Variant] = {
         training="noise-range",
         options={"pooling": "mean"},
     ),
-    "noise-through": _tinybert("TinyBERT + noise training through memory", training="noise-memory"),
+    "noise-through-memory": _tinybert(
+        "TinyBERT + noise training through memory", training="noise-memory", denoiser="memory"
+    ),
     "universal": Variant(
         title="Universal Transformer", kind="universal", paper="Universal Transformer"
     ),
@@ -177,9 +179,10 @@ VARIANTS: dict[str, Variant] = {
     "pretrained-noise-trained": _pretrained(
         "fine-tuned encoder + noise training", training="noise-range"
     ),
-    "pretrained-noise-through": _pretrained(
+    "pretrained-noise-through-memory": _pretrained(
         "fine-tuned encoder + noise training through memory",
         training="noise-memory",
+        denoiser="memory",
         learning_rate=1e-4,
     ),
     "pretrained-freelb": _pretrained(
@@ -214,15 +217,13 @@ VARIANTS["pretrained-loud"] = dataclasses.replace(
 )
 # Models that are also tested with a denoiser.
 for _name in (
-    "tinybert", "tinybert-mean", "freelb", "noise-trained", "noise-trained-mean", "noise-through",
-    "robertha", "robertha-paper", "robertha-released", "robertha-no-iteration-no-esr", "pretrained",
-    "pretrained-esr", "pretrained-noise-trained", "pretrained-noise-through", "pretrained-freelb",
-    "pretrained-hopfield-1", "pretrained-hopfield-1-esr",
+    "tinybert", "tinybert-mean", "freelb", "noise-trained", "noise-trained-mean", "robertha",
+    "robertha-paper", "robertha-released", "robertha-no-iteration-no-esr", "pretrained",
+    "pretrained-esr", "pretrained-noise-trained", "pretrained-freelb", "pretrained-hopfield-1",
+    "pretrained-hopfield-1-esr",
 ):  # fmt: skip
-    _base = VARIANTS[_name]
-    _title = _base.title if _base.training == "noise-memory" else f"{_base.title} + memory"
     VARIANTS[f"{_name}-memory"] = dataclasses.replace(
-        _base, title=_title, denoiser="memory", paper=None
+        VARIANTS[_name], title=f"{VARIANTS[_name].title} + memory", denoiser="memory", paper=None
     )
 for _name, _title in (("nearest", "nearest token"), ("linear", "Wiener filter")):
     VARIANTS[f"pretrained-{_name}"] = dataclasses.replace(
@@ -275,8 +276,7 @@ def build(
 ) -> Trainable:
     """Builds a model with the outputs of a task; for `sizes` see `hopfax.nn.Encoder`.
 
-    `log_prior` is the prior of the memory that the model is trained through, if it is; None for a
-    uniform one.
+    `log_prior` is the memory's prior in `noise-memory` training; None for a uniform one.
 
     Raises:
         ValueError: An option is out of its range.

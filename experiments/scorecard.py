@@ -261,7 +261,9 @@ def noise_stability() -> list[list[str]]:
         ],
         training(f"{saves}modular addition", "grokking/addition", "addition", "Figure 5"),
         training(f"{saves}parity of 20 bits", "grokking/parity", "parity", "Figure 11"),
-        training(f"{saves}the same, run again", "grokking/parity_again", "parity", "Figure 11"),
+        training(
+            f"{saves}20 bits, an earlier run", "grokking/parity_earlier", "parity", "Figure 11"
+        ),
         training(f"{saves}parity of 10 bits", "grokking/parity_10bits", "parity", "Figure 11"),
         training(f"{saves}WikiText-2", "language_model/wikitext2", "wikitext2", "Figure 6"),
         low_degree("Trained transformers have low degree", "sst2", "training"),
@@ -381,7 +383,7 @@ def memory() -> list[list[str]]:
                     for each in (without, remembering)
                 ]
             table.append([
-                f"{titles[task]}, {titles[without]}{unit.get(task, '')}{place}",
+                f"{titles[task]}, {titles[tested]}{unit.get(task, '')}{place}",
                 (f"{rows.num_train.max():,.0f}" if "num_train" in rows else "–")
                 + f" / {rows.num_examples.max():,.0f}",
                 report.number(clean),

@@ -47,6 +47,7 @@ NOTE = (
     "quartiles over rounds. For several settings, the lowest and the highest median are shown, and "
     "in how many the ratio is below 1; results.csv has all."
 )
+UNMEASURED = "The goals are for another device than the one measured."
 APART = "Cases ran in different sessions and on different machines: compare only within one."
 
 # A call returns when its work is done. A program of several calls takes their weighted sum.
@@ -220,6 +221,7 @@ def page(folder: Path) -> report.Page:
         notes.append(f"Other cases have their own pages: {report.joined(links)}.")
     counts = [goals_met(tables_of(each)) for each in (folder, *subfolders)]
     met, measured = np.sum(counts, axis=0)
+    goals = any(line[4] for each in lines.values() for line in each)
     where = ", including those of the linked pages" if subfolders else ""
     answer = (
         f"hopfax meets {met} of the {measured} measured goals for speed and memory{where}. A goal "
@@ -227,7 +229,7 @@ def page(folder: Path) -> report.Page:
     )
     return report.Page(
         "Speed and memory" if len(lines) > 1 else f"Speed and memory: {report.joined(list(lines))}",
-        answer if measured else "None of these ratios has a goal.",
+        answer if measured else UNMEASURED if goals else "None of these ratios has a goal.",
         tables=[report.Table(PAGE_COLUMNS, rows, description(n)) for n, rows in lines.items()],
         notes=notes,
     )
@@ -248,20 +250,19 @@ def load_note(folder: Path) -> list[str]:
     span = " to ".join(dict.fromkeys(f"{each:.1f}" for each in (loads.min(), loads.max())))
     return [
         f"Load average when a setting started: {span}, on {cores} cores. It includes compilation "
-        "and the setting before; other work makes ratios with PyTorch favor hopfax."
+        "and the setting before; other work makes ratios with PyTorch, if any, favor hopfax."
     ]
 
 
 def not_measured(folder: Path) -> list[str]:
-    """The settings of a folder's cases that it lacks."""
-    frame = pd.read_csv(folder / "results.csv")
-    return [
-        f"{name} ({setting})"
-        for name in CASES
-        if (published := set(frame.setting[frame["case"] == name]))
-        for setting in load(name).SETTINGS
-        if not any(each.endswith(setting) for each in published)
-    ]
+    """The settings of a folder's cases that it lacks; only their number if there are many."""
+    frame, missing = pd.read_csv(folder / "results.csv"), []
+    for name, rows in frame.groupby("case", sort=False):
+        published, settings = set(rows.setting), load(str(name)).SETTINGS
+        absent = [each for each in settings if not any(p.endswith(each) for p in published)]
+        shown = "; ".join(absent) if len(absent) <= 3 else f"{len(absent)} of {len(settings)}"
+        missing += [f"{name} ({shown})"] if absent else []
+    return missing
 
 
 def tables_of(folder: Path) -> dict[str, list[tuple[str, ...]]]:

@@ -279,10 +279,10 @@ def denoise(
         with torch.inference_mode():
             parts = noisy.split(block_size or len(noisy))
             scores = (torch.addmm(bias, part, patterns.mT, alpha=sigma**-2) for part in parts)
-            found = torch.cat([each.softmax(1) @ patterns for each in scores])
-        if found.is_cuda:
+            values = torch.cat([each.softmax(1) @ patterns for each in scores])
+        if device().type == "cuda":
             torch.cuda.synchronize()
-        return found
+        return values
 
     return means
 

@@ -48,10 +48,10 @@ MEANING = {
 }
 NOTES = (
     "Medians over runs; 95 % bootstrap intervals, each arm paired with the baseline by seed. "
-    "With eight runs they cover about 92 %, with three about 75 %.",
+    "With eight runs, those of medians cover about 92 %; with three, all cover about 75 %.",
     "never: at most half of the runs reached the target while they were trained. A saving of −∞: "
-    "the arm never reaches it, the baseline does. If the baseline's median is never, the saving is "
-    "a lower bound, and its interval ends at 100.",
+    "so few runs of the arm, but more of the baseline. If the baseline's median is never, the "
+    "saving is a lower bound, and its interval ends at 100.",
     "The regularizer's noise replaces a token by any of the vocabulary's, including padding and "
     "others that never occur in its place.",
     "Normalized stability: agreement of the outputs for a text and its noisy copy, divided by that "
@@ -96,8 +96,8 @@ def read_arms(folder: Path) -> list[Arm]:
 def saved(arm: Arm, baseline: Arm, *, compute: bool = False) -> Interval:
     """Percent fewer steps than the baseline to the target, or less compute."""
     ours, theirs = (each.rows_per_step if compute else 1.0 for each in (arm, baseline))
-    horizon = baseline.horizon * theirs
-    return reduction(arm.steps * ours, baseline.steps * theirs, horizon=horizon)
+    followed = arm.horizon * ours, baseline.horizon * theirs
+    return reduction(arm.steps * ours, baseline.steps * theirs, followed=followed)
 
 
 def page(

@@ -368,7 +368,8 @@ def differences(frame: pd.DataFrame, titles: Mapping[str, str]) -> list[report.T
     lines = gaps.task.map(titles) + ", " if several else ""
     gaps = tidy.summarize(gaps.assign(line=lines + gaps.model.map(titles)))
     caption = (
-        f"After training, minus the {titles[first]}: paired by seed, 95 % intervals over seeds."
+        f"Difference from {titles[first]} after training, paired by seed, with 95 % intervals over "
+        "seeds."
     )
     return [report.pivot(gaps, index="line", columns="head", caption=caption)]
 

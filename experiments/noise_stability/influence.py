@@ -407,7 +407,10 @@ def layer_table(inner: pd.DataFrame) -> report.Table:
             [f"{kind}, layer {level:g}", *(report.bracketed(at[each]) for each in kinds), *counts]
         )
     columns = [f"{end}, {each}" for end, each in kinds]
-    caption = "Influence on a layer's states, divided by that of the middle half of the text."
+    caption = (
+        "Influence on a layer's states, divided by that of the middle half of the text; arithmetic "
+        "means over texts."
+    )
     return report.Table(["", *columns, *heads], lines, caption)
 
 

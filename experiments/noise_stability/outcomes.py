@@ -37,31 +37,37 @@ def median_time(times: np.ndarray, *, seed: int = 0) -> Interval:
     return Interval(float(median(times)), *_ends(medians, medians, len(times)))
 
 
-def reduction(times: np.ndarray, baseline: np.ndarray, *, horizon: float = np.inf) -> Interval:
+def reduction(
+    times: np.ndarray, baseline: np.ndarray, *, followed: tuple[float, float] = (np.inf, np.inf)
+) -> Interval:
     """By how many percent the median time falls from the baseline's; negative where it rises.
 
     Args:
         times: `(runs,)`, inf for never.
         baseline: `(runs,)`, the baseline's times; runs are paired by seed and resampled together.
-        horizon: How long the baseline's runs were followed.
+        followed: How long the runs of both were followed.
 
     Returns:
-        Percent. Where the baseline's median is never, all that is known is that it exceeds the
-        horizon: the value and the lower end take the horizon for it, the upper end is 100. The
-        value is minus infinity where only the median of `times` is never, nan where both are.
+        Percent. A median that is never only exceeds the time followed. If it is the baseline's, the
+        value and the lower end take that time for it, and the upper end is 100. If it is that of
+        `times`, the value and the lower end are minus infinity, and the upper end takes that time
+        for it. The value is nan if both are never, or if the runs were followed for less than the
+        baseline's median.
 
     Raises:
         ValueError: There are fewer than two runs.
     """
     both = np.stack([times, baseline])
-    drawn = _resampled(both)
+    drawn, (own, other) = _resampled(both), followed
     # The median of an even number of runs may average a time and a censored one.
     value, least = (
-        _percent(median(each[0]), median(np.minimum(each[1], horizon))) for each in (both, drawn)
+        _percent(median(each[0]), median(np.minimum(each[1], other))) for each in (both, drawn)
     )
-    if np.isinf(median(both)).all():
+    ours, theirs = median(both)
+    if np.isinf(ours) and own < theirs:
         value = np.nan
-    most = np.where(np.isinf(median(drawn[1])), 100.0, least)
+    most = _percent(median(np.minimum(drawn[0], own)), median(drawn[1]))
+    most = np.where(np.isinf(median(drawn[1])), 100.0, most)
     return Interval(float(value), *_ends(least, most, len(times)))
 
 

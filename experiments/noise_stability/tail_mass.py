@@ -443,8 +443,7 @@ def page(folder: Path) -> Page:
     degree, variance = (tidy.select(of_many, quantity=each).iloc[0] for each in ("D", "variance"))
     counts = {each: verdicts.count(each) for each in dict.fromkeys(verdicts)}
     answer = (
-        "**Lemma 1's bound on the weight of degree T and above is, compared with the bound from "
-        "influence, "
+        "**Lemma 1's bound on the weight of degree T and above, against the bound from influence: "
         + report.joined(f"{each} in {n} of {len(verdicts)} cases" for each, n in counts.items())
         + ".** It can only be tighter if D, the mean degree weighted "
         f"by influence, exceeds T. At {plan['num_tokens']} tokens, D is {report.bracketed(degree)} "

@@ -48,9 +48,11 @@ def test_pairs_are_resampled_together():
 def test_what_is_known_of_those_who_never_arrive():
     arrived, never = np.array([1.0, 2, 3]), np.full(3, NEVER)
     # Plain is beyond the horizon of 8: at least 3/4 is saved, at most all.
-    assert reduction(arrived, never, horizon=8)[::2] == (75, 100)
-    assert reduction(never, arrived, horizon=8) == (-NEVER, -NEVER, -NEVER)
-    found = reduction(never, never, horizon=8)
+    assert reduction(arrived, never, followed=(8, 8))[::2] == (75, 100)
+    # The arm takes at least 8, the baseline at most 3.
+    value, low, high = reduction(never, arrived, followed=(8, 8))
+    assert value == low == -NEVER and high == pytest.approx(100 * (1 - 8 / 3))
+    found = reduction(never, never, followed=(8, 8))
     assert np.isnan(found.value)
     assert found[1:] == (-NEVER, 100), "nothing is known"
 
@@ -59,7 +61,7 @@ def test_late_arrivals_save_nothing_that_was_not_seen():
     """Half of plain arrives early, half of the arm late: no interval may start above zero."""
     plain = np.array([100.0] * 4 + [NEVER] * 4)
     arm = np.array([2990.0] * 5 + [NEVER] * 3)
-    found = reduction(arm, plain, horizon=3000)
+    found = reduction(arm, plain, followed=(3000, 3000))
     # Plain's median is between 100 and the first that is unknown, at least 3000: 1550 or more.
     assert found.value == pytest.approx(100 * (1 - 2990 / 1550))
     assert found.low < 0
@@ -68,5 +70,8 @@ def test_late_arrivals_save_nothing_that_was_not_seen():
 def test_a_baseline_that_was_observed_counts_whole():
     """An arm that was followed for fewer steps loses only its own late runs."""
     plain, arm = np.array([10.0, 10, 10]), np.array([5.0, 5, NEVER])
-    assert reduction(arm, plain, horizon=20).value == 50
-    assert reduction(np.array([5.0, NEVER, NEVER]), plain, horizon=20).value == -NEVER
+    assert reduction(arm, plain, followed=(8, 20)).value == 50
+    few = reduction(np.array([5.0, NEVER, NEVER]), plain, followed=(8, 20))
+    # Its median is above 8: it may save up to 20 %, or nothing; some resamples save half.
+    assert np.isnan(few.value) and few[1:] == (-NEVER, 50)
+    assert reduction(np.array([5.0, NEVER, NEVER]), plain, followed=(20, 20)).value == -NEVER
