@@ -62,9 +62,9 @@ def level_weights(
     Stability is estimated at 24 correlations from -1 to 1 with shared draws. Generalized least
     squares with weights >= 0 and the draws' covariance then fits the levels. High levels differ
     only at the largest correlations, so those above `degree` are summed. The intervals are
-    bootstrap percentiles over blocks of draws. Their measured coverage is 83 to 97 % for weights and
-    74 to 94 % for shares, depending on function and level. It is lower for rare events: one that
-    never occurs gives (0, 0).
+    bootstrap percentiles over blocks of draws. Their measured coverage is 83 to 97 % for weights
+    and 74 to 94 % for shares, depending on function and level. It is lower for rare events: one
+    that never occurs gives (0, 0).
 
     The fit is a callback to NumPy and SciPy: `jit` and `vmap` work, `grad` does not.
 
