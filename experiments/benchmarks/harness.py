@@ -210,8 +210,9 @@ def spread(values: Any) -> dict[str, Any]:
 
 def page(folder: Path) -> report.Page:
     """The page of a folder of results: one table per case, ratios with their goals."""
-    lines, notes = tables_of(folder), [NOTE, *load_note(folder)]
-    if missing := not_measured(folder):
+    frame, lines = pd.read_csv(folder / "results.csv"), tables_of(folder)
+    notes = [NOTE, *load_note(frame, read_config(folder)["provenance"])]
+    if missing := not_measured(frame):
         notes.append(f"Not measured: {report.joined(missing)}.")
     if len(lines) > 1:
         notes.append(APART)
@@ -240,13 +241,12 @@ def description(name: str) -> str:
     return " ".join((load(name).__doc__ or "").split())
 
 
-def load_note(folder: Path) -> list[str]:
+def load_note(frame: pd.DataFrame, provenance: Sequence[Mapping[str, Any]]) -> list[str]:
     """A note on other work of the machine, if the load average was recorded."""
-    frame = pd.read_csv(folder / "results.csv")
     loads = frame["median"][frame["name"] == "load average"]
     if loads.empty:
         return []
-    cores = report.joined(dict.fromkeys(str(o["cores"]) for o in read_config(folder)["provenance"]))
+    cores = report.joined(dict.fromkeys(str(each["cores"]) for each in provenance))
     span = " to ".join(dict.fromkeys(f"{each:.1f}" for each in (loads.min(), loads.max())))
     return [
         f"Load average when a setting started: {span}, on {cores} cores. It includes compilation "
@@ -254,9 +254,9 @@ def load_note(folder: Path) -> list[str]:
     ]
 
 
-def not_measured(folder: Path) -> list[str]:
-    """The settings of a folder's cases that it lacks; only their number if there are many."""
-    frame, missing = pd.read_csv(folder / "results.csv"), []
+def not_measured(frame: pd.DataFrame) -> list[str]:
+    """The settings that measured cases lack; only their number if there are many."""
+    missing = []
     for name, rows in frame.groupby("case", sort=False):
         published, settings = set(rows.setting), load(str(name)).SETTINGS
         absent = [each for each in settings if not any(p.endswith(each) for p in published)]

@@ -266,13 +266,7 @@ def kept_sentence(
 def lead_sentence(gains: pd.DataFrame, baselines: Sequence[str]) -> str:
     """Returns how often the best model with memory is ahead of the best of those without it."""
     better, worse = int((gains.low > 0).sum()), int((gains.high < 0).sum())
-    several = [each for each in ("task", "protocol") if gains[each].nunique() > 1]
-    count = int(gains.low.notna().sum())
-    over = f"{count} SNRs"
-    if several:
-        over = f"{count} combinations of {report.joined([*several, 'SNR'])}"
-    if count < len(gains):
-        over += " with an interval"
+    over = counted(gains)
     others = f"the best without it ({report.joined(baselines)})"
     if len(baselines) == 1:
         others = f"{baselines[0]} without memory"
@@ -287,6 +281,16 @@ def lead_sentence(gains: pd.DataFrame, baselines: Sequence[str]) -> str:
         f"{over}{f', and lower at {worse}' if worse else ''}; {tidy.significant(gains)} of these "
         "remain after Holm's correction."
     )
+
+
+def counted(gaps: pd.DataFrame) -> str:
+    """Returns how many differences have intervals, as "10 combinations of protocol and SNR"."""
+    several = [each for each in ("task", "protocol") if gaps[each].nunique() > 1]
+    count = int(gaps.low.notna().sum())
+    over = f"{count} SNRs"
+    if several:
+        over = f"{count} combinations of {report.joined([*several, 'SNR'])}"
+    return over if count == len(gaps) else f"{over} with an interval"
 
 
 def leads(scores: pd.DataFrame) -> pd.DataFrame:
@@ -321,10 +325,8 @@ def adapted(scores: pd.DataFrame, plain: str) -> pd.DataFrame:
 
 def adapted_sentence(gaps: pd.DataFrame, plain: str) -> str:
     """Returns how training through memory compares with memory at test time only."""
-    count = int(gaps.low.notna().sum())
     higher, lower = int((gaps.low > 0).sum()), int((gaps.high < 0).sum())
-    kinds = [each for each in ("task", "protocol") if gaps[each].nunique() > 1]
-    over = f"{count} combinations of {report.joined([*kinds, 'SNR'])}" if kinds else f"{count} SNRs"
+    over = counted(gaps)
     through = f"Training with noise through memory and memory at test time only ({plain})"
     if not higher + lower:
         return f"{through} do not differ significantly at any of {over}."
