@@ -42,8 +42,8 @@ class Variant:
         entropy: Entropy of its ESR; None for no ESR.
         esr_weight: Weight of ESR in the loss.
         esr_target: Target entropy of ESR, in [0, 1].
-        training: Perturbation of the training rows. `noise-memory` is `noise-range` of the model
-            with memory, whose prior is not trained.
+        training: Perturbation of the training rows. `noise-memory` adds the noise of `noise-range`
+            to a model with memory, whose prior is not trained.
         radius: Maximum L2 norm of FreeLB's and PGD's perturbation of a text's token embeddings.
         weight_decay: AdamW's weight decay.
         learning_rate: Peak rate of runs with `--pretrained` and without `--learning-rate`; see the

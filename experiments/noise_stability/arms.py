@@ -50,8 +50,8 @@ NOTES = (
     "Medians over runs; 95 % bootstrap intervals, each arm paired with the baseline by seed. "
     "With eight runs, those of medians cover about 92 %; with three, all cover about 75 %.",
     "never: at most half of the runs reached the target while they were trained. A saving of −∞: "
-    "so few runs of the arm, but more of the baseline. If the baseline's median is never, the "
-    "saving is a lower bound, and its interval ends at 100.",
+    "never for the arm, but not for the baseline. If the baseline's median is never, the saving is "
+    "a lower bound, and its interval ends at 100.",
     "The regularizer's noise replaces a token by any of the vocabulary's, including padding and "
     "others that never occur in its place.",
     "Normalized stability: agreement of the outputs for a text and its noisy copy, divided by that "

@@ -155,7 +155,8 @@ def texts(
 ) -> dict[str, np.ndarray]:
     """Returns texts of each kind as ids, `(num_texts, num_tokens)`, special tokens included.
 
-    Uniform tokens, and with a file passages of it, for the tokenizer of a model's folder.
+    The kinds are uniform tokens and, if there is a `text_file`, passages of it. The tokenizer is
+    that of the model in `folder`.
     """
     vocabulary = read_tokenizer(folder)
     tokenizer = text_tokenizer(vocabulary)

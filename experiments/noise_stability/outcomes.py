@@ -48,11 +48,11 @@ def reduction(
         followed: How long the runs of both were followed.
 
     Returns:
-        Percent. A median that is never only exceeds the time followed. If it is the baseline's, the
-        value and the lower end take that time for it, and the upper end is 100. If it is that of
-        `times`, the value and the lower end are minus infinity, and the upper end takes that time
-        for it. The value is nan if both are never, or if the runs were followed for less than the
-        baseline's median.
+        Percent. If a median is never, it is only known to exceed the time that its runs were
+        followed. If the baseline's is never, that time replaces it in the value and the lower end,
+        and the upper end is 100. If the median of `times` is never, the value and the lower end are
+        minus infinity, and that time replaces it in the upper end. The value is nan if both are
+        never, or if the runs of `times` were followed for less than the baseline's median.
 
     Raises:
         ValueError: There are fewer than two runs.
