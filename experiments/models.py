@@ -172,7 +172,6 @@ VARIANTS: dict[str, Variant] = {
     "robertha-paper": _robertha("Robertha, as in the paper", preset="paper"),
     "robertha-released": _robertha("Robertha, as released", preset="released"),
     "pretrained": _pretrained("fine-tuned encoder", learning_rate=1e-4),
-    # Not searched with ESR: it takes the rate without ESR.
     "pretrained-esr": _pretrained(
         "fine-tuned encoder + ESR", entropy="shannon", learning_rate=1e-4
     ),
@@ -195,11 +194,14 @@ VARIANTS: dict[str, Variant] = {
     "pretrained-hopfield-0": _pretrained(
         "fine-tuned encoder without attention dropout", options={**HOPFIELD, "max_steps": 0}
     ),
-    "pretrained-hopfield": _pretrained("fine-tuned encoder + Hopfield attention", options=HOPFIELD),
+    "pretrained-hopfield": _pretrained(
+        "fine-tuned encoder + Hopfield attention", options=HOPFIELD, learning_rate=5e-5
+    ),
     "pretrained-hopfield-esr": _pretrained(
         "fine-tuned encoder + Hopfield attention + ESR",
         options=HOPFIELD,
         entropy="shannon",
+        learning_rate=5e-5,
     ),
     "pretrained-hopfield-1": _pretrained(
         "fine-tuned encoder + one Hopfield update", options=ONE_STEP

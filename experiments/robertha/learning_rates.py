@@ -55,6 +55,8 @@ class Config(Flags):
         "pretrained-esr",
         "pretrained-hopfield-1",
         "pretrained-hopfield-1-esr",
+        "pretrained-hopfield",
+        "pretrained-hopfield-esr",
         "pretrained-noise-trained",
         "pretrained-freelb",
     )
