@@ -351,10 +351,11 @@ def memory() -> list[list[str]]:
         measured = gaussian.read(path.parent)
         frame = measured.frame
         scores = tidy.select(tidy.scores(frame), protocol=["", "matched"])
-        unlearned = gaussian.not_learned(scores, gaussian.constants(measured))
-        if name == "memory":
+        if name == "memory":  # untrained
+            unlearned = []
             limits = frame.dropna(subset="limit").groupby("task").limit.mean()
         else:
+            unlearned = gaussian.not_learned(scores, gaussian.constants(measured)).index
             limits = frame[frame.metric == "capacity_snr_db"].groupby("task").score.mean()
         pairs = [("none", "memory")] if name == "memory" else [
             (each.removesuffix(trained.MEMORY), each)
@@ -377,7 +378,7 @@ def memory() -> list[list[str]]:
             # A model trained through memory is not tested without it.
             tested = without if without in means else remembering
             clean, kept = means[tested][0.0], [NOT_LEARNED] * 2
-            if (task, tested) not in unlearned.index:
+            if (task, tested) not in unlearned:
                 kept = [
                     lowest_snr(means[each], clean) if each in means else "–"
                     for each in (without, remembering)

@@ -19,8 +19,8 @@ it reads the values. It has no dropout of attention weights, unlike the loaded a
 `pretrained-hopfield-0` leaves only that out, without a detectable effect on 12,000 rows of SST-2.
 
 All models use AdamW and batches of 32. Their default learning rates come from a search on MRPC's
-validation rows (`experiments/results/learning_rates/mrpc/`), in which ESR on softmax attention and
-iteration to convergence are missing. Runs published here on CoLA, STS-B, MNLI and 12,000 rows of
+validation rows (`experiments/results/learning_rates/mrpc/`), in which iteration to convergence is
+missing. Runs published here on CoLA, STS-B, MNLI and 12,000 rows of
 SST-2 are older than the search and use 5e-5 for all models.
 
 Pages of this experiment whose names end with `_first` are of earlier runs. Their models with one

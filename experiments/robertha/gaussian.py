@@ -165,10 +165,14 @@ def reference(models: Sequence[str]) -> str:
 
 
 def constants(measured: Measured) -> dict[str, float]:
-    """Returns the majority baseline's score by task, from the rows or from a run's plan."""
+    """Returns the majority baseline's score by task, and their mean as that of "average".
+
+    It is read from the rows or from a run's plan.
+    """
     rows, plan = measured.frame[measured.frame.metric == "constant"], measured.plan
     rows = dict(zip(rows.task, rows.score, strict=True))
-    return {**plan.get("classes", {}), **plan.get("constants", {}), **rows}
+    each = {**plan.get("classes", {}), **plan.get("constants", {}), **rows}
+    return {**each, "average": sum(each.values()) / len(each)} if each else {}
 
 
 def not_learned(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.DataFrame:
@@ -180,7 +184,7 @@ def near_baseline(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.Da
     """Returns, by task and model, mean scores that are not well above the majority baseline."""
     means = scores.groupby(["task", "model"], sort=False, observed=True)
     means = means.agg(score=("score", "mean"), num_examples=("num_examples", "max"))
-    means["constant"] = [constants.get(str(task), -np.inf) for task, _ in means.index]
+    means["constant"] = [constants[str(task)] for task, _ in means.index]
     least = np.maximum(LEARNED, 100 / np.sqrt(means.num_examples))
     return means[means.score - means.constant < least]
 

@@ -84,7 +84,7 @@ def page(folder: Path) -> Page:
     tasks, models = list(scores.task.unique()), list(scores.model.unique())
     titles |= conditions.CORRUPTIONS
     table = tidy.summarize(scores)
-    table["rate"] = [f"{level:.0%}" if level else "clean" for level in table.level]
+    table["rate"] = [f"{100 * level:.0f} %" if level else "clean" for level in table.level]
     lines = pd.concat(
         table[table.corruption.isin([kind, "none"])].assign(corruption=kind)
         for kind in conditions.CORRUPTIONS
@@ -92,6 +92,7 @@ def page(folder: Path) -> Page:
     ).sort_values("level", kind="stable")
     lines = tidy.ordered(tidy.ordered(lines, "model", models), "task", tasks)
     baseline = gaussian.reference(models)
+    unlearned = gaussian.not_learned(scores, gaussian.constants(measured))
     answer, tables = f"Only {titles[baseline]} is measured, so there is nothing to compare.", []
     if len(models) > 1:
         gaps = tidy.summarize(tidy.average(tidy.difference(scores, model=baseline), "level"))
@@ -100,14 +101,17 @@ def page(folder: Path) -> Page:
         for model, rows in noisy[noisy.task == tasks[0]].groupby("model", sort=False):
             low, high = report.signed(rows["mean"].min()), report.signed(rows["mean"].max())
             each = f"{titles[model]} ({low if low == high else f'{low} to {high}'})"
-            findings.setdefault(gaussian.finding(rows), []).append(each)
+            verdict = gaussian.finding(rows)
+            if {(tasks[0], model), (tasks[0], baseline)} & set(unlearned.index):
+                verdict = "Not learned, so no verdict"
+            findings.setdefault(verdict, []).append(each)
         parts = [f"**{name}** for {report.joined(each)}." for name, each in findings.items()]
         corruptions = report.joined(titles[each] for each in noisy.corruption.unique())
         answer = (
             f"On {titles[tasks[0]]} under {corruptions} (baseline: {titles[baseline]}): "
             f"{' '.join(parts)} Numbers are differences in points, averaged over the rates: the "
-            f"lowest and the highest. Of {len(noisy)} intervals, {tidy.clear(noisy)} exclude zero, "
-            f"and {tidy.significant(noisy)} after Holm's correction."
+            f"lowest and the highest. Intervals that exclude zero: {tidy.clear(noisy)} of "
+            f"{len(noisy)}, and {tidy.significant(noisy)} after Holm's correction."
         )
         compared = report.pivot(
             gaps.assign(line=gaps.task.map(titles) + ", " + gaps.model.map(titles)),
@@ -120,8 +124,8 @@ def page(folder: Path) -> Page:
     shares = tidy.scores(frame, metric="words_changed")
     shares = shares[shares.level > 0].groupby(["corruption", "level"], sort=False).score.mean()
     rates = list(dict.fromkeys(level for _, level in shares.index))
-    shown = {"x": "rate", "titles": titles, "xlabel": "share of words changed"}
-    caption = f"{names}: score against the share of words changed{bands(lines)}"
+    shown = {"x": "rate", "titles": titles, "xlabel": "requested share of words"}
+    caption = f"{names}: score against the requested share of changed words{bands(lines)}"
     draw = {"col": "corruption", "row": "task", "ylabel": gaussian.score_names(tasks)}
     menus = {"task": "Task", "corruption": "Corruption"}
     return report.Page(
@@ -143,9 +147,7 @@ def page(folder: Path) -> Page:
         notes=[
             *notes[:2],
             *gaussian.few_rows_note(measured),
-            *gaussian.unlearned_note(
-                scores, gaussian.not_learned(scores, gaussian.constants(measured)), titles
-            ),
+            *gaussian.unlearned_note(scores, unlearned, titles),
             "Table 12 of the paper reports averages over GLUE and SuperGLUE, not single tasks.",
         ],
         explorer=report.Explorer(lines, hue="model", menus=menus, **shown),

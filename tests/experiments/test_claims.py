@@ -66,7 +66,7 @@ def test_fine_tuned_models_are_compared_with_the_first():
     scores["model"] = pd.Categorical(scores.model, ["pretrained", "pretrained-esr"])
     ordered = scores.sort_values("model").astype({"model": str})
     titles = gaussian.titles(["sst2"])
-    text = fine_tuning.answer(ordered, titles, {})
+    text = fine_tuning.answer(ordered, titles, {"sst2": 50.9})
     assert "**A lead** for fine-tuned encoder + ESR (+" in text
     text = fine_tuning.answer(ordered, titles, {"sst2": 78.0})
     assert text == "**On SST-2, no verdict**: no model has learned the task."
@@ -84,15 +84,17 @@ def test_fine_tuned_models_are_compared_with_the_first():
     ):
         assert row[0] == f"SST-2, fine-tuned encoder{title}" and row[2] == "50.9"
         assert float(row[1].split()[0]) == pytest.approx(clean[model], abs=0.051)
-    assert not fine_tuning.answer(ordered[ordered.model == "pretrained"], titles, {})
-    assert not fine_tuning.level_table(ordered[ordered.model == "pretrained"], titles, {})
+    assert not fine_tuning.answer(ordered[ordered.model == "pretrained"], titles, {"sst2": 50.9})
+    assert not fine_tuning.level_table(
+        ordered[ordered.model == "pretrained"], titles, {"sst2": 50.9}
+    )
     ours = ordered.model == "pretrained-esr"
     noise = np.random.default_rng(0).normal(size=len(ordered))
     crossing = np.where(ordered.level == 0.5, -8.2, 3.8)  # with the lead of 2.2: -6 and 6
     ordered.loc[ours, "score"] += (crossing + 0.1 * noise)[ours]
-    text = fine_tuning.answer(ordered, titles, {})
+    text = fine_tuning.answer(ordered, titles, {"sst2": 50.9})
     assert "**A difference that depends on the noise** for fine-tuned encoder + ESR (−" in text
-    (table,) = fine_tuning.level_table(ordered, titles, {})
+    (table,) = fine_tuning.level_table(ordered, titles, {"sst2": 50.9})
     line = table.rows[0]
     assert line[1].startswith("**−") and line[2].startswith("**+")
     weaker = ordered.assign(score=ordered.score.where(ordered.level != 2, ordered.score - 30))
@@ -101,7 +103,7 @@ def test_fine_tuned_models_are_compared_with_the_first():
     clean = ours & (ordered.level == 0)
     harmed = ordered.assign(score=ordered.score.mask(clean, ordered.score - 9))
     harmed.loc[ours & (ordered.level > 0), "score"] += 9  # a lead at all levels
-    text = fine_tuning.answer(harmed, titles, {})
+    text = fine_tuning.answer(harmed, titles, {"sst2": 50.9})
     assert "**A difference that depends on the noise** for fine-tuned encoder + ESR (+" in text
     assert "] without noise)" in text
 
@@ -125,8 +127,7 @@ def test_averages_leave_out_noise_at_which_no_model_does_the_task():
     assert len(gaussian.informative(lost.assign(score=able), constants)) == len(lost)
     forgot = able.mask((lost.model == "robertha") & (lost.level == 0), 44.0)
     assert len(gaussian.informative(lost.assign(score=forgot), constants)) == len(kept)
-    # Nothing is left out without a known baseline; every level if no model has learned the task.
-    assert len(gaussian.informative(lost, {})) == len(lost)
+    # Every level is left out if no model has learned the task.
     assert (gaussian.informative(lost, {"sst2": 95.0}).level == 0).all()
 
 
@@ -145,6 +146,11 @@ def test_protocols_are_shown_once_where_all_signals_have_unit_size(quieter, titl
     titles = gaussian.panels(scores.assign(snr_db=nominal - below))
     assert titles["embedding", "sigma"].endswith(title)
     assert (("embedding", "matched") in titles) == below.any()
+
+
+def test_a_missing_majority_baseline_is_an_error():
+    with pytest.raises(KeyError, match="sst2"):
+        gaussian.not_learned(made_up(site_matters), {})
 
 
 def test_attribution_adds_up_changes():

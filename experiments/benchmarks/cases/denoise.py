@@ -97,8 +97,8 @@ def figures(data_dir: str | None, *sizes: int) -> dict[str, float]:
 
 
 def peaks(*sizes: int) -> dict[str, float]:
-    """Growth of fresh processes during one call, in megabytes."""
-    if not sys.platform.startswith("linux"):
+    """Growth of fresh processes during one call, in megabytes; nothing on a GPU."""
+    if not sys.platform.startswith("linux") or jax.default_backend() != "cpu":
         return {}
     inputs = f"from experiments.benchmarks.cases.denoise import *; inputs = arrays{sizes}; "
     calls = {"peak memory, MB": "compiled(retrieve, *inputs)"}
