@@ -421,7 +421,7 @@ def estimate_sigma(
 
 
 def capacity_snr_db(entropy_bits: float | Array, *, width: int) -> Float[Array, ""]:
-    r"""Returns the signal-to-noise ratio in dB below which no decoder recovers tokens from noise.
+    r"""Returns the signal-to-noise ratio in dB below which no decoder can recover all tokens.
 
     $$10 \log_{10}\left(2^{2H/d} - 1\right)$$
 
@@ -475,18 +475,19 @@ def certified_radius(patterns: Patterns, *, mask: Mask = None) -> Float[Array, "
         >>> hopfield.certified_radius(jnp.array([[0.0, 0.0], [3.0, 4.0], [0.0, 20.0]])).tolist()
         [2.5, 2.5, 8.139410018920898]
     """
-    patterns, prior, _ = _centered(patterns, None, mask)
-    norms = jnp.sum(jnp.square(patterns), axis=1)
-    rounding = patterns.shape[1] * jnp.finfo(norms.dtype).eps
+    centered, prior, _ = _centered(patterns, None, mask)
+    patterns = _cleared(jnp.asarray(patterns, centered.dtype), prior)
+    norms = jnp.sum(jnp.square(centered), axis=1)
+    rounding = max(8, patterns.shape[1]) * jnp.finfo(norms.dtype).eps
 
     def radius(number: Array) -> Array:
-        row = patterns[number]
         sums = norms[number] + norms
         others = jnp.isfinite(prior).at[number].set(False)
-        squares = jnp.where(others, sums - 2 * matmul(row, patterns.T), jnp.inf)
+        squares = jnp.where(others, sums - 2 * matmul(centered[number], centered.T), jnp.inf)
         nearest = jnp.argmin(squares)
-        # The difference itself: its square in terms of norms has lost its digits.
-        distance = jnp.linalg.norm(row - patterns[nearest])
+        # The difference itself: centering has rounded the patterns, and squares in terms of norms
+        # have lost digits.
+        distance = jnp.linalg.norm(patterns[number] - patterns[nearest])
         # No other pattern is nearer than this, whatever was rounded.
         least = jnp.min((squares - rounding * sums).at[nearest].set(jnp.inf))
         distance = jnp.minimum(distance, jnp.sqrt(jnp.maximum(least, 0)))
@@ -507,9 +508,9 @@ def recovery_bound(
     $$1 - \sum_{w \neq v} Q\left(\frac{d_{vw}}{2 \sigma}
     + \frac{\sigma}{d_{vw}} \log \frac{\pi_v}{\pi_w}\right), \qquad d_{vw} = \|e_v - e_w\|$$
 
-    with Q the standard normal's tail: the union bound over all errors of the most probable
-    pattern. A sentence is recovered with a probability of at least 1 minus the sum of its tokens'
-    errors; then its output under noise is its clean output.
+    with Q the standard normal's tail: the union bound on the error of the most probable pattern.
+    All tokens of a sentence are recovered with a probability of at least 1 minus the sum of their
+    errors; an encoder that reads the recovered patterns then returns its clean output.
 
     Args:
         patterns: Patterns, one a row.
@@ -535,12 +536,16 @@ def recovery_bound(
     rounding = max(8, patterns.shape[1]) * jnp.finfo(norms.dtype).eps
 
     def bound(number: Array) -> Array:
-        # Distances are rounded down, so that the bound stays a lower bound.
+        # Distances are rounded so that the bound stays a lower bound: down, but up where they
+        # divide a positive term.
         sums = norms[number] + norms
         squares = (1 - rounding) * sums - 2 * matmul(patterns[number], patterns.T)
         distinct = squares > 0
-        distance = jnp.sqrt(jnp.where(distinct, squares, 1))
-        margin = distance / (2 * sigma) + sigma / distance * (prior[number] - prior)
+        least, most = (
+            jnp.sqrt(jnp.where(distinct, squares + x * sums, 1)) for x in (0, 2 * rounding)
+        )
+        gain = prior[number] - prior
+        margin = least / (2 * sigma) + sigma / jnp.where(gain > 0, most, least) * gain
         # Of equal patterns none can be told from the others: no bound.
         errors = jnp.where(distinct, jax.scipy.stats.norm.sf(margin), 1)
         errors = jnp.where(jnp.isneginf(prior), 0, errors).at[number].set(0)
@@ -654,8 +659,8 @@ def _prepared(
     noisy: Array,
     patterns: Array,
     log_prior: LogPrior,
-    mask: Mask = None,
-    sigma: Sigma = None,
+    mask: Mask,
+    sigma: Sigma,
 ) -> tuple[Array, Array, Array, Any]:
     """Checks the arguments and promotes them to at least float32; the prior includes the mask."""
     noisy, patterns = jnp.asarray(noisy), jnp.asarray(patterns)

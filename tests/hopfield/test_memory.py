@@ -383,6 +383,30 @@ def test_the_bound_of_near_duplicates_is_not_above_the_exact_rate(width, separat
     assert (np.asarray(bound)[2:] > 0.99).all()
 
 
+def test_a_prior_does_not_raise_the_bound_of_near_duplicates_above_the_exact_rate():
+    # Its term is the larger, the smaller the distance: here this has lost half of its square.
+    first = np.zeros(384, np.float32)
+    first[0] = 1
+    second = first.copy()
+    second[1] = 0.01
+    rows = np.stack([first, second, -first])
+    bound = hopfield.recovery_bound(rows, sigma=0.05, log_prior=np.array([0.2, 0, 0]))
+    exact = norm.cdf(0.01 / 0.1 + 0.2 * 0.05 / 0.01)
+    assert 0 < bound[0] <= exact + 1e-6
+
+
+@pytest.mark.parametrize("width", [1, 2, 8, 384])
+def test_the_certified_radius_of_near_duplicates_is_not_too_large(width):
+    rng = np.random.default_rng(width)
+    for separation in (1e-5, 1e-4, 1e-2):
+        rows = rng.normal(size=(6, width)) / np.sqrt(width)
+        rows[1] = rows[0] + separation * rng.normal(size=width) / np.sqrt(width)
+        rows = rows.astype(np.float32)
+        gaps = np.linalg.norm(rows[:, None].astype(float) - rows, axis=-1)
+        exact = (gaps + np.diag([np.inf] * 6)).min(1) / 2
+        assert (hopfield.certified_radius(rows) <= (1 + 1e-6) * exact).all()
+
+
 # XLA may compute logits twice. With these settings it rounds the two differently.
 UNOPTIMIZED = """
 import os
