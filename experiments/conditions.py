@@ -238,7 +238,7 @@ class Typos:
         """See `Condition`."""
         chosen = with_words(cell.data.spec.name, self.data_dir, self.num_texts)
         fields = asdict(self)
-        if not self.attacks:
+        if self.corruption != "hotflip":
             del fields["beam"], fields["form"]
         return {**fields, "data_dir": None, "rows": chosen}
 

@@ -38,8 +38,8 @@ ALLOWED = {
     },
     # `hopfax`: its version, for the checkpoints.
     "hopfax.train": {
-        "hopfax", "hopfax.fixed_point", "hopfax.cpu", "hopfax.hopfield", "hopfax.stability",
-        "hopfax.nn", "hopfax.data", "hopfax.text",
+        "hopfax", "hopfax.checks", "hopfax.fixed_point", "hopfax.cpu", "hopfax.hopfield",
+        "hopfax.stability", "hopfax.nn", "hopfax.data", "hopfax.text",
     },
     "hopfax.classifier": {"hopfax.nn", "hopfax.train", "hopfax.data", "hopfax.hub"},
     "hopfax.command": {

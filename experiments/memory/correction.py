@@ -152,13 +152,15 @@ def defended(victim: Victim, correct: Corrector) -> Victim:
 
     return Victim(
         lambda texts, labels: victim.loss(read(texts), labels),
-        gradients._replace(linearize=linearize, pieces=pieces, cache=_edits_of(correct)),
+        gradients._replace(
+            linearize=linearize, pieces=pieces, cache=_edits_of(correct, gradients.tokens)
+        ),
     )
 
 
 @functools.lru_cache(maxsize=8)
-def _edits_of(correct: Corrector) -> dict[str, Any]:
-    """HotFlip's cache for a corrector, shared by the rates and seeds of a task."""
+def _edits_of(correct: Corrector, tokens: Any) -> dict[str, Any]:
+    """HotFlip's cache for a corrector and a vocabulary, shared by the rates and seeds of a task."""
     return {}
 
 

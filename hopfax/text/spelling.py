@@ -126,7 +126,7 @@ class WordMemory:
         for name, value in {"beta": beta, "unseen": unseen, **numbers}.items():
             if not 0 < value < np.inf:
                 raise ValueError(f"{name} must be > 0 and finite, got {value}")
-        if span != int(span) or span < 1:
+        if not 1 <= span < float("inf") or span != int(span):
             raise ValueError(f"span must be an integer >= 1, got {span}")
         if not counts or "" in counts:
             raise ValueError(f"counts must have words, none of them empty, got {len(counts)} words")

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from hopfax.checks import check_range
 from hopfax.cpu import quick
 from hopfax.hopfield import matched_sigma
 from hopfax.nn.encoder import CLEAN, Perturbation
@@ -24,7 +25,7 @@ _NOISE, _PGD, _FREELB, _RATIO = 2**31, 2**31 + 1, 2**31 + 2, 2**31 + 3
 
 
 class Ball(NamedTuple):
-    """The l2 ball of adversarial perturbations of a text, and the search in it.
+    """The l2 ball of adversarial perturbations of a text, and its search parameters.
 
     The defaults are those of the FreeLB program on GLUE, where token embeddings have a norm of
     about 1.4. A model initialized with N(0, 0.02^2), with norms of 0.23 at width 128, learns only
@@ -64,8 +65,7 @@ def augmented(objective: Objective, *, sigma: float) -> Objective:
     References:
         Robertha, Table 2, DataAugment.
     """
-    if not 0 <= sigma < float("inf"):
-        raise ValueError(f"sigma must be >= 0 and finite, got {sigma}")
+    check_range(0, ends="[)", sigma=sigma)
 
     def noisy(
         params: Params, batch: Batch, key: PRNGKeyArray, added: Perturbation = CLEAN, /

@@ -28,7 +28,7 @@ Score = Callable[[np.ndarray, np.ndarray], float]
 
 
 class DivergedError(FloatingPointError):
-    """A loss or gradient was not finite."""
+    """A loss, gradient or validation logit was not finite."""
 
 
 class FitResult(NamedTuple):
@@ -37,7 +37,8 @@ class FitResult(NamedTuple):
     Attributes:
         params: Parameters.
         scores: `(seeds,)` validation score.
-        epochs: `(seeds,)` number of the epoch, from 1.
+        epochs: `(seeds,)` number of the epoch, from 1; 0, with the initial parameters and the score
+            -inf, if every score was nan.
         steps: Number of training steps of the run.
     """
 
@@ -79,7 +80,8 @@ def fit(
 ) -> FitResult:
     """Trains, validates after every epoch, and returns each seed's best parameters.
 
-    A run with checkpoints resumes from the last one, bit for bit on the same number of devices.
+    A run with checkpoints resumes from the last one, bit for bit on the same number of devices. The
+    rows, their buckets and the batch size must be the same.
     Ctrl-C saves the state and ends a run after the current chunk or validation.
 
     Args:
@@ -87,7 +89,8 @@ def fit(
         objective: Loss to minimize, see `hopfax.train.objectives.classification`.
         train: Training rows, from `hopfax.data.bucketed`.
         validation: Rows for early stopping.
-        score: `score(logits, labels)` of one seed on the validation rows; higher is better.
+        score: `score(logits, labels)` of one seed on the validation rows; higher is better, nan is
+            worst.
         seeds: Training seeds. They train together but independently.
         epochs: Maximum number of epochs, >= 1.
         optimizer: Returns the optimizer for a total number of steps.
@@ -99,7 +102,7 @@ def fit(
             latest loss or validation score.
 
     Raises:
-        DivergedError: A loss or gradient is not finite.
+        DivergedError: A loss, gradient or validation logit is not finite.
         KeyboardInterrupt: Ctrl-C was pressed; a second press raises it without saving.
         ValueError: A number is out of range, or there are no rows.
 
@@ -163,8 +166,11 @@ def fit(
         predictions = predict(predictor, run.states.params, validation)
         # Stopped seeds, whose states may not be finite, have no score.
         scores = np.full(len(seeds), np.nan)
-        logits = predictions.logits[training]
-        scores[training] = [score(each, predictions.labels) for each in logits]
+        for number in np.flatnonzero(training):
+            logits = predictions.logits[number]
+            if not np.isfinite(logits).all():
+                raise reporter.diverged(f"logits that are not finite after step {step}", number)
+            scores[number] = score(logits, predictions.labels)
         run = _after_epoch(run, scores)
         shown = {"validation": scores[training].mean()}
         reporter.write(step, shown, epoch=int(run.epoch), validation=scores, best=run.scores)
@@ -261,15 +267,20 @@ class _Reporter:
         bad = training & ~(np.isfinite(metrics.loss) & np.isfinite(metrics.gradient_norm))
         if not bad.any():
             return
+        row, column = np.argwhere(bad)[0]
+        raise self.diverged(
+            f"loss {metrics.loss[row, column]:g} with gradient norm "
+            f"{metrics.gradient_norm[row, column]:g} at step {end - len(bad) + row + 1}",
+            column,
+        )
+
+    def diverged(self, event: str, number: int) -> DivergedError:
         newest = "none"
         if self.checkpoints:
             with contextlib.suppress(CheckpointError):  # the divergence is the error to report
                 self.checkpoints.wait()
             newest = self.checkpoints.newest()
-        row, column = np.argwhere(bad)[0]
-        raise DivergedError(
-            f"loss {metrics.loss[row, column]:g} with gradient norm "
-            f"{metrics.gradient_norm[row, column]:g} at step {end - len(bad) + row + 1}, seed "
-            f"{self.seeds[column]}. Last checkpoint: {newest}. Lower the learning rate, or "
-            "inspect the rows of that step."
+        return DivergedError(
+            f"{event}, seed {self.seeds[number]}. Last checkpoint: {newest}. Lower the learning "
+            "rate, or inspect the rows of that step."
         )

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
 from hopfax import hopfield
+from hopfax.checks import check_range
 from hopfax.nn.encoder import CLEAN, Encoder, Encoding, Perturbation
 from hopfax.nn.functional import Functional, Params
 from hopfax.nn.universal import ponder_cost
@@ -119,7 +120,7 @@ def classification(
         esr_entropy: The entropy of the spectrum; see `hopfield.eigen_entropy`.
 
     Raises:
-        ValueError: `esr_weight` is negative.
+        ValueError: `esr_weight` is negative or not finite, or `esr_target` is not in [0, 1].
 
     Example:
         >>> from hopfax.nn import robertha
@@ -129,8 +130,8 @@ def classification(
     References:
         Robertha, Eq. 12 and Table 15.
     """
-    if esr_weight < 0:
-        raise ValueError(f"esr_weight must be >= 0, got {esr_weight}")
+    check_range(0, ends="[)", esr_weight=esr_weight)
+    check_range(0, 1, esr_target=esr_target)
 
     def penalty(keys: Array, mask: Array) -> Array:
         return hopfield.esr_penalty(keys, target=esr_target, mask=mask, entropy=esr_entropy)

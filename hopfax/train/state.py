@@ -50,9 +50,9 @@ def adamw(
     References:
         Robertha, Table 15.
     """
-    if not (learning_rate > 0 and total_steps >= 1 and weight_decay >= 0):
+    if not (0 < learning_rate < float("inf") and total_steps >= 1 and weight_decay >= 0):
         raise ValueError(
-            "adamw requires learning_rate > 0, total_steps >= 1 and weight_decay >= 0; got "
+            "adamw requires finite learning_rate > 0, total_steps >= 1 and weight_decay >= 0; got "
             f"{learning_rate}, {total_steps} and {weight_decay}"
         )
     warmup = max(1, round(0.1 * total_steps))

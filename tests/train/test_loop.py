@@ -3,6 +3,7 @@ from functools import cache, partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import tiny
 
@@ -123,6 +124,12 @@ def test_divergence_between_saves_is_found_before_the_next_one(tmp_path):
         with pytest.raises(DivergedError, match=f"step {STEPS + 4}, seed 23"):
             run(objective=breaking(23, STEPS + 3, np.inf), checkpoints=checkpoints)
         assert checkpoints.newest().startswith(f"step {STEPS} ")
+
+
+def test_an_update_that_diverges_at_the_end_of_an_epoch_is_an_error():
+    step = partial(optax.sgd, 1e38)  # its loss and gradient, from before the update, are finite
+    with pytest.raises(DivergedError, match="logits that are not finite after step 1, seed 23"):
+        run(optimizer=lambda total_steps: step(), batch_size=24)
 
 
 def test_a_full_disk_does_not_hide_divergence(tmp_path, monkeypatch):

@@ -116,9 +116,17 @@ def test_weight_0_computes_no_spectrum():
     assert "eigh" not in program(esr_weight=0.1, esr_entropy="renyi2")
 
 
-def test_a_negative_weight_is_an_error():
-    with pytest.raises(ValueError, match="esr_weight must be >= 0, got -1"):
-        classification(tiny.softmax(), esr_weight=-1)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"esr_weight": -1}, "esr_weight must be >= 0 and finite, got -1"),
+        ({"esr_weight": float("nan")}, "esr_weight must be >= 0 and finite, got nan"),
+        ({"esr_target": 5}, r"esr_target must be in \[0, 1\], got 5"),
+    ],
+)
+def test_a_wrong_weight_or_target_of_esr_is_an_error(options, message):
+    with pytest.raises(ValueError, match=message):
+        classification(tiny.softmax(), **options)
 
 
 def test_dropout_follows_the_key():
