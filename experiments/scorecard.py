@@ -33,7 +33,7 @@ SST2, MODELS = "robustness/sst2", "robustness/sst2_models"
 FINE_TUNED = {
     "sst2": "SST-2, 12,000 rows",
     "sst2_full": "SST-2, all rows",
-    "sst2_full_5e-5": "SST-2, all rows",
+    "sst2_full_5e-5": "SST-2, all rows, at 5e-5",
     "stsb": "STS-B",
     "cola": "CoLA",
     "mrpc": "MRPC",
@@ -526,7 +526,7 @@ def page() -> report.Page:
             "model is, under this corruption.",
             "Verdicts are for one comparison at a time. After Holm's correction for all "
             f"{len(table)} comparisons with the Robertha paper, {tidy.significant(table)} of our "
-            "differences are significant.",
+            "differences are significant; three seeds, as most have, leave little power for that.",
             "One update: queries are updated once, not until convergence. Intervals on AdvSST-2 "
             "and under attacks include the sampling error of their 148 and 200 rows.",
             "Memory: before the first layer, each token embedding is replaced by its posterior "

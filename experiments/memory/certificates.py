@@ -124,7 +124,8 @@ def run(config: Config) -> Path:
     texts = [ids["stsb"][side::2] for side in (0, 1)]
     short = [n for n, pair in enumerate(zip(*texts, strict=True))
              if max(map(len, pair)) <= MAX_TOKENS]  # fmt: skip
-    picks = [short[n] for n in np.linspace(0, len(short) - 1, budget.num_pairs).astype(int)]
+    count = min(budget.num_pairs, len(short))
+    picks = [short[n] for n in np.linspace(0, len(short) - 1, count).astype(int)]
     labels = np.array([reported["stsb"][n].label for n in picks])
     reader = reader_of(model, table, log_prior, radius)
     first, second = ([side[n] for n in picks] for side in texts)
@@ -147,9 +148,9 @@ def run(config: Config) -> Path:
 def certified(
     ids: Sequence[np.ndarray], radius: np.ndarray, attacked: Sequence[float] = ()
 ) -> list[dict[str, Any]]:
-    """Returns by radius, in RMS norms, the share of texts with larger certified radii only.
+    """Returns the share of texts whose tokens all have a larger certified radius, by radius.
 
-    The radii are multiples of 0.02, up to 0.6 or beyond the largest attacked one.
+    Radii are in RMS norms, and are multiples of 0.02, up to 0.6 or beyond the largest attacked one.
     """
     count = math.ceil(round(50 * max([0.6, *attacked]), 6))
     least = np.array([radius[text].min() for text in ids])
@@ -557,8 +558,8 @@ def page(folder: Path) -> Page:
             f"{decibels(db)}, it covers {well[db]:.0f} % of the vocabulary, with basins of radius "
             f"{basin[db]:.0e} RMS norms. The median certified radius over the vocabulary is "
             f"{frame[frame.metric == 'half distance'].score.iloc[0]:.2f}. Noise at {decibels(db)} "
-            f"has a norm of {10 ** (-db / 20):.1f}, but it is nearly orthogonal to the differences "
-            "between tokens, so most of it is still removed."
+            f"has a norm of {10 ** (-db / 20):.1f}, but little of it is in the directions from one "
+            "token to another, so most of it is still removed."
         )
     config = read_config(folder)["config"]
     num_steps = config["num_steps"] or BUDGETS[config["budget"]].num_steps
@@ -608,13 +609,6 @@ def page(folder: Path) -> Page:
                 ],
                 "Gaussian noise of one σ for all texts: texts recovered exactly (σ and frequencies "
                 "known), and cosine of the output with the clean one.",
-            ),
-            report.Table(
-                ["SNR", "theorem applies, % of the vocabulary", "radius of its basins", "noise"],
-                [[decibels(db), report.number(well[db]), f"{basin[db]:.0e}",
-                  f"{10 ** (-db / 20):.1f}"] for db in levels],
-                "Share of the vocabulary to which the theorem on basins applies, radius of its "
-                "basins, and norm of the noise on a token (both in RMS norms).",
             ),
         ],
         notes=[

@@ -48,7 +48,6 @@ from experiments import report, tidy
 from experiments.figures import SNR
 from experiments.memory import similarity
 from experiments.memory.similarity import (
-    NEAR,
     add_noise,
     batched_outputs,
     by_method,
@@ -91,8 +90,9 @@ TITLES = {
     "both": "bigram and encoder",
     "random": "unigram, random table",
 }
-SHORT = {"unigram": "unigram", ENCODER[-1]: "encoder", "both": "both"}
-SHORT = {name: SHORT.get(name, TITLES[name]) for name in DRAWN}
+SHORT = {name: TITLES[name] for name in DRAWN} | {
+    "unigram": "unigram", ENCODER[-1]: "encoder", "both": "both",
+}  # fmt: skip
 SHOWN = (-10.0, -12.0, -14.0, -16.0)  # SNR in dB, in the tables
 WIDEST = 4.0  # dB between two levels, for interpolation
 
@@ -197,7 +197,7 @@ def run(config: Config) -> Path:
             frames.append(pd.DataFrame(scores).assign(task=name))
             progress.update(done + len(cases) + 1)
     frame = pd.concat(frames).assign(width=table.shape[1])
-    return report.write_run(folder, frame, [*similarity.COLUMNS, "width"], page)
+    return report.write_run(folder, frame, [*similarity.SHARED_COLUMNS, "width"], page)
 
 
 class Bigrams(NamedTuple):
@@ -633,22 +633,17 @@ def page(folder: Path) -> Page:
     protocols = list(dict.fromkeys(lines.protocol))
     answers, limits, tables = [], [], []
     for task in dict.fromkeys(lines.task):
-        aim = float(clean.loc[task])
-        parts = {each: lines[(lines.task == task) & (lines.protocol == each)] for each in protocols}
-        scores = {each: by_method(part, "mean", TITLES) for each, part in parts.items()}
-        kept = {
-            name: [falls_to(scores[each][name], aim - NEAR) for each in protocols] for name in DRAWN
-        }
-        of_first = tokens[(tokens.task == task) & (tokens.protocol == protocols[0])]
-        shares, first = by_method(of_first, "score", TITLES), scores[protocols[0]]
+        shares, first = (
+            by_method(tidy.select(each, task=task, protocol=protocols[0]), column, TITLES)
+            for each, column in ((tokens, "score"), (lines, "mean"))
+        )
         reached = {name: falls_to(shares[name], 100 * (1 - ERRORS)) for name in shares}
         for name in DRAWN:
             each = float(bits.loc[(task, name)])
             limit = float(capacity_snr_db(each, width=width))
             limits.append([
-                f"{TITLES[task]}, {SHORT[name]}", report.number(each), *map(written, [
-                    limit, one_token_snr_db(each, width=width), reached[name], *kept[name],
-                ]), report.number(kept[name][0] - limit) if np.isfinite(kept[name][0]) else "n/a",
+                f"{TITLES[task]}, {SHORT[name]}", report.number(each),
+                *map(written, [limit, one_token_snr_db(each, width=width), reached[name]]),
             ])  # fmt: skip
         levels = [snr_db for snr_db in SHOWN if snr_db in first["unigram"]]
 
@@ -671,19 +666,15 @@ def page(folder: Path) -> Page:
             f"**On {TITLES[task]}, {100 * (1 - ERRORS):g} % of the tokens are recovered "
             f"{listed({words: reached[name] for words, name in recovered.items()})}.**"
         )
-    heads = ["prior", "bits", "capacity", "one token", "recovered"]
-    heads += [f"score ({each})" for each in protocols]
     tables.insert(
         0,
         report.Table(
-            [*heads, "gap"],
+            ["prior", "bits", "capacity", "one token", "recovered"],
             limits,
             "Bits: information per token of the reported texts. All other columns are SNRs in "
             f"dB. Capacity and one token: limits in theory, see the notes. Recovered: lowest with "
-            f"{100 * (1 - ERRORS):g} % of the tokens recovered. Score: lowest within {NEAR:g} "
-            "point of the clean score, at the same SNR for each text (matched) or token "
-            "(per-token). Gap: score minus capacity. None, all: at no or every tested SNR. n/a: "
-            f"the lowest SNR is between levels more than {WIDEST:g} dB apart.",
+            f"{100 * (1 - ERRORS):g} % of the tokens recovered. None, all: at no or every tested "
+            f"SNR. n/a: the lowest SNR is between levels more than {WIDEST:g} dB apart.",
         ),
     )
     settings = clean_rows[clean_rows.metric == "setting"].groupby("model").score

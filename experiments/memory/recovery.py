@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from scipy.special import log_ndtr
+from scipy.special import log_ndtr, ndtr
 
 from experiments import report, tidy
 from experiments.figures import SNR, Panel
@@ -172,7 +172,8 @@ def measure(
     for decoder, bias in (("nearest", np.zeros_like(log_prior)), ("memory", log_prior)):
         decoded = np.array([draw[decoder] for draw in draws])
         right = np.mean(decoded == ids, axis=0)
-        rates = predicted(table, distinct, sigma=float(sigma[0]), log_prior=bias)[places]
+        rates, _ = predicted(table, distinct, sigma=float(sigma[0]), log_prior=bias)
+        rates = rates[places]
         of_decoder = [
             {"metric": "recovered", "group": "all", **share(right, row, ids >= 0)},
             {"metric": "predicted", "group": "all", "score": 100 * float(rates.mean())},
@@ -222,8 +223,8 @@ def binned(
 
 def predicted(
     table: np.ndarray, ids: Iterable[int], *, sigma: float, log_prior: np.ndarray
-) -> np.ndarray:
-    r"""Returns the rates at which tokens are recovered, predicted from the table alone.
+) -> tuple[np.ndarray, np.ndarray]:
+    r"""Returns the rates at which tokens are recovered, from the table alone: estimate and bound.
 
     The noise along a token's own vector is shared by all errors. Given it, errors are taken as
     independent:
@@ -233,7 +234,8 @@ def predicted(
     a_w = \frac{\langle e_v, e_w \rangle}{\|e_v\|}, \quad b_w^2 = \|e_w\|^2 - a_w^2$$
 
     with u standard normal. It is exact if the parts of the other vectors at right angles to e_v are
-    at right angles to one another. The integral over u is a sum of 32 terms (Gauss-Hermite).
+    at right angles to one another. The integral over u is a sum of 32 terms (Gauss-Hermite). The
+    bound is that of `hopfax.hopfield.recovery_bound`, for these tokens only.
 
     Args:
         table: Vectors of the vocabulary.
@@ -243,7 +245,7 @@ def predicted(
     """
     nodes, weights = np.polynomial.hermite_e.hermegauss(32)
     squares = np.sum(np.square(table), axis=1)
-    rates = []
+    rates, bounds = [], []
     for v in ids:
         products, norm = table @ table[v], np.sqrt(squares[v])
         distances = np.maximum(squares[v] - 2 * products + squares, 0)  # squared
@@ -254,7 +256,10 @@ def predicted(
         shifts = nodes[:, None] * (norm - along[others])
         logs = log_ndtr((margin[others] + shifts) / across[others]).sum(1)
         rates.append(weights @ np.exp(logs) / weights.sum())
-    return np.array(rates)
+        apart = np.sqrt(np.where(distances > 0, distances, 1))
+        error = np.where(distances > 0, ndtr(-margin / apart), 1)  # equal vectors: no bound
+        bounds.append(np.clip(1 - error[others].sum(), 0, 1))
+    return np.array(rates), np.array(bounds)
 
 
 def errors(ids: np.ndarray, decoded: np.ndarray, tokens: Sequence[str]) -> list[dict[str, Any]]:

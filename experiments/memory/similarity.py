@@ -381,14 +381,14 @@ def stabilities(
     return rows
 
 
-def lowest_kept(scores: Mapping[Any, float], clean: float, near: float = NEAR) -> float:
-    """Returns the lowest SNR in dB down to which scores stay within `near` of the clean score.
+def lowest_kept(scores: Mapping[Any, float], clean: float) -> float:
+    """Returns the lowest SNR in dB down to which scores stay within `NEAR` of the clean score.
 
     Scores are by SNR in dB. nan if the drop is larger at the highest SNR.
     """
     lowest = float("nan")
     for snr_db in sorted(scores, reverse=True):
-        if scores[snr_db] <= clean - near:
+        if scores[snr_db] <= clean - NEAR:
             break
         lowest = float(snr_db)
     return lowest
@@ -483,8 +483,8 @@ def page(folder: Path) -> Page:
                 ["", *kept],
                 [[TITLES[method], *(decibels(each[method]) for each in kept.values())]
                  for method in next(iter(kept.values()))],
-                f"Lowest SNR at which the score is within {NEAR:g} point of the clean score (lower "
-                "is better). None: at no tested SNR.",
+                f"Lowest tested SNR down to which the score is within {NEAR:g} point of the clean "
+                "score (lower is better). None: at no tested SNR.",
             ),
             report.Table(
                 ["", *map(decibels, levels)],
@@ -499,6 +499,7 @@ def page(folder: Path) -> Page:
             "probable token under the uniform prior.",
             "Every method sees the same noisy copy of each text. Without `σ known`, memory does "
             "not know the noise level and integrates over it.",
+            "Tokens recovered: with memory; special tokens included.",
             f"Pairs: {pairs}. Noise draws per text: {noisy.seed.nunique()}. Brackets and bands: "
             "95 % bootstrap over pairs, of the mean over draws.",
             f"Within {NEAR:g} point: the mean over these pairs and draws; with few pairs, another "

@@ -32,14 +32,13 @@ import pandas as pd
 
 from experiments import report, tidy
 from experiments.figures import SNR, bands
-from experiments.memory.similarity import LIMIT, TITLES, by_method, decibels, lowest_kept
+from experiments.memory.similarity import LIMIT, NEAR, TITLES, by_method, decibels, lowest_kept
 from experiments.report import Page, Table
 from experiments.robertha import gaussian, robustness
 from experiments.settings import Noise, resolved
 
 REPRODUCES = "Robertha's claim of denoising, with the vocabulary as memory, on trained models"
 NOT_LEARNED = "not learned"
-NEAR = 1.0  # largest drop in points that counts as keeping the clean score
 SNR_DB = tuple(range(6, -21, -2))
 LEVELS = {"levels": tuple(float(f"{10 ** (-db / 20):.4g}") for db in SNR_DB), "noise_draws": 1}
 DEFAULTS = {"laptop": LEVELS, "paper": LEVELS}
@@ -120,7 +119,7 @@ def page(folder: Path) -> Page:
         task, protocol = map(str, keys)
         name = f"{titles[task]}, {titles[protocol]}"
         means = by_method(part, "mean", models)
-        lowest = {each: lowest_kept(row, clean[task, each], NEAR) for each, row in means.items()}
+        lowest = {each: lowest_kept(row, clean[task, each]) for each, row in means.items()}
         kept[name] = {
             each: NOT_LEARNED if (task, each) in unlearned.index else decibels(db)
             for each, db in lowest.items()
@@ -152,7 +151,7 @@ def page(folder: Path) -> Page:
             report.Table(
                 ["", *kept],
                 [[titles[each], *(lowest[each] for lowest in kept.values())] for each in learned],
-                "Lowest SNR at which a model's mean score is within "
+                "Lowest tested SNR down to which a model's mean score is within "
                 f"{NEAR:g} point of its own clean score (lower is better; intervals may include "
                 "larger drops). None: at no tested SNR.",
             ),
@@ -332,7 +331,7 @@ def adapted_sentence(gaps: pd.DataFrame, plain: str) -> str:
         return f"{through} do not differ significantly at any of {over}."
     return (
         f"{through} differ: the former scores significantly higher at {higher} of {over}, and "
-        f"lower at {lower}."
+        f"lower at {lower}; {tidy.significant(gaps)} of these remain after Holm's correction."
     )
 
 

@@ -28,7 +28,7 @@ FEW_ROWS = 400  # test rows; with fewer, the standard error of an accuracy is ab
 ACROSS = "Robertha after the LayerNorm, TinyBERT on the tokens"
 SCORES = (
     "Scores run from 0 to 100, as in the papers: accuracy and F1 in percent, correlations r as "
-    "50 · (1 + r), so that chance is 50. Brackets are 95 % intervals of the mean over training "
+    "50 · (1 + r), for which chance is 50. Brackets are 95 % intervals of the mean over training "
     "seeds, seeds paired in differences; the test rows are fixed. Bold: excludes zero."
 )
 PROTOCOLS = {

@@ -147,9 +147,11 @@ def page(folder: Path) -> Page:
         caption = f"Score minus {titles[baseline]}: clean, and averaged over noise levels{over}"
         pivot = {"index": "model", "columns": "panel", "titles": titles, "caption": caption}
         tables.append(report.pivot(contrasts, **pivot))
+    marked = " (open marks: the paper, which states σ but no site)"
+    marked = marked if lines.paper.notna().any() else ""
     if len(models) <= MOST_LINES:
         picture = report.facets(
-            f"{names}: score against noise{bands(lines)}",
+            f"{names}: score against noise{bands(lines)}{marked}",
             lines[lines.task == subject] if len(tasks) > 3 else lines,
             x="noise",
             col="panel",
@@ -165,6 +167,7 @@ def page(folder: Path) -> Page:
             label="model",
             col="panel",
             titles=titles,
+            xlabel=f"points relative to {titles[baseline]}",
         )
     notes = [
         *gaussian.unlearned_note(scores, unlearned, titles),
@@ -239,20 +242,29 @@ def answer(
     rows, where = noisy[(noisy.protocol != "sigma") | normalized], "at the same site and SNR"
     if rows.empty:
         rows, where = noisy, "at the same σ"
-    parts = report.joined(
-        f"{report.plain_interval(row)} for {row.panel.partition(',')[0]}"
-        f"{' (SNR per token)' if row.protocol == 'per-token' else ''}"
-        for _, row in rows.iterrows()
-    )
     close = [titles[each] for each in (model, baseline) if each in unlearned]
-    finding = "No verdict on a lead" if close else gaussian.finding(rows)
     task = str(compared.task.iloc[0])
-    missed = "learned none of the tasks" if task == "average" else f"did not learn {titles[task]}"
-    reason = f", as {report.joined(close)} {missed}" if close else ""
-    text = (
-        f"**{finding}: {titles[model]} against {titles[baseline]}, {where}**{reason}: {parts}, in "
-        "points, mean over noise levels."
-    )
+    start = f"{titles[model]} against {titles[baseline]}, {where}"
+    if close:
+        missed = "any of the tasks" if task == "average" else titles[task]
+        start = f"**No verdict on a lead: {report.joined(close)} did not learn {missed}.** {start}"
+    else:
+        start = f"**{gaussian.finding(rows)}: {start}**"
+    levels = tidy.select(averaged, **pair, level=sorted({*averaged.level} - {0.0}))
+    over = "mean over noise levels"
+    if levels.level.nunique() == 1:
+        over = f"at {gaussian.noise_label(levels.protocol.iloc[0], levels.level.iloc[0])}"
+    parts = (f"{report.plain_interval(row)} for {placed(row)}" for _, row in rows.iterrows())
+    text = f"{start}: {report.joined(parts)}, in points, {over}."
+    single = gaussian.differences(levels, baseline=baseline)
+    single = single[single.panel.isin(rows.panel)]
+    if not close and gaussian.finding(rows) == gaussian.NO_LEAD and tidy.significant(single):
+        parts = (
+            f"{report.plain_interval(row)} at {gaussian.noise_label(row.protocol, row.level)} for "
+            f"{placed(row)}"
+            for _, row in single[tidy.rejected(single)].iterrows()
+        )
+        text += f" Single levels differ after Holm's correction: {report.joined(parts)}."
     if model != (remembering := f"{baseline}-memory") and remembering in others:
         two = tidy.select(averaged, task=pair["task"], model=[remembering, baseline])
         leads = gaussian.differences(two, baseline=baseline, over=["level"])
@@ -265,10 +277,17 @@ def answer(
     gap = gaussian.gap(compared, model=model, baseline=baseline)
     for _, row in gap[gap.paper.notna() & (gap.comparison == gaussian.ACROSS)].iterrows():
         text += (
-            f" The paper reports {report.signed(row.paper)} at σ = {row.level:g}; noise at two "
-            f"different sites gives {report.plain_interval(row)}."
+            f" The paper reports {report.signed(row.paper)} at σ = {row.level:g}. With noise on "
+            f"the tokens of {titles[baseline]}, but after the LayerNorm in {titles[model]}, we "
+            f"find {report.plain_interval(row)}."
         )
     return text
+
+
+def placed(row: Any) -> str:
+    """Returns the noise of a row of `gaussian.differences`, without its protocol if known."""
+    per_token = " (SNR per token)" if row.protocol == "per-token" else ""
+    return row.panel.partition(",")[0] + per_token
 
 
 def gap_table(scores: pd.DataFrame, titles: Mapping[str, str]) -> list[Any]:

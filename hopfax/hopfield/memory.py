@@ -276,14 +276,14 @@ def forward_backward(
 
     For observations $x_i$ of hidden states $s_i$,
 
-    $$\log Z = \log \sum_{s_1 \dots s_n} \prod_i p(x_i | s_i) \prod_i p(s_{i+1} | s_i), \qquad
+    $$\log Z = \log \sum_{s_1 \dots s_n} p(s_1) \prod_i p(x_i | s_i) \prod_i p(s_{i+1} | s_i), \quad
     p(s_i = k | x) = \frac{\partial \log Z}{\partial \log p(x_i | k)}$$
 
     The forward pass is a scan; its gradient is the backward pass.
 
     Args:
-        log_likelihood: $\log p(x_i | s_i)$, to which the first position adds the log-probability
-            of its states; -inf excludes a state.
+        log_likelihood: $\log p(x_i | s_i)$; the first row includes $\log p(s_1)$. -inf excludes a
+            state.
         log_transition: $\log p(s_{i+1} | s_i)$ from state (rows) to state (columns), one matrix
             for each of the n - 1 steps; need not be normalized. -inf excludes a step.
         mask: True at real positions, which come first; None takes all.

@@ -177,8 +177,9 @@ def test_models_that_did_not_learn_their_task_are_named():
     alone = scores.assign(score=scores.score.where(scores.model != "robertha", 70.0))
     assert note(alone, 70.0) == "SST-2 (Robertha: 70.0; majority baseline 70.0)."
     text = robustness.answer(alone, alone, titles, "tinybert", {"robertha"})
-    assert text.startswith("**No verdict on a lead: Robertha against TinyBERT")
-    assert "as Robertha did not learn SST-2" in text
+    assert text.startswith(
+        "**No verdict on a lead: Robertha did not learn SST-2.** Robertha against"
+    )
 
 
 @pytest.mark.parametrize(
@@ -440,7 +441,7 @@ def test_training_through_memory_is_compared_with_memory_at_test_time():
     gaps = trained.adapted(scores, "tinybert-memory")
     assert gaps["mean"].round(2).tolist() == [-1.02, 1.02, 2.04]
     sentence = trained.adapted_sentence(gaps, "TinyBERT + memory")
-    assert sentence.endswith("significantly higher at 2 of 3 SNRs, and lower at 1.")
+    assert "significantly higher at 2 of 3 SNRs, and lower at 1; 3 of these" in sentence
     same = trained.adapted_sentence(gaps.assign(low=-9, high=9), "TinyBERT + memory")
     assert same.endswith("(TinyBERT + memory) do not differ significantly at any of 3 SNRs.")
     assert trained.adapted(scores[:3], "tinybert-memory").empty

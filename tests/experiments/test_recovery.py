@@ -21,20 +21,22 @@ def simulated(table, v, sigma, log_prior, count=40_000):
 def test_prediction_is_exact_for_two_vectors():
     table, prior = draw.normal(size=(2, 6)), np.log([0.8, 0.2])
     apart = np.linalg.norm(table[0] - table[1])
-    rates = recovery.predicted(table, [0, 1], sigma=0.7, log_prior=prior)
+    rates, bounds = recovery.predicted(table, [0, 1], sigma=0.7, log_prior=prior)
     margins = apart / 1.4 + 0.7 / apart * (prior - prior[::-1])
     np.testing.assert_allclose(rates, norm.cdf(margins), atol=1e-3)  # the quadrature's error
+    np.testing.assert_allclose(bounds, norm.cdf(margins), rtol=1e-9)
 
 
 @pytest.mark.parametrize("uniform", [True, False])
 def test_prediction_is_exact_for_orthogonal_vectors_and_the_bound_is_below(uniform):
     table = np.eye(8) * draw.uniform(0.7, 1.4, (8, 1))
     prior = np.zeros(8) if uniform else np.log(draw.dirichlet(np.ones(8)))
-    rates = recovery.predicted(table, range(8), sigma=0.5, log_prior=prior)
+    rates, bounds = recovery.predicted(table, range(8), sigma=0.5, log_prior=prior)
     exact = np.array([simulated(table, v, 0.5, prior) for v in range(8)])
     np.testing.assert_allclose(rates, exact, atol=0.013)  # five standard errors
-    bounds = np.asarray(hopfield.recovery_bound(table, sigma=0.5, log_prior=prior))
     assert (bounds <= exact + 0.013).all() and (exact - bounds).max() > 0.05
+    library = hopfield.recovery_bound(table, sigma=0.5, log_prior=prior)
+    np.testing.assert_allclose(bounds, library, atol=1e-5)
 
 
 @pytest.mark.parametrize(
