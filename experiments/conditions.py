@@ -205,7 +205,7 @@ class Gaussian:
         # Seeds draw independently, models share a seed's draws: intervals over seeds are honest,
         # differences between models stay paired.
         noise = self.noise._replace(seeds=cell.spec.seeds) if self.level else None
-        # Memory is where the noise is.
+        # Memory at the site of the noise.
         predictor = cell.predictor if self.site != "embedding" else cell.at_embedding
         predictor = predictor or cell.predictor
         return CellPredictions(*predict(predictor, cell.params, test, noise=noise))
@@ -216,7 +216,7 @@ class Typos:
     """Test texts with words misspelled at random or by an attack; rate 0 is clean.
 
     Random typos are the same for all models and seeds. An attack targets each seed's model and is
-    scored on that model. At least one word of a text is changed.
+    scored on that model. At least one word of a text is requested to change.
 
     Attributes:
         corruption: A key of `CORRUPTIONS`, or "none".

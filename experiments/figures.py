@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, FAINT, GRID = "#333333", "#8a8a8a", "#e6e6e6"
+MOST_TICKS = 8  # labels of named levels; more would overlap
 MOST_BANDS = 5  # more bands would hide each other
 MIN_RANGE = 10.0  # of a score axis, so that differences from rounding look small
 
@@ -367,7 +368,11 @@ def _lines(
     if numeric:
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     else:
-        axes.set_xticks(range(len(ticks)), [names.get(value, f"{value}") for value in ticks])
+        step = -(-len(ticks) // MOST_TICKS)
+        shown = [
+            names.get(value, f"{value}") if n % step == 0 else "" for n, value in enumerate(ticks)
+        ]
+        axes.set_xticks(range(len(ticks)), shown)
         axes.set_xlim(-0.4, len(ticks) - 0.6)  # room for the outer labels
     axes.grid(axis="y")
 

@@ -11,8 +11,9 @@ Expected: random typos cost little, attacks cost much, and differences between m
 than those between seeds.
 
 Random typos are the same for all models and seeds. An attack uses the losses (TextBugger) or the
-gradients (HotFlip) of each seed's model and is scored on that model. At least one word per text
-changes, so short texts exceed the requested rate. Every edit is stored with the predictions.
+gradients (HotFlip) of each seed's model and is scored on that model. At least one word per text is
+requested, so short texts exceed the rate; a text without a suitable word stays as it is. Every edit
+is stored with the predictions.
 """
 
 from __future__ import annotations
@@ -96,9 +97,9 @@ def page(folder: Path) -> Page:
     answer, tables = f"Only {titles[baseline]} is measured, so there is nothing to compare.", []
     if len(models) > 1:
         gaps = tidy.summarize(tidy.average(tidy.difference(scores, model=baseline), "level"))
-        noisy = gaps[gaps.corruption != "none"]
+        noisy = gaps[(gaps.corruption != "none") & (gaps.task == tasks[0])]
         findings: dict[str, list[str]] = {}
-        for model, rows in noisy[noisy.task == tasks[0]].groupby("model", sort=False):
+        for model, rows in noisy.groupby("model", sort=False):
             low, high = report.signed(rows["mean"].min()), report.signed(rows["mean"].max())
             each = f"{titles[model]} ({low if low == high else f'{low} to {high}'})"
             verdict = gaussian.finding(rows)
@@ -140,8 +141,8 @@ def page(folder: Path) -> Page:
                     [titles[kind], *(f"{100 * shares[kind, rate]:.0f} %" for rate in rates)]
                     for kind in dict.fromkeys(kind for kind, _ in shares.index)
                 ],
-                "Share of the words that were changed. At least one word per text changes, so "
-                "short texts exceed the request; TextBugger may change fewer words.",
+                "Share of the words that were changed. At least one word per text is requested, so "
+                "short texts exceed the rate; attacks may change fewer words.",
             ),
         ],
         notes=[
