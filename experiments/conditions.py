@@ -176,8 +176,9 @@ class Gaussian:
 
     Attributes:
         site: "token", on the token embeddings, or "embedding", after their LayerNorm.
-        protocol: "sigma", the same σ for all, or "matched", the same signal-to-noise ratio.
-        level: σ; in units of the signal's root mean square under "matched".
+        protocol: "sigma", the same σ for all; "matched", the same signal-to-noise ratio for each
+            text; or "per-token", for each token.
+        level: σ; for the last two, in units of the signal's root mean square.
         draw: Index of the noise draw.
     """
 
@@ -278,7 +279,7 @@ class Typos:
         return texts
 
     def victim(self, cell: Cell, seed: int) -> Victim:
-        """Returns what an attack queries: the model of a seed, given by its place."""
+        """Returns what an attack queries: the model of a seed, given by its index."""
         # Memory does not change clean token vectors, but hides the gradient at them.
         cell = cell.undenoised or cell
         return white_box(
@@ -290,7 +291,7 @@ class Typos:
         )
 
     def corrupted(self, cell: Cell, rows: Sequence[Example], seed: int) -> Sequence[Corrupted]:
-        """Corrupts rows, under an attack against the model of a seed, given by its place."""
+        """Corrupts rows, under an attack against the model of a seed, given by its index."""
         if self.corruption == "none" or not self.rate:
             return [text.draft(row.texts).corrupted() for row in rows]
         if corrupt := RANDOM.get(self.corruption):

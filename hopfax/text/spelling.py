@@ -1,6 +1,6 @@
 """Correction of misspelled words by retrieval from a word list.
 
-An unknown word retrieves a known one as a noisy token vector does in `hopfax.hopfield.denoise`.
+Retrieval works as in `hopfax.hopfield.denoise`: an unknown word plays the role of a noisy vector.
 """
 
 import functools
@@ -59,7 +59,7 @@ def word_counts(texts: Iterable[str]) -> Counter[str]:
     """Returns how often each word occurs in texts, in lower case: a list for `WordMemory`.
 
     A word is a run of letters and digits with at least one letter. One symbol between them belongs
-    to it (`don't`, `fi|m`), except hyphens, slashes, and punctuation that ends a clause.
+    to it (`don't`, `fi|m`, `l!ne`), except hyphens, dashes, slashes and any of `.,:;?"…`.
 
     Raises:
         TypeError: `texts` is one string.
@@ -95,7 +95,8 @@ class WordMemory:
             has them in lower case.
         span: Maximum distance of the two letters of a pair, >= 1; 1 gives bigrams.
         beta: Inverse temperature, > 0.
-        unseen: Occurrences of a word that the list lacks, > 0: the larger, the more words stay.
+        unseen: Occurrences of a word that the list lacks, > 0; larger values leave more words
+            as they are.
 
     Raises:
         ValueError: The list is empty or has an empty word, or a number is out of its range.

@@ -124,6 +124,10 @@ def pgd(objective: Objective, ball: Ball) -> Objective:
 
     and $L(\theta, \delta_K)$ is minimized: K + 1 forward and backward passes per step.
 
+    Args:
+        objective: Loss to minimize.
+        ball: Where to search, and how.
+
     Raises:
         ValueError: A number of the ball is out of range.
 
@@ -169,6 +173,10 @@ def freelb(objective: Objective, ball: Ball) -> Objective:
 
     One backward pass gives both gradients: K forward and backward passes per step.
     The value is the mean loss over the K perturbations.
+
+    Args:
+        objective: Loss to minimize.
+        ball: Where to search, and how.
 
     Raises:
         ValueError: A number of the ball is out of range.

@@ -30,10 +30,10 @@ class Noise(NamedTuple):
         site: `"token"`, on the token embeddings before positions and LayerNorm, or
             `"embedding"`, on the output of that LayerNorm.
         protocol: `"sigma"`: `level` is the standard deviation. `"matched"`: `level` is in units of
-            the root mean square of the example's signal at the site, so that every model has the
+            the root mean square of the text's signal at the site, so that every model has the
             same SNR, -20 log10(level) dB. `"per-token"`: of each token's own signal, so that tokens
             with a large norm are not less affected.
-        level: The standard deviation, >= 0.
+        level: Noise level, >= 0; see `protocol` for its unit.
         draw: Index of the draw. Levels and models share draws, which depend on the row but not on
             its batch, so that differences between models are paired.
         seeds: One number per stacked model, such as its training seed; the models then have

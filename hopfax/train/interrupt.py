@@ -29,7 +29,7 @@ def check() -> None:
     """Raises a KeyboardInterrupt if Ctrl-C was pressed, unless `held`; call it between steps.
 
     Example:
-        >>> check()  # as nothing was pressed
+        >>> check()
     """
     if requested() and not getattr(_held, "now", False):
         raise KeyboardInterrupt
