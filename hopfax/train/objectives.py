@@ -87,12 +87,16 @@ def task_loss(
         >>> task_loss(jnp.full((1, 1), 3.0), batch, regression=True)
         Array(9., dtype=float32)
     """
+    return _weighted_mean(losses_of(logits, batch.labels, regression=regression), batch.weights)
+
+
+def losses_of(
+    logits: Float[Array, "batch outputs"], labels: Shaped[Array, " batch"], *, regression: bool
+) -> Float[Array, " batch"]:
+    """Returns the cross-entropy of each row, or the squared error for regression."""
     if regression:
-        losses = jnp.square(logits[:, 0] - batch.labels)
-    else:
-        log_probs = jax.nn.log_softmax(logits)
-        losses = -jnp.take_along_axis(log_probs, batch.labels[:, None], axis=1)[:, 0]
-    return _weighted_mean(losses, batch.weights)
+        return jnp.square(logits[:, 0] - labels)
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)[:, 0]
 
 
 def classification(

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array
 
 from hopfax.data.tasks import Example
@@ -17,7 +16,7 @@ from hopfax.nn.functional import Functional, Params
 from hopfax.text import Gradients, Linearized, Text, Victim
 from hopfax.text.attack import Label
 from hopfax.train import interrupt
-from hopfax.train.objectives import Batch, per_example, texts_of
+from hopfax.train.objectives import Batch, losses_of, per_example, texts_of
 
 
 def white_box(
@@ -143,10 +142,7 @@ def _compiled(
             types = run(ids, method="token_types")
             encoding = run(run(tokens, types, method="embed"), mask, types, method="encode")
             logits = per_example(run(encoding.hidden, mask, method="classify"), batch)
-            if regression:
-                losses = jnp.square(logits[:, 0] - batch.labels)
-            else:
-                losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
+            losses = losses_of(logits, batch.labels, regression=regression)
             return jnp.sum(losses), (logits, losses)
 
         tokens = run(ids, method="embed_tokens")
