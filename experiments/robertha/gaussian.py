@@ -190,9 +190,9 @@ def near_baseline(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.Da
 
 
 def informative(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.DataFrame:
-    """Returns the scores without noise levels at which no model still does the task.
+    """Returns the scores up to the strongest noise at which a model still does the task.
 
-    There, no model that has learned it is well above the majority baseline, and differences only
+    Beyond, no model that has learned it is well above the majority baseline, and differences only
     show which model stays closer to the majority answer.
     """
 
@@ -203,7 +203,10 @@ def informative(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.Data
     unlearned = not_learned(scores, constants).reset_index()
     learned = ~tidy.among(scores, unlearned, "task", "model")
     able = scores[(scores.level > 0) & learned].groupby(keys, sort=False).filter(any_above)
-    return scores[tidy.among(scores, able, *keys) | (scores.level == 0)]
+    places = ["task", "site", "protocol"]
+    strongest = able.groupby(places, as_index=False)["level"].max()
+    most = scores[places].merge(strongest, on=places, how="left")["level"].to_numpy()
+    return scores[(scores.level <= most) | (scores.level == 0)]
 
 
 def left_out_note(scores: pd.DataFrame, kept: pd.DataFrame, titles: Mapping[Any, str]) -> list[str]:
@@ -217,7 +220,7 @@ def left_out_note(scores: pd.DataFrame, kept: pd.DataFrame, titles: Mapping[Any,
                 labels = report.joined(noise_label(protocol, level) for level in levels)
                 parts.append(f"{name}: {labels}")
     text = (
-        "Averages leave out noise levels at which no model that learned the task is at least "
+        "Averages leave out noise that is too strong: no model that learned the task is at least "
         f"{LEARNED:g} points above the majority baseline (on n < {FEW_ROWS} rows, 100 / √n points)"
     )
     return [f"{text}. Left out: {'; '.join(parts)}."] if parts else []
