@@ -514,10 +514,10 @@ def page() -> report.Page:
             "Robertha: the paper's encoder, with iterative Hopfield attention and Eigenspectrum "
             "Regularization (ESR). TinyBERT: its baseline with softmax attention. FreeLB: TinyBERT "
             "with adversarial training.",
-            "Confirmed: the interval excludes zero on the paper's side, and its middle is at least "
-            "half of the paper's difference; if less, smaller than claimed. Reversed: it excludes "
-            "zero on the other side. Not found: it contains zero and excludes half of the paper's "
-            "difference. Too weak to tell: it contains both.",
+            "Holds (confirmed): the interval excludes zero on the paper's side, and its middle is "
+            "at least half of the paper's difference; if less, smaller than claimed. Reversed: it "
+            "excludes zero on the other side. Not found: it contains zero and excludes half of the "
+            "paper's difference. Too weak to tell: it contains both.",
             "The linked pages define verdicts on the noise-stability paper. Low degree: over half "
             "of the variance is linear in the noise. U-shape: both ends of a text have more "
             "influence than its middle half.",
