@@ -102,7 +102,7 @@ class CorrectedTypos(Typos):
         return {**super().columns(cell), "protocol": protocol}
 
     def corrector(self, cell: Cell) -> Corrector:
-        """Returns the corrector with the words of the cell's training texts."""
+        """Returns the corrector with the words of the task's training file."""
         return corrector(self.method, cell.spec.task, self.data_dir)
 
     def read(self, cell: Cell, texts: Any) -> Any:
@@ -130,7 +130,7 @@ def corrected(correct: Corrector, part: Any) -> Any:
 
 
 def defended(victim: Victim, correct: Corrector) -> Victim:
-    """Returns a model that reads corrected texts, for attacks that know of the correction.
+    """Returns a model that reads corrected texts, for attacks that target it.
 
     Losses are those of the corrected texts. So are gradients, which flow through the correction as
     far as `hotflip` uses them: the tokens of an edited word are those of its correction. An edit
@@ -230,7 +230,7 @@ def words(correct: Corrector, pairs: Mapping[tuple[str, str], int]) -> Words:
 
 
 def tune(texts: Sequence[str], methods: Iterable[str], *, num_texts: int) -> list[dict[str, Any]]:
-    """Tries every setting of `GRID` on random typos in texts that the word list does not have.
+    """Tries every setting of `GRID` on random typos in texts left out of the word list.
 
     Every fifth of the texts, up to `num_texts`, is corrupted in a fifth of its words; the others
     give the list of words.

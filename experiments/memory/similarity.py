@@ -332,22 +332,23 @@ def results(
     recovered: Mapping[tuple[str, str, float], Sequence[float]],
     labels: np.ndarray,
 ) -> list[dict[str, Any]]:
-    """Returns rows of results.csv.
+    """Returns rows of results.csv: scores, and their change from the clean score.
 
     Intervals are bootstrap intervals over pairs, of the mean over noise draws.
     """
-    table = []
+    table, (clean,) = [], measured["none", "", 0.0]
     for (method, protocol, db), draws in measured.items():
-        low, high = tidy.bootstrap(
-            len(labels),
-            lambda rows, draws=draws: np.mean([score(task, each[rows], labels[rows])
-                                               for each in draws]),
-        )  # fmt: skip
         shared = {**condition(method, protocol, db), "num_examples": len(labels)}
-        for seed, cosines in enumerate(draws):
-            value = round(score(task, cosines, labels), 4)
-            ends = {"low": round(low, 4), "high": round(high, 4)}
-            table.append({**shared, "seed": seed, "metric": "score", "score": value, **ends})
+        for metric in ("score", "change") if protocol else ("score",):
+
+            def of_draws(rows: Any, draws: Any = draws, metric: str = metric) -> np.ndarray:
+                before = score(task, clean[rows], labels[rows]) if metric == "change" else 0
+                return np.array([score(task, each[rows], labels[rows]) - before for each in draws])
+
+            low, high = tidy.bootstrap(len(labels), lambda rows, f=of_draws: f(rows).mean())
+            ends = {"metric": metric, "low": round(low, 4), "high": round(high, 4)}
+            for seed, value in enumerate(of_draws(slice(None))):
+                table.append({**shared, "seed": seed, "score": round(value, 4), **ends})
         for seed, share in enumerate(recovered.get((method, protocol, db), ())):
             table.append({**shared, "seed": seed, "metric": "recovered", "score": round(share, 4)})
     return table
@@ -434,13 +435,18 @@ def page(folder: Path) -> Page:
         if protocol != first:
             continue
         if (lowest := kept[name]["memory"]) in levels:
-            at = part[part.snr_db == lowest].set_index("model")
-            plain, kept_score = (report.bracketed(at.loc[each]) for each in ("none", "memory"))
+            at = tidy.select(lines, task=task, protocol=protocol, snr_db=lowest)
+            at = at.set_index(["model", "metric"])
+            changes = at[at.index == ("memory", "change")]
+            change = "".join(
+                f" (change: {report.plain_interval(each)})" for _, each in changes.iterrows()
+            )
+            plain = report.bracketed(at.loc[("none", "score")])
             answers.append(
                 f"**On {TITLES[str(task)]}, retrieval with a frequency prior keeps the score "
                 f"within {NEAR:g} point of the clean score ({aim:.1f}) down to "
-                f"{decibels(lowest)}.** The score there is {kept_score}, and {plain} without "
-                "retrieval."
+                f"{decibels(lowest)}**{change}. Without retrieval, the score there is "
+                f"{plain}."
             )
             cosine = tidy.select(stable, task=task, protocol=protocol, snr_db=lowest)
             cosine = cosine.set_index("model")["mean"] / 100

@@ -40,7 +40,7 @@ def test_the_page_shows_the_step(tmp_path):
     frame = pd.DataFrame(rows).assign(task="stsb", limit=-14.0)
     frame.reindex(columns=list(similarity.COLUMNS)).to_csv(tmp_path / "results.csv")
     page = similarity.page(tmp_path)
-    assert "down to −10.0 dB" in page.answer
+    assert "down to −10.0 dB** (change: 0.0 [0.0, 0.0])." in page.answer
     worse = frame.assign(score=frame.score.where((frame.level == 0) | (frame.metric != "score"), 0))
     worse.reindex(columns=list(similarity.COLUMNS)).to_csv(tmp_path / "results.csv")
     assert (
