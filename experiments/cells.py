@@ -49,7 +49,7 @@ RESUMPTION = "training"  # folder of the states that training resumes from
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """Everything that determines a trained model, up to rounding and the lengths of `buckets`.
+    """Everything that determines a trained model, up to rounding and padded lengths.
 
     Attributes:
         data: SHA-256 of the task's tokenized rows and its vocabulary, see `digest`.
@@ -264,6 +264,7 @@ def _fit(
 ) -> None:
     """Trains in a folder, from its last checkpoint if there is one."""
     train, validation = buckets(data, spec.sizes["max_length"], data.train, data.validation)
+    # A run may only be resumed with the same buckets, which depend on the device.
     config, sizes = plain(spec), [len(bucket.labels) for bucket in train]
     with (
         Checkpoints(folder / RESUMPTION, config={**config, "buckets": sizes}) as checkpoints,

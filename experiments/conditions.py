@@ -217,7 +217,7 @@ class Typos:
     """Test texts with words misspelled at random or by an attack; rate 0 is clean.
 
     Random typos are the same for all models and seeds. An attack targets each seed's model and is
-    scored on that model. At least one word of a text is requested to change.
+    scored on that model. Every text has at least one word to change.
 
     Attributes:
         corruption: A key of `CORRUPTIONS`, or "none".

@@ -174,9 +174,7 @@ VARIANTS: dict[str, Variant] = {
     "robertha-paper": _robertha("Robertha, as in the paper", preset="paper"),
     "robertha-released": _robertha("Robertha, as released", preset="released"),
     "pretrained": _pretrained("fine-tuned encoder", learning_rate=1e-4),
-    "pretrained-esr": _pretrained(
-        "fine-tuned encoder + ESR", entropy="shannon", learning_rate=5e-5
-    ),
+    "pretrained-esr": _pretrained("fine-tuned encoder + ESR", entropy="shannon"),
     "pretrained-noise-trained": _pretrained(
         "fine-tuned encoder + noise training", training="noise-range"
     ),
@@ -196,14 +194,12 @@ VARIANTS: dict[str, Variant] = {
     "pretrained-hopfield-0": _pretrained(
         "fine-tuned encoder without attention dropout", options={**HOPFIELD, "max_steps": 0}
     ),
-    "pretrained-hopfield": _pretrained(
-        "fine-tuned encoder + Hopfield attention", options=HOPFIELD, learning_rate=5e-5
-    ),
+    # Iterated to convergence; not searched, so both take the rate of one update.
+    "pretrained-hopfield": _pretrained("fine-tuned encoder + Hopfield attention", options=HOPFIELD),
     "pretrained-hopfield-esr": _pretrained(
         "fine-tuned encoder + Hopfield attention + ESR",
         options=HOPFIELD,
         entropy="shannon",
-        learning_rate=5e-5,
     ),
     "pretrained-hopfield-1": _pretrained(
         "fine-tuned encoder + one Hopfield update", options=ONE_STEP

@@ -449,7 +449,7 @@ def page() -> report.Page:
         + [f" ({each})" if each in (NOT_LEARNED, AT_BASELINE) else "" for each in verdicts]
     )
     counts = collections.Counter(verdicts)
-    parts = [f"{counts.pop('holds', 0)} confirmed"]
+    parts = [f"{counts.pop('holds', 0)} hold"]
     for each in ("smaller than claimed", "not found", "reversed"):
         parts += [f"{counts.pop(each)} {each}"] if each in counts else []
     reasons = report.joined(f"{count} {verdict}" for verdict, count in counts.items())
@@ -514,7 +514,7 @@ def page() -> report.Page:
             "Robertha: the paper's encoder, with iterative Hopfield attention and Eigenspectrum "
             "Regularization (ESR). TinyBERT: its baseline with softmax attention. FreeLB: TinyBERT "
             "with adversarial training.",
-            "Holds (confirmed): the interval excludes zero on the paper's side, and its middle is "
+            "Holds: the interval excludes zero on the paper's side, and its estimate is "
             "at least half of the paper's difference; if less, smaller than claimed. Reversed: it "
             "excludes zero on the other side. Not found: it contains zero and excludes half of the "
             "paper's difference. Too weak to tell: it contains both.",
@@ -526,7 +526,7 @@ def page() -> report.Page:
             "model is, under this corruption.",
             "Verdicts are for one comparison at a time. After Holm's correction for all "
             f"{len(table)} comparisons with the Robertha paper, {tidy.significant(table)} of our "
-            "differences are significant; three seeds, as most have, leave little power for that.",
+            "differences are significant. Most comparisons have three seeds, so power is low.",
             "One update: queries are updated once, not until convergence. Intervals on AdvSST-2 "
             "and under attacks include the sampling error of their 148 and 200 rows.",
             "Memory: before the first layer, each token embedding is replaced by its posterior "

@@ -404,8 +404,8 @@ def page(folder: Path) -> Page:
             "Measured decoders do not know σ; predictions are for decoders that do. Predictions "
             "average over the noise in the direction of the token's vector and treat confusions "
             "with other tokens as independent, which underestimates recovery at low SNR.",
-            "Kinds of errors are assigned by string rules. Inflection: same letters, stem or "
-            "irregular form. Unrelated: none of the other kinds.",
+            "Kinds of errors are assigned by string rules. Inflection: same word, stem or "
+            "irregular form (words only). Unrelated: none of the other kinds.",
             f"BeamClean (arXiv 2505.13758) reports {goal} % for the nearest token and "
             f"{BEAMCLEAN['language model']} % with a language model, on other embeddings, so the "
             "numbers are not directly comparable. The d_X-privacy of arXiv 2411.13784 adds "

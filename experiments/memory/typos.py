@@ -240,10 +240,7 @@ def page(folder: Path) -> Page:
     names = report.joined(titles[task] for task in tasks)
     return report.Page(
         title=f"Typo correction by retrieval from a word list: {names}",
-        answer=" ".join(
-            finding(tidy.select(shown, task=task), gaps(frame, task, most), most, titles)
-            for task in tasks
-        ),
+        answer=" ".join(finding(tidy.select(shown, task=task), most, titles) for task in tasks),
         pictures={
             "typos": report.facets(
                 "Score of TinyBERT against the share of words changed, with 95 % intervals over "
@@ -257,7 +254,7 @@ def page(folder: Path) -> Page:
                 ylabel=gaussian.score_names(tasks),
             )
         },
-        tables=[compared(scores, shown, share, most, titles | {"none": "clean"})],
+        tables=[compared(scores, shown, gaps(frame), share, most, titles | {"none": "clean"})],
         notes=[
             report.sizes(frame, titles),
             "Significant: the 95 % interval excludes zero, without correction for the number of "
@@ -300,11 +297,15 @@ def lines(scores: pd.DataFrame) -> pd.DataFrame:
 def compared(
     scores: pd.DataFrame,
     gains: pd.DataFrame,
+    gaps: pd.DataFrame,
     share: Mapping[Any, float],
     level: float,
     titles: Mapping[str, str],
 ) -> Table:
-    """Returns the gains at one level and on clean texts, and the words restored or altered."""
+    """Returns the gains at one level and on clean texts, and the words restored or altered.
+
+    Their difference follows, if `gaps` has it.
+    """
     cells = gains[["task", "corruption", "level"]].drop_duplicates().to_numpy().tolist()
     plain = scores[scores.model == "none"].set_index(["task", "corruption", "level"])["mean"]
     table = report.pivot(
@@ -313,8 +314,13 @@ def compared(
         columns="model",
         titles=titles,
         caption=f"Score without correction, and gains in points, with {100 * level:.0f} % of the "
-        "words changed. Last columns: changed words restored; for clean texts, words altered.",
+        "words changed. SymSpell − memory: of the gains, with intervals over seeds only. Last "
+        "columns: changed words restored; for clean texts, words altered.",
     ).with_column(1, "no correction", [report.number(plain[tuple(cell)]) for cell in cells])
+    if len(gaps):
+        by_cell = gaps.set_index(["task", "corruption", "level"])
+        written = [report.with_interval(by_cell.loc[tuple(cell)]) for cell in cells]
+        table = table.with_column(len(table.columns), "SymSpell − memory", written)
     for name in [each for each in gains.model.unique() if "adaptive" not in each]:
         of_words = [
             report.number(share[task, kind, name, "restored" if changed else "altered"])
@@ -324,20 +330,18 @@ def compared(
     return table
 
 
-def gaps(frame: pd.DataFrame, task: str, level: float) -> pd.DataFrame:
-    """Returns SymSpell's gain minus memory's, paired by seed, under each corruption."""
-    gains = tidy.select(tidy.scores(frame, "gain"), task=task, level=level)
+def gaps(frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns SymSpell's gain minus memory's, paired by seed; attacks are fixed."""
+    gains = tidy.scores(frame, "gain")
     ours, theirs = (tidy.select(gains, model=name) for name in ("symspell", "memory"))
     if ours.empty or theirs.empty:
         return pd.DataFrame()
-    return tidy.summarize(tidy.paired(ours, theirs, on=["corruption", "protocol", "seed"]))
+    return tidy.summarize(tidy.paired(ours, theirs, on=["task", "corruption", "level", "seed"]))
 
 
-def finding(
-    gains: pd.DataFrame, gaps: pd.DataFrame, level: float, titles: Mapping[str, str]
-) -> str:
+def finding(gains: pd.DataFrame, level: float, titles: Mapping[str, str]) -> str:
     """Returns the sentences of the page's answer on one task."""
-    own, clean = tidy.select(gains, level=level), tidy.select(gains, level=0.0)
+    own = tidy.select(gains, level=level)
 
     def named(kinds: Sequence[str]) -> str:
         return report.joined(titles[kind] for kind in kinds) if len(kinds) else "none"
@@ -356,13 +360,5 @@ def finding(
         text += f" {TITLES[name]} gains {amount} points, significantly under {clear(name)}"
         if (own.model == f"{name}, adaptive").any():
             text += f"; of the adaptive attacks, under {clear(f'{name}, adaptive')}"
-        for _, row in clean[clean.model == name].iterrows():
-            text += f"; {report.plain_interval(row)} on clean texts"
         text += "."
-    if len(gaps):
-        parts = (
-            f"{report.plain_interval(row)} under {titles[row.corruption]}"
-            for _, row in gaps.iterrows()
-        )
-        text += f" SymSpell's gain minus memory's, over seeds only: {report.joined(parts)}."
     return text

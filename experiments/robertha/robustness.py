@@ -245,26 +245,26 @@ def answer(
     close = [titles[each] for each in (model, baseline) if each in unlearned]
     task = str(compared.task.iloc[0])
     start = f"{titles[model]} against {titles[baseline]}, {where}"
+    finding = gaussian.finding(rows)
     if close:
         missed = "any of the tasks" if task == "average" else titles[task]
         start = f"**No verdict on a lead: {report.joined(close)} did not learn {missed}.** {start}"
     else:
-        start = f"**{gaussian.finding(rows)}: {start}**"
-    levels = tidy.select(averaged, **pair, level=sorted({*averaged.level} - {0.0}))
-    over = "mean over noise levels"
+        start = f"**{finding}: {start}**"
+    levels, over = tidy.select(averaged, **pair), "mean over noise levels"
+    levels = levels[tidy.among(levels, rows, "site", "protocol")]
     if levels.level.nunique() == 1:
         over = f"at {gaussian.noise_label(levels.protocol.iloc[0], levels.level.iloc[0])}"
     parts = (f"{report.plain_interval(row)} for {placed(row)}" for _, row in rows.iterrows())
     text = f"{start}: {report.joined(parts)}, in points, {over}."
     single = gaussian.differences(levels, baseline=baseline)
-    single = single[single.panel.isin(rows.panel)]
-    if not close and gaussian.finding(rows) == gaussian.NO_LEAD and tidy.significant(single):
+    if not close and finding == gaussian.NO_LEAD and tidy.significant(single):
         parts = (
             f"{report.plain_interval(row)} at {gaussian.noise_label(row.protocol, row.level)} for "
             f"{placed(row)}"
             for _, row in single[tidy.rejected(single)].iterrows()
         )
-        text += f" Single levels differ after Holm's correction: {report.joined(parts)}."
+        text += f" Significant at single levels after Holm's correction: {report.joined(parts)}."
     if model != (remembering := f"{baseline}-memory") and remembering in others:
         two = tidy.select(averaged, task=pair["task"], model=[remembering, baseline])
         leads = gaussian.differences(two, baseline=baseline, over=["level"])
@@ -285,7 +285,7 @@ def answer(
 
 
 def placed(row: Any) -> str:
-    """Returns the noise of a row of `gaussian.differences`, without its protocol if known."""
+    """Returns the site of a row's noise, and its protocol if that is per token."""
     per_token = " (SNR per token)" if row.protocol == "per-token" else ""
     return row.panel.partition(",")[0] + per_token
 

@@ -169,7 +169,9 @@ def fit(
         for number in np.flatnonzero(training):
             logits = predictions.logits[number]
             if not np.isfinite(logits).all():
-                raise reporter.diverged(f"logits that are not finite after step {step}", number)
+                raise reporter.diverged(
+                    f"validation logits are not finite after step {step}", number
+                )
             scores[number] = score(logits, predictions.labels)
         run = _after_epoch(run, scores)
         shown = {"validation": scores[training].mean()}
@@ -282,5 +284,5 @@ class _Reporter:
             newest = self.checkpoints.newest()
         return DivergedError(
             f"{event}, seed {self.seeds[number]}. Last checkpoint: {newest}. Lower the learning "
-            "rate, or inspect the rows of that step."
+            "rate, or inspect the rows."
         )

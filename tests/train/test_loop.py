@@ -128,7 +128,9 @@ def test_divergence_between_saves_is_found_before_the_next_one(tmp_path):
 
 def test_an_update_that_diverges_at_the_end_of_an_epoch_is_an_error():
     step = partial(optax.sgd, 1e38)  # its loss and gradient, from before the update, are finite
-    with pytest.raises(DivergedError, match="logits that are not finite after step 1, seed 23"):
+    with pytest.raises(
+        DivergedError, match="validation logits are not finite after step 1, seed 23"
+    ):
         run(optimizer=lambda total_steps: step(), batch_size=24)
 
 
