@@ -343,7 +343,7 @@ def finding(gains: pd.DataFrame, level: float, titles: Mapping[str, str]) -> str
     """Returns the sentences of the page's answer on one task."""
     own = tidy.select(gains, level=level)
 
-    def named(kinds: Sequence[str]) -> str:
+    def named(kinds: pd.Series) -> str:
         return report.joined(titles[kind] for kind in kinds) if len(kinds) else "none"
 
     def clear(name: str) -> str:

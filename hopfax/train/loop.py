@@ -166,7 +166,7 @@ def fit(
         predictions = predict(predictor, run.states.params, validation)
         # Stopped seeds, whose states may not be finite, have no score.
         scores = np.full(len(seeds), np.nan)
-        for number in np.flatnonzero(training):
+        for number in map(int, np.flatnonzero(training)):
             logits = predictions.logits[number]
             if not np.isfinite(logits).all():
                 raise reporter.diverged(
