@@ -230,6 +230,10 @@ def test_training_that_breaks_off_resumes_to_the_same_bits(trained, tmp_path, mo
     left = [path.name for path in (tmp_path / "cells").iterdir()]
     assert left == [f"{cell.spec.id}.partial"]
     monkeypatch.setattr(cells, "fit", fit)
+    with monkeypatch.context() as patched:  # as on another device
+        patched.setattr(cells, "bucket_boundaries", lambda known, **_: [int(np.median(known))])
+        with pytest.raises(ValueError, match="buckets"):
+            runs.open_cell(flags, job(), cell.data)
     resumed = runs.open_cell(flags, job(), cell.data)
     jax.tree.map(np.testing.assert_array_equal, resumed.params, cell.params)
 
