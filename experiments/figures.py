@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, FAINT, GRID = "#333333", "#8a8a8a", "#e6e6e6"
-MOST_TICKS = 8  # labels of named levels; more would overlap
+MOST_TICKS = 8  # with more named levels, only about five are labeled
 MOST_BANDS = 5  # more bands would hide each other
 MIN_RANGE = 10.0  # of a score axis, so that differences from rounding look small
 
@@ -368,7 +368,7 @@ def _lines(
     if numeric:
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     else:
-        step = -(-len(ticks) // MOST_TICKS)
+        step = 1 if len(ticks) <= MOST_TICKS else -(-len(ticks) // 5)
         shown = [
             names.get(value, f"{value}") if n % step == 0 else "" for n, value in enumerate(ticks)
         ]
