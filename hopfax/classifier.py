@@ -271,7 +271,7 @@ def encode_texts(texts: Sequence[Text], vocabulary: WordPiece, *, max_length: in
     """Tokenizes texts, and truncates those longer than `max_length` with a warning.
 
     Raises:
-        TypeError: `texts` is one string.
+        TypeError: `texts` is one string, or a text has choices.
         ValueError: There are no texts, or one is empty.
     """
     if isinstance(texts, str):
@@ -280,6 +280,8 @@ def encode_texts(texts: Sequence[Text], vocabulary: WordPiece, *, max_length: in
         raise ValueError("texts must not be empty")
     rows = [Example(text, 0, number) for number, text in enumerate(texts)]
     for row in rows:
+        if len(row.texts) > 1:
+            raise TypeError(f"text {row.index} must be a string or a pair of them, got choices")
         if not all(part.strip() for choice in row.texts for part in choice):
             raise ValueError(f"text {row.index} is empty")
     encoded = encode(rows, vocabulary, max_length=max_length, cached=False)

@@ -320,9 +320,9 @@ def stability_of(flags: argparse.Namespace) -> Path:
         axes.set(xlabel="replaced tokens, %", ylabel="cosine with the clean output")
 
     note = (
-        "Each token is kept with probability (1 + ρ)/2 and otherwise drawn uniformly from the "
-        "vocabulary (Noise Stability of Transformer Models, Eq. 7). Score: cosine of both "
-        "outputs; 95 % intervals over the texts."
+        "Each token, except special tokens, is kept with probability (1 + ρ)/2 and otherwise "
+        "drawn uniformly from the vocabulary (Noise Stability of Transformer Models, Eq. 7). "
+        "Score: cosine of both outputs; 95 % intervals over the texts."
     )
     return _write(flags.out, title, rows, draw, note)
 
@@ -379,7 +379,8 @@ def influence(flags: argparse.Namespace) -> Path:
         axes.figure.colorbar(picture, label="influence / largest of the column")
 
     note = (
-        "Influence of a token on a layer's mean hidden state, and on the output: norm of its "
+        "Influence of a token on the direction of a layer's mean hidden state, and on that of "
+        "the output: norm of its "
         "derivative with respect to the token's embedding, times the embeddings' RMS norm; mean "
         f"over {_DRAWS} noisy copies at {_DRAWS_DB:g} dB ± standard error (Noise Stability of "
         "Transformer Models, section 3)."

@@ -4,8 +4,8 @@
 labels, which `read_table` reads from a file. `read_tokenizer` reads a pretrained model's tokenizer.
 `builders` has builders for TensorFlow Datasets.
 
-Tokenization and builders require `pip install "hopfax[experiments]"`; without it they raise a
-ModuleNotFoundError.
+Tokenization requires `pip install "hopfax[pretrained]"`, builders `"hopfax[experiments]"`; without
+them, they raise a ModuleNotFoundError.
 """
 
 from hopfax.data.adversarial_sets import EVALUATION_SETS as EVALUATION_SETS

@@ -103,6 +103,7 @@ def sparse_parity(
     References:
         Noise Stability of Transformer Models, section 6.
     """
+    check_integer("num_bits", num_bits, 1)
     check_integer("num_relevant", num_relevant, 1, num_bits)
     if not 0 <= noise < 0.5:
         raise ValueError(f"noise must be in [0, 0.5), got {noise}")

@@ -72,7 +72,9 @@ def load_task(
         name: A key of `hopfax.data.TASKS`.
         data_dir: Folder of raw files, or of sets that `hopfax.data.builders.build` wrote. Required,
             except for synthetic tasks, which ignore it.
-        vocabulary: A vocabulary, a `vocab.txt` or its folder; None trains one on the training rows.
+        vocabulary: A vocabulary, or a `vocab.txt` or its folder, which is read as lower-cased
+            WordPiece (for other models, pass `read_tokenizer(folder)`); None trains one on the
+            training rows.
         vocab_size: Maximum number of tokens of a trained vocabulary.
         max_length: Longest row in tokens.
         train_size: Number of training rows; None uses all (2000 for synthetic tasks).
@@ -164,7 +166,7 @@ def _read(spec: TaskSpec, data_dir: str | os.PathLike | None, split: str) -> lis
     if data_dir is None:
         raise ValueError(
             f"{spec.name} requires data_dir (--data-dir), a folder with {spec.folder}, glue_data "
-            "or superglue; sentiment, entailment and paraphrase require no files"
+            "or superglue. The synthetic tasks sentiment, entailment and paraphrase need no files"
         )
     if (Path(data_dir).expanduser() / "hopfax_tasks" / spec.name).is_dir():
         from hopfax.data.builders import read_built

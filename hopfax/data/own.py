@@ -42,7 +42,7 @@ def from_rows(
         labels: Label of each text.
         validation: Texts and labels for early stopping; None holds out a random tenth, at most
             1000.
-        test: Texts and labels to report; None holds out as many.
+        test: Texts and labels to report; None holds out another tenth.
         name: Name of the task.
         vocabulary: Tokens and their ids; None trains a vocabulary on the training rows.
         vocab_size: Maximum number of tokens of a trained vocabulary.
@@ -198,8 +198,12 @@ def _examples(split: str, rows: TextsAndLabels, classes: tuple[str, ...]) -> lis
     examples = []
     for number, (text, label) in enumerate(zip(texts, labels, strict=True)):
         parts = tuple(text) if isinstance(text, tuple | list) else (text,)
-        if not all(isinstance(part, str) and part.strip() for part in parts):
-            raise ValueError(f"{split}, row {number}: empty text in {reprlib.repr(text)}")
+        strings = all(isinstance(part, str) and part.strip() for part in parts)
+        if not strings or len(parts) not in (1, 2):
+            raise ValueError(
+                f"{split}, row {number}: text must be a string or a pair of strings, none empty, "
+                f"got {reprlib.repr(text)}"
+            )
         if classes and str(label) not in classes:
             allowed = ", ".join(classes)
             raise ValueError(f"{split}, row {number}: label {label!r} is not one of {allowed}")

@@ -27,7 +27,8 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
       vocabulary has <s> and </s> (RoBERTa), otherwise without special tokens (GPT-2).
 
     The padding token is the one that `special_tokens_map.json`, `tokenizer_config.json` or
-    `config.json` names, otherwise the end-of-text token.
+    `config.json` names, otherwise ``[PAD]`` or ``<pad>`` if the vocabulary has it, or the
+    end-of-text token.
 
     Args:
         folder: A folder that `save_pretrained` of `transformers` wrote, or a name on the Hugging

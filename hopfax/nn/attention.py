@@ -295,7 +295,7 @@ def _join(x: Heads) -> Tokens:
 
 def _check_heads(width: int, num_heads: int) -> None:
     if num_heads < 1 or width % num_heads:
-        raise ValueError(f"width {width} does not divide into {num_heads} heads")
+        raise ValueError(f"width must be a multiple of num_heads >= 1, got {width} and {num_heads}")
 
 
 def _inputs(x: Tokens, mask: Mask | None, *, clear: bool = True) -> tuple[Tokens, Mask]:

@@ -98,7 +98,9 @@ class Decoder(nnx.Module):
         self.reader = linear(width, num_outputs, rngs=rngs)
 
     def embed_tokens(self, ids: Int[Array, "batch tokens"]) -> Tokens:
-        """Returns the token embeddings: the *token* site, before positions."""
+        """Returns the token embeddings: the *token* site; nan for ids outside the vocabulary."""
+        # By default, negative ids count from the end.
+        ids = jnp.where(ids < 0, self.tokens.num_embeddings, ids)
         return self.tokens(ids) * self.width**0.5
 
     def embed(self, tokens: Tokens) -> Tokens:

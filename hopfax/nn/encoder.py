@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
@@ -98,6 +99,13 @@ def gelu(x: Array) -> Array:
         0.0
     """
     return 0.5 * x * (1 + jax.lax.erf(x * 0.5**0.5))
+
+
+def as_number(value: Any) -> Any:
+    """Returns the Python number of a NumPy scalar, for JSON."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"options must be numbers, strings or None, got {value!r}")
 
 
 def mean_of_real(hidden: Tokens, mask: Mask) -> Float[Array, "batch width"]:
@@ -210,7 +218,8 @@ class Encoder(nnx.Module):
         config: These arguments as JSON, with the name and options of the attention.
 
     Raises:
-        ValueError: An option is out of range.
+        ValueError: `pooling` is unknown, `width` is not a multiple of `num_heads`, or `remat` and
+            `stop_gradient_keys` are both set.
     """
 
     def __init__(
@@ -238,7 +247,8 @@ class Encoder(nnx.Module):
         rngs: nnx.Rngs,
     ):
         arguments = {k: v for k, v in locals().items() if k not in ("self", "rngs")}
-        self.config = json.dumps({**arguments, "attention": _described(attention)})
+        arguments["attention"] = _described(attention)
+        self.config = json.dumps(arguments, default=as_number)
         if pooling not in ("mean", "cls"):
             raise ValueError(f'pooling must be "mean" or "cls", got {pooling!r}')
         if remat and stop_gradient_keys:

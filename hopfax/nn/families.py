@@ -39,7 +39,7 @@ class Config:
         """Returns the option with the setting's name."""
         if (name := self.get(key)) not in list(options):  # lists have no hash
             allowed = ", ".join(options)
-            raise ValueError(f"{self._names.get(key, key)} must be {allowed}, got {name!r}")
+            raise ValueError(f"{self._names.get(key, key)} must be one of {allowed}, got {name!r}")
         return options[name]
 
     @property
@@ -186,7 +186,9 @@ def _windows(config: Config) -> Int[Array, " layers"]:
     types = config.get("layer_types", [list(sizes)[layer % 2] for layer in range(num_layers)])
     known = isinstance(types, list) and all(name in list(sizes) for name in types)
     if not known or len(types) != num_layers:
-        raise ValueError(f"layer_types must be {num_layers} of {', '.join(sizes)}, got {types!r}")
+        raise ValueError(
+            f"layer_types must be a list of {num_layers} of {', '.join(sizes)}, got {types!r}"
+        )
     return jnp.array([sizes[name] for name in types])
 
 

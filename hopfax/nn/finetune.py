@@ -155,7 +155,8 @@ def replace_attention(
         token_types: Int[Array, "batch tokens"] | None = None,
         params: Params = pretrained.params,
     ) -> Any:
-        x, width = jnp.asarray(embeddings), pretrained.table.shape[1]
+        x = jnp.asarray(embeddings, params["tokens"]["weight"].dtype)
+        width = pretrained.table.shape[1]
         limits = {"width": width, "max_length": pretrained.max_length}
         real, types = checked_inputs(x, mask, token_types, **limits)
         return compiled(params, x, types, real, maps)
@@ -173,7 +174,7 @@ class TensorName(NamedTuple):
 
 
 def family_config(encoder: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the `config.json` of the BERT or RoBERTa that an `Encoder` is, or {} if it is none.
+    """Returns the `config.json` of an `Encoder` that is a BERT or RoBERTa; {} for others.
 
     `encoder` is the encoder's `config`. Both have softmax attention, post-LN blocks and token
     types; a BERT with two types has a separator, and a RoBERTa has a position offset. The head is

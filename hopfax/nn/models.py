@@ -122,7 +122,7 @@ def tinybert(
 def universal_bert(
     vocab_size: int, num_outputs: int, *, num_heads: int = 2, **options: Any
 ) -> Functional[Encoder]:
-    """A Universal Transformer of TinyBERT's shape.
+    """Returns a Universal Transformer of TinyBERT's shape.
 
     Args:
         vocab_size: Number of token ids.

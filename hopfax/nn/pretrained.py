@@ -83,8 +83,8 @@ def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
 
     Returns:
         The model's `embed` and `forward`, its configuration and its parameters. `forward` is
-        jittable and differentiable in embeddings and parameters. It raises a ValueError if a text
-        is longer than the model's positions.
+        jittable and differentiable in embeddings and parameters. It raises a ValueError if the
+        padded length exceeds the model's `max_length`.
 
     Raises:
         FileNotFoundError: The folder or one of its files is missing.
@@ -102,7 +102,7 @@ def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
     folder = model_folder(folder)
     raw = read_json(folder / "config.json")
     if raw.get("model_type") == "hopfax":
-        raise ValueError(f"{folder} is no BERT or RoBERTa: read it with hopfax.Classifier.load")
+        raise ValueError(f"{folder} holds a hopfax classifier: load it with hopfax.Classifier.load")
     try:
         family, config = _find_family(raw)
         labels = _labels(config) if family.head else ()
@@ -132,7 +132,10 @@ def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
         if token_types is not None and "types" not in params:
             raise ValueError(f"token_types must be None for {config['model_type']}")
         limits = {"width": width, "max_length": max_length}
-        return params, embeddings, *checked_inputs(embeddings, mask, token_types, **limits)
+        real, types = checked_inputs(embeddings, mask, token_types, **limits)
+        # Embeddings of ids outside the vocabulary are nan, which padding must not pass on.
+        usable = real[..., None] | jnp.isfinite(embeddings)
+        return params, jnp.where(usable, embeddings, 0), real, types
 
     def forward(embeddings: Any, mask: Any, **options: Any) -> PretrainedOutput:
         return run_forward(*inputs(embeddings, mask, **options))

@@ -43,7 +43,7 @@ class ReleasedOutput(NamedTuple):
 
 
 class Released:
-    """A loaded program: call it, or its `classify`.
+    """A loaded program. Calling it is the same as `classify`.
 
     Attributes:
         model: The model's `init` and `apply`, preset `released`.

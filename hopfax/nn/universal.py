@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from hopfax.nn.attention import Key, Mask, Tokens
-from hopfax.nn.encoder import Encoder, Encoding, TokenTypes, embedding
+from hopfax.nn.encoder import Encoder, Encoding, TokenTypes, as_number, embedding
 from hopfax.nn.precision import linear
 
 _THRESHOLD = 0.99  # below 1, so that a token can halt at the first step
@@ -21,7 +21,7 @@ class UniversalEncoder(Encoder):
 
     Step t adds a learned vector $v_t$ to every token and applies the block. With `halting`
     (adaptive computation time), a token has a halting probability
-    $h_t = \sigma(w^\top x_t + b)$ before every step: it halts at the first N where
+    $h_t = \sigma(w^\top (x_t + v_t) + b)$ before every step: it halts at the first N where
     $\sum_{t \le N} h_t$ reaches 0.99, or at the last step. The output is a running mixture of the
     block's results $x_{t+1}$, $y \leftarrow p_t\, x_{t+1} + (1 - p_t)\, y$ from $y = 0$, with
     $p_t = h_t$ for $t < N$, the remainder $p_N = R = 1 - \sum_{t<N} h_t$, and 0 for $t > N$. The
@@ -62,7 +62,8 @@ class UniversalEncoder(Encoder):
         super().__init__(vocab_size, num_outputs, num_layers=1, rngs=rngs, **options)
         arguments = json.loads(self.config)
         del arguments["num_layers"]
-        self.config = json.dumps({**arguments, "num_steps": num_steps, "halting": halting})
+        arguments |= {"num_steps": num_steps, "halting": halting}
+        self.config = json.dumps(arguments, default=as_number)
         width = self.tokens.features
         self.num_steps = num_steps
         self.steps = embedding(num_steps, width, rngs=rngs) if num_steps > 1 else None
@@ -105,7 +106,7 @@ class UniversalEncoder(Encoder):
         return Encoding(end.mixed, layers[0], taken, jnp.ones_like(taken, bool), end.ponder)
 
     def hidden_states(self, embeddings: Tokens, mask: Mask, types: TokenTypes = None) -> Any:
-        """Returns the output, as its only layer's."""
+        """Returns the final output, as a single layer."""
         return self.encode(embeddings, mask, types).hidden[None]
 
     def attention_maps(self, embeddings: Tokens, mask: Mask, types: TokenTypes = None) -> Any:

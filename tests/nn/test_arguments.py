@@ -38,10 +38,13 @@ softmax = partial(attention, nn.SoftmaxAttention)
     ("call", "options", "message"),
     [
         *(
-            (call, {"num_heads": 4}, "6 does not divide into 4")
+            (call, {"num_heads": 4}, "multiple of num_heads >= 1, got 6 and 4")
             for call in (attention, softmax, decoder)
         ),
-        *((call, {"num_heads": 0}, "6 does not divide into 0") for call in (attention, softmax)),
+        *(
+            (call, {"num_heads": 0}, "multiple of num_heads >= 1, got 6 and 0")
+            for call in (attention, softmax)
+        ),
         (attention, {"beta": 0.0}, "beta must be > 0 and tol >= 0, got 0.0 and 0.0001"),
         (attention, {"beta": np.nan}, "beta must be > 0 and tol >= 0, got nan"),
         (attention, {"tol": -1.0}, "beta must be > 0 and tol >= 0, got 15.0 and -1.0"),

@@ -147,7 +147,7 @@ def test_iterated_attention_is_not_saved_as_another_library_s(loaded, tmp_path):
     params = model.init(jax.random.key(0))
     vocabulary = train_vocabulary(["a b c d e f g h i j k l m n"])
     Classifier(model, params, vocabulary, ("a", "b", "c")).save(tmp_path / "saved")
-    with pytest.raises(ValueError, match="no BERT or RoBERTa: read it with hopfax"):
+    with pytest.raises(ValueError, match="holds a hopfax classifier: load it with"):
         load_pretrained(tmp_path / "saved")
     jax.tree.map(np.testing.assert_array_equal, Classifier.load(tmp_path / "saved").params, params)
 

@@ -384,7 +384,8 @@ def test_padding_on_either_side_changes_nothing(folder, texts, rng):
         output = model.forward(embeddings, mask).output
         return jnp.square(jnp.where(mask[..., None] == 1, output, 0)).sum()
 
-    right = np.where(mask[..., None] == 1, embeddings, rng.normal(size=embeddings.shape))
+    filled = rng.choice([np.nan, 1.0], size=embeddings.shape)  # as of ids outside the vocabulary
+    right = np.where(mask[..., None] == 1, embeddings, filled)
     left = np.stack([np.roll(row, 7 - m.sum(), axis=0) for row, m in zip(right, mask, strict=True)])
     for padded, real in ((right, mask), (left, mask[:, ::-1])):
         states = model.forward(padded, real).hidden_states
@@ -521,23 +522,29 @@ def test_all_wrong_tensors_are_named(folder, family, draw):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "t5"}, "model_type must be bert, roberta, gpt2, gemma2, got 't5'"),
-        ({}, "model_type must be bert, roberta, gpt2, gemma2, got None"),
+        ({"model_type": "t5"}, "model_type must be one of bert, roberta, gpt2, gemma2, got 't5'"),
+        ({}, "model_type must be one of bert, roberta, gpt2, gemma2, got None"),
         (CONFIGS["gpt2"] | {"n_embd": None}, "n_embd is missing"),
         (CONFIGS["gpt2"] | {"n_head": 0}, "n_head must be an integer >= 1, got 0"),
         (CONFIGS["bert"] | {"hidden_size": "32"}, "hidden_size must be an integer >= 1, got '32'"),
-        (CONFIGS["bert"] | {"hidden_act": "mish"}, "hidden_act must be gelu, .*, got 'mish'"),
+        (
+            CONFIGS["bert"] | {"hidden_act": "mish"},
+            "hidden_act must be one of gelu, .*, got 'mish'",
+        ),
         (
             CONFIGS["bert"] | {"position_embedding_type": "relative_key"},
             "position_embedding_type must be 'absolute', got 'relative_key'",
         ),
         (CONFIGS["gpt2"] | {"tie_word_embeddings": False}, "tie_word_embeddings must be True, got"),
-        (CONFIGS["gemma2"] | {"layer_types": ["local"] * 2}, "layer_types must be 2 of sliding"),
+        (
+            CONFIGS["gemma2"] | {"layer_types": ["local"] * 2},
+            "layer_types must be a list of 2 of sliding",
+        ),
         (CONFIGS["gemma2"] | {"rope_scaling": {"type": "yarn"}}, "rope_type must be default, got"),
         *(
             (CONFIGS[family] | {key: value}, f"{key} must be {allowed}, got {value!r}")
             for family, key, allowed, value in (
-                ("bert", "hidden_act", "gelu, .*", {}),
+                ("bert", "hidden_act", "one of gelu, .*", {}),
                 ("bert", "layer_norm_eps", "a number > 0", "a"),
                 ("bert", "layer_norm_eps", "a number > 0", -1),
                 ("gpt2", "layer_norm_epsilon", "a number > 0", 0),
@@ -549,7 +556,7 @@ def test_all_wrong_tensors_are_named(folder, family, draw):
                 ("gemma2", "sliding_window", "an integer >= 1", "x"),
                 ("gemma2", "rope_theta", "a number > 0", "x"),
                 ("gemma2", "rope_parameters", "an object", "x"),
-                ("gemma2", "layer_types", "2 of sliding_attention, full_attention", 5),
+                ("gemma2", "layer_types", "a list of 2 of sliding_attention, full_attention", 5),
             )
         ),
     ],
