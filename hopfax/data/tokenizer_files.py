@@ -24,7 +24,8 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
     - `vocab.txt` of BERT; `do_lower_case`, `strip_accents` and `tokenize_chinese_chars` of
       `tokenizer_config.json` apply;
     - `vocab.json` and `merges.txt`: byte-level BPE, with ``<s> a </s></s> b </s>`` if the
-      vocabulary has <s> and </s> (RoBERTa), otherwise without special tokens (GPT-2).
+      vocabulary has <s> and </s> (RoBERTa), otherwise without special tokens, which joins the
+      texts of a pair (GPT-2).
 
     The padding token is the one that `special_tokens_map.json`, `tokenizer_config.json` or
     `config.json` names, otherwise ``[PAD]`` or ``<pad>`` if the vocabulary has it, or the

@@ -187,6 +187,8 @@ def _described(attention: Callable[..., Attention]) -> dict[str, Any]:
 class Encoder(nnx.Module):
     """Text classifier: embeddings, blocks, pooling and a linear read-out.
 
+    Padding must follow the text, since positions count from the first token.
+
     Args:
         vocab_size: Number of token ids.
         num_outputs: Classes, or 1 for regression and for scoring choices.

@@ -69,8 +69,8 @@ class Released:
             noise: Added after the embedding LayerNorm.
 
         Returns:
-            Logits, and the number of iterations and convergence of each layer (one for the
-            whole batch).
+            Logits; the number of iterations and convergence of each layer, one for the whole
+            batch; and each layer's keys.
         """
         ids, real = jnp.asarray(ids), jnp.asarray(mask) != 0
         # GPUs would otherwise round the factors to 10 bits, which changes the number of steps.
