@@ -437,15 +437,12 @@ def page(folder: Path) -> Page:
         if (lowest := kept[name]["memory"]) in levels:
             at = tidy.select(lines, task=task, protocol=protocol, snr_db=lowest)
             at = at.set_index(["model", "metric"])
-            changes = at[at.index == ("memory", "change")]
-            change = "".join(
-                f" (change: {report.plain_interval(each)})" for _, each in changes.iterrows()
-            )
+            change = report.plain_interval(at.loc[("memory", "change")])
             plain = report.bracketed(at.loc[("none", "score")])
             answers.append(
                 f"**On {TITLES[str(task)]}, retrieval with a frequency prior keeps the score "
                 f"within {NEAR:g} point of the clean score ({aim:.1f}) down to "
-                f"{decibels(lowest)}**{change}. Without retrieval, the score there is "
+                f"{decibels(lowest)}** (change: {change}). Without retrieval, the score there is "
                 f"{plain}."
             )
             cosine = tidy.select(stable, task=task, protocol=protocol, snr_db=lowest)
