@@ -25,7 +25,7 @@ WEIGHT_DECAY = 0.01  # Table 15
 ADVERSARIAL_RADIUS = 0.003125
 FINE_TUNING_RATE = 5e-5
 # A fifth of the mean norm of MiniLM's token embeddings. On validation rows of MRPC, a tenth of this
-# radius is better (experiments/results/learning_rates/mrpc_freelb_0.023).
+# radius scores higher (experiments/results/learning_rates/mrpc_freelb_0.023).
 PRETRAINED_RADIUS = 0.23
 AUGMENTED_SIGMA = 0.02  # as large as the token embeddings are at first
 AUGMENTED_SNR_DB = (-16.0, 0.0)
