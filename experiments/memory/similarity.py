@@ -437,7 +437,7 @@ def page(folder: Path) -> Page:
         if (lowest := kept[name]["memory"]) in levels:
             at = tidy.select(lines, task=task, protocol=protocol, snr_db=lowest)
             at = at.set_index(["model", "metric"])
-            change = report.plain_interval(at.loc[("memory", "change")])
+            change = report.plain_interval(at.loc[[("memory", "change")]].iloc[0])
             plain = report.bracketed(at.loc[("none", "score")])
             answers.append(
                 f"**On {TITLES[str(task)]}, retrieval with a frequency prior keeps the score "
