@@ -281,7 +281,7 @@ def encode_texts(texts: Sequence[Text], vocabulary: WordPiece, *, max_length: in
     rows = [Example(text, 0, number) for number, text in enumerate(texts)]
     for row in rows:
         if len(row.texts) > 1:
-            raise TypeError(f"text {row.index} must be a string or a pair of them, got choices")
+            raise TypeError(f"text {row.index} must be a string or a pair of strings, got choices")
         if not all(part.strip() for choice in row.texts for part in choice):
             raise ValueError(f"text {row.index} is empty")
     encoded = encode(rows, vocabulary, max_length=max_length, cached=False)

@@ -122,7 +122,7 @@ def test_long_texts_are_truncated_with_a_warning(small):
         ("a film", TypeError, "texts must be several strings, got one: 'a film'"),
         (["a film", "  "], ValueError, "text 1 is empty"),
         ([], ValueError, "texts must not be empty"),
-        ([(("a", "b"), ("c", "d"))], TypeError, "text 0 must be .* a pair of them, got choices"),
+        ([(("a", "b"), ("c", "d"))], TypeError, "text 0 must be .* a pair of strings, got choices"),
     ],
 )
 def test_bad_texts_are_errors(small, texts, error, message):

@@ -155,8 +155,8 @@ def texts(
 ) -> dict[str, np.ndarray]:
     """Returns texts of each kind as ids, `(num_texts, num_tokens)`, special tokens included.
 
-    The kinds are uniform tokens and, if there is a `text_file`, passages of it. The tokenizer is
-    that of the model in `folder`.
+    One kind is uniform tokens. With a `text_file`, the other is passages of that file. The
+    tokenizer is that of the model in `folder`.
     """
     vocabulary = read_tokenizer(folder)
     tokenizer = text_tokenizer(vocabulary)
