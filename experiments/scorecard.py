@@ -341,8 +341,11 @@ def few_tokens() -> list[str]:
 
 
 def memory() -> list[list[str]]:
-    """A line on retrieval from the vocabulary for each model and task, at the same SNR per text."""
-    table = []
+    """A line on retrieval from the vocabulary for each task and model, at the same SNR per text.
+
+    It is from the page with the most training and test rows.
+    """
+    table: dict[str, tuple[tuple[float, float], list[str]]] = {}
     for path in sorted((RESULTS / "memory").glob("*/config.json")):
         document = read_config(path.parent)
         name = document["experiment"]
@@ -357,42 +360,43 @@ def memory() -> list[list[str]]:
         else:
             unlearned = gaussian.not_learned(scores, gaussian.constants(measured)).index
             limits = frame[frame.metric == "capacity_snr_db"].groupby("task").score.mean()
-        pairs = [("none", "memory")] if name == "memory" else [
-            (each.removesuffix(trained.MEMORY), each)
-            for each in frame.model.unique() if each.endswith(trained.MEMORY)
-        ]  # fmt: skip
+        pairs = {"none": "memory"} if name == "memory" else {
+            each: f"{each}{trained.MEMORY}" for each in ("pretrained", "tinybert", "robertha")
+        }  # fmt: skip
         titles = gaussian.titles(frame.task.unique()) | {"none": "MiniLM, not fine-tuned"}
         units = similarity.SCORES if name == "memory" else {"stsb": "50 · (1 + r)"}
         unit = {task: f" ({each})" for task, each in units.items()}
         place = ", noise after the LayerNorm" if "embedding" in set(scores.site) else ""
         if (start := document["config"].get("encoder", {}).get("pretrained")) not in (None, START):
             place += f", from {start}"
-        for task, (without, remembering) in itertools.product(frame.task.unique(), pairs):
+        for task, (without, remembering) in itertools.product(frame.task.unique(), pairs.items()):
             means = {
                 model: of_model.groupby("level").score.mean()
                 for model, of_model in tidy.select(scores, task=task).groupby("model")
             }
-            if remembering not in means:
+            if not {without, remembering} <= means.keys():
                 continue
             rows = tidy.select(frame, task=task, metric="score")
-            # A model trained through memory is not tested without it.
-            tested = without if without in means else remembering
-            clean, kept = means[tested][0.0], [NOT_LEARNED] * 2
-            if (task, tested) not in unlearned:
-                kept = [
-                    lowest_snr(means[each], clean) if each in means else "–"
-                    for each in (without, remembering)
-                ]
-            table.append([
-                f"{titles[task]}, {titles[tested]}{unit.get(task, '')}{place}",
-                (f"{rows.num_train.max():,.0f}" if "num_train" in rows else "–")
-                + f" / {rows.num_examples.max():,.0f}",
-                report.number(clean),
-                *kept,
-                similarity.decibels(limits[task]),
-                f"[memory/{path.parent.name}](memory/{path.parent.name}/README.md)",
-            ])  # fmt: skip
-    return table
+            train = rows.num_train.max() if "num_train" in rows else 0
+            size = train, rows.num_examples.max()
+            title = f"{titles[task]}, {titles[without]}{unit.get(task, '')}{place}"
+            if title in table and table[title][0] >= size:
+                continue
+            clean, kept = means[without][0.0], [NOT_LEARNED] * 2
+            if (task, without) not in unlearned:
+                kept = [lowest_snr(means[each], clean) for each in (without, remembering)]
+            table[title] = (
+                size,
+                [
+                    title,
+                    f"{f'{train:,.0f}' if train else '–'} / {size[1]:,.0f}",
+                    report.number(clean),
+                    *kept,
+                    similarity.decibels(limits[task]),
+                    f"[memory/{path.parent.name}](memory/{path.parent.name}/README.md)",
+                ],
+            )
+    return [line for _, line in table.values()]
 
 
 def lowest_snr(mean: pd.Series, clean: float) -> str:
@@ -500,7 +504,8 @@ def page() -> report.Page:
                 memory(),
                 "Retrieval from the vocabulary (memory): lowest SNR at which the mean score is "
                 f"within {similarity.NEAR:g} point of the clean score. > X dB: further off even "
-                "at X dB, the highest SNR tested.",
+                "at X dB, the highest SNR tested. Each task and model is from the page with the "
+                "most rows; more models and runs are below, under *All pages*.",
             ),
             report.Table(
                 ["comparison on SST-2, σ = 0.5", "hopfax"],
