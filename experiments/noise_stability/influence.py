@@ -390,6 +390,8 @@ def verdict(trained: Any, random: Any) -> str:
             return "a U-shape, which random weights have too"
         known = (random.high <= SLIGHT).any()  # an end that is not raised
         return f"a U-shape{', which random weights do not have' if known else ''}"
+    if (trained.high < 1).any():
+        return "no U-shape"
     return "at most a weak U-shape" if (trained.high < WEAK).all() else "too weak to tell"
 
 

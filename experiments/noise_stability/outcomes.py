@@ -64,7 +64,7 @@ def reduction(
         _percent(median(each[0]), median(np.minimum(each[1], other))) for each in (both, drawn)
     )
     ours, theirs = median(both)
-    if np.isinf(ours) and own < theirs:
+    if np.isinf(ours) and (own < theirs or np.isinf(theirs)):
         value = np.nan
     most = _percent(median(np.minimum(drawn[0], own)), median(drawn[1]))
     most = np.where(np.isinf(median(drawn[1])), 100.0, most)

@@ -153,10 +153,11 @@ def run(config: Config) -> Path:
 def rows(claim: str, name: str, x: Any, value: Any, error: Any = 0.0, **ends: Any) -> pd.DataFrame:
     """Rows of results.csv of a claim and a formula or function, one for each value of `x`.
 
-    `ends` are `formula`, the formula's numbers, and `low` and `high`, bounds or ends of intervals.
-    The standard error is 0 where these are an interval.
+    `ends` are `formula`, the formula's numbers, `low` and `high`, bounds or ends of intervals, and
+    `num_examples`, the number of repetitions behind the standard error, where these are few. The
+    standard error is 0 where `low` and `high` are an interval.
     """
-    columns = {"level": x, "score": value, "standard_error": error, **ends}
+    columns = {"level": x, "score": value, "standard_error": error, "num_examples": np.nan, **ends}
     table = pd.DataFrame({name: np.asarray(each, float) for name, each in columns.items()})
     return table.assign(
         task=claim, model=name, corruption="correlated pair", site="input", metric="value"
@@ -280,7 +281,8 @@ def by_layer(claim: str, name: str, by_network: np.ndarray, formula: Any = None)
     depth = np.arange(1, by_network.shape[1] + 1)
     error = by_network.std(axis=0, ddof=1) / len(by_network) ** 0.5
     ends = {} if formula is None else {"formula": formula[1:]}
-    return rows(claim, name, depth, by_network.mean(axis=0), error, **ends)
+    mean, count = by_network.mean(axis=0), len(by_network)
+    return rows(claim, name, depth, mean, error, num_examples=count, **ends)
 
 
 def attention(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
@@ -524,7 +526,9 @@ def estimators(key: jax.Array, budget: Budget) -> list[pd.DataFrame]:
                 ratios = np.asarray(compiled(keys, rho, points) / pairs)
                 error = ratios.std(ddof=1) / REPEATS**0.5
                 title = f"{name}, {points} points"
-                tables.append(rows("estimators", title, [rho], [ratios.mean()], error))
+                tables.append(
+                    rows("estimators", title, [rho], [ratios.mean()], error, num_examples=REPEATS)
+                )
     return tables
 
 
@@ -622,7 +626,7 @@ def closed_forms(table: pd.DataFrame) -> tuple[int, int]:
 def drawn(table: pd.DataFrame) -> pd.DataFrame:
     """What the panels show: `mean`, `low` and `high` of points, `formula` of lines."""
     table = table.rename(columns={"score": "mean"})
-    factor = np.where(table.task == "estimators", stdtrit(REPEATS - 1, 0.975), 1.96)
+    factor = stdtrit(table.num_examples.fillna(np.inf) - 1, 0.975)
     bounds, half = table[["low", "high"]].copy(), factor * table.standard_error
     ends = pd.DataFrame({"low": table["mean"] - half, "high": table["mean"] + half})
     table[["low", "high"]] = ends.where(table.task != "levels", bounds)

@@ -44,7 +44,7 @@ class _Moments(NamedTuple):
     count: Float[Array, ""]
     mean: Float[Array, "..."]
     squares: Float[Array, "..."]  # sum of squared deviations from the mean
-    ties: Float[Array, "..."]  # fraction of compared pairs of samples that are equal
+    untied: Int[Array, "..."]  # compared pairs of samples that are not equal
     size: Float[Array, "..."]  # largest bound on values that the statistic returned
 
 
@@ -182,7 +182,7 @@ def estimate_pairs(
         squares = jnp.sum(jnp.square(jnp.where(weights, values - mean, 0)), axis=0)
         # Comparing halves of the batch is faster than comparing neighbors.
         known, sizes = jax.lax.stop_gradient((values, sizes))
-        tied = weights[half : 2 * half] & (known[:half] == known[half : 2 * half])
+        untied = weights[half : 2 * half] & (known[:half] != known[half : 2 * half])
         total, change = moments.count + count, mean - moments.mean
         return _Moments(
             count=total,
@@ -190,11 +190,12 @@ def estimate_pairs(
             squares=moments.squares
             + squares
             + jnp.square(change) * (moments.count * (count / total)),
-            ties=moments.ties + jnp.sum(tied, axis=0) / comparisons,
+            untied=moments.untied + jnp.sum(untied, axis=0),
             size=jnp.maximum(moments.size, jnp.max(sizes, axis=0)),
         )
 
     scalars = _Moments(*[jnp.zeros(())] * len(_Moments._fields))
+    scalars = scalars._replace(untied=jnp.zeros((), int))  # a float sum of thousands is rounded
     shapes = jax.eval_shape(merge, 0, scalars)
     start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     moments = jax.lax.fori_loop(0, full + (num_samples % batch_size > 0), merge, start)
@@ -202,21 +203,23 @@ def estimate_pairs(
     finite = jnp.isfinite(moments.mean) & jnp.isfinite(moments.squares)
     moments = moments._replace(mean=jnp.where(finite, moments.mean, jnp.nan))
     if not rho.ndim:
-        mean, squares, ties = (part[0] for part in moments[1:4])
-        moments = moments._replace(mean=mean, squares=squares, ties=ties)
-    return Estimate(moments.mean, _standard_error(moments), jnp.asarray(num_samples))
+        mean, squares, untied = (part[0] for part in moments[1:4])
+        moments = moments._replace(mean=mean, squares=squares, untied=untied)
+    error = _standard_error(moments, comparisons)
+    return Estimate(moments.mean, error, jnp.asarray(num_samples))
 
 
-def _standard_error(moments: _Moments) -> Array:
+def _standard_error(moments: _Moments, comparisons: int) -> Array:
     """Standard error of the mean, corrected for values too rare to have occurred.
 
     If all samples but k are equal, it follows Agresti and Coull: as if k + 2 samples differed, by
     as much as those k, or by `size` plus the mean if k is 0. Without ties, it is the usual one.
     """
-    count, mean, squares, ties, size = moments
+    count, mean, squares, untied, size = moments
     variance, reach = squares / (count - 1), size + jnp.abs(mean)
     # Each sample that differs from the common value makes one comparison without a tie.
-    untied = (1 - ties) * count
+    untied = untied * (count / comparisons)
+    ties = 1 - untied / count
     few = jnp.maximum(untied / 2, 1)
     usual = jnp.sqrt(variance / count * (1 + 2 * ties / few))
     unmet = jnp.where(reach > 0, jnp.sqrt(2 * ties) * reach / count, jnp.inf)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from hopfax.checks import check_range
+from hopfax.checks import check_range, one_array
 from hopfax.stability.estimators import Fn, Pair, noise_stability
 from hopfax.stability.noise import gaussian_pair
 
@@ -190,6 +190,7 @@ def walsh_weights(
         $W^0$ to $W^n$; their sum is $E f^2$. Not finite if `fn` is not.
 
     Raises:
+        TypeError: If `fn` returns something other than one array of real numbers.
         ValueError: If `num_bits` is out of range.
 
     Example:
@@ -205,7 +206,7 @@ def walsh_weights(
 
     def value(number: Array) -> Array:
         bits = 1 - 2 * ((number >> jnp.arange(num_bits)) & 1)
-        return fn(bits.astype(jnp.result_type(float)))
+        return one_array(fn(bits.astype(jnp.result_type(float))))
 
     table = jax.lax.map(value, jnp.arange(2**num_bits), batch_size=min(batch_size, 2**num_bits))
     return _weights_of_table(table.astype(jnp.result_type(float)))

@@ -174,6 +174,7 @@ def test_random_weights_are_named_only_if_their_shape_is_known():
         (3.0, 0.01, "**a U-shape, which random weights do not have**"),
         (1.0, 0.01, "at most a weak U-shape"),
         (1.2, 2.0, "too weak to tell"),
+        (0.5, 0.01, "no U-shape"),
     ],
 )
 def test_the_page_says_what_the_intervals_do(tmp_path, ends, noise, verdict):

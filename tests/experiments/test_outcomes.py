@@ -55,6 +55,7 @@ def test_what_is_known_of_those_who_never_arrive():
     found = reduction(never, never, followed=(8, 8))
     assert np.isnan(found.value)
     assert found[1:] == (-NEVER, 100), "nothing is known"
+    assert np.isnan(reduction(never, never).value)
 
 
 def test_late_arrivals_save_nothing_that_was_not_seen():

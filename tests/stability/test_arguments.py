@@ -99,3 +99,10 @@ def test_shapes_and_dtypes(call, options, words):
 def test_functions_return_one_array(call):
     with pytest.raises(TypeError, match="fn must return one array, got a tuple"):
         call(fn=lambda x: (x[0], x[1]))
+
+
+@pytest.mark.parametrize("call", [estimate, geometric, stability.walsh_weights])
+def test_functions_return_real_numbers(call):
+    bits = {"num_bits": 2} if call is stability.walsh_weights else {}
+    with pytest.raises(TypeError, match="fn must return real numbers, got complex64"):
+        call(fn=lambda x: 1j * x[0], **bits)
