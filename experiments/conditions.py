@@ -33,8 +33,6 @@ from hopfax.data import (
     spread,
     training_rows,
 )
-from hopfax.data import task as task_spec
-from hopfax.data.adversarial_sets import check_trained
 from hopfax.text import Corrupted, Victim
 from hopfax.text.hotflip import Form
 from hopfax.train.evaluate import Noise, Predictions, check_noise, predict
@@ -391,15 +389,14 @@ def evaluation_sets(
     fitting = [EvaluationSet(**shared)]
     for name in names or EVALUATION_SETS:
         candidate = evaluation_set(name)
-        if names:
-            check_trained(candidate, task_spec(task))
-        if task in (candidate.task, *candidate.others):
-            try:
-                read_evaluation_set(name, data_dir, trained=task)
-                fitting.append(EvaluationSet(name=name, **shared))
-            except FileNotFoundError:
-                if names:
-                    raise
+        if not names and task not in (candidate.task, *candidate.others):
+            continue
+        try:
+            read_evaluation_set(name, data_dir, trained=task)
+            fitting.append(EvaluationSet(name=name, **shared))
+        except FileNotFoundError:
+            if names:
+                raise
     if len(fitting) == 1:
         tasks = sorted({n for each in EVALUATION_SETS.values() for n in (each.task, *each.others)})
         raise ValueError(

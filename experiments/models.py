@@ -130,11 +130,6 @@ VARIANTS: dict[str, Variant] = {
     "pgd": _tinybert("PGD", training="pgd"),
     "data-augment": _tinybert("DataAugment", training="noise", paper="DataAugment"),
     "noise-trained": _tinybert("TinyBERT + noise training", training="noise-range"),
-    "noise-trained-mean": _tinybert(
-        "TinyBERT, mean pooling + noise training",
-        training="noise-range",
-        options={"pooling": "mean"},
-    ),
     "noise-through-memory": _tinybert(
         "TinyBERT + noise training through memory", training="noise-memory", denoiser="memory"
     ),
@@ -217,7 +212,7 @@ VARIANTS["pretrained-loud"] = dataclasses.replace(
 )
 # Models that are also tested with a denoiser.
 for _name in (
-    "tinybert", "tinybert-mean", "freelb", "noise-trained", "noise-trained-mean", "robertha",
+    "tinybert", "tinybert-mean", "freelb", "noise-trained", "robertha",
     "robertha-paper", "robertha-released", "robertha-no-iteration-no-esr", "pretrained",
     "pretrained-esr", "pretrained-noise-trained", "pretrained-freelb", "pretrained-hopfield-1",
     "pretrained-hopfield-1-esr",

@@ -7,9 +7,8 @@ import itertools
 import os
 import re
 import sys
-import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from hopfax.data.tokenize import text_tokenizer
 from hopfax.hub import model_folder, read_json
 from hopfax.nn import Params, Pretrained, load_pretrained, recall, text_classifier
 from hopfax.train.metrics import scores
+from hopfax.train.progress import Progress
 
 SNR_DB = (6, 3, 0, -3, -6, -9, -12, -14)
 SITES = {
@@ -403,14 +403,12 @@ def _with_interval(
     return score(slice(None)), float(low), float(high)
 
 
-def _progress(parts: Any) -> Any:
-    """Yields the parts, and prints the time left to standard error."""
-    begin = time.perf_counter()
-    for number, part in enumerate(parts):
-        yield part
-        left = (time.perf_counter() - begin) / (number + 1) * (len(parts) - number - 1)
-        end = "\n" if number + 1 == len(parts) else ""
-        print(f"\r{number + 1}/{len(parts)}, {left:.0f} s left ", end=end, file=sys.stderr)
+def _progress(parts: Sequence[Any]) -> Iterator[Any]:
+    """Yields the parts, and shows the time left."""
+    with Progress(len(parts)) as progress:
+        for number, part in enumerate(parts, start=1):
+            yield part
+            progress.update(number)
 
 
 def _colored(words: Sequence[str], shares: np.ndarray) -> str:

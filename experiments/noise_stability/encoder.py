@@ -38,7 +38,7 @@ from experiments.noise_stability.encoder_response import Texts
 from experiments.report import Page
 from experiments.robertha import gaussian
 from experiments.robertha.robustness import Encoders
-from experiments.rundir import open_run, write_whole
+from experiments.rundir import open_run
 from experiments.runs import Job
 from experiments.settings import Flags, budget_of, by_budget, resolved
 from hopfax.data import Encoded, bucket_boundaries, bucketed, eval_batches
@@ -127,8 +127,7 @@ def run(config: Config) -> Path:
     if min(budget.texts, budget.draws) < 2 or budget.level_texts < 1:
         raise ValueError("--texts and --draws must be at least 2, and --level-texts at least 1")
     config = resolved(config, MODELS)
-    names = config.model or ("tinybert", "robertha")[: 1 if config.budget == "smoke" else 2]
-    models = config.encoder.models(names)
+    models = config.encoder.models(config.model or ())
     noise = Gaussian(site="embedding", protocol="matched", level=10 ** (-config.snr_db / 20))
     jobs = [
         runs.Job(task, model, each, (Gaussian(), noise))
@@ -161,10 +160,7 @@ def run(config: Config) -> Path:
             for share, measured in measure(cell, budget, config, arms):
                 rows += [shared | row for row in measured]
                 show(TRAINING + (1 - TRAINING) * share)
-            frame = pd.DataFrame(rows).reindex(columns=list(COLUMNS))
-            write_whole(folder / "results.csv", frame.to_csv(index=False, lineterminator="\n"))
-    report.write_report(folder, page(folder))
-    return folder
+    return report.write_run(folder, pd.DataFrame(rows), COLUMNS, page)
 
 
 def losses(cell: Cell, job: Job) -> list[dict[str, Any]]:

@@ -460,7 +460,7 @@ def networks(key: jax.Array, steps: int) -> tuple[layers.Weights, layers.Weights
     """A network of ten inputs, and the same trained on the parity of two of their signs."""
     params = layers.init_mlp(key, (INPUTS, 64, 64, 1))
     for_inputs = jax.random.fold_in(key, 1)
-    trained, _ = layers.train_mlp(params, for_inputs, lambda x: jnp.sign(x[0] * x[1]), steps=steps)
+    trained = layers.train_mlp(params, for_inputs, lambda x: jnp.sign(x[0] * x[1]), steps=steps)
     return params, trained
 
 

@@ -82,9 +82,8 @@ class Config(Flags):
 
     model: tuple[str, ...] = ("tinybert", "robertha", "tinybert-memory")
     """Models: tinybert, tinybert-mean, tinybert-unit-scale, tinybert-mean-prenorm,
-    tinybert-mean-prenorm-dropout, freelb, pgd, data-augment, noise-trained, noise-trained-mean,
-    universal, universal-halting,
-    robertha, robertha-renyi2, robertha-no-esr, robertha-no-esr-dropout,
+    tinybert-mean-prenorm-dropout, freelb, pgd, data-augment, noise-trained, universal,
+    universal-halting, robertha, robertha-renyi2, robertha-no-esr, robertha-no-esr-dropout,
     robertha-no-esr-weight-decay, robertha-no-iteration-no-esr, robertha-no-output-projection,
     robertha-freelb; of a folder: pretrained, pretrained-esr, pretrained-noise-trained,
     pretrained-freelb, pretrained-hopfield, pretrained-hopfield-esr, pretrained-hopfield-1,

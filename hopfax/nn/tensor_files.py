@@ -92,11 +92,11 @@ def read_stack(
     return stack
 
 
-def _aligned(shape: Shape, dtype: np.dtype, *, bytes: int = 64) -> np.ndarray:
+def _aligned(shape: Shape, dtype: np.dtype) -> np.ndarray:
     """Returns an uninitialized array that JAX can use without a copy."""
     size = int(np.prod(shape)) * dtype.itemsize
-    memory = np.empty(size + bytes, np.uint8)
-    start = -memory.ctypes.data % bytes
+    memory = np.empty(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
