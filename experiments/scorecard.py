@@ -453,17 +453,17 @@ def page() -> report.Page:
         + [f" ({each})" if each in (NOT_LEARNED, AT_BASELINE) else "" for each in verdicts]
     )
     counts = collections.Counter(verdicts)
-    parts = [f"{counts.pop('holds', 0)} hold"]
+    parts = [f"{counts.pop('holds', 0) or 'none'} hold"]
     for each in ("smaller than claimed", "not found", "reversed"):
-        parts += [f"{counts.pop(each)} {each}"] if each in counts else []
-    reasons = report.joined(f"{count} {verdict}" for verdict, count in counts.items())
-    parts += [f"{counts.total()} inconclusive ({reasons})"] if counts else []
+        parts += [f"{counts.pop(each)} are {each}"] if each in counts else []
+    reasons = ", ".join(f"{verdict}: {count}" for verdict, count in counts.items())
+    parts += [f"{counts.total()} are inconclusive ({reasons})"] if counts else []
     heads = ["claim", "the paper", "hopfax", "verdict", "data"]
     return report.Page(
         title="Results",
         answer=(
-            f"**We tested {len(scored)} differences that the Robertha paper reports, with the "
-            f"same corruption for both models: {report.joined(parts)}.**"
+            f"**Of {len(scored)} differences that the Robertha paper reports, tested with the same "
+            f"corruption for both models, {report.joined(parts)}.**"
         ),
         pictures={
             "claims": report.forest(
@@ -485,10 +485,11 @@ def page() -> report.Page:
             report.Table(
                 heads,
                 part_lines,
-                "Parts of Robertha on a fine-tuned MiniLM, at −6 dB; the linked pages have other "
-                "SNRs too. The paper has no such comparison: it trains from scratch and iterates "
-                "to convergence. On SST-2 and STS-B, ESR alone hardly changes any score, so these "
-                "rows do not show what a larger weight would do.",
+                "Parts of Robertha on a fine-tuned MiniLM. Verdicts are for −6 dB only; averages "
+                "over SNRs, on the linked pages, can differ. The paper has no such comparison: it "
+                "trains from scratch and iterates to convergence. On SST-2 and STS-B, ESR alone "
+                "hardly changes any score, so these rows do not show what a larger weight would "
+                "do.",
             ).with_column(3, "hopfax, without noise", list(map(without_noise, fine_tuned))),
             report.Table(heads, noise_stability(), "Claims of the noise-stability paper."),
             report.Table(
@@ -496,8 +497,8 @@ def page() -> report.Page:
                     "task and model",
                     "training / test rows",
                     "clean score",
-                    "without memory",
-                    "with memory",
+                    "without memory, down to",
+                    "with memory, down to",
                     "capacity",
                     "data",
                 ],
@@ -528,7 +529,7 @@ def page() -> report.Page:
             "influence than its middle half.",
             "Not learned: without noise, a model is under 5 points above the majority baseline (on "
             "n rows, under 100/√n if that is more). Not above the majority baseline: neither "
-            "model is, under this corruption.",
+            "model is, under this corruption. In these rows, our difference is never bold.",
             "Verdicts are for one comparison at a time. After Holm's correction for all "
             f"{len(table)} comparisons with the Robertha paper, {tidy.significant(table)} of our "
             "differences are significant. Most comparisons have three seeds, so power is low.",

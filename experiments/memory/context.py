@@ -90,11 +90,14 @@ TITLES = {
     "both": "bigram and encoder",
     "random": "unigram, random table",
 }
-SHORT = {name: TITLES[name] for name in DRAWN} | {
-    "unigram": "unigram", ENCODER[-1]: "encoder", "both": "both",
-}  # fmt: skip
+SHORT = {name: TITLES[name] for name in DRAWN} | {"unigram": "unigram", ENCODER[-1]: "encoder"}
 SHOWN = (-10.0, -12.0, -14.0, -16.0)  # SNR in dB, in the tables
 WIDEST = 4.0  # dB between two levels, for interpolation
+ABSENT = {
+    "none": "None: at no tested SNR.",
+    "all": "All: at every tested SNR.",
+    "n/a": f"n/a: the lowest SNR is between levels more than {WIDEST:g} dB apart.",
+}
 
 
 class Budget(NamedTuple):
@@ -660,12 +663,13 @@ def page(folder: Path) -> Page:
                 "brackets.",
             )
         )
-        recovered = {"frequencies alone": "unigram", "bigrams": "bigram",
-                     "bigrams and encoder": "both"}  # fmt: skip
+        recovered = {f"the {SHORT[name]} prior": name for name in ("unigram", "bigram", "both")}
         answers.append(
             f"**On {TITLES[task]}, {100 * (1 - ERRORS):g} % of the tokens are recovered "
             f"{listed({words: reached[name] for words, name in recovered.items()})}.**"
         )
+    cells = [cell for line in limits for cell in line]
+    absent = "".join(f" {words}" for name, words in ABSENT.items() if name in cells)
     tables.insert(
         0,
         report.Table(
@@ -673,8 +677,7 @@ def page(folder: Path) -> Page:
             limits,
             "Bits: information per token of the reported texts. All other columns are SNRs in "
             f"dB. Capacity and one token: limits in theory, see the notes. Recovered: lowest with "
-            f"{100 * (1 - ERRORS):g} % of the tokens recovered. None, all: at no or every tested "
-            f"SNR. n/a: the lowest SNR is between levels more than {WIDEST:g} dB apart.",
+            f"{100 * (1 - ERRORS):g} % of the tokens recovered.{absent}",
         ),
     )
     settings = clean_rows[clean_rows.metric == "setting"].groupby("model").score
@@ -709,8 +712,8 @@ def page(folder: Path) -> Page:
             f"Priors from context, and the scores of all, use the {NUM_CANDIDATES} likeliest "
             "tokens of each position. At low SNR, some true tokens are not among them.",
             "Capacity: below this SNR no decoder recovers all tokens, if the prior is correct. "
-            "The figure shows that of the unigram prior. The encoder's bits, and those of both, "
-            "are conditional on clean tokens on both sides, so this limit may be optimistic.",
+            "The figure shows that of the unigram prior. Bits with the encoder are conditional on "
+            "clean tokens on both sides, so its limit may be optimistic.",
             f"One token: the SNR at which an optimal code sends one of 2^bits messages in {width} "
             f"channel uses with {100 * ERRORS:g} % errors, by the normal approximation "
             "(Polyanskiy et al., 2010).",

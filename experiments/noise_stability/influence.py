@@ -437,9 +437,6 @@ def page(folder: Path) -> Page:
     ]
     counts = {(row.corruption, row.weights): row for _, row in juntas(frame).iterrows()}
     inner = by_layer(frame)
-    heads = inner[(inner.site == "heads") & (inner.end == "first / middle")]
-    curved = heads.groupby(["corruption", "weights"])["curved"].sum()
-    num_heads = frame[frame.site.str.startswith("head")].groupby(["site", "level"]).ngroups
     num_tokens = int(curves.level.max()) + 1
     answer = []
     for kind in dict.fromkeys(table.corruption):
@@ -449,14 +446,8 @@ def page(folder: Path) -> Page:
         text = f"**{words}**" if words.startswith("a U-shape") else words
         answer.append(
             f"On {kind}: {text}. The {PARTS['first']} have {ratio(trained.loc['first'])} times the "
-            f"influence of the {PARTS['middle']}, the last {ratio(trained.loc['last'])}; with "
-            f"random weights {random['mean']['first']:.1f} and {random['mean']['last']:.1f}."
+            f"influence of the {PARTS['middle']}, the last {ratio(trained.loc['last'])}."
         )
-        if num_heads:
-            answer.append(
-                f"{curved[kind, 'trained']:.0f} of {num_heads} heads have a U-shape, "
-                f"{curved[kind, 'random']:.0f} with random weights."
-            )
         count = counts[kind, "trained"]["mean"]
         answer.append(
             f"{100 * MOST:g} % of the influence is on {count:.0f} of {num_tokens} tokens."

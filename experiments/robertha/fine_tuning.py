@@ -168,10 +168,9 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[s
             continue
         noise = levels[levels.task == task].noise
         high, low = noise.iloc[0], noise.iloc[-1]
-        same = "the same SNR for each text"
-        noise = f"with noise from {high} to {low} ({same}; averages, unless an SNR is named)"
-        if high == low:
-            noise = f"with noise at {high} ({same})"
+        noise = (
+            f"averaged over {high} to {low} where no SNR is named" if high != low else f"at {high}"
+        )
         findings: dict[str, list[str]] = {}
         for _, row in rows.iterrows():
             curve = tidy.select(levels, task=task, model=row.model)
@@ -183,7 +182,7 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[s
             findings.setdefault(verdict, []).append(each)
         parts = [f"**{name}** for {report.joined(each)}." for name, each in findings.items()]
         sentences.append(
-            f"On {titles[str(task)]}, in points relative to the {titles[baseline]}, {noise}: "
+            f"On {titles[str(task)]}, compared with the {titles[baseline]} (in points, {noise}): "
             f"{' '.join(parts)}"
         )
     return " ".join(sentences)

@@ -220,8 +220,8 @@ def left_out_note(scores: pd.DataFrame, kept: pd.DataFrame, titles: Mapping[Any,
                 labels = report.joined(noise_label(protocol, level) for level in levels)
                 parts.append(f"{name}: {labels}")
     text = (
-        "Averages leave out noise that is too strong: no model that learned the task is at least "
-        f"{LEARNED:g} points above the majority baseline (on n < {FEW_ROWS} rows, 100 / √n points)"
+        "Averages leave out the strongest noise, under which no model that learned the task is at "
+        f"least {LEARNED:g} points above the majority baseline (on n < {FEW_ROWS} rows, 100 / √n)"
     )
     return [f"{text}. Left out: {'; '.join(parts)}."] if parts else []
 

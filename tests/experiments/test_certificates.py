@@ -160,5 +160,5 @@ def test_the_page_shows_what_was_measured(reader, batch, tmp_path):
     page = certificates.page(tmp_path)
     text = " ".join(report.markdown(page, tmp_path).split())
     assert "no gradient attack inside the certified radius changed a token" in text
-    assert " nan" not in text and "basins of radius 4e-04 RMS norms" in text
+    assert " nan" not in text and "with basins of radius 4e-04 RMS norms" in text
     assert len(page.pictures["certificates"].figure.axes) == 4
