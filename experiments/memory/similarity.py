@@ -450,8 +450,8 @@ def page(folder: Path) -> Page:
             if len(cosine) and len(answers) == 1 and len(levels) > 1:
                 answers.append(
                     f"The output's cosine with the output without noise is {cosine.memory:.2f} "
-                    f"there, and {cosine.none:.2f} without retrieval: with retrieval, it falls "
-                    "late and steeply (second picture)."
+                    f"there, and {cosine.none:.2f} without retrieval. With retrieval, this cosine "
+                    "falls at lower SNRs only, and then steeply (second picture)."
                 )
         else:
             answers.append(
