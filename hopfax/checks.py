@@ -15,7 +15,7 @@ def is_traced(values: Any) -> bool:
 
 def one_array(output: Any) -> Any:
     """Returns a function's output; raises a TypeError unless it is one real array."""
-    if not jax.tree_util.treedef_is_leaf(jax.tree.structure(output)):
+    if output is None or not jax.tree_util.treedef_is_leaf(jax.tree.structure(output)):
         raise TypeError(f"fn must return one array, got a {type(output).__name__}")
     if jnp.iscomplexobj(output):
         raise TypeError(f"fn must return real numbers, got {output.dtype}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -100,6 +101,12 @@ class Classifier:
         if problems := mismatches(present, expected):
             more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
             raise ValueError(f"params must be of one seed of the model: {problems[0]}{more}")
+        for name, leaf in named_leaves(params).items():
+            if leaf.dtype not in (jnp.float32, jnp.float64):
+                raise ValueError(
+                    f"params must be float32, got {leaf.dtype} for {name}; for lower "
+                    "precision, see hopfax.nn.with_precision"
+                )
         self.config: dict[str, Any] = json.loads(model.apply(params, method=lambda net: net.config))
         if len(self.labels) != self.config["num_outputs"] or len(self.labels) < 2:
             raise ValueError(
@@ -132,7 +139,8 @@ class Classifier:
 
         Raises:
             TypeError: `texts` is one string.
-            ValueError: There are no texts, one is empty, or an output is not finite.
+            ValueError: There are no texts, one is empty or not valid Unicode, or an output is not
+                finite.
         """
         longest = self.config["max_length"]
         encoded = encode_texts(texts, self.vocabulary, max_length=longest)
@@ -272,7 +280,7 @@ def encode_texts(texts: Sequence[Text], vocabulary: WordPiece, *, max_length: in
 
     Raises:
         TypeError: `texts` is one string, or a text has choices.
-        ValueError: There are no texts, or one is empty.
+        ValueError: There are no texts, or one is empty or not valid Unicode.
     """
     if isinstance(texts, str):
         raise TypeError(f"texts must be several strings, got one: {texts[:40]!r}")
@@ -284,6 +292,12 @@ def encode_texts(texts: Sequence[Text], vocabulary: WordPiece, *, max_length: in
             raise TypeError(f"text {row.index} must be a string or a pair of strings, got choices")
         if not all(part.strip() for choice in row.texts for part in choice):
             raise ValueError(f"text {row.index} is empty")
+        try:
+            "".join(*row.texts).encode()
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"text {row.index} has a character that is not valid Unicode"
+            ) from None
     encoded = encode(rows, vocabulary, max_length=max_length, cached=False)
     warn_truncated(rows, encoded.lengths, vocabulary, max_length=max_length, stacklevel=3)
     return encoded

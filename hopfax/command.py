@@ -136,7 +136,7 @@ class TextEncoder:
         index: Array,
         level: Array,
     ) -> Array:
-        mask = jnp.arange(ids.shape[1]) < lengths
+        original, mask = ids, jnp.arange(ids.shape[1]) < lengths
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), index)
         if corruption == "replacement":
             special = text_tokenizer(self.vocabulary).encode("").ids
@@ -148,10 +148,11 @@ class TextEncoder:
         if corruption == "memory":
             table = self.embed_tokens(params, jnp.arange(self.vocab_size)[None])[0]
             tokens = recall(tokens, table)
-        embeddings = self.embed(params, tokens, ids)
+        # Token types of the text itself: a replaced token may be a separator.
+        embeddings = self.embed(params, tokens, original)
         if corruption == "embedding":
             embeddings = _noisy(keys, embeddings, mask, level)
-        return self.output(params, embeddings, mask, ids)
+        return self.output(params, embeddings, mask, original)
 
     def outputs(
         self, texts: Sequence[Any], corruption: str = "clean", level: float = 0.0
@@ -212,6 +213,9 @@ def robustness(flags: argparse.Namespace) -> Path:
         raise ValueError(
             f"--label must have two or more values in the {len(labels)} rows used of {flags.dev}"
         )
+    has_memory = "memory" in encoder.params
+    if flags.memory and has_memory:
+        raise ValueError(f"{flags.folder} already has memory: leave out --memory")
     if len(encoder.labels) > 1:
         targets, metric = _class_numbers(labels, encoder.labels), "accuracy"
     else:
@@ -248,7 +252,7 @@ def robustness(flags: argparse.Namespace) -> Path:
             {"site": SITES.get(site, site), "snr_db": snr_db, "metric": metric}
             | {"score": score, "low": low, "high": high, "num_examples": count}
         )
-    title = f"{Path(flags.folder).name}: {metric} against noise, {count} rows of {flags.dev.name}"
+    title = f"{_name(flags)}: {metric} against noise, {count} rows of {flags.dev.name}"
 
     def draw(axes: Any) -> None:
         for site, marker in zip(sites, "o^s", strict=False):
@@ -265,12 +269,24 @@ def robustness(flags: argparse.Namespace) -> Path:
         axes.legend()
 
     note = "Bands: 95 % intervals over the texts."
+    if has_memory:
+        note += " The model itself removes the noise (hopfax.nn.with_memory)."
     if flags.memory:
         note += (
             " Memory: token embeddings are replaced by their posterior means, given the model's "
             "vocabulary (hopfax.nn.recall)."
         )
     return _write(flags.out, title, rows, draw, note)
+
+
+def _name(flags: argparse.Namespace) -> str:
+    """Returns the model's name, also for the folder "."."""
+    return Path(flags.folder).name or Path(flags.folder).resolve().name
+
+
+def _path(text: str) -> Path:
+    """Returns a path; not every shell replaces the ~ of `--out=~/folder`."""
+    return Path(text).expanduser()
 
 
 def _class_numbers(labels: Sequence[Any], names: Sequence[str]) -> np.ndarray:
@@ -292,7 +308,7 @@ def stability_of(flags: argparse.Namespace) -> Path:
             f"regression model {flags.folder}"
         )
     try:
-        lines = flags.texts.read_text(encoding="utf-8").splitlines()
+        lines = flags.texts.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError:
         raise ValueError(f"{flags.texts} must be encoded in UTF-8") from None
     texts = spread([line.strip() for line in lines if line.strip()], flags.rows)
@@ -311,7 +327,7 @@ def stability_of(flags: argparse.Namespace) -> Path:
             | {"score": score, "low": low, "high": high, "num_examples": len(texts)}
         )
     what = "probabilities" if encoder.labels else "embedding"
-    title = f"{Path(flags.folder).name}: stability of the {what}, {len(texts)} texts"
+    title = f"{_name(flags)}: stability of the {what}, {len(texts)} texts"
 
     def draw(axes: Any) -> None:
         x = [100 * row["replaced"] for row in rows]
@@ -385,7 +401,7 @@ def influence(flags: argparse.Namespace) -> Path:
         f"over {_DRAWS} noisy copies at {_DRAWS_DB:g} dB ± standard error (Noise Stability of "
         "Transformer Models, section 3)."
     )
-    title = f"{Path(flags.folder).name}: influence of tokens"
+    title = f"{_name(flags)}: influence of tokens"
     return _write(flags.out, title, rows, draw, note, table)
 
 
@@ -504,13 +520,13 @@ def parser() -> argparse.ArgumentParser:
         )
         add("folder", metavar="MODEL", help=model)
         out = "folder for the results (default: %(default)s)"
-        add("--out", type=Path, default=Path(f"hopfax_{name}"), help=out)
+        add("--out", type=_path, default=Path(f"hopfax_{name}"), help=out)
         if name != "influence":
             rows = "number of rows, evenly spaced (default: %(default)s)"
             add("--rows", type=_count, default=400, help=rows)
         if name == "robustness":
             table = "texts and labels: .csv, .tsv or .jsonl"
-            add("--dev", type=Path, required=True, metavar="FILE", help=table)
+            add("--dev", type=_path, required=True, metavar="FILE", help=table)
             add("--text", default="text", metavar="COLUMN", help="column of the texts")
             add("--pair", metavar="COLUMN", help="column of the second texts")
             label = (
@@ -523,7 +539,7 @@ def parser() -> argparse.ArgumentParser:
             add("text", metavar="SENTENCE", help="a sentence")
         else:
             lines = "text file, one text per line"
-            add("--texts", type=Path, required=True, metavar="FILE", help=lines)
+            add("--texts", type=_path, required=True, metavar="FILE", help=lines)
     return top
 
 

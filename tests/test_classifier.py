@@ -121,6 +121,7 @@ def test_long_texts_are_truncated_with_a_warning(small):
     [
         ("a film", TypeError, "texts must be several strings, got one: 'a film'"),
         (["a film", "  "], ValueError, "text 1 is empty"),
+        (["a", ("b", "\ud800")], ValueError, "text 1 has a character that is not valid Unicode"),
         ([], ValueError, "texts must not be empty"),
         ([(("a", "b"), ("c", "d"))], TypeError, "text 0 must be .* a pair of strings, got choices"),
     ],
@@ -154,6 +155,9 @@ def test_parameters_must_be_of_one_seed(small):
     fewer = {name: leaf for name, leaf in small.params.items() if name != "norm"}
     with pytest.raises(ValueError, match=r"missing tensor norm\.bias, and 1 more"):
         Classifier(small.model, fewer, VOCABULARY, LABELS)
+    narrow = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), small.params)
+    with pytest.raises(ValueError, match=r"params must be float32, got bfloat16 for .*precision"):
+        Classifier(small.model, narrow, VOCABULARY, LABELS)
 
 
 def test_outputs_that_are_not_finite_have_no_label(small):

@@ -264,6 +264,48 @@ def test_replacement_keeps_what_the_mask_excludes():
     assert ((np.asarray(ids) > 0) == mask).all()
 
 
+def test_token_types_are_those_of_the_clean_text(encoder, monkeypatch):
+    """A separator that replaces a token does not start a second text."""
+    types, model = [], command.TextEncoder(encoder)
+    separator = model.vocabulary.sep_id
+    monkeypatch.setattr(
+        command, "_replaced", lambda keys, ids, *_: jnp.asarray(ids).at[:, 1].set(separator)
+    )
+    apply = model.model.apply
+
+    def spied(params, *inputs, method="__call__", **options):
+        if method in ("embed", "hidden_states"):
+            types.append(inputs[-1])
+        return apply(params, *inputs, method=method, **options)
+
+    model.model = model.model._replace(apply=spied)
+    with jax.disable_jit():
+        model.outputs(["a b a"], "replacement", 0.5)
+    assert len(types) == 2 and not any(np.any(each[:, :5]) for each in types)
+
+
+def test_a_model_with_memory_is_not_given_another(films, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command, "SNR_DB", (6,))
+    vocabulary = train_vocabulary([" ".join(WORDS)])
+    sizes = {"width": 8, "num_layers": 1, "ff_width": 8, "max_length": 16}
+    model = with_memory(tinybert(vocabulary.size, 2, **sizes))
+    params = model.init(jax.random.key(0))
+    Classifier(model, params, vocabulary, ("bad", "good")).save(tmp_path / "saved")
+    options = ("--dev", films, "--text", "review", "--rows", 4)
+    run(tmp_path / "out", "robustness", tmp_path / "saved", *options)
+    assert "The model itself removes the noise" in (tmp_path / "out" / "README.md").read_text()
+    more = ["robustness", str(tmp_path / "saved"), *map(str, options), "--memory"]
+    assert command.main([*more, "--out", str(tmp_path / "two")]) == 1
+    assert "already has memory: leave out --memory" in capsys.readouterr().err
+
+
+def test_lines_end_at_newlines_only(encoder, tmp_path):
+    texts = tmp_path / "texts.txt"
+    texts.write_bytes("\ufeffa b\x0cc\r\nd\u2028e\n\n".encode())
+    rows = run(tmp_path / "out", "stability", encoder, "--texts", texts)
+    assert {row["num_examples"] for row in rows} == {"2"}
+
+
 def test_outputs_that_are_not_finite_are_errors(tmp_path, capsys):
     folder = tiny_folder(tmp_path / "bert", "bert")
     tensors = load_file(folder / "model.safetensors")

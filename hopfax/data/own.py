@@ -5,6 +5,7 @@ import csv
 import json
 import math
 import os
+import re
 import reprlib
 from collections.abc import Iterator, Sequence
 from numbers import Integral, Real
@@ -17,6 +18,8 @@ from hopfax.data.load import TaskData, tokenized
 from hopfax.data.tasks import Example, TaskSpec, check_integer, stripped
 from hopfax.data.tokenize import WordPiece, warn_truncated
 
+# Not "01" or "1_000", which are names.
+_NUMBER = re.compile(r"\s*[+-]?((0|[1-9]\d*|(?=\.\d))(\.\d*)?(e[+-]?\d+)?|inf|nan)\s*", re.A | re.I)
 TextsAndLabels = tuple[Sequence[str | Sequence[str]], Sequence[str | int | float]]
 
 
@@ -101,7 +104,7 @@ def read_table(
     r"""Returns the texts and labels of a file, for `from_rows`.
 
     CSV and TSV files start with a header line; TSV has no quoting. Their labels become numbers if
-    all of them can be parsed. Each line of a JSONL file is an object.
+    all of them are, such as 1 or 0.5, but not 01. Each line of a JSONL file is an object.
 
     Args:
         path: A file that ends in `.csv`, `.tsv` or `.jsonl`, in UTF-8.
@@ -142,9 +145,10 @@ def read_table(
         labels.append(row[label])
     if not texts:
         raise ValueError(f"{path} has no rows")
-    for number in (int, float) if ending != ".jsonl" else ():
+    if ending != ".jsonl" and all(map(_NUMBER.fullmatch, labels)):
         with contextlib.suppress(ValueError):
-            return texts, [number(each) for each in labels]
+            return texts, list(map(int, labels))
+        return texts, list(map(float, labels))
     return texts, labels
 
 
@@ -171,6 +175,8 @@ def _lines(path: Path, ending: str) -> Iterator[tuple[int, dict[str, Any]]]:
                 if len(cells) != len(header):
                     raise ValueError(f"expected {len(header)} columns, got {len(cells)}")
                 yield line, dict(zip(header, cells, strict=True))
+    except RecursionError:
+        raise ValueError(f"{path}, line {line}: nested too deeply") from None
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise ValueError(f"{path} must be encoded in UTF-8, got byte {byte:#04x}") from None

@@ -411,6 +411,8 @@ def estimate_sigma(
         raise ValueError(
             f"noisy must have the width of patterns, got {noisy.shape} and {patterns.shape}"
         )
+    if jnp.iscomplexobj(noisy):
+        raise TypeError(f"patterns and queries must be real, got {noisy.dtype}")
     noisy = noisy.astype(jnp.result_type(noisy, patterns))
     mask = check_mask(mask, (len(noisy),))
     weights = jnp.ones(len(noisy)) if mask is None else mask

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.traverse_util import unflatten_dict
 from jaxtyping import Array, Bool, Float, Int
 
+from hopfax.checks import is_traced
 from hopfax.hub import model_folder, read_json
 from hopfax.nn.families import Config, Forward, check_positive, encoder, gemma2, gpt2, rows
 from hopfax.nn.functional import Params
@@ -150,8 +152,10 @@ def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
 def checked_inputs(
     embeddings: Array, mask: Any, token_types: Any, *, width: int, max_length: int
 ) -> tuple[Array, Array]:
-    """Checks the shapes of a batch; returns a boolean mask and token types."""
+    """Checks the shapes and the mask of a batch; returns a boolean mask and token types."""
     real = jnp.asarray(mask) != 0
+    if not is_traced(mask) and len(wrong := np.setdiff1d(np.asarray(mask), (0, 1))):
+        raise ValueError(f"mask must be 1 at real tokens and 0 at padding, got {wrong[0]}")
     if real.ndim != 2 or embeddings.shape != (*real.shape, width):
         raise ValueError(
             f"embeddings must have shape (batch, tokens, {width}) and mask (batch, tokens), got "
@@ -320,10 +324,19 @@ def _find_family(raw: Mapping[str, Any]) -> tuple[_Family, Config]:
         if config.get(key, value) != value:
             raise ValueError(f"{key} must be {value!r}, got {config[key]!r}")
     for key in _SIZES:
-        if not isinstance(size := config.get(key, 1), int) or size < 1:
+        size = config.get(key, 1)
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ValueError(
                 f"{family.settings.get(key, key)} must be an integer >= 1, got {size!r}"
             )
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    if config.get("head_dim") is None and width % heads:
+        width_name, heads_name = (
+            family.settings.get(key, key) for key in ("hidden_size", "num_attention_heads")
+        )
+        raise ValueError(
+            f"{width_name} must be a multiple of {heads_name}, got {width} and {heads}"
+        )
     for key in _POSITIVE:
         check_positive(family.settings.get(key, key), config.get(key, 1))
     return family, config
@@ -341,6 +354,8 @@ def _labels(config: Config) -> tuple[str, ...]:
     if not isinstance(labels, dict) or set(labels) != {str(n) for n in range(len(labels) or 1)}:
         raise ValueError(f"id2label must map 0, 1, ... to names, got {labels}")
     names = tuple(str(labels[str(number)]) for number in range(len(labels)))
+    if config.get("problem_type") == "regression" and len(names) > 1:
+        return ()
     if len(set(names)) < len(names):
         raise ValueError(f"id2label must have distinct names, got {', '.join(names)}")
     return names

@@ -116,6 +116,8 @@ def bonami_beckner_pair(
     chex.assert_type(tokens, int)
     check_range(1, num_tokens=num_tokens)
     check_range(0, num_tokens - 1, tokens=tokens)
+    if num_tokens - 1 > jnp.iinfo(tokens.dtype).max:
+        raise ValueError(f"num_tokens must fit the tokens' {tokens.dtype}, got {num_tokens}")
     for_kept, for_fresh = jax.random.split(key)
     kept = jax.random.uniform(for_kept, tokens.shape) < (1 + rho) / 2
     fresh = jax.random.randint(for_fresh, tokens.shape, 0, num_tokens).astype(tokens.dtype)

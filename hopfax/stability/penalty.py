@@ -138,7 +138,8 @@ def stability_regularizer(
 
     if every == 1:
         return penalty()
-    return jax.lax.cond(step % every == 0, penalty, lambda: jnp.zeros((), probs.dtype))
+    zero = jnp.zeros((), jax.eval_shape(penalty).dtype)
+    return jax.lax.cond(step % every == 0, penalty, lambda: zero)
 
 
 def _nan_unless_probs(probs: Array) -> Float[Array, "... 1"]:

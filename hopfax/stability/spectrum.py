@@ -190,7 +190,7 @@ def walsh_weights(
         $W^0$ to $W^n$; their sum is $E f^2$. Not finite if `fn` is not.
 
     Raises:
-        TypeError: If `fn` returns something other than one array of real numbers.
+        TypeError: If `fn` returns something other than one real number.
         ValueError: If `num_bits` is out of range.
 
     Example:
@@ -206,7 +206,10 @@ def walsh_weights(
 
     def value(number: Array) -> Array:
         bits = 1 - 2 * ((number >> jnp.arange(num_bits)) & 1)
-        return one_array(fn(bits.astype(jnp.result_type(float))))
+        output = jnp.asarray(one_array(fn(bits.astype(jnp.result_type(float)))))
+        if output.ndim:
+            raise TypeError(f"fn must return a scalar, got shape {output.shape}")
+        return output
 
     table = jax.lax.map(value, jnp.arange(2**num_bits), batch_size=min(batch_size, 2**num_bits))
     return _weights_of_table(table.astype(jnp.result_type(float)))

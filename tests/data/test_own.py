@@ -130,6 +130,8 @@ def test_columns_of_a_file(tmp_path, ending, content):
         ("csv", "text,label\na,4\na,2\n", [4, 2]),
         ("csv", "text,label\na,4\na,2.5\n", [4.0, 2.5]),
         ("csv", "text,label\na,4\na,many\n", ["4", "many"]),
+        ("csv", "text,label\na,01\na,1_000\n", ["01", "1_000"]),
+        ("csv", "text,label\na,.5\na,NaN\n", [0.5, float("nan")]),
         ("jsonl", '{"text": "a", "label": "4"}', ["4"]),
         ("jsonl", '{"text": "a", "label": 4.0}\n{"text": "a", "label": 2}', [4.0, 2]),
         ("jsonl", '{"text": "a", "label": false}', [False]),
@@ -158,6 +160,7 @@ def test_types_of_labels(tmp_path, ending, content, labels):
         ("a.csv", "text,label,label\na,1,0\n", r"line 1: column names .* got 'label' twice"),
         ("a.jsonl", '{"text": "a", "label": 1}\n\n{"te', r"a\.jsonl, line 3: Unterminated"),
         ("a.jsonl", "[1]\n", r"a\.jsonl, line 1: not a JSON object"),
+        ("a.jsonl", "[" * 10**5, r"a\.jsonl, line 1: nested too deeply"),
         ("a.txt", "", r"must end in \.csv, \.tsv or \.jsonl, got .*a\.txt"),
     ],
 )

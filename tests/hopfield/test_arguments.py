@@ -124,6 +124,7 @@ def test_beta_and_mask(call, options, error, words):
             r"\(tokens, width\) with tokens",
             lambda: hopfield.estimate_sigma(STATE, PATTERNS),
         ),
+        (TypeError, "must be real", lambda: hopfield.estimate_sigma(1j * PATTERNS, PATTERNS)),
         *(
             (ValueError, words, partial(hopfield.forward_backward, *map(np.ones, shapes)))
             for shapes, words in (

@@ -526,6 +526,8 @@ def test_all_wrong_tensors_are_named(folder, family, draw):
         ({}, "model_type must be one of bert, roberta, gpt2, gemma2, got None"),
         (CONFIGS["gpt2"] | {"n_embd": None}, "n_embd is missing"),
         (CONFIGS["gpt2"] | {"n_head": 0}, "n_head must be an integer >= 1, got 0"),
+        (CONFIGS["gpt2"] | {"n_head": True}, "n_head must be an integer >= 1, got True"),
+        (CONFIGS["gpt2"] | {"n_head": 3}, "n_embd must be a multiple of n_head, got 8 and 3"),
         (CONFIGS["bert"] | {"hidden_size": "32"}, "hidden_size must be an integer >= 1, got '32'"),
         (
             CONFIGS["bert"] | {"hidden_act": "mish"},
@@ -610,6 +612,8 @@ def test_bad_arguments(folder, family):
     for mask in (np.ones(4), np.ones((2, 3))):
         with pytest.raises(ValueError, match=r"embeddings must have shape \(batch, tokens, 8\)"):
             model.forward(tokens[:, :4], mask)
+    with pytest.raises(ValueError, match=r"mask must be 1 at real tokens .*, got -1000"):
+        model.forward(tokens[:, :4], np.array([[0, 0, 0, -1e3]] * 2))
     assert np.isnan(model.embed(np.array([[VOCAB, -1]]))).all()
 
 

@@ -57,6 +57,7 @@ interval = partial(theory.attention_interval, 1.0, negative=1.0, num_tokens=2, w
         (influence, {"num_bits": 0}, "num_bits must be >= 1, got 0"),
         (geometric, {"batch_size": 0}, "batch_size must be >= 1, got 0"),
         (geometric, {"inputs": HALVES[:0]}, "one or more samples, got none"),
+        (replaced, {"tokens": jnp.zeros(2, jnp.uint8), "num_tokens": 300}, "uint8, got 300"),
         (regularizer, {"share": 0.0}, r"share must be in \(0, 1\], got 0"),
         (regularizer, {"share": 1.5}, r"share must be in \(0, 1\], got 1.5"),
         (regularizer, {"every": 0}, "every must be >= 1, got 0"),
@@ -99,6 +100,13 @@ def test_shapes_and_dtypes(call, options, words):
 def test_functions_return_one_array(call):
     with pytest.raises(TypeError, match="fn must return one array, got a tuple"):
         call(fn=lambda x: (x[0], x[1]))
+    with pytest.raises(TypeError, match="fn must return one array, got a NoneType"):
+        call(fn=lambda x: None)
+
+
+def test_truth_tables_are_of_scalars():
+    with pytest.raises(TypeError, match=r"fn must return a scalar, got shape \(2,\)"):
+        stability.walsh_weights(lambda x: x[:2], num_bits=3)
 
 
 @pytest.mark.parametrize("call", [estimate, geometric, stability.walsh_weights])

@@ -75,6 +75,17 @@ def test_every_third_step_weighs_three_times_as_much(jitted):
     np.testing.assert_allclose(np.mean(found), whole, rtol=1e-6)
 
 
+def test_a_skipped_step_has_the_type_of_the_penalty():
+    half = model(TOKENS).astype(jnp.bfloat16)
+    got = [
+        stability_regularizer(
+            model, jax.random.key(0), TOKENS, half, rho=1.0, num_tokens=3, every=2, step=step
+        )
+        for step in (0, 1)
+    ]
+    assert got[0].dtype == got[1].dtype == jnp.float32 and got[0] < 0 == got[1]
+
+
 def test_a_skipped_step_saves_the_noisy_pass():
     """The pass is inside a branch of the compiled program, seeds mapped, steps not."""
 
