@@ -343,7 +343,7 @@ def few_tokens() -> list[str]:
 def memory() -> list[list[str]]:
     """A line on retrieval from the vocabulary for each task and model, at the same SNR per text.
 
-    It is from the page with the most training and test rows.
+    It is from the page with the most training and test rows; of several, the first by name.
     """
     table: dict[str, tuple[tuple[float, float], list[str]]] = {}
     for path in sorted((RESULTS / "memory").glob("*/config.json")):
@@ -504,15 +504,16 @@ def page() -> report.Page:
                 ],
                 memory(),
                 "Retrieval from the vocabulary (memory): lowest SNR at which the mean score is "
-                f"within {similarity.NEAR:g} point of the clean score. > X dB: further off even "
-                "at X dB, the highest SNR tested. Each task and model is from the page with the "
-                "most rows; more models and runs are below, under *All pages*.",
+                f"within {similarity.NEAR:g} point of the clean score. > X dB: not within 1 "
+                "point even at X dB, the highest SNR tested. Each row is the run with the most "
+                "training and test rows (of several, the first by name); others are under *All "
+                "pages*.",
             ),
             report.Table(
                 ["comparison on SST-2, σ = 0.5", "hopfax"],
                 [[line[0], line[2]] for line in map(row, explanations())],
-                f"The paper's gap of {report.signed(scored[0].paper)} points, from differences in "
-                "noise site or embedding scale.",
+                "Differences in noise site or embedding scale reproduce the paper's gap of "
+                f"{report.signed(scored[0].paper)} points.",
             ),
             all_pages(),
         ],
@@ -529,10 +530,12 @@ def page() -> report.Page:
             "influence than its middle half.",
             "Not learned: without noise, a model is under 5 points above the majority baseline (on "
             "n rows, under 100/√n if that is more). Not above the majority baseline: neither "
-            "model is, under this corruption. In these rows, our difference is never bold.",
+            "model is, under this corruption. In these rows, differences under noise are never "
+            "bold.",
             "Verdicts are for one comparison at a time. After Holm's correction for all "
-            f"{len(table)} comparisons with the Robertha paper, {tidy.significant(table)} of our "
-            "differences are significant. Most comparisons have three seeds, so power is low.",
+            f"{len(table)} comparisons with the Robertha paper, "
+            f"{tidy.significant(table) or 'none'} of our differences are significant. Most "
+            "comparisons have three seeds, so power is low.",
             "One update: queries are updated once, not until convergence. Intervals on AdvSST-2 "
             "and under attacks include the sampling error of their 148 and 200 rows.",
             "Memory: before the first layer, each token embedding is replaced by its posterior "

@@ -18,7 +18,7 @@ def one_array(output: Any) -> Any:
     if output is None or not jax.tree_util.treedef_is_leaf(jax.tree.structure(output)):
         raise TypeError(f"fn must return one array, got a {type(output).__name__}")
     if jnp.iscomplexobj(output):
-        raise TypeError(f"fn must return real numbers, got {output.dtype}")
+        raise TypeError(f"fn must return real numbers, got {jnp.result_type(output)}")
     return output
 
 

@@ -286,7 +286,7 @@ def _name(flags: argparse.Namespace) -> str:
 
 def _path(text: str) -> Path:
     """Returns a path; not every shell replaces the ~ of `--out=~/folder`."""
-    return Path(text).expanduser()
+    return Path(os.path.expanduser(text))  # which keeps names such as ~data.csv
 
 
 def _class_numbers(labels: Sequence[Any], names: Sequence[str]) -> np.ndarray:
@@ -533,7 +533,7 @@ def parser() -> argparse.ArgumentParser:
                 "column of the labels; for a model without labels, similarity scores of the pairs"
             )
             add("--label", default="label", metavar="COLUMN", help=label)
-            memory = "also score denoised token embeddings (takes about twice as long)"
+            memory = "also score denoised token embeddings (takes about three times as long)"
             add("--memory", action="store_true", help=memory)
         elif name == "influence":
             add("text", metavar="SENTENCE", help="a sentence")

@@ -528,7 +528,7 @@ def page(folder: Path) -> Page:
         unchanged = scores["nearest"][whole[-1]] == scores["clean"][whole[-1]]
         effect = "does not change" if unchanged else f"falls to {nearest}"
         sentences.append(
-            f"**If no token vector moves by more than {whole[-1]:g} times the RMS norm of all, the "
+            f"**If no token vector moves by more than {whole[-1]:g} RMS norms, the "
             "nearest-token decoder provably returns the original tokens of every text of STS-B's "
             "development set.** "
             f"On {num_pairs:.0f} pairs, the strongest of our attacks at this radius lowers the "
@@ -548,11 +548,11 @@ def page(folder: Path) -> Page:
         sentences.append(
             f"At an SNR of {decibels(db)}, a decoder that knows σ and the frequencies recovers "
             f"{report.bracketed(row)} % of the texts exactly; the union bound guarantees "
-            f"{read['bound'][db]:.0f} % on average."
+            f"{read['bound'][db]:.0f} %, averaged over texts."
         )
         well, basin = (at("snr_db", metric=each) for each in ("well separated", "basin"))
         guarantees += [
-            f"{THEOREM} It guarantees less than the certificate: at {decibels(db)}, it covers "
+            f"{THEOREM} At {decibels(db)}, it covers "
             f"{well[db]:.0f} % of the vocabulary, with basins of radius {basin[db]:.0e} RMS norms.",
             "The median certified radius over the vocabulary is "
             f"{frame[frame.metric == 'half distance'].score.iloc[0]:.2f} RMS norms. Noise at "
@@ -623,7 +623,7 @@ def page(folder: Path) -> Page:
             "adds the errors over a text's tokens, as `hopfield.recovery_bound` describes.",
             "As the certificate implies, no gradient attack inside the certified radius changed a "
             f"token ({tokens:,.0f} tokens and {texts:,.0f} texts, summed over the radii); "
-            "substitution cannot move a token that little.",
+            "substitutions exceed that radius.",
             *guarantees,
         ],
     )  # fmt: skip

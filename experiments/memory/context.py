@@ -660,7 +660,7 @@ def page(folder: Path) -> Page:
                 ["", *map(decibels, levels)],
                 rows,
                 f"{TITLES[task]}, {TITLES[protocols[0]]}: tokens recovered in %, and the score in "
-                "brackets.",
+                "parentheses.",
             )
         )
         recovered = {f"the {SHORT[name]} prior": name for name in ("unigram", "bigram", "both")}
@@ -675,9 +675,9 @@ def page(folder: Path) -> Page:
         report.Table(
             ["prior", "bits", "capacity", "one token", "recovered"],
             limits,
-            "Bits: information per token of the reported texts. All other columns are SNRs in "
-            f"dB. Capacity and one token: limits in theory, see the notes. Recovered: lowest with "
-            f"{100 * (1 - ERRORS):g} % of the tokens recovered.{absent}",
+            "Bits: cross-entropy per token of the reported texts. All other columns are SNRs in "
+            "dB. Capacity and one token: theoretical limits, see the notes. Recovered: lowest SNR "
+            f"with {100 * (1 - ERRORS):g} % of the tokens recovered.{absent}",
         ),
     )
     settings = clean_rows[clean_rows.metric == "setting"].groupby("model").score
@@ -705,12 +705,12 @@ def page(folder: Path) -> Page:
         tables=tables,
         notes=[
             f"{int(scored.num_examples.max())} pairs, draws of the noise: {noisy.seed.nunique()}; "
-            "all methods see the same noisy copy of each text, without σ. SNRs are interpolated "
-            "between levels.",
+            "all methods see the same noisy copy of each text and do not know σ. SNRs are "
+            "interpolated between levels.",
             similarity.SCORED,
             f"95 % intervals of the clean scores: {intervals}.",
-            f"Priors from context, and the scores of all, use the {NUM_CANDIDATES} likeliest "
-            "tokens of each position. At low SNR, some true tokens are not among them.",
+            f"Priors from context, and all scores, use the {NUM_CANDIDATES} most probable "
+            "tokens at each position. At low SNR, some true tokens are not among them.",
             "Capacity: below this SNR no decoder recovers all tokens, if the prior is correct. "
             "The figure shows that of the unigram prior. Bits with the encoder are conditional on "
             "clean tokens on both sides, so its limit may be optimistic.",

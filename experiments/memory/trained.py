@@ -257,8 +257,8 @@ def kept_sentence(
     without = f"{drop}; without memory, {ends[1]}" if ends[0] != ends[1] else ", as without memory"
     task, score = titles[clean.task.iloc[0]], clean.score.mean()
     return (
-        f"**With memory, the mean score on {task} stays within {NEAR:g} point of the clean score "
-        f"({score:.1f}, {titles[model]}) {ends[0]}**{without}."
+        f"**With memory, the {titles[model]}'s mean score on {task} stays within {NEAR:g} point of "
+        f"its clean score ({score:.1f}) {ends[0]}**{without}."
     )
 
 
@@ -277,8 +277,8 @@ def lead_sentence(gains: pd.DataFrame, baselines: Sequence[str]) -> str:
         )
     return (
         f"The best model with memory scores significantly higher than {others} at {better} of "
-        f"{over}{f', and lower at {worse}' if worse else ''}; {tidy.significant(gains)} of these "
-        "remain after Holm's correction."
+        f"{over}{f', and lower at {worse}' if worse else ''}; {tidy.significant(gains) or 'none'} "
+        "of these remain after Holm's correction."
     )
 
 
@@ -331,7 +331,8 @@ def adapted_sentence(gaps: pd.DataFrame, plain: str) -> str:
         return f"{through} do not differ significantly at any of {over}."
     return (
         f"{through} differ: the former scores significantly higher at {higher} of {over}, and "
-        f"lower at {lower}; {tidy.significant(gaps)} of these remain after Holm's correction."
+        f"lower at {lower}; {tidy.significant(gaps) or 'none'} of these remain after Holm's "
+        "correction."
     )
 
 

@@ -445,8 +445,9 @@ def page(folder: Path) -> Page:
         words = verdict(trained, random)
         text = f"**{words}**" if words.startswith("a U-shape") else words
         answer.append(
-            f"On {kind}: {text}. The {PARTS['first']} have {ratio(trained.loc['first'])} times the "
-            f"influence of the {PARTS['middle']}, the last {ratio(trained.loc['last'])}."
+            f"On {kind}: {text}. Per token, the {PARTS['first']} have "
+            f"{ratio(trained.loc['first'])} times the influence of the {PARTS['middle']}, and the "
+            f"last {ratio(trained.loc['last'])}."
         )
         count = counts[kind, "trained"]["mean"]
         answer.append(
@@ -455,7 +456,8 @@ def page(folder: Path) -> Page:
     notes = [
         "U-shape: both ends of a text have more influence than the middle half, with both 95 % "
         "intervals above 1.",
-        f"At most a weak U-shape: an interval contains 1, and both upper ends are below {WEAK:g}.",
+        f"At most a weak U-shape: an interval contains 1, and both upper bounds are below "
+        f"{WEAK:g}. No U-shape: an interval is below 1.",
         f"Texts of {num_tokens} tokens, {int(curves.num_examples.max())} of each kind. Brackets: "
         "95 % intervals over texts. Ends: without special tokens.",
         f"The paper observes {PAPER_TOKENS[0]} to {PAPER_TOKENS[1]} influential tokens of 256.",

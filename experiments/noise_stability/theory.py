@@ -559,10 +559,10 @@ def page(folder: Path) -> report.Page:
     return report.Page(
         title="Layers against the theorems of the noise-stability paper",
         answer=(
-            f"**Theorems 5.1 to 5.3: {held} of {total} measured curves agree with the formulas "
-            f"{AGREEMENT}.** In deep networks, Eq. 5 and Eq. 8 do not hold: at "
-            f"layer {deepest.level:g}, Eq. 5 predicts a stability of {deepest.formula:.2f}, and "
-            f"{deepest.score:.2g} is measured."
+            f"**Theorems 5.1 to 5.3: every point of {held} of {total} curves is {AGREEMENT} of its "
+            "formula.** In deep networks, Eq. 5 and Eq. 8 do not hold: at "
+            f"layer {deepest.level:g}, Eq. 5 predicts a stability of {deepest.formula:.2f}, but "
+            f"we measure {deepest.score:.2g}."
         ),
         pictures={
             picture: report.panels(
@@ -577,7 +577,7 @@ def page(folder: Path) -> report.Page:
         },
         tables=[
             report.Table(
-                ("layer", "formula", "largest distance", "in standard errors"),
+                ("experiment", "formula", "largest error", "in standard errors"),
                 list(lines),
                 "Largest distance of a measurement from each formula.",
             )

@@ -45,7 +45,7 @@ REPRODUCES = "Robertha, Tables 2 and 3, on a pretrained encoder, with its own to
 
 LEVELS = (0.5, 1.0, 2.0, 3.0, 5.0)  # +6 to -14 dB
 HOLM = "Verdicts that name an SNR are corrected for the number of SNRs (Holm); bold is not."
-NOT_BOLD = "No difference is bold at an SNR that averages leave out."
+NOT_BOLD = "Differences at an SNR that averages leave out are never bold."
 HOPFIELD = (
     "Hopfield attention: each query is updated over the layer's keys until it converges, or once, "
     "before attention reads the values."

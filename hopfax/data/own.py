@@ -19,7 +19,9 @@ from hopfax.data.tasks import Example, TaskSpec, check_integer, stripped
 from hopfax.data.tokenize import WordPiece, warn_truncated
 
 # Not "01" or "1_000", which are names.
-_NUMBER = re.compile(r"\s*[+-]?((0|[1-9]\d*|(?=\.\d))(\.\d*)?(e[+-]?\d+)?|inf|nan)\s*", re.A | re.I)
+_NUMBER = re.compile(
+    r"\s*[+-]?((0|[1-9]\d*|(?=\.\d))(\.\d*)?(e[+-]?\d+)?|inf(inity)?|nan)\s*", re.A | re.I
+)
 TextsAndLabels = tuple[Sequence[str | Sequence[str]], Sequence[str | int | float]]
 
 

@@ -218,8 +218,7 @@ def _standard_error(moments: _Moments, comparisons: int) -> Array:
     count, mean, squares, untied, size = moments
     variance, reach = squares / (count - 1), size + jnp.abs(mean)
     # Each sample that differs from the common value makes one comparison without a tie.
-    untied = untied * (count / comparisons)
-    ties = 1 - untied / count
+    ties, untied = (comparisons - untied) / comparisons, untied * (count / comparisons)
     few = jnp.maximum(untied / 2, 1)
     usual = jnp.sqrt(variance / count * (1 + 2 * ties / few))
     unmet = jnp.where(reach > 0, jnp.sqrt(2 * ties) * reach / count, jnp.inf)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from hopfax.checks import check_range
+from hopfax.checks import check_range, is_traced
 
 Rho = float | Float[Array, ""]
 
@@ -116,7 +116,7 @@ def bonami_beckner_pair(
     chex.assert_type(tokens, int)
     check_range(1, num_tokens=num_tokens)
     check_range(0, num_tokens - 1, tokens=tokens)
-    if num_tokens - 1 > jnp.iinfo(tokens.dtype).max:
+    if not is_traced(num_tokens) and num_tokens - 1 > jnp.iinfo(tokens.dtype).max:
         raise ValueError(f"num_tokens must fit the tokens' {tokens.dtype}, got {num_tokens}")
     for_kept, for_fresh = jax.random.split(key)
     kept = jax.random.uniform(for_kept, tokens.shape) < (1 + rho) / 2

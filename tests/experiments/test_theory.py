@@ -145,7 +145,7 @@ def test_a_run_measures_every_panel_and_writes_its_page(tmp_path, monkeypatch):
     weights = table[table.model == "identity, A_X, query 3"].score
     assert len(weights) == theory.MAP_TOKENS
     np.testing.assert_allclose(weights.sum(), 1, rtol=1e-5)
-    assert "Theorems 5.1 to 5.3: 3 of 3 " in pages[0].answer
+    assert "every point of 3 of 3 curves" in pages[0].answer
 
 
 def test_the_picture_shows_shared_points_once_and_bounds_as_lines():

@@ -198,6 +198,14 @@ def test_constants_are_nearly_certain_and_zero_has_no_scale():
     assert np.isinf(estimate.standard_error[2])
 
 
+def test_the_standard_error_has_a_gradient_for_any_number_of_samples():
+    def error(scale):
+        fn = lambda x: scale * jnp.tanh(x[0])  # noqa: E731
+        return noise_stability(fn, KEY, shape=(2,), rho=0.5, num_samples=1001).standard_error
+
+    assert 0 < jax.grad(error)(1.0) < 1
+
+
 def test_many_batches_of_ties_are_counted_exactly():
     """In float32, the shares of tied samples of a thousand batches do not add up to 1."""
     size = {"shape": (1,), "num_samples": 10**6, "batch_size": 1000}
