@@ -528,9 +528,9 @@ def page(folder: Path) -> Page:
         unchanged = scores["nearest"][whole[-1]] == scores["clean"][whole[-1]]
         effect = "does not change" if unchanged else f"falls to {nearest}"
         sentences.append(
-            f"**If no token vector moves by more than {whole[-1]:g} RMS norms, the "
-            "nearest-token decoder provably returns the original tokens of every text of STS-B's "
-            "development set.** "
+            f"**If no token vector moves by more than {whole[-1]:g} times the tokens' RMS norm, "
+            "the nearest-token decoder provably returns the original tokens of every text of "
+            "STS-B's development set.** "
             f"On {num_pairs:.0f} pairs, the strongest of our attacks at this radius lowers the "
             f"score from {clean} to {plain} without denoising; with the nearest token, the score "
             f"{effect}."

@@ -168,9 +168,6 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[s
             continue
         noise = levels[levels.task == task].noise
         high, low = noise.iloc[0], noise.iloc[-1]
-        noise = (
-            f"averaged over {high} to {low} where no SNR is named" if high != low else f"at {high}"
-        )
         findings: dict[str, list[str]] = {}
         for _, row in rows.iterrows():
             curve = tidy.select(levels, task=task, model=row.model)
@@ -181,9 +178,12 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[s
                 verdict, each = "Not learned, so no verdict", titles[row.model]
             findings.setdefault(verdict, []).append(each)
         parts = [f"**{name}** for {report.joined(each)}." for name, each in findings.items()]
+        said = " ".join(parts)
+        noise = f"averaged over {high} to {low}" if high != low else f"at {high}"
+        noise += " where no SNR is named" if " dB" in said else ""
         sentences.append(
             f"On {titles[str(task)]}, compared with the {titles[baseline]} (in points, {noise}): "
-            f"{' '.join(parts)}"
+            f"{said}"
         )
     return " ".join(sentences)
 
