@@ -127,11 +127,17 @@ def page(folder: Path) -> Page:
         apart = f"No other rates {differ}, so the search does not tell rates apart."
     rates = list(means.rate.unique())
     at_edge = best.line[best.rate.isin([rates[0], rates[-1]])] if len(rates) > 1 else []
-    notes = []
-    if len(at_edge):
-        notes.append(f"Best at the end of the range of rates: {report.joined(at_edge)}.")
+    notes, answer = [], f"**Highest mean validation score on {names}**: {'; '.join(parts)}. {apart}"
     weak = best.line[best["mean"] - best.constant < LEARNED]
-    if len(weak):
+    if len(at_edge) and len(weak) < len(best):
+        notes.append(f"Best at the end of the range of rates: {report.joined(at_edge)}.")
+    if len(weak) == len(best):
+        answer = (
+            f"**On {names}, no model scores {LEARNED:g} points above the majority baseline "
+            f"({report.joined(map(report.number, best.constant.unique()))}) at any rate**: "
+            f"{report.joined(best.line)}."
+        )
+    elif len(weak):
         notes.append(
             f"Less than {LEARNED:g} points above the majority baseline at all rates, so that the "
             f"choice means little: {report.joined(weak)}."
@@ -149,7 +155,7 @@ def page(folder: Path) -> Page:
     seeds = ", ".join(map(str, sorted(frame.seed.unique())))
     return Page(
         title=f"Learning rates of fine-tuned encoders: {names}",
-        answer=f"**Highest mean validation score on {names}**: {'; '.join(parts)}. {apart}",
+        answer=answer,
         pictures={
             "learning_rates": report.facets(
                 f"{names}: validation score against learning rate{bands(means)}",

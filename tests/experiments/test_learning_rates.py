@@ -66,6 +66,11 @@ def test_the_page_names_the_best_rate_of_each_model(tmp_path):
         "No other rates differ significantly from the best (paired by seed), so the search does "
         "not tell rates apart."
     )
+    pd.DataFrame(rows).assign(constant=78.0).to_csv(tmp_path / "results.csv", index=False)
+    assert learning_rates.page(tmp_path).answer == (
+        "**On MRPC, no model scores 5 points above the majority baseline (78.0) at any rate**: "
+        "fine-tuned encoder and fine-tuned encoder + ESR."
+    )
     rows += [{**row, "task": "rte", "score": 70.0 - row["seed"]} for row in rows]
     pd.DataFrame(rows).to_csv(tmp_path / "results.csv", index=False)
     answer = learning_rates.page(tmp_path).answer
