@@ -533,7 +533,7 @@ def parser() -> argparse.ArgumentParser:
                 "column of the labels; for a model without labels, similarity scores of the pairs"
             )
             add("--label", default="label", metavar="COLUMN", help=label)
-            memory = "also score denoised token embeddings (takes about three times as long)"
+            memory = "also score denoised token embeddings (takes about twice as long)"
             add("--memory", action="store_true", help=memory)
         elif name == "influence":
             add("text", metavar="SENTENCE", help="a sentence")
