@@ -321,7 +321,8 @@ def stability_of(flags: argparse.Namespace) -> Path:
         norms = np.linalg.norm(reference, axis=1) * np.linalg.norm(changed, axis=1)
         agreement = np.sum(reference * changed, axis=1) / norms
         mean, half = agreement.mean(), 1.96 * agreement.std(ddof=1) / np.sqrt(len(texts))
-        score, low, high = (round(float(value), 4) for value in (mean, mean - half, mean + half))
+        ends = np.clip([mean, mean - half, mean + half], -1, 1)  # a cosine's range
+        score, low, high = (round(float(value), 4) for value in ends)
         rows.append(
             {"rho": rho, "replaced": round((1 - rho) / 2, 4)}
             | {"score": score, "low": low, "high": high, "num_examples": len(texts)}

@@ -232,7 +232,8 @@ def test_stability_falls_as_more_tokens_are_replaced(family, tmp_path):
     rows = run(tmp_path / "out", "stability", encoder, "--texts", texts)
     scores = [float(row["score"]) for row in rows]
     assert [float(row["rho"]) for row in rows] == list(command.RHO)
-    assert scores[0] > scores[-1] and all(-1 <= score <= 1 for score in scores)
+    assert scores[0] > scores[-1] and all(float(row["low"]) >= -1 for row in rows)
+    assert all(float(row["high"]) <= 1 for row in rows)
     assert {row["num_examples"] for row in rows} == {"16"}
 
 
