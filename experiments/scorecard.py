@@ -504,10 +504,9 @@ def page() -> report.Page:
                 ],
                 memory(),
                 "Retrieval from the vocabulary (memory): lowest SNR at which the mean score is "
-                f"within {similarity.NEAR:g} point of the clean score. > X dB: not within 1 "
-                "point even at X dB, the highest SNR tested. Each row is the run with the most "
-                "training and test rows (of several, the first by name); others are under *All "
-                "pages*.",
+                f"within {similarity.NEAR:g} point of the clean score. > X dB: not even at X dB, "
+                "the highest SNR tested. Each row is the run with the most training and test rows "
+                "(of several, the first by name); others are under *All pages*.",
             ),
             report.Table(
                 ["comparison on SST-2, σ = 0.5", "hopfax"],

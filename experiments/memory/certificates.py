@@ -552,8 +552,8 @@ def page(folder: Path) -> Page:
         )
         well, basin = (at("snr_db", metric=each) for each in ("well separated", "basin"))
         guarantees += [
-            f"{THEOREM} At {decibels(db)}, it covers "
-            f"{well[db]:.0f} % of the vocabulary, with basins of radius {basin[db]:.0e} RMS norms.",
+            f"{THEOREM} At {decibels(db)}, it covers {well[db]:.0f} % of the vocabulary, with "
+            f"basins of radius {basin[db]:.0e} RMS norms.",
             "The median certified radius over the vocabulary is "
             f"{frame[frame.metric == 'half distance'].score.iloc[0]:.2f} RMS norms. Noise at "
             f"{decibels(db)} has a norm of {10 ** (-db / 20):.1f}, but little of it is in the "

@@ -456,7 +456,7 @@ def page(folder: Path) -> Page:
     notes = [
         "U-shape: both ends of a text have more influence than the middle half, with both 95 % "
         "intervals above 1.",
-        f"At most a weak U-shape: an interval contains 1, and both upper bounds are below "
+        "At most a weak U-shape: an interval contains 1, and both upper bounds are below "
         f"{WEAK:g}. No U-shape: an interval is below 1.",
         f"Texts of {num_tokens} tokens, {int(curves.num_examples.max())} of each kind. Brackets: "
         "95 % intervals over texts. Ends: without special tokens.",
