@@ -74,6 +74,7 @@ for _name, _same in {
     "pretrained-esr": "robertha-no-iteration-no-esr",
     "pretrained-hopfield-1-esr": "robertha",
     "none": "tinybert",
+    "pretrained-nearest": "nearest",
     "memory": "tinybert-memory",
 }.items():
     LOOKS[_name] = LOOKS[_same]
@@ -173,7 +174,7 @@ def facets(
         looks = {names.get(each, str(each)): look(each, hues) for each in hues}
         if pd.api.types.is_numeric_dtype(table[x]):  # lines without marks
             looks = {label: style._replace(marker="") for label, style in looks.items()}
-        _legend(figure, table, looks)
+        _legend(figure, table, looks, names)
     return figure
 
 
@@ -231,7 +232,7 @@ def forest(
         shown = {names.get(each, str(each)): mark._replace(dashes="none")
                  for each, mark in looks.items()}  # fmt: skip
         if shown or _has(table, "paper"):
-            _legend(figure, table, shown or {"hopfax": OURS})
+            _legend(figure, table, shown or {"hopfax": OURS}, names)
     return figure
 
 
@@ -245,7 +246,7 @@ class Panel(NamedTuple):
         log: Whether the vertical axis is logarithmic.
         mark: Value to mark by a dotted line.
         connected: Whether lines connect the points.
-        formula: Legend label of lines through points.
+        formula: Legend label of lines through points; if empty, they share the points' label.
     """
 
     title: str
@@ -254,7 +255,7 @@ class Panel(NamedTuple):
     log: bool = False
     mark: float | None = None
     connected: bool = True
-    formula: str = "formula"
+    formula: str = ""
 
 
 def panels(
@@ -296,26 +297,25 @@ def _panel(
     from matplotlib.ticker import MaxNLocator
 
     hues, handles = list(table[hue].unique()), []
-    compared = []  # colors of lines through points
+    color = ""  # of lines through points
     for name in hues:
         line = table[table[hue] == name].sort_values(x)
         style = look(name, hues)
         has_points = line["mean"].notna().any()
         if line.formula.notna().any():
             axes.plot(line[x], line.formula, color=style.color)
-            compared += [style.color] if has_points else []
+            color = style.color if has_points else color
             style = style._replace(dashes="none") if has_points else style._replace(marker="")
         elif not spec.connected:
             style = style._replace(dashes="none")
         if has_points:
             ends = np.abs(line[["low", "high"]].sub(line["mean"], axis=0).to_numpy().T)
             axes.errorbar(line[x], line["mean"], ends, elinewidth=1.5, zorder=3, **_style(style))
-        else:
+        if not has_points or (line.formula.notna().any() and not spec.formula):
             style = style._replace(dashes="-")
         handles.append(Line2D([], [], label=titles.get(name, str(name)), **_style(style)))
-    if compared:
-        color, words = (compared[0], "") if len(compared) == 1 else (FAINT, " (same color)")
-        handles.append(Line2D([], [], label=f"{spec.formula}{words}", color=color))
+    if color and spec.formula:
+        handles.append(Line2D([], [], label=spec.formula, color=color))
     if spec.mark is not None:
         axes.axhline(spec.mark, color=FAINT, ls=":", lw=1.5, zorder=1)
     axes.set(title=spec.title, xlabel=spec.xlabel, ylabel=spec.ylabel)
@@ -410,7 +410,9 @@ def _figure(size: tuple[float, float]) -> Iterator[Figure]:
         yield Figure(figsize=size, layout="constrained")
 
 
-def _legend(figure: Figure, table: pd.DataFrame, looks: Mapping[str, Look]) -> None:
+def _legend(
+    figure: Figure, table: pd.DataFrame, looks: Mapping[str, Look], names: Mapping[Any, str]
+) -> None:
     """Draws a legend above the panels: series, the paper and the majority baseline."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -419,10 +421,10 @@ def _legend(figure: Figure, table: pd.DataFrame, looks: Mapping[str, Look]) -> N
         Line2D([], [], label=label, **_style(each)) for label, each in looks.items()
     ]
     if _has(table, "paper"):
-        handles.append(Line2D([], [], label="the paper", **_open(INK, "o")))
+        handles.append(Line2D([], [], label="the paper (open marks)", **_open(INK, "o")))
     for column, lines in LEVELS.items():
         if _has(table, column):
-            label = {"constant": "majority baseline"}.get(column, column)
+            label = {"constant": "majority baseline", **names}.get(column, column)
             handles.append(Line2D([], [], label=label, color=FAINT, ls=lines, lw=1.5))
     if _has(table, "limit"):
         handles.append(Patch(label="below channel capacity", color=FAINT, alpha=0.15, lw=0))

@@ -114,16 +114,16 @@ ONE_STEP = {**HOPFIELD, "max_steps": 1, "gradient": "unrolled"}
 # perturbations; these are our choices.
 VARIANTS: dict[str, Variant] = {
     "tinybert": _tinybert("TinyBERT", paper="TinyBERT"),
-    "tinybert-mean": _tinybert("TinyBERT, mean pooling", options={"pooling": "mean"}),
+    "tinybert-mean": _tinybert("TinyBERT with mean pooling", options={"pooling": "mean"}),
     # Entries of about 1 in place of 0.02; LayerNorm undoes it, so the function is the same.
     "tinybert-unit-scale": _tinybert(
-        "TinyBERT, unit-scale embeddings", options={"embedding_scale": 50.0}
+        "TinyBERT with unit-scale embeddings", options={"embedding_scale": 50.0}
     ),
     "tinybert-mean-prenorm": _tinybert(
-        "TinyBERT, mean pooling, pre-LN", options={"pooling": "mean", "norm_first": True}
+        "TinyBERT with mean pooling and pre-LN", options={"pooling": "mean", "norm_first": True}
     ),
     "tinybert-mean-prenorm-dropout": _tinybert(
-        "TinyBERT, mean pooling, pre-LN, dropout 0.3",
+        "TinyBERT with mean pooling, pre-LN and dropout 0.3",
         options={"pooling": "mean", "norm_first": True, "dropout": 0.3},
     ),
     "freelb": _tinybert("FreeLB", training="freelb", paper="FreeLB"),
@@ -137,12 +137,12 @@ VARIANTS: dict[str, Variant] = {
         title="Universal Transformer", kind="universal", paper="Universal Transformer"
     ),
     "universal-halting": Variant(
-        title="Universal Transformer, halting",
+        title="Universal Transformer with halting",
         kind="universal",
         options={"halting": True, "num_steps": 6},
     ),
     "robertha": _robertha("Robertha", paper="Robertha"),
-    "robertha-renyi2": _robertha("Robertha, Rényi-2 ESR", entropy="renyi2"),
+    "robertha-renyi2": _robertha("Robertha with Rényi-2 ESR", entropy="renyi2"),
     "robertha-no-esr": _robertha("Robertha w/o ESR", entropy=None, paper="Robertha w/o ESR"),
     "robertha-no-esr-dropout": _robertha(
         "Robertha w/o ESR + dropout 0.5",
@@ -157,7 +157,7 @@ VARIANTS: dict[str, Variant] = {
         paper="Robertha w/o ESR + WeightDecay",
     ),
     "robertha-no-iteration-no-esr": _robertha(
-        "Robertha w/o iteration, ESR",
+        "Robertha w/o iteration and ESR",
         entropy=None,
         options={"max_steps": 0},
         paper="Robertha w/o Iteration w/o ESR",
@@ -166,8 +166,8 @@ VARIANTS: dict[str, Variant] = {
         "Robertha w/o W_O", options={"output_projection": False}
     ),
     "robertha-freelb": _robertha("Robertha with FreeLB", training="freelb"),
-    "robertha-paper": _robertha("Robertha, as in the paper", preset="paper"),
-    "robertha-released": _robertha("Robertha, as released", preset="released"),
+    "robertha-paper": _robertha("Robertha as in the paper", preset="paper"),
+    "robertha-released": _robertha("Robertha as released", preset="released"),
     "pretrained": _pretrained("fine-tuned encoder", learning_rate=1e-4),
     "pretrained-esr": _pretrained("fine-tuned encoder + ESR", entropy="shannon"),
     "pretrained-noise-trained": _pretrained(
@@ -208,7 +208,7 @@ VARIANTS: dict[str, Variant] = {
 
 
 VARIANTS["pretrained-loud"] = dataclasses.replace(
-    VARIANTS["pretrained"], title="fine-tuned encoder, loud tokens", loud=True
+    VARIANTS["pretrained"], title="fine-tuned encoder with rescaled tokens", loud=True
 )
 # Models that are also tested with a denoiser.
 for _name in (

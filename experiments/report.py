@@ -282,6 +282,7 @@ def _run(folder: Path) -> dict[str, Any]:
     origins = config.get("provenance", [])
     return {
         "command": config.get("command", origins[0]["command"] if origins else ""),
+        "subtitle": config.get("subtitle", ""),
         "sessions": len(origins),
         "origins": [origin_line(origin) for origin in origins],
         "machines": sorted({f"{o['cpu']}, {o['device']}" for o in origins}),

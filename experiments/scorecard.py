@@ -28,12 +28,12 @@ from experiments.rundir import read_config
 RESULTS = Path(__file__).with_name("results")
 # Modules with `page(folder)`, by the experiment that config.json names.
 PAGES = {**EXPERIMENTS, "benchmarks": "experiments.benchmarks.harness"}
-SST2, MODELS = "robustness/sst2", "robustness/sst2_models"
+SST2, STEPS = "robustness/sst2", "attribution/sst2"
 # Fine-tuned encoders: folders of results, and titles.
 FINE_TUNED = {
     "sst2": "SST-2, 12,000 rows",
     "sst2_full": "SST-2, all rows",
-    "sst2_full_5e-5": "SST-2, all rows, at 5e-5",
+    "sst2_full_5e-5": "SST-2, all rows, learning rate 5e-5",
     "stsb": "STS-B",
     "cola": "CoLA",
     "mrpc": "MRPC",
@@ -120,7 +120,7 @@ def part(claim: str, ours: str, theirs: str) -> Difference:
     """What a part of Robertha adds on SST-2 at σ = 2 after the LayerNorm (-6 dB)."""
     at = {"site": "embedding", "protocol": "sigma", "level": 2.0}
     return Difference(
-        claim, "Table 3, GLUE, σ = 2", MODELS, "sst2",
+        claim, "Table 3, GLUE, σ = 2", STEPS, "sst2",
         {"model": ours, **at}, {"model": theirs, **at}, paper_lead("glue", ours, theirs, 2.0),
     )  # fmt: skip
 
@@ -190,7 +190,7 @@ def explanations() -> list[Difference]:
         for claim, folder, model, site in (
             (sites, SST2, "robertha", "embedding"),
             ("TinyBERT at these two sites", SST2, "tinybert", "embedding"),
-            (scale, MODELS, "tinybert-unit-scale", "token"),
+            (scale, STEPS, "tinybert-unit-scale", "token"),
         )
     ]
 
@@ -364,11 +364,15 @@ def memory() -> list[list[str]]:
             each: f"{each}{trained.MEMORY}" for each in ("pretrained", "tinybert", "robertha")
         }  # fmt: skip
         titles = gaussian.titles(frame.task.unique()) | {"none": "MiniLM, not fine-tuned"}
-        units = similarity.SCORES if name == "memory" else {"stsb": "50 · (1 + r)"}
+        units = (
+            similarity.SCORES
+            if name == "memory"
+            else dict.fromkeys(("stsb", "cola"), "50 · (1 + r)")
+        )
         unit = {task: f" ({each})" for task, each in units.items()}
         place = ", noise after the LayerNorm" if "embedding" in set(scores.site) else ""
         if (start := document["config"].get("encoder", {}).get("pretrained")) not in (None, START):
-            place += f", from {start}"
+            place += f", after {start.removeprefix(f'{START}-').upper()}"
         for task, (without, remembering) in itertools.product(frame.task.unique(), pairs.items()):
             means = {
                 model: of_model.groupby("level").score.mean()
@@ -400,12 +404,12 @@ def memory() -> list[list[str]]:
 
 
 def lowest_snr(mean: pd.Series, clean: float) -> str:
-    """Returns the lowest SNR with the clean score, of mean scores by level; "> X dB" for none."""
+    """Returns the lowest SNR with the clean score, of means by level; "above X dB" for none."""
     noisy = mean[mean.index > 0]
     snr_db = -20 * np.log10(noisy.index.to_numpy())
     lowest = similarity.lowest_kept(dict(zip(snr_db, noisy, strict=True)), clean)
     if np.isnan(lowest):
-        return f"> {similarity.decibels(snr_db.max())}"
+        return f"above {similarity.decibels(snr_db.max())}"
     return similarity.decibels(lowest)
 
 
@@ -432,12 +436,15 @@ def all_pages() -> report.Table:
     for path in sorted(RESULTS.rglob("results.csv")):
         folder = path.parent.relative_to(RESULTS)
         title, _, _ = (path.parent / "README.md").read_text(encoding="utf-8").partition("\n")
-        subject, name = title.removeprefix("# ").partition(":")[0], folder.name
-        pages = earlier if name.endswith(SUPERSEDED) else links[subject]
-        pages.append(f"[{folder if pages is earlier else name}]({folder}/README.md)")
+        title = title.removeprefix("# ")
+        subject, _, which = title.partition(": ")
+        if folder.name.endswith(SUPERSEDED):
+            earlier.append(f"[{title}]({folder}/README.md)")
+        else:
+            links[subject].append(f"[{which or folder.name}]({folder}/README.md)")
     by_subject = [*sorted(links.items()), ("Earlier runs, replaced by later ones", earlier)]
     lines = [(subject, ", ".join(each)) for subject, each in by_subject]
-    return report.Table(["subject", "pages"], lines, "All pages.")
+    return report.Table(["subject", "pages"], lines, "**All pages.**")
 
 
 def page() -> report.Page:
@@ -477,21 +484,21 @@ def page() -> report.Page:
             report.Table(
                 heads,
                 lines,
-                "Robertha: differences in points, with the same corruption for both models. Lead "
-                "over TinyBERT: at +6 dB (the paper: σ = 0.5) on the token embeddings. Iteration "
-                "and ESR: at σ = 2 after the LayerNorm. The paper's values for GLUE are means over "
-                "its tasks, ours are for SST-2.",
+                "**Robertha.** Differences in points, with the same corruption for both models. "
+                "Lead over TinyBERT: at +6 dB (the paper: σ = 0.5) on the token embeddings. "
+                "Iteration and ESR: at σ = 2 after the LayerNorm. The paper's values for GLUE are "
+                "means over its tasks, ours are for SST-2.",
             ),
             report.Table(
                 heads,
                 part_lines,
-                "Parts of Robertha on a fine-tuned MiniLM. Verdicts are for −6 dB only; averages "
-                "over SNRs, on the linked pages, can differ. The paper has no such comparison: it "
-                "trains from scratch and iterates to convergence. On SST-2 and STS-B, ESR alone "
-                "hardly changes any score, so these rows do not show what a larger weight would "
-                "do.",
+                "**Parts of Robertha on a fine-tuned MiniLM.** Verdicts are for −6 dB only; "
+                "averages over SNRs, on the linked pages, can differ. The paper has no such "
+                "comparison: it trains from scratch and iterates to convergence. On SST-2 and "
+                "STS-B, ESR alone hardly changes any score, so these rows do not show what a "
+                "larger weight would do.",
             ).with_column(3, "hopfax, without noise", list(map(without_noise, fine_tuned))),
-            report.Table(heads, noise_stability(), "Claims of the noise-stability paper."),
+            report.Table(heads, noise_stability(), "**Claims of the noise-stability paper.**"),
             report.Table(
                 [
                     "task and model",
@@ -503,16 +510,16 @@ def page() -> report.Page:
                     "data",
                 ],
                 memory(),
-                "Retrieval from the vocabulary (memory): lowest SNR at which the mean score is "
-                f"within {similarity.NEAR:g} point of the clean score. > X dB: not even at X dB, "
-                "the highest SNR tested. Each row is the run with the most training and test rows "
-                "(of several, the first by name); others are under *All pages*.",
+                "**Retrieval from the vocabulary (memory).** Lowest SNR at which the mean score "
+                f"is within {similarity.NEAR:g} point of the clean score. Above X dB: not even at "
+                "X dB, the highest SNR tested. Each row is the run with the most training and "
+                "test rows (of several, the first by name); the last table has all.",
             ),
             report.Table(
                 ["comparison on SST-2, σ = 0.5", "hopfax"],
                 [[line[0], line[2]] for line in map(row, explanations())],
-                "Differences in noise site or embedding scale reproduce the paper's gap of "
-                f"{report.signed(scored[0].paper)} points.",
+                "**Sources of the gap.** Differences in noise site or embedding scale reproduce "
+                f"the paper's gap of {report.signed(scored[0].paper)} points.",
             ),
             all_pages(),
         ],
@@ -536,7 +543,9 @@ def page() -> report.Page:
             f"{tidy.significant(table) or 'none'} of our differences are significant. Most "
             "comparisons have three seeds, so power is low.",
             "One update: queries are updated once, not until convergence. Intervals on AdvSST-2 "
-            "and under attacks include the sampling error of their 148 and 200 rows.",
+            "and under attacks include the sampling error of their 148 and 200 rows. The linked "
+            "pages compare with TinyBERT; differences from FreeLB are computed from their "
+            "results.csv.",
             "Memory: before the first layer, each token embedding is replaced by its posterior "
             "mean, given the vocabulary. Capacity: the SNR below which no decoder that uses only "
             "token frequencies recovers all tokens.",

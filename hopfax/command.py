@@ -528,16 +528,22 @@ def parser() -> argparse.ArgumentParser:
         if name == "robustness":
             table = "texts and labels: .csv, .tsv or .jsonl"
             add("--dev", type=_path, required=True, metavar="FILE", help=table)
-            add("--text", default="text", metavar="COLUMN", help="column of the texts")
+            add(
+                "--text",
+                default="text",
+                metavar="COLUMN",
+                help="column of the texts (default: text)",
+            )
             add("--pair", metavar="COLUMN", help="column of the second texts")
             label = (
-                "column of the labels; for a model without labels, similarity scores of the pairs"
+                "column of the labels (default: label); for a model without labels, similarity "
+                "scores of the pairs"
             )
             add("--label", default="label", metavar="COLUMN", help=label)
             memory = "also score denoised token embeddings (takes about twice as long)"
             add("--memory", action="store_true", help=memory)
         elif name == "influence":
-            add("text", metavar="SENTENCE", help="a sentence")
+            add("text", metavar="SENTENCE", help="sentence to measure")
         else:
             lines = "text file, one text per line"
             add("--texts", type=_path, required=True, metavar="FILE", help=lines)

@@ -47,7 +47,7 @@ NOTE = (
     "quartiles over rounds. For several settings, the lowest and the highest median are shown, and "
     "in how many the ratio is below 1; results.csv has all."
 )
-UNMEASURED = "The goals are for another device than the one measured."
+UNMEASURED = "All goals are for a GPU; these measurements are from a CPU."
 APART = "Cases ran in different sessions and on different machines: compare only within one."
 
 # A call returns when its work is done. A program of several calls takes their weighted sum.

@@ -536,10 +536,10 @@ def page(folder: Path) -> Page:
             f"{effect}."
         )
         if scores["nearest"][radii[-1]] < scores["nearest"][whole[-1]]:
-            sentences.append(
+            guarantees.append(
                 f"At a radius of {radii[-1]:g}, the score with the nearest token falls to {beyond}."
             )
-    sentences.append(
+    guarantees.append(
         "Only the uniform prior is certified; a frequency prior moves the decision boundaries."
     )
     if safe := [db for db in levels if read["bound"][db] > 50]:

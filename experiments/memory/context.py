@@ -709,6 +709,8 @@ def page(folder: Path) -> Page:
             "interpolated between levels.",
             similarity.SCORED,
             f"95 % intervals of the clean scores: {intervals}.",
+            "Encoder: the unigram prior, times a trained head's prediction from the other tokens' "
+            "posterior means; each iteration starts from the means of the one before.",
             f"Priors from context, and all scores, use the {NUM_CANDIDATES} most probable "
             "tokens at each position. At low SNR, some true tokens are not among them.",
             "Capacity: below this SNR no decoder recovers all tokens, if the prior is correct. "

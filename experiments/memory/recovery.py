@@ -329,15 +329,16 @@ def page(folder: Path) -> Page:
         name: Panel(f"By {name}, at {decibels(EXPLAINED)}", title, recovered, formula="predicted")
         for name, title in PROPERTIES.items()
     }
-    nearest, memory, sentences = rates["nearest", "measured"], rates["memory", "measured"], []
+    nearest, memory = rates["nearest", "measured"], rates["memory", "measured"]
     half = [db for db in levels if memory[db] > 50]
     low, lost = (half or levels)[-1], [db for db in levels if nearest[db] < NEARLY_ALL]
-    sentences.append(
+    answer = (
         f"**At {decibels(low)}, memory with a frequency prior recovers {memory[low]:.0f} % of the "
         f"tokens**; the nearest-token decoder recovers {nearest[low]:.0f} %."
     )
+    notes = []
     if lost and low < lost[0]:
-        sentences.append(
+        notes.append(
             "arXiv 2411.13784 reports that words recovered wrongly are unrelated to the original "
             "ones. Of the nearest-token decoder's errors, "
             f"{kinds['unrelated'].get(low, 0):.0f} % are unrelated at {decibels(low)}. At "
@@ -346,8 +347,8 @@ def page(folder: Path) -> Page:
             f"{counts[lost[0]]} errors are unrelated."
         )
     if len(by_frequency):
-        sentences.append(
-            f"At {decibels(EXPLAINED)}, the nearest-token decoder recovers "
+        answer += (
+            f" At {decibels(EXPLAINED)}, the nearest-token decoder recovers "
             f"{by_frequency.iloc[0]:.0f} % of the rarest sixth of the tokens (by their frequency "
             f"in the training texts) and {by_frequency.iloc[-1]:.0f} % of the most frequent sixth. "
             f"With a frequency prior, the shares are {with_prior.iloc[0]:.0f} % and "
@@ -356,13 +357,13 @@ def page(folder: Path) -> Page:
     up, goal = levels[::-1], BEAMCLEAN["nearest"]
     if nearest[up[0]] < goal < nearest[up[-1]]:
         score = np.interp(goal, [nearest[db] for db in up], [memory[db] for db in up])
-        sentences.append(
-            f"At the SNR where the nearest-token decoder recovers {goal} %, as in BeamClean (see "
-            f"the notes), memory recovers {score:.0f} % (interpolated)."
+        notes.append(
+            f"At the SNR where the nearest-token decoder recovers {goal} %, as in BeamClean, "
+            f"memory recovers {score:.0f} % (interpolated)."
         )
     return report.Page(
         title="How many tokens can be recovered from noisy embeddings",
-        answer=" ".join(sentences),
+        answer=answer,
         pictures={
             "recovery": report.panels(
                 "Share of tokens recovered, by SNR and in bins of three properties of the token. "
@@ -411,6 +412,7 @@ def page(folder: Path) -> Page:
             "numbers are not directly comparable. The d_X-privacy of arXiv 2411.13784 adds "
             "Laplace noise, whose norm at width 384 is nearly constant, like that of Gaussian "
             "noise.",
+            *notes,
         ],
     )  # fmt: skip
 

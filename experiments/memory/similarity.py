@@ -7,8 +7,8 @@ which are clean. Nothing is trained.
 Command: `python -m experiments memory --pretrained FOLDER --data-dir DIR`; about ten minutes on two
 cores for six layers of width 384.
 
-Expected: the clean score down to 4 to 7 dB above the limit below which no decoder recovers the
-tokens.
+Expected: memory keeps the clean score down to 4 to 7 dB above the limit below which no decoder
+recovers the tokens.
 
 The score is how well the cosine of two texts' embeddings ranks the pairs: Spearman's correlation
 with the labels for STS-B, the area under the ROC curve for classes of pairs. Noise is added to the
@@ -449,9 +449,8 @@ def page(folder: Path) -> Page:
             cosine = cosine.set_index("model")["mean"] / 100
             if len(cosine) and len(answers) == 1 and len(levels) > 1:
                 answers.append(
-                    f"The output's cosine with the output without noise is {cosine.memory:.2f} "
-                    f"there, and {cosine.none:.2f} without retrieval. With retrieval, this cosine "
-                    "falls at lower SNRs only, and then steeply (second picture)."
+                    f"The cosine with the output without noise (second picture) is "
+                    f"{cosine.memory:.2f} there with retrieval, and {cosine.none:.2f} without."
                 )
         else:
             answers.append(

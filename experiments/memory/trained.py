@@ -105,6 +105,7 @@ def page(folder: Path) -> Page:
     # Nominal: the measured SNR differs between models in the third digit.
     scores = scores.assign(snr_db=(-20 * np.log10(scores.level.where(scores.level > 0))).round(1))
     noisy, models = scores[scores.level > 0], list(scores.model.unique())
+    titles["clean"] = f"clean, {titles[models[0]]}"
     limits = measured.frame[measured.frame.metric == "capacity_snr_db"]
     limits = limits.groupby("task").score.mean()
     clean = scores[scores.level == 0].groupby(["task", "model"]).score.mean()
@@ -257,8 +258,8 @@ def kept_sentence(
     without = f"{drop}; without memory, {ends[1]}" if ends[0] != ends[1] else ", as without memory"
     task, score = titles[clean.task.iloc[0]], clean.score.mean()
     return (
-        f"**With memory, the {titles[model]}'s mean score on {task} stays within {NEAR:g} point of "
-        f"its clean score ({score:.1f}) {ends[0]}**{without}."
+        f"**With memory, the mean score on {task} ({titles[model]}) stays within {NEAR:g} point of "
+        f"the clean score ({score:.1f}) {ends[0]}**{without}."
     )
 
 

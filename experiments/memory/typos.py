@@ -359,6 +359,6 @@ def finding(gains: pd.DataFrame, level: float, titles: Mapping[str, str]) -> str
         amount = low if low == high else f"{low} to {high}"
         text += f" {TITLES[name]} gains {amount} points, significantly under {clear(name)}"
         if (own.model == f"{name}, adaptive").any():
-            text += f"; of the adaptive attacks, under {clear(f'{name}, adaptive')}"
+            text += f"; if the attack is adaptive, under {clear(f'{name}, adaptive')}"
         text += "."
     return text

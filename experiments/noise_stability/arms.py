@@ -40,7 +40,7 @@ TASKS = {
 }
 MEANING = {
     "holds": "as the paper reports",
-    "smaller": "fewer than the paper reports",
+    "smaller": "less than the paper reports",
     "no difference": "no detectable saving",
     "reversed": "a loss",
     "too weak to tell": "too weak to tell from none",
@@ -48,7 +48,8 @@ MEANING = {
 }
 NOTES = (
     "Medians over runs; 95 % bootstrap intervals, each arm paired with the baseline by seed. "
-    "With eight runs, those of medians cover about 92 %; with three, all cover about 75 %.",
+    "With few runs they are too narrow: with eight, those of medians cover about 92 %; with three, "
+    "all cover about 75 %.",
     "never: at most half of the runs reached the target while they were trained. A saving of −∞: "
     "never for the arm, but not for the baseline. If the baseline's median is never, the saving is "
     "a lower bound, and its interval ends at 100.",
@@ -126,7 +127,7 @@ def page(
         ]
         rows.append([_task(arm.task), *line] if by_task else line)
         if arm.name == REGULARIZED:
-            answers.append(verdict(arm, baseline, target))
+            answers.append(verdict(arm, baseline, f"{100 * target:g} % {split} accuracy"))
         for unit, (mean, low, high) in savings.items() if compared else ():
             known = unit == "steps" and arm.name == REGULARIZED
             paper = PAPER.get(arm.task, np.nan) if known else np.nan
@@ -177,12 +178,12 @@ def page(
     )
 
 
-def verdict(arm: Arm, baseline: Arm, target: float) -> str:
+def verdict(arm: Arm, baseline: Arm, target: str) -> str:
     """What the regularizer saves on a task, against the paper's claim."""
     task, paper = _task(arm.task), PAPER.get(arm.task, np.nan)
     if not np.isfinite([arm.steps, baseline.steps]).any():
         return (
-            f"**No run reaches {100 * target:g} % on {task}** within {baseline.horizon:,.0f} "
+            f"**On {task}, no run reaches {target}** within {baseline.horizon:,.0f} "
             "steps, with the regularizer or without."
         )
     if len(arm.steps) < tidy.MIN_SEEDS:
@@ -190,8 +191,8 @@ def verdict(arm: Arm, baseline: Arm, target: float) -> str:
     saving = saved(arm, baseline)
     meaning = MEANING[tidy.verdict(saving.low, saving.high, paper)]
     return (
-        f"**On {task} the regularizer saves {said(saving)} % of the steps: {meaning}** "
-        f"(the paper: {report.number(paper, 0)} %). {compute(saved(arm, baseline, compute=True))}"
+        f"**On {task}, the regularizer's saving of training steps is {said(saving)} % (the paper: "
+        f"{report.number(paper, 0)} %): {meaning}.** {compute(saved(arm, baseline, compute=True))}"
     )
 
 

@@ -295,6 +295,7 @@ def page(folder: Path) -> Page:
     drawn = means.assign(panel=(means.metric + ", " + means.corruption).map(panels))
     drawn = drawn[drawn.panel.notna()].sort_values(["panel", "x"], kind="stable")
     drawn["row"] = (drawn.task.map(titles) + ", " if several else "") + drawn.arm
+    drawn.loc[drawn.line.str.endswith(PRETRAINED), "model"] = "untrained"
     for end in ("low", "high"):  # seeds agree exactly at the ends
         drawn[end] = drawn[end].fillna(drawn["mean"])
     texts = frame[frame.metric == "level share"].num_examples.max()
@@ -306,7 +307,7 @@ def page(folder: Path) -> Page:
         title="Noise stability of trained encoders: "
         + report.joined(titles[str(name)] for name in frame.task.unique()),
         answer=(
-            f"**At noise correlation ρ = 0.5, the correlation of the outputs {AFTER} is "
+            f"**For noise of correlation ρ = 0.5, the correlation of the outputs {AFTER} is "
             f"{after('correlation', 1, 2, x=0.5)}; for a linear function, it is 0.5.** Share of "
             f"the output's variance that is linear in the noise: "
             f"{after('level share', 100, 0, ' %', x=1.0)}."
@@ -321,7 +322,7 @@ def page(folder: Path) -> Page:
                 hue="model",
                 row="row",
                 col="panel",
-                titles={**titles, "linear": "linear function"},
+                titles={**titles, "linear": "linear function", "untrained": PRETRAINED},
                 xlabel="correlation ρ of the noise",
                 ylabel="",
                 least_range=0.0,
@@ -337,7 +338,8 @@ def page(folder: Path) -> Page:
             "part of degree 1 and 2 in the noise. For a linear function, the correlation equals ρ, "
             "and no function's linear share exceeds its correlation divided by ρ.",
             "Token noise keeps each token with probability (1 + ρ)/2 and otherwise replaces it by "
-            "a random one. Normalized stability is divided by its value at ρ = 1.",
+            "a random one. Normalized stability is divided by its value at ρ = 1. Same class: "
+            "share of noisy texts whose predicted class does not change.",
             "Seeds share texts and noise. Half-widths are the root of the sum of squares of two "
             "parts: Student's t interval over seeds, and the sampling error that seeds share, over "
             f"texts, or over noise for linear and quadratic shares ({int(texts)} texts).",

@@ -470,7 +470,8 @@ def page(folder: Path) -> Page:
     ]
     pictures = {
         "influence": report.facets(
-            f"{name}: influence of a token against its position, mean over texts",
+            f"{name}: influence of a token against its position, mean over texts (first and last "
+            "position: special tokens)",
             lines,
             x="level",
             hue="weights",

@@ -152,8 +152,8 @@ def page(folder: Path) -> Page:
         if (arm, "validation_accuracy") in at
     )
     answer = (
-        f"At the end, validation accuracy is {accuracies}; the better of two guesses (the "
-        f"commonest word, the commonest follower of the word before) reaches {best:.1f} %."
+        f"At the end, validation accuracy is {accuracies}. The better of two baselines, the most "
+        f"common word and the most common next word, reaches {best:.1f} %."
     )
     caption = (
         "Accuracy in percent at the end, and what it consists of, with 95 % intervals over seeds. "

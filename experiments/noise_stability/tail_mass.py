@@ -443,13 +443,13 @@ def page(folder: Path) -> Page:
     degree, variance = (tidy.select(of_many, quantity=each).iloc[0] for each in ("D", "variance"))
     counts = {each: verdicts.count(each) for each in dict.fromkeys(verdicts)}
     answer = (
-        "**Lemma 1's bound on the weight of degree T and above, against the bound from influence: "
+        "**Compared with the bound from influence, Lemma 1's bound on the weight of degree T and "
+        "above is "
         + report.joined(f"{each} in {n} of {len(verdicts)} cases" for each, n in counts.items())
         + ".** It can only be tighter if D, the mean degree weighted "
         f"by influence, exceeds T. At {plan['num_tokens']} tokens, D is {report.bracketed(degree)} "
-        f"({WEIGHTS[first]}), and T is {PAPER_DEGREE}. For ratios such as those in the paper's "
-        "Table 1, weight at much higher degrees is necessary (last column), or two bounds with "
-        "different normalizations."
+        f"({WEIGHTS[first]}), and T is {PAPER_DEGREE}. The ratios in the paper's Table 1 require "
+        "weight at much higher degrees (last column), or bounds with different normalizations."
     )
     drawn = table[table.quantity.isin([TAIL, MARKOV, LEMMA])]
     rhos = table[table.quantity == LEMMA][["panel", "weights", "rho"]]

@@ -99,7 +99,7 @@ def page(folder: Path) -> Page:
             ]
         )
     sets = table[table.task.str.contains(":")]
-    baselines, num_models = sets.task.map(constant), sets.model.nunique()
+    baselines = sets.task.map(constant)
     above, below = (sets.low > baselines).sum(), (sets.high < baselines).sum()
     names = report.joined(titles[trial] for trial in trials if ":" in trial)
     drawn = sets.copy()
@@ -112,7 +112,7 @@ def page(folder: Path) -> Page:
         heads, lines = heads[:-1], [line[:-1] for line in lines]
     answer = (
         f"**On {names}, {above} of {len(sets)} accuracies are significantly above the majority "
-        f"baseline, and {below} are significantly below it**"
+        f"baseline, {below} significantly below it**"
     )
     if sets.low.isna().all():
         answer = f"**On {names}: too few seeds for intervals, so no verdict**"
@@ -138,15 +138,16 @@ def page(folder: Path) -> Page:
     return report.Page(
         title=f"Adversarial sets: {names}",
         answer=(
-            f"{answer} (models: {num_models}). Differences between "
-            "models that are not above the majority baseline say little about robustness."
+            f"{answer}. Differences between models that are not above the majority baseline say "
+            "little about robustness."
         ),
         pictures={"adversarial": picture},
         tables=[
             report.Table(
                 heads,
                 lines,
-                "Accuracy, mean ± standard deviation over seeds. Brackets: 95 % intervals.",
+                "Accuracy, mean ± standard deviation over seeds. Brackets: 95 % intervals of "
+                "differences; those of the accuracies are in the picture.",
             ),
         ],
         notes=[notes[0], INTERVALS, *([known] if overlap else [])],

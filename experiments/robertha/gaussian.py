@@ -40,14 +40,14 @@ PROTOCOLS = {
 NO_LEAD = "No detectable lead"
 SAME_DB = 1.0  # models whose mean SNR differs by less count as tested at the same SNR
 # Models of published runs that the current version lacks.
-REMOVED = {"robertha-shannon-matmul": "Robertha, matmul-only ESR"}
+REMOVED = {"robertha-shannon-matmul": "Robertha with matmul-only ESR"}
 
 
 # Where noise is added and how its size is set -> title of the panel.
 PANELS = {
     ("token", "sigma"): "noise on token embeddings,\nsame σ",
     ("token", "matched"): "noise on token embeddings,\nsame SNR",
-    ("embedding", "sigma"): "noise after the LayerNorm,\nsame σ and SNR",
+    ("embedding", "sigma"): "noise after the LayerNorm,\nsame σ, so same SNR",
     ("embedding", "matched"): "noise after the LayerNorm,\nsame SNR",
     ("token", "per-token"): "noise on token embeddings,\nsame SNR per token",
 }
@@ -340,7 +340,7 @@ def finding(differences: pd.DataFrame) -> str:
     if above and below:
         return f"Higher scores in {above} and lower scores in {below} of {count} comparisons"
     if above:
-        return "A lead" if above == count else f"A partial lead ({above} of {count} comparisons)"
+        return "A lead" + (f" in {above} of {count} comparisons" if above < count else "")
     if below:
         return "Lower scores" + (f" in {below} of {count} comparisons" if below < count else "")
     return NO_LEAD

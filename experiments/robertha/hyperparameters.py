@@ -132,8 +132,8 @@ def page(folder: Path) -> Page:
     pictures, tables = {}, []
     for task in scores.task.unique():
         pictures[f"hyperparameters_{task}"] = report.forest(
-            f"{titles[task]}: score minus that of the default α = 0.35, λ = 0.05, β = 15, mean "
-            "over noise levels",
+            f"{titles[task]}: score minus that of the default (target α = 0.35, weight λ = 0.05, "
+            "β = 15), mean over noise levels",
             means[(means.task == task) & (means.panel != "clean")],
             label="model",
             col="panel",
@@ -156,8 +156,8 @@ def page(folder: Path) -> Page:
         answer=(
             f"**{effect} of ESR's target, its weight or β on {names}**: {tidy.clear(every)} of "
             f"{num_intervals} differences from the default setting have an interval that excludes "
-            f"zero; up to {chance} are expected by chance. The largest is "
-            f"{report.plain_interval(largest)} points ({titles[largest.model]}, "
+            f"zero; chance alone gives at most {chance} in 95 % of cases. The largest of all "
+            f"differences is {report.plain_interval(largest)} points ({titles[largest.model]}, "
             f"{gaussian.noise_label(largest.protocol, largest.level)}).{caution}"
         ),
         pictures=pictures,

@@ -138,12 +138,14 @@ def page(folder: Path) -> Page:
         averaged = shown
     unlearned = gaussian.not_learned(scores, constants)
     by_none = [titles[name] for name in gaussian.learned_by_none(scores, unlearned)]
+    left_out = gaussian.left_out_note(shown[shown.task == subject], averaged, titles)
+    levels = "noise levels" + (" (some left out, see the notes)" if left_out else "")
     tables = gap_table(scores, titles)
     if len(models) > 1:
         contrasts = gaussian.differences(averaged, baseline=baseline, over=["level"])
         contrasts = contrasts[contrasts.task == subject]
         over = f" and over {len(tasks)} tasks." if len(tasks) > 1 else "."
-        caption = f"Score minus {titles[baseline]}: clean, and averaged over noise levels{over}"
+        caption = f"Score minus {titles[baseline]}: clean, and averaged over {levels}{over}"
         pivot = {"index": "model", "columns": "panel", "titles": titles, "caption": caption}
         tables.append(report.pivot(contrasts, **pivot))
     marked = " (open marks: the paper, which states σ but no site)"
@@ -161,7 +163,7 @@ def page(folder: Path) -> Page:
         )
     else:
         picture = report.forest(
-            f"{names}: score minus {titles[baseline]}, mean over noise levels",
+            f"{names}: score minus {titles[baseline]}, mean over {levels}",
             contrasts[contrasts.panel != "clean"],
             label="model",
             col="panel",
@@ -171,7 +173,7 @@ def page(folder: Path) -> Page:
     notes = [
         *gaussian.unlearned_note(scores, unlearned, titles),
         *measured.notes,
-        *gaussian.left_out_note(shown[shown.task == subject], averaged, titles),
+        *left_out,
         *gaussian.few_rows_note(measured),
     ]
     learned_none = {
@@ -202,12 +204,8 @@ def learned(tasks: Sequence[str], barely: Collection[str]) -> str:
         return ""
     if not rest:
         return "**No task is learned**: no model is well above the majority baseline. "
-    are = "is" if len(rest) == 1 else "are"
     others = "the other task" if len(barely) == 1 else f"the other {len(barely)} tasks"
-    return (
-        f"**Only {report.joined(rest)} {are} learned**: on {others}, no model is well above the "
-        "majority baseline. "
-    )
+    return f"**Some models learn {report.joined(rest)}; no model learns {others}.** "
 
 
 def answer(
@@ -247,7 +245,10 @@ def answer(
     finding = gaussian.finding(rows)
     if close:
         missed = "any of the tasks" if task == "average" else titles[task]
-        start = f"**No verdict on a lead: {report.joined(close)} did not learn {missed}.** {start}"
+        failed = f"{close[0]} did not learn"
+        if len(close) == 2:
+            failed = f"neither {close[0]} nor {close[1]} learned"
+        start = f"**No verdict on a lead: {failed} {missed}.** {start}"
     else:
         start = f"**{finding}: {start}**"
     levels, over = tidy.select(averaged, **pair), "mean over noise levels"
@@ -297,7 +298,9 @@ def gap_table(scores: pd.DataFrame, titles: Mapping[str, str]) -> list[Any]:
     gap = gap[gap.paper.notna()]
     if gap.empty:
         return []
-    caption = f"Robertha minus TinyBERT at σ = {gap.level.iloc[0]:g}, by the site of the noise."
+    level = gap.level.iloc[0]
+    same = gaussian.noise_label("matched", level)
+    caption = f"Robertha minus TinyBERT at σ = {level:g} (same SNR: {same}), by the noise's site."
     table = report.pivot(gap, index="task", columns="comparison", titles=titles, caption=caption)
     papers = [report.signed(effect) for effect in gap.drop_duplicates("task").paper]
     return [table.with_column(1, "the paper", papers)]

@@ -128,14 +128,17 @@ def page(folder: Path) -> Page:
             for _, row in noisy.iterrows()
         ]
     )
-    caption = f"{names}: Robertha minus the TinyBERT of its size under noise"
+    at = f"at σ = {level:g} or the same SNR ({gaussian.noise_label('matched', level)})"
+    caption = (
+        f"{names}: Robertha minus the TinyBERT of its size, {'under noise' if several else at}"
+    )
     look = {"label": "label", "col": "panel", "xlabel": "Robertha minus TinyBERT, points"}
     return report.Page(
         title=f"Scaling: {names}",
         answer=(
-            f"**{gaussian.finding(noisy)} of Robertha over the TinyBERT of its size under noise on "
-            f"{names}**: of {len(noisy)} intervals, {int((noisy.low > 0).sum())} are above zero "
-            f"and {int((noisy.high < 0).sum())} below."
+            f"**Robertha against TinyBERT of the same size, under noise on {names}**: of "
+            f"{len(noisy)} intervals, {int((noisy.low > 0).sum())} are above zero and "
+            f"{int((noisy.high < 0).sum())} below."
         ),
         pictures={"scaling": report.forest(caption, noisy, **look)},
         tables=[
@@ -143,8 +146,7 @@ def page(folder: Path) -> Page:
                 strongest[strongest.task == task],
                 index="size",
                 columns="panel",
-                caption=f"{titles[task]}: Robertha minus TinyBERT, "
-                f"{gaussian.noise_label('sigma', level)} or the same SNR.",
+                caption=f"{titles[task]}: Robertha minus TinyBERT, {at}.",
             )
             for task in table.task.unique()
         ],

@@ -70,6 +70,11 @@ def test_code_is_not_wrapped():
     assert report.wrapped(command) == command
 
 
+def test_titles_of_published_pages_differ():
+    titles = [path.read_text(encoding="utf-8").split("\n")[0] for path in RESULTS.rglob("*.md")]
+    assert len(titles) == len(set(titles)) > 50
+
+
 def test_repository_root_is_not_in_a_page():
     root = str(Path(report.__file__).parents[1])
     assert not any(root in path.read_text() for path in RESULTS.rglob("*.md"))

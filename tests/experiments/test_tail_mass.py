@@ -149,7 +149,7 @@ def test_bounds_are_shares_of_the_variance(tmp_path):
 )
 def test_the_page_says_which_bound_is_tighter(tmp_path, weights, words):
     page = tail_mass.page(results(tmp_path, weights))
-    assert f"against the bound from influence: {words} in 6 of 6 cases" in page.answer
+    assert f"of degree T and above is {words} in 6 of 6 cases" in page.answer
     (table,) = page.tables
     assert [row[-1] for row in table.rows[-4:]] == [
         f"weight at degree ≥ {least}" for least in (90, 30, 143, 42)

@@ -112,6 +112,8 @@ def test_distances_are_of_the_worst_point_of_each_formula():
     off = theory.distances(table)
     assert off.model.tolist() == ["f", "g"]
     np.testing.assert_allclose(off[["distance", "errors"]], [[0.4, 2], [0, 0]])
+    far = table.assign(score=table.score - [0.2, 0.01, 0, 0])  # 4 errors, and 0.8 % in 0.02 errors
+    assert theory.distances(far)[["beyond", "points"]].to_numpy().tolist() == [[1, 2], [0, 1]]
 
 
 def one_pair(fn, key, *, shape, rho, pair=gaussian_pair, per_output=False, **_):
@@ -145,7 +147,7 @@ def test_a_run_measures_every_panel_and_writes_its_page(tmp_path, monkeypatch):
     weights = table[table.model == "identity, A_X, query 3"].score
     assert len(weights) == theory.MAP_TOKENS
     np.testing.assert_allclose(weights.sum(), 1, rtol=1e-5)
-    assert "every point of 3 of 3 curves" in pages[0].answer
+    assert "of 4 curves is within 3 standard errors or 2 %" in pages[0].answer
 
 
 def test_the_picture_shows_shared_points_once_and_bounds_as_lines():
