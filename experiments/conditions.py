@@ -19,7 +19,6 @@ import numpy as np
 
 from experiments import tidy
 from experiments.cells import Cell, buckets, digest_of
-from experiments.memory import similarity
 from experiments.rundir import identifier, write_whole
 from hopfax import text
 from hopfax.data import (
@@ -33,6 +32,7 @@ from hopfax.data import (
     spread,
     training_rows,
 )
+from hopfax.hopfield import capacity_snr_db
 from hopfax.text import Corrupted, Victim
 from hopfax.text.hotflip import Form
 from hopfax.train.evaluate import Noise, Predictions, check_noise, predict
@@ -407,13 +407,12 @@ def evaluation_sets(
 
 
 def capacity(cell: Cell) -> float:
-    """Returns `similarity.capacity` of the reported texts under the memory's prior."""
+    """Returns `hopfield.capacity_snr_db` of the reported texts under the memory's prior."""
     ids, lengths = cell.data.test.ids, cell.data.test.lengths
-    return similarity.capacity(
-        np.asarray(jax.nn.log_softmax(cell.params["memory"]["log_prior"][0])),
-        ids[np.arange(ids.shape[-1]) < lengths[..., None]],
-        width=cell.params["tokens"]["embedding"].shape[-1],
-    )
+    log_prior = np.asarray(jax.nn.log_softmax(cell.params["memory"]["log_prior"][0]))
+    bits = -np.mean(log_prior[ids[np.arange(ids.shape[-1]) < lengths[..., None]]]) / np.log(2)
+    width = cell.params["tokens"]["embedding"].shape[-1]
+    return float(capacity_snr_db(float(bits), width=width))
 
 
 def constant_score(metrics: Sequence[str], labels: np.ndarray, outputs: int) -> float:

@@ -238,8 +238,8 @@ def variant(name: str) -> Variant:
 def with_flags(variant: Variant, **flags: Any) -> Variant:
     """Returns a variant with flags applied: they replace its fields or become options.
 
-    A flag never changes an option that the variant sets. Robertha's flags (preset, beta, tol,
-    max_steps) have no effect on other models. A flag that is None was left out.
+    A flag never changes an option that the variant sets. Robertha's flags (beta, tol, max_steps)
+    have no effect on other models. A flag that is None was left out.
     """
     names = {each.name for each in dataclasses.fields(Variant)}
     others = set() if variant.kind == "robertha" else {"beta", "tol", "max_steps"}

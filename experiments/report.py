@@ -264,14 +264,14 @@ def joined(names: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def wrapped(line: str, width: int = 117) -> str:
+def wrapped(line: str) -> str:
     """A line of prose broken at spaces; tables, code, pictures and headings stay whole."""
     if line.startswith(("|", "#", "!", "    ", "```")):
         return line
     # Not inside `code`: a command must stay one line to be copied.
     whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0"), line)
     indent = "  " if line.startswith("- ") else ""
-    lines = textwrap.wrap(whole, width, subsequent_indent=indent, break_long_words=False,
+    lines = textwrap.wrap(whole, 117, subsequent_indent=indent, break_long_words=False,
                           break_on_hyphens=False)  # fmt: skip
     return "\n".join(lines).replace("\0", " ")
 

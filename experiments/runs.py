@@ -71,20 +71,16 @@ def fill(
     plan = {"cells": [spec_of(config, job, data[job.task]).id for job in jobs]}
     folder = open_run(name, config, plan=plan)
     measured: dict[int, list[dict[str, Any]]] = {}
-    with Progress(100 * len(jobs)) as progress:
-
-        def show(share: float, **fields: float) -> None:
-            progress.update(round(100 * (len(measured) + share)), **fields)
+    with Progress(len(jobs)) as progress:
 
         def measure(job: Job) -> list[dict[str, Any]]:
-            def training(share: float, **fields: float) -> None:
-                show(TRAINING * share, **fields)
-
+            training = progress.part(len(measured), TRAINING)
+            testing = progress.part(len(measured) + TRAINING, 1 - TRAINING)
             cell = open_cell(config, job, data[job.task], on_progress=training)
             rows = []
             for count, condition in enumerate(job.conditions, 1):
                 rows += conditions.rows(cell, condition, model=job.model)
-                show(TRAINING + (1 - TRAINING) * count / len(job.conditions))
+                testing(count / len(job.conditions))
             return rows
 
         waiting, before = list(enumerate(jobs)), len(jobs) + 1

@@ -255,9 +255,13 @@ RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         ">= 1",
         lambda value: value >= 1,
         "epochs patience train_size test_size width num_layers noise_draws texts max_steps "
-        "batch_size num_draws num_steps",
+        "batch_size num_draws num_steps num_random",
     ),
-    (">= 10", lambda value: value >= 10, "num_pairs num_tokens"),
+    (">= 2", lambda value: value >= 2, "networks"),
+    (">= 3", lambda value: value >= 3, "num_texts num_long"),
+    (">= 10", lambda value: value >= 10, "num_pairs"),
+    (">= 20", lambda value: value >= 20, "num_tokens"),
+    (">= 1000", lambda value: value >= 1000, "num_samples"),
     (
         "> 0 and finite",
         lambda value: 0 < value < inf,

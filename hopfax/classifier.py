@@ -23,7 +23,6 @@ from hopfax.data import (
     encode,
     read_tokenizer,
 )
-from hopfax.data.optional import optional_import
 from hopfax.data.tokenize import text_tokenizer, warn_truncated
 from hopfax.hub import model_folder, read_json
 from hopfax.nn import (
@@ -41,6 +40,7 @@ from hopfax.nn.finetune import family_config, tensor_names
 from hopfax.nn.functional import named_leaves
 from hopfax.nn.tensor_files import mismatches, read_stack, stored_tensors, wrong_dtypes
 from hopfax.nn.universal import UniversalEncoder
+from hopfax.optional import optional_import
 from hopfax.train.evaluate import Noise, Predictor, make_predictor, predict
 
 Text = str | tuple[str, str]

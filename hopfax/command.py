@@ -28,10 +28,10 @@ from hopfax.data import (
     read_tokenizer,
     spread,
 )
-from hopfax.data.optional import optional_import
 from hopfax.data.tokenize import text_tokenizer
 from hopfax.hub import model_folder, read_json
 from hopfax.nn import Params, Pretrained, load_pretrained, recall, text_classifier
+from hopfax.optional import optional_import
 from hopfax.train.metrics import scores
 from hopfax.train.progress import Progress
 

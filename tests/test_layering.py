@@ -28,23 +28,26 @@ ALLOWED = {
     "hopfax.fixed_point": {"hopfax.checks"},
     "hopfax.cpu": set(),
     "hopfax.hub": set(),
+    "hopfax.optional": set(),
     "hopfax.hopfield": {"hopfax.checks", "hopfax.fixed_point", "hopfax.cpu"},
     "hopfax.stability": {"hopfax.checks"},
-    "hopfax.data": {"hopfax.hub"},
+    "hopfax.data": {"hopfax.hub", "hopfax.optional"},
     "hopfax.text": set(),
     "hopfax.nn": {
-        "hopfax.checks", "hopfax.hub", "hopfax.fixed_point", "hopfax.cpu", "hopfax.hopfield",
-        "hopfax.stability",
+        "hopfax.checks", "hopfax.hub", "hopfax.optional", "hopfax.fixed_point", "hopfax.cpu",
+        "hopfax.hopfield", "hopfax.stability",
     },
     # `hopfax`: its version, for the checkpoints.
     "hopfax.train": {
         "hopfax", "hopfax.checks", "hopfax.fixed_point", "hopfax.cpu", "hopfax.hopfield",
         "hopfax.stability", "hopfax.nn", "hopfax.data", "hopfax.text",
     },
-    "hopfax.classifier": {"hopfax.nn", "hopfax.train", "hopfax.data", "hopfax.hub"},
+    "hopfax.classifier": {
+        "hopfax.nn", "hopfax.train", "hopfax.data", "hopfax.hub", "hopfax.optional",
+    },
     "hopfax.command": {
         "hopfax", "hopfax.hopfield", "hopfax.stability", "hopfax.nn", "hopfax.train", "hopfax.data",
-        "hopfax.hub", "hopfax.classifier",
+        "hopfax.hub", "hopfax.optional", "hopfax.classifier",
     },
 }  # fmt: skip
 CORE = ("hopfax.checks", "hopfax.fixed_point", "hopfax.cpu", "hopfax.hopfield", "hopfax.stability")

@@ -182,11 +182,10 @@ def run(config: Config) -> Path:
                     share = 100 * float(np.mean(decoded == right))
                     recovered.setdefault(at, []).append(share)
                 share = 100 * of_random_table(ids, db, protocol=protocol, seed=draw)
-                random_rows.append({
-                    "model": "random", "corruption": "gaussian", "site": "token",
-                    "protocol": protocol, "level": 10 ** (-db / 20), "snr_db": db, "seed": draw,
-                    "metric": "recovered", "score": round(share, 4),
-                })  # fmt: skip
+                at = similarity.condition("random", protocol, db)
+                random_rows.append(
+                    {**at, "seed": draw, "metric": "recovered", "score": round(share, 4)}
+                )
             labels = np.array([row.label for row in rows])
             scores = [*results(name, measured, recovered, labels), *random_rows]
             scores += [
@@ -562,8 +561,8 @@ def bits_of_priors(
     }
 
 
-def one_token_snr_db(bits: float, *, width: int, errors: float = ERRORS) -> float:
-    """Returns the SNR in dB at which the best code of one token a block has a share of errors.
+def one_token_snr_db(bits: float, *, width: int) -> float:
+    """Returns the SNR in dB at which the best code of one token a block has `ERRORS` errors.
 
     The normal approximation of Polyanskiy, Poor and Verdú (2010), Equation 296, for `width` real
     channel uses.
@@ -573,7 +572,7 @@ def one_token_snr_db(bits: float, *, width: int, errors: float = ERRORS) -> floa
         snr = 10 ** (snr_db / 10)
         dispersion = snr * (snr + 2) / (2 * (snr + 1) ** 2) * np.log2(np.e) ** 2
         rate = width / 2 * np.log2(1 + snr) + np.log2(width) / 2
-        return float(rate - np.sqrt(width * dispersion) * norm.isf(errors) - bits)
+        return float(rate - np.sqrt(width * dispersion) * norm.isf(ERRORS) - bits)
 
     return float(brentq(missing, -30, 30, full_output=False))  # pyright: ignore[reportArgumentType]
 

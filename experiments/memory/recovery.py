@@ -31,11 +31,19 @@ from scipy.special import log_ndtr, ndtr
 from experiments import report, tidy
 from experiments.figures import SNR, Panel
 from experiments.memory import similarity
-from experiments.memory.similarity import add_noise, decibels, denoiser, encoded, in_batches
+from experiments.memory.similarity import (
+    Budget,
+    add_noise,
+    decibels,
+    denoiser,
+    encoded,
+    in_batches,
+)
 from experiments.report import Page
 from experiments.settings import Shared, by_budget
 from hopfax import hopfield
 from hopfax.data import reported_rows, spread
+from hopfax.data.tokenize import text_tokenizer
 from hopfax.train.progress import Progress
 
 REPRODUCES = "Privacy of noisy embeddings: BeamClean (2505.13758), d_X-privacy (2411.13784)"
@@ -43,7 +51,6 @@ EXPLAINED = -12.0  # dB, of the bins
 NUM_BINS = 6
 FEW_ERRORS = 20  # of fewer, no shares are given
 NEARLY_ALL = 99.5  # % of the tokens; the few errors above have no shares worth quoting
-SPECIAL = {"[CLS]", "[SEP]", "<s>", "</s>"}
 BEAMCLEAN = {"nearest": 42.1, "language model": 74.3}
 WORDS = (
     "a about after against all also am an and another any are as at back be because been before "
@@ -79,14 +86,6 @@ PROPERTIES = {
 COLUMNS = (*similarity.SHARED_COLUMNS, "group", "place")
 
 
-class Budget(NamedTuple):
-    """Size of a run: pairs of texts, noise draws, and ratios in dB."""
-
-    num_pairs: int
-    num_draws: int
-    snr_db: tuple[float, ...]
-
-
 LEVELS = (-4.0, -6.0, -8.0, -10.0, -12.0, -14.0, -16.0, -20.0)
 BUDGETS = {
     "smoke": Budget(10, 1, (EXPLAINED,)),
@@ -117,7 +116,7 @@ def run(config: Config) -> Path:
     rows = spread(reported_rows(config.task, data_dir=config.data_dir), budget.num_pairs)
     texts = [np.concatenate(encoded(row.texts[0], vocabulary)) for row in rows]
     ids, row = np.concatenate(texts), np.repeat(np.arange(len(texts)), [*map(len, texts)])
-    special = np.isin(ids, [n for n, each in enumerate(vocabulary.tokens) if each in SPECIAL])
+    special = np.isin(ids, text_tokenizer(vocabulary).encode("").ids)
     tokens = Texts(ids[~special], row[~special], vocabulary.tokens, table, log_prior)
     folder, decode, measured = open_folder(), decoder(table, log_prior), []
     with Progress(len(budget.snr_db)) as progress:

@@ -163,7 +163,8 @@ def run(config: Config) -> Path:
                         recovered.setdefault(at, []).append(share)
                 progress.update(number * len(cases) + place)
             rows_of_task = [*results(name, measured, recovered, labels), *stabilities(stable)]
-            limit = capacity(log_prior, right, width=table.shape[1])
+            bits = -float(np.mean(log_prior[right])) / np.log(2)
+            limit = float(capacity_snr_db(bits, width=table.shape[1]))
             frames.append(pd.DataFrame(rows_of_task).assign(task=name, limit=limit))
     return report.write_run(folder, pd.concat(frames), COLUMNS, page)
 
@@ -204,20 +205,6 @@ def training_prior(task: str, data_dir: str | None, tokens: WordPiece, count: in
     """Returns the log-probability of each token, from a task's training texts."""
     texts = [text for row in training_rows(task, data_dir=data_dir) for text in row.texts[0]]
     return prior(encoded(texts, tokens), count)
-
-
-def capacity(log_prior: np.ndarray, tokens: np.ndarray, *, width: int) -> float:
-    """Returns the SNR in dB below which no decoder that knows the prior recovers all tokens.
-
-    Exact if the tokens are drawn from the prior.
-
-    Args:
-        log_prior: Log-probability of each token of the vocabulary.
-        tokens: The tokens to recover. Their mean surprisal under the prior is the rate.
-        width: Width of an embedding.
-    """
-    bits = -float(np.mean(log_prior[tokens])) / np.log(2)
-    return float(capacity_snr_db(bits, width=width))
 
 
 def add_noise(

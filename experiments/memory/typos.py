@@ -49,7 +49,7 @@ from hopfax.train.metrics import scores
 from hopfax.train.progress import Progress
 
 REPRODUCES = "Robertha, Table 12, with a memory of words that corrects them; not in the paper"
-TRAINING = 50  # approximate percentage of the time, for the progress line
+TRAINING = 0.5  # approximate share of the time, for the progress line
 EPOCHS = {"sst2": 1, "cola": 6}  # at the laptop budget, as for the results of `typos`
 DEFAULTS = {
     "laptop": {"rates": (0.1, 0.3), "texts": 100},
@@ -108,19 +108,16 @@ def run(config: Config) -> Path:
     tried = pd.DataFrame(table).to_csv(index=False, lineterminator="\n", float_format="%.4f")
     write_whole(folder / "settings.csv", tried)
     rows = []
-    with Progress(100 * len(jobs)) as progress:
+    with Progress(len(jobs)) as progress:
         for number, (task, job) in enumerate(jobs.items()):
             progress.title = data[task].spec.title
-
-            def training(share: float, first: int = 100 * number, **fields: float) -> None:
-                progress.update(first + round(TRAINING * share), **fields)
-
+            training = progress.part(number, TRAINING)
+            testing = progress.part(number + TRAINING, 1 - TRAINING)
             cell = runs.open_cell(of_task[task], job, data[task], on_progress=training)
             tests = conditions_of(of_task[task], chosen)
             for count, each in enumerate(measured(cell, tests), 1):
                 rows += each
-                share = TRAINING + (100 - TRAINING) * count / len(tests)
-                progress.update(100 * number + round(share))
+                testing(count / len(tests))
     return report.write_run(folder, pd.DataFrame(rows), COLUMNS, page)
 
 

@@ -42,6 +42,7 @@ from experiments.rundir import open_run
 from experiments.runs import Job
 from experiments.settings import Flags, budget_of, by_budget, resolved
 from hopfax.data import Encoded, bucket_boundaries, bucketed, eval_batches
+from hopfax.data.tokenize import text_tokenizer
 from hopfax.train.progress import Progress
 from hopfax.train.state import seed_keys
 
@@ -67,7 +68,6 @@ AFTER = "after training"
 BEFORE = "before training"
 TITLES = {"trained": AFTER, "fresh": BEFORE}
 PRETRAINED = "pretrained encoder, before fine-tuning"
-SPECIAL = ("[CLS]", "[SEP]", "<s>", "</s>")
 LOST = (
     "Points lost: clean score minus score under noise after the LayerNorm at the same SNR, on all "
     "test rows. Its interval is over seeds only."
@@ -141,25 +141,18 @@ def run(config: Config) -> Path:
     plan = {"cells": [runs.spec_of(config, job, data[job.task]).id for job in jobs]}
     folder = open_run("encoder-stability", config, plan=plan)
     rows: list[dict[str, Any]] = []
-    with Progress(100 * len(jobs)) as progress:
+    with Progress(len(jobs)) as progress:
         for number, (job, arms) in enumerate(zip(jobs, arms_of(jobs), strict=True)):
             title = f"{data[job.task].spec.title}, {job.variant.title}"
             progress.title = f"[{number + 1}/{len(jobs)}] {title}"
-
-            def show(share: float, number: int = number, **fields: float) -> None:
-                progress.update(round(100 * (number + share)), **fields)
-
-            cell = runs.open_cell(
-                config,
-                job,
-                data[job.task],
-                on_progress=lambda share, show=show, **fields: show(TRAINING * share, **fields),
-            )
+            training = progress.part(number, TRAINING)
+            measuring = progress.part(number + TRAINING, 1 - TRAINING)
+            cell = runs.open_cell(config, job, data[job.task], on_progress=training)
             shared = {"task": job.task, "model": job.model}
             rows += [shared | row for row in losses(cell, job)][: budget.seeds]
             for share, measured in measure(cell, budget, config, arms):
                 rows += [shared | row for row in measured]
-                show(TRAINING + (1 - TRAINING) * share)
+                measuring(share)
     return report.write_run(folder, pd.DataFrame(rows), COLUMNS, page)
 
 
@@ -211,8 +204,7 @@ def measure(
     )
     seeds = cell.spec.seeds[: budget.seeds]
     fresh = jax.jit(jax.vmap(cell.model.init))(seed_keys(seeds))
-    tokens = data.vocabulary.tokens
-    special = tuple(tokens.index(token) for token in SPECIAL if token in tokens)
+    special = tuple(text_tokenizer(data.vocabulary).encode("").ids)
     pairs = [(number, arm) for number in range(len(seeds)) for arm in arms]
     for done, (number, arm) in enumerate(pairs, 1):
         stacked = fresh if arm == "fresh" else cell.params
@@ -375,11 +367,10 @@ def differences(frame: pd.DataFrame, titles: Mapping[str, str]) -> list[report.T
 def intervals(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """Returns `tidy.summarize` with intervals that include the error that seeds share."""
     means = tidy.summarize(frame[[*keys, "seed", "score"]])
-    shared = (1.96 * frame.standard_error).fillna((frame.high - frame.low) / 2).fillna(0)
-    errors = frame[keys].assign(shared=shared).groupby(keys).mean().reset_index()
+    errors = frame.standard_error.fillna((frame.high - frame.low) / 2 / 1.96).fillna(0)
+    errors = frame[keys].assign(error=errors).groupby(keys).mean().reset_index()
     means = means.merge(errors, on=keys)
-    half = np.hypot((means.high - means.low) / 2, means.shared)
-    return means.assign(low=means["mean"] - half, high=means["mean"] + half)
+    return tidy.widened(means, means.error)
 
 
 def linear_shares(folder: Path, arm: str) -> pd.DataFrame:

@@ -109,11 +109,6 @@ def run(config: Config) -> Path:
     budget = budget_of(config, BUDGETS)
     if not config.pretrained:
         raise ValueError("a pretrained model is read from a folder: set --pretrained")
-    if budget.num_texts < 3 or budget.num_tokens < 20 or budget.num_random < 1:
-        raise ValueError(
-            "--num-texts must be >= 3, --num-tokens >= 20 and --num-random >= 1, got "
-            f"{budget.num_texts}, {budget.num_tokens} and {budget.num_random}"
-        )
     if not 3 <= budget.num_inner <= budget.num_texts:
         raise ValueError(f"--num-inner must be in [3, num_texts], got {budget.num_inner}")
     model = load(config.pretrained)

@@ -132,11 +132,8 @@ def run(config: Config) -> Path:
     budget = budget_of(config, BUDGETS)
     if not config.pretrained or not config.data_dir:
         raise ValueError("set --pretrained and --data-dir, the folders of a model and of the sets")
-    if min(budget.num_texts, budget.num_long, budget.num_draws) < 3 or budget.num_tokens < 20:
-        raise ValueError(
-            "--num-texts, --num-long and --num-draws must be >= 3 and --num-tokens >= 20, got "
-            f"{budget.num_texts}, {budget.num_long}, {budget.num_draws} and {budget.num_tokens}"
-        )
+    if budget.num_draws < 3:
+        raise ValueError(f"--num-draws must be >= 3, got {budget.num_draws}")
     if not 5 <= budget.num_bits <= 20:
         raise ValueError(f"--num-bits must be in [5, 20], got {budget.num_bits}")
     model = load_encoder(config.pretrained)

@@ -218,12 +218,9 @@ def fill(
     plan = {"target": jobs[0].problem.target, "arms": arms, "settings": settings}
     folder = open_run(name, config, plan=plan)
     results, curves = [], []
-    with Progress(100 * len(jobs)) as progress:
+    with Progress(len(jobs)) as progress:
         for number, job in enumerate(jobs):
-
-            def show(share: float, number: int = number, **fields: Any) -> None:
-                progress.update(round(100 * (number + share)), **fields)
-
+            show = progress.part(number)
             progress.title = f"[{number + 1}/{len(jobs)}] {job.problem.name}, {job.arm}"
             history, final = train_arm(Path(config.runs) / "cells", job, on_progress=show)
             show(1)

@@ -80,16 +80,12 @@ def run(config: Config) -> Path:
     runs.check([job for *_, job in jobs], data)
     plan = {"cells": [runs.spec_of(each, job, data[job.task]).id for _, each, job in jobs]}
     folder, rows = open_run("learning-rates", config, plan=plan), []
-    with Progress(100 * len(jobs)) as progress:
+    with Progress(len(jobs)) as progress:
         for number, (rate, at_rate, job) in enumerate(jobs):
             progress.title = f"[{number + 1}/{len(jobs)}] {job.variant.title}, {written(rate)}"
-
-            def show(share: float, done: int = number, **fields: float) -> None:
-                progress.update(round(100 * (done + share)), **fields)
-
             loaded = data[job.task]
             spec, labels = loaded.spec, loaded.validation.labels
-            cell = runs.open_cell(at_rate, job, loaded, on_progress=show)
+            cell = runs.open_cell(at_rate, job, loaded, on_progress=progress.part(number))
             lines = (cell.folder / "metrics.jsonl").read_text().splitlines()
             best = [line["best"] for line in map(json.loads, lines) if "best" in line][-1]
             rows += [

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pandas as pd
 
@@ -43,11 +43,6 @@ MOST_LINES = 6  # more models are drawn as a forest plot of differences
 class Encoders:
     """Hyperparameters of the models."""
 
-    preset: Annotated[
-        Literal["hopfax", "paper", "released"] | None,
-        optional("{hopfax,paper,released}", "the model's"),
-    ] = None
-    """Version of Robertha: hopfax's, the paper's text, or the released program."""
     beta: float = 15.0
     """Robertha's inverse temperature, before the 1/sqrt(head width)."""
     max_steps: int = 50

@@ -49,6 +49,7 @@ SIZES = {
     "base": Size(12, 768),
 }
 KINDS = ("tinybert", "robertha")
+REMAT_FROM = 8  # layers from which blocks are recomputed in the backward pass, to save memory
 PAPER_NAMES = {
     "tiny": ("Robertha", "TinyBERT"),
     "base": ("Robertha-large (110M)", "BERT-base (110M)"),
@@ -74,8 +75,6 @@ class Config(Flags):
     size: Annotated[tuple[SizeName, ...] | None, by_budget("size", "NAME ...", DEFAULTS)] = None
     """Sizes of the encoders: smallest, tiny, mini, small, medium, base."""
     noise: Noise = Noise(levels=(2.0,))
-    remat_from: int = 8
-    """Number of layers from which blocks are recomputed in the backward pass, to save memory."""
 
 
 def run(config: Config) -> Path:
@@ -90,7 +89,7 @@ def run(config: Config) -> Path:
                 width=shape.width,
                 ff_width=4 * shape.width,
                 num_heads=shape.width // 64,
-                remat=shape.num_layers >= config.remat_from,
+                remat=shape.num_layers >= REMAT_FROM,
             )
             models[f"{kind}-{size}"] = replace(model, title=f"{model.title}, {size}")
     return run_models("scaling", config, models, page)

@@ -5,8 +5,8 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from hopfax.data.optional import optional_import
 from hopfax.data.tasks import TaskSpec
+from hopfax.optional import optional_import
 
 _SITE = "https://dl.fbaipublicfiles.com"
 _ARCHIVES = {"glue": f"{_SITE}/glue/data", "superglue": f"{_SITE}/glue/superglue/data/v2"}

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hopfax.data.batching import Encoded
-from hopfax.data.optional import optional_import
 from hopfax.data.tasks import Example, check_integer
+from hopfax.optional import optional_import
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hopfax.data.optional import optional_import
 from hopfax.data.tokenize import WordPiece, read_vocabulary
 from hopfax.hub import model_folder, read_json
+from hopfax.optional import optional_import
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

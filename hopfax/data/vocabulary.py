@@ -10,8 +10,8 @@ import reprlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from hopfax.data.optional import optional_import
 from hopfax.data.tokenize import SPECIAL, WordPiece
+from hopfax.optional import optional_import
 
 _PREFIX = "##"
 

@@ -157,7 +157,6 @@ def denoise_normalized(
     epsilon: float,
     sigma: Sigma = None,
     log_prior: LogPrior = None,
-    mask: Mask = None,
     block_size: int | None = None,
 ) -> Denoised:
     r"""`denoise` after a LayerNorm: the patterns are $\mathrm{LN}(e_v + o)$.
@@ -175,7 +174,6 @@ def denoise_normalized(
         epsilon: Epsilon of the LayerNorm, >= 0.
         sigma: See `denoise`.
         log_prior: See `denoise`.
-        mask: See `denoise`.
         block_size: See `denoise`.
 
     Returns:
@@ -196,7 +194,7 @@ def denoise_normalized(
         >>> int(hopfield.denoise_normalized(noisy, patterns, offset, **layer_norm).index)
         7
     """
-    noisy, patterns, prior, sigma = _prepared(noisy, patterns, log_prior, mask, sigma)
+    noisy, patterns, prior, sigma = _prepared(noisy, patterns, log_prior, None, sigma)
     centered = patterns - jnp.mean(patterns, axis=1, keepdims=True)
     check_range(0, ends="[)", epsilon=epsilon)
     for name, vector in {"offset": offset, "scale": scale, "bias": bias}.items():
@@ -229,7 +227,6 @@ def candidates(
     count: int,
     sigma: Sigma = None,
     log_prior: LogPrior = None,
-    mask: Mask = None,
 ) -> Candidates:
     """Returns the patterns of highest posterior probability, with their log-likelihoods.
 
@@ -242,7 +239,6 @@ def candidates(
         count: Number of candidates, at most that of the patterns.
         sigma: See `denoise`.
         log_prior: See `denoise`.
-        mask: See `denoise`.
 
     Raises:
         TypeError, ValueError: See `denoise`; `count` is out of range.
@@ -256,7 +252,7 @@ def candidates(
         >>> likeliest.index.shape, int(likeliest.index[0])
         ((3,), 7)
     """
-    noisy, patterns, prior, sigma = _prepared(noisy, patterns, log_prior, mask, sigma)
+    noisy, patterns, prior, sigma = _prepared(noisy, patterns, log_prior, None, sigma)
     check_range(1, len(patterns), count=count)
     patterns = _cleared(patterns, prior)
     products = matmul(noisy, patterns.T)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hopfax.hub import read_json
+from hopfax.optional import optional_import
 
 Shape = tuple[int, ...]
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -102,13 +103,9 @@ def _aligned(shape: Shape, dtype: np.dtype) -> np.ndarray:
 
 @contextmanager
 def _open(path: Path) -> Iterator[Any]:
+    safetensors = optional_import("safetensors")
     try:
-        from safetensors import SafetensorError, safe_open
-    except ModuleNotFoundError as error:
-        message = 'safetensors is not installed: pip install "hopfax[pretrained]"'
-        raise ModuleNotFoundError(message, name="safetensors") from error
-    try:
-        with safe_open(path, framework="numpy") as file:
+        with safetensors.safe_open(path, framework="numpy") as file:
             yield file
-    except SafetensorError as error:
+    except safetensors.SafetensorError as error:
         raise ValueError(f"{path} is incomplete or not a safetensors file: {error}") from error

@@ -5,6 +5,7 @@ import datetime
 import numbers
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, Self
 
 from hopfax.train import interrupt
@@ -32,7 +33,7 @@ class Progress:
 
     def __init__(self, total: int):
         self._total, self.title, self._stream = total, "", sys.stderr
-        self._recent = collections.deque[tuple[float, int]](maxlen=_WINDOW + 1)
+        self._recent = collections.deque[tuple[float, float]](maxlen=_WINDOW + 1)
         self._status = ""
         self._printed: tuple[float, str] | None = None
         self._bar: Any = None
@@ -61,7 +62,7 @@ class Progress:
         elif self._status:
             self._print()
 
-    def update(self, done: int, **fields: Any) -> None:
+    def update(self, done: float, **fields: Any) -> None:
         """Shows the work done.
 
         Args:
@@ -89,6 +90,15 @@ class Progress:
         # `__exit__` prints the last line, with the last fields.
         if done < self._total and (not self._printed or now - self._printed[0] >= _INTERVAL):
             self._print()
+
+    def part(self, start: float, size: float = 1.0) -> Callable[..., None]:
+        """Returns `update` for a part of the work: of the share done, in [0, 1], and fields.
+
+        Args:
+            start: Units of work before the part.
+            size: Units of work of the part.
+        """
+        return lambda share, **fields: self.update(start + size * share, **fields)
 
     def _print(self) -> None:
         line = f"{self.title}  {self._status}" if self.title else self._status

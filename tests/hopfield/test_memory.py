@@ -176,7 +176,8 @@ def test_after_a_layer_norm_it_is_denoise_of_the_normalized_patterns(sigma, bloc
     normalized = centered / np.sqrt(centered.var(1, keepdims=True) + 1e-3) * scale + bias
     query = normalized[4] + 0.6 * draw.normal(size=WIDTH)
     layer_norm = {"scale": scale, "bias": bias, "epsilon": 1e-3}
-    options = {"sigma": sigma, "log_prior": PRIOR, "mask": MASK, "block_size": block_size}
+    options = {"sigma": sigma, "log_prior": np.where(MASK, PRIOR, -np.inf)}
+    options["block_size"] = block_size
     got = hopfield.denoise_normalized(query, PATTERNS, offset, **layer_norm, **options)
     want = hopfield.denoise(query, normalized, **options)
     np.testing.assert_allclose(got.value, want.value, rtol=1e-3, atol=1e-4)
@@ -253,7 +254,7 @@ def test_two_patterns_reach_the_bound():
 
 @pytest.mark.parametrize("sigma", [None, 0.9])
 def test_candidates_are_the_most_probable_patterns_and_know_their_likelihoods(sigma):
-    options = {"sigma": sigma, "log_prior": PRIOR, "mask": MASK}
+    options = {"sigma": sigma, "log_prior": np.where(MASK, PRIOR, -np.inf)}
     got = hopfield.candidates(QUERY, PATTERNS, count=17, **options)
     scores = got.log_likelihood + PRIOR[got.index]
     assert (np.diff(scores) <= 0).all()
