@@ -75,6 +75,15 @@ def rng():
 
 
 @pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The folder of a real encoder, all-MiniLM-L6-v2."""
+    folder = Path(os.environ.get("HOPFAX_MINILM", ""))
+    if not (folder / "config.json").is_file():
+        pytest.skip("set HOPFAX_MINILM to a folder of all-MiniLM-L6-v2")
+    return folder
+
+
+@pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of real data and reference outputs beside the checkout."""
     folder = Path(__file__).resolve().parents[2] / "shared"

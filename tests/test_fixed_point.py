@@ -306,10 +306,3 @@ def test_an_absolute_tolerance_says_nothing_of_the_gradient(size):
         return fixed_point(lambda p, x: 0.9 * x + p, offset, jnp.zeros(1), **stop).value[0]
 
     np.testing.assert_allclose(jax.grad(value)(size), 10, rtol=2e-3)
-
-
-def test_affine_map_ends_at_the_solution_of_its_linear_equation(x64):
-    matrix, offset = asymmetric_problem()
-    found = fixed_point(affine, (matrix, offset), jnp.zeros(4), tol=1e-12, max_steps=500)
-    assert found.converged
-    np.testing.assert_allclose(found.value, np.linalg.solve(np.eye(4) - matrix, offset), rtol=1e-9)

@@ -1,5 +1,4 @@
 import json
-import os
 
 import pytest
 import tokenizers
@@ -50,9 +49,8 @@ def test_tokenizer_json_without_its_truncation_and_padding(tmp_path):
     assert tokenizers.Tokenizer.from_str(vocabulary.serialized).truncation is None
 
 
-@pytest.mark.skipif(not os.environ.get("HOPFAX_MINILM"), reason="no folder of all-MiniLM-L6-v2")
-def test_a_real_folder():
-    vocabulary = read_tokenizer(os.environ["HOPFAX_MINILM"])
+def test_a_real_folder(minilm):
+    vocabulary = read_tokenizer(minilm)
     assert (vocabulary.size, vocabulary.pad_id, vocabulary.sep_id) == (30522, 0, 102)
     rows = encode([Example("The weather is lovely today.", 0, 0)], vocabulary, cached=False)
     assert rows.ids.tolist() == [[[101, 1996, 4633, 2003, 8403, 2651, 1012, 102]]]

@@ -1,10 +1,13 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from experiments import __main__ as command_line
+from experiments import predict
 
 STUB = '''"""Stub (Nobody 2026): shows the command line; `stub --budget smoke`, 1.0, one second.
 
@@ -118,3 +121,20 @@ def test_the_real_command_reports_its_status():
         [sys.executable, "-m", "experiments", "robustnes"], cwd=root, capture_output=True, text=True
     )
     assert done.returncode == 2 and "did you mean robustness?" in done.stderr
+
+
+def test_labels_of_pairs_have_the_range_over_seeds(monkeypatch, capsys):
+    asked = []
+
+    def model(*probabilities):
+        def answer(texts):
+            asked.extend(texts)
+            return SimpleNamespace(probabilities=np.array([probabilities]))
+
+        return SimpleNamespace(labels=("same", "other"), predict=answer)
+
+    monkeypatch.setattr(predict, "load", lambda _: {1: model(0.5, 0.5), 2: model(0.0, 1.0)})
+    predict.run(predict.Config(run="", texts=("a",), pair=("b",)))
+    assert asked == [("a", "b")] * 2
+    lines = ["a | b", "  0.750 [0.500, 1.000] other", "  0.250 [0.000, 0.500] same"]
+    assert capsys.readouterr().out.splitlines() == lines

@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from experiments.models import variant, with_flags
 from experiments.robertha import robustness
 from experiments.settings import Data, Training, resolved
 from hopfax import Classifier
-from hopfax.data import TASKS, Encoded
+from hopfax.data import TASKS, Encoded, task, training_rows
 from hopfax.train.metrics import scores
 
 
@@ -427,3 +428,32 @@ def test_predictions_of_what_a_run_lacks_are_errors(trained, capsys, words, mess
     other = str(rundir.open_run("theory", {"runs": str(folder)}))
     assert command_line.main(["predict", "a", "--run", other]) == 1
     assert "--run must be of robustness or fine-tuning, got theory" in capsys.readouterr().err
+
+
+def test_an_evaluation_set_has_the_labels_of_its_task_and_counts_training_texts(tmp_path):
+    first, second = training_rows("paraphrase")[0].texts[0]
+    rows = [(first, "new", 1), ("one", "other", 0), ("new", second, 0)]
+    lines = [f"{n}\t{a}\t{b}\t{label}\n" for n, (a, b, label) in enumerate(rows)]
+    (tmp_path / "labeled_final").mkdir()
+    path = tmp_path / "labeled_final" / "test.tsv"
+    path.write_text("".join(["id\tsentence1\tsentence2\tlabel\n", *lines]))
+    paws = conditions.EvaluationSet(name="paws", data_dir=str(tmp_path))
+    cell, other = (
+        SimpleNamespace(data=SimpleNamespace(spec=spec))
+        for spec in (task("paraphrase"), replace(task("mrpc"), labels=("1", "0")))
+    )
+    assert paws.columns(cell)["task"] == "paws:paraphrase" and paws.train_overlap(cell) == 2
+    assert [row.label for row in paws.rows(cell)] == [1, 0, 0]
+    assert [row.label for row in paws.rows(other)] == [0, 1, 1]
+    assert len(replace(paws, num_rows=2).rows(cell)) == 2
+
+
+def test_capacity_leaves_out_padding():
+    test = SimpleNamespace(ids=np.array([[[1, 2, 0, 0]]]), lengths=np.array([[2]]))
+    params = {
+        "memory": {"log_prior": np.log([[0.5, 0.25, 0.25]])},
+        "tokens": {"embedding": np.zeros((1, 3, 8))},
+    }
+    cell = SimpleNamespace(data=SimpleNamespace(test=test), params=params)
+    expected = 10 * np.log10(2 ** (2 * 2 / 8) - 1)  # two bits a token
+    np.testing.assert_allclose(conditions.capacity(cell), expected, rtol=1e-5)

@@ -1,5 +1,7 @@
 """The experiment `memory`: stability of the outputs, and its page."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -52,3 +54,23 @@ def test_the_page_shows_the_step(tmp_path):
     line = axes.lines[0].get_xdata()
     np.testing.assert_allclose(sorted(line), [(1 + 10) ** -0.5, 0.5**0.5])
     assert "0.30 at −10 dB" in report.markdown(page, tmp_path)
+
+
+def test_noise_is_relative_to_the_text_or_to_each_token():
+    clean = np.array([[1.0], [3.0]], np.float32) * np.ones((2, 5000), np.float32)
+    for protocol, rms in (("matched", [5**0.5] * 2), ("per-token", [1, 3])):
+        noisy, sigma = similarity.add_noise([clean], 20.0, protocol=protocol, seed=0)
+        np.testing.assert_allclose(sigma, np.multiply(rms, 0.1), rtol=1e-6)
+        np.testing.assert_allclose((noisy - clean).std(1), sigma, rtol=0.05)
+
+
+def test_outputs_are_means_over_real_tokens():
+    model = SimpleNamespace(forward=lambda x, mask: SimpleNamespace(output=np.asarray(x) + 1))
+    vectors = [np.random.default_rng(n).normal(size=(n, 4)) for n in (20, 3)]
+    means = np.array([(each + 1).sum(0) for each in vectors])
+    expected = means / np.linalg.norm(means, axis=1, keepdims=True)
+    np.testing.assert_allclose(similarity.unit_outputs(model, vectors), expected, rtol=1e-5)
+
+
+def test_stsb_is_scored_by_ranks():
+    assert similarity.score("stsb", np.array([0.1, 0.2, 0.9]), np.array([0.0, 4.0, 5.0])) == 100

@@ -131,6 +131,15 @@ def test_without_a_possible_pattern_the_result_is_zero(sigma, options):
     assert (index, probability) == (0, 0)
 
 
+def test_after_a_layer_norm_without_a_possible_pattern_the_result_is_zero():
+    ones = np.ones(WIDTH)
+    layer_norm = {"offset": 0 * ones, "scale": ones, "bias": ones, "epsilon": 0.0}
+    prior = np.full(COUNT, -np.inf)
+    got = hopfield.denoise_normalized(QUERY, PATTERNS, log_prior=prior, **layer_norm)
+    assert not np.any(got.value)
+    assert (got.index, got.probability) == (0, 0)
+
+
 def test_a_clean_pattern_and_its_duplicate():
     """Without noise the pattern itself returns, with a finite gradient."""
     got = hopfield.denoise(PATTERNS[3], PATTERNS)
@@ -173,9 +182,9 @@ def test_products_are_as_wide_as_the_patterns_and_add_up_in_float32(sigma, log_p
 def test_after_a_layer_norm_it_is_denoise_of_the_normalized_patterns(sigma, block_size):
     offset, scale, bias = draw.normal(size=(3, WIDTH))
     centered = PATTERNS + offset - (PATTERNS + offset).mean(1, keepdims=True)
-    normalized = centered / np.sqrt(centered.var(1, keepdims=True) + 1e-3) * scale + bias
+    normalized = centered / np.sqrt(centered.var(1, keepdims=True) + 0.3) * scale + bias
     query = normalized[4] + 0.6 * draw.normal(size=WIDTH)
-    layer_norm = {"scale": scale, "bias": bias, "epsilon": 1e-3}
+    layer_norm = {"scale": scale, "bias": bias, "epsilon": 0.3}
     options = {"sigma": sigma, "log_prior": np.where(MASK, PRIOR, -np.inf)}
     options["block_size"] = block_size
     got = hopfield.denoise_normalized(query, PATTERNS, offset, **layer_norm, **options)

@@ -259,11 +259,3 @@ def test_two_patterns_of_unequal_length_by_hand(x64):
     found = hopfield.retrieve(jnp.array([0.4]), patterns, beta=beta, tol=1e-13, max_steps=200)
     value = found.value[0]
     np.testing.assert_allclose(value, 1 + 1 / (1 + np.exp(-beta * value)), rtol=1e-12)
-
-
-@pytest.mark.parametrize("beta", [0.1, 1.0, 10.0])
-def test_update_is_a_unit_step_down_the_energy(x64, patterns, query, beta):
-    slope = jax.grad(lambda s: hopfield.energy(s, patterns, beta=beta))(query)
-    np.testing.assert_allclose(
-        hopfield.update(query, patterns, beta=beta), query - slope, rtol=1e-10, atol=1e-12
-    )

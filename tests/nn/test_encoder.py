@@ -21,7 +21,7 @@ from hopfax.nn import (
     tinybert,
 )
 from hopfax.nn.attention import dropout
-from hopfax.nn.encoder import Perturbation
+from hopfax.nn.encoder import _WEIGHTS, Block, Perturbation
 from hopfax.nn.models import universal_bert
 
 SMALL = {"width": 8, "num_layers": 1, "ff_width": 12, "max_length": 8}
@@ -157,6 +157,36 @@ def test_sites_of_dropout(bind):
     assert "key" not in inspect.signature(Decoder.embed).parameters
 
 
+def test_the_attentions_output_and_the_pooled_vector_are_dropped(bind):
+    bert, reader = tinybert(10, 3, **SMALL), decoder(10, 3, width=8, num_layers=1)
+    for model in (bert, reader):
+        block = bind(model).blocks[0]
+        x, key = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 8))), jax.random.key(3)
+        # With its feed-forward's output zeroed, the block is its attention.
+        for part in (block.ff_out.kernel, block.ff_out.bias):
+            part[...] = jnp.zeros_like(part)
+        attended = block.attention(x, MASK, key=jax.random.fold_in(key, _WEIGHTS)).values
+        entry = block.attention_norm(x + dropout(jax.random.split(key)[0], attended, 0.1))
+        values = block(x, MASK, key=key).values
+        np.testing.assert_allclose(values[MASK], block.ff_norm(entry)[MASK], rtol=1e-5, atol=1e-6)
+    network = bind(bert)
+    assert (network.classify(x, MASK, key=key) != network.classify(x, MASK)).any()
+
+
+@pytest.mark.parametrize("make", [partial(encoder, SoftmaxAttention), partial(decoder, 10, 3)])
+def test_every_layer_has_its_own_dropout(bind, monkeypatch, make):
+    keys, call = [], Block.__call__
+
+    def spied(block, x, mask, *, key=None):
+        keys.append(jax.random.key_data(key).tolist())
+        return call(block, x, mask, key=key)
+
+    monkeypatch.setattr(Block, "__call__", spied)
+    network = bind(make(width=6, num_layers=2))
+    network(jnp.asarray(IDS), MASK, key=jax.random.key(0))
+    assert len(keys) == 2 and keys[0] != keys[1]
+
+
 # -- Padding ------------------------------------------------------------------------------------
 
 
@@ -258,11 +288,16 @@ def test_embeddings_add_positions_and_types_and_the_second_type_follows_the_sepa
     tokens, positions, kinds = (params[n]["embedding"] for n in ("tokens", "positions", "types"))
     expected = slow.norm(params["norm"], np.asarray(tokens[ids] + positions[2:7] + kinds[types]))
     assert network.embed_tokens(ids).tolist() == tokens[ids].tolist()
-    assert np.isnan(network.embed_tokens(jnp.array([[3, 10]]))[0, 1]).all()
     embeddings = network.embed(tokens[ids], types)
     np.testing.assert_allclose(embeddings, expected, rtol=1e-4, atol=1e-5)
     logits = network.classify(network.encode(embeddings, MASK).hidden, MASK)
     assert network(ids, MASK).logits.tolist() == logits.tolist()
+
+
+def test_ids_outside_the_vocabulary_have_nan_embeddings(bind):
+    for model in (encoder(), decoder(10, 3, width=6, num_layers=1)):
+        tokens = bind(model).embed_tokens(jnp.array([[3, 10, -1]]))
+        assert np.isnan(tokens).all(-1).tolist() == [[False, True, True]]
 
 
 @pytest.mark.parametrize("build", [tinybert, universal_bert])

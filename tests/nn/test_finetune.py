@@ -83,6 +83,7 @@ def test_a_classifier_starts_from_the_loaded_parameters(loaded):
     same = jax.tree.map(lambda a, b: bool((a == b).all()), first, second)
     assert not same["classifier"].pop("kernel") and all(jax.tree.leaves(same))
     network = model.apply(first, method=lambda module: module)
+    assert network.blocks[0].attention.dropout == network.dropout == 0.1
     types = network.token_types(jnp.asarray(IDS))
     hidden = loaded.forward(loaded.embed(IDS), MASK, token_types=types).output
     pooled = jnp.where(MASK[..., None], hidden, 0).sum(1) / MASK.sum(1, keepdims=True)

@@ -29,6 +29,12 @@ def test_total_influence_of_known_functions(fn, num_bits, expected):
     assert estimate.standard_error < 0.05
 
 
+def test_an_influence_that_never_occurred_has_the_error_of_all_bits():
+    estimate = total_influence(lambda x: jnp.ones(()), KEY, num_bits=4, num_samples=1000)
+    assert estimate.mean == 0
+    np.testing.assert_allclose(estimate.standard_error, 2**0.5 * 4 / 1000, rtol=1e-3)
+
+
 def test_geometric_influence_is_the_mean_norm_of_the_slopes():
     inputs = jax.random.normal(KEY, (50, 3))
 

@@ -47,8 +47,10 @@ def test_relu_stability_and_its_slope_are_exact_in_float32():
 def test_quadratic_is_the_expansion_and_its_error_is_bounded(x64):
     exact, quadratic = theory.relu_stability(RHOS), theory.relu_stability_quadratic(RHOS)
     assert np.max(np.abs(exact - quadratic)[RHOS >= 0]) <= 0.25 - 3 / (4 * np.pi) + 1e-9
-    curvature = jax.grad(jax.grad(theory.relu_stability))(0.0)
-    np.testing.assert_allclose(curvature, 1 / (2 * np.pi), rtol=1e-6)
+    # The remainder is of fourth order, on both sides of 0.
+    rhos = np.array([-0.01, 0.01])
+    remainder = theory.relu_stability(rhos) - theory.relu_stability_quadratic(rhos)
+    np.testing.assert_allclose(remainder, rhos**4 / (48 * np.pi), rtol=1e-3)
 
 
 def test_recurrences_iterate_eq_5_and_eq_8_to_their_own_limits(x64):
@@ -155,6 +157,10 @@ def test_moment_interval_holds():
     )
     slack = 5 * found.standard_error + 1e-5
     assert np.all((low - slack <= found.mean) & (found.mean <= high + slack))
+    # Sharp: x attains an end at every rho, and x² + 1 the upper one below 0.
+    np.testing.assert_allclose(np.where(rhos < 0, low[:, 1], high[:, 1]), rhos)
+    np.testing.assert_allclose(high[0, 2], 4 + 2 * 0.7**2)
+    np.testing.assert_allclose(low[1:], np.tile(moments[:, 0] ** 2, (3, 1)))
 
 
 def test_lemma_11_is_an_equality():

@@ -1,0 +1,40 @@
+"""Training of the stability regularizer's runs, and the language model's measurements."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from experiments.noise_stability import grokking, language_model, training
+
+
+def test_accuracy_is_taken_apart_by_known_and_unknown_words():
+    shares = language_model.shares(np.array([0, 0, 1, 2, 0, 1, 1]), np.array([0, 1, 1, 2, 1, 0, 1]))
+    assert {name: float(share) for name, share in shares.items()} == pytest.approx(
+        {
+            "accuracy": 4 / 7, "accuracy_known": 3 / 5, "accuracy_unknown": 1 / 2,
+            "unknown": 2 / 7, "guessed_unknown": 3 / 7,
+        }
+    )  # fmt: skip
+
+
+def test_baselines_guess_the_commonest_word_and_follower():
+    train = np.array([[1, 2, 3, 1, 2, 3, 1]]), np.array([[2, 3, 1, 2, 3, 1, 1]])
+    test = np.array([[1, 2, 3, 0]]), np.array([[2, 3, 1, 1]])  # 0 is unseen
+    splits = {"train": train, "validation": test, "test": test}
+    rows = {name: SimpleNamespace(ids=ids, labels=labels) for name, (ids, labels) in splits.items()}
+    guesses = language_model.guesses([SimpleNamespace(vocabulary="-abc", **rows)])
+    accuracy = {row["guess"]: row["accuracy"] for row in guesses if row["split"] == "test"}
+    assert accuracy == {"commonest word": 50, "commonest follower": 100}
+
+
+def test_the_penalty_raises_agreement_and_its_negative_lowers_it(tmp_path):
+    setting = replace(grokking.BUDGETS["smoke"].settings["addition"], epochs=30, gamma=1.0)
+    problem, ends = grokking.make_problem("addition", setting, np.arange(2)), []
+    for arm in ("stability_reg-negative", "stability_reg"):
+        job = grokking.make_job(problem, setting, arm, grokking.ARMS[arm])
+        history, _ = training.train_arm(tmp_path / arm, job)
+        assert ((history.agreement > 0) & (history.agreement <= 1)).all()
+        ends.append(history.agreement[-1].mean())
+    assert ends == sorted(ends)
