@@ -1,5 +1,7 @@
 """Checks of argument values, skipped where values are traced."""
 
+import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -20,6 +22,54 @@ def one_array(output: Any) -> Any:
     if jnp.iscomplexobj(output):
         raise TypeError(f"fn must return real numbers, got {jnp.result_type(output)}")
     return output
+
+
+def check_shapes(**arrays: tuple[Any, str]) -> None:
+    """Raises a ValueError unless arrays have the axes named; axes of one name have one size.
+
+    Args:
+        **arrays: By argument name, an array and its axes, such as "tokens width" or "" for none.
+    """
+    shapes = [np.shape(array) for array, _ in arrays.values()]
+    axes = [names.split() for _, names in arrays.values()]
+    sizes: dict[str, int] = {}
+    if [*map(len, shapes)] == [*map(len, axes)]:
+        pairs = zip(itertools.chain(*axes), itertools.chain(*shapes), strict=True)
+        if all(sizes.setdefault(name, size) == size for name, size in pairs):
+            return
+    wanted = [f"({', '.join(names)}{',' * (len(names) == 1)})" for names in axes]
+    more = any(len(shape) > len(names) for shape, names in zip(shapes, axes, strict=True))
+    raise ValueError(
+        f"{_joined(arrays)} must have shape {_joined(wanted)}, got {_joined(map(str, shapes))}"
+        f"{': use jax.vmap for more' if more else ''}"
+    )
+
+
+def check_mask(mask: Any, shape: tuple[int, ...]) -> jax.Array | None:
+    """Returns a mask as an array; raises an error unless it is boolean with this shape."""
+    if mask is None:
+        return None
+    mask = jnp.asarray(mask)
+    if mask.dtype != bool:
+        raise TypeError(f"mask must be boolean, True where real, got {mask.dtype}")
+    if mask.shape != shape:
+        raise ValueError(f"mask must have shape {shape}, got {mask.shape}")
+    return mask
+
+
+def check_key(key: Any) -> None:
+    """Raises a TypeError unless a value is one random key, typed or raw."""
+    typed = jnp.issubdtype(getattr(key, "dtype", None) or object, jax.dtypes.prng_key)
+    if not typed and getattr(key, "dtype", None) != jnp.uint32:
+        raise TypeError(f"key must be a random key, such as jax.random.key(0), got {key!r}")
+
+
+def check_count(low: int, high: float = np.inf, **values: Any) -> None:
+    """Raises a TypeError unless all numbers are integers, and a ValueError as `check_range`."""
+    for name, value in values.items():
+        if not is_traced(value) and not jnp.issubdtype(jnp.result_type(value), jnp.integer):
+            raise TypeError(f"{name} must be an integer, got {value}")
+    check_range(low, high, **values)
 
 
 def check_range(low: float, high: float = np.inf, *, ends: str = "[]", **values: Any) -> None:
@@ -44,3 +94,8 @@ def check_range(low: float, high: float = np.inf, *, ends: str = "[]", **values:
             if high == np.inf:
                 allowed = f"{sign} {low:g}" + (" and finite" if ends[1] == ")" else "")
             raise ValueError(f"{name} must be {allowed}, got {wrong[0]}")
+
+
+def _joined(words: Iterable[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last

@@ -307,6 +307,8 @@ def stability_of(flags: argparse.Namespace) -> Path:
             "stability requires a model with two or more classes or without labels, got the "
             f"regression model {flags.folder}"
         )
+    if not flags.texts.is_file():
+        raise FileNotFoundError(f"no file {flags.texts}")
     try:
         lines = flags.texts.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError:
@@ -409,11 +411,17 @@ def influence(flags: argparse.Namespace) -> Path:
 def _with_interval(
     metric: Any, predicted: np.ndarray, targets: np.ndarray
 ) -> tuple[float, float, float]:
-    """Returns 100 times a metric, and a 95 % bootstrap interval over the rows."""
+    """Returns 100 times a metric, and its 95 % interval over the rows: Wilson's or a bootstrap."""
 
     def score(rows: Any) -> float:
         return 100 * scores((metric,), predicted[rows], targets[rows])[metric]
 
+    if metric == "accuracy":  # the bootstrap has no width if all rows are right
+        from scipy.stats import binomtest
+
+        right = round(score(slice(None)) / 100 * len(targets))
+        interval = binomtest(right, len(targets)).proportion_ci(method="wilson")
+        return score(slice(None)), 100 * interval.low, 100 * interval.high
     rng, count = np.random.default_rng(0), len(targets)
     drawn = [score(rng.integers(0, count, count)) for _ in range(_RESAMPLES)]
     low, high = np.percentile(drawn, (2.5, 97.5))

@@ -4,12 +4,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from hopfax.checks import check_range
+from hopfax.checks import check_count, check_range
 
 Gradient = Literal["implicit", "unrolled"]
 Stop = Literal["relative", "absolute"]
@@ -77,8 +76,8 @@ def fixed_point(
         A `FixedPoint`. A state that is not finite ends the loop at once.
 
     Raises:
-        AssertionError: If `init` is not floating.
-        TypeError: If the implicit gradient is differentiated in forward mode or a second time.
+        TypeError: If `init` is not floating, a number of steps is not an integer, or the implicit
+            gradient is differentiated in forward mode or a second time.
         ValueError: If a number of steps is below 1, `tol < 0`, or `gradient` or `stop` is not an
             allowed value.
 
@@ -107,7 +106,10 @@ def fixed_point(
     check_stopping(tol, max_steps, adjoint_max_steps, stop=named, gradient=gradient)
     gradient = effective_gradient(gradient, max_steps)
     init = jax.tree.map(jnp.asarray, init)
-    chex.assert_type(jax.tree.leaves(init), float)
+    if kinds := [
+        x.dtype for x in jax.tree.leaves(init) if not jnp.issubdtype(x.dtype, jnp.floating)
+    ]:
+        raise TypeError(f"init must be floating, got {kinds[0]}")
     tol = jnp.asarray(tol, _dtype(init))
 
     def measure(new: PyTree, old: PyTree, num_steps: Array) -> Array:
@@ -169,8 +171,8 @@ def check_stopping(
     least: int = 1,
 ) -> None:
     """Raises a ValueError if an option of the loop is out of range."""
-    check_range(least, max_steps=max_steps)
-    check_range(1, adjoint_max_steps=adjoint_max_steps)
+    check_count(least, max_steps=max_steps)
+    check_count(1, adjoint_max_steps=adjoint_max_steps)
     check_range(0, tol=tol)
     if stop not in ("relative", "absolute"):
         raise ValueError(f'stop must be "relative" or "absolute", got {stop!r}')

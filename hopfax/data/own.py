@@ -7,6 +7,7 @@ import math
 import os
 import re
 import reprlib
+import warnings
 from collections.abc import Iterator, Sequence
 from numbers import Integral, Real
 from pathlib import Path
@@ -50,7 +51,8 @@ def from_rows(
         test: Texts and labels to report; None holds out another tenth.
         name: Name of the task.
         vocabulary: Tokens and their ids; None trains a vocabulary on the training rows.
-        vocab_size: Maximum number of tokens of a trained vocabulary.
+        vocab_size: Maximum number of tokens of a trained vocabulary, exceeded only to keep all
+            characters.
         max_length: Longest row in tokens. Longer rows are truncated; a warning says how many.
         train_size: Maximum number of training rows; None uses all.
 
@@ -81,6 +83,9 @@ def from_rows(
             splits.append(_examples(split, split_rows, classes))
     if not (train := train[:train_size]):
         raise ValueError(f"{len(rows)} rows are too few to hold some out: pass validation and test")
+    if missing := set(range(len(classes))) - {row.label for row in train}:
+        names = ", ".join(classes[number] for number in sorted(missing))
+        warnings.warn(f"no training row has the label {names}", stacklevel=2)
     scores = [row.label for row in rows]
     spec = TaskSpec(
         name=name,

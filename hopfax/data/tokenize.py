@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-_VERSION = "1"  # increase it when encoding changes
+_VERSION = "2"  # increase it when encoding changes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +174,9 @@ def text_tokenizer(vocabulary: WordPiece) -> "Tokenizer":
     """Returns the `tokenizers` object that `encode` uses, without truncation."""
     tokenizers = optional_import("tokenizers")
     if vocabulary.serialized is not None:
-        return tokenizers.Tokenizer.from_str(vocabulary.serialized)
+        tokenizer = tokenizers.Tokenizer.from_str(vocabulary.serialized)
+        tokenizer.encode_special_tokens = True  # a text's "[SEP]" is text, not a separator
+        return tokenizer
     ids = {token: number for number, token in enumerate(vocabulary.tokens)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(ids, unk_token="[UNK]"))
     tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)

@@ -9,11 +9,11 @@ there are fewer than $2d$ keys, and states otherwise.
 from functools import partial
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from hopfax.checks import check_mask, check_shapes
 from hopfax.fixed_point import (
     FixedPoint,
     Gradient,
@@ -29,7 +29,6 @@ from hopfax.hopfield.retrieval import (
     Beta,
     Params,
     check_beta,
-    check_mask,
     matmul,
     softmax,
     update_unchecked,
@@ -89,8 +88,8 @@ def attend(
         An `Attention`. States and scores are at least float32.
 
     Raises:
-        AssertionError: If the shapes of queries, keys and values do not match.
-        TypeError, ValueError: See `hopfax.hopfield.retrieve`.
+        TypeError, ValueError: If the shapes of queries, keys and values do not match; see also
+            `hopfax.hopfield.retrieve`.
 
     Differentiation:
         As in `hopfax.hopfield.retrieve`: with `"implicit"`, the gradient with respect to queries is
@@ -109,9 +108,9 @@ def attend(
         Robertha, Eqs. 4, 7 and 8, and Algorithm 2.
     """
     queries, keys, values = jnp.asarray(queries), jnp.asarray(keys), jnp.asarray(values)
-    chex.assert_rank([queries, keys, values], 2)
-    chex.assert_equal_shape_suffix([queries, keys], 1)
-    chex.assert_equal_shape_prefix([keys, values], 1)
+    check_shapes(
+        queries=(queries, "queries width"), keys=(keys, "keys width"), values=(values, "keys size")
+    )
     mask = check_mask(mask, (len(keys),))
     check_stopping(tol, max_steps, adjoint_max_steps, stop=stop, gradient=gradient, least=0)
     gradient = effective_gradient(gradient, max_steps)

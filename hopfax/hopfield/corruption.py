@@ -4,14 +4,12 @@ Functions take one sequence, one token per row, and a mask that is True where a 
 means all. Use `jax.vmap` for a batch.
 """
 
-import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from hopfax.checks import check_range
+from hopfax.checks import check_key, check_mask, check_range, check_shapes
 from hopfax.cpu import quick
-from hopfax.hopfield.retrieval import check_mask
 
 Signal = Float[Array, "tokens width"]
 Mask = Bool[Array, " tokens"] | None
@@ -39,8 +37,9 @@ def gaussian_noise(
         The noise, to be added to the signal.
 
     Raises:
-        AssertionError: If the signal is not one sequence, or `sigma` is not a scalar.
-        ValueError: If `sigma` is negative; a traced one is not checked.
+        TypeError: If `key` is not a random key.
+        ValueError: If the signal is not one sequence, or `sigma` is not one number or is negative;
+            a traced one is not checked.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -53,7 +52,8 @@ def gaussian_noise(
         Robertha, section 4 and Eq. 6 (which omits the dimension).
     """
     signal = _signal(signal)
-    chex.assert_rank(sigma, 0)
+    check_key(key)
+    check_shapes(sigma=(sigma, ""))
     check_range(0, sigma=sigma)
     mask = check_mask(mask, signal.shape[:1])
     dtype = signal.dtype if jnp.issubdtype(signal.dtype, jnp.floating) else jnp.float32
@@ -114,16 +114,15 @@ def snr_db(signal: Signal, noise: Signal, *, mask: Mask = None) -> Float[Array, 
         >>> round(float(hopfield.snr_db(signal, 0.1 * signal)), 3)
         20.0
     """
-    signal, noise = _signal(signal), _signal(noise)
-    chex.assert_equal_shape([signal, noise])
+    signal, noise = jnp.asarray(signal), jnp.asarray(noise)
+    check_shapes(signal=(signal, "tokens width"), noise=(noise, "tokens width"))
     ratio = _mean_squared_norm(signal, mask) / _mean_squared_norm(noise, mask)
     return 10 * jnp.log10(ratio)
 
 
 def _signal(rows: Array) -> Signal:
-    rows = jnp.asarray(rows)
-    chex.assert_rank(rows, 2)
-    return rows
+    check_shapes(signal=(rows, "tokens width"))
+    return jnp.asarray(rows)
 
 
 def _mean_squared_norm(rows: Array, mask: Mask) -> Array:

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from hopfax.checks import check_range, is_traced
-from hopfax.hopfield.retrieval import check_mask, matmul
+from hopfax.checks import check_count, check_mask, check_range, check_shapes, is_traced
+from hopfax.hopfield.retrieval import matmul
 
 Patterns = Float[Array, "patterns width"]
 Mask = Bool[Array, " patterns"] | None
@@ -96,6 +96,7 @@ def denoise(
             of the sum are rounded to bfloat16, and their products are accumulated in float32. This
             is faster only on processors with bfloat16 instructions. If the mean pattern is much
             larger than the distances between patterns, subtract it from patterns and queries.
+            Squares of their entries must be in the range of float32 (entries of 1e-15 to 1e15).
         sigma: Standard deviation of the noise in each coordinate, > 0; None if unknown.
         log_prior: Log-probabilities of the patterns, up to a constant; -inf excludes a pattern.
             None for a uniform prior.
@@ -253,7 +254,7 @@ def candidates(
         ((3,), 7)
     """
     noisy, patterns, prior, sigma = _prepared(noisy, patterns, log_prior, None, sigma)
-    check_range(1, len(patterns), count=count)
+    check_count(1, len(patterns), count=count)
     patterns = _cleared(patterns, prior)
     products = matmul(noisy, patterns.T)
     norms = jnp.sum(jnp.square(patterns), axis=1)
@@ -442,7 +443,7 @@ def capacity_snr_db(entropy_bits: float | Array, *, width: int) -> Float[Array, 
         Shannon (1949), Communication in the Presence of Noise, Theorem 2.
     """
     check_range(0, ends="(]", entropy_bits=entropy_bits)
-    check_range(1, width=width)
+    check_count(1, width=width)
     return 10 * jnp.log10(jnp.expm1(2 * jnp.log(2.0) * jnp.asarray(entropy_bits) / width))
 
 
@@ -576,7 +577,7 @@ def _posterior(
     """
     count, dtype = len(patterns), bias.dtype
     block_size = BLOCK if block_size is None else block_size
-    check_range(1, block_size=block_size)
+    check_count(1, block_size=block_size)
     size = min(block_size, count)
 
     @jax.checkpoint
@@ -662,11 +663,7 @@ def _prepared(
 ) -> tuple[Array, Array, Array, Any]:
     """Checks the arguments and promotes them to at least float32; the prior includes the mask."""
     noisy, patterns = jnp.asarray(noisy), jnp.asarray(patterns)
-    if noisy.ndim != 1 or patterns.ndim != 2 or noisy.shape != patterns.shape[1:]:
-        raise ValueError(
-            f"noisy must have shape (width,) and patterns (patterns, width), got {noisy.shape} and "
-            f"{patterns.shape}: use jax.vmap for more"
-        )
+    check_shapes(noisy=(noisy, "width"), patterns=(patterns, "patterns width"))
     dtype = jnp.result_type(noisy, patterns, jnp.float32)
     return noisy.astype(dtype), *_with_prior(patterns.astype(dtype), log_prior, mask, sigma)
 
@@ -697,10 +694,7 @@ def _with_prior(
     if mask is not None:
         prior = jnp.where(mask, prior, -jnp.inf)
     if sigma is not None:
-        if jnp.ndim(sigma):
-            raise ValueError(
-                f"sigma must be one number, got shape {jnp.shape(sigma)}: use jax.vmap"
-            )
+        check_shapes(sigma=(sigma, ""))
         check_range(0, ends="()", sigma=sigma)
         least = jnp.finfo(dtype).tiny ** 0.4  # for norms up to 1e4, logits stay finite
         within = jnp.clip(jnp.asarray(sigma, dtype), least, 1 / least)

@@ -3,17 +3,15 @@
 Functions take one query and one set of stored patterns; use `jax.vmap` for a batch.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from hopfax.checks import check_range
+from hopfax.checks import check_count, check_mask, check_range, check_shapes
 from hopfax.fixed_point import FixedPoint, Gradient, Stop, fixed_point
 
 # With TF32, the default on GPUs, iterations stall and small eigenvalues are rounding errors.
@@ -53,9 +51,9 @@ def energy(
         The energy, a scalar of at least float32; +inf if no pattern is real.
 
     Raises:
-        AssertionError: If the arguments are not one state and its patterns.
-        TypeError: If `mask` is not boolean.
-        ValueError: If `beta` is not positive and finite; a traced `beta` is not checked.
+        TypeError: If `mask` is not boolean, or an array is complex.
+        ValueError: If the arguments are not one state and its patterns, or `beta` is not positive
+            and finite; a traced `beta` is not checked.
 
     Example:
         >>> import jax.numpy as jnp
@@ -176,11 +174,11 @@ def retrieve(
         least float32.
 
     Raises:
-        AssertionError: If the arguments are not one query and its patterns.
-        TypeError: If `mask` is not boolean, or the implicit gradient is differentiated in forward
-            mode or a second time.
-        ValueError: If `beta` is not positive and finite, `tol < 0`, a number of steps is below 1,
-            or `gradient` or `stop` is not one of the names above. Traced numbers are not checked.
+        TypeError: If `mask` is not boolean, an array is complex, a number of steps is not an
+            integer, or the implicit gradient is differentiated in forward mode or a second time.
+        ValueError: If the arguments are not one query and its patterns, `beta` is not positive and
+            finite, `tol < 0`, a number of steps is below 1, or `gradient` or `stop` is not one of
+            the names above. Traced numbers are not checked.
 
     Differentiation:
         See `hopfax.fixed_point.fixed_point`. With `"implicit"`, the gradient with respect to the
@@ -244,7 +242,7 @@ def trajectory(
         >>> path.states.shape, bool((jnp.diff(path.energies) <= 0).all())
         ((6, 2), True)
     """
-    check_range(1, num_steps=num_steps)
+    check_count(1, num_steps=num_steps)
     return _walk(*_prepared(query, patterns, beta, mask), num_steps=num_steps)
 
 
@@ -263,29 +261,19 @@ def _walk(start: Array, params: Params, *, num_steps: int) -> Trajectory:
 
 def check_beta(beta: Beta, dtype: DTypeLike) -> Float[Array, ""]:
     """Returns `beta` as an array; raises an error unless it is a positive scalar."""
-    chex.assert_rank(beta, 0)
+    check_shapes(beta=(beta, ""))
+    beta = jnp.asarray(beta, dtype)
     check_range(0, ends="()", beta=beta)
-    return jnp.asarray(beta, dtype)
-
-
-def check_mask(mask: ArrayLike | Sequence[bool] | None, shape: tuple[int, ...]) -> Array | None:
-    """Returns a mask as an array; raises an error unless it is boolean with this shape."""
-    if mask is None:
-        return None
-    mask = jnp.asarray(mask)
-    if mask.dtype != bool:
-        raise TypeError(f"mask must be boolean, True where real, got {mask.dtype}")
-    if mask.shape != shape:
-        raise ValueError(f"mask must have shape {shape}, got {mask.shape}")
-    return mask
+    return beta
 
 
 def _prepared(state: Array, patterns: Array, beta: Beta, mask: Mask) -> tuple[Array, Params]:
     """Checks the arguments, promotes them to at least float32, and zeroes padded rows."""
     state, patterns = jnp.asarray(state), jnp.asarray(patterns)
-    chex.assert_rank([state, patterns], [1, 2])
-    chex.assert_equal_shape_suffix([state, patterns], 1)
+    check_shapes(query=(state, "width"), patterns=(patterns, "patterns width"))
     dtype = jnp.result_type(state, patterns, jnp.float32)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        raise TypeError(f"patterns and queries must be real, got {dtype}")
     state, patterns = state.astype(dtype), patterns.astype(dtype)
     mask = check_mask(mask, (len(patterns),))
     if mask is not None:

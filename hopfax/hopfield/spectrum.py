@@ -8,13 +8,12 @@ import math
 import warnings
 from typing import Literal, get_args
 
-import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from hopfax.checks import check_range, is_traced
-from hopfax.hopfield.retrieval import check_mask, matmul
+from hopfax.checks import check_mask, check_range, check_shapes, is_traced
+from hopfax.hopfield.retrieval import matmul
 
 Entropy = Literal["shannon", "renyi2"]
 Keys = Float[Array, "tokens width"]
@@ -77,7 +76,6 @@ def eigen_entropy(
         equally along all $d$ directions.
 
     Raises:
-        AssertionError: If `keys` is not a matrix.
         ValueError: If there is no key, the width is below 2, or `entropy` is not one of these.
 
     Differentiation:
@@ -229,7 +227,7 @@ def esr_penalty(
 
 def _gram(keys: Keys, mask: Mask) -> Matrix:
     """The smaller of the Gram matrix and the covariance of the centered keys, up to a factor."""
-    chex.assert_rank(keys, 2)
+    check_shapes(keys=(keys, "tokens width"))
     if not keys.size:
         raise ValueError(f"keys must have one or more vectors, got shape {keys.shape}")
     mask = check_mask(mask, (len(keys),))

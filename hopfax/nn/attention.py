@@ -4,13 +4,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from hopfax import hopfield
+from hopfax.checks import check_mask, check_shapes
 from hopfax.cpu import by_groups, prefers_sums, quick
 from hopfax.fixed_point import Gradient, Stop, fixed_point
 from hopfax.nn.precision import linear
@@ -300,8 +300,7 @@ def _check_heads(width: int, num_heads: int) -> None:
 
 def _inputs(x: Tokens, mask: Mask | None, *, clear: bool = True) -> tuple[Tokens, Mask]:
     """Checks the shapes, and zeroes padding: 0 * nan would reach real tokens."""
-    chex.assert_rank(x, 3)
-    mask = jnp.ones(x.shape[:2], bool) if mask is None else jnp.asarray(mask)
-    chex.assert_shape(mask, x.shape[:2])
-    chex.assert_type(mask, bool)
+    check_shapes(x=(x, "batch tokens width"))
+    mask = check_mask(mask, x.shape[:2])
+    mask = jnp.ones(x.shape[:2], bool) if mask is None else mask
     return (jnp.where(mask[..., None], x, 0) if clear else jnp.asarray(x)), mask

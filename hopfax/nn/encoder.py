@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from hopfax.checks import check_count
 from hopfax.nn.attention import AttentionOutput, Key, Mask, Tokens, Weights, dropout
 from hopfax.nn.functional import scan_modules
 from hopfax.nn.precision import layer_norm, linear
@@ -250,6 +251,7 @@ class Encoder(nnx.Module):
     ):
         arguments = {k: v for k, v in locals().items() if k not in ("self", "rngs")}
         arguments["attention"] = _described(attention)
+        check_count(1, num_outputs=num_outputs)
         self.config = json.dumps(arguments, default=as_number)
         if pooling not in ("mean", "cls"):
             raise ValueError(f'pooling must be "mean" or "cls", got {pooling!r}')

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
-from hopfax.checks import check_range
+from hopfax.checks import check_count, check_range
 from hopfax.nn.attention import Mask, SoftmaxAttention, Tokens
 from hopfax.nn.encoder import Attention, Encoder
 from hopfax.nn.families import encoder_positions
@@ -63,7 +63,7 @@ def text_classifier(
     outputs = len(pretrained.labels) if num_outputs is None else num_outputs
     check_range(0, 1, ends="[)", dropout=dropout)
     if not keep:
-        check_range(1, num_outputs=outputs)
+        check_count(1, num_outputs=outputs)
     elif not pretrained.labels:
         raise ValueError("num_outputs is required: the model has no classifier")
     if issubclass(attention, SoftmaxAttention):

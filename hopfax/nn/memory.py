@@ -17,6 +17,7 @@ def recall(
     tokens: Float[Array, "*batch width"],
     table: Float[Array, "vocabulary width"],
     *,
+    sigma: float | Float[Array, ""] | None = None,
     log_prior: Float[Array, " vocabulary"] | None = None,
     log_scale: Float[Array, " width"] | None = None,
 ) -> Float[Array, "*batch width"]:
@@ -29,8 +30,10 @@ def recall(
         tokens: Noisy token vectors.
         table: Clean vectors of the vocabulary, such as `load_pretrained(folder).table`; for a
             model that scales its embeddings, such as Gemma-2, `embed` of all ids.
+        sigma: Standard deviation of the noise in each coordinate, > 0; None if unknown.
         log_prior: Log-probabilities of the tokens, up to a constant; None for uniform.
-        log_scale: Logarithm of the relative noise level of each coordinate; None if all are equal.
+        log_scale: Logarithm of the relative noise level of each coordinate, in units of `sigma`;
+            None if all are equal.
 
     Returns:
         The posterior means, in the shape of `tokens`, and in their dtype if it is floating.
@@ -61,7 +64,7 @@ def recall(
     scale = 1.0 if log_scale is None else jnp.exp(jnp.asarray(log_scale))
     dtype = tokens.dtype if jnp.issubdtype(tokens.dtype, jnp.floating) else jnp.float32
     rows = (tokens / scale).reshape(-1, tokens.shape[-1])
-    one = partial(denoise, patterns=table / scale, log_prior=log_prior)
+    one = partial(denoise, patterns=table / scale, sigma=sigma, log_prior=log_prior)
     return (jax.vmap(one)(rows).value * scale).reshape(tokens.shape).astype(dtype)
 
 

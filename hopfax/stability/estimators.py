@@ -7,12 +7,11 @@ are traced in every call: wrap repeated calls in `jax.jit`.
 from collections.abc import Callable
 from typing import NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from hopfax.checks import check_range, one_array
+from hopfax.checks import check_count, check_key, check_range, one_array
 from hopfax.stability.noise import gaussian_pair
 
 Fn = Callable[[Array], Array]
@@ -113,7 +112,7 @@ def noise_stability(
         chapters 2 and 11.
     """
     check_range(-1, 1, rho=rho)
-    check_range(2, arc_points=arc_points)
+    check_count(2, arc_points=arc_points)
     if arc_points > 2 and pair is not gaussian_pair:
         raise ValueError(f"arc_points must be 2 unless pair is gaussian_pair, got {arc_points}")
 
@@ -145,10 +144,15 @@ def estimate_pairs(
     rho. Sample i depends only on the key, i and `batch_size`, of which 1 counts as 2. For the other
     arguments see `noise_stability`; batches merge as in Chan, Golub and LeVeque (1983).
     """
-    check_range(2, num_samples=num_samples)
-    check_range(1, batch_size=batch_size)
+    check_count(2, num_samples=num_samples)
+    check_count(1, batch_size=batch_size)
+    check_key(key)
     rho = jnp.asarray(rho, jnp.result_type(float))
-    chex.assert_rank(rho, {0, 1})
+    if rho.ndim > 1 or not rho.size or 0 in shape:
+        raise ValueError(
+            "rho must be one number or a vector, and an input have one or more entries, got shapes "
+            f"{rho.shape} and {shape}"
+        )
     rhos = rho.reshape(-1)
     batch_size = min(max(batch_size, 2), num_samples)
     half, full = batch_size // 2, num_samples // batch_size
@@ -206,6 +210,7 @@ def estimate_pairs(
         mean, squares, untied = (part[0] for part in moments[1:4])
         moments = moments._replace(mean=mean, squares=squares, untied=untied)
     error = _standard_error(moments, comparisons)
+    error = jnp.where(jnp.isnan(moments.mean), jnp.nan, error)
     return Estimate(moments.mean, error, jnp.asarray(num_samples))
 
 

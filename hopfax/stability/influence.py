@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from hopfax.checks import check_range, one_array
+from hopfax.checks import check_count, one_array
 from hopfax.stability.estimators import Estimate, estimate_pairs
 
 
@@ -50,7 +50,7 @@ def total_influence(
     References:
         O'Donnell, Analysis of Boolean Functions, Definition 2.27 and Theorem 2.38.
     """
-    check_range(1, num_bits=num_bits)
+    check_count(1, num_bits=num_bits)
 
     def flip(key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Array) -> tuple[Array, Array]:
         """Bits, and a copy with bit number `rho` flipped."""
@@ -88,7 +88,7 @@ def geometric_influence(
         For a standard error, split the samples over several calls.
 
     Raises:
-        TypeError: If `fn` returns something other than one array.
+        TypeError: If `inputs` are not floating, or `fn` returns something other than one array.
         ValueError: If there are no samples, or `batch_size < 1`.
 
     Example:
@@ -100,10 +100,13 @@ def geometric_influence(
     References:
         Keller, Mossel and Sen (2012); Noise Stability of Transformer Models, section 3.
     """
-    check_range(1, batch_size=batch_size)
+    check_count(1, batch_size=batch_size)
     inputs = jnp.asarray(inputs)
-    if not len(inputs):
-        raise ValueError("inputs must have one or more samples, got none")
+    if inputs.ndim < 1 + per_token or not len(inputs):
+        axes = "(samples, ..., width)" if per_token else "(samples, ...)"
+        raise ValueError(f"inputs must have shape {axes}, samples >= 1, got {inputs.shape}")
+    if not jnp.issubdtype(inputs.dtype, jnp.floating):
+        raise TypeError(f"inputs must be floating, got {inputs.dtype}")
 
     def sizes(x: Array) -> Array:
         slopes = jax.jacrev(lambda x: one_array(fn(x)))(x).reshape(-1, *x.shape)

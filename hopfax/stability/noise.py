@@ -4,12 +4,11 @@ A pair sampler is called as `pair(key, shape, rho=rho)` and returns two arrays. 
 depend on `rho`, so that estimates at several correlations share it.
 """
 
-import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from hopfax.checks import check_range, is_traced
+from hopfax.checks import check_count, check_range, check_shapes, is_traced
 
 Rho = float | Float[Array, ""]
 
@@ -98,7 +97,7 @@ def bonami_beckner_pair(
         The tokens, unchanged, and the noisy copy.
 
     Raises:
-        AssertionError: If the tokens are not integers.
+        TypeError: If the tokens are not integers.
         ValueError: If `rho`, `num_tokens` or a token is out of range; traced values are not
             checked.
 
@@ -113,8 +112,9 @@ def bonami_beckner_pair(
     """
     _check_rho(rho)
     tokens = jnp.asarray(tokens)
-    chex.assert_type(tokens, int)
-    check_range(1, num_tokens=num_tokens)
+    if not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise TypeError(f"tokens must be integers, got {tokens.dtype}")
+    check_count(1, num_tokens=num_tokens)
     check_range(0, num_tokens - 1, tokens=tokens)
     if not is_traced(num_tokens) and num_tokens - 1 > jnp.iinfo(tokens.dtype).max:
         raise ValueError(f"num_tokens must fit the tokens' {tokens.dtype}, got {num_tokens}")
@@ -125,5 +125,5 @@ def bonami_beckner_pair(
 
 
 def _check_rho(rho: Rho) -> None:
-    chex.assert_rank(rho, 0)
+    check_shapes(rho=(rho, ""))
     check_range(-1, 1, rho=rho)

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 
-import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from hopfax.checks import check_range
+from hopfax.checks import check_count, check_range
 from hopfax.stability.noise import Rho, bonami_beckner_pair
 
 
@@ -35,7 +34,7 @@ def stability_penalty(
         along the last axis that sum to 1 within 0.001 (bfloat16: 0.03).
 
     Raises:
-        AssertionError: If the shapes differ.
+        ValueError: If the shapes differ.
 
     Differentiation:
         With respect to both arguments. Two equal one-hot outputs agree most, so the penalty rewards
@@ -51,7 +50,10 @@ def stability_penalty(
         Noise Stability of Transformer Models, Definition 6.1.
     """
     probs, noisy_probs = jnp.asarray(probs), jnp.asarray(noisy_probs)
-    chex.assert_equal_shape([probs, noisy_probs])
+    if probs.shape != noisy_probs.shape:
+        raise ValueError(
+            f"probs and noisy_probs must have one shape, got {probs.shape} and {noisy_probs.shape}"
+        )
     # Adding nan to both makes the gradients of both nan; adding 0 changes nothing.
     wrong = _nan_unless_probs(probs) + _nan_unless_probs(noisy_probs)
     agreement = jnp.sum((probs + wrong) * (noisy_probs + wrong), axis=-1)
@@ -95,8 +97,8 @@ def stability_regularizer(
         are nan if the outputs for these rows are not distributions.
 
     Raises:
-        AssertionError: If `probs` and `tokens` have different numbers of rows.
-        ValueError: If `share` or `every` is out of range; and see `bonami_beckner_pair`.
+        TypeError, ValueError: If `probs` and `tokens` have different numbers of rows, or `share` or
+            `every` is out of range; and see `bonami_beckner_pair`.
 
     Differentiation:
         With respect to `probs` and through the noisy forward pass.
@@ -127,9 +129,12 @@ def stability_regularizer(
         Noise Stability of Transformer Models, Definition 6.1; `share` and `every` are not in it.
     """
     check_range(0, 1, ends="(]", share=share)
-    check_range(1, every=every)
+    check_count(1, every=every)
     tokens, probs = jnp.asarray(tokens), jnp.asarray(probs)
-    chex.assert_equal_shape_prefix([tokens, probs], 1)
+    if tokens.shape[:1] != probs.shape[:1]:
+        raise ValueError(
+            f"tokens and probs must have one number of rows, got {tokens.shape} and {probs.shape}"
+        )
     rows = max(1, round(share * tokens.shape[0]))
 
     def penalty() -> Array:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from hopfax.checks import check_range, one_array
+from hopfax.checks import check_count, check_range, one_array
 from hopfax.stability.estimators import Fn, Pair, noise_stability
 from hopfax.stability.noise import gaussian_pair
 
@@ -64,7 +64,9 @@ def level_weights(
     only at the largest correlations, so those above `degree` are summed. The intervals are
     bootstrap percentiles over blocks of draws. Their measured coverage is 83 to 97 % for weights
     and 74 to 94 % for shares, depending on function and level. It is lower for rare events: one
-    that never occurs gives (0, 0).
+    that never occurs gives (0, 0). Weights of several high levels are hard to tell apart: for the
+    majority of five bits, coverage is 71 to 85 %, and with 3,200 samples levels 3 and 5 (0.156 and
+    0.141) are 0.201 and 0.086 on average. For up to 20 bits, `walsh_weights` is exact.
 
     The fit is a callback to NumPy and SciPy: `jit` and `vmap` work, `grad` does not.
 
@@ -80,7 +82,7 @@ def level_weights(
         batch_size: Inputs evaluated at a time.
 
     Returns:
-        `LevelWeights`, all nan if an output of `fn` is not finite.
+        `LevelWeights`, all nan if an output of `fn`, or the square of a product, is not finite.
 
     Raises:
         ValueError: If a number is out of its range.
@@ -98,8 +100,8 @@ def level_weights(
         Noise Stability of Transformer Models, section 4 and Appendix C (which uses physicists'
         Hermite polynomials).
     """
-    check_range(0, 20, degree=degree)
-    check_range(2 * _BLOCKS, num_samples=num_samples)
+    check_count(0, 20, degree=degree)
+    check_count(2 * _BLOCKS, num_samples=num_samples)
 
     def stabilities(key: PRNGKeyArray) -> Array:
         return noise_stability(
@@ -202,7 +204,8 @@ def walsh_weights(
     References:
         O'Donnell, Analysis of Boolean Functions, Definition 2.19 and Theorem 1.5.
     """
-    check_range(1, 20, num_bits=num_bits)
+    check_count(1, 20, num_bits=num_bits)
+    check_count(1, batch_size=batch_size)
 
     def value(number: Array) -> Array:
         bits = 1 - 2 * ((number >> jnp.arange(num_bits)) & 1)
@@ -260,7 +263,7 @@ def spectral_tail_bound(
         The bound, in [0, variance]; nan if the stability or the variance is.
 
     Raises:
-        ValueError: If `rho`, `degree` or `standard_error` is out of range.
+        ValueError: If `rho`, `degree`, `variance` or `standard_error` is out of range.
 
     Example:
         >>> from hopfax.stability import spectral_tail_bound
@@ -271,8 +274,8 @@ def spectral_tail_bound(
         Noise Stability of Transformer Models, Lemma 1 as proved in Appendix D.
     """
     check_range(0, 1, ends="()", rho=rho)
-    check_range(1, degree=degree)
-    check_range(0, standard_error=standard_error)
+    check_count(1, degree=degree)
+    check_range(0, variance=variance, standard_error=standard_error)
     variance = jnp.asarray(variance, jnp.result_type(float))
     least = jnp.asarray(stability) - 1.96 * jnp.asarray(standard_error, variance.dtype)
     excess = variance - least

@@ -17,7 +17,7 @@ import numpy as np
 from jax.scipy.stats import norm
 from jaxtyping import Array, Float
 
-from hopfax.checks import check_range
+from hopfax.checks import check_count, check_range
 
 Numbers = float | Float[Array, "..."]
 
@@ -211,7 +211,7 @@ def attention_overlap(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]:
         0.25
     """
     check_range(-1, 1, rho=rho)
-    check_range(1, num_tokens=num_tokens)
+    check_count(1, num_tokens=num_tokens)
     rho = jnp.asarray(rho, jnp.result_type(float))
     one = partial(_overlap, num_tokens=num_tokens)
     inside = jax.vmap(one)(jnp.square(rho).reshape(-1)).reshape(rho.shape)
@@ -310,7 +310,7 @@ def attention_interval(
     """
     check_range(0, positive=positive, negative=negative)
     check_range(0, bound=bound, weight_bound=weight_bound)
-    check_range(1, num_tokens=num_tokens, width=width)
+    check_count(1, num_tokens=num_tokens, width=width)
     dtype = jnp.result_type(float)
     factor = jnp.exp(jnp.asarray(4 * width**2 * bound**2 * weight_bound, dtype))
     plus, minus = (jnp.asarray(part, dtype) / num_tokens**2 for part in (positive, negative))
@@ -393,7 +393,7 @@ def _angle_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Ar
 
 def _recurrence(layer: Callable[[Array], Array], rho: Numbers, num_layers: int) -> Array:
     check_range(-1, 1, rho=rho)
-    check_range(0, num_layers=num_layers)
+    check_count(0, num_layers=num_layers)
     start = jnp.asarray(rho, jnp.result_type(float))
 
     def step(rho: Array, _: None) -> tuple[Array, Array]:

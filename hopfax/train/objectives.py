@@ -96,6 +96,8 @@ def losses_of(
     """Returns the cross-entropy of each row, or the squared error for regression."""
     if regression:
         return jnp.square(logits[:, 0] - labels)
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise TypeError(f"labels must be integers unless regression=True, got {labels.dtype}")
     return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)[:, 0]
 
 

@@ -59,24 +59,30 @@ def test_a_real_folder(minilm):
 @pytest.mark.parametrize(
     ("settings", "tokens"),
     [
-        ({}, "a e film ##s a [UNK] [MASK]"),
-        ({"do_lower_case": False}, "A é film ##s a [UNK] [MASK]"),
-        ({"do_lower_case": False, "strip_accents": True}, "A e film ##s a [UNK] [MASK]"),
-        ({"tokenize_chinese_chars": False}, "a e film ##s [UNK] [MASK]"),
+        ({}, "a e film ##s a [UNK]"),
+        ({"do_lower_case": False}, "A é film ##s a [UNK]"),
+        ({"do_lower_case": False, "strip_accents": True}, "A e film ##s a [UNK]"),
+        ({"tokenize_chinese_chars": False}, "a e film ##s [UNK]"),
     ],
 )
 def test_settings_of_a_vocab_txt(tmp_path, settings, tokens):
     write_bert(tmp_path, tokenizer_config_json=settings)
-    assert tokens_of(read_tokenizer(tmp_path), "A é films a那 [MASK]") == [f"[CLS] {tokens} [SEP]"]
+    assert tokens_of(read_tokenizer(tmp_path), "A é films a那") == [f"[CLS] {tokens} [SEP]"]
+
+
+def test_special_tokens_in_a_text_are_text(tmp_path):
+    write_bert(tmp_path)
+    tokens = tokens_of(read_tokenizer(tmp_path), "a [SEP] a [MASK]")
+    assert tokens == [f"[CLS] a {'[UNK] ' * 3}a {'[UNK] ' * 3}[SEP]"]
 
 
 def test_byte_level_tokens_of_roberta(tmp_path):
     write_byte_level(tmp_path, ROBERTA)
     vocabulary = read_tokenizer(tmp_path)
     assert (vocabulary.pad_token, vocabulary.pad_id, vocabulary.sep_id) == ("<pad>", 1, 2)
-    assert tokens_of(vocabulary, "ab é", ("a <mask>", "b")) == [
-        "<s> ab Ġ Ã © </s> <pad>",
-        "<s> a <mask> </s> </s> b </s>",
+    assert tokens_of(vocabulary, "ab é", ("a", "b")) == [
+        "<s> ab Ġ Ã © </s>",
+        "<s> a </s> </s> b </s>",
     ]
     cut = tokens_of(vocabulary, ("a a a a", "b"), max_length=7)
     assert cut == ["<s> a Ġa </s> </s> b </s>"]

@@ -56,7 +56,12 @@ interval = partial(theory.attention_interval, 1.0, negative=1.0, num_tokens=2, w
         (estimate, {"pair": lambda key, shape, rho: (rho, rho)}, "out_axes"),
         (influence, {"num_bits": 0}, "num_bits must be >= 1, got 0"),
         (geometric, {"batch_size": 0}, "batch_size must be >= 1, got 0"),
-        (geometric, {"inputs": HALVES[:0]}, "one or more samples, got none"),
+        (geometric, {"inputs": HALVES[:0]}, r"samples >= 1, got \(0, 2\)"),
+        (geometric, {"inputs": HALVES[0], "per_token": True}, r"\(samples, ..., width\), .* got"),
+        (estimate, {"shape": (0,)}, "one or more entries"),
+        (estimate, {"rho": jnp.zeros(0)}, "one or more entries"),
+        (walsh, {"num_bits": 2, "batch_size": 0}, "batch_size must be >= 1, got 0"),
+        (partial(tail.func, 0.5, -1.0), {"rho": 0.5, "degree": 2}, "variance must be >= 0, got -1"),
         (replaced, {"tokens": jnp.zeros(2, jnp.uint8), "num_tokens": 300}, "uint8, got 300"),
         (regularizer, {"share": 0.0}, r"share must be in \(0, 1\], got 0"),
         (regularizer, {"share": 1.5}, r"share must be in \(0, 1\], got 1.5"),
@@ -85,14 +90,27 @@ def test_numbers_out_of_range(call, options, words):
 @pytest.mark.parametrize(
     ("call", "options", "words"),
     [
-        (partial(bit_pair, KEY, (2,)), {"rho": jnp.zeros(2)}, "rank"),
-        (replaced, {"tokens": [0.5]}, "float32 but expected .*int"),
-        (estimate, {"rho": jnp.zeros((2, 2))}, "rank 2"),
-        (regularizer, {"probs": HALVES[:3]}, "different shape prefixes"),
+        (partial(bit_pair, KEY, (2,)), {"rho": jnp.zeros(2)}, r"rho must have shape \(\), got"),
+        (estimate, {"rho": jnp.zeros((2, 2))}, r"got shapes \(2, 2\)"),
+        (regularizer, {"probs": HALVES[:3]}, "one number of rows"),
     ],
 )
-def test_shapes_and_dtypes(call, options, words):
-    with pytest.raises(AssertionError, match=words):
+def test_shapes(call, options, words):
+    with pytest.raises(ValueError, match=words):
+        call(**options)
+
+
+@pytest.mark.parametrize(
+    ("call", "options", "words"),
+    [
+        (replaced, {"tokens": [0.5]}, "tokens must be integers, got float32"),
+        (estimate, {"num_samples": 1e4}, "num_samples must be an integer, got 10000.0"),
+        (estimate, {"key": 0}, "key must be a random key"),
+        (geometric, {"inputs": jnp.ones((2, 2), int)}, "inputs must be floating, got int32"),
+    ],
+)
+def test_kinds(call, options, words):
+    with pytest.raises(TypeError, match=words):
         call(**options)
 
 
