@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-from nn import test_pretrained as pretrained
+from nn import checkpoints
 from safetensors.numpy import load_file, save_file
 
 from hopfax import command, hopfield, stability
@@ -28,16 +28,7 @@ WORDS = "abcdefghijklmnop"
 
 def tiny_folder(path, family, labels=()):
     """Writes a tiny random model with a tokenizer; with labels, one for sequence classification."""
-    rng = np.random.default_rng(0)
-    shapes, settings = pretrained.shapes(family), {}
-    if labels:
-        shapes, settings = pretrained.with_head(family, len(labels))
-        settings["id2label"] = {str(number): label for number, label in enumerate(labels)}
-    tensors = {
-        name: (rng.normal(size=shape) * (0.1 if "bias" in name else 1)).astype("f")
-        for name, shape in shapes.items()
-    }
-    pretrained.save(path, pretrained.CONFIGS[family] | settings, tensors)
+    checkpoints.save_random(path, family, labels=labels)
     vocabulary = WordPiece(tokens=("[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS))
     text_tokenizer(vocabulary).save(str(path / "tokenizer.json"))
     (path / "special_tokens_map.json").write_text('{"pad_token": "[PAD]"}')

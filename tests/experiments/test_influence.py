@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import tokenizers
-from nn import test_pretrained as pretrained
+from nn import checkpoints
 
 from experiments import report
 from experiments.models import is_causal, load_encoder
@@ -19,10 +19,7 @@ from hopfax.nn import load_pretrained
 
 @pytest.fixture(params=["bert", "gpt2", "gemma2"])
 def loaded(request, tmp_path):
-    rng = np.random.default_rng(0)
-    family = request.param
-    tensors = {n: rng.normal(size=s).astype("f") for n, s in pretrained.shapes(family).items()}
-    return load_pretrained(pretrained.save(tmp_path, pretrained.CONFIGS[family], tensors))
+    return load_pretrained(checkpoints.save_random(tmp_path, request.param))
 
 
 def test_influences_have_mean_one_and_are_gradient_norms(loaded, monkeypatch):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from nn import test_pretrained as pretrained
+from nn import checkpoints
 
 from experiments.models import VARIANTS, build, variant, with_flags
 from experiments.robertha.paper import PAPER_MODELS, paper_score
@@ -31,9 +31,7 @@ BATCH = Batch(
 def folder(tmp_path_factory):
     """A tiny random BERT with its vocabulary."""
     path = tmp_path_factory.mktemp("bert")
-    rng = np.random.default_rng(0)
-    tensors = {n: rng.normal(size=s).astype("f") for n, s in pretrained.shapes("bert").items()}
-    pretrained.save(path, pretrained.CONFIGS["bert"], tensors)
+    checkpoints.save_random(path, "bert")
     words = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnop")
     (path / "vocab.txt").write_text("\n".join(words) + "\n")
     return str(path)

@@ -9,7 +9,7 @@ import numpy as np
 import oracles
 import pandas as pd
 import pytest
-from nn import test_pretrained as pretrained
+from nn import checkpoints
 
 from experiments.noise_stability import tail_mass
 from hopfax.nn import load_pretrained, tinybert
@@ -18,10 +18,12 @@ from hopfax.stability import spectral_tail_bound
 
 def test_exact_weights_are_those_of_all_replacements(tmp_path):
     rng = np.random.default_rng(0)
-    tensors = {n: rng.normal(size=s).astype("f") for n, s in pretrained.shapes("bert").items()}
     # Without biases the tokens decide more.
-    tensors = {n: 0 * t if n.endswith("bias") else 0.3 * t for n, t in tensors.items()}
-    model = load_pretrained(pretrained.save(tmp_path, pretrained.CONFIGS["bert"], tensors))
+    tensors = {
+        name: (0.3 * rng.normal(size=shape) * ("bias" not in name)).astype("f")
+        for name, shape in checkpoints.shapes("bert").items()
+    }
+    model = load_pretrained(checkpoints.save(tmp_path, checkpoints.CONFIGS["bert"], tensors))
     ids = np.array([[1, 5, 6, 7, 8, 2]])
     texts = tail_mass.Texts(ids, np.array([[3, 9, 10, 11, 4, 3]]), (1, 1))
 

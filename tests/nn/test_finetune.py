@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from nn import test_pretrained as pretrained
+from nn import checkpoints
 
 from hopfax.classifier import Classifier
 from hopfax.data import train_vocabulary
@@ -16,20 +16,15 @@ from hopfax.nn import (
     text_classifier,
 )
 
-IDS = np.random.default_rng(0).integers(0, pretrained.VOCAB, (3, 7))
+IDS = np.random.default_rng(0).integers(0, checkpoints.VOCAB, (3, 7))
 MASK = np.arange(7) < np.array([[7], [4], [6]])
 TYPES = np.random.default_rng(1).integers(0, 2, IDS.shape)
 
 
 def load(folder, family, *, num_labels=0, **changes):
-    rng = np.random.default_rng(2)
-    shapes, settings = pretrained.shapes(family), {}
-    if num_labels:
-        shapes, settings = pretrained.with_head(family, num_labels)
-        settings["id2label"] = {str(i): f"label {i}" for i in range(num_labels)}
-    changes = settings | changes
-    tensors = {name: rng.normal(size=shape).astype("f") / 2 for name, shape in shapes.items()}
-    return pretrained.load(folder, family, tensors, **changes)
+    labels = [f"label {number}" for number in range(num_labels)]
+    checkpoints.save_random(folder, family, labels=labels, seed=2, scale=0.5, **changes)
+    return load_pretrained(folder)
 
 
 @pytest.fixture(params=["bert", "roberta"])
@@ -118,7 +113,7 @@ def test_a_saved_classifier_is_a_model_of_its_family(tmp_path, family, num_label
     loaded = load(tmp_path / "original", family, **options)
     model = text_classifier(loaded, None if num_labels else 3, separator=vocabulary.sep_id)
     params = jax.tree.map(lambda leaf: 1.5 * leaf, model.init(jax.random.key(0)))  # "trained"
-    assert 0.9 * pretrained.VOCAB <= vocabulary.size <= pretrained.VOCAB
+    assert 0.9 * checkpoints.VOCAB <= vocabulary.size <= checkpoints.VOCAB
     classifier = Classifier(model, params, vocabulary, ("label 0", "label 1", "label 2"))
     classifier.save(tmp_path / "saved")
 

@@ -11,119 +11,25 @@ import numpy as np
 import pytest
 import tokenizers
 from nn import slow
+from nn.checkpoints import (
+    CONFIGS,
+    ENCODER,
+    HEADS,
+    HEADS_OF,
+    LAYERS,
+    PAD,
+    POSITIONS,
+    VOCAB,
+    WIDTH,
+    save,
+    shapes,
+    with_head,
+)
 from safetensors.numpy import save_file
 
 from hopfax.nn import families, load_pretrained, tensor_files
 
 FAMILIES = ("bert", "roberta", "gpt2", "gemma2")
-VOCAB, WIDTH, FF, LAYERS, HEADS, POSITIONS, PAD = 20, 8, 12, 2, 2, 16, 3
-
-SIZES = {"vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": FF}
-SIZES |= {"num_hidden_layers": LAYERS, "max_position_embeddings": POSITIONS}
-ENCODER = SIZES | {
-    "num_attention_heads": HEADS,
-    "type_vocab_size": 2,
-    "layer_norm_eps": 0.1,
-    "hidden_act": "gelu",
-    "pad_token_id": PAD,
-}
-CONFIGS = {
-    "bert": {"model_type": "bert", **ENCODER},
-    "roberta": {"model_type": "roberta", **ENCODER},
-    "gpt2": {
-        "model_type": "gpt2",
-        "vocab_size": VOCAB,
-        "n_embd": WIDTH,
-        "n_layer": LAYERS,
-        "n_head": HEADS,
-        "n_positions": POSITIONS,
-        "n_inner": None,
-        "layer_norm_epsilon": 1e-5,
-        "activation_function": "gelu_new",
-    },
-    "gemma2": SIZES
-    | {
-        "model_type": "gemma2",
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 6,
-        "query_pre_attn_scalar": 5,
-        "sliding_window": 3,
-        "rms_norm_eps": 1e-6,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "attn_logit_softcapping": 5.0,
-        "final_logit_softcapping": 3.0,
-        "rope_theta": 100.0,
-    },
-}
-
-
-def shapes(family):
-    """Returns the shapes of a file's tensors by the names of Hugging Face's models."""
-    named = {}
-
-    def linear(name, inputs, outputs, *, transposed=True):
-        named[f"{name}.weight"] = (outputs, inputs) if transposed else (inputs, outputs)
-        named[f"{name}.bias"] = (outputs,)
-
-    def norm(name):
-        named[f"{name}.weight"] = named[f"{name}.bias"] = (WIDTH,)
-
-    if family in ("bert", "roberta"):
-        for name, count in (("word", VOCAB), ("position", POSITIONS), ("token_type", 2)):
-            named[f"embeddings.{name}_embeddings.weight"] = (count, WIDTH)
-        norm("embeddings.LayerNorm")
-        for layer in (f"encoder.layer.{i}" for i in range(LAYERS)):
-            for part in ("query", "key", "value"):
-                linear(f"{layer}.attention.self.{part}", WIDTH, WIDTH)
-            linear(f"{layer}.attention.output.dense", WIDTH, WIDTH)
-            norm(f"{layer}.attention.output.LayerNorm")
-            linear(f"{layer}.intermediate.dense", WIDTH, FF)
-            linear(f"{layer}.output.dense", FF, WIDTH)
-            norm(f"{layer}.output.LayerNorm")
-    elif family == "gpt2":
-        named["transformer.wte.weight"] = (VOCAB, WIDTH)
-        named["transformer.wpe.weight"] = (POSITIONS, WIDTH)
-        for layer in (f"transformer.h.{i}" for i in range(LAYERS)):
-            norm(f"{layer}.ln_1")
-            norm(f"{layer}.ln_2")
-            linear(f"{layer}.attn.c_attn", WIDTH, 3 * WIDTH, transposed=False)
-            linear(f"{layer}.attn.c_proj", WIDTH, WIDTH, transposed=False)
-            linear(f"{layer}.mlp.c_fc", WIDTH, 4 * WIDTH, transposed=False)
-            linear(f"{layer}.mlp.c_proj", 4 * WIDTH, WIDTH, transposed=False)
-        norm("transformer.ln_f")
-    else:
-        named["model.embed_tokens.weight"] = (VOCAB, WIDTH)
-        for layer in (f"model.layers.{i}" for i in range(LAYERS)):
-            for part in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
-                named[f"{layer}.{part}_layernorm.weight"] = (WIDTH,)
-            for part, count in (("q", 24), ("k", 12), ("v", 12)):
-                named[f"{layer}.self_attn.{part}_proj.weight"] = (count, WIDTH)
-            named[f"{layer}.self_attn.o_proj.weight"] = (WIDTH, 24)
-            for part in ("gate", "up"):
-                named[f"{layer}.mlp.{part}_proj.weight"] = (FF, WIDTH)
-            named[f"{layer}.mlp.down_proj.weight"] = (WIDTH, FF)
-        named["model.norm.weight"] = (WIDTH,)
-    return named
-
-
-HEADS_OF = {"bert": ("pooler.dense", "classifier")}
-HEADS_OF["roberta"] = ("classifier.dense", "classifier.out_proj")
-
-
-def with_head(family, num_labels):
-    """Returns the shapes and settings of a model for sequence classification."""
-    named, (dense, out) = shapes(family), HEADS_OF[family]
-    named |= {f"{dense}.weight": (WIDTH, WIDTH), f"{dense}.bias": (WIDTH,)}
-    named |= {f"{out}.weight": (num_labels, WIDTH), f"{out}.bias": (num_labels,)}
-    return named, {"architectures": ["ModelForSequenceClassification"]}
-
-
-def save(folder, config, tensors):
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(tensors, folder / "model.safetensors")
-    return folder
 
 
 def load(folder, family, tensors, **changes):
