@@ -291,7 +291,11 @@ def _path(text: str) -> Path:
 
 def _class_numbers(labels: Sequence[Any], names: Sequence[str]) -> np.ndarray:
     """Returns the class numbers of labels, which are names or numbers of classes."""
-    labels, numbers = list(map(str, labels)), list(map(str, range(len(names))))
+    # Other programs write 1.0 for class 1 if a column has gaps.
+    whole = (
+        int(each) if isinstance(each, float) and each.is_integer() else each for each in labels
+    )
+    labels, numbers = list(map(str, whole)), list(map(str, range(len(names))))
     known = numbers if set(labels) <= set(numbers) - set(names) else names
     if unknown := set(labels) - set(known):
         allowed = ", ".join(names)

@@ -144,6 +144,7 @@ def test_robustness_of_a_regression_is_the_correlation_of_its_scores(pairs, tmp_
 def test_labels_that_are_numbers_are_names_first():
     assert command._class_numbers(["2", "1"], ("1", "2", "3")).tolist() == [1, 0]
     assert command._class_numbers([1, 0], ("bad", "good")).tolist() == [1, 0]
+    assert command._class_numbers([1.0, 0.0], ("bad", "good")).tolist() == [1, 0]
     with pytest.raises(ValueError, match="--label must be one of 1, 2, got 0"):
         command._class_numbers([0, 1], ("1", "2"))
 
