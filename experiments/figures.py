@@ -297,14 +297,14 @@ def _panel(
     from matplotlib.ticker import MaxNLocator
 
     hues, handles = list(table[hue].unique()), []
-    color = ""  # of lines through points
+    colors = set()  # of lines through points
     for name in hues:
         line = table[table[hue] == name].sort_values(x)
         style = look(name, hues)
         has_points = line["mean"].notna().any()
         if line.formula.notna().any():
             axes.plot(line[x], line.formula, color=style.color)
-            color = style.color if has_points else color
+            colors |= {style.color} if has_points else set()
             style = style._replace(dashes="none") if has_points else style._replace(marker="")
         elif not spec.connected:
             style = style._replace(dashes="none")
@@ -314,7 +314,8 @@ def _panel(
         if not has_points or (line.formula.notna().any() and not spec.formula):
             style = style._replace(dashes="-")
         handles.append(Line2D([], [], label=titles.get(name, str(name)), **_style(style)))
-    if color and spec.formula:
+    if colors and spec.formula:
+        color = INK if len(colors) > 1 else colors.pop()
         handles.append(Line2D([], [], label=spec.formula, color=color))
     if spec.mark is not None:
         axes.axhline(spec.mark, color=FAINT, ls=":", lw=1.5, zorder=1)

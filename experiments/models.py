@@ -189,7 +189,7 @@ VARIANTS: dict[str, Variant] = {
     "pretrained-hopfield-0": _pretrained(
         "fine-tuned encoder without attention dropout", options={**HOPFIELD, "max_steps": 0}
     ),
-    # Iterated to convergence; not searched, so both take the rate of one update.
+    # Iterated to convergence, it learns MRPC at no rate; both take the rate of one update.
     "pretrained-hopfield": _pretrained("fine-tuned encoder + Hopfield attention", options=HOPFIELD),
     "pretrained-hopfield-esr": _pretrained(
         "fine-tuned encoder + Hopfield attention + ESR",

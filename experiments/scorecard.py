@@ -256,7 +256,7 @@ def noise_stability() -> list[list[str]]:
         [
             "Theorems 5.1 to 5.3 are exact, 5.3 in wide layers",
             "exact",
-            f"{held} of {forms} forms {theory.AGREEMENT}",
+            f"{held} of {forms} curves {theory.AGREEMENT}",
             "holds" if held == forms else "does not hold",
             "[theory](theory/README.md)",
         ],
@@ -532,8 +532,8 @@ def page() -> report.Page:
             "at least half of the paper's difference; if less, smaller than claimed. Reversed: it "
             "excludes zero on the other side. Not found: it contains zero and excludes half of the "
             "paper's difference. Too weak to tell: it contains both.",
-            "The linked pages define verdicts on the noise-stability paper. Low degree: over half "
-            "of the variance is linear in the noise. U-shape: both ends of a text have more "
+            "Savings of steps have these verdicts, too. Low degree: the interval of the linear "
+            "share of the variance is above half. U-shape: both ends of a text have more "
             "influence than its middle half.",
             "Not learned: without noise, a model is under 5 points above the majority baseline (on "
             "n rows, under 100/√n if that is more). Not above the majority baseline: neither "
@@ -544,8 +544,8 @@ def page() -> report.Page:
             f"{tidy.significant(table) or 'none'} of our differences are significant. Most "
             "comparisons have three seeds, so power is low.",
             "One update: queries are updated once, not until convergence. Intervals on AdvSST-2 "
-            "and under attacks include the sampling error of their 148 and 200 rows. The linked "
-            "pages compare with TinyBERT; differences from FreeLB are computed from their "
+            "and under attacks include the sampling error of their 148 and 200 rows. Their pages "
+            "compare with TinyBERT; differences from FreeLB are computed from their "
             "results.csv.",
             "Memory: before the first layer, each token embedding is replaced by its posterior "
             "mean, given the vocabulary. Capacity: the SNR below which no decoder that uses only "

@@ -57,8 +57,16 @@ def check_mask(mask: Any, shape: tuple[int, ...]) -> jax.Array | None:
     return mask
 
 
+def real_type(*arrays: Any) -> jnp.dtype:
+    """Returns the common type of arrays, at least float32; complex arrays are a TypeError."""
+    dtype = jnp.result_type(*arrays, jnp.float32)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        raise TypeError(f"arrays must be real, got {dtype}")
+    return dtype
+
+
 def check_key(key: Any) -> None:
-    """Raises a TypeError unless a value is one random key, typed or raw."""
+    """Raises a TypeError unless a value can be a random key, typed or raw."""
     typed = jnp.issubdtype(getattr(key, "dtype", None) or object, jax.dtypes.prng_key)
     if not typed and getattr(key, "dtype", None) != jnp.uint32:
         raise TypeError(f"key must be a random key, such as jax.random.key(0), got {key!r}")
@@ -67,7 +75,7 @@ def check_key(key: Any) -> None:
 def check_count(low: int, high: float = np.inf, **values: Any) -> None:
     """Raises a TypeError unless all numbers are integers, and a ValueError as `check_range`."""
     for name, value in values.items():
-        if not is_traced(value) and not jnp.issubdtype(jnp.result_type(value), jnp.integer):
+        if not is_traced(value) and not np.issubdtype(np.asarray(value).dtype, np.integer):
             raise TypeError(f"{name} must be an integer, got {value}")
     check_range(low, high, **values)
 

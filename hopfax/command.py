@@ -291,11 +291,10 @@ def _path(text: str) -> Path:
 
 def _class_numbers(labels: Sequence[Any], names: Sequence[str]) -> np.ndarray:
     """Returns the class numbers of labels, which are names or numbers of classes."""
-    # Other programs write 1.0 for class 1 if a column has gaps.
-    whole = (
-        int(each) if isinstance(each, float) and each.is_integer() else each for each in labels
-    )
-    labels, numbers = list(map(str, whole)), list(map(str, range(len(names))))
+    if not set(map(str, labels)) <= set(names):  # 1.0 for class 1, as in columns with gaps
+        floats = [isinstance(each, float) and each.is_integer() for each in labels]
+        labels = [int(x) if whole else x for x, whole in zip(labels, floats, strict=True)]
+    labels, numbers = list(map(str, labels)), list(map(str, range(len(names))))
     known = numbers if set(labels) <= set(numbers) - set(names) else names
     if unknown := set(labels) - set(known):
         allowed = ", ".join(names)
@@ -311,7 +310,7 @@ def stability_of(flags: argparse.Namespace) -> Path:
             "stability requires a model with two or more classes or without labels, got the "
             f"regression model {flags.folder}"
         )
-    if not flags.texts.is_file():
+    if not flags.texts.exists():
         raise FileNotFoundError(f"no file {flags.texts}")
     try:
         lines = flags.texts.read_text(encoding="utf-8-sig").split("\n")

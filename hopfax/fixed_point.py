@@ -170,7 +170,7 @@ def check_stopping(
     gradient: Gradient,
     least: int = 1,
 ) -> None:
-    """Raises a ValueError if an option of the loop is out of range."""
+    """Raises a TypeError or ValueError if an option of the loop is wrong."""
     check_count(least, max_steps=max_steps)
     check_count(1, adjoint_max_steps=adjoint_max_steps)
     check_range(0, tol=tol)

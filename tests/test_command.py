@@ -145,6 +145,7 @@ def test_labels_that_are_numbers_are_names_first():
     assert command._class_numbers(["2", "1"], ("1", "2", "3")).tolist() == [1, 0]
     assert command._class_numbers([1, 0], ("bad", "good")).tolist() == [1, 0]
     assert command._class_numbers([1.0, 0.0], ("bad", "good")).tolist() == [1, 0]
+    assert command._class_numbers([1.0, 0.0], ("1.0", "0.0")).tolist() == [0, 1]
     with pytest.raises(ValueError, match="--label must be one of 1, 2, got 0"):
         command._class_numbers([0, 1], ("1", "2"))
 
@@ -423,6 +424,8 @@ def test_intervals_are_of_95_percent():
     interval = command._with_interval("accuracy", predicted, np.zeros(400, int))
     half = 196 * (0.75 * 0.25 / 400) ** 0.5
     np.testing.assert_allclose(interval, [75, 75 - half, 75 + half], atol=0.8)
+    right = command._with_interval("accuracy", np.eye(2)[np.zeros(50, int)], np.zeros(50, int))
+    np.testing.assert_allclose(right, [100, 100 / (1 + 1.96**2 / 50), 100], rtol=1e-4)  # Wilson
 
 
 def test_errors_of_influence_shrink_with_the_number_of_copies(encoder, tmp_path, monkeypatch):

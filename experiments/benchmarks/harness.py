@@ -47,6 +47,7 @@ NOTE = (
     "quartiles over rounds. For several settings, the lowest and the highest median are shown, and "
     "in how many the ratio is below 1; results.csv has all."
 )
+NO_GOALS = "None has a goal."
 UNMEASURED = "All goals are for a GPU; these measurements are from a CPU."
 APART = "Cases ran in different sessions and on different machines: compare only within one."
 
@@ -223,6 +224,8 @@ def page(folder: Path) -> report.Page:
     counts = [goals_met(tables_of(each)) for each in (folder, *subfolders)]
     met, measured = np.sum(counts, axis=0)
     goals = any(line[4] for each in lines.values() for line in each)
+    medians = frame[frame.kind == "ratio"]["median"]
+    spread = f"The {len(medians)} ratios are {medians.min():.2f} to {medians.max():.2f} (medians)."
     where = ", including those of the linked pages" if subfolders else ""
     answer = (
         f"hopfax meets {met} of the {measured} measured goals for speed and memory{where}. A goal "
@@ -230,7 +233,7 @@ def page(folder: Path) -> report.Page:
     )
     return report.Page(
         "Speed and memory" if len(lines) > 1 else f"Speed and memory: {report.joined(list(lines))}",
-        answer if measured else UNMEASURED if goals else "None of these ratios has a goal.",
+        answer if measured else f"{spread} {UNMEASURED if goals else NO_GOALS}",
         tables=[report.Table(PAGE_COLUMNS, rows, description(n)) for n, rows in lines.items()],
         notes=notes,
     )

@@ -664,8 +664,8 @@ def page(folder: Path) -> Page:
         )
         recovered = {f"the {SHORT[name]} prior": name for name in ("unigram", "bigram", "both")}
         answers.append(
-            f"**On {TITLES[task]}, {100 * (1 - ERRORS):g} % of the tokens are recovered "
-            f"{listed({words: reached[name] for words, name in recovered.items()})}.**"
+            f"On {TITLES[task]}, {100 * (1 - ERRORS):g} % of the tokens are recovered "
+            f"{listed({words: reached[name] for words, name in recovered.items()})}."
         )
     cells = [cell for line in limits for cell in line]
     absent = "".join(f" {words}" for name, words in ABSENT.items() if name in cells)
@@ -683,8 +683,8 @@ def page(folder: Path) -> Page:
     chosen = {name: report.joined(f"{x:g}" for x in values) for name, values in settings}
     scored = frame[frame.metric == "score"]
     intervals = report.joined(
-        f"[{report.number(float(low))}, {report.number(float(high))}] ({TITLES[task]})"
-        for task, low, high in scored[scored.level == 0][["task", "low", "high"]].to_numpy()
+        f"{report.bracketed(row.rename({'score': 'mean'}))} ({TITLES[row.task]})"
+        for _, row in scored[scored.level == 0].iterrows()
     )
     return report.Page(
         title="Context as prior: retrieval from the vocabulary that uses the other tokens",
@@ -707,9 +707,10 @@ def page(folder: Path) -> Page:
             "all methods see the same noisy copy of each text and do not know σ. SNRs are "
             "interpolated between levels.",
             similarity.SCORED,
-            f"95 % intervals of the clean scores: {intervals}.",
-            "Encoder: the unigram prior, times a trained head's prediction from the other tokens' "
-            "posterior means; each iteration starts from the means of the one before.",
+            f"Clean scores: {intervals}, with 95 % intervals.",
+            "Unigram: the frequency prior of other pages. Encoder: the unigram prior, times a "
+            "trained head's prediction from the other tokens' posterior means; each iteration "
+            "starts from the means of the one before.",
             f"Priors from context, and all scores, use the {NUM_CANDIDATES} most probable "
             "tokens at each position. At low SNR, some true tokens are not among them.",
             "Capacity: below this SNR no decoder recovers all tokens, if the prior is correct. "

@@ -400,7 +400,7 @@ def page(folder: Path) -> Page:
         notes=[
             f"{frame[frame.metric == 'recovered'].num_examples.iloc[0]:,.0f} tokens; intervals: "
             "bootstrap over the rows of the task. SNR: mean square of the embeddings' coordinates, "
-            "divided by σ².",
+            "divided by σ². Recovered: the decoder's most probable token is the original.",
             "Measured decoders do not know σ; predictions are for decoders that do. Predictions "
             "average over the noise in the direction of the token's vector and treat confusions "
             "with other tokens as independent, which underestimates recovery at low SNR.",

@@ -289,7 +289,9 @@ def counted(gaps: pd.DataFrame) -> str:
     count = int(gaps.low.notna().sum())
     over = f"{count} SNRs"
     if several:
-        over = f"{count} combinations of {report.joined([*several, 'SNR'])}"
+        over = f"{count} combinations of {report.joined([*several, 'SNR'])}".replace(
+            "protocol", "protocol (SNR per text or token)"
+        )
     return over if count == len(gaps) else f"{over} with an interval"
 
 

@@ -354,8 +354,8 @@ def finding(gains: pd.DataFrame, level: float, titles: Mapping[str, str]) -> str
         rows = own[own.model == name]
         low, high = report.signed(rows["mean"].min()), report.signed(rows["mean"].max())
         amount = low if low == high else f"{low} to {high}"
-        text += f" {TITLES[name]} gains {amount} points, significantly under {clear(name)}"
+        text += f" {TITLES[name]} gains {amount} points; significant under: {clear(name)}"
         if (own.model == f"{name}, adaptive").any():
-            text += f"; if the attack is adaptive, under {clear(f'{name}, adaptive')}"
+            text += f" (if the attack is adaptive: {clear(f'{name}, adaptive')})"
         text += "."
     return text

@@ -52,7 +52,7 @@ NOTES = (
     "all cover about 75 %.",
     "never: at most half of the runs reached the target while they were trained. A saving of −∞: "
     "never for the arm, but not for the baseline. If the baseline's median is never, the saving is "
-    "a lower bound, and its interval ends at 100.",
+    "a lower bound, and its interval ends at 100. n/a: neither reached it.",
     "The regularizer's noise replaces a token by any of the vocabulary's, including padding and "
     "others that never occur in its place.",
     "Normalized stability: agreement of the outputs for a text and its noisy copy, divided by that "

@@ -38,7 +38,7 @@ from experiments.noise_stability.encoder_response import Texts
 from experiments.report import Page
 from experiments.robertha import gaussian
 from experiments.robertha.robustness import Encoders
-from experiments.rundir import open_run
+from experiments.rundir import open_run, read_config
 from experiments.runs import Job
 from experiments.settings import Flags, budget_of, by_budget, resolved
 from hopfax.data import Encoded, bucket_boundaries, bucketed, eval_batches
@@ -69,7 +69,7 @@ BEFORE = "before training"
 TITLES = {"trained": AFTER, "fresh": BEFORE}
 PRETRAINED = "pretrained encoder, before fine-tuning"
 LOST = (
-    "Points lost: clean score minus score under noise after the LayerNorm at the same SNR, on all "
+    "Points lost: clean score minus score under noise after the LayerNorm at {db:g} dB, on all "
     "test rows. Its interval is over seeds only."
 )
 # Column of the differences -> metric, level, factor.
@@ -291,6 +291,7 @@ def page(folder: Path) -> Page:
     for end in ("low", "high"):  # seeds agree exactly at the ends
         drawn[end] = drawn[end].fillna(drawn["mean"])
     texts = frame[frame.metric == "level share"].num_examples.max()
+    db = read_config(folder)["config"].get("snr_db", 0.0)
     linear = drawn[drawn.metric == "correlation"]
     linear = linear.drop_duplicates(["row", "x"]).assign(model="linear")
     for column in ("mean", "low", "high"):
@@ -303,7 +304,11 @@ def page(folder: Path) -> Page:
             f"{after('correlation', 1, 2, x=0.5)}; for a linear function, it is 0.5.** Share of "
             f"the output's variance that is linear in the noise: "
             f"{after('level share', 100, 0, ' %', x=1.0)}."
-            + (f" Points lost: {after('points lost', 1, 1)}." if "points lost" in shown else "")
+            + (
+                f" Points lost at {db:g} dB: {after('points lost', 1, 1)}."
+                if "points lost" in shown
+                else ""
+            )
         ),
         pictures={
             "encoder_stability": report.facets(
@@ -335,7 +340,7 @@ def page(folder: Path) -> Page:
             "Seeds share texts and noise. Half-widths are the root of the sum of squares of two "
             "parts: Student's t interval over seeds, and the sampling error that seeds share, over "
             f"texts, or over noise for linear and quadratic shares ({int(texts)} texts).",
-            *([LOST] if "points lost" in shown else []),
+            *([LOST.format(db=db)] if "points lost" in shown else []),
         ],
     )
 

@@ -449,8 +449,8 @@ def page(folder: Path) -> Page:
             f"{100 * MOST:g} % of the influence is on {count:.0f} of {num_tokens} tokens."
         )
     notes = [
-        "U-shape: both ends of a text have more influence than the middle half, with both 95 % "
-        "intervals above 1.",
+        "U-shape: both ends of a text (5 % each) have more influence than the middle half, with "
+        "both 95 % intervals above 1. The peak need not be at the very end.",
         "At most a weak U-shape: an interval contains 1, and both upper bounds are below "
         f"{WEAK:g}. No U-shape: an interval is below 1.",
         f"Texts of {num_tokens} tokens, {int(curves.num_examples.max())} of each kind. Brackets: "

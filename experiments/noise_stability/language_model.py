@@ -152,13 +152,13 @@ def page(folder: Path) -> Page:
         if (arm, "validation_accuracy") in at
     )
     answer = (
-        f"At the end, validation accuracy is {accuracies}. The better of two baselines, the most "
-        f"common word and the most common next word, reaches {best:.1f} %."
+        f"At the end, validation accuracy is {accuracies}. Always predicting "
+        f"the most common word, or the most common next word, reaches at most {best:.1f} %."
     )
     caption = (
         "Accuracy in percent at the end, and what it consists of, with 95 % intervals over seeds. "
-        "Known words: the vocabulary without `<unk>`. Commonest follower: the word that most often "
-        "follows in the training rows. Predicted `<unk>`: share of predictions."
+        "Known words: the vocabulary without `<unk>`. Commonest follower (next word): that in "
+        "the training rows. Predicted `<unk>`: share of predictions."
     )
     table = report.Table(["", "rows", *SHARES.values()], lines, caption)
     text = arms.TASKS[frame.task.iloc[0]]

@@ -440,8 +440,8 @@ def page(folder: Path) -> Page:
     degree, variance = (tidy.select(of_many, quantity=each).iloc[0] for each in ("D", "variance"))
     counts = {each: verdicts.count(each) for each in dict.fromkeys(verdicts)}
     answer = (
-        "**Compared with the bound from influence, Lemma 1's bound on the weight of degree T and "
-        "above is "
+        "**Compared with the bound from influence, the bound from noise stability (Lemma 1) on the "
+        "weight of degree T and above is "
         + report.joined(f"{each} in {n} of {len(verdicts)} cases" for each, n in counts.items())
         + ".** It can only be tighter if D, the mean degree weighted "
         f"by influence, exceeds T. At {plan['num_tokens']} tokens, D is {report.bracketed(degree)} "

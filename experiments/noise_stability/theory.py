@@ -556,10 +556,10 @@ def page(folder: Path) -> report.Page:
     return report.Page(
         title="Layers against the theorems of the noise-stability paper",
         answer=(
-            f"**Theorems 5.1 to 5.3: every point of {held} of {total} curves is {AGREEMENT} of its "
-            "formula.** In deep networks, Eq. 5 and Eq. 8 do not hold: at "
-            f"layer {deepest.level:g}, Eq. 5 predicts a stability of {deepest.formula:.2f}, but "
-            f"we measure {deepest.score:.2g}."
+            f"**Theorems 5.1 to 5.3 hold on {held} of {total} curves: all points are {AGREEMENT} "
+            "of the formula.** In deep networks, Eq. 5 and Eq. 8 do not hold: at layer "
+            f"{deepest.level:g}, Eq. 5 predicts a stability of {deepest.formula:.2f}, but we "
+            f"measure {deepest.score:.2g}."
         ),
         pictures={
             picture: report.panels(
@@ -609,8 +609,8 @@ def distances(table: pd.DataFrame) -> pd.DataFrame:
     """
     compared = table[table.formula.notna()]
     distance = (compared.score - compared.formula).abs()
-    errors = (distance / compared.standard_error).where(distance > 0, 0)
-    beyond = (errors >= WITHIN) & (distance >= CLOSE * compared.formula.abs())
+    errors = (distance / compared.standard_error).where(distance != 0, 0)
+    beyond = ~((errors < WITHIN) | (distance < CLOSE * compared.formula.abs()))
     groups = compared.assign(distance=distance, errors=errors, beyond=beyond).groupby(
         ["task", "model"], sort=False, as_index=False
     )

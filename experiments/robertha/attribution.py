@@ -50,7 +50,7 @@ STEPS = (
     Step("pre-LN", "tinybert-mean-prenorm", "tinybert-mean"),
     Step("dropout 0.3", "tinybert-mean-prenorm-dropout", "tinybert-mean-prenorm"),
     Step(
-        "one Hopfield step, β 15", "robertha-no-iteration-no-esr", "tinybert-mean-prenorm-dropout"
+        "one Hopfield update, β 15", "robertha-no-iteration-no-esr", "tinybert-mean-prenorm-dropout"
     ),
     Step("iteration", "robertha-no-esr", "robertha-no-iteration-no-esr"),
     Step("ESR", "robertha", "robertha-no-esr"),
@@ -120,7 +120,8 @@ def page(folder: Path) -> Page:
                 by_level[by_level.protocol == protocol],
                 index="change",
                 columns="noise",
-                caption=f"Points gained by each step, {name}.",
+                caption=f"Points gained by each step, {name}; unit-scale embeddings: with noise on "
+                "the tokens, others: after the LayerNorm.",
             )
             for protocol, name in PANELS.items()
             if protocol in set(by_level.protocol)

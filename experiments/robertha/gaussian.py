@@ -6,7 +6,7 @@ in models trained from scratch, so σ is in the units of `matched`; that measure
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -207,6 +207,30 @@ def informative(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.Data
     strongest = able.groupby(places, as_index=False)["level"].max()
     most = scores[places].merge(strongest, on=places, how="left")["level"].to_numpy()
     return scores[(scores.level <= most) | (scores.level == 0)]
+
+
+def evidence(
+    differences: pd.DataFrame, unlearned: Collection[tuple[str, str]], baseline: str
+) -> pd.DataFrame:
+    """Sets `bold`, which is False where a model or the baseline did not learn the task."""
+    bold = [
+        not {(row.task, row.model), (row.task, baseline)} & {*unlearned}
+        for _, row in differences.iterrows()
+    ]
+    return differences.assign(bold=bold)
+
+
+def named_levels(differences: pd.DataFrame, averaged: pd.DataFrame) -> pd.DataFrame:
+    """Names the noise level in panels whose average is over a single one."""
+    levels = averaged[averaged.level > 0].groupby(["site", "protocol"])["level"]
+    single = levels.first()[levels.nunique() == 1]
+    names = [
+        f"{row.panel}: {noise_label(row.protocol, single[row.site, row.protocol])}"
+        if (row.site, row.protocol) in single
+        else row.panel
+        for _, row in differences.iterrows()
+    ]
+    return differences.assign(panel=names)
 
 
 def left_out_note(scores: pd.DataFrame, kept: pd.DataFrame, titles: Mapping[Any, str]) -> list[str]:

@@ -129,9 +129,8 @@ def page(folder: Path) -> Page:
         notes.append(f"Best at the end of the range of rates: {report.joined(at_edge)}.")
     if len(weak) == len(best):
         answer = (
-            f"**On {names}, no model scores {LEARNED:g} points above the majority baseline "
-            f"({report.joined(map(report.number, best.constant.unique()))}) at any rate**: "
-            f"{report.joined(best.line)}."
+            f"**On {names}, no rate brings {report.joined(best.line)} {LEARNED:g} points above the "
+            f"majority baseline ({report.joined(map(report.number, best.constant.unique()))})**."
         )
     elif len(weak):
         notes.append(

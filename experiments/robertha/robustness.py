@@ -135,10 +135,16 @@ def page(folder: Path) -> Page:
     by_none = [titles[name] for name in gaussian.learned_by_none(scores, unlearned)]
     left_out = gaussian.left_out_note(shown[shown.task == subject], averaged, titles)
     levels = "noise levels" + (" (some left out, see the notes)" if left_out else "")
-    tables = gap_table(scores, titles)
+    learned_none = {
+        model for model in models if all((name, model) in unlearned.index for name in tasks)
+    }
+    failed = {*unlearned.index, *(("average", model) for model in learned_none)}
+    tables = gap_table(scores, titles, failed)
     if len(models) > 1:
         contrasts = gaussian.differences(averaged, baseline=baseline, over=["level"])
         contrasts = contrasts[contrasts.task == subject]
+        contrasts = gaussian.evidence(contrasts, failed, baseline)
+        contrasts = gaussian.named_levels(contrasts, averaged)
         over = f" and over {len(tasks)} tasks." if len(tasks) > 1 else "."
         caption = f"Score minus {titles[baseline]}: clean, and averaged over {levels}{over}"
         pivot = {"index": "model", "columns": "panel", "titles": titles, "caption": caption}
@@ -171,9 +177,6 @@ def page(folder: Path) -> Page:
         *left_out,
         *gaussian.few_rows_note(measured),
     ]
-    learned_none = {
-        model for model in models if all((name, model) in unlearned.index for name in tasks)
-    }
     return report.Page(
         title=f"Robustness to Gaussian noise: {names}",
         answer=learned([titles[name] for name in tasks], by_none)
@@ -285,12 +288,15 @@ def placed(row: Any) -> str:
     return row.panel.partition(",")[0] + per_token
 
 
-def gap_table(scores: pd.DataFrame, titles: Mapping[str, str]) -> list[Any]:
+def gap_table(
+    scores: pd.DataFrame, titles: Mapping[str, str], unlearned: Collection[tuple[str, str]]
+) -> list[Any]:
     """Returns the paper's gap at its weakest noise and ours, at different and at equal sites."""
     if not {"robertha", gaussian.BASELINE} <= set(scores.model):
         return []
     gap = gaussian.gap(scores)
-    gap = gap[gap.paper.notna()]
+    gap = gap[gap.paper.notna()].assign(model="robertha")
+    gap = gaussian.evidence(gap, unlearned, gaussian.BASELINE)
     if gap.empty:
         return []
     level = gap.level.iloc[0]

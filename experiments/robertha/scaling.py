@@ -127,6 +127,11 @@ def page(folder: Path) -> Page:
             for _, row in noisy.iterrows()
         ]
     )
+    known = noisy[noisy.paper.notna()].drop_duplicates(["task", "size", "level"])
+    parts = (
+        f"{report.signed(r.paper)} ({r['size']}, σ = {r.level:g})" for _, r in known.iterrows()
+    )
+    paper = f" The paper reports {report.joined(parts)}." if len(known) else ""
     at = f"at σ = {level:g} or the same SNR ({gaussian.noise_label('matched', level)})"
     caption = (
         f"{names}: Robertha minus the TinyBERT of its size, {'under noise' if several else at}"
@@ -137,7 +142,7 @@ def page(folder: Path) -> Page:
         answer=(
             f"**Robertha against TinyBERT of the same size, under noise on {names}**: of "
             f"{len(noisy)} intervals, {int((noisy.low > 0).sum())} are above zero and "
-            f"{int((noisy.high < 0).sum())} below."
+            f"{int((noisy.high < 0).sum())} below.{paper}"
         ),
         pictures={"scaling": report.forest(caption, noisy, **look)},
         tables=[

@@ -98,6 +98,14 @@ def page(folder: Path) -> Page:
     if len(models) > 1:
         gaps = tidy.summarize(tidy.average(tidy.difference(scores, model=baseline), "level"))
         noisy = gaps[(gaps.corruption != "none") & (gaps.task == tasks[0])]
+        constants = gaussian.constants(measured)
+        hopeless = [
+            titles[kind]
+            for kind, rows in scores[scores.task == tasks[0]].groupby("corruption", sort=False)
+            if kind != "none" and len(gaussian.near_baseline(rows, constants)) == len(models)
+        ]
+        if hopeless and len(hopeless) < noisy.corruption.nunique():
+            noisy = noisy[~noisy.corruption.map(titles).isin(hopeless)]
         findings: dict[str, list[str]] = {}
         for model, rows in noisy.groupby("model", sort=False):
             low, high = report.signed(rows["mean"].min()), report.signed(rows["mean"].max())
@@ -110,10 +118,15 @@ def page(folder: Path) -> Page:
         corruptions = report.joined(titles[each] for each in noisy.corruption.unique())
         answer = (
             f"On {titles[tasks[0]]} under {corruptions} (baseline: {titles[baseline]}): "
-            f"{' '.join(parts)} Numbers are differences in points, averaged over the rates: the "
-            f"lowest and the highest. Intervals that exclude zero: {tidy.clear(noisy)} of "
-            f"{len(noisy)}, and {tidy.significant(noisy)} after Holm's correction."
+            f"{' '.join(parts)} Ranges are over the corruptions, in points, averaged over the "
+            f"rates. Of {len(noisy)} intervals, {tidy.clear(noisy)} exclude zero, "
+            f"{tidy.significant(noisy)} after Holm's correction."
         )
+        if hopeless:
+            answer += (
+                f" Under {report.joined(hopeless)}, no model is well above the majority baseline, "
+                "so there is no verdict."
+            )
         if (tasks[0], baseline) in unlearned.index:
             learned = f"{titles[baseline]}, the baseline, did not learn {titles[tasks[0]]}"
             answer = f"**No verdict under {corruptions}: {learned}.**"

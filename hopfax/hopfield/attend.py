@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from hopfax.checks import check_mask, check_shapes
+from hopfax.checks import check_mask, check_shapes, real_type
 from hopfax.fixed_point import (
     FixedPoint,
     Gradient,
@@ -118,9 +118,9 @@ def attend(
         # 0 * nan is nan: padded rows are cleared before the products.
         keys, values = (jnp.where(mask[:, None], rows, 0) for rows in (keys, values))
     # A product of two bfloat16 numbers is exact in float32.
-    dtype = jnp.result_type(queries, keys, jnp.float32)
+    dtype = real_type(queries, keys)
     if not jnp.issubdtype(values.dtype, jnp.floating):
-        values = values.astype(dtype)
+        values = values.astype(real_type(values, queries, keys))
     product = partial(matmul, preferred_element_type=dtype)
     beta = check_beta(beta, dtype)
     scores = product(queries, keys.T)

@@ -121,8 +121,9 @@ def snr_db(signal: Signal, noise: Signal, *, mask: Mask = None) -> Float[Array, 
 
 
 def _signal(rows: Array) -> Signal:
+    rows = jnp.asarray(rows)
     check_shapes(signal=(rows, "tokens width"))
-    return jnp.asarray(rows)
+    return rows
 
 
 def _mean_squared_norm(rows: Array, mask: Mask) -> Array:

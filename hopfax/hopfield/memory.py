@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from hopfax.checks import check_count, check_mask, check_range, check_shapes, is_traced
+from hopfax.checks import check_count, check_mask, check_range, check_shapes, is_traced, real_type
 from hopfax.hopfield.retrieval import matmul
 
 Patterns = Float[Array, "patterns width"]
@@ -110,7 +110,7 @@ def denoise(
         query makes `value` and `probability` nan.
 
     Raises:
-        TypeError: If `mask` is not boolean, or an array is complex.
+        TypeError: If `mask` is not boolean, an array is complex, or `block_size` is not an integer.
         ValueError: If `sigma` is not positive and finite, `log_prior` has nan or +inf,
             `block_size < 1`, there is no pattern, or the shapes are not those of one query and its
             patterns. Traced values are not checked: a traced `sigma <= 0` gives nan.
@@ -408,9 +408,7 @@ def estimate_sigma(
         raise ValueError(
             f"noisy must have the width of patterns, got {noisy.shape} and {patterns.shape}"
         )
-    if jnp.iscomplexobj(noisy):
-        raise TypeError(f"patterns and queries must be real, got {noisy.dtype}")
-    noisy = noisy.astype(jnp.result_type(noisy, patterns))
+    noisy = noisy.astype(real_type(noisy, patterns))
     mask = check_mask(mask, (len(noisy),))
     weights = jnp.ones(len(noisy)) if mask is None else mask
     squares = jnp.where(weights > 0, jnp.mean(jnp.square(noisy), axis=1), 0)
@@ -432,7 +430,8 @@ def capacity_snr_db(entropy_bits: float | Array, *, width: int) -> Float[Array, 
         The ratio per coordinate at which the capacity of the Gaussian channel is H bits a token.
 
     Raises:
-        ValueError: If H is not positive or `width < 1`; traced numbers are not checked.
+        TypeError, ValueError: If H is not positive, or `width` is not an integer >= 1; traced
+            numbers are not checked.
 
     Example:
         >>> from hopfax import hopfield
@@ -664,7 +663,7 @@ def _prepared(
     """Checks the arguments and promotes them to at least float32; the prior includes the mask."""
     noisy, patterns = jnp.asarray(noisy), jnp.asarray(patterns)
     check_shapes(noisy=(noisy, "width"), patterns=(patterns, "patterns width"))
-    dtype = jnp.result_type(noisy, patterns, jnp.float32)
+    dtype = real_type(noisy, patterns)
     return noisy.astype(dtype), *_with_prior(patterns.astype(dtype), log_prior, mask, sigma)
 
 
@@ -678,9 +677,7 @@ def _with_prior(
             "patterns must have shape (patterns, width) with at least one pattern, got "
             f"{patterns.shape}"
         )
-    dtype = jnp.result_type(patterns, jnp.float32)
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        raise TypeError(f"patterns and queries must be real, got {dtype}")
+    dtype = real_type(patterns)
     prior = jnp.zeros(len(patterns), dtype)
     if log_prior is not None:
         prior = jnp.asarray(log_prior, dtype)

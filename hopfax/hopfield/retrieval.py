@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from hopfax.checks import check_count, check_mask, check_range, check_shapes
+from hopfax.checks import check_count, check_mask, check_range, check_shapes, real_type
 from hopfax.fixed_point import FixedPoint, Gradient, Stop, fixed_point
 
 # With TF32, the default on GPUs, iterations stall and small eigenvalues are rounding errors.
@@ -66,7 +66,7 @@ def energy(
         Robertha, Eq. 2, divided by $\beta$ and without its constant. In these units an update is
         a gradient step of size 1 for every $\beta$.
     """
-    state, (patterns, beta, mask) = _prepared(state, patterns, beta, mask)
+    state, (patterns, beta, mask) = _prepared(state, patterns, beta, mask, name="state")
     logits = _logits(matmul(patterns, state), beta, mask)
     energy = -jax.nn.logsumexp(logits) / beta + 0.5 * jnp.sum(jnp.square(state))
     return energy if mask is None else jnp.where(jnp.any(mask), energy, jnp.inf)
@@ -108,7 +108,7 @@ def update(
     References:
         Robertha, Eq. 4.
     """
-    start, params = _prepared(state, patterns, beta, mask)
+    start, params = _prepared(state, patterns, beta, mask, name="state")
     return update_unchecked(params, start).astype(_kept(state, start))
 
 
@@ -262,18 +262,17 @@ def _walk(start: Array, params: Params, *, num_steps: int) -> Trajectory:
 def check_beta(beta: Beta, dtype: DTypeLike) -> Float[Array, ""]:
     """Returns `beta` as an array; raises an error unless it is a positive scalar."""
     check_shapes(beta=(beta, ""))
-    beta = jnp.asarray(beta, dtype)
     check_range(0, ends="()", beta=beta)
-    return beta
+    return jnp.asarray(beta, dtype)
 
 
-def _prepared(state: Array, patterns: Array, beta: Beta, mask: Mask) -> tuple[Array, Params]:
+def _prepared(
+    state: Array, patterns: Array, beta: Beta, mask: Mask, *, name: str = "query"
+) -> tuple[Array, Params]:
     """Checks the arguments, promotes them to at least float32, and zeroes padded rows."""
     state, patterns = jnp.asarray(state), jnp.asarray(patterns)
-    check_shapes(query=(state, "width"), patterns=(patterns, "patterns width"))
-    dtype = jnp.result_type(state, patterns, jnp.float32)
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        raise TypeError(f"patterns and queries must be real, got {dtype}")
+    check_shapes(**{name: (state, "width")}, patterns=(patterns, "patterns width"))
+    dtype = real_type(state, patterns)
     state, patterns = state.astype(dtype), patterns.astype(dtype)
     mask = check_mask(mask, (len(patterns),))
     if mask is not None:

@@ -76,7 +76,8 @@ def eigen_entropy(
         equally along all $d$ directions.
 
     Raises:
-        ValueError: If there is no key, the width is below 2, or `entropy` is not one of these.
+        ValueError: If `keys` is not a matrix of width >= 2 with one or more keys, or `entropy` is
+            not one of these.
 
     Differentiation:
         Finite for constant, duplicate, zero and fully padded keys; padded rows get exactly zero.

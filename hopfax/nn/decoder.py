@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from hopfax.checks import check_count
 from hopfax.nn.attention import Key, Mask, SoftmaxAttention, Tokens
 from hopfax.nn.encoder import Block, embedding, mean_of_real
 from hopfax.nn.functional import Functional, functional
@@ -76,6 +77,7 @@ class Decoder(nnx.Module):
         dropout: float = 0.1,
         rngs: nnx.Rngs,
     ):
+        check_count(1, num_outputs=num_outputs)
         if reading not in ("mean", "each"):
             raise ValueError(f'reading must be "mean" or "each", got {reading!r}')
         self.width = width

@@ -32,7 +32,7 @@ def recall(
             model that scales its embeddings, such as Gemma-2, `embed` of all ids.
         sigma: Standard deviation of the noise in each coordinate, > 0; None if unknown.
         log_prior: Log-probabilities of the tokens, up to a constant; None for uniform.
-        log_scale: Logarithm of the relative noise level of each coordinate, in units of `sigma`;
+        log_scale: Logarithm of each coordinate's relative noise level, which multiplies `sigma`;
             None if all are equal.
 
     Returns:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from hopfax.checks import check_count, check_key, check_range, one_array
@@ -89,7 +90,7 @@ def noise_stability(
         error is reliable only once it no longer grows with `num_samples`.
 
     Raises:
-        TypeError: If `fn` returns something other than one array.
+        TypeError: If `fn` returns something other than one array, or an argument has another type.
         ValueError: If a number is out of range, or the first array of a pair depends on `rho`.
 
     Differentiation:
@@ -148,11 +149,10 @@ def estimate_pairs(
     check_count(1, batch_size=batch_size)
     check_key(key)
     rho = jnp.asarray(rho, jnp.result_type(float))
-    if rho.ndim > 1 or not rho.size or 0 in shape:
-        raise ValueError(
-            "rho must be one number or a vector, and an input have one or more entries, got shapes "
-            f"{rho.shape} and {shape}"
-        )
+    if rho.ndim > 1 or not rho.size:
+        raise ValueError(f"rho must be a number or a vector of one or more, got shape {rho.shape}")
+    if not np.prod(shape):
+        raise ValueError(f"shape must have no zero, got {shape}")
     rhos = rho.reshape(-1)
     batch_size = min(max(batch_size, 2), num_samples)
     half, full = batch_size // 2, num_samples // batch_size

@@ -36,7 +36,8 @@ def total_influence(
         An `Estimate`, nan where `fn` is not finite.
 
     Raises:
-        ValueError: If a number is out of range.
+        TypeError, ValueError: If a number is out of range or not an integer, or see
+            `noise_stability`.
 
     Example:
         >>> import jax

@@ -52,7 +52,8 @@ def stability_penalty(
     probs, noisy_probs = jnp.asarray(probs), jnp.asarray(noisy_probs)
     if probs.shape != noisy_probs.shape:
         raise ValueError(
-            f"probs and noisy_probs must have one shape, got {probs.shape} and {noisy_probs.shape}"
+            "probs and noisy_probs must have the same shape, got "
+            f"{probs.shape} and {noisy_probs.shape}"
         )
     # Adding nan to both makes the gradients of both nan; adding 0 changes nothing.
     wrong = _nan_unless_probs(probs) + _nan_unless_probs(noisy_probs)
@@ -133,7 +134,8 @@ def stability_regularizer(
     tokens, probs = jnp.asarray(tokens), jnp.asarray(probs)
     if tokens.shape[:1] != probs.shape[:1]:
         raise ValueError(
-            f"tokens and probs must have one number of rows, got {tokens.shape} and {probs.shape}"
+            "tokens and probs must have the same number of rows, got "
+            f"{tokens.shape} and {probs.shape}"
         )
     rows = max(1, round(share * tokens.shape[0]))
 

@@ -85,7 +85,7 @@ def level_weights(
         `LevelWeights`, all nan if an output of `fn`, or the square of a product, is not finite.
 
     Raises:
-        ValueError: If a number is out of its range.
+        TypeError, ValueError: If a number is out of its range or not an integer.
 
     Example:
         >>> import jax
@@ -192,7 +192,7 @@ def walsh_weights(
         $W^0$ to $W^n$; their sum is $E f^2$. Not finite if `fn` is not.
 
     Raises:
-        TypeError: If `fn` returns something other than one real number.
+        TypeError: If `fn` returns something other than one real number, or a count is no integer.
         ValueError: If `num_bits` is out of range.
 
     Example:
@@ -263,7 +263,8 @@ def spectral_tail_bound(
         The bound, in [0, variance]; nan if the stability or the variance is.
 
     Raises:
-        ValueError: If `rho`, `degree`, `variance` or `standard_error` is out of range.
+        TypeError, ValueError: If `rho`, `degree` or `standard_error` is out of range, or `degree`
+            is not an integer.
 
     Example:
         >>> from hopfax.stability import spectral_tail_bound
@@ -275,7 +276,7 @@ def spectral_tail_bound(
     """
     check_range(0, 1, ends="()", rho=rho)
     check_count(1, degree=degree)
-    check_range(0, variance=variance, standard_error=standard_error)
+    check_range(0, standard_error=standard_error)
     variance = jnp.asarray(variance, jnp.result_type(float))
     least = jnp.asarray(stability) - 1.96 * jnp.asarray(standard_error, variance.dtype)
     excess = variance - least

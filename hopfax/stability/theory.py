@@ -204,7 +204,7 @@ def attention_overlap(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]:
         A probability: $1/n$ at $\rho = 0$, and 1 at $|\rho| = 1$.
 
     Raises:
-        ValueError: If a number is out of its range.
+        TypeError, ValueError: If a number is out of its range, or a count is not an integer.
 
     Example:
         >>> round(float(attention_overlap(0.0, num_tokens=4)), 3)
@@ -298,7 +298,7 @@ def attention_interval(
         The bounds. Infinite where $E$ overflows.
 
     Raises:
-        ValueError: If a number is out of its range.
+        TypeError, ValueError: If a number is out of its range, or a count is not an integer.
 
     Example:
         >>> low, high = attention_interval(4.0, 0.0, num_tokens=2, width=2, bound=0.0)

@@ -272,6 +272,7 @@ def test_encoder_responses_are_shown_by_task(tmp_path):
         for seed in SEEDS
     ]  # fmt: skip
     pd.DataFrame(rows).to_csv(tmp_path / "results.csv", index=False)
+    (tmp_path / "config.json").write_text('{"config": {}}')
     page = encoder.page(tmp_path)
     lines = {line[0]: line[1] for line in page.tables[0].rows}
     assert lines == {
@@ -297,6 +298,7 @@ def test_trained_encoders_are_compared_seed_by_seed(tmp_path):
         for seed in SEEDS
     ]  # fmt: skip
     pd.DataFrame(rows).to_csv(tmp_path / "results.csv", index=False)
+    (tmp_path / "config.json").write_text('{"config": {}}')
     *_, table = encoder.page(tmp_path).tables
     ((name, share, correlation, lost),) = table.rows
     assert name == "Robertha" and share == correlation and share.startswith("**+")

@@ -68,8 +68,8 @@ def test_the_page_names_the_best_rate_of_each_model(tmp_path):
     )
     pd.DataFrame(rows).assign(constant=78.0).to_csv(tmp_path / "results.csv", index=False)
     assert learning_rates.page(tmp_path).answer == (
-        "**On MRPC, no model scores 5 points above the majority baseline (78.0) at any rate**: "
-        "fine-tuned encoder and fine-tuned encoder + ESR."
+        "**On MRPC, no rate brings fine-tuned encoder and fine-tuned encoder + ESR 5 points above "
+        "the majority baseline (78.0)**."
     )
     rows += [{**row, "task": "rte", "score": 70.0 - row["seed"]} for row in rows]
     pd.DataFrame(rows).to_csv(tmp_path / "results.csv", index=False)

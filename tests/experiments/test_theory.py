@@ -99,6 +99,7 @@ def test_a_relu_unit_matches_its_closed_form():
     off = theory.distances(table).set_index("model")
     assert off.errors["Theorem 5.1"] < 5
     assert theory.closed_forms(table.assign(score=2.0)) == (0, 1)
+    assert theory.closed_forms(table.assign(score=np.nan)) == (0, 1)
 
 
 def test_distances_are_of_the_worst_point_of_each_formula():
@@ -147,7 +148,9 @@ def test_a_run_measures_every_panel_and_writes_its_page(tmp_path, monkeypatch):
     weights = table[table.model == "identity, A_X, query 3"].score
     assert len(weights) == theory.MAP_TOKENS
     np.testing.assert_allclose(weights.sum(), 1, rtol=1e-5)
-    assert "of 4 curves is within 3 standard errors or 2 %" in pages[0].answer
+    assert (
+        "hold on 3 of 4 curves: all points are within 3 standard errors or 2 %" in pages[0].answer
+    )
 
 
 def test_the_picture_shows_shared_points_once_and_bounds_as_lines():

@@ -50,7 +50,7 @@ def test_beta_and_mask(call, options, error, words):
         ),
         (
             ValueError,
-            "query .* use jax.vmap",
+            "state .* use jax.vmap",
             lambda: hopfield.update(jnp.eye(4), PATTERNS, beta=1.0),
         ),
         *(
@@ -202,3 +202,9 @@ def test_lists_and_integers_are_accepted():
     ):
         assert call(rows).dtype == jnp.float32
         np.testing.assert_array_equal(call(rows), call(floats))
+
+
+@pytest.mark.parametrize("call", [energy, update, retrieve, attend])
+def test_a_constant_beta_is_checked_under_jit(call):
+    with pytest.raises(ValueError, match="beta must be > 0 and finite, got -1"):
+        jax.jit(lambda: call(beta=-1.0))()

@@ -71,15 +71,17 @@ def test_hidden_states_use_the_memory_in_bfloat16_too():
     np.testing.assert_allclose(model.apply(params, method=states)[-1][MASK], hidden, rtol=1e-2)
 
 
-def test_recall_is_denoise_of_every_token_with_its_prior_and_scale():
+@pytest.mark.parametrize("sigma", [None, 0.7])
+def test_recall_is_denoise_of_every_token_with_its_prior_and_scale(sigma):
     keys = jax.random.split(jax.random.key(0), 4)
     table, noise = jax.random.normal(keys[0], (30, 8)), jax.random.normal(keys[1], (2, 3, 8))
     log_scale, log_prior = jax.random.normal(keys[2], (8,)), jax.random.normal(keys[3], (30,))
     tokens = table[:6].reshape(2, 3, 8) + jnp.exp(log_scale) * noise
-    got = nn.recall(tokens, table, log_prior=log_prior, log_scale=log_scale)
+    options = {"sigma": sigma, "log_prior": log_prior}
+    got = nn.recall(tokens, table, log_scale=log_scale, **options)
     scale = np.exp(log_scale)
     for row, token in zip(got.reshape(-1, 8), tokens.reshape(-1, 8), strict=True):
-        want = hopfield.denoise(token / scale, table / scale, log_prior=log_prior).value * scale
+        want = hopfield.denoise(token / scale, table / scale, **options).value * scale
         np.testing.assert_allclose(row, want, rtol=1e-5, atol=1e-6)
 
 

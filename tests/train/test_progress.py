@@ -84,3 +84,10 @@ def test_bar_on_a_terminal(shown, monkeypatch):
     assert "50%  0:00:02 left  loss 0.25  score 81.2" in text
     assert written.count("\n") <= 2  # drawn over itself, not line by line
     assert "\x1b[?25h" in written  # the cursor is back, also after an error
+
+
+def test_a_part_reports_its_share_of_the_work(capsys):
+    with Progress(4) as progress:
+        progress.part(1, 2)(0.5, loss=3.0)
+    assert capsys.readouterr().err.endswith("loss 3\n")
+    assert progress._recent[-1][1] == 2
