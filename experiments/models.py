@@ -191,6 +191,10 @@ VARIANTS: dict[str, Variant] = {
     ),
     # Iterated to convergence, it learns MRPC at no rate; both take the rate of one update.
     "pretrained-hopfield": _pretrained("fine-tuned encoder + Hopfield attention", options=HOPFIELD),
+    # At beta=1, all queries of a head converge to one state; at 4, they do not.
+    "pretrained-hopfield-beta-4": _pretrained(
+        "fine-tuned encoder + Hopfield attention (β = 4)", options={**HOPFIELD, "beta": 4.0}
+    ),
     "pretrained-hopfield-esr": _pretrained(
         "fine-tuned encoder + Hopfield attention + ESR",
         options=HOPFIELD,
