@@ -7,7 +7,7 @@ import pytest
 from nn import checkpoints
 
 from hopfax.classifier import Classifier
-from hopfax.data import train_vocabulary
+from hopfax.data import Example, encode, read_tokenizer, train_vocabulary
 from hopfax.nn import (
     HopfieldAttention,
     SoftmaxAttention,
@@ -195,3 +195,20 @@ def test_attention_of_causal_models_cannot_be_replaced(tmp_path, family):
     message = f"^replace_attention requires bert or roberta, got {family}$"
     with pytest.raises(ValueError, match=message):
         replace_attention(load(tmp_path, family), HopfieldAttention)
+
+
+@pytest.mark.parametrize(
+    ("beta", "max_steps", "low", "high"),
+    [(1.0, 1, 0.15, 1), (1.0, 50, 0, 0.05), (4.0, 50, 0.15, 1)],
+)
+def test_iterated_at_beta_one_all_queries_of_a_head_attend_alike(
+    minilm, beta, max_steps, low, high
+):
+    """Total variation between the weights of two queries, in layers 2 to 6."""
+    loaded, vocabulary = load_pretrained(minilm), read_tokenizer(minilm)
+    text = "The company said it will cut a tenth of its jobs as sales of older products fall."
+    ids = encode([Example(text, 0, 0)], vocabulary, cached=False).ids[0]
+    model = replace_attention(loaded, HopfieldAttention, beta=beta, max_steps=max_steps)
+    weights = np.array(model.attention_maps(model.embed(ids), np.ones(ids.shape, bool)))[1:, 0]
+    apart = np.abs(weights[:, :, :, None] - weights[:, :, None]).sum(-1).mean((1, 2, 3)) / 2
+    assert low <= apart.min() and apart.max() <= high
