@@ -280,13 +280,8 @@ def low_degree(claim: str, name: str, training: str) -> list[str]:
     """A line on the share of the output's variance that is linear in the noise."""
     folder = f"encoder_stability/{name}"
     trained, fresh = (encoder.linear_shares(RESULTS / folder, arm) for arm in ("trained", "fresh"))
-    linear = "; ".join(
-        f"{when} {training} "
-        + report.joined(
-            f"{100 * share:.0f} %" + (f" ({model})" if len(each) > 1 else "")
-            for model, share in each["mean"].items()
-        )
-        for when, each in (("after", trained), ("before", fresh))
+    linear = report.joined(
+        f"{100 * share:.0f} % ({model})" for model, share in trained["mean"].items()
     )
     verdicts = {
         "holds": [*trained.index[trained.low > 0.5]],
@@ -302,7 +297,7 @@ def low_degree(claim: str, name: str, training: str) -> list[str]:
     return [
         claim,
         "low degree",
-        f"variance at degree 1: {linear}",
+        f"linear share: {linear}",
         verdict,
         f"[{folder}]({folder}/README.md)",
     ]
