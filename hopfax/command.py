@@ -419,16 +419,17 @@ def _with_interval(
     def score(rows: Any) -> float:
         return 100 * scores((metric,), predicted[rows], targets[rows])[metric]
 
+    whole = score(slice(None))
     if metric == "accuracy":  # the bootstrap has no width if all rows are right
         from scipy.stats import binomtest
 
-        right = round(score(slice(None)) / 100 * len(targets))
+        right = round(whole / 100 * len(targets))
         interval = binomtest(right, len(targets)).proportion_ci(method="wilson")
-        return score(slice(None)), 100 * interval.low, 100 * interval.high
+        return whole, 100 * interval.low, 100 * interval.high
     rng, count = np.random.default_rng(0), len(targets)
     drawn = [score(rng.integers(0, count, count)) for _ in range(_RESAMPLES)]
     low, high = np.percentile(drawn, (2.5, 97.5))
-    return score(slice(None)), float(low), float(high)
+    return whole, float(low), float(high)
 
 
 def _progress(parts: Sequence[Any]) -> Iterator[Any]:

@@ -48,7 +48,7 @@ NOTE = (
     "in how many the ratio is below 1; results.csv has all."
 )
 NO_GOALS = "None has a goal."
-UNMEASURED = "All goals are for a GPU; these measurements are from a CPU."
+UNMEASURED = "The goals are for another kind of device."
 APART = "Cases ran in different sessions and on different machines: compare only within one."
 
 # A call returns when its work is done. A program of several calls takes their weighted sum.

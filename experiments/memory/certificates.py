@@ -593,9 +593,10 @@ def page(folder: Path) -> Page:
                      *(report.number(scores[system][r]) for system in SYSTEMS)]
                     for r in radii
                 ],
-                "Certified texts of the development sets (%; a radius of 0.05 is tested at 0.06, "
-                "0.15 at 0.16, and so on), and score on STS-B under the strongest attack. Radius: "
-                "of each token's perturbation, in RMS norms of the token vectors of STS-B's texts.",
+                "Certified texts of the development sets (%; where a radius is not a multiple of "
+                "0.02, at the next one above), and score on STS-B under the strongest attack. "
+                "Radius: of each token's perturbation, in RMS norms of the token vectors of "
+                "STS-B's texts.",
             ),
             report.Table(
                 ["SNR", "measured, %", "predicted, %", "union bound, %",

@@ -285,13 +285,12 @@ def lead_sentence(gains: pd.DataFrame, baselines: Sequence[str]) -> str:
 
 def counted(gaps: pd.DataFrame) -> str:
     """Returns how many differences have intervals, as "10 combinations of protocol and SNR"."""
-    several = [each for each in ("task", "protocol") if gaps[each].nunique() > 1]
+    names = {"task": "task", "protocol": "protocol (SNR per text or token)"}
+    several = [name for each, name in names.items() if gaps[each].nunique() > 1]
     count = int(gaps.low.notna().sum())
     over = f"{count} SNRs"
     if several:
-        over = f"{count} combinations of {report.joined([*several, 'SNR'])}".replace(
-            "protocol", "protocol (SNR per text or token)"
-        )
+        over = f"{count} combinations of {report.joined([*several, 'SNR'])}"
     return over if count == len(gaps) else f"{over} with an interval"
 
 

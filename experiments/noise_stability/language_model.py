@@ -157,8 +157,8 @@ def page(folder: Path) -> Page:
     )
     caption = (
         "Accuracy in percent at the end, and what it consists of, with 95 % intervals over seeds. "
-        "Known words: the vocabulary without `<unk>`. Commonest follower (next word): that in "
-        "the training rows. Predicted `<unk>`: share of predictions."
+        "Known words: the vocabulary without `<unk>`. Commonest follower: the most common "
+        "next word in the training rows. Predicted `<unk>`: share of predictions."
     )
     table = report.Table(["", "rows", *SHARES.values()], lines, caption)
     text = arms.TASKS[frame.task.iloc[0]]

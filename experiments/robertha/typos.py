@@ -119,7 +119,7 @@ def page(folder: Path) -> Page:
         answer = (
             f"On {titles[tasks[0]]} under {corruptions} (baseline: {titles[baseline]}): "
             f"{' '.join(parts)} Ranges are over the corruptions, in points, averaged over the "
-            f"rates. Of {len(noisy)} intervals, {tidy.clear(noisy)} exclude zero, "
+            f"rates. Intervals that exclude zero: {tidy.clear(noisy)} of {len(noisy)}, and "
             f"{tidy.significant(noisy)} after Holm's correction."
         )
         if hopeless:
