@@ -19,9 +19,9 @@ it reads the values. It has no dropout of attention weights, unlike the loaded a
 `pretrained-hopfield-0` leaves only that out, without a detectable effect on 12,000 rows of SST-2.
 
 All models use AdamW and batches of 32. Their default learning rates come from a search on MRPC's
-validation rows (`experiments/results/learning_rates/mrpc/`), in which iteration to convergence is
-missing. Except for those on noise training, runs published here on CoLA, STS-B, MNLI and 12,000
-rows of SST-2 are older than the search and use 5e-5 for all models.
+validation rows (`experiments/results/learning_rates/mrpc/`). Except for those on noise training,
+runs published here on CoLA, STS-B, MNLI and 12,000 rows of SST-2 are older than the search and use
+5e-5 for all models.
 
 Pages of this experiment whose names end with `_first` are of earlier runs. Their models with one
 update were trained with the implicit gradient, which does not apply to a single update, and scored

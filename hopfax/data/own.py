@@ -57,7 +57,7 @@ def from_rows(
         train_size: Maximum number of training rows; None uses all.
 
     Raises:
-        TypeError: If `texts` is one string.
+        TypeError: If the texts of a split are one string.
         ValueError: If a text is empty, all labels are equal, label types are mixed, the numbers of
             texts and labels differ, or a label of `validation` or `test` is not one of `labels`.
 
@@ -67,8 +67,6 @@ def from_rows(
         >>> data.spec.labels, len(data.train.labels), len(data.test.labels)
         (('bad', 'good'), 80, 10)
     """
-    if isinstance(texts, str):
-        raise TypeError(f"texts must be several texts, got one string: {texts[:40]!r}")
     if train_size is not None:
         check_integer("train_size", train_size, 1)
     classes = _classes(labels)
@@ -206,6 +204,8 @@ def _classes(labels: Sequence[Any]) -> tuple[str, ...]:
 
 def _examples(split: str, rows: TextsAndLabels, classes: tuple[str, ...]) -> list[Example]:
     texts, labels = rows
+    if isinstance(texts, str):
+        raise TypeError(f"{split}: texts must be several texts, got one string: {texts[:40]!r}")
     if len(texts) != len(labels):
         raise ValueError(f"{split}: got {len(texts)} texts, but {len(labels)} labels")
     examples = []

@@ -46,6 +46,7 @@ def text_classifier(
         classifier drawn from N(0, 0.02^2); and `apply`.
 
     Raises:
+        TypeError: `attention` is not a class.
         ValueError: The model is not an encoder, its activation is not GELU, a number is out of
             range, or `num_outputs` is None and it has no classifier.
 
@@ -66,6 +67,8 @@ def text_classifier(
         check_count(1, num_outputs=outputs)
     elif not pretrained.labels:
         raise ValueError("num_outputs is required: the model has no classifier")
+    if not isinstance(attention, type):
+        raise TypeError(f"attention must be a class, such as HopfieldAttention, got {attention!r}")
     if issubclass(attention, SoftmaxAttention):
         options = {"dropout": dropout, **options}
     vocabulary, width = pretrained.table.shape
@@ -125,6 +128,7 @@ def replace_attention(
         The model with a new `forward` and `attention_maps` of the same parameters.
 
     Raises:
+        TypeError: `attention` is not a class.
         ValueError: The model is not an encoder, or its activation is not GELU.
 
     Example:

@@ -93,12 +93,17 @@ def task_loss(
 def losses_of(
     logits: Float[Array, "batch outputs"], labels: Shaped[Array, " batch"], *, regression: bool
 ) -> Float[Array, " batch"]:
-    """Returns the cross-entropy of each row, or the squared error for regression."""
+    """Returns the cross-entropy of each row, or the squared error for regression.
+
+    The cross-entropy of a label outside [0, outputs) is nan.
+    """
     if regression:
         return jnp.square(logits[:, 0] - labels)
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise TypeError(f"labels must be integers unless regression=True, got {labels.dtype}")
-    return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)[:, 0]
+    # A negative index would count from the end; one out of range gives nan.
+    index = jnp.where(labels < 0, logits.shape[1], labels)
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), index[:, None], axis=1)[:, 0]
 
 
 def classification(

@@ -101,8 +101,12 @@ def test_wrong_rows(texts, labels, options, message):
 
 
 def test_one_string_is_not_several_texts():
-    with pytest.raises(TypeError, match="texts must be several texts, got one string: 'films'"):
+    with pytest.raises(
+        TypeError, match="training: texts must be several texts, got one string: 'f"
+    ):
         from_rows("films", [0, 1, 0, 1, 0])
+    with pytest.raises(TypeError, match="validation: texts must be several texts, got one string"):
+        from_rows(FILMS, STARS, validation=("ab", [STARS[0], STARS[1]]))
 
 
 ROWS = [("good, long", "yes", 4), ('a "dull" film', "no", 1)]

@@ -197,6 +197,11 @@ def test_attention_of_causal_models_cannot_be_replaced(tmp_path, family):
         replace_attention(load(tmp_path, family), HopfieldAttention)
 
 
+def test_attention_is_a_class(loaded):
+    with pytest.raises(TypeError, match=r"must be a class, such as HopfieldAttention, got 'hop"):
+        replace_attention(loaded, "hopfield")
+
+
 @pytest.mark.parametrize(
     ("beta", "max_steps", "low", "high"),
     [(1.0, 1, 0.15, 1), (1.0, 50, 0, 0.05), (4.0, 50, 0.15, 1)],

@@ -50,6 +50,12 @@ def test_cross_entropy_of_huge_logits_is_finite_and_of_no_rows_zero():
         np.testing.assert_allclose(loss, expected)
 
 
+def test_a_class_that_the_model_lacks_gives_nan():
+    for label in -1, 2:
+        loss = task_loss(jnp.zeros((1, 2)), labeled([label], [1]), regression=False)
+        assert jnp.isnan(loss)
+
+
 def test_choice_loss_equals_texts_scored_one_by_one():
     model = tiny.softmax(1)
     params, rows = tiny.lively(model), tiny.batch(3, choices=2, weights=[1, 0, 1])
