@@ -214,6 +214,10 @@ VARIANTS: dict[str, Variant] = {
 VARIANTS["pretrained-loud"] = dataclasses.replace(
     VARIANTS["pretrained"], title="fine-tuned encoder with rescaled tokens", loud=True
 )
+# At its own rate, beside models that all have another one.
+VARIANTS["pretrained-1e-4"] = dataclasses.replace(
+    VARIANTS["pretrained"], title="fine-tuned encoder (learning rate 1e-4)"
+)
 # Models that are also tested with a denoiser.
 for _name in (
     "tinybert", "tinybert-mean", "freelb", "noise-trained", "robertha",
