@@ -32,6 +32,7 @@ from hopfax.data.tokenize import text_tokenizer
 from hopfax.hub import model_folder, read_json
 from hopfax.nn import Params, Pretrained, load_pretrained, recall, text_classifier
 from hopfax.optional import optional_import
+from hopfax.train.evaluate import rows_per_call
 from hopfax.train.metrics import scores
 from hopfax.train.progress import Progress
 
@@ -45,7 +46,6 @@ RHO = (0.99, 0.95, 0.9, 0.8, 0.6)
 _RESAMPLES = 300  # bootstrap resamples of the rows
 _PROJECTIONS = 16  # random directions of an embedding's derivative
 _DRAWS, _DRAWS_DB = 16, 20.0  # noisy copies of a sentence, and their signal-to-noise ratio
-_BATCH = 64
 
 
 class TextEncoder:
@@ -170,7 +170,7 @@ class TextEncoder:
         edges = bucket_boundaries(encoded.lengths, max_buckets=3, max_length=self.max_length)
         parts, order = [], []
         for bucket in bucketed(encoded, boundaries=edges, pad_id=self.vocabulary.pad_id):
-            for batch, weights in eval_batches(bucket, batch_size=_BATCH):
+            for batch, weights in eval_batches(bucket, batch_size=rows_per_call(bucket)):
                 inputs = batch.ids[:, 0], batch.lengths, batch.index
                 part = self.run(corruption, self.params, *inputs, np.float32(level))
                 parts.append(np.asarray(part)[weights > 0])

@@ -224,4 +224,6 @@ def _examples(split: str, rows: TextsAndLabels, classes: tuple[str, ...]) -> lis
             raise ValueError(f"{split}, row {number}: score must be finite, got {label!r}")
         value = classes.index(str(label)) if classes else float(label)
         examples.append(Example(parts, value, number))
+    if len(examples) > 1 and len({example.label for example in examples}) < 2:
+        raise ValueError(f"{split}: labels must have two or more values, got {labels[0]!r}")
     return examples

@@ -85,7 +85,8 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
             f"token ids must be below the vocab_size {size} of {folder / 'config.json'}, but "
             f"{tokens[-1]!r} of {files} has id {len(tokens) - 1}"
         )
-    if isinstance(size, int) and len(tokens) < 0.9 * size:  # sizes are padded to round numbers
+    # Sizes are padded to round numbers.
+    if isinstance(size, int) and len(tokens) < max(0.9 * size, size - 1024):
         raise ValueError(
             f"{files} in {folder} has {len(tokens)} tokens, too few for the vocab_size {size} of "
             "config.json"

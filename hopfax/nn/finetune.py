@@ -25,7 +25,7 @@ def text_classifier(
     pretrained: Pretrained,
     num_outputs: int | None = None,
     *,
-    attention: type[Attention] = SoftmaxAttention,
+    attention: type[Attention] | None = None,
     dropout: float = 0.1,
     separator: int | None = None,
     **options: Any,
@@ -36,7 +36,8 @@ def text_classifier(
         pretrained: BERT or RoBERTa, from `load_pretrained`.
         num_outputs: Classes, or 1 for regression and for scoring choices. None keeps the loaded
             classifier, which reads the first token; its classes are `pretrained.labels`.
-        attention: Class of the attention layers, which get the pretrained projections.
+        attention: Class of the attention layers, which get the pretrained projections. None keeps
+            that of `pretrained` and its options: `SoftmaxAttention`, or see `replace_attention`.
         dropout: Dropout rate, in [0, 1); also of the attention weights in `SoftmaxAttention`.
         separator: Id of the token between two texts, for BERT's token types; see `Encoder`.
         **options: Options of the attention layers, such as `beta`.
@@ -67,6 +68,8 @@ def text_classifier(
         check_count(1, num_outputs=outputs)
     elif not pretrained.labels:
         raise ValueError("num_outputs is required: the model has no classifier")
+    if attention is None:
+        attention, options = pretrained.attention[0], {**pretrained.attention[1], **options}
     if not isinstance(attention, type):
         raise TypeError(f"attention must be a class, such as HopfieldAttention, got {attention!r}")
     if issubclass(attention, SoftmaxAttention):
@@ -125,7 +128,8 @@ def replace_attention(
         **options: Its options, such as `beta`.
 
     Returns:
-        The model with a new `forward` and `attention_maps` of the same parameters.
+        The model with a new `forward` and `attention_maps` of the same parameters, which
+        `text_classifier` can fine-tune.
 
     Raises:
         TypeError: `attention` is not a class.
@@ -164,11 +168,13 @@ def replace_attention(
         x = jnp.asarray(embeddings, params["tokens"]["weight"].dtype)
         width = pretrained.table.shape[1]
         limits = {"width": width, "max_length": pretrained.max_length}
-        real, types = checked_inputs(x, mask, token_types, **limits)
+        x, real, types = checked_inputs(x, mask, token_types, **limits)
         return compiled(params, x, types, real, maps)
 
     return pretrained._replace(
-        forward=partial(call, maps=False), attention_maps=partial(call, maps=True)
+        forward=partial(call, maps=False),
+        attention_maps=partial(call, maps=True),
+        attention=(attention, options),
     )
 
 

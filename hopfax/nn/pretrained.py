@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from hopfax.checks import is_traced
 from hopfax.hub import model_folder, read_json
+from hopfax.nn.attention import SoftmaxAttention
 from hopfax.nn.families import Config, Forward, check_positive, encoder, gemma2, gpt2, rows
 from hopfax.nn.functional import Params
 from hopfax.nn.tensor_files import (
@@ -57,6 +58,7 @@ class Pretrained(NamedTuple):
             model; () for all others, multi-label models included.
         attention_maps: Returns the attention weights, (layers, batch, heads, queries, tokens), in
             float32 at least, for the arguments of `forward`. Rows of padding have no meaning.
+        attention: Class of an encoder's attention layers and its options, see `replace_attention`.
     """
 
     embed: Callable[..., Float[Array, "batch tokens width"]]
@@ -67,21 +69,22 @@ class Pretrained(NamedTuple):
     max_length: int
     labels: tuple[str, ...]
     attention_maps: Callable[..., Float[Array, "layers batch heads queries tokens"]]
+    attention: tuple[type, dict[str, Any]] = (SoftmaxAttention, {})
 
 
-def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
+def load_pretrained(folder: str | os.PathLike[str], *, dtype: Any = jnp.float32) -> Pretrained:
     """Loads a model in the Hugging Face layout: BERT, RoBERTa, GPT-2 or Gemma-2.
 
     Positions start at the first real token, so padding on either side changes nothing. On GPUs, JAX
     may round the inputs of float32 products, see `jax.default_matmul_precision`.
 
-    Parameters are in float32. Files are mapped into memory: loading takes at most 1.3 times the
-    parameters' memory. To compute in bfloat16 (softmax and norms in float32), pass bfloat16
-    `params`.
+    Files are mapped into memory: loading takes at most 1.3 times the parameters' memory.
 
     Args:
         folder: Folder with `config.json` and `model.safetensors`, or with shards and
             `model.safetensors.index.json`; or a name on the Hugging Face hub.
+        dtype: Type of the parameters and of the computation, float32 or bfloat16, whatever the
+            type of the files. Softmax and norms are in float32 at least.
 
     Returns:
         The model's `embed` and `forward`, its configuration and its parameters. `forward` is
@@ -91,8 +94,8 @@ def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
     Raises:
         FileNotFoundError: The folder or one of its files is missing.
         ModuleNotFoundError: safetensors is not installed.
-        ValueError: The family or a setting is not supported; a file cannot be read; or tensors are
-            missing, unknown or of the wrong shape (all of them are named).
+        ValueError: The family, a setting or `dtype` is not supported; a file cannot be read; or
+            tensors are missing, unknown or of the wrong shape (all of them are named).
 
     Example:
         >>> model = load_pretrained("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
@@ -101,6 +104,8 @@ def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
         >>> encoded.output.shape, encoded.hidden_states.shape  # doctest: +SKIP
         ((1, 3, 384), (7, 1, 3, 384))
     """
+    if dtype not in (jnp.float32, jnp.bfloat16):
+        raise ValueError(f"dtype must be float32 or bfloat16, got {dtype}")
     folder = model_folder(folder)
     raw = read_json(folder / "config.json")
     if raw.get("model_type") == "hopfax":
@@ -113,7 +118,7 @@ def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
         max_length = config["max_position_embeddings"] - config.first_position
     except (TypeError, ValueError) as error:
         raise ValueError(f"{folder / 'config.json'}: {error}") from error
-    params = _load_params(folder, leaves, family)
+    params = _load_params(folder, leaves, family, dtype)
 
     def embed(ids: Int[Array, "batch tokens"], *, params: Params = params) -> Array:
         tokens = rows(params["tokens"], jnp.asarray(ids))
@@ -134,10 +139,7 @@ def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
         if token_types is not None and "types" not in params:
             raise ValueError(f"token_types must be None for {config['model_type']}")
         limits = {"width": width, "max_length": max_length}
-        real, types = checked_inputs(embeddings, mask, token_types, **limits)
-        # Embeddings of ids outside the vocabulary are nan, which padding must not pass on.
-        usable = real[..., None] | jnp.isfinite(embeddings)
-        return params, jnp.where(usable, embeddings, 0), real, types
+        return params, *checked_inputs(embeddings, mask, token_types, **limits)
 
     def forward(embeddings: Any, mask: Any, **options: Any) -> PretrainedOutput:
         return run_forward(*inputs(embeddings, mask, **options))
@@ -151,8 +153,8 @@ def load_pretrained(folder: str | os.PathLike[str]) -> Pretrained:
 
 def checked_inputs(
     embeddings: Array, mask: Any, token_types: Any, *, width: int, max_length: int
-) -> tuple[Array, Array]:
-    """Checks the shapes and the mask of a batch; returns a boolean mask and token types."""
+) -> tuple[Array, Array, Array]:
+    """Checks a batch; returns its embeddings, a boolean mask and token types."""
     real = jnp.asarray(mask) != 0
     if not is_traced(mask) and len(wrong := np.setdiff1d(np.asarray(mask), (0, 1))):
         raise ValueError(f"mask must be 1 at real tokens and 0 at padding, got {wrong[0]}")
@@ -166,7 +168,9 @@ def checked_inputs(
     types = jnp.zeros(real.shape, int) if token_types is None else jnp.asarray(token_types)
     if types.shape != real.shape:
         raise ValueError(f"token_types must have shape {real.shape}, got {types.shape}")
-    return real, types
+    # Embeddings of ids outside the vocabulary are nan, which padding must not pass on.
+    usable = real[..., None] | jnp.isfinite(embeddings)
+    return jnp.where(usable, embeddings, 0), real, types
 
 
 # -- Families --------------------------------------------------------------------------------------
@@ -400,11 +404,12 @@ def _leaves(family: _Family, config: Config, num_labels: int) -> list[_Leaf]:
     return leaves
 
 
-def _load_params(folder: Path, leaves: Sequence[_Leaf], family: _Family) -> Params:
+def _load_params(folder: Path, leaves: Sequence[_Leaf], family: _Family, dtype: Any) -> Params:
     stored = _match(folder, leaves, family)
     params: Params = {}
     for leaf in leaves:
-        stack = read_stack([stored[name] for name in leaf.names], transposed=leaf.transposed)
+        tensors = [stored[name] for name in leaf.names]
+        stack = read_stack(tensors, transposed=leaf.transposed, dtype=dtype)
         # On a CPU, JAX takes over aligned memory without a copy.
         params[leaf.path] = jax.device_put(stack if leaf.path.startswith("layers/") else stack[0])
     return unflatten_dict(params, sep="/")

@@ -230,7 +230,7 @@ def predict(
     roots = _roots(noise, len(jax.tree.leaves(params)[0]))
     pending = []
     for bucket in buckets:
-        for rows, weights in eval_batches(bucket, batch_size=batch_size or _rows(bucket)):
+        for rows, weights in eval_batches(bucket, batch_size=batch_size or rows_per_call(bucket)):
             interrupt.check()
             batch = Batch(*map(jnp.asarray, (rows.ids, rows.lengths, rows.labels, weights)))
             if predictor.sharding:
@@ -260,8 +260,14 @@ def _roots(noise: Noise, count: int) -> Array:
     return jax.vmap(jax.random.fold_in, (None, 0))(root, jnp.asarray(noise.seeds, jnp.uint32))
 
 
-def _rows(bucket: Bucket) -> int:
-    """Rows per call, enough to keep a device busy."""
+def rows_per_call(bucket: Bucket) -> int:
+    """Returns a batch size that keeps a device busy, with little padding on a CPU.
+
+    Example:
+        >>> bucket = Bucket(np.ones((3, 1, 8), int), np.ones((3, 1)), np.zeros(3), np.arange(3))
+        >>> rows_per_call(bucket) >= 3
+        True
+    """
     tokens = bucket.ids.shape[1] * bucket.ids.shape[2]
     limit = 2 ** max(0, (_TOKENS // tokens).bit_length() - 1)
     if jax.default_backend() != "cpu":

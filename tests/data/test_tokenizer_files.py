@@ -156,6 +156,13 @@ NO_TOKENIZER = r"has no tokenizer\.json, no vocab\.txt, and not both vocab\.json
             r"vocab\.txt in .* has 12 tokens, too few for the vocab_size 20 of config\.json",
         ),
         (
+            {
+                "vocab_txt": "\n".join([*BERT, *map(str, range(28_984))]),
+                "config_json": {"vocab_size": 30_522},
+            },
+            r"vocab\.txt in .* has 28996 tokens, too few for the vocab_size 30522 of config\.json",
+        ),
+        (
             {"vocab_txt": "\n".join(BERT), "config_json": {"model_type": "mpnet"}},
             r"requires a tokenizer\.json: vocab\.txt can be read for bert, .* got mpnet",
         ),

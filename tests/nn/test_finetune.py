@@ -166,6 +166,28 @@ def test_another_attention_keeps_the_checks_and_the_precision_of_the_model(loade
     np.testing.assert_allclose(*(np.float32(each[MASK]) for each in outputs), atol=0.1)
 
 
+def test_padding_of_another_attention_passes_on_no_nan(loaded):
+    """As of ids outside the vocabulary; neither to outputs nor to gradients."""
+    model = replace_attention(loaded, HopfieldAttention, beta=2.0, max_steps=1)
+
+    def loss(params, embeddings):
+        output = model.forward(embeddings, MASK, params=params).output
+        return jnp.square(jnp.where(MASK[..., None], output, 0)).sum()
+
+    embeddings = jnp.where(MASK[..., None], loaded.embed(IDS), jnp.nan)
+    gradients = jax.grad(loss, argnums=(0, 1))(loaded.params, embeddings)
+    assert all(jnp.isfinite(each).all() for each in jax.tree.leaves(gradients))
+
+
+def test_a_classifier_keeps_the_attention_of_the_model(loaded):
+    options = {"beta": 8.0, "max_steps": 2}
+    replaced = text_classifier(replace_attention(loaded, HopfieldAttention, **options), 2)
+    named = text_classifier(loaded, 2, attention=HopfieldAttention, **options)
+    params = named.init(jax.random.key(0))
+    configs = [each.apply(params, method=lambda net: net.config) for each in (replaced, named)]
+    assert configs[0] == configs[1] and "HopfieldAttention" in configs[0]
+
+
 def test_the_paper_s_attention_has_no_projections_of_its_own(loaded):
     options = {"query_projection": False, "output_projection": False}
     model = text_classifier(loaded, 2, attention=HopfieldAttention, **options)

@@ -264,12 +264,15 @@ def test_bfloat16_files_and_parameters(tmp_path, family, draw, texts):
     exact = {name: value.astype(np.float32) for name, value in narrow.items()}
     model = load(tmp_path, family, exact)
     equal(load(tmp_path, family, narrow).params, model.params)
-    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), model.params)
-    result = model.forward(model.embed(ids, params=params), mask, params=params)
+    half = load_pretrained(tmp_path, dtype=jnp.bfloat16)
+    equal(half.params, jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), model.params))
+    result = half.forward(half.embed(ids), mask)
     for output, expected in zip(result, model.forward(model.embed(ids), mask), strict=True):
         assert output.dtype == jnp.bfloat16
         error = np.abs(np.asarray(output, np.float32) - expected)[..., mask == 1, :]
         assert error.max() < 0.05 * np.abs(expected[..., mask == 1, :]).max()
+    with pytest.raises(ValueError, match="dtype must be float32 or bfloat16, got float16"):
+        load_pretrained(tmp_path, dtype="float16")
 
 
 # -- Forward pass -------------------------------------------------------------------------------
