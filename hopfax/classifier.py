@@ -243,6 +243,7 @@ class Classifier:
             vocabulary = read_tokenizer(folder)
             model = text_classifier(pretrained, separator=vocabulary.sep_id)
             return cls(model, model.init(jax.random.key(0)), vocabulary, pretrained.labels)
+        stored = {tensor.name: tensor for tensor in stored_tensors(folder)}
         try:
             options = dict(document["hopfax"])
             family = {} if document["model_type"] == "hopfax" else family_config(options)
@@ -252,7 +253,8 @@ class Classifier:
             labels = [document["id2label"][str(n)] for n in range(len(document["id2label"]))]
             model = functional(lambda rngs: build(**options, attention=layer, rngs=rngs))
             if memory:
-                model = with_memory(model, site=memory)
+                sigma = 1.0 if "memory.log_sigma" in stored else None
+                model = with_memory(model, site=memory, sigma=sigma)
             shapes = jax.eval_shape(model.init, jax.random.key(0))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{folder / 'config.json'} cannot be used: {error!r}") from error
@@ -261,7 +263,6 @@ class Classifier:
             names[leaf].name: like.shape[::-1] if names[leaf].transposed else like.shape
             for leaf, like in named_leaves(shapes).items()
         }
-        stored = {tensor.name: tensor for tensor in stored_tensors(folder)}
         present = {name: tensor.shape for name, tensor in stored.items()}
         if problems := wrong_dtypes(stored.values()) + mismatches(present, expected):
             raise ValueError(f"{folder}: {'; '.join(problems)}")

@@ -59,8 +59,9 @@ def test_probabilities_are_the_softmax_of_the_models_logits(small):
         *(robertha(VOCABULARY.size, 3, preset=name, num_layers=2, **SIZES) for name in PRESETS),
         universal_bert(VOCABULARY.size, 3, num_steps=3, halting=True, **SIZES),
         with_memory(tinybert(VOCABULARY.size, 3, num_layers=1, **SIZES), site="embedding"),
+        with_memory(tinybert(VOCABULARY.size, 3, num_layers=1, **SIZES), sigma=0.5),
     ],
-    ids=[*PRESETS, "universal", "memory"],
+    ids=[*PRESETS, "universal", "memory", "memory with sigma"],
 )
 def test_a_saved_classifier_is_the_same(model, tmp_path):
     saved = classifier(model)

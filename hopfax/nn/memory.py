@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from hopfax.checks import check_range
 from hopfax.hopfield import denoise, denoise_normalized
 from hopfax.nn.encoder import Encoder, Site, Tokens, TokenTypes
 from hopfax.nn.functional import Functional, Method, Params, call
@@ -17,7 +18,7 @@ def recall(
     tokens: Float[Array, "*batch width"],
     table: Float[Array, "vocabulary width"],
     *,
-    sigma: float | Float[Array, ""] | None = None,
+    sigma: float | Float[Array, "*batch"] | None = None,
     log_prior: Float[Array, " vocabulary"] | None = None,
     log_scale: Float[Array, " width"] | None = None,
 ) -> Float[Array, "*batch width"]:
@@ -30,7 +31,8 @@ def recall(
         tokens: Noisy token vectors.
         table: Clean vectors of the vocabulary, such as `load_pretrained(folder).table`; for a
             model that scales its embeddings, such as Gemma-2, `embed` of all ids.
-        sigma: Standard deviation of the noise in each coordinate, > 0; None if unknown.
+        sigma: Standard deviation of the noise in each coordinate, > 0, one for all tokens or one
+            for each; None if unknown.
         log_prior: Log-probabilities of the tokens, up to a constant; None for uniform.
         log_scale: Logarithm of each coordinate's relative noise level, which multiplies `sigma`;
             None if all are equal.
@@ -61,30 +63,47 @@ def recall(
         )
     if log_scale is not None and jnp.shape(log_scale) != table.shape[1:]:
         raise ValueError(f"log_scale must have shape {table.shape[1:]}, got {jnp.shape(log_scale)}")
+    if sigma is not None:
+        check_range(0, ends="()", sigma=sigma)
+        if jnp.shape(sigma) not in ((), tokens.shape[:-1]):
+            raise ValueError(
+                f"sigma must be a number or have shape {tokens.shape[:-1]}, got {jnp.shape(sigma)}"
+            )
+        sigma = jnp.broadcast_to(sigma, tokens.shape[:-1]).ravel()
     scale = 1.0 if log_scale is None else jnp.exp(jnp.asarray(log_scale))
     dtype = tokens.dtype if jnp.issubdtype(tokens.dtype, jnp.floating) else jnp.float32
-    rows = (tokens / scale).reshape(-1, tokens.shape[-1])
-    one = partial(denoise, patterns=table / scale, sigma=sigma, log_prior=log_prior)
-    return (jax.vmap(one)(rows).value * scale).reshape(tokens.shape).astype(dtype)
+    rows, patterns = (tokens / scale).reshape(-1, tokens.shape[-1]), table / scale
+
+    def one(row: Array, sigma: Array | None) -> Array:
+        return denoise(row, patterns, sigma=sigma, log_prior=log_prior).value
+
+    return (jax.vmap(one)(rows, sigma) * scale).reshape(tokens.shape).astype(dtype)
 
 
-def with_memory(model: Functional[Encoder], *, site: Site = "token") -> Functional[Encoder]:
+def with_memory(
+    model: Functional[Encoder], *, site: Site = "token", sigma: float | None = None
+) -> Functional[Encoder]:
     """Returns an encoder that applies `recall` to its embeddings, with its own vocabulary.
 
-    `params["memory"]` holds the `log_prior` and `log_scale` of `recall`, which start at 0 and can
-    be trained; `log_scale` has no effect at the embedding site. Without noise, the model computes
-    the same function.
+    `params["memory"]` holds the `log_prior` and `log_scale` of `recall`, which start at 0, and, if
+    `sigma` is given, its logarithm `log_sigma`, of shape (1,). All can be trained; `log_scale` has
+    no effect at the embedding site. Without noise, the model computes the same function, unless
+    `sigma` is so large that tokens are confused.
 
     Args:
         model: From `tinybert`, `robertha`, `text_classifier`, ...
         site: Site of the noise: `"token"`, the token vectors before positions and LayerNorm, or
             `"embedding"`, the LayerNorm's output, whose patterns depend on position and token type
             (positions as `Encoder.embed` counts them by default).
+        sigma: Standard deviation of the noise in each coordinate, > 0; None if unknown, so that
+            each token's is integrated out.
 
     Raises:
+        TypeError: `model` is not a `Functional`, such as a `Pretrained`, whose embeddings `recall`
+            denoises.
         ValueError: `site` is neither of these, or is `"embedding"` and the encoder has no
-            embedding LayerNorm; or the model already has memory. `apply` raises it for parameters
-            without `"memory"`.
+            embedding LayerNorm; the model already has memory; or `sigma` is out of range. `apply`
+            raises it for parameters without `"memory"`.
 
     Example:
         >>> import jax
@@ -94,8 +113,13 @@ def with_memory(model: Functional[Encoder], *, site: Site = "token") -> Function
         ['log_prior', 'log_scale']
     """
 
+    def level(memory: Params) -> Array | None:
+        return jnp.exp(memory["log_sigma"][0]) if "log_sigma" in memory else None
+
     def at_token(memory: Params, network: Encoder, tokens: Tokens, types: TokenTypes) -> Tokens:
-        return recall(tokens, network.embedding_scale * network.tokens.embedding[...], **memory)
+        table = network.embedding_scale * network.tokens.embedding[...]
+        prior, scale = memory["log_prior"], memory["log_scale"]
+        return recall(tokens, table, sigma=level(memory), log_prior=prior, log_scale=scale)
 
     def at_embedding(
         memory: Params, network: Encoder, embeddings: Tokens, types: TokenTypes
@@ -112,8 +136,8 @@ def with_memory(model: Functional[Encoder], *, site: Site = "token") -> Function
         offsets *= network.embedding_scale
 
         def recalled(row: Array, offset: Array) -> Array:
-            prior = memory["log_prior"]
-            return denoise_normalized(row, table, offset, log_prior=prior, **options).value
+            known = {"sigma": level(memory), "log_prior": memory["log_prior"]}
+            return denoise_normalized(row, table, offset, **known, **options).value
 
         # Without types, all texts share the offsets, and their products with the table.
         return jax.vmap(jax.vmap(recalled), in_axes=(0, axis))(embeddings, offsets)
@@ -121,6 +145,13 @@ def with_memory(model: Functional[Encoder], *, site: Site = "token") -> Function
     recalls = {"token": at_token, "embedding": at_embedding}
     if site not in recalls:
         raise ValueError(f'site must be "token" or "embedding", got {site!r}')
+    if not isinstance(model, Functional):
+        raise TypeError(
+            "model must be a Functional, such as text_classifier(pretrained, 2), got a "
+            f"{type(model).__name__}; to denoise embeddings of a Pretrained, use recall"
+        )
+    if sigma is not None:
+        check_range(0, ends="()", sigma=sigma)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     if site == "embedding" and "norm" not in shapes:
         raise ValueError('site "embedding" requires an encoder with an embedding LayerNorm')
@@ -130,7 +161,10 @@ def with_memory(model: Functional[Encoder], *, site: Site = "token") -> Function
     def init(key: PRNGKeyArray) -> Params:
         params = model.init(key)
         count, width = params["tokens"]["embedding"].shape
-        return {**params, "memory": {"log_prior": jnp.zeros(count), "log_scale": jnp.zeros(width)}}
+        memory = {"log_prior": jnp.zeros(count), "log_scale": jnp.zeros(width)}
+        if sigma is not None:
+            memory["log_sigma"] = jnp.log(jnp.full(1, sigma))
+        return {**params, "memory": memory}
 
     return Functional(init, denoised(model, site, recalls[site]))
 

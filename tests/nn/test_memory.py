@@ -71,17 +71,18 @@ def test_hidden_states_use_the_memory_in_bfloat16_too():
     np.testing.assert_allclose(model.apply(params, method=states)[-1][MASK], hidden, rtol=1e-2)
 
 
-@pytest.mark.parametrize("sigma", [None, 0.7])
+@pytest.mark.parametrize("sigma", [None, 0.7, np.linspace(0.5, 1.0, 6).reshape(2, 3)])
 def test_recall_is_denoise_of_every_token_with_its_prior_and_scale(sigma):
     keys = jax.random.split(jax.random.key(0), 4)
     table, noise = jax.random.normal(keys[0], (30, 8)), jax.random.normal(keys[1], (2, 3, 8))
     log_scale, log_prior = jax.random.normal(keys[2], (8,)), jax.random.normal(keys[3], (30,))
     tokens = table[:6].reshape(2, 3, 8) + jnp.exp(log_scale) * noise
-    options = {"sigma": sigma, "log_prior": log_prior}
-    got = nn.recall(tokens, table, log_scale=log_scale, **options)
-    scale = np.exp(log_scale)
-    for row, token in zip(got.reshape(-1, 8), tokens.reshape(-1, 8), strict=True):
-        want = hopfield.denoise(token / scale, table / scale, **options).value * scale
+    options = {"log_prior": log_prior}
+    got = nn.recall(tokens, table, sigma=sigma, log_scale=log_scale, **options)
+    scale, sigmas = np.exp(log_scale), [sigma] * 6 if np.ndim(sigma) == 0 else sigma.ravel()
+    for row, token, each in zip(got.reshape(-1, 8), tokens.reshape(-1, 8), sigmas, strict=True):
+        known = {"sigma": each, **options}
+        want = hopfield.denoise(token / scale, table / scale, **known).value * scale
         np.testing.assert_allclose(row, want, rtol=1e-5, atol=1e-6)
 
 
@@ -101,6 +102,8 @@ def test_recall_names_wrong_shapes_and_returns_floats():
         (jnp.ones((2, 3)), {}, r"got \(2, 3\) and \(4, 4\)"),
         (jnp.ones(()), {}, r"got \(\) and"),
         (table, {"log_scale": jnp.zeros(3)}, r"log_scale must have shape \(4,\), got \(3,\)"),
+        (table, {"sigma": jnp.ones(3)}, r"sigma must be a number or have shape \(4,\), got \(3,\)"),
+        (table, {"sigma": jnp.zeros(4)}, "sigma must be > 0 and finite, got 0.0"),
     ):
         with pytest.raises(ValueError, match=words):
             nn.recall(tokens, table, **options)
@@ -109,9 +112,28 @@ def test_recall_names_wrong_shapes_and_returns_floats():
     np.testing.assert_array_equal(whole, nn.recall(jnp.array([[2.0, 1.0, 0.0, 0.0]]), table))
 
 
-def test_prior_and_scale_are_trained():
-    model = nn.with_memory(MODELS["tinybert"])
+@pytest.mark.parametrize("site", ["token", "embedding"])
+def test_a_known_noise_level_is_used(site):
+    models = [nn.with_memory(MODELS["tinybert"], site=site, sigma=each) for each in (0.01, 100.0)]
+    close, far = (each.apply(lively(each), IDS, MASK).encoding.hidden for each in models)
+    params = lively(MODELS["tinybert"])
+    clean = MODELS["tinybert"].apply(params, IDS, MASK).encoding.hidden
+    np.testing.assert_allclose(close, clean, rtol=1e-3, atol=1e-4)
+    # Under so much noise, all tokens are equally probable.
+    assert np.abs(far - clean).max() > 0.1
+
+
+def test_memory_needs_a_model_to_train():
+    with pytest.raises(TypeError, match=r"must be a Functional, .* got a dict"):
+        nn.with_memory({})  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="sigma must be > 0 and finite, got 0"):
+        nn.with_memory(MODELS["tinybert"], sigma=0)
+
+
+def test_prior_scale_and_noise_level_are_trained():
+    model = nn.with_memory(MODELS["tinybert"], sigma=8.0)
     params = lively(model)
+    assert sorted(params["memory"]) == ["log_prior", "log_scale", "log_sigma"]
     noise = Perturbation(8.0 * jax.random.normal(jax.random.key(2), (2, 4, 32)))
 
     def loss(params):
