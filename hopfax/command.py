@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 import hopfax
-from hopfax import hopfield, stability
+from hopfax import stability
 from hopfax.classifier import Classifier, encode_texts
 from hopfax.data import (
     bucket_boundaries,
@@ -32,8 +32,8 @@ from hopfax.data.tokenize import text_tokenizer
 from hopfax.hub import model_folder, read_json
 from hopfax.nn import Params, Pretrained, load_pretrained, recall, text_classifier
 from hopfax.optional import optional_import
-from hopfax.train.evaluate import rows_per_call
-from hopfax.train.metrics import scores
+from hopfax.train.evaluate import add_noise, rows_per_call
+from hopfax.train.metrics import with_interval
 from hopfax.train.progress import Progress
 
 SNR_DB = (6, 3, 0, -3, -6, -9, -12, -14)
@@ -43,7 +43,6 @@ SITES = {
     "memory": "on the token embeddings, with memory",
 }
 RHO = (0.99, 0.95, 0.9, 0.8, 0.6)
-_RESAMPLES = 300  # bootstrap resamples of the rows
 _PROJECTIONS = 16  # random directions of an embedding's derivative
 _DRAWS, _DRAWS_DB = 16, 20.0  # noisy copies of a sentence, and their signal-to-noise ratio
 
@@ -144,14 +143,14 @@ class TextEncoder:
             ids = _replaced(keys, ids, inner, level, self.vocab_size)
         tokens = self.embed_tokens(params, ids)
         if corruption in ("token", "memory"):
-            tokens = _noisy(keys, tokens, mask, level)
+            tokens = add_noise(keys, tokens, mask, level)
         if corruption == "memory":
             table = self.embed_tokens(params, jnp.arange(self.vocab_size)[None])[0]
             tokens = recall(tokens, table)
         # Token types of the text itself: a replaced token may be a separator.
         embeddings = self.embed(params, tokens, original)
         if corruption == "embedding":
-            embeddings = _noisy(keys, embeddings, mask, level)
+            embeddings = add_noise(keys, embeddings, mask, level)
         return self.output(params, embeddings, mask, original)
 
     def outputs(
@@ -183,16 +182,6 @@ def _finite(values: Any) -> np.ndarray:
     if not np.isfinite(values).all():
         raise ValueError("the model's outputs are not finite")
     return values
-
-
-def _noisy(keys: Array, signal: Array, mask: Array, snr_db: Array) -> Array:
-    """Adds Gaussian noise to each text at a signal-to-noise ratio in dB."""
-
-    def one(key: Array, signal: Array, mask: Array) -> Array:
-        sigma = hopfield.matched_sigma(signal, snr_db=snr_db, mask=mask)
-        return signal + hopfield.gaussian_noise(key, signal, sigma=sigma, mask=mask)
-
-    return jax.vmap(one)(keys, signal, mask)
 
 
 def _replaced(keys: Array, ids: Array, mask: Array, rho: Array, vocab_size: int) -> Array:
@@ -245,7 +234,7 @@ def robustness(flags: argparse.Namespace) -> Path:
         if not encoder.labels:
             first, second = np.split(predicted, 2)
             predicted = np.sum(first * second, axis=1, keepdims=True)  # cosines
-        interval = _with_interval(metric, predicted, targets)
+        interval = with_interval(metric, predicted, targets)
         score, low, high = (round(value, 2) for value in interval)
         snr_db = np.inf if site == "clean" else db
         rows.append(
@@ -371,7 +360,7 @@ def influence(flags: argparse.Namespace) -> Path:
 
     copies = jnp.repeat(tokens, _DRAWS, axis=0)
     keys = jax.random.split(jax.random.key(0), _DRAWS)
-    samples = _noisy(keys, copies, jnp.repeat(mask, _DRAWS, axis=0), jnp.float32(_DRAWS_DB))
+    samples = add_noise(keys, copies, jnp.repeat(mask, _DRAWS, axis=0), jnp.float32(_DRAWS_DB))
     directions = jax.random.split(jax.random.key(1), _DRAWS)
     # Without labels, the last layer's mean is the output.
     layers = {f"layer {n + 1}": jnp.asarray(n) for n in range(encoder.num_layers)}
@@ -409,27 +398,6 @@ def influence(flags: argparse.Namespace) -> Path:
     )
     title = f"{_name(flags)}: influence of tokens"
     return _write(flags.out, title, rows, draw, note, table)
-
-
-def _with_interval(
-    metric: Any, predicted: np.ndarray, targets: np.ndarray
-) -> tuple[float, float, float]:
-    """Returns 100 times a metric, and its 95 % interval over the rows: Wilson's or a bootstrap."""
-
-    def score(rows: Any) -> float:
-        return 100 * scores((metric,), predicted[rows], targets[rows])[metric]
-
-    whole = score(slice(None))
-    if metric == "accuracy":  # the bootstrap has no width if all rows are right
-        from scipy.stats import binomtest
-
-        right = round(whole / 100 * len(targets))
-        interval = binomtest(right, len(targets)).proportion_ci(method="wilson")
-        return whole, 100 * interval.low, 100 * interval.high
-    rng, count = np.random.default_rng(0), len(targets)
-    drawn = [score(rng.integers(0, count, count)) for _ in range(_RESAMPLES)]
-    low, high = np.percentile(drawn, (2.5, 97.5))
-    return whole, float(low), float(high)
 
 
 def _progress(parts: Sequence[Any]) -> Iterator[Any]:

@@ -17,7 +17,7 @@ import scipy.stats
 from nn import checkpoints
 from safetensors.numpy import load_file, save_file
 
-from hopfax import command, hopfield, stability
+from hopfax import command, stability
 from hopfax.classifier import Classifier
 from hopfax.data import train_vocabulary
 from hopfax.data.tokenize import WordPiece, text_tokenizer
@@ -395,15 +395,6 @@ def test_the_embedding_of_a_text_is_its_mean_hidden_state(encoder):
         np.testing.assert_allclose(output, mean / np.linalg.norm(mean), rtol=1e-4, atol=1e-5)
 
 
-def test_noise_is_relative_to_real_tokens_and_leaves_padding():
-    mask = jnp.arange(400)[None] < 200
-    signal = jnp.where(mask[..., None], 1.0, jnp.full((1, 400, 8), 9.0))
-    keys = jax.random.split(jax.random.key(0), 1)
-    noise = command._noisy(keys, signal, mask, jnp.float32(6)) - signal
-    assert hopfield.snr_db(signal[0], noise[0], mask=mask[0]) == pytest.approx(6, abs=0.5)
-    assert not noise[:, 200:].any()
-
-
 @pytest.mark.parametrize("model", ["classifier", "encoder"])
 def test_stability_is_the_mean_cosine_of_the_outputs(model, tmp_path, request):
     folder, lines = request.getfixturevalue(model), [f"{a} b c" for a in WORDS]
@@ -417,15 +408,6 @@ def test_stability_is_the_mean_cosine_of_the_outputs(model, tmp_path, request):
         measured = [float(row[name]) for name in ("score", "low", "high", "replaced")]
         expected = [mean, max(mean - half, -1), min(mean + half, 1), (1 - rho) / 2]
         np.testing.assert_allclose(measured, expected, atol=1e-4)
-
-
-def test_intervals_are_of_95_percent():
-    predicted = np.eye(2)[np.arange(400) % 4 // 3]  # three quarters are right
-    interval = command._with_interval("accuracy", predicted, np.zeros(400, int))
-    half = 196 * (0.75 * 0.25 / 400) ** 0.5
-    np.testing.assert_allclose(interval, [75, 75 - half, 75 + half], atol=0.8)
-    right = command._with_interval("accuracy", np.eye(2)[np.zeros(50, int)], np.zeros(50, int))
-    np.testing.assert_allclose(right, [100, 100 / (1 + 1.96**2 / 50), 100], rtol=1e-4)  # Wilson
 
 
 def test_errors_of_influence_shrink_with_the_number_of_copies(encoder, tmp_path, monkeypatch):

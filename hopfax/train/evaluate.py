@@ -7,13 +7,15 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
 from hopfax import hopfield
+from hopfax.checks import check_count, check_key, check_mask, check_shapes
 from hopfax.data.batching import Bucket, eval_batches
 from hopfax.nn.encoder import Encoder, Site
 from hopfax.nn.functional import Functional, Params
 from hopfax.train import interrupt
+from hopfax.train.metrics import with_interval
 from hopfax.train.objectives import Batch, per_example, texts_of
 from hopfax.train.sharding import Sharding
 
@@ -78,6 +80,119 @@ class Predictor(NamedTuple):
     model: Functional[Encoder]
     sharding: Sharding | None
     run: Callable[..., tuple[Array, _Counts]]
+
+
+class NoisyScore(NamedTuple):
+    """A score at one noise level, in percent.
+
+    Attributes:
+        snr_db: Signal-to-noise ratio in dB; +inf without noise.
+        score: 100 times the metric.
+        low: Lower end of its 95 % interval over the examples.
+        high: Upper end.
+    """
+
+    snr_db: float
+    score: float
+    low: float
+    high: float
+
+
+def robustness(
+    fn: Callable[[Array, Array], Array],
+    embeddings: Float[Array, "batch tokens width"],
+    mask: Bool[Array, "batch tokens"],
+    labels: Shaped[Array, " batch"],
+    *,
+    key: PRNGKeyArray,
+    metric: str = "accuracy",
+    snr_db: Sequence[float] = (6, 0, -6, -12),
+    batch_size: int = 64,
+) -> list[NoisyScore]:
+    """Returns the score of any JAX function of embeddings, without noise and by noise level.
+
+    Gaussian noise is added to the embeddings at the same signal-to-noise ratio for each example.
+    All levels share draws.
+
+    Args:
+        fn: `fn(embeddings, mask)` returns `(batch, outputs)`: an output per class, or one for
+            correlations. It is jitted.
+        embeddings: Embeddings of all examples.
+        mask: True at real tokens.
+        labels: Class numbers, or real numbers for correlations.
+        key: Random key of the noise.
+        metric: See `hopfax.train.metrics.scores`.
+        snr_db: Signal-to-noise ratios in dB.
+        batch_size: Examples of a call, >= 1.
+
+    Returns:
+        A score without noise, then one for each of `snr_db`, with intervals over the examples.
+
+    Raises:
+        TypeError: `mask` is not boolean, or `key` no random key.
+        ValueError: The shapes do not match, `batch_size < 1`, or the outputs or labels do not fit
+            the metric.
+
+    Example:
+        >>> embeddings = jax.random.normal(jax.random.key(0), (90, 4, 8))
+        >>> mask = np.ones((90, 4), bool)
+        >>> def model(embeddings, mask):
+        ...     return jnp.sum(embeddings * mask[..., None], axis=1)
+        >>> labels = model(embeddings, mask).argmax(axis=1)
+        >>> clean, noisy = robustness(
+        ...     model, embeddings, mask, labels, key=jax.random.key(1), snr_db=[-12]
+        ... )
+        >>> clean.score, noisy.snr_db, noisy.high < 50
+        (100.0, -12, True)
+    """
+    check_shapes(
+        embeddings=(embeddings, "batch tokens width"),
+        mask=(mask, "batch tokens"),
+        labels=(labels, "batch"),
+    )
+    check_mask(mask, np.shape(mask))
+    check_key(key)
+    check_count(1, batch_size=batch_size)
+    embeddings, mask, truth = jnp.asarray(embeddings), jnp.asarray(mask), np.asarray(labels)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(truth)))
+
+    @jax.jit
+    def outputs(keys: Array, signal: Array, mask: Array, level: Array) -> Array:
+        noisy = jax.lax.cond(
+            jnp.isinf(level), lambda: signal, lambda: add_noise(keys, signal, mask, level)
+        )
+        return fn(noisy, mask)
+
+    results = []
+    for level in (np.inf, *snr_db):
+        parts = [
+            np.asarray(outputs(*(x[at : at + batch_size] for x in (keys, embeddings, mask)), level))
+            for at in range(0, len(truth), batch_size)
+        ]
+        results.append(NoisyScore(level, *with_interval(metric, np.concatenate(parts), truth)))
+    return results
+
+
+def add_noise(
+    keys: PRNGKeyArray,
+    signal: Float[Array, "batch tokens width"],
+    mask: Bool[Array, "batch tokens"],
+    snr_db: float | Float[Array, ""],
+) -> Float[Array, "batch tokens width"]:
+    """Adds Gaussian noise to each example, with its own key, at a signal-to-noise ratio in dB.
+
+    Example:
+        >>> keys, mask = jax.random.split(jax.random.key(0), 3), jnp.ones((3, 100), bool)
+        >>> noise = add_noise(keys, jnp.ones((3, 100, 8)), mask, -20.0) - 1
+        >>> bool((abs(noise.std(axis=(1, 2)) - 10) < 1).all())
+        True
+    """
+
+    def one(key: Array, signal: Array, mask: Array) -> Array:
+        sigma = hopfield.matched_sigma(signal, snr_db=snr_db, mask=mask)
+        return signal + hopfield.gaussian_noise(key, signal, sigma=sigma, mask=mask)
+
+    return jax.vmap(one)(keys, signal, mask)
 
 
 def check_noise(noise: Noise) -> None:

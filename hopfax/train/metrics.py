@@ -11,6 +11,8 @@ from typing import Any, Self
 
 import numpy as np
 
+_RESAMPLES = 300
+
 
 def scores(metrics: tuple[str, ...], logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Computes a task's metrics and its score on the papers' scale of 0 to 100.
@@ -61,6 +63,37 @@ def scores(metrics: tuple[str, ...], logits: np.ndarray, labels: np.ndarray) -> 
         values[name] = float(metric(predicted, labels))
         parts.append((values[name] + 1) / 2 if signed else values[name])
     return values | {"score": 100 * sum(parts) / len(parts)}
+
+
+def with_interval(
+    metric: str, logits: np.ndarray, labels: np.ndarray
+) -> tuple[float, float, float]:
+    """Returns 100 times a metric of `scores`, and its 95 % interval over the examples.
+
+    The interval of an accuracy is Wilson's, that of other metrics a bootstrap with 300 resamples.
+
+    Raises:
+        ValueError: As in `scores`.
+
+    Example:
+        >>> logits = np.array([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]])
+        >>> [round(value) for value in with_interval("accuracy", logits, np.array([1, 0, 0, 1]))]
+        [75, 30, 95]
+    """
+
+    def score(rows: Any) -> float:
+        return 100 * scores((metric,), logits[rows], labels[rows])[metric]
+
+    whole, count = score(slice(None)), len(labels)
+    if metric == "accuracy":  # the bootstrap has no width if all rows are right
+        from scipy.stats import binomtest
+
+        interval = binomtest(round(whole / 100 * count), count).proportion_ci(method="wilson")
+        return whole, float(100 * interval.low), float(100 * interval.high)
+    rng = np.random.default_rng(0)
+    drawn = [score(rng.integers(0, count, count)) for _ in range(_RESAMPLES)]
+    low, high = np.percentile(drawn, (2.5, 97.5))
+    return whole, float(low), float(high)
 
 
 def _check_labels(name: str, labels: np.ndarray, outputs: int, of_classes: bool) -> None:

@@ -1,14 +1,26 @@
 from functools import cache, partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
 import tiny
 
+from hopfax import hopfield
 from hopfax.data.batching import bucketed
 from hopfax.nn import with_memory
-from hopfax.train.evaluate import PROTOCOLS, SITES, Noise, make_predictor, predict
+from hopfax.train.evaluate import (
+    PROTOCOLS,
+    SITES,
+    Noise,
+    add_noise,
+    make_predictor,
+    predict,
+    robustness,
+)
+
+KEY = jax.random.key(0)
 
 ROWS = tiny.encoded(23, shuffled=True)
 BUCKETS = bucketed(ROWS, boundaries=tiny.BOUNDARIES)
@@ -165,3 +177,51 @@ def test_invalid_noise_and_no_rows_are_errors(changes, words):
         predict(predictor, params(), BUCKETS, noise=NOISY._replace(**changes))
     with pytest.raises(ValueError, match="at least one row"):
         predict(predictor, params(), [])
+
+
+def test_noise_is_relative_to_real_tokens_and_leaves_padding():
+    mask = jnp.arange(400)[None] < 200
+    signal = jnp.where(mask[..., None], 1.0, jnp.full((1, 400, 8), 9.0))
+    keys = jax.random.split(jax.random.key(0), 1)
+    noise = add_noise(keys, signal, mask, jnp.float32(6)) - signal
+    assert hopfield.snr_db(signal[0], noise[0], mask=mask[0]) == pytest.approx(6, abs=0.5)
+    assert not noise[:, 200:].any()
+
+
+def linear(embeddings, mask):
+    return jnp.where(mask[..., None], embeddings, 0).sum(1)[:, :2]
+
+
+def test_robustness_of_a_function_is_that_of_its_noisy_inputs(rng):
+    """In batches of any size; `linear` ignores padding."""
+    embeddings, lengths = rng.normal(size=(21, 5, 4)), rng.integers(1, 6, (21, 1))
+    mask, key = np.arange(5) < lengths, jax.random.key(3)
+    labels = np.asarray(linear(embeddings, mask).argmax(1))
+    options = {"key": key, "snr_db": [3, -9]}
+    scored = robustness(linear, embeddings, mask, labels, **options)
+    assert [each.snr_db for each in scored] == [np.inf, 3, -9] and scored[0].score == 100
+    assert scored == robustness(linear, embeddings, mask, labels, batch_size=8, **options)
+    for each in scored[1:]:
+        right = 0
+        for row in range(21):
+            n, own = lengths[row, 0], jax.random.fold_in(key, row)
+            noise = np.asarray(jax.random.normal(own, (5, 4)))[:n]
+            signal = embeddings[row, :n]
+            sigma = np.sqrt(np.mean(signal**2)) * 10 ** (-each.snr_db / 20)
+            right += (signal + sigma * noise).sum(0)[:2].argmax() == labels[row]
+        assert each.score == pytest.approx(100 * right / 21) and each.low < each.score < each.high
+
+
+def test_robustness_names_wrong_arguments(rng):
+    embeddings, mask, labels = rng.normal(size=(4, 5, 2)), np.ones((4, 5), bool), np.zeros(4, int)
+    for changes, error, words in (
+        ({"mask": mask[:, :4]}, ValueError, r"must have shape \(batch, tokens, width\)"),
+        ({"mask": mask.astype(int)}, TypeError, "mask must be boolean"),
+        ({"labels": labels + 2}, ValueError, "accuracy requires"),
+        ({"key": 0}, TypeError, "key must be a random key"),
+        ({"batch_size": 0}, ValueError, "batch_size must be >= 1, got 0"),
+        ({"metric": "auc"}, ValueError, "metrics must be some of accuracy"),
+    ):
+        arguments = {"embeddings": embeddings, "mask": mask, "labels": labels, "key": KEY}
+        with pytest.raises(error, match=words):
+            robustness(linear, **(arguments | changes))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 
-from hopfax.train.metrics import MetricsLog, scores
+from hopfax.train.metrics import MetricsLog, scores, with_interval
 
 
 def one_hot_logits(predicted, outputs=2):
@@ -167,3 +167,12 @@ def test_full_disk_leaves_complete_lines(tmp_path):
     with MetricsLog(path) as log:
         log.write(3)
     assert path.read_text() == '{"step": 1}\n{"step": 3}\n'
+
+
+def test_intervals_are_of_95_percent():
+    predicted = np.eye(2)[np.arange(400) % 4 // 3]  # three quarters are right
+    interval = with_interval("accuracy", predicted, np.zeros(400, int))
+    half = 196 * (0.75 * 0.25 / 400) ** 0.5
+    np.testing.assert_allclose(interval, [75, 75 - half, 75 + half], atol=0.8)
+    right = with_interval("accuracy", np.eye(2)[np.zeros(50, int)], np.zeros(50, int))
+    np.testing.assert_allclose(right, [100, 100 / (1 + 1.96**2 / 50), 100], rtol=1e-4)  # Wilson
