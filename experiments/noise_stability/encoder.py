@@ -73,10 +73,11 @@ LOST = (
     "test rows. Its interval is over seeds only."
 )
 # Column of the differences -> metric, level, factor.
+CORRELATION, POINTS_LOST = "correlation × 100, ρ = 0.5", "points lost"
 COMPARED = {
     "linear share, %": ("level share", 1.0, 100.0),
-    "correlation × 100, ρ = 0.5": ("correlation", 0.5, 100.0),
-    "points lost": ("points lost", -1.0, 1.0),
+    CORRELATION: ("correlation", 0.5, 100.0),
+    POINTS_LOST: ("points lost", -1.0, 1.0),
 }
 
 
@@ -296,6 +297,7 @@ def page(folder: Path) -> Page:
     linear = linear.drop_duplicates(["row", "x"]).assign(model="linear")
     for column in ("mean", "low", "high"):
         linear[column] = linear.x
+    loss, tables = differences(frame, titles)
     return report.Page(
         title="Noise stability of trained encoders: "
         + report.joined(titles[str(name)] for name in frame.task.unique()),
@@ -309,6 +311,7 @@ def page(folder: Path) -> Page:
                 if "points lost" in shown
                 else ""
             )
+            + loss
         ),
         pictures={
             "encoder_stability": report.facets(
@@ -327,7 +330,7 @@ def page(folder: Path) -> Page:
         },
         tables=[
             report.Table(["", *shown], lines, "Mean over seeds ± half-width of the 95 % interval."),
-            *differences(frame, titles),
+            *tables,
         ],
         notes=[
             "The output: a text's class probabilities, as a function of Gaussian noise on its "
@@ -345,8 +348,8 @@ def page(folder: Path) -> Page:
     )
 
 
-def differences(frame: pd.DataFrame, titles: Mapping[str, str]) -> list[report.Table]:
-    """Returns the table of trained models minus the first one, if there are several."""
+def differences(frame: pd.DataFrame, titles: Mapping[str, str]) -> tuple[str, list[report.Table]]:
+    """Returns whether more stable models lose less, and the table of models minus the first one."""
     rows = frame[(frame.arm == AFTER) & (frame.corruption == "gaussian")]
     first, *others = rows.model.unique()
     parts = [
@@ -358,7 +361,7 @@ def differences(frame: pd.DataFrame, titles: Mapping[str, str]) -> list[report.T
     base = table[table.model == first].drop(columns="model")
     gaps = tidy.paired(table[table.model.isin(others)], base, on=["task", "head", "seed"])
     if not others or gaps.empty:
-        return []
+        return "", []
     several = gaps.task.nunique() > 1
     lines = gaps.task.map(titles) + ", " if several else ""
     gaps = tidy.summarize(gaps.assign(line=lines + gaps.model.map(titles)))
@@ -366,7 +369,17 @@ def differences(frame: pd.DataFrame, titles: Mapping[str, str]) -> list[report.T
         f"Difference from {titles[first]} after training, paired by seed, with 95 % intervals over "
         "seeds."
     )
-    return [report.pivot(gaps, index="line", columns="head", caption=caption)]
+    answer = ""
+    for line, of_line in gaps.groupby("line", sort=False):
+        by_head = of_line.set_index("head")
+        if {CORRELATION, POINTS_LOST} <= {*by_head.index} and by_head.low[CORRELATION] > 0:
+            lost = by_head.loc[POINTS_LOST]
+            fewer = "and noise costs" if lost.high < 0 else "but noise does not significantly cost"
+            answer += (
+                f" {line[0].upper()}{line[1:]} is more stable than {titles[first]}, {fewer} it "
+                f"fewer points ({report.plain_interval(lost)})."
+            )
+    return answer, [report.pivot(gaps, index="line", columns="head", caption=caption)]
 
 
 def intervals(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:

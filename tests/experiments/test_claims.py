@@ -299,10 +299,17 @@ def test_trained_encoders_are_compared_seed_by_seed(tmp_path):
     ]  # fmt: skip
     pd.DataFrame(rows).to_csv(tmp_path / "results.csv", index=False)
     (tmp_path / "config.json").write_text('{"config": {}}')
-    *_, table = encoder.page(tmp_path).tables
+    page = encoder.page(tmp_path)
+    *_, table = page.tables
     ((name, share, correlation, lost),) = table.rows
     assert name == "Robertha" and share == correlation and share.startswith("**+")
     assert lost.startswith("**+0.0")
+    words = "Robertha is more stable than TinyBERT, but noise does not significantly cost it fewer"
+    assert words in page.answer
+    lower = pd.DataFrame(rows)
+    lower.loc[lower.metric == "points lost", "score"] *= -1
+    lower.to_csv(tmp_path / "results.csv", index=False)
+    assert "Robertha is more stable than TinyBERT, and noise costs" in encoder.page(tmp_path).answer
 
 
 def test_intervals_include_the_error_that_seeds_share():
