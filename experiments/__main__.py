@@ -32,6 +32,7 @@ EXPERIMENTS = {
     "memory": "experiments.memory.similarity",
     "memory-recovery": "experiments.memory.recovery",
     "memory-certificates": "experiments.memory.certificates",
+    "memory-smoothing": "experiments.memory.smoothing",
     "memory-typos": "experiments.memory.typos",
     "memory-context": "experiments.memory.context",
     "memory-trained": "experiments.memory.trained",

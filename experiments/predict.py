@@ -21,6 +21,7 @@ import tyro
 from experiments.settings import optional
 
 if TYPE_CHECKING:
+    from experiments.cells import Cell
     from hopfax import Classifier
 
 
@@ -82,10 +83,23 @@ def load(config: Config) -> dict[int, Classifier]:
     """Returns the classifier of each seed; see `run` for errors."""
     import jax
 
+    from hopfax import Classifier
+
+    trained = opened(config)
+    data = trained.data
+
+    def of_seed(number: int) -> Classifier:
+        params = jax.tree.map(lambda leaf: leaf[number], trained.params)
+        return Classifier(trained.model, params, data.vocabulary, data.spec.labels)
+
+    return {seed: of_seed(number) for number, seed in enumerate(trained.spec.seeds)}
+
+
+def opened(config: Config) -> Cell:
+    """Returns the trained model of a run; see `run` for errors."""
     from experiments import runs
     from experiments.robertha import fine_tuning, robustness
     from experiments.rundir import read_config
-    from hopfax import Classifier
 
     folder = Path(config.run).resolve()
     document = read_config(folder)
@@ -107,13 +121,7 @@ def load(config: Config) -> dict[int, Classifier]:
         raise ValueError(f"--model must have memory or no denoiser, got {model}")
     if not (cell := folder.parents[1] / "cells" / runs.spec_of(flags, job, data).id).is_dir():
         raise FileNotFoundError(f"{model} is not trained on {task}: there is no {cell}")
-    trained = runs.open_cell(flags, job, data)
-
-    def of_seed(number: int) -> Classifier:
-        params = jax.tree.map(lambda leaf: leaf[number], trained.params)
-        return Classifier(trained.model, params, data.vocabulary, data.spec.labels)
-
-    return {seed: of_seed(number) for number, seed in enumerate(trained.spec.seeds)}
+    return runs.open_cell(flags, job, data)
 
 
 def stored(default: Any, values: dict[str, Any]) -> Any:

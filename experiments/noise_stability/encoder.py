@@ -369,12 +369,13 @@ def differences(frame: pd.DataFrame, titles: Mapping[str, str]) -> tuple[str, li
         f"Difference from {titles[first]} after training, paired by seed, with 95 % intervals over "
         "seeds."
     )
-    answer = ""
-    for line, of_line in gaps.groupby("line", sort=False):
-        by_head = of_line.set_index("head")
-        if {CORRELATION, POINTS_LOST} <= {*by_head.index} and by_head.low[CORRELATION] > 0:
-            lost = by_head.loc[POINTS_LOST]
-            fewer = "and noise costs" if lost.high < 0 else "but noise does not significantly cost"
+    answer, by_line = "", gaps.set_index(["line", "head"]).to_dict("index")
+    for line in map(str, gaps.line.unique()):
+        stable, lost = by_line.get((line, CORRELATION)), by_line.get((line, POINTS_LOST))
+        if stable and lost and stable["low"] > 0:
+            fewer = (
+                "and noise costs" if lost["high"] < 0 else "but noise does not significantly cost"
+            )
             answer += (
                 f" {line[0].upper()}{line[1:]} is more stable than {titles[first]}, {fewer} it "
                 f"fewer points ({report.plain_interval(lost)})."

@@ -1,0 +1,354 @@
+"""How far can a classifier's token vectors be moved without changing its label, provably?
+
+Randomized smoothing (Cohen, Rosenfeld and Kolter, 2019) predicts the label that a classifier
+returns most often under Gaussian noise on its input. If that label's probability is at least p, no
+perturbation of total L2 norm below σ Φ⁻¹(p) changes the prediction. So the guarantee grows with the
+noise that the classifier withstands. Claim: with memory, it withstands more, which is denoised
+smoothing (Salman et al., 2020) with a denoiser that needs no training. The nearest-token decoder
+has a guarantee of its own, half of the distance to the nearest other token, without any noise
+(`hopfax.hopfield.certified_radius`).
+
+Command: `python -m experiments memory-smoothing --run RUN`, where RUN is a run of `fine-tuning` or
+`robustness` on a task with classes; half an hour on two cores for six layers of width 384.
+
+Expected: memory multiplies the radius that smoothing certifies, to about that of the nearest token.
+
+Noise and perturbations are on the token vectors, of one σ for all texts. Memory knows σ and the
+token frequencies of the training texts. The label is chosen from separate draws, and p is the
+lower end of a one-sided 99.9 % Clopper-Pearson interval; below 1/2, the text is not certified.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import tyro
+from jaxtyping import Array, Float, Int
+from scipy.stats import beta, binomtest, norm
+
+from experiments import predict, report, tidy
+from experiments.cells import log_prior
+from experiments.memory.certificates import rms_norm
+from experiments.memory.similarity import decibels
+from experiments.report import Page
+from experiments.robertha import gaussian
+from experiments.rundir import open_run, read_config
+from experiments.settings import BudgetName, budget_of, by_budget, optional
+from hopfax.hopfield import certified_radius
+from hopfax.nn import Functional, Params, recall
+from hopfax.train import interrupt
+from hopfax.train.progress import Progress
+
+REPRODUCES = "Robertha's claim of robustness, beside randomized smoothing; not in the paper"
+SYSTEMS = {"none": "smoothing", "memory": "smoothing with memory", "nearest": "nearest token"}
+ALPHA = 0.001  # probability that a certificate is wrong
+CALL = 50  # noisy copies of a text at once
+PAD = 16  # lengths are padded to multiples, so that few shapes compile
+GRID = np.arange(0, 0.61, 0.02).round(2)  # radii of the picture
+SHOWN = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4)  # radii of the table
+COLUMNS = (
+    "task", "model", "site", "snr_db", "seed", "row", "label", "predicted", "metric", "score",
+    "num_examples",
+)  # fmt: skip
+
+
+class Budget(NamedTuple):
+    """Size of a run: texts, noisy copies of each, and signal-to-noise ratios in dB."""
+
+    num_texts: int
+    num_draws: int
+    snr_db: tuple[float, ...]
+
+
+BUDGETS = {
+    "smoke": Budget(4, 50, (-6.0,)),
+    "laptop": Budget(100, 300, (0.0, -6.0, -10.0, -12.0)),
+    "paper": Budget(500, 10_000, (6.0, 0.0, -6.0, -8.0, -10.0, -12.0)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Trained model, texts and noise."""
+
+    run: Annotated[str | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(required)")] = (
+        None
+    )
+    """Folder of the run that trained the model, such as runs/fine-tuning/ID."""
+    model: Annotated[str | None, optional("NAME", "the run's only model")] = None
+    """Model of the run."""
+    task: Annotated[str | None, optional("NAME", "the run's only task")] = None
+    """Task of the run."""
+    budget: BudgetName = "laptop"
+    """Size: smoke (seconds), laptop (half an hour) or paper (hours). Other flags override it."""
+    runs: str = "runs"
+    """Folder of all runs."""
+    num_texts: Annotated[int | None, by_budget("num_texts", "INT", BUDGETS)] = None
+    """Number of test texts, evenly spaced."""
+    num_draws: Annotated[int | None, by_budget("num_draws", "INT", BUDGETS)] = None
+    """Noisy copies of each text; a tenth more choose the label."""
+    snr_db: Annotated[tuple[float, ...] | None, by_budget("snr_db", "FLOAT ...", BUDGETS)] = None
+    """Signal-to-noise ratios in dB."""
+
+
+class Texts(NamedTuple):
+    """Token ids of each text without padding, and their labels."""
+
+    ids: list[np.ndarray]
+    labels: np.ndarray
+
+
+def run(config: Config) -> Path:
+    """Certifies every text with every system and writes the page.
+
+    Raises:
+        ValueError: A flag is missing or out of range, or see `predict.opened`.
+        FileNotFoundError: The folder is no run, or its model is not trained.
+    """
+    budget = budget_of(config, BUDGETS)
+    if not config.run:
+        raise ValueError("--run is required, the folder of a run of fine-tuning or robustness")
+    cell = predict.opened(
+        predict.Config(run=config.run, model=config.model, task=config.task, texts=())
+    )
+    data = cell.data
+    params = jax.tree.map(lambda leaf: leaf[0], cell.params)
+    rows = np.linspace(0, len(data.test.labels) - 1, min(budget.num_texts, len(data.test.labels)))
+    rows = np.unique(rows.astype(int))
+    texts = Texts(
+        [data.test.ids[row, 0, : data.test.lengths[row, 0]] for row in rows], data.test.labels[rows]
+    )
+    table = np.asarray(embeddings(cell.model, params, jnp.arange(data.vocab_size)))
+    unit = rms_norm(table[np.concatenate(texts.ids)])
+    plan = {"cells": [cell.spec.id], "unit": unit}
+    folder = open_run("memory-smoothing", config, plan=plan)
+    prior = jnp.asarray(log_prior(data))
+    certified = [nearest(cell.model, params, texts, table)]
+    plans = [(system, db) for system in ("none", "memory") for db in budget.snr_db]
+    with Progress(len(plans) * len(rows)) as progress:
+        for done, (system, db) in enumerate(plans):
+            sigma = unit / table.shape[1] ** 0.5 * 10 ** (-db / 20)
+            each = []
+            for number, ids in enumerate(texts.ids):
+                progress.title = f"{SYSTEMS[system]}, {db:g} dB"
+                counts = functools.partial(
+                    votes, cell.model, params, ids, sigma, prior if system == "memory" else None
+                )
+                each.append(smoothed(counts, number, sigma, budget.num_draws))
+                progress.update(done * len(rows) + number + 1)
+            certified.append(pd.DataFrame(each).assign(model=system, snr_db=db))
+    frame = pd.concat(
+        part.assign(row=rows, label=texts.labels, radius=part.radius / unit) for part in certified
+    )
+    frame = frame.assign(
+        task=data.spec.name, site="token", seed=cell.spec.seeds[0], metric="radius",
+        score=frame.radius, num_examples=len(rows),
+    )  # fmt: skip
+    return report.write_run(folder, frame, COLUMNS, page)
+
+
+def embeddings(model: Functional[Any], params: Params, ids: Array) -> Float[Array, "tokens width"]:
+    """Returns the vectors of token ids, as the model's embedding site *token* has them."""
+    return model.apply(params, ids[None], method="embed_tokens")[0]
+
+
+def logits(
+    model: Functional[Any], params: Params, ids: Array, tokens: Array, mask: Array
+) -> Float[Array, "copies classes"]:
+    """Returns the outputs for copies of a text with these token vectors."""
+    types = model.apply(params, jnp.broadcast_to(ids, tokens.shape[:2]), method="token_types")
+    mask = jnp.broadcast_to(mask, tokens.shape[:2])
+    first = model.apply(params, tokens, types, method="embed")
+    hidden = model.apply(params, first, mask, types, method="encode").hidden
+    return model.apply(params, hidden, mask, method="classify")
+
+
+def padded(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns ids padded to a multiple of `PAD`, and the mask of the real ones."""
+    length = -(-len(ids) // PAD) * PAD
+    return np.pad(ids, (0, length - len(ids))), np.arange(length) < len(ids)
+
+
+def nearest(
+    model: Functional[Any], params: Params, texts: Texts, table: np.ndarray
+) -> pd.DataFrame:
+    """Certifies the nearest-token decoder: its label is the clean one within each token's radius.
+
+    If the whole perturbation has a norm below the smallest radius of a text's tokens, so has that
+    of every token. It may even have that norm at every token at once.
+    """
+    radius = np.asarray(certified_radius(jnp.asarray(table)))
+
+    @jax.jit
+    def label(params: Params, ids: Array, mask: Array) -> Array:
+        return jnp.argmax(logits(model, params, ids, embeddings(model, params, ids)[None], mask)[0])
+
+    return pd.DataFrame([
+        {"model": "nearest", "predicted": int(label(params, *padded(ids))),
+         "radius": float(radius[ids].min())}
+        for ids in texts.ids
+    ])  # fmt: skip
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _votes(
+    model: Functional[Any], params: Params, ids: Array, mask: Array, sigma: Array, prior: Any,
+    key: Array,
+) -> Int[Array, " classes"]:  # fmt: skip
+    clean = embeddings(model, params, ids)
+    noisy = clean + sigma * jax.random.normal(key, (CALL, *clean.shape))
+    if prior is not None:
+        table = embeddings(model, params, jnp.arange(len(prior)))
+        noisy = recall(noisy, table, sigma=sigma, log_prior=prior)
+    outputs = logits(model, params, ids, noisy, mask)
+    return jnp.sum(jax.nn.one_hot(jnp.argmax(outputs, axis=1), outputs.shape[1], dtype=int), axis=0)
+
+
+def votes(
+    model: Functional[Any],
+    params: Params,
+    ids: np.ndarray,
+    sigma: float,
+    prior: Array | None,
+    key: Array,
+    count: int,
+) -> np.ndarray:
+    """Returns how many noisy copies of a text get each label; with a prior, memory denoises them.
+
+    `count` is rounded up to a multiple of `CALL`.
+    """
+    keys = jax.random.split(key, -(-count // CALL))
+    inputs = *padded(ids), jnp.float32(sigma), prior
+    parts = [_votes(model, params, *inputs, each) for each in keys]
+    interrupt.check()
+    return np.sum(np.asarray(parts), axis=0)
+
+
+def smoothed(counts: Any, number: int, sigma: float, num_draws: int) -> dict[str, Any]:
+    """Returns the label that a smoothed classifier predicts for a text, and its certified radius.
+
+    The radius is 0 if the label may have a probability below 1/2.
+
+    Args:
+        counts: `counts(key, count)` returns the votes of noisy copies, see `votes`.
+        number: Number of the text, which seeds its draws.
+        sigma: Standard deviation of the noise.
+        num_draws: Copies that estimate the label's probability.
+
+    References:
+        Cohen, Rosenfeld and Kolter (2019), Certified Adversarial Robustness via Randomized
+        Smoothing, Theorem 1 and section 3.2.
+    """
+    choice, estimate = jax.random.split(jax.random.fold_in(jax.random.key(0), number))
+    label = int(np.argmax(counts(choice, num_draws // 10)))
+    drawn = counts(estimate, num_draws)
+    successes, total = int(drawn[label]), int(drawn.sum())
+    low = float(beta.ppf(ALPHA, successes, total - successes + 1)) if successes else 0.0
+    return {"predicted": label, "radius": sigma * float(norm.ppf(low)) if low > 0.5 else 0.0}
+
+
+def shares(frame: pd.DataFrame, radii: Any) -> pd.DataFrame:
+    """Returns the share of texts with the right label certified at each radius, by system."""
+    rows = []
+    for (system, db), part in frame.groupby(["model", "snr_db"], sort=False, dropna=False):
+        for radius in radii:
+            right = (part.predicted == part.label) & (part.score >= radius)
+            ends = binomtest(int(right.sum()), len(part)).proportion_ci(method="wilson")
+            rows.append({"model": system, "snr_db": db, "x": radius, "mean": 100 * right.mean(),
+                         "low": 100 * ends.low, "high": 100 * ends.high})  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def medians(frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns the radius at which half of the texts are certified with the right label."""
+    rows = []
+    for (system, db), part in frame.groupby(["model", "snr_db"], sort=False, dropna=False):
+        radius = np.where(part.predicted == part.label, part.score, 0.0)
+        low, high = tidy.bootstrap(
+            len(radius), lambda units, radius=radius: np.median(radius[units])
+        )
+        rows.append({"model": system, "snr_db": db, "mean": np.median(radius), "low": low,
+                     "high": high})  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def page(folder: Path) -> Page:
+    """Returns the page of a run or of a folder of published results."""
+    frame = pd.read_csv(folder / "results.csv")
+    config = read_config(folder)["config"]
+    task = gaussian.titles(frame.task.unique())[frame.task.iloc[0]]
+    middle, curves, table = medians(frame), shares(frame, GRID), shares(frame, SHOWN)
+    best = middle.loc[middle.groupby("model", sort=False)["mean"].idxmax()].set_index("model")
+    count, num_draws = (
+        frame.row.nunique(),
+        config["num_draws"] or BUDGETS[config["budget"]].num_draws,
+    )
+
+    def named(system: Any, db: Any) -> str:
+        return SYSTEMS[system] if system == "nearest" else f"{SYSTEMS[system]}, {decibels(db)}"
+
+    def half(system: str) -> str:
+        row = best.loc[system]
+        return f"{report.bracketed(row, 2)} ({named(system, row.snr_db)})"
+
+    noisy = curves[curves.model != "nearest"]
+    panels = [noisy.assign(line=noisy.snr_db.map(decibels))]
+    for system in ("none", "memory"):
+        panels.append(curves[curves.model == "nearest"].assign(model=system, line="nearest token"))
+    return report.Page(
+        title=f"Certified accuracy with randomized smoothing: {task}",
+        answer=(
+            f"**On half of {count} texts of {task}, the label is right and provably the same for "
+            f"perturbations of total norm up to** {half('memory')}, {half('none')} and "
+            f"{half('nearest')}, **in RMS norms of a token.**"
+        ),
+        pictures={
+            "smoothing": report.facets(
+                "Share of the texts whose label is right and certified, against the radius",
+                pd.concat(panels),
+                x="x",
+                hue="line",
+                col="model",
+                titles=SYSTEMS,
+                xlabel="total norm / RMS norm of a token",
+                ylabel="texts, %",
+                least_range=0.0,
+            )
+        },
+        tables=[
+            report.Table(
+                ["", *(f"{radius:g}" for radius in SHOWN), "half of the texts"],
+                [
+                    [named(system, db),
+                     *(report.bracketed(row, 0) for _, row in part.iterrows()),
+                     report.bracketed(tidy.select(middle, model=system, snr_db=db).iloc[0]
+                                      if system != "nearest" else best.loc["nearest"], 2)]
+                    for (system, db), part in table.groupby(
+                        ["model", "snr_db"], sort=False, dropna=False
+                    )
+                ],
+                "Texts with the right label certified, in %, by the total norm of the perturbation "
+                "in RMS norms of a token; and the radius up to which half of them are.",
+            )
+        ],
+        notes=[
+            "Perturbation: of all token vectors together. The nearest token is certified up to the "
+            "smallest half-distance of a text's tokens, even if every token moves by as much; "
+            "its label is always the clean one.",
+            f"Smoothing: {num_draws:,} noisy copies of each text. A certificate is wrong with a "
+            f"probability of at most {ALPHA:g}. If all copies agree, the radius is "
+            f"{norm.ppf(ALPHA ** (1 / num_draws)):.2f} σ; more copies certify more.",
+            "SNR: of all texts together, so that σ does not depend on the text. Memory knows σ and "
+            "the token frequencies of the training texts. The best SNR of each system is chosen on "
+            "the same texts.",
+            "Brackets: 95 % intervals over texts, Wilson's for shares and a bootstrap for radii.",
+            f"One model, of seed {frame.seed.iloc[0]}.",
+        ],
+    )  # fmt: skip

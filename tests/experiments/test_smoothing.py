@@ -1,0 +1,111 @@
+"""Randomized smoothing: its certificates hold where the exact radius is known."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import norm
+
+from experiments import __main__ as command_line
+from experiments.memory import smoothing
+from hopfax.hopfield import certified_radius
+from hopfax.nn import tinybert
+
+MODEL = tinybert(20, 2, width=16, ff_width=16, num_layers=1, max_length=16)
+IDS = np.array([3, 9, 4, 7, 5])
+
+
+@pytest.fixture(scope="module")
+def params():
+    """With vectors far apart, and labels that depend on them."""
+    params = MODEL.init(jax.random.key(0))
+    keys = jax.random.split(jax.random.key(1), 2)
+    params["tokens"] = {"embedding": jax.random.normal(keys[0], (20, 16))}
+    params["classifier"]["kernel"] = jax.random.normal(keys[1], (16, 2))
+    return params
+
+
+def test_the_radius_of_a_linear_classifier_is_at_most_its_distance():
+    """Smoothing does not change a linear classifier, whose radius is the distance to its plane."""
+    sigma = 0.5
+
+    def counts(distance, key, count):
+        right = int((distance + sigma * jax.random.normal(key, (count,)) > 0).sum())
+        return np.array([count - right, right])
+
+    for number, distance in enumerate((-0.4, 0.1, 0.5, 0.9)):
+        row = smoothing.smoothed(
+            lambda *each, distance=distance: counts(distance, *each), number, sigma, 20_000
+        )
+        assert row["predicted"] == (distance > 0)
+        assert 0.8 * abs(distance) - 0.02 < row["radius"] <= abs(distance)
+
+
+def test_copies_that_agree_certify_most_and_a_tie_nothing():
+    for votes, expected in (
+        ([0, 200], 0.3 * norm.ppf(0.001 ** (1 / 200))),
+        ([100, 100], 0.0),
+        ([0, 0, 7], 0.0),  # too few
+    ):
+        row = smoothing.smoothed(lambda *_, votes=votes: np.array(votes), 0, 0.3, 200)
+        assert row["radius"] == pytest.approx(expected)
+
+
+def test_votes_are_the_labels_of_noisy_copies(params):
+    def count(sigma, prior=None, draws=100):
+        return smoothing.votes(MODEL, params, IDS, sigma, prior, jax.random.key(1), draws)
+
+    clean = MODEL.apply(params, IDS[None], np.ones((1, 5), bool)).logits.argmax()
+    assert count(1e-6)[clean] == 100
+    assert count(1e-6, draws=51).sum() == 100  # rounded up to whole calls
+    size = len(params["tokens"]["embedding"])
+    noisy, recalled = count(1.0), count(1.0, jnp.zeros(size))
+    assert 0 < noisy[clean] < 100 and recalled[clean] != noisy[clean]
+    # Under a prior that knows the text, memory returns one of its tokens.
+    known = jnp.full(size, -1e4).at[IDS].set(0.0)
+    assert count(0.3, known)[clean] > count(0.3)[clean]
+
+
+def test_the_nearest_token_is_certified_up_to_the_smallest_radius(params):
+    table = np.asarray(params["tokens"]["embedding"])
+    texts = smoothing.Texts([IDS, IDS[:2]], np.array([0, 1]))
+    frame = smoothing.nearest(MODEL, params, texts, table)
+    radius = certified_radius(jnp.asarray(table))
+    np.testing.assert_allclose(frame.radius, [radius[IDS].min(), radius[IDS[:2]].min()], rtol=1e-5)
+    for ids, label in zip(texts.ids, frame.predicted, strict=True):
+        mask = np.ones((1, len(ids)), bool)
+        assert label == MODEL.apply(params, ids[None], mask).logits.argmax()
+
+
+def test_shares_count_right_and_certified_texts():
+    frame = pd.DataFrame({
+        "model": "memory", "snr_db": -6.0, "label": [0, 1, 1, 0], "predicted": [0, 1, 0, 0],
+        "score": [0.1, 0.3, 0.5, 0.0],
+    })  # fmt: skip
+    table = smoothing.shares(frame, (0.0, 0.1, 0.2, 0.4))
+    assert table["mean"].tolist() == [75, 50, 25, 0]
+    assert (table.low < table["mean"]).sum() == 3 and (table.high > table["mean"]).all()
+    assert smoothing.medians(frame)["mean"].tolist() == [0.05]
+
+
+def test_a_run_certifies_the_model_of_another_run(tmp_path, capsys):
+    runs = ["--runs", str(tmp_path)]
+    train = ["--task", "sentiment", "--train-size", "64", "--test-size", "20", "--width", "16"]
+    budget = ["--budget", "smoke", "--model", "tinybert", "--protocols", "matched"]
+    assert command_line.main(["robustness", *train, *budget, *runs, "--levels", "1"]) == 0
+    (run,) = (tmp_path / "robustness").iterdir()
+    few = ["--num-texts", "4", "--num-draws", "50", "--snr-db", "0"]
+    words = ["memory-smoothing", "--run", str(run), *few, *runs]
+    assert command_line.main(words) == 0
+    (folder,) = (tmp_path / "memory-smoothing").iterdir()
+    frame = pd.read_csv(folder / "results.csv")
+    assert frame.groupby("model").size().to_dict() == {"nearest": 4, "none": 4, "memory": 4}
+    page = smoothing.page(folder)
+    assert "On half of 4 texts of Sentiment" in page.answer
+    assert [row[0] for row in page.tables[0].rows] == [
+        "nearest token", "smoothing, 0.0 dB", "smoothing with memory, 0.0 dB",
+    ]  # fmt: skip
+    capsys.readouterr()
+    assert command_line.main(["memory-smoothing"]) == 1
+    assert "--run is required" in capsys.readouterr().err
