@@ -369,10 +369,10 @@ def differences(frame: pd.DataFrame, titles: Mapping[str, str]) -> tuple[str, li
         f"Difference from {titles[first]} after training, paired by seed, with 95 % intervals over "
         "seeds."
     )
-    answer, by_line = "", gaps.set_index(["line", "head"]).to_dict("index")
+    answer, by_line = "", {(row["line"], row["head"]): row for _, row in gaps.iterrows()}
     for line in map(str, gaps.line.unique()):
         stable, lost = by_line.get((line, CORRELATION)), by_line.get((line, POINTS_LOST))
-        if stable and lost and stable["low"] > 0:
+        if stable is not None and lost is not None and stable["low"] > 0:
             fewer = (
                 "and noise costs" if lost["high"] < 0 else "but noise does not significantly cost"
             )
