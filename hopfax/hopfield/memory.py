@@ -133,7 +133,8 @@ def denoise(
 
     References:
         Podasca and Das (2026), Robertha, Eq. 4, with clean patterns; Ramsauer et al. (2020),
-        Hopfield Networks is All You Need.
+        Hopfield Networks is All You Need; Ambrogioni (2024), In Search of Dispersed Memories:
+        Generative Diffusion Models Are Associative Memory Networks.
     """
     pattern_dtype = jnp.asarray(patterns).dtype
     noisy, patterns, bias, sigma = _prepared(noisy, patterns, log_prior, mask, sigma)
@@ -472,6 +473,10 @@ def certified_radius(patterns: Patterns, *, mask: Mask = None) -> Float[Array, "
         >>> from hopfax import hopfield
         >>> hopfield.certified_radius(jnp.array([[0.0, 0.0], [3.0, 4.0], [0.0, 20.0]])).tolist()
         [2.5, 2.5, 8.139410018920898]
+
+    References:
+        The peer, which votes over noisy copies: Cohen, Rosenfeld and Kolter (2019), Certified
+        Adversarial Robustness via Randomized Smoothing.
     """
     centered, prior, _ = _centered(patterns, None, mask)
     patterns = _cleared(jnp.asarray(patterns, centered.dtype), prior)
