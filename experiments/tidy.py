@@ -259,11 +259,6 @@ def clear(differences: pd.DataFrame) -> int:
     return int(((differences.low > 0) | (differences.high < 0)).sum())
 
 
-def largest(differences: pd.DataFrame) -> pd.Series:
-    """The row with the largest mean, in absolute value."""
-    return differences.iloc[int(differences["mean"].abs().to_numpy().argmax())]
-
-
 def ordered(table: pd.DataFrame, column: str, known: Sequence[str]) -> pd.DataFrame:
     """Returns the rows sorted by a column: known values first and in their order, then others."""
     order = list(dict.fromkeys([*known, *table[column]]))

@@ -434,7 +434,7 @@ def page(folder: Path) -> Page:
             )
             cosine = tidy.select(stable, task=task, protocol=protocol, snr_db=lowest)
             cosine = cosine.set_index("model")["mean"] / 100
-            if len(cosine) and len(answers) == 1 and len(levels) > 1:
+            if len(answers) == 1 and len(levels) > 1:
                 answers.append(
                     f"The cosine with the output without noise (second picture) is "
                     f"{cosine.memory:.2f} there with retrieval, and {cosine.none:.2f} without."
@@ -465,7 +465,7 @@ def page(folder: Path) -> Page:
                 xlabel=SNR,
                 ylabel=SCORES,
             ),
-            **({"stability": stability_picture(stable)} if len(stable) else {}),
+            "stability": stability_picture(stable),
         },
         tables=[
             report.Table(
@@ -494,7 +494,7 @@ def page(folder: Path) -> Page:
             f"Within {NEAR:g} point: the mean over these pairs and draws; with few pairs, another "
             "draw can differ by more.",
             LIMIT,
-            *([STABILITY] if len(stable) else []),
+            STABILITY,
         ],
     )  # fmt: skip
 

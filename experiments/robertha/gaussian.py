@@ -67,8 +67,6 @@ def panels(scores: pd.DataFrame) -> dict[tuple[str, str], str]:
 
 def same_snr(scores: pd.DataFrame) -> bool:
     """Whether equal σ at the embedding site is equal SNR for all models, as after a LayerNorm."""
-    if "snr_db" not in scores:
-        return True
     rows = tidy.select(scores, site="embedding", protocol="sigma")
     means = rows.groupby(["level", "model"]).snr_db.mean().groupby("level")
     return not (means.max() - means.min() > SAME_DB).any()
@@ -76,8 +74,6 @@ def same_snr(scores: pd.DataFrame) -> bool:
 
 def unit_signal(scores: pd.DataFrame) -> bool:
     """Whether the root mean square is 1 at the embedding site, as without pretraining."""
-    if "snr_db" not in scores:
-        return True
     rows = tidy.select(scores, site="embedding", protocol="sigma")
     return not ((rows.snr_db + 20 * np.log10(rows.level)).abs() > SAME_DB).any()
 

@@ -27,7 +27,8 @@ def made_up(score):
         ("sst2", model, *condition, seed, score(model, *condition[1:]) + 0.1 * seed, 900)
         for model, condition, seed in itertools.product(models, conditions, SEEDS)
     ]
-    return pd.DataFrame(rows, columns=[*tidy.CELL, "seed", "score", "num_examples"])
+    frame = pd.DataFrame(rows, columns=[*tidy.CELL, "seed", "score", "num_examples"])
+    return frame.assign(snr_db=-20 * np.log10(frame.level.where(frame.level > 0)))
 
 
 def site_matters(model, site, protocol, level):
