@@ -214,7 +214,7 @@ VARIANTS: dict[str, Variant] = {
 VARIANTS["pretrained-loud"] = dataclasses.replace(
     VARIANTS["pretrained"], title="fine-tuned encoder with rescaled tokens", loud=True
 )
-# At its own rate, beside models that all have another one.
+# At its own rate, on pages where all others have another one.
 VARIANTS["pretrained-1e-4"] = dataclasses.replace(
     VARIANTS["pretrained"], title="fine-tuned encoder (learning rate 1e-4)"
 )

@@ -167,6 +167,8 @@ def spec_of(config: Flags, job: Job, data: TaskData) -> Spec:
     """Returns everything that the model of a job depends on."""
     flags = config.training
     assert flags.seeds and flags.epochs and flags.patience and flags.width
+    if job.model == "pretrained-1e-4" and flags.learning_rate not in (None, 1e-4):
+        raise ValueError("leave out --learning-rate for pretrained-1e-4: its rate is 1e-4")
     return Spec(
         task=job.task,
         data=cells.digest(data),

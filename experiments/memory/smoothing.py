@@ -1,21 +1,22 @@
 """How far can a classifier's token vectors be moved without changing its label, provably?
 
 Randomized smoothing (Cohen, Rosenfeld and Kolter, 2019) predicts the label that a classifier
-returns most often under Gaussian noise on its input. If that label's probability is at least p, no
-perturbation of total L2 norm below σ Φ⁻¹(p) changes the prediction. So the guarantee grows with the
-noise that the classifier withstands. Claim: with memory, it withstands more, which is denoised
-smoothing (Salman et al., 2020) with a denoiser that needs no training. The nearest-token decoder
-has a guarantee of its own, half of the distance to the nearest other token, without any noise
-(`hopfax.hopfield.certified_radius`).
+returns most often under Gaussian noise on its input. If that label's probability is at least p >
+1/2, no perturbation of total L2 norm below σ Φ⁻¹(p) changes the prediction. So the guarantee grows
+with the noise that the classifier withstands. Claim: with memory, it withstands more, which is
+denoised smoothing (Salman et al., 2020) with a denoiser that needs no training. The nearest-token
+decoder has a guarantee of its own, half of the distance to the nearest other token, without any
+noise (`hopfax.hopfield.certified_radius`).
 
 Command: `python -m experiments memory-smoothing --run RUN`, where RUN is a run of `fine-tuning` or
 `robustness` on a task with classes; half an hour on two cores for six layers of width 384.
 
 Expected: memory multiplies the radius that smoothing certifies, to about that of the nearest token.
 
-Noise and perturbations are on the token vectors, of one σ for all texts. Memory knows σ and the
-token frequencies of the training texts. The label is chosen from separate draws, and p is the
-lower end of a one-sided 99.9 % Clopper-Pearson interval; below 1/2, the text is not certified.
+Noise and perturbations are on the token vectors; one σ serves all texts. Memory knows σ and the
+token frequencies of the training texts. Fifty draws choose the label, and others give p, the lower
+end of a one-sided 99.9 % Clopper-Pearson interval; if it is at most 1/2, the text has no
+certificate.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from hopfax.nn import Functional, Params, recall
 from hopfax.train import interrupt
 from hopfax.train.progress import Progress
 
-REPRODUCES = "Robertha's claim of robustness, beside randomized smoothing; not in the paper"
+REPRODUCES = "Robertha's claim of robustness, by randomized smoothing; not in the paper"
 SYSTEMS = {"none": "smoothing", "memory": "smoothing with memory", "nearest": "nearest token"}
 ALPHA = 0.001  # probability that a certificate is wrong
 CALL = 50  # noisy copies of a text at once
@@ -93,15 +94,16 @@ class Config:
     num_texts: Annotated[int | None, by_budget("num_texts", "INT", BUDGETS)] = None
     """Number of test texts, evenly spaced."""
     num_draws: Annotated[int | None, by_budget("num_draws", "INT", BUDGETS)] = None
-    """Noisy copies of each text; a tenth more choose the label."""
+    """Noisy copies of each text, a multiple of 50; 50 more choose the label."""
     snr_db: Annotated[tuple[float, ...] | None, by_budget("snr_db", "FLOAT ...", BUDGETS)] = None
     """Signal-to-noise ratios in dB."""
 
 
 class Texts(NamedTuple):
-    """Token ids of each text without padding, and their labels."""
+    """Padded token ids of each text, masks of the real ones, and labels."""
 
     ids: list[np.ndarray]
+    masks: list[np.ndarray]
     labels: np.ndarray
 
 
@@ -109,24 +111,32 @@ def run(config: Config) -> Path:
     """Certifies every text with every system and writes the page.
 
     Raises:
-        ValueError: A flag is missing or out of range, or see `predict.opened`.
+        ValueError: A flag is missing or out of range, the model already has a denoiser, or see
+            `predict.opened`.
         FileNotFoundError: The folder is no run, or its model is not trained.
     """
     budget = budget_of(config, BUDGETS)
     if not config.run:
         raise ValueError("--run is required, the folder of a run of fine-tuning or robustness")
+    if budget.num_draws % CALL:
+        raise ValueError(f"--num-draws must be a multiple of {CALL}, got {budget.num_draws}")
     cell = predict.opened(
         predict.Config(run=config.run, model=config.model, task=config.task, texts=())
     )
+    if cell.denoiser != "none" or "memory" in cell.params:
+        raise ValueError(f"--run must be of a model without memory, got {config.run}")
     data = cell.data
     params = jax.tree.map(lambda leaf: leaf[0], cell.params)
     rows = np.linspace(0, len(data.test.labels) - 1, min(budget.num_texts, len(data.test.labels)))
     rows = np.unique(rows.astype(int))
-    texts = Texts(
-        [data.test.ids[row, 0, : data.test.lengths[row, 0]] for row in rows], data.test.labels[rows]
+    longest = cell.model.apply(params, method=lambda network: network.max_length)
+    ids, masks = zip(
+        *(padded(data.test.ids[row, 0, : data.test.lengths[row, 0]], longest) for row in rows),
+        strict=True,
     )
+    texts = Texts(list(ids), list(masks), data.test.labels[rows])
     table = np.asarray(embeddings(cell.model, params, jnp.arange(data.vocab_size)))
-    unit = rms_norm(table[np.concatenate(texts.ids)])
+    unit = rms_norm(table[np.concatenate(ids)[np.concatenate(masks)]])
     plan = {"cells": [cell.spec.id], "unit": unit}
     folder = open_run("memory-smoothing", config, plan=plan)
     prior = jnp.asarray(log_prior(data))
@@ -136,10 +146,16 @@ def run(config: Config) -> Path:
         for done, (system, db) in enumerate(plans):
             sigma = unit / table.shape[1] ** 0.5 * 10 ** (-db / 20)
             each = []
-            for number, ids in enumerate(texts.ids):
+            for number, (text, mask) in enumerate(zip(ids, masks, strict=True)):
                 progress.title = f"{SYSTEMS[system]}, {db:g} dB"
                 counts = functools.partial(
-                    votes, cell.model, params, ids, sigma, prior if system == "memory" else None
+                    votes,
+                    cell.model,
+                    params,
+                    text,
+                    mask,
+                    sigma,
+                    prior if system == "memory" else None,
                 )
                 each.append(smoothed(counts, number, sigma, budget.num_draws))
                 progress.update(done * len(rows) + number + 1)
@@ -170,9 +186,9 @@ def logits(
     return model.apply(params, hidden, mask, method="classify")
 
 
-def padded(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns ids padded to a multiple of `PAD`, and the mask of the real ones."""
-    length = -(-len(ids) // PAD) * PAD
+def padded(ids: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns ids padded to a multiple of `PAD` or to `longest`, and the mask of the real ones."""
+    length = min(-(-len(ids) // PAD) * PAD, longest)
     return np.pad(ids, (0, length - len(ids))), np.arange(length) < len(ids)
 
 
@@ -181,8 +197,8 @@ def nearest(
 ) -> pd.DataFrame:
     """Certifies the nearest-token decoder: its label is the clean one within each token's radius.
 
-    If the whole perturbation has a norm below the smallest radius of a text's tokens, so has that
-    of every token. It may even have that norm at every token at once.
+    If the whole perturbation is shorter than the smallest radius of a text's tokens, so is the
+    perturbation of each token. Even if every token moves by that radius, the label is the same.
     """
     radius = np.asarray(certified_radius(jnp.asarray(table)))
 
@@ -191,9 +207,9 @@ def nearest(
         return jnp.argmax(logits(model, params, ids, embeddings(model, params, ids)[None], mask)[0])
 
     return pd.DataFrame([
-        {"model": "nearest", "predicted": int(label(params, *padded(ids))),
-         "radius": float(radius[ids].min())}
-        for ids in texts.ids
+        {"model": "nearest", "predicted": int(label(params, ids, mask)),
+         "radius": float(radius[ids[mask]].min())}
+        for ids, mask in zip(texts.ids, texts.masks, strict=True)
     ])  # fmt: skip
 
 
@@ -203,7 +219,8 @@ def _votes(
     key: Array,
 ) -> Int[Array, " classes"]:  # fmt: skip
     clean = embeddings(model, params, ids)
-    noisy = clean + sigma * jax.random.normal(key, (CALL, *clean.shape))
+    noise = sigma * jax.random.normal(key, (CALL, *clean.shape))
+    noisy = clean + jnp.where(mask[:, None], noise, 0)
     if prior is not None:
         table = embeddings(model, params, jnp.arange(len(prior)))
         noisy = recall(noisy, table, sigma=sigma, log_prior=prior)
@@ -215,6 +232,7 @@ def votes(
     model: Functional[Any],
     params: Params,
     ids: np.ndarray,
+    mask: np.ndarray,
     sigma: float,
     prior: Array | None,
     key: Array,
@@ -222,10 +240,10 @@ def votes(
 ) -> np.ndarray:
     """Returns how many noisy copies of a text get each label; with a prior, memory denoises them.
 
-    `count` is rounded up to a multiple of `CALL`.
+    `count` is a multiple of `CALL`.
     """
-    keys = jax.random.split(key, -(-count // CALL))
-    inputs = *padded(ids), jnp.float32(sigma), prior
+    keys = jax.random.split(key, count // CALL)
+    inputs = ids, mask, jnp.float32(sigma), prior
     parts = [_votes(model, params, *inputs, each) for each in keys]
     interrupt.check()
     return np.sum(np.asarray(parts), axis=0)
@@ -247,7 +265,7 @@ def smoothed(counts: Any, number: int, sigma: float, num_draws: int) -> dict[str
         Smoothing, Theorem 1 and section 3.2.
     """
     choice, estimate = jax.random.split(jax.random.fold_in(jax.random.key(0), number))
-    label = int(np.argmax(counts(choice, num_draws // 10)))
+    label = int(np.argmax(counts(choice, CALL)))
     drawn = counts(estimate, num_draws)
     successes, total = int(drawn[label]), int(drawn.sum())
     low = float(beta.ppf(ALPHA, successes, total - successes + 1)) if successes else 0.0
@@ -255,11 +273,14 @@ def smoothed(counts: Any, number: int, sigma: float, num_draws: int) -> dict[str
 
 
 def shares(frame: pd.DataFrame, radii: Any) -> pd.DataFrame:
-    """Returns the share of texts with the right label certified at each radius, by system."""
+    """Returns the share of texts with the right label certified at each radius, by system.
+
+    At radius 0, it leaves out texts without a certificate.
+    """
     rows = []
     for (system, db), part in frame.groupby(["model", "snr_db"], sort=False, dropna=False):
         for radius in radii:
-            right = (part.predicted == part.label) & (part.score >= radius)
+            right = (part.predicted == part.label) & (part.score >= max(radius, 1e-9))
             ends = binomtest(int(right.sum()), len(part)).proportion_ci(method="wilson")
             rows.append({"model": system, "snr_db": db, "x": radius, "mean": 100 * right.mean(),
                          "low": 100 * ends.low, "high": 100 * ends.high})  # fmt: skip
@@ -305,7 +326,7 @@ def page(folder: Path) -> Page:
     return report.Page(
         title=f"Certified accuracy with randomized smoothing: {task}",
         answer=(
-            f"**On half of {count} texts of {task}, the label is right and provably the same for "
+            f"**On half of {count} texts of {task}, the label is right and certified for "
             f"perturbations of total norm up to** {half('memory')}, {half('none')} and "
             f"{half('nearest')}, **in RMS norms of a token.**"
         ),
@@ -341,7 +362,7 @@ def page(folder: Path) -> Page:
         notes=[
             "Perturbation: of all token vectors together. The nearest token is certified up to the "
             "smallest half-distance of a text's tokens, even if every token moves by as much; "
-            "its label is always the clean one.",
+            "its label is always the clean one, without any error.",
             f"Smoothing: {num_draws:,} noisy copies of each text. A certificate is wrong with a "
             f"probability of at most {ALPHA:g}. If all copies agree, the radius is "
             f"{norm.ppf(ALPHA ** (1 / num_draws)):.2f} σ; more copies certify more.",

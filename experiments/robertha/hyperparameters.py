@@ -118,7 +118,7 @@ def page(folder: Path) -> Page:
     # If no parameter had an effect and intervals were independent, more would be rare.
     chance = int(binom.ppf(tidy.CONFIDENCE, num_intervals, 1 - tidy.CONFIDENCE))
     effect = "No detectable effect" if tidy.clear(every) <= chance else "A possible effect"
-    largest, sigma = every.loc[every["mean"].abs().idxmax()], every.level.max()
+    largest, sigma = every.iloc[int(every["mean"].abs().argmax())], every.level.max()
     by_none = [titles[name] for name in gaussian.learned_by_none(scores, unlearned)]
     caution = (
         f" No setting learns {report.joined(by_none)}, so this is no evidence." if by_none else ""

@@ -58,8 +58,9 @@ def from_rows(
 
     Raises:
         TypeError: If the texts of a split are one string.
-        ValueError: If a text is empty, all labels are equal, label types are mixed, the numbers of
-            texts and labels differ, or a label of `validation` or `test` is not one of `labels`.
+        ValueError: If a text is empty, all labels of a split are equal, label types are mixed, the
+            numbers of texts and labels differ, or a label of `validation` or `test` is not one of
+            `labels`.
 
     Example:
         >>> from hopfax.data import from_rows
@@ -225,5 +226,5 @@ def _examples(split: str, rows: TextsAndLabels, classes: tuple[str, ...]) -> lis
         value = classes.index(str(label)) if classes else float(label)
         examples.append(Example(parts, value, number))
     if len(examples) > 1 and len({example.label for example in examples}) < 2:
-        raise ValueError(f"{split}: labels must have two or more values, got {labels[0]!r}")
+        raise ValueError(f"{split}: all {len(examples)} labels are {labels[0]!r}")
     return examples

@@ -475,8 +475,8 @@ def certified_radius(patterns: Patterns, *, mask: Mask = None) -> Float[Array, "
         [2.5, 2.5, 8.139410018920898]
 
     References:
-        The peer, which votes over noisy copies: Cohen, Rosenfeld and Kolter (2019), Certified
-        Adversarial Robustness via Randomized Smoothing.
+        Cohen, Rosenfeld and Kolter (2019), Certified Adversarial Robustness via Randomized
+        Smoothing, has larger radii, which hold with a probability.
     """
     centered, prior, _ = _centered(patterns, None, mask)
     patterns = _cleared(jnp.asarray(patterns, centered.dtype), prior)

@@ -47,7 +47,6 @@ def text_classifier(
         classifier drawn from N(0, 0.02^2); and `apply`.
 
     Raises:
-        TypeError: `attention` is not a class.
         ValueError: The model is not an encoder, its activation is not GELU, a number is out of
             range, or `num_outputs` is None and it has no classifier.
 
@@ -70,8 +69,6 @@ def text_classifier(
         raise ValueError("num_outputs is required: the model has no classifier")
     if attention is None:
         attention, options = pretrained.attention[0], {**pretrained.attention[1], **options}
-    if not isinstance(attention, type):
-        raise TypeError(f"attention must be a class, such as HopfieldAttention, got {attention!r}")
     if issubclass(attention, SoftmaxAttention):
         options = {"dropout": dropout, **options}
     vocabulary, width = pretrained.table.shape
@@ -139,6 +136,8 @@ def replace_attention(
         >>> model = load_pretrained("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
         >>> iterated = replace_attention(model, HopfieldAttention, beta=1.0)  # doctest: +SKIP
     """
+    if not isinstance(attention, type):
+        raise TypeError(f"attention must be a class, such as HopfieldAttention, got {attention!r}")
     if (family := pretrained.config["model_type"]) not in ("bert", "roberta"):
         raise ValueError(f"replace_attention requires bert or roberta, got {family}")
     encoder = text_classifier(pretrained, 1, attention=attention, dropout=0.0, **options)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from hopfax.checks import check_range
+from hopfax.checks import check_range, check_shapes
 from hopfax.hopfield import denoise, denoise_normalized
 from hopfax.nn.encoder import Encoder, Site, Tokens, TokenTypes
 from hopfax.nn.functional import Functional, Method, Params, call
@@ -64,6 +64,7 @@ def recall(
     if log_scale is not None and jnp.shape(log_scale) != table.shape[1:]:
         raise ValueError(f"log_scale must have shape {table.shape[1:]}, got {jnp.shape(log_scale)}")
     if sigma is not None:
+        sigma = jnp.asarray(sigma)
         check_range(0, ends="()", sigma=sigma)
         if jnp.shape(sigma) not in ((), tokens.shape[:-1]):
             raise ValueError(
@@ -151,6 +152,7 @@ def with_memory(
             f"{type(model).__name__}; to denoise embeddings of a Pretrained, use recall"
         )
     if sigma is not None:
+        check_shapes(sigma=(sigma, ""))
         check_range(0, ends="()", sigma=sigma)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     if site == "embedding" and "norm" not in shapes:

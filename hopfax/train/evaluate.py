@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
 from hopfax import hopfield
-from hopfax.checks import check_count, check_key, check_mask, check_shapes
+from hopfax.checks import check_count, check_key, check_mask, check_range, check_shapes
 from hopfax.data.batching import Bucket, eval_batches
 from hopfax.nn.encoder import Encoder, Site
 from hopfax.nn.functional import Functional, Params
@@ -130,8 +130,8 @@ def robustness(
 
     Raises:
         TypeError: `mask` is not boolean, or `key` no random key.
-        ValueError: The shapes do not match, `batch_size < 1`, or the outputs or labels do not fit
-            the metric.
+        ValueError: The shapes do not match, `batch_size` or `snr_db` is out of range, or the
+            outputs or labels do not fit the metric.
 
     Example:
         >>> embeddings = jax.random.normal(jax.random.key(0), (90, 4, 8))
@@ -153,20 +153,25 @@ def robustness(
     check_mask(mask, np.shape(mask))
     check_key(key)
     check_count(1, batch_size=batch_size)
+    check_range(-np.inf, ends="()", snr_db=snr_db)
     embeddings, mask, truth = jnp.asarray(embeddings), jnp.asarray(mask), np.asarray(labels)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(truth)))
 
     @jax.jit
     def outputs(keys: Array, signal: Array, mask: Array, level: Array) -> Array:
         noisy = jax.lax.cond(
-            jnp.isinf(level), lambda: signal, lambda: add_noise(keys, signal, mask, level)
+            level == np.inf, lambda: signal, lambda: add_noise(keys, signal, mask, level)
         )
         return fn(noisy, mask)
 
     results = []
     for level in (np.inf, *snr_db):
         parts = [
-            np.asarray(outputs(*(x[at : at + batch_size] for x in (keys, embeddings, mask)), level))
+            np.asarray(
+                outputs(
+                    *(x[at : at + batch_size] for x in (keys, embeddings, mask)), np.float32(level)
+                )
+            )
             for at in range(0, len(truth), batch_size)
         ]
         results.append(NoisyScore(level, *with_interval(metric, np.concatenate(parts), truth)))
@@ -258,7 +263,7 @@ def _predict_batch(
     def power(values: Array) -> Array:
         return jnp.sum(jnp.where(counted[..., None], jnp.square(values), 0))
 
-    def add_noise(signal: Array) -> tuple[Array, Array, Array]:
+    def disturb(signal: Array) -> tuple[Array, Array, Array]:
         rms = jax.vmap(lambda s, m: hopfield.matched_sigma(s, snr_db=0.0, mask=m))(signal, mask)
         of_token = jnp.sqrt(jnp.mean(jnp.square(signal), axis=-1))
         scales = jnp.ones_like(of_token), jnp.broadcast_to(rms[:, None], mask.shape), of_token
@@ -273,10 +278,10 @@ def _predict_batch(
 
     # A branch rather than zero noise, so that the other site costs nothing.
     tokens = run(ids, method="embed_tokens")
-    tokens, *of_tokens = jax.lax.cond(at_token, add_noise, keep, tokens)
+    tokens, *of_tokens = jax.lax.cond(at_token, disturb, keep, tokens)
     types = run(ids, method="token_types")
     embeddings = run(tokens, types, method="embed")
-    embeddings, *of_embeddings = jax.lax.cond(at_token, keep, add_noise, embeddings)
+    embeddings, *of_embeddings = jax.lax.cond(at_token, keep, disturb, embeddings)
     encoding = run(embeddings, mask, types, method="encode")
     logits = per_example(run(encoding.hidden, mask, method="classify"), batch)
     real = jnp.broadcast_to(counted[None, :, None, :], encoding.num_steps.shape)

@@ -284,5 +284,5 @@ class _Reporter:
             newest = self.checkpoints.newest()
         return DivergedError(
             f"{event}, seed {self.seeds[number]}. Last checkpoint: {newest}. Lower the learning "
-            "rate, or inspect the rows; a class must be in [0, the model's outputs)."
+            "rate, or inspect the rows; classes must be below the number of outputs."
         )

@@ -80,6 +80,7 @@ def with_interval(
         >>> [round(value) for value in with_interval("accuracy", logits, np.array([1, 0, 0, 1]))]
         [75, 30, 95]
     """
+    logits, labels = np.asarray(logits), np.asarray(labels)
 
     def score(rows: Any) -> float:
         return 100 * scores((metric,), logits[rows], labels[rows])[metric]

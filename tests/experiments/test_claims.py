@@ -305,7 +305,7 @@ def test_trained_encoders_are_compared_seed_by_seed(tmp_path):
     ((name, share, correlation, lost),) = table.rows
     assert name == "Robertha" and share == correlation and share.startswith("**+")
     assert lost.startswith("**+0.0")
-    words = "Robertha is more stable than TinyBERT, but noise does not significantly cost it fewer"
+    words = "Robertha is more stable than TinyBERT, and noise does not significantly cost it fewer"
     assert words in page.answer
     lower = pd.DataFrame(rows)
     lower.loc[lower.metric == "points lost", "score"] *= -1

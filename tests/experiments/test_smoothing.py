@@ -54,28 +54,35 @@ def test_copies_that_agree_certify_most_and_a_tie_nothing():
 
 def test_votes_are_the_labels_of_noisy_copies(params):
     def count(sigma, prior=None, draws=100):
-        return smoothing.votes(MODEL, params, IDS, sigma, prior, jax.random.key(1), draws)
+        key, mask = jax.random.key(1), np.ones(5, bool)
+        return smoothing.votes(MODEL, params, IDS, mask, sigma, prior, key, draws)
 
     clean = MODEL.apply(params, IDS[None], np.ones((1, 5), bool)).logits.argmax()
     assert count(1e-6)[clean] == 100
-    assert count(1e-6, draws=51).sum() == 100  # rounded up to whole calls
     size = len(params["tokens"]["embedding"])
-    noisy, recalled = count(1.0), count(1.0, jnp.zeros(size))
-    assert 0 < noisy[clean] < 100 and recalled[clean] != noisy[clean]
-    # Under a prior that knows the text, memory returns one of its tokens.
-    known = jnp.full(size, -1e4).at[IDS].set(0.0)
-    assert count(0.3, known)[clean] > count(0.3)[clean]
+    noisy, recalled = count(0.6, draws=300), count(0.6, jnp.zeros(size), draws=300)
+    assert 0.5 < noisy[clean] / 300 < 0.95 and recalled[clean] > 280
+    padding = np.pad(IDS, (0, 3)), np.arange(8) < 5
+    votes = smoothing.votes(MODEL, params, *padding, 0.6, None, jax.random.key(1), 300)
+    assert abs(votes[clean] - noisy[clean]) < 40  # other draws
 
 
 def test_the_nearest_token_is_certified_up_to_the_smallest_radius(params):
     table = np.asarray(params["tokens"]["embedding"])
-    texts = smoothing.Texts([IDS, IDS[:2]], np.array([0, 1]))
+    masks = [np.ones(5, bool), np.arange(5) < 2]
+    texts = smoothing.Texts([IDS, IDS], masks, np.array([0, 1]))
     frame = smoothing.nearest(MODEL, params, texts, table)
     radius = certified_radius(jnp.asarray(table))
     np.testing.assert_allclose(frame.radius, [radius[IDS].min(), radius[IDS[:2]].min()], rtol=1e-5)
-    for ids, label in zip(texts.ids, frame.predicted, strict=True):
-        mask = np.ones((1, len(ids)), bool)
-        assert label == MODEL.apply(params, ids[None], mask).logits.argmax()
+    for mask, label in zip(masks, frame.predicted, strict=True):
+        assert label == MODEL.apply(params, IDS[None], mask[None]).logits.argmax()
+
+
+def test_texts_are_padded_to_few_lengths():
+    for length, longest, expected in ((3, 64, 16), (17, 64, 32), (17, 20, 20)):
+        ids, mask = smoothing.padded(np.arange(1, length + 1), longest)
+        assert len(ids) == len(mask) == expected and mask.sum() == length
+        assert ids[mask].tolist() == list(range(1, length + 1))
 
 
 def test_shares_count_right_and_certified_texts():
@@ -84,7 +91,7 @@ def test_shares_count_right_and_certified_texts():
         "score": [0.1, 0.3, 0.5, 0.0],
     })  # fmt: skip
     table = smoothing.shares(frame, (0.0, 0.1, 0.2, 0.4))
-    assert table["mean"].tolist() == [75, 50, 25, 0]
+    assert table["mean"].tolist() == [50, 50, 25, 0]  # the last text has no certificate
     assert (table.low < table["mean"]).sum() == 3 and (table.high > table["mean"]).all()
     assert smoothing.medians(frame)["mean"].tolist() == [0.05]
 
@@ -95,7 +102,7 @@ def test_a_run_certifies_the_model_of_another_run(tmp_path, capsys):
     budget = ["--budget", "smoke", "--model", "tinybert", "--protocols", "matched"]
     assert command_line.main(["robustness", *train, *budget, *runs, "--levels", "1"]) == 0
     (run,) = (tmp_path / "robustness").iterdir()
-    few = ["--num-texts", "4", "--num-draws", "50", "--snr-db", "0"]
+    few = ["--num-texts", "4", "--num-draws", "50", "--snr-db", "40"]
     words = ["memory-smoothing", "--run", str(run), *few, *runs]
     assert command_line.main(words) == 0
     (folder,) = (tmp_path / "memory-smoothing").iterdir()
@@ -104,8 +111,16 @@ def test_a_run_certifies_the_model_of_another_run(tmp_path, capsys):
     page = smoothing.page(folder)
     assert "On half of 4 texts of Sentiment" in page.answer
     assert [row[0] for row in page.tables[0].rows] == [
-        "nearest token", "smoothing, 0.0 dB", "smoothing with memory, 0.0 dB",
+        "nearest token", "smoothing, +40.0 dB", "smoothing with memory, +40.0 dB",
     ]  # fmt: skip
+    # Under so little noise all votes agree, and σ follows from the SNR.
+    most = norm.ppf(0.001 ** (1 / 50)) * 10 ** (-40 / 20) / 16**0.5
+    for system in "none", "memory":
+        assert frame[frame.model == system].score.max() == pytest.approx(most)
     capsys.readouterr()
-    assert command_line.main(["memory-smoothing"]) == 1
-    assert "--run is required" in capsys.readouterr().err
+    for changes, message in (
+        ([], "--run is required"),
+        (["--run", str(run), "--num-draws", "51"], "--num-draws must be a multiple of 50, got 51"),
+    ):
+        assert command_line.main(["memory-smoothing", *changes]) == 1
+        assert message in capsys.readouterr().err
