@@ -119,8 +119,8 @@ def with_memory(
 
     def at_token(memory: Params, network: Encoder, tokens: Tokens, types: TokenTypes) -> Tokens:
         table = network.embedding_scale * network.tokens.embedding[...]
-        prior, scale = memory["log_prior"], memory["log_scale"]
-        return recall(tokens, table, sigma=level(memory), log_prior=prior, log_scale=scale)
+        others = {name: value for name, value in memory.items() if name != "log_sigma"}
+        return recall(tokens, table, sigma=level(memory), **others)
 
     def at_embedding(
         memory: Params, network: Encoder, embeddings: Tokens, types: TokenTypes
