@@ -27,9 +27,9 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
       vocabulary has <s> and </s> (RoBERTa), otherwise without special tokens, which joins the
       texts of a pair (GPT-2).
 
-    The padding token is the one that `special_tokens_map.json`, `tokenizer_config.json` or
-    `config.json` names, otherwise ``[PAD]`` or ``<pad>`` if the vocabulary has it, or the
-    end-of-text token.
+    The second and third formats continue with the tokens of `added_tokens.json`. The padding token
+    is the one that `special_tokens_map.json`, `tokenizer_config.json` or `config.json` names,
+    otherwise ``[PAD]`` or ``<pad>`` if the vocabulary has it, or the end-of-text token.
 
     Args:
         folder: A folder that `save_pretrained` of `transformers` wrote, or a name on the Hugging
@@ -73,6 +73,12 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
         raise
     except Exception as error:  # `tokenizers` raises no narrower type
         raise ValueError(f"cannot read {files} in {folder}: {error}") from None
+    added = folder / "added_tokens.json"
+    if names != ("tokenizer.json",) and added.is_file():
+        more = sorted(read_json(added).items(), key=lambda item: item[1])
+        tokenizer.add_tokens([token for token, _ in more])
+        if wrong := [token for token, number in more if tokenizer.token_to_id(token) != number]:
+            raise ValueError(f"{added} must continue the ids of {files}, not so for {wrong[0]!r}")
     tokenizer.no_truncation()
     tokenizer.no_padding()
     ids = tokenizer.get_vocab()

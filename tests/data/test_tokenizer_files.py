@@ -70,6 +70,17 @@ def test_settings_of_a_vocab_txt(tmp_path, settings, tokens):
     assert tokens_of(read_tokenizer(tmp_path), "A é films a那") == [f"[CLS] {tokens} [SEP]"]
 
 
+def test_added_tokens_continue_a_vocab_txt(tmp_path):
+    write_bert(tmp_path, added_tokens_json={"qq": 13, "xyz": 12})
+    vocabulary = read_tokenizer(tmp_path)
+    assert vocabulary.tokens[12:] == ("xyz", "qq")
+    assert tokens_of(vocabulary, "a xyz") == ["[CLS] a xyz [SEP]"]
+    (tmp_path / "wrong").mkdir()
+    write_bert(tmp_path / "wrong", added_tokens_json={"xyz": 20})
+    with pytest.raises(ValueError, match=r"must continue the ids of vocab\.txt, not so for 'xyz'"):
+        read_tokenizer(tmp_path / "wrong")
+
+
 def test_special_tokens_in_a_text_are_text(tmp_path):
     write_bert(tmp_path)
     tokens = tokens_of(read_tokenizer(tmp_path), "a [SEP] a [MASK]")
