@@ -87,9 +87,3 @@ def test_options(call, options, message):
 def test_inputs_of_attention(call, x, mask, error, words):
     with pytest.raises(error, match=words):
         call(x=x, mask=mask)
-
-
-def test_attention_maps_of_a_universal_model_are_not_implemented():
-    model = nn.universal_bert(10, 3, width=6, ff_width=8, max_length=8)
-    with pytest.raises(NotImplementedError, match="several maps"):
-        model.apply(model.init(jax.random.key(0)), X, MASK, method="attention_maps")

@@ -50,6 +50,16 @@ def test_steps_are_layers_of_the_same_parameters(redraw):
     np.testing.assert_allclose(output.logits, expected.logits, rtol=1e-5)
     assert output.encoding.keys.shape == (3, 2, 5, 6)
     assert output.encoding.ponder is None
+    tokens = model.apply(params, jnp.asarray(IDS), method="embed_tokens")
+    first = model.apply(params, tokens, method="embed")
+    expected, maps = (
+        each.apply(weights, first, MASK, method="attention_maps")
+        for each, weights in ((plain(num_layers=3), tied), (model, params))
+    )
+    assert maps.shape == (3, 2, 2, 5, 5)
+    np.testing.assert_allclose(maps, expected, rtol=1e-4, atol=1e-6)
+    marked = model.apply(redraw(model), first, MASK, method="attention_maps")
+    assert np.abs(marked[1] - maps[1])[0].max() > 1e-3  # the vectors of steps are used
 
 
 def halted(model, params, enough=0.99):
