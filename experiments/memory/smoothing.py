@@ -317,7 +317,8 @@ def page(folder: Path) -> Page:
 
     def half(system: str) -> str:
         row = best.loc[system]
-        return f"{report.bracketed(row, 2)} ({named(system, row.snr_db)})"
+        at = "" if system == "nearest" else f" at {decibels(row.snr_db)}"
+        return f"{report.bracketed(row, 2)}{at}"
 
     noisy = curves[curves.model != "nearest"]
     panels = [noisy.assign(line=noisy.snr_db.map(decibels))]
@@ -326,9 +327,10 @@ def page(folder: Path) -> Page:
     return report.Page(
         title=f"Certified accuracy with randomized smoothing: {task}",
         answer=(
-            f"**On half of {count} texts of {task}, the label is right and certified for "
-            f"perturbations of total norm up to** {half('memory')}, {half('none')} and "
-            f"{half('nearest')}, **in RMS norms of a token.**"
+            f"**Smoothing with memory certifies half of {count} texts of {task} with the right "
+            f"label for perturbations of a total norm up to {half('memory')}; smoothing alone, up "
+            f"to {half('none')}; and the nearest-token decoder, up to {half('nearest')}.** Norms "
+            "are in RMS norms of a token vector."
         ),
         pictures={
             "smoothing": report.facets(
