@@ -316,7 +316,7 @@ def page(folder: Path) -> Page:
         return SYSTEMS[system] if system == "nearest" else f"{SYSTEMS[system]}, {decibels(db)}"
 
     def half(system: str) -> str:
-        row = best.loc[system]
+        row: Any = best.loc[system]
         at = "" if system == "nearest" else f" at {decibels(row.snr_db)}"
         return f"{report.bracketed(row, 2)}{at}"
 
