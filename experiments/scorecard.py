@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments import report, tidy
+from experiments import gaussian, report, tidy
 from experiments.__main__ import EXPERIMENTS
 from experiments.memory import similarity, trained
 from experiments.noise_stability import arms, encoder, influence, tail_mass, theory
-from experiments.robertha import gaussian
-from experiments.robertha.paper import paper_lead
+from experiments.paper import paper_lead
 from experiments.rundir import read_config
 
 RESULTS = Path(__file__).with_name("results")

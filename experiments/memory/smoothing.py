@@ -34,12 +34,11 @@ import tyro
 from jaxtyping import Array, Float, Int
 from scipy.stats import beta, binomtest, norm
 
-from experiments import predict, report, tidy
+from experiments import gaussian, predict, report, tidy
 from experiments.cells import log_prior
 from experiments.memory.certificates import rms_norm
 from experiments.memory.similarity import decibels
 from experiments.report import Page
-from experiments.robertha import gaussian
 from experiments.rundir import open_run, read_config
 from experiments.settings import BudgetName, budget_of, by_budget, optional
 from hopfax.hopfield import certified_radius

@@ -30,11 +30,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments import report, tidy
+from experiments import gaussian, report, tidy
 from experiments.figures import SNR, bands
 from experiments.memory.similarity import LIMIT, NEAR, TITLES, by_method, decibels, lowest_kept
 from experiments.report import Page, Table
-from experiments.robertha import gaussian, robustness
+from experiments.robertha import robustness
 from experiments.settings import Noise, resolved
 
 REPRODUCES = "Robertha's claim of denoising, with the vocabulary as memory, on trained models"

@@ -35,14 +35,13 @@ from typing import Annotated, Any, Literal, get_args
 import numpy as np
 import pandas as pd
 
-from experiments import conditions, report, runs, tidy
+from experiments import conditions, gaussian, report, runs, tidy
 from experiments.cells import Cell
 from experiments.conditions import CellPredictions, Typos, with_words
 from experiments.memory import correction
 from experiments.memory.correction import CorrectedTypos
 from experiments.models import variant
 from experiments.report import Page, Table
-from experiments.robertha import gaussian
 from experiments.rundir import open_run, read_config, write_whole
 from experiments.settings import Corruption, Flags, by_budget, resolved
 from hopfax.train.metrics import scores

@@ -30,13 +30,12 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from experiments import conditions, report, runs, tidy
+from experiments import conditions, gaussian, report, runs, tidy
 from experiments.cells import Cell
 from experiments.conditions import Gaussian
 from experiments.noise_stability import encoder_response
 from experiments.noise_stability.encoder_response import Texts
 from experiments.report import Page
-from experiments.robertha import gaussian
 from experiments.robertha.robustness import Encoders
 from experiments.rundir import open_run, read_config
 from experiments.runs import Job

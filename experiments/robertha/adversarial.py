@@ -21,10 +21,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Annotated
 
-from experiments import report, tidy
+from experiments import gaussian, report, tidy
+from experiments.paper import paper_score
 from experiments.report import Page
-from experiments.robertha import gaussian
-from experiments.robertha.paper import paper_score
 from experiments.robertha.robustness import Encoders, run_models
 from experiments.settings import Data, Flags, optional, resolved
 

@@ -24,10 +24,9 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from experiments import report, tidy
+from experiments import gaussian, report, tidy
 from experiments.models import VARIANTS
 from experiments.report import Page
-from experiments.robertha import gaussian
 from experiments.robertha.robustness import run_models
 from experiments.settings import Flags, Noise
 

@@ -38,9 +38,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments import report, tidy
+from experiments import gaussian, report, tidy
 from experiments.report import Page, Table
-from experiments.robertha import gaussian, robustness
+from experiments.robertha import robustness
 from experiments.settings import Noise, resolved
 
 REPRODUCES = "Robertha, Tables 2 and 3, on a pretrained encoder, with its own tokenizer"

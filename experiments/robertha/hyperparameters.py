@@ -22,11 +22,10 @@ from typing import Annotated, ClassVar
 
 from scipy.stats import binom
 
-from experiments import report, tidy
+from experiments import gaussian, report, tidy
 from experiments.models import VARIANTS, with_flags
+from experiments.paper import paper_setting
 from experiments.report import Page
-from experiments.robertha import gaussian
-from experiments.robertha.paper import paper_setting
 from experiments.robertha.robustness import run_models
 from experiments.settings import Flags, Noise, by_budget, resolved
 

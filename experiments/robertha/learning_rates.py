@@ -19,12 +19,11 @@ from pathlib import Path
 import pandas as pd
 from tyro.conf import Fixed, SuppressFixed
 
-from experiments import report, runs, tidy
+from experiments import gaussian, report, runs, tidy
 from experiments.conditions import constant_score
 from experiments.figures import bands
+from experiments.gaussian import LEARNED
 from experiments.report import Page, Table
-from experiments.robertha import gaussian
-from experiments.robertha.gaussian import LEARNED
 from experiments.robertha.robustness import Encoders
 from experiments.rundir import open_run
 from experiments.settings import Flags, Training, resolved

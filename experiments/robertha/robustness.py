@@ -25,11 +25,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import pandas as pd
 
-from experiments import report, tidy
+from experiments import gaussian, report, tidy
 from experiments.figures import bands
 from experiments.models import Variant, variant, with_flags
 from experiments.report import Page
-from experiments.robertha import gaussian
 from experiments.settings import Flags, Noise, optional, resolved
 
 if TYPE_CHECKING:

@@ -22,11 +22,10 @@ from typing import Annotated, Literal, NamedTuple
 import pandas as pd
 from tyro.conf import Fixed, SuppressFixed
 
-from experiments import report
+from experiments import gaussian, report
 from experiments.models import VARIANTS, with_flags
+from experiments.paper import paper_lead
 from experiments.report import Page
-from experiments.robertha import gaussian
-from experiments.robertha.paper import paper_lead
 from experiments.robertha.robustness import run_models
 from experiments.settings import Flags, Noise, Training, by_budget, resolved
 

@@ -24,10 +24,9 @@ from typing import Annotated, Literal, get_args
 
 import pandas as pd
 
-from experiments import report, tidy
+from experiments import gaussian, report, tidy
 from experiments.figures import bands
 from experiments.report import Page
-from experiments.robertha import gaussian
 from experiments.robertha.robustness import Encoders, run_models
 from experiments.settings import Corruption, Flags, by_budget, resolved
 

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments import report, scorecard, tidy
+from experiments import gaussian, report, scorecard, tidy
 from experiments.memory import trained
 from experiments.models import VARIANTS
 from experiments.noise_stability import arms, encoder, grokking, training
-from experiments.robertha import attribution, fine_tuning, gaussian, hyperparameters, robustness
+from experiments.robertha import attribution, fine_tuning, hyperparameters, robustness
 from experiments.runs import Job
 
 SEEDS = (1, 2, 3)

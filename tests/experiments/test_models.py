@@ -10,7 +10,7 @@ import pytest
 from nn import checkpoints
 
 from experiments.models import VARIANTS, build, variant, with_flags
-from experiments.robertha.paper import PAPER_MODELS, paper_score
+from experiments.paper import PAPER_MODELS, paper_score
 from experiments.robertha.robustness import Config, Encoders
 from experiments.runs import load
 from experiments.settings import Data

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments import paper
 from experiments.__main__ import EXPERIMENTS, introduction
-from experiments.robertha import paper
-from experiments.robertha.paper import paper_score
+from experiments.paper import paper_score
 
 
 def test_every_table_of_scores_is_some_experiment_s():

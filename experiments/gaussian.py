@@ -15,7 +15,7 @@ import pandas as pd
 
 from experiments import report, tidy
 from experiments.models import VARIANTS
-from experiments.robertha.paper import paper_lead, paper_score
+from experiments.paper import paper_lead, paper_score
 from experiments.rundir import read_config
 from hopfax.data.adversarial_sets import EVALUATION_SETS
 from hopfax.data.tasks import TASKS
