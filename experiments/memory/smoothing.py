@@ -11,7 +11,8 @@ noise (`hopfax.hopfield.certified_radius`).
 Command: `python -m experiments memory-smoothing --run RUN`, where RUN is a run of `fine-tuning` or
 `robustness` on a task with classes; half an hour on two cores for six layers of width 384.
 
-Expected: memory multiplies the radius that smoothing certifies, to about that of the nearest token.
+Expected: memory multiplies the radius that smoothing certifies, to almost twice that of the nearest
+token on SST-2.
 
 Noise and perturbations are on the token vectors; one σ serves all texts. Memory knows σ and the
 token frequencies of the training texts. Fifty draws choose the label, and others give p, the lower
@@ -320,6 +321,12 @@ def page(folder: Path) -> Page:
         return f"{report.bracketed(row, 2)}{at}"
 
     noisy = curves[curves.model != "nearest"]
+    alike = frame[frame.model == "none"].groupby("snr_db", sort=False).predicted
+    alike = alike.agg(lambda labels: labels.value_counts(normalize=True).max())
+    constant = report.joined(
+        f"{100 * share:.0f} % at {decibels(db)}"
+        for db, share in zip(alike.index, alike, strict=True)
+    )
     panels = [noisy.assign(line=noisy.snr_db.map(decibels))]
     for system in ("none", "memory"):
         panels.append(curves[curves.model == "nearest"].assign(model=system, line="nearest token"))
@@ -333,7 +340,8 @@ def page(folder: Path) -> Page:
         ),
         pictures={
             "smoothing": report.facets(
-                "Share of the texts whose label is right and certified, against the radius",
+                "Share of the texts whose label is right and certified, against the radius, for "
+                "each SNR of the smoothing noise",
                 pd.concat(panels),
                 x="x",
                 hue="line",
@@ -371,6 +379,8 @@ def page(folder: Path) -> Page:
             "the token frequencies of the training texts. The best SNR of each system is chosen on "
             "the same texts.",
             "Brackets: 95 % intervals over texts, Wilson's for shares and a bootstrap for radii.",
-            f"One model, of seed {frame.seed.iloc[0]}.",
+            f"One model, of seed {frame.seed.iloc[0]}. Without memory, smoothing returns its most "
+            f"frequent label for {constant} of the texts: where the share is high, certificates "
+            "are of a constant answer.",
         ],
     )  # fmt: skip
