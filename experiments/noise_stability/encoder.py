@@ -372,12 +372,12 @@ def differences(frame: pd.DataFrame, titles: Mapping[str, str]) -> tuple[str, li
     for line in map(str, gaps.line.unique()):
         stable, lost = by_line.get((line, CORRELATION)), by_line.get((line, POINTS_LOST))
         if stable is not None and lost is not None and stable["low"] > 0:
-            effect = "noise does not significantly cost it fewer"
-            effect = "noise costs it fewer" if lost["high"] < 0 else effect
-            effect = "noise costs it more" if lost["low"] > 0 else effect
+            effect = "does not lose a significantly different number of"
+            effect = "loses fewer" if lost["high"] < 0 else effect
+            effect = "loses more" if lost["low"] > 0 else effect
             answer += (
                 f" {line[0].upper()}{line[1:]} is more stable than {titles[first]}, and {effect} "
-                f"points ({report.plain_interval(lost)}, over seeds)."
+                f"points under noise ({report.plain_interval(lost)}, over seeds)."
             )
     return answer, [report.pivot(gaps, index="line", columns="head", caption=caption)]
 

@@ -77,8 +77,11 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
     if names != ("tokenizer.json",) and added.is_file():
         more = sorted(read_json(added).items(), key=lambda item: item[1])
         tokenizer.add_tokens([token for token, _ in more])
-        if wrong := [token for token, number in more if tokenizer.token_to_id(token) != number]:
-            raise ValueError(f"{added} must continue the ids of {files}, not so for {wrong[0]!r}")
+        for token, number in more:
+            if tokenizer.token_to_id(token) != number:
+                raise ValueError(
+                    f"{added} must continue the ids of {files}, got {number} for {token!r}"
+                )
     tokenizer.no_truncation()
     tokenizer.no_padding()
     ids = tokenizer.get_vocab()

@@ -476,7 +476,8 @@ def certified_radius(patterns: Patterns, *, mask: Mask = None) -> Float[Array, "
 
     References:
         Cohen, Rosenfeld and Kolter (2019), Certified Adversarial Robustness via Randomized
-        Smoothing, has larger radii, which hold with a probability.
+        Smoothing: probabilistic certificates for any classifier, on the norm of the whole
+        perturbation.
     """
     centered, prior, _ = _centered(patterns, None, mask)
     patterns = _cleared(jnp.asarray(patterns, centered.dtype), prior)

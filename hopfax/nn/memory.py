@@ -97,11 +97,11 @@ def with_memory(
             `"embedding"`, the LayerNorm's output, whose patterns depend on position and token type
             (positions as `Encoder.embed` counts them by default).
         sigma: Standard deviation of the noise in each coordinate, > 0; None if unknown, so that
-            each token's is integrated out.
+            each token's noise level is integrated out.
 
     Raises:
-        TypeError: `model` is not a `Functional`, such as a `Pretrained`, whose embeddings `recall`
-            denoises.
+        TypeError: `model` is not a `Functional`. To denoise the embeddings of a `Pretrained`, use
+            `recall`.
         ValueError: `site` is neither of these, or is `"embedding"` and the encoder has no
             embedding LayerNorm; the model already has memory; or `sigma` is out of range. `apply`
             raises it for parameters without `"memory"`.

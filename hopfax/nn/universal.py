@@ -75,7 +75,7 @@ class UniversalEncoder(Encoder):
         """Runs the block `num_steps` times, with the arguments of `Encoder.encode`."""
 
         def apply(x: Tokens, number: Array) -> tuple[Tokens, Tokens, tuple[Array, ...]]:
-            start = self._marked(x, number)
+            start = self._add_step(x, number)
             return start, *self._layer(mask, key, self.blocks[0], start, number)
 
         x = self._start(embeddings, mask, types)
@@ -113,13 +113,13 @@ class UniversalEncoder(Encoder):
         """Returns the attention weights of every step, as layers."""
         x, block, maps = self._start(embeddings, mask, types), self.blocks[0], []
         for number in range(self.num_steps):
-            x = self._marked(x, number)
+            x = self._add_step(x, number)
             entry = block.attention_norm(x) if block.norm_first else x
             maps.append(block.attention.weights(entry, mask))
             x = block(x, mask).values
         return jnp.stack(maps)
 
-    def _marked(self, x: Tokens, number: int | Array) -> Tokens:
+    def _add_step(self, x: Tokens, number: int | Array) -> Tokens:
         """Adds the vector of a step."""
         return x if self.steps is None else x + self.steps(jnp.asarray(number)).astype(x.dtype)
 

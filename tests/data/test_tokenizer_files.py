@@ -77,7 +77,7 @@ def test_added_tokens_continue_a_vocab_txt(tmp_path):
     assert tokens_of(vocabulary, "a xyz") == ["[CLS] a xyz [SEP]"]
     (tmp_path / "wrong").mkdir()
     write_bert(tmp_path / "wrong", added_tokens_json={"xyz": 20})
-    with pytest.raises(ValueError, match=r"must continue the ids of vocab\.txt, not so for 'xyz'"):
+    with pytest.raises(ValueError, match=r"must continue the ids of vocab\.txt, got 20 for 'xyz'"):
         read_tokenizer(tmp_path / "wrong")
 
 

@@ -305,11 +305,11 @@ def test_trained_encoders_are_compared_seed_by_seed(tmp_path):
     ((name, share, correlation, lost),) = table.rows
     assert name == "Robertha" and share == correlation and share.startswith("**+")
     assert lost.startswith("**+0.0")
-    assert "Robertha is more stable than TinyBERT, and noise costs it more points" in page.answer
+    assert "Robertha is more stable than TinyBERT, and loses more points" in page.answer
     lower = pd.DataFrame(rows)
     lower.loc[lower.metric == "points lost", "score"] *= -1
     lower.to_csv(tmp_path / "results.csv", index=False)
-    words = "Robertha is more stable than TinyBERT, and noise costs it fewer points"
+    words = "Robertha is more stable than TinyBERT, and loses fewer points"
     assert words in encoder.page(tmp_path).answer
 
 

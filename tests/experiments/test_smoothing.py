@@ -1,5 +1,8 @@
 """Randomized smoothing: its certificates hold where the exact radius is known."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,11 +38,11 @@ def test_the_radius_of_a_linear_classifier_is_at_most_its_distance():
         return np.array([count - right, right])
 
     for number, distance in enumerate((-0.4, 0.1, 0.5, 0.9)):
-        row = smoothing.smoothed(
+        label, radius = smoothing.certificate(
             lambda *each, distance=distance: counts(distance, *each), number, sigma, 20_000
         )
-        assert row["predicted"] == (distance > 0)
-        assert 0.8 * abs(distance) - 0.02 < row["radius"] <= abs(distance)
+        assert label == (distance > 0)
+        assert 0.8 * abs(distance) - 0.02 < radius <= abs(distance)
 
 
 def test_copies_that_agree_certify_most_and_a_tie_nothing():
@@ -48,8 +51,8 @@ def test_copies_that_agree_certify_most_and_a_tie_nothing():
         ([100, 100], 0.0),
         ([0, 0, 7], 0.0),  # too few
     ):
-        row = smoothing.smoothed(lambda *_, votes=votes: np.array(votes), 0, 0.3, 200)
-        assert row["radius"] == pytest.approx(expected)
+        _, radius = smoothing.certificate(lambda *_, votes=votes: np.array(votes), 0, 0.3, 200)
+        assert radius == pytest.approx(expected)
 
 
 def test_votes_are_the_labels_of_noisy_copies(params):
@@ -71,9 +74,14 @@ def test_the_nearest_token_is_certified_up_to_the_smallest_radius(params):
     table = np.asarray(params["tokens"]["embedding"])
     masks = [np.ones(5, bool), np.arange(5) < 2]
     texts = smoothing.Texts([IDS, IDS], masks, np.array([0, 1]))
-    frame = smoothing.nearest(MODEL, params, texts, table)
-    radius = certified_radius(jnp.asarray(table))
-    np.testing.assert_allclose(frame.radius, [radius[IDS].min(), radius[IDS[:2]].min()], rtol=1e-5)
+    stacked = jax.tree.map(lambda leaf: leaf[None], params)
+    cell: Any = SimpleNamespace(
+        model=MODEL, params=stacked, data=SimpleNamespace(vocab_size=len(table))
+    )
+    frame = smoothing.nearest(cell, texts)
+    unit = np.sqrt(np.square(table[[*IDS, *IDS[:2]]]).sum(1).mean())
+    radius = certified_radius(jnp.asarray(table)) / unit
+    np.testing.assert_allclose(frame.score, [radius[IDS].min(), radius[IDS[:2]].min()], rtol=1e-5)
     for mask, label in zip(masks, frame.predicted, strict=True):
         assert label == MODEL.apply(params, IDS[None], mask[None]).logits.argmax()
 
@@ -103,18 +111,22 @@ def test_a_run_certifies_the_model_of_another_run(tmp_path, capsys):
     assert command_line.main(["robustness", *train, *budget, *runs, "--levels", "1"]) == 0
     (run,) = (tmp_path / "robustness").iterdir()
     few = ["--num-texts", "4", "--num-draws", "50", "--snr-db", "40"]
-    words = ["memory-smoothing", "--run", str(run), *few, *runs]
+    words = ["memory-smoothing", "--run", str(run), "--noise-trained", str(run), *few, *runs]
     assert command_line.main(words) == 0
     (folder,) = (tmp_path / "memory-smoothing").iterdir()
     frame = pd.read_csv(folder / "results.csv")
-    assert frame.groupby("model").size().to_dict() == {"nearest": 4, "none": 4, "memory": 4}
+    assert frame.groupby("model").size().to_dict() == {
+        "nearest": 4, "none": 4, "memory": 4, "noise-trained": 4,
+    }  # fmt: skip
     page = smoothing.page(folder)
     assert "certifies half of 4 texts of Sentiment with the right label" in page.answer
     assert [row[0] for row in page.tables[0].rows] == [
         "nearest token", "smoothing, +40.0 dB", "smoothing with memory, +40.0 dB",
+        "smoothing, trained with noise, +40.0 dB",
     ]  # fmt: skip
     # Under so little noise all votes agree, and σ follows from the SNR.
     most = norm.ppf(0.001 ** (1 / 50)) * 10 ** (-40 / 20) / 16**0.5
+    assert "of a model trained with noise up to" in page.answer
     for system in "none", "memory":
         assert frame[frame.model == system].score.max() == pytest.approx(most)
     capsys.readouterr()
