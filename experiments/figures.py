@@ -61,6 +61,7 @@ LOOKS = {
     "untrained": Look("#8a8a8a", "s", "--"),
     "heads": Look("#D55E00", "^", ":"),
     "nearest": Look("#009E73", "^", "-."),
+    "nearest token": Look("#333333", "s", "-"),  # among lines that take spare looks
     "measured": Look("#333333", "o", "none"),
 }
 OURS = LOOKS["robertha"]
