@@ -450,6 +450,8 @@ def page() -> report.Page:
     fine_tuned = [claim for each in FINE_TUNED.items() for claim in pretrained(*each)]
     lines, part_lines = list(map(row, scored)), list(map(row, fine_tuned))
     table = pd.DataFrame([{**vars(claim), **measured(claim)} for claim in scored + fine_tuned])
+    rejected = table.claim[tidy.rejected(table)]
+    left = report.joined(rejected) if len(rejected) else "none"
     verdicts = [line[3] for line in lines]
     shown = table.head(len(scored))
     shown = shown.assign(
@@ -537,8 +539,9 @@ def page() -> report.Page:
             "bold.",
             "Verdicts are for one comparison at a time. Differences that remain significant after "
             f"Holm's correction for all {len(table)} comparisons with the Robertha paper: "
-            f"{tidy.significant(table) or 'none'}. Most comparisons have three seeds, so power is "
-            "low.",
+            f"{left}. "
+            "Most comparisons have three seeds, so power is low. For one update, the paper's value "
+            "is that of iteration.",
             "Iteration: queries are updated until they converge; one update: once. Intervals on "
             "AdvSST-2 and under attacks include the sampling error of their 148 and 200 rows. "
             "Their pages compare with TinyBERT; differences from FreeLB are computed from their "
