@@ -106,7 +106,7 @@ def robustness(
     *,
     key: PRNGKeyArray,
     metric: str = "accuracy",
-    snr_db: Sequence[float] = (6, 0, -6, -12),
+    snr_db: float | Sequence[float] = (6, 0, -6, -12),
     batch_size: int = 64,
 ) -> list[NoisyScore]:
     """Returns the score of any JAX function of embeddings, without noise and by noise level.
@@ -129,7 +129,7 @@ def robustness(
         A score without noise, then one for each of `snr_db`, with intervals over the examples.
 
     Raises:
-        TypeError: `mask` is not boolean, or `key` is not a random key.
+        TypeError: `embeddings` are not floating-point, `mask` is not boolean, or `key` is not a random key.
         ValueError: The shapes do not match, `batch_size` or `snr_db` is out of range, or the
             outputs or labels do not fit the metric.
 
@@ -155,6 +155,8 @@ def robustness(
     check_count(1, batch_size=batch_size)
     check_range(-np.inf, ends="()", snr_db=snr_db)
     embeddings, mask, truth = jnp.asarray(embeddings), jnp.asarray(mask), np.asarray(labels)
+    if not jnp.issubdtype(embeddings.dtype, jnp.floating):
+        raise TypeError(f"embeddings must be floating-point, got {embeddings.dtype}")
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(truth)))
 
     @jax.jit
@@ -165,7 +167,7 @@ def robustness(
         return fn(noisy, mask)
 
     results = []
-    for level in (np.inf, *snr_db):
+    for level in (np.inf, *np.atleast_1d(snr_db).tolist()):
         parts = [
             np.asarray(
                 outputs(

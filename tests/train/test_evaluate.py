@@ -219,6 +219,8 @@ def test_robustness_names_wrong_arguments(rng):
         ({"mask": mask.astype(int)}, TypeError, "mask must be boolean"),
         ({"labels": labels + 2}, ValueError, "accuracy requires"),
         ({"key": 0}, TypeError, "key must be a random key"),
+        ({"embeddings": embeddings.astype(int)}, TypeError, "must be floating-point, got int"),
+        ({"snr_db": np.nan}, ValueError, "snr_db must be > -inf and finite, got nan"),
         ({"batch_size": 0}, ValueError, "batch_size must be >= 1, got 0"),
         ({"metric": "auc"}, ValueError, "metrics must be some of accuracy"),
     ):
