@@ -129,7 +129,8 @@ def robustness(
         A score without noise, then one for each of `snr_db`, with intervals over the examples.
 
     Raises:
-        TypeError: `embeddings` are not floating-point, `mask` is not boolean, or `key` is not a random key.
+        TypeError: `embeddings` are not floating-point, `mask` is not boolean, or `key` is not a
+            random key.
         ValueError: The shapes do not match, `batch_size` or `snr_db` is out of range, or the
             outputs or labels do not fit the metric.
 
