@@ -102,6 +102,8 @@ def opened(config: Config) -> Cell:
     from experiments.rundir import read_config
 
     folder = Path(config.run).resolve()
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"--run must be the folder of a run, got {config.run}")
     document = read_config(folder)
     modules = {"robustness": robustness, "fine-tuning": fine_tuning}
     if document["experiment"] not in modules:

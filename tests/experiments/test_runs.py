@@ -428,6 +428,8 @@ def test_predictions_of_what_a_run_lacks_are_errors(trained, capsys, words, mess
     other = str(rundir.open_run("theory", {"runs": str(folder)}))
     assert command_line.main(["predict", "a", "--run", other]) == 1
     assert "--run must be of robustness or fine-tuning, got theory" in capsys.readouterr().err
+    assert command_line.main(["predict", "a", "--run", "nowhere"]) == 1
+    assert "--run must be the folder of a run, got nowhere" in capsys.readouterr().err
 
 
 def test_an_evaluation_set_has_the_labels_of_its_task_and_counts_training_texts(tmp_path):
