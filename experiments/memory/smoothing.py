@@ -12,8 +12,8 @@ Command: `python -m experiments memory-smoothing --run RUN`, where RUN is a run 
 `robustness` on a task with classes; half an hour on two cores for six layers of width 384.
 
 Expected: on SST-2, plain smoothing certifies half of the texts up to 0.08 RMS norms of a token
-vector, smoothing with memory up to 0.30, and the nearest token up to 0.17. Only the last holds if
-every token moves that far.
+vector (0.10 after training with noise), smoothing with memory up to 0.30, and the nearest token up
+to 0.17. Only the last holds if every token moves that far.
 
 Noise and perturbations are on the token vectors; one σ serves all texts. Memory knows σ and the
 token frequencies of the training texts. Fifty draws choose the label, and others give p, the lower
