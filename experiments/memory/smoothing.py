@@ -116,6 +116,13 @@ class Texts(NamedTuple):
     labels: np.ndarray
 
 
+class Memory(NamedTuple):
+    """Vectors of the vocabulary and log-frequencies of the tokens."""
+
+    table: Array
+    log_prior: Array
+
+
 def run(config: Config) -> Path:
     """Certifies every text with every system and writes the page.
 
@@ -226,15 +233,14 @@ def nearest(cell: Cell, texts: Texts) -> pd.DataFrame:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _votes(
-    model: Functional[Any], params: Params, ids: Array, mask: Array, sigma: Array, prior: Any,
-    key: Array,
+    model: Functional[Any], params: Params, ids: Array, mask: Array, sigma: Array,
+    memory: Memory | None, key: Array,
 ) -> Int[Array, " classes"]:  # fmt: skip
     clean = embeddings(model, params, ids)
     noise = sigma * jax.random.normal(key, (CALL, *clean.shape))
     noisy = clean + jnp.where(mask[:, None], noise, 0)
-    if prior is not None:
-        table = embeddings(model, params, jnp.arange(len(prior)))
-        noisy = recall(noisy, table, sigma=sigma, log_prior=prior)
+    if memory:
+        noisy = recall(noisy, memory.table, sigma=sigma, log_prior=memory.log_prior)
     outputs = logits(model, params, ids, noisy, mask)
     return jnp.sum(jax.nn.one_hot(jnp.argmax(outputs, axis=1), outputs.shape[1], dtype=int), axis=0)
 
@@ -245,16 +251,16 @@ def votes(
     ids: np.ndarray,
     mask: np.ndarray,
     sigma: float,
-    prior: Array | None,
+    memory: Memory | None,
     key: Array,
     count: int,
 ) -> np.ndarray:
-    """Returns how many noisy copies of a text get each label; with a prior, memory denoises them.
+    """Returns how many noisy copies of a text get each label, denoised if memory is given.
 
     `count` is a multiple of `CALL`.
     """
     keys = jax.random.split(key, count // CALL)
-    inputs = ids, mask, jnp.float32(sigma), prior
+    inputs = ids, mask, jnp.float32(sigma), memory
     parts = [_votes(model, params, *inputs, each) for each in keys]
     interrupt.check()
     return np.sum(np.asarray(parts), axis=0)
@@ -266,10 +272,10 @@ def smoothed(
     """Certifies the smoothed classifier at one noise level, text by text."""
     params, (table, unit) = first(cell), vocabulary(cell, texts)
     sigma = unit / table.shape[1] ** 0.5 * 10 ** (-db / 20)
-    prior = jnp.asarray(log_prior(cell.data)) if with_memory else None
+    memory = Memory(jnp.asarray(table), jnp.asarray(log_prior(cell.data))) if with_memory else None
     rows = []
     for number, (ids, mask) in enumerate(zip(texts.ids, texts.masks, strict=True)):
-        counts = functools.partial(votes, cell.model, params, ids, mask, sigma, prior)
+        counts = functools.partial(votes, cell.model, params, ids, mask, sigma, memory)
         label, radius = certificate(counts, number, sigma, num_draws)
         rows.append({"predicted": label, "score": radius / unit})
     return pd.DataFrame(rows)
@@ -350,7 +356,7 @@ def page(folder: Path) -> Page:
 
     trained = ""
     if "noise-trained" in best.index:
-        trained = f", of a model trained with noise up to {half('noise-trained')}"
+        trained = f", and after training with noise {half('noise-trained')}"
     noisy = curves[curves.model != "nearest"]
     alike = frame[frame.model == "none"].groupby("snr_db", sort=False).predicted
     alike = alike.agg(lambda labels: labels.value_counts(normalize=True).max())
@@ -366,8 +372,8 @@ def page(folder: Path) -> Page:
         answer=(
             f"**Smoothing with memory certifies half of {count} texts of {task} with the right "
             f"label for perturbations of a total norm up to {half('memory')}.** Smoothing alone "
-            f"certifies half of them up to {half('none')}{trained}, and the nearest-token decoder "
-            f"up to {half('nearest')}. Norms are in RMS norms of a token vector."
+            f"reaches {half('none')}{trained}; the nearest-token decoder reaches "
+            f"{half('nearest')}. Norms are in RMS norms of a token vector."
         ),
         pictures={
             "smoothing": report.facets(
@@ -401,7 +407,7 @@ def page(folder: Path) -> Page:
         ],
         notes=[
             "The norm of a perturbation is that of all token vectors of a text together. The "
-            "certificate of the nearest token has no probability of error, and is stronger: every "
+            "certificate of the nearest token is deterministic, and stronger: every "
             "token may move by the radius, half of the distance to its nearest neighbor.",
             f"Smoothing: {num_draws:,} noisy copies of each text, and {CALL} more that choose the "
             f"label. A certificate is wrong with a probability of at most {ALPHA:g} per text. If "

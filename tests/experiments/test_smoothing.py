@@ -58,7 +58,9 @@ def test_copies_that_agree_certify_most_and_a_tie_nothing():
 def test_votes_are_the_labels_of_noisy_copies(params):
     def count(sigma, prior=None, draws=100):
         key, mask = jax.random.key(1), np.ones(5, bool)
-        return smoothing.votes(MODEL, params, IDS, mask, sigma, prior, key, draws)
+        table = params["tokens"]["embedding"]
+        memory = None if prior is None else smoothing.Memory(table, prior)
+        return smoothing.votes(MODEL, params, IDS, mask, sigma, memory, key, draws)
 
     clean = MODEL.apply(params, IDS[None], np.ones((1, 5), bool)).logits.argmax()
     assert count(1e-6)[clean] == 100
@@ -126,7 +128,7 @@ def test_a_run_certifies_the_model_of_another_run(tmp_path, capsys):
     ]  # fmt: skip
     # Under so little noise all votes agree, and σ follows from the SNR.
     most = norm.ppf(0.001 ** (1 / 50)) * 10 ** (-40 / 20) / 16**0.5
-    assert "of a model trained with noise up to" in page.answer
+    assert "and after training with noise" in page.answer
     for system in "none", "memory":
         assert frame[frame.model == system].score.max() == pytest.approx(most)
     capsys.readouterr()
