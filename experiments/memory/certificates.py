@@ -35,7 +35,6 @@ import pandas as pd
 from experiments import report, tidy
 from experiments.figures import SNR, Panel
 from experiments.memory import similarity
-from experiments.memory.recovery import predicted
 from experiments.memory.similarity import (
     SCORES,
     TITLES,
@@ -50,7 +49,7 @@ from experiments.report import Page
 from experiments.rundir import read_config
 from experiments.settings import Shared, by_budget
 from hopfax.data import reported_rows
-from hopfax.hopfield import certified_radius
+from hopfax.hopfield import certified_radius, recovery_bound, recovery_rate
 from hopfax.nn import Pretrained
 from hopfax.train.progress import Progress
 
@@ -475,7 +474,11 @@ def under_noise(reader: Reader, batch: Batch, db: float, num_draws: int) -> list
             agreement[system].append(np.sum(reader.output(read[system], mask) * goal, axis=1))
     unique, home = np.unique(ids[mask], return_inverse=True)
     text = np.nonzero(mask)[0]
-    rates, bounds = predicted(reader.table, unique, sigma=sigma, log_prior=reader.log_prior)
+    table, log_prior, index = map(jnp.asarray, (reader.table, reader.log_prior, unique))
+    rates, bounds = (
+        np.asarray(function(table, sigma=sigma, log_prior=log_prior, index=index))
+        for function in (recovery_rate, recovery_bound)
+    )
     errors = np.bincount(text, 1 - bounds[home])
     logs = np.bincount(text, np.log(np.maximum(rates[home], 1e-300)))
     shared = {

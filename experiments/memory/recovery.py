@@ -7,7 +7,8 @@ vector returns the word or an unrelated one (Asghar et al., 2024, arXiv 2411.137
 Command: `python -m experiments memory-recovery --pretrained FOLDER --data-dir DIR`; two minutes on
 two cores for width 384.
 
-Expected: without a prior, frequent words, whose vectors are short, are lost first.
+Expected: without a prior, frequent words, whose vectors are short, are lost first. Inflections and
+signs barely change the encoder's output; most errors are unrelated words, which do.
 
 All tokens get noise of one σ, as where it is added for privacy; the signal-to-noise ratio is that
 of all texts. Special tokens are left out. One decoder returns the nearest token of the vocabulary,
@@ -17,8 +18,9 @@ the other uses the tokens' frequencies in the training texts as prior; neither k
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -26,7 +28,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from scipy.special import log_ndtr, ndtr
 
 from experiments import report, tidy
 from experiments.figures import SNR, Panel
@@ -116,8 +117,12 @@ def run(config: Config) -> Path:
     rows = spread(reported_rows(config.task, data_dir=config.data_dir), budget.num_pairs)
     texts = [np.concatenate(encoded(row.texts[0], vocabulary)) for row in rows]
     ids, row = np.concatenate(texts), np.repeat(np.arange(len(texts)), [*map(len, texts)])
-    special = np.isin(ids, text_tokenizer(vocabulary).encode("").ids)
-    tokens = Texts(ids[~special], row[~special], vocabulary.tokens, table, log_prior)
+    place = np.concatenate([np.arange(len(text)) for text in texts])
+    read = ~np.isin(ids, text_tokenizer(vocabulary).encode("").ids)
+    tokens = Texts(
+        ids[read], row[read], place[read], texts, vocabulary.tokens, table, log_prior,
+        partial(similarity.unit_outputs, model),
+    )  # fmt: skip
     folder, decode, measured = open_folder(), decoder(table, log_prior), []
     with Progress(len(budget.snr_db)) as progress:
         for place, db in enumerate(budget.snr_db, 1):
@@ -129,19 +134,25 @@ def run(config: Config) -> Path:
 
 
 class Texts(NamedTuple):
-    """All tokens of the texts in one sequence, and the vocabulary they are read with.
+    """All tokens of the texts in one sequence, and what they are read with.
 
     Attributes:
-        row: Number of the row that each token belongs to.
+        row: Number of the text that each token belongs to.
+        place: Its place in the text.
+        whole: Token ids of each text, with special tokens.
         table: Vectors of the vocabulary `tokens`.
         log_prior: Log-frequencies in the training texts.
+        output: Returns the encoder's unit outputs of texts of vectors.
     """
 
     ids: np.ndarray
     row: np.ndarray
+    place: np.ndarray
+    whole: Sequence[np.ndarray]
     tokens: Sequence[str]
     table: np.ndarray
     log_prior: np.ndarray
+    output: Callable[[Sequence[np.ndarray]], np.ndarray]
 
 
 def decoder(table: np.ndarray, log_prior: np.ndarray) -> Callable[..., dict[str, jax.Array]]:
@@ -154,7 +165,7 @@ def measure(
     texts: Texts, decode: Callable[..., Any], db: float, budget: Budget
 ) -> list[dict[str, Any]]:
     """Returns the rows of results.csv for a signal-to-noise ratio in dB."""
-    ids, row, tokens, table, log_prior = texts
+    ids, row, table, log_prior = texts.ids, texts.row, texts.table, texts.log_prior
     draws, sigma = [], np.zeros(0)
     for seed in range(budget.num_draws):
         noisy, sigma = add_noise([table[ids]], db, protocol="matched", seed=seed)
@@ -167,17 +178,20 @@ def measure(
             "norm": np.linalg.norm(table, axis=1),
             "distance": 2 * np.asarray(hopfield.certified_radius(jnp.asarray(table))),
         }
-    rows = []
+    rows: list[dict[str, Any]] = []
     for decoder, bias in (("nearest", np.zeros_like(log_prior)), ("memory", log_prior)):
         decoded = np.array([draw[decoder] for draw in draws])
         right = np.mean(decoded == ids, axis=0)
-        rates, _ = predicted(table, distinct, sigma=float(sigma[0]), log_prior=bias)
-        rates = rates[places]
+        estimate = partial(hopfield.recovery_rate, jnp.asarray(table), sigma=float(sigma[0]))
+        rates = estimate(log_prior=jnp.asarray(bias), index=jnp.asarray(distinct))
+        rates = np.asarray(rates)[places]
         of_decoder = [
             {"metric": "recovered", "group": "all", **share(right, row, ids >= 0)},
             {"metric": "predicted", "group": "all", "score": 100 * float(rates.mean())},
-            *errors(ids, decoded, tokens),
+            *errors(ids, decoded, texts.tokens),
         ]
+        if db == EXPLAINED:
+            of_decoder += harm(texts, decoded[0])
         for name, values in properties.items():
             bins = binned(values[ids], right, rates, row)
             of_decoder += [{"group": name, **each} for each in bins]
@@ -220,47 +234,6 @@ def binned(
     return rows
 
 
-def predicted(
-    table: np.ndarray, ids: Iterable[int], *, sigma: float, log_prior: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    r"""Returns the rates at which tokens are recovered, from the table alone: estimate and bound.
-
-    The noise along a token's own vector is shared by all errors. Given it, errors are taken as
-    independent:
-
-    $$p_v \approx E_u \prod_{w \neq v} \Phi\left(\frac{1}{b_w}\left(\frac{d_{vw}^2}{2 \sigma}
-    + \sigma \log \frac{\pi_v}{\pi_w} + u (\|e_v\| - a_w)\right)\right), \qquad
-    a_w = \frac{\langle e_v, e_w \rangle}{\|e_v\|}, \quad b_w^2 = \|e_w\|^2 - a_w^2$$
-
-    with u standard normal. It is exact if the parts of the other vectors at right angles to e_v are
-    at right angles to one another. The integral over u is a sum of 32 terms (Gauss-Hermite). The
-    bound is that of `hopfax.hopfield.recovery_bound`, for these tokens only.
-
-    Args:
-        table: Vectors of the vocabulary.
-        ids: Tokens v.
-        sigma: Standard deviation of the noise, known to the decoder.
-        log_prior: Log-frequencies; zeros for the nearest token.
-    """
-    nodes, weights = np.polynomial.hermite_e.hermegauss(32)
-    squares = np.sum(np.square(table), axis=1)
-    rates, bounds = [], []
-    for v in ids:
-        products, norm = table @ table[v], np.sqrt(squares[v])
-        distances = np.maximum(squares[v] - 2 * products + squares, 0)  # squared
-        along = products / norm
-        across = np.sqrt(np.maximum(squares - np.square(along), 1e-12 * squares))
-        margin = distances / (2 * sigma) + sigma * (log_prior[v] - log_prior)
-        others = np.arange(len(table)) != v
-        shifts = nodes[:, None] * (norm - along[others])
-        logs = log_ndtr((margin[others] + shifts) / across[others]).sum(1)
-        rates.append(weights @ np.exp(logs) / weights.sum())
-        apart = np.sqrt(np.where(distances > 0, distances, 1))
-        error = np.where(distances > 0, ndtr(-margin / apart), 1)  # equal vectors: no bound
-        bounds.append(np.clip(1 - error[others].sum(), 0, 1))
-    return np.array(rates), np.array(bounds)
-
-
 def errors(ids: np.ndarray, decoded: np.ndarray, tokens: Sequence[str]) -> list[dict[str, Any]]:
     """Returns the share of each kind among the errors of all draws."""
     pairs = [(int(v), int(w)) for each in decoded for v, w in zip(ids, each, strict=True) if v != w]
@@ -269,6 +242,36 @@ def errors(ids: np.ndarray, decoded: np.ndarray, tokens: Sequence[str]) -> list[
         {"metric": "errors", "group": name, "score": 100 * kinds[name] / len(pairs),
          "num_examples": len(pairs)}
         for name in KINDS if pairs
+    ]  # fmt: skip
+
+
+def harm(texts: Texts, decoded: np.ndarray) -> list[dict[str, Any]]:
+    """Returns how close one error leaves the encoder's output to the clean one, by kind of error.
+
+    The measure is the cosine times 100. Each error is alone in its text; "random" puts a random
+    token of the vocabulary in the same places.
+    """
+    wrong = np.nonzero(decoded != texts.ids)[0]
+    if not len(wrong):
+        return []
+    row = texts.row[wrong]
+    clean = texts.output([texts.table[text] for text in texts.whole])[row]
+
+    def cosines(tokens: np.ndarray) -> np.ndarray:
+        changed = [texts.table[texts.whole[each]] for each in row]
+        for text, place, token in zip(changed, texts.place[wrong], tokens, strict=True):
+            text[place] = texts.table[token]
+        return np.sum(texts.output(changed) * clean, axis=1)
+
+    names, pairs = texts.tokens, np.stack([texts.ids[wrong], decoded[wrong]], axis=1)
+    kinds = np.array([kind(names[int(v)], names[int(w)]) for v, w in pairs])
+    close = cosines(decoded[wrong])
+    random = cosines(np.random.default_rng(0).integers(len(texts.table), size=len(wrong)))
+    groups = {name: (close, kinds == name) for name in KINDS} | {"random": (random, kinds != "")}
+    return [
+        {"metric": "cosine", "group": name, "num_examples": int(member.sum()),
+         **share(values, row, member)}
+        for name, (values, member) in groups.items() if member.any()
     ]  # fmt: skip
 
 
@@ -396,6 +399,7 @@ def page(folder: Path) -> Page:
                 "Errors of the nearest-token decoder, and their kinds in % of the errors (n/a: "
                 f"fewer than {FEW_ERRORS} errors).",
             ),
+            *harm_table(frame),
         ],
         notes=[
             f"{frame[frame.metric == 'recovered'].num_examples.iloc[0]:,.0f} tokens; intervals: "
@@ -405,7 +409,7 @@ def page(folder: Path) -> Page:
             "average over the noise in the direction of the token's vector and treat confusions "
             "with other tokens as independent, which underestimates recovery at low SNR.",
             "Kinds of errors are assigned by string rules. Inflection: same word, stem or "
-            "irregular form (words only). Unrelated: none of the other kinds.",
+            "irregular form (words only). Unrelated: none of the other kinds, so also synonyms.",
             f"BeamClean (arXiv 2505.13758) reports {goal} % for the nearest token and "
             f"{BEAMCLEAN['language model']} % with a language model, on other embeddings, so the "
             "numbers are not directly comparable. The d_X-privacy of arXiv 2411.13784 adds "
@@ -414,6 +418,30 @@ def page(folder: Path) -> Page:
             *notes,
         ],
     )  # fmt: skip
+
+
+def harm_table(frame: pd.DataFrame) -> list[report.Table]:
+    """Returns the table of what one error changes, or none if it was not measured."""
+    rows = frame[frame.metric == "cosine"].set_index(["group", "model"])
+    if rows.empty:
+        return []
+
+    def cell(group: str, decoder: str) -> str:
+        if (group, decoder) not in rows.index:
+            return "n/a"
+        row: Any = rows.loc[(group, decoder)]
+        values = (report.number(each / 100, 2) for each in (row.score, row.low, row.high))
+        return "{} [{}, {}]".format(*values) + f" ({row.num_examples:,.0f})"
+
+    return [
+        report.Table(
+            ["kind of error", *(similarity.TITLES[each] for each in DECODERS)],
+            [[title, *(cell(group, each) for each in DECODERS)]
+             for group, title in (KINDS | {"random": "random token in the same places"}).items()],
+            f"Cosine between the encoder's outputs for the clean text and for the text with one "
+            f"error, at {decibels(EXPLAINED)} (number of errors).",
+        )
+    ]  # fmt: skip
 
 
 def drawn(frame: pd.DataFrame) -> pd.DataFrame:

@@ -23,6 +23,7 @@ from hopfax.hopfield.memory import denoise_normalized as denoise_normalized
 from hopfax.hopfield.memory import estimate_sigma as estimate_sigma
 from hopfax.hopfield.memory import forward_backward as forward_backward
 from hopfax.hopfield.memory import recovery_bound as recovery_bound
+from hopfax.hopfield.memory import recovery_rate as recovery_rate
 from hopfax.hopfield.retrieval import Trajectory as Trajectory
 from hopfax.hopfield.retrieval import energy as energy
 from hopfax.hopfield.retrieval import retrieve as retrieve

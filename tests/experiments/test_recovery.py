@@ -3,40 +3,11 @@
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import norm
 
 from experiments import report
 from experiments.memory import recovery
-from hopfax import hopfield
 
 draw = np.random.default_rng(0)
-
-
-def simulated(table, v, sigma, log_prior, count=40_000):
-    noisy = table[v] + sigma * draw.normal(size=(count, table.shape[1]))
-    distances = np.square(noisy[:, None] - table).sum(2)
-    return np.mean((log_prior - distances / (2 * sigma**2)).argmax(1) == v)
-
-
-def test_prediction_is_exact_for_two_vectors():
-    table, prior = draw.normal(size=(2, 6)), np.log([0.8, 0.2])
-    apart = np.linalg.norm(table[0] - table[1])
-    rates, bounds = recovery.predicted(table, [0, 1], sigma=0.7, log_prior=prior)
-    margins = apart / 1.4 + 0.7 / apart * (prior - prior[::-1])
-    np.testing.assert_allclose(rates, norm.cdf(margins), atol=1e-3)  # the quadrature's error
-    np.testing.assert_allclose(bounds, norm.cdf(margins), rtol=1e-9)
-
-
-@pytest.mark.parametrize("uniform", [True, False])
-def test_prediction_is_exact_for_orthogonal_vectors_and_the_bound_is_below(uniform):
-    table = np.eye(8) * draw.uniform(0.7, 1.4, (8, 1))
-    prior = np.zeros(8) if uniform else np.log(draw.dirichlet(np.ones(8)))
-    rates, bounds = recovery.predicted(table, range(8), sigma=0.5, log_prior=prior)
-    exact = np.array([simulated(table, v, 0.5, prior) for v in range(8)])
-    np.testing.assert_allclose(rates, exact, atol=0.013)  # five standard errors
-    assert (bounds <= exact + 0.013).all() and (exact - bounds).max() > 0.05
-    library = hopfield.recovery_bound(table, sigma=0.5, log_prior=prior)
-    np.testing.assert_allclose(bounds, library, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -64,12 +35,36 @@ def test_shares_are_means_over_members_and_intervals_resample_rows():
     assert (got["low"], got["high"]) == pytest.approx((50, 75))
 
 
+def mean_direction(texts):
+    means = np.array([text.mean(0) for text in texts])
+    return means / np.linalg.norm(means, axis=1, keepdims=True)
+
+
+def test_harm_is_the_cosine_after_one_error():
+    table = np.eye(4)
+    ids, row = np.array([0, 1, 2]), np.array([0, 0, 1])
+    whole = [np.array([3, 0, 1]), np.array([3, 2])]  # 3 is a special token
+    texts = recovery.Texts(
+        ids, row, np.array([1, 2, 1]), whole, ["run", "runs", "cat", "."], table, np.zeros(4),
+        mean_direction,
+    )  # fmt: skip
+    rows = recovery.harm(texts, np.array([0, 0, 2]))  # "runs" is read as "run"
+    got = {each["group"]: each for each in rows}
+    assert set(got) == {"inflection", "random"}
+    assert got["inflection"]["score"] == pytest.approx(100 * 3 / np.sqrt(3 * 5))
+    assert got["inflection"]["num_examples"] == 1
+    assert recovery.harm(texts, ids) == []
+
+
 def test_a_run_measures_predicts_and_renders(tmp_path):
     tokens = ["the", "of", "[SEP]", *(f"word{number}" for number in range(21))]
     table = draw.normal(size=(24, 12)).astype("f")
     prior = np.log(draw.dirichlet(np.ones(24))).astype("f")
     ids = draw.choice(24, 2000, p=np.exp(prior) / np.exp(prior).sum())
-    texts = recovery.Texts(ids, np.arange(2000) // 100, tokens, table, prior)
+    row, place = np.divmod(np.arange(2000), 100)
+    texts = recovery.Texts(
+        ids, row, place, ids.reshape(20, 100), tokens, table, prior, mean_direction
+    )
     budget = recovery.Budget(10, 2, (0.0, recovery.EXPLAINED))
     decode = recovery.decoder(table, prior)
     rows = [row for db in budget.snr_db for row in recovery.measure(texts, decode, db, budget)]
@@ -85,4 +80,5 @@ def test_a_run_measures_predicts_and_renders(tmp_path):
     page = recovery.page(tmp_path)
     text = report.markdown(page, tmp_path)
     assert "Tokens recovered, %" in text and "nan" not in text
+    assert "random token in the same places" in text
     assert len(page.pictures["recovery"].figure.axes) == 4

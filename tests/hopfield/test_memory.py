@@ -254,11 +254,68 @@ def test_the_recovery_bound_is_below_the_recovery_rate(prior):
     np.testing.assert_allclose(bound[bound > 0.98], rate[bound > 0.98], atol=0.02)
 
 
-def test_two_patterns_reach_the_bound():
-    patterns = np.array([[0.0, 0.0], [3.0, 4.0]])
-    got = hopfield.recovery_bound(patterns, sigma=2.0, log_prior=np.log([0.8, 0.2]))
+def test_two_patterns_reach_the_bound_and_the_estimate():
+    patterns, prior = np.array([[0.0, 0.0], [3.0, 4.0]]), np.log([0.8, 0.2])
     margins = 5 / 4 + 2 / 5 * np.log([4, 1 / 4])
-    np.testing.assert_allclose(got, norm.cdf(margins), rtol=1e-5)
+    bound = hopfield.recovery_bound(patterns, sigma=2.0, log_prior=prior)
+    np.testing.assert_allclose(bound, norm.cdf(margins), rtol=1e-5)
+    far = 1e3 + jax.random.normal(jax.random.key(3), (2, 6))
+    apart = np.linalg.norm(far[0].astype(float) - far[1])
+    margins = apart / 1.4 + 0.7 / apart * (prior - prior[::-1])
+    rate = hopfield.recovery_rate(far, sigma=0.7, log_prior=prior)
+    np.testing.assert_allclose(rate, norm.cdf(margins), atol=2e-3)  # of 32 terms
+
+
+def simulated(patterns, sigma, prior, count=4000):
+    noise = sigma * np.random.default_rng(8).normal(size=(count, 1, patterns.shape[1]))
+    rates = []
+    for v, pattern in enumerate(patterns):
+        distances = np.square(pattern + noise - patterns).sum(2)
+        rates.append(np.mean((prior - distances / (2 * sigma**2)).argmax(1) == v))
+    return np.array(rates)
+
+
+@pytest.mark.parametrize("uniform", [True, False])
+def test_the_recovery_rate_of_orthogonal_differences(uniform):
+    draw = np.random.default_rng(5)
+    patterns = np.eye(60) * (1.0 if uniform else draw.uniform(0.8, 1.2, (60, 1)))
+    prior = np.zeros(60) if uniform else np.log(draw.dirichlet(np.full(60, 5.0)))
+    exact = simulated(patterns, 0.4, prior)
+    rate = hopfield.recovery_rate(patterns, sigma=0.4, log_prior=prior)
+    np.testing.assert_allclose(rate, exact, atol=0.035)  # 4.5 standard errors
+    bound = np.asarray(hopfield.recovery_bound(patterns, sigma=0.4, log_prior=prior))
+    assert (bound <= exact + 0.04).all() and (exact - bound).max() > 0.05
+    rows = np.array([6, 1, 1])
+    for function, every in ((hopfield.recovery_rate, rate), (hopfield.recovery_bound, bound)):
+        some = function(patterns, sigma=0.4, log_prior=prior, index=rows)
+        np.testing.assert_allclose(some, np.asarray(every)[rows], rtol=1e-6)
+    excluded = np.where(np.arange(60) < 2, prior, -np.inf)
+    some = hopfield.recovery_rate(patterns, sigma=0.4, log_prior=excluded)
+    alone = hopfield.recovery_rate(patterns[:2], sigma=0.4, log_prior=prior[:2])
+    np.testing.assert_allclose(some, [*alone, *[0] * 58], atol=1e-6)
+
+
+def test_equal_patterns_are_recovered_half_of_the_time_and_one_pattern_always():
+    rows = 9 * np.eye(3)[[0, 1, 0]]
+    np.testing.assert_allclose(hopfield.recovery_rate(rows, sigma=0.5), [0.5, 1, 0.5], atol=1e-5)
+    favored = hopfield.recovery_rate(rows, sigma=0.5, log_prior=np.log([0.6, 0.3, 0.1]))
+    np.testing.assert_allclose(favored, [1, 1, 0], atol=1e-5)
+    assert hopfield.recovery_rate(np.zeros((1, 3)), sigma=2.0).tolist() == [1]
+
+
+@pytest.mark.parametrize("function", [hopfield.recovery_rate, hopfield.recovery_bound])
+@pytest.mark.parametrize(
+    ("index", "error", "message"),
+    [
+        ([0, COUNT], ValueError, f"index must be at least 0 and below {COUNT}, got {COUNT}"),
+        ([-1], ValueError, "got -1"),
+        ([0.5], TypeError, "index must hold integers, got float64"),
+        (3, ValueError, r"index must have shape \(rows,\), got \(\)"),
+    ],
+)
+def test_numbers_of_patterns_are_checked(function, index, error, message):
+    with pytest.raises(error, match=message):
+        function(PATTERNS, sigma=1.0, index=index)
 
 
 @pytest.mark.parametrize("sigma", [None, 0.9])
