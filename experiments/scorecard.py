@@ -516,8 +516,8 @@ def page() -> report.Page:
                 "and +6 dB (the paper: σ = 2, 1 and 0.5 after the LayerNorm) under which one of "
                 "the two models is above the majority baseline; if not learned, at +6 dB. Averages "
                 "over SNRs, on the linked pages, can differ. The paper has no such comparison: it "
-                "trains from scratch. On SST-2 and STS-B, ESR alone hardly changes any score, so these "
-                "rows do not show what a larger weight would do.",
+                "trains from scratch. On SST-2 and STS-B, ESR alone hardly changes any score, so "
+                "these rows do not show what a larger weight would do.",
             )
             .with_column(3, "hopfax, without noise", list(map(without_noise, fine_tuned)))
             .with_column(1, "SNR", [snr(claim.ours["level"]) for claim in fine_tuned]),
