@@ -7,8 +7,8 @@ vector returns the word or an unrelated one (Asghar et al., 2024, arXiv 2411.137
 Command: `python -m experiments memory-recovery --pretrained FOLDER --data-dir DIR`; two minutes on
 two cores for width 384.
 
-Expected: without a prior, frequent words, whose vectors are short, are lost first. Inflections and
-signs barely change the encoder's output; most errors are unrelated words, which do.
+Expected: without a prior, frequent words, whose vectors are short, are lost first. Inflections
+hardly change the encoder's output; most errors are unrelated words, which do.
 
 All tokens get noise of one σ, as where it is added for privacy; the signal-to-noise ratio is that
 of all texts. Special tokens are left out. One decoder returns the nearest token of the vocabulary,
@@ -246,10 +246,10 @@ def errors(ids: np.ndarray, decoded: np.ndarray, tokens: Sequence[str]) -> list[
 
 
 def harm(texts: Texts, decoded: np.ndarray) -> list[dict[str, Any]]:
-    """Returns how close one error leaves the encoder's output to the clean one, by kind of error.
+    """Returns the harm of one error to the encoder's output, by kind of error, and of all kinds.
 
-    The measure is the cosine times 100. Each error is alone in its text; "random" puts a random
-    token of the vocabulary in the same places.
+    Harm is 1 minus the cosine with the clean output, in percent of the harm that random tokens do
+    in the same places. Each error is alone in its text.
     """
     wrong = np.nonzero(decoded != texts.ids)[0]
     if not len(wrong):
@@ -257,22 +257,28 @@ def harm(texts: Texts, decoded: np.ndarray) -> list[dict[str, Any]]:
     row = texts.row[wrong]
     clean = texts.output([texts.table[text] for text in texts.whole])[row]
 
-    def cosines(tokens: np.ndarray) -> np.ndarray:
+    def of(tokens: np.ndarray) -> np.ndarray:
         changed = [texts.table[texts.whole[each]] for each in row]
         for text, place, token in zip(changed, texts.place[wrong], tokens, strict=True):
             text[place] = texts.table[token]
-        return np.sum(texts.output(changed) * clean, axis=1)
+        return 1 - np.sum(texts.output(changed) * clean, axis=1)
 
+    random = np.random.default_rng(0).integers(len(texts.table), size=len(wrong))
     names, pairs = texts.tokens, np.stack([texts.ids[wrong], decoded[wrong]], axis=1)
     kinds = np.array([kind(names[int(v)], names[int(w)]) for v, w in pairs])
-    close = cosines(decoded[wrong])
-    random = cosines(np.random.default_rng(0).integers(len(texts.table), size=len(wrong)))
-    groups = {name: (close, kinds == name) for name in KINDS} | {"random": (random, kinds != "")}
-    return [
-        {"metric": "cosine", "group": name, "num_examples": int(member.sum()),
-         **share(values, row, member)}
-        for name, (values, member) in groups.items() if member.any()
-    ]  # fmt: skip
+    harms, rows = np.stack([of(decoded[wrong]), of(random)]), []
+    for name in (*KINDS, "all"):
+        member = (kinds == name) | (name == "all")
+        ours, theirs = (np.bincount(row, each * member, len(texts.whole)) for each in harms)
+
+        def ratio(rows: np.ndarray, ours: np.ndarray = ours, theirs: np.ndarray = theirs) -> float:
+            return 100 * ours[rows].sum() / max(theirs[rows].sum(), 1e-12)
+
+        low, high = tidy.bootstrap(len(ours), ratio)
+        score = ratio(np.arange(len(ours)))
+        rows.append({"metric": "harm", "group": name, "score": score, "low": low, "high": high,
+                     "num_examples": int(member.sum())})  # fmt: skip
+    return [each for each in rows if each["num_examples"]]
 
 
 def kind(token: str, decoded: str) -> str:
@@ -421,25 +427,26 @@ def page(folder: Path) -> Page:
 
 
 def harm_table(frame: pd.DataFrame) -> list[report.Table]:
-    """Returns the table of what one error changes, or none if it was not measured."""
-    rows = frame[frame.metric == "cosine"].set_index(["group", "model"])
+    """Returns the table of the harm of errors, or none if it was not measured."""
+    rows = frame[frame.metric == "harm"].set_index(["group", "model"])
     if rows.empty:
         return []
 
     def cell(group: str, decoder: str) -> str:
-        if (group, decoder) not in rows.index:
+        row: Any = rows.loc[(group, decoder)] if (group, decoder) in rows.index else None
+        if row is None or row.num_examples < FEW_ERRORS:
             return "n/a"
-        row: Any = rows.loc[(group, decoder)]
-        values = (report.number(each / 100, 2) for each in (row.score, row.low, row.high))
+        values = (report.number(each, 0) for each in (row.score, row.low, row.high))
         return "{} [{}, {}]".format(*values) + f" ({row.num_examples:,.0f})"
 
     return [
         report.Table(
             ["kind of error", *(similarity.TITLES[each] for each in DECODERS)],
             [[title, *(cell(group, each) for each in DECODERS)]
-             for group, title in (KINDS | {"random": "random token in the same places"}).items()],
-            f"Cosine between the encoder's outputs for the clean text and for the text with one "
-            f"error, at {decibels(EXPLAINED)} (number of errors).",
+             for group, title in (KINDS | {"all": "all"}).items()],
+            f"Harm of one error at {decibels(EXPLAINED)}: 1 minus the cosine between the encoder's "
+            "outputs with and without it, in % of the harm of random tokens in the same places "
+            "(number of errors).",
         )
     ]  # fmt: skip
 

@@ -40,7 +40,7 @@ def mean_direction(texts):
     return means / np.linalg.norm(means, axis=1, keepdims=True)
 
 
-def test_harm_is_the_cosine_after_one_error():
+def test_harm_is_relative_to_that_of_random_tokens():
     table = np.eye(4)
     ids, row = np.array([0, 1, 2]), np.array([0, 0, 1])
     whole = [np.array([3, 0, 1]), np.array([3, 2])]  # 3 is a special token
@@ -48,11 +48,12 @@ def test_harm_is_the_cosine_after_one_error():
         ids, row, np.array([1, 2, 1]), whole, ["run", "runs", "cat", "."], table, np.zeros(4),
         mean_direction,
     )  # fmt: skip
-    rows = recovery.harm(texts, np.array([0, 0, 2]))  # "runs" is read as "run"
+    rows = recovery.harm(texts, np.array([0, 2, 2]))  # "runs" is read as "cat"
     got = {each["group"]: each for each in rows}
-    assert set(got) == {"inflection", "random"}
-    assert got["inflection"]["score"] == pytest.approx(100 * 3 / np.sqrt(3 * 5))
-    assert got["inflection"]["num_examples"] == 1
+    assert set(got) == {"unrelated", "all"}
+    # The random token is 3, which the text has already.
+    assert got["unrelated"]["score"] == pytest.approx(100 * (1 - 2 / 3) / (1 - 3 / np.sqrt(15)))
+    assert got["unrelated"]["num_examples"] == 1
     assert recovery.harm(texts, ids) == []
 
 
@@ -80,5 +81,5 @@ def test_a_run_measures_predicts_and_renders(tmp_path):
     page = recovery.page(tmp_path)
     text = report.markdown(page, tmp_path)
     assert "Tokens recovered, %" in text and "nan" not in text
-    assert "random token in the same places" in text
+    assert "of random tokens in the same places" in text
     assert len(page.pictures["recovery"].figure.axes) == 4
