@@ -166,10 +166,14 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Returns the rows of results.csv for a signal-to-noise ratio in dB."""
     ids, row, table, log_prior = texts.ids, texts.row, texts.table, texts.log_prior
-    draws, sigma = [], np.zeros(0)
+    draws, sigma, estimates = [], np.zeros(0), []
     for seed in range(budget.num_draws):
         noisy, sigma = add_noise([table[ids]], db, protocol="matched", seed=seed)
         draws.append(in_batches(decode, noisy, sigma))
+        x, prior = jnp.asarray(noisy), jnp.asarray(log_prior)
+        blind = partial(hopfield.estimate_sigma, x, jnp.asarray(table), log_prior=prior)
+        of_text = jax.vmap(lambda mask, blind=blind: blind(mask=mask))
+        estimates.append(of_text(row == np.unique(row)[:, None]) / sigma[0] - 1)
     distinct, places = np.unique(ids, return_inverse=True)
     properties = {}
     if db == EXPLAINED:
@@ -196,6 +200,8 @@ def measure(
             bins = binned(values[ids], right, rates, row)
             of_decoder += [{"group": name, **each} for each in bins]
         rows += [{"model": decoder, **each} for each in of_decoder]
+    error = 100 * float(np.sqrt(np.mean(np.square(estimates))))
+    rows.append({"model": "memory", "metric": "sigma error", "group": "all", "score": error})
     shared = {"level": 10 ** (-db / 20), "snr_db": db, "num_examples": len(ids)}
     return [{**shared, **each} for each in rows]
 
@@ -323,6 +329,7 @@ def page(folder: Path) -> Page:
         for decoder in DECODERS
         for metric, title in (("recovered", "measured"), ("predicted", "predicted"))
     }
+    sigma_error = at(metric="sigma error")
     kinds = {name: at(metric="errors", model="nearest", group=name) for name in KINDS}
     counted = tidy.select(frame, metric="errors", model="nearest").groupby("snr_db").num_examples
     counts = {db: int(count) for db, count in counted.first().items()}
@@ -386,12 +393,18 @@ def page(folder: Path) -> Page:
         },
         tables=[
             report.Table(
-                ["SNR, dB", *(f"{similarity.TITLES[each]}: {metric}" for each, metric in rates)],
                 [
-                    [report.number(db, 0), *(report.number(each[db]) for each in rates.values())]
+                    "SNR, dB",
+                    *(f"{similarity.TITLES[each]}: {metric}" for each, metric in rates),
+                    "error of σ, %",
+                ],
+                [
+                    [report.number(db, 0),
+                     *(report.number(each[db]) for each in (*rates.values(), sigma_error))]
                     for db in levels
                 ],
-                "Tokens recovered, %.",
+                "Tokens recovered, %; root mean square error of σ if estimated from one text "
+                "(`hopfield.estimate_sigma`).",
             ),
             report.Table(
                 ["SNR, dB", "errors, % of tokens", "errors", *KINDS.values()],

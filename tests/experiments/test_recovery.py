@@ -76,6 +76,8 @@ def test_a_run_measures_predicts_and_renders(tmp_path):
     for reader in recovery.DECODERS:
         assert at[reader, "predicted"] == pytest.approx(at[reader, "recovered"], abs=8)
     assert at["memory", "recovered"] > at["nearest", "recovered"]
+    far = frame[(frame.metric == "sigma error")].set_index("snr_db").score
+    assert 0 < far[recovery.EXPLAINED] < far[0] < 20
     bins = frame[(frame.metric == "measured") & (frame.group == "norm")]
     assert bins.groupby("model").size().between(3, recovery.NUM_BINS).all()
     page = recovery.page(tmp_path)
