@@ -170,10 +170,7 @@ def measure(
     for seed in range(budget.num_draws):
         noisy, sigma = add_noise([table[ids]], db, protocol="matched", seed=seed)
         draws.append(in_batches(decode, noisy, sigma))
-        x, prior = jnp.asarray(noisy), jnp.asarray(log_prior)
-        blind = partial(hopfield.estimate_sigma, x, jnp.asarray(table), log_prior=prior)
-        of_text = jax.vmap(lambda mask, blind=blind: blind(mask=mask))
-        estimates.append(of_text(row == np.unique(row)[:, None]) / sigma[0] - 1)
+        estimates.append(estimated_sigma(noisy, row, table, log_prior) / sigma[0] - 1)
     distinct, places = np.unique(ids, return_inverse=True)
     properties = {}
     if db == EXPLAINED:
@@ -204,6 +201,15 @@ def measure(
     rows.append({"model": "memory", "metric": "sigma error", "group": "all", "score": error})
     shared = {"level": 10 ** (-db / 20), "snr_db": db, "num_examples": len(ids)}
     return [{**shared, **each} for each in rows]
+
+
+def estimated_sigma(
+    noisy: np.ndarray, row: np.ndarray, table: np.ndarray, log_prior: np.ndarray
+) -> jax.Array:
+    """Returns the noise level as estimated from each text alone."""
+    x, patterns, prior = map(jnp.asarray, (noisy, table, log_prior))
+    estimate = partial(hopfield.estimate_sigma, x, patterns, log_prior=prior)
+    return jax.vmap(lambda mask: estimate(mask=mask))(row == np.unique(row)[:, None])
 
 
 def share(right: np.ndarray, row: np.ndarray, member: np.ndarray) -> dict[str, float]:
