@@ -430,9 +430,10 @@ def page(folder: Path) -> Page:
             f"{frame[frame.metric == 'recovered'].num_examples.iloc[0]:,.0f} tokens; intervals: "
             "bootstrap over the rows of the task. SNR: mean square of the embeddings' coordinates, "
             "divided by σ². Recovered: the decoder's most probable token is the original.",
-            "Measured decoders do not know σ; predictions are for decoders that do. Predictions "
-            "average over the noise in the direction of the token's vector and treat confusions "
-            "with other tokens as independent, which underestimates recovery at low SNR.",
+            "Measured decoders do not know σ; predictions (`hopfield.recovery_rate`) are for "
+            "decoders that do. They average over the noise in the direction of the mean vector "
+            "and treat confusions with other tokens as independent, which underestimates recovery "
+            "at low SNR.",
             "Kinds of errors are assigned by string rules. Inflection: same word, stem or "
             "irregular form (words only). Unrelated: none of the other kinds, so also synonyms.",
             f"BeamClean (arXiv 2505.13758) reports {goal} % for the nearest token and "

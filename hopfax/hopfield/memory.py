@@ -572,17 +572,18 @@ def recovery_rate(
 ) -> Float[Array, " rows"]:
     r"""Estimates the probability that a pattern is recovered under Gaussian noise.
 
-    All differences from a pattern share the direction from the patterns' mean to it, and so the
-    noise u along this direction. Given it, errors are taken as independent:
+    The differences from a pattern to the others share the direction from it to the prior's mean,
+    and so the noise u along it. Given this noise, errors are taken as independent:
 
     $$p_v \approx E_u \prod_{w \neq v} \Phi\left(\frac{1}{b_w} \left(\frac{d_w^2}{2 \sigma}
     + \sigma \log \frac{\pi_v}{\pi_w} - u a_w\right)\right), \qquad
     a_w = \frac{\langle e_w - e_v, e_v \rangle}{\|e_v\|}, \quad b_w^2 = d_w^2 - a_w^2$$
 
-    with u standard normal, d_w the distance from e_v to e_w, and the mean subtracted from all
-    patterns. It is exact for two patterns, and nearly exact for many whose differences have their
-    other parts at right angles to one another. In an embedding table these parts are correlated,
-    and the estimate is too low. The integral over u is a sum of 32 terms (Gauss-Hermite).
+    with u standard normal, d_w the distance from e_v to e_w, and the prior's mean subtracted from
+    all patterns. It is exact for two patterns, and nearly exact for many whose differences have
+    their other parts at right angles to one another. In an embedding table these parts are
+    correlated, and the estimate is too low. The integral over u is a sum of 32 terms
+    (Gauss-Hermite).
 
     Args:
         patterns: Patterns, one a row.
@@ -606,7 +607,9 @@ def recovery_rate(
         >>> round(float(rate[0]), 2), round(float(bound[0]), 2)
         (0.96, 0.95)
     """
-    patterns, prior, sigma = _centered(patterns, log_prior, None, sigma)
+    patterns, prior, sigma = _with_prior(patterns, log_prior, None, sigma)
+    patterns = _cleared(patterns, prior)
+    patterns -= matmul(jax.nn.softmax(prior), patterns)
     index, tiny = _rows(index, len(patterns)), jnp.finfo(patterns.dtype).tiny
     nodes, weights = np.polynomial.hermite_e.hermegauss(32)
     nodes, weights = (jnp.asarray(each, patterns.dtype) for each in (nodes, weights))
