@@ -1,14 +1,14 @@
 """Which tokens can be recovered from noisy embeddings with the vocabulary, and which stay hidden?
 
 Claims: nearest neighbors read 42.1 % of MRPC's tokens from vectors with Gaussian noise, a search
-with a language model 74.3 % (Kale et al., 2025, BeamClean, arXiv 2505.13758). Noise on a word's
-vector returns the word or an unrelated one (Asghar et al., 2024, arXiv 2411.13784).
+with a language model 74.3 % (Kale et al., 2025, BeamClean, arXiv 2505.13758). The word nearest to a
+noisy vector is the original or an unrelated one (Asghar et al., 2024, arXiv 2411.13784).
 
 Command: `python -m experiments memory-recovery --pretrained FOLDER --data-dir DIR`; two minutes on
 two cores for width 384.
 
-Expected: without a prior, frequent words, whose vectors are short, are lost first. Inflections
-hardly change the encoder's output; most errors are unrelated words, which do.
+Expected: without a prior, frequent words, whose vectors are short, are lost first. Most errors are
+unrelated words. With a prior, an error changes the encoder's output half as much.
 
 All tokens get noise of one σ, as where it is added for privacy; the signal-to-noise ratio is that
 of all texts. Special tokens are left out. One decoder returns the nearest token of the vocabulary,
@@ -74,7 +74,7 @@ IRREGULAR = tuple(
 ENDINGS = ("ings", "ing", "ers", "er", "ied", "ies", "ed", "es", "est", "ly", "d", "s", "y", "e")
 KINDS = {
     "inflection": "inflection",
-    "signs": "numbers or signs",
+    "signs": "numbers or punctuation",
     "function": "function words",
     "unrelated": "unrelated",
 }
@@ -258,10 +258,10 @@ def errors(ids: np.ndarray, decoded: np.ndarray, tokens: Sequence[str]) -> list[
 
 
 def harm(texts: Texts, decoded: np.ndarray) -> list[dict[str, Any]]:
-    """Returns the harm of one error to the encoder's output, by kind of error, and of all kinds.
+    """Returns how much one error changes the encoder's output, by kind of error, and for all kinds.
 
-    Harm is 1 minus the cosine with the clean output, in percent of the harm that random tokens do
-    in the same places. Each error is alone in its text.
+    The change is 1 minus the cosine with the clean output, in percent of the change by random
+    tokens in the same places. Each error is alone in its text.
     """
     wrong = np.nonzero(decoded != texts.ids)[0]
     if not len(wrong):
@@ -291,6 +291,11 @@ def harm(texts: Texts, decoded: np.ndarray) -> list[dict[str, Any]]:
         rows.append({"metric": "harm", "group": name, "score": score, "low": low, "high": high,
                      "num_examples": int(member.sum())})  # fmt: skip
     return [each for each in rows if each["num_examples"]]
+
+
+def bracketed(row: Any) -> str:
+    """A percentage with its interval."""
+    return report.bracketed(row.rename({"score": "mean"}), 0)
 
 
 def kind(token: str, decoded: str) -> str:
@@ -353,9 +358,11 @@ def page(folder: Path) -> Page:
     nearest, memory = rates["nearest", "measured"], rates["memory", "measured"]
     half = [db for db in levels if memory[db] > 50]
     low, lost = (half or levels)[-1], [db for db in levels if nearest[db] < NEARLY_ALL]
+    shares = frame[(frame.metric == "recovered") & (frame.snr_db == low)].set_index("model")
+    ours, theirs = (bracketed(shares.loc[each]) for each in ("memory", "nearest"))
     answer = (
-        f"**At {decibels(low)}, memory with a frequency prior recovers {memory[low]:.0f} % of the "
-        f"tokens**; the nearest-token decoder recovers {nearest[low]:.0f} %."
+        f"**At {decibels(low)}, memory with a frequency prior recovers {ours} % of the tokens**; "
+        f"the nearest-token decoder recovers {theirs} %."
     )
     notes = []
     if lost and low < lost[0]:
@@ -374,6 +381,13 @@ def page(folder: Path) -> Page:
             f"in the training texts) and {by_frequency.iloc[-1]:.0f} % of the most frequent sixth. "
             f"With a frequency prior, the shares are {with_prior.iloc[0]:.0f} % and "
             f"{with_prior.iloc[-1]:.0f} %."
+        )
+    harms = frame[(frame.metric == "harm") & (frame.group == "all")].set_index("model")
+    if set(DECODERS) <= {*harms.index}:
+        ours, theirs = (bracketed(harms.loc[each]) for each in ("memory", "nearest"))
+        answer += (
+            f" There, an error of memory changes the encoder's output {ours} % as much as a random "
+            f"token does, and one of the nearest-token decoder {theirs} %."
         )
     up, goal = levels[::-1], BEAMCLEAN["nearest"]
     if nearest[up[0]] < goal < nearest[up[-1]]:
@@ -456,16 +470,15 @@ def harm_table(frame: pd.DataFrame) -> list[report.Table]:
         row: Any = rows.loc[(group, decoder)] if (group, decoder) in rows.index else None
         if row is None or row.num_examples < FEW_ERRORS:
             return "n/a"
-        values = (report.number(each, 0) for each in (row.score, row.low, row.high))
-        return "{} [{}, {}]".format(*values) + f" ({row.num_examples:,.0f})"
+        return f"{bracketed(row)} ({row.num_examples:,.0f})"
 
     return [
         report.Table(
             ["kind of error", *(similarity.TITLES[each] for each in DECODERS)],
             [[title, *(cell(group, each) for each in DECODERS)]
              for group, title in (KINDS | {"all": "all"}).items()],
-            f"Harm of one error at {decibels(EXPLAINED)}: 1 minus the cosine between the encoder's "
-            "outputs with and without it, in % of the harm of random tokens in the same places "
+            f"Change of the encoder's output by one error at {decibels(EXPLAINED)}: 1 minus the "
+            "cosine with the clean output, in % of the change by random tokens in the same places "
             "(number of errors).",
         )
     ]  # fmt: skip

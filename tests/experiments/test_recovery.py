@@ -40,7 +40,7 @@ def mean_direction(texts):
     return means / np.linalg.norm(means, axis=1, keepdims=True)
 
 
-def test_harm_is_relative_to_that_of_random_tokens():
+def test_harm_is_relative_to_random_tokens():
     table = np.eye(4)
     ids, row = np.array([0, 1, 2]), np.array([0, 0, 1])
     whole = [np.array([3, 0, 1]), np.array([3, 2])]  # 3 is a special token
@@ -83,5 +83,5 @@ def test_a_run_measures_predicts_and_renders(tmp_path):
     page = recovery.page(tmp_path)
     text = report.markdown(page, tmp_path)
     assert "Tokens recovered, %" in text and "nan" not in text
-    assert "of random tokens in the same places" in text
+    assert "by random tokens in the same places" in text
     assert len(page.pictures["recovery"].figure.axes) == 4
