@@ -270,7 +270,7 @@ def unlearned_note(
                 or str(model).removesuffix("-memory") not in found
             )
         parts.append(f"{titles[task]} ({models}; majority baseline {rows.constant.iloc[0]:.1f})")
-    text = "Clean scores too close to the majority baseline to say anything about robustness: "
+    text = "Clean scores too close to the majority baseline for a verdict on robustness: "
     return [f"{text}{report.joined(parts)}."] if parts else []
 
 

@@ -48,7 +48,7 @@ REPRODUCES = "Robertha, Tables 2 and 3, on a pretrained encoder, with its own to
 
 LEVELS = (0.5, 1.0, 2.0, 3.0, 5.0)  # +6 to -14 dB
 HOLM = "Verdicts that name an SNR are corrected for the number of SNRs (Holm); bold is not."
-NOT_BOLD = "Differences at an SNR that averages leave out are never bold."
+NOT_BOLD = "Never bold: SNRs that averages leave out, models that did not learn the task."
 HOPFIELD = (
     "Hopfield attention: each query is updated over the layer's keys until it converges, or once, "
     "before attention reads the values."
@@ -85,10 +85,9 @@ def page(folder: Path) -> Page:
     constants, scores = gaussian.constants(measured), measured.scores
     kept = gaussian.informative(scores, constants)
     left_out = []
-    if len(kept) < len(scores):
-        # The page of `robustness` lists them if there is one task.
-        several = scores.task.nunique() > 1
-        left_out = gaussian.left_out_note(scores, kept, measured.titles) if several else []
+    if scores.task.nunique() > 1:  # the page of `robustness` lists them if there is one task
+        left_out = gaussian.left_out_note(scores, kept, measured.titles)
+    if len(kept) < len(scores) or len(gaussian.not_learned(scores, constants)):
         left_out = [*left_out, NOT_BOLD]
     return replace(
         each,
@@ -124,11 +123,12 @@ def level_table(
     if table.empty:
         return []
     kept = differences_by_level(gaussian.informative(scores, constants))
-    table = table.assign(bold=tidy.among(table, kept, "task", "level"))
+    baseline = gaussian.reference(list(scores.model.unique()))
+    learned = gaussian.evidence(table, gaussian.not_learned(scores, constants).index, baseline)
+    table = table.assign(bold=tidy.among(table, kept, "task", "level") & learned.bold)
     lines = table.task.map(titles) + ", " + table.model.map(titles)
     lines = tidy.ordered(table.assign(line=lines), "model", list(scores.model.unique()))
-    baseline = titles[gaussian.reference(list(scores.model.unique()))]
-    caption = f"Score minus that of the {baseline}, by SNR (the same for each text)."
+    caption = f"Score minus that of the {titles[baseline]}, by SNR (the same for each text)."
     return [report.pivot(lines, index="line", columns="noise", caption=caption)]
 
 

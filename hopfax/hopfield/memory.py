@@ -3,7 +3,7 @@
 With known noise level, a Hopfield update over the clean patterns, with inverse temperature
 1/sigma^2 and a bias, is the posterior mean of the clean pattern given a noisy one. Functions take
 one noisy query; use `jax.vmap` for more. `candidates` and `forward_backward` decode a sequence of
-queries with a model of their order.
+queries with a Markov chain.
 """
 
 import math
@@ -33,7 +33,7 @@ class Candidates(NamedTuple):
     """The likeliest patterns of a noisy query, in descending order of posterior probability.
 
     Attributes:
-        index: Their rows.
+        index: Their indices.
         log_likelihood: Without the prior and up to a constant; -inf if the prior or the mask
             excludes the pattern.
     """
@@ -162,7 +162,7 @@ def denoise_normalized(
     log_prior: LogPrior = None,
     block_size: int | None = None,
 ) -> Denoised:
-    r"""`denoise` after a LayerNorm: the patterns are $\mathrm{LN}(e_v + o)$.
+    r"""Returns what `denoise` does if the patterns are $\mathrm{LN}(e_v + o)$.
 
     For a token at position i of an encoder, $o$ is the vector of the position. The patterns are
     never computed: their products with the query follow from those of $e_v$, so that many queries
@@ -452,8 +452,8 @@ def certified_radius(patterns: Patterns, *, mask: Mask = None) -> Float[Array, "
     """Returns half the distance from each pattern to the nearest other one.
 
     After a perturbation of smaller norm, the pattern is still the nearest one, so `denoise` with a
-    uniform prior returns its `index`. In float32, this needs patterns that do not share a vector
-    many times longer than their distances; subtract their mean from patterns and queries.
+    uniform prior returns its `index`. In float32, first subtract the patterns' mean from patterns
+    and queries if it is many times longer than their distances.
 
     Args:
         patterns: Patterns, one a row.
@@ -523,14 +523,14 @@ def recovery_bound(
         sigma: Standard deviation of the noise in each coordinate, > 0. The decoder must know it,
             unless the prior is uniform: the most probable pattern is then the nearest.
         log_prior: Log-probabilities of the patterns, up to a constant; None for uniform.
-        index: Numbers of the patterns to bound; None for all.
+        index: Indices of the patterns to bound; None for all.
 
     Returns:
         The bound for each pattern of `index`, in [0, 1].
 
     Raises:
-        TypeError, ValueError: If `sigma` is not positive and finite, `index` is not a sequence of
-            numbers of patterns, or as in `denoise`.
+        TypeError, ValueError: If `sigma` is not positive and finite, `index` does not hold indices
+            of patterns, or as in `denoise`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -572,29 +572,28 @@ def recovery_rate(
 ) -> Float[Array, " rows"]:
     r"""Estimates the probability that a pattern is recovered under Gaussian noise.
 
-    The differences from a pattern to the others share the direction from it to the prior's mean,
-    and so the noise u along it. Given this noise, errors are taken as independent:
+    The differences between a pattern and the others overlap along the direction to the prior's
+    mean. Given the noise u in this direction, errors are taken as independent:
 
     $$p_v \approx E_u \prod_{w \neq v} \Phi\left(\frac{1}{b_w} \left(\frac{d_w^2}{2 \sigma}
     + \sigma \log \frac{\pi_v}{\pi_w} - u a_w\right)\right), \qquad
     a_w = \frac{\langle e_w - e_v, e_v \rangle}{\|e_v\|}, \quad b_w^2 = d_w^2 - a_w^2$$
 
     with u standard normal, d_w the distance from e_v to e_w, and the prior's mean subtracted from
-    all patterns. It is exact for two patterns, and nearly exact for many whose differences have
-    their other parts at right angles to one another. In an embedding table these parts are
-    correlated, and the estimate is too low. The integral over u is a sum of 32 terms
-    (Gauss-Hermite).
+    all patterns. It is exact for two patterns, and nearly exact for many if what remains of the
+    differences is orthogonal. In an embedding table it is correlated, and the estimate is too low.
+    The integral over u is a sum of 32 terms (Gauss-Hermite).
 
     Args:
         patterns: Patterns, one a row.
         sigma: Standard deviation of the noise in each coordinate, > 0; known to the decoder, as in
             `recovery_bound`.
         log_prior: Log-probabilities of the patterns, up to a constant; None for uniform.
-        index: Numbers of the patterns to estimate; None for all.
+        index: Indices of the patterns of interest; None for all.
 
     Returns:
-        The rate for each pattern of `index`, in [0, 1]. Of equal patterns with equal priors, each
-        counts as recovered half of the time.
+        The rate for each pattern of `index`, in [0, 1]. Each duplicate with the same prior halves
+        it.
 
     Raises:
         TypeError, ValueError: As in `recovery_bound`.

@@ -1,4 +1,4 @@
-"""Predicts every row of a set with all seeds, with or without noise at a named site."""
+"""Predictions of all seeds, with or without noise at a named site, and scores against noise."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -33,8 +33,8 @@ class Noise(NamedTuple):
             `"embedding"`, on the output of that LayerNorm.
         protocol: `"sigma"`: `level` is the standard deviation. `"matched"`: `level` is in units of
             the root mean square of the text's signal at the site, so that every model has the
-            same SNR, -20 log10(level) dB. `"per-token"`: of each token's own signal, so that tokens
-            with a large norm are not less affected.
+            same SNR, -20 log10(level) dB. `"per-token"`: in units of each token's own root mean
+            square, so that every token has the same SNR.
         level: Noise level, >= 0; see `protocol` for its unit.
         draw: Index of the draw. Levels and models share draws, which depend on the row but not on
             its batch, so that differences between models are paired.
@@ -83,11 +83,11 @@ class Predictor(NamedTuple):
 
 
 class NoisyScore(NamedTuple):
-    """A score at one noise level, in percent.
+    """A score at one noise level.
 
     Attributes:
         snr_db: Signal-to-noise ratio in dB; +inf without noise.
-        score: 100 times the metric.
+        score: 100 times the metric; for correlations 100 r, not the 50 (1 + r) of `scores`.
         low: Lower end of its 95 % interval over the examples.
         high: Upper end.
     """
@@ -123,7 +123,7 @@ def robustness(
         key: Random key of the noise.
         metric: See `hopfax.train.metrics.scores`.
         snr_db: Signal-to-noise ratios in dB.
-        batch_size: Examples of a call, >= 1.
+        batch_size: Number of examples per call, >= 1.
 
     Returns:
         A score without noise, then one for each of `snr_db`, with intervals over the examples.

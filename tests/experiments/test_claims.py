@@ -101,6 +101,9 @@ def test_fine_tuned_models_are_compared_with_the_first():
     weaker = ordered.assign(score=ordered.score.where(ordered.level != 2, ordered.score - 30))
     (table,) = fine_tuning.level_table(weaker, titles, {"sst2": 60.0})
     assert [cell[:3] for cell in table.rows[0][1:3]] == ["**−", line[2][2:5]]  # not bold
+    unlearned = ordered.assign(score=ordered.score.mask(ours & (ordered.level == 0), 52.0))
+    (table,) = fine_tuning.level_table(unlearned, titles, {"sst2": 50.9})
+    assert not any("**" in cell for cell in table.rows[0])
     clean = ours & (ordered.level == 0)
     harmed = ordered.assign(score=ordered.score.mask(clean, ordered.score - 9))
     harmed.loc[ours & (ordered.level > 0), "score"] += 9  # a lead at all levels
@@ -425,7 +428,7 @@ def test_memory_is_compared_with_the_best_model_without_it(tmp_path):
     page = trained.page(tmp_path)
     text = report.markdown(page, tmp_path)
     assert "| TinyBERT + memory | **+3.0 [+2.0, +4.0]** |" in text
-    assert "baseline to say anything about robustness: SST-2 (Robertha: 50.0;" in text
+    assert "baseline for a verdict on robustness: SST-2 (Robertha: 50.0;" in text
     # Below 10 dB of noise, memory undoes it; at 26 dB, the constant answer is better.
     assert "| TinyBERT | +6.0 dB |" in text and "| TinyBERT + memory | −6.0 dB |" in text
     frame = tidy.scores(tidy.read(tmp_path))
