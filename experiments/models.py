@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import hashlib
 from collections.abc import Mapping
@@ -236,11 +235,9 @@ for _name, _title in (("nearest", "nearest token"), ("linear", "Wiener filter"))
 
 def variant(name: str) -> Variant:
     """Returns a model by name; the ValueError for an unknown name lists the models."""
-    if name not in VARIANTS:
-        close = difflib.get_close_matches(name, VARIANTS, n=1)
-        meant = f" (did you mean {close[0]}?)" if close else ""
-        raise ValueError(f"unknown model {name!r}{meant}; the models are {', '.join(VARIANTS)}")
-    return VARIANTS[name]
+    from hopfax.data.tasks import named
+
+    return named("model", name, VARIANTS)
 
 
 def with_flags(variant: Variant, **flags: Any) -> Variant:

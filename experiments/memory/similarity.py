@@ -263,13 +263,13 @@ def in_batches(
 
 
 def batched_outputs(
-    model: Pretrained, vectors: Sequence[np.ndarray], size: int = 32
+    model: Pretrained, vectors: Sequence[np.ndarray]
 ) -> Iterator[tuple[np.ndarray, PretrainedOutput, np.ndarray]]:
     """Yields the numbers of a batch's texts, the encoder's output, and the mask of its tokens.
 
     The last batch repeats its last text.
     """
-    lengths = np.array([len(text) for text in vectors])
+    size, lengths = 32, np.array([len(text) for text in vectors])
     order = np.argsort(lengths, kind="stable")
     for start in range(0, len(order), size):
         rows = order[np.arange(start, start + size).clip(max=len(order) - 1)]

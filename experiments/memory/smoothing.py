@@ -35,7 +35,7 @@ import numpy as np
 import pandas as pd
 import tyro
 from jaxtyping import Array, Float, Int
-from scipy.stats import beta, binomtest, norm
+from scipy.stats import binomtest, norm
 
 from experiments import gaussian, predict, report, tidy
 from experiments.cells import Cell, log_prior
@@ -302,7 +302,7 @@ def certificate(
     label = int(np.argmax(counts(choice, CALL)))
     drawn = counts(estimate, num_draws)
     successes, total = int(drawn[label]), int(drawn.sum())
-    low = float(beta.ppf(ALPHA, successes, total - successes + 1)) if successes else 0.0
+    low = binomtest(successes, total, alternative="greater").proportion_ci(1 - ALPHA).low
     return label, sigma * float(norm.ppf(low)) if low > 0.5 else 0.0
 
 

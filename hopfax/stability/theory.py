@@ -404,10 +404,10 @@ def _recurrence(layer: Callable[[Array], Array], rho: Numbers, num_layers: int) 
     return jnp.concatenate([start[None], visited])
 
 
-def _overlap(r: Array, *, num_tokens: int, num_points: int = 96) -> Array:
+def _overlap(r: Array, *, num_tokens: int) -> Array:
     """Computes s by nested Gauss-Legendre rules over the pair's sum and difference."""
     reach = 8.5
-    nodes, weights = np.polynomial.legendre.leggauss(num_points)
+    nodes, weights = np.polynomial.legendre.leggauss(96)
     # Above the cap, 1 - s grows with the square root of 1 - r.
     cap = 1 - 1e-6
     beyond = jnp.sqrt(jnp.where((r > cap) & (r < 1), (1 - r) / (1 - cap), 1))
@@ -428,9 +428,9 @@ def _overlap(r: Array, *, num_tokens: int, num_points: int = 96) -> Array:
     return 1 - (1 - overlap) * beyond
 
 
-def _bivariate_cdf(a: Array, b: Array, r: Array, *, num_points: int = 40) -> Array:
+def _bivariate_cdf(a: Array, b: Array, r: Array) -> Array:
     r"""$P(G \le a, G' \le b)$ at correlation r >= 0, by Plackett's integral."""
-    nodes, weights = np.polynomial.legendre.leggauss(num_points)
+    nodes, weights = np.polynomial.legendre.leggauss(40)
     end = jnp.arcsin(r)
 
     def term(node: Array, weight: Array) -> Array:
