@@ -36,6 +36,7 @@ FINE_TUNED = {
     "stsb": "STS-B",
     "cola": "CoLA",
     "mrpc": "MRPC",
+    "mrpc_parts": "MRPC, on a CPU",
     "mnli": "part of MNLI",
     "rte_mnli": "RTE after MNLI",
 }
