@@ -115,13 +115,15 @@ def run(config: Config) -> Path:
     table = np.asarray(model.table, np.float32)
     log_prior = similarity.training_prior(config.task, config.data_dir, vocabulary, len(table))
     rows = spread(reported_rows(config.task, data_dir=config.data_dir), budget.num_pairs)
-    texts = [np.concatenate(encoded(row.texts[0], vocabulary)) for row in rows]
-    ids, row = np.concatenate(texts), np.repeat(np.arange(len(texts)), [*map(len, texts)])
-    place = np.concatenate([np.arange(len(text)) for text in texts])
+    per_row = [encoded(row.texts[0], vocabulary) for row in rows]
+    texts = [text for of_row in per_row for text in of_row]
+    row_of_text = np.repeat(np.arange(len(rows)), [*map(len, per_row)])
+    ids, text = np.concatenate(texts), np.repeat(np.arange(len(texts)), [*map(len, texts)])
+    position = np.concatenate([np.arange(len(text)) for text in texts])
     read = ~np.isin(ids, text_tokenizer(vocabulary).encode("").ids)
     tokens = Texts(
-        ids[read], row[read], place[read], texts, vocabulary.tokens, table, log_prior,
-        partial(similarity.unit_outputs, model),
+        ids[read], row_of_text[text[read]], text[read], position[read], texts, vocabulary.tokens,
+        table, log_prior, partial(similarity.unit_outputs, model),
     )  # fmt: skip
     folder, decode, measured = open_folder(), decoder(table, log_prior), []
     with Progress(len(budget.snr_db)) as progress:
@@ -137,9 +139,10 @@ class Texts(NamedTuple):
     """All tokens of the texts in one sequence, and what they are read with.
 
     Attributes:
-        row: Number of the text that each token belongs to.
-        place: Its place in the text.
-        whole: Token ids of each text, with special tokens.
+        row: Index of the row of the task that each token belongs to, of one or two texts.
+        text: Index of its text.
+        position: Its position in the text.
+        all_ids: Token ids of each text, with special tokens.
         table: Vectors of the vocabulary `tokens`.
         log_prior: Log-frequencies in the training texts.
         output: Returns the encoder's unit outputs of texts of vectors.
@@ -147,8 +150,9 @@ class Texts(NamedTuple):
 
     ids: np.ndarray
     row: np.ndarray
-    place: np.ndarray
-    whole: Sequence[np.ndarray]
+    text: np.ndarray
+    position: np.ndarray
+    all_ids: Sequence[np.ndarray]
     tokens: Sequence[str]
     table: np.ndarray
     log_prior: np.ndarray
@@ -170,7 +174,7 @@ def measure(
     for seed in range(budget.num_draws):
         noisy, sigma = add_noise([table[ids]], db, protocol="matched", seed=seed)
         draws.append(in_batches(decode, noisy, sigma))
-        estimates.append(estimated_sigma(noisy, row, table, log_prior) / sigma[0] - 1)
+        estimates.append(estimated_sigma(noisy, texts.text, table, log_prior) / sigma[0] - 1)
     distinct, places = np.unique(ids, return_inverse=True)
     properties = {}
     if db == EXPLAINED:
@@ -204,12 +208,12 @@ def measure(
 
 
 def estimated_sigma(
-    noisy: np.ndarray, row: np.ndarray, table: np.ndarray, log_prior: np.ndarray
+    noisy: np.ndarray, text: np.ndarray, table: np.ndarray, log_prior: np.ndarray
 ) -> jax.Array:
     """Returns the noise level as estimated from each text alone."""
     x, patterns, prior = map(jnp.asarray, (noisy, table, log_prior))
     estimate = partial(hopfield.estimate_sigma, x, patterns, log_prior=prior)
-    return jax.vmap(lambda mask: estimate(mask=mask))(row == np.unique(row)[:, None])
+    return jax.vmap(lambda mask: estimate(mask=mask))(text == np.unique(text)[:, None])
 
 
 def share(right: np.ndarray, row: np.ndarray, member: np.ndarray) -> dict[str, float]:
@@ -260,19 +264,19 @@ def errors(ids: np.ndarray, decoded: np.ndarray, tokens: Sequence[str]) -> list[
 def harm(texts: Texts, decoded: np.ndarray) -> list[dict[str, Any]]:
     """Returns how much one error changes the encoder's output, by kind of error, and for all kinds.
 
-    The change is 1 minus the cosine with the clean output, in percent of the change by random
-    tokens in the same places. Each error is alone in its text.
+    The change is 1 minus the cosine with the clean output, in percent of the change by uniformly
+    random tokens of the vocabulary in the same positions. Each error is alone in its text.
     """
     wrong = np.nonzero(decoded != texts.ids)[0]
     if not len(wrong):
         return []
-    row = texts.row[wrong]
-    clean = texts.output([texts.table[text] for text in texts.whole])[row]
+    row, text = texts.row[wrong], texts.text[wrong]
+    clean = texts.output([texts.table[ids] for ids in texts.all_ids])[text]
 
     def of(tokens: np.ndarray) -> np.ndarray:
-        changed = [texts.table[texts.whole[each]] for each in row]
-        for text, place, token in zip(changed, texts.place[wrong], tokens, strict=True):
-            text[place] = texts.table[token]
+        changed = [texts.table[texts.all_ids[each]] for each in text]
+        for vectors, position, token in zip(changed, texts.position[wrong], tokens, strict=True):
+            vectors[position] = texts.table[token]
         return 1 - np.sum(texts.output(changed) * clean, axis=1)
 
     random = np.random.default_rng(0).integers(len(texts.table), size=len(wrong))
@@ -281,16 +285,20 @@ def harm(texts: Texts, decoded: np.ndarray) -> list[dict[str, Any]]:
     harms, rows = np.stack([of(decoded[wrong]), of(random)]), []
     for name in (*KINDS, "all"):
         member = (kinds == name) | (name == "all")
-        ours, theirs = (np.bincount(row, each * member, len(texts.whole)) for each in harms)
+        if not member.any():
+            continue
+        count = texts.row.max() + 1
+        ours, theirs = (np.bincount(row, each * member, count) for each in harms)
 
         def ratio(rows: np.ndarray, ours: np.ndarray = ours, theirs: np.ndarray = theirs) -> float:
-            return 100 * ours[rows].sum() / max(theirs[rows].sum(), 1e-12)
+            total = theirs[rows].sum()
+            return 100 * ours[rows].sum() / total if total else np.nan
 
-        low, high = tidy.bootstrap(len(ours), ratio)
-        score = ratio(np.arange(len(ours)))
+        low, high = tidy.bootstrap(count, ratio)
+        score = ratio(np.arange(count))
         rows.append({"metric": "harm", "group": name, "score": score, "low": low, "high": high,
                      "num_examples": int(member.sum())})  # fmt: skip
-    return [each for each in rows if each["num_examples"]]
+    return rows
 
 
 def bracketed(row: Any) -> str:

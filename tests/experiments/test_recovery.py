@@ -42,11 +42,11 @@ def mean_direction(texts):
 
 def test_harm_is_relative_to_random_tokens():
     table = np.eye(4)
-    ids, row = np.array([0, 1, 2]), np.array([0, 0, 1])
-    whole = [np.array([3, 0, 1]), np.array([3, 2])]  # 3 is a special token
+    ids, text = np.array([0, 1, 2]), np.array([0, 0, 1])
+    all_ids = [np.array([3, 0, 1]), np.array([3, 2])]  # 3 is a special token
     texts = recovery.Texts(
-        ids, row, np.array([1, 2, 1]), whole, ["run", "runs", "cat", "."], table, np.zeros(4),
-        mean_direction,
+        ids, text // 2, text, np.array([1, 2, 1]), all_ids, ["run", "runs", "cat", "."], table,
+        np.zeros(4), mean_direction,
     )  # fmt: skip
     rows = recovery.harm(texts, np.array([0, 2, 2]))  # "runs" is read as "cat"
     got = {each["group"]: each for each in rows}
@@ -62,9 +62,9 @@ def test_a_run_measures_predicts_and_renders(tmp_path):
     table = draw.normal(size=(24, 12)).astype("f")
     prior = np.log(draw.dirichlet(np.ones(24))).astype("f")
     ids = draw.choice(24, 2000, p=np.exp(prior) / np.exp(prior).sum())
-    row, place = np.divmod(np.arange(2000), 100)
+    row, position = np.divmod(np.arange(2000), 100)
     texts = recovery.Texts(
-        ids, row, place, ids.reshape(20, 100), tokens, table, prior, mean_direction
+        ids, row, row, position, ids.reshape(20, 100), tokens, table, prior, mean_direction
     )
     budget = recovery.Budget(10, 2, (0.0, recovery.EXPLAINED))
     decode = recovery.decoder(table, prior)

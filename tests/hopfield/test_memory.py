@@ -261,9 +261,19 @@ def test_two_patterns_reach_the_bound_and_the_estimate():
     np.testing.assert_allclose(bound, norm.cdf(margins), rtol=1e-5)
     far = 1e3 + jax.random.normal(jax.random.key(3), (2, 6))
     apart = np.linalg.norm(far[0].astype(float) - far[1])
-    margins = apart / 1.4 + 0.7 / apart * (prior - prior[::-1])
-    rate = hopfield.recovery_rate(far, sigma=0.7, log_prior=prior)
-    np.testing.assert_allclose(rate, norm.cdf(margins), atol=2e-3)  # of 32 terms
+    for sigma in (0.4, 0.7, 2.0, 5.0):
+        margins = apart / (2 * sigma) + sigma / apart * (prior - prior[::-1])
+        rate = hopfield.recovery_rate(far, sigma=sigma, log_prior=prior)
+        np.testing.assert_allclose(rate, norm.cdf(margins), atol=1e-4)
+
+
+def test_the_recovery_rate_with_a_prior_that_one_pattern_dominates():
+    rows = np.random.default_rng(1).normal(size=(40, 16))
+    prior = np.where(np.arange(40) == 5, 50.0, 0.0)
+    rate = hopfield.recovery_rate(rows, sigma=0.7, log_prior=prior)
+    np.testing.assert_allclose(rate, simulated(rows, 0.7, prior), atol=0.04)
+    bound = hopfield.recovery_bound(rows, sigma=0.7, log_prior=prior)
+    assert (np.asarray(rate) >= np.asarray(bound) - 5e-3).all()
 
 
 def simulated(patterns, sigma, prior, count=4000):
