@@ -40,8 +40,17 @@ FINE_TUNED = {
     "mnli": "part of MNLI",
     "rte_mnli": "RTE after MNLI",
 }
-# σ of the noise in units of a text's signal, from strong to weak, and the paper's σ.
-LEVELS = {1.995: 2.0, 1.0: 1.0, 0.5012: 0.5}
+LEVELS = {0.5012: 0.5, 1.0: 1.0, 1.995: 2.0}  # noise in units of a text's signal: the paper's σ
+# Parts of Robertha: the model of `fine_tuning`, and the two rows of the paper's Table 3.
+NO_PARTS = "robertha-no-iteration-no-esr"
+PARTS = {
+    "iteration": ("pretrained-hopfield", "robertha-no-esr", NO_PARTS),
+    "one update": ("pretrained-hopfield-1", "robertha-no-esr", NO_PARTS),
+    "iteration and ESR": ("pretrained-hopfield-esr", "robertha", NO_PARTS),
+    "one update and ESR": ("pretrained-hopfield-1-esr", "robertha", NO_PARTS),
+    "ESR": ("pretrained-esr", "robertha", "robertha-no-esr"),
+}
+noise_label = functools.partial(gaussian.noise_label, "matched")
 START = "minilm"  # the pretrained encoder's folder in the published commands
 SUPERSEDED = "_first"  # end of the names of folders that a later run replaces
 NOT_LEARNED, AT_BASELINE = trained.NOT_LEARNED, "not above the majority baseline"
@@ -128,17 +137,13 @@ def part(claim: str, ours: str, theirs: str) -> Difference:
     )  # fmt: skip
 
 
-def pretrained(name: str, title: str) -> list[Difference]:
-    """What parts of Robertha add to a fine-tuned MiniLM, at the same SNR for each text.
-
-    Each is at the strongest noise of `LEVELS` under which it can be judged.
-    """
+def pretrained(name: str, title: str) -> list[list[Difference]]:
+    """What parts of Robertha add to a fine-tuned MiniLM: a list of differences by SNR for each."""
     folder, task = f"fine_tuning/{name}", name.partition("_")[0]
     tested = set(results(folder).scores.model)
-
-    def part(claim: str, model: str, ours: str, theirs: str) -> Difference:
-        at = {"site": "token", "protocol": "matched"}
-        by_level = [
+    at = {"site": "token", "protocol": "matched"}
+    return [
+        [
             Difference(
                 f"{title}, fine-tuned: {claim}", "Table 3, GLUE", folder, task,
                 {"model": model, **at, "level": level},
@@ -146,24 +151,20 @@ def pretrained(name: str, title: str) -> list[Difference]:
                 paper_lead("glue", ours, theirs, sigma),
             )
             for level, sigma in LEVELS.items()
-        ]  # fmt: skip
-        unclear = NOT_LEARNED, AT_BASELINE
-        judged = (each for each in by_level if verdict(each, measured(each)) not in unclear)
-        return next(judged, by_level[-1])
-
-    return [
-        part(claim, model, ours, theirs)
-        for claim, model, ours, theirs in (
-            ("iteration", "pretrained-hopfield", "robertha-no-esr",
-             "robertha-no-iteration-no-esr"),
-            ("one update", "pretrained-hopfield-1", "robertha-no-esr",
-             "robertha-no-iteration-no-esr"),
-            ("one update and ESR", "pretrained-hopfield-1-esr", "robertha",
-             "robertha-no-iteration-no-esr"),
-            ("ESR", "pretrained-esr", "robertha", "robertha-no-esr"),
-        )
-        if model in tested
+        ]
+        for claim, (model, ours, theirs) in PARTS.items() if model in tested
     ]  # fmt: skip
+
+
+def part_row(claims: list[Difference]) -> list[str]:
+    """A line on a part: the differences without noise and by SNR, and the verdicts."""
+    first, cells, verdicts = claims[0], [], collections.defaultdict(list)
+    for claim in claims:
+        cells.append(row(claim)[2])
+        verdicts[row(claim)[3]].append(noise_label(claim.ours["level"]))
+    parts = [f"{said} ({', '.join(at)})" for said, at in verdicts.items()]
+    verdict = next(iter(verdicts)) if len(parts) == 1 else "; ".join(parts)
+    return [first.claim, without_noise(first), *cells, verdict, row(first)[4]]
 
 
 def attack(corruption: str, title: str) -> Difference:
@@ -242,11 +243,6 @@ def verdict(claim: Difference, summary: pd.Series) -> str:
     if all(len(gaussian.near_baseline(each, constants)) for each in compared(claim)):
         return AT_BASELINE
     return MEANING[tidy.verdict(summary.low, summary.high, claim.paper)]
-
-
-def snr(level: float) -> str:
-    """A level of noise in decibels."""
-    return similarity.decibels(round(-20 * np.log10(level), 1))
 
 
 def without_noise(claim: Difference) -> str:
@@ -469,11 +465,23 @@ def all_pages() -> report.Table:
 def page() -> report.Page:
     """The scorecard of both papers."""
     scored = claims()
-    fine_tuned = [claim for each in FINE_TUNED.items() for claim in pretrained(*each)]
-    lines, part_lines = list(map(row, scored)), list(map(row, fine_tuned))
-    table = pd.DataFrame([{**vars(claim), **measured(claim)} for claim in scored + fine_tuned])
-    rejected = table.claim[tidy.rejected(table)]
-    left = report.joined(rejected) if len(rejected) else "none"
+    parts_of = [claim for each in FINE_TUNED.items() for claim in pretrained(*each)]
+    fine_tuned = [
+        replace(claim, claim=f"{claim.claim} at {noise_label(claim.ours['level'])}")
+        for claim in itertools.chain(*parts_of)
+    ]
+    lines, part_lines = list(map(row, scored)), list(map(part_row, parts_of))
+    table = pd.DataFrame([
+        {**vars(claim), **measured(claim), "verdict": row(claim)[3]}
+        for claim in scored + fine_tuned
+    ])  # fmt: skip
+    rejected = table[tidy.rejected(table) & ~table.verdict.isin([NOT_LEARNED, AT_BASELINE])]
+    left = report.joined(f"{each.claim} ({each.verdict})" for each in rejected.itertuples())
+    papers = []
+    for name, (_, ours, theirs) in PARTS.items():
+        if "one update" not in name:
+            by_sigma = (paper_lead("glue", ours, theirs, sigma) for sigma in LEVELS.values())
+            papers.append(f"{name} {', '.join(map(report.signed, by_sigma))}")
     verdicts = [line[3] for line in lines]
     shown = table.head(len(scored))
     shown = shown.assign(
@@ -511,17 +519,14 @@ def page() -> report.Page:
                 "means over its tasks, ours are for SST-2.",
             ),
             report.Table(
-                heads,
+                ["claim", "without noise", *map(noise_label, LEVELS), "verdict", "data"],
                 part_lines,
-                "**Parts of Robertha on a fine-tuned MiniLM.** At the strongest noise of −6, 0 "
-                "and +6 dB (the paper: σ = 2, 1 and 0.5 after the LayerNorm) under which one of "
-                "the two models is above the majority baseline; if not learned, at +6 dB. Averages "
-                "over SNRs, on the linked pages, can differ. The paper has no such comparison: it "
-                "trains from scratch. On SST-2 and STS-B, ESR alone hardly changes any score, so "
-                "these rows do not show what a larger weight would do.",
-            )
-            .with_column(3, "hopfax, without noise", list(map(without_noise, fine_tuned)))
-            .with_column(1, "SNR", [snr(claim.ours["level"]) for claim in fine_tuned]),
+                "**Parts of Robertha on a fine-tuned MiniLM.** Differences from the fine-tuned "
+                "encoder. The paper trains from scratch; its differences at σ = 0.5, 1 and 2 after "
+                f"the LayerNorm (Table 3, GLUE) are: {'; '.join(papers)}. On SST-2 and STS-B, ESR "
+                "alone hardly changes any score, so these rows do not show what a larger weight "
+                "would do.",
+            ),
             report.Table(heads, noise_stability(), "**Claims of the noise-stability paper.**"),
             report.Table(
                 [
@@ -563,10 +568,10 @@ def page() -> report.Page:
             "model is, under this corruption. In these rows, differences under noise are never "
             "bold.",
             "Verdicts are for one comparison at a time. Differences that remain significant after "
-            f"Holm's correction for all {len(table)} comparisons with the Robertha paper: "
-            f"{left}. "
+            f"Holm's correction for all {table.low.count()} comparisons with the Robertha paper: "
+            f"{left or 'none'}. "
             "Most comparisons have three seeds, so power is low. For one update, the paper's value "
-            "is that of iteration.",
+            "is that of iteration; for ESR, it is that of ESR on top of iteration.",
             "Iteration: queries are updated until they converge; one update: once. Intervals on "
             "AdvSST-2 and under attacks include the sampling error of their 148 and 200 rows. "
             "Their pages compare with TinyBERT; differences from FreeLB are computed from their "
