@@ -8,7 +8,8 @@ Command: `python -m experiments memory-recovery --pretrained FOLDER --data-dir D
 two cores for width 384.
 
 Expected: without a prior, frequent words, whose vectors are short, are lost first. Most errors are
-unrelated words. With a prior, an error changes the encoder's output half as much.
+unrelated words. With a prior, an error changes the encoder's output about half as much as a random
+token does.
 
 All tokens get noise of one σ, as where it is added for privacy; the signal-to-noise ratio is that
 of all texts. Special tokens are left out. One decoder returns the nearest token of the vocabulary,
