@@ -158,13 +158,13 @@ def pretrained(name: str, title: str) -> list[list[Difference]]:
 
 def part_row(claims: list[Difference]) -> list[str]:
     """A line on a part: the differences without noise and by SNR, and the verdicts."""
-    first, cells, verdicts = claims[0], [], collections.defaultdict(list)
-    for claim in claims:
-        cells.append(row(claim)[2])
-        verdicts[row(claim)[3]].append(noise_label(claim.ours["level"]))
+    lines, verdicts = list(map(row, claims)), collections.defaultdict(list)
+    for claim, line in zip(claims, lines, strict=True):
+        verdicts[line[3]].append(noise_label(claim.ours["level"]))
     parts = [f"{said} ({', '.join(at)})" for said, at in verdicts.items()]
-    verdict = next(iter(verdicts)) if len(parts) == 1 else "; ".join(parts)
-    return [first.claim, without_noise(first), *cells, verdict, row(first)[4]]
+    said = lines[0][3] if len(parts) == 1 else "; ".join(parts)
+    differences = [line[2] for line in lines]
+    return [claims[0].claim, without_noise(claims[0]), *differences, said, lines[0][4]]
 
 
 def attack(corruption: str, title: str) -> Difference:
@@ -471,12 +471,12 @@ def page() -> report.Page:
         for claim in itertools.chain(*parts_of)
     ]
     lines, part_lines = list(map(row, scored)), list(map(part_row, parts_of))
-    table = pd.DataFrame([
-        {**vars(claim), **measured(claim), "verdict": row(claim)[3]}
-        for claim in scored + fine_tuned
-    ])  # fmt: skip
-    rejected = table[tidy.rejected(table) & ~table.verdict.isin([NOT_LEARNED, AT_BASELINE])]
-    left = report.joined(f"{each.claim} ({each.verdict})" for each in rejected.itertuples())
+    tested = [*scored, *fine_tuned]
+    table = pd.DataFrame([{**vars(claim), **measured(claim)} for claim in tested])
+    rejected = np.flatnonzero(tidy.rejected(table))
+    said = [(tested[n].claim, verdict(tested[n], measured(tested[n]))) for n in rejected]
+    unclear = NOT_LEARNED, AT_BASELINE
+    left = report.joined(f"{claim} ({each})" for claim, each in said if each not in unclear)
     papers = []
     for name, (_, ours, theirs) in PARTS.items():
         if "one update" not in name:

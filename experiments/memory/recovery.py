@@ -188,9 +188,10 @@ def measure(
     for decoder, bias in (("nearest", np.zeros_like(log_prior)), ("memory", log_prior)):
         decoded = np.array([draw[decoder] for draw in draws])
         right = np.mean(decoded == ids, axis=0)
-        estimate = partial(hopfield.recovery_rate, jnp.asarray(table), sigma=float(sigma[0]))
-        rates = estimate(log_prior=jnp.asarray(bias), index=jnp.asarray(distinct))
-        rates = np.asarray(rates)[places]
+        patterns, prior, index = map(jnp.asarray, (table, bias, distinct))
+        rates = np.asarray(
+            hopfield.recovery_rate(patterns, sigma=float(sigma[0]), log_prior=prior, index=index)
+        )[places]
         of_decoder = [
             {"metric": "recovered", "group": "all", **share(right, row, ids >= 0)},
             {"metric": "predicted", "group": "all", "score": 100 * float(rates.mean())},

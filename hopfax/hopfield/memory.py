@@ -778,7 +778,7 @@ def _with_prior(
 
 
 def _rows(index: Index, count: int) -> Array:
-    """Checks the numbers of rows; None means all."""
+    """Checks the indices of rows, unless traced; None means all."""
     if index is None:
         return jnp.arange(count)
     check_shapes(index=(index, "rows"))
