@@ -429,7 +429,7 @@ def _legend(
             label = {"constant": "majority baseline", **names}.get(column, column)
             handles.append(Line2D([], [], label=label, color=FAINT, ls=lines, lw=1.5))
     if _has(table, "limit"):
-        handles.append(Patch(label="below channel capacity", color=FAINT, alpha=0.15, lw=0))
+        handles.append(Patch(label="below the Shannon limit", color=FAINT, alpha=0.15, lw=0))
     columns = _columns(handles, figure.get_figwidth())
     figure.legend(handles=handles, loc="outside upper left", ncols=columns)
 

@@ -33,11 +33,11 @@ SCORES = (
 )
 PROTOCOLS = {
     "sigma": "Same σ: one standard deviation for all models.",
-    "matched": "Same SNR: σ is a multiple of the root mean square of each text's own signal, "
-    "the same multiple for all models.",
-    "per-token": "Same SNR per token: of each token's own root mean square.",
+    "matched": "Same SNR for each text: σ is a multiple of the RMS of each text's own signal, the "
+    "same for all models.",
+    "per-token": "Same SNR for each token: of each token's own RMS.",
 }
-NO_LEAD = "No detectable lead"
+NO_LEAD = "No detectable difference"
 SAME_DB = 1.0  # models whose mean SNR differs by less count as tested at the same SNR
 # Models of published runs that the current version lacks.
 REMOVED = {"robertha-shannon-matmul": "Robertha with matmul-only ESR"}
@@ -46,10 +46,10 @@ REMOVED = {"robertha-shannon-matmul": "Robertha with matmul-only ESR"}
 # Where noise is added and how its size is set -> title of the panel.
 PANELS = {
     ("token", "sigma"): "noise on token embeddings,\nsame σ",
-    ("token", "matched"): "noise on token embeddings,\nsame SNR",
+    ("token", "matched"): "noise on token embeddings,\nsame SNR for each text",
     ("embedding", "sigma"): "noise after the LayerNorm,\nsame σ, so same SNR",
-    ("embedding", "matched"): "noise after the LayerNorm,\nsame SNR",
-    ("token", "per-token"): "noise on token embeddings,\nsame SNR per token",
+    ("embedding", "matched"): "noise after the LayerNorm,\nsame SNR for each text",
+    ("token", "per-token"): "noise on token embeddings,\nsame SNR for each token",
 }
 
 
@@ -147,7 +147,7 @@ def score_names(tasks: Iterable[str]) -> dict[str, str]:
         ("accuracy",): "accuracy, %",
         ("f1", "accuracy"): "mean of F1 and accuracy, %",
         ("mcc",): "50 · (1 + Matthews correlation)",
-        ("pearson", "spearman"): "50 · (1 + r), Pearson and Spearman",
+        ("pearson", "spearman"): "50 · (1 + r)",
     }
     return {
         task: names.get(TASKS[task].metrics, "score") if task in TASKS else "score"
@@ -360,7 +360,7 @@ def finding(differences: pd.DataFrame) -> str:
     if above and below:
         return f"Higher scores in {above} and lower scores in {below} of {count} comparisons"
     if above:
-        return "A lead" + (f" in {above} of {count} comparisons" if above < count else "")
+        return "Higher scores" + (f" in {above} of {count} comparisons" if above < count else "")
     if below:
         return "Lower scores" + (f" in {below} of {count} comparisons" if below < count else "")
     return NO_LEAD

@@ -596,10 +596,9 @@ def page(folder: Path) -> Page:
                      *(report.number(scores[system][r]) for system in SYSTEMS)]
                     for r in radii
                 ],
-                "Certified texts of the development sets (%; where a radius is not a multiple of "
-                "0.02, at the next one above), and score on STS-B under the strongest attack. "
-                "Radius: of each token's perturbation, in RMS norms of the token vectors of "
-                "STS-B's texts.",
+                "Certified texts of the development sets, in % (at the radius rounded up to a "
+                "multiple of 0.02), and score on STS-B under the strongest attack. Radius: of each "
+                "token's perturbation, in RMS norms of STS-B's token vectors.",
             ),
             report.Table(
                 ["SNR", "measured, %", "predicted, %", "union bound, %",

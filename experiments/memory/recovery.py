@@ -396,8 +396,8 @@ def page(folder: Path) -> Page:
     if set(DECODERS) <= {*harms.index}:
         ours, theirs = (bracketed(harms.loc[each]) for each in ("memory", "nearest"))
         answer += (
-            f" There, an error of memory changes the encoder's output {ours} % as much as a random "
-            f"token does, and one of the nearest-token decoder {theirs} %."
+            f" There, an error changes the encoder's output {ours} % (memory) or {theirs} % "
+            "(nearest token) as much as a random token does."
         )
     up, goal = levels[::-1], BEAMCLEAN["nearest"]
     if nearest[up[0]] < goal < nearest[up[-1]]:
@@ -433,7 +433,7 @@ def page(folder: Path) -> Page:
                      *(report.number(each[db]) for each in (*rates.values(), sigma_error))]
                     for db in levels
                 ],
-                "Tokens recovered, %; root mean square error of σ if estimated from one text "
+                "Tokens recovered, %, and root mean square error of σ estimated from one text "
                 "(`hopfield.estimate_sigma`).",
             ),
             report.Table(
@@ -455,9 +455,9 @@ def page(folder: Path) -> Page:
             "bootstrap over the rows of the task. SNR: mean square of the embeddings' coordinates, "
             "divided by σ². Recovered: the decoder's most probable token is the original.",
             "Measured decoders do not know σ; predictions (`hopfield.recovery_rate`) are for "
-            "decoders that do. They average over the noise in the direction of the mean vector "
-            "and treat confusions with other tokens as independent, which underestimates recovery "
-            "at low SNR.",
+            "decoders that do. Predictions average over the noise in the direction of the mean "
+            "vector and treat confusions with other tokens as independent, which underestimates "
+            "recovery at low SNR.",
             "Kinds of errors are assigned by string rules. Inflection: same word, stem or "
             "irregular form (words only). Unrelated: none of the other kinds, so also synonyms.",
             f"BeamClean (arXiv 2505.13758) reports {goal} % for the nearest token and "

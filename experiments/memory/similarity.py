@@ -56,7 +56,7 @@ from hopfax.train.progress import Progress
 REPRODUCES = "Robertha's claim of denoising, with the vocabulary as memory; not in the paper"
 UNSEEN = 0.1  # pseudo-count of every token in the prior
 LIMIT = (
-    "Channel capacity: below this SNR, no decoder that knows only token frequencies (no context) "
+    "Shannon limit: below this SNR, no decoder that knows only token frequencies (no context) "
     "can recover all tokens. It assumes one noise level per text; with one SNR per token, the "
     "noise level also reveals the token's norm."
 )
@@ -427,21 +427,21 @@ def page(folder: Path) -> Page:
             change = report.plain_interval(at.loc[[("memory", "change")]].iloc[0])
             plain = report.bracketed(at.loc[("none", "score")])
             answers.append(
-                f"**On {TITLES[str(task)]}, retrieval with a frequency prior keeps the score "
+                f"**On {TITLES[str(task)]}, memory with a frequency prior keeps the score "
                 f"within {NEAR:g} point of the clean score ({aim:.1f}) down to "
-                f"{decibels(lowest)}** (change: {change}). Without retrieval, the score there is "
+                f"{decibels(lowest)}** (change: {change}). Without memory, the score there is "
                 f"{plain}."
             )
             cosine = tidy.select(stable, task=task, protocol=protocol, snr_db=lowest)
             cosine = cosine.set_index("model")["mean"] / 100
             if len(answers) == 1 and len(levels) > 1:
                 answers.append(
-                    f"The cosine with the output without noise (second picture) is "
-                    f"{cosine.memory:.2f} there with retrieval, and {cosine.none:.2f} without."
+                    f"There, the cosine of noisy and clean outputs (second picture) is "
+                    f"{cosine.memory:.2f} with memory, and {cosine.none:.2f} without."
                 )
         else:
             answers.append(
-                f"**On {TITLES[str(task)]}, retrieval with a frequency prior keeps the score "
+                f"**On {TITLES[str(task)]}, memory with a frequency prior keeps the score "
                 f"within {NEAR:g} point of the clean score ({aim:.1f}) at no tested SNR.**"
             )
         tokens = tidy.select(lines, metric="recovered", task=task, protocol=protocol)

@@ -371,9 +371,9 @@ def page(folder: Path) -> Page:
         title=f"Certified accuracy with randomized smoothing: {task}",
         answer=(
             f"**Smoothing with memory certifies half of {count} texts of {task} with the right "
-            f"label for perturbations of a total norm up to {half('memory')}.** Smoothing alone "
-            f"reaches {half('none')}{trained}; the nearest-token decoder reaches "
-            f"{half('nearest')}. Norms are in RMS norms of a token vector."
+            f"label for perturbations of a total norm up to {half('memory')} (unit: RMS norm of a "
+            f"token vector).** Smoothing alone reaches {half('none')}{trained}. The nearest-token "
+            f"decoder reaches {half('nearest')} for each token."
         ),
         pictures={
             "smoothing": report.facets(
@@ -401,8 +401,9 @@ def page(folder: Path) -> Page:
                         ["model", "snr_db"], sort=False, dropna=False
                     )
                 ],
-                "Texts with the right label certified, in %, by the total norm of the perturbation "
-                "in RMS norms of a token; and the radius that half of the texts reach.",
+                "Texts with the right label certified, in %, by the norm of the perturbation in "
+                "RMS norms of a token (total; for the nearest token: of each token); and the "
+                "radius that half of the texts reach.",
             )
         ],
         notes=[
@@ -418,7 +419,7 @@ def page(folder: Path) -> Page:
             "the same texts.",
             "Brackets: 95 % intervals over texts, Wilson's for shares and a bootstrap for radii. "
             "They leave out the choice of the SNR.",
-            f"One model, of seed {frame.seed.iloc[0]}. Plain smoothing predicts the same label "
-            f"for {constant} of the texts.",
+            f"Models of seed {frame.seed.iloc[0]} only. Share of the texts for which plain "
+            f"smoothing predicts the most frequent label: {constant}.",
         ],
     )  # fmt: skip

@@ -59,7 +59,7 @@ DENOISERS = {
 SIGNIFICANT = "Significant: the 95 % interval over seeds excludes zero."
 REPLACED = (
     "Memory: {site} are replaced by their posterior means, given the vocabulary as patterns and "
-    "token frequencies as prior."
+    "token frequencies as prior; σ is unknown."
 )
 MEMORY = "-memory"  # suffix of the names of models with memory
 THROUGH = "-through-memory"  # of those that are also trained with it
@@ -279,7 +279,7 @@ def lead_sentence(gains: pd.DataFrame, baselines: Sequence[str]) -> str:
     return (
         f"The best model with memory scores significantly higher than {others} at {better} of "
         f"{over}{f', and lower at {worse}' if worse else ''}; {tidy.significant(gains) or 'none'} "
-        "of these remain after Holm's correction."
+        "after Holm's correction."
     )
 
 
@@ -328,13 +328,12 @@ def adapted_sentence(gaps: pd.DataFrame, plain: str) -> str:
     """Returns how training through memory compares with memory at test time only."""
     higher, lower = int((gaps.low > 0).sum()), int((gaps.high < 0).sum())
     over = counted(gaps)
-    through = f"Training with noise through memory and memory at test time only ({plain})"
+    through = f"Noise training through memory and memory only at test time ({plain})"
     if not higher + lower:
         return f"{through} do not differ significantly at any of {over}."
     return (
         f"{through} differ: the former scores significantly higher at {higher} of {over}, and "
-        f"lower at {lower}; {tidy.significant(gaps) or 'none'} of these remain after Holm's "
-        "correction."
+        f"lower at {lower}; {tidy.significant(gaps) or 'none'} after Holm's correction."
     )
 
 

@@ -233,10 +233,13 @@ def page(folder: Path) -> Page:
         + ", ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in each.items())
         for name, each in plan["settings"].items()
     )
-    names = report.joined(titles[task] for task in tasks)
+    names, ahead = report.joined(titles[task] for task in tasks), gaps(frame)
     return report.Page(
         title=f"Typo correction by retrieval from a word list: {names}",
-        answer=" ".join(finding(tidy.select(shown, task=task), most, titles) for task in tasks),
+        answer=" ".join(
+            finding(tidy.select(shown, task=task), tidy.select(ahead, task=task), most, titles)
+            for task in tasks
+        ),
         pictures={
             "typos": report.facets(
                 "Score of TinyBERT against the share of words changed, with 95 % intervals over "
@@ -250,7 +253,7 @@ def page(folder: Path) -> Page:
                 ylabel=gaussian.score_names(tasks),
             )
         },
-        tables=[compared(scores, shown, gaps(frame), share, most, titles | {"none": "clean"})],
+        tables=[compared(scores, shown, ahead, share, most, titles | {"none": "clean"})],
         notes=[
             report.sizes(frame, titles),
             "Significant: the 95 % interval excludes zero, without correction for the number of "
@@ -331,12 +334,14 @@ def gaps(frame: pd.DataFrame) -> pd.DataFrame:
     gains = tidy.scores(frame, "gain")
     ours, theirs = (tidy.select(gains, model=name) for name in ("symspell", "memory"))
     if ours.empty or theirs.empty:
-        return pd.DataFrame()
+        return pd.DataFrame(columns=["task", "level", "low"])
     return tidy.summarize(tidy.paired(ours, theirs, on=["task", "corruption", "level", "seed"]))
 
 
-def finding(gains: pd.DataFrame, level: float, titles: Mapping[str, str]) -> str:
-    """Returns the sentences of the page's answer on one task."""
+def finding(
+    gains: pd.DataFrame, ahead: pd.DataFrame, level: float, titles: Mapping[str, str]
+) -> str:
+    """Returns the sentences of the page's answer on one task; `ahead` is from `gaps`."""
     own = tidy.select(gains, level=level)
 
     def named(kinds: pd.Series) -> str:
@@ -357,4 +362,8 @@ def finding(gains: pd.DataFrame, level: float, titles: Mapping[str, str]) -> str
         if (own.model == f"{name}, adaptive").any():
             text += f" (if the attack is adaptive: {clear(f'{name}, adaptive')})"
         text += "."
+    for _, row in ahead[(ahead.level == level) & (ahead.low > 0)].iterrows():
+        text += (
+            f" Under {titles[row.corruption]}, SymSpell gains {report.plain_interval(row)} more."
+        )
     return text

@@ -251,18 +251,21 @@ def padded(chosen: Encoded, pad_id: int, *, lengths: int, rows: int) -> list[tup
     return calls
 
 
+def read(folder: Path) -> pd.DataFrame:
+    """Reads the results of a run, with the level as `x`; without scores, which have no response."""
+    frame = pd.read_csv(folder / "results.csv")
+    frame = frame[frame.metric != "score"].replace({"arm": TITLES})
+    return frame.assign(x=frame.level.fillna(-1.0)).sort_values("arm", kind="stable")
+
+
 def page(folder: Path) -> Page:
     """The page of a run or of a folder of published results."""
-    frame = pd.read_csv(folder / "results.csv")
-    # Clean scores have no response.
-    frame = frame[frame.metric != "score"].replace({"arm": TITLES})
-    frame = frame.sort_values("arm", kind="stable")
+    frame = read(folder)
     titles = gaussian.titles(frame.task.unique())
     frame["line"] = frame.model.map(titles) + ", " + frame.arm
     frame["line"] = frame.line.str.replace(f"fine-tuned encoder, {BEFORE}", PRETRAINED)
     if several := frame.task.nunique() > 1:
         frame["line"] = frame.task.map(titles) + ", " + frame.line
-    frame["x"] = frame.level.fillna(-1.0)
     keys = ["task", "model", "arm", "line", "corruption", "metric", "x"]
     means = intervals(frame, keys)
     shown = {head: where for head, where in SHOWN.items() if where[0] in set(frame.metric)}
@@ -347,8 +350,8 @@ def page(folder: Path) -> Page:
     )
 
 
-def differences(frame: pd.DataFrame, titles: Mapping[str, str]) -> tuple[str, list[report.Table]]:
-    """Returns whether more stable models lose less, and the table of models minus the first one."""
+def gaps(frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns models minus the first one after training, paired by seed, by `COMPARED`'s `head`."""
     rows = frame[(frame.arm == AFTER) & (frame.corruption == "gaussian")]
     first, *others = rows.model.unique()
     parts = [
@@ -358,28 +361,33 @@ def differences(frame: pd.DataFrame, titles: Mapping[str, str]) -> tuple[str, li
     keys = ["task", "model", "head", "seed"]
     table = pd.concat(parts)[[*keys, "score"]]
     base = table[table.model == first].drop(columns="model")
-    gaps = tidy.paired(table[table.model.isin(others)], base, on=["task", "head", "seed"])
-    if not others or gaps.empty:
+    paired = tidy.paired(table[table.model.isin(others)], base, on=["task", "head", "seed"])
+    return tidy.summarize(paired) if len(paired) else paired
+
+
+def differences(frame: pd.DataFrame, titles: Mapping[str, str]) -> tuple[str, list[report.Table]]:
+    """Returns whether more stable models lose less, and the table of models minus the first one."""
+    if (table := gaps(frame)).empty:
         return "", []
-    several = gaps.task.nunique() > 1
-    lines = gaps.task.map(titles) + ", " if several else ""
-    gaps = tidy.summarize(gaps.assign(line=lines + gaps.model.map(titles)))
+    first = titles[frame[frame.arm == AFTER].model.iloc[0]]
+    several = table.task.nunique() > 1
+    lines = table.task.map(titles) + ", " if several else ""
+    table = table.assign(line=lines + table.model.map(titles))
     caption = (
-        f"Difference from {titles[first]} after training, paired by seed, with 95 % intervals over "
-        "seeds."
+        f"Difference from {first} after training, paired by seed, with 95 % intervals over seeds."
     )
-    answer, by_line = "", {(row["line"], row["head"]): row for _, row in gaps.iterrows()}
-    for line in map(str, gaps.line.unique()):
+    answer, by_line = "", {(row["line"], row["head"]): row for _, row in table.iterrows()}
+    for line in map(str, table.line.unique()):
         stable, lost = by_line.get((line, CORRELATION)), by_line.get((line, POINTS_LOST))
         if stable is not None and lost is not None and stable["low"] > 0:
             effect = "does not lose a significantly different number of"
             effect = "loses fewer" if lost["high"] < 0 else effect
             effect = "loses more" if lost["low"] > 0 else effect
             answer += (
-                f" {line[0].upper()}{line[1:]} is more stable than {titles[first]}, and {effect} "
+                f" {line[0].upper()}{line[1:]} is more stable than {first}, and {effect} "
                 f"points under noise ({report.plain_interval(lost)}, over seeds)."
             )
-    return answer, [report.pivot(gaps, index="line", columns="head", caption=caption)]
+    return answer, [report.pivot(table, index="line", columns="head", caption=caption)]
 
 
 def intervals(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:

@@ -362,7 +362,7 @@ def by_layer(frame: pd.DataFrame) -> pd.DataFrame:
     Returns:
         Rows of `site` "layer" and "heads": `corruption`, `weights`, `end`, `level`, `mean`, and
         `low` and `high`: of "layer" a 95 % interval over texts, of "heads" the range of heads.
-        `curved` is how many of the heads have a U-shape.
+        `curved` is how many of the `num_heads` heads have a U-shape.
     """
     inner = frame[frame.metric.str.contains(" / ") & (frame.site != "token")]
     inner = inner.assign(weights=weights_of(inner), mean=inner.score, end=inner.metric)
@@ -372,10 +372,10 @@ def by_layer(frame: pd.DataFrame) -> pd.DataFrame:
         mean=("score", "mean"), low=("score", "min"), high=("score", "max")
     )
     raised = heads.assign(curved=(heads.low > 1) & (heads.score > SLIGHT))
-    curved = raised.groupby([*keys, "site"])["curved"].all().groupby(keys).sum()
+    shapes = raised.groupby([*keys, "site"])["curved"].all().groupby(keys)
     states = inner[inner.site == "layer"][[*keys, "end", "mean", "low", "high"]]
     table = pd.concat([states.assign(site="layer"), ranges.assign(site="heads")])
-    return table.join(curved, on=keys)
+    return table.join(shapes.agg(curved="sum", num_heads="size"), on=keys)
 
 
 def verdict(trained: Any, random: Any) -> str:
@@ -400,7 +400,8 @@ def layer_table(inner: pd.DataFrame) -> report.Table:
         ["corruption", "level"], sort=False
     ):
         at = {(row.end.split()[0], row.weights): row for _, row in rows.iterrows()}
-        counts = [f"{at['first', each].curved:.0f}" for each in weights[: len(heads)]]
+        shapes = [at["first", each] for each in weights[: len(heads)]]
+        counts = [f"{row.curved:.0f} of {row.num_heads:.0f}" for row in shapes]
         lines.append(
             [f"{kind}, layer {level:g}", *(report.bracketed(at[each]) for each in kinds), *counts]
         )
@@ -460,8 +461,8 @@ def page(folder: Path) -> Page:
         "of each kind; layers and heads use one draw of random weights.",
         f"U-shape of a head: both ends have over {SLIGHT:g} times the middle's influence, and both "
         "intervals are above 1.",
-        "Influence: norm of the output's derivative in a token's embedding, in units of the "
-        f"text's mean; estimated from {PROJECTIONS} random directions of the output.",
+        "Influence: norm of the output's derivative with respect to a token's embedding, in units "
+        f"of the text's mean; estimated from {PROJECTIONS} random directions of the output.",
     ]
     pictures = {
         "influence": report.facets(

@@ -481,8 +481,8 @@ def page(folder: Path) -> Page:
             "W^k: weight of the Walsh functions of degree k (noise-stability paper); I = Σ k W^k: "
             "total influence; D = Σ k² W^k / I. Lemma 1's bound is below I/T at some ρ if and "
             "only if D > T; it tends to I/T as ρ → 1.",
-            "Weight at degree ≥ k: the least degree at which one function with the paper's two "
-            f"bounds has weight, {PAPER_DEGREE} times their ratio.",
+            "Weight at degree ≥ k: if both bounds of the paper hold for one function, it has "
+            f"weight at k or above; k is {PAPER_DEGREE} times their ratio.",
             "Each input bit keeps one token or replaces it by a random one. The function is the "
             f"{function}: {plan['num_bits']} tokens of {plan['num_texts']} "
             f"sentences of SST-2, all 2^{plan['num_bits']} inputs; {plan['num_tokens']} tokens of "

@@ -37,6 +37,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from experiments import gaussian, report, tidy
@@ -48,7 +49,10 @@ REPRODUCES = "Robertha, Tables 2 and 3, on a pretrained encoder, with its own to
 
 LEVELS = (0.5, 1.0, 2.0, 3.0, 5.0)  # +6 to -14 dB
 HOLM = "Verdicts that name an SNR are corrected for the number of SNRs (Holm); bold is not."
-NOT_BOLD = "Never bold: SNRs that averages leave out, models that did not learn the task."
+NOT_BOLD = (
+    "Never bold: SNRs that averages leave out or at which neither model is well above the majority "
+    "baseline; models that did not learn the task."
+)
 HOPFIELD = (
     "Hopfield attention: each query is updated over the layer's keys until it converges, or once, "
     "before attention reads the values."
@@ -115,6 +119,23 @@ def differences_by_level(scores: pd.DataFrame) -> pd.DataFrame:
     return table.assign(noise=[gaussian.noise_label("matched", each) for each in table.level])
 
 
+def kept_by_level(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.DataFrame:
+    """Returns differences by level where a model of the pair still does the task."""
+    kept = gaussian.informative(scores, constants)
+    table, baseline = differences_by_level(kept), gaussian.reference(list(scores.model.unique()))
+    at = tidy.select(kept, protocol="matched", site="token")
+    near = {
+        (level, *pair)
+        for level, rows in at.groupby("level")
+        for pair in gaussian.near_baseline(rows, constants).index
+    }
+    both = [
+        {(row.level, row.task, row.model), (row.level, row.task, baseline)} <= near
+        for _, row in table.iterrows()
+    ]
+    return table[~np.array(both, bool)]
+
+
 def level_table(
     scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[str, float]
 ) -> list[Table]:
@@ -122,10 +143,10 @@ def level_table(
     table = differences_by_level(scores)
     if table.empty:
         return []
-    kept = differences_by_level(gaussian.informative(scores, constants))
+    kept = kept_by_level(scores, constants)
     baseline = gaussian.reference(list(scores.model.unique()))
     learned = gaussian.evidence(table, gaussian.not_learned(scores, constants).index, baseline)
-    table = table.assign(bold=tidy.among(table, kept, "task", "level") & learned.bold)
+    table = table.assign(bold=tidy.among(table, kept, "task", "model", "level") & learned.bold)
     lines = table.task.map(titles) + ", " + table.model.map(titles)
     lines = tidy.ordered(table.assign(line=lines), "model", list(scores.model.unique()))
     caption = f"Score minus that of the {titles[baseline]}, by SNR (the same for each text)."
@@ -160,7 +181,7 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[s
     means = means[(means.protocol == "matched") & (means.site == "token")]
     unlearned = gaussian.not_learned(scores, constants)
     by_none = gaussian.learned_by_none(scores, unlearned)
-    sentences, levels = [], differences_by_level(kept)
+    sentences, levels = [], kept_by_level(scores, constants)
     for task in cleans.task.unique():
         rows = means[means.task == task]
         if rows.empty:
@@ -169,23 +190,26 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[s
                 reason = "under noise, no model that learned it is well above the majority baseline"
             sentences.append(f"**On {titles[str(task)]}, no verdict**: {reason}.")
             continue
-        noise = levels[levels.task == task].noise
+        noise = differences_by_level(kept[kept.task == task]).noise
         high, low = noise.iloc[0], noise.iloc[-1]
         findings: dict[str, list[str]] = {}
         for _, row in rows.iterrows():
             curve = tidy.select(levels, task=task, model=row.model)
             clean = tidy.select(cleans, task=task, model=row.model)
             verdict, numbers = finding(rows[rows.model == row.model], curve, clean)
-            each = f"{titles[row.model]} ({numbers})"
+            short = (
+                titles[row.model].removeprefix(titles[baseline]).removeprefix(" + ").strip(" ()")
+            )
+            each = f"{short} ({numbers})"
             if {(task, row.model), (task, baseline)} & set(unlearned.index):
-                verdict, each = "Not learned, so no verdict", titles[row.model]
+                verdict, each = "Not learned, so no verdict", short
             findings.setdefault(verdict, []).append(each)
-        parts = [f"**{name}** for {report.joined(each)}." for name, each in findings.items()]
+        parts = [f"**{name}** with {report.joined(each)}." for name, each in findings.items()]
         said = " ".join(parts)
-        noise = f"averaged over {high} to {low}" if high != low else f"at {high}"
-        noise += " where no SNR is named" if " dB" in said else ""
+        noise = f"mean over {high} to {low}" if high != low else f"at {high}"
+        noise += " unless an SNR is named" if " dB" in said else ""
         sentences.append(
-            f"On {titles[str(task)]}, compared with the {titles[baseline]} (in points, {noise}): "
+            f"On {titles[str(task)]}, compared with the {titles[baseline]} (in points; {noise}): "
             f"{said}"
         )
     return " ".join(sentences)

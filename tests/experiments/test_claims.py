@@ -68,7 +68,7 @@ def test_fine_tuned_models_are_compared_with_the_first():
     ordered = scores.sort_values("model").astype({"model": str})
     titles = gaussian.titles(["sst2"])
     text = fine_tuning.answer(ordered, titles, {"sst2": 50.9})
-    assert "**A lead** for fine-tuned encoder + ESR (+" in text
+    assert "**Higher scores** with ESR (+" in text
     text = fine_tuning.answer(ordered, titles, {"sst2": 78.0})
     assert text == "**On SST-2, no verdict**: no model has learned the task."
     noisy = ordered.score.where(ordered.level == 0, 50.0)
@@ -77,7 +77,7 @@ def test_fine_tuned_models_are_compared_with_the_first():
     clean = (ordered.level == 0) & (ordered.model == "pretrained-esr")
     forgot = ordered.assign(score=ordered.score.mask(clean, 60.0))
     text = fine_tuning.answer(forgot, titles, {"sst2": 60.0})
-    assert "**Not learned, so no verdict** for fine-tuned encoder + ESR." in text
+    assert "**Not learned, so no verdict** with ESR." in text
     clean = ordered[ordered.level == 0].groupby("model").score.mean()
     table = fine_tuning.clean_scores(ordered, titles, {"sst2": 50.9})
     for row, (model, title) in zip(
@@ -94,13 +94,17 @@ def test_fine_tuned_models_are_compared_with_the_first():
     crossing = np.where(ordered.level == 0.5, -8.2, 3.8)  # with the lead of 2.2: -6 and 6
     ordered.loc[ours, "score"] += (crossing + 0.1 * noise)[ours]
     text = fine_tuning.answer(ordered, titles, {"sst2": 50.9})
-    assert "**A difference that depends on the noise** for fine-tuned encoder + ESR (−" in text
+    assert "**A difference that depends on the noise** with ESR (−" in text
     (table,) = fine_tuning.level_table(ordered, titles, {"sst2": 50.9})
     line = table.rows[0]
     assert line[1].startswith("**−") and line[2].startswith("**+")
     weaker = ordered.assign(score=ordered.score.where(ordered.level != 2, ordered.score - 30))
     (table,) = fine_tuning.level_table(weaker, titles, {"sst2": 60.0})
     assert [cell[:3] for cell in table.rows[0][1:3]] == ["**−", line[2][2:5]]  # not bold
+    # Nor where only a third model still does the task.
+    third = ordered[ours].assign(model="pretrained-1e-4", score=80.0)
+    (table,) = fine_tuning.level_table(pd.concat([weaker, third]), titles, {"sst2": 60.0})
+    assert [cell[:3] for cell in table.rows[0][1:3]] == ["**−", line[2][2:5]]
     unlearned = ordered.assign(score=ordered.score.mask(ours & (ordered.level == 0), 52.0))
     (table,) = fine_tuning.level_table(unlearned, titles, {"sst2": 50.9})
     assert not any("**" in cell for cell in table.rows[0])
@@ -108,7 +112,7 @@ def test_fine_tuned_models_are_compared_with_the_first():
     harmed = ordered.assign(score=ordered.score.mask(clean, ordered.score - 9))
     harmed.loc[ours & (ordered.level > 0), "score"] += 9  # a lead at all levels
     text = fine_tuning.answer(harmed, titles, {"sst2": 50.9})
-    assert "**A difference that depends on the noise** for fine-tuned encoder + ESR (+" in text
+    assert "**A difference that depends on the noise** with ESR (+" in text
     assert "] without noise)" in text
 
 
@@ -125,7 +129,7 @@ def test_averages_leave_out_noise_at_which_no_model_does_the_task():
     )
     (note,) = gaussian.left_out_note(lost, kept, gaussian.titles(["sst2"]))
     label = gaussian.noise_label("matched", strongest)
-    assert note.endswith(f"Left out: noise on token embeddings, same SNR: {label}.")
+    assert note.endswith(f"Left out: noise on token embeddings, same SNR for each text: {label}.")
     # One model that still does it keeps the level; one that never learned it does not.
     able = lost.score.mask(matched & (lost.model == "robertha"), 70.0)
     assert len(gaussian.informative(lost.assign(score=able), constants)) == len(lost)
@@ -220,7 +224,7 @@ def test_few_test_rows_widen_the_interval_of_a_claim():
 
 @pytest.mark.parametrize(
     ("clean", "noisy", "expected"),
-    [(80, 60, "not measured"), (80, 51, scorecard.AT_BASELINE), (51, 51, scorecard.NOT_LEARNED)],
+    [(80, 60, "no interval"), (80, 51, scorecard.AT_BASELINE), (51, 51, scorecard.NOT_LEARNED)],
 )
 def test_scores_at_the_majority_baseline_give_no_verdict(monkeypatch, clean, noisy, expected):
     scores = made_up(lambda model, site, protocol, level: noisy if level else clean)
@@ -457,7 +461,7 @@ def test_training_through_memory_is_compared_with_memory_at_test_time():
     gaps = trained.adapted(scores, "tinybert-memory")
     assert gaps["mean"].round(2).tolist() == [-1.02, 1.02, 2.04]
     sentence = trained.adapted_sentence(gaps, "TinyBERT + memory")
-    assert "significantly higher at 2 of 3 SNRs, and lower at 1; 3 of these" in sentence
+    assert "significantly higher at 2 of 3 SNRs, and lower at 1; 3 after Holm" in sentence
     same = trained.adapted_sentence(gaps.assign(low=-9, high=9), "TinyBERT + memory")
     assert same.endswith("(TinyBERT + memory) do not differ significantly at any of 3 SNRs.")
     assert trained.adapted(scores[:3], "tinybert-memory").empty

@@ -183,7 +183,8 @@ def test_the_page_says_what_the_intervals_do(tmp_path, ends, noise, verdict):
         "uniform tokens, trained weights",
         "uniform tokens, random weights",
     ]
-    assert [row[-2:] for row in page.tables[1].rows] == [["1" if ends == 3 else "0", "0"]] * 2
+    shapes = [f"{int(ends == 3)} of 2", "0 of 2"]
+    assert [row[-2:] for row in page.tables[1].rows] == [shapes] * 2
     assert all(picture.figure.axes for picture in page.pictures.values())
 
 

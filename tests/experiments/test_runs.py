@@ -384,7 +384,10 @@ def test_a_run_predicts_labels_of_texts(trained, capsys, monkeypatch):
     two = replace(flags, model=("tinybert", "robertha", "tinybert-memory"))
     path = str(rundir.open_run("robustness", two))
     assert command_line.main(["predict", "--run", path, "good"]) == 1
-    message = "--model must be tinybert or robertha or tinybert-memory, got none"
+    message = "--model is required: the run has tinybert and robertha and tinybert-memory"
+    assert message in capsys.readouterr().err
+    assert command_line.main(["predict", "--run", path, "--model", "other", "good"]) == 1
+    message = "--model must be tinybert or robertha or tinybert-memory, got other"
     assert message in capsys.readouterr().err
     texts = ["a wonderful film", "the story drags"]
     assert command_line.main(["predict", "--run", path, "--model", "tinybert", *texts]) == 0
