@@ -43,7 +43,7 @@ SITES = {
     "memory": "on the token embeddings, with memory",
 }
 RHO = (0.99, 0.95, 0.9, 0.8, 0.6)
-_PROJECTIONS = 16  # random directions of an embedding's derivative
+_PROJECTIONS = 8  # random directions of an embedding's derivative
 _DRAWS, _DRAWS_DB = 16, 20.0  # noisy copies of a sentence, and their signal-to-noise ratio
 
 
@@ -51,7 +51,8 @@ class TextEncoder:
     """An encoder as a function of texts: a saved `Classifier`, or a pretrained model.
 
     The output is the labels' probabilities, a regression model's score, or, without labels, the
-    text's embedding: the mean of the last hidden state over tokens, scaled to norm 1.
+    text's embedding: the mean of the last hidden state over tokens, or its first token if the
+    folder's `1_Pooling/config.json` says so, scaled to norm 1.
 
     Args:
         name: Folder of `Classifier.save`, or a BERT, RoBERTa, GPT-2 or Gemma-2 by folder or name on
@@ -68,6 +69,7 @@ class TextEncoder:
 
     def __init__(self, name: str | os.PathLike[str]):
         folder = model_folder(name)
+        self.pooling = _pooling(folder)
         self.labels: tuple[str, ...] = ()
         self.causal: Pretrained | None = None
         self.run = jax.jit(self._batch, static_argnums=0)
@@ -124,7 +126,8 @@ class TextEncoder:
             logits = self.model.apply(params, hidden, mask, method="classify")
             return logits if len(self.labels) == 1 else jax.nn.softmax(logits)
         mean = jnp.sum(jnp.where(mask[..., None], hidden, 0), axis=1)
-        return mean / jnp.linalg.norm(mean, axis=-1, keepdims=True)
+        pooled = hidden[:, 0] if self.pooling == "cls" else mean
+        return pooled / jnp.linalg.norm(pooled, axis=-1, keepdims=True)
 
     def _batch(
         self,
@@ -263,7 +266,7 @@ def robustness(flags: argparse.Namespace) -> Path:
     if flags.memory:
         note += (
             " Memory: token embeddings are replaced by their posterior means, given the model's "
-            "vocabulary (hopfax.nn.recall)."
+            "vocabulary and a uniform prior (hopfax.nn.recall)."
         )
     return _write(flags.out, title, rows, draw, note)
 
@@ -362,7 +365,7 @@ def influence(flags: argparse.Namespace) -> Path:
     keys = jax.random.split(jax.random.key(0), _DRAWS)
     samples = add_noise(keys, copies, jnp.repeat(mask, _DRAWS, axis=0), jnp.float32(_DRAWS_DB))
     directions = jax.random.split(jax.random.key(1), _DRAWS)
-    # Without labels, the last layer's mean is the output.
+    # Without labels, the last layer's pooled state is the output.
     layers = {f"layer {n + 1}": jnp.asarray(n) for n in range(encoder.num_layers)}
     layers |= {"output": None} if encoder.labels else {}
     plan = list(itertools.product(layers.values(), zip(samples, directions, strict=True)))
@@ -390,7 +393,7 @@ def influence(flags: argparse.Namespace) -> Path:
         axes.figure.colorbar(picture, label="influence / largest of the column")
 
     note = (
-        "Influence of a token on the direction of a layer's mean hidden state, and on that of "
+        "Influence of a token on the direction of a layer's pooled hidden state, and on that of "
         "the output: norm of its "
         "derivative with respect to the token's embedding, times the embeddings' RMS norm; mean "
         f"over {_DRAWS} noisy copies at {_DRAWS_DB:g} dB ± standard error (Noise Stability of "
@@ -406,6 +409,18 @@ def _progress(parts: Sequence[Any]) -> Iterator[Any]:
         for number, part in enumerate(parts, start=1):
             yield part
             progress.update(number)
+
+
+def _pooling(folder: Path) -> str:
+    """Returns how a sentence encoder pools its states: "mean", or "cls" for the first one."""
+    path = folder / "1_Pooling" / "config.json"
+    if not path.is_file():
+        return "mean"
+    kinds = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+    chosen = [key for key, value in read_json(path).items() if value is True and "mode" in key]
+    if len(chosen) != 1 or chosen[0] not in kinds:
+        raise ValueError(f"{path} must choose one of {', '.join(kinds)}, got {chosen}")
+    return kinds[chosen[0]]
 
 
 def _colored(words: Sequence[str], shares: np.ndarray) -> str:

@@ -32,7 +32,8 @@ def model_folder(name: str | os.PathLike[str]) -> Path:
         return folder
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise FileNotFoundError(
-            f"{str(name)!r} is neither a folder nor a name on the Hugging Face hub (OWNER/NAME)"
+            f"{str(name)!r} is neither a folder nor a name on the Hugging Face hub, such as "
+            "google-bert/bert-base-uncased"
         )
     try:
         from huggingface_hub import snapshot_download
@@ -51,7 +52,9 @@ def model_folder(name: str | os.PathLike[str]) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the object in a JSON file; raises a ValueError that names the file."""
+    """Returns the object in a JSON file; raises an error that names the file."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path.parent} has no {path.name}")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

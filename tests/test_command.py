@@ -395,6 +395,24 @@ def test_the_embedding_of_a_text_is_its_mean_hidden_state(encoder):
         np.testing.assert_allclose(output, mean / np.linalg.norm(mean), rtol=1e-4, atol=1e-5)
 
 
+def test_the_embedding_is_pooled_as_the_folder_says(tmp_path):
+    folder = tiny_folder(tmp_path / "bert", "bert")
+    (folder / "1_Pooling").mkdir()
+    modes = {"word_embedding_dimension": 8, "pooling_mode_mean_tokens": False}
+    path = write(
+        folder / "1_Pooling/config.json", json.dumps(modes | {"pooling_mode_cls_token": True})
+    )
+    model, ids = load_pretrained(folder), np.array([[2, 4, 5, 3]])
+    first = model.forward(model.embed(ids), np.ones(ids.shape)).output[0, 0]
+    (output,) = command.TextEncoder(folder).outputs(["a b"])
+    np.testing.assert_allclose(output, first / np.linalg.norm(first), rtol=1e-4, atol=1e-5)
+    write(path, json.dumps(modes | {"pooling_mode_max_tokens": True}))
+    with pytest.raises(
+        ValueError, match=r"must choose one of .*, got \['pooling_mode_max_tokens'\]"
+    ):
+        command.TextEncoder(folder)
+
+
 @pytest.mark.parametrize("model", ["classifier", "encoder"])
 def test_stability_is_the_mean_cosine_of_the_outputs(model, tmp_path, request):
     folder, lines = request.getfixturevalue(model), [f"{a} b c" for a in WORDS]

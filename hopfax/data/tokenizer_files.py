@@ -1,6 +1,7 @@
 """Reads the tokenizer of a Hugging Face folder."""
 
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,6 +100,12 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
         raise ValueError(
             f"{files} in {folder} has {len(tokens)} tokens, too few for the vocab_size {size} of "
             "config.json"
+        )
+    if isinstance(size, int) and len(tokens) <= size - 128:
+        warnings.warn(
+            f"{files} in {folder} has {len(tokens)} tokens, fewer than the vocab_size {size} of "
+            "config.json",
+            stacklevel=2,
         )
     return WordPiece(
         tokens=tuple(tokens),

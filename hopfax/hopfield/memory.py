@@ -416,7 +416,8 @@ def estimate_sigma(
     squares = jnp.where(weights > 0, jnp.mean(jnp.square(noisy), axis=1), 0)
     power = jnp.sum(squares) / jnp.maximum(jnp.sum(weights), 1)
     signal = jnp.mean(jnp.square(_cleared(patterns, prior)), axis=1) @ jax.nn.softmax(prior)
-    return jnp.sqrt(jnp.maximum(power - signal, 1e-6 * signal))
+    least = jnp.maximum(1e-6 * signal, jnp.finfo(signal.dtype).tiny)
+    return jnp.sqrt(jnp.maximum(power - signal, least))
 
 
 def capacity_snr_db(entropy_bits: float | Array, *, width: int) -> Float[Array, ""]:

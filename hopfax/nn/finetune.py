@@ -48,7 +48,7 @@ def text_classifier(
 
     Raises:
         ValueError: The model is not an encoder, its activation is not GELU, a number is out of
-            range, or `num_outputs` is None and it has no classifier.
+            range, or `num_outputs` is None and it has no classifier, or `options` has `num_heads`.
 
     Example:
         >>> model = load_pretrained("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
@@ -69,6 +69,9 @@ def text_classifier(
         raise ValueError("num_outputs is required: the model has no classifier")
     if attention is None:
         attention, options = pretrained.attention[0], {**pretrained.attention[1], **options}
+    if "num_heads" in options:
+        heads = config["num_attention_heads"]
+        raise ValueError(f"num_heads must be that of the model, {heads}: do not pass it")
     if issubclass(attention, SoftmaxAttention):
         options = {"dropout": dropout, **options}
     vocabulary, width = pretrained.table.shape

@@ -33,6 +33,7 @@ def stored_tensors(folder: Path) -> list[Stored]:
         ValueError: A file cannot be read.
     """
     path, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    shards: Any = {}
     if path.exists():
         paths = [path]
     elif index.exists():
@@ -41,13 +42,17 @@ def stored_tensors(folder: Path) -> list[Stored]:
             raise ValueError(f"{index} must have a weight_map from tensors to files")
         paths = [folder / name for name in sorted(set(shards.values()))]
     else:
-        raise FileNotFoundError(f"{folder} has no {path.name} and no {index.name}")
+        other = (folder / "pytorch_model.bin").exists()
+        hint = "; convert pytorch_model.bin to safetensors" if other else ""
+        raise FileNotFoundError(f"{folder} has no {path.name} and no {index.name}{hint}")
     tensors = []
     for path in paths:
         with _open(path) as file:
             for name in file.keys():  # noqa: SIM118 (not a dict)
                 part = file.get_slice(name)
                 tensors.append(Stored(path, name, tuple(part.get_shape()), part.get_dtype()))
+    if absent := sorted(shards.keys() - {tensor.name for tensor in tensors}):
+        raise ValueError(f"{index} names tensors that no shard has: {', '.join(absent)}")
     return tensors
 
 

@@ -1,3 +1,4 @@
+import contextlib
 import json
 
 import pytest
@@ -144,6 +145,15 @@ def test_the_cache_depends_on_the_tokenizer(tmp_path, cache):
 
 
 NO_TOKENIZER = r"has no tokenizer\.json, no vocab\.txt, and not both vocab\.json and merges\.txt"
+
+
+def test_many_missing_tokens_are_a_warning(tmp_path):
+    tokens = [*BERT, *map(str, range(3000))]
+    for size in (len(tokens) + 127, len(tokens) + 128):  # sizes are padded to round numbers
+        write(tmp_path, vocab_txt="\n".join(tokens), config_json={"vocab_size": size})
+        many = f"has 3012 tokens, fewer than the vocab_size {size}"
+        with pytest.warns(UserWarning, match=many) if size > 3139 else contextlib.nullcontext():
+            assert len(read_tokenizer(tmp_path).tokens) == 3012
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,11 @@ def test_attention_of_causal_models_cannot_be_replaced(tmp_path, family):
         replace_attention(load(tmp_path, family), HopfieldAttention)
 
 
+def test_the_number_of_heads_is_that_of_the_model(loaded):
+    with pytest.raises(ValueError, match=r"num_heads must be that of the model, \d+: do not pass"):
+        replace_attention(loaded, HopfieldAttention, num_heads=1)
+
+
 def test_attention_is_a_class(loaded):
     with pytest.raises(TypeError, match=r"must be a class, such as HopfieldAttention, got 'hop"):
         replace_attention(loaded, "hopfield")

@@ -476,14 +476,17 @@ def test_missing_and_broken_files(tmp_path, draw):
     with pytest.raises(FileNotFoundError, match="bert' is neither a folder nor"):
         load_pretrained(folder)
     folder.mkdir()
-    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+    with pytest.raises(FileNotFoundError, match=r" has no config\.json"):
         load_pretrained(folder)
     for text, message in (("{", "is not a JSON file"), ("[]", "must contain an object, got list")):
         (folder / "config.json").write_text(text)
         with pytest.raises(ValueError, match=rf"config\.json {message}"):
             load_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(CONFIGS["bert"]))
-    with pytest.raises(FileNotFoundError, match=r"no model\.safetensors and no .*index\.json"):
+    with pytest.raises(FileNotFoundError, match=r"no model\.safetensors and no .*index\.json$"):
+        load_pretrained(folder)
+    (folder / "pytorch_model.bin").touch()
+    with pytest.raises(FileNotFoundError, match=r"convert pytorch_model\.bin to safetensors"):
         load_pretrained(folder)
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": 1}}))
@@ -493,6 +496,8 @@ def test_missing_and_broken_files(tmp_path, draw):
     with pytest.raises(FileNotFoundError, match=r"shard\.safetensors"):
         load_pretrained(folder)
     save_file(draw("bert"), folder / "shard.safetensors")
+    with pytest.raises(ValueError, match=r"index\.json names tensors that no shard has: a$"):
+        load_pretrained(folder)
     data = (folder / "shard.safetensors").read_bytes()
     for size in (0, 100, len(data) - 1):
         (folder / "shard.safetensors").write_bytes(data[:size])
