@@ -60,19 +60,14 @@ class Picture:
         return self.draw()
 
 
-def forest(caption: str, table: pd.DataFrame, **options: Any) -> Picture:
-    """Returns a picture by `figures.forest`."""
-    return Picture(functools.partial(figures.forest, table, **options), caption)
+def _picture(draw: Callable[..., Figure]) -> Callable[..., Picture]:
+    """Returns a function of a caption, a table and the options of `draw`."""
+    return lambda caption, table, **options: Picture(
+        functools.partial(draw, table, **options), caption
+    )
 
 
-def facets(caption: str, table: pd.DataFrame, **options: Any) -> Picture:
-    """Returns a picture by `figures.facets`."""
-    return Picture(functools.partial(figures.facets, table, **options), caption)
-
-
-def panels(caption: str, table: pd.DataFrame, **options: Any) -> Picture:
-    """Returns a picture by `figures.panels`."""
-    return Picture(functools.partial(figures.panels, table, **options), caption)
+forest, facets, panels = map(_picture, (figures.forest, figures.facets, figures.panels))
 
 
 @dataclass(frozen=True)
@@ -87,7 +82,6 @@ class Explorer:
         menus: Columns that menus choose a value of, and their labels.
         titles: What to print for values.
         xlabel: What x is, such as "noise level".
-        ylabel: What `mean` is.
     """
 
     table: pd.DataFrame
@@ -96,7 +90,6 @@ class Explorer:
     menus: Mapping[str, str]
     titles: Mapping[str, str] = field(default_factory=dict)
     xlabel: str = "level"
-    ylabel: str = "score"
 
 
 @dataclass(frozen=True)
@@ -310,7 +303,7 @@ def _chart(explorer: Explorer) -> dict[str, Any]:
         "menus": list(explorer.menus),
         "x": explorer.x,
         "hue": hue,
-        "label": explorer.ylabel.capitalize(),
+        "label": "Score",
         "numbers": numbers,
         "options": {name: list(map(_one_line, values[name])) for name in keys},
         "titles": {

@@ -24,6 +24,8 @@ from hopfax.data.tokenize import WordPiece, text_tokenizer
 from hopfax.nn import load_pretrained, robertha, tinybert, with_memory
 
 WORDS = "abcdefghijklmnop"
+VOCABULARY = train_vocabulary([" ".join(WORDS)])
+SIZES = {"width": 8, "num_layers": 1, "ff_width": 8, "max_length": 16}
 
 
 def tiny_folder(path, family, labels=()):
@@ -43,10 +45,8 @@ def encoder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory):
     path = tmp_path_factory.mktemp("saved") / "classifier"
-    vocabulary = train_vocabulary([" ".join(WORDS)])
-    sizes = {"width": 8, "num_layers": 1, "ff_width": 8, "max_length": 16}
-    model = robertha(vocabulary.size, 2, **sizes)
-    Classifier(model, model.init(jax.random.key(0)), vocabulary, ("bad", "good")).save(path)
+    model = robertha(VOCABULARY.size, 2, **SIZES)
+    Classifier(model, model.init(jax.random.key(0)), VOCABULARY, ("bad", "good")).save(path)
     return path
 
 
@@ -116,12 +116,10 @@ def test_robustness_of_a_classifier_is_its_accuracy(
 
 
 def test_token_types_reach_the_memory_of_a_saved_classifier(tmp_path):
-    vocabulary = train_vocabulary([" ".join(WORDS)])
-    sizes = {"width": 8, "num_layers": 1, "ff_width": 8, "max_length": 16}
-    types = {"num_types": 2, "separator": vocabulary.sep_id}
-    model = with_memory(tinybert(vocabulary.size, 2, **sizes, **types), site="embedding")
+    types = {"num_types": 2, "separator": VOCABULARY.sep_id}
+    model = with_memory(tinybert(VOCABULARY.size, 2, **SIZES, **types), site="embedding")
     params = jax.tree.map(lambda leaf: 20 * leaf, model.init(jax.random.key(0)))
-    saved = Classifier(model, params, vocabulary, ("bad", "good"))
+    saved = Classifier(model, params, VOCABULARY, ("bad", "good"))
     saved.save(tmp_path / "saved")
     texts = [("a b", "c d e"), ("f g h", "i")]
     got = command.TextEncoder(tmp_path / "saved").outputs(texts)
@@ -286,11 +284,9 @@ def test_token_types_are_those_of_the_clean_text(encoder, monkeypatch):
 
 def test_a_model_with_memory_is_not_given_another(films, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(command, "SNR_DB", (6,))
-    vocabulary = train_vocabulary([" ".join(WORDS)])
-    sizes = {"width": 8, "num_layers": 1, "ff_width": 8, "max_length": 16}
-    model = with_memory(tinybert(vocabulary.size, 2, **sizes))
+    model = with_memory(tinybert(VOCABULARY.size, 2, **SIZES))
     params = model.init(jax.random.key(0))
-    Classifier(model, params, vocabulary, ("bad", "good")).save(tmp_path / "saved")
+    Classifier(model, params, VOCABULARY, ("bad", "good")).save(tmp_path / "saved")
     options = ("--dev", films, "--text", "review", "--rows", 4)
     run(tmp_path / "out", "robustness", tmp_path / "saved", *options)
     assert "The model itself removes the noise" in (tmp_path / "out" / "README.md").read_text()

@@ -52,12 +52,13 @@ from experiments.memory.similarity import (
     add_noise,
     batched_outputs,
     by_method,
-    cosines,
     decibels,
     encoded,
     in_batches,
+    pair_cosines,
     prior,
     results,
+    unit_outputs,
 )
 from experiments.report import Page
 from experiments.settings import by_budget
@@ -168,7 +169,7 @@ def run(config: Config) -> Path:
                 model, encoded(rest, tokens), encoded(held_out, tokens), blank, budget
             )
             clean, right = [table[text] for text in ids], np.concatenate(ids)
-            measured = {("none", "", 0.0): [cosines(model, clean)]}
+            measured = {("none", "", 0.0): [pair_cosines(unit_outputs(model, clean))]}
             recovered: dict[Any, list[float]] = {}
             random_rows: list[dict[str, Any]] = []
             decode, of_random_table = decoder(model, priors), random_reader(priors)
@@ -179,7 +180,7 @@ def run(config: Config) -> Path:
                 estimates = decode(noisy, [len(text) for text in ids])
                 for method, (decoded, values) in estimates.items():
                     at = method, protocol, db
-                    measured.setdefault(at, []).append(cosines(model, values))
+                    measured.setdefault(at, []).append(pair_cosines(unit_outputs(model, values)))
                     share = 100 * float(np.mean(decoded == right))
                     recovered.setdefault(at, []).append(share)
                 share = 100 * of_random_table(ids, db, protocol=protocol, seed=draw)

@@ -295,11 +295,6 @@ def pair_cosines(outputs: np.ndarray) -> np.ndarray:
     return np.sum(first * second, axis=1)
 
 
-def cosines(model: Pretrained, vectors: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns the cosine similarity between the mean states of the two texts of each pair."""
-    return pair_cosines(unit_outputs(model, vectors))
-
-
 def score(task: str, cosines: np.ndarray, labels: np.ndarray) -> float:
     """Returns how well the cosines rank the pairs, times 100."""
     ranks = rankdata(cosines)

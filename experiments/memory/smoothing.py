@@ -45,7 +45,7 @@ from experiments.report import Page
 from experiments.rundir import open_run, read_config
 from experiments.settings import BudgetName, budget_of, by_budget, optional
 from hopfax.hopfield import certified_radius
-from hopfax.nn import Functional, Params, recall
+from hopfax.nn import Functional, Params, Perturbation, recall
 from hopfax.train import interrupt
 from hopfax.train.progress import Progress
 
@@ -193,17 +193,6 @@ def embeddings(model: Functional[Any], params: Params, ids: Array) -> Float[Arra
     return model.apply(params, ids[None], method="embed_tokens")[0]
 
 
-def logits(
-    model: Functional[Any], params: Params, ids: Array, tokens: Array, mask: Array
-) -> Float[Array, "copies classes"]:
-    """Returns the outputs for copies of a text with these token vectors."""
-    types = model.apply(params, jnp.broadcast_to(ids, tokens.shape[:2]), method="token_types")
-    mask = jnp.broadcast_to(mask, tokens.shape[:2])
-    first = model.apply(params, tokens, types, method="embed")
-    hidden = model.apply(params, first, mask, types, method="encode").hidden
-    return model.apply(params, hidden, mask, method="classify")
-
-
 def padded(ids: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns ids padded to a multiple of `PAD` or to `longest`, and the mask of the real ones."""
     length = min(-(-len(ids) // PAD) * PAD, longest)
@@ -221,8 +210,7 @@ def nearest(cell: Cell, texts: Texts) -> pd.DataFrame:
 
     @jax.jit
     def label(params: Params, ids: Array, mask: Array) -> Array:
-        tokens = embeddings(cell.model, params, ids)[None]
-        return jnp.argmax(logits(cell.model, params, ids, tokens, mask)[0])
+        return jnp.argmax(cell.model.apply(params, ids[None], mask[None]).logits[0])
 
     return pd.DataFrame([
         {"model": "nearest", "predicted": int(label(params, ids, mask)),
@@ -241,7 +229,8 @@ def _votes(
     noisy = clean + jnp.where(mask[:, None], noise, 0)
     if memory:
         noisy = recall(noisy, memory.table, sigma=sigma, log_prior=memory.log_prior)
-    outputs = logits(model, params, ids, noisy, mask)
+    copies = (jnp.broadcast_to(each, noisy.shape[:2]) for each in (ids, mask))
+    outputs = model.apply(params, *copies, added=Perturbation(token=noisy - clean)).logits
     return jnp.sum(jax.nn.one_hot(jnp.argmax(outputs, axis=1), outputs.shape[1], dtype=int), axis=0)
 
 

@@ -27,13 +27,13 @@ class Interval(NamedTuple):
     high: float
 
 
-def median_time(times: np.ndarray, *, seed: int = 0) -> Interval:
+def median_time(times: np.ndarray) -> Interval:
     """Median over runs, `(runs,)`, inf for never, with a percentile bootstrap interval.
 
     Raises:
         ValueError: There are fewer than two runs.
     """
-    medians = median(_resampled(times[None], seed)[0])
+    medians = median(_resampled(times[None])[0])
     return Interval(float(median(times)), *_ends(medians, medians, len(times)))
 
 
@@ -76,12 +76,12 @@ def _percent(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     return np.where(np.isinf(ours), -np.inf, 100 * (1 - share))
 
 
-def _resampled(samples: np.ndarray, seed: int = 0) -> np.ndarray:
+def _resampled(samples: np.ndarray) -> np.ndarray:
     """`(..., resamples, runs)`, the same runs in every row of `samples`."""
     count = samples.shape[-1]
     if count < 2:
         raise ValueError(f"an interval needs at least two runs, got {count}")
-    return samples[..., np.random.default_rng(seed).integers(0, count, (RESAMPLES, count))]
+    return samples[..., np.random.default_rng(0).integers(0, count, (RESAMPLES, count))]
 
 
 def _ends(least: np.ndarray, most: np.ndarray, runs: int) -> tuple[float, float]:

@@ -222,8 +222,7 @@ def embedding(model: Pretrained) -> Output:
     def output(params: Params, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
         vectors = model.embed(ids[None], params=params)
         mask = jnp.ones((1, len(ids)), bool)
-        mean = model.forward(vectors, mask, params=params).output[0].mean(0)
-        unit = mean / jnp.linalg.norm(mean)
+        unit = influence.pooled(model, model.forward(vectors, mask, params=params).output[0])
         return unit, unit
 
     return output

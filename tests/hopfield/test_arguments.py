@@ -185,6 +185,7 @@ def test_extreme_noise_levels_are_the_limits(sigma):
     patterns = jnp.eye(3)
     found = hopfield.denoise(patterns[1], patterns, sigma=sigma)
     np.testing.assert_allclose(found.probability, 1 if sigma < 1 else 1 / 3, rtol=1e-6)
+    assert sigma > 1 or found.index == 1
     bound = hopfield.recovery_bound(patterns, sigma=sigma)
     np.testing.assert_allclose(bound, 1 if sigma < 1 else 0, atol=1e-6)
 

@@ -116,11 +116,6 @@ def test_a_query_with_a_nan_has_no_posterior():
     assert np.isnan(got.value).all() and np.isnan(got.probability)
 
 
-def test_the_smallest_sigma_returns_the_nearest_pattern():
-    got = hopfield.denoise(PATTERNS[3] + 1e-3, PATTERNS, sigma=1e-30)
-    assert (got.index, got.probability) == (3, 1)
-
-
 @pytest.mark.parametrize("sigma", [None, 0.9])
 @pytest.mark.parametrize(
     "options", [{"mask": np.zeros(COUNT, bool)}, {"log_prior": np.full(COUNT, -np.inf)}]
