@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+from scipy.special import log_softmax
 
 from experiments import report, tidy
 from experiments.figures import SNR, Panel
@@ -121,7 +122,8 @@ def run(config: Config) -> Path:
     row_of_text = np.repeat(np.arange(len(rows)), [*map(len, per_row)])
     ids, text = np.concatenate(texts), np.repeat(np.arange(len(texts)), [*map(len, texts)])
     position = np.concatenate([np.arange(len(text)) for text in texts])
-    read = ~np.isin(ids, text_tokenizer(vocabulary).encode("").ids)
+    special = text_tokenizer(vocabulary).encode("").ids
+    read = ~np.isin(ids, special)
     tokens = Texts(
         ids[read], row_of_text[text[read]], text[read], position[read], texts, vocabulary.tokens,
         table, log_prior, partial(similarity.unit_outputs, model),
@@ -131,6 +133,8 @@ def run(config: Config) -> Path:
         for place, db in enumerate(budget.snr_db, 1):
             measured += measure(tokens, decode, db, budget)
             progress.update(place)
+    log_prior[special] = -np.inf
+    measured += limits(tokens.ids, table, log_prior)
     shared = {"task": config.task, "corruption": "gaussian", "site": "token", "seed": 0,
               "protocol": "one-sigma"}  # fmt: skip
     return report.write_run(folder, pd.DataFrame(measured).assign(**shared), COLUMNS, page)
@@ -207,6 +211,24 @@ def measure(
     rows.append({"model": "memory", "metric": "sigma error", "group": "all", "score": error})
     shared = {"level": 10 ** (-db / 20), "snr_db": db, "num_examples": len(ids)}
     return [{**shared, **each} for each in rows]
+
+
+def limits(ids: np.ndarray, table: np.ndarray, log_prior: np.ndarray) -> list[dict[str, Any]]:
+    """Returns rows of `hopfield.capacity_snr_db`, for white signal and for the table's spectrum."""
+    log_prior = log_softmax(log_prior)
+    prior, bits = np.exp(log_prior), -float(log_prior[ids].mean()) / np.log(2)
+    centered = table - prior @ table
+    spectrum = np.linalg.eigvalsh(centered.T @ (prior[:, None] * centered))
+    spectrum = np.maximum(spectrum, 0) / (prior @ np.square(table).sum(axis=1))
+    each = {"white": None, "table": jnp.asarray(spectrum)}
+    shared = {"model": "memory", "metric": "limit", "num_examples": len(ids)}
+    return [
+        {**shared, "group": name, "score": float(limit)}
+        for name, limit in (
+            (name, hopfield.capacity_snr_db(bits, width=table.shape[1], spectrum=values))
+            for name, values in each.items()
+        )
+    ]
 
 
 def estimated_sigma(
@@ -339,7 +361,7 @@ def stem(word: str) -> str:
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
     frame = tidy.read(folder)
-    levels = sorted(frame.snr_db.unique(), reverse=True)
+    levels = sorted(frame[frame.metric == "recovered"].snr_db.unique(), reverse=True)
 
     def at(**values: Any) -> dict[float, float]:
         rows = tidy.select(frame, **values)
@@ -405,6 +427,14 @@ def page(folder: Path) -> Page:
         notes.append(
             f"At the SNR where the nearest-token decoder recovers {goal} %, as in BeamClean, "
             f"memory recovers {score:.0f} % (interpolated)."
+        )
+    limit = frame[frame.metric == "limit"].set_index("group").score
+    if len(limit):
+        notes.append(
+            "Shannon limit: below this SNR, no decoder recovers all tokens, if the prior is "
+            f"correct. With the table's mean and covariance, it is {decibels(limit.table)}. Other "
+            "pages assume equal power in all directions, which gives a lower limit, here "
+            f"{decibels(limit.white)}."
         )
     return report.Page(
         title="How many tokens can be recovered from noisy embeddings",

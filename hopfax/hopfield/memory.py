@@ -420,21 +420,32 @@ def estimate_sigma(
     return jnp.sqrt(jnp.maximum(power - signal, least))
 
 
-def capacity_snr_db(entropy_bits: float | Array, *, width: int) -> Float[Array, ""]:
+def capacity_snr_db(
+    entropy_bits: float | Array, *, width: int, spectrum: Float[Array, " width"] | None = None
+) -> Float[Array, ""]:
     r"""Returns the signal-to-noise ratio in dB below which no decoder can recover all tokens.
 
-    $$10 \log_{10}\left(2^{2H/d} - 1\right)$$
+    It is the ratio S at which the capacity of the Gaussian channel is H bits a token. If all
+    directions have the same power,
+
+    $$S = 2^{2H/d} - 1$$
+
+    With a spectrum, S is higher: it solves
+    $\frac{1}{2} \sum_i \log_2(1 + S d \lambda_i) = H$, by bisection.
 
     Args:
         entropy_bits: Entropy H of a token in bits, given its context if the decoder uses it, > 0.
         width: Number of coordinates d of a token's vector.
+        spectrum: Eigenvalues $\lambda_i$ >= 0 of the vectors' covariance, divided by their mean
+            square norm. Their sum is below 1 if the mean vector is not zero, since it carries no
+            information. None if all are 1/d.
 
     Returns:
-        The ratio per coordinate at which the capacity of the Gaussian channel is H bits a token.
+        The ratio per coordinate, in dB; with a spectrum, at most 300 dB.
 
     Raises:
-        TypeError, ValueError: If H is not positive, or `width` is not an integer >= 1; traced
-            numbers are not checked.
+        TypeError, ValueError: If H is not positive, `width` is not an integer >= 1, or `spectrum`
+            has another shape or a negative entry; traced numbers are not checked.
 
     Example:
         >>> from hopfax import hopfield
@@ -446,7 +457,24 @@ def capacity_snr_db(entropy_bits: float | Array, *, width: int) -> Float[Array, 
     """
     check_range(0, ends="(]", entropy_bits=entropy_bits)
     check_count(1, width=width)
-    return 10 * jnp.log10(jnp.expm1(2 * jnp.log(2.0) * jnp.asarray(entropy_bits) / width))
+    nats = jnp.log(2.0) * jnp.asarray(entropy_bits)
+    white = 10 * jnp.log10(jnp.expm1(2 * nats / width))
+    if spectrum is None:
+        return white
+    shares = jnp.asarray(spectrum)
+    if shares.shape != (width,):
+        raise ValueError(f"spectrum must have shape ({width},), got {shares.shape}")
+    check_range(0, ends="[]", spectrum=shares)
+
+    def halved(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = ends
+        middle = (low + high) / 2
+        signal = width * shares * 10 ** (middle[..., None] / 10)
+        enough = jnp.sum(jnp.log1p(signal), axis=-1) / 2 >= nats
+        return jnp.where(enough, low, middle), jnp.where(enough, middle, high)
+
+    ends = white, jnp.full_like(white, 300)  # white signal is the best
+    return jax.lax.fori_loop(0, 40, halved, ends)[1]
 
 
 def certified_radius(patterns: Patterns, *, mask: Mask = None) -> Float[Array, " patterns"]:

@@ -69,6 +69,9 @@ def test_a_run_measures_predicts_and_renders(tmp_path):
     budget = recovery.Budget(10, 2, (0.0, recovery.EXPLAINED))
     decode = recovery.decoder(table, prior)
     rows = [row for db in budget.snr_db for row in recovery.measure(texts, decode, db, budget)]
+    rows += recovery.limits(ids, table, prior)
+    white, colored = (row["score"] for row in rows[-2:])
+    assert white < colored < white + 3
     frame = pd.DataFrame(rows)
     frame = frame.assign(task="mrpc", corruption="gaussian", site="token", seed=0)
     frame.reindex(columns=list(recovery.COLUMNS)).to_csv(tmp_path / "results.csv")

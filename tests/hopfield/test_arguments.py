@@ -157,6 +157,16 @@ def test_beta_and_mask(call, options, error, words):
         (ValueError, "the width of", lambda: hopfield.estimate_sigma(PATTERNS[:, :3], PATTERNS)),
         (ValueError, "entropy_bits must be > 0", lambda: hopfield.capacity_snr_db(-1.0, width=8)),
         (ValueError, "width must be >= 1, got 0", lambda: hopfield.capacity_snr_db(10.0, width=0)),
+        (
+            ValueError,
+            r"spectrum must have shape \(8,\), got \(4,\)",
+            lambda: hopfield.capacity_snr_db(10.0, width=8, spectrum=jnp.ones(4) / 4),
+        ),
+        (
+            ValueError,
+            "spectrum must be >= 0",
+            lambda: hopfield.capacity_snr_db(10.0, width=2, spectrum=jnp.array([1.5, -0.5])),
+        ),
         (ValueError, r"in \[1, 3\], got 4", lambda: hopfield.candidates(STATE, PATTERNS, count=4)),
         (
             ValueError,

@@ -216,6 +216,22 @@ def test_capacity_is_shannon_s():
         np.testing.assert_allclose(width / 2 * np.log2(1 + snr), bits, rtol=1e-4)
 
 
+def test_capacity_of_a_spectrum_is_that_of_parallel_channels():
+    white = hopfield.capacity_snr_db(10.0, width=128)
+    same = hopfield.capacity_snr_db(10.0, width=128, spectrum=jnp.full(128, 1 / 128))
+    assert same == pytest.approx(float(white), abs=1e-3)
+    # A signal in 32 of 128 directions, with half of its power in the mean.
+    half = jnp.repeat(jnp.array([0.5 / 32, 0.0]), jnp.array([32, 96]))
+    expected = hopfield.capacity_snr_db(10.0, width=32) + 10 * np.log10(32 / 128 / 0.5)
+    got = hopfield.capacity_snr_db(10.0, width=128, spectrum=half)
+    assert got == pytest.approx(float(expected), abs=1e-3)
+    shares = np.random.default_rng(0).dirichlet(np.ones(64))
+    bits = jnp.array([3.0, 12.0])
+    snr = 10 ** (np.asarray(hopfield.capacity_snr_db(bits, width=64, spectrum=shares), float) / 10)
+    capacity = np.log2(1 + 64 * np.outer(snr, shares)).sum(axis=1) / 2
+    np.testing.assert_allclose(capacity, bits, rtol=1e-4)
+
+
 def test_below_the_certified_radius_the_nearest_pattern_is_the_right_one():
     radii = np.asarray(hopfield.certified_radius(PATTERNS))
     distances = np.linalg.norm(PATTERNS[:, None] - PATTERNS, axis=-1) + np.diag([np.inf] * COUNT)
