@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from hopfax.checks import check_range, check_shapes
@@ -63,6 +64,8 @@ def recall(
         )
     if log_scale is not None and jnp.shape(log_scale) != table.shape[1:]:
         raise ValueError(f"log_scale must have shape {table.shape[1:]}, got {jnp.shape(log_scale)}")
+    if log_scale is not None:
+        check_range(-np.inf, ends="()", log_scale=log_scale)
     if sigma is not None:
         sigma = jnp.asarray(sigma)
         check_range(0, ends="()", sigma=sigma)
