@@ -143,7 +143,7 @@ def facets(
         table: Rows with `x`, `hue`, `row`, `col`, and `mean`, `low`, `high`; optionally `paper`,
             drawn as open marks, and as lines `constant`, the score of the majority baseline,
             `clean`, the score without noise, and `limit`, the SNR below which no method can work.
-            Values keep the order of the table.
+            Noise levels whose `left_out` is True are shaded. Values keep the order of the table.
         x: Column of the horizontal axis: numbers are drawn to scale, texts at equal steps.
         hue: Column that tells the lines apart.
         row: Column of the panel rows.
@@ -376,6 +376,9 @@ def _lines(
         ]
         axes.set_xticks(range(len(ticks)), shown)
         axes.set_xlim(-0.4, len(ticks) - 0.6)  # room for the outer labels
+        if _any(table, "left_out"):
+            first = min(ticks.index(value) for value in table[x][table.left_out])
+            axes.axvspan(first - 0.5, len(ticks), color=FAINT, alpha=0.15, lw=0)
     axes.grid(axis="y")
 
 
@@ -430,6 +433,8 @@ def _legend(
             handles.append(Line2D([], [], label=label, color=FAINT, ls=lines, lw=1.5))
     if _has(table, "limit"):
         handles.append(Patch(label="below the Shannon limit", color=FAINT, alpha=0.15, lw=0))
+    if _any(table, "left_out"):
+        handles.append(Patch(label="left out of averages", color=FAINT, alpha=0.15, lw=0))
     columns = _columns(handles, figure.get_figwidth())
     figure.legend(handles=handles, loc="outside upper left", ncols=columns)
 
@@ -444,6 +449,10 @@ def _where(table: pd.DataFrame, column: str | None, value: Any) -> pd.DataFrame:
 
 def _has(table: pd.DataFrame, column: str) -> bool:
     return column in table and bool(table[column].notna().any())
+
+
+def _any(table: pd.DataFrame, column: str) -> bool:
+    return column in table and bool(table[column].any())
 
 
 def _columns(handles: Sequence[Any], width: float) -> int:

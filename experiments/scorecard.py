@@ -38,6 +38,7 @@ FINE_TUNED = {
     "mrpc": "MRPC",
     "mrpc_parts": "MRPC, on a CPU",
     "mnli": "part of MNLI",
+    "mnli_parts": "part of MNLI, on a CPU",
     "rte_mnli": "RTE after MNLI",
 }
 LEVELS = {0.5012: 0.5, 1.0: 1.0, 1.995: 2.0}  # noise in units of a text's signal: the paper's σ
