@@ -107,12 +107,13 @@ def robustness(
     key: PRNGKeyArray,
     metric: str = "accuracy",
     snr_db: float | Sequence[float] = (6, 0, -6, -12),
+    per_token: bool = False,
     batch_size: int = 64,
 ) -> list[NoisyScore]:
     """Returns the score of any JAX function of embeddings, without noise and by noise level.
 
-    Gaussian noise is added to the embeddings at the same signal-to-noise ratio for each example.
-    All levels share draws.
+    Gaussian noise is added to the embeddings at the same signal-to-noise ratio for each example or
+    each token. All levels share draws.
 
     Args:
         fn: `fn(embeddings, mask)` returns `(batch, outputs)`: an output per class, or one for
@@ -123,6 +124,8 @@ def robustness(
         key: Random key of the noise.
         metric: See `hopfax.train.metrics.scores`.
         snr_db: Signal-to-noise ratios in dB.
+        per_token: Whether each token has this ratio, instead of each example. To compare models,
+            use both: a model that scales up the tokens it needs gains only if it is False.
         batch_size: Number of examples per call, >= 1.
 
     Returns:
@@ -163,7 +166,7 @@ def robustness(
     @jax.jit
     def outputs(keys: Array, signal: Array, mask: Array, level: Array) -> Array:
         noisy = jax.lax.cond(
-            level == np.inf, lambda: signal, lambda: add_noise(keys, signal, mask, level)
+            level == np.inf, lambda: signal, lambda: add_noise(keys, signal, mask, level, per_token)
         )
         return fn(noisy, mask)
 
@@ -186,8 +189,11 @@ def add_noise(
     signal: Float[Array, "batch tokens width"],
     mask: Bool[Array, "batch tokens"],
     snr_db: float | Float[Array, ""],
+    per_token: bool = False,
 ) -> Float[Array, "batch tokens width"]:
     """Adds Gaussian noise to each example, with its own key, at a signal-to-noise ratio in dB.
+
+    The ratio is that of the example or, if `per_token`, of each token.
 
     Example:
         >>> keys, mask = jax.random.split(jax.random.key(0), 3), jnp.ones((3, 100), bool)
@@ -197,8 +203,11 @@ def add_noise(
     """
 
     def one(key: Array, signal: Array, mask: Array) -> Array:
-        sigma = hopfield.matched_sigma(signal, snr_db=snr_db, mask=mask)
-        return signal + hopfield.gaussian_noise(key, signal, sigma=sigma, mask=mask)
+        noise = hopfield.gaussian_noise(key, signal, sigma=1.0, mask=mask)
+        if per_token:
+            each = jax.vmap(lambda token: hopfield.matched_sigma(token[None], snr_db=snr_db))
+            return signal + each(signal)[:, None] * noise
+        return signal + hopfield.matched_sigma(signal, snr_db=snr_db, mask=mask) * noise
 
     return jax.vmap(one)(keys, signal, mask)
 

@@ -192,12 +192,14 @@ def linear(embeddings, mask):
     return jnp.where(mask[..., None], embeddings, 0).sum(1)[:, :2]
 
 
-def test_robustness_of_a_function_is_that_of_its_noisy_inputs(rng):
+@pytest.mark.parametrize("per_token", [False, True])
+def test_robustness_of_a_function_is_that_of_its_noisy_inputs(rng, per_token):
     """In batches of any size; `linear` ignores padding."""
     embeddings, lengths = rng.normal(size=(21, 5, 4)), rng.integers(1, 6, (21, 1))
     mask, key = np.arange(5) < lengths, jax.random.key(3)
+    embeddings[:, 0] *= 5  # a loud token
     labels = np.asarray(linear(embeddings, mask).argmax(1))
-    options = {"key": key, "snr_db": [3, -9]}
+    options = {"key": key, "snr_db": [3, -9], "per_token": per_token}
     scored = robustness(linear, embeddings, mask, labels, **options)
     assert [each.snr_db for each in scored] == [np.inf, 3, -9] and scored[0].score == 100
     assert scored == robustness(linear, embeddings, mask, labels, batch_size=8, **options)
@@ -207,7 +209,8 @@ def test_robustness_of_a_function_is_that_of_its_noisy_inputs(rng):
             n, own = lengths[row, 0], jax.random.fold_in(key, row)
             noise = np.asarray(jax.random.normal(own, (5, 4)))[:n]
             signal = embeddings[row, :n]
-            sigma = np.sqrt(np.mean(signal**2)) * 10 ** (-each.snr_db / 20)
+            rms = np.sqrt(np.mean(signal**2, axis=1 if per_token else None, keepdims=True))
+            sigma = rms * 10 ** (-each.snr_db / 20)
             right += (signal + sigma * noise).sum(0)[:2].argmax() == labels[row]
         assert each.score == pytest.approx(100 * right / 21) and each.low < each.score < each.high
 
