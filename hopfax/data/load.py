@@ -3,6 +3,7 @@
 import os
 import zlib
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from hopfax.data.batching import Encoded
 from hopfax.data.raw import read_split
 from hopfax.data.synthetic import synthetic_split
 from hopfax.data.tasks import Example, TaskSpec, check_integer, task
-from hopfax.data.tokenize import WordPiece, encode, read_vocabulary
+from hopfax.data.tokenize import WordPiece, encode, read_vocabulary, warn_truncated
 from hopfax.data.vocabulary import train_vocabulary
 
 _SYNTHETIC_SIZES = {"train": 2000, "validation": 400, "test": 500}
@@ -76,7 +77,7 @@ def load_task(
             WordPiece (for other models, pass `read_tokenizer(folder)`); None trains one on the
             training rows.
         vocab_size: Maximum number of tokens of a trained vocabulary.
-        max_length: Longest row in tokens.
+        max_length: Longest row in tokens. Longer rows are truncated; a warning says how many.
         train_size: Number of training rows; None uses all (2000 for synthetic tasks).
 
     Raises:
@@ -111,11 +112,16 @@ def tokenized(
     vocab_size: int,
     max_length: int,
 ) -> TaskData:
-    """Tokenizes splits; None trains a vocabulary on the first split."""
+    """Tokenizes splits, with a warning if texts are truncated.
+
+    None trains a vocabulary on the first split.
+    """
     if vocabulary is None:
         texts = (text for row in splits[0] for choice in row.texts for text in choice)
         vocabulary = train_vocabulary(texts, vocab_size=vocab_size)
-    encoded = (encode(rows, vocabulary, max_length=max_length) for rows in splits)
+    encoded = [encode(rows, vocabulary, max_length=max_length) for rows in splits]
+    examples, lengths = list(chain(*splits)), np.concatenate([each.lengths for each in encoded])
+    warn_truncated(examples, lengths, vocabulary, max_length=max_length, stacklevel=3)
     return TaskData(spec, *encoded, vocabulary=vocabulary)
 
 

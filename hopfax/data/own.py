@@ -17,7 +17,7 @@ import numpy as np
 
 from hopfax.data.load import TaskData, tokenized
 from hopfax.data.tasks import Example, TaskSpec, check_integer, stripped
-from hopfax.data.tokenize import WordPiece, warn_truncated
+from hopfax.data.tokenize import WordPiece
 
 # Not "01" or "1_000", which are names.
 _NUMBER = re.compile(
@@ -97,11 +97,7 @@ def from_rows(
         join=stripped("text"),
     )
     splits = train, *splits
-    data = tokenized(spec, splits, vocabulary, vocab_size=vocab_size, max_length=max_length)
-    lengths = np.concatenate([part.lengths for part in (data.train, data.validation, data.test)])
-    examples = [example for split in splits for example in split]
-    warn_truncated(examples, lengths, data.vocabulary, max_length=max_length, stacklevel=2)
-    return data
+    return tokenized(spec, splits, vocabulary, vocab_size=vocab_size, max_length=max_length)
 
 
 def read_table(

@@ -52,6 +52,7 @@ def test_vocabulary_from_a_file(tmp_path):
     assert data.vocabulary.tokens == tuple(words)
 
 
+@pytest.mark.filterwarnings("ignore:.* are truncated")  # RTE has long texts
 @pytest.mark.parametrize("name", COMPLETE)
 def test_real_sets(shared, name):
     vocabulary = shared / "data" / "vocab" / "bert-base-uncased"
