@@ -167,10 +167,8 @@ def replace_attention(
         token_types: Int[Array, "batch tokens"] | None = None,
         params: Params = pretrained.params,
     ) -> Any:
-        x = jnp.asarray(embeddings, params["tokens"]["weight"].dtype)
-        width = pretrained.table.shape[1]
-        limits = {"width": width, "max_length": pretrained.max_length}
-        x, real, types = checked_inputs(x, mask, token_types, **limits)
+        limit = pretrained.max_length
+        x, real, types = checked_inputs(params, embeddings, mask, token_types, max_length=limit)
         return compiled(params, x, types, real, maps)
 
     return pretrained._replace(

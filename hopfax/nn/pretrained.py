@@ -135,11 +135,10 @@ def load_pretrained(folder: str | os.PathLike[str], *, dtype: Any = jnp.float32)
         token_types: Int[Array, "batch tokens"] | None = None,
         params: Params = params,
     ) -> tuple[Params, Array, Array, Array]:
-        embeddings = jnp.asarray(embeddings, params["tokens"]["weight"].dtype)
         if token_types is not None and "types" not in params:
             raise ValueError(f"token_types must be None for {config['model_type']}")
-        limits = {"width": width, "max_length": max_length}
-        return params, *checked_inputs(embeddings, mask, token_types, **limits)
+        checked = checked_inputs(params, embeddings, mask, token_types, max_length=max_length)
+        return params, *checked
 
     def forward(embeddings: Any, mask: Any, **options: Any) -> PretrainedOutput:
         return run_forward(*inputs(embeddings, mask, **options))
@@ -152,9 +151,11 @@ def load_pretrained(folder: str | os.PathLike[str], *, dtype: Any = jnp.float32)
 
 
 def checked_inputs(
-    embeddings: Array, mask: Any, token_types: Any, *, width: int, max_length: int
+    params: Params, embeddings: Any, mask: Any, token_types: Any, *, max_length: int
 ) -> tuple[Array, Array, Array]:
-    """Checks a batch; returns its embeddings, a boolean mask and token types."""
+    """Checks a batch; returns its embeddings in the model's dtype, a boolean mask, token types."""
+    table = params["tokens"]["weight"]
+    embeddings, width = jnp.asarray(embeddings, table.dtype), table.shape[1]
     real = jnp.asarray(mask) != 0
     if not is_traced(mask) and len(wrong := np.setdiff1d(np.asarray(mask), (0, 1))):
         raise ValueError(f"mask must be 1 at real tokens and 0 at padding, got {wrong[0]}")
