@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from experiments import figures
+from experiments import figures, tidy
 from experiments.provenance import origin_line
 from experiments.rundir import read_config, write_whole
 
@@ -119,11 +119,10 @@ def publish(folder: Path, page: Page) -> None:
     write_whole(folder / "README.md", markdown(page, folder))
 
 
-def write_run(
-    folder: Path, table: pd.DataFrame, columns: Iterable[str], page: Callable[[Path], Page]
-) -> Path:
+def write_run(folder: Path, table: pd.DataFrame, page: Callable[[Path], Page]) -> Path:
     """Writes a run's results.csv, then its page; returns the folder."""
-    text = table.reindex(columns=list(columns)).to_csv(index=False, lineterminator="\n")
+    columns = list(dict.fromkeys([*tidy.COLUMNS, *table]))
+    text = table.reindex(columns=columns).to_csv(index=False, lineterminator="\n")
     write_whole(folder / "results.csv", text)
     write_report(folder, page(folder))
     return folder

@@ -66,7 +66,6 @@ THEOREM = (
     "log(2(N − 1)NβM²)/β, a fixed point attracts all states within 1/(βNM); β = 1/σ², "
     "N vectors of norm at most M. The update has no prior and no bias."
 )
-COLUMNS = similarity.SHARED_COLUMNS
 
 
 class Budget(NamedTuple):
@@ -141,7 +140,7 @@ def run(config: Config) -> Path:
             rows += guaranteed(table, separation, unit, db)
             progress.update(done)
     frame = pd.DataFrame(rows).fillna({"task": "stsb"}).assign(site="token", seed=0)
-    return report.write_run(folder, frame, COLUMNS, page)
+    return report.write_run(folder, frame, page)
 
 
 def certified(

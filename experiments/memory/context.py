@@ -201,7 +201,7 @@ def run(config: Config) -> Path:
             frames.append(pd.DataFrame(scores).assign(task=name))
             progress.update(done + len(cases) + 1)
     frame = pd.concat(frames).assign(width=table.shape[1])
-    return report.write_run(folder, frame, [*similarity.SHARED_COLUMNS, "width"], page)
+    return report.write_run(folder, frame, page)
 
 
 class Bigrams(NamedTuple):

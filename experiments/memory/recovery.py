@@ -86,7 +86,6 @@ PROPERTIES = {
     "norm": "norm of the vector",
     "distance": "distance to the nearest other vector",
 }
-COLUMNS = (*similarity.SHARED_COLUMNS, "group", "place")
 
 
 LEVELS = (-4.0, -6.0, -8.0, -10.0, -12.0, -14.0, -16.0, -20.0)
@@ -137,7 +136,7 @@ def run(config: Config) -> Path:
     measured += limits(tokens.ids, table, log_prior)
     shared = {"task": config.task, "corruption": "gaussian", "site": "token", "seed": 0,
               "protocol": "one-sigma"}  # fmt: skip
-    return report.write_run(folder, pd.DataFrame(measured).assign(**shared), COLUMNS, page)
+    return report.write_run(folder, pd.DataFrame(measured).assign(**shared), page)
 
 
 class Texts(NamedTuple):

@@ -87,11 +87,6 @@ SCORED = (
     "100 times the area under the ROC curve (other tasks): the probability that a paraphrase or an "
     "entailment has a higher cosine than another pair."
 )
-SHARED_COLUMNS = (
-    "task", "model", "corruption", "level", "site", "protocol", "seed", "metric", "score",
-    "num_examples", "snr_db", "low", "high",
-)  # fmt: skip
-COLUMNS = (*SHARED_COLUMNS, "limit")
 
 
 class Budget(NamedTuple):
@@ -166,7 +161,7 @@ def run(config: Config) -> Path:
             bits = -float(np.mean(log_prior[right])) / np.log(2)
             limit = float(capacity_snr_db(bits, width=table.shape[1]))
             frames.append(pd.DataFrame(rows_of_task).assign(task=name, limit=limit))
-    return report.write_run(folder, pd.concat(frames), COLUMNS, page)
+    return report.write_run(folder, pd.concat(frames), page)
 
 
 def start(

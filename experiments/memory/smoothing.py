@@ -61,10 +61,6 @@ CALL = 50  # noisy copies of a text at once
 PAD = 16  # lengths are padded to multiples, so that few shapes compile
 GRID = np.arange(0, 0.61, 0.02).round(2)  # radii of the picture
 SHOWN = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4)  # radii of the table
-COLUMNS = (
-    "task", "model", "site", "snr_db", "seed", "row", "label", "predicted", "metric", "score",
-    "num_examples",
-)  # fmt: skip
 
 
 class Budget(NamedTuple):
@@ -166,7 +162,7 @@ def run(config: Config) -> Path:
         task=data.spec.name, site="token", seed=cell.spec.seeds[0], metric="radius",
         num_examples=len(rows),
     )  # fmt: skip
-    return report.write_run(folder, frame, COLUMNS, page)
+    return report.write_run(folder, frame, page)
 
 
 def opened(run: str, model: str | None, task: str | None) -> Cell:

@@ -63,10 +63,6 @@ TITLES = {
     "memory, adaptive": "memory, adaptive attack",
     "symspell, adaptive": "SymSpell, adaptive attack",
 }
-COLUMNS = (
-    "task", "model", "corruption", "level", "site", "protocol", "seed", "metric", "score",
-    "num_examples", "num_train", "low", "high",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +113,7 @@ def run(config: Config) -> Path:
             for count, each in enumerate(measured(cell, tests), 1):
                 rows += each
                 testing(count / len(tests))
-    return report.write_run(folder, pd.DataFrame(rows), COLUMNS, page)
+    return report.write_run(folder, pd.DataFrame(rows), page)
 
 
 def for_task(config: Config, task: str) -> Config:

@@ -51,7 +51,6 @@ TRAINING = 0.5  # share of a model's time, about; the rest is measuring
 ROWS = 16  # of a call, of which Hopfield attention waits for the slowest query
 BOTH = {"model": ("tinybert", "robertha")}
 MODELS = {"smoke": {"model": ("tinybert",)}, "laptop": BOTH, "paper": BOTH}
-COLUMNS = (*tidy.COLUMNS, "arm", "standard_error", "noise_error", "low", "high")
 # Column of the page -> metric, corruption, level, digits.
 SHOWN = {
     "variance": ("variance", "gaussian", -1.0, 4),
@@ -153,7 +152,7 @@ def run(config: Config) -> Path:
             for share, measured in measure(cell, budget, config, arms):
                 rows += [shared | row for row in measured]
                 measuring(share)
-    return report.write_run(folder, pd.DataFrame(rows), COLUMNS, page)
+    return report.write_run(folder, pd.DataFrame(rows), page)
 
 
 def losses(cell: Cell, job: Job) -> list[dict[str, Any]]:

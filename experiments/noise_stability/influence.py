@@ -50,7 +50,6 @@ PROJECTIONS = 8  # random directions in which the output's derivative is taken
 LAYER_PROJECTIONS = 4  # of a layer's; a head has one
 MOST = 0.9  # share of the influence whose tokens are counted
 SLIGHT, WEAK = 1.1, 1.5  # ratios of an end to the middle that are no shape, and a weak one
-COLUMNS = (*tidy.COLUMNS, "standard_error", "low", "high")
 PAPER_TOKENS = (5, 10)  # of 256 that the paper finds influential
 JUNTA = "tokens"  # metric: how many have `MOST` of the influence
 UNIFORM, TEXT = "uniform tokens", "real text"
@@ -142,7 +141,7 @@ def run(config: Config) -> Path:
                 parts.append(within_model(np.array(within, float), special=special))
             tables.append(pd.concat(parts).assign(model=weights, corruption=kind))
     table = pd.concat(tables).assign(task=Path(config.pretrained).name)
-    return report.write_run(folder, table, COLUMNS, page)
+    return report.write_run(folder, table, page)
 
 
 def texts(

@@ -82,7 +82,6 @@ WEIGHTS = {
     "pretrained": "before fine-tuning",
 }
 TAIL, MARKOV, LEMMA = "exact weight", "influence: I/T", "stability: Lemma 1"
-COLUMNS = (*tidy.COLUMNS, "standard_error")
 
 
 class Budget(NamedTuple):
@@ -169,7 +168,7 @@ def run(config: Config) -> Path:
                     tables.append(table.assign(task=setting, model=weights, seed=seed))
                     progress.update(len(tables))
     table = pd.concat(tables).assign(corruption="replaced tokens", site="token")
-    return report.write_run(folder, table, COLUMNS, page)
+    return report.write_run(folder, table, page)
 
 
 # (parameters, ids) -> (a text's output, the vector that multiplies changed texts' outputs)

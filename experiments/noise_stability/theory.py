@@ -84,7 +84,6 @@ UNITS = {
 REPEATS = 4  # independent estimates of a variance, for its error
 WITHIN, CLOSE = 3, 0.02  # standard errors, or share of the formula, that count as agreement
 AGREEMENT = f"within {WITHIN} standard errors or {100 * CLOSE:g} %"
-COLUMNS = (*tidy.COLUMNS, "standard_error", "formula", "low", "high")
 # By claim, the paper's figures first.
 PANELS = {
     "attention": Panel("Figure 2: single-layer attention", "ρ", "stability"),
@@ -142,7 +141,7 @@ def run(config: Config) -> Path:
             progress.update(number)
             tables += part(keys[place], budget)
         progress.update(len(PARTS))
-    return report.write_run(folder, pd.concat(tables), COLUMNS, page)
+    return report.write_run(folder, pd.concat(tables), page)
 
 
 def rows(claim: str, name: str, x: Any, value: Any, error: Any = 0.0, **ends: Any) -> pd.DataFrame:

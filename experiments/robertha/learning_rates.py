@@ -32,9 +32,6 @@ from hopfax.train.progress import Progress
 REPRODUCES = "Robertha, Table 15: learning rates of pretrained encoders"
 TRAINING = {"epochs": 3, "patience": 3}
 DEFAULTS = {"laptop": TRAINING, "paper": TRAINING}
-COLUMNS = (
-    "task", "model", "learning_rate", "seed", "score", "constant", "num_examples", "num_train",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +91,7 @@ def run(config: Config) -> Path:
                  "num_train": len(loaded.train.labels)}
                 for seed, score in zip(cell.spec.seeds, best, strict=True)
             ]  # fmt: skip
-    return report.write_run(folder, pd.DataFrame(rows), COLUMNS, page)
+    return report.write_run(folder, pd.DataFrame(rows), page)
 
 
 def page(folder: Path) -> Page:
@@ -102,7 +99,7 @@ def page(folder: Path) -> Page:
     frame = pd.read_csv(folder / "results.csv").sort_values("learning_rate", kind="stable")
     frame = tidy.ordered(frame, "model", list(dict.fromkeys(frame.model)))
     titles = gaussian.titles(frame.task.unique())
-    means = tidy.summarize(frame.drop(columns=["num_examples", "num_train"]))
+    means = tidy.summarize(frame[["task", "model", "learning_rate", "constant", "seed", "score"]])
     means = means.assign(rate=[written(rate) for rate in means.learning_rate])
     names = report.joined(titles[task] for task in means.task.unique())
     best = means.loc[means.groupby(["task", "model"], sort=False)["mean"].idxmax()]

@@ -148,7 +148,7 @@ def results(folder, ends, noise=0.01) -> report.Page:
         if name != "random 1":
             table = influence.within_model(inner, special=(1, 1))
             tables.append(table.assign(model=name, corruption="uniform tokens"))
-    table = pd.concat(tables).assign(task="model").reindex(columns=list(influence.COLUMNS))
+    table = pd.concat(tables).assign(task="model")
     table.to_csv(folder / "results.csv", index=False)
     (folder / "config.json").write_text(json.dumps({"provenance": []}))
     return influence.page(folder)

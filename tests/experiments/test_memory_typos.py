@@ -24,7 +24,7 @@ PAIR = (("a very long film", "wonderful"),)
 def config(folder, **changes):
     return typos.Config(
         **{"budget": "smoke", "runs": str(folder), "method": ("memory",), **changes},
-        data=Data(task=("sentiment",), train_size=64, test_size=40, vocab_size=200, max_length=32),
+        data=Data(task=("sentiment",), train_size=64, test_size=40, vocab_size=200, max_length=40),
         training=Training(seeds=(1, 2), epochs=1, width=16),
     )
 

@@ -109,7 +109,7 @@ def results(folder, weights_of):
             estimated = pd.DataFrame(rows, columns=["metric", "level", "score"])
             for task, table in (("exact", exact), ("Monte Carlo", estimated)):
                 tables.append(table.assign(task=task, model=name, seed=seed))
-    table = pd.concat(tables).reindex(columns=list(tail_mass.COLUMNS))
+    table = pd.concat(tables)
     table.to_csv(folder / "results.csv", index=False)
     plan = tail_mass.BUDGETS["smoke"]._asdict()
     document = {"provenance": [], "plan": plan, "config": {"pretrained": "model"}}
