@@ -194,6 +194,10 @@ VARIANTS: dict[str, Variant] = {
     "pretrained-hopfield-beta-4": _pretrained(
         "fine-tuned encoder + Hopfield attention (β = 4)", options={**HOPFIELD, "beta": 4.0}
     ),
+    "pretrained-hopfield-0-beta-4": _pretrained(
+        "fine-tuned encoder + Hopfield attention (β = 4, not iterated)",
+        options={**HOPFIELD, "beta": 4.0, "max_steps": 0},
+    ),
     "pretrained-hopfield-esr": _pretrained(
         "fine-tuned encoder + Hopfield attention + ESR",
         options=HOPFIELD,

@@ -197,9 +197,8 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[s
             curve = tidy.select(levels, task=task, model=row.model)
             clean = tidy.select(cleans, task=task, model=row.model)
             verdict, numbers = finding(rows[rows.model == row.model], curve, clean)
-            short = (
-                titles[row.model].removeprefix(titles[baseline]).removeprefix(" + ").strip(" ()")
-            )
+            short = titles[row.model].removeprefix(titles[baseline]).strip().removeprefix("+ ")
+            short = short[1:-1] if short.startswith("(") else short
             each = f"{short} ({numbers})"
             if {(task, row.model), (task, baseline)} & set(unlearned.index):
                 verdict, each = "Not learned, so no verdict", short
