@@ -82,10 +82,9 @@ class Config(Flags):
     robertha-freelb; of a folder: pretrained, pretrained-esr, pretrained-noise-trained,
     pretrained-freelb, pretrained-hopfield, pretrained-hopfield-beta-4, pretrained-hopfield-esr,
     pretrained-hopfield-1, pretrained-hopfield-1-esr, pretrained-hopfield-0,
-    pretrained-hopfield-0-beta-4. With -memory (tinybert,
-    tinybert-mean, freelb, noise-trained, robertha, pretrained, ...): the same trained model, which
-    retrieves its token embeddings from the vocabulary when tested. Baselines of memory:
-    pretrained-nearest, pretrained-linear."""
+    pretrained-hopfield-0-beta-4. With -memory (tinybert, tinybert-mean, freelb, noise-trained,
+    robertha, pretrained, ...): the same trained model, which retrieves its token embeddings from
+    the vocabulary when tested. Baselines of memory: pretrained-nearest, pretrained-linear."""
     noise: Noise = Noise()
     encoder: Encoders = Encoders()
 
