@@ -33,9 +33,8 @@ SCORES = (
 )
 PROTOCOLS = {
     "sigma": "Same σ: one standard deviation for all models.",
-    "matched": "Same SNR for each text: σ is a multiple of the RMS of each text's own signal, the "
-    "same for all models.",
-    "per-token": "Same SNR for each token: of each token's own RMS.",
+    "matched": "Same SNR for each text: σ is each text's RMS times a factor that all models share.",
+    "per-token": "Same SNR for each token: σ is each token's RMS times it.",
 }
 NO_LEAD = "No detectable difference"
 SAME_DB = 1.0  # models whose mean SNR differs by less count as tested at the same SNR

@@ -140,7 +140,7 @@ def stored(default: Any, values: dict[str, Any]) -> Any:
 def chosen(flag: str, name: str | None, names: Sequence[str]) -> str:
     """Returns the name, or the only one of the run."""
     if name is None and len(names) > 1:
-        raise ValueError(f"{flag} is required: the run has {' and '.join(names)}")
+        raise ValueError(f"{flag} is required: the run has {', '.join(names)}")
     name = name or names[0]
     if name not in names:
         raise ValueError(f"{flag} must be {' or '.join(names)}, got {name}")

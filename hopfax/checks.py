@@ -100,7 +100,8 @@ def check_range(low: float, high: float = np.inf, *, ends: str = "[]", **values:
             sign = ">" if ends[0] == "(" else ">="
             allowed = f"in {ends[0]}{low:g}, {high:g}{ends[1]}"
             if high == np.inf:
-                allowed = f"{sign} {low:g}" + (" and finite" if ends[1] == ")" else "")
+                bounds = [f"{sign} {low:g}"] * (low > -np.inf) + ["finite"] * (ends[1] == ")")
+                allowed = " and ".join(bounds)
             raise ValueError(f"{name} must be {allowed}, got {wrong[0]}")
 
 

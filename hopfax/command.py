@@ -51,8 +51,8 @@ class TextEncoder:
     """An encoder as a function of texts: a saved `Classifier`, or a pretrained model.
 
     The output is the labels' probabilities, a regression model's score, or, without labels, the
-    text's embedding: the mean of the last hidden state over tokens, or its first token if the
-    folder's `1_Pooling/config.json` says so, scaled to norm 1.
+    text's embedding, scaled to norm 1: the last hidden state, averaged over tokens, or that of the
+    first token if `1_Pooling/config.json` says so.
 
     Args:
         name: Folder of `Classifier.save`, or a BERT, RoBERTa, GPT-2 or Gemma-2 by folder or name on
@@ -416,11 +416,16 @@ def _pooling(folder: Path) -> str:
     path = folder / "1_Pooling" / "config.json"
     if not path.is_file():
         return "mean"
-    kinds = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
-    chosen = [key for key, value in read_json(path).items() if value is True and "mode" in key]
-    if len(chosen) != 1 or chosen[0] not in kinds:
-        raise ValueError(f"{path} must choose one of {', '.join(kinds)}, got {chosen}")
-    return kinds[chosen[0]]
+    # Older files have a flag for each mode. The length of a mean does not matter.
+    kinds = {"mean": "mean", "mean_tokens": "mean", "mean_sqrt_len_tokens": "mean",
+             "cls": "cls", "cls_token": "cls"}  # fmt: skip
+    config = read_json(path)
+    flags = [key for key, value in config.items() if value is True and "pooling_mode_" in key]
+    modes = config.get("pooling_mode", [each.removeprefix("pooling_mode_") for each in flags])
+    modes = [modes] if isinstance(modes, str) else modes or ["mean"]
+    if len(modes) != 1 or modes[0] not in kinds:
+        raise ValueError(f"{path} must have one pooling mode, mean or cls, got {modes}")
+    return kinds[modes[0]]
 
 
 def _colored(words: Sequence[str], shares: np.ndarray) -> str:

@@ -391,22 +391,30 @@ def test_the_embedding_of_a_text_is_its_mean_hidden_state(encoder):
         np.testing.assert_allclose(output, mean / np.linalg.norm(mean), rtol=1e-4, atol=1e-5)
 
 
-def test_the_embedding_is_pooled_as_the_folder_says(tmp_path):
+@pytest.mark.parametrize(
+    ("pooling", "mode"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode_mean_sqrt_len_tokens": True, "include_prompt": True}, "mean"),
+        ({"pooling_mode_mean_tokens": False}, "mean"),
+        ({"pooling_mode": "cls"}, "cls"),
+        ({"pooling_mode": ["mean", "cls"]}, None),
+        ({"pooling_mode_max_tokens": True}, None),
+    ],
+)
+def test_the_embedding_is_pooled_as_the_folder_says(tmp_path, pooling, mode):
     folder = tiny_folder(tmp_path / "bert", "bert")
     (folder / "1_Pooling").mkdir()
-    modes = {"word_embedding_dimension": 8, "pooling_mode_mean_tokens": False}
-    path = write(
-        folder / "1_Pooling/config.json", json.dumps(modes | {"pooling_mode_cls_token": True})
-    )
+    write(folder / "1_Pooling/config.json", json.dumps({"embedding_dimension": 8} | pooling))
+    if mode is None:
+        with pytest.raises(ValueError, match="must have one pooling mode, mean or cls, got"):
+            command.TextEncoder(folder)
+        return
     model, ids = load_pretrained(folder), np.array([[2, 4, 5, 3]])
-    first = model.forward(model.embed(ids), np.ones(ids.shape)).output[0, 0]
+    (states,) = model.forward(model.embed(ids), np.ones(ids.shape)).output
+    pooled = states[0] if mode == "cls" else states.mean(0)
     (output,) = command.TextEncoder(folder).outputs(["a b"])
-    np.testing.assert_allclose(output, first / np.linalg.norm(first), rtol=1e-4, atol=1e-5)
-    write(path, json.dumps(modes | {"pooling_mode_max_tokens": True}))
-    with pytest.raises(
-        ValueError, match=r"must choose one of .*, got \['pooling_mode_max_tokens'\]"
-    ):
-        command.TextEncoder(folder)
+    np.testing.assert_allclose(output, pooled / np.linalg.norm(pooled), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("model", ["classifier", "encoder"])

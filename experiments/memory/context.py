@@ -1,4 +1,4 @@
-"""How much does context add to retrieval from the vocabulary, and how near is that to capacity?
+"""How much does context add to retrieval from the vocabulary, and how near is that to the limit?
 
 Without context, memory (`experiments.memory.similarity`) keeps a pretrained encoder's score down to
 -8 to -10 dB. Here the prior of a token depends on the others, in two ways: a chain of bigrams,
@@ -610,7 +610,7 @@ def down_to(snr_db: float) -> str:
 
 
 def beamclean(shares: Mapping[str, Mapping[float, float]]) -> list[str]:
-    """Returns the note on shares recovered where the nearest token does as well as in BeamClean."""
+    """Returns the note on shares recovered where the nearest token matches BeamClean."""
     snr_db, levels = falls_to(shares["uniform"], BEAMCLEAN["nearest"]), sorted(shares["uniform"])
     if not np.isfinite(snr_db):
         return []
@@ -622,8 +622,8 @@ def beamclean(shares: Mapping[str, Mapping[float, float]]) -> list[str]:
     return [
         f"BeamClean (arXiv 2505.13758) recovers {BEAMCLEAN['language model']} % of MRPC's tokens "
         "with a language model, at noise under which the nearest token recovers "
-        f"{BEAMCLEAN['nearest']} %. At {decibels(snr_db)}, where the nearest token (uniform) does "
-        f"so here, the other priors recover {parts}. The embeddings differ."
+        f"{BEAMCLEAN['nearest']} %. Here, on other embeddings, the nearest token (uniform) does so "
+        f"at {decibels(snr_db)}. There, the other priors recover {parts}."
     ]
 
 
@@ -701,8 +701,8 @@ def page(folder: Path) -> Page:
                 f"{100 * (1 - ERRORS):g} % recovered",
             ],
             limits,
-            "Bits: cross-entropy per token of the reported texts. Other columns: SNRs in dB. "
-            f"Limits: see the notes. {100 * (1 - ERRORS):g} % recovered: lowest such SNR.{absent}",
+            "Bits: cross-entropy per token of the reported texts. Other columns: lowest SNR "
+            f"in dB; for the limits, see the notes.{absent}",
         ),
     )
     settings = clean_rows[clean_rows.metric == "setting"].groupby("model").score

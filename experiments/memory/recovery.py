@@ -29,7 +29,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from scipy.special import log_softmax
+from scipy.special import softmax
+from scipy.stats import entropy
 
 from experiments import report, tidy
 from experiments.figures import SNR, Panel
@@ -133,7 +134,7 @@ def run(config: Config) -> Path:
             measured += measure(tokens, decode, db, budget)
             progress.update(place)
     log_prior[special] = -np.inf
-    measured += limits(tokens.ids, table, log_prior)
+    measured += limits(table, log_prior)
     shared = {"task": config.task, "corruption": "gaussian", "site": "token", "seed": 0,
               "protocol": "one-sigma"}  # fmt: skip
     return report.write_run(folder, pd.DataFrame(measured).assign(**shared), page)
@@ -212,21 +213,18 @@ def measure(
     return [{**shared, **each} for each in rows]
 
 
-def limits(ids: np.ndarray, table: np.ndarray, log_prior: np.ndarray) -> list[dict[str, Any]]:
+def limits(table: np.ndarray, log_prior: np.ndarray) -> list[dict[str, Any]]:
     """Returns rows of `hopfield.capacity_snr_db`, for white signal and for the table's spectrum."""
-    log_prior = log_softmax(log_prior)
-    prior, bits = np.exp(log_prior), -float(log_prior[ids].mean()) / np.log(2)
+    prior = softmax(log_prior)
+    bits = float(entropy(prior, base=2))
     centered = table - prior @ table
     spectrum = np.linalg.eigvalsh(centered.T @ (prior[:, None] * centered))
     spectrum = np.maximum(spectrum, 0) / (prior @ np.square(table).sum(axis=1))
-    each = {"white": None, "table": jnp.asarray(spectrum)}
-    shared = {"model": "memory", "metric": "limit", "num_examples": len(ids)}
+    limit = partial(hopfield.capacity_snr_db, bits, width=table.shape[1])
+    shared = {"model": "memory", "metric": "limit"}
     return [
-        {**shared, "group": name, "score": float(limit)}
-        for name, limit in (
-            (name, hopfield.capacity_snr_db(bits, width=table.shape[1], spectrum=values))
-            for name, values in each.items()
-        )
+        {**shared, "group": "white", "score": float(limit())},
+        {**shared, "group": "table", "score": float(limit(spectrum=jnp.asarray(spectrum)))},
     ]
 
 

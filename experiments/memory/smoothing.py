@@ -358,7 +358,7 @@ def page(folder: Path) -> Page:
             f"**Smoothing with memory certifies half of {count} texts of {task} with the right "
             f"label for perturbations of a total norm up to {half('memory')} (unit: RMS norm of a "
             f"token vector).** Smoothing alone reaches {half('none')}{trained}. The nearest-token "
-            f"decoder reaches {half('nearest')} for each token."
+            f"decoder reaches {half('nearest')} per token, for all tokens at once."
         ),
         pictures={
             "smoothing": report.facets(
@@ -405,6 +405,6 @@ def page(folder: Path) -> Page:
             "Brackets: 95 % intervals over texts, Wilson's for shares and a bootstrap for radii. "
             "They leave out the choice of the SNR.",
             f"Models of seed {frame.seed.iloc[0]} only. Share of the texts for which plain "
-            f"smoothing predicts the most frequent label: {constant}.",
+            f"smoothing predicts its most frequent label: {constant}.",
         ],
     )  # fmt: skip

@@ -13,7 +13,7 @@ the same noise, which memory removes before the encoder reads it. With `--sites 
 and memory of the tests are after the LayerNorm.
 
 Expected: memory keeps the clean score of MiniLM down to −8 or −10 dB, 4 to 6 dB above channel
-capacity. With memory, training with noise adds little to small models, and costs a pretrained
+limit. With memory, training with noise adds little to small models, and costs a pretrained
 encoder points above −14 dB.
 
 Every model sees one noisy copy of each text and does not know the noise level. The prior of a token
@@ -279,7 +279,7 @@ def lead_sentence(gains: pd.DataFrame, baselines: Sequence[str]) -> str:
     return (
         f"The best model with memory scores significantly higher than {others} at {better} of "
         f"{over}{f', and lower at {worse}' if worse else ''}; {tidy.significant(gains) or 'none'} "
-        "after Holm's correction."
+        "remain after Holm's correction."
     )
 
 
@@ -333,7 +333,7 @@ def adapted_sentence(gaps: pd.DataFrame, plain: str) -> str:
         return f"{through} do not differ significantly at any of {over}."
     return (
         f"{through} differ: the former scores significantly higher at {higher} of {over}, and "
-        f"lower at {lower}; {tidy.significant(gaps) or 'none'} after Holm's correction."
+        f"lower at {lower}; {tidy.significant(gaps) or 'none'} remain after Holm's correction."
     )
 
 

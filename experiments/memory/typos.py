@@ -359,7 +359,6 @@ def finding(
             text += f" (if the attack is adaptive: {clear(f'{name}, adaptive')})"
         text += "."
     for _, row in ahead[(ahead.level == level) & (ahead.low > 0)].iterrows():
-        text += (
-            f" Under {titles[row.corruption]}, SymSpell gains {report.plain_interval(row)} more."
-        )
+        more = f"{report.plain_interval(row)} more (over seeds)"
+        text += f" Under {titles[row.corruption]}, SymSpell gains {more}."
     return text

@@ -251,7 +251,7 @@ def padded(chosen: Encoded, pad_id: int, *, lengths: int, rows: int) -> list[tup
 
 
 def read(folder: Path) -> pd.DataFrame:
-    """Reads the results of a run, with the level as `x`; without scores, which have no response."""
+    """Returns a run's results without task scores; `x` is the level."""
     frame = pd.read_csv(folder / "results.csv")
     frame = frame[frame.metric != "score"].replace({"arm": TITLES})
     return frame.assign(x=frame.level.fillna(-1.0)).sort_values("arm", kind="stable")
@@ -350,7 +350,7 @@ def page(folder: Path) -> Page:
 
 
 def gaps(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns models minus the first one after training, paired by seed, by `COMPARED`'s `head`."""
+    """Returns trained models minus the first, paired by seed; `head` is a key of `COMPARED`."""
     rows = frame[(frame.arm == AFTER) & (frame.corruption == "gaussian")]
     first, *others = rows.model.unique()
     parts = [
@@ -361,7 +361,7 @@ def gaps(frame: pd.DataFrame) -> pd.DataFrame:
     table = pd.concat(parts)[[*keys, "score"]]
     base = table[table.model == first].drop(columns="model")
     paired = tidy.paired(table[table.model.isin(others)], base, on=["task", "head", "seed"])
-    return tidy.summarize(paired) if len(paired) else paired
+    return tidy.summarize(paired)
 
 
 def differences(frame: pd.DataFrame, titles: Mapping[str, str]) -> tuple[str, list[report.Table]]:

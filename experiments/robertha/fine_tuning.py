@@ -37,7 +37,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from experiments import gaussian, report, tidy
@@ -50,12 +49,12 @@ REPRODUCES = "Robertha, Tables 2 and 3, on a pretrained encoder, with its own to
 LEVELS = (0.5, 1.0, 2.0, 3.0, 5.0)  # +6 to -14 dB
 HOLM = "Verdicts that name an SNR are corrected for the number of SNRs (Holm); bold is not."
 NOT_BOLD = (
-    "Never bold: SNRs that averages leave out or at which neither model is well above the majority "
-    "baseline; models that did not learn the task."
+    "Never bold: models that did not learn the task, SNRs left out of averages, and SNRs at which "
+    "both models are near the majority baseline."
 )
 HOPFIELD = (
-    "Hopfield attention: each query is updated over the layer's keys until it converges, or once, "
-    "before attention reads the values."
+    "Hopfield attention updates each query over the layer's keys, once or to convergence, before "
+    "it reads the values. β, 1 by default, multiplies the loaded inverse temperature."
 )
 ESR = "ESR: Eigenspectrum Regularization of the keys."
 TRAINING = {"epochs": 3, "patience": 3, "noise_draws": 1, "levels": LEVELS}
@@ -124,16 +123,16 @@ def kept_by_level(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.Da
     kept = gaussian.informative(scores, constants)
     table, baseline = differences_by_level(kept), gaussian.reference(list(scores.model.unique()))
     at = tidy.select(kept, protocol="matched", site="token")
-    near = {
-        (level, *pair)
-        for level, rows in at.groupby("level")
-        for pair in gaussian.near_baseline(rows, constants).index
-    }
-    both = [
-        {(row.level, row.task, row.model), (row.level, row.task, baseline)} <= near
-        for _, row in table.iterrows()
-    ]
-    return table[~np.array(both, bool)]
+    near = pd.DataFrame(
+        [
+            (level, *pair)
+            for level, rows in at.groupby("level")
+            for pair in gaussian.near_baseline(rows, constants).index
+        ],
+        columns=(keys := ["level", "task", "model"]),
+    )
+    both = tidy.among(table, near, *keys) & tidy.among(table.assign(model=baseline), near, *keys)
+    return table[~both]
 
 
 def level_table(
@@ -198,7 +197,8 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[s
             clean = tidy.select(cleans, task=task, model=row.model)
             verdict, numbers = finding(rows[rows.model == row.model], curve, clean)
             short = titles[row.model].removeprefix(titles[baseline]).strip().removeprefix("+ ")
-            short = short[1:-1] if short.startswith("(") else short
+            short = short.removeprefix("with ")
+            short = short[1:-1] if short.startswith("(") else short.replace("without", "no")
             each = f"{short} ({numbers})"
             if {(task, row.model), (task, baseline)} & set(unlearned.index):
                 verdict, each = "Not learned, so no verdict", short

@@ -130,8 +130,7 @@ def page(folder: Path) -> Page:
     lines, averaged = gaussian.lines(shown, constants), gaussian.informative(shown, constants)
     if not (tidy.select(averaged, task=subject).level > 0).any():
         averaged = shown
-    place = ["task", "site", "protocol", "level"]
-    lines = lines.assign(left_out=~tidy.among(lines, averaged, *place))
+    lines = lines.assign(left_out=~tidy.among(lines, averaged, "task", "site", "protocol", "level"))
     unlearned = gaussian.not_learned(scores, constants)
     by_none = [titles[name] for name in gaussian.learned_by_none(scores, unlearned)]
     left_out = gaussian.left_out_note(shown[shown.task == subject], averaged, titles)

@@ -114,7 +114,7 @@ def tokenized(
 ) -> TaskData:
     """Tokenizes splits, with a warning if texts are truncated.
 
-    None trains a vocabulary on the first split.
+    If `vocabulary` is None, trains one on the first split.
     """
     if vocabulary is None:
         texts = (text for row in splits[0] for choice in row.texts for text in choice)

@@ -162,7 +162,7 @@ def warn_truncated(
         return
     # One more token shows which texts are truncated.
     longer = encode(full, vocabulary, max_length=max_length + 1, cached=False)
-    if count := int((longer.lengths > max_length).sum()):
+    if count := int((longer.lengths > max_length).any(axis=1).sum()):
         warnings.warn(
             f"{count} of {len(examples)} texts have more than {max_length} tokens and are "
             "truncated",

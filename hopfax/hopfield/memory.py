@@ -422,7 +422,7 @@ def estimate_sigma(
 
 def capacity_snr_db(
     entropy_bits: float | Array, *, width: int, spectrum: Float[Array, " width"] | None = None
-) -> Float[Array, ""]:
+) -> Float[Array, "..."]:
     r"""Returns the signal-to-noise ratio in dB below which no decoder can recover all tokens.
 
     It is the ratio S at which the capacity of the Gaussian channel is H bits a token. If all
@@ -430,22 +430,25 @@ def capacity_snr_db(
 
     $$S = 2^{2H/d} - 1$$
 
-    With a spectrum, S is higher: it solves
+    With a spectrum, S is at least as high: it solves
     $\frac{1}{2} \sum_i \log_2(1 + S d \lambda_i) = H$, by bisection.
 
     Args:
         entropy_bits: Entropy H of a token in bits, given its context if the decoder uses it, > 0.
         width: Number of coordinates d of a token's vector.
-        spectrum: Eigenvalues $\lambda_i$ >= 0 of the vectors' covariance, divided by their mean
-            square norm. Their sum is below 1 if the mean vector is not zero, since it carries no
-            information. None if all are 1/d.
+        spectrum: Eigenvalues $\lambda_i$ >= 0 of the vectors' covariance, divided by the vectors'
+            mean square norm. They sum to less than 1 unless the mean vector is 0. None: all are
+            1/d.
 
     Returns:
         The ratio per coordinate, in dB; with a spectrum, at most 300 dB.
 
     Raises:
         TypeError, ValueError: If H is not positive, `width` is not an integer >= 1, or `spectrum`
-            has another shape or a negative entry; traced numbers are not checked.
+            has another shape, a negative entry or a sum above 1; traced numbers are not checked.
+
+    Differentiation:
+        With a spectrum, the gradient is zero.
 
     Example:
         >>> from hopfax import hopfield
@@ -465,6 +468,7 @@ def capacity_snr_db(
     if shares.shape != (width,):
         raise ValueError(f"spectrum must have shape ({width},), got {shares.shape}")
     check_range(0, ends="[]", spectrum=shares)
+    check_range(0, 1.001, spectrum_sum=jnp.sum(shares))
 
     def halved(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = ends
@@ -473,8 +477,9 @@ def capacity_snr_db(
         enough = jnp.sum(jnp.log1p(signal), axis=-1) / 2 >= nats
         return jnp.where(enough, low, middle), jnp.where(enough, middle, high)
 
-    ends = white, jnp.full_like(white, 300)  # white signal is the best
-    return jax.lax.fori_loop(0, 40, halved, ends)[1]
+    # Equal power maximizes capacity.
+    ends = jnp.minimum(white, 300), jnp.full_like(white, 300)
+    return jax.lax.stop_gradient(jax.lax.fori_loop(0, 40, halved, ends)[1])
 
 
 def certified_radius(patterns: Patterns, *, mask: Mask = None) -> Float[Array, " patterns"]:

@@ -48,7 +48,7 @@ def text_classifier(
 
     Raises:
         ValueError: The model is not an encoder, its activation is not GELU, a number is out of
-            range, or `num_outputs` is None and it has no classifier, or `options` has `num_heads`.
+            range, `options` has `num_heads`, or `num_outputs` is None and it has no classifier.
 
     Example:
         >>> model = load_pretrained("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
@@ -71,7 +71,7 @@ def text_classifier(
         attention, options = pretrained.attention[0], {**pretrained.attention[1], **options}
     if "num_heads" in options:
         heads = config["num_attention_heads"]
-        raise ValueError(f"num_heads must be that of the model, {heads}: do not pass it")
+        raise ValueError(f"num_heads must not be passed: the model has {heads} heads")
     if issubclass(attention, SoftmaxAttention):
         options = {"dropout": dropout, **options}
     vocabulary, width = pretrained.table.shape

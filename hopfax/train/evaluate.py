@@ -124,8 +124,8 @@ def robustness(
         key: Random key of the noise.
         metric: See `hopfax.train.metrics.scores`.
         snr_db: Signal-to-noise ratios in dB.
-        per_token: Whether each token has this ratio, instead of each example. To compare models,
-            use both: a model that scales up the tokens it needs gains only if it is False.
+        per_token: Whether each token has this ratio, instead of each example. Compare models with
+            both: scaling up important tokens helps only if False.
         batch_size: Number of examples per call, >= 1.
 
     Returns:
@@ -206,8 +206,10 @@ def add_noise(
         noise = hopfield.gaussian_noise(key, signal, sigma=1.0, mask=mask)
         if per_token:
             each = jax.vmap(lambda token: hopfield.matched_sigma(token[None], snr_db=snr_db))
-            return signal + each(signal)[:, None] * noise
-        return signal + hopfield.matched_sigma(signal, snr_db=snr_db, mask=mask) * noise
+            sigma = each(jnp.where(mask[:, None], signal, 0))[:, None]
+        else:
+            sigma = hopfield.matched_sigma(signal, snr_db=snr_db, mask=mask)
+        return signal + sigma.astype(noise.dtype) * noise
 
     return jax.vmap(one)(keys, signal, mask)
 

@@ -461,7 +461,7 @@ def test_training_through_memory_is_compared_with_memory_at_test_time():
     gaps = trained.adapted(scores, "tinybert-memory")
     assert gaps["mean"].round(2).tolist() == [-1.02, 1.02, 2.04]
     sentence = trained.adapted_sentence(gaps, "TinyBERT + memory")
-    assert "significantly higher at 2 of 3 SNRs, and lower at 1; 3 after Holm" in sentence
+    assert "significantly higher at 2 of 3 SNRs, and lower at 1; 3 remain after Holm" in sentence
     same = trained.adapted_sentence(gaps.assign(low=-9, high=9), "TinyBERT + memory")
     assert same.endswith("(TinyBERT + memory) do not differ significantly at any of 3 SNRs.")
     assert trained.adapted(scores[:3], "tinybert-memory").empty

@@ -69,7 +69,7 @@ def test_a_run_measures_predicts_and_renders(tmp_path):
     budget = recovery.Budget(10, 2, (0.0, recovery.EXPLAINED))
     decode = recovery.decoder(table, prior)
     rows = [row for db in budget.snr_db for row in recovery.measure(texts, decode, db, budget)]
-    rows += recovery.limits(ids, table, prior)
+    rows += recovery.limits(table, prior)
     white, colored = (row["score"] for row in rows[-2:])
     assert white < colored < white + 3
     frame = pd.DataFrame(rows)

@@ -384,7 +384,7 @@ def test_a_run_predicts_labels_of_texts(trained, capsys, monkeypatch):
     two = replace(flags, model=("tinybert", "robertha", "tinybert-memory"))
     path = str(rundir.open_run("robustness", two))
     assert command_line.main(["predict", "--run", path, "good"]) == 1
-    message = "--model is required: the run has tinybert and robertha and tinybert-memory"
+    message = "--model is required: the run has tinybert, robertha, tinybert-memory"
     assert message in capsys.readouterr().err
     assert command_line.main(["predict", "--run", path, "--model", "other", "good"]) == 1
     message = "--model must be tinybert or robertha or tinybert-memory, got other"

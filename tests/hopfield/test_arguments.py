@@ -164,6 +164,11 @@ def test_beta_and_mask(call, options, error, words):
         ),
         (
             ValueError,
+            r"spectrum_sum must be in \[0, 1.001\], got 2",
+            lambda: hopfield.capacity_snr_db(10.0, width=2, spectrum=jnp.ones(2)),
+        ),
+        (
+            ValueError,
             "spectrum must be >= 0",
             lambda: hopfield.capacity_snr_db(10.0, width=2, spectrum=jnp.array([1.5, -0.5])),
         ),

@@ -220,7 +220,7 @@ def test_attention_of_causal_models_cannot_be_replaced(tmp_path, family):
 
 
 def test_the_number_of_heads_is_that_of_the_model(loaded):
-    with pytest.raises(ValueError, match=r"num_heads must be that of the model, \d+: do not pass"):
+    with pytest.raises(ValueError, match=r"num_heads must not be passed: the model has \d+ heads"):
         replace_attention(loaded, HopfieldAttention, num_heads=1)
 
 

@@ -105,7 +105,7 @@ def test_recall_names_wrong_shapes_and_returns_floats():
         (
             table,
             {"log_scale": jnp.full(4, jnp.nan)},
-            "log_scale must be > -inf and finite, got nan",
+            "log_scale must be finite, got nan",
         ),
         (table, {"sigma": jnp.ones(3)}, r"sigma must be a number or have shape \(4,\), got \(3,\)"),
         (table, {"sigma": jnp.zeros(4)}, "sigma must be > 0 and finite, got 0.0"),

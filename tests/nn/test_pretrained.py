@@ -496,8 +496,6 @@ def test_missing_and_broken_files(tmp_path, draw):
     with pytest.raises(FileNotFoundError, match=r"shard\.safetensors"):
         load_pretrained(folder)
     save_file(draw("bert"), folder / "shard.safetensors")
-    with pytest.raises(ValueError, match=r"index\.json names tensors that no shard has: a$"):
-        load_pretrained(folder)
     data = (folder / "shard.safetensors").read_bytes()
     for size in (0, 100, len(data) - 1):
         (folder / "shard.safetensors").write_bytes(data[:size])

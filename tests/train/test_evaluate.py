@@ -215,6 +215,19 @@ def test_robustness_of_a_function_is_that_of_its_noisy_inputs(rng, per_token):
         assert each.score == pytest.approx(100 * right / 21) and each.low < each.score < each.high
 
 
+@pytest.mark.parametrize("per_token", [False, True])
+def test_noise_keeps_the_dtype_and_has_gradients_where_padding_is_nan(per_token):
+    mask, keys = jnp.array([[True, True, False]]), jax.random.split(KEY, 1)
+    signal = jnp.ones((1, 3, 4), jnp.bfloat16)
+    assert add_noise(keys, signal, mask, 3.0, per_token).dtype == jnp.bfloat16
+
+    def total(signal):
+        return jnp.where(mask[..., None], add_noise(keys, signal, mask, 3.0, per_token), 0).sum()
+
+    slopes = jax.grad(total)(jnp.ones((1, 3, 4)).at[0, 2].set(jnp.nan))
+    assert np.isfinite(slopes).all()
+
+
 def test_robustness_names_wrong_arguments(rng):
     embeddings, mask, labels = rng.normal(size=(4, 5, 2)), np.ones((4, 5), bool), np.zeros(4, int)
     for changes, error, words in (
@@ -223,7 +236,7 @@ def test_robustness_names_wrong_arguments(rng):
         ({"labels": labels + 2}, ValueError, "accuracy requires"),
         ({"key": 0}, TypeError, "key must be a random key"),
         ({"embeddings": embeddings.astype(int)}, TypeError, "must be floating-point, got int"),
-        ({"snr_db": np.nan}, ValueError, "snr_db must be > -inf and finite, got nan"),
+        ({"snr_db": np.nan}, ValueError, "snr_db must be finite, got nan"),
         ({"batch_size": 0}, ValueError, "batch_size must be >= 1, got 0"),
         ({"metric": "auc"}, ValueError, "metrics must be some of accuracy"),
     ):
