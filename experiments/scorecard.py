@@ -505,6 +505,11 @@ def all_pages() -> report.Table:
     return report.Table(["subject", "pages"], lines, "**All pages.**")
 
 
+def tabulated(claims: list[Difference]) -> pd.DataFrame:
+    """Returns the claims and their measured differences, a row each."""
+    return pd.DataFrame([{**vars(claim), **measured(claim)} for claim in claims])
+
+
 def page() -> report.Page:
     """The scorecard of both papers."""
     scored = claims()
@@ -515,7 +520,7 @@ def page() -> report.Page:
     ]
     lines, part_lines = list(map(row, scored)), list(map(part_row, parts_of))
     tested = [*scored, *fine_tuned]
-    table = pd.DataFrame([{**vars(claim), **measured(claim)} for claim in tested])
+    table = tabulated(tested)
     rejected = np.flatnonzero(tidy.rejected(table))
     said = [(tested[n].claim, verdict(tested[n], measured(tested[n]))) for n in rejected]
     unclear = NOT_LEARNED, AT_BASELINE
@@ -531,6 +536,10 @@ def page() -> report.Page:
         claim=shown.claim
         + [" (no verdict)" if each in (NOT_LEARNED, AT_BASELINE) else "" for each in verdicts]
     )
+    first = [claims[0] for claims in parts_of]
+    learned = [claim for claim in first if verdict(claim, measured(claim)) not in unclear]
+    parts_shown = tabulated(learned)
+    parts_shown["claim"] = parts_shown.claim.str.replace(", fine-tuned", "")
     counts = collections.Counter(verdicts)
     parts = [f"{counts.pop('holds', 0) or 'none'} hold"]
     for each in ("smaller than claimed", "not found", "reversed"):
@@ -550,7 +559,13 @@ def page() -> report.Page:
                 "the paper as open marks",
                 shown,
                 label="claim",
-            )
+            ),
+            "parts": report.forest(
+                "Parts of Robertha in a fine-tuned MiniLM, where they learn the task: differences "
+                f"in points at {noise_label(next(iter(LEVELS)))}, the paper's as open marks",
+                parts_shown,
+                label="claim",
+            ),
         },
         tables=[
             report.Table(
