@@ -272,8 +272,9 @@ def robustness(flags: argparse.Namespace) -> Path:
 
 
 def _name(flags: argparse.Namespace) -> str:
-    """Returns the model's name, also for the folder "."."""
-    return Path(flags.folder).name or Path(flags.folder).resolve().name
+    """Returns the model's name, also for the folder "." and for the folder of a seed."""
+    path = Path(flags.folder) if Path(flags.folder).name else Path(flags.folder).resolve()
+    return "/".join(path.parts[-2:]) if path.name.isdigit() else path.name
 
 
 def _path(text: str) -> Path:

@@ -1,5 +1,6 @@
 """The command `hopfax` on tiny encoders, and its errors."""
 
+import argparse
 import csv
 import itertools
 import json
@@ -188,6 +189,13 @@ def test_any_token_can_be_drawn_and_shown(tmp_path):
     run(tmp_path / "out", "influence", folder, "$$ |")
     page = (tmp_path / "out" / "README.md").read_text()
     assert "\n| $$ | " in page and "\n| \\| | " in page
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"), [("runs/model", "model"), ("runs/model/23", "model/23"), ("/", "")]
+)
+def test_the_folder_of_a_seed_is_named_with_its_parent(folder, name):
+    assert command._name(argparse.Namespace(folder=folder)) == name
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "gemma2"])
