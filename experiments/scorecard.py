@@ -640,8 +640,8 @@ def page() -> report.Page:
             "is that of iteration; for ESR, it is that of ESR on top of iteration.",
             "On SST-2 (12,000 rows), STS-B, CoLA, MNLI and RTE, all parts of Robertha and their "
             "baseline use one learning rate, 5e-5. The fine-tuned encoder at its own rate, 1e-4, "
-            "scores higher at +6 dB on SST-2 and STS-B, and lower on RTE (see their pages). On MRPC, "
-            "it uses 1e-4, the parts 5e-5, so their differences include that of the rates.",
+            "scores higher at +6 dB on SST-2 and STS-B, and lower on RTE (see their pages). On "
+            "MRPC, it uses 1e-4, the parts 5e-5, so their differences include that of the rates.",
             "Iteration: queries are updated until they converge; one update: once. β is relative "
             "to the loaded attention, 1 if not named. Intervals on "
             "AdvSST-2 and under attacks include the sampling error of their 148 and 200 rows. "

@@ -10,7 +10,7 @@ Expected: iterating the loaded attention to convergence lowers the clean score, 
 STS-B, by 22 on 12,000 rows of SST-2 (at four times the inverse temperature by 7, without iteration
 by 1) and, with ESR or without, to the majority baseline on CoLA. It gains nothing under noise. One
 update with ESR lowers it by about three points on MRPC and MNLI, one update alone by 2.5 points on
-MRPC, 1.5 on STS-B and, at +6 dB or to 0 dB, 3.0 on RTE and 3.4 on MNLI; ESR alone has no detectable
+MRPC, 1.5 on STS-B and, under weak noise, 3.0 on RTE and 3.4 on MNLI; ESR alone has no detectable
 effect (`experiments/results/fine_tuning/`). RTE is not learned, at 3e-4 in three epochs or at 5e-5
 in eight (`experiments/results/memory/minilm_rte_first/`), unless the encoder is fine-tuned on MNLI
 first (`experiments/results/memory/minilm_rte_mnli/`).
