@@ -34,9 +34,9 @@ SCORES = (
 PROTOCOLS = {
     "sigma": "Same σ: one standard deviation for all models.",
     "matched": "Same SNR for each text: σ is each text's RMS times a factor that all models share.",
-    "per-token": "Same SNR for each token: σ is each token's RMS times it.",
+    "per-token": "Same SNR for each token: σ is each token's RMS times that factor.",
 }
-NO_LEAD = "No detectable difference"
+NO_DIFFERENCE = "No detectable difference"
 SAME_DB = 1.0  # models whose mean SNR differs by less count as tested at the same SNR
 # Models of published runs that the current version lacks.
 REMOVED = {"robertha-shannon-matmul": "Robertha with matmul-only ESR"}
@@ -362,7 +362,7 @@ def finding(differences: pd.DataFrame) -> str:
         return "Higher scores" + (f" in {above} of {count} comparisons" if above < count else "")
     if below:
         return "Lower scores" + (f" in {below} of {count} comparisons" if below < count else "")
-    return NO_LEAD
+    return NO_DIFFERENCE
 
 
 def gap(scores: pd.DataFrame, *, model: str = "robertha", baseline: str = BASELINE) -> pd.DataFrame:

@@ -124,14 +124,13 @@ def kept_by_level(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.Da
     kept = gaussian.informative(scores, constants)
     table, baseline = differences_by_level(kept), gaussian.reference(list(scores.model.unique()))
     at = tidy.select(kept, protocol="matched", site="token")
-    near = pd.DataFrame(
-        [
-            (level, *pair)
-            for level, rows in at.groupby("level")
-            for pair in gaussian.near_baseline(rows, constants).index
-        ],
-        columns=(keys := ["level", "task", "model"]),
-    )
+    keys = ["level", "task", "model"]
+    near = [
+        (level, *pair)
+        for level, rows in at.groupby("level")
+        for pair in gaussian.near_baseline(rows, constants).index
+    ]
+    near = pd.DataFrame(near, columns=keys)
     both = tidy.among(table, near, *keys) & tidy.among(table.assign(model=baseline), near, *keys)
     return table[~both]
 
@@ -227,7 +226,7 @@ def finding(mean: pd.DataFrame, curve: pd.DataFrame, clean: pd.DataFrame) -> tup
     clear = curve[tidy.rejected(curve)]
     opposite = clear["mean"].min() < 0 < clear["mean"].max()
     # Their mean can hide differences.
-    if not clear.empty and (opposite or words == gaussian.NO_LEAD):
+    if not clear.empty and (opposite or words == gaussian.NO_DIFFERENCE):
         ends = clear.loc[[*{clear["mean"].idxmin(), clear["mean"].idxmax()}]].sort_values("level")
         parts = (f"{report.plain_interval(end)} at {end.noise}" for _, end in ends.iterrows())
         some = f"{'Lower' if clear['mean'].iloc[0] < 0 else 'Higher'} scores at some SNRs"

@@ -256,7 +256,7 @@ def answer(
     parts = (f"{report.plain_interval(row)} for {placed(row)}" for _, row in rows.iterrows())
     text = f"{start}: {report.joined(parts)}, in points, {over}."
     single = gaussian.differences(levels, baseline=baseline)
-    if not close and finding == gaussian.NO_LEAD and tidy.significant(single):
+    if not close and finding == gaussian.NO_DIFFERENCE and tidy.significant(single):
         parts = (
             f"{report.plain_interval(row)} at {gaussian.noise_label(row.protocol, row.level)} for "
             f"{placed(row)}"
