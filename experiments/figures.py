@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 INK, FAINT, GRID = "#333333", "#8a8a8a", "#e6e6e6"
 MOST_TICKS = 8  # with more named levels, only about five are labeled
-MOST_BANDS = 5  # more bands would hide each other
+MOST_BANDS = 4  # more bands would hide each other
 MIN_RANGE = 10.0  # of a score axis, so that differences from rounding look small
 
 
@@ -38,7 +38,7 @@ LOOKS = {
     "tinybert": Look("#4d4d4d", "s", "-"),
     "robertha": Look("#0072B2", "o", "-"),
     "tinybert-unit-scale": Look("#E69F00", "P", "-."),
-    "tinybert-mean": Look("#8a8a8a", "D", "--"),
+    "tinybert-mean": Look("#44AA99", "D", "--"),
     "tinybert-mean-prenorm": Look("#8C564B", "<", "--"),
     "tinybert-mean-prenorm-dropout": Look("#999933", "d", "-."),
     "freelb": Look("#009E73", "^", "--"),
@@ -49,10 +49,14 @@ LOOKS = {
     "robertha-no-esr": Look("#D55E00", "^", "--"),
     "robertha-no-iteration-no-esr": Look("#56B4E9", "X", ":"),
     "robertha-freelb": Look("#332288", "*", "-"),
+    "robertha-paper": Look("#882255", "p", "--"),
+    "robertha-released": Look("#D55E00", "o", ":"),
     "tinybert-memory": Look("#CC79A7", "D", "--"),
     "noise-trained": Look("#E69F00", "P", "-."),
     "noise-trained-memory": Look("#D55E00", "X", "--"),
+    "pretrained-1e-4": Look("#8a8a8a", "D", ":"),
     "pretrained-hopfield-1": Look("#882255", "h", "-."),
+    "pretrained-hopfield-esr": Look("#332288", "*", "-"),
     "baseline": Look("#4d4d4d", "s", "-"),
     "stability_reg": Look("#0072B2", "o", "-"),
     "stability_reg-negative": Look("#D55E00", "^", "--"),
@@ -61,7 +65,7 @@ LOOKS = {
     "untrained": Look("#8a8a8a", "s", "--"),
     "heads": Look("#D55E00", "^", ":"),
     "nearest": Look("#009E73", "^", "-."),
-    "nearest token": Look("#333333", "s", "-"),  # among lines that take spare looks
+    "nearest token (norm for each token)": Look("#333333", "s", "-"),
     "measured": Look("#333333", "o", "none"),
 }
 OURS = LOOKS["robertha"]
@@ -73,6 +77,7 @@ for _name, _same in {
     "pretrained-noise-trained-memory": "noise-trained-memory",
     "pretrained-freelb": "freelb",
     "pretrained-esr": "robertha-no-iteration-no-esr",
+    "pretrained-hopfield": "robertha-no-esr",
     "pretrained-hopfield-1-esr": "robertha",
     "none": "tinybert",
     "pretrained-nearest": "nearest",
@@ -222,8 +227,9 @@ def forest(
                 axes.plot(ends[0][beyond], places[beyond], "<", color=style.color)
                 axes.plot(marks["mean"].where(marks["mean"] >= least), places, style.marker,
                           color=style.color)  # fmt: skip
-                if "paper" in marks:
-                    axes.plot(marks.paper, places, **_open(style.color, style.marker))
+                if "paper" in marks:  # below, so that neither mark hides the other
+                    below = places + 0.2 / len(hues)
+                    axes.plot(marks.paper, below, **_open(style.color, style.marker))
             if col:
                 axes.set_title(names.get(of_col, str(of_col)))
             axes.grid(axis="x")

@@ -290,7 +290,7 @@ def noise_label(protocol: str, level: float) -> str:
 
 
 def paper_scores(table: pd.DataFrame) -> pd.Series:
-    """The paper's score of each row, nan where it has none; the paper states σ and no site."""
+    """The paper's score of each row at the same σ, nan where it has none."""
     values = [
         paper_score(_title(row.task), row.model, row.level)
         if row.protocol in ("", "sigma")

@@ -22,7 +22,8 @@ def paper_score(
 ) -> float:
     """What the paper reports for a task, a suite or an evaluation set.
 
-    The paper states σ but not the site the noise is added to, and no SNR.
+    The paper's text adds noise to the sum of token and position embeddings, its released program
+    after the embedding LayerNorm. It states σ and no SNR.
 
     Args:
         title: Name in the paper's tables, e.g. `"SST-2"` or `"AdvSST-2"`, or `"glue"` or

@@ -601,14 +601,6 @@ def written(snr_db: float) -> str:
     return named.get(snr_db) or report.signed(snr_db)
 
 
-def down_to(snr_db: float) -> str:
-    """Returns a result of `falls_to` in words, such as "down to −10.1 dB"."""
-    named = {np.inf: "at no tested SNR", -np.inf: "at all tested SNRs"}
-    if snr_db != snr_db:
-        return f"down to an SNR between levels more than {WIDEST:g} dB apart"
-    return named.get(snr_db) or f"down to {decibels(snr_db)}"
-
-
 def beamclean(shares: Mapping[str, Mapping[float, float]]) -> list[str]:
     """Returns the note on shares recovered where the nearest token matches BeamClean."""
     snr_db, levels = falls_to(shares["uniform"], BEAMCLEAN["nearest"]), sorted(shares["uniform"])
@@ -625,12 +617,6 @@ def beamclean(shares: Mapping[str, Mapping[float, float]]) -> list[str]:
         f"{BEAMCLEAN['nearest']} %. Here, on other embeddings, the nearest token (uniform) does so "
         f"at {decibels(snr_db)}. There, the other priors recover {parts}."
     ]
-
-
-def listed(results: Mapping[str, float]) -> str:
-    """Returns results of `falls_to` by prior: "down to −8.7 dB with frequencies and ..."."""
-    parts = [f"{down_to(snr_db)} with {name}" for name, snr_db in results.items()]
-    return report.joined([parts[0], *(each.removeprefix("down to ") for each in parts[1:])])
 
 
 def page(folder: Path) -> Page:
@@ -683,10 +669,10 @@ def page(folder: Path) -> Page:
             )
         )
         compared += beamclean(shares) if task == "mrpc" else []
-        recovered = {f"the {SHORT[name]} prior": name for name in ("unigram", "bigram", "both")}
         answers.append(
-            f"On {TITLES[task]}, {100 * (1 - ERRORS):g} % of the tokens are recovered "
-            f"{listed({words: reached[name] for words, name in recovered.items()})}."
+            f"**On {TITLES[task]}, {100 * (1 - ERRORS):g} % of the tokens are recovered down to "
+            f"{written(reached['both'])} dB with context**, and to {written(reached['unigram'])} "
+            "dB with token frequencies only."
         )
     cells = [cell for line in limits for cell in line]
     absent = "".join(f" {words}" for name, words in ABSENT.items() if name in cells)

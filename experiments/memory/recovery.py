@@ -84,8 +84,8 @@ KINDS = {
 DECODERS = ("nearest", "memory")
 PROPERTIES = {
     "frequency": "log₁₀ frequency",
-    "norm": "norm of the vector",
-    "distance": "distance to the nearest other vector",
+    "norm": "norm of the token's vector",
+    "distance": "distance to the nearest token's vector",
 }
 
 
@@ -415,8 +415,8 @@ def page(folder: Path) -> Page:
     if set(DECODERS) <= {*harms.index}:
         ours, theirs = (bracketed(harms.loc[each]) for each in ("memory", "nearest"))
         answer += (
-            f" There, an error changes the encoder's output {ours} % (memory) or {theirs} % "
-            "(nearest token) as much as a random token does."
+            f" At this SNR, a wrong token changes the encoder's output {ours} % as much as a "
+            f"random token does with memory, and {theirs} % as much with the nearest token."
         )
     up, goal = levels[::-1], BEAMCLEAN["nearest"]
     if nearest[up[0]] < goal < nearest[up[-1]]:

@@ -419,14 +419,14 @@ def page(folder: Path) -> Page:
             answers.append(
                 f"**On {TITLES[str(task)]}, memory with a frequency prior keeps the score "
                 f"within {NEAR:g} point of the clean score ({aim:.1f}) down to "
-                f"{decibels(lowest)}** (change: {change}). Without memory, the score there is "
-                f"{plain}."
+                f"{decibels(lowest)}** (change: {change}). Without memory, the score at this SNR "
+                f"is {plain}."
             )
             cosine = tidy.select(stable, task=task, protocol=protocol, snr_db=lowest)
             cosine = cosine.set_index("model")["mean"] / 100
             if len(answers) == 1 and len(levels) > 1:
                 answers.append(
-                    f"There, the cosine of noisy and clean outputs (second picture) is "
+                    "The cosine of noisy and clean outputs (second picture) is then "
                     f"{cosine.memory:.2f} with memory, and {cosine.none:.2f} without."
                 )
         else:

@@ -245,7 +245,7 @@ def page(folder: Path) -> Page:
                 col="corruption",
                 row="task",
                 titles=titles,
-                xlabel="share of words",
+                xlabel="share of words changed",
                 ylabel=gaussian.score_names(tasks),
             )
         },
@@ -354,9 +354,14 @@ def finding(
         rows = own[own.model == name]
         low, high = report.signed(rows["mean"].min()), report.signed(rows["mean"].max())
         amount = low if low == high else f"{low} to {high}"
-        text += f" {TITLES[name]} gains {amount} points; significant under: {clear(name)}"
-        if (own.model == f"{name}, adaptive").any():
-            text += f" (if the attack is adaptive: {clear(f'{name}, adaptive')})"
+        text += f" {TITLES[name]} gains {amount} points (significant under {clear(name)})"
+        adaptive = own[own.model == f"{name}, adaptive"]
+        if len(adaptive):
+            gained = report.joined(
+                f"{report.plain_interval(row)} under {titles[row.corruption]}"
+                for _, row in adaptive.iterrows()
+            )
+            text += f", but {gained} if the attack queries the model with {TITLES[name]}"
         text += "."
     for _, row in ahead[(ahead.level == level) & (ahead.low > 0)].iterrows():
         more = f"{report.plain_interval(row)} more (over seeds)"

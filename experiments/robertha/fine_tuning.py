@@ -199,11 +199,12 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[s
             short = titles[row.model].removeprefix(titles[baseline]).strip().removeprefix("+ ")
             short = short.removeprefix("with ")
             short = short[1:-1] if short.startswith("(") else short.replace("without", "no")
-            each = f"{short} ({numbers})"
+            each = short if verdict == gaussian.NO_DIFFERENCE else f"{short} ({numbers})"
             if {(task, row.model), (task, baseline)} & set(unlearned.index):
                 verdict, each = "Not learned, so no verdict", short
             findings.setdefault(verdict, []).append(each)
-        parts = [f"**{name}** with {report.joined(each)}." for name, each in findings.items()]
+        last = sorted(findings.items(), key=lambda each: each[0] == gaussian.NO_DIFFERENCE)
+        parts = [f"**{name}** with {report.joined(each)}." for name, each in last]
         said = " ".join(parts)
         noise = f"mean over {high} to {low}" if high != low else f"at {high}"
         noise += " unless an SNR is named" if " dB" in said else ""

@@ -149,8 +149,7 @@ def page(folder: Path) -> Page:
         caption = f"Score minus {titles[baseline]}: clean, and averaged over {levels}{over}"
         pivot = {"index": "model", "columns": "panel", "titles": titles, "caption": caption}
         tables.append(report.pivot(contrasts, **pivot))
-    marked = " (open marks: the paper, which states σ but no site)"
-    marked = marked if lines.paper.notna().any() else ""
+    marked = " (open marks: the paper)" if lines.paper.notna().any() else ""
     if len(models) <= MOST_LINES:
         picture = report.facets(
             f"{names}: score against noise{bands(lines)}{marked}",

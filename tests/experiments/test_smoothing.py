@@ -121,7 +121,7 @@ def test_a_run_certifies_the_model_of_another_run(tmp_path, capsys):
         "nearest": 4, "none": 4, "memory": 4, "noise-trained": 4,
     }  # fmt: skip
     page = smoothing.page(folder)
-    assert "certifies half of 4 texts of Sentiment with the right label" in page.answer
+    assert "certifies the right label of half of 4 texts of Sentiment" in page.answer
     assert [row[0] for row in page.tables[0].rows] == [
         "nearest token", "smoothing, +40.0 dB", "smoothing with memory, +40.0 dB",
         "smoothing, trained with noise, +40.0 dB",
