@@ -111,15 +111,21 @@ def predictions(cell: Cell, condition: Condition) -> CellPredictions:
 
 
 def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, Any]]:
-    """Rows of results.csv, one per seed and metric."""
+    """Rows of results.csv, one per seed and metric.
+
+    After the clean scores of the first seed, rows on the data follow: the majority baseline's
+    score, and where known the Shannon limit and the overlap with the training texts.
+    """
     predicted, columns = predictions(cell, condition), condition.columns(cell)
     is_set = isinstance(condition, EvaluationSet)
     metrics = ("accuracy",) if is_set else cell.data.spec.metrics
-    shared = {"constant": constant_score(metrics, predicted.labels, predicted.logits.shape[-1])}
-    if cell.undenoised:
-        shared["capacity_snr_db"] = capacity(cell)
-    if is_set and condition.name:
-        shared["train_overlap"] = condition.train_overlap(cell)
+    of_data = {}
+    if not columns["level"]:
+        of_data["constant"] = constant_score(metrics, predicted.labels, predicted.logits.shape[-1])
+        if cell.undenoised:
+            of_data["capacity_snr_db"] = capacity(cell)
+        if is_set and condition.name:
+            of_data["train_overlap"] = condition.train_overlap(cell)
     changes = predicted.words_changed.tolist() or [None] * len(cell.spec.seeds)
     gains, interval = [None] * len(cell.spec.seeds), {}
     if cell.undenoised:
@@ -132,7 +138,7 @@ def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, 
         values = scores(metrics, logits, predicted.labels)
         optional = {"words_changed": changed, "gain": gained}
         values |= {name: value for name, value in optional.items() if value is not None}
-        for metric, value in (values | shared).items():
+        for metric, value in (values | of_data).items():
             yield {
                 "task": cell.data.spec.name,
                 "model": model,
@@ -146,6 +152,7 @@ def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, 
                 **columns,
                 **(interval if metric == "gain" else {}),
             }
+        of_data = {}
 
 
 def gain(

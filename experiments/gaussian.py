@@ -16,7 +16,6 @@ import pandas as pd
 from experiments import report, tidy
 from experiments.models import VARIANTS
 from experiments.paper import paper_lead, paper_score
-from experiments.rundir import read_config
 from hopfax.data.adversarial_sets import EVALUATION_SETS
 from hopfax.data.tasks import TASKS
 
@@ -82,7 +81,6 @@ class Measured(NamedTuple):
 
     Attributes:
         frame, scores: From `tidy.read` and `tidy.scores`.
-        plan: The run's plan.
         titles: Names of models and tasks.
         names: The titles of all tasks.
         notes: Notes on rows, seeds and scores.
@@ -90,7 +88,6 @@ class Measured(NamedTuple):
 
     frame: pd.DataFrame
     scores: pd.DataFrame
-    plan: Mapping[str, Any]
     titles: dict[str, str]
     names: str
     notes: Sequence[str]
@@ -99,10 +96,10 @@ class Measured(NamedTuple):
 def read(folder: Path) -> Measured:
     """Reads the folder of a run or of published results."""
     frame = tidy.read(folder)
-    scores, plan = tidy.scores(frame), read_config(folder).get("plan", {})
+    scores = tidy.scores(frame)
     named = titles(scores.task.unique())
     names = report.joined(named[task] for task in scores.task.unique())
-    return Measured(frame, scores, plan, named, names, [report.sizes(frame, named), *notes(scores)])
+    return Measured(frame, scores, named, names, [report.sizes(frame, named), *notes(scores)])
 
 
 def notes(scores: pd.DataFrame) -> list[str]:
@@ -160,13 +157,9 @@ def reference(models: Sequence[str]) -> str:
 
 
 def constants(measured: Measured) -> dict[str, float]:
-    """Returns the majority baseline's score by task, and their mean as that of "average".
-
-    It is read from the rows or from a run's plan.
-    """
-    rows, plan = measured.frame[measured.frame.metric == "constant"], measured.plan
-    rows = dict(zip(rows.task, rows.score, strict=True))
-    each = {**plan.get("classes", {}), **plan.get("constants", {}), **rows}
+    """Returns the majority baseline's score by task, and their mean as that of "average"."""
+    rows = measured.frame[measured.frame.metric == "constant"]
+    each = dict(zip(rows.task, rows.score, strict=True))
     return {**each, "average": sum(each.values()) / len(each)} if each else {}
 
 
@@ -300,7 +293,7 @@ def paper_scores(table: pd.DataFrame) -> pd.Series:
     return pd.Series(values, index=table.index, dtype=float)
 
 
-def lines(scores: pd.DataFrame, constants: Mapping[str, float] | None = None) -> pd.DataFrame:
+def lines(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.DataFrame:
     """Means and intervals for `figures.facets`: `panel` and `noise` added, clean in each panel.
 
     Args:
@@ -313,7 +306,7 @@ def lines(scores: pd.DataFrame, constants: Mapping[str, float] | None = None) ->
     """
     table = tidy.summarize(scores)
     table["paper"] = paper_scores(table)
-    table["constant"] = table.task.map(constants or {}).astype(float)
+    table["constant"] = table.task.map(constants).astype(float)
     parts = []
     for (site, protocol), title in panels(scores).items():
         at = (table.site == site) & (table.protocol == protocol)

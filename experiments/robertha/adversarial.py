@@ -69,7 +69,7 @@ def run(config: Config) -> Path:
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
     measured = gaussian.read(folder)
-    frame, scores, plan, titles, _, notes = measured
+    frame, scores, titles, _, notes = measured
     trials = list(scores.task.unique())
     baseline = gaussian.reference(list(scores.model.unique()))
     sizes = scores.groupby("task").num_examples.max()
@@ -126,11 +126,10 @@ def page(folder: Path) -> Page:
         xlabel="accuracy minus majority baseline, points",
     )
     counted = frame[frame.metric == "train_overlap"].drop_duplicates("task")
-    counts = {**plan.get("known_texts", {}), **dict(zip(counted.task, counted.score, strict=True))}
     overlap = [
-        f"{titles[trial]}: {count:.0f} rows"
-        for trial, count in counts.items()
-        if count and trial in titles
+        f"{titles[row.task]}: {row.score:.0f} rows"
+        for _, row in counted.iterrows()
+        if row.score and row.task in titles
     ]
     if overlap:
         known = f"Rows that share a text with the training file: {report.joined(overlap)}."

@@ -105,7 +105,7 @@ def setting(model: str) -> tuple[str, float]:
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
     measured = gaussian.read(folder)
-    _, scores, _, titles, names, notes = measured
+    _, scores, titles, names, notes = measured
     settings = {model: setting(model) for model in scores.model.unique() if model != "robertha"}
     order = sorted(settings, key=lambda name: ([*SYMBOLS].index(settings[name][0]), settings[name]))
     titles |= {model: f"{SYMBOLS[name]} = {value:g}" for model, (name, value) in settings.items()}

@@ -80,7 +80,7 @@ def page(folder: Path) -> Page:
     from experiments import conditions
 
     measured = gaussian.read(folder)
-    frame, scores, _, titles, names, notes = measured
+    frame, scores, titles, names, notes = measured
     tasks, models = list(scores.task.unique()), list(scores.model.unique())
     titles |= conditions.CORRUPTIONS
     table = tidy.summarize(scores)
