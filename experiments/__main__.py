@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -17,6 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hopfax.data.tasks import named
 from hopfax.train import interrupt
 
 # Name on the command line -> module with `Config`, `REPRODUCES` and `run(config) -> Path`.
@@ -70,13 +70,15 @@ def main(arguments: Sequence[str], experiments: Mapping[str, str] = EXPERIMENTS)
         print(earlier(Path(arguments[1] if len(arguments) > 1 else "runs")))
         return OK
     name, modules = arguments[0], {**experiments, **COMMANDS}
-    if name not in modules:
-        print(f"error: {unknown(name, modules)}", file=sys.stderr)
+    try:
+        module = named("experiment", name, modules)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
         return USAGE
     try:
         # Covers the imports too: jax's may swallow a KeyboardInterrupt.
         with interrupt.listening(exits=True):
-            return launch(name, modules[name], arguments[1:])
+            return launch(name, module, arguments[1:])
     except KeyboardInterrupt:
         line = shlex.join(["python", "-m", "experiments", *arguments])
         print(f"\nstopped; trained models are kept. To go on, run:\n  {line}", file=sys.stderr)
@@ -174,13 +176,6 @@ def introduction(module_path: str) -> tuple[str, str]:
     source = Path(spec.origin).read_text(encoding="utf-8")
     reproduces = re.search(r'^REPRODUCES = "(.*)"$', source, re.MULTILINE)
     return reproduces[1] if reproduces else "", source.partition("\n")[0].strip('"')
-
-
-def unknown(name: str, experiments: Mapping[str, str]) -> str:
-    """Returns the error message for an unknown experiment, with similar names."""
-    nearest = difflib.get_close_matches(name, experiments, n=3, cutoff=0.6)
-    hint = f"did you mean {' or '.join(nearest)}? " if nearest else ""
-    return f"unknown experiment {name!r}; {hint}`python -m experiments` lists them all."
 
 
 def is_expected(error: Exception) -> bool:

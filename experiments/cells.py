@@ -54,7 +54,7 @@ class Spec:
     Attributes:
         data: SHA-256 of the task's tokenized rows and its vocabulary, see `digest`.
         model: `Variant.settings()`: architecture, objective and optimizer settings.
-        sizes: Encoder sizes: width, ff_width, num_layers, num_heads, max_length.
+        sizes: Encoder sizes: width, ff_width, num_layers, max_length.
         seeds: Training seeds, trained in parallel.
         epochs: Maximum number of epochs.
         patience: Epochs without a better validation score before a seed stops.

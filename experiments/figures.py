@@ -1,4 +1,4 @@
-"""The project's two figures: score against noise in facets, and differences as a forest plot.
+"""The project's figures: lines in facets, differences as a forest plot, and separate panels.
 
 A model has the same look in every figure. Open marks are the paper's scores.
 """

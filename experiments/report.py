@@ -119,11 +119,16 @@ def publish(folder: Path, page: Page) -> None:
     write_whole(folder / "README.md", markdown(page, folder))
 
 
-def write_run(folder: Path, table: pd.DataFrame, page: Callable[[Path], Page]) -> Path:
-    """Writes a run's results.csv, then its page; returns the folder."""
+def write_results(folder: Path, table: pd.DataFrame) -> None:
+    """Writes a run's results.csv, the columns of all experiments first."""
     columns = list(dict.fromkeys([*tidy.COLUMNS, *table]))
     text = table.reindex(columns=columns).to_csv(index=False, lineterminator="\n")
     write_whole(folder / "results.csv", text)
+
+
+def write_run(folder: Path, table: pd.DataFrame, page: Callable[[Path], Page]) -> Path:
+    """Writes a run's results.csv, then its page; returns the folder."""
+    write_results(folder, table)
     write_report(folder, page(folder))
     return folder
 

@@ -19,7 +19,7 @@ from experiments import cells, conditions, report
 from experiments.cells import Cell, Spec
 from experiments.conditions import Condition, Gaussian
 from experiments.models import Variant, build
-from experiments.rundir import open_run, write_whole
+from experiments.rundir import open_run
 from experiments.settings import Flags
 from hopfax.data import (
     Encoded,
@@ -36,10 +36,6 @@ from hopfax.train.progress import Progress
 from hopfax.train.sharding import make_sharding
 
 TRAINING = 0.75  # approximate share of a model's time spent on training, for the progress line
-COLUMNS = (
-    "task", "model", "corruption", "level", "site", "protocol", "draw", "seed", "metric", "score",
-    "num_examples", "num_train", "snr_db", "steps_mean",
-)  # fmt: skip
 
 
 class Job(NamedTuple):
@@ -96,9 +92,7 @@ def fill(
                     waiting.append((number, job))
                     continue
                 frame = pd.DataFrame([row for _, rows in sorted(measured.items()) for row in rows])
-                columns = list(dict.fromkeys([*COLUMNS, *frame]))
-                text = frame.reindex(columns=columns).to_csv(index=False, lineterminator="\n")
-                write_whole(folder / "results.csv", text)
+                report.write_results(folder, frame)
     if waiting:
         with contextlib.suppress(ValueError, IndexError, FileNotFoundError):  # too few rows yet
             report.write_report(folder, page(folder))

@@ -134,8 +134,8 @@ class Training:
     """Epochs without a better validation score before a seed stops."""
     learning_rate: Annotated[float | None, by_budget("learning_rate", "FLOAT")] = None
     """Peak learning rate. In runs with a pretrained model, the default is each model's own: 1e-4
-    (pretrained, pretrained-1e-4, -loud, -memory, -noise-through-memory), 3e-4 (pretrained-freelb,
-    -freelb-memory) or 5e-5 (others)."""
+    (pretrained, pretrained-1e-4, -loud, -memory, -nearest, -linear, -noise-through-memory), 3e-4
+    (pretrained-freelb, -freelb-memory) or 5e-5 (others)."""
     batch_size: int = 32
     """Rows per training step."""
     width: Annotated[int | None, by_budget("width", "INT")] = None

@@ -65,6 +65,7 @@ STABILITY = (
     "ρ = (1 + 1/S)^(-1/2): 0.71 at 0 dB, 0.30 at −10 dB."
 )
 NEAR = 1.0  # largest drop in points that counts as keeping the clean score
+SIMILAR = {"mrpc": "1", "rte": "entailment", "qqp": "1", "qnli": "entailment"}  # a class of pairs
 TITLES = {
     "none": "no denoising",
     "linear": "Wiener filter, σ known",
@@ -74,13 +75,8 @@ TITLES = {
     "known": "memory, frequency prior, σ known",
     "matched": "same SNR for each text",
     "per-token": "same SNR for each token",
-    "stsb": "STS-B",
-    "mrpc": "MRPC",
-    "rte": "RTE",
-    "qqp": "QQP",
-    "qnli": "QNLI",
+    **{name: TASKS[name].title for name in ("stsb", *SIMILAR)},
 }
-SIMILAR = {"mrpc": "1", "rte": "entailment", "qqp": "1", "qnli": "entailment"}  # a class of pairs
 SCORES = {"stsb": "Spearman × 100", **dict.fromkeys(SIMILAR, "area under ROC × 100")}
 SCORED = (
     "Scores: 100 times Spearman's rank correlation between cosine similarity and label (STS-B), or "

@@ -12,7 +12,7 @@ pretrained-noise-trained pretrained-noise-trained-memory --train-size 12000 --ep
 the same noise, which memory removes before the encoder reads it. With `--sites embedding`, noise
 and memory of the tests are after the LayerNorm.
 
-Expected: memory keeps the clean score of MiniLM down to −8 or −10 dB, 4 to 6 dB above channel
+Expected: memory keeps the clean score of MiniLM down to −8 or −10 dB, 4 to 6 dB above the Shannon
 limit. With memory, training with noise adds little to small models, and costs a pretrained
 encoder points above −14 dB.
 
@@ -162,7 +162,8 @@ def page(folder: Path) -> Page:
     if gains.low.notna().any():  # several seeds
         names = compared.model.unique()
         baselines = [titles[each] for each in names if not each.endswith(MEMORY)]
-        answers.append(lead_sentence(gains, baselines))
+        best = "The best model with memory"
+        answers.append(lead_sentence(gains, best, without_memory(baselines)))
         caption = (
             "Best model with memory minus best model without it, each chosen at each SNR by its "
             "mean test score, in points"
@@ -171,7 +172,8 @@ def page(folder: Path) -> Page:
     through = adapted(compared, models[0] + MEMORY)
     if through.low.notna().any():
         name = titles[models[0] + MEMORY]
-        answers.append(adapted_sentence(through, name))
+        test_only = f"memory only at test time ({name})"
+        answers.append(lead_sentence(through, "Noise training through memory", test_only))
         caption = f"Trained through memory minus {name}, in points"
         tables.append(lead_table(through, titles, caption))
     gained = measured.frame[(measured.frame.metric == "gain") & (measured.frame.level > 0)]
@@ -263,23 +265,25 @@ def kept_sentence(
     )
 
 
-def lead_sentence(gains: pd.DataFrame, baselines: Sequence[str]) -> str:
-    """Returns how often the best model with memory is ahead of the best of those without it."""
-    better, worse = int((gains.low > 0).sum()), int((gains.high < 0).sum())
-    over = counted(gains)
-    others = f"the best without it ({report.joined(baselines)})"
+def without_memory(baselines: Sequence[str]) -> str:
+    """Returns a phrase for the best of the models without memory."""
     if len(baselines) == 1:
-        others = f"{baselines[0]} without memory"
-    elif len(baselines) > 3:
-        others = f"the best of the {len(baselines)} without it"
+        return f"{baselines[0]} without memory"
+    if len(baselines) > 3:
+        return f"the best of the {len(baselines)} without it"
+    return f"the best without it ({report.joined(baselines)})"
+
+
+def lead_sentence(gaps: pd.DataFrame, ours: str, theirs: str) -> str:
+    """Returns how often one model scores higher than another."""
+    better, worse = int((gaps.low > 0).sum()), int((gaps.high < 0).sum())
+    over = counted(gaps)
     if not better + worse:
-        return (
-            f"The best model with memory and {others} do not differ significantly at any of {over}."
-        )
+        return f"{ours} and {theirs} do not differ significantly at any of {over}."
     return (
-        f"The best model with memory scores significantly higher than {others} at {better} of "
-        f"{over}{f', and lower at {worse}' if worse else ''}; {tidy.significant(gains) or 'none'} "
-        "remain after Holm's correction."
+        f"{ours} scores significantly higher than {theirs} at {better} of {over}"
+        f"{f', and lower at {worse}' if worse else ''}; {tidy.significant(gaps) or 'none'} remain "
+        "after Holm's correction."
     )
 
 
@@ -322,19 +326,6 @@ def adapted(scores: pd.DataFrame, plain: str) -> pd.DataFrame:
     if ours.empty or theirs.empty:
         return pd.DataFrame(columns=["low"])
     return tidy.summarize(tidy.paired(ours, theirs, on=keys).assign(model="lead"))
-
-
-def adapted_sentence(gaps: pd.DataFrame, plain: str) -> str:
-    """Returns how training through memory compares with memory at test time only."""
-    higher, lower = int((gaps.low > 0).sum()), int((gaps.high < 0).sum())
-    over = counted(gaps)
-    through = f"Noise training through memory and memory only at test time ({plain})"
-    if not higher + lower:
-        return f"{through} do not differ significantly at any of {over}."
-    return (
-        f"{through} differ: the former scores significantly higher at {higher} of {over}, and "
-        f"lower at {lower}; {tidy.significant(gaps) or 'none'} remain after Holm's correction."
-    )
 
 
 def strongest(gains: pd.DataFrame, titles: Mapping[Any, str]) -> list[str]:

@@ -226,9 +226,9 @@ def fill(
             show(1)
             results.append(_results(job, history, final))
             curves.append(_medians(job, history))
-            for file, parts in (("results.csv", results), ("curves.csv", curves)):
-                text = pd.concat(parts).to_csv(index=False, lineterminator="\n")
-                write_whole(folder / file, text)
+            report.write_results(folder, pd.concat(results))
+            text = pd.concat(curves).to_csv(index=False, lineterminator="\n")
+            write_whole(folder / "curves.csv", text)
     report.write_report(folder, page(folder))
     return folder
 

@@ -139,11 +139,7 @@ def page(folder: Path) -> Page:
            for index, row in each.iterrows())]
         for (task, model), each in means.groupby(["task", "model"], sort=False)
     ]  # fmt: skip
-    sizes = report.joined(
-        f"{titles[str(task)]} {each.num_train.iloc[0]:,} / {each.num_examples.iloc[0]:,}"
-        for task, each in frame.groupby("task", sort=False)
-    )
-    seeds = ", ".join(map(str, sorted(frame.seed.unique())))
+    sizes = report.sizes(frame.assign(metric="score"), titles).replace("test", "validation", 1)
     return Page(
         title=f"Learning rates of fine-tuned encoders: {names}",
         answer=answer,
@@ -166,7 +162,7 @@ def page(folder: Path) -> Page:
                 "seeds. Bold: the highest, before rounding.",
             )
         ],
-        notes=[f"Training / validation rows: {sizes}. Seeds: {seeds}.", *notes],
+        notes=[sizes, *notes],
     )
 
 

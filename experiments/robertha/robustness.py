@@ -77,14 +77,15 @@ class Config(Flags):
     model: tuple[str, ...] = ("tinybert", "robertha", "tinybert-memory")
     """Models: tinybert, tinybert-mean, tinybert-unit-scale, tinybert-mean-prenorm,
     tinybert-mean-prenorm-dropout, freelb, pgd, data-augment, noise-trained, universal,
-    universal-halting, robertha, robertha-renyi2, robertha-no-esr, robertha-no-esr-dropout,
-    robertha-no-esr-weight-decay, robertha-no-iteration-no-esr, robertha-no-output-projection,
-    robertha-freelb; of a folder: pretrained, pretrained-esr, pretrained-noise-trained,
-    pretrained-freelb, pretrained-hopfield, pretrained-hopfield-beta-4, pretrained-hopfield-esr,
-    pretrained-hopfield-1, pretrained-hopfield-1-esr, pretrained-hopfield-0,
-    pretrained-hopfield-0-beta-4. With -memory (tinybert, tinybert-mean, freelb, noise-trained,
-    robertha, pretrained, ...): the same trained model, which retrieves its token embeddings from
-    the vocabulary when tested. Baselines of memory: pretrained-nearest, pretrained-linear."""
+    universal-halting, robertha, robertha-paper, robertha-released, robertha-renyi2,
+    robertha-no-esr, robertha-no-esr-dropout, robertha-no-esr-weight-decay,
+    robertha-no-iteration-no-esr, robertha-no-output-projection, robertha-freelb; of a folder:
+    pretrained, pretrained-esr, pretrained-noise-trained, pretrained-freelb, pretrained-hopfield,
+    pretrained-hopfield-beta-4, pretrained-hopfield-esr, pretrained-hopfield-1,
+    pretrained-hopfield-1-esr, pretrained-hopfield-0, pretrained-hopfield-0-beta-4. With -memory
+    (tinybert, tinybert-mean, freelb, noise-trained, robertha, pretrained, ...): the same trained
+    model, which retrieves its token embeddings from the vocabulary when tested. Baselines of
+    memory: pretrained-nearest, pretrained-linear."""
     noise: Noise = Noise()
     encoder: Encoders = Encoders()
 

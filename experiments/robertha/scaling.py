@@ -97,7 +97,7 @@ def run(config: Config) -> Path:
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
     measured = gaussian.read(folder)
-    _, scores, _, titles, names, notes = measured
+    _, scores, titles, names, notes = measured
     unlearned = gaussian.not_learned(scores, gaussian.constants(measured))
     kinds = scores.model.str.rpartition("-")
     sizes = {

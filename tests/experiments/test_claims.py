@@ -228,7 +228,8 @@ def test_few_test_rows_widen_the_interval_of_a_claim():
 )
 def test_scores_at_the_majority_baseline_give_no_verdict(monkeypatch, clean, noisy, expected):
     scores = made_up(lambda model, site, protocol, level: noisy if level else clean)
-    of_run = (scores.assign(metric="score"), scores, {"constants": {"sst2": 50.0}}, {}, {}, [])
+    constant = scores[:1].assign(metric="constant", score=50.0)
+    of_run = (pd.concat([scores.assign(metric="score"), constant]), scores, {}, "", [])
     monkeypatch.setattr(scorecard, "results", lambda folder: gaussian.Measured(*of_run))
     claim = scorecard.lead("sst2", "SST-2", "folder")
     assert scorecard.row(claim)[3] == expected
@@ -460,10 +461,10 @@ def test_training_through_memory_is_compared_with_memory_at_test_time():
     )  # fmt: skip
     gaps = trained.adapted(scores, "tinybert-memory")
     assert gaps["mean"].round(2).tolist() == [-1.02, 1.02, 2.04]
-    sentence = trained.adapted_sentence(gaps, "TinyBERT + memory")
-    assert "significantly higher at 2 of 3 SNRs, and lower at 1; 3 remain after Holm" in sentence
-    same = trained.adapted_sentence(gaps.assign(low=-9, high=9), "TinyBERT + memory")
-    assert same.endswith("(TinyBERT + memory) do not differ significantly at any of 3 SNRs.")
+    sentence = trained.lead_sentence(gaps, "Ours", "theirs")
+    assert "higher than theirs at 2 of 3 SNRs, and lower at 1; 3 remain after Holm" in sentence
+    same = trained.lead_sentence(gaps.assign(low=-9, high=9), "Ours", "theirs")
+    assert same == "Ours and theirs do not differ significantly at any of 3 SNRs."
     assert trained.adapted(scores[:3], "tinybert-memory").empty
 
 
@@ -482,7 +483,7 @@ def test_a_model_with_memory_is_named_if_it_alone_has_not_learned():
 def test_pages_say_how_far_few_test_rows_can_move_an_accuracy():
     scores = pd.DataFrame({"task": ["sst2", "adv-sst2"], "num_examples": [872, 100]})
     titles = {"sst2": "SST-2", "adv-sst2": "AdvSST-2"}
-    measured = gaussian.Measured(scores, scores, {}, titles, "", [])
+    measured = gaussian.Measured(scores, scores, titles, "", [])
     (note,) = gaussian.few_rows_note(measured)
     assert "AdvSST-2 100 (±10 points)" in note and " SST-2" not in note
     assert not gaussian.few_rows_note(measured._replace(scores=scores[:1]))

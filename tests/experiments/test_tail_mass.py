@@ -168,34 +168,3 @@ def test_bad_flags_are_errors(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             tail_mass.run(tail_mass.Config(**wrong))
-
-
-def both(weights, degree, rhos):
-    """I/T and Lemma 1's bound at each ρ, by their definitions."""
-    k = np.arange(len(weights))
-    lemma = [np.sum(weights * (1 - rho**k)) / (1 - rho**degree) for rho in rhos]
-    return weights @ k / degree, np.array(lemma)
-
-
-def test_lemma_1_is_tighter_only_above_the_degree():
-    rng, rhos = np.random.default_rng(0), np.linspace(0.001, 0.9999, 400)
-    outcomes = []
-    for trial in range(300):
-        n = int(rng.integers(2, 20))
-        degree = int(rng.integers(1, n + 1))
-        weights = rng.exponential(size=n + 1) * (rng.random(n + 1) < 0.5)
-        weights[1 + trial % n] += 0.1
-        markov, lemma = both(weights, degree, rhos)
-        k = np.arange(n + 1)
-        mean_degree = weights @ k**2 / (weights @ k)
-        if abs(mean_degree - degree) > 0.05:  # else it is tighter only very close to ρ = 1
-            assert (lemma < markov * (1 - 1e-9)).any() == (mean_degree > degree)
-            outcomes.append(mean_degree > degree)
-        assert lemma[-1] == pytest.approx(markov, rel=0.01)
-        assert (np.minimum(lemma, markov) >= weights[degree:].sum() - 1e-12).all()
-        at_most = np.where(k <= degree, weights, 0)
-        low = both(at_most, degree, rhos)
-        assert (low[1] >= low[0] - 1e-12).all()
-        least = degree * markov / lemma[lemma < markov]
-        assert (np.flatnonzero(weights).max() >= least - 1e-9).all()
-    assert 30 < sum(outcomes) < len(outcomes) - 30
