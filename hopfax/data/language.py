@@ -53,7 +53,7 @@ def next_words(
         rows: Number of rows of each split, >= 1.
 
     Raises:
-        ValueError: If a text has fewer rows.
+        ValueError: If a number is out of range, or a text has fewer rows.
 
     Example:
         >>> from hopfax.data import next_words
@@ -62,6 +62,8 @@ def next_words(
         >>> data.vocabulary, data.train.ids.shape
         (('<unk>', 'a', 'b'), (2, 3))
     """
+    check_integer("num_tokens", num_tokens, 1)
+    check_integer("vocab_size", vocab_size, 2)
     streams = {
         split: [word for line in texts[split] if line.strip() for word in [*line.split(), END]]
         for split in SPLITS

@@ -204,9 +204,7 @@ def _tokenize(
 def _cache_file(examples: Sequence[Example], vocabulary: WordPiece, max_length: int) -> Path:
     folder = Path(os.environ.get("HOPFAX_CACHE") or "~/.cache/hopfax").expanduser()
     texts = [example.texts for example in examples]
-    tokenizer: object = vocabulary.tokens
-    if vocabulary.serialized is not None:
-        tokenizer = vocabulary.serialized, vocabulary.pad_token
+    tokenizer = vocabulary.serialized or vocabulary.tokens, vocabulary.pad_token
     content = json.dumps([_VERSION, max_length, tokenizer, texts], separators=(",", ":"))
     return folder / f"{hashlib.sha256(content.encode()).hexdigest()}.npz"
 

@@ -34,8 +34,8 @@ class Candidates(NamedTuple):
 
     Attributes:
         index: Their indices.
-        log_likelihood: Without the prior and up to a constant; -inf if the prior or the mask
-            excludes the pattern.
+        log_likelihood: Without the prior and up to a constant; -inf if the prior excludes the
+            pattern.
     """
 
     index: Int[Array, " count"]
@@ -160,7 +160,6 @@ def denoise_normalized(
     epsilon: float,
     sigma: Sigma = None,
     log_prior: LogPrior = None,
-    block_size: int | None = None,
 ) -> Denoised:
     r"""Returns what `denoise` does if the patterns are $\mathrm{LN}(e_v + o)$.
 
@@ -177,7 +176,6 @@ def denoise_normalized(
         epsilon: Epsilon of the LayerNorm, >= 0.
         sigma: See `denoise`.
         log_prior: See `denoise`.
-        block_size: See `denoise`.
 
     Returns:
         `Denoised`, whose value is $\sum_v p_v \mathrm{LN}(e_v + o)$, not LN of a mean.
@@ -197,12 +195,11 @@ def denoise_normalized(
         >>> int(hopfield.denoise_normalized(noisy, patterns, offset, **layer_norm).index)
         7
     """
+    vectors = {"noisy": noisy, "offset": offset, "scale": scale, "bias": bias}
+    check_shapes(**{name: (vector, "width") for name, vector in vectors.items()})
+    check_range(0, ends="[)", epsilon=epsilon)
     noisy, patterns, prior, sigma = _prepared(noisy, patterns, log_prior, None, sigma)
     centered = patterns - jnp.mean(patterns, axis=1, keepdims=True)
-    check_range(0, ends="[)", epsilon=epsilon)
-    for name, vector in {"offset": offset, "scale": scale, "bias": bias}.items():
-        if jnp.shape(vector) != noisy.shape:
-            raise ValueError(f"{name} must have shape {noisy.shape}, got {jnp.shape(vector)}")
     offset, scale, bias = (jnp.asarray(each, noisy.dtype) for each in (offset, scale, bias))
     offset = offset - jnp.mean(offset)
     query, squared = noisy - bias, jnp.square(scale)
@@ -218,7 +215,7 @@ def denoise_normalized(
         norms += 2 * matmul(squared * offset, rows.T) + jnp.sum(squared * jnp.square(offset))
         return _log_likelihood(query, inner, jnp.square(gains) * norms, sigma), gains
 
-    posterior, gain = _posterior(logits, centered, prior, block_size)
+    posterior, gain = _posterior(logits, centered, prior)
     value = bias * (posterior.probability > 0) + scale * (posterior.value + gain * offset)
     return posterior._replace(value=value)
 
@@ -330,19 +327,17 @@ def forward_backward(
     transition = jnp.maximum(transition, IMPOSSIBLE)
 
     def log_normalizer(likelihood: Array) -> Array:
-        def step(carry: tuple[Array, Array], each: tuple[Array, Array, Array]) -> Any:
+        def step(forward: Array, each: tuple[Array, Array, Array]) -> Any:
             # Normalized at each position: float32 has no digits for sums over long sequences.
-            forward, total = carry
             likelihood, transition, real = each
             new = jax.nn.logsumexp(forward[:, None] + transition, axis=0) + likelihood
             norm = jax.nn.logsumexp(new)
-            forward = jnp.where(real, new - norm, forward)
-            return (forward, total + jnp.where(real, norm, 0)), None
+            return jnp.where(real, new - norm, forward), jnp.where(real, norm, 0)
 
         norm = jax.nn.logsumexp(likelihood[0])
-        start = likelihood[0] - norm, jnp.where(real[0], norm, 0)
-        (_, total), _ = jax.lax.scan(step, start, (likelihood[1:], transition, real[1:]))
-        return total
+        following = likelihood[1:], transition, real[1:]
+        _, norms = jax.lax.scan(step, likelihood[0] - norm, following)
+        return jnp.where(real[0], norm, 0) + jnp.sum(norms)
 
     total, probability = jax.value_and_grad(log_normalizer)(likelihood)
     impossible = total <= IMPOSSIBLE / 2
@@ -399,22 +394,17 @@ def estimate_sigma(
         >>> round(float(hopfield.estimate_sigma(patterns[:40] + 1.5 * noise, patterns)), 1)
         1.5
     """
+    check_shapes(noisy=(noisy, "tokens width"), patterns=(patterns, "patterns width"))
     noisy = jnp.asarray(noisy)
-    if noisy.ndim != 2 or not len(noisy):
-        raise ValueError(
-            f"noisy must have shape (tokens, width) with tokens >= 1, got {noisy.shape}: use "
-            "jax.vmap for batches"
-        )
+    if not len(noisy):
+        raise ValueError(f"noisy must have one or more tokens, got shape {noisy.shape}")
     patterns, prior, _ = _with_prior(patterns, log_prior)
-    if noisy.shape[1:] != patterns.shape[1:]:
-        raise ValueError(
-            f"noisy must have the width of patterns, got {noisy.shape} and {patterns.shape}"
-        )
     noisy = noisy.astype(real_type(noisy, patterns))
     mask = check_mask(mask, (len(noisy),))
-    weights = jnp.ones(len(noisy)) if mask is None else mask
-    squares = jnp.where(weights > 0, jnp.mean(jnp.square(noisy), axis=1), 0)
-    power = jnp.sum(squares) / jnp.maximum(jnp.sum(weights), 1)
+    mask = jnp.ones(len(noisy), bool) if mask is None else mask
+    # Before the squares: the gradient of a nan row would be 0 * nan.
+    squares = jnp.mean(jnp.square(jnp.where(mask[:, None], noisy, 0)), axis=1)
+    power = jnp.sum(squares) / jnp.maximum(jnp.sum(mask), 1)
     signal = jnp.mean(jnp.square(_cleared(patterns, prior)), axis=1) @ jax.nn.softmax(prior)
     least = jnp.maximum(1e-6 * signal, jnp.finfo(signal.dtype).tiny)
     return jnp.sqrt(jnp.maximum(power - signal, least))
@@ -468,7 +458,7 @@ def capacity_snr_db(
     if shares.shape != (width,):
         raise ValueError(f"spectrum must have shape ({width},), got {shares.shape}")
     check_range(0, ends="[]", spectrum=shares)
-    check_range(0, 1.001, spectrum_sum=jnp.sum(shares))
+    check_range(0, 1.001, **{"sum of spectrum": jnp.sum(shares)})
 
     def halved(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = ends
@@ -576,6 +566,7 @@ def recovery_bound(
     patterns, prior, sigma = _centered(patterns, log_prior, None, sigma)
     index = _rows(index, len(patterns))
     norms = jnp.sum(jnp.square(patterns), axis=1)
+    finite = jnp.where(jnp.isneginf(prior), 0, prior)  # inf has no gradient
     rounding = max(8, patterns.shape[1]) * jnp.finfo(norms.dtype).eps
 
     def bound(number: Array) -> Array:
@@ -587,7 +578,7 @@ def recovery_bound(
         least, most = (
             jnp.sqrt(jnp.where(distinct, squares + x * sums, 1)) for x in (0, 2 * rounding)
         )
-        gain = prior[number] - prior
+        gain = finite[number] - finite
         margin = least / (2 * sigma) + sigma / jnp.where(gain > 0, most, least) * gain
         # Of equal patterns none can be told from the others: no bound.
         errors = jnp.where(distinct, jax.scipy.stats.norm.sf(margin), 1)
@@ -646,16 +637,17 @@ def recovery_rate(
     index, tiny = _rows(index, len(patterns)), jnp.finfo(patterns.dtype).tiny
     nodes = jnp.linspace(-6, 6, 64, dtype=patterns.dtype)
     weights = jax.nn.softmax(-jnp.square(nodes) / 2)
+    finite = jnp.where(jnp.isneginf(prior), 0, prior)  # inf has no gradient
 
     def rate(number: Array) -> Array:
         own = patterns[number]
         apart = patterns - own
         squares = jnp.sum(jnp.square(apart), axis=1)
         along = matmul(apart, own / jnp.sqrt(jnp.maximum(matmul(own, own), tiny)))
-        most = 0.99 * jnp.sqrt(squares)
+        most = 0.99 * jnp.sqrt(jnp.maximum(squares, tiny))
         along = jnp.clip(along, -most, most)
         across = jnp.sqrt(jnp.maximum(squares - along**2, tiny))
-        margin = squares / (2 * sigma) + sigma * (prior[number] - prior)
+        margin = squares / (2 * sigma) + sigma * (finite[number] - finite)
         logs = jax.scipy.special.log_ndtr((margin - nodes[:, None] * along) / across)
         logs = jnp.where(jnp.isneginf(prior), 0, logs).at[:, number].set(0)
         mean = matmul(weights, jnp.exp(jnp.sum(logs, axis=1)))
@@ -679,7 +671,7 @@ def _posterior(
     logits: Callable[[Array], tuple[Array, Array | None]],
     patterns: Array,
     bias: Array,
-    block_size: int | None,
+    block_size: int | None = None,
 ) -> tuple[Denoised, Array]:
     """Posterior from log-priors and from logits of one block of patterns at a time.
 

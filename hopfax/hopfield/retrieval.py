@@ -196,6 +196,7 @@ def retrieve(
     References:
         Robertha, Eqs. 7 and 8.
     """
+    check_shapes(tol=(tol, ""))
     check_range(0, tol=tol)
     start, params = _prepared(query, patterns, beta, mask)
     attractor = _iterate(

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from hopfax.checks import check_mask, check_range, check_shapes, is_traced
+from hopfax.checks import check_mask, check_range, check_shapes, is_traced, real_type
 from hopfax.hopfield.retrieval import matmul
 
 Entropy = Literal["shannon", "renyi2"]
@@ -232,7 +232,8 @@ def _gram(keys: Keys, mask: Mask) -> Matrix:
     if not keys.size:
         raise ValueError(f"keys must have one or more vectors, got shape {keys.shape}")
     mask = check_mask(mask, (len(keys),))
-    keys = keys.astype(jnp.promote_types(keys.dtype, jnp.float32))
+    mask = jnp.ones(len(keys), bool) if mask is None else mask
+    keys = keys.astype(real_type(keys))
     centered = _center(keys, mask)
     # Unit scale before squaring: keys of size 1e-30 must not underflow to "constant".
     scale = jnp.max(jnp.abs(jax.lax.stop_gradient(centered)))
@@ -242,10 +243,7 @@ def _gram(keys: Keys, mask: Mask) -> Matrix:
     return matmul(rows, rows.T)
 
 
-def _center(keys: Array, mask: Mask) -> Array:
-    if mask is None:
-        shifted = keys - jax.lax.stop_gradient(keys[0])
-        return shifted - jnp.mean(shifted, axis=0)
+def _center(keys: Array, mask: Array) -> Array:
     real = mask[:, None]
     keys = jnp.where(real, keys, 0)
     # Relative to a real key, equal keys are exactly zero. Relative to their mean, which is rounded,

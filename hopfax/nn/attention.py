@@ -10,9 +10,9 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from hopfax import hopfield
-from hopfax.checks import check_mask, check_shapes
+from hopfax.checks import check_mask, check_range, check_shapes
 from hopfax.cpu import by_groups, prefers_sums, quick
-from hopfax.fixed_point import Gradient, Stop, fixed_point
+from hopfax.fixed_point import Gradient, Stop, check_stopping, fixed_point
 from hopfax.nn.precision import linear
 
 Scope = Literal["query", "batch"]
@@ -69,6 +69,9 @@ class SoftmaxAttention(nnx.Module):
         causal: Whether each token attends only to itself and earlier tokens.
         dropout: Dropout rate of the attention weights, in [0, 1).
         rngs: Random keys of the initial parameters.
+
+    Raises:
+        ValueError: If `num_heads` does not divide `width`, or `dropout` is out of range.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class SoftmaxAttention(nnx.Module):
         rngs: nnx.Rngs,
     ):
         _check_heads(width, num_heads)
+        check_range(0, 1, ends="[)", dropout=dropout)
         self.num_heads, self.causal, self.dropout = num_heads, causal, dropout
         self.query = linear(width, width, rngs=rngs)
         self.key = linear(width, width, rngs=rngs)
@@ -143,7 +147,7 @@ class HopfieldAttention(nnx.Module):
         rngs: Random keys of the initial parameters.
 
     Raises:
-        ValueError: If an option is out of range.
+        TypeError, ValueError: If an option is out of range, or a count is not an integer.
 
     References:
         Robertha, Eqs. 4, 7, 8 and Algorithms 1, 2.
@@ -168,8 +172,8 @@ class HopfieldAttention(nnx.Module):
         rngs: nnx.Rngs,
     ):
         _check_heads(width, num_heads)
-        if not (beta > 0 and tol >= 0):
-            raise ValueError(f"beta must be > 0 and tol >= 0, got {beta} and {tol}")
+        check_range(0, ends="()", beta=beta)
+        check_stopping(tol, max_steps, 1, stop=stop, gradient=gradient, least=0)
         if scope not in ("query", "batch"):
             raise ValueError(f'scope must be "query" or "batch", got {scope!r}')
         scale = (width // num_heads) ** -0.5

@@ -77,7 +77,7 @@ class Decoder(nnx.Module):
         dropout: float = 0.1,
         rngs: nnx.Rngs,
     ):
-        check_count(1, num_outputs=num_outputs)
+        check_count(1, num_outputs=num_outputs, num_layers=num_layers)
         if reading not in ("mean", "each"):
             raise ValueError(f'reading must be "mean" or "each", got {reading!r}')
         self.width = width

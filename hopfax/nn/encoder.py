@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from hopfax.checks import check_count
+from hopfax.checks import check_count, check_range
 from hopfax.nn.attention import AttentionOutput, Key, Mask, Tokens, Weights, dropout
 from hopfax.nn.functional import scan_modules
 from hopfax.nn.precision import layer_norm, linear
@@ -221,8 +221,8 @@ class Encoder(nnx.Module):
         config: These arguments as JSON, with the name and options of the attention.
 
     Raises:
-        ValueError: `pooling` is unknown, `width` is not a multiple of `num_heads`, or `remat` and
-            `stop_gradient_keys` are both set.
+        TypeError, ValueError: An option is out of range, `width` is not a multiple of `num_heads`,
+            or `remat` and `stop_gradient_keys` are both set.
     """
 
     def __init__(
@@ -251,7 +251,9 @@ class Encoder(nnx.Module):
     ):
         arguments = {k: v for k, v in locals().items() if k not in ("self", "rngs")}
         arguments["attention"] = _described(attention)
-        check_count(1, num_outputs=num_outputs)
+        check_count(1, num_outputs=num_outputs, num_layers=num_layers)
+        check_range(0, 1, ends="[)", dropout=dropout)
+        check_range(0, ends="()", embedding_scale=embedding_scale)
         self.config = json.dumps(arguments, default=as_number)
         if pooling not in ("mean", "cls"):
             raise ValueError(f'pooling must be "mean" or "cls", got {pooling!r}')
@@ -408,6 +410,8 @@ class Encoder(nnx.Module):
         """Runs all stages, with dropout if a key is given, and with the perturbation `added`."""
         keys = (None, None, None) if key is None else jax.random.split(key, 3)
         tokens = self.embed_tokens(ids)
+        # Padding may have ids outside the vocabulary: 0 * nan would reach the gradients.
+        tokens = jnp.where(mask[..., None] | jnp.isfinite(tokens), tokens, 0)
         tokens = tokens if added.token is None else tokens + added.token
         types = self.token_types(ids)
         embeddings = self.embed(tokens, types, key=keys[0])

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from hopfax.checks import check_count
 from hopfax.nn.attention import Key, Mask, Tokens
 from hopfax.nn.encoder import Encoder, Encoding, TokenTypes, as_number, embedding
 from hopfax.nn.precision import linear
@@ -37,10 +38,10 @@ class UniversalEncoder(Encoder):
         halting: Whether tokens halt independently. `Encoding.num_steps` is then N and
             `Encoding.ponder` N + R, whose mean should be part of the loss.
         rngs: Random keys of the initial parameters.
-        **options: Options of `Encoder` except `num_layers`.
+        **options: Options of `Encoder` except `num_layers` and `stop_gradient_keys`.
 
     Raises:
-        ValueError: `num_steps < 1`, or an option is out of range.
+        TypeError, ValueError: `num_steps` is not an integer >= 1, or see `Encoder`.
 
     References:
         Dehghani et al. (2019), Universal Transformers, whose program has the mixture; Graves
@@ -57,8 +58,11 @@ class UniversalEncoder(Encoder):
         rngs: nnx.Rngs,
         **options: Any,
     ):
-        if num_steps < 1:
-            raise ValueError(f"num_steps must be at least 1, got {num_steps}")
+        check_count(1, num_steps=num_steps)
+        if options.get("stop_gradient_keys"):
+            raise ValueError(
+                "stop_gradient_keys must be False: the steps share their keys' weights"
+            )
         super().__init__(vocab_size, num_outputs, num_layers=1, rngs=rngs, **options)
         arguments = json.loads(self.config)
         del arguments["num_layers"]
@@ -137,9 +141,3 @@ class _Halting(NamedTuple):
     total: Float[Array, "batch tokens"]
     ponder: Float[Array, "batch tokens"]
     taken: Int[Array, "batch tokens"]
-
-
-def ponder_cost(ponder: Float[Array, "batch tokens"], mask: Mask) -> Float[Array, " batch"]:
-    """Returns the mean of N + R over each text's real tokens."""
-    count = jnp.maximum(jnp.sum(mask, axis=-1), 1)
-    return jnp.sum(jnp.where(mask, ponder, 0), axis=-1) / count

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from hopfax.checks import check_count, one_array
+from hopfax.checks import check_count, one_array, real_type
 from hopfax.stability.estimators import Estimate, estimate_pairs
 
 
@@ -16,7 +16,6 @@ def total_influence(
     *,
     num_bits: int,
     num_samples: int,
-    batch_size: int = 256,
 ) -> Estimate:
     r"""Estimates the total influence, or average sensitivity, of a function of uniform ±1 bits.
 
@@ -30,7 +29,6 @@ def total_influence(
         key: Random key.
         num_bits: >= 1.
         num_samples: Number of inputs, >= 2; each is evaluated with every bit flipped in turn.
-        batch_size: Inputs evaluated at a time.
 
     Returns:
         An `Estimate`, nan where `fn` is not finite.
@@ -63,7 +61,7 @@ def total_influence(
         return jnp.sum(jnp.square(outputs[:, 1] - outputs[:, 0])) / 4, size
 
     return estimate_pairs(
-        fn, key, changes, flip, (num_bits,), jnp.arange(num_bits), num_samples, batch_size
+        fn, key, changes, flip, (num_bits,), jnp.arange(num_bits), num_samples, 256
     )
 
 
@@ -111,9 +109,13 @@ def geometric_influence(
 
     def sizes(x: Array) -> Array:
         slopes = jax.jacrev(lambda x: one_array(fn(x)))(x).reshape(-1, *x.shape)
-        squares = jnp.sum(jnp.square(slopes), axis=(0, -1) if per_token else 0)
+        slopes = slopes.astype(real_type(slopes))
+        # Unit scale before squaring, so that steep or flat functions do not overflow or underflow.
+        scale = jnp.max(jnp.abs(jax.lax.stop_gradient(slopes)), initial=0)
+        scale = jnp.where((scale > 0) & jnp.isfinite(scale), scale, 1)
+        squares = jnp.sum(jnp.square(slopes / scale), axis=(0, -1) if per_token else 0)
         # The square root has an infinite slope at 0, where an input has no influence.
         none = squares == 0
-        return jnp.where(none, 0, jnp.sqrt(jnp.where(none, 1, squares)))
+        return scale * jnp.where(none, 0, jnp.sqrt(jnp.where(none, 1, squares)))
 
     return jnp.mean(jax.lax.map(sizes, inputs, batch_size=batch_size), axis=0)

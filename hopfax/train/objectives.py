@@ -10,9 +10,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
 from hopfax import hopfield
 from hopfax.checks import check_range
-from hopfax.nn.encoder import CLEAN, Encoder, Encoding, Perturbation
+from hopfax.nn.encoder import CLEAN, Encoder, Encoding, Perturbation, mean_of_real
 from hopfax.nn.functional import Functional, Params
-from hopfax.nn.universal import ponder_cost
 
 _PONDER_WEIGHT = 0.01
 
@@ -96,7 +95,16 @@ def losses_of(
     """Returns the cross-entropy of each row, or the squared error for regression.
 
     The cross-entropy of a label outside [0, outputs) is nan.
+
+    Raises:
+        TypeError: The labels of a classification are not integers.
+        ValueError: `regression` does not fit the number of outputs.
     """
+    if (logits.shape[1] == 1) != regression:
+        raise ValueError(
+            f"regression must be {logits.shape[1] == 1} for {logits.shape[1]} outputs, got "
+            f"{regression}"
+        )
     if regression:
         return jnp.square(logits[:, 0] - labels)
     if not jnp.issubdtype(labels.dtype, jnp.integer):
@@ -165,7 +173,8 @@ def classification(
         real = mask & (weights > 0)[:, None]
         loss = task + esr_weight * esr
         if encoding.ponder is not None:
-            loss += _PONDER_WEIGHT * _weighted_mean(ponder_cost(encoding.ponder, mask), weights)
+            ponder = mean_of_real(encoding.ponder[..., None], mask)[:, 0]
+            loss += _PONDER_WEIGHT * _weighted_mean(ponder, weights)
         steps = _mean_over_queries(encoding.num_steps, real)
         return loss, Losses(task, esr, steps, _mean_over_queries(~encoding.converged, real))
 
@@ -180,4 +189,5 @@ def _mean_over_queries(
 
 
 def _weighted_mean(values: Array, weights: Any) -> Array:
+    values = jnp.where(weights > 0, values, 0)  # 0 * nan, in padding, is nan
     return jnp.sum(values * weights) / jnp.maximum(jnp.sum(weights), 1)

@@ -204,11 +204,6 @@ def _linear(row: Sequence[Any], loss: float, gradient: np.ndarray) -> Linearized
 
 
 def _check_labels(labels: Sequence[Label], num_outputs: int, regression: bool) -> None:
-    if (num_outputs == 1) != regression:
-        raise ValueError(
-            f"regression must be {num_outputs == 1} for a model with {num_outputs} outputs, got "
-            f"{regression}"
-        )
     wrong = [] if regression else [each for each in labels if each not in range(num_outputs)]
     if wrong:
         raise ValueError(f"labels must be in [0, {num_outputs}), got {wrong[0]}")

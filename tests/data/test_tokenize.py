@@ -1,3 +1,4 @@
+import dataclasses
 import io
 
 import numpy as np
@@ -72,7 +73,8 @@ def test_arrays_are_cached_by_content(cache):
     encode(examples("a c"), VOCABULARY)
     encode(examples("a b"), VOCABULARY, max_length=16)
     encode(examples("c c"), VOCABULARY, cached=False)
-    assert len(list(cache.iterdir())) == 4
+    encode(examples("a b"), dataclasses.replace(VOCABULARY, pad_token="b"))
+    assert len(list(cache.iterdir())) == 5
 
 
 def test_a_damaged_cache_file_is_replaced(cache):

@@ -138,9 +138,9 @@ def test_beta_and_mask(call, options, error, words):
         *(
             (ValueError, words, partial(normalized, **options))
             for options, words in (
-                ({"offset": np.ones(3)}, r"offset must have shape \(4,\), got \(3,\)"),
-                ({"scale": 2.0}, r"scale must have shape \(4,\), got \(\)"),
-                ({"bias": 0.0}, r"bias must have shape \(4,\), got \(\)"),
+                ({"offset": np.ones(3)}, r"got \(4,\), \(3,\), \(4,\) and \(4,\)"),
+                ({"scale": 2.0}, r"got \(4,\), \(4,\), \(\) and \(4,\)"),
+                ({"bias": 0.0}, r"got \(4,\), \(4,\), \(4,\) and \(\)"),
                 ({"epsilon": -1.0}, "epsilon must be >= 0 and finite, got -1.0"),
             )
         ),
@@ -154,7 +154,11 @@ def test_beta_and_mask(call, options, error, words):
             )
         ),
         (ValueError, r"got \(4,\)", lambda: hopfield.certified_radius(STATE)),
-        (ValueError, "the width of", lambda: hopfield.estimate_sigma(PATTERNS[:, :3], PATTERNS)),
+        (
+            ValueError,
+            "got .3, 3. and .3, 4",
+            lambda: hopfield.estimate_sigma(PATTERNS[:, :3], PATTERNS),
+        ),
         (ValueError, "entropy_bits must be > 0", lambda: hopfield.capacity_snr_db(-1.0, width=8)),
         (ValueError, "width must be >= 1, got 0", lambda: hopfield.capacity_snr_db(10.0, width=0)),
         (
@@ -164,7 +168,7 @@ def test_beta_and_mask(call, options, error, words):
         ),
         (
             ValueError,
-            r"spectrum_sum must be in \[0, 1.001\], got 2",
+            r"sum of spectrum must be in \[0, 1.001\], got 2",
             lambda: hopfield.capacity_snr_db(10.0, width=2, spectrum=jnp.ones(2)),
         ),
         (
@@ -175,10 +179,12 @@ def test_beta_and_mask(call, options, error, words):
         (ValueError, r"in \[1, 3\], got 4", lambda: hopfield.candidates(STATE, PATTERNS, count=4)),
         (
             ValueError,
-            r"\(tokens, width\) with tokens",
+            r"must have shape \(tokens, width\) and \(patterns, width\)",
             lambda: hopfield.estimate_sigma(STATE, PATTERNS),
         ),
         (TypeError, "must be real", lambda: hopfield.estimate_sigma(1j * PATTERNS, PATTERNS)),
+        (TypeError, "must be real", lambda: hopfield.key_spectrum(1j * PATTERNS)),
+        (TypeError, "must be real", lambda: hopfield.matched_sigma(1j * PATTERNS, snr_db=0.0)),
         *(
             (ValueError, words, partial(hopfield.forward_backward, *map(np.ones, shapes)))
             for shapes, words in (

@@ -10,6 +10,7 @@ from scipy.special import log_softmax, logsumexp
 from scipy.stats import norm
 
 from hopfax import hopfield
+from hopfax.hopfield import memory
 
 WIDTH, COUNT = 12, 23
 draw = np.random.default_rng(0)
@@ -173,15 +174,17 @@ def test_products_are_as_wide_as_the_patterns_and_add_up_in_float32(sigma, log_p
 
 
 @pytest.mark.parametrize("sigma", [None, 0.6])
-@pytest.mark.parametrize("block_size", [None, 5])
-def test_after_a_layer_norm_it_is_denoise_of_the_normalized_patterns(sigma, block_size):
+@pytest.mark.parametrize("block_size", [1536, 5])
+def test_after_a_layer_norm_it_is_denoise_of_the_normalized_patterns(
+    sigma, block_size, monkeypatch
+):
+    monkeypatch.setattr(memory, "BLOCK", block_size)
     offset, scale, bias = draw.normal(size=(3, WIDTH))
     centered = PATTERNS + offset - (PATTERNS + offset).mean(1, keepdims=True)
     normalized = centered / np.sqrt(centered.var(1, keepdims=True) + 0.3) * scale + bias
     query = normalized[4] + 0.6 * draw.normal(size=WIDTH)
     layer_norm = {"scale": scale, "bias": bias, "epsilon": 0.3}
     options = {"sigma": sigma, "log_prior": np.where(MASK, PRIOR, -np.inf)}
-    options["block_size"] = block_size
     got = hopfield.denoise_normalized(query, PATTERNS, offset, **layer_norm, **options)
     want = hopfield.denoise(query, normalized, **options)
     np.testing.assert_allclose(got.value, want.value, rtol=1e-3, atol=1e-4)
@@ -197,6 +200,9 @@ def test_estimate_sigma_knows_neither_noise_nor_patterns():
         noisy = jnp.asarray(clean + sigma * noise).at[40:].set(jnp.nan)
         got = hopfield.estimate_sigma(noisy, patterns, mask=mask < 40)
         np.testing.assert_allclose(got, sigma, rtol=0.1)
+    estimate = partial(hopfield.estimate_sigma, patterns=patterns, mask=mask < 40)
+    slope = np.asarray(jax.grad(estimate)(noisy))
+    assert np.isfinite(slope).all() and not slope[40:].any() and slope[:40].any()
     coarse = jnp.asarray(clean + noise, jnp.bfloat16)
     want = hopfield.estimate_sigma(coarse.astype(jnp.float32), patterns)
     np.testing.assert_allclose(hopfield.estimate_sigma(coarse, patterns), want, rtol=1e-5)
@@ -204,7 +210,7 @@ def test_estimate_sigma_knows_neither_noise_nor_patterns():
     unlikely = np.log(np.repeat([1 / 200, 1e-9], 200))
     got = hopfield.estimate_sigma(clean + 0.5 * noise, loud, log_prior=unlikely)
     np.testing.assert_allclose(got, 0.5, rtol=0.1)
-    with pytest.raises(ValueError, match=r"tokens >= 1, got \(0, 64\)"):
+    with pytest.raises(ValueError, match=r"one or more tokens, got shape \(0, 64\)"):
         hopfield.estimate_sigma(clean[:0], patterns)
     floor = 1e-3 * np.sqrt(np.square(loud).mean())
     np.testing.assert_allclose(hopfield.estimate_sigma(clean, loud), floor, rtol=1e-5)
@@ -325,6 +331,20 @@ def test_equal_patterns_are_recovered_half_of_the_time_and_one_pattern_always():
 
 
 @pytest.mark.parametrize("function", [hopfield.recovery_rate, hopfield.recovery_bound])
+def test_recovery_has_gradients_where_the_prior_excludes_a_pattern(function):
+    prior = jnp.log(jnp.array([0.5, 0.3, 0.2, 0.0]))
+    rows = jnp.asarray(PATTERNS[:4], jnp.float32)
+
+    def total(rows, sigma, prior):
+        return function(rows, sigma=sigma, log_prior=prior).sum()
+
+    slopes = jax.grad(total, argnums=(0, 1, 2))(rows, 0.8, prior)
+    assert all(np.isfinite(slope).all() and np.any(slope) for slope in slopes)
+    step = (total(rows, 0.81, prior) - total(rows, 0.79, prior)) / 0.02
+    np.testing.assert_allclose(slopes[1], step, rtol=0.02)
+
+
+@pytest.mark.parametrize("function", [hopfield.recovery_rate, hopfield.recovery_bound])
 @pytest.mark.parametrize(
     ("index", "error", "message"),
     [
@@ -370,6 +390,15 @@ def enumerated(likelihood, transition):
     scores += sum(transition[i, paths[:, i], paths[:, i + 1]] for i in range(length - 1))
     weights = np.exp(scores - logsumexp(scores))
     return np.stack([weights @ (paths == k) for k in range(states)], 1), logsumexp(scores)
+
+
+def test_the_log_probability_of_a_long_sequence_keeps_its_digits():
+    likelihood, transition = chain(5000, 3)
+    got = hopfield.forward_backward(likelihood.astype("f4"), transition.astype("f4"))
+    forward = likelihood[0]
+    for each, step in zip(likelihood[1:], transition, strict=True):
+        forward = logsumexp(forward[:, None] + step, axis=0) + each
+    np.testing.assert_allclose(got.log_normalizer, logsumexp(forward), rtol=1e-6)
 
 
 @pytest.mark.parametrize("length", [5, 6])

@@ -217,6 +217,20 @@ def test_nothing_in_padding_reaches_logits_or_gradients(redraw, rng, name):
     assert np.all((np.abs(gradient[1]).max(-1) > 0) == MASK)
 
 
+@pytest.mark.parametrize("name", ["tinybert", "universal", "decoder"])
+def test_ids_of_padding_may_be_outside_the_vocabulary(redraw, name):
+    model, mask = MODELS[name], jnp.asarray(MASK)
+
+    def loss(params, ids):
+        outputs = model.apply(params, ids, mask)
+        return jnp.sum(jnp.sin(outputs if name == "decoder" else outputs.logits))
+
+    step, ids = jax.jit(jax.value_and_grad(loss)), jnp.asarray(IDS)
+    params = redraw(model)
+    same = step(params, jnp.where(mask, ids, -1)), step(params, jnp.where(mask, ids, 1))
+    jax.tree.map(np.testing.assert_array_equal, *same)
+
+
 # -- What gradients reach -----------------------------------------------------------------------
 
 

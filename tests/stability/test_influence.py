@@ -54,6 +54,13 @@ def test_a_token_counts_by_the_norm_over_its_embedding():
     np.testing.assert_allclose(influence, [3, 0.5], rtol=1e-6)
 
 
+@pytest.mark.parametrize(("slope", "dtype"), [(1e-30, "f4"), (1e30, "f4"), (1e-5, "f2")])
+def test_influence_of_steep_and_flat_functions(slope, dtype):
+    inputs = jnp.ones((4, 2), dtype)
+    influence = geometric_influence(lambda x: x[0] * jnp.asarray(slope, dtype), inputs)
+    np.testing.assert_allclose(influence, [slope, 0], rtol=1e-2)
+
+
 def test_influence_has_a_gradient_where_it_is_zero():
     inputs = jnp.array([[1.0, -1.0], [2.0, -2.0]])
 
