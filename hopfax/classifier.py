@@ -73,7 +73,9 @@ class Classifier:
         ValueError: The parameters, the labels or the vocabulary do not fit the model.
 
     Example:
+        >>> import jax
         >>> import hopfax
+        >>> from hopfax import Classifier
         >>> from hopfax.data import train_vocabulary
         >>> vocabulary = train_vocabulary(["a wonderful film", "the story drags badly"])
         >>> sizes = {"width": 8, "num_layers": 1, "ff_width": 8, "max_length": 32}

@@ -37,6 +37,7 @@ def quick(key: PRNGKeyArray | Words) -> PRNGKeyArray:
 
     Example:
         >>> import jax
+        >>> from hopfax.cpu import quick
         >>> key = jax.random.key(0)
         >>> bool((jax.random.normal(quick(key), (3,)) == jax.random.normal(key, (3,))).all())
         True

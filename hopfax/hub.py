@@ -23,6 +23,7 @@ def model_folder(name: str | os.PathLike[str]) -> Path:
 
     Example:
         >>> import tempfile
+        >>> from hopfax.hub import model_folder
         >>> folder = tempfile.mkdtemp()
         >>> str(model_folder(folder)) == folder
         True

@@ -1,4 +1,4 @@
-"""The examples in the docstrings do what they say."""
+"""The examples in the docstrings do what they say, pasted as they are."""
 
 import doctest
 import importlib
@@ -14,7 +14,8 @@ MODULES = sorted(info.name for info in pkgutil.walk_packages(hopfax.__path__, "h
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name):
-    result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    module = importlib.import_module(name)
+    result = doctest.testmod(module, globs={}, optionflags=doctest.ELLIPSIS)
     assert result.failed == 0
 
 

@@ -3,8 +3,6 @@
 `retrieval` iterates a query to an attractor. `attend` does this for all queries of an attention
 head and reads values out. `spectrum` measures and regularizes the spectrum of keys. `corruption`
 adds noise of known strength, and `memory` removes it by retrieval from clean patterns.
-
-Examples omit `import jax, jax.numpy as jnp` and the import of the function.
 """
 
 from hopfax.hopfield.attend import Attention as Attention

@@ -79,6 +79,10 @@ def matched_sigma(
     Returns:
         The standard deviation for `gaussian_noise`; 0 if no token is real.
 
+    Raises:
+        TypeError: If the signal is complex, or `mask` is not boolean.
+        ValueError: If the signal is not one sequence, or `mask` does not fit.
+
     Example:
         >>> import jax.numpy as jnp
         >>> from hopfax import hopfield
@@ -106,6 +110,9 @@ def snr_db(signal: Signal, noise: Signal, *, mask: Mask = None) -> Float[Array, 
 
     Returns:
         The ratio; +inf without noise, nan without noise and signal.
+
+    Raises:
+        TypeError, ValueError: See `matched_sigma`; also if the noise has another shape.
 
     Example:
         >>> import jax.numpy as jnp

@@ -38,6 +38,10 @@ def key_spectrum(keys: Keys, *, mask: Mask = None) -> Float[Array, " width"]:
         `width` shares, descending, >= 0, with sum 1, at least float32. All zero if the keys do not
         vary (constant keys, a single token, no real token); nan if a real key is not finite.
 
+    Raises:
+        TypeError: If the keys are complex, or `mask` is not boolean.
+        ValueError: If the keys are not one sequence of one or more vectors, or `mask` does not fit.
+
     Differentiation:
         Symmetric functions of the result, such as `eigen_entropy`, have finite gradients even
         where eigenvalues are equal.
@@ -115,6 +119,9 @@ def effective_rank(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     Returns:
         A number in [1, width]; 1 also where the keys do not vary.
 
+    Raises:
+        TypeError, ValueError: See `key_spectrum`.
+
     Example:
         >>> import jax.numpy as jnp
         >>> from hopfax import hopfield
@@ -137,6 +144,9 @@ def participation_ratio(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
 
     Returns:
         A number in [1, width], at most `effective_rank`; 1 also where the keys do not vary.
+
+    Raises:
+        TypeError, ValueError: See `key_spectrum`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -161,6 +171,9 @@ def gini(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     Returns:
         A number in [0, 1 - 1/d]: 0 if all directions have equal variance (or none), 1 - 1/d if
         all variance is in one direction.
+
+    Raises:
+        TypeError, ValueError: See `key_spectrum`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -28,6 +28,7 @@ def sinusoids(num_tokens: int, width: int) -> Float[np.ndarray, "tokens width"]:
     $$p_{t,2i} = \sin(t / 10000^{2i/d}), \qquad p_{t,2i+1} = \cos(t / 10000^{2i/d})$$
 
     Example:
+        >>> from hopfax.nn.decoder import sinusoids
         >>> sinusoids(2, 2).round(2).tolist()
         [[0.0, 1.0], [0.8399999737739563, 0.5400000214576721]]
 
@@ -58,7 +59,7 @@ class Decoder(nnx.Module):
         rngs: Random keys of the initial parameters.
 
     Raises:
-        ValueError: An option is out of range.
+        TypeError, ValueError: An option is out of range, or a count is not an integer.
 
     References:
         Noise Stability of Transformer Models, Appendix J.1 and Table 2.
@@ -134,8 +135,12 @@ class Decoder(nnx.Module):
 def decoder(vocab_size: int, num_outputs: int, **options: Any) -> Functional[Decoder]:
     """Returns a `Decoder` with these arguments as pure functions `init` and `apply`.
 
+    Raises:
+        TypeError, ValueError: When `init` is called, see `Decoder`.
+
     Example:
         >>> import jax, jax.numpy as jnp
+        >>> from hopfax.nn import decoder
         >>> model = decoder(vocab_size=10, num_outputs=10, width=8, reading="each")
         >>> params = model.init(jax.random.key(0))
         >>> model.apply(params, jnp.ones((3, 5), int)).shape

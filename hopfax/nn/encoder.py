@@ -96,6 +96,8 @@ def gelu(x: Array) -> Array:
     """Computes BERT's activation by erf, as PyTorch; less than half the cost of `jax.nn.gelu`.
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax.nn.encoder import gelu
         >>> gelu(jnp.float32(0)).item()
         0.0
     """

@@ -51,6 +51,8 @@ def text_classifier(
             range, `options` has `num_heads`, or `num_outputs` is None and it has no classifier.
 
     Example:
+        >>> import jax
+        >>> from hopfax.nn import load_pretrained, text_classifier
         >>> model = load_pretrained("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
         >>> classifier = text_classifier(model, 2, separator=102)  # doctest: +SKIP
         >>> params = classifier.init(jax.random.key(0))  # doctest: +SKIP
@@ -136,6 +138,7 @@ def replace_attention(
         ValueError: The model is not an encoder, or its activation is not GELU.
 
     Example:
+        >>> from hopfax.nn import HopfieldAttention, load_pretrained, replace_attention
         >>> model = load_pretrained("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
         >>> iterated = replace_attention(model, HopfieldAttention, beta=1.0)  # doctest: +SKIP
     """

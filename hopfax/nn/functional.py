@@ -35,6 +35,7 @@ def functional(build: Callable[[nnx.Rngs], Module]) -> Functional[Module]:
     Example:
         >>> import jax
         >>> from flax import nnx
+        >>> from hopfax.nn import functional
         >>> model = functional(lambda rngs: nnx.Linear(3, 2, rngs=rngs))
         >>> params = model.init(jax.random.key(0))
         >>> sorted(params), model.apply(params, jax.numpy.ones(3)).shape
@@ -73,8 +74,9 @@ def scan_modules(
         The last carry, and the outputs stacked.
 
     Example:
-        >>> import jax
+        >>> import jax, jax.numpy as jnp
         >>> from flax import nnx
+        >>> from hopfax.nn.functional import scan_modules
         >>> layers = [nnx.Linear(2, 2, rngs=nnx.Rngs(seed)) for seed in range(3)]
         >>> x, sums = scan_modules(lambda layer, x, _: (layer(x), x.sum()), layers, jnp.ones(2))
         >>> x.shape, sums.shape
@@ -97,6 +99,7 @@ def named_leaves(params: Params, separator: str = ".") -> dict[str, Any]:
     """Returns the leaves by their paths, in the order of `jax.tree.leaves`.
 
     Example:
+        >>> from hopfax.nn.functional import named_leaves
         >>> named_leaves({"norm": {"scale": 1.0}, "blocks": {0: {"bias": 0.0}}})
         {'blocks.0.bias': 0.0, 'norm.scale': 1.0}
     """

@@ -90,6 +90,7 @@ def find_preset(name: str) -> Preset:
     """Returns a preset by name; raises a ValueError for an unknown one.
 
     Example:
+        >>> from hopfax.nn import find_preset
         >>> find_preset("released").num_heads
         1
     """
@@ -110,8 +111,12 @@ def tinybert(
         **options: Options of `Encoder`: sizes, `dropout` (0.1, on attention weights too),
             `epsilon` (1e-12), `pooling` ("cls").
 
+    Raises:
+        TypeError, ValueError: When `init` is called, see `Encoder`.
+
     Example:
         >>> import jax
+        >>> from hopfax.nn import tinybert
         >>> model = tinybert(10, 2, width=8, ff_width=16, num_layers=1, max_length=8)
         >>> jax.eval_shape(model.init, jax.random.key(0))["pooler"]["kernel"].shape
         (8, 8)
@@ -130,8 +135,12 @@ def universal_bert(
         num_heads: Number of attention heads.
         **options: Options of `UniversalEncoder`, which has no `num_layers`.
 
+    Raises:
+        TypeError, ValueError: When `init` is called, see `UniversalEncoder`.
+
     Example:
         >>> import jax
+        >>> from hopfax.nn import universal_bert
         >>> model = universal_bert(10, 2, width=8, ff_width=16, num_steps=4, max_length=8)
         >>> jax.eval_shape(model.init, jax.random.key(0))["steps"]["embedding"].shape
         (4, 8)
@@ -172,8 +181,12 @@ def robertha(
         max_steps: Maximum number of iterations T; 0 for Robertha without iteration.
         **sizes: `width`, `num_layers`, `ff_width`, `max_length` of `Encoder`.
 
+    Raises:
+        TypeError, ValueError: When `init` is called, see `Encoder`.
+
     Example:
         >>> import jax
+        >>> from hopfax.nn import robertha
         >>> model = robertha(10, 2, preset="paper", width=8, ff_width=16, max_length=8)
         >>> params = jax.eval_shape(model.init, jax.random.key(0))
         >>> sorted(params["blocks"][0]["attention"])  # the paper's text has no W_Q and no W_O

@@ -75,7 +75,7 @@ def with_precision(model: Functional[Module], precision: Precision) -> Functiona
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from hopfax.nn import tinybert
+        >>> from hopfax.nn import tinybert, with_precision
         >>> model = with_precision(tinybert(10, 2, width=8, num_layers=1), "bfloat16")
         >>> params = model.init(jax.random.key(0))
         >>> output = model.apply(params, jnp.ones((1, 4), int), jnp.ones((1, 4), bool))

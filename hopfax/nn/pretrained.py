@@ -98,6 +98,8 @@ def load_pretrained(folder: str | os.PathLike[str], *, dtype: Any = jnp.float32)
             tensors are missing, unknown or of the wrong shape (all of them are named).
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax.nn import load_pretrained
         >>> model = load_pretrained("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
         >>> ids, mask = jnp.array([[101, 7592, 102]]), jnp.ones((1, 3), bool)
         >>> encoded = model.forward(model.embed(ids), mask)  # doctest: +SKIP

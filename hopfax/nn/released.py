@@ -100,6 +100,7 @@ def load_released(path: str | os.PathLike[str]) -> Released:
             (all of them are named).
 
     Example:
+        >>> from hopfax.nn import load_released
         >>> load_released("weights.npz").classify(ids, mask).logits  # doctest: +SKIP
     """
     arrays = _read(path)

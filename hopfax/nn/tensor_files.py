@@ -66,6 +66,7 @@ def mismatches(stored: Mapping[str, Shape], expected: Mapping[str, Shape | None]
     """Lists missing, unknown and misshapen tensors; the shape None allows any.
 
     Example:
+        >>> from hopfax.nn.tensor_files import mismatches
         >>> mismatches({"a": (2,), "b": (3,)}, {"a": (1,), "c": None})
         ['missing tensor c', 'unknown tensor b', 'a must have shape (1,), got (2,)']
     """

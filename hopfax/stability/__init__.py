@@ -4,8 +4,7 @@
 computes the weight of a function at each degree, `influence` the inputs it depends on. `theory` has
 the paper's formulas for layers and `penalty` its regularizer.
 
-Functions are traced in every call: wrap repeated calls in `jax.jit`. Examples omit
-`import jax, jax.numpy as jnp` and the import of the function.
+Functions are traced in every call: wrap repeated calls in `jax.jit`.
 """
 
 from hopfax.stability import theory as theory

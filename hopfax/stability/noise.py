@@ -32,6 +32,8 @@ def gaussian_pair(
         ValueError: If `rho` is outside [-1, 1].
 
     Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from hopfax.stability import gaussian_pair
         >>> x, y = gaussian_pair(jax.random.key(0), (10_000,), rho=0.5)
         >>> round(float(jnp.mean(x * y)), 1)
         0.5
@@ -64,6 +66,8 @@ def bit_pair(
         ValueError: If `rho` is outside [-1, 1].
 
     Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from hopfax.stability import bit_pair
         >>> x, y = bit_pair(jax.random.key(0), (10_000,), rho=0.5)
         >>> round(float(jnp.mean(x == y)), 2)
         0.75
@@ -102,6 +106,8 @@ def bonami_beckner_pair(
             checked.
 
     Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from hopfax.stability import bonami_beckner_pair
         >>> tokens = jnp.zeros(10_000, int)
         >>> _, noisy = bonami_beckner_pair(jax.random.key(0), tokens, rho=0.5, num_tokens=100)
         >>> round(float(jnp.mean(noisy == 0)), 2)

@@ -51,6 +51,7 @@ def relu_stability(rho: Numbers) -> Float[Array, "..."]:
         at both ends.
 
     Example:
+        >>> from hopfax.stability import relu_stability
         >>> float(relu_stability(1.0))
         0.5
 
@@ -76,6 +77,7 @@ def relu_stability_quadratic(rho: Numbers) -> Float[Array, "..."]:
         ValueError: If `rho` is outside [-1, 1].
 
     Example:
+        >>> from hopfax.stability.theory import relu_stability_quadratic
         >>> round(float(relu_stability_quadratic(0.5)), 4)
         0.304
     """
@@ -100,6 +102,7 @@ def linear_recurrence(rho: Numbers, *, num_layers: int) -> Float[Array, "layers+
         ValueError: If a number is out of its range.
 
     Example:
+        >>> from hopfax.stability.theory import linear_recurrence
         >>> round(float(linear_recurrence(0.5, num_layers=20)[-1]), 4)
         0.2122
     """
@@ -136,6 +139,7 @@ def transformer_recurrence(
         ValueError: If a number is out of its range.
 
     Example:
+        >>> from hopfax.stability.theory import transformer_recurrence
         >>> [round(float(rho), 3) for rho in transformer_recurrence(0.5, num_layers=2)]
         [0.5, 0.304, 0.243]
 
@@ -174,6 +178,7 @@ def attention_stability(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]
         ValueError: If a number is out of its range.
 
     Example:
+        >>> from hopfax.stability import attention_stability
         >>> round(float(attention_stability(0.0, num_tokens=4)), 3)
         0.0
 
@@ -207,6 +212,7 @@ def attention_overlap(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]:
         TypeError, ValueError: If a number is out of its range, or a count is not an integer.
 
     Example:
+        >>> from hopfax.stability.theory import attention_overlap
         >>> round(float(attention_overlap(0.0, num_tokens=4)), 3)
         0.25
     """
@@ -246,6 +252,7 @@ def relu_process_stability(
         ValueError: If a number is out of its range.
 
     Example:
+        >>> from hopfax.stability.theory import relu_process_stability
         >>> print(relu_process_stability(1.0, scale=0.5))
         0.25
 
@@ -301,6 +308,7 @@ def attention_interval(
         TypeError, ValueError: If a number is out of its range, or a count is not an integer.
 
     Example:
+        >>> from hopfax.stability.theory import attention_interval
         >>> low, high = attention_interval(4.0, 0.0, num_tokens=2, width=2, bound=0.0)
         >>> print(low, high)
         1.0 1.0
@@ -344,6 +352,7 @@ def moment_interval(rho: Numbers, *, mean: Numbers, second_moment: Numbers) -> I
         ValueError: If `rho` is outside [-1, 1], or the second moment is below the mean's square.
 
     Example:
+        >>> from hopfax.stability.theory import moment_interval
         >>> low, high = moment_interval(0.5, mean=1.0, second_moment=3.0)
         >>> print(low, high)
         1.0 2.0

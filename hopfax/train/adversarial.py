@@ -59,6 +59,7 @@ def augmented(objective: Objective, *, sigma: float) -> Objective:
 
     Example:
         >>> from hopfax.nn import tinybert
+        >>> from hopfax.train.adversarial import augmented
         >>> from hopfax.train.objectives import classification
         >>> objective = augmented(classification(tinybert(30522, 2)), sigma=0.1)
 
@@ -94,6 +95,7 @@ def augmented_over(objective: Objective, *, snr_db: tuple[float, float]) -> Obje
 
     Example:
         >>> from hopfax.nn import tinybert
+        >>> from hopfax.train.adversarial import augmented_over
         >>> from hopfax.train.objectives import classification
         >>> objective = augmented_over(classification(tinybert(30522, 2)), snr_db=(-16.0, 0.0))
     """
@@ -137,6 +139,7 @@ def pgd(objective: Objective, ball: Ball) -> Objective:
 
     Example:
         >>> from hopfax.nn import tinybert
+        >>> from hopfax.train.adversarial import Ball, pgd
         >>> from hopfax.train.objectives import classification
         >>> objective = pgd(classification(tinybert(30522, 2)), Ball(num_steps=2))
 
@@ -187,6 +190,7 @@ def freelb(objective: Objective, ball: Ball) -> Objective:
 
     Example:
         >>> from hopfax.nn import tinybert
+        >>> from hopfax.train.adversarial import Ball, freelb
         >>> from hopfax.train.objectives import classification
         >>> objective = freelb(classification(tinybert(30522, 2)), Ball(num_steps=2))
 

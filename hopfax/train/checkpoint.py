@@ -49,7 +49,9 @@ class Checkpoints:
         CheckpointError: `config.json` is unreadable, or missing next to checkpoints.
 
     Example:
+        >>> import numpy as np
         >>> import tempfile
+        >>> from hopfax.train.checkpoint import Checkpoints
         >>> with tempfile.TemporaryDirectory() as folder, Checkpoints(folder, config={}) as run:
         ...     run.save(10, {"weights": np.ones(3)})
         ...     run.restore({"weights": np.zeros(3)})

@@ -138,6 +138,9 @@ def robustness(
             outputs or labels do not fit the metric.
 
     Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import numpy as np
+        >>> from hopfax.train.evaluate import robustness
         >>> embeddings = jax.random.normal(jax.random.key(0), (90, 4, 8))
         >>> mask = np.ones((90, 4), bool)
         >>> def model(embeddings, mask):
@@ -196,6 +199,8 @@ def add_noise(
     The ratio is that of the example or, if `per_token`, of each token.
 
     Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from hopfax.train.evaluate import add_noise
         >>> keys, mask = jax.random.split(jax.random.key(0), 3), jnp.ones((3, 100), bool)
         >>> noise = add_noise(keys, jnp.ones((3, 100, 8)), mask, -20.0) - 1
         >>> bool((abs(noise.std(axis=(1, 2)) - 10) < 1).all())
@@ -218,6 +223,7 @@ def check_noise(noise: Noise) -> None:
     """Raises a ValueError for an unknown site or protocol, or a level out of range.
 
     Example:
+        >>> from hopfax.train.evaluate import Noise, check_noise
         >>> check_noise(Noise("tokens", "sigma", 1.0))
         Traceback (most recent call last):
         ...
@@ -237,6 +243,7 @@ def make_predictor(model: Functional[Encoder], *, sharding: Sharding | None = No
 
     Example:
         >>> from hopfax.nn import tinybert
+        >>> from hopfax.train.evaluate import make_predictor
         >>> make_predictor(tinybert(30522, 2)).sharding is None
         True
     """
@@ -343,8 +350,11 @@ def predict(
             that of models.
 
     Example:
+        >>> import jax
         >>> import hopfax
+        >>> import numpy as np
         >>> from hopfax.data import Encoded, bucketed
+        >>> from hopfax.train.evaluate import Noise, make_predictor, predict
         >>> ids = np.arange(1, 33, dtype=np.int32).reshape(8, 1, 4)
         >>> rows = Encoded(ids, np.full((8, 1), 4, np.int32), np.arange(8) % 2, np.arange(8))
         >>> model = hopfax.nn.tinybert(40, 2, width=8, ff_width=8, num_layers=1, max_length=4)
@@ -398,6 +408,9 @@ def rows_per_call(bucket: Bucket) -> int:
     """Returns a batch size that keeps a device busy, with little padding on a CPU.
 
     Example:
+        >>> import numpy as np
+        >>> from hopfax.data.batching import Bucket
+        >>> from hopfax.train.evaluate import rows_per_call
         >>> bucket = Bucket(np.ones((3, 1, 8), int), np.ones((3, 1)), np.zeros(3), np.arange(3))
         >>> rows_per_call(bucket) >= 3
         True

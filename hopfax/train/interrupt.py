@@ -19,6 +19,7 @@ def requested() -> bool:
     """Returns whether Ctrl-C was pressed.
 
     Example:
+        >>> from hopfax.train.interrupt import requested
         >>> requested()
         False
     """
@@ -29,6 +30,7 @@ def check() -> None:
     """Raises a KeyboardInterrupt if Ctrl-C was pressed, unless `held`; call it between steps.
 
     Example:
+        >>> from hopfax.train.interrupt import check
         >>> check()
     """
     if requested() and not getattr(_held, "now", False):
@@ -40,6 +42,7 @@ def held() -> Iterator[None]:
     """Disables `check`, for a caller that checks `requested` itself and saves first.
 
     Example:
+        >>> from hopfax.train.interrupt import check, held
         >>> with held():
         ...     check()
     """
@@ -65,6 +68,7 @@ def listening(*, exits: bool = False) -> Iterator[None]:
         KeyboardInterrupt: Ctrl-C was pressed and no `check` followed.
 
     Example:
+        >>> from hopfax.train.interrupt import check, listening
         >>> with listening():
         ...     for step in range(3):
         ...         check()

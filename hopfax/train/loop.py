@@ -107,10 +107,12 @@ def fit(
         ValueError: A number is out of range, or there are no rows.
 
     Example:
-        >>> from functools import partial
         >>> import hopfax
+        >>> import numpy as np
+        >>> from functools import partial
         >>> from hopfax.data import Encoded, bucketed
         >>> from hopfax.train.evaluate import make_predictor
+        >>> from hopfax.train.loop import fit
         >>> from hopfax.train.objectives import classification
         >>> from hopfax.train.state import adamw
         >>> ids = np.arange(1, 33, dtype=np.int32).reshape(8, 1, 4)

@@ -36,6 +36,8 @@ def scores(metrics: tuple[str, ...], logits: np.ndarray, labels: np.ndarray) -> 
             are not finite.
 
     Example:
+        >>> import numpy as np
+        >>> from hopfax.train.metrics import scores
         >>> logits = np.array([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
         >>> {name: round(value, 3) for name, value in scores(("f1",), logits, [1, 0, 0]).items()}
         {'f1': 0.667, 'score': 66.667}
@@ -76,6 +78,8 @@ def with_interval(
         ValueError: As in `scores`.
 
     Example:
+        >>> import numpy as np
+        >>> from hopfax.train.metrics import with_interval
         >>> logits = np.array([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]])
         >>> [round(value) for value in with_interval("accuracy", logits, np.array([1, 0, 0, 1]))]
         [75, 30, 95]
@@ -168,7 +172,9 @@ class MetricsLog:
         path: The file; created, with its folder, if absent. An incomplete last line is removed.
 
     Example:
+        >>> import numpy as np
         >>> import tempfile
+        >>> from hopfax.train.metrics import MetricsLog
         >>> with tempfile.TemporaryDirectory() as folder, MetricsLog(folder + "/log") as log:
         ...     log.write(1, loss=np.float32(0.5))
         ...     log.write(2, loss=float("nan"))

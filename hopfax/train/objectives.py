@@ -56,6 +56,8 @@ def texts_of(batch: Batch) -> tuple[Int[Array, "texts tokens"], Bool[Array, "tex
     """Returns ids and mask of the texts of a batch; choices of an example are consecutive.
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax.train.objectives import Batch, texts_of
         >>> batch = Batch(jnp.ones((2, 3, 4), int), jnp.full((2, 3), 4), jnp.zeros(2), jnp.ones(2))
         >>> texts_of(batch)[0].shape
         (6, 4)
@@ -69,6 +71,8 @@ def per_example(logits: Float[Array, "texts outputs"], batch: Batch) -> Float[Ar
     """Reshapes outputs of texts to outputs of examples: classes, or one score per choice.
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax.train.objectives import Batch, per_example
         >>> batch = Batch(jnp.ones((2, 3, 4), int), jnp.full((2, 3), 4), jnp.zeros(2), jnp.ones(2))
         >>> per_example(jnp.ones((6, 1)), batch).shape
         (2, 3)
@@ -82,6 +86,8 @@ def task_loss(
     """Returns the mean cross-entropy over real rows, or the mean squared error for regression.
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax.train.objectives import Batch, task_loss
         >>> batch = Batch(jnp.ones((1, 1, 4), int), jnp.full((1, 1), 4), jnp.zeros(1), jnp.ones(1))
         >>> task_loss(jnp.full((1, 1), 3.0), batch, regression=True)
         Array(9., dtype=float32)
@@ -143,6 +149,7 @@ def classification(
 
     Example:
         >>> from hopfax.nn import robertha
+        >>> from hopfax.train.objectives import classification
         >>> objective = classification(robertha(30522, 2), esr_weight=0.05)
         >>> # loss, parts = objective(params, batch, key)
 

@@ -24,7 +24,9 @@ class Progress:
         total: Total units of work.
 
     Example:
+        >>> import sys
         >>> from contextlib import redirect_stderr
+        >>> from hopfax.train.progress import Progress
         >>> with redirect_stderr(sys.stdout), Progress(3) as progress:
         ...     progress.title = "sst2"
         ...     progress.update(3, loss=0.25)

@@ -44,6 +44,7 @@ def epoch_chunks(
         ValueError: `batch_size` is below 1.
 
     Example:
+        >>> from hopfax.train.schedule import epoch_chunks
         >>> (chunk,) = epoch_chunks([3], batch_size=2, seeds=[23], epoch=0)
         >>> chunk.picks.shape, chunk.weights.sum()
         ((2, 1, 2), np.float32(3.0))

@@ -32,6 +32,10 @@ class Sharding(NamedTuple):
         """Returns the sharding of arrays with these axes; without axes, they are replicated.
 
         Example:
+            >>> import jax
+            >>> import numpy as np
+            >>> from hopfax.train.sharding import Sharding
+            >>> from jax.sharding import Mesh
             >>> devices = Mesh(np.asarray(jax.local_devices()[:1]), ("devices",))
             >>> tuple(Sharding(devices, "batch").over("steps", "seeds", "batch").spec)
             (None, None, 'devices')
@@ -82,6 +86,7 @@ def make_sharding(
         RuntimeWarning: XLA host devices have too few threads; eigenvalues can deadlock.
 
     Example:
+        >>> from hopfax.train.sharding import make_sharding
         >>> make_sharding(1, num_seeds=5, batch_size=32) is None
         True
     """

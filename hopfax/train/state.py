@@ -42,6 +42,8 @@ def adamw(
         ValueError: A number is out of range.
 
     Example:
+        >>> import jax.numpy as jnp
+        >>> from hopfax.train.state import adamw
         >>> optimizer = adamw(2e-5, total_steps=100)
         >>> updates, _ = optimizer.update(jnp.ones(2), optimizer.init(jnp.ones(2)), jnp.ones(2))
         >>> updates.shape
@@ -72,6 +74,7 @@ def init_states(
 
     Example:
         >>> from hopfax.nn import tinybert
+        >>> from hopfax.train.state import adamw, init_states
         >>> init_states(tinybert(10, 2, width=8), adamw(2e-5, total_steps=9), (23, 42)).step.shape
         (2,)
     """
@@ -90,6 +93,7 @@ def seed_keys(seeds: Sequence[int]) -> Array:
         ValueError: A seed is not in [0, 2**32).
 
     Example:
+        >>> from hopfax.train.state import seed_keys
         >>> seed_keys((23, 42)).shape
         (2,)
     """

@@ -39,6 +39,7 @@ def make_step(
         >>> from hopfax.nn import tinybert
         >>> from hopfax.train.objectives import classification
         >>> from hopfax.train.state import adamw
+        >>> from hopfax.train.step import make_step
         >>> step = make_step(classification(tinybert(30522, 2)), adamw(2e-5, total_steps=100))
         >>> # state, metrics = step(state, batch, seed_key)
     """
@@ -76,6 +77,7 @@ def make_chunk(
         >>> from hopfax.nn import tinybert
         >>> from hopfax.train.objectives import classification
         >>> from hopfax.train.state import adamw
+        >>> from hopfax.train.step import make_chunk
         >>> chunk = make_chunk(classification(tinybert(30522, 2)), adamw(2e-5, total_steps=100))
         >>> # states, metrics = chunk(states, rows, picks, weights, seed_keys)
     """

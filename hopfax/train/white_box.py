@@ -54,6 +54,7 @@ def white_box(
         >>> import jax
         >>> from hopfax import nn, text
         >>> from hopfax.data import train_vocabulary
+        >>> from hopfax.train.white_box import white_box
         >>> films = ["a wonderful film", "the story drags badly"]
         >>> vocabulary = train_vocabulary(films)
         >>> sizes = {"width": 8, "num_layers": 1, "ff_width": 8, "max_length": 32}
