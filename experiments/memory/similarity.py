@@ -56,7 +56,7 @@ from hopfax.train.progress import Progress
 REPRODUCES = "Robertha's claim of denoising, with the vocabulary as memory; not in the paper"
 UNSEEN = 0.1  # pseudo-count of every token in the prior
 LIMIT = (
-    "Shannon limit: below this SNR, no decoder that knows only token frequencies (no context) "
+    "Shannon limit: below this SNR, no decoder that knows only token frequencies "
     "can recover all tokens. It assumes one noise level per text; with one SNR per token, the "
     "noise level also reveals the token's norm."
 )
