@@ -224,8 +224,10 @@ def page(folder: Path) -> report.Page:
     counts = [goals_met(tables_of(each)) for each in (folder, *subfolders)]
     met, measured = np.sum(counts, axis=0)
     goals = any(line[4] for each in lines.values() for line in each)
-    medians = frame[frame.kind == "ratio"]["median"]
-    spread = f"The {len(medians)} ratios are {medians.min():.2f} to {medians.max():.2f} (medians)."
+    ratios = frame[frame.kind == "ratio"]
+    peers = ratios[ratios["name"].str.endswith("/ hopfax")]
+    named, medians = ("PyTorch / hopfax", peers) if len(peers) else ("Ratios", ratios)
+    spread = f"{named}: {medians['median'].min():.2f} to {medians['median'].max():.2f} (medians)."
     where = ", including those of the linked pages" if subfolders else ""
     answer = (
         f"hopfax meets {met} of the {measured} measured goals for speed and memory{where}. A goal "
