@@ -33,7 +33,7 @@ import pandas as pd
 from scipy.stats import rankdata
 
 from experiments import report, tidy
-from experiments.figures import SNR
+from experiments.figures import RHO, SNR
 from experiments.models import load_encoder, weights_digest
 from experiments.report import Page
 from experiments.rundir import open_run
@@ -496,6 +496,6 @@ def stability_picture(stable: pd.DataFrame) -> report.Picture:
         col="protocol",
         row="task",
         titles=TITLES,
-        xlabel="correlation ρ of noisy and clean embeddings",
+        xlabel=RHO,
         ylabel="stability × 100",
     )
