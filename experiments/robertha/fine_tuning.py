@@ -58,6 +58,7 @@ HOPFIELD = (
     "it reads the values. β, 1 by default, multiplies the loaded inverse temperature."
 )
 ESR = "ESR: Eigenspectrum Regularization of the keys."
+NOT_LEARNED = "Not learned, so no verdict"
 TRAINING = {"epochs": 3, "patience": 3, "noise_draws": 1, "levels": LEVELS}
 DEFAULTS = {"laptop": TRAINING, "paper": TRAINING}
 
@@ -201,10 +202,11 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[s
             short = short[1:-1] if short.startswith("(") else short.replace("without", "no")
             each = short if verdict == gaussian.NO_DIFFERENCE else f"{short} ({numbers})"
             if {(task, row.model), (task, baseline)} & set(unlearned.index):
-                verdict, each = "Not learned, so no verdict", short
+                verdict, each = NOT_LEARNED, short
             findings.setdefault(verdict, []).append(each)
-        last = sorted(findings.items(), key=lambda each: each[0] == gaussian.NO_DIFFERENCE)
-        parts = [f"**{name}** with {report.joined(each)}." for name, each in last]
+        least = gaussian.NO_DIFFERENCE, NOT_LEARNED  # come last
+        ordered = sorted(findings.items(), key=lambda each: each[0] in least)
+        parts = [f"**{name}** with {report.joined(each)}." for name, each in ordered]
         said = " ".join(parts)
         noise = f"mean over {high} to {low}" if high != low else f"at {high}"
         noise += " unless an SNR is named" if " dB" in said else ""
