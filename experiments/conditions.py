@@ -129,7 +129,8 @@ def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, 
     changes = predicted.words_changed.tolist() or [None] * len(cell.spec.seeds)
     gains, interval = [None] * len(cell.spec.seeds), {}
     if cell.undenoised:
-        gains, low, high = gain(metrics, predicted, predictions(cell.undenoised, condition))
+        without = predictions(cell.undenoised, condition)
+        gains, low, high = with_interval(metrics, predicted, without)
         interval = {"low": round(low, 4), "high": round(high, 4)}
     numbers = predicted.snr_db.tolist(), predicted.num_steps.tolist(), changes, gains
     for seed, logits, snr_db, steps, changed, gained in zip(
@@ -155,24 +156,23 @@ def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, 
         of_data = {}
 
 
-def gain(
-    metrics: tuple[str, ...], ours: CellPredictions, theirs: CellPredictions
+def with_interval(
+    metrics: tuple[str, ...], ours: CellPredictions, theirs: CellPredictions | None = None
 ) -> tuple[list[float], float, float]:
-    """Returns each seed's score minus that of other predictions of the same rows.
+    """Returns each seed's score, or the difference from other predictions of the same rows.
 
     Then the ends of the 95 % bootstrap interval over rows of the mean over seeds.
     """
-    labels = ours.labels
 
-    def of_seeds(rows: Any) -> list[float]:
-        return [
-            scores(metrics, mine[rows], labels[rows])["score"]
-            - scores(metrics, other[rows], labels[rows])["score"]
-            for mine, other in zip(ours.logits, theirs.logits, strict=True)
-        ]
+    def of_seeds(rows: Any) -> np.ndarray:
+        own, *others = (
+            np.array([scores(metrics, each[rows], ours.labels[rows])["score"] for each in logits])
+            for logits in (ours.logits, *([theirs.logits] if theirs else []))
+        )
+        return own - others[0] if others else own
 
-    low, high = tidy.bootstrap(len(labels), lambda rows: np.mean(of_seeds(rows)))
-    return of_seeds(slice(None)), low, high
+    low, high = tidy.bootstrap(len(ours.labels), lambda rows: np.mean(of_seeds(rows)))
+    return of_seeds(slice(None)).tolist(), low, high
 
 
 @dataclass(frozen=True, kw_only=True)

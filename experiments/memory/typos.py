@@ -23,7 +23,6 @@ training texts, of which every fifth is corrupted and the others give the list o
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib.util
 import json
 from collections import Counter
@@ -44,7 +43,6 @@ from experiments.models import variant
 from experiments.report import Page, Table
 from experiments.rundir import open_run, read_config, write_whole
 from experiments.settings import Corruption, Flags, by_budget, resolved
-from hopfax.train.metrics import scores
 from hopfax.train.progress import Progress
 
 REPRODUCES = "Robertha, Table 12, with a memory of words that corrects them; not in the paper"
@@ -153,18 +151,13 @@ def measured(cell: Cell, tests: Sequence[Typos]) -> Iterator[list[dict[str, Any]
     `gain` is the score minus that without correction, under its own attack if there is one. A
     score's and a gain's `low` and `high` are a bootstrap over the rows, of the mean over seeds.
     """
-
-    def by_seed(of: Any, rows: Any) -> np.ndarray:
-        metrics, labels = cell.data.spec.metrics, of.labels[rows]
-        return np.array([scores(metrics, each[rows], labels)["score"] for each in of.logits])
-
-    plain = None
+    metrics, plain = cell.data.spec.metrics, None
     for test in tests:
         predicted = conditions.predictions(cell, test)
-        values: dict[str, Any] = {"score": functools.partial(by_seed, predicted)}
+        values = {"score": conditions.with_interval(metrics, predicted)}
         shares = {"words_changed": 100 * predicted.words_changed}
         if isinstance(test, CorrectedTypos):
-            values["gain"] = lambda rows, a=predicted, b=plain: by_seed(a, rows) - by_seed(b, rows)
+            values["gain"] = conditions.with_interval(metrics, predicted, plain)
             shares |= of_words(cell, test, predicted)
         else:
             plain = predicted
@@ -176,11 +169,9 @@ def measured(cell: Cell, tests: Sequence[Typos]) -> Iterator[list[dict[str, Any]
             "num_train": len(cell.data.train.labels),
             **test.columns(cell),
         }
-        columns = [({}, metric, each) for metric, each in shares.items()]
-        for metric, each in values.items():
-            low, high = tidy.bootstrap(len(predicted.labels), lambda rows, f=each: f(rows).mean())
-            ends = {"low": round(low, 4), "high": round(high, 4)}
-            columns.append((ends, metric, each(slice(None))))
+        columns: list[Any] = [({}, metric, each) for metric, each in shares.items()]
+        for metric, (each, low, high) in values.items():
+            columns.append(({"low": round(low, 4), "high": round(high, 4)}, metric, each))
         yield [
             {**shared, **ends, "seed": seed, "metric": metric, "score": round(float(value), 4)}
             for ends, metric, each in columns

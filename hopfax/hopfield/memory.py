@@ -458,7 +458,8 @@ def capacity_snr_db(
     if shares.shape != (width,):
         raise ValueError(f"spectrum must have shape ({width},), got {shares.shape}")
     check_range(0, ends="[]", spectrum=shares)
-    check_range(0, 1.001, **{"sum of spectrum": jnp.sum(shares)})
+    named: dict[str, Any] = {"sum of spectrum": jnp.sum(shares)}
+    check_range(0, 1.001, **named)
 
     def halved(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = ends

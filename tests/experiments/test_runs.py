@@ -189,7 +189,7 @@ def test_the_interval_of_a_gain_is_over_rows_of_the_mean_over_seeds():
     ours = np.stack([right, right])
     theirs = np.stack([np.where(half[:, None], right, 1 - right) for half in (halves, ~halves)])
     of = {"labels": labels, "snr_db": draw.normal(size=2), "num_steps": np.zeros(2)}
-    gains, low, high = conditions.gain(
+    gains, low, high = conditions.with_interval(
         ("accuracy",),
         conditions.CellPredictions(logits=ours, **of),
         conditions.CellPredictions(logits=theirs, **of),
