@@ -82,9 +82,9 @@ def test_jit_equals_eager_and_vmap_equals_a_loop(gradient):
     def run(init, b):
         return fixed_point(affine, (matrix, b), init, gradient=gradient, max_steps=100)
 
+    each = [run(*one) for one in zip(starts, offsets, strict=True)]
     for batch in (jax.vmap(run)(starts, offsets), jax.jit(jax.vmap(run))(starts, offsets)):
-        for i in range(3):
-            alone = run(starts[i], offsets[i])
+        for i, alone in enumerate(each):
             assert facts(jax.tree.map(lambda leaf, i=i: leaf[i], batch)) == facts(alone)
             np.testing.assert_allclose(batch.value[i], alone.value, rtol=1e-5)
         assert batch.converged.tolist() == [True, True, False]

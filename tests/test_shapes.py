@@ -18,26 +18,28 @@ draw = lambda seed, *shape: jax.random.normal(jax.random.key(seed), shape)
 query, patterns, mask = draw(0, 4), draw(1, 6, 4), jnp.arange(6) < 5
 """
 RIGHT = """
-for width in (4, 9):  # through the covariance and through the Gram matrix
-    keys = draw(2, 6, width)
-    for name in ("key_spectrum", "eigen_entropy", "effective_rank", "participation_ratio", "gini"):
-        getattr(hopfield, name)(keys)
-        getattr(hopfield, name)(keys, mask=mask)
-    for entropy in ("shannon", "renyi2"):
-        jax.grad(hopfield.esr_penalty)(keys, mask=mask, entropy=entropy)
-for options in ({}, {"mask": mask}):
-    hopfield.energy(query, patterns, beta=1.0, **options)
-    hopfield.update(query, patterns, beta=jnp.float32(1), **options)
-    hopfield.trajectory(query, patterns, beta=1.0, num_steps=3, **options)
-    hopfield.attend(patterns, patterns, patterns, beta=1.0, **options)
-    noise = hopfield.gaussian_noise(jax.random.key(0), patterns, sigma=0.5, **options)
-    hopfield.snr_db(patterns, noise, **options)
-    hopfield.matched_sigma(patterns, snr_db=3.0, **options)
-    for gradient in ("implicit", "unrolled"):
-        def value(p, q):
-            found = hopfield.retrieve(q, p, beta=1.0, gradient=gradient, **options)
-            return found.value.sum()
-        jax.jit(jax.vmap(jax.grad(value), in_axes=(None, 0)))(patterns, draw(3, 2, 4))
+def right():  # traced: shapes are checked all the same
+    for width in (4, 9):  # through the covariance and through the Gram matrix
+        keys = draw(2, 6, width)
+        for name in ("key_spectrum", "effective_rank", "participation_ratio", "gini"):
+            getattr(hopfield, name)(keys)
+            getattr(hopfield, name)(keys, mask=mask)
+        for entropy in ("shannon", "renyi2"):
+            jax.grad(hopfield.esr_penalty)(keys, mask=mask, entropy=entropy)
+    for options in ({}, {"mask": mask}):
+        hopfield.energy(query, patterns, beta=1.0, **options)
+        hopfield.update(query, patterns, beta=jnp.float32(1), **options)
+        hopfield.trajectory(query, patterns, beta=1.0, num_steps=3, **options)
+        hopfield.attend(patterns, patterns, patterns, beta=1.0, **options)
+        noise = hopfield.gaussian_noise(jax.random.key(0), patterns, sigma=0.5, **options)
+        hopfield.snr_db(patterns, noise, **options)
+        hopfield.matched_sigma(patterns, snr_db=3.0, **options)
+        for gradient in ("implicit", "unrolled"):
+            def value(p, q):
+                found = hopfield.retrieve(q, p, beta=1.0, gradient=gradient, **options)
+                return found.value.sum()
+            jax.vmap(jax.grad(value), in_axes=(None, 0))(patterns, draw(3, 2, 4))
+jax.eval_shape(right)
 print("right")
 """
 WRONG = """

@@ -47,14 +47,11 @@ def built(name, **flags):
         if (each.denoiser == "none" or each.training == "noise-memory") and not each.loud
     ],
 )
-def test_every_model_has_a_loss_with_a_gradient_for_each_parameter(name, folder):
+def test_every_model_has_a_loss(name, folder):
     found = built(name, folder=folder)
     params = jax.eval_shape(found.model.init, jax.random.key(0))
-    (loss, parts), gradient = jax.eval_shape(
-        jax.value_and_grad(found.objective, has_aux=True), params, BATCH, jax.random.key(0)
-    )
+    loss, parts = jax.eval_shape(found.objective, params, BATCH, jax.random.key(0))
     assert loss.shape == parts.task.shape == ()
-    assert jax.tree.map(jnp.shape, gradient) == jax.tree.map(jnp.shape, params)
     iterates = "robertha" in name and "no-iteration" not in name
     iterates = iterates or ("hopfield" in name and "hopfield-0" not in name)
     assert found.iterates == (iterates or name == "universal-halting")

@@ -40,8 +40,7 @@ def test_each_query_takes_the_steps_of_retrieve(x64, rng, width, stop, gradient)
     arrays = head(rng, width)
     options = {"stop": stop, "gradient": gradient, "mask": jnp.arange(KEYS) != 2}
     both = [
-        jax.jit(partial(fn, readout_beta=1.5, **options), static_argnames="max_steps")
-        for fn in (by_retrieve, hopfield.attend)
+        jax.jit(partial(fn, readout_beta=1.5, **options)) for fn in (by_retrieve, hopfield.attend)
     ]
     for beta, tol in ((0.1, 1e-4), (BETA, 1e-4), (3.0, 1e-4), (BETA, jnp.inf)):
         wanted, attention = (run(*arrays, beta=beta, tol=tol) for run in both)
@@ -50,8 +49,9 @@ def test_each_query_takes_the_steps_of_retrieve(x64, rng, width, stop, gradient)
         assert attention.converged.tolist() == wanted.converged.tolist()
         np.testing.assert_allclose(attention.residual, wanted.residual, rtol=1e-4, atol=1e-9)
     # Far from convergence a state's norm differs from the next one's.
-    early = [run(*arrays, beta=BETA, tol=0.0, max_steps=2).residual for run in both]
-    np.testing.assert_allclose(*early, rtol=1e-8)
+    early = [run(*arrays, beta=BETA, tol=10.0) for run in both]
+    assert all(set(each.num_steps.tolist()) == {2} for each in early)
+    np.testing.assert_allclose(*(each.residual for each in early), rtol=1e-8)
 
 
 @WIDTHS
@@ -124,12 +124,10 @@ def test_the_number_of_keys_does_not_change_the_gradient(x64, rng):
 
 
 @WIDTHS
-@pytest.mark.parametrize("filler", [1e3, np.nan])
-def test_padding_changes_nothing_and_gets_no_gradient(x64, rng, width, filler):
+def test_padding_changes_nothing_and_gets_no_gradient(x64, rng, width):
     queries, keys, values = head(rng, width)
     real = np.array([0, 2, 3, 4, 6, 7])
     mask = jnp.isin(jnp.arange(8), real)
-    padded = [jnp.full((8, rows.shape[1]), filler).at[real].set(rows) for rows in (keys, values)]
 
     def value(keys, values, mask=None):
         attention = hopfield.attend(queries, keys, values, beta=BETA, mask=mask)
@@ -137,12 +135,14 @@ def test_padding_changes_nothing_and_gets_no_gradient(x64, rng, width, filler):
 
     evaluate = jax.jit(jax.grad(value, argnums=(0, 1), has_aux=True))
     wanted, bare = evaluate(keys, values)
-    slopes, attention = evaluate(*padded, mask)
-    assert attention.num_steps.tolist() == bare.num_steps.tolist()
-    np.testing.assert_allclose(attention.values, bare.values, rtol=1e-9)
-    for got, right in zip(slopes, wanted, strict=True):
-        np.testing.assert_allclose(got[real], right, rtol=1e-7, atol=1e-12)
-        assert not np.any(got[~mask]), "exactly zero"
+    for filler in (1e3, np.nan):
+        padded = [jnp.full((8, row.shape[1]), filler).at[real].set(row) for row in (keys, values)]
+        slopes, attention = evaluate(*padded, mask)
+        assert attention.num_steps.tolist() == bare.num_steps.tolist()
+        np.testing.assert_allclose(attention.values, bare.values, rtol=1e-9)
+        for got, right in zip(slopes, wanted, strict=True):
+            np.testing.assert_allclose(got[real], right, rtol=1e-7, atol=1e-12)
+            assert not np.any(got[~mask]), "exactly zero"
 
 
 @WIDTHS
@@ -154,7 +154,8 @@ def test_nothing_but_padding_reads_zeros_without_a_gradient(rng, width):
         attention = hopfield.attend(*arrays, beta=1.0, mask=jnp.zeros(KEYS, bool))
         return jnp.sum(attention.values), attention
 
-    slopes, attention = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(queries, keys, values)
+    slope_of = jax.jit(jax.grad(total, argnums=(0, 1, 2), has_aux=True))
+    slopes, attention = slope_of(queries, keys, values)
     assert attention.converged.all() and set(attention.num_steps.tolist()) == {2}
     assert not np.any(attention.values)
     assert not any(np.any(slope) for slope in slopes)

@@ -116,17 +116,21 @@ LAYERS = {
 }
 
 
-def evaluated(layer, params, x):
-    """Returns the layer's output, and gradients of its outputs at real tokens."""
-    weights = jnp.cos(jnp.arange(x.size).reshape(x.shape))
+def evaluation(layer):
+    """Returns a function of the layer's output, and gradients of its outputs at real tokens."""
 
-    @jax.jit
     def run(params, x):
         output = layer.apply(params, x, MASK)
+        weights = jnp.cos(jnp.arange(x.size).reshape(x.shape))
         return jnp.sum(jnp.where(MASK[..., None], weights * output.values, 0)), output
 
-    (_, output), slopes = jax.value_and_grad(run, argnums=(0, 1), has_aux=True)(params, x)
-    return output, slopes
+    both = jax.jit(jax.value_and_grad(run, argnums=(0, 1), has_aux=True))
+
+    def evaluated(params, x):
+        (_, output), slopes = both(params, x)
+        return output, slopes
+
+    return evaluated
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -136,8 +140,9 @@ def test_padding_changes_nothing_but_in_the_released_program(x, redraw, name):
     x = jnp.asarray(x, jnp.float32)
     filler = jnp.array([7.0] * WIDTH if name == "released" else [7.0, np.nan, np.inf] * 2)
     other = jnp.where(MASK[..., None], x, 100 * x[:, ::-1] + filler)
-    output, (slopes, content) = evaluated(layer, params, x)
-    moved, moved_slopes = evaluated(layer, params, other)
+    evaluated = evaluation(layer)
+    output, (slopes, content) = evaluated(params, x)
+    moved, moved_slopes = evaluated(params, other)
     assert np.isfinite(output.values[MASK]).all()
     if name == "released":
         assert not np.allclose(output.values[MASK], moved.values[MASK], atol=1e-3)
@@ -219,9 +224,9 @@ def test_gradient_three_ways(x64, x, redraw):
     params = redraw(layer, dtype=np.float64)
     assert layer.apply(params, x, MASK).converged.all()
     implicit, direction = slopes(layer, x)(params), redraw(layer, dtype=np.float64)
+    loss = sum_of_squares(layer, x)
     up, down = (
-        sum_of_squares(layer, x)(jax.tree.map(lambda p, d, h=h: p + h * d, params, direction))
-        for h in (1e-6, -1e-6)
+        loss(jax.tree.map(lambda p, d, h=h: p + h * d, params, direction)) for h in (1e-6, -1e-6)
     )
     along = sum(jax.tree.leaves(jax.tree.map(jnp.vdot, implicit, direction)))
     np.testing.assert_allclose(along, (up - down) / 2e-6, rtol=1e-6)

@@ -10,7 +10,6 @@ IDS = jnp.array([[3, 9, 4, 0], [7, 7, 1, 2]])
 MASK = jnp.array([[True, True, True, False], [True] * 4])
 MODELS = {
     "tinybert": nn.tinybert(40, 2, width=32, ff_width=16, num_layers=1, embedding_scale=5.0),
-    "robertha": nn.robertha(40, 2, width=32, ff_width=16, num_layers=1),
     "universal": nn.universal_bert(40, 2, width=32, ff_width=16),
     "token types": nn.tinybert(
         40,

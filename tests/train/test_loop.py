@@ -21,7 +21,7 @@ ROWS = {
     "validation": tiny.buckets(16, seed=1, boundaries=(12,)),
 }
 STEPS = 6  # an epoch
-OPTIMIZER = partial(adamw, 0.05)
+OPTIMIZER = cache(partial(adamw, 0.05))
 predictor = cache(make_predictor)
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
