@@ -46,7 +46,7 @@ def test_probabilities_are_the_softmax_of_the_models_logits(small):
     rows = [Example(text, 0, number) for number, text in enumerate(TEXTS)]
     encoded = encode(rows, VOCABULARY, max_length=48, cached=False)
     ids, lengths = encoded.ids[:, 0], encoded.lengths
-    output = small.model.apply(small.params, ids, np.arange(ids.shape[1]) < lengths)
+    output = jax.jit(small.model.apply)(small.params, ids, np.arange(ids.shape[1]) < lengths)
     np.testing.assert_allclose(prediction.probabilities, jax.nn.softmax(output.logits), atol=1e-5)
     assert prediction.labels == [LABELS[i] for i in np.argmax(output.logits, 1)]
     noisy = small.predict(TEXTS, noise=Noise("token", "matched", 1.0))

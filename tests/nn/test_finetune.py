@@ -32,6 +32,11 @@ def loaded(request, tmp_path):
     return load(tmp_path, request.param)
 
 
+@pytest.fixture
+def bert(tmp_path):
+    return load(tmp_path, "bert")
+
+
 def test_attention_without_steps_at_beta_one_is_the_models(loaded):
     """With padding on the right and on the left."""
     embeddings = loaded.embed(IDS)
@@ -50,24 +55,24 @@ def test_attention_without_steps_at_beta_one_is_the_models(loaded):
             assert np.abs(maps - weights)[:, real].max() < 1e-5
 
 
-def test_sizes_may_be_missing_from_the_configuration(loaded):
+def test_sizes_may_be_missing_from_the_configuration(bert):
     missing = {"type_vocab_size": None, "intermediate_size": None}
-    model = loaded._replace(config={**loaded.config, **missing})
+    model = bert._replace(config={**bert.config, **missing})
     shapes = jax.tree.map(jnp.shape, text_classifier(model, 2).init(jax.random.key(0)))
-    assert shapes == jax.tree.map(jnp.shape, text_classifier(loaded, 2).init(jax.random.key(0)))
+    assert shapes == jax.tree.map(jnp.shape, text_classifier(bert, 2).init(jax.random.key(0)))
 
 
-def test_iteration_changes_the_output_and_has_gradients_in_all_parameters(loaded):
-    embeddings = loaded.embed(IDS)
-    model = replace_attention(loaded, HopfieldAttention, beta=8.0, max_steps=2, gradient="unrolled")
-    plain = loaded.forward(embeddings, MASK).output
+def test_iteration_changes_the_output_and_has_gradients_in_all_parameters(bert):
+    embeddings = bert.embed(IDS)
+    model = replace_attention(bert, HopfieldAttention, beta=8.0, max_steps=2, gradient="unrolled")
+    plain = bert.forward(embeddings, MASK).output
     assert abs(model.forward(embeddings, MASK).output - plain)[MASK].max() > 1e-3
 
     def loss(params):
         output = model.forward(model.embed(IDS, params=params), MASK, params=params).output
         return jnp.square(output * MASK[..., None]).sum()
 
-    sizes = jax.tree.map(lambda g: float(jnp.abs(g).max()), jax.grad(loss)(loaded.params))
+    sizes = jax.tree.map(lambda g: float(jnp.abs(g).max()), jax.grad(loss)(bert.params))
     zero = [path for path, size in jax.tree_util.tree_leaves_with_path(sizes) if not size > 0]
     assert not zero
 
@@ -138,8 +143,8 @@ def test_a_saved_classifier_is_a_model_of_its_family(tmp_path, family, num_label
     assert stored.config == classifier.config and stored.labels == classifier.labels
 
 
-def test_iterated_attention_is_not_saved_as_another_library_s(loaded, tmp_path):
-    model = text_classifier(loaded, 3, attention=HopfieldAttention, beta=1.0, max_steps=1)
+def test_iterated_attention_is_not_saved_as_another_library_s(bert, tmp_path):
+    model = text_classifier(bert, 3, attention=HopfieldAttention, beta=1.0, max_steps=1)
     params = model.init(jax.random.key(0))
     vocabulary = train_vocabulary(["a b c d e f g h i j k l m n"])
     Classifier(model, params, vocabulary, ("a", "b", "c")).save(tmp_path / "saved")
@@ -148,10 +153,10 @@ def test_iterated_attention_is_not_saved_as_another_library_s(loaded, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, Classifier.load(tmp_path / "saved").params, params)
 
 
-def test_another_attention_keeps_the_checks_and_the_precision_of_the_model(loaded):
-    model = replace_attention(loaded, HopfieldAttention, beta=1.0, max_steps=0)
-    embeddings = loaded.embed(IDS)
-    for each in (loaded, model):
+def test_another_attention_keeps_the_checks_and_the_precision_of_the_model(bert):
+    model = replace_attention(bert, HopfieldAttention, beta=1.0, max_steps=0)
+    embeddings = bert.embed(IDS)
+    for each in (bert, model):
         for arguments, options, message in (
             ((embeddings[:1], MASK), {}, r"embeddings must have shape \(batch, tokens, 8\)"),
             ((embeddings[0], MASK[0]), {}, r"embeddings must have shape \(batch, tokens, 8\)"),
@@ -159,45 +164,45 @@ def test_another_attention_keeps_the_checks_and_the_precision_of_the_model(loade
         ):
             with pytest.raises(ValueError, match=message):
                 each.forward(*arguments, **options)
-    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), loaded.params)
-    low = loaded.embed(IDS, params=half)
-    outputs = [each.forward(low, MASK, params=half).output for each in (loaded, model)]
+    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), bert.params)
+    low = bert.embed(IDS, params=half)
+    outputs = [each.forward(low, MASK, params=half).output for each in (bert, model)]
     assert {each.dtype for each in outputs} == {jnp.dtype(jnp.bfloat16)}
     np.testing.assert_allclose(*(np.float32(each[MASK]) for each in outputs), atol=0.1)
 
 
-def test_padding_of_another_attention_passes_on_no_nan(loaded):
+def test_padding_of_another_attention_passes_on_no_nan(bert):
     """As of ids outside the vocabulary; neither to outputs nor to gradients."""
-    model = replace_attention(loaded, HopfieldAttention, beta=2.0, max_steps=1)
+    model = replace_attention(bert, HopfieldAttention, beta=2.0, max_steps=1)
 
     def loss(params, embeddings):
         output = model.forward(embeddings, MASK, params=params).output
         return jnp.square(jnp.where(MASK[..., None], output, 0)).sum()
 
-    embeddings = jnp.where(MASK[..., None], loaded.embed(IDS), jnp.nan)
-    gradients = jax.grad(loss, argnums=(0, 1))(loaded.params, embeddings)
+    embeddings = jnp.where(MASK[..., None], bert.embed(IDS), jnp.nan)
+    gradients = jax.grad(loss, argnums=(0, 1))(bert.params, embeddings)
     assert all(jnp.isfinite(each).all() for each in jax.tree.leaves(gradients))
 
 
-def test_a_classifier_keeps_the_attention_of_the_model(loaded):
+def test_a_classifier_keeps_the_attention_of_the_model(bert):
     options = {"beta": 8.0, "max_steps": 2}
-    replaced = text_classifier(replace_attention(loaded, HopfieldAttention, **options), 2)
-    named = text_classifier(loaded, 2, attention=HopfieldAttention, **options)
+    replaced = text_classifier(replace_attention(bert, HopfieldAttention, **options), 2)
+    named = text_classifier(bert, 2, attention=HopfieldAttention, **options)
     params = named.init(jax.random.key(0))
     configs = [each.apply(params, method=lambda net: net.config) for each in (replaced, named)]
     assert configs[0] == configs[1] and "HopfieldAttention" in configs[0]
 
 
-def test_the_paper_s_attention_has_no_projections_of_its_own(loaded):
+def test_the_paper_s_attention_has_no_projections_of_its_own(bert):
     options = {"query_projection": False, "output_projection": False}
-    model = text_classifier(loaded, 2, attention=HopfieldAttention, **options)
+    model = text_classifier(bert, 2, attention=HopfieldAttention, **options)
     layer = model.init(jax.random.key(0))["blocks"][0]["attention"]
     assert sorted(layer) == ["key", "value"]
 
 
-def test_a_model_without_a_classifier_has_none_to_keep(loaded):
+def test_a_model_without_a_classifier_has_none_to_keep(bert):
     with pytest.raises(ValueError, match="num_outputs is required: the model has no classifier"):
-        text_classifier(loaded)
+        text_classifier(bert)
 
 
 @pytest.mark.parametrize(
@@ -219,14 +224,14 @@ def test_attention_of_causal_models_cannot_be_replaced(tmp_path, family):
         replace_attention(load(tmp_path, family), HopfieldAttention)
 
 
-def test_the_number_of_heads_is_that_of_the_model(loaded):
+def test_the_number_of_heads_is_that_of_the_model(bert):
     with pytest.raises(ValueError, match=r"num_heads must not be passed: the model has \d+ heads"):
-        replace_attention(loaded, HopfieldAttention, num_heads=1)
+        replace_attention(bert, HopfieldAttention, num_heads=1)
 
 
-def test_attention_is_a_class(loaded):
+def test_attention_is_a_class(bert):
     with pytest.raises(TypeError, match=r"must be a class, such as HopfieldAttention, got 'hop"):
-        replace_attention(loaded, "hopfield")
+        replace_attention(bert, "hopfield")
 
 
 @pytest.mark.parametrize(

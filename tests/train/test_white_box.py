@@ -102,7 +102,7 @@ def test_the_memory_at_the_embedding_site_knows_the_token_types():
     sizes = SIZES | {"num_types": 2, "separator": VOCABULARY.sep_id}
     model = with_memory(tiny.tinybert(VOCABULARY.size, 2, **sizes), site="embedding")
     params, labels = tiny.lively(model), [0, 1, 1, 0]
-    expected, _ = classification(model)(params, batch_of(TEXTS, labels), None)
+    expected, _ = jax.jit(classification(model))(params, batch_of(TEXTS, labels), None)
     losses = victim(model, params, lengths=(24,), batch_sizes=(4,)).loss(TEXTS, labels)
     assert losses.mean() == pytest.approx(float(expected), rel=1e-3)
 
