@@ -66,7 +66,6 @@ LOOKS = {
     "untrained": Look("#8a8a8a", "s", "--"),
     "heads": Look("#D55E00", "^", ":"),
     "nearest": Look("#009E73", "^", "-."),
-    "nearest token (norm for each token)": Look("#333333", "s", "-"),
     "measured": Look("#333333", "o", "none"),
 }
 OURS = LOOKS["robertha"]
@@ -199,13 +198,15 @@ def forest(
 
     Args:
         table: Rows with `label`, `col`, `hue`, and `mean`, `low`, `high`; optionally `paper`,
-            drawn as open marks. Values keep the order of the table.
+            drawn as open marks, and `faint`, True where the line is gray. Values keep the order of
+            the table.
         label: Column of the lines, from top to bottom.
         col: Column of the panels.
         hue: Column that tells marks on one line apart.
         titles: What to print for values of any of these columns.
         xlabel: Label of the horizontal axis.
-        least: Left end of the axis; an arrow marks an interval that goes beyond it.
+        least: Left end of the axis; an arrow marks an interval that goes beyond it, with its mean
+            if that does, too.
     """
     names, labels = titles or {}, list(table[label].unique())
     cols, hues = _values(table, col), _values(table, hue)
@@ -220,14 +221,19 @@ def forest(
             for number, of_hue in enumerate(hues):
                 marks = _where(_where(table, col, of_col), hue, of_hue)
                 style = looks.get(of_hue, OURS)
+                faint = marks.faint if "faint" in marks else np.zeros(len(marks), bool)
+                colors = np.where(faint, FAINT, style.color)
                 apart = 0.7 * ((number + 0.5) / len(hues) - 0.5)
                 places = np.array([labels.index(name) for name in marks[label]]) + apart
                 ends = np.maximum(marks[["low", "high"]].to_numpy().T, least)
-                axes.hlines(places, *ends, color=style.color, lw=2)
+                axes.hlines(places, *ends, color=colors, lw=2)
                 beyond = marks["low"].to_numpy() < least
                 axes.plot(ends[0][beyond], places[beyond], "<", color=style.color)
-                axes.plot(marks["mean"].where(marks["mean"] >= least), places, style.marker,
-                          color=style.color)  # fmt: skip
+                for mean, place, color in zip(marks["mean"], places, colors, strict=True):
+                    if mean >= least:
+                        axes.plot(mean, place, style.marker, color=color)
+                    else:
+                        axes.text(least, place, f"     {mean:.1f}".replace("-", "−"), va="center")
                 if "paper" in marks:  # below, so that neither mark hides the other
                     below = places + 0.2 / len(hues)
                     axes.plot(marks.paper, below, **_open(style.color, style.marker))

@@ -189,17 +189,20 @@ VARIANTS: dict[str, Variant] = {
         "fine-tuned encoder without attention dropout", options={**HOPFIELD, "max_steps": 0}
     ),
     # Iterated to convergence, it learns MRPC at no rate; both take the rate of one update.
-    "pretrained-hopfield": _pretrained("fine-tuned encoder + Hopfield attention", options=HOPFIELD),
+    "pretrained-hopfield": _pretrained(
+        "fine-tuned encoder + iterated Hopfield attention", options=HOPFIELD
+    ),
     # At beta=1, all queries of a head converge to one state; at 4, they do not.
     "pretrained-hopfield-beta-4": _pretrained(
-        "fine-tuned encoder + Hopfield attention (β = 4)", options={**HOPFIELD, "beta": 4.0}
+        "fine-tuned encoder + iterated Hopfield attention (β = 4)",
+        options={**HOPFIELD, "beta": 4.0},
     ),
     "pretrained-hopfield-0-beta-4": _pretrained(
         "fine-tuned encoder + Hopfield attention (β = 4, not iterated)",
         options={**HOPFIELD, "beta": 4.0, "max_steps": 0},
     ),
     "pretrained-hopfield-esr": _pretrained(
-        "fine-tuned encoder + Hopfield attention + ESR",
+        "fine-tuned encoder + iterated Hopfield attention + ESR",
         options=HOPFIELD,
         entropy="shannon",
     ),

@@ -20,10 +20,10 @@ NONE = float("nan")
 def paper_score(
     title: str, model: str, level: float = 0.0, *, corruption: str = "gaussian"
 ) -> float:
-    """What the paper reports for a task, a suite or an evaluation set.
+    """Returns the paper's score on a task, a suite or an evaluation set.
 
     The paper's text adds noise to the sum of token and position embeddings, its released program
-    after the embedding LayerNorm. It states σ and no SNR.
+    after the embedding LayerNorm. The paper states σ, and no SNR.
 
     Args:
         title: Name in the paper's tables, e.g. `"SST-2"` or `"AdvSST-2"`, or `"glue"` or

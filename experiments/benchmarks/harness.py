@@ -48,7 +48,7 @@ NOTE = (
     "in how many the ratio is below 1; results.csv has all."
 )
 NO_GOALS = "None has a goal."
-UNMEASURED = "The goals are for another kind of device."
+UNMEASURED = "No goal is for this kind of device."
 APART = "Cases ran in different sessions and on different machines: compare only within one."
 
 # A call returns when its work is done. A program of several calls takes their weighted sum.
@@ -226,7 +226,7 @@ def page(folder: Path) -> report.Page:
     goals = any(line[4] for each in lines.values() for line in each)
     ratios = frame[frame.kind == "ratio"]
     peers = ratios[ratios["name"].str.endswith("/ hopfax")]
-    named, medians = ("PyTorch / hopfax", peers) if len(peers) else ("Ratios", ratios)
+    named, medians = ("Time of PyTorch / hopfax", peers) if len(peers) else ("Ratios", ratios)
     spread = f"{named}: {medians['median'].min():.2f} to {medians['median'].max():.2f} (medians)."
     where = ", including those of the linked pages" if subfolders else ""
     answer = (

@@ -415,8 +415,8 @@ def page(folder: Path) -> Page:
     if set(DECODERS) <= {*harms.index}:
         ours, theirs = (bracketed(harms.loc[each]) for each in ("memory", "nearest"))
         answer += (
-            f" At this SNR, a wrong token changes the encoder's output {ours} % as much as a "
-            f"random token does with memory, and {theirs} % as much with the nearest token."
+            f" At this SNR, an error of memory changes the encoder's output {ours} % as much as a "
+            f"random token does; of the nearest-token decoder, {theirs} %."
         )
     up, goal = levels[::-1], BEAMCLEAN["nearest"]
     if nearest[up[0]] < goal < nearest[up[-1]]:

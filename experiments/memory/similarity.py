@@ -413,7 +413,7 @@ def page(folder: Path) -> Page:
             change = report.plain_interval(at.loc[[("memory", "change")]].iloc[0])
             plain = report.bracketed(at.loc[("none", "score")])
             answers.append(
-                f"**On {TITLES[str(task)]}, memory with a frequency prior keeps the score "
+                f"**On {TITLES[str(task)]}, memory with a frequency prior keeps the mean score "
                 f"within {NEAR:g} point of the clean score ({aim:.1f}) down to "
                 f"{decibels(lowest)}** (change: {change}). Without memory, the score at this SNR "
                 f"is {plain}."
@@ -422,7 +422,7 @@ def page(folder: Path) -> Page:
             cosine = cosine.set_index("model")["mean"] / 100
             if len(answers) == 1 and len(levels) > 1:
                 answers.append(
-                    "The cosine of noisy and clean outputs (second picture) is then "
+                    "At this SNR, the cosine of noisy and clean outputs (second picture) is "
                     f"{cosine.memory:.2f} with memory, and {cosine.none:.2f} without."
                 )
         else:

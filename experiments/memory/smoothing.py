@@ -343,16 +343,18 @@ def page(folder: Path) -> Page:
     trained = ""
     if "noise-trained" in best.index:
         trained = f", and after training with noise {half('noise-trained')}"
-    noisy = curves[curves.model != "nearest"]
+    decoded = frame[frame.model == "nearest"]  # as without noise
+    right = (decoded.predicted == decoded.label).mean()
     alike = frame[frame.model == "none"].groupby("snr_db", sort=False).predicted
     alike = alike.agg(lambda labels: labels.value_counts(normalize=True).max())
     constant = report.joined(
         f"{100 * share:.0f} % at {decibels(db)}"
         for db, share in zip(alike.index, alike, strict=True)
     )
-    panels = [noisy.assign(line=noisy.snr_db.map(decibels))]
-    for system in noisy.model.unique():
-        panels.append(curves[curves.model == "nearest"].assign(model=system, line=PER_TOKEN))
+    drawn = [
+        curves[(curves.model == system) & ((curves.snr_db == row.snr_db) | (system == "nearest"))]
+        for system, row in best.iterrows()
+    ]
     return report.Page(
         title=f"Certified accuracy with randomized smoothing: {task}",
         answer=(
@@ -364,13 +366,15 @@ def page(folder: Path) -> Page:
         ),
         pictures={
             "smoothing": report.facets(
-                "Share of the texts whose label is right and certified, against the radius, for "
-                "each SNR of the smoothing noise",
-                pd.concat(panels),
+                "Share of the texts whose label is right and certified, against the radius, at the "
+                "best SNR of each method",
+                pd.concat(drawn).assign(clean=100 * right),
                 x="x",
-                hue="line",
-                col="model",
-                titles=SYSTEMS,
+                titles={
+                    **{system: named(system, row.snr_db) for system, row in best.iterrows()},
+                    "nearest": PER_TOKEN,
+                    "clean": "right without noise",
+                },
                 xlabel="total norm / RMS norm of a token",
                 ylabel="texts certified, %",
                 least_range=0.0,

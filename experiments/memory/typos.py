@@ -352,9 +352,9 @@ def finding(
                 f"{report.plain_interval(row)} under {titles[row.corruption]}"
                 for _, row in adaptive.iterrows()
             )
-            text += f", but {gained} if the attack queries the model with {TITLES[name]}"
+            text += f"; attacks on the model with {TITLES[name]} leave {gained}"
         text += "."
     for _, row in ahead[(ahead.level == level) & (ahead.low > 0)].iterrows():
-        more = f"{report.plain_interval(row)} more (over seeds)"
-        text += f" Under {titles[row.corruption]}, SymSpell gains {more}."
+        more = f"{report.plain_interval(row)} (over seeds)"
+        text += f" Under {titles[row.corruption]}, SymSpell leads memory by {more}."
     return text

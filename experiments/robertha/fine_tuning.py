@@ -58,7 +58,7 @@ HOPFIELD = (
     "it reads the values. β, 1 by default, multiplies the loaded inverse temperature."
 )
 ESR = "ESR: Eigenspectrum Regularization of the keys."
-NOT_LEARNED = "Not learned, so no verdict"
+NOT_LEARNED = "Not learned"
 TRAINING = {"epochs": 3, "patience": 3, "noise_draws": 1, "levels": LEVELS}
 DEFAULTS = {"laptop": TRAINING, "paper": TRAINING}
 
@@ -192,7 +192,7 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[s
             continue
         noise = differences_by_level(kept[kept.task == task]).noise
         high, low = noise.iloc[0], noise.iloc[-1]
-        findings: dict[str, list[str]] = {}
+        findings: dict[str, list[tuple[str, str]]] = {}
         for _, row in rows.iterrows():
             curve = tidy.select(levels, task=task, model=row.model)
             clean = tidy.select(cleans, task=task, model=row.model)
@@ -200,13 +200,16 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[s
             short = titles[row.model].removeprefix(titles[baseline]).strip().removeprefix("+ ")
             short = short.removeprefix("with ")
             short = short[1:-1] if short.startswith("(") else short.replace("without", "no")
-            each = short if verdict == gaussian.NO_DIFFERENCE else f"{short} ({numbers})"
+            each = short, f"{short} ({numbers})"
             if {(task, row.model), (task, baseline)} & set(unlearned.index):
-                verdict, each = NOT_LEARNED, short
+                verdict, each = NOT_LEARNED, (short, short)
             findings.setdefault(verdict, []).append(each)
         least = gaussian.NO_DIFFERENCE, NOT_LEARNED  # come last
         ordered = sorted(findings.items(), key=lambda each: each[0] in least)
-        parts = [f"**{name}** with {report.joined(each)}." for name, each in ordered]
+        parts = []
+        for name, each in ordered:
+            bare = name == gaussian.NO_DIFFERENCE and len(each) > 2  # the table has the numbers
+            parts.append(f"**{name}**: {report.joined(one[not bare] for one in each)}.")
         said = " ".join(parts)
         noise = f"mean over {high} to {low}" if high != low else f"at {high}"
         noise += " unless an SNR is named" if " dB" in said else ""

@@ -53,7 +53,7 @@ def next_words(
         rows: Number of rows of each split, >= 1.
 
     Raises:
-        ValueError: If a number is out of range, or a text has fewer rows.
+        ValueError: If a number is out of range, or a split has too few words.
 
     Example:
         >>> from hopfax.data import next_words

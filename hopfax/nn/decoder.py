@@ -136,7 +136,7 @@ def decoder(vocab_size: int, num_outputs: int, **options: Any) -> Functional[Dec
     """Returns a `Decoder` with these arguments as pure functions `init` and `apply`.
 
     Raises:
-        TypeError, ValueError: When `init` is called, see `Decoder`.
+        TypeError, ValueError: `init` raises those of `Decoder`.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -112,7 +112,7 @@ def tinybert(
             `epsilon` (1e-12), `pooling` ("cls").
 
     Raises:
-        TypeError, ValueError: When `init` is called, see `Encoder`.
+        TypeError, ValueError: `init` raises those of `Encoder`.
 
     Example:
         >>> import jax
@@ -136,7 +136,7 @@ def universal_bert(
         **options: Options of `UniversalEncoder`, which has no `num_layers`.
 
     Raises:
-        TypeError, ValueError: When `init` is called, see `UniversalEncoder`.
+        TypeError, ValueError: `init` raises those of `UniversalEncoder`.
 
     Example:
         >>> import jax
@@ -182,7 +182,7 @@ def robertha(
         **sizes: `width`, `num_layers`, `ff_width`, `max_length` of `Encoder`.
 
     Raises:
-        TypeError, ValueError: When `init` is called, see `Encoder`.
+        TypeError, ValueError: `init` raises those of `Encoder`.
 
     Example:
         >>> import jax

@@ -47,7 +47,7 @@ def scores(metrics: tuple[str, ...], logits: np.ndarray, labels: np.ndarray) -> 
         Computational Biology and Chemistry 28 (2004), Eq. 8.
     """
     if not metrics or not set(metrics) <= _METRICS.keys():
-        raise ValueError(f"allowed metrics: {', '.join(_METRICS)}, got {metrics!r}")
+        raise ValueError(f"metrics must be among {', '.join(_METRICS)}, got {metrics!r}")
     # NumPy arithmetic is unreliable in bfloat16, and float32 sums are too imprecise for SST-2.
     logits, labels = np.asarray(logits).astype(np.float64), np.asarray(labels)
     if logits.ndim != 2 or not len(labels) or labels.shape != logits.shape[:1]:

@@ -68,7 +68,7 @@ def test_fine_tuned_models_are_compared_with_the_first():
     ordered = scores.sort_values("model").astype({"model": str})
     titles = gaussian.titles(["sst2"])
     text = fine_tuning.answer(ordered, titles, {"sst2": 50.9})
-    assert "**Higher scores** with ESR (+" in text
+    assert "**Higher scores**: ESR (+" in text
     text = fine_tuning.answer(ordered, titles, {"sst2": 78.0})
     assert text == "**On SST-2, no verdict**: no model has learned the task."
     noisy = ordered.score.where(ordered.level == 0, 50.0)
@@ -77,7 +77,7 @@ def test_fine_tuned_models_are_compared_with_the_first():
     clean = (ordered.level == 0) & (ordered.model == "pretrained-esr")
     forgot = ordered.assign(score=ordered.score.mask(clean, 60.0))
     text = fine_tuning.answer(forgot, titles, {"sst2": 60.0})
-    assert "**Not learned, so no verdict** with ESR." in text
+    assert "**Not learned**: ESR." in text
     clean = ordered[ordered.level == 0].groupby("model").score.mean()
     table = fine_tuning.clean_scores(ordered, titles, {"sst2": 50.9})
     for row, (model, title) in zip(
@@ -94,7 +94,7 @@ def test_fine_tuned_models_are_compared_with_the_first():
     crossing = np.where(ordered.level == 0.5, -8.2, 3.8)  # with the lead of 2.2: -6 and 6
     ordered.loc[ours, "score"] += (crossing + 0.1 * noise)[ours]
     text = fine_tuning.answer(ordered, titles, {"sst2": 50.9})
-    assert "**A difference that depends on the noise** with ESR (−" in text
+    assert "**A difference that depends on the noise**: ESR (−" in text
     (table,) = fine_tuning.level_table(ordered, titles, {"sst2": 50.9})
     line = table.rows[0]
     assert line[1].startswith("**−") and line[2].startswith("**+")
@@ -112,7 +112,7 @@ def test_fine_tuned_models_are_compared_with_the_first():
     harmed = ordered.assign(score=ordered.score.mask(clean, ordered.score - 9))
     harmed.loc[ours & (ordered.level > 0), "score"] += 9  # a lead at all levels
     text = fine_tuning.answer(harmed, titles, {"sst2": 50.9})
-    assert "**A difference that depends on the noise** with ESR (+" in text
+    assert "**A difference that depends on the noise**: ESR (+" in text
     assert "] without noise)" in text
 
 

@@ -49,7 +49,7 @@ def test_the_page_shows_the_step(tmp_path):
         "within 1 point of the clean score (100.0) at no tested SNR"
         in similarity.page(tmp_path).answer
     )
-    assert "is then 1.00 with memory, and 0.25 without" in page.answer
+    assert "is 1.00 with memory, and 0.25 without" in page.answer
     (axes,) = page.pictures["stability"].figure.axes
     line = axes.lines[0].get_xdata()
     np.testing.assert_allclose(sorted(line), [(1 + 10) ** -0.5, 0.5**0.5])

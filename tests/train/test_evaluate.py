@@ -238,7 +238,7 @@ def test_robustness_names_wrong_arguments(rng):
         ({"embeddings": embeddings.astype(int)}, TypeError, "must be floating-point, got int"),
         ({"snr_db": np.nan}, ValueError, "snr_db must be finite, got nan"),
         ({"batch_size": 0}, ValueError, "batch_size must be >= 1, got 0"),
-        ({"metric": "auc"}, ValueError, "allowed metrics: accuracy"),
+        ({"metric": "auc"}, ValueError, "metrics must be among accuracy"),
     ):
         arguments = {"embeddings": embeddings, "mask": mask, "labels": labels, "key": KEY}
         with pytest.raises(error, match=words):

@@ -94,7 +94,7 @@ def test_almost_constant_predictions_have_a_correlation_and_no_warning():
     ("metrics", "logits", "labels", "words"),
     [
         (("acuracy",), np.ones((2, 2)), [0, 1], "accuracy, f1.*'acuracy'"),
-        ((), np.ones((2, 2)), [0, 1], "allowed metrics"),
+        ((), np.ones((2, 2)), [0, 1], "metrics must be"),
         (("accuracy",), np.ones((2, 2)), [0, 1, 1], r"got \(2, 2\) and \(3,\)"),
         (("accuracy",), np.ones((0, 2)), [], "examples >= 1"),
         (("accuracy",), [[1, np.nan], [0, 1], [np.inf, -np.inf]], [0, 0, 1], "2 of 3 rows"),
