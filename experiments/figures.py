@@ -228,11 +228,11 @@ def forest(
                 ends = np.maximum(marks[["low", "high"]].to_numpy().T, least)
                 axes.hlines(places, *ends, color=colors, lw=2)
                 beyond = marks["low"].to_numpy() < least
-                axes.plot(ends[0][beyond], places[beyond], "<", color=style.color)
+                axes.scatter(ends[0][beyond], places[beyond], marker="<", color=colors[beyond])
                 for mean, place, color in zip(marks["mean"], places, colors, strict=True):
                     if mean >= least:
                         axes.plot(mean, place, style.marker, color=color)
-                    else:
+                    elif np.isfinite(mean):
                         axes.text(least, place, f"     {mean:.1f}".replace("-", "−"), va="center")
                 if "paper" in marks:  # below, so that neither mark hides the other
                     below = places + 0.2 / len(hues)

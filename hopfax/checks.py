@@ -1,5 +1,6 @@
 """Checks of argument values, skipped where values are traced."""
 
+import functools
 import itertools
 from collections.abc import Iterable
 from typing import Any
@@ -59,7 +60,9 @@ def check_mask(mask: Any, shape: tuple[int, ...]) -> jax.Array | None:
 
 def real_type(*arrays: Any) -> jnp.dtype:
     """Returns the common type of arrays, at least float32; complex arrays are a TypeError."""
-    dtype = jnp.result_type(*arrays, jnp.float32)
+    # Promoted by their own types: `jnp.result_type` narrows weakly typed arrays.
+    dtypes = (jnp.asarray(array).dtype for array in arrays)
+    dtype = functools.reduce(jnp.promote_types, dtypes, jnp.dtype(jnp.float32))
     if jnp.issubdtype(dtype, jnp.complexfloating):
         raise TypeError(f"arrays must be real, got {dtype}")
     return dtype

@@ -601,6 +601,14 @@ def written(snr_db: float) -> str:
     return named.get(snr_db) or report.signed(snr_db)
 
 
+def in_words(snr_db: float) -> str:
+    """Returns a result of `falls_to` for a sentence, such as "−10.1 dB"."""
+    named = {np.inf: "not among those tested", -np.inf: "below those tested"}
+    if snr_db != snr_db:
+        return f"between levels more than {WIDEST:g} dB apart"
+    return named.get(snr_db) or decibels(snr_db)
+
+
 def beamclean(shares: Mapping[str, Mapping[float, float]]) -> list[str]:
     """Returns the note on shares recovered where the nearest token matches BeamClean."""
     snr_db, levels = falls_to(shares["uniform"], BEAMCLEAN["nearest"]), sorted(shares["uniform"])
@@ -670,9 +678,9 @@ def page(folder: Path) -> Page:
         )
         compared += beamclean(shares) if task == "mrpc" else []
         answers.append(
-            f"**On {TITLES[task]}, {100 * (1 - ERRORS):g} % of the tokens are recovered down to "
-            f"{written(reached['both'])} dB with context**, and to {written(reached['unigram'])} "
-            "dB with token frequencies only."
+            f"**On {TITLES[task]}, the lowest SNR at which {100 * (1 - ERRORS):g} % of the tokens "
+            f"are recovered is {in_words(reached['both'])} with context**, and "
+            f"{in_words(reached['unigram'])} with token frequencies only."
         )
     cells = [cell for line in limits for cell in line]
     absent = "".join(f" {words}" for name, words in ABSENT.items() if name in cells)

@@ -76,11 +76,12 @@ class Config(Flags):
 
     model: tuple[str, ...] = ("tinybert", "robertha", "tinybert-memory")
     """Models: tinybert, tinybert-mean, tinybert-unit-scale, tinybert-mean-prenorm,
-    tinybert-mean-prenorm-dropout, freelb, pgd, data-augment, noise-trained, universal,
-    universal-halting, robertha, robertha-paper, robertha-released, robertha-renyi2,
+    tinybert-mean-prenorm-dropout, freelb, pgd, data-augment, noise-trained, noise-through-memory,
+    universal, universal-halting, robertha, robertha-paper, robertha-released, robertha-renyi2,
     robertha-no-esr, robertha-no-esr-dropout, robertha-no-esr-weight-decay,
     robertha-no-iteration-no-esr, robertha-no-output-projection, robertha-freelb; of a folder:
-    pretrained, pretrained-esr, pretrained-noise-trained, pretrained-freelb, pretrained-hopfield,
+    pretrained, pretrained-1e-4, pretrained-loud, pretrained-esr, pretrained-noise-trained,
+    pretrained-noise-through-memory, pretrained-freelb, pretrained-hopfield,
     pretrained-hopfield-beta-4, pretrained-hopfield-esr, pretrained-hopfield-1,
     pretrained-hopfield-1-esr, pretrained-hopfield-0, pretrained-hopfield-0-beta-4. With -memory
     (tinybert, tinybert-mean, freelb, noise-trained, robertha, pretrained, ...): the same trained

@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from hopfax.checks import check_count, check_range
+from hopfax.checks import check_count, check_mask, check_range
 from hopfax.nn.attention import AttentionOutput, Key, Mask, Tokens, Weights, dropout
 from hopfax.nn.functional import scan_modules
 from hopfax.nn.precision import layer_norm, linear
@@ -375,12 +375,16 @@ class Encoder(nnx.Module):
             x = block(x, mask).values
         return jnp.stack(maps)
 
+    @property
+    def _masks_keys(self) -> bool:
+        return getattr(self.blocks[0].attention, "mask_keys", True)
+
     def _start(self, embeddings: Tokens, mask: Mask, types: TokenTypes) -> Tokens:
         """Returns the blocks' input, with zeros for padding if keys are masked."""
         if recall := self.memory.get("embedding"):
             embeddings = recall(self, embeddings, types)
         # 0 * nan would reach the gradients of shared weights.
-        if getattr(self.blocks[0].attention, "mask_keys", True):
+        if self._masks_keys:
             embeddings = jnp.where(mask[..., None], embeddings, 0)
         return embeddings.astype(self.blocks[0].dtype)
 
@@ -411,9 +415,11 @@ class Encoder(nnx.Module):
     ) -> Classification:
         """Runs all stages, with dropout if a key is given, and with the perturbation `added`."""
         keys = (None, None, None) if key is None else jax.random.split(key, 3)
+        check_mask(mask, ids.shape)
         tokens = self.embed_tokens(ids)
-        # Padding may have ids outside the vocabulary: 0 * nan would reach the gradients.
-        tokens = jnp.where(mask[..., None] | jnp.isfinite(tokens), tokens, 0)
+        if self._masks_keys:
+            # Padding may have ids outside the vocabulary: 0 * nan would reach the gradients.
+            tokens = jnp.where(mask[..., None] | jnp.isfinite(tokens), tokens, 0)
         tokens = tokens if added.token is None else tokens + added.token
         types = self.token_types(ids)
         embeddings = self.embed(tokens, types, key=keys[0])

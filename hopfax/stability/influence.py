@@ -110,12 +110,13 @@ def geometric_influence(
     def sizes(x: Array) -> Array:
         slopes = jax.jacrev(lambda x: one_array(fn(x)))(x).reshape(-1, *x.shape)
         slopes = slopes.astype(real_type(slopes))
+        axes = (0, -1) if per_token else 0
         # Unit scale before squaring, so that steep or flat functions do not overflow or underflow.
-        scale = jnp.max(jnp.abs(jax.lax.stop_gradient(slopes)), initial=0)
-        scale = jnp.where((scale > 0) & jnp.isfinite(scale), scale, 1)
-        squares = jnp.sum(jnp.square(slopes / scale), axis=(0, -1) if per_token else 0)
+        largest = jnp.max(jnp.abs(jax.lax.stop_gradient(slopes)), axes, keepdims=True, initial=0)
+        scale = jnp.where((largest > 0) & jnp.isfinite(largest), largest, 1)
+        squares = jnp.sum(jnp.square(slopes / scale), axes)
         # The square root has an infinite slope at 0, where an input has no influence.
         none = squares == 0
-        return scale * jnp.where(none, 0, jnp.sqrt(jnp.where(none, 1, squares)))
+        return jnp.squeeze(scale, axes) * jnp.where(none, 0, jnp.sqrt(jnp.where(none, 1, squares)))
 
     return jnp.mean(jax.lax.map(sizes, inputs, batch_size=batch_size), axis=0)

@@ -199,7 +199,7 @@ def attention_overlap(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]:
     $$s(\rho) = n\, E\bigl[\Phi_2(G, G'; \rho^2)^{n-1}\bigr],$$
 
     where $(G, G')$ are normal with this correlation and $\Phi_2$ is their distribution function. In
-    float64, the quadrature has five correct digits for up to a thousand tokens.
+    float64, the quadrature has five correct digits for up to ten thousand tokens.
 
     Args:
         rho: Correlation of the inputs, in [-1, 1].
@@ -361,7 +361,7 @@ def moment_interval(rho: Numbers, *, mean: Numbers, second_moment: Numbers) -> I
     rho = jnp.asarray(rho, jnp.result_type(float))
     squared = jnp.square(jnp.asarray(mean, rho.dtype))
     variance = jnp.asarray(second_moment, rho.dtype) - squared
-    if not is_traced(variance) and jnp.any(variance < -1e-6 * squared):  # up to rounding
+    if not is_traced(variance) and not jnp.all(variance >= -1e-6 * squared):  # up to rounding
         raise ValueError(
             f"second_moment must be at least mean**2, got {second_moment} and a mean of {mean}"
         )

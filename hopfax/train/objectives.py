@@ -108,7 +108,7 @@ def losses_of(
     """
     if (logits.shape[1] == 1) != regression:
         raise ValueError(
-            f"regression must be {logits.shape[1] == 1} for {logits.shape[1]} outputs, got "
+            f"regression must be {logits.shape[1] == 1} for {logits.shape[1]} output(s), got "
             f"{regression}"
         )
     if regression:
@@ -196,5 +196,5 @@ def _mean_over_queries(
 
 
 def _weighted_mean(values: Array, weights: Any) -> Array:
-    values = jnp.where(weights > 0, values, 0)  # 0 * nan, in padding, is nan
+    values = jnp.where(weights > 0, values, 0)  # the label of a padding row may be any
     return jnp.sum(values * weights) / jnp.maximum(jnp.sum(weights), 1)

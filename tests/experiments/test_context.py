@@ -112,3 +112,11 @@ def test_one_token_needs_more_than_capacity():
     limits = [float(hopfield.capacity_snr_db(bits, width=384)) for bits in (4.0, 10.0)]
     needed = list(map(partial(context.one_token_snr_db, width=384), (4.0, 10.0)))
     assert limits[0] < needed[0] < needed[1] and limits[1] < needed[1]
+
+
+@pytest.mark.parametrize(
+    ("snr_db", "words"),
+    [(-10.1, "−10.1 dB"), (np.inf, "not among"), (-np.inf, "below those"), (np.nan, "between")],
+)
+def test_the_lowest_snr_in_words(snr_db, words):
+    assert words in context.in_words(snr_db)

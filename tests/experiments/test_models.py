@@ -47,10 +47,12 @@ def built(name, **flags):
         if (each.denoiser == "none" or each.training == "noise-memory") and not each.loud
     ],
 )
-def test_every_model_has_a_loss(name, folder):
+def test_every_model_has_a_loss_and_gradients(name, folder):
     found = built(name, folder=folder)
     params = jax.eval_shape(found.model.init, jax.random.key(0))
-    loss, parts = jax.eval_shape(found.objective, params, BATCH, jax.random.key(0))
+    (loss, parts), _ = jax.eval_shape(
+        jax.value_and_grad(found.objective, has_aux=True), params, BATCH, jax.random.key(0)
+    )
     assert loss.shape == parts.task.shape == ()
     iterates = "robertha" in name and "no-iteration" not in name
     iterates = iterates or ("hopfield" in name and "hopfield-0" not in name)

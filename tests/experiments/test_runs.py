@@ -179,6 +179,10 @@ def test_the_gain_of_memory_has_an_interval_over_rows(trained):
     np.testing.assert_allclose(gains.score, with_memory - without, atol=1e-3)
     assert gains.low.iloc[0] <= gains.score.mean() <= gains.high.iloc[0]
     assert gains.low.iloc[0] < gains.high.iloc[0]
+    clean = pd.DataFrame(conditions.rows(memory, conditions.Gaussian(level=0.0), model="m"))
+    of_data = ["constant", "capacity_snr_db"]  # once, and not under noise
+    assert clean.metric[clean.metric.isin(of_data)].tolist() == of_data
+    assert not parts[1].metric.isin(of_data).any()
 
 
 def test_the_interval_of_a_gain_is_over_rows_of_the_mean_over_seeds():

@@ -231,6 +231,12 @@ def test_ids_of_padding_may_be_outside_the_vocabulary(redraw, name):
     jax.tree.map(np.testing.assert_array_equal, *same)
 
 
+def test_padding_that_is_stored_must_be_in_the_vocabulary(redraw):
+    model = robertha(10, 3, preset="released", **SMALL)
+    logits = model.apply(redraw(model), np.where(MASK, IDS, -1), jnp.asarray(MASK)).logits
+    assert np.isfinite(logits[0]).all() and np.isnan(logits[1]).all()
+
+
 # -- What gradients reach -----------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from hopfax import stability
@@ -78,7 +79,10 @@ interval = partial(theory.attention_interval, 1.0, negative=1.0, num_tokens=2, w
         (theory.relu_process_stability, {"rho": 0.1, "std": 0.0}, "std must be > 0, got 0"),
         (theory.relu_process_stability, {"rho": 0.1, "scale": -1.0}, "scale must .* got -1"),
         (interval, {"negative": -1.0}, "negative must .* got -1"),
-        (moments, {"second_moment": 3.0}, r"second_moment must be at least mean\*\*2, got"),
+        *(
+            (moments, {"second_moment": each}, r"second_moment must be at least mean\*\*2, got")
+            for each in (3.0, np.nan)
+        ),
     ],
 )
 def test_numbers_out_of_range(call, options, words):

@@ -61,6 +61,11 @@ def test_influence_of_steep_and_flat_functions(slope, dtype):
     np.testing.assert_allclose(influence, [slope, 0], rtol=1e-2)
 
 
+def test_a_steep_input_does_not_hide_a_flat_one():
+    influence = geometric_influence(lambda x: 1e-12 * x[0] + 1e8 * x[1], jnp.ones((2, 2)))
+    np.testing.assert_allclose(influence, [1e-12, 1e8], rtol=1e-5)
+
+
 def test_influence_has_a_gradient_where_it_is_zero():
     inputs = jnp.array([[1.0, -1.0], [2.0, -2.0]])
 

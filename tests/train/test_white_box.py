@@ -212,8 +212,8 @@ def test_parameters_and_sizes_that_do_not_fit_are_errors():
 @pytest.mark.parametrize(
     ("num_outputs", "options", "texts", "label", "words"),
     [
-        (1, {}, TEXTS, 0, "must be True for 1 outputs"),
-        (3, {"regression": True}, TEXTS, 0, "must be False for 3 outputs"),
+        (1, {}, TEXTS, 0, "must be True for 1 output"),
+        (3, {"regression": True}, TEXTS, 0, "must be False for 3 output"),
         (2, {}, TEXTS, 2, r"labels must be in \[0, 2\), got 2"),
         (1, {}, [("it is", "a film", "a way")], 0, r"texts must be a string, a pair .* got "),
         (1, {}, [()], 0, r"texts must be a string, a pair .* got \(\)"),
