@@ -164,12 +164,12 @@ def with_interval(
     Then the ends of the 95 % bootstrap interval over rows of the mean over seeds.
     """
 
+    def scored(predicted: CellPredictions, rows: Any) -> np.ndarray:
+        labels = ours.labels[rows]
+        return np.array([scores(metrics, each[rows], labels)["score"] for each in predicted.logits])
+
     def of_seeds(rows: Any) -> np.ndarray:
-        own, *others = (
-            np.array([scores(metrics, each[rows], ours.labels[rows])["score"] for each in logits])
-            for logits in (ours.logits, *([theirs.logits] if theirs else []))
-        )
-        return own - others[0] if others else own
+        return scored(ours, rows) - (scored(theirs, rows) if theirs else 0)
 
     low, high = tidy.bootstrap(len(ours.labels), lambda rows: np.mean(of_seeds(rows)))
     return of_seeds(slice(None)).tolist(), low, high

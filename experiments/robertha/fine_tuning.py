@@ -200,16 +200,17 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[s
             short = titles[row.model].removeprefix(titles[baseline]).strip().removeprefix("+ ")
             short = short.removeprefix("with ")
             short = short[1:-1] if short.startswith("(") else short.replace("without", "no")
-            each = short, f"{short} ({numbers})"
             if {(task, row.model), (task, baseline)} & set(unlearned.index):
-                verdict, each = NOT_LEARNED, (short, short)
-            findings.setdefault(verdict, []).append(each)
+                verdict = NOT_LEARNED
+            findings.setdefault(verdict, []).append((short, numbers))
         least = gaussian.NO_DIFFERENCE, NOT_LEARNED  # come last
         ordered = sorted(findings.items(), key=lambda each: each[0] in least)
         parts = []
         for name, each in ordered:
-            bare = name == gaussian.NO_DIFFERENCE and len(each) > 2  # the table has the numbers
-            parts.append(f"**{name}**: {report.joined(one[not bare] for one in each)}.")
+            # The table has the other numbers.
+            bare = name == NOT_LEARNED or (name == gaussian.NO_DIFFERENCE and len(each) > 2)
+            words = (short if bare else f"{short} ({numbers})" for short, numbers in each)
+            parts.append(f"**{name}**: {report.joined(words)}.")
         said = " ".join(parts)
         noise = f"mean over {high} to {low}" if high != low else f"at {high}"
         noise += " unless an SNR is named" if " dB" in said else ""
