@@ -113,8 +113,8 @@ def predictions(cell: Cell, condition: Condition) -> CellPredictions:
 def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, Any]]:
     """Rows of results.csv, one per seed and metric.
 
-    Those of the first seed's clean scores include the majority baseline's score and, if known, the
-    Shannon limit and the overlap with the training texts.
+    The first seed also has rows for the majority baseline's score and, if known, for the Shannon
+    limit and the overlap with the training texts, all without noise.
     """
     predicted, columns = predictions(cell, condition), condition.columns(cell)
     is_set = isinstance(condition, EvaluationSet)

@@ -542,7 +542,11 @@ def page() -> report.Page:
             by_sigma = (paper_lead("glue", ours, theirs, sigma) for sigma in LEVELS.values())
             papers.append(f"{name} {', '.join(map(report.signed, by_sigma))}")
     verdicts = [line[3] for line in lines]
-    on_rte = pretrained("rte_mnli", "")[1][0]  # one update, +6 dB
+    on_rte = next(
+        each
+        for each in fine_tuned
+        if each.task == "rte" and each.ours["model"] == "pretrained-hopfield-1"
+    )  # at +6 dB
     other_rate = replace(on_rte, theirs={**on_rte.theirs, "model": "pretrained-1e-4"})
     shown = table.head(len(scored))
     faint = [each in unclear for each in verdicts]

@@ -58,6 +58,12 @@ def check_mask(mask: Any, shape: tuple[int, ...]) -> jax.Array | None:
     return mask
 
 
+def full_mask(mask: Any, shape: tuple[int, ...]) -> jax.Array:
+    """Returns a mask as `check_mask` does; None becomes True everywhere."""
+    mask = check_mask(mask, shape)
+    return jnp.ones(shape, bool) if mask is None else mask
+
+
 def real_type(*arrays: Any) -> jnp.dtype:
     """Returns the common type of arrays, at least float32; complex arrays are a TypeError."""
     # Promoted by their own types: `jnp.result_type` narrows weakly typed arrays.

@@ -623,7 +623,7 @@ def beamclean(shares: Mapping[str, Mapping[float, float]]) -> list[str]:
         f"BeamClean (arXiv 2505.13758) recovers {BEAMCLEAN['language model']} % of MRPC's tokens "
         "with a language model, at noise under which the nearest token recovers "
         f"{BEAMCLEAN['nearest']} %. Here, on other embeddings, the nearest token (uniform) does so "
-        f"at {decibels(snr_db)}. There, the other priors recover {parts}."
+        f"at {decibels(snr_db)}. At this SNR, the other priors recover {parts}."
     ]
 
 

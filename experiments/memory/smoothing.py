@@ -336,13 +336,15 @@ def page(folder: Path) -> Page:
         return SYSTEMS[system] if system == "nearest" else f"{SYSTEMS[system]}, {decibels(db)}"
 
     def half(system: str) -> str:
+        return report.bracketed(best.loc[system], 2)
+
+    def at(system: str) -> str:
         row: Any = best.loc[system]
-        at = "" if system == "nearest" else f" at {decibels(row.snr_db)}"
-        return f"{report.bracketed(row, 2)}{at}"
+        return decibels(row.snr_db)
 
     trained = ""
     if "noise-trained" in best.index:
-        trained = f", and after training with noise {half('noise-trained')}"
+        trained = f"; after training with noise, {half('noise-trained')} ({at('noise-trained')})"
     decoded = frame[frame.model == "nearest"]  # as without noise
     right = (decoded.predicted == decoded.label).mean()
     alike = frame[frame.model == "none"].groupby("snr_db", sort=False).predicted
@@ -360,9 +362,9 @@ def page(folder: Path) -> Page:
         answer=(
             "**With memory, smoothing certifies the right label of half of "
             f"{count} texts of {task} up to a total perturbation of {half('memory')}** (unit: RMS "
-            f"norm of a token vector). Smoothing alone reaches {half('none')}{trained}. The "
-            f"nearest-token decoder certifies {half('nearest')} for each token, even if all tokens "
-            "move."
+            f"norm of a token vector; smoothing noise: {at('memory')}). Without memory, the radius "
+            f"is {half('none')} ({at('none')}){trained}. The nearest-token decoder certifies "
+            f"another norm: {half('nearest')} for every token at once."
         ),
         pictures={
             "smoothing": report.facets(

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from hopfax.checks import check_key, check_mask, check_range, check_shapes, real_type
+from hopfax.checks import check_key, check_mask, check_range, check_shapes, full_mask, real_type
 from hopfax.cpu import quick
 
 Signal = Float[Array, "tokens width"]
@@ -134,8 +134,7 @@ def _signal(rows: Array) -> Signal:
 
 
 def _mean_squared_norm(rows: Array, mask: Mask) -> Array:
-    mask = check_mask(mask, rows.shape[:1])
-    mask = jnp.ones(len(rows), bool) if mask is None else mask
+    mask = full_mask(mask, rows.shape[:1])
     rows = rows.astype(real_type(rows))
     # Before the squares: the gradient of a nan row would be 0 * nan.
     rows = jnp.where(mask[:, None], rows, 0)

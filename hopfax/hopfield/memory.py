@@ -15,7 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from hopfax.checks import check_count, check_mask, check_range, check_shapes, is_traced, real_type
+from hopfax.checks import (
+    check_count,
+    check_mask,
+    check_range,
+    check_shapes,
+    full_mask,
+    is_traced,
+    real_type,
+)
 from hopfax.hopfield.retrieval import matmul
 
 Patterns = Float[Array, "patterns width"]
@@ -316,8 +324,7 @@ def forward_backward(
             f" states), got {shape} and {transition.shape}: use jax.vmap for more"
         )
     dtype = jnp.result_type(likelihood, transition, jnp.float32)
-    mask = check_mask(mask, shape[:1])
-    real = jnp.ones(shape[0], bool) if mask is None else mask
+    real = full_mask(mask, shape[:1])
     if not is_traced(real) and bool(jnp.any(real[1:] > real[:-1])):
         raise ValueError(f"mask must have its real positions first, got {real.tolist()}")
     # Finite, so that no gradient is nan; sums of n stay finite too.
@@ -400,8 +407,7 @@ def estimate_sigma(
         raise ValueError(f"noisy must have one or more tokens, got shape {noisy.shape}")
     patterns, prior, _ = _with_prior(patterns, log_prior)
     noisy = noisy.astype(real_type(noisy, patterns))
-    mask = check_mask(mask, (len(noisy),))
-    mask = jnp.ones(len(noisy), bool) if mask is None else mask
+    mask = full_mask(mask, (len(noisy),))
     # Before the squares: the gradient of a nan row would be 0 * nan.
     squares = jnp.mean(jnp.square(jnp.where(mask[:, None], noisy, 0)), axis=1)
     power = jnp.sum(squares) / jnp.maximum(jnp.sum(mask), 1)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from hopfax.checks import check_mask, check_range, check_shapes, is_traced, real_type
+from hopfax.checks import check_range, check_shapes, full_mask, is_traced, real_type
 from hopfax.hopfield.retrieval import matmul
 
 Entropy = Literal["shannon", "renyi2"]
@@ -244,8 +244,7 @@ def _gram(keys: Keys, mask: Mask) -> Matrix:
     check_shapes(keys=(keys, "tokens width"))
     if not keys.size:
         raise ValueError(f"keys must have one or more vectors, got shape {keys.shape}")
-    mask = check_mask(mask, (len(keys),))
-    mask = jnp.ones(len(keys), bool) if mask is None else mask
+    mask = full_mask(mask, (len(keys),))
     keys = keys.astype(real_type(keys))
     centered = _center(keys, mask)
     # Unit scale before squaring: keys of size 1e-30 must not underflow to "constant".

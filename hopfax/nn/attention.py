@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from hopfax import hopfield
-from hopfax.checks import check_mask, check_range, check_shapes
+from hopfax.checks import check_range, check_shapes, full_mask
 from hopfax.cpu import by_groups, prefers_sums, quick
 from hopfax.fixed_point import Gradient, Stop, check_stopping, fixed_point
 from hopfax.nn.precision import linear
@@ -305,6 +305,5 @@ def _check_heads(width: int, num_heads: int) -> None:
 def _inputs(x: Tokens, mask: Mask | None, *, clear: bool = True) -> tuple[Tokens, Mask]:
     """Checks the shapes, and zeroes padding: 0 * nan would reach real tokens."""
     check_shapes(x=(x, "batch tokens width"))
-    mask = check_mask(mask, x.shape[:2])
-    mask = jnp.ones(x.shape[:2], bool) if mask is None else mask
+    mask = full_mask(mask, x.shape[:2])
     return (jnp.where(mask[..., None], x, 0) if clear else jnp.asarray(x)), mask

@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from hopfax.checks import check_count
+from hopfax.checks import check_count, full_mask
 from hopfax.nn.attention import Key, Mask, SoftmaxAttention, Tokens
 from hopfax.nn.encoder import Block, embedding, mean_of_real
 from hopfax.nn.functional import Functional, functional
@@ -127,7 +127,7 @@ class Decoder(nnx.Module):
         self, ids: Int[Array, "batch tokens"], mask: Mask | None = None, *, key: Key = None
     ) -> Float[Array, "batch *tokens outputs"]:
         """Runs all stages, with dropout if a key is given; by default every token is real."""
-        mask = jnp.ones(ids.shape, bool) if mask is None else mask
+        mask = full_mask(mask, ids.shape)
         embeddings = self.embed(self.embed_tokens(ids))
         return self.read_out(self.decode(embeddings, mask, key=key), mask)
 

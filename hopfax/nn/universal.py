@@ -41,7 +41,7 @@ class UniversalEncoder(Encoder):
         **options: Options of `Encoder` except `num_layers` and `stop_gradient_keys`.
 
     Raises:
-        TypeError, ValueError: `num_steps` is not an integer >= 1; as in `Encoder`.
+        TypeError, ValueError: `num_steps` is not an integer >= 1, or as in `Encoder`.
 
     References:
         Dehghani et al. (2019), Universal Transformers, whose program has the mixture; Graves

@@ -128,7 +128,7 @@ def test_a_run_certifies_the_model_of_another_run(tmp_path, capsys):
     ]  # fmt: skip
     # Under so little noise all votes agree, and σ follows from the SNR.
     most = norm.ppf(0.001 ** (1 / 50)) * 10 ** (-40 / 20) / 16**0.5
-    assert "and after training with noise" in page.answer
+    assert "; after training with noise, " in page.answer
     for system in "none", "memory":
         assert frame[frame.model == system].score.max() == pytest.approx(most)
     capsys.readouterr()
