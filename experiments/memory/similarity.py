@@ -13,8 +13,9 @@ recovers the tokens.
 The score is how well the cosine of two texts' embeddings ranks the pairs: Spearman's correlation
 with the labels for STS-B, the area under the ROC curve for classes of pairs. Noise is added to the
 token embeddings, and every method sees the same noisy embeddings. The prior of a token is its
-frequency in the task's training texts. "Wiener filter" is the best linear estimate from the mean
-and covariance of the vocabulary under that prior, with known noise level.
+frequency in the task's training texts. "LayerNorm" gives each noisy embedding the mean 0 and the
+root mean square of the vocabulary under that prior. "Wiener filter" is the best linear estimate
+from the mean and covariance of the vocabulary under that prior, with known noise level.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ NEAR = 1.0  # largest drop in points that counts as keeping the clean score
 SIMILAR = {"mrpc": "1", "rte": "entailment", "qqp": "1", "qnli": "entailment"}  # a class of pairs
 TITLES = {
     "none": "no denoising",
+    "layernorm": "LayerNorm",
     "linear": "Wiener filter, σ known",
     "nearest": "nearest token",
     "uniform": "memory, uniform prior",
@@ -222,6 +224,7 @@ def denoiser(table: np.ndarray, log_prior: np.ndarray) -> Callable[..., Any]:
     mean = weights @ patterns
     centered = patterns - mean
     values, directions = jnp.linalg.eigh((weights[:, None] * centered).T @ centered)
+    rms = jnp.sqrt(weights @ jnp.mean(jnp.square(patterns), axis=1))
 
     @jax.jit
     def denoise(x: jax.Array, sigma: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -233,6 +236,7 @@ def denoiser(table: np.ndarray, log_prior: np.ndarray) -> Callable[..., Any]:
         uniform, blind, known = memory(None), memory(prior), memory(prior, sigma)
         return {
             "none": x,
+            "layernorm": rms * jax.nn.standardize(x),
             "linear": mean + (((x - mean) @ directions) * gains) @ directions.T,
             "nearest": patterns[uniform.index],
             "uniform": uniform.value,
@@ -443,7 +447,7 @@ def page(folder: Path) -> Page:
         pictures={
             "memory": report.facets(
                 "Score of text similarity against noise on the token embeddings, 95 % bands",
-                scores[~scores.model.isin(["uniform", "known"])],
+                scores[~scores.model.isin(["layernorm", "uniform", "known"])],
                 x="snr_db",
                 col="protocol",
                 row="task",
@@ -474,6 +478,8 @@ def page(folder: Path) -> Page:
             "probable token under the uniform prior.",
             "Every method sees the same noisy copy of each text. Without `σ known`, memory does "
             "not know the noise level and integrates over it.",
+            "LayerNorm: each noisy embedding, with mean 0 and the vocabulary's root mean square. "
+            "Wiener filter: the best linear estimate from the vocabulary's mean and covariance.",
             "Tokens recovered: with memory; special tokens included.",
             f"Pairs: {pairs}. Noise draws per text: {noisy.seed.nunique()}. Brackets and bands: "
             "95 % bootstrap over pairs, of the mean over draws.",

@@ -64,6 +64,24 @@ def test_noise_is_relative_to_the_text_or_to_each_token():
         np.testing.assert_allclose((noisy - clean).std(1), sigma, rtol=0.05)
 
 
+def test_layer_norm_and_the_wiener_filter_are_those_of_the_vocabulary():
+    draw = np.random.default_rng(0)
+    table = draw.normal(size=(5, 8)).astype(np.float32)
+    weights = np.array([0.4, 0.3, 0.1, 0.1, 0.1], np.float32)
+    noisy, sigma = draw.normal(size=(2, 8)).astype(np.float32), np.float32([0.5, 1.0])
+    values, _ = similarity.denoiser(table, np.log(weights))(noisy, sigma)
+    scaled = np.asarray(values["layernorm"])
+    np.testing.assert_allclose(scaled.mean(1), 0, atol=1e-6)
+    rms = np.sqrt(weights @ (table**2).mean(1))
+    np.testing.assert_allclose(np.sqrt((scaled**2).mean(1)), rms, rtol=1e-4)
+    np.testing.assert_allclose(np.corrcoef(scaled[0], noisy[0])[0, 1], 1, rtol=1e-5)
+    mean = weights @ table
+    covariance = (table - mean).T @ np.diag(weights) @ (table - mean)
+    for row, level, value in zip(noisy, sigma, values["linear"], strict=True):
+        gain = covariance @ np.linalg.inv(covariance + level**2 * np.eye(8))
+        np.testing.assert_allclose(value, mean + gain @ (row - mean), rtol=1e-3, atol=1e-4)
+
+
 def test_outputs_are_means_over_real_tokens():
     model = SimpleNamespace(forward=lambda x, mask: SimpleNamespace(output=np.asarray(x) + 1))
     vectors = [np.random.default_rng(n).normal(size=(n, 4)) for n in (20, 3)]
