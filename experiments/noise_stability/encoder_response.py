@@ -215,8 +215,7 @@ def gaussian_rows(measured: Response) -> list[Row]:
     # Differences from rho = 0: what is constant in the noise drops out of them.
     centered = changes - changes[..., :1]
     rows = [*_stability(products), *_curve("correlation", centered, centered[..., -1:])]
-    for name, part in (("second moment", products), ("variance", centered)):
-        rows += [row | {"level": None} for row in _curve(name, part[..., -1:])]
+    rows += [row | {"level": None} for row in _curve("variance", centered[..., -1:])]
     signal, noise = np.sum(measured.power, axis=0)
     snr_db = float(10 * np.log10(signal / noise))
     return [row | {"corruption": "gaussian", "snr_db": snr_db} for row in rows]
@@ -239,14 +238,11 @@ def level_rows(measured: LevelWeights, num_texts: int, snr_db: float) -> list[Ro
     weights = np.array([np.append(part[1:], above) for part, above in parts])
     shares = np.asarray(measured.shares)
     shared = {"corruption": "gaussian", "num_examples": num_texts, "snr_db": snr_db}
-    rows = [
+    return [
         shared | {"metric": metric, "level": float(level), "score": value, "low": low, "high": high}
         for metric, ends in (("level weight", weights), ("level share", shares))
         for level, (value, low, high) in enumerate(ends.T.tolist(), 1)
     ]
-    # What is above counts as of the next degree: no more is known of it.
-    degree = float(shares[0] @ np.arange(1, shares.shape[1] + 1))
-    return [*rows, shared | {"metric": "mean degree, at least", "level": None, "score": degree}]
 
 
 def _curve(metric: str, numerator: Any, denominator: Any = None) -> list[Row]:
