@@ -116,7 +116,7 @@ VARIANTS: dict[str, Variant] = {
     "tinybert-mean": _tinybert("TinyBERT with mean pooling", options={"pooling": "mean"}),
     # Entries of about 1 in place of 0.02; LayerNorm undoes it, so the function is the same.
     "tinybert-unit-scale": _tinybert(
-        "TinyBERT with unit-scale embeddings", options={"embedding_scale": 50.0}
+        "TinyBERT with embeddings rescaled by 50", options={"embedding_scale": 50.0}
     ),
     "tinybert-mean-prenorm": _tinybert(
         "TinyBERT with mean pooling and pre-LN", options={"pooling": "mean", "norm_first": True}

@@ -44,7 +44,7 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "XLA_FLAGS")
 MISSING = "not measured"
 NOTE = (
     "A / B is the time (or memory) of A divided by that of B: above 1, B needs less. Brackets: "
-    "quartiles over rounds. For several settings, the lowest and the highest median are shown, and "
+    "quartiles over rounds. Of several settings, the lowest and the highest median are shown, and "
     "in how many the ratio is below 1; results.csv has all."
 )
 NO_GOALS = "None has a goal."
@@ -236,9 +236,18 @@ def page(folder: Path) -> report.Page:
     return report.Page(
         "Speed and memory" if len(lines) > 1 else f"Speed and memory: {report.joined(list(lines))}",
         answer if measured else f"{spread} {UNMEASURED if goals else NO_GOALS}",
-        tables=[report.Table(PAGE_COLUMNS, rows, description(n)) for n, rows in lines.items()],
+        tables=[tabulated(rows, description(name)) for name, rows in lines.items()],
         notes=notes,
     )
+
+
+def tabulated(rows: Sequence[Sequence[str]], caption: str) -> report.Table:
+    """Returns the table of a case, without columns that are empty."""
+    kept = [n for n in range(len(PAGE_COLUMNS)) if any(row[n] for row in rows)]
+    columns = [PAGE_COLUMNS[n] for n in kept]
+    if "highest median" not in columns:
+        columns[1] = "median"
+    return report.Table(columns, [tuple(row[n] for n in kept) for row in rows], caption)
 
 
 def description(name: str) -> str:

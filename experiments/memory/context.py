@@ -92,7 +92,10 @@ TITLES = {
     "both": "bigram and encoder",
     "random": "unigram, random table",
 }
-SHORT = {name: TITLES[name] for name in DRAWN} | {"unigram": "unigram", ENCODER[-1]: "encoder"}
+SHORT = {name: TITLES[name] for name in DRAWN} | {
+    "unigram": "unigram",
+    ENCODER[-1]: f"encoder, iteration {ITERATIONS}",
+}
 SHOWN = (-10.0, -12.0, -14.0, -16.0)  # SNR in dB, in the tables
 WIDEST = 4.0  # dB between two levels, for interpolation
 ABSENT = {
@@ -622,8 +625,8 @@ def beamclean(shares: Mapping[str, Mapping[float, float]]) -> list[str]:
     return [
         f"BeamClean (arXiv 2505.13758) recovers {BEAMCLEAN['language model']} % of MRPC's tokens "
         "with a language model, at noise under which the nearest token recovers "
-        f"{BEAMCLEAN['nearest']} %. Here, on other embeddings, the nearest token (uniform) does so "
-        f"at {decibels(snr_db)}. At this SNR, the other priors recover {parts}."
+        f"{BEAMCLEAN['nearest']} %. Here, on other embeddings, the nearest token (uniform prior) "
+        f"recovers as many at {decibels(snr_db)}. At this SNR, the other priors recover {parts}."
     ]
 
 
@@ -679,8 +682,8 @@ def page(folder: Path) -> Page:
         compared += beamclean(shares) if task == "mrpc" else []
         answers.append(
             f"**On {TITLES[task]}, the lowest SNR at which {100 * (1 - ERRORS):g} % of the tokens "
-            f"are recovered is {in_words(reached['both'])} with context**, and "
-            f"{in_words(reached['unigram'])} with token frequencies only."
+            f"are recovered is {in_words(reached['both'])} with bigrams and an encoder as prior**, "
+            f"and {in_words(reached['unigram'])} with token frequencies only."
         )
     cells = [cell for line in limits for cell in line]
     absent = "".join(f" {words}" for name, words in ABSENT.items() if name in cells)

@@ -65,6 +65,7 @@ STABILITY = (
     "Correlation: at a signal-to-noise ratio S, coordinates of noisy and clean embeddings have "
     "ρ = (1 + 1/S)^(-1/2): 0.71 at 0 dB, 0.30 at −10 dB."
 )
+LAYER_NORM = "LayerNorm: each noisy embedding, with mean 0 and the vocabulary's root mean square."
 NEAR = 1.0  # largest drop in points that counts as keeping the clean score
 SIMILAR = {"mrpc": "1", "rte": "entailment", "qqp": "1", "qnli": "entailment"}  # a class of pairs
 TITLES = {
@@ -478,7 +479,7 @@ def page(folder: Path) -> Page:
             "probable token under the uniform prior.",
             "Every method sees the same noisy copy of each text. Without `σ known`, memory does "
             "not know the noise level and integrates over it.",
-            "LayerNorm: each noisy embedding, with mean 0 and the vocabulary's root mean square. "
+            *([LAYER_NORM] if "layernorm" in set(frame.model) else []),
             "Wiener filter: the best linear estimate from the vocabulary's mean and covariance.",
             "Tokens recovered: with memory; special tokens included.",
             f"Pairs: {pairs}. Noise draws per text: {noisy.seed.nunique()}. Brackets and bands: "

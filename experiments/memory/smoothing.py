@@ -363,13 +363,13 @@ def page(folder: Path) -> Page:
             "**With memory, smoothing certifies the right label of half of "
             f"{count} texts of {task} up to a total perturbation of {half('memory')}** (unit: RMS "
             f"norm of a token vector; smoothing noise: {at('memory')}). Without memory, the radius "
-            f"is {half('none')} ({at('none')}){trained}. The nearest-token decoder certifies "
-            f"another norm: {half('nearest')} for every token at once."
+            f"is {half('none')} ({at('none')}){trained}. The nearest-token decoder allows a "
+            f"perturbation of {half('nearest')} in every token."
         ),
         pictures={
             "smoothing": report.facets(
                 "Share of the texts whose label is right and certified, against the radius, at the "
-                "best SNR of each method",
+                "best SNR of each method (nearest token: radius of a token; others: of the text)",
                 pd.concat(drawn).assign(clean=100 * right),
                 x="x",
                 titles={
@@ -377,7 +377,7 @@ def page(folder: Path) -> Page:
                     "nearest": PER_TOKEN,
                     "clean": "right without noise",
                 },
-                xlabel="total norm / RMS norm of a token",
+                xlabel="radius / RMS norm of a token",
                 ylabel="texts certified, %",
                 least_range=0.0,
             )

@@ -229,8 +229,7 @@ def page(folder: Path) -> Page:
         ),
         pictures={
             "typos": report.facets(
-                "Score of TinyBERT against the share of words changed, with 95 % intervals over "
-                + ("seeds and rows" if enough else "rows"),
+                "Score of TinyBERT against the share of words changed",
                 lines(scores),
                 x="rate",
                 col="corruption",
@@ -352,7 +351,7 @@ def finding(
                 f"{report.plain_interval(row)} under {titles[row.corruption]}"
                 for _, row in adaptive.iterrows()
             )
-            text += f"; attacks on the model with {TITLES[name]} leave {gained}"
+            text += f"; if the attack also targets {TITLES[name]}, {gained}"
         text += "."
     for _, row in ahead[(ahead.level == level) & (ahead.low > 0)].iterrows():
         more = f"{report.plain_interval(row)} (over seeds)"

@@ -43,16 +43,16 @@ MEANING = {
     "smaller": "less than the paper reports",
     "no difference": "no detectable saving",
     "reversed": "a loss",
-    "too weak to tell": "too weak to tell from none",
+    "too weak to tell": "too weak to tell",
     "n/a": "not measurable",
 }
 NOTES = (
-    "Medians over runs; 95 % bootstrap intervals, each arm paired with the baseline by seed. "
-    "With few runs they are too narrow: with eight, those of medians cover about 92 %; with three, "
-    "all cover about 75 %.",
+    "Medians over runs; 95 % bootstrap intervals, each setting paired with the baseline by seed. "
+    "They are too narrow: with eight runs, those of medians cover about 92 %; with three, all "
+    "cover about 75 %.",
     "never: at most half of the runs reached the target while they were trained. A saving of −∞: "
-    "never for the arm, but not for the baseline. If the baseline's median is never, the saving is "
-    "a lower bound, and its interval ends at 100. n/a: neither reached it.",
+    "never in the setting, but not for the baseline. If the baseline's median is never, the saving "
+    "is a lower bound, and its interval ends at 100. n/a: neither reached it.",
     "The regularizer's noise replaces a token by any of the vocabulary's, including padding and "
     "others that never occur in its place.",
     "Normalized stability: agreement of the outputs for a text and its noisy copy, divided by that "
@@ -113,7 +113,7 @@ def page(
     split = "training" if settings["config"].get("target_on") == "train" else "validation"
     baselines = {arm.task: arm for arm in arms if arm.name == BASELINE}
     by_task = "task" if len(baselines) > 1 else None
-    answers, rows, marks = [], [], []
+    answers, rows, marks, ahead = [], [], [], []
     for arm in arms:
         baseline, compared = baselines[arm.task], arm.name != BASELINE
         savings = {
@@ -132,6 +132,10 @@ def page(
             known = unit == "steps" and arm.name == REGULARIZED
             paper = PAPER.get(arm.task, np.nan) if known else np.nan
             marks.append((arm.task, arm.name, unit, paper, mean, low, high))
+        if compared and arm.name != REGULARIZED and savings["steps"].low > 0:
+            ahead.append(f"{line[0]} ({line[3]} %)")
+    if ahead and not by_task:
+        answers.append(f"Of the other settings, {report.joined(ahead)} save steps.")
     columns = ["task", "arm", "unit", "paper", "mean", "low", "high"]
     table = pd.DataFrame(marks, columns=columns)
     pictures = {}
@@ -148,7 +152,7 @@ def page(
             least=-200,
         )
     pictures["curves"] = report.facets(
-        "Median accuracy and noise stability over training",
+        "Median accuracy and noise stability over training; a line ends with its longest run",
         _curves(folder),
         x="step",
         hue="arm",
@@ -158,7 +162,7 @@ def page(
         xlabel="training step",
         ylabel="median over runs",
     )
-    columns = ["arm", "reached", "median steps", "steps saved, %", "compute saved, %"]
+    columns = ["setting", "reached", "median steps", "steps saved, %", "compute saved, %"]
     columns = ["task", *columns] if by_task else columns
     return report.Page(
         title=title,

@@ -406,8 +406,8 @@ def layer_table(inner: pd.DataFrame) -> report.Table:
         )
     columns = [f"{end}, {each}" for end, each in kinds]
     caption = (
-        "Influence on a layer's states, divided by that of the middle half of the text; arithmetic "
-        "means over texts."
+        "Influence of the first and last 5 % of a text on a layer's states, divided by that of the "
+        "middle half; arithmetic means over texts."
     )
     return report.Table(["", *columns, *heads], lines, caption)
 
@@ -453,7 +453,8 @@ def page(folder: Path) -> Page:
         "both 95 % intervals above 1. The peak need not be at the very end.",
         "At most a weak U-shape: an interval contains 1, and both upper bounds are below "
         f"{WEAK:g}. No U-shape: an interval is below 1.",
-        f"Texts of {num_tokens} tokens, {int(curves.num_examples.max())} of each kind. Brackets: "
+        f"Texts of {num_tokens} tokens, {int(curves.num_examples.max())} of each kind; uniform "
+        "tokens are drawn uniformly from the vocabulary. Brackets: "
         "95 % intervals over texts. Ends: without special tokens.",
         f"The paper observes {PAPER_TOKENS[0]} to {PAPER_TOKENS[1]} influential tokens of 256.",
         f"Random weights, layers and heads are measured on {int(curves.num_examples.min())} texts "
@@ -489,13 +490,13 @@ def page(folder: Path) -> Page:
                 ]
                 for kind, weights, rows in cases
             ],
-            "Influence on the output, divided by that of the middle half of the text; geometric "
-            "means over texts.",
+            "Influence on the output, divided by that of the middle half of the text (geometric "
+            "means over texts), and a number of tokens.",
         )
     ]
     pictures["influence_layers"] = report.facets(
         f"{name}: influence of the ends of a text on each layer, divided by the middle's; "
-        "bands: 95 % over texts; for heads, the range over heads",
+        "bands: 95 % over texts; for heads, the mean and the range over heads",
         inner[(inner.site == "layer") | (inner.weights == "trained")].assign(
             line=lambda rows: rows.weights.where(rows.site == "layer", "heads"),
             layer=lambda rows: rows.level.astype(int).astype(str),

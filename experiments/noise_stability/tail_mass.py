@@ -398,7 +398,7 @@ def verdict(row: Any) -> str:
     """Returns whether Lemma 1's bound is tighter, from the row of D in `bounds`."""
     if row.low > row.degree:
         return TIGHTER
-    return "looser at every ρ" if row.high < row.degree else "too weak to tell"
+    return "looser at every tested ρ" if row.high < row.degree else "too weak to tell"
 
 
 def page(folder: Path) -> Page:

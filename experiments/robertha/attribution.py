@@ -54,7 +54,7 @@ STEPS = (
     Step("iteration", "robertha-no-esr", "robertha-no-iteration-no-esr"),
     Step("ESR", "robertha", "robertha-no-esr"),
     Step("all six together: Robertha", "robertha", "tinybert"),
-    Step("unit-scale embeddings", "tinybert-unit-scale", "tinybert", "token", "token"),
+    Step("embeddings rescaled by 50", "tinybert-unit-scale", "tinybert", "token", "token"),
     Step("no W_O", "robertha-no-output-projection", "robertha"),
 )
 PANELS = {"sigma": "same σ", "matched": "same SNR"}
@@ -97,8 +97,9 @@ def page(folder: Path) -> Page:
         clear = matched[(matched.low > 0) | (matched.high < 0)]
         which = (f"{row.change}, {report.plain_interval(row)}" for _, row in clear.iterrows())
         answer += (
-            f"At the same SNR, the intervals of {len(clear) or 'none'} of the {len(matched)} "
-            f"single steps exclude zero{f' ({report.joined(which)})' if len(clear) else ''}."
+            f"At the same SNR, averaged over SNRs, the intervals of {len(clear) or 'none'} of the "
+            f"{len(matched)} single steps exclude zero"
+            f"{f' ({report.joined(which)})' if len(clear) else ''}."
         )
     by_level = tidy.summarize(table)
     by_level["noise"] = [
@@ -106,8 +107,9 @@ def page(folder: Path) -> Page:
         for protocol, level in zip(by_level.protocol, by_level.level, strict=True)
     ]
     caption = (
-        f"{names}: points gained by each step, mean over noise levels. The six steps from mean "
-        "pooling to ESR lead from TinyBERT to Robertha; the others are separate changes"
+        f"{names}: points gained by each step, mean over noise levels, with 95 % intervals over "
+        "seeds. The six steps from mean pooling to ESR lead from TinyBERT to Robertha; the others "
+        "are separate changes"
     )
     look = {"label": "change", "col": "panel", "xlabel": "points gained by the step"}
     return report.Page(
@@ -119,8 +121,8 @@ def page(folder: Path) -> Page:
                 by_level[by_level.protocol == protocol],
                 index="change",
                 columns="noise",
-                caption=f"Points gained by each step, {name}; unit-scale embeddings: with noise on "
-                "the tokens, others: after the LayerNorm.",
+                caption=f"Points gained by each step, {name}. Noise is after the LayerNorm; for "
+                "rescaled embeddings, on the tokens; in the first row, after it minus on them.",
             )
             for protocol, name in PANELS.items()
             if protocol in set(by_level.protocol)

@@ -113,13 +113,13 @@ def page(folder: Path) -> Page:
             if (tasks[0], model) in unlearned.index:
                 verdict = "Not learned, so no verdict"
             findings.setdefault(verdict, []).append(each)
-        parts = [f"**{name}** for {report.joined(each)}." for name, each in findings.items()]
+        parts = [f"{name} for {report.joined(each)}." for name, each in findings.items()]
         corruptions = report.joined(titles[each] for each in noisy.corruption.unique())
         answer = (
-            f"On {titles[tasks[0]]} under {corruptions} (baseline: {titles[baseline]}): "
-            f"{' '.join(parts)} Ranges are over the corruptions, in points, averaged over the "
-            f"rates. Intervals that exclude zero: {tidy.clear(noisy)} of {len(noisy)}, and "
-            f"{tidy.significant(noisy)} after Holm's correction."
+            f"**On {titles[tasks[0]]} under {corruptions}, {tidy.significant(noisy) or 'none'} of "
+            f"{len(noisy)} differences from the baseline, {titles[baseline]}, are significant "
+            f"after Holm's correction** ({tidy.clear(noisy) or 'none'} without it). "
+            f"{' '.join(parts)} Ranges are over the corruptions, in points, averaged over rates."
         )
         if hopeless:
             answer += (

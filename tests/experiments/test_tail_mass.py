@@ -148,7 +148,7 @@ def test_bounds_are_shares_of_the_variance(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "weights, words", [(low, "looser at every ρ"), (high, "tighter at some ρ")]
+    "weights, words", [(low, "looser at every tested ρ"), (high, "tighter at some ρ")]
 )
 def test_the_page_says_which_bound_is_tighter(tmp_path, weights, words):
     page = tail_mass.page(results(tmp_path, weights))

@@ -1,14 +1,13 @@
 """A pretrained encoder: forward pass, fine-tuning, influence and loading, against PyTorch.
 
 all-MiniLM-L6-v2 (6 layers, width 384) from the folder that the variable HOPFAX_MINILM names. The
-weights are the same in both, and outputs must agree. Fine-tuning steps have 32 rows of
-SST-2's lengths, padded to 64 tokens in PyTorch, and in hopfax too or in length buckets (the mean
+weights are the same in both, and outputs must agree. Fine-tuning steps have 32 rows of SST-2's
+lengths, padded to 64 tokens in both; "in buckets", hopfax pads to the lengths of buckets (the mean
 step of an epoch). Influence: the mean gradient norm of each token of 16 texts of 256 tokens,
 one compiled call against a loop over texts. "with memory": token embeddings are first retrieved
 from the vocabulary, which takes about twice as many operations as the encoder. Loading ends when
-every weight is in memory; PyTorch's loader is safetensors'. Peak memory: the increase in peak
-resident memory while a fresh process loads the model, including mapped pages of the file (Linux
-only).
+every weight is in RAM; PyTorch's loader is safetensors'. Peak memory: the increase in peak resident
+memory while a fresh process loads the model, including mapped pages of the file (Linux only).
 """
 
 import os
