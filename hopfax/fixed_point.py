@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from hopfax.checks import check_count, check_range
+from hopfax.checks import check_count, check_range, check_shapes
 
 Gradient = Literal["implicit", "unrolled"]
 Stop = Literal["relative", "absolute"]
@@ -22,7 +22,8 @@ class FixedPoint(NamedTuple):
     Attributes:
         value: The last iterate, a pytree like the initial state.
         num_steps: Applications of the map; 0 only if the initial state is not finite.
-        residual: Size of the last change; the largest finite number before `min_steps`.
+        residual: Size of the last change, in float32 or wider; the largest finite number before
+            `min_steps`.
         converged: Whether `residual <= tol`; False if the residual is not finite.
     """
 
@@ -67,7 +68,8 @@ def fixed_point(
         stop: `"relative"`, $\|x' - x\| \le tol \|x\|$, or `"absolute"`, $\|x' - x\| \le tol$.
             Use `"absolute"` for iterations that converge to the origin. A function
             `stop(new, old)` returns the size of the change, nan if an iterate is not finite.
-        min_steps: Steps before this one never count as converged, unless `tol` is infinite.
+        min_steps: Steps before this one never count as converged, unless `tol` is infinite; at
+            least 1.
         adjoint_max_steps: Maximum number of terms of the implicit gradient's series, at least 1. A
             contraction by $q$ per step needs $\log(tol) / \log(q)$ terms. Under `vmap`, the slowest
             state determines the number of terms.
@@ -104,16 +106,19 @@ def fixed_point(
     """
     named = "relative" if callable(stop) else stop
     check_stopping(tol, max_steps, adjoint_max_steps, stop=named, gradient=gradient)
+    check_count(1, min_steps=min_steps)
+    check_shapes(tol=(tol, ""))
     gradient = effective_gradient(gradient, max_steps)
     init = jax.tree.map(jnp.asarray, init)
     if kinds := [
         x.dtype for x in jax.tree.leaves(init) if not jnp.issubdtype(x.dtype, jnp.floating)
     ]:
         raise TypeError(f"init must be floating, got {kinds[0]}")
-    tol = jnp.asarray(tol, _dtype(init))
+    tol = jnp.asarray(tol, _wide(init))
 
     def measure(new: PyTree, old: PyTree, num_steps: Array) -> Array:
         residual = stop(new, old) if callable(stop) else _change(new, old, stop)
+        residual = residual.astype(tol.dtype)
         early = (num_steps < min_steps) & jnp.isfinite(residual)
         return jnp.where(early, jnp.finfo(residual.dtype).max, residual)
 
@@ -148,7 +153,7 @@ def at_fixed_point(
     # Outside the custom rule, so that under `vmap` gradients of shared parameters are summed early;
     # inside, each query would keep its own copy.
     applied = fn(params, jax.lax.stop_gradient(value))
-    return _solved(fn, max_steps, applied, value, params, jnp.asarray(tol, _dtype(value)))
+    return _solved(fn, max_steps, applied, value, params, jnp.asarray(tol, _wide(value)))
 
 
 def relative_tol(tol: Float[Array, "..."], stop: Stop | Measure) -> Float[Array, "..."]:
@@ -186,15 +191,16 @@ def effective_gradient(gradient: Gradient, max_steps: int) -> Gradient:
 
 
 def _norm(x: PyTree) -> Array:
-    return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(x)))
+    wide = _wide(x)
+    return jnp.sqrt(sum(jnp.sum(jnp.square(leaf.astype(wide))) for leaf in jax.tree.leaves(x)))
 
 
 def _largest(x: PyTree) -> Array:
     return jnp.max(jnp.stack([jnp.max(jnp.abs(leaf), initial=0) for leaf in jax.tree.leaves(x)]))
 
 
-def _dtype(x: PyTree) -> Any:
-    return jnp.result_type(*jax.tree.leaves(x))
+def _wide(x: PyTree) -> Any:
+    return jnp.result_type(*jax.tree.leaves(x), jnp.float32)
 
 
 def _change(new: PyTree, old: PyTree, stop: Stop) -> Array:
@@ -230,7 +236,6 @@ def _iterate(
     def advance(loop: _Loop) -> _Loop:
         new, num_steps = fn(loop.value), loop.num_steps + 1
         residual = measure(*jax.lax.stop_gradient((new, loop.value)), num_steps)
-        residual = residual.astype(loop.residual.dtype)
         return _Loop(new, num_steps, residual, (residual > tol) & jnp.isfinite(residual))
 
     def advance_running(loop: _Loop, _: None) -> tuple[_Loop, None]:
@@ -240,7 +245,7 @@ def _iterate(
     start = _Loop(
         value=init,
         num_steps=jnp.zeros((), jnp.int32),
-        residual=jnp.full((), jnp.inf, _dtype(init)),
+        residual=jnp.full((), jnp.inf, _wide(init)),
         running=jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(init)])),
     )
     if unrolled:
@@ -313,22 +318,18 @@ def adjoint(
         Jacobian-Free Backpropagation (2022), for $g$ alone.
     """
     _, pull = jax.vjp(partial(fn, params), value)
-    wide = jnp.promote_types(_dtype(cotangent), jnp.float32)
-    limits = jnp.finfo(wide)
+    limits = jnp.finfo(_wide(cotangent))
     # Unit scale: the squares of a cotangent of size 1e-20 would underflow to "no change".
     unit = _largest(cotangent)
     unit = jnp.where(unit > 0, unit, 1)
     first = jax.tree.map(lambda x: x / unit, cotangent)
 
-    def size_of(x: PyTree) -> Array:
-        return _norm(jax.tree.map(lambda leaf: leaf.astype(wide), x))
-
     def add_term(series: _Series) -> _Series:
         (term,) = pull(series.term)
-        return _Series(term, jax.tree.map(jnp.add, series.total, term), size_of(term))
+        return _Series(term, jax.tree.map(jnp.add, series.total, term), _norm(term))
 
     def remainder(new: _Series, old: _Series, num_terms: Array) -> Array:
-        ratio, total = new.size / jnp.maximum(old.size, limits.tiny), size_of(new.total)
+        ratio, total = new.size / jnp.maximum(old.size, limits.tiny), _norm(new.total)
         left = new.size / (1 - jnp.minimum(ratio, 1)) / jnp.maximum(total, limits.tiny)
         # The largest finite number if terms do not shrink, inf for nan or if a square overflows.
         left = jnp.where(ratio < 1, jnp.minimum(left, limits.max), limits.max)
@@ -337,8 +338,8 @@ def adjoint(
         unknown = (num_terms == 1) & (new.size > 0)
         return jnp.where(unknown, jnp.maximum(left, 1), left)
 
-    start = _Series(first, first, size_of(first))
-    tol = jnp.asarray(tol, wide)
+    start = _Series(first, first, _norm(first))
+    tol = jnp.asarray(tol, limits.dtype)
     solved = _iterate(add_term, start, tol, max_steps, remainder)
     # Not finite or still growing.
     diverged = ~solved.converged & ~(solved.residual < limits.max)

@@ -237,15 +237,38 @@ def test_gradient_is_linear_in_the_cotangent_at_any_scale():
 def test_dtypes_are_those_of_the_initial_state(gradient, dtype):
     params = (0.5 * jnp.eye(2, dtype=dtype), jnp.ones(2, dtype))
     found = fixed_point(affine, params, jnp.zeros(2, dtype), tol=1e-2, gradient=gradient)
-    assert found.value.dtype == found.residual.dtype == dtype
+    assert found.value.dtype == dtype
+    assert found.residual.dtype == jnp.promote_types(dtype, jnp.float32)
     assert found.num_steps.dtype == jnp.int32
     assert found.converged.dtype == bool
     np.testing.assert_allclose(found.value.astype(jnp.float32), 2, rtol=0.02)
 
 
+def test_a_wider_stop_rule_does_not_end_the_loop():
+    def size(new, old):
+        return jnp.linalg.norm((new - old).astype(jnp.float32))
+
+    def steps(dtype):
+        start = jnp.ones(2, dtype)
+        options = {"tol": 0.1, "stop": size, "min_steps": 2}
+        return fixed_point(lambda p, x: 0.5 * x + p, jnp.ones((), dtype), start, **options)
+
+    assert steps(jnp.bfloat16).num_steps == steps(jnp.float32).num_steps == 4
+    assert steps(jnp.bfloat16).converged
+
+
+def test_norms_of_float16_states_do_not_overflow():
+    start = jnp.ones(70_000, jnp.float16)  # squares sum to more than the largest float16
+    one = jnp.float16(1)
+    found = fixed_point(lambda p, x: 0.5 * x + p, one, start, tol=1e-2)
+    assert found.num_steps == 6 and 0 < found.residual < 1e-2
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"min_steps": 0}, "min_steps must be >= 1, got 0"),
+        ({"tol": jnp.ones(2)}, r"tol must have shape \(\), got \(2,\)"),
         ({"max_steps": 0}, "max_steps must be >= 1, got 0"),
         ({"adjoint_max_steps": 0}, "adjoint_max_steps must be >= 1, got 0"),
         ({"tol": np.nan}, "tol must be >= 0, got nan"),

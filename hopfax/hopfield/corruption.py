@@ -37,7 +37,7 @@ def gaussian_noise(
         The noise, to be added to the signal.
 
     Raises:
-        TypeError: If `key` is not a random key.
+        TypeError: If `key` is not a random key, or the signal is complex.
         ValueError: If the signal is not one sequence, or `sigma` is not one number or is negative;
             a traced one is not checked.
 
@@ -57,8 +57,10 @@ def gaussian_noise(
     check_range(0, sigma=sigma)
     mask = check_mask(mask, signal.shape[:1])
     dtype = signal.dtype if jnp.issubdtype(signal.dtype, jnp.floating) else jnp.float32
-    draws = jax.random.normal(quick(key), signal.shape, dtype)
-    noise = jnp.asarray(sigma, dtype) * draws
+    # Draws of bfloat16 take only 128 values, with a mean of -0.01.
+    wide = real_type(signal)
+    draws = jax.random.normal(quick(key), signal.shape, wide)
+    noise = (jnp.asarray(sigma, wide) * draws).astype(dtype)
     return noise if mask is None else jnp.where(mask[:, None], noise, 0)
 
 

@@ -325,8 +325,10 @@ def forward_backward(
         )
     dtype = jnp.result_type(likelihood, transition, jnp.float32)
     real = full_mask(mask, shape[:1])
-    if not is_traced(real) and bool(jnp.any(real[1:] > real[:-1])):
-        raise ValueError(f"mask must have its real positions first, got {real.tolist()}")
+    if mask is not None and not is_traced(mask):
+        given = np.asarray(mask)
+        if np.any(given[1:] > given[:-1]):
+            raise ValueError(f"mask must have its real positions first, got {given.tolist()}")
     # Finite, so that no gradient is nan; sums of n stay finite too.
     likelihood = jnp.where(real[:, None], likelihood, 0).astype(dtype)
     likelihood = jnp.maximum(likelihood, IMPOSSIBLE)
@@ -361,6 +363,7 @@ def _log_likelihood(query: Array, products: Array, norms: Array, sigma: Sigma) -
     energy = jnp.sum(jnp.square(query))
     # The rounding of the difference, so that a query that equals a pattern is finite.
     least = 4 * jnp.finfo(norms.dtype).eps * (energy + norms) + jnp.finfo(norms.dtype).tiny
+    least = jax.lax.stop_gradient(least)
     return -0.5 * len(query) * jnp.log(jnp.maximum(energy - 2 * products + norms, least))
 
 
@@ -529,7 +532,8 @@ def certified_radius(patterns: Patterns, *, mask: Mask = None) -> Float[Array, "
         distance = jnp.minimum(distance, jnp.sqrt(jnp.maximum(least, 0)))
         return jnp.where(jnp.any(others), distance / 2, jnp.inf)
 
-    radii = jax.lax.map(radius, jnp.arange(len(patterns)), batch_size=256)
+    # Checkpoints: otherwise gradients would store patterns times patterns numbers.
+    radii = jax.lax.map(jax.checkpoint(radius), jnp.arange(len(patterns)), batch_size=256)
     return jnp.where(jnp.isfinite(prior), radii, jnp.nan)
 
 
@@ -592,7 +596,7 @@ def recovery_bound(
         errors = jnp.where(jnp.isneginf(prior), 0, errors).at[number].set(0)
         return jnp.where(jnp.isneginf(prior[number]), 0, 1 - jnp.sum(errors))
 
-    return jnp.clip(jax.lax.map(bound, index, batch_size=256), 0, 1)
+    return jnp.clip(jax.lax.map(jax.checkpoint(bound), index, batch_size=256), 0, 1)
 
 
 def recovery_rate(
@@ -660,7 +664,7 @@ def recovery_rate(
         mean = matmul(weights, jnp.exp(jnp.sum(logs, axis=1)))
         return jnp.where(jnp.isneginf(prior[number]), 0, mean)
 
-    return jnp.clip(jax.lax.map(rate, index), 0, 1)
+    return jnp.clip(jax.lax.map(jax.checkpoint(rate), index), 0, 1)
 
 
 class _Running(NamedTuple):
@@ -791,6 +795,7 @@ def _with_prior(
     dtype = real_type(patterns)
     prior = jnp.zeros(len(patterns), dtype)
     if log_prior is not None:
+        real_type(log_prior)
         prior = jnp.asarray(log_prior, dtype)
         if prior.shape != (len(patterns),):
             raise ValueError(f"log_prior must have shape ({len(patterns)},), got {prior.shape}")

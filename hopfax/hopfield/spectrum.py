@@ -230,6 +230,7 @@ def esr_penalty(
     References:
         Robertha, Eq. 12.
     """
+    check_shapes(target=(target, ""))
     if not is_traced(target) and not 0 <= float(target) <= 1:
         warnings.warn(
             f"the ESR target must be in [0, 1], the range of the normalized entropy, got "

@@ -214,7 +214,7 @@ def walsh_weights(
             raise TypeError(f"fn must return a scalar, got shape {output.shape}")
         return output
 
-    table = jax.lax.map(value, jnp.arange(2**num_bits), batch_size=min(batch_size, 2**num_bits))
+    table = jax.lax.map(value, jnp.arange(2**num_bits), batch_size=batch_size)
     return _weights_of_table(table.astype(jnp.result_type(float)))
 
 

@@ -220,7 +220,8 @@ def attention_overlap(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]:
     check_count(1, num_tokens=num_tokens)
     rho = jnp.asarray(rho, jnp.result_type(float))
     one = partial(_overlap, num_tokens=num_tokens)
-    inside = jax.vmap(one)(jnp.square(rho).reshape(-1)).reshape(rho.shape)
+    # One correlation at a time: the quadrature of each takes 2.6 MB.
+    inside = jax.lax.map(one, jnp.square(rho).reshape(-1)).reshape(rho.shape)
     return jnp.where(jnp.abs(rho) < 1, inside, jnp.where(jnp.abs(rho) == 1, 1.0, jnp.nan))
 
 

@@ -116,6 +116,16 @@ def test_beta_and_mask(call, options, error, words):
             "must be real, got complex",
             lambda: hopfield.update(1j * STATE, PATTERNS, beta=1.0),
         ),
+        (
+            TypeError,
+            "must be real, got complex",
+            lambda: hopfield.gaussian_noise(KEY, 1j * PATTERNS, sigma=1.0),
+        ),
+        (
+            ValueError,
+            r"target must have shape \(\), got \(2,\)",
+            lambda: hopfield.esr_penalty(PATTERNS, target=jnp.ones(2)),
+        ),
         (ValueError, r"sigma must have shape \(\), got \(4,\)", lambda: noise(sigma=STATE)),
         (ValueError, "sigma must be >= 0, got -0.1", lambda: noise(sigma=-0.1)),
         (ValueError, "sigma must be >= 0, got nan", lambda: noise(sigma=np.nan)),
@@ -135,6 +145,7 @@ def test_beta_and_mask(call, options, error, words):
             )
         ),
         (TypeError, "must be real, got complex", partial(denoise, patterns=1j * PATTERNS)),
+        (TypeError, "must be real, got complex", partial(denoise, log_prior=1j * np.ones(3))),
         *(
             (ValueError, words, partial(normalized, **options))
             for options, words in (

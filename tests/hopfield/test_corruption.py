@@ -36,6 +36,14 @@ def test_noise_has_the_asked_deviation_mean_and_shape():
     assert np.abs(np.corrcoef(flat.T) - np.eye(6)).max() < 5 / 100**0.5
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_noise_of_any_dtype_is_that_of_float32(dtype):
+    key = jax.random.key(3)
+    exact = hopfield.gaussian_noise(key, jnp.zeros((2000, 50)), sigma=2.0)
+    noise = hopfield.gaussian_noise(key, jnp.zeros((2000, 50), dtype), sigma=2.0)
+    np.testing.assert_array_equal(noise, exact.astype(dtype))
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_tokens_draws_do_not_depend_on_the_padded_length(dtype):
     key = jax.random.key(3)

@@ -423,6 +423,11 @@ def test_a_chain_without_a_possible_path_has_no_marginals():
     got = hopfield.forward_backward(likelihood, transition)
     assert not np.asarray(got.probability).any()
     assert got.log_normalizer == -np.inf
+    likelihood, transition = map(jnp.asarray, chain(4, 3))
+    mask = jnp.array([True, True, True, False])  # known while the rest is traced
+    padded = jax.jit(lambda x: hopfield.forward_backward(x, transition, mask=mask))(likelihood)
+    alone = hopfield.forward_backward(likelihood[:3], transition[:2])
+    np.testing.assert_allclose(padded.probability[:3], alone.probability, rtol=1e-5)
     empty = hopfield.forward_backward(*chain(4, 3), mask=np.zeros(4, bool))
     assert not np.asarray(empty.probability).any()
     assert empty.log_normalizer == 0

@@ -29,6 +29,15 @@ def test_total_influence_of_known_functions(fn, num_bits, expected):
     assert estimate.standard_error < 0.05
 
 
+def test_memory_does_not_grow_with_the_square_of_the_bits():
+    def temporary(num_bits):
+        options = {"num_bits": num_bits, "num_samples": 1000}
+        estimate = jax.jit(lambda key: total_influence(jnp.prod, key, **options).mean)
+        return estimate.lower(KEY).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporary(1024) < 2 * temporary(128)
+
+
 def test_an_influence_that_never_occurred_has_the_error_of_all_bits():
     estimate = total_influence(lambda x: jnp.ones(()), KEY, num_bits=4, num_samples=1000)
     assert estimate.mean == 0
