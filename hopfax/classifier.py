@@ -1,6 +1,7 @@
 """A trained text classifier: strings in, labels out, saved to and loaded from a folder."""
 
 import json
+import math
 import os
 import reprlib
 import shutil
@@ -23,7 +24,8 @@ from hopfax.data import (
     encode,
     read_tokenizer,
 )
-from hopfax.data.tokenize import text_tokenizer, warn_truncated
+from hopfax.data.tokenize import check_unicode, text_tokenizer, warn_truncated
+from hopfax.data.tokenizer_files import fewest_tokens, tokenizer_settings
 from hopfax.hub import model_folder, read_json
 from hopfax.nn import (
     Encoder,
@@ -119,10 +121,11 @@ class Classifier:
             raise ValueError(f"labels must be strings, got {reprlib.repr(self.labels)}")
         if len(set(self.labels)) < len(self.labels):
             raise ValueError(f"labels must be distinct, got {', '.join(self.labels)}")
-        most = self.config["vocab_size"]  # rounded up in some models, as `read_tokenizer` allows
-        if not 0.9 * most <= vocabulary.size <= most:
+        most = self.config["vocab_size"]
+        least = math.ceil(fewest_tokens(most))
+        if not least <= vocabulary.size <= most:
             raise ValueError(
-                f"vocabulary must have 90 to 100 % of the model's {most} tokens, got "
+                f"vocabulary must have {least} to {most} tokens for this model, got "
                 f"{vocabulary.size}"
             )
 
@@ -209,9 +212,14 @@ class Classifier:
         optional_import("safetensors.numpy").save_file(
             tensors, folder / "model.safetensors", metadata={"format": "pt"}
         )
-        text_tokenizer(self.vocabulary).save(str(folder / "tokenizer.json"))
-        special = {"pad_token": self.vocabulary.pad_token}
-        for name, value in (("special_tokens_map", special), ("config", config)):
+        tokenizer = text_tokenizer(self.vocabulary)
+        tokenizer.save(str(folder / "tokenizer.json"))
+        settings = {
+            "pad_token": tokens.pad_token,
+            "model_max_length": encoder["max_length"],
+            **tokenizer_settings(tokenizer),
+        }
+        for name, value in (("tokenizer_config", settings), ("config", config)):
             text = json.dumps(value, indent=2, ensure_ascii=False)
             (folder / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
         # `save_file` lets only the owner read its file.
@@ -244,7 +252,10 @@ class Classifier:
                 )
             vocabulary = read_tokenizer(folder)
             model = text_classifier(pretrained, separator=vocabulary.sep_id)
-            return cls(model, model.init(jax.random.key(0)), vocabulary, pretrained.labels)
+            params = model.init(jax.random.key(0))
+            # The `init` of a text classifier keeps another copy of all parameters.
+            model = model._replace(init=lambda _: params)
+            return cls(model, params, vocabulary, pretrained.labels)
         stored = {tensor.name: tensor for tensor in stored_tensors(folder)}
         try:
             options = dict(document["hopfax"])
@@ -295,12 +306,7 @@ def encode_texts(texts: Sequence[Text], vocabulary: WordPiece, *, max_length: in
             raise TypeError(f"text {row.index} must be a string or a pair of strings, got choices")
         if not all(part.strip() for choice in row.texts for part in choice):
             raise ValueError(f"text {row.index} is empty")
-        try:
-            "".join(*row.texts).encode()
-        except UnicodeEncodeError:
-            raise ValueError(
-                f"text {row.index} has a character that is not valid Unicode"
-            ) from None
+        check_unicode(f"text {row.index}", (part for choice in row.texts for part in choice))
     encoded = encode(rows, vocabulary, max_length=max_length, cached=False)
     warn_truncated(rows, encoded.lengths, vocabulary, max_length=max_length, stacklevel=3)
     return encoded

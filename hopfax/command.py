@@ -39,7 +39,7 @@ from hopfax.train.progress import Progress
 SNR_DB = (6, 3, 0, -3, -6, -9, -12, -14)
 SITES = {
     "token": "on the token embeddings",
-    "embedding": "after the embedding LayerNorm",
+    "embedding": "on the first layer's input",
     "memory": "on the token embeddings, with memory",
 }
 RHO = (0.99, 0.95, 0.9, 0.8, 0.6)
@@ -61,6 +61,7 @@ class TextEncoder:
     Attributes:
         labels: Names of the classes; one name for a regression model; () without labels.
         causal: The model if it is a GPT-2 or Gemma-2, else None.
+        memory: The site of the model's own memory, see `hopfax.nn.with_memory`; else None.
 
     Raises:
         FileNotFoundError: A file is missing.
@@ -72,11 +73,12 @@ class TextEncoder:
         self.pooling = _pooling(folder)
         self.labels: tuple[str, ...] = ()
         self.causal: Pretrained | None = None
+        self.memory: str | None = None
         self.run = jax.jit(self._batch, static_argnums=0)
         if "hopfax" in read_json(folder / "config.json"):
             saved = Classifier.load(folder)
-            self.model, self.params, self.vocabulary = saved.model, saved.params, saved.vocabulary
-            self.labels = saved.labels
+            self.apply, self.params = saved.model.apply, saved.params
+            self.vocabulary, self.labels = saved.vocabulary, saved.labels
         else:
             pretrained, self.vocabulary = load_pretrained(folder), read_tokenizer(folder)
             if pretrained.config["model_type"] in ("gpt2", "gemma2"):
@@ -86,25 +88,30 @@ class TextEncoder:
                 return
             self.labels = pretrained.labels
             outputs = None if self.labels else 1
-            self.model = text_classifier(pretrained, outputs, separator=self.vocabulary.sep_id)
-            self.params = self.model.init(jax.random.key(0))
-        self.max_length, self.vocab_size, self.num_layers = self.model.apply(
+            model = text_classifier(pretrained, outputs, separator=self.vocabulary.sep_id)
+            self.apply, self.params = model.apply, model.init(jax.random.key(0))
+        self.max_length, self.vocab_size, self.num_layers, self.memory = self.apply(
             self.params,
-            method=lambda net: (net.max_length, net.tokens.num_embeddings, len(net.blocks)),
+            method=lambda net: (
+                net.max_length,
+                net.tokens.num_embeddings,
+                len(net.blocks),
+                next(iter(net.memory), None),
+            ),
         )
 
     def embed_tokens(self, params: Params, ids: Array) -> Array:
         """Returns the token embeddings, the *token* site."""
         if self.causal:
             return self.causal.embed(ids, params=params)
-        return self.model.apply(params, ids, method="embed_tokens")
+        return self.apply(params, ids, method="embed_tokens")
 
     def embed(self, params: Params, tokens: Array, ids: Array) -> Array:
         """Returns the first layer's input, the *embedding* site; in causal models, `tokens`."""
         if self.causal:
             return tokens
-        types = self.model.apply(params, ids, method="token_types")
-        return self.model.apply(params, tokens, types, method="embed")
+        types = self.apply(params, ids, method="token_types")
+        return self.apply(params, tokens, types, method="embed")
 
     def output(
         self,
@@ -119,11 +126,11 @@ class TextEncoder:
         if self.causal:
             hidden = self.causal.forward(embeddings, mask, params=params).hidden_states[1:]
         else:
-            types = self.model.apply(params, ids, method="token_types")
-            hidden = self.model.apply(params, embeddings, mask, types, method="hidden_states")
+            types = self.apply(params, ids, method="token_types")
+            hidden = self.apply(params, embeddings, mask, types, method="hidden_states")
         hidden = hidden[-1 if layer is None else layer]
         if self.labels and layer is None:
-            logits = self.model.apply(params, hidden, mask, method="classify")
+            logits = self.apply(params, hidden, mask, method="classify")
             return logits if len(self.labels) == 1 else jax.nn.softmax(logits)
         mean = jnp.sum(jnp.where(mask[..., None], hidden, 0), axis=1)
         pooled = hidden[:, 0] if self.pooling == "cls" else mean
@@ -205,8 +212,7 @@ def robustness(flags: argparse.Namespace) -> Path:
         raise ValueError(
             f"--label must have two or more values in the {len(labels)} rows used of {flags.dev}"
         )
-    has_memory = "memory" in encoder.params
-    if flags.memory and has_memory:
+    if flags.memory and encoder.memory:
         raise ValueError(f"{flags.folder} already has memory: leave out --memory")
     if len(encoder.labels) > 1:
         targets, metric = _class_numbers(labels, encoder.labels), "accuracy"
@@ -261,8 +267,8 @@ def robustness(flags: argparse.Namespace) -> Path:
         axes.legend()
 
     note = "Bands: 95 % intervals over the texts."
-    if has_memory:
-        note += " The model itself removes the noise (hopfax.nn.with_memory)."
+    if encoder.memory:
+        note += f" The model itself removes noise {SITES[encoder.memory]} (hopfax.nn.with_memory)."
     if flags.memory:
         note += (
             " Memory: token embeddings are replaced by their posterior means, given the model's "
@@ -394,10 +400,10 @@ def influence(flags: argparse.Namespace) -> Path:
         axes.figure.colorbar(picture, label="influence / largest of the column")
 
     note = (
-        "Influence of a token on the direction of a layer's pooled hidden state, and on that of "
-        "the output: norm of its "
-        "derivative with respect to the token's embedding, times the embeddings' RMS norm; mean "
-        f"over {_DRAWS} noisy copies at {_DRAWS_DB:g} dB ± standard error (Noise Stability of "
+        "Influence of a token on the direction of a layer's pooled hidden state"
+        f"{', and on the output' if encoder.labels else ''}: norm of its derivative with respect "
+        "to the token's embedding, times the embeddings' RMS norm; mean over "
+        f"{_DRAWS} noisy copies at {_DRAWS_DB:g} dB ± standard error (Noise Stability of "
         "Transformer Models, section 3)."
     )
     title = f"{_name(flags)}: influence of tokens"
@@ -423,8 +429,8 @@ def _pooling(folder: Path) -> str:
     config = read_json(path)
     flags = [key for key, value in config.items() if value is True and "pooling_mode_" in key]
     modes = config.get("pooling_mode", [each.removeprefix("pooling_mode_") for each in flags])
-    modes = [modes] if isinstance(modes, str) else modes or ["mean"]
-    if len(modes) != 1 or modes[0] not in kinds:
+    modes = modes or ["mean"] if isinstance(modes, list) else [modes]
+    if len(modes) != 1 or modes[0] not in list(kinds):
         raise ValueError(f"{path} must have one pooling mode, mean or cls, got {modes}")
     return kinds[modes[0]]
 
@@ -554,6 +560,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns 0, 130 after Ctrl-C, or 1 after an error or a closed pipe."""
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # tokens that the terminal cannot show
     try:
         try:
             flags = parser().parse_args(arguments)

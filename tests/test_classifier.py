@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import warnings
 from functools import partial
 
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 from hopfax.classifier import Classifier
-from hopfax.data import Example, encode, train_vocabulary
+from hopfax.data import Example, encode, read_tokenizer, train_vocabulary
+from hopfax.data.tokenize import SPECIAL
 from hopfax.nn import (
     Encoder,
     SoftmaxAttention,
@@ -75,6 +77,23 @@ def test_a_saved_classifier_is_the_same(model, tmp_path):
     assert first.probabilities.tolist() == second.probabilities.tolist()
     with pytest.raises(FileExistsError, match="exists"):
         saved.save(tmp_path / "one")
+
+
+def test_other_libraries_find_the_settings_of_the_tokenizer(tmp_path):
+    """transformers lower-cases a BERT's texts unless `tokenizer_config.json` forbids it."""
+    (tmp_path / "vocab.txt").write_text("\n".join((*SPECIAL, "A", "b")))
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    cased = read_tokenizer(tmp_path)
+    model = tinybert(cased.size, 2, num_layers=1, **SIZES)
+    Classifier(model, model.init(jax.random.key(0)), cased, ("x", "y")).save(tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text()) == {
+        "pad_token": "[PAD]",
+        "model_max_length": 48,
+        "do_lower_case": False,
+        "strip_accents": None,
+        "tokenize_chinese_chars": True,
+    }
+    assert read_tokenizer(tmp_path / "saved").tokens == cased.tokens
 
 
 def test_damaged_folders_are_errors(small, tmp_path):
@@ -143,7 +162,7 @@ def test_labels_and_vocabulary_must_fit_the_model(small):
     larger = dataclasses.replace(VOCABULARY, tokens=(*VOCABULARY.tokens, "more"))
     smaller = dataclasses.replace(VOCABULARY, tokens=VOCABULARY.tokens[:-9])
     for other in (larger, smaller):
-        message = f"90 to 100 % of the model's {VOCABULARY.size} tokens, got {other.size}"
+        message = f"must have {math.ceil(0.9 * VOCABULARY.size)} to {VOCABULARY.size} tokens"
         with pytest.raises(ValueError, match=message):
             Classifier(small.model, small.params, other, LABELS)
 

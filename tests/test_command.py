@@ -2,6 +2,7 @@
 
 import argparse
 import csv
+import io
 import itertools
 import json
 import os
@@ -276,14 +277,14 @@ def test_token_types_are_those_of_the_clean_text(encoder, monkeypatch):
     monkeypatch.setattr(
         command, "_replaced", lambda keys, ids, *_: jnp.asarray(ids).at[:, 1].set(separator)
     )
-    apply = model.model.apply
+    apply = model.apply
 
     def spied(params, *inputs, method="__call__", **options):
         if method in ("embed", "hidden_states"):
             types.append(inputs[-1])
         return apply(params, *inputs, method=method, **options)
 
-    model.model = model.model._replace(apply=spied)
+    model.apply = spied
     with jax.disable_jit():
         model.outputs(["a b a"], "replacement", 0.5)
     assert len(types) == 2 and not any(np.any(each[:, :5]) for each in types)
@@ -296,7 +297,10 @@ def test_a_model_with_memory_is_not_given_another(films, tmp_path, capsys, monke
     Classifier(model, params, VOCABULARY, ("bad", "good")).save(tmp_path / "saved")
     options = ("--dev", films, "--text", "review", "--rows", 4)
     run(tmp_path / "out", "robustness", tmp_path / "saved", *options)
-    assert "The model itself removes the noise" in (tmp_path / "out" / "README.md").read_text()
+    assert (
+        "The model itself removes noise on the token embeddings"
+        in (tmp_path / "out" / "README.md").read_text()
+    )
     more = ["robustness", str(tmp_path / "saved"), *map(str, options), "--memory"]
     assert command.main([*more, "--out", str(tmp_path / "two")]) == 1
     assert "already has memory: leave out --memory" in capsys.readouterr().err
@@ -390,6 +394,18 @@ def test_a_closed_pipe_ends_the_commands_quietly(monkeypatch, capfd):
     assert capfd.readouterr().err == ""
 
 
+def test_tokens_that_the_terminal_cannot_show_are_replaced(tmp_path, encoder, monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    vocabulary = WordPiece(tokens=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "é", *WORDS[1:]))
+    shutil.copytree(encoder, tmp_path / "bert")
+    text_tokenizer(vocabulary).save(str(tmp_path / "bert" / "tokenizer.json"))
+    out = tmp_path / "out"
+    assert command.main(["influence", str(tmp_path / "bert"), "é b", "--out", str(out)]) == 0
+    assert (out / "results.csv").exists()
+    assert terminal.buffer.getvalue().startswith(b"[CLS]")  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def test_the_embedding_of_a_text_is_its_mean_hidden_state(encoder):
     model, texts = load_pretrained(encoder), ["a b c", "d"]
     for text, output in zip(texts, command.TextEncoder(encoder).outputs(texts), strict=True):
@@ -406,6 +422,8 @@ def test_the_embedding_of_a_text_is_its_mean_hidden_state(encoder):
         ({"pooling_mode_mean_tokens": False}, "mean"),
         ({"pooling_mode": "cls"}, "cls"),
         ({"pooling_mode": ["mean", "cls"]}, None),
+        ({"pooling_mode": 3}, None),
+        ({"pooling_mode": [["mean"]]}, None),
         ({"pooling_mode_max_tokens": True}, None),
     ],
 )

@@ -17,7 +17,7 @@ import numpy as np
 
 from hopfax.data.load import TaskData, tokenized
 from hopfax.data.tasks import Example, TaskSpec, check_integer, stripped
-from hopfax.data.tokenize import WordPiece
+from hopfax.data.tokenize import WordPiece, check_unicode
 
 # Not "01" or "1_000", which are names.
 _NUMBER = re.compile(
@@ -207,13 +207,14 @@ def _examples(split: str, rows: TextsAndLabels, classes: tuple[str, ...]) -> lis
         raise ValueError(f"{split}: got {len(texts)} texts, but {len(labels)} labels")
     examples = []
     for number, (text, label) in enumerate(zip(texts, labels, strict=True)):
-        parts = tuple(text) if isinstance(text, tuple | list) else (text,)
+        parts: Any = tuple(text) if isinstance(text, tuple | list) else (text,)
         strings = all(isinstance(part, str) and part.strip() for part in parts)
         if not strings or len(parts) not in (1, 2):
             raise ValueError(
                 f"{split}, row {number}: text must be a string or a pair of strings, none empty, "
                 f"got {reprlib.repr(text)}"
             )
+        check_unicode(f"{split}, row {number}", parts)
         if classes and str(label) not in classes:
             allowed = ", ".join(classes)
             raise ValueError(f"{split}, row {number}: label {label!r} is not one of {allowed}")

@@ -8,7 +8,7 @@ import tempfile
 import warnings
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,7 +83,10 @@ def read_vocabulary(path: str | os.PathLike) -> WordPiece:
             f"no vocabulary at {path}: pass a vocab.txt (bert-base-uncased has one of 30,522 "
             "lines), or None to train one on the training texts"
         )
-    tokens = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    try:
+        tokens = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error}") from None
     if missing := [token for token in SPECIAL if token not in tokens]:
         raise ValueError(f"{path} lacks {', '.join(missing)}")
     numbers: dict[str, int] = {}
@@ -187,6 +190,14 @@ def text_tokenizer(vocabulary: WordPiece) -> "Tokenizer":
     return tokenizer
 
 
+def check_unicode(name: str, texts: Iterable[str]) -> None:
+    """Raises a ValueError if texts have lone surrogates, which tokenizers cannot read."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} has a character that is not valid Unicode") from None
+
+
 def _tokenize(
     examples: Sequence[Example], vocabulary: WordPiece, max_length: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -195,6 +206,8 @@ def _tokenize(
     texts = [text if len(text) == 2 else text[0] for row in examples for text in row.texts]
     rows = [row.ids for row in tokenizer.encode_batch(texts)]
     lengths = np.asarray(list(map(len, rows)), np.int32)
+    if len(empty := np.flatnonzero(lengths == 0)):
+        raise ValueError(f"the tokenizer finds no token in {texts[empty[0]]!r}")
     ids = np.full((len(rows), int(lengths.max())), vocabulary.pad_id, np.int32)
     for number, row in enumerate(rows):
         ids[number, : len(row)] = row

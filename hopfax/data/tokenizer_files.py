@@ -1,5 +1,6 @@
 """Reads the tokenizer of a Hugging Face folder."""
 
+import json
 import os
 import warnings
 from collections.abc import Mapping
@@ -76,7 +77,10 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
         raise ValueError(f"cannot read {files} in {folder}: {error}") from None
     added = folder / "added_tokens.json"
     if names != ("tokenizer.json",) and added.is_file():
-        more = sorted(read_json(added).items(), key=lambda item: item[1])
+        entries = read_json(added).items()
+        if wrong := [token for token, number in entries if not isinstance(number, int)]:
+            raise ValueError(f"{added} must map tokens to integers, got another for {wrong[0]!r}")
+        more = sorted(entries, key=lambda item: item[1])
         tokenizer.add_tokens([token for token, _ in more])
         for token, number in more:
             if tokenizer.token_to_id(token) != number:
@@ -95,8 +99,7 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
             f"token ids must be below the vocab_size {size} of {folder / 'config.json'}, but "
             f"{tokens[-1]!r} of {files} has id {len(tokens) - 1}"
         )
-    # Sizes are padded to round numbers.
-    if isinstance(size, int) and len(tokens) < max(0.9 * size, size - 1024):
+    if isinstance(size, int) and len(tokens) < fewest_tokens(size):
         raise ValueError(
             f"{files} in {folder} has {len(tokens)} tokens, too few for the vocab_size {size} of "
             "config.json"
@@ -112,6 +115,25 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
         serialized=tokenizer.to_str(),
         pad_token=_pad_token(folder, tokens, settings, config),
     )
+
+
+def fewest_tokens(vocab_size: int) -> float:
+    """Returns the least size of a model's tokenizer: some models round their own size up."""
+    return max(0.9 * vocab_size, vocab_size - 1024)
+
+
+def tokenizer_settings(tokenizer: "Tokenizer") -> dict[str, Any]:
+    """Returns the settings that `transformers` reads from `tokenizer_config.json` only."""
+    document = json.loads(tokenizer.to_str())
+    normalizer, splitter = (document[part] or {} for part in ("normalizer", "pre_tokenizer"))
+    settings = {}
+    if normalizer.get("type") == "BertNormalizer":
+        settings["do_lower_case"] = normalizer["lowercase"]
+        settings["strip_accents"] = normalizer["strip_accents"]
+        settings["tokenize_chinese_chars"] = normalizer["handle_chinese_chars"]
+    if splitter.get("type") == "ByteLevel":
+        settings["add_prefix_space"] = splitter["add_prefix_space"]
+    return settings
 
 
 def _tokenizer_json(folder: Path, _settings: Mapping[str, Any]) -> "Tokenizer":

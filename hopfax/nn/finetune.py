@@ -47,6 +47,7 @@ def text_classifier(
         classifier drawn from N(0, 0.02^2); and `apply`.
 
     Raises:
+        TypeError: `attention` is not a class.
         ValueError: The model is not an encoder, its activation is not GELU, a number is out of
             range, `options` has `num_heads`, or `num_outputs` is None and it has no classifier.
 
@@ -59,7 +60,7 @@ def text_classifier(
     """
     config = pretrained.config
     if config["model_type"] not in ("bert", "roberta"):
-        raise ValueError(f"a text classifier requires bert or roberta, got {config['model_type']}")
+        raise ValueError(f"the model must be a BERT or RoBERTa, got {config['model_type']}")
     if config["hidden_act"] != "gelu":
         raise ValueError(f'hidden_act must be "gelu", got {config["hidden_act"]!r}')
     keep = num_outputs is None
@@ -71,6 +72,8 @@ def text_classifier(
         raise ValueError("num_outputs is required: the model has no classifier")
     if attention is None:
         attention, options = pretrained.attention[0], {**pretrained.attention[1], **options}
+    if not isinstance(attention, type):
+        raise TypeError(f"attention must be a class, such as HopfieldAttention, got {attention!r}")
     if "num_heads" in options:
         heads = config["num_attention_heads"]
         raise ValueError(f"num_heads must not be passed: the model has {heads} heads")
@@ -142,10 +145,6 @@ def replace_attention(
         >>> model = load_pretrained("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
         >>> iterated = replace_attention(model, HopfieldAttention, beta=1.0)  # doctest: +SKIP
     """
-    if not isinstance(attention, type):
-        raise TypeError(f"attention must be a class, such as HopfieldAttention, got {attention!r}")
-    if (family := pretrained.config["model_type"]) not in ("bert", "roberta"):
-        raise ValueError(f"replace_attention requires bert or roberta, got {family}")
     encoder = text_classifier(pretrained, 1, attention=attention, dropout=0.0, **options)
     shapes = jax.eval_shape(encoder.init, jax.random.key(0))
     unused = _zeros(shapes["classifier"])

@@ -158,6 +158,8 @@ def with_memory(
         check_shapes(sigma=(sigma, ""))
         check_range(0, ends="()", sigma=sigma)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
+    if "positions" not in shapes:
+        raise TypeError("model must be an Encoder, got another network")
     if site == "embedding" and "norm" not in shapes:
         raise ValueError('site "embedding" requires an encoder with an embedding LayerNorm')
     if "memory" in shapes:

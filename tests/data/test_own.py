@@ -87,6 +87,7 @@ def test_long_rows_are_truncated_with_a_warning():
         (["a", None], [0, 1], {}, "training, row 1: text must be a string .* got None"),
         (["a", ("b", "c", "d")], [0, 1], {}, r"row 1: .* a pair of strings"),
         (["a", " "], [0, 1], {}, "training, row 1: text must .* got ' '"),
+        (["a", "\ud800"], [0, 1], {}, "training, row 1 has a character that is not valid Unicode"),
         ([("a", ""), "b"], [0, 1], {}, r"training, row 0: text must .* got \('a', ''\)"),
         (["a", "b"], [0.0, float("nan")], {}, "training, row 1: score must be finite, got nan"),
         (["a", "b"], [0, 1], {}, "2 rows are too few to hold some out: pass validation and test"),

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from hopfax.data import Example, WordPiece, encode, read_vocabulary
+from hopfax.data.tokenize import text_tokenizer
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "run", "##ning", "!", "[", "]", "sep")
 VOCABULARY = WordPiece(tokens=WORDS)
@@ -123,6 +124,17 @@ def test_malformed_vocabulary(tmp_path, lines, message):
     (tmp_path / "vocab.txt").write_text("\n".join(lines))
     with pytest.raises(ValueError, match=message):
         read_vocabulary(tmp_path)
+
+
+def test_files_and_texts_that_cannot_be_read(tmp_path):
+    (tmp_path / "vocab.txt").write_bytes(b"caf\xe9\n")
+    with pytest.raises(ValueError, match=r"vocab\.txt is not UTF-8"):
+        read_vocabulary(tmp_path)
+    tokenizer = text_tokenizer(VOCABULARY)
+    tokenizer.post_processor = None
+    bare = WordPiece(tokens=VOCABULARY.tokens, serialized=tokenizer.to_str())
+    with pytest.raises(ValueError, match=r"the tokenizer finds no token in '\\x00'"):
+        encode(examples("a", "\0"), bare, cached=False)
 
 
 def test_bert_vocabulary(shared):

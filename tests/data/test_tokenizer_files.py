@@ -76,10 +76,13 @@ def test_added_tokens_continue_a_vocab_txt(tmp_path):
     vocabulary = read_tokenizer(tmp_path)
     assert vocabulary.tokens[12:] == ("xyz", "qq")
     assert tokens_of(vocabulary, "a xyz") == ["[CLS] a xyz [SEP]"]
-    (tmp_path / "wrong").mkdir()
-    write_bert(tmp_path / "wrong", added_tokens_json={"xyz": 20})
-    with pytest.raises(ValueError, match=r"must continue the ids of vocab\.txt, got 20 for 'xyz'"):
-        read_tokenizer(tmp_path / "wrong")
+    for number, message in (
+        (20, r"must continue the ids of vocab\.txt, got 20 for 'xyz'"),
+        ("12", "must map tokens to integers, got another for 'xyz'"),
+    ):
+        write_bert(tmp_path, added_tokens_json={"xyz": number})
+        with pytest.raises(ValueError, match=message):
+            read_tokenizer(tmp_path)
 
 
 def test_special_tokens_in_a_text_are_text(tmp_path):

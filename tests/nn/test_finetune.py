@@ -1,5 +1,7 @@
 """Pretrained encoders as `Encoder`: same outputs, another attention, a classifier."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -208,7 +210,7 @@ def test_a_model_without_a_classifier_has_none_to_keep(bert):
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
-        ("gpt2", {}, "requires bert or roberta, got gpt2"),
+        ("gpt2", {}, "the model must be a BERT or RoBERTa, got gpt2"),
         ("bert", {"hidden_act": "gelu_new"}, "hidden_act must be \"gelu\", got 'gelu_new'"),
     ],
 )
@@ -219,9 +221,15 @@ def test_unsupported_models_are_errors(tmp_path, family, changes, message):
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2"])
 def test_attention_of_causal_models_cannot_be_replaced(tmp_path, family):
-    message = f"^replace_attention requires bert or roberta, got {family}$"
+    message = f"^the model must be a BERT or RoBERTa, got {family}$"
     with pytest.raises(ValueError, match=message):
         replace_attention(load(tmp_path, family), HopfieldAttention)
+
+
+def test_the_attention_is_a_class(bert):
+    for build in (replace_attention, partial(text_classifier, num_outputs=2)):
+        with pytest.raises(TypeError, match="attention must be a class, such as HopfieldAttention"):
+            build(bert, attention=partial(HopfieldAttention, beta=2.0))
 
 
 def test_the_number_of_heads_is_that_of_the_model(bert):
