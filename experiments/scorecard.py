@@ -488,13 +488,13 @@ def tighter_bound() -> list[str]:
     rows = table[(table.degree == tail_mass.PAPER_DEGREE) & (table.weights == "trained")]
     degree, markov = (tidy.select(rows, quantity=each).iloc[0] for each in ("D", tail_mass.MARKOV))
     lemma = tidy.select(rows, quantity=tail_mass.LEMMA)["mean"].min()
-    tighter = tail_mass.verdict(degree) == tail_mass.TIGHTER
+    verdict = tail_mass.verdict(degree)
     return [
         "Noise stability bounds high degrees more tightly than influence",
         "2 to 10 times, Table 1",
         f"from stability {report.number(lemma, 3)}; from influence "
         f"{report.number(markov['mean'], 3)} (lower is tighter)",
-        "holds" if tighter else "does not hold",
+        {tail_mass.TIGHTER: "holds", tail_mass.LOOSER: "does not hold"}.get(verdict, verdict),
         "[tail_mass/minilm](tail_mass/minilm/README.md)",
     ]
 

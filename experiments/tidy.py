@@ -109,8 +109,9 @@ def average(scores: pd.DataFrame, *over: str) -> pd.DataFrame:
     means = groups[[name for name in values if name in scores]].mean()
     parts = groups.size()
     shared = [key for key in keys if key not in ("seed", "model")]
-    most = parts.groupby(shared)["size"].transform("max")
-    return means[(parts["size"] == most).to_numpy()].reset_index(drop=True)
+    every = scores[[*shared, *over]].drop_duplicates().groupby(shared, as_index=False).size()
+    most = parts[shared].merge(every, how="left")["size"]
+    return means[parts["size"].to_numpy() == most.to_numpy()].reset_index(drop=True)
 
 
 def difference(scores: pd.DataFrame, **baseline: Any) -> pd.DataFrame:

@@ -59,7 +59,7 @@ SYSTEMS = ("none", "nearest", "memory")
 MAX_TOKENS = 24  # of an attacked text, so that all have one compiled shape
 NUM_NEIGHBOURS = 32  # that attacks know of each token, the token itself included
 TEMPERATURES = (0.1, 0.2, 0.4)  # of the surrogates, in units of the RMS norm of a token
-NUM_ROUNDS = 4  # of substitution
+NUM_ROUNDS = 3  # of substitution
 THEOREM = (
     "Theorem on basins (Ramsauer et al., 2021, Hopfield Networks is All You Need, appendix): if a "
     "stored vector's squared norm exceeds its inner product with every other one by 2/(βN) + "
@@ -411,15 +411,15 @@ def substitution(reader: Reader, batch: Batch, radius: float) -> np.ndarray:
     apart = np.linalg.norm(near - clean[..., None, :], axis=-1)
     reach = (apart < 2 * radius) & batch.mask[..., None]
     reach[..., 0] = True
-    current, best, most = clean, clean, np.full(len(clean), -np.inf)
+    current, best, most = clean, clean, batch.sign * cosines(reader, batch, clean)
     for _ in range(NUM_ROUNDS):
-        gains = batch.sign * cosines(reader, batch, current)
-        better = np.asarray(gains > most)
-        best, most = np.where(better[:, None, None], current, best), np.maximum(most, gains)
         slope = np.asarray(reader.slope(current, batch, Surrogate(keep=1.0)))
         first_order = np.einsum("ntd,ntkd->ntk", slope, near)
         choice = np.argmax(np.where(reach, first_order, -np.inf), axis=-1)
         current = np.take_along_axis(near, choice[..., None, None], axis=2)[:, :, 0]
+        gains = batch.sign * cosines(reader, batch, current)
+        better = np.asarray(gains > most)
+        best, most = np.where(better[:, None, None], current, best), np.maximum(most, gains)
     change = best - clean
     length = np.linalg.norm(change, axis=-1, keepdims=True)
     return clean + change * np.minimum(1, radius / np.maximum(length, 1e-9))

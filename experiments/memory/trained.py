@@ -352,8 +352,9 @@ def between(snr_db: pd.Series) -> str:
 
 def gain_table(gained: pd.DataFrame, titles: Mapping[Any, str], protocol: str) -> Table:
     """Returns what memory adds to each model: task and model by SNR."""
-    # Intervals over rows are of one draw at one site.
+    # Intervals over rows are of one draw at one site, so the table is of the first draw.
     rows = tidy.select(gained, protocol=protocol, site=gained.site.iloc[0], draw=0)
+    several = gained.draw.nunique() > 1
     seeds = rows.seed.nunique()
     rows = tidy.with_rows(tidy.summarize(tidy.scores(rows, "gain")), rows, "gain")
     levels, thinned = shown(sorted(rows.level.unique()))
@@ -366,7 +367,7 @@ def gain_table(gained: pd.DataFrame, titles: Mapping[Any, str], protocol: str) -
         columns="level",
         titles=heads,
         caption=f"Score with memory minus score without, {titles[protocol]}, mean over seeds"
-        f"{thinned}. Brackets here: 95 % over {over}.",
+        f"{', first draw' if several else ''}{thinned}. Brackets here: 95 % over {over}.",
     )
 
 

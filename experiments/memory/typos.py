@@ -308,7 +308,9 @@ def compared(
         table = table.with_column(len(table.columns), "SymSpell − memory", written)
     for name in [each for each in gains.model.unique() if "adaptive" not in each]:
         of_words = [
-            report.number(share[task, kind, name, "restored" if changed else "altered"])
+            report.number(
+                share.get((task, kind, name, "restored" if changed else "altered"), np.nan)
+            )
             for task, kind, changed in cells
         ]
         table = table.with_column(len(table.columns), f"% of words, {titles[name]}", of_words)

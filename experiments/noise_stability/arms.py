@@ -135,7 +135,10 @@ def page(
         if compared and arm.name != REGULARIZED and savings["steps"].low > 0:
             ahead.append(f"{line[0]} ({line[3]} %)")
     if ahead and not by_task:
-        answers.append(f"Of the other settings, {report.joined(ahead)} save steps.")
+        answers.append(
+            f"Of {len(arms) - 2} other settings, {report.joined(ahead)} save steps (not corrected "
+            "for their number)."
+        )
     columns = ["task", "arm", "unit", "paper", "mean", "low", "high"]
     table = pd.DataFrame(marks, columns=columns)
     pictures = {}
@@ -244,9 +247,7 @@ def _sweeps(folder: Path) -> list[report.Table]:
     frame = tidy.read(folder)
     tables = []
     for task, rows in frame[(frame.metric == "steps") & (frame.model == SWEEP)].groupby("task"):
-        medians = rows.pivot_table(
-            "score", "gamma", "rho", aggfunc=lambda times: median_time(times.to_numpy()).value
-        )
+        medians = rows.pivot_table("score", "gamma", "rho", aggfunc=np.median)
         tables.append(
             report.Table(
                 ["γ", *(f"ρ = {rho:g}" for rho in medians)],

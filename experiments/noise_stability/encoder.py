@@ -80,20 +80,19 @@ COMPARED = {
 
 
 class Budget(NamedTuple):
-    """What a size of run means: texts and draws of each, seeds, and padded lengths to compile."""
+    """What a size of run means: texts and draws of each, and padded lengths to compile."""
 
     texts: int
     draws: int
     level_texts: int
     level_draws: int
-    seeds: int
     lengths: int
 
 
 BUDGETS = {
-    "smoke": Budget(16, 2, 1, 128, 1, 1),
-    "laptop": Budget(128, 16, 8, 128, 3, 3),
-    "paper": Budget(1000, 64, 64, 512, 5, 4),
+    "smoke": Budget(16, 2, 1, 128, 1),
+    "laptop": Budget(128, 16, 8, 128, 3),
+    "paper": Budget(1000, 64, 64, 512, 4),
 }
 
 
@@ -127,6 +126,8 @@ def run(config: Config) -> Path:
         raise ValueError("--texts and --draws must be at least 2, and --level-texts at least 1")
     config = resolved(config, MODELS)
     models = config.encoder.models(config.model or ())
+    if changed := [name for name, each in models.items() if each.denoiser != "none" or each.loud]:
+        raise ValueError(f"--model must not have {changed[0]}: its inputs are denoised or rescaled")
     noise = Gaussian(site="embedding", protocol="matched", level=10 ** (-config.snr_db / 20))
     jobs = [
         runs.Job(task, model, each, (Gaussian(), noise))
@@ -148,7 +149,7 @@ def run(config: Config) -> Path:
             measuring = progress.part(number + TRAINING, 1 - TRAINING)
             cell = runs.open_cell(config, job, data[job.task], on_progress=training)
             shared = {"task": job.task, "model": job.model}
-            rows += [shared | row for row in losses(cell, job)][: budget.seeds]
+            rows += [shared | row for row in losses(cell, job)]
             for share, measured in measure(cell, budget, config, arms):
                 rows += [shared | row for row in measured]
                 measuring(share)
@@ -201,7 +202,7 @@ def measure(
     meter = encoder_response.level_meter(
         network, level_texts, keys[2], snr_db=config.snr_db, num_samples=budget.level_draws
     )
-    seeds = cell.spec.seeds[: budget.seeds]
+    seeds = cell.spec.seeds
     fresh = jax.jit(jax.vmap(cell.model.init))(seed_keys(seeds))
     special = tuple(text_tokenizer(data.vocabulary).encode("").ids)
     pairs = [(number, arm) for number in range(len(seeds)) for arm in arms]
@@ -275,7 +276,7 @@ def page(folder: Path) -> Page:
 
     def after(metric: str, scale: float, digits: int, unit: str = "", **where: float) -> str:
         return report.joined(
-            f"{scale * row['mean']:.{digits}f}{unit} {_half(row, scale, digits)} "
+            f"{report.number(scale * row['mean'], digits)}{unit} {_half(row, scale, digits)} "
             f"({titles[row.model]}{f', {titles[row.task]}' if several else ''})"
             for _, row in tidy.select(
                 means, metric=metric, corruption="gaussian", arm=AFTER, **where
@@ -411,7 +412,7 @@ def linear_shares(folder: Path, arm: str) -> pd.DataFrame:
 def _cell(rows: dict[Any, pd.Series], *where: Any) -> str:
     *key, digits = where
     row = rows.get(tuple(key))
-    return "–" if row is None else f"{row['mean']:.{digits}f} {_half(row, 1, digits)}"
+    return "–" if row is None else f"{report.number(row['mean'], digits)} {_half(row, 1, digits)}"
 
 
 def _half(row: pd.Series, scale: float, digits: int) -> str:

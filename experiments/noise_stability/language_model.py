@@ -146,8 +146,10 @@ def page(folder: Path) -> Page:
     for _, row in guessed.iterrows():
         lines.append([row.guess, row.split, *(f"{row[name]:.1f}" for name in SHARES)])
     best = tidy.select(guessed, split="validation").accuracy.max()
+    steps = {each.name: each.horizon for each in arms.read_arms(folder)}
     accuracies = report.joined(
-        f"{report.bracketed(at[arm, 'validation_accuracy'])} % ({arms.TITLES[arm]})"
+        f"{report.bracketed(at[arm, 'validation_accuracy'])} % ({arms.TITLES[arm]}, after "
+        f"{steps[arm]:,.0f} steps)"
         for arm in (arms.BASELINE, arms.REGULARIZED)
         if (arm, "validation_accuracy") in at
     )

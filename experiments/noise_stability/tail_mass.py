@@ -74,7 +74,7 @@ DEGREES = (2, 4)  # of the few tokens whose weights are exact
 RHOS = (0.5, 0.8, 0.9, 0.95, 0.99)  # of the Monte Carlo estimates
 FINE = tuple(round(0.01 * n, 2) for n in range(2, 100))  # of the exact bounds
 PAIRS = 2  # pairs of bits flipped together, a draw
-TIGHTER = "tighter at some ρ"
+TIGHTER, LOOSER = "tighter at some ρ", "looser at every tested ρ"
 WEIGHTS = {
     "trained": "trained weights",
     "random": "random weights",
@@ -398,7 +398,7 @@ def verdict(row: Any) -> str:
     """Returns whether Lemma 1's bound is tighter, from the row of D in `bounds`."""
     if row.low > row.degree:
         return TIGHTER
-    return "looser at every tested ρ" if row.high < row.degree else "too weak to tell"
+    return LOOSER if row.high < row.degree else "too weak to tell"
 
 
 def page(folder: Path) -> Page:

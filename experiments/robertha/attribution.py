@@ -57,7 +57,11 @@ STEPS = (
     Step("embeddings rescaled by 50", "tinybert-unit-scale", "tinybert", "token", "token"),
     Step("no W_O", "robertha-no-output-projection", "robertha"),
 )
-PANELS = {"sigma": "same σ", "matched": "same SNR"}
+PANELS = {
+    "sigma": "same σ",
+    "matched": "same SNR",
+    "per-token": "same SNR for each token",
+}
 MODELS = tuple(dict.fromkeys(name for step in STEPS for name in (step.before, step.model)))
 
 
@@ -97,8 +101,8 @@ def page(folder: Path) -> Page:
         clear = matched[(matched.low > 0) | (matched.high < 0)]
         which = (f"{row.change}, {report.plain_interval(row)}" for _, row in clear.iterrows())
         answer += (
-            f"At the same SNR, averaged over SNRs, the intervals of {len(clear) or 'none'} of the "
-            f"{len(matched)} single steps exclude zero"
+            f"At the same SNR, averaged over SNRs, the intervals of {len(clear) or 'none'} of "
+            f"{matched.low.notna().sum()} single steps exclude zero"
             f"{f' ({report.joined(which)})' if len(clear) else ''}."
         )
     by_level = tidy.summarize(table)

@@ -173,7 +173,12 @@ def clean_scores(
 
 
 def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[str, float]) -> str:
-    """Returns each model's difference from the first at the same SNR; empty for a single model."""
+    """Returns each model's difference from the first at the same SNR on the token embeddings.
+
+    Empty if there is only one model, or no such noise.
+    """
+    if differences_by_level(scores).empty:
+        return ""
     baseline = gaussian.reference(list(scores.model.unique()))
     kept = gaussian.informative(scores, constants)
     means = gaussian.differences(kept, baseline=baseline, over=["level"])

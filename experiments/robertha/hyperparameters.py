@@ -162,6 +162,8 @@ def page(folder: Path) -> Page:
         if set(papers) != {"n/a"}:
             table = table.with_column(len(table.columns), "the paper", papers)
         tables.append(table)
+    if not num_intervals:
+        effect, chance = "Too few seeds for intervals, so no verdict on an effect", 0
     return report.Page(
         title=f"ESR's target and weight, and β: {names}",
         answer=(

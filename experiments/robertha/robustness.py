@@ -121,7 +121,10 @@ def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
     measured = gaussian.read(folder)
     tested = measured.scores.groupby("task").model.nunique()
-    complete = tested[tested == tested.max()].index  # every model is tested on these tasks
+    # Every model is tested on these tasks.
+    complete = tested[tested == measured.scores.model.nunique()].index
+    if complete.empty:
+        raise ValueError("no task has results of all models yet")
     scores = measured.scores[measured.scores.task.isin(complete)]
     tasks, models = list(scores.task.unique()), list(scores.model.unique())
     titles = gaussian.titles(tasks)

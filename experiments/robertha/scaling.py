@@ -140,7 +140,7 @@ def page(folder: Path) -> Page:
         title=f"Scaling: {names}",
         answer=(
             f"**Robertha against TinyBERT of the same size, under noise on {names}**: of "
-            f"{len(noisy)} intervals, {int((noisy.low > 0).sum())} are above zero and "
+            f"{noisy.low.notna().sum()} intervals, {int((noisy.low > 0).sum())} are above zero and "
             f"{int((noisy.high < 0).sum())} below.{paper}"
         ),
         pictures={"scaling": report.forest(caption, noisy, **look)},

@@ -69,6 +69,8 @@ def test_fine_tuned_models_are_compared_with_the_first():
     titles = gaussian.titles(["sst2"])
     text = fine_tuning.answer(ordered, titles, {"sst2": 50.9})
     assert "**Higher scores**: ESR (+" in text
+    elsewhere = ordered[ordered.site != "token"]  # the page then has the answer of robustness
+    assert fine_tuning.answer(elsewhere, titles, {"sst2": 50.9}) == ""
     text = fine_tuning.answer(ordered, titles, {"sst2": 78.0})
     assert text == "**On SST-2, no verdict**: no model has learned the task."
     noisy = ordered.score.where(ordered.level == 0, 50.0)
@@ -345,6 +347,12 @@ def test_variants_that_differ_in_training_alone_share_the_arm_before_it():
     jobs = [Job(task, name, VARIANTS[name], ()) for task in ("sst2", "cola") for name in names]
     both, trained = ("fresh", "trained"), ("trained",)
     assert encoder.arms_of(jobs) == 2 * [both, trained, both, both, trained]
+
+
+def test_stability_is_not_measured_behind_memory(tmp_path):
+    config = encoder.Config(budget="smoke", model=("tinybert-memory",), runs=str(tmp_path))
+    with pytest.raises(ValueError, match="--model must not have tinybert-memory"):
+        encoder.run(config)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ NAN = float("nan")
         (1.25, -1.25, 5.0, "+1.2 [−1.2, +5.0]"),
         (-0.01, 0.0, 5.0, "0.0 [0.0, +5.0]"),
         (1.26, 0.021, 2.5, "**+1.26 [+0.02, +2.50]**"),
+        (0.1, 0.004, 0.2, "**+0.100 [+0.004, +0.200]**"),
         (5.2, NAN, NAN, "+5.2 [n/a]"),
     ],
 )
@@ -62,7 +63,8 @@ def test_differences_have_a_sign_and_are_bold_without_zero(mean, low, high, text
     row = {"mean": mean, "low": low, "high": high}
     assert report.with_interval(row) == text
     unsigned = text.replace("+", "").strip("*").removesuffix(" [n/a]")
-    assert report.bracketed(row, digits=2 if low == 0.021 else 1) == unsigned
+    digits = {0.021: 2, 0.004: 3}.get(low, 1)
+    assert report.bracketed(row, digits=digits) == unsigned
     assert report.signed(NAN) == "n/a"
 
 

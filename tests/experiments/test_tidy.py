@@ -45,6 +45,17 @@ def test_draws_are_averaged_within_their_seed():
     assert list(tidy.scores(measured).score) == [65.0]
 
 
+def test_averages_over_different_tasks_are_not_compared():
+    measured = pd.concat([
+        frame(rows("a", [80.0, 60.0][k : k + 1])).assign(task=task) for k, task in enumerate("xy")
+    ] + [
+        frame(rows("b", [60.0, 50.0][k : k + 1])).assign(task=task) for k, task in enumerate("yz")
+    ])  # fmt: skip
+    assert tidy.average(tidy.scores(measured), "task").empty
+    shared = measured[measured.task != "z"]  # a has all tasks that are left, b has not
+    assert list(tidy.average(tidy.scores(shared), "task").score) == [70.0]
+
+
 def test_differences_pair_seeds_and_leave_out_the_unpaired():
     measured = frame([*rows("a", [60.0, 62.0, 64.0]), *rows("b", [50.0, 51.0])])
     result = tidy.difference(tidy.scores(measured), model="b")
