@@ -32,7 +32,15 @@ import pandas as pd
 
 from experiments import gaussian, report, tidy
 from experiments.figures import SNR, bands
-from experiments.memory.similarity import LIMIT, NEAR, TITLES, by_method, decibels, lowest_kept
+from experiments.memory.similarity import (
+    LIMIT,
+    NEAR,
+    TITLES,
+    absent,
+    by_method,
+    decibels,
+    lowest_kept,
+)
 from experiments.report import Page, Table
 from experiments.robertha import robustness
 from experiments.settings import Noise, resolved
@@ -154,7 +162,7 @@ def page(folder: Path) -> Page:
                 [[titles[each], *(lowest[each] for lowest in kept.values())] for each in learned],
                 "Lowest tested SNR down to which a model's mean score is within "
                 f"{NEAR:g} point of its own clean score (lower is better; intervals may include "
-                "larger drops). None: at no tested SNR.",
+                f"larger drops).{absent(kept)}",
             ),
         )  # fmt: skip
     compared = noisy[~noisy.task.isin(gaussian.learned_by_none(scores, unlearned))]
