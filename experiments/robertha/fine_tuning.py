@@ -41,6 +41,7 @@ from pathlib import Path
 import pandas as pd
 
 from experiments import gaussian, report, tidy
+from experiments.models import VARIANTS
 from experiments.report import Page, Table
 from experiments.robertha import robustness
 from experiments.settings import Noise, resolved
@@ -87,7 +88,8 @@ def run(config: Config) -> Path:
 def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
     each, measured = robustness.page(folder), gaussian.read(folder)
-    constants, scores = gaussian.constants(measured), measured.scores
+    scores = tidy.ordered(measured.scores, "model", tuple(VARIANTS))
+    constants = gaussian.constants(measured)
     kept = gaussian.informative(scores, constants)
     left_out = []
     if scores.task.nunique() > 1:  # the page of `robustness` lists them if there is one task
@@ -97,12 +99,12 @@ def page(folder: Path) -> Page:
     return replace(
         each,
         title=each.title.replace("Robustness to Gaussian noise", "Fine-tuned encoders under noise"),
-        answer=answer(measured.scores, measured.titles, constants) or each.answer,
-        notes=[*each.notes, *left_out, HOLM, *defined(measured.scores.model.unique())],
+        answer=answer(scores, measured.titles, constants) or each.answer,
+        notes=[*each.notes, *left_out, HOLM, *defined(scores.model.unique())],
         tables=[
             *each.tables,
-            *level_table(measured.scores, measured.titles, constants),
-            clean_scores(measured.scores, measured.titles, constants),
+            *level_table(scores, measured.titles, constants),
+            clean_scores(scores, measured.titles, constants),
         ],
     )
 
