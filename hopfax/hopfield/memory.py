@@ -127,7 +127,7 @@ def denoise(
     Differentiation:
         `value` and `probability` are differentiable in all arrays and in `sigma`; the backward
         pass recomputes each block's logits. Without `sigma`, a query that equals a pattern
-        gets a gradient of zero.
+        gets almost no gradient.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -363,7 +363,6 @@ def _log_likelihood(query: Array, products: Array, norms: Array, sigma: Sigma) -
     energy = jnp.sum(jnp.square(query))
     # The rounding of the difference, so that a query that equals a pattern is finite.
     least = 4 * jnp.finfo(norms.dtype).eps * (energy + norms) + jnp.finfo(norms.dtype).tiny
-    least = jax.lax.stop_gradient(least)
     return -0.5 * len(query) * jnp.log(jnp.maximum(energy - 2 * products + norms, least))
 
 
