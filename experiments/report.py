@@ -206,7 +206,7 @@ def bracketed(row: Any, digits: int = 1) -> str:
 def with_interval(row: Mapping[str, Any] | pd.Series) -> str:
     """A difference with its 95 % interval, in bold where that excludes zero.
 
-    Uses one decimal, or as many as show that the interval excludes zero. A row whose `bold`
+    Uses one decimal, or up to four to show that the interval excludes zero. A row whose `bold`
     is False is never bold.
     """
     mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
@@ -215,8 +215,8 @@ def with_interval(row: Mapping[str, Any] | pd.Series) -> str:
     if not np.isfinite(low):
         return f"{signed(mean)} [n/a]"
     excludes_zero = low > 0 or high < 0
-    nearest, digits = min(abs(low), abs(high)), 1
-    while excludes_zero and nearest and not round(nearest, digits):
+    digits = 1
+    while excludes_zero and digits < 4 and not round(min(abs(low), abs(high)), digits):
         digits += 1
     text = f"{signed(mean, digits)} [{signed(low, digits)}, {signed(high, digits)}]"
     return f"**{text}**" if excludes_zero and row.get("bold", True) else text

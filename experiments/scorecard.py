@@ -622,9 +622,9 @@ def page() -> report.Page:
                 "**Retrieval from the vocabulary (memory).** Lowest SNR at which the mean score "
                 f"is within {similarity.NEAR:g} point of the clean score. Above X dB: lost already "
                 "at X dB, the weakest noise tested. After a semicolon: the best other model "
-                "without memory on the page, if it keeps this row's clean score (the pages: its "
-                "own) at a lower SNR. Each row is the largest run (of equals, the first by name); "
-                "the last table has all.",
+                "without memory on the page, if it keeps this row's clean score at a lower SNR "
+                "(pages compare with each model's own). Each row is the largest run (of equals, "
+                "the first by name); the last table has all.",
             ),
             report.Table(
                 ["comparison at σ = 0.5", "the paper's lead", "hopfax"],
@@ -664,9 +664,9 @@ def page() -> report.Page:
             "On SST-2 (12,000 rows), STS-B, CoLA, MNLI and RTE, all parts of Robertha and their "
             "baseline use one learning rate, 5e-5. The fine-tuned encoder at its own rate, 1e-4, "
             "scores higher at +6 dB on SST-2 and STS-B, and lower on RTE, where one update at 5e-5 "
-            f"differs from it by {report.plain_interval(measured(other_rate))} points. On MRPC, "
-            "and on all rows of SST-2 (except with one learning rate, 5e-5), the encoder uses "
-            "1e-4, the parts 5e-5, so their differences include that of the rates.",
+            f"differs from it by {report.plain_interval(measured(other_rate))} points. On MRPC "
+            'and on all rows of SST-2, except in "one learning rate", the encoder uses 1e-4 and '
+            "the parts 5e-5: their differences include the rate's.",
             "Iteration: queries are updated until they converge; one update: once. β is relative "
             "to the loaded attention, 1 if not named. Intervals on "
             "AdvSST-2 and under attacks include the sampling error of their 148 and 200 rows. "

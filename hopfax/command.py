@@ -401,7 +401,7 @@ def influence(flags: argparse.Namespace) -> Path:
 
     note = (
         "Influence of a token on the direction of a layer's pooled hidden state"
-        f"{', and on the output' if encoder.labels else ''}: norm of its derivative with respect "
+        f"{' or on the output' if encoder.labels else ''}: norm of the derivative with respect "
         "to the token's embedding, times the embeddings' RMS norm; mean over "
         f"{_DRAWS} noisy copies at {_DRAWS_DB:g} dB ± standard error (Noise Stability of "
         "Transformer Models, section 3)."
@@ -430,7 +430,7 @@ def _pooling(folder: Path) -> str:
     flags = [key for key, value in config.items() if value is True and "pooling_mode_" in key]
     modes = config.get("pooling_mode", [each.removeprefix("pooling_mode_") for each in flags])
     modes = modes or ["mean"] if isinstance(modes, list) else [modes]
-    if len(modes) != 1 or modes[0] not in list(kinds):
+    if len(modes) != 1 or modes[0] not in list(kinds):  # modes may be unhashable
         raise ValueError(f"{path} must have one pooling mode, mean or cls, got {modes}")
     return kinds[modes[0]]
 

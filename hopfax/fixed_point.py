@@ -80,8 +80,8 @@ def fixed_point(
     Raises:
         TypeError: If `init` is not floating, a number of steps is not an integer, or the implicit
             gradient is differentiated in forward mode or a second time.
-        ValueError: If a number of steps is below 1, `tol < 0`, or `gradient` or `stop` is not an
-            allowed value.
+        ValueError: If a number of steps is below 1, `tol` is not one number >= 0, or `gradient` or
+            `stop` is not an allowed value.
 
     Differentiation:
         `"implicit"` solves for the adjoint with `adjoint`, then applies one VJP of `fn` at the

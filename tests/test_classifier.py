@@ -5,6 +5,7 @@ import json
 import math
 import warnings
 from functools import partial
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from hopfax.classifier import Classifier
 from hopfax.data import Example, encode, read_tokenizer, train_vocabulary
 from hopfax.data.tokenize import SPECIAL
+from hopfax.data.tokenizer_files import tokenizer_settings
 from hopfax.nn import (
     Encoder,
     SoftmaxAttention,
@@ -94,6 +96,9 @@ def test_other_libraries_find_the_settings_of_the_tokenizer(tmp_path):
         "tokenize_chinese_chars": True,
     }
     assert read_tokenizer(tmp_path / "saved").tokens == cased.tokens
+    split = {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}, "normalizer": None}
+    tokenizer = SimpleNamespace(to_str=lambda: json.dumps(split))
+    assert tokenizer_settings(tokenizer) == {"add_prefix_space": True}  # pyright: ignore[reportArgumentType]
 
 
 def test_damaged_folders_are_errors(small, tmp_path):

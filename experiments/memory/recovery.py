@@ -415,8 +415,8 @@ def page(folder: Path) -> Page:
     if set(DECODERS) <= {*harms.index}:
         ours, theirs = (bracketed(harms.loc[each]) for each in ("memory", "nearest"))
         answer += (
-            " At this SNR, a wrong token changes the encoder's output less than a random token "
-            f"does: by {ours} % (memory) and {theirs} % (nearest token) of that change."
+            f" At this SNR, a wrong token changes the encoder's output by {ours} % (memory) and "
+            f"{theirs} % (nearest token) of the change by a random token."
         )
     up, goal = levels[::-1], BEAMCLEAN["nearest"]
     if nearest[up[0]] < goal < nearest[up[-1]]:

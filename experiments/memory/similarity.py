@@ -65,7 +65,10 @@ STABILITY = (
     "Correlation: at a signal-to-noise ratio S, coordinates of noisy and clean embeddings have "
     "ρ = (1 + 1/S)^(-1/2): 0.71 at 0 dB, 0.37 at −8 dB, 0.30 at −10 dB."
 )
-LAYER_NORM = "LayerNorm: each noisy embedding, with mean 0 and the vocabulary's root mean square."
+LAYER_NORM = (
+    "LayerNorm: each noisy embedding is standardized, then scaled to the vocabulary's root mean "
+    "square."
+)
 NEAR = 1.0  # largest drop in points that counts as keeping the clean score
 SIMILAR = {"mrpc": "1", "rte": "entailment", "qqp": "1", "qnli": "entailment"}  # a class of pairs
 TITLES = {
@@ -374,7 +377,7 @@ def lowest_kept(scores: Mapping[Any, float], clean: float) -> float:
 
 
 def absent(lowest: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns what "none" means in a table of results of `lowest_kept`, if it has one."""
+    """Returns the caption's explanation of "none", empty if no cell is "none"."""
     cells = [cell for column in lowest.values() for cell in column.values()]
     missing = any(cell == "none" or cell != cell for cell in cells)
     return " None: at no tested SNR." if missing else ""

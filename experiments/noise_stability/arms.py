@@ -134,10 +134,11 @@ def page(
             marks.append((arm.task, arm.name, unit, paper, mean, low, high))
         if compared and arm.name != REGULARIZED and savings["steps"].low > 0:
             ahead.append(f"{line[0]} ({line[3]} %)")
+    others = sum(arm.name not in (BASELINE, REGULARIZED) for arm in arms)
     if ahead and not by_task:
         answers.append(
-            f"Of {len(arms) - 2} other settings, {report.joined(ahead)} save steps (not corrected "
-            "for their number)."
+            f"Other settings that save steps: {report.joined(ahead)} (of {others}; not corrected "
+            "for multiple comparisons)."
         )
     columns = ["task", "arm", "unit", "paper", "mean", "low", "high"]
     table = pd.DataFrame(marks, columns=columns)
@@ -155,7 +156,7 @@ def page(
             least=-200,
         )
     pictures["curves"] = report.facets(
-        "Median accuracy and noise stability over training; a line ends with its longest run",
+        "Median accuracy and noise stability over training; each line covers its longest run",
         _curves(folder),
         x="step",
         hue="arm",

@@ -127,7 +127,9 @@ def run(config: Config) -> Path:
     config = resolved(config, MODELS)
     models = config.encoder.models(config.model or ())
     if changed := [name for name, each in models.items() if each.denoiser != "none" or each.loud]:
-        raise ValueError(f"--model must not have {changed[0]}: its inputs are denoised or rescaled")
+        raise ValueError(
+            f"--model must not include {changed[0]}: its inputs are denoised or rescaled"
+        )
     noise = Gaussian(site="embedding", protocol="matched", level=10 ** (-config.snr_db / 20))
     jobs = [
         runs.Job(task, model, each, (Gaussian(), noise))

@@ -490,8 +490,8 @@ def page(folder: Path) -> Page:
                 ]
                 for kind, weights, rows in cases
             ],
-            "Influence on the output, divided by that of the middle half of the text (geometric "
-            "means over texts), and a number of tokens.",
+            "Influence on the output, divided by that of the middle half of the text; geometric "
+            "means over texts. Last column: a number of tokens.",
         )
     ]
     pictures["influence_layers"] = report.facets(

@@ -102,7 +102,7 @@ def page(folder: Path) -> Page:
         which = (f"{row.change}, {report.plain_interval(row)}" for _, row in clear.iterrows())
         answer += (
             f"At the same SNR, averaged over SNRs, the intervals of {len(clear) or 'none'} of "
-            f"{matched.low.notna().sum()} single steps exclude zero"
+            f"the {matched.low.notna().sum()} single steps exclude zero"
             f"{f' ({report.joined(which)})' if len(clear) else ''}."
         )
     by_level = tidy.summarize(table)
@@ -125,8 +125,9 @@ def page(folder: Path) -> Page:
                 by_level[by_level.protocol == protocol],
                 index="change",
                 columns="noise",
-                caption=f"Points gained by each step, {name}. Noise is after the LayerNorm; for "
-                "rescaled embeddings, on the tokens; in the first row, after it minus on them.",
+                caption=f"Points gained by each step, {name}. Noise is added after the LayerNorm; "
+                "to the tokens for rescaled embeddings. First row: noise after the LayerNorm minus "
+                "noise on the tokens.",
             )
             for protocol, name in PANELS.items()
             if protocol in set(by_level.protocol)

@@ -117,6 +117,12 @@ def page(folder: Path) -> Page:
     # If no parameter had an effect and intervals were independent, more would be rare.
     chance = int(binom.ppf(tidy.CONFIDENCE, num_intervals, 1 - tidy.CONFIDENCE))
     effect = "No detectable effect" if tidy.clear(every) <= chance else "A possible effect"
+    counted = (
+        f"{tidy.clear(every)} of {num_intervals} differences from the default setting have an "
+        f"interval that excludes zero; chance alone gives at most {chance} in 95 % of cases."
+    )
+    if not num_intervals:
+        effect, counted = "No verdict on an effect", "there are too few seeds for intervals."
     largest, sigma = every.iloc[int(every["mean"].abs().argmax())], every.level.max()
     by_none = [titles[name] for name in gaussian.learned_by_none(scores, unlearned)]
     caution = (
@@ -162,15 +168,11 @@ def page(folder: Path) -> Page:
         if set(papers) != {"n/a"}:
             table = table.with_column(len(table.columns), "the paper", papers)
         tables.append(table)
-    if not num_intervals:
-        effect, chance = "Too few seeds for intervals, so no verdict on an effect", 0
     return report.Page(
         title=f"ESR's target and weight, and β: {names}",
         answer=(
-            f"**{effect} of ESR's target, its weight or β on {names}**: {tidy.clear(every)} of "
-            f"{num_intervals} differences from the default setting have an interval that excludes "
-            f"zero; chance alone gives at most {chance} in 95 % of cases. The largest of all "
-            f"differences is {report.plain_interval(largest)} points ({titles[largest.model]}, "
+            f"**{effect} of ESR's target, its weight or β on {names}**: {counted} The largest of "
+            f"all differences is {report.plain_interval(largest)} points ({titles[largest.model]}, "
             f"{gaussian.noise_label(largest.protocol, largest.level)}).{caution}"
         ),
         pictures=pictures,

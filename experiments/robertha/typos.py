@@ -116,9 +116,9 @@ def page(folder: Path) -> Page:
         parts = [f"{name} for {report.joined(each)}." for name, each in findings.items()]
         corruptions = report.joined(titles[each] for each in noisy.corruption.unique())
         answer = (
-            f"**On {titles[tasks[0]]} under {corruptions}, {tidy.significant(noisy) or 'none'} of "
-            f"{len(noisy)} differences from the baseline, {titles[baseline]}, are significant "
-            f"after Holm's correction** ({tidy.clear(noisy) or 'none'} without it). "
+            f"**On {titles[tasks[0]]} under {corruptions}, differences from {titles[baseline]} "
+            f"that are significant after Holm's correction: {tidy.significant(noisy)} of "
+            f"{len(noisy)}** ({tidy.clear(noisy)} without it). "
             f"{' '.join(parts)} Ranges are over the corruptions, in points, averaged over rates."
         )
         if hopeless:

@@ -150,7 +150,7 @@ def reported_rows(name: str, *, data_dir: str | os.PathLike | None = None) -> li
 def training_rows(name: str, *, data_dir: str | os.PathLike | None = None) -> list[Example]:
     """Returns the rows that `load_task` splits into `train` and `validation`, as texts.
 
-    Of synthetic tasks, they are the rows without `train_size`.
+    For synthetic tasks: the rows of the default `train_size`.
 
     Arguments and errors are those of `reported_rows`.
 

@@ -58,9 +58,9 @@ def from_rows(
 
     Raises:
         TypeError: If the texts of a split are one string.
-        ValueError: If a text is empty, all labels of a split are equal, label types are mixed, the
-            numbers of texts and labels differ, or a label of `validation` or `test` is not one of
-            `labels`.
+        ValueError: If a text is empty or not valid Unicode, all labels of a split are equal, label
+            types are mixed, the numbers of texts and labels differ, or a label of `validation` or
+            `test` is not one of `labels`.
 
     Example:
         >>> from hopfax.data import from_rows

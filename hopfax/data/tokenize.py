@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import reprlib
 import tempfile
 import warnings
 import zipfile
@@ -65,7 +66,8 @@ def read_vocabulary(path: str | os.PathLike) -> WordPiece:
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If a special token is missing, or a token is empty or occurs twice.
+        ValueError: If the file is not UTF-8, a special token is missing, or a token is empty or
+            occurs twice.
 
     Example:
         >>> import pathlib, tempfile
@@ -122,8 +124,8 @@ def encode(
 
     Raises:
         ModuleNotFoundError: If `tokenizers` is not installed.
-        ValueError: If there are no examples, the numbers of choices differ, or `max_length` is
-            below 5.
+        ValueError: If there are no examples, the numbers of choices differ, a text has no tokens,
+            or `max_length` is below 5.
 
     Example:
         >>> from hopfax.data import Example, WordPiece, encode
@@ -207,7 +209,7 @@ def _tokenize(
     rows = [row.ids for row in tokenizer.encode_batch(texts)]
     lengths = np.asarray(list(map(len, rows)), np.int32)
     if len(empty := np.flatnonzero(lengths == 0)):
-        raise ValueError(f"the tokenizer finds no token in {texts[empty[0]]!r}")
+        raise ValueError(f"{reprlib.repr(texts[empty[0]])} has no tokens")
     ids = np.full((len(rows), int(lengths.max())), vocabulary.pad_id, np.int32)
     for number, row in enumerate(rows):
         ids[number, : len(row)] = row

@@ -78,8 +78,9 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
     added = folder / "added_tokens.json"
     if names != ("tokenizer.json",) and added.is_file():
         entries = read_json(added).items()
-        if wrong := [token for token, number in entries if not isinstance(number, int)]:
-            raise ValueError(f"{added} must map tokens to integers, got another for {wrong[0]!r}")
+        if wrong := [each for each in entries if not isinstance(each[1], int)]:
+            token, number = wrong[0]
+            raise ValueError(f"{added} must map tokens to integers, got {number!r} for {token!r}")
         more = sorted(entries, key=lambda item: item[1])
         tokenizer.add_tokens([token for token, _ in more])
         for token, number in more:

@@ -127,7 +127,7 @@ def denoise(
     Differentiation:
         `value` and `probability` are differentiable in all arrays and in `sigma`; the backward
         pass recomputes each block's logits. Without `sigma`, a query that equals a pattern
-        gets almost no gradient.
+        has a gradient near zero.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -326,9 +326,9 @@ def forward_backward(
     dtype = jnp.result_type(likelihood, transition, jnp.float32)
     real = full_mask(mask, shape[:1])
     if mask is not None and not is_traced(mask):
-        given = np.asarray(mask)
-        if np.any(given[1:] > given[:-1]):
-            raise ValueError(f"mask must have its real positions first, got {given.tolist()}")
+        positions = np.asarray(mask)
+        if np.any(positions[1:] > positions[:-1]):
+            raise ValueError(f"mask must have its real positions first, got {positions.tolist()}")
     # Finite, so that no gradient is nan; sums of n stay finite too.
     likelihood = jnp.where(real[:, None], likelihood, 0).astype(dtype)
     likelihood = jnp.maximum(likelihood, IMPOSSIBLE)

@@ -103,8 +103,8 @@ def with_memory(
             each token's noise level is integrated out.
 
     Raises:
-        TypeError: `model` is not a `Functional`. To denoise the embeddings of a `Pretrained`, use
-            `recall`.
+        TypeError: `model` is not a `Functional` with an `Encoder`. To denoise the embeddings of a
+            `Pretrained`, use `recall`.
         ValueError: `site` is neither of these, or is `"embedding"` and the encoder has no
             embedding LayerNorm; the model already has memory; or `sigma` is out of range. `apply`
             raises it for parameters without `"memory"`.
@@ -159,7 +159,7 @@ def with_memory(
         check_range(0, ends="()", sigma=sigma)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     if "positions" not in shapes:
-        raise TypeError("model must be an Encoder, got another network")
+        raise TypeError(f"model must be an Encoder, got one with parameters {', '.join(shapes)}")
     if site == "embedding" and "norm" not in shapes:
         raise ValueError('site "embedding" requires an encoder with an embedding LayerNorm')
     if "memory" in shapes:

@@ -202,7 +202,7 @@ def estimate_pairs(
     scalars = scalars._replace(untied=jnp.zeros((), int))  # a float sum of thousands is rounded
     shapes = jax.eval_shape(merge, 0, scalars)
     start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    # Recomputed in the backward pass, whose memory then does not grow with the samples either.
+    # Recomputed in the backward pass, which then keeps only a few numbers of each batch.
     step = jax.checkpoint(merge)
     moments = jax.lax.fori_loop(0, full + (num_samples % batch_size > 0), step, start)
     # An infinite sample could give an infinite mean, which would look like a result.

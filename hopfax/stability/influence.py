@@ -60,7 +60,7 @@ def total_influence(
         size = num_bits * jnp.sum(jnp.square(outputs[0, 0]))
         return jnp.sum(jnp.square(outputs[:, 1] - outputs[:, 0])) / 4, size
 
-    # A sample has num_bits copies of num_bits bits.
+    # A sample evaluates num_bits copies of num_bits bits: bound their product.
     batch_size = max(2, min(256, 2**22 // num_bits**2))
     return estimate_pairs(
         fn, key, changes, flip, (num_bits,), jnp.arange(num_bits), num_samples, batch_size

@@ -6,6 +6,7 @@ depend on `rho`, so that estimates at several correlations share it.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from hopfax.checks import check_count, check_range, check_shapes, is_traced
@@ -121,10 +122,9 @@ def bonami_beckner_pair(
     if not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise TypeError(f"tokens must be integers, got {tokens.dtype}")
     check_count(1, num_tokens=num_tokens)
-    if not is_traced(num_tokens):
-        check_range(0, num_tokens - 1, tokens=tokens)
-        if num_tokens - 1 > jnp.iinfo(tokens.dtype).max:
-            raise ValueError(f"num_tokens must fit the tokens' {tokens.dtype}, got {num_tokens}")
+    check_range(0, np.inf if is_traced(num_tokens) else num_tokens - 1, tokens=tokens)
+    if not is_traced(num_tokens) and num_tokens - 1 > jnp.iinfo(tokens.dtype).max:
+        raise ValueError(f"num_tokens must fit the tokens' {tokens.dtype}, got {num_tokens}")
     for_kept, for_fresh = jax.random.split(key)
     kept = jax.random.uniform(for_kept, tokens.shape) < (1 + rho) / 2
     fresh = jax.random.randint(for_fresh, tokens.shape, 0, num_tokens).astype(tokens.dtype)

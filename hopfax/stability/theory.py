@@ -221,7 +221,7 @@ def attention_overlap(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]:
     rho = jnp.asarray(rho, jnp.result_type(float))
     one = partial(_overlap, num_tokens=num_tokens)
     # One correlation at a time: the quadrature of each takes 2.6 MB.
-    inside = jax.lax.map(one, jnp.square(rho).reshape(-1)).reshape(rho.shape)
+    inside = jax.lax.map(jax.checkpoint(one), jnp.square(rho).reshape(-1)).reshape(rho.shape)
     return jnp.where(jnp.abs(rho) < 1, inside, jnp.where(jnp.abs(rho) == 1, 1.0, jnp.nan))
 
 

@@ -78,7 +78,7 @@ def test_added_tokens_continue_a_vocab_txt(tmp_path):
     assert tokens_of(vocabulary, "a xyz") == ["[CLS] a xyz [SEP]"]
     for number, message in (
         (20, r"must continue the ids of vocab\.txt, got 20 for 'xyz'"),
-        ("12", "must map tokens to integers, got another for 'xyz'"),
+        ("12", "must map tokens to integers, got '12' for 'xyz'"),
     ):
         write_bert(tmp_path, added_tokens_json={"xyz": number})
         with pytest.raises(ValueError, match=message):

@@ -136,6 +136,13 @@ def test_a_run_measures_what_is_missing_and_writes_its_page(cases, tmp_path, cap
     assert "Not measured: seeds (sizes: one)." in harness.page(folder).notes
 
 
+def test_empty_columns_are_left_out():
+    rows = [("a", "1", "", "", "≥ 1", "yes"), ("b", "2", "", "", "", "")]
+    table = harness.tabulated(rows, "")
+    assert table.columns == ["measurement", "median", "goal", "met"]
+    assert table.rows == [("a", "1", "≥ 1", "yes"), ("b", "2", "", "")]
+
+
 def test_the_command_line_lists_cases_and_refuses_unknown_ones(capsys):
     assert harness.main([]) == 0
     listed = capsys.readouterr().out.splitlines()

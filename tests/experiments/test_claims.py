@@ -351,7 +351,7 @@ def test_variants_that_differ_in_training_alone_share_the_arm_before_it():
 
 def test_stability_is_not_measured_behind_memory(tmp_path):
     config = encoder.Config(budget="smoke", model=("tinybert-memory",), runs=str(tmp_path))
-    with pytest.raises(ValueError, match="--model must not have tinybert-memory"):
+    with pytest.raises(ValueError, match="--model must not include tinybert-memory"):
         encoder.run(config)
 
 

@@ -90,5 +90,11 @@ def test_outputs_are_means_over_real_tokens():
     np.testing.assert_allclose(similarity.unit_outputs(model, vectors), expected, rtol=1e-5)
 
 
+def test_none_is_explained_where_it_occurs():
+    assert similarity.absent({"a": {"x": -6.0}}) == ""
+    assert "at no tested SNR" in similarity.absent({"a": {"x": -6.0, "y": np.nan}})
+    assert "at no tested SNR" in similarity.absent({"a": {"x": "none"}})
+
+
 def test_stsb_is_scored_by_ranks():
     assert similarity.score("stsb", np.array([0.1, 0.2, 0.9]), np.array([0.0, 4.0, 5.0])) == 100

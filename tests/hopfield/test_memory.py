@@ -417,6 +417,17 @@ def test_forward_backward_is_the_sum_over_all_paths(length):
     np.testing.assert_allclose(alone.probability[0], np.exp(log_softmax(likelihood[0])), rtol=1e-4)
 
 
+@pytest.mark.parametrize("bound", [hopfield.certified_radius, hopfield.recovery_bound])
+def test_gradients_do_not_store_every_pair_of_patterns(bound):
+    def temporary(count):
+        options = {"sigma": 1.0} if bound is hopfield.recovery_bound else {}
+        slope = jax.jit(jax.grad(lambda patterns: bound(patterns, **options).sum()))
+        compiled = slope.lower(jax.ShapeDtypeStruct((count, 8), jnp.float32)).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary(4096) < 6 * temporary(1024)  # of pairs, there are 16 times as many
+
+
 def test_a_chain_without_a_possible_path_has_no_marginals():
     likelihood, transition = chain(4, 3)
     transition[1] = -np.inf

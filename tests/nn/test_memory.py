@@ -130,7 +130,7 @@ def test_a_known_noise_level_is_used(site):
 def test_memory_needs_a_model_to_train():
     with pytest.raises(TypeError, match=r"must be a Functional, .* got a dict"):
         nn.with_memory({})  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match="model must be an Encoder, got another network"):
+    with pytest.raises(TypeError, match="model must be an Encoder, got one with parameters"):
         nn.with_memory(nn.decoder(20, 3, width=8, num_layers=1))  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="sigma must be > 0 and finite, got 0"):
         nn.with_memory(MODELS["tinybert"], sigma=0)

@@ -122,8 +122,8 @@ def test_batches_merge_to_the_moments_of_the_sample(num_samples, batch_size):
     np.testing.assert_allclose(estimate.standard_error, error, rtol=1e-4)
 
 
-@pytest.mark.parametrize("transform", [lambda fn: fn, jax.grad])
-def test_streams_in_constant_memory(transform):
+@pytest.mark.parametrize(("transform", "growth"), [(lambda fn: fn, 1.2), (jax.grad, 3)])
+def test_streams_in_constant_memory(transform, growth):
     def temporary(num_samples):
         options = {"shape": (64,), "rho": 0.5, "num_samples": num_samples, "batch_size": 64}
 
@@ -134,7 +134,7 @@ def test_streams_in_constant_memory(transform):
         return compiled.memory_analysis().temp_size_in_bytes
 
     # A gradient keeps a few numbers for each batch, but no evaluation of the function.
-    assert temporary(1_000_000) < 3 * temporary(30_000)
+    assert temporary(1_000_000) < growth * temporary(30_000)
 
 
 def test_a_changed_closure_is_seen():
