@@ -4,8 +4,8 @@ Claim of Podasca and Das (2026): Hopfield attention pulls noisy embeddings back 
 Its patterns are the keys of the same noisy text. Here they are the embeddings of the vocabulary,
 which are clean. Nothing is trained.
 
-Command: `python -m experiments memory --pretrained FOLDER --data-dir DIR`; about ten minutes on two
-cores for six layers of width 384.
+Command: `python -m experiments memory --pretrained FOLDER --data-dir DIR`; about half an hour on
+two cores for six layers of width 384.
 
 Expected: memory keeps the clean score down to 4 to 7 dB above the limit below which no decoder
 recovers the tokens.
