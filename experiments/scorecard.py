@@ -37,6 +37,7 @@ FINE_TUNED = {
     "sst2_full_5e-5": "SST-2, all rows, one learning rate",
     "stsb": "STS-B",
     "cola": "CoLA",
+    "cola_beta_4": "CoLA",
     "mrpc": "MRPC",
     "mrpc_parts": "MRPC, on a CPU",
     "mnli": "part of MNLI",
