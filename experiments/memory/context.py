@@ -49,6 +49,8 @@ from experiments.figures import SNR
 from experiments.memory import similarity
 from experiments.memory.recovery import BEAMCLEAN
 from experiments.memory.similarity import (
+    ABSENT,
+    absent,
     add_noise,
     batched_outputs,
     by_method,
@@ -98,11 +100,7 @@ SHORT = {name: TITLES[name] for name in DRAWN} | {
 }
 SHOWN = (-10.0, -12.0, -14.0, -16.0)  # SNR in dB, in the tables
 WIDEST = 4.0  # dB between two levels, for interpolation
-ABSENT = {
-    "none": "None: at no tested SNR.",
-    "all": "All: at every tested SNR.",
-    "n/a": f"n/a: the lowest SNR is between levels more than {WIDEST:g} dB apart.",
-}
+UNKNOWN = ABSENT | {"n/a": f"n/a: the lowest SNR is between levels more than {WIDEST:g} dB apart."}
 
 
 class Budget(NamedTuple):
@@ -685,8 +683,6 @@ def page(folder: Path) -> Page:
             f"are recovered is {in_words(reached['both'])} with bigrams and an encoder as prior**, "
             f"and {in_words(reached['unigram'])} with token frequencies only."
         )
-    cells = [cell for line in limits for cell in line]
-    absent = "".join(f" {words}" for name, words in ABSENT.items() if name in cells)
     tables.insert(
         0,
         report.Table(
@@ -699,7 +695,7 @@ def page(folder: Path) -> Page:
             ],
             limits,
             "Bits: cross-entropy per token of the reported texts. Other columns: lowest SNR "
-            f"in dB; for the limits, see the notes.{absent}",
+            f"in dB; for the limits, see the notes.{absent(limits, UNKNOWN)}",
         ),
     )
     settings = clean_rows[clean_rows.metric == "setting"].groupby("model").score

@@ -69,6 +69,7 @@ LAYER_NORM = (
     "LayerNorm: each noisy embedding is standardized, then scaled to the vocabulary's root mean "
     "square."
 )
+ABSENT = {"none": "None: at no tested SNR.", "all": "All: at every tested SNR."}
 NEAR = 1.0  # largest drop in points that counts as keeping the clean score
 SIMILAR = {"mrpc": "1", "rte": "entailment", "qqp": "1", "qnli": "entailment"}  # a class of pairs
 TITLES = {
@@ -376,11 +377,10 @@ def lowest_kept(scores: Mapping[Any, float], clean: float) -> float:
     return lowest
 
 
-def absent(lowest: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns the caption's explanation of "none", empty if no cell is "none"."""
-    cells = [cell for column in lowest.values() for cell in column.values()]
-    missing = any(cell == "none" or cell != cell for cell in cells)
-    return " None: at no tested SNR." if missing else ""
+def absent(lines: Iterable[Sequence[str]], names: Mapping[str, str] = ABSENT) -> str:
+    """Returns what a caption says of cells without a number, for those that a table has."""
+    cells = {cell for line in lines for cell in line}
+    return "".join(f" {words}" for name, words in names.items() if name in cells)
 
 
 def by_method(
@@ -452,6 +452,10 @@ def page(folder: Path) -> Page:
             [f"{TITLES[str(task)]}, {title}", *(report.number(each[snr_db]) for snr_db in levels)]
             for title, each in values.items()
         ]
+    reached = [
+        [TITLES[method], *(decibels(each[method]) for each in kept.values())]
+        for method in next(iter(kept.values()))
+    ]
     return report.Page(
         title="Retrieval from the vocabulary: a pretrained encoder under noise, without training",
         answer=" ".join(answers),
@@ -472,10 +476,9 @@ def page(folder: Path) -> Page:
         tables=[
             report.Table(
                 ["", *kept],
-                [[TITLES[method], *(decibels(each[method]) for each in kept.values())]
-                 for method in next(iter(kept.values()))],
+                reached,
                 f"Lowest tested SNR down to which the score is within {NEAR:g} point of the clean "
-                f"score (lower is better).{absent(kept)}",
+                f"score (lower is better).{absent(reached)}",
             ),
             report.Table(
                 ["", *map(decibels, levels)],

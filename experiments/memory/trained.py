@@ -155,14 +155,15 @@ def page(folder: Path) -> Page:
         each for each in models if any(lowest[each] != NOT_LEARNED for lowest in kept.values())
     ]
     if learned:
+        reached = [[titles[each], *(lowest[each] for lowest in kept.values())] for each in learned]
         tables.insert(
             0,
             report.Table(
                 ["", *kept],
-                [[titles[each], *(lowest[each] for lowest in kept.values())] for each in learned],
+                reached,
                 "Lowest tested SNR down to which a model's mean score is within "
                 f"{NEAR:g} point of its own clean score (lower is better; intervals may include "
-                f"larger drops).{absent(kept)}",
+                f"larger drops).{absent(reached)}",
             ),
         )  # fmt: skip
     compared = noisy[~noisy.task.isin(gaussian.learned_by_none(scores, unlearned))]

@@ -91,9 +91,9 @@ def test_outputs_are_means_over_real_tokens():
 
 
 def test_none_is_explained_where_it_occurs():
-    assert similarity.absent({"a": {"x": -6.0}}) == ""
-    assert "at no tested SNR" in similarity.absent({"a": {"x": -6.0, "y": np.nan}})
-    assert "at no tested SNR" in similarity.absent({"a": {"x": "none"}})
+    assert similarity.absent([["memory", "−6.0 dB"]]) == ""
+    assert similarity.absent([["x", "1 dB"], ["y", "none"]]) == " None: at no tested SNR."
+    assert similarity.absent([["y", "all"]]) == " All: at every tested SNR."
 
 
 def test_stsb_is_scored_by_ranks():
