@@ -78,9 +78,10 @@ def page(folder: Path) -> Page:
     table = tidy.ordered(table, "task", trials)
     constant = gaussian.constants(measured)
     gaps = tidy.summarize(tidy.difference(scores, model=baseline))
-    theirs = table[table.model == baseline].set_index("task")["mean"]
-    both = gaps.task.map(theirs) + gaps["mean"] / 2  # the mean of the two accuracies
-    gaps = tidy.widened(gaps, 2**0.5 * tidy.sampling_error(both, gaps.task.map(sizes)))
+    if len(gaps):  # there is a second model
+        theirs = table[table.model == baseline].set_index("task")["mean"]
+        both = gaps.task.map(theirs) + gaps["mean"] / 2  # the mean of the two accuracies
+        gaps = tidy.widened(gaps, 2**0.5 * tidy.sampling_error(both, gaps.task.map(sizes)))
     lines = []
     for _, row in table.iterrows():
         gap = gaps[(gaps.task == row.task) & (gaps.model == row.model)]
@@ -107,8 +108,8 @@ def page(folder: Path) -> Page:
     heads = [
         "set", "model", "accuracy", f"minus {titles[baseline]}", "majority baseline", "the paper",
     ]  # fmt: skip
-    if not any(line[-1] for line in lines):  # the paper tests none of these models
-        heads, lines = heads[:-1], [line[:-1] for line in lines]
+    # Empty: differences of a single model, and scores of the paper if it tests none of these.
+    kept = [n for n in range(len(heads)) if any(line[n] for line in lines)]
     answer = (
         f"**On {names}, {above} of {len(sets)} accuracies are significantly above the majority "
         f"baseline, {below} significantly below it**"
@@ -142,8 +143,8 @@ def page(folder: Path) -> Page:
         pictures={"adversarial": picture},
         tables=[
             report.Table(
-                heads,
-                lines,
+                [heads[n] for n in kept],
+                [[line[n] for n in kept] for line in lines],
                 "Accuracy, mean ± standard deviation over seeds. Brackets: 95 % intervals of "
                 "differences; those of the accuracies are in the picture.",
             ),

@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -43,6 +44,21 @@ def test_published_pages_are_short_and_their_links_lead_somewhere(published):
     assert max(map(len, prose)) <= 120
     for target in re.findall(r"\]\(([^)#:]+)\)", committed):
         assert (folder / target).exists(), target
+
+
+@pytest.mark.parametrize(
+    "name", ["adversarial/rte_minilm", "typos/minilm_sst2", "fine_tuning/cola"]
+)
+def test_one_model_makes_a_page_without_differences(name, tmp_path):
+    frame = pd.read_csv(RESULTS / name / "results.csv")
+    alone = frame[(frame.model == "pretrained") | (frame.metric == "constant")]
+    alone.to_csv(tmp_path / "results.csv", index=False)
+    shutil.copy(RESULTS / name / "config.json", tmp_path)
+    module = importlib.import_module(PAGES[read_config(tmp_path)["experiment"]])
+    text = report.markdown(module.page(tmp_path), tmp_path)
+    assert "fine-tuned encoder" in text
+    assert "| fine-tuned encoder + " not in text
+    assert "nan" not in text
 
 
 NAN = float("nan")
