@@ -14,6 +14,12 @@ from hopfax.optional import optional_import
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+# Names in tokenizer_config.json, and in tokenizer.json.
+_BERT_SETTINGS = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
 _BYTE_LEVEL_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>")
 
 
@@ -23,15 +29,18 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
     Reads the first of these that exists:
 
     - `tokenizer.json`, without its truncation and padding;
-    - `vocab.txt` of BERT; `do_lower_case`, `strip_accents` and `tokenize_chinese_chars` of
-      `tokenizer_config.json` apply;
+    - `vocab.txt` of BERT;
     - `vocab.json` and `merges.txt`: byte-level BPE, with ``<s> a </s></s> b </s>`` if the
       vocabulary has <s> and </s> (RoBERTa), otherwise without special tokens, which joins the
       texts of a pair (GPT-2).
 
-    The second and third formats continue with the tokens of `added_tokens.json`. The padding token
-    is the one that `special_tokens_map.json`, `tokenizer_config.json` or `config.json` names,
-    otherwise ``[PAD]`` or ``<pad>`` if the vocabulary has it, or the end-of-text token.
+    As in `transformers`, `do_lower_case`, `strip_accents`, `tokenize_chinese_chars` and
+    `add_prefix_space` of `tokenizer_config.json` apply, and the second and third formats continue
+    with the tokens of `added_tokens.json`. Special tokens in a text are text, except for those that
+    `additional_special_tokens` or `extra_special_tokens` lists, such as markers of entities. The
+    padding token is the one that `special_tokens_map.json`, `tokenizer_config.json` or
+    `config.json` names, otherwise ``[PAD]`` or ``<pad>`` if the vocabulary has it, or the
+    end-of-text token.
 
     Args:
         folder: A folder that `save_pretrained` of `transformers` wrote, or a name on the Hugging
@@ -82,7 +91,7 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
             token, number = wrong[0]
             raise ValueError(f"{added} must map tokens to integers, got {number!r} for {token!r}")
         more = sorted(entries, key=lambda item: item[1])
-        tokenizer.add_tokens([token for token, _ in more])
+        tokenizer.add_tokens([token for token, _ in more if tokenizer.token_to_id(token) is None])
         for token, number in more:
             if tokenizer.token_to_id(token) != number:
                 raise ValueError(
@@ -129,16 +138,26 @@ def tokenizer_settings(tokenizer: "Tokenizer") -> dict[str, Any]:
     normalizer, splitter = (document[part] or {} for part in ("normalizer", "pre_tokenizer"))
     settings = {}
     if normalizer.get("type") == "BertNormalizer":
-        settings["do_lower_case"] = normalizer["lowercase"]
-        settings["strip_accents"] = normalizer["strip_accents"]
-        settings["tokenize_chinese_chars"] = normalizer["handle_chinese_chars"]
+        settings = {ours: normalizer[theirs] for ours, theirs in _BERT_SETTINGS.items()}
     if splitter.get("type") == "ByteLevel":
         settings["add_prefix_space"] = splitter["add_prefix_space"]
     return settings
 
 
-def _tokenizer_json(folder: Path, _settings: Mapping[str, Any]) -> "Tokenizer":
-    return optional_import("tokenizers").Tokenizer.from_file(str(folder / "tokenizer.json"))
+def _tokenizer_json(folder: Path, settings: Mapping[str, Any]) -> "Tokenizer":
+    document = read_json(folder / "tokenizer.json")
+    normalizer, splitter = (document.get(part) or {} for part in ("normalizer", "pre_tokenizer"))
+    if normalizer.get("type") == "BertNormalizer":
+        chosen = _BERT_SETTINGS.items()
+        normalizer |= {theirs: settings[ours] for ours, theirs in chosen if ours in settings}
+    if splitter.get("type") == "ByteLevel" and "add_prefix_space" in settings:
+        splitter["add_prefix_space"] = settings["add_prefix_space"]
+    names = ("additional_special_tokens", "extra_special_tokens")  # of transformers 4, and of 5
+    markers = [_content(each) for name in names for each in settings.get(name) or ()]
+    for token in document.get("added_tokens") or ():
+        if token["content"] in markers:
+            token["special"] = False  # special tokens are not looked for in a text
+    return optional_import("tokenizers").Tokenizer.from_str(json.dumps(document))
 
 
 def _word_piece(folder: Path, settings: Mapping[str, Any]) -> "Tokenizer":
@@ -173,6 +192,11 @@ def _byte_level(folder: Path, settings: Mapping[str, Any]) -> "Tokenizer":
     return tokenizer
 
 
+def _content(token: Any) -> Any:
+    """A token of `tokenizer_config.json`, which may have settings."""
+    return token.get("content") if isinstance(token, Mapping) else token
+
+
 # Files, their reader, and the model families that they are sufficient for (empty: all).
 _FORMATS = (
     (("tokenizer.json",), _tokenizer_json, ()),
@@ -190,7 +214,7 @@ def _pad_token(
         value, number = settings.get(role), config.get(f"{role}_id")
         if value is None and isinstance(number, int) and 0 <= number < len(tokens):
             return tokens[number]
-        return value.get("content") if isinstance(value, Mapping) else value
+        return _content(value)
 
     for token in (named("pad_token"), "[PAD]", "<pad>", named("eos_token"), "<|endoftext|>"):
         if token and token in tokens:

@@ -66,9 +66,22 @@ def test_a_real_folder(minilm):
         ({"tokenize_chinese_chars": False}, "a e film ##s [UNK]"),
     ],
 )
-def test_settings_of_a_vocab_txt(tmp_path, settings, tokens):
+def test_settings_apply_to_a_vocab_txt_and_to_a_tokenizer_json(tmp_path, settings, tokens):
+    write_bert(tmp_path)
+    plain = read_tokenizer(tmp_path).serialized
     write_bert(tmp_path, tokenizer_config_json=settings)
     assert tokens_of(read_tokenizer(tmp_path), "A é films a那") == [f"[CLS] {tokens} [SEP]"]
+    write(tmp_path, tokenizer_json=plain)
+    assert tokens_of(read_tokenizer(tmp_path), "A é films a那") == [f"[CLS] {tokens} [SEP]"]
+
+
+def test_a_prefix_space_applies_to_a_tokenizer_json(tmp_path):
+    write_byte_level(tmp_path, GPT2)
+    stored = read_tokenizer(tmp_path).serialized
+    for prefix in (False, True):
+        write(tmp_path, tokenizer_json=stored, tokenizer_config_json={"add_prefix_space": prefix})
+        (tokens,) = tokens_of(read_tokenizer(tmp_path), "b")
+        assert tokens.startswith("Ġ") == prefix
 
 
 def test_added_tokens_continue_a_vocab_txt(tmp_path):
@@ -85,10 +98,27 @@ def test_added_tokens_continue_a_vocab_txt(tmp_path):
             read_tokenizer(tmp_path)
 
 
-def test_special_tokens_in_a_text_are_text(tmp_path):
-    write_bert(tmp_path)
+@pytest.mark.parametrize("added", [{}, {"[SEP]": 3, "[MASK]": 4}])
+def test_special_tokens_in_a_text_are_text(tmp_path, added):
+    write_bert(tmp_path, added_tokens_json=added)
     tokens = tokens_of(read_tokenizer(tmp_path), "a [SEP] a [MASK]")
     assert tokens == [f"[CLS] a {'[UNK] ' * 3}a {'[UNK] ' * 3}[SEP]"]
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        {"additional_special_tokens": [{"content": "[E1]", "lstrip": False}]},
+        {"extra_special_tokens": ["[E1]"]},
+    ],
+)
+def test_additional_special_tokens_are_read_in_a_text(tmp_path, listed):
+    write_bert(tmp_path)
+    stored = tokenizers.Tokenizer.from_str(read_tokenizer(tmp_path).serialized)
+    stored.add_special_tokens(["[E1]"])
+    write(tmp_path, tokenizer_json=stored.to_str(), tokenizer_config_json=listed)
+    tokens = tokens_of(read_tokenizer(tmp_path), "[E1] film [SEP]")
+    assert tokens == [f"[CLS] [E1] film {'[UNK] ' * 3}[SEP]"]
 
 
 def test_byte_level_tokens_of_roberta(tmp_path):
@@ -165,7 +195,8 @@ def test_many_missing_tokens_are_a_warning(tmp_path):
         ({}, NO_TOKENIZER),
         ({"vocab_json": {"a": 0}}, NO_TOKENIZER),
         ({"merges_txt": MERGES}, NO_TOKENIZER),
-        ({"tokenizer_json": '{"version": "1.0"'}, r"cannot read tokenizer\.json in .*: EOF"),
+        ({"tokenizer_json": '{"version": "1.0"'}, r"tokenizer\.json is not a JSON file"),
+        ({"tokenizer_json": {"version": "1.0"}}, r"cannot read tokenizer\.json in .*: Model"),
         ({"vocab_txt": "a\nb"}, r"vocab\.txt lacks \[PAD\]"),
         ({"vocab_json": {"a": 0}, "merges_txt": MERGES}, r"cannot read vocab\.json and merges"),
         ({"vocab_json": "{", "merges_txt": MERGES}, r"cannot read vocab\.json and merges"),
