@@ -7,13 +7,20 @@ case.
 
 import itertools
 import re
+import unicodedata
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from hopfax.text.tables import ALPHABET, KEYBOARD, LOOK_ALIKES, PHONETIC
 
-_MARK = "[\u0300-\u036f]"
-_LETTER = re.compile(rf".{_MARK}*", re.DOTALL)
+_MARKS = (
+    mark
+    for mark in map(chr, range(0x300, 0x20000))  # none beyond, but for variants of characters
+    if unicodedata.category(mark) in ("Mn", "Mc")
+)
+# Accents, vowel signs, and the joiners between letters.
+MARK = f"[{''.join(_MARKS)}\u200c\u200d]"
+_LETTER = re.compile(rf".{MARK}*", re.DOTALL)
 
 
 class Change(NamedTuple):
@@ -90,7 +97,7 @@ def phonetic(word: str) -> list[Change]:
         Change("phonetic", at, (old := word[at : at + len(before)]), cased(after, old))
         for before, after in PHONETIC
         for at in range(len(word))
-        if lower.startswith(before, at) and not re.match(_MARK, word[at + len(before) :])
+        if lower.startswith(before, at) and not re.match(MARK, word[at + len(before) :])
     ]
 
 

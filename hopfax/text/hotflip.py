@@ -83,8 +83,8 @@ def hotflip(
 
     Raises:
         TypeError: If `texts` is one string.
-        ValueError: If the victim has no gradients, a text has no words, a number is out of its
-            range, or a loss or gradient is not finite.
+        ValueError: If the victim has no gradients or reads another vocabulary than WordPiece, a
+            text has no words, a number is out of its range, or a loss or gradient is not finite.
 
     Example:
         >>> import numpy as np
@@ -110,6 +110,10 @@ def hotflip(
     gradients = victim.gradients
     if gradients is None:
         raise ValueError("hotflip requires gradients, got a victim with gradients=None")
+    # Byte-level BPE and SentencePiece: the tokens of a word depend on the space before it.
+    spaced = [token for token in gradients.tokens if token.startswith(("Ġ", "▁"))]
+    if spaced and not any(token.startswith("##") for token in gradients.tokens):
+        raise ValueError(f"hotflip requires a WordPiece vocabulary, got the token {spaced[0]!r}")
     num_changes(rate, 0)  # checks the rate
     check_positive(beam=beam, num_candidates=num_candidates)
     if form == "tokens":

@@ -9,12 +9,12 @@ import re
 from collections.abc import Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from hopfax.text.changes import Change
+from hopfax.text.changes import MARK, Change
 
 Text = str | tuple[str, ...] | tuple[tuple[str, ...], ...]
 T = TypeVar("T", bound=Text)
 
-LETTER = r"[^\W_][\u0300-\u036f]*"
+LETTER = rf"[^\W_]{MARK}*"
 _WORD = re.compile(rf"(?:{LETTER})+(?:['’](?:{LETTER})+)*")
 
 

@@ -127,6 +127,7 @@ def test_strings_shared_by_choices_change_together_and_count_once():
         ("it 's well-known, don't 1999 the", "it s well known don't the"),
         ("2nd O’Neill _x_ 3.14", "2nd O’Neill x"),
         ("cafe\u0301 Привет 那是", "cafe\u0301 Привет 那是"),
+        ("यह फिल्म अच्छी है", "यह फिल्म अच्छी है"),  # vowel signs and joined letters
         (("one", "two three"), "one two three"),
     ],
 )
