@@ -24,7 +24,7 @@ from hopfax.data import (
     encode,
     read_tokenizer,
 )
-from hopfax.data.tokenize import check_unicode, text_tokenizer, warn_truncated
+from hopfax.data.tokenize import text_tokenizer, warn_truncated
 from hopfax.data.tokenizer_files import fewest_tokens, tokenizer_settings
 from hopfax.hub import model_folder, read_json
 from hopfax.nn import (
@@ -306,7 +306,6 @@ def encode_texts(texts: Sequence[Text], vocabulary: WordPiece, *, max_length: in
             raise TypeError(f"text {row.index} must be a string or a pair of strings, got choices")
         if not all(part.strip() for choice in row.texts for part in choice):
             raise ValueError(f"text {row.index} is empty")
-        check_unicode(f"text {row.index}", (part for choice in row.texts for part in choice))
     encoded = encode(rows, vocabulary, max_length=max_length, cached=False)
     warn_truncated(rows, encoded.lengths, vocabulary, max_length=max_length, stacklevel=3)
     return encoded

@@ -116,7 +116,6 @@ def read_evaluation_set(
         rows = usable_rows(raw, path, enumerate(section, start=1), unit=f"{spec.section} row")
     else:
         rows = usable_rows(raw, path, tab_rows(raw, path))
-    # Tasks whose labels have other names list them in the same order.
     labels = spec.labels if set(trained.labels) == set(spec.labels) else trained.labels
     classes = [trained.labels.index(label) for label in labels]
     return [row._replace(label=classes[int(row.label)]) for _, row in rows]
@@ -125,7 +124,10 @@ def read_evaluation_set(
 def check_trained(spec: EvaluationSet, trained: TaskSpec) -> None:
     """Raises a ValueError unless a set can test models of the task `trained`."""
     allowed = (spec.task, *spec.others)
-    if trained.name not in allowed or len(trained.labels) != len(spec.labels):
+    same = set(trained.labels) == set(spec.labels)
+    if trained.suite != "own":  # GLUE tasks list labels of other names in the same order
+        same = len(trained.labels) == len(spec.labels)
+    if trained.name not in allowed or not same:
         raise ValueError(
             f"{spec.title} tests models of {' or '.join(allowed)} with labels "
             f"{', '.join(spec.labels)}; the model was trained on {trained.name} with "

@@ -149,7 +149,7 @@ def _builder(name: str, tfds_dir: str | os.PathLike, **kwargs: Any) -> HopfaxTas
 
 
 def read_built(spec: TaskSpec, tfds_dir: str | os.PathLike, split: str) -> list[Example]:
-    """Reads a split that `build` wrote: the same rows as `hopfax.data.read_split`."""
+    """Reads a split that `build` wrote: the rows of `read_split`, with scores in float32."""
     builder = _builder(spec.name, tfds_dir)
     splits = list(builder.info.splits) if builder.is_prepared() else []
     if split not in splits:

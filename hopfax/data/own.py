@@ -70,7 +70,7 @@ def from_rows(
     """
     if train_size is not None:
         check_integer("train_size", train_size, 1)
-    classes = _classes(labels)
+    classes = _classes(_listed(labels))
     rows = _examples("training", (texts, labels), classes)
     train = [rows[number] for number in np.random.default_rng(0).permutation(len(rows))]
     size, splits = min(max(1, len(rows) // 10), 1000), []
@@ -156,7 +156,7 @@ def read_table(
 
 def _lines(path: Path, ending: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields line numbers and rows by column."""
-    line = 0
+    line, limit = 0, csv.field_size_limit(2**31 - 1)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             if ending == ".jsonl":
@@ -186,6 +186,13 @@ def _lines(path: Path, ending: str) -> Iterator[tuple[int, dict[str, Any]]]:
         raise ValueError(f"{path}, after line {line}: {error}") from None
     except ValueError as error:
         raise ValueError(f"{path}, line {line}: {error}") from None
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _listed(values: Any) -> Sequence[Any]:
+    """Values of a list, or of an array or a table's column as plain Python values."""
+    return values.tolist() if hasattr(values, "tolist") else values
 
 
 def _classes(labels: Sequence[Any]) -> tuple[str, ...]:
@@ -200,7 +207,7 @@ def _classes(labels: Sequence[Any]) -> tuple[str, ...]:
 
 
 def _examples(split: str, rows: TextsAndLabels, classes: tuple[str, ...]) -> list[Example]:
-    texts, labels = rows
+    texts, labels = map(_listed, rows)
     if isinstance(texts, str):
         raise TypeError(f"{split}: texts must be several texts, got one string: {texts[:40]!r}")
     if len(texts) != len(labels):

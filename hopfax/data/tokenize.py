@@ -1,7 +1,9 @@
 """Tokenization: vocabularies, padded arrays, and a cache of the arrays."""
 
 import contextlib
+import functools
 import hashlib
+import itertools
 import json
 import os
 import reprlib
@@ -124,8 +126,8 @@ def encode(
 
     Raises:
         ModuleNotFoundError: If `tokenizers` is not installed.
-        ValueError: If there are no examples, the numbers of choices differ, a text has no tokens,
-            or `max_length` is below 5.
+        ValueError: If there are no examples, the numbers of choices differ, a text is not valid
+            Unicode or has no tokens, special tokens included, or `max_length` is below 5.
 
     Example:
         >>> from hopfax.data import Example, WordPiece, encode
@@ -143,12 +145,14 @@ def encode(
             f"index {odd[0].index} has {len(odd[0].texts)}"
         )
     check_integer("max_length", max_length, 5)
+    for example in examples:
+        check_unicode(f"text {example.index}", itertools.chain(*example.texts))
     path = _cache_file(examples, vocabulary, max_length) if cached else None
     if not (arrays := path and _read_cached(path)):
         arrays = _tokenize(examples, vocabulary, max_length)
         if path:
             _write_cached(path, arrays)
-    scores = any(isinstance(example.label, float) for example in examples)
+    scores = any(isinstance(example.label, float | np.floating) for example in examples)
     labels = np.asarray([row.label for row in examples], np.float32 if scores else np.int32)
     return Encoded(*arrays, labels, np.asarray([row.index for row in examples], np.int32))
 
@@ -200,11 +204,17 @@ def check_unicode(name: str, texts: Iterable[str]) -> None:
         raise ValueError(f"{name} has a character that is not valid Unicode") from None
 
 
+@functools.lru_cache(maxsize=4)
+def _truncating(vocabulary: WordPiece, max_length: int) -> "Tokenizer":
+    tokenizer = text_tokenizer(vocabulary)
+    tokenizer.enable_truncation(max_length, strategy="longest_first")
+    return tokenizer
+
+
 def _tokenize(
     examples: Sequence[Example], vocabulary: WordPiece, max_length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    tokenizer = text_tokenizer(vocabulary)
-    tokenizer.enable_truncation(max_length, strategy="longest_first")
+    tokenizer = _truncating(vocabulary, max_length)
     texts = [text if len(text) == 2 else text[0] for row in examples for text in row.texts]
     rows = [row.ids for row in tokenizer.encode_batch(texts)]
     lengths = np.asarray(list(map(len, rows)), np.int32)

@@ -84,6 +84,7 @@ def test_labels_are_classes_of_the_trained_task(tmp_path):
 
 
 TWO_LABELS = dataclasses.replace(task("mnli"), labels=("entailment", "not"))
+OWN = dataclasses.replace(task("qqp"), suite="own", labels=("duplicate", "not_duplicate"))
 
 
 @pytest.mark.parametrize(
@@ -94,6 +95,7 @@ TWO_LABELS = dataclasses.replace(task("mnli"), labels=("entailment", "not"))
         ("paws-x-de", "stsb", r"trained on stsb with scores"),
         ("adv-sst2", "cola", r"AdvSST-2 tests models of sst2 with .* on cola"),
         ("adv-mnli", TWO_LABELS, r"trained on mnli with entailment, not"),
+        ("paws", OWN, r"PAWS tests .* labels 0, 1; .* trained on qqp with duplicate, not_dup"),
     ],
 )
 def test_a_set_of_another_task(tmp_path, name, trained, message):

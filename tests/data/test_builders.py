@@ -101,10 +101,13 @@ def test_a_set_built_from_other_files_is_an_error(tmp_path, builders):
 
 
 def test_malformed_and_missing_files(tmp_path, builders):
-    write_raw(tmp_path / "raw", "sst2")
+    write_raw(tmp_path / "raw", "sst2", rows=30)
+    table = (tmp_path / "raw" / "SST-2" / "dev.tsv").read_text()
     (tmp_path / "raw" / "SST-2" / "dev.tsv").write_text("sentence\tlabel\nfine\t7\n")
     with pytest.raises(ValueError, match=r"dev\.tsv, line 2: unknown label '7'"):
-        builders.build("sst2", tfds_dir=tmp_path / "sets", raw_dir=tmp_path / "raw")
+        builders.build("sst2", tfds_dir=tmp_path / "raw", raw_dir=tmp_path / "raw")
+    (tmp_path / "raw" / "SST-2" / "dev.tsv").write_text(table)
+    assert load_task("sst2", data_dir=tmp_path / "raw").spec.name == "sst2"  # from the raw files
     with pytest.raises(FileNotFoundError, match=r"no validation split.*\(built splits: none"):
         builders.read_built(task("sst2"), tmp_path / "sets", "validation")
     with pytest.raises(FileNotFoundError, match="no train file of CoLA"):

@@ -1,4 +1,7 @@
+import csv
+
 import numpy as np
+import pandas as pd
 import pytest
 
 from hopfax.data import WordPiece, from_rows, read_table
@@ -18,6 +21,7 @@ def splits(data):
         (STARS, ("1", "2", "4", "10")),
         (np.array(STARS), ("1", "2", "4", "10")),
         ([True, False] * 20, ("False", "True")),
+        (np.array([True, False] * 20), ("False", "True")),
     ],
 )
 def test_strings_and_integers_are_classes(labels, names):
@@ -77,6 +81,9 @@ def test_long_rows_are_truncated_with_a_warning():
     from_rows(*rows, **options, max_length=7)  # without a warning
 
 
+COLUMN = pd.Series([1, 1], index=[5, 6])
+
+
 @pytest.mark.parametrize(
     ("texts", "labels", "options", "message"),
     [
@@ -93,6 +100,7 @@ def test_long_rows_are_truncated_with_a_warning():
         (["a", "b"], [0, 1], {}, "2 rows are too few to hold some out: pass validation and test"),
         (FILMS, STARS, {"test": (["a"], [3])}, "test, row 0: label 3 is not one of 1, 2, 4, 10"),
         (FILMS, STARS, {"test": (["a", "b"], [1, 1])}, "test: all 2 labels are 1"),
+        (FILMS, STARS, {"test": (["a", "b"], COLUMN)}, "test: all 2 labels are 1"),
         (FILMS, STARS, {"validation": (["a"], [1, 2])}, "validation: got 1 texts, but 2 labels"),
         (FILMS, STARS, {"train_size": 0}, "train_size must be an integer >= 1, got 0"),
     ],
@@ -149,6 +157,16 @@ def test_types_of_labels(tmp_path, ending, content, labels):
     path = tmp_path / f"rows.{ending}"
     path.write_text(content)
     assert repr(read_table(path)[1]) == repr(labels)
+
+
+def test_long_cells(tmp_path):
+    limit = csv.field_size_limit()
+    for ending, separator in (("csv", ","), ("tsv", "\t")):
+        path = tmp_path / f"a.{ending}"
+        path.write_text(f"text{separator}label\n{'a' * 200_000}{separator}1\n")
+        ((text,), _) = read_table(path)
+        assert len(text) == 200_000
+    assert csv.field_size_limit() == limit
 
 
 @pytest.mark.parametrize(

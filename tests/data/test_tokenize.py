@@ -43,8 +43,9 @@ def test_an_example_has_choices(texts, choices):
 
 
 def test_one_score_makes_all_labels_scores():
-    labels = encode(examples("a", "b", labels=[0, 2.5]), VOCABULARY).labels
-    assert labels.tolist() == [0.0, 2.5] and labels.dtype == np.float32
+    for score in (2.5, np.float32(2.5)):
+        labels = encode(examples("a", "b", labels=[0, score]), VOCABULARY).labels
+        assert labels.tolist() == [0.0, 2.5] and labels.dtype == np.float32
 
 
 @pytest.mark.parametrize(
@@ -135,6 +136,8 @@ def test_files_and_texts_that_cannot_be_read(tmp_path):
     bare = WordPiece(tokens=VOCABULARY.tokens, serialized=tokenizer.to_str())
     with pytest.raises(ValueError, match=r"'\\x00' has no tokens"):
         encode(examples("a", "\0"), bare, cached=False)
+    with pytest.raises(ValueError, match="text 8 has a character that is not valid Unicode"):
+        encode(examples("a", ("b", "\ud800")), VOCABULARY)
 
 
 def test_bert_vocabulary(shared):
