@@ -35,12 +35,10 @@ ALLOWED = {
     "hopfax.text": set(),
     "hopfax.nn": {
         "hopfax.checks", "hopfax.hub", "hopfax.optional", "hopfax.fixed_point", "hopfax.cpu",
-        "hopfax.hopfield", "hopfax.stability",
+        "hopfax.hopfield",
     },
-    # `hopfax`: its version, for the checkpoints.
     "hopfax.train": {
-        "hopfax", "hopfax.checks", "hopfax.fixed_point", "hopfax.cpu", "hopfax.hopfield",
-        "hopfax.stability", "hopfax.nn", "hopfax.data", "hopfax.text",
+        "hopfax.checks", "hopfax.cpu", "hopfax.hopfield", "hopfax.nn", "hopfax.data", "hopfax.text",
     },
     "hopfax.classifier": {
         "hopfax.nn", "hopfax.train", "hopfax.data", "hopfax.hub", "hopfax.optional",

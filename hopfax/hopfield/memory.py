@@ -717,12 +717,8 @@ def _posterior(
             value=decay * running.value + _product(gained, rows),
         ), None
 
-    lowest, zero, none = (
-        jnp.full((), -jnp.inf, dtype),
-        jnp.zeros((), dtype),
-        jnp.zeros((), jnp.int32),
-    )
-    start = _Running(lowest, zero, none, zero, zero, jnp.zeros(patterns.shape[1], dtype))
+    zero, none = jnp.zeros((), dtype), jnp.zeros((), jnp.int32)
+    start = _Running(zero - jnp.inf, zero, none, zero, zero, jnp.zeros(patterns.shape[1], dtype))
     if size == count:
         running, _ = step(start, none)
     else:
@@ -819,12 +815,7 @@ def _rows(index: Index, count: int) -> Array:
     if index is None:
         return jnp.arange(count)
     check_shapes(index=(index, "rows"))
-    if not is_traced(index):
-        values = np.asarray(index)
-        if not np.issubdtype(values.dtype, np.integer):
-            raise TypeError(f"index must hold integers, got {values.dtype}")
-        if (wrong := values[(values < 0) | (values >= count)]).size:
-            raise ValueError(f"index must be at least 0 and below {count}, got {wrong[0]}")
+    check_count(0, count - 1, index=index)
     return jnp.asarray(index)
 
 

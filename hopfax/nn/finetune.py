@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
-from hopfax.checks import check_count, check_range
 from hopfax.nn.attention import Mask, SoftmaxAttention, Tokens
 from hopfax.nn.encoder import Attention, Encoder
 from hopfax.nn.families import encoder_positions
@@ -65,10 +64,7 @@ def text_classifier(
         raise ValueError(f'hidden_act must be "gelu", got {config["hidden_act"]!r}')
     keep = num_outputs is None
     outputs = len(pretrained.labels) if num_outputs is None else num_outputs
-    check_range(0, 1, ends="[)", dropout=dropout)
-    if not keep:
-        check_count(1, num_outputs=outputs)
-    elif not pretrained.labels:
+    if keep and not pretrained.labels:
         raise ValueError("num_outputs is required: the model has no classifier")
     if attention is None:
         attention, options = pretrained.attention[0], {**pretrained.attention[1], **options}

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from hopfax.checks import check_range
+from hopfax.checks import check_count, check_range
 from hopfax.cpu import quick
 from hopfax.hopfield import matched_sigma
 from hopfax.nn.encoder import CLEAN, Perturbation
@@ -131,7 +131,7 @@ def pgd(objective: Objective, ball: Ball) -> Objective:
         ball: Where to search, and how.
 
     Raises:
-        ValueError: A number of the ball is out of range.
+        TypeError, ValueError: A number of the ball is out of range.
 
     Differentiation:
         With respect to the parameters, with a fixed perturbation. Dropout is the same in all
@@ -182,7 +182,7 @@ def freelb(objective: Objective, ball: Ball) -> Objective:
         ball: Where to search, and how.
 
     Raises:
-        ValueError: A number of the ball is out of range.
+        TypeError, ValueError: A number of the ball is out of range.
 
     Differentiation:
         First order, reverse mode, of the loss only, with respect to the parameters and `added`,
@@ -273,9 +273,6 @@ def _plus(added: Perturbation, delta: Deltas) -> Perturbation:
 
 
 def _check_ball(ball: Ball) -> None:
-    num_steps, step_size, max_norm, initial_norm = ball
-    if not (num_steps >= 1 and step_size > 0 and max_norm > 0 and initial_norm >= 0):
-        raise ValueError(
-            "ball must have num_steps >= 1, step_size > 0, max_norm > 0 and initial_norm >= 0, got "
-            f"{ball}"
-        )
+    check_count(1, num_steps=ball.num_steps)
+    check_range(0, ends="(]", step_size=ball.step_size, max_norm=ball.max_norm)
+    check_range(0, initial_norm=ball.initial_norm)

@@ -168,21 +168,14 @@ def robustness(
 
     @jax.jit
     def outputs(keys: Array, signal: Array, mask: Array, level: Array) -> Array:
-        noisy = jax.lax.cond(
-            level == np.inf, lambda: signal, lambda: add_noise(keys, signal, mask, level, per_token)
-        )
-        return fn(noisy, mask)
+        return fn(add_noise(keys, signal, mask, level, per_token), mask)
 
     results = []
-    for level in (np.inf, *np.atleast_1d(snr_db).tolist()):
-        parts = [
-            np.asarray(
-                outputs(
-                    *(x[at : at + batch_size] for x in (keys, embeddings, mask)), np.float32(level)
-                )
-            )
-            for at in range(0, len(truth), batch_size)
-        ]
+    for level in (np.inf, *np.atleast_1d(snr_db).tolist()):  # at infinity, the noise is zero
+        parts = []
+        for at in range(0, len(truth), batch_size):
+            batch = (x[at : at + batch_size] for x in (keys, embeddings, mask))
+            parts.append(np.asarray(outputs(*batch, np.float32(level))))
         results.append(NoisyScore(level, *with_interval(metric, np.concatenate(parts), truth)))
     return results
 
@@ -234,8 +227,7 @@ def check_noise(noise: Noise) -> None:
             raise ValueError(
                 f"{field} must be one of {', '.join(known)}, got {getattr(noise, field)!r}"
             )
-    if not 0 <= noise.level < np.inf:
-        raise ValueError(f"level must be >= 0 and finite, got {noise.level}")
+    check_range(0, ends="[)", level=noise.level)
 
 
 def make_predictor(model: Functional[Encoder], *, sharding: Sharding | None = None) -> Predictor:
