@@ -266,12 +266,6 @@ def unlearned_note(
     return [f"{text}{report.joined(parts)}."] if parts else []
 
 
-def with_average(scores: pd.DataFrame) -> pd.DataFrame:
-    """The mean over all tasks, as a task called "average", in front of the tasks."""
-    average = tidy.average(scores, "task").assign(task="average")
-    return pd.concat([average, scores], ignore_index=True)
-
-
 def noise_label(protocol: str, level: float) -> str:
     """Such as "clean", "σ 0.5" or "+6 dB"."""
     if not level:
@@ -280,17 +274,6 @@ def noise_label(protocol: str, level: float) -> str:
         return f"σ {level:g}"
     decibels = round(-20 * np.log10(level), 1)
     return f"{decibels:+g} dB".replace("-", "−") if decibels else "0 dB"
-
-
-def paper_scores(table: pd.DataFrame) -> pd.Series:
-    """The paper's score of each row at the same σ, nan where it has none."""
-    values = [
-        paper_score(_title(row.task), row.model, row.level)
-        if row.protocol in ("", "sigma")
-        else np.nan
-        for _, row in table.iterrows()
-    ]
-    return pd.Series(values, index=table.index, dtype=float)
 
 
 def lines(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.DataFrame:
@@ -305,7 +288,12 @@ def lines(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.DataFrame:
         baseline's.
     """
     table = tidy.summarize(scores)
-    table["paper"] = paper_scores(table)
+    table["paper"] = [
+        paper_score(_title(row.task), row.model, row.level)
+        if row.protocol in ("", "sigma")
+        else np.nan
+        for _, row in table.iterrows()
+    ]
     table["constant"] = table.task.map(constants).astype(float)
     parts = []
     for (site, protocol), title in panels(scores).items():

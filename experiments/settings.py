@@ -166,31 +166,32 @@ class Noise:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flags:
-    """Flags of every experiment that trains encoders."""
+class Run:
+    """Flags of every experiment."""
 
     budget: BudgetName = "laptop"
     """Size of the run: smoke (seconds), laptop (minutes to hours) or paper (as published). Other
     flags override its values."""
     runs: str = "runs"
     """Folder of all runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags(Run):
+    """Flags of every experiment that trains encoders."""
+
     data: Data = Data()
     training: Training = Training()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shared:
+class Shared(Run):
     """Flags of every experiment on a pretrained encoder and raw data sets."""
 
     pretrained: Annotated[str | None, optional("FOLDER", "required")] = None
     """Folder of a BERT or RoBERTa in the Hugging Face layout."""
     data_dir: Annotated[str | None, optional("FOLDER", "required")] = None
     """Folder of the raw data sets."""
-    budget: BudgetName = "laptop"
-    """Size of the run: smoke (minutes), laptop (up to an hour) or paper (hours). Other flags
-    override its values."""
-    runs: str = "runs"
-    """Folder of all runs."""
 
 
 def resolved(config: Config, own: Mapping[str, Mapping[str, Any]] | None = None) -> Config:

@@ -43,7 +43,7 @@ from experiments.memory.certificates import rms_norm
 from experiments.memory.similarity import decibels
 from experiments.report import Page
 from experiments.rundir import open_run, read_config
-from experiments.settings import BudgetName, budget_of, by_budget, optional
+from experiments.settings import Run, budget_of, by_budget, optional
 from hopfax.hopfield import certified_radius
 from hopfax.nn import Functional, Params, Perturbation, recall
 from hopfax.train import interrupt
@@ -80,7 +80,7 @@ BUDGETS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Run):
     """Trained model, texts and noise."""
 
     run: Annotated[str | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(required)")] = (
@@ -93,10 +93,6 @@ class Config:
     """Model of the run."""
     task: Annotated[str | None, optional("NAME", "the run's only task")] = None
     """Task of the run."""
-    budget: BudgetName = "laptop"
-    """Size: smoke (seconds), laptop (half an hour) or paper (hours). Other flags override it."""
-    runs: str = "runs"
-    """Folder of all runs."""
     num_texts: Annotated[int | None, by_budget("num_texts", "INT", BUDGETS)] = None
     """Number of test texts, evenly spaced."""
     num_draws: Annotated[int | None, by_budget("num_draws", "INT", BUDGETS)] = None

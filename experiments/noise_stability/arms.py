@@ -125,7 +125,7 @@ def page(
             said(median_time(arm.steps), "never"),
             *(said(each) if compared else "" for each in savings.values()),
         ]
-        rows.append([_task(arm.task), *line] if by_task else line)
+        rows.append([TASKS[arm.task], *line] if by_task else line)
         if arm.name == REGULARIZED:
             answers.append(verdict(arm, baseline, f"{100 * target:g} % {split} accuracy"))
         for unit, (mean, low, high) in savings.items() if compared else ():
@@ -188,7 +188,7 @@ def page(
 
 def verdict(arm: Arm, baseline: Arm, target: str) -> str:
     """What the regularizer saves on a task, against the paper's claim."""
-    task, paper = _task(arm.task), PAPER.get(arm.task, np.nan)
+    task, paper = TASKS[arm.task], PAPER.get(arm.task, np.nan)
     if not np.isfinite([arm.steps, baseline.steps]).any():
         return (
             f"**On {task}, no run reaches {target}** within {baseline.horizon:,.0f} "
@@ -211,7 +211,7 @@ def longest(arms: Sequence[Arm]) -> str:
         steps[arm.task] = max(steps.get(arm.task, 0), arm.horizon)
     if len({*steps.values()}) == 1:
         return f"{max(steps.values()):,.0f}"
-    return report.joined(f"{each:,.0f} ({_task(task)})" for task, each in steps.items())
+    return report.joined(f"{each:,.0f} ({TASKS[task]})" for task, each in steps.items())
 
 
 def compute(saving: Interval) -> str:
@@ -239,10 +239,6 @@ def _number(value: float, infinite: str = "never") -> str:
     return infinite if np.isinf(value) else report.number(value, 0)
 
 
-def _task(name: str) -> str:
-    return TASKS.get(name, name)
-
-
 def _sweeps(folder: Path) -> list[report.Table]:
     """Median steps at each γ and ρ, a table a task."""
     frame = tidy.read(folder)
@@ -253,7 +249,7 @@ def _sweeps(folder: Path) -> list[report.Table]:
             report.Table(
                 ["γ", *(f"ρ = {rho:g}" for rho in medians)],
                 [[f"{gamma:g}", *map(_number, line)] for gamma, line in medians.iterrows()],
-                f"{_task(str(task))}: median steps at other γ and ρ, {rows.seed.nunique()} seeds "
+                f"{TASKS[str(task)]}: median steps at other γ and ρ, {rows.seed.nunique()} seeds "
                 "each.",
             )
         )

@@ -29,7 +29,7 @@ import pandas as pd
 from experiments import report
 from experiments.noise_stability import arms, training
 from experiments.report import Page
-from experiments.settings import BudgetName, budget_of, by_budget, optional
+from experiments.settings import Run, budget_of, by_budget, optional
 from hopfax.data import modular_addition, sparse_parity
 from hopfax.nn import decoder
 
@@ -125,12 +125,9 @@ FLAGS: dict[Task, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Run):
     """Tasks, arms and sizes."""
 
-    budget: BudgetName = "laptop"
-    """Size of the run: seconds (addition, one arm), hours, or as published. Other flags override
-    it."""
     task: tuple[Task, ...] = ("addition", "parity")
     """Tasks to run."""
     arm: Annotated[
@@ -153,8 +150,6 @@ class Config:
     """Training rows of every task."""
     monitor: Literal["budget", "train", "validation", "none"] = "budget"
     """Loss monitored by the plateau schedule."""
-    runs: str = "runs"
-    """Folder of all runs."""
 
 
 def run(config: Config) -> Path:

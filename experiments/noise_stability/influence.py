@@ -37,7 +37,7 @@ from experiments import report, tidy
 from experiments.models import is_causal, load, weights_digest
 from experiments.report import Page
 from experiments.rundir import open_run
-from experiments.settings import BudgetName, budget_of, by_budget, optional
+from experiments.settings import Run, budget_of, by_budget, optional
 from hopfax.data import read_tokenizer
 from hopfax.data.tokenize import text_tokenizer
 from hopfax.nn import Params, Pretrained
@@ -77,15 +77,13 @@ BUDGETS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Run):
     """Model and texts."""
 
     pretrained: Annotated[str | None, optional("FOLDER", "required")] = None
     """Folder of a pretrained model."""
     text_file: Annotated[str | None, optional("FILE", "uniform tokens only")] = None
     """Plain text to measure on."""
-    budget: BudgetName = "laptop"
-    """Size of the run: seconds, minutes or hours. The flags below override it."""
     num_texts: Annotated[int | None, by_budget("num_texts", "INT", BUDGETS)] = None
     """Texts of each kind; at least 3."""
     num_tokens: Annotated[int | None, by_budget("num_tokens", "INT", BUDGETS)] = None
@@ -94,8 +92,6 @@ class Config:
     """Draws of random weights; layers and heads are measured in the first."""
     num_inner: Annotated[int | None, by_budget("num_inner", "INT", BUDGETS)] = None
     """Texts of each kind for layers and heads, and for random weights; in [3, num_texts]."""
-    runs: str = "runs"
-    """Folder of all runs."""
 
 
 def run(config: Config) -> Path:

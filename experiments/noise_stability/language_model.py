@@ -28,7 +28,7 @@ from experiments import report, tidy
 from experiments.noise_stability import arms, training
 from experiments.report import Page
 from experiments.rundir import write_whole
-from experiments.settings import BudgetName, budget_of, by_budget, optional
+from experiments.settings import Run, budget_of, by_budget, optional
 from hopfax.data import LanguageData, next_words, read_wikitext2, synthetic_split
 from hopfax.nn import Decoder, decoder
 
@@ -78,13 +78,11 @@ SHARES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Run):
     """Text and size of the run."""
 
     data_dir: Annotated[str | None, optional("FOLDER", "embedded sentences")] = None
     """Folder that holds `wikitext-2/`."""
-    budget: BudgetName = "laptop"
-    """Size of the run: seconds, an hour, or 16 seeds. Other flags override it."""
     target_on: Literal["train", "validation"] = "train"
     """Rows on which the target of 70 % counts."""
     seeds: Annotated[int | None, by_budget("seeds", "INT", BUDGETS)] = None
@@ -94,8 +92,6 @@ class Config:
     monitor: Literal["train", "validation", "none"] = "none"
     """Loss that lowers the learning rate when it stops falling, with Table 2's patience of 10
     epochs and factor of 0.8."""
-    runs: str = "runs"
-    """Folder of all runs."""
 
 
 def run(config: Config) -> Path:

@@ -30,7 +30,7 @@ from experiments import report, tidy
 from experiments.figures import Panel
 from experiments.noise_stability import layers
 from experiments.rundir import open_run
-from experiments.settings import BudgetName, budget_of, by_budget
+from experiments.settings import Run, budget_of, by_budget
 from hopfax.stability import gaussian_pair, level_weights, noise_stability, theory
 from hopfax.train.progress import Progress
 
@@ -114,19 +114,15 @@ TITLES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Run):
     """Settings of the experiment."""
 
-    budget: BudgetName = "laptop"
-    """Size of the run: seconds, minutes, or a million pairs. The flags below override it."""
     num_samples: Annotated[int | None, by_budget("num_samples", "INT", BUDGETS)] = None
     """Pairs an estimate, at least 1000."""
     networks: Annotated[int | None, by_budget("networks", "INT", BUDGETS)] = None
     """Random networks, for error bars over their weights; at least 2."""
     seed: int = 0
     """Seed of all draws."""
-    runs: str = "runs"
-    """Folder of all runs."""
 
 
 def run(config: Config) -> Path:

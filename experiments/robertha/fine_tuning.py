@@ -34,7 +34,7 @@ lower on STS-B, MRPC and MNLI.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -96,23 +96,19 @@ def page(folder: Path) -> Page:
         left_out = gaussian.left_out_note(scores, kept, measured.titles)
     if len(kept) < len(scores) or len(gaussian.not_learned(scores, constants)):
         left_out = [*left_out, NOT_BOLD]
+    models = " ".join(scores.model.unique())
+    defined = [*[HOPFIELD] * ("hopfield" in models), *[ESR] * ("esr" in models)]
     return replace(
         each,
         title=each.title.replace("Robustness to Gaussian noise", "Fine-tuned encoders under noise"),
         answer=answer(scores, measured.titles, constants) or each.answer,
-        notes=[*each.notes, *left_out, HOLM, *defined(scores.model.unique())],
+        notes=[*each.notes, *left_out, HOLM, *defined],
         tables=[
             *each.tables,
             *level_table(scores, measured.titles, constants),
             clean_scores(scores, measured.titles, constants),
         ],
     )
-
-
-def defined(models: Iterable[str]) -> list[str]:
-    """Returns notes on Hopfield attention and ESR, where models have them."""
-    hopfield, esr = (any(part in each for each in models) for part in ("hopfield", "esr"))
-    return [*[HOPFIELD] * hopfield, *[ESR] * esr]
 
 
 def differences_by_level(scores: pd.DataFrame) -> pd.DataFrame:

@@ -129,7 +129,8 @@ def page(folder: Path) -> Page:
     tasks, models = list(scores.task.unique()), list(scores.model.unique())
     titles = gaussian.titles(tasks)
     names = report.joined(titles[name] for name in tasks)
-    shown = gaussian.with_average(scores) if len(tasks) > 1 else scores
+    average = tidy.average(scores, "task").assign(task="average")
+    shown = pd.concat([average, scores], ignore_index=True) if len(tasks) > 1 else scores
     subject = shown.task.iloc[0]
     baseline, constants = gaussian.reference(models), gaussian.constants(measured)
     lines, averaged = gaussian.lines(shown, constants), gaussian.informative(shown, constants)

@@ -100,23 +100,13 @@ def test_the_last_layer_has_the_influence_of_an_encoders_output(loaded, monkeypa
 @pytest.mark.parametrize("loaded", ["bert"], indirect=True)
 def test_heads_are_those_of_the_model(loaded):
     params = jax.tree.map(lambda leaf: leaf[0], loaded.params["layers"])
-    eps = loaded.config["layer_norm_eps"]
-    mask = jnp.ones((1, 5), bool)
-    states = loaded.forward(loaded.embed(jnp.array([[5, 6, 7, 8, 9]])), mask).hidden_states[:, 0]
-    heads = influence.head_outputs(params, states[0], loaded.config["num_attention_heads"])
-
-    def norm(p, x):
-        x = x - x.mean(-1, keepdims=True)
-        return x / np.sqrt(np.square(x).mean(-1, keepdims=True) + eps) * p["weight"] + p["bias"]
-
-    def linear(p, x):
-        return x @ p["weight"] + p["bias"]
-
-    mixed = linear(params["attention_out"], heads.reshape(5, -1))
-    x = norm(params["attention_norm"], states[0] + mixed)
-    hidden = jax.nn.gelu(linear(params["ff_in"], x), approximate=False)
-    expected = norm(params["ff_norm"], x + linear(params["ff_out"], hidden))
-    np.testing.assert_allclose(states[1], expected, rtol=1e-3, atol=1e-3)
+    embeddings, mask = loaded.embed(jnp.array([[5, 6, 7, 8, 9]])), jnp.ones((1, 5), bool)
+    (states,) = loaded.forward(embeddings, mask).hidden_states[0]
+    maps = loaded.attention_maps(embeddings, mask)[0, 0]
+    heads = influence.head_outputs(params, states, len(maps))
+    values = states @ params["value"]["weight"] + params["value"]["bias"]
+    expected = jnp.einsum("hqk,khw->qhw", maps, values.reshape(5, len(maps), -1))
+    np.testing.assert_allclose(heads, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_parts_leave_out_special_tokens():

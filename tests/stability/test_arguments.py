@@ -83,22 +83,12 @@ interval = partial(theory.attention_interval, 1.0, negative=1.0, num_tokens=2, w
             (moments, {"second_moment": each}, r"second_moment must be at least mean\*\*2, got")
             for each in (3.0, np.nan)
         ),
-    ],
-)
-def test_numbers_out_of_range(call, options, words):
-    with pytest.raises(ValueError, match=words):
-        call(**options)
-
-
-@pytest.mark.parametrize(
-    ("call", "options", "words"),
-    [
         (partial(bit_pair, KEY, (2,)), {"rho": jnp.zeros(2)}, r"rho must have shape \(\), got"),
         (estimate, {"rho": jnp.zeros((2, 2))}, r"rho must be .*, got shape \(2, 2\)"),
         (regularizer, {"probs": HALVES[:3]}, "the same number of rows"),
     ],
 )
-def test_shapes(call, options, words):
+def test_numbers_and_shapes(call, options, words):
     with pytest.raises(ValueError, match=words):
         call(**options)
 
