@@ -160,7 +160,9 @@ def facets(
     """
     names, hues = titles or {}, list(table[hue].unique())
     rows, cols = _values(table, row), _values(table, col)
-    size = 1.2 + 3.4 * len(cols), 1.3 + 2.7 * len(rows) + 0.13 * len(hues)
+    words = max(len(str(names.get(each, each))) for each in hues)  # of the legend
+    width = max(1.2 + 3.4 * len(cols), 0.6 + 0.08 * words)
+    size = width, 1.3 + 2.7 * len(rows) + 0.13 * len(hues)
     with _figure(size) as figure:
         grid = figure.subplots(len(rows), len(cols), squeeze=False, sharey="row")
         for axes_of_row, of_row in zip(grid, rows, strict=True):
@@ -369,7 +371,9 @@ def _lines(
             apart = 0.16 * ((number + 0.5) / len(hues) - 0.5)
             places = np.array([ticks.index(value) for value in line[x]]) + apart
         axes.plot(places, line["mean"], zorder=3, **_style(style))
-        if len(hues) <= MOST_BANDS:
+        if len(line) == 1:  # too narrow for a band
+            axes.vlines(places, line.low, line.high, color=style.color, lw=1.5)
+        elif len(hues) <= MOST_BANDS:
             axes.fill_between(places, line.low, line.high, color=style.color, alpha=0.15, lw=0)
         if "paper" in line:
             axes.plot(places, line.paper, zorder=4, **_open(style.color, style.marker))

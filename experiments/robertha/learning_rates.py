@@ -124,21 +124,24 @@ def page(folder: Path) -> Page:
     if len(at_edge) and len(weak) < len(best):
         notes.append(f"Best at the end of the range of rates: {report.joined(at_edge)}.")
     if len(weak) == len(best):
+        constants = report.joined(map(report.number, best.constant.unique()))
         answer = (
-            f"**On {names}, no rate brings {report.joined(best.line)} {LEARNED:g} points above the "
-            f"majority baseline ({report.joined(map(report.number, best.constant.unique()))})**."
+            f"**On {names}, no tested rate brings {report.joined(best.line)} {LEARNED:g} points "
+            f"above the majority baseline ({constants})**."
         )
     elif len(weak):
         notes.append(
             f"Less than {LEARNED:g} points above the majority baseline at all rates, so that the "
             f"choice means little: {report.joined(weak)}."
         )
-    rows = [
-        [f"{titles[str(task)]}, {titles[str(model)]}",
-         *(f"**{report.bracketed(row)}**" if index in chosen else report.bracketed(row)
-           for index, row in each.iterrows())]
-        for (task, model), each in means.groupby(["task", "model"], sort=False)
-    ]  # fmt: skip
+    rows = []
+    for (task, model), each in means.groupby(["task", "model"], sort=False):
+        cells = {  # a model may lack some rates
+            row.rate: f"**{report.bracketed(row)}**" if index in chosen else report.bracketed(row)
+            for index, row in each.iterrows()
+        }
+        name = f"{titles[str(task)]}, {titles[str(model)]}"
+        rows.append([name, *(cells.get(rate, "not tested") for rate in rates)])
     sizes = report.sizes(frame.assign(metric="score"), titles).replace("test", "validation", 1)
     return Page(
         title=f"Learning rates of fine-tuned encoders: {names}",

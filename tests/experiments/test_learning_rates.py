@@ -68,9 +68,13 @@ def test_the_page_names_the_best_rate_of_each_model(tmp_path):
     )
     pd.DataFrame(rows).assign(constant=78.0).to_csv(tmp_path / "results.csv", index=False)
     assert learning_rates.page(tmp_path).answer == (
-        "**On MRPC, no rate brings fine-tuned encoder and fine-tuned encoder + ESR 5 points above "
-        "the majority baseline (78.0)**."
+        "**On MRPC, no tested rate brings fine-tuned encoder and fine-tuned encoder + ESR 5 points "
+        "above the majority baseline (78.0)**."
     )
+    part = [row for row in rows if row["model"] == "pretrained" or row["learning_rate"] == 5e-5]
+    pd.DataFrame(part).to_csv(tmp_path / "results.csv", index=False)
+    (table,) = learning_rates.page(tmp_path).tables
+    assert table.rows[1][1::2] == ["not tested", "not tested"] and "74.7" in table.rows[1][2]
     rows += [{**row, "task": "rte", "score": 70.0 - row["seed"]} for row in rows]
     pd.DataFrame(rows).to_csv(tmp_path / "results.csv", index=False)
     answer = learning_rates.page(tmp_path).answer
