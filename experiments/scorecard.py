@@ -311,7 +311,8 @@ def noise_stability() -> list[list[str]]:
         u_shape("uniform tokens"),
         u_shape("real text"),
         few_tokens(),
-        tighter_bound(),
+        tighter_bound("", "minilm"),
+        tighter_bound(", fine-tuned on SST-2", "minilm_sst2"),
     ]
 
 
@@ -362,15 +363,17 @@ def stable(which: str, name: str) -> list[str]:
 
 def u_shape(kind: str) -> list[str]:
     """A line on the influence of a pretrained encoder's tokens by position."""
-    table = influence.ratios(pd.read_csv(RESULTS / "influence/minilm/results.csv"))
+    frame = pd.read_csv(RESULTS / "influence/minilm/results.csv")
+    table = influence.ratios(frame)
     rows = table[table.corruption == kind].set_index(["weights", "part"])
     trained, random = rows.loc["trained"], rows.loc["random"]
     parts = [f"{end} 5 %: {report.bracketed(row)}" for end, row in trained.iterrows()]
+    layers = report.joined(influence.curved_layers(influence.by_layer(frame), kind))
     return [
         f"Influence is U-shaped in position: {kind}",
         "U-shape, Figures 1, 7, 8",
         f"relative to the middle: {report.joined(parts)}",
-        influence.verdict(trained, random),
+        influence.verdict(trained, random) + f"; a U-shape in layers {layers}" * bool(layers),
         "[influence/minilm](influence/minilm/README.md)",
     ]
 
@@ -483,20 +486,21 @@ def lowest_snr(mean: pd.Series, clean: float) -> str:
     return similarity.decibels(lowest)
 
 
-def tighter_bound() -> list[str]:
+def tighter_bound(which: str, name: str) -> list[str]:
     """A line on both bounds on the weight of high degree, at the paper's degree."""
-    table = tail_mass.bounds(pd.read_csv(RESULTS / "tail_mass/minilm/results.csv"))
-    rows = table[(table.degree == tail_mass.PAPER_DEGREE) & (table.weights == "trained")]
+    folder = f"tail_mass/{name}"
+    table = tail_mass.bounds(pd.read_csv(RESULTS / folder / "results.csv"))
+    rows = tidy.select(table, degree=tail_mass.PAPER_DEGREE, weights=table.weights.iloc[0])
     degree, markov = (tidy.select(rows, quantity=each).iloc[0] for each in ("D", tail_mass.MARKOV))
     lemma = tidy.select(rows, quantity=tail_mass.LEMMA)["mean"].min()
     verdict = tail_mass.verdict(degree)
     return [
-        "Noise stability bounds high degrees more tightly than influence",
+        f"Noise stability bounds high degrees more tightly than influence: MiniLM{which}",
         "2 to 10 times, Table 1",
         f"from stability {report.number(lemma, 3)}; from influence "
         f"{report.number(markov['mean'], 3)} (lower is tighter)",
         {tail_mass.TIGHTER: "holds", tail_mass.LOOSER: "does not hold"}.get(verdict, verdict),
-        "[tail_mass/minilm](tail_mass/minilm/README.md)",
+        f"[{folder}]({folder}/README.md)",
     ]
 
 

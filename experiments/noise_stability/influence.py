@@ -373,6 +373,13 @@ def by_layer(frame: pd.DataFrame) -> pd.DataFrame:
     return table.join(shapes.agg(curved="sum", num_heads="size"), on=keys)
 
 
+def curved_layers(inner: pd.DataFrame, kind: str) -> list[str]:
+    """Returns the layers whose states have a U-shape with trained weights, from `by_layer`."""
+    states = tidy.select(inner, site="layer", weights="trained", corruption=kind)
+    curved = (states.low > 1).groupby(states.level).all()
+    return [f"{level:g}" for level in curved.index[curved]]
+
+
 def verdict(trained: Any, random: Any) -> str:
     """Returns what the ratios of both ends to the middle say, with trained and random weights."""
     if (trained.low > 1).all():
@@ -440,13 +447,16 @@ def page(folder: Path) -> Page:
             f"{ratio(trained.loc['first'])} times the influence of the {PARTS['middle']}, and the "
             f"last {ratio(trained.loc['last'])}."
         )
+        if layers := curved_layers(inner, kind):
+            answer.append(f"The states of layers {report.joined(layers)} have a U-shape.")
         count = counts[kind, "trained"]["mean"]
         answer.append(
             f"{100 * MOST:g} % of the influence is on {count:.0f} of {num_tokens} tokens."
         )
     notes = [
         "U-shape: both ends of a text (5 % each) have more influence than the middle half, with "
-        "both 95 % intervals above 1. The peak need not be at the very end.",
+        "both 95 % intervals above 1. The peak need not be at the very end. Layers are not "
+        "corrected for their number.",
         "At most a weak U-shape: an interval contains 1, and both upper bounds are below "
         f"{WEAK:g}. No U-shape: an interval is below 1.",
         f"Texts of {num_tokens} tokens, {int(curves.num_examples.max())} of each kind; uniform "

@@ -434,8 +434,10 @@ def page(folder: Path) -> Page:
         lines.append([f"the paper, {model}, 256 tokens, T = {PAPER_DEGREE}", "–", f"{markov:g}",
                       f"{lemma:g}", f"weight at degree ≥ {least}"])  # fmt: skip
     first = table.weights.iloc[0]
-    of_many = tidy.select(table, weights=first, panel=many)
-    degree, variance = (tidy.select(of_many, quantity=each).iloc[0] for each in ("D", "variance"))
+    degree = tidy.select(table, weights=first, panel=many, quantity="D").iloc[0]
+    shares = tidy.select(table, weights=first, quantity="variance")
+    shares = shares.assign(where=shares.panel.str.split(",").str[0]).drop_duplicates("where")
+    variances = report.joined(f"{share(row)} ({row['where']})" for _, row in shares.iterrows())
     counts = {each: verdicts.count(each) for each in dict.fromkeys(verdicts)}
     answer = (
         "**Compared with the bound from influence, the bound from noise stability (Lemma 1) on the "
@@ -486,8 +488,7 @@ def page(folder: Path) -> Page:
             f"sentences of SST-2, all 2^{plan['num_bits']} inputs; {plan['num_tokens']} tokens of "
             f"{plan['num_long']} passages of WikiText-2, {plan['num_draws']} draws of each.",
             "Brackets and bands: 95 % intervals over texts, including sampling error of the draws.",
-            f"At {plan['num_tokens']} tokens ({WEIGHTS[first]}), the variance is "
-            f"{share(variance)} of the second moment: divided by the latter, both bounds shrink by "
-            "that factor.",
+            f"The variance as a share of the second moment ({WEIGHTS[first]}): {variances}. "
+            "Divided by the second moment, the weight and both bounds shrink by that factor.",
         ],
     )

@@ -60,6 +60,7 @@ HOPFIELD = (
 )
 ESR = "ESR: Eigenspectrum Regularization of the keys."
 NOT_LEARNED = "Not learned"
+METRICS = {"accuracy": "accuracy", "f1": "F1", "pearson": "Pearson’s r", "spearman": "Spearman’s ρ"}
 TRAINING = {"epochs": 3, "patience": 3, "noise_draws": 1, "levels": LEVELS}
 DEFAULTS = {"laptop": TRAINING, "paper": TRAINING}
 
@@ -102,13 +103,27 @@ def page(folder: Path) -> Page:
         each,
         title=each.title.replace("Robustness to Gaussian noise", "Fine-tuned encoders under noise"),
         answer=answer(scores, measured.titles, constants) or each.answer,
-        notes=[*each.notes, *left_out, HOLM, *defined],
+        notes=[*each.notes, *metrics_note(measured), *left_out, HOLM, *defined],
         tables=[
             *each.tables,
             *level_table(scores, measured.titles, constants),
             clean_scores(scores, measured.titles, constants),
         ],
     )
+
+
+def metrics_note(measured: gaussian.Measured) -> list[str]:
+    """Returns a note on the first model's metrics without noise, where a score combines several."""
+    frame, scores, titles, *_ = measured
+    baseline = gaussian.reference(list(scores.model.unique()))
+    rows = tidy.select(frame, metric=list(METRICS), model=baseline, level=0.0)
+    lines = []
+    for task, of_task in rows.groupby("task", sort=False):
+        means = of_task.groupby("metric", sort=False)["score"].mean()
+        if len(means) > 1:
+            each = [f"{METRICS[str(name)]} {100 * mean:.1f}" for name, mean in means.items()]
+            lines.append(f"{report.joined(each)} ({titles[str(task)]})")
+    return [f"Without noise, × 100, {titles[baseline]}: {'; '.join(lines)}."] if lines else []
 
 
 def differences_by_level(scores: pd.DataFrame) -> pd.DataFrame:

@@ -87,6 +87,15 @@ def test_fine_tuned_models_are_compared_with_the_first():
     ):
         assert row[0] == f"SST-2, fine-tuned encoder{title}" and row[2] == "50.9"
         assert float(row[1].split()[0]) == pytest.approx(clean[model], abs=0.051)
+    metrics = pd.DataFrame({
+        "task": "mrpc", "model": "pretrained", "level": [0.0, 0.0, 0.0, 1.0],
+        "metric": ["accuracy", "f1", "f1", "f1"], "score": [0.8, 0.84, 0.86, 0.1],
+    })  # fmt: skip
+    measured = gaussian.Measured(metrics, ordered, {**titles, "mrpc": "MRPC"}, "", [])
+    assert fine_tuning.metrics_note(measured) == [
+        f"Without noise, × 100, {titles['pretrained']}: accuracy 80.0 and F1 85.0 (MRPC)."
+    ]
+    assert not fine_tuning.metrics_note(measured._replace(frame=metrics[:1]))  # is the score
     assert not fine_tuning.answer(ordered[ordered.model == "pretrained"], titles, {"sst2": 50.9})
     assert not fine_tuning.level_table(
         ordered[ordered.model == "pretrained"], titles, {"sst2": 50.9}

@@ -169,6 +169,7 @@ def test_the_page_says_what_the_intervals_do(tmp_path, ends, noise, verdict):
     assert verdict in page.answer
     if noise < 1:
         assert f"{ends:.1f} [{ends:.1f}, {ends:.1f}] times" in page.answer
+    assert ("The states of layers 1 and 2 have a U-shape." in page.answer) == (ends == 3)
     assert [row[0] for row in page.tables[0].rows] == [
         "uniform tokens, trained weights",
         "uniform tokens, random weights",
