@@ -158,6 +158,8 @@ def checked_inputs(
     """Checks a batch; returns its embeddings in the model's dtype, a boolean mask, token types."""
     table = params["tokens"]["weight"]
     embeddings, width = jnp.asarray(embeddings, table.dtype), table.shape[1]
+    if mask is None:
+        raise ValueError("mask must have shape (batch, tokens), got None")
     real = jnp.asarray(mask) != 0
     if not is_traced(mask) and len(wrong := np.setdiff1d(np.asarray(mask), (0, 1))):
         raise ValueError(f"mask must be 1 at real tokens and 0 at padding, got {wrong[0]}")

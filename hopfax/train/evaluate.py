@@ -10,7 +10,14 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
 from hopfax import hopfield
-from hopfax.checks import check_count, check_key, check_mask, check_range, check_shapes
+from hopfax.checks import (
+    check_count,
+    check_key,
+    check_mask,
+    check_range,
+    check_shapes,
+    one_array,
+)
 from hopfax.data.batching import Bucket, eval_batches
 from hopfax.nn.encoder import Encoder, Site
 from hopfax.nn.functional import Functional, Params
@@ -132,10 +139,10 @@ def robustness(
         A score without noise, then one for each of `snr_db`, with intervals over the examples.
 
     Raises:
-        TypeError: `embeddings` are not floating-point, `mask` is not boolean, or `key` is not a
-            random key.
-        ValueError: The shapes do not match, `batch_size` or `snr_db` is out of range, or the
-            outputs or labels do not fit the metric.
+        TypeError: `embeddings` are not floating-point, `mask` is not boolean, `labels` are not
+            numbers, `key` is not a random key, or `fn` returns something other than one array.
+        ValueError: There are no examples, the shapes do not match, `batch_size` or `snr_db` is out
+            of range, or the outputs or labels do not fit the metric.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -164,11 +171,17 @@ def robustness(
     embeddings, mask, truth = jnp.asarray(embeddings), jnp.asarray(mask), np.asarray(labels)
     if not jnp.issubdtype(embeddings.dtype, jnp.floating):
         raise TypeError(f"embeddings must be floating-point, got {embeddings.dtype}")
+    if truth.dtype.kind in "OSU":
+        raise TypeError(
+            f"labels must be class numbers, or real numbers for correlations, got {truth.dtype}"
+        )
+    if not len(truth):
+        raise ValueError("embeddings must have one or more examples")
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(truth)))
 
     @jax.jit
     def outputs(keys: Array, signal: Array, mask: Array, level: Array) -> Array:
-        return fn(add_noise(keys, signal, mask, level, per_token), mask)
+        return one_array(fn(add_noise(keys, signal, mask, level, per_token), mask))
 
     results = []
     for level in (np.inf, *np.atleast_1d(snr_db).tolist()):  # at infinity, the noise is zero

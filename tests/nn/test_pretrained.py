@@ -517,6 +517,8 @@ def test_bad_arguments(folder, family):
     for mask in (np.ones(4), np.ones((2, 3))):
         with pytest.raises(ValueError, match=r"embeddings must have shape \(batch, tokens, 8\)"):
             model.forward(tokens[:, :4], mask)
+    with pytest.raises(ValueError, match=r"mask must have shape \(batch, tokens\), got None"):
+        model.forward(tokens[:, :4], None)
     with pytest.raises(ValueError, match=r"mask must be 1 at real tokens .*, got -1000"):
         model.forward(tokens[:, :4], np.array([[0, 0, 0, -1e3]] * 2))
     assert np.isnan(model.embed(np.array([[VOCAB, -1]]))).all()

@@ -234,12 +234,19 @@ def test_robustness_names_wrong_arguments(rng):
         ({"mask": mask[:, :4]}, ValueError, r"must have shape \(batch, tokens, width\)"),
         ({"mask": mask.astype(int)}, TypeError, "mask must be boolean"),
         ({"labels": labels + 2}, ValueError, "accuracy requires"),
+        ({"labels": labels.astype(str)}, TypeError, "labels must be class numbers, .* got <U"),
+        (
+            {"embeddings": embeddings[:0], "mask": mask[:0], "labels": labels[:0]},
+            ValueError,
+            "embeddings must have one or more examples",
+        ),
+        ({"fn": lambda *inputs: inputs}, TypeError, "fn must return one array, got a tuple"),
         ({"key": 0}, TypeError, "key must be a random key"),
         ({"embeddings": embeddings.astype(int)}, TypeError, "must be floating-point, got int"),
         ({"snr_db": np.nan}, ValueError, "snr_db must be finite, got nan"),
         ({"batch_size": 0}, ValueError, "batch_size must be >= 1, got 0"),
         ({"metric": "auc"}, ValueError, "metrics must be among accuracy"),
     ):
-        arguments = {"embeddings": embeddings, "mask": mask, "labels": labels, "key": KEY}
+        arguments = {"fn": linear, "embeddings": embeddings, "mask": mask, "labels": labels}
         with pytest.raises(error, match=words):
-            robustness(linear, **(arguments | changes))
+            robustness(**(arguments | {"key": KEY} | changes))
