@@ -21,6 +21,7 @@ import hopfax
 from hopfax import stability
 from hopfax.classifier import Classifier, encode_texts
 from hopfax.data import (
+    WordPiece,
     bucket_boundaries,
     bucketed,
     eval_batches,
@@ -205,6 +206,9 @@ def _replaced(keys: Array, ids: Array, mask: Array, rho: Array, vocab_size: int)
 
 def robustness(flags: argparse.Namespace) -> Path:
     """Measures the score against the signal-to-noise ratio at both sites."""
+    for name in ("pair", "label"):
+        if getattr(flags, name) == flags.text:
+            raise ValueError(f"--{name} must differ from --text, got {flags.text}")
     encoder = TextEncoder(flags.folder)
     texts, labels = read_table(flags.dev, text=flags.text, pair=flags.pair, label=flags.label)
     texts, labels = spread(texts, flags.rows), spread(labels, flags.rows)
@@ -223,11 +227,12 @@ def robustness(flags: argparse.Namespace) -> Path:
                 "for sequence classification only). To score text similarity, pass --pair and a "
                 "numeric --label column"
             )
-        if not all(isinstance(label, int | float) and np.isfinite(label) for label in labels):
+        targets, metric = np.array([_score(label) for label in labels]), "spearman"
+        if not (finite := np.isfinite(targets)).all():
             raise ValueError(
-                f"--label must be finite numbers for a model without classes: {flags.dev}"
+                "--label must be finite numbers for a model without classes, got "
+                f"{labels[finite.argmin()]} in {flags.dev}"
             )
-        targets, metric = np.asarray(labels, float), "spearman"
         if not encoder.labels:
             texts = [text for column in zip(*texts, strict=True) for text in column]
 
@@ -251,6 +256,7 @@ def robustness(flags: argparse.Namespace) -> Path:
             | {"score": score, "low": low, "high": high, "num_examples": count}
         )
     title = f"{_name(flags)}: {metric} against noise, {count} rows of {flags.dev.name}"
+    majority = 100 * np.bincount(targets).max() / count if metric == "accuracy" else None
 
     def draw(axes: Any) -> None:
         for site, marker in zip(sites, "o^s", strict=False):
@@ -261,12 +267,16 @@ def robustness(flags: argparse.Namespace) -> Path:
             (line,) = axes.plot(x, y, marker=marker, label=f"noise {SITES[site]}")
             axes.fill_between(x, *bounds, color=line.get_color(), alpha=0.15, lw=0)
         axes.axhline(rows[0]["score"], color="gray", ls=":", label="clean")
+        if majority is not None:
+            axes.axhline(majority, color="gray", ls="--", label="majority baseline")
         axes.invert_xaxis()
         axes.set_xticks(SNR_DB)
         axes.set(xlabel="signal-to-noise ratio in dB", ylabel=f"{metric} × 100")
         axes.legend()
 
     note = "Bands: 95 % intervals over the texts."
+    if majority is not None:
+        note += f" Majority baseline: {majority:.2f}."
     if encoder.memory:
         note += f" The model itself removes noise {SITES[encoder.memory]} (hopfax.nn.with_memory)."
     if flags.memory:
@@ -296,9 +306,20 @@ def _class_numbers(labels: Sequence[Any], names: Sequence[str]) -> np.ndarray:
     labels, numbers = list(map(str, labels)), list(map(str, range(len(names))))
     known = numbers if set(labels) <= set(numbers) - set(names) else names
     if unknown := set(labels) - set(known):
-        allowed = ", ".join(names)
-        raise ValueError(f"--label must be one of {allowed}, got {', '.join(sorted(unknown))}")
+        allowed = " or ".join(names)
+        if not set(names) & set(numbers):
+            allowed += f", or a class number 0 to {numbers[-1]}"
+            unknown = unknown - set(numbers) or set(labels)
+        raise ValueError(f"--label must be {allowed}; got {', '.join(sorted(unknown))}")
     return np.array([known.index(label) for label in labels])
+
+
+def _score(label: Any) -> float:
+    """Returns a label as a number, or nan."""
+    try:
+        return float(label)
+    except (TypeError, ValueError):
+        return np.nan
 
 
 def stability_of(flags: argparse.Namespace) -> Path:
@@ -345,11 +366,15 @@ def stability_of(flags: argparse.Namespace) -> Path:
         "drawn uniformly from the vocabulary (Noise Stability of Transformer Models, Eq. 7). "
         "Score: cosine of both outputs; 95 % intervals over the texts."
     )
+    if same := [str(row["rho"]) for row in rows if row["low"] == row["high"] == 1]:
+        note += f" No output changed at ρ = {', '.join(same)}: pass more or longer texts."
     return _write(flags.out, title, rows, draw, note)
 
 
 def influence(flags: argparse.Namespace) -> Path:
     """Measures the influence of each token's embedding on every layer and on the output."""
+    if not flags.text.strip():
+        raise ValueError("SENTENCE must not be empty")
     encoder = TextEncoder(flags.folder)
     encoded = encode_texts([flags.text], encoder.vocabulary, max_length=encoder.max_length)
     ids, params = jnp.asarray(encoded.ids[0]), encoder.params
@@ -382,7 +407,7 @@ def influence(flags: argparse.Namespace) -> Path:
     each = scale * each.reshape(len(layers), _DRAWS, -1)
     means, errors = each.mean(1), each.std(1, ddof=1) / np.sqrt(_DRAWS)
     shares = means / np.maximum(means.max(axis=1, keepdims=True), 1e-30)
-    words = [encoder.vocabulary.tokens[number] for number in encoded.ids[0, 0]]
+    words = _words(encoder.vocabulary, encoded.ids[0, 0])
     rows, table = [], []
     for at, word in enumerate(words):
         table.append({"token": word})
@@ -433,6 +458,16 @@ def _pooling(folder: Path) -> str:
     if len(modes) != 1 or modes[0] not in list(kinds):  # modes may be unhashable
         raise ValueError(f"{path} must have one pooling mode, mean or cls, got {modes}")
     return kinds[modes[0]]
+
+
+def _words(vocabulary: WordPiece, ids: np.ndarray) -> list[str]:
+    """Returns tokens as text: those of byte-level vocabularies are decoded."""
+    words = [vocabulary.tokens[number] for number in ids]
+    decoder = text_tokenizer(vocabulary).decoder
+    if not isinstance(decoder, optional_import("tokenizers").decoders.ByteLevel):
+        return words
+    texts = [decoder.decode([word]) for word in words]
+    return [text.strip() or repr(text) for text in texts]
 
 
 def _colored(words: Sequence[str], shares: np.ndarray) -> str:
@@ -503,9 +538,9 @@ def _escaped(value: Any) -> str:
 
 
 def _count(text: str) -> int:
-    """Parses an integer >= 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {text}")
+    """Parses an integer >= 2."""
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"must be an integer >= 2, got {text}")
     return int(text)
 
 
@@ -552,7 +587,7 @@ def parser() -> argparse.ArgumentParser:
         elif name == "influence":
             add("text", metavar="SENTENCE", help="sentence to measure")
         else:
-            lines = "text file, one text per line"
+            lines = "text file, one text per line; blank lines are skipped"
             add("--texts", type=_path, required=True, metavar="FILE", help=lines)
     return top
 

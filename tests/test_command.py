@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -114,6 +115,9 @@ def test_robustness_of_a_classifier_is_its_accuracy(
     predicted = Classifier.load(model).predict([f"{WORDS[i]} b" for i in picks]).labels
     correct = np.mean([a == ("bad", "good")[i % 2] for i, a in zip(picks, predicted, strict=True)])
     assert clean["metric"] == "accuracy" and clean["num_examples"] == "9"
+    page = (tmp_path / "out" / "README.md").read_text()
+    most = max(np.bincount(picks % 2))
+    assert f"Majority baseline: {100 * most / 9:.2f}." in page
     assert float(clean["score"]) == pytest.approx(100 * correct, abs=0.01)
 
 
@@ -146,8 +150,13 @@ def test_labels_that_are_numbers_are_names_first():
     assert command._class_numbers([1, 0], ("bad", "good")).tolist() == [1, 0]
     assert command._class_numbers([1.0, 0.0], ("bad", "good")).tolist() == [1, 0]
     assert command._class_numbers([1.0, 0.0], ("1.0", "0.0")).tolist() == [0, 1]
-    with pytest.raises(ValueError, match="--label must be one of 1, 2, got 0"):
-        command._class_numbers([0, 1], ("1", "2"))
+    for labels, names, message in (
+        ([0, 1], ("1", "2"), "1 or 2; got 0"),
+        ([0, 1, 2], ("bad", "good"), "bad or good, or a class number 0 to 1; got 2"),
+        ([0, "good"], ("bad", "good"), "bad or good, or a class number 0 to 1; got 0, good"),
+    ):
+        with pytest.raises(ValueError, match=f"^--label must be {message}$"):
+            command._class_numbers(labels, names)
 
 
 def test_outputs_are_in_the_order_of_the_texts(classifier):
@@ -190,6 +199,17 @@ def test_any_token_can_be_drawn_and_shown(tmp_path):
     run(tmp_path / "out", "influence", folder, "$$ |")
     page = (tmp_path / "out" / "README.md").read_text()
     assert "\n| $$ | " in page and "\n| \\| | " in page
+
+
+def test_byte_level_tokens_are_shown_as_text(tmp_path):
+    folder = tiny_folder(tmp_path / "gpt2", "gpt2")
+    for name in ("tokenizer.json", "special_tokens_map.json"):
+        (folder / name).unlink()
+    tokens = ("<|endoftext|>", "a", "b", "Ġ", "Ġb", "Ã", "©", "Ã©", "Ċ", *"defghijklmn")
+    (folder / "vocab.json").write_text(json.dumps({each: n for n, each in enumerate(tokens)}))
+    write(folder / "merges.txt", "#version: 0.2", "Ġ b", "Ã ©")
+    rows = run(tmp_path / "out", "influence", folder, "a bé\na")
+    assert [row["token"] for row in rows[::2]] == ["a", "b", "é", r"'\n'", "a"]
 
 
 @pytest.mark.parametrize(
@@ -240,6 +260,15 @@ def test_stability_falls_as_more_tokens_are_replaced(tmp_path):
     assert scores[0] > scores[-1] and all(float(row["low"]) >= -1 for row in rows)
     assert all(float(row["high"]) <= 1 for row in rows)
     assert {row["num_examples"] for row in rows} == {"16"}
+    assert "No output changed" not in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_texts_without_a_replaced_token_are_named(encoder, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "RHO", (1.0, -1.0))
+    texts = write(tmp_path / "texts.txt", "a b", "c d")
+    run(tmp_path / "out", "stability", encoder, "--texts", texts)
+    page = (tmp_path / "out" / "README.md").read_text()
+    assert "No output changed at ρ = 1.0: pass more or longer texts." in page
 
 
 @pytest.mark.parametrize("special", [True, False])
@@ -339,15 +368,21 @@ def test_errors_are_one_line_and_leave_nothing(encoder, classifier, films, pairs
     line = write(tmp_path / "line.txt", "one line")
     (tmp_path / "latin.txt").write_bytes("é\ná".encode("latin-1"))
     same = write(tmp_path / "same.csv", "review,label", "a,good", "b,good")
+    scores = write(tmp_path / "scores.csv", "first,second,score", "a,b,4", "b,c,nan")
+    words = write(tmp_path / "words.csv", "first,second,score", "a,b,4", "b,c,many")
     columns, values = "--text first --label score", "--label must have two or more values in the"
     for name, model, arguments, message in (
         ("robustness", tmp_path, f"--dev {films}", "config.json"),
         ("robustness", encoder, f"--dev {films} --text review", "has no labels"),
-        ("robustness", classifier, f"--dev {pairs} {columns}", "bad, good, got 0, 1, 2, 3, 4"),
+        ("robustness", classifier, f"--dev {pairs} {columns}", "class number 0 to 1; got 2, 3, 4"),
+        ("robustness", encoder, f"--dev {scores} {columns} --pair second", "numbers .* got nan in"),
+        ("robustness", encoder, f"--dev {words} {columns} --pair second", "numbers .* got many in"),
+        ("robustness", encoder, f"--dev {pairs} --text first --pair first", "--pair must differ"),
+        ("robustness", encoder, f"--dev {pairs} --text first --label first", "--label must differ"),
         ("robustness", classifier, f"--dev {films} --text film", "no column"),
         ("robustness", classifier, f"--dev {tmp_path}/none.csv", "none.csv"),
         ("robustness", classifier, f"--dev {same} --text review", f"{values} 2 rows used of"),
-        ("influence", classifier, "", "text 0 is empty"),
+        ("influence", classifier, "", "SENTENCE must not be empty"),
         ("stability", encoder, f"--texts {line}", "two or more lines of text, got 1"),
         (
             "stability",
@@ -358,7 +393,7 @@ def test_errors_are_one_line_and_leave_nothing(encoder, classifier, films, pairs
     ):
         assert command.main([name, str(model), *arguments.split(" "), "--out", str(out)]) == 1
         (error,) = capsys.readouterr().err.strip().splitlines()
-        assert error.startswith("error: ") and message in error
+        assert error.startswith("error: ") and re.search(message, error)
     assert not out.exists()
 
 
@@ -372,11 +407,11 @@ def test_a_page_that_cannot_be_drawn_leaves_nothing(encoder, tmp_path, monkeypat
     assert not out.exists()
 
 
-@pytest.mark.parametrize("rows", ["0", "-3", "all"])
-def test_the_number_of_rows_is_positive(encoder, films, rows, capsys):
+@pytest.mark.parametrize("rows", ["0", "1", "-3", "all"])
+def test_the_number_of_rows_is_two_or_more(encoder, films, rows, capsys):
     with pytest.raises(SystemExit):
         command.main(["robustness", str(encoder), "--dev", str(films), "--rows", rows])
-    assert f"argument --rows: must be an integer >= 1, got {rows}" in capsys.readouterr().err
+    assert f"argument --rows: must be an integer >= 2, got {rows}" in capsys.readouterr().err
 
 
 def test_a_closed_pipe_ends_the_commands_quietly(monkeypatch, capfd):
