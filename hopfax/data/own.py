@@ -105,8 +105,9 @@ def read_table(
 ) -> tuple[list[Any], list[Any]]:
     r"""Returns the texts and labels of a file, for `from_rows`.
 
-    CSV and TSV files start with a header line; TSV has no quoting. Their labels become numbers if
-    all of them are, such as 1 or 0.5, but not 01. Each line of a JSONL file is an object.
+    CSV and TSV files start with a header line; TSV has no quoting. Their labels, without
+    surrounding whitespace, become numbers if all of them are, such as 1 or 0.5, but not 01. Each
+    line of a JSONL file is an object.
 
     Args:
         path: A file that ends in `.csv`, `.tsv` or `.jsonl`, in UTF-8.
@@ -137,14 +138,17 @@ def read_table(
     for line, row in _lines(path, ending):
         for column in filter(None, (text, pair, label)):
             if column not in row:
-                raise ValueError(f"{path} has no column {column!r}; columns: {', '.join(row)}")
+                names = ", ".join(map(repr, row))
+                if ending == ".jsonl":
+                    raise ValueError(f"{path}, line {line}: no key {column!r}; keys: {names}")
+                raise ValueError(f"{path} has no column {column!r}; columns: {names}")
             cell = row[column]
             if cell is None or not str(cell).strip():
                 raise ValueError(f"{path}, line {line}: {column!r} is empty")
             if column != label and not isinstance(cell, str):
                 raise ValueError(f"{path}, line {line}: {column!r} must be a string, got {cell!r}")
         texts.append((row[text], row[pair]) if pair else row[text])
-        labels.append(row[label])
+        labels.append(row[label] if ending == ".jsonl" else row[label].strip())
     if not texts:
         raise ValueError(f"{path} has no rows")
     if ending != ".jsonl" and all(map(_NUMBER.fullmatch, labels)):
@@ -168,7 +172,7 @@ def _lines(path: Path, ending: str) -> Iterator[tuple[int, dict[str, Any]]]:
                 return
             tabs: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
             reader = csv.reader(file, strict=True, **tabs if ending == ".tsv" else {})
-            header = next(reader, [])
+            header = next(filter(None, reader), [])
             line = reader.line_num
             if twice := [name for name in header if name and header.count(name) > 1]:
                 raise ValueError(f"column names must be distinct, got {twice[0]!r} twice")
@@ -183,9 +187,13 @@ def _lines(path: Path, ending: str) -> Iterator[tuple[int, dict[str, Any]]]:
         byte = error.object[error.start]
         raise ValueError(f"{path} must be encoded in UTF-8, got byte {byte:#04x}") from None
     except csv.Error as error:
+        if str(error) == "unexpected end of data":
+            raise ValueError(f"{path}: a quote opened after line {line} is not closed") from None
         raise ValueError(f"{path}, after line {line}: {error}") from None
     except ValueError as error:
-        raise ValueError(f"{path}, line {line}: {error}") from None
+        # A JSON error's own position is within the line.
+        reason = getattr(error, "msg", error)
+        raise ValueError(f"{path}, line {line}: {reason}") from None
     finally:
         csv.field_size_limit(limit)
 
