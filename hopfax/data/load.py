@@ -119,6 +119,11 @@ def tokenized(
     if vocabulary is None:
         texts = (text for row in splits[0] for choice in row.texts for text in choice)
         vocabulary = train_vocabulary(texts, vocab_size=vocab_size)
+    elif not isinstance(vocabulary, WordPiece):
+        raise TypeError(
+            "vocabulary must come from read_tokenizer or read_vocabulary, got "
+            f"{type(vocabulary).__name__}"
+        )
     encoded = [encode(rows, vocabulary, max_length=max_length) for rows in splits]
     examples, lengths = list(chain(*splits)), np.concatenate([each.lengths for each in encoded])
     warn_truncated(examples, lengths, vocabulary, max_length=max_length, stacklevel=3)

@@ -57,7 +57,8 @@ def from_rows(
         train_size: Maximum number of training rows; None uses all.
 
     Raises:
-        TypeError: If the texts of a split are one string.
+        TypeError: If the texts of a split are one string, `validation` or `test` is not two lists,
+            or `vocabulary` has another type.
         ValueError: If a text is empty or not valid Unicode, all labels of a split are equal, label
             types are mixed, the numbers of texts and labels differ, or a label of `validation` or
             `test` is not one of `labels`.
@@ -70,7 +71,7 @@ def from_rows(
     """
     if train_size is not None:
         check_integer("train_size", train_size, 1)
-    classes = _classes(_listed(labels))
+    classes = _classes(_checked("training", (texts, labels))[1])
     rows = _examples("training", (texts, labels), classes)
     train = [rows[number] for number in np.random.default_rng(0).permutation(len(rows))]
     size, splits = min(max(1, len(rows) // 10), 1000), []
@@ -214,12 +215,22 @@ def _classes(labels: Sequence[Any]) -> tuple[str, ...]:
     return tuple(map(str, sorted(set(labels))))
 
 
-def _examples(split: str, rows: TextsAndLabels, classes: tuple[str, ...]) -> list[Example]:
-    texts, labels = map(_listed, rows)
+def _checked(split: str, rows: TextsAndLabels) -> TextsAndLabels:
+    """Returns as many texts as labels."""
+    try:
+        texts, labels = map(_listed, rows)
+        counts = len(texts), len(labels)
+    except (TypeError, ValueError):
+        raise TypeError(f"{split} must be (texts, labels), got {reprlib.repr(rows)}") from None
     if isinstance(texts, str):
         raise TypeError(f"{split}: texts must be several texts, got one string: {texts[:40]!r}")
-    if len(texts) != len(labels):
-        raise ValueError(f"{split}: got {len(texts)} texts, but {len(labels)} labels")
+    if counts[0] != counts[1]:
+        raise ValueError(f"{split}: got {counts[0]} texts, but {counts[1]} labels")
+    return texts, labels
+
+
+def _examples(split: str, rows: TextsAndLabels, classes: tuple[str, ...]) -> list[Example]:
+    texts, labels = _checked(split, rows)
     examples = []
     for number, (text, label) in enumerate(zip(texts, labels, strict=True)):
         parts: Any = tuple(text) if isinstance(text, tuple | list) else (text,)

@@ -88,6 +88,7 @@ COLUMN = pd.Series([1, 1], index=[5, 6])
     ("texts", "labels", "options", "message"),
     [
         (["a", "b"], [0, 1, 1], {}, "training: got 2 texts, but 3 labels"),
+        (["a", "b"], [], {}, "training: got 2 texts, but 0 labels"),
         (["a", "b"], [1, 1], {}, r"labels must have two or more values, got \[1, 1\]"),
         (["a", "b"], [1, "1"], {}, r"labels must be all strings or all numbers, got \[1, '1'\]"),
         (["a", "b"], [1, None], {}, "labels must be all strings or all numbers"),
@@ -108,6 +109,19 @@ COLUMN = pd.Series([1, 1], index=[5, 6])
 def test_wrong_rows(texts, labels, options, message):
     with pytest.raises(ValueError, match=message):
         from_rows(texts, labels, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"validation": ["a"]}, r"validation must be \(texts, labels\), got \['a'\]"),
+        ({"test": (["a"], 1)}, r"test must be \(texts, labels\), got \(\['a'\], 1\)"),
+        ({"vocabulary": "x"}, "must come from read_tokenizer or read_vocabulary, got str"),
+    ],
+)
+def test_arguments_of_another_type(options, message):
+    with pytest.raises(TypeError, match=message):
+        from_rows(FILMS, STARS, **options)
 
 
 def test_one_string_is_not_several_texts():
