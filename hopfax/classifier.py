@@ -24,7 +24,7 @@ from hopfax.data import (
     encode,
     read_tokenizer,
 )
-from hopfax.data.tokenize import text_tokenizer, warn_truncated
+from hopfax.data.tokenize import is_blank, text_tokenizer, warn_truncated
 from hopfax.data.tokenizer_files import fewest_tokens, tokenizer_settings
 from hopfax.hub import model_folder, read_json
 from hopfax.nn import (
@@ -304,7 +304,7 @@ def encode_texts(texts: Sequence[Text], vocabulary: WordPiece, *, max_length: in
     for row in rows:
         if len(row.texts) > 1:
             raise TypeError(f"text {row.index} must be a string or a pair of strings, got choices")
-        if not all(part.strip() for choice in row.texts for part in choice):
+        if any(is_blank(part) for choice in row.texts for part in choice):
             raise ValueError(f"text {row.index} is empty")
     encoded = encode(rows, vocabulary, max_length=max_length, cached=False)
     warn_truncated(rows, encoded.lengths, vocabulary, max_length=max_length, stacklevel=3)

@@ -29,7 +29,7 @@ from hopfax.data import (
     read_tokenizer,
     spread,
 )
-from hopfax.data.tokenize import text_tokenizer
+from hopfax.data.tokenize import is_blank, text_tokenizer
 from hopfax.hub import model_folder, read_json
 from hopfax.nn import Params, Pretrained, load_pretrained, recall, text_classifier
 from hopfax.optional import optional_import
@@ -336,7 +336,7 @@ def stability_of(flags: argparse.Namespace) -> Path:
         lines = flags.texts.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError:
         raise ValueError(f"{flags.texts} must be encoded in UTF-8") from None
-    texts = spread([line.strip() for line in lines if line.strip()], flags.rows)
+    texts = spread([line.strip() for line in lines if not is_blank(line)], flags.rows)
     if len(texts) < 2:
         raise ValueError(f"{flags.texts} must have two or more lines of text, got {len(texts)}")
     plan = [("clean", 0.0), *(("replacement", rho) for rho in RHO)]
@@ -373,7 +373,7 @@ def stability_of(flags: argparse.Namespace) -> Path:
 
 def influence(flags: argparse.Namespace) -> Path:
     """Measures the influence of each token's embedding on every layer and on the output."""
-    if not flags.text.strip():
+    if is_blank(flags.text):
         raise ValueError("SENTENCE must not be empty")
     encoder = TextEncoder(flags.folder)
     encoded = encode_texts([flags.text], encoder.vocabulary, max_length=encoder.max_length)

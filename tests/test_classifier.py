@@ -143,6 +143,7 @@ def test_long_texts_are_truncated_with_a_warning(small):
     [
         ("a film", TypeError, "texts must be several strings, got one: 'a film'"),
         (["a film", "  "], ValueError, "text 1 is empty"),
+        (["a film", ("a", "\u200b\0")], ValueError, "text 1 is empty"),
         (["a", ("b", "\ud800")], ValueError, "text 1 has a character that is not valid Unicode"),
         ([], ValueError, "texts must not be empty"),
         ([(("a", "b"), ("c", "d"))], TypeError, "text 0 must be .* a pair of strings, got choices"),

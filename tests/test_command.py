@@ -337,7 +337,7 @@ def test_a_model_with_memory_is_not_given_another(films, tmp_path, capsys, monke
 
 def test_lines_end_at_newlines_only(encoder, tmp_path):
     texts = tmp_path / "texts.txt"
-    texts.write_bytes("\ufeffa b\x0cc\r\nd\u2028e\n\n".encode())
+    texts.write_bytes("\ufeffa b\x0cc\r\nd\u2028e\n\n\u200b\n".encode())
     rows = run(tmp_path / "out", "stability", encoder, "--texts", texts)
     assert {row["num_examples"] for row in rows} == {"2"}
 
@@ -383,6 +383,7 @@ def test_errors_are_one_line_and_leave_nothing(encoder, classifier, films, pairs
         ("robustness", classifier, f"--dev {tmp_path}/none.csv", "none.csv"),
         ("robustness", classifier, f"--dev {same} --text review", f"{values} 2 rows used of"),
         ("influence", classifier, "", "SENTENCE must not be empty"),
+        ("influence", classifier, "\u200b", "SENTENCE must not be empty"),
         ("stability", encoder, f"--texts {line}", "two or more lines of text, got 1"),
         (
             "stability",

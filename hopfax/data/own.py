@@ -17,7 +17,7 @@ import numpy as np
 
 from hopfax.data.load import TaskData, tokenized
 from hopfax.data.tasks import Example, TaskSpec, check_integer, stripped
-from hopfax.data.tokenize import WordPiece, check_unicode
+from hopfax.data.tokenize import WordPiece, check_unicode, is_blank
 
 # Not "01" or "1_000", which are names.
 _NUMBER = re.compile(
@@ -144,7 +144,7 @@ def read_table(
                     raise ValueError(f"{path}, line {line}: no key {column!r}; keys: {names}")
                 raise ValueError(f"{path} has no column {column!r}; columns: {names}")
             cell = row[column]
-            if cell is None or not str(cell).strip():
+            if cell is None or is_blank(str(cell)):
                 raise ValueError(f"{path}, line {line}: {column!r} is empty")
             if column != label and not isinstance(cell, str):
                 raise ValueError(f"{path}, line {line}: {column!r} must be a string, got {cell!r}")
@@ -234,7 +234,7 @@ def _examples(split: str, rows: TextsAndLabels, classes: tuple[str, ...]) -> lis
     examples = []
     for number, (text, label) in enumerate(zip(texts, labels, strict=True)):
         parts: Any = tuple(text) if isinstance(text, tuple | list) else (text,)
-        strings = all(isinstance(part, str) and part.strip() for part in parts)
+        strings = all(isinstance(part, str) and not is_blank(part) for part in parts)
         if not strings or len(parts) not in (1, 2):
             raise ValueError(
                 f"{split}, row {number}: text must be a string or a pair of strings, none empty, "

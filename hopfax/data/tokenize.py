@@ -8,6 +8,7 @@ import json
 import os
 import reprlib
 import tempfile
+import unicodedata
 import warnings
 import zipfile
 import zlib
@@ -194,6 +195,11 @@ def text_tokenizer(vocabulary: WordPiece) -> "Tokenizer":
         ("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"])
     )
     return tokenizer
+
+
+def is_blank(text: str) -> bool:
+    """Returns whether a text has only whitespace, control and format characters."""
+    return all(each.isspace() or unicodedata.category(each) in ("Cc", "Cf") for each in text)
 
 
 def check_unicode(name: str, texts: Iterable[str]) -> None:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from hopfax.data import Example, WordPiece, encode, read_vocabulary
-from hopfax.data.tokenize import text_tokenizer
+from hopfax.data.tokenize import is_blank, text_tokenizer
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "run", "##ning", "!", "[", "]", "sep")
 VOCABULARY = WordPiece(tokens=WORDS)
@@ -138,6 +138,13 @@ def test_files_and_texts_that_cannot_be_read(tmp_path):
         encode(examples("a", "\0"), bare, cached=False)
     with pytest.raises(ValueError, match="text 8 has a character that is not valid Unicode"):
         encode(examples("a", ("b", "\ud800")), VOCABULARY)
+
+
+@pytest.mark.parametrize("text", ["", " \n\u2028", "\u200b", "\x00", "\ufeff\u00ad"])
+def test_texts_without_a_visible_character_are_blank(text):
+    assert is_blank(text)
+    for visible in ("a", "👍🏽", "👨\u200d👩", "\u0301", "क्", "\ue000", "\ud800"):
+        assert not is_blank(text + visible + text)
 
 
 def test_bert_vocabulary(shared):
