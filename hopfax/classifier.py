@@ -40,7 +40,7 @@ from hopfax.nn import (
 )
 from hopfax.nn.finetune import family_config, tensor_names
 from hopfax.nn.functional import named_leaves
-from hopfax.nn.tensor_files import mismatches, read_stack, stored_tensors, wrong_dtypes
+from hopfax.nn.tensor_files import joined, mismatches, read_stack, stored_tensors, wrong_dtypes
 from hopfax.nn.universal import UniversalEncoder
 from hopfax.optional import optional_import
 from hopfax.train.evaluate import Noise, Predictor, make_predictor, predict
@@ -278,7 +278,7 @@ class Classifier:
         }
         present = {name: tensor.shape for name, tensor in stored.items()}
         if problems := wrong_dtypes(stored.values()) + mismatches(present, expected):
-            raise ValueError(f"{folder}: {'; '.join(problems)}")
+            raise ValueError(f"{folder}: {joined(problems)}")
         arrays = [
             read_stack([stored[name]], transposed=transposed, dtype=like.dtype)[0]
             for (name, transposed), like in zip(

@@ -20,6 +20,7 @@ from hopfax.nn.functional import Params
 from hopfax.nn.tensor_files import (
     Shape,
     Stored,
+    joined,
     mismatches,
     read_stack,
     stored_tensors,
@@ -78,7 +79,9 @@ def load_pretrained(folder: str | os.PathLike[str], *, dtype: Any = jnp.float32)
     Positions start at the first real token, so padding on either side changes nothing. On GPUs, JAX
     may round the inputs of float32 products, see `jax.default_matmul_precision`.
 
-    Files are mapped into memory: loading takes at most 1.3 times the parameters' memory.
+    Files are mapped into memory: loading takes at most 1.3 times the parameters' memory. Tensors of
+    heads that it does not read are ignored: `pooler.*`, `cls.*`, `qa_outputs.*`, `lm_head.*`,
+    `score.*`, and `classifier.*` except in a BERT or RoBERTa for sequence classification.
 
     Args:
         folder: Folder with `config.json` and `model.safetensors`, or with shards and
@@ -95,7 +98,7 @@ def load_pretrained(folder: str | os.PathLike[str], *, dtype: Any = jnp.float32)
         FileNotFoundError: The folder or one of its files is missing.
         ModuleNotFoundError: safetensors is not installed.
         ValueError: The family, a setting or `dtype` is not supported; a file cannot be read; or
-            tensors are missing, unknown or of the wrong shape (all of them are named).
+            tensors are missing, unknown or of the wrong shape.
 
     Example:
         >>> import jax.numpy as jnp
@@ -421,7 +424,7 @@ def _load_params(folder: Path, leaves: Sequence[_Leaf], family: _Family, dtype: 
 
 
 def _match(folder: Path, leaves: Sequence[_Leaf], family: _Family) -> dict[str, Stored]:
-    """Returns the tensors by name; raises a ValueError that lists all mismatches."""
+    """Returns the tensors by name; raises a ValueError that lists mismatches."""
     expected = {name: leaf.shape for leaf in leaves for name in leaf.names}
     stored: dict[str, Stored] = {}
     problems = []
@@ -435,7 +438,26 @@ def _match(folder: Path, leaves: Sequence[_Leaf], family: _Family) -> dict[str, 
             problems.append(f"{stored[name].name} and {tensor.name} are the same tensor")
         stored[name] = tensor
     problems += wrong_dtypes(stored.values())
-    problems += mismatches({name: tensor.shape for name, tensor in stored.items()}, expected)
+    prefixed = [tensor.name.startswith(family.prefix) for tensor in stored.values()]
+    prefix = family.prefix if 2 * sum(prefixed) > len(prefixed) else ""
+
+    def in_file(name: str) -> str:
+        if name in stored:
+            return stored[name].name
+        return name if name.startswith("classifier.") else prefix + name
+
+    problems += mismatches(
+        {tensor.name: tensor.shape for tensor in stored.values()},
+        {in_file(name): shape for name, shape in expected.items()},
+    )
     if problems:
-        raise ValueError(f"{folder}: {'; '.join(problems)}")
+        layer = next(module.partition("{}")[0] for module, *_ in family.table if "{}" in module)
+        numbers = {name.removeprefix(layer).split(".")[0] for name in stored}
+        configured, present = (
+            max(len(leaf.names) for leaf in leaves),
+            sum(map(str.isdecimal, numbers)),
+        )
+        if 0 < present != configured:
+            problems.insert(0, f"config.json has {configured} layers, the file {present}")
+        raise ValueError(f"{folder}: {joined(problems)}")
     return stored

@@ -1,5 +1,6 @@
 """Reads tensors from the safetensors files of a model's folder."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,6 +78,29 @@ def mismatches(stored: Mapping[str, Shape], expected: Mapping[str, Shape | None]
         for name, shape in expected.items()
         if shape is not None and name in stored and stored[name] != shape
     ]
+
+
+def joined(problems: Sequence[str]) -> str:
+    """Joins problems, at most ten; those that differ only in the layer's number become one.
+
+    Example:
+        >>> from hopfax.nn.tensor_files import joined
+        >>> joined([f"missing tensor layer.{n}.bias" for n in (6, 7, 8)])
+        'missing tensor layer.6-8.bias'
+    """
+    layers: dict[tuple[str, str], list[int]] = {}
+    for problem in problems:
+        before, *rest = re.split(r"(?<=\.)(\d+)(?=\.)", problem, maxsplit=1)
+        number, after = rest or ("", "")
+        layers.setdefault((before, after), []).extend([int(number)] if number else [])
+    lines = [before + _span(sorted(numbers)) + after for (before, after), numbers in layers.items()]
+    return "; ".join(lines[:10] + [f"and {len(lines) - 10} more"] * (len(lines) > 10))
+
+
+def _span(numbers: list[int]) -> str:
+    if len(numbers) > 1 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]}-{numbers[-1]}"
+    return ",".join(map(str, numbers))
 
 
 def read_stack(

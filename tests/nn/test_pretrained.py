@@ -406,19 +406,30 @@ def test_all_wrong_tensors_are_named(folder, family, draw):
     with pytest.raises(ValueError) as error:
         load(folder, family, tensors)
     message = str(error.value)
-    stripped, misshapen_stripped = (
-        name.removeprefix("transformer.").removeprefix("model.") for name in (missing, misshapen)
-    )
     for part in (
         f"{folder}: ",
-        f"missing tensor {stripped}",
-        f"{misshapen_stripped} must have shape {shapes(family)[misshapen]}, got (2, 3)",
+        f"missing tensor {missing}",
+        f"{misshapen} must have shape {shapes(family)[misshapen]}, got (2, 3)",
         f"{integer} must be F64, F32, F16, BF16, got I32",
         "are the same tensor",
         "unknown tensor adapter.weight",
     ):
         assert part in message
     assert message.count(";") == 4
+
+
+def test_wrong_tensors_of_many_layers_are_one_line(folder, family, draw):
+    tensors = draw(family)
+    size = "n_layer" if family == "gpt2" else "num_hidden_layers"
+    with pytest.raises(ValueError, match=r"config\.json has 12 layers, the file 2; .*") as error:
+        load(folder, family, tensors, **{size: 12})
+    first = next(name for name in tensors if ".0." in name)
+    assert f"; missing tensor {first.replace('.0.', '.2-11.')}; " in str(error.value)
+    names = len([name for name in tensors if ".0." in name])
+    assert f"{folder}: " in str(error.value) and str(error.value).count(";") <= 10
+    assert str(error.value).endswith(f"; and {names - 9} more") or names < 10
+    with pytest.raises(ValueError, match=r"has 1 layers, the file 2; unknown tensor .*\.1\."):
+        load(folder, family, tensors, **{size: 1})
 
 
 @pytest.mark.parametrize(
