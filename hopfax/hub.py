@@ -33,8 +33,8 @@ def model_folder(name: str | os.PathLike[str]) -> Path:
         return folder
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise FileNotFoundError(
-            f"{str(name)!r} is neither a folder nor a name on the Hugging Face hub (such as "
-            "google-bert/bert-base-uncased)"
+            f"{str(name)!r} is not a folder; names on the Hugging Face hub have the form "
+            "owner/name, such as openai-community/gpt2"
         )
     try:
         from huggingface_hub import snapshot_download

@@ -484,7 +484,7 @@ def test_unsupported_settings(tmp_path, config, message):
 
 def test_missing_and_broken_files(tmp_path, draw):
     folder = tmp_path / "bert"
-    with pytest.raises(FileNotFoundError, match="bert' is neither a folder nor"):
+    with pytest.raises(FileNotFoundError, match="bert' is not a folder"):
         load_pretrained(folder)
     folder.mkdir()
     with pytest.raises(FileNotFoundError, match=r" has no config\.json"):
