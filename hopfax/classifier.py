@@ -72,6 +72,7 @@ class Classifier:
         labels: Distinct names of the model's outputs, in order; at least two.
 
     Raises:
+        TypeError: `labels` is one string.
         ValueError: The parameters, the labels or the vocabulary do not fit the model.
 
     Example:
@@ -96,6 +97,8 @@ class Classifier:
         vocabulary: WordPiece,
         labels: Sequence[str],
     ):
+        if isinstance(labels, str):
+            raise TypeError(f"labels must be several strings, got one: {labels[:40]!r}")
         self.model, self.params, self.vocabulary = model, params, vocabulary
         self.labels = tuple(labels)
         present, expected = (
@@ -178,7 +181,10 @@ class Classifier:
         if folder.exists():
             raise FileExistsError(f"{folder} exists")
         unfinished = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
-        unfinished.mkdir(parents=True)
+        try:
+            unfinished.mkdir(parents=True)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(folder)) from None
         try:
             self._write(unfinished)
             unfinished.rename(folder)
@@ -260,7 +266,9 @@ class Classifier:
         try:
             options = dict(document["hopfax"])
             family = {} if document["model_type"] == "hopfax" else family_config(options)
-            build, memory = _ENCODERS[options.pop("class")], options.pop("memory")
+            if (kind := options.pop("class", None)) not in _ENCODERS:
+                raise ValueError(f"class must be {' or '.join(_ENCODERS)}, got {kind!r}")
+            build, memory = _ENCODERS[kind], options.pop("memory")
             attention = dict(options.pop("attention"))
             layer = partial(_ATTENTION[attention.pop("name")], **attention)
             labels = [document["id2label"][str(n)] for n in range(len(document["id2label"]))]
@@ -270,7 +278,8 @@ class Classifier:
                 model = with_memory(model, site=memory, sigma=sigma)
             shapes = jax.eval_shape(model.init, jax.random.key(0))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{folder / 'config.json'} cannot be used: {error!r}") from error
+            reason = repr(error) if isinstance(error, KeyError) else error
+            raise ValueError(f"{folder / 'config.json'} cannot be used: {reason}") from error
         names = tensor_names(shapes, family)
         expected = {
             names[leaf].name: like.shape[::-1] if names[leaf].transposed else like.shape

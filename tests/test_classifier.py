@@ -107,7 +107,11 @@ def test_damaged_folders_are_errors(small, tmp_path):
     deeper, tensor = document["hopfax"] | {"num_layers": 2}, r"blocks\.1\.attention\.key\.kernel"
     for changes, message in (
         ({"hopfax": deeper}, f"missing tensor {tensor}"),
-        ({"hopfax": {}}, r"config\.json cannot be used: KeyError\('class'\)"),
+        ({"hopfax": {}}, r"config\.json cannot be used: class must be .*, got None"),
+        (
+            {"hopfax": document["hopfax"] | {"class": "Foo"}},
+            "class must be Encoder or UniversalEncoder, got 'Foo'$",
+        ),
         ({"id2label": {"0": "bad", "2": "good"}}, r"config\.json cannot be used: KeyError\('1'\)"),
     ):
         path.write_text(json.dumps(document | changes))
@@ -125,6 +129,9 @@ def test_a_failed_save_leaves_nothing(small, tmp_path):
     with pytest.raises(UnicodeEncodeError):
         unsaved.save(tmp_path / "one")
     assert not list(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match=r"file/one'$"):
+        small.save(tmp_path / "file" / "one")
 
 
 def test_long_texts_are_truncated_with_a_warning(small):
@@ -162,6 +169,8 @@ def test_labels_and_vocabulary_must_fit_the_model(small):
     ):
         with pytest.raises(ValueError, match=message):
             Classifier(small.model, small.params, VOCABULARY, labels)
+    with pytest.raises(TypeError, match="labels must be several strings, got one: 'abc'"):
+        Classifier(small.model, small.params, VOCABULARY, "abc")
     larger = dataclasses.replace(VOCABULARY, tokens=(*VOCABULARY.tokens, "more"))
     smaller = dataclasses.replace(VOCABULARY, tokens=VOCABULARY.tokens[:-9])
     for other in (larger, smaller):

@@ -109,7 +109,11 @@ def load_pretrained(folder: str | os.PathLike[str], *, dtype: Any = jnp.float32)
         >>> encoded.output.shape, encoded.hidden_states.shape  # doctest: +SKIP
         ((1, 3, 384), (7, 1, 3, 384))
     """
-    if jnp.dtype(dtype) not in (jnp.float32, jnp.bfloat16):
+    try:
+        supported = jnp.dtype(dtype) in (jnp.float32, jnp.bfloat16)
+    except TypeError:  # not a dtype
+        supported = False
+    if not supported:
         raise ValueError(f"dtype must be float32 or bfloat16, got {dtype}")
     folder = model_folder(folder)
     raw = read_json(folder / "config.json")
