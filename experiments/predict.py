@@ -48,13 +48,16 @@ def run(config: Config) -> None:
 
     Raises:
         FileExistsError: The folder to save to exists.
-        ValueError: The run has several models or tasks, the task has other inputs or outputs, or
-            the model has a denoiser other than memory.
+        ValueError: There are no texts and no folder to save to, the run has several models or
+            tasks, the task has other inputs or outputs, or the model has a denoiser other than
+            memory.
         FileNotFoundError: The folder is no run, or the model is not trained.
     """
     import numpy as np
 
     texts: list[Any] = list(config.texts)
+    if not (texts or config.save):
+        raise ValueError("pass one or more texts, or --save FOLDER")
     if config.pair:
         if len(config.pair) != len(texts):
             raise ValueError(f"--pair must have {len(texts)} texts, got {len(config.pair)}")
@@ -71,6 +74,7 @@ def run(config: Config) -> None:
             return
     models = list(trained.values())
     each = np.stack([model.predict(texts).probabilities for model in models])
+    print("Probability of each label: mean over seeds [lowest, highest]")
     for number, text in enumerate(texts):
         print(" | ".join(text) if config.pair else text)
         for place in np.argsort(-each[:, number].mean(0)):
@@ -117,7 +121,8 @@ def opened(config: Config) -> Cell:
         raise ValueError(f"--task must have classes, got {task}")
     is_pair = len(data.spec.columns) > 1 or bool(flags.data.pair)
     if config.texts and is_pair != bool(config.pair):
-        raise ValueError(f"{task} is on {'pairs: set --pair' if is_pair else 'single texts'}")
+        kind = "pairs: set --pair" if is_pair else "single texts: leave out --pair"
+        raise ValueError(f"{task} is on {kind}")
     job = runs.Job(task, model, flags.encoder.models([model])[model], ())
     if job.variant.denoiser not in ("none", "memory"):
         raise ValueError(f"--model must have memory or no denoiser, got {model}")

@@ -395,7 +395,7 @@ def test_a_run_predicts_labels_of_texts(trained, capsys, monkeypatch):
     assert message in capsys.readouterr().err
     texts = ["a wonderful film", "the story drags"]
     assert command_line.main(["predict", "--run", path, "--model", "tinybert", *texts]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()[1:]
     assert (lines[0], lines[3]) == tuple(texts) and len(lines) == 6
     params = jax.tree.map(lambda leaf: leaf[0], cell.params)
     first = Classifier(cell.model, params, cell.data.vocabulary, cell.data.spec.labels)
@@ -423,7 +423,7 @@ def test_a_run_predicts_labels_of_texts(trained, capsys, monkeypatch):
     [
         (["--model", "robertha"], "robertha is not trained on sentiment: there is no "),
         (["--model", "bert"], "--model must be tinybert or robertha, got bert"),
-        (["--model", "tinybert", "--pair", "b"], "sentiment is on single texts"),
+        (["--model", "tinybert", "--pair", "b"], "sentiment is on single texts: leave out --pair"),
         (["--model", "tinybert", "--pair", "b", "c"], "--pair must have 1 texts, got 2"),
     ],
 )
