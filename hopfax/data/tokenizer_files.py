@@ -114,7 +114,8 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
             f"{files} in {folder} has {len(tokens)} tokens, too few for the vocab_size {size} of "
             "config.json"
         )
-    if isinstance(size, int) and len(tokens) <= size - 128:
+    # Models pad their size to a multiple of a power of two.
+    if isinstance(size, int) and len(tokens) <= size - (1 if size % 8 else 128):
         warnings.warn(
             f"{files} in {folder} has {len(tokens)} tokens, fewer than the vocab_size {size} of "
             "config.json",
