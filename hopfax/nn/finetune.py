@@ -117,9 +117,9 @@ def replace_attention(
 ) -> Pretrained:
     """Returns a pretrained encoder with another attention on the same projections.
 
-    In `HopfieldAttention`, `beta` multiplies 1/sqrt(head width), and `beta=1.0, max_steps=0` is the
-    model's own softmax attention: one Hopfield update over the keys reads the values, and
-    `max_steps` counts further updates of the query before it. Iterated to convergence at a small
+    In `HopfieldAttention`, `beta` multiplies the loaded inverse temperature 1/sqrt(head width). At
+    `beta=1.0`, `max_steps=0` is one softmax read-out of the values, the original attention, and
+    `max_steps=1` is one Hopfield update of the query before it. Iterated to convergence at a small
     `beta`, all queries of a head reach one state and attend alike: in MiniLM at `beta=1.0`, but not
     at 4.
 

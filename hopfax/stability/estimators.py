@@ -69,7 +69,8 @@ def noise_stability(
     `jax.jit(lambda params, key: noise_stability(lambda x: net(params, x), key, ...))`.
 
     Args:
-        fn: A jittable function of one input, returning one array of real numbers.
+        fn: A jittable function of one input, returning one array of real numbers. For a model of
+            batches with a mask of shape (1, tokens): `lambda x: model(x[None], mask)[0]`.
         key: Random key.
         shape: Shape of an input.
         rho: Correlation, in [-1, 1]: a number, or a vector of them.

@@ -78,7 +78,8 @@ def geometric_influence(
 
     Args:
         fn: A differentiable function of one input; for several outputs, the norm over outputs
-            replaces the absolute value.
+            replaces the absolute value. For a model of batches with a mask of shape (1, tokens):
+            `lambda x: model(x[None], mask)[0]`.
         inputs: One or more samples of the input, along the first axis.
         per_token: Take the norm over the input's last axis (a token's embedding) before the mean:
             one influence per token.
