@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+from matplotlib.axes import Axes
 from nn import checkpoints
 from safetensors.numpy import load_file, save_file
 
@@ -110,6 +111,13 @@ def test_robustness_of_a_classifier_is_its_accuracy(
         model = tiny_folder(tmp_path / "hub", "bert", ("bad", "good"))
         films.write_text(films.read_text().replace("bad", "0").replace("good", "1"))
     options = ("--dev", films, "--text", "review", "--rows", 9)
+    lines, draw = {}, Axes.axhline
+
+    def spied(self, y, *, label, **style):
+        lines[label] = y
+        return draw(self, y, label=label, **style)
+
+    monkeypatch.setattr(Axes, "axhline", spied)
     clean = run(tmp_path / "out", "robustness", model, *options)[0]
     picks = np.linspace(0, len(WORDS) - 1, 9).round().astype(int)
     predicted = Classifier.load(model).predict([f"{WORDS[i]} b" for i in picks]).labels
@@ -118,6 +126,7 @@ def test_robustness_of_a_classifier_is_its_accuracy(
     page = (tmp_path / "out" / "README.md").read_text()
     most = max(np.bincount(picks % 2))
     assert f"Majority baseline: {100 * most / 9:.2f}." in page
+    assert lines["majority baseline"] == pytest.approx(100 * most / 9)
     assert float(clean["score"]) == pytest.approx(100 * correct, abs=0.01)
 
 
