@@ -98,7 +98,7 @@ def load_pretrained(folder: str | os.PathLike[str], *, dtype: Any = jnp.float32)
         FileNotFoundError: The folder or one of its files is missing.
         ModuleNotFoundError: safetensors is not installed.
         ValueError: The family, a setting or `dtype` is not supported; a file cannot be read; or
-            tensors are missing, unknown or of the wrong shape.
+            tensors are missing, unknown or of the wrong shape (all of them are named).
 
     Example:
         >>> import jax.numpy as jnp
@@ -428,7 +428,7 @@ def _load_params(folder: Path, leaves: Sequence[_Leaf], family: _Family, dtype: 
 
 
 def _match(folder: Path, leaves: Sequence[_Leaf], family: _Family) -> dict[str, Stored]:
-    """Returns the tensors by name; raises a ValueError that lists mismatches."""
+    """Returns the tensors by name; raises a ValueError that lists all mismatches."""
     expected = {name: leaf.shape for leaf in leaves for name in leaf.names}
     stored: dict[str, Stored] = {}
     problems = []
@@ -442,26 +442,16 @@ def _match(folder: Path, leaves: Sequence[_Leaf], family: _Family) -> dict[str, 
             problems.append(f"{stored[name].name} and {tensor.name} are the same tensor")
         stored[name] = tensor
     problems += wrong_dtypes(stored.values())
+    # Missing tensors are named with the prefix of most others; a classifier's have none.
     prefixed = [tensor.name.startswith(family.prefix) for tensor in stored.values()]
     prefix = family.prefix if 2 * sum(prefixed) > len(prefixed) else ""
-
-    def in_file(name: str) -> str:
-        if name in stored:
-            return stored[name].name
-        return name if name.startswith("classifier.") else prefix + name
-
+    in_file = {
+        name: name if name.startswith("classifier.") else prefix + name for name in expected
+    } | {name: tensor.name for name, tensor in stored.items()}
     problems += mismatches(
         {tensor.name: tensor.shape for tensor in stored.values()},
-        {in_file(name): shape for name, shape in expected.items()},
+        {in_file[name]: shape for name, shape in expected.items()},
     )
     if problems:
-        layer = next(module.partition("{}")[0] for module, *_ in family.table if "{}" in module)
-        numbers = {name.removeprefix(layer).split(".")[0] for name in stored}
-        configured, present = (
-            max(len(leaf.names) for leaf in leaves),
-            sum(map(str.isdecimal, numbers)),
-        )
-        if 0 < present != configured:
-            problems.insert(0, f"config.json has {configured} layers, the file {present}")
         raise ValueError(f"{folder}: {joined(problems)}")
     return stored

@@ -81,7 +81,7 @@ def mismatches(stored: Mapping[str, Shape], expected: Mapping[str, Shape | None]
 
 
 def joined(problems: Sequence[str]) -> str:
-    """Joins problems, at most ten; those that differ only in the layer's number become one.
+    """Joins problems; those that differ only in the layer's number become one.
 
     Example:
         >>> from hopfax.nn.tensor_files import joined
@@ -94,7 +94,7 @@ def joined(problems: Sequence[str]) -> str:
         number, after = rest or ("", "")
         layers.setdefault((before, after), []).extend([int(number)] if number else [])
     lines = [before + _span(sorted(numbers)) + after for (before, after), numbers in layers.items()]
-    return "; ".join(lines[:10] + [f"and {len(lines) - 10} more"] * (len(lines) > 10))
+    return "; ".join(lines)
 
 
 def _span(numbers: list[int]) -> str:

@@ -422,14 +422,12 @@ def test_all_wrong_tensors_are_named(folder, family, draw):
 def test_wrong_tensors_of_many_layers_are_one_line(folder, family, draw):
     tensors = draw(family)
     size = "n_layer" if family == "gpt2" else "num_hidden_layers"
-    with pytest.raises(ValueError, match=r"config\.json has 12 layers, the file 2; .*") as error:
+    with pytest.raises(ValueError, match="missing") as error:
         load(folder, family, tensors, **{size: 12})
-    first = next(name for name in tensors if ".0." in name)
-    assert f"; missing tensor {first.replace('.0.', '.2-11.')}; " in str(error.value)
-    names = len([name for name in tensors if ".0." in name])
-    assert f"{folder}: " in str(error.value) and str(error.value).count(";") <= 10
-    assert str(error.value).endswith(f"; and {names - 9} more") or names < 10
-    with pytest.raises(ValueError, match=r"has 1 layers, the file 2; unknown tensor .*\.1\."):
+    names = [name.replace(".0.", ".2-11.") for name in tensors if ".0." in name]
+    _, _, problems = str(error.value).partition(f"{family}: ")
+    assert sorted(problems.split("; ")) == sorted(f"missing tensor {name}" for name in names)
+    with pytest.raises(ValueError, match=r": unknown tensor .*\.1\."):
         load(folder, family, tensors, **{size: 1})
 
 
