@@ -170,8 +170,8 @@ class Run:
     """Flags of every experiment."""
 
     budget: BudgetName = "laptop"
-    """Size of the run: smoke (seconds), laptop (minutes to hours) or paper (as published). Other
-    flags override its values."""
+    """Size of the run: smoke (seconds to minutes), laptop (minutes to hours) or paper (hours; as in
+    the paper, if it has the experiment). Other flags override its values."""
     runs: str = "runs"
     """Folder of all runs."""
 

@@ -306,7 +306,7 @@ def _class_numbers(labels: Sequence[Any], names: Sequence[str]) -> np.ndarray:
     labels, numbers = list(map(str, labels)), list(map(str, range(len(names))))
     known = numbers if set(labels) <= set(numbers) - set(names) else names
     if unknown := set(labels) - set(known):
-        allowed = " or ".join(names)
+        allowed = "one of " + ", ".join(names)
         if not set(names) & set(numbers):
             allowed += f", or a class number 0 to {numbers[-1]}"
             unknown = unknown - set(numbers) or set(labels)
@@ -366,8 +366,13 @@ def stability_of(flags: argparse.Namespace) -> Path:
         "drawn uniformly from the vocabulary (Noise Stability of Transformer Models, Eq. 7). "
         "Score: cosine of both outputs; 95 % intervals over the texts."
     )
-    if same := [str(row["rho"]) for row in rows if row["low"] == row["high"] == 1]:
-        note += f" No output changed at ρ = {', '.join(same)}: pass more or longer texts."
+    still = [
+        f"{rho:g}"
+        for rho, changed in zip(RHO, outputs, strict=True)
+        if np.allclose(changed, reference, rtol=0, atol=1e-6)
+    ]
+    if still:
+        note += f" No output changed at ρ = {', '.join(still)}: pass more or longer texts."
     return _write(flags.out, title, rows, draw, note)
 
 
@@ -467,7 +472,11 @@ def _words(vocabulary: WordPiece, ids: np.ndarray) -> list[str]:
     if not isinstance(decoder, optional_import("tokenizers").decoders.ByteLevel):
         return words
     texts = [decoder.decode([word]) for word in words]
-    return [text.strip() or repr(text) for text in texts]
+    # A part of a character cannot be decoded.
+    return [
+        word if "\ufffd" in text else text.strip() or repr(text)
+        for word, text in zip(words, texts, strict=True)
+    ]
 
 
 def _colored(words: Sequence[str], shares: np.ndarray) -> str:

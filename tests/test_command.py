@@ -160,9 +160,9 @@ def test_labels_that_are_numbers_are_names_first():
     assert command._class_numbers([1.0, 0.0], ("bad", "good")).tolist() == [1, 0]
     assert command._class_numbers([1.0, 0.0], ("1.0", "0.0")).tolist() == [0, 1]
     for labels, names, message in (
-        ([0, 1], ("1", "2"), "1 or 2; got 0"),
-        ([0, 1, 2], ("bad", "good"), "bad or good, or a class number 0 to 1; got 2"),
-        ([0, "good"], ("bad", "good"), "bad or good, or a class number 0 to 1; got 0, good"),
+        ([0, 1], ("1", "2"), "one of 1, 2; got 0"),
+        ([0, 1, 2], ("bad", "good"), "one of bad, good, or a class number 0 to 1; got 2"),
+        ([0, "good"], ("bad", "good"), "one of bad, good, or a class number 0 to 1; got 0, good"),
     ):
         with pytest.raises(ValueError, match=f"^--label must be {message}$"):
             command._class_numbers(labels, names)
@@ -277,7 +277,7 @@ def test_texts_without_a_replaced_token_are_named(encoder, tmp_path, monkeypatch
     texts = write(tmp_path / "texts.txt", "a b", "c d")
     run(tmp_path / "out", "stability", encoder, "--texts", texts)
     page = (tmp_path / "out" / "README.md").read_text()
-    assert "No output changed at ρ = 1.0: pass more or longer texts." in page
+    assert "No output changed at ρ = 1: pass more or longer texts." in page
 
 
 @pytest.mark.parametrize("special", [True, False])

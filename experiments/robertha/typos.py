@@ -119,8 +119,8 @@ def page(folder: Path) -> Page:
             f"**On {titles[tasks[0]]} under {corruptions}, differences from {titles[baseline]} "
             f"that are significant after Holm's correction: {tidy.significant(noisy)} of "
             f"{len(noisy)}** ({tidy.clear(noisy)} without it). "
-            f"Without correction: {' '.join(parts)} Ranges are over the corruptions, in points, "
-            "averaged over rates."
+            f"{' '.join(parts)} These verdicts are not corrected. Ranges are over the "
+            "corruptions, in points, averaged over rates."
         )
         if hopeless:
             answer += (

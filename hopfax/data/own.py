@@ -189,12 +189,13 @@ def _lines(path: Path, ending: str) -> Iterator[tuple[int, dict[str, Any]]]:
         raise ValueError(f"{path} must be encoded in UTF-8, got byte {byte:#04x}") from None
     except csv.Error as error:
         if str(error) == "unexpected end of data":
-            raise ValueError(f"{path}: a quote opened after line {line} is not closed") from None
+            where = f"on line {line + 1} or later"
+            raise ValueError(f"{path}: a quote opened {where} is not closed") from None
         raise ValueError(f"{path}, after line {line}: {error}") from None
+    except json.JSONDecodeError as error:  # its own line number is within the line
+        raise ValueError(f"{path}, line {line}: {error.msg}: column {error.colno}") from None
     except ValueError as error:
-        # A JSON error's own position is within the line.
-        reason = getattr(error, "msg", error)
-        raise ValueError(f"{path}, line {line}: {reason}") from None
+        raise ValueError(f"{path}, line {line}: {error}") from None
     finally:
         csv.field_size_limit(limit)
 
@@ -221,7 +222,12 @@ def _checked(split: str, rows: TextsAndLabels) -> TextsAndLabels:
         texts, labels = map(_listed, rows)
         counts = len(texts), len(labels)
     except (TypeError, ValueError):
-        raise TypeError(f"{split} must be (texts, labels), got {reprlib.repr(rows)}") from None
+        name = (
+            "texts and labels must be lists"
+            if split == "training"
+            else f"{split} must be (texts, labels)"
+        )
+        raise TypeError(f"{name}, got {reprlib.repr(rows)}") from None
     if isinstance(texts, str):
         raise TypeError(f"{split}: texts must be several texts, got one string: {texts[:40]!r}")
     if counts[0] != counts[1]:

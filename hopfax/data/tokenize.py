@@ -210,17 +210,14 @@ def check_unicode(name: str, texts: Iterable[str]) -> None:
         raise ValueError(f"{name} has a character that is not valid Unicode") from None
 
 
-@functools.lru_cache(maxsize=4)
-def _truncating(vocabulary: WordPiece, max_length: int) -> "Tokenizer":
-    tokenizer = text_tokenizer(vocabulary)
-    tokenizer.enable_truncation(max_length, strategy="longest_first")
-    return tokenizer
+_kept_tokenizer = functools.lru_cache(maxsize=2)(text_tokenizer)
 
 
 def _tokenize(
     examples: Sequence[Example], vocabulary: WordPiece, max_length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    tokenizer = _truncating(vocabulary, max_length)
+    tokenizer = _kept_tokenizer(vocabulary)
+    tokenizer.enable_truncation(max_length, strategy="longest_first")
     texts = [text if len(text) == 2 else text[0] for row in examples for text in row.texts]
     rows = [row.ids for row in tokenizer.encode_batch(texts)]
     lengths = np.asarray(list(map(len, rows)), np.int32)

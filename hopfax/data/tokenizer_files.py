@@ -36,9 +36,11 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
 
     As in `transformers`, `do_lower_case`, `strip_accents`, `tokenize_chinese_chars` and
     `add_prefix_space` of `tokenizer_config.json` apply, and the second and third formats continue
-    with the tokens of `added_tokens.json`. Special tokens in a text are text, except for those that
-    `additional_special_tokens` or `extra_special_tokens` lists, such as markers of entities. The
-    padding token is the one that `special_tokens_map.json`, `tokenizer_config.json` or
+    with the tokens of `added_tokens.json`. Special tokens in a text are text, except for those of a
+    `tokenizer.json` that `additional_special_tokens` or `extra_special_tokens` lists, such as
+    markers of entities.
+
+    The padding token is the one that `special_tokens_map.json`, `tokenizer_config.json` or
     `config.json` names, otherwise ``[PAD]`` or ``<pad>`` if the vocabulary has it, or the
     end-of-text token.
 
@@ -91,7 +93,8 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
             token, number = wrong[0]
             raise ValueError(f"{added} must map tokens to integers, got {number!r} for {token!r}")
         more = sorted(entries, key=lambda item: item[1])
-        tokenizer.add_tokens([token for token, _ in more if tokenizer.token_to_id(token) is None])
+        special = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+        tokenizer.add_tokens([token for token, _ in more if token not in special])
         for token, number in more:
             if tokenizer.token_to_id(token) != number:
                 raise ValueError(
@@ -149,12 +152,16 @@ def _tokenizer_json(folder: Path, settings: Mapping[str, Any]) -> "Tokenizer":
     document = read_json(folder / "tokenizer.json")
     normalizer, splitter = (document.get(part) or {} for part in ("normalizer", "pre_tokenizer"))
     if normalizer.get("type") == "BertNormalizer":
-        chosen = _BERT_SETTINGS.items()
-        normalizer |= {theirs: settings[ours] for ours, theirs in chosen if ours in settings}
-    if splitter.get("type") == "ByteLevel" and "add_prefix_space" in settings:
+        for ours, theirs in _BERT_SETTINGS.items():
+            if settings.get(ours) is not None:
+                normalizer[theirs] = settings[ours]
+    if splitter.get("type") == "ByteLevel" and settings.get("add_prefix_space") is not None:
         splitter["add_prefix_space"] = settings["add_prefix_space"]
-    names = ("additional_special_tokens", "extra_special_tokens")  # of transformers 4, and of 5
-    markers = [_content(each) for name in names for each in settings.get(name) or ()]
+    markers = []
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        listed = settings.get(name) or ()
+        listed = listed.values() if isinstance(listed, Mapping) else listed
+        markers += map(_content, listed)
     for token in document.get("added_tokens") or ():
         if token["content"] in markers:
             token["special"] = False  # special tokens are not looked for in a text

@@ -815,7 +815,12 @@ def _rows(index: Index, count: int) -> Array:
     if index is None:
         return jnp.arange(count)
     check_shapes(index=(index, "rows"))
-    check_count(0, count - 1, index=index)
+    if not is_traced(index):
+        values = np.asarray(index)
+        if not np.issubdtype(values.dtype, np.integer):
+            raise TypeError(f"index must hold integers, got {values.dtype}")
+        if (wrong := values[(values < 0) | (values >= count)]).size:
+            raise ValueError(f"index must be at least 0 and below {count}, got {wrong[0]}")
     return jnp.asarray(index)
 
 

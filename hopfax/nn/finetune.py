@@ -117,7 +117,7 @@ def replace_attention(
 ) -> Pretrained:
     """Returns a pretrained encoder with another attention on the same projections.
 
-    In `HopfieldAttention`, `beta` multiplies the loaded inverse temperature 1/sqrt(head width). At
+    In `HopfieldAttention`, `beta` multiplies the inverse temperature 1/sqrt(head width). At
     `beta=1.0`, `max_steps=0` is one softmax read-out of the values, the original attention, and
     `max_steps=1` is one Hopfield update of the query before it. Iterated to convergence at a small
     `beta`, all queries of a head reach one state and attend alike: in MiniLM at `beta=1.0`, but not

@@ -80,8 +80,8 @@ def load_pretrained(folder: str | os.PathLike[str], *, dtype: Any = jnp.float32)
     may round the inputs of float32 products, see `jax.default_matmul_precision`.
 
     Files are mapped into memory: loading takes at most 1.3 times the parameters' memory. Tensors of
-    heads that it does not read are ignored: `pooler.*`, `cls.*`, `qa_outputs.*`, `lm_head.*`,
-    `score.*`, and `classifier.*` except in a BERT or RoBERTa for sequence classification.
+    common heads of each family are ignored, such as `cls.*` in BERT, except for the classifier of a
+    BERT or RoBERTa for sequence classification.
 
     Args:
         folder: Folder with `config.json` and `model.safetensors`, or with shards and

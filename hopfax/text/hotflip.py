@@ -112,7 +112,7 @@ def hotflip(
         raise ValueError("hotflip requires gradients, got a victim with gradients=None")
     # Byte-level BPE and SentencePiece: the tokens of a word depend on the space before it.
     spaced = [token for token in gradients.tokens if token.startswith(("Ġ", "▁"))]
-    if spaced and not any(token.startswith("##") for token in gradients.tokens):
+    if len(spaced) > sum(token.startswith("##") for token in gradients.tokens):
         raise ValueError(f"hotflip requires a WordPiece vocabulary, got the token {spaced[0]!r}")
     num_changes(rate, 0)  # checks the rate
     check_positive(beam=beam, num_candidates=num_candidates)

@@ -105,11 +105,17 @@ def test_special_tokens_in_a_text_are_text(tmp_path, added):
     assert tokens == [f"[CLS] a {'[UNK] ' * 3}a {'[UNK] ' * 3}[SEP]"]
 
 
+def test_added_tokens_that_the_vocabulary_has_are_read_in_a_text(tmp_path):
+    write(tmp_path, vocab_txt="\n".join([*BERT, "[E1]"]), added_tokens_json={"[E1]": len(BERT)})
+    assert tokens_of(read_tokenizer(tmp_path), "[E1] a") == ["[CLS] [E1] a [SEP]"]
+
+
 @pytest.mark.parametrize(
     "listed",
     [
         {"additional_special_tokens": [{"content": "[E1]", "lstrip": False}]},
         {"extra_special_tokens": ["[E1]"]},
+        {"extra_special_tokens": {"entity": "[E1]"}, "do_lower_case": None},
     ],
 )
 def test_additional_special_tokens_are_read_in_a_text(tmp_path, listed):

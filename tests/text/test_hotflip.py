@@ -214,7 +214,7 @@ def test_best_flips_are_the_greatest_allowed_gains():
 @FORMS
 def test_tokens_must_not_depend_on_the_space_before_a_word(form):
     victim = Bag(seed=0).victim()
-    byte_level = victim._replace(gradients=victim.gradients._replace(tokens=("the", "Ġthe")))
+    byte_level = victim._replace(gradients=victim.gradients._replace(tokens=("##", "Ġthe", "Ġa")))
     with pytest.raises(ValueError, match="requires a WordPiece vocabulary, got the token 'Ġthe'"):
         text.hotflip(byte_level, [CLEAN], [1], rate=0.1, form=form)
 
