@@ -244,7 +244,7 @@ def check_noise(noise: Noise) -> None:
 
 
 def make_predictor(model: Functional[Encoder], *, sharding: Sharding | None = None) -> Predictor:
-    """Returns a model for `predict` and `fit`, which compile once per padded length.
+    """Returns a model for `predict` and `fit`, which compile once per padded length and batch size.
 
     Example:
         >>> from hopfax.nn import tinybert
@@ -347,7 +347,8 @@ def predict(
         noise: The noise to add; None for clean inputs.
         batch_size: Rows per call; None for a size that suits the device, at most 8,192 tokens.
             With the `released` preset, which stops all queries by one norm over the batch,
-            predictions depend on it: use that of the released program.
+            predictions depend on it: use that of the released program, which however has no
+            padding rows in the last batch.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed, see `hopfax.train.interrupt`.

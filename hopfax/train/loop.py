@@ -51,6 +51,8 @@ class FitResult(NamedTuple):
 class _Run(NamedTuple):
     """The contents of a checkpoint. Early stopping treats each seed separately."""
 
+    seeds: np.ndarray
+    total_steps: np.ndarray  # on which the learning rate depends
     states: TrainState
     best: Params
     scores: np.ndarray
@@ -80,8 +82,8 @@ def fit(
 ) -> FitResult:
     """Trains, validates after every epoch, and returns each seed's best parameters.
 
-    A run with checkpoints resumes from the last one, bit for bit on the same number of devices. The
-    rows, their buckets and the batch size must be the same.
+    A run with checkpoints resumes from the last one, bit for bit on the same number of devices. All
+    arguments but `patience`, `log` and `on_progress` must be the same.
     Ctrl-C saves the state and ends a run after the current chunk or validation.
 
     Args:
@@ -99,12 +101,14 @@ def fit(
         checkpoints: Saves the state after every epoch and whenever a save is due.
         log: Receives the metrics.
         on_progress: `on_progress(share, **fields)`: the share of steps done, in [0, 1], and the
-            latest loss or validation score.
+            latest loss or validation score. The first call has `restart=True` instead, see
+            `hopfax.train.progress.Progress.update`.
 
     Raises:
         DivergedError: A loss, gradient or validation logit is not finite.
         KeyboardInterrupt: Ctrl-C was pressed; a second press raises it without saving.
-        ValueError: A number is out of range, or there are no rows.
+        ValueError: A number is out of range, there are no rows, or the checkpoint has other seeds
+            or another total number of steps.
 
     Example:
         >>> import hopfax
@@ -144,11 +148,18 @@ def fit(
     transformation = optimizer(total_steps)
     train_chunk = make_chunk(objective, transformation, sharding=predictor.sharding)
     keys, rows = _on_devices(seeds, train, predictor.sharding)
-    step, run = 0, _new_run(predictor, transformation, seeds)
+    step, run = 0, _new_run(predictor, transformation, seeds, total_steps)
     if checkpoints and (restored := checkpoints.restore(run)):
-        step, run = restored
+        step, stored = restored
+        for name in ("seeds", "total_steps"):
+            ours, theirs = (getattr(each, name).tolist() for each in (run, stored))
+            if ours != theirs:
+                raise ValueError(f"the checkpoint has {name} {theirs}, got {ours}")
+        run = stored
     if log:
         log.truncate_after(step)
+    if on_progress:
+        on_progress(step / total_steps, restart=True)
     reporter = _Reporter(seeds, total_steps, checkpoints, log, on_progress)
     while run.epoch < epochs and (training := run.waited < patience).any():
         chunks = chunks_of(epoch=int(run.epoch))
@@ -197,13 +208,18 @@ def _on_devices(
 
 
 def _new_run(
-    predictor: Predictor, transformation: optax.GradientTransformation, seeds: Sequence[int]
+    predictor: Predictor,
+    transformation: optax.GradientTransformation,
+    seeds: Sequence[int],
+    total_steps: int,
 ) -> _Run:
     states = init_states(predictor.model, transformation, seeds)
     if predictor.sharding:
         states = jax.device_put(states, predictor.sharding.over("seeds"))
     zeros = np.zeros(len(seeds), int)
     return _Run(
+        seeds=np.array(seeds),
+        total_steps=np.array(total_steps),
         states=states,
         best=jax.tree.map(jnp.copy, states.params),
         scores=np.full(len(seeds), -np.inf),

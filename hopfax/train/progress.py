@@ -64,18 +64,23 @@ class Progress:
         elif self._status:
             self._print()
 
-    def update(self, done: float, **fields: Any) -> None:
+    def update(self, done: float, *, restart: bool = False, **fields: Any) -> None:
         """Shows the work done.
 
         Args:
             done: Units of work since the start of the run.
+            restart: Measure speed from here, for instance after loading the work of an earlier run.
             **fields: Numbers or text, shown by name.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed, see `hopfax.train.interrupt`.
         """
         interrupt.check()
-        (start, before), now = self._recent[0], time.monotonic()
+        now = time.monotonic()
+        if restart:
+            self._recent.clear()
+            self._recent.append((now, done))
+        start, before = self._recent[0]
         self._recent.append((now, done))
         parts = [f"{done / self._total if self._total else 1:.0%}"]
         if done >= self._total:

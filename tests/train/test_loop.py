@@ -81,6 +81,7 @@ def test_everything_is_logged_and_reported(tmp_path):
     assert [(line["step"], line["epoch"]) for line in epochs] == [(6, 1), (12, 2), (18, 3)]
     assert [line["validation"] for line in epochs] == [[5, 1], [4, 2], [3, 3]]
     assert [line["best"] for line in epochs] == [[5, 1], [5, 2], [5, 3]]
+    assert reports[0] == (0, {"restart": True})
     means = [fields["loss"] for _, fields in reports if "loss" in fields]
     np.testing.assert_allclose(means, [np.mean(line["loss"]) for line in steps], rtol=1e-6)
     shares = [(share, fields) for share, fields in reports if "validation" in fields]

@@ -66,6 +66,11 @@ def test_time_left_forgets_the_compilation(shown, monkeypatch):
     assert shown(*updates, total=20)[-1] == "35%  0:00:13 left"
 
 
+def test_time_left_after_a_restart_leaves_out_earlier_work(shown):
+    lines = shown((1.0, 90, {"restart": True}), (10.0, 91, {}), total=100)
+    assert lines == ["90%", "91%  0:01:30 left"]
+
+
 def test_no_work_and_no_time(shown):
     assert shown() == []
     assert shown((0.0, 1, {}), (0.0, 2, {})) == ["10%", "20%"]

@@ -104,6 +104,17 @@ def test_ctrl_c_saves_and_the_run_resumes_to_the_same_bits(tmp_path, monkeypatch
     assert_same_run(tmp_path, run(cut, interval=1e6), uninterrupted)
 
 
+def test_a_checkpoint_of_another_run_is_an_error(tmp_path):
+    run(tmp_path)
+    with Checkpoints(tmp_path, config={"a": 1}) as checkpoints:
+        for changes, message in (
+            ({"seeds": (42, 23)}, r"the checkpoint has seeds \[23, 42\], got \[42, 23\]"),
+            ({"epochs": 4}, r"the checkpoint has total_steps \d+, got \d+"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                test_loop.run(checkpoints=checkpoints, **ROWS, **changes)
+
+
 def test_a_finished_run_is_read_not_repeated(tmp_path):
     first = run(tmp_path)
     log = (tmp_path / "metrics.jsonl").read_bytes()
