@@ -93,7 +93,7 @@ embedding = partial(
 
 
 def gelu(x: Array) -> Array:
-    """Computes BERT's activation by erf, as PyTorch; less than half the cost of `jax.nn.gelu`.
+    """Computes BERT's activation by erf, as PyTorch in float32; half the cost of `jax.nn.gelu`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -206,7 +206,7 @@ class Encoder(nnx.Module):
         dropout: Dropout rate, in [0, 1).
         stop_gradient_keys: Whether a penalty on a layer's keys trains no layer below (see
             `Block`). The first layer's keys still depend on the embeddings.
-        padding_idx: Token id whose embedding is not trained; None for none.
+        padding_idx: Token id whose embedding has no gradient; None for none.
         embedding_norm: Whether a LayerNorm follows the sum of token and position vectors.
         epsilon: Epsilon of all norms.
         embedding_scale: Factor on token and position vectors, > 0. The norm after them undoes it,

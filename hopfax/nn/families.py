@@ -35,6 +35,9 @@ class Config:
             raise ValueError(f"{self._names.get(key, key)} is missing")
         return value
 
+    def __contains__(self, key: str) -> bool:
+        return self._names.get(key, key) in self._raw
+
     def choose(self, key: str, options: Mapping[str, Any]) -> Any:
         """Returns the option with the setting's name."""
         if (name := self.get(key)) not in list(options):  # lists have no hash
@@ -138,7 +141,11 @@ def gemma2(config: Config) -> Forward:
     heads = partial(_split, head_width=config.head_width)
     rotate = partial(_rotate, theta=_rope_theta(config))
     scale = config["query_pre_attn_scalar"] ** -0.5
-    cap, final_cap = config.get("attn_logit_softcapping"), config.get("final_logit_softcapping")
+    caps = "attn_logit_softcapping", "final_logit_softcapping"
+    for name in caps:  # null is no cap
+        if name not in config:
+            raise ValueError(f"{name} is missing")
+    cap, final_cap = map(config.get, caps)
     windows = _windows(config)
 
     def forward(params: Params, embeddings: Array, mask: Array, types: Array) -> Output:

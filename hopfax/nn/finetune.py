@@ -102,6 +102,9 @@ def text_classifier(
 
     def init(key: PRNGKeyArray) -> Params:
         loaded = _loaded(shapes, pretrained.params)
+        # In float32: bfloat16 would round small updates away.
+        expected = {name: shapes[name] for name in loaded}
+        loaded = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), loaded, expected)
         if keep:
             return loaded
         classifier = _zeros(shapes["classifier"])

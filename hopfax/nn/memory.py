@@ -120,10 +120,15 @@ def with_memory(
     def level(memory: Params) -> Array | None:
         return jnp.exp(memory["log_sigma"][0]) if "log_sigma" in memory else None
 
+    def patterns(network: Encoder) -> Array:
+        table, padding = network.tokens.embedding[...], network.padding_idx
+        if padding is not None:  # without a gradient, as in the encoder
+            table = table.at[padding].set(jax.lax.stop_gradient(table[padding]))
+        return network.embedding_scale * table
+
     def at_token(memory: Params, network: Encoder, tokens: Tokens, types: TokenTypes) -> Tokens:
-        table = network.embedding_scale * network.tokens.embedding[...]
         others = {name: value for name, value in memory.items() if name != "log_sigma"}
-        return recall(tokens, table, sigma=level(memory), **others)
+        return recall(tokens, patterns(network), sigma=level(memory), **others)
 
     def at_embedding(
         memory: Params, network: Encoder, embeddings: Tokens, types: TokenTypes
@@ -131,7 +136,7 @@ def with_memory(
         norm = network.norm
         assert norm and norm.scale and norm.bias
         options = {"scale": norm.scale[...], "bias": norm.bias[...], "epsilon": norm.epsilon}
-        table = network.embedding_scale * network.tokens.embedding[...]
+        table = patterns(network)
         positions = network.position_offset + jnp.arange(embeddings.shape[-2])
         offsets, axis = network.positions(positions), None
         if network.types is not None:

@@ -12,7 +12,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 from jaxtyping import Array, Bool, Float, Int
 
-from hopfax.checks import is_traced
+from hopfax.checks import check_range, is_traced
 from hopfax.hub import model_folder, read_json
 from hopfax.nn.attention import SoftmaxAttention
 from hopfax.nn.families import Config, Forward, check_positive, encoder, gemma2, gpt2, rows
@@ -180,6 +180,8 @@ def checked_inputs(
     types = jnp.zeros(real.shape, int) if token_types is None else jnp.asarray(token_types)
     if types.shape != real.shape:
         raise ValueError(f"token_types must have shape {real.shape}, got {types.shape}")
+    if "types" in params and token_types is not None:
+        check_range(0, len(params["types"]["weight"]) - 1, token_types=types)
     # Embeddings of ids outside the vocabulary are nan, which padding must not pass on.
     usable = real[..., None] | jnp.isfinite(embeddings)
     return jnp.where(usable, embeddings, 0), real, types

@@ -173,6 +173,14 @@ def test_another_attention_keeps_the_checks_and_the_precision_of_the_model(bert)
     np.testing.assert_allclose(*(np.float32(each[MASK]) for each in outputs), atol=0.1)
 
 
+def test_a_classifier_of_a_bfloat16_encoder_is_trained_in_float32(tmp_path):
+    load(tmp_path, "bert")
+    model = text_classifier(load_pretrained(tmp_path, dtype=jnp.bfloat16), 2)
+    params = model.init(jax.random.key(0))
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(jnp.float32)}
+    assert model.apply(params, jnp.asarray(IDS), jnp.asarray(MASK)).logits.dtype == jnp.float32
+
+
 def test_padding_of_another_attention_passes_on_no_nan(bert):
     """As of ids outside the vocabulary; neither to outputs nor to gradients."""
     model = replace_attention(bert, HopfieldAttention, beta=2.0, max_steps=1)

@@ -136,6 +136,19 @@ def test_memory_needs_a_model_to_train():
         nn.with_memory(MODELS["tinybert"], sigma=0)
 
 
+@pytest.mark.parametrize("site", ["token", "embedding"])
+def test_the_padding_embedding_has_no_gradient(site):
+    sizes = {"width": 32, "ff_width": 16, "num_layers": 1}
+    model = nn.with_memory(nn.tinybert(40, 2, padding_idx=0, **sizes), site=site, sigma=8.0)
+
+    def loss(params):
+        return model.apply(params, IDS, MASK).logits[:, 0].sum()
+
+    # At this sigma, the posterior mean depends on all tokens.
+    norms = jnp.linalg.norm(jax.grad(loss)(lively(model))["tokens"]["embedding"], axis=1)
+    assert norms[0] == 0 and (norms[1:] > 0).all()
+
+
 def test_prior_scale_and_noise_level_are_trained():
     model = nn.with_memory(MODELS["tinybert"], sigma=8.0)
     params = lively(model)

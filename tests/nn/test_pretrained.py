@@ -437,6 +437,10 @@ def test_wrong_tensors_of_many_layers_are_one_line(folder, family, draw):
         ({"model_type": "t5"}, "model_type must be one of bert, roberta, gpt2, gemma2, got 't5'"),
         ({}, "model_type must be one of bert, roberta, gpt2, gemma2, got None"),
         (CONFIGS["gpt2"] | {"n_embd": None}, "n_embd is missing"),
+        *(
+            ({k: v for k, v in CONFIGS["gemma2"].items() if k != key}, f"{key} is missing")
+            for key in ("attn_logit_softcapping", "final_logit_softcapping")
+        ),
         (CONFIGS["gpt2"] | {"n_head": 0}, "n_head must be an integer >= 1, got 0"),
         (CONFIGS["gpt2"] | {"n_head": True}, "n_head must be an integer >= 1, got True"),
         (CONFIGS["gpt2"] | {"n_head": 3}, "n_embd must be a multiple of n_head, got 8 and 3"),
@@ -522,6 +526,9 @@ def test_bad_arguments(folder, family):
         types = np.zeros((2, 3), int)
         with pytest.raises(ValueError, match=f"token_types must be None for {family}"):
             model.forward(tokens[:, :3], np.ones((2, 3)), token_types=types)
+    else:
+        with pytest.raises(ValueError, match=r"token_types must be in \[0, \d\], got 9"):
+            model.forward(tokens[:, :3], np.ones((2, 3)), token_types=np.full((2, 3), 9))
     with pytest.raises(ValueError, match=f"at most {limit} tokens, got {limit + 1}"):
         model.forward(tokens, np.ones((2, limit + 1)))
     for mask in (np.ones(4), np.ones((2, 3))):
