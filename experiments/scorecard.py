@@ -44,7 +44,7 @@ FINE_TUNED = {
     "mnli_parts": "part of MNLI, on a CPU",
     "rte_mnli": "RTE after MNLI",
 }
-LEAST = -10  # left end of the picture of the parts; two differences are far below
+LEAST = -10  # left end of the picture of the parts; some differences are far below
 LEVELS = {0.5012: 0.5, 1.0: 1.0, 1.995: 2.0}  # noise in units of a text's signal: the paper's σ
 # Parts of Robertha: the model of `fine_tuning`, and the two rows of the paper's Table 3.
 NO_PARTS = "robertha-no-iteration-no-esr"
