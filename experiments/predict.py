@@ -1,4 +1,4 @@
-"""Predicts the labels of texts with a model that `robustness` or `fine-tuning` has trained.
+"""Prints the probability of each label of texts, from a model of `robustness` or `fine-tuning`.
 
 Command: `python -m experiments predict --run runs/robustness/ID "a wonderful film" "a dull one"`.
 Nothing is trained. The run's data must still be where its command found them.
@@ -32,7 +32,7 @@ class Config:
     run: Annotated[str, tyro.conf.arg(metavar="FOLDER")]
     """Folder of a run, such as runs/robustness/ID."""
     texts: Annotated[tuple[str, ...], tyro.conf.Positional, optional("TEXT ...", "none")]
-    """Texts to label."""
+    """Texts to label; optional with --save."""
     pair: Annotated[tuple[str, ...], optional("TEXT ...", "none")] = ()
     """Second texts, if the task is on pairs; as many as texts."""
     model: Annotated[str | None, optional("NAME", "the run's only model")] = None

@@ -75,7 +75,8 @@ def by_budget(name: str, metavar: str, budgets: Mapping[str, Any] = BUDGETS) -> 
 
 def optional(metavar: str, default: str) -> Any:
     """Describes the default of a flag that may be left out."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint=f"(default: {default})")
+    hint = "(required)" if default == "required" else f"(default: {default})"
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint=hint)
 
 
 def budget_of(config: Any, budgets: Mapping[str, Any]) -> Any:

@@ -585,13 +585,14 @@ def parser() -> argparse.ArgumentParser:
                 metavar="COLUMN",
                 help="column of the texts (default: text)",
             )
-            add("--pair", metavar="COLUMN", help="column of the second texts")
+            pair = "column of the second texts; required without a text classifier"
+            add("--pair", metavar="COLUMN", help=pair)
             label = (
                 "column of the labels (default: label); for a model without labels, similarity "
                 "scores of the pairs"
             )
             add("--label", default="label", metavar="COLUMN", help=label)
-            memory = "also score denoised token embeddings (takes about twice as long)"
+            memory = "also score denoised token embeddings (slower)"
             add("--memory", action="store_true", help=memory)
         elif name == "influence":
             add("text", metavar="SENTENCE", help="sentence to measure")

@@ -404,9 +404,8 @@ def layer_table(inner: pd.DataFrame) -> report.Table:
         at = {(row.end.split()[0], row.weights): row for _, row in rows.iterrows()}
         shapes = [at["first", each] for each in weights[: len(heads)]]
         counts = [f"{row.curved:.0f} of {row.num_heads:.0f}" for row in shapes]
-        lines.append(
-            [f"{kind}, layer {level:g}", *(report.bracketed(at[each]) for each in kinds), *counts]
-        )
+        shares = [report.bracketed(at[each], digits=2) for each in kinds]
+        lines.append([f"{kind}, layer {level:g}", *shares, *counts])
     columns = [f"{end}, {each}" for end, each in kinds]
     caption = (
         "Influence of the first and last 5 % of a text on a layer's states, divided by that of the "

@@ -480,7 +480,7 @@ def page(folder: Path) -> Page:
         notes=[
             "W^k: weight of the Walsh functions of degree k (noise-stability paper); I = Σ k W^k: "
             "total influence; D = Σ k² W^k / I. Lemma 1's bound is below I/T at some ρ if and "
-            "only if D > T; it tends to I/T as ρ → 1.",
+            "only if D > T, which decides the verdicts; it tends to I/T as ρ → 1.",
             "Weight at degree ≥ k: if both bounds of the paper hold for one function, it has "
             f"weight at k or above; k is {PAPER_DEGREE} times their ratio.",
             "Each input bit keeps one token or replaces it by a random one. The function is the "

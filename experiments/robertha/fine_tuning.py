@@ -56,7 +56,7 @@ NOT_BOLD = (
 )
 HOPFIELD = (
     "Hopfield attention updates each query over the layer's keys, once or to convergence, before "
-    "it reads the values. β, 1 by default, multiplies the loaded inverse temperature."
+    "it reads the values. β, 1 by default, multiplies the inverse temperature 1/√(head width)."
 )
 ESR = "ESR: Eigenspectrum Regularization of the keys."
 NOT_LEARNED = "Not learned"
@@ -209,7 +209,7 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[s
             sentences.append(f"**On {titles[str(task)]}, no verdict**: {reason}.")
             continue
         noise = differences_by_level(kept[kept.task == task]).noise
-        high, low = noise.iloc[0], noise.iloc[-1]
+        at = list(dict.fromkeys(noise))
         findings: dict[str, list[tuple[str, str]]] = {}
         for _, row in rows.iterrows():
             curve = tidy.select(levels, task=task, model=row.model)
@@ -230,7 +230,7 @@ def answer(scores: pd.DataFrame, titles: Mapping[str, str], constants: Mapping[s
             words = (short if bare else f"{short} ({numbers})" for short, numbers in each)
             parts.append(f"**{name}**: {report.joined(words)}.")
         said = " ".join(parts)
-        noise = f"mean over {high} to {low}" if high != low else f"at {high}"
+        noise = f"mean over {report.joined(at)}" if len(at) > 1 else f"at {at[0]}"
         noise += " unless an SNR is named" if " dB" in said else ""
         sentences.append(
             f"On {titles[str(task)]}, compared with the {titles[baseline]} (in points; {noise}): "

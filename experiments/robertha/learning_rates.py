@@ -103,7 +103,7 @@ def page(folder: Path) -> Page:
     means = means.assign(rate=[written(rate) for rate in means.learning_rate])
     names = report.joined(titles[task] for task in means.task.unique())
     best = means.loc[means.groupby(["task", "model"], sort=False)["mean"].idxmax()]
-    chosen, several = set(best.index), means.task.nunique() > 1
+    chosen, several = set(best.index[best["mean"] > best.constant + 1e-9]), means.task.nunique() > 1
     lines = best.task.map(titles) + ", " if several else ""
     best = best.assign(line=lines + best.model.map(titles))
     parts = [
@@ -126,8 +126,8 @@ def page(folder: Path) -> Page:
     if len(weak) == len(best):
         constants = report.joined(map(report.number, best.constant.unique()))
         answer = (
-            f"**On {names}, no tested rate brings {report.joined(best.line)} {LEARNED:g} points "
-            f"above the majority baseline ({constants})**."
+            f"**On {names}, no model is {LEARNED:g} points above the majority baseline "
+            f"({constants}) at any tested rate**: {report.joined(best.line)}."
         )
     elif len(weak):
         notes.append(
@@ -162,7 +162,7 @@ def page(folder: Path) -> Page:
                 ["", *rates],
                 rows,
                 "Validation score of the best epoch, by learning rate, with 95 % intervals over "
-                "seeds. Bold: the highest, before rounding.",
+                "seeds. Bold: the highest above the majority baseline, before rounding.",
             )
         ],
         notes=[sizes, *notes],

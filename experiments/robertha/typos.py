@@ -105,6 +105,10 @@ def page(folder: Path) -> Page:
         ]
         if hopeless and len(hopeless) < noisy.corruption.nunique():
             noisy = noisy[~noisy.corruption.map(titles).isin(hopeless)]
+        survivors = [
+            f"{titles[row.model]} under {titles[row.corruption]} ({report.plain_interval(row)})"
+            for _, row in noisy[tidy.rejected(noisy)].iterrows()
+        ]
         findings: dict[str, list[str]] = {}
         for model, rows in noisy.groupby("model", sort=False):
             low, high = report.signed(rows["mean"].min()), report.signed(rows["mean"].max())
@@ -118,8 +122,9 @@ def page(folder: Path) -> Page:
         answer = (
             f"**On {titles[tasks[0]]} under {corruptions}, differences from {titles[baseline]} "
             f"that are significant after Holm's correction: {tidy.significant(noisy)} of "
-            f"{len(noisy)}** ({tidy.clear(noisy)} without it). "
-            f"{' '.join(parts)} These verdicts are not corrected. Ranges are over the "
+            f"{len(noisy)}**{': ' * bool(survivors)}"
+            f"{report.joined(survivors) if survivors else ''}. Without correction "
+            f"({tidy.clear(noisy)} of {len(noisy)}): {' '.join(parts)} Ranges are over the "
             "corruptions, in points, averaged over rates."
         )
         if hopeless:
@@ -130,12 +135,20 @@ def page(folder: Path) -> Page:
         if (tasks[0], baseline) in unlearned.index:
             learned = f"{titles[baseline]}, the baseline, did not learn {titles[tasks[0]]}"
             answer = f"**No verdict under {corruptions}: {learned}.**"
+        clean = tidy.select(table, corruption="none", model=baseline)
+        cleans = (
+            "Its clean score: "
+            + report.joined(
+                f"{report.number(row['mean'])} ({titles[row.task]})" for _, row in clean.iterrows()
+            )
+            + "."
+        )
         compared = report.pivot(
             gaps.assign(line=gaps.task.map(titles) + ", " + gaps.model.map(titles)),
             index="line",
             columns="corruption",
             titles=titles | {"none": "clean"},
-            caption=f"Score minus {titles[baseline]}, mean over the rates.",
+            caption=f"Score minus {titles[baseline]}, mean over the rates. {cleans}",
         )
         tables = [compared]
     shares = tidy.scores(frame, metric="words_changed")

@@ -53,12 +53,12 @@ def from_rows(
         vocabulary: Tokens and their ids; None trains a vocabulary on the training rows.
         vocab_size: Maximum number of tokens of a trained vocabulary, exceeded only to keep all
             characters.
-        max_length: Longest row in tokens. Longer rows are truncated; a warning says how many.
+        max_length: Maximum number of tokens of a row; longer rows are truncated, with a warning.
         train_size: Maximum number of training rows; None uses all.
 
     Raises:
         TypeError: If the texts of a split are one string, `validation` or `test` is not two lists,
-            or `vocabulary` has another type.
+            or `vocabulary` is not a `WordPiece`.
         ValueError: If a text is empty or not valid Unicode, all labels of a split are equal, label
             types are mixed, the numbers of texts and labels differ, or a label of `validation` or
             `test` is not one of `labels`.
@@ -106,9 +106,9 @@ def read_table(
 ) -> tuple[list[Any], list[Any]]:
     r"""Returns the texts and labels of a file, for `from_rows`.
 
-    CSV and TSV files start with a header line; TSV has no quoting. Their labels, without
-    surrounding whitespace, become numbers if all of them are, such as 1 or 0.5, but not 01. Each
-    line of a JSONL file is an object.
+    CSV and TSV files start with a header line; TSV has no quoting. Their labels are stripped, and
+    become numbers if all labels are numbers (01 is a string). Each line of a JSONL file is an
+    object.
 
     Args:
         path: A file that ends in `.csv`, `.tsv` or `.jsonl`, in UTF-8.

@@ -24,21 +24,21 @@ _BYTE_LEVEL_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>
 
 
 def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
-    r"""Reads a tokenizer, with the special tokens of its model, for `encode` and `load_task`.
+    r"""Returns a model's tokenizer, with its special tokens, for `encode` and `load_task`.
 
     Reads the first of these that exists:
 
     - `tokenizer.json`, without its truncation and padding;
     - `vocab.txt` of BERT;
     - `vocab.json` and `merges.txt`: byte-level BPE, with ``<s> a </s></s> b </s>`` if the
-      vocabulary has <s> and </s> (RoBERTa), otherwise without special tokens, which joins the
-      texts of a pair (GPT-2).
+      vocabulary has <s> and </s> (RoBERTa), otherwise without special tokens: the two texts of a
+      pair are concatenated (GPT-2).
 
     As in `transformers`, `do_lower_case`, `strip_accents`, `tokenize_chinese_chars` and
-    `add_prefix_space` of `tokenizer_config.json` apply, and the second and third formats continue
-    with the tokens of `added_tokens.json`. Special tokens in a text are text, except for those of a
-    `tokenizer.json` that `additional_special_tokens` or `extra_special_tokens` lists, such as
-    markers of entities.
+    `add_prefix_space` of `tokenizer_config.json` apply, and the tokens of `added_tokens.json` are
+    added in the second and third formats. Special tokens that occur in a text are split like other
+    text, unless `tokenizer.json` has them and `additional_special_tokens` or `extra_special_tokens`
+    lists them, such as markers of entities.
 
     The padding token is the one that `special_tokens_map.json`, `tokenizer_config.json` or
     `config.json` names, otherwise ``[PAD]`` or ``<pad>`` if the vocabulary has it, or the

@@ -29,14 +29,15 @@ def text_classifier(
     separator: int | None = None,
     **options: Any,
 ) -> Functional[Encoder]:
-    """Returns a pretrained encoder with mean pooling and a new classifier, to fine-tune.
+    """Returns a pretrained encoder with a new or the loaded classifier, to fine-tune.
 
     Args:
         pretrained: BERT or RoBERTa, from `load_pretrained`.
-        num_outputs: Classes, or 1 for regression and for scoring choices. None keeps the loaded
-            classifier, which reads the first token; its classes are `pretrained.labels`.
+        num_outputs: Outputs of a new classifier, which reads the mean over tokens: the number of
+            classes, or 1 for regression and for scoring choices. None keeps the loaded classifier,
+            which reads the first token; its classes are `pretrained.labels`.
         attention: Class of the attention layers, which get the pretrained projections. None keeps
-            that of `pretrained` and its options: `SoftmaxAttention`, or see `replace_attention`.
+            `pretrained.attention`.
         dropout: Dropout rate, in [0, 1); also of the attention weights in `SoftmaxAttention`.
         separator: Id of the token between two texts, for BERT's token types; see `Encoder`.
         **options: Options of the attention layers, such as `beta`.
@@ -121,8 +122,8 @@ def replace_attention(
     """Returns a pretrained encoder with another attention on the same projections.
 
     In `HopfieldAttention`, `beta` multiplies the inverse temperature 1/sqrt(head width). At
-    `beta=1.0`, `max_steps=0` is one softmax read-out of the values, the original attention, and
-    `max_steps=1` is one Hopfield update of the query before it. Iterated to convergence at a small
+    `beta=1.0`, `max_steps=0` is the original attention; `max_steps=1` first applies one Hopfield
+    update to each query. Iterated to convergence at a small
     `beta`, all queries of a head reach one state and attend alike: in MiniLM at `beta=1.0`, but not
     at 4.
 

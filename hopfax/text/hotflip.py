@@ -56,16 +56,18 @@ def hotflip(
     `num_candidates` best edits of each.
 
     *Tokens*: one token becomes another, with the estimate $(E_v - E_{x_i}) \cdot g_i$.
-    Words replace words and pieces replace pieces; special tokens and padding do not
-    change. Flips are dropped if the new word is tokenized differently. This is the paper's attack
+    Words replace words, numbers and punctuation, and pieces replace pieces; special tokens and
+    padding do not change. Flips are dropped if the new word is tokenized differently. This is the
+    paper's attack
     on words without its constraints on similarity, part of speech and stop words.
 
     *Characters*: one letter is flipped, inserted or deleted. The paper's models read characters. A
     WordPiece model reads tokens: one letter turns the word's tokens $x_1 .. x_k$ into
     $u_1 .. u_m$, with the estimate
     $\sum_j E_{u_j} \cdot g_{\min(j, k)} - \sum_j E_{x_j} \cdot g_j$: further pieces
-    use the gradient of the last old one. It is exact for a sum of embeddings. Otherwise it is
-    rough, since it ignores that later words move; therefore the losses decide which texts are kept.
+    use the gradient of the last old one. It is exact if the loss is linear in the sum of the
+    embeddings. Otherwise it is rough, since it ignores that later words move; therefore the losses
+    decide which texts are kept.
 
     The result is the version with the greatest loss, possibly the clean text. A wider beam never
     gives a lower loss than beam 1, whose path always stays in the beam.
@@ -74,7 +76,8 @@ def hotflip(
         victim: The model, with gradients.
         texts: Texts as for `hopfax.text.misspell`.
         labels: The correct labels.
-        rate: Largest fraction of each text's words to change, in [0, 1]; see `num_changes`.
+        rate: Largest fraction of each text's words to change, in [0, 1], but at least one word
+            unless 0; see `num_changes`.
         form: What is edited: `"characters"` or `"tokens"`.
         beam: Texts kept after each step, >= 1; 1 is greedy.
         num_candidates: Edits of each text whose losses are queried, >= 1.
@@ -83,7 +86,7 @@ def hotflip(
 
     Raises:
         TypeError: If `texts` is one string.
-        ValueError: If the victim has no gradients or reads another vocabulary than WordPiece, a
+        ValueError: If the victim has no gradients, its tokens depend on the spaces before words, a
             text has no words, a number is out of its range, or a loss or gradient is not finite.
 
     Example:
@@ -113,7 +116,10 @@ def hotflip(
     # Byte-level BPE and SentencePiece: the tokens of a word depend on the space before it.
     spaced = [token for token in gradients.tokens if token.startswith(("Ġ", "▁"))]
     if len(spaced) > sum(token.startswith("##") for token in gradients.tokens):
-        raise ValueError(f"hotflip requires a WordPiece vocabulary, got the token {spaced[0]!r}")
+        raise ValueError(
+            "hotflip requires tokens that do not depend on the space before a word (WordPiece), "
+            f"got {spaced[0]!r}"
+        )
     num_changes(rate, 0)  # checks the rate
     check_positive(beam=beam, num_candidates=num_candidates)
     if form == "tokens":

@@ -37,8 +37,8 @@ class FitResult(NamedTuple):
     Attributes:
         params: Parameters.
         scores: `(seeds,)` validation score.
-        epochs: `(seeds,)` number of the epoch, from 1; 0, with the initial parameters and the score
-            -inf, if every score was nan.
+        epochs: `(seeds,)` best epoch, from 1. If every score is nan: epoch 0, initial parameters,
+            and score -inf.
         steps: Number of training steps of the run.
     """
 
@@ -83,8 +83,9 @@ def fit(
     """Trains, validates after every epoch, and returns each seed's best parameters.
 
     A run with checkpoints resumes from the last one, bit for bit on the same number of devices. All
-    arguments but `patience`, `log` and `on_progress` must be the same.
-    Ctrl-C saves the state and ends a run after the current chunk or validation.
+    arguments but `patience`, `log` and `on_progress` must be the same; only the seeds and the
+    number of steps are checked. Ctrl-C ends a run after the current chunk or validation, and saves
+    its state.
 
     Args:
         predictor: From `hopfax.train.evaluate.make_predictor`.
@@ -98,10 +99,10 @@ def fit(
         optimizer: Returns the optimizer for a total number of steps.
         batch_size: Maximum number of rows per step.
         patience: Number of epochs without a better score after which a seed stops, >= 1.
-        checkpoints: Saves the state after every epoch and whenever a save is due.
+        checkpoints: Saves the state after every epoch and at its `interval`.
         log: Receives the metrics.
         on_progress: `on_progress(share, **fields)`: the share of steps done, in [0, 1], and the
-            latest loss or validation score. The first call has `restart=True` instead, see
+            latest loss or validation score. The first call has the field `restart=True`, see
             `hopfax.train.progress.Progress.update`.
 
     Raises:

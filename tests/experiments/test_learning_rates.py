@@ -68,8 +68,8 @@ def test_the_page_names_the_best_rate_of_each_model(tmp_path):
     )
     pd.DataFrame(rows).assign(constant=78.0).to_csv(tmp_path / "results.csv", index=False)
     assert learning_rates.page(tmp_path).answer == (
-        "**On MRPC, no tested rate brings fine-tuned encoder and fine-tuned encoder + ESR 5 points "
-        "above the majority baseline (78.0)**."
+        "**On MRPC, no model is 5 points above the majority baseline (78.0) at any tested rate**: "
+        "fine-tuned encoder and fine-tuned encoder + ESR."
     )
     part = [row for row in rows if row["model"] == "pretrained" or row["learning_rate"] == 5e-5]
     pd.DataFrame(part).to_csv(tmp_path / "results.csv", index=False)
