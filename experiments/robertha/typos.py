@@ -132,6 +132,11 @@ def page(folder: Path) -> Page:
                 f" Under {report.joined(hopeless)}, no model is well above the majority baseline, "
                 "so there is no verdict."
             )
+        if len(hopeless) == gaps[gaps.corruption != "none"].corruption.nunique():
+            answer = (
+                f"**On {titles[tasks[0]]}, no verdict: under {report.joined(hopeless)}, no model "
+                "is well above the majority baseline.**"
+            )
         if (tasks[0], baseline) in unlearned.index:
             learned = f"{titles[baseline]}, the baseline, did not learn {titles[tasks[0]]}"
             answer = f"**No verdict under {corruptions}: {learned}.**"
@@ -144,7 +149,11 @@ def page(folder: Path) -> Page:
             + "."
         )
         compared = report.pivot(
-            gaps.assign(line=gaps.task.map(titles) + ", " + gaps.model.map(titles)),
+            gaps.assign(
+                line=gaps.task.map(titles) + ", " + gaps.model.map(titles),
+                # As for the verdicts, of the first task.
+                bold=~(gaps.corruption.map(titles).isin(hopeless) & (gaps.task == tasks[0])),
+            ),
             index="line",
             columns="corruption",
             titles=titles | {"none": "clean"},
