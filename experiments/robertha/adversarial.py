@@ -124,7 +124,7 @@ def page(folder: Path) -> Page:
         label="model",
         col="task",
         titles=titles,
-        xlabel="accuracy minus majority baseline, points",
+        xlabel="points above the baseline",
     )
     counted = frame[frame.metric == "train_overlap"].drop_duplicates("task")
     overlap = [
