@@ -222,12 +222,7 @@ def _checked(split: str, rows: TextsAndLabels) -> TextsAndLabels:
         texts, labels = map(_listed, rows)
         counts = len(texts), len(labels)
     except (TypeError, ValueError):
-        name = (
-            "texts and labels must be lists"
-            if split == "training"
-            else f"{split} must be (texts, labels)"
-        )
-        raise TypeError(f"{name}, got {reprlib.repr(rows)}") from None
+        raise TypeError(f"{split}: expected (texts, labels), got {reprlib.repr(rows)}") from None
     if isinstance(texts, str):
         raise TypeError(f"{split}: texts must be several texts, got one string: {texts[:40]!r}")
     if counts[0] != counts[1]:

@@ -115,8 +115,8 @@ def test_wrong_rows(texts, labels, options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"validation": ["a"]}, r"validation must be \(texts, labels\), got \['a'\]"),
-        ({"test": (["a"], 1)}, r"test must be \(texts, labels\), got \(\['a'\], 1\)"),
+        ({"validation": ["a"]}, r"validation: expected \(texts, labels\), got \['a'\]"),
+        ({"test": (["a"], 1)}, r"test: expected \(texts, labels\), got \(\['a'\], 1\)"),
         ({"vocabulary": "x"}, "must come from read_tokenizer or read_vocabulary, got str"),
     ],
 )
