@@ -260,8 +260,8 @@ def pivot(
 
 
 def joined(names: Iterable[str]) -> str:
-    """Such as "CoLA, MRPC and RTE"."""
-    *first, last = names
+    """Such as "CoLA, MRPC and RTE"; "" without names."""
+    *first, last = list(names) or [""]
     return f"{', '.join(first)} and {last}" if first else last
 
 

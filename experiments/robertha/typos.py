@@ -122,8 +122,7 @@ def page(folder: Path) -> Page:
         answer = (
             f"**On {titles[tasks[0]]} under {corruptions}, differences from {titles[baseline]} "
             f"that are significant after Holm's correction: {tidy.significant(noisy)} of "
-            f"{len(noisy)}**{': ' * bool(survivors)}"
-            f"{report.joined(survivors) if survivors else ''}. Without correction "
+            f"{len(noisy)}**{': ' * bool(survivors)}{report.joined(survivors)}. Without correction "
             f"({tidy.clear(noisy)} of {len(noisy)}): {' '.join(parts)} Ranges are over the "
             "corruptions, in points, averaged over rates."
         )
@@ -141,12 +140,8 @@ def page(folder: Path) -> Page:
             learned = f"{titles[baseline]}, the baseline, did not learn {titles[tasks[0]]}"
             answer = f"**No verdict under {corruptions}: {learned}.**"
         clean = tidy.select(table, corruption="none", model=baseline)
-        cleans = (
-            "Its clean score: "
-            + report.joined(
-                f"{report.number(row['mean'])} ({titles[row.task]})" for _, row in clean.iterrows()
-            )
-            + "."
+        cleans = report.joined(
+            f"{report.number(row['mean'])} ({titles[row.task]})" for _, row in clean.iterrows()
         )
         compared = report.pivot(
             gaps.assign(
@@ -157,7 +152,8 @@ def page(folder: Path) -> Page:
             index="line",
             columns="corruption",
             titles=titles | {"none": "clean"},
-            caption=f"Score minus {titles[baseline]}, mean over the rates. {cleans}",
+            caption=f"Score minus {titles[baseline]}, mean over the rates. Its clean score: "
+            f"{cleans}.",
         )
         tables = [compared]
     shares = tidy.scores(frame, metric="words_changed")

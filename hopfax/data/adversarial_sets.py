@@ -124,10 +124,9 @@ def read_evaluation_set(
 def check_trained(spec: EvaluationSet, trained: TaskSpec) -> None:
     """Raises a ValueError unless a set can test models of the task `trained`."""
     allowed = (spec.task, *spec.others)
-    same = set(trained.labels) == set(spec.labels)
-    if trained.suite != "own":  # GLUE tasks list labels of other names in the same order
-        same = len(trained.labels) == len(spec.labels)
-    if trained.name not in allowed or not same:
+    # GLUE tasks list labels of other names in the same order.
+    compared = set if trained.suite == "own" else len
+    if trained.name not in allowed or compared(trained.labels) != compared(spec.labels):
         raise ValueError(
             f"{spec.title} tests models of {' or '.join(allowed)} with labels "
             f"{', '.join(spec.labels)}; the model was trained on {trained.name} with "

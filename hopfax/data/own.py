@@ -71,8 +71,9 @@ def from_rows(
     """
     if train_size is not None:
         check_integer("train_size", train_size, 1)
-    classes = _classes(_checked("training", (texts, labels))[1])
-    rows = _examples("training", (texts, labels), classes)
+    texts, labels = _checked("training", (texts, labels))
+    classes = _classes(labels)
+    rows = _examples("training", texts, labels, classes)
     train = [rows[number] for number in np.random.default_rng(0).permutation(len(rows))]
     size, splits = min(max(1, len(rows) // 10), 1000), []
     for split, split_rows in (("validation", validation), ("test", test)):
@@ -80,7 +81,7 @@ def from_rows(
             splits.append(train[:size])
             train = train[size:]
         else:
-            splits.append(_examples(split, split_rows, classes))
+            splits.append(_examples(split, *_checked(split, split_rows), classes))
     if not (train := train[:train_size]):
         raise ValueError(f"{len(rows)} rows are too few to hold some out: pass validation and test")
     if missing := set(range(len(classes))) - {row.label for row in train}:
@@ -217,7 +218,7 @@ def _classes(labels: Sequence[Any]) -> tuple[str, ...]:
 
 
 def _checked(split: str, rows: TextsAndLabels) -> TextsAndLabels:
-    """Returns as many texts as labels."""
+    """Returns texts and labels as lists, as many of one as of the other."""
     try:
         texts, labels = map(_listed, rows)
         counts = len(texts), len(labels)
@@ -230,8 +231,9 @@ def _checked(split: str, rows: TextsAndLabels) -> TextsAndLabels:
     return texts, labels
 
 
-def _examples(split: str, rows: TextsAndLabels, classes: tuple[str, ...]) -> list[Example]:
-    texts, labels = _checked(split, rows)
+def _examples(
+    split: str, texts: Sequence[Any], labels: Sequence[Any], classes: tuple[str, ...]
+) -> list[Example]:
     examples = []
     for number, (text, label) in enumerate(zip(texts, labels, strict=True)):
         parts: Any = tuple(text) if isinstance(text, tuple | list) else (text,)

@@ -61,6 +61,12 @@ def test_one_model_makes_a_page_without_differences(name, tmp_path):
     assert "nan" not in text
 
 
+def test_names_are_joined():
+    names = ["CoLA", "MRPC", "RTE"]
+    joined = [report.joined(names[:count]) for count in range(4)]
+    assert joined == ["", "CoLA", "CoLA and MRPC", "CoLA, MRPC and RTE"]
+
+
 NAN = float("nan")
 
 
