@@ -5,7 +5,7 @@
 - `evaluate` predicts with or without noise, and `metrics` scores predictions.
 - `adversarial` trains on perturbed inputs; `white_box` exposes a trained model to the attacks of
   `hopfax.text`.
-- `checkpoint` saves and restores runs; `interrupt` stops a run between two steps on Ctrl-C.
+- `checkpoint` saves and restores runs; `interrupt` stops a run between steps on Ctrl-C or SIGTERM.
 
 Import from these modules; start with `loop.fit` and an objective from `objectives.classification`.
 `experiments/cells.py` is a complete run.

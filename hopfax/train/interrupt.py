@@ -1,7 +1,7 @@
-"""Ctrl-C handling that stops a program between two steps, without losing work.
+"""Ctrl-C and SIGTERM handling that stops a program between two steps, without losing work.
 
-Python raises `KeyboardInterrupt` anywhere in the main thread, even in a garbage-collection
-callback, where it is dropped.
+Schedulers send SIGTERM before they end a job. Python raises `KeyboardInterrupt` anywhere in the
+main thread, even in a garbage-collection callback, where it is dropped.
 """
 
 import contextlib
@@ -11,12 +11,14 @@ import threading
 from collections.abc import Iterator
 
 MESSAGE = "stopping after this step; press Ctrl-C again to stop at once"
+# The handlers that are replaced. Python ignores SIGINT in background jobs; SIGTERM still counts.
+_HANDLERS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 _requested = threading.Event()
 _held = threading.local()
 
 
 def requested() -> bool:
-    """Returns whether Ctrl-C was pressed.
+    """Returns whether Ctrl-C was pressed or SIGTERM received.
 
     Example:
         >>> from hopfax.train.interrupt import requested
@@ -27,7 +29,7 @@ def requested() -> bool:
 
 
 def check() -> None:
-    """Raises a KeyboardInterrupt if Ctrl-C was pressed, unless `held`; call it between steps.
+    """Raises a KeyboardInterrupt if a stop is `requested`, unless `held`; call it between steps.
 
     Example:
         >>> from hopfax.train.interrupt import check
@@ -55,17 +57,17 @@ def held() -> Iterator[None]:
 
 @contextlib.contextmanager
 def listening(*, exits: bool = False) -> Iterator[None]:
-    """Turns the first Ctrl-C into a request to stop, raised by `check`; the second stops at once.
+    """Turns the first Ctrl-C, or SIGTERM, into a request to stop, raised by `check`.
 
-    Has no effect outside the main thread or if SIGINT does not have Python's default handler, so
-    calls may be nested.
+    A second Ctrl-C stops at once. Has no effect outside the main thread or on signals that do not
+    have their default handlers, so calls may be nested.
 
     Args:
         exits: Whether the second Ctrl-C ends the process with status 130, even in compiled code.
             Otherwise it raises a KeyboardInterrupt as soon as Python code runs.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C was pressed and no `check` followed.
+        KeyboardInterrupt: A stop was requested and no `check` followed.
 
     Example:
         >>> from hopfax.train.interrupt import check, listening
@@ -74,30 +76,35 @@ def listening(*, exits: bool = False) -> Iterator[None]:
         ...         check()
     """
     in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    ours = [each for each, default in _HANDLERS.items() if signal.getsignal(each) == default]
+    if not (in_main and ours):
         yield
         return
 
-    def pressed(*_: object) -> None:
-        if exits:
-            return  # the watching thread handles it
-        if requested():
+    def received(number: int, _: object) -> None:
+        # With `exits`, the watching thread handles it.
+        if not exits and _is_second_press(number):
             raise KeyboardInterrupt
-        _note()
 
     try:
         with _watching() if exits else contextlib.nullcontext():
-            signal.signal(signal.SIGINT, pressed)
+            for each in ours:
+                signal.signal(each, received)
             yield
             check()
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for each in ours:
+            signal.signal(each, _HANDLERS[each])
         _requested.clear()
 
 
-def _note() -> None:
+def _is_second_press(number: int) -> bool:
+    """Notes a signal; returns whether it is a Ctrl-C after another signal."""
+    if requested():
+        return number == signal.SIGINT
     _requested.set()
     os.write(2, f"\n{MESSAGE}\n".encode())  # print() is not safe in a signal handler
+    return False
 
 
 @contextlib.contextmanager
@@ -109,13 +116,10 @@ def _watching() -> Iterator[None]:
 
     def watch() -> None:
         while number := os.read(reader, 1):
-            if number[0] != signal.SIGINT:
-                continue
-            if requested():
+            if number[0] in _HANDLERS and _is_second_press(number[0]):
                 if os.isatty(2):
                     os.write(2, b"\x1b[?25h")  # shows the cursor
                 os._exit(128 + signal.SIGINT)
-            _note()
 
     thread = threading.Thread(target=watch, name="ctrl-c", daemon=True)
     thread.start()

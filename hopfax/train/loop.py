@@ -84,8 +84,8 @@ def fit(
 
     A run with checkpoints resumes from the last one, bit for bit on the same number of devices. All
     arguments but `patience`, `log` and `on_progress` must be the same; only the seeds and the
-    number of steps are checked. Ctrl-C ends a run after the current chunk or validation, and saves
-    its state.
+    number of steps are checked. Ctrl-C or SIGTERM ends a run after the current chunk or validation,
+    and saves its state.
 
     Args:
         predictor: From `hopfax.train.evaluate.make_predictor`.
@@ -107,9 +107,8 @@ def fit(
 
     Raises:
         DivergedError: A loss, gradient or validation logit is not finite.
-        KeyboardInterrupt: Ctrl-C was pressed; a second press raises it without saving.
-        ValueError: A number is out of range, there are no rows, or the checkpoint has other seeds
-            or another total number of steps.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; a second Ctrl-C raises it without saving.
+        ValueError: A number is out of range, rows are missing, or the checkpoint is another run's.
 
     Example:
         >>> import hopfax
@@ -232,7 +231,7 @@ def _new_run(
 
 
 def _save(checkpoints: Checkpoints | None, step: int, run: _Run) -> None:
-    """Saves the run, and ends it if Ctrl-C was pressed."""
+    """Saves the run, and ends it if a stop was requested."""
     if checkpoints:
         checkpoints.save(step, run)
     if interrupt.requested():

@@ -73,7 +73,7 @@ class Progress:
             **fields: Numbers or text, shown by name.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C was pressed, see `hopfax.train.interrupt`.
+            KeyboardInterrupt: A stop was requested, see `hopfax.train.interrupt`.
         """
         interrupt.check()
         now = time.monotonic()

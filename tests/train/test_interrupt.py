@@ -26,7 +26,7 @@ def start(rounds):
 
 def test_in_compiled_code_the_first_press_is_noted_and_the_second_ends_the_process():
     with start(10**9) as process:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
         assert "".join(process.stderr.readline() for _ in range(2)).strip() == interrupt.MESSAGE
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=20) == 130
@@ -54,9 +54,10 @@ def test_held_disables_check_and_the_end_of_listening_raises():
 @pytest.mark.usefixtures("default_handler")
 def test_a_second_press_is_raised_at_once():
     with pytest.raises(KeyboardInterrupt), interrupt.listening():
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)  # a scheduler's, no press
         signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-        pytest.fail("the second should have raised")
+        pytest.fail("the press should have raised")
 
 
 @pytest.mark.usefixtures("default_handler")
@@ -65,10 +66,13 @@ def test_other_threads_and_handlers_are_left_alone():
         with interrupt.listening():
             handlers.append(signal.getsignal(signal.SIGINT))
 
-    handlers = []
+    handlers, terminate = [], signal.getsignal(signal.SIGTERM)
     thread = threading.Thread(target=listen)
     thread.start()
     thread.join()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    listen()
+    with pytest.raises(KeyboardInterrupt), interrupt.listening():
+        listen()
+        signal.raise_signal(signal.SIGTERM)  # also in the background, without Ctrl-C
     assert handlers == [signal.default_int_handler, signal.SIG_IGN]
+    assert signal.getsignal(signal.SIGTERM) == terminate

@@ -80,16 +80,17 @@ def test_stopping_next_to_any_write_changes_no_bit(tmp_path, monkeypatch, name, 
     assert_same_run(tmp_path, run(tmp_path / "cut"), uninterrupted)
 
 
-def test_ctrl_c_saves_and_the_run_resumes_to_the_same_bits(tmp_path, monkeypatch):
+def test_ctrl_c_or_a_preemption_saves_and_the_run_resumes_to_the_same_bits(tmp_path, monkeypatch):
     uninterrupted, cut = run(tmp_path / "complete", interval=1e6), tmp_path / "cut"
     write, left = MetricsLog.write, 0
+    stops = iter((signal.SIGINT, signal.SIGTERM, signal.SIGINT))
 
     def pressed(self, *args, **kwargs):
         nonlocal left
         write(self, *args, **kwargs)
         left -= 1
         if not left:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(next(stops))
 
     monkeypatch.setattr(MetricsLog, "write", pressed)
     for calls in (1, 2, 3):
