@@ -141,13 +141,15 @@ def train(
     sizes = {"vocab_size": data.vocab_size, **plain(spec.sizes)}
     built = build(variant, data.spec, log_prior=log_prior(data), **sizes)
     predictor, config = make_predictor(built.model, sharding=sharding), plain(spec)
-    if not folder.is_dir():
+    if partial.exists() or not folder.exists():
         with locked(partial):
-            if not folder.is_dir():  # another process may have finished it meanwhile
+            if not folder.exists():  # another process may have finished it meanwhile
                 _fit(spec, built, data, partial, predictor, on_progress=on_progress)
                 partial.rename(folder)
-                (folder / LOCK).unlink()
-                shutil.rmtree(folder / RESUMPTION, ignore_errors=True)  # many times the parameters
+            shutil.rmtree(partial, ignore_errors=True)
+    if (folder / LOCK).exists():  # also of a process that was killed here
+        shutil.rmtree(folder / RESUMPTION, ignore_errors=True)  # many times the parameters
+        (folder / LOCK).unlink(missing_ok=True)
     # Shapes only: compiling the initialization takes longer than testing a small model.
     like = jax.eval_shape(lambda: init_states(built.model, optax.identity(), spec.seeds).params)
     with Checkpoints(folder, config=config) as checkpoints:

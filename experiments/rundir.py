@@ -8,17 +8,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import fcntl
 import hashlib
 import json
 import os
 import platform
+import secrets
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from experiments.provenance import provenance
+from hopfax.hub import read_json
 from hopfax.train import interrupt
 
 LOCK = ".lock"
@@ -27,15 +29,9 @@ LOCK = ".lock"
 def open_run(experiment: str, config: Any, *, plan: Mapping[str, Any] | None = None) -> Path:
     """Creates or finds the folder of this configuration and records its provenance.
 
-    Args:
-        experiment: name on the command line, e.g. `"robustness"`.
-        config: the experiment's frozen dataclass, or a mapping. Its field `runs` is the folder of
-            all runs, which is not part of the ID.
-        plan: what the configuration resolves to, kept in config.json for pages and part of the
-            ID. `cells` lists the cells that the run needs.
-
-    Returns:
-        `runs/experiment/ID`, with its `config.json` written.
+    The field `runs` of the configuration, a dataclass or a mapping, is the folder of all runs, and
+    not part of the ID. `plan` is what the configuration resolves to, for pages, and part of the ID;
+    its `cells` are those that the run needs. Returns `runs/experiment/ID`.
     """
     interrupt.check()
     settings = plain(config)
@@ -44,7 +40,12 @@ def open_run(experiment: str, config: Any, *, plan: Mapping[str, Any] | None = N
     folder = Path(settings["runs"]) / experiment / identifier(document | {"config": hashed})
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "config.json"
-    origins = read_config(folder)["provenance"] if path.exists() else []
+    origins = []
+    if path.exists():
+        try:
+            origins = read_config(folder)["provenance"]
+        except ValueError as error:
+            warnings.warn(f"{error}; written again, without earlier sessions", stacklevel=2)
     origin = provenance()
     if all({**origin, "date": ""} != {**earlier, "date": ""} for earlier in origins):
         origins.append(origin)
@@ -59,22 +60,23 @@ def locked(folder: str | Path) -> Iterator[None]:
 
     Raises:
         BlockingIOError: The folder is locked; the message names the process.
+        OSError: The file system has no locks.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
     handle = os.open(Path(folder) / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
+            import fcntl  # absent on Windows
+
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = os.read(handle, 1000).decode() or "another process"
             raise BlockingIOError(
                 f"{folder} is in use by {owner}; wait until it ends, or stop it"
             ) from None
-        except OSError as error:
-            warnings.warn(
-                f"{folder} cannot be locked ({error}): do not run this command in two processes",
-                stacklevel=3,
-            )
+        except (ImportError, OSError) as error:
+            message = "set --runs to a folder on a file system with locks"
+            raise OSError(f"{folder} cannot be locked ({error}): {message}") from None
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         os.ftruncate(handle, 0)
         os.write(handle, f"process {os.getpid()} on {platform.node()} since {now}".encode())
@@ -107,17 +109,30 @@ def plain(value: Any) -> Any:
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """Reads `config.json` of a run: experiment, config, plan, and provenance by session."""
-    return json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    """Reads `config.json` of a run: experiment, config, plan, and provenance by session.
+
+    Raises a ValueError that names the file if it is damaged.
+    """
+    document = read_json(path := Path(folder) / "config.json")
+    if not document.keys() >= {"experiment", "config", "provenance"}:
+        raise ValueError(f"{path} is not that of a run, it has {', '.join(document)}")
+    return document
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
     """Replaces a file atomically: readers see the old or the new content, also after a kill."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    for left in path.parent.glob(".*.tmp"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > 3600:  # its process is dead
+                left.unlink()
+    # A process number would not do: several machines may share the folder.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    if isinstance(content, str):  # file names in it may not be UTF-8
+        content = content.encode(errors="backslashreplace")
     try:
-        with temporary.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+        with temporary.open("xb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import os
 import platform
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments import rundir
+from experiments.__main__ import earlier
 from experiments.provenance import command_line, processor, provenance
 
 
@@ -60,6 +62,40 @@ def test_config_json_holds_settings_plan_and_one_entry_per_origin(tmp_path, monk
     assert document["config"] == {"sigmas": [0.5, 1.0], "data_dir": "some/dir"}
     assert document["plan"] == {"seeds": [23, 42]}
     assert [each["commit"] for each in document["provenance"]] == [origin["commit"], "0" * 40]
+
+
+@pytest.mark.parametrize("damage", [b"{", b"\xff", b'{"experiment": "robustness"}'])
+def test_a_damaged_config_json_is_named_and_written_again(tmp_path, damage):
+    path = rundir.open_run("robustness", Config(runs=tmp_path)) / "config.json"
+    before = rundir.read_config(path.parent)
+    path.write_bytes(damage)
+    assert earlier(tmp_path).strip() == f"damaged: {path}"
+    with pytest.warns(UserWarning, match=f"{path} is .*written again"):
+        rundir.open_run("robustness", Config(runs=tmp_path))
+    assert rundir.read_config(path.parent)["config"] == before["config"]
+
+
+def test_a_folder_without_locks_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows
+    message = r"cannot be locked .* set --runs to"
+    with pytest.raises(OSError, match=message), rundir.locked(tmp_path):
+        pass
+
+
+def test_writers_do_not_meet_and_remove_what_dead_ones_left(tmp_path, monkeypatch):
+    path, left = tmp_path / "config.json", [tmp_path / f".x.{name}.tmp" for name in ("old", "new")]
+    for each in left:
+        each.touch()
+    os.utime(left[0], (0, 0))
+
+    def other_machine(_):
+        monkeypatch.undo()
+        rundir.write_whole(path, "second")
+
+    monkeypatch.setattr(os, "fsync", other_machine)
+    rundir.write_whole(path, '"\udce9"')  # of a file name that is not UTF-8
+    assert json.loads(path.read_text()) == "\udce9"
+    assert {*tmp_path.iterdir()} == {path, left[1]}
 
 
 @pytest.mark.parametrize(("value", "error"), [(len, TypeError), (float("nan"), ValueError)])
