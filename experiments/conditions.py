@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -100,8 +101,11 @@ def predictions(cell: Cell, condition: Condition) -> CellPredictions:
         key = {"condition": key, "loud": "log odds"}
     path = cell.folder / "predictions" / f"{type(condition).__name__.lower()}-{identifier(key)}.npz"
     if path.exists():
-        with np.load(path) as stored:
-            return CellPredictions(**{field: stored[field] for field in CellPredictions._fields})
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+                return CellPredictions(**{name: stored[name] for name in CellPredictions._fields})
+        except Exception as error:  # damaged archives raise errors of many classes
+            warnings.warn(f"{path} is damaged and computed again ({error})", stacklevel=2)
     predicted = condition.predict(cell)
     path.parent.mkdir(exist_ok=True)
     buffer = io.BytesIO()

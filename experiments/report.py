@@ -7,6 +7,7 @@ from `results.csv` and `config.json`.
 from __future__ import annotations
 
 import functools
+import hashlib
 import io
 import re
 import textwrap
@@ -115,15 +116,23 @@ class Page:
 
 def publish(folder: Path, page: Page) -> None:
     """Writes a page into a folder of published results: README.md and one PNG per picture."""
-    _draw(folder, page)
     write_whole(folder / "README.md", markdown(page, folder))
+    _draw(folder, page)
 
 
-def write_results(folder: Path, table: pd.DataFrame) -> None:
-    """Writes a run's results.csv, the columns of all experiments first."""
+def write_results(folder: Path, table: pd.DataFrame, *, complete: bool = True) -> None:
+    """Writes a run's results.csv, the columns of all experiments first, and its checksum.
+
+    Results that are not complete yet never replace a file with more rows.
+    """
+    path, checksum = folder / "results.csv", folder / tidy.CHECKSUM
+    if not complete and path.exists() and path.read_bytes().count(b"\n") > len(table) + 1:
+        return
     columns = list(dict.fromkeys([*tidy.COLUMNS, *table]))
-    text = table.reindex(columns=columns).to_csv(index=False, lineterminator="\n")
-    write_whole(folder / "results.csv", text)
+    text = table.reindex(columns=columns).to_csv(index=False, lineterminator="\n").encode()
+    checksum.unlink(missing_ok=True)  # a kill after this leaves a file without one
+    write_whole(path, text)
+    write_whole(checksum, f"{hashlib.sha256(text).hexdigest()}  {path.name}\n")
 
 
 def write_run(folder: Path, table: pd.DataFrame, page: Callable[[Path], Page]) -> Path:
@@ -143,7 +152,9 @@ def write_report(folder: Path, page: Page) -> Path:
 
 def _draw(folder: Path, page: Page) -> None:
     for name, picture in page.pictures.items():
-        picture.figure.savefig(folder / f"{name}.png", metadata={"Software": None})
+        buffer = io.BytesIO()
+        picture.figure.savefig(buffer, metadata={"Software": None})
+        write_whole(folder / f"{name}.png", buffer.getvalue())
         picture.figure.set_layout_engine("none")  # laid out once, also for the SVG
 
 

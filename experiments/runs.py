@@ -92,15 +92,15 @@ def fill(
                     waiting.append((number, job))
                     continue
                 frame = pd.DataFrame([row for _, rows in sorted(measured.items()) for row in rows])
-                report.write_results(folder, frame)
+                report.write_results(folder, frame, complete=len(measured) == len(jobs))
+    few_rows = (ValueError, IndexError, FileNotFoundError) if waiting else ()
+    with contextlib.suppress(*few_rows):
+        report.write_report(folder, page(folder))
     if waiting:
-        with contextlib.suppress(ValueError, IndexError, FileNotFoundError):  # too few rows yet
-            report.write_report(folder, page(folder))
         raise BlockingIOError(
             f"{len(waiting)} of {len(jobs)} models are being trained by other processes; run the "
             f"same command again when they have finished. Results so far: {folder}"
         )
-    report.write_report(folder, page(folder))
     return folder
 
 

@@ -9,6 +9,7 @@ show: means over seeds, paired differences, intervals and verdicts.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +25,7 @@ COLUMNS = (
     "task", "model", "corruption", "level", "site", "seed", "metric", "score", "num_examples",
     "snr_db",
 )  # fmt: skip
+CHECKSUM = "results.csv.sha256"  # beside results.csv in runs, as sha256sum writes it
 CONFIDENCE = 0.95
 # With two seeds, Student's interval is very wide, or has no width by accident.
 MIN_SEEDS = 3
@@ -43,9 +45,15 @@ def read(folder: str | Path) -> pd.DataFrame:
 
     Raises:
         FileNotFoundError: The folder has no `results.csv`.
-        ValueError: A column is missing, or a score is not a number (infinity is allowed).
+        ValueError: It differs from its checksum, lacks a column, or a score is not a number.
     """
-    path = Path(folder) / "results.csv"
+    path, checksum = Path(folder) / "results.csv", Path(folder) / CHECKSUM
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if checksum.exists() and digest not in checksum.read_text():
+        raise ValueError(
+            f"{path} differs from its checksum: repeat the run's command to write it again, or "
+            f"delete {CHECKSUM} to read it as it is"
+        )
     text = dict.fromkeys(["task", "model", "corruption", "site", "protocol", "metric"], str)
     frame = pd.read_csv(path, dtype=text, keep_default_na=False, na_values=[""])
     missing = {"task", "model", "corruption", "level", "site", "seed", "metric", "score"}
