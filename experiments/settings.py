@@ -245,9 +245,10 @@ def own_task(data: Data) -> str | None:
         return None
     if missing:
         raise ValueError(f"{', '.join(flags)} must be set together; missing: {', '.join(missing)}")
-    name = Path(str(data.train)).stem
-    if name.lower().replace("-", "") in {*TASKS, "glue", "superglue"} or ":" in name:
-        raise ValueError(f"--train must not be named like a built-in task or have a colon: {name}")
+    name = Path(str(data.train)).stem.encode(errors="replace").decode()  # perhaps not in UTF-8
+    formula = name.startswith(tuple("=+-@\t\r"))  # for spreadsheets
+    if formula or name.lower().replace("-", "") in {*TASKS, "glue", "superglue"} or ":" in name:
+        raise ValueError(f"--train must not have a task's name, a colon, or =+-@ first: {name}")
     return name
 
 
