@@ -7,7 +7,6 @@ import importlib.metadata
 import importlib.util
 import inspect
 import io
-import json
 import os
 import re
 import shlex
@@ -16,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from experiments.rundir import read_config
 from hopfax.data.tasks import named
 from hopfax.train import interrupt
 
@@ -52,13 +52,8 @@ OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130  # 130 is the shell's 128 + SIGINT
 def main(arguments: Sequence[str], experiments: Mapping[str, str] = EXPERIMENTS) -> int:
     """Runs one command line and returns its exit status.
 
-    Args:
-        arguments: the words after `python -m experiments`.
-        experiments: experiment name -> module path.
-
-    Returns:
-        0 success, 1 error, 2 invalid command line, 130 interrupted. A second Ctrl-C ends the
-        process at once, also with status 130.
+    The status is 0 for success, 1 for an error, 2 for an invalid command line, and 130 after Ctrl-C
+    or SIGTERM. A second Ctrl-C ends the process at once, also with status 130.
     """
     if not arguments or arguments[0] in ("-h", "--help", "list"):
         print(listing(experiments))
@@ -116,6 +111,7 @@ def launch(name: str, module_path: str, flags: Sequence[str]) -> int:
     if getattr(config, "budget", None) == "smoke":
         quick_to_compile()
     interrupt.check()
+    importlib.import_module("hopfax.train.sharding").check_devices()
     if (folder := module.run(config)) is None:
         return OK
     page = folder / "report.html"
@@ -156,16 +152,19 @@ def listing(experiments: Mapping[str, str]) -> str:
 def earlier(root: Path) -> str:
     """Returns two lines per run in a folder: date and command, then finished cells and the page."""
     lines = []
-    for path in root.glob("*/*/config.json"):
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if origins := document.get("provenance"):
-            cells = document.get("plan", {}).get("cells", [])
-            done = sum((root / "cells" / each).exists() for each in cells)
-            far = f"{done} of {len(cells)} models trained, " if cells else ""
-            page = path.with_name("report.html")
-            state = f"page: {page}" if page.exists() else f"not finished: {path.parent}"
-            date = origins[-1]["date"][:16].replace("T", " ")
-            lines.append(f"{date}  {origins[-1]['command']}\n{'':18}{far}{state}")
+    for folder in {path.parent for path in root.glob("*/*/config.json")} - {*root.glob("cells/*")}:
+        try:
+            document = read_config(folder)
+            date, command = (document["provenance"][-1][each] for each in ("date", "command"))
+        except (ValueError, LookupError):
+            lines.append(f"{'':18}damaged: {folder / 'config.json'}")
+            continue
+        cells = document.get("plan", {}).get("cells", [])
+        done = sum((root / "cells" / each).exists() for each in cells)
+        far = f"{done} of {len(cells)} models trained, " if cells else ""
+        page = folder / "report.html"
+        state = f"page: {page}" if page.exists() else f"not finished: {folder}"
+        lines.append(f"{date[:16].replace('T', ' ')}  {command}\n{'':18}{far}{state}")
     return "\n".join(sorted(lines, reverse=True)) or f"no runs in {root}"
 
 

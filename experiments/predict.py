@@ -47,11 +47,8 @@ def run(config: Config) -> None:
     """Prints the probability of every label, the mean over seeds with the range in brackets.
 
     Raises:
+        ValueError, FileNotFoundError: The run has no such model, or it takes other texts.
         FileExistsError: The folder to save to exists.
-        ValueError: There are no texts and no folder to save to, the run has several models or
-            tasks, the task has other inputs or outputs, or the model has a denoiser other than
-            memory.
-        FileNotFoundError: The folder is no run, or the model is not trained.
     """
     import numpy as np
 

@@ -4,6 +4,7 @@ import argparse
 import csv
 import io
 import itertools
+import json
 import os
 import re
 import sys
@@ -36,6 +37,7 @@ from hopfax.optional import optional_import
 from hopfax.train.evaluate import add_noise, rows_per_call
 from hopfax.train.metrics import with_interval
 from hopfax.train.progress import Progress
+from hopfax.train.sharding import check_devices
 
 SNR_DB = (6, 3, 0, -3, -6, -9, -12, -14)
 SITES = {
@@ -216,10 +218,13 @@ def robustness(flags: argparse.Namespace) -> Path:
         raise ValueError(
             f"--label must have two or more values in the {len(labels)} rows used of {flags.dev}"
         )
+    if flags.labels and len(flags.labels) != len(encoder.labels):
+        names = ", ".join(encoder.labels)
+        raise ValueError(f"--labels must have a name for each of {names}; got {flags.labels}")
     if flags.memory and encoder.memory:
         raise ValueError(f"{flags.folder} already has memory: leave out --memory")
     if len(encoder.labels) > 1:
-        targets, metric = _class_numbers(labels, encoder.labels), "accuracy"
+        targets, metric = _class_numbers(labels, flags.labels or encoder.labels), "accuracy"
     else:
         if not (encoder.labels or flags.pair):
             raise ValueError(
@@ -237,11 +242,7 @@ def robustness(flags: argparse.Namespace) -> Path:
             texts = [text for column in zip(*texts, strict=True) for text in column]
 
     rows, count = [], len(targets)
-    sites = [
-        "token",
-        *(["memory"] if flags.memory else []),
-        *([] if encoder.causal else ["embedding"]),
-    ]
+    sites = ["token", *["memory"] * flags.memory, *["embedding"] * (not encoder.causal)]
     plan = [("clean", 0.0), *((site, db) for site in sites for db in SNR_DB)]
     for site, db in _progress(plan):
         predicted = encoder.outputs(texts, site, db)
@@ -284,7 +285,7 @@ def robustness(flags: argparse.Namespace) -> Path:
             " Memory: token embeddings are replaced by their posterior means, given the model's "
             "vocabulary and a uniform prior (hopfax.nn.recall)."
         )
-    return _write(flags.out, title, rows, draw, note)
+    return _write(flags, title, rows, draw, note)
 
 
 def _name(flags: argparse.Namespace) -> str:
@@ -295,22 +296,24 @@ def _name(flags: argparse.Namespace) -> str:
 
 def _path(text: str) -> Path:
     """Returns a path; not every shell replaces the ~ of `--out=~/folder`."""
-    return Path(os.path.expanduser(text))  # which keeps names such as ~data.csv
+    # `expanduser` keeps names such as ~data.csv.
+    return Path(text if os.path.exists(text) else os.path.expanduser(text))
 
 
 def _class_numbers(labels: Sequence[Any], names: Sequence[str]) -> np.ndarray:
-    """Returns the class numbers of labels, which are names or numbers of classes."""
+    """Returns the class numbers of labels, which are names or, without doubt, class numbers."""
     if not set(map(str, labels)) <= set(names):  # 1.0 for class 1, as in columns with gaps
-        floats = [isinstance(each, float) and each.is_integer() for each in labels]
-        labels = [int(x) if whole else x for x, whole in zip(labels, floats, strict=True)]
+        labels = [int(x) if isinstance(x, float) and x.is_integer() else x for x in labels]
     labels, numbers = list(map(str, labels)), list(map(str, range(len(names))))
     known = numbers if set(labels) <= set(numbers) - set(names) else names
-    if unknown := set(labels) - set(known):
-        allowed = "one of " + ", ".join(names)
-        if not set(names) & set(numbers):
-            allowed += f", or a class number 0 to {numbers[-1]}"
-            unknown = unknown - set(numbers) or set(labels)
-        raise ValueError(f"--label must be {allowed}; got {', '.join(sorted(unknown))}")
+    # The class "1 star" has the number 0.
+    named = {each: str(at) for at, name in enumerate(names) for each in re.findall(r"\d+", name)}
+    doubtful = known is numbers and {*labels} <= named.keys() and any(named[x] != x for x in labels)
+    if doubtful or not set(labels) <= set(known):
+        raise ValueError(
+            f"--label has {', '.join(sorted(set(labels))[:20])}, but the model's labels are "
+            f"{', '.join(names)}: list the column's names for them with --labels, in this order"
+        )
     return np.array([known.index(label) for label in labels])
 
 
@@ -330,8 +333,6 @@ def stability_of(flags: argparse.Namespace) -> Path:
             "stability requires a model with two or more classes or without labels, got the "
             f"regression model {flags.folder}"
         )
-    if not flags.texts.exists():
-        raise FileNotFoundError(f"no file {flags.texts}")
     try:
         lines = flags.texts.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError:
@@ -373,7 +374,7 @@ def stability_of(flags: argparse.Namespace) -> Path:
     ]
     if still:
         note += f" No output changed at ρ = {', '.join(still)}: pass more or longer texts."
-    return _write(flags.out, title, rows, draw, note)
+    return _write(flags, title, rows, draw, note)
 
 
 def influence(flags: argparse.Namespace) -> Path:
@@ -419,7 +420,9 @@ def influence(flags: argparse.Namespace) -> Path:
         for name, mean, error in zip(layers, means[:, at], errors[:, at], strict=True):
             numbers = {"influence": f"{mean:.4g}", "standard_error": f"{error:.2g}"}
             table[-1][name] = " ± ".join(numbers.values())
-            place = {"position": at, "token": word, "layer": name.removeprefix("layer ")}
+            # A spreadsheet would compute "=1+1".
+            place = {"position": at, "token": re.sub(r"^(?=[-=+@].)", "'", word)}
+            place["layer"] = name.removeprefix("layer ")
             rows.append(place | numbers)
     print(_colored(words, shares[-1]))
 
@@ -437,7 +440,7 @@ def influence(flags: argparse.Namespace) -> Path:
         "Transformer Models, section 3)."
     )
     title = f"{_name(flags)}: influence of tokens"
-    return _write(flags.out, title, rows, draw, note, table)
+    return _write(flags, title, rows, draw, note, table)
 
 
 def _progress(parts: Sequence[Any]) -> Iterator[Any]:
@@ -491,59 +494,69 @@ def _colored(words: Sequence[str], shares: np.ndarray) -> str:
     return "".join(parts)
 
 
-def _check_out(folder: Path) -> None:
+def _record(flags: argparse.Namespace) -> str:
+    """Returns config.json: the command and its flags, which tell whose results a folder has."""
+    values = {name: value for name, value in vars(flags).items() if name not in ("run", "out")}
+    if Path(flags.folder).is_dir():
+        values["folder"] = Path(flags.folder)
+    return json.dumps(values, indent=2, default=lambda path: str(path.absolute()))
+
+
+def _check_out(flags: argparse.Namespace) -> None:
     """Raises an error before the measurement if its results could not be written."""
+    folder, record = flags.out, flags.out / "config.json"
     optional_import("matplotlib")
     parent = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not parent.is_dir():
         raise NotADirectoryError(f"--out must be a folder, got the file {parent}")
-    if any(folder.glob("*")) and not (folder / "results.csv").exists():
-        raise FileExistsError(f"--out must be a new folder or one of earlier results, got {folder}")
+    same = record.is_file() and record.read_bytes() == _record(flags).encode()
+    if any(folder.glob("*")) and not same:
+        raise FileExistsError(f"--out must be new or the same command's folder, got {folder}")
     if not os.access(parent, os.W_OK):
         raise PermissionError(f"--out must be in a writable folder, got {folder}")
 
 
 def _write(
-    folder: Path,
+    flags: argparse.Namespace,
     title: str,
     rows: Sequence[dict[str, Any]],
     draw: Callable[[Any], None],
     note: str,
     table: Sequence[dict[str, Any]] | None = None,
 ) -> Path:
-    """Writes results.csv, figure.png and the page README.md; returns the page's path.
+    """Writes config.json, results.csv, figure.png and the page README.md; returns the page's path.
 
     The page shows `table`, by default the rows of results.csv.
     """
     from matplotlib.figure import Figure
 
-    data, picture = io.StringIO(newline=""), io.BytesIO()
+    folder, data = flags.out, io.StringIO(newline="")
     writer = csv.DictWriter(data, list(rows[0]))
     writer.writeheader()
     writer.writerows(rows)
-    table = table or rows
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(_record(flags), encoding="utf-8")
+    (folder / "results.csv").write_bytes(data.getvalue().encode())
+    # The picture comes last: it may fail. Names of files may not be UTF-8.
+    title, table = title.encode(errors="replace").decode(), table or rows
     figure = Figure(figsize=(7, max(3.6, 0.24 * len(table))), layout="constrained")
     axes = figure.subplots()
     axes.set_title(title, fontsize=10, loc="left", parse_math=False)
     axes.spines[["top", "right"]].set_visible(False)
     draw(axes)
-    figure.savefig(picture, dpi=130)
-    lines = [f"# {title}", "", f"![{title}](figure.png)", ""]
+    lines = [f"# {_escaped(title)}", "", f"![{_escaped(title)}](figure.png)", ""]
     lines += [f"| {' | '.join(table[0])} |", f"|{'---|' * len(table[0])}"]
     lines += [f"| {' | '.join(map(_escaped, row.values()))} |" for row in table]
     lines += ["", f"{note} Data: [results.csv](results.csv).", ""]
-    # Only now, so that an error leaves nothing half-written.
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "results.csv").write_bytes(data.getvalue().encode())
-    (folder / "figure.png").write_bytes(picture.getvalue())
     page = folder / "README.md"
     page.write_text("\n".join(lines), encoding="utf-8")
+    figure.savefig(folder / "figure.png", dpi=130)
     return page
 
 
 def _escaped(value: Any) -> str:
-    """Returns a value as Markdown that shows it unchanged, also in a table."""
-    return re.sub(r"([\\|<>*_`~])", r"\\\1", str(value))
+    """Returns a value as one line of Markdown that shows it unchanged, also in a table."""
+    return re.sub(r"([\\|<>*_`~\[\]&])", r"\\\1", " ".join(str(value).split("\n")))
 
 
 def _count(text: str) -> int:
@@ -564,12 +577,9 @@ def parser() -> argparse.ArgumentParser:
         ("stability", stability_of, "Agreement of outputs when tokens are replaced at random."),
     ):
         each = commands.add_parser(name, help=text, description=text)
-        each.set_defaults(run=run)
+        each.set_defaults(run=run, command=name)
         add = each.add_argument
-        model = (
-            "folder written by hopfax.Classifier.save, or a folder or Hugging Face name of a BERT, "
-            "RoBERTa, GPT-2 or Gemma-2 model"
-        )
+        model = "folder of a Classifier, BERT, RoBERTa, GPT-2 or Gemma-2, or its Hugging Face name"
         add("folder", metavar="MODEL", help=model)
         out = "folder for the results (default: %(default)s)"
         add("--out", type=_path, default=Path(f"hopfax_{name}"), help=out)
@@ -579,19 +589,14 @@ def parser() -> argparse.ArgumentParser:
         if name == "robustness":
             table = "texts and labels: .csv, .tsv or .jsonl"
             add("--dev", type=_path, required=True, metavar="FILE", help=table)
-            add(
-                "--text",
-                default="text",
-                metavar="COLUMN",
-                help="column of the texts (default: text)",
-            )
+            text = "column of the texts (default: text)"
+            add("--text", default="text", metavar="COLUMN", help=text)
             pair = "column of the second texts; required without a text classifier"
             add("--pair", metavar="COLUMN", help=pair)
-            label = (
-                "column of the labels (default: label); for a model without labels, similarity "
-                "scores of the pairs"
-            )
+            label = "column of the labels, or of similarity scores of pairs (default: label)"
             add("--label", default="label", metavar="COLUMN", help=label)
+            names = "the column's names for the model's labels, in the model's order"
+            add("--labels", nargs="+", metavar="NAME", help=names)
             memory = "also score denoised token embeddings (slower)"
             add("--memory", action="store_true", help=memory)
         elif name == "influence":
@@ -610,7 +615,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         try:
             flags = parser().parse_args(arguments)
-            _check_out(flags.out)
+            _check_out(flags)
+            check_devices()
             print(f"page: {flags.run(flags)}")
         finally:
             sys.stdout.flush()

