@@ -5,7 +5,7 @@ import math
 import os
 import reprlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import ArrayLike, Float
 
 from hopfax.data import (
     Encoded,
@@ -26,7 +26,7 @@ from hopfax.data import (
 )
 from hopfax.data.tokenize import is_blank, text_tokenizer, warn_truncated
 from hopfax.data.tokenizer_files import fewest_tokens, tokenizer_settings
-from hopfax.hub import model_folder, read_json
+from hopfax.hub import local_path, model_folder, read_json
 from hopfax.nn import (
     Encoder,
     Functional,
@@ -38,9 +38,18 @@ from hopfax.nn import (
     text_classifier,
     with_memory,
 )
+from hopfax.nn.encoder import Site
 from hopfax.nn.finetune import family_config, tensor_names
 from hopfax.nn.functional import named_leaves
-from hopfax.nn.tensor_files import joined, mismatches, read_stack, stored_tensors, wrong_dtypes
+from hopfax.nn.memory import initial_memory
+from hopfax.nn.tensor_files import (
+    joined,
+    mismatches,
+    read_stack,
+    sha256,
+    stored_tensors,
+    wrong_dtypes,
+)
 from hopfax.nn.universal import UniversalEncoder
 from hopfax.optional import optional_import
 from hopfax.train.evaluate import Noise, Predictor, make_predictor, predict
@@ -88,6 +97,7 @@ class Classifier:
         >>> prediction = classifier.predict(["a wonderful story"])
         >>> prediction.probabilities.shape, prediction.labels[0] in ("bad", "good")
         ((1, 2), True)
+        >>> robust = classifier.with_memory()  # against noise on the token embeddings
     """
 
     def __init__(
@@ -132,6 +142,10 @@ class Classifier:
                 f"{vocabulary.size}"
             )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what to copy or pickle: compiled functions cannot be."""
+        return {name: value for name, value in vars(self).items() if name != "_predictor"}
+
     @cached_property
     def _predictor(self) -> Predictor:
         return make_predictor(self.model)
@@ -161,8 +175,31 @@ class Classifier:
         probabilities = np.asarray(jax.nn.softmax(logits))
         return Prediction([self.labels[i] for i in probabilities.argmax(1)], probabilities)
 
+    def with_memory(
+        self,
+        *,
+        site: Site = "token",
+        sigma: float | None = None,
+        log_prior: Float[ArrayLike, " vocabulary"] | None = None,
+    ) -> "Classifier":
+        """Returns the classifier with memory, which removes noise from its embeddings.
+
+        Args:
+            site: See `hopfax.nn.with_memory`, as for `sigma` and errors.
+            sigma: Standard deviation of the noise; None if unknown.
+            log_prior: Log-probabilities of the model's tokens, up to a constant; None for uniform.
+        """
+        model = with_memory(self.model, site=site, sigma=sigma)
+        memory = initial_memory(self.params["tokens"]["embedding"], sigma)
+        if log_prior is not None:
+            memory["log_prior"] = jnp.asarray(log_prior, jnp.float32)
+        params = {**self.params, "memory": memory}
+        return Classifier(model, params, self.vocabulary, self.labels)
+
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes `config.json`, `model.safetensors` and `tokenizer.json` to a new folder.
+
+        `load` checks the weights against `model.safetensors.sha256`.
 
         A RoBERTa, or a BERT with the vocabulary's separator, is written in the Hugging Face layout
         of its family, so `load_pretrained` and other libraries read its encoder. With memory,
@@ -175,7 +212,7 @@ class Classifier:
             ModuleNotFoundError: `safetensors` or `tokenizers` is not installed.
             ValueError: The attention is not of `hopfax.nn`.
         """
-        folder = Path(folder).expanduser()
+        folder = local_path(folder)
         if (name := self.config["attention"]["name"]) not in _ATTENTION:
             raise ValueError(f"attention must be {' or '.join(_ATTENTION)}, got {name}")
         if folder.exists():
@@ -215,9 +252,9 @@ class Classifier:
             names[leaf].name: np.ascontiguousarray(array.T if names[leaf].transposed else array)
             for leaf, array in named_leaves(self.params).items()
         }
-        optional_import("safetensors.numpy").save_file(
-            tensors, folder / "model.safetensors", metadata={"format": "pt"}
-        )
+        weights = folder / "model.safetensors"
+        optional_import("safetensors.numpy").save_file(tensors, weights, metadata={"format": "pt"})
+        (folder / f"{weights.name}.sha256").write_text(f"{sha256(weights)}  {weights.name}\n")
         tokenizer = text_tokenizer(self.vocabulary)
         tokenizer.save(str(folder / "tokenizer.json"))
         settings = {
@@ -229,7 +266,7 @@ class Classifier:
             text = json.dumps(value, indent=2, ensure_ascii=False)
             (folder / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
         # `save_file` lets only the owner read its file.
-        shutil.copymode(folder / "config.json", folder / "model.safetensors")
+        shutil.copymode(folder / "config.json", weights)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> "Classifier":
@@ -249,53 +286,75 @@ class Classifier:
         """
         folder = model_folder(folder)
         document = read_json(folder / "config.json")
-        if "hopfax" not in document:
-            pretrained = load_pretrained(folder)
-            if (count := len(pretrained.labels)) < 2:
-                raise ValueError(
-                    f"{folder} must be a BERT or RoBERTa for sequence classification with two or "
-                    f"more labels, got {count}"
-                )
-            vocabulary = read_tokenizer(folder)
-            model = text_classifier(pretrained, separator=vocabulary.sep_id)
-            params = model.init(jax.random.key(0))
-            # The `init` of a text classifier keeps another copy of all parameters.
-            model = model._replace(init=lambda _: params)
-            return cls(model, params, vocabulary, pretrained.labels)
-        stored = {tensor.name: tensor for tensor in stored_tensors(folder)}
+        read = _read_saved if "hopfax" in document else _read_pretrained
+        parts = read(folder, document)
         try:
-            options = dict(document["hopfax"])
-            family = {} if document["model_type"] == "hopfax" else family_config(options)
-            if (kind := options.pop("class", None)) not in _ENCODERS:
-                raise ValueError(f"class must be {' or '.join(_ENCODERS)}, got {kind!r}")
-            build, memory = _ENCODERS[kind], options.pop("memory")
-            attention = dict(options.pop("attention"))
-            layer = partial(_ATTENTION[attention.pop("name")], **attention)
-            labels = [document["id2label"][str(n)] for n in range(len(document["id2label"]))]
-            model = functional(lambda rngs: build(**options, attention=layer, rngs=rngs))
-            if memory:
-                sigma = 1.0 if "memory.log_sigma" in stored else None
-                model = with_memory(model, site=memory, sigma=sigma)
-            shapes = jax.eval_shape(model.init, jax.random.key(0))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            reason = repr(error) if isinstance(error, KeyError) else error
-            raise ValueError(f"{folder / 'config.json'} cannot be used: {reason}") from error
-        names = tensor_names(shapes, family)
-        expected = {
-            names[leaf].name: like.shape[::-1] if names[leaf].transposed else like.shape
-            for leaf, like in named_leaves(shapes).items()
-        }
-        present = {name: tensor.shape for name, tensor in stored.items()}
-        if problems := wrong_dtypes(stored.values()) + mismatches(present, expected):
-            raise ValueError(f"{folder}: {joined(problems)}")
-        arrays = [
-            read_stack([stored[name]], transposed=transposed, dtype=like.dtype)[0]
-            for (name, transposed), like in zip(
-                names.values(), jax.tree.leaves(shapes), strict=True
-            )
-        ]
-        params = jax.tree.unflatten(jax.tree.structure(shapes), map(jax.device_put, arrays))
-        return cls(model, params, read_tokenizer(folder), labels)
+            return cls(*parts)
+        except ValueError as error:
+            raise ValueError(f"{folder}: {error}") from error
+
+
+_Parts = tuple[Functional[Encoder], Params, WordPiece, Sequence[str]]
+
+
+def _read_pretrained(folder: Path, document: Mapping[str, Any]) -> _Parts:
+    pretrained = load_pretrained(folder)
+    if (count := len(pretrained.labels)) < 2:
+        raise ValueError(
+            f"{folder} must be a BERT or RoBERTa that gives each text one of two or more labels, "
+            f"got {count} labels and problem_type {document.get('problem_type')!r}"
+        )
+    vocabulary = read_tokenizer(folder)
+    model = text_classifier(pretrained, separator=vocabulary.sep_id)
+    params = model.init(jax.random.key(0))
+    # The `init` of a text classifier keeps another copy of all parameters.
+    model = model._replace(init=partial(_same, params))
+    return model, params, vocabulary, pretrained.labels
+
+
+def _read_saved(folder: Path, document: Mapping[str, Any]) -> _Parts:
+    weights = folder / "model.safetensors"
+    checksum = folder / f"{weights.name}.sha256"
+    if checksum.exists() and checksum.read_bytes().split()[:1] != [sha256(weights).encode()]:
+        raise ValueError(f"{weights} is damaged: its SHA-256 is not that of {checksum.name}")
+    stored = {tensor.name: tensor for tensor in stored_tensors(folder)}
+    try:
+        options = dict(document["hopfax"])
+        family = {} if document["model_type"] == "hopfax" else family_config(options)
+        if (kind := options.pop("class", None)) not in _ENCODERS:
+            raise ValueError(f"class must be {' or '.join(_ENCODERS)}, got {kind!r}")
+        build, memory = _ENCODERS[kind], options.pop("memory")
+        attention = dict(options.pop("attention"))
+        layer = partial(_ATTENTION[attention.pop("name")], **attention)
+        labels = [document["id2label"][str(n)] for n in range(len(document["id2label"]))]
+        if (count := options.get("num_layers", 1)) > len(stored):
+            raise ValueError(f"num_layers must be at most {len(stored)}, got {count}")
+        model = functional(partial(build, **options, attention=layer))
+        if memory:
+            sigma = 1.0 if "memory.log_sigma" in stored else None
+            model = with_memory(model, site=memory, sigma=sigma)
+        shapes = jax.eval_shape(model.init, jax.random.key(0))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        reason = repr(error) if isinstance(error, KeyError) else error
+        raise ValueError(f"{folder / 'config.json'} cannot be used: {reason}") from error
+    names = tensor_names(shapes, family)
+    expected = {
+        names[leaf].name: like.shape[::-1] if names[leaf].transposed else like.shape
+        for leaf, like in named_leaves(shapes).items()
+    }
+    present = {name: tensor.shape for name, tensor in stored.items()}
+    if problems := wrong_dtypes(stored.values()) + mismatches(present, expected):
+        raise ValueError(f"{folder}: {joined(problems)}")
+    arrays = [
+        read_stack([stored[name]], transposed=transposed, dtype=like.dtype)[0]
+        for (name, transposed), like in zip(names.values(), jax.tree.leaves(shapes), strict=True)
+    ]
+    params = jax.tree.unflatten(jax.tree.structure(shapes), map(jax.device_put, arrays))
+    return model, params, read_tokenizer(folder), labels
+
+
+def _same(params: Params, key: Any) -> Params:
+    return params
 
 
 def encode_texts(texts: Sequence[Text], vocabulary: WordPiece, *, max_length: int) -> Encoded:

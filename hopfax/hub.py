@@ -7,8 +7,13 @@ from pathlib import Path
 from typing import Any
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
-# Weights in other formats can be several times as large.
-_FILES = ("*.json", "*.safetensors", "*.txt")
+# All that is read, and no more: a snapshot by another program lacks the rest, such as onnx/*.json.
+_FILES = (
+    "config.json", "adapter_config.json", "model*.safetensors*", "tokenizer*.json", "vocab.json",
+    "vocab.txt", "merges.txt", "added_tokens.json", "special_tokens_map.json", "modules.json",
+    "*sentence_*.json", "[0-9]*_*/*.json", "[0-9]*_*/*.txt", "[0-9]*_*/*.safetensors",
+)  # fmt: skip
+_LFS = b"version https://git-lfs.github.com/"
 
 
 def model_folder(name: str | os.PathLike[str]) -> Path:
@@ -28,7 +33,7 @@ def model_folder(name: str | os.PathLike[str]) -> Path:
         >>> str(model_folder(folder)) == folder
         True
     """
-    folder = Path(name).expanduser()
+    folder = local_path(name)
     if os.fspath(name) and folder.is_dir():
         return folder
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -52,14 +57,31 @@ def model_folder(name: str | os.PathLike[str]) -> Path:
         ) from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Returns the object in a JSON file; raises an error that names the file."""
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """Returns a path with ~ as a home directory, unless it exists as it is or there is none."""
+    literal = Path(path)
+    return literal if literal.exists() else Path(os.path.expanduser(path))
+
+
+def read_json(path: Path, kind: type = dict) -> Any:
+    """Returns the object, or the list, in a JSON file; raises an error that names the file."""
     if not path.exists():
-        raise FileNotFoundError(f"{path.parent} has no {path.name}")
+        adapter = (path.parent / "adapter_config.json").exists()
+        hint = "; it holds a PEFT adapter: save the model of its merge_and_unload()"
+        raise FileNotFoundError(f"{path.parent} has no {path.name}{hint if adapter else ''}")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not a JSON file: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} must contain an object, got {type(value).__name__}")
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ValueError(f"{path} is not a JSON file: {lfs_hint(path) or reason}") from error
+    if not isinstance(value, kind):
+        expected = "an object" if kind is dict else "a list"
+        raise ValueError(f"{path} must contain {expected}, got {type(value).__name__}")
     return value
+
+
+def lfs_hint(path: Path) -> str:
+    """Returns what to do if a file is a pointer of Git LFS; "" for other files."""
+    with path.open("rb") as file:
+        pointer = file.read(len(_LFS)) == _LFS
+    return "it is a pointer of Git LFS: download the file with git lfs pull" if pointer else ""

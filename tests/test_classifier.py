@@ -1,12 +1,15 @@
 """Strings in, labels out; saved and loaded with the same bits."""
 
+import copy
 import dataclasses
 import json
 import math
+import pickle
 from functools import partial
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -80,6 +83,21 @@ def test_a_saved_classifier_is_the_same(model, tmp_path):
         saved.save(tmp_path / "one")
 
 
+def test_a_loaded_classifier_gets_memory_and_can_be_copied(small, tmp_path):
+    small.save(tmp_path / "plain")
+    prior, options = jnp.arange(VOCABULARY.size) / 9, {"site": "embedding", "sigma": 0.5}
+    got = Classifier.load(tmp_path / "plain").with_memory(**options, log_prior=prior)
+    memory = {"log_prior": prior, "log_scale": jnp.zeros(8), "log_sigma": jnp.log(jnp.full(1, 0.5))}
+    params = {**small.params, "memory": memory}
+    same = Classifier(with_memory(small.model, **options), params, VOCABULARY, LABELS)
+    noise, outputs = Noise("embedding", "matched", 1.0), []
+    for each in (got, same, pickle.loads(pickle.dumps(got)), copy.deepcopy(got), small):
+        outputs.append(each.predict(TEXTS[:1], noise=noise).probabilities.tolist())
+    assert all(each == outputs[0] for each in outputs[:4]) and outputs[4] != outputs[0]
+    with pytest.raises(ValueError, match="the model already has memory"):
+        got.with_memory()
+
+
 def test_other_libraries_find_the_settings_of_the_tokenizer(tmp_path):
     """transformers lower-cases a BERT's texts unless `tokenizer_config.json` forbids it."""
     (tmp_path / "vocab.txt").write_text("\n".join((*SPECIAL, "A", "b")))
@@ -107,6 +125,7 @@ def test_damaged_folders_are_errors(small, tmp_path):
     deeper, tensor = document["hopfax"] | {"num_layers": 2}, r"blocks\.1\.attention\.key\.kernel"
     for changes, message in (
         ({"hopfax": deeper}, f"missing tensor {tensor}"),
+        ({"hopfax": document["hopfax"] | {"num_layers": 10**7}}, "json cannot .* num_layers must"),
         ({"hopfax": {}}, r"config\.json cannot be used: class must be .*, got None"),
         (
             {"hopfax": document["hopfax"] | {"class": "Foo"}},
@@ -119,7 +138,13 @@ def test_damaged_folders_are_errors(small, tmp_path):
             Classifier.load(tmp_path / "one")
     path.write_text(json.dumps(document))
     weights = tmp_path / "one" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1])
+    data = weights.read_bytes()
+    weights.write_bytes(data[:-3] + bytes([data[-3] ^ 1]) + data[-2:])
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged: its SHA-256 is not"):
+        Classifier.load(tmp_path / "one")
+    (tmp_path / "one" / "model.safetensors.sha256").unlink()  # as of other programs
+    assert Classifier.load(tmp_path / "one").labels == LABELS
+    weights.write_bytes(data[:-1])
     with pytest.raises(ValueError, match=r"model\.safetensors is incomplete"):
         Classifier.load(tmp_path / "one")
 

@@ -2,10 +2,12 @@
 
 import sys
 import types
+from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 
-from hopfax.hub import model_folder
+from hopfax.hub import local_path, model_folder
 
 
 def test_a_folder_is_itself(tmp_path):
@@ -19,17 +21,35 @@ def test_other_names_are_missing_folders(name):
         model_folder(name)
 
 
+FILES = [
+    "config.json", "config_sentence_transformers.json", "sentence_bert_config.json", "vocab.txt",
+    "tokenizer_config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors",
+    "1_Pooling/config.json", "2_Dense/model.safetensors",
+    "onnx/config.json", "README.md", "pytorch_model.bin",
+]  # fmt: skip
+
+
 def test_a_hub_name_is_downloaded(tmp_path, monkeypatch):
     asked = []
 
     def snapshot_download(name, *, allow_patterns):
-        asked.append((name, "*.safetensors" in allow_patterns))
+        asked.extend(path for path in FILES if any(fnmatch(path, each) for each in allow_patterns))
         return str(tmp_path)
 
     hub = types.SimpleNamespace(snapshot_download=snapshot_download)
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
     assert model_folder("someone/a-model") == tmp_path
-    assert asked == [("someone/a-model", True)]
+    assert asked == FILES[:-3]
+
+
+def test_a_name_that_starts_with_a_tilde_may_be_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home")
+    with pytest.raises(FileNotFoundError, match="'~nobody-here' is not a folder"):
+        model_folder("~nobody-here")
+    (tmp_path / "~nobody-here").mkdir()
+    assert model_folder("./~nobody-here") == Path("~nobody-here")
+    assert local_path("~/a") == Path("/home/a")
 
 
 def test_errors_without_the_network_or_the_package(monkeypatch):

@@ -146,4 +146,4 @@ def decoder(vocab_size: int, num_outputs: int, **options: Any) -> Functional[Dec
         >>> model.apply(params, jnp.ones((3, 5), int)).shape
         (3, 5, 10)
     """
-    return functional(lambda rngs: Decoder(vocab_size, num_outputs, **options, rngs=rngs))
+    return functional(partial(Decoder, vocab_size, num_outputs, **options))

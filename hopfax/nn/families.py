@@ -35,9 +35,6 @@ class Config:
             raise ValueError(f"{self._names.get(key, key)} is missing")
         return value
 
-    def __contains__(self, key: str) -> bool:
-        return self._names.get(key, key) in self._raw
-
     def choose(self, key: str, options: Mapping[str, Any]) -> Any:
         """Returns the option with the setting's name."""
         if (name := self.get(key)) not in list(options):  # lists have no hash
@@ -141,11 +138,7 @@ def gemma2(config: Config) -> Forward:
     heads = partial(_split, head_width=config.head_width)
     rotate = partial(_rotate, theta=_rope_theta(config))
     scale = config["query_pre_attn_scalar"] ** -0.5
-    caps = "attn_logit_softcapping", "final_logit_softcapping"
-    for name in caps:  # null is no cap
-        if name not in config:
-            raise ValueError(f"{name} is missing")
-    cap, final_cap = map(config.get, caps)
+    cap, final_cap = (config.get(f"{name}_logit_softcapping") for name in ("attn", "final"))
     windows = _windows(config)
 
     def forward(params: Params, embeddings: Array, mask: Array, types: Array) -> Output:

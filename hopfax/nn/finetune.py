@@ -1,19 +1,18 @@
 """Pretrained encoders as an `Encoder`, to fine-tune or with another attention."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
-from jaxtyping import Array, Bool, Int, PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from hopfax.nn.attention import Mask, SoftmaxAttention, Tokens
 from hopfax.nn.encoder import Attention, Encoder
 from hopfax.nn.families import encoder_positions
-from hopfax.nn.functional import Functional, Params, functional, named_leaves
-from hopfax.nn.pretrained import FAMILIES, Pretrained, PretrainedOutput, checked_inputs
+from hopfax.nn.functional import Compiled, Functional, Params, functional, named_leaves
+from hopfax.nn.pretrained import FAMILIES, Pretrained, PretrainedOutput, run_checked
 
 # Module of a loaded layer -> module of a `Block`'s attention.
 _ATTENTION = {"query": "query", "key": "key", "value": "value", "attention_out": "out"}
@@ -78,42 +77,40 @@ def text_classifier(
         options = {"dropout": dropout, **options}
     vocabulary, width = pretrained.table.shape
 
-    def build(rngs: nnx.Rngs) -> Encoder:
-        return Encoder(
-            vocabulary,
-            outputs,
-            attention=partial(attention, num_heads=config["num_attention_heads"], **options),
-            width=width,
-            num_layers=config["num_hidden_layers"],
-            ff_width=pretrained.params["layers"]["ff_in"]["weight"].shape[-1],
-            max_length=pretrained.max_length,
-            norm_first=False,
-            pooling="cls" if keep else "mean",
-            dropout=dropout,
-            epsilon=config["layer_norm_eps"],
-            num_types=len(pretrained.params["types"]["weight"]),
-            # RoBERTa has only one type in use, whatever the size of its table.
-            separator=separator if config["model_type"] == "bert" else None,
-            position_offset=config["max_position_embeddings"] - pretrained.max_length,
-            rngs=rngs,
-        )
-
+    build = partial(
+        Encoder,
+        vocabulary,
+        outputs,
+        attention=partial(attention, num_heads=config["num_attention_heads"], **options),
+        width=width,
+        num_layers=config["num_hidden_layers"],
+        ff_width=pretrained.params["layers"]["ff_in"]["weight"].shape[-1],
+        max_length=pretrained.max_length,
+        norm_first=False,
+        pooling="cls" if keep else "mean",
+        dropout=dropout,
+        epsilon=config["layer_norm_eps"],
+        num_types=len(pretrained.params["types"]["weight"]),
+        # RoBERTa has only one type in use, whatever the size of its table.
+        separator=separator if config["model_type"] == "bert" else None,
+        position_offset=config["max_position_embeddings"] - pretrained.max_length,
+    )
     model = functional(build)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
+    return Functional(partial(_init, shapes, pretrained.params, keep), model.apply)
 
-    def init(key: PRNGKeyArray) -> Params:
-        loaded = _loaded(shapes, pretrained.params)
-        # In float32: bfloat16 would round small updates away.
-        expected = {name: shapes[name] for name in loaded}
-        loaded = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), loaded, expected)
-        if keep:
-            return loaded
-        classifier = _zeros(shapes["classifier"])
-        kernel = classifier["kernel"]
-        classifier["kernel"] = 0.02 * jax.random.normal(key, kernel.shape, kernel.dtype)
-        return {**loaded, "classifier": classifier}
 
-    return Functional(init, model.apply)
+def _init(shapes: Params, params: Params, keep: bool, key: PRNGKeyArray) -> Params:
+    loaded = _loaded(shapes, params)
+    # In float32: bfloat16 would round small updates away.
+    expected = {name: shapes[name] for name in loaded}
+    loaded = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), loaded, expected)
+    if keep:
+        return loaded
+    classifier = _zeros(shapes["classifier"])
+    kernel = classifier["kernel"]
+    classifier["kernel"] = 0.02 * jax.random.normal(key, kernel.shape, kernel.dtype)
+    return {**loaded, "classifier": classifier}
 
 
 def replace_attention(
@@ -147,37 +144,34 @@ def replace_attention(
     """
     encoder = text_classifier(pretrained, 1, attention=attention, dropout=0.0, **options)
     shapes = jax.eval_shape(encoder.init, jax.random.key(0))
-    unused = _zeros(shapes["classifier"])
-
-    @partial(jax.jit, static_argnums=4)
-    def compiled(params: Params, x: Tokens, types: Array, mask: Mask, maps: bool) -> Any:
-        def run(network: Encoder) -> Any:
-            positions = jax.vmap(partial(encoder_positions, first=network.position_offset))(mask)
-            first = network.embed(x, types, positions=positions)
-            if maps:
-                return network.attention_maps(first, mask)
-            states = jnp.concatenate([first[None], network.hidden_states(first, mask)])
-            return PretrainedOutput(states[-1], states)
-
-        return encoder.apply({**_loaded(shapes, params), "classifier": unused}, method=run)
-
-    def call(
-        embeddings: Tokens,
-        mask: Int[Array, "batch tokens"] | Bool[Array, "batch tokens"],
-        *,
-        maps: bool,
-        token_types: Int[Array, "batch tokens"] | None = None,
-        params: Params = pretrained.params,
-    ) -> Any:
-        limit = pretrained.max_length
-        x, real, types = checked_inputs(params, embeddings, mask, token_types, max_length=limit)
-        return compiled(params, x, types, real, maps)
-
+    compiled = Compiled(partial(_run, encoder.apply, shapes), (4,))
+    call = partial(run_checked, compiled, pretrained.max_length, params=pretrained.params)
     return pretrained._replace(
         forward=partial(call, maps=False),
         attention_maps=partial(call, maps=True),
         attention=(attention, options),
     )
+
+
+def _run(
+    apply: Callable[..., Any],
+    shapes: Params,
+    params: Params,
+    x: Tokens,
+    mask: Mask,
+    types: Array,
+    maps: bool,
+) -> Any:
+    def run(network: Encoder) -> Any:
+        positions = jax.vmap(partial(encoder_positions, first=network.position_offset))(mask)
+        first = network.embed(x, types, positions=positions)
+        if maps:
+            return network.attention_maps(first, mask)
+        states = jnp.concatenate([first[None], network.hidden_states(first, mask)])
+        return PretrainedOutput(states[-1], states)
+
+    classifier = _zeros(shapes["classifier"])  # without effect
+    return apply({**_loaded(shapes, params), "classifier": classifier}, method=run)
 
 
 class TensorName(NamedTuple):

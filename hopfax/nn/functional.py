@@ -26,36 +26,60 @@ class Functional(NamedTuple, Generic[Module]):
     apply: Callable[..., Any]
 
 
-def functional(build: Callable[[nnx.Rngs], Module]) -> Functional[Module]:
-    """Returns a module as pure functions.
+def functional(build: Callable[..., Module]) -> Functional[Module]:
+    """Returns a module as pure functions, which can be pickled if `build` can.
 
     Args:
-        build: Returns the module, whose only state is parameters drawn from the rngs.
+        build: `build(rngs=rngs)` returns the module, whose only state is parameters drawn from the
+            rngs; a class with its other arguments as `functools.partial`, or a function.
 
     Example:
+        >>> from functools import partial
         >>> import jax
         >>> from flax import nnx
         >>> from hopfax.nn import functional
-        >>> model = functional(lambda rngs: nnx.Linear(3, 2, rngs=rngs))
+        >>> model = functional(partial(nnx.Linear, 3, 2))
         >>> params = model.init(jax.random.key(0))
         >>> sorted(params), model.apply(params, jax.numpy.ones(3)).shape
         (['bias', 'kernel'], (2,))
     """
-    graphdef, _ = nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(0))), nnx.Param)
+    network = _Network(build)
+    return Functional(network.init, network.apply)
 
-    def init(key: PRNGKeyArray) -> Params:
-        return nnx.to_pure_dict(nnx.split(build(nnx.Rngs(key)), nnx.Param)[1])
 
-    def apply(params: Params, *inputs: Any, method: Method = "__call__", **options: Any) -> Any:
-        return call(nnx.merge(graphdef, params), method, *inputs, **options)
+class _Network(Generic[Module]):
+    """Pickled as `build`: flax's modules hold functions that cannot be pickled."""
 
-    return Functional(init, apply)
+    def __init__(self, build: Callable[..., Module]):
+        self.build = build
+        self.graphdef, _ = nnx.split(nnx.eval_shape(lambda: build(rngs=nnx.Rngs(0))), nnx.Param)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.build,)
+
+    def init(self, key: PRNGKeyArray) -> Params:
+        return nnx.to_pure_dict(nnx.split(self.build(rngs=nnx.Rngs(key)), nnx.Param)[1])
+
+    def apply(
+        self, params: Params, *inputs: Any, method: Method = "__call__", **options: Any
+    ) -> Any:
+        return call(nnx.merge(self.graphdef, params), method, *inputs, **options)
 
 
 def call(module: nnx.Module, method: Method, *inputs: Any, **options: Any) -> Any:
     """Calls a method by its name, or a function that takes the module first."""
     fn = getattr(type(module), method) if isinstance(method, str) else method
     return fn(module, *inputs, **options)
+
+
+class Compiled:
+    """`call` is a function under `jax.jit`; unlike jitted functions, this can be pickled."""
+
+    def __init__(self, fn: Callable[..., Any], static: tuple[int, ...] = ()):
+        self._arguments, self.call = (fn, static), jax.jit(fn, static_argnums=static)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._arguments
 
 
 def scan_modules(

@@ -116,43 +116,7 @@ def with_memory(
         >>> sorted(model.init(jax.random.key(0))["memory"])
         ['log_prior', 'log_scale']
     """
-
-    def level(memory: Params) -> Array | None:
-        return jnp.exp(memory["log_sigma"][0]) if "log_sigma" in memory else None
-
-    def patterns(network: Encoder) -> Array:
-        table, padding = network.tokens.embedding[...], network.padding_idx
-        if padding is not None:  # without a gradient, as in the encoder
-            table = table.at[padding].set(jax.lax.stop_gradient(table[padding]))
-        return network.embedding_scale * table
-
-    def at_token(memory: Params, network: Encoder, tokens: Tokens, types: TokenTypes) -> Tokens:
-        others = {name: value for name, value in memory.items() if name != "log_sigma"}
-        return recall(tokens, patterns(network), sigma=level(memory), **others)
-
-    def at_embedding(
-        memory: Params, network: Encoder, embeddings: Tokens, types: TokenTypes
-    ) -> Tokens:
-        norm = network.norm
-        assert norm and norm.scale and norm.bias
-        options = {"scale": norm.scale[...], "bias": norm.bias[...], "epsilon": norm.epsilon}
-        table = patterns(network)
-        positions = network.position_offset + jnp.arange(embeddings.shape[-2])
-        offsets, axis = network.positions(positions), None
-        if network.types is not None:
-            types = jnp.zeros(embeddings.shape[:-1], int) if types is None else types
-            offsets, axis = offsets + network.types(types), 0
-        offsets *= network.embedding_scale
-
-        def recalled(row: Array, offset: Array) -> Array:
-            known = {"sigma": level(memory), "log_prior": memory["log_prior"]}
-            return denoise_normalized(row, table, offset, **known, **options).value
-
-        # Without types, all texts share the offsets, and their products with the table.
-        return jax.vmap(jax.vmap(recalled), in_axes=(0, axis))(embeddings, offsets)
-
-    recalls = {"token": at_token, "embedding": at_embedding}
-    if site not in recalls:
+    if site not in _RECALLS:
         raise ValueError(f'site must be "token" or "embedding", got {site!r}')
     if not isinstance(model, Functional):
         raise TypeError(
@@ -170,15 +134,59 @@ def with_memory(
     if "memory" in shapes:
         raise ValueError("the model already has memory; memory at both sites is not supported")
 
-    def init(key: PRNGKeyArray) -> Params:
-        params = model.init(key)
-        count, width = params["tokens"]["embedding"].shape
-        memory = {"log_prior": jnp.zeros(count), "log_scale": jnp.zeros(width)}
-        if sigma is not None:
-            memory["log_sigma"] = jnp.log(jnp.full(1, sigma))
-        return {**params, "memory": memory}
+    return Functional(partial(_init, model.init, sigma), denoised(model, site, _RECALLS[site]))
 
-    return Functional(init, denoised(model, site, recalls[site]))
+
+def initial_memory(table: Array, sigma: float | None) -> Params:
+    """Returns the parameters that `with_memory` adds."""
+    memory = {"log_prior": jnp.zeros(len(table)), "log_scale": jnp.zeros(table.shape[1])}
+    return memory if sigma is None else {**memory, "log_sigma": jnp.log(jnp.full(1, sigma))}
+
+
+def _init(init: Callable[..., Params], sigma: float | None, key: PRNGKeyArray) -> Params:
+    params = init(key)
+    return {**params, "memory": initial_memory(params["tokens"]["embedding"], sigma)}
+
+
+def _level(memory: Params) -> Array | None:
+    return jnp.exp(memory["log_sigma"][0]) if "log_sigma" in memory else None
+
+
+def _patterns(network: Encoder) -> Array:
+    table, padding = network.tokens.embedding[...], network.padding_idx
+    if padding is not None:  # without a gradient, as in the encoder
+        table = table.at[padding].set(jax.lax.stop_gradient(table[padding]))
+    return network.embedding_scale * table
+
+
+def _at_token(memory: Params, network: Encoder, tokens: Tokens, types: TokenTypes) -> Tokens:
+    others = {name: value for name, value in memory.items() if name != "log_sigma"}
+    return recall(tokens, _patterns(network), sigma=_level(memory), **others)
+
+
+def _at_embedding(
+    memory: Params, network: Encoder, embeddings: Tokens, types: TokenTypes
+) -> Tokens:
+    norm = network.norm
+    assert norm and norm.scale and norm.bias
+    options = {"scale": norm.scale[...], "bias": norm.bias[...], "epsilon": norm.epsilon}
+    table = _patterns(network)
+    positions = network.position_offset + jnp.arange(embeddings.shape[-2])
+    offsets, axis = network.positions(positions), None
+    if network.types is not None:
+        types = jnp.zeros(embeddings.shape[:-1], int) if types is None else types
+        offsets, axis = offsets + network.types(types), 0
+    offsets *= network.embedding_scale
+
+    def recalled(row: Array, offset: Array) -> Array:
+        known = {"sigma": _level(memory), "log_prior": memory["log_prior"]}
+        return denoise_normalized(row, table, offset, **known, **options).value
+
+    # Without types, all texts share the offsets, and their products with the table.
+    return jax.vmap(jax.vmap(recalled), in_axes=(0, axis))(embeddings, offsets)
+
+
+_RECALLS = {"token": _at_token, "embedding": _at_embedding}
 
 
 def denoised(
@@ -188,16 +196,24 @@ def denoised(
 
     `memory` is `params["memory"]`.
     """
+    return partial(_apply, model.apply, site, denoise)
 
-    def apply(params: Params, *inputs: Any, method: Method = "__call__", **options: Any) -> Any:
-        if "memory" not in params:
-            raise ValueError('params must have an entry "memory", see the `init` of with_memory')
-        encoder = {name: each for name, each in params.items() if name != "memory"}
 
-        def run(network: Encoder, *inputs: Any, **options: Any) -> Any:
-            network.memory = {site: partial(denoise, params["memory"])}
-            return call(network, method, *inputs, **options)
+def _apply(
+    apply: Callable[..., Any],
+    site: Site,
+    denoise: Callable[..., Array],
+    params: Params,
+    *inputs: Any,
+    method: Method = "__call__",
+    **options: Any,
+) -> Any:
+    if "memory" not in params:
+        raise ValueError('params must have an entry "memory", see the `init` of with_memory')
+    encoder = {name: each for name, each in params.items() if name != "memory"}
 
-        return model.apply(encoder, *inputs, method=run, **options)
+    def run(network: Encoder, *inputs: Any, **options: Any) -> Any:
+        network.memory = {site: partial(denoise, params["memory"])}
+        return call(network, method, *inputs, **options)
 
-    return apply
+    return apply(encoder, *inputs, method=run, **options)

@@ -1,5 +1,6 @@
 """Models whose blocks compute in bfloat16, their parameters kept in float32."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -87,11 +88,12 @@ def with_precision(model: Functional[Module], precision: Precision) -> Functiona
     if precision == "float32":
         return model
 
+    return Functional(model.init, partial(_in_bfloat16, model.apply))
+
+
+def _in_bfloat16(apply: Callable[..., Any], params: Params, *inputs: Any, **options: Any) -> Any:
     def narrow(leaf: Array) -> Array:
         return leaf.astype(jnp.bfloat16) if leaf.ndim == 2 else leaf
 
-    def apply(params: Params, *inputs: Any, **options: Any) -> Any:
-        blocks = jax.tree.map(narrow, params["blocks"])
-        return model.apply(params | {"blocks": blocks}, *inputs, **options)
-
-    return Functional(model.init, apply)
+    blocks = jax.tree.map(narrow, params["blocks"])
+    return apply(params | {"blocks": blocks}, *inputs, **options)

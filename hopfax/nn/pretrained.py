@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from hopfax.checks import check_range, is_traced
 from hopfax.hub import model_folder, read_json
 from hopfax.nn.attention import SoftmaxAttention
 from hopfax.nn.families import Config, Forward, check_positive, encoder, gemma2, gpt2, rows
-from hopfax.nn.functional import Params
+from hopfax.nn.functional import Compiled, Params
 from hopfax.nn.tensor_files import (
     Shape,
     Stored,
@@ -50,7 +51,7 @@ class Pretrained(NamedTuple):
         forward: `forward(embeddings, mask, *, token_types=None, params=params)` adds positions and
             token types, and returns a `PretrainedOutput`; it is compiled once for every shape.
             Within `jax.jit`, pass `params` as an argument: the default becomes a constant.
-        config: Contents of `config.json`.
+        config: Contents of `config.json`, and the defaults of missing settings.
         table: Token embeddings as stored, (vocabulary, width).
         params: Parameters, those of all layers stacked along the first axis. With `labels`,
             they include the `pooler` and `classifier` that `text_classifier` uses.
@@ -122,47 +123,52 @@ def load_pretrained(folder: str | os.PathLike[str], *, dtype: Any = jnp.float32)
     try:
         family, config = _find_family(raw)
         labels = _labels(config) if family.head else ()
-        run, leaves = family.build(config), _leaves(family, config, len(labels))
-        width = config["hidden_size"]
+        family.build(config)  # checks the other settings
+        leaves, width = _leaves(family, config, len(labels)), config["hidden_size"]
         max_length = config["max_position_embeddings"] - config.first_position
     except (TypeError, ValueError) as error:
         raise ValueError(f"{folder / 'config.json'}: {error}") from error
     params = _load_params(folder, leaves, family, dtype)
-
-    def embed(ids: Int[Array, "batch tokens"], *, params: Params = params) -> Array:
-        tokens = rows(params["tokens"], jnp.asarray(ids))
-        return tokens * jnp.asarray(width**0.5, tokens.dtype) if family.scaled else tokens
-
-    run_batch = jax.vmap(run, in_axes=(None, 0, 0, 0), out_axes=(0, 1, 1))
-    run_forward = jax.jit(lambda *inputs: PretrainedOutput(*run_batch(*inputs)[:2]))
-    run_maps = jax.jit(lambda *inputs: run_batch(*inputs)[2])
-
-    def inputs(
-        embeddings: Float[Array, "batch tokens width"],
-        mask: Int[Array, "batch tokens"] | Bool[Array, "batch tokens"],
-        *,
-        token_types: Int[Array, "batch tokens"] | None = None,
-        params: Params = params,
-    ) -> tuple[Params, Array, Array, Array]:
-        if token_types is not None and "types" not in params:
-            raise ValueError(f"token_types must be None for {config['model_type']}")
-        checked = checked_inputs(params, embeddings, mask, token_types, max_length=max_length)
-        return params, *checked
-
-    def forward(embeddings: Any, mask: Any, **options: Any) -> PretrainedOutput:
-        return run_forward(*inputs(embeddings, mask, **options))
-
-    def attention_maps(embeddings: Any, mask: Any, **options: Any) -> Array:
-        return run_maps(*inputs(embeddings, mask, **options))
-
-    table = params["tokens"]["weight"]
-    return Pretrained(embed, forward, raw, table, params, max_length, labels, attention_maps)
+    call = partial(run_checked, Compiled(partial(_run, raw), (4,)), max_length, params=params)
+    return Pretrained(
+        embed=partial(_embed, width**0.5 if family.scaled else None, params=params),
+        forward=partial(call, maps=False),
+        config={**_DEFAULTS[raw["model_type"]], **raw},
+        table=params["tokens"]["weight"],
+        params=params,
+        max_length=max_length,
+        labels=labels,
+        attention_maps=partial(call, maps=True),
+    )
 
 
-def checked_inputs(
-    params: Params, embeddings: Any, mask: Any, token_types: Any, *, max_length: int
-) -> tuple[Array, Array, Array]:
-    """Checks a batch; returns its embeddings in the model's dtype, a boolean mask, token types."""
+def _embed(scale: float | None, ids: Int[Array, "batch tokens"], *, params: Params) -> Array:
+    tokens = rows(params["tokens"], jnp.asarray(ids))
+    return tokens if scale is None else tokens * jnp.asarray(scale, tokens.dtype)
+
+
+def _run(
+    raw: Mapping[str, Any], params: Params, embeddings: Array, mask: Array, types: Array, maps: bool
+) -> Any:
+    family, config = _find_family(raw)
+    run = jax.vmap(family.build(config), in_axes=(None, 0, 0, 0), out_axes=(0, 1, 1))
+    output, hidden_states, weights = run(params, embeddings, mask, types)
+    return weights if maps else PretrainedOutput(output, hidden_states)
+
+
+def run_checked(
+    compiled: Compiled,
+    max_length: int,
+    embeddings: Float[Array, "batch tokens width"],
+    mask: Int[Array, "batch tokens"] | Bool[Array, "batch tokens"],
+    *,
+    params: Params,
+    maps: bool,
+    token_types: Int[Array, "batch tokens"] | None = None,
+) -> Any:
+    """Calls `compiled.call(params, embeddings, mask, token_types, maps)` with checked inputs."""
+    if token_types is not None and "types" not in params:
+        raise ValueError("token_types must be None for a model without token types")
     table = params["tokens"]["weight"]
     embeddings, width = jnp.asarray(embeddings, table.dtype), table.shape[1]
     if mask is None:
@@ -180,11 +186,11 @@ def checked_inputs(
     types = jnp.zeros(real.shape, int) if token_types is None else jnp.asarray(token_types)
     if types.shape != real.shape:
         raise ValueError(f"token_types must have shape {real.shape}, got {types.shape}")
-    if "types" in params and token_types is not None:
+    if token_types is not None:
         check_range(0, len(params["types"]["weight"]) - 1, token_types=types)
     # Embeddings of ids outside the vocabulary are nan, which padding must not pass on.
     usable = real[..., None] | jnp.isfinite(embeddings)
-    return jnp.where(usable, embeddings, 0), real, types
+    return compiled.call(params, jnp.where(usable, embeddings, 0), real, types, maps)
 
 
 # -- Families --------------------------------------------------------------------------------------
@@ -329,6 +335,28 @@ _SIZES = (
     "max_position_embeddings", "num_key_value_heads", "head_dim", "type_vocab_size",
     "sliding_window", "num_labels",
 )  # fmt: skip
+_BERT_DEFAULTS = {
+    "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "intermediate_size": 3072, "max_position_embeddings": 512, "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12, "hidden_act": "gelu", "pad_token_id": 0,
+}  # fmt: skip
+# Those of `transformers`, for settings that a file leaves out.
+_DEFAULTS = {
+    "bert": _BERT_DEFAULTS,
+    "roberta": {**_BERT_DEFAULTS, "vocab_size": 50265, "pad_token_id": 1},
+    "gpt2": {
+        "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024,
+        "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new",
+    },
+    "gemma2": {
+        "vocab_size": 256000, "hidden_size": 2304, "num_hidden_layers": 26, "head_dim": 256,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 9216,
+        "max_position_embeddings": 8192, "sliding_window": 4096, "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-6, "hidden_activation": "gelu_pytorch_tanh", "rope_theta": 10000.0,
+        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+    },
+}  # fmt: skip
+_LARGEST = {"num_hidden_layers": 10_000, "num_labels": 1_000_000}  # each is built, or named
 _POSITIVE = (
     "layer_norm_eps", "rms_norm_eps", "query_pre_attn_scalar", "attn_logit_softcapping",
     "final_logit_softcapping",
@@ -337,15 +365,16 @@ _POSITIVE = (
 
 def _find_family(raw: Mapping[str, Any]) -> tuple[_Family, Config]:
     family = Config(raw, {}).choose("model_type", FAMILIES)
-    config = Config(raw, family.settings)
+    config = Config({**_DEFAULTS[raw["model_type"]], **raw}, family.settings)
     for key, value in family.fixed.items():
         if config.get(key, value) != value:
             raise ValueError(f"{key} must be {value!r}, got {config[key]!r}")
     for key in _SIZES:
-        size = config.get(key, 1)
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        size, most = config.get(key, 1), _LARGEST.get(key)
+        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= (most or size):
+            allowed = f"from 1 to {most}" if most else ">= 1"
             raise ValueError(
-                f"{family.settings.get(key, key)} must be an integer >= 1, got {size!r}"
+                f"{family.settings.get(key, key)} must be an integer {allowed}, got {size!r}"
             )
     width, heads = config["hidden_size"], config["num_attention_heads"]
     if config.get("head_dim") is None and width % heads:

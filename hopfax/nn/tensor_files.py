@@ -1,5 +1,6 @@
 """Reads tensors from the safetensors files of a model's folder."""
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,11 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hopfax.hub import read_json
+from hopfax.hub import lfs_hint, read_json
 from hopfax.optional import optional_import
 
 Shape = tuple[int, ...]
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_OTHERS = (
+    "pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack",
+)  # fmt: skip
 _CHUNK = 2**22  # bytes read at once
 
 
@@ -38,12 +42,16 @@ def stored_tensors(folder: Path) -> list[Stored]:
         paths = [path]
     elif index.exists():
         shards = read_json(index).get("weight_map")
-        if not isinstance(shards, dict) or not all(isinstance(x, str) for x in shards.values()):
-            raise ValueError(f"{index} must have a weight_map from tensors to files")
-        paths = [folder / name for name in sorted(set(shards.values()))]
+        names = set(map(str, shards.values() if isinstance(shards, dict) else [shards]))
+        if wrong := [name for name in names if not re.fullmatch(r"[^/\\]+\.safetensors", name)]:
+            raise ValueError(
+                f"{index} must have a weight_map from tensors to .safetensors files in its folder, "
+                f"got {wrong[0]!r}"
+            )
+        paths = [folder / name for name in sorted(names)]
     else:
-        other = (folder / "pytorch_model.bin").exists()
-        hint = "; convert pytorch_model.bin to safetensors" if other else ""
+        others = ", ".join(name for name in _OTHERS if (folder / name).exists())
+        hint = f"; convert {others} to safetensors" if others else ""
         raise FileNotFoundError(f"{folder} has no {path.name} and no {index.name}{hint}")
     tensors = []
     for path in paths:
@@ -52,6 +60,12 @@ def stored_tensors(folder: Path) -> list[Stored]:
                 part = file.get_slice(name)
                 tensors.append(Stored(path, name, tuple(part.get_shape()), part.get_dtype()))
     return tensors
+
+
+def sha256(path: Path) -> str:
+    """Returns the checksum of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def wrong_dtypes(tensors: Iterable[Stored]) -> list[str]:
@@ -135,4 +149,5 @@ def _open(path: Path) -> Iterator[Any]:
         with safetensors.safe_open(path, framework="numpy") as file:
             yield file
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{path} is incomplete or not a safetensors file: {error}") from error
+        reason = lfs_hint(path) or error
+        raise ValueError(f"{path} is incomplete or not a safetensors file: {reason}") from error
