@@ -105,12 +105,12 @@ def read_evaluation_set(
         placeholder=spec.placeholder,
         # Some untranslated rows are empty instead of marked.
         damaged_share=0.01 if spec.placeholder else 0.0,
-        join=stripped(*spec.columns),
+        join=stripped,
     )
     if spec.section:
         try:
-            section = json.loads(path.read_bytes())[spec.section]
-        except (KeyError, TypeError, ValueError) as error:
+            section = list(json.loads(path.read_bytes())[spec.section])
+        except (KeyError, RecursionError, TypeError, ValueError) as error:
             message = f"{path}: not a JSON object with {spec.section!r} ({error})"
             raise ValueError(message) from None
         rows = usable_rows(raw, path, enumerate(section, start=1), unit=f"{spec.section} row")

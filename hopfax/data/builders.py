@@ -130,7 +130,7 @@ def build(
     if raw_dir is None:
         if built.is_prepared():
             return built
-        raw_dir = fetch_raw(spec, Path(tfds_dir) / "downloads")
+        raw_dir = fetch_raw(spec, Path(os.path.expanduser(tfds_dir)) / "downloads")
     builder = _builder(name, tfds_dir, raw_dir=raw_dir)
     if not built.is_prepared():
         builder.download_and_prepare()
@@ -144,7 +144,7 @@ def build(
 
 
 def _builder(name: str, tfds_dir: str | os.PathLike, **kwargs: Any) -> HopfaxTasks:
-    folder = str(Path(tfds_dir).expanduser())
+    folder = os.path.expanduser(tfds_dir)
     return HopfaxTasks(config=name, data_dir=folder, file_format="array_record", **kwargs)
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from hopfax.data.raw import read_text
 from hopfax.data.tasks import check_integer
 
 UNKNOWN, END = "<unk>", "<eos>"
@@ -102,10 +103,10 @@ def read_wikitext2(data_dir: str | os.PathLike[str]) -> dict[str, list[str]]:
     texts = {}
     for split in SPLITS:
         name = f"wiki.{'valid' if split == 'validation' else split}.tokens"
-        path = Path(data_dir).expanduser() / "wikitext-2" / name
+        path = Path(os.path.expanduser(data_dir)) / "wikitext-2" / name
         if not path.is_file():
             raise FileNotFoundError(
                 f"no {path}: put wikitext-2-v1 (word level, three files) into {path.parent}"
             )
-        texts[split] = path.read_text(encoding="utf-8").splitlines()
+        texts[split] = read_text(path).splitlines()
     return texts

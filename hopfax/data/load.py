@@ -181,7 +181,7 @@ def _read(spec: TaskSpec, data_dir: str | os.PathLike | None, split: str) -> lis
             f"{spec.name} requires data_dir (--data-dir), a folder with {spec.folder}, glue_data "
             "or superglue. The synthetic tasks sentiment, entailment and paraphrase need no files"
         )
-    built = Path(data_dir).expanduser() / "hopfax_tasks" / spec.name
+    built = Path(os.path.expanduser(data_dir)) / "hopfax_tasks" / spec.name
     if next(built.glob("*/dataset_info.json"), None):  # a failed build leaves an empty folder
         from hopfax.data.builders import read_built
 

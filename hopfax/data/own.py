@@ -2,12 +2,13 @@
 
 import contextlib
 import csv
-import json
-import math
+import io
 import os
 import re
 import reprlib
+import threading
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from numbers import Integral, Real
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from hopfax.data.load import TaskData, tokenized
+from hopfax.data.raw import json_rows, numbered_lines, read_text
 from hopfax.data.tasks import Example, TaskSpec, check_integer, stripped
 from hopfax.data.tokenize import WordPiece, check_unicode, is_blank
 
@@ -23,6 +25,8 @@ from hopfax.data.tokenize import WordPiece, check_unicode, is_blank
 _NUMBER = re.compile(
     r"\s*[+-]?((0|[1-9]\d*|(?=\.\d))(\.\d*)?(e[+-]?\d+)?|inf(inity)?|nan)\s*", re.A | re.I
 )
+_LARGEST = float(np.finfo(np.float32).max)
+_csv_limit = threading.Lock()  # the limit of a cell's length is a state of the process
 TextsAndLabels = tuple[Sequence[str | Sequence[str]], Sequence[str | int | float]]
 
 
@@ -57,11 +61,11 @@ def from_rows(
         train_size: Maximum number of training rows; None uses all.
 
     Raises:
-        TypeError: If the texts of a split are one string, `validation` or `test` is not two lists,
-            or `vocabulary` is not a `WordPiece`.
+        TypeError: If texts or labels are a string or a whole table, `validation` or `test` is not
+            two lists, or `vocabulary` is not a `WordPiece`.
         ValueError: If a text is empty or not valid Unicode, all labels of a split are equal, label
-            types are mixed, the numbers of texts and labels differ, or a label of `validation` or
-            `test` is not one of `labels`.
+            types are mixed, the numbers of texts and labels differ, a label of `validation` or
+            `test` is not one of `labels`, or a score is not finite in float32.
 
     Example:
         >>> from hopfax.data import from_rows
@@ -96,7 +100,7 @@ def from_rows(
         labels=classes,
         label_range=None if classes else (min(scores), max(scores)),
         metrics=("accuracy",) if classes else ("pearson", "spearman"),
-        join=stripped("text"),
+        join=stripped,
     )
     splits = train, *splits
     return tokenized(spec, splits, vocabulary, vocab_size=vocab_size, max_length=max_length)
@@ -130,20 +134,18 @@ def read_table(
         >>> read_table(path, text="review", label="stars")
         (['good, long', 'dull'], [4, 1])
     """
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))
     ending = path.suffix.lower()
     if ending not in (".csv", ".tsv", ".jsonl"):
         raise ValueError(f"path must end in .csv, .tsv or .jsonl, got {path}")
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
     texts, labels = [], []
-    for line, row in _lines(path, ending):
+    for line, row in _rows(path, ending):
         for column in filter(None, (text, pair, label)):
             if column not in row:
-                names = ", ".join(map(repr, row))
-                if ending == ".jsonl":
-                    raise ValueError(f"{path}, line {line}: no key {column!r}; keys: {names}")
-                raise ValueError(f"{path} has no column {column!r}; columns: {names}")
+                names = ", ".join([*map(repr, list(row)[:20]), *(["..."] if len(row) > 20 else [])])
+                raise ValueError(f"{path}, line {line}: no column {column!r}; columns: {names}")
             cell = row[column]
             if cell is None or is_blank(str(cell)):
                 raise ValueError(f"{path}, line {line}: {column!r} is empty")
@@ -160,50 +162,51 @@ def read_table(
     return texts, labels
 
 
-def _lines(path: Path, ending: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _rows(path: Path, ending: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields line numbers and rows by column."""
-    line, limit = 0, csv.field_size_limit(2**31 - 1)
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            if ending == ".jsonl":
-                for line, content in enumerate(file, start=1):
-                    if content.strip():
-                        if not isinstance(row := json.loads(content), dict):
-                            raise ValueError("not a JSON object")
-                        yield line, row
-                return
-            tabs: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-            reader = csv.reader(file, strict=True, **tabs if ending == ".tsv" else {})
-            header = next(filter(None, reader), [])
-            line = reader.line_num
-            if twice := [name for name in header if name and header.count(name) > 1]:
-                raise ValueError(f"column names must be distinct, got {twice[0]!r} twice")
-            for cells in filter(None, reader):
-                line = reader.line_num
-                if len(cells) != len(header):
-                    raise ValueError(f"expected {len(header)} columns, got {len(cells)}")
-                yield line, dict(zip(header, cells, strict=True))
-    except RecursionError:
-        raise ValueError(f"{path}, line {line}: nested too deeply") from None
-    except UnicodeDecodeError as error:
-        byte = error.object[error.start]
-        raise ValueError(f"{path} must be encoded in UTF-8, got byte {byte:#04x}") from None
-    except csv.Error as error:
-        if str(error) == "unexpected end of data":
-            where = f"on line {line + 1} or later"
-            raise ValueError(f"{path}: a quote opened {where} is not closed") from None
-        raise ValueError(f"{path}, after line {line}: {error}") from None
-    except json.JSONDecodeError as error:  # its own line number is within the line
-        raise ValueError(f"{path}, line {line}: {error.msg}: column {error.colno}") from None
-    except ValueError as error:
-        raise ValueError(f"{path}, line {line}: {error}") from None
-    finally:
-        csv.field_size_limit(limit)
+    if ending == ".jsonl":
+        yield from json_rows(path)
+        return
+    separator, lines = ("," if ending == ".csv" else "\t"), numbered_lines(path)
+    tabbed = ((line, content.split("\t")) for line, content in lines if content)
+    rows = iter(_csv_rows(path)) if ending == ".csv" else tabbed
+    line, header = next(rows, (1, []))
+    if twice := [name for name, count in Counter(header).items() if name and count > 1]:
+        raise ValueError(f"{path}, line {line}: column names must differ, got {twice[0]!r} twice")
+    if len(header) == 1 and (other := re.search(f"(?!{separator})[,;|\t]", header[0])):
+        raise ValueError(f"{path}, line {line}: separator must be {separator!r}, got {other[0]!r}")
+    for line, cells in rows:
+        if (count := len(cells)) != len(header):
+            raise ValueError(f"{path}, line {line}: expected {len(header)} columns, got {count}")
+        yield line, dict(zip(header, cells, strict=True))
 
 
-def _listed(values: Any) -> Sequence[Any]:
+def _csv_rows(path: Path) -> list[tuple[int, list[str]]]:
+    """The cells of the rows, with the number of their last line."""
+    rows: list[tuple[int, list[str]]] = []
+    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
+    with _csv_limit:
+        limit = csv.field_size_limit(2**31 - 1)
+        try:
+            rows.extend((reader.line_num, cells) for cells in reader if cells)
+        except csv.Error as error:
+            line = rows[-1][0] if rows else 0
+            if str(error) == "unexpected end of data":
+                where = f"on line {line + 1} or later"
+                raise ValueError(f"{path}: a quote opened {where} is not closed") from None
+            raise ValueError(f"{path}, after line {line}: {error}") from None
+        finally:
+            csv.field_size_limit(limit)
+    return rows
+
+
+def _listed(name: str, values: Any) -> Sequence[Any]:
     """Values of a list, or of an array or a table's column as plain Python values."""
-    return values.tolist() if hasattr(values, "tolist") else values
+    values = getattr(values, "tolist", getattr(values, "to_list", lambda: values))()
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        got = f"{type(values).__name__}: {reprlib.repr(values)}"
+        raise TypeError(f"{name} must be a list, an array or one column of a table, got {got}")
+    return values
 
 
 def _classes(labels: Sequence[Any]) -> tuple[str, ...]:
@@ -220,21 +223,19 @@ def _classes(labels: Sequence[Any]) -> tuple[str, ...]:
 def _checked(split: str, rows: TextsAndLabels) -> TextsAndLabels:
     """Returns texts and labels as lists, as many of one as of the other."""
     try:
-        texts, labels = map(_listed, rows)
-        counts = len(texts), len(labels)
+        texts, labels = rows
     except (TypeError, ValueError):
         raise TypeError(f"{split}: expected (texts, labels), got {reprlib.repr(rows)}") from None
-    if isinstance(texts, str):
-        raise TypeError(f"{split}: texts must be several texts, got one string: {texts[:40]!r}")
-    if counts[0] != counts[1]:
-        raise ValueError(f"{split}: got {counts[0]} texts, but {counts[1]} labels")
+    texts, labels = _listed(f"{split}: texts", texts), _listed(f"{split}: labels", labels)
+    if len(texts) != len(labels):
+        raise ValueError(f"{split}: got {len(texts)} texts, but {len(labels)} labels")
     return texts, labels
 
 
 def _examples(
     split: str, texts: Sequence[Any], labels: Sequence[Any], classes: tuple[str, ...]
 ) -> list[Example]:
-    examples = []
+    examples, numbers = [], {name: number for number, name in enumerate(classes)}
     for number, (text, label) in enumerate(zip(texts, labels, strict=True)):
         parts: Any = tuple(text) if isinstance(text, tuple | list) else (text,)
         strings = all(isinstance(part, str) and not is_blank(part) for part in parts)
@@ -244,12 +245,13 @@ def _examples(
                 f"got {reprlib.repr(text)}"
             )
         check_unicode(f"{split}, row {number}", parts)
-        if classes and str(label) not in classes:
+        if classes and str(label) not in numbers:
             allowed = ", ".join(classes)
             raise ValueError(f"{split}, row {number}: label {label!r} is not one of {allowed}")
-        if not classes and not (isinstance(label, Real) and math.isfinite(label)):
-            raise ValueError(f"{split}, row {number}: score must be finite, got {label!r}")
-        value = classes.index(str(label)) if classes else float(label)
+        if not (classes or (isinstance(label, Real) and abs(label) <= _LARGEST)):  # pyright: ignore
+            got = reprlib.repr(label)
+            raise ValueError(f"{split}, row {number}: score must be finite in float32, got {got}")
+        value = numbers[str(label)] if classes else float(label)
         examples.append(Example(parts, value, number))
     if len(examples) > 1 and len({example.label for example in examples}) < 2:
         raise ValueError(f"{split}: all {len(examples)} labels are {labels[0]!r}")

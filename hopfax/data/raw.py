@@ -30,7 +30,7 @@ def first_existing(
     title: str, data_dir: str | os.PathLike, candidates: Sequence[str], source: str
 ) -> Path:
     """Returns the first candidate under `data_dir` that exists; the error lists all candidates."""
-    root = Path(data_dir).expanduser()
+    root = Path(os.path.expanduser(data_dir))
     paths = [root / candidate for candidate in candidates]
     for path in paths:
         if path.is_file():
@@ -86,8 +86,8 @@ def read_rows(
 ) -> list[tuple[dict[str, str], Example]]:
     """Returns the text columns and examples of `read_split`."""
     path = raw_file(spec, data_dir, split)
-    read = _json_rows if path.suffix == ".jsonl" else tab_rows
-    return usable_rows(spec, path, read(spec, path))
+    rows = json_rows(path) if path.suffix == ".jsonl" else tab_rows(spec, path)
+    return usable_rows(spec, path, rows)
 
 
 def usable_rows(
@@ -126,19 +126,41 @@ def usable_rows(
     return usable
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers from 1; only a newline ends a line."""
+def read_text(path: Path) -> str:
+    """Returns the text of a file in UTF-8, without a byte-order mark and with its line ends."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 at byte {error.start}; download it again") from None
-    for number, line in enumerate(text.removesuffix("\n").split("\n") if text else (), start=1):
+        byte = f"{error.object[error.start]:#04x} at {error.start}"
+        raise ValueError(f"{path} must be encoded in UTF-8, got byte {byte}") from None
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields lines with their numbers from 1; only a newline ends a line, empty ones end a file."""
+    text = read_text(path).rstrip("\r\n")
+    for number, line in enumerate(text.split("\n") if text else (), start=1):
         yield number, line.removesuffix("\r")
+
+
+def json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields the objects of a JSONL file with their line numbers; lines may be blank."""
+    for number, line in numbered_lines(path):
+        try:
+            if line.strip():
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise ValueError(f"expected an object, got {type(row).__name__}")
+                yield number, row
+        except (ValueError, RecursionError) as error:
+            where = f"line {number}, column {getattr(error, 'colno', 1)}"
+            raise ValueError(
+                f"{path}, {where}: not JSON ({getattr(error, 'msg', error)})"
+            ) from None
 
 
 def tab_rows(spec: TaskSpec, path: Path) -> Iterator[tuple[int, dict[str, str] | _SkippedRow]]:
     """Yields the rows of a tab-separated file by column name."""
-    lines = _lines(path)
+    lines = numbered_lines(path)
     header = spec.header
     if not header:
         header = tuple(next(lines, (1, ""))[1].split("\t"))
@@ -155,15 +177,6 @@ def tab_rows(spec: TaskSpec, path: Path) -> Iterator[tuple[int, dict[str, str] |
             yield number, dict(zip(header, cells, strict=True))
         else:
             yield number, _SkippedRow(_DAMAGED, f"{expected}, got {len(cells)}")
-
-
-def _json_rows(spec: TaskSpec, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in _lines(path):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}: not JSON ({error})") from None
-        yield number, row
 
 
 def _parse(spec: TaskSpec, row: Any, index: int) -> tuple[dict[str, str], Example]:

@@ -100,8 +100,8 @@ class TaskSpec:
         label_range: Lowest and highest score of a regression task.
         metrics: Metrics whose mean is the score.
         num_choices: Number of choices per row.
-        join: Turns the text columns of a row into the texts of an `Example`: a string, a pair, or
-            choices.
+        join: Turns the text columns of a row, and no others, into the texts of an `Example`: a
+            string, a pair, or choices.
     """
 
     name: str
@@ -167,9 +167,9 @@ def check_integer(name: str, value: Any, low: int, high: int | None = None) -> N
         raise ValueError(f"{name} must be an integer {allowed}, got {reprlib.repr(value)}")
 
 
-def stripped(*columns: str) -> Join:
-    """Returns a `join` of one or two columns, without surrounding whitespace."""
-    return lambda row: (tuple(row[name].strip() for name in columns),)
+def stripped(row: Mapping[str, str]) -> Texts:
+    """All columns of a row, one or two, without surrounding whitespace."""
+    return (tuple(text.strip() for text in row.values()),)
 
 
 def _copa(row: Mapping[str, str]) -> Texts:
@@ -215,7 +215,7 @@ def _spec(
         "name": title.lower().replace("-", ""),
         "folder": "" if suite == "synthetic" else title,
         "files": _FILES[suite],
-        "join": stripped(*columns),
+        "join": stripped,
     }
     fixed = {"suite": suite, "title": title, "train_rows": train_rows, "columns": columns}
     return TaskSpec(**fixed, labels=labels, **defaults | options)

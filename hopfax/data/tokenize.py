@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import hashlib
+import io
 import itertools
 import json
 import os
@@ -10,16 +11,15 @@ import reprlib
 import tempfile
 import unicodedata
 import warnings
-import zipfile
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hopfax.data.batching import Encoded
+from hopfax.data.raw import numbered_lines
 from hopfax.data.tasks import Example, check_integer
 from hopfax.optional import optional_import
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-_VERSION = "2"  # increase it when encoding changes
+_VERSION = "3"  # increase it when encoding changes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ def read_vocabulary(path: str | os.PathLike) -> WordPiece:
         >>> read_vocabulary(path).size
         5
     """
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))  # unlike Path.expanduser, keeps names such as ~data
     if path.is_dir():
         path = path / "vocab.txt"
     if not path.is_file():
@@ -88,10 +88,7 @@ def read_vocabulary(path: str | os.PathLike) -> WordPiece:
             f"no vocabulary at {path}: pass a vocab.txt (bert-base-uncased has one of 30,522 "
             "lines), or None to train one on the training texts"
         )
-    try:
-        tokens = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8: {error}") from None
+    tokens = [token for _, token in numbered_lines(path)]
     if missing := [token for token in SPECIAL if token not in tokens]:
         raise ValueError(f"{path} lacks {', '.join(missing)}")
     numbers: dict[str, int] = {}
@@ -120,7 +117,7 @@ def encode(
         vocabulary: Tokens and their ids.
         max_length: Longest row in tokens, including special tokens; at least 5.
         cached: Whether to keep the arrays in `$HOPFAX_CACHE` (default `~/.cache/hopfax`).
-            Unreadable files are replaced; an unwritable folder is ignored.
+            Damaged files are replaced; without a folder that can be written, nothing is kept.
 
     Returns:
         The arrays, padded to the longest row.
@@ -170,9 +167,8 @@ def warn_truncated(
     full = [row for row, counts in zip(examples, lengths, strict=True) if max_length in counts]
     if not full:
         return
-    # One more token shows which texts are truncated.
-    longer = encode(full, vocabulary, max_length=max_length + 1, cached=False)
-    if count := int((longer.lengths > max_length).any(axis=1).sum()):
+    untruncated = np.array(list(map(len, _encodings(full, vocabulary)))).reshape(len(full), -1)
+    if count := (untruncated > max_length).any(axis=1).sum():
         warnings.warn(
             f"{count} of {len(examples)} texts have more than {max_length} tokens and are "
             "truncated",
@@ -210,47 +206,72 @@ def check_unicode(name: str, texts: Iterable[str]) -> None:
         raise ValueError(f"{name} has a character that is not valid Unicode") from None
 
 
-_kept_tokenizer = functools.lru_cache(maxsize=2)(text_tokenizer)
+_kept_tokenizer = functools.lru_cache(maxsize=2)(text_tokenizer)  # shared by threads, unchanged
+
+
+def _encodings(examples: Sequence[Example], vocabulary: WordPiece) -> list[Any]:
+    texts = [text if len(text) == 2 else text[0] for row in examples for text in row.texts]
+    tokenizer = _kept_tokenizer(vocabulary)
+    try:
+        return tokenizer.encode_batch(texts)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of `tokenizers` is no Exception
+        raise ValueError(f"the tokenizer cannot read the texts: {error}") from None
+
+
+def _truncated(encoding: Any, max_length: int) -> list[int]:
+    """Token ids, truncated by "longest_first" of `tokenizers`, but without a state to share."""
+    if len(encoding) <= max_length:
+        return encoding.ids
+    owners = encoding.sequence_ids  # None for special tokens
+    first, second = ([i for i, owner in enumerate(owners) if owner == text] for text in (0, 1))
+    room = max_length - owners.count(None)
+    short = min(len(first), len(second), room // 2)
+    ends = (short, room - short) if len(first) <= len(second) else (room - short, short)
+    dropped = {*first[ends[0] :], *second[ends[1] :]}
+    return [token for place, token in enumerate(encoding.ids) if place not in dropped]
 
 
 def _tokenize(
     examples: Sequence[Example], vocabulary: WordPiece, max_length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    tokenizer = _kept_tokenizer(vocabulary)
-    tokenizer.enable_truncation(max_length, strategy="longest_first")
-    texts = [text if len(text) == 2 else text[0] for row in examples for text in row.texts]
-    rows = [row.ids for row in tokenizer.encode_batch(texts)]
+    rows = [_truncated(row, max_length) for row in _encodings(examples, vocabulary)]
     lengths = np.asarray(list(map(len, rows)), np.int32)
     if len(empty := np.flatnonzero(lengths == 0)):
-        raise ValueError(f"{reprlib.repr(texts[empty[0]])} has no tokens")
+        row = examples[empty[0] // len(examples[0].texts)]
+        raise ValueError(f"text {row.index} has no tokens: {reprlib.repr(row.texts)}")
     ids = np.full((len(rows), int(lengths.max())), vocabulary.pad_id, np.int32)
     for number, row in enumerate(rows):
         ids[number, : len(row)] = row
     return ids.reshape(len(examples), -1, ids.shape[1]), lengths.reshape(len(examples), -1)
 
 
-def _cache_file(examples: Sequence[Example], vocabulary: WordPiece, max_length: int) -> Path:
-    folder = Path(os.environ.get("HOPFAX_CACHE") or "~/.cache/hopfax").expanduser()
+def _cache_file(examples: Sequence[Example], vocabulary: WordPiece, max_length: int) -> Path | None:
+    folder = os.path.expanduser(os.environ.get("HOPFAX_CACHE") or "~/.cache/hopfax")
+    if folder.startswith("~"):  # there is no home directory
+        return None
     texts = [example.texts for example in examples]
     tokenizer = vocabulary.serialized or vocabulary.tokens, vocabulary.pad_token
     content = json.dumps([_VERSION, max_length, tokenizer, texts], separators=(",", ":"))
-    return folder / f"{hashlib.sha256(content.encode()).hexdigest()}.npz"
+    return Path(folder) / hashlib.sha256(content.encode()).hexdigest()
 
 
 def _read_cached(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
-    try:
-        # np.load does not close a file that is not an archive.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            return stored["ids"], stored["lengths"]
-    except (OSError, EOFError, IndexError, KeyError, ValueError, zipfile.BadZipFile, zlib.error):
-        return None
+    with contextlib.suppress(OSError):
+        content = path.read_bytes()
+        if content[:32] == hashlib.sha256(content[32:]).digest():
+            with np.load(io.BytesIO(content[32:]), allow_pickle=False) as stored:
+                return stored["ids"], stored["lengths"]
 
 
 def _write_cached(path: Path, arrays: tuple[np.ndarray, np.ndarray]) -> None:
-    """Moves a complete file to its place, if the folder can be written."""
+    """Moves a complete file, a checksum and an archive, to its place, if it can be written."""
+    np.savez_compressed(stream := io.BytesIO(), ids=arrays[0], lengths=arrays[1])
+    content = stream.getvalue()
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             file = Path(folder) / path.name
-            np.savez_compressed(file, ids=arrays[0], lengths=arrays[1])
+            file.write_bytes(hashlib.sha256(content).digest() + content)
             file.replace(path)

@@ -20,6 +20,7 @@ _BERT_SETTINGS = {
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
+_MAX_TOKENS = 1 << 22
 _BYTE_LEVEL_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>")
 
 
@@ -82,9 +83,9 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
         )
     try:
         tokenizer = read(folder, settings)
-    except (ModuleNotFoundError, ValueError):
+    except (KeyboardInterrupt, SystemExit, ModuleNotFoundError, ValueError):
         raise
-    except Exception as error:  # `tokenizers` raises no narrower type
+    except BaseException as error:  # `tokenizers` raises no narrower type, and panics
         raise ValueError(f"cannot read {files} in {folder}: {error}") from None
     added = folder / "added_tokens.json"
     if names != ("tokenizer.json",) and added.is_file():
@@ -102,16 +103,17 @@ def read_tokenizer(folder: str | os.PathLike) -> WordPiece:
                 )
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    ids = tokenizer.get_vocab()
-    tokens = [""] * (max(ids.values(), default=-1) + 1)
+    ids, size = tokenizer.get_vocab(), config.get("vocab_size")
+    limit = min(size, _MAX_TOKENS) if isinstance(size, int) else _MAX_TOKENS
+    highest, last = max(((number, token) for token, number in ids.items()), default=(-1, ""))
+    if highest >= limit:
+        raise ValueError(
+            f"token ids must be below {limit} (vocab_size of {folder / 'config.json'}: {size}), "
+            f"but {last!r} of {files} has id {highest}"
+        )
+    tokens = [""] * (highest + 1)
     for token, number in ids.items():
         tokens[number] = token
-    size = config.get("vocab_size")
-    if isinstance(size, int) and len(tokens) > size:
-        raise ValueError(
-            f"token ids must be below the vocab_size {size} of {folder / 'config.json'}, but "
-            f"{tokens[-1]!r} of {files} has id {len(tokens) - 1}"
-        )
     if isinstance(size, int) and len(tokens) < fewest_tokens(size):
         raise ValueError(
             f"{files} in {folder} has {len(tokens)} tokens, too few for the vocab_size {size} of "

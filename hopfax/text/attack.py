@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from hopfax.text.log import Corrupted, T, Text, draft
+from hopfax.text.log import Corrupted, T, Text, strings
 
 Label = int | float
 
@@ -115,9 +115,8 @@ def attack_each(
             f"texts, labels and rows must have equal lengths, got {len(texts)} texts, "
             f"{len(labels)} labels and {len(rows)} rows"
         )
-    for text, row in zip(texts, rows, strict=True):
-        if not draft(text).words:
-            raise ValueError(f"texts must have words to attack, got {text!r} in row {row}")
+    for text in texts:
+        strings(text)  # checks the type
     results: list[AttackResult[T]] = []
     for start in range(0, len(texts), batch_size):
         batch = slice(start, start + batch_size)

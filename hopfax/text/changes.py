@@ -21,6 +21,7 @@ _MARKS = (
 # Accents, vowel signs, and the joiners between letters. `re` searches the class slowly, so that the
 # lookahead saves time in most scripts.
 MARK = rf"(?:(?![\0-\u02ff])[{''.join(_MARKS)}\u200c\u200d])"
+_MARK = re.compile(MARK)
 _LETTER = re.compile(rf".{MARK}*", re.DOTALL)
 
 
@@ -98,7 +99,7 @@ def phonetic(word: str) -> list[Change]:
         Change("phonetic", at, (old := word[at : at + len(before)]), cased(after, old))
         for before, after in PHONETIC
         for at in range(len(word))
-        if lower.startswith(before, at) and not re.match(MARK, word[at + len(before) :])
+        if lower.startswith(before, at) and not _MARK.match(word, at + len(before))
     ]
 
 

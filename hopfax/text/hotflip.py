@@ -74,7 +74,7 @@ def hotflip(
 
     Args:
         victim: The model, with gradients.
-        texts: Texts as for `hopfax.text.misspell`.
+        texts: Texts as for `hopfax.text.misspell`; those without words stay as they are.
         labels: The correct labels.
         rate: Largest fraction of each text's words to change, in [0, 1], but at least one word
             unless 0; see `num_changes`.
@@ -87,7 +87,7 @@ def hotflip(
     Raises:
         TypeError: If `texts` is one string.
         ValueError: If the victim has no gradients, its tokens depend on the spaces before words, a
-            text has no words, a number is out of its range, or a loss or gradient is not finite.
+            number is out of its range, or a loss or gradient is not finite.
 
     Example:
         >>> import numpy as np
@@ -293,7 +293,7 @@ class _Variants(NamedTuple):
 def _variants(words: list[str], gradients: Gradients) -> list[_Variants]:
     """All edits of one letter for several words; tokenizes those not in the cache in one call."""
     cache: dict[str, _Variants] = gradients.cache  # pyright: ignore[reportAssignmentType]
-    known = {word: cache[word] for word in words if word in cache}
+    known = {word: variants for word in words if (variants := cache.get(word))}
     new = {
         word: {change.of(word): change for kind in _OPERATIONS for change in kind(word)}
         for word in words
@@ -308,8 +308,9 @@ def _variants(words: list[str], gradients: Gradients) -> list[_Variants]:
         for number, row in enumerate(rows):
             ids[number, : len(row)] = row
         used, places = np.unique(ids, return_inverse=True)
-        cache[word] = _Variants(list(edits.values()), ids, used, places.reshape(ids.shape))
-    return [known.get(word) or cache[word] for word in words]
+        variants = _Variants(list(edits.values()), ids, used, places.reshape(ids.shape))
+        known[word] = cache[word] = variants  # other threads may clear the cache
+    return [known[word] for word in words]
 
 
 def _character_edits(

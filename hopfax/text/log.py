@@ -6,8 +6,11 @@ as in COPA, count as one: their words count once and change together.
 """
 
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
 
 from hopfax.text.changes import MARK, Change
 
@@ -139,21 +142,40 @@ def _distinct(text: Text) -> list[tuple[int, ...]]:
 
 def edited(before: Draft[T], index: int, change: Change) -> Draft[T]:
     """Changes the current spelling of a word, in all choices that share it, and logs the edit."""
-    new, log = list(strings(before.text)), list(before.edits)
-    word = before.words[index]
-    position = word.start + change.offset
-    for field in word.fields:
-        log.append(Edit(field, position, change.kind, change.before, change.after))
-        new[field] = change._replace(offset=position).of(new[field])
-    growth = len(change.after) - len(change.before)
-    words = [
-        other._replace(start=other.start + growth, end=other.end + growth)
-        if other.fields == word.fields and other.start > word.start
-        else other
-        for other in before.words
-    ]
-    words[index] = word._replace(end=word.end + growth, changed=True)
-    return Draft(_rebuilt(before.text, iter(new)), tuple(words), tuple(log))
+    return all_edited(before, {index: change})
+
+
+def all_edited(before: Draft[T], changes: Mapping[int, Change]) -> Draft[T]:
+    """Returns the result of `edited` for one word after the other."""
+    words, log = [], list(before.edits)
+    grown = defaultdict[Any, np.ndarray](lambda: np.zeros(len(before.words), int))  # by string
+    for index, change in changes.items():
+        word = before.words[index]
+        position = word.start + change.offset + int(grown[word.fields][:index].sum())
+        log += [Edit(field, position, change.kind, *change[2:]) for field in word.fields]
+        grown[word.fields][index] = len(change.after) - len(change.before)
+    shifts = {fields: [0, *growth.cumsum().tolist()] for fields, growth in grown.items()}
+    for index, word in enumerate(before.words):
+        if shift := shifts.get(word.fields):
+            start, end = word.start + shift[index], word.end + shift[index + 1]
+            word = Word(word.fields, start, end, word.changed or index in changes)
+        words.append(word)
+    return Draft(edited_text(before, changes), tuple(words), tuple(log))
+
+
+def edited_text(before: Draft[T], changes: Mapping[int, Change]) -> T:
+    """Returns the text of `all_edited`."""
+    texts = list(strings(before.text))
+    parts: dict[int, tuple[list[str], int]] = {}
+    for index, change in sorted(changes.items()):
+        start = before.words[index].start + change.offset
+        for field in before.words[index].fields:
+            pieces, end = parts.get(field, ([], 0))
+            pieces += [texts[field][end:start], change.after]
+            parts[field] = pieces, start + len(change.before)
+    for field, (pieces, end) in parts.items():
+        texts[field] = "".join([*pieces, texts[field][end:]])
+    return _rebuilt(before.text, iter(texts))
 
 
 def restore(corrupted: Corrupted[T]) -> T:

@@ -8,7 +8,7 @@ import numpy as np
 from hopfax.text import changes
 from hopfax.text.attack import AttackResult, Label, Query, Search, Victim, attack_each
 from hopfax.text.changes import Change
-from hopfax.text.log import T, draft, edited
+from hopfax.text.log import T, draft, edited, edited_text
 from hopfax.text.typos import num_changes
 
 BUGS = (changes.bug_insert, changes.bug_delete, changes.bug_swap, changes.bug_substitute)
@@ -38,7 +38,7 @@ def textbugger(
 
     Args:
         victim: The model.
-        texts: Texts as for `hopfax.text.misspell`.
+        texts: Texts as for `hopfax.text.misspell`; those without words stay as they are.
         labels: The correct labels.
         rate: Fraction of each text's words to change, in [0, 1]; see `num_changes`.
         seed: Seed of the positions of bugs, together with the row.
@@ -47,8 +47,7 @@ def textbugger(
 
     Raises:
         TypeError: If `texts` is one string.
-        ValueError: If `rate` is outside [0, 1], `seed` is negative, a text has no words, or a loss
-            is not finite.
+        ValueError: If `rate` is outside [0, 1], `seed` is negative, or a loss is not finite.
 
     Example:
         >>> import numpy as np
@@ -69,18 +68,18 @@ def textbugger(
 def _search(text: T, row: int, *, rate: float, seed: int) -> Search[T]:
     current, rng = draft(text), np.random.default_rng((seed, row))
     count = num_changes(rate, len(current.words))
-    options = [_options(current.spelling(index), rng) for index in range(len(current.words))]
+    words = [current.spelling(index) for index in range(len(current.words))]
+    options = [_options(word, rng) for word in words]
     candidates = [index for index, bugs in enumerate(options) if bugs and count]
-    removals = [Change("removal", 0, current.spelling(index), "") for index in candidates]
-    without = [edited(current, *pair).text for pair in zip(candidates, removals, strict=True)]
+    removals = [{index: Change("removal", 0, words[index], "")} for index in candidates]
+    without = [edited_text(current, removal) for removal in removals]
     clean_loss, *losses = yield Query([text, *without])
     worst, worst_loss = current, clean_loss
     for rank in np.argsort(-np.asarray(losses), kind="stable").tolist()[:count]:
         index = candidates[rank]
-        versions = [edited(current, index, change) for change in options[index]]
-        losses = yield Query([version.text for version in versions])
+        losses = yield Query([edited_text(current, {index: change}) for change in options[index]])
         best = int(np.argmax(losses))
-        current = versions[best]
+        current = edited(current, index, options[index][best])
         if losses[best] > worst_loss:
             worst, worst_loss = current, losses[best]
     return AttackResult(worst.corrupted(), float(clean_loss), float(worst_loss))

@@ -10,7 +10,7 @@ import numpy as np
 
 from hopfax.text import changes
 from hopfax.text.changes import Changes
-from hopfax.text.log import Corrupted, T, draft, edited
+from hopfax.text.log import Corrupted, T, all_edited, draft
 
 Seed = int | tuple[int, ...]
 
@@ -83,15 +83,13 @@ def num_changes(rate: float, num_words: int) -> int:
 
 
 def _corrupted(text: T, rate: float, seed: Seed, kinds: Sequence[Changes]) -> Corrupted[T]:
-    current, rng = draft(text), np.random.default_rng(seed)
-    remaining = num_changes(rate, len(current.words))
-    for index in rng.permutation(len(current.words)).tolist():
-        if not remaining:
+    clean, rng = draft(text), np.random.default_rng(seed)
+    count, chosen = num_changes(rate, len(clean.words)), {}
+    for index in rng.permutation(len(clean.words)).tolist():
+        if len(chosen) == count:
             break
-        word = current.spelling(index)
-        options = [fitting for kind in kinds if (fitting := kind(word))]
-        if options:
+        word = clean.spelling(index)
+        if options := [fitting for kind in kinds if (fitting := kind(word))]:
             of_kind = options[rng.integers(len(options))]
-            current = edited(current, index, of_kind[rng.integers(len(of_kind))])
-            remaining -= 1
-    return current.corrupted()
+            chosen[index] = of_kind[rng.integers(len(of_kind))]
+    return all_edited(clean, chosen).corrupted()

@@ -108,6 +108,8 @@ def test_a_set_of_another_task(tmp_path, name, trained, message):
     [
         ("{", r"dev\.json: not a JSON object with 'sst2' \(Expecting"),
         ("[]", r"not a JSON object with 'sst2'"),
+        ("[" * 10**5, r"not a JSON object with 'sst2' \(.*recursion"),
+        ('{"sst2": 3}', r"not a JSON object with 'sst2'"),
         ('{"rte": []}', r"not a JSON object with 'sst2'"),
         ('{"sst2": [3]}', r"sst2 row 1: expected a JSON object, got int"),
         ('{"sst2": []}', r"has no rows"),

@@ -61,10 +61,16 @@ def test_integers_have_a_range(function, arguments, names):
         (lambda: data.synthetic_split("sentiment", "dev", size=1, seed=0), "unknown split 'dev'"),
         (lambda: data.synthetic_split("sentiment", "train", size=0, seed=0), "from 1 to 100,000"),
         (lambda: data.load_task("sst2"), "sst2 requires data_dir .* with SST-2"),
+        # Names of files, not home directories.
+        (lambda: data.read_table("~none.csv"), r"no file ~none\.csv"),
+        (lambda: data.read_vocabulary("~none"), "no vocabulary at ~none"),
+        (lambda: data.read_wikitext2("~none"), "no ~none/wikitext-2"),
+        (lambda: data.read_evaluation_set("paws", "~none"), "~none itself does not exist"),
+        (lambda: data.load_task("sst2", data_dir="~none"), "~none itself does not exist"),
     ],
 )
 def test_messages(call, message):
-    with pytest.raises((ValueError, TypeError), match=message):
+    with pytest.raises((OSError, ValueError, TypeError), match=message):
         call()
 
 

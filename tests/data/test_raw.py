@@ -42,13 +42,16 @@ def test_real_sets_have_their_rows_and_labels(shared, name):
 def test_layouts(tmp_path):
     write(tmp_path, "cola", "x\t1\t\tFirst row counts.\nx\t0\t*\tSo does the second.")
     assert [row.label for row in read_split("cola", tmp_path, "train")] == [1, 0]
+    row = json.dumps({"word": "a", "sentence1": "b", "sentence2": "c", "label": True})
+    write(tmp_path, "wic", f"{row}\n\n{row}\n\n")
+    assert len(read_split("wic", tmp_path, "train")) == 2
     header = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String"
     write(tmp_path, "mrpc", f'\ufeff{header}\r\n1\t1\t2\t" Open\tquote " s\r\n')
     assert read_split("mrpc", tmp_path, "train")[0].texts == (('" Open', 'quote " s'),)
     # Only a newline ends a row, and the folder may be one level below.
     write(tmp_path / "glue_data", "sst2", "sentence\tlabel\none\u2028two\x0bthree \t0\n")
     assert read_split("sst2", tmp_path, "train")[0].texts == (("one\u2028two\x0bthree",),)
-    write(tmp_path, "stsb", "index\tsentence1\tsentence2\tscore\n0\ta\tb\t3.800\n")
+    write(tmp_path, "stsb", "index\tsentence1\tsentence2\tscore\n0\ta\tb\t3.800\n\r\n\n")
     assert read_split("stsb", tmp_path, "train")[0] == ((("a", "b"),), 3.8, 0)
 
 
@@ -81,12 +84,13 @@ def test_few_damaged_rows_of_qqp_are_dropped_but_many_are_an_error(tmp_path):
         ("sst2", "text\tlabel\nfine\t1\n", r"line 1: no column sentence in the header"),
         ("sst2", "sentence\tlabel\n", r"has no rows"),
         ("sst2", "", r"line 1: no column sentence or label"),
-        ("sst2", "sentence\tlabel\ncaf\udce9\t1\n", r"not UTF-8 at byte 18"),  # latin-1
+        ("sst2", "sentence\tlabel\ncaf\udce9\t1\n", r"UTF-8, got byte 0xe9 at 18"),  # latin-1
         ("stsb", "sentence1\tsentence2\tscore\na\tb\t5.5\n", r"line 2: label .* 5.0, got '5.5'"),
         ("stsb", "sentence1\tsentence2\tscore\na\tb\tx\n", r"line 2: label .* got 'x'"),
         ("wic", '{"word": "a"}\n', r"line 1: no 'sentence1'"),
-        ("wic", "{\n", r"line 1: not JSON"),
-        ("wic", "[]\n", r"line 1: expected a JSON object, got list"),
+        ("wic", "{\n", r"line 1, column 2: not JSON \(Expecting"),
+        ("wic", "[" * 10**5, r"line 1, column 1: not JSON \(.*recursion"),
+        ("wic", "[]\n", r"line 1, column 1: not JSON \(expected an object, got list"),
         ("wsc", '{"text": "a", "target": {"span1_text": 3}}', r"line 1: .*must be a string, got 3"),
     ],
 )

@@ -1,6 +1,8 @@
+import pickle
+
 import pytest
 
-from hopfax.data import TASKS, task
+from hopfax.data import TASKS, from_rows, task
 
 
 def test_the_thirteen_tasks_and_three_more():
@@ -12,6 +14,13 @@ def test_the_thirteen_tasks_and_three_more():
         assert [name for name, spec in TASKS.items() if spec.suite == suite] == names.split()
     outputs = {name: spec.num_outputs for name, spec in TASKS.items()}
     assert outputs == dict.fromkeys(TASKS, 2) | {"mnli": 3, "stsb": 1, "copa": 1}
+
+
+def test_tasks_can_be_pickled():
+    assert pickle.loads(pickle.dumps(TASKS)) == TASKS
+    data = from_rows(["a film", "a dull film"] * 20, ["good", "bad"] * 20)
+    copy = pickle.loads(pickle.dumps(data))
+    assert repr(copy) == repr(data) and copy.spec == data.spec
 
 
 def test_joins_of_superglue():

@@ -1,11 +1,14 @@
 import dataclasses
-import io
+import functools
+import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import tokenizers
 
 from hopfax.data import Example, WordPiece, encode, read_vocabulary
-from hopfax.data.tokenize import is_blank, text_tokenizer
+from hopfax.data.tokenize import _write_cached, is_blank, text_tokenizer
 
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "run", "##ning", "!", "[", "]", "sep")
 VOCABULARY = WordPiece(tokens=WORDS)
@@ -49,15 +52,28 @@ def test_one_score_makes_all_labels_scores():
 
 
 @pytest.mark.parametrize(
-    ("texts", "max_length", "ids"),
-    [
-        (("a a a a a a", "b c"), 8, [2, 4, 4, 4, 3, 5, 6, 3]),
-        (("a b", "c c c c c c c"), 8, [2, 4, 5, 3, 6, 6, 6, 3]),
-        ("a a a a a a", 5, [2, 4, 4, 4, 3]),
-    ],
+    "template", ["", "[CLS] $A [SEP] [SEP] $B [SEP]", "[CLS] $A [CLS]:1 $B:1", "[SEP] $B [CLS] $A"]
 )
-def test_the_longer_text_is_cut_first(texts, max_length, ids):
-    assert encode(examples(texts), VOCABULARY, max_length=max_length).ids[0, 0].tolist() == ids
+def test_threads_truncate_as_the_tokenizer_does(template):
+    tokenizer, special = text_tokenizer(VOCABULARY), [("[CLS]", 2), ("[SEP]", 3)]
+    processor = functools.partial(tokenizers.processors.TemplateProcessing, "[CLS] $A")
+    tokenizer.post_processor = processor(template, special) if template else None
+    vocabulary = WordPiece(tokens=WORDS, serialized=tokenizer.to_str())
+    sizes = itertools.product((1, 2, 7, 8, 30), (0, 1, 2, 7, 8, 30))
+    texts = [("a " * first, "b " * second) if second else "a " * first for first, second in sizes]
+    encoded = functools.partial(encode, examples(*texts), vocabulary)
+    lengths = [*range(5, 40)] * 2  # read from the cache the second time
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda length: encoded(max_length=length), lengths))
+    for length, rows in zip(lengths, results, strict=True):
+        tokenizer.enable_truncation(length, strategy="longest_first")
+        for row, ids in zip(tokenizer.encode_batch(texts), rows.ids[:, 0].tolist(), strict=True):
+            assert ids == row.ids + [0] * (len(ids) - len(row.ids))
+
+
+def test_two_long_texts_are_cut_without_all_pairs_of_their_parts():
+    ids = encode(examples(("a " * 9999, "b " * 9999)), VOCABULARY, max_length=5).ids
+    assert ids.tolist() == [[[2, 4, 3, 5, 3]]]
 
 
 def test_special_tokens_in_a_text_are_text():
@@ -68,7 +84,7 @@ def test_special_tokens_in_a_text_are_text():
 def test_arrays_are_cached_by_content(cache):
     rows = encode(examples("a b"), VOCABULARY)
     (file,) = cache.iterdir()
-    np.savez(file, ids=rows.ids + 1, lengths=rows.lengths)  # marks what is read from the file
+    _write_cached(file, (rows.ids + 1, rows.lengths))  # marks what is read from the file
     again = encode(examples("a b", labels=[5]), VOCABULARY)
     assert again.ids.tolist() == (rows.ids + 1).tolist() and again.labels.tolist() == [5]
     encode(examples("a b"), WordPiece(tokens=(*WORDS, "new")))
@@ -82,17 +98,13 @@ def test_arrays_are_cached_by_content(cache):
 def test_a_damaged_cache_file_is_replaced(cache):
     rows = encode(examples("a b"), VOCABULARY)
     (file,) = cache.iterdir()
-    content, middle = file.read_bytes(), file.read_bytes().index(b"ids.npy") + 40
-    flipped = bytes(255 - byte for byte in content[middle : middle + 30])
-    flipped = content[:middle] + flipped + content[middle + 30 :]
-    np.savez(without_lengths := io.BytesIO(), ids=rows.ids)
-    others = (b"", b"not an archive", without_lengths.getvalue())
-    for damaged in (content[: len(content) // 2], flipped, *others):
+    content = file.read_bytes()
+    places = range(0, len(content), 9)
+    flipped = [content[:at] + bytes([255 - content[at]]) + content[at + 1 :] for at in places]
+    for damaged in (b"", content[:7], content[:-1], content[32:], *flipped):
         file.write_bytes(damaged)
         assert encode(examples("a b"), VOCABULARY).ids.tolist() == rows.ids.tolist()
-        with np.load(file, allow_pickle=False) as stored:
-            np.testing.assert_array_equal(stored["ids"], rows.ids)
-        assert list(cache.iterdir()) == [file]
+        assert list(cache.iterdir()) == [file] and file.read_bytes() == content
 
 
 def test_the_folder_of_the_cache(tmp_path, monkeypatch):
@@ -103,13 +115,18 @@ def test_the_folder_of_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     encode(examples("a"), VOCABULARY)
     assert list((tmp_path / ".cache" / "hopfax").iterdir())
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # no home directory
+    monkeypatch.chdir(tmp_path)
+    encode(examples("b"), VOCABULARY)
+    assert not (tmp_path / "~").exists()
 
 
 def test_vocabulary_file(tmp_path):
     path = tmp_path / "vocab.txt"
     with pytest.raises(FileNotFoundError, match=r"no vocabulary at .*vocab\.txt"):
         read_vocabulary(path)
-    path.write_bytes("\r\n".join((*WORDS, "")).encode())
+    path.write_bytes("\r\n".join(("\ufeff" + WORDS[0], *WORDS[1:], "", "")).encode())
     assert read_vocabulary(path).tokens == read_vocabulary(tmp_path).tokens == WORDS
 
 
@@ -129,12 +146,12 @@ def test_malformed_vocabulary(tmp_path, lines, message):
 
 def test_files_and_texts_that_cannot_be_read(tmp_path):
     (tmp_path / "vocab.txt").write_bytes(b"caf\xe9\n")
-    with pytest.raises(ValueError, match=r"vocab\.txt is not UTF-8"):
+    with pytest.raises(ValueError, match=r"vocab\.txt must be encoded in UTF-8"):
         read_vocabulary(tmp_path)
     tokenizer = text_tokenizer(VOCABULARY)
     tokenizer.post_processor = None
     bare = WordPiece(tokens=VOCABULARY.tokens, serialized=tokenizer.to_str())
-    with pytest.raises(ValueError, match=r"'\\x00' has no tokens"):
+    with pytest.raises(ValueError, match=r"text 8 has no tokens: \(\('\\x00',\),\)"):
         encode(examples("a", "\0"), bare, cached=False)
     with pytest.raises(ValueError, match="text 8 has a character that is not valid Unicode"):
         encode(examples("a", ("b", "\ud800")), VOCABULARY)

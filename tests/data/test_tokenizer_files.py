@@ -183,6 +183,17 @@ def test_the_cache_depends_on_the_tokenizer(tmp_path, cache):
     assert len(list(cache.iterdir())) == 3
 
 
+WORD_LEVEL = {"type": "WordLevel", "vocab": {"[PAD]": 0, "a": 2**31}, "unk_token": "[PAD]"}
+
+
+def test_a_pattern_that_fails_is_an_error(tmp_path):
+    pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated"}
+    model = WORD_LEVEL | {"vocab": {"[PAD]": 0}}
+    write(tmp_path, tokenizer_json={"model": model, "pre_tokenizer": pattern | {"invert": False}})
+    with pytest.raises(ValueError, match=r"the tokenizer cannot read the texts: .*limit"):
+        tokens_of(read_tokenizer(tmp_path), "a" * 40 + "b")
+
+
 NO_TOKENIZER = r"has no tokenizer\.json, no vocab\.txt, and not both vocab\.json and merges\.txt"
 
 
@@ -205,14 +216,17 @@ def test_missing_tokens_that_are_not_padding_are_a_warning(tmp_path, size, warns
         ({"merges_txt": MERGES}, NO_TOKENIZER),
         ({"tokenizer_json": '{"version": "1.0"'}, r"tokenizer\.json is not a JSON file"),
         ({"tokenizer_json": {"version": "1.0"}}, r"cannot read tokenizer\.json in .*: Model"),
+        (
+            {"tokenizer_json": {"model": WORD_LEVEL}},
+            r"must be below 4194304 .*: None\), but 'a' of tokenizer\.json has id 2147483648",
+        ),
         ({"vocab_txt": "a\nb"}, r"vocab\.txt lacks \[PAD\]"),
         ({"vocab_json": {"a": 0}, "merges_txt": MERGES}, r"cannot read vocab\.json and merges"),
         ({"vocab_json": "{", "merges_txt": MERGES}, r"cannot read vocab\.json and merges"),
         ({"config_json": "{"}, r"config\.json is not a JSON file: Expecting"),
         (
             {"vocab_txt": "\n".join(BERT), "config_json": {"vocab_size": 11}},
-            r"token ids must be below the vocab_size 11 of .*config\.json, but 'é' of vocab\.txt "
-            "has id 11",
+            r"must be below 11 \(.*config\.json: 11\), but 'é' of vocab\.txt has id 11",
         ),
         (
             {"vocab_txt": "\n".join(BERT), "config_json": {"vocab_size": 20}},

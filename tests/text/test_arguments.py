@@ -38,8 +38,7 @@ def attack(method=text.hotflip, **changes):
             for method in (text.textbugger, text.hotflip)
             for changes, message in (
                 ({"texts": FILM}, "texts must be a list of texts, got one string: 'a fine film'"),
-                ({"texts": [FILM, "1999"]}, "texts must have words to attack, got '1999' in row 1"),
-                ({"texts": [FILM, ""], "rows": [4, 8]}, "got '' in row 8"),
+                ({"texts": [FILM, None]}, "a text must be a string, .*, got NoneType"),
                 ({"labels": [1]}, "got 2 texts, 1 labels and 2 rows"),
                 ({"rows": [1]}, "got 2 texts, 2 labels and 1 rows"),
                 ({"batch_size": 2.5}, "batch_size must be an integer >= 1, got 2.5"),

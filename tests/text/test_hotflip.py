@@ -183,6 +183,8 @@ def test_the_cache_saves_work_and_changes_no_result(monkeypatch):
     expected, cache = edits(None), {}
     assert tokenized and edits(cache) == expected and tokenized
     assert edits(cache) == expected and not tokenized
+    emptied = type("Emptied", (dict,), {"__setitem__": lambda *_: None})  # by another thread
+    assert edits(emptied()) == expected
     assert set(cache) == set(WORDS)
     # Too many words empty the cache.
     monkeypatch.setattr(sys.modules["hopfax.text.hotflip"], "_MAX_CACHED", len(cache))

@@ -80,6 +80,13 @@ def test_texts_of_a_batch_share_calls():
     assert sum(len(each) for _, each in many.calls) == sum(len(each) for _, each in few.calls)
 
 
+@pytest.mark.parametrize("method", [text.textbugger, text.hotflip])
+def test_texts_without_words_stay_and_the_others_change(method):
+    results = method(Bag(seed=0).victim(), ["1999", CLEAN, ""], [1, 1, 1], rate=0.2)
+    assert [bool(result.corrupted.edits) for result in results] == [False, True, False]
+    assert results[0] == (("1999", (), 0, 0), *[Bag(seed=0).one_loss("1999", 1)] * 2)
+
+
 def test_pairs_and_choices():
     pair = ("the actors are wonderful", "the story drags badly")
     (result,) = attack(Bag(seed=3), [pair], rate=0.25)
