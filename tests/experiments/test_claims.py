@@ -12,7 +12,13 @@ from experiments import gaussian, report, scorecard, tidy
 from experiments.memory import trained
 from experiments.models import VARIANTS
 from experiments.noise_stability import arms, encoder, grokking, training
-from experiments.robertha import attribution, fine_tuning, hyperparameters, robustness
+from experiments.robertha import (
+    adversarial,
+    attribution,
+    fine_tuning,
+    hyperparameters,
+    robustness,
+)
 from experiments.runs import Job
 
 SEEDS = (1, 2, 3)
@@ -225,6 +231,23 @@ def test_noise_has_a_short_label():
     labels = [gaussian.noise_label("matched", level) for level in levels]
     assert labels == ["clean", "+6 dB", "0 dB", "−0.2 dB", "−14 dB"]
     assert gaussian.noise_label("sigma", 0.5) == "σ 0.5"
+
+
+def test_figures_that_our_data_contradict_have_a_verdict():
+    lines = {line[0]: line[1:4] for line in scorecard.noise_stability()}
+    _, measured, said = lines["Transformers with γ = 1 dampen stability weakly (from 0.5)"]
+    assert measured.startswith("0.0013 ") and said == "does not hold"
+    paper, measured, said = lines["A few tokens have at least a tenth of the influence"]
+    assert paper.startswith("5 to 10 of 256") and measured.startswith("0 on uniform tokens")
+    assert said == "does not hold"
+
+
+def test_adversarial_sets_are_judged_on_unseen_texts_and_comparable_scores():
+    page = adversarial.page(scorecard.RESULTS / "adversarial/qnli")
+    assert "0 of 2 accuracies are significantly above" in page.answer  # 80 of 148 rows are known
+    page = adversarial.page(scorecard.RESULTS / "adversarial/qqp")
+    papers = {line[0]: line[-1] for line in page.tables[0].rows if line[1] == "Robertha"}
+    assert papers == {"QQP": "", "AdvQQP": "51.8", "PAWS": ""}
 
 
 def test_few_test_rows_widen_the_interval_of_a_claim():
