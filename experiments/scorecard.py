@@ -666,7 +666,7 @@ def page() -> report.Page:
             report.Table(
                 ["where", "printed", "recomputed"],
                 ERRATA,
-                "**Errata.** Figures of the papers that do not follow from their own tables.",
+                "**Errata.** Numbers of the papers that do not follow from their own tables.",
             ),
             all_pages(),
         ],
