@@ -12,13 +12,7 @@ from experiments import gaussian, report, scorecard, tidy
 from experiments.memory import trained
 from experiments.models import VARIANTS
 from experiments.noise_stability import arms, encoder, grokking, training
-from experiments.robertha import (
-    adversarial,
-    attribution,
-    fine_tuning,
-    hyperparameters,
-    robustness,
-)
+from experiments.robertha import adversarial, attribution, fine_tuning, hyperparameters, robustness
 from experiments.runs import Job
 
 SEEDS = (1, 2, 3)
@@ -205,20 +199,6 @@ def test_models_that_did_not_learn_their_task_are_named():
     assert text.startswith(
         "**No verdict on a lead: Robertha did not learn SST-2.** Robertha against"
     )
-
-
-@pytest.mark.parametrize(
-    ("barely", "start"),
-    [
-        ({}, ""),
-        ({"RTE": ""}, "**Some models learn CoLA and WiC; no model learns the other task.**"),
-        ({"RTE": "", "WiC": ""}, "**Some models learn CoLA; no model learns the other 2 tasks.**"),
-        ({"CoLA": "", "RTE": "", "WiC": ""}, "**No task is learned**"),
-    ],
-)
-def test_a_page_of_several_tasks_opens_with_those_that_are_learned(barely, start):
-    text = robustness.learned(["CoLA", "RTE", "WiC"], barely)
-    assert text.startswith(start) and bool(text) == bool(start)
 
 
 @pytest.mark.parametrize(("parameter", "value"), [("esr_target", 0.1), ("beta", 100.0)])

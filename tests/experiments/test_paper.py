@@ -3,6 +3,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from experiments import paper
@@ -48,15 +49,12 @@ def test_scores(title, model, level, corruption, expected):
     np.testing.assert_equal(paper_score(title, model, level, corruption=corruption), expected)
 
 
-def test_robertha_leads_on_seven_sets_of_table_11():
+def test_robertha_leads_on_seven_of_the_nine_sets_of_table_11():
     """The text says eight."""
-    sets = ("SST-2", "MNLI", "MNLI-mm", "RTE", "QNLI", "QQP")
-    sets = (*(f"Adv{each}" for each in sets), "PAWS", "PAWS-X-en", "PAWS-X-de")
-    ours, *others = (
-        np.array([paper_score(each, model, corruption="none") for each in sets])
-        for model in ("Robertha", "FreeLB", "DataAugment")
-    )
-    assert (ours > np.max(others, axis=0)).sum() == 7
+    table = pd.read_csv(Path(paper.__file__).with_name("paper_scores.csv"))
+    table = table[table.table == "table11"].pivot(index="task", columns="model", values="mean")
+    leads = table.Robertha > table[["FreeLB", "DataAugment"]].max(axis=1)
+    assert (leads.sum(), len(leads)) == (7, 9)
 
 
 def test_table_27_has_another_fit_than_printed():
