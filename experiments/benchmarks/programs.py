@@ -27,7 +27,7 @@ from hopfax.train.step import make_chunk
 VOCAB_SIZE, MAX_LENGTH = 30522, 128  # bert-base-uncased's; what the paper pads to
 # Lengths of SST-2's training rows in tokens, including [CLS] and [SEP], with their counts.
 LENGTHS = Path(__file__).with_name("sst2_lengths.csv")
-# Section 4.1 of the paper; `num_heads` is part of a preset in hopfax.
+# The paper's; `num_heads` is part of a preset in hopfax.
 SIZES: dict[str, dict[str, int]] = {
     "base": {"width": 128, "num_layers": 2, "ff_width": 512, "num_heads": 2},
     "large": {"width": 768, "num_layers": 12, "ff_width": 3072, "num_heads": 12},

@@ -108,9 +108,7 @@ def page(
 
     `answer` precedes the comparison of steps; `tables` are further ones of the experiment.
     """
-    arms, settings = read_arms(folder), read_config(folder)
-    target = settings["plan"]["target"]
-    split = "training" if settings["config"].get("target_on") == "train" else "validation"
+    arms, target = read_arms(folder), read_config(folder)["plan"]["target"]
     baselines = {arm.task: arm for arm in arms if arm.name == BASELINE}
     by_task = "task" if len(baselines) > 1 else None
     answers, rows, marks, ahead = [], [], [], []
@@ -127,7 +125,7 @@ def page(
         ]
         rows.append([TASKS[arm.task], *line] if by_task else line)
         if arm.name == REGULARIZED:
-            answers.append(verdict(arm, baseline, f"{100 * target:g} % {split} accuracy"))
+            answers.append(verdict(arm, baseline, f"{100 * target:g} % validation accuracy"))
         for unit, (mean, low, high) in savings.items() if compared else ():
             known = unit == "steps" and arm.name == REGULARIZED
             paper = PAPER.get(arm.task, np.nan) if known else np.nan
@@ -176,7 +174,7 @@ def page(
             report.Table(
                 columns,
                 rows,
-                f"Training steps until a run first reaches {100 * target:g} % {split} accuracy. "
+                f"Training steps until a run first reaches {100 * target:g} % validation accuracy. "
                 f"The longest run took {longest(arms)} steps.",
             ),
             *_sweeps(folder),

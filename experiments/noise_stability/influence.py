@@ -2,7 +2,7 @@
 
 Paper: Haris, Zhang and Yoshida (2026), Figures 1, 7 and 8. Claims: in pretrained transformers the
 geometric influence of a token is a U-shaped function of its position, in the output, the layers and
-the heads; and a few tokens have most of the influence, as in a junta.
+the heads; and 5 to 10 of 256 tokens have at least a tenth of the total influence, as in a junta.
 
 Command: `python -m experiments influence --pretrained FOLDER --text-file FILE`. FOLDER has a BERT,
 RoBERTa, GPT-2 or Gemma-2 in the Hugging Face layout; FILE is plain text, such as
@@ -50,7 +50,8 @@ PROJECTIONS = 8  # random directions in which the output's derivative is taken
 LAYER_PROJECTIONS = 4  # of a layer's; a head has one
 MOST = 0.9  # share of the influence whose tokens are counted
 SLIGHT, WEAK = 1.1, 1.5  # ratios of an end to the middle that are no shape, and a weak one
-PAPER_TOKENS = (5, 10)  # of 256 that the paper finds influential
+INFLUENTIAL = 0.1  # share of the influence from which the paper counts a token
+PAPER_TOKENS = (5, 10)  # of 256 that have it in the paper
 JUNTA = "tokens"  # metric: how many have `MOST` of the influence
 UNIFORM, TEXT = "uniform tokens", "real text"
 PARTS = {
@@ -351,6 +352,18 @@ def juntas(frame: pd.DataFrame) -> pd.DataFrame:
     return tidy.summarize(counts.groupby(keys, sort=False)["score"].mean().reset_index())
 
 
+def influential(frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns how many positions have `INFLUENTIAL` of the influence on a trained model's output.
+
+    By `corruption`, `count` and the `largest` share of one position; shares are means over texts.
+    """
+    rows = frame[(frame.metric == "relative influence") & (frame.model == "trained")]
+    by_kind = rows.groupby("corruption", sort=False).score
+    shares = (rows.score / by_kind.transform("sum")).groupby(rows.corruption, sort=False)
+    counts = shares.agg(lambda share: (share >= INFLUENTIAL).sum())
+    return pd.DataFrame({"count": counts, "largest": shares.max()})
+
+
 def by_layer(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns the ratios of both ends to the middle for the states of every layer and its heads.
 
@@ -433,6 +446,7 @@ def page(folder: Path) -> Page:
         for (kind, weights), rows in table.groupby(["corruption", "weights"], sort=False)
     ]
     counts = {(row.corruption, row.weights): row for _, row in juntas(frame).iterrows()}
+    tenths = influential(frame)
     inner = by_layer(frame)
     num_tokens = int(curves.level.max()) + 1
     answer = []
@@ -448,9 +462,11 @@ def page(folder: Path) -> Page:
         )
         if layers := curved_layers(inner, kind):
             answer.append(f"The states of layers {report.joined(layers)} have a U-shape.")
-        count = counts[kind, "trained"]["mean"]
+        count, tenth = counts[kind, "trained"]["mean"], tenths.loc[kind]
         answer.append(
-            f"{100 * MOST:g} % of the influence is on {count:.0f} of {num_tokens} tokens."
+            f"{tenth['count']:.0f} of {num_tokens} tokens have at least a tenth of the influence "
+            f"(largest share: {100 * tenth.largest:.1f} %). {100 * MOST:g} % of the influence is "
+            f"on {count:.0f} tokens."
         )
     notes = [
         "U-shape: both ends of a text (5 % each) have more influence than the middle half, with "
@@ -461,7 +477,8 @@ def page(folder: Path) -> Page:
         f"Texts of {num_tokens} tokens, {int(curves.num_examples.max())} of each kind; uniform "
         "tokens are drawn uniformly from the vocabulary. Brackets: "
         "95 % intervals over texts. Ends: without special tokens.",
-        f"The paper observes {PAPER_TOKENS[0]} to {PAPER_TOKENS[1]} influential tokens of 256.",
+        f"The paper observes {PAPER_TOKENS[0]} to {PAPER_TOKENS[1]} of 256 tokens with at least a "
+        "tenth of the total influence; more than 10 cannot have it.",
         f"Random weights, layers and heads are measured on {int(curves.num_examples.min())} texts "
         "of each kind; layers and heads use one draw of random weights.",
         f"U-shape of a head: both ends have over {SLIGHT:g} times the middle's influence, and both "

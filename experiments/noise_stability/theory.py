@@ -69,7 +69,7 @@ BUDGETS = {
 }
 RHOS = (-0.9, -0.5, 0.0, 0.25, 0.5, 0.75, 0.9, 0.99)
 START = 0.5  # correlation of deep networks' inputs
-MAP_TOKENS, MAP_RHO = 12, 0.9
+MAP_TOKENS, MAP_RHO = 12, 0.01
 PROCESSES = ((0.0, 1.0, 1.0), (1.0, 1.0, 0.5), (-1.0, 2.0, 1.5))  # μ, σ, α
 BOUNDS = (0.05, 0.1, 0.15, 0.2, 0.25)  # of the inputs' entries
 BOUND_TOKENS, BOUND_WIDTH = 4, 2
@@ -88,7 +88,7 @@ AGREEMENT = f"within {WITHIN} standard errors or {100 * CLOSE:g} %"
 PANELS = {
     "attention": Panel("Figure 2: single-layer attention", "ρ", "stability"),
     "maps": Panel(
-        "Figure 3: attention maps at ρ = 0.9", "query", "key of most weight", connected=False
+        "Figure 3: attention maps at ρ = 0.01", "query", "key of most weight", connected=False
     ),
     "depth": Panel("Figure 4: deep ReLU MLP from ρ = 0.5", "layer", "stability, correlation"),
     "relu": Panel("Figure 9: ReLU and its approximation", "ρ", "stability"),

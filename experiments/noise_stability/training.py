@@ -14,7 +14,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,8 +40,6 @@ EPOCHS_PER_CALL = 10
 CHECKPOINT_SECONDS = 60.0
 ADAM = optax.scale_by_adam()
 PLATEAU = optax.contrib.reduce_on_plateau(factor=0.8, patience=10)  # Table 2
-
-Split = Literal["train", "validation"]
 
 
 class Rows(NamedTuple):
@@ -86,7 +84,7 @@ class Static(NamedTuple):
         stabilize: Sign of the penalty, Definition 6.1's S.
         share: Share of a batch's rows that the penalty uses.
         every: Number of steps between two steps with the penalty.
-        monitor: Loss that `PLATEAU` watches; None for a constant learning rate.
+        plateau: Whether `PLATEAU` of the validation loss lowers the learning rate (Appendix J.1).
     """
 
     batch_size: int
@@ -94,7 +92,7 @@ class Static(NamedTuple):
     stabilize: bool = True
     share: float = 1.0
     every: int = 1
-    monitor: Split | None = "train"
+    plateau: bool = True
 
 
 class Epoch(NamedTuple):
@@ -137,7 +135,7 @@ class Problem(NamedTuple):
         seeds: `(runs,)`.
         num_tokens: Vocabulary size.
         epochs: Maximum number of epochs.
-        target: Accuracy to reach, in [0, 1], on `target_on`.
+        target: Validation accuracy to reach, in [0, 1].
         evaluate: `evaluate(network, train, validation, test)` of each run at its end.
     """
 
@@ -151,7 +149,6 @@ class Problem(NamedTuple):
     num_tokens: int
     epochs: int
     target: float
-    target_on: Split = "validation"
     evaluate: Evaluate = test_accuracy
 
     @property
@@ -161,8 +158,7 @@ class Problem(NamedTuple):
 
     def reached(self, history: Epoch) -> np.ndarray:
         """`(runs,)` epochs, counted from 1, until the target accuracy; inf for never."""
-        validation = self.target_on == "validation"
-        met = (history.accuracy if validation else history.train_accuracy) >= self.target
+        met = history.accuracy >= self.target
         return np.where(met.any(axis=0), met.argmax(axis=0) + 1.0, np.inf)
 
 
@@ -253,7 +249,7 @@ def train_arm(
         "numbers": {name: each.tolist() for name, each in job.numbers._asdict().items()},
         "seeds": problem.seeds.tolist(),
         "epochs": problem.epochs,
-        "target": [problem.target, problem.target_on],
+        "target": problem.target,
         "rows": digest.hexdigest()[:16],
     }
     name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
@@ -410,9 +406,8 @@ def train_epochs(
         measured = model.apply(params, train, validation, for_noise, num_tokens, method=_measure)
         result = Epoch(train_loss=jnp.mean(tasks), scale=state.plateau.scale, **measured)
         lowered = state.plateau
-        if static.monitor is not None:
-            watched = result.train_loss if static.monitor == "train" else result.loss
-            _, lowered = PLATEAU.update({}, lowered, value=watched)
+        if static.plateau:
+            _, lowered = PLATEAU.update({}, lowered, value=result.loss)
         return State(params, moments, lowered), result
 
     # The step is common to all runs, so that what happens every k-th step is a branch.

@@ -1,7 +1,7 @@
 """Which change from TinyBERT to Robertha adds how many points under noise?
 
 Paper: Podasca and Das (2026), Tables 2 and 3. Claim: iteration and ESR make the difference of some
-12 points between TinyBERT and Robertha at σ = 0.5 (GLUE average).
+11 points between TinyBERT and Robertha at σ = 0.5 (GLUE average).
 
 Command: `python -m experiments attribution --task cola --data-dir DIR --vocab DIR/vocab.txt`, or
 without flags on the embedded tasks. Models that `robustness` has trained with the same flags are

@@ -49,7 +49,7 @@ def gaussian_noise(
         2.0
 
     References:
-        Robertha, section 4 and Eq. 6 (which omits the dimension).
+        Robertha, section 3, Eqs. 5 and 6 (which omits the dimension).
     """
     signal = _signal(signal)
     check_key(key)

@@ -121,6 +121,10 @@ def test_tokens_with_most_of_the_influence_are_counted():
     junta[[3, 17]] = 10.0
     counts = influence.parts(np.stack([flat, junta]), special=(1, 1))[influence.JUNTA]
     assert counts.tolist() == [36, 2]
+    table = influence.positions(np.stack([junta, junta]), special=(1, 1))
+    table = table.assign(model="trained", corruption="uniform tokens")
+    (tenth,) = influence.influential(table).itertuples()
+    assert tenth.count == 2 and tenth.largest == pytest.approx(10 / 20.38)
 
 
 def results(folder, ends, noise=0.01) -> report.Page:

@@ -29,6 +29,20 @@ def test_baselines_guess_the_commonest_word_and_follower():
     assert accuracy == {"commonest word": 50, "commonest follower": 100}
 
 
+def test_the_plateau_and_the_target_are_of_the_validation_rows(tmp_path):
+    """As in Appendix J.1; the training loss falls throughout."""
+    setting = replace(grokking.BUDGETS["smoke"].settings["addition"], epochs=40, plateau=True)
+    problem = grokking.make_problem("addition", setting, np.arange(2))
+    history, _ = training.train_arm(tmp_path, grokking.make_job(problem, setting, "baseline", {}))
+    plateau, scales = training.PLATEAU.init(None), []
+    for loss in history.loss[:, 0]:
+        scales.append(float(plateau.scale))
+        _, plateau = training.PLATEAU.update({}, plateau, value=loss)
+    np.testing.assert_allclose(history.scale[:, 0], scales, rtol=1e-6)
+    assert scales[-1] < 1
+    assert np.isinf(problem.reached(history._replace(train_accuracy=np.ones((40, 2))))).all()
+
+
 def test_the_penalty_raises_agreement_and_its_negative_lowers_it(tmp_path):
     setting = replace(grokking.BUDGETS["smoke"].settings["addition"], epochs=30, gamma=1.0)
     problem, ends = grokking.make_problem("addition", setting, np.arange(2)), []
