@@ -24,7 +24,7 @@ from hopfax.checks import (
     is_traced,
     real_type,
 )
-from hopfax.hopfield.retrieval import matmul
+from hopfax.hopfield.retrieval import exponentials, matmul
 
 Patterns = Float[Array, "patterns width"]
 Mask = Bool[Array, " patterns"] | None
@@ -670,7 +670,6 @@ class _Running(NamedTuple):
     """Softmax-weighted sums over the blocks so far, in units of exp(most)."""
 
     most: Array
-    score: Array  # of the best pattern: `most` with its gradient
     index: Array
     total: Array
     gain: Array
@@ -691,7 +690,7 @@ def _posterior(
     count, dtype = len(patterns), bias.dtype
     block_size = BLOCK if block_size is None else block_size
     check_count(1, block_size=block_size)
-    size = min(block_size, count)
+    size, least = min(block_size, count), jnp.finfo(dtype).min / 2
 
     @jax.checkpoint
     def step(running: _Running, number: Array) -> tuple[_Running, None]:
@@ -699,18 +698,19 @@ def _posterior(
         first = jnp.minimum(number * size, count - size)
         priors = jax.lax.dynamic_slice_in_dim(bias, first, size)
         rows = _cleared(jax.lax.dynamic_slice_in_dim(patterns, first, size), priors)
-        fresh = first + jnp.arange(size) >= number * size
+        possible = (first + jnp.arange(size) >= number * size) & ~jnp.isneginf(priors)
         scores, gains = logits(rows)
-        scores += jnp.where(fresh, priors, -jnp.inf)
+        scores = jnp.where(possible, scores + jnp.where(possible, priors, 0), least)
         best = _first_maximum(scores)
-        top = jax.lax.stop_gradient(jnp.max(scores))
-        better, most = top > running.most, jnp.maximum(running.most, top)
-        shift = jnp.where(jnp.isfinite(most), most, 0)
-        weights, decay = jnp.exp(scores - shift), jnp.exp(running.most - shift)
+        top = _maximum(scores, best)
+        better = top > running.most
+        most = jnp.where(better, top, running.most)
+        weights = exponentials(scores - most, better & (jnp.arange(size) == best))
+        weights = jnp.where(possible, weights, 0)
+        decay = jnp.exp(running.most - most)
         gained = weights if gains is None else weights * gains
         return _Running(
             most=most,
-            score=jnp.where(better, scores[best], running.score),
             index=jnp.where(better, first + best, running.index).astype(jnp.int32),
             total=decay * running.total + jnp.sum(weights),
             gain=decay * running.gain + jnp.sum(gained),
@@ -718,16 +718,27 @@ def _posterior(
         ), None
 
     zero, none = jnp.zeros((), dtype), jnp.zeros((), jnp.int32)
-    start = _Running(zero - jnp.inf, zero, none, zero, zero, jnp.zeros(patterns.shape[1], dtype))
+    start = _Running(zero + least, none, zero, zero, jnp.zeros(patterns.shape[1], dtype))
     if size == count:
         running, _ = step(start, none)
     else:
         running, _ = jax.lax.scan(step, start, jnp.arange(-(-count // size)))
     possible = running.total != 0  # also where it is nan
     total = jnp.where(possible, running.total, 1)
-    probability = jnp.exp(running.score - jnp.where(possible, running.most, 0)) / total
-    probability = jnp.where(possible, probability, 0)
+    probability = jnp.where(possible, 1 / total, 0)
     return Denoised(running.value / total, running.index, probability), running.gain / total
+
+
+@jax.custom_jvp
+def _maximum(scores: Array, best: Array) -> Array:
+    """Returns the maximum, with the derivative of the score at the index `best`.
+
+    Relative to it, that score has derivative 0: no rounding error remains where it dominates.
+    """
+    return jnp.max(scores)
+
+
+_maximum.defjvp(lambda primals, tangents: (_maximum(*primals), tangents[0][primals[1]]))
 
 
 def _first_maximum(scores: Array) -> Array:
