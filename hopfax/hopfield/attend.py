@@ -61,6 +61,7 @@ def attend(
     mask: Bool[Array, " keys"] | None = None,
     tol: float | Float[Array, ""] | Float[Array, " queries"] = 1e-4,
     max_steps: int = 50,
+    min_steps: int = 2,
     gradient: Gradient = "implicit",
     stop: Stop = "relative",
     adjoint_max_steps: int = 1000,
@@ -80,6 +81,8 @@ def attend(
             of exactly zero. If no key is real, the result is zero.
         tol: See `hopfax.hopfield.retrieve`; one number or one per query.
         max_steps: Maximum number of updates; 0 is softmax attention.
+        min_steps: Updates before this one never count as convergence. At 1, as in Eq. 8, states are
+            iterated: scores do not tell how far the first update moves.
         gradient: `"implicit"` or `"unrolled"`.
         stop: `"relative"` or `"absolute"` change of the state.
         adjoint_max_steps: See `hopfax.hopfield.retrieve`.
@@ -125,14 +128,14 @@ def attend(
     beta = check_beta(beta, dtype)
     scores = product(queries, keys.T)
     tol = jnp.broadcast_to(jnp.asarray(tol, dtype), (len(queries),))
-    by_scores = max_steps > 0 and len(keys) < 2 * keys.shape[1]
+    by_scores = max_steps > 0 and min_steps > 1 and len(keys) < 2 * keys.shape[1]
     if by_scores:  # together with the weights that produced them, zeros at the start
         params, start = (product(keys, keys.T), beta, mask), (scores, jnp.zeros_like(scores))
         step, change, scores_map = _weighted, _change_of_scores, _through_gram
     else:
         params, start = (keys.astype(dtype), beta, mask), queries.astype(dtype)
         step, change, scores_map = update_unchecked, _change_of_states, _through_states
-    options = {"max_steps": max_steps, "min_steps": 2, "stop": partial(change, stop)}
+    options = {"max_steps": max_steps, "min_steps": min_steps, "stop": partial(change, stop)}
 
     def search(params: Params, start: Any, tol: Array) -> FixedPoint:
         state = fixed_point(step, params, start, tol=tol, gradient=gradient, **options)
