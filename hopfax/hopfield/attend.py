@@ -130,7 +130,9 @@ def attend(
     product = partial(matmul, preferred_element_type=dtype)
     beta = check_beta(beta, dtype)
     scores = product(queries, keys.T)
-    tol = jnp.broadcast_to(jnp.asarray(tol, dtype), (len(queries),))
+    tol = jnp.asarray(tol, dtype)
+    if tol.ndim:
+        check_shapes(queries=(queries, "queries width"), tol=(tol, "queries"))
     by_scores = max_steps > 0 and min_steps > 1 and len(keys) < 2 * keys.shape[1]
     if by_scores:  # together with the weights that produced them, zeros at the start
         params, start = (product(keys, keys.T), beta, mask), (scores, jnp.zeros_like(scores))
@@ -149,10 +151,10 @@ def attend(
     def settle(params: Params, scores: Array, tol: Array) -> Array:
         return at_fixed_point(scores_map, params, scores, tol=tol, max_steps=adjoint_max_steps)
 
-    each = (None, None, 0 if by_query else None), 0, 0
+    each = (None, None, 0 if by_query else None), 0, 0 if tol.ndim else None
     if max_steps == 0:
         count = jnp.zeros(len(queries), jnp.int32)
-        retrieved = FixedPoint(scores, count, jnp.zeros_like(tol), count == 0)
+        retrieved = FixedPoint(scores, count, jnp.zeros(len(queries), dtype), count == 0)
     elif gradient == "unrolled":
         retrieved = jax.vmap(search, each)(params, start, tol)
     else:

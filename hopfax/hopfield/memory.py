@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from hopfax.checks import (
     check_count,
@@ -24,6 +24,7 @@ from hopfax.checks import (
     is_traced,
     real_type,
 )
+from hopfax.fixed_point import zero_of
 from hopfax.hopfield.retrieval import exponentials, matmul
 
 Patterns = Float[Array, "patterns width"]
@@ -155,7 +156,7 @@ def denoise(
         norms = jnp.sum(jnp.square(rows.astype(noisy.dtype)), axis=1)
         return _log_likelihood(noisy, _product(noisy, rows.T), norms, sigma), None
 
-    return _posterior(logits, patterns, bias, block_size)[0]
+    return _posterior(logits, noisy, patterns, bias, block_size)[0]
 
 
 def denoise_normalized(
@@ -223,7 +224,7 @@ def denoise_normalized(
         norms += 2 * matmul(squared * offset, rows.T) + jnp.sum(squared * jnp.square(offset))
         return _log_likelihood(query, inner, jnp.square(gains) * norms, sigma), gains
 
-    posterior, gain = _posterior(logits, centered, prior)
+    posterior, gain = _posterior(logits, (query, offset), centered, prior)
     value = bias * (posterior.probability > 0) + scale * (posterior.value + gain * offset)
     return posterior._replace(value=value)
 
@@ -678,14 +679,15 @@ class _Running(NamedTuple):
 
 def _posterior(
     logits: Callable[[Array], tuple[Array, Array | None]],
+    closed_over: PyTree,
     patterns: Array,
     bias: Array,
     block_size: int | None = None,
 ) -> tuple[Denoised, Array]:
     """Posterior from log-priors and from logits of one block of patterns at a time.
 
-    `logits` also returns gains, None for 1. The posterior's value is the mean of gain times
-    pattern, and the last result is the mean gain.
+    `logits`, which closes over arrays, also returns gains, None for 1. The posterior's value is the
+    mean of gain times pattern, and the last result is the mean gain.
     """
     count, dtype = len(patterns), bias.dtype
     block_size = BLOCK if block_size is None else block_size
@@ -717,8 +719,9 @@ def _posterior(
             value=decay * running.value + _product(gained, rows),
         ), None
 
-    zero, none = jnp.zeros((), dtype), jnp.zeros((), jnp.int32)
-    start = _Running(zero + least, none, zero, zero, jnp.zeros(patterns.shape[1], dtype))
+    none = zero_of((closed_over, patterns, bias))
+    zero = none.astype(dtype)
+    start = _Running(zero + least, none, zero, zero, jnp.full(patterns.shape[1], zero))
     if size == count:
         running, _ = step(start, none)
     else:

@@ -202,7 +202,8 @@ def estimate_pairs(
     scalars = _Moments(*[jnp.zeros(())] * len(_Moments._fields))
     scalars = scalars._replace(untied=jnp.zeros((), int))  # a float sum of thousands is rounded
     shapes = jax.eval_shape(merge, 0, scalars)
-    start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    # Under `shard_map`, zeros like these vary over the axes of the mesh that the moments vary over.
+    start = jax.tree.map(lambda leaf: jax.lax.full_like(leaf, 0), shapes)
     # Recomputed in the backward pass, which then keeps only a few numbers of each batch.
     step = jax.checkpoint(merge)
     moments = jax.lax.fori_loop(0, full + (num_samples % batch_size > 0), step, start)
