@@ -92,10 +92,8 @@ class SoftmaxAttention(Layer):
         _check_heads(width, num_heads)
         check_range(0, 1, ends="[)", dropout=dropout)
         self.num_heads, self.causal, self.dropout = num_heads, causal, dropout
-        self.query = linear(width, width, rngs=rngs)
-        self.key = linear(width, width, rngs=rngs)
-        self.value = linear(width, width, rngs=rngs)
-        self.out = linear(width, width, rngs=rngs)
+        project = partial(linear, width, width, rngs=rngs)
+        self.query, self.key, self.value, self.out = (project() for _ in range(4))
 
     def __call__(self, x: Tokens, mask: AnyMask | None = None, *, key: Key = None) -> Tokens:
         """Returns new token vectors, with dropout if a key is given."""

@@ -5,7 +5,7 @@ added at the sites.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -386,16 +386,9 @@ class Encoder(Layer):
     def _walk(self, embeddings: Tokens, mask: Mask, types: TokenTypes) -> Any:
         """Yields every layer with its input and output."""
         values = self._start(embeddings, mask, types)
-        for number, block in enumerate(self._layers()):
-            x = self._add_step(values, number)
-            values = block(x, mask).values
+        for block in self.blocks:
+            x, values = values, block(values, mask).values
             yield block, x, values
-
-    def _layers(self) -> Sequence[Block]:
-        return self.blocks
-
-    def _add_step(self, x: Tokens, number: int | Array) -> Tokens:
-        return x
 
     @property
     def stores_padding(self) -> bool:

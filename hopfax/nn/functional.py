@@ -16,7 +16,7 @@ Method = str | Callable[..., Any]
 
 
 class _Signature:
-    """The signature of a class's constructor; instances have that of their `__call__`."""
+    """The signature of a constructor; instances have that of their `__call__`."""
 
     def __get__(self, instance: Any, owner: type) -> inspect.Signature:
         if instance is not None:

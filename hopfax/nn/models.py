@@ -139,13 +139,9 @@ def tinybert(
 def universal_bert(
     vocab_size: int, num_outputs: int, *, num_heads: int = 2, **options: Any
 ) -> Functional[Encoder]:
-    """Returns a Universal Transformer of TinyBERT's shape, as `tinybert` does.
+    """Returns a Universal Transformer of TinyBERT's shape.
 
-    Args:
-        vocab_size: Number of token ids.
-        num_outputs: Classes, or 1 for regression and for scoring choices.
-        num_heads: Number of attention heads.
-        **options: Options of `UniversalEncoder`, which has no `num_layers`.
+    Args are those of `tinybert`, with options of `UniversalEncoder`, which has no `num_layers`.
 
     Example:
         >>> import jax

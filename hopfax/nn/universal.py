@@ -1,7 +1,7 @@
 """The Universal Transformer: one block, applied repeatedly for fixed or adaptive depth."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from hopfax.checks import check_count
 from hopfax.nn.attention import Key, Mask, Tokens
-from hopfax.nn.encoder import Block, Encoder, Encoding, TokenTypes, as_number, embedding
+from hopfax.nn.encoder import Encoder, Encoding, TokenTypes, as_number, embedding
 from hopfax.nn.precision import linear
 
 _THRESHOLD = 0.99  # below 1, so that a token can halt at the first step
@@ -113,8 +113,12 @@ class UniversalEncoder(Encoder):
         """Returns the final output, as a single layer."""
         return self.encode(embeddings, mask, types).hidden[None]
 
-    def _layers(self) -> Sequence[Block]:
-        return [self.blocks[0]] * self.num_steps
+    def _walk(self, embeddings: Tokens, mask: Mask, types: TokenTypes) -> Any:
+        values, block = self._start(embeddings, mask, types), self.blocks[0]
+        for number in range(self.num_steps):
+            x = self._add_step(values, number)
+            values = block(x, mask).values
+            yield block, x, values
 
     def _add_step(self, x: Tokens, number: int | Array) -> Tokens:
         """Adds the vector of a step."""

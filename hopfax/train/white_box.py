@@ -84,9 +84,8 @@ def white_box(
         raise ValueError(f"max_length must be in [5, {positions}], got {max_length}")
     tokenizer, bare = text_tokenizer(vocabulary), text_tokenizer(vocabulary)
     tokenizer.enable_truncation(max_length, strategy="longest_first")
-    if model.apply(params, method=lambda network: network.stores_padding):
-        lengths = ()
-    edges = (*(edge for edge in lengths if edge < max_length), max_length)
+    one_length = model.apply(params, method=lambda network: network.stores_padding)
+    edges = (*(edge for edge in lengths if edge < max_length and not one_length), max_length)
 
     def run(
         texts: Sequence[Text], labels: Sequence[Label], with_gradient: bool
