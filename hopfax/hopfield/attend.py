@@ -115,7 +115,7 @@ def attend(
     check_shapes(
         queries=(queries, "queries width"), keys=(keys, "keys width"), values=(values, "keys size")
     )
-    by_query = np.ndim(mask) == 2
+    by_query = mask is not None and np.ndim(mask) == 2
     mask = check_mask(mask, (len(queries), len(keys)) if by_query else (len(keys),))
     check_stopping(tol, max_steps, adjoint_max_steps, stop=stop, gradient=gradient, least=0)
     gradient = effective_gradient(gradient, max_steps)

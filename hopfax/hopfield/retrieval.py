@@ -123,13 +123,15 @@ def update_unchecked(params: Params, state: Float[Array, " width"]) -> Float[Arr
 def softmax(scores: Array, beta: Array, mask: Array | None) -> Array:
     """Softmax of `beta * scores` over the real patterns; zeros if there are none."""
     weights, _ = _weights(scores, beta, mask)
-    return weights / jnp.maximum(jnp.sum(weights, axis=-1, keepdims=True), 1)
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    # A maximum with 1 would halve the gradient where all weight is on one pattern.
+    return weights / jnp.where(total == 0, 1, total)
 
 
 def _weights(scores: Array, beta: Array, mask: Array | None) -> tuple[Array, Array]:
     """Returns exp(beta * (scores - largest)), 0 where padded, and the largest score."""
     real = scores if mask is None else jnp.where(mask, scores, jnp.finfo(scores.dtype).min / 2)
-    largest = jax.lax.stop_gradient(jnp.max(real, axis=-1, keepdims=True))
+    largest = jax.lax.stop_gradient(jnp.max(real, axis=-1, keepdims=True, initial=-jnp.inf))
     best = (real >= largest) & jnp.isfinite(largest)
     # Subtracted before the product: the rounding error of beta * scores can exceed 1.
     logits = beta * (scores - largest)

@@ -137,6 +137,11 @@ def test_gradients_of_one_pass_are_central_differences(x64, patterns, query, fn)
         np.testing.assert_allclose(gradient, measured, rtol=1e-6, atol=1e-8)
 
 
+def test_the_gradient_is_zero_where_all_weight_is_on_one_pattern():
+    slope = jax.grad(lambda query: jnp.sum(hopfield.update(query, jnp.eye(3), beta=40.0)))
+    np.testing.assert_allclose(slope(jnp.array([1.0, 0.1, 0.0])), 0, atol=1e-6)
+
+
 @BOTH
 def test_one_step_has_the_gradient_of_an_update(x64, patterns, query, gradient):
     """One step does not reach a fixed point, so the implicit function theorem does not apply."""
