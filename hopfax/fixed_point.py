@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from hopfax.checks import check_count, check_range, check_shapes
+from hopfax.checks import check_count, check_range, check_shapes, real_type
 
 Gradient = Literal["implicit", "unrolled"]
 Stop = Literal["relative", "absolute"]
@@ -198,7 +198,8 @@ def zero_of(arrays: PyTree) -> Int[Array, ""]:
     and where a mesh has explicit axes.
     """
     leaves = jax.tree.leaves(jax.lax.stop_gradient(arrays))
-    return sum((0 * jnp.any(leaf != 0).astype(jnp.int32) for leaf in leaves), jnp.int32(0))
+    zeros = (0 * jnp.any(jnp.asarray(leaf).astype(bool)).astype(jnp.int32) for leaf in leaves)
+    return sum(zeros, jnp.zeros((), jnp.int32))
 
 
 def _norm(x: PyTree) -> Array:
@@ -211,7 +212,7 @@ def _largest(x: PyTree) -> Array:
 
 
 def _wide(x: PyTree) -> Any:
-    return jnp.result_type(*jax.tree.leaves(x), jnp.float32)
+    return real_type(*jax.tree.leaves(x))
 
 
 def _change(new: PyTree, old: PyTree, stop: Stop) -> Array:

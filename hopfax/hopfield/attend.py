@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from hopfax.checks import check_mask, check_shapes, real_type
+from hopfax.checks import check_mask, check_range, check_shapes, real_type
 from hopfax.fixed_point import (
     FixedPoint,
     Gradient,
@@ -111,14 +110,52 @@ def attend(
     References:
         Robertha, Eqs. 4, 7 and 8, and Algorithm 2.
     """
+    check_stopping(tol, max_steps, adjoint_max_steps, stop=stop, gradient=gradient, least=0)
+    readout_beta = beta if readout_beta is None else readout_beta
+    check_range(0, ends="()", beta=beta, readout_beta=readout_beta)
+    return _attend(
+        queries,
+        keys,
+        values,
+        beta,
+        readout_beta,
+        mask,
+        tol,
+        max_steps=max_steps,
+        min_steps=min_steps,
+        gradient=effective_gradient(gradient, max_steps),
+        stop=stop,
+        adjoint_max_steps=adjoint_max_steps,
+    )
+
+
+# Outside jit, it is compiled once per shape.
+@partial(
+    jax.jit,
+    static_argnames=("max_steps", "min_steps", "gradient", "stop", "adjoint_max_steps"),
+)
+def _attend(
+    queries: Array,
+    keys: Array,
+    values: Array,
+    beta: Array,
+    readout_beta: Array,
+    mask: Array | None,
+    tol: Array,
+    *,
+    max_steps: int,
+    min_steps: int,
+    gradient: Gradient,
+    stop: Stop,
+    adjoint_max_steps: int,
+) -> Attention:
     queries, keys, values = jnp.asarray(queries), jnp.asarray(keys), jnp.asarray(values)
     check_shapes(
         queries=(queries, "queries width"), keys=(keys, "keys width"), values=(values, "keys size")
     )
-    by_query = mask is not None and np.ndim(mask) == 2
-    mask = check_mask(mask, (len(queries), len(keys)) if by_query else (len(keys),))
-    check_stopping(tol, max_steps, adjoint_max_steps, stop=stop, gradient=gradient, least=0)
-    gradient = effective_gradient(gradient, max_steps)
+    mask = None if mask is None else jnp.asarray(mask)
+    by_query = mask is not None and mask.ndim == 2
+    mask = check_mask(mask, (*queries.shape[:by_query], keys.shape[0]))
     if mask is not None:
         # 0 * nan is nan: padded rows are cleared before the products.
         seen = jnp.any(mask, axis=0) if by_query else mask
@@ -133,7 +170,9 @@ def attend(
     tol = jnp.asarray(tol, dtype)
     if tol.ndim:
         check_shapes(queries=(queries, "queries width"), tol=(tol, "queries"))
-    by_scores = max_steps > 0 and min_steps > 1 and len(keys) < 2 * keys.shape[1]
+    count, width = keys.shape
+    few_keys = isinstance(count, int) and count < 2 * width  # it is a symbol under `jax.export`
+    by_scores = max_steps > 0 and min_steps > 1 and few_keys
     if by_scores:  # together with the weights that produced them, zeros at the start
         params, start = (product(keys, keys.T), beta, mask), (scores, jnp.zeros_like(scores))
         step, change, scores_map = _weighted, _change_of_scores, _through_gram
@@ -153,16 +192,15 @@ def attend(
 
     each = (None, None, 0 if by_query else None), 0, 0 if tol.ndim else None
     if max_steps == 0:
-        count = jnp.zeros(len(queries), jnp.int32)
-        retrieved = FixedPoint(scores, count, jnp.zeros(len(queries), dtype), count == 0)
+        steps = jnp.zeros(queries.shape[0], jnp.int32)
+        retrieved = FixedPoint(scores, steps, jnp.zeros(queries.shape[0], dtype), steps == 0)
     elif gradient == "unrolled":
         retrieved = jax.vmap(search, each)(params, start, tol)
     else:
         retrieved = jax.vmap(search, each)(*jax.lax.stop_gradient((params, start)), tol)
         settled = jax.vmap(settle, each)(params, retrieved.value, relative_tol(tol, stop))
         retrieved = retrieved._replace(value=settled)
-    readout_beta = beta if readout_beta is None else check_beta(readout_beta, dtype)
-    weights = softmax(retrieved.value, readout_beta, mask).astype(values.dtype)
+    weights = softmax(retrieved.value, check_beta(readout_beta, dtype), mask).astype(values.dtype)
     return Attention(
         jnp.matmul(weights, values), retrieved.num_steps, retrieved.residual, retrieved.converged
     )

@@ -125,13 +125,14 @@ def softmax(scores: Array, beta: Array, mask: Array | None) -> Array:
     weights, _ = _weights(scores, beta, mask)
     total = jnp.sum(weights, axis=-1, keepdims=True)
     # A maximum with 1 would halve the gradient where all weight is on one pattern.
-    return weights / jnp.where(total == 0, 1, total)
+    return weights / (total + (total == 0).astype(total.dtype))
 
 
 def _weights(scores: Array, beta: Array, mask: Array | None) -> tuple[Array, Array]:
     """Returns exp(beta * (scores - largest)), 0 where padded, and the largest score."""
     real = scores if mask is None else jnp.where(mask, scores, jnp.finfo(scores.dtype).min / 2)
-    largest = jax.lax.stop_gradient(jnp.max(real, axis=-1, keepdims=True, initial=-jnp.inf))
+    real = jax.lax.stop_gradient(real)
+    largest = jnp.max(real, axis=-1, keepdims=True, initial=-jnp.inf)
     best = (real >= largest) & jnp.isfinite(largest)
     # Subtracted before the product: the rounding error of beta * scores can exceed 1.
     logits = beta * (scores - largest)
@@ -299,7 +300,7 @@ def _prepared(
     check_shapes(**{name: (state, "width")}, patterns=(patterns, "patterns width"))
     dtype = real_type(state, patterns)
     state, patterns = state.astype(dtype), patterns.astype(dtype)
-    mask = check_mask(mask, (len(patterns),))
+    mask = check_mask(mask, patterns.shape[:1])
     if mask is not None:
         # Zero padded rows before the products, since 0 * nan is nan.
         patterns = jnp.where(mask[:, None], patterns, 0)
