@@ -71,6 +71,12 @@ class Spec:
     learning_rate: float
     batch_size: int
 
+    @property
+    def stores_padding(self) -> bool:
+        """Whether padding takes part in attention, so that all texts have the longest length."""
+        options = {**self.model.get("preset", {}), **self.model.get("options", {})}
+        return not options.get("mask_keys", True)
+
     @functools.cached_property
     def id(self) -> str:
         """Twelve hexadecimal digits of the SHA-256 of the spec and the format version."""
@@ -260,7 +266,10 @@ def _fit(
     on_progress: Callable[..., None] | None,
 ) -> None:
     """Trains in a folder, from its last checkpoint if there is one."""
-    train, validation = buckets(data, spec.sizes["max_length"], data.train, data.validation)
+    splits = data.train, data.validation
+    train, validation = buckets(
+        data, spec.sizes["max_length"], *splits, one_length=spec.stores_padding
+    )
     # A run may only be resumed with the same buckets, which depend on the device.
     config, sizes = plain(spec), [len(bucket.labels) for bucket in train]
     with (
@@ -287,11 +296,13 @@ def _fit(
         checkpoints.save(result.steps, result.params)
 
 
-def buckets(data: TaskData, max_length: int, *splits: Encoded) -> list[list[Bucket]]:
+def buckets(
+    data: TaskData, max_length: int, *splits: Encoded, one_length: bool = False
+) -> list[list[Bucket]]:
     """Returns splits in buckets of padded lengths; few rows get few buckets, as each compiles.
 
     The lengths are chosen for the rows to train and select on, which `digest` covers; longer rows
-    are padded to `max_length`.
+    are padded to `max_length`, and with `one_length` all are.
     """
     known = np.concatenate([split.lengths.max(axis=1) for split in (data.train, data.validation)])
     if data.spec.suite == "synthetic":
@@ -301,5 +312,5 @@ def buckets(data: TaskData, max_length: int, *splits: Encoded) -> list[list[Buck
         rows = 1000 if jax.default_backend() == "cpu" else 40_000
         most, multiple = min(4, 1 + len(data.train.labels) // rows), 8
     edges = bucket_boundaries(known, max_buckets=most, multiple=multiple, max_length=max_length)
-    edges = sorted({*edges, max_length})
+    edges = [max_length] if one_length else sorted({*edges, max_length})
     return [bucketed(split, boundaries=edges, pad_id=data.pad_id) for split in splits]

@@ -211,7 +211,8 @@ class Gaussian:
 
     def predict(self, cell: Cell) -> CellPredictions:
         """See `Condition`."""
-        (test,) = buckets(cell.data, cell.spec.sizes["max_length"], cell.data.test)
+        sizes, one_length = cell.spec.sizes, cell.spec.stores_padding
+        (test,) = buckets(cell.data, sizes["max_length"], cell.data.test, one_length=one_length)
         # Seeds draw independently, models share a seed's draws: intervals over seeds are honest,
         # differences between models stay paired.
         noise = self.noise._replace(seeds=cell.spec.seeds) if self.level else None
@@ -440,7 +441,7 @@ def predict_rows(cell: Cell, rows: Sequence[Example], seeds: Sequence[int]) -> P
     most = cell.spec.sizes["max_length"]
     encoded = encode(numbered, cell.data.vocabulary, max_length=most, cached=False)
     # Each padded length is a program of its own: few rows do not repay its compilation.
-    shorter = (16, 32, 64) if len(rows) > _ROWS else ()
+    shorter = (16, 32, 64) if len(rows) > _ROWS and not cell.spec.stores_padding else ()
     edges = (*(edge for edge in shorter if edge < most), most)
     sets = bucketed(encoded, boundaries=edges, pad_id=cell.data.pad_id)
     places = np.asarray(list(seeds))

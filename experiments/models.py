@@ -39,7 +39,7 @@ class Variant:
         kind: Its builder: `hopfax.nn.tinybert`, `robertha`, `universal_bert` or, for "pretrained",
             `text_classifier`.
         options: Arguments of the builder, and for Robertha fields of its `Preset`.
-        preset: Version of Robertha: `hopfax`, `paper` or `released`.
+        preset: Version of Robertha: `hopfax`, `paper`, `algorithm` or `released`.
         entropy: Entropy of its ESR; None for no ESR.
         esr_weight: Weight of ESR in the loss.
         esr_target: Target entropy of ESR, in [0, 1].
@@ -80,7 +80,11 @@ class Variant:
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         for name in ("title", "paper", "denoiser", "loud", "learning_rate"):
             del fields[name]
-        if self.kind != "robertha":
+        if self.kind == "robertha":
+            from hopfax.nn import find_preset
+
+            fields["preset"] = dataclasses.asdict(find_preset(self.preset))
+        else:
             del fields["preset"]
         if self.kind == "pretrained":
             fields["options"] = {**self.options, "folder": weights_digest(self.options["folder"])}
@@ -166,6 +170,7 @@ VARIANTS: dict[str, Variant] = {
     ),
     "robertha-freelb": _robertha("Robertha with FreeLB", training="freelb"),
     "robertha-paper": _robertha("Robertha as in the paper", preset="paper"),
+    "robertha-algorithm": _robertha("Robertha as in the algorithms", preset="algorithm"),
     "robertha-released": _robertha("Robertha as released", preset="released"),
     "pretrained": _pretrained("fine-tuned encoder", learning_rate=1e-4),
     "pretrained-esr": _pretrained("fine-tuned encoder + ESR", entropy="shannon"),

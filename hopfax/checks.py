@@ -68,7 +68,8 @@ def real_type(*arrays: Any) -> jnp.dtype:
     """Returns the common type of arrays, at least float32; complex arrays are a TypeError."""
     # Promoted by their own types: `jnp.result_type` narrows weakly typed arrays.
     dtypes = (jnp.asarray(array).dtype for array in arrays)
-    dtype = functools.reduce(jnp.promote_types, dtypes, jnp.dtype(jnp.float32))
+    with jax.numpy_dtype_promotion("standard"):  # it is explicit, and allowed where "strict" is set
+        dtype = functools.reduce(jnp.promote_types, dtypes, jnp.dtype(jnp.float32))
     if jnp.issubdtype(dtype, jnp.complexfloating):
         raise TypeError(f"arrays must be real, got {dtype}")
     return dtype

@@ -167,6 +167,8 @@ class Classifier:
         longest = self.config["max_length"]
         encoded = encode_texts(texts, self.vocabulary, max_length=longest)
         edges = bucket_boundaries(encoded.lengths, max_buckets=2, max_length=longest)
+        if self.model.apply(self.params, method=lambda net: net.stores_padding):
+            edges = (longest,)
         buckets = bucketed(encoded, boundaries=edges, pad_id=self.vocabulary.pad_id)
         stacked = jax.tree.map(lambda leaf: leaf[None], self.params)
         logits = predict(self._predictor, stacked, buckets, noise=noise).logits[0]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from hopfax.checks import check_count, check_range, check_shapes
+from hopfax.checks import check_count, check_range, check_shapes, real_type
 
 Gradient = Literal["implicit", "unrolled"]
 Stop = Literal["relative", "absolute"]
@@ -38,6 +38,7 @@ class _Loop(NamedTuple):
     num_steps: Array
     residual: Array
     running: Array
+    tol: Array
 
 
 def fixed_point(
@@ -91,7 +92,7 @@ def fixed_point(
         value that is not finite makes the gradient nan, even if `converged` masks it out.
         `"unrolled"` differentiates the iterates themselves through a scan of `max_steps` steps in
         which finished states stay constant; memory grows with `max_steps`. It supports derivatives
-        of all orders and modes.
+        of all orders and modes. Without differentiation, the loop ends at convergence.
         With `max_steps=1`, the result is one step and not a fixed point, so both settings
         differentiate that step.
 
@@ -118,14 +119,14 @@ def fixed_point(
 
     def measure(new: PyTree, old: PyTree, num_steps: Array) -> Array:
         residual = stop(new, old) if callable(stop) else _change(new, old, stop)
-        residual = residual.astype(tol.dtype)
+        residual = residual.astype(_wide(new))
         early = (num_steps < min_steps) & jnp.isfinite(residual)
         return jnp.where(early, jnp.finfo(residual.dtype).max, residual)
 
     if gradient == "unrolled":
-        return _iterate(partial(fn, params), init, tol, max_steps, measure, unrolled=True)
-    search = partial(fn, jax.lax.stop_gradient(params))
-    result = _iterate(search, jax.lax.stop_gradient(init), tol, max_steps, measure)
+        return _unrolled(fn, measure, max_steps, params, init, tol)
+    searched = jax.lax.stop_gradient((params, init, tol))
+    result = _iterate(fn, measure, max_steps, *searched)
     series = {"tol": relative_tol(tol, stop), "max_steps": adjoint_max_steps}
     return result._replace(value=at_fixed_point(fn, params, result.value, **series))
 
@@ -190,6 +191,17 @@ def effective_gradient(gradient: Gradient, max_steps: int) -> Gradient:
     return "unrolled" if max_steps == 1 else gradient
 
 
+def zero_of(arrays: PyTree) -> Int[Array, ""]:
+    """Returns 0 with the mesh axes and batch axes of all arrays, at no cost once compiled.
+
+    The initial carry of a loop must vary over the same axes as its results, under `jax.shard_map`
+    and where a mesh has explicit axes.
+    """
+    leaves = jax.tree.leaves(jax.lax.stop_gradient(arrays))
+    zeros = (0 * jnp.any(jnp.asarray(leaf).astype(bool)).astype(jnp.int32) for leaf in leaves)
+    return sum(zeros, jnp.zeros((), jnp.int32))
+
+
 def _norm(x: PyTree) -> Array:
     wide = _wide(x)
     return jnp.sqrt(sum(jnp.sum(jnp.square(leaf.astype(wide))) for leaf in jax.tree.leaves(x)))
@@ -200,7 +212,7 @@ def _largest(x: PyTree) -> Array:
 
 
 def _wide(x: PyTree) -> Any:
-    return jnp.result_type(*jax.tree.leaves(x), jnp.float32)
+    return real_type(*jax.tree.leaves(x))
 
 
 def _change(new: PyTree, old: PyTree, stop: Stop) -> Array:
@@ -220,42 +232,59 @@ def relative_change(change: Array, norm: Array) -> Array:
 
 
 def _iterate(
-    fn: Callable[[PyTree], PyTree],
+    fn: Map,
+    measure: Callable[[PyTree, PyTree, Array], Array],
+    max_steps: int,
+    params: PyTree,
     init: PyTree,
     tol: Array,
-    max_steps: int,
-    measure: Callable[[PyTree, PyTree, Array], Array],
     *,
     unrolled: bool = False,
 ) -> FixedPoint:
-    """Runs the loop of the forward pass, which may be unrolled, or of the adjoint.
+    """Runs the loop of the forward pass or of the adjoint.
 
-    `measure(new, old, num_steps)` returns the size of a change.
+    `measure(new, old, num_steps)` returns the size of a change. An unrolled loop can be
+    differentiated.
     """
 
     def advance(loop: _Loop) -> _Loop:
-        new, num_steps = fn(loop.value), loop.num_steps + 1
+        new, num_steps = fn(params, loop.value), loop.num_steps + 1
         residual = measure(*jax.lax.stop_gradient((new, loop.value)), num_steps)
-        return _Loop(new, num_steps, residual, (residual > tol) & jnp.isfinite(residual))
+        running = (residual > loop.tol) & jnp.isfinite(residual)
+        return _Loop(new, num_steps, residual, running, loop.tol)
 
     def advance_running(loop: _Loop, _: None) -> tuple[_Loop, None]:
         keep = partial(jnp.where, loop.running)
         return jax.tree.map(keep, advance(loop), loop), None
 
-    start = _Loop(
-        value=init,
-        num_steps=jnp.zeros((), jnp.int32),
-        residual=jnp.full((), jnp.inf, _wide(init)),
-        running=jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(init)])),
-    )
-    if unrolled:
-        loop, _ = jax.lax.scan(advance_running, start, length=max_steps)
+    tol = jax.lax.stop_gradient(tol)
+    zero = zero_of((params, init, tol))
+    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(init)]))
+    most = jnp.asarray(jnp.finfo(_wide(init)).max)
+    start = _Loop(init, jnp.zeros((), jnp.int32), most, finite.astype(jnp.int32), tol)
+    loop = jax.tree.map(lambda x: x + zero.astype(x.dtype), start)
+    loop = loop._replace(running=loop.running > 0)
+    if max_steps == 1:  # can be fused with what surrounds it
+        loop, _ = advance_running(loop, None)
+    elif unrolled:
+        loop, _ = jax.lax.scan(advance_running, loop, length=max_steps)
     else:
         loop = jax.lax.while_loop(
-            lambda loop: loop.running & (loop.num_steps < max_steps), advance, start
+            lambda loop: loop.running & (loop.num_steps < max_steps), advance, loop
         )
-    converged = (loop.residual <= tol) & jnp.isfinite(loop.residual)
+    converged = (loop.residual <= tol) & jnp.isfinite(loop.residual) & (loop.num_steps > 0)
     return FixedPoint(loop.value, loop.num_steps, loop.residual, converged)
+
+
+# Only a derivative takes the scan: the loop that is not differentiated ends at convergence.
+_unrolled = jax.custom_jvp(_iterate, nondiff_argnums=(0, 1, 2))
+
+
+@_unrolled.defjvp
+def _unrolled_jvp(
+    fn: Map, measure: Callable[..., Array], max_steps: int, primals: Any, tangents: Any
+) -> tuple[FixedPoint, FixedPoint]:
+    return jax.jvp(partial(_iterate, fn, measure, max_steps, unrolled=True), primals, tangents)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -324,7 +353,7 @@ def adjoint(
     unit = jnp.where(unit > 0, unit, 1)
     first = jax.tree.map(lambda x: x / unit, cotangent)
 
-    def add_term(series: _Series) -> _Series:
+    def add_term(pull: Callable[[PyTree], tuple[PyTree]], series: _Series) -> _Series:
         (term,) = pull(series.term)
         return _Series(term, jax.tree.map(jnp.add, series.total, term), _norm(term))
 
@@ -340,7 +369,7 @@ def adjoint(
 
     start = _Series(first, first, _norm(first))
     tol = jnp.asarray(tol, limits.dtype)
-    solved = _iterate(add_term, start, tol, max_steps, remainder)
+    solved = _iterate(add_term, remainder, max_steps, pull, start, tol)
     # Not finite or still growing.
     diverged = ~solved.converged & ~(solved.residual < limits.max)
     total = jax.tree.map(

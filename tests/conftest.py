@@ -90,3 +90,19 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no reference material at {folder}")
     return folder
+
+
+STRICT = ("hopfield", "stability", "test_fixed_point.py")
+
+
+@pytest.fixture(autouse=True)
+def strict(request):
+    """No implicit promotion of types or ranks in the tests of the cores."""
+    import jax  # after the environment above is set
+
+    path = request.path.relative_to(Path(__file__).resolve().parent)
+    if path.parts[0] not in STRICT:
+        yield
+        return
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield

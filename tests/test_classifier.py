@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from hopfax.classifier import Classifier
-from hopfax.data import Example, encode, read_tokenizer, train_vocabulary
+from hopfax.data import Example, bucketed, encode, read_tokenizer, train_vocabulary
 from hopfax.data.tokenize import SPECIAL
 from hopfax.data.tokenizer_files import tokenizer_settings
 from hopfax.nn import (
@@ -96,6 +96,19 @@ def test_a_loaded_classifier_gets_memory_and_can_be_copied(small, tmp_path):
     assert all(each == outputs[0] for each in outputs[:4]) and outputs[4] != outputs[0]
     with pytest.raises(ValueError, match="the model already has memory"):
         got.with_memory()
+
+
+def test_models_that_store_padding_read_texts_of_one_length():
+    saved = classifier(robertha(VOCABULARY.size, 3, preset="released", num_layers=1, **SIZES))
+    encoded = encode([Example(TEXTS[0], 0, 0)], VOCABULARY, max_length=48, cached=False)
+    (row,) = bucketed(encoded, boundaries=(48,))
+    # Evaluation pads a batch on a CPU to eight rows.
+    ids, mask = (
+        np.repeat(row.ids[:, 0], 8, axis=0),
+        np.arange(48) < np.repeat(row.lengths, 8, axis=0),
+    )
+    expected = jax.nn.softmax(jax.jit(saved.model.apply)(saved.params, ids, mask).logits[0])
+    np.testing.assert_allclose(saved.predict(TEXTS[:1]).probabilities[0], expected, rtol=1e-3)
 
 
 def test_other_libraries_find_the_settings_of_the_tokenizer(tmp_path):

@@ -98,7 +98,7 @@ def test_attention_by_groups_is_attention(monkeypatch, gradient):
 
         @jax.jit
         def run(params, x):
-            retrieved = layer.apply(params, x, mask)
+            retrieved = layer.apply(params, x, mask, method="attend")
             return jnp.sum(jnp.where(mask[..., None], retrieved.values, 0) ** 2), retrieved
 
         assert f"f32[{texts},2,5,5]" in str(jax.make_jaxpr(run)(params, x))

@@ -46,6 +46,24 @@ def test_counts_follow_from_the_contraction(gradient):
     found = run(tol=1e-3, stop="relative", gradient=gradient)
     assert facts(found) == (30, False)
     assert float(found.residual) == 0.5
+    still = fixed_point(lambda p, x: x, 0.0, jnp.ones(1), tol=0, gradient=gradient)
+    assert facts(still) == (1, True)
+
+
+def test_only_a_derivative_unrolls_the_loop():
+    calls = []
+
+    def halve(p, x):
+        jax.debug.callback(calls.append, x)
+        return p * x
+
+    run = partial(fixed_point, halve, init=jnp.ones(()), tol=1e-2, stop="absolute", max_steps=30)
+    found = run(0.5, gradient="unrolled")
+    jax.effects_barrier()
+    assert facts(found) == (7, True) and len(calls) == 7
+    slope = jax.grad(lambda p: run(p, gradient="unrolled").value)(0.5)
+    jax.effects_barrier()
+    assert slope == 7 * 0.5**6 and len(calls) == 7 + 30
 
 
 def test_tol_may_be_traced_and_infinite():
@@ -206,7 +224,7 @@ def test_the_adjoint_reports_what_it_could_not_solve():
 
     solved = run(0.99)
     # The remainder of a slow series is estimated, not its last term.
-    assert solved.converged and solved.num_steps > np.log(1e-4) / np.log(0.99)
+    assert solved.converged and int(solved.num_steps) > np.log(1e-4) / np.log(0.99)
     np.testing.assert_allclose(solved.value, [100, 300], rtol=2e-4)
     slow = run(0.99, max_steps=50)
     assert facts(slow) == (50, False)
@@ -238,7 +256,7 @@ def test_dtypes_are_those_of_the_initial_state(gradient, dtype):
     params = (0.5 * jnp.eye(2, dtype=dtype), jnp.ones(2, dtype))
     found = fixed_point(affine, params, jnp.zeros(2, dtype), tol=1e-2, gradient=gradient)
     assert found.value.dtype == dtype
-    assert found.residual.dtype == jnp.promote_types(dtype, jnp.float32)
+    assert found.residual.dtype == jnp.float32
     assert found.num_steps.dtype == jnp.int32
     assert found.converged.dtype == bool
     np.testing.assert_allclose(found.value.astype(jnp.float32), 2, rtol=0.02)

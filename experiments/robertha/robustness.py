@@ -77,8 +77,8 @@ class Config(Flags):
     model: tuple[str, ...] = ("tinybert", "robertha", "tinybert-memory")
     """Models: tinybert, tinybert-mean, tinybert-unit-scale, tinybert-mean-prenorm,
     tinybert-mean-prenorm-dropout, freelb, pgd, data-augment, noise-trained, noise-through-memory,
-    universal, universal-halting, robertha, robertha-paper, robertha-released, robertha-renyi2,
-    robertha-no-esr, robertha-no-esr-dropout, robertha-no-esr-weight-decay,
+    universal, universal-halting, robertha, robertha-paper, robertha-algorithm, robertha-released,
+    robertha-renyi2, robertha-no-esr, robertha-no-esr-dropout, robertha-no-esr-weight-decay,
     robertha-no-iteration-no-esr, robertha-no-output-projection, robertha-freelb; of a folder:
     pretrained, pretrained-1e-4, pretrained-loud, pretrained-esr, pretrained-noise-trained,
     pretrained-noise-through-memory, pretrained-freelb, pretrained-hopfield,

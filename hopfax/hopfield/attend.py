@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from hopfax.checks import check_mask, check_shapes, real_type
+from hopfax.checks import check_mask, check_range, check_shapes, real_type
 from hopfax.fixed_point import (
     FixedPoint,
     Gradient,
@@ -58,9 +58,10 @@ def attend(
     *,
     beta: Beta,
     readout_beta: Beta | None = None,
-    mask: Bool[Array, " keys"] | None = None,
+    mask: Bool[Array, " keys"] | Bool[Array, "queries keys"] | None = None,
     tol: float | Float[Array, ""] | Float[Array, " queries"] = 1e-4,
     max_steps: int = 50,
+    min_steps: int = 2,
     gradient: Gradient = "implicit",
     stop: Stop = "relative",
     adjoint_max_steps: int = 1000,
@@ -76,10 +77,12 @@ def attend(
         values: Values, one per key.
         beta: Inverse temperature, > 0, including any $1/\sqrt d$.
         readout_beta: Inverse temperature of the read-out, $\beta'$ > 0; default: `beta`.
-        mask: True where a key is real; None means all. Other rows are ignored and get a gradient
-            of exactly zero. If no key is real, the result is zero.
+        mask: True where a key is real or, per query, where it may see a key; None means all. Other
+            rows are ignored and get a gradient of exactly zero. The result is zero without keys.
         tol: See `hopfax.hopfield.retrieve`; one number or one per query.
         max_steps: Maximum number of updates; 0 is softmax attention.
+        min_steps: Updates before this one never count as convergence. At 1, as in Eq. 8, states are
+            iterated: scores do not tell how far the first update moves.
         gradient: `"implicit"` or `"unrolled"`.
         stop: `"relative"` or `"absolute"` change of the state.
         adjoint_max_steps: See `hopfax.hopfield.retrieve`.
@@ -107,16 +110,56 @@ def attend(
     References:
         Robertha, Eqs. 4, 7 and 8, and Algorithm 2.
     """
+    check_stopping(tol, max_steps, adjoint_max_steps, stop=stop, gradient=gradient, least=0)
+    readout_beta = beta if readout_beta is None else readout_beta
+    check_range(0, ends="()", beta=beta, readout_beta=readout_beta)
+    return _attend(
+        queries,
+        keys,
+        values,
+        beta,
+        readout_beta,
+        mask,
+        tol,
+        max_steps=max_steps,
+        min_steps=min_steps,
+        gradient=effective_gradient(gradient, max_steps),
+        stop=stop,
+        adjoint_max_steps=adjoint_max_steps,
+    )
+
+
+# Outside jit, it is compiled once per shape.
+@partial(
+    jax.jit,
+    static_argnames=("max_steps", "min_steps", "gradient", "stop", "adjoint_max_steps"),
+)
+def _attend(
+    queries: Array,
+    keys: Array,
+    values: Array,
+    beta: Array,
+    readout_beta: Array,
+    mask: Array | None,
+    tol: Array,
+    *,
+    max_steps: int,
+    min_steps: int,
+    gradient: Gradient,
+    stop: Stop,
+    adjoint_max_steps: int,
+) -> Attention:
     queries, keys, values = jnp.asarray(queries), jnp.asarray(keys), jnp.asarray(values)
     check_shapes(
         queries=(queries, "queries width"), keys=(keys, "keys width"), values=(values, "keys size")
     )
-    mask = check_mask(mask, (len(keys),))
-    check_stopping(tol, max_steps, adjoint_max_steps, stop=stop, gradient=gradient, least=0)
-    gradient = effective_gradient(gradient, max_steps)
+    mask = None if mask is None else jnp.asarray(mask)
+    by_query = mask is not None and mask.ndim == 2
+    mask = check_mask(mask, (*queries.shape[:by_query], keys.shape[0]))
     if mask is not None:
         # 0 * nan is nan: padded rows are cleared before the products.
-        keys, values = (jnp.where(mask[:, None], rows, 0) for rows in (keys, values))
+        seen = jnp.any(mask, axis=0) if by_query else mask
+        keys, values = (jnp.where(seen[:, None], rows, 0) for rows in (keys, values))
     # A product of two bfloat16 numbers is exact in float32.
     dtype = real_type(queries, keys)
     if not jnp.issubdtype(values.dtype, jnp.floating):
@@ -124,15 +167,19 @@ def attend(
     product = partial(matmul, preferred_element_type=dtype)
     beta = check_beta(beta, dtype)
     scores = product(queries, keys.T)
-    tol = jnp.broadcast_to(jnp.asarray(tol, dtype), (len(queries),))
-    by_scores = max_steps > 0 and len(keys) < 2 * keys.shape[1]
+    tol = jnp.asarray(tol, dtype)
+    if tol.ndim:
+        check_shapes(queries=(queries, "queries width"), tol=(tol, "queries"))
+    count, width = keys.shape
+    few_keys = isinstance(count, int) and count < 2 * width  # it is a symbol under `jax.export`
+    by_scores = max_steps > 0 and min_steps > 1 and few_keys
     if by_scores:  # together with the weights that produced them, zeros at the start
         params, start = (product(keys, keys.T), beta, mask), (scores, jnp.zeros_like(scores))
         step, change, scores_map = _weighted, _change_of_scores, _through_gram
     else:
         params, start = (keys.astype(dtype), beta, mask), queries.astype(dtype)
         step, change, scores_map = update_unchecked, _change_of_states, _through_states
-    options = {"max_steps": max_steps, "min_steps": 2, "stop": partial(change, stop)}
+    options = {"max_steps": max_steps, "min_steps": min_steps, "stop": partial(change, stop)}
 
     def search(params: Params, start: Any, tol: Array) -> FixedPoint:
         state = fixed_point(step, params, start, tol=tol, gradient=gradient, **options)
@@ -140,20 +187,20 @@ def attend(
             value=state.value[0] if by_scores else matmul(state.value, params[0].T)
         )
 
-    def settle(scores: Array, tol: Array) -> Array:
+    def settle(params: Params, scores: Array, tol: Array) -> Array:
         return at_fixed_point(scores_map, params, scores, tol=tol, max_steps=adjoint_max_steps)
 
+    each = (None, None, 0 if by_query else None), 0, 0 if tol.ndim else None
     if max_steps == 0:
-        count = jnp.zeros(len(queries), jnp.int32)
-        retrieved = FixedPoint(scores, count, jnp.zeros_like(tol), count == 0)
+        steps = jnp.zeros(queries.shape[0], jnp.int32)
+        retrieved = FixedPoint(scores, steps, jnp.zeros(queries.shape[0], dtype), steps == 0)
     elif gradient == "unrolled":
-        retrieved = jax.vmap(search, (None, 0, 0))(params, start, tol)
+        retrieved = jax.vmap(search, each)(params, start, tol)
     else:
-        retrieved = jax.vmap(search, (None, 0, 0))(*jax.lax.stop_gradient((params, start)), tol)
-        settled = jax.vmap(settle)(retrieved.value, relative_tol(tol, stop))
+        retrieved = jax.vmap(search, each)(*jax.lax.stop_gradient((params, start)), tol)
+        settled = jax.vmap(settle, each)(params, retrieved.value, relative_tol(tol, stop))
         retrieved = retrieved._replace(value=settled)
-    readout_beta = beta if readout_beta is None else check_beta(readout_beta, dtype)
-    weights = softmax(retrieved.value, readout_beta, mask).astype(values.dtype)
+    weights = softmax(retrieved.value, check_beta(readout_beta, dtype), mask).astype(values.dtype)
     return Attention(
         jnp.matmul(weights, values), retrieved.num_steps, retrieved.residual, retrieved.converged
     )

@@ -140,4 +140,4 @@ def _mean_squared_norm(rows: Array, mask: Mask) -> Array:
     rows = rows.astype(real_type(rows))
     # Before the squares: the gradient of a nan row would be 0 * nan.
     rows = jnp.where(mask[:, None], rows, 0)
-    return jnp.sum(jnp.square(rows)) / jnp.maximum(jnp.sum(mask), 1)
+    return jnp.sum(jnp.square(rows)) / jnp.maximum(jnp.sum(mask), 1).astype(rows.dtype)

@@ -8,12 +8,13 @@ queries with a Markov chain.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from hopfax.checks import (
     check_count,
@@ -24,7 +25,8 @@ from hopfax.checks import (
     is_traced,
     real_type,
 )
-from hopfax.hopfield.retrieval import matmul
+from hopfax.fixed_point import zero_of
+from hopfax.hopfield.retrieval import exponentials, matmul
 
 Patterns = Float[Array, "patterns width"]
 Mask = Bool[Array, " patterns"] | None
@@ -145,6 +147,24 @@ def denoise(
         Hopfield Networks is All You Need; Ambrogioni (2024), In Search of Dispersed Memories:
         Generative Diffusion Models Are Associative Memory Networks.
     """
+    _check_values(log_prior, sigma)
+    if isinstance(sigma, float):
+        sigma = max(sigma, 1e-30)  # a smaller number would be 0 in float32
+    return _denoise(noisy, patterns, log_prior, mask, sigma, block_size=block_size)
+
+
+# Outside jit, it is compiled once per shape. The weights of excluded patterns are infinite only
+# within, which `jax_debug_infs` allows.
+@partial(jax.jit, static_argnames="block_size")
+def _denoise(
+    noisy: Array,
+    patterns: Array,
+    log_prior: LogPrior,
+    mask: Mask,
+    sigma: Sigma,
+    *,
+    block_size: int | None,
+) -> Denoised:
     pattern_dtype = jnp.asarray(patterns).dtype
     noisy, patterns, bias, sigma = _prepared(noisy, patterns, log_prior, mask, sigma)
     if pattern_dtype == jnp.bfloat16:
@@ -155,7 +175,7 @@ def denoise(
         norms = jnp.sum(jnp.square(rows.astype(noisy.dtype)), axis=1)
         return _log_likelihood(noisy, _product(noisy, rows.T), norms, sigma), None
 
-    return _posterior(logits, patterns, bias, block_size)[0]
+    return _posterior(logits, noisy, patterns, bias, block_size)[0]
 
 
 def denoise_normalized(
@@ -223,8 +243,10 @@ def denoise_normalized(
         norms += 2 * matmul(squared * offset, rows.T) + jnp.sum(squared * jnp.square(offset))
         return _log_likelihood(query, inner, jnp.square(gains) * norms, sigma), gains
 
-    posterior, gain = _posterior(logits, centered, prior)
-    value = bias * (posterior.probability > 0) + scale * (posterior.value + gain * offset)
+    posterior, gain = _posterior(logits, (query, offset), centered, prior)
+    value = jnp.where(posterior.probability > 0, bias, 0) + scale * (
+        posterior.value + gain * offset
+    )
     return posterior._replace(value=value)
 
 
@@ -412,7 +434,7 @@ def estimate_sigma(
     mask = full_mask(mask, (len(noisy),))
     # Before the squares: the gradient of a nan row would be 0 * nan.
     squares = jnp.mean(jnp.square(jnp.where(mask[:, None], noisy, 0)), axis=1)
-    power = jnp.sum(squares) / jnp.maximum(jnp.sum(mask), 1)
+    power = jnp.sum(squares) / jnp.maximum(jnp.sum(mask), 1).astype(squares.dtype)
     signal = jnp.mean(jnp.square(_cleared(patterns, prior)), axis=1) @ jax.nn.softmax(prior)
     least = jnp.maximum(1e-6 * signal, jnp.finfo(signal.dtype).tiny)
     return jnp.sqrt(jnp.maximum(power - signal, least))
@@ -472,7 +494,7 @@ def capacity_snr_db(
     def halved(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = ends
         middle = (low + high) / 2
-        signal = width * shares * 10 ** (middle[..., None] / 10)
+        signal = width * jnp.multiply.outer(10 ** (middle / 10), shares)
         enough = jnp.sum(jnp.log1p(signal), axis=-1) / 2 >= nats
         return jnp.where(enough, low, middle), jnp.where(enough, middle, high)
 
@@ -643,7 +665,7 @@ def recovery_rate(
     """
     patterns, prior, sigma = _with_prior(patterns, log_prior, None, sigma)
     patterns = _cleared(patterns, prior)
-    patterns -= matmul(jax.nn.softmax(prior), patterns)
+    patterns -= matmul(jax.nn.softmax(prior)[None], patterns)
     index, tiny = _rows(index, len(patterns)), jnp.finfo(patterns.dtype).tiny
     nodes = jnp.linspace(-6, 6, 64, dtype=patterns.dtype)
     weights = jax.nn.softmax(-jnp.square(nodes) / 2)
@@ -651,15 +673,15 @@ def recovery_rate(
 
     def rate(number: Array) -> Array:
         own = patterns[number]
-        apart = patterns - own
+        apart = patterns - own[None]
         squares = jnp.sum(jnp.square(apart), axis=1)
         along = matmul(apart, own / jnp.sqrt(jnp.maximum(matmul(own, own), tiny)))
         most = 0.99 * jnp.sqrt(jnp.maximum(squares, tiny))
         along = jnp.clip(along, -most, most)
         across = jnp.sqrt(jnp.maximum(squares - along**2, tiny))
         margin = squares / (2 * sigma) + sigma * (finite[number] - finite)
-        logs = jax.scipy.special.log_ndtr((margin - nodes[:, None] * along) / across)
-        logs = jnp.where(jnp.isneginf(prior), 0, logs).at[:, number].set(0)
+        logs = jax.scipy.special.log_ndtr((margin[None] - jnp.outer(nodes, along)) / across[None])
+        logs = jnp.where(jnp.isneginf(prior)[None], 0, logs).at[:, number].set(0)
         mean = matmul(weights, jnp.exp(jnp.sum(logs, axis=1)))
         return jnp.where(jnp.isneginf(prior[number]), 0, mean)
 
@@ -670,7 +692,6 @@ class _Running(NamedTuple):
     """Softmax-weighted sums over the blocks so far, in units of exp(most)."""
 
     most: Array
-    score: Array  # of the best pattern: `most` with its gradient
     index: Array
     total: Array
     gain: Array
@@ -679,55 +700,73 @@ class _Running(NamedTuple):
 
 def _posterior(
     logits: Callable[[Array], tuple[Array, Array | None]],
+    closed_over: PyTree,
     patterns: Array,
     bias: Array,
     block_size: int | None = None,
 ) -> tuple[Denoised, Array]:
     """Posterior from log-priors and from logits of one block of patterns at a time.
 
-    `logits` also returns gains, None for 1. The posterior's value is the mean of gain times
-    pattern, and the last result is the mean gain.
+    `logits`, which closes over arrays, also returns gains, None for 1. The posterior's value is the
+    mean of gain times pattern, and the last result is the mean gain.
     """
     count, dtype = len(patterns), bias.dtype
     block_size = BLOCK if block_size is None else block_size
     check_count(1, block_size=block_size)
-    size = min(block_size, count)
+    size, least = min(block_size, count), jnp.finfo(dtype).min / 2
+    allowed = ~jnp.isneginf(bias)
+    bias = jnp.where(allowed, bias, 0)
 
     @jax.checkpoint
     def step(running: _Running, number: Array) -> tuple[_Running, None]:
         # The last block starts early, to have the size of the others, and skips what was read.
         first = jnp.minimum(number * size, count - size)
         priors = jax.lax.dynamic_slice_in_dim(bias, first, size)
-        rows = _cleared(jax.lax.dynamic_slice_in_dim(patterns, first, size), priors)
-        fresh = first + jnp.arange(size) >= number * size
+        possible = jax.lax.dynamic_slice_in_dim(allowed, first, size)
+        rows = jax.lax.dynamic_slice_in_dim(patterns, first, size)
+        rows = jnp.where(possible[:, None], rows, 0)
+        possible &= first + jnp.arange(size, dtype=jnp.int32) >= number * size
         scores, gains = logits(rows)
-        scores += jnp.where(fresh, priors, -jnp.inf)
+        scores = jnp.where(possible, scores + priors, least)
         best = _first_maximum(scores)
-        top = jax.lax.stop_gradient(jnp.max(scores))
-        better, most = top > running.most, jnp.maximum(running.most, top)
-        shift = jnp.where(jnp.isfinite(most), most, 0)
-        weights, decay = jnp.exp(scores - shift), jnp.exp(running.most - shift)
+        top = _maximum(scores, best)
+        better = top > running.most
+        most = jnp.where(better, top, running.most)
+        weights = exponentials(scores - most, better & (jnp.arange(size) == best))
+        weights = jnp.where(possible, weights, 0)
+        decay = jnp.exp(running.most - most)
         gained = weights if gains is None else weights * gains
         return _Running(
             most=most,
-            score=jnp.where(better, scores[best], running.score),
-            index=jnp.where(better, first + best, running.index).astype(jnp.int32),
+            index=jnp.where(better, first + best.astype(jnp.int32), running.index),
             total=decay * running.total + jnp.sum(weights),
             gain=decay * running.gain + jnp.sum(gained),
             value=decay * running.value + _product(gained, rows),
         ), None
 
-    zero, none = jnp.zeros((), dtype), jnp.zeros((), jnp.int32)
-    start = _Running(zero - jnp.inf, zero, none, zero, zero, jnp.zeros(patterns.shape[1], dtype))
+    none = zero_of((closed_over, patterns, bias))
+    zero = none.astype(dtype)
+    start = _Running(zero + least, none, zero, zero, jnp.full(patterns.shape[1], zero))
     if size == count:
         running, _ = step(start, none)
     else:
-        running, _ = jax.lax.scan(step, start, jnp.arange(-(-count // size)))
+        running, _ = jax.lax.scan(step, start, jnp.arange(-(-count // size), dtype=jnp.int32))
     possible = running.total != 0  # also where it is nan
     total = jnp.where(possible, running.total, 1)
-    probability = jnp.exp(running.score - jnp.where(possible, running.most, 0)) / total
-    probability = jnp.where(possible, probability, 0)
+    probability = jnp.where(possible, 1 / total, 0)
     return Denoised(running.value / total, running.index, probability), running.gain / total
+
+
+@jax.custom_jvp
+def _maximum(scores: Array, best: Array) -> Array:
+    """Returns the maximum, with the derivative of the score at the index `best`.
+
+    Relative to it, that score has derivative 0: no rounding error remains where it dominates.
+    """
+    return jnp.max(scores)
+
+
+_maximum.defjvp(lambda primals, tangents: (_maximum(*primals), tangents[0][primals[1]]))
 
 
 def _first_maximum(scores: Array) -> Array:
@@ -781,8 +820,9 @@ def _with_prior(
     patterns: Array, log_prior: LogPrior, mask: Mask = None, sigma: Sigma = None
 ) -> tuple[Array, Array, Any]:
     """`_prepared` without a query."""
+    _check_values(log_prior, sigma)
     patterns = jnp.asarray(patterns)
-    if patterns.ndim != 2 or not len(patterns):
+    if patterns.ndim != 2 or patterns.shape[0] == 0:
         raise ValueError(
             "patterns must have shape (patterns, width) with at least one pattern, got "
             f"{patterns.shape}"
@@ -794,20 +834,25 @@ def _with_prior(
         prior = jnp.asarray(log_prior, dtype)
         if prior.shape != (len(patterns),):
             raise ValueError(f"log_prior must have shape ({len(patterns)},), got {prior.shape}")
-        if not is_traced(log_prior):
-            values = np.asarray(log_prior)
-            if (wrong := values[~(values < np.inf)]).size:
-                raise ValueError(f"log_prior must be finite or -inf, got {wrong[0]}")
-    mask = check_mask(mask, (len(patterns),))
+    mask = check_mask(mask, patterns.shape[:1])
     if mask is not None:
         prior = jnp.where(mask, prior, -jnp.inf)
     if sigma is not None:
         check_shapes(sigma=(sigma, ""))
-        check_range(0, ends="()", sigma=sigma)
         least = jnp.finfo(dtype).tiny ** 0.4  # for norms up to 1e4, logits stay finite
         within = jnp.clip(jnp.asarray(sigma, dtype), least, 1 / least)
         sigma = jnp.where(sigma > 0, within, jnp.nan)
     return patterns.astype(dtype), prior, sigma
+
+
+def _check_values(log_prior: LogPrior, sigma: Sigma) -> None:
+    """Raises a ValueError if the prior has nan or inf, or sigma is out of range, unless traced."""
+    if sigma is not None:
+        check_range(0, ends="()", sigma=sigma)
+    if log_prior is not None and not is_traced(log_prior):
+        values = np.asarray(log_prior)
+        if (wrong := values[~(values < np.inf)]).size:
+            raise ValueError(f"log_prior must be finite or -inf, got {wrong.flat[0]}")
 
 
 def _rows(index: Index, count: int) -> Array:
@@ -835,4 +880,5 @@ def _centered(
     """`_prepared` patterns less the mean of the possible ones: distances keep their digits."""
     patterns, prior, sigma = _with_prior(patterns, log_prior, mask, sigma)
     patterns, count = _cleared(patterns, prior), jnp.sum(~jnp.isneginf(prior))
-    return patterns - jnp.sum(patterns, axis=0) / jnp.maximum(count, 1), prior, sigma
+    mean = jnp.sum(patterns, axis=0, keepdims=True) / jnp.maximum(count, 1).astype(patterns.dtype)
+    return patterns - mean, prior, sigma

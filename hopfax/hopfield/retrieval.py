@@ -67,8 +67,8 @@ def energy(
         a gradient step of size 1 for every $\beta$.
     """
     state, (patterns, beta, mask) = _prepared(state, patterns, beta, mask, name="state")
-    logits = _logits(matmul(patterns, state), beta, mask)
-    energy = -jax.nn.logsumexp(logits) / beta + 0.5 * jnp.sum(jnp.square(state))
+    weights, largest = _weights(matmul(patterns, state), beta, mask)
+    energy = 0.5 * jnp.sum(jnp.square(state)) - largest[0] - jnp.log(jnp.sum(weights)) / beta
     return energy if mask is None else jnp.where(jnp.any(mask), energy, jnp.inf)
 
 
@@ -121,14 +121,39 @@ def update_unchecked(params: Params, state: Float[Array, " width"]) -> Float[Arr
 
 
 def softmax(scores: Array, beta: Array, mask: Array | None) -> Array:
-    """Softmax of `beta * scores` over the real patterns."""
-    return jax.nn.softmax(_logits(scores, beta, mask))
+    """Softmax of `beta * scores` over the real patterns; zeros if there are none."""
+    weights, _ = _weights(scores, beta, mask)
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    # A maximum with 1 would halve the gradient where all weight is on one pattern.
+    return weights / (total + (total == 0).astype(total.dtype))
 
 
-def _logits(scores: Array, beta: Array, mask: Array | None) -> Array:
-    logits = beta * scores
-    # Finite, so that a fully padded set gives equal weights to zeros instead of nan.
-    return logits if mask is None else jnp.where(mask, logits, jnp.finfo(logits.dtype).min)
+def _weights(scores: Array, beta: Array, mask: Array | None) -> tuple[Array, Array]:
+    """Returns exp(beta * (scores - largest)), 0 where padded, and the largest score."""
+    real = scores if mask is None else jnp.where(mask, scores, jnp.finfo(scores.dtype).min / 2)
+    real = jax.lax.stop_gradient(real)
+    largest = jnp.max(real, axis=-1, keepdims=True, initial=-jnp.inf)
+    best = (real >= largest) & jnp.isfinite(largest)
+    # Subtracted before the product: the rounding error of beta * scores can exceed 1.
+    logits = beta * (scores - largest)
+    if mask is None:
+        return exponentials(logits, best), largest
+    return jnp.where(mask, exponentials(jnp.where(mask, logits, 0), best), 0), largest
+
+
+@jax.custom_jvp
+def exponentials(logits: Array, best: Array) -> Array:
+    """Returns exp(logits), for logits with maximum 0 at `best`.
+
+    XLA may compute the logits again, rounded differently: then their maximum is not 0.
+    """
+    return jnp.where(best, 1, jnp.exp(jnp.minimum(logits, 0)))
+
+
+@exponentials.defjvp
+def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    weights = exponentials(*primals)
+    return weights, weights * tangents[0]
 
 
 # Outside jit, a loop would be compiled again in every call; this compiles once per shape.
@@ -275,7 +300,7 @@ def _prepared(
     check_shapes(**{name: (state, "width")}, patterns=(patterns, "patterns width"))
     dtype = real_type(state, patterns)
     state, patterns = state.astype(dtype), patterns.astype(dtype)
-    mask = check_mask(mask, (len(patterns),))
+    mask = check_mask(mask, patterns.shape[:1])
     if mask is not None:
         # Zero padded rows before the products, since 0 * nan is nan.
         patterns = jnp.where(mask[:, None], patterns, 0)

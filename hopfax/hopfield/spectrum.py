@@ -184,7 +184,7 @@ def gini(keys: Keys, *, mask: Mask = None) -> Float[Array, ""]:
     """
     shares = key_spectrum(keys, mask=mask)
     width = shares.shape[0]
-    return jnp.sum((width - 1 - 2 * jnp.arange(width)) * shares) / width
+    return jnp.sum((width - 1 - 2 * jnp.arange(width, dtype=shares.dtype)) * shares) / width
 
 
 def esr_penalty(
@@ -245,7 +245,7 @@ def _gram(keys: Keys, mask: Mask) -> Matrix:
     check_shapes(keys=(keys, "tokens width"))
     if not keys.size:
         raise ValueError(f"keys must have one or more vectors, got shape {keys.shape}")
-    mask = full_mask(mask, (len(keys),))
+    mask = full_mask(mask, keys.shape[:1])
     keys = keys.astype(real_type(keys))
     centered = _center(keys, mask)
     # Unit scale before squaring: keys of size 1e-30 must not underflow to "constant".
@@ -261,9 +261,9 @@ def _center(keys: Array, mask: Array) -> Array:
     keys = jnp.where(real, keys, 0)
     # Relative to a real key, equal keys are exactly zero. Relative to their mean, which is rounded,
     # they would seem to vary.
-    shifted = jnp.where(real, keys - jax.lax.stop_gradient(keys[jnp.argmax(mask)]), 0)
+    shifted = jnp.where(real, keys - jax.lax.stop_gradient(keys[jnp.argmax(mask)])[None], 0)
     count = jnp.maximum(jnp.sum(mask), 1).astype(keys.dtype)
-    return jnp.where(real, shifted - jnp.sum(shifted, axis=0) / count, 0)
+    return jnp.where(real, shifted - jnp.sum(shifted, axis=0, keepdims=True) / count, 0)
 
 
 def _eigenvalue_shares(matrix: Matrix) -> Float[Array, " side"]:

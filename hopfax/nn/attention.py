@@ -6,20 +6,24 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from hopfax import hopfield
-from hopfax.checks import check_range, check_shapes, full_mask
+from hopfax.checks import check_count, check_range, check_shapes, full_mask
 from hopfax.cpu import by_groups, prefers_sums, quick
 from hopfax.fixed_point import Gradient, Stop, check_stopping, fixed_point
+from hopfax.nn.functional import Layer
 from hopfax.nn.precision import linear
 
-Scope = Literal["query", "batch"]
+Scope = Literal["query", "text", "batch"]
 Tokens = Float[Array, "batch tokens width"]
 Heads = Float[Array, "batch heads tokens head_width"]
 Weights = Float[Array, "batch heads queries tokens"]
 Mask = Bool[Array, "batch tokens"]
+AnyMask = Mask | Bool[Array, "batch queries keys"]
+Seen = Bool[Array, "batch #queries keys"]  # the keys that all queries, or each query, may see
 Key = PRNGKeyArray | None
 
 
@@ -60,8 +64,10 @@ class AttentionOutput(NamedTuple):
     converged: Bool[Array, "batch heads tokens"]
 
 
-class SoftmaxAttention(nnx.Module):
+class SoftmaxAttention(Layer):
     """Multi-head softmax self-attention with scores scaled by 1/sqrt(head width).
+
+    Masks are True at real tokens, or where a query may see a key: (batch, queries, keys).
 
     Args:
         width: Token width, a multiple of `num_heads`.
@@ -86,39 +92,35 @@ class SoftmaxAttention(nnx.Module):
         _check_heads(width, num_heads)
         check_range(0, 1, ends="[)", dropout=dropout)
         self.num_heads, self.causal, self.dropout = num_heads, causal, dropout
-        self.query = linear(width, width, rngs=rngs)
-        self.key = linear(width, width, rngs=rngs)
-        self.value = linear(width, width, rngs=rngs)
-        self.out = linear(width, width, rngs=rngs)
+        project = partial(linear, width, width, rngs=rngs)
+        self.query, self.key, self.value, self.out = (project() for _ in range(4))
 
-    def __call__(self, x: Tokens, mask: Mask | None = None, *, key: Key = None) -> AttentionOutput:
-        """Attends to real tokens (where `mask` is True), with dropout if a key is given."""
-        x, mask = _inputs(x, mask)
+    def __call__(self, x: Tokens, mask: AnyMask | None = None, *, key: Key = None) -> Tokens:
+        """Returns new token vectors, with dropout if a key is given."""
+        return self.attend(x, mask, key=key).values
+
+    def attend(self, x: Tokens, mask: AnyMask | None = None, *, key: Key = None) -> AttentionOutput:
+        """Returns new token vectors and the keys, with dropout if a key is given."""
+        x, _, seen = _inputs(x, mask, causal=self.causal)
         keys, values = self.key(x), _split(self.value(x), self.num_heads)
-        weights = self._weights(self.query(x), keys, mask).astype(values.dtype)
+        weights = self._weights(x, keys, seen).astype(values.dtype)
         mixed = _weighted_sums(dropout(key, weights, self.dropout), values)
-        counts = values.shape[:-1]
-        return AttentionOutput(
-            self.out(_join(mixed)), keys, jnp.zeros(counts, jnp.int32), jnp.ones(counts, bool)
-        )
+        counts = jnp.zeros(values.shape[:-1], jnp.int32)
+        return AttentionOutput(self.out(_join(mixed)), keys, counts, counts == 0)
 
-    def weights(self, x: Tokens, mask: Mask | None = None) -> Weights:
+    def weights(self, x: Tokens, mask: AnyMask | None = None) -> Weights:
         """Returns the attention weights, which sum to 1 for each query."""
-        x, mask = _inputs(x, mask)
-        return self._weights(self.query(x), self.key(x), mask)
+        x, _, seen = _inputs(x, mask, causal=self.causal)
+        return self._weights(x, self.key(x), seen)
 
-    def _weights(self, query: Tokens, keys: Tokens, mask: Mask) -> Weights:
-        queries, stored = _split(query, self.num_heads), _split(keys, self.num_heads)
-        scores = _scores(queries, stored)
-        visible = mask[:, None, None, :]
-        if self.causal:
-            visible = visible & jnp.tri(scores.shape[-1], dtype=bool)
-        # Finite, so that a text without real tokens does not become nan.
-        logits = stored.shape[-1] ** -0.5 * scores
-        return jax.nn.softmax(jnp.where(visible, logits, jnp.finfo(logits.dtype).min))
+    def _weights(self, x: Tokens, keys: Tokens, seen: Seen) -> Weights:
+        queries, stored = _split(self.query(x), self.num_heads), _split(keys, self.num_heads)
+        logits = stored.shape[-1] ** -0.5 * _scores(queries, stored)
+        # Finite, so that a query that sees no key does not become nan.
+        return jax.nn.softmax(jnp.where(seen[:, None], logits, jnp.finfo(logits.dtype).min))
 
 
-class HopfieldAttention(nnx.Module):
+class HopfieldAttention(Layer):
     r"""Multi-head attention whose queries are first iterated to attractors of the keys.
 
     $$\xi \leftarrow K^\top \mathrm{softmax}(\beta K \xi / \sqrt{d_h}), \qquad
@@ -129,17 +131,24 @@ class HopfieldAttention(nnx.Module):
     converged: if `max_steps` is small, use `"unrolled"`. With `max_steps=1`, both settings
     differentiate the single step.
 
+    Masks are as in `SoftmaxAttention`: a query iterates over the keys that it may see.
+
     Args:
         width: Token width, a multiple of `num_heads`.
         num_heads: Number of heads.
         beta: Inverse temperature before the factor 1/sqrt(head width), > 0.
+        scale_beta: Whether the iteration has that factor (Algorithm 2), or not (Eq. 7).
         tol: Convergence tolerance of each query, >= 0.
         max_steps: Maximum number of steps; 0 for none. Also bounds the terms of the implicit
             gradient's series: queries near a ridge between two attractors would dominate a batch.
+        min_steps: Steps before this one never count as converged, at least 1; 1 in the papers.
         stop: Measure of the change, `"relative"` or `"absolute"`.
-        scope: `"query"`: queries stop independently. `"batch"`: all stop together, by one norm.
+        scope: `"query"`: queries stop independently. `"text"`: all real queries of all heads of a
+            text stop together, by one Frobenius norm (Algorithm 2 has one head). `"batch"`: those
+            of all texts do.
+        causal: Whether each token sees only itself and earlier tokens.
         gradient: `"implicit"` or `"unrolled"`.
-        mask_keys: Whether padding is left out of the stored patterns.
+        mask_keys: Whether padding is left out of the stored patterns, unless a mask is per query.
         query_projection: Whether queries are W_Q x, or x itself.
         output_projection: Whether the heads are mixed by W_O.
         bias: Whether the projections have biases.
@@ -148,6 +157,15 @@ class HopfieldAttention(nnx.Module):
 
     Raises:
         TypeError, ValueError: If an option is out of range, or a count is not an integer.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from hopfax.nn import HopfieldAttention
+        >>> rngs = nnx.Rngs(0)
+        >>> model = nnx.Sequential(nnx.Linear(3, 8, rngs=rngs), HopfieldAttention(8, rngs=rngs))
+        >>> model(jnp.ones((2, 5, 3))).shape  # `attend` also returns keys and convergence
+        (2, 5, 8)
 
     References:
         Robertha, Eqs. 4, 7, 8 and Algorithms 1, 2.
@@ -159,10 +177,13 @@ class HopfieldAttention(nnx.Module):
         *,
         num_heads: int = 2,
         beta: float = 15.0,
+        scale_beta: bool = True,
         tol: float = 1e-4,
         max_steps: int = 50,
+        min_steps: int = 2,
         stop: Stop = "relative",
         scope: Scope = "query",
+        causal: bool = False,
         gradient: Gradient = "implicit",
         mask_keys: bool = True,
         query_projection: bool = True,
@@ -174,103 +195,116 @@ class HopfieldAttention(nnx.Module):
         _check_heads(width, num_heads)
         check_range(0, ends="()", beta=beta)
         check_stopping(tol, max_steps, 1, stop=stop, gradient=gradient, least=0)
-        if scope not in ("query", "batch"):
-            raise ValueError(f'scope must be "query" or "batch", got {scope!r}')
+        check_count(1, min_steps=min_steps)
+        if scope not in ("query", "text", "batch"):
+            raise ValueError(f'scope must be "query", "text" or "batch", got {scope!r}')
         scale = (width // num_heads) ** -0.5
-        self.beta = beta * scale
-        self.readout_beta = self.beta if readout_beta else scale
-        self.num_heads, self.mask_keys = num_heads, mask_keys
-        self.tol, self.max_steps, self.stop = tol, max_steps, stop
-        self.scope, self.gradient = scope, gradient
+        self.beta = beta * scale if scale_beta else beta
+        self.readout_beta = beta * scale if readout_beta else scale
+        self.num_heads, self.mask_keys, self.causal = num_heads, mask_keys, causal
+        self.tol, self.max_steps, self.min_steps = tol, max_steps, min_steps
+        self.stop, self.scope, self.gradient = stop, scope, gradient
         project = partial(linear, width, width, use_bias=bias, rngs=rngs)
         self.query = project() if query_projection else None
         self.key, self.value = project(), project()
         self.out = project() if output_projection else None
 
-    def weights(self, x: Tokens, mask: Mask | None = None) -> Weights:
+    def weights(self, x: Tokens, mask: AnyMask | None = None) -> Weights:
         """Returns the weights of the read-out, which sum to 1 for each query."""
-        x, mask = _inputs(x, mask, clear=self.mask_keys)
+        x, *masks = self._inputs(x, mask)
         key = _split(self.key(x), self.num_heads)
         # With the identity as values, the output is the weights.
         identity = jnp.broadcast_to(jnp.eye(x.shape[1]), (*key.shape[:3], x.shape[1]))
-        return self.attend(self._queries(x), key, identity, mask).values
+        return self.attend_heads(self._queries(x), key, identity, *masks).values
 
-    def __call__(self, x: Tokens, mask: Mask | None = None) -> AttentionOutput:
-        """Iterates every query, then reads the values out. `mask` is True at real tokens."""
-        x, mask = _inputs(x, mask, clear=self.mask_keys)
+    def __call__(self, x: Tokens, mask: AnyMask | None = None) -> Tokens:
+        """Returns new token vectors."""
+        return self.attend(x, mask).values
+
+    def attend(self, x: Tokens, mask: AnyMask | None = None) -> AttentionOutput:
+        """Iterates every query, reads the values out, and returns them with the keys and counts."""
+        x, *masks = self._inputs(x, mask)
         keys, value = self.key(x), _split(self.value(x), self.num_heads)
         key = _split(keys, self.num_heads)
-        values, num_steps, _, converged = self.attend(self._queries(x), key, value, mask)
+        heads = self.attend_heads(self._queries(x), key, value, *masks)
         # Retrieval is in float32 at least.
-        values = _join(values.astype(keys.dtype))
+        values = _join(heads.values.astype(keys.dtype))
         values = values if self.out is None else self.out(values)
-        return AttentionOutput(values, keys, num_steps, converged)
+        return AttentionOutput(values, keys, heads.num_steps, heads.converged)
+
+    def _inputs(self, x: Tokens, mask: AnyMask | None) -> tuple[Tokens, Mask, Seen]:
+        return _inputs(x, mask, causal=self.causal, store_padding=not self.mask_keys)
 
     def _queries(self, x: Tokens) -> Heads:
         return _split(x if self.query is None else self.query(x), self.num_heads)
 
-    def attend(self, query: Heads, key: Heads, value: Heads, mask: Mask) -> hopfield.Attention:
-        """Retrieves from projected queries and keys, and reads projected values out."""
-        key_mask = mask if self.mask_keys else jnp.ones_like(mask)
-        # The output at padding is not used if keys are masked, so one step is enough.
-        tol = jnp.where(mask | (not self.mask_keys), self.tol, jnp.inf)
-        arrays = (query, key, value, key_mask, tol)
+    def attend_heads(
+        self, query: Heads, key: Heads, value: Heads, real: Mask, seen: Seen
+    ) -> hopfield.Attention:
+        """Retrieves `seen` keys from projected queries, of which padding stops at once."""
         options = {
+            "beta": self.beta,
             "readout_beta": self.readout_beta,
             "max_steps": self.max_steps,
+            "min_steps": self.min_steps,
             "gradient": self.gradient,
             "stop": self.stop,
             "adjoint_max_steps": max(1, self.max_steps),
         }
-        if self.scope == "batch" and self.max_steps > 0:
-            return _attend_together(*arrays[:-1], beta=self.beta, tol=self.tol, **options)
-        heads = _each_head(partial(hopfield.attend, beta=self.beta, **options))
-        tokens, width = key.shape[2:]
-        # With many tokens the core iterates states, with fewer arrays of this size at once.
-        elements = self.num_heads * tokens**2 // (4 if tokens >= 2 * width else 1)
-        return by_groups(heads, *arrays, elements=max(1, elements))
+        if self.scope == "query" or self.max_steps == 0:
+            # The output at padding is not used, so one step is enough.
+            arrays = (query, key, value, seen, jnp.where(real, self.tol, jnp.inf))
+            tokens, width = key.shape[2:]
+            # With many tokens the core iterates states, with fewer arrays of this size at once.
+            elements = self.num_heads * tokens**2 // (4 if tokens >= 2 * width else 1)
+            heads = _each_head(partial(hopfield.attend, **options))
+            return by_groups(heads, *arrays, elements=max(1, elements))
+        together = partial(_attend_together, tol=self.tol, **options)
+        if self.scope == "batch":
+            return together(query, key, value, seen, real)
+        texts = (x[:, None] for x in (query, key, value, seen, real))  # batches of one text
+        return jax.tree.map(lambda x: x[:, 0], jax.vmap(together)(*texts))
 
 
 def _attend_together(
     query: Heads,
     key: Heads,
     value: Heads,
-    mask: Mask,
+    seen: Seen,
+    real: Mask,
     *,
     beta: float,
     readout_beta: float,
     **options: Any,
 ) -> hopfield.Attention:
-    """Iterates all queries until one norm over the batch converges, as the released program."""
+    """Iterates all queries until one norm over the real ones converges."""
     # The changes would not reach the tolerance in bfloat16.
     wide = jnp.promote_types(key.dtype, jnp.float32)
-    params = (key.astype(wide), jnp.asarray(beta, wide), mask)
-    # The norm excludes padding.
-    start = jnp.where(mask[:, None, :, None], query, 0).astype(wide)
+    params = (key.astype(wide), jnp.asarray(beta, wide), seen, real)
+    start = jnp.where(real[:, None, :, None], query, 0).astype(wide)
     attractors, *counts = fixed_point(_update_all, params, start, **options)
     read_out = _each_head(partial(hopfield.attend, beta=readout_beta, max_steps=0))
-    values = read_out(attractors, key, value, mask, jnp.zeros(mask.shape)).values
+    values = read_out(attractors, key, value, seen, jnp.zeros(real.shape)).values
     return hopfield.Attention(values, *(jnp.broadcast_to(x, query.shape[:-1]) for x in counts))
 
 
 def _each_head(fn: Callable[..., hopfield.Attention]) -> Callable[..., hopfield.Attention]:
     """Maps a function of one head over the heads and texts of a batch."""
 
-    def one(query: Array, key: Array, value: Array, mask: Array, tol: Array) -> hopfield.Attention:
-        return fn(query, key, value, mask=mask, tol=tol)
+    def one(query: Array, key: Array, value: Array, seen: Array, tol: Array) -> hopfield.Attention:
+        return fn(query, key, value, mask=seen[0] if len(seen) == 1 else seen, tol=tol)
 
     return jax.vmap(jax.vmap(one, in_axes=(0, 0, 0, None, None)))
 
 
-def _update_all(params: tuple[Heads, Array, Mask], query: Heads) -> Heads:
-    key, beta, mask = params
+def _update_all(params: tuple[Heads, Array, Seen, Mask], query: Heads) -> Heads:
+    key, beta, seen, real = params
 
-    def one(query: Array, key: Array, mask: Array) -> Array:
+    @partial(jnp.vectorize, signature="(d),(k,d),(k)->(d)")
+    def update(query: Array, key: Array, mask: Array) -> Array:
         return hopfield.update(query, key, beta=beta, mask=mask)
 
-    tokens = jax.vmap(one, in_axes=(0, None, None))
-    updated = jax.vmap(jax.vmap(tokens, in_axes=(0, 0, None)))(query, key, mask)
-    return jnp.where(mask[:, None, :, None], updated, 0)
+    return jnp.where(real[:, None, :, None], update(query, key[:, :, None], seen[:, None]), 0)
 
 
 def _scores(queries: Heads, keys: Heads) -> Weights:
@@ -302,8 +336,19 @@ def _check_heads(width: int, num_heads: int) -> None:
         raise ValueError(f"width must be a multiple of num_heads >= 1, got {width} and {num_heads}")
 
 
-def _inputs(x: Tokens, mask: Mask | None, *, clear: bool = True) -> tuple[Tokens, Mask]:
-    """Checks the shapes, and zeroes padding: 0 * nan would reach real tokens."""
+def _inputs(
+    x: Tokens, mask: AnyMask | None, *, causal: bool, store_padding: bool = False
+) -> tuple[Tokens, Mask, Seen]:
+    """Returns the tokens, zeros for padding, which are real, and which keys are seen."""
     check_shapes(x=(x, "batch tokens width"))
-    mask = full_mask(mask, x.shape[:2])
-    return (jnp.where(mask[..., None], x, 0) if clear else jnp.asarray(x)), mask
+    batch, tokens = x.shape[:2]
+    if mask is not None and np.ndim(mask) == 3:
+        seen = full_mask(mask, (batch, tokens, tokens))
+        real = seen.any(1) | seen.any(2)
+    else:
+        real = full_mask(mask, (batch, tokens)) | store_padding
+        seen = real[:, None]
+    if causal:
+        seen = seen & jnp.tri(tokens, dtype=bool)
+    # 0 * nan in padding would reach real tokens.
+    return jnp.where(real[..., None], x, 0), real, seen

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from hopfax.checks import check_count, full_mask
 from hopfax.nn.attention import Key, Mask, SoftmaxAttention, Tokens
 from hopfax.nn.encoder import Block, embedding, mean_of_real
-from hopfax.nn.functional import Functional, functional
+from hopfax.nn.functional import Functional, Layer, functional
 from hopfax.nn.precision import layer_norm, linear
 
 Reading = Literal["mean", "each"]
@@ -40,7 +40,7 @@ def sinusoids(num_tokens: int, width: int) -> Float[np.ndarray, "tokens width"]:
     return waves[:, :width].astype(np.float32)
 
 
-class Decoder(nnx.Module):
+class Decoder(Layer):
     """Causal transformer with ReLU feed-forwards and sinusoidal positions.
 
     Linear layers are initialized with N(0, 0.02^2) and zero biases, embeddings with Xavier's
@@ -94,6 +94,7 @@ class Decoder(nnx.Module):
             dropout=dropout,
             activation=jax.nn.relu,
             drop_hidden=True,
+            drop_output=False,
             rngs=rngs,
         )
         self.blocks = nnx.List([block() for _ in range(num_layers)])

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from hopfax.checks import check_count, check_mask, check_range
 from hopfax.nn.attention import AttentionOutput, Key, Mask, Tokens, Weights, dropout
-from hopfax.nn.functional import scan_modules
+from hopfax.nn.functional import Layer, scan_modules
 from hopfax.nn.precision import layer_norm, linear
 
 Pooling = Literal["mean", "cls"]
@@ -34,8 +34,8 @@ class Attention(Protocol):
         """Returns the attention weights."""
         ...
 
-    def __call__(self, *args: Any, **kwargs: Any) -> AttentionOutput:
-        """Called as `layer(x, mask)`, in training with `key=` if it has a `dropout` above 0."""
+    def attend(self, *args: Any, **kwargs: Any) -> AttentionOutput:
+        """Called as `attend(x, mask)`, in training with `key=` if its `dropout` is above 0."""
         ...
 
 
@@ -78,7 +78,8 @@ class Perturbation(NamedTuple):
 CLEAN = Perturbation()
 
 
-_WEIGHTS = 2  # key of the attention weights' dropout; those of `jax.random.split` are 0 and 1
+# Keys of dropout; those of `jax.random.split` are 0 and 1.
+_WEIGHTS, _HIDDEN, _KEYS = 2, 3, 4
 
 
 def _unchanged(arrays: Any, /, *, dtype: Any = None, inexact: bool = True) -> Any:
@@ -119,7 +120,7 @@ def mean_of_real(hidden: Tokens, mask: Mask) -> Float[Array, "batch width"]:
     return jnp.sum(jnp.where(mask[..., None], hidden, 0), axis=-2) / count
 
 
-class Block(nnx.Module):
+class Block(Layer):
     """Attention and feed-forward, each with a residual connection and a norm.
 
     Args:
@@ -127,7 +128,8 @@ class Block(nnx.Module):
         dropout: Rate on the attention's output and in the feed-forward, in [0, 1). An attention
             layer with its own `dropout` is called with a key.
         activation: Activation of the feed-forward.
-        drop_hidden: Whether the feed-forward's dropout applies to its hidden layer, not its output.
+        drop_hidden: Whether the feed-forward's dropout applies to its hidden layer.
+        drop_output: Whether it applies to its output.
         stop_gradient_keys: Whether the returned keys depend on this layer's parameters only: a
             penalty on them then trains its key projection (and norm) but nothing below.
     """
@@ -142,12 +144,14 @@ class Block(nnx.Module):
         dropout: float,
         activation: Callable[[Array], Array] = gelu,
         drop_hidden: bool = False,
+        drop_output: bool = True,
         epsilon: float = 1e-5,
         stop_gradient_keys: bool = False,
         rngs: nnx.Rngs,
     ):
         self.activation, self.norm_first = activation, norm_first
-        self.dropout, self.drop_hidden = dropout, drop_hidden
+        self.dropout = dropout
+        self.drop_hidden, self.drop_output = drop_hidden, drop_output
         self.stop_gradient_keys = stop_gradient_keys
         self.attention_norm = layer_norm(width, epsilon=epsilon, rngs=rngs)
         self.attention = attention(width, rngs=rngs)
@@ -163,11 +167,12 @@ class Block(nnx.Module):
     def __call__(self, x: Tokens, mask: Mask, *, key: Key = None) -> AttentionOutput:
         """Returns new token vectors (`values`), and the attention's keys and counts."""
         first, second = (None, None) if key is None else jax.random.split(key)
+        third = second if key is None or not self.drop_output else jax.random.fold_in(key, _HIDDEN)
         entry = self.attention_norm(x) if self.norm_first else x
         if key is None or not getattr(self.attention, "dropout", 0):
-            attended = self.attention(entry, mask)
+            attended = self.attention.attend(entry, mask)
         else:
-            attended = self.attention(entry, mask, key=jax.random.fold_in(key, _WEIGHTS))
+            attended = self.attention.attend(entry, mask, key=jax.random.fold_in(key, _WEIGHTS))
         if self.stop_gradient_keys:
             isolated = jax.lax.stop_gradient(x)
             isolated = self.attention_norm(isolated) if self.norm_first else isolated
@@ -176,10 +181,8 @@ class Block(nnx.Module):
         x = x if self.norm_first else self.attention_norm(x)
         entry = self.ff_norm(x) if self.norm_first else x
         hidden = self.activation(self.ff_in(entry))
-        if self.drop_hidden:
-            x = x + self.ff_out(dropout(second, hidden, self.dropout))
-        else:
-            x = x + dropout(second, self.ff_out(hidden), self.dropout)
+        hidden = dropout(third, hidden, self.dropout * self.drop_hidden)
+        x = x + dropout(second, self.ff_out(hidden), self.dropout * self.drop_output)
         return attended._replace(values=x if self.norm_first else self.ff_norm(x))
 
 
@@ -189,7 +192,7 @@ def _described(attention: Callable[..., Attention]) -> dict[str, Any]:
     return {**getattr(attention, "keywords", {}), "name": getattr(layer, "__name__", "")}
 
 
-class Encoder(nnx.Module):
+class Encoder(Layer):
     """Text classifier: embeddings, blocks, pooling and a linear read-out.
 
     Padding must follow the text, since positions count from the first token.
@@ -205,9 +208,13 @@ class Encoder(nnx.Module):
         max_length: Maximum number of tokens of a text.
         norm_first: Pre-LN blocks if True, else post-LN.
         pooling: `"mean"` over real tokens, or `"cls"`: the first token through a tanh layer.
-        dropout: Dropout rate, in [0, 1).
+        dropout: Dropout rate, in [0, 1), of the embeddings, the attention's and the feed-forward's
+            outputs.
+        drop_hidden: Whether the feed-forward's hidden layer has dropout, too.
+        drop_pooled: Whether the classifier's input has dropout, too.
         stop_gradient_keys: Whether a penalty on a layer's keys trains no layer below (see
-            `Block`). The first layer's keys still depend on the embeddings.
+            `Block`). The first layer's keys still depend on the embeddings. In training, the keys
+            are then those of a second pass, from embeddings without dropout.
         padding_idx: Token id whose embedding has no gradient; None for none.
         embedding_norm: Whether a LayerNorm follows the sum of token and position vectors.
         epsilon: Epsilon of all norms.
@@ -242,6 +249,8 @@ class Encoder(nnx.Module):
         norm_first: bool = True,
         pooling: Pooling = "mean",
         dropout: float = 0.1,
+        drop_hidden: bool = False,
+        drop_pooled: bool = True,
         stop_gradient_keys: bool = False,
         padding_idx: int | None = None,
         embedding_norm: bool = True,
@@ -268,7 +277,8 @@ class Encoder(nnx.Module):
         self.embedding_scale, self.separator = embedding_scale, separator
         self.padding_idx = padding_idx
         self.max_length, self.position_offset = max_length, position_offset
-        self.dropout, self.remat = dropout, remat
+        self.dropout, self.drop_pooled = dropout, drop_pooled
+        self.stop_gradient_keys, self.remat = stop_gradient_keys, remat
         self.tokens = embedding(vocab_size, width, rngs=rngs)
         self.positions = embedding(max_length + position_offset, width, rngs=rngs)
         self.types = embedding(num_types, width, rngs=rngs) if num_types else None
@@ -280,6 +290,7 @@ class Encoder(nnx.Module):
             ff_width=ff_width,
             norm_first=norm_first,
             dropout=dropout,
+            drop_hidden=drop_hidden,
             epsilon=epsilon,
             rngs=rngs,
         )
@@ -360,33 +371,36 @@ class Encoder(nnx.Module):
         self, embeddings: Tokens, mask: Mask, types: TokenTypes = None
     ) -> Float[Array, "layers batch tokens width"]:
         """Returns every layer's output, with the arguments of `encode`."""
-        x, states = self._start(embeddings, mask, types), []
-        for block in self.blocks:
-            x = block(x, mask).values
-            states.append(x)
-        return jnp.stack(states)
+        return jnp.stack([values for *_, values in self._walk(embeddings, mask, types)])
 
     def attention_maps(
         self, embeddings: Tokens, mask: Mask, types: TokenTypes = None
     ) -> Float[Array, "layers batch heads queries tokens"]:
         """Returns every layer's attention weights, at the attractors in Hopfield attention."""
-        x, maps = self._start(embeddings, mask, types), []
-        for block in self.blocks:
+        maps = []
+        for block, x, _ in self._walk(embeddings, mask, types):
             entry = block.attention_norm(x) if block.norm_first else x
             maps.append(block.attention.weights(entry, mask))
-            x = block(x, mask).values
         return jnp.stack(maps)
 
+    def _walk(self, embeddings: Tokens, mask: Mask, types: TokenTypes) -> Any:
+        """Yields every layer with its input and output."""
+        values = self._start(embeddings, mask, types)
+        for block in self.blocks:
+            x, values = values, block(values, mask).values
+            yield block, x, values
+
     @property
-    def _masks_keys(self) -> bool:
-        return getattr(self.blocks[0].attention, "mask_keys", True)
+    def stores_padding(self) -> bool:
+        """Whether padding takes part in attention: texts should then be padded to one length."""
+        return not getattr(self.blocks[0].attention, "mask_keys", True)
 
     def _start(self, embeddings: Tokens, mask: Mask, types: TokenTypes) -> Tokens:
         """Returns the blocks' input, with zeros for padding if keys are masked."""
         if recall := self.memory.get("embedding"):
             embeddings = recall(self, embeddings, types)
         # 0 * nan would reach the gradients of shared weights.
-        if self._masks_keys:
+        if not self.stores_padding:
             embeddings = jnp.where(mask[..., None], embeddings, 0)
         return embeddings.astype(self.blocks[0].dtype)
 
@@ -405,7 +419,7 @@ class Encoder(nnx.Module):
             pooled = mean_of_real(hidden, mask)
         else:
             pooled = jnp.tanh(self.pooler(hidden[:, 0]))
-        return self.classifier(dropout(key, pooled, self.dropout))
+        return self.classifier(dropout(key, pooled, self.dropout * self.drop_pooled))
 
     def __call__(
         self,
@@ -419,12 +433,18 @@ class Encoder(nnx.Module):
         keys = (None, None, None) if key is None else jax.random.split(key, 3)
         check_mask(mask, ids.shape)
         tokens = self.embed_tokens(ids)
-        if self._masks_keys:
+        if not self.stores_padding:
             # Padding may have ids outside the vocabulary: 0 * nan would reach the gradients.
             tokens = jnp.where(mask[..., None] | jnp.isfinite(tokens), tokens, 0)
         tokens = tokens if added.token is None else tokens + added.token
         types = self.token_types(ids)
-        embeddings = self.embed(tokens, types, key=keys[0])
-        embeddings = embeddings if added.embedding is None else embeddings + added.embedding
-        encoding = self.encode(embeddings, mask, types, key=keys[1])
+
+        def run(for_embeddings: Key, for_blocks: Key) -> Encoding:
+            embeddings = self.embed(tokens, types, key=for_embeddings)
+            embeddings = embeddings if added.embedding is None else embeddings + added.embedding
+            return self.encode(embeddings, mask, types, key=for_blocks)
+
+        encoding = run(*keys[:2])
+        if key is not None and self.stop_gradient_keys:
+            encoding = encoding._replace(keys=run(None, jax.random.fold_in(key, _KEYS)).keys)
         return Classification(self.classify(encoding.hidden, mask, key=keys[2]), encoding)

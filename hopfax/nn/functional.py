@@ -1,6 +1,8 @@
 """Flax modules as pure functions of nested dicts of parameters."""
 
+import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
@@ -11,6 +13,21 @@ from jaxtyping import Array, PRNGKeyArray
 Module = TypeVar("Module", bound=nnx.Module)
 Params = dict[str, Any]
 Method = str | Callable[..., Any]
+
+
+class _Signature:
+    """The signature of a constructor; instances have that of their `__call__`."""
+
+    def __get__(self, instance: Any, owner: type) -> inspect.Signature:
+        if instance is not None:
+            raise AttributeError("__signature__")
+        return inspect.signature(partial(owner.__init__, None))
+
+
+class Layer(nnx.Module):
+    """An `nnx.Module` that shows its constructor's arguments, which flax's metaclass hides."""
+
+    __signature__ = _Signature()
 
 
 class Functional(NamedTuple, Generic[Module]):

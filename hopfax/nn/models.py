@@ -1,7 +1,8 @@
-"""The papers' models, and the three presets of Robertha."""
+"""The papers' models, and the presets of Robertha."""
 
+import inspect
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -15,29 +16,47 @@ from hopfax.nn.universal import UniversalEncoder
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """The differences between the paper's text, the released program and hopfax on Robertha.
+    """The differences between the paper's text, its algorithms, the released program and hopfax.
 
-    | point | `paper`: the text | `released`: the program | `hopfax` |
-    |---|---|---|---|
-    | heads | 2 | 1 | 2 |
-    | embeddings | Tok + Pos (Algorithm 1) | their LayerNorm | their LayerNorm |
-    | embedding site of noise | Tok + Pos | after the LayerNorm | after the LayerNorm |
-    | blocks | post-LN | pre-LN | pre-LN |
-    | W_Q, W_O | none (the text; Algorithm 1 has a W_Q) | both | both |
-    | biases of the projections | none | all | all |
-    | read-out | softmax(K ξ / √d) (Eq. 13) | with β (Algorithm 2) | with β |
-    | padding keys | masked (the text is silent) | stored patterns | masked |
-    | stop rule | absolute, per query (Eq. 8) | relative, whole batch | relative, per query |
-    | gradient | unrolled | unrolled | implicit |
-    | ESR | (H / log d - α)² | (H - α log d)², pads counted, no layer below trained | as the text |
-    | dropout | 0 (not given) | 0.3 | 0.3 |
-    | embedding of [PAD] | trained | frozen | trained |
+    d is the width of a head.
+
+    | point | `paper`: the text | `algorithm`: 1 and 2 | `released`: the program | `hopfax` |
+    |---|---|---|---|---|
+    | heads | 2 | 2 (one in Algorithm 2) | 1 | 2 |
+    | embeddings | Tok + Pos | Tok + Pos | their LayerNorm | their LayerNorm |
+    | embedding site of noise | Tok + Pos | Tok + Pos | after the LayerNorm | the same |
+    | blocks | post-LN | post-LN | pre-LN | pre-LN |
+    | W_Q, W_O | none | W_Q | both | both |
+    | biases of the projections | none | none | all | all |
+    | inverse temperature of the loop | β (Eq. 7) | β / √d | β / √d | β / √d |
+    | that of the read-out | 1 / √d (Eq. 13) | β / √d | β / √d | β / √d |
+    | change of the states | absolute (Eq. 8) | absolute | relative | relative |
+    | stop together | no queries | those of a text | those of a batch | no queries |
+    | the first step may converge | yes | yes | yes | no |
+    | gradient | unrolled | unrolled | unrolled | implicit |
+    | padding keys | masked (not given) | masked (not given) | stored | masked |
+    | padded length | any | any | `max_length` (128) | any |
+    | noise on padding | without effect | without effect | yes | without effect |
+    | ESR | (H / log d_model - α)² | the same | (H - α log d_model)², with padding | as the text |
+    | ESR's keys in training | the forward pass's | the same | a second pass's (below) | the same |
+    | trained by ESR | all below | all below | the layer's W_K and norm (below) | all below |
+    | dropout rate | 0 (not given) | 0 (not given) | 0.3 | 0.3 |
+    | dropped: embeddings, outputs of attention and feed-forward | - | - | yes | yes |
+    | dropped: hidden layer of the feed-forward | - | - | yes | no |
+    | dropped: input of the classifier | - | - | no | yes |
+    | embedding of [PAD] | trained | trained | frozen | trained |
+    | pooling | mean of real tokens | the same | the same | the same |
+
+    The program's second pass starts from embeddings without dropout, which ESR of the first layer
+    also trains. Presets set no epochs and no test: the paper trains for 30 and tests in batches of
+    1, the program's script trains for 3 and tests in batches of 32, all with the same noise.
 
     Attributes:
         num_heads: See `HopfieldAttention`, as for all not listed here.
-        norm_first: See `Encoder`, as for `embedding_norm`, `padding_idx`, `dropout` and
-            `stop_gradient_keys`.
-        mask_keys: Whether the stored patterns and the ESR spectrum exclude padding.
+        norm_first: See `Encoder`, as for `embedding_norm`, `padding_idx`, `stop_gradient_keys`,
+            `dropout`, `drop_hidden` and `drop_pooled`.
+        mask_keys: Whether the stored patterns and the ESR spectrum exclude padding. If not, pad
+            texts to `max_length`.
         esr_in_nats: Whether ESR compares H with alpha log d, rather than H/log d with alpha.
     """
 
@@ -47,43 +66,36 @@ class Preset:
     output_projection: bool = True
     embedding_norm: bool = True
     bias: bool = True
+    scale_beta: bool = True
     readout_beta: bool = True
     mask_keys: bool = True
     stop: Stop = "relative"
     scope: Scope = "query"
+    min_steps: int = 2
     gradient: Gradient = "implicit"
     stop_gradient_keys: bool = False
     padding_idx: int | None = None
     esr_in_nats: bool = False
     dropout: float = 0.3
+    drop_hidden: bool = False
+    drop_pooled: bool = True
 
 
-PRESETS: Mapping[str, Preset] = MappingProxyType(
-    {
-        "hopfax": Preset(),
-        "paper": Preset(
-            norm_first=False,
-            query_projection=False,
-            output_projection=False,
-            embedding_norm=False,
-            bias=False,
-            readout_beta=False,
-            stop="absolute",
-            gradient="unrolled",
-            dropout=0.0,
-        ),
-        "released": Preset(
-            num_heads=1,
-            mask_keys=False,
-            scope="batch",
-            gradient="unrolled",
-            stop_gradient_keys=True,
-            padding_idx=0,
-            esr_in_nats=True,
-        ),
-    }
+_PAPER = Preset(
+    norm_first=False, query_projection=False, output_projection=False, embedding_norm=False,
+    bias=False, scale_beta=False, readout_beta=False, stop="absolute", min_steps=1,
+    gradient="unrolled", dropout=0.0,
+)  # fmt: skip
+_ALGORITHM = replace(
+    _PAPER, query_projection=True, scale_beta=True, readout_beta=True, scope="text"
 )
-_OF_ENCODER = ("norm_first", "embedding_norm", "stop_gradient_keys", "padding_idx", "dropout")
+_RELEASED = Preset(
+    num_heads=1, mask_keys=False, scope="batch", min_steps=1, gradient="unrolled",
+    stop_gradient_keys=True, padding_idx=0, esr_in_nats=True, drop_hidden=True, drop_pooled=False,
+)  # fmt: skip
+PRESETS: Mapping[str, Preset] = MappingProxyType(
+    {"hopfax": Preset(), "paper": _PAPER, "algorithm": _ALGORITHM, "released": _RELEASED}
+)
 
 
 def find_preset(name: str) -> Preset:
@@ -129,14 +141,7 @@ def universal_bert(
 ) -> Functional[Encoder]:
     """Returns a Universal Transformer of TinyBERT's shape.
 
-    Args:
-        vocab_size: Number of token ids.
-        num_outputs: Classes, or 1 for regression and for scoring choices.
-        num_heads: Number of attention heads.
-        **options: Options of `UniversalEncoder`, which has no `num_layers`.
-
-    Raises:
-        TypeError, ValueError: `init` raises those of `UniversalEncoder`.
+    Args are those of `tinybert`, with options of `UniversalEncoder`, which has no `num_layers`.
 
     Example:
         >>> import jax
@@ -194,7 +199,7 @@ def robertha(
     """
     options = asdict(find_preset(preset) if isinstance(preset, str) else preset)
     del options["esr_in_nats"]  # of the objective
-    encoder = {name: options.pop(name) for name in _OF_ENCODER}
+    encoder = {n: options.pop(n) for n in inspect.signature(Encoder).parameters if n in options}
     attention = partial(HopfieldAttention, beta=beta, tol=tol, max_steps=max_steps, **options)
     return functional(
         lambda rngs: Encoder(

@@ -113,15 +113,12 @@ class UniversalEncoder(Encoder):
         """Returns the final output, as a single layer."""
         return self.encode(embeddings, mask, types).hidden[None]
 
-    def attention_maps(self, embeddings: Tokens, mask: Mask, types: TokenTypes = None) -> Any:
-        """Returns the attention weights of every step, as layers."""
-        x, block, maps = self._start(embeddings, mask, types), self.blocks[0], []
+    def _walk(self, embeddings: Tokens, mask: Mask, types: TokenTypes) -> Any:
+        values, block = self._start(embeddings, mask, types), self.blocks[0]
         for number in range(self.num_steps):
-            x = self._add_step(x, number)
-            entry = block.attention_norm(x) if block.norm_first else x
-            maps.append(block.attention.weights(entry, mask))
-            x = block(x, mask).values
-        return jnp.stack(maps)
+            x = self._add_step(values, number)
+            values = block(x, mask).values
+            yield block, x, values
 
     def _add_step(self, x: Tokens, number: int | Array) -> Tokens:
         """Adds the vector of a step."""

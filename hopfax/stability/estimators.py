@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from hopfax.checks import check_count, check_key, check_range, one_array
+from hopfax.checks import check_count, check_key, check_range, one_array, real_type
 from hopfax.stability.noise import gaussian_pair
 
 Fn = Callable[[Array], Array]
@@ -164,7 +164,7 @@ def estimate_pairs(
         one_rho = lambda rho: pair(key, shape, rho=rho)  # noqa: E731
         first, second = jax.vmap(one_rho, out_axes=(None, 0))(rhos)
         # On the benchmark's network, four points need half the time of pairs for the same error.
-        path = [first, second]
+        path = [first[None], second]
         for _ in range(arc_points - 2):
             path.append(2 * rhos.reshape(-1, *[1] * first.ndim) * path[-1] - path[-2])
         others = jnp.stack(path[1:], axis=1)
@@ -178,13 +178,13 @@ def estimate_pairs(
     def merge(number: Array | int, moments: _Moments) -> _Moments:
         inputs = jax.vmap(draw)(jax.random.split(jax.random.fold_in(key, number), batch_size))
         outputs = one_array(jax.vmap(fn)(inputs.reshape(-1, *inputs.shape[2:])))
-        outputs = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
+        outputs = outputs.astype(real_type(outputs))
         values, sizes = jax.vmap(measure)(outputs.reshape(*inputs.shape[:2], *outputs.shape[1:]))
         weights = number * batch_size + jnp.arange(batch_size) < num_samples
         weights = weights.reshape(-1, *[1] * (values.ndim - 1))
         count = jnp.sum(weights).astype(values.dtype)
         mean = jnp.sum(jnp.where(weights, values, 0), axis=0) / count
-        squares = jnp.sum(jnp.square(jnp.where(weights, values - mean, 0)), axis=0)
+        squares = jnp.sum(jnp.square(jnp.where(weights, values - mean[None], 0)), axis=0)
         # Comparing halves of the batch is faster than comparing neighbors.
         known, sizes = jax.lax.stop_gradient((values, sizes))
         untied = weights[half : 2 * half] & (known[:half] != known[half : 2 * half])
@@ -202,7 +202,8 @@ def estimate_pairs(
     scalars = _Moments(*[jnp.zeros(())] * len(_Moments._fields))
     scalars = scalars._replace(untied=jnp.zeros((), int))  # a float sum of thousands is rounded
     shapes = jax.eval_shape(merge, 0, scalars)
-    start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    # Under `shard_map`, zeros like these vary over the axes of the mesh that the moments vary over.
+    start = jax.tree.map(lambda leaf: jax.lax.full_like(leaf, 0), shapes)
     # Recomputed in the backward pass, which then keeps only a few numbers of each batch.
     step = jax.checkpoint(merge)
     moments = jax.lax.fori_loop(0, full + (num_samples % batch_size > 0), step, start)
@@ -224,8 +225,10 @@ def _standard_error(moments: _Moments, comparisons: int) -> Array:
     as much as those k, or by `size` plus the mean if k is 0. Without ties, it is the usual one.
     """
     count, mean, squares, untied, size = moments
+    size = size.reshape((1,) * (mean.ndim - size.ndim) + size.shape)
     variance, reach = squares / (count - 1), size + jnp.abs(mean)
     # Each sample that differs from the common value makes one comparison without a tie.
+    untied = untied.astype(mean.dtype)
     ties, untied = (comparisons - untied) / comparisons, untied * (count / comparisons)
     few = jnp.maximum(untied / 2, 1)
     usual = jnp.sqrt(variance / count * (1 + 2 * ties / few))

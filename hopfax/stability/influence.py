@@ -54,7 +54,7 @@ def total_influence(
     def flip(key: PRNGKeyArray, shape: tuple[int, ...], *, rho: Array) -> tuple[Array, Array]:
         """Bits, and a copy with bit number `rho` flipped."""
         bits = jax.random.rademacher(key, shape, jnp.result_type(float))
-        return bits, jnp.where(jnp.arange(num_bits) == rho, -bits, bits)
+        return bits, jnp.where(jnp.arange(num_bits) == rho.astype(int), -bits, bits)
 
     def changes(outputs: Array) -> tuple[Array, Array]:
         size = num_bits * jnp.sum(jnp.square(outputs[0, 0]))

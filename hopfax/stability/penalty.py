@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from hopfax.checks import check_count, check_range
+from hopfax.checks import check_count, check_range, real_type
 from hopfax.stability.noise import Rho, bonami_beckner_pair
 
 
@@ -56,8 +56,9 @@ def stability_penalty(
             f"{probs.shape} and {noisy_probs.shape}"
         )
     # Adding nan to both makes the gradients of both nan; adding 0 changes nothing.
-    wrong = _nan_unless_probs(probs) + _nan_unless_probs(noisy_probs)
-    agreement = jnp.sum((probs + wrong) * (noisy_probs + wrong), axis=-1)
+    dtype = real_type(probs, noisy_probs)
+    wrong = (_nan_unless_probs(probs) + _nan_unless_probs(noisy_probs)).astype(dtype)
+    agreement = jnp.sum((probs.astype(dtype) + wrong) * (noisy_probs.astype(dtype) + wrong), -1)
     return -agreement if stabilize else agreement
 
 
@@ -151,7 +152,7 @@ def stability_regularizer(
 
 def _nan_unless_probs(probs: Array) -> Float[Array, "... 1"]:
     """Returns 0 for distributions and nan for other values, such as logits."""
-    tolerance = max(1e-3, 4 * float(jnp.finfo(jnp.promote_types(probs.dtype, jnp.bfloat16)).eps))
+    tolerance = max(1e-3, 4 * float(jnp.finfo(probs.dtype).eps))
     total = jnp.sum(probs, axis=-1, keepdims=True, dtype=jnp.float32)
     low = jnp.min(probs, axis=-1, keepdims=True)
     valid = (jnp.abs(total - 1) <= tolerance) & (low >= -tolerance)

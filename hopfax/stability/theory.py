@@ -218,7 +218,11 @@ def attention_overlap(rho: Numbers, *, num_tokens: int) -> Float[Array, "..."]:
     """
     check_range(-1, 1, rho=rho)
     check_count(1, num_tokens=num_tokens)
-    rho = jnp.asarray(rho, jnp.result_type(float))
+    return _overlaps(jnp.asarray(rho, jnp.result_type(float)), num_tokens=num_tokens)
+
+
+@partial(jax.jit, static_argnames="num_tokens")
+def _overlaps(rho: Array, *, num_tokens: int) -> Array:
     one = partial(_overlap, num_tokens=num_tokens)
     # One correlation at a time: the quadrature of each takes 2.6 MB.
     inside = jax.lax.map(jax.checkpoint(one), jnp.square(rho).reshape(-1)).reshape(rho.shape)
@@ -428,15 +432,15 @@ def _overlap(r: Array, *, num_tokens: int) -> Array:
     total = reach * nodes * jnp.sqrt((1 + r) / 2)
     # The integrand is even in the difference: integrate over half.
     difference = reach / 2 * (nodes + 1) * jnp.sqrt((1 - r) / 2)
-    first = jnp.asarray(total[:, None] + difference)
-    second = jnp.asarray(total[:, None] - difference)
+    first = jnp.add.outer(total, difference)
+    second = jnp.subtract.outer(total, difference)
     below = jnp.clip(_bivariate_cdf(first, second, r), 0, 1)
-    weight = (
-        jnp.asarray(reach * weights * np.exp(-np.square(reach * nodes) / 2))[:, None]
-        * jnp.asarray(reach * weights * np.exp(-np.square(reach / 2 * (nodes + 1)) / 2))
-        / (2 * jnp.pi)
+    densities = (
+        reach * weights * np.exp(-np.square(ends) / 2)
+        for ends in (reach * nodes, reach / 2 * (nodes + 1))
     )
-    overlap = num_tokens * jnp.sum(weight.astype(below.dtype) * below ** (num_tokens - 1))
+    weight = jnp.asarray(np.outer(*densities) / (2 * np.pi), below.dtype)
+    overlap = num_tokens * jnp.sum(weight * below ** (num_tokens - 1))
     return 1 - (1 - overlap) * beyond
 
 

@@ -294,8 +294,7 @@ def _predict_batch(
         of_token = jnp.sqrt(jnp.mean(jnp.square(signal), axis=-1))
         scales = jnp.ones_like(of_token), jnp.broadcast_to(rms[:, None], mask.shape), of_token
         sigma = level * jax.lax.select_n(protocol, *scales)
-        # Models that do not mask their keys read padding.
-        noise = jnp.where(mask[..., None], sigma[..., None] * draws, 0.0)
+        noise = sigma[..., None] * draws  # on padding too, for models that store it
         return signal + noise, power(signal), power(noise)
 
     def keep(signal: Array) -> tuple[Array, Array, Array]:
@@ -348,7 +347,8 @@ def predict(
         batch_size: Rows per call; None for a size that suits the device, at most 8,192 tokens.
             With the `released` preset, which stops all queries by one norm over the batch,
             predictions depend on it: use that of the released program, which however has no
-            padding rows in the last batch.
+            padding rows in the last batch. That preset also depends on the padded length: pad all
+            texts to `max_length`.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed, see `hopfax.train.interrupt`.

@@ -42,7 +42,8 @@ def white_box(
         vocabulary: Tokens and their ids.
         regression: Whether labels are scores.
         max_length: Maximum number of tokens of a text, in [5, model's positions].
-        lengths: Padded lengths, increasing; those above `max_length` count as `max_length`.
+        lengths: Padded lengths, increasing; those above `max_length` count as `max_length`. Models
+            that store padding always have `max_length`.
         batch_sizes: Batch sizes, increasing. Only the smallest may be less than half full.
 
     Raises:
@@ -83,7 +84,8 @@ def white_box(
         raise ValueError(f"max_length must be in [5, {positions}], got {max_length}")
     tokenizer, bare = text_tokenizer(vocabulary), text_tokenizer(vocabulary)
     tokenizer.enable_truncation(max_length, strategy="longest_first")
-    edges = (*(edge for edge in lengths if edge < max_length), max_length)
+    one_length = model.apply(params, method=lambda network: network.stores_padding)
+    edges = (*(edge for edge in lengths if edge < max_length and not one_length), max_length)
 
     def run(
         texts: Sequence[Text], labels: Sequence[Label], with_gradient: bool

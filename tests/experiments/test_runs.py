@@ -266,6 +266,12 @@ def test_padded_lengths_are_those_of_the_training_rows(trained):
     train, test = cells.buckets(data._replace(test=long), 128, data.train, long)
     np.testing.assert_array_equal(train[0].ids, rows[0][0].ids)
     assert [bucket.ids.shape[-1] for bucket in test] == [128]
+    # Models that store padding read texts of one length.
+    for name in ("robertha", "robertha-algorithm", "robertha-released"):
+        one_length = replace(trained[2].spec, model=variant(name).settings()).stores_padding
+        assert one_length == (name == "robertha-released")
+        (train,) = cells.buckets(data, 128, data.train, one_length=one_length)
+        assert (train[0].ids.shape[-1] == 128) == one_length
 
 
 def test_a_gpu_gets_few_padded_lengths(trained, monkeypatch):

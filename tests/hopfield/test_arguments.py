@@ -114,12 +114,12 @@ def test_beta_and_mask(call, options, error, words):
         (
             TypeError,
             "must be real, got complex",
-            lambda: hopfield.update(1j * STATE, PATTERNS, beta=1.0),
+            lambda: hopfield.update(STATE.astype(complex), PATTERNS, beta=1.0),
         ),
         (
             TypeError,
             "must be real, got complex",
-            lambda: hopfield.gaussian_noise(KEY, 1j * PATTERNS, sigma=1.0),
+            lambda: hopfield.gaussian_noise(KEY, PATTERNS.astype(complex), sigma=1.0),
         ),
         (
             ValueError,
@@ -144,7 +144,11 @@ def test_beta_and_mask(call, options, error, words):
                 ({"log_prior": [0, np.inf, 0]}, "log_prior must be finite or -inf, got inf"),
             )
         ),
-        (TypeError, "must be real, got complex", partial(denoise, patterns=1j * PATTERNS)),
+        (
+            TypeError,
+            "must be real, got complex",
+            partial(denoise, patterns=PATTERNS.astype(complex)),
+        ),
         (TypeError, "must be real, got complex", partial(denoise, log_prior=1j * np.ones(3))),
         *(
             (ValueError, words, partial(normalized, **options))
@@ -193,9 +197,17 @@ def test_beta_and_mask(call, options, error, words):
             r"must have shape \(tokens, width\) and \(patterns, width\)",
             lambda: hopfield.estimate_sigma(STATE, PATTERNS),
         ),
-        (TypeError, "must be real", lambda: hopfield.estimate_sigma(1j * PATTERNS, PATTERNS)),
-        (TypeError, "must be real", lambda: hopfield.key_spectrum(1j * PATTERNS)),
-        (TypeError, "must be real", lambda: hopfield.matched_sigma(1j * PATTERNS, snr_db=0.0)),
+        (
+            TypeError,
+            "must be real",
+            lambda: hopfield.estimate_sigma(PATTERNS.astype(complex), PATTERNS),
+        ),
+        (TypeError, "must be real", lambda: hopfield.key_spectrum(PATTERNS.astype(complex))),
+        (
+            TypeError,
+            "must be real",
+            lambda: hopfield.matched_sigma(PATTERNS.astype(complex), snr_db=0.0),
+        ),
         *(
             (ValueError, words, partial(hopfield.forward_backward, *map(np.ones, shapes)))
             for shapes, words in (
@@ -241,3 +253,12 @@ def test_lists_and_integers_are_accepted():
 def test_a_constant_beta_is_checked_under_jit(call):
     with pytest.raises(ValueError, match="beta must be > 0 and finite, got -1"):
         jax.jit(lambda: call(beta=-1.0))()
+
+
+def test_no_infinite_number_where_jax_debugs_them():
+    mask = jnp.array([True, True, False])
+    loss = partial(hopfield.denoise, patterns=PATTERNS)
+    with jax.debug_infs(True):
+        for options in ({"sigma": 1.0, "mask": mask}, {"sigma": 1.0, "block_size": 2}, {}):
+            jax.grad(lambda x, options=options: loss(x, **options).value.sum())(STATE)
+        jax.grad(lambda x: hopfield.attend(x, x, x, beta=1.0, mask=mask).values.sum())(PATTERNS)

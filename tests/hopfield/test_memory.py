@@ -62,6 +62,33 @@ def test_denoise_is_the_posterior_mean(sigma, block_size, options):
     np.testing.assert_allclose(exact.value, value, rtol=1e-9)
 
 
+@pytest.mark.parametrize("sigma", [1.0, 1e-3, 3e-5, 1e-6])
+@pytest.mark.parametrize("norm", [0.1, 100.0])
+def test_roundings_within_a_program_do_not_matter(rng, norm, sigma):
+    """A program computes scores twice, and their roundings differ by more than 1 here."""
+    table = norm / 8 * rng.normal(size=(500, 64))
+    noisy = table[:4] + min(sigma, norm / 80) * rng.normal(size=(4, 64))
+
+    def loss(noisy, table, sigma, block_size):
+        denoise = partial(hopfield.denoise, patterns=table, sigma=sigma, block_size=block_size)
+        found = jax.vmap(denoise)(noisy)
+        return jnp.sum(found.value[:, 0]) / norm + jnp.sum(found.probability), found
+
+    def run(dtype, block_size):
+        arrays = (jnp.asarray(x, dtype) for x in (noisy, table))
+        grad = jax.jit(jax.grad(partial(loss, block_size=block_size), (0, 2), has_aux=True))
+        return grad(*arrays, jnp.asarray(sigma, dtype))
+
+    with jax.enable_x64(True):
+        slopes, exact = jax.tree.map(np.asarray, run(jnp.float64, None))
+    for block_size in (None, 37):
+        gradients, found = run(jnp.float32, block_size)
+        np.testing.assert_allclose(found.value, exact.value, atol=1e-5 * norm)
+        np.testing.assert_allclose(found.probability, exact.probability, atol=1e-5)
+        for gradient, slope in zip(gradients, slopes, strict=True):
+            np.testing.assert_allclose(gradient, slope, rtol=1e-3, atol=1e-5 / sigma)
+
+
 def test_with_equal_norms_it_is_one_update():
     patterns = PATTERNS / np.linalg.norm(PATTERNS, axis=1, keepdims=True)
     got = hopfield.denoise(QUERY, patterns, sigma=0.5, block_size=7).value
@@ -265,7 +292,7 @@ def test_the_recovery_bound_is_below_the_recovery_rate(prior):
     decode = jax.vmap(
         jax.vmap(partial(hopfield.denoise, patterns=PATTERNS, sigma=sigma, log_prior=prior))
     )
-    rate = np.mean(decode(PATTERNS + noise).index == np.arange(COUNT), axis=0)
+    rate = np.mean(decode(PATTERNS[None] + noise).index == np.arange(COUNT)[None], axis=0)
     error = 5 * np.sqrt(0.25 / count)
     assert (bound <= rate + error).all()
     assert (bound > 0.9).sum() > COUNT / 2  # and not a trivial one

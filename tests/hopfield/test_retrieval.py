@@ -1,10 +1,13 @@
 """Energy, update and retrieval against the paper's equations and their limits."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+from jax import export
 
 from hopfax import hopfield
 
@@ -75,6 +78,22 @@ def test_beta_selects_between_one_pattern_and_the_mean(patterns, query):
     np.testing.assert_allclose(found.value, patterns.mean(0), atol=1e-5)
 
 
+@pytest.mark.parametrize("width", [1, 16])
+@pytest.mark.parametrize("beta", [1e9, 1e30])
+def test_a_huge_beta_selects_the_best_pattern(rng, width, beta):
+    rows, queries = (jnp.asarray(rng.normal(size=(n, width)), jnp.float32) for n in (12, 3))
+    for mask in (np.ones(12, bool), np.arange(12) % 3 > 0):
+        best = np.where(mask, queries @ rows.T, -np.inf).argmax(1)
+        update = jax.jit(partial(hopfield.update, patterns=rows, beta=beta, mask=mask))
+        step = partial(hopfield.retrieve, patterns=rows, beta=beta, mask=mask, max_steps=1)
+        paths = partial(hopfield.trajectory, patterns=rows, beta=beta, mask=mask)
+        for got in (jax.vmap(update)(queries), jax.vmap(step)(queries).value):
+            np.testing.assert_array_equal(got, rows[best])
+        assert np.isfinite(jax.vmap(paths)(queries).energies).all()
+        read = hopfield.attend(queries, rows, rows, beta=beta, mask=mask, max_steps=0)
+        np.testing.assert_array_equal(read.values, rows[best])
+
+
 def test_a_saddle_is_a_fixed_point_too():
     # The paper's Theorem 1 promises a stationary point: this one is no minimum.
     patterns, saddle = jnp.array([[1.0, 1.0], [-1.0, 1.0]]), jnp.array([0.0, 1.0])
@@ -135,6 +154,11 @@ def test_gradients_of_one_pass_are_central_differences(x64, patterns, query, fn)
     gradients = jax.jit(jax.grad(value, argnums=(0, 1, 2)))(*arguments)
     for gradient, measured in zip(gradients, central_differences(value, arguments), strict=True):
         np.testing.assert_allclose(gradient, measured, rtol=1e-6, atol=1e-8)
+
+
+def test_the_gradient_is_zero_where_all_weight_is_on_one_pattern():
+    slope = jax.grad(lambda query: jnp.sum(hopfield.update(query, jnp.eye(3), beta=40.0)))
+    np.testing.assert_allclose(slope(jnp.array([1.0, 0.1, 0.0])), 0, atol=1e-6)
 
 
 @BOTH
@@ -246,6 +270,23 @@ def test_nothing_but_padding(query):
     assert hopfield.energy(query, rows, beta=2.0, mask=mask) == np.inf
     slope = jax.grad(lambda s: hopfield.energy(s, rows, beta=2.0, mask=mask))(jnp.asarray(query))
     assert np.isfinite(slope).all()
+
+
+@BOTH
+def test_a_symbolic_number_of_patterns_can_be_exported(patterns, query, gradient):
+    (count,) = export.symbolic_shape("n")
+    spec = jax.ShapeDtypeStruct((count, 4), jnp.float32)
+    query, patterns = jnp.asarray(query, jnp.float32), jnp.asarray(patterns, jnp.float32)
+
+    def loss(rows, query):
+        options = {"beta": 1.0, "mask": rows[:, 0] < 9, "gradient": gradient}
+        attended = hopfield.attend(query[None], rows, rows, **options).values
+        return jnp.sum(attended) + jnp.sum(hopfield.retrieve(query, rows, **options).value)
+
+    exported = export.export(jax.jit(jax.grad(loss)))(spec, query)
+    np.testing.assert_allclose(
+        exported.call(patterns, query), jax.grad(loss)(patterns, query), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_two_patterns_of_unequal_length_by_hand(x64):

@@ -190,7 +190,7 @@ def test_broken_keys_do_not_pass_for_constant_ones(rng, bad):
 
 def test_jit_equals_eager_and_vmap_equals_a_loop(rng):
     keys = jnp.asarray(rng.normal(size=(3, 6, 4)))
-    masks = jnp.arange(6) < jnp.array([6, 4, 1])[:, None]
+    masks = jnp.arange(6)[None] < jnp.array([6, 4, 1])[:, None]
 
     def run(k, m):
         return hopfield.key_spectrum(k, mask=m), measure.__wrapped__(k, m)

@@ -1,5 +1,6 @@
-"""Wrong options and inputs of layers and models are errors that name them."""
+"""Options of layers and models; wrong ones and wrong inputs are errors that name them."""
 
+import inspect
 from functools import partial
 
 import jax
@@ -9,6 +10,8 @@ import pytest
 from flax import nnx
 
 from hopfax import nn
+from hopfax.nn.encoder import Block
+from hopfax.nn.universal import UniversalEncoder
 
 SIZES = {"width": 6, "num_layers": 1, "ff_width": 8, "max_length": 8}
 X, MASK = jnp.ones((2, 5, 6)), np.ones((2, 5), bool)
@@ -37,19 +40,13 @@ softmax = partial(attention, nn.SoftmaxAttention)
 @pytest.mark.parametrize(
     ("call", "options", "message"),
     [
-        *(
-            (call, {"num_heads": 4}, "multiple of num_heads >= 1, got 6 and 4")
-            for call in (attention, softmax, decoder)
-        ),
-        *(
-            (call, {"num_heads": 0}, "multiple of num_heads >= 1, got 6 and 0")
-            for call in (attention, softmax)
-        ),
-        (attention, {"beta": 0.0}, "beta must be > 0 and finite, got 0.0"),
+        (attention, {"num_heads": 4}, "multiple of num_heads >= 1, got 6 and 4"),
+        (softmax, {"num_heads": 0}, "multiple of num_heads >= 1, got 6 and 0"),
         (attention, {"beta": np.nan}, "beta must be > 0 and finite, got nan"),
         (attention, {"tol": -1.0}, "tol must be >= 0, got -1.0"),
         (softmax, {"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
-        (attention, {"scope": "token"}, r'"query" or "batch", got \'token\''),
+        (attention, {"scope": "token"}, r'"query", "text" or "batch", got \'token\''),
+        (attention, {"min_steps": 0}, "min_steps must be >= 1, got 0"),
         (attention, {"max_steps": -1}, "got -1"),
         (attention, {"stop": "soon"}, "got 'soon'"),
         (attention, {"gradient": "exact"}, "got 'exact'"),
@@ -67,7 +64,11 @@ softmax = partial(attention, nn.SoftmaxAttention)
             {"stop_gradient_keys": True},
             "stop_gradient_keys must be False",
         ),
-        (nn.find_preset, {"name": "Paper"}, "one of hopfax, paper, released, got 'Paper'"),
+        (
+            nn.find_preset,
+            {"name": "Paper"},
+            "one of hopfax, paper, algorithm, released, got 'Paper'",
+        ),
         (
             partial(nn.with_precision, tinybert()),
             {"precision": "float16"},
@@ -91,9 +92,22 @@ def test_options(call, options, message):
     [
         (X[0], MASK[0], ValueError, r"x must have shape \(batch, tokens, width\), got"),
         (X, MASK[:, None, None], ValueError, r"mask must have shape \(2, 5\), got"),
+        (X, MASK[:, None], ValueError, r"mask must have shape \(2, 5, 5\), got \(2, 1, 5\)"),
         (X, np.ones((2, 5)), TypeError, "mask must be boolean, True where real, got float"),
     ],
 )
 def test_inputs_of_attention(call, x, mask, error, words):
     with pytest.raises(error, match=words):
         call(x=x, mask=mask)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [each for each in vars(nn).values() if isinstance(each, type) and issubclass(each, nnx.Module)]
+    + [Block, UniversalEncoder],
+)
+def test_modules_show_the_arguments_of_their_constructors(module):
+    _, *expected = inspect.signature(module.__init__).parameters.values()
+    assert [*inspect.signature(module).parameters.values()] == expected
+    _, *expected = inspect.signature(module.__call__).parameters.values()
+    assert [*inspect.signature(object.__new__(module)).parameters.values()] == expected

@@ -10,8 +10,8 @@ import pytest
 from flax import nnx
 from nn.slow import attend, project
 
-from hopfax import hopfield
-from hopfax.nn import PRESETS, HopfieldAttention, SoftmaxAttention, functional, robertha
+from hopfax import hopfield, nn
+from hopfax.nn import PRESETS, HopfieldAttention, SoftmaxAttention, robertha
 
 WIDTH, BETA = 6, 3.0
 MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], bool)
@@ -20,6 +20,12 @@ MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], bool)
 @pytest.fixture
 def x(rng):
     return rng.normal(size=(*MASK.shape, WIDTH))
+
+
+def functional(build):
+    """Returns a layer as functions, with its counts."""
+    layer = nn.functional(build)
+    return layer._replace(apply=partial(layer.apply, method="attend"))
 
 
 def softmax_layer(**options):
@@ -93,12 +99,13 @@ def test_queries_are_retrieved_independently(x64, x, redraw, name):
     converged = np.zeros(counts.shape, bool)
 
     def move(b, h, t, query, keys):
+        beta, relative = (BETA / np.sqrt(WIDTH / 2), True) if name == "hopfax" else (BETA, False)
         state, counts[b, h, t], converged[b, h, t] = oracles.retrieve(
-            query, keys, BETA / np.sqrt(WIDTH / 2), relative=name == "hopfax"
+            query, keys, beta, relative=relative
         )
         return state
 
-    # Eq. 13, the paper's read-out, has no beta.
+    # In the paper, Eq. 7 has no factor 1/sqrt(d), and Eq. 13, the read-out, has no beta.
     expected = attend(params, x, MASK, beta=BETA if name == "hopfax" else 1.0, move=move)
     output = layer.apply(params, x, MASK)
     np.testing.assert_allclose(output.values[MASK], expected[MASK], rtol=1e-9)
@@ -116,11 +123,11 @@ LAYERS = {
 }
 
 
-def evaluation(layer):
+def evaluation(layer, mask=MASK):
     """Returns a function of the layer's output, and gradients of its outputs at real tokens."""
 
     def run(params, x):
-        output = layer.apply(params, x, MASK)
+        output = layer.apply(params, x, mask)
         weights = jnp.cos(jnp.arange(x.size).reshape(x.shape))
         return jnp.sum(jnp.where(MASK[..., None], weights * output.values, 0)), output
 
@@ -176,8 +183,10 @@ def test_the_gradient_has_as_many_terms_as_there_are_updates(rng):
         head = partial(hopfield.attend, beta=layer.beta, max_steps=2, adjoint_max_steps=terms)
         return jnp.sum(jnp.sin(jax.vmap(jax.vmap(head))(query, key, value).values))
 
+    mask = jnp.ones((2, 5), bool)
+
     def by_layer(key):
-        return jnp.sum(jnp.sin(layer.attend(query, key, value, jnp.ones((2, 5), bool)).values))
+        return jnp.sum(jnp.sin(layer.attend_heads(query, key, value, mask, mask[:, None]).values))
 
     slope, two, many = jax.grad(by_layer)(key), *(jax.grad(by_core)(key, n) for n in (2, 1000))
     np.testing.assert_allclose(slope, two, rtol=1e-4, atol=1e-6)
@@ -252,33 +261,93 @@ def test_jit_equals_eager_and_texts_are_independent(x, redraw, name):
         assert alone.num_steps[0].tolist() == eager.num_steps[1].tolist()
 
 
-def test_one_norm_over_real_tokens_stops_a_batch(x64, rng, redraw):
-    layer = hopfield_layer(scope="batch", num_heads=1)
+@pytest.mark.parametrize(
+    ("layer", "relative", "groups"),
+    [
+        (preset_layer("algorithm"), False, [[0], [1], [2]]),
+        (preset_layer("released"), True, [[0, 1, 2]]),
+        (hopfield_layer(scope="batch", min_steps=1), True, [[0, 1, 2]]),
+    ],
+    ids=["algorithm", "released", "batch"],
+)
+def test_queries_that_stop_together_do_so_by_one_norm(x64, rng, redraw, layer, relative, groups):
+    """Over all heads, and over real tokens unless padding is stored."""
+    module = layer.apply(redraw(layer), method=lambda module: module)
+    heads = module.num_heads
     mask = np.arange(5) < np.array([[2], [3], [2]])
+    real = mask | (not module.mask_keys)
     run = jax.jit(lambda params, x: layer.apply(params, x, mask))
-    for _ in range(10):  # in a third of the draws, padding would change the count
+    for _ in range(5):  # in a third of the draws, padding would change the count
         params, x = redraw(layer, scale=1.0, dtype=np.float64), rng.normal(size=(3, 5, WIDTH))
-        state, keys = project(params, "query", x), project(params, "key", x)
-        for count in range(1, 51):  # noqa: B007
-            before = state.copy()
-            for b, t in zip(*np.nonzero(mask), strict=True):
-                state[b, t] = oracles.update(before[b, t], keys[b, mask[b]], BETA / WIDTH**0.5)
-            change = np.linalg.norm((state - before)[mask]) / np.linalg.norm(before[mask])
-            if change <= 1e-4:
-                break
-        output = run(params, x)
-        assert set(output.num_steps.ravel().tolist()) == {count}
-        move = partial(lambda state, b, h, t, *_: state[b, t], state)
-        expected = attend(params, x, mask, num_heads=1, beta=BETA, move=move)
-        np.testing.assert_allclose(output.values[mask], expected[mask], rtol=1e-8)
+        split = (3, 5, heads, WIDTH // heads)
+        state, keys = (project(params, name, x).reshape(split) for name in ("query", "key"))
+        output, beta = run(params, x), BETA / (WIDTH // heads) ** 0.5
+        for group in groups:
+            moved, rows = state[group], real[group]
+            for count in range(1, 51):  # noqa: B007
+                before = moved.copy()
+                for place, text in enumerate(group):
+                    for t, h in np.ndindex(5, heads):
+                        own = keys[text, real[text], h]
+                        moved[place, t, h] = oracles.update(before[place, t, h], own, beta)
+                change = np.linalg.norm((moved - before)[rows])
+                if change <= 1e-4 * (np.linalg.norm(before[rows]) if relative else 1):
+                    break
+            assert set(np.asarray(output.num_steps[np.array(group)]).ravel().tolist()) == {count}
+            state[group] = moved
+        move = partial(lambda state, b, h, t, *_: state[b, t, h], state)
+        expected = attend(params, x, real, num_heads=heads, beta=BETA, move=move)
+        np.testing.assert_allclose(output.values[real], expected[real], rtol=1e-8)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_query_at_its_attractor_takes_one_step_but_in_hopfax(name):
+    layer = preset_layer(name)
+    shapes = jax.eval_shape(layer.init, jax.random.key(0))
+    same = jax.tree.map(lambda leaf: jnp.eye(WIDTH) if leaf.ndim > 1 else jnp.zeros(WIDTH), shapes)
+    output = layer.apply(same, jnp.ones((1, 1, WIDTH)))
+    assert set(output.num_steps.ravel().tolist()) == {2 if name == "hopfax" else 1}
+    assert output.converged.all()
+
+
+CAUSAL = {
+    "softmax": softmax_layer,
+    "query": hopfield_layer,
+    "text": partial(hopfield_layer, scope="text", max_steps=4),
+}
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_causal_layers_are_the_same_on_a_prefix_and_with_a_mask_per_query(x64, x, redraw, name):
+    causal, free = CAUSAL[name](causal=True), CAUSAL[name]()
+    params = redraw(causal, dtype=np.float64)
+    output, slopes = evaluation(causal)(params, x)
+    assert np.abs(output.values - free.apply(params, x, MASK).values)[MASK].max() > 1e-3
+    real = np.broadcast_to(MASK[:, None], output.num_steps.shape)
+    filled = np.where(MASK[..., None], x, [7.0, np.nan, np.inf] * 2)
+    pairs = np.tri(5, dtype=bool) & MASK[:, None] & MASK[..., None]
+    for layer, mask in ((causal, MASK), (free, pairs)):
+        other, others = evaluation(layer, mask)(params, filled)
+        np.testing.assert_allclose(other.values[MASK], output.values[MASK], rtol=1e-12)
+        assert other.num_steps[real].tolist() == output.num_steps[real].tolist()
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-8, atol=1e-12), others, slopes)
+        assert not others[1][~MASK].any()
+    if name == "text":  # all of a text count for its stop rule
+        return
+    for length in (1, 3):
+        prefix = causal.apply(params, x[:, :length], MASK[:, :length])
+        np.testing.assert_allclose(prefix.values, output.values[:, :length], rtol=1e-10)
+        assert prefix.num_steps.tolist() == output.num_steps[..., :length].tolist()
 
 
 @pytest.mark.parametrize("layer", [SoftmaxAttention, HopfieldAttention])
-def test_without_a_mask_all_tokens_are_real(x, layer):
-    attend = layer(WIDTH, rngs=nnx.Rngs(0))
-    np.testing.assert_array_equal(attend(x).values, attend(x, np.ones_like(MASK)).values)
+def test_layers_take_and_return_arrays_and_without_a_mask_all_tokens_are_real(x, layer):
+    layer = layer(WIDTH, rngs=nnx.Rngs(0))
+    first, last = (nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(seed)) for seed in (1, 2))
+    output = nnx.Sequential(first, layer, last)(x, rngs=nnx.Rngs(3))
+    np.testing.assert_array_equal(output, last(layer.attend(first(x), np.ones_like(MASK)).values))
 
 
 def test_texts_may_have_no_tokens():
     x, mask = np.zeros((2, 0, 4), np.float32), np.zeros((2, 0), bool)
-    assert HopfieldAttention(4, rngs=nnx.Rngs(0))(x, mask).values.shape == (2, 0, 4)
+    assert HopfieldAttention(4, rngs=nnx.Rngs(0))(x, mask).shape == (2, 0, 4)

@@ -21,7 +21,7 @@ from hopfax.nn import (
     tinybert,
 )
 from hopfax.nn.attention import dropout
-from hopfax.nn.encoder import _WEIGHTS, Block, Perturbation
+from hopfax.nn.encoder import _HIDDEN, _WEIGHTS, Block, Perturbation
 from hopfax.nn.models import universal_bert
 
 SMALL = {"width": 8, "num_layers": 1, "ff_width": 12, "max_length": 8}
@@ -136,41 +136,47 @@ def test_dropout_depends_on_the_key(redraw, make):
     np.testing.assert_allclose(logits(still, key=jax.random.key(0)), plain, rtol=1e-5, atol=1e-6)
 
 
-def test_sites_of_dropout(bind):
-    """BERT drops the feed-forward's output, the decoder its hidden layer (Appendix J.1)."""
-    bert, reader = tinybert(10, 3, **SMALL), decoder(10, 3, width=8, num_layers=1)
-    for model, hidden in ((bert, False), (reader, True)):
-        block = bind(model).blocks[0]
-        assert block.attention.dropout == block.dropout == 0.1
-        # With its attention's output zeroed the block is its feed-forward.
-        x, key = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 8))), jax.random.key(3)
-        for part in (block.attention.out.kernel, block.attention.out.bias):
-            part[...] = jnp.zeros_like(part)
-        values = block(x, MASK, key=key).values
-        entry = block.attention_norm(x)
-        inner, drop = block.ff_in(entry), partial(dropout, jax.random.split(key)[1], rate=0.1)
-        inner = block.activation(inner)
-        change = block.ff_out(drop(inner)) if hidden else drop(block.ff_out(inner))
-        np.testing.assert_allclose(values, block.ff_norm(entry + change), rtol=1e-5, atol=1e-6)
-    x = jnp.ones((1, 3, 8))
-    assert (bind(bert).embed(x, key=key) == 0).any()
+@pytest.mark.parametrize(
+    ("model", "hidden", "output"),
+    [
+        (tinybert(10, 3, **SMALL), 0.0, 0.1),
+        (decoder(10, 3, width=8, num_layers=1), 0.1, 0.0),  # Appendix J.1
+        (tinybert(10, 3, drop_hidden=True, **SMALL), 0.1, 0.1),
+    ],
+    ids=["bert", "decoder", "both"],
+)
+def test_sites_of_dropout_in_a_block(bind, model, hidden, output):
+    block, key = bind(model).blocks[0], jax.random.key(3)
+    assert block.attention.dropout == block.dropout == 0.1
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 8)), jnp.float32)
+    first, second = jax.random.split(key)
+    third = jax.random.fold_in(key, _HIDDEN) if hidden and output else second
+    attended = block.attention(x, MASK, key=jax.random.fold_in(key, _WEIGHTS))
+    entry = block.attention_norm(x + dropout(first, attended, 0.1))
+    inner = dropout(third, block.activation(block.ff_in(entry)), hidden)
+    expected = block.ff_norm(entry + dropout(second, block.ff_out(inner), output))
+    values = block(x, MASK, key=key).values
+    np.testing.assert_allclose(values[MASK], expected[MASK], rtol=1e-4, atol=1e-5)
+
+
+def test_embeddings_and_the_pooled_vector_are_dropped(bind):
+    network, x, key = bind(tinybert(10, 3, **SMALL)), jnp.ones((2, 5, 8)), jax.random.key(3)
+    assert (network.embed(x, key=key) == 0).any()
+    assert (network.classify(x, MASK, key=key) != network.classify(x, MASK)).any()
     assert "key" not in inspect.signature(Decoder.embed).parameters
 
 
-def test_the_attentions_output_and_the_pooled_vector_are_dropped(bind):
-    bert, reader = tinybert(10, 3, **SMALL), decoder(10, 3, width=8, num_layers=1)
-    for model in (bert, reader):
-        block = bind(model).blocks[0]
-        x, key = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 8))), jax.random.key(3)
-        # With its feed-forward's output zeroed, the block is its attention.
-        for part in (block.ff_out.kernel, block.ff_out.bias):
-            part[...] = jnp.zeros_like(part)
-        attended = block.attention(x, MASK, key=jax.random.fold_in(key, _WEIGHTS)).values
-        entry = block.attention_norm(x + dropout(jax.random.split(key)[0], attended, 0.1))
-        values = block(x, MASK, key=key).values
-        np.testing.assert_allclose(values[MASK], block.ff_norm(entry)[MASK], rtol=1e-5, atol=1e-6)
-    network = bind(bert)
-    assert (network.classify(x, MASK, key=key) != network.classify(x, MASK)).any()
+def test_the_released_program_trains_without_dropout_of_keys_and_pooled_vector(redraw):
+    model = robertha(10, 3, preset="released", **SMALL | {"num_layers": 2})
+    params, keys = redraw(model), (None, jax.random.key(0), jax.random.key(1))
+    clean, one, other = (model.apply(params, jnp.asarray(IDS), MASK, key=key) for key in keys)
+    for trained in (one, other):
+        # ESR's keys come from embeddings without dropout, through blocks with it.
+        np.testing.assert_allclose(trained.encoding.keys[0], clean.encoding.keys[0], atol=1e-5)
+        assert np.abs(trained.encoding.keys[1] - clean.encoding.keys[1]).max() > 1e-2
+        logits = model.apply(params, trained.encoding.hidden, MASK, method="classify")
+        np.testing.assert_allclose(trained.logits, logits, atol=1e-5)
+    assert np.abs(one.logits - other.logits).max() > 1e-2
 
 
 @pytest.mark.parametrize("make", [partial(encoder, SoftmaxAttention), partial(decoder, 10, 3)])
@@ -295,7 +301,7 @@ def test_attention_maps_are_the_weights_of_the_values(layer, bind):
     attention, x = network.blocks[0].attention, network.blocks[0].attention_norm(embeddings)
     values = attention.value(jnp.where(MASK[..., None], x, 0)).reshape(2, 5, 2, 3)
     mixed = jnp.einsum("bhqk,bkhd->bqhd", maps[0], values).reshape(2, 5, 6)
-    expected = attention(x, jnp.asarray(MASK)).values
+    expected = attention(x, jnp.asarray(MASK))
     np.testing.assert_allclose(attention.out(mixed)[MASK], expected[MASK], atol=1e-6)
 
 

@@ -27,27 +27,23 @@ def count(model):
 
 
 def test_presets_are_those_of_the_design():
-    names = ("hopfax", "paper", "released")
-    assert tuple(PRESETS) == names
-    expected = {
-        "num_heads": (2, 2, 1),
-        "norm_first": (True, False, True),
-        "query_projection": (True, False, True),
-        "output_projection": (True, False, True),
-        "embedding_norm": (True, False, True),
-        "bias": (True, False, True),
-        "readout_beta": (True, False, True),
-        "mask_keys": (True, True, False),
-        "stop": ("relative", "absolute", "relative"),
-        "scope": ("query", "query", "batch"),
-        "gradient": ("implicit", "unrolled", "unrolled"),
-        "stop_gradient_keys": (False, False, True),
-        "padding_idx": (None, None, 0),
-        "esr_in_nats": (False, False, True),
-        "dropout": (0.3, 0.0, 0.3),
-    }
-    presets = [dataclasses.asdict(find_preset(name)) for name in names]
-    assert {field: tuple(preset[field] for preset in presets) for field in presets[0]} == expected
+    assert tuple(PRESETS) == ("hopfax", "paper", "algorithm", "released")
+    default = dataclasses.asdict(find_preset("hopfax"))
+    paper, algorithm, released = (
+        dict(dataclasses.asdict(find_preset(name)).items() - default.items())
+        for name in ("paper", "algorithm", "released")
+    )
+    absent = ("norm_first", "output_projection", "embedding_norm", "bias")
+    common = {**dict.fromkeys(absent, False), "stop": "absolute", "min_steps": 1}
+    common |= {"gradient": "unrolled", "dropout": 0.0}
+    own = dict.fromkeys(("query_projection", "scale_beta", "readout_beta"), False)
+    assert paper == common | own
+    assert algorithm == common | {"scope": "text"}
+    assert released == {
+        "num_heads": 1, "mask_keys": False, "scope": "batch", "min_steps": 1,
+        "gradient": "unrolled", "stop_gradient_keys": True, "padding_idx": 0,
+        "esr_in_nats": True, "drop_hidden": True, "drop_pooled": False,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
@@ -64,8 +60,8 @@ def test_models_have_the_options_of_their_preset(preset):
     assert [block.norm_first for block in network.blocks] == [preset.norm_first] * 2
     layer = network.blocks[1].attention
     scale = (8 / preset.num_heads) ** -0.5
-    np.testing.assert_allclose(layer.beta, 7 * scale)
-    assert layer.readout_beta == (layer.beta if preset.readout_beta else scale)
+    np.testing.assert_allclose(layer.beta, 7 * (scale if preset.scale_beta else 1))
+    np.testing.assert_allclose(layer.readout_beta, scale * (7 if preset.readout_beta else 1))
 
 
 def test_tinybert_is_post_norm_with_a_pooler():

@@ -124,4 +124,4 @@ def test_truth_tables_are_of_scalars():
 def test_functions_return_real_numbers(call):
     bits = {"num_bits": 2} if call is stability.walsh_weights else {}
     with pytest.raises(TypeError, match="fn must return real numbers, got complex64"):
-        call(fn=lambda x: 1j * x[0], **bits)
+        call(fn=lambda x: x[0].astype(complex), **bits)

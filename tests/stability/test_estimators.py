@@ -171,7 +171,7 @@ def test_error_bars_cover_events_that_occur_rarely_or_never(arc_points):
     options = {"shape": (1,), "rho": RHO, "num_samples": 500, "arc_points": arc_points}
 
     def estimate(level, key):
-        return noise_stability(lambda x: (x[0] > level) * 1.0, key, **options)
+        return noise_stability(lambda x: (x[0] > level).astype(float), key, **options)
 
     over_keys = jax.vmap(estimate, (None, 0))
     estimates = jax.jit(jax.vmap(over_keys, (0, None)))(levels, jax.random.split(KEY, 400))
@@ -184,7 +184,7 @@ def test_error_bars_cover_events_that_occur_rarely_or_never(arc_points):
 def test_one_sample_that_differs_counts_as_three():
     count, levels = 1000, np.linspace(2, 4.5, 200)
     estimate = noise_stability(
-        lambda x: (x[0] > levels) * 1.0,
+        lambda x: (x[0] > levels).astype(float),
         KEY, shape=(1,), rho=1.0, num_samples=count, per_output=True,
     )  # fmt: skip
     once = np.round(estimate.mean * count) == 1

@@ -110,7 +110,7 @@ def test_gradients_pass_through_both_outputs():
     slope = jax.grad(loss)(TABLE, True)
     eps = 1e-2
     # Rows keep their sum.
-    direction = jax.random.normal(jax.random.key(1), (3, 1)) * jnp.array([1.0, -1.0])
+    direction = jax.random.normal(jax.random.key(1), (3, 1)) * jnp.array([[1.0, -1.0]])
     ends = [loss(TABLE + sign * eps * direction, True) for sign in (1, -1)]
     np.testing.assert_allclose(
         (ends[0] - ends[1]) / (2 * eps), jnp.sum(slope * direction), rtol=1e-3

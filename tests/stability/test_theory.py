@@ -1,6 +1,7 @@
 """The paper's formulas against Monte Carlo, closed forms and each other."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -138,7 +139,7 @@ def test_with_itself_to_attend_to_a_token_is_as_stable_as_its_input(scores, rho)
     root = jax.random.normal(for_scores, (width, width))
     w = jnp.eye(width) if scores == "identity" else root @ root.T
     values = jax.random.normal(for_values, (width, 8))
-    values /= jnp.linalg.norm(values, axis=0)
+    values /= jnp.linalg.norm(values, axis=0, keepdims=True)
 
     def layer(x):
         return jax.nn.softmax(x @ w @ x.T) @ x @ values / (tokens * 8) ** 0.5
@@ -157,12 +158,12 @@ def test_moment_interval_holds():
     moments = np.array([(1 / math.sqrt(2 * math.pi), 0.5), (0, 1), (2, 6), (0.5, 0.5)])
 
     def fn(x):
-        return jnp.stack([jnp.maximum(x[0], 0), x[0], x[0] ** 2 + 1, x[0] > 0])
+        return jnp.stack([jnp.maximum(x[0], 0), x[0], x[0] ** 2 + 1, jnp.heaviside(x[0], 0.0)])
 
     rhos = jnp.array([-0.7, 0.0, 0.4, 1.0])
     found = noise_stability(fn, KEY, shape=(1,), rho=rhos, num_samples=20_000, per_output=True)
     low, high = theory.moment_interval(
-        rhos[:, None], mean=moments[:, 0], second_moment=moments[:, 1]
+        rhos[:, None], mean=moments[None, :, 0], second_moment=moments[None, :, 1]
     )
     slack = 5 * found.standard_error + 1e-5
     assert np.all((low - slack <= found.mean) & (found.mean <= high + slack))
@@ -184,7 +185,9 @@ def test_lemma_11_is_an_equality():
 
     options = {"shape": (3,), "rho": rhos, "num_samples": 20_000, "per_output": True}
     found = noise_stability(jax.nn.relu, KEY, pair=pair, **options)
-    expected = theory.relu_process_stability(rhos[:, None], mean=mean, std=std, scale=scale)
+    expected = theory.relu_process_stability(
+        rhos[:, None], mean=mean[None], std=std[None], scale=scale[None]
+    )
     assert np.all(np.abs(found.mean - expected) < 5 * found.standard_error)
     assert np.all(found.standard_error < 0.04 * expected)
 
@@ -227,3 +230,9 @@ def test_attention_interval_tightens_and_widens_to_its_limits():
     np.testing.assert_allclose(high, (8 * factor - 2 / factor) / 16, rtol=1e-6)
     low, high = theory.attention_interval(8.0, 0.0, bound=10.0, **sizes)
     assert low == 0 and high == np.inf
+
+
+def test_no_nan_where_jax_debugs_them():
+    with jax.debug_nans(True):
+        slopes = jax.vmap(jax.grad(partial(theory.attention_stability, num_tokens=4)))
+        assert np.isfinite(slopes(jnp.linspace(-1, 1, 5))).all()

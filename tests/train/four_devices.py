@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import tiny
 
+from hopfax import hopfield, stability
 from hopfax.train import loop
 from hopfax.train.checkpoint import Checkpoints
 from hopfax.train.evaluate import Noise, make_predictor, predict
@@ -82,6 +83,42 @@ def run(folder, sharding, *, killed=False):
     }
 
 
+def core():
+    """Values and gradients of core functions: on one device, by `shard_map`, on explicit axes."""
+    draw = lambda seed, *shape: jax.random.normal(jax.random.key(seed), shape)  # noqa: E731
+    rows, patterns, spec = draw(0, 8, 5), draw(1, 6, 5), jax.P("devices")
+
+    def most(rows, patterns):
+        retrieve, unrolled = (
+            jax.vmap(partial(hopfield.retrieve, beta=2.0, gradient=gradient), (0, None))
+            for gradient in ("implicit", "unrolled")
+        )
+        attend = partial(hopfield.attend, beta=2.0)
+        twice = jnp.concatenate([patterns, patterns])
+        read = attend(rows, patterns, patterns).values + attend(rows, twice, twice).values
+        options = {"shape": (5,), "rho": 0.5, "num_samples": 50, "batch_size": 20}
+        fn, key = lambda x: jnp.sin(x @ patterns[0]), jax.random.key(2)
+        total = read + stability.noise_stability(fn, key, **options).mean
+        return total + retrieve(rows, patterns).value + unrolled(rows, patterns).value
+
+    def all_of(rows, patterns):  # with explicit axes, jax cannot look up an index of each row
+        denoise = jax.vmap(partial(hopfield.denoise, sigma=1.0, block_size=4), (0, None))
+        return most(rows, patterns) + denoise(rows, patterns).value
+
+    def run(fn, rows):
+        loss = lambda rows, patterns: jnp.sum(jnp.square(fn(rows, patterns)))  # noqa: E731
+        gradients = jax.jit(jax.grad(loss, (0, 1)))(rows, patterns)
+        return [np.asarray(x) for x in (jax.jit(fn)(rows, patterns), *gradients)]
+
+    mesh = jax.make_mesh((4,), ("devices",), axis_types=(jax.sharding.AxisType.Auto,))
+    mapped = jax.shard_map(all_of, mesh=mesh, in_specs=(spec, jax.P()), out_specs=spec)
+    results = {"shard_map": [*run(all_of, rows), *run(mapped, rows)]}
+    expected = run(most, rows)
+    with jax.set_mesh(jax.make_mesh((4,), ("devices",))):
+        results["explicit axes"] = [*expected, *run(most, jax.device_put(rows, spec))]
+    return results
+
+
 def main(folder):
     folder = Path(folder)
     assert len(jax.local_devices()) == 4
@@ -103,4 +140,6 @@ def main(folder):
     flat = {
         f"{run}: {name}": part for run, parts in results.items() for name, part in parts.items()
     }
+    for name, arrays in core().items():
+        flat |= {f"{name}: {number}": array for number, array in enumerate(arrays)}
     np.savez(folder / "results.npz", **flat)

@@ -140,12 +140,12 @@ def test_seeds_draw_independently_and_as_if_alone():
     ("model", "choices"),
     [
         (tiny.softmax(1), 2),
-        # This preset's patterns include padding, so that noise there would affect real tokens.
+        # This preset's patterns include padding, so that noise there affects real tokens.
         (tiny.hopfield(preset="released", max_steps=4), 1),
     ],
     ids=["choices", "unmasked"],
 )
-def test_choices_have_independent_draws_and_padding_has_none(model, choices):
+def test_choices_have_independent_draws_and_padding_too(model, choices):
     rows = tiny.encoded(3, choices=choices, longest=9)
     (bucket,) = bucketed(rows, boundaries=(12,))
     weights, noise = tiny.lively(model), Noise("embedding", "sigma", 0.8, draw=3)
@@ -157,8 +157,7 @@ def test_choices_have_independent_draws_and_padding_has_none(model, choices):
     for row in range(3):
         mask = np.arange(12) < rows.lengths[row][:, None]
         added = [0.8 * draws(row, 3, choice=choice) for choice in range(choices)]
-        added = np.where(mask[..., None], added, 0)
-        logits = stages(model, weights, bucket.ids[row], mask, 0.0, added)[2]
+        logits = stages(model, weights, bucket.ids[row], mask, 0.0, np.stack(added))[2]
         np.testing.assert_allclose(predictions.logits[0, row], logits.ravel(), rtol=1e-4, atol=1e-4)
 
 

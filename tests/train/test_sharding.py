@@ -11,6 +11,7 @@ from hopfax.train.sharding import make_sharding
 
 RESUMED = ("one resumed", "seeds resumed", "batch resumed")
 RUNS = ("one", "seeds", "batch", *RESUMED)
+CORE = ("shard_map", "explicit axes")
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +32,15 @@ def runs(tmp_path_factory):
     with np.load(folder / "results.npz") as results:
         return {
             run: {key.split(": ")[1]: results[key] for key in results if key.startswith(f"{run}: ")}
-            for run in RUNS
+            for run in (*RUNS, *CORE)
         }
+
+
+@pytest.mark.parametrize("name", CORE)
+def test_core_functions_and_gradients_are_those_of_one_device(runs, name):
+    for number in range(3):
+        expected, got = runs[name][str(number)], runs[name][str(number + 3)]
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", RUNS[1:])

@@ -107,6 +107,16 @@ def test_the_memory_at_the_embedding_site_knows_the_token_types():
     assert losses.mean() == pytest.approx(float(expected), rel=1e-3)
 
 
+def test_models_that_store_padding_read_texts_of_one_length():
+    model = tiny.robertha(VOCABULARY.size, 2, preset="released", **SIZES)
+    attacked = [
+        victim(model, tiny.lively(model), lengths=lengths, batch_sizes=(1,))
+        for lengths in ((12, 24), (24,))
+    ]
+    one, other = (each.loss(TEXTS[:1], [0]) for each in attacked)
+    assert one.tolist() == other.tolist()
+
+
 def test_losses_do_not_depend_on_batches_or_gradients():
     texts, labels = TEXTS * 5, [0, 1, 1, 0] * 5
     many, single = (victim(*bag(), batch_sizes=sizes) for sizes in ((2, 8), (1,)))

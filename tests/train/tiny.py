@@ -109,7 +109,7 @@ class Bag(NamedTuple):
     """A bag of words with the stages of an encoder, which compiles fast."""
 
     params: dict
-    embedding_scale = 1.0
+    embedding_scale, stores_padding = 1.0, False
 
     def embed_tokens(self, ids):
         return self.params["tokens"]["embedding"][ids]

@@ -100,7 +100,7 @@ def hopfax_call(
     mask = jax.numpy.ones((key.shape[0], key.shape[2]), bool)
 
     def forward(key: jax.Array, value: jax.Array) -> jax.Array:
-        return layer.attend(query, key, value, mask)[0]
+        return layer.attend_heads(query, key, value, mask, mask[:, None])[0]
 
     def both(key: jax.Array, value: jax.Array) -> Any:
         output, pull = jax.vjp(forward, key, value)
