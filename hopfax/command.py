@@ -22,6 +22,7 @@ import hopfax
 from hopfax import stability
 from hopfax.classifier import Classifier, encode_texts
 from hopfax.data import (
+    Encoded,
     WordPiece,
     bucket_boundaries,
     bucketed,
@@ -33,6 +34,7 @@ from hopfax.data import (
 from hopfax.data.tokenize import is_blank, text_tokenizer
 from hopfax.hub import model_folder, read_json
 from hopfax.nn import Params, Pretrained, load_pretrained, recall, text_classifier
+from hopfax.nn.pooling import Pooling
 from hopfax.optional import optional_import
 from hopfax.train.evaluate import add_noise, rows_per_call
 from hopfax.train.metrics import with_interval
@@ -54,8 +56,8 @@ class TextEncoder:
     """An encoder as a function of texts: a saved `Classifier`, or a pretrained model.
 
     The output is the labels' probabilities, a regression model's score, or, without labels, the
-    text's embedding, scaled to norm 1: the last hidden state, averaged over tokens, or that of the
-    first token if `1_Pooling/config.json` says so.
+    text's embedding as `modules.json` of sentence-transformers defines it, by default the mean of
+    the last hidden state, scaled to norm 1.
 
     Args:
         name: Folder of `Classifier.save`, or a BERT, RoBERTa, GPT-2 or Gemma-2 by folder or name on
@@ -72,8 +74,8 @@ class TextEncoder:
     """
 
     def __init__(self, name: str | os.PathLike[str]):
-        folder = model_folder(name)
-        self.pooling = _pooling(folder)
+        self.pooling = Pooling(model_folder(name))
+        folder = self.pooling.folder
         self.labels: tuple[str, ...] = ()
         self.causal: Pretrained | None = None
         self.memory: str | None = None
@@ -102,6 +104,23 @@ class TextEncoder:
                 next(iter(net.memory), None),
             ),
         )
+
+    @property
+    def _prompt_length(self) -> int:
+        """Number of tokens that are not pooled."""
+        if self.pooling.include_prompt or not self.pooling.prompt:
+            return 0
+        ids, special = (
+            text_tokenizer(self.vocabulary).encode(text).ids for text in (self.pooling.prompt, "")
+        )
+        return len(ids) - (ids[-1] in special)
+
+    def encode(self, texts: Sequence[Any]) -> Encoded:
+        """Tokenizes texts; for embeddings, with the model's prompt."""
+        longest = min(self.max_length, self.pooling.max_length or self.max_length)
+        if not self.labels:
+            texts = [self.pooling.prepare(x) if isinstance(x, str) else x for x in texts]
+        return encode_texts(texts, self.vocabulary, max_length=longest)
 
     def embed_tokens(self, params: Params, ids: Array) -> Array:
         """Returns the token embeddings, the *token* site."""
@@ -135,8 +154,7 @@ class TextEncoder:
         if self.labels and layer is None:
             logits = self.apply(params, hidden, mask, method="classify")
             return logits if len(self.labels) == 1 else jax.nn.softmax(logits)
-        mean = jnp.sum(jnp.where(mask[..., None], hidden, 0), axis=1)
-        pooled = hidden[:, 0] if self.pooling == "cls" else mean
+        pooled = self.pooling(hidden, mask, skip=self._prompt_length)
         return pooled / jnp.linalg.norm(pooled, axis=-1, keepdims=True)
 
     def _batch(
@@ -178,7 +196,7 @@ class TextEncoder:
                 `hopfax.nn.recall`; or `"replacement"`, tokens drawn anew.
             level: Signal-to-noise ratio in dB, or ρ: a token is kept with probability (1 + ρ)/2.
         """
-        encoded = encode_texts(texts, self.vocabulary, max_length=self.max_length)
+        encoded = self.encode(texts)
         edges = bucket_boundaries(encoded.lengths, max_buckets=3, max_length=self.max_length)
         parts, order = [], []
         for bucket in bucketed(encoded, boundaries=edges, pad_id=self.vocabulary.pad_id):
@@ -382,7 +400,7 @@ def influence(flags: argparse.Namespace) -> Path:
     if is_blank(flags.text):
         raise ValueError("SENTENCE must not be empty")
     encoder = TextEncoder(flags.folder)
-    encoded = encode_texts([flags.text], encoder.vocabulary, max_length=encoder.max_length)
+    encoded = encoder.encode([flags.text])
     ids, params = jnp.asarray(encoded.ids[0]), encoder.params
     mask, tokens = jnp.ones(ids.shape, bool), encoder.embed_tokens(params, ids)
 
@@ -449,23 +467,6 @@ def _progress(parts: Sequence[Any]) -> Iterator[Any]:
         for number, part in enumerate(parts, start=1):
             yield part
             progress.update(number)
-
-
-def _pooling(folder: Path) -> str:
-    """Returns how a sentence encoder pools its states: "mean", or "cls" for the first one."""
-    path = folder / "1_Pooling" / "config.json"
-    if not path.is_file():
-        return "mean"
-    # Older files have a flag for each mode. The length of a mean does not matter.
-    kinds = {"mean": "mean", "mean_tokens": "mean", "mean_sqrt_len_tokens": "mean",
-             "cls": "cls", "cls_token": "cls"}  # fmt: skip
-    config = read_json(path)
-    flags = [key for key, value in config.items() if value is True and "pooling_mode_" in key]
-    modes = config.get("pooling_mode", [each.removeprefix("pooling_mode_") for each in flags])
-    modes = modes or ["mean"] if isinstance(modes, list) else [modes]
-    if len(modes) != 1 or modes[0] not in list(kinds):  # modes may be unhashable
-        raise ValueError(f"{path} must have one pooling mode, mean or cls, got {modes}")
-    return kinds[modes[0]]
 
 
 def _words(vocabulary: WordPiece, ids: np.ndarray) -> list[str]:

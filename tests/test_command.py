@@ -472,39 +472,25 @@ def test_the_embedding_of_a_text_is_its_mean_hidden_state(encoder):
         np.testing.assert_allclose(output, mean / np.linalg.norm(mean), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("pooling", "mode"),
-    [
-        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
-        ({"pooling_mode_mean_sqrt_len_tokens": True, "include_prompt": True}, "mean"),
-        ({"pooling_mode_mean_tokens": False}, "mean"),
-        ({"pooling_mode": "cls"}, "cls"),
-        ({"pooling_mode": ["mean", "cls"]}, None),
-        ({"pooling_mode": 3}, None),
-        ({"pooling_mode": [["mean"]]}, None),
-        ({"pooling_mode_max_tokens": True}, None),
-    ],
-)
-def test_the_pooling_is_read_from_the_folder(tmp_path, pooling, mode):
-    folder = tiny_folder(tmp_path / "bert", "bert")
-    (folder / "1_Pooling").mkdir()
-    write(folder / "1_Pooling/config.json", json.dumps({"embedding_dimension": 8} | pooling))
-    if mode is None:
-        with pytest.raises(ValueError, match="must have one pooling mode, mean or cls, got"):
-            command.TextEncoder(folder)
-        return
-    assert command.TextEncoder(folder).pooling == mode
-
-
-def test_the_embedding_may_be_the_first_token_s(tmp_path):
-    folder = tiny_folder(tmp_path / "bert", "bert")
-    (folder / "1_Pooling").mkdir()
-    write(folder / "1_Pooling/config.json", '{"embedding_dimension": 8, "pooling_mode": "cls"}')
-    model, ids = load_pretrained(folder), np.array([[2, 4, 5, 3]])
-    (states,) = model.forward(model.embed(ids), np.ones(ids.shape)).output
-    (output,) = command.TextEncoder(folder).outputs(["a b"])
-    expected = states[0] / np.linalg.norm(states[0])
-    np.testing.assert_allclose(output, expected, rtol=1e-4, atol=1e-5)
+def test_sentence_transformers_embed_texts_with_a_prompt_and_a_maximum_length(tmp_path):
+    folder, kinds = tiny_folder(tmp_path / "bert", "bert"), {"": "Transformer", "p": "Pooling"}
+    modules = [
+        {"path": path, "type": f"sentence_transformers.models.{kind}"}
+        for path, kind in kinds.items()
+    ]
+    (folder / "p").mkdir()
+    for name, content in (
+        ("modules", modules),
+        ("p/config", {"pooling_mode": "cls", "include_prompt": False}),
+        ("sentence_bert_config", {"max_seq_length": 6}),
+        ("config_sentence_transformers", {"prompts": {"q": "a b "}, "default_prompt_name": "q"}),
+    ):
+        write(folder / f"{name}.json", json.dumps(content))
+    model, ids = load_pretrained(folder), np.array([[2, 4, 5, 6, 7, 3]])  # [CLS] a b c d [SEP]
+    with pytest.warns(UserWarning, match="more than 6 tokens"):
+        (output,) = command.TextEncoder(folder).outputs(["c d e f"])
+    expected = model.forward(model.embed(ids), np.ones(ids.shape)).output[0, 3]  # of c
+    np.testing.assert_allclose(output, expected / np.linalg.norm(expected), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("model", ["classifier", "encoder"])
