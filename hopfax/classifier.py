@@ -4,6 +4,7 @@ import json
 import math
 import os
 import reprlib
+import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
@@ -219,7 +220,7 @@ class Classifier:
             raise ValueError(f"attention must be {' or '.join(_ATTENTION)}, got {name}")
         if folder.exists():
             raise FileExistsError(f"{folder} exists")
-        unfinished = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+        unfinished = folder.with_name(f"{folder.name}.{secrets.token_hex(8)}.partial")
         try:
             unfinished.mkdir(parents=True)
         except OSError as error:

@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import shutil
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -222,9 +223,9 @@ def fill(
             show(1)
             results.append(_results(job, history, final))
             curves.append(_medians(job, history))
-            report.write_results(folder, pd.concat(results))
-            text = pd.concat(curves).to_csv(index=False, lineterminator="\n")
-            write_whole(folder / "curves.csv", text)
+            report.write_results(folder, pd.concat(results), complete=len(results) == len(jobs))
+    text = pd.concat(curves).to_csv(index=False, lineterminator="\n")
+    write_whole(folder / "curves.csv", text)
     report.write_report(folder, page(folder))
     return folder
 
@@ -254,14 +255,20 @@ def train_arm(
     }
     name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
     stored, partial = root / f"{name}.npz", root / f"{name}.partial"
-    if not stored.exists():
+    if partial.exists() or not stored.exists():
         with locked(partial):
             if not stored.exists():  # another process may have stored it meanwhile
                 _store(job, settings, stored, partial, on_progress)
-    with np.load(stored, allow_pickle=False) as arrays:
-        history = Epoch(*(arrays[field] for field in Epoch._fields))
-        final = {key.removeprefix(FINAL): arrays[key] for key in arrays if key.startswith(FINAL)}
-    return history, final
+            shutil.rmtree(partial)
+    try:
+        with stored.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            history = Epoch(*(arrays[field] for field in Epoch._fields))
+            ends = {key.removeprefix(FINAL): arrays[key] for key in arrays if key.startswith(FINAL)}
+        return history, ends
+    except Exception as error:  # damaged archives raise errors of many classes
+        warnings.warn(f"{stored} is damaged and trained again ({error})", stacklevel=2)
+        stored.unlink()
+        return train_arm(root, job, on_progress=on_progress)
 
 
 def _store(
@@ -276,7 +283,6 @@ def _store(
     canonical = np.array(json.dumps(settings, sort_keys=True))
     np.savez_compressed(buffer, settings=canonical, **as_float)  # pyright: ignore[reportArgumentType]
     write_whole(stored, buffer.getvalue())
-    shutil.rmtree(partial)
 
 
 def train_runs(

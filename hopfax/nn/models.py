@@ -158,9 +158,8 @@ def _bert(
 ) -> Functional[Encoder]:
     options = {"norm_first": False, "pooling": "cls", "epsilon": 1e-12, "dropout": 0.1, **options}
     attention = partial(SoftmaxAttention, num_heads=num_heads, dropout=options["dropout"])
-    return functional(
-        lambda rngs: kind(vocab_size, num_outputs, attention=attention, rngs=rngs, **options)
-    )
+    # Not a lambda, so that a model can be pickled.
+    return functional(partial(kind, vocab_size, num_outputs, attention=attention, **options))
 
 
 def robertha(
@@ -201,8 +200,5 @@ def robertha(
     del options["esr_in_nats"]  # of the objective
     encoder = {n: options.pop(n) for n in inspect.signature(Encoder).parameters if n in options}
     attention = partial(HopfieldAttention, beta=beta, tol=tol, max_steps=max_steps, **options)
-    return functional(
-        lambda rngs: Encoder(
-            vocab_size, num_outputs, attention=attention, rngs=rngs, **encoder, **sizes
-        )
-    )
+    options = {"attention": attention, **encoder, **sizes}
+    return functional(partial(Encoder, vocab_size, num_outputs, **options))
