@@ -105,7 +105,7 @@ def opened(config: Config) -> Cell:
     folder = Path(config.run).resolve()
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"--run must be the folder of a run, got {config.run}")
-    document = read_config(folder)
+    document = read_config(folder, "experiment", "config")
     modules = {"robustness": robustness, "fine-tuning": fine_tuning}
     if document["experiment"] not in modules:
         raise ValueError(f"--run must be of {' or '.join(modules)}, got {document['experiment']}")

@@ -43,7 +43,7 @@ def open_run(experiment: str, config: Any, *, plan: Mapping[str, Any] | None = N
     origins = []
     if path.exists():
         try:
-            origins = read_config(folder)["provenance"]
+            origins = read_config(folder, "experiment", "config", "provenance")["provenance"]
         except ValueError as error:
             warnings.warn(f"{error}; written again, without earlier sessions", stacklevel=2)
     origin = provenance()
@@ -108,13 +108,13 @@ def plain(value: Any) -> Any:
     raise TypeError(f"a configuration must hold only numbers, text and lists, got {value!r}")
 
 
-def read_config(folder: str | Path) -> dict[str, Any]:
+def read_config(folder: str | Path, *fields: str) -> dict[str, Any]:
     """Reads `config.json` of a run: experiment, config, plan, and provenance by session.
 
-    Raises a ValueError that names the file if it is damaged.
+    Raises a ValueError that names the file if it is damaged or lacks one of the fields.
     """
     document = read_json(path := Path(folder) / "config.json")
-    if not document.keys() >= {"experiment", "config", "provenance"}:
+    if not document.keys() >= set(fields):
         raise ValueError(f"{path} is not that of a run, it has {', '.join(document)}")
     return document
 

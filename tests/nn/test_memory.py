@@ -71,7 +71,7 @@ def test_hidden_states_use_the_memory_in_bfloat16_too():
 
 
 @pytest.mark.parametrize("sigma", [None, 0.7, np.linspace(0.5, 1.0, 6).reshape(2, 3)])
-def test_recall_is_denoise_of_every_token_with_its_prior_and_scale(sigma):
+def test_recall_is_denoise_of_every_token_with_its_prior_and_scale(x64, sigma):
     keys = jax.random.split(jax.random.key(0), 4)
     table, noise = jax.random.normal(keys[0], (30, 8)), jax.random.normal(keys[1], (2, 3, 8))
     log_scale, log_prior = jax.random.normal(keys[2], (8,)), jax.random.normal(keys[3], (30,))
@@ -82,7 +82,7 @@ def test_recall_is_denoise_of_every_token_with_its_prior_and_scale(sigma):
     for row, token, each in zip(got.reshape(-1, 8), tokens.reshape(-1, 8), sigmas, strict=True):
         known = {"sigma": each, **options}
         want = hopfield.denoise(token / scale, table / scale, **known).value * scale
-        np.testing.assert_allclose(row, want, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(row, want, rtol=1e-9)
 
 
 def test_an_unknown_site_is_an_error():
