@@ -153,8 +153,8 @@ def denoise(
     return _denoise(noisy, patterns, log_prior, mask, sigma, block_size=block_size)
 
 
-# Outside jit, it is compiled once per shape. The weights of excluded patterns are infinite only
-# within, which `jax_debug_infs` allows.
+# Compiled once per shape outside jit. Excluded patterns have a log-prior of -inf, which
+# `jax_debug_infs` allows inside jit.
 @partial(jax.jit, static_argnames="block_size")
 def _denoise(
     noisy: Array,
@@ -707,8 +707,8 @@ def _posterior(
 ) -> tuple[Denoised, Array]:
     """Posterior from log-priors and from logits of one block of patterns at a time.
 
-    `logits`, which closes over arrays, also returns gains, None for 1. The posterior's value is the
-    mean of gain times pattern, and the last result is the mean gain.
+    `logits(rows)` returns logits and gains (None for 1); `closed_over` are the arrays it closes
+    over. The posterior's value is the mean of gain times pattern; the last result is the mean gain.
     """
     count, dtype = len(patterns), bias.dtype
     block_size = BLOCK if block_size is None else block_size
@@ -733,7 +733,6 @@ def _posterior(
         better = top > running.most
         most = jnp.where(better, top, running.most)
         weights = exponentials(scores - most, better & (jnp.arange(size) == best))
-        weights = jnp.where(possible, weights, 0)
         decay = jnp.exp(running.most - most)
         gained = weights if gains is None else weights * gains
         return _Running(
@@ -751,7 +750,7 @@ def _posterior(
         running, _ = step(start, none)
     else:
         running, _ = jax.lax.scan(step, start, jnp.arange(-(-count // size), dtype=jnp.int32))
-    possible = running.total != 0  # also where it is nan
+    possible = (running.most > least) | jnp.isnan(running.total)
     total = jnp.where(possible, running.total, 1)
     probability = jnp.where(possible, 1 / total, 0)
     return Denoised(running.value / total, running.index, probability), running.gain / total
@@ -761,7 +760,7 @@ def _posterior(
 def _maximum(scores: Array, best: Array) -> Array:
     """Returns the maximum, with the derivative of the score at the index `best`.
 
-    Relative to it, that score has derivative 0: no rounding error remains where it dominates.
+    The gradient of the best score minus the maximum is then exactly 0.
     """
     return jnp.max(scores)
 

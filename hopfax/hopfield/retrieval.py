@@ -109,7 +109,7 @@ def update(
         Robertha, Eq. 4.
     """
     start, params = _prepared(state, patterns, beta, mask, name="state")
-    return update_unchecked(params, start).astype(_kept(state, start))
+    return _update(params, start).astype(_kept(state, start))
 
 
 def update_unchecked(params: Params, state: Float[Array, " width"]) -> Float[Array, " width"]:
@@ -120,32 +120,35 @@ def update_unchecked(params: Params, state: Float[Array, " width"]) -> Float[Arr
     return matmul(softmax(scores, beta, mask), patterns)
 
 
+_update = jax.jit(update_unchecked)
+
+
 def softmax(scores: Array, beta: Array, mask: Array | None) -> Array:
     """Softmax of `beta * scores` over the real patterns; zeros if there are none."""
-    weights, _ = _weights(scores, beta, mask)
+    weights, largest = _weights(scores, beta, mask)
     total = jnp.sum(weights, axis=-1, keepdims=True)
-    # A maximum with 1 would halve the gradient where all weight is on one pattern.
-    return weights / (total + (total == 0).astype(total.dtype))
+    return weights * jnp.where(largest == _least(largest), 0, 1 / total)
 
 
 def _weights(scores: Array, beta: Array, mask: Array | None) -> tuple[Array, Array]:
-    """Returns exp(beta * (scores - largest)), 0 where padded, and the largest score."""
-    real = scores if mask is None else jnp.where(mask, scores, jnp.finfo(scores.dtype).min / 2)
-    real = jax.lax.stop_gradient(real)
-    largest = jnp.max(real, axis=-1, keepdims=True, initial=-jnp.inf)
-    best = (real >= largest) & jnp.isfinite(largest)
+    """Returns exp(beta * (scores - largest)), and the largest score: `_least` if none is real."""
+    scores = scores if mask is None else jnp.where(mask, scores, _least(scores))
+    fixed = jax.lax.stop_gradient(scores)
+    largest = jnp.max(fixed, axis=-1, keepdims=True, initial=-jnp.inf)
+    best = (fixed >= largest) & jnp.isfinite(largest)
     # Subtracted before the product: the rounding error of beta * scores can exceed 1.
-    logits = beta * (scores - largest)
-    if mask is None:
-        return exponentials(logits, best), largest
-    return jnp.where(mask, exponentials(jnp.where(mask, logits, 0), best), 0), largest
+    return exponentials(beta * (scores - largest), best), largest
+
+
+def _least(scores: Array) -> float:
+    return float(jnp.finfo(scores.dtype).min) / 2
 
 
 @jax.custom_jvp
 def exponentials(logits: Array, best: Array) -> Array:
     """Returns exp(logits), for logits with maximum 0 at `best`.
 
-    XLA may compute the logits again, rounded differently: then their maximum is not 0.
+    XLA may recompute the logits with other rounding, so that their maximum is not exactly 0.
     """
     return jnp.where(best, 1, jnp.exp(jnp.minimum(logits, 0)))
 
