@@ -33,7 +33,6 @@ EXPERIMENTS = {
     "memory-recovery": "experiments.memory.recovery",
     "memory-certificates": "experiments.memory.certificates",
     "memory-smoothing": "experiments.memory.smoothing",
-    "memory-typos": "experiments.memory.typos",
     "memory-context": "experiments.memory.context",
     "memory-trained": "experiments.memory.trained",
     "theory": "experiments.noise_stability.theory",

@@ -253,11 +253,6 @@ class Typos:
             del fields["beam"], fields["form"]
         return {**fields, "data_dir": None, "rows": chosen}
 
-    @property
-    def attacks(self) -> bool:
-        """Whether the words are changed to raise the loss of one seed's model."""
-        return self.corruption in ("textbugger", "hotflip")
-
     def columns(self, cell: Cell) -> Mapping[str, Any]:
         """See `Condition`."""
         return {"corruption": self.corruption, "level": self.rate}
@@ -267,12 +262,10 @@ class Typos:
         chosen = with_words(cell.data.spec.name, self.data_dir, self.num_texts)
         seeds = range(len(cell.spec.seeds))
         parts, changed, edits = [], [], []
-        for tested in [[seed] for seed in seeds] if self.attacks else [seeds]:
+        attacks = self.corruption in ("textbugger", "hotflip")
+        for tested in [[seed] for seed in seeds] if attacks else [seeds]:
             made = self.corrupted(cell, chosen, tested[0])
-            rows = [
-                row._replace(texts=self.read(cell, each.text))
-                for row, each in zip(chosen, made, strict=True)
-            ]
+            rows = [row._replace(texts=each.text) for row, each in zip(chosen, made, strict=True)]
             parts.append(predict_rows(cell, rows, tested))
             changed += [np.mean([each.rate for each in made])] * len(tested)
             edits += [json.dumps([each.edits for each in made], ensure_ascii=False)] * len(tested)
@@ -283,10 +276,6 @@ class Typos:
         return CellPredictions(
             labels=parts[0].labels, words_changed=np.array(changed), edits=np.array(edits), **fields
         )
-
-    def read(self, cell: Cell, texts: Any) -> Any:
-        """Returns the texts of a row as the model reads them, here unchanged."""
-        return texts
 
     def victim(self, cell: Cell, seed: int) -> Victim:
         """Returns what an attack queries: the model of a seed, given by its index."""

@@ -37,9 +37,6 @@ PROTOCOLS = {
 }
 NO_DIFFERENCE = "No detectable difference"
 SAME_DB = 1.0  # models whose mean SNR differs by less count as tested at the same SNR
-# Models of published runs that the current version lacks.
-REMOVED = {"robertha-shannon-matmul": "Robertha with matmul-only ESR"}
-
 
 # Where noise is added and how its size is set -> title of the panel.
 PANELS = {
@@ -127,7 +124,7 @@ def few_rows_note(measured: Measured) -> list[str]:
 
 def titles(tasks: Iterable[str]) -> dict[str, str]:
     """Names of models and tasks in tables and figures; a task may be `SET:TASK`."""
-    named = REMOVED | {name: each.title for name, each in VARIANTS.items()}
+    named = {name: each.title for name, each in VARIANTS.items()}
     tasks = list(tasks)
     for trial in tasks:
         name, _, task = trial.partition(":")

@@ -59,7 +59,6 @@ PARTS = {
 WITHOUT = {"pretrained-hopfield-beta-4": "pretrained-hopfield-0-beta-4"}  # else the encoder
 noise_label = functools.partial(gaussian.noise_label, "matched")
 START = "minilm"  # the pretrained encoder's folder in the published commands
-SUPERSEDED = "_first"  # end of the names of folders that a later run replaces
 NOT_LEARNED, AT_BASELINE = trained.NOT_LEARNED, "not above the majority baseline"
 # Tests recompute them from the papers' tables.
 ERRATA = [
@@ -426,7 +425,7 @@ def memory() -> list[list[str]]:
     for path in sorted((RESULTS / "memory").glob("*/config.json")):
         document = read_config(path.parent)
         name = document["experiment"]
-        if name not in ("memory", "memory-trained") or path.parent.name.endswith(SUPERSEDED):
+        if name not in ("memory", "memory-trained"):
             continue
         measured = gaussian.read(path.parent)
         frame = measured.frame
@@ -526,19 +525,14 @@ def tighter_bound(which: str, name: str) -> list[str]:
 
 
 def all_pages() -> report.Table:
-    """Links to every page of published results, by the subject in its title; earlier runs last."""
-    links, earlier = collections.defaultdict(list), []
+    """Links to every page of published results, by the subject in its title."""
+    links = collections.defaultdict(list)
     for path in sorted(RESULTS.rglob("results.csv")):
         folder = path.parent.relative_to(RESULTS)
         title, _, _ = (path.parent / "README.md").read_text(encoding="utf-8").partition("\n")
-        title = title.removeprefix("# ")
-        subject, _, which = title.partition(": ")
-        if folder.name.endswith(SUPERSEDED):
-            earlier.append(f"[{title}]({folder}/README.md)")
-        else:
-            links[subject].append(f"[{which or folder.name}]({folder}/README.md)")
-    by_subject = [*sorted(links.items()), ("Earlier runs, replaced by later ones", earlier)]
-    lines = [(subject, ", ".join(each)) for subject, each in by_subject]
+        subject, _, which = title.removeprefix("# ").partition(": ")
+        links[subject].append(f"[{which or folder.name}]({folder}/README.md)")
+    lines = [(subject, ", ".join(each)) for subject, each in sorted(links.items())]
     return report.Table(["subject", "pages"], lines, "**All pages.**")
 
 

@@ -2,7 +2,7 @@
 
 Without context, memory (`experiments.memory.similarity`) keeps a pretrained encoder's score down to
 -8 to -10 dB. Here the prior of a token depends on the others, in two ways: a chain of bigrams,
-solved by `hopfield.forward_backward`, and the encoder's own prediction of a token from the
+solved by `forward_backward`, and the encoder's own prediction of a token from the
 retrieved rest. Each text is observed once. The encoder is not trained.
 
 Command: `python -m experiments memory-context --pretrained FOLDER --data-dir DIR`; about 45
@@ -80,6 +80,7 @@ DISCOUNTS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 WEIGHTS = (0.25, 0.5, 0.75, 1.0)
 REPLACED = 0.3  # largest share of tokens replaced in a training text of the head
 NUM_LAYERS = 4  # whose states the head reads
+IMPOSSIBLE = -1e30  # log-probability of excluded states and steps
 LEARNING_RATE, WEIGHT_DECAY, BATCH = 2e-3, 1.0, 128  # of the head
 HIGHEST_DRAWN = -4.0  # SNR in dB, above which all priors recover all tokens
 ERRORS = 0.05  # share of wrong tokens at which priors and their limits are compared
@@ -376,6 +377,67 @@ def states_in_context(
     return states
 
 
+class Marginals(NamedTuple):
+    """The posterior over the states of a chain.
+
+    Attributes:
+        probability: `(n, states)` posterior probability of each state; 0 where padded.
+        log_normalizer: Log-probability of the observed sequence, a sum over all paths; -inf if no
+            path is possible, 0 without a real position.
+    """
+
+    probability: jax.Array
+    log_normalizer: jax.Array
+
+
+def forward_backward(likelihood: Any, transition: Any, mask: Any = None) -> Marginals:
+    r"""Returns the posterior marginals of a Markov chain, and the sequence's log-probability.
+
+    For observations $x_i$ of hidden states $s_i$,
+
+    $$\log Z = \log \sum_{s_1 \dots s_n} p(s_1) \prod_i p(x_i | s_i) \prod_i p(s_{i+1} | s_i), \quad
+    p(s_i = k | x) = \frac{\partial \log Z}{\partial \log p(x_i | k)}$$
+
+    The forward pass is a scan; its gradient is the backward pass.
+
+    Args:
+        likelihood: `(n, states)`, $\log p(x_i | s_i)$; the first row includes $\log p(s_1)$.
+        transition: `(n - 1, states, states)`, $\log p(s_{i+1} | s_i)$ from state (rows) to state
+            (columns); need not be normalized. -inf excludes a step, or above a state.
+        mask: `(n,)`, True at real positions, which come first; None takes all.
+
+    References:
+        Rabiner (1989), A Tutorial on Hidden Markov Models, Equations 19 to 27.
+    """
+    real = jnp.ones(len(likelihood), bool) if mask is None else jnp.asarray(mask)
+    dtype = jnp.result_type(likelihood, transition, jnp.float32)
+    # Finite, so that no gradient is nan; sums of n stay finite too.
+    likelihood = jnp.where(real[:, None], likelihood, 0).astype(dtype)
+    likelihood = jnp.maximum(likelihood, IMPOSSIBLE)
+    transition = jnp.where(real[1:, None, None], transition, 0).astype(dtype)
+    transition = jnp.maximum(transition, IMPOSSIBLE)
+
+    def log_normalizer(likelihood: jax.Array) -> jax.Array:
+        def step(forward: jax.Array, each: tuple[jax.Array, jax.Array, jax.Array]) -> Any:
+            # Normalized at each position: float32 has no digits for sums over long sequences.
+            likelihood, transition, real = each
+            new = jax.nn.logsumexp(forward[:, None] + transition, axis=0) + likelihood
+            norm = jax.nn.logsumexp(new)
+            return jnp.where(real, new - norm, forward), jnp.where(real, norm, 0)
+
+        norm = jax.nn.logsumexp(likelihood[0])
+        following = likelihood[1:], transition, real[1:]
+        _, norms = jax.lax.scan(step, likelihood[0] - norm, following)
+        return jnp.where(real[0], norm, 0) + jnp.sum(norms)
+
+    total, probability = jax.value_and_grad(log_normalizer)(likelihood)
+    impossible = total <= IMPOSSIBLE / 2
+    return Marginals(
+        jnp.where(impossible | ~real[:, None], 0, probability),
+        jnp.where(impossible, -jnp.inf, total),
+    )
+
+
 Estimates = dict[str, tuple[Any, list[Any]]]
 
 
@@ -403,7 +465,7 @@ def decoder(model: Pretrained, priors: Priors) -> Callable[[np.ndarray, list[int
     @jax.jit
     @jax.vmap
     def marginals(likelihood: jax.Array, steps: jax.Array, mask: jax.Array) -> jax.Array:
-        return hopfield.forward_backward(likelihood, steps, mask=mask).probability
+        return forward_backward(likelihood, steps, mask).probability
 
     def decode(noisy: np.ndarray, lengths: list[int]) -> Estimates:
         ends, owner = np.cumsum(lengths)[:-1], np.repeat(np.arange(len(lengths)), lengths)

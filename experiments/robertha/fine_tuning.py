@@ -11,9 +11,9 @@ STS-B, by 22 on 12,000 rows of SST-2 (at four times the inverse temperature by 7
 by 1) and, with ESR or without, to the majority baseline on CoLA. It gains nothing under noise. One
 update with ESR lowers it by about three points on MRPC and MNLI, one update alone by 2.5 points on
 MRPC, 1.5 on STS-B and, under weak noise, 3.0 on RTE and 3.4 on MNLI; ESR alone has no detectable
-effect (`experiments/results/fine_tuning/`). RTE is not learned, at 3e-4 in three epochs or at 5e-5
-in eight (`experiments/results/memory/minilm_rte_first/`), unless the encoder is fine-tuned on MNLI
-first (`experiments/results/memory/minilm_rte_mnli/`).
+effect (`experiments/results/fine_tuning/`). RTE is not learned in eight epochs at 5e-5
+(`experiments/results/memory/minilm_rte/`), unless the encoder is fine-tuned on MNLI first
+(`experiments/results/memory/minilm_rte_mnli/`).
 
 All models start from the folder's weights with mean pooling. Hopfield attention replaces each query
 by T updates over the layer's own keys, at the inverse temperature of the loaded attention, before
@@ -26,10 +26,6 @@ significantly. Except for those on noise training, runs published here on CoLA, 
 12,000 rows of SST-2 use 5e-5, the best rate of most models, for all. `pretrained-1e-4` shows the
 fine-tuned encoder at its own rate: at +6 dB, it scores higher than at 5e-5 on STS-B and SST-2,
 lower on RTE, and not detectably different on CoLA.
-
-Pages of this experiment whose names end with `_first` are of earlier runs. Their models with one
-update were trained with the implicit gradient, which does not apply to a single update, and scored
-lower on STS-B, MRPC and MNLI.
 """
 
 from __future__ import annotations

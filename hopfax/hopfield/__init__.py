@@ -12,14 +12,12 @@ from hopfax.hopfield.corruption import matched_sigma as matched_sigma
 from hopfax.hopfield.corruption import snr_db as snr_db
 from hopfax.hopfield.memory import Candidates as Candidates
 from hopfax.hopfield.memory import Denoised as Denoised
-from hopfax.hopfield.memory import Marginals as Marginals
 from hopfax.hopfield.memory import candidates as candidates
 from hopfax.hopfield.memory import capacity_snr_db as capacity_snr_db
 from hopfax.hopfield.memory import certified_radius as certified_radius
 from hopfax.hopfield.memory import denoise as denoise
 from hopfax.hopfield.memory import denoise_normalized as denoise_normalized
 from hopfax.hopfield.memory import estimate_sigma as estimate_sigma
-from hopfax.hopfield.memory import forward_backward as forward_backward
 from hopfax.hopfield.memory import recovery_bound as recovery_bound
 from hopfax.hopfield.memory import recovery_rate as recovery_rate
 from hopfax.hopfield.retrieval import Trajectory as Trajectory

@@ -2,8 +2,8 @@
 
 With known noise level, a Hopfield update over the clean patterns, with inverse temperature
 1/sigma^2 and a bias, is the posterior mean of the clean pattern given a noisy one. Functions take
-one noisy query; use `jax.vmap` for more. `candidates` and `forward_backward` decode a sequence of
-queries with a Markov chain.
+one noisy query; use `jax.vmap` for more. `candidates` returns the likeliest patterns, the states of
+a decoder with context.
 """
 
 import math
@@ -36,7 +36,6 @@ Index = Int[Array, " rows"] | None
 Sigma = float | Float[Array, ""] | None
 
 BLOCK = 1536  # On two cores, larger blocks are hardly faster and take more memory.
-IMPOSSIBLE = -1e30  # log-probability of excluded states and steps
 
 
 class Candidates(NamedTuple):
@@ -50,19 +49,6 @@ class Candidates(NamedTuple):
 
     index: Int[Array, " count"]
     log_likelihood: Float[Array, " count"]
-
-
-class Marginals(NamedTuple):
-    """The posterior over the states of a chain.
-
-    Attributes:
-        probability: Posterior probability of each state at each position; 0 where padded.
-        log_normalizer: Log-probability of the observed sequence, a sum over all paths; -inf if no
-            path is possible.
-    """
-
-    probability: Float[Array, "positions states"]
-    log_normalizer: Float[Array, ""]
 
 
 class Denoised(NamedTuple):
@@ -290,92 +276,6 @@ def candidates(
     likelihood = _log_likelihood(noisy, products, norms, sigma)
     _, index = jax.lax.top_k(likelihood + prior, count)
     return Candidates(index, jnp.where(jnp.isfinite(prior), likelihood, -jnp.inf)[index])
-
-
-def forward_backward(
-    log_likelihood: Float[Array, "positions states"],
-    log_transition: Float[Array, "steps states states"],
-    *,
-    mask: Bool[Array, " positions"] | None = None,
-) -> Marginals:
-    r"""Returns the posterior marginals of a Markov chain, and the sequence's log-probability.
-
-    For observations $x_i$ of hidden states $s_i$,
-
-    $$\log Z = \log \sum_{s_1 \dots s_n} p(s_1) \prod_i p(x_i | s_i) \prod_i p(s_{i+1} | s_i), \quad
-    p(s_i = k | x) = \frac{\partial \log Z}{\partial \log p(x_i | k)}$$
-
-    The forward pass is a scan; its gradient is the backward pass.
-
-    Args:
-        log_likelihood: $\log p(x_i | s_i)$; the first row includes $\log p(s_1)$. -inf excludes a
-            state.
-        log_transition: $\log p(s_{i+1} | s_i)$ from state (rows) to state (columns), one matrix
-            for each of the n - 1 steps; need not be normalized. -inf excludes a step.
-        mask: True at real positions, which come first; None takes all.
-
-    Returns:
-        `Marginals`, in float32 at least; all probabilities are 0 if no path is possible. Without a
-        real position, `log_normalizer` is 0.
-
-    Raises:
-        TypeError: If `mask` is not boolean.
-        ValueError: If the shapes are not those of one sequence and its steps, or a real position
-            follows one that is not; a traced mask is not checked.
-
-    Differentiation:
-        Both fields are differentiable in both arrays.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from hopfax import hopfield
-        >>> observed = jnp.log(jnp.array([[0.9, 0.1], [0.5, 0.5]]))
-        >>> stays = jnp.log(jnp.array([[[0.8, 0.2], [0.2, 0.8]]]))
-        >>> marginals = hopfield.forward_backward(observed, stays).probability
-        >>> [[round(float(p), 2) for p in position] for position in marginals]
-        [[0.9, 0.1], [0.74, 0.26]]
-
-    References:
-        Rabiner (1989), A Tutorial on Hidden Markov Models, Equations 19 to 27.
-    """
-    likelihood, transition = jnp.asarray(log_likelihood), jnp.asarray(log_transition)
-    shape = likelihood.shape
-    if len(shape) != 2 or not shape[0] or transition.shape != (shape[0] - 1, shape[1], shape[1]):
-        raise ValueError(
-            "log_likelihood must have shape (n, states), n >= 1, and log_transition (n - 1, states,"
-            f" states), got {shape} and {transition.shape}: use jax.vmap for more"
-        )
-    dtype = jnp.result_type(likelihood, transition, jnp.float32)
-    real = full_mask(mask, shape[:1])
-    if mask is not None and not is_traced(mask):
-        positions = np.asarray(mask)
-        if np.any(positions[1:] > positions[:-1]):
-            raise ValueError(f"mask must have its real positions first, got {positions.tolist()}")
-    # Finite, so that no gradient is nan; sums of n stay finite too.
-    likelihood = jnp.where(real[:, None], likelihood, 0).astype(dtype)
-    likelihood = jnp.maximum(likelihood, IMPOSSIBLE)
-    transition = jnp.where(real[1:, None, None], transition, 0).astype(dtype)
-    transition = jnp.maximum(transition, IMPOSSIBLE)
-
-    def log_normalizer(likelihood: Array) -> Array:
-        def step(forward: Array, each: tuple[Array, Array, Array]) -> Any:
-            # Normalized at each position: float32 has no digits for sums over long sequences.
-            likelihood, transition, real = each
-            new = jax.nn.logsumexp(forward[:, None] + transition, axis=0) + likelihood
-            norm = jax.nn.logsumexp(new)
-            return jnp.where(real, new - norm, forward), jnp.where(real, norm, 0)
-
-        norm = jax.nn.logsumexp(likelihood[0])
-        following = likelihood[1:], transition, real[1:]
-        _, norms = jax.lax.scan(step, likelihood[0] - norm, following)
-        return jnp.where(real[0], norm, 0) + jnp.sum(norms)
-
-    total, probability = jax.value_and_grad(log_normalizer)(likelihood)
-    impossible = total <= IMPOSSIBLE / 2
-    return Marginals(
-        jnp.where(impossible | ~real[:, None], 0, probability),
-        jnp.where(impossible, -jnp.inf, total),
-    )
 
 
 def _log_likelihood(query: Array, products: Array, norms: Array, sigma: Sigma) -> Array:

@@ -2,7 +2,7 @@
 
 `misspell` and `swap_characters` change a random fraction of the words. `textbugger` and `hotflip`
 attack a `Victim`, the interface of a model; `hopfax.train.white_box` returns one for an encoder.
-`restore` returns the clean text, and `WordMemory` corrects misspelled words without the log.
+`restore` returns the clean text.
 
 Example:
     >>> from hopfax import text
@@ -22,8 +22,6 @@ from hopfax.text.log import Edit as Edit
 from hopfax.text.log import Text as Text
 from hopfax.text.log import draft as draft
 from hopfax.text.log import restore as restore
-from hopfax.text.spelling import WordMemory as WordMemory
-from hopfax.text.spelling import word_counts as word_counts
 from hopfax.text.textbugger import textbugger as textbugger
 from hopfax.text.typos import misspell as misspell
 from hopfax.text.typos import num_changes as num_changes

@@ -17,8 +17,8 @@ from hopfax.text.changes import MARK, Change
 Text = str | tuple[str, ...] | tuple[tuple[str, ...], ...]
 T = TypeVar("T", bound=Text)
 
-LETTER = rf"[^\W_]{MARK}*"
-_WORD = re.compile(rf"(?:{LETTER})+(?:['’](?:{LETTER})+)*")
+_LETTER = rf"[^\W_]{MARK}*"
+_WORD = re.compile(rf"(?:{_LETTER})+(?:['’](?:{_LETTER})+)*")
 
 
 class Edit(NamedTuple):

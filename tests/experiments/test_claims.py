@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -222,9 +223,14 @@ def test_figures_that_our_data_contradict_have_a_verdict():
     assert said == "does not hold"
 
 
-def test_adversarial_sets_are_judged_on_unseen_texts_and_comparable_scores():
-    page = adversarial.page(scorecard.RESULTS / "adversarial/qnli")
-    assert "0 of 2 accuracies are significantly above" in page.answer  # 80 of 148 rows are known
+def test_adversarial_sets_are_judged_on_unseen_texts_and_comparable_scores(tmp_path):
+    folder = scorecard.RESULTS / "adversarial/minilm_mnli"
+    frame = pd.read_csv(folder / "results.csv")
+    shutil.copy(folder / "config.json", tmp_path)
+    for known, below in ((0, 2), (1, 0)):  # share of the rows in the training file
+        overlap = np.where(frame.metric == "train_overlap", known * frame.num_examples, frame.score)
+        frame.assign(score=overlap).to_csv(tmp_path / "results.csv", index=False)
+        assert f"{below} significantly below it" in adversarial.page(tmp_path).answer
     page = adversarial.page(scorecard.RESULTS / "adversarial/qqp")
     papers = {line[0]: line[-1] for line in page.tables[0].rows if line[1] == "Robertha"}
     assert papers == {"QQP": "", "AdvQQP": "51.8", "PAWS": ""}

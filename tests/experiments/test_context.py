@@ -7,9 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracles
 import pytest
+from scipy.special import log_softmax, logsumexp
 
 from experiments.memory import context
+from experiments.memory.context import forward_backward
 from hopfax import hopfield
 
 draw = np.random.default_rng(0)
@@ -47,12 +50,108 @@ def test_padded_chains_have_the_marginals_of_each_chain(bigrams):
     steps = context.log_bigrams(bigrams, tokens[:, None], tokens)
     likelihood = [draw.normal(size=(n, 5)).astype(np.float32) for n in (4, 2, 1)]
     moves = context.transitions(bigrams, [np.tile(tokens, (len(each), 1)) for each in likelihood])
-    marginals = jax.vmap(lambda x, y, real: hopfield.forward_backward(x, y, mask=real).probability)
+    marginals = jax.vmap(lambda x, y, real: forward_backward(x, y, real).probability)
     together = np.split(context.over_chains(marginals, likelihood, moves, size=2), [4, 6])
     for probability, each in zip(together, likelihood, strict=True):
-        alone = jax.jit(hopfield.forward_backward)(each, np.tile(steps, (len(each) - 1, 1, 1)))
+        alone = jax.jit(forward_backward)(each, np.tile(steps, (len(each) - 1, 1, 1)))
         alone = alone.probability
         np.testing.assert_allclose(probability, alone, rtol=1e-4, atol=1e-6)
+
+
+def chain(length, states):
+    """Log-likelihoods and transitions, with a state and a step that are impossible."""
+    likelihood = draw.normal(size=(length, states)) - 500
+    transition = draw.normal(size=(length - 1, states, states))
+    likelihood[1, 0] = transition[2, 1, :] = transition[0, 2, 1] = -np.inf
+    return likelihood, transition
+
+
+def enumerated(likelihood, transition):
+    """Marginals and log-probability from the sum over all paths."""
+    length, states = likelihood.shape
+    paths = np.stack(np.meshgrid(*[np.arange(states)] * length), -1).reshape(-1, length)
+    scores = likelihood[np.arange(length), paths].sum(1)
+    scores += sum(transition[i, paths[:, i], paths[:, i + 1]] for i in range(length - 1))
+    weights = np.exp(scores - logsumexp(scores))
+    return np.stack([weights @ (paths == k) for k in range(states)], 1), logsumexp(scores)
+
+
+def test_the_log_probability_of_a_long_sequence_keeps_its_digits():
+    likelihood, transition = chain(5000, 3)
+    got = forward_backward(likelihood.astype("f4"), transition.astype("f4"))
+    forward = likelihood[0]
+    for each, step in zip(likelihood[1:], transition, strict=True):
+        forward = logsumexp(forward[:, None] + step, axis=0) + each
+    np.testing.assert_allclose(got.log_normalizer, logsumexp(forward), rtol=1e-6)
+
+
+@pytest.mark.parametrize("length", [5, 6])
+def test_forward_backward_is_the_sum_over_all_paths(length):
+    likelihood, transition = chain(length, 4)
+    probability, log_normalizer = enumerated(likelihood, transition)
+    for run in (forward_backward, jax.jit(forward_backward)):
+        got = run(likelihood, transition)
+        np.testing.assert_allclose(got.probability, probability, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(got.log_normalizer, log_normalizer, rtol=1e-6)
+    alone = forward_backward(likelihood[:1], transition[:0])
+    np.testing.assert_allclose(alone.probability[0], np.exp(log_softmax(likelihood[0])), rtol=1e-4)
+
+
+def test_a_chain_without_a_possible_path_has_no_marginals():
+    likelihood, transition = chain(4, 3)
+    transition[1] = -np.inf
+    got = forward_backward(likelihood, transition)
+    assert not np.asarray(got.probability).any()
+    assert got.log_normalizer == -np.inf
+    likelihood, transition = map(jnp.asarray, chain(4, 3))
+    mask = jnp.array([True, True, True, False])  # known while the rest is traced
+    padded = jax.jit(lambda x: forward_backward(x, transition, mask))(likelihood)
+    alone = forward_backward(likelihood[:3], transition[:2])
+    np.testing.assert_allclose(padded.probability[:3], alone.probability, rtol=1e-5)
+    empty = forward_backward(*chain(4, 3), np.zeros(4, bool))
+    assert not np.asarray(empty.probability).any()
+    assert empty.log_normalizer == 0
+
+
+def test_padding_a_chain_changes_nothing_and_gets_no_gradient():
+    chains, mask = [chain(4, 3), chain(6, 3)], np.arange(6) < [[4], [6]]
+    likelihood, transition = np.full((2, 6, 3), np.nan), np.full((2, 5, 3, 3), np.nan)
+    likelihood[0, :4], transition[0, :3] = chains[0]
+    likelihood[1], transition[1] = chains[1]
+    together = jax.jit(jax.vmap(lambda x, y, real: forward_backward(x, y, real)))
+    got = together(likelihood, transition, mask)
+    assert not np.any(got.probability[0, 4:])
+    for number, each in enumerate(chains):
+        alone, length = forward_backward(*each), len(each[0])
+        np.testing.assert_allclose(got.probability[number, :length], alone.probability, rtol=1e-5)
+        np.testing.assert_allclose(got.log_normalizer[number], alone.log_normalizer, rtol=1e-6)
+
+    def loss(*arrays):
+        marginals = together(*arrays, mask)
+        return (marginals.probability**2).sum() + marginals.log_normalizer.sum()
+
+    slopes = jax.jit(jax.grad(loss, (0, 1)))(likelihood, transition)
+    for slope, real in zip(map(np.asarray, slopes), (mask, mask[:, 1:]), strict=True):
+        assert np.isfinite(slope).all()
+        assert not slope[~real].any()
+        assert all(each[rows].any() for each, rows in zip(slope, real, strict=True))
+
+
+def test_gradients_of_marginals_are_central_differences():
+    arrays = chain(5, 3)
+    weights = draw.normal(size=(5, 3))
+
+    def loss(fn, *arrays):
+        probability, log_normalizer = fn(*arrays)
+        return (probability * weights).sum() + log_normalizer
+
+    slopes = jax.jit(jax.grad(partial(loss, forward_backward), (0, 1)))(*map(jnp.asarray, arrays))
+    for place, slope in enumerate(slopes):
+        before, after = arrays[:place], arrays[place + 1 :]
+        exact = oracles.central_difference(
+            lambda x, ends=(before, after): loss(enumerated, *ends[0], x, *ends[1]), arrays[place]
+        )
+        np.testing.assert_allclose(slope, exact, rtol=2e-3, atol=1e-4)
 
 
 def echo(model, vectors):

@@ -89,13 +89,6 @@ def test_beta_and_mask(call, options, error, words):
         (ValueError, r"got shape \(0, 4\)", lambda: hopfield.esr_penalty(PATTERNS[:0])),
         (
             ValueError,
-            "real positions first",
-            lambda: hopfield.forward_backward(
-                jnp.zeros((3, 2)), jnp.zeros((2, 2, 2)), mask=jnp.array([True, False, True])
-            ),
-        ),
-        (
-            ValueError,
             r"one of \('shannon', 'renyi2'\), got 'vn'",
             lambda: hopfield.eigen_entropy(PATTERNS, entropy="vn"),
         ),
@@ -207,14 +200,6 @@ def test_beta_and_mask(call, options, error, words):
             TypeError,
             "must be real",
             lambda: hopfield.matched_sigma(PATTERNS.astype(complex), snr_db=0.0),
-        ),
-        *(
-            (ValueError, words, partial(hopfield.forward_backward, *map(np.ones, shapes)))
-            for shapes, words in (
-                (((4, 3), (4, 3, 3)), r"got \(4, 3\) and \(4, 3, 3\)"),
-                (((2, 4, 3), (3, 3, 3)), "use jax.vmap"),
-                (((0, 4), (0, 4, 4)), "n >= 1"),
-            )
         ),
     ],
 )
