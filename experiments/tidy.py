@@ -9,7 +9,9 @@ show: means over seeds, paired differences, intervals and verdicts.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -48,14 +50,16 @@ def read(folder: str | Path) -> pd.DataFrame:
         ValueError: It differs from its checksum, lacks a column, or a score is not a number.
     """
     path, checksum = Path(folder) / "results.csv", Path(folder) / CHECKSUM
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    if checksum.exists() and digest not in checksum.read_text():
+    content, expected = path.read_bytes(), ""
+    with contextlib.suppress(FileNotFoundError):  # another process may be writing both
+        expected = checksum.read_text()
+    if expected and hashlib.sha256(content).hexdigest() not in expected:
         raise ValueError(
             f"{path} differs from its checksum: repeat the run's command to write it again, or "
             f"delete {CHECKSUM} to read it as it is"
         )
     text = dict.fromkeys(["task", "model", "corruption", "site", "protocol", "metric"], str)
-    frame = pd.read_csv(path, dtype=text, keep_default_na=False, na_values=[""])
+    frame = pd.read_csv(io.BytesIO(content), dtype=text, keep_default_na=False, na_values=[""])
     missing = {"task", "model", "corruption", "level", "site", "seed", "metric", "score"}
     if missing := missing - set(frame):
         raise ValueError(f"{path}: no column {', '.join(sorted(missing))}")

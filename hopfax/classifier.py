@@ -1,11 +1,13 @@
 """A trained text classifier: strings in, labels out, saved to and loaded from a folder."""
 
+import glob
 import json
 import math
 import os
 import reprlib
 import secrets
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -185,17 +187,25 @@ class Classifier:
         sigma: float | None = None,
         log_prior: Float[ArrayLike, " vocabulary"] | None = None,
     ) -> "Classifier":
-        """Returns the classifier with memory, which removes noise from its embeddings.
+        """Returns a copy of the classifier that removes noise from its embeddings.
 
         Args:
-            site: See `hopfax.nn.with_memory`, as for `sigma` and errors.
+            site: Site of the noise, `"token"` or `"embedding"`; see `hopfax.nn.with_memory`.
             sigma: Standard deviation of the noise; None if unknown.
-            log_prior: Log-probabilities of the model's tokens, up to a constant; None for uniform.
+            log_prior: Log-probabilities of the model's tokens, up to a constant; -inf excludes a
+                token. None for uniform.
+
+        Raises:
+            ValueError: `log_prior` has nan or +inf, or excludes all tokens; and see
+                `hopfax.nn.with_memory`.
         """
         model = with_memory(self.model, site=site, sigma=sigma)
         memory = initial_memory(self.params["tokens"]["embedding"], sigma)
         if log_prior is not None:
-            memory["log_prior"] = jnp.asarray(log_prior, jnp.float32)
+            prior = np.asarray(log_prior, np.float32)
+            if not (prior < np.inf).all() or not np.isfinite(prior).any():
+                raise ValueError("log_prior must be finite or -inf, and finite for some token")
+            memory["log_prior"] = jnp.asarray(prior)
         params = {**self.params, "memory": memory}
         return Classifier(model, params, self.vocabulary, self.labels)
 
@@ -220,6 +230,9 @@ class Classifier:
             raise ValueError(f"attention must be {' or '.join(_ATTENTION)}, got {name}")
         if folder.exists():
             raise FileExistsError(f"{folder} exists")
+        for left in folder.parent.glob(f"{glob.escape(folder.name)}.*.partial"):
+            if time.time() - left.stat().st_mtime > 3600:  # its process is dead
+                shutil.rmtree(left, ignore_errors=True)
         unfinished = folder.with_name(f"{folder.name}.{secrets.token_hex(8)}.partial")
         try:
             unfinished.mkdir(parents=True)

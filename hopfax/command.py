@@ -95,25 +95,30 @@ class TextEncoder:
             outputs = None if self.labels else 1
             model = text_classifier(pretrained, outputs, separator=self.vocabulary.sep_id)
             self.apply, self.params = model.apply, model.init(jax.random.key(0))
-        self.max_length, self.vocab_size, self.num_layers, self.memory = self.apply(
+        self.max_length, self.vocab_size, self.num_layers, self.memory, unmasked = self.apply(
             self.params,
             method=lambda net: (
                 net.max_length,
                 net.tokens.num_embeddings,
                 len(net.blocks),
                 next(iter(net.memory), None),
+                net.stores_padding,
             ),
         )
+        if unmasked:
+            raise ValueError(
+                f"{folder}: the model must mask padding, as all but preset released do"
+            )
 
     @property
     def _prompt_length(self) -> int:
-        """Number of tokens that are not pooled."""
+        """Number of prompt tokens that pooling skips."""
         if self.pooling.include_prompt or not self.pooling.prompt:
             return 0
         ids, special = (
             text_tokenizer(self.vocabulary).encode(text).ids for text in (self.pooling.prompt, "")
         )
-        return len(ids) - (ids[-1] in special)
+        return len(ids) - (ids[-1] in special)  # a final special token follows the text
 
     def encode(self, texts: Sequence[Any]) -> Encoded:
         """Tokenizes texts; for embeddings, with the model's prompt."""

@@ -23,8 +23,9 @@ class FixedPoint(NamedTuple):
         value: The last iterate, a pytree like the initial state.
         num_steps: Applications of the map; 0 only if the initial state is not finite.
         residual: Size of the last change, in float32 or wider; the largest finite number before
-            `min_steps`.
-        converged: Whether `residual <= tol`; False if the residual is not finite.
+            `min_steps` or without a step.
+        converged: Whether `residual <= tol`; False if the initial state or the residual is not
+            finite.
     """
 
     value: Any
@@ -38,7 +39,6 @@ class _Loop(NamedTuple):
     num_steps: Array
     residual: Array
     running: Array
-    tol: Array
 
 
 def fixed_point(
@@ -192,13 +192,14 @@ def effective_gradient(gradient: Gradient, max_steps: int) -> Gradient:
 
 
 def zero_of(arrays: PyTree) -> Int[Array, ""]:
-    """Returns 0 with the mesh axes and batch axes of all arrays, at no cost once compiled.
+    """Returns a zero that varies over the mesh and `vmap` axes of all arrays, at no cost.
 
     The initial carry of a loop must vary over the same axes as its results, under `jax.shard_map`
     and where a mesh has explicit axes.
     """
-    leaves = jax.tree.leaves(jax.lax.stop_gradient(arrays))
-    zeros = (0 * jnp.any(jnp.asarray(leaf).astype(bool)).astype(jnp.int32) for leaf in leaves)
+    leaves = map(jnp.asarray, jax.tree.leaves(jax.lax.stop_gradient(arrays)))
+    leaves = [leaf for leaf in leaves if not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)]
+    zeros = (0 * jnp.any(leaf.astype(bool)).astype(jnp.int32) for leaf in leaves)
     return sum(zeros, jnp.zeros((), jnp.int32))
 
 
@@ -250,8 +251,7 @@ def _iterate(
     def advance(loop: _Loop) -> _Loop:
         new, num_steps = fn(params, loop.value), loop.num_steps + 1
         residual = measure(*jax.lax.stop_gradient((new, loop.value)), num_steps)
-        running = (residual > loop.tol) & jnp.isfinite(residual)
-        return _Loop(new, num_steps, residual, running, loop.tol)
+        return _Loop(new, num_steps, residual, (residual > tol) & jnp.isfinite(residual))
 
     def advance_running(loop: _Loop, _: None) -> tuple[_Loop, None]:
         keep = partial(jnp.where, loop.running)
@@ -261,10 +261,13 @@ def _iterate(
     zero = zero_of((params, init, tol))
     finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(init)]))
     most = jnp.asarray(jnp.finfo(_wide(init)).max)
-    start = _Loop(init, jnp.zeros((), jnp.int32), most, finite.astype(jnp.int32), tol)
-    loop = jax.tree.map(lambda x: x + zero.astype(x.dtype), start)
-    loop = loop._replace(running=loop.running > 0)
-    if max_steps == 1:  # can be fused with what surrounds it
+    loop = _Loop(
+        value=jax.tree.map(lambda x: x + zero.astype(x.dtype), init),
+        num_steps=zero,
+        residual=most + zero.astype(most.dtype),
+        running=finite & (zero == 0),
+    )
+    if max_steps == 1:  # XLA fuses a single step, but no loop, with surrounding code
         loop, _ = advance_running(loop, None)
     elif unrolled:
         loop, _ = jax.lax.scan(advance_running, loop, length=max_steps)
@@ -276,7 +279,7 @@ def _iterate(
     return FixedPoint(loop.value, loop.num_steps, loop.residual, converged)
 
 
-# Only a derivative takes the scan: the loop that is not differentiated ends at convergence.
+# Differentiation needs a scan of fixed length; otherwise, the loop ends at convergence.
 _unrolled = jax.custom_jvp(_iterate, nondiff_argnums=(0, 1, 2))
 
 

@@ -96,6 +96,9 @@ def test_a_loaded_classifier_gets_memory_and_can_be_copied(small, tmp_path):
     assert all(each == outputs[0] for each in outputs[:4]) and outputs[4] != outputs[0]
     with pytest.raises(ValueError, match="the model already has memory"):
         got.with_memory()
+    for wrong in (np.full(VOCABULARY.size, -np.inf), np.append(prior[1:], np.nan)):
+        with pytest.raises(ValueError, match="log_prior must be finite or -inf"):
+            small.with_memory(log_prior=wrong)
 
 
 def test_models_that_store_padding_read_texts_of_one_length():

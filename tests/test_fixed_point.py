@@ -50,6 +50,13 @@ def test_counts_follow_from_the_contraction(gradient):
     assert facts(still) == (1, True)
 
 
+@BOTH
+def test_random_keys_can_be_parameters(gradient):
+    noisy = lambda key, x: 0.5 * x + jax.random.normal(key)  # noqa: E731
+    found = fixed_point(noisy, jax.random.key(0), jnp.zeros(()), gradient=gradient)
+    np.testing.assert_allclose(found.value, 2 * jax.random.normal(jax.random.key(0)), rtol=1e-3)
+
+
 def test_only_a_derivative_unrolls_the_loop():
     calls = []
 

@@ -255,20 +255,31 @@ def train_arm(
     }
     name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
     stored, partial = root / f"{name}.npz", root / f"{name}.partial"
-    if partial.exists() or not stored.exists():
+    arm = _read_arm(stored)
+    if arm is None or partial.exists():
         with locked(partial):
-            if not stored.exists():  # another process may have stored it meanwhile
+            # Another process may have stored it meanwhile.
+            while (arm := _read_arm(stored)) is None:
                 _store(job, settings, stored, partial, on_progress)
-            shutil.rmtree(partial)
+            shutil.rmtree(partial, ignore_errors=True)
+    return arm
+
+
+def _read_arm(stored: Path) -> tuple[Epoch, dict[str, np.ndarray]] | None:
+    """Returns a trained arm; None, and for damage a warning, if it must be trained."""
+    if not stored.exists():
+        return None
+    content = stored.read_bytes()
     try:
-        with stored.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             history = Epoch(*(arrays[field] for field in Epoch._fields))
             ends = {key.removeprefix(FINAL): arrays[key] for key in arrays if key.startswith(FINAL)}
         return history, ends
+    except MemoryError:
+        raise
     except Exception as error:  # damaged archives raise errors of many classes
-        warnings.warn(f"{stored} is damaged and trained again ({error})", stacklevel=2)
-        stored.unlink()
-        return train_arm(root, job, on_progress=on_progress)
+        warnings.warn(f"{stored} is damaged ({error}): training it again", stacklevel=2)
+        return None
 
 
 def _store(

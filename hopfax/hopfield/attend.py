@@ -3,7 +3,7 @@ r"""Hopfield attention: iterates all queries of a head, then reads out values.
 Each query takes the same steps as in `hopfax.hopfield.retrieve`. An update depends on the state
 $\xi$ only through its scores $s = K \xi$, which become $s' = K K^\top \mathrm{softmax}(\beta s)$.
 A step costs $n^2$ multiplications on scores and $2nd$ on states, so `attend` iterates scores if
-there are fewer than $2d$ keys, and states otherwise.
+there are fewer than $2d$ keys and `min_steps > 1`, and states otherwise.
 """
 
 from functools import partial
@@ -41,7 +41,8 @@ class Attention(NamedTuple):
     Attributes:
         values: Weighted means of the values, in their dtype if it is floating.
         num_steps: Updates of each query.
-        residual: Size of each query's last change; the largest finite number after one step.
+        residual: Size of each query's last change; the largest finite number before `min_steps`, 0
+            if `max_steps` is 0.
         converged: Whether each query converged.
     """
 
@@ -77,12 +78,14 @@ def attend(
         values: Values, one per key.
         beta: Inverse temperature, > 0, including any $1/\sqrt d$.
         readout_beta: Inverse temperature of the read-out, $\beta'$ > 0; default: `beta`.
-        mask: True where a key is real or, per query, where it may see a key; None means all. Other
-            rows are ignored and get a gradient of exactly zero. The result is zero without keys.
+        mask: True where a key is real or, per query, where it may see a key; None means all. Keys
+            that no query may see are ignored and get a gradient of exactly zero; a key that is not
+            finite affects all queries, even if only one may see it. The result is zero without
+            keys.
         tol: See `hopfax.hopfield.retrieve`; one number or one per query.
         max_steps: Maximum number of updates; 0 is softmax attention.
-        min_steps: Updates before this one never count as convergence. At 1, as in Eq. 8, states are
-            iterated: scores do not tell how far the first update moves.
+        min_steps: Updates before this one never count as convergence. With 1, as in Eq. 8, `attend`
+            always iterates states, since scores do not determine the size of the first change.
         gradient: `"implicit"` or `"unrolled"`.
         stop: `"relative"` or `"absolute"` change of the state.
         adjoint_max_steps: See `hopfax.hopfield.retrieve`.

@@ -102,16 +102,17 @@ class SoftmaxAttention(Layer):
     def attend(self, x: Tokens, mask: AnyMask | None = None, *, key: Key = None) -> AttentionOutput:
         """Returns new token vectors and the keys, with dropout if a key is given."""
         x, _, seen = _inputs(x, mask, causal=self.causal)
-        keys, values = self.key(x), _split(self.value(x), self.num_heads)
+        stored = _stored(x, seen)
+        keys, values = self.key(stored), _split(self.value(stored), self.num_heads)
         weights = self._weights(x, keys, seen).astype(values.dtype)
         mixed = _weighted_sums(dropout(key, weights, self.dropout), values)
         counts = jnp.zeros(values.shape[:-1], jnp.int32)
         return AttentionOutput(self.out(_join(mixed)), keys, counts, counts == 0)
 
     def weights(self, x: Tokens, mask: AnyMask | None = None) -> Weights:
-        """Returns the attention weights, which sum to 1 for each query."""
+        """Returns the attention weights; uniform for a query that sees no key."""
         x, _, seen = _inputs(x, mask, causal=self.causal)
-        return self._weights(x, self.key(x), seen)
+        return self._weights(x, self.key(_stored(x, seen)), seen)
 
     def _weights(self, x: Tokens, keys: Tokens, seen: Seen) -> Weights:
         queries, stored = _split(self.query(x), self.num_heads), _split(keys, self.num_heads)
@@ -210,9 +211,9 @@ class HopfieldAttention(Layer):
         self.out = project() if output_projection else None
 
     def weights(self, x: Tokens, mask: AnyMask | None = None) -> Weights:
-        """Returns the weights of the read-out, which sum to 1 for each query."""
+        """Returns the weights of the read-out; zero for a query that sees no key."""
         x, *masks = self._inputs(x, mask)
-        key = _split(self.key(x), self.num_heads)
+        key = _split(self.key(_stored(x, masks[-1])), self.num_heads)
         # With the identity as values, the output is the weights.
         identity = jnp.broadcast_to(jnp.eye(x.shape[1]), (*key.shape[:3], x.shape[1]))
         return self.attend_heads(self._queries(x), key, identity, *masks).values
@@ -222,9 +223,10 @@ class HopfieldAttention(Layer):
         return self.attend(x, mask).values
 
     def attend(self, x: Tokens, mask: AnyMask | None = None) -> AttentionOutput:
-        """Iterates every query, reads the values out, and returns them with the keys and counts."""
+        """Returns new token vectors, the keys, and each query's step count and convergence."""
         x, *masks = self._inputs(x, mask)
-        keys, value = self.key(x), _split(self.value(x), self.num_heads)
+        stored = _stored(x, masks[-1])
+        keys, value = self.key(stored), _split(self.value(stored), self.num_heads)
         key = _split(keys, self.num_heads)
         heads = self.attend_heads(self._queries(x), key, value, *masks)
         # Retrieval is in float32 at least.
@@ -241,7 +243,7 @@ class HopfieldAttention(Layer):
     def attend_heads(
         self, query: Heads, key: Heads, value: Heads, real: Mask, seen: Seen
     ) -> hopfield.Attention:
-        """Retrieves `seen` keys from projected queries, of which padding stops at once."""
+        """Computes attention of projected queries over `seen` keys; padding takes one step."""
         options = {
             "beta": self.beta,
             "readout_beta": self.readout_beta,
@@ -277,7 +279,7 @@ def _attend_together(
     readout_beta: float,
     **options: Any,
 ) -> hopfield.Attention:
-    """Iterates all queries until one norm over the real ones converges."""
+    """Iterates all queries until the norm of the real ones' joint change is within `tol`."""
     # The changes would not reach the tolerance in bfloat16.
     wide = jnp.promote_types(key.dtype, jnp.float32)
     params = (key.astype(wide), jnp.asarray(beta, wide), seen, real)
@@ -321,6 +323,11 @@ def _weighted_sums(weights: Weights, values: Heads) -> Heads:
     return jnp.einsum("bhqk,bhkd->bhqd", weights, values)
 
 
+def _stored(x: Tokens, seen: Seen) -> Tokens:
+    """Zeroes tokens that no query sees: 0 * nan in them would reach others."""
+    return jnp.where(seen.any(1)[..., None], x, 0) if seen.shape[1] > 1 else x
+
+
 def _split(x: Tokens, num_heads: int) -> Heads:
     batch, tokens, width = x.shape
     return x.reshape(batch, tokens, num_heads, width // num_heads).swapaxes(1, 2)
@@ -339,7 +346,10 @@ def _check_heads(width: int, num_heads: int) -> None:
 def _inputs(
     x: Tokens, mask: AnyMask | None, *, causal: bool, store_padding: bool = False
 ) -> tuple[Tokens, Mask, Seen]:
-    """Returns the tokens, zeros for padding, which are real, and which keys are seen."""
+    """Returns the tokens, zeros for padding, which are real, and which keys are seen.
+
+    With a mask per query, a token is real if it sees or is seen.
+    """
     check_shapes(x=(x, "batch tokens width"))
     batch, tokens = x.shape[:2]
     if mask is not None and np.ndim(mask) == 3:

@@ -100,7 +100,13 @@ class Pooling:
         for file, key, value, valid, needed in (
             (texts, "default_prompt_name", name, isinstance(prompt, str), "a prompt's"),
             (own, "max_seq_length", longest, longest is None or longest >= 1, ">= 1"),
-            (pooling, "pooling_mode", modes, {*self._modes} <= {*_MODES}, ", ".join(_MODES)),
+            (
+                pooling,
+                "pooling_mode",
+                modes,
+                bool(self._modes) and {*self._modes} <= {*_MODES},
+                ", ".join(_MODES),
+            ),
         ):
             if not valid:
                 raise ValueError(f"{file}: {key} must be {needed}, got {value!r}")
@@ -119,7 +125,7 @@ class Pooling:
         *,
         skip: int = 0,
     ) -> Float[Array, "batch outputs"]:
-        """Returns the embedding of each text, without its first `skip` tokens."""
+        """Returns text embeddings that exclude the first `skip` tokens of each text."""
 
         def one(states: Array, mask: Array) -> Array:
             place = jnp.cumsum(mask)

@@ -340,6 +340,16 @@ def test_causal_layers_are_the_same_on_a_prefix_and_with_a_mask_per_query(x64, x
         assert prefix.num_steps.tolist() == output.num_steps[..., :length].tolist()
 
 
+@pytest.mark.parametrize("name", ["softmax", "query"])
+def test_a_token_that_no_query_sees_changes_nothing(x, redraw, name):
+    """The usual mask: padding is not seen, but sees."""
+    layer = CAUSAL[name]()
+    params, seen = redraw(layer), jnp.broadcast_to(MASK[:, None], (*MASK.shape, MASK.shape[1]))
+    padded = jnp.where(MASK[..., None], x, jnp.nan)
+    got = layer.apply(params, padded, seen)
+    np.testing.assert_array_equal(got.values[MASK], layer.apply(params, x, seen).values[MASK])
+
+
 @pytest.mark.parametrize("layer", [SoftmaxAttention, HopfieldAttention])
 def test_layers_take_and_return_arrays_and_without_a_mask_all_tokens_are_real(x, layer):
     layer = layer(WIDTH, rngs=nnx.Rngs(0))
