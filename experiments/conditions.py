@@ -105,7 +105,7 @@ def predictions(cell: Cell, condition: Condition) -> CellPredictions:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
                 return CellPredictions(**{name: stored[name] for name in CellPredictions._fields})
         except Exception as error:  # damaged archives raise errors of many classes
-            warnings.warn(f"{path} is damaged and computed again ({error})", stacklevel=2)
+            warnings.warn(f"{path} is damaged ({error}): computing it again", stacklevel=2)
     predicted = condition.predict(cell)
     path.parent.mkdir(exist_ok=True)
     buffer = io.BytesIO()

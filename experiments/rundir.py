@@ -115,7 +115,7 @@ def read_config(folder: str | Path, *fields: str) -> dict[str, Any]:
     """
     document = read_json(path := Path(folder) / "config.json")
     if not document.keys() >= set(fields):
-        raise ValueError(f"{path} is not that of a run, it has {', '.join(document)}")
+        raise ValueError(f"{path} must have {', '.join(fields)}, got {', '.join(document)}")
     return document
 
 

@@ -332,7 +332,7 @@ def _read_saved(folder: Path, document: Mapping[str, Any]) -> _Parts:
     weights = folder / "model.safetensors"
     checksum = folder / f"{weights.name}.sha256"
     if checksum.exists() and checksum.read_bytes().split()[:1] != [sha256(weights).encode()]:
-        raise ValueError(f"{weights} is damaged: its SHA-256 is not that of {checksum.name}")
+        raise ValueError(f"{weights} is damaged: its SHA-256 differs from {checksum.name}")
     stored = {tensor.name: tensor for tensor in stored_tensors(folder)}
     try:
         options = dict(document["hopfax"])

@@ -517,7 +517,7 @@ def _check_out(flags: argparse.Namespace) -> None:
         raise NotADirectoryError(f"--out must be a folder, got the file {parent}")
     same = record.is_file() and record.read_bytes() == _record(flags).encode()
     if any(folder.glob("*")) and not same:
-        raise FileExistsError(f"--out must be new or the same command's folder, got {folder}")
+        raise FileExistsError(f"--out must be new, or a folder of the same command, got {folder}")
     if not os.access(parent, os.W_OK):
         raise PermissionError(f"--out must be in a writable folder, got {folder}")
 

@@ -58,7 +58,7 @@ def model_folder(name: str | os.PathLike[str]) -> Path:
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """Returns a path with ~ as a home directory, unless it exists as it is or there is none."""
+    """Returns the path if it exists, else the path with ~ expanded."""
     literal = Path(path)
     return literal if literal.exists() else Path(os.path.expanduser(path))
 

@@ -136,7 +136,7 @@ def read_text(path: Path) -> str:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields lines with their numbers from 1; only a newline ends a line, empty ones end a file."""
+    """Yields lines, separated by newlines only, with numbers from 1; drops empty last lines."""
     text = read_text(path).rstrip("\r\n")
     for number, line in enumerate(text.split("\n") if text else (), start=1):
         yield number, line.removesuffix("\r")

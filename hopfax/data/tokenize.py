@@ -221,7 +221,7 @@ def _encodings(examples: Sequence[Example], vocabulary: WordPiece) -> list[Any]:
 
 
 def _truncated(encoding: Any, max_length: int) -> list[int]:
-    """Token ids, truncated by "longest_first" of `tokenizers`, but without a state to share."""
+    """Token ids, truncated as "longest_first" does, but without changing the tokenizer."""
     if len(encoding) <= max_length:
         return encoding.ids
     owners = encoding.sequence_ids  # None for special tokens

@@ -141,15 +141,15 @@ class HopfieldAttention(Layer):
         scale_beta: Whether the iteration has that factor (Algorithm 2), or not (Eq. 7).
         tol: Convergence tolerance of each query, >= 0.
         max_steps: Maximum number of steps; 0 for none. Also bounds the terms of the implicit
-            gradient's series: queries near a ridge between two attractors would dominate a batch.
+            gradient's series: otherwise, queries between two attractors would slow down a batch.
         min_steps: Steps before this one never count as converged, at least 1; 1 in the papers.
         stop: Measure of the change, `"relative"` or `"absolute"`.
-        scope: `"query"`: queries stop independently. `"text"`: all real queries of all heads of a
-            text stop together, by one Frobenius norm (Algorithm 2 has one head). `"batch"`: those
-            of all texts do.
+        scope: Which queries stop together. `"query"`: none. `"text"`: all heads and real queries of
+            a text, by the Frobenius norm of their change (Algorithm 2, which has one head).
+            `"batch"`: those of all texts.
         causal: Whether each token sees only itself and earlier tokens.
         gradient: `"implicit"` or `"unrolled"`.
-        mask_keys: Whether padding is left out of the stored patterns, unless a mask is per query.
+        mask_keys: Whether the stored patterns exclude padding; ignored with a mask per query.
         query_projection: Whether queries are W_Q x, or x itself.
         output_projection: Whether the heads are mixed by W_O.
         bias: Whether the projections have biases.

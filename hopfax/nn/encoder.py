@@ -129,7 +129,7 @@ class Block(Layer):
             layer with its own `dropout` is called with a key.
         activation: Activation of the feed-forward.
         drop_hidden: Whether the feed-forward's dropout applies to its hidden layer.
-        drop_output: Whether it applies to its output.
+        drop_output: Whether dropout applies to the output.
         stop_gradient_keys: Whether the returned keys depend on this layer's parameters only: a
             penalty on them then trains its key projection (and norm) but nothing below.
     """

@@ -16,7 +16,7 @@ from hopfax.nn.universal import UniversalEncoder
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """The differences between the paper's text, its algorithms, the released program and hopfax.
+    """Options in which the versions of Robertha differ.
 
     d is the width of a head.
 
@@ -29,17 +29,17 @@ class Preset:
     | W_Q, W_O | none | W_Q | both | both |
     | biases of the projections | none | none | all | all |
     | inverse temperature of the loop | β (Eq. 7) | β / √d | β / √d | β / √d |
-    | that of the read-out | 1 / √d (Eq. 13) | β / √d | β / √d | β / √d |
+    | inverse temperature of the read-out | 1 / √d (Eq. 13) | β / √d | β / √d | β / √d |
     | change of the states | absolute (Eq. 8) | absolute | relative | relative |
-    | stop together | no queries | those of a text | those of a batch | no queries |
+    | stopping | per query | per text | per batch | per query |
     | the first step may converge | yes | yes | yes | no |
     | gradient | unrolled | unrolled | unrolled | implicit |
     | padding keys | masked (not given) | masked (not given) | stored | masked |
     | padded length | any | any | `max_length` (128) | any |
     | noise on padding | without effect | without effect | yes | without effect |
     | ESR | (H / log d_model - α)² | the same | (H - α log d_model)², with padding | as the text |
-    | ESR's keys in training | the forward pass's | the same | a second pass's (below) | the same |
-    | trained by ESR | all below | all below | the layer's W_K and norm (below) | all below |
+    | keys of ESR in training | forward pass | forward pass | second pass (below) | forward pass |
+    | trained by ESR | all below | all below | W_K and norm of the layer (below) | all below |
     | dropout rate | 0 (not given) | 0 (not given) | 0.3 | 0.3 |
     | dropped: embeddings, outputs of attention and feed-forward | - | - | yes | yes |
     | dropped: hidden layer of the feed-forward | - | - | yes | no |
@@ -47,12 +47,13 @@ class Preset:
     | embedding of [PAD] | trained | trained | frozen | trained |
     | pooling | mean of real tokens | the same | the same | the same |
 
-    The program's second pass starts from embeddings without dropout, which ESR of the first layer
-    also trains. Presets set no epochs and no test: the paper trains for 30 and tests in batches of
-    1, the program's script trains for 3 and tests in batches of 32, all with the same noise.
+    In the released program, ESR uses the keys of a second pass, whose embeddings have no dropout;
+    ESR of the first layer also trains these embeddings. Presets do not set epochs or the test
+    batch size: 30 and 1 in the paper, 3 and 32 in the released script, which adds the same noise
+    to every batch.
 
     Attributes:
-        num_heads: See `HopfieldAttention`, as for all not listed here.
+        num_heads: See `HopfieldAttention`; attributes not listed are documented there, too.
         norm_first: See `Encoder`, as for `embedding_norm`, `padding_idx`, `stop_gradient_keys`,
             `dropout`, `drop_hidden` and `drop_pooled`.
         mask_keys: Whether the stored patterns and the ESR spectrum exclude padding. If not, pad

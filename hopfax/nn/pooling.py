@@ -26,7 +26,7 @@ _ACTIVATIONS = {
 
 
 class Pooling:
-    """Pools the states of a text's tokens; a folder without `modules.json` has their mean.
+    """Pools token states into text embeddings: as `modules.json` says, else by their mean.
 
     Args:
         folder: Folder of a model; of sentence-transformers, it has a Transformer, a Pooling and any
@@ -34,7 +34,7 @@ class Pooling:
 
     Attributes:
         folder: Folder of the encoder and its tokenizer.
-        prompt: Text before each text.
+        prompt: Prefix of each text.
         include_prompt: Whether the prompt's tokens are pooled.
         max_length: Maximum number of tokens of a text; None for the encoder's.
 
@@ -116,7 +116,8 @@ class Pooling:
     def prepare(self, text: str) -> str:
         """Returns the text to tokenize."""
         text = self.prompt + text
-        return "".join(map(str.lower, text)) if self._lower else text  # as `tokenizers`
+        # By character, as `tokenizers`: `str.lower` depends on context.
+        return "".join(map(str.lower, text)) if self._lower else text
 
     def __call__(
         self,

@@ -43,7 +43,7 @@ def white_box(
         regression: Whether labels are scores.
         max_length: Maximum number of tokens of a text, in [5, model's positions].
         lengths: Padded lengths, increasing; those above `max_length` count as `max_length`. Models
-            that store padding always have `max_length`.
+            that store padding always use `max_length`.
         batch_sizes: Batch sizes, increasing. Only the smallest may be less than half full.
 
     Raises:
