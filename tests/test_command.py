@@ -378,8 +378,8 @@ def test_foreign_folders_and_files_are_not_overwritten(encoder, tmp_path, capsys
     monkeypatch.chdir(encoder.parent)  # the same model by another name
     assert run(earlier, "influence", encoder.name, "a") == first
     for out, message in (
-        (tmp_path, "must be new or the same command's"),
-        (earlier, "must be new or the same command's"),
+        (tmp_path, "must be new, or a folder of the same command"),
+        (earlier, "must be new, or a folder of the same command"),
         (page, "must be a folder"),
         (page / "below", "must be a folder"),
     ):

@@ -70,7 +70,7 @@ def test_a_damaged_config_json_is_named_and_written_again(tmp_path, damage):
     before = rundir.read_config(path.parent)
     path.write_bytes(damage)
     assert earlier(tmp_path).strip() == f"damaged: {path}"
-    with pytest.warns(UserWarning, match=f"{path} is .*written again"):
+    with pytest.warns(UserWarning, match=f"{path} .*written again"):
         rundir.open_run("robustness", Config(runs=tmp_path))
     assert rundir.read_config(path.parent)["config"] == before["config"]
 
