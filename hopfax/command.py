@@ -32,7 +32,7 @@ from hopfax.data import (
     spread,
 )
 from hopfax.data.tokenize import is_blank, text_tokenizer
-from hopfax.hub import model_folder, read_json
+from hopfax.hub import local_path, model_folder, read_json
 from hopfax.nn import Params, Pretrained, load_pretrained, recall, text_classifier
 from hopfax.nn.pooling import Pooling
 from hopfax.optional import optional_import
@@ -317,14 +317,8 @@ def _name(flags: argparse.Namespace) -> str:
     return "/".join(path.parts[-2:]) if path.name.isdigit() else path.name
 
 
-def _path(text: str) -> Path:
-    """Returns a path; not every shell replaces the ~ of `--out=~/folder`."""
-    # `expanduser` keeps names such as ~data.csv.
-    return Path(text if os.path.exists(text) else os.path.expanduser(text))
-
-
 def _class_numbers(labels: Sequence[Any], names: Sequence[str]) -> np.ndarray:
-    """Returns the class numbers of labels, which are names or, without doubt, class numbers."""
+    """Returns class numbers of labels, which are class names or unambiguous class numbers."""
     if not set(map(str, labels)) <= set(names):  # 1.0 for class 1, as in columns with gaps
         labels = [int(x) if isinstance(x, float) and x.is_integer() else x for x in labels]
     labels, numbers = list(map(str, labels)), list(map(str, range(len(names))))
@@ -588,13 +582,13 @@ def parser() -> argparse.ArgumentParser:
         model = "folder of a Classifier, BERT, RoBERTa, GPT-2 or Gemma-2, or its Hugging Face name"
         add("folder", metavar="MODEL", help=model)
         out = "folder for the results (default: %(default)s)"
-        add("--out", type=_path, default=Path(f"hopfax_{name}"), help=out)
+        add("--out", type=local_path, default=Path(f"hopfax_{name}"), help=out)
         if name != "influence":
             rows = "number of rows, evenly spaced (default: %(default)s)"
             add("--rows", type=_count, default=400, help=rows)
         if name == "robustness":
             table = "texts and labels: .csv, .tsv or .jsonl"
-            add("--dev", type=_path, required=True, metavar="FILE", help=table)
+            add("--dev", type=local_path, required=True, metavar="FILE", help=table)
             text = "column of the texts (default: text)"
             add("--text", default="text", metavar="COLUMN", help=text)
             pair = "column of the second texts; required without a text classifier"
@@ -609,7 +603,7 @@ def parser() -> argparse.ArgumentParser:
             add("text", metavar="SENTENCE", help="sentence to measure")
         else:
             lines = "text file, one text per line; blank lines are skipped"
-            add("--texts", type=_path, required=True, metavar="FILE", help=lines)
+            add("--texts", type=local_path, required=True, metavar="FILE", help=lines)
     return top
 
 

@@ -27,6 +27,7 @@ from hopfax import command, stability
 from hopfax.classifier import Classifier
 from hopfax.data import train_vocabulary
 from hopfax.data.tokenize import WordPiece, text_tokenizer
+from hopfax.hub import local_path
 from hopfax.nn import load_pretrained, robertha, tinybert, with_memory
 
 WORDS = "abcdefghijklmnop"
@@ -530,9 +531,9 @@ def test_a_platform_without_a_device_is_one_line(main, tmp_path, monkeypatch, ca
 
 def test_a_path_that_exists_is_taken_literally(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert command._path("~") == Path.home()
+    assert local_path("~") == Path.home()
     (tmp_path / "~").mkdir()
-    assert command._path("~") == Path("~")
+    assert local_path("~") == Path("~")
 
 
 def test_ctrl_c_has_its_status(encoder, tmp_path, monkeypatch):
