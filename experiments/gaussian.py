@@ -153,9 +153,9 @@ def reference(models: Sequence[str]) -> str:
     return BASELINE if BASELINE in models else models[0]
 
 
-def constants(measured: Measured) -> dict[str, float]:
+def constants(frame: pd.DataFrame) -> dict[str, float]:
     """Returns the majority baseline's score by task, and their mean as that of "average"."""
-    rows = measured.frame[measured.frame.metric == "constant"]
+    rows = frame[frame.metric == "constant"]
     each = dict(zip(rows.task, rows.score, strict=True))
     return {**each, "average": sum(each.values()) / len(each)} if each else {}
 

@@ -1,7 +1,6 @@
-"""Pages of results: Markdown for the repository and one HTML file, from the same content.
+"""The page of a run: one HTML file with figures, tables, an interactive chart and the command.
 
-An experiment's module turns a run's scores into a `Page`; this module renders it. All numbers come
-from `results.csv` and `config.json`.
+An experiment's module turns results.csv into a `Page`; this module renders it.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import functools
 import hashlib
 import io
 import re
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,26 +96,18 @@ class Page:
     """Contents of a page, in order.
 
     Attributes:
-        title: The question's subject.
-        answer: One or two plain sentences that answer the question.
+        title: What was measured.
         pictures: Pictures by the stem of their files, the most important first.
         tables: Tables.
-        notes: Caveats and definitions, one sentence each.
-        explorer: Data of the interactive chart of the HTML page.
+        explorer: Data of the interactive chart.
     """
 
     title: str
-    answer: str
+    answer: str = ""  # not shown, will go
     pictures: Mapping[str, Picture] = field(default_factory=dict)
     tables: Sequence[Table] = ()
-    notes: Sequence[str] = ()
+    notes: Sequence[str] = ()  # not shown, will go
     explorer: Explorer | None = None
-
-
-def publish(folder: Path, page: Page) -> None:
-    """Writes a page into a folder of published results: README.md and one PNG per picture."""
-    write_whole(folder / "README.md", markdown(page, folder))
-    _draw(folder, page)
 
 
 def write_results(folder: Path, table: pd.DataFrame, *, complete: bool = True) -> None:
@@ -156,16 +146,6 @@ def _draw(folder: Path, page: Page) -> None:
         picture.figure.savefig(buffer, metadata={"Software": None})
         write_whole(folder / f"{name}.png", buffer.getvalue())
         picture.figure.set_layout_engine("none")  # laid out once, also for the SVG
-
-
-def markdown(page: Page, folder: Path) -> str:
-    """The page in Markdown, no line of prose over 120 characters."""
-    text = _environment().get_template("page.md.j2").render(page=page, run=_run(folder))
-    prose, code = [], False
-    for line in text.splitlines():
-        code ^= line.startswith("```")
-        prose.append(line if code else wrapped(line))
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(prose)).strip() + "\n"
 
 
 def html(page: Page, folder: Path) -> str:
@@ -276,33 +256,14 @@ def joined(names: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def wrapped(line: str) -> str:
-    """A line of prose broken at spaces; tables, code, pictures and headings stay whole."""
-    if line.startswith(("|", "#", "!", "    ", "```")):
-        return line
-    # Not inside `code`: a command must stay one line to be copied.
-    whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0"), line)
-    indent = "  " if line.startswith("- ") else ""
-    lines = textwrap.wrap(whole, 117, subsequent_indent=indent, break_long_words=False,
-                          break_on_hyphens=False)  # fmt: skip
-    return "\n".join(lines).replace("\0", " ")
-
-
 def _run(folder: Path) -> dict[str, Any]:
-    """Returns the template's facts about a run: commands, machines, notes."""
+    """Returns the template's facts about a run: command, sessions and files."""
     config = read_config(folder) if (folder / "config.json").exists() else {}
     origins = config.get("provenance", [])
     return {
-        "command": config.get("command", origins[0]["command"] if origins else ""),
-        "subtitle": config.get("subtitle", ""),
-        "sessions": len(origins),
+        "command": origins[-1]["command"] if origins else "",
         "origins": [origin_line(origin) for origin in origins],
-        "machines": sorted({f"{o['cpu']}, {o['device']}" for o in origins}),
-        "notes": config.get("notes", []),
         "files": sorted(path.name for path in folder.glob("*.csv")),
-        "depth": "../" * (len(folder.parts) - folder.parts.index("results") - 1)
-        if "results" in folder.parts
-        else "",
     }
 
 

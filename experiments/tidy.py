@@ -3,7 +3,7 @@
 Every experiment stores `results.csv` in this schema. This module computes what pages and figures
 show: means over seeds, paired differences, intervals and verdicts.
 
-    scores = tidy.scores(tidy.read("experiments/results/robustness/sst2"))
+    scores = tidy.scores(tidy.read("experiments/results/data/robustness.csv", run="sst2"))
     tidy.summarize(tidy.difference(scores, model="tinybert"))
 """
 
@@ -21,11 +21,11 @@ import pandas as pd
 from scipy.special import stdtr, stdtrit
 
 CONDITION = ["corruption", "site", "protocol", "level"]
-CELL = ["task", "model", *CONDITION]
+CELL = ["task", "model", "denoiser", *CONDITION]
 # First columns of results.csv.
 COLUMNS = (
-    "task", "model", "corruption", "level", "site", "seed", "metric", "score", "num_examples",
-    "snr_db",
+    "task", "model", "denoiser", "corruption", "level", "site", "seed", "metric", "score",
+    "num_examples", "snr_db",
 )  # fmt: skip
 CHECKSUM = "results.csv.sha256"  # beside results.csv in runs, as sha256sum writes it
 CONFIDENCE = 0.95
@@ -36,20 +36,23 @@ RESAMPLES = 500  # of a bootstrap
 Verdict = Literal["holds", "smaller", "no difference", "reversed", "too weak to tell", "n/a"]
 
 
-def read(folder: str | Path) -> pd.DataFrame:
-    """Reads `results.csv` of a run: columns `CELL`, `seed`, `metric`, `score` and any others.
+def read(source: str | Path, *, run: str | None = None) -> pd.DataFrame:
+    """Reads results: columns `CELL`, `seed`, `metric`, `score` and any others.
 
     Args:
-        folder: `runs/NAME/ID` or a folder of published results.
+        source: The folder `runs/NAME/ID`, or a file of published results.
+        run: The published run to take, a value of the column `run`; None for all rows.
 
     Returns:
         One row per measurement. Rows without noise have corruption "none" and level 0.
 
     Raises:
         FileNotFoundError: The folder has no `results.csv`.
-        ValueError: It differs from its checksum, lacks a column, or a score is not a number.
+        ValueError: It differs from its checksum, lacks a column or the run, or a score is not a
+            number.
     """
-    path, checksum = Path(folder) / "results.csv", Path(folder) / CHECKSUM
+    path = Path(source) if Path(source).suffix == ".csv" else Path(source) / "results.csv"
+    checksum = path.with_name(CHECKSUM)
     content, expected = path.read_bytes(), ""
     with contextlib.suppress(FileNotFoundError):  # another process may be writing both
         expected = checksum.read_text()
@@ -58,9 +61,12 @@ def read(folder: str | Path) -> pd.DataFrame:
             f"{path} differs from its checksum: repeat the run's command to write it again, or "
             f"delete {CHECKSUM} to read it as it is"
         )
-    text = dict.fromkeys(["task", "model", "corruption", "site", "protocol", "metric"], str)
+    names = ["run", "task", "model", "denoiser", "corruption", "site", "protocol", "metric"]
+    text = dict.fromkeys(names, str)
     frame = pd.read_csv(io.BytesIO(content), dtype=text, keep_default_na=False, na_values=[""])
-    missing = {"task", "model", "corruption", "level", "site", "seed", "metric", "score"}
+    if run is not None and (frame := frame[frame["run"] == run].reset_index(drop=True)).empty:
+        raise ValueError(f"{path} has no run {run}")
+    missing = {"task", "model", "corruption", "level", "seed", "metric", "score"}
     if missing := missing - set(frame):
         raise ValueError(f"{path}: no column {', '.join(sorted(missing))}")
     if frame.score.isna().any():
@@ -68,6 +74,7 @@ def read(folder: str | Path) -> pd.DataFrame:
         raise ValueError(f"{path}, line {line}: score must be a number; delete the line and rerun")
     for name in ("corruption", "site", "protocol"):
         frame[name] = frame[name].fillna("") if name in frame else ""
+    frame["denoiser"] = frame.denoiser.fillna("none") if "denoiser" in frame else "none"
     frame["level"] = frame.level.fillna(0.0).astype(float)
     clean = frame.corruption.isin(["none", ""]) & (frame.level == 0)
     frame.loc[clean, CONDITION] = ["none", "", "", 0.0]
@@ -82,12 +89,13 @@ def scores(frame: pd.DataFrame, metric: str = "score") -> pd.DataFrame:
         metric: The metric to take; "score" is the papers' 0 to 100 scale.
 
     Returns:
-        `CELL`, `seed`, `score`, and the means of `snr_db` and `num_examples` where the frame has
+        `CELL`, `seed`, `score`, `run` if the frame has it, and the means of `snr_db` and `num_examples` where the frame has
         them.
     """
     kept = frame[frame.metric == metric]
+    keys = [name for name in ("run", *CELL, "seed") if name in kept]
     means = [name for name in ("score", "snr_db", "num_examples") if name in kept]
-    return kept.groupby([*CELL, "seed"], sort=False, as_index=False)[means].mean()
+    return kept.groupby(keys, sort=False, as_index=False)[means].mean()
 
 
 def select(scores: pd.DataFrame, **values: Any) -> pd.DataFrame:
@@ -142,7 +150,7 @@ def difference(scores: pd.DataFrame, **baseline: Any) -> pd.DataFrame:
     if unknown:
         raise ValueError(f"no column {', '.join(sorted(unknown))}; choose among {list(scores)}")
     is_baseline = np.logical_and.reduce([scores[name] == baseline[name] for name in baseline])
-    keys = [name for name in [*CELL, "seed"] if name in scores and name not in baseline]
+    keys = [n for n in ("run", *CELL, "seed") if n in scores and n not in baseline]
     return paired(scores[~is_baseline], scores[is_baseline], on=keys)
 
 

@@ -120,7 +120,7 @@ def page(folder: Path) -> Page:
     lines = tidy.summarize(noisy)
     lines["clean"] = lines.task.map(clean.xs(models[0], level="model"))
     lines["limit"] = lines.task.map(limits)
-    constants = gaussian.constants(measured)
+    constants = gaussian.constants(measured.frame)
     lines["constant"] = lines.task.map(constants)
     unlearned = gaussian.not_learned(scores, constants)
     answers, kept, tables = [], {}, []

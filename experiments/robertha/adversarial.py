@@ -78,7 +78,7 @@ def page(folder: Path) -> Page:
     table = tidy.summarize(scores)
     table = tidy.widened(table, tidy.sampling_error(table["mean"], table.task.map(sizes)))
     table = tidy.ordered(table, "task", trials)
-    constant = gaussian.constants(measured)
+    constant = gaussian.constants(measured.frame)
     gaps = tidy.summarize(tidy.difference(scores, model=baseline))
     if len(gaps):  # there is a second model
         theirs = table[table.model == baseline].set_index("task")["mean"]

@@ -82,7 +82,7 @@ def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
     measured = gaussian.read(folder)
     _, scores, titles, names, notes = measured
-    unlearned = gaussian.not_learned(scores, gaussian.constants(measured))
+    unlearned = gaussian.not_learned(scores, gaussian.constants(measured.frame))
     notes = [*gaussian.unlearned_note(scores, unlearned, titles), *notes]
     table = steps(tidy.average(scores, "task"))
     over = tidy.summarize(tidy.average(table, "level"))

@@ -86,7 +86,7 @@ def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
     each, measured = robustness.page(folder), gaussian.read(folder)
     scores = tidy.ordered(measured.scores, "model", tuple(VARIANTS))
-    constants = gaussian.constants(measured)
+    constants = gaussian.constants(measured.frame)
     kept = gaussian.informative(scores, constants)
     left_out = []
     if scores.task.nunique() > 1:  # the page of `robustness` lists them if there is one task

@@ -110,7 +110,7 @@ def page(folder: Path) -> Page:
     order = sorted(settings, key=lambda name: ([*SYMBOLS].index(settings[name][0]), settings[name]))
     titles |= {model: f"{SYMBOLS[name]} = {value:g}" for model, (name, value) in settings.items()}
     titles |= {"robertha": "default"}
-    unlearned = gaussian.not_learned(scores, gaussian.constants(measured))
+    unlearned = gaussian.not_learned(scores, gaussian.constants(measured.frame))
     every = gaussian.differences(scores, baseline="robertha", order=order)
     means = gaussian.differences(scores, baseline="robertha", order=order, over=["level"])
     num_intervals = int(every.low.notna().sum())
@@ -129,7 +129,7 @@ def page(folder: Path) -> Page:
         f" No setting learns {report.joined(by_none)}, so this is no evidence." if by_none else ""
     )
     default = tidy.select(scores[scores.level > 0], model="robertha")
-    close = gaussian.near_baseline(default, gaussian.constants(measured)).reset_index().task
+    close = gaussian.near_baseline(default, gaussian.constants(measured.frame)).reset_index().task
     if not by_none and len(close):
         caution = (
             f" Under noise, the default is not well above the majority baseline on "

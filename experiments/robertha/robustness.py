@@ -132,7 +132,7 @@ def page(folder: Path) -> Page:
     average = tidy.average(scores, "task").assign(task="average")
     shown = pd.concat([average, scores], ignore_index=True) if len(tasks) > 1 else scores
     subject = shown.task.iloc[0]
-    baseline, constants = gaussian.reference(models), gaussian.constants(measured)
+    baseline, constants = gaussian.reference(models), gaussian.constants(measured.frame)
     lines, averaged = gaussian.lines(shown, constants), gaussian.informative(shown, constants)
     if not (tidy.select(averaged, task=subject).level > 0).any():
         averaged = shown

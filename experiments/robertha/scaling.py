@@ -98,7 +98,7 @@ def page(folder: Path) -> Page:
     """Returns the page of a run or of a folder of published results."""
     measured = gaussian.read(folder)
     _, scores, titles, names, notes = measured
-    unlearned = gaussian.not_learned(scores, gaussian.constants(measured))
+    unlearned = gaussian.not_learned(scores, gaussian.constants(measured.frame))
     kinds = scores.model.str.rpartition("-")
     sizes = {
         "-".join(each): f"{titles[each[0]]}, {each[1]}"

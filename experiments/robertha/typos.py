@@ -92,12 +92,12 @@ def page(folder: Path) -> Page:
     ).sort_values("level", kind="stable")
     lines = tidy.ordered(tidy.ordered(lines, "model", models), "task", tasks)
     baseline = gaussian.reference(models)
-    unlearned = gaussian.not_learned(scores, gaussian.constants(measured))
+    unlearned = gaussian.not_learned(scores, gaussian.constants(measured.frame))
     answer, tables = f"Only {titles[baseline]} is measured, so there is nothing to compare.", []
     if len(models) > 1:
         gaps = tidy.summarize(tidy.average(tidy.difference(scores, model=baseline), "level"))
         noisy = gaps[(gaps.corruption != "none") & (gaps.task == tasks[0])]
-        constants = gaussian.constants(measured)
+        constants = gaussian.constants(measured.frame)
         hopeless = [
             titles[kind]
             for kind, rows in scores[scores.task == tasks[0]].groupby("corruption", sort=False)
