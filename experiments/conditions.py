@@ -24,6 +24,7 @@ from experiments.rundir import identifier, write_whole
 from hopfax import text
 from hopfax.data import (
     EVALUATION_SETS,
+    Encoded,
     Example,
     bucketed,
     encode,
@@ -36,16 +37,10 @@ from hopfax.data import (
 from hopfax.hopfield import capacity_snr_db
 from hopfax.text import Corrupted, Victim
 from hopfax.text.hotflip import Form
-from hopfax.train.evaluate import Noise, Predictions, check_noise, predict
+from hopfax.train.evaluate import Noise, Predictions, Predictor, check_noise, predict
 from hopfax.train.metrics import scores
 from hopfax.train.white_box import white_box
 
-CORRUPTIONS = {
-    "misspelling": "misspelling",
-    "char_swap": "char swap",
-    "textbugger": "TextBugger",
-    "hotflip": "HotFlip",
-}
 RANDOM: dict[str, Callable[..., Corrupted]] = {
     "misspelling": text.misspell,
     "char_swap": text.swap_characters,
@@ -147,6 +142,7 @@ def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, 
             yield {
                 "task": cell.data.spec.name,
                 "model": model,
+                "denoiser": cell.denoiser,
                 "seed": seed,
                 "metric": metric,
                 "score": round(value, 6),
@@ -211,15 +207,30 @@ class Gaussian:
 
     def predict(self, cell: Cell) -> CellPredictions:
         """See `Condition`."""
-        sizes, one_length = cell.spec.sizes, cell.spec.stores_padding
-        (test,) = buckets(cell.data, sizes["max_length"], cell.data.test, one_length=one_length)
         # Seeds draw independently, models share a seed's draws: intervals over seeds are honest,
         # differences between models stay paired.
         noise = self.noise._replace(seeds=cell.spec.seeds) if self.level else None
         # Memory at the site of the noise.
         predictor = cell.predictor if self.site != "embedding" else cell.at_embedding
         predictor = predictor or cell.predictor
-        return CellPredictions(*predict(predictor, cell.params, test, noise=noise))
+        return predict_split(cell, cell.data.test, predictor, noise=noise)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The rows that training selects its best epoch on."""
+
+    def key(self, cell: Cell) -> Any:
+        """See `Condition`."""
+        return {"rows": digest_of(cell.data.validation)}
+
+    def columns(self, cell: Cell) -> Mapping[str, Any]:
+        """See `Condition`."""
+        return {"corruption": "none", "level": 0.0}
+
+    def predict(self, cell: Cell) -> CellPredictions:
+        """See `Condition`."""
+        return predict_split(cell, cell.data.validation, cell.predictor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +241,7 @@ class Typos:
     scored on that model. Every text has at least one word to change.
 
     Attributes:
-        corruption: A key of `CORRUPTIONS`, or "none".
+        corruption: misspelling, char_swap, textbugger or hotflip, or "none".
         rate: Share of the words, in [0, 1].
         num_texts: Rows drawn at random from those with a word; None for all.
         beam: Width of HotFlip's beam.
@@ -405,6 +416,15 @@ def evaluation_sets(
             "advglue/dev.json, paws/labeled_final or x-final"
         )
     return [*fitting]
+
+
+def predict_split(
+    cell: Cell, rows: Encoded, predictor: Predictor, *, noise: Noise | None = None
+) -> CellPredictions:
+    """Predicts tokenized rows at the padded lengths of training."""
+    sizes, one_length = cell.spec.sizes, cell.spec.stores_padding
+    (split,) = buckets(cell.data, sizes["max_length"], rows, one_length=one_length)
+    return CellPredictions(*predict(predictor, cell.params, split, noise=noise))
 
 
 def capacity(cell: Cell) -> float:
