@@ -1,4 +1,11 @@
-"""`python -m experiments`: list the experiments, or run one by name."""
+"""List the experiments, or run one by name.
+
+python -m experiments NAME [flags]     (NAME --help lists the flags)
+python -m experiments runs [FOLDER]    (earlier runs, their progress and pages)
+python -m experiments predict --run FOLDER TEXT ...    (labels of texts)
+python -m experiments.benchmarks       (speed and memory)
+python -m experiments --version
+"""
 
 from __future__ import annotations
 
@@ -137,14 +144,7 @@ def listing(experiments: Mapping[str, str]) -> str:
 
     Modules are parsed, not imported, so that listing does not load jax.
     """
-    lines = [
-        "usage: python -m experiments NAME [flags]     (NAME --help lists the flags)",
-        "       python -m experiments runs [FOLDER]    (earlier runs, their progress and pages)",
-        "       python -m experiments predict --run FOLDER TEXT ...    (labels of texts)",
-        "       python -m experiments.benchmarks       (speed and memory)",
-        "       python -m experiments --version",
-        "",
-    ]
+    lines = [str(__doc__)]
     width = max(map(len, experiments), default=0)
     for name, module_path in experiments.items():
         reproduces, claim = introduction(module_path)

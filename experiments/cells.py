@@ -192,6 +192,15 @@ def log_prior(data: TaskData) -> np.ndarray:
     return np.log(np.bincount(real, minlength=data.vocab_size) + UNSEEN).astype(np.float32)
 
 
+def capacity(cell: Cell) -> float:
+    """Returns `hopfield.capacity_snr_db` of the reported texts under the memory's prior."""
+    ids, lengths = cell.data.test.ids, cell.data.test.lengths
+    log_prior = np.asarray(jax.nn.log_softmax(cell.params["memory"]["log_prior"][0]))
+    bits = -np.mean(log_prior[ids[np.arange(ids.shape[-1]) < lengths[..., None]]]) / np.log(2)
+    width = cell.params["tokens"]["embedding"].shape[-1]
+    return float(hopfield.capacity_snr_db(float(bits), width=width))
+
+
 def with_denoiser(cell: Cell, name: str) -> Cell:
     """Returns the trained model with a denoiser of its token embeddings.
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from experiments import tidy
+from experiments import cells, tidy
 from experiments.cells import Cell, buckets, digest_of
 from experiments.rundir import identifier, write_whole
 from hopfax import text
@@ -34,7 +34,6 @@ from hopfax.data import (
     spread,
     training_rows,
 )
-from hopfax.hopfield import capacity_snr_db
 from hopfax.text import Corrupted, Victim
 from hopfax.text.hotflip import Form
 from hopfax.train.evaluate import Noise, Predictions, Predictor, check_noise, predict
@@ -122,7 +121,7 @@ def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, 
     if not columns["level"]:
         of_data["constant"] = constant_score(metrics, predicted.labels, predicted.logits.shape[-1])
         if cell.undenoised:
-            of_data["capacity_snr_db"] = capacity(cell)
+            of_data["capacity_snr_db"] = cells.capacity(cell)
         if is_set and condition.name:
             of_data["train_overlap"] = condition.train_overlap(cell)
     changes = predicted.words_changed.tolist() or [None] * len(cell.spec.seeds)
@@ -271,9 +270,8 @@ class Typos:
     def predict(self, cell: Cell) -> CellPredictions:
         """See `Condition`."""
         chosen = with_words(cell.data.spec.name, self.data_dir, self.num_texts)
-        seeds = range(len(cell.spec.seeds))
+        seeds, attacks = range(len(cell.spec.seeds)), self.corruption not in (*RANDOM, "none")
         parts, changed, edits = [], [], []
-        attacks = self.corruption in ("textbugger", "hotflip")
         for tested in [[seed] for seed in seeds] if attacks else [seeds]:
             made = self.corrupted(cell, chosen, tested[0])
             rows = [row._replace(texts=each.text) for row, each in zip(chosen, made, strict=True)]
@@ -357,8 +355,7 @@ class EvaluationSet:
 
     def predict(self, cell: Cell) -> CellPredictions:
         """See `Condition`."""
-        seeds = range(len(cell.spec.seeds))
-        return CellPredictions(*predict_rows(cell, self.rows(cell), seeds))
+        return CellPredictions(*predict_rows(cell, self.rows(cell), range(len(cell.spec.seeds))))
 
 
 def gaussian_grid(
@@ -425,15 +422,6 @@ def predict_split(
     sizes, one_length = cell.spec.sizes, cell.spec.stores_padding
     (split,) = buckets(cell.data, sizes["max_length"], rows, one_length=one_length)
     return CellPredictions(*predict(predictor, cell.params, split, noise=noise))
-
-
-def capacity(cell: Cell) -> float:
-    """Returns `hopfield.capacity_snr_db` of the reported texts under the memory's prior."""
-    ids, lengths = cell.data.test.ids, cell.data.test.lengths
-    log_prior = np.asarray(jax.nn.log_softmax(cell.params["memory"]["log_prior"][0]))
-    bits = -np.mean(log_prior[ids[np.arange(ids.shape[-1]) < lengths[..., None]]]) / np.log(2)
-    width = cell.params["tokens"]["embedding"].shape[-1]
-    return float(capacity_snr_db(float(bits), width=width))
 
 
 def constant_score(metrics: Sequence[str], labels: np.ndarray, outputs: int) -> float:

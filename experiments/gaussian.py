@@ -25,19 +25,15 @@ MOST_LINES = 6  # more methods are drawn as a forest plot of differences
 LEARNED = 5.0  # points above the majority baseline that count as having learned a task; on n rows
 # at least two standard errors of an accuracy, 100 / sqrt(n)
 SAME_DB = 1.0  # models whose mean SNR differs by less count as tested at the same SNR
-PROTOCOLS = {
-    "matched": "same SNR for each text",
-    "per-token": "same SNR for each token",
-    "sigma": "same σ",
-}
+PROTOCOLS = {"matched": "same SNR per text", "per-token": "same SNR per token", "sigma": "same σ"}
 # Where noise is added and how its size is set -> title of the panel, the most telling first.
 PANELS = {
-    ("token", "matched"): "noise on token embeddings,\nsame SNR for each text",
-    ("token", "per-token"): "noise on token embeddings,\nsame SNR for each token",
-    ("embedding", "sigma"): "noise after the LayerNorm,\nsame σ, so same SNR",
-    ("embedding", "matched"): "noise after the LayerNorm,\nsame SNR for each text",
-    ("embedding", "per-token"): "noise after the LayerNorm,\nsame SNR for each token",
-    ("token", "sigma"): "noise on token embeddings,\nsame σ",
+    ("token", "matched"): "token embeddings,\nsame SNR per text",
+    ("token", "per-token"): "token embeddings,\nsame SNR per token",
+    ("embedding", "sigma"): "after the LayerNorm,\nsame σ, so same SNR",
+    ("embedding", "matched"): "after the LayerNorm,\nsame SNR per text",
+    ("embedding", "per-token"): "after the LayerNorm,\nsame SNR per token",
+    ("token", "sigma"): "token embeddings,\nsame σ",
 }
 CORRUPTIONS = {
     "misspelling": "misspelling",
@@ -59,7 +55,7 @@ def panels(scores: pd.DataFrame) -> dict[tuple[str, str], str]:
     shown = {place: title for place, title in PANELS.items() if place in measured}
     if ("embedding", "sigma") in shown:
         if not same_snr(scores):
-            shown["embedding", "sigma"] = "noise at the embedding site,\nsame σ"
+            shown["embedding", "sigma"] = "embedding site,\nsame σ"
         elif unit_signal(scores):
             shown.pop(("embedding", "matched"), None)
     return shown
@@ -244,16 +240,16 @@ def page(folder: Path) -> report.Page:
             ylabel=score_names(tasks),
         )
     elif noisy:
-        gaps = differences(scores, table, methods[0])
+        gaps = _lined(differences(scores, table, methods[0]), named)
         pictures["differences"] = report.forest(
             f"Score minus {named[methods[0]]}, mean over levels",
-            gaps[gaps.panel != "clean"].assign(line=_line(gaps, named)),
+            gaps[gaps.panel != "clean"],
             label="line",
             col="panel",
             titles=named,
         )
     else:
-        above = table.assign(line=_line(table, named))
+        above = _lined(table, named)
         for end in ("mean", "low", "high"):
             above[end] -= above.constant
         pictures["scores"] = report.forest(
@@ -290,15 +286,11 @@ def page(folder: Path) -> report.Page:
 
 
 def _lined(rows: pd.DataFrame, titles: Mapping[str, str]) -> pd.DataFrame:
-    return rows.assign(line=_line(rows, titles))
-
-
-def _line(rows: pd.DataFrame, titles: Mapping[str, str]) -> Sequence[str]:
-    """Names each row by its method, after the task if there are several."""
-    if rows.task.nunique() == 1:
-        return [titles[model] for model in rows.model]
-    pairs = zip(rows.task, rows.model, strict=True)
-    return [f"{titles[task]}, {titles[model]}" for task, model in pairs]
+    """Adds `line`, the name of the method, after the task if there are several."""
+    lines = rows.model.map(titles)
+    if rows.task.nunique() > 1:
+        lines = rows.task.map(titles) + ", " + lines
+    return rows.assign(line=lines)
 
 
 def _title(task: str) -> str:

@@ -94,7 +94,8 @@ def fill(
                     waiting.append((number, job))
                     continue
                 on_progress(1)
-                write(folder, [done[each] for each in sorted(done)], complete=not waiting)
+                tables = [done[each] for each in sorted(done)]
+                write(folder, tables, complete=len(done) == len(jobs))
     few_rows = (ValueError, IndexError, FileNotFoundError) if waiting else ()
     with contextlib.suppress(*few_rows):
         report.write_report(folder, page(folder))
