@@ -1,0 +1,104 @@
+"""Tables and figures of the written page `noise_stability`, from published results."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from experiments import figures, tidy
+from experiments.noise_stability import encoder, influence, outcomes, tail_mass, theory
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DATA = Path(__file__).parents[1] / "results" / "data"
+# Percent of steps that the paper's regularizer saves; on addition, 4500 to 3300.
+CLAIMED = {"addition": 100 * (1 - 33 / 45), "parity": 35, "parity_earlier": 35, "parity_10bits": 35}
+
+
+@functools.cache
+def rows_of(suite: str, run: str = "") -> pd.DataFrame:
+    """Published rows of a command, of one run or of all."""
+    rows = pd.read_csv(DATA / f"{suite}.csv")
+    return rows[rows["run"] == run] if run else rows
+
+
+def savings() -> pd.DataFrame:
+    """Percent of steps and of compute that arms of grokking save against the baseline."""
+    steps = tidy.select(rows_of("grokking"), metric="steps").sort_values(["run", "seed"])
+    units, parts = {"steps": 1.0, "compute": steps.rows_per_step}, []
+    both = pd.concat(steps.assign(unit=name, scale=scale) for name, scale in units.items())
+    both = both.assign(time=both.score * both.scale, end=both.horizon * both.scale)
+    for (run, unit, arm), rows in both.groupby(["run", "unit", "model"], sort=False):
+        pair = rows, tidy.select(both, run=run, unit=unit, model="baseline")
+        ends = pair[0].end.iloc[0], pair[1].end.iloc[0]
+        saved = outcomes.reduction(*(each.time.to_numpy() for each in pair), followed=ends)
+        paper = CLAIMED[str(run)] if unit == "steps" else np.nan
+        verdict = tidy.verdict(saved.low, saved.high, paper)
+        parts.append((run, unit, arm, *saved, paper, verdict))
+    columns = ["run", "unit", "model", "mean", "low", "high", "paper", "verdict"]
+    return pd.DataFrame(parts, columns=columns).replace({"verdict": {"no difference": "not found"}})
+
+
+def encoders(minus: str = "") -> pd.DataFrame:
+    """Means over seeds, shares in percent, of trained encoders, or of differences from one."""
+    rows = tidy.select(rows_of("encoder-stability"), corruption="gaussian").fillna({"level": -1})
+    scale = rows.metric.map({"points lost": 1.0}).fillna(100.0)
+    numbers, keys = ["score", "standard_error", "low", "high"], ["run", "arm", "metric", "level"]
+    rows[numbers] = rows[numbers].mul(scale, axis=0)
+    if not minus:
+        return encoder.intervals(rows, [*keys, "model"])
+    rows = rows[[*keys, "model", "seed", "score"]]
+    return tidy.summarize(tidy.paired(rows, rows[rows.model == minus], on=[*keys, "seed"]))
+
+
+TABLES: dict[str, Callable[[], pd.DataFrame]] = {
+    "theory": lambda: rows_of("theory"),
+    "formulas": lambda: theory.distances(rows_of("theory")),
+    "ends": lambda: influence.ratios(rows_of("influence")),
+    "juntas": lambda: influence.juntas(rows_of("influence")),
+    "shares": lambda: influence.influential(rows_of("influence")).reset_index(),
+    "layers": lambda: influence.by_layer(rows_of("influence")),
+    "bounds": lambda: tail_mass.bounds(rows_of("tail-mass", "minilm")),
+    "bounds, fine-tuned": lambda: tail_mass.bounds(rows_of("tail-mass", "minilm_sst2")),
+    "encoders": encoders,
+    "changes": lambda: encoders(minus="pretrained"),
+    "savings": savings,
+    "language": lambda: tidy.summarize(
+        rows_of("language-model")[["model", "metric", "seed", "score"]]
+    ),
+    "guesses": lambda: rows_of("language-model-guesses"),
+}
+
+
+def noise_stability_figures() -> dict[str, Figure]:
+    """Figures of the page noise_stability, by the stems of their files."""
+    shown = {name: theory.PANELS[name] for name in ("attention", "depth")}
+    rows = tidy.select(rows_of("influence"), metric="relative influence")
+    half, weights = 1.96 * rows.standard_error, rows.model.str.split(" ").str[0]
+    ends = {"mean": rows.score, "low": rows.score - half, "high": rows.score + half}
+    curves = rows.assign(weights=weights, **ends).groupby(
+        ["corruption", "weights", "level"], sort=False, as_index=False
+    )[["mean", "low", "high"]].mean()  # fmt: skip
+    titles = {"measured": "measured stability", "trained": "MiniLM", "random": "random weights",
+              "addition": "modular addition", "parity": "parity, 20 bits",
+              "parity_earlier": "earlier run", "parity_10bits": "parity, 10 bits"}  # fmt: skip
+    saved = tidy.ordered(tidy.select(savings(), model="stability_reg"), "run", list(CLAIMED))
+    return {
+        "theory": figures.panels(
+            theory.drawn(rows_of("theory")), shown, col="task", x="level", hue="model",
+            titles=titles,
+        ),
+        "influence": figures.facets(
+            curves, x="level", hue="weights", col="corruption", titles=titles, least_range=1.0,
+            xlabel="position of the token", ylabel="influence / mean over positions",
+        ),
+        "savings": figures.forest(
+            saved, label="run", hue="unit", titles=titles, xlabel="percent saved", least=-200
+        ),
+    }  # fmt: skip
