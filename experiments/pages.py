@@ -120,7 +120,7 @@ def speed_figures() -> dict[str, Figure]:
     ends = rows.groupby(what.str.split().str.join(" ").rename("what")).agg(
         mean=("median", "median"), low=("median", "min"), high=("median", "max")
     )
-    drawn = np.log2(ends.sort_values("mean", ascending=False)).reset_index()
+    drawn = ends.sort_values("mean", ascending=False).map(np.log2).reset_index()
     return {"speed": figures.forest(
         drawn, label="what", xlabel="log₂(PyTorch / hopfax); right: hopfax faster"
     )}  # fmt: skip

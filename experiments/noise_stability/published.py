@@ -28,6 +28,12 @@ def rows_of(suite: str, run: str = "") -> pd.DataFrame:
     return rows[rows["run"] == run] if run else rows
 
 
+def raised_layers() -> pd.DataFrame:
+    """Influence of both ends on the layers of MiniLM whose states have a U-shape."""
+    layers = tidy.select(influence.by_layer(rows_of("influence")), site="layer", weights="trained")
+    return layers[layers.groupby(["corruption", "level"]).low.transform("min") > 1]
+
+
 def savings() -> pd.DataFrame:
     """Percent of steps and of compute that arms of grokking save against the baseline."""
     steps = tidy.select(rows_of("grokking"), metric="steps").sort_values(["run", "seed"])
@@ -63,7 +69,7 @@ TABLES: dict[str, Callable[[], pd.DataFrame]] = {
     "ends": lambda: influence.ratios(rows_of("influence")),
     "juntas": lambda: influence.juntas(rows_of("influence")),
     "shares": lambda: influence.influential(rows_of("influence")).reset_index(),
-    "layers": lambda: influence.by_layer(rows_of("influence")),
+    "raised layers": raised_layers,
     "bounds": lambda: tail_mass.bounds(rows_of("tail-mass", "minilm")),
     "bounds, fine-tuned": lambda: tail_mass.bounds(rows_of("tail-mass", "minilm_sst2")),
     "encoders": encoders,
