@@ -30,7 +30,8 @@ def rows_of(suite: str, run: str = "") -> pd.DataFrame:
 
 def raised_layers() -> pd.DataFrame:
     """Influence of both ends on the layers of MiniLM whose states have a U-shape."""
-    layers = tidy.select(influence.by_layer(rows_of("influence")), site="layer", weights="trained")
+    layers = tidy.select(rows_of("influence"), site="layer", model="trained")
+    layers = layers.assign(weights="trained", mean=layers.score)
     return layers[layers.groupby(["corruption", "level"]).low.transform("min") > 1]
 
 
