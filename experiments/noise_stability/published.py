@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 DATA = Path(__file__).parents[1] / "results" / "data"
 # Percent of steps that the paper's regularizer saves; on addition, 4500 to 3300.
 CLAIMED = {"addition": 100 * (1 - 33 / 45), "parity": 35, "parity_earlier": 35, "parity_10bits": 35}
+TITLES = {
+    "measured": "measured stability", "trained": "MiniLM", "random": "random weights",
+    "addition": "modular addition", "parity": "parity, 20 bits",
+    "parity_earlier": "earlier run", "parity_10bits": "parity, 10 bits",
+}  # fmt: skip
 
 
 @functools.cache
@@ -26,6 +31,20 @@ def rows_of(suite: str, run: str = "") -> pd.DataFrame:
     """Published rows of a command, of one run or of all."""
     rows = pd.read_csv(DATA / f"{suite}.csv")
     return rows[rows["run"] == run] if run else rows
+
+
+def ends() -> pd.DataFrame:
+    """Influence of both ends of a text relative to its middle."""
+    table = influence.ratios(rows_of("influence"))
+    return table.assign(part=table.part.str.split(" ").str[0])
+
+
+def shares() -> pd.DataFrame:
+    """Number of tokens with a tenth of the influence on MiniLM, and the largest share of one."""
+    rows = tidy.select(rows_of("influence"), metric="relative influence", model="trained")
+    parts = rows.score / rows.groupby("corruption").score.transform("sum")
+    groups = parts.groupby(rows.corruption)
+    return groups.agg(tenth=lambda part: (part >= 0.1).sum(), largest="max").reset_index()
 
 
 def raised_layers() -> pd.DataFrame:
@@ -67,9 +86,9 @@ def encoders(minus: str = "") -> pd.DataFrame:
 TABLES: dict[str, Callable[[], pd.DataFrame]] = {
     "theory": lambda: rows_of("theory"),
     "formulas": lambda: theory.distances(rows_of("theory")),
-    "ends": lambda: influence.ratios(rows_of("influence")),
+    "ends": ends,
     "juntas": lambda: influence.juntas(rows_of("influence")),
-    "shares": lambda: influence.influential(rows_of("influence")).reset_index(),
+    "shares": shares,
     "raised layers": raised_layers,
     "bounds": lambda: tail_mass.bounds(rows_of("tail-mass", "minilm")),
     "bounds, fine-tuned": lambda: tail_mass.bounds(rows_of("tail-mass", "minilm_sst2")),
@@ -88,24 +107,21 @@ def noise_stability_figures() -> dict[str, Figure]:
     shown = {name: theory.PANELS[name] for name in ("attention", "depth")}
     rows = tidy.select(rows_of("influence"), metric="relative influence")
     half, weights = 1.96 * rows.standard_error, rows.model.str.split(" ").str[0]
-    ends = {"mean": rows.score, "low": rows.score - half, "high": rows.score + half}
-    curves = rows.assign(weights=weights, **ends).groupby(
+    bands = {"mean": rows.score, "low": rows.score - half, "high": rows.score + half}
+    curves = rows.assign(weights=weights, **bands).groupby(
         ["corruption", "weights", "level"], sort=False, as_index=False
     )[["mean", "low", "high"]].mean()  # fmt: skip
-    titles = {"measured": "measured stability", "trained": "MiniLM", "random": "random weights",
-              "addition": "modular addition", "parity": "parity, 20 bits",
-              "parity_earlier": "earlier run", "parity_10bits": "parity, 10 bits"}  # fmt: skip
     saved = tidy.ordered(tidy.select(savings(), model="stability_reg"), "run", list(CLAIMED))
     return {
         "theory": figures.panels(
             theory.drawn(rows_of("theory")), shown, col="task", x="level", hue="model",
-            titles=titles,
+            titles=TITLES,
         ),
         "influence": figures.facets(
-            curves, x="level", hue="weights", col="corruption", titles=titles, least_range=1.0,
+            curves, x="level", hue="weights", col="corruption", titles=TITLES, least_range=1.0,
             xlabel="position of the token", ylabel="influence / mean over positions",
         ),
         "savings": figures.forest(
-            saved, label="run", hue="unit", titles=titles, xlabel="percent saved", least=-200
+            saved, label="run", hue="unit", titles=TITLES, xlabel="percent saved", least=-200
         ),
     }  # fmt: skip
