@@ -13,18 +13,13 @@ import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
-import numpy as np
 import pandas as pd
 
-from experiments import figures, report, tidy
-from experiments.noise_stability import published
+from experiments import published, report, tidy
 from experiments.rundir import write_whole
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 RESULTS = Path(__file__).with_name("results")
 TEMPLATES = Path(__file__).with_name("pages")
@@ -79,22 +74,14 @@ def wrapped(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-# The pages noise_stability and speed: templates take rows of named tables.
+# The pages noise_stability and speed: rows of `published.TABLES`.
 named(report.bracketed)
-
-
-@functools.cache
-def table(name: str) -> pd.DataFrame:
-    """A table of `published.TABLES`, or the published measurements of speed."""
-    if name == "speed":
-        return pd.read_csv(RESULTS / "data" / "speed.csv").sort_values("median")
-    return published.TABLES[name]()
 
 
 @named
 def lines(name: str, /, **where: Any) -> pd.DataFrame:
     """Rows of a table that have these values."""
-    return tidy.select(table(name), **where)
+    return tidy.select(published.table(name), **where)
 
 
 @named
@@ -107,23 +94,6 @@ def line(name: str, /, **where: Any) -> pd.Series:
 def command(suite: str, run: str) -> str:
     """The command of a published run."""
     return json.loads((RESULTS / "runs.json").read_text())[suite][run]["command"][0]
-
-
-def speed_figures() -> dict[str, Figure]:
-    """Time of PyTorch relative to hopfax in powers of two: medians, ranges over settings."""
-    rows = table("speed")
-    rows = rows[rows["name"].str.fullmatch("PyTorch( loop| loader)? / hopfax.*(?<!rbg)")]
-    group = rows.setting.str.extract("^([^:]*):", expand=False).fillna("")
-    what = rows["case"] + " " + group + " " + rows["name"].str.partition(" / hopfax")[2]
-    for old, new in {"_": " ", "pretrained": "MiniLM", ", mean": ""}.items():
-        what = what.str.replace(old, new)
-    ends = rows.groupby(what.str.split().str.join(" ").rename("what")).agg(
-        mean=("median", "median"), low=("median", "min"), high=("median", "max")
-    )
-    drawn = ends.sort_values("mean", ascending=False).map(np.log2).reset_index()
-    return {"speed": figures.forest(
-        drawn, label="what", xlabel="log₂(PyTorch / hopfax); right: hopfax faster"
-    )}  # fmt: skip
 
 
 def pages() -> list[str]:

@@ -1,4 +1,7 @@
-"""Tables and figures of the written page `noise_stability`, from published results."""
+"""Tables and figures of the written pages `noise_stability` and `speed`.
+
+Tables are computed from `results/data/`; templates take their rows by name.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from experiments.noise_stability import encoder, influence, outcomes, tail_mass,
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-DATA = Path(__file__).parents[1] / "results" / "data"
+DATA = Path(__file__).parent / "results" / "data"
 # Percent of steps that the paper's regularizer saves; on addition, 4500 to 3300.
 CLAIMED = {"addition": 100 * (1 - 33 / 45), "parity": 35, "parity_earlier": 35, "parity_10bits": 35}
 TITLES = {
@@ -99,7 +102,14 @@ TABLES: dict[str, Callable[[], pd.DataFrame]] = {
         rows_of("language-model")[["model", "metric", "seed", "score"]]
     ),
     "guesses": lambda: rows_of("language-model-guesses"),
+    "speed": lambda: rows_of("speed").sort_values("median"),
 }
+
+
+@functools.cache
+def table(name: str) -> pd.DataFrame:
+    """A table by its name."""
+    return TABLES[name]()
 
 
 def noise_stability_figures() -> dict[str, Figure]:
@@ -111,7 +121,7 @@ def noise_stability_figures() -> dict[str, Figure]:
     curves = rows.assign(weights=weights, **bands).groupby(
         ["corruption", "weights", "level"], sort=False, as_index=False
     )[["mean", "low", "high"]].mean()  # fmt: skip
-    saved = tidy.ordered(tidy.select(savings(), model="stability_reg"), "run", list(CLAIMED))
+    saved = tidy.ordered(tidy.select(table("savings"), model="stability_reg"), "run", list(CLAIMED))
     return {
         "theory": figures.panels(
             theory.drawn(rows_of("theory")), shown, col="task", x="level", hue="model",
@@ -125,3 +135,20 @@ def noise_stability_figures() -> dict[str, Figure]:
             saved, label="run", hue="unit", titles=TITLES, xlabel="percent saved", least=-200
         ),
     }  # fmt: skip
+
+
+def speed_figures() -> dict[str, Figure]:
+    """Time of PyTorch relative to hopfax in powers of two: medians, ranges over settings."""
+    rows = table("speed")
+    rows = rows[rows["name"].str.fullmatch("PyTorch( loop| loader)? / hopfax.*(?<!rbg)")]
+    group = rows.setting.str.extract("^([^:]*):", expand=False).fillna("")
+    what = rows["case"] + " " + group + " " + rows["name"].str.partition(" / hopfax")[2]
+    for old, new in {"_": " ", "pretrained": "MiniLM", ", mean": ""}.items():
+        what = what.str.replace(old, new)
+    ends = rows.groupby(what.str.split().str.join(" ").rename("what")).agg(
+        mean=("median", "median"), low=("median", "min"), high=("median", "max")
+    )
+    drawn = ends.sort_values("mean", ascending=False).map(np.log2).reset_index()
+    return {"speed": figures.forest(
+        drawn, label="what", xlabel="log₂(PyTorch / hopfax); right: hopfax faster"
+    )}  # fmt: skip
