@@ -8,7 +8,6 @@ computed here from `results/data/`, one CSV file per command with a column `run`
 from __future__ import annotations
 
 import functools
-import io
 import json
 import re
 import textwrap
@@ -141,20 +140,12 @@ def kept(suite: str, run: str, model: str, *, than: str = "", **where: Any) -> f
 
 
 @named
-def limit(suite: str, run: str, task: str) -> float:
-    """The SNR below which no decoder that knows only token frequencies recovers all tokens."""
-    rows = tidy.select(frame(suite, run), task=task)
-    capacity = rows.score[rows.metric == "capacity_snr_db"]
-    return float(capacity.mean() if len(capacity) else rows.limit.mean())
-
-
-@named
 def value(suite: str, run: str, **where: Any) -> pd.Series:
-    """Means of the rows with these values, seeds for instance, and of the ends of intervals."""
+    """Means over the rows with these values: scores, ends of intervals and Shannon limits."""
     rows = pd.read_csv(RESULTS / "data" / f"{suite}.csv")
     rows = rows.rename(columns={"score": "mean", "median": "mean"})
     rows = tidy.select(rows, run=run, **where)
-    return rows.reindex(columns=["mean", "low", "high"]).mean()
+    return rows.reindex(columns=["mean", "low", "high", "limit"]).mean()
 
 
 @named
@@ -265,10 +256,9 @@ def main() -> None:
     from experiments.pictures import FIGURES
 
     (RESULTS / "figures").mkdir(exist_ok=True)
-    for name, draw in FIGURES.items():
-        buffer = io.BytesIO()
-        draw().savefig(buffer, metadata={"Software": None})
-        write_whole(RESULTS / "figures" / f"{name}.png", buffer.getvalue())
+    drawn = {name: draw() for name, draw in FIGURES.items()}
+    for name, figure in drawn.items():
+        figure.savefig(RESULTS / "figures" / f"{name}.png", metadata={"Software": None})
     for page in pages():
         write_whole(RESULTS / f"{page}.md", render(page))
 

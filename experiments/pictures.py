@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from experiments import figures, gaussian, tidy
-from experiments.pages import RESULTS, certified, claims, frame, limit, scores
+from experiments.pages import RESULTS, certified, claims, frame, scores, value
 from experiments.paper import paper_score
 
 if TYPE_CHECKING:
@@ -73,7 +73,9 @@ def with_and_without(run: str, titles: dict[str, str]) -> Figure:
     table = tidy.summarize(rows[rows.level > 0]).sort_values("level")
     table = tidy.ordered(tidy.ordered(table, "model", [*titles]), "denoiser", ["none", "memory"])
     table = table.assign(
-        snr_db=-20 * np.log10(table.level), clean=clean, limit=limit("memory-trained", run, "sst2")
+        snr_db=-20 * np.log10(table.level),
+        clean=clean,
+        limit=value("memory-trained", run, metric="capacity_snr_db")["mean"],
     )
     names = {"none": "without memory", "memory": "with memory", "clean": "no noise"} | titles
     return figures.facets(
@@ -115,7 +117,7 @@ def memory_priors() -> Figure:
     )
     rows = rows[rows.snr_db < 0].sort_values("snr_db")
     return shares(
-        rows.assign(limit=limit("memory", "minilm", "mrpc")),
+        rows.assign(limit=value("memory", "minilm", task="mrpc")["limit"]),
         {"uniform": "nearest token", "unigram": "memory, token frequencies",
          "bigram": "bigrams", "both": "bigrams and encoder"},
         x="snr_db", xlabel=figures.SNR, ylabel="tokens recovered, %",
