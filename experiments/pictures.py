@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from experiments import figures, gaussian, tidy
-from experiments.pages import RESULTS, certified, claims, frame, scores, value
 from experiments.paper import paper_score
+from experiments.values import RESULTS, certified, claims, frame, scores, value
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

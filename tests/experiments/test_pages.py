@@ -6,7 +6,7 @@ import shlex
 import pytest
 import tyro
 
-from experiments import pages, settings, tidy
+from experiments import pages, settings, tidy, values
 from experiments.__main__ import EXPERIMENTS
 from experiments.paper import paper_lead
 
@@ -49,7 +49,7 @@ def test_the_command_parses(line):
 
 
 def test_claims_have_the_papers_differences():
-    table = pages.claims()
+    table = values.claims()
     leads = tidy.select(table, claim="lead").set_index("subject").paper
     assert leads.to_dict() == {task: round(paper_lead(task, "robertha", "tinybert", 0.5), 1)
                                for task in leads.index}  # fmt: skip
@@ -60,22 +60,22 @@ def test_claims_have_the_papers_differences():
     }
     for claim, pair in pairs.items():
         for snr_db, sigma in ((6, 0.5), (0, 1.0), (-6, 2.0)):
-            values = tidy.select(table, group="part", claim=claim, snr_db=snr_db).paper
-            assert {*values} == {round(paper_lead("glue", *pair, sigma), 1)}
+            found = tidy.select(table, group="part", claim=claim, snr_db=snr_db).paper
+            assert {*found} == {round(paper_lead("glue", *pair, sigma), 1)}
 
 
 def test_a_lead_has_the_verdict_of_its_interval_and_none_where_nothing_was_learned():
-    lead = pages.lead("robustness", "sst2", "robertha", "tinybert", snr_db=6, paper=24.9)
+    lead = values.lead("robustness", "sst2", "robertha", "tinybert", snr_db=6, paper=24.9)
     assert lead.verdict == "not found" and lead.low < 0 < lead.high
-    lead = pages.lead("robustness", "qnli", "robertha", "tinybert", snr_db=6, paper=8.7)
+    lead = values.lead("robustness", "qnli", "robertha", "tinybert", snr_db=6, paper=8.7)
     assert lead.verdict == "not learned" and not lead.bold
 
 
 def test_the_kept_snr_is_the_lowest_before_the_first_loss():
-    assert pages.kept("memory-trained", "minilm_sst2_full", "pretrained") == pytest.approx(
+    assert values.kept("memory-trained", "minilm_sst2_full", "pretrained") == pytest.approx(
         2, abs=0.01
     )
-    assert pages.snr(pages.kept("memory-trained", "minilm_cola", "pretrained")) == "–"
+    assert values.snr(values.kept("memory-trained", "minilm_cola", "pretrained")) == "–"
 
 
 def test_wrapped_lines_keep_code_and_tables_whole():
