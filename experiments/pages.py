@@ -25,10 +25,10 @@ TEMPLATES = Path(__file__).with_name("pages")
 NAMES: dict[str, Callable[..., Any]] = {
     each.__name__: each
     for each in (
-        values.claims, values.surviving, values.score, values.glue, values.lead,
+        values.claims, values.surviving, values.cell, values.score, values.glue, values.lead,
         values.differences, values.value, values.kept, values.gain, values.cost,
-        values.recovered, values.certified, values.number, values.snr, paper_score,
-        tidy.select, tidy.clear,
+        values.recovered, values.certified, values.number, values.snr, values.learned,
+        paper_score, tidy.select, tidy.clear,
     )
 }  # fmt: skip
 

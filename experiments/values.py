@@ -70,6 +70,11 @@ def unlearned(suite: str, run: str) -> set[tuple[str, str]]:
     return {*gaussian.not_learned(rows, gaussian.constants(frame(suite, run))).index}
 
 
+def learned(suite: str, run: str, task: str, model: str) -> bool:
+    """Whether a model is well above the majority baseline without noise."""
+    return (task, model) not in unlearned(suite, run)
+
+
 def lead(
     suite: str, run: str, model: str, over: str, *, paper: float = np.nan, than: Any = (), **at: Any
 ) -> pd.Series:
