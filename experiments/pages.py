@@ -1,7 +1,7 @@
 """The written pages of results: templates in `pages/` with values inserted by name.
 
 `python -m experiments.pages` renders them into `results/`, with their figures. Every value is
-computed here from `results/data/`, one CSV file per command with a column `run`;
+computed from `results/data/`, one CSV file per command with a column `run`;
 `results/runs.json` has each run's command, commit and machine.
 """
 
@@ -16,26 +16,29 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import pandas as pd
 
-from experiments import published, report, tidy
+from experiments import pictures, published, report, tidy, values
+from experiments.paper import paper_score
 from experiments.rundir import write_whole
+from experiments.values import RESULTS
 
-RESULTS = Path(__file__).with_name("results")
 TEMPLATES = Path(__file__).with_name("pages")
-NAMES: dict[str, Callable[..., Any]] = {}  # functions that templates call
+# Functions that templates call.
+NAMES: dict[str, Callable[..., Any]] = {
+    each.__name__: each
+    for each in (
+        values.claims, values.surviving, values.cell, values.score, values.glue, values.lead,
+        values.differences, values.value, values.kept, values.gain, values.cost,
+        values.recovered, values.certified, values.number, values.snr, values.learned,
+        paper_score, tidy.select, tidy.clear,
+    )
+}  # fmt: skip
 
 
 def named(function: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a function of values or tables known to the templates under its name."""
     NAMES[function.__name__] = function
     return function
-
-
-@functools.cache
-def scores(suite: str, run: str) -> pd.DataFrame:
-    """Scores of a published run, see `tidy.scores`."""
-    return tidy.scores(tidy.read(RESULTS / "data" / f"{suite}.csv", run=run))
 
 
 def render(page: str) -> str:
@@ -49,9 +52,11 @@ def render(page: str) -> str:
     )
     environment.globals |= NAMES
     environment.filters |= {
-        "number": report.number,
+        "number": values.number,
         "signed": report.signed,
         "interval": report.with_interval,
+        "plain": report.plain_interval,
+        "bracketed": report.bracketed,
     }
     return wrapped(environment.get_template(f"{page}.md.j2").render())
 
@@ -103,6 +108,10 @@ def pages() -> list[str]:
 
 def main() -> None:
     """Writes all pages and figures."""
+    (RESULTS / "figures").mkdir(exist_ok=True)
+    drawn = {name: draw() for name, draw in pictures.FIGURES.items()}
+    for name, figure in drawn.items():
+        figure.savefig(RESULTS / "figures" / f"{name}.png", metadata={"Software": None})
     for page in pages():
         write_whole(RESULTS / f"{page}.md", render(page))
 

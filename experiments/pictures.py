@@ -1,0 +1,154 @@
+"""Figures of the written pages, drawn by `python -m experiments.pages` into `results/figures/`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from experiments import figures, gaussian, tidy
+from experiments.paper import paper_score
+from experiments.values import RESULTS, certified, claims, frame, scores, value
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FIGURES: dict[str, Callable[[], Figure]] = {}  # by the stem of the file
+TASKS = ["SST-2", "SST-2, all rows", "STS-B", "CoLA", "MRPC", "MNLI, part", "RTE after MNLI"]
+ACCURACY = "accuracy on SST-2, %"
+RADIUS = "perturbation / RMS norm of a token"
+
+
+def drawn(function: Callable[[], Figure]) -> Callable[[], Figure]:
+    """Makes the figure that a function draws one of the pages' figures, under its name."""
+    FIGURES[function.__name__.replace("_", "-")] = function
+    return function
+
+
+@drawn
+def robertha_claims() -> Figure:
+    """The paper's differences beside ours; those without a verdict are gray, and come last."""
+    table = tidy.select(claims(), group="paper").sort_values("bold", ascending=False, kind="stable")
+    lines = table.subject + ": " + table.claim
+    return figures.forest(table.assign(line=lines, faint=~table.bold.astype(bool)), label="line")
+
+
+@drawn
+def robertha_parts() -> Figure:
+    """What the paper's parts add to a fine-tuned encoder that learns the task."""
+    parts = ["iteration", "iteration, β = 4", "one update", "one update + ESR", "ESR"]
+    table = tidy.select(claims(), group="part", snr_db=6, bold=True, claim=parts)
+    table = tidy.ordered(tidy.ordered(table, "claim", parts), "subject", TASKS)
+    return figures.forest(table, label="subject", col="claim", least=-10, xlabel="points")
+
+
+@drawn
+def robertha_robustness() -> Figure:
+    """Scores at the same σ and at the same SNR, with the paper's."""
+    panels = {
+        ("token", "sigma"): "noise on the tokens, same σ",
+        ("embedding", "sigma"): "noise after the LayerNorm, same σ",
+        ("token", "matched"): "noise on the tokens, same SNR",
+    }
+    models, tables = ["tinybert", "freelb", "robertha"], []
+    rows = tidy.select(scores("robustness", "sst2_models"), model=models)
+    for (site, protocol), panel in panels.items():
+        table = tidy.summarize(tidy.select(rows, site=["", site], protocol=["", protocol]))
+        pairs = zip(table.model, table.level, strict=True)
+        paper = [paper_score("SST-2", *pair) for pair in pairs] if protocol == "sigma" else np.nan
+        noise = [gaussian.noise_label(protocol, level) for level in table.level]
+        table = table.assign(panel=panel, noise=noise, paper=paper)
+        tables.append(tidy.ordered(table.sort_values("level", kind="stable"), "model", models))
+    return figures.facets(
+        pd.concat(tables), x="noise", col="panel", titles=gaussian.titles([]), ylabel=ACCURACY
+    )
+
+
+def with_and_without(run: str, titles: dict[str, str]) -> Figure:
+    """Scores on SST-2 by SNR, without and with memory; the first model's clean score as a line."""
+    rows = tidy.select(scores("memory-trained", run), model=[*titles], protocol=["", "matched"])
+    clean = tidy.select(rows, model=next(iter(titles)), denoiser="none", level=0.0).score.mean()
+    table = tidy.summarize(rows[rows.level > 0]).sort_values("level")
+    table = tidy.ordered(tidy.ordered(table, "model", [*titles]), "denoiser", ["none", "memory"])
+    table = table.assign(
+        snr_db=-20 * np.log10(table.level),
+        clean=clean,
+        limit=value("memory-trained", run, metric="capacity_snr_db")["mean"],
+    )
+    names = {"none": "without memory", "memory": "with memory", "clean": "no noise"} | titles
+    return figures.facets(
+        table, x="snr_db", col="denoiser", titles=names, xlabel=figures.SNR, ylabel=ACCURACY
+    )
+
+
+@drawn
+def memory() -> Figure:
+    """A fine-tuned encoder and its alternatives, with and without memory."""
+    names = {
+        "": "MiniLM",
+        "-noise-trained": "MiniLM, trained with noise",
+        "-freelb": "MiniLM, FreeLB",
+    }
+    return with_and_without(
+        "minilm_sst2_full", {f"pretrained{key}": each for key, each in names.items()}
+    )
+
+
+@drawn
+def memory_from_scratch() -> Figure:
+    """Small models with and without memory."""
+    models = ["tinybert", "noise-trained", "freelb", "robertha"]
+    return with_and_without("sst2_baselines", {each: gaussian.titles([])[each] for each in models})
+
+
+def shares(rows: pd.DataFrame, names: dict[str, str], **options: Any) -> Figure:
+    """One measurement a method, by SNR or radius, with the intervals it has."""
+    rows = tidy.ordered(rows[rows.model.isin(names)], "model", [*names])
+    return figures.facets(rows.rename(columns={"score": "mean"}), titles=names, **options)
+
+
+@drawn
+def memory_priors() -> Figure:
+    """Tokens recovered with several priors."""
+    rows = tidy.select(
+        frame("memory-context", "context"), task="mrpc", metric="recovered", protocol="matched"
+    )
+    rows = rows[rows.snr_db < 0].sort_values("snr_db")
+    return shares(
+        rows.assign(limit=value("memory", "minilm", task="mrpc")["limit"]),
+        {"uniform": "nearest token", "unigram": "memory, token frequencies",
+         "bigram": "bigrams", "both": "bigrams and encoder"},
+        x="snr_db", xlabel=figures.SNR, ylabel="tokens recovered, %",
+    )  # fmt: skip
+
+
+@drawn
+def memory_attack() -> Figure:
+    """Scores under the strongest attack by radius."""
+    rows = tidy.select(frame("memory-certificates", "certificates"), metric="score")
+    names = {"none": "no denoising", "nearest": "nearest token", "memory": "memory"}
+    label = "Spearman × 100 on STS-B"
+    return shares(rows.rename(columns={"level": "x"}), names, x="x", xlabel=RADIUS, ylabel=label)
+
+
+@drawn
+def memory_smoothing() -> Figure:
+    """Shares of the texts whose label is certified, by radius, each method at its best SNR."""
+    rows = pd.read_csv(RESULTS / "data" / "memory-smoothing.csv").fillna({"snr_db": 0.0})
+    tables = []
+    for system in ("none", "noise-trained", "memory"):
+        part = tidy.select(rows, model=system, snr_db=certified(system).snr_db)
+        right = part.score.where(part.predicted == part.label, 0.0)
+        for radius in np.arange(0, 0.36, 0.01):
+            share = 100 * float((right >= max(radius, 1e-9)).mean())
+            tables.append(
+                {"model": system, "x": radius, "score": share, "low": share, "high": share}
+            )
+    names = {
+        "none": "smoothing",
+        "noise-trained": "smoothing, trained with noise",
+        "memory": "smoothing with memory",
+    }
+    return shares(pd.DataFrame(tables), names, x="x", xlabel=RADIUS, ylabel="texts certified, %")

@@ -1,0 +1,182 @@
+"""Published results: scores, differences and verdicts by suite, run and model.
+
+    from experiments import values
+    values.lead("robustness", "sst2", "robertha", "tinybert", snr_db=6, paper=24.9)
+
+A cell is a model of a run under one condition: columns of `tidy.CELL`, where `snr_db` or `sigma`
+stand for noise on the tokens, the same for each text or for all models; without noise by default.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from experiments import gaussian, report, tidy
+
+RESULTS = Path(__file__).with_name("results")
+NOT_LEARNED, AT_BASELINE = "not learned", "at baseline"
+WORDS = {"no difference": "not found", "smaller": "smaller than claimed", "n/a": "no interval"}
+NEAR = 1.0  # points that a kept score may lose
+
+
+@functools.cache
+def frame(suite: str, run: str) -> pd.DataFrame:
+    """All rows of a published run, see `tidy.read`."""
+    return tidy.read(RESULTS / "data" / f"{suite}.csv", run=run)
+
+
+@functools.cache
+def scores(suite: str, run: str) -> pd.DataFrame:
+    """Scores of a published run, see `tidy.scores`."""
+    return tidy.scores(frame(suite, run))
+
+
+def cell(
+    suite: str, run: str, model: str, *, snr_db: Any = None, sigma: Any = None, **where: Any
+) -> pd.DataFrame:
+    """Scores of a cell, one a seed."""
+    rows, at = scores(suite, run), {"corruption": "none", "level": 0.0}
+    if sigma is not None:
+        at = {"site": "token", "protocol": "sigma", "level": sigma}
+    if snr_db is not None:
+        at = {"site": "token", "protocol": "matched"}
+        rows = rows[np.isclose(rows.level, 10 ** (-snr_db / 20), rtol=0.005)]
+    return tidy.select(rows, **{"model": model, "denoiser": "none", **at, **where})
+
+
+def score(suite: str, run: str, model: str, **at: Any) -> float:
+    """Mean of a cell over seeds, nan if it was not measured."""
+    return float(cell(suite, run, model, **at).score.mean())
+
+
+def glue(model: str, **at: Any) -> float:
+    """Mean over the nine tasks of GLUE, nan for a model that was not tested on all."""
+    runs = dict.fromkeys(("cola", "mrpc", "rte", "wnli"), "seven_tasks")
+    runs |= {task: task for task in ("sst2", "stsb", "qqp", "mnli", "qnli")}
+    means = [score("robustness", run, model, task=task, **at) for task, run in runs.items()]
+    return float(np.mean(means))
+
+
+@functools.cache
+def unlearned(suite: str, run: str) -> set[tuple[str, str]]:
+    """Tasks and models that are not well above the majority baseline without noise."""
+    rows = tidy.select(scores(suite, run), denoiser="none")
+    return {*gaussian.not_learned(rows, gaussian.constants(frame(suite, run))).index}
+
+
+def learned(suite: str, run: str, task: str, model: str) -> bool:
+    """Whether a model is well above the majority baseline without noise."""
+    return (task, model) not in unlearned(suite, run)
+
+
+def lead(
+    suite: str, run: str, model: str, over: str, *, paper: float = np.nan, than: Any = (), **at: Any
+) -> pd.Series:
+    """Difference from another model, whose condition may differ, and a verdict on the paper's."""
+    ours, theirs = cell(suite, run, model, **at), cell(suite, run, over, **{**at, **dict(than)})
+    pairs = tidy.paired(ours, theirs, on=["seed"])[["seed", "score"]]
+    summary, both = tidy.summarize(pairs.assign(task="")), pd.concat([ours, theirs])
+    sets = both.task.str.contains(":").any()
+    if sets or "corruption" in at:  # so few rows that the interval includes their choice
+        error = tidy.sampling_error(both.score.mean(), both.num_examples.max())
+        summary = tidy.widened(summary, 2**0.5 * error)
+    row, constants = summary.iloc[0], gaussian.constants(frame(suite, run))
+    verdict = tidy.verdict(row.low, row.high, paper)
+    verdict = WORDS.get(verdict, verdict)
+    if all(len(gaussian.near_baseline(each, constants)) for each in (ours, theirs)):
+        verdict = AT_BASELINE
+    if {*zip(both.task, both.model, strict=True)} & unlearned(suite, run) and not sets:
+        verdict = NOT_LEARNED
+    bold = verdict not in (NOT_LEARNED, AT_BASELINE)
+    return pd.concat([row, pd.Series({"verdict": verdict, "bold": bold, "paper": paper})])
+
+
+@functools.cache
+def claims() -> pd.DataFrame:
+    """Differences that the Robertha paper reports beside ours: `paper_claims.csv` with `lead`."""
+    table = pd.read_csv(Path(__file__).with_name("paper_claims.csv"))
+    cells = table.drop(columns=["group", "subject", "claim", "source"])
+    leads = pd.DataFrame([lead(**row.dropna()) for _, row in cells.iterrows()])
+    return table.drop(columns="paper").join(leads.drop(columns="task"))
+
+
+def surviving() -> pd.DataFrame:
+    """The rows of `claims` that differ from zero after Holm's correction for all of them."""
+    return claims()[tidy.rejected(claims()) & claims().bold.astype(bool)]
+
+
+def kept(suite: str, run: str, model: str, *, than: str = "", **where: Any) -> float:
+    """Lowest tested SNR in dB down to which the mean is near a clean score; inf if none."""
+    where = {"model": model, "denoiser": "none", "protocol": "matched", **where}
+    means = tidy.select(scores(suite, run), **where).groupby("level").score.mean()
+    where |= {"model": than or model, "denoiser": "none", "protocol": ""}
+    lost = means.index[means <= score(suite, run, **where) - NEAR].min()
+    near = means.index[~(means.index >= lost)]
+    return float(-20 * np.log10(near.max())) if len(near) else np.inf
+
+
+def value(suite: str, run: str, **where: Any) -> pd.Series:
+    """Means over the rows with these values: scores, ends of intervals and Shannon limits."""
+    rows = pd.read_csv(RESULTS / "data" / f"{suite}.csv")
+    rows = rows.rename(columns={"score": "mean", "median": "mean"})
+    rows = tidy.select(rows, run=run, **where)
+    return rows.reindex(columns=["mean", "low", "high", "limit"]).mean()
+
+
+def gain(run: str, model: str, snr_db: float) -> pd.Series:
+    """What memory adds to a trained model, with an interval over seeds and test rows."""
+    rows = tidy.select(frame("memory-trained", run), metric="gain", model=model)
+    rows = rows[np.isclose(rows.level, 10 ** (-snr_db / 20), rtol=0.005)]
+    table = tidy.summarize(tidy.scores(rows, "gain"))
+    return tidy.with_rows(table, rows, "gain").iloc[0]
+
+
+def differences(suite: str, run: str, over: str, **where: Any) -> pd.DataFrame:
+    """All differences from a model, with intervals."""
+    rows = tidy.select(scores(suite, run), **where)
+    return tidy.summarize(tidy.difference(rows, model=over))
+
+
+def recovered(prior: str, task: str, share: float) -> float:
+    """The SNR in dB at which a share of the tokens is recovered with a prior, interpolated."""
+    where = {"model": prior, "task": task, "metric": "recovered", "protocol": "matched"}
+    rows = tidy.select(frame("memory-context", "context"), **where).sort_values("score")
+    return float(np.interp(share, rows.score, rows.snr_db))
+
+
+def certified(system: str) -> pd.Series:
+    """The radius that half of the texts reach with the right label, at the best SNR."""
+    rows = pd.read_csv(RESULTS / "data" / "memory-smoothing.csv").fillna({"snr_db": 0.0})
+    rows = rows[rows.model == system]
+    radii = rows.assign(radius=rows.score.where(rows.predicted == rows.label, 0.0))
+    best = radii.groupby("snr_db").radius.median().idxmax()
+    radius = radii.radius[rows.snr_db == best].to_numpy()
+    low, high = tidy.bootstrap(len(radius), lambda units: np.median(radius[units]))
+    return pd.Series({"mean": np.median(radius), "low": low, "high": high, "snr_db": best})
+
+
+def cost(suite: str, *runs: str) -> str:
+    """Minutes that runs take on two cores, or else the machines of the published runs."""
+    entries = [json.loads((RESULTS / "runs.json").read_text())[suite][run] for run in runs]
+    minutes = sum(each.get("minutes", np.nan) for each in entries)
+    machines = {session["machine"] for each in entries for session in each["sessions"]}
+    names = {machine.removesuffix(", cpu").rpartition(", ")[2] for machine in machines}
+    if np.isnan(minutes):
+        return f"not recorded; {report.joined(sorted(names))}"
+    return f"{minutes:.0f} min"
+
+
+def number(value: float, digits: int = 1) -> str:
+    """A number, or a dash for one that was not measured."""
+    return report.number(value, digits) if np.isfinite(value) else "–"
+
+
+def snr(value: float) -> str:
+    """An SNR with its unit; a dash for inf."""
+    return gaussian.noise_label("matched", 10 ** (-value / 20)) if np.isfinite(value) else "–"

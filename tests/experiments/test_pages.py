@@ -1,0 +1,90 @@
+import importlib
+import inspect
+import re
+import shlex
+
+import pytest
+import tyro
+
+from experiments import pages, settings, tidy, values
+from experiments.__main__ import EXPERIMENTS
+from experiments.paper import paper_lead
+
+WORDS = {"README": 300, "robertha": 1300, "memory": 1300, "noise_stability": 1000, "speed": 500}
+TEXTS = {name: (pages.RESULTS / f"{name}.md").read_text() for name in pages.pages()}
+COMMANDS = sorted(
+    line for text in TEXTS.values() for line in re.findall(r"`(python -m experiments [^`]+)`", text)
+)
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_the_page_is_what_its_template_and_the_data_give(page):
+    assert pages.render(page) == TEXTS[page]
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_the_page_keeps_its_limit_of_words(page):
+    assert len(TEXTS[page].split()) <= WORDS[page]
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_links_resolve(page):
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", TEXTS[page])
+    local = [each for each in targets if not each.startswith("http")]
+    known = {f"{name}.md" for name in WORDS}
+    assert [
+        each for each in local if each not in known and not (pages.RESULTS / each).exists()
+    ] == []
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_the_command_parses(line):
+    _, _, _, name, *flags = shlex.split(line)
+    if name not in EXPERIMENTS:
+        pytest.skip(f"no experiment {name}")
+    if "--denoiser" in flags and "denoiser" not in inspect.getsource(settings):
+        pytest.skip("no flag --denoiser yet")
+    config = importlib.import_module(EXPERIMENTS[name]).Config
+    tyro.cli(config, args=flags, config=(tyro.conf.OmitArgPrefixes,))
+
+
+def test_claims_have_the_papers_differences():
+    table = values.claims()
+    leads = tidy.select(table, claim="lead").set_index("subject").paper
+    assert leads.to_dict() == {task: round(paper_lead(task, "robertha", "tinybert", 0.5), 1)
+                               for task in leads.index}  # fmt: skip
+    pairs = {
+        "iteration": ("robertha-no-esr", "robertha-no-iteration-no-esr"),
+        "iteration + ESR": ("robertha", "robertha-no-iteration-no-esr"),
+        "ESR": ("robertha", "robertha-no-esr"),
+    }
+    for claim, pair in pairs.items():
+        for snr_db, sigma in ((6, 0.5), (0, 1.0), (-6, 2.0)):
+            found = tidy.select(table, group="part", claim=claim, snr_db=snr_db).paper
+            assert {*found} == {round(paper_lead("glue", *pair, sigma), 1)}
+
+
+def test_a_lead_has_the_verdict_of_its_interval_and_none_where_nothing_was_learned():
+    lead = values.lead("robustness", "sst2", "robertha", "tinybert", snr_db=6, paper=24.9)
+    assert lead.verdict == "not found" and lead.low < 0 < lead.high
+    lead = values.lead("robustness", "qnli", "robertha", "tinybert", snr_db=6, paper=8.7)
+    assert lead.verdict == "not learned" and not lead.bold
+
+
+def test_the_kept_snr_is_the_lowest_before_the_first_loss():
+    assert values.kept("memory-trained", "minilm_sst2_full", "pretrained") == pytest.approx(
+        2, abs=0.01
+    )
+    assert values.snr(values.kept("memory-trained", "minilm_cola", "pretrained")) == "–"
+
+
+def test_wrapped_lines_keep_code_and_tables_whole():
+    text = pages.wrapped(f"{'word ' * 30}`{'code ' * 30}`\n|{'cell ' * 40}|\n- {'item ' * 40}\n")
+    lines = text.splitlines()
+    assert f"`{'code ' * 30}`" in lines and f"|{'cell ' * 40}|" in lines
+    assert lines[-1].startswith("  item") and len(lines[0]) <= 117
+
+
+@pytest.mark.parametrize("path", sorted((pages.RESULTS / "figures").glob("*.png")), ids=str)
+def test_figures_are_small(path):
+    assert path.stat().st_size <= 120_000
