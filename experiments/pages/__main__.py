@@ -1,48 +1,39 @@
-"""The written pages of results: templates in `pages/` with values inserted by name.
+"""Renders the written pages of results: templates of this folder with values inserted by name.
 
-`python -m experiments.pages` renders them into `results/`, with their figures. Every value is
-computed from `results/data/`, one CSV file per command with a column `run`;
-`results/runs.json` has each run's command, commit and machine.
+`python -m experiments.pages` writes them and their figures into `results/`. Every value is computed
+from `results/data/`, one CSV file per command with a column `run`; `results/runs.json` has each
+run's command, commit and machine.
 """
 
 from __future__ import annotations
 
-import functools
-import json
 import re
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jinja2
 
-from experiments import pictures, published, report, tidy, values
+from experiments import report, tidy
+from experiments.pages import pictures, tables, values
+from experiments.pages.values import RESULTS
 from experiments.paper import paper_score
 from experiments.rundir import write_whole
-from experiments.values import RESULTS
 
-TEMPLATES = Path(__file__).with_name("pages")
+TEMPLATES = Path(__file__).parent
 # Functions that templates call.
-NAMES: dict[str, Callable[..., Any]] = {
+NAMES = {
     each.__name__: each
     for each in (
         values.claims, values.surviving, values.cell, values.score, values.glue, values.lead,
-        values.differences, values.value, values.kept, values.gain, values.cost,
+        values.differences, values.value, values.kept, values.gain, values.cost, values.command,
         values.recovered, values.certified, values.number, values.snr, values.learned,
-        paper_score, tidy.select, tidy.clear,
+        tables.lines, tables.line, paper_score, report.bracketed, tidy.select, tidy.clear,
     )
 }  # fmt: skip
 
 
-def named(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a function of values or tables known to the templates under its name."""
-    NAMES[function.__name__] = function
-    return function
-
-
 def render(page: str) -> str:
-    """Returns a page in Markdown; its template is `pages/PAGE.md.j2`."""
+    """Returns a page in Markdown; its template is `PAGE.md.j2`."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         undefined=jinja2.StrictUndefined,
@@ -79,28 +70,6 @@ def wrapped(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-# The pages noise_stability and speed: rows of `published.TABLES`.
-named(report.bracketed)
-
-
-@named
-def lines(name: str, /, **where: Any) -> pd.DataFrame:
-    """Rows of a table that have these values."""
-    return tidy.select(published.table(name), **where)
-
-
-@named
-def line(name: str, /, **where: Any) -> pd.Series:
-    """The only row of a table with these values."""
-    return lines(name, **where).squeeze(axis=0)
-
-
-@named
-def command(suite: str, run: str) -> str:
-    """The command of a published run."""
-    return json.loads((RESULTS / "runs.json").read_text())[suite][run]["command"][0]
-
-
 def pages() -> list[str]:
     """Names of the pages: README and one per subject."""
     return sorted(path.name.removesuffix(".md.j2") for path in TEMPLATES.glob("*.md.j2"))
@@ -109,9 +78,8 @@ def pages() -> list[str]:
 def main() -> None:
     """Writes all pages and figures."""
     (RESULTS / "figures").mkdir(exist_ok=True)
-    drawn = {name: draw() for name, draw in pictures.FIGURES.items()}
-    for name, figure in drawn.items():
-        figure.savefig(RESULTS / "figures" / f"{name}.png", metadata={"Software": None})
+    for name, draw in pictures.FIGURES.items():
+        draw().savefig(RESULTS / "figures" / f"{name}.png", metadata={"Software": None})
     for page in pages():
         write_whole(RESULTS / f"{page}.md", render(page))
 

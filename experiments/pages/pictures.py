@@ -9,8 +9,10 @@ import numpy as np
 import pandas as pd
 
 from experiments import figures, gaussian, tidy
+from experiments.noise_stability import theory
+from experiments.pages.tables import CLAIMED, rows_of, table
+from experiments.pages.values import RESULTS, certified, claims, frame, scores, value
 from experiments.paper import paper_score
-from experiments.values import RESULTS, certified, claims, frame, scores, value
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -152,3 +154,60 @@ def memory_smoothing() -> Figure:
         "memory": "smoothing with memory",
     }
     return shares(pd.DataFrame(tables), names, x="x", xlabel=RADIUS, ylabel="texts certified, %")
+
+
+TITLES = {
+    "measured": "measured stability", "trained": "MiniLM", "random": "random weights",
+    "addition": "modular addition", "parity": "parity, 20 bits",
+    "parity_earlier": "earlier run", "parity_10bits": "parity, 10 bits",
+}  # fmt: skip
+
+
+@drawn
+def noise_stability_theory() -> Figure:
+    """Closed forms and measured stability."""
+    shown = {name: theory.PANELS[name] for name in ("attention", "depth")}
+    drawing = theory.drawn(rows_of("theory"))
+    return figures.panels(drawing, shown, col="task", x="level", hue="model", titles=TITLES)
+
+
+@drawn
+def noise_stability_influence() -> Figure:
+    """Influence of each position on the output, with trained and with random weights."""
+    rows = tidy.select(rows_of("influence"), metric="relative influence")
+    half, weights = 1.96 * rows.standard_error, rows.model.str.split(" ").str[0]
+    bands = {"mean": rows.score, "low": rows.score - half, "high": rows.score + half}
+    curves = rows.assign(weights=weights, **bands).groupby(
+        ["corruption", "weights", "level"], sort=False, as_index=False
+    )[["mean", "low", "high"]].mean()  # fmt: skip
+    return figures.facets(
+        curves, x="level", hue="weights", col="corruption", titles=TITLES, least_range=1.0,
+        xlabel="position of the token", ylabel="influence / mean over positions",
+    )  # fmt: skip
+
+
+@drawn
+def noise_stability_savings() -> Figure:
+    """Steps and compute that the regularizer saves."""
+    saved = tidy.ordered(tidy.select(table("savings"), model="stability_reg"), "run", list(CLAIMED))
+    return figures.forest(
+        saved, label="run", hue="unit", titles=TITLES, xlabel="percent saved", least=-200
+    )
+
+
+@drawn
+def speed() -> Figure:
+    """Time of PyTorch relative to hopfax in powers of two: medians, ranges over settings."""
+    rows = table("speed")
+    rows = rows[rows["name"].str.fullmatch("PyTorch( loop| loader)? / hopfax.*(?<!rbg)")]
+    group = rows.setting.str.extract("^([^:]*):", expand=False).fillna("")
+    what = rows["case"] + " " + group + " " + rows["name"].str.partition(" / hopfax")[2]
+    for old, new in {"_": " ", "pretrained": "MiniLM", ", mean": ""}.items():
+        what = what.str.replace(old, new)
+    ends = rows.groupby(what.str.split().str.join(" ").rename("what")).agg(
+        mean=("median", "median"), low=("median", "min"), high=("median", "max")
+    )
+    drawn = ends.sort_values("mean", ascending=False).map(np.log2).reset_index()
+    return figures.forest(
+        drawn, label="what", xlabel="log₂(PyTorch / hopfax); right: hopfax faster"
+    )

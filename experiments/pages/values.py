@@ -1,6 +1,6 @@
 """Published results: scores, differences and verdicts by suite, run and model.
 
-    from experiments import values
+    from experiments.pages import values
     values.lead("robustness", "sst2", "robertha", "tinybert", snr_db=6, paper=24.9)
 
 A cell is a model of a run under one condition: columns of `tidy.CELL`, where `snr_db` or `sigma`
@@ -19,7 +19,7 @@ import pandas as pd
 
 from experiments import gaussian, report, tidy
 
-RESULTS = Path(__file__).with_name("results")
+RESULTS = Path(__file__).parents[1] / "results"
 NOT_LEARNED, AT_BASELINE = "not learned", "at baseline"
 WORDS = {"no difference": "not found", "smaller": "smaller than claimed", "n/a": "no interval"}
 NEAR = 1.0  # points that a kept score may lose
@@ -99,8 +99,8 @@ def lead(
 
 @functools.cache
 def claims() -> pd.DataFrame:
-    """Differences that the Robertha paper reports beside ours: `paper_claims.csv` with `lead`."""
-    table = pd.read_csv(Path(__file__).with_name("paper_claims.csv"))
+    """Differences that the Robertha paper reports beside ours: `claims.csv` with `lead`."""
+    table = pd.read_csv(Path(__file__).with_name("claims.csv"))
     cells = table.drop(columns=["group", "subject", "claim", "source"])
     leads = pd.DataFrame([lead(**row.dropna()) for _, row in cells.iterrows()])
     return table.drop(columns="paper").join(leads.drop(columns="task"))
@@ -161,14 +161,24 @@ def certified(system: str) -> pd.Series:
     return pd.Series({"mean": np.median(radius), "low": low, "high": high, "snr_db": best})
 
 
-def cost(suite: str, *runs: str) -> str:
+def runs(suite: str) -> dict[str, Any]:
+    """Provenance of a command's published runs."""
+    return json.loads((RESULTS / "runs.json").read_text(encoding="utf-8"))[suite]
+
+
+def command(suite: str, run: str) -> str:
+    """The command of a published run."""
+    return runs(suite)[run]["command"][0]
+
+
+def cost(suite: str, *names: str) -> str:
     """Minutes that runs take on two cores, or else the machines of the published runs."""
-    entries = [json.loads((RESULTS / "runs.json").read_text())[suite][run] for run in runs]
+    entries = [runs(suite)[name] for name in names]
     minutes = sum(each.get("minutes", np.nan) for each in entries)
     machines = {session["machine"] for each in entries for session in each["sessions"]}
-    names = {machine.removesuffix(", cpu").rpartition(", ")[2] for machine in machines}
+    devices = {machine.removesuffix(", cpu").rpartition(", ")[2] for machine in machines}
     if np.isnan(minutes):
-        return f"not recorded; {report.joined(sorted(names))}"
+        return f"not recorded; {report.joined(sorted(devices))}"
     return f"{minutes:.0f} min"
 
 

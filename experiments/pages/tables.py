@@ -1,38 +1,26 @@
-"""Tables and figures of the written pages `noise_stability` and `speed`.
-
-Tables are computed from `results/data/`; templates take their rows by name.
-"""
+"""Tables of the pages `noise_stability` and `speed`, whose rows templates take by name."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from experiments import figures, tidy
+from experiments import tidy
 from experiments.noise_stability import encoder, influence, outcomes, tail_mass, theory
+from experiments.pages.values import RESULTS
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-DATA = Path(__file__).parent / "results" / "data"
 # Percent of steps that the paper's regularizer saves; on addition, 4500 to 3300.
 CLAIMED = {"addition": 100 * (1 - 33 / 45), "parity": 35, "parity_earlier": 35, "parity_10bits": 35}
-TITLES = {
-    "measured": "measured stability", "trained": "MiniLM", "random": "random weights",
-    "addition": "modular addition", "parity": "parity, 20 bits",
-    "parity_earlier": "earlier run", "parity_10bits": "parity, 10 bits",
-}  # fmt: skip
 
 
 @functools.cache
 def rows_of(suite: str, run: str = "") -> pd.DataFrame:
     """Published rows of a command, of one run or of all."""
-    rows = pd.read_csv(DATA / f"{suite}.csv")
+    rows = pd.read_csv(RESULTS / "data" / f"{suite}.csv")
     return rows[rows["run"] == run] if run else rows
 
 
@@ -112,43 +100,11 @@ def table(name: str) -> pd.DataFrame:
     return TABLES[name]()
 
 
-def noise_stability_figures() -> dict[str, Figure]:
-    """Figures of the page noise_stability, by the stems of their files."""
-    shown = {name: theory.PANELS[name] for name in ("attention", "depth")}
-    rows = tidy.select(rows_of("influence"), metric="relative influence")
-    half, weights = 1.96 * rows.standard_error, rows.model.str.split(" ").str[0]
-    bands = {"mean": rows.score, "low": rows.score - half, "high": rows.score + half}
-    curves = rows.assign(weights=weights, **bands).groupby(
-        ["corruption", "weights", "level"], sort=False, as_index=False
-    )[["mean", "low", "high"]].mean()  # fmt: skip
-    saved = tidy.ordered(tidy.select(table("savings"), model="stability_reg"), "run", list(CLAIMED))
-    return {
-        "theory": figures.panels(
-            theory.drawn(rows_of("theory")), shown, col="task", x="level", hue="model",
-            titles=TITLES,
-        ),
-        "influence": figures.facets(
-            curves, x="level", hue="weights", col="corruption", titles=TITLES, least_range=1.0,
-            xlabel="position of the token", ylabel="influence / mean over positions",
-        ),
-        "savings": figures.forest(
-            saved, label="run", hue="unit", titles=TITLES, xlabel="percent saved", least=-200
-        ),
-    }  # fmt: skip
+def lines(name: str, /, **where: Any) -> pd.DataFrame:
+    """Rows of a table that have these values."""
+    return tidy.select(table(name), **where)
 
 
-def speed_figures() -> dict[str, Figure]:
-    """Time of PyTorch relative to hopfax in powers of two: medians, ranges over settings."""
-    rows = table("speed")
-    rows = rows[rows["name"].str.fullmatch("PyTorch( loop| loader)? / hopfax.*(?<!rbg)")]
-    group = rows.setting.str.extract("^([^:]*):", expand=False).fillna("")
-    what = rows["case"] + " " + group + " " + rows["name"].str.partition(" / hopfax")[2]
-    for old, new in {"_": " ", "pretrained": "MiniLM", ", mean": ""}.items():
-        what = what.str.replace(old, new)
-    ends = rows.groupby(what.str.split().str.join(" ").rename("what")).agg(
-        mean=("median", "median"), low=("median", "min"), high=("median", "max")
-    )
-    drawn = ends.sort_values("mean", ascending=False).map(np.log2).reset_index()
-    return {"speed": figures.forest(
-        drawn, label="what", xlabel="log₂(PyTorch / hopfax); right: hopfax faster"
-    )}  # fmt: skip
+def line(name: str, /, **where: Any) -> pd.Series:
+    """The only row of a table with these values."""
+    return lines(name, **where).squeeze(axis=0)

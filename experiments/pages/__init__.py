@@ -1,0 +1,1 @@
+"""The written pages of results: templates, and the values, tables and figures in them."""
