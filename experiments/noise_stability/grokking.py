@@ -24,19 +24,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-import pandas as pd
 
-from experiments import report
-from experiments.noise_stability import arms, training
+from experiments import report, runner, tidy
+from experiments.noise_stability import outcomes, training
 from experiments.report import Page
 from experiments.settings import Run, budget_of, by_budget, optional
 from hopfax.data import modular_addition, sparse_parity
 from hopfax.nn import decoder
 
-REPRODUCES = "Noise stability, Figures 5 and 11: grokking with and without the regularizer"
+REPRODUCES = "Noise stability, Figures 5 and 11"
 
 TARGET = 0.95
-FITTED, GROKKING_DELAY = 0.8, 10.0  # a tenth of parity's training labels is wrong
 SWEEP_GAMMAS = (0.25, 0.75, 2.0)
 SWEEP_RHOS = (0.05, 0.25, 0.75)
 Task = Literal["addition", "parity"]
@@ -155,49 +153,31 @@ class Config(Run):
 def run(config: Config) -> Path:
     """Trains every arm that is missing, then writes the page; see `resolved` for errors."""
     budget = resolved(config)
-    compared: dict[str, dict[str, Any]] = {name: ARMS[name] for name in ("baseline", *budget.arm)}
-    jobs = []
+    arms = []
     for task, setting in budget.settings.items():
         problem = make_problem(task, setting, np.arange(budget.seeds))
-        jobs += [make_job(problem, setting, name, arm) for name, arm in compared.items()]
+        arms += [make_arm(problem, setting, name) for name in ("baseline", *budget.arm)]
         if budget.sweep_seeds > 0:
             grid = np.meshgrid(SWEEP_GAMMAS, SWEEP_RHOS, np.arange(budget.sweep_seeds))
             gamma, rho, seeds = (part.ravel() for part in grid)
             problem = make_problem(task, setting, seeds.astype(int))
-            job = make_job(problem, setting, arms.SWEEP, ARMS["stability_reg"])
-            numbers = job.hyperparameters._replace(gamma=gamma, rho=rho)
-            jobs.append(job._replace(hyperparameters=numbers))
-    return training.fill("grokking", config, jobs, arms=compared, page=page)
+            arm = make_arm(problem, setting, "stability_reg")
+            numbers = arm.hyperparameters._replace(gamma=gamma, rho=rho)
+            arms.append(arm._replace(name=outcomes.SWEEP, hyperparameters=numbers))
+    return runner.fill("grokking", config, training.jobs(config, arms), page)
 
 
 def page(folder: Path) -> Page:
-    """The page of a run or of a folder of published results."""
-    curves = pd.read_csv(folder / "curves.csv")
-    tasks = report.joined(arms.TASKS[task] for task in curves.task.unique())
-    baselines = curves[curves.arm == arms.BASELINE].groupby("task")
-    grokked = [arms.TASKS[str(task)] for task, rows in baselines if delay(rows) >= GROKKING_DELAY]
-    fits = any((rows.train_accuracy >= FITTED).any() for _, rows in baselines)
-    why = "generalizes long after it fits" if fits else "fits its training rows"
-    regime = f"**The paper's claim is untested in a grokking regime**: no baseline here {why}."
-    if grokked:
-        regime = (
-            f"On {report.joined(grokked)} the baseline groks: it generalizes at least "
-            f"{GROKKING_DELAY:g} times later than it fits."
-        )
-    title = f"Grokking with and without the regularizer: {tasks}"
-    return arms.page(folder, title=title, answer=regime)
-
-
-def delay(curves: pd.DataFrame) -> float:
-    """How many times later than the training rows the validation rows are predicted; 0 for never.
-
-    Args:
-        curves: `step`, `train_accuracy` and `accuracy` of one arm.
-    """
-    fitted, generalized = (
-        curves.step[curves[name] >= FITTED].min() for name in ("train_accuracy", "accuracy")
-    )
-    return generalized / fitted if fitted > 0 and generalized > 0 else 0.0
+    """The page of a run."""
+    sweep = tidy.select(tidy.read(folder), metric="steps", model=outcomes.SWEEP)
+    medians = sweep.pivot_table("score", ["task", "gamma"], "rho", aggfunc="median")
+    lines = [
+        [f"{task}, γ = {gamma:g}", *map("{:,.0f}".format, steps)]
+        for (task, gamma), steps in medians.iterrows()
+    ]
+    heads = ["", *(f"ρ = {rho:g}" for rho in medians)]
+    tables = [report.Table(heads, lines, "Median steps at other γ and ρ")] if lines else []
+    return outcomes.page(folder, "Grokking with and without the regularizer", tables)
 
 
 def make_problem(task: Task, setting: Setting, seeds: np.ndarray) -> training.Problem:
@@ -223,21 +203,22 @@ def make_problem(task: Task, setting: Setting, seeds: np.ndarray) -> training.Pr
     )
 
 
-def make_job(
-    problem: training.Problem, setting: Setting, name: str, arm: dict[str, Any]
-) -> training.Job:
+def make_arm(problem: training.Problem, setting: Setting, name: ArmName) -> training.Arm:
     """An arm's static configuration and hyperparameters."""
-    penalty = {key: arm[key] for key in ("penalized", "stabilize", "share", "every") if key in arm}
-    batch_size = setting.batch_size * arm.get("batches", 1)
-    static = training.Static(batch_size=batch_size, plateau=setting.plateau, **penalty)
+    changes = ARMS[name]
+    static = training.Static(
+        batch_size=setting.batch_size * changes.get("batches", 1),
+        plateau=setting.plateau,
+        **{key: value for key, value in changes.items() if key in training.Static._fields},
+    )
     numbers = training.Hyperparameters(
         learning_rate=setting.learning_rate,
-        weight_decay=setting.strong_decay if "strong_decay" in arm else setting.weight_decay,
+        weight_decay=setting.strong_decay if "strong_decay" in changes else setting.weight_decay,
         gamma=setting.gamma if static.penalized else 0.0,
         rho=setting.rho,
-        input_dropout=arm.get("input_dropout", 0.0),
+        input_dropout=changes.get("input_dropout", 0.0),
     )
-    return training.Job(problem, name, static, numbers)
+    return training.Arm(problem, name, static, numbers)
 
 
 def resolved(config: Config) -> Budget:

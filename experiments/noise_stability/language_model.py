@@ -15,7 +15,7 @@ does not publish this experiment's γ and ρ: both pairs of its other experiment
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -24,15 +24,14 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Array
 
-from experiments import report, tidy
-from experiments.noise_stability import arms, training
+from experiments import report, runner, tidy
+from experiments.noise_stability import outcomes, training
 from experiments.report import Page
-from experiments.rundir import write_whole
 from experiments.settings import Run, budget_of, by_budget, optional
 from hopfax.data import LanguageData, next_words, read_wikitext2, synthetic_split
 from hopfax.nn import Decoder, decoder
 
-REPRODUCES = "Noise stability, Figures 6, 12, 13, 14: a small language model and the regularizer"
+REPRODUCES = "Noise stability, Figures 6, 12, 13, 14"
 
 
 class Budget(NamedTuple):
@@ -69,6 +68,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "stability_reg-weak": {"penalized": True, "gamma": 0.05, "rho": 0.05},  # sparse parity's
     "input-dropout": {"input_dropout": 0.1},
 }
+SPLITS = ("train", "validation", "test")
 SHARES = {
     "accuracy": "all words",
     "accuracy_known": "known words",
@@ -107,58 +107,31 @@ def run(config: Config) -> Path:
     sets = [next_words(texts, seed, rows=budget.rows, **sizes) for seed in range(budget.seeds)]
     name = "sentences" if config.data_dir is None else "wikitext2"
     problem = make_problem(name, budget, sets)
-    jobs = []
+    arms = []
     for arm in budget.arms:
         numbers = dict(ARMS[arm])
         penalized, plateau = numbers.pop("penalized", False), config.monitor != "none"
         static = training.Static(budget.batch_size, penalized, plateau=plateau)
         hyperparameters = training.Hyperparameters(LEARNING_RATE, WEIGHT_DECAY, **numbers)
-        jobs.append(training.Job(problem, arm, static, hyperparameters))
-    baselines = pd.DataFrame(guesses(sets)).to_csv(index=False, lineterminator="\n")
-
-    def with_guesses(folder: Path) -> Page:
-        write_whole(folder / "guesses.csv", baselines)
-        return page(folder)
-
-    arms = {arm: ARMS[arm] for arm in budget.arms}
-    return training.fill("language-model", config, jobs, arms=arms, page=with_guesses)
+        arms.append(training.Arm(problem, arm, static, hyperparameters))
+    baselines = runner.Job("baselines", lambda on_progress: {"guesses": guesses(sets)})
+    return runner.fill("language-model", config, [baselines, *training.jobs(config, arms)], page)
 
 
 def page(folder: Path) -> Page:
-    """The page of a run or of a folder of published results."""
+    """The page of a run."""
     frame = tidy.read(folder)
     means = tidy.summarize(frame[["model", "metric", "seed", "score"]])
-    at = {(row.model, row.metric): row for _, row in means.iterrows()}
+    at = means.set_index(["model", "metric"])
     lines = [
-        [arms.TITLES[arm], split, *(report.bracketed(at[arm, f"{split}_{n}"]) for n in SHARES)]
+        [f"{arm}, {split}", *(report.bracketed(at.loc[arm, f"{split}_{n}"]) for n in SHARES)]
         for arm in frame.model.unique()
-        for split in ("train", "validation", "test")
+        for split in SPLITS
     ]
-    guessed = pd.read_csv(folder / "guesses.csv")
-    for _, row in guessed.iterrows():
-        lines.append([row.guess, row.split, *(f"{row[name]:.1f}" for name in SHARES)])
-    best = tidy.select(guessed, split="validation").accuracy.max()
-    steps = {each.name: each.horizon for each in arms.read_arms(folder)}
-    accuracies = report.joined(
-        f"{report.bracketed(at[arm, 'validation_accuracy'])} % ({arms.TITLES[arm]}, after "
-        f"{steps[arm]:,.0f} steps)"
-        for arm in (arms.BASELINE, arms.REGULARIZED)
-        if (arm, "validation_accuracy") in at
-    )
-    answer = (
-        f"At the end, validation accuracy is {accuracies}. Always predicting "
-        f"the most common word, or the most common next word, reaches at most {best:.1f} %."
-    )
-    caption = (
-        "Accuracy in percent at the end, and what it consists of, with 95 % intervals over seeds. "
-        "Known words: the vocabulary without `<unk>`. Commonest follower: the most common "
-        "next word in the training rows. Predicted `<unk>`: share of predictions."
-    )
-    table = report.Table(["", "rows", *SHARES.values()], lines, caption)
-    text = arms.TASKS[frame.task.iloc[0]]
-    title = f"A small language model with and without the regularizer: {text}"
-    each = arms.page(folder, title=title, tables=[table])
-    return replace(each, answer=f"{each.answer} {answer}")
+    for _, row in pd.read_csv(folder / "guesses.csv").iterrows():
+        lines.append([f"{row.guess}, {row.split}", *(f"{row[name]:.1f}" for name in SHARES)])
+    table = report.Table(["", *SHARES.values()], lines, "Accuracy at the end, %")
+    return outcomes.page(folder, "A language model and the regularizer", [table])
 
 
 def embedded_texts() -> dict[str, list[str]]:
@@ -221,7 +194,7 @@ def guesses(sets: list[LanguageData]) -> list[dict[str, Any]]:
     Next words are counted in the training rows; an unseen word is followed by the commonest one.
     """
     rows = []
-    for split in ("train", "validation", "test"):
+    for split in SPLITS:
         parts: dict[str, list[dict[str, Any]]] = {"commonest word": [], "commonest follower": []}
         for each in sets:
             size = len(each.vocabulary)

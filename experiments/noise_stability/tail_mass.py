@@ -37,7 +37,6 @@ class that it predicts for the unchanged text. W^k is averaged over texts, and s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -49,39 +48,24 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from experiments import predict, report, tidy
+from experiments import predict, report, runner, tidy
 from experiments.models import load_encoder, weights_digest
 from experiments.noise_stability import influence
-from experiments.report import Page
-from experiments.rundir import open_run, read_config
 from experiments.settings import Shared, budget_of, by_budget, optional
 from hopfax.data import read_tokenizer, reported_rows
 from hopfax.data.tokenize import text_tokenizer
 from hopfax.nn import Encoder, Functional, Params, Pretrained
 from hopfax.stability import walsh_weights
-from hopfax.train.progress import Progress
 
-REPRODUCES = "Noise stability, Table 1 and Lemma 1: bounds on the weight of high degree"
-# Degree >= 15 of 256 tokens, from total influence and from noise stability.
-PAPER = {
-    "GPT-2": (0.003, 0.0005),
-    "BERT": (0.04, 0.02),
-    "RoBERTa": (0.19, 0.02),
-    "Gemma": (0.043, 0.0157),
-}
-PAPER_DEGREE = 15
+REPRODUCES = "Noise stability, Table 1 and Lemma 1"
+PAPER_DEGREE = 15  # of Table 1
 DEGREES = (2, 4)  # of the few tokens whose weights are exact
 RHOS = (0.5, 0.8, 0.9, 0.95, 0.99)  # of the Monte Carlo estimates
 FINE = tuple(round(0.01 * n, 2) for n in range(2, 100))  # of the exact bounds
 PAIRS = 2  # pairs of bits flipped together, a draw
-TIGHTER, LOOSER = "tighter at some ρ", "looser at every tested ρ"
-WEIGHTS = {
-    "trained": "trained weights",
-    "random": "random weights",
-    "fine-tuned": "after fine-tuning",
-    "pretrained": "before fine-tuning",
-}
 TAIL, MARKOV, LEMMA = "exact weight", "influence: I/T", "stability: Lemma 1"
+D = "D"
+HEADS = (TAIL, MARKOV, LEMMA, D, "variance")
 
 
 class Budget(NamedTuple):
@@ -153,22 +137,26 @@ def run(config: Config) -> Path:
     else:
         output, random = embedding(model), influence.random_weights(model, 0)
         every_weights = {"trained": model.params, "random": random}
+    settings = {
+        "exact": (sentences, exact),
+        "Monte Carlo": (passages, partial(monte_carlo, num_draws=budget.num_draws)),
+    }
+
+    def measure(weights: str, setting: str, on_progress: Any) -> dict[str, Any]:
+        texts, measured = settings[setting]
+        tables = []
+        for seed, table in enumerate(measured(output, every_weights[weights], texts)):
+            tables.append(table.assign(task=setting, model=weights, seed=seed))
+            on_progress(len(tables) / len(texts.ids))
+        return {"results": pd.concat(tables).assign(corruption="replaced tokens", site="token")}
+
+    jobs = [
+        runner.Job(f"{weights} weights, {setting}", partial(measure, weights, setting))
+        for weights in every_weights
+        for setting in settings
+    ]
     plan = {**budget._asdict(), "weights": weights_digest(config.pretrained)}
-    folder = open_run("tail-mass", config, plan=plan)
-    total = 2 * (budget.num_texts + budget.num_long)
-    tables = []
-    with Progress(total) as progress:
-        for weights, params in every_weights.items():
-            for setting, measured in (
-                ("exact", exact(output, params, sentences)),
-                ("Monte Carlo", monte_carlo(output, params, passages, budget.num_draws)),
-            ):
-                progress.title = f"{WEIGHTS[weights]}, {setting}"
-                for seed, table in enumerate(measured):
-                    tables.append(table.assign(task=setting, model=weights, seed=seed))
-                    progress.update(len(tables))
-    table = pd.concat(tables).assign(corruption="replaced tokens", site="token")
-    return report.write_run(folder, table, page)
+    return runner.fill("tail-mass", config, jobs, page, plan=plan)
 
 
 # (parameters, ids) -> (a text's output, the vector that multiplies changed texts' outputs)
@@ -343,45 +331,40 @@ def bounds(frame: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         `tidy.summarize`'s table: `panel`, `degree` (T), `weights`, `quantity` (`TAIL`, `MARKOV`,
-        `LEMMA`, "D" and "variance", a share of the second moment), `rho` (1 where there is none);
+        `LEMMA`, `D` and "variance", a share of the second moment), `rho` (1 where there is none);
         intervals over texts.
     """
     parts = []
     for (setting, weights), rows in frame.groupby(["task", "model"], sort=False):
-        # One value per text for each metric and level; -1 means no level.
-        wide = rows.fillna({"level": -1}).pivot(
-            index="seed", columns=["metric", "level"], values="score"
-        )
-        values = {key: column.to_numpy() for key, column in wide.items()}
+        wide = rows.pivot(index="seed", columns=["metric", "level"], values="score")
         if setting == "exact":
             levels = wide["weight"].sort_index(axis=1).to_numpy()
             k = np.arange(levels.shape[1])
-            variance, square = levels[:, 1:].sum(1), levels.sum(1)
-            influences, seconds = levels @ k, levels @ k**2
+            factors = {"variance": k > 0, "second moment": k >= 0, "influence": k,
+                       "pairs": k * (k - 1)}  # fmt: skip
+            sums = {name: levels @ factor for name, factor in factors.items()}
             distances = {rho: levels @ (1 - rho**k) for rho in FINE}
-            tails = {t: levels[:, t:].sum(1) for t in DEGREES}
-            where = f"{k[-1]} tokens"
+            tails, where = {t: levels @ (k >= t) for t in DEGREES}, f"{k[-1]} tokens"
         else:
-            variance, square = values["variance", -1], values["second moment", -1]
-            influences = values["influence", -1]
-            seconds = influences + values["pairs", -1]
-            distances = {rho: values["distance", rho] for rho in RHOS}
+            sums = {str(name): column.to_numpy() for (name, _), column in wide.items()}
+            distances = {rho: wide["distance", rho].to_numpy() for rho in RHOS}
             tails, where = {PAPER_DEGREE: None}, "Monte Carlo"
+        variance, influences = sums["variance"], sums["influence"]
         for degree, tail in tails.items():
             shared = {"panel": f"{where}, T = {degree}", "degree": degree, "weights": weights}
-            markov = influences / degree
-            each = {(MARKOV, np.nan): (markov, variance), ("D", np.nan): (seconds, influences),
-                    ("variance", np.nan): (variance, square)}  # fmt: skip
+            each: dict[tuple[str, float], tuple[Any, Any]] = {
+                (MARKOV, 1.0): (influences / degree, variance),
+                (D, 1.0): (influences + sums["pairs"], influences),
+                ("variance", 1.0): (variance, sums["second moment"]),
+            }
             if tail is not None:
-                each[TAIL, np.nan] = tail, variance
+                each[TAIL, 1.0] = tail, variance
             for rho, distance in distances.items():
-                lemma = distance / (1 - rho**degree)
-                each[LEMMA, rho] = lemma, variance
+                each[LEMMA, rho] = distance / (1 - rho**degree), variance
             for (quantity, rho), (over, under) in each.items():
                 scores = {"seed": np.arange(len(over)), "score": ratios(over, under)}
                 parts.append(pd.DataFrame(scores).assign(**shared, quantity=quantity, rho=rho))
-    table = pd.concat(parts).fillna({"rho": 1.0})
-    return tidy.summarize(table)
+    return tidy.summarize(pd.concat(parts))
 
 
 def ratios(over: np.ndarray, under: np.ndarray) -> np.ndarray:
@@ -394,101 +377,32 @@ def ratios(over: np.ndarray, under: np.ndarray) -> np.ndarray:
     return count * over.sum() / under.sum() - (count - 1) * without
 
 
-def verdict(row: Any) -> str:
-    """Returns whether Lemma 1's bound is tighter, from the row of D in `bounds`."""
-    if row.low > row.degree:
-        return TIGHTER
-    return LOOSER if row.high < row.degree else "too weak to tell"
-
-
-def page(folder: Path) -> Page:
-    """Returns the page of a run or of a folder of published results."""
-    frame, config = pd.read_csv(folder / "results.csv"), read_config(folder)
-    plan, flags = config["plan"], config["config"]
-    name, fine_tuned = Path(flags["pretrained"]).name, ""
-    function = "cosine to the unchanged text's embedding"
-    if flags.get("run"):
-        fine_tuned = ", fine-tuned"
-        function = "probability of the class that the classifier predicts for the unchanged text"
-    table = bounds(frame)
-    many = f"{plan['num_tokens']} tokens, T = {PAPER_DEGREE}"
-    table["panel"] = table.panel.replace(f"Monte Carlo, T = {PAPER_DEGREE}", many)
-
-    share = partial(report.bracketed, digits=3)
-    lines, verdicts = [], []
+def page(folder: Path) -> report.Page:
+    """The page of a run."""
+    table = bounds(tidy.read(folder))
+    lines = []
     for (panel, weights), rows in table.groupby(["panel", "weights"], sort=False):
-        by_name = dict(list(rows.groupby("quantity")))
-        lemma = by_name[LEMMA].set_index("rho")
-        best: Any = lemma["mean"].idxmin()
-        degree = by_name["D"].iloc[0]
-        verdicts.append(verdict(degree))
-        lines.append([
-            f"{name}, {panel}, {WEIGHTS[str(weights)]}",
-            share(by_name[TAIL].iloc[0]) if TAIL in by_name else "–",
-            share(by_name[MARKOV].iloc[0]),
-            f"{share(lemma.loc[best])} at {best:g}",
-            f"D = {report.bracketed(degree)}",
-        ])  # fmt: skip
-    for model, (markov, lemma) in PAPER.items():
-        least = math.ceil(round(PAPER_DEGREE * markov / lemma, 6))
-        lines.append([f"the paper, {model}, 256 tokens, T = {PAPER_DEGREE}", "–", f"{markov:g}",
-                      f"{lemma:g}", f"weight at degree ≥ {least}"])  # fmt: skip
-    first = table.weights.iloc[0]
-    degree = tidy.select(table, weights=first, panel=many, quantity="D").iloc[0]
-    shares = tidy.select(table, weights=first, quantity="variance")
-    shares = shares.assign(where=shares.panel.str.split(",").str[0]).drop_duplicates("where")
-    variances = report.joined(f"{share(row)} ({row['where']})" for _, row in shares.iterrows())
-    counts = {each: verdicts.count(each) for each in dict.fromkeys(verdicts)}
-    answer = (
-        "**Compared with the bound from influence, the bound from noise stability (Lemma 1) on the "
-        "weight of degree T and above is "
-        + report.joined(f"{each} in {n} of {len(verdicts)} cases" for each, n in counts.items())
-        + ".** It can only be tighter if D, the mean degree weighted "
-        f"by influence, exceeds T. At {plan['num_tokens']} tokens, D is {report.bracketed(degree)} "
-        f"({WEIGHTS[first]}), and T is {PAPER_DEGREE}. The ratios in the paper's Table 1 require "
-        "weight at much higher degrees (last column), or bounds with different normalizations."
+        lemma = rows[rows.quantity == LEMMA]
+        best: Any = lemma.loc[lemma["mean"].idxmin()]
+        cells = {row.quantity: report.bracketed(row, digits=3) for _, row in rows.iterrows()}
+        cells[LEMMA] = f"{report.bracketed(best, digits=3)} at ρ = {best.rho:g}"
+        lines.append([f"{panel}, {weights}", *(cells.get(head, "–") for head in HEADS)])
+    curves = table[table.quantity.isin([TAIL, MARKOV, LEMMA])]
+    is_curve, by = curves.quantity == LEMMA, ["panel", "weights"]
+    flat = curves[~is_curve].drop(columns="rho").merge(curves[is_curve][[*by, "rho"]], on=by)
+    picture = report.facets(
+        "Weight of degree T, and two bounds",
+        pd.concat([flat, curves[is_curve]]),
+        x="rho",
+        hue="quantity",
+        col="panel",
+        row="weights",
+        xlabel="ρ",
+        ylabel="share of the variance",
+        least_range=0.1,
     )
-    drawn = table[table.quantity.isin([TAIL, MARKOV, LEMMA])]
-    rhos = table[table.quantity == LEMMA][["panel", "weights", "rho"]]
-    flat = drawn[drawn.quantity != LEMMA].drop(columns="rho").merge(rhos, on=["panel", "weights"])
-    drawn = pd.concat([flat, drawn[drawn.quantity == LEMMA]])
     return report.Page(
-        title=f"Bounds on the weight of high degree: {name}{fine_tuned}",
-        answer=answer,
-        pictures={
-            "tail_mass": report.facets(
-                "Weight of degree T and above, and two bounds on it, against the correlation ρ, as "
-                "shares of the variance",
-                drawn,
-                x="rho",
-                hue="quantity",
-                col="panel",
-                row="weights",
-                titles=WEIGHTS,
-                xlabel="ρ",
-                ylabel="share of the variance",
-                least_range=0.1,
-            )
-        },
-        tables=[
-            report.Table(
-                ["", TAIL, MARKOV, f"{LEMMA}, best ρ", "D, or degree required"],
-                lines,
-                "Weight of degree T and above as a share of the variance, and its bounds.",
-            )
-        ],
-        notes=[
-            "W^k: weight of the Walsh functions of degree k (noise-stability paper); I = Σ k W^k: "
-            "total influence; D = Σ k² W^k / I. Lemma 1's bound is below I/T at some ρ if and "
-            "only if D > T, which decides the verdicts; it tends to I/T as ρ → 1.",
-            "Weight at degree ≥ k: if both bounds of the paper hold for one function, it has "
-            f"weight at k or above; k is {PAPER_DEGREE} times their ratio.",
-            "Each input bit keeps one token or replaces it by a random one. The function is the "
-            f"{function}: {plan['num_bits']} tokens of {plan['num_texts']} "
-            f"sentences of SST-2, all 2^{plan['num_bits']} inputs; {plan['num_tokens']} tokens of "
-            f"{plan['num_long']} passages of WikiText-2, {plan['num_draws']} draws of each.",
-            "Brackets and bands: 95 % intervals over texts, including sampling error of the draws.",
-            f"The variance as a share of the second moment ({WEIGHTS[first]}): {variances}. "
-            "Divided by the second moment, the weight and both bounds shrink by that factor.",
-        ],
+        "Bounds on the weight of high degree",
+        pictures={"tail_mass": picture},
+        tables=[report.Table(["", *HEADS], lines, "Shares of the variance; D is a degree")],
     )

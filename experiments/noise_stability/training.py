@@ -24,15 +24,14 @@ import optax
 import pandas as pd
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from experiments import report
-from experiments.rundir import locked, open_run, plain, write_whole
+from experiments import runner
+from experiments.rundir import locked, plain, write_whole
 from hopfax import stability
 from hopfax.cpu import quick
 from hopfax.nn import Decoder, Functional, Params
 from hopfax.train import interrupt
 from hopfax.train.checkpoint import Checkpoints
 from hopfax.train.loop import DivergedError
-from hopfax.train.progress import Progress
 
 FORMAT = 1  # increase when the same settings no longer give the same runs
 FINAL = "final_"  # prefix of final measurements in a stored arm
@@ -174,11 +173,11 @@ def stacked(sets: Sequence[Any]) -> dict[str, Any]:
     return {split: rows(split) for split in ("train", "validation", "test")}
 
 
-class Job(NamedTuple):
-    """An arm to train on a problem."""
+class Arm(NamedTuple):
+    """One way to train on a problem."""
 
     problem: Problem
-    arm: str
+    name: str
     static: Static
     hyperparameters: Hyperparameters
 
@@ -195,74 +194,71 @@ class Job(NamedTuple):
         """Full batches of the training rows."""
         return self.problem.train.ids.shape[1] // self.static.batch_size
 
+    @property
+    def rows_per_step(self) -> float:
+        """Rows that go through the network per step, the penalty's noisy copies included."""
+        static = self.static
+        noisy = static.share / static.every if static.penalized else 0
+        return static.batch_size * (1 + noisy)
 
-def fill(
-    name: str,
-    config: Any,
-    jobs: Sequence[Job],
-    *,
-    arms: Mapping[str, Any],
-    page: Callable[[Path], report.Page],
-) -> Path:
-    """Trains the arms that are missing, and writes results.csv, curves.csv and the page.
+    @property
+    def settings(self) -> str:
+        """Everything that the trained runs depend on, as JSON."""
+        digest = hashlib.sha256()
+        for part in jax.tree.leaves(self.problem.splits):
+            digest.update(np.ascontiguousarray(part).tobytes())
+        settings = {
+            "format": FORMAT,
+            "problem": plain(self.problem.settings),
+            "static": plain(self.static),
+            "numbers": {name: each.tolist() for name, each in self.numbers._asdict().items()},
+            "seeds": self.problem.seeds.tolist(),
+            "epochs": self.problem.epochs,
+            "target": self.problem.target,
+            "rows": digest.hexdigest()[:16],
+        }
+        return json.dumps(settings, sort_keys=True)
 
-    A batch must not exceed the training rows. `arms` is what each arm changes, for the page.
-    """
-    settings = {
-        job.problem.name: {**job.problem.settings, "rows": job.problem.train.ids.shape[1]}
-        for job in jobs
-    }
-    plan = {"target": jobs[0].problem.target, "arms": arms, "settings": settings}
-    folder = open_run(name, config, plan=plan)
-    results, curves = [], []
-    with Progress(len(jobs)) as progress:
-        for number, job in enumerate(jobs):
-            show = progress.part(number)
-            progress.title = f"[{number + 1}/{len(jobs)}] {job.problem.name}, {job.arm}"
-            history, final = train_arm(Path(config.runs) / "cells", job, on_progress=show)
-            show(1)
-            results.append(_results(job, history, final))
-            curves.append(_medians(job, history))
-            report.write_results(folder, pd.concat(results), complete=len(results) == len(jobs))
-    text = pd.concat(curves).to_csv(index=False, lineterminator="\n")
-    write_whole(folder / "curves.csv", text)
-    report.write_report(folder, page(folder))
-    return folder
+    @property
+    def file(self) -> str:
+        """Its file in `runs/cells/`."""
+        return f"{hashlib.sha256(self.settings.encode()).hexdigest()[:12]}.npz"
+
+
+def jobs(config: Any, arms: Sequence[Arm]) -> list[runner.Job]:
+    """What `runner.fill` measures: "results" and "curves" of every arm."""
+
+    def measure(arm: Arm, on_progress: Callable[..., None]) -> dict[str, pd.DataFrame]:
+        history, final = train_arm(Path(config.runs) / "cells", arm, on_progress=on_progress)
+        return {"results": _results(arm, history, final), "curves": _medians(arm, history)}
+
+    return [
+        runner.Job(f"{arm.problem.name}, {arm.name}", functools.partial(measure, arm), arm.file)
+        for arm in arms
+    ]
 
 
 def train_arm(
-    root: Path, job: Job, *, on_progress: Callable[..., None] | None = None
+    root: Path, arm: Arm, *, on_progress: Callable[..., None] | None = None
 ) -> tuple[Epoch, dict[str, np.ndarray]]:
     """Trains an arm, or reads it: its epochs, `(epochs, runs)` each, and final measurements.
+
+    A batch must not exceed the training rows.
 
     Raises:
         BlockingIOError: Another process trains it.
         DivergedError: A loss is not finite.
     """
-    problem = job.problem
-    digest = hashlib.sha256()
-    for part in jax.tree.leaves(problem.splits):
-        digest.update(np.ascontiguousarray(part).tobytes())
-    settings = {
-        "format": FORMAT,
-        "problem": plain(problem.settings),
-        "static": plain(job.static),
-        "numbers": {name: each.tolist() for name, each in job.numbers._asdict().items()},
-        "seeds": problem.seeds.tolist(),
-        "epochs": problem.epochs,
-        "target": problem.target,
-        "rows": digest.hexdigest()[:16],
-    }
-    name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
-    stored, partial = root / f"{name}.npz", root / f"{name}.partial"
-    arm = _read_arm(stored)
-    if arm is None or partial.exists():
+    stored = root / arm.file
+    partial = stored.with_suffix(".partial")
+    trained = _read_arm(stored)
+    if trained is None or partial.exists():
         with locked(partial):
             # Another process may have stored it meanwhile.
-            while (arm := _read_arm(stored)) is None:
-                _store(job, settings, stored, partial, on_progress)
+            while (trained := _read_arm(stored)) is None:
+                _store(arm, stored, partial, on_progress)
             shutil.rmtree(partial, ignore_errors=True)
-    return arm
+    return trained
 
 
 def _read_arm(stored: Path) -> tuple[Epoch, dict[str, np.ndarray]] | None:
@@ -282,22 +278,20 @@ def _read_arm(stored: Path) -> tuple[Epoch, dict[str, np.ndarray]] | None:
         return None
 
 
-def _store(
-    job: Job, settings: dict[str, Any], stored: Path, partial: Path, on_progress: Any
-) -> None:
-    with Checkpoints(partial, config=settings, interval=CHECKPOINT_SECONDS) as checkpoints:
-        history, params = train_runs(job, checkpoints, on_progress)
-    final = evaluate_runs(job.problem.model, job.problem.evaluate, params, job.problem.splits)
+def _store(arm: Arm, stored: Path, partial: Path, on_progress: Any) -> None:
+    settings, problem = arm.settings, arm.problem
+    with Checkpoints(partial, config=json.loads(settings), interval=CHECKPOINT_SECONDS) as saved:
+        history, params = train_runs(arm, saved, on_progress)
+    final = evaluate_runs(problem.model, problem.evaluate, params, problem.splits)
     arrays = history._asdict() | {FINAL + key: part for key, part in final.items()}
     buffer = io.BytesIO()
     as_float = {key: np.asarray(part, np.float32) for key, part in arrays.items()}
-    canonical = np.array(json.dumps(settings, sort_keys=True))
-    np.savez_compressed(buffer, settings=canonical, **as_float)  # pyright: ignore[reportArgumentType]
+    np.savez_compressed(buffer, settings=np.array(settings), **as_float)  # pyright: ignore[reportArgumentType]
     write_whole(stored, buffer.getvalue())
 
 
 def train_runs(
-    job: Job, checkpoints: Checkpoints, on_progress: Callable[..., None] | None
+    arm: Arm, checkpoints: Checkpoints, on_progress: Callable[..., None] | None
 ) -> tuple[Epoch, Params]:
     """Trains, from the last checkpoint on, until every run is at the target or for all epochs.
 
@@ -306,12 +300,12 @@ def train_runs(
     Returns:
         The epochs, `(epochs, runs)` each, and the last parameters.
     """
-    problem, seeds, runs = job.problem, job.problem.seeds, len(job.problem.seeds)
+    problem, seeds, runs = arm.problem, arm.problem.seeds, len(arm.problem.seeds)
     per_call = min(problem.epochs, EPOCHS_PER_CALL)
     num_epochs = -(-problem.epochs // per_call) * per_call
     keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
-    program = problem.model, job.static, problem.num_tokens, per_call
-    of_runs = keys, jax.tree.map(jnp.asarray, job.numbers), problem.train, problem.validation
+    program = problem.model, arm.static, problem.num_tokens, per_call
+    of_runs = keys, jax.tree.map(jnp.asarray, arm.numbers), problem.train, problem.validation
     state = initialize(problem.model, keys)
     history, done = Epoch(*np.full((len(Epoch._fields), num_epochs, runs), np.nan)), 0
     if restored := checkpoints.restore({"state": state, "history": history}):
@@ -469,44 +463,43 @@ def _accuracy(logits: Array, labels: Array) -> Float[Array, ""]:
     return jnp.mean(jnp.argmax(logits, -1) == labels)
 
 
-def _results(job: Job, history: Epoch, final: Mapping[str, np.ndarray]) -> pd.DataFrame:
+def _results(arm: Arm, history: Epoch, final: Mapping[str, np.ndarray]) -> pd.DataFrame:
     """One row per run and metric: steps to the target, or percent."""
-    runs = job.problem.seeds.shape
+    problem, epochs = arm.problem, len(history.loss)
+    shared = {
+        "task": problem.name,
+        "model": arm.name,
+        "site": "token",
+        "seed": problem.seeds,
+        "gamma": arm.hyperparameters.gamma,
+        "rho": arm.hyperparameters.rho,
+        "epochs": epochs,
+        "horizon": epochs * arm.steps_per_epoch,
+        "rows_per_step": arm.rows_per_step,
+    }
     measured = {
-        "steps": job.problem.reached(history) * job.steps_per_epoch,
+        "steps": problem.reached(history) * arm.steps_per_epoch,
         "validation_accuracy": 100 * history.accuracy[-1],
         "stability": 100 * history.agreement[-1] / history.confidence[-1],
     } | {name: 100 * part for name, part in final.items()}
+    noise = {"stability": {"corruption": "token noise", "level": MEASURED_RHO}}
     parts = [
-        pd.DataFrame(
-            {
-                "task": job.problem.name,
-                "model": job.arm,
-                "site": "token",
-                "seed": job.problem.seeds,
-                "gamma": np.broadcast_to(job.hyperparameters.gamma, runs),
-                "rho": np.broadcast_to(job.hyperparameters.rho, runs),
-                "epochs": len(history.loss),
-                "corruption": "token noise" if metric == "stability" else "none",
-                "level": MEASURED_RHO if metric == "stability" else 0.0,
-                "metric": metric,
-                "score": _rounded(values, 6),
-            }
-        )
+        {"corruption": "none", "level": 0.0, "metric": metric, "score": _rounded(values, 6)}
+        | noise.get(metric, {})
         for metric, values in measured.items()
     ]
-    return pd.concat(parts)
+    return pd.concat(pd.DataFrame(shared | part) for part in parts)
 
 
-def _medians(job: Job, history: Epoch) -> pd.DataFrame:
+def _medians(arm: Arm, history: Epoch) -> pd.DataFrame:
     """Medians over the runs of an arm, at 200 epochs at most."""
     epochs = np.unique(np.linspace(0, len(history.loss) - 1, 200).astype(int))
     medians = {
         name: _rounded(np.median(part[epochs], axis=1), 5)
         for name, part in history._asdict().items()
     }
-    steps = (epochs + 1) * job.steps_per_epoch
-    return pd.DataFrame({"task": job.problem.name, "arm": job.arm, "step": steps, **medians})
+    steps = (epochs + 1) * arm.steps_per_epoch
+    return pd.DataFrame({"task": arm.problem.name, "arm": arm.name, "step": steps, **medians})
 
 
 def _rounded(values: np.ndarray, digits: int) -> list[float]:
