@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -103,11 +104,7 @@ class Config(Flags):
 
 
 def run(config: Config) -> Path:
-    """Trains what is missing, measures every model and seed, trained and fresh, writes the page.
-
-    Raises:
-        ValueError, FileNotFoundError: A flag or a file is wrong.
-    """
+    """Trains what is missing, measures every model and seed, trained and fresh, writes the page."""
     budget = budget_of(config, BUDGETS)
     if min(budget.texts, budget.draws) < 2 or budget.level_texts < 1:
         raise ValueError("--texts and --draws must be at least 2, and --level-texts at least 1")
@@ -193,33 +190,21 @@ def measure(
     meter = encoder_response.level_meter(
         network, level_texts, keys[2], snr_db=config.snr_db, num_samples=budget.level_draws
     )
+    respond = partial(
+        encoder_response.response, network, num_tokens=data.vocab_size, snr_db=config.snr_db,
+        special=tuple(text_tokenizer(data.vocabulary).encode("").ids), draws=budget.draws,
+    )  # fmt: skip
     seeds = cell.spec.seeds
     fresh = jax.jit(jax.vmap(cell.model.init))(seed_keys(seeds))
-    special = tuple(text_tokenizer(data.vocabulary).encode("").ids)
     pairs = [(number, arm) for number in range(len(seeds)) for arm in arms]
     for done, (number, arm) in enumerate(pairs, 1):
         stacked = fresh if arm == "fresh" else cell.params
         params = jax.tree.map(lambda x, at=number: x[at], stacked)
-        parts = [
-            encoder_response.response(
-                network,
-                params,
-                texts,
-                *keys[:2],
-                num_tokens=data.vocab_size,
-                special=special,
-                snr_db=config.snr_db,
-                draws=budget.draws,
-            )
-            for texts, _ in calls
+        parts = [  # rows beyond the count only fill the call
+            jax.tree.map(lambda x, n=count: np.asarray(x)[:n], respond(params, texts, *keys[:2]))
+            for texts, count in calls
         ]
-        # Rows beyond the count only fill the call.
-        response = jax.tree.map(
-            lambda *each: np.concatenate(
-                [np.asarray(x)[:count] for x, (_, count) in zip(each, calls, strict=True)]
-            ),
-            *parts,
-        )
+        response = jax.tree.map(lambda *each: np.concatenate(each), *parts)
         weights = meter(params, jnp.asarray(response.mean[picks]))
         rows = [
             *encoder_response.gaussian_rows(response),
@@ -267,17 +252,10 @@ def page(folder: Path) -> Page:
     linear = drawn[drawn.metric == "correlation"].drop_duplicates(["row", "level"])
     linear = linear.assign(model="linear", **dict.fromkeys(("mean", "low", "high"), linear.level))
     picture = report.facets(
-        "Stability of the output",
-        pd.concat([drawn, linear]),
-        x="level",
-        hue="model",
-        row="row",
-        col="panel",
-        titles={**titles, "linear": "linear function"},
-        xlabel="correlation ρ of the noise",
-        ylabel="",
-        least_range=0.0,
-    )
+        "Stability of the output", pd.concat([drawn, linear]), x="level", row="row", col="panel",
+        titles={**titles, "linear": "linear function"}, xlabel="correlation ρ of the noise",
+        ylabel="", least_range=0.0,
+    )  # fmt: skip
     pictures = {"encoder_stability": picture}
     return Page("Noise stability of trained encoders", pictures=pictures, tables=tables)
 

@@ -57,30 +57,20 @@ ARMS: dict[ArmName, dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Hyperparameters of a task; the defaults are Table 2's.
+    """Hyperparameters of a task; the defaults are Table 2's."""
 
-    Attributes:
-        data: Arguments of the task's generator.
-        strong_decay: Weight decay of the arm `weight-decay`.
-        epochs: Maximum number of epochs.
-        gamma: Weight of the regularizer.
-        rho: Its noise parameter.
-        norm_first: Pre-LN or post-LN blocks.
-        plateau: Whether a plateau of the validation loss lowers the learning rate.
-    """
-
-    data: dict[str, int]
+    data: dict[str, int]  # arguments of the task's generator
     width: int = 128
     num_layers: int = 2
     batch_size: int = 256
     learning_rate: float = 1e-3
     weight_decay: float = 1e-3
-    strong_decay: float = 1.0
-    epochs: int = 7000
-    gamma: float = 0.75
-    rho: float = 0.25
-    norm_first: bool = False
-    plateau: bool = True
+    strong_decay: float = 1.0  # of the arm `weight-decay`
+    epochs: int = 7000  # maximum number
+    gamma: float = 0.75  # weight of the regularizer
+    rho: float = 0.25  # its noise parameter
+    norm_first: bool = False  # pre-LN or post-LN blocks
+    plateau: bool = True  # whether a plateau of the validation loss lowers the learning rate
 
 
 class Budget(NamedTuple):
@@ -184,18 +174,12 @@ def make_problem(task: Task, setting: Setting, seeds: np.ndarray) -> training.Pr
     """The task's rows for every seed (its own numbers, hidden bits and flips), and the model."""
     generator = modular_addition if task == "addition" else sparse_parity
     sets = [generator(int(seed), **setting.data) for seed in seeds]
-    model = decoder(
-        sets[0].vocab_size,
-        sets[0].num_classes,
-        width=setting.width,
-        num_layers=setting.num_layers,
-        norm_first=setting.norm_first,
-    )
+    sizes = {name: getattr(setting, name) for name in ("width", "num_layers", "norm_first")}
     return training.Problem(
         name=task,
-        model=model,
+        model=decoder(sets[0].vocab_size, sets[0].num_classes, **sizes),
         settings={"task": task, **asdict(setting)},
-        **training.stacked(sets),
+        splits=training.stacked(sets),
         seeds=seeds,
         num_tokens=sets[0].vocab_size,
         epochs=setting.epochs,
@@ -222,11 +206,7 @@ def make_arm(problem: training.Problem, setting: Setting, name: ArmName) -> trai
 
 
 def resolved(config: Config) -> Budget:
-    """The budget with the flags applied, and the tasks that are run.
-
-    Raises:
-        ValueError: A flag is out of range or belongs to a task that is not run.
-    """
+    """The budget with the flags applied; a ValueError names a flag that is wrong or unused."""
     budget = budget_of(config, BUDGETS)
     if budget.seeds < (least := 2 if config.budget == "smoke" else 3):
         raise ValueError(f"--seeds must be >= {least}, got {budget.seeds}")

@@ -13,10 +13,9 @@ Expected: a shape that random weights have too comes from the architecture, not 
 
 The influence of a token is the norm of the output's derivative in its embedding, in units of the
 text's mean over positions. The output is a text's embedding (mean of the last states, norm 1), or
-the next token's logits for GPT-2 and Gemma-2. A layer's output is the same of its states (the last
-token's state for GPT-2 and Gemma-2). A head's is its mean over the text, before the output
-projection, for BERT and RoBERTa. Random weights are drawn as before pretraining: N(0, 0.02²), no
-biases, unit norms.
+the next token's logits for GPT-2 and Gemma-2. A layer's output is the same of its states; a head's
+is its mean over the text, before the output projection, for BERT and RoBERTa. Random weights are
+drawn as before pretraining: N(0, 0.02²), no biases, unit norms.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from tokenizers import Tokenizer
 
 from experiments import report, runner, tidy
 from experiments.models import is_causal, load, weights_digest
@@ -88,12 +86,7 @@ class Config(Run):
 
 
 def run(config: Config) -> Path:
-    """Measures everything and writes the page.
-
-    Raises:
-        ValueError: A flag is out of range, or the file of texts is too short.
-        FileNotFoundError: A file is missing.
-    """
+    """Measures everything and writes the page; a ValueError or an OSError names a wrong flag."""
     budget = budget_of(config, BUDGETS)
     if not config.pretrained:
         raise ValueError("a pretrained model is read from a folder: set --pretrained")
@@ -105,9 +98,10 @@ def run(config: Config) -> Path:
             f"--num-tokens must be at most the model's {model.max_length} positions, got "
             f"{budget.num_tokens}"
         )
-    sizes = budget.num_texts, budget.num_tokens
+    start, end = special_tokens(config.pretrained)
+    special = len(start), len(end)
+    sizes = budget.num_texts, budget.num_tokens - sum(special)
     kinds = texts(config.pretrained, *sizes, text_file=config.text_file)
-    special = num_special(config.pretrained)
     drawn = [(f"random {seed}", random_weights(model, seed)) for seed in range(budget.num_random)]
     measured = jax.jit(partial(influences, model))
     inner = jax.jit(partial(inner_influences, model), static_argnames="layer")
@@ -117,8 +111,8 @@ def run(config: Config) -> Path:
     def measure(kind: str, weights: str, params: Params, on_progress: Any) -> dict[str, Any]:
         values, within = [], []
         count = budget.num_texts if weights == "trained" else budget.num_inner
-        for place, ids in enumerate(kinds[kind][:count]):
-            key = jax.random.key(place)
+        for place, body in enumerate(kinds[kind][:count]):
+            ids, key = jnp.array([*start, *body, *end]), jax.random.key(place)
             values.append(np.asarray(measured(params, ids, key), float))
             if place < budget.num_inner and weights in ("trained", "random 0"):
                 within.append([np.asarray(inner(params, ids, key, layer=at)) for at in layers])
@@ -140,44 +134,30 @@ def run(config: Config) -> Path:
 def texts(
     folder: str, num_texts: int, num_tokens: int, *, text_file: str | None = None
 ) -> dict[str, np.ndarray]:
-    """Returns texts of each kind as ids, `(num_texts, num_tokens)`, special tokens included.
+    """Returns texts of each kind as ids, `(num_texts, num_tokens)`, without special tokens.
 
     One kind is uniform tokens. With a `text_file`, the other is passages of that file. The
     tokenizer is that of the model in `folder`.
     """
     vocabulary = read_tokenizer(folder)
-    tokenizer = text_tokenizer(vocabulary)
-    start, end = special_tokens(tokenizer)
-    body = num_tokens - len(start) - len(end)
     # BERT's vocabulary begins with tokens that it never met.
     words = [n for n, token in enumerate(vocabulary.tokens) if not token.startswith(("[", "<"))]
-    bodies = {UNIFORM: np.random.default_rng(0).choice(words, (num_texts, body))}
+    kinds = {UNIFORM: np.random.default_rng(0).choice(words, (num_texts, num_tokens))}
     if text_file:
         lines = Path(text_file).read_text(encoding="utf-8")
-        ids = tokenizer.encode(lines, add_special_tokens=False).ids
-        if len(ids) < num_texts * body:
-            raise ValueError(
-                f"{text_file} must have at least {num_texts * body} tokens, got {len(ids)}"
-            )
-        begins = np.linspace(0, len(ids) - body, num_texts).astype(int)
-        bodies[TEXT] = np.stack([ids[begin : begin + body] for begin in begins])
-    return {
-        kind: np.stack([[*start, *row, *end] for row in rows]).astype(np.int32)
-        for kind, rows in bodies.items()
-    }
+        ids = text_tokenizer(vocabulary).encode(lines, add_special_tokens=False).ids
+        if len(ids) < (least := num_texts * num_tokens):
+            raise ValueError(f"{text_file} must have at least {least} tokens, got {len(ids)}")
+        begins = np.linspace(0, len(ids) - num_tokens, num_texts).astype(int)
+        kinds[TEXT] = np.stack([ids[begin : begin + num_tokens] for begin in begins])
+    return kinds
 
 
-def special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+def special_tokens(folder: str) -> tuple[list[int], list[int]]:
     """Returns the ids before and after a text, such as [CLS] and [SEP]; Gemma-2 has <bos> only."""
-    encoded = tokenizer.encode("a")
+    encoded = text_tokenizer(read_tokenizer(folder)).encode("a")
     words = [place for place, added in enumerate(encoded.special_tokens_mask) if not added]
     return encoded.ids[: words[0]], encoded.ids[words[-1] + 1 :]
-
-
-def num_special(folder: str) -> tuple[int, int]:
-    """Returns how many special tokens a folder's tokenizer adds before and after a text."""
-    start, end = special_tokens(text_tokenizer(read_tokenizer(folder)))
-    return len(start), len(end)
 
 
 def influences(model: Pretrained, params: Params, ids: jax.Array, key: jax.Array) -> jax.Array:
@@ -207,8 +187,7 @@ def inner_influences(
 ) -> jax.Array:
     """Returns the influence of every token on a layer's states and on the output of its heads.
 
-    Returns:
-        `(1 + heads, tokens)`, in units of the mean over tokens; (1, tokens) for causal models.
+    In units of the mean over tokens, `(1 + heads, tokens)`; (1, tokens) for causal models.
     """
     if not is_causal(model):  # the layers above cost time only
         below = jax.tree.map(lambda leaf: leaf[: layer + 1], params["layers"])
@@ -262,9 +241,7 @@ def random_weights(model: Pretrained, seed: int) -> Params:
 def positions(values: np.ndarray, *, special: tuple[int, int]) -> pd.DataFrame:
     """Returns rows of results.csv on the output: each position's mean, and `parts` of each text.
 
-    Args:
-        values: `(texts, tokens)` relative influences.
-        special: Number of special tokens before and after a text.
+    `values` are `(texts, tokens)` relative influences; `special` as in `parts`.
     """
     count, length = values.shape
     error = values.std(0, ddof=1) / np.sqrt(count)
@@ -279,9 +256,7 @@ def positions(values: np.ndarray, *, special: tuple[int, int]) -> pd.DataFrame:
 def parts(values: np.ndarray, *, special: tuple[int, int]) -> dict[str, np.ndarray]:
     """Returns means over the parts of a text, and how many tokens have `MOST` of the influence.
 
-    Args:
-        values: `(..., tokens)` relative influences.
-        special: Number of special tokens before and after a text.
+    `values` are `(..., tokens)` relative influences, with `special` tokens before and after a text.
     """
     length = values.shape[-1]
     inner = values[..., special[0] : length - special[1]]
@@ -298,9 +273,7 @@ def parts(values: np.ndarray, *, special: tuple[int, int]) -> dict[str, np.ndarr
 def within_model(values: np.ndarray, *, special: tuple[int, int]) -> pd.DataFrame:
     """Returns rows of results.csv on layers and heads, with 95 % intervals over texts.
 
-    Args:
-        values: `(texts, layers, 1 + heads, tokens)` relative influences.
-        special: Number of special tokens before and after a text.
+    `values` are `(texts, layers, 1 + heads, tokens)` relative influences; `special` as in `parts`.
     """
     each = parts(values, special=special)
     scores = {FIRST: each["first"] / each["middle"], LAST: each["last"] / each["middle"]}
@@ -315,9 +288,8 @@ def within_model(values: np.ndarray, *, special: tuple[int, int]) -> pd.DataFram
 def ratios(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns how many times the middle's influence the ends of a text have, from results.csv.
 
-    Returns:
-        `tidy.summarize`'s table: `corruption`, `weights`, `part`, geometric means with intervals
-        over texts; draws of random weights are averaged within a text.
+    By `corruption`, `weights` and `part`: geometric means with intervals over texts, after draws of
+    random weights are averaged within a text.
     """
     parts = frame[frame.metric.isin(PARTS)]
     index = ["corruption", "weights", "model", "seed"]
@@ -386,14 +358,9 @@ def page(folder: Path) -> report.Page:
     half = 1.96 * np.sqrt(lines.variance) / lines["count"]
     picture = report.facets(
         "Influence of a token by its position",
-        lines.assign(low=lines["mean"] - half, high=lines["mean"] + half),
-        x="level",
-        hue="weights",
-        col="corruption",
-        xlabel="position",
-        ylabel="influence / mean over positions",
-        least_range=1.0,
-    )
+        lines.assign(low=lines["mean"] - half, high=lines["mean"] + half), x="level", hue="weights",
+        col="corruption", xlabel="position", ylabel="influence / mean", least_range=1.0,
+    )  # fmt: skip
     output = pd.concat([ratios(frame), juntas(frame), influential(frame)])
     states = frame[frame.site == "layer"].rename(columns={"score": "mean"})
     layers = pd.concat([states, curved_heads(frame)])

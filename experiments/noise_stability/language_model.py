@@ -35,21 +35,13 @@ REPRODUCES = "Noise stability, Figures 6, 12, 13, 14"
 
 
 class Budget(NamedTuple):
-    """Size of a run: the paper's numbers except for smoke.
+    """Size of a run: the paper's numbers except for smoke."""
 
-    Attributes:
-        seeds: Runs an arm.
-        rows: Rows of each split.
-        num_tokens: Words per row.
-        vocab_size: Size of the vocabulary, `<unk>` included.
-        arms: Keys of `ARMS`.
-    """
-
-    seeds: int
+    seeds: int  # runs an arm
     epochs: int
-    rows: dict[str, int]
-    num_tokens: int = 20
-    vocab_size: int = 500
+    rows: dict[str, int]  # of each split
+    num_tokens: int = 20  # words per row
+    vocab_size: int = 500  # `<unk>` included
     width: int = 30
     num_layers: int = 4
     num_heads: int = 6
@@ -64,11 +56,10 @@ BUDGETS = {"smoke": SMOKE, "laptop": Budget(3, 800, ROWS), "paper": Budget(16, 2
 LEARNING_RATE, WEIGHT_DECAY, TARGET = 1e-3, 0.02, 0.7
 ARMS: dict[str, dict[str, Any]] = {
     "baseline": {},
-    "stability_reg": {"penalized": True, "gamma": 0.75, "rho": 0.25},  # modular addition's
-    "stability_reg-weak": {"penalized": True, "gamma": 0.05, "rho": 0.05},  # sparse parity's
+    "stability_reg": {"gamma": 0.75, "rho": 0.25},  # modular addition's
+    "stability_reg-weak": {"gamma": 0.05, "rho": 0.05},  # sparse parity's
     "input-dropout": {"input_dropout": 0.1},
 }
-SPLITS = ("train", "validation", "test")
 SHARES = {
     "accuracy": "all words",
     "accuracy_known": "known words",
@@ -93,12 +84,7 @@ class Config(Run):
 
 
 def run(config: Config) -> Path:
-    """Trains every arm that is missing, then writes the page.
-
-    Raises:
-        ValueError: A flag is out of range.
-        FileNotFoundError: WikiText-2 is not in `data_dir`.
-    """
+    """Trains every arm that is missing, then writes the page; a ValueError names a wrong flag."""
     budget = budget_of(config, BUDGETS)
     if budget.seeds < (least := 2 if config.budget == "smoke" else 3):
         raise ValueError(f"--seeds must be >= {least}, got {budget.seeds}")
@@ -107,13 +93,11 @@ def run(config: Config) -> Path:
     sets = [next_words(texts, seed, rows=budget.rows, **sizes) for seed in range(budget.seeds)]
     name = "sentences" if config.data_dir is None else "wikitext2"
     problem = make_problem(name, budget, sets)
-    arms = []
+    arms, plateau = [], config.monitor != "none"
     for arm in budget.arms:
-        numbers = dict(ARMS[arm])
-        penalized, plateau = numbers.pop("penalized", False), config.monitor != "none"
-        static = training.Static(budget.batch_size, penalized, plateau=plateau)
-        hyperparameters = training.Hyperparameters(LEARNING_RATE, WEIGHT_DECAY, **numbers)
-        arms.append(training.Arm(problem, arm, static, hyperparameters))
+        static = training.Static(budget.batch_size, "gamma" in ARMS[arm], plateau=plateau)
+        numbers = training.Hyperparameters(LEARNING_RATE, WEIGHT_DECAY, **ARMS[arm])
+        arms.append(training.Arm(problem, arm, static, numbers))
     baselines = runner.Job("baselines", lambda on_progress: {"guesses": guesses(sets)})
     return runner.fill("language-model", config, [baselines, *training.jobs(config, arms)], page)
 
@@ -126,7 +110,7 @@ def page(folder: Path) -> Page:
     lines = [
         [f"{arm}, {split}", *(report.bracketed(at.loc[arm, f"{split}_{n}"]) for n in SHARES)]
         for arm in frame.model.unique()
-        for split in SPLITS
+        for split in training.Splits._fields
     ]
     for _, row in pd.read_csv(folder / "guesses.csv").iterrows():
         lines.append([f"{row.guess}, {row.split}", *(f"{row[name]:.1f}" for name in SHARES)])
@@ -151,7 +135,7 @@ def make_problem(name: str, budget: Budget, sets: list[LanguageData]) -> trainin
         name=name,
         model=decoder(words, words, reading="each", **sizes),
         settings={**budget._asdict(), "text": name},
-        **training.stacked(sets),
+        splits=training.stacked(sets),
         seeds=np.arange(budget.seeds),
         num_tokens=words,
         epochs=budget.epochs,
@@ -160,13 +144,11 @@ def make_problem(name: str, budget: Budget, sets: list[LanguageData]) -> trainin
     )
 
 
-def evaluate(
-    network: Decoder, train: training.Rows, validation: training.Rows, test: training.Rows
-) -> dict[str, Array]:
+def evaluate(network: Decoder, splits: training.Splits) -> dict[str, Array]:
     """What the accuracy consists of, on each split: shares in [0, 1]."""
     return {
         f"{split}_{name}": share
-        for split, rows in (("train", train), ("validation", validation), ("test", test))
+        for split, rows in splits._asdict().items()
         for name, share in shares(jnp.argmax(network(rows.ids), -1), rows.labels).items()
     }
 
@@ -174,9 +156,7 @@ def evaluate(
 def shares(guessed: Any, labels: Any) -> dict[str, Any]:
     """Accuracy over all words, over the vocabulary's, over `<unk>`; how often it is `<unk>`.
 
-    Args:
-        guessed: Word numbers, 0 for `<unk>`.
-        labels: The same.
+    Both arguments are word numbers, 0 for `<unk>`.
     """
     right, unknown = guessed == labels, labels == 0
     return {
@@ -188,26 +168,23 @@ def shares(guessed: Any, labels: Any) -> dict[str, Any]:
     }
 
 
-def guesses(sets: list[LanguageData]) -> list[dict[str, Any]]:
+def guesses(sets: list[LanguageData]) -> pd.DataFrame:
     """`shares` in percent of two baselines: the commonest word, and the commonest next word.
 
     Next words are counted in the training rows; an unseen word is followed by the commonest one.
     """
     rows = []
-    for split in SPLITS:
-        parts: dict[str, list[dict[str, Any]]] = {"commonest word": [], "commonest follower": []}
-        for each in sets:
-            size = len(each.vocabulary)
-            counts = np.zeros((size, size), int)
-            np.add.at(counts, (each.train.ids.ravel(), each.train.labels.ravel()), 1)
-            commonest = counts.sum(axis=0).argmax()
-            follower = np.where(counts.any(axis=1), counts.argmax(axis=1), commonest)
+    for each in sets:
+        size = len(each.vocabulary)
+        counts = np.zeros((size, size), int)
+        np.add.at(counts, (each.train.ids.ravel(), each.train.labels.ravel()), 1)
+        commonest = counts.sum(axis=0).argmax()
+        follower = np.where(counts.any(axis=1), counts.argmax(axis=1), commonest)
+        for split in training.Splits._fields:
             part = getattr(each, split)
             constant = np.full_like(part.labels, commonest)
-            for guess, guessed in zip(parts, (constant, follower[part.ids]), strict=True):
-                parts[guess].append(shares(guessed, part.labels))
-        for guess, of_sets in parts.items():
-            means = {name: np.mean([each[name] for each in of_sets]) for name in of_sets[0]}
-            percent = {name: round(100 * float(mean), 2) for name, mean in means.items()}
-            rows.append({"guess": guess, "split": split, **percent})
-    return rows
+            for guess, ids in ("word", constant), ("follower", follower[part.ids]):
+                percent = {name: 100 * float(x) for name, x in shares(ids, part.labels).items()}
+                rows.append({"guess": f"commonest {guess}", "split": split, **percent})
+    keys = ["guess", "split"]
+    return pd.DataFrame(rows).groupby(keys, sort=False, as_index=False).mean().round(2)

@@ -17,17 +17,6 @@ from experiments.tidy import CONFIDENCE, MIN_SEEDS
 
 RESAMPLES = 10_000
 SWEEP, BASELINE = "sweep", "baseline"
-TITLES = {
-    "baseline": "baseline",
-    "stability_reg": "stability regularizer",
-    "stability_reg-negative": "opposite sign (penalizes stability)",
-    "stability_reg-every-4": "regularizer, every 4th step",
-    "stability_reg-quarter": "regularizer, a quarter of the batch",
-    "weight-decay": "strong weight decay",
-    "input-dropout": "input dropout 0.1",
-    "double-batch": "twice the batch",
-    "stability_reg-weak": "regularizer, γ = ρ = 0.05",
-}
 DRAWN = ("baseline", "stability_reg", "stability_reg-negative")  # more curves tangle
 FITTED = 0.8  # accuracy that counts as learned; a tenth of parity's training labels is wrong
 
@@ -113,29 +102,22 @@ def _ends(least: np.ndarray, most: np.ndarray, runs: int) -> tuple[float, float]
 
 
 class Times(NamedTuple):
-    """When the runs of an arm reached the target.
-
-    Attributes:
-        steps: `(runs,)` steps to the target in the order of the seeds; inf for never.
-        horizon: Steps the runs were followed.
-        rows_per_step: Rows that go through the network per step, noisy copies included.
-    """
+    """When the runs of an arm reached the target."""
 
     task: str
     arm: str
-    steps: np.ndarray
-    horizon: float
-    rows_per_step: float
+    steps: np.ndarray  # (runs,), in the order of the seeds; inf for never
+    horizon: float  # steps that the runs were followed
+    rows_per_step: float  # through the network, noisy copies included
 
 
 def read_times(frame: pd.DataFrame) -> list[Times]:
     """Returns the times of every arm but the sweep, from `tidy.read`."""
     rows = tidy.select(frame, metric="steps").sort_values("seed", kind="stable")
-    arms = rows[rows.model != SWEEP].groupby(["task", "model"], sort=False)
     return [
-        Times(str(task), str(arm), each.score.to_numpy(float), *map(float, own.iloc[0]))
-        for (task, arm), each in arms
-        for own in [each[["horizon", "rows_per_step"]]]
+        Times(str(task), str(arm), each.score.to_numpy(), *map(float, followed))
+        for (task, arm), each in rows[rows.model != SWEEP].groupby(["task", "model"], sort=False)
+        for followed in each[["horizon", "rows_per_step"]].to_numpy()[:1]
     ]
 
 
@@ -147,11 +129,7 @@ def saved(arm: Times, baseline: Times, *, compute: bool = False) -> Interval:
 
 
 def delay(curves: pd.DataFrame) -> float:
-    """How many times later validation than training rows are predicted; nan for never.
-
-    Args:
-        curves: `step`, `train_accuracy` and `accuracy` of one arm.
-    """
+    """How many times later validation than training rows are predicted, by an arm's curves."""
     fitted, generalized = (
         curves.step[curves[name] >= FITTED].min() for name in ("train_accuracy", "accuracy")
     )
@@ -160,12 +138,9 @@ def delay(curves: pd.DataFrame) -> float:
 
 def text(interval: Interval) -> str:
     """Such as "633 [528, 786]"; ∞ is never."""
-    rounded = (f"{np.round(each) + 0.0:,.0f}" for each in interval)
-    signs = str.maketrans({"-": "−"})
-    value, low, high = (
-        each.translate(signs).replace("inf", "∞").replace("nan", "n/a") for each in rounded
-    )
-    return f"{value} [{low}, {high}]"
+    value, low, high = (f"{np.round(each) + 0.0:,.0f}" for each in interval)
+    words = f"{value} [{low}, {high}]".replace("inf", "∞").replace("nan", "n/a")
+    return words.replace("-", "−")
 
 
 def page(folder: Path, title: str, tables: Sequence[report.Table] = ()) -> report.Page:
@@ -175,7 +150,7 @@ def page(folder: Path, title: str, tables: Sequence[report.Table] = ()) -> repor
     baselines = {each.task: each for each in times if each.arm == BASELINE}
     lines = [
         [
-            f"{each.task}, {TITLES[each.arm]}",
+            f"{each.task}, {each.arm}",
             f"{np.isfinite(each.steps).sum()} of {len(each.steps)}",
             text(median_time(each.steps)),
             *(text(saved(each, baselines[each.task], compute=unit)) for unit in (False, True)),
@@ -185,24 +160,15 @@ def page(folder: Path, title: str, tables: Sequence[report.Table] = ()) -> repor
     ]
     heads = ["", "reached", "median steps", "steps saved, %", "compute saved, %", "delay, ×"]
     metrics = {
-        "validation accuracy, %": curves.accuracy,
-        "training accuracy, %": curves.train_accuracy,
-        "normalized stability, %": curves.agreement / curves.confidence,
+        "validation accuracy": curves.accuracy,
+        "training accuracy": curves.train_accuracy,
+        "normalized stability": curves.agreement / curves.confidence,
     }
-    drawn = pd.concat(
-        curves.assign(metric=name, mean=100 * values, low=np.nan, high=np.nan)
-        for name, values in metrics.items()
-    )
+    parts = [curves.assign(metric=name, mean=100 * each) for name, each in metrics.items()]
+    drawn = pd.concat(parts).assign(low=np.nan, high=np.nan)
     picture = report.facets(
-        "Medians over runs during training",
-        tidy.select(drawn, arm=DRAWN),
-        x="step",
-        hue="arm",
-        col="metric",
-        row="task",
-        titles=TITLES,
-        xlabel="training step",
-        ylabel="%",
-    )
+        "Medians over runs during training", tidy.select(drawn, arm=DRAWN), x="step", hue="arm",
+        col="metric", row="task", xlabel="training step", ylabel="%",
+    )  # fmt: skip
     table = report.Table(heads, lines, "Steps to the target accuracy")
     return report.Page(title, pictures={"curves": picture}, tables=[table, *tables])

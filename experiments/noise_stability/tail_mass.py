@@ -15,20 +15,18 @@ A function of ±1 bits has weight W^k at degree k. Two bounds on its weight at d
     influence:  I/T = Σ_k (k/T) W^k                     (Markov)
     stability:  B_ρ = Σ_k (1 - ρ^k)/(1 - ρ^T) W^k       (Lemma 1 with the appendix's sign)
 
-(1 - ρ^k)/(1 - ρ^T) is concave in k and equals k/T at k = 0 and k = T, so it is at least k/T below T
-and at most k/T above. It tends to k/T as ρ → 1. With D = Σ k² W^k / Σ k W^k:
+(1 - ρ^k)/(1 - ρ^T) is concave in k and equals k/T at k = 0 and k = T: at least k/T below T, and at
+most above. It tends to k/T as ρ → 1. With D = Σ k² W^k / Σ k W^k:
 
 1. B_ρ >= I/T at every ρ if f has degree at most T; equality only if all weight is at 0 and T.
-2. B_ρ → I/T as ρ → 1, for every f; B_ρ → Var f as ρ → 0.
-3. B_ρ < I/T at some ρ if and only if D > T. Proof: T (1 - ρ^T)(B_ρ - I/T)/(1 - ρ) is the
+2. B_ρ < I/T at some ρ if and only if D > T. Proof: T (1 - ρ^T)(B_ρ - I/T)/(1 - ρ) is the
    polynomial Σ_j c_j ρ^j, c_j = T W^{>j} - I [j < T]. Its coefficients change sign at most twice,
    and 1 is a root. So at most one more root is positive, and the sign just below ρ = 1 decides:
    B_ρ - I/T = (1 - ρ)/(2T) Σ_k k (T - k) W^k + O((1 - ρ)²).
-4. If B_ρ < I/T, f has weight at a degree of at least T (I/T)/B_ρ: a level's part of I/T is at most
+3. If B_ρ < I/T, f has weight at a degree of at least T (I/T)/B_ρ: a level's part of I/T is at most
    max(1, k/T) times its part of B_ρ.
 
-The mean adds nothing to I or B_ρ. Dividing both by Var f or both by ||f||², which includes the
-mean, changes none of this; dividing only one of them by ||f||² does.
+The mean adds nothing to I or B_ρ; both are divided by Var f, which changes none of this.
 
 Here a bit keeps a token or replaces it by a random one, fixed for the text. f is the cosine of the
 text's embedding to that of the unchanged text; of a classifier (`--run`), the probability of the
@@ -65,7 +63,10 @@ FINE = tuple(round(0.01 * n, 2) for n in range(2, 100))  # of the exact bounds
 PAIRS = 2  # pairs of bits flipped together, a draw
 TAIL, MARKOV, LEMMA = "exact weight", "influence: I/T", "stability: Lemma 1"
 D = "D"
-HEADS = (TAIL, MARKOV, LEMMA, D, "variance")
+HEADS = (TAIL, MARKOV, LEMMA, D)
+# (parameters, ids) -> (a text's output, the vector that multiplies changed texts' outputs)
+Output = Callable[[Params, jax.Array], tuple[jax.Array, jax.Array]]
+Texts = tuple[np.ndarray, np.ndarray]  # ids and their replacements, without special tokens
 
 
 class Budget(NamedTuple):
@@ -106,12 +107,7 @@ class Config(Shared):
 
 
 def run(config: Config) -> Path:
-    """Measures everything and writes the page.
-
-    Raises:
-        ValueError: A flag is out of range, the model is causal, or there are too few texts.
-        FileNotFoundError: A file is missing.
-    """
+    """Measures everything and writes the page; a ValueError or an OSError names a wrong flag."""
     budget = budget_of(config, BUDGETS)
     if not config.pretrained or not config.data_dir:
         raise ValueError("set --pretrained and --data-dir, the folders of a model and of the sets")
@@ -120,12 +116,18 @@ def run(config: Config) -> Path:
     if not 5 <= budget.num_bits <= 20:
         raise ValueError(f"--num-bits must be in [5, 20], got {budget.num_bits}")
     model = load_encoder(config.pretrained)
-    sentences, passages = short_texts(config, budget), long_texts(config, budget)
-    if (longest := passages.ids.shape[1]) > model.max_length:
+    start, end = map(tuple, influence.special_tokens(config.pretrained))
+    if budget.num_tokens + len(start) + len(end) > model.max_length:
         raise ValueError(
-            f"--num-tokens must leave room for {longest - budget.num_tokens} special tokens in the "
+            f"--num-tokens must leave room for {len(start) + len(end)} special tokens in the "
             f"model's {model.max_length} positions, got {budget.num_tokens}"
         )
+    file = Path(config.data_dir) / "wikitext-2" / "wiki.test.tokens"
+    sizes = budget.num_long, budget.num_tokens
+    kinds = influence.texts(config.pretrained, *sizes, text_file=str(file))
+    others = influence.texts(config.pretrained, budget.num_texts, budget.num_bits)
+    sentences = sentences_of(config, budget), others[influence.UNIFORM]
+    passages = kinds[influence.TEXT], kinds[influence.UNIFORM]
     if config.run:
         of_seeds = predict.load(predict.Config(run=config.run, model=config.model, texts=()))
         classifier = next(iter(of_seeds.values()))
@@ -137,7 +139,8 @@ def run(config: Config) -> Path:
     else:
         output, random = embedding(model), influence.random_weights(model, 0)
         every_weights = {"trained": model.params, "random": random}
-    settings = {
+    agree = partial(agreement, output, (start, end))
+    settings: dict[str, tuple[Texts, Any]] = {
         "exact": (sentences, exact),
         "Monte Carlo": (passages, partial(monte_carlo, num_draws=budget.num_draws)),
     }
@@ -145,9 +148,9 @@ def run(config: Config) -> Path:
     def measure(weights: str, setting: str, on_progress: Any) -> dict[str, Any]:
         texts, measured = settings[setting]
         tables = []
-        for seed, table in enumerate(measured(output, every_weights[weights], texts)):
+        for seed, table in enumerate(measured(agree, every_weights[weights], texts)):
             tables.append(table.assign(task=setting, model=weights, seed=seed))
-            on_progress(len(tables) / len(texts.ids))
+            on_progress(len(tables) / len(texts[0]))
         return {"results": pd.concat(tables).assign(corruption="replaced tokens", site="token")}
 
     jobs = [
@@ -159,48 +162,20 @@ def run(config: Config) -> Path:
     return runner.fill("tail-mass", config, jobs, page, plan=plan)
 
 
-# (parameters, ids) -> (a text's output, the vector that multiplies changed texts' outputs)
-Output = Callable[[Params, jax.Array], tuple[jax.Array, jax.Array]]
-
-
-class Texts(NamedTuple):
-    """Texts as ids, their replacements, and how many special tokens both have at either end."""
-
-    ids: np.ndarray
-    others: np.ndarray
-    special: tuple[int, int]
-
-
-def long_texts(config: Config, budget: Budget) -> Texts:
-    """Returns passages of WikiText-2's test file and uniform tokens."""
-    assert config.pretrained and config.data_dir
-    start, end = influence.num_special(config.pretrained)
-    file = Path(config.data_dir) / "wikitext-2" / "wiki.test.tokens"
-    sizes = budget.num_long, budget.num_tokens + start + end
-    kinds = influence.texts(config.pretrained, *sizes, text_file=str(file))
-    return Texts(kinds[influence.TEXT], kinds[influence.UNIFORM], (start, end))
-
-
-def short_texts(config: Config, budget: Budget) -> Texts:
-    """Returns the first sentences of SST-2's dev file that are long enough, and uniform tokens."""
+def sentences_of(config: Config, budget: Budget) -> np.ndarray:
+    """Returns the first sentences of SST-2's dev file that have enough tokens, cut to these."""
     assert config.pretrained
-    tokenizer = text_tokenizer(read_tokenizer(config.pretrained))
-    start, end = influence.num_special(config.pretrained)
+    tokenizer, size = text_tokenizer(read_tokenizer(config.pretrained)), budget.num_bits
     sentences = (
         tokenizer.encode(row.texts[0][0], add_special_tokens=False).ids
         for row in reported_rows("sst2", data_dir=config.data_dir)
     )
-    bodies = [ids[: budget.num_bits] for ids in sentences if len(ids) >= budget.num_bits]
+    bodies = [ids[:size] for ids in sentences if len(ids) >= size]
     if len(bodies) < budget.num_texts:
         raise ValueError(
-            f"SST-2 must have {budget.num_texts} sentences of {budget.num_bits} tokens, got "
-            f"{len(bodies)}"
+            f"SST-2 must have {budget.num_texts} sentences of {size} tokens, got {len(bodies)}"
         )
-    sizes = budget.num_texts, budget.num_bits + start + end
-    others = influence.texts(config.pretrained, *sizes)[influence.UNIFORM]
-    ids = others.copy()
-    ids[:, start : start + budget.num_bits] = bodies[: budget.num_texts]
-    return Texts(ids, others, (start, end))
+    return np.array(bodies[: budget.num_texts])
 
 
 def embedding(model: Pretrained) -> Output:
@@ -226,49 +201,45 @@ def probability(model: Functional[Encoder]) -> Output:
 
 
 def agreement(
-    output: Output,
-    special: tuple[int, int],
-    params: Params,
-    ids: jax.Array,
-    others: jax.Array,
-    bits: jax.Array,
-) -> jax.Array:
+    output: Output, special: tuple[tuple[int, ...], ...], params: Params,
+    ids: jax.Array, others: jax.Array, bits: jax.Array,
+) -> jax.Array:  # fmt: skip
     """Returns the product of the unchanged text's reference and the changed text's output."""
-    kept = jnp.pad(bits, special, constant_values=1) > 0
+    start, end = (jnp.array(each, ids.dtype) for each in special)
+    unchanged, changed = (
+        jnp.concatenate([start, body, end]) for body in (ids, jnp.where(bits > 0, ids, others))
+    )
     # Apart, so that `vmap` over bits computes the first only once.
-    return output(params, ids)[1] @ output(params, jnp.where(kept, ids, others))[0]
+    return output(params, unchanged)[1] @ output(params, changed)[0]
 
 
-def exact(output: Output, params: Params, texts: Texts) -> Iterator[pd.DataFrame]:
+def exact(agree: Callable[..., jax.Array], params: Params, texts: Texts) -> Iterator[pd.DataFrame]:
     """Yields the weights of each text's function."""
-    num_bits = texts.ids.shape[1] - sum(texts.special)
+    num_bits = texts[0].shape[1]
 
     @jax.jit
-    def measure(params: Params, ids: jax.Array, others: jax.Array) -> jax.Array:
-        fn = partial(agreement, output, texts.special, params, ids, others)
-        return walsh_weights(fn, num_bits=num_bits, batch_size=256)
+    def measure(*fixed: Any) -> jax.Array:
+        return walsh_weights(partial(agree, *fixed), num_bits=num_bits, batch_size=256)
 
-    for ids, others in zip(texts.ids, texts.others, strict=True):
-        weights = np.asarray(measure(params, ids, others), float)
-        yield pd.DataFrame(
-            {"metric": "weight", "level": np.arange(num_bits + 1), "score": weights}
-        ).assign(num_examples=2**num_bits)
+    for text in zip(*texts, strict=True):
+        weights = np.asarray(measure(params, *text), float)
+        table = pd.DataFrame({"level": np.arange(num_bits + 1), "score": weights})
+        yield table.assign(metric="weight", num_examples=2**num_bits)
 
 
 def monte_carlo(
-    output: Output, params: Params, texts: Texts, num_draws: int
+    agree: Callable[..., jax.Array], params: Params, texts: Texts, num_draws: int
 ) -> Iterator[pd.DataFrame]:
     """Yields estimates of each text's function, see `estimates`."""
-    num_bits = texts.ids.shape[1] - sum(texts.special)
+    num_bits = texts[0].shape[1]
 
     @jax.jit
-    def measure(params: Params, ids: jax.Array, others: jax.Array, bits: jax.Array) -> jax.Array:
-        fn = partial(agreement, output, texts.special, params, ids, others)
-        return jax.lax.map(jax.vmap(fn), bits)
+    def measure(bits: jax.Array, *fixed: Any) -> jax.Array:
+        return jax.lax.map(jax.vmap(partial(agree, *fixed)), bits)
 
-    for number, (ids, others) in enumerate(zip(texts.ids, texts.others, strict=True)):
+    for number, text in enumerate(zip(*texts, strict=True)):
         bits = draw(np.random.default_rng(number), num_draws, num_bits)
-        yield estimates(np.asarray(measure(params, ids, others, bits), float), num_bits)
+        yield estimates(np.asarray(measure(bits, params, *text), float), num_bits)
 
 
 def draw(rng: np.random.Generator, num_draws: int, num_bits: int) -> np.ndarray:
@@ -283,9 +254,8 @@ def draw(rng: np.random.Generator, num_draws: int, num_bits: int) -> np.ndarray:
         groups.append(np.where(rng.random(x.shape) < (1 + rho) / 2, x, -x))
     num_flips = max(2 * PAIRS, -(-num_bits // num_draws))
     blocks = num_bits // num_flips
-    order = [
-        rng.permutation(num_bits)[: blocks * num_flips] for _ in range(-(-num_draws // blocks))
-    ]
+    rounds = range(-(-num_draws // blocks))
+    order = [rng.permutation(num_bits)[: blocks * num_flips] for _ in rounds]
     places = np.concatenate(order).reshape(-1, num_flips)[:num_draws]
     flips = [np.where(np.arange(num_bits) == place[:, None], -x, x) for place in places.T]
     # -x[i] and -x[j] in one: the product with x is -1 at both places.
@@ -296,11 +266,7 @@ def draw(rng: np.random.Generator, num_draws: int, num_bits: int) -> np.ndarray:
 def estimates(values: np.ndarray, num_bits: int) -> pd.DataFrame:
     """Estimates variance, influence, D's other part and Var - Stab_ρ from values at `draw`'s bits.
 
-    All are unbiased. Standard errors are over draws.
-
-    Args:
-        values: `(draws, 1 + len(RHOS) + flips + PAIRS)`.
-        num_bits: Number of bits.
+    All are unbiased. Standard errors are over draws. `values` is `(draws, groups)`.
     """
     count = len(values)
     of_pairs, x = values[:, : 1 + len(RHOS)], values[:, :1]
@@ -316,8 +282,7 @@ def estimates(values: np.ndarray, num_bits: int) -> pd.DataFrame:
     }
     for rho, y in zip(RHOS, of_pairs[:, 1:].T, strict=True):
         by_draw["distance", rho] = np.square(x[:, 0] - y) / 2
-    means = of_pairs.mean(1)
-    bias = {"variance": means.var() / (count - 1)}
+    bias = {"variance": of_pairs.mean(1).var() / (count - 1)}
     rows = [
         (name, level, each.mean() + bias.get(name, 0), each.std(ddof=1) / np.sqrt(count))
         for (name, level), each in by_draw.items()
@@ -329,10 +294,8 @@ def estimates(values: np.ndarray, num_bits: int) -> pd.DataFrame:
 def bounds(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns the bounds and the exact weight of high degree, as shares of the variance.
 
-    Returns:
-        `tidy.summarize`'s table: `panel`, `degree` (T), `weights`, `quantity` (`TAIL`, `MARKOV`,
-        `LEMMA`, `D` and "variance", a share of the second moment), `rho` (1 where there is none);
-        intervals over texts.
+    `tidy.summarize`'s table of `panel`, `degree` (T), `weights`, `quantity` (`TAIL`, `MARKOV`,
+    `LEMMA`, `D` and "variance", a share of the second moment) and `rho` (1 where there is none).
     """
     parts = []
     for (setting, weights), rows in frame.groupby(["task", "model"], sort=False):
@@ -340,8 +303,12 @@ def bounds(frame: pd.DataFrame) -> pd.DataFrame:
         if setting == "exact":
             levels = wide["weight"].sort_index(axis=1).to_numpy()
             k = np.arange(levels.shape[1])
-            factors = {"variance": k > 0, "second moment": k >= 0, "influence": k,
-                       "pairs": k * (k - 1)}  # fmt: skip
+            factors = {
+                "variance": k > 0,
+                "second moment": k >= 0,
+                "influence": k,
+                "pairs": k**2 - k,
+            }
             sums = {name: levels @ factor for name, factor in factors.items()}
             distances = {rho: levels @ (1 - rho**k) for rho in FINE}
             tails, where = {t: levels @ (k >= t) for t in DEGREES}, f"{k[-1]} tokens"
@@ -384,25 +351,17 @@ def page(folder: Path) -> report.Page:
     for (panel, weights), rows in table.groupby(["panel", "weights"], sort=False):
         lemma = rows[rows.quantity == LEMMA]
         best: Any = lemma.loc[lemma["mean"].idxmin()]
-        cells = {row.quantity: report.bracketed(row, digits=3) for _, row in rows.iterrows()}
-        cells[LEMMA] = f"{report.bracketed(best, digits=3)} at ρ = {best.rho:g}"
+        cells = {row.quantity: report.bracketed(row, digits=2) for _, row in rows.iterrows()}
+        cells[LEMMA] = f"{report.bracketed(best, digits=2)} at ρ = {best.rho:g}"
         lines.append([f"{panel}, {weights}", *(cells.get(head, "–") for head in HEADS)])
     curves = table[table.quantity.isin([TAIL, MARKOV, LEMMA])]
     is_curve, by = curves.quantity == LEMMA, ["panel", "weights"]
     flat = curves[~is_curve].drop(columns="rho").merge(curves[is_curve][[*by, "rho"]], on=by)
     picture = report.facets(
-        "Weight of degree T, and two bounds",
-        pd.concat([flat, curves[is_curve]]),
-        x="rho",
-        hue="quantity",
-        col="panel",
-        row="weights",
-        xlabel="ρ",
-        ylabel="share of the variance",
+        "Weight of degree T, and two bounds", pd.concat([flat, curves[is_curve]]), x="rho",
+        hue="quantity", col="panel", row="weights", xlabel="ρ", ylabel="share of the variance",
         least_range=0.1,
-    )
-    return report.Page(
-        "Bounds on the weight of high degree",
-        pictures={"tail_mass": picture},
-        tables=[report.Table(["", *HEADS], lines, "Shares of the variance; D is a degree")],
-    )
+    )  # fmt: skip
+    table = report.Table(["", *HEADS], lines, "Shares of the variance; D is a degree")
+    title = "Bounds on the weight of high degree"
+    return report.Page(title, pictures={"tail_mass": picture}, tables=[table])

@@ -12,10 +12,6 @@ Command: `python -m experiments theory` (minutes on two cores), `--budget smoke`
 Expected: Theorems 5.1 to 5.3 and Lemma 11 within their error bars. Eq. 5 and 8 take an
 un-normalized stability for a correlation: in deep networks the un-normalized stability vanishes
 and the correlation rises towards 1 instead.
-
-Theorem 5.3 is the limit of wide layers. A query prefers tokens with a larger norm: at width d the
-stability is higher by up to about (E[M²] - 1) / d, where M is the largest of as many standard
-normal numbers as tokens (0.01 for 16 tokens and d = 256).
 """
 
 from __future__ import annotations
