@@ -13,9 +13,9 @@ MiniLM is less linear. Training with noise raises its correlation at ρ = 0.5, a
 about two points less (significant in one of two runs).
 
 A text x with embeddings e(x) makes the function f_x(z) = class probabilities of e(x) + σz, with z
-standard normal and σ per text so that all have the same signal-to-noise ratio. Both halves of a
-pair have the same text, and padding gets no noise. Token noise keeps a token with probability
-(1 + ρ)/2 and else draws it from the whole vocabulary; [CLS], [SEP] and padding stay.
+standard normal and σ per text so that all have the same signal-to-noise ratio; padding gets no
+noise. Token noise keeps a token with probability (1 + ρ)/2 and else draws it from the whole
+vocabulary; [CLS], [SEP] and padding stay. Both halves of a pair have the same text.
 """
 
 from __future__ import annotations
@@ -144,11 +144,11 @@ def run(config: Config) -> Path:
     return runner.fill("encoder-stability", config, jobs, page)
 
 
-def losses(cell: Cell, job: Job) -> list[dict[str, Any]]:
-    """Rows of the points that each seed loses from the job's first condition to the second."""
+def losses(cell: Cell, trial: Job) -> list[dict[str, Any]]:
+    """Rows of the points that each seed loses from the trial's first condition to the second."""
     clean, noisy = (
-        [row for row in conditions.rows(cell, each, model=job.model) if row["metric"] == "score"]
-        for each in job.conditions
+        [row for row in conditions.rows(cell, each, model=trial.model) if row["metric"] == "score"]
+        for each in trial.conditions
     )
     kept = ("seed", "site", "corruption", "num_examples", "snr_db")
     return [
@@ -158,12 +158,10 @@ def losses(cell: Cell, job: Job) -> list[dict[str, Any]]:
     ]
 
 
-def arms_of(jobs: Sequence[runs.Job]) -> list[tuple[str, ...]]:
-    """Arms to measure of each job: variants that differ in training alone share the fresh one."""
+def arms_of(trials: Sequence[Job]) -> list[tuple[str, ...]]:
+    """Arms to measure of each trial: variants that differ in training alone share the fresh one."""
     networks = [
-        (job.task, each.kind, each.preset, each.precision, each.options)
-        for job in jobs
-        for each in [job.variant]
+        (task, each.kind, each.preset, each.precision, each.options) for task, _, each, _ in trials
     ]
     return [
         ("trained",) if network in networks[:number] else ("fresh", "trained")
@@ -174,10 +172,7 @@ def arms_of(jobs: Sequence[runs.Job]) -> list[tuple[str, ...]]:
 def measure(
     cell: Cell, budget: Budget, config: Config, arms: Sequence[str]
 ) -> Iterator[tuple[float, list[dict[str, Any]]]]:
-    """Rows of one seed after the other, in each arm, with the share of the work done.
-
-    All share texts and noise.
-    """
+    """Rows of each seed and arm, with the share of the work done; all share texts and noise."""
     data, network = cell.data, encoder_response.network_of(cell.model)
     order = np.random.default_rng(config.seed).permutation(len(data.test.labels))[: budget.texts]
     chosen = Encoded(*(field[order] for field in data.test))

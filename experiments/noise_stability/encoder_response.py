@@ -110,9 +110,8 @@ def level_meter(
 ) -> Callable[[Any, Array], LevelWeights]:
     """Makes `(params, center) -> level weights of f - center`, averaged over the texts.
 
-    Outputs of all texts side by side, each of its own noise, over the root of their number: the
-    weights of that one function are the mean of theirs. Close to E f, the center takes away what
-    does not vary, and with it most of the products' variance.
+    The weights of one function, all texts' outputs side by side over the root of their number, are
+    the mean of theirs. Close to E f, the center takes away most of the products' variance.
     """
 
     @jax.jit
@@ -184,14 +183,14 @@ def _power(x: Float[Array, "... choices tokens width"]) -> Float[Array, "..."]:
 
 def gaussian_rows(measured: Response) -> list[Row]:
     """Stability under Gaussian noise: plain, as a share of its value at rho = 1, and centered."""
-    products, changes = measured.products, measured.changes
     # Differences from rho = 0: what is constant in the noise drops out of them.
-    centered = changes - changes[..., :1]
-    rows = [*_stability(products), *_curve("correlation", centered, centered[..., -1:])]
+    centered = measured.changes - measured.changes[..., :1]
+    rows = _stability(measured.products)
+    rows += _curve("correlation", centered, centered[..., -1:])
     rows += [row | {"level": None} for row in _curve("variance", centered[..., -1:])]
     signal, noise = np.sum(measured.power, axis=0)
-    snr_db = float(10 * np.log10(signal / noise))
-    return [row | {"corruption": "gaussian", "snr_db": snr_db} for row in rows]
+    shared = {"corruption": "gaussian", "snr_db": float(10 * np.log10(signal / noise))}
+    return [row | shared for row in rows]
 
 
 def token_rows(measured: Response) -> list[Row]:
@@ -220,17 +219,17 @@ def level_rows(measured: LevelWeights, num_texts: int, snr_db: float) -> list[Ro
 
 def _curve(metric: str, numerator: Any, denominator: Any = None) -> list[Row]:
     denominator = np.ones_like(numerator[..., :1]) if denominator is None else denominator
-    columns = zip(RHOS, *(part.tolist() for part in ratio(numerator, denominator)), strict=False)
     names = ("level", "score", "standard_error", "noise_error")
+    columns = (RHOS, *(part.tolist() for part in ratio(numerator, denominator)))
     shared = {"metric": metric, "num_examples": len(numerator)}
-    return [shared | dict(zip(names, point, strict=True)) for point in columns]
+    return [shared | dict(zip(names, point, strict=True)) for point in zip(*columns, strict=False)]
 
 
 def ratio(numerator: Any, denominator: Any) -> tuple[np.ndarray, ...]:
     """Ratio of means over texts and draws, its standard error, and that for the given texts.
 
     By the delta method. The first error takes texts and noise for random, the second noise alone.
-    Shapes: numerator `(texts, draws, rhos)`, denominator `(texts, draws, 1)` from the same draws.
+    The numerator is `(texts, draws, rhos)`, the denominator `(texts, draws, 1)` of the same draws.
     """
     top, bottom = np.asarray(numerator, np.float64), np.asarray(denominator, np.float64)
     texts, draws = top.shape[:2]

@@ -321,8 +321,7 @@ def juntas(frame: pd.DataFrame) -> pd.DataFrame:
 def influential(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns how many positions have `INFLUENTIAL` of the influence on a trained model's output.
 
-    By `corruption`; `mean` is their number and `largest` the largest share of a position. Shares
-    are means over texts.
+    By `corruption`: `mean` is their number, `largest` the largest share; shares are means of texts.
     """
     rows = frame[(frame.metric == "relative influence") & (frame.model == "trained")]
     shares = rows.score / rows.groupby("corruption").score.transform("sum")
@@ -334,10 +333,9 @@ def influential(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def curved_heads(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns how many heads have a U-shape: `mean` is their number, of `num_heads`.
+    """Returns how many heads have a U-shape: `mean` of `num_heads`, by kind, weights and layer.
 
-    By `corruption`, `model` and `level`, the layer. Both ends of a U-shape have over `SLIGHT` times
-    the middle's influence, with intervals above 1.
+    Both ends have over `SLIGHT` times the middle's influence, with intervals above 1.
     """
     heads = frame[frame.site.str.startswith("head")]
     raised = heads.assign(raised=(heads.low > 1) & (heads.score > SLIGHT))

@@ -249,9 +249,7 @@ def draw(rng: np.random.Generator, num_draws: int, num_bits: int) -> np.ndarray:
     once if their number divides that of the bits. A draw also flips its first pairs together.
     """
     x = rng.choice([-1.0, 1.0], (num_draws, num_bits))
-    groups = [x]
-    for rho in RHOS:
-        groups.append(np.where(rng.random(x.shape) < (1 + rho) / 2, x, -x))
+    copies = [np.where(rng.random(x.shape) < (1 + rho) / 2, x, -x) for rho in RHOS]
     num_flips = max(2 * PAIRS, -(-num_bits // num_draws))
     blocks = num_bits // num_flips
     rounds = range(-(-num_draws // blocks))
@@ -260,7 +258,7 @@ def draw(rng: np.random.Generator, num_draws: int, num_bits: int) -> np.ndarray:
     flips = [np.where(np.arange(num_bits) == place[:, None], -x, x) for place in places.T]
     # -x[i] and -x[j] in one: the product with x is -1 at both places.
     pairs = [flips[2 * n] * flips[2 * n + 1] * x for n in range(PAIRS)]
-    return np.stack([*groups, *flips, *pairs], axis=1)
+    return np.stack([x, *copies, *flips, *pairs], axis=1)
 
 
 def estimates(values: np.ndarray, num_bits: int) -> pd.DataFrame:

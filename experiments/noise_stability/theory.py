@@ -44,9 +44,7 @@ WITHIN, CLOSE = 3, 0.02  # standard errors, or share of the formula, that count 
 # By claim, the paper's figures first.
 PANELS = {
     "attention": Panel("Figure 2: single-layer attention", "ρ", "stability"),
-    "maps": Panel(
-        "Figure 3: attention maps, ρ = 0.01", "query", "key of most weight", connected=False
-    ),
+    "maps": Panel("Figure 3: attention, ρ = 0.01", "query", "key of most weight", connected=False),
     "depth": Panel("Figure 4: deep ReLU MLP", "layer", "stability, correlation"),
     "relu": Panel("Figure 9: ReLU and its approximation", "ρ", "stability"),
     "transformer": Panel("Figure 10: transformer from ρ = 0.5", "layer", "stability", log=True),
@@ -54,9 +52,7 @@ PANELS = {
     "lemma 12": Panel("attention: bounds like Lemma 12's", "B", "stability / B²"),
     "interval": Panel("stability between its moment bounds", "ρ", "position (0: lower, 1: upper)"),
     "levels": Panel("network that learns sign(x₀x₁)", "degree (7: and above)", "share of variance"),
-    "estimators": Panel(
-        "arcs relative to pairs, equal cost", "ρ", "variance ratio", log=True, mark=1.0
-    ),
+    "estimators": Panel("arcs relative to pairs", "ρ", "variance ratio", log=True, mark=1.0),
 }
 
 
@@ -76,37 +72,29 @@ def run(config: Config) -> Path:
     """Measures everything and writes the page; a flag out of range is a ValueError."""
     budget, parts = budget_of(config, BUDGETS), theorems.PARTS
     keys = jax.random.split(jax.random.key(config.seed), len(parts))
-    jobs = [
-        runner.Job(title, partial(measure, part, keys[place], budget))
-        for title, (part, place) in parts.items()
-    ]
+
+    def measure(part: Any, place: int, _: Any) -> dict[str, pd.DataFrame]:
+        return {"results": pd.concat(part(keys[place], budget))}
+
+    jobs = [runner.Job(title, partial(measure, *each)) for title, each in parts.items()]
     return runner.fill("theory", config, jobs, page, plan=budget._asdict())
-
-
-def measure(part: Any, key: jax.Array, budget: Budget, _: Any) -> dict[str, pd.DataFrame]:
-    """Tables of a job."""
-    return {"results": pd.concat(part(key, budget))}
 
 
 def page(folder: Path) -> report.Page:
     """The page of a run: points are measured, lines are formulas."""
     table = pd.read_csv(folder / "results.csv")
-    off = distances(table)
     lines = [
-        [row.task, row.model, f"{row.distance:.4f}", f"{row.errors:.1f}",
-         f"{row.beyond} of {row.points}"]
-        for _, row in off.iterrows()
-    ]  # fmt: skip
+        [name, formula, f"{distance:.4f}", f"{errors:.1f}", f"{beyond} of {points}"]
+        for _, (name, formula, distance, errors, beyond, points) in distances(table).iterrows()
+    ]
     heads = ["experiment", "formula", "largest error", "in standard errors", "disagree"]
     picture = report.panels(
         "Measured (points) and formulas (lines)", drawn(table), specs=PANELS,
         col="task", x="level", hue="model",
     )  # fmt: skip
-    return report.Page(
-        "Layers against the theorems of the paper",
-        pictures={"theory": picture},
-        tables=[report.Table(heads, lines, "Largest distances from each formula")],
-    )
+    table = report.Table(heads, lines, "Largest distances from each formula")
+    title = "Layers against the theorems of the paper"
+    return report.Page(title, pictures={"theory": picture}, tables=[table])
 
 
 def distances(table: pd.DataFrame) -> pd.DataFrame:

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments import __main__ as command
 from experiments import tidy
 from experiments.noise_stability import layers, theorems, theory
 from hopfax.stability import Estimate, LevelWeights, gaussian_pair
@@ -151,28 +150,3 @@ def test_a_run_measures_every_panel_and_writes_its_page(tmp_path, monkeypatch):
     np.testing.assert_allclose(weights.sum(), 1, rtol=1e-5)
     (lines,) = (each.rows for each in pages[0].tables)
     assert {line[0] for line in lines} == {"attention", "depth", "relu", "transformer", "lemma 11"}
-
-
-def test_the_picture_shows_shared_points_once_and_bounds_as_lines():
-    table = pd.concat(
-        [
-            theorems.rows("relu", "f", [0, 1], [1, 2], 0.1, formula=[1, 2]),
-            theorems.rows("relu", "g", [0, 1], [1, 2], 0.1, formula=[1, 3]),
-            theorems.rows("interval", "h", [0], [3], 0.1, low=[1], high=[5]),
-            theorems.rows("lemma 12", "measured", [0.5], [3], 0.1, low=[1], high=[5]),
-            theorems.rows("maps", "identity, A_Y, query 2", [0, 1, 2], [0.1, 0.2, 0.7]),
-        ],
-        ignore_index=True,
-    )
-    shown = theory.drawn(table).set_index(["task", "model"])
-    assert shown.loc["relu", "f"]["mean"].isna().all()
-    assert shown.loc["relu", "measured"]["mean"].tolist() == [1, 2]
-    assert shown.loc["interval", "h"]["mean"] == 0.5
-    assert shown.loc["lemma 12", "lower bound"].formula == 1
-    assert shown.loc["maps", "identity, A_Y"][["level", "mean"]].tolist() == [2.25, 2]
-
-
-@pytest.mark.parametrize("flags", [["--num-samples", "10"], ["--networks", "1"]])
-def test_flags_out_of_range_are_named(flags, capsys):
-    assert command.main(["theory", "--budget", "smoke", *flags]) == command.FAILED
-    assert flags[1] in capsys.readouterr().err
