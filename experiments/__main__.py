@@ -1,40 +1,49 @@
-"""`python -m experiments`: list the experiments, or run one by name."""
+"""List the experiments, or run one by name.
+
+python -m experiments NAME [flags]     (NAME --help lists the flags)
+python -m experiments runs [FOLDER]    (earlier runs, their progress and pages)
+python -m experiments predict --run FOLDER TEXT ...    (labels of texts)
+python -m experiments.benchmarks       (speed and memory)
+python -m experiments --version
+"""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.metadata
 import importlib.util
 import inspect
 import io
 import os
-import re
 import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from experiments.rundir import read_config
 from hopfax.data.tasks import named
 from hopfax.train import interrupt
 
-# Name on the command line -> module with `Config`, `REPRODUCES` and `run(config) -> Path`.
+# Name on the command line -> module with `Config`, `REPRODUCES` and `run(config) -> Path`, or
+# module:class, which is itself the configuration.
 EXPERIMENTS = {
-    "robustness": "experiments.robertha.robustness",
-    "attribution": "experiments.robertha.attribution",
-    "hyperparameters": "experiments.robertha.hyperparameters",
-    "scaling": "experiments.robertha.scaling",
-    "typos": "experiments.robertha.typos",
-    "adversarial": "experiments.robertha.adversarial",
-    "fine-tuning": "experiments.robertha.fine_tuning",
-    "learning-rates": "experiments.robertha.learning_rates",
+    "robustness": "experiments.robertha.suites:Robustness",
+    "attribution": "experiments.robertha.suites:Attribution",
+    "hyperparameters": "experiments.robertha.suites:Hyperparameters",
+    "scaling": "experiments.robertha.suites:Scaling",
+    "typos": "experiments.robertha.suites:Typos",
+    "adversarial": "experiments.robertha.suites:Adversarial",
+    "fine-tuning": "experiments.robertha.suites:FineTuning",
+    "learning-rates": "experiments.robertha.suites:LearningRates",
     "memory": "experiments.memory.similarity",
     "memory-recovery": "experiments.memory.recovery",
     "memory-certificates": "experiments.memory.certificates",
     "memory-smoothing": "experiments.memory.smoothing",
     "memory-context": "experiments.memory.context",
-    "memory-trained": "experiments.memory.trained",
+    "memory-trained": "experiments.robertha.suites:MemoryTrained",
     "theory": "experiments.noise_stability.theory",
     "grokking": "experiments.noise_stability.grokking",
     "encoder-stability": "experiments.noise_stability.encoder",
@@ -96,13 +105,15 @@ def launch(name: str, module_path: str, flags: Sequence[str]) -> int:
     """Parses the flags into the module's `Config`, runs it and prints the path of a page."""
     import tyro
 
-    module = importlib.import_module(module_path)
+    path, _, suite = module_path.partition(":")
+    module = importlib.import_module(path)
+    kind = getattr(module, suite) if suite else module.Config
     try:
         config = tyro.cli(
-            module.Config,
+            kind,
             args=list(flags),
             prog=f"python -m experiments {name}",
-            description=inspect.getdoc(module),
+            description=inspect.getdoc(kind if suite else module),
             config=(tyro.conf.OmitArgPrefixes,),
         )
     except SystemExit as stop:  # tyro has printed the help, or the flag and the nearest ones
@@ -111,7 +122,7 @@ def launch(name: str, module_path: str, flags: Sequence[str]) -> int:
         quick_to_compile()
     interrupt.check()
     importlib.import_module("hopfax.train.sharding").check_devices()
-    if (folder := module.run(config)) is None:
+    if (folder := config.run() if suite else module.run(config)) is None:
         return OK
     page = folder / "report.html"
     print(f"page: {page if page.exists() else folder}")
@@ -133,14 +144,7 @@ def listing(experiments: Mapping[str, str]) -> str:
 
     Modules are parsed, not imported, so that listing does not load jax.
     """
-    lines = [
-        "usage: python -m experiments NAME [flags]     (NAME --help lists the flags)",
-        "       python -m experiments runs [FOLDER]    (earlier runs, their progress and pages)",
-        "       python -m experiments predict --run FOLDER TEXT ...    (labels of texts)",
-        "       python -m experiments.benchmarks       (speed and memory)",
-        "       python -m experiments --version",
-        "",
-    ]
+    lines = [str(__doc__)]
     width = max(map(len, experiments), default=0)
     for name, module_path in experiments.items():
         reproduces, claim = introduction(module_path)
@@ -168,12 +172,19 @@ def earlier(root: Path) -> str:
 
 
 def introduction(module_path: str) -> tuple[str, str]:
-    """`REPRODUCES` and the first docstring line of a module, read from its source."""
-    spec = importlib.util.find_spec(module_path)
-    assert spec and spec.origin, module_path
-    source = Path(spec.origin).read_text(encoding="utf-8")
-    reproduces = re.search(r'^REPRODUCES = "(.*)"$', source, re.MULTILINE)
-    return reproduces[1] if reproduces else "", source.partition("\n")[0].strip('"')
+    """`REPRODUCES` and the first docstring line of a module or class, read from its source."""
+    path, _, suite = module_path.partition(":")
+    spec = importlib.util.find_spec(path)
+    assert spec and spec.origin, path
+    tree: Any = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    if suite:
+        (tree,) = (each for each in tree.body if getattr(each, "name", "") == suite)
+    reproduces = [
+        ast.literal_eval(each.value)
+        for each in tree.body
+        if isinstance(each, ast.Assign) and getattr(each.targets[0], "id", "") == "REPRODUCES"
+    ]
+    return "".join(reproduces), (ast.get_docstring(tree) or "").partition("\n")[0]
 
 
 def is_expected(error: Exception) -> bool:

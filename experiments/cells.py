@@ -92,7 +92,7 @@ class Cell(NamedTuple):
         predictor: Compiled prediction, shared by all conditions.
         iterates: Whether its attention iterates; if so, steps are reported.
         undenoised: The same model without a denoiser, if this one has one; else None.
-        denoiser: See `Variant`.
+        denoiser: See `with_denoiser`.
         at_embedding: The predictor with memory after the embedding LayerNorm instead, for noise at
             that site; None with another denoiser, and for models without this LayerNorm.
         loud: Whether its tokens are scaled by `with_loud_tokens`.
@@ -163,8 +163,7 @@ def train(
     if restored is None:
         raise FileNotFoundError(f"{folder} has no parameters; delete the folder to train again")
     cell = Cell(folder, spec, data, built.model, restored.tree, predictor, built.iterates)
-    cell = with_loud_tokens(cell) if variant.loud else cell
-    return with_denoiser(cell, variant.denoiser, sharding)
+    return with_loud_tokens(cell) if variant.loud else cell
 
 
 def with_loud_tokens(cell: Cell) -> Cell:
@@ -193,10 +192,23 @@ def log_prior(data: TaskData) -> np.ndarray:
     return np.log(np.bincount(real, minlength=data.vocab_size) + UNSEEN).astype(np.float32)
 
 
-def with_denoiser(cell: Cell, name: str, sharding: Sharding | None = None) -> Cell:
-    """Returns the trained model with a denoiser of its token embeddings; for names see `Variant`.
+def capacity(cell: Cell) -> float:
+    """Returns `hopfield.capacity_snr_db` of the reported texts under the memory's prior."""
+    ids, lengths = cell.data.test.ids, cell.data.test.lengths
+    log_prior = np.asarray(jax.nn.log_softmax(cell.params["memory"]["log_prior"][0]))
+    bits = -np.mean(log_prior[ids[np.arange(ids.shape[-1]) < lengths[..., None]]]) / np.log(2)
+    width = cell.params["tokens"]["embedding"].shape[-1]
+    return float(hopfield.capacity_snr_db(float(bits), width=width))
 
-    The prior is the token frequency in the training texts.
+
+def with_denoiser(cell: Cell, name: str) -> Cell:
+    """Returns the trained model with a denoiser of its token embeddings.
+
+    Args:
+        cell: A trained model.
+        name: `memory` (`hopfax.nn.with_memory`, with the token frequencies of the training texts as
+            prior), `nearest` (the nearest embedding of the vocabulary), `linear` (the Wiener filter
+            of the vocabulary under that prior), or `none`.
     """
     if name == "none":
         return cell
@@ -209,13 +221,13 @@ def with_denoiser(cell: Cell, name: str, sharding: Sharding | None = None) -> Ce
         model = nn.with_memory(cell.model)
         if "norm" in cell.params:
             after = nn.with_memory(cell.model, site="embedding")
-            at_embedding = make_predictor(after, sharding=sharding)
+            at_embedding = make_predictor(after, sharding=cell.predictor.sharding)
     else:
         model = _with_baseline(cell.model, {"nearest": nearest, "linear": wiener}[name])
     return cell._replace(
         model=model,
         params={**cell.params, "memory": memory},
-        predictor=make_predictor(model, sharding=sharding),
+        predictor=make_predictor(model, sharding=cell.predictor.sharding),
         undenoised=cell,
         denoiser=name,
         at_embedding=at_embedding,

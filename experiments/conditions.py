@@ -18,12 +18,13 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from experiments import tidy
+from experiments import cells, tidy
 from experiments.cells import Cell, buckets, digest_of
 from experiments.rundir import identifier, write_whole
 from hopfax import text
 from hopfax.data import (
     EVALUATION_SETS,
+    Encoded,
     Example,
     bucketed,
     encode,
@@ -33,19 +34,12 @@ from hopfax.data import (
     spread,
     training_rows,
 )
-from hopfax.hopfield import capacity_snr_db
 from hopfax.text import Corrupted, Victim
 from hopfax.text.hotflip import Form
-from hopfax.train.evaluate import Noise, Predictions, check_noise, predict
+from hopfax.train.evaluate import Noise, Predictions, Predictor, check_noise, predict
 from hopfax.train.metrics import scores
 from hopfax.train.white_box import white_box
 
-CORRUPTIONS = {
-    "misspelling": "misspelling",
-    "char_swap": "char swap",
-    "textbugger": "TextBugger",
-    "hotflip": "HotFlip",
-}
 RANDOM: dict[str, Callable[..., Corrupted]] = {
     "misspelling": text.misspell,
     "char_swap": text.swap_characters,
@@ -127,7 +121,7 @@ def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, 
     if not columns["level"]:
         of_data["constant"] = constant_score(metrics, predicted.labels, predicted.logits.shape[-1])
         if cell.undenoised:
-            of_data["capacity_snr_db"] = capacity(cell)
+            of_data["capacity_snr_db"] = cells.capacity(cell)
         if is_set and condition.name:
             of_data["train_overlap"] = condition.train_overlap(cell)
     changes = predicted.words_changed.tolist() or [None] * len(cell.spec.seeds)
@@ -147,6 +141,7 @@ def rows(cell: Cell, condition: Condition, *, model: str) -> Iterator[dict[str, 
             yield {
                 "task": cell.data.spec.name,
                 "model": model,
+                "denoiser": cell.denoiser,
                 "seed": seed,
                 "metric": metric,
                 "score": round(value, 6),
@@ -211,15 +206,30 @@ class Gaussian:
 
     def predict(self, cell: Cell) -> CellPredictions:
         """See `Condition`."""
-        sizes, one_length = cell.spec.sizes, cell.spec.stores_padding
-        (test,) = buckets(cell.data, sizes["max_length"], cell.data.test, one_length=one_length)
         # Seeds draw independently, models share a seed's draws: intervals over seeds are honest,
         # differences between models stay paired.
         noise = self.noise._replace(seeds=cell.spec.seeds) if self.level else None
         # Memory at the site of the noise.
         predictor = cell.predictor if self.site != "embedding" else cell.at_embedding
         predictor = predictor or cell.predictor
-        return CellPredictions(*predict(predictor, cell.params, test, noise=noise))
+        return predict_split(cell, cell.data.test, predictor, noise=noise)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The rows that training selects its best epoch on."""
+
+    def key(self, cell: Cell) -> Any:
+        """See `Condition`."""
+        return {"rows": digest_of(cell.data.validation)}
+
+    def columns(self, cell: Cell) -> Mapping[str, Any]:
+        """See `Condition`."""
+        return {"corruption": "none", "level": 0.0}
+
+    def predict(self, cell: Cell) -> CellPredictions:
+        """See `Condition`."""
+        return predict_split(cell, cell.data.validation, cell.predictor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +240,7 @@ class Typos:
     scored on that model. Every text has at least one word to change.
 
     Attributes:
-        corruption: A key of `CORRUPTIONS`, or "none".
+        corruption: misspelling, char_swap, textbugger or hotflip, or "none".
         rate: Share of the words, in [0, 1].
         num_texts: Rows drawn at random from those with a word; None for all.
         beam: Width of HotFlip's beam.
@@ -260,9 +270,8 @@ class Typos:
     def predict(self, cell: Cell) -> CellPredictions:
         """See `Condition`."""
         chosen = with_words(cell.data.spec.name, self.data_dir, self.num_texts)
-        seeds = range(len(cell.spec.seeds))
+        seeds, attacks = range(len(cell.spec.seeds)), self.corruption not in (*RANDOM, "none")
         parts, changed, edits = [], [], []
-        attacks = self.corruption in ("textbugger", "hotflip")
         for tested in [[seed] for seed in seeds] if attacks else [seeds]:
             made = self.corrupted(cell, chosen, tested[0])
             rows = [row._replace(texts=each.text) for row, each in zip(chosen, made, strict=True)]
@@ -346,8 +355,7 @@ class EvaluationSet:
 
     def predict(self, cell: Cell) -> CellPredictions:
         """See `Condition`."""
-        seeds = range(len(cell.spec.seeds))
-        return CellPredictions(*predict_rows(cell, self.rows(cell), seeds))
+        return CellPredictions(*predict_rows(cell, self.rows(cell), range(len(cell.spec.seeds))))
 
 
 def gaussian_grid(
@@ -407,13 +415,13 @@ def evaluation_sets(
     return [*fitting]
 
 
-def capacity(cell: Cell) -> float:
-    """Returns `hopfield.capacity_snr_db` of the reported texts under the memory's prior."""
-    ids, lengths = cell.data.test.ids, cell.data.test.lengths
-    log_prior = np.asarray(jax.nn.log_softmax(cell.params["memory"]["log_prior"][0]))
-    bits = -np.mean(log_prior[ids[np.arange(ids.shape[-1]) < lengths[..., None]]]) / np.log(2)
-    width = cell.params["tokens"]["embedding"].shape[-1]
-    return float(capacity_snr_db(float(bits), width=width))
+def predict_split(
+    cell: Cell, rows: Encoded, predictor: Predictor, *, noise: Noise | None = None
+) -> CellPredictions:
+    """Predicts tokenized rows at the padded lengths of training."""
+    sizes, one_length = cell.spec.sizes, cell.spec.stores_padding
+    (split,) = buckets(cell.data, sizes["max_length"], rows, one_length=one_length)
+    return CellPredictions(*predict(predictor, cell.params, split, noise=noise))
 
 
 def constant_score(metrics: Sequence[str], labels: np.ndarray, outputs: int) -> float:

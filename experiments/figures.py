@@ -55,7 +55,6 @@ LOOKS = {
     "tinybert-memory": Look("#CC79A7", "D", "--"),
     "noise-trained": Look("#E69F00", "P", "-."),
     "noise-trained-memory": Look("#D55E00", "X", "--"),
-    "pretrained-1e-4": Look("#8a8a8a", "D", ":"),
     "pretrained-hopfield-1": Look("#882255", "h", "-."),
     "pretrained-hopfield-esr": Look("#332288", "*", "-"),
     "baseline": Look("#4d4d4d", "s", "-"),
@@ -124,12 +123,6 @@ def look(name: str, names: Sequence[str]) -> Look:
     return LOOKS[name] if name in LOOKS else SPARE[others.index(name) % len(SPARE)]
 
 
-def bands(table: pd.DataFrame) -> str:
-    """Returns ", 95 % bands over seeds" for a caption if `facets` draws bands, else ""."""
-    drawn = table.low.notna().any() and table.model.nunique() <= MOST_BANDS
-    return ", 95 % bands over seeds" if drawn else ""
-
-
 def facets(
     table: pd.DataFrame,
     *,
@@ -148,7 +141,7 @@ def facets(
         table: Rows with `x`, `hue`, `row`, `col`, and `mean`, `low`, `high`; optionally `paper`,
             drawn as open marks, and as lines `constant`, the score of the majority baseline,
             `clean`, the score without noise, and `limit`, the SNR below which no method can work.
-            Noise levels whose `left_out` is True are shaded. Values keep the order of the table.
+            Values keep the order of the table.
         x: Column of the horizontal axis: numbers are drawn to scale, texts at equal steps.
         hue: Column that tells the lines apart.
         row: Column of the panel rows.
@@ -393,9 +386,6 @@ def _lines(
         ]
         axes.set_xticks(range(len(ticks)), shown)
         axes.set_xlim(-0.4, len(ticks) - 0.6)  # room for the outer labels
-        if _any(table, "left_out"):
-            first = min(ticks.index(value) for value in table[x][table.left_out])
-            axes.axvspan(first - 0.5, len(ticks), color=FAINT, alpha=0.15, lw=0)
     axes.grid(axis="y")
 
 
@@ -450,8 +440,6 @@ def _legend(
             handles.append(Line2D([], [], label=label, color=FAINT, ls=lines, lw=1.5))
     if _has(table, "limit"):
         handles.append(Patch(label="below the Shannon limit", color=FAINT, alpha=0.15, lw=0))
-    if _any(table, "left_out"):
-        handles.append(Patch(label="left out of averages", color=FAINT, alpha=0.15, lw=0))
     columns = _columns(handles, figure.get_figwidth())
     figure.legend(handles=handles, loc="outside upper left", ncols=columns)
 
@@ -466,10 +454,6 @@ def _where(table: pd.DataFrame, column: str | None, value: Any) -> pd.DataFrame:
 
 def _has(table: pd.DataFrame, column: str) -> bool:
     return column in table and bool(table[column].notna().any())
-
-
-def _any(table: pd.DataFrame, column: str) -> bool:
-    return column in table and bool(table[column].any())
 
 
 def _columns(handles: Sequence[Any], width: float) -> int:

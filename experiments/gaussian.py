@@ -1,51 +1,52 @@
-"""Scores under Gaussian noise, arranged for figures and tables.
+"""Scores of trained models, arranged for figures and tables, and the page of a suite.
 
-A panel is a site and a protocol. After the embedding LayerNorm the signal's root mean square is 1
-in models trained from scratch, so σ is in the units of `matched`; that measurement is shown once.
+A method is a model with a denoiser, such as `tinybert-memory`. A panel is a site and a protocol of
+Gaussian noise, or a corruption of texts. After the embedding LayerNorm the signal's root mean
+square is 1 in models trained from scratch, so σ is in the units of `matched`; that measurement is
+shown once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from experiments import report, tidy
+from experiments import models, report, tidy
 from experiments.models import VARIANTS
-from experiments.paper import paper_lead, paper_score
+from experiments.paper import paper_score
 from hopfax.data.adversarial_sets import EVALUATION_SETS
 from hopfax.data.tasks import TASKS
 
 BASELINE = "tinybert"
+MOST_LINES = 6  # more methods are drawn as a forest plot of differences
 LEARNED = 5.0  # points above the majority baseline that count as having learned a task; on n rows
 # at least two standard errors of an accuracy, 100 / sqrt(n)
-FEW_ROWS = 400  # test rows; with fewer, the standard error of an accuracy is above 2.5 points
-
-ACROSS = "Robertha after the LayerNorm, TinyBERT on the tokens"
-SCORES = (
-    "Scores run from 0 to 100, as in the papers: accuracy and F1 in percent, correlations r as "
-    "50 · (1 + r), for which chance is 50. Brackets are 95 % intervals of the mean over training "
-    "seeds, seeds paired in differences; the test rows are fixed. Bold: excludes zero."
-)
-PROTOCOLS = {
-    "sigma": "Same σ: one standard deviation for all models.",
-    "matched": "Same SNR for each text: σ is each text's RMS times a factor that all models share.",
-    "per-token": "Same SNR for each token: σ is each token's RMS times that factor.",
-}
-NO_DIFFERENCE = "No detectable difference"
 SAME_DB = 1.0  # models whose mean SNR differs by less count as tested at the same SNR
-
-# Where noise is added and how its size is set -> title of the panel.
+PROTOCOLS = {"matched": "same SNR per text", "per-token": "same SNR per token", "sigma": "same σ"}
+# Where noise is added and how its size is set -> title of the panel, the most telling first.
 PANELS = {
-    ("token", "sigma"): "noise on token embeddings,\nsame σ",
-    ("token", "matched"): "noise on token embeddings,\nsame SNR for each text",
-    ("embedding", "sigma"): "noise after the LayerNorm,\nsame σ, so same SNR",
-    ("embedding", "matched"): "noise after the LayerNorm,\nsame SNR for each text",
-    ("token", "per-token"): "noise on token embeddings,\nsame SNR for each token",
+    ("token", "matched"): "token embeddings,\nsame SNR per text",
+    ("token", "per-token"): "token embeddings,\nsame SNR per token",
+    ("embedding", "sigma"): "after the LayerNorm,\nsame σ, so same SNR",
+    ("embedding", "matched"): "after the LayerNorm,\nsame SNR per text",
+    ("embedding", "per-token"): "after the LayerNorm,\nsame SNR per token",
+    ("token", "sigma"): "token embeddings,\nsame σ",
 }
+CORRUPTIONS = {
+    "misspelling": "misspelling",
+    "char_swap": "char swap",
+    "textbugger": "TextBugger",
+    "hotflip": "HotFlip",
+}
+
+
+def by_method(scores: pd.DataFrame) -> pd.DataFrame:
+    """Returns scores with the denoiser, if any, as a suffix of the model's name."""
+    suffix = ("-" + scores.denoiser).where(scores.denoiser != "none", "")
+    return scores.assign(model=scores.model + suffix).drop(columns="denoiser")
 
 
 def panels(scores: pd.DataFrame) -> dict[tuple[str, str], str]:
@@ -54,7 +55,7 @@ def panels(scores: pd.DataFrame) -> dict[tuple[str, str], str]:
     shown = {place: title for place, title in PANELS.items() if place in measured}
     if ("embedding", "sigma") in shown:
         if not same_snr(scores):
-            shown["embedding", "sigma"] = "noise at the embedding site,\nsame σ"
+            shown["embedding", "sigma"] = "embedding site,\nsame σ"
         elif unit_signal(scores):
             shown.pop(("embedding", "matched"), None)
     return shown
@@ -73,65 +74,15 @@ def unit_signal(scores: pd.DataFrame) -> bool:
     return not ((rows.snr_db + 20 * np.log10(rows.level)).abs() > SAME_DB).any()
 
 
-class Measured(NamedTuple):
-    """What the page of a run starts from.
-
-    Attributes:
-        frame, scores: From `tidy.read` and `tidy.scores`.
-        titles: Names of models and tasks.
-        names: The titles of all tasks.
-        notes: Notes on rows, seeds and scores.
-    """
-
-    frame: pd.DataFrame
-    scores: pd.DataFrame
-    titles: dict[str, str]
-    names: str
-    notes: Sequence[str]
-
-
-def read(folder: Path) -> Measured:
-    """Reads the folder of a run or of published results."""
-    frame = tidy.read(folder)
-    scores = tidy.scores(frame)
-    named = titles(scores.task.unique())
-    names = report.joined(named[task] for task in scores.task.unique())
-    return Measured(frame, scores, named, names, [report.sizes(frame, named), *notes(scores)])
-
-
-def notes(scores: pd.DataFrame) -> list[str]:
-    """Returns the definitions of scores, intervals and of the protocols that were measured."""
-    noise = [text for each, text in PROTOCOLS.items() if (scores.protocol == each).any()]
-    return [SCORES, *([" ".join(noise)] if noise else [])]
-
-
-def few_rows_note(measured: Measured) -> list[str]:
-    """A note on accuracies of few test rows, whose sampling the intervals leave out."""
-    rows = measured.scores.groupby("task", sort=False).num_examples.max()
-    few = {name: count for name, count in rows.items() if count < FEW_ROWS}
-    if not few:
-        return []
-    parts = (
-        f"{measured.titles[str(name)]} {count:.0f} (±{98 / count**0.5:.0f} points)"
-        for name, count in few.items()
-    )
-    return [
-        f"Few test rows: {report.joined(parts)}. In parentheses: 95 % sampling margin of an "
-        "accuracy on as many rows. Intervals over seeds alone do not include it, so their bold "
-        "differences hold for these rows only."
-    ]
-
-
-def titles(tasks: Iterable[str]) -> dict[str, str]:
-    """Names of models and tasks in tables and figures; a task may be `SET:TASK`."""
-    named = {name: each.title for name, each in VARIANTS.items()}
-    tasks = list(tasks)
+def titles(tasks: Iterable[str], methods: Iterable[str] = VARIANTS) -> dict[str, str]:
+    """Names of tasks and methods in tables and figures; a task may be `SET:TASK`."""
+    named = {**CORRUPTIONS, "none": "clean"} | {each: models.title(each) for each in methods}
     for trial in tasks:
         name, _, task = trial.partition(":")
         named[trial] = EVALUATION_SETS[name].title if task else _title(trial)
         if task and EVALUATION_SETS[name].task != task:
             named[trial] += f" (models of {_title(task)})"
-    return named | {"average": f"mean over {len(tasks)} tasks"}
+    return named
 
 
 def score_names(tasks: Iterable[str]) -> dict[str, str]:
@@ -194,186 +145,152 @@ def informative(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.Data
     return scores[(scores.level <= most) | (scores.level == 0)]
 
 
-def evidence(
-    differences: pd.DataFrame, unlearned: Collection[tuple[str, str]], baseline: str
-) -> pd.DataFrame:
-    """Sets `bold`, which is False where a model or the baseline did not learn the task."""
-    bold = [
-        not {(row.task, row.model), (row.task, baseline)} & {*unlearned}
-        for _, row in differences.iterrows()
-    ]
-    return differences.assign(bold=bold)
-
-
-def named_levels(differences: pd.DataFrame, averaged: pd.DataFrame) -> pd.DataFrame:
-    """Names the noise level in panels whose average is over a single one."""
-    levels = averaged[averaged.level > 0].groupby(["site", "protocol"])["level"]
-    single = levels.first()[levels.nunique() == 1]
-    names = [
-        f"{row.panel}: {noise_label(row.protocol, single[row.site, row.protocol])}"
-        if (row.site, row.protocol) in single
-        else row.panel
-        for _, row in differences.iterrows()
-    ]
-    return differences.assign(panel=names)
-
-
-def left_out_note(scores: pd.DataFrame, kept: pd.DataFrame, titles: Mapping[Any, str]) -> list[str]:
-    """Returns the note on noise levels that `informative` leaves out of averages, if any."""
-    parts, several = [], scores.task.nunique() > 1
-    for (site, protocol), panel in panels(scores).items():
-        for task, rows in tidy.select(scores, site=site, protocol=protocol).groupby("task"):
-            same = tidy.select(kept, task=task, site=site, protocol=protocol)
-            if levels := sorted({*rows.level} - {*same.level}):
-                name = panel.replace("\n", " ") + (f", {titles[task]}" if several else "")
-                labels = report.joined(noise_label(protocol, level) for level in levels)
-                parts.append(f"{name}: {labels}")
-    text = (
-        "Averages leave out the strongest noise, under which no model that learned the task is at "
-        f"least {LEARNED:g} points above the majority baseline (on n < {FEW_ROWS} rows, 100 / √n)"
-    )
-    return [f"{text}. Left out: {'; '.join(parts)}."] if parts else []
-
-
-def learned_by_none(scores: pd.DataFrame, unlearned: pd.DataFrame) -> list[str]:
-    """Returns the tasks of `not_learned` that no model has learned."""
-    counts = scores[scores.level == 0].groupby("task").model.nunique().to_dict()
-    sizes = unlearned.groupby("task", sort=False).size().to_dict()
-    return [str(task) for task, size in sizes.items() if size == counts[task]]
-
-
-def unlearned_note(
-    scores: pd.DataFrame, unlearned: pd.DataFrame, titles: Mapping[Any, str]
-) -> list[str]:
-    """Returns the note on the models of `not_learned`, if there are any."""
-    parts = []
-    for task, rows in unlearned.groupby("task", sort=False):
-        if task in learned_by_none(scores, unlearned):
-            models = f"all models: at most {rows.score.max():.1f}"
-        else:
-            found = rows.score.droplevel("task").to_dict()
-            models = report.joined(
-                f"{titles[model]}: {score:.1f}"
-                for model, score in found.items()
-                if str(model).removesuffix("-memory") == model  # memory keeps the clean score
-                or str(model).removesuffix("-memory") not in found
-            )
-        parts.append(f"{titles[task]} ({models}; majority baseline {rows.constant.iloc[0]:.1f})")
-    text = "Clean scores too close to the majority baseline for a verdict on robustness: "
-    return [f"{text}{report.joined(parts)}."] if parts else []
-
-
 def noise_label(protocol: str, level: float) -> str:
-    """Such as "clean", "σ 0.5" or "+6 dB"."""
+    """Such as "clean", "σ 0.5", "+6 dB" or, of a corruption of texts, "10 %"."""
     if not level:
         return "clean"
     if protocol == "sigma":
         return f"σ {level:g}"
+    if protocol in CORRUPTIONS:
+        return f"{100 * level:.0f} %"
     decibels = round(-20 * np.log10(level), 1)
     return f"{decibels:+g} dB".replace("-", "−") if decibels else "0 dB"
 
 
 def lines(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.DataFrame:
-    """Means and intervals for `figures.facets`: `panel` and `noise` added, clean in each panel.
+    """Means and intervals for `figures.facets`, one row per method, panel and level.
 
     Args:
-        scores: From `tidy.scores`.
+        scores: From `by_method`.
         constants: Score of the majority baseline, by task.
 
     Returns:
-        `tidy.summarize`'s table with `panel`, `noise`, the paper's score and the majority
-        baseline's.
+        `tidy.summarize`'s table with `panel`, the label `noise` of the level (clean inputs in each
+        panel), the paper's score and the majority baseline's.
     """
     table = tidy.summarize(scores)
     table["paper"] = [
         paper_score(_title(row.task), row.model, row.level)
-        if row.protocol in ("", "sigma")
+        if row.protocol in ("", "sigma") and row.corruption in ("none", "gaussian")
         else np.nan
         for _, row in table.iterrows()
     ]
     table["constant"] = table.task.map(constants).astype(float)
+    places = {(title, "gaussian", *place) for place, title in panels(scores).items()}
+    order = list(panels(scores).values()) + list(CORRUPTIONS.values())
+    places |= {(title, name, "", "") for name, title in CORRUPTIONS.items()}
     parts = []
-    for (site, protocol), title in panels(scores).items():
-        at = (table.site == site) & (table.protocol == protocol)
-        rows = table[at | (table.level == 0)].sort_values("level", kind="stable")
-        labels = [noise_label(protocol, level) for level in rows.level]
-        parts.append(rows.assign(panel=title, noise=labels))
+    for title, *place in sorted(places, key=lambda each: order.index(each[0])):
+        at = (table[["corruption", "site", "protocol"]] == place).all(axis=1)
+        if at.any():
+            rows = table[at | (table.level == 0)].sort_values("level", kind="stable")
+            labels = [noise_label(place[-1] or place[0], level) for level in rows.level]
+            parts.append(rows.assign(panel=title, noise=labels))
+    if not parts:
+        return table.assign(panel="", noise="clean")
     return tidy.ordered(pd.concat(parts), "model", list(VARIANTS))
 
 
-def differences(
-    scores: pd.DataFrame,
-    *,
-    baseline: str = BASELINE,
-    order: Sequence[str] = tuple(VARIANTS),
-    over: Sequence[str] = (),
-) -> pd.DataFrame:
-    """Differences from a model, paired by seed: one row per task, model, `panel` and level.
+def differences(scores: pd.DataFrame, table: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """Differences from a method, paired by seed: a row per task, method and panel.
 
     Args:
-        scores: From `tidy.scores`.
-        baseline: The model subtracted from the others.
-        order: Order of the models.
-        over: Columns to average over, such as "level".
+        scores: From `by_method`.
+        table: The `lines` of these scores.
+        baseline: The method subtracted from the others.
 
     Returns:
-        `tidy.summarize`'s table with `panel`, "clean" first; panels shown once.
+        `tidy.summarize`'s table of means over noise levels, with `panel`, "clean" first, and
+        `bold`, which is False where one of the two has not learned the task.
     """
-    pairs = tidy.difference(scores, model=baseline)
-    table = tidy.summarize(tidy.average(pairs, *over) if over else pairs)
-    titles = {("", ""): "clean"} | panels(scores)
-    places = zip(table.site, table.protocol, strict=True)
-    table = table.assign(panel=[titles.get(place, "") for place in places])
-    table = tidy.ordered(table[table.panel != ""], "panel", list(titles.values()))
-    return tidy.ordered(table, "model", order)
-
-
-def finding(differences: pd.DataFrame) -> str:
-    """Returns what the intervals say about a lead, as the start of a sentence."""
-    above, below = int((differences.low > 0).sum()), int((differences.high < 0).sum())
-    count = len(differences)
-    if differences.low.isna().any():
-        return "No interval, so no verdict on a lead"
-    if above and below:
-        return f"Higher scores in {above} and lower scores in {below} of {count} comparisons"
-    if above:
-        return "Higher scores" + (f" in {above} of {count} comparisons" if above < count else "")
-    if below:
-        return "Lower scores" + (f" in {below} of {count} comparisons" if below < count else "")
-    return NO_DIFFERENCE
-
-
-def gap(scores: pd.DataFrame, *, model: str = "robertha", baseline: str = BASELINE) -> pd.DataFrame:
-    """Returns `model` minus `baseline` at the paper's weakest noise, by site and protocol.
-
-    Returns:
-        One row per task and `comparison`: `mean`, `low`, `high`, and the paper's `paper`.
-    """
-    levels = sorted(scores.level[scores.level > 0].unique())
-    in_paper = [
-        level
-        for level in levels
-        if any(paper_score(_title(name), model, level) > 0 for name in scores.task.unique())
+    places = ["corruption", "site", "protocol"]
+    panel = table[table.level > 0].drop_duplicates(places).set_index(places).panel.to_dict()
+    panel = {("none", "", ""): "clean", **panel}
+    gaps = tidy.average(tidy.difference(scores, model=baseline), "level")
+    keys = gaps[places].itertuples(index=False, name=None)
+    gaps["panel"] = [panel.get(key, "") for key in keys]
+    result = tidy.summarize(gaps[gaps.panel != ""])
+    constants = dict(zip(table.task, table.constant, strict=True))
+    unlearned = {*not_learned(scores, constants).index}
+    result["bold"] = [
+        not {(row.task, row.model), (row.task, baseline)} & unlearned for row in result.itertuples()
     ]
-    level = (in_paper or levels or [np.nan])[0]
-    noisy = tidy.select(scores, model=[model, baseline], level=level)
-    across = tidy.difference(tidy.select(noisy, protocol="sigma"), model=baseline, site="token")
-    parts = {ACROSS: tidy.select(across, model=model, site="embedding")}
-    for site, protocol, name in (
-        ("token", "sigma", "both on the tokens, same σ"),
-        ("embedding", "sigma", "both after the LayerNorm"),
-        ("token", "matched", "both on the tokens, same SNR"),
-    ):
-        rows = tidy.select(noisy, site=site, protocol=protocol)
-        parts[name] = tidy.difference(rows, model=baseline)
-    tables = [tidy.summarize(part).assign(comparison=name) for name, part in parts.items()]
-    if not (tables := [each for each in tables if len(each)]):
-        return pd.DataFrame(columns=["task", "comparison", "level", "mean", "low", "high", "paper"])
-    table = pd.concat(tables, ignore_index=True)
-    effects = {
-        name: paper_lead(_title(name), model, baseline, level) for name in table.task.unique()
-    }
-    return table.assign(paper=table.task.map(effects))
+    result = tidy.ordered(result, "panel", ["clean", *table.panel.unique()])
+    return tidy.ordered(result, "model", list(scores.model.unique()))
+
+
+def page(folder: Path) -> report.Page:
+    """Returns the page of a suite's run."""
+    frame = tidy.read(folder)
+    scores, constant = by_method(tidy.scores(frame)), constants(frame)
+    tasks, methods = list(scores.task.unique()), list(scores.model.unique())
+    named = titles(tasks, methods)
+    table = lines(scores, constant)
+    noisy = (scores.level > 0).any()
+    pictures, tables = {}, []
+    if noisy and len(methods) <= MOST_LINES:
+        pictures["scores"] = report.facets(
+            "Score against noise",
+            table,
+            x="noise",
+            col="panel",
+            row="task",
+            titles=named,
+            xlabel="noise level",
+            ylabel=score_names(tasks),
+        )
+    elif noisy:
+        gaps = _lined(differences(scores, table, methods[0]), named)
+        pictures["differences"] = report.forest(
+            f"Score minus {named[methods[0]]}, mean over levels",
+            gaps[gaps.panel != "clean"],
+            label="line",
+            col="panel",
+            titles=named,
+        )
+    else:
+        above = _lined(table, named)
+        for end in ("mean", "low", "high"):
+            above[end] -= above.constant
+        pictures["scores"] = report.forest(
+            "Score minus the majority baseline", above, label="line", titles=named
+        )
+    for panel in table.panel.unique()[:1] if noisy else [""]:
+        rows = table[table.panel == panel]
+        lined = _lined(rows, named)
+        cells = {(row.line, row.noise): report.bracketed(row) for _, row in lined.iterrows()}
+        heads = list(dict.fromkeys(rows.sort_values("level", kind="stable").noise))
+        names = list(dict.fromkeys(line for line, _ in cells))
+        body = [[name, *(cells.get((name, head), "–") for head in heads)] for name in names]
+        caption = f"Scores: {panel}" if panel else "Scores"
+        tables.append(report.Table(["", *heads], body, caption.replace("\n", " ")))
+    if len(methods) > 1:
+        gaps = _lined(differences(scores, table, methods[0]), named)
+        caption = f"Score minus {named[methods[0]]}, mean over levels"
+        tables.append(report.pivot(gaps, index="line", columns="panel", caption=caption))
+    return report.Page(
+        title=f"{', '.join(named[task] for task in tasks)}: scores of {len(methods)} methods",
+        pictures=pictures,
+        tables=tables,
+        explorer=report.Explorer(
+            table,
+            x="noise",
+            hue="model",
+            menus={"task": "Task", "panel": "Noise"},
+            titles=named,
+            xlabel="noise level",
+        )
+        if noisy
+        else None,
+    )
+
+
+def _lined(rows: pd.DataFrame, titles: Mapping[str, str]) -> pd.DataFrame:
+    """Adds `line`, the name of the method, after the task if there are several."""
+    lines = rows.model.map(titles)
+    if rows.task.nunique() > 1:
+        lines = rows.task.map(titles) + ", " + lines
+    return rows.assign(line=lines)
 
 
 def _title(task: str) -> str:

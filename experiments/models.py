@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -19,12 +20,11 @@ if TYPE_CHECKING:
 WEIGHT_DECAY = 0.01  # Table 15
 # Token embeddings start with entries of 0.02: a norm of 0.23 at width 128, a sixth of the
 # pretrained ones that FreeLB's published sizes are made for. A sixth of those (0.05) keeps a model
-# that starts from nothing from learning CoLA in six epochs (experiments/results/robustness/models);
-# a sixteenth of that does not.
+# that starts from nothing from learning CoLA in six epochs; a sixteenth of that does not.
 ADVERSARIAL_RADIUS = 0.003125
 FINE_TUNING_RATE = 5e-5
 # A fifth of the mean norm of MiniLM's token embeddings. On validation rows of MRPC, a tenth of this
-# radius scores higher (experiments/results/learning_rates/mrpc_freelb_0.023).
+# radius scores higher (run mrpc_freelb_0.023 of results/data/learning-rates.csv).
 PRETRAINED_RADIUS = 0.23
 AUGMENTED_SIGMA = 0.02  # as large as the token embeddings are at first
 AUGMENTED_SNR_DB = (-16.0, 0.0)
@@ -48,12 +48,9 @@ class Variant:
         radius: Maximum L2 norm of FreeLB's and PGD's perturbation of a text's token embeddings.
         weight_decay: AdamW's weight decay.
         learning_rate: Peak rate of runs with `--pretrained` and without `--learning-rate`; see the
-            experiment `learning-rates`.
+            suite `learning-rates`.
+        fixed_rate: Peak rate that replaces `--learning-rate`, if set.
         precision: Floating-point type of the blocks.
-        denoiser: What replaces the token embeddings when the model is tested: `memory`
-            (`hopfax.nn.with_memory`, with the token frequencies of the training texts as prior),
-            `nearest` (the nearest embedding of the vocabulary), or `linear` (the Wiener filter of
-            the vocabulary under that prior).
         loud: Whether tokens that tell the classes apart are louder when the model is tested, see
             `cells.with_loud_tokens`.
         paper: Name of its row in the paper's tables, if it has one.
@@ -70,15 +67,15 @@ class Variant:
     radius: float = ADVERSARIAL_RADIUS
     weight_decay: float = WEIGHT_DECAY
     learning_rate: float = FINE_TUNING_RATE
+    fixed_rate: float | None = None
     precision: Literal["float32", "bfloat16"] = "float32"
-    denoiser: Literal["none", "memory", "nearest", "linear"] = "none"
     loud: bool = False
     paper: str | None = None
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings that determine the trained model: no names, no unused settings."""
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        for name in ("title", "paper", "denoiser", "loud", "learning_rate"):
+        for name in ("title", "paper", "loud", "learning_rate", "fixed_rate"):
             del fields[name]
         if self.kind == "robertha":
             from hopfax.nn import find_preset
@@ -134,7 +131,7 @@ VARIANTS: dict[str, Variant] = {
     "data-augment": _tinybert("DataAugment", training="noise", paper="DataAugment"),
     "noise-trained": _tinybert("TinyBERT + noise training", training="noise-range"),
     "noise-through-memory": _tinybert(
-        "TinyBERT + noise training through memory", training="noise-memory", denoiser="memory"
+        "TinyBERT + noise training through memory", training="noise-memory"
     ),
     "universal": Variant(
         title="Universal Transformer", kind="universal", paper="Universal Transformer"
@@ -180,7 +177,6 @@ VARIANTS: dict[str, Variant] = {
     "pretrained-noise-through-memory": _pretrained(
         "fine-tuned encoder + noise training through memory",
         training="noise-memory",
-        denoiser="memory",
         learning_rate=1e-4,
     ),
     "pretrained-freelb": _pretrained(
@@ -196,15 +192,6 @@ VARIANTS: dict[str, Variant] = {
     # Iterated to convergence, it learns MRPC at no rate; both take the rate of one update.
     "pretrained-hopfield": _pretrained(
         "fine-tuned encoder + iterated Hopfield attention", options=HOPFIELD
-    ),
-    # At beta=1, all queries of a head converge to one state; at 4, they do not.
-    "pretrained-hopfield-beta-4": _pretrained(
-        "fine-tuned encoder + iterated Hopfield attention (β = 4)",
-        options={**HOPFIELD, "beta": 4.0},
-    ),
-    "pretrained-hopfield-0-beta-4": _pretrained(
-        "fine-tuned encoder + Hopfield attention (β = 4, not iterated)",
-        options={**HOPFIELD, "beta": 4.0, "max_steps": 0},
     ),
     "pretrained-hopfield-esr": _pretrained(
         "fine-tuned encoder + iterated Hopfield attention + ESR",
@@ -225,31 +212,85 @@ VARIANTS: dict[str, Variant] = {
 VARIANTS["pretrained-loud"] = dataclasses.replace(
     VARIANTS["pretrained"], title="fine-tuned encoder with rescaled tokens", loud=True
 )
-# At its own rate, on pages where all others have another one.
-VARIANTS["pretrained-1e-4"] = dataclasses.replace(
-    VARIANTS["pretrained"], title="fine-tuned encoder (learning rate 1e-4)"
-)
-# Models that are also tested with a denoiser.
-for _name in (
-    "tinybert", "tinybert-mean", "freelb", "noise-trained", "robertha",
-    "robertha-paper", "robertha-released", "robertha-no-iteration-no-esr", "pretrained",
-    "pretrained-esr", "pretrained-noise-trained", "pretrained-freelb", "pretrained-hopfield-1",
-    "pretrained-hopfield-1-esr",
-):  # fmt: skip
-    VARIANTS[f"{_name}-memory"] = dataclasses.replace(
-        VARIANTS[_name], title=f"{VARIANTS[_name].title} + memory", denoiser="memory", paper=None
-    )
-for _name, _title in (("nearest", "nearest token"), ("linear", "Wiener filter")):
-    VARIANTS[f"pretrained-{_name}"] = dataclasses.replace(
-        VARIANTS["pretrained"], title=f"fine-tuned encoder + {_title}", denoiser=_name
-    )
 
 
-def variant(name: str) -> Variant:
-    """Returns a model by name; the ValueError for an unknown name lists the models."""
+class Size(NamedTuple):
+    """Size of an encoder. Heads have width 64; feed-forward layers are four times the width."""
+
+    num_layers: int
+    width: int
+
+
+# From tiny on, Google's BERT miniatures (Turc et al. 2019).
+SIZES = {
+    "smallest": Size(1, 64),
+    "tiny": Size(2, 128),
+    "mini": Size(4, 256),
+    "small": Size(4, 512),
+    "medium": Size(8, 512),
+    "base": Size(12, 768),
+}
+REMAT_FROM = 8  # layers from which blocks are recomputed in the backward pass, to save memory
+SYMBOLS = {"esr-target": "α", "esr-weight": "λ", "beta": "β", "rate": "learning rate"}
+DENOISERS = {"memory": "memory", "nearest": "nearest token", "linear": "Wiener filter"}
+CHANGED = re.compile(rf"(.+)-(?:({'|'.join(SIZES)})|({'|'.join(SYMBOLS)})-([0-9.e-]+))")
+
+
+def variant(name: str, **flags: Any) -> Variant:
+    """Returns a model by name, with flags applied.
+
+    Args:
+        name: A key of `VARIANTS`. A suffix changes one thing: its size (`-mini`, of `SIZES`), a
+            parameter (`-beta-5`, `-esr-target-0.5`, `-esr-weight-1`) or its learning rate, which
+            `--learning-rate` then does not change (`-rate-1e-4`).
+        **flags: See `with_flags`. They do not change what the suffix sets.
+
+    Raises:
+        ValueError: There is no such model; the message lists the models. Or a pretrained encoder
+            has no folder.
+    """
     from hopfax.data.tasks import named
 
-    return named("model", name, VARIANTS)
+    changed = None if name in VARIANTS else CHANGED.fullmatch(name)
+    if not changed:
+        return with_flags(named("model", name, VARIANTS), **flags)
+    base, size, parameter, number = changed.groups()
+    found = with_flags(named("model", base, VARIANTS), **flags)
+    if size:
+        shape = SIZES[size]
+        sized = {
+            "num_layers": shape.num_layers,
+            "width": shape.width,
+            "ff_width": 4 * shape.width,
+            "num_heads": shape.width // 64,
+            "remat": shape.num_layers >= REMAT_FROM,
+        }
+        options = {**found.options, **sized}
+        return dataclasses.replace(found, title=title(name), options=options, paper=None)
+    value = float(number)
+    changes: dict[str, Any] = {
+        "beta": {"options": {**found.options, "beta": value}},
+        "rate": {"fixed_rate": value},
+    }.get(parameter, {parameter.replace("-", "_"): value})
+    return dataclasses.replace(found, title=title(name), paper=None, **changes)
+
+
+def title(method: str) -> str:
+    """Returns the title of a model, or of a model with a denoiser as suffix.
+
+    Example:
+        >>> title("robertha-beta-5-memory")
+        'Robertha, β 5 + memory'
+    """
+    base, _, last = method.rpartition("-")
+    if method in VARIANTS:
+        return VARIANTS[method].title
+    if last in DENOISERS:
+        return f"{title(base)} + {DENOISERS[last]}"
+    if changed := CHANGED.fullmatch(method):
+        base, size, parameter, number = changed.groups()
+        return f"{title(base)}, {size or f'{SYMBOLS[parameter]} {number}'}"
+    return method
 
 
 def with_flags(variant: Variant, **flags: Any) -> Variant:

@@ -1,8 +1,8 @@
 """The written pages of results: templates in `pages/` with values inserted by name.
 
 `python -m experiments.pages` renders them into `results/`, with their figures. Every value is
-computed here from `results/data/`, one CSV file per command with a column `run`; `results/runs.json`
-has each run's command, commit and machine.
+computed here from `results/data/`, one CSV file per command with a column `run`;
+`results/runs.json` has each run's command, commit and machine.
 """
 
 from __future__ import annotations

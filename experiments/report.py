@@ -218,20 +218,6 @@ def plain_interval(row: Mapping[str, Any] | pd.Series) -> str:
     return with_interval(row).replace("**", "")
 
 
-def sizes(frame: pd.DataFrame, titles: Mapping[str, str]) -> str:
-    """A note on training and test rows of each task, the seeds, and noise draws."""
-    scores = frame[frame.metric == "score"]
-    parts = []
-    for task, rows in scores.groupby("task", sort=False):
-        tested = f"{rows.num_examples.max():,.0f}"
-        train = f"{rows.num_train.max():,.0f} / " if "num_train" in rows else ""
-        parts.append(f"{titles.get(str(task), task)} {train}{tested}")
-    seeds = ", ".join(str(seed) for seed in sorted(scores.seed.unique()))
-    noisy = scores[scores.corruption == "gaussian"] if "draw" in scores else scores[:0]
-    draws = f"; noise draws: {noisy.draw.nunique()}" if len(noisy) else ""
-    return f"Training / test rows: {joined(parts)}. Seeds: {seeds}{draws}."
-
-
 def pivot(
     table: pd.DataFrame,
     *,

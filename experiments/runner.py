@@ -1,23 +1,43 @@
-"""Runs: measure jobs, gather their tables, write results and page.
+"""Runs: from flags to trained models, their scores under conditions, and a page.
 
-`runs/NAME/ID/` holds config.json, results.csv, one PNG per figure and report.html; ID is a hash of
-the configuration. What a job computes is stored elsewhere, such as in `runs/cells/`, and its tables
-are computed from there: several processes can work on one run.
+A run is a list of jobs. `fill` measures them, gathers their tables and writes results and page to
+`runs/NAME/ID/`, where ID is a hash of the configuration. A trial is a model to train and test; its
+job trains a cell, or finds it in `runs/cells/`, and results are computed from what cells store.
+Several processes can therefore work on one run.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from experiments import report
-from experiments.rundir import open_run, write_whole
+from experiments import cells, conditions, report
+from experiments.cells import Cell, Spec
+from experiments.conditions import Condition, EvaluationSet, Typos
+from experiments.models import Variant, build
+from experiments.rundir import open_run, read_config, write_whole
+from experiments.settings import Flags
+from hopfax.data import (
+    Encoded,
+    TaskData,
+    from_rows,
+    load_task,
+    read_table,
+    read_tokenizer,
+    read_vocabulary,
+    spread,
+    task,
+)
 from hopfax.train.progress import Progress
+from hopfax.train.sharding import make_sharding
 
+TRAINING = 0.75  # approximate share of a model's time spent on training, for the progress line
 Rows = pd.DataFrame | Sequence[Mapping[str, Any]]
 
 
@@ -74,7 +94,8 @@ def fill(
                     waiting.append((number, job))
                     continue
                 on_progress(1)
-                write(folder, [done[each] for each in sorted(done)], complete=not waiting)
+                tables = [done[each] for each in sorted(done)]
+                write(folder, tables, complete=len(done) == len(jobs))
     few_rows = (ValueError, IndexError, FileNotFoundError) if waiting else ()
     with contextlib.suppress(*few_rows):
         report.write_report(folder, page(folder))
@@ -95,3 +116,196 @@ def write(folder: Path, tables: Sequence[Mapping[str, Rows]], *, complete: bool)
         else:
             text = table.to_csv(index=False, lineterminator="\n")
             write_whole(folder / f"{stem}.csv", text)
+
+
+class Trial(NamedTuple):
+    """A model to train on a task, and what to test it under, with each denoiser."""
+
+    task: str
+    model: str
+    variant: Variant
+    conditions: Sequence[Condition]
+    denoisers: Sequence[str] = ("none",)
+
+
+def jobs(config: Flags, trials: Sequence[Trial]) -> list[Job]:
+    """Returns the jobs of trials, whose rows are those of `conditions.rows`.
+
+    Args:
+        config: From `settings.resolved`.
+        trials: What to train and test. Every model is built once, so that wrong flags fail here.
+    """
+    data = {name: load(config, name) for name in dict.fromkeys(trial.task for trial in trials)}
+    check(trials, data)
+    for rows in data.values():
+        if rows.is_partial:
+            count = f"{len(rows.train.labels):,}"
+            print(f"{rows.spec.title}: {count} training rows, fewer than the original")
+
+    def job(trial: Trial) -> Job:
+        rows = data[trial.task]
+
+        def measure(on_progress: Callable[..., None]) -> Mapping[str, Rows]:
+            cell = open_cell(
+                config,
+                trial,
+                rows,
+                on_progress=lambda share, **shown: on_progress(TRAINING * share, **shown),
+            )
+            tested = [cells.with_denoiser(cell, each) for each in trial.denoisers]
+            tests = list(product(tested, trial.conditions))
+            results = []
+            for count, (each, condition) in enumerate(tests, 1):
+                results += conditions.rows(each, condition, model=trial.model)
+                on_progress(TRAINING + (1 - TRAINING) * count / len(tests))
+            return {"results": results}
+
+        title = f"{rows.spec.title}, {trial.variant.title}"
+        return Job(title, measure, spec_of(config, trial, rows).id)
+
+    return [job(trial) for trial in trials]
+
+
+def check(trials: Sequence[Trial], data: Mapping[str, TaskData]) -> None:
+    """Builds every model once, so that wrong flags fail before training starts.
+
+    Raises:
+        ValueError: An option is wrong, or a condition requires the texts of an own task.
+    """
+    for trial in trials:
+        spec = data[trial.task].spec
+        of_texts = any(isinstance(each, (Typos, EvaluationSet)) for each in trial.conditions)
+        if spec.suite == "own" and of_texts:
+            raise ValueError(f"--train ({trial.task}) can be tested under Gaussian noise only")
+        inner = any(getattr(each, "site", "") == "embedding" for each in trial.conditions)
+        for denoiser in {"nearest", "linear"} & {*trial.denoisers} if inner else ():
+            raise ValueError(f"--denoiser {denoiser} requires --sites token, got embedding")
+        if trial.variant.loud and spec.num_outputs != 2:
+            raise ValueError(f"{trial.model} requires a task with two classes, got {trial.task}")
+        build(trial.variant, spec, vocab_size=8, width=16, ff_width=16, max_length=8)
+
+
+def load(config: Flags, name: str) -> TaskData:
+    """Loads a task's rows as the flags describe."""
+    flags, folder = config.data, config.encoder.pretrained
+    if folder and flags.vocab:
+        raise ValueError("--vocab must be left out with --pretrained, whose folder has a tokenizer")
+    tokens = read_tokenizer(folder) if folder else None
+    sizes: dict[str, Any] = {
+        "vocab_size": flags.vocab_size or 8000,
+        "max_length": flags.max_length,
+        "train_size": flags.train_size,
+    }
+    if flags.train and flags.dev:
+        columns: dict[str, Any] = {"text": flags.text, "pair": flags.pair, "label": flags.label}
+        data = from_rows(
+            *read_table(flags.train, **columns),
+            test=read_table(flags.dev, **columns),
+            name=name,
+            vocabulary=tokens or (read_vocabulary(flags.vocab) if flags.vocab else None),
+            **sizes,
+        )
+    elif task(name).suite == "synthetic":
+        data = load_task(name, vocabulary=tokens, **sizes)
+    else:
+        vocabulary = tokens or flags.vocab
+        data = load_task(name, data_dir=flags.data_dir, vocabulary=vocabulary, **sizes)
+
+    few = flags.train_size if config.budget == "smoke" else None
+    return data._replace(
+        validation=Encoded(*(part[:few] for part in data.validation)),
+        test=Encoded(*(spread(part, flags.test_size) for part in data.test)),
+    )
+
+
+def spec_of(config: Flags, trial: Trial, data: TaskData) -> Spec:
+    """Returns everything that the model of a trial depends on."""
+    flags, model = config.training, trial.variant
+    assert flags.seeds and flags.epochs and flags.patience and flags.width
+    return Spec(
+        task=trial.task,
+        data=cells.digest(data),
+        model={**model.settings(), "precision": flags.precision},
+        sizes={
+            "width": flags.width,
+            "ff_width": 4 * flags.width,
+            "num_layers": flags.num_layers,
+            "max_length": config.data.max_length,
+        },
+        seeds=flags.seeds,
+        epochs=flags.epochs,
+        patience=flags.patience,
+        learning_rate=model.fixed_rate or flags.learning_rate or model.learning_rate,
+        batch_size=flags.batch_size,
+    )
+
+
+def open_cell(
+    config: Flags, trial: Trial, data: TaskData, *, on_progress: Callable[..., None] | None = None
+) -> Cell:
+    """Trains or loads the cell of a trial; `on_progress` as in `hopfax.train.loop.fit`.
+
+    Raises:
+        BlockingIOError: Another process trains it.
+    """
+    flags = config.training
+    return cells.train(
+        spec_of(config, trial, data),
+        replace(trial.variant, precision=flags.precision),
+        data,
+        root=Path(config.runs) / "cells",
+        sharding=make_sharding(
+            flags.devices, num_seeds=len(flags.seeds or ()), batch_size=flags.batch_size
+        ),
+        on_progress=on_progress,
+    )
+
+
+def opened(run: str | Path, *, model: str | None, task: str | None) -> tuple[Cell, Flags]:
+    """Returns a trained model of a run without a denoiser, and the run's flags.
+
+    Args:
+        run: Folder of a run that trains encoders, such as `runs/robustness/ID`. Its data must
+            still be where its command found them.
+        model: One of its models; None for the only one.
+        task: One of its tasks; None for the only one.
+
+    Raises:
+        ValueError, FileNotFoundError: The run has no such model, or it is not trained.
+    """
+    folder = Path(run).resolve()
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"--run must be the folder of a run, got {run}")
+    document = read_config(folder, "experiment", "config")
+    if not {"data", "training", "encoder", "model"} <= document["config"].keys():
+        name = document["experiment"]
+        raise ValueError(f"--run must be of an experiment that trains encoders, got {name}")
+    flags = replace(stored(Flags(), document["config"]), runs=str(folder.parents[1]))
+    name = chosen("--model", model, document["config"]["model"])
+    task = chosen("--task", task, flags.data.task)
+    data = load(flags, task)
+    trial = Trial(task, name, flags.encoder.models([name])[name], ())
+    if not (cell := folder.parents[1] / "cells" / spec_of(flags, trial, data).id).is_dir():
+        raise FileNotFoundError(f"{name} is not trained on {task}: there is no {cell}")
+    return open_cell(flags, trial, data), flags
+
+
+def stored(default: Any, values: Mapping[str, Any]) -> Any:
+    """Returns the dataclass of a run's config.json; missing fields take defaults."""
+    changes = {}
+    for name in {each.name for each in fields(default)} & values.keys():
+        value, field = values[name], getattr(default, name)
+        if is_dataclass(field):
+            value = stored(field, value)
+        changes[name] = tuple(value) if isinstance(value, list) else value
+    return replace(default, **changes)
+
+
+def chosen(flag: str, name: str | None, names: Sequence[str]) -> str:
+    """Returns the name, or the only one of the run."""
+    if name is None and len(names) > 1:
+        raise ValueError(f"{flag} is required: the run has {', '.join(names)}")
+    name = name or names[0]
+    if name not in names:
+        raise ValueError(f"{flag} must be {' or '.join(names)}, got {name}")
+    return name

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 import tyro
 
 from hopfax.data.tasks import TASKS, task
 
+if TYPE_CHECKING:
+    from experiments.models import Variant
+
 Config = TypeVar("Config", bound=Any)
 BudgetName = Literal["smoke", "laptop", "paper"]
+DenoiserName = Literal["none", "memory", "nearest", "linear"]
 Corruption = Literal["misspelling", "char_swap", "textbugger", "hotflip"]
 
 
@@ -135,12 +139,13 @@ class Training:
     """Epochs without a better validation score before a seed stops."""
     learning_rate: Annotated[float | None, by_budget("learning_rate", "FLOAT")] = None
     """Peak learning rate. In runs with a pretrained model, the default is each model's own: 1e-4
-    (pretrained, pretrained-1e-4, -loud, -memory, -nearest, -linear, -noise-through-memory), 3e-4
-    (pretrained-freelb, -freelb-memory) or 5e-5 (others)."""
+    (pretrained, pretrained-loud, pretrained-noise-through-memory), 3e-4 (pretrained-freelb) or 5e-5
+    (others)."""
     batch_size: int = 32
     """Rows per training step."""
     width: Annotated[int | None, by_budget("width", "INT")] = None
-    """Model width; feed-forward layers are four times as wide."""
+    """Model width; feed-forward layers are four times as wide. Models named by size have their
+    own."""
     num_layers: Annotated[int | None, by_budget("num_layers", "INT")] = None
     """Number of layers."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -178,11 +183,46 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Encoders:
+    """Hyperparameters of the models."""
+
+    beta: Annotated[float | None, optional("FLOAT", "15")] = None
+    """Robertha's inverse temperature, before the 1/sqrt(head width)."""
+    max_steps: Annotated[int | None, optional("INT", "50")] = None
+    """Robertha's maximum number of iterations T."""
+    tol: Annotated[float | None, optional("FLOAT", "1e-4")] = None
+    """Change per iteration that counts as converged."""
+    esr_weight: Annotated[float | None, optional("FLOAT", "0.05")] = None
+    """Weight of Eigenspectrum Regularization."""
+    esr_target: Annotated[float | None, optional("FLOAT", "0.35")] = None
+    """Target entropy α of ESR, in [0, 1]."""
+    dropout: Annotated[float | None, optional("FLOAT", "0.1 TinyBERT, 0.3 Robertha")] = None
+    """Dropout rate in training."""
+    pretrained: Annotated[str | None, optional("FOLDER", "none")] = None
+    """Hugging Face folder of a BERT or RoBERTa, for the models `pretrained*`. All models of the run
+    then use its tokenizer."""
+    adversarial_radius: Annotated[
+        float | None, optional("FLOAT", "0.003125, pretrained-freelb 0.23")
+    ] = None
+    """Maximum L2 norm of FreeLB's and PGD's perturbation of a text's token embeddings."""
+
+    def models(self, names: Sequence[str]) -> dict[str, Variant]:
+        """Models under these options, by name; see `models.variant`."""
+        from experiments.models import variant
+
+        flags = dataclasses.asdict(self)
+        flags["radius"] = flags.pop("adversarial_radius")
+        flags["folder"] = flags.pop("pretrained")
+        return {name: variant(name, **flags) for name in names}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Flags(Run):
     """Flags of every experiment that trains encoders."""
 
     data: Data = Data()
     training: Training = Training()
+    encoder: Encoders = Encoders()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,8 +334,7 @@ def check(config: Any) -> None:
             check(value)
             continue
         values = value if isinstance(value, tuple) else (value,)
-        empty = not values and not getattr(config, "may_be_empty", False)
-        if empty or len(set(values)) < len(values):
+        if not values or len(set(values)) < len(values):
             raise ValueError(f"{flag} requires one or more distinct values, got {value}")
         for words, holds, flags in RANGES:
             for one in values if each.name in flags.split() else ():

@@ -89,8 +89,8 @@ def scores(frame: pd.DataFrame, metric: str = "score") -> pd.DataFrame:
         metric: The metric to take; "score" is the papers' 0 to 100 scale.
 
     Returns:
-        `CELL`, `seed`, `score`, `run` if the frame has it, and the means of `snr_db` and `num_examples` where the frame has
-        them.
+        `CELL`, `seed`, `score`, and, where the frame has them, `run` and the means of `snr_db` and
+        `num_examples`.
     """
     kept = frame[frame.metric == metric]
     keys = [name for name in ("run", *CELL, "seed") if name in kept]

@@ -111,6 +111,35 @@ def test_cores_know_no_modules(path):
     assert not known & {"flax", "optax", "orbax", "experiments"}
 
 
+PACKAGES = {"robertha", "memory", "noise_stability", "benchmarks"}
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if PACKAGES & {*path.parts}], ids=short)
+def test_packages_of_claims_do_not_import_each_other(path):
+    (here,) = PACKAGES & {*path.parts}
+    for name in imports(path):
+        package = name.split(".")[1] if name.startswith("experiments.") else ""
+        assert package not in PACKAGES - {here}, f"{here} must not import {name}"
+
+
+# What the shared modules of experiments must not import: the order is suites -> runner ->
+# conditions -> cells, and pages and reports -> tidy.
+LATER = {
+    "cells": {"conditions", "runner", "report", "gaussian", "pages"},
+    "conditions": {"runner", "report", "gaussian", "pages"},
+    "runner": {"pages", "gaussian"},
+    "report": {"runner", "pages", "gaussian"},
+    "tidy": {"report", "figures", "runner", "pages", "gaussian"},
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_shared_modules_of_experiments_import_one_way(name):
+    path = ROOT / "experiments" / f"{name}.py"
+    found = {each.removeprefix("experiments.") for each in imports(path)}
+    assert not found & (LATER[name] | PACKAGES)
+
+
 def test_packages_have_no_import_cycles():
     graph = {
         module(path): {name for name in imports(path) if name in MODULES and name != module(path)}

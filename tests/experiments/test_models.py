@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import pytest
 from nn import checkpoints
 
-from experiments.models import VARIANTS, build, variant, with_flags
+from experiments.models import VARIANTS, build, title, variant, with_flags
 from experiments.paper import PAPER_MODELS, paper_score
-from experiments.robertha.robustness import Config, Encoders
-from experiments.runs import load
-from experiments.settings import Data
+from experiments.robertha.suites import Robustness
+from experiments.runner import load
+from experiments.settings import Data, Encoders
 from hopfax.data import task
 from hopfax.train.objectives import Batch
 
@@ -36,16 +36,12 @@ def folder(tmp_path_factory):
 
 
 def built(name, **flags):
-    return build(with_flags(variant(name), **flags), task("sst2"), vocab_size=9, **SIZES)
+    return build(variant(name, **flags), task("sst2"), vocab_size=9, **SIZES)
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name
-        for name, each in VARIANTS.items()
-        if (each.denoiser == "none" or each.training == "noise-memory") and not each.loud
-    ],
+    [name for name, each in VARIANTS.items() if not each.loud],
 )
 def test_every_model_has_a_loss_and_gradients(name, folder):
     found = built(name, folder=folder)
@@ -95,22 +91,22 @@ def test_noise_training_through_memory_sees_what_the_prior_leaves():
 
 
 def test_settings_name_what_trains_and_nothing_else():
-    plain, renamed = variant("tinybert"), with_flags(variant("tinybert"), title="another")
+    plain, renamed = variant("tinybert"), variant("tinybert", title="another")
     assert plain.settings() == renamed.settings()
     # Flags of Robertha and of adversarial training leave TinyBERT alone.
     flags = {"beta": 1.0, "max_steps": 3, "tol": 1e-2, "esr_weight": 1.0, "radius": 1.0}
     assert with_flags(plain, **flags, preset="paper").settings() == plain.settings()
     for name, value in flags.items():
-        changed = with_flags(variant("robertha-freelb"), **{name: value})
+        changed = variant("robertha-freelb", **{name: value})
         assert changed.settings() != variant("robertha-freelb").settings(), name
     # A flag does not change what a variant is.
-    without = with_flags(variant("robertha-no-iteration-no-esr"), max_steps=9)
+    without = variant("robertha-no-iteration-no-esr", max_steps=9)
     assert without.options["max_steps"] == 0
 
 
 def test_a_pretrained_encoder_is_its_weights_wherever_they_are(folder, tmp_path, monkeypatch):
     def settings(path):
-        return with_flags(variant("pretrained-hopfield"), folder=str(path)).settings()
+        return variant("pretrained-hopfield", folder=str(path)).settings()
 
     monkeypatch.setenv("HOME", str(tmp_path))
     shutil.copytree(folder, tmp_path / "copy")
@@ -120,17 +116,45 @@ def test_a_pretrained_encoder_is_its_weights_wherever_they_are(folder, tmp_path,
     (tmp_path / "other" / "config.json").write_text("{}")
     assert settings(tmp_path / "other") != settings(folder)
     with pytest.raises(ValueError, match="set --pretrained"):
-        with_flags(variant("pretrained"))
+        variant("pretrained")
 
 
 def test_a_run_with_a_pretrained_encoder_uses_its_tokenizer(folder):
-    config = Config(encoder=Encoders(pretrained=folder), data=Data(task=("entailment",)))
+    config = Robustness(encoder=Encoders(pretrained=folder), data=Data(task=("entailment",)))
     data = load(config, "entailment")
     assert data.vocabulary.tokens[:5] == ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a")
     assert data.vocab_size == 20
     both = dataclasses.replace(config, data=Data(vocab="vocab.txt"))
     with pytest.raises(ValueError, match="--vocab must be left out with --pretrained"):
         load(both, "entailment")
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "changes"),
+    [
+        ("robertha-beta-5", "Robertha, β 5", {"options": {"beta": 5.0}}),
+        ("robertha-esr-target-0.5", "Robertha, α 0.5", {"esr_target": 0.5}),
+        ("robertha-esr-weight-0", "Robertha, λ 0", {"esr_weight": 0.0}),
+        ("freelb-rate-1e-4", "FreeLB, learning rate 1e-4", {"fixed_rate": 1e-4}),
+    ],
+)
+def test_a_suffix_changes_one_thing_that_flags_leave_alone(name, title, changes):
+    base = variant(name.partition("-")[0])
+    changed = (
+        variant(name, beta=1.0, esr_target=0.1, esr_weight=0.9)
+        if "rate" not in name
+        else variant(name)
+    )
+    for field, value in changes.items():
+        assert getattr(changed, field) == value != getattr(base, field)
+    assert changed.title == title and changed.paper is None
+
+
+def test_a_size_sets_the_shape_of_the_encoder():
+    options = variant("robertha-mini", num_layers=9).options
+    assert (options["num_layers"], options["width"], options["num_heads"]) == (4, 256, 4)
+    assert title("tinybert-mini-memory") == "TinyBERT, mini + memory"
+    assert title("tinybert-tiny") == variant("tinybert-tiny").title == "TinyBERT, tiny"
 
 
 def test_an_unknown_model_is_an_error():

@@ -8,12 +8,13 @@ import pytest
 import tyro
 
 from experiments.noise_stability import encoder
-from experiments.robertha import hyperparameters, scaling, typos
-from experiments.robertha.robustness import Config, Encoders
+from experiments.robertha.suites import Hyperparameters, Typos
+from experiments.robertha.suites import Robustness as Config
 from experiments.settings import (
     BUDGETS,
     EMBEDDED_LAPTOP,
     Data,
+    Encoders,
     Noise,
     Training,
     resolved,
@@ -59,20 +60,18 @@ def test_wrong_values_are_refused_by_flag(flags, message):
 
 
 @pytest.mark.parametrize(
-    ("module", "few", "named"),
+    ("config", "own", "few", "named"),
     [
-        (typos, {"rates": (0.1,), "texts": 4}, {"rates": (0.2, 0.3), "texts": 9}),
-        (scaling, {"size": ("smallest",)}, {"size": ("tiny", "mini")}),
-        (hyperparameters, {"esr_target": (0.1,), "beta": ()}, {"beta": (1.0, 5.0)}),
-        (encoder, {"model": ("tinybert",)}, {"model": ("robertha", "tinybert")}),
+        (Typos, Typos.DEFAULTS, {"rates": (0.1,), "texts": 4}, {"rates": (0.2, 0.3), "texts": 9}),
+        (encoder.Config, encoder.MODELS, {"model": ("tinybert",)}, {"model": ("robertha",)}),
     ],
 )
-def test_a_smoke_run_shortens_only_lists_that_were_left_out(module, few, named):
+def test_a_smoke_run_shortens_only_lists_that_were_left_out(config, own, few, named):
     def smoke(*flags):
         arguments = ["--budget", "smoke", *flags]
-        config = tyro.cli(module.Config, args=arguments, config=(tyro.conf.OmitArgPrefixes,))
-        filled = resolved(config, module.MODELS if module is encoder else module.DEFAULTS)
-        return {name: getattr(getattr(filled, "sweeps", filled), name) for name in few}
+        parsed = tyro.cli(config, args=arguments, config=(tyro.conf.OmitArgPrefixes,))
+        filled = resolved(parsed, own)
+        return {name: getattr(filled, name) for name in few}
 
     assert smoke() == few
     for name, value in named.items():
@@ -80,15 +79,11 @@ def test_a_smoke_run_shortens_only_lists_that_were_left_out(module, few, named):
         assert smoke(f"--{name}", *words) == few | {name: value}
 
 
-def test_a_sweep_without_values_is_left_out():
-    config = hyperparameters.Config(sweeps=hyperparameters.Sweeps(beta=()))
-    assert resolved(config, hyperparameters.DEFAULTS).sweeps.beta == ()
-
-
-def test_sizes_are_set_by_size_alone(capsys):
-    with pytest.raises(SystemExit):
-        tyro.cli(scaling.Config, args=["--width", "8"], config=(tyro.conf.OmitArgPrefixes,))
-    assert "Unrecognized options: --width" in capsys.readouterr().err
+def test_a_smoke_run_of_a_suite_has_few_models():
+    assert Hyperparameters(budget="smoke").names() == ("robertha", "robertha-esr-target-0.1")
+    assert len(Hyperparameters().names()) == 18
+    named = Hyperparameters(budget="smoke", model=("robertha-beta-1",))
+    assert named.names() == ("robertha-beta-1",)
 
 
 def test_help_shows_what_the_budgets_take_and_loads_no_jax():

@@ -14,10 +14,11 @@ import pandas as pd
 import pytest
 
 from experiments import __main__ as command_line
-from experiments import cells, conditions, predict, report, rundir, runs, tidy
+from experiments import cells, conditions, gaussian, predict, report, rundir, runner, tidy
 from experiments.__main__ import earlier
-from experiments.models import variant, with_flags
-from experiments.robertha import robustness
+from experiments.models import VARIANTS, variant, with_flags
+from experiments.robertha import suites
+from experiments.runner import Trial
 from experiments.settings import Data, Training, resolved
 from hopfax import Classifier
 from hopfax.data import TASKS, Encoded, task, training_rows
@@ -27,7 +28,7 @@ from hopfax.train.metrics import scores
 def config(folder, **training):
     sizes = {"seeds": (1, 2, 3), "epochs": 2, "width": 16, "patience": 2} | training
     return resolved(
-        robustness.Config(
+        suites.Robustness(
             budget="smoke",
             runs=str(folder),
             data=Data(task=("sentiment",), train_size=64, test_size=40, vocab_size=200),
@@ -39,8 +40,12 @@ def config(folder, **training):
 CLEAN = (conditions.Gaussian(),)
 
 
-def job(name="tinybert", tests=CLEAN):
-    return runs.Job("sentiment", name, variant(name), tests)
+def trial(name="tinybert", tests=CLEAN, denoisers=("none",)):
+    return Trial("sentiment", name, variant(name), tests, denoisers)
+
+
+def fill(flags, *trials, page=gaussian.page):
+    return runner.fill("robustness", flags, runner.jobs(flags, trials), page)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +53,7 @@ def trained(tmp_path_factory):
     """A folder, its configuration, and the cell that was trained there."""
     folder = tmp_path_factory.mktemp("runs")
     flags = config(folder)
-    return folder, flags, runs.open_cell(flags, job(), runs.load(flags, "sentiment"))
+    return folder, flags, runner.open_cell(flags, trial(), runner.load(flags, "sentiment"))
 
 
 def test_a_cell_is_trained_once_and_complete(trained, monkeypatch):
@@ -60,7 +65,7 @@ def test_a_cell_is_trained_once_and_complete(trained, monkeypatch):
         left.mkdir()
     for left in (cell.folder, late):
         (left / rundir.LOCK).touch()
-    again = runs.open_cell(flags, job(), cell.data)
+    again = runner.open_cell(flags, trial(), cell.data)
     jax.tree.map(np.testing.assert_array_equal, again.params, cell.params)
     assert again.folder == cell.folder
     assert not list((folder / "cells").glob("*.partial"))
@@ -75,21 +80,19 @@ def test_each_pretrained_model_has_its_own_learning_rate(trained):
     unset = replace(flags, training=replace(flags.training, learning_rate=None))
     rates = {}
     for name in ("freelb", "pretrained-freelb"):
-        each = replace(variant(name), kind="tinybert")
+        each = replace(VARIANTS[name], kind="tinybert")
         assert "learning_rate" not in each.settings()
         for config in (unset, flags):
-            spec = runs.spec_of(config, runs.Job("sentiment", name, each, CLEAN), cell.data)
+            spec = runner.spec_of(config, Trial("sentiment", name, each, CLEAN), cell.data)
             rates[name, config is unset] = spec.learning_rate
-    own = variant("pretrained-freelb").learning_rate
+    own = VARIANTS["pretrained-freelb"].learning_rate
     assert rates["pretrained-freelb", True] == own != rates["freelb", True]
     assert rates["freelb", False] == rates["pretrained-freelb", False] == 1e-3
 
 
-def test_memory_tests_the_same_trained_model(trained, monkeypatch):
-    _, flags, plain = trained
-    monkeypatch.setattr(cells, "fit", lambda *_, **__: pytest.fail("trained again"))
-    cell = runs.open_cell(flags, job("tinybert-memory"), plain.data)
-    assert cell.spec == plain.spec
+def test_memory_tests_the_same_trained_model(trained):
+    _, _, plain = trained
+    cell = cells.with_denoiser(plain, "memory")
     probabilities = np.exp(cell.params["memory"]["log_prior"][0])
     assert probabilities.argmax() in plain.data.train.ids[0]
     noise = conditions.Gaussian(site="token", protocol="matched", level=0.3)
@@ -125,10 +128,9 @@ def test_baselines_of_memory_denoise_the_token_vectors(trained):
         denoised = cells.with_denoiser(cell, name)
         logits = conditions.predictions(denoised, noise).logits
         assert np.abs(logits - plain).mean() < 0.9 * np.abs(noisy - plain).mean()
-        job = runs.Job("own", name, replace(variant("tinybert"), denoiser=name), [])
-        inner = job._replace(conditions=[replace(noise, site="embedding")])
-        with pytest.raises(ValueError, match=f"{name} requires --sites token"):
-            runs.check([inner], {"own": cell.data})
+        inner = trial(tests=[replace(noise, site="embedding")], denoisers=("none", name))
+        with pytest.raises(ValueError, match=f"--denoiser {name} requires --sites token"):
+            runner.check([inner], {"sentiment": cell.data})
     unchanged = conditions.predictions(cells.with_denoiser(cell, "nearest"), *CLEAN).logits
     np.testing.assert_allclose(unchanged, plain, rtol=1e-4, atol=1e-5)
 
@@ -176,9 +178,9 @@ def test_tokens_that_tell_classes_apart_are_louder(trained):
 
 
 def test_the_gain_of_memory_has_an_interval_over_rows(trained):
-    _, flags, plain = trained
+    _, _, plain = trained
     noise = conditions.Gaussian(site="token", protocol="matched", level=2.0)
-    memory = runs.open_cell(flags, job("tinybert-memory"), plain.data)
+    memory = cells.with_denoiser(plain, "memory")
     parts = [pd.DataFrame(conditions.rows(each, noise, model="m")) for each in (plain, memory)]
     without, with_memory = (part[part.metric == "score"].score.to_numpy() for part in parts)
     gains = parts[1][parts[1].metric == "gain"]
@@ -216,9 +218,9 @@ def test_a_spec_is_what_training_depends_on(trained):
     fewer = cell.data._replace(test=cell.data.train)
     assert cells.digest(fewer) == spec.data
     assert cells.digest(cell.data._replace(train=cell.data.test)) != spec.data
-    assert runs.spec_of(flags, job(), cell.data) == spec
+    assert runner.spec_of(flags, trial(), cell.data) == spec
     halved = replace(flags, training=replace(flags.training, precision="bfloat16"))
-    assert runs.spec_of(halved, job(), cell.data).model["precision"] == "bfloat16"
+    assert runner.spec_of(halved, trial(), cell.data).model["precision"] == "bfloat16"
 
 
 def test_training_that_breaks_off_resumes_to_the_same_bits(trained, tmp_path, monkeypatch):
@@ -237,15 +239,15 @@ def test_training_that_breaks_off_resumes_to_the_same_bits(trained, tmp_path, mo
 
     monkeypatch.setattr(cells, "fit", broken)
     with pytest.raises(OSError, match="no space"):
-        runs.open_cell(flags, job(), cell.data)
+        runner.open_cell(flags, trial(), cell.data)
     left = [path.name for path in (tmp_path / "cells").iterdir()]
     assert left == [f"{cell.spec.id}.partial"]
     monkeypatch.setattr(cells, "fit", fit)
     with monkeypatch.context() as patched:  # as on another device
         patched.setattr(cells, "bucket_boundaries", lambda known, **_: [int(np.median(known))])
         with pytest.raises(ValueError, match="buckets"):
-            runs.open_cell(flags, job(), cell.data)
-    resumed = runs.open_cell(flags, job(), cell.data)
+            runner.open_cell(flags, trial(), cell.data)
+    resumed = runner.open_cell(flags, trial(), cell.data)
     jax.tree.map(np.testing.assert_array_equal, resumed.params, cell.params)
 
 
@@ -253,7 +255,7 @@ def test_another_process_keeps_a_cell(trained, tmp_path):
     flags, cell = config(tmp_path), trained[2]
     locked = rundir.locked(tmp_path / "cells" / f"{cell.spec.id}.partial")
     with locked, pytest.raises(BlockingIOError, match="is in use by process"):
-        runs.open_cell(flags, job(), cell.data)
+        runner.open_cell(flags, trial(), cell.data)
 
 
 def test_padded_lengths_are_those_of_the_training_rows(trained):
@@ -344,30 +346,32 @@ def test_a_run_gathers_every_row_once(trained, monkeypatch, capsys):
     grid = conditions.gaussian_grid(
         levels=(1.0,), sites=("token",), protocols=("sigma",), noise_draws=2
     )
-    folder = runs.fill("robustness", flags, [job(tests=grid)], robustness.page)
+    both = trial(tests=grid, denoisers=("none", "memory"))
+    folder = fill(flags, both)
     frame = tidy.read(folder)
     assert not frame.duplicated([*tidy.CELL, "seed", "draw", "metric"]).any()
-    assert len(frame[frame.metric == "score"]) == 3 * (1 + 2)
-    assert (folder / "report.html").exists() and (folder / "robustness.png").exists()
+    counts = frame[frame.metric == "score"].groupby("denoiser").size().to_dict()
+    assert counts == {"none": 3 * (1 + 2), "memory": 3 * (1 + 2)}
+    assert (folder / "report.html").exists() and (folder / "scores.png").exists()
     page = f"1 of 1 models trained, page: {folder / 'report.html'}"
     assert earlier(folder.parents[1]).splitlines()[-1].strip() == page
     assert capsys.readouterr().err.splitlines()[-1] == "[1/1] Sentiment, TinyBERT  100%  done"
     before = (folder / "results.csv").read_bytes()
     monkeypatch.setattr(cells, "fit", lambda *_, **__: pytest.fail("trained again"))
     monkeypatch.setattr(conditions, "predict", lambda *_, **__: pytest.fail("predicted again"))
-    assert runs.fill("robustness", flags, [job(tests=grid)], robustness.page) == folder
+    assert fill(flags, both) == folder
     assert (folder / "results.csv").read_bytes() == before
 
 
 def test_repeating_a_finished_run_loses_no_rows_and_sees_damage(trained, monkeypatch):
     _, flags, cell = trained
-    fill = partial(runs.fill, "robustness", flags, [job(), job()], lambda _: report.Page("a", "b"))
-    path = fill() / "results.csv"
+    again = partial(fill, flags, trial(), trial(), page=lambda _: report.Page(title="a"))
+    path = again() / "results.csv"
     before, rows, calls = path.read_bytes(), conditions.rows, iter([cell])
     with monkeypatch.context() as killed:  # in the second job
         killed.setattr(conditions, "rows", lambda *a, **model: next(calls) and rows(*a, **model))
         with pytest.raises(StopIteration):
-            fill()
+            again()
     assert path.read_bytes() == before
     path.write_bytes(before[: before.rindex(b"\n", 0, -1) + 1])
     with pytest.raises(ValueError, match="differs from its checksum: repeat the run's command"):
@@ -375,14 +379,14 @@ def test_repeating_a_finished_run_loses_no_rows_and_sees_damage(trained, monkeyp
     for stored in cell.folder.glob("predictions/*.npz"):
         stored.write_bytes(stored.read_bytes()[:-30])
     with pytest.warns(UserWarning, match=r"predictions/gaussian-\w+\.npz is damaged .*computing"):
-        fill()
+        again()
     assert path.read_bytes() == before and len(tidy.read(path.parent)) == before.count(b"\n") - 1
 
 
 def test_a_wrong_option_fails_before_anything_is_trained(tmp_path):
-    wrong = job()._replace(variant=with_flags(variant("robertha"), beta=-1.0))
+    wrong = trial()._replace(variant=with_flags(variant("robertha"), beta=-1.0))
     with pytest.raises(ValueError, match="beta"):
-        runs.fill("robustness", config(tmp_path), [wrong], robustness.page)
+        fill(config(tmp_path), wrong)
     assert not list(tmp_path.iterdir())
 
 
@@ -397,30 +401,30 @@ def test_files_with_named_columns_are_a_task(tmp_path, monkeypatch):
     flags = replace(config(tmp_path / "runs", seeds=(1, 2), epochs=1), data=own)
     flags = resolved(flags)
     (name,) = flags.data.task
-    data = runs.load(flags, name)
+    data = runner.load(flags, name)
     assert data.spec.labels == ("3", "4") and data.test.labels.tolist() == [0, 1] * 4
     assert len(data.train.labels) == 54  # fewer than the 128 of a smoke run
     noise = conditions.Gaussian(site="token", protocol="sigma", level=1.0)
-    films = runs.Job(name, "tinybert", variant("tinybert"), (*CLEAN, noise))
-    folder = runs.fill("robustness", flags, [films], robustness.page)
+    films = Trial(name, "tinybert", variant("tinybert"), (*CLEAN, noise))
+    folder = fill(flags, films)
     frame = tidy.read(folder)
     assert set(frame.task) == {"films"} and set(frame.num_examples) == {8}
     assert (folder / "report.html").exists() and before == TASKS
     with pytest.raises(ValueError, match=r"--train \(films\) can be tested under Gaussian noise"):
-        runs.check([films._replace(conditions=[conditions.Typos()])], {name: data})
+        runner.check([films._replace(conditions=[conditions.Typos()])], {name: data})
     loud = films._replace(model="pretrained-loud", variant=replace(films.variant, loud=True))
     three = data._replace(spec=replace(data.spec, labels=("3", "4", "5")))
     with pytest.raises(ValueError, match="pretrained-loud requires a task with two classes, got"):
-        runs.check([loud], {name: three})
+        runner.check([loud], {name: three})
 
 
 def test_a_run_predicts_labels_of_texts(trained, capsys, monkeypatch):
     _, flags, cell = trained
     monkeypatch.setattr(cells, "fit", lambda *_, **__: pytest.fail("trained again"))
-    two = replace(flags, model=("tinybert", "robertha", "tinybert-memory"))
+    two = replace(flags, model=("tinybert", "robertha"))
     path = str(rundir.open_run("robustness", two))
     assert command_line.main(["predict", "--run", path, "good"]) == 1
-    message = "--model is required: the run has tinybert, robertha, tinybert-memory"
+    message = "--model is required: the run has tinybert, robertha"
     assert message in capsys.readouterr().err
     texts = ["a wonderful film", "the story drags"]
     assert command_line.main(["predict", "--run", path, "--model", "tinybert", *texts]) == 0
@@ -440,7 +444,7 @@ def test_a_run_predicts_labels_of_texts(trained, capsys, monkeypatch):
     models = list(models.values())
     np.testing.assert_array_equal(models[0].predict(texts).probabilities, labels.probabilities)
     means = np.mean([model.predict(texts).probabilities for model in models], axis=0)
-    memory = predict.Config(run=path, texts=tuple(texts), model="tinybert-memory")
+    memory = predict.Config(run=path, texts=tuple(texts), model="tinybert", memory=True)
     assert len(predict.load(memory)[1].predict(texts).labels) == 2
     best = means[0].argmax()
     assert lines[1].startswith(f"  {means[0, best]:.3f} [")
@@ -463,7 +467,9 @@ def test_predictions_of_what_a_run_lacks_are_errors(trained, capsys, words, mess
     assert message in capsys.readouterr().err
     other = str(rundir.open_run("theory", {"runs": str(folder)}))
     assert command_line.main(["predict", "a", "--run", other]) == 1
-    assert "--run must be of robustness or fine-tuning, got theory" in capsys.readouterr().err
+    assert (
+        "--run must be of an experiment that trains encoders, got theory" in capsys.readouterr().err
+    )
     assert command_line.main(["predict", "a", "--run", "nowhere"]) == 1
     assert "--run must be the folder of a run, got nowhere" in capsys.readouterr().err
 
@@ -494,4 +500,38 @@ def test_capacity_leaves_out_padding():
     }
     cell = SimpleNamespace(data=SimpleNamespace(test=test), params=params)
     expected = 10 * np.log10(2 ** (2 * 2 / 8) - 1)  # two bits a token
-    np.testing.assert_allclose(conditions.capacity(cell), expected, rtol=1e-5)
+    np.testing.assert_allclose(cells.capacity(cell), expected, rtol=1e-5)
+
+
+def test_a_search_scores_every_rate_on_the_rows_that_training_selects_on(tmp_path):
+    folder = suites.LearningRates(
+        budget="smoke",
+        runs=str(tmp_path),
+        data=Data(task=("sentiment",), train_size=64, test_size=8, vocab_size=200),
+        training=Training(seeds=(1, 2, 3), epochs=2, patience=2, width=16),
+        model=("tinybert",),
+        learning_rates=(1e-5, 3e-2),
+    ).run()
+    frame = tidy.read(folder)
+    stored = {}
+    for cell in (tmp_path / "cells").iterdir():
+        lines = map(json.loads, (cell / "metrics.jsonl").read_text().splitlines())
+        rate = json.loads((cell / "config.json").read_text())["learning_rate"]
+        name = {1e-5: "tinybert-rate-1e-5", 3e-2: "tinybert-rate-0.03"}[rate]
+        stored[name] = [line["best"] for line in lines if "best" in line][-1]
+    scored = frame[frame.metric == "score"].groupby("model").score.apply(list)
+    for name, best in stored.items():
+        np.testing.assert_allclose(scored[name], best, atol=1e-5)
+    assert len(stored) == 2
+
+
+@pytest.mark.parametrize("name", ["attribution", "scaling"])
+def test_a_suite_of_contrasts_makes_a_page(name, tmp_path):
+    folder = suites.SUITES[name](
+        budget="smoke",
+        runs=str(tmp_path),
+        data=Data(task=("sentiment",), train_size=64, test_size=8, vocab_size=200),
+        training=Training(seeds=(1, 2, 3), width=16),
+    ).run()
+    text = (folder / "report.html").read_text()
+    assert "points gained" in text and (folder / "contrasts_sentiment.png").exists()

@@ -1,0 +1,106 @@
+"""Differences between pairs of models, where a suite is about steps and not about one baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from experiments import gaussian, report, tidy
+
+
+class Contrast(NamedTuple):
+    """A model and noise site, compared with those before a change; "" for all sites of both."""
+
+    change: str
+    model: str
+    before: str
+    site: str = ""
+    site_before: str = ""
+
+
+INNER = "embedding", "embedding"
+# The six from mean pooling to ESR lead from TinyBERT to Robertha; the others are separate. The
+# scale of the embeddings has the effect of moving the noise after the LayerNorm.
+CHANGES = (
+    Contrast("noise moved after the LayerNorm", "tinybert", "tinybert", "embedding", "token"),
+    Contrast("mean pooling", "tinybert-mean", "tinybert", *INNER),
+    Contrast("pre-LN", "tinybert-mean-prenorm", "tinybert-mean", *INNER),
+    Contrast("dropout 0.3", "tinybert-mean-prenorm-dropout", "tinybert-mean-prenorm", *INNER),
+    Contrast(
+        "one Hopfield update, β 15",
+        "robertha-no-iteration-no-esr",
+        "tinybert-mean-prenorm-dropout",
+        *INNER,
+    ),
+    Contrast("iteration", "robertha-no-esr", "robertha-no-iteration-no-esr", *INNER),
+    Contrast("ESR", "robertha", "robertha-no-esr", *INNER),
+    Contrast("all six together: Robertha", "robertha", "tinybert", *INNER),
+    Contrast("embeddings rescaled by 50", "tinybert-unit-scale", "tinybert", "token", "token"),
+    Contrast("no W_O", "robertha-no-output-projection", "robertha", *INNER),
+)
+
+
+def by_size(sizes: Iterable[str]) -> tuple[Contrast, ...]:
+    """Returns Robertha against the TinyBERT of each size."""
+    return tuple(Contrast(name, f"robertha-{name}", f"tinybert-{name}") for name in sizes)
+
+
+def differences(scores: pd.DataFrame, contrasts: Sequence[Contrast]) -> pd.DataFrame:
+    """Returns the gain of each change, paired by seed.
+
+    Args:
+        scores: From `tidy.scores`.
+        contrasts: The changes; those that were not measured are left out.
+
+    Returns:
+        `change`, task, site, protocol, level, seed, score.
+    """
+    parts = []
+    for each in contrasts:
+        ours, before = (tidy.select(scores, model=name) for name in (each.model, each.before))
+        on = ["task", "site", "protocol", "level", "seed"]
+        if each.site:  # the clean score is the same at any site
+            ours = tidy.select(ours, site=[each.site, ""])
+            before = tidy.select(before, site=[each.site_before, ""])
+            on.remove("site")
+        if each.site != each.site_before:
+            ours, before = ours[ours.level > 0], before[before.level > 0]
+        gained = tidy.paired(ours, before, on=on).assign(change=each.change)
+        parts.append(gained[["change", "task", "site", "protocol", "level", "seed", "score"]])
+    return pd.concat(parts, ignore_index=True)
+
+
+def page(folder: Path, contrasts: Sequence[Contrast]) -> report.Page:
+    """Returns the page of a run: the points that each change gains, mean over noise levels."""
+    gained = differences(tidy.scores(tidy.read(folder)), contrasts)
+    means = tidy.summarize(tidy.average(gained, "level"))
+    means["panel"] = means.protocol.replace({"": "clean", **gaussian.PROTOCOLS})
+    means["change"] = means.change.where(means.site != "token", means.change + ", tokens")
+    means = tidy.ordered(means, "panel", ["clean", *gaussian.PROTOCOLS.values()])
+    titles = gaussian.titles(means.task.unique())
+    tasks = list(means.task.unique())
+    return report.Page(
+        title=f"One change at a time: {', '.join(titles[task] for task in tasks)}",
+        pictures={
+            f"contrasts_{task}": report.forest(
+                f"{titles[task]}: points gained by each change",
+                means[(means.task == task) & (means.panel != "clean")],
+                label="change",
+                col="panel",
+                xlabel="points gained",
+            )
+            for task in tasks
+        },
+        tables=[
+            report.pivot(
+                means[means.task == task],
+                index="change",
+                columns="panel",
+                caption=f"{titles[task]}: points gained, mean over levels",
+            )
+            for task in tasks
+        ],
+    )
