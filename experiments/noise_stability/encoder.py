@@ -31,15 +31,13 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from experiments import conditions, report, runner, runs, tidy
+from experiments import conditions, models, report, runner, tidy
 from experiments.cells import Cell
 from experiments.conditions import Gaussian
-from experiments.models import VARIANTS
 from experiments.noise_stability import encoder_response
 from experiments.noise_stability.encoder_response import Texts
 from experiments.report import Page
-from experiments.robertha.robustness import Encoders
-from experiments.runs import Job
+from experiments.runner import Trial
 from experiments.settings import Flags, budget_of, by_budget, resolved
 from hopfax.data import Encoded, bucket_boundaries, bucketed, eval_batches
 from hopfax.data.tokenize import text_tokenizer
@@ -100,7 +98,6 @@ class Config(Flags):
     """Expected signal-to-noise ratio on the embeddings, in dB."""
     seed: int = 0
     """Seed of the choice of texts and of all noise."""
-    encoder: Encoders = Encoders()
 
 
 def run(config: Config) -> Path:
@@ -109,42 +106,42 @@ def run(config: Config) -> Path:
     if min(budget.texts, budget.draws) < 2 or budget.level_texts < 1:
         raise ValueError("--texts and --draws must be at least 2, and --level-texts at least 1")
     config = resolved(config, MODELS)
-    models = config.encoder.models(config.model or ())
-    if changed := [name for name, each in models.items() if each.denoiser != "none" or each.loud]:
-        raise ValueError(
-            f"--model must not include {changed[0]}: its inputs are denoised or rescaled"
-        )
+    variants = config.encoder.models(config.model or ())
+    if loud := [name for name, variant in variants.items() if variant.loud]:
+        raise ValueError(f"--model must not include {loud[0]}, whose inputs are rescaled")
     noise = Gaussian(site="embedding", protocol="matched", level=10 ** (-config.snr_db / 20))
     trials = [
-        Job(task, model, each, (Gaussian(), noise))
+        Trial(task, model, variant, (Gaussian(), noise))
         for task in config.data.task
-        for model, each in models.items()
+        for model, variant in variants.items()
     ]
-    data = {name: runs.load(config, name) for name in config.data.task}
+    data = {name: runner.load(config, name) for name in config.data.task}
     if wrong := [name for name, rows in data.items() if rows.spec.regression]:
         raise ValueError(f"task {wrong[0]} has scores, not classes with probabilities")
-    runs.check(trials, data)
+    runner.check(trials, data)
 
-    def job(trial: Job, arms: Sequence[str]) -> runner.Job:
+    def job(trial: Trial, arms: Sequence[str]) -> runner.Job:
+        rows = data[trial.task]
+
         def results(on_progress: Callable[..., None]) -> dict[str, pd.DataFrame]:
             def training(share: float, **shown: Any) -> None:
                 on_progress(TRAINING * share, **shown)
 
-            cell = runs.open_cell(config, trial, data[trial.task], on_progress=training)
-            rows = losses(cell, trial)
+            cell = runner.open_cell(config, trial, rows, on_progress=training)
+            table = losses(cell, trial)
             for share, measured in measure(cell, budget, config, arms):
-                rows += measured
+                table += measured
                 on_progress(TRAINING + (1 - TRAINING) * share)
-            return {"results": pd.DataFrame(rows).assign(task=trial.task, model=trial.model)}
+            return {"results": pd.DataFrame(table).assign(task=trial.task, model=trial.model)}
 
-        title = f"{data[trial.task].spec.title}, {trial.variant.title}"
-        return runner.Job(title, results, runs.spec_of(config, trial, data[trial.task]).id)
+        title = f"{rows.spec.title}, {trial.variant.title}"
+        return runner.Job(title, results, runner.spec_of(config, trial, rows).id)
 
     jobs = list(map(job, trials, arms_of(trials)))
     return runner.fill("encoder-stability", config, jobs, page)
 
 
-def losses(cell: Cell, trial: Job) -> list[dict[str, Any]]:
+def losses(cell: Cell, trial: Trial) -> list[dict[str, Any]]:
     """Rows of the points that each seed loses from the trial's first condition to the second."""
     clean, noisy = (
         [row for row in conditions.rows(cell, each, model=trial.model) if row["metric"] == "score"]
@@ -158,10 +155,12 @@ def losses(cell: Cell, trial: Job) -> list[dict[str, Any]]:
     ]
 
 
-def arms_of(trials: Sequence[Job]) -> list[tuple[str, ...]]:
+def arms_of(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
     """Arms to measure of each trial: variants that differ in training alone share the fresh one."""
     networks = [
-        (task, each.kind, each.preset, each.precision, each.options) for task, _, each, _ in trials
+        (trial.task, each.kind, each.preset, each.precision, each.options)
+        for trial in trials
+        for each in [trial.variant]
     ]
     return [
         ("trained",) if network in networks[:number] else ("fresh", "trained")
@@ -224,7 +223,8 @@ def padded(chosen: Encoded, pad_id: int, *, lengths: int, rows: int) -> list[tup
 
 def page(folder: Path) -> Page:
     """The page of a run."""
-    frame, titles = tidy.read(folder), {name: each.title for name, each in VARIANTS.items()}
+    frame = tidy.read(folder)
+    titles = {name: models.title(name) for name in frame.model.unique()}
     table = shown(frame)
     lines = []
     for (task, model, arm), rows in intervals(table, [*ARM, "head"]).groupby(ARM, sort=False):
@@ -257,11 +257,12 @@ def page(folder: Path) -> Page:
 
 def shown(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns the rows of `COLUMNS` in percent or points; `head` is the column."""
-    parts = []
+    parts, scaled = [], ["score", "standard_error", "low", "high"]
     for head, (metric, corruption, level, factor) in COLUMNS.items():
         rows = tidy.select(frame, metric=metric, corruption=corruption, level=level)
-        scaled = factor * rows[["score", "standard_error", "low", "high"]]
-        parts.append(rows.assign(head=head, **scaled))
+        rows = rows.assign(head=head)
+        rows[scaled] *= factor
+        parts.append(rows)
     return pd.concat(parts)
 
 

@@ -162,7 +162,7 @@ def page(folder: Path) -> Page:
     medians = sweep.pivot_table("score", ["task", "gamma"], "rho", aggfunc="median")
     lines = [
         [f"{task}, γ = {gamma:g}", *map("{:,.0f}".format, steps)]
-        for (task, gamma), steps in medians.iterrows()
+        for (task, gamma), steps in zip(medians.index, medians.to_numpy(), strict=True)
     ]
     heads = ["", *(f"ρ = {rho:g}" for rho in medians)]
     tables = [report.Table(heads, lines, "Median steps at other γ and ρ")] if lines else []
@@ -209,8 +209,9 @@ def resolved(config: Config) -> Budget:
     budget = budget_of(config, BUDGETS)
     if budget.seeds < (least := 2 if config.budget == "smoke" else 3):
         raise ValueError(f"--seeds must be >= {least}, got {budget.seeds}")
-    chosen = [task for task in config.task if task in budget.settings]
-    settings: dict[Task, Setting] = {task: budget.settings[task] for task in chosen}
+    settings: dict[Task, Setting] = {
+        task: budget.settings[task] for task in config.task if task in budget.settings
+    }
     if not settings:
         raise ValueError(f"--budget {config.budget} requires --task {' '.join(budget.settings)}")
     batches = max(ARMS[name].get("batches", 1) for name in budget.arm)

@@ -296,13 +296,14 @@ def ratios(frame: pd.DataFrame) -> pd.DataFrame:
     table = parts.assign(weights=weights_of(parts)).pivot_table(
         index=index, columns="metric", values="score", sort=False
     )
+    logs = table.transform(np.log).reset_index()
     each = pd.concat(
-        np.log(table[end] / table.middle).rename("score").reset_index().assign(part=name)
-        for end, name in (("first", FIRST), ("last", LAST))
+        logs.assign(score=logs[end] - logs.middle, part=part)
+        for end, part in (("first", FIRST), ("last", LAST))
     )
     keys = ["corruption", "weights", "part", "seed"]
-    logs = tidy.summarize(each.groupby(keys, sort=False)["score"].mean().reset_index())
-    return logs.assign(**{name: np.exp(logs[name]) for name in ("mean", "low", "high")})
+    means = tidy.summarize(each.groupby(keys, sort=False)["score"].mean().reset_index())
+    return means.assign(**{name: np.exp(means[name]) for name in ("mean", "low", "high")})
 
 
 def weights_of(rows: pd.DataFrame) -> pd.Series:
@@ -376,4 +377,4 @@ def table(summary: pd.DataFrame, lines: pd.Series, heads: pd.Series, caption: st
     texts = [report.bracketed(row, digits=2) for _, row in summary.iterrows()]
     cells = pd.Series(texts, pd.MultiIndex.from_arrays([lines, heads]))
     grid = cells.unstack(fill_value="–", sort=False)
-    return report.Table(["", *grid], [list(line) for line in grid.itertuples()], caption)
+    return report.Table(["", *map(str, grid)], [list(line) for line in grid.itertuples()], caption)

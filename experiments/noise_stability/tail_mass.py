@@ -64,6 +64,13 @@ PAIRS = 2  # pairs of bits flipped together, a draw
 TAIL, MARKOV, LEMMA = "exact weight", "influence: I/T", "stability: Lemma 1"
 D = "D"
 HEADS = (TAIL, MARKOV, LEMMA, D)
+# Estimate -> the factor of W^k in its sum over k.
+SUMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "variance": lambda k: k > 0,
+    "second moment": lambda k: k >= 0,
+    "influence": lambda k: k,
+    "pairs": lambda k: k * (k - 1),
+}
 # (parameters, ids) -> (a text's output, the vector that multiplies changed texts' outputs)
 Output = Callable[[Params, jax.Array], tuple[jax.Array, jax.Array]]
 Texts = tuple[np.ndarray, np.ndarray]  # ids and their replacements, without special tokens
@@ -301,17 +308,11 @@ def bounds(frame: pd.DataFrame) -> pd.DataFrame:
         if setting == "exact":
             levels = wide["weight"].sort_index(axis=1).to_numpy()
             k = np.arange(levels.shape[1])
-            factors = {
-                "variance": k > 0,
-                "second moment": k >= 0,
-                "influence": k,
-                "pairs": k**2 - k,
-            }
-            sums = {name: levels @ factor for name, factor in factors.items()}
+            sums = {name: levels @ factor(k) for name, factor in SUMS.items()}
             distances = {rho: levels @ (1 - rho**k) for rho in FINE}
             tails, where = {t: levels @ (k >= t) for t in DEGREES}, f"{k[-1]} tokens"
         else:
-            sums = {str(name): column.to_numpy() for (name, _), column in wide.items()}
+            sums = {name: wide[name, 0.0].to_numpy() for name in SUMS}
             distances = {rho: wide["distance", rho].to_numpy() for rho in RHOS}
             tails, where = {PAPER_DEGREE: None}, "Monte Carlo"
         variance, influences = sums["variance"], sums["influence"]
@@ -348,7 +349,7 @@ def page(folder: Path) -> report.Page:
     lines = []
     for (panel, weights), rows in table.groupby(["panel", "weights"], sort=False):
         lemma = rows[rows.quantity == LEMMA]
-        best: Any = lemma.loc[lemma["mean"].idxmin()]
+        best: Any = lemma.sort_values("mean").iloc[0]
         cells = {row.quantity: report.bracketed(row, digits=2) for _, row in rows.iterrows()}
         cells[LEMMA] = f"{report.bracketed(best, digits=2)} at ρ = {best.rho:g}"
         lines.append([f"{panel}, {weights}", *(cells.get(head, "–") for head in HEADS)])
@@ -360,6 +361,6 @@ def page(folder: Path) -> report.Page:
         hue="quantity", col="panel", row="weights", xlabel="ρ", ylabel="share of the variance",
         least_range=0.1,
     )  # fmt: skip
-    table = report.Table(["", *HEADS], lines, "Shares of the variance; D is a degree")
+    table = report.Table(["", *HEADS], lines, "Shares of the variance, and D")
     title = "Bounds on the weight of high degree"
     return report.Page(title, pictures={"tail_mass": picture}, tables=[table])

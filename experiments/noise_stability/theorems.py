@@ -345,7 +345,7 @@ def estimators(key: jax.Array, budget: Budget) -> Tables:
     for name, fn, shape in functions[: budget.functions]:
 
         def variance(key: jax.Array, rho: float, points: int, fn: Any = fn, shape: Any = shape):
-            sizes = {"num_samples": evaluations // points, "batch_size": 128}
+            sizes: Any = {"num_samples": evaluations // points, "batch_size": 128}
             measured = noise_stability(fn, key, shape=shape, rho=rho, arc_points=points, **sizes)
             return measured.standard_error**2
 

@@ -241,7 +241,8 @@ def _store(arm: Arm, stored: Path, unfinished: Path, on_progress: Callable[..., 
         history, params = train_runs(arm, checkpoints, on_progress)
     final = evaluate_runs(problem.model, problem.evaluate, params, problem.splits)
     arrays = history._asdict() | {FINAL + key: part for key, part in final.items()}
-    buffer, as_float = io.BytesIO(), {key: np.float32(part) for key, part in arrays.items()}
+    buffer = io.BytesIO()
+    as_float: Any = {key: np.asarray(part, np.float32) for key, part in arrays.items()}
     np.savez_compressed(buffer, settings=np.array(_json(settings).decode()), **as_float)
     write_whole(stored, buffer.getvalue())
 

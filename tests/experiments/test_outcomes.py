@@ -1,10 +1,9 @@
 """Medians of times some of which are never, their intervals, and comparisons of them."""
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from experiments.noise_stability.outcomes import median_time, read_times, reduction, saved
+from experiments.noise_stability.outcomes import median_time, reduction
 
 NEVER = np.inf
 
@@ -74,15 +73,3 @@ def test_a_baseline_that_was_observed_counts_whole():
     # Its median is above 8: it may save up to 20 %, or nothing; some resamples save half.
     assert np.isnan(few.value) and few[1:] == (-NEVER, 50)
     assert reduction(np.array([5.0, NEVER, NEVER]), plain, followed=(20, 20)).value == -NEVER
-
-
-def test_compute_counts_the_rows_of_a_step():
-    columns = {"task": "t", "metric": "steps", "horizon": 40, "seed": [1, 0, 2]}
-    parts = [
-        pd.DataFrame(columns).assign(model=name, score=score, rows_per_step=rows)
-        for name, score, rows in (("baseline", [20.0, 10, 30], 5), ("arm", [10.0, 5, 15], 15))
-    ]
-    baseline, arm = read_times(pd.concat(parts))
-    assert arm.steps.tolist() == [5, 10, 15] and (arm.arm, arm.horizon) == ("arm", 40)
-    np.testing.assert_allclose(saved(arm, baseline), 50)
-    np.testing.assert_allclose(saved(arm, baseline, compute=True), -50)

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from experiments.noise_stability import grokking, language_model, training
+from experiments import tidy
+from experiments.noise_stability import grokking, language_model, outcomes, training
 
 
 def test_accuracy_is_taken_apart_by_known_and_unknown_words():
@@ -51,3 +52,16 @@ def test_the_penalty_raises_agreement_and_its_negative_lowers_it(tmp_path):
         assert ((history.agreement > 0) & (history.agreement <= 1)).all()
         ends.append(history.agreement[-1].mean())
     assert ends == sorted(ends)
+
+
+def test_a_run_has_the_steps_and_the_compute_of_every_arm(tmp_path, monkeypatch):
+    history = training.Epoch(*np.tile(np.linspace(0.1, 1, 10)[:, None], (7, 1, 3)))
+    monkeypatch.setattr(training, "train_arm", lambda *_: (history, {}))
+    folder = grokking.run(grokking.Config(budget="smoke", seeds=3, runs=str(tmp_path)))
+    baseline, arm = outcomes.read_times(tidy.read(folder))
+    assert baseline.steps.tolist() == [30] * 3 and (arm.arm, arm.horizon) == ("stability_reg", 30)
+    assert (baseline.rows_per_step, arm.rows_per_step) == (5, 10)
+    np.testing.assert_allclose(outcomes.saved(arm, baseline), 0)
+    np.testing.assert_allclose(outcomes.saved(arm, baseline, compute=True), -100)
+    (table,) = outcomes.page(folder, "").tables
+    assert table.rows[1][1:] == ["3 of 3", "30 [30, 30]", "0 [0, 0]", "−100 [−100, −100]", "1.0"]
