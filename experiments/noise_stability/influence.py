@@ -288,7 +288,7 @@ def within_model(values: np.ndarray, *, special: tuple[int, int]) -> pd.DataFram
 def ratios(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns how many times the middle's influence the ends of a text have, from results.csv.
 
-    By `corruption`, `weights` and `part`: geometric means with intervals over texts, after draws of
+    By `corruption`, `weights` and `part`, first or last: geometric means with intervals over texts, after draws of
     random weights are averaged within a text.
     """
     parts = frame[frame.metric.isin(PARTS)]
@@ -298,8 +298,7 @@ def ratios(frame: pd.DataFrame) -> pd.DataFrame:
     )
     logs = table.transform(np.log).reset_index()
     each = pd.concat(
-        logs.assign(score=logs[end] - logs.middle, part=part)
-        for end, part in (("first", FIRST), ("last", LAST))
+        logs.assign(score=logs[end] - logs.middle, part=end) for end in ("first", "last")
     )
     keys = ["corruption", "weights", "part", "seed"]
     means = tidy.summarize(each.groupby(keys, sort=False)["score"].mean().reset_index())
@@ -361,11 +360,12 @@ def page(folder: Path) -> report.Page:
         col="corruption", xlabel="position", ylabel="influence / mean", least_range=1.0,
     )  # fmt: skip
     output = pd.concat([ratios(frame), juntas(frame), influential(frame)])
+    parts = output.part.replace({"first": FIRST, "last": LAST})
     states = frame[frame.site == "layer"].rename(columns={"score": "mean"})
     layers = pd.concat([states, curved_heads(frame)])
     names = layers.corruption + ", " + layers.model + ", layer " + layers.level.map("{:g}".format)
     tables = [
-        table(output, output.corruption + ", " + output.weights, output.part, "Output"),
+        table(output, output.corruption + ", " + output.weights, parts, "Output"),
         table(layers, names, layers.metric, "States and heads of layers"),
     ]
     title = "Influence of tokens by position"

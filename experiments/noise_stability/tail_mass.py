@@ -304,7 +304,9 @@ def bounds(frame: pd.DataFrame) -> pd.DataFrame:
     """
     parts = []
     for (setting, weights), rows in frame.groupby(["task", "model"], sort=False):
-        wide = rows.pivot(index="seed", columns=["metric", "level"], values="score")
+        wide = rows.fillna({"level": 0.0}).pivot(
+            index="seed", columns=["metric", "level"], values="score"
+        )
         if setting == "exact":
             levels = wide["weight"].sort_index(axis=1).to_numpy()
             k = np.arange(levels.shape[1])
