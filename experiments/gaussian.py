@@ -30,7 +30,7 @@ PROTOCOLS = {"matched": "same SNR per text", "per-token": "same SNR per token", 
 PANELS = {
     ("token", "matched"): "token embeddings,\nsame SNR per text",
     ("token", "per-token"): "token embeddings,\nsame SNR per token",
-    ("embedding", "sigma"): "after the LayerNorm,\nsame σ, so same SNR",
+    ("embedding", "sigma"): "after the LayerNorm,\nsame σ and SNR",
     ("embedding", "matched"): "after the LayerNorm,\nsame SNR per text",
     ("embedding", "per-token"): "after the LayerNorm,\nsame SNR per token",
     ("token", "sigma"): "token embeddings,\nsame σ",

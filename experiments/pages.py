@@ -8,6 +8,7 @@ computed here from `results/data/`, one CSV file per command with a column `run`
 from __future__ import annotations
 
 import functools
+import json
 import re
 import textwrap
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from experiments import report, tidy
+from experiments import published, report, tidy
 from experiments.rundir import write_whole
 
 RESULTS = Path(__file__).with_name("results")
@@ -71,6 +72,28 @@ def wrapped(text: str) -> str:
         )
         lines += [part.replace("\0", " ") for part in broken or [""]]
     return "\n".join(lines) + "\n"
+
+
+# The pages noise_stability and speed: rows of `published.TABLES`.
+named(report.bracketed)
+
+
+@named
+def lines(name: str, /, **where: Any) -> pd.DataFrame:
+    """Rows of a table that have these values."""
+    return tidy.select(published.table(name), **where)
+
+
+@named
+def line(name: str, /, **where: Any) -> pd.Series:
+    """The only row of a table with these values."""
+    return lines(name, **where).squeeze(axis=0)
+
+
+@named
+def command(suite: str, run: str) -> str:
+    """The command of a published run."""
+    return json.loads((RESULTS / "runs.json").read_text())[suite][run]["command"][0]
 
 
 def pages() -> list[str]:

@@ -70,7 +70,7 @@ def run(config: Config) -> None:
             return
     models = list(trained.values())
     each = np.stack([model.predict(texts).probabilities for model in models])
-    print("Probability of each label: mean over seeds [lowest, highest]")
+    print("Probabilities: mean over seeds [lowest, highest]")
     for number, text in enumerate(texts):
         print(" | ".join(text) if config.pair else text)
         for place in np.argsort(-each[:, number].mean(0)):

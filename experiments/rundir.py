@@ -75,8 +75,10 @@ def locked(folder: str | Path) -> Iterator[None]:
                 f"{folder} is in use by {owner}; wait until it ends, or stop it"
             ) from None
         except (ImportError, OSError) as error:
-            message = "set --runs to a folder on a file system with locks"
-            raise OSError(f"{folder} cannot be locked ({error}): {message}") from None
+            raise OSError(
+                f"{folder} cannot be locked ({error}): set --runs to a folder on a file system "
+                "with locks"
+            ) from None
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         os.ftruncate(handle, 0)
         os.write(handle, f"process {os.getpid()} on {platform.node()} since {now}".encode())

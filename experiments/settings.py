@@ -293,33 +293,35 @@ def own_task(data: Data) -> str | None:
 
 
 # Allowed values of flags: in words that follow "must be", as a predicate, and the flags.
-RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
-    ("in [0, 2**32)", lambda value: 0 <= value < 2**32, "seeds"),
+RANGES: tuple[tuple[str, Callable[[float], bool], set[str]], ...] = (
+    ("in [0, 2**32)", lambda value: 0 <= value < 2**32, {"seeds"}),
     (
         ">= 1",
         lambda value: value >= 1,
-        "epochs patience train_size test_size width num_layers noise_draws texts max_steps "
-        "batch_size num_draws num_steps num_random",
+        {
+            "epochs", "patience", "train_size", "test_size", "width", "num_layers", "noise_draws",
+            "texts", "max_steps", "batch_size", "num_draws", "num_steps", "num_random",
+        },
     ),
-    (">= 2", lambda value: value >= 2, "networks"),
-    (">= 3", lambda value: value >= 3, "num_texts num_long"),
-    (">= 10", lambda value: value >= 10, "num_pairs"),
-    (">= 20", lambda value: value >= 20, "num_tokens"),
-    (">= 1000", lambda value: value >= 1000, "num_samples"),
+    (">= 2", lambda value: value >= 2, {"networks"}),
+    (">= 3", lambda value: value >= 3, {"num_texts", "num_long"}),
+    (">= 10", lambda value: value >= 10, {"num_pairs"}),
+    (">= 20", lambda value: value >= 20, {"num_tokens"}),
+    (">= 1000", lambda value: value >= 1000, {"num_samples"}),
     (
         "> 0 and finite",
         lambda value: 0 < value < inf,
-        "learning_rate learning_rates beta adversarial_radius radii levels",
+        {"learning_rate", "learning_rates", "beta", "adversarial_radius", "radii", "levels"},
     ),
-    (">= 0 and finite", lambda value: 0 <= value < inf, "tol esr_weight"),
-    (">= 6, more than the special tokens", lambda value: value >= 6, "vocab_size"),
-    ("finite", isfinite, "snr_db"),
-    ("a share of the words in (0, 1]", lambda value: 0 < value <= 1, "rates"),
-    ("an entropy in [0, 1]", lambda value: 0 <= value <= 1, "esr_target"),
-    ("in [0, 1)", lambda value: 0 <= value < 1, "dropout"),
+    (">= 0 and finite", lambda value: 0 <= value < inf, {"tol", "esr_weight"}),
+    (">= 6, more than the special tokens", lambda value: value >= 6, {"vocab_size"}),
+    ("finite", isfinite, {"snr_db"}),
+    ("a share of the words in (0, 1]", lambda value: 0 < value <= 1, {"rates"}),
+    ("an entropy in [0, 1]", lambda value: 0 <= value <= 1, {"esr_target"}),
+    ("in [0, 1)", lambda value: 0 <= value < 1, {"dropout"}),
     # Minimum: a pair of one-token texts with three special tokens.
-    ("in [5, 8192]", lambda value: 5 <= value <= 8192, "max_length"),
-)
+    ("in [5, 8192]", lambda value: 5 <= value <= 8192, {"max_length"}),
+)  # fmt: skip
 
 
 def check(config: Any) -> None:
@@ -337,6 +339,6 @@ def check(config: Any) -> None:
         if not values or len(set(values)) < len(values):
             raise ValueError(f"{flag} requires one or more distinct values, got {value}")
         for words, holds, flags in RANGES:
-            for one in values if each.name in flags.split() else ():
+            for one in values if each.name in flags else ():
                 if one is not None and not holds(one):
                     raise ValueError(f"{flag} must be {words}, got {one}")

@@ -122,7 +122,7 @@ def test_labels_of_pairs_have_the_range_over_seeds(monkeypatch, capsys):
     monkeypatch.setattr(predict, "load", lambda _: {1: model(0.5, 0.5), 2: model(0.0, 1.0)})
     predict.run(predict.Config(run="", texts=("a",), pair=("b",)))
     assert asked == [("a", "b")] * 2
-    legend = "Probability of each label: mean over seeds [lowest, highest]"
+    legend = "Probabilities: mean over seeds [lowest, highest]"
     lines = ["a | b", "  0.750 [0.500, 1.000] other", "  0.250 [0.000, 0.500] same"]
     assert capsys.readouterr().out.splitlines() == [legend, *lines]
     with pytest.raises(ValueError, match="pass one or more texts, or --save FOLDER"):

@@ -1,0 +1,154 @@
+"""Tables and figures of the written pages `noise_stability` and `speed`.
+
+Tables are computed from `results/data/`; templates take their rows by name.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from experiments import figures, tidy
+from experiments.noise_stability import encoder, influence, outcomes, tail_mass, theory
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DATA = Path(__file__).parent / "results" / "data"
+# Percent of steps that the paper's regularizer saves; on addition, 4500 to 3300.
+CLAIMED = {"addition": 100 * (1 - 33 / 45), "parity": 35, "parity_earlier": 35, "parity_10bits": 35}
+TITLES = {
+    "measured": "measured stability", "trained": "MiniLM", "random": "random weights",
+    "addition": "modular addition", "parity": "parity, 20 bits",
+    "parity_earlier": "earlier run", "parity_10bits": "parity, 10 bits",
+}  # fmt: skip
+
+
+@functools.cache
+def rows_of(suite: str, run: str = "") -> pd.DataFrame:
+    """Published rows of a command, of one run or of all."""
+    rows = pd.read_csv(DATA / f"{suite}.csv")
+    return rows[rows["run"] == run] if run else rows
+
+
+def ends() -> pd.DataFrame:
+    """Influence of both ends of a text relative to its middle."""
+    table = influence.ratios(rows_of("influence"))
+    return table.assign(part=table.part.str.split(" ").str[0])
+
+
+def shares() -> pd.DataFrame:
+    """Number of tokens with a tenth of the influence on MiniLM, and the largest share of one."""
+    rows = tidy.select(rows_of("influence"), metric="relative influence", model="trained")
+    parts = rows.score / rows.groupby("corruption").score.transform("sum")
+    groups = parts.groupby(rows.corruption)
+    return groups.agg(tenth=lambda part: (part >= 0.1).sum(), largest="max").reset_index()
+
+
+def raised_layers() -> pd.DataFrame:
+    """Influence of both ends on the layers of MiniLM whose states have a U-shape."""
+    layers = tidy.select(rows_of("influence"), site="layer", model="trained")
+    layers = layers.assign(weights="trained", mean=layers.score)
+    return layers[layers.groupby(["corruption", "level"]).low.transform("min") > 1]
+
+
+def savings() -> pd.DataFrame:
+    """Percent of steps and of compute that arms of grokking save against the baseline."""
+    steps = tidy.select(rows_of("grokking"), metric="steps").sort_values(["run", "seed"])
+    units, parts = {"steps": 1.0, "compute": steps.rows_per_step}, []
+    both = pd.concat(steps.assign(unit=name, scale=scale) for name, scale in units.items())
+    both = both.assign(time=both.score * both.scale, end=both.horizon * both.scale)
+    for (run, unit, arm), rows in both.groupby(["run", "unit", "model"], sort=False):
+        pair = rows, tidy.select(both, run=run, unit=unit, model="baseline")
+        ends = pair[0].end.iloc[0], pair[1].end.iloc[0]
+        saved = outcomes.reduction(*(each.time.to_numpy() for each in pair), followed=ends)
+        paper = CLAIMED[str(run)] if unit == "steps" else np.nan
+        verdict = tidy.verdict(saved.low, saved.high, paper)
+        parts.append((run, unit, arm, *saved, paper, verdict))
+    columns = ["run", "unit", "model", "mean", "low", "high", "paper", "verdict"]
+    return pd.DataFrame(parts, columns=columns).replace({"verdict": {"no difference": "not found"}})
+
+
+def encoders(minus: str = "") -> pd.DataFrame:
+    """Means over seeds, shares in percent, of trained encoders, or of differences from one."""
+    rows = tidy.select(rows_of("encoder-stability"), corruption="gaussian").fillna({"level": -1})
+    scale = rows.metric.map({"points lost": 1.0}).fillna(100.0)
+    numbers, keys = ["score", "standard_error", "low", "high"], ["run", "arm", "metric", "level"]
+    rows[numbers] = rows[numbers].mul(scale, axis=0)
+    if not minus:
+        return encoder.intervals(rows, [*keys, "model"])
+    rows = rows[[*keys, "model", "seed", "score"]]
+    return tidy.summarize(tidy.paired(rows, rows[rows.model == minus], on=[*keys, "seed"]))
+
+
+TABLES: dict[str, Callable[[], pd.DataFrame]] = {
+    "theory": lambda: rows_of("theory"),
+    "formulas": lambda: theory.distances(rows_of("theory")),
+    "ends": ends,
+    "juntas": lambda: influence.juntas(rows_of("influence")),
+    "shares": shares,
+    "raised layers": raised_layers,
+    "bounds": lambda: tail_mass.bounds(rows_of("tail-mass", "minilm")),
+    "bounds, fine-tuned": lambda: tail_mass.bounds(rows_of("tail-mass", "minilm_sst2")),
+    "encoders": encoders,
+    "changes": lambda: encoders(minus="pretrained"),
+    "savings": savings,
+    "language": lambda: tidy.summarize(
+        rows_of("language-model")[["model", "metric", "seed", "score"]]
+    ),
+    "guesses": lambda: rows_of("language-model-guesses"),
+    "speed": lambda: rows_of("speed").sort_values("median"),
+}
+
+
+@functools.cache
+def table(name: str) -> pd.DataFrame:
+    """A table by its name."""
+    return TABLES[name]()
+
+
+def noise_stability_figures() -> dict[str, Figure]:
+    """Figures of the page noise_stability, by the stems of their files."""
+    shown = {name: theory.PANELS[name] for name in ("attention", "depth")}
+    rows = tidy.select(rows_of("influence"), metric="relative influence")
+    half, weights = 1.96 * rows.standard_error, rows.model.str.split(" ").str[0]
+    bands = {"mean": rows.score, "low": rows.score - half, "high": rows.score + half}
+    curves = rows.assign(weights=weights, **bands).groupby(
+        ["corruption", "weights", "level"], sort=False, as_index=False
+    )[["mean", "low", "high"]].mean()  # fmt: skip
+    saved = tidy.ordered(tidy.select(table("savings"), model="stability_reg"), "run", list(CLAIMED))
+    return {
+        "theory": figures.panels(
+            theory.drawn(rows_of("theory")), shown, col="task", x="level", hue="model",
+            titles=TITLES,
+        ),
+        "influence": figures.facets(
+            curves, x="level", hue="weights", col="corruption", titles=TITLES, least_range=1.0,
+            xlabel="position of the token", ylabel="influence / mean over positions",
+        ),
+        "savings": figures.forest(
+            saved, label="run", hue="unit", titles=TITLES, xlabel="percent saved", least=-200
+        ),
+    }  # fmt: skip
+
+
+def speed_figures() -> dict[str, Figure]:
+    """Time of PyTorch relative to hopfax in powers of two: medians, ranges over settings."""
+    rows = table("speed")
+    rows = rows[rows["name"].str.fullmatch("PyTorch( loop| loader)? / hopfax.*(?<!rbg)")]
+    group = rows.setting.str.extract("^([^:]*):", expand=False).fillna("")
+    what = rows["case"] + " " + group + " " + rows["name"].str.partition(" / hopfax")[2]
+    for old, new in {"_": " ", "pretrained": "MiniLM", ", mean": ""}.items():
+        what = what.str.replace(old, new)
+    ends = rows.groupby(what.str.split().str.join(" ").rename("what")).agg(
+        mean=("median", "median"), low=("median", "min"), high=("median", "max")
+    )
+    drawn = ends.sort_values("mean", ascending=False).map(np.log2).reset_index()
+    return {"speed": figures.forest(
+        drawn, label="what", xlabel="log₂(PyTorch / hopfax); right: hopfax faster"
+    )}  # fmt: skip
