@@ -43,7 +43,7 @@ from hopfax.data import Encoded, bucket_boundaries, bucketed, eval_batches
 from hopfax.data.tokenize import text_tokenizer
 from hopfax.train.state import seed_keys
 
-REPRODUCES = "Noise stability, section 4, Eq. 7"
+REPRODUCES = "Noise stability, section 4 and Eq. 7, of the encoders that `robustness` trained"
 
 TRAINING = 0.5  # share of a model's time, about; the rest is measuring
 ROWS = 16  # of a call, of which Hopfield attention waits for the slowest query

@@ -38,7 +38,7 @@ from hopfax.data.tokenize import text_tokenizer
 from hopfax.nn import Params, Pretrained
 from hopfax.stability import geometric_influence
 
-REPRODUCES = "Noise stability, Figures 1, 7 and 8"
+REPRODUCES = "Noise stability, Figures 1, 7 and 8: influence of tokens by position"
 ENDS = 0.05  # share of the positions that counts as the beginning, and as the end
 PROJECTIONS = 8  # random directions in which the output's derivative is taken
 LAYER_PROJECTIONS = 4  # of a layer's; a head has one
@@ -288,8 +288,8 @@ def within_model(values: np.ndarray, *, special: tuple[int, int]) -> pd.DataFram
 def ratios(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns how many times the middle's influence the ends of a text have, from results.csv.
 
-    By `corruption`, `weights` and `part`, first or last: geometric means with intervals over texts, after draws of
-    random weights are averaged within a text.
+    By `corruption`, `weights` and `part`, first or last: geometric means with intervals over texts,
+    after draws of random weights are averaged within a text.
     """
     parts = frame[frame.metric.isin(PARTS)]
     index = ["corruption", "weights", "model", "seed"]

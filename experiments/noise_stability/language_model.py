@@ -31,7 +31,7 @@ from experiments.settings import Run, budget_of, by_budget, optional
 from hopfax.data import LanguageData, next_words, read_wikitext2, synthetic_split
 from hopfax.nn import Decoder, decoder
 
-REPRODUCES = "Noise stability, Figures 6, 12, 13, 14"
+REPRODUCES = "Noise stability, Figures 6, 12, 13, 14: a small language model and the regularizer"
 
 
 class Budget(NamedTuple):

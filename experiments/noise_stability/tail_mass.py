@@ -55,7 +55,7 @@ from hopfax.data.tokenize import text_tokenizer
 from hopfax.nn import Encoder, Functional, Params, Pretrained
 from hopfax.stability import walsh_weights
 
-REPRODUCES = "Noise stability, Table 1 and Lemma 1"
+REPRODUCES = "Noise stability, Table 1 and Lemma 1: bounds on the weight of high degree"
 PAPER_DEGREE = 15  # of Table 1
 DEGREES = (2, 4)  # of the few tokens whose weights are exact
 RHOS = (0.5, 0.8, 0.9, 0.95, 0.99)  # of the Monte Carlo estimates

@@ -32,7 +32,7 @@ from experiments.noise_stability import theorems
 from experiments.noise_stability.theorems import Budget
 from experiments.settings import Run, budget_of, by_budget
 
-REPRODUCES = "Noise stability, Figures 2-4, 9, 10"
+REPRODUCES = "Noise stability, Figures 2, 3, 4, 9, 10: layers against their theorems"
 
 BUDGETS = {
     # Most of its time is compilation: fewer programs.
@@ -45,11 +45,11 @@ WITHIN, CLOSE = 3, 0.02  # standard errors, or share of the formula, that count 
 PANELS = {
     "attention": Panel("Figure 2: single-layer attention", "ρ", "stability"),
     "maps": Panel("Figure 3: attention, ρ = 0.01", "query", "key of most weight", connected=False),
-    "depth": Panel("Figure 4: deep ReLU MLP", "layer", "stability, correlation"),
+    "depth": Panel("Figure 4: deep ReLU MLP from ρ = 0.5", "layer", "stability, correlation"),
     "relu": Panel("Figure 9: ReLU and its approximation", "ρ", "stability"),
     "transformer": Panel("Figure 10: transformer from ρ = 0.5", "layer", "stability", log=True),
     "lemma 11": Panel("Lemma 11, ReLU", "ρ (probability)", "stability"),
-    "lemma 12": Panel("attention: bounds like Lemma 12's", "B", "stability / B²"),
+    "lemma 12": Panel("attention: bounds of the form of Lemma 12", "B", "stability / B²"),
     "interval": Panel("stability between its moment bounds", "ρ", "position (0: lower, 1: upper)"),
     "levels": Panel("network that learns sign(x₀x₁)", "degree (7: and above)", "share of variance"),
     "estimators": Panel("arcs relative to pairs", "ρ", "variance ratio", log=True, mark=1.0),
