@@ -13,15 +13,16 @@ MiniLM is less linear. Training with noise raises its correlation at ρ = 0.5, a
 about two points less (significant in one of two runs).
 
 A text x with embeddings e(x) makes the function f_x(z) = class probabilities of e(x) + σz, with z
-standard normal and σ per text so that all have the same signal-to-noise ratio. Both halves of a
-pair have the same text, and padding gets no noise. Token noise keeps a token with probability
-(1 + ρ)/2 and else draws it from the whole vocabulary; [CLS], [SEP] and padding stay.
+standard normal and σ per text so that all have the same signal-to-noise ratio; padding gets no
+noise. Token noise keeps a token with probability (1 + ρ)/2 and else draws it from the whole
+vocabulary; [CLS], [SEP] and padding stay. Both halves of a pair have the same text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -30,19 +31,16 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from experiments import conditions, gaussian, report, runs, tidy
+from experiments import conditions, models, report, runner, tidy
 from experiments.cells import Cell
 from experiments.conditions import Gaussian
 from experiments.noise_stability import encoder_response
 from experiments.noise_stability.encoder_response import Texts
 from experiments.report import Page
-from experiments.robertha.robustness import Encoders
-from experiments.rundir import open_run, read_config
-from experiments.runs import Job
+from experiments.runner import Trial
 from experiments.settings import Flags, budget_of, by_budget, resolved
 from hopfax.data import Encoded, bucket_boundaries, bucketed, eval_batches
 from hopfax.data.tokenize import text_tokenizer
-from hopfax.train.progress import Progress
 from hopfax.train.state import seed_keys
 
 REPRODUCES = "Noise stability, section 4 and Eq. 7, of the encoders that `robustness` trained"
@@ -51,31 +49,19 @@ TRAINING = 0.5  # share of a model's time, about; the rest is measuring
 ROWS = 16  # of a call, of which Hopfield attention waits for the slowest query
 BOTH = {"model": ("tinybert", "robertha")}
 MODELS = {"smoke": {"model": ("tinybert",)}, "laptop": BOTH, "paper": BOTH}
-# Column of the page -> metric, corruption, level, digits.
-SHOWN = {
-    "variance": ("variance", "gaussian", -1.0, 4),
-    "linear share": ("level share", "gaussian", 1.0, 2),
-    "quadratic share": ("level share", "gaussian", 2.0, 2),
-    "correlation, ρ = 0.5": ("correlation", "gaussian", 0.5, 2),
-    "tokens: normalized stability, ρ = 0": ("normalized stability", "tokens", 0.0, 2),
-    "tokens: same class, ρ = 0": ("same class", "tokens", 0.0, 2),
-    "points lost": ("points lost", "gaussian", -1.0, 1),
+ARM = ["task", "model", "arm"]
+# Column of the tables -> metric, corruption, level, factor.
+COLUMNS = {
+    "linear share, %": ("level share", "gaussian", 1.0, 100),
+    "quadratic share, %": ("level share", "gaussian", 2.0, 100),
+    "100 × correlation at ρ = 0.5": ("correlation", "gaussian", 0.5, 100),
+    "tokens: normalized stability at 0, %": ("normalized stability", "tokens", 0.0, 100),
+    "tokens: same class at 0, %": ("same class", "tokens", 0.0, 100),
+    "points lost": ("points lost", "gaussian", 0.0, 1),
 }
-
-AFTER = "after training"
-BEFORE = "before training"
-TITLES = {"trained": AFTER, "fresh": BEFORE}
-PRETRAINED = "pretrained encoder, before fine-tuning"
-LOST = (
-    "Points lost: clean score minus score under noise after the LayerNorm at {db:g} dB, on all "
-    "test rows. Its interval is over seeds only."
-)
-# Column of the differences -> metric, level, factor.
-CORRELATION, POINTS_LOST = "correlation × 100, ρ = 0.5", "points lost"
-COMPARED = {
-    "linear share, %": ("level share", 1.0, 100.0),
-    CORRELATION: ("correlation", 0.5, 100.0),
-    POINTS_LOST: ("points lost", -1.0, 1.0),
+PANELS = {
+    "Gaussian noise: correlation": ("correlation", "gaussian"),
+    "token noise: normalized stability": ("normalized stability", "tokens"),
 }
 
 
@@ -112,57 +98,54 @@ class Config(Flags):
     """Expected signal-to-noise ratio on the embeddings, in dB."""
     seed: int = 0
     """Seed of the choice of texts and of all noise."""
-    encoder: Encoders = Encoders()
 
 
 def run(config: Config) -> Path:
-    """Trains what is missing, measures every model and seed, trained and fresh, writes the page.
-
-    Raises:
-        ValueError, FileNotFoundError: A flag or a file is wrong.
-    """
+    """Trains what is missing, measures every model and seed, trained and fresh, writes the page."""
     budget = budget_of(config, BUDGETS)
     if min(budget.texts, budget.draws) < 2 or budget.level_texts < 1:
         raise ValueError("--texts and --draws must be at least 2, and --level-texts at least 1")
     config = resolved(config, MODELS)
-    models = config.encoder.models(config.model or ())
-    if changed := [name for name, each in models.items() if each.denoiser != "none" or each.loud]:
-        raise ValueError(
-            f"--model must not include {changed[0]}: its inputs are denoised or rescaled"
-        )
+    variants = config.encoder.models(config.model or ())
+    if loud := [name for name, variant in variants.items() if variant.loud]:
+        raise ValueError(f"--model must not include {loud[0]}, whose inputs are rescaled")
     noise = Gaussian(site="embedding", protocol="matched", level=10 ** (-config.snr_db / 20))
-    jobs = [
-        runs.Job(task, model, each, (Gaussian(), noise))
+    trials = [
+        Trial(task, model, variant, (Gaussian(), noise))
         for task in config.data.task
-        for model, each in models.items()
+        for model, variant in variants.items()
     ]
-    data = {name: runs.load(config, name) for name in config.data.task}
+    data = {name: runner.load(config, name) for name in config.data.task}
     if wrong := [name for name, rows in data.items() if rows.spec.regression]:
         raise ValueError(f"task {wrong[0]} has scores, not classes with probabilities")
-    runs.check(jobs, data)
-    plan = {"cells": [runs.spec_of(config, job, data[job.task]).id for job in jobs]}
-    folder = open_run("encoder-stability", config, plan=plan)
-    rows: list[dict[str, Any]] = []
-    with Progress(len(jobs)) as progress:
-        for number, (job, arms) in enumerate(zip(jobs, arms_of(jobs), strict=True)):
-            title = f"{data[job.task].spec.title}, {job.variant.title}"
-            progress.title = f"[{number + 1}/{len(jobs)}] {title}"
-            training = progress.part(number, TRAINING)
-            measuring = progress.part(number + TRAINING, 1 - TRAINING)
-            cell = runs.open_cell(config, job, data[job.task], on_progress=training)
-            shared = {"task": job.task, "model": job.model}
-            rows += [shared | row for row in losses(cell, job)]
+    runner.check(trials, data)
+
+    def job(trial: Trial, arms: Sequence[str]) -> runner.Job:
+        rows = data[trial.task]
+
+        def results(on_progress: Callable[..., None]) -> dict[str, pd.DataFrame]:
+            def training(share: float, **shown: Any) -> None:
+                on_progress(TRAINING * share, **shown)
+
+            cell = runner.open_cell(config, trial, rows, on_progress=training)
+            table = losses(cell, trial)
             for share, measured in measure(cell, budget, config, arms):
-                rows += [shared | row for row in measured]
-                measuring(share)
-    return report.write_run(folder, pd.DataFrame(rows), page)
+                table += measured
+                on_progress(TRAINING + (1 - TRAINING) * share)
+            return {"results": pd.DataFrame(table).assign(task=trial.task, model=trial.model)}
+
+        title = f"{rows.spec.title}, {trial.variant.title}"
+        return runner.Job(title, results, runner.spec_of(config, trial, rows).id)
+
+    jobs = list(map(job, trials, arms_of(trials)))
+    return runner.fill("encoder-stability", config, jobs, page)
 
 
-def losses(cell: Cell, job: Job) -> list[dict[str, Any]]:
-    """Rows of the points that each seed loses from the job's first condition to the second."""
+def losses(cell: Cell, trial: Trial) -> list[dict[str, Any]]:
+    """Rows of the points that each seed loses from the trial's first condition to the second."""
     clean, noisy = (
-        [row for row in conditions.rows(cell, each, model=job.model) if row["metric"] == "score"]
-        for each in job.conditions
+        [row for row in conditions.rows(cell, each, model=trial.model) if row["metric"] == "score"]
+        for each in trial.conditions
     )
     kept = ("seed", "site", "corruption", "num_examples", "snr_db")
     return [
@@ -172,12 +155,12 @@ def losses(cell: Cell, job: Job) -> list[dict[str, Any]]:
     ]
 
 
-def arms_of(jobs: Sequence[runs.Job]) -> list[tuple[str, ...]]:
-    """Arms to measure of each job: variants that differ in training alone share the fresh one."""
+def arms_of(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
+    """Arms to measure of each trial: variants that differ in training alone share the fresh one."""
     networks = [
-        (job.task, each.kind, each.preset, each.precision, each.options)
-        for job in jobs
-        for each in [job.variant]
+        (trial.task, each.kind, each.preset, each.precision, each.options)
+        for trial in trials
+        for each in [trial.variant]
     ]
     return [
         ("trained",) if network in networks[:number] else ("fresh", "trained")
@@ -188,10 +171,7 @@ def arms_of(jobs: Sequence[runs.Job]) -> list[tuple[str, ...]]:
 def measure(
     cell: Cell, budget: Budget, config: Config, arms: Sequence[str]
 ) -> Iterator[tuple[float, list[dict[str, Any]]]]:
-    """Rows of one seed after the other, in each arm, with the share of the work done.
-
-    All share texts and noise.
-    """
+    """Rows of each seed and arm, with the share of the work done; all share texts and noise."""
     data, network = cell.data, encoder_response.network_of(cell.model)
     order = np.random.default_rng(config.seed).permutation(len(data.test.labels))[: budget.texts]
     chosen = Encoded(*(field[order] for field in data.test))
@@ -204,33 +184,21 @@ def measure(
     meter = encoder_response.level_meter(
         network, level_texts, keys[2], snr_db=config.snr_db, num_samples=budget.level_draws
     )
+    respond = partial(
+        encoder_response.response, network, num_tokens=data.vocab_size, snr_db=config.snr_db,
+        special=tuple(text_tokenizer(data.vocabulary).encode("").ids), draws=budget.draws,
+    )  # fmt: skip
     seeds = cell.spec.seeds
     fresh = jax.jit(jax.vmap(cell.model.init))(seed_keys(seeds))
-    special = tuple(text_tokenizer(data.vocabulary).encode("").ids)
     pairs = [(number, arm) for number in range(len(seeds)) for arm in arms]
     for done, (number, arm) in enumerate(pairs, 1):
         stacked = fresh if arm == "fresh" else cell.params
         params = jax.tree.map(lambda x, at=number: x[at], stacked)
-        parts = [
-            encoder_response.response(
-                network,
-                params,
-                texts,
-                *keys[:2],
-                num_tokens=data.vocab_size,
-                special=special,
-                snr_db=config.snr_db,
-                draws=budget.draws,
-            )
-            for texts, _ in calls
+        parts = [  # rows beyond the count only fill the call
+            jax.tree.map(lambda x, n=count: np.asarray(x)[:n], respond(params, texts, *keys[:2]))
+            for texts, count in calls
         ]
-        # Rows beyond the count only fill the call.
-        response = jax.tree.map(
-            lambda *each: np.concatenate(
-                [np.asarray(x)[:count] for x, (_, count) in zip(each, calls, strict=True)]
-            ),
-            *parts,
-        )
+        response = jax.tree.map(lambda *each: np.concatenate(each), *parts)
         weights = meter(params, jnp.asarray(response.mean[picks]))
         rows = [
             *encoder_response.gaussian_rows(response),
@@ -253,143 +221,57 @@ def padded(chosen: Encoded, pad_id: int, *, lengths: int, rows: int) -> list[tup
     return calls
 
 
-def read(folder: Path) -> pd.DataFrame:
-    """Returns a run's results without task scores; `x` is the level."""
-    frame = pd.read_csv(folder / "results.csv")
-    frame = frame[frame.metric != "score"].replace({"arm": TITLES})
-    return frame.assign(x=frame.level.fillna(-1.0)).sort_values("arm", kind="stable")
-
-
 def page(folder: Path) -> Page:
-    """The page of a run or of a folder of published results."""
-    frame = read(folder)
-    titles = gaussian.titles(frame.task.unique())
-    frame["line"] = frame.model.map(titles) + ", " + frame.arm
-    frame["line"] = frame.line.str.replace(f"fine-tuned encoder, {BEFORE}", PRETRAINED)
-    if several := frame.task.nunique() > 1:
-        frame["line"] = frame.task.map(titles) + ", " + frame.line
-    keys = ["task", "model", "arm", "line", "corruption", "metric", "x"]
-    means = intervals(frame, keys)
-    shown = {head: where for head, where in SHOWN.items() if where[0] in set(frame.metric)}
+    """The page of a run."""
+    frame = tidy.read(folder)
+    titles = {name: models.title(name) for name in frame.model.unique()}
+    table = shown(frame)
     lines = []
-    for line, rows in means.groupby("line", sort=False):
-        at = {(row["metric"], row["corruption"], row["x"]): row for _, row in rows.iterrows()}
-        lines.append([str(line), *(_cell(at, *where) for where in shown.values())])
-
-    def after(metric: str, scale: float, digits: int, unit: str = "", **where: float) -> str:
-        return report.joined(
-            f"{report.number(scale * row['mean'], digits)}{unit} {_half(row, scale, digits)} "
-            f"({titles[row.model]}{f', {titles[row.task]}' if several else ''})"
-            for _, row in tidy.select(
-                means, metric=metric, corruption="gaussian", arm=AFTER, **where
-            ).iterrows()
-        )
-
-    panels = {
-        "correlation, gaussian": "Gaussian noise: correlation",
-        "normalized stability, tokens": "token noise: normalized stability",
-    }
-    drawn = means.assign(panel=(means.metric + ", " + means.corruption).map(panels))
-    drawn = drawn[drawn.panel.notna()].sort_values(["panel", "x"], kind="stable")
-    drawn["row"] = (drawn.task.map(titles) + ", " if several else "") + drawn.arm
-    drawn.loc[drawn.line.str.endswith(PRETRAINED), "model"] = "untrained"
+    for (task, model, arm), rows in intervals(table, [*ARM, "head"]).groupby(ARM, sort=False):
+        cells = {row["head"]: report.bracketed(row) for _, row in rows.iterrows()}
+        name = f"{task}, {titles[str(model)]}, {arm}"
+        lines.append([name, *(cells.get(head, "–") for head in COLUMNS)])
+    tables = [report.Table(["", *COLUMNS], lines, "Means over seeds, 95 % intervals")]
+    if len(pairs := gaps(table)):
+        pairs["line"] = pairs.task + ", " + pairs.model.map(titles)
+        caption = "Trained models minus the first one"
+        tables.append(report.pivot(pairs, index="line", columns="head", caption=caption))
+    means = intervals(frame, [*ARM, "corruption", "metric", "level"])
+    drawn = pd.concat(
+        tidy.select(means, metric=metric, corruption=corruption).assign(panel=panel)
+        for panel, (metric, corruption) in PANELS.items()
+    )
+    drawn["row"] = drawn.task + ", " + drawn.arm
     for end in ("low", "high"):  # seeds agree exactly at the ends
         drawn[end] = drawn[end].fillna(drawn["mean"])
-    texts = frame[frame.metric == "level share"].num_examples.max()
-    db = read_config(folder)["config"].get("snr_db", 0.0)
-    linear = drawn[drawn.metric == "correlation"]
-    linear = linear.drop_duplicates(["row", "x"]).assign(model="linear")
-    for column in ("mean", "low", "high"):
-        linear[column] = linear.x
-    loss, tables = differences(frame, titles)
-    return report.Page(
-        title="Noise stability of trained encoders: "
-        + report.joined(titles[str(name)] for name in frame.task.unique()),
-        answer=(
-            f"**For noise of correlation ρ = 0.5, the correlation of the outputs {AFTER} is "
-            f"{after('correlation', 1, 2, x=0.5)}; for a linear function, it is 0.5.** Share of "
-            f"the output's variance that is linear in the noise: "
-            f"{after('level share', 100, 0, ' %', x=1.0)}."
-            + (
-                f" Points lost at {db:g} dB: {after('points lost', 1, 1)}."
-                if "points lost" in shown
-                else ""
-            )
-            + loss
-        ),
-        pictures={
-            "encoder_stability": report.facets(
-                f"Correlation and stability of the output, {AFTER} and before it, against the "
-                "correlation of the noise",
-                pd.concat([drawn, linear]),
-                x="x",
-                hue="model",
-                row="row",
-                col="panel",
-                titles={**titles, "linear": "linear function", "untrained": PRETRAINED},
-                xlabel="correlation ρ of the noise",
-                ylabel="",
-                least_range=0.0,
-            )
-        },
-        tables=[
-            report.Table(["", *shown], lines, "Mean over seeds ± half-width of the 95 % interval."),
-            *tables,
-        ],
-        notes=[
-            "The output: a text's class probabilities, as a function of Gaussian noise on its "
-            "embeddings, after the LayerNorm. Linear and quadratic share: of its variance, the "
-            "part of degree 1 and 2 in the noise. For a linear function, the correlation equals ρ, "
-            "and no function's linear share exceeds its correlation divided by ρ.",
-            "Token noise keeps each token with probability (1 + ρ)/2 and otherwise replaces it by "
-            "a random one. Normalized stability is divided by its value at ρ = 1. Same class: "
-            "share of noisy texts whose predicted class does not change.",
-            "Seeds share texts and noise. Half-widths are the root of the sum of squares of two "
-            "parts: Student's t interval over seeds, and the sampling error that seeds share, over "
-            f"texts, or over noise for linear and quadratic shares ({int(texts)} texts).",
-            *([LOST.format(db=db)] if "points lost" in shown else []),
-        ],
-    )
+    linear = drawn[drawn.metric == "correlation"].drop_duplicates(["row", "level"])
+    linear = linear.assign(model="linear", **dict.fromkeys(("mean", "low", "high"), linear.level))
+    picture = report.facets(
+        "Stability of the output", pd.concat([drawn, linear]), x="level", row="row", col="panel",
+        titles={**titles, "linear": "linear function"}, xlabel="correlation ρ of the noise",
+        ylabel="", least_range=0.0,
+    )  # fmt: skip
+    pictures = {"encoder_stability": picture}
+    return Page("Noise stability of trained encoders", pictures=pictures, tables=tables)
 
 
-def gaps(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns trained models minus the first, paired by seed; `head` is a key of `COMPARED`."""
-    rows = frame[(frame.arm == AFTER) & (frame.corruption == "gaussian")]
-    first, *others = rows.model.unique()
-    parts = [
-        tidy.select(rows, metric=metric, x=x).assign(head=head, score=lambda r, k=k: k * r.score)
-        for head, (metric, x, k) in COMPARED.items()
-    ]
-    keys = ["task", "model", "head", "seed"]
-    table = pd.concat(parts)[[*keys, "score"]]
-    base = table[table.model == first].drop(columns="model")
-    paired = tidy.paired(table[table.model.isin(others)], base, on=["task", "head", "seed"])
-    return tidy.summarize(paired)
+def shown(frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns the rows of `COLUMNS` in percent or points; `head` is the column."""
+    parts, scaled = [], ["score", "standard_error", "low", "high"]
+    for head, (metric, corruption, level, factor) in COLUMNS.items():
+        rows = tidy.select(frame, metric=metric, corruption=corruption, level=level)
+        rows = rows.assign(head=head)
+        rows[scaled] *= factor
+        parts.append(rows)
+    return pd.concat(parts)
 
 
-def differences(frame: pd.DataFrame, titles: Mapping[str, str]) -> tuple[str, list[report.Table]]:
-    """Returns whether more stable models lose less, and the table of models minus the first one."""
-    if (table := gaps(frame)).empty:
-        return "", []
-    first = titles[frame[frame.arm == AFTER].model.iloc[0]]
-    several = table.task.nunique() > 1
-    lines = table.task.map(titles) + ", " if several else ""
-    table = table.assign(line=lines + table.model.map(titles))
-    caption = (
-        f"Difference from {first} after training, paired by seed, with 95 % intervals over seeds."
-    )
-    answer, by_line = "", {(row["line"], row["head"]): row for _, row in table.iterrows()}
-    for line in map(str, table.line.unique()):
-        stable, lost = by_line.get((line, CORRELATION)), by_line.get((line, POINTS_LOST))
-        if stable is not None and lost is not None and stable["low"] > 0:
-            effect = "does not lose a significantly different number of"
-            effect = "loses fewer" if lost["high"] < 0 else effect
-            effect = "loses more" if lost["low"] > 0 else effect
-            answer += (
-                f" {line[0].upper()}{line[1:]} is more stable than {first}, and {effect} "
-                f"points under noise ({report.plain_interval(lost)}, over seeds)."
-            )
-    return answer, [report.pivot(table, index="line", columns="head", caption=caption)]
+def gaps(table: pd.DataFrame) -> pd.DataFrame:
+    """Returns trained models minus the first, paired by seed, from `shown`: `tidy.summarize`."""
+    rows = table[table.arm == "trained"][["task", "model", "head", "seed", "score"]]
+    is_first = rows.model == rows.model.iloc[0]
+    first = rows[is_first].drop(columns="model")
+    return tidy.summarize(tidy.paired(rows[~is_first], first, on=["task", "head", "seed"]))
 
 
 def intervals(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
@@ -399,25 +281,3 @@ def intervals(frame: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     errors = frame[keys].assign(error=errors).groupby(keys).mean().reset_index()
     means = means.merge(errors, on=keys)
     return tidy.widened(means, means.error)
-
-
-def linear_shares(folder: Path, arm: str) -> pd.DataFrame:
-    """Returns the share of the output's variance that is of degree 1, by model: `intervals`.
-
-    `arm` is "trained" or "fresh", for models before training.
-    """
-    frame = pd.read_csv(folder / "results.csv")
-    rows = tidy.select(frame, metric="level share", level=1, arm=arm)
-    return intervals(rows, ["model"]).set_index("model").rename(gaussian.titles(rows.task.unique()))
-
-
-def _cell(rows: dict[Any, pd.Series], *where: Any) -> str:
-    *key, digits = where
-    row = rows.get(tuple(key))
-    return "–" if row is None else f"{report.number(row['mean'], digits)} {_half(row, 1, digits)}"
-
-
-def _half(row: pd.Series, scale: float, digits: int) -> str:
-    """Half of an interval, such as "± 7"; n/a without one."""
-    half = scale * (row["high"] - row["low"]) / 2
-    return f"± {half:.{digits}f}" if half == half else "[n/a]"

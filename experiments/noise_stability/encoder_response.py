@@ -20,15 +20,10 @@ Row = dict[str, Any]  # of results.csv, without the columns of the model
 
 
 class Network(NamedTuple):
-    """A classifier in two compiled stages, as functions of its parameters.
+    """A classifier in two compiled stages, as functions of its parameters."""
 
-    Attributes:
-        embed: `(params, ids) -> embeddings`; ids are `(rows, choices, tokens)`.
-        respond: `(params, embeddings, mask) -> probabilities`.
-    """
-
-    embed: Callable[[Any, Array], Float[Array, "rows choices tokens width"]]
-    respond: Callable[[Any, Array, Array], Float[Array, "rows classes"]]
+    embed: Callable[[Any, Array], Float[Array, "rows choices tokens width"]]  # of ids
+    respond: Callable[[Any, Array, Array], Float[Array, "rows classes"]]  # of embeddings and mask
 
 
 class Texts(NamedTuple):
@@ -40,24 +35,17 @@ class Texts(NamedTuple):
 
 
 class Response(NamedTuple):
-    """What noise does to the class probabilities of each text, at each of `RHOS`.
+    """What noise does to the class probabilities p of each text x, at each of `RHOS`.
 
-    Attributes:
-        token_products: `<p(x), p(Y)>` of a text x and its copy Y under token noise.
-        same_class: Whether Y's class is x's, 0 or 1.
-        products: `<f(Z), f(Z')>`, with f the probabilities under noise on the embeddings.
-        changes: The same of f - p, with p the probabilities without noise: in `products`, what
-            does not vary drowns what does.
-        mean: E f.
-        power: Squared norms of the embeddings and, on average, of the noise.
+    Y is a copy of x under token noise; f has the probabilities under noise Z on the embeddings.
     """
 
-    token_products: Float[Array, "rows draws rhos"]
-    same_class: Float[Array, "rows draws rhos"]
-    products: Float[Array, "rows draws rhos"]
-    changes: Float[Array, "rows draws rhos"]
-    mean: Float[Array, "rows classes"]
-    power: Float[Array, "rows 2"]
+    token_products: Float[Array, "rows draws rhos"]  # <p(x), p(Y)>
+    same_class: Float[Array, "rows draws rhos"]  # whether Y's class is x's, 0 or 1
+    products: Float[Array, "rows draws rhos"]  # <f(Z), f(Z')>
+    changes: Float[Array, "rows draws rhos"]  # of f - p: what is constant drowns what varies
+    mean: Float[Array, "rows classes"]  # E f
+    power: Float[Array, "rows 2"]  # squared norms: of the embeddings, and of noise on average
 
 
 def network_of(model: Functional[Encoder]) -> Network:
@@ -81,17 +69,9 @@ def network_of(model: Functional[Encoder]) -> Network:
 
 
 def response(
-    network: Network,
-    params: Any,
-    texts: Texts,
-    key: PRNGKeyArray,
-    token_key: PRNGKeyArray,
-    *,
-    num_tokens: int,
-    special: tuple[int, ...],
-    snr_db: float,
-    draws: int,
-) -> Response:
+    network: Network, params: Any, texts: Texts, key: PRNGKeyArray, token_key: PRNGKeyArray, *,
+    num_tokens: int, special: tuple[int, ...], snr_db: float, draws: int,
+) -> Response:  # fmt: skip
     """Compares each text with noisy copies, and noise Z on its embeddings with Z' for each rho."""
     kept = ~texts.mask | jnp.isin(texts.ids, jnp.array(special))
     embeddings = network.embed(params, texts.ids)
@@ -99,12 +79,11 @@ def response(
     samples = []
     for draw in range(draws):
         ids = _noisy_ids(texts.ids, kept, texts.index, token_key, draw, num_tokens)
-        copies = _respond(
-            network, params, jnp.stack([network.embed(params, i) for i in ids]), texts.mask
-        )
+        copies = jnp.stack([network.embed(params, each) for each in ids])
         noise = _noise(scale, texts.index, key, draw, embeddings.shape[1:])
-        noisy = _respond(network, params, embeddings + noise, texts.mask)
-        samples.append(_compare(copies, noisy, noise))
+        families = (copies, embeddings + noise)
+        responses = (_respond(network, params, each, texts.mask) for each in families)
+        samples.append(_compare(*responses, noise))
     *products, means, powers = (jnp.stack(each, 1) for each in zip(*samples, strict=True))
     signal = _power(jnp.where(texts.mask[..., None], embeddings, 0))
     power = jnp.stack([signal, jnp.mean(powers, axis=1)], axis=-1)
@@ -131,9 +110,8 @@ def level_meter(
 ) -> Callable[[Any, Array], LevelWeights]:
     """Makes `(params, center) -> level weights of f - center`, averaged over the texts.
 
-    Outputs of all texts side by side, each of its own noise, over the root of their number: the
-    weights of that one function are the mean of theirs. Close to E f, the center takes away what
-    does not vary, and with it most of the products' variance.
+    The weights of one function, all texts' outputs side by side over the root of their number, are
+    the mean of theirs. Close to E f, the center takes away most of the products' variance.
     """
 
     @jax.jit
@@ -146,13 +124,9 @@ def level_meter(
             return (probabilities - center) / len(probabilities) ** 0.5
 
         return level_weights(
-            change,
-            key,
-            shape=embeddings.shape,
-            num_samples=num_samples,
-            degree=DEGREE,
+            change, key, shape=embeddings.shape, num_samples=num_samples, degree=DEGREE,
             batch_size=1,
-        )
+        )  # fmt: skip
 
     return measure
 
@@ -170,10 +144,8 @@ def _noise(scale: Array, index: Array, key: Array, draw: int, shape: tuple[int, 
 
     def of_row(row: Array) -> Array:
         own = jax.random.fold_in(jax.random.fold_in(key, row), draw)
-        pair = partial(gaussian_pair, own, shape)
-        first, others = jax.vmap(lambda rho: pair(rho=rho), out_axes=(None, 0))(
-            jnp.array(RHOS[:-1])
-        )
+        pairs = jax.vmap(lambda rho: gaussian_pair(own, shape, rho=rho), out_axes=(None, 0))
+        first, others = pairs(jnp.array(RHOS[:-1]))
         return jnp.concatenate([others, first[None]])
 
     return scale * jax.vmap(of_row, out_axes=1)(index)
@@ -211,14 +183,14 @@ def _power(x: Float[Array, "... choices tokens width"]) -> Float[Array, "..."]:
 
 def gaussian_rows(measured: Response) -> list[Row]:
     """Stability under Gaussian noise: plain, as a share of its value at rho = 1, and centered."""
-    products, changes = measured.products, measured.changes
     # Differences from rho = 0: what is constant in the noise drops out of them.
-    centered = changes - changes[..., :1]
-    rows = [*_stability(products), *_curve("correlation", centered, centered[..., -1:])]
+    centered = measured.changes - measured.changes[..., :1]
+    rows = _stability(measured.products)
+    rows += _curve("correlation", centered, centered[..., -1:])
     rows += [row | {"level": None} for row in _curve("variance", centered[..., -1:])]
     signal, noise = np.sum(measured.power, axis=0)
-    snr_db = float(10 * np.log10(signal / noise))
-    return [row | {"corruption": "gaussian", "snr_db": snr_db} for row in rows]
+    shared = {"corruption": "gaussian", "snr_db": float(10 * np.log10(signal / noise))}
+    return [row | shared for row in rows]
 
 
 def token_rows(measured: Response) -> list[Row]:
@@ -247,17 +219,17 @@ def level_rows(measured: LevelWeights, num_texts: int, snr_db: float) -> list[Ro
 
 def _curve(metric: str, numerator: Any, denominator: Any = None) -> list[Row]:
     denominator = np.ones_like(numerator[..., :1]) if denominator is None else denominator
-    columns = zip(RHOS, *(part.tolist() for part in ratio(numerator, denominator)), strict=False)
     names = ("level", "score", "standard_error", "noise_error")
+    columns = (RHOS, *(part.tolist() for part in ratio(numerator, denominator)))
     shared = {"metric": metric, "num_examples": len(numerator)}
-    return [shared | dict(zip(names, point, strict=True)) for point in columns]
+    return [shared | dict(zip(names, point, strict=True)) for point in zip(*columns, strict=False)]
 
 
 def ratio(numerator: Any, denominator: Any) -> tuple[np.ndarray, ...]:
     """Ratio of means over texts and draws, its standard error, and that for the given texts.
 
     By the delta method. The first error takes texts and noise for random, the second noise alone.
-    Shapes: numerator `(texts, draws, rhos)`, denominator `(texts, draws, 1)` from the same draws.
+    The numerator is `(texts, draws, rhos)`, the denominator `(texts, draws, 1)` of the same draws.
     """
     top, bottom = np.asarray(numerator, np.float64), np.asarray(denominator, np.float64)
     texts, draws = top.shape[:2]

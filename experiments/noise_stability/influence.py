@@ -13,15 +13,13 @@ Expected: a shape that random weights have too comes from the architecture, not 
 
 The influence of a token is the norm of the output's derivative in its embedding, in units of the
 text's mean over positions. The output is a text's embedding (mean of the last states, norm 1), or
-the next token's logits for GPT-2 and Gemma-2. A layer's output is the same of its states (the last
-token's state for GPT-2 and Gemma-2). A head's is its mean over the text, before the output
-projection, for BERT and RoBERTa. Random weights are drawn as before pretraining: N(0, 0.02²), no
-biases, unit norms.
+the next token's logits for GPT-2 and Gemma-2. A layer's output is the same of its states; a head's
+is its mean over the text, before the output projection, for BERT and RoBERTa. Random weights are
+drawn as before pretraining: N(0, 0.02²), no biases, unit norms.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,34 +29,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from tokenizers import Tokenizer
 
-from experiments import report, tidy
+from experiments import report, runner, tidy
 from experiments.models import is_causal, load, weights_digest
-from experiments.report import Page
-from experiments.rundir import open_run
 from experiments.settings import Run, budget_of, by_budget, optional
 from hopfax.data import read_tokenizer
 from hopfax.data.tokenize import text_tokenizer
 from hopfax.nn import Params, Pretrained
 from hopfax.stability import geometric_influence
-from hopfax.train.progress import Progress
 
 REPRODUCES = "Noise stability, Figures 1, 7 and 8: influence of tokens by position"
 ENDS = 0.05  # share of the positions that counts as the beginning, and as the end
 PROJECTIONS = 8  # random directions in which the output's derivative is taken
 LAYER_PROJECTIONS = 4  # of a layer's; a head has one
 MOST = 0.9  # share of the influence whose tokens are counted
-SLIGHT, WEAK = 1.1, 1.5  # ratios of an end to the middle that are no shape, and a weak one
+SLIGHT = 1.1  # ratio of an end to the middle that is no shape yet
 INFLUENTIAL = 0.1  # share of the influence from which the paper counts a token
-PAPER_TOKENS = (5, 10)  # of 256 that have it in the paper
 JUNTA = "tokens"  # metric: how many have `MOST` of the influence
+FIRST, LAST = "first / middle", "last / middle"
 UNIFORM, TEXT = "uniform tokens", "real text"
-PARTS = {
-    "first": f"first {100 * ENDS:g} % of tokens",
-    "last": f"last {100 * ENDS:g} % of tokens",
-    "middle": "middle half",
-}
+PARTS = ("first", "last", "middle")
 
 
 class Budget(NamedTuple):
@@ -96,12 +86,7 @@ class Config(Run):
 
 
 def run(config: Config) -> Path:
-    """Measures everything and writes the page.
-
-    Raises:
-        ValueError: A flag is out of range, or the file of texts is too short.
-        FileNotFoundError: A file is missing.
-    """
+    """Measures everything and writes the page; a ValueError or an OSError names a wrong flag."""
     budget = budget_of(config, BUDGETS)
     if not config.pretrained:
         raise ValueError("a pretrained model is read from a folder: set --pretrained")
@@ -113,75 +98,66 @@ def run(config: Config) -> Path:
             f"--num-tokens must be at most the model's {model.max_length} positions, got "
             f"{budget.num_tokens}"
         )
-    sizes = budget.num_texts, budget.num_tokens
+    start, end = special_tokens(config.pretrained)
+    special = len(start), len(end)
+    sizes = budget.num_texts, budget.num_tokens - sum(special)
     kinds = texts(config.pretrained, *sizes, text_file=config.text_file)
-    plan = {**budget._asdict(), "weights": weights_digest(config.pretrained)}
-    folder = open_run("influence", config, plan=plan)
-    special = num_special(config.pretrained)
     drawn = [(f"random {seed}", random_weights(model, seed)) for seed in range(budget.num_random)]
-    cases = [(kind, *case) for kind in kinds for case in (("trained", model.params), *drawn)]
     measured = jax.jit(partial(influences, model))
     inner = jax.jit(partial(inner_influences, model), static_argnames="layer")
-    layers, tables = range(len(jax.tree.leaves(model.params["layers"])[0])), []
-    with Progress(len(cases) * budget.num_texts) as progress:
-        for number, (kind, weights, params) in enumerate(cases):
-            progress.title, values, within = f"{weights} weights, {kind}", [], []
-            count = budget.num_texts if weights == "trained" else budget.num_inner
-            for place, ids in enumerate(kinds[kind][:count]):
-                key = jax.random.key(place)
-                values.append(np.asarray(measured(params, ids, key), float))
-                if place < budget.num_inner and weights in ("trained", "random 0"):
-                    within.append([np.asarray(inner(params, ids, key, layer=at)) for at in layers])
-                progress.update(number * budget.num_texts + place + 1)
-            parts = [positions(np.stack(values), special=special)]
-            if within:
-                parts.append(within_model(np.array(within, float), special=special))
-            tables.append(pd.concat(parts).assign(model=weights, corruption=kind))
-    table = pd.concat(tables).assign(task=Path(config.pretrained).name)
-    return report.write_run(folder, table, page)
+    layers = range(len(jax.tree.leaves(model.params["layers"])[0]))
+    shared = {"task": Path(config.pretrained).name}
+
+    def measure(kind: str, weights: str, params: Params, on_progress: Any) -> dict[str, Any]:
+        values, within = [], []
+        count = budget.num_texts if weights == "trained" else budget.num_inner
+        for place, body in enumerate(kinds[kind][:count]):
+            ids, key = jnp.array([*start, *body, *end]), jax.random.key(place)
+            values.append(np.asarray(measured(params, ids, key), float))
+            if place < budget.num_inner and weights in ("trained", "random 0"):
+                within.append([np.asarray(inner(params, ids, key, layer=at)) for at in layers])
+            on_progress((place + 1) / count)
+        tables = [positions(np.stack(values), special=special)]
+        if within:
+            tables.append(within_model(np.array(within, float), special=special))
+        return {"results": pd.concat(tables).assign(model=weights, corruption=kind, **shared)}
+
+    jobs = [
+        runner.Job(f"{weights} weights, {kind}", partial(measure, kind, weights, params))
+        for kind in kinds
+        for weights, params in [("trained", model.params), *drawn]
+    ]
+    plan = {**budget._asdict(), "weights": weights_digest(config.pretrained)}
+    return runner.fill("influence", config, jobs, page, plan=plan)
 
 
 def texts(
     folder: str, num_texts: int, num_tokens: int, *, text_file: str | None = None
 ) -> dict[str, np.ndarray]:
-    """Returns texts of each kind as ids, `(num_texts, num_tokens)`, special tokens included.
+    """Returns texts of each kind as ids, `(num_texts, num_tokens)`, without special tokens.
 
     One kind is uniform tokens. With a `text_file`, the other is passages of that file. The
     tokenizer is that of the model in `folder`.
     """
     vocabulary = read_tokenizer(folder)
-    tokenizer = text_tokenizer(vocabulary)
-    start, end = special_tokens(tokenizer)
-    body = num_tokens - len(start) - len(end)
     # BERT's vocabulary begins with tokens that it never met.
     words = [n for n, token in enumerate(vocabulary.tokens) if not token.startswith(("[", "<"))]
-    bodies = {UNIFORM: np.random.default_rng(0).choice(words, (num_texts, body))}
+    kinds = {UNIFORM: np.random.default_rng(0).choice(words, (num_texts, num_tokens))}
     if text_file:
         lines = Path(text_file).read_text(encoding="utf-8")
-        ids = tokenizer.encode(lines, add_special_tokens=False).ids
-        if len(ids) < num_texts * body:
-            raise ValueError(
-                f"{text_file} must have at least {num_texts * body} tokens, got {len(ids)}"
-            )
-        begins = np.linspace(0, len(ids) - body, num_texts).astype(int)
-        bodies[TEXT] = np.stack([ids[begin : begin + body] for begin in begins])
-    return {
-        kind: np.stack([[*start, *row, *end] for row in rows]).astype(np.int32)
-        for kind, rows in bodies.items()
-    }
+        ids = text_tokenizer(vocabulary).encode(lines, add_special_tokens=False).ids
+        if len(ids) < (least := num_texts * num_tokens):
+            raise ValueError(f"{text_file} must have at least {least} tokens, got {len(ids)}")
+        begins = np.linspace(0, len(ids) - num_tokens, num_texts).astype(int)
+        kinds[TEXT] = np.stack([ids[begin : begin + num_tokens] for begin in begins])
+    return kinds
 
 
-def special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+def special_tokens(folder: str) -> tuple[list[int], list[int]]:
     """Returns the ids before and after a text, such as [CLS] and [SEP]; Gemma-2 has <bos> only."""
-    encoded = tokenizer.encode("a")
+    encoded = text_tokenizer(read_tokenizer(folder)).encode("a")
     words = [place for place, added in enumerate(encoded.special_tokens_mask) if not added]
     return encoded.ids[: words[0]], encoded.ids[words[-1] + 1 :]
-
-
-def num_special(folder: str) -> tuple[int, int]:
-    """Returns how many special tokens a folder's tokenizer adds before and after a text."""
-    start, end = special_tokens(text_tokenizer(read_tokenizer(folder)))
-    return len(start), len(end)
 
 
 def influences(model: Pretrained, params: Params, ids: jax.Array, key: jax.Array) -> jax.Array:
@@ -211,8 +187,7 @@ def inner_influences(
 ) -> jax.Array:
     """Returns the influence of every token on a layer's states and on the output of its heads.
 
-    Returns:
-        `(1 + heads, tokens)`, in units of the mean over tokens; (1, tokens) for causal models.
+    In units of the mean over tokens, `(1 + heads, tokens)`; (1, tokens) for causal models.
     """
     if not is_causal(model):  # the layers above cost time only
         below = jax.tree.map(lambda leaf: leaf[: layer + 1], params["layers"])
@@ -266,9 +241,7 @@ def random_weights(model: Pretrained, seed: int) -> Params:
 def positions(values: np.ndarray, *, special: tuple[int, int]) -> pd.DataFrame:
     """Returns rows of results.csv on the output: each position's mean, and `parts` of each text.
 
-    Args:
-        values: `(texts, tokens)` relative influences.
-        special: Number of special tokens before and after a text.
+    `values` are `(texts, tokens)` relative influences; `special` as in `parts`.
     """
     count, length = values.shape
     error = values.std(0, ddof=1) / np.sqrt(count)
@@ -283,9 +256,7 @@ def positions(values: np.ndarray, *, special: tuple[int, int]) -> pd.DataFrame:
 def parts(values: np.ndarray, *, special: tuple[int, int]) -> dict[str, np.ndarray]:
     """Returns means over the parts of a text, and how many tokens have `MOST` of the influence.
 
-    Args:
-        values: `(..., tokens)` relative influences.
-        special: Number of special tokens before and after a text.
+    `values` are `(..., tokens)` relative influences, with `special` tokens before and after a text.
     """
     length = values.shape[-1]
     inner = values[..., special[0] : length - special[1]]
@@ -302,15 +273,10 @@ def parts(values: np.ndarray, *, special: tuple[int, int]) -> dict[str, np.ndarr
 def within_model(values: np.ndarray, *, special: tuple[int, int]) -> pd.DataFrame:
     """Returns rows of results.csv on layers and heads, with 95 % intervals over texts.
 
-    Args:
-        values: `(texts, layers, 1 + heads, tokens)` relative influences.
-        special: Number of special tokens before and after a text.
+    `values` are `(texts, layers, 1 + heads, tokens)` relative influences; `special` as in `parts`.
     """
     each = parts(values, special=special)
-    scores = {
-        "first / middle": each["first"] / each["middle"],
-        "last / middle": each["last"] / each["middle"],
-    }
+    scores = {FIRST: each["first"] / each["middle"], LAST: each["last"] / each["middle"]}
     texts, layers, sites = (part.ravel() for part in np.indices(values.shape[:3]))
     names = np.array(["layer", *(f"head {n}" for n in range(1, values.shape[2]))])
     places = pd.DataFrame({"level": layers + 1, "site": names[sites], "seed": texts})
@@ -322,21 +288,21 @@ def within_model(values: np.ndarray, *, special: tuple[int, int]) -> pd.DataFram
 def ratios(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns how many times the middle's influence the ends of a text have, from results.csv.
 
-    Returns:
-        `tidy.summarize`'s table: `corruption`, `weights`, `part` ("first" or "last"), geometric
-        means with intervals over texts; draws of random weights are averaged within a text.
+    By `corruption`, `weights` and `part`, first or last: geometric means with intervals over texts,
+    after draws of random weights are averaged within a text.
     """
     parts = frame[frame.metric.isin(PARTS)]
-    parts = parts.assign(weights=weights_of(parts))
     index = ["corruption", "weights", "model", "seed"]
-    table = parts.pivot_table(index=index, columns="metric", values="score", sort=False)
+    table = parts.assign(weights=weights_of(parts)).pivot_table(
+        index=index, columns="metric", values="score", sort=False
+    )
+    logs = table.transform(np.log).reset_index()
     each = pd.concat(
-        table[end].div(table.middle).map(math.log).rename("score").reset_index().assign(part=end)
-        for end in ("first", "last")
+        logs.assign(score=logs[end] - logs.middle, part=end) for end in ("first", "last")
     )
     keys = ["corruption", "weights", "part", "seed"]
-    logs = tidy.summarize(each.groupby(keys, sort=False)["score"].mean().reset_index())
-    return logs.assign(**{name: np.exp(logs[name]) for name in ("mean", "low", "high")})
+    means = tidy.summarize(each.groupby(keys, sort=False)["score"].mean().reset_index())
+    return means.assign(**{name: np.exp(means[name]) for name in ("mean", "low", "high")})
 
 
 def weights_of(rows: pd.DataFrame) -> pd.Series:
@@ -347,200 +313,68 @@ def weights_of(rows: pd.DataFrame) -> pd.Series:
 def juntas(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns how many tokens have `MOST` of the output's influence, as `ratios` does."""
     counts = frame[(frame.metric == JUNTA) & (frame.site == "token")]
-    counts = counts.assign(weights=weights_of(counts))
-    keys = ["corruption", "weights", "seed"]
+    counts = counts.assign(weights=weights_of(counts), part=f"tokens with {MOST:.0%}")
+    keys = ["corruption", "weights", "part", "seed"]
     return tidy.summarize(counts.groupby(keys, sort=False)["score"].mean().reset_index())
 
 
 def influential(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns how many positions have `INFLUENTIAL` of the influence on a trained model's output.
 
-    By `corruption`, `count` and the `largest` share of one position; shares are means over texts.
+    By `corruption`: `mean` is their number, `largest` the largest share; shares are means of texts.
     """
     rows = frame[(frame.metric == "relative influence") & (frame.model == "trained")]
-    by_kind = rows.groupby("corruption", sort=False).score
-    shares = (rows.score / by_kind.transform("sum")).groupby(rows.corruption, sort=False)
-    counts = shares.agg(lambda share: (share >= INFLUENTIAL).sum())
-    return pd.DataFrame({"count": counts, "largest": shares.max()})
+    shares = rows.score / rows.groupby("corruption").score.transform("sum")
+    counts = shares.groupby(rows.corruption, sort=False).agg(
+        mean=lambda share: (share >= INFLUENTIAL).sum(), largest="max"
+    )
+    counts = counts.reset_index().assign(weights="trained", low=np.nan, high=np.nan)
+    return counts.assign(part=f"positions with {INFLUENTIAL:.0%}")
 
 
-def by_layer(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns the ratios of both ends to the middle for the states of every layer and its heads.
+def curved_heads(frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns how many heads have a U-shape: `mean` of `num_heads`, by kind, weights and layer.
 
-    Returns:
-        Rows of `site` "layer" and "heads": `corruption`, `weights`, `end`, `level`, `mean`, and
-        `low` and `high`: of "layer" a 95 % interval over texts, of "heads" the range of heads.
-        `curved` is how many of the `num_heads` heads have a U-shape.
+    Both ends have over `SLIGHT` times the middle's influence, with intervals above 1.
     """
-    inner = frame[frame.metric.str.contains(" / ") & (frame.site != "token")]
-    inner = inner.assign(weights=weights_of(inner), mean=inner.score, end=inner.metric)
-    keys = ["corruption", "weights", "level"]
-    heads = inner[inner.site != "layer"]
-    ranges = heads.groupby([*keys, "end"], sort=False, as_index=False).agg(
-        mean=("score", "mean"), low=("score", "min"), high=("score", "max")
-    )
-    raised = heads.assign(curved=(heads.low > 1) & (heads.score > SLIGHT))
-    shapes = raised.groupby([*keys, "site"])["curved"].all().groupby(keys)
-    states = inner[inner.site == "layer"][[*keys, "end", "mean", "low", "high"]]
-    table = pd.concat([states.assign(site="layer"), ranges.assign(site="heads")])
-    return table.join(shapes.agg(curved="sum", num_heads="size"), on=keys)
+    heads = frame[frame.site.str.startswith("head")]
+    raised = heads.assign(raised=(heads.low > 1) & (heads.score > SLIGHT))
+    keys = ["corruption", "model", "level"]
+    both = raised.groupby([*keys, "site"], sort=False).raised.all()
+    counts = both.groupby(keys, sort=False).agg(mean="sum", num_heads="size")
+    return counts.reset_index().assign(metric="U-shaped heads", low=np.nan, high=np.nan)
 
 
-def curved_layers(inner: pd.DataFrame, kind: str) -> list[str]:
-    """Returns the layers whose states have a U-shape with trained weights, from `by_layer`."""
-    states = tidy.select(inner, site="layer", weights="trained", corruption=kind)
-    curved = (states.low > 1).groupby(states.level).all()
-    return [f"{level:g}" for level in curved.index[curved]]
-
-
-def verdict(trained: Any, random: Any) -> str:
-    """Returns what the ratios of both ends to the middle say, with trained and random weights."""
-    if (trained.low > 1).all():
-        if (random.low > 1).all() and (random["mean"] > SLIGHT).all():
-            return "a U-shape, which random weights have too"
-        known = (random.high <= SLIGHT).any()  # an end that is not raised
-        return f"a U-shape{', which random weights do not have' if known else ''}"
-    if (trained.high < 1).any():
-        return "no U-shape"
-    return "at most a weak U-shape" if (trained.high < WEAK).all() else "too weak to tell"
-
-
-def layer_table(inner: pd.DataFrame) -> report.Table:
-    """Returns the table of layers: both ends with trained and random weights, U-shaped heads."""
-    weights = ("trained", "random")
-    kinds = [(end, each) for end in ("first", "last") for each in weights]
-    heads = [f"U-shaped heads, {each}" for each in weights if (inner.site == "heads").any()]
-    lines = []
-    for (kind, level), rows in inner[inner.site == "layer"].groupby(
-        ["corruption", "level"], sort=False
-    ):
-        at = {(row.end.split()[0], row.weights): row for _, row in rows.iterrows()}
-        shapes = [at["first", each] for each in weights[: len(heads)]]
-        counts = [f"{row.curved:.0f} of {row.num_heads:.0f}" for row in shapes]
-        shares = [report.bracketed(at[each], digits=2) for each in kinds]
-        lines.append([f"{kind}, layer {level:g}", *shares, *counts])
-    columns = [f"{end}, {each}" for end, each in kinds]
-    caption = (
-        "Influence of the first and last 5 % of a text on a layer's states, divided by that of the "
-        "middle half; arithmetic means over texts."
-    )
-    return report.Table(["", *columns, *heads], lines, caption)
-
-
-def page(folder: Path) -> Page:
-    """Returns the page of a run or of a folder of published results."""
-    frame = pd.read_csv(folder / "results.csv")
-    name = frame.task.iloc[0]
+def page(folder: Path) -> report.Page:
+    """The page of a run."""
+    frame = tidy.read(folder)
     curves = frame[frame.metric == "relative influence"]
-    curves = curves.assign(weights=weights_of(curves))
+    curves = curves.assign(weights=weights_of(curves), variance=curves.standard_error**2)
     lines = curves.groupby(["corruption", "weights", "level"], sort=False, as_index=False).agg(
-        mean=("score", "mean"), error=("standard_error", lambda e: np.sqrt((e**2).sum()) / len(e))
+        mean=("score", "mean"), variance=("variance", "sum"), count=("score", "size")
     )
-    lines = lines.assign(low=lines["mean"] - 1.96 * lines.error,
-                         high=lines["mean"] + 1.96 * lines.error)  # fmt: skip
-    table, ratio = ratios(frame), report.bracketed
-    titles = {**PARTS, "trained": "trained weights", "random": "random weights"}
-
-    cases = [
-        (kind, weights, rows.set_index("part"))
-        for (kind, weights), rows in table.groupby(["corruption", "weights"], sort=False)
-    ]
-    counts = {(row.corruption, row.weights): row for _, row in juntas(frame).iterrows()}
-    tenths = influential(frame)
-    inner = by_layer(frame)
-    num_tokens = int(curves.level.max()) + 1
-    answer = []
-    for kind in dict.fromkeys(table.corruption):
-        of_kind = {weights: rows for each, weights, rows in cases if each == kind}
-        trained, random = of_kind["trained"], of_kind["random"]
-        words = verdict(trained, random)
-        text = f"**{words}**" if words.startswith("a U-shape") else words
-        answer.append(
-            f"On {kind}: {text}. Per token, the {PARTS['first']} have "
-            f"{ratio(trained.loc['first'])} times the influence of the {PARTS['middle']}, and the "
-            f"last {ratio(trained.loc['last'])}."
-        )
-        if layers := curved_layers(inner, kind):
-            answer.append(f"The states of layers {report.joined(layers)} have a U-shape.")
-        count, tenth = counts[kind, "trained"]["mean"], tenths.loc[kind]
-        answer.append(
-            f"{tenth['count']:.0f} of {num_tokens} tokens have at least a tenth of the influence "
-            f"(largest share: {100 * tenth.largest:.1f} %). {100 * MOST:g} % of the influence is "
-            f"on {count:.0f} tokens."
-        )
-    notes = [
-        "U-shape: both ends of a text (5 % each) have more influence than the middle half, with "
-        "both 95 % intervals above 1. The peak need not be at the very end. Layers are not "
-        "corrected for their number.",
-        "At most a weak U-shape: an interval contains 1, and both upper bounds are below "
-        f"{WEAK:g}. No U-shape: an interval is below 1.",
-        f"Texts of {num_tokens} tokens, {int(curves.num_examples.max())} of each kind; uniform "
-        "tokens are drawn uniformly from the vocabulary. Brackets: "
-        "95 % intervals over texts. Ends: without special tokens.",
-        f"The paper observes {PAPER_TOKENS[0]} to {PAPER_TOKENS[1]} of 256 tokens with at least a "
-        "tenth of the total influence; more than 10 cannot have it.",
-        f"Random weights, layers and heads are measured on {int(curves.num_examples.min())} texts "
-        "of each kind; layers and heads use one draw of random weights.",
-        f"U-shape of a head: both ends have over {SLIGHT:g} times the middle's influence, and both "
-        "intervals are above 1.",
-        "Influence: norm of the output's derivative with respect to a token's embedding, in units "
-        f"of the text's mean; estimated from {PROJECTIONS} random directions of the output.",
-    ]
-    pictures = {
-        "influence": report.facets(
-            f"{name}: influence of a token against its position, mean over texts (first and last "
-            "position: special tokens)",
-            lines,
-            x="level",
-            hue="weights",
-            col="corruption",
-            titles=titles,
-            xlabel="position",
-            ylabel="influence / mean over positions",
-            least_range=1.0,
-        )
-    }
-    columns = [PARTS["first"], PARTS["last"], f"tokens with {100 * MOST:g} % of the influence"]
+    half = 1.96 * np.sqrt(lines.variance) / lines["count"]
+    picture = report.facets(
+        "Influence of a token by its position",
+        lines.assign(low=lines["mean"] - half, high=lines["mean"] + half), x="level", hue="weights",
+        col="corruption", xlabel="position", ylabel="influence / mean", least_range=1.0,
+    )  # fmt: skip
+    output = pd.concat([ratios(frame), juntas(frame), influential(frame)])
+    parts = output.part.replace({"first": FIRST, "last": LAST})
+    states = frame[frame.site == "layer"].rename(columns={"score": "mean"})
+    layers = pd.concat([states, curved_heads(frame)])
+    names = layers.corruption + ", " + layers.model + ", layer " + layers.level.map("{:g}".format)
     tables = [
-        report.Table(
-            ["", *columns],
-            [
-                [
-                    f"{kind}, {titles[str(weights)]}",
-                    *(ratio(rows.loc[end]) for end in rows.index),
-                    ratio(counts[kind, weights]),
-                ]
-                for kind, weights, rows in cases
-            ],
-            "Influence on the output, divided by that of the middle half of the text; geometric "
-            "means over texts. Last column: a number of tokens.",
-        )
+        table(output, output.corruption + ", " + output.weights, parts, "Output"),
+        table(layers, names, layers.metric, "States and heads of layers"),
     ]
-    pictures["influence_layers"] = report.facets(
-        f"{name}: influence of the ends of a text on each layer, divided by the middle's; "
-        "bands: 95 % over texts; for heads, the mean and the range over heads",
-        inner[(inner.site == "layer") | (inner.weights == "trained")].assign(
-            line=lambda rows: rows.weights.where(rows.site == "layer", "heads"),
-            layer=lambda rows: rows.level.astype(int).astype(str),
-        ),
-        x="layer",
-        hue="line",
-        col="corruption",
-        row="end",
-        titles={
-            "trained": "states, trained weights",
-            "random": "states, random weights",
-            "heads": "heads, trained weights",
-        },
-        xlabel="layer",
-        ylabel="influence",
-        least_range=1.0,
-    )
-    tables.append(layer_table(inner))
-    return report.Page(
-        title=f"Influence of tokens by position: {name}",
-        answer=" ".join(answer),
-        pictures=pictures,
-        tables=tables,
-        notes=notes,
-    )
+    title = "Influence of tokens by position"
+    return report.Page(title, pictures={"influence": picture}, tables=tables)
+
+
+def table(summary: pd.DataFrame, lines: pd.Series, heads: pd.Series, caption: str) -> report.Table:
+    """One cell for each row of a table as of `tidy.summarize`."""
+    texts = [report.bracketed(row, digits=2) for _, row in summary.iterrows()]
+    cells = pd.Series(texts, pd.MultiIndex.from_arrays([lines, heads]))
+    grid = cells.unstack(fill_value="–", sort=False)
+    return report.Table(["", *map(str, grid)], [list(line) for line in grid.itertuples()], caption)

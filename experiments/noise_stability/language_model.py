@@ -15,7 +15,7 @@ does not publish this experiment's γ and ρ: both pairs of its other experiment
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -24,10 +24,9 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Array
 
-from experiments import report, tidy
-from experiments.noise_stability import arms, training
+from experiments import report, runner, tidy
+from experiments.noise_stability import outcomes, training
 from experiments.report import Page
-from experiments.rundir import write_whole
 from experiments.settings import Run, budget_of, by_budget, optional
 from hopfax.data import LanguageData, next_words, read_wikitext2, synthetic_split
 from hopfax.nn import Decoder, decoder
@@ -36,21 +35,13 @@ REPRODUCES = "Noise stability, Figures 6, 12, 13, 14: a small language model and
 
 
 class Budget(NamedTuple):
-    """Size of a run: the paper's numbers except for smoke.
+    """Size of a run: the paper's numbers except for smoke."""
 
-    Attributes:
-        seeds: Runs an arm.
-        rows: Rows of each split.
-        num_tokens: Words per row.
-        vocab_size: Size of the vocabulary, `<unk>` included.
-        arms: Keys of `ARMS`.
-    """
-
-    seeds: int
+    seeds: int  # runs an arm
     epochs: int
-    rows: dict[str, int]
-    num_tokens: int = 20
-    vocab_size: int = 500
+    rows: dict[str, int]  # of each split
+    num_tokens: int = 20  # words per row
+    vocab_size: int = 500  # `<unk>` included
     width: int = 30
     num_layers: int = 4
     num_heads: int = 6
@@ -65,8 +56,8 @@ BUDGETS = {"smoke": SMOKE, "laptop": Budget(3, 800, ROWS), "paper": Budget(16, 2
 LEARNING_RATE, WEIGHT_DECAY, TARGET = 1e-3, 0.02, 0.7
 ARMS: dict[str, dict[str, Any]] = {
     "baseline": {},
-    "stability_reg": {"penalized": True, "gamma": 0.75, "rho": 0.25},  # modular addition's
-    "stability_reg-weak": {"penalized": True, "gamma": 0.05, "rho": 0.05},  # sparse parity's
+    "stability_reg": {"gamma": 0.75, "rho": 0.25},  # modular addition's
+    "stability_reg-weak": {"gamma": 0.05, "rho": 0.05},  # sparse parity's
     "input-dropout": {"input_dropout": 0.1},
 }
 SHARES = {
@@ -93,12 +84,7 @@ class Config(Run):
 
 
 def run(config: Config) -> Path:
-    """Trains every arm that is missing, then writes the page.
-
-    Raises:
-        ValueError: A flag is out of range.
-        FileNotFoundError: WikiText-2 is not in `data_dir`.
-    """
+    """Trains every arm that is missing, then writes the page; a ValueError names a wrong flag."""
     budget = budget_of(config, BUDGETS)
     if budget.seeds < (least := 2 if config.budget == "smoke" else 3):
         raise ValueError(f"--seeds must be >= {least}, got {budget.seeds}")
@@ -107,58 +93,29 @@ def run(config: Config) -> Path:
     sets = [next_words(texts, seed, rows=budget.rows, **sizes) for seed in range(budget.seeds)]
     name = "sentences" if config.data_dir is None else "wikitext2"
     problem = make_problem(name, budget, sets)
-    jobs = []
+    arms, plateau = [], config.monitor != "none"
     for arm in budget.arms:
-        numbers = dict(ARMS[arm])
-        penalized, plateau = numbers.pop("penalized", False), config.monitor != "none"
-        static = training.Static(budget.batch_size, penalized, plateau=plateau)
-        hyperparameters = training.Hyperparameters(LEARNING_RATE, WEIGHT_DECAY, **numbers)
-        jobs.append(training.Job(problem, arm, static, hyperparameters))
-    baselines = pd.DataFrame(guesses(sets)).to_csv(index=False, lineterminator="\n")
-
-    def with_guesses(folder: Path) -> Page:
-        write_whole(folder / "guesses.csv", baselines)
-        return page(folder)
-
-    arms = {arm: ARMS[arm] for arm in budget.arms}
-    return training.fill("language-model", config, jobs, arms=arms, page=with_guesses)
+        static = training.Static(budget.batch_size, "gamma" in ARMS[arm], plateau=plateau)
+        numbers = training.Hyperparameters(LEARNING_RATE, WEIGHT_DECAY, **ARMS[arm])
+        arms.append(training.Arm(problem, arm, static, numbers))
+    baselines = runner.Job("baselines", lambda on_progress: {"guesses": guesses(sets)})
+    return runner.fill("language-model", config, [baselines, *training.jobs(config, arms)], page)
 
 
 def page(folder: Path) -> Page:
-    """The page of a run or of a folder of published results."""
+    """The page of a run."""
     frame = tidy.read(folder)
     means = tidy.summarize(frame[["model", "metric", "seed", "score"]])
-    at = {(row.model, row.metric): row for _, row in means.iterrows()}
+    at = means.set_index(["model", "metric"])
     lines = [
-        [arms.TITLES[arm], split, *(report.bracketed(at[arm, f"{split}_{n}"]) for n in SHARES)]
+        [f"{arm}, {split}", *(report.bracketed(at.loc[arm, f"{split}_{n}"]) for n in SHARES)]
         for arm in frame.model.unique()
-        for split in ("train", "validation", "test")
+        for split in training.Splits._fields
     ]
-    guessed = pd.read_csv(folder / "guesses.csv")
-    for _, row in guessed.iterrows():
-        lines.append([row.guess, row.split, *(f"{row[name]:.1f}" for name in SHARES)])
-    best = tidy.select(guessed, split="validation").accuracy.max()
-    steps = {each.name: each.horizon for each in arms.read_arms(folder)}
-    accuracies = report.joined(
-        f"{report.bracketed(at[arm, 'validation_accuracy'])} % ({arms.TITLES[arm]}, after "
-        f"{steps[arm]:,.0f} steps)"
-        for arm in (arms.BASELINE, arms.REGULARIZED)
-        if (arm, "validation_accuracy") in at
-    )
-    answer = (
-        f"At the end, validation accuracy is {accuracies}. Always predicting "
-        f"the most common word, or the most common next word, reaches at most {best:.1f} %."
-    )
-    caption = (
-        "Accuracy in percent at the end, and what it consists of, with 95 % intervals over seeds. "
-        "Known words: the vocabulary without `<unk>`. Commonest follower: the most common "
-        "next word in the training rows. Predicted `<unk>`: share of predictions."
-    )
-    table = report.Table(["", "rows", *SHARES.values()], lines, caption)
-    text = arms.TASKS[frame.task.iloc[0]]
-    title = f"A small language model with and without the regularizer: {text}"
-    each = arms.page(folder, title=title, tables=[table])
-    return replace(each, answer=f"{each.answer} {answer}")
+    for _, row in pd.read_csv(folder / "guesses.csv").iterrows():
+        lines.append([f"{row.guess}, {row.split}", *(f"{row[name]:.1f}" for name in SHARES)])
+    table = report.Table(["", *SHARES.values()], lines, "Accuracy at the end, %")
+    return outcomes.page(folder, "A language model and the regularizer", [table])
 
 
 def embedded_texts() -> dict[str, list[str]]:
@@ -178,7 +135,7 @@ def make_problem(name: str, budget: Budget, sets: list[LanguageData]) -> trainin
         name=name,
         model=decoder(words, words, reading="each", **sizes),
         settings={**budget._asdict(), "text": name},
-        **training.stacked(sets),
+        splits=training.stacked(sets),
         seeds=np.arange(budget.seeds),
         num_tokens=words,
         epochs=budget.epochs,
@@ -187,13 +144,11 @@ def make_problem(name: str, budget: Budget, sets: list[LanguageData]) -> trainin
     )
 
 
-def evaluate(
-    network: Decoder, train: training.Rows, validation: training.Rows, test: training.Rows
-) -> dict[str, Array]:
+def evaluate(network: Decoder, splits: training.Splits) -> dict[str, Array]:
     """What the accuracy consists of, on each split: shares in [0, 1]."""
     return {
         f"{split}_{name}": share
-        for split, rows in (("train", train), ("validation", validation), ("test", test))
+        for split, rows in splits._asdict().items()
         for name, share in shares(jnp.argmax(network(rows.ids), -1), rows.labels).items()
     }
 
@@ -201,9 +156,7 @@ def evaluate(
 def shares(guessed: Any, labels: Any) -> dict[str, Any]:
     """Accuracy over all words, over the vocabulary's, over `<unk>`; how often it is `<unk>`.
 
-    Args:
-        guessed: Word numbers, 0 for `<unk>`.
-        labels: The same.
+    Both arguments are word numbers, 0 for `<unk>`.
     """
     right, unknown = guessed == labels, labels == 0
     return {
@@ -215,26 +168,23 @@ def shares(guessed: Any, labels: Any) -> dict[str, Any]:
     }
 
 
-def guesses(sets: list[LanguageData]) -> list[dict[str, Any]]:
+def guesses(sets: list[LanguageData]) -> pd.DataFrame:
     """`shares` in percent of two baselines: the commonest word, and the commonest next word.
 
     Next words are counted in the training rows; an unseen word is followed by the commonest one.
     """
     rows = []
-    for split in ("train", "validation", "test"):
-        parts: dict[str, list[dict[str, Any]]] = {"commonest word": [], "commonest follower": []}
-        for each in sets:
-            size = len(each.vocabulary)
-            counts = np.zeros((size, size), int)
-            np.add.at(counts, (each.train.ids.ravel(), each.train.labels.ravel()), 1)
-            commonest = counts.sum(axis=0).argmax()
-            follower = np.where(counts.any(axis=1), counts.argmax(axis=1), commonest)
+    for each in sets:
+        size = len(each.vocabulary)
+        counts = np.zeros((size, size), int)
+        np.add.at(counts, (each.train.ids.ravel(), each.train.labels.ravel()), 1)
+        commonest = counts.sum(axis=0).argmax()
+        follower = np.where(counts.any(axis=1), counts.argmax(axis=1), commonest)
+        for split in training.Splits._fields:
             part = getattr(each, split)
             constant = np.full_like(part.labels, commonest)
-            for guess, guessed in zip(parts, (constant, follower[part.ids]), strict=True):
-                parts[guess].append(shares(guessed, part.labels))
-        for guess, of_sets in parts.items():
-            means = {name: np.mean([each[name] for each in of_sets]) for name in of_sets[0]}
-            percent = {name: round(100 * float(mean), 2) for name, mean in means.items()}
-            rows.append({"guess": guess, "split": split, **percent})
-    return rows
+            for guess, ids in ("word", constant), ("follower", follower[part.ids]):
+                percent = {name: 100 * float(x) for name, x in shares(ids, part.labels).items()}
+                rows.append({"guess": f"commonest {guess}", "split": split, **percent})
+    keys = ["guess", "split"]
+    return pd.DataFrame(rows).groupby(keys, sort=False, as_index=False).mean().round(2)

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,9 +38,7 @@ def attention_pair(num_tokens: int, width: int) -> Sampler:
     tokens, then W if its rows are in the shape, then one column of W_V.
     """
 
-    def pair(
-        key: PRNGKeyArray, shape: tuple[int, ...], *, rho: float | Array
-    ) -> tuple[Array, Array]:
+    def pair(key: PRNGKeyArray, shape: Any, *, rho: Any) -> tuple[Array, Array]:
         for_all, for_noise = jax.random.split(key)
         first = jax.random.normal(for_all, shape)
         fresh = jax.random.normal(for_noise, (num_tokens, width))
@@ -81,10 +80,8 @@ def random_transformer(
     return [scores, values * (value_norm / jnp.linalg.norm(values, axis=1, keepdims=True))]
 
 
-def transformer(
-    weights: Weights, x: Float[Array, "tokens width"]
-) -> Float[Array, "depth tokens width"]:
-    """Outputs of every layer: attention, then ReLU; no residuals, no normalization."""
+def transformer(weights: Weights, x: Float[Array, "tokens width"]) -> Array:
+    """Outputs of every layer, attention and ReLU: no residuals, no normalization."""
 
     def layer(x: Array, weights: Weights) -> tuple[Array, Array]:
         scores, values = weights
@@ -99,9 +96,7 @@ def redrawing_pair(
 ) -> Sampler:
     """A sampler whose second entries are `scale` times the first with probability rho, else new."""
 
-    def pair(
-        key: PRNGKeyArray, shape: tuple[int, ...], *, rho: float | Array
-    ) -> tuple[Array, Array]:
+    def pair(key: PRNGKeyArray, shape: Any, *, rho: Any) -> tuple[Array, Array]:
         for_first, for_fresh, for_choice = jax.random.split(key, 3)
         first, fresh = draw(for_first, shape), draw(for_fresh, shape)
         return first, jnp.where(jax.random.uniform(for_choice, shape) < rho, scale * first, fresh)
@@ -136,27 +131,20 @@ def init_mlp(key: PRNGKeyArray, sizes: tuple[int, ...]) -> Weights:
 
 
 def train_mlp(
-    params: Weights,
-    key: PRNGKeyArray,
-    target: Callable[[Array], Array],
-    *,
-    steps: int,
+    params: Weights, key: PRNGKeyArray, target: Callable[[Array], Array], *, steps: int
 ) -> Weights:
     """Fits `target` on fresh standard normal inputs by least squares."""
     optimizer = optax.adam(1e-3)
 
     def loss(params: Weights, x: Array) -> Array:
-        errors = jax.vmap(lambda x: mlp(params, x) - target(x))(x)
-        return jnp.mean(jnp.square(errors))
+        return jnp.mean(jnp.square(jax.vmap(lambda x: mlp(params, x) - target(x))(x)))
 
-    def step(
-        carry: tuple[Weights, optax.OptState], key: PRNGKeyArray
-    ) -> tuple[tuple[Weights, optax.OptState], None]:
+    def step(carry: tuple[Weights, Any], key: PRNGKeyArray) -> tuple[tuple[Weights, Any], None]:
         params, state = carry
         x = jax.random.normal(key, (256, params[0].shape[0] - 1))
         updates, state = optimizer.update(jax.grad(loss)(params, x), state)
         return (jax.tree.map(jnp.add, params, updates), state), None
 
-    start = params, optimizer.init(params)
-    (params, _), _ = jax.lax.scan(step, start, jax.random.split(key, steps))
+    keys = jax.random.split(key, steps)
+    (params, _), _ = jax.lax.scan(step, (params, optimizer.init(params)), keys)
     return params

@@ -1,17 +1,24 @@
-"""Times to an event that may never happen: medians, intervals, reductions.
+"""Steps of training runs to a target that some never reach: medians, intervals, and savings.
 
-A run without the event counts as infinity: the median is finite if more than half of the runs
-arrive.
+An arm is one way to train; its runs differ in their seeds. A run that never reaches the target
+counts as infinity: the median is finite if more than half of the runs arrive.
 """
 
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
+from experiments import report, tidy
 from experiments.tidy import CONFIDENCE, MIN_SEEDS
 
 RESAMPLES = 10_000
+SWEEP, BASELINE = "sweep", "baseline"
+DRAWN = ("baseline", "stability_reg", "stability_reg-negative")  # more curves tangle
+FITTED = 0.8  # accuracy that counts as learned; a tenth of parity's training labels is wrong
 
 median = partial(np.median, axis=-1)  # infinities are the largest numbers
 
@@ -92,3 +99,76 @@ def _ends(least: np.ndarray, most: np.ndarray, runs: int) -> tuple[float, float]
     low = np.sort(least)[int(np.floor(tail * last))]
     high = np.sort(most)[int(np.ceil((1 - tail) * last))]
     return float(low), float(high)
+
+
+class Times(NamedTuple):
+    """When the runs of an arm reached the target."""
+
+    task: str
+    arm: str
+    steps: np.ndarray  # (runs,), in the order of the seeds; inf for never
+    horizon: float  # steps that the runs were followed
+    rows_per_step: float  # through the network, noisy copies included
+
+
+def read_times(frame: pd.DataFrame) -> list[Times]:
+    """Returns the times of every arm but the sweep, from `tidy.read`."""
+    rows = tidy.select(frame, metric="steps").sort_values("seed", kind="stable")
+    return [
+        Times(str(task), str(arm), each.score.to_numpy(), *map(float, followed))
+        for (task, arm), each in rows[rows.model != SWEEP].groupby(["task", "model"], sort=False)
+        for followed in each[["horizon", "rows_per_step"]].to_numpy()[:1]
+    ]
+
+
+def saved(arm: Times, baseline: Times, *, compute: bool = False) -> Interval:
+    """Percent fewer steps than the baseline to the target, or less compute."""
+    ours, theirs = (each.rows_per_step if compute else 1.0 for each in (arm, baseline))
+    followed = arm.horizon * ours, baseline.horizon * theirs
+    return reduction(arm.steps * ours, baseline.steps * theirs, followed=followed)
+
+
+def delay(curves: pd.DataFrame) -> float:
+    """How many times later validation than training rows are predicted, by an arm's curves."""
+    fitted, generalized = (
+        curves.step[curves[name] >= FITTED].min() for name in ("train_accuracy", "accuracy")
+    )
+    return generalized / fitted
+
+
+def text(interval: Interval) -> str:
+    """Such as "633 [528, 786]"; ∞ is never."""
+    value, low, high = (f"{np.round(each) + 0.0:,.0f}" for each in interval)
+    words = f"{value} [{low}, {high}]".replace("inf", "∞").replace("nan", "n/a")
+    return words.replace("-", "−")
+
+
+def page(folder: Path, title: str, tables: Sequence[report.Table] = ()) -> report.Page:
+    """The page of a run; `tables` are further ones of the experiment."""
+    times = read_times(tidy.read(folder))
+    curves = pd.read_csv(folder / "curves.csv")
+    baselines = {each.task: each for each in times if each.arm == BASELINE}
+    lines = [
+        [
+            f"{each.task}, {each.arm}",
+            f"{np.isfinite(each.steps).sum()} of {len(each.steps)}",
+            text(median_time(each.steps)),
+            *(text(saved(each, baselines[each.task], compute=unit)) for unit in (False, True)),
+            report.number(delay(tidy.select(curves, task=each.task, arm=each.arm))),
+        ]
+        for each in times
+    ]
+    heads = ["", "reached", "median steps", "steps saved, %", "compute saved, %", "delay, ×"]
+    metrics = {
+        "validation accuracy": curves.accuracy,
+        "training accuracy": curves.train_accuracy,
+        "normalized stability": curves.agreement / curves.confidence,
+    }
+    parts = [curves.assign(metric=name, mean=100 * each) for name, each in metrics.items()]
+    drawn = pd.concat(parts).assign(low=np.nan, high=np.nan)
+    picture = report.facets(
+        "Medians over runs during training", tidy.select(drawn, arm=DRAWN), x="step", hue="arm",
+        col="metric", row="task", xlabel="training step", ylabel="%",
+    )  # fmt: skip
+    table = report.Table(heads, lines, "Steps to the target accuracy")
+    return report.Page(title, pictures={"curves": picture}, tables=[table, *tables])

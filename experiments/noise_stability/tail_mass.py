@@ -15,20 +15,18 @@ A function of ±1 bits has weight W^k at degree k. Two bounds on its weight at d
     influence:  I/T = Σ_k (k/T) W^k                     (Markov)
     stability:  B_ρ = Σ_k (1 - ρ^k)/(1 - ρ^T) W^k       (Lemma 1 with the appendix's sign)
 
-(1 - ρ^k)/(1 - ρ^T) is concave in k and equals k/T at k = 0 and k = T, so it is at least k/T below T
-and at most k/T above. It tends to k/T as ρ → 1. With D = Σ k² W^k / Σ k W^k:
+(1 - ρ^k)/(1 - ρ^T) is concave in k and equals k/T at k = 0 and k = T: at least k/T below T, and at
+most above. It tends to k/T as ρ → 1. With D = Σ k² W^k / Σ k W^k:
 
 1. B_ρ >= I/T at every ρ if f has degree at most T; equality only if all weight is at 0 and T.
-2. B_ρ → I/T as ρ → 1, for every f; B_ρ → Var f as ρ → 0.
-3. B_ρ < I/T at some ρ if and only if D > T. Proof: T (1 - ρ^T)(B_ρ - I/T)/(1 - ρ) is the
+2. B_ρ < I/T at some ρ if and only if D > T. Proof: T (1 - ρ^T)(B_ρ - I/T)/(1 - ρ) is the
    polynomial Σ_j c_j ρ^j, c_j = T W^{>j} - I [j < T]. Its coefficients change sign at most twice,
    and 1 is a root. So at most one more root is positive, and the sign just below ρ = 1 decides:
    B_ρ - I/T = (1 - ρ)/(2T) Σ_k k (T - k) W^k + O((1 - ρ)²).
-4. If B_ρ < I/T, f has weight at a degree of at least T (I/T)/B_ρ: a level's part of I/T is at most
+3. If B_ρ < I/T, f has weight at a degree of at least T (I/T)/B_ρ: a level's part of I/T is at most
    max(1, k/T) times its part of B_ρ.
 
-The mean adds nothing to I or B_ρ. Dividing both by Var f or both by ||f||², which includes the
-mean, changes none of this; dividing only one of them by ||f||² does.
+The mean adds nothing to I or B_ρ; both are divided by Var f, which changes none of this.
 
 Here a bit keeps a token or replaces it by a random one, fixed for the text. f is the cosine of the
 text's embedding to that of the unchanged text; of a classifier (`--run`), the probability of the
@@ -37,7 +35,6 @@ class that it predicts for the unchanged text. W^k is averaged over texts, and s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -49,39 +46,34 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from experiments import predict, report, tidy
+from experiments import predict, report, runner, tidy
 from experiments.models import load_encoder, weights_digest
 from experiments.noise_stability import influence
-from experiments.report import Page
-from experiments.rundir import open_run, read_config
 from experiments.settings import Shared, budget_of, by_budget, optional
 from hopfax.data import read_tokenizer, reported_rows
 from hopfax.data.tokenize import text_tokenizer
 from hopfax.nn import Encoder, Functional, Params, Pretrained
 from hopfax.stability import walsh_weights
-from hopfax.train.progress import Progress
 
 REPRODUCES = "Noise stability, Table 1 and Lemma 1: bounds on the weight of high degree"
-# Degree >= 15 of 256 tokens, from total influence and from noise stability.
-PAPER = {
-    "GPT-2": (0.003, 0.0005),
-    "BERT": (0.04, 0.02),
-    "RoBERTa": (0.19, 0.02),
-    "Gemma": (0.043, 0.0157),
-}
-PAPER_DEGREE = 15
+PAPER_DEGREE = 15  # of Table 1
 DEGREES = (2, 4)  # of the few tokens whose weights are exact
 RHOS = (0.5, 0.8, 0.9, 0.95, 0.99)  # of the Monte Carlo estimates
 FINE = tuple(round(0.01 * n, 2) for n in range(2, 100))  # of the exact bounds
 PAIRS = 2  # pairs of bits flipped together, a draw
-TIGHTER, LOOSER = "tighter at some ρ", "looser at every tested ρ"
-WEIGHTS = {
-    "trained": "trained weights",
-    "random": "random weights",
-    "fine-tuned": "after fine-tuning",
-    "pretrained": "before fine-tuning",
-}
 TAIL, MARKOV, LEMMA = "exact weight", "influence: I/T", "stability: Lemma 1"
+D = "D"
+HEADS = (TAIL, MARKOV, LEMMA, D)
+# Estimate -> the factor of W^k in its sum over k.
+SUMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "variance": lambda k: k > 0,
+    "second moment": lambda k: k >= 0,
+    "influence": lambda k: k,
+    "pairs": lambda k: k * (k - 1),
+}
+# (parameters, ids) -> (a text's output, the vector that multiplies changed texts' outputs)
+Output = Callable[[Params, jax.Array], tuple[jax.Array, jax.Array]]
+Texts = tuple[np.ndarray, np.ndarray]  # ids and their replacements, without special tokens
 
 
 class Budget(NamedTuple):
@@ -122,12 +114,7 @@ class Config(Shared):
 
 
 def run(config: Config) -> Path:
-    """Measures everything and writes the page.
-
-    Raises:
-        ValueError: A flag is out of range, the model is causal, or there are too few texts.
-        FileNotFoundError: A file is missing.
-    """
+    """Measures everything and writes the page; a ValueError or an OSError names a wrong flag."""
     budget = budget_of(config, BUDGETS)
     if not config.pretrained or not config.data_dir:
         raise ValueError("set --pretrained and --data-dir, the folders of a model and of the sets")
@@ -136,12 +123,18 @@ def run(config: Config) -> Path:
     if not 5 <= budget.num_bits <= 20:
         raise ValueError(f"--num-bits must be in [5, 20], got {budget.num_bits}")
     model = load_encoder(config.pretrained)
-    sentences, passages = short_texts(config, budget), long_texts(config, budget)
-    if (longest := passages.ids.shape[1]) > model.max_length:
+    start, end = map(tuple, influence.special_tokens(config.pretrained))
+    if budget.num_tokens + len(start) + len(end) > model.max_length:
         raise ValueError(
-            f"--num-tokens must leave room for {longest - budget.num_tokens} special tokens in the "
+            f"--num-tokens must leave room for {len(start) + len(end)} special tokens in the "
             f"model's {model.max_length} positions, got {budget.num_tokens}"
         )
+    file = Path(config.data_dir) / "wikitext-2" / "wiki.test.tokens"
+    sizes = budget.num_long, budget.num_tokens
+    kinds = influence.texts(config.pretrained, *sizes, text_file=str(file))
+    others = influence.texts(config.pretrained, budget.num_texts, budget.num_bits)
+    sentences = sentences_of(config, budget), others[influence.UNIFORM]
+    passages = kinds[influence.TEXT], kinds[influence.UNIFORM]
     if config.run:
         of_seeds = predict.load(predict.Config(run=config.run, model=config.model, texts=()))
         classifier = next(iter(of_seeds.values()))
@@ -153,66 +146,43 @@ def run(config: Config) -> Path:
     else:
         output, random = embedding(model), influence.random_weights(model, 0)
         every_weights = {"trained": model.params, "random": random}
+    agree = partial(agreement, output, (start, end))
+    settings: dict[str, tuple[Texts, Any]] = {
+        "exact": (sentences, exact),
+        "Monte Carlo": (passages, partial(monte_carlo, num_draws=budget.num_draws)),
+    }
+
+    def measure(weights: str, setting: str, on_progress: Any) -> dict[str, Any]:
+        texts, measured = settings[setting]
+        tables = []
+        for seed, table in enumerate(measured(agree, every_weights[weights], texts)):
+            tables.append(table.assign(task=setting, model=weights, seed=seed))
+            on_progress(len(tables) / len(texts[0]))
+        return {"results": pd.concat(tables).assign(corruption="replaced tokens", site="token")}
+
+    jobs = [
+        runner.Job(f"{weights} weights, {setting}", partial(measure, weights, setting))
+        for weights in every_weights
+        for setting in settings
+    ]
     plan = {**budget._asdict(), "weights": weights_digest(config.pretrained)}
-    folder = open_run("tail-mass", config, plan=plan)
-    total = 2 * (budget.num_texts + budget.num_long)
-    tables = []
-    with Progress(total) as progress:
-        for weights, params in every_weights.items():
-            for setting, measured in (
-                ("exact", exact(output, params, sentences)),
-                ("Monte Carlo", monte_carlo(output, params, passages, budget.num_draws)),
-            ):
-                progress.title = f"{WEIGHTS[weights]}, {setting}"
-                for seed, table in enumerate(measured):
-                    tables.append(table.assign(task=setting, model=weights, seed=seed))
-                    progress.update(len(tables))
-    table = pd.concat(tables).assign(corruption="replaced tokens", site="token")
-    return report.write_run(folder, table, page)
+    return runner.fill("tail-mass", config, jobs, page, plan=plan)
 
 
-# (parameters, ids) -> (a text's output, the vector that multiplies changed texts' outputs)
-Output = Callable[[Params, jax.Array], tuple[jax.Array, jax.Array]]
-
-
-class Texts(NamedTuple):
-    """Texts as ids, their replacements, and how many special tokens both have at either end."""
-
-    ids: np.ndarray
-    others: np.ndarray
-    special: tuple[int, int]
-
-
-def long_texts(config: Config, budget: Budget) -> Texts:
-    """Returns passages of WikiText-2's test file and uniform tokens."""
-    assert config.pretrained and config.data_dir
-    start, end = influence.num_special(config.pretrained)
-    file = Path(config.data_dir) / "wikitext-2" / "wiki.test.tokens"
-    sizes = budget.num_long, budget.num_tokens + start + end
-    kinds = influence.texts(config.pretrained, *sizes, text_file=str(file))
-    return Texts(kinds[influence.TEXT], kinds[influence.UNIFORM], (start, end))
-
-
-def short_texts(config: Config, budget: Budget) -> Texts:
-    """Returns the first sentences of SST-2's dev file that are long enough, and uniform tokens."""
+def sentences_of(config: Config, budget: Budget) -> np.ndarray:
+    """Returns the first sentences of SST-2's dev file that have enough tokens, cut to these."""
     assert config.pretrained
-    tokenizer = text_tokenizer(read_tokenizer(config.pretrained))
-    start, end = influence.num_special(config.pretrained)
+    tokenizer, size = text_tokenizer(read_tokenizer(config.pretrained)), budget.num_bits
     sentences = (
         tokenizer.encode(row.texts[0][0], add_special_tokens=False).ids
         for row in reported_rows("sst2", data_dir=config.data_dir)
     )
-    bodies = [ids[: budget.num_bits] for ids in sentences if len(ids) >= budget.num_bits]
+    bodies = [ids[:size] for ids in sentences if len(ids) >= size]
     if len(bodies) < budget.num_texts:
         raise ValueError(
-            f"SST-2 must have {budget.num_texts} sentences of {budget.num_bits} tokens, got "
-            f"{len(bodies)}"
+            f"SST-2 must have {budget.num_texts} sentences of {size} tokens, got {len(bodies)}"
         )
-    sizes = budget.num_texts, budget.num_bits + start + end
-    others = influence.texts(config.pretrained, *sizes)[influence.UNIFORM]
-    ids = others.copy()
-    ids[:, start : start + budget.num_bits] = bodies[: budget.num_texts]
-    return Texts(ids, others, (start, end))
+    return np.array(bodies[: budget.num_texts])
 
 
 def embedding(model: Pretrained) -> Output:
@@ -238,49 +208,45 @@ def probability(model: Functional[Encoder]) -> Output:
 
 
 def agreement(
-    output: Output,
-    special: tuple[int, int],
-    params: Params,
-    ids: jax.Array,
-    others: jax.Array,
-    bits: jax.Array,
-) -> jax.Array:
+    output: Output, special: tuple[tuple[int, ...], ...], params: Params,
+    ids: jax.Array, others: jax.Array, bits: jax.Array,
+) -> jax.Array:  # fmt: skip
     """Returns the product of the unchanged text's reference and the changed text's output."""
-    kept = jnp.pad(bits, special, constant_values=1) > 0
+    start, end = (jnp.array(each, ids.dtype) for each in special)
+    unchanged, changed = (
+        jnp.concatenate([start, body, end]) for body in (ids, jnp.where(bits > 0, ids, others))
+    )
     # Apart, so that `vmap` over bits computes the first only once.
-    return output(params, ids)[1] @ output(params, jnp.where(kept, ids, others))[0]
+    return output(params, unchanged)[1] @ output(params, changed)[0]
 
 
-def exact(output: Output, params: Params, texts: Texts) -> Iterator[pd.DataFrame]:
+def exact(agree: Callable[..., jax.Array], params: Params, texts: Texts) -> Iterator[pd.DataFrame]:
     """Yields the weights of each text's function."""
-    num_bits = texts.ids.shape[1] - sum(texts.special)
+    num_bits = texts[0].shape[1]
 
     @jax.jit
-    def measure(params: Params, ids: jax.Array, others: jax.Array) -> jax.Array:
-        fn = partial(agreement, output, texts.special, params, ids, others)
-        return walsh_weights(fn, num_bits=num_bits, batch_size=256)
+    def measure(*fixed: Any) -> jax.Array:
+        return walsh_weights(partial(agree, *fixed), num_bits=num_bits, batch_size=256)
 
-    for ids, others in zip(texts.ids, texts.others, strict=True):
-        weights = np.asarray(measure(params, ids, others), float)
-        yield pd.DataFrame(
-            {"metric": "weight", "level": np.arange(num_bits + 1), "score": weights}
-        ).assign(num_examples=2**num_bits)
+    for text in zip(*texts, strict=True):
+        weights = np.asarray(measure(params, *text), float)
+        table = pd.DataFrame({"level": np.arange(num_bits + 1), "score": weights})
+        yield table.assign(metric="weight", num_examples=2**num_bits)
 
 
 def monte_carlo(
-    output: Output, params: Params, texts: Texts, num_draws: int
+    agree: Callable[..., jax.Array], params: Params, texts: Texts, num_draws: int
 ) -> Iterator[pd.DataFrame]:
     """Yields estimates of each text's function, see `estimates`."""
-    num_bits = texts.ids.shape[1] - sum(texts.special)
+    num_bits = texts[0].shape[1]
 
     @jax.jit
-    def measure(params: Params, ids: jax.Array, others: jax.Array, bits: jax.Array) -> jax.Array:
-        fn = partial(agreement, output, texts.special, params, ids, others)
-        return jax.lax.map(jax.vmap(fn), bits)
+    def measure(bits: jax.Array, *fixed: Any) -> jax.Array:
+        return jax.lax.map(jax.vmap(partial(agree, *fixed)), bits)
 
-    for number, (ids, others) in enumerate(zip(texts.ids, texts.others, strict=True)):
+    for number, text in enumerate(zip(*texts, strict=True)):
         bits = draw(np.random.default_rng(number), num_draws, num_bits)
-        yield estimates(np.asarray(measure(params, ids, others, bits), float), num_bits)
+        yield estimates(np.asarray(measure(bits, params, *text), float), num_bits)
 
 
 def draw(rng: np.random.Generator, num_draws: int, num_bits: int) -> np.ndarray:
@@ -290,29 +256,22 @@ def draw(rng: np.random.Generator, num_draws: int, num_bits: int) -> np.ndarray:
     once if their number divides that of the bits. A draw also flips its first pairs together.
     """
     x = rng.choice([-1.0, 1.0], (num_draws, num_bits))
-    groups = [x]
-    for rho in RHOS:
-        groups.append(np.where(rng.random(x.shape) < (1 + rho) / 2, x, -x))
+    copies = [np.where(rng.random(x.shape) < (1 + rho) / 2, x, -x) for rho in RHOS]
     num_flips = max(2 * PAIRS, -(-num_bits // num_draws))
     blocks = num_bits // num_flips
-    order = [
-        rng.permutation(num_bits)[: blocks * num_flips] for _ in range(-(-num_draws // blocks))
-    ]
+    rounds = range(-(-num_draws // blocks))
+    order = [rng.permutation(num_bits)[: blocks * num_flips] for _ in rounds]
     places = np.concatenate(order).reshape(-1, num_flips)[:num_draws]
     flips = [np.where(np.arange(num_bits) == place[:, None], -x, x) for place in places.T]
     # -x[i] and -x[j] in one: the product with x is -1 at both places.
     pairs = [flips[2 * n] * flips[2 * n + 1] * x for n in range(PAIRS)]
-    return np.stack([*groups, *flips, *pairs], axis=1)
+    return np.stack([x, *copies, *flips, *pairs], axis=1)
 
 
 def estimates(values: np.ndarray, num_bits: int) -> pd.DataFrame:
     """Estimates variance, influence, D's other part and Var - Stab_ρ from values at `draw`'s bits.
 
-    All are unbiased. Standard errors are over draws.
-
-    Args:
-        values: `(draws, 1 + len(RHOS) + flips + PAIRS)`.
-        num_bits: Number of bits.
+    All are unbiased. Standard errors are over draws. `values` is `(draws, groups)`.
     """
     count = len(values)
     of_pairs, x = values[:, : 1 + len(RHOS)], values[:, :1]
@@ -328,8 +287,7 @@ def estimates(values: np.ndarray, num_bits: int) -> pd.DataFrame:
     }
     for rho, y in zip(RHOS, of_pairs[:, 1:].T, strict=True):
         by_draw["distance", rho] = np.square(x[:, 0] - y) / 2
-    means = of_pairs.mean(1)
-    bias = {"variance": means.var() / (count - 1)}
+    bias = {"variance": of_pairs.mean(1).var() / (count - 1)}
     rows = [
         (name, level, each.mean() + bias.get(name, 0), each.std(ddof=1) / np.sqrt(count))
         for (name, level), each in by_draw.items()
@@ -341,47 +299,40 @@ def estimates(values: np.ndarray, num_bits: int) -> pd.DataFrame:
 def bounds(frame: pd.DataFrame) -> pd.DataFrame:
     """Returns the bounds and the exact weight of high degree, as shares of the variance.
 
-    Returns:
-        `tidy.summarize`'s table: `panel`, `degree` (T), `weights`, `quantity` (`TAIL`, `MARKOV`,
-        `LEMMA`, "D" and "variance", a share of the second moment), `rho` (1 where there is none);
-        intervals over texts.
+    `tidy.summarize`'s table of `panel`, `degree` (T), `weights`, `quantity` (`TAIL`, `MARKOV`,
+    `LEMMA`, `D` and "variance", a share of the second moment) and `rho` (1 where there is none).
     """
     parts = []
     for (setting, weights), rows in frame.groupby(["task", "model"], sort=False):
-        # One value per text for each metric and level; -1 means no level.
-        wide = rows.fillna({"level": -1}).pivot(
+        wide = rows.fillna({"level": 0.0}).pivot(
             index="seed", columns=["metric", "level"], values="score"
         )
-        values = {key: column.to_numpy() for key, column in wide.items()}
         if setting == "exact":
             levels = wide["weight"].sort_index(axis=1).to_numpy()
             k = np.arange(levels.shape[1])
-            variance, square = levels[:, 1:].sum(1), levels.sum(1)
-            influences, seconds = levels @ k, levels @ k**2
+            sums = {name: levels @ factor(k) for name, factor in SUMS.items()}
             distances = {rho: levels @ (1 - rho**k) for rho in FINE}
-            tails = {t: levels[:, t:].sum(1) for t in DEGREES}
-            where = f"{k[-1]} tokens"
+            tails, where = {t: levels @ (k >= t) for t in DEGREES}, f"{k[-1]} tokens"
         else:
-            variance, square = values["variance", -1], values["second moment", -1]
-            influences = values["influence", -1]
-            seconds = influences + values["pairs", -1]
-            distances = {rho: values["distance", rho] for rho in RHOS}
+            sums = {name: wide[name, 0.0].to_numpy() for name in SUMS}
+            distances = {rho: wide["distance", rho].to_numpy() for rho in RHOS}
             tails, where = {PAPER_DEGREE: None}, "Monte Carlo"
+        variance, influences = sums["variance"], sums["influence"]
         for degree, tail in tails.items():
             shared = {"panel": f"{where}, T = {degree}", "degree": degree, "weights": weights}
-            markov = influences / degree
-            each = {(MARKOV, np.nan): (markov, variance), ("D", np.nan): (seconds, influences),
-                    ("variance", np.nan): (variance, square)}  # fmt: skip
+            each: dict[tuple[str, float], tuple[Any, Any]] = {
+                (MARKOV, 1.0): (influences / degree, variance),
+                (D, 1.0): (influences + sums["pairs"], influences),
+                ("variance", 1.0): (variance, sums["second moment"]),
+            }
             if tail is not None:
-                each[TAIL, np.nan] = tail, variance
+                each[TAIL, 1.0] = tail, variance
             for rho, distance in distances.items():
-                lemma = distance / (1 - rho**degree)
-                each[LEMMA, rho] = lemma, variance
+                each[LEMMA, rho] = distance / (1 - rho**degree), variance
             for (quantity, rho), (over, under) in each.items():
                 scores = {"seed": np.arange(len(over)), "score": ratios(over, under)}
                 parts.append(pd.DataFrame(scores).assign(**shared, quantity=quantity, rho=rho))
-    table = pd.concat(parts).fillna({"rho": 1.0})
-    return tidy.summarize(table)
+    return tidy.summarize(pd.concat(parts))
 
 
 def ratios(over: np.ndarray, under: np.ndarray) -> np.ndarray:
@@ -394,101 +345,24 @@ def ratios(over: np.ndarray, under: np.ndarray) -> np.ndarray:
     return count * over.sum() / under.sum() - (count - 1) * without
 
 
-def verdict(row: Any) -> str:
-    """Returns whether Lemma 1's bound is tighter, from the row of D in `bounds`."""
-    if row.low > row.degree:
-        return TIGHTER
-    return LOOSER if row.high < row.degree else "too weak to tell"
-
-
-def page(folder: Path) -> Page:
-    """Returns the page of a run or of a folder of published results."""
-    frame, config = pd.read_csv(folder / "results.csv"), read_config(folder)
-    plan, flags = config["plan"], config["config"]
-    name, fine_tuned = Path(flags["pretrained"]).name, ""
-    function = "cosine to the unchanged text's embedding"
-    if flags.get("run"):
-        fine_tuned = ", fine-tuned"
-        function = "probability of the class that the classifier predicts for the unchanged text"
-    table = bounds(frame)
-    many = f"{plan['num_tokens']} tokens, T = {PAPER_DEGREE}"
-    table["panel"] = table.panel.replace(f"Monte Carlo, T = {PAPER_DEGREE}", many)
-
-    share = partial(report.bracketed, digits=3)
-    lines, verdicts = [], []
+def page(folder: Path) -> report.Page:
+    """The page of a run."""
+    table = bounds(tidy.read(folder))
+    lines = []
     for (panel, weights), rows in table.groupby(["panel", "weights"], sort=False):
-        by_name = dict(list(rows.groupby("quantity")))
-        lemma = by_name[LEMMA].set_index("rho")
-        best: Any = lemma["mean"].idxmin()
-        degree = by_name["D"].iloc[0]
-        verdicts.append(verdict(degree))
-        lines.append([
-            f"{name}, {panel}, {WEIGHTS[str(weights)]}",
-            share(by_name[TAIL].iloc[0]) if TAIL in by_name else "–",
-            share(by_name[MARKOV].iloc[0]),
-            f"{share(lemma.loc[best])} at {best:g}",
-            f"D = {report.bracketed(degree)}",
-        ])  # fmt: skip
-    for model, (markov, lemma) in PAPER.items():
-        least = math.ceil(round(PAPER_DEGREE * markov / lemma, 6))
-        lines.append([f"the paper, {model}, 256 tokens, T = {PAPER_DEGREE}", "–", f"{markov:g}",
-                      f"{lemma:g}", f"weight at degree ≥ {least}"])  # fmt: skip
-    first = table.weights.iloc[0]
-    degree = tidy.select(table, weights=first, panel=many, quantity="D").iloc[0]
-    shares = tidy.select(table, weights=first, quantity="variance")
-    shares = shares.assign(where=shares.panel.str.split(",").str[0]).drop_duplicates("where")
-    variances = report.joined(f"{share(row)} ({row['where']})" for _, row in shares.iterrows())
-    counts = {each: verdicts.count(each) for each in dict.fromkeys(verdicts)}
-    answer = (
-        "**Compared with the bound from influence, the bound from noise stability (Lemma 1) on the "
-        "weight of degree T and above is "
-        + report.joined(f"{each} in {n} of {len(verdicts)} cases" for each, n in counts.items())
-        + ".** It can only be tighter if D, the mean degree weighted "
-        f"by influence, exceeds T. At {plan['num_tokens']} tokens, D is {report.bracketed(degree)} "
-        f"({WEIGHTS[first]}), and T is {PAPER_DEGREE}. The ratios in the paper's Table 1 require "
-        "weight at much higher degrees (last column), or bounds with different normalizations."
-    )
-    drawn = table[table.quantity.isin([TAIL, MARKOV, LEMMA])]
-    rhos = table[table.quantity == LEMMA][["panel", "weights", "rho"]]
-    flat = drawn[drawn.quantity != LEMMA].drop(columns="rho").merge(rhos, on=["panel", "weights"])
-    drawn = pd.concat([flat, drawn[drawn.quantity == LEMMA]])
-    return report.Page(
-        title=f"Bounds on the weight of high degree: {name}{fine_tuned}",
-        answer=answer,
-        pictures={
-            "tail_mass": report.facets(
-                "Weight of degree T and above, and two bounds on it, against the correlation ρ, as "
-                "shares of the variance",
-                drawn,
-                x="rho",
-                hue="quantity",
-                col="panel",
-                row="weights",
-                titles=WEIGHTS,
-                xlabel="ρ",
-                ylabel="share of the variance",
-                least_range=0.1,
-            )
-        },
-        tables=[
-            report.Table(
-                ["", TAIL, MARKOV, f"{LEMMA}, best ρ", "D, or degree required"],
-                lines,
-                "Weight of degree T and above as a share of the variance, and its bounds.",
-            )
-        ],
-        notes=[
-            "W^k: weight of the Walsh functions of degree k (noise-stability paper); I = Σ k W^k: "
-            "total influence; D = Σ k² W^k / I. Lemma 1's bound is below I/T at some ρ if and "
-            "only if D > T, which decides the verdicts; it tends to I/T as ρ → 1.",
-            "Weight at degree ≥ k: if both bounds of the paper hold for one function, it has "
-            f"weight at k or above; k is {PAPER_DEGREE} times their ratio.",
-            "Each input bit keeps one token or replaces it by a random one. The function is the "
-            f"{function}: {plan['num_bits']} tokens of {plan['num_texts']} "
-            f"sentences of SST-2, all 2^{plan['num_bits']} inputs; {plan['num_tokens']} tokens of "
-            f"{plan['num_long']} passages of WikiText-2, {plan['num_draws']} draws of each.",
-            "Brackets and bands: 95 % intervals over texts, including sampling error of the draws.",
-            f"The variance as a share of the second moment ({WEIGHTS[first]}): {variances}. "
-            "Divided by the second moment, the weight and both bounds shrink by that factor.",
-        ],
-    )
+        lemma = rows[rows.quantity == LEMMA]
+        best: Any = lemma.sort_values("mean").iloc[0]
+        cells = {row.quantity: report.bracketed(row, digits=2) for _, row in rows.iterrows()}
+        cells[LEMMA] = f"{report.bracketed(best, digits=2)} at ρ = {best.rho:g}"
+        lines.append([f"{panel}, {weights}", *(cells.get(head, "–") for head in HEADS)])
+    curves = table[table.quantity.isin([TAIL, MARKOV, LEMMA])]
+    is_curve, by = curves.quantity == LEMMA, ["panel", "weights"]
+    flat = curves[~is_curve].drop(columns="rho").merge(curves[is_curve][[*by, "rho"]], on=by)
+    picture = report.facets(
+        "Weight of degree T, and two bounds", pd.concat([flat, curves[is_curve]]), x="rho",
+        hue="quantity", col="panel", row="weights", xlabel="ρ", ylabel="share of the variance",
+        least_range=0.1,
+    )  # fmt: skip
+    table = report.Table(["", *HEADS], lines, "Shares of the variance, and D")
+    title = "Bounds on the weight of high degree"
+    return report.Page(title, pictures={"tail_mass": picture}, tables=[table])

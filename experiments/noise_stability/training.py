@@ -7,13 +7,13 @@ settings.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import io
 import json
 import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,15 +24,14 @@ import optax
 import pandas as pd
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from experiments import report
-from experiments.rundir import locked, open_run, plain, write_whole
+from experiments import runner
+from experiments.rundir import locked, plain, write_whole
 from hopfax import stability
 from hopfax.cpu import quick
 from hopfax.nn import Decoder, Functional, Params
 from hopfax.train import interrupt
 from hopfax.train.checkpoint import Checkpoints
 from hopfax.train.loop import DivergedError
-from hopfax.train.progress import Progress
 
 FORMAT = 1  # increase when the same settings no longer give the same runs
 FINAL = "final_"  # prefix of final measurements in a stored arm
@@ -50,72 +49,41 @@ class Rows(NamedTuple):
     labels: Int[Array, "rows *tokens"]
 
 
-Evaluate = Callable[[Decoder, Rows, Rows, Rows], dict[str, Array]]
-
-
-def test_accuracy(network: Decoder, train: Rows, validation: Rows, test: Rows) -> dict[str, Array]:
-    """The share of test rows that are predicted."""
-    return {"test_accuracy": _accuracy(network(test.ids), test.labels)}
-
-
 class Hyperparameters(NamedTuple):
-    """Numbers that may differ between runs of one compiled program.
+    """Numbers that may differ between runs of one compiled program."""
 
-    Attributes:
-        learning_rate: Adam's rate before the plateau schedule.
-        weight_decay: Decoupled; times the learning rate, as in AdamW.
-        gamma: Weight of the stability penalty.
-        rho: Its noise parameter.
-        input_dropout: Probability of zeroing a token's embedding in training.
-    """
-
-    learning_rate: Any = 1e-3
-    weight_decay: Any = 1e-3
-    gamma: Any = 0.0
-    rho: Any = 1.0
-    input_dropout: Any = 0.0
+    learning_rate: Any = 1e-3  # Adam's, before the plateau schedule
+    weight_decay: Any = 1e-3  # decoupled; times the learning rate, as in AdamW
+    gamma: Any = 0.0  # weight of the stability penalty
+    rho: Any = 1.0  # its noise parameter
+    input_dropout: Any = 0.0  # probability of zeroing a token's embedding in training
 
 
 class Static(NamedTuple):
-    """Configuration that is compiled in.
-
-    Attributes:
-        batch_size: Rows per step.
-        penalized: Whether the loss includes the stability penalty.
-        stabilize: Sign of the penalty, Definition 6.1's S.
-        share: Share of a batch's rows that the penalty uses.
-        every: Number of steps between two steps with the penalty.
-        plateau: Whether `PLATEAU` of the validation loss lowers the learning rate (Appendix J.1).
-    """
+    """Configuration that is compiled in."""
 
     batch_size: int
-    penalized: bool = False
-    stabilize: bool = True
-    share: float = 1.0
-    every: int = 1
-    plateau: bool = True
+    penalized: bool = False  # whether the loss includes the stability penalty
+    stabilize: bool = True  # sign of the penalty, Definition 6.1's S
+    share: float = 1.0  # share of a batch's rows that the penalty uses
+    every: int = 1  # number of steps between two steps with the penalty
+    plateau: bool = True  # whether `PLATEAU` lowers the learning rate (Appendix J.1)
 
 
 class Epoch(NamedTuple):
-    r"""Measurements of an epoch, one per run; a run's history has a leading axis of epochs.
+    """Measurements of an epoch, one per run; a run's history has a leading axis of epochs.
 
-    Attributes:
-        train_loss: Mean task loss of the steps, with dropout.
-        loss, accuracy: On the validation rows; accuracy in [0, 1].
-        train_accuracy: On as many training rows, without dropout; flipped labels count as they are.
-        agreement: $E \sum_i M(X)_i M(Y)_i$ at `MEASURED_RHO`, on the validation rows and one noisy
-            copy of them, the same in every epoch.
-        confidence: $E \sum_i M(X)_i^2$: the agreement at rho = 1.
-        scale: The plateau schedule's share of the learning rate.
+    The agreement is of outputs M for the validation rows X and one noisy copy Y of them, the same
+    in every epoch.
     """
 
-    train_loss: Any
-    loss: Any
-    accuracy: Any
-    train_accuracy: Any
-    agreement: Any
-    confidence: Any
-    scale: Any
+    train_loss: Any  # mean task loss of the steps, with dropout
+    loss: Any  # on the validation rows
+    accuracy: Any  # on the validation rows, in [0, 1]
+    train_accuracy: Any  # on as many training rows, without dropout; flipped labels count as such
+    agreement: Any  # E Σ_i M(X)_i M(Y)_i at `MEASURED_RHO`
+    confidence: Any  # E Σ_i M(X)_i²: the agreement at ρ = 1
+    scale: Any  # the plateau schedule's share of the learning rate
 
 
 class State(NamedTuple):
@@ -126,36 +94,31 @@ class State(NamedTuple):
     plateau: Any
 
 
-class Problem(NamedTuple):
-    """What all arms of a comparison share.
+class Splits(NamedTuple):
+    """Rows of each split, for a problem with a leading axis of runs."""
 
-    Attributes:
-        name: Name of the task.
-        settings: How model and rows are made, as JSON.
-        train, validation, test: Rows of each split, with a leading axis of runs.
-        seeds: `(runs,)`.
-        num_tokens: Vocabulary size.
-        epochs: Maximum number of epochs.
-        target: Validation accuracy to reach, in [0, 1].
-        evaluate: `evaluate(network, train, validation, test)` of each run at its end.
-    """
-
-    name: str
-    model: Functional[Decoder]
-    settings: Mapping[str, Any]
     train: Rows
     validation: Rows
     test: Rows
-    seeds: np.ndarray
-    num_tokens: int
-    epochs: int
-    target: float
-    evaluate: Evaluate = test_accuracy
 
-    @property
-    def splits(self) -> tuple[Rows, Rows, Rows]:
-        """Training, validation and test rows."""
-        return self.train, self.validation, self.test
+
+def test_accuracy(network: Decoder, splits: Splits) -> dict[str, Array]:
+    """The share of test rows that are predicted."""
+    return {"test_accuracy": _accuracy(network(splits.test.ids), splits.test.labels)}
+
+
+class Problem(NamedTuple):
+    """What all arms of a comparison share."""
+
+    name: str
+    model: Functional[Decoder]
+    settings: Mapping[str, Any]  # how model and rows are made, as JSON
+    splits: Splits
+    seeds: np.ndarray  # (runs,)
+    num_tokens: int  # size of the vocabulary
+    epochs: int  # maximum number
+    target: float  # validation accuracy to reach, in [0, 1]
+    evaluate: Callable[[Decoder, Splits], dict[str, Array]] = test_accuracy  # of a run at its end
 
     def reached(self, history: Epoch) -> np.ndarray:
         """`(runs,)` epochs, counted from 1, until the target accuracy; inf for never."""
@@ -163,22 +126,22 @@ class Problem(NamedTuple):
         return np.where(met.any(axis=0), met.argmax(axis=0) + 1.0, np.inf)
 
 
-def stacked(sets: Sequence[Any]) -> dict[str, Any]:
-    """`Problem`'s splits from one data set per run, with ids of shape (rows, [1,] tokens)."""
+def stacked(sets: Sequence[Any]) -> Splits:
+    """Splits of one data set per run, with ids of shape (rows, [1,] tokens)."""
 
     def rows(split: str) -> Rows:
         parts = [getattr(each, split) for each in sets]
         ids, labels = (np.stack([getattr(part, name) for part in parts]) for name in Rows._fields)
         return Rows(jnp.asarray(ids.reshape(*ids.shape[:2], ids.shape[-1])), jnp.asarray(labels))
 
-    return {split: rows(split) for split in ("train", "validation", "test")}
+    return Splits(*map(rows, Splits._fields))
 
 
-class Job(NamedTuple):
-    """An arm to train on a problem."""
+class Arm(NamedTuple):
+    """One way to train on a problem."""
 
     problem: Problem
-    arm: str
+    name: str
     static: Static
     hyperparameters: Hyperparameters
 
@@ -186,83 +149,73 @@ class Job(NamedTuple):
     def numbers(self) -> Hyperparameters:
         """The hyperparameters of every run, `(runs,)` each."""
         runs = self.problem.seeds.shape
-        return Hyperparameters(
-            *(np.broadcast_to(np.float32(x), runs) for x in self.hyperparameters)
-        )
+        return jax.tree.map(lambda x: np.broadcast_to(np.float32(x), runs), self.hyperparameters)
 
     @property
     def steps_per_epoch(self) -> int:
         """Full batches of the training rows."""
-        return self.problem.train.ids.shape[1] // self.static.batch_size
+        return self.problem.splits.train.ids.shape[1] // self.static.batch_size
+
+    @property
+    def rows_per_step(self) -> float:
+        """Rows that go through the network per step, the penalty's noisy copies included."""
+        static = self.static
+        noisy = static.share / static.every if static.penalized else 0
+        return static.batch_size * (1 + noisy)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything that the trained runs depend on."""
+        digest, problem = hashlib.sha256(), self.problem
+        for part in jax.tree.leaves(problem.splits):
+            digest.update(np.ascontiguousarray(part).tobytes())
+        return {
+            "format": FORMAT,
+            "problem": plain(problem.settings),
+            "static": plain(self.static),
+            "numbers": {name: each.tolist() for name, each in self.numbers._asdict().items()},
+            "seeds": problem.seeds.tolist(),
+            "epochs": problem.epochs,
+            "target": problem.target,
+            "rows": digest.hexdigest()[:16],
+        }
+
+    @property
+    def file(self) -> str:
+        """Its file in `runs/cells/`."""
+        return f"{hashlib.sha256(_json(self.settings)).hexdigest()[:12]}.npz"
 
 
-def fill(
-    name: str,
-    config: Any,
-    jobs: Sequence[Job],
-    *,
-    arms: Mapping[str, Any],
-    page: Callable[[Path], report.Page],
-) -> Path:
-    """Trains the arms that are missing, and writes results.csv, curves.csv and the page.
+def jobs(config: Any, arms: Sequence[Arm]) -> list[runner.Job]:
+    """What `runner.fill` measures: "results" and "curves" of every arm."""
 
-    A batch must not exceed the training rows. `arms` is what each arm changes, for the page.
-    """
-    settings = {
-        job.problem.name: {**job.problem.settings, "rows": job.problem.train.ids.shape[1]}
-        for job in jobs
-    }
-    plan = {"target": jobs[0].problem.target, "arms": arms, "settings": settings}
-    folder = open_run(name, config, plan=plan)
-    results, curves = [], []
-    with Progress(len(jobs)) as progress:
-        for number, job in enumerate(jobs):
-            show = progress.part(number)
-            progress.title = f"[{number + 1}/{len(jobs)}] {job.problem.name}, {job.arm}"
-            history, final = train_arm(Path(config.runs) / "cells", job, on_progress=show)
-            show(1)
-            results.append(_results(job, history, final))
-            curves.append(_medians(job, history))
-            report.write_results(folder, pd.concat(results), complete=len(results) == len(jobs))
-    text = pd.concat(curves).to_csv(index=False, lineterminator="\n")
-    write_whole(folder / "curves.csv", text)
-    report.write_report(folder, page(folder))
-    return folder
+    def measure(arm: Arm, on_progress: Callable[..., None]) -> dict[str, pd.DataFrame]:
+        history, final = train_arm(Path(config.runs) / "cells", arm, on_progress)
+        return {"results": _results(arm, history, final), "curves": _medians(arm, history)}
+
+    return [
+        runner.Job(f"{arm.problem.name}, {arm.name}", partial(measure, arm), arm.file)
+        for arm in arms
+    ]
 
 
 def train_arm(
-    root: Path, job: Job, *, on_progress: Callable[..., None] | None = None
+    root: Path, arm: Arm, on_progress: Callable[..., None] = lambda *_, **__: None
 ) -> tuple[Epoch, dict[str, np.ndarray]]:
     """Trains an arm, or reads it: its epochs, `(epochs, runs)` each, and final measurements.
 
-    Raises:
-        BlockingIOError: Another process trains it.
-        DivergedError: A loss is not finite.
+    A batch must not exceed the training rows. A BlockingIOError names a process that trains it.
     """
-    problem = job.problem
-    digest = hashlib.sha256()
-    for part in jax.tree.leaves(problem.splits):
-        digest.update(np.ascontiguousarray(part).tobytes())
-    settings = {
-        "format": FORMAT,
-        "problem": plain(problem.settings),
-        "static": plain(job.static),
-        "numbers": {name: each.tolist() for name, each in job.numbers._asdict().items()},
-        "seeds": problem.seeds.tolist(),
-        "epochs": problem.epochs,
-        "target": problem.target,
-        "rows": digest.hexdigest()[:16],
-    }
-    name = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
-    stored, partial = root / f"{name}.npz", root / f"{name}.partial"
-    arm = _read_arm(stored)
-    if arm is None or partial.exists():
-        with locked(partial):
+    stored = root / arm.file
+    unfinished = stored.with_suffix(".partial")
+    trained = _read_arm(stored)
+    if trained is None or unfinished.exists():
+        with locked(unfinished):
             # Another process may have stored it meanwhile.
-            while (arm := _read_arm(stored)) is None:
-                _store(job, settings, stored, partial, on_progress)
-            shutil.rmtree(partial, ignore_errors=True)
-    return arm
+            while (trained := _read_arm(stored)) is None:
+                _store(arm, stored, unfinished, on_progress)
+            shutil.rmtree(unfinished, ignore_errors=True)
+    return trained
 
 
 def _read_arm(stored: Path) -> tuple[Epoch, dict[str, np.ndarray]] | None:
@@ -282,36 +235,37 @@ def _read_arm(stored: Path) -> tuple[Epoch, dict[str, np.ndarray]] | None:
         return None
 
 
-def _store(
-    job: Job, settings: dict[str, Any], stored: Path, partial: Path, on_progress: Any
-) -> None:
-    with Checkpoints(partial, config=settings, interval=CHECKPOINT_SECONDS) as checkpoints:
-        history, params = train_runs(job, checkpoints, on_progress)
-    final = evaluate_runs(job.problem.model, job.problem.evaluate, params, job.problem.splits)
+def _store(arm: Arm, stored: Path, unfinished: Path, on_progress: Callable[..., None]) -> None:
+    settings, problem = arm.settings, arm.problem
+    with Checkpoints(unfinished, config=settings, interval=CHECKPOINT_SECONDS) as checkpoints:
+        history, params = train_runs(arm, checkpoints, on_progress)
+    final = evaluate_runs(problem.model, problem.evaluate, params, problem.splits)
     arrays = history._asdict() | {FINAL + key: part for key, part in final.items()}
     buffer = io.BytesIO()
-    as_float = {key: np.asarray(part, np.float32) for key, part in arrays.items()}
-    canonical = np.array(json.dumps(settings, sort_keys=True))
-    np.savez_compressed(buffer, settings=canonical, **as_float)  # pyright: ignore[reportArgumentType]
+    as_float: Any = {key: np.asarray(part, np.float32) for key, part in arrays.items()}
+    np.savez_compressed(buffer, settings=np.array(_json(settings).decode()), **as_float)
     write_whole(stored, buffer.getvalue())
 
 
+def _json(settings: dict[str, Any]) -> bytes:
+    return json.dumps(settings, sort_keys=True).encode()
+
+
 def train_runs(
-    job: Job, checkpoints: Checkpoints, on_progress: Callable[..., None] | None
+    arm: Arm, checkpoints: Checkpoints, on_progress: Callable[..., None]
 ) -> tuple[Epoch, Params]:
     """Trains, from the last checkpoint on, until every run is at the target or for all epochs.
 
-    Rows beyond the last full batch of an epoch are left out of it, others each time.
-
-    Returns:
-        The epochs, `(epochs, runs)` each, and the last parameters.
+    Rows beyond the last full batch of an epoch are left out of it, others each time. Returns the
+    epochs, `(epochs, runs)` each, and the last parameters. A DivergedError names a run whose loss
+    is not finite.
     """
-    problem, seeds, runs = job.problem, job.problem.seeds, len(job.problem.seeds)
+    problem, seeds, runs = arm.problem, arm.problem.seeds, len(arm.problem.seeds)
     per_call = min(problem.epochs, EPOCHS_PER_CALL)
     num_epochs = -(-problem.epochs // per_call) * per_call
     keys = jax.vmap(jax.random.key)(jnp.asarray(seeds, jnp.uint32))
-    program = problem.model, job.static, problem.num_tokens, per_call
-    of_runs = keys, jax.tree.map(jnp.asarray, job.numbers), problem.train, problem.validation
+    program = problem.model, arm.static, problem.num_tokens, per_call
+    of_runs = keys, jax.tree.map(jnp.asarray, arm.numbers), *problem.splits[:2]
     state = initialize(problem.model, keys)
     history, done = Epoch(*np.full((len(Epoch._fields), num_epochs, runs), np.nan)), 0
     if restored := checkpoints.restore({"state": state, "history": history}):
@@ -330,16 +284,13 @@ def train_runs(
         done += per_call
         if interrupt.requested() or checkpoints.due():
             checkpoints.save(done, {"state": state, "history": history})
-        if on_progress:
-            on_progress(
-                done / num_epochs,
-                reached=f"{int(np.isfinite(problem.reached(history)).sum())} of {runs}",
-                accuracy=float(history.accuracy[done - 1].mean()),
-            )
+        accuracy = float(history.accuracy[done - 1].mean())
+        reached = f"{int(np.isfinite(problem.reached(history)).sum())} of {runs}"
+        on_progress(done / num_epochs, reached=reached, accuracy=accuracy)
     return Epoch(*(part[:done] for part in history)), state.params
 
 
-@functools.partial(jax.jit, static_argnames="model")
+@partial(jax.jit, static_argnames="model")
 def initialize(model: Functional[Decoder], keys: Array) -> State:
     """Initial states of runs, from their keys."""
 
@@ -350,25 +301,22 @@ def initialize(model: Functional[Decoder], keys: Array) -> State:
     return jax.vmap(init)(keys)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "evaluate"))
+@partial(jax.jit, static_argnames=("model", "evaluate"))
 def evaluate_runs(
-    model: Functional[Decoder], evaluate: Evaluate, params: Params, splits: Sequence[Rows]
+    model: Functional[Decoder], evaluate: Any, params: Params, splits: Splits
 ) -> dict[str, Array]:
     """Final measurements of runs."""
-    measure = functools.partial(model.apply, method=evaluate)
-    return jax.vmap(measure)(params, *splits)
+    return jax.vmap(partial(model.apply, method=evaluate))(params, splits)
 
 
-@functools.partial(
-    jax.jit, static_argnames=("model", "static", "num_tokens", "count"), donate_argnames="states"
-)
+@partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=4)
 def train_epochs(
     model: Functional[Decoder], static: Static, num_tokens: int, count: int,
     states: State, first: Array, *of_runs: Any,
 ) -> tuple[State, Epoch]:  # fmt: skip
-    """`count` epochs of runs from number `first` on, one program for arms of the same `Static`.
+    """`count` epochs from number `first` on, one program for arms of the same `Static`.
 
-    `of_runs` are keys, hyperparameters, training and validation rows; states are donated.
+    `of_runs` are keys, hyperparameters, training and validation rows.
     """
 
     def loss(params: Params, rows: Rows, key: Array, numbers: Hyperparameters, step: Array) -> Any:
@@ -382,17 +330,10 @@ def train_epochs(
         if not static.penalized:
             return task, task
         penalty = stability.stability_regularizer(
-            lambda ids: jax.nn.softmax(logits(ids, keys[1])),
-            keys[2],
-            rows.ids,
-            jax.nn.softmax(predicted),
-            rho=numbers.rho,
-            num_tokens=num_tokens,
-            stabilize=static.stabilize,
-            share=static.share,
-            step=step,
-            every=static.every,
-        )
+            lambda ids: jax.nn.softmax(logits(ids, keys[1])), keys[2], rows.ids,
+            jax.nn.softmax(predicted), rho=numbers.rho, num_tokens=num_tokens,
+            stabilize=static.stabilize, share=static.share, step=step, every=static.every,
+        )  # fmt: skip
         return task + numbers.gamma * penalty, task
 
     def epoch(state: State, number: Array, *of_run: Any) -> tuple[State, Epoch]:
@@ -469,44 +410,38 @@ def _accuracy(logits: Array, labels: Array) -> Float[Array, ""]:
     return jnp.mean(jnp.argmax(logits, -1) == labels)
 
 
-def _results(job: Job, history: Epoch, final: Mapping[str, np.ndarray]) -> pd.DataFrame:
+def _results(arm: Arm, history: Epoch, final: Mapping[str, np.ndarray]) -> pd.DataFrame:
     """One row per run and metric: steps to the target, or percent."""
-    runs = job.problem.seeds.shape
+    problem, epochs = arm.problem, len(history.loss)
+    shared = {
+        "task": problem.name, "model": arm.name, "site": "token", "seed": problem.seeds,
+        "gamma": arm.hyperparameters.gamma, "rho": arm.hyperparameters.rho, "epochs": epochs,
+        "horizon": epochs * arm.steps_per_epoch, "rows_per_step": arm.rows_per_step,
+    }  # fmt: skip
     measured = {
-        "steps": job.problem.reached(history) * job.steps_per_epoch,
+        "steps": problem.reached(history) * arm.steps_per_epoch,
         "validation_accuracy": 100 * history.accuracy[-1],
         "stability": 100 * history.agreement[-1] / history.confidence[-1],
     } | {name: 100 * part for name, part in final.items()}
-    parts = [
-        pd.DataFrame(
-            {
-                "task": job.problem.name,
-                "model": job.arm,
-                "site": "token",
-                "seed": job.problem.seeds,
-                "gamma": np.broadcast_to(job.hyperparameters.gamma, runs),
-                "rho": np.broadcast_to(job.hyperparameters.rho, runs),
-                "epochs": len(history.loss),
-                "corruption": "token noise" if metric == "stability" else "none",
-                "level": MEASURED_RHO if metric == "stability" else 0.0,
-                "metric": metric,
-                "score": _rounded(values, 6),
-            }
-        )
+    table = pd.concat(
+        pd.DataFrame(shared | {"metric": metric, "score": _rounded(values, 6)})
         for metric, values in measured.items()
-    ]
-    return pd.concat(parts)
+    )
+    noisy = table.metric == "stability"
+    return table.assign(
+        corruption=np.where(noisy, "token noise", "none"), level=np.where(noisy, MEASURED_RHO, 0.0)
+    )
 
 
-def _medians(job: Job, history: Epoch) -> pd.DataFrame:
+def _medians(arm: Arm, history: Epoch) -> pd.DataFrame:
     """Medians over the runs of an arm, at 200 epochs at most."""
     epochs = np.unique(np.linspace(0, len(history.loss) - 1, 200).astype(int))
     medians = {
         name: _rounded(np.median(part[epochs], axis=1), 5)
         for name, part in history._asdict().items()
     }
-    steps = (epochs + 1) * job.steps_per_epoch
-    return pd.DataFrame({"task": job.problem.name, "arm": job.arm, "step": steps, **medians})
+    steps = (epochs + 1) * arm.steps_per_epoch
+    return pd.DataFrame({"task": arm.problem.name, "arm": arm.name, "step": steps, **medians})
 
 
 def _rounded(values: np.ndarray, digits: int) -> list[float]:

@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments import __main__ as command
 from experiments import tidy
-from experiments.noise_stability import layers, theory
+from experiments.noise_stability import layers, theorems, theory
 from hopfax.stability import Estimate, LevelWeights, gaussian_pair
 
 
@@ -96,19 +95,19 @@ def test_training_lowers_the_loss():
 
 
 def test_a_relu_unit_matches_its_closed_form():
-    table = pd.concat(theory.relu_unit(jax.random.key(0), theory.BUDGETS["smoke"]))
-    off = theory.distances(table).set_index("model")
-    assert off.errors["Theorem 5.1"] < 5
-    assert theory.closed_forms(table.assign(score=2.0)) == (0, 1)
-    assert theory.closed_forms(table.assign(score=np.nan)) == (0, 1)
+    table = pd.concat(theorems.relu_unit(jax.random.key(0), theory.BUDGETS["smoke"]))
+    assert theory.distances(table).set_index("model").errors["Theorem 5.1"] < 5
+    for wrong in (2.0, np.nan):
+        off = theory.distances(table.assign(score=wrong))
+        assert (off.beyond == off.points).all()
 
 
 def test_distances_are_of_the_worst_point_of_each_formula():
     table = pd.concat(
         [
-            theory.rows("c", "f", [0, 1], [1, 1], [0.1, 0.5], formula=[1.2, 1.4]),
-            theory.rows("c", "g", [0], [1], formula=[1]),
-            theory.rows("c", "none", [0], [1], [0.1]),
+            theorems.rows("c", "f", [0, 1], [1, 1], [0.1, 0.5], formula=[1.2, 1.4]),
+            theorems.rows("c", "g", [0], [1], formula=[1]),
+            theorems.rows("c", "none", [0], [1], [0.1]),
         ]
     )
     off = theory.distances(table)
@@ -129,17 +128,17 @@ def one_pair(fn, key, *, shape, rho, pair=gaussian_pair, per_output=False, **_):
     return Estimate(products, jnp.ones_like(products), 1)
 
 
-TINY = theory.Budget(1000, 2, 8, 2, 1, tokens=(4,), arc_points=(4,), functions=1)
+TINY = theorems.Budget(1000, 2, 8, 2, 1, tokens=(4,), arc_points=(4,), functions=1)
 
 
 def test_a_run_measures_every_panel_and_writes_its_page(tmp_path, monkeypatch):
-    monkeypatch.setattr(theory, "noise_stability", one_pair)
+    monkeypatch.setattr(theorems, "noise_stability", one_pair)
     shares = np.full((3, 7), 1 / 7)
     levels = LevelWeights(np.ones(7), np.zeros(7), np.ones(7), np.array([1.0, 0.5, 2.0]), shares)
-    monkeypatch.setattr(theory, "level_weights", lambda *_, **__: levels)
+    monkeypatch.setattr(theorems, "level_weights", lambda *_, **__: levels)
     monkeypatch.setitem(theory.BUDGETS, "smoke", TINY)
     pages = []
-    monkeypatch.setattr(theory.report, "write_report", lambda _, page: pages.append(page))
+    monkeypatch.setattr("experiments.report.write_report", lambda _, page: pages.append(page))
     folder = theory.run(theory.Config(budget="smoke", runs=str(tmp_path)))
     table = pd.read_csv(folder / "results.csv")
     assert list(table)[: len(tidy.COLUMNS)] == list(tidy.COLUMNS) and {"formula", "low"} < {*table}
@@ -147,33 +146,7 @@ def test_a_run_measures_every_panel_and_writes_its_page(tmp_path, monkeypatch):
     assert set(table.task) == {*theory.PANELS, "correlation"}
     assert np.isfinite(table.score).all()
     weights = table[table.model == "identity, A_X, query 3"].score
-    assert len(weights) == theory.MAP_TOKENS
+    assert len(weights) == theorems.MAP_TOKENS
     np.testing.assert_allclose(weights.sum(), 1, rtol=1e-5)
-    assert (
-        "hold on 3 of 4 curves: all points are within 3 standard errors or 2 %" in pages[0].answer
-    )
-
-
-def test_the_picture_shows_shared_points_once_and_bounds_as_lines():
-    table = pd.concat(
-        [
-            theory.rows("relu", "f", [0, 1], [1, 2], 0.1, formula=[1, 2]),
-            theory.rows("relu", "g", [0, 1], [1, 2], 0.1, formula=[1, 3]),
-            theory.rows("interval", "h", [0], [3], 0.1, low=[1], high=[5]),
-            theory.rows("lemma 12", "measured", [0.5], [3], 0.1, low=[1], high=[5]),
-            theory.rows("maps", "identity, A_Y, query 2", [0, 1, 2], [0.1, 0.2, 0.7]),
-        ],
-        ignore_index=True,
-    )
-    shown = theory.drawn(table).set_index(["task", "model"])
-    assert shown.loc["relu", "f"]["mean"].isna().all()
-    assert shown.loc["relu", "measured"]["mean"].tolist() == [1, 2]
-    assert shown.loc["interval", "h"]["mean"] == 0.5
-    assert shown.loc["lemma 12", "lower bound"].formula == 1
-    assert shown.loc["maps", "identity, A_Y"][["level", "mean"]].tolist() == [2.25, 2]
-
-
-@pytest.mark.parametrize("flags", [["--num-samples", "10"], ["--networks", "1"]])
-def test_flags_out_of_range_are_named(flags, capsys):
-    assert command.main(["theory", "--budget", "smoke", *flags]) == command.FAILED
-    assert flags[1] in capsys.readouterr().err
+    (lines,) = (each.rows for each in pages[0].tables)
+    assert {line[0] for line in lines} == {"attention", "depth", "relu", "transformer", "lemma 11"}
