@@ -7,7 +7,7 @@ The mean step of an epoch of base Robertha in length buckets, with every entropy
 from typing import Any, get_args
 
 from experiments.benchmarks.harness import Program
-from experiments.benchmarks.programs import TrainSteps, fresh, trained, workload
+from experiments.benchmarks.workloads import TrainSteps, fresh, trained, workload
 from hopfax import hopfield
 
 SECONDS = 120

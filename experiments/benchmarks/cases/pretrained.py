@@ -11,7 +11,6 @@ memory while a fresh process loads the model, including mapped pages of the file
 """
 
 import os
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -21,13 +20,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmarks.harness import Program
-from experiments.benchmarks.programs import (
+from experiments.benchmarks.cases.memory import peak_bytes
+from experiments.benchmarks.harness import Program, torch_peer
+from experiments.benchmarks.workloads import (
     PaddedRows,
     TrainSteps,
     check_equal,
     compiled,
-    torch_peer,
+    full_rows,
     workload,
 )
 from hopfax import nn, stability
@@ -53,14 +53,18 @@ def folder() -> Path:
     return Path(path)
 
 
+def texts() -> PaddedRows:
+    """Texts of whole words, without padding."""
+    return full_rows(TEXTS, TOKENS, words=(2000, 28000))
+
+
 def forward(data_dir: str | None) -> dict[str, Program]:
     """Logits of 16 texts of 256 tokens, all of them real."""
     classifier = nn.text_classifier(nn.load_pretrained(folder()), 2)
-    params, ids = classifier.init(jax.random.key(0)), random_ids()
-    mask = np.ones(ids.shape, bool)
+    params, rows = classifier.init(jax.random.key(0)), texts()
 
     def logits(model: Any, params: Any) -> Any:
-        return compiled(lambda ids, mask: model.apply(params, ids, mask).logits, ids, mask)
+        return compiled(lambda *rows: model.apply(params, *rows).logits, *rows)
 
     remembering = nn.with_memory(classifier)
     memory = remembering.init(jax.random.key(0))["memory"]
@@ -69,7 +73,7 @@ def forward(data_dir: str | None) -> dict[str, Program]:
         "hopfax with memory": logits(remembering, {**params, "memory": memory}),
     }
     if peer := torch_peer():
-        calls["PyTorch"] = peer.forward_bert(params, PaddedRows(ids, np.full(len(ids), TOKENS)))
+        calls["PyTorch"] = peer.forward_bert(params, rows)
     check_equal({name: np.asarray(call()) for name, call in calls.items()})
     return calls
 
@@ -92,8 +96,8 @@ def fine_tuning(data_dir: str | None) -> dict[str, Program]:
 
 def influence(data_dir: str | None) -> dict[str, Program]:
     """Influence of each token on the sum of a text's mean state."""
-    model, ids = nn.load_pretrained(folder()), random_ids()
-    embeddings = np.asarray(model.embed(ids))
+    model = nn.load_pretrained(folder())
+    embeddings = np.asarray(model.embed(texts().ids))
     mask = jnp.ones((1, TOKENS), bool)
 
     def output(text: jax.Array) -> jax.Array:
@@ -119,25 +123,6 @@ def loading(data_dir: str | None) -> dict[str, Program]:
     if peer := torch_peer():
         calls["PyTorch loader"] = partial(peer.load, path / "model.safetensors")
     return calls
-
-
-def peak_bytes(setup: str, load: str) -> int:
-    """Returns the increase in peak resident memory while a fresh process runs `load`."""
-    program = f"""
-import pathlib, re
-{setup}
-def kilobytes(name):
-    text = pathlib.Path("/proc/self/status").read_text()
-    return int(re.search(rf"{{name}}:\\s+(\\d+)", text)[1])
-pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak is now the current size
-before = kilobytes("VmRSS")
-{load}
-print(1024 * (kilobytes("VmHWM") - before))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    return int(done.stdout)
 
 
 def figures(data_dir: str | None, make: Any) -> dict[str, float]:
@@ -172,15 +157,7 @@ def programs(data_dir: str | None, make: Any) -> dict[str, Program]:
     return make(data_dir)
 
 
-def random_ids() -> np.ndarray:
-    """Token ids of whole words, for texts without padding."""
-    return np.random.default_rng(0).integers(2000, 28000, (TEXTS, TOKENS), dtype=np.int32)
-
-
 def padded_to(rows: Bucket, length: int) -> Bucket:
     """The rows that fit, with less padding."""
-    fitting = rows.lengths[:, 0] <= length
-    return rows._replace(**{
-        name: part[fitting][..., :length] if name == "ids" else part[fitting]
-        for name, part in rows._asdict().items()
-    })  # fmt: skip
+    fitting = Bucket(*(part[rows.lengths[:, 0] <= length] for part in rows))
+    return fitting._replace(ids=fitting.ids[..., :length])

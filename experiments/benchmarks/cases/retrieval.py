@@ -19,15 +19,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from experiments.benchmarks.harness import Program
-from experiments.benchmarks.programs import (
-    BETA,
-    compiled,
-    fresh,
-    full_rows,
-    hopfax_forward,
-    torch_peer,
-)
+from experiments.benchmarks.harness import Program, torch_peer
+from experiments.benchmarks.workloads import BETA, compiled, fresh, full_rows, hopfax_forward
 from hopfax.nn import HopfieldAttention
 
 SECONDS = 2

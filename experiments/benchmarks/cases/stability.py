@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.benchmarks.harness import Program
-from experiments.benchmarks.programs import compiled, torch_peer
+from experiments.benchmarks.harness import Program, torch_peer
+from experiments.benchmarks.workloads import compiled
 from hopfax.stability import Estimate, noise_stability
 
 RATIOS = {
@@ -73,15 +73,9 @@ def estimator(num_samples: int, *, rho: Any = RHO, arc_points: int = 2) -> Any:
     hidden, readout = network()
 
     def estimate(key: jax.Array, rho: jax.Array) -> Estimate:
-        return noise_stability(
-            lambda x: jax.nn.relu(x @ hidden) @ readout,
-            key,
-            shape=(WIDTH,),
-            rho=rho,
-            num_samples=num_samples,
-            arc_points=arc_points,
-            batch_size=BATCH_SIZE,
-        )
+        sizes: Any = {"num_samples": num_samples, "batch_size": BATCH_SIZE, "shape": (WIDTH,)}
+        fn = lambda x: jax.nn.relu(x @ hidden) @ readout  # noqa: E731
+        return noise_stability(fn, key, rho=rho, arc_points=arc_points, **sizes)
 
     program = compiled(estimate, jax.random.key(0), np.asarray(rho, np.float32))
 

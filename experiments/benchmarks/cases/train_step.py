@@ -10,8 +10,8 @@ lengths.
 from functools import partial
 from typing import Any
 
-from experiments.benchmarks.harness import Program
-from experiments.benchmarks.programs import TrainSteps, fresh, torch_peer, workload
+from experiments.benchmarks.harness import Program, torch_peer
+from experiments.benchmarks.workloads import TrainSteps, fresh, workload
 
 SECONDS, SEEDS = 120, (5, 20)
 RATIOS = {

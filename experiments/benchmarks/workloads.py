@@ -1,21 +1,18 @@
-"""Robertha's train step and forward pass in hopfax, and the rows of all programs."""
+"""What the cases share: rows, sizes, and Robertha's train step and forward pass in hopfax."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
 import functools
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmarks.harness import has_torch
 from hopfax.data import bucket_boundaries, bucketed, load_task
 from hopfax.data.batching import Bucket, Encoded
 from hopfax.hopfield import Entropy
@@ -46,10 +43,10 @@ class Workload(NamedTuple):
 
 
 class PaddedRows(NamedTuple):
-    """Token ids of some texts, and their real lengths."""
+    """Token ids of some texts, and the mask of real tokens."""
 
     ids: np.ndarray
-    lengths: np.ndarray
+    mask: np.ndarray
 
 
 @functools.lru_cache(maxsize=1)
@@ -67,9 +64,8 @@ def workload(data_dir: str | None) -> Workload:
         rows = _synthetic()
     else:
         vocabulary = Path(data_dir) / "vocab" / "bert-base-uncased" / "vocab.txt"
-        rows = load_task(
-            "sst2", data_dir=data_dir, vocabulary=vocabulary, max_length=MAX_LENGTH
-        ).train
+        options: dict[str, Any] = {"vocabulary": vocabulary, "max_length": MAX_LENGTH}
+        rows = load_task("sst2", data_dir=data_dir, **options).train
     padded = bucketed(rows, boundaries=(MAX_LENGTH,))[0]
     return Workload(bucketed(rows, boundaries=bucket_boundaries(rows.lengths)), padded)
 
@@ -85,24 +81,18 @@ def _synthetic() -> Encoded:
     return Encoded(ids[:, None], lengths[:, None], labels, np.arange(lengths.size, dtype=np.int32))
 
 
-def first_rows(buckets: Sequence[Bucket], rows: float) -> list[Bucket]:
-    """Returns about this many rows: the same fraction of every bucket, at least one row of each."""
-    share = rows / sum(len(bucket.labels) for bucket in buckets)
-    return [
-        Bucket(*(field[: max(1, round(share * len(bucket.labels)))] for field in bucket))
-        for bucket in buckets
-    ]
+def single_texts(bucket: Bucket, rows: Any = slice(None)) -> PaddedRows:
+    """Returns rows of a bucket of single texts."""
+    ids, lengths = bucket.ids[rows, 0], bucket.lengths[rows]
+    return PaddedRows(ids, np.arange(ids.shape[1]) < lengths)
 
 
-def full_rows(batch: int, tokens: int) -> PaddedRows:
-    """Random tokens, no padding."""
-    ids = np.random.default_rng(0).integers(1000, VOCAB_SIZE, (batch, tokens), dtype=np.int32)
-    return PaddedRows(ids, np.full(batch, tokens))
-
-
-def torch_peer() -> ModuleType | None:
-    """The module with the PyTorch programs; None without PyTorch."""
-    return importlib.import_module("experiments.benchmarks.torch_peer") if has_torch() else None
+def full_rows(
+    batch: int, tokens: int, *, words: tuple[int, int] = (1000, VOCAB_SIZE)
+) -> PaddedRows:
+    """Random tokens, ids from a range; no padding."""
+    ids = np.random.default_rng(0).integers(*words, (batch, tokens), dtype=np.int32)
+    return PaddedRows(ids, np.ones(ids.shape, bool))
 
 
 def check_equal(outputs: Mapping[str, np.ndarray]) -> None:
@@ -219,12 +209,7 @@ def hopfax_forward(
     """Compiled logits of the rows."""
     max_length = params["positions"]["embedding"].shape[0]
     model = model_of(size, tol=tol, max_steps=max_steps, max_length=max_length)
-
-    def logits(params: Any, ids: jax.Array, mask: jax.Array) -> jax.Array:
-        return model.apply(params, ids, mask).logits
-
-    mask = np.arange(rows.ids.shape[1]) < rows.lengths[:, None]
-    program = compiled(logits, params, rows.ids, mask)
+    program = compiled(lambda *inputs: model.apply(*inputs).logits, params, *rows)
     return lambda: np.asarray(program())
 
 
