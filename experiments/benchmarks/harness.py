@@ -4,11 +4,9 @@
     python -m experiments.benchmarks all --data-dir DIR   # run all: two hours on two idle cores
     python -m experiments.benchmarks memory --quick       # check that a case works
 
-Results go to runs/benchmarks/ID. The same command at the same commit resumes an interrupted run.
-PyTorch is optional: pip install -e '.[benchmarks]'. Use an idle machine: on a busy one, PyTorch's
-threads wait for each other, and the ratios favor hopfax.
-
-`experiments.benchmarks.cases` explains how to write a case.
+The same command at the same commit resumes an interrupted run. Use an idle machine: on a busy one,
+PyTorch's threads wait for each other, and the ratios favor hopfax. `experiments.benchmarks.cases`
+explains how to write a case.
 """
 
 from __future__ import annotations
@@ -119,11 +117,7 @@ def run(flags: argparse.Namespace) -> int:
 def measure(
     name: str, setting: str, data_dir: str | None = None, *, quick: bool = False
 ) -> list[dict[str, Any]]:
-    """Measures one setting of a case.
-
-    Returns:
-        Rows with `COLUMNS`; kind is "seconds", "ratio" or "figure". Ratios are computed per round.
-    """
+    """Returns the rows of one setting, with `COLUMNS`; ratios are computed per round."""
     case, values = load(name), {("figure", "load average"): os.getloadavg()[0]}
     arguments = data_dir, *case.SETTINGS[setting]
     if hasattr(case, "figures"):
@@ -146,18 +140,11 @@ def measure(
 def interleaved(
     programs: Mapping[str, Program], *, seconds: float, min_rounds: int
 ) -> dict[str, np.ndarray]:
-    """Runs every program once per round, in random order.
+    """Runs every program once per round, in random order; returns the `(rounds,)` seconds of each.
 
-    Other load on the machine then affects all programs equally. In a fixed order, each program
-    would always find the caches as the same other program left them.
-
-    Args:
-        programs: By name.
-        seconds: Time after which no round starts, once there are `min_rounds`.
-        min_rounds: Minimum number of rounds, after a warm-up round that is not measured.
-
-    Returns:
-        `(rounds,)` seconds of each program.
+    Other load on the machine then affects all programs equally, and no program always finds the
+    caches as the same other one left them. A first round is not measured. No round starts after
+    `seconds`, once there are `min_rounds`.
     """
     parts = {name: [(1.0, call)] if callable(call) else call for name, call in programs.items()}
     calls = [(name, weight, call) for name, part in parts.items() for weight, call in part]
@@ -194,14 +181,9 @@ def with_quartiles(row: Mapping[str, Any] | pd.Series, digits: str = "#.3g") -> 
 
 
 def bound(goal: str | None, device: str) -> tuple[bool, float] | None:
-    """Returns a goal's bound for a device.
+    """Returns whether a goal's bound for a device is a lower one, and its value; None without one.
 
-    Args:
-        goal: Bounds such as "≥ 5", or by kind of device "≤ 1.3 (CPU), ≤ 1.15 (GPU)"; or None.
-        device: Name of a device, from `provenance`.
-
-    Returns:
-        Whether the bound is a lower one, and its value; None if the goal has none for the device.
+    A goal is such as "≥ 5", or by kind of device "≤ 1.3 (CPU), ≤ 1.15 (GPU)".
     """
     kind = "(CPU)" if "cpu" in device.lower() else "(GPU)"
     for sign, value, *devices in map(str.split, goal.split(", ") if goal else ()):
@@ -227,13 +209,8 @@ def page(folder: Path) -> report.Page:
             low, high = ("low", "high") if len(rows) == 1 else ("median", "median")
             numbers = np.log2([rows["median"].median(), ends[0][low], ends[1][high]])
             marks.append((f"{case}, {label}", *numbers))
-    columns = ["line", "mean", "low", "high"]
-    picture = report.forest(
-        "Ratios A / B of times, log scale",
-        pd.DataFrame(marks, columns=columns),
-        label="line",
-        xlabel="log₂ (A / B)",
-    )
+    ratios = pd.DataFrame(marks, columns=["line", "mean", "low", "high"])
+    picture = report.forest("Ratios A / B of times", ratios, label="line", xlabel="log₂ (A / B)")
     head = ("case", "measurement", "lowest median", "highest median", "goal", "met")
     return report.Page(
         f"Speed and memory: {report.joined(frame['case'].unique())}",

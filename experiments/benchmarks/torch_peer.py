@@ -1,19 +1,15 @@
 """PyTorch implementations to compare with: Robertha, BERT, retrieval and noise stability.
 
-Robertha follows the `hopfax` preset (2 heads, pre-LN after an embedding LayerNorm, W_Q and W_O,
-masked keys, mean pooling, queries that stop independently). As in the released program, texts are
-padded to 128 and gradients go through the unrolled iterates. It is optimized: no loop over
-examples, heads or tokens, an exit once every query has converged, ESR of all layers in one call,
-fused AdamW. `torch.compile` was slower than eager in seven of eight settings.
-
-Requires PyTorch: `pip install -e '.[benchmarks]'`.
+Robertha follows the `hopfax` preset; gradients go through the unrolled iterates. It is optimized:
+no loop over examples, heads or tokens, an exit once every query has converged, ESR of all layers in
+one call, fused AdamW. `torch.compile` was slower than eager in seven of eight settings.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,25 +19,18 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 
-from experiments.benchmarks.workloads import (
-    BATCH_SIZES,
-    BETA,
-    ESR_WEIGHT,
-    LEARNING_RATE,
-    SIZES,
-    TOTAL_STEPS,
-    PaddedRows,
-    single_texts,
-)
+from experiments.benchmarks import workloads
+from experiments.benchmarks.workloads import BETA, ESR_WEIGHT, TOTAL_STEPS, PaddedRows
 from hopfax.data.batching import Bucket
 
 Params = Mapping[Any, Any]  # hopfax's tree of one seed, of tensors
 Model = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
 
-def model_of(size: str, params: Params, **options: Any) -> Model:
-    """`robertha` of a size of `SIZES`, from the tensors of hopfax's parameters."""
-    return functools.partial(robertha, params, num_heads=SIZES[size]["num_heads"], **options)
+def model_of(size: str, params: Params, **options: Any) -> functools.partial[Any]:
+    """`robertha` of a size of `SIZES`, from hopfax's parameters."""
+    heads = workloads.SIZES[size]["num_heads"]
+    return functools.partial(robertha, tensors(params), num_heads=heads, **options)
 
 
 def tensors(params: Params) -> Params:
@@ -197,28 +186,20 @@ def losses(
 class TrainSteps:
     """Table 15's training: AdamW, linear warm-up and decay, gradients clipped to norm 1.
 
-    Args:
-        size: Size of the model, of `SIZES`.
-        params: Of one hopfax seed.
-        bucket: Rows, all padded to one length.
-        pretrained: Whether the parameters are those of a pretrained encoder, without ESR.
+    The first argument of the model, a partial function, are its tensors. All rows have one length.
     """
 
-    def __init__(self, size: str, params: Any, bucket: Bucket, *, pretrained: bool = False):
-        trained = tensors(params)
-        self._leaves = [leaf.requires_grad_() for leaf in jax.tree.leaves(trained)]
-        self._model, self._batch_size = model_of(size, trained, dropout=0.3), BATCH_SIZES[size]
-        if pretrained:
-            self._model = functools.partial(bert, trained, dropout=0.1)
-        self._optimizer = torch.optim.AdamW(
-            self._leaves, lr=LEARNING_RATE, weight_decay=0.01, fused=True
-        )
+    def __init__(self, model: functools.partial[Any], bucket: Bucket, *, batch_size: int = 32):
+        self._leaves = [leaf.requires_grad_() for leaf in jax.tree.leaves(model.args[0])]
+        self._model, self._batch_size = model, batch_size
+        options: Any = {"lr": workloads.LEARNING_RATE, "weight_decay": 0.01, "fused": True}
+        self._optimizer = torch.optim.AdamW(self._leaves, **options)
         rising = round(0.1 * TOTAL_STEPS)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer,
             lambda step: min((step + 1) / rising, (TOTAL_STEPS - step) / (TOTAL_STEPS - rising)),
         )
-        self._rows = inputs_of(single_texts(bucket))
+        self._rows = inputs_of(workloads.single_texts(bucket))
         self._labels = on_device(bucket.labels).long()
         self._rng = np.random.default_rng(0)
 
@@ -241,19 +222,8 @@ class TrainSteps:
         return task
 
 
-def forward(
-    size: str, params: Any, rows: PaddedRows, *, tol: float, max_steps: int
-) -> Callable[[], np.ndarray]:
+def forward(model: Model, rows: PaddedRows) -> Callable[[], np.ndarray]:
     """Logits of the rows."""
-    return _logits(model_of(size, tensors(params), tol=tol, max_steps=max_steps), rows)
-
-
-def forward_bert(params: Any, rows: PaddedRows) -> Callable[[], np.ndarray]:
-    """Logits of the rows from `text_classifier`'s parameters."""
-    return _logits(functools.partial(bert, tensors(params)), rows)
-
-
-def _logits(model: Model, rows: PaddedRows) -> Callable[[], np.ndarray]:
     inputs = inputs_of(rows)
 
     def logits() -> np.ndarray:
@@ -310,18 +280,11 @@ def inputs_of(rows: PaddedRows) -> tuple[Tensor, Tensor]:
 
 
 def retrieval(
-    query: np.ndarray,
-    key: np.ndarray,
-    value: np.ndarray,
-    beta: float,
-    max_steps: int,
-    gradient: bool = False,
-    *,
-    fused: bool,
+    inputs: Sequence[np.ndarray], max_steps: int, gradient: bool = False, *, fused: bool
 ) -> Callable[[], Any]:
-    """Products and softmax, or fused attention, `max_steps + 1` times; `beta` as in the paper."""
-    queries, keys, values = map(on_device, (query, key, value))
-    scale = beta * key.shape[-1] ** -0.5
+    """Products and softmax, or fused attention, `max_steps + 1` times."""
+    queries, keys, values = map(on_device, inputs)
+    scale = BETA * keys.shape[-1] ** -0.5
     keys.requires_grad_(gradient)
     values.requires_grad_(gradient)
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from hopfax.data import bucket_boundaries, bucketed, load_task
 from hopfax.data.batching import Bucket, Encoded
-from hopfax.hopfield import Entropy
 from hopfax.nn import PRESETS, Encoder, Functional, robertha
 from hopfax.train.objectives import Batch, classification
 from hopfax.train.state import adamw, init_states, seed_keys
@@ -51,15 +50,7 @@ class PaddedRows(NamedTuple):
 
 @functools.lru_cache(maxsize=1)
 def workload(data_dir: str | None) -> Workload:
-    """Returns tokenized SST-2, or synthetic rows with its lengths.
-
-    Args:
-        data_dir: Folder with `glue_data/SST-2` and `vocab/bert-base-uncased/vocab.txt`; None for
-            synthetic rows.
-
-    Raises:
-        FileNotFoundError: A file is missing in `data_dir`.
-    """
+    """Returns tokenized SST-2 of a folder of raw data sets, or synthetic rows with its lengths."""
     if data_dir is None:
         rows = _synthetic()
     else:
@@ -98,14 +89,9 @@ def full_rows(
 def check_equal(outputs: Mapping[str, np.ndarray]) -> None:
     """Checks that programs compute the same outputs.
 
-    The largest difference from the first program may be a thousandth of its largest output. One row
-    in a hundred may differ ten times as much, since rounding can add an update to an iteration.
-
-    Args:
-        outputs: `(rows, outputs)` of each program.
-
-    Raises:
-        RuntimeError: The outputs differ.
+    Outputs have shape (rows, outputs). The largest difference from the first program may be a
+    thousandth of its largest output. One row in a hundred may differ ten times as much, since
+    rounding can add an update to an iteration.
     """
     (first, expected), *others = outputs.items()
     for name, values in others:
@@ -145,15 +131,8 @@ def trained(data_dir: str | None) -> Any:
 class TrainSteps:
     """Training state of some seeds, and compiled chunks of steps on each bucket.
 
-    Args:
-        buckets: Training rows.
-        params: Initial parameters of every seed; None draws them.
-        seeds: Number of seeds trained together.
-        learning_rate: Peak rate.
-        esr_weight: Weight of ESR in the loss; 0 for none.
-        entropy: The entropy of ESR, see `hopfax.hopfield.eigen_entropy`.
-        size: Size of the model, of `SIZES`.
-        model: A model of this size in place of Robertha.
+    `params` are initial parameters of every seed (drawn if None), `esr` options of
+    `classification`, and `model` replaces Robertha.
     """
 
     def __init__(
@@ -163,15 +142,14 @@ class TrainSteps:
         params: Mapping[str, Any] | None = None,
         seeds: int = 1,
         learning_rate: float = LEARNING_RATE,
-        esr_weight: float = ESR_WEIGHT,
-        entropy: Entropy = "shannon",
         size: str = "base",
         model: Functional[Encoder] | None = None,
+        **esr: Any,
     ):
         model = model or model_of(size)
         self.batch_size = BATCH_SIZES[size]
         optimizer = adamw(learning_rate, total_steps=TOTAL_STEPS)
-        objective = classification(model, esr_weight=esr_weight, esr_entropy=entropy)
+        objective = classification(model, **{"esr_weight": ESR_WEIGHT, **esr})
         self._chunk = make_chunk(objective, optimizer)
         self._rows = [
             Batch(*map(jnp.asarray, (b.ids, b.lengths, b.labels, np.ones(len(b.labels), "f"))))

@@ -1,15 +1,12 @@
 """Retrieval of 4,096 noisy tokens from a vocabulary, against PyTorch and one matrix product.
 
-MiniLM's sizes: 30,522 patterns of width 384, float32, with known noise level. hopfax's `denoise`
-reads the patterns in blocks and returns the posterior mean, the likeliest pattern and its
-probability; "hopfax, mean" returns the mean only, as `nn.recall` does. PyTorch computes it as
-product, softmax and product over all patterns; "PyTorch in blocks" does so for blocks of queries
-that fit the caches. "product" is the product of the queries and all patterns alone, the first half
-of the work: the posterior mean needs a second one of the same size. "bfloat16" is the mean with
-patterns in bfloat16. "8 candidates" is the mean of the eight likeliest patterns only, which skips
-the second product. Errors are those of all results together, relative to the posterior means in
-float32. The temporary memory of `denoise` is XLA's plan; all scores would take 500 MB. "Peak
-memory" is the growth of a fresh process during one call, results included.
+MiniLM's sizes, float32, known noise level. "hopfax" returns the posterior mean, the likeliest
+pattern and its probability, "hopfax, mean" the mean only. PyTorch computes the mean as product,
+softmax and product over all patterns, or in blocks of queries that fit the caches. "product" is the
+first of the two products. "bfloat16": patterns in bfloat16. "8 candidates": the mean of the eight
+likeliest patterns, without the second product. Errors are relative to the means in float32.
+Temporary memory is XLA's plan (all scores: 500 MB), peak memory the growth of a fresh process
+during one call.
 """
 
 import sys

@@ -34,9 +34,9 @@ def programs(
         padded = workloads.workload(data_dir).padded
         picks = np.random.default_rng(0).integers(0, len(padded.labels), count)
         params, rows = workloads.trained(data_dir), workloads.single_texts(padded, picks)
-    inputs, stop = (size, params, rows), {"tol": tol, "max_steps": max_steps}
-    calls: dict[str, Any] = {"hopfax": workloads.hopfax_forward(*inputs, **stop)}
+    stop: Any = {"tol": tol, "max_steps": max_steps}
+    calls: dict[str, Any] = {"hopfax": workloads.hopfax_forward(size, params, rows, **stop)}
     if peer := torch_peer():
-        calls["PyTorch"] = peer.forward(*inputs, **stop)
+        calls["PyTorch"] = peer.forward(peer.model_of(size, params, **stop), rows)
     workloads.check_equal({name: call() for name, call in calls.items()})
     return calls

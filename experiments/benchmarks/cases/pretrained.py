@@ -2,12 +2,10 @@
 
 all-MiniLM-L6-v2 (6 layers, width 384) from the folder that the variable HOPFAX_MINILM names. The
 weights are the same in both, and outputs must agree. Fine-tuning steps have 32 rows of SST-2's
-lengths, padded to 64 tokens in both; "in buckets", hopfax pads to the lengths of buckets (the mean
-step of an epoch). Influence: the mean gradient norm of each token of 16 texts of 256 tokens,
-one compiled call against a loop over texts. "with memory": token embeddings are first retrieved
-from the vocabulary, which takes about twice as many operations as the encoder. Loading ends when
-every weight is in RAM; PyTorch's loader is safetensors'. Peak memory: the increase in peak resident
-memory while a fresh process loads the model, including mapped pages of the file (Linux only).
+lengths, padded to 64 tokens, or to the lengths of buckets. Influence: the mean gradient norm of
+each token, one compiled call against a loop over texts. "with memory": token embeddings are first
+retrieved from the vocabulary. Loading ends when every weight is in RAM; PyTorch's loader is
+safetensors'. Peak memory: that of a fresh process, including mapped pages of the file (Linux only).
 """
 
 import os
@@ -20,16 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.benchmarks import workloads
 from experiments.benchmarks.cases.memory import peak_bytes
 from experiments.benchmarks.harness import Program, torch_peer
-from experiments.benchmarks.workloads import (
-    PaddedRows,
-    TrainSteps,
-    check_equal,
-    compiled,
-    full_rows,
-    workload,
-)
+from experiments.benchmarks.workloads import TrainSteps, check_equal, compiled
 from hopfax import nn, stability
 from hopfax.data.batching import Bucket
 
@@ -53,9 +45,9 @@ def folder() -> Path:
     return Path(path)
 
 
-def texts() -> PaddedRows:
+def texts() -> workloads.PaddedRows:
     """Texts of whole words, without padding."""
-    return full_rows(TEXTS, TOKENS, words=(2000, 28000))
+    return workloads.full_rows(TEXTS, TOKENS, words=(2000, 28000))
 
 
 def forward(data_dir: str | None) -> dict[str, Program]:
@@ -73,7 +65,7 @@ def forward(data_dir: str | None) -> dict[str, Program]:
         "hopfax with memory": logits(remembering, {**params, "memory": memory}),
     }
     if peer := torch_peer():
-        calls["PyTorch"] = peer.forward_bert(params, rows)
+        calls["PyTorch"] = peer.forward(partial(peer.bert, peer.tensors(params)), rows)
     check_equal({name: np.asarray(call()) for name, call in calls.items()})
     return calls
 
@@ -81,7 +73,7 @@ def forward(data_dir: str | None) -> dict[str, Program]:
 def fine_tuning(data_dir: str | None) -> dict[str, Program]:
     """Steps of 32 rows, mean pooling, dropout 0.1."""
     classifier = nn.text_classifier(nn.load_pretrained(folder()), 2)
-    params, rows = classifier.init(jax.random.key(0)), workload(data_dir)
+    params, rows = classifier.init(jax.random.key(0)), workloads.workload(data_dir)
     fitting = [bucket for bucket in rows.buckets if bucket.ids.shape[-1] <= LONGEST]
     padded = padded_to(rows.padded, LONGEST)
     step: Any = partial(TrainSteps, params=params, model=classifier, esr_weight=0.0)
@@ -90,7 +82,8 @@ def fine_tuning(data_dir: str | None) -> dict[str, Program]:
         "hopfax in buckets": step(fitting).mean_step(1),
     }
     if peer := torch_peer():
-        calls["PyTorch"] = partial(peer.TrainSteps("base", params, padded, pretrained=True).run, 1)
+        model = partial(peer.bert, peer.tensors(params), dropout=0.1)
+        calls["PyTorch"] = partial(peer.TrainSteps(model, padded).run, 1)
     return calls
 
 
