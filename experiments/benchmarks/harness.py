@@ -119,18 +119,18 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Returns the rows of one setting, with `COLUMNS`; ratios are computed per round."""
     case, values = load(name), {("figure", "load average"): os.getloadavg()[0]}
-    arguments = data_dir, *case.SETTINGS[setting]
-    if hasattr(case, "figures"):
-        values |= {("figure", each): value for each, value in case.figures(*arguments).items()}
-    if hasattr(case, "programs"):
-        seconds = 0.0 if quick else getattr(case, "SECONDS", SECONDS)
-        rounds = QUICK_ROUNDS if quick else ROUNDS
-        times = interleaved(case.programs(*arguments), seconds=seconds, min_rounds=rounds)
-        values |= {("seconds", program): taken for program, taken in times.items()}
-        for ratio in case.RATIOS:
-            first, _, second = ratio.partition(" / ")
-            if first in times and second in times:
-                values["ratio", ratio] = times[first] / times[second]
+    measured = case.programs(data_dir, *case.SETTINGS[setting])
+    figures = {each: value for each, value in measured.items() if isinstance(value, float)}
+    programs = {each: call for each, call in measured.items() if each not in figures}
+    seconds = 0.0 if quick else getattr(case, "SECONDS", SECONDS)
+    rounds = QUICK_ROUNDS if quick else ROUNDS
+    times = interleaved(programs, seconds=seconds, min_rounds=rounds) if programs else {}
+    values |= {("figure", each): value for each, value in figures.items()}
+    values |= {("seconds", each): taken for each, taken in times.items()}
+    for ratio in case.RATIOS:
+        first, _, second = ratio.partition(" / ")
+        if first in times and second in times:
+            values["ratio", ratio] = times[first] / times[second]
     return [
         {"case": name, "setting": setting, "name": each, "kind": kind, **spread(value)}
         for (kind, each), value in values.items()
@@ -199,7 +199,7 @@ def page(folder: Path) -> report.Page:
     table, marks = [], []
     prefix = frame["setting"].str.rpartition(":")[0]
     for (case, of, name), rows in frame.groupby(["case", prefix, "name"], sort=False):
-        if name not in (goals := load(case).RATIOS):
+        if name not in (goals := load(str(case)).RATIOS):
             continue
         label, rows = f"{of}: {name}" if of else name, rows.sort_values("median")
         ends = [rows.iloc[0], rows.iloc[-1]]

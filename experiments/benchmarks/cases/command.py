@@ -21,7 +21,7 @@ SETTINGS = {
 }
 
 
-def figures(data_dir: str | None, name: str) -> dict[str, float]:
+def programs(data_dir: str | None, name: str) -> dict[str, float]:
     """Seconds of one command."""
     if data_dir is None:
         raise FileNotFoundError("the commands need data: set --data-dir")

@@ -76,27 +76,6 @@ def product(queries: jax.Array, table: jax.Array) -> jax.Array:
     return jnp.matmul(queries, table.T, precision="highest")
 
 
-def approximations(queries: np.ndarray, table: np.ndarray) -> dict[str, Any]:
-    """Compiled means that are not exact."""
-    return {
-        "bfloat16": compiled(means, queries, jnp.asarray(table, jnp.bfloat16)),
-        "8 candidates": compiled(from_candidates, queries, table),
-    }
-
-
-def figures(data_dir: str | None, *sizes: int) -> dict[str, float]:
-    """The temporary memory that XLA plans, in megabytes, and the relative errors."""
-    inputs = arrays(*sizes)
-    exact = compiled(means, *inputs)()
-    temporary = {"temporary memory, MB": retrieve, "temporary memory of the mean, MB": means}
-    errors = {
-        f"error of {name}": float(jnp.linalg.norm(call() - exact) / jnp.linalg.norm(exact))
-        for name, call in approximations(*inputs).items()
-    }
-    planned = {name: temporary_bytes(call, *inputs) / 1e6 for name, call in temporary.items()}
-    return {**planned, **peaks(*sizes), **errors}
-
-
 def peaks(*sizes: int) -> dict[str, float]:
     """Growth of fresh processes during one call, in megabytes; nothing on a GPU."""
     if not sys.platform.startswith("linux") or jax.default_backend() != "cpu":
@@ -110,9 +89,9 @@ def peaks(*sizes: int) -> dict[str, float]:
     return {name: peak_bytes(setup + make, line) / 1e6 for name, make in calls.items()}
 
 
-def programs(data_dir: str | None, *sizes: int) -> dict[str, Program]:
-    """Posterior means that agree, and the product alone."""
-    inputs = arrays(*sizes)
+def programs(data_dir: str | None, *sizes: int) -> dict[str, Program | float]:
+    """Posterior means that agree or have an error, the product alone, and memory in megabytes."""
+    inputs = queries, table = arrays(*sizes)
     calls: dict[str, Any] = {"hopfax, mean": compiled(means, *inputs)}
     if peer := torch_peer():
         calls["PyTorch"] = peer.denoise(*inputs, SIGMA)
@@ -120,5 +99,18 @@ def programs(data_dir: str | None, *sizes: int) -> dict[str, Program]:
     # Arrays of jax are converted by NumPy, tensors of a GPU only by PyTorch.
     values = {name: call() for name, call in calls.items()}
     check_equal({n: np.asarray(x.cpu() if hasattr(x, "cpu") else x) for n, x in values.items()})
+    approximate = {
+        "bfloat16": compiled(means, queries, jnp.asarray(table, jnp.bfloat16)),
+        "8 candidates": compiled(from_candidates, *inputs),
+    }
+    exact = values["hopfax, mean"]
+    errors = {
+        f"error of {name}": float(jnp.linalg.norm(call() - exact) / jnp.linalg.norm(exact))
+        for name, call in approximate.items()
+    }
+    planned = {
+        "temporary memory, MB": temporary_bytes(retrieve, *inputs) / 1e6,
+        "temporary memory of the mean, MB": temporary_bytes(means, *inputs) / 1e6,
+    }
     calls |= {"hopfax": compiled(retrieve, *inputs), "product": compiled(product, *inputs)}
-    return calls | approximations(*inputs)
+    return {**calls, **approximate, **errors, **planned, **peaks(*sizes)}

@@ -93,7 +93,7 @@ def growth(setup: str, line: str) -> int:
 SETTINGS = {"retrieve, one layer": (layer_bytes,), "train step": (step_bytes,)}
 
 
-def figures(data_dir: str | None, measure: Callable[[Gradient], int]) -> dict[str, float]:
+def programs(data_dir: str | None, measure: Callable[[Gradient], int]) -> dict[str, float]:
     """Megabytes of both gradients, and their ratio."""
     implicit, unrolled = measure("implicit") / 1e6, measure("unrolled") / 1e6
     ratio = unrolled / implicit

@@ -107,34 +107,28 @@ def influence(data_dir: str | None) -> dict[str, Program]:
     return calls
 
 
-def loading(data_dir: str | None) -> dict[str, Program]:
-    """Every weight read from the folder's file."""
-    path = folder()
-    calls: dict[str, Program] = {
+def loading(data_dir: str | None) -> dict[str, Program | float]:
+    """Every weight read from the folder's file, and the peak memory over the file's size."""
+    path, weights = folder(), folder() / "model.safetensors"
+    calls: dict[str, Any] = {
         "hopfax": lambda: jax.block_until_ready(nn.load_pretrained(path).params)
     }
-    if peer := torch_peer():
-        calls["PyTorch loader"] = partial(peer.load, path / "model.safetensors")
-    return calls
-
-
-def figures(data_dir: str | None, make: Any) -> dict[str, float]:
-    """Peak memory of loading, over the size of the weights; nothing for other settings."""
-    if make is not loading or not sys.platform.startswith("linux"):
-        return {}
-    path = folder() / "model.safetensors"
-    ours = (
-        "import jax; from hopfax import nn; jax.numpy.zeros(1).block_until_ready()",
-        f"jax.block_until_ready(nn.load_pretrained({str(folder())!r}).params)",
-    )
-    sizes = {"peak memory / weights": peak_bytes(*ours)}
-    if torch_peer():
-        theirs = (
-            "import safetensors.torch; from experiments.benchmarks import torch_peer",
-            f"torch_peer.load({str(path)!r})",
+    peaks = {
+        "peak memory / weights": (
+            "import jax; from hopfax import nn; jax.numpy.zeros(1).block_until_ready()",
+            f"jax.block_until_ready(nn.load_pretrained({str(path)!r}).params)",
         )
-        sizes["PyTorch loader's peak memory / weights"] = peak_bytes(*theirs)
-    return {name: size / path.stat().st_size for name, size in sizes.items()}
+    }
+    if peer := torch_peer():
+        calls["PyTorch loader"] = partial(peer.load, weights)
+        peaks["PyTorch loader's peak memory / weights"] = (
+            "import safetensors.torch; from experiments.benchmarks import torch_peer",
+            f"torch_peer.load({str(weights)!r})",
+        )
+    if sys.platform.startswith("linux"):
+        size = weights.stat().st_size
+        calls |= {name: peak_bytes(*lines) / size for name, lines in peaks.items()}
+    return calls
 
 
 SETTINGS = {

@@ -55,11 +55,7 @@ def network() -> tuple[np.ndarray, np.ndarray]:
 
 
 def exact_stability(rho: Any) -> np.ndarray:
-    """Closed form for Gaussian inputs, from the arc-cosine kernel between hidden units.
-
-    References:
-        Cho and Saul (2009), Kernel Methods for Deep Learning, Eq. 6, degree 1.
-    """
+    """Closed form for Gaussian inputs: arc-cosine kernel, Cho and Saul (2009), Eq. 6, degree 1."""
     hidden, readout = (np.asarray(weights, float) for weights in network())
     norms = np.linalg.norm(hidden, axis=0)
     cosines = np.multiply.outer(np.asarray(rho), hidden.T @ hidden / np.outer(norms, norms))
