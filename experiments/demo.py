@@ -22,11 +22,11 @@ import numpy as np
 from experiments import figures, gaussian, report, runner, tidy
 
 REPRODUCES = "A first picture in a minute: noise on token embeddings, and memory"
-TASK, MODEL, SEEDS, TRAIN_SIZE, TEST_SIZE = "sentiment", "tinybert-mean", (23, 42, 77), 5000, 400
+TASK, MODEL, SEEDS, TRAIN_SIZE, TEST_SIZE = "sentiment", "tinybert-mean", (23, 42, 77), 5000, 250
 SIZES: dict[str, Any] = {"width": 64, "ff_width": 64, "num_layers": 1, "max_length": 20}
 TRAINING: dict[str, Any] = {"epochs": 6, "patience": 6, "learning_rate": 3e-3, "batch_size": 32}
 SNR_DB, TRAINED = (12, 6, *range(0, -19, -3)), 0.7  # share of the time that training takes
-STARTS = 30.0  # the run takes so many times as long as compiling and drawing initial weights
+STARTS = 28.0  # the run takes so many times as long as compiling and drawing initial weights
 TITLES = {"none": "with noise", "memory": "with noise and memory", "clean": "without noise"}
 
 
