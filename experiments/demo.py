@@ -21,7 +21,7 @@ import numpy as np
 
 from experiments import figures, gaussian, report, runner, tidy
 
-REPRODUCES = "A first picture in a minute: noise on token embeddings, and memory"
+REPRODUCES = "Noise on token embeddings, removed by memory"
 TASK, MODEL, SEEDS, TRAIN_SIZE, TEST_SIZE = "sentiment", "tinybert-mean", (23, 42, 77), 5000, 250
 SIZES: dict[str, Any] = {"width": 64, "ff_width": 64, "num_layers": 1, "max_length": 20}
 TRAINING: dict[str, Any] = {"epochs": 6, "patience": 6, "learning_rate": 3e-3, "batch_size": 32}
@@ -91,7 +91,7 @@ def page(folder: Path) -> report.Page:
     table = [[str(noise), *rows.cell] for noise, rows in cells]
     head = ["SNR", *(TITLES[name] for name in lines.denoiser.unique())]
     return report.Page(
-        "Noise on token embeddings, with and without memory",
+        "Noise on token embeddings, and memory",
         pictures={"demo": picture},
         tables=[report.Table(head, table, "Accuracy, 95 % intervals over seeds")],
         explorer=report.Explorer(lines, x="noise", menus={"task": "Task"}, xlabel="noise", **style),

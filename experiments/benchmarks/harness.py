@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"all, or {', '.join(CASES)}")
     parser.add_argument("--quick", action="store_true", help="One setting per case, two rounds.")
-    parser.add_argument("--data-dir", help="Folder of the raw data sets (default: synthetic rows).")
+    parser.add_argument("--data-dir", help="Raw data sets (default: synthetic rows).")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="Folder of all runs.")
     flags = parser.parse_args(arguments)
     flags.cases = list(CASES) if flags.cases == ["all"] else flags.cases
