@@ -4,11 +4,9 @@
     python -m experiments.benchmarks all --data-dir DIR   # run all: two hours on two idle cores
     python -m experiments.benchmarks memory --quick       # check that a case works
 
-Results go to runs/benchmarks/ID. The same command at the same commit resumes an interrupted run.
-PyTorch is optional: pip install -e '.[benchmarks]'. Use an idle machine: on a busy one, PyTorch's
-threads wait for each other, and the ratios favor hopfax.
-
-`experiments.benchmarks.cases` explains how to write a case.
+The same command at the same commit resumes an interrupted run. Use an idle machine: on a busy one,
+PyTorch's threads wait for each other, and the ratios favor hopfax. `experiments.benchmarks.cases`
+explains how to write a case.
 """
 
 from __future__ import annotations
@@ -38,39 +36,12 @@ CASES = (
     "memory", "denoise", "pretrained", "command", "cpu",
 )  # fmt: skip
 COLUMNS = ("case", "setting", "name", "kind", "median", "low", "high", "rounds")
-PAGE_COLUMNS = ("measurement", "lowest median", "highest median", "ratio < 1", "goal", "met")
 SECONDS, ROUNDS, QUICK_ROUNDS = 20.0, 5, 2
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "XLA_FLAGS")
-MISSING = "not measured"
-NOTE = (
-    "A / B is the time (or memory) of A divided by that of B: above 1, B needs less. Brackets: "
-    "quartiles over rounds. Of several settings, the lowest and the highest median are shown, and "
-    "in how many the ratio is below 1; results.csv has all."
-)
-NO_GOALS = "None has a goal."
-UNMEASURED = "No goal is for this kind of device."
-APART = "Cases ran in different sessions and on different machines: compare only within one."
 
 # A call returns when its work is done. A program of several calls takes their weighted sum.
 Call = Callable[[], object]
 Program = Call | Sequence[tuple[float, Call]]
-
-
-def bound(goal: str, device: str) -> tuple[bool, float] | None:
-    """Returns a goal's bound for a device.
-
-    Args:
-        goal: Bounds such as "≥ 5", or by kind of device "≤ 1.3 (CPU), ≤ 1.15 (GPU)".
-        device: Name of a device, from `provenance`.
-
-    Returns:
-        Whether the bound is a lower one, and its value; None if the goal has none for the device.
-    """
-    kind = "(CPU)" if "cpu" in device.lower() else "(GPU)"
-    for sign, value, *devices in map(str.split, goal.split(", ")):
-        if devices in ([], [kind]):
-            return sign == "≥", float(value)
-    return None
 
 
 def load(name: str) -> ModuleType:
@@ -83,6 +54,13 @@ def title(name: str) -> str:
     return introduction(f"experiments.benchmarks.cases.{name}")[1]
 
 
+def torch_peer() -> ModuleType | None:
+    """The module with the PyTorch programs; None without PyTorch."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    return importlib.import_module("experiments.benchmarks.torch_peer")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns 1 if a setting failed."""
     parser = argparse.ArgumentParser(
@@ -92,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"all, or {', '.join(CASES)}")
     parser.add_argument("--quick", action="store_true", help="One setting per case, two rounds.")
-    parser.add_argument("--data-dir", help="Folder of the raw data sets (default: synthetic rows).")
+    parser.add_argument("--data-dir", help="Raw data sets (default: synthetic rows).")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="Folder of all runs.")
     flags = parser.parse_args(arguments)
     flags.cases = list(CASES) if flags.cases == ["all"] else flags.cases
@@ -109,7 +87,7 @@ def run(flags: argparse.Namespace) -> int:
     # Results of one folder share these; changed source files are measured again.
     origin = provenance()
     plan = {name: origin[name] for name in ("commit", "dirty", "cpu", "device", "jax")}
-    plan["torch"] = importlib.metadata.version("torch") if has_torch() else None
+    plan["torch"] = importlib.metadata.version("torch") if torch_peer() else None
     plan["threads"] = {name: os.environ.get(name) for name in THREADS}
     folder = open_run("benchmarks", vars(flags), plan=plan)
     path, failed, tables = folder / "results.csv", 0, []
@@ -129,39 +107,30 @@ def run(flags: argparse.Namespace) -> int:
                 continue
             tables.append(pd.DataFrame(rows, columns=list(COLUMNS)))
             write_whole(path, pd.concat(tables, ignore_index=True).to_csv(index=False))
-            for _, row in tables[-1].iterrows():
+            for row in rows:
                 print(f"{name}, {setting}: {row['name']} {with_quartiles(row, '.4g')}", flush=True)
     if tables:
         print(report.write_report(folder, page(folder)))
     return failed
 
 
-def has_torch() -> bool:
-    """Whether PyTorch is installed; otherwise its programs are skipped."""
-    return importlib.util.find_spec("torch") is not None
-
-
 def measure(
     name: str, setting: str, data_dir: str | None = None, *, quick: bool = False
 ) -> list[dict[str, Any]]:
-    """Measures one setting of a case.
-
-    Returns:
-        Rows with `COLUMNS`; kind is "seconds", "ratio" or "figure". Ratios are computed per round.
-    """
+    """Returns the rows of one setting, with `COLUMNS`; ratios are computed per round."""
     case, values = load(name), {("figure", "load average"): os.getloadavg()[0]}
-    arguments = data_dir, *case.SETTINGS[setting]
-    if hasattr(case, "figures"):
-        values |= {("figure", each): value for each, value in case.figures(*arguments).items()}
-    if hasattr(case, "programs"):
-        seconds = 0.0 if quick else getattr(case, "SECONDS", SECONDS)
-        rounds = QUICK_ROUNDS if quick else ROUNDS
-        times = interleaved(case.programs(*arguments), seconds=seconds, min_rounds=rounds)
-        values |= {("seconds", program): taken for program, taken in times.items()}
-        for ratio in case.RATIOS:
-            first, _, second = ratio.partition(" / ")
-            if first in times and second in times:
-                values["ratio", ratio] = times[first] / times[second]
+    measured = case.programs(data_dir, *case.SETTINGS[setting])
+    figures = {each: value for each, value in measured.items() if isinstance(value, float)}
+    programs = {each: call for each, call in measured.items() if each not in figures}
+    seconds = 0.0 if quick else getattr(case, "SECONDS", SECONDS)
+    rounds = QUICK_ROUNDS if quick else ROUNDS
+    times = interleaved(programs, seconds=seconds, min_rounds=rounds) if programs else {}
+    values |= {("figure", each): value for each, value in figures.items()}
+    values |= {("seconds", each): taken for each, taken in times.items()}
+    for ratio in case.RATIOS:
+        first, _, second = ratio.partition(" / ")
+        if first in times and second in times:
+            values["ratio", ratio] = times[first] / times[second]
     return [
         {"case": name, "setting": setting, "name": each, "kind": kind, **spread(value)}
         for (kind, each), value in values.items()
@@ -171,18 +140,11 @@ def measure(
 def interleaved(
     programs: Mapping[str, Program], *, seconds: float, min_rounds: int
 ) -> dict[str, np.ndarray]:
-    """Runs every program once per round, in random order.
+    """Runs every program once per round, in random order; returns the `(rounds,)` seconds of each.
 
-    Other load on the machine then affects all programs equally. In a fixed order, each program
-    would always find the caches as the same other program left them.
-
-    Args:
-        programs: By name.
-        seconds: Time after which no round starts, once there are `min_rounds`.
-        min_rounds: Minimum number of rounds, after a warm-up round that is not measured.
-
-    Returns:
-        `(rounds,)` seconds of each program.
+    Other load on the machine then affects all programs equally, and no program always finds the
+    caches as the same other one left them. A first round is not measured. No round starts after
+    `seconds`, once there are `min_rounds`.
     """
     parts = {name: [(1.0, call)] if callable(call) else call for name, call in programs.items()}
     calls = [(name, weight, call) for name, part in parts.items() for weight, call in part]
@@ -209,122 +171,57 @@ def spread(values: Any) -> dict[str, Any]:
     return {"median": median, "low": low, "high": high, "rounds": len(values)}
 
 
-def page(folder: Path) -> report.Page:
-    """The page of a folder of results: one table per case, ratios with their goals."""
-    frame, lines = pd.read_csv(folder / "results.csv"), tables_of(folder)
-    notes = [NOTE, *load_note(frame, read_config(folder)["provenance"])]
-    if missing := not_measured(frame):
-        notes.append(f"Not measured: {report.joined(missing)}.")
-    if len(lines) > 1:
-        notes.append(APART)
-    subfolders = sorted(path.parent for path in folder.glob("*/results.csv"))
-    if subfolders:
-        links = [f"[{each.name}]({each.name}/README.md)" for each in subfolders]
-        notes.append(f"Other cases have their own pages: {report.joined(links)}.")
-    counts = [goals_met(tables_of(each)) for each in (folder, *subfolders)]
-    met, measured = np.sum(counts, axis=0)
-    goals = any(line[4] for each in lines.values() for line in each)
-    ratios = frame[frame.kind == "ratio"]
-    peers = ratios[ratios["name"].str.endswith("/ hopfax")]
-    named, medians = ("Time of PyTorch / hopfax", peers) if len(peers) else ("Ratios", ratios)
-    spread = f"{named}: {medians['median'].min():.2f} to {medians['median'].max():.2f} (medians)."
-    where = ", including those of the linked pages" if subfolders else ""
-    answer = (
-        f"hopfax meets {met} of the {measured} measured goals for speed and memory{where}. A goal "
-        "is met only if every setting meets it."
-    )
-    return report.Page(
-        "Speed and memory" if len(lines) > 1 else f"Speed and memory: {report.joined(list(lines))}",
-        answer if measured else f"{spread} {UNMEASURED if goals else NO_GOALS}",
-        tables=[tabulated(rows, description(name)) for name, rows in lines.items()],
-        notes=notes,
-    )
-
-
-def tabulated(rows: Sequence[Sequence[str]], caption: str) -> report.Table:
-    """Returns the table of a case, without columns that are empty."""
-    kept = [n for n in range(len(PAGE_COLUMNS)) if any(row[n] for row in rows)]
-    columns = [PAGE_COLUMNS[n] for n in kept]
-    if "highest median" not in columns:
-        columns[1] = "median"
-    return report.Table(columns, [tuple(row[n] for n in kept) for row in rows], caption)
-
-
-def description(name: str) -> str:
-    """A case's docstring as one paragraph."""
-    return " ".join((load(name).__doc__ or "").split())
-
-
-def load_note(frame: pd.DataFrame, provenance: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A note on other work of the machine, if the load average was recorded."""
-    loads = frame["median"][frame["name"] == "load average"]
-    if loads.empty:
-        return []
-    cores = report.joined(dict.fromkeys(str(each["cores"]) for each in provenance))
-    span = " to ".join(dict.fromkeys(f"{each:.1f}" for each in (loads.min(), loads.max())))
-    return [
-        f"Load average when a setting started: {span}, on {cores} cores. It includes compilation "
-        "and the setting before; other work makes ratios with PyTorch, if any, favor hopfax."
-    ]
-
-
-def not_measured(frame: pd.DataFrame) -> list[str]:
-    """The settings that measured cases lack; only their number if there are many."""
-    missing = []
-    for name, rows in frame.groupby("case", sort=False):
-        published, settings = set(rows.setting), load(str(name)).SETTINGS
-        absent = [each for each in settings if not any(p.endswith(each) for p in published)]
-        shown = "; ".join(absent) if len(absent) <= 3 else f"{len(absent)} of {len(settings)}"
-        missing += [f"{name} ({shown})"] if absent else []
-    return missing
-
-
-def tables_of(folder: Path) -> dict[str, list[tuple[str, ...]]]:
-    """The lines of each case of a folder."""
-    frame = pd.read_csv(folder / "results.csv")
-    device = read_config(folder)["provenance"][0]["device"]
-    parts = {name: frame[frame["case"] == name] for name in CASES}
-    return {name: lines_of(name, part, device) for name, part in parts.items() if len(part)}
-
-
-def goals_met(lines: dict[str, list[tuple[str, ...]]]) -> tuple[int, int]:
-    """Number of goals met, and of goals measured."""
-    verdicts = [line[-1] for each in lines.values() for line in each if line[-1]]
-    return verdicts.count("yes"), len(verdicts) - verdicts.count(MISSING)
-
-
-def lines_of(name: str, frame: pd.DataFrame, device: str) -> list[tuple[str, ...]]:
-    """One line per ratio or figure of a case and group of settings."""
-    lines = []
-    for ratio, goal in load(name).RATIOS.items():
-        rows = frame[frame["name"] == ratio]
-        groups = rows["setting"].map(lambda setting: setting.rpartition(":")[0])
-        for group in dict.fromkeys(groups):
-            label = f"{group}: {ratio}" if group else ratio
-            lines.append(line_of(label, goal, rows[groups == group], device))
-    return lines
-
-
-def line_of(label: str, goal: str | None, rows: pd.DataFrame, device: str) -> tuple[str, ...]:
-    """The settings with the lowest and the highest median, and how many meet the goal."""
-    rows, several = rows.sort_values("median"), len(rows) > 1
-    low, high = with_quartiles(rows.iloc[0]), with_quartiles(rows.iloc[-1]) if several else ""
-    below = ""
-    if several and (rows.kind == "ratio").all():
-        below = f"{int((rows['median'] < 1).sum())} of {len(rows)}"
-    if goal is None:
-        return label, low, high, below, "", ""
-    if (limit := bound(goal, device)) is None:
-        return label, low, high, below, goal, MISSING
-    met = int((rows["median"] >= limit[1] if limit[0] else rows["median"] <= limit[1]).sum())
-    verdict = {len(rows): "yes", 0: "no"}.get(met, f"in {met} of {len(rows)}")
-    return label, low, high, below, goal, verdict
-
-
-def with_quartiles(row: pd.Series, digits: str = "#.3g") -> str:
+def with_quartiles(row: Mapping[str, Any] | pd.Series, digits: str = "#.3g") -> str:
     """A median with its quartiles, to three significant digits, or to the integer from 1,000."""
     numbers = (row[each] for each in ("median", "low", "high"))
     median, low, high = (
         f"{each:,.0f}" if each >= 999.5 else f"{each:{digits}}".rstrip(".") for each in numbers
     )
-    return median if pd.isna(row.low) else f"{median} [{low}, {high}]"
+    return median if np.isnan(row["low"]) else f"{median} [{low}, {high}]"
+
+
+def bound(goal: str | None, device: str) -> tuple[bool, float] | None:
+    """Returns whether a goal's bound for a device is a lower one, and its value; None without one.
+
+    A goal is such as "≥ 5", or by kind of device "≤ 1.3 (CPU), ≤ 1.15 (GPU)".
+    """
+    kind = "(CPU)" if "cpu" in device.lower() else "(GPU)"
+    for sign, value, *devices in map(str.split, goal.split(", ") if goal else ()):
+        if devices in ([], [kind]):
+            return sign == "≥", float(value)
+    return None
+
+
+def page(folder: Path) -> report.Page:
+    """The page of a run: the ratios as a figure; ratios, figures and their goals as a table."""
+    frame = pd.read_csv(folder / "results.csv")
+    device = read_config(folder)["provenance"][0]["device"]
+    table, marks = [], []
+    prefix = frame["setting"].str.rpartition(":")[0]
+    for (case, of, name), rows in frame.groupby(["case", prefix, "name"], sort=False):
+        if name not in (goals := load(str(case)).RATIOS):
+            continue
+        label, rows = f"{of}: {name}" if of else name, rows.sort_values("median")
+        ends = [rows.iloc[0], rows.iloc[-1]]
+        met = number_met(goals[name], device, rows["median"])
+        table.append((case, label, *map(with_quartiles, ends), goals[name] or "", met))
+        if (rows.kind == "ratio").all():
+            low, high = ("low", "high") if len(rows) == 1 else ("median", "median")
+            numbers = np.log2([rows["median"].median(), ends[0][low], ends[1][high]])
+            marks.append((f"{case}, {label}", *numbers))
+    ratios = pd.DataFrame(marks, columns=["line", "mean", "low", "high"])
+    picture = report.forest("Ratios A / B of times", ratios, label="line", xlabel="log₂ (A / B)")
+    head = ("case", "measurement", "lowest median", "highest median", "goal", "met")
+    return report.Page(
+        f"Speed and memory: {report.joined(frame['case'].unique())}",
+        pictures={"ratios": picture} if marks else {},
+        tables=[report.Table(head, table, "Medians over rounds, quartiles in brackets")],
+    )
+
+
+def number_met(goal: str | None, device: str, medians: pd.Series) -> str:
+    """How many medians meet a goal, such as "3 of 5"; empty without a goal for the device."""
+    if not (limit := bound(goal, device)):
+        return ""
+    is_lower, value = limit
+    return f"{int((medians >= value if is_lower else medians <= value).sum())} of {len(medians)}"

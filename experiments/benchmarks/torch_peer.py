@@ -1,19 +1,15 @@
 """PyTorch implementations to compare with: Robertha, BERT, retrieval and noise stability.
 
-Robertha follows the `hopfax` preset (2 heads, pre-LN after an embedding LayerNorm, W_Q and W_O,
-masked keys, mean pooling, queries that stop independently). As in the released program, texts are
-padded to 128 and gradients go through the unrolled iterates. It is optimized: no loop over
-examples, heads or tokens, an exit once every query has converged, ESR of all layers in one call,
-fused AdamW. `torch.compile` was slower than eager in seven of eight settings.
-
-Requires PyTorch: `pip install -e '.[benchmarks]'`.
+Robertha follows the `hopfax` preset; gradients go through the unrolled iterates. It is optimized:
+no loop over examples, heads or tokens, an exit once every query has converged, ESR of all layers in
+one call, fused AdamW. `torch.compile` was slower than eager in seven of eight settings.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -23,24 +19,18 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 
-from experiments.benchmarks.programs import (
-    BATCH_SIZES,
-    BETA,
-    ESR_WEIGHT,
-    LEARNING_RATE,
-    SIZES,
-    TOTAL_STEPS,
-    PaddedRows,
-)
+from experiments.benchmarks import workloads
+from experiments.benchmarks.workloads import BETA, ESR_WEIGHT, TOTAL_STEPS, PaddedRows
 from hopfax.data.batching import Bucket
 
 Params = Mapping[Any, Any]  # hopfax's tree of one seed, of tensors
 Model = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
 
 
-def model_of(size: str, params: Params, **options: Any) -> Model:
-    """`robertha` of a size of `SIZES`, from the tensors of hopfax's parameters."""
-    return functools.partial(robertha, params, num_heads=SIZES[size]["num_heads"], **options)
+def model_of(size: str, params: Params, **options: Any) -> functools.partial[Any]:
+    """`robertha` of a size of `SIZES`, from hopfax's parameters."""
+    heads = workloads.SIZES[size]["num_heads"]
+    return functools.partial(robertha, tensors(params), num_heads=heads, **options)
 
 
 def tensors(params: Params) -> Params:
@@ -48,7 +38,7 @@ def tensors(params: Params) -> Params:
 
     def one(path: Any, array: Any) -> Tensor:
         array = np.asarray(array).T if path[-1].key == "kernel" else np.asarray(array)
-        return torch.tensor(np.ascontiguousarray(array), device=device())  # in PyTorch's alignment
+        return on_device(np.ascontiguousarray(array))
 
     return jax.tree_util.tree_map_with_path(one, params)
 
@@ -69,9 +59,7 @@ def robertha(
         hidden = F.gelu(linear(norm(x, block["ff_norm"]), block["ff_in"]))
         x = x + drop(linear(hidden, block["ff_out"]))
         keys.append(layer_keys)
-    real = mask[..., None]
-    pooled = (x * real).sum(1) / real.sum(1).clamp(min=1)
-    return linear(drop(pooled), params["classifier"]), torch.stack(keys)
+    return linear(drop(mean(x, mask)), params["classifier"]), torch.stack(keys)
 
 
 def attend(
@@ -88,15 +76,10 @@ def attend(
     Returns:
         Retrieved vectors and keys of every token (batch, tokens, width); mask: real tokens.
     """
-    parts = {name: linear(x, layers[name]) for name in ("query", "key", "value")}
-    state, key, value = (
-        part.unflatten(-1, (num_heads, -1)).transpose(1, 2) for part in parts.values()
-    )
-    # A float mask, to which PyTorch would convert a boolean one in every iteration.
-    bias = torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, -math.inf)[:, None, None]
+    state, key, value = heads(layers, x, num_heads)
     read = functools.partial(
         F.scaled_dot_product_attention,
-        attn_mask=bias.expand(-1, -1, mask.shape[1], -1),
+        attn_mask=bias_of(mask, x),
         scale=BETA * key.shape[-1] ** -0.5,
     )
     running = mask[:, None, :].expand(state.shape[:-1])
@@ -109,8 +92,7 @@ def attend(
         running = running & moving
         if not running.any():
             break
-    mixed = read(state, key, value)
-    return linear(mixed.transpose(1, 2).flatten(2), layers["out"]), parts["key"]
+    return linear(joined(read(state, key, value)), layers["out"]), joined(key)
 
 
 def bert(
@@ -118,9 +100,8 @@ def bert(
 ) -> tuple[Tensor, Tensor | None]:
     """Logits (batch, 2) of `text_classifier`'s parameters, single texts; no keys."""
     states = bert_states(params, F.embedding(ids, params["tokens"]["embedding"]), mask, dropout)
-    real = mask[..., None]
-    pooled = (states * real).sum(1) / real.sum(1).clamp(min=1)
-    return linear(F.dropout(pooled, dropout, dropout > 0), params["classifier"]), None
+    pooled = F.dropout(mean(states, mask), dropout, dropout > 0)
+    return linear(pooled, params["classifier"]), None
 
 
 def bert_states(params: Params, tokens: Tensor, mask: Tensor, dropout: float = 0.0) -> Tensor:
@@ -129,21 +110,40 @@ def bert_states(params: Params, tokens: Tensor, mask: Tensor, dropout: float = 0
     normed = functools.partial(norm, eps=1e-12)
     places = params["positions"]["embedding"][: tokens.shape[1]]
     x = drop(normed(tokens + places + params["types"]["embedding"][0], params["norm"]))
-    bias = torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, -math.inf)[:, None, None]
-    bias = None if bool(mask.all()) else bias.expand(-1, -1, mask.shape[1], -1)
+    bias = None if bool(mask.all()) else bias_of(mask, x)
     for number in sorted(params["blocks"], key=int):
         block = params["blocks"][number]
-        layers = block["attention"]
-        query, key, value = (
-            linear(x, layers[name]).unflatten(-1, (-1, 32)).transpose(1, 2)
-            for name in ("query", "key", "value")
+        states = heads(block["attention"], x, -1, width=32)
+        mixed = F.scaled_dot_product_attention(*states, bias, dropout_p=dropout)
+        x = normed(
+            x + drop(linear(joined(mixed), block["attention"]["out"])), block["attention_norm"]
         )
-        mixed = F.scaled_dot_product_attention(query, key, value, bias, dropout_p=dropout)
-        mixed = linear(mixed.transpose(1, 2).flatten(2), layers["out"])
-        x = normed(x + drop(mixed), block["attention_norm"])
         hidden = F.gelu(linear(x, block["ff_in"]))
         x = normed(x + drop(linear(hidden, block["ff_out"])), block["ff_norm"])
     return x
+
+
+def heads(layers: Params, x: Tensor, num_heads: int, width: int = -1) -> list[Tensor]:
+    """Queries, keys and values (batch, heads, tokens, width); one of the sizes may be -1."""
+    parts = (linear(x, layers[name]) for name in ("query", "key", "value"))
+    return [part.unflatten(-1, (num_heads, width)).transpose(1, 2) for part in parts]
+
+
+def joined(states: Tensor) -> Tensor:
+    """The heads' states (batch, heads, tokens, width) side by side."""
+    return states.transpose(1, 2).flatten(2)
+
+
+def bias_of(mask: Tensor, x: Tensor) -> Tensor:
+    """A float mask, to which PyTorch would convert a boolean one in every iteration."""
+    bias = torch.zeros_like(mask, dtype=x.dtype).masked_fill_(~mask, -math.inf)
+    return bias[:, None, None].expand(-1, -1, mask.shape[1], -1)
+
+
+def mean(x: Tensor, mask: Tensor) -> Tensor:
+    """The mean state of each text's real tokens."""
+    real = mask[..., None]
+    return (x * real).sum(1) / real.sum(1).clamp(min=1)
 
 
 def linear(x: Tensor, layer: Params) -> Tensor:
@@ -186,36 +186,28 @@ def losses(
 class TrainSteps:
     """Table 15's training: AdamW, linear warm-up and decay, gradients clipped to norm 1.
 
-    Args:
-        size: Size of the model, of `SIZES`.
-        params: Of one hopfax seed.
-        bucket: Rows, all padded to one length.
-        pretrained: Whether the parameters are those of a pretrained encoder, without ESR.
+    The first argument of the model, a partial function, are its tensors. All rows have one length.
     """
 
-    def __init__(self, size: str, params: Any, bucket: Bucket, *, pretrained: bool = False):
-        trained = tensors(params)
-        self._leaves = [leaf.requires_grad_() for leaf in jax.tree.leaves(trained)]
-        self._model, self._batch_size = model_of(size, trained, dropout=0.3), BATCH_SIZES[size]
-        if pretrained:
-            self._model = functools.partial(bert, trained, dropout=0.1)
-        self._optimizer = torch.optim.AdamW(
-            self._leaves, lr=LEARNING_RATE, weight_decay=0.01, fused=True
-        )
+    def __init__(self, model: functools.partial[Any], bucket: Bucket, *, batch_size: int = 32):
+        self._leaves = [leaf.requires_grad_() for leaf in jax.tree.leaves(model.args[0])]
+        self._model, self._batch_size = model, batch_size
+        options: Any = {"lr": workloads.LEARNING_RATE, "weight_decay": 0.01, "fused": True}
+        self._optimizer = torch.optim.AdamW(self._leaves, **options)
         rising = round(0.1 * TOTAL_STEPS)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(
             self._optimizer,
             lambda step: min((step + 1) / rising, (TOTAL_STEPS - step) / (TOTAL_STEPS - rising)),
         )
-        self._rows = inputs_of(PaddedRows(bucket.ids[:, 0], bucket.lengths[:, 0]))
-        self._labels = torch.from_numpy(bucket.labels).long().to(device())
+        self._rows = inputs_of(workloads.single_texts(bucket))
+        self._labels = on_device(bucket.labels).long()
         self._rng = np.random.default_rng(0)
 
     def run(self, steps: int) -> None:
         """Trains for some steps on random rows."""
         for _ in range(steps):
-            picks = torch.from_numpy(self._rng.integers(0, len(self._labels), self._batch_size))
-            loss = self.step(picks.to(device()))
+            picks = self._rng.integers(0, len(self._labels), self._batch_size)
+            loss = self.step(on_device(picks))
         float(loss)  # waits for the device
 
     def step(self, picks: Tensor) -> Tensor:
@@ -230,19 +222,8 @@ class TrainSteps:
         return task
 
 
-def forward(
-    size: str, params: Any, rows: PaddedRows, *, tol: float, max_steps: int
-) -> Callable[[], np.ndarray]:
+def forward(model: Model, rows: PaddedRows) -> Callable[[], np.ndarray]:
     """Logits of the rows."""
-    return _logits(model_of(size, tensors(params), tol=tol, max_steps=max_steps), rows)
-
-
-def forward_bert(params: Any, rows: PaddedRows) -> Callable[[], np.ndarray]:
-    """Logits of the rows from `text_classifier`'s parameters."""
-    return _logits(functools.partial(bert, tensors(params)), rows)
-
-
-def _logits(model: Model, rows: PaddedRows) -> Callable[[], np.ndarray]:
     inputs = inputs_of(rows)
 
     def logits() -> np.ndarray:
@@ -254,7 +235,7 @@ def _logits(model: Model, rows: PaddedRows) -> Callable[[], np.ndarray]:
 
 def influence_bert(params: Any, embeddings: np.ndarray) -> Callable[[], np.ndarray]:
     """Mean over texts of the gradient's norm at each token, one text after the other."""
-    weights, texts = tensors(params), torch.tensor(embeddings, device=device())
+    weights, texts = tensors(params), on_device(embeddings)
     mask = torch.ones(texts.shape[1], dtype=torch.bool, device=device())[None]
 
     def influences() -> np.ndarray:
@@ -272,7 +253,7 @@ def denoise(
     queries: np.ndarray, table: np.ndarray, sigma: float, block_size: int | None = None
 ) -> Callable[[], Tensor]:
     """Posterior means of the queries: product, softmax, product, over blocks of queries."""
-    noisy, patterns = (torch.tensor(each, device=device()) for each in (queries, table))
+    noisy, patterns = map(on_device, (queries, table))
     bias = -0.5 * patterns.square().sum(1) / sigma**2
 
     def means() -> Tensor:
@@ -280,9 +261,7 @@ def denoise(
             parts = noisy.split(block_size or len(noisy))
             scores = (torch.addmm(bias, part, patterns.mT, alpha=sigma**-2) for part in parts)
             values = torch.cat([each.softmax(1) @ patterns for each in scores])
-        if device().type == "cuda":
-            torch.cuda.synchronize()
-        return values
+        return synchronized(values)
 
     return means
 
@@ -297,23 +276,15 @@ def load(path: Any) -> None:
 
 def inputs_of(rows: PaddedRows) -> tuple[Tensor, Tensor]:
     """Token ids of the rows, and the mask of real tokens."""
-    mask = torch.arange(rows.ids.shape[1]) < torch.from_numpy(rows.lengths)[:, None]
-    return torch.from_numpy(rows.ids).long().to(device()), mask.to(device())
+    return on_device(rows.ids).long(), on_device(rows.mask)
 
 
 def retrieval(
-    query: np.ndarray,
-    key: np.ndarray,
-    value: np.ndarray,
-    beta: float,
-    max_steps: int,
-    gradient: bool = False,
-    *,
-    fused: bool,
+    inputs: Sequence[np.ndarray], max_steps: int, gradient: bool = False, *, fused: bool
 ) -> Callable[[], Any]:
-    """Products and softmax, or fused attention, `max_steps + 1` times; `beta` as in the paper."""
-    queries, keys, values = (torch.from_numpy(each).to(device()) for each in (query, key, value))
-    scale = beta * key.shape[-1] ** -0.5
+    """Products and softmax, or fused attention, `max_steps + 1` times."""
+    queries, keys, values = map(on_device, inputs)
+    scale = BETA * keys.shape[-1] ** -0.5
     keys.requires_grad_(gradient)
     values.requires_grad_(gradient)
 
@@ -331,9 +302,7 @@ def retrieval(
             if gradient:
                 cotangent = output.detach()
                 output = cotangent, torch.autograd.grad(output, (keys, values), cotangent)
-        if device().type == "cuda":
-            torch.cuda.synchronize()
-        return output
+        return synchronized(output)
 
     return run
 
@@ -345,7 +314,7 @@ def stability(
     torch.manual_seed(0)
     size = min(batch_size, num_samples)
     with torch.inference_mode():
-        first, last = (torch.from_numpy(array).to(device()) for array in (hidden, readout))
+        first, last = map(on_device, (hidden, readout))
         inputs = torch.empty(2, size, len(hidden), device=device())
         # On the device, so that no batch waits for the previous one.
         total = torch.zeros((), dtype=torch.float64, device=device())
@@ -365,3 +334,15 @@ def stability(
 def device() -> torch.device:
     """Returns the GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def on_device(array: np.ndarray) -> Tensor:
+    """A copy on the device, in PyTorch's alignment."""
+    return torch.tensor(array, device=device())
+
+
+def synchronized(output: Any) -> Any:
+    """Waits for the GPU, if there is one."""
+    if device().type == "cuda":
+        torch.cuda.synchronize()
+    return output

@@ -14,8 +14,8 @@ from hopfax.train.objectives import Batch, classification
 
 torch = pytest.importorskip("torch", reason="the PyTorch peer is an optional extra: benchmarks")
 
-from experiments.benchmarks import programs  # noqa: E402
 from experiments.benchmarks import torch_peer as peer  # noqa: E402
+from experiments.benchmarks import workloads  # noqa: E402
 from experiments.benchmarks.cases import evaluation, retrieval, stability, train_step  # noqa: E402
 
 VOCAB, SIZES = 60, {"width": 16, "ff_width": 24, "max_length": 12}
@@ -86,19 +86,19 @@ def test_padding_changes_nothing(case):
 def tiny(monkeypatch):
     sizes = {"width": 16, "num_layers": 1, "ff_width": 24, "num_heads": 2}
     for name in ("base", "large"):
-        monkeypatch.setitem(programs.SIZES, name, sizes)
+        monkeypatch.setitem(workloads.SIZES, name, sizes)
     ids = np.random.default_rng(0).integers(1000, 2000, (3, 1, 8), dtype=np.int32)
     lengths, labels = np.array([[8], [5], [6]], np.int32), np.array([0, 1, 0])
     bucket = Bucket(ids * (np.arange(8) < lengths[..., None]), lengths, labels, np.arange(3))
-    monkeypatch.setattr(train_step, "workload", lambda _: programs.Workload([bucket], bucket))
-    programs.fresh.cache_clear()
+    monkeypatch.setattr(train_step, "workload", lambda _: workloads.Workload([bucket], bucket))
+    workloads.fresh.cache_clear()
     yield bucket
-    programs.fresh.cache_clear()
+    workloads.fresh.cache_clear()
 
 
 def test_both_train(tiny, monkeypatch):
     monkeypatch.setattr(train_step, "SEEDS", ())
-    monkeypatch.setattr(peer, "LEARNING_RATE", 30.0)  # warm-up takes 6000 steps
+    monkeypatch.setattr(workloads, "LEARNING_RATE", 30.0)  # warm-up takes 6000 steps
     calls = train_step.programs(None, "base")
     assert set(calls) == {"hopfax padded", "hopfax in buckets", "PyTorch"}
     for _, call in calls["hopfax padded"]:
@@ -113,10 +113,11 @@ def test_forward_passes_agree(tiny, monkeypatch):
     monkeypatch.setattr(evaluation, "MAX_LENGTH", 6)
     calls = evaluation.programs(None, "base", "initial weights", 1e-4, 50)
     assert list(calls) == ["hopfax", "PyTorch"]
-    padded = programs.PaddedRows(tiny.ids[:, 0], tiny.lengths[:, 0])
-    inputs, stop = ("base", programs.fresh("base", 8), padded), {"tol": 1e-4, "max_steps": 50}
-    forwards = {"hopfax": programs.hopfax_forward, "PyTorch": peer.forward}
-    programs.check_equal({name: each(*inputs, **stop)() for name, each in forwards.items()})
+    rows, params = workloads.single_texts(tiny), workloads.fresh("base", 8)
+    stop = {"tol": 1e-4, "max_steps": 50}
+    ours = workloads.hopfax_forward("base", params, rows, **stop)()
+    theirs = peer.forward(peer.model_of("base", params, **stop), rows)()
+    workloads.check_equal({"hopfax": ours, "PyTorch": theirs})
 
 
 @pytest.mark.parametrize(("steps", "tokens"), [(0, 5), (3, 17)])
@@ -124,7 +125,7 @@ def test_retrievals_agree(steps, tokens):
     inputs = retrieval.arrays(tokens=tokens, width=8, batch=2)
     expected = retrieval.hopfax_call(inputs, max_steps=steps)()
     for fused in (False, True):
-        output = peer.retrieval(*inputs, retrieval.BETA, steps, fused=fused)()
+        output = peer.retrieval(inputs, steps, fused=fused)()
         np.testing.assert_allclose(output, expected, rtol=1e-4, atol=1e-6)
 
 
@@ -132,7 +133,7 @@ def test_gradients_of_retrievals_agree_where_queries_have_converged():
     inputs = retrieval.arrays(tokens=5, width=8, batch=2)
     many = {"max_steps": 60, "gradient": True}
     value, (keys, values) = retrieval.hopfax_call(inputs, **many)()
-    expected, gradients = peer.retrieval(*inputs, retrieval.BETA, 60, True, fused=True)()
+    expected, gradients = peer.retrieval(inputs, 60, True, fused=True)()
     np.testing.assert_allclose(expected, value, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(gradients[0], keys, rtol=2e-3, atol=1e-5)
     np.testing.assert_allclose(gradients[1], values, rtol=1e-3, atol=1e-6)

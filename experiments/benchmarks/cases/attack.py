@@ -28,16 +28,15 @@ PROGRAMS = {
     "one padded text a call": ((128,), (1,), 1),
 }
 RATE, SENTENCES = 0.2, 64
-SETTINGS: dict[str, tuple[Callable[..., Sequence[text.AttackResult]]]] = {
+Attack = Callable[..., Sequence[text.AttackResult]]
+SETTINGS: dict[str, tuple[Attack]] = {
     "attack: textbugger": (text.textbugger,),
     "attack: hotflip-characters": (partial(text.hotflip, form="characters"),),
     "attack: hotflip-tokens": (partial(text.hotflip, form="tokens"),),
 }
 
 
-def programs(
-    data_dir: str | None, attack: Callable[..., Sequence[text.AttackResult]]
-) -> dict[str, Program]:
+def programs(data_dir: str | None, attack: Attack) -> dict[str, Program]:
     """Returns one attack per program; programs return the final losses."""
     if data_dir is None:
         rows = synthetic_split("sentiment", "test", size=SENTENCES, seed=0)
@@ -48,20 +47,21 @@ def programs(
     texts, labels = [row.texts for row in rows], [row.label for row in rows]
     network = nn.tinybert(vocabulary.size, 2)
     params = network.init(jax.random.key(0))
-    calls: dict[str, Any] = {}
-    for name, (lengths, sizes, at_once) in PROGRAMS.items():
+
+    def program(lengths: Any, sizes: Any, at_once: int) -> Callable[[], list[float]]:
         victim = white_box(network, params, vocabulary, lengths=lengths, batch_sizes=sizes)
-        calls[name] = partial(attacked, attack, victim, texts, labels, at_once)
+        assert victim.gradients is not None and victim.gradients.cache is not None
+        clear = victim.gradients.cache.clear
+
+        def losses() -> list[float]:
+            clear()  # as for texts that have not been tokenized before
+            results = attack(victim, texts, labels, rate=RATE, batch_size=at_once)
+            return [each.loss for each in results]
+
+        return losses
+
+    calls = {name: program(*how) for name, how in PROGRAMS.items()}
     expected = calls["batches"]()
     for call in list(calls.values())[1:]:
         np.testing.assert_allclose(call(), expected, atol=1e-4)
-    return calls
-
-
-def attacked(
-    attack: Any, victim: text.Victim, texts: list[Any], labels: list[Any], at_once: int
-) -> list[float]:
-    """Returns the final losses of an attack on texts that have not been tokenized before."""
-    assert victim.gradients is not None and victim.gradients.cache is not None
-    victim.gradients.cache.clear()
-    return [each.loss for each in attack(victim, texts, labels, rate=RATE, batch_size=at_once)]
+    return {**calls}

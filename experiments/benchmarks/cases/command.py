@@ -21,18 +21,18 @@ SETTINGS = {
 }
 
 
-def figures(data_dir: str | None, name: str) -> dict[str, float]:
+def programs(data_dir: str | None, name: str) -> dict[str, float]:
     """Seconds of one command."""
     if data_dir is None:
         raise FileNotFoundError("the commands need data: set --data-dir")
     with tempfile.TemporaryDirectory() as place:
-        texts, pairs = Path(place, "texts.txt"), Path(data_dir, "glue_data/STS-B/dev.tsv")
+        texts = Path(place, "texts.txt")
         if name == "stability":
             rows = reported_rows("sst2", data_dir=data_dir)
             texts.write_text("\n".join(row.texts[0][0] for row in rows), encoding="utf-8")
         arguments = {
-            "robustness": ["--dev", str(pairs), "--text", "sentence1", "--pair", "sentence2",
-                           "--label", "score"],
+            "robustness": ["--dev", f"{data_dir}/glue_data/STS-B/dev.tsv", "--text", "sentence1",
+                           "--pair", "sentence2", "--label", "score"],
             "influence": ["The weather is lovely today."],
             "stability": ["--texts", str(texts)],
         }[name]  # fmt: skip

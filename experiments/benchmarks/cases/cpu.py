@@ -13,19 +13,17 @@ from unittest import mock
 import jax
 
 from experiments.benchmarks.harness import Program
-from experiments.benchmarks.programs import (
-    ESR_WEIGHT,
-    MAX_LENGTH,
-    VOCAB_SIZE,
-    TrainSteps,
-    workload,
-)
+from experiments.benchmarks.workloads import MAX_LENGTH, VOCAB_SIZE, TrainSteps, workload
 from hopfax import cpu
 from hopfax.data import Encoded, bucketed
 from hopfax.nn import precision, robertha, tinybert
 
 SECONDS, STEPS = 90, 4
-MODELS = {"TinyBERT": tinybert, "Robertha": robertha}
+# Builder, and options of the training steps.
+MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "TinyBERT": (tinybert, {"esr_weight": 0.0}),
+    "Robertha": (robertha, {}),
+}
 # Number of seeds, size of the vocabulary, options of the model.
 BASE: tuple[int, int, dict[str, int]] = (1, VOCAB_SIZE, {})
 SMALL = (3, 512, {"width": 64, "ff_width": 256, "max_length": 16})
@@ -53,22 +51,17 @@ def programs(
     """Train steps with all optimizations, and with all but one."""
     padded = workload(data_dir).padded
     ids, lengths = padded.ids[..., :tokens] % vocab_size, padded.lengths.clip(max=tokens)
-    rows = Encoded(ids, lengths, *padded[2:])
-    (bucket,) = bucketed(rows, boundaries=(tokens,))
-    esr_weight = ESR_WEIGHT if title == "Robertha" else 0.0
-
-    def compiled() -> Program:
-        model = MODELS[title](vocab_size, 2, **options)
-        steps = TrainSteps([bucket], model=model, seeds=seeds, esr_weight=esr_weight)
-        program = steps.mean_step(STEPS)
-        program[0][1]()  # compiles
-        return program
-
-    calls = {"with all": compiled()}
-    for name in LEFT_OUT:
+    buckets = bucketed(Encoded(ids, lengths, *padded[2:]), boundaries=(tokens,))
+    build, training = MODELS[title]
+    calls: dict[str, Program] = {}
+    for name in (None, *LEFT_OUT):
         with ExitStack() as stack:
-            leave_out(name, stack)
-            calls[f"without {name}"] = compiled()
+            if name:
+                leave_out(name, stack)
+            model = build(vocab_size, 2, **options)
+            program = TrainSteps(buckets, model=model, seeds=seeds, **training).mean_step(STEPS)
+            program[0][1]()  # compiles
+            calls[f"without {name}" if name else "with all"] = program
     return calls
 
 

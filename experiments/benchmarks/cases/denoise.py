@@ -1,15 +1,12 @@
 """Retrieval of 4,096 noisy tokens from a vocabulary, against PyTorch and one matrix product.
 
-MiniLM's sizes: 30,522 patterns of width 384, float32, with known noise level. hopfax's `denoise`
-reads the patterns in blocks and returns the posterior mean, the likeliest pattern and its
-probability; "hopfax, mean" returns the mean only, as `nn.recall` does. PyTorch computes it as
-product, softmax and product over all patterns; "PyTorch in blocks" does so for blocks of queries
-that fit the caches. "product" is the product of the queries and all patterns alone, the first half
-of the work: the posterior mean needs a second one of the same size. "bfloat16" is the mean with
-patterns in bfloat16. "8 candidates" is the mean of the eight likeliest patterns only, which skips
-the second product. Errors are those of all results together, relative to the posterior means in
-float32. The temporary memory of `denoise` is XLA's plan; all scores would take 500 MB. "Peak
-memory" is the growth of a fresh process during one call, results included.
+MiniLM's sizes, float32, known noise level. "hopfax" returns the posterior mean, the likeliest
+pattern and its probability, "hopfax, mean" the mean only. PyTorch computes the mean as product,
+softmax and product over all patterns, or in blocks of queries that fit the caches. "product" is the
+first of the two products. "bfloat16": patterns in bfloat16. "8 candidates": the mean of the eight
+likeliest patterns, without the second product. Errors are relative to the means in float32.
+Temporary memory is XLA's plan (all scores: 500 MB), peak memory the growth of a fresh process
+during one call.
 """
 
 import sys
@@ -19,10 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmarks.cases.memory import temporary_bytes
-from experiments.benchmarks.cases.pretrained import peak_bytes
-from experiments.benchmarks.harness import Program
-from experiments.benchmarks.programs import check_equal, compiled, torch_peer
+from experiments.benchmarks.cases.memory import peak_bytes, temporary_bytes
+from experiments.benchmarks.harness import Program, torch_peer
+from experiments.benchmarks.workloads import check_equal, compiled
 from hopfax import hopfield
 
 RATIOS = {
@@ -42,6 +38,7 @@ RATIOS = {
 }
 SETTINGS = {"30,522 patterns": (4096, 30522, 384)}
 SIGMA = 3.0  # times the patterns' standard deviation: -9.5 dB
+BLOCK_SIZE = 256  # queries, for PyTorch
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -74,61 +71,46 @@ def from_candidates(queries: jax.Array, table: jax.Array) -> jax.Array:
     return jax.vmap(one)(queries)
 
 
-def figures(data_dir: str | None, *sizes: int) -> dict[str, float]:
-    """The temporary memory that XLA plans, in megabytes, and the relative errors."""
-    inputs = arrays(*sizes)
-    shapes = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in inputs]
-    queries, table = inputs
-    exact = compiled(means, queries, table)()
-    others = {
-        "bfloat16": compiled(means, queries, jnp.asarray(table, jnp.bfloat16))(),
-        "8 candidates": compiled(from_candidates, queries, table)(),
-    }
-    errors = {
-        f"error of {name}": float(jnp.linalg.norm(each - exact) / jnp.linalg.norm(exact))
-        for name, each in others.items()
-    }
-    return {
-        "temporary memory, MB": temporary_bytes(retrieve, *shapes) / 1e6,
-        "temporary memory of the mean, MB": temporary_bytes(means, *shapes) / 1e6,
-        **peaks(*sizes),
-        **errors,
-    }
+def product(queries: jax.Array, table: jax.Array) -> jax.Array:
+    """All inner products, in full float32 as in `denoise`: GPUs round the factors by default."""
+    return jnp.matmul(queries, table.T, precision="highest")
 
 
 def peaks(*sizes: int) -> dict[str, float]:
     """Growth of fresh processes during one call, in megabytes; nothing on a GPU."""
     if not sys.platform.startswith("linux") or jax.default_backend() != "cpu":
         return {}
-    inputs = f"from experiments.benchmarks.cases.denoise import *; inputs = arrays{sizes}; "
-    calls = {"peak memory, MB": "compiled(retrieve, *inputs)"}
+    calls = {"peak memory, MB": f"compiled(retrieve, *arrays{sizes})"}
     if torch_peer():
-        theirs = "torch_peer().denoise(*inputs, SIGMA"
+        theirs = f"torch_peer().denoise(*arrays{sizes}, SIGMA"
         calls["PyTorch's peak memory, MB"] = f"{theirs})"
-        calls["peak memory of PyTorch in blocks, MB"] = f"{theirs}, block_size=256)"
-    return {
-        name: peak_bytes(f"{inputs} call = {make}", "jax.block_until_ready(call())") / 1e6
-        for name, make in calls.items()
-    }
+        calls["peak memory of PyTorch in blocks, MB"] = f"{theirs}, block_size=BLOCK_SIZE)"
+    setup, line = f"from {__name__} import *; call = ", "jax.block_until_ready(call())"
+    return {name: peak_bytes(setup + make, line) / 1e6 for name, make in calls.items()}
 
 
-def product(queries: jax.Array, table: jax.Array) -> jax.Array:
-    """All inner products, in full float32 as in `denoise`: GPUs round the factors by default."""
-    return jnp.matmul(queries, table.T, precision="highest")
-
-
-def programs(data_dir: str | None, *sizes: int) -> dict[str, Program]:
-    """Posterior means that agree, and the product alone."""
-    queries, table = arrays(*sizes)
-    calls: dict[str, Any] = {"hopfax, mean": compiled(means, queries, table)}
+def programs(data_dir: str | None, *sizes: int) -> dict[str, Program | float]:
+    """Posterior means that agree or have an error, the product alone, and memory in megabytes."""
+    inputs = queries, table = arrays(*sizes)
+    calls: dict[str, Any] = {"hopfax, mean": compiled(means, *inputs)}
     if peer := torch_peer():
-        calls["PyTorch"] = peer.denoise(queries, table, SIGMA)
-        calls["PyTorch in blocks"] = peer.denoise(queries, table, SIGMA, block_size=256)
+        calls["PyTorch"] = peer.denoise(*inputs, SIGMA)
+        calls["PyTorch in blocks"] = peer.denoise(*inputs, SIGMA, block_size=BLOCK_SIZE)
     # Arrays of jax are converted by NumPy, tensors of a GPU only by PyTorch.
     values = {name: call() for name, call in calls.items()}
     check_equal({n: np.asarray(x.cpu() if hasattr(x, "cpu") else x) for n, x in values.items()})
-    calls["hopfax"] = compiled(retrieve, queries, table)
-    calls["bfloat16"] = compiled(means, queries, jnp.asarray(table, jnp.bfloat16))
-    calls["8 candidates"] = compiled(from_candidates, queries, table)
-    calls["product"] = compiled(product, queries, table)
-    return calls
+    approximate = {
+        "bfloat16": compiled(means, queries, jnp.asarray(table, jnp.bfloat16)),
+        "8 candidates": compiled(from_candidates, *inputs),
+    }
+    exact = values["hopfax, mean"]
+    errors = {
+        f"error of {name}": float(jnp.linalg.norm(call() - exact) / jnp.linalg.norm(exact))
+        for name, call in approximate.items()
+    }
+    planned = {
+        "temporary memory, MB": temporary_bytes(retrieve, *inputs) / 1e6,
+        "temporary memory of the mean, MB": temporary_bytes(means, *inputs) / 1e6,
+    }
+    calls |= {"hopfax": compiled(retrieve, *inputs), "product": compiled(product, *inputs)}
+    return {**calls, **approximate, **errors, **planned, **peaks(*sizes)}

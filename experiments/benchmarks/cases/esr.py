@@ -7,7 +7,7 @@ The mean step of an epoch of base Robertha in length buckets, with every entropy
 from typing import Any, get_args
 
 from experiments.benchmarks.harness import Program
-from experiments.benchmarks.programs import TrainSteps, fresh, trained, workload
+from experiments.benchmarks.workloads import TrainSteps, fresh, trained, workload
 from hopfax import hopfield
 
 SECONDS = 120
@@ -21,7 +21,7 @@ def programs(data_dir: str | None, use_trained: bool) -> dict[str, Program]:
     """The mean step of an epoch without ESR and with each entropy."""
     params = trained(data_dir) if use_trained else fresh("base")
     variants: dict[str, Any] = {"no ESR": {"esr_weight": 0.0}}
-    variants |= {entropy: {"entropy": entropy} for entropy in ENTROPIES}
+    variants |= {entropy: {"esr_entropy": entropy} for entropy in ENTROPIES}
     buckets = workload(data_dir).buckets
     return {
         name: TrainSteps(buckets, params=params, **variant).mean_step(4)

@@ -8,19 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.benchmarks.harness import Program
-from experiments.benchmarks.programs import (
-    BATCH_SIZES,
-    MAX_LENGTH,
-    PaddedRows,
-    check_equal,
-    fresh,
-    full_rows,
-    hopfax_forward,
-    torch_peer,
-    trained,
-    workload,
-)
+from experiments.benchmarks import workloads
+from experiments.benchmarks.harness import Program, torch_peer
+from experiments.benchmarks.workloads import BATCH_SIZES, MAX_LENGTH
 
 RATIOS = {"PyTorch / hopfax": "≥ 1 (CPU)"}
 SETTINGS = {
@@ -38,14 +28,15 @@ def programs(
     data_dir: str | None, size: str, which: str, tol: float, max_steps: int
 ) -> dict[str, Program]:
     """Forward passes that agree."""
-    params, rows = fresh(size, MAX_LENGTH), full_rows(BATCH_SIZES[size], MAX_LENGTH)
+    count = BATCH_SIZES[size]
+    params, rows = workloads.fresh(size, MAX_LENGTH), workloads.full_rows(count, MAX_LENGTH)
     if which.startswith("trained"):
-        padded = workload(data_dir).padded
-        picks = np.random.default_rng(0).integers(0, len(padded.labels), BATCH_SIZES[size])
-        params, rows = trained(data_dir), PaddedRows(padded.ids[picks, 0], padded.lengths[picks, 0])
-    inputs, stop = (size, params, rows), {"tol": tol, "max_steps": max_steps}
-    calls: dict[str, Any] = {"hopfax": hopfax_forward(*inputs, **stop)}
+        padded = workloads.workload(data_dir).padded
+        picks = np.random.default_rng(0).integers(0, len(padded.labels), count)
+        params, rows = workloads.trained(data_dir), workloads.single_texts(padded, picks)
+    stop: Any = {"tol": tol, "max_steps": max_steps}
+    calls: dict[str, Any] = {"hopfax": workloads.hopfax_forward(size, params, rows, **stop)}
     if peer := torch_peer():
-        calls["PyTorch"] = peer.forward(*inputs, **stop)
-    check_equal({name: call() for name, call in calls.items()})
+        calls["PyTorch"] = peer.forward(peer.model_of(size, params, **stop), rows)
+    workloads.check_equal({name: call() for name, call in calls.items()})
     return calls

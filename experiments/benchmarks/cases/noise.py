@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.benchmarks.harness import Program
-from experiments.benchmarks.programs import (
+from experiments.benchmarks.workloads import (
     MAX_LENGTH,
     VOCAB_SIZE,
     check_equal,
-    first_rows,
+    single_texts,
     trained,
     workload,
 )
@@ -63,17 +63,25 @@ def programs(data_dir: str | None, name: str, use_trained: bool) -> dict[str, Pr
     }
 
 
+def first_rows(buckets: Sequence[Bucket], rows: float) -> list[Bucket]:
+    """Returns about this many rows: the same fraction of every bucket, at least one row of each."""
+    share = rows / sum(len(bucket.labels) for bucket in buckets)
+    return [
+        Bucket(*(field[: max(1, round(share * len(bucket.labels)))] for field in bucket))
+        for bucket in buckets
+    ]
+
+
 def forward_of(
     model: Functional[Encoder], params: Any, buckets: Sequence[Bucket]
 ) -> Callable[[], np.ndarray]:
     """Logits of the rows in the order of their `index`, no row computed twice."""
     parts, order = [], []
     for bucket in buckets:
-        width = bucket.ids.shape[-1]
-        for start in range(0, len(bucket.labels), TOKENS // width):
-            ids, lengths, _, index = (field[start : start + TOKENS // width] for field in bucket)
-            parts.append((jnp.asarray(ids[:, 0]), jnp.arange(width) < lengths))
-            order.append(index)
+        count = TOKENS // bucket.ids.shape[-1]
+        for rows in (slice(at, at + count) for at in range(0, len(bucket.labels), count)):
+            parts.append([jnp.asarray(each) for each in single_texts(bucket, rows)])
+            order.append(bucket.index[rows])
     places = np.argsort(np.concatenate(order))
     logits = jax.jit(lambda params, ids, mask: model.apply(params, ids, mask).logits)
 

@@ -2,16 +2,13 @@
 
 all-MiniLM-L6-v2 (6 layers, width 384) from the folder that the variable HOPFAX_MINILM names. The
 weights are the same in both, and outputs must agree. Fine-tuning steps have 32 rows of SST-2's
-lengths, padded to 64 tokens in both; "in buckets", hopfax pads to the lengths of buckets (the mean
-step of an epoch). Influence: the mean gradient norm of each token of 16 texts of 256 tokens,
-one compiled call against a loop over texts. "with memory": token embeddings are first retrieved
-from the vocabulary, which takes about twice as many operations as the encoder. Loading ends when
-every weight is in RAM; PyTorch's loader is safetensors'. Peak memory: the increase in peak resident
-memory while a fresh process loads the model, including mapped pages of the file (Linux only).
+lengths, padded to 64 tokens, or to the lengths of buckets. Influence: the mean gradient norm of
+each token, one compiled call against a loop over texts. "with memory": token embeddings are first
+retrieved from the vocabulary. Loading ends when every weight is in RAM; PyTorch's loader is
+safetensors'. Peak memory: that of a fresh process, including mapped pages of the file (Linux only).
 """
 
 import os
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -21,15 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmarks.harness import Program
-from experiments.benchmarks.programs import (
-    PaddedRows,
-    TrainSteps,
-    check_equal,
-    compiled,
-    torch_peer,
-    workload,
-)
+from experiments.benchmarks import workloads
+from experiments.benchmarks.cases.memory import peak_bytes
+from experiments.benchmarks.harness import Program, torch_peer
+from experiments.benchmarks.workloads import TrainSteps, check_equal, compiled
 from hopfax import nn, stability
 from hopfax.data.batching import Bucket
 
@@ -53,14 +45,18 @@ def folder() -> Path:
     return Path(path)
 
 
+def texts() -> workloads.PaddedRows:
+    """Texts of whole words, without padding."""
+    return workloads.full_rows(TEXTS, TOKENS, words=(2000, 28000))
+
+
 def forward(data_dir: str | None) -> dict[str, Program]:
     """Logits of 16 texts of 256 tokens, all of them real."""
     classifier = nn.text_classifier(nn.load_pretrained(folder()), 2)
-    params, ids = classifier.init(jax.random.key(0)), random_ids()
-    mask = np.ones(ids.shape, bool)
+    params, rows = classifier.init(jax.random.key(0)), texts()
 
     def logits(model: Any, params: Any) -> Any:
-        return compiled(lambda ids, mask: model.apply(params, ids, mask).logits, ids, mask)
+        return compiled(lambda *rows: model.apply(params, *rows).logits, *rows)
 
     remembering = nn.with_memory(classifier)
     memory = remembering.init(jax.random.key(0))["memory"]
@@ -69,7 +65,7 @@ def forward(data_dir: str | None) -> dict[str, Program]:
         "hopfax with memory": logits(remembering, {**params, "memory": memory}),
     }
     if peer := torch_peer():
-        calls["PyTorch"] = peer.forward_bert(params, PaddedRows(ids, np.full(len(ids), TOKENS)))
+        calls["PyTorch"] = peer.forward(partial(peer.bert, peer.tensors(params)), rows)
     check_equal({name: np.asarray(call()) for name, call in calls.items()})
     return calls
 
@@ -77,7 +73,7 @@ def forward(data_dir: str | None) -> dict[str, Program]:
 def fine_tuning(data_dir: str | None) -> dict[str, Program]:
     """Steps of 32 rows, mean pooling, dropout 0.1."""
     classifier = nn.text_classifier(nn.load_pretrained(folder()), 2)
-    params, rows = classifier.init(jax.random.key(0)), workload(data_dir)
+    params, rows = classifier.init(jax.random.key(0)), workloads.workload(data_dir)
     fitting = [bucket for bucket in rows.buckets if bucket.ids.shape[-1] <= LONGEST]
     padded = padded_to(rows.padded, LONGEST)
     step: Any = partial(TrainSteps, params=params, model=classifier, esr_weight=0.0)
@@ -86,14 +82,15 @@ def fine_tuning(data_dir: str | None) -> dict[str, Program]:
         "hopfax in buckets": step(fitting).mean_step(1),
     }
     if peer := torch_peer():
-        calls["PyTorch"] = partial(peer.TrainSteps("base", params, padded, pretrained=True).run, 1)
+        model = partial(peer.bert, peer.tensors(params), dropout=0.1)
+        calls["PyTorch"] = partial(peer.TrainSteps(model, padded).run, 1)
     return calls
 
 
 def influence(data_dir: str | None) -> dict[str, Program]:
     """Influence of each token on the sum of a text's mean state."""
-    model, ids = nn.load_pretrained(folder()), random_ids()
-    embeddings = np.asarray(model.embed(ids))
+    model = nn.load_pretrained(folder())
+    embeddings = np.asarray(model.embed(texts().ids))
     mask = jnp.ones((1, TOKENS), bool)
 
     def output(text: jax.Array) -> jax.Array:
@@ -110,53 +107,28 @@ def influence(data_dir: str | None) -> dict[str, Program]:
     return calls
 
 
-def loading(data_dir: str | None) -> dict[str, Program]:
-    """Every weight read from the folder's file."""
-    path = folder()
-    calls: dict[str, Program] = {
+def loading(data_dir: str | None) -> dict[str, Program | float]:
+    """Every weight read from the folder's file, and the peak memory over the file's size."""
+    path, weights = folder(), folder() / "model.safetensors"
+    calls: dict[str, Any] = {
         "hopfax": lambda: jax.block_until_ready(nn.load_pretrained(path).params)
     }
-    if peer := torch_peer():
-        calls["PyTorch loader"] = partial(peer.load, path / "model.safetensors")
-    return calls
-
-
-def peak_bytes(setup: str, load: str) -> int:
-    """Returns the increase in peak resident memory while a fresh process runs `load`."""
-    program = f"""
-import pathlib, re
-{setup}
-def kilobytes(name):
-    text = pathlib.Path("/proc/self/status").read_text()
-    return int(re.search(rf"{{name}}:\\s+(\\d+)", text)[1])
-pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak is now the current size
-before = kilobytes("VmRSS")
-{load}
-print(1024 * (kilobytes("VmHWM") - before))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    return int(done.stdout)
-
-
-def figures(data_dir: str | None, make: Any) -> dict[str, float]:
-    """Peak memory of loading, over the size of the weights; nothing for other settings."""
-    if make is not loading or not sys.platform.startswith("linux"):
-        return {}
-    path = folder() / "model.safetensors"
-    ours = (
-        "import jax; from hopfax import nn; jax.numpy.zeros(1).block_until_ready()",
-        f"jax.block_until_ready(nn.load_pretrained({str(folder())!r}).params)",
-    )
-    sizes = {"peak memory / weights": peak_bytes(*ours)}
-    if torch_peer():
-        theirs = (
-            "import safetensors.torch; from experiments.benchmarks import torch_peer",
-            f"torch_peer.load({str(path)!r})",
+    peaks = {
+        "peak memory / weights": (
+            "import jax; from hopfax import nn; jax.numpy.zeros(1).block_until_ready()",
+            f"jax.block_until_ready(nn.load_pretrained({str(path)!r}).params)",
         )
-        sizes["PyTorch loader's peak memory / weights"] = peak_bytes(*theirs)
-    return {name: size / path.stat().st_size for name, size in sizes.items()}
+    }
+    if peer := torch_peer():
+        calls["PyTorch loader"] = partial(peer.load, weights)
+        peaks["PyTorch loader's peak memory / weights"] = (
+            "import safetensors.torch; from experiments.benchmarks import torch_peer",
+            f"torch_peer.load({str(weights)!r})",
+        )
+    if sys.platform.startswith("linux"):
+        size = weights.stat().st_size
+        calls |= {name: peak_bytes(*lines) / size for name, lines in peaks.items()}
+    return calls
 
 
 SETTINGS = {
@@ -172,15 +144,7 @@ def programs(data_dir: str | None, make: Any) -> dict[str, Program]:
     return make(data_dir)
 
 
-def random_ids() -> np.ndarray:
-    """Token ids of whole words, for texts without padding."""
-    return np.random.default_rng(0).integers(2000, 28000, (TEXTS, TOKENS), dtype=np.int32)
-
-
 def padded_to(rows: Bucket, length: int) -> Bucket:
     """The rows that fit, with less padding."""
-    fitting = rows.lengths[:, 0] <= length
-    return rows._replace(**{
-        name: part[fitting][..., :length] if name == "ids" else part[fitting]
-        for name, part in rows._asdict().items()
-    })  # fmt: skip
+    fitting = Bucket(*(part[rows.lengths[:, 0] <= length] for part in rows))
+    return fitting._replace(ids=fitting.ids[..., :length])

@@ -1,13 +1,9 @@
 """Retrieval of attention heads, against PyTorch and against single-pass attention.
 
 T updates of all queries and the read-out, two heads, without projections, at tolerance 0. The
-gradient is implicit in hopfax and through all T updates in PyTorch; at 32 tokens or after one
-update, few queries have converged, so gradients differ. "fused": PyTorch's fused attention, T + 1
-times.
-
-"T = ...": the heads, and base Robertha at 32 texts of 128 tokens; adaptive stops at a relative
-change of 1e-4. The paper's Table 4 has 1.25 at T = 5, 1.80 at 10, 2.52 at 20 and 3.54 at 30; its
-text has 2.88 for adaptive at T = 50.
+gradient is implicit in hopfax and through all T updates in PyTorch. "fused": PyTorch's fused
+attention, T + 1 times. "T = ...": the heads, and base Robertha at 32 texts of 128 tokens (the
+paper's Table 4); adaptive stops at a relative change of 1e-4.
 """
 
 import itertools
@@ -19,15 +15,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from experiments.benchmarks.harness import Program
-from experiments.benchmarks.programs import (
-    BETA,
-    compiled,
-    fresh,
-    full_rows,
-    hopfax_forward,
-    torch_peer,
-)
+from experiments.benchmarks.harness import Program, torch_peer
+from experiments.benchmarks.workloads import BETA, compiled, fresh, full_rows, hopfax_forward
 from hopfax.nn import HopfieldAttention
 
 SECONDS = 2
@@ -57,11 +46,11 @@ def latencies(whole_model: bool) -> dict[str, Program]:
 
 def against_torch(gradient: bool, tokens: int, width: int, batch: int, steps: int) -> Any:
     """The programs on one shape."""
-    inputs, how = arrays(tokens=tokens, width=width, batch=batch), (steps, gradient)
+    inputs = arrays(tokens=tokens, width=width, batch=batch)
     calls = {"hopfax": hopfax_call(inputs, max_steps=steps, gradient=gradient)}
     if peer := torch_peer():
-        calls["PyTorch loop"] = peer.retrieval(*inputs, BETA, *how, fused=False)
-        calls["PyTorch fused"] = peer.retrieval(*inputs, BETA, *how, fused=True)
+        calls["PyTorch loop"] = peer.retrieval(inputs, steps, gradient, fused=False)
+        calls["PyTorch fused"] = peer.retrieval(inputs, steps, gradient, fused=True)
     return calls
 
 

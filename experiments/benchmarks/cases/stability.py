@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.benchmarks.harness import Program
-from experiments.benchmarks.programs import compiled, torch_peer
+from experiments.benchmarks.harness import Program, torch_peer
+from experiments.benchmarks.workloads import compiled
 from hopfax.stability import Estimate, noise_stability
 
 RATIOS = {
@@ -55,11 +55,7 @@ def network() -> tuple[np.ndarray, np.ndarray]:
 
 
 def exact_stability(rho: Any) -> np.ndarray:
-    """Closed form for Gaussian inputs, from the arc-cosine kernel between hidden units.
-
-    References:
-        Cho and Saul (2009), Kernel Methods for Deep Learning, Eq. 6, degree 1.
-    """
+    """Closed form for Gaussian inputs: arc-cosine kernel, Cho and Saul (2009), Eq. 6, degree 1."""
     hidden, readout = (np.asarray(weights, float) for weights in network())
     norms = np.linalg.norm(hidden, axis=0)
     cosines = np.multiply.outer(np.asarray(rho), hidden.T @ hidden / np.outer(norms, norms))
@@ -73,15 +69,9 @@ def estimator(num_samples: int, *, rho: Any = RHO, arc_points: int = 2) -> Any:
     hidden, readout = network()
 
     def estimate(key: jax.Array, rho: jax.Array) -> Estimate:
-        return noise_stability(
-            lambda x: jax.nn.relu(x @ hidden) @ readout,
-            key,
-            shape=(WIDTH,),
-            rho=rho,
-            num_samples=num_samples,
-            arc_points=arc_points,
-            batch_size=BATCH_SIZE,
-        )
+        sizes: Any = {"num_samples": num_samples, "batch_size": BATCH_SIZE, "shape": (WIDTH,)}
+        fn = lambda x: jax.nn.relu(x @ hidden) @ readout  # noqa: E731
+        return noise_stability(fn, key, rho=rho, arc_points=arc_points, **sizes)
 
     program = compiled(estimate, jax.random.key(0), np.asarray(rho, np.float32))
 

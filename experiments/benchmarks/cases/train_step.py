@@ -1,17 +1,15 @@
 """Train step of Robertha, against PyTorch padded to 128.
 
-The same model in both, with ESR, from the same initial weights; the gradient is implicit in hopfax
-and through all updates in PyTorch. "In buckets": the mean step of an epoch in length buckets. As
-texts have 13 tokens on average, most of its gain is padding left out. "5 seeds": a step of five
-models. Base takes 32 rows per step, large (BERT-base's size, padded only) 4. Rows have SST-2's
-lengths.
+The same initial weights, with ESR; the gradient is implicit in hopfax and through all updates in
+PyTorch. "In buckets": the mean step of an epoch in length buckets, whose texts have 13 tokens on
+average. "5 seeds": a step of five models. Base takes 32 rows per step, large (BERT-base's size) 4.
 """
 
 from functools import partial
 from typing import Any
 
-from experiments.benchmarks.harness import Program
-from experiments.benchmarks.programs import TrainSteps, fresh, torch_peer, workload
+from experiments.benchmarks.harness import Program, torch_peer
+from experiments.benchmarks.workloads import BATCH_SIZES, TrainSteps, fresh, workload
 
 SECONDS, SEEDS = 120, (5, 20)
 RATIOS = {
@@ -33,5 +31,7 @@ def programs(data_dir: str | None, size: str) -> dict[str, Program]:
         for seeds in SEEDS:
             calls[f"hopfax {seeds} seeds"] = step(rows.buckets, seeds=seeds).mean_step(few)
     if peer := torch_peer():
-        calls["PyTorch"] = [(1 / few, partial(peer.TrainSteps(size, params, rows.padded).run, few))]
+        model = peer.model_of(size, params, dropout=0.3)
+        steps = peer.TrainSteps(model, rows.padded, batch_size=BATCH_SIZES[size])
+        calls["PyTorch"] = [(1 / few, partial(steps.run, few))]
     return calls

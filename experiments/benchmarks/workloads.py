@@ -1,24 +1,20 @@
-"""Robertha's train step and forward pass in hopfax, and the rows of all programs."""
+"""What the cases share: rows, sizes, and Robertha's train step and forward pass in hopfax."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
 import functools
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmarks.harness import has_torch
 from hopfax.data import bucket_boundaries, bucketed, load_task
 from hopfax.data.batching import Bucket, Encoded
-from hopfax.hopfield import Entropy
 from hopfax.nn import PRESETS, Encoder, Functional, robertha
 from hopfax.train.objectives import Batch, classification
 from hopfax.train.state import adamw, init_states, seed_keys
@@ -46,30 +42,21 @@ class Workload(NamedTuple):
 
 
 class PaddedRows(NamedTuple):
-    """Token ids of some texts, and their real lengths."""
+    """Token ids of some texts, and the mask of real tokens."""
 
     ids: np.ndarray
-    lengths: np.ndarray
+    mask: np.ndarray
 
 
 @functools.lru_cache(maxsize=1)
 def workload(data_dir: str | None) -> Workload:
-    """Returns tokenized SST-2, or synthetic rows with its lengths.
-
-    Args:
-        data_dir: Folder with `glue_data/SST-2` and `vocab/bert-base-uncased/vocab.txt`; None for
-            synthetic rows.
-
-    Raises:
-        FileNotFoundError: A file is missing in `data_dir`.
-    """
+    """Returns tokenized SST-2 of a folder of raw data sets, or synthetic rows with its lengths."""
     if data_dir is None:
         rows = _synthetic()
     else:
         vocabulary = Path(data_dir) / "vocab" / "bert-base-uncased" / "vocab.txt"
-        rows = load_task(
-            "sst2", data_dir=data_dir, vocabulary=vocabulary, max_length=MAX_LENGTH
-        ).train
+        options: dict[str, Any] = {"vocabulary": vocabulary, "max_length": MAX_LENGTH}
+        rows = load_task("sst2", data_dir=data_dir, **options).train
     padded = bucketed(rows, boundaries=(MAX_LENGTH,))[0]
     return Workload(bucketed(rows, boundaries=bucket_boundaries(rows.lengths)), padded)
 
@@ -85,37 +72,26 @@ def _synthetic() -> Encoded:
     return Encoded(ids[:, None], lengths[:, None], labels, np.arange(lengths.size, dtype=np.int32))
 
 
-def first_rows(buckets: Sequence[Bucket], rows: float) -> list[Bucket]:
-    """Returns about this many rows: the same fraction of every bucket, at least one row of each."""
-    share = rows / sum(len(bucket.labels) for bucket in buckets)
-    return [
-        Bucket(*(field[: max(1, round(share * len(bucket.labels)))] for field in bucket))
-        for bucket in buckets
-    ]
+def single_texts(bucket: Bucket, rows: Any = slice(None)) -> PaddedRows:
+    """Returns rows of a bucket of single texts."""
+    ids, lengths = bucket.ids[rows, 0], bucket.lengths[rows]
+    return PaddedRows(ids, np.arange(ids.shape[1]) < lengths)
 
 
-def full_rows(batch: int, tokens: int) -> PaddedRows:
-    """Random tokens, no padding."""
-    ids = np.random.default_rng(0).integers(1000, VOCAB_SIZE, (batch, tokens), dtype=np.int32)
-    return PaddedRows(ids, np.full(batch, tokens))
-
-
-def torch_peer() -> ModuleType | None:
-    """The module with the PyTorch programs; None without PyTorch."""
-    return importlib.import_module("experiments.benchmarks.torch_peer") if has_torch() else None
+def full_rows(
+    batch: int, tokens: int, *, words: tuple[int, int] = (1000, VOCAB_SIZE)
+) -> PaddedRows:
+    """Random tokens, ids from a range; no padding."""
+    ids = np.random.default_rng(0).integers(*words, (batch, tokens), dtype=np.int32)
+    return PaddedRows(ids, np.ones(ids.shape, bool))
 
 
 def check_equal(outputs: Mapping[str, np.ndarray]) -> None:
     """Checks that programs compute the same outputs.
 
-    The largest difference from the first program may be a thousandth of its largest output. One row
-    in a hundred may differ ten times as much, since rounding can add an update to an iteration.
-
-    Args:
-        outputs: `(rows, outputs)` of each program.
-
-    Raises:
-        RuntimeError: The outputs differ.
+    Outputs have shape (rows, outputs). The largest difference from the first program may be a
+    thousandth of its largest output. One row in a hundred may differ ten times as much, since
+    rounding can add an update to an iteration.
     """
     (first, expected), *others = outputs.items()
     for name, values in others:
@@ -155,15 +131,8 @@ def trained(data_dir: str | None) -> Any:
 class TrainSteps:
     """Training state of some seeds, and compiled chunks of steps on each bucket.
 
-    Args:
-        buckets: Training rows.
-        params: Initial parameters of every seed; None draws them.
-        seeds: Number of seeds trained together.
-        learning_rate: Peak rate.
-        esr_weight: Weight of ESR in the loss; 0 for none.
-        entropy: The entropy of ESR, see `hopfax.hopfield.eigen_entropy`.
-        size: Size of the model, of `SIZES`.
-        model: A model of this size in place of Robertha.
+    `params` are initial parameters of every seed (drawn if None), `esr` options of
+    `classification`, and `model` replaces Robertha.
     """
 
     def __init__(
@@ -173,15 +142,14 @@ class TrainSteps:
         params: Mapping[str, Any] | None = None,
         seeds: int = 1,
         learning_rate: float = LEARNING_RATE,
-        esr_weight: float = ESR_WEIGHT,
-        entropy: Entropy = "shannon",
         size: str = "base",
         model: Functional[Encoder] | None = None,
+        **esr: Any,
     ):
         model = model or model_of(size)
         self.batch_size = BATCH_SIZES[size]
         optimizer = adamw(learning_rate, total_steps=TOTAL_STEPS)
-        objective = classification(model, esr_weight=esr_weight, esr_entropy=entropy)
+        objective = classification(model, **{"esr_weight": ESR_WEIGHT, **esr})
         self._chunk = make_chunk(objective, optimizer)
         self._rows = [
             Batch(*map(jnp.asarray, (b.ids, b.lengths, b.labels, np.ones(len(b.labels), "f"))))
@@ -219,12 +187,7 @@ def hopfax_forward(
     """Compiled logits of the rows."""
     max_length = params["positions"]["embedding"].shape[0]
     model = model_of(size, tol=tol, max_steps=max_steps, max_length=max_length)
-
-    def logits(params: Any, ids: jax.Array, mask: jax.Array) -> jax.Array:
-        return model.apply(params, ids, mask).logits
-
-    mask = np.arange(rows.ids.shape[1]) < rows.lengths[:, None]
-    program = compiled(logits, params, rows.ids, mask)
+    program = compiled(lambda *inputs: model.apply(*inputs).logits, params, *rows)
     return lambda: np.asarray(program())
 
 
