@@ -30,6 +30,7 @@ from hopfax.train import interrupt
 # Name on the command line -> module with `Config`, `REPRODUCES` and `run(config) -> Path`, or
 # module:class, which is itself the configuration.
 EXPERIMENTS = {
+    "demo": "experiments.robertha.demo:Demo",
     "robustness": "experiments.robertha.suites:Robustness",
     "attribution": "experiments.robertha.suites:Attribution",
     "hyperparameters": "experiments.robertha.suites:Hyperparameters",

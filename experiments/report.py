@@ -103,10 +103,8 @@ class Page:
     """
 
     title: str
-    answer: str = ""  # not shown, will go
     pictures: Mapping[str, Picture] = field(default_factory=dict)
     tables: Sequence[Table] = ()
-    notes: Sequence[str] = ()  # not shown, will go
     explorer: Explorer | None = None
 
 

@@ -9,12 +9,14 @@ Several processes can therefore work on one run.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import pandas as pd
 
 from experiments import cells, conditions, report
@@ -164,6 +166,15 @@ def jobs(config: Flags, trials: Sequence[Trial]) -> list[Job]:
         return Job(title, measure, spec_of(config, trial, rows).id)
 
     return [job(trial) for trial in trials]
+
+
+def start_seconds(trial: Trial) -> float:
+    """Times compiling and drawing a model's initial parameters, to estimate the time of a run."""
+    size: dict[str, Any] = {"width": 64, "ff_width": 256, "max_length": 128, "num_layers": 2}
+    model = build(trial.variant, task(trial.task), vocab_size=8000, **size).model
+    start = time.monotonic()
+    jax.block_until_ready(jax.jit(model.init)(jax.random.key(0)))
+    return time.monotonic() - start
 
 
 def check(trials: Sequence[Trial], data: Mapping[str, TaskData]) -> None:

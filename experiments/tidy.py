@@ -66,7 +66,7 @@ def read(source: str | Path, *, run: str | None = None) -> pd.DataFrame:
     frame = pd.read_csv(io.BytesIO(content), dtype=text, keep_default_na=False, na_values=[""])
     if run is not None and (frame := frame[frame["run"] == run].reset_index(drop=True)).empty:
         raise ValueError(f"{path} has no run {run}")
-    missing = {"task", "model", "corruption", "level", "seed", "metric", "score"}
+    missing = {"task", "model", "corruption", "level", "metric", "score"}
     if missing := missing - set(frame):
         raise ValueError(f"{path}: no column {', '.join(sorted(missing))}")
     if frame.score.isna().any():

@@ -107,4 +107,5 @@ def lines(name: str, /, **where: Any) -> pd.DataFrame:
 
 def line(name: str, /, **where: Any) -> pd.Series:
     """The only row of a table with these values."""
-    return lines(name, **where).squeeze(axis=0)
+    (row,) = (each for _, each in lines(name, **where).iterrows())
+    return row

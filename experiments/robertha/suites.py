@@ -60,6 +60,7 @@ class Suite(Flags):
     SMOKE: ClassVar[tuple[str, ...]] = ()  # models of a smoke run, in place of the default
     DEFAULTS: ClassVar[Defaults] = {}  # for each budget, by flag
     CONTRASTS: ClassVar[Sequence[Contrast]] = ()  # shown in place of differences from one model
+    STARTS: ClassVar[float] = 0.0  # time of the default run / `runner.start_seconds`, if known
 
     model: tuple[str, ...] = ("tinybert", "robertha")
     """Models. From scratch: tinybert, tinybert-mean, tinybert-unit-scale, tinybert-mean-prenorm,
@@ -104,7 +105,10 @@ class Suite(Flags):
             for task in config.data.task
             for name, model in models.items()
         ]
-        return runner.fill(self.NAME, config, runner.jobs(config, trials), self.page)
+        jobs = runner.jobs(config, trials)
+        if self.STARTS and self == type(self)(runs=self.runs):
+            print(f"about {self.STARTS * runner.start_seconds(trials[0]):.0f} seconds", flush=True)
+        return runner.fill(self.NAME, config, jobs, self.page)
 
 
 @dataclass(frozen=True, kw_only=True)

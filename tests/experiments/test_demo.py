@@ -1,25 +1,29 @@
-"""The demo at tiny sizes: its command, results and page."""
+"""The demo at tiny sizes: its estimate, results and page."""
 
 import re
+from dataclasses import replace
 
-from experiments import __main__, demo, tidy
+from experiments import runner, tidy
+from experiments.robertha.demo import Demo
+from experiments.settings import Data, Training
 
-EXPERIMENTS = {"demo": "experiments.demo"}
 
-
-def test_the_demo_scores_noise_without_and_with_memory(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(demo, "SIZES", {**demo.SIZES, "width": 8, "ff_width": 8})
-    monkeypatch.setattr(demo, "TRAINING", {**demo.TRAINING, "epochs": 1})
-    monkeypatch.setattr(demo, "TRAIN_SIZE", 64)
-    monkeypatch.setattr(demo, "TEST_SIZE", 24)
-    monkeypatch.setattr(demo, "SNR_DB", (6, -12))
-    line = ["demo", "--runs", str(tmp_path)]
-    assert __main__.main(line, EXPERIMENTS) == 0
-    estimate, *_, page = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"about \d+ seconds", estimate) and "demo" in page
-    (folder,) = tmp_path.glob("demo/*")
+def test_the_demo_scores_noise_without_and_with_memory(tmp_path, monkeypatch):
+    default = Demo(runs=str(tmp_path))
+    sizes = Data(task=("sentiment",), train_size=64, test_size=24, vocab_size=200)
+    training = Training(seeds=(1, 2, 3), epochs=1, width=8, num_layers=1, learning_rate=1e-3)
+    noise = replace(default.noise, levels=(0.5, 4.0))
+    demo = replace(default, data=sizes, training=training, noise=noise)
+    folder = demo.run()
     scores = tidy.scores(tidy.read(folder))
     cells = {(row.denoiser, round(row.snr_db)) for row in scores[scores.level > 0].itertuples()}
     assert cells == {(name, snr_db) for name in ("none", "memory") for snr_db in (6, -12)}
     assert {path.name for path in folder.iterdir()} >= {"results.csv", "demo.png", "report.html"}
     assert [row[0] for row in demo.page(folder).tables[0].rows] == ["+6 dB", "−12 dB"]
+
+
+def test_the_default_run_prints_an_estimate(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runner, "jobs", lambda *_: [])
+    monkeypatch.setattr(runner, "fill", lambda *_: tmp_path)
+    Demo(runs=str(tmp_path)).run()
+    assert re.fullmatch(r"about \d+ seconds\n", capsys.readouterr().out)
