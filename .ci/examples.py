@@ -34,4 +34,6 @@ def run(page: Path) -> int:
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        print(f"{name}: {run(Path(name))} examples")
+        count = run(Path(name))
+        print(f"{name}: {count} examples")
+        assert count

@@ -1,92 +1,85 @@
-"""Builds the site into build/site: python docs/build.py, after pip install ".[docs]".
+"""Builds the site: pip install -e ".[docs]" && python docs/build.py; open build/site/index.html.
 
-Gathers docs/, the results, the notebooks and CONTRIBUTING.md in build/docs, with their links. A link
-to a file that the site does not have, such as a module, becomes text.
+Gathers docs/, results, notebooks and CONTRIBUTING.md in build/docs, and adapts their links: a link
+to a file that is not part of the site, such as a module, becomes text.
 """
 
-import base64
+import contextlib
 import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
+import zensical
+
+from hopfax.command import parser
+
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE, SITE = ROOT / "build" / "docs", ROOT / "build" / "site"
-CODE = re.compile(r"(```.*?^```)", re.DOTALL | re.MULTILINE)
-LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
-EXTERNAL = re.compile(r"<(?!a\b)[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^>]*>|@import|url\([\"']?http")
-COMMANDS = ("robustness", "influence", "stability")
+BUILD = ROOT / "build"
+PAGES = "docs/**/*.md", "notebooks/*.ipynb", "CONTRIBUTING.md", "experiments/results/**/*.[mp][dn]*"
+PLACES = {"docs": "", "experiments/results": "results", ".": ""}
+LINK = re.compile(r"(?ms)^```.*?^```|(!?)\[([^\]]*)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+EXTERNAL = re.compile(r"<(?!a\b)[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^>]*>|url\([\"']?http")
 
 
 def place(path: Path) -> Path:
-    """Returns where the site has a file of the repository."""
-    for folder, name in (("docs", "."), ("experiments/results", "results"), (".", ".")):
-        if path.is_relative_to(ROOT / folder):
-            break
-    path = SOURCE / name / path.relative_to(ROOT / folder)
-    index = path.parent.name == "results" and path.name == "README.md"
-    return path.with_suffix(".md") if path.suffix == ".ipynb" else path.with_name("index.md" if index else path.name)
+    """Returns where build/docs has a file of the repository."""
+    folder = next(each for each in PLACES if path.is_relative_to(ROOT / each))
+    page = BUILD / "docs" / PLACES[folder] / path.relative_to(ROOT / folder)
+    page = page.with_name("index.md") if page.match("results/README.md") else page
+    return page.with_suffix(".md") if page.suffix == ".ipynb" else page
 
 
-def relink(page: str, path: Path) -> str:
-    """Returns a page with its links as the site has them."""
+def adapted(path: Path, pages: dict[Path, Path]) -> str:
+    """Returns a page of the repository as Markdown, with the links that the site needs."""
 
     def link(match: re.Match) -> str:
-        image, text, target, anchor = match.groups(default="")
-        linked = place((path.parent / target).resolve())
-        if not linked.exists():
-            return "" if image else text
-        return f"{image}[{text}]({os.path.relpath(linked, place(path).parent)}{anchor})"
+        image, words, target, anchor = match.groups(default="")
+        if not target:  # a block of code
+            return match[0]
+        linked = place(Path(os.path.normpath(path.parent / target)))
+        relative = os.path.relpath(linked, place(path).parent).replace(os.sep, "/")
+        return f"{image}[{words}]({relative}{anchor})" if linked in pages else words
 
-    parts = CODE.split(page)
-    return "".join(part if part.startswith("```") else LINK.sub(link, part) for part in parts)
+    text = path.read_text(encoding="utf-8")
+    return LINK.sub(link, markdown(json.loads(text)) if path.suffix == ".ipynb" else text)
 
 
-def notebook(path: Path) -> str:
-    """Returns a notebook as Markdown, and writes its pictures beside the page."""
-    parts, pictures = [], 0
-    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-        text = "".join(cell["source"])
-        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+def markdown(notebook: dict) -> str:
+    """Returns a notebook as Markdown, with its pictures."""
+    parts = []
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        parts.append(f"```python\n{source}\n```" if cell["cell_type"] == "code" else source)
         for output in cell.get("outputs", []):
-            if png := output.get("data", {}).get("image/png"):
-                pictures += 1
-                name = f"{path.stem}_{pictures}.png"
-                (place(path).parent / name).write_bytes(base64.b64decode(png))
-                parts.append(f"![Figure {pictures}]({name})")
-            elif "text" in output:
-                parts.append(f"```text\n{''.join(output['text']).rstrip()}\n```")
+            png = output.get("data", {}).get("image/png", "").replace("\n", "")
+            text = "".join(output.get("text", "")).rstrip()
+            parts.append(f"![](data:image/png;base64,{png})" if png else f"```text\n{text}\n```")
     return "\n\n".join(parts)
 
 
 def main() -> None:
-    """Gathers the pages, builds the site, and checks that it loads nothing from another host."""
-    shutil.rmtree(ROOT / "build", ignore_errors=True)
-    pages = [ROOT / "CONTRIBUTING.md", *ROOT.glob("notebooks/*.ipynb")]
-    pages += [path for path in ROOT.glob("docs/**/*") if path.suffix != ".py" and path.is_file()]
-    pages += [path for path in ROOT.glob("experiments/results/**/*") if path.suffix in (".md", ".png")]
-    for path in pages:
-        place(path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, place(path))
-    for path in pages:
-        if path.suffix == ".ipynb":
-            place(path).write_text(notebook(path), encoding="utf-8")
-        elif path.suffix == ".md":
-            place(path).write_text(relink(path.read_text("utf-8"), path), encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'docs'}{os.pathsep}{ROOT}", "COLUMNS": "90"}
-    with open(SOURCE / "reference" / "command.md", "a", encoding="utf-8") as page:
-        for name in COMMANDS:
-            call = [sys.executable, "-m", "hopfax.command", name, "--help"]
-            text = subprocess.run(call, env=environment, check=True, capture_output=True, text=True)
-            page.write(f"\n## hopfax {name}\n\n```text\n{text.stdout}```\n")
-    command = [sys.executable, "-m", "zensical", "build", "--strict"]
-    subprocess.run(command, cwd=ROOT, env=environment, check=True)
-    for path in (*SITE.rglob("*.html"), *SITE.rglob("*.css")):
-        if found := EXTERNAL.search(path.read_text(encoding="utf-8")):
-            sys.exit(f"{path} loads {found[0]}")
+    """Gathers the pages, builds the site, and checks that no page loads from another host."""
+    shutil.rmtree(BUILD, ignore_errors=True)
+    pages = {place(path): path for pattern in PAGES for path in ROOT.glob(pattern)}
+    for page, path in pages.items():
+        page.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".png":
+            shutil.copyfile(path, page)
+        else:
+            page.write_text(adapted(path, pages), encoding="utf-8")
+    with open(BUILD / "docs/reference/command.md", "a", encoding="utf-8") as page:
+        for name in ("robustness", "influence", "stability"):
+            print(f"\n## hopfax {name}\n\n```text", file=page)
+            with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit):
+                parser().parse_args([name, "--help"])
+            print("```", file=page)
+    zensical.build(str(ROOT / "zensical.toml"), {"clean": True, "strict": True})
+    for path in (*BUILD.glob("site/**/*.html"), *BUILD.glob("site/**/*.css")):
+        if external := EXTERNAL.search(path.read_text(encoding="utf-8")):
+            sys.exit(f"{path} loads {external[0]}")
 
 
 if __name__ == "__main__":

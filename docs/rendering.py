@@ -1,4 +1,4 @@
-"""How pages are rendered: formulas as MathML, and sections of docstrings as mkdocstrings reads them."""
+"""Rendering of pages: formulas as MathML, and sections of docstrings for mkdocstrings."""
 
 import html
 import re
@@ -11,6 +11,8 @@ from markdown import Extension, Markdown
 from markdown.postprocessors import Postprocessor
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+# A prime in a superscript is tiny in fonts without tables for mathematics.
+PRIME = re.compile(r"<msup>(<mi>[^<]*</mi>)(<mi>&#x02032;</mi>)</msup>")
 LETTERS = re.compile(r'(?:<mi mathvariant="normal">\w</mi>)+')
 SECTION = re.compile(r"^(Differentiation|References):\n((?:(?: {4}.*)?(?:\n|\Z))+)", re.MULTILINE)
 
@@ -41,17 +43,18 @@ def _element(formula: re.Match) -> str:
     tag, latex = formula.groups()
     latex = " ".join(html.unescape(latex).split())
     element = convert(latex, display="block" if tag == "div" else "inline")
+    element = PRIME.sub(r"<mrow>\1\2</mrow>", element)
     return LETTERS.sub(lambda word: f"<mi>{re.sub('<.*?>', '', word[0])}</mi>", element)
 
 
 class Formulas(Extension):
     """Markdown extension that registers `MathML` after the processors of other extensions."""
 
-    def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802
+    def extendMarkdown(self, md: Markdown) -> None:
         """Called by Markdown."""
         md.postprocessors.register(MathML(), "mathml", -10)
 
 
-def makeExtension(**settings: object) -> Formulas:  # noqa: N802
+def makeExtension(**settings: object) -> Formulas:
     """Returns the Markdown extension; Markdown looks for a function of this name."""
     return Formulas(**settings)
