@@ -54,9 +54,10 @@ def markdown(notebook: dict) -> str:
         source = "".join(cell["source"])
         parts.append(f"```python\n{source}\n```" if cell["cell_type"] == "code" else source)
         for output in cell.get("outputs", []):
-            png = output.get("data", {}).get("image/png", "").replace("\n", "")
-            text = "".join(output.get("text", "")).rstrip()
-            parts.append(f"![](data:image/png;base64,{png})" if png else f"```text\n{text}\n```")
+            if png := output.get("data", {}).get("image/png", "").replace("\n", ""):
+                parts.append(f"![Figure](data:image/png;base64,{png})")
+            else:
+                parts.append(f"```text\n{''.join(output['text']).rstrip()}\n```")
     return "\n\n".join(parts)
 
 

@@ -44,7 +44,8 @@ def _element(formula: re.Match) -> str:
     latex = " ".join(html.unescape(latex).split())
     element = convert(latex, display="block" if tag == "div" else "inline")
     element = PRIME.sub(r"<mrow>\1\2</mrow>", element)
-    return LETTERS.sub(lambda word: f"<mi>{re.sub('<.*?>', '', word[0])}</mi>", element)
+    element = LETTERS.sub(lambda word: f"<mi>{re.sub('<.*?>', '', word[0])}</mi>", element)
+    return f'<div style="overflow-x: auto">{element}</div>' if tag == "div" else element
 
 
 class Formulas(Extension):
