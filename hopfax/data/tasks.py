@@ -28,7 +28,7 @@ class _Row(NamedTuple):
 class Example(_Row):
     """One row of a task as text.
 
-    Args:
+    Attributes:
         texts: A string, a pair of strings, or choices: a tuple of pairs or of tuples of one
             string. The attribute always has choices, which a model scores (COPA has two).
         label: Class number, number of the correct choice, or regression score.

@@ -96,7 +96,7 @@ def update(
         The next state, in the state's dtype if it is floating. Arithmetic uses at least float32.
 
     Raises:
-        See `energy`.
+        TypeError, ValueError: See `energy`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -262,7 +262,7 @@ def trajectory(
         A `Trajectory` of `num_steps + 1` states and energies, starting with the query's.
 
     Raises:
-        See `energy`; also a ValueError if `num_steps < 1`.
+        TypeError, ValueError: See `energy`; also if `num_steps < 1`.
 
     Example:
         >>> import jax.numpy as jnp

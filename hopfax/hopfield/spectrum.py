@@ -209,7 +209,7 @@ def esr_penalty(
         The penalty, >= 0.
 
     Raises:
-        See `eigen_entropy`.
+        TypeError, ValueError: See `eigen_entropy`.
 
     Differentiation:
         As in `eigen_entropy`. Second derivatives of `"shannon"` differentiate eigenvectors and are
