@@ -214,17 +214,15 @@ def test_best_flips_are_the_greatest_allowed_gains():
 
 
 @FORMS
-def test_tokens_must_not_depend_on_the_space_before_a_word(form):
-    victim = Bag(seed=0).victim()
-    byte_level = victim._replace(gradients=victim.gradients._replace(tokens=("##", "Ġthe", "Ġa")))
-    with pytest.raises(ValueError, match=r"the space before a word \(WordPiece\), got 'Ġthe'"):
-        text.hotflip(byte_level, [CLEAN], [1], rate=0.1, form=form)
-
-
-@FORMS
-def test_gradients_must_be_finite(form):
+def test_tokens_must_not_depend_on_the_space_before_a_word_and_gradients_be_finite(form):
     model = Bag(seed=0)
+    victim = model.victim()
+    byte_level = victim._replace(gradients=victim.gradients._replace(tokens=("##", "Ġthe", "Ġa")))
     model.weights = np.full(bags.WIDTH, np.nan)
-    finite = Victim(lambda texts, labels: np.zeros(len(texts)), model.victim().gradients)
-    with pytest.raises(ValueError, match="finite, got nan or inf on 'the act"):
-        text.hotflip(finite, [CLEAN], [1], rate=0.1, form=form)
+    broken = Victim(lambda texts, labels: np.zeros(len(texts)), model.victim().gradients)
+    for wrong, message in (
+        (byte_level, r"the space before a word \(WordPiece\), got 'Ġthe'"),
+        (broken, "finite, got nan or inf on 'the act"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            text.hotflip(wrong, [CLEAN], [1], rate=0.1, form=form)

@@ -1,4 +1,3 @@
-import cProfile
 import itertools
 
 import numpy as np
@@ -93,16 +92,6 @@ def test_words_move_with_the_edits_before_them(clean):
         current = edited(current, index, change)
         assert spellings == [current.spelling(index) for index in range(len(spellings))]
     assert all(word.changed for word in current.words)
-
-
-@BOTH
-def test_work_grows_linearly_with_the_words(corrupt):
-    def calls(repeats):
-        profile = cProfile.Profile()
-        profile.runcall(corrupt, f"{FILM} " * repeats, rate=1, seed=0)
-        return sum(entry.callcount for entry in profile.getstats())
-
-    assert calls(40) < 12 * calls(4)
 
 
 def test_all_kinds_occur():
