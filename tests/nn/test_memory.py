@@ -8,20 +8,12 @@ from hopfax.nn.encoder import Perturbation
 
 IDS = jnp.array([[3, 9, 4, 0], [7, 7, 1, 2]])
 MASK = jnp.array([[True, True, True, False], [True] * 4])
+SIZES = {"width": 32, "ff_width": 16}
+SMALL = SIZES | {"num_layers": 1, "embedding_scale": 5.0}
 MODELS = {
-    "tinybert": nn.tinybert(40, 2, width=32, ff_width=16, num_layers=1, embedding_scale=5.0),
-    "universal": nn.universal_bert(40, 2, width=32, ff_width=16),
-    "token types": nn.tinybert(
-        40,
-        2,
-        width=32,
-        ff_width=16,
-        num_layers=1,
-        num_types=2,
-        separator=7,
-        position_offset=2,
-        embedding_scale=5.0,
-    ),
+    "tinybert": nn.tinybert(40, 2, **SMALL),
+    "universal": nn.universal_bert(40, 2, **SIZES),
+    "token types": nn.tinybert(40, 2, num_types=2, separator=7, position_offset=2, **SMALL),
 }
 
 
@@ -106,26 +98,19 @@ def test_a_known_noise_level_is_used(site):
 
 @pytest.mark.parametrize("site", ["token", "embedding"])
 def test_the_padding_embedding_has_no_gradient(site):
-    sizes = {"width": 32, "ff_width": 16, "num_layers": 1}
-    model = nn.with_memory(nn.tinybert(40, 2, padding_idx=0, **sizes), site=site, sigma=8.0)
-
-    def loss(params):
-        return model.apply(params, IDS, MASK).logits[:, 0].sum()
-
+    plain = nn.tinybert(40, 2, padding_idx=0, num_layers=1, **SIZES)
+    model = nn.with_memory(plain, site=site, sigma=8.0)
+    loss = jax.grad(lambda params: model.apply(params, IDS, MASK).logits[:, 0].sum())
     # At this sigma, the posterior mean depends on all tokens.
-    norms = jnp.linalg.norm(jax.grad(loss)(lively(model))["tokens"]["embedding"], axis=1)
+    norms = jnp.linalg.norm(loss(lively(model))["tokens"]["embedding"], axis=1)
     assert norms[0] == 0 and (norms[1:] > 0).all()
 
 
 def test_prior_scale_and_noise_level_are_trained():
     model = nn.with_memory(MODELS["tinybert"], sigma=8.0)
-    params = lively(model)
-    assert sorted(params["memory"]) == ["log_prior", "log_scale", "log_sigma"]
     noise = Perturbation(8.0 * jax.random.normal(jax.random.key(2), (2, 4, 32)))
-
-    def loss(params):
-        return model.apply(params, IDS, MASK, added=noise).logits[:, 0].sum()
-
-    for gradient in jax.grad(loss)(params)["memory"].values():
-        assert np.isfinite(gradient).all()
-        assert np.abs(gradient).max() > 1e-8
+    loss = jax.grad(lambda p: model.apply(p, IDS, MASK, added=noise).logits[:, 0].sum())
+    gradients = loss(lively(model))["memory"]
+    assert sorted(gradients) == ["log_prior", "log_scale", "log_sigma"]
+    for gradient in gradients.values():
+        assert np.isfinite(gradient).all() and np.abs(gradient).max() > 1e-8

@@ -51,6 +51,8 @@ def test_steps_are_layers_of_the_same_parameters(redraw):
     assert output.encoding.ponder is None
     tokens = model.apply(params, jnp.asarray(IDS), method="embed_tokens")
     first = model.apply(params, tokens, method="embed")
+    states = model.apply(params, first, MASK, method="hidden_states")
+    np.testing.assert_allclose(states[-1], output.encoding.hidden, atol=1e-6)
     expected, maps = (
         each.apply(weights, first, MASK, method="attention_maps")
         for each, weights in ((plain(num_layers=3), tied), (model, params))
@@ -127,29 +129,21 @@ def test_ponder_cost_is_differentiable_and_ignores_padding(redraw):
 
 @pytest.mark.parametrize("make", [plain, shared])
 def test_recomputed_blocks_have_the_same_gradients(redraw, make):
-    params = redraw(make())
-
-    def gradients(model):
-        def loss(params):
-            return jnp.sum(run(model, params, key=jax.random.key(0)).logits ** 2)
-
-        return jax.jit(jax.grad(loss))(params)
-
+    params, key = redraw(make()), jax.random.key(0)
+    one, other = (
+        jax.grad(lambda params, model=model: jnp.sum(run(model, params, key=key).logits ** 2))
+        for model in (make(), make(remat=True))
+    )
     close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
-    jax.tree.map(close, gradients(make()), gradients(make(remat=True)))
+    jax.tree.map(close, one(params), other(params))
 
 
 def test_recomputed_blocks_save_memory():
-    ids = jnp.ones((8, 64), int)
-
     def temporaries(remat):
         model = plain(num_layers=6, max_length=64, ff_width=64, remat=remat)
+        loss = lambda p, ids: jnp.sum(model.apply(p, ids, ids > 0).logits ** 2)  # noqa: E731
         params = jax.eval_shape(model.init, jax.random.key(0))
-
-        def loss(params, ids):
-            return jnp.sum(model.apply(params, ids, ids > 0).logits ** 2)
-
-        compiled = jax.jit(jax.grad(loss)).lower(params, ids).compile()
+        compiled = jax.jit(jax.grad(loss)).lower(params, jnp.ones((8, 64), int)).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert temporaries(True) < 0.5 * temporaries(False)

@@ -42,39 +42,32 @@ def test_plain_line_has_title_share_time_left_and_fields(shown):
     assert line == "sst2 [CLS]  0%  1:06:36 left  loss 0.6931  n 12,345  at best  x nan"
 
 
-def test_plain_lines_are_few_and_include_the_first_and_the_last(shown):
-    lines = shown(*[(1.25, step, {}) for step in range(1, 10)], (1.0, 10, {"loss": 1.0}))
-    assert [line.split()[0] for line in lines] == ["10%", "50%", "90%", "100%"]
-    assert lines[-1] == "100%  done  loss 1"
-
-
-def test_a_run_that_stops_early_shows_its_last_state(shown):
-    stream = io.StringIO()
-    with pytest.raises(RuntimeError):
-        shown(*[(1.0, step, {}) for step in (1, 2, 3)], stream=stream, error=RuntimeError())
-    assert [line[:3] for line in stream.getvalue().splitlines()] == ["10%", "30%"]
-
-
-def test_last_line_is_printed_once_with_the_last_fields(shown):
-    (line,) = shown((9.0, 10, {"loss": 1.0}), (1.0, 10, {"loss": 1.0, "validation": 2.0}))
-    assert line.endswith("done  loss 1  validation 2")
+@pytest.mark.parametrize(
+    ("updates", "total", "expected"),
+    [
+        # Few lines, the first and the last among them.
+        (
+            [*((1.25, step, {}) for step in range(1, 10)), (1.0, 10, {"loss": 1.0})],
+            10,
+            ["10%  0:00:11 left", "50%  0:00:06 left", "90%  0:00:01 left", "100%  done  loss 1"],
+        ),
+        # The last line is printed once, with the last fields.
+        ([(9.0, 10, {"n": 1}), (1.0, 10, {"n": 2})], 10, ["100%  done  n 2"]),
+        # The time left of a resumed run leaves out earlier work.
+        ([(1.0, 90, {"restart": True}), (10.0, 91, {})], 100, ["90%", "91%  0:01:30 left"]),
+        ([], 10, []),
+        ([(0.0, 1, {}), (0.0, 2, {})], 10, ["10%", "20%"]),
+        ([(1.0, 0, {})], 0, ["100%  done"]),
+    ],
+)
+def test_plain_lines(shown, updates, total, expected):
+    assert shown(*updates, total=total) == expected
 
 
 def test_time_left_forgets_the_compilation(shown, monkeypatch):
     monkeypatch.setattr(module, "_WINDOW", 3)
     updates = [(100.0, 1, {})] + [(1.0, step, {}) for step in range(2, 8)]
     assert shown(*updates, total=20)[-1] == "35%  0:00:13 left"
-
-
-def test_time_left_after_a_restart_leaves_out_earlier_work(shown):
-    lines = shown((1.0, 90, {"restart": True}), (10.0, 91, {}), total=100)
-    assert lines == ["90%", "91%  0:01:30 left"]
-
-
-def test_no_work_and_no_time(shown):
-    assert shown() == []
-    assert shown((0.0, 1, {}), (0.0, 2, {})) == ["10%", "20%"]
-    assert shown((1.0, 0, {}), total=0) == ["100%  done"]
 
 
 def test_bar_on_a_terminal(shown, monkeypatch):

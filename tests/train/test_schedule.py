@@ -67,8 +67,3 @@ def test_rows_of_a_seed_do_not_depend_on_the_others():
     among = plan(2, seeds=(7, 23, 42))
     last = [Chunk(bucket, picks[:, 2:], weights[:, 2:]) for bucket, picks, weights in among]
     chex.assert_trees_all_equal(plan(2, seeds=(42,)), last)
-
-
-def test_batch_size_below_one_is_an_error():
-    with pytest.raises(ValueError, match="batch_size must be >= 1, got 0"):
-        plan(batch_size=0)
