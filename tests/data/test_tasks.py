@@ -1,15 +1,7 @@
-import pickle
 
 import pytest
 
-from hopfax.data import TASKS, from_rows, task
-
-
-def test_tasks_can_be_pickled():
-    assert pickle.loads(pickle.dumps(TASKS)) == TASKS
-    data = from_rows(["a film", "a dull film"] * 20, ["good", "bad"] * 20)
-    copy = pickle.loads(pickle.dumps(data))
-    assert repr(copy) == repr(data) and copy.spec == data.spec
+from hopfax.data import task
 
 
 def test_joins_of_superglue():

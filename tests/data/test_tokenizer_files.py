@@ -1,4 +1,3 @@
-import contextlib
 import json
 
 import pytest
@@ -184,17 +183,6 @@ def test_a_pattern_that_fails_is_an_error(tmp_path):
 
 
 NO_TOKENIZER = r"has no tokenizer\.json, no vocab\.txt, and not both vocab\.json and merges\.txt"
-
-
-@pytest.mark.parametrize(
-    ("size", "warns"), [(3012, False), (3013, True), (3016, False), (3136, False), (3144, True)]
-)
-def test_missing_tokens_that_are_not_padding_are_a_warning(tmp_path, size, warns):
-    tokens = [*BERT, *map(str, range(3000))]
-    write(tmp_path, vocab_txt="\n".join(tokens), config_json={"vocab_size": size})
-    message = f"has 3012 tokens, fewer than the vocab_size {size}"
-    with pytest.warns(UserWarning, match=message) if warns else contextlib.nullcontext():
-        assert len(read_tokenizer(tmp_path).tokens) == 3012
 
 
 def of_size(tokens, size):

@@ -1,6 +1,5 @@
 """Options of layers and models; wrong ones and wrong inputs are errors that name them."""
 
-import inspect
 from functools import partial
 
 import jax
@@ -10,8 +9,6 @@ import pytest
 from flax import nnx
 
 from hopfax import nn
-from hopfax.nn.encoder import Block
-from hopfax.nn.universal import UniversalEncoder
 
 SIZES = {"width": 6, "num_layers": 1, "ff_width": 8, "max_length": 8}
 X, MASK = jnp.ones((2, 5, 6)), np.ones((2, 5), bool)
@@ -109,15 +106,3 @@ def test_parameters_without_memory():
 def test_inputs_of_attention(call, x, mask, error, words):
     with pytest.raises(error, match=words):
         call(x=x, mask=mask)
-
-
-@pytest.mark.parametrize(
-    "module",
-    [each for each in vars(nn).values() if isinstance(each, type) and issubclass(each, nnx.Module)]
-    + [Block, UniversalEncoder],
-)
-def test_modules_show_the_arguments_of_their_constructors(module):
-    _, *expected = inspect.signature(module.__init__).parameters.values()
-    assert [*inspect.signature(module).parameters.values()] == expected
-    _, *expected = inspect.signature(module.__call__).parameters.values()
-    assert [*inspect.signature(object.__new__(module)).parameters.values()] == expected

@@ -1,7 +1,5 @@
 """Pretrained encoders as `Encoder`: same outputs, another attention, a classifier."""
 
-import copy
-import pickle
 from functools import partial
 
 import jax
@@ -57,14 +55,6 @@ def test_attention_without_steps_at_beta_one_is_the_models(loaded):
             maps = model.attention_maps(embeddings, mask, token_types=TYPES)
             assert maps.shape == weights.shape
             assert np.abs(maps - weights)[:, real].max() < 1e-5
-
-
-def test_models_can_be_pickled_and_copied(loaded):
-    for model in (loaded, replace_attention(loaded, HopfieldAttention, beta=1.0, max_steps=1)):
-        want = model.forward(model.embed(IDS), MASK).output
-        for again in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
-            got = again.forward(again.embed(IDS), MASK).output
-            np.testing.assert_array_equal(got, want)
 
 
 def test_sizes_may_be_missing_from_the_configuration(bert):

@@ -77,19 +77,6 @@ def test_every_third_step_weighs_three_times_as_much(jitted):
         np.testing.assert_allclose(found, [3 * whole, 0, 0] * 2, rtol=rtol)
 
 
-def test_a_skipped_step_saves_the_noisy_pass():
-    """The pass is inside a branch of the compiled program, seeds mapped, steps not."""
-
-    def loss(key, step):
-        return regularized(key, step=step, every=4)
-
-    keys = jax.random.split(jax.random.key(0), 3)
-    program = jax.make_jaxpr(jax.vmap(loss, in_axes=(0, None)))(keys, 1)
-    assert "cond" in str(program)
-    mapped = jax.make_jaxpr(jax.vmap(loss))(keys, jnp.arange(3))
-    assert "cond" not in str(mapped), "as the docstring warns"
-
-
 def test_gradients_pass_through_both_outputs():
     def loss(table, both):
         def fn(tokens):

@@ -94,13 +94,6 @@ def test_words_move_with_the_edits_before_them(clean):
     assert all(word.changed for word in current.words)
 
 
-def test_all_kinds_occur():
-    kinds = {
-        edit.kind for seed in range(60) for edit in text.misspell(FILM, rate=0.1, seed=seed).edits
-    }
-    assert kinds == {"keyboard", "omission", "doubling", "phonetic"}
-
-
 def test_all_words_are_equally_likely():
     words = " ".join(f"word{letter}" for letter in "abcdefghij")
     changed = [text.swap_characters(words, rate=0.1, seed=seed).text for seed in range(1000)]

@@ -112,7 +112,8 @@ def test_convergence_is_of_real_queries_only(encoding):
 def test_weight_0_computes_no_spectrum():
     model = tiny.hopfield()
     inputs = tiny.lively(model), tiny.batch(2), KEY
-    for options, computed in (({}, False), ({"esr_weight": 0.1}, True)):
+    renyi = {"esr_weight": 0.1, "esr_entropy": "renyi2"}
+    for options, computed in (({}, False), ({"esr_weight": 0.1}, True), (renyi, False)):
         gradient = jax.grad(classification(model, **options), has_aux=True)
         assert ("eigh" in str(jax.make_jaxpr(gradient)(*inputs))) == computed
 

@@ -64,12 +64,6 @@ def test_plain_lines(shown, updates, total, expected):
     assert shown(*updates, total=total) == expected
 
 
-def test_time_left_forgets_the_compilation(shown, monkeypatch):
-    monkeypatch.setattr(module, "_WINDOW", 3)
-    updates = [(100.0, 1, {})] + [(1.0, step, {}) for step in range(2, 8)]
-    assert shown(*updates, total=20)[-1] == "35%  0:00:13 left"
-
-
 def test_bar_on_a_terminal(shown, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "xterm")
@@ -82,10 +76,3 @@ def test_bar_on_a_terminal(shown, monkeypatch):
     assert "50%  0:00:02 left  loss 0.25  score 81.2" in text
     assert written.count("\n") <= 2  # drawn over itself, not line by line
     assert "\x1b[?25h" in written  # the cursor is back, also after an error
-
-
-def test_a_part_reports_its_share_of_the_work(capsys):
-    with Progress(4) as progress:
-        progress.part(1, 2)(0.5, loss=3.0)
-    assert capsys.readouterr().err.endswith("loss 3\n")
-    assert progress._recent[-1][1] == 2
