@@ -17,14 +17,7 @@ from hopfax.classifier import Classifier
 from hopfax.data import Example, bucketed, encode, read_tokenizer, train_vocabulary
 from hopfax.data.tokenize import SPECIAL
 from hopfax.data.tokenizer_files import tokenizer_settings
-from hopfax.nn import (
-    Encoder,
-    SoftmaxAttention,
-    functional,
-    robertha,
-    tinybert,
-    with_memory,
-)
+from hopfax.nn import Encoder, SoftmaxAttention, functional, robertha, tinybert, with_memory
 from hopfax.nn.models import PRESETS, universal_bert
 from hopfax.train.evaluate import Noise
 

@@ -1,4 +1,3 @@
-
 import pytest
 
 from hopfax.data import task

@@ -7,12 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from hopfax.nn import (
-    PRESETS,
-    find_preset,
-    robertha,
-    tinybert,
-)
+from hopfax.nn import PRESETS, find_preset, robertha, tinybert
 
 SIZES = {"width": 8, "num_layers": 1, "ff_width": 12, "max_length": 8}
 

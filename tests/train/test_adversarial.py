@@ -49,10 +49,7 @@ def recorded(params, batch, key, added):
 
 @pytest.mark.parametrize(
     ("method", "number", "steps"),
-    [
-        (freelb, adversarial._FREELB, slice(0, -1)),
-        (pgd, adversarial._PGD, slice(-1, None)),
-    ],
+    [(freelb, adversarial._FREELB, slice(0, -1)), (pgd, adversarial._PGD, slice(-1, None))],
 )
 def test_loss_and_gradient_are_means_over_steps_of_the_ascent(method, number, steps):
     params, (deltas, losses, gradients) = walk(number)

@@ -87,8 +87,7 @@ def parts_of(encoding, weights, lengths, **options):
 
 
 @pytest.mark.parametrize(
-    ("entropy", "oracle"),
-    [("shannon", oracles.eigen_entropy), ("renyi2", oracles.renyi2_entropy)],
+    ("entropy", "oracle"), [("shannon", oracles.eigen_entropy), ("renyi2", oracles.renyi2_entropy)]
 )
 def test_esr_sums_layers_and_averages_texts_as_numpy_does(encoding, entropy, oracle):
     lengths, options = (6, 3, 4), ESR | {"esr_entropy": entropy}

@@ -146,20 +146,6 @@ def test_choices_and_scores():
     np.testing.assert_allclose(root[0] + root[1], 100, rtol=1e-4)
 
 
-def test_nothing_new_is_compiled_by_an_attack_on_other_texts():
-    attacked = victim(*bag())
-
-    def attack(texts):
-        for rate in (0.2, 0.5):
-            text.textbugger(attacked, texts, [0] * len(texts), rate=rate)
-            for form in ("characters", "tokens"):
-                text.hotflip(attacked, texts, [0] * len(texts), rate=rate, form=form, beam=2)
-
-    attack(TEXTS)
-    with jax.no_tracing():
-        attack([TEXTS[2], "it was fun", ("is it bad or good?", "one could say it is bad")])
-
-
 def test_flipped_tokens_are_those_of_the_corrupted_text():
     attacked = victim(*bag())
     results = text.hotflip(attacked, TEXTS, [0, 1, 1, 0], rate=0.5, form="tokens")
