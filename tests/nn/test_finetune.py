@@ -77,7 +77,7 @@ def test_iteration_changes_the_output_and_has_gradients_in_all_parameters(bert):
         output = model.forward(embeddings, MASK, params=params).output
         return jnp.square(jnp.where(MASK[..., None], output, 0)).sum(), output
 
-    gradients, output = jax.grad(loss, has_aux=True)(bert.params)
+    gradients, output = jax.jit(jax.grad(loss, has_aux=True))(bert.params)
     assert abs(output - bert.forward(bert.embed(IDS), MASK).output)[MASK].max() > 1e-3
     sizes = [float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(gradients)]
     assert min(sizes) > 0 and np.isfinite(sizes).all()
