@@ -117,17 +117,6 @@ def test_robustness_of_a_classifier_is_its_accuracy(
     assert f"{100 * max(np.bincount(picks % 2)) / 9:.2f}" in page  # the majority baseline
 
 
-def test_token_types_reach_the_memory_of_a_saved_classifier(tmp_path):
-    types = {"num_types": 2, "separator": VOCABULARY.sep_id}
-    model = with_memory(tinybert(VOCABULARY.size, 2, **SIZES, **types), site="embedding")
-    params = jax.tree.map(lambda leaf: 20 * leaf, model.init(jax.random.key(0)))
-    saved = Classifier(model, params, VOCABULARY, ("bad", "good"))
-    saved.save(tmp_path / "saved")
-    texts = [("a b", "c d e"), ("f g h", "i")]
-    got = command.TextEncoder(tmp_path / "saved").outputs(texts)
-    np.testing.assert_allclose(got, saved.predict(texts).probabilities, rtol=1e-4)
-
-
 def test_robustness_of_a_regression_is_the_correlation_of_its_scores(pairs, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "SNR_DB", (6,))
     model = tiny_folder(tmp_path / "hub", "roberta", ("score",))
@@ -165,12 +154,20 @@ def test_labels_that_are_numbers_are_names_first(labels, names, expected):
         command._class_numbers(labels, names)
 
 
-def test_outputs_are_in_the_order_of_the_texts(classifier):
-    texts = ["a b c d e f g h i j", "a", "b c d e f g h i j k", "b"]
-    outputs = command.TextEncoder(classifier).outputs(texts)
-    expected = Classifier.load(classifier).predict(texts).probabilities
-    np.testing.assert_allclose(outputs, expected, rtol=1e-5)
-    assert len(set(outputs[:, 0].tolist())) == 4
+def test_outputs_are_the_probabilities_of_the_classifier(classifier, tmp_path):
+    """In the order of the texts; with memory, token types reach it."""
+    types = {"num_types": 2, "separator": VOCABULARY.sep_id}
+    model = with_memory(tinybert(VOCABULARY.size, 2, **SIZES, **types), site="embedding")
+    params = jax.tree.map(lambda leaf: 20 * leaf, model.init(jax.random.key(0)))
+    Classifier(model, params, VOCABULARY, ("bad", "good")).save(tmp_path / "saved")
+    for folder, texts in (
+        (classifier, ["a b c d e f g h i j", "a", "b c d e f g h i j k", "b"]),
+        (tmp_path / "saved", [("a b", "c d e"), ("f g h", "i")]),
+    ):
+        outputs = command.TextEncoder(folder).outputs(texts)
+        expected = Classifier.load(folder).predict(texts).probabilities
+        np.testing.assert_allclose(outputs, expected, rtol=1e-4)
+        assert len(set(outputs[:, 0].tolist())) == len(texts)
 
 
 def test_influence_is_the_gradients_norm_for_every_token(classifier, tmp_path):

@@ -167,8 +167,7 @@ def test_case_is_kept():
 
 
 def test_the_cache_saves_work_and_changes_no_result(monkeypatch):
-    model = Bag(seed=3, curvature=0.1)
-    tokenized = []
+    model, tokenized = Bag(seed=3, curvature=0.1), []
 
     def pieces(words):
         tokenized.extend(words)
@@ -182,15 +181,13 @@ def test_the_cache_saves_work_and_changes_no_result(monkeypatch):
 
     expected, cache = edits(None), {}
     assert tokenized and edits(cache) == expected and tokenized
-    assert edits(cache) == expected and not tokenized
+    assert edits(cache) == expected and not tokenized and set(cache) == set(WORDS)
     emptied = type("Emptied", (dict,), {"__setitem__": lambda *_: None})  # by another thread
     assert edits(emptied()) == expected
-    assert set(cache) == set(WORDS)
     # Too many words empty the cache.
     monkeypatch.setattr(sys.modules["hopfax.text.hotflip"], "_MAX_CACHED", len(cache))
     assert edits(cache, "a new plot the") == edits(None, "a new plot the")
-    assert set(cache) == {"a", "new", "plot"}
-    assert edits(cache) == expected
+    assert set(cache) == {"a", "new", "plot"} and edits(cache) == expected
 
 
 def test_best_flips_are_the_greatest_allowed_gains():

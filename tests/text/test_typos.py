@@ -42,13 +42,10 @@ def test_the_clean_text_comes_back(corrupt, clean):
         assert corrupted.num_changed <= text.num_changes(rate, corrupted.num_words)
 
 
-def test_number_of_words_of_a_rate():
-    cases = [(0, 20), (0.1, 20), (0.1, 25), (0.1, 24), (0.7, 45), (0.01, 3), (1, 3), (0.2, 0)]
-    assert [text.num_changes(*case) for case in cases] == [0, 2, 3, 2, 32, 1, 3, 0]
-
-
 @BOTH
 def test_rates_are_met(corrupt):
+    cases = [(0, 20), (0.1, 20), (0.1, 25), (0.1, 24), (0.7, 45), (0.01, 3), (1, 3), (0.2, 0)]
+    assert [text.num_changes(*case) for case in cases] == [0, 2, 3, 2, 32, 1, 3, 0]
     words = " ".join(f"word{letter}" for letter in "abcdefghijklmnopqrst")
     for rate in (0.1, 0.2, 0.3, 1):
         corrupted = corrupt(words, rate=rate, seed=3)
