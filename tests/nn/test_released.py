@@ -66,54 +66,34 @@ def relative(output, expected):
     return np.abs(np.asarray(output, np.float64) - expected).max() / np.abs(expected).max()
 
 
-@pytest.fixture(scope="module")
-def recorded_classify(golden):
-    path, _ = golden
-    return jax.jit(load_released(path).classify)
-
-
-def test_recorded_logits_and_counts(golden, recorded_classify):
-    _, file = golden
-    out = recorded_classify(file["ids"], file["mask"], noise=0 * file["noise"])
+def test_recorded_logits_counts_and_key_eigenvalues(golden):
+    path, file = golden
+    run = jax.jit(load_released(path).classify)
+    out = run(file["ids"], file["mask"], noise=0 * file["noise"])
     assert out.logits.dtype == jnp.float32
     assert relative(out.logits, file["logits"]) < 1e-5
     assert np.abs(out.num_steps - file["iterations"]).max() <= 1
     assert out.converged.tolist() == file["converged"].tolist()
-
-
-def test_recorded_key_eigenvalues(golden, recorded_classify):
-    _, file = golden
-    keys = recorded_classify(file["ids"], file["mask"], noise=0 * file["noise"]).keys
-    for layer, of_layer in enumerate(keys):
+    for layer, keys in enumerate(out.keys):
         recorded = file[f"key_eigenvalues_{layer}"][:, ::-1]  # raw, ascending in the file
         trace = recorded.sum(-1, keepdims=True)
-        shares = jax.vmap(hopfield.key_spectrum)(of_layer)
+        shares = jax.vmap(hopfield.key_spectrum)(keys)
         np.testing.assert_allclose(shares, recorded / trace, rtol=1e-4, atol=3e-7)
-        own_trace = np.asarray(of_layer).var(axis=1).sum(-1, keepdims=True)
+        own_trace = np.asarray(keys).var(axis=1).sum(-1, keepdims=True)
         np.testing.assert_allclose(own_trace * shares, recorded, rtol=1e-4, atol=2e-6)
 
 
-@pytest.fixture(scope="module")
-def recorded_step(golden):
-    """Returns this library's losses and gradients, and the recorded gradients."""
+def test_recorded_losses_and_gradients_of_task_and_regularizer(golden):
     path, file = golden
     program = load_released(path)
     step = jax.jit(jax.value_and_grad(lambda *args: losses(program, *args), has_aux=True))
     (total, (task, esr)), gradient = step(program.params, file["ids"], file["mask"], file["labels"])
-    recorded = {name[2:]: value for name, value in file.items() if name.startswith("g:")}
-    return file, (total, task, esr), gradient, import_params(recorded, program.model)
-
-
-def test_recorded_losses(recorded_step):
-    file, (total, task, esr), _, _ = recorded_step
     np.testing.assert_allclose(task, file["task_loss"], rtol=1e-6)
     np.testing.assert_allclose(esr, file["esr_released"], rtol=2e-5)
     np.testing.assert_allclose(LAMBDA * esr.sum(), file["reg_loss"], rtol=2e-5)
     np.testing.assert_allclose(total, file["task_loss"] + file["reg_loss"], rtol=1e-5)
-
-
-def test_recorded_gradients_of_task_and_regularizer(recorded_step):
-    _, _, gradient, recorded = recorded_step
+    recorded = {name[2:]: value for name, value in file.items() if name.startswith("g:")}
+    recorded = import_params(recorded, program.model)
     paths = jax.tree_util.tree_leaves_with_path(recorded)
     assert len(paths) == 38
     for (path, expected), output in zip(paths, jax.tree.leaves(gradient), strict=True):

@@ -100,16 +100,11 @@ def test_halting_is_adaptive_computation_time(redraw):
     assert len(set(count[MASK])) > 1
     np.testing.assert_allclose(encoding.hidden[MASK], hidden[MASK], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(encoding.ponder[MASK], ponder[MASK], rtol=1e-4)
-
-
-@pytest.mark.parametrize(("bias", "steps", "ponder"), [(9.0, 1, 2), (-9.0, 3, 4)])
-def test_halting_at_the_first_and_last_step(redraw, bias, steps, ponder):
-    model = shared(num_steps=3, halting=True)
-    params = redraw(model)
-    params["halt"] = {"kernel": jnp.zeros((6, 1)), "bias": jnp.full(1, bias)}
-    encoding = run(model, params).encoding
-    assert np.all(np.asarray(encoding.num_steps) == steps)
-    np.testing.assert_allclose(encoding.ponder, ponder, rtol=1e-3)
+    for bias, steps in ((9.0, 1), (-9.0, 4)):  # at the first and the last step
+        params["halt"] = {"kernel": jnp.zeros((6, 1)), "bias": jnp.full(1, bias)}
+        encoding = run(model, params).encoding
+        assert np.all(np.asarray(encoding.num_steps) == steps)
+        np.testing.assert_allclose(encoding.ponder, steps + 1, rtol=1e-3)
 
 
 def test_ponder_cost_is_differentiable_and_ignores_padding(redraw):

@@ -37,11 +37,6 @@ def params():
     return tiny.stack(tiny.lively(MODEL, seed=3), tiny.lively(MODEL, seed=4))
 
 
-@cache
-def predicted(noise=None):
-    return predict(predictor, params(), BUCKETS, noise=noise, batch_size=8)
-
-
 def draws(row, draw, *, choice=0):
     """The draws of one text."""
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), draw), row)
@@ -92,7 +87,7 @@ def by_hand(seed, noise):
     ],
 )
 def test_every_row_is_predicted_once_with_the_reported_noise(noise):
-    predictions = predicted(noise)
+    predictions = predict(predictor, params(), BUCKETS, noise=noise, batch_size=8)
     assert predictions.logits.shape == (2, 23, 2)
     assert np.array_equal(predictions.labels, ROWS.labels[ORDER])
     for seed in range(2):
