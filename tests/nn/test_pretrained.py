@@ -285,8 +285,9 @@ def test_bfloat16_files_and_parameters(tmp_path, family, draw, texts):
         assert output.dtype == jnp.bfloat16
         error = np.abs(np.asarray(output, np.float32) - expected)[..., mask == 1, :]
         assert error.max() < 0.05 * np.abs(expected[..., mask == 1, :]).max()
-    with pytest.raises(ValueError, match="dtype must be float32 or bfloat16, got float16"):
-        load_pretrained(tmp_path, dtype="float16")
+    for name in ("float16", "foo"):
+        with pytest.raises(ValueError, match=f"dtype must be float32 or bfloat16, got {name}"):
+            load_pretrained(tmp_path, dtype=name)
 
 
 # -- Forward pass -------------------------------------------------------------------------------
