@@ -1,5 +1,3 @@
-"""Strings in, labels out; saved and loaded with the same bits."""
-
 import copy
 import dataclasses
 import json

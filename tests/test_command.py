@@ -1,5 +1,3 @@
-"""The command `hopfax` on tiny encoders, and its errors."""
-
 import csv
 import itertools
 import json

@@ -1,5 +1,3 @@
-"""CPU optimizations leave results unchanged."""
-
 import chex
 import jax
 import jax.numpy as jnp

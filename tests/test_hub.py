@@ -1,5 +1,3 @@
-"""Folders of models by path and by name on the hub."""
-
 import sys
 import types
 from fnmatch import fnmatch

@@ -1,5 +1,3 @@
-"""Wrong arguments are errors that name them."""
-
 from functools import partial
 
 import jax

@@ -1,5 +1,3 @@
-"""Noise and its strength."""
-
 from functools import partial
 
 import jax

@@ -1,5 +1,3 @@
-"""Options of layers and models; wrong ones and wrong inputs are errors that name them."""
-
 from functools import partial
 
 import jax

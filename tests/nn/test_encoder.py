@@ -1,5 +1,3 @@
-"""The encoder's stages, norms, dropout, padding, and the gradients of its keys."""
-
 import inspect
 from functools import partial
 
@@ -71,9 +69,6 @@ def test_a_block_is_the_formula(x64, redraw, rng, norm_first):
     np.testing.assert_allclose(block(x, MASK).values[MASK], expected[MASK], rtol=1e-9)
 
 
-# -- Pooling and positions ----------------------------------------------------------------------
-
-
 def test_mean_pooling_excludes_padding_and_cls_pooling_reads_the_first_token(bind, rng):
     mean, cls = bind(encoder()), bind(encoder(pooling="cls"))
     hidden = jnp.where(MASK[..., None], rng.normal(size=(2, 5, 6)), jnp.nan)
@@ -82,9 +77,6 @@ def test_mean_pooling_excludes_padding_and_cls_pooling_reads_the_first_token(bin
     assert np.all(np.isfinite(mean.classify(hidden, np.zeros_like(MASK))))
     expected = cls.classifier(jnp.tanh(cls.pooler(hidden[:, 0])))
     np.testing.assert_allclose(cls.classify(hidden, MASK), expected, rtol=1e-6)
-
-
-# -- Dropout ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.875])
@@ -167,9 +159,6 @@ def test_every_layer_has_its_own_dropout(bind, monkeypatch, make):
     assert len(keys) == 2 and keys[0] != keys[1]
 
 
-# -- Padding ------------------------------------------------------------------------------------
-
-
 MODELS = {
     "tinybert": tinybert(10, 3, **SMALL),
     "robertha": robertha(10, 3, **SMALL),
@@ -218,9 +207,6 @@ def test_ids_outside_the_vocabulary_have_nan_embeddings(redraw, bind):
     model = robertha(10, 3, preset="released", **SMALL)  # which stores padding
     logits = model.apply(redraw(model), np.where(MASK, IDS, -1), jnp.asarray(MASK)).logits
     assert np.isfinite(logits[0]).all() and np.isnan(logits[1]).all()
-
-
-# -- What gradients reach -----------------------------------------------------------------------
 
 
 def touched(gradient):

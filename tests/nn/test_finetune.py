@@ -1,5 +1,3 @@
-"""Pretrained encoders as `Encoder`: same outputs, another attention, a classifier."""
-
 from functools import partial
 
 import jax

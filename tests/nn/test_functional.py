@@ -1,5 +1,3 @@
-"""Modules as pure functions of plain dicts of parameters."""
-
 import jax
 import jax.numpy as jnp
 import numpy as np

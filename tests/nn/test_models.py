@@ -1,5 +1,3 @@
-"""The papers' models and presets."""
-
 import dataclasses
 import json
 

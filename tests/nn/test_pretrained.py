@@ -60,9 +60,6 @@ def texts(rng):
     return np.where(mask, ids, PAD), mask
 
 
-# -- Recorded runs ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["bert", "gpt2", "gemma2"])
 def test_recorded_states_outputs_and_gradients(shared, name):
     path = shared / "golden" / f"hf_{name}_tiny"
@@ -100,9 +97,6 @@ def test_recorded_cosines_of_minilm(minilm):
     units = sums / np.linalg.norm(sums, axis=-1, keepdims=True)
     cosines = (units @ units.T)[np.triu_indices(3, 1)]
     np.testing.assert_allclose(cosines, [0.6660, 0.1046, 0.1411], atol=5e-5)
-
-
-# -- A slow RoBERTa -------------------------------------------------------------------------------
 
 
 SLOW_ACTIVATIONS = {
@@ -151,9 +145,6 @@ def test_roberta_equals_the_slow_reference(x64, tmp_path, draw, texts, rng, name
     for row, text, kinds in zip(result.output, ids, types, strict=True):
         slow = slow_roberta(tensors, text, kinds, SLOW_ACTIVATIONS[name])
         np.testing.assert_allclose(row[text != PAD], slow, rtol=1e-10)
-
-
-# -- Loading ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", HEADS_OF)
@@ -290,9 +281,6 @@ def test_bfloat16_files_and_parameters(tmp_path, family, draw, texts):
             load_pretrained(tmp_path, dtype=name)
 
 
-# -- Forward pass -------------------------------------------------------------------------------
-
-
 def test_padding_on_either_side_changes_nothing(folder, texts, rng):
     ids, mask = texts
     model = load_pretrained(folder)
@@ -378,9 +366,6 @@ def test_settings_of_gemma2(tmp_path, draw, texts):
     others = {"attn_logit_softcapping": None}, {"query_pre_attn_scalar": 50}
     for other in (wide, capped, *(output(older | changes) for changes in others)):
         assert not np.allclose(other, plain)
-
-
-# -- Errors -------------------------------------------------------------------------------------
 
 
 def test_all_wrong_tensors_are_named(tmp_path, draw):

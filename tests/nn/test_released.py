@@ -47,9 +47,6 @@ def test_products_run_at_full_precision_on_any_device(tmp_path, weights, texts):
     assert "precision=None" not in jaxpr
 
 
-# -- Recorded runs ------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module", params=["tiny", "released"])
 def golden(request, shared):
     """A random tiny model's run in slow NumPy, and the run of the program itself."""
@@ -114,9 +111,6 @@ def test_recorded_run_in_double_precision(x64, golden):
         assert out.logits.dtype == jnp.float64
         assert relative(out.logits, file[f"logits{run}"]) < 1e-6
         assert out.num_steps.tolist() == file[f"iterations{run}"].tolist()
-
-
-# -- Errors -------------------------------------------------------------------------------------
 
 
 def test_all_wrong_tensors_are_named(tmp_path, weights):

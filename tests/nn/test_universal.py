@@ -1,5 +1,3 @@
-"""The Universal Transformer: shared layers, halting, and recomputed blocks."""
-
 from functools import partial
 
 import jax

@@ -1,5 +1,3 @@
-"""Errors name the argument, what was given and what is allowed."""
-
 from functools import partial
 
 import numpy as np
