@@ -77,6 +77,19 @@ def test_intervals_cover_where_weight_lies_at_all_levels():
     assert np.sum(covered) >= 51
 
 
+def test_the_high_levels_of_a_majority_are_hard_to_tell_apart():
+    """Of five bits; the docstring has the numbers."""
+    options = {"shape": (5,), "num_samples": 3200, "degree": 5, "pair": bit_pair}
+    fit = jax.jit(lambda key: level_weights(lambda x: jnp.sign(x.sum()), key, **options))
+    fits = [fit(key) for key in jax.random.split(jax.random.key(3), 60)]
+    weights, low, high = (np.array([getattr(each, n) for each in fits])[:, [1, 3, 5]]
+                          for n in ("weights", "low", "high"))  # fmt: skip
+    exact = np.array([45, 10, 9]) / 64
+    np.testing.assert_allclose(weights.mean(0), [0.70, 0.20, 0.086], atol=0.015)
+    coverage = np.mean((low <= exact) & (exact <= high), axis=0)
+    assert (coverage > 0.6).all() and (coverage < 0.93).all()
+
+
 def test_tail_bound_holds_and_is_lemma_1():
     weights = np.asarray(walsh_weights(odd, num_bits=7), np.float64)
     variance = weights.sum()
