@@ -87,6 +87,7 @@ def test_few_damaged_rows_of_qqp_are_dropped_but_many_are_an_error(tmp_path):
         ("wic", '{"word": "a"}\n', r"line 1: no 'sentence1'"),
         ("wic", "{\n", r"line 1, column 2: not JSON \(Expecting"),
         ("wic", "[" * 10**5, r"line 1, column 1: not JSON \(.*recursion"),
+        ("wic", "[]\n", r"line 1, column 1: not JSON \(expected an object, got list"),
         ("wsc", '{"text": "a", "target": {"span1_text": 3}}', r"line 1: .*must be a string, got 3"),
     ],
 )

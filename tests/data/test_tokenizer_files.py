@@ -1,3 +1,4 @@
+import contextlib
 import json
 
 import pytest
@@ -187,6 +188,14 @@ NO_TOKENIZER = r"has no tokenizer\.json, no vocab\.txt, and not both vocab\.json
 
 def of_size(tokens, size):
     return {"vocab_txt": "\n".join(tokens), "config_json": {"vocab_size": size}}
+
+
+@pytest.mark.parametrize(("size", "warns"), [(3013, True), (3016, False), (3144, True)])
+def test_missing_tokens_that_are_not_padding_are_a_warning(tmp_path, size, warns):
+    write(tmp_path, **of_size([*BERT, *map(str, range(3000))], size))
+    message = f"has 3012 tokens, fewer than the vocab_size {size}"
+    with pytest.warns(UserWarning, match=message) if warns else contextlib.nullcontext():
+        assert len(read_tokenizer(tmp_path).tokens) == 3012
 
 
 @pytest.mark.parametrize(
