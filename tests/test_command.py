@@ -188,7 +188,8 @@ def test_influence_is_the_gradients_norm_for_every_token(classifier, tmp_path):
 
 
 def test_any_token_can_be_drawn_and_shown(tmp_path):
-    folder = tiny_folder(tmp_path / os.fsdecode(b"a$b^{$<img onerror=x>[\xe9\n]"), "bert")
+    folder = tiny_folder(tmp_path / "model", "bert")
+    folder = folder.rename(tmp_path / os.fsdecode(b"a$b^{$<img onerror=x>[\xe9\n]"))
     settings = json.loads((folder / "tokenizer.json").read_text())
     settings["pre_tokenizer"] = {"type": "WhitespaceSplit"}
     tokens = settings["model"]["vocab"]
