@@ -3,6 +3,7 @@ import itertools
 import json
 import os
 import re
+import sys
 from functools import partial
 
 import jax
@@ -339,12 +340,14 @@ def test_errors_are_one_line_and_leave_nothing(encoder, classifier, films, pairs
     (tmp_path / "latin.txt").write_bytes("é\ná".encode("latin-1"))
     same = write(tmp_path / "same.csv", "review,label", "a,good", "b,good")
     scores = write(tmp_path / "scores.csv", "first,second,score", "a,b,4", "b,c,nan")
+    words = write(tmp_path / "words.csv", "first,second,score", "a,b,4", "b,c,many")
     columns = "--text first --label score"
     for name, model, arguments, message in (
         ("robustness", tmp_path, f"--dev {films}", "config.json"),
         ("robustness", encoder, f"--dev {films} --text review", "has no labels"),
         ("robustness", classifier, f"--dev {pairs} {columns}", "--label has 0, 1, 2, 3, 4, but"),
         ("robustness", encoder, f"--dev {scores} {columns} --pair second", "numbers .* got nan in"),
+        ("robustness", encoder, f"--dev {words} {columns} --pair second", "numbers .* got many in"),
         ("robustness", encoder, f"--dev {pairs} --text first --pair first", "--pair must differ"),
         ("robustness", encoder, f"--dev {pairs} --text first --label first", "--label must differ"),
         ("robustness", classifier, f"--dev {films} --text review --labels a", "bad, good; got .'a"),
@@ -428,3 +431,17 @@ def test_a_platform_without_a_device_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr(jax, "devices", fails)
     assert command.main(["influence", "none", "a"]) == 1
     assert capsys.readouterr().err.startswith("error: jax finds no device for JAX_PLATFORMS=")
+
+
+def test_ctrl_c_and_a_closed_pipe_end_the_command_quietly(encoder, tmp_path, monkeypatch, capsys):
+    def pressed(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "encode_texts", pressed)
+    assert command.main(["influence", str(encoder), "a", "--out", str(tmp_path / "out")]) == 130
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as closed:  # as in `hopfax --help | head -1`
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert command.main(["influence", "--help"]) == 1
+    assert capsys.readouterr().err == ""

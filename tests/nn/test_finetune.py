@@ -1,3 +1,5 @@
+import copy
+import pickle
 from functools import partial
 
 import jax
@@ -54,6 +56,13 @@ def test_attention_without_steps_at_beta_one_is_the_models(loaded):
             maps = model.attention_maps(embeddings, mask, token_types=TYPES)
             assert maps.shape == weights.shape
             assert np.abs(maps - weights)[:, real].max() < 1e-5
+
+
+def test_models_can_be_pickled_and_copied(bert):
+    for model in (bert, replace_attention(bert, HopfieldAttention, beta=1.0, max_steps=1)):
+        want = model.forward(model.embed(IDS), MASK).output
+        for again in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+            np.testing.assert_array_equal(again.forward(again.embed(IDS), MASK).output, want)
 
 
 def test_sizes_may_be_missing_from_the_configuration(bert):

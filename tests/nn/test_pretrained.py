@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 import tracemalloc
 
 import jax
@@ -495,3 +496,10 @@ def test_inputs_are_checked(folder, family):
         with pytest.raises(ValueError, match=message):
             model.forward(*inputs, **options)
     assert np.isnan(model.embed(np.array([[VOCAB, -1]]))).all()
+
+
+def test_the_missing_package_is_named(tmp_path, draw, monkeypatch):
+    save(tmp_path, CONFIGS["bert"], draw("bert"))
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "hopfax\[pretrained\]"'):
+        load_pretrained(tmp_path)
