@@ -1,3 +1,7 @@
+import io
+import re
+import sys
+
 import numpy as np
 import pytest
 
@@ -48,3 +52,24 @@ def test_plain_line_has_title_share_time_left_and_fields(shown):
 )
 def test_plain_lines(shown, updates, total, expected):
     assert shown(*updates, total=total) == expected
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_bar_on_a_terminal(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    with pytest.raises(RuntimeError), Progress(4) as progress:
+        progress.title = "rte [mask]"
+        progress.part(1, 2)(0.5, loss=0.25)
+        progress._bar.refresh()
+        raise RuntimeError
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
+    assert all(part in text for part in ("rte [mask]", "━", "50%", "loss 0.25"))
+    assert text.count("\n") <= 2  # drawn over itself, not line by line
+    assert "\x1b[?25h" in terminal.getvalue()  # the cursor is back, also after an error

@@ -101,3 +101,12 @@ def test_seeds_are_sharded_before_batches(num_devices, num_seeds, batch_size, ex
 def test_numbers_that_do_not_divide_are_named():
     with pytest.raises(ValueError, match=r"3 devices .* got 5 seeds and batches of 32"):
         make_sharding(3, num_seeds=5, batch_size=32)
+
+
+def test_host_devices_with_too_few_threads_give_a_warning(monkeypatch):
+    monkeypatch.setattr(Device, "platform", "cpu")
+    monkeypatch.setenv("PJRT_NPROC", "3")
+    with pytest.warns(RuntimeWarning, match=r"3 host devices with 3 threads .* PJRT_NPROC=6"):
+        make_sharding(num_seeds=3, batch_size=32)
+    monkeypatch.setenv("PJRT_NPROC", "4")
+    make_sharding(num_seeds=3, batch_size=32)
