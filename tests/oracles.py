@@ -11,8 +11,6 @@ from scipy.integrate import quad
 from scipy.special import hermitenorm
 from scipy.stats import norm
 
-# -- Robertha, sections 2 and 3 ---------------------------------------------------------------
-
 
 def energy(state, patterns, beta):
     """Eq. 2 without its constant."""
@@ -89,9 +87,6 @@ def snr_db(signal, noise):
     return 10 * math.log10(powers[0] / powers[1])
 
 
-# -- Independent of any paper -----------------------------------------------------------------
-
-
 def central_difference(fn, point, *, step=1e-6):
     """Gradient of a scalar function of one float64 array, coordinate by coordinate."""
     point = np.array(point, np.float64)
@@ -104,9 +99,6 @@ def central_difference(fn, point, *, step=1e-6):
             ends.append(float(fn(moved)))
         gradient[index] = (ends[0] - ends[1]) / (2 * step)
     return gradient
-
-
-# -- Noise Stability of Transformer Models ----------------------------------------------------
 
 
 def bivariate_normal_orthant(c, rho):

@@ -1,5 +1,3 @@
-"""Strings in, labels out; saved and loaded with the same bits."""
-
 import copy
 import dataclasses
 import json
@@ -17,14 +15,7 @@ from hopfax.classifier import Classifier
 from hopfax.data import Example, bucketed, encode, read_tokenizer, train_vocabulary
 from hopfax.data.tokenize import SPECIAL
 from hopfax.data.tokenizer_files import tokenizer_settings
-from hopfax.nn import (
-    Encoder,
-    SoftmaxAttention,
-    functional,
-    robertha,
-    tinybert,
-    with_memory,
-)
+from hopfax.nn import Encoder, SoftmaxAttention, functional, robertha, tinybert, with_memory
 from hopfax.nn.models import PRESETS, universal_bert
 from hopfax.train.evaluate import Noise
 
@@ -79,8 +70,6 @@ def test_a_saved_classifier_is_the_same(model, tmp_path):
     assert [np.asarray(x).tobytes() for x in one] == [np.asarray(x).tobytes() for x in other]
     first, second = saved.predict(TEXTS[:1]), loaded.predict(TEXTS[:1])
     assert first.probabilities.tolist() == second.probabilities.tolist()
-    with pytest.raises(FileExistsError, match="exists"):
-        saved.save(tmp_path / "one")
 
 
 def test_a_loaded_classifier_gets_memory_and_can_be_copied(small, tmp_path):
@@ -96,9 +85,8 @@ def test_a_loaded_classifier_gets_memory_and_can_be_copied(small, tmp_path):
     assert all(each == outputs[0] for each in outputs[:4]) and outputs[4] != outputs[0]
     with pytest.raises(ValueError, match="the model already has memory"):
         got.with_memory()
-    for wrong in (np.full(VOCABULARY.size, -np.inf), np.append(prior[1:], np.nan)):
-        with pytest.raises(ValueError, match="log_prior must be finite or -inf"):
-            small.with_memory(log_prior=wrong)
+    with pytest.raises(ValueError, match="log_prior must be finite or -inf"):
+        small.with_memory(log_prior=np.full(VOCABULARY.size, -np.inf))
 
 
 def test_models_that_store_padding_read_texts_of_one_length():
@@ -106,11 +94,9 @@ def test_models_that_store_padding_read_texts_of_one_length():
     encoded = encode([Example(TEXTS[0], 0, 0)], VOCABULARY, max_length=48, cached=False)
     (row,) = bucketed(encoded, boundaries=(48,))
     # Evaluation pads a batch on a CPU to eight rows.
-    ids, mask = (
-        np.repeat(row.ids[:, 0], 8, axis=0),
-        np.arange(48) < np.repeat(row.lengths, 8, axis=0),
-    )
-    expected = jax.nn.softmax(jax.jit(saved.model.apply)(saved.params, ids, mask).logits[0])
+    ids, lengths = (np.repeat(each, 8, axis=0) for each in (row.ids[:, 0], row.lengths))
+    output = jax.jit(saved.model.apply)(saved.params, ids, np.arange(48) < lengths)
+    expected = jax.nn.softmax(output.logits[0])
     np.testing.assert_allclose(saved.predict(TEXTS[:1]).probabilities[0], expected, rtol=1e-3)
 
 
@@ -121,13 +107,9 @@ def test_other_libraries_find_the_settings_of_the_tokenizer(tmp_path):
     cased = read_tokenizer(tmp_path)
     model = tinybert(cased.size, 2, num_layers=1, **SIZES)
     Classifier(model, model.init(jax.random.key(0)), cased, ("x", "y")).save(tmp_path / "saved")
-    assert json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text()) == {
-        "pad_token": "[PAD]",
-        "model_max_length": 48,
-        "do_lower_case": False,
-        "strip_accents": None,
-        "tokenize_chinese_chars": True,
-    }
+    written = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
+    expected = {"pad_token": "[PAD]", "model_max_length": 48, "do_lower_case": False}
+    assert written == expected | {"strip_accents": None, "tokenize_chinese_chars": True}
     assert read_tokenizer(tmp_path / "saved").tokens == cased.tokens
     split = {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}, "normalizer": None}
     tokenizer = SimpleNamespace(to_str=lambda: json.dumps(split))
@@ -135,34 +117,32 @@ def test_other_libraries_find_the_settings_of_the_tokenizer(tmp_path):
 
 
 def test_damaged_folders_are_errors(small, tmp_path):
-    small.save(tmp_path / "one")
-    path = tmp_path / "one" / "config.json"
-    document = json.loads(path.read_text())
-    deeper, tensor = document["hopfax"] | {"num_layers": 2}, r"blocks\.1\.attention\.key\.kernel"
-    for changes, message in (
-        ({"hopfax": deeper}, f"missing tensor {tensor}"),
-        ({"hopfax": document["hopfax"] | {"num_layers": 10**7}}, "json cannot .* num_layers must"),
-        ({"hopfax": {}}, r"config\.json cannot be used: class must be .*, got None"),
-        (
-            {"hopfax": document["hopfax"] | {"class": "Foo"}},
-            "class must be Encoder or UniversalEncoder, got 'Foo'$",
-        ),
-        ({"id2label": {"0": "bad", "2": "good"}}, r"config\.json cannot be used: KeyError\('1'\)"),
-    ):
-        path.write_text(json.dumps(document | changes))
+    folder = tmp_path / "one"
+    small.save(folder)
+    config, weights = folder / "config.json", folder / "model.safetensors"
+    document, data = json.loads(config.read_text()), weights.read_bytes()
+
+    def refused(message):
         with pytest.raises(ValueError, match=message):
-            Classifier.load(tmp_path / "one")
-    path.write_text(json.dumps(document))
-    weights = tmp_path / "one" / "model.safetensors"
-    data = weights.read_bytes()
+            Classifier.load(folder)
+
+    for changes, message in (
+        ({"num_layers": 2}, r"missing tensor blocks\.1\.attention\.key\.kernel"),
+        ({"num_layers": 10**7}, "json cannot .* num_layers must"),
+        ({"class": None}, r"config\.json cannot be used: class must be .*, got None"),
+    ):
+        settings = {"hopfax": document["hopfax"] | changes}
+        config.write_text(json.dumps(document | settings))
+        refused(message)
+    config.write_text(json.dumps(document | {"id2label": {"0": "bad", "2": "good"}}))
+    refused(r"config\.json cannot be used: KeyError\('1'\)")
+    config.write_text(json.dumps(document))
     weights.write_bytes(data[:-3] + bytes([data[-3] ^ 1]) + data[-2:])
-    with pytest.raises(ValueError, match=r"model\.safetensors is damaged: its SHA-256 differs"):
-        Classifier.load(tmp_path / "one")
-    (tmp_path / "one" / "model.safetensors.sha256").unlink()  # as of other programs
-    assert Classifier.load(tmp_path / "one").labels == LABELS
+    refused(r"model\.safetensors is damaged: its SHA-256 differs")
+    (folder / "model.safetensors.sha256").unlink()  # as of other programs
+    assert Classifier.load(folder).labels == LABELS
     weights.write_bytes(data[:-1])
-    with pytest.raises(ValueError, match=r"model\.safetensors is incomplete"):
-        Classifier.load(tmp_path / "one")
+    refused(r"model\.safetensors is incomplete")
 
 
 def test_a_failed_save_leaves_nothing(small, tmp_path):
@@ -173,6 +153,9 @@ def test_a_failed_save_leaves_nothing(small, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError, match=r"file/one'$"):
         small.save(tmp_path / "file" / "one")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(FileExistsError, match="exists"):
+        small.save(tmp_path / "folder")
 
 
 def test_long_texts_are_truncated_with_a_warning(small):
@@ -187,56 +170,41 @@ def test_long_texts_are_truncated_with_a_warning(small):
 
 
 @pytest.mark.parametrize(
-    "texts, error, message",
+    ("changes", "texts", "message"),
     [
-        ("a film", TypeError, "texts must be several strings, got one: 'a film'"),
-        (["a film", "  "], ValueError, "text 1 is empty"),
-        (["a film", ("a", "\u200b\0")], ValueError, "text 1 is empty"),
-        (["a", ("b", "\ud800")], ValueError, "text 1 has a character that is not valid Unicode"),
-        ([], ValueError, "texts must not be empty"),
-        ([(("a", "b"), ("c", "d"))], TypeError, "text 0 must be .* a pair of strings, got choices"),
+        ({}, "a film", "texts must be several strings, got one: 'a film'"),
+        ({}, ["a film", ("a", "\u200b\0")], "text 1 is empty"),
+        ({}, ["a", ("b", "\ud800")], "text 1 has a character that is not valid Unicode"),
+        ({}, [], "texts must not be empty"),
+        ({}, [(("a", "b"), ("c", "d"))], "text 0 must be .* a pair of strings, got choices"),
+        ({"labels": ("bad", "good")}, TEXTS, "labels must name the model's 3 outputs"),
+        ({"labels": ("bad", "good", "bad")}, TEXTS, "labels must be distinct, got bad, good, bad"),
+        ({"labels": (0, "bad", "good")}, TEXTS, r"labels must be strings, got \(0, 'bad', 'good'"),
+        ({"labels": "abc"}, TEXTS, "labels must be several strings, got one: 'abc'"),
+        ({"params": lambda leaf: leaf[None]}, TEXTS, r"of one seed .* shape .*, got \(1, "),
+        (
+            {"params": lambda leaf: leaf.astype("bfloat16")},
+            TEXTS,
+            "float32, got bfloat16 for .*pre",
+        ),
+        ({"params": lambda leaf: leaf * np.nan}, TEXTS, "outputs are not finite for text 0"),
     ],
 )
-def test_bad_texts_are_errors(small, texts, error, message):
-    with pytest.raises(error, match=message):
-        small.predict(texts)
+def test_wrong_parts_and_texts_are_errors(small, changes, texts, message):
+    params = jax.tree.map(changes.get("params", lambda leaf: leaf), small.params)
+    with pytest.raises((TypeError, ValueError), match=message):
+        Classifier(small.model, params, VOCABULARY, changes.get("labels", LABELS)).predict(texts)
 
 
-def test_labels_and_vocabulary_must_fit_the_model(small):
-    for labels, message in (
-        (("bad", "good"), "labels must name the model's 3 outputs"),
-        (("bad", "good", "bad"), "labels must be distinct, got bad, good, bad"),
-        ((0, "bad", "good"), r"labels must be strings, got \(0, 'bad', 'good'\)"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Classifier(small.model, small.params, VOCABULARY, labels)
-    with pytest.raises(TypeError, match="labels must be several strings, got one: 'abc'"):
-        Classifier(small.model, small.params, VOCABULARY, "abc")
-    larger = dataclasses.replace(VOCABULARY, tokens=(*VOCABULARY.tokens, "more"))
-    smaller = dataclasses.replace(VOCABULARY, tokens=VOCABULARY.tokens[:-9])
-    for other in (larger, smaller):
+def test_vocabulary_and_parameters_must_fit_the_model(small):
+    for tokens in ((*VOCABULARY.tokens, "more"), VOCABULARY.tokens[:-9]):
         message = f"must have {math.ceil(0.9 * VOCABULARY.size)} to {VOCABULARY.size} tokens"
         with pytest.raises(ValueError, match=message):
+            other = dataclasses.replace(VOCABULARY, tokens=tokens)
             Classifier(small.model, small.params, other, LABELS)
-
-
-def test_parameters_must_be_of_one_seed(small):
-    stacked = jax.tree.map(lambda leaf: leaf[None], small.params)
-    message = r"params must be of one seed of the model: .* must have shape .*, got \(1, "
-    with pytest.raises(ValueError, match=message):
-        Classifier(small.model, stacked, VOCABULARY, LABELS)
     fewer = {name: leaf for name, leaf in small.params.items() if name != "norm"}
     with pytest.raises(ValueError, match=r"missing tensor norm\.bias, and 1 more"):
         Classifier(small.model, fewer, VOCABULARY, LABELS)
-    narrow = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), small.params)
-    with pytest.raises(ValueError, match=r"params must be float32, got bfloat16 for .*precision"):
-        Classifier(small.model, narrow, VOCABULARY, LABELS)
-
-
-def test_outputs_that_are_not_finite_have_no_label(small):
-    broken = jax.tree.map(lambda leaf: leaf * np.nan, small.params)
-    with pytest.raises(ValueError, match="outputs are not finite for text 0"):
-        Classifier(small.model, broken, VOCABULARY, LABELS).predict(TEXTS)
 
 
 @pytest.mark.parametrize(

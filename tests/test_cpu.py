@@ -1,5 +1,3 @@
-"""CPU optimizations leave results unchanged."""
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -38,22 +36,18 @@ def test_derived_keys_equal_those_of_jax(key):
         np.testing.assert_array_equal(data, expected)
 
 
-def test_other_keys_are_returned_unchanged(monkeypatch):
-    other = jax.random.key(0, impl="rbg")
+def test_other_keys_are_returned_unchanged_and_raw_ones_wrapped(monkeypatch):
+    other, old = jax.random.key(0, impl="rbg"), jax.random.PRNGKey(7)
+    np.testing.assert_array_equal(jax.random.key_data(quick(old)), old)
+    assert quick(jax.random.split(old, 3)).shape == (3,)
+    with pytest.raises(TypeError, match="uint32"):
+        quick(jnp.zeros(2, int))
     assert quick(other) is other
     assert quick(quick(KEYS[0])).dtype == quick(KEYS[0]).dtype
     with jax.threefry_partitionable(False):
         assert quick(KEYS[0]) is KEYS[0]
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     assert quick(KEYS[0]) is KEYS[0]
-
-
-def test_raw_keys_are_wrapped():
-    old = jax.random.PRNGKey(7)
-    np.testing.assert_array_equal(jax.random.key_data(quick(old)), old)
-    assert quick(jax.random.split(old, 3)).shape == (3,)
-    with pytest.raises(TypeError, match="uint32"):
-        quick(jnp.zeros(2, int))
 
 
 def test_a_group_is_the_largest_divisor_that_fits(monkeypatch):

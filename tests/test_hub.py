@@ -1,5 +1,3 @@
-"""Folders of models by path and by name on the hub."""
-
 import sys
 import types
 from fnmatch import fnmatch
@@ -8,10 +6,6 @@ from pathlib import Path
 import pytest
 
 from hopfax.hub import local_path, model_folder
-
-
-def test_a_folder_is_itself(tmp_path):
-    assert model_folder(str(tmp_path)) == model_folder(tmp_path) == tmp_path
 
 
 @pytest.mark.parametrize("name", ["gpt2", "a/b/c", ""])
@@ -42,14 +36,15 @@ def test_a_hub_name_is_downloaded(tmp_path, monkeypatch):
     assert asked == FILES[:-3]
 
 
-def test_a_name_that_starts_with_a_tilde_may_be_a_file(tmp_path, monkeypatch):
+def test_a_path_that_exists_is_taken_literally(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home")
+    assert (local_path("~"), local_path("~/a")) == (Path("/home"), Path("/home/a"))
     with pytest.raises(FileNotFoundError, match="'~nobody-here' is not a folder"):
         model_folder("~nobody-here")
-    (tmp_path / "~nobody-here").mkdir()
-    assert model_folder("./~nobody-here") == Path("~nobody-here")
-    assert local_path("~/a") == Path("/home/a")
+    for name in ("~", "~nobody-here"):
+        (tmp_path / name).mkdir()
+        assert local_path(name) == model_folder(f"./{name}") == Path(name)
 
 
 def test_errors_without_the_network_or_the_package(monkeypatch):
@@ -57,9 +52,7 @@ def test_errors_without_the_network_or_the_package(monkeypatch):
         raise ConnectionError("no route to host\nmore")
 
     hub = types.SimpleNamespace(snapshot_download=snapshot_download)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
-    with pytest.raises(FileNotFoundError, match=r"cannot be downloaded .* no route to host$"):
-        model_folder("someone/a-model")
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(FileNotFoundError, match="pip install huggingface_hub"):
-        model_folder("someone/a-model")
+    for package, message in ((hub, "downloaded .* no route to host$"), (None, "pip install hugg")):
+        monkeypatch.setitem(sys.modules, "huggingface_hub", package)
+        with pytest.raises(FileNotFoundError, match=message):
+            model_folder("someone/a-model")

@@ -36,20 +36,3 @@ def test_notebook_runs(path, monkeypatch):
     shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert not [output for output in shown if output.get("name") == "stderr"]
     assert any("image/png" in output.get("data", {}) for output in shown)
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=short)
-def test_stored_notebook_reads_well_and_is_small(path):
-    notebook = nbformat.read(path, as_version=4)
-    nbformat.validate(notebook)
-    assert path.stat().st_size < 200_000
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
-    outputs = [output for cell in code for output in cell.outputs]
-    assert not [o for o in outputs if o.output_type == "error" or o.get("name") == "stderr"]
-    for cell in code:
-        # Every picture is followed by words on what it shows.
-        if any("image/png" in output.get("data", {}) for output in cell.outputs):
-            following = notebook.cells[notebook.cells.index(cell) + 1]
-            assert following.cell_type == "markdown"
-            assert "**What to see.**" in following.source

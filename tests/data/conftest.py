@@ -1,5 +1,3 @@
-"""An empty cache of tokenized rows for every test."""
-
 import pytest
 
 

@@ -63,30 +63,17 @@ def test_built_rows_are_the_raw_rows(tmp_path, builders, name):
     assert "tensorflow" not in sys.modules
 
 
-def test_tfds_finds_the_set_by_name(tmp_path, builders):
+def test_tfds_and_load_task_find_the_set(tmp_path, builders):
     import tensorflow_datasets as tfds
 
-    write_raw(tmp_path / "raw", "mrpc")
+    write_raw(tmp_path / "raw", "mrpc", rows=30)
     builders.build("mrpc", tfds_dir=tmp_path / "sets", raw_dir=tmp_path / "raw")
     source = tfds.data_source("hopfax_tasks/mrpc", split="validation", data_dir=tmp_path / "sets")
     assert source[0]["1_string"].decode() == 'validation "#1 String" é 0'
     assert source[0]["label"] == 0 and source[1]["label"] == 1
-
-
-def test_a_task_loads_from_its_built_set(tmp_path, builders):
-    write_raw(tmp_path / "raw", "stsb", rows=30)
-    builders.build("stsb", tfds_dir=tmp_path / "sets", raw_dir=tmp_path / "raw")
-    built, raw = (load_task("stsb", data_dir=tmp_path / folder) for folder in ("sets", "raw"))
+    built, raw = (load_task("mrpc", data_dir=tmp_path / folder) for folder in ("sets", "raw"))
     for one, two in zip([*built.train, *built.test], [*raw.train, *raw.test], strict=True):
         assert one.tobytes() == two.tobytes() and one.dtype == two.dtype
-
-
-def test_dev_only_set(tmp_path, builders):
-    write_raw(tmp_path / "raw", "qnli")
-    (tmp_path / "raw" / "QNLI" / "train.tsv").unlink()
-    builders.build("qnli", tfds_dir=tmp_path / "sets", raw_dir=tmp_path / "raw")
-    with pytest.raises(FileNotFoundError, match=r"no train .* QNLI.*\(built splits: validation\)"):
-        builders.read_built(task("qnli"), tmp_path / "sets", "train")
 
 
 def test_a_set_built_from_other_files_is_an_error(tmp_path, builders):
@@ -101,16 +88,21 @@ def test_a_set_built_from_other_files_is_an_error(tmp_path, builders):
 
 
 def test_malformed_and_missing_files(tmp_path, builders):
-    write_raw(tmp_path / "raw", "sst2", rows=30)
-    table = (tmp_path / "raw" / "SST-2" / "dev.tsv").read_text()
-    (tmp_path / "raw" / "SST-2" / "dev.tsv").write_text("sentence\tlabel\nfine\t7\n")
+    raw, sets, dev = tmp_path / "raw", tmp_path / "sets", tmp_path / "raw" / "SST-2" / "dev.tsv"
+    write_raw(raw, "sst2", rows=30)
+    table = dev.read_text()
+    dev.write_text("sentence\tlabel\nfine\t7\n")
     with pytest.raises(ValueError, match=r"dev\.tsv, line 2: unknown label '7'"):
-        builders.build("sst2", tfds_dir=tmp_path / "raw", raw_dir=tmp_path / "raw")
-    (tmp_path / "raw" / "SST-2" / "dev.tsv").write_text(table)
-    assert load_task("sst2", data_dir=tmp_path / "raw").spec.name == "sst2"  # from the raw files
+        builders.build("sst2", tfds_dir=raw, raw_dir=raw)
+    dev.write_text(table)
+    assert load_task("sst2", data_dir=raw).spec.name == "sst2"  # from the raw files
     with pytest.raises(FileNotFoundError, match=r"no validation split.*\(built splits: none"):
-        builders.read_built(task("sst2"), tmp_path / "sets", "validation")
+        builders.read_built(task("sst2"), sets, "validation")
+    (raw / "SST-2" / "train.tsv").unlink()
+    builders.build("sst2", tfds_dir=sets, raw_dir=raw)
+    with pytest.raises(FileNotFoundError, match=r"no train .* SST-2.*\(built splits: validation\)"):
+        builders.read_built(task("sst2"), sets, "train")
     with pytest.raises(FileNotFoundError, match="no train file of CoLA"):
-        builders.build("cola", tfds_dir=tmp_path / "sets", raw_dir=tmp_path / "raw")
+        builders.build("cola", tfds_dir=sets, raw_dir=raw)
     with pytest.raises(ValueError, match="sentiment is synthetic"):
-        builders.build("sentiment", tfds_dir=tmp_path / "sets")
+        builders.build("sentiment", tfds_dir=sets)

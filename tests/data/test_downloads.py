@@ -37,8 +37,6 @@ def test_the_outermost_files_of_an_archive_become_raw_files(tmp_path):
     files = sorted(file.name for file in tmp_path.rglob("*") if file.is_file())
     assert files == ["SST-2.zip", "dev.tsv", "train.tsv"]
 
-
-def test_an_archive_without_a_split(tmp_path):
     with pytest.raises(ValueError, match=r"SST-2\.zip has no train\.tsv"):
         extract(task("sst2"), [archive(tmp_path, {"SST-2/dev.tsv": "x"})], tmp_path / "raw")
 

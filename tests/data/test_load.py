@@ -5,6 +5,7 @@ import pytest
 
 from hopfax.data import TASKS, load_task, task
 
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "was")
 COMPLETE = ["cola", "sst2", "mrpc", "stsb", "rte", "wnli", "copa", "wic", "wsc"]
 
 
@@ -16,15 +17,17 @@ def write_sst2(folder):
 
 
 @pytest.mark.parametrize("name", ["sentiment", "entailment", "paraphrase"])
-def test_synthetic_tasks_require_no_files(name):
-    data, few = load_task(name), load_task(name, train_size=64)
+def test_synthetic_tasks_require_no_files(tmp_path, name):
+    (tmp_path / "vocab.txt").write_text("\n".join(WORDS))
+    data, few = load_task(name), load_task(name, vocabulary=tmp_path, train_size=64)
+    assert few.vocabulary.tokens == WORDS
     sizes = [len(part.labels) for part in (few.train, data.train, data.validation, data.test)]
     assert sizes == [64, 2000, 400, 500]
     assert data.train.ids.max() < data.vocab_size < 512 and data.pad_id == 0
     assert not data.is_partial
 
 
-def test_train_file_is_split_without_overlap(tmp_path):
+def test_train_file_is_split_without_overlap(tmp_path, monkeypatch):
     write_sst2(tmp_path)
     data, few = (load_task("sst2", data_dir=tmp_path, train_size=size) for size in (None, 10))
     assert data.validation.index.tolist() == few.validation.index.tolist()
@@ -36,20 +39,9 @@ def test_train_file_is_split_without_overlap(tmp_path):
     assert "tra" in data.vocabulary.tokens and "dev" not in data.vocabulary.tokens
     with pytest.raises(ValueError, match=r"train_size must be at most 45 \(sst2 has 50 .* got 46"):
         load_task("sst2", data_dir=tmp_path, train_size=46)
-
-
-def test_missing_training_rows_make_a_task_partial(tmp_path, monkeypatch):
-    write_sst2(tmp_path)
     monkeypatch.setitem(TASKS, "sst2", dataclasses.replace(task("sst2"), train_rows=50))
     assert not load_task("sst2", data_dir=tmp_path).is_partial
     assert load_task("sst2", data_dir=tmp_path, train_size=44).is_partial
-
-
-def test_vocabulary_from_a_file(tmp_path):
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "was"]
-    (tmp_path / "vocab.txt").write_text("\n".join(words))
-    data = load_task("sentiment", vocabulary=tmp_path / "vocab.txt", train_size=8)
-    assert data.vocabulary.tokens == tuple(words)
 
 
 @pytest.mark.filterwarnings("ignore:.* are truncated")  # RTE has long texts

@@ -157,34 +157,3 @@ def test_labels_are_balanced_and_sentences_short(name):
     assert len(counts) == len(task(name).labels) and np.ptp(counts) <= 1
     sentences = [text.split() for row in rows for text in row.texts[0]]
     assert max(map(len, sentences)) <= 20 and len(set().union(*sentences)) <= 200
-
-
-FUNCTION = words(
-    "the was but although , even if not never hardly at all by no means very truly quite so "
-    "every each almost many a any one found some least certain single in inside within on "
-    "upon top of under beneath below near close to next behind back before prior when after "
-    "as soon because since though unless except while time that"
-)
-
-
-@pytest.mark.parametrize("name", READ)
-@pytest.mark.parametrize("kind", ["content", "function"])
-def test_a_bag_of_content_or_of_function_words_does_not_solve_it(name, kind):
-    columns = {}
-
-    def features_and_labels(split, size):
-        rows = synthetic_split(name, split, size=size, seed=0)
-        counts = np.zeros((size, 500))
-        counts[:, 0] = 1
-        for number, row in enumerate(rows):
-            for position, text in enumerate(row.texts[0]):
-                for word in text.split():
-                    if (word in FUNCTION) == (kind == "function"):
-                        column = columns.setdefault((position, word), len(columns) + 1)
-                        counts[number, column] += 1
-        return counts, np.array([row.label for row in rows])
-
-    features, labels = features_and_labels("train", 3000)
-    weights = np.linalg.solve(features.T @ features + np.eye(500), features.T @ (labels - 0.5))
-    features, labels = features_and_labels("test", 1000)
-    assert np.mean((features @ weights > 0) == labels) < 0.7

@@ -1,5 +1,3 @@
-"""Wrong arguments are errors that name them."""
-
 from functools import partial
 
 import jax
@@ -10,202 +8,129 @@ import pytest
 from hopfax import hopfield
 
 KEY, STATE, PATTERNS = jax.random.key(0), jnp.ones(4), jnp.ones((3, 4))
-retrieve, energy, update, trajectory = (
-    partial(getattr(hopfield, name), STATE, PATTERNS, beta=1.0)
-    for name in ("retrieve", "energy", "update", "trajectory")
+COMPLEX, EMPTY = PATTERNS.astype(complex), PATTERNS[:0]
+retrieve, trajectory = (
+    partial(function, query=STATE, patterns=PATTERNS, beta=1.0)
+    for function in (hopfield.retrieve, hopfield.trajectory)
 )
-attend = partial(hopfield.attend, PATTERNS, PATTERNS, PATTERNS, beta=1.0)
-noise = partial(hopfield.gaussian_noise, KEY, PATTERNS)
+energy, update = (
+    partial(function, state=STATE, patterns=PATTERNS, beta=1.0)
+    for function in (hopfield.energy, hopfield.update)
+)
+attend = partial(hopfield.attend, queries=PATTERNS, keys=PATTERNS, values=PATTERNS, beta=1.0)
+noise = partial(hopfield.gaussian_noise, key=KEY, signal=PATTERNS, sigma=1.0)
+esr = partial(hopfield.esr_penalty, keys=PATTERNS)
 denoise = partial(hopfield.denoise, noisy=STATE, patterns=PATTERNS, sigma=1.0)
 normalized = partial(
     hopfield.denoise_normalized, STATE, PATTERNS, offset=STATE, scale=STATE, bias=STATE, epsilon=0.0
 )
+candidates = partial(hopfield.candidates, noisy=STATE, patterns=PATTERNS, count=1)
+radius = partial(hopfield.certified_radius, patterns=PATTERNS)
+estimate = partial(hopfield.estimate_sigma, noisy=PATTERNS, patterns=PATTERNS)
+capacity = partial(hopfield.capacity_snr_db, entropy_bits=10.0, width=2)
+bound, rate = (
+    partial(function, patterns=PATTERNS, sigma=1.0)
+    for function in (hopfield.recovery_bound, hopfield.recovery_rate)
+)
+AT_LEAST_ONE = r"patterns, width\) with at least one pattern, got \(0, 4\)"
 
 
-@pytest.mark.parametrize("call", [retrieve, energy, update, trajectory, attend])
 @pytest.mark.parametrize(
-    ("options", "error", "words"),
+    ("call", "options", "words"),
     [
-        ({"beta": 0}, ValueError, "beta must be > 0 and finite, got 0"),
-        ({"beta": jnp.float32(np.nan)}, ValueError, "beta must be > 0 and finite, got nan"),
-        ({"beta": np.inf}, ValueError, "beta must be > 0 and finite, got inf"),
-        ({"beta": STATE}, ValueError, r"beta must have shape \(\), got \(4,\): use jax.vmap"),
-        ({"mask": np.ones(3)}, TypeError, "mask must be boolean, True where real, got float"),
-        ({"mask": [True]}, ValueError, r"mask must have shape \(3,\), got \(1,\)"),
+        *(
+            (call, options, words)
+            for call in (retrieve, energy, update, trajectory, attend)
+            for options, words in (
+                ({"beta": 0}, "beta must be > 0 and finite, got 0"),
+                ({"beta": jnp.float32(np.nan)}, "beta must be > 0 and finite, got nan"),
+                ({"beta": STATE}, r"beta must have shape \(\), got \(4,\): use jax.vmap"),
+                ({"mask": np.ones(3)}, "mask must be boolean, True where real, got float"),
+                ({"mask": [True]}, r"mask must have shape \(3,\), got \(1,\)"),
+            )
+        ),
+        # A batch of as many queries as coordinates would pass through the products unnoticed.
+        (retrieve, {"query": jnp.eye(4)}, "query .* use jax.vmap"),
+        (retrieve, {"query": STATE[:3]}, r"got \(3,\) and \(3, 4\)$"),
+        (retrieve, {"beta": np.inf}, "beta must be > 0 and finite, got inf"),
+        (retrieve, {"tol": -1.0}, "tol must be >= 0, got -1"),
+        (retrieve, {"max_steps": 0}, "max_steps must be >= 1, got 0"),
+        (retrieve, {"max_steps": 2.5}, "max_steps must be an integer, got 2.5"),
+        (retrieve, {"gradient": "none"}, "'none'"),
+        (energy, {"state": STATE[:3]}, r"got \(3,\) and \(3, 4\)$"),
+        (update, {"state": jnp.eye(4)}, "state .* use jax.vmap"),
+        (update, {"state": STATE.astype(complex)}, "must be real, got complex"),
+        (trajectory, {"query": STATE[:3]}, r"got \(3,\) and \(3, 4\)$"),
+        (trajectory, {"num_steps": 0}, "num_steps must be >= 1, got 0"),
+        (attend, {"queries": STATE}, r"queries, keys and values .* got \(4,\)"),
+        (attend, {"queries": jnp.eye(3)}, r"got \(3, 3\), \(3, 4\)"),
+        (attend, {"values": jnp.eye(4)}, r"and \(4, 4\)"),
+        (attend, {"tol": np.nan}, "tol must be >= 0, got nan"),
+        (attend, {"max_steps": -1}, "max_steps must be >= 0, got -1"),
+        (attend, {"stop": "soon"}, "'soon'"),
+        (attend, {"readout_beta": -1.0}, "beta must be > 0 and finite, got -1"),
+        (hopfield.gini, {"keys": jnp.ones((2, 3, 4))}, r"keys must have .* got \(2, 3, 4\): use"),
+        (hopfield.key_spectrum, {"keys": COMPLEX}, "must be real"),
+        (partial(hopfield.eigen_entropy, PATTERNS), {"entropy": "vn"}, r"\('shannon', .*got 'vn'"),
+        (esr, {"keys": jnp.ones((3, 1))}, "width must be >= 2, got 1"),
+        (esr, {"keys": EMPTY}, r"got shape \(0, 4\)"),
+        (esr, {"target": jnp.ones(2)}, r"target must have shape \(\), got \(2,\)"),
+        (partial(hopfield.snr_db, PATTERNS), {"noise": jnp.eye(4)}, "signal and noise"),
+        (partial(hopfield.matched_sigma, COMPLEX), {"snr_db": 0.0}, "must be real"),
+        (noise, {"signal": STATE}, r"signal .* got \(4,\)$"),
+        (noise, {"signal": COMPLEX}, "must be real, got complex"),
+        (noise, {"key": 0}, "key must be a random key, .* got 0"),
+        (noise, {"sigma": STATE}, r"sigma must have shape \(\), got \(4,\)"),
+        (noise, {"sigma": -0.1}, "sigma must be >= 0, got -0.1"),
+        (denoise, {"sigma": 0.0}, "sigma must be > 0 and finite, got 0.0"),
+        (denoise, {"sigma": np.nan}, "must be > 0 and finite, got nan"),
+        (denoise, {"sigma": np.ones(2)}, r"sigma must have shape \(\), got \(2,\)"),
+        (denoise, {"noisy": np.ones(3)}, r"got \(3,\) and \(3, 4\)"),
+        (denoise, {"patterns": EMPTY}, AT_LEAST_ONE),
+        (denoise, {"patterns": COMPLEX}, "must be real, got complex"),
+        (denoise, {"block_size": 0}, "block_size must be >= 1, got 0"),
+        (denoise, {"mask": np.ones(4, bool)}, r"mask must have shape \(3,\), got \(4,\)"),
+        (denoise, {"log_prior": np.ones(4)}, r"log_prior must have shape \(3,\), got \(4,\)"),
+        (denoise, {"log_prior": [0, np.nan, 0]}, "log_prior must be finite or -inf, got nan"),
+        (denoise, {"log_prior": [0, np.inf, 0]}, "log_prior must be finite or -inf, got inf"),
+        (denoise, {"log_prior": 1j * np.ones(3)}, "must be real, got complex"),
+        (normalized, {"offset": np.ones(3)}, r"got \(4,\), \(3,\), \(4,\) and \(4,\)"),
+        (normalized, {"scale": 2.0}, r"got \(4,\), \(4,\), \(\) and \(4,\)"),
+        (normalized, {"bias": 0.0}, r"got \(4,\), \(4,\), \(4,\) and \(\)"),
+        (normalized, {"epsilon": -1.0}, "epsilon must be >= 0 and finite, got -1.0"),
+        (candidates, {"patterns": EMPTY}, AT_LEAST_ONE),
+        (candidates, {"count": 4}, r"in \[1, 3\], got 4"),
+        (radius, {"patterns": EMPTY}, AT_LEAST_ONE),
+        (radius, {"patterns": STATE}, r"got \(4,\)"),
+        (estimate, {"patterns": EMPTY}, AT_LEAST_ONE),
+        (estimate, {"noisy": PATTERNS[:, :3]}, r"got \(3, 3\) and \(3, 4\)"),
+        (estimate, {"noisy": STATE}, r"must have shape \(tokens, width\) and \(patterns, width\)"),
+        (estimate, {"noisy": EMPTY}, r"noisy must have one or more tokens, got shape \(0, 4\)"),
+        (estimate, {"noisy": COMPLEX}, "must be real"),
+        (capacity, {"entropy_bits": -1.0}, "entropy_bits must be > 0"),
+        (capacity, {"width": 0}, "width must be >= 1, got 0"),
+        (capacity, {"spectrum": STATE / 4}, r"spectrum must have shape \(2,\), got \(4,\)"),
+        (capacity, {"spectrum": STATE[:2]}, r"sum of spectrum must be in \[0, 1.001\], got 2"),
+        (capacity, {"spectrum": jnp.array([1.5, -0.5])}, "spectrum must be >= 0"),
+        (bound, {"patterns": EMPTY}, AT_LEAST_ONE),
+        (bound, {"index": [3]}, "index must be at least 0 and below 3, got 3"),
+        (rate, {"index": [-1]}, "index must .* got -1"),
+        (rate, {"index": [0.5]}, "index must hold integers, got float64"),
+        (rate, {"index": 3}, r"index must have shape \(rows,\), got \(\)"),
     ],
 )
-def test_beta_and_mask(call, options, error, words):
-    with pytest.raises(error, match=words):
+def test_messages(call, options, words):
+    with pytest.raises((TypeError, ValueError), match=words):
         call(**options)
 
 
-@pytest.mark.parametrize(
-    ("error", "words", "call"),
-    [
-        # A batch of as many queries as coordinates would pass through the products unnoticed.
-        (
-            ValueError,
-            "query .* use jax.vmap",
-            lambda: hopfield.retrieve(jnp.eye(4), PATTERNS, beta=1.0),
-        ),
-        (
-            ValueError,
-            "state .* use jax.vmap",
-            lambda: hopfield.update(jnp.eye(4), PATTERNS, beta=1.0),
-        ),
-        *(
-            (ValueError, r"got \(3,\) and \(3, 4\)$", partial(call, STATE[:3], PATTERNS, beta=1.0))
-            for call in (hopfield.energy, hopfield.update, hopfield.retrieve, hopfield.trajectory)
-        ),
-        (ValueError, "num_steps must be >= 1, got 0", lambda: trajectory(num_steps=0)),
-        (
-            ValueError,
-            r"queries, keys and values .* got \(4,\)",
-            lambda: hopfield.attend(STATE, PATTERNS, PATTERNS, beta=1.0),
-        ),
-        (
-            ValueError,
-            r"got \(3, 3\), \(3, 4\)",
-            lambda: hopfield.attend(jnp.eye(3), *2 * [PATTERNS], beta=1.0),
-        ),
-        (
-            ValueError,
-            r"and \(4, 4\)",
-            lambda: hopfield.attend(*2 * [PATTERNS], jnp.eye(4), beta=1.0),
-        ),
-        (ValueError, "tol must be >= 0, got -1", lambda: retrieve(tol=-1.0)),
-        (ValueError, "max_steps must be >= 1, got 0", lambda: retrieve(max_steps=0)),
-        (ValueError, "'none'", lambda: retrieve(gradient="none")),
-        (ValueError, "tol must be >= 0, got nan", lambda: attend(tol=np.nan)),
-        (ValueError, "max_steps must be >= 0, got -1", lambda: attend(max_steps=-1)),
-        (ValueError, "'soon'", lambda: attend(stop="soon")),
-        (ValueError, "beta must be > 0 and finite, got -1", lambda: attend(readout_beta=-1.0)),
-        (
-            ValueError,
-            r"keys must have .* got \(2, 3, 4\): use",
-            lambda: hopfield.gini(jnp.ones((2, 3, 4))),
-        ),
-        (ValueError, "width must be >= 2, got 1", lambda: hopfield.esr_penalty(jnp.ones((3, 1)))),
-        (ValueError, r"got shape \(0, 4\)", lambda: hopfield.esr_penalty(PATTERNS[:0])),
-        (
-            ValueError,
-            r"one of \('shannon', 'renyi2'\), got 'vn'",
-            lambda: hopfield.eigen_entropy(PATTERNS, entropy="vn"),
-        ),
-        (ValueError, "signal and noise", lambda: hopfield.snr_db(PATTERNS, jnp.eye(4))),
-        (
-            ValueError,
-            r"signal .* got \(4,\)$",
-            lambda: hopfield.gaussian_noise(KEY, STATE, sigma=1.0),
-        ),
-        (
-            TypeError,
-            "key must be a random key, .* got 0",
-            lambda: hopfield.gaussian_noise(0, PATTERNS, sigma=1.0),
-        ),
-        (TypeError, "max_steps must be an integer, got 2.5", lambda: retrieve(max_steps=2.5)),
-        (
-            TypeError,
-            "must be real, got complex",
-            lambda: hopfield.update(STATE.astype(complex), PATTERNS, beta=1.0),
-        ),
-        (
-            TypeError,
-            "must be real, got complex",
-            lambda: hopfield.gaussian_noise(KEY, PATTERNS.astype(complex), sigma=1.0),
-        ),
-        (
-            ValueError,
-            r"target must have shape \(\), got \(2,\)",
-            lambda: hopfield.esr_penalty(PATTERNS, target=jnp.ones(2)),
-        ),
-        (ValueError, r"sigma must have shape \(\), got \(4,\)", lambda: noise(sigma=STATE)),
-        (ValueError, "sigma must be >= 0, got -0.1", lambda: noise(sigma=-0.1)),
-        (ValueError, "sigma must be >= 0, got nan", lambda: noise(sigma=np.nan)),
-        *(
-            (ValueError, words, partial(denoise, **options))
-            for options, words in (
-                ({"sigma": 0.0}, "sigma must be > 0 and finite, got 0.0"),
-                ({"sigma": np.nan}, "must be > 0 and finite, got nan"),
-                ({"sigma": np.ones(2)}, r"sigma must have shape \(\), got \(2,\)"),
-                ({"noisy": np.ones(3)}, r"got \(3,\) and \(3, 4\)"),
-                ({"patterns": np.ones((0, 4))}, r"at least one pattern, got \(0, 4\)"),
-                ({"block_size": 0}, "block_size must be >= 1, got 0"),
-                ({"log_prior": np.ones(4)}, r"log_prior must have shape \(3,\), got \(4,\)"),
-                ({"mask": np.ones(4, bool)}, r"mask must have shape \(3,\), got \(4,\)"),
-                ({"log_prior": [0, np.nan, 0]}, "log_prior must be finite or -inf, got nan"),
-                ({"log_prior": [0, np.inf, 0]}, "log_prior must be finite or -inf, got inf"),
-            )
-        ),
-        (
-            TypeError,
-            "must be real, got complex",
-            partial(denoise, patterns=PATTERNS.astype(complex)),
-        ),
-        (TypeError, "must be real, got complex", partial(denoise, log_prior=1j * np.ones(3))),
-        *(
-            (ValueError, words, partial(normalized, **options))
-            for options, words in (
-                ({"offset": np.ones(3)}, r"got \(4,\), \(3,\), \(4,\) and \(4,\)"),
-                ({"scale": 2.0}, r"got \(4,\), \(4,\), \(\) and \(4,\)"),
-                ({"bias": 0.0}, r"got \(4,\), \(4,\), \(4,\) and \(\)"),
-                ({"epsilon": -1.0}, "epsilon must be >= 0 and finite, got -1.0"),
-            )
-        ),
-        *(
-            (ValueError, r"patterns, width\) with at least one pattern, got \(0, 4\)", call)
-            for call in (
-                lambda: hopfield.certified_radius(PATTERNS[:0]),
-                lambda: hopfield.recovery_bound(PATTERNS[:0], sigma=1.0),
-                lambda: hopfield.candidates(STATE, PATTERNS[:0], count=1),
-                lambda: hopfield.estimate_sigma(PATTERNS, PATTERNS[:0]),
-            )
-        ),
-        (ValueError, r"got \(4,\)", lambda: hopfield.certified_radius(STATE)),
-        (
-            ValueError,
-            "got .3, 3. and .3, 4",
-            lambda: hopfield.estimate_sigma(PATTERNS[:, :3], PATTERNS),
-        ),
-        (ValueError, "entropy_bits must be > 0", lambda: hopfield.capacity_snr_db(-1.0, width=8)),
-        (ValueError, "width must be >= 1, got 0", lambda: hopfield.capacity_snr_db(10.0, width=0)),
-        (
-            ValueError,
-            r"spectrum must have shape \(8,\), got \(4,\)",
-            lambda: hopfield.capacity_snr_db(10.0, width=8, spectrum=jnp.ones(4) / 4),
-        ),
-        (
-            ValueError,
-            r"sum of spectrum must be in \[0, 1.001\], got 2",
-            lambda: hopfield.capacity_snr_db(10.0, width=2, spectrum=jnp.ones(2)),
-        ),
-        (
-            ValueError,
-            "spectrum must be >= 0",
-            lambda: hopfield.capacity_snr_db(10.0, width=2, spectrum=jnp.array([1.5, -0.5])),
-        ),
-        (ValueError, r"in \[1, 3\], got 4", lambda: hopfield.candidates(STATE, PATTERNS, count=4)),
-        (
-            ValueError,
-            r"must have shape \(tokens, width\) and \(patterns, width\)",
-            lambda: hopfield.estimate_sigma(STATE, PATTERNS),
-        ),
-        (
-            TypeError,
-            "must be real",
-            lambda: hopfield.estimate_sigma(PATTERNS.astype(complex), PATTERNS),
-        ),
-        (TypeError, "must be real", lambda: hopfield.key_spectrum(PATTERNS.astype(complex))),
-        (
-            TypeError,
-            "must be real",
-            lambda: hopfield.matched_sigma(PATTERNS.astype(complex), snr_db=0.0),
-        ),
-    ],
-)
-def test_shapes_and_options(error, words, call):
-    with pytest.raises(error, match=words):
-        call()
+@pytest.mark.parametrize("target", [5, -0.1, np.nan, jnp.float32(2)])
+def test_a_target_out_of_reach_warns(target):
+    with pytest.warns(UserWarning, match=r"must be in \[0, 1\]"):
+        esr(target=target)
+    for within in (0, 0.35, 1, jnp.float32(0.5)):
+        esr(target=within)  # all warnings are errors
+    jax.jit(lambda traced: esr(target=traced))(50.0)
 
 
 @pytest.mark.parametrize("sigma", [1e-300, 1e-46, 1e30])

@@ -20,8 +20,6 @@ TINY = Path(__file__).with_name("released_tiny.npz")
 VOCAB, WIDTH, FF, LABELS = 13, 6, 9, 3
 RUNS = {"": 0.0, "_sigma0.5": 0.5, "_sigma2.0": 2.0}
 
-# -- The released program, slowly ---------------------------------------------------------------
-
 
 def classify(w, ids, mask, *, beta, max_steps, noise=0.0):
     """Design, section 4, column "released program": logits, counts and keys of every layer."""
@@ -137,9 +135,6 @@ def trained(layer, name):
     own = f"hopfield_layers.{layer}.W_key", f"layer_norms.{layer}"
     embeddings = "token_embeddings", "position_embeddings", "layer_norm."
     return name.startswith(own if layer else own + embeddings)
-
-
-# -- The library's side -------------------------------------------------------------------------
 
 
 def esr_of(keys):

@@ -1,6 +1,3 @@
-"""Options of layers and models; wrong ones and wrong inputs are errors that name them."""
-
-import inspect
 from functools import partial
 
 import jax
@@ -10,8 +7,6 @@ import pytest
 from flax import nnx
 
 from hopfax import nn
-from hopfax.nn.encoder import Block
-from hopfax.nn.universal import UniversalEncoder
 
 SIZES = {"width": 6, "num_layers": 1, "ff_width": 8, "max_length": 8}
 X, MASK = jnp.ones((2, 5, 6)), np.ones((2, 5), bool)
@@ -37,14 +32,19 @@ def embed(tokens):
 softmax = partial(attention, nn.SoftmaxAttention)
 
 
+universal = partial(nn.universal_bert, 10, 3)
+recall = partial(nn.recall, tokens=jnp.eye(4), table=jnp.eye(4))
+memory = partial(nn.with_memory, model=tinybert())
+
+
 @pytest.mark.parametrize(
     ("call", "options", "message"),
     [
         (attention, {"num_heads": 4}, "multiple of num_heads >= 1, got 6 and 4"),
         (softmax, {"num_heads": 0}, "multiple of num_heads >= 1, got 6 and 0"),
+        (softmax, {"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
         (attention, {"beta": np.nan}, "beta must be > 0 and finite, got nan"),
         (attention, {"tol": -1.0}, "tol must be >= 0, got -1.0"),
-        (softmax, {"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
         (attention, {"scope": "token"}, r'"query", "text" or "batch", got \'token\''),
         (attention, {"min_steps": 0}, "min_steps must be >= 1, got 0"),
         (attention, {"max_steps": -1}, "got -1"),
@@ -53,37 +53,42 @@ softmax = partial(attention, nn.SoftmaxAttention)
         (encoder, {"dropout": -0.1}, r"dropout must be in \[0, 1\), got -0.1"),
         (encoder, {"embedding_scale": 0}, "embedding_scale must be > 0 and finite, got 0"),
         (encoder, {"num_layers": 0}, "num_layers must be >= 1, got 0"),
-        (decoder, {"num_layers": 0}, "num_layers must be >= 1, got 0"),
         (encoder, {"pooling": "max"}, '"mean" or "cls", got \'max\''),
         (encoder, {"remat": True, "stop_gradient_keys": True}, "remat requires identical blocks"),
         (embed, {"tokens": 9}, "at most max_length=8 tokens, got 9"),
+        (decoder, {"num_layers": 0}, "num_layers must be >= 1, got 0"),
         (decoder, {"reading": "last"}, "mean.*each.*'last'"),
-        (partial(nn.universal_bert, 10, 3), {"num_steps": 0}, "num_steps must be .* 1, got 0"),
+        (universal, {"num_steps": 0}, "num_steps must be .* 1, got 0"),
+        (universal, {"stop_gradient_keys": True}, "stop_gradient_keys must be False"),
+        (nn.find_preset, {"name": "Paper"}, "one of hopfax, paper, algorithm, released, got 'Pap"),
         (
-            partial(nn.universal_bert, 10, 3),
-            {"stop_gradient_keys": True},
-            "stop_gradient_keys must be False",
+            nn.with_precision,
+            {"model": tinybert(), "precision": "float16"},
+            "bfloat16, got 'float16",
         ),
-        (
-            nn.find_preset,
-            {"name": "Paper"},
-            "one of hopfax, paper, algorithm, released, got 'Paper'",
-        ),
-        (
-            partial(nn.with_precision, tinybert()),
-            {"precision": "float16"},
-            "must be float32 or bfloat16, got 'float16'",
-        ),
-        (
-            partial(nn.with_memory, tinybert(embedding_norm=False)),
-            {"site": "embedding"},
-            "requires an encoder with an embedding LayerNorm",
-        ),
+        (recall, {"tokens": jnp.ones((2, 3))}, r"got \(2, 3\) and \(4, 4\)"),
+        (recall, {"tokens": jnp.ones(())}, r"got \(\) and"),
+        (recall, {"log_scale": jnp.zeros(3)}, r"log_scale must have shape \(4,\), got \(3,\)"),
+        (recall, {"log_scale": jnp.full(4, jnp.nan)}, "log_scale must be finite, got nan"),
+        (recall, {"sigma": jnp.ones(3)}, r"sigma must be a number or have shape \(4,\), got \(3,"),
+        (recall, {"sigma": jnp.zeros(4)}, "sigma must be > 0 and finite, got 0.0"),
+        (memory, {"site": "tokens"}, 'site must be "token" or "embedding", got \'tokens\''),
+        (memory, {"model": nn.with_memory(tinybert())}, "already has memory"),
+        (memory, {"model": tinybert(embedding_norm=False), "site": "embedding"}, "a.* LayerNorm"),
+        (memory, {"model": {}}, r"must be a Functional, .* got a dict"),
+        (memory, {"model": decoder()}, "model must be an Encoder, got one with parameters"),
+        (memory, {"sigma": 0}, "sigma must be > 0 and finite, got 0"),
     ],
 )
 def test_options(call, options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         call(**options)
+
+
+def test_parameters_without_memory():
+    params = tinybert().init(jax.random.key(0))
+    with pytest.raises(ValueError, match='params must have an entry "memory"'):
+        memory().apply(params, jnp.ones((1, 3), int))
 
 
 @pytest.mark.parametrize("call", [attention, softmax])
@@ -99,15 +104,3 @@ def test_options(call, options, message):
 def test_inputs_of_attention(call, x, mask, error, words):
     with pytest.raises(error, match=words):
         call(x=x, mask=mask)
-
-
-@pytest.mark.parametrize(
-    "module",
-    [each for each in vars(nn).values() if isinstance(each, type) and issubclass(each, nnx.Module)]
-    + [Block, UniversalEncoder],
-)
-def test_modules_show_the_arguments_of_their_constructors(module):
-    _, *expected = inspect.signature(module.__init__).parameters.values()
-    assert [*inspect.signature(module).parameters.values()] == expected
-    _, *expected = inspect.signature(module.__call__).parameters.values()
-    assert [*inspect.signature(object.__new__(module)).parameters.values()] == expected

@@ -82,12 +82,11 @@ def test_softmax_attention_drops_weights(x, redraw):
     layer = softmax_layer(dropout=0.5)
     params = redraw(layer)
     keys = jax.random.split(jax.random.key(0), 2000)
-    output = jax.vmap(lambda key: layer.apply(params, x, MASK, key=key).values)(keys)
-    plain = layer.apply(params, x, MASK).values
+    output = jax.vmap(lambda key: layer.apply(params, x, MASK, key=key).values[MASK])(keys)
     error = jnp.std(output, axis=0) / len(keys) ** 0.5
     # The read-out is linear in the weights, so that their mean is kept.
-    assert np.all(np.abs(output.mean(0) - plain)[MASK] < 5 * error[MASK] + 1e-6)
-    assert np.all(np.std(output, axis=0)[MASK] > 0)
+    plain = layer.apply(params, x, MASK).values[MASK]
+    assert np.all(np.abs(output.mean(0) - plain) < 5 * error + 1e-6) and np.all(error > 0)
 
 
 @pytest.mark.parametrize("name", ["hopfax", "paper"])
@@ -163,43 +162,29 @@ def test_padding_changes_nothing_but_in_the_released_program(x, redraw, name):
     assert np.abs(content[MASK]).max() > 1e-3
 
 
-@pytest.mark.parametrize(("gradient", "stop"), [("implicit", "relative"), ("unrolled", "absolute")])
-def test_padded_queries_take_one_step(x, redraw, gradient, stop):
-    layer = hopfield_layer(gradient=gradient, stop=stop)
-    params = redraw(layer)
-    output = layer.apply(params, jnp.asarray(x, jnp.float32), MASK)
-    padded = np.broadcast_to(~MASK[:, None], output.num_steps.shape)
-    assert set(output.num_steps[padded].tolist()) == {1}
-    assert output.num_steps[~padded].min() > 1
-    stored = hopfield_layer(gradient=gradient, stop=stop, mask_keys=False)
-    assert stored.apply(params, jnp.asarray(x, jnp.float32), MASK).num_steps[padded].min() > 1
-
-
 def test_the_gradient_has_as_many_terms_as_there_are_updates(rng):
     query, key, value = rng.normal(size=(3, 2, 2, 5, 3)).astype("f")
     layer = HopfieldAttention(6, num_heads=2, beta=BETA, max_steps=2, rngs=nnx.Rngs(0))
-
-    def by_core(key, terms):
-        head = partial(hopfield.attend, beta=layer.beta, max_steps=2, adjoint_max_steps=terms)
-        return jnp.sum(jnp.sin(jax.vmap(jax.vmap(head))(query, key, value).values))
-
     mask = jnp.ones((2, 5), bool)
 
-    def by_layer(key):
-        return jnp.sum(jnp.sin(layer.attend_heads(query, key, value, mask, mask[:, None]).values))
+    def slope(key, attend):
+        return jax.grad(lambda key: jnp.sum(jnp.sin(attend(query, key, value).values)))(key)
 
-    slope, two, many = jax.grad(by_layer)(key), *(jax.grad(by_core)(key, n) for n in (2, 1000))
-    np.testing.assert_allclose(slope, two, rtol=1e-4, atol=1e-6)
+    def by_core(terms):
+        head = partial(hopfield.attend, beta=layer.beta, max_steps=2, adjoint_max_steps=terms)
+        return jax.vmap(jax.vmap(head))
+
+    by_layer = slope(key, lambda *qkv: layer.attend_heads(*qkv, mask, mask[:, None]))
+    two, many = (slope(key, by_core(terms)) for terms in (2, 1000))
+    np.testing.assert_allclose(by_layer, two, rtol=1e-4, atol=1e-6)
     assert np.abs(two - many).max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["softmax", "hopfax", "unrolled"])
 def test_a_text_without_real_tokens_is_finite(x, redraw, name):
-    def total(params):
-        mask = jnp.array([[True] * 5, [False] * 5])
-        return jnp.sum(LAYERS[name].apply(params, jnp.asarray(x, jnp.float32), mask).values)
-
-    for leaf in jax.tree.leaves(jax.jit(jax.value_and_grad(total))(redraw(LAYERS[name]))):
+    run, mask = LAYERS[name].apply, jnp.array([[True] * 5, [False] * 5])
+    total = jax.value_and_grad(lambda params: jnp.sum(run(params, x.astype("f"), mask).values))
+    for leaf in jax.tree.leaves(jax.jit(total)(redraw(LAYERS[name]))):
         assert np.all(np.isfinite(leaf))
 
 
@@ -300,16 +285,6 @@ def test_queries_that_stop_together_do_so_by_one_norm(x64, rng, redraw, layer, r
         np.testing.assert_allclose(output.values[real], expected[real], rtol=1e-8)
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_query_at_its_attractor_takes_one_step_but_in_hopfax(name):
-    layer = preset_layer(name)
-    shapes = jax.eval_shape(layer.init, jax.random.key(0))
-    same = jax.tree.map(lambda leaf: jnp.eye(WIDTH) if leaf.ndim > 1 else jnp.zeros(WIDTH), shapes)
-    output = layer.apply(same, jnp.ones((1, 1, WIDTH)))
-    assert set(output.num_steps.ravel().tolist()) == {2 if name == "hopfax" else 1}
-    assert output.converged.all()
-
-
 CAUSAL = {
     "softmax": softmax_layer,
     "query": hopfield_layer,
@@ -356,8 +331,4 @@ def test_layers_take_and_return_arrays_and_without_a_mask_all_tokens_are_real(x,
     first, last = (nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(seed)) for seed in (1, 2))
     output = nnx.Sequential(first, layer, last)(x, rngs=nnx.Rngs(3))
     np.testing.assert_array_equal(output, last(layer.attend(first(x), np.ones_like(MASK)).values))
-
-
-def test_texts_may_have_no_tokens():
-    x, mask = np.zeros((2, 0, 4), np.float32), np.zeros((2, 0), bool)
-    assert HopfieldAttention(4, rngs=nnx.Rngs(0))(x, mask).shape == (2, 0, 4)
+    assert layer(x[:, :0], MASK[:, :0]).shape == (2, 0, WIDTH)

@@ -1,5 +1,3 @@
-"""The encoder's stages, norms, dropout, padding, and the gradients of its keys."""
-
 import inspect
 from functools import partial
 
@@ -39,11 +37,7 @@ def encoder(attention=None, **options):
 @pytest.fixture
 def bind(redraw):
     """Returns a model's module with random parameters."""
-
-    def bind(model, **options):
-        return model.apply(redraw(model, **options), method=lambda module: module)
-
-    return bind
+    return lambda model: model.apply(redraw(model), method=lambda module: module)
 
 
 def test_the_call_is_its_stages_with_a_perturbation_of_each_site(bind):
@@ -61,6 +55,8 @@ def test_the_call_is_its_stages_with_a_perturbation_of_each_site(bind):
     assert encoding.num_steps.shape == encoding.converged.shape == (2, 2, 2, 5)
     assert encoding.ponder is None
     jax.tree.map(np.testing.assert_array_equal, output.encoding, encoding)
+    states = network.hidden_states(embeddings, MASK)
+    np.testing.assert_allclose(states[-1], encoding.hidden, atol=1e-6)
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
@@ -73,26 +69,14 @@ def test_a_block_is_the_formula(x64, redraw, rng, norm_first):
     np.testing.assert_allclose(block(x, MASK).values[MASK], expected[MASK], rtol=1e-9)
 
 
-# -- Pooling and positions ----------------------------------------------------------------------
-
-
-def test_mean_pooling_excludes_padding(bind, rng):
-    network = bind(encoder())
+def test_mean_pooling_excludes_padding_and_cls_pooling_reads_the_first_token(bind, rng):
+    mean, cls = bind(encoder()), bind(encoder(pooling="cls"))
     hidden = jnp.where(MASK[..., None], rng.normal(size=(2, 5, 6)), jnp.nan)
-    mean = jnp.stack([hidden[0].mean(0), hidden[1, :3].mean(0)])
-    logits = network.classify(hidden, MASK)
-    np.testing.assert_allclose(logits, network.classifier(mean), rtol=1e-5, atol=1e-6)
-    assert np.all(np.isfinite(network.classify(hidden, np.zeros_like(MASK))))
-
-
-def test_cls_pooling_reads_the_first_token(bind, rng):
-    network = bind(encoder(pooling="cls"))
-    hidden = jnp.asarray(rng.normal(size=(2, 5, 6)), jnp.float32)
-    expected = network.classifier(jnp.tanh(network.pooler(hidden[:, 0])))
-    np.testing.assert_allclose(network.classify(hidden, MASK), expected, rtol=1e-6)
-
-
-# -- Dropout ------------------------------------------------------------------------------------
+    expected = mean.classifier(jnp.stack([hidden[0].mean(0), hidden[1, :3].mean(0)]))
+    np.testing.assert_allclose(mean.classify(hidden, MASK), expected, rtol=1e-5, atol=1e-6)
+    assert np.all(np.isfinite(mean.classify(hidden, np.zeros_like(MASK))))
+    expected = cls.classifier(jnp.tanh(cls.pooler(hidden[:, 0])))
+    np.testing.assert_allclose(cls.classify(hidden, MASK), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.875])
@@ -115,25 +99,8 @@ def test_dropout_without_a_key_or_rate_and_with_extreme_rates():
     # Rounded to 16 bits, this rate must not become 0.
     kept = dropout(jax.random.key(0), jnp.ones(2**17), 1 - 1e-7) != 0
     assert kept.sum() < 20
-    for rate in (1.0, -0.1):
-        with pytest.raises(ValueError, match=rf"dropout must be in \[0, 1\), got {rate}"):
-            dropout(None, x, rate)
-
-
-@pytest.mark.parametrize("make", [partial(encoder, SoftmaxAttention), partial(decoder, 10, 3)])
-def test_dropout_depends_on_the_key(redraw, make):
-    options = {"width": 6, "num_layers": 1}
-    model, still = make(dropout=0.3, **options), make(dropout=0.0, **options)
-    params = redraw(model)
-
-    def logits(model, **key):
-        return jax.tree.leaves(model.apply(params, jnp.asarray(IDS), MASK, **key))[0]
-
-    plain = logits(model)
-    one, again, other = (logits(model, key=jax.random.key(seed)) for seed in (0, 0, 1))
-    assert one.tolist() == again.tolist() != other.tolist()
-    assert np.abs(one - plain).max() > 1e-3
-    np.testing.assert_allclose(logits(still, key=jax.random.key(0)), plain, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match=r"dropout must be in \[0, 1\), got 1.0"):
+        dropout(None, x, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -170,12 +137,11 @@ def test_the_released_program_trains_without_dropout_of_keys_and_pooled_vector(r
     model = robertha(10, 3, preset="released", **SMALL | {"num_layers": 2})
     params, keys = redraw(model), (None, jax.random.key(0), jax.random.key(1))
     clean, one, other = (model.apply(params, jnp.asarray(IDS), MASK, key=key) for key in keys)
-    for trained in (one, other):
-        # ESR's keys come from embeddings without dropout, through blocks with it.
-        np.testing.assert_allclose(trained.encoding.keys[0], clean.encoding.keys[0], atol=1e-5)
-        assert np.abs(trained.encoding.keys[1] - clean.encoding.keys[1]).max() > 1e-2
-        logits = model.apply(params, trained.encoding.hidden, MASK, method="classify")
-        np.testing.assert_allclose(trained.logits, logits, atol=1e-5)
+    # ESR's keys come from embeddings without dropout, through blocks with it.
+    np.testing.assert_allclose(one.encoding.keys[0], clean.encoding.keys[0], atol=1e-5)
+    assert np.abs(one.encoding.keys[1] - clean.encoding.keys[1]).max() > 1e-2
+    logits = model.apply(params, one.encoding.hidden, MASK, method="classify")
+    np.testing.assert_allclose(one.logits, logits, atol=1e-5)
     assert np.abs(one.logits - other.logits).max() > 1e-2
 
 
@@ -191,9 +157,6 @@ def test_every_layer_has_its_own_dropout(bind, monkeypatch, make):
     network = bind(make(width=6, num_layers=2))
     network(jnp.asarray(IDS), MASK, key=jax.random.key(0))
     assert len(keys) == 2 and keys[0] != keys[1]
-
-
-# -- Padding ------------------------------------------------------------------------------------
 
 
 MODELS = {
@@ -237,13 +200,13 @@ def test_ids_of_padding_may_be_outside_the_vocabulary(redraw, name):
     jax.tree.map(np.testing.assert_array_equal, *same)
 
 
-def test_padding_that_is_stored_must_be_in_the_vocabulary(redraw):
-    model = robertha(10, 3, preset="released", **SMALL)
+def test_ids_outside_the_vocabulary_have_nan_embeddings(redraw, bind):
+    for model in (encoder(), decoder(10, 3, width=6, num_layers=1)):
+        tokens = bind(model).embed_tokens(jnp.array([[3, 10, -1]]))
+        assert np.isnan(tokens).all(-1).tolist() == [[False, True, True]]
+    model = robertha(10, 3, preset="released", **SMALL)  # which stores padding
     logits = model.apply(redraw(model), np.where(MASK, IDS, -1), jnp.asarray(MASK)).logits
     assert np.isfinite(logits[0]).all() and np.isnan(logits[1]).all()
-
-
-# -- What gradients reach -----------------------------------------------------------------------
 
 
 def touched(gradient):
@@ -257,12 +220,11 @@ def touched(gradient):
 
 def trained_by_keys(model, params):
     """For each layer, the parameters that a penalty on its keys trains."""
+    of_text = jax.vmap(lambda keys, mask: hopfield.esr_penalty(keys, mask=mask))
 
     def penalty(params, layer):
         network = model.apply(params, method=lambda module: module)
-        embeddings = network.embed(network.embed_tokens(jnp.asarray(IDS)))
-        keys = network.encode(embeddings, MASK).keys
-        of_text = jax.vmap(lambda keys, mask: hopfield.esr_penalty(keys, mask=mask))
+        keys = network(jnp.asarray(IDS), MASK).encoding.keys
         return jax.vmap(of_text, in_axes=(0, None))(keys, MASK).sum(-1)[layer]
 
     gradient = jax.jit(jax.grad(penalty))
@@ -272,13 +234,10 @@ def trained_by_keys(model, params):
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_isolated_keys_train_only_their_layer(redraw, norm_first):
     model = encoder(SoftmaxAttention, stop_gradient_keys=True, norm_first=norm_first)
-    for layer, trained in enumerate(trained_by_keys(model, redraw(model))):
-        own = {f"blocks/{layer}/attention/key"}
-        if norm_first:
-            own |= {f"blocks/{layer}/attention_norm"}
-        if layer == 0:
-            own |= {"tokens", "positions", "norm"}
-        assert trained == own
+    first, second = trained_by_keys(model, redraw(model))
+    own = {"attention/key", "attention_norm"} if norm_first else {"attention/key"}
+    assert first == {"tokens", "positions", "norm"} | {f"blocks/0/{name}" for name in own}
+    assert second == {f"blocks/1/{name}" for name in own}
 
 
 def test_other_keys_train_everything_below_them(redraw):
@@ -318,19 +277,3 @@ def test_embeddings_add_positions_and_types_and_the_second_type_follows_the_sepa
     np.testing.assert_allclose(embeddings, expected, rtol=1e-4, atol=1e-5)
     logits = network.classify(network.encode(embeddings, MASK).hidden, MASK)
     assert network(ids, MASK).logits.tolist() == logits.tolist()
-
-
-def test_ids_outside_the_vocabulary_have_nan_embeddings(bind):
-    for model in (encoder(), decoder(10, 3, width=6, num_layers=1)):
-        tokens = bind(model).embed_tokens(jnp.array([[3, 10, -1]]))
-        assert np.isnan(tokens).all(-1).tolist() == [[False, True, True]]
-
-
-@pytest.mark.parametrize("build", [tinybert, universal_bert])
-def test_the_last_hidden_state_is_the_encoding(build):
-    model = build(20, 2, width=8, ff_width=8, max_length=4)
-    params = model.init(jax.random.key(0))
-    embeddings, mask = jax.random.normal(jax.random.key(1), (2, 4, 8)), np.ones((2, 4), bool)
-    states = model.apply(params, embeddings, mask, method="hidden_states")
-    encoding = model.apply(params, embeddings, mask, method="encode")
-    np.testing.assert_allclose(states[-1], encoding.hidden, atol=1e-6)

@@ -1,5 +1,3 @@
-"""The papers' models and presets."""
-
 import dataclasses
 import json
 
@@ -7,13 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from hopfax.nn import (
-    PRESETS,
-    SoftmaxAttention,
-    find_preset,
-    robertha,
-    tinybert,
-)
+from hopfax.nn import PRESETS, find_preset, robertha, tinybert
 
 SIZES = {"width": 8, "num_layers": 1, "ff_width": 12, "max_length": 8}
 
@@ -62,15 +54,6 @@ def test_models_have_the_options_of_their_preset(preset):
     scale = (8 / preset.num_heads) ** -0.5
     np.testing.assert_allclose(layer.beta, 7 * (scale if preset.scale_beta else 1))
     np.testing.assert_allclose(layer.readout_beta, scale * (7 if preset.readout_beta else 1))
-
-
-def test_tinybert_is_post_norm_with_a_pooler():
-    network = module(tinybert(10, 3, **SIZES))
-    assert network.pooler is not None
-    assert network.norm.epsilon == network.blocks[0].ff_norm.epsilon == 1e-12
-    for block in network.blocks:
-        assert isinstance(block.attention, SoftmaxAttention)
-        assert not block.norm_first
 
 
 def test_sizes_are_the_papers():

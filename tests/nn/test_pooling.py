@@ -76,11 +76,6 @@ def test_settings_of_texts(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "modules",
-            [{"type": "sentence_transformers.models.CNN", "path": ""}],
-            "list .*, got CNN$",
-        ),
         ("modules", [{"type": "my.Transformer", "path": ""}], r"list .*, got my\.Transformer$"),
         ("modules", [{"type": "a", "path": "../b"}], "path must be within the folder"),
         ("modules", {}, "must contain a list, got dict"),

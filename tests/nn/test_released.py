@@ -47,9 +47,6 @@ def test_products_run_at_full_precision_on_any_device(tmp_path, weights, texts):
     assert "precision=None" not in jaxpr
 
 
-# -- Recorded runs ------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module", params=["tiny", "released"])
 def golden(request, shared):
     """A random tiny model's run in slow NumPy, and the run of the program itself."""
@@ -66,54 +63,34 @@ def relative(output, expected):
     return np.abs(np.asarray(output, np.float64) - expected).max() / np.abs(expected).max()
 
 
-@pytest.fixture(scope="module")
-def recorded_classify(golden):
-    path, _ = golden
-    return jax.jit(load_released(path).classify)
-
-
-def test_recorded_logits_and_counts(golden, recorded_classify):
-    _, file = golden
-    out = recorded_classify(file["ids"], file["mask"], noise=0 * file["noise"])
+def test_recorded_logits_counts_and_key_eigenvalues(golden):
+    path, file = golden
+    run = jax.jit(load_released(path).classify)
+    out = run(file["ids"], file["mask"], noise=0 * file["noise"])
     assert out.logits.dtype == jnp.float32
     assert relative(out.logits, file["logits"]) < 1e-5
     assert np.abs(out.num_steps - file["iterations"]).max() <= 1
     assert out.converged.tolist() == file["converged"].tolist()
-
-
-def test_recorded_key_eigenvalues(golden, recorded_classify):
-    _, file = golden
-    keys = recorded_classify(file["ids"], file["mask"], noise=0 * file["noise"]).keys
-    for layer, of_layer in enumerate(keys):
+    for layer, keys in enumerate(out.keys):
         recorded = file[f"key_eigenvalues_{layer}"][:, ::-1]  # raw, ascending in the file
         trace = recorded.sum(-1, keepdims=True)
-        shares = jax.vmap(hopfield.key_spectrum)(of_layer)
+        shares = jax.vmap(hopfield.key_spectrum)(keys)
         np.testing.assert_allclose(shares, recorded / trace, rtol=1e-4, atol=3e-7)
-        own_trace = np.asarray(of_layer).var(axis=1).sum(-1, keepdims=True)
+        own_trace = np.asarray(keys).var(axis=1).sum(-1, keepdims=True)
         np.testing.assert_allclose(own_trace * shares, recorded, rtol=1e-4, atol=2e-6)
 
 
-@pytest.fixture(scope="module")
-def recorded_step(golden):
-    """Returns this library's losses and gradients, and the recorded gradients."""
+def test_recorded_losses_and_gradients_of_task_and_regularizer(golden):
     path, file = golden
     program = load_released(path)
     step = jax.jit(jax.value_and_grad(lambda *args: losses(program, *args), has_aux=True))
     (total, (task, esr)), gradient = step(program.params, file["ids"], file["mask"], file["labels"])
-    recorded = {name[2:]: value for name, value in file.items() if name.startswith("g:")}
-    return file, (total, task, esr), gradient, import_params(recorded, program.model)
-
-
-def test_recorded_losses(recorded_step):
-    file, (total, task, esr), _, _ = recorded_step
     np.testing.assert_allclose(task, file["task_loss"], rtol=1e-6)
     np.testing.assert_allclose(esr, file["esr_released"], rtol=2e-5)
     np.testing.assert_allclose(LAMBDA * esr.sum(), file["reg_loss"], rtol=2e-5)
     np.testing.assert_allclose(total, file["task_loss"] + file["reg_loss"], rtol=1e-5)
-
-
-def test_recorded_gradients_of_task_and_regularizer(recorded_step):
-    _, _, gradient, recorded = recorded_step
+    recorded = {name[2:]: value for name, value in file.items() if name.startswith("g:")}
+    recorded = import_params(recorded, program.model)
     paths = jax.tree_util.tree_leaves_with_path(recorded)
     assert len(paths) == 38
     for (path, expected), output in zip(paths, jax.tree.leaves(gradient), strict=True):
@@ -136,47 +113,37 @@ def test_recorded_run_in_double_precision(x64, golden):
         assert out.num_steps.tolist() == file[f"iterations{run}"].tolist()
 
 
-# -- Errors -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {
-            "hopfield_layers.1.W_key.weight": (None, "missing tensor {}"),
-            "token_embeddings.weight": (None, "missing tensor {}"),
-            "pooler.weight": ((2,), "unknown tensor {}"),
-            "layer_norms.7.bias": ((2,), "unknown tensor {}"),
-        },
-        {
-            "hopfield_layers.0.W_out.weight": ((6, 5), "{} must have shape (6, 6), got (6, 5)"),
-            "ffn_layers.1.linear1.weight": ((8, 6), "{} must have shape (9, 6), got (8, 6)"),
-            "layer_norm.bias": ((1, 6), "{} must have shape (6,), got (1, 6)"),
-            "classifier.weight": ((3,), "{} must have shape (1, 6), got (3,)"),
-            "classifier.bias": ((3,), "{} must have shape (1,), got (3,)"),
-        },
-    ],
-    ids=["names", "shapes"],
-)
-def test_all_wrong_tensors_are_named(tmp_path, weights, wrong):
-    for name, (shape, _) in wrong.items():
-        weights[name] = shape and np.zeros(shape)
-    path = save(tmp_path / "odd.npz", {n: a for n, a in weights.items() if a is not None})
-    with pytest.raises(ValueError, match=r"odd\.npz: not the released program's") as error:
-        load_released(path)
-    messages = [message.format(name) for name, (_, message) in wrong.items()]
-    assert sorted(str(error.value).partition("dict: ")[2].split("; ")) == sorted(messages)
+def test_all_wrong_tensors_are_named(tmp_path, weights):
+    misshapen = {
+        "hopfield_layers.0.W_out.weight": ((6, 6), (6, 5)),
+        "ffn_layers.1.linear1.weight": ((9, 6), (8, 6)),
+        "layer_norm.bias": ((6,), (1, 6)),
+        "classifier.weight": ((1, 6), (3,)),
+        "classifier.bias": ((1,), (3,)),
+    }
+    missing, unknown = "hopfield_layers.1.W_key.weight", "layer_norms.7.bias"
+    for tensors, expected in (
+        (
+            {name: array for name, array in weights.items() if name != missing} | {unknown: 1.0},
+            [f"missing tensor {missing}", f"unknown tensor {unknown}"],
+        ),
+        (
+            weights | {name: np.zeros(got) for name, (_, got) in misshapen.items()},
+            [f"{n} must have shape {want}, got {got}" for n, (want, got) in misshapen.items()],
+        ),
+    ):
+        with pytest.raises(ValueError, match=r"odd\.npz: not the released program's") as error:
+            load_released(save(tmp_path / "odd.npz", tensors))
+        assert sorted(str(error.value).partition("dict: ")[2].split("; ")) == sorted(expected)
 
 
 def test_files_of_another_kind_are_errors(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"missing\.npz"):
         load_released(tmp_path / "missing.npz")
-    (tmp_path / "text.npz").write_text("not an archive")
-    (tmp_path / "empty.npz").write_bytes(b"")
-    (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04 and no more")
-    for name in ("text.npz", "empty.npz", "cut.npz"):
-        with pytest.raises(ValueError, match=rf"{name} is not an \.npz"):
-            load_released(tmp_path / name)
+    for content in (b"not an archive", b"", b"PK\x03\x04 and no more"):
+        (tmp_path / "broken.npz").write_bytes(content)
+        with pytest.raises(ValueError, match=r"broken\.npz is not an \.npz"):
+            load_released(tmp_path / "broken.npz")
     np.save(tmp_path / "one.npy", np.zeros(2))
     with pytest.raises(ValueError, match=r"one\.npy is not an \.npz.* single array"):
         load_released(tmp_path / "one.npy")

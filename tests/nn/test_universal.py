@@ -1,5 +1,3 @@
-"""The Universal Transformer: shared layers, halting, and recomputed blocks."""
-
 from functools import partial
 
 import jax
@@ -51,6 +49,8 @@ def test_steps_are_layers_of_the_same_parameters(redraw):
     assert output.encoding.ponder is None
     tokens = model.apply(params, jnp.asarray(IDS), method="embed_tokens")
     first = model.apply(params, tokens, method="embed")
+    states = model.apply(params, first, MASK, method="hidden_states")
+    np.testing.assert_allclose(states[-1], output.encoding.hidden, atol=1e-6)
     expected, maps = (
         each.apply(weights, first, MASK, method="attention_maps")
         for each, weights in ((plain(num_layers=3), tied), (model, params))
@@ -98,16 +98,11 @@ def test_halting_is_adaptive_computation_time(redraw):
     assert len(set(count[MASK])) > 1
     np.testing.assert_allclose(encoding.hidden[MASK], hidden[MASK], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(encoding.ponder[MASK], ponder[MASK], rtol=1e-4)
-
-
-@pytest.mark.parametrize(("bias", "steps", "ponder"), [(9.0, 1, 2), (-9.0, 3, 4)])
-def test_halting_at_the_first_and_last_step(redraw, bias, steps, ponder):
-    model = shared(num_steps=3, halting=True)
-    params = redraw(model)
-    params["halt"] = {"kernel": jnp.zeros((6, 1)), "bias": jnp.full(1, bias)}
-    encoding = run(model, params).encoding
-    assert np.all(np.asarray(encoding.num_steps) == steps)
-    np.testing.assert_allclose(encoding.ponder, ponder, rtol=1e-3)
+    for bias, steps in ((9.0, 1), (-9.0, 4)):  # at the first and the last step
+        params["halt"] = {"kernel": jnp.zeros((6, 1)), "bias": jnp.full(1, bias)}
+        encoding = run(model, params).encoding
+        assert np.all(np.asarray(encoding.num_steps) == steps)
+        np.testing.assert_allclose(encoding.ponder, steps + 1, rtol=1e-3)
 
 
 def test_ponder_cost_is_differentiable_and_ignores_padding(redraw):
@@ -127,29 +122,21 @@ def test_ponder_cost_is_differentiable_and_ignores_padding(redraw):
 
 @pytest.mark.parametrize("make", [plain, shared])
 def test_recomputed_blocks_have_the_same_gradients(redraw, make):
-    params = redraw(make())
-
-    def gradients(model):
-        def loss(params):
-            return jnp.sum(run(model, params, key=jax.random.key(0)).logits ** 2)
-
-        return jax.jit(jax.grad(loss))(params)
-
+    params, key = redraw(make()), jax.random.key(0)
+    one, other = (
+        jax.grad(lambda params, model=model: jnp.sum(run(model, params, key=key).logits ** 2))
+        for model in (make(), make(remat=True))
+    )
     close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
-    jax.tree.map(close, gradients(make()), gradients(make(remat=True)))
+    jax.tree.map(close, one(params), other(params))
 
 
 def test_recomputed_blocks_save_memory():
-    ids = jnp.ones((8, 64), int)
-
     def temporaries(remat):
         model = plain(num_layers=6, max_length=64, ff_width=64, remat=remat)
+        loss = lambda p, ids: jnp.sum(model.apply(p, ids, ids > 0).logits ** 2)  # noqa: E731
         params = jax.eval_shape(model.init, jax.random.key(0))
-
-        def loss(params, ids):
-            return jnp.sum(model.apply(params, ids, ids > 0).logits ** 2)
-
-        compiled = jax.jit(jax.grad(loss)).lower(params, ids).compile()
+        compiled = jax.jit(jax.grad(loss)).lower(params, jnp.ones((8, 64), int)).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert temporaries(True) < 0.5 * temporaries(False)

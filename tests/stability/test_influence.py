@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,15 +29,6 @@ def test_total_influence_of_known_functions(fn, num_bits, expected):
     estimate = total_influence(fn, KEY, num_bits=num_bits, num_samples=5_000)
     assert abs(estimate.mean - expected) < 5 * estimate.standard_error + 1e-5
     assert estimate.standard_error < 0.05
-
-
-def test_memory_does_not_grow_with_the_square_of_the_bits():
-    def temporary(num_bits):
-        options = {"num_bits": num_bits, "num_samples": 1000}
-        estimate = jax.jit(lambda key: total_influence(jnp.prod, key, **options).mean)
-        return estimate.lower(KEY).compile().memory_analysis().temp_size_in_bytes
-
-    assert temporary(1024) < 2 * temporary(128)
 
 
 def test_an_influence_that_never_occurred_has_the_error_of_all_bits():
@@ -68,17 +61,13 @@ def test_influence_of_steep_and_flat_functions(slope, dtype):
     inputs = jnp.ones((4, 2), dtype)
     influence = geometric_influence(lambda x: x[0] * jnp.asarray(slope, dtype), inputs)
     np.testing.assert_allclose(influence, [slope, 0], rtol=1e-2)
-
-
-def test_a_steep_input_does_not_hide_a_flat_one():
-    influence = geometric_influence(lambda x: 1e-12 * x[0] + 1e8 * x[1], jnp.ones((2, 2)))
-    np.testing.assert_allclose(influence, [1e-12, 1e8], rtol=1e-5)
+    both = geometric_influence(lambda x: 1e-12 * x[0] + 1e8 * x[1], jnp.ones((2, 2)))
+    np.testing.assert_allclose(both, [1e-12, 1e8], rtol=1e-5)
 
 
 def test_influence_has_a_gradient_where_it_is_zero():
     inputs = jnp.array([[1.0, -1.0], [2.0, -2.0]])
 
-    def total(weight):
-        return geometric_influence(lambda x: jnp.sum(jax.nn.relu(weight * x)), inputs).sum()
-
-    np.testing.assert_allclose(jax.grad(total)(2.0), 1.0, rtol=1e-6)
+    fn = lambda weight, x: jnp.sum(jax.nn.relu(weight * x))  # noqa: E731
+    total = jax.grad(lambda weight: geometric_influence(partial(fn, weight), inputs).sum())
+    np.testing.assert_allclose(total(2.0), 1.0, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Errors name the argument, what was given and what is allowed."""
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,22 +21,24 @@ def attack(method=text.hotflip, **changes):
     return method(**arguments | changes)
 
 
+textbugger = partial(attack, text.textbugger)
+
+
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
+        (corrupt, {"rate": -0.1}, r"rate must be in \[0, 1\], got -0.1"),
+        (corrupt, {"rate": 1.1}, r"rate must be in \[0, 1\], got 1.1"),
+        (corrupt, {"rate": np.nan}, r"rate must be in \[0, 1\], got nan"),
+        (corrupt, {"seed": -1}, "expected non-negative integer"),
+        (corrupt, {"text": None}, "a text must be a string, a tuple of strings"),
+        (corrupt, {"text": ["a list"]}, "a text must be a string, a tuple of strings"),
+        (corrupt, {"text": ("a", None)}, "a text must be a string, a tuple of strings"),
+        (corrupt, {"text": (("a",), ["b"])}, "a text must be a string, a tuple of strings"),
         *(
-            (corrupt, {"rate": x}, rf"rate must be in \[0, 1\], got {x}")
-            for x in (-0.1, 1.1, np.nan)
-        ),
-        *((corrupt, {"seed": seed}, "expected non-negative integer") for seed in (-1, (3, -1))),
-        *(
-            (corrupt, {"text": wrong}, "a text must be a string, a tuple of strings")
-            for wrong in (None, ["a list"], ("a", None), (("a",), ["b"]))
-        ),
-        *(
-            (attack, {"method": method} | changes, message)
-            for method in (text.textbugger, text.hotflip)
-            for changes, message in (
+            (method, arguments, message)
+            for method in (textbugger, attack)
+            for arguments, message in (
                 ({"texts": FILM}, "texts must be a list of texts, got one string: 'a fine film'"),
                 ({"texts": [FILM, None]}, "a text must be a string, .*, got NoneType"),
                 ({"labels": [1]}, "got 2 texts, 1 labels and 2 rows"),

@@ -167,8 +167,7 @@ def test_case_is_kept():
 
 
 def test_the_cache_saves_work_and_changes_no_result(monkeypatch):
-    model = Bag(seed=3, curvature=0.1)
-    tokenized = []
+    model, tokenized = Bag(seed=3, curvature=0.1), []
 
     def pieces(words):
         tokenized.extend(words)
@@ -182,15 +181,13 @@ def test_the_cache_saves_work_and_changes_no_result(monkeypatch):
 
     expected, cache = edits(None), {}
     assert tokenized and edits(cache) == expected and tokenized
-    assert edits(cache) == expected and not tokenized
+    assert edits(cache) == expected and not tokenized and set(cache) == set(WORDS)
     emptied = type("Emptied", (dict,), {"__setitem__": lambda *_: None})  # by another thread
     assert edits(emptied()) == expected
-    assert set(cache) == set(WORDS)
     # Too many words empty the cache.
     monkeypatch.setattr(sys.modules["hopfax.text.hotflip"], "_MAX_CACHED", len(cache))
     assert edits(cache, "a new plot the") == edits(None, "a new plot the")
-    assert set(cache) == {"a", "new", "plot"}
-    assert edits(cache) == expected
+    assert set(cache) == {"a", "new", "plot"} and edits(cache) == expected
 
 
 def test_best_flips_are_the_greatest_allowed_gains():
@@ -214,17 +211,15 @@ def test_best_flips_are_the_greatest_allowed_gains():
 
 
 @FORMS
-def test_tokens_must_not_depend_on_the_space_before_a_word(form):
-    victim = Bag(seed=0).victim()
-    byte_level = victim._replace(gradients=victim.gradients._replace(tokens=("##", "Ġthe", "Ġa")))
-    with pytest.raises(ValueError, match=r"the space before a word \(WordPiece\), got 'Ġthe'"):
-        text.hotflip(byte_level, [CLEAN], [1], rate=0.1, form=form)
-
-
-@FORMS
-def test_gradients_must_be_finite(form):
+def test_tokens_must_not_depend_on_the_space_before_a_word_and_gradients_be_finite(form):
     model = Bag(seed=0)
+    victim = model.victim()
+    byte_level = victim._replace(gradients=victim.gradients._replace(tokens=("##", "Ġthe", "Ġa")))
     model.weights = np.full(bags.WIDTH, np.nan)
-    finite = Victim(lambda texts, labels: np.zeros(len(texts)), model.victim().gradients)
-    with pytest.raises(ValueError, match="finite, got nan or inf on 'the act"):
-        text.hotflip(finite, [CLEAN], [1], rate=0.1, form=form)
+    broken = Victim(lambda texts, labels: np.zeros(len(texts)), model.victim().gradients)
+    for wrong, message in (
+        (byte_level, r"the space before a word \(WordPiece\), got 'Ġthe'"),
+        (broken, "finite, got nan or inf on 'the act"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            text.hotflip(wrong, [CLEAN], [1], rate=0.1, form=form)

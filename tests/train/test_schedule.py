@@ -61,14 +61,6 @@ def test_orders_differ_by_seed_epoch_and_bucket_and_are_reproducible():
     assert first[0] != first[1]
     assert [chunk.bucket for chunk in now] != [chunk.bucket for chunk in later]
     chex.assert_trees_all_equal(again, now)
-
-
-def test_rows_of_a_seed_do_not_depend_on_the_others():
-    among = plan(2, seeds=(7, 23, 42))
+    among = plan(2, seeds=(7, 23, 42))  # rows of a seed do not depend on the others
     last = [Chunk(bucket, picks[:, 2:], weights[:, 2:]) for bucket, picks, weights in among]
     chex.assert_trees_all_equal(plan(2, seeds=(42,)), last)
-
-
-def test_batch_size_below_one_is_an_error():
-    with pytest.raises(ValueError, match="batch_size must be >= 1, got 0"):
-        plan(batch_size=0)

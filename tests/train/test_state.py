@@ -52,14 +52,6 @@ def test_all_steps_of_a_schedule_and_those_after_it_equal_numpy(rng, total):
         np.testing.assert_allclose(trained, expected, rtol=1e-5, atol=3e-5)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"learning_rate": float("nan")}, {"total_steps": 0}, {"weight_decay": -0.1}]
-)
-def test_numbers_out_of_range_are_errors(wrong):
-    with pytest.raises(ValueError, match=r"adamw requires .* weight_decay >= 0; got "):
-        adamw(**{"learning_rate": 0.1, "total_steps": 10} | wrong)
-
-
 def test_states_of_seeds_are_stacked_and_independent():
     model, optimizer = tiny.bag(), adamw(RATE, total_steps=20)
     both = init_states(model, optimizer, (23, 42))
@@ -70,10 +62,7 @@ def test_states_of_seeds_are_stacked_and_independent():
     assert not np.allclose(*both.params["out"])
 
 
-def test_seed_keys_are_those_of_single_seeds_and_in_range():
+def test_seed_keys_are_those_of_single_seeds():
     seeds = (0, 42, 2**32 - 1)
     for key, seed in zip(seed_keys(seeds), seeds, strict=True):
         assert key == jax.random.key(np.uint32(seed))
-    for seed in (-1, 2**32):
-        with pytest.raises(ValueError, match=f"got {seed}"):
-            seed_keys((0, seed))

@@ -6,7 +6,7 @@ import tiny
 
 from hopfax import text
 from hopfax.data import Example, encode
-from hopfax.data.tokenize import WordPiece
+from hopfax.data.tokenize import SPECIAL, WordPiece
 from hopfax.nn import with_memory
 from hopfax.nn.encoder import Perturbation
 from hopfax.nn.functional import Functional
@@ -16,14 +16,9 @@ from hopfax.train.white_box import white_box
 SENTENCE = "the film was dull but very fun in a way that no one could say it is bad or good"
 WORDS = SENTENCE.split()
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
+SINGLE = [letter for letter in LETTERS if letter not in WORDS]
 VOCABULARY = WordPiece(
-    tokens=(
-        *("[PAD]", "[UNK]", "[CLS]", "[SEP]"),
-        *WORDS,
-        *(letter for letter in LETTERS if letter not in WORDS),
-        *(f"##{letter}" for letter in LETTERS),
-        *(".", ",", "?", "'"),
-    ),
+    tokens=(*SPECIAL, *WORDS, *SINGLE, *(f"##{letter}" for letter in LETTERS), *".,?'")
 )
 SIZES = {"width": 16, "num_layers": 1, "ff_width": 16, "max_length": 24}
 TEXTS = [
@@ -63,10 +58,7 @@ def victim(model, params, vocabulary=VOCABULARY, **options):
 
 def batch_of(texts, labels):
     """The same texts, encoded as for training."""
-    examples = [
-        Example(((one_text,) if isinstance(one_text, str) else one_text,), label, row)
-        for row, (one_text, label) in enumerate(zip(texts, labels, strict=True))
-    ]
+    examples = [Example(*pair, row) for row, pair in enumerate(zip(texts, labels, strict=True))]
     rows = encode(examples, VOCABULARY, max_length=24, cached=False)
     return Batch(*map(jnp.asarray, (rows.ids, rows.lengths, rows.labels, np.ones(len(texts)))))
 
@@ -109,38 +101,19 @@ def test_the_memory_at_the_embedding_site_knows_the_token_types():
 
 def test_models_that_store_padding_read_texts_of_one_length():
     model = tiny.robertha(VOCABULARY.size, 2, preset="released", **SIZES)
-    attacked = [
-        victim(model, tiny.lively(model), lengths=lengths, batch_sizes=(1,))
-        for lengths in ((12, 24), (24,))
-    ]
-    one, other = (each.loss(TEXTS[:1], [0]) for each in attacked)
-    assert one.tolist() == other.tolist()
+    params, options = tiny.lively(model), {"batch_sizes": (1,)}
+    one, other = (victim(model, params, lengths=n, **options) for n in ((12, 24), (24,)))
+    assert one.loss(TEXTS[:1], [0]).tolist() == other.loss(TEXTS[:1], [0]).tolist()
 
 
 def test_losses_do_not_depend_on_batches_or_gradients():
-    texts, labels = TEXTS * 5, [0, 1, 1, 0] * 5
+    inputs = TEXTS * 5, [0, 1, 1, 0] * 5
     many, single = (victim(*bag(), batch_sizes=sizes) for sizes in ((2, 8), (1,)))
-    losses = many.loss(texts, labels)
-    np.testing.assert_allclose(losses, single.loss(texts, labels), rtol=1e-5)
-    linearized = many.gradients.linearize(texts, labels)
+    losses = many.loss(*inputs)
+    np.testing.assert_allclose(losses, single.loss(*inputs), rtol=1e-5)
+    linearized = many.gradients.linearize(*inputs)
     np.testing.assert_allclose(losses, [linear.loss for linear in linearized], rtol=1e-5)
     assert len(set(losses[:4].round(4))) == 4
-
-
-def test_first_order_is_the_slope_of_the_loss():
-    model, params = bag()
-    (linear,) = victim(model, params).gradients.linearize(TEXTS[:1], [1])
-    direction = np.random.default_rng(0).normal(size=linear.gradient.shape).astype(np.float32)
-
-    def loss(step):
-        table = params["tokens"]["embedding"].copy()
-        table[linear.ids] += step * direction
-        moved = params | {"tokens": {"embedding": table}}
-        return victim(model, moved).loss(TEXTS[:1], [1])[0]
-
-    assert len(set(linear.ids.tolist())) == len(linear.ids)
-    slope = (loss(1e-2) - loss(-1e-2)) / 2e-2
-    assert np.sum(linear.gradient * direction) == pytest.approx(slope, rel=2e-3)
 
 
 def test_choices_and_scores():
@@ -155,20 +128,6 @@ def test_choices_and_scores():
     scores = victim(model, params, regression=True)
     root = [np.sqrt(scores.loss(TEXTS, [label] * 4)) for label in (-50.0, 50.0)]
     np.testing.assert_allclose(root[0] + root[1], 100, rtol=1e-4)
-
-
-def test_nothing_new_is_compiled_by_an_attack_on_other_texts():
-    attacked = victim(*bag())
-
-    def attack(texts):
-        for rate in (0.2, 0.5):
-            text.textbugger(attacked, texts, [0] * len(texts), rate=rate)
-            for form in ("characters", "tokens"):
-                text.hotflip(attacked, texts, [0] * len(texts), rate=rate, form=form, beam=2)
-
-    attack(TEXTS)
-    with jax.no_tracing():
-        attack([TEXTS[2], "it was fun", ("is it bad or good?", "one could say it is bad")])
 
 
 def test_flipped_tokens_are_those_of_the_corrupted_text():
@@ -203,20 +162,26 @@ def test_an_ideograph_may_replace_an_apostrophe():
     assert result.corrupted.text == "it心is"
 
 
-def test_parameters_and_sizes_that_do_not_fit_are_errors():
-    model, params = bag()
-    with pytest.raises(ValueError, match=r"shape \(tokens, width\) .* got \(1, "):
-        victim(model, jax.tree.map(lambda leaf: leaf[None], params))
-    for name in ("lengths", "batch_sizes"):
-        with pytest.raises(ValueError, match=rf"{name} must be positive and increase"):
-            victim(model, params, **{name: (8, 4)})
-    larger = WordPiece(tokens=(*VOCABULARY.tokens, "more"))
-    with pytest.raises(ValueError, match=rf"tokens >= {larger.size}"):
-        victim(model, params, larger)
-    positions = params | {"positions": {"embedding": np.zeros((24, 4))}}
-    for length in (4, 128):
-        with pytest.raises(ValueError, match=rf"max_length must be in \[5, 24\], got {length}"):
-            victim(model, positions, max_length=length)
+MODEL, PARAMS = bag()
+STACKED = jax.tree.map(lambda leaf: leaf[None], PARAMS)
+POSITIONS = PARAMS | {"positions": {"embedding": np.zeros((24, 4))}}
+LARGER = WordPiece(tokens=(*VOCABULARY.tokens, "more"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"params": STACKED}, r"shape \(tokens, width\) .* got \(1, "),
+        ({"lengths": (8, 4)}, "lengths must be positive and increase"),
+        ({"batch_sizes": (8, 4)}, "batch_sizes must be positive and increase"),
+        ({"vocabulary": LARGER}, f"tokens >= {LARGER.size}"),
+        ({"params": POSITIONS, "max_length": 4}, r"max_length must be in \[5, 24\], got 4"),
+        ({"params": POSITIONS, "max_length": 128}, r"max_length must be in \[5, 24\], got 128"),
+    ],
+)
+def test_parameters_and_sizes_that_do_not_fit_are_errors(options, message):
+    with pytest.raises(ValueError, match=message):
+        victim(MODEL, **{"params": PARAMS} | options)
 
 
 @pytest.mark.parametrize(
@@ -225,8 +190,7 @@ def test_parameters_and_sizes_that_do_not_fit_are_errors():
         (1, {}, TEXTS, 0, "must be True for 1 output"),
         (3, {"regression": True}, TEXTS, 0, "must be False for 3 output"),
         (2, {}, TEXTS, 2, r"labels must be in \[0, 2\), got 2"),
-        (1, {}, [("it is", "a film", "a way")], 0, r"texts must be a string, a pair .* got "),
-        (1, {}, [()], 0, r"texts must be a string, a pair .* got \(\)"),
+        (1, {}, [("it is", "a film", "a way")], 0, "texts must be a string, a pair .* got "),
         (1, {}, [PAIRS[0], (*PAIRS[0], PAIRS[0][0])], 0, r"many choices, got \[2, 3\]"),
     ],
 )
