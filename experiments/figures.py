@@ -43,20 +43,11 @@ LOOKS = {
     "tinybert-mean-prenorm": Look("#8C564B", "<", "--"),
     "tinybert-mean-prenorm-dropout": Look("#999933", "d", "-."),
     "freelb": Look("#009E73", "^", "--"),
-    "pgd": Look("#117733", ">", "-."),
     "data-augment": Look("#882255", "h", "--"),
     "universal": Look("#AA4499", "v", "-"),
-    "universal-halting": Look("#CC79A7", "v", ":"),
     "robertha-no-esr": Look("#D55E00", "^", "--"),
-    "robertha-no-iteration-no-esr": Look("#56B4E9", "X", ":"),
-    "robertha-freelb": Look("#332288", "*", "-"),
-    "robertha-paper": Look("#882255", "p", "--"),
-    "robertha-released": Look("#D55E00", "o", ":"),
     "tinybert-memory": Look("#CC79A7", "D", "--"),
     "noise-trained": Look("#E69F00", "P", "-."),
-    "noise-trained-memory": Look("#D55E00", "X", "--"),
-    "pretrained-hopfield-1": Look("#882255", "h", "-."),
-    "pretrained-hopfield-esr": Look("#332288", "*", "-"),
     "baseline": Look("#4d4d4d", "s", "-"),
     "stability_reg": Look("#0072B2", "o", "-"),
     "stability_reg-negative": Look("#D55E00", "^", "--"),
@@ -69,20 +60,16 @@ LOOKS = {
 }
 OURS = LOOKS["robertha"]
 # One look for one method, whatever the encoder.
-for _name, _same in {
+SAME = {
     "pretrained": "tinybert",
     "pretrained-memory": "tinybert-memory",
     "pretrained-noise-trained": "noise-trained",
-    "pretrained-noise-trained-memory": "noise-trained-memory",
     "pretrained-freelb": "freelb",
-    "pretrained-esr": "robertha-no-iteration-no-esr",
-    "pretrained-hopfield": "robertha-no-esr",
-    "pretrained-hopfield-1-esr": "robertha",
-    "none": "tinybert",
     "pretrained-nearest": "nearest",
+    "none": "tinybert",
     "memory": "tinybert-memory",
-}.items():
-    LOOKS[_name] = LOOKS[_same]
+}
+LOOKS |= {name: LOOKS[same] for name, same in SAME.items()}
 SPARE = (
     Look("#0072B2", "v", "--"),
     Look("#D55E00", "o", ":"),

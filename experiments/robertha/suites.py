@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
@@ -332,16 +334,13 @@ class Typos(Suite):
 
     def conditions(self, task: str) -> Sequence[Condition]:
         """Clean texts, then every corruption at every rate."""
-        from experiments.conditions import BEAMS, typos_grid
+        from experiments import conditions
 
-        return typos_grid(
-            self.corruption,
-            self.rates,
-            num_texts=self.texts,
-            beam=BEAMS[self.budget],
-            form=self.form,
-            data_dir=self.data.data_dir,
-        )
+        beam = {"smoke": 1, "laptop": 2, "paper": 3}[self.budget]
+        options: Any = {"num_texts": self.texts, "beam": beam, "form": self.form}
+        typos = partial(conditions.Typos, data_dir=self.data.data_dir, **options)
+        pairs = product(self.corruption, self.rates or ())
+        return [typos(), *(typos(corruption=kind, rate=rate) for kind, rate in pairs)]
 
 
 @dataclass(frozen=True, kw_only=True)
