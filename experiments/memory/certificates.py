@@ -17,7 +17,7 @@ pair counts with the worst one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,17 +29,8 @@ import pandas as pd
 
 from experiments import report, tidy
 from experiments.figures import SNR, Panel
-from experiments.memory import pipeline
-from experiments.memory.attacks import (
-    MAX_TOKENS,
-    Batch,
-    Reader,
-    attacks,
-    batch_of,
-    cosines,
-    reader_of,
-    retrieved,
-)
+from experiments.memory import attacks, pipeline
+from experiments.memory.attacks import MAX_TOKENS, Batch, Reader
 from experiments.memory.pipeline import TITLES, Rows
 from experiments.report import Page
 from experiments.runner import fill
@@ -106,7 +97,7 @@ def run(config: Config) -> Path:
         texts = [text for each in reported[task] for text in each.texts[0]]
         ids[task] = pipeline.encoded(texts, encoder.tokens)
     unit = pipeline.rms_norm(table[np.concatenate(ids["stsb"])])
-    reader = reader_of(encoder.model, table, pipeline.training_prior(encoder, "stsb"))
+    reader = attacks.reader_of(encoder.model, table, pipeline.training_prior(encoder, "stsb"))
     sides = [ids["stsb"][side::2] for side in (0, 1)]
     lengths = np.array([max(map(len, pair)) for pair in zip(*sides, strict=True)])
     short = np.flatnonzero(lengths <= MAX_TOKENS)
@@ -114,16 +105,16 @@ def run(config: Config) -> Path:
     picks = short[np.linspace(0, len(short) - 1, count).astype(int)]
     labels = np.array([reported["stsb"][n].label for n in picks])
     first, second = ([side[n] for n in picks] for side in sides)
-    batch = batch_of(reader, first, second, labels, unit)
-    parts: dict[str, Callable[[], Rows]] = {
-        "certified radii": partial(certified, ids, reader.radius / unit, budget.radii),
-        "vocabulary": partial(of_vocabulary, reader, unit, budget.snr_db),
-        **{f"radius {each:g}": partial(attacked, reader, batch, each, budget.num_steps)
-           for each in budget.radii},
-        **{pipeline.decibels(db): partial(under_noise, reader, batch, db, budget.num_draws)
-           for db in budget.snr_db},
-    }  # fmt: skip
-    jobs = pipeline.jobs(parts, task="stsb", site="token", seed=0)
+    batch = attacks.batch_of(reader, first, second, labels, unit)
+    job = partial(pipeline.job, task="stsb", site="token", seed=0)
+    jobs = [
+        job("certified radii", partial(certified, ids, reader.radius / unit, budget.radii)),
+        job("vocabulary", partial(of_vocabulary, reader, unit, budget.snr_db)),
+        *(job(f"radius {each:g}", partial(attacked, reader, batch, each, budget.num_steps))
+          for each in budget.radii),
+        *(job(pipeline.decibels(db), partial(under_noise, reader, batch, db, budget.num_draws))
+          for db in budget.snr_db),
+    ]  # fmt: skip
     return fill("memory-certificates", config, jobs, page, plan=encoder.plan)
 
 
@@ -202,7 +193,7 @@ def attacked(reader: Reader, batch: Batch, radius: float, num_steps: int) -> Row
         ArithmeticError: An attack inside the certified radius changed a token.
     """
     size, clean, labels = radius * batch.unit, reader.table[batch.ids], batch.labels
-    read = retrieved(reader, attacks(reader, batch, size, num_steps), batch.mask)
+    read = attacks.retrieved(reader, attacks.attacks(reader, batch, size, num_steps), batch.mask)
     # Room for the rounding of the projection.
     inside = batch.mask & (size * (1 + 1e-4) < reader.radius[batch.ids])
     if np.any(inside & (read["nearest"] != clean).any(axis=-1)):
@@ -213,7 +204,7 @@ def attacked(reader: Reader, batch: Batch, radius: float, num_steps: int) -> Row
         {"model": "nearest", "metric": "texts inside", "score": whole.sum()},
     ]
     for system, attempts in {"clean": [clean], **{each: read[each] for each in SYSTEMS}}.items():
-        reached = np.array([cosines(reader, batch, each) for each in attempts])
+        reached = np.array([attacks.cosines(reader, batch, each) for each in attempts])
         worst = batch.sign * np.max(batch.sign * reached, axis=0)
         value = pipeline.interval(
             len(labels), lambda rows, worst=worst: pipeline.score("stsb", worst[rows], labels[rows])
@@ -236,7 +227,7 @@ def under_noise(reader: Reader, batch: Batch, db: float, num_draws: int) -> Rows
         noisy, sigmas = pipeline.add_noise([clean[mask]], db, protocol="matched", seed=seed)
         vectors, sigma = clean.copy(), float(sigmas[0])
         vectors[mask] = noisy
-        read = retrieved(reader, vectors, mask, sigma)
+        read = attacks.retrieved(reader, vectors, mask, sigma)
         right.append((read["known"] == clean).all(axis=(1, 2)))
         for system in SYSTEMS:
             agreement[system].append(np.sum(reader.output(read[system], mask) * goal, axis=1))

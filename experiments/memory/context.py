@@ -370,7 +370,7 @@ def page(folder: Path) -> Page:
     keys, number = ["task", "protocol", "model", "snr_db"], report.number
     first = first.join(scores.set_index(keys)["mean"].rename("score"), on=keys)
     return Page(
-        title="Context as prior: retrieval from the vocabulary with context",
+        title="Context as prior: retrieval from the vocabulary",
         pictures={
             "context": report.facets(
                 "Tokens recovered against noise", drawn, x="snr_db", col="protocol", row="task",
@@ -380,7 +380,7 @@ def page(folder: Path) -> Page:
         tables=[
             report.Table(
                 ["", "bits", "Shannon limit", "limit of one token", f"{goal:g} % recovered"],
-                limits, "Bits per token, and lowest SNRs in dB",
+                limits, "Bits per token, lowest SNRs in dB",
             ),
             *(pipeline.grid(part, "model", "snr_db", titles=TITLES,
                             caption=f"{TITLES[str(task)]}: tokens recovered, % (score)",

@@ -7,7 +7,6 @@ outputs ranks pairs.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -86,20 +85,15 @@ def start(config: Any, budgets: Mapping[str, Any]) -> tuple[Any, Encoder]:
     if not config.pretrained or not config.data_dir:
         raise ValueError("--pretrained and --data-dir are required, the folders of model and data")
     model, tokens = load_encoder(config.pretrained), data.read_tokenizer(config.pretrained)
-    plan, table = (
-        {"weights": weights_digest(config.pretrained)},
-        np.asarray(model.table, np.float32),
+    plan = {"weights": weights_digest(config.pretrained)}
+    return budget, Encoder(
+        model, tokens, np.asarray(model.table, np.float32), plan, config.data_dir
     )
-    return budget, Encoder(model, tokens, table, plan, config.data_dir)
 
 
-def jobs(parts: Mapping[str, Callable[[], Rows]], **columns: Any) -> list[Job]:
-    """Returns jobs from functions that return rows, by title; rows may replace the columns."""
-
-    def job(title: str, part: Callable[[], Rows]) -> Job:
-        return Job(title, lambda _: {"results": [{**columns, **row} for row in part()]})
-
-    return list(itertools.starmap(job, parts.items()))
+def job(title: str, part: Callable[[], Rows], **columns: Any) -> Job:
+    """Returns a job from a function that returns rows, which may replace the columns."""
+    return Job(title, lambda _: {"results": [{**columns, **row} for row in part()]})
 
 
 def encoded(texts: Sequence[str], tokens: WordPiece) -> list[np.ndarray]:

@@ -45,7 +45,7 @@ from hopfax import hopfield
 from hopfax.data import reported_rows, spread
 from hopfax.data.tokenize import text_tokenizer
 
-REPRODUCES = "Privacy of noisy embeddings: BeamClean (2505.13758), d_X-privacy (2411.13784)"
+REPRODUCES = "BeamClean (2505.13758), d_X-privacy (2411.13784)"
 EXPLAINED = -12.0  # dB, of the bins and of the harm
 NUM_BINS = 6
 FEW_ERRORS = 20  # of fewer, no shares are given
@@ -112,12 +112,13 @@ def run(config: Config) -> Path:
     texts = read(encoder, config.task, budget.num_pairs, log_prior, special)
     decode = decoder(encoder.table, log_prior)
     without = np.where(np.isin(np.arange(len(log_prior)), special), -np.inf, log_prior)
-    parts = {
-        pipeline.decibels(db): partial(measure, texts, decode, db, budget.num_draws)
-        for db in budget.snr_db
-    } | {"limits": partial(limits, encoder.table, without)}
     columns = {"task": config.task, "corruption": "gaussian", "site": "token", "seed": 0}
-    jobs = pipeline.jobs(parts, protocol="one-sigma", **columns)
+    job = partial(pipeline.job, protocol="one-sigma", **columns)
+    jobs = [
+        *(job(pipeline.decibels(db), partial(measure, texts, decode, db, budget.num_draws))
+          for db in budget.snr_db),
+        job("limits", partial(limits, encoder.table, without)),
+    ]  # fmt: skip
     return fill("memory-recovery", config, jobs, page, plan=encoder.plan)
 
 
@@ -322,7 +323,7 @@ def page(folder: Path) -> Page:
     many = tidy.ordered(frame[frame.num_examples >= FEW_ERRORS], "group", [*KINDS])
     kinds = tidy.select(many, metric="errors", model="nearest")
     return Page(
-        title="How many tokens can be recovered from noisy embeddings",
+        title="Tokens recovered from noisy embeddings",
         pictures={
             "recovery": report.panels(
                 "Tokens recovered, by SNR and token properties", points, col="group", x="x",
@@ -335,7 +336,7 @@ def page(folder: Path) -> Page:
             pipeline.grid(rates, "line", "snr_db", "Tokens recovered, and error of σ, %"),
             pipeline.grid(kinds, "group", "snr_db", "Errors of the nearest token, %", titles=names),
             pipeline.grid(many[many.metric == "harm"], "group", "model", titles=names,
-                          caption="Change by an error, % of random token's",
+                          caption="Change by errors, % of random tokens",
                           cell=lambda row: report.bracketed(row, 0)),
         ],
     )  # fmt: skip

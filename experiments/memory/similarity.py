@@ -41,7 +41,7 @@ from experiments.runner import Job, fill
 from experiments.settings import Shared, by_budget
 from hopfax.hopfield import capacity_snr_db
 
-REPRODUCES = "Not in the papers: retrieval from the vocabulary"
+REPRODUCES = "Not in the papers: vocabulary as memory"
 NEAR = 1.0  # largest drop in points that counts as keeping the clean score
 IN_TABLE_ONLY = ("layernorm", "uniform", "known")
 
@@ -125,7 +125,7 @@ def page(folder: Path) -> Page:
     rows = pd.concat([lines, recovered])
     rows = rows[rows.protocol == lines.protocol.iloc[0]]
     return Page(
-        title="Retrieval from the vocabulary: a pretrained encoder under noise",
+        title="Retrieval from the vocabulary under noise",
         pictures={
             "memory": report.facets(
                 "Score against noise, 95 % bands",

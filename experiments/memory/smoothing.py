@@ -47,7 +47,8 @@ from hopfax.hopfield import certified_radius
 from hopfax.nn import Functional, Params, Perturbation, recall
 from hopfax.train import interrupt
 
-REPRODUCES = "Not in the papers: randomized smoothing with memory"
+REPRODUCES = "Not in the papers: randomized smoothing"
+Memory = tuple[Array, Array] | None  # vectors of the vocabulary and log-frequencies
 SYSTEMS = {
     "none": "smoothing",
     "memory": "smoothing with memory",
@@ -105,13 +106,6 @@ class Texts(NamedTuple):
     labels: np.ndarray
 
 
-class Memory(NamedTuple):
-    """A vocabulary to retrieve from."""
-
-    table: Array
-    log_prior: Array
-
-
 def run(config: Config) -> Path:
     """Certifies every text with every system and writes the page.
 
@@ -138,13 +132,13 @@ def run(config: Config) -> Path:
     each = [padded(test.ids[row, 0, : test.lengths[row, 0]], longest) for row in rows]
     ids, masks = map(list, zip(*each, strict=True))
     texts = Texts(rows, ids, masks, test.labels[rows])
-    parts = {SYSTEMS["nearest"]: partial(nearest, cell, texts)}
+    columns = {"task": cell.data.spec.name, "site": "token", "seed": cell.spec.seeds[0]}
+    job = partial(pipeline.job, metric="radius", num_examples=len(rows), **columns)
+    jobs = [job(SYSTEMS["nearest"], partial(nearest, cell, texts))]
     for name, system in systems.items():
         for db in budget.snr_db:
-            title = f"{SYSTEMS[name]}, {pipeline.decibels(db)}"
-            parts[title] = partial(smoothed, system, name, texts, db, budget.num_draws)
-    columns = {"task": cell.data.spec.name, "site": "token", "seed": cell.spec.seeds[0]}
-    jobs = pipeline.jobs(parts, metric="radius", num_examples=len(rows), **columns)
+            part = partial(smoothed, system, name, texts, db, budget.num_draws)
+            jobs.append(job(f"{SYSTEMS[name]}, {pipeline.decibels(db)}", part))
     plan = {"cells": list(dict.fromkeys(each.spec.id for each in systems.values()))}
     return fill("memory-smoothing", config, jobs, page, plan=plan)
 
@@ -202,13 +196,13 @@ def nearest(cell: Cell, texts: Texts) -> Rows:
 @partial(jax.jit, static_argnums=0)
 def _votes(
     model: Functional[Any], params: Params, ids: Array, mask: Array, sigma: Array,
-    memory: Memory | None, key: Array,
+    memory: Memory, key: Array,
 ) -> Int[Array, " classes"]:  # fmt: skip
     clean = embeddings(model, params, ids)
     noise = sigma * jax.random.normal(key, (CALL, *clean.shape))
     noisy = clean + jnp.where(mask[:, None], noise, 0)
     if memory:
-        noisy = recall(noisy, memory.table, sigma=sigma, log_prior=memory.log_prior)
+        noisy = recall(noisy, memory[0], sigma=sigma, log_prior=memory[1])
     copies = (jnp.broadcast_to(each, noisy.shape[:2]) for each in (ids, mask))
     outputs = model.apply(params, *copies, added=Perturbation(token=noisy - clean)).logits
     return jnp.sum(jax.nn.one_hot(jnp.argmax(outputs, axis=1), outputs.shape[1], dtype=int), axis=0)
@@ -216,7 +210,7 @@ def _votes(
 
 def votes(
     model: Functional[Any], params: Params, ids: np.ndarray, mask: np.ndarray, sigma: float,
-    memory: Memory | None, key: Array, count: int,
+    memory: Memory, key: Array, count: int,
 ) -> np.ndarray:  # fmt: skip
     """Returns how many noisy copies of a text get each label, denoised if memory is given.
 
@@ -234,7 +228,7 @@ def smoothed(cell: Cell, system: str, texts: Texts, db: float, num_draws: int) -
     params, (table, unit), memory, rows = first(cell), vocabulary(cell, texts), None, []
     sigma = unit / table.shape[1] ** 0.5 * pipeline.noise_level(db)
     if system == "memory":
-        memory = Memory(jnp.asarray(table), jnp.asarray(log_prior(cell.data)))
+        memory = jnp.asarray(table), jnp.asarray(log_prior(cell.data))
     for number, (row, ids, mask, label) in enumerate(zip(*texts, strict=True)):
         counts = partial(votes, cell.model, params, ids, mask, sigma, memory)
         predicted, radius = certificate(counts, number, sigma, num_draws)

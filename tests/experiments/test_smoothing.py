@@ -59,7 +59,7 @@ def test_votes_are_the_labels_of_noisy_copies(params):
     def count(sigma, prior=None, draws=100):
         key, mask = jax.random.key(1), np.ones(5, bool)
         table = params["tokens"]["embedding"]
-        memory = None if prior is None else smoothing.Memory(table, prior)
+        memory = None if prior is None else (table, prior)
         return smoothing.votes(MODEL, params, IDS, mask, sigma, memory, key, draws)
 
     clean = MODEL.apply(params, IDS[None], np.ones((1, 5), bool)).logits.argmax()
