@@ -262,21 +262,21 @@ def page(folder: Path) -> Page:
     )
     kinds = frame.metric.map(METRICS)
     frame["column"] = kinds + (": " + frame.line.map(TITLES)).where(frame.metric.isin(BY_LINE), "")
-    attacks = frame[(frame.metric == "score") & (frame.model != "clean")]
+    scores = frame[(frame.metric == "score") & (frame.model != "clean")]
     certified = frame[frame.metric == "certified"]
     # Measured at steps of 0.02, rounded up here.
-    steps = {
-        each: certified.level[certified.level >= each].min() for each in attacks.level.unique()
-    }
+    steps = {each: certified.level[certified.level >= each].min() for each in scores.level.unique()}
     rows = [certified[certified.level == step].assign(level=each) for each, step in steps.items()]
-    rows = pd.concat([*rows, attacks])
+    rows = pd.concat([*rows, scores])
     panels = {
         "certified": Panel("Nearest token: certified texts", radius, "texts, %"),
         "score": Panel("Strongest attack, STS-B", radius, pipeline.SCORES["stsb"]),
         "unchanged": Panel("Texts recovered exactly", SNR, "texts, %"),
         "agreement": Panel("Agreement with the clean output", SNR, "cosine"),
     }
-    drawn = frame[frame.metric.isin([*panels, *BOUNDS])]
+    clean = frame[frame.model == "clean"].head(1).assign(level=0.0)
+    drawn = pd.concat([frame, *(clean.assign(line=system) for system in SYSTEMS)])
+    drawn = drawn[drawn.metric.isin([*panels, *BOUNDS]) & (drawn.line != "clean")]
     drawn = drawn.assign(
         panel=drawn.metric.replace(dict.fromkeys(BOUNDS, "unchanged")),
         line=drawn.line.where(~drawn.metric.isin(["unchanged", *BOUNDS]), drawn.metric),
@@ -288,7 +288,7 @@ def page(folder: Path) -> Page:
         title="Certified radius of the nearest-token decoder",
         pictures={
             "certificates": report.panels(
-                "Certified texts, attacks, and noise", drawn[drawn.line != "clean"], specs=panels,
+                "Certified texts, attacks, and noise", drawn, specs=panels,
                 col="panel", x="x", hue="line", titles=TITLES | METRICS,
             )
         },

@@ -303,14 +303,15 @@ def page(folder: Path) -> Page:
         [shares(frame, radius).assign(column=f"{radius:g}", digits=0) for radius in SHOWN]
         + [middle.assign(column="half of the texts", digits=2)]
     )
-    curves["line"], rows["line"] = named(curves), named(rows)
+    rows["line"] = named(rows)
     task = str(frame.task.iloc[0])
     return Page(
         title=f"Certified accuracy with randomized smoothing: {pipeline.TITLES.get(task, task)}",
         pictures={
             "smoothing": report.facets(
-                "Certified texts by radius, best SNRs", curves, x="x", hue="line",
-                titles={"clean": "right without noise"}, xlabel="radius / RMS norm of a token",
+                "Certified texts by radius, best SNRs", curves, x="x",
+                titles=dict(zip(curves.model, named(curves), strict=True))
+                | {"clean": "right without noise"}, xlabel="radius / RMS norm of a token",
                 ylabel="texts certified, %", least_range=0.0,
             )
         },
