@@ -22,8 +22,7 @@ MOST_BANDS = 4  # more bands would hide each other
 MIN_RANGE = 10.0  # of a score axis, so that differences from rounding look small
 
 
-# Labels of axes that decrease to the right, so that noise grows.
-SNR, RHO = "signal-to-noise ratio in dB", "correlation ρ of noisy and clean embeddings"
+SNR = "signal-to-noise ratio in dB"  # axes with this label decrease, so that noise grows
 LEVELS = {"constant": ":", "clean": "--"}  # columns drawn as horizontal lines, and their dashes
 
 
@@ -153,7 +152,7 @@ def facets(
                     axes.set_title(names.get(of_col, str(of_col)))
                 if of_row == rows[-1]:
                     axes.set_xlabel(xlabel)
-                if xlabel in (SNR, RHO):
+                if xlabel == SNR:
                     axes.invert_xaxis()
             axes_of_row[0].set_ylim(*_range(subset, least_range))
             name = f"{names.get(of_row, of_row)}\n" if len(rows) > 1 else ""

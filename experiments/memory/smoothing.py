@@ -36,7 +36,7 @@ import pandas as pd
 from jaxtyping import Array, Float, Int
 from scipy.stats import binomtest, norm
 
-from experiments import predict, report
+from experiments import report, runner
 from experiments.cells import Cell, log_prior
 from experiments.memory import pipeline
 from experiments.memory.pipeline import Rows
@@ -110,8 +110,8 @@ def run(config: Config) -> Path:
     """Certifies every text with every system and writes the page.
 
     Raises:
-        ValueError: A flag is missing or out of range, a model already has a denoiser, the models
-            have different data, or see `predict.opened`.
+        ValueError: A flag is missing or out of range, the models have different data, or see
+            `runner.opened`.
         FileNotFoundError: A folder is no run, or its model is not trained.
     """
     budget = budget_of(config, BUDGETS)
@@ -119,10 +119,10 @@ def run(config: Config) -> Path:
         raise ValueError("--run is required, the folder of a run of fine-tuning or robustness")
     if budget.num_draws % CALL:
         raise ValueError(f"--num-draws must be a multiple of {CALL}, got {budget.num_draws}")
-    cell = opened(config.run, config.model, config.task)
+    cell, _ = runner.opened(config.run, model=config.model, task=config.task)
     systems = {"none": cell, "memory": cell}
     if config.noise_trained:
-        systems["noise-trained"] = opened(config.noise_trained, None, None)
+        systems["noise-trained"], _ = runner.opened(config.noise_trained, model=None, task=None)
         if systems["noise-trained"].spec.data != cell.spec.data:
             raise ValueError("--run and --noise-trained must have the same data")
     test = cell.data.test
@@ -141,14 +141,6 @@ def run(config: Config) -> Path:
             jobs.append(job(f"{SYSTEMS[name]}, {pipeline.decibels(db)}", part))
     plan = {"cells": list(dict.fromkeys(each.spec.id for each in systems.values()))}
     return fill("memory-smoothing", config, jobs, page, plan=plan)
-
-
-def opened(run: str, model: str | None, task: str | None) -> Cell:
-    """Returns the trained model of a run; raises a ValueError if it has a denoiser."""
-    cell = predict.opened(predict.Config(run=run, model=model, task=task, texts=()))
-    if cell.denoiser != "none" or "memory" in cell.params:
-        raise ValueError(f"the model must not have memory or another denoiser, got {run}")
-    return cell
 
 
 def first(cell: Cell) -> Params:
