@@ -31,6 +31,15 @@ def test_links_resolve(page):
     assert not [each for each in local if not (pages.RESULTS / each).exists()]
 
 
+def test_the_first_page_quotes_the_results():
+    first = (pages.RESULTS.parents[1] / "README.md").read_text(encoding="utf-8")
+    _, _, found = first.partition("## What we found")
+    found = re.sub(r"https?://\S+", "", found.partition("## ")[0])
+    quoted = re.findall(r"[+−][\d.]+ \[[^\]]+\]|\d+\.\d+", found)
+    assert len(quoted) >= 4
+    assert all(any(each in text for text in TEXTS.values()) for each in quoted)
+
+
 @pytest.mark.parametrize("line", COMMANDS)
 def test_the_command_parses(line):
     _, _, _, name, *flags = shlex.split(line)
