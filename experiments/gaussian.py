@@ -119,6 +119,27 @@ def near_baseline(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.Da
     return means[means.score - means.constant < least]
 
 
+def informative(scores: pd.DataFrame, constants: Mapping[str, float]) -> pd.DataFrame:
+    """Returns the scores up to the strongest noise at which a model still does the task.
+
+    Beyond, no model that has learned it is well above the majority baseline, and differences only
+    show which model stays closer to the majority answer.
+    """
+
+    def any_above(rows: pd.DataFrame) -> bool:
+        return len(near_baseline(rows, constants)) < rows.model.nunique()
+
+    keys = ["task", *tidy.CONDITION]
+    unlearned = {*not_learned(scores, constants).index}
+    pairs = zip(scores.task, scores.model, strict=True)
+    learned = np.array([pair not in unlearned for pair in pairs])
+    able = scores[(scores.level > 0) & learned].groupby(keys, sort=False).filter(any_above)
+    places = ["task", "site", "protocol"]
+    strongest = able.groupby(places, as_index=False)["level"].max()
+    most = scores[places].merge(strongest, on=places, how="left")["level"].to_numpy()
+    return scores[(scores.level <= most) | (scores.level == 0)]
+
+
 def noise_label(protocol: str, level: float) -> str:
     """Such as "clean", "σ 0.5", "+6 dB" or, of a corruption of texts, "10 %"."""
     if not level:
@@ -199,8 +220,13 @@ def page(folder: Path) -> report.Page:
     scores, constant = by_method(tidy.scores(frame)), constants(frame)
     tasks, methods = list(scores.task.unique()), list(scores.model.unique())
     named = titles(tasks, methods)
+    noisy, on_sets = (scores.level > 0).any(), scores.task.str.contains(":").any()
     table = lines(scores, constant)
-    noisy = (scores.level > 0).any()
+    if on_sets:  # of so few rows that intervals include their choice
+        sizes = table.task.map(scores.groupby("task").num_examples.max())
+        table = tidy.widened(table, tidy.sampling_error(table["mean"], sizes))
+    kept = informative(scores, constant)
+    kept = kept if (kept.level > 0).any() else scores
     pictures, tables = {}, []
     if noisy and len(methods) <= MOST_LINES:
         pictures["scores"] = report.facets(
@@ -214,7 +240,7 @@ def page(folder: Path) -> report.Page:
             ylabel=score_names(tasks),
         )
     elif noisy:
-        gaps = _lined(differences(scores, table, methods[0]), named)
+        gaps = _lined(differences(kept, table, methods[0]), named)
         pictures["differences"] = report.forest(
             f"Score minus {named[methods[0]]}, mean over levels",
             gaps[gaps.panel != "clean"],
@@ -223,9 +249,9 @@ def page(folder: Path) -> report.Page:
             titles=named,
         )
     else:
-        above = _lined(table, named)
+        above = _lined(table.drop(columns=["paper", "constant"]), named)
         for end in ("mean", "low", "high"):
-            above[end] -= above.constant
+            above[end] -= table.constant
         pictures["scores"] = report.forest(
             "Score minus the majority baseline", above, label="line", titles=named
         )
@@ -239,7 +265,7 @@ def page(folder: Path) -> report.Page:
         caption = f"Scores: {panel}" if panel else "Scores"
         tables.append(report.Table(["", *heads], body, caption.replace("\n", " ")))
     if len(methods) > 1:
-        gaps = _lined(differences(scores, table, methods[0]), named)
+        gaps = _lined(differences(kept, table, methods[0]), named)
         caption = f"Score minus {named[methods[0]]}, mean over levels"
         tables.append(report.pivot(gaps, index="line", columns="panel", caption=caption))
     return report.Page(

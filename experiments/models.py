@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -255,33 +256,35 @@ def variant(name: str, **flags: Any) -> Variant:
     if not changed:
         return with_flags(named("model", name, VARIANTS), **flags)
     base, size, parameter, number = changed.groups()
-    found = with_flags(named("model", base, VARIANTS), **flags)
+    found = variant(base, **flags)
     if size:
+        if found.kind == "pretrained":
+            raise ValueError(f"a pretrained encoder has its own size, got {name}")
         shape = SIZES[size]
         sized = {
-            "num_layers": shape.num_layers,
-            "width": shape.width,
+            **shape._asdict(),
             "ff_width": 4 * shape.width,
             "num_heads": shape.width // 64,
             "remat": shape.num_layers >= REMAT_FROM,
         }
-        options = {**found.options, **sized}
-        return dataclasses.replace(found, title=title(name), options=options, paper=None)
-    value = float(number)
-    changes: dict[str, Any] = {
-        "beta": {"options": {**found.options, "beta": value}},
-        "rate": {"fixed_rate": value},
-    }.get(parameter, {parameter.replace("-", "_"): value})
+        changes: dict[str, Any] = {"options": {**found.options, **sized}}
+    elif parameter == "rate":
+        changes = {"fixed_rate": float(number)}
+        if not 0 < float(number) < math.inf:
+            raise ValueError(f"a learning rate must be > 0 and finite, got {name}")
+    elif parameter == "beta":
+        if found.kind != "robertha" and found.options.get("attention") != "hopfield":
+            raise ValueError(f"β requires Hopfield attention, got {name}")
+        changes = {"options": {**found.options, "beta": float(number)}}
+    else:
+        if not found.entropy:
+            raise ValueError(f"{SYMBOLS[parameter]} requires a model with ESR, got {name}")
+        changes = {parameter.replace("-", "_"): float(number)}
     return dataclasses.replace(found, title=title(name), paper=None, **changes)
 
 
 def title(method: str) -> str:
-    """Returns the title of a model, or of a model with a denoiser as suffix.
-
-    Example:
-        >>> title("robertha-beta-5-memory")
-        'Robertha, β 5 + memory'
-    """
+    """Returns the title of a model, or of a model with a denoiser as suffix."""
     base, _, last = method.rpartition("-")
     if method in VARIANTS:
         return VARIANTS[method].title

@@ -83,7 +83,7 @@ def load(config: Config) -> dict[int, Classifier]:
     """Returns the classifier of each seed; see `run` for errors."""
     import jax
 
-    from experiments import runner
+    from experiments import cells, runner
     from hopfax import Classifier
 
     cell, flags = runner.opened(config.run, model=config.model, task=config.task)
@@ -98,6 +98,6 @@ def load(config: Config) -> dict[int, Classifier]:
     def of_seed(number: int) -> Classifier:
         params = jax.tree.map(lambda leaf: leaf[number], cell.params)
         model = Classifier(cell.model, params, data.vocabulary, data.spec.labels)
-        return model.with_memory() if config.memory else model
+        return model.with_memory(log_prior=cells.log_prior(data)) if config.memory else model
 
     return {seed: of_seed(number) for number, seed in enumerate(cell.spec.seeds)}

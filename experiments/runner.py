@@ -115,7 +115,7 @@ def write(folder: Path, tables: Sequence[Mapping[str, Rows]], *, complete: bool)
         table = pd.concat([pd.DataFrame(each[stem]) for each in tables if stem in each])
         if stem == "results":
             report.write_results(folder, table, complete=complete)
-        else:
+        elif complete:
             text = table.to_csv(index=False, lineterminator="\n")
             write_whole(folder / f"{stem}.csv", text)
 
@@ -292,7 +292,8 @@ def opened(run: str | Path, *, model: str | None, task: str | None) -> tuple[Cel
         name = document["experiment"]
         raise ValueError(f"--run must be of an experiment that trains encoders, got {name}")
     flags = replace(stored(Flags(), document["config"]), runs=str(folder.parents[1]))
-    name = chosen("--model", model, document["config"]["model"])
+    known = document.get("plan", {}).get("models", document["config"]["model"])
+    name = chosen("--model", model, known)
     task = chosen("--task", task, flags.data.task)
     data = load(flags, task)
     trial = Trial(task, name, flags.encoder.models([name])[name], ())

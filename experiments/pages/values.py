@@ -131,7 +131,8 @@ def value(suite: str, run: str, **where: Any) -> pd.Series:
 
 def gain(run: str, model: str, snr_db: float) -> pd.Series:
     """What memory adds to a trained model, with an interval over seeds and test rows."""
-    rows = tidy.select(frame("memory-trained", run), metric="gain", model=model)
+    where = {"denoiser": "memory", "protocol": "matched", "draw": 0}
+    rows = tidy.select(frame("memory-trained", run), metric="gain", model=model, **where)
     rows = rows[np.isclose(rows.level, 10 ** (-snr_db / 20), rtol=0.005)]
     table = tidy.summarize(tidy.scores(rows, "gain"))
     return tidy.with_rows(table, rows, "gain").iloc[0]

@@ -56,26 +56,29 @@ def differences(scores: pd.DataFrame, contrasts: Sequence[Contrast]) -> pd.DataF
         contrasts: The changes; those that were not measured are left out.
 
     Returns:
-        `change`, task, site, protocol, level, seed, score.
+        `change`, with the denoiser if there is one; task, site, protocol, level, seed, score.
     """
-    parts = []
+    keys, parts = ["task", "denoiser", "site", "protocol", "level", "seed"], []
     for each in contrasts:
         ours, before = (tidy.select(scores, model=name) for name in (each.model, each.before))
-        on = ["task", "site", "protocol", "level", "seed"]
+        on = [*keys]
         if each.site:  # the clean score is the same at any site
             ours = tidy.select(ours, site=[each.site, ""])
             before = tidy.select(before, site=[each.site_before, ""])
             on.remove("site")
         if each.site != each.site_before:
             ours, before = ours[ours.level > 0], before[before.level > 0]
-        gained = tidy.paired(ours, before, on=on).assign(change=each.change)
-        parts.append(gained[["change", "task", "site", "protocol", "level", "seed", "score"]])
-    return pd.concat(parts, ignore_index=True)
+        gained = tidy.paired(ours, before, on=on)
+        suffix = (" + " + gained.denoiser).where(gained.denoiser != "none", "")
+        parts.append(gained[[*keys, "score"]].assign(change=each.change + suffix))
+    return pd.concat(parts, ignore_index=True).drop(columns="denoiser")
 
 
 def page(folder: Path, contrasts: Sequence[Contrast]) -> report.Page:
     """Returns the page of a run: the points that each change gains, mean over noise levels."""
     gained = differences(tidy.scores(tidy.read(folder)), contrasts)
+    if not (gained.level > 0).any():  # other models
+        return gaussian.page(folder)
     means = tidy.summarize(tidy.average(gained, "level"))
     means["panel"] = means.protocol.replace({"": "clean", **gaussian.PROTOCOLS})
     means["change"] = means.change.where(means.site != "token", means.change + ", tokens")

@@ -17,6 +17,7 @@ from experiments.models import SIZES
 from experiments.robertha.contrasts import CHANGES, Contrast, by_size
 from experiments.settings import (
     Corruption,
+    Data,
     DenoiserName,
     Flags,
     Noise,
@@ -84,8 +85,8 @@ class Suite(Flags):
 
     def names(self) -> Sequence[str]:
         """Models to train."""
-        is_default = self.model == type(self).model
-        return self.SMOKE if self.SMOKE and is_default and self.budget == "smoke" else self.model
+        few = self.SMOKE if self.budget == "smoke" else ()
+        return few if few and self.model is type(self).model else self.model
 
     def conditions(self, task: str) -> Sequence[Condition]:
         """What to test under."""
@@ -112,7 +113,7 @@ class Suite(Flags):
         jobs = runner.jobs(config, trials)
         if self.STARTS and self == type(self)(runs=self.runs):
             print(f"about {self.STARTS * runner.start_seconds(trials[0]):.0f} seconds", flush=True)
-        return runner.fill(self.NAME, config, jobs, self.page)
+        return runner.fill(self.NAME, config, jobs, self.page, plan={"models": [*models]})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -367,6 +368,7 @@ class Adversarial(Suite):
     NAME = "adversarial"
     REPRODUCES = "Robertha, Table 11: accuracy on AdvGLUE; on PAWS and PAWS-X, of models of QQP"
 
+    data: Data = Data(task=("sst2",))
     sets: Annotated[
         tuple[str, ...] | None, optional("STR ...", "all in --data-dir for the task")
     ] = None
@@ -379,6 +381,12 @@ class Adversarial(Suite):
 
         size = self.data.test_size
         return evaluation_sets(task, names=self.sets, data_dir=self.data.data_dir, num_rows=size)
+
+
+def written(rate: float) -> str:
+    """Returns a rate in scientific notation, such as 5e-5."""
+    short = f"{rate:.0e}".replace("e-0", "e-")
+    return short if float(short) == rate else repr(rate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -408,8 +416,8 @@ class LearningRates(Suite):
 
     def names(self) -> Sequence[str]:
         """Every model at every rate."""
-        rates = [f"{rate:g}".replace("e-0", "e-") for rate in self.learning_rates]
-        return [f"{name}-rate-{rate}" for name in super().names() for rate in rates]
+        names = product(super().names(), self.learning_rates)
+        return [f"{name}-rate-{written(rate)}" for name, rate in names]
 
     def conditions(self, task: str) -> Sequence[Condition]:
         """The validation rows."""
