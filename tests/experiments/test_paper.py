@@ -1,5 +1,4 @@
 import csv
-import re
 from pathlib import Path
 
 import numpy as np
@@ -7,22 +6,9 @@ import pandas as pd
 import pytest
 
 from experiments import paper
-from experiments.__main__ import EXPERIMENTS, introduction
 from experiments.noise_stability import grokking
 from experiments.paper import paper_score
 from hopfax.data import modular_addition
-
-
-def test_every_table_of_scores_is_some_experiment_s():
-    named = set()
-    for module in EXPERIMENTS.values():
-        tables = re.search(r"Robertha, Tables? ([^:F]*)", introduction(module)[0])
-        for part in re.findall(r"[\d-]+", tables.group(1) if tables else ""):
-            first, _, last = part.partition("-")
-            named |= set(range(int(first), int(last or first) + 1))
-    with open(Path(paper.__file__).with_name("paper_scores.csv"), newline="") as file:
-        tables = {int(row["table"].removeprefix("table")) for row in csv.DictReader(file)}
-    assert tables <= named and 13 in tables
 
 
 @pytest.mark.parametrize("name", ["scores", "hyperparameters"])
